@@ -1,7 +1,7 @@
 //! Authorization of administrators: identifies callers, and records refused attempts in the audit trail.
 //!
 //! Any user with access to the socket can cause refused attempts. So gpushd records at most [`MOST`] attempts of each
-//! uid per [`WINDOW`], and the store limits the number of stored records per user.
+//! account per [`WINDOW`], and the store limits the number of stored records per account.
 
 use std::{
     collections::HashMap,
@@ -9,16 +9,16 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{Actor, ApiError};
-use gpush_host::{identity::Users, peer::Peer};
+use gpush_api::{Actor, ApiError, Code};
+use gpush_host::{accounts::Account, identity::Users, peer::Peer};
 use gpush_store::{DENIED, NewAudit, Store};
 
 use crate::{caller::Caller, state::State};
 
-/// Maximum number of refused attempts of one uid that gpushd records in one [`WINDOW`].
+/// Maximum number of refused attempts of one account that gpushd records in one [`WINDOW`].
 const MOST: u32 = 10;
 
-/// Time after which gpushd counts the refused attempts of a uid from zero again.
+/// Time after which gpushd counts the refused attempts of an account from zero again.
 const WINDOW: Duration = Duration::from_secs(60);
 
 /// Decides which callers are administrators. A handle, cheap to clone.
@@ -45,7 +45,7 @@ impl Authorization {
 
     /// Returns the caller as it is stored in records.
     pub(crate) async fn actor(&self, caller: &Caller) -> Actor {
-        caller.actor(self.users.user(caller.peer.uid).await)
+        caller.actor(self.users.user(caller.uid()).await)
     }
 
     /// Checks that the caller is an administrator, and returns the caller as it is stored in records. `attempt`
@@ -59,15 +59,17 @@ impl Authorization {
             return Ok(actor);
         }
         let denied = caller.denied(attempt, actor.user.as_deref(), &self.state.config().access);
-        self.record(actor, attempt);
+        if denied.code == Code::Denied {
+            self.record(caller.counted_account(), actor, attempt);
+        }
         Err(denied)
     }
 
     /// Records a refused attempt. Does not wait for the store, because the answer to the caller does not depend on the
     /// record.
-    fn record(&self, actor: Actor, attempt: &'static str) {
+    fn record(&self, account: Account, actor: Actor, attempt: &'static str) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
-        if !refused.counts(actor.uid, Instant::now()) {
+        if !refused.counts(account, Instant::now()) {
             return;
         }
         let audit = NewAudit {
@@ -81,15 +83,15 @@ impl Authorization {
     }
 }
 
-/// Recent refused attempts, by uid: when gpushd began to count, and the number of attempts since.
+/// Recent refused attempts, by account: when gpushd began to count, and the number of attempts since.
 #[derive(Debug, Default)]
-struct Refused(HashMap<u32, (Instant, u32)>);
+struct Refused(HashMap<Account, (Instant, u32)>);
 
 impl Refused {
     /// Counts a refused attempt. Returns whether gpushd must record it.
-    fn counts(&mut self, uid: u32, now: Instant) -> bool {
+    fn counts(&mut self, account: Account, now: Instant) -> bool {
         self.0.retain(|_, (since, _)| now.duration_since(*since) < WINDOW);
-        let (_, count) = self.0.entry(uid).or_insert((now, 0));
+        let (_, count) = self.0.entry(account).or_insert((now, 0));
         *count = count.saturating_add(1);
         *count <= MOST
     }
@@ -100,15 +102,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refused_attempts_are_limited_per_uid_and_window() {
+    fn refused_attempts_are_limited_per_account_and_window() {
         let (mut refused, now) = (Refused::default(), Instant::now());
-        let mut recorded = |uid, now| (0..100).filter(|_| refused.counts(uid, now)).count();
+        let mut recorded = |uid, now| (0..100).filter(|_| refused.counts(Account::User(uid), now)).count();
         assert_eq!(recorded(1000, now), 10);
-        assert_eq!(recorded(1001, now + WINDOW / 2), 10, "each uid has its own");
+        assert_eq!(recorded(1001, now + WINDOW / 2), 10, "each account has its own");
         assert_eq!(recorded(1000, now + WINDOW / 2), 0);
         assert_eq!(recorded(1000, now + WINDOW), 10);
         assert_eq!(refused.0.len(), 2);
-        refused.counts(1002, now + 3 * WINDOW);
+        refused.counts(Account::Unknown, now + 3 * WINDOW);
         assert_eq!(refused.0.len(), 1, "past windows are forgotten");
     }
 }

@@ -11,7 +11,7 @@
 
 use gpush_api::{Actor, ApiError, Code};
 use gpush_core::config::Access;
-use gpush_host::{identity::Users, peer::Peer};
+use gpush_host::{accounts::Account, identity::Users, peer::Peer, users::Unanswered};
 
 /// The user that a response is for. It determines what the response shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,6 +56,10 @@ pub(crate) struct Caller {
     pub(crate) peer: Peer,
     /// Determines what the caller may see and do.
     pub(crate) viewer: Viewer,
+    /// The account for which limits count the caller. Not known if the name service does not answer.
+    pub(crate) account: Result<Account, Unanswered>,
+    /// Whether the name service did not answer about an admin group. The caller may be an administrator.
+    is_rank_unknown: bool,
 }
 
 impl Caller {
@@ -64,14 +68,46 @@ impl Caller {
         // Only a user on this host who is neither root nor the user of gpushd can need an admin group. Groups in a
         // container do not count.
         let may_need_group = peer.is_on_this_host && peer.uid != 0 && peer.uid != own_uid;
-        let is_member = may_need_group && users.is_in_one_of(&peer.groups, &access.admin_groups).await;
-        Self::new(peer, own_uid, is_member)
+        let is_member = match may_need_group {
+            true => users.is_in_one_of(&peer.groups, &access.admin_groups).await,
+            false => Ok(false),
+        };
+        let account = users.accounts().last(peer.uid);
+        Self::new(peer, own_uid, is_member, account)
     }
 
-    fn new(peer: Peer, own_uid: u32, is_member: bool) -> Self {
-        let admin = peer.is_on_this_host && (peer.uid == 0 || peer.uid == own_uid || is_member);
+    fn new(
+        peer: Peer,
+        own_uid: u32,
+        is_member: Result<bool, Unanswered>,
+        account: Result<Account, Unanswered>,
+    ) -> Self {
+        let admin = peer.is_on_this_host && (peer.uid == 0 || peer.uid == own_uid || is_member == Ok(true));
         let viewer = if admin { Viewer::Admin } else { Viewer::User(peer.uid) };
-        Self { peer, viewer }
+        Self { peer, viewer, account, is_rank_unknown: is_member.is_err() && !admin }
+    }
+
+    /// Creates a caller with the rights of `viewer`, for requests that gpushd executes without their client.
+    pub(crate) fn with_viewer(peer: Peer, viewer: Viewer, account: Result<Account, Unanswered>) -> Self {
+        Self { peer, viewer, account, is_rank_unknown: false }
+    }
+
+    /// Returns the uid of the caller, for records, names and idempotency keys. To decide what the caller may do, use
+    /// [`Caller::holds`] or the viewer: root of a container has the uid of the host's root.
+    pub(crate) fn uid(&self) -> u32 {
+        self.peer.uid
+    }
+
+    /// Returns whether the caller is the user `uid` of the host. Root of a container is not the host's root. Any other
+    /// uid means the same user in a container, because a container can use a uid only if its user or root chose it.
+    pub(crate) fn holds(&self, uid: u32) -> bool {
+        self.peer.uid == uid && (uid != 0 || self.peer.is_on_this_host)
+    }
+
+    /// Returns the account for which limits count the caller. While the name service does not answer, the caller counts
+    /// like all unknown uids.
+    pub(crate) fn counted_account(&self) -> Account {
+        self.account.unwrap_or(Account::Unknown)
     }
 
     /// Returns the caller as a hook of Slurm. The caller must be an administrator that uses the admin socket.
@@ -84,13 +120,21 @@ impl Caller {
         let uid = nix::unistd::geteuid().as_raw();
         let (pid, groups) = (Some(std::process::id()), Vec::new());
         let peer = Peer { uid, pid, start: None, groups, is_on_this_host: true };
-        Self { peer, viewer: Viewer::Agent }
+        Self::with_viewer(peer, Viewer::Agent, Ok(Account::User(uid)))
     }
 
     /// Returns the error for a caller that is not an administrator. `user` is the name of the user,
     /// if known.
     pub(crate) fn denied(&self, what: &str, user: Option<&str>, access: &Access) -> ApiError {
         let uid = self.peer.uid;
+        if self.is_rank_unknown {
+            let message =
+                format!("cannot determine whether uid {uid} may {what}: the name service of the host does not answer");
+            return ApiError::new(Code::Unavailable, message)
+                .cause("the config names admin groups (admin_groups under [access])")
+                .hint("try again, or ask root to run it")
+                .retryable();
+        }
         let who = user.map_or_else(|| format!("uid {uid}"), |user| format!("user {user} (uid {uid})"));
         let name = user.unwrap_or("USER");
         let admit = match access.admin_groups.as_slice() {
@@ -127,16 +171,39 @@ mod tests {
         Peer { uid, pid: Some(1), start: None, groups: Vec::new(), is_on_this_host: true }
     }
 
+    fn caller(peer: Peer, is_member: bool) -> Caller {
+        let account = Ok(Account::User(peer.uid));
+        Caller::new(peer, 990, Ok(is_member), account)
+    }
+
+    /// Fault: root of a container could read, renew and release leases of the host's root.
+    #[test]
+    fn root_of_a_container_holds_nothing_of_the_hosts_root() {
+        let inside = |uid| caller(Peer { is_on_this_host: false, ..peer(uid) }, false);
+        assert!(!inside(0).holds(0) && inside(1000).holds(1000));
+        assert!(caller(peer(0), false).holds(0) && !caller(peer(0), false).holds(1000));
+        assert!(!caller(peer(1000), false).holds(0));
+    }
+
+    #[test]
+    fn unknown_admin_group_is_unavailable_and_not_denied() {
+        let caller = Caller::new(peer(1000), 990, Err(Unanswered), Err(Unanswered));
+        assert!(!caller.viewer.is_admin());
+        let error = caller.denied("change MIG layouts", Some("bob"), &Access::default());
+        assert_eq!((error.code, error.retryable), (Code::Unavailable, true));
+        assert_eq!(caller.counted_account(), Account::Unknown);
+    }
+
     #[test]
     fn root_agent_user_and_group_members_are_administrators() {
-        let is_admin = |uid, is_member| Caller::new(peer(uid), 990, is_member).viewer.is_admin();
+        let is_admin = |uid, is_member| caller(peer(uid), is_member).viewer.is_admin();
         assert!(is_admin(0, false) && is_admin(990, false) && is_admin(1000, true));
         assert!(!is_admin(1000, false));
     }
 
     #[test]
     fn caller_in_a_container_is_not_an_administrator() {
-        let caller = |uid, is_member| Caller::new(Peer { is_on_this_host: false, ..peer(uid) }, 990, is_member);
+        let caller = |uid, is_member| caller(Peer { is_on_this_host: false, ..peer(uid) }, is_member);
         for (uid, is_member) in [(0, false), (990, false), (1000, true)] {
             assert!(!caller(uid, is_member).viewer.is_admin(), "{uid}");
         }
@@ -148,7 +215,7 @@ mod tests {
     #[test]
     fn refusal_has_a_hint() {
         let access = Access { admin_groups: vec!["gpu-admins".to_owned()] };
-        let caller = Caller::new(peer(1000), 990, false);
+        let caller = caller(peer(1000), false);
         assert!(!caller.viewer.is_admin());
         let error = caller.denied("change MIG layouts", Some("bob"), &access);
         assert_eq!(error.code, Code::Denied);

@@ -8,6 +8,7 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, text};
+use gpush_host::accounts::{Account, Accounts};
 use gpush_nvml::RemappedRows;
 use gpush_store::{
     BootRecord, Bounds, Condition, CreatedInstances, Intent, LeaseRecord, Lost, MpsTarget, NewAudit, Note, OpenError,
@@ -67,6 +68,8 @@ pub(crate) struct Origin<'a> {
     pub(crate) marker: &'a Path,
     /// Root of the host's file system, with `etc/machine-id`.
     pub(crate) host_root: &'a Path,
+    /// Finds the account of a uid. Limits for records count per account.
+    pub(crate) accounts: &'a Accounts,
 }
 
 /// Returns the machine id. `None` if the host has no machine id, for example if the host is an image that was never
@@ -84,11 +87,13 @@ fn machine_id(host_root: &Path) -> Option<String> {
 /// If the store cannot be opened, usually because another gpushd uses it.
 pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
     let boot_id = origin.boot_id;
+    let accounts = origin.accounts.clone();
     let options = Options {
         boot_id: boot_id.to_owned(),
         bounds: Bounds::default(),
         marker: Some(origin.marker.to_owned()),
         machine_id: machine_id(origin.host_root),
+        account_of: Arc::new(move |uid| accounts.last(uid).ok().map(Account::number)),
         ..Options::default()
     };
     let Opened { store, mut notes } = Store::open(origin.directory, options)?;
@@ -325,6 +330,7 @@ pub(crate) fn health(notes: &[Note]) -> impl Iterator<Item = ApiError> {
 #[cfg(test)]
 mod tests {
     use gpush_api::{Actor, GpuPlan, OperationState};
+    use gpush_host::identity::Users;
     use gpush_store::{GpuIntent, NewOperation};
 
     use super::*;
@@ -349,7 +355,9 @@ mod tests {
     fn later_operation_on_gpu_proves_earlier_one_ended() {
         let state = tempfile::tempdir().unwrap();
         let marker = state.path().join("marker");
-        let origin = Origin { directory: state.path(), boot_id: "a boot", marker: &marker, host_root: state.path() };
+        let users = Users::start().unwrap();
+        let (directory, accounts) = (state.path(), users.accounts());
+        let origin = Origin { directory, boot_id: "a boot", marker: &marker, host_root: directory, accounts };
         let open = || open(&origin).unwrap();
         let StoredState { store, .. } = open();
         let begin = |gpus: &'static [u32]| store.write(move |tx| Ok(tx.begin(new(gpus))?.id)).wait().unwrap();

@@ -1,6 +1,6 @@
 //! Checks every file of the checkout for forbidden content: `unsafe` outside its five folders,
-//! paths of the developer's machine, and hosts of package registries. Also lists files that have
-//! too many lines.
+//! paths of the developer's machine, hosts of package registries, and uses of a peer's uid outside
+//! the agent's modules that identify callers. Also lists files that have too many lines.
 
 use std::{
     collections::BTreeSet,
@@ -15,6 +15,11 @@ use crate::workspace;
 /// Folders with code that calls C, shares memory between processes, or receives sockets. Only these
 /// folders may contain `unsafe`.
 const UNSAFE_ALLOWED: &[&str] = &["crates/nvml", "sim/silicon", "sim/nvml-sim", "sim/mps-sim", "tests"];
+
+/// The sources of the agent, and those of them that may use the uid of a peer. Root of a container has the uid of the
+/// host's root, so other code must call `Caller::holds`.
+const AGENT: &str = "agent/src";
+const PEER_UID_ALLOWED: &[&str] = &["agent/src/caller.rs", "agent/src/listen"];
 
 /// A source file with more lines than this is listed as too long.
 const LONG: usize = 400;
@@ -45,6 +50,9 @@ pub(crate) fn check() -> Result<String> {
             lines += text.lines().count();
             if !UNSAFE_ALLOWED.iter().any(|folder| file.starts_with(folder)) {
                 wrong.extend(unsafe_lines(file, &text));
+            }
+            if file.starts_with(AGENT) && !PEER_UID_ALLOWED.iter().any(|allowed| file.starts_with(allowed)) {
+                wrong.extend(peer_uid_lines(file, &text));
             }
             if text.lines().count() > LONG {
                 long.push((text.lines().count(), file.clone()));
@@ -122,6 +130,43 @@ fn unsafe_lines(file: &Path, text: &str) -> Vec<String> {
         .collect()
 }
 
+/// Finds code that reads `peer.uid`.
+fn peer_uid_lines(file: &Path, text: &str) -> Vec<String> {
+    if !text.contains("peer") {
+        return Vec::new();
+    }
+    let Ok(tokens) = text.parse::<TokenStream>() else {
+        return vec![format!("{}: is not Rust", file.display())];
+    };
+    let mut lines = BTreeSet::new();
+    peer_uid_tokens(tokens, &mut lines);
+    lines
+        .into_iter()
+        .map(|line| {
+            format!("{}:{line}: `peer.uid` may be that of a container's root: use `Caller::holds`", file.display())
+        })
+        .collect()
+}
+
+fn peer_uid_tokens(tokens: TokenStream, lines: &mut BTreeSet<usize>) {
+    let tokens: Vec<TokenTree> = tokens.into_iter().collect();
+    let is = |token: &TokenTree, name: &str| matches!(token, TokenTree::Ident(ident) if ident == name);
+    for three in tokens.windows(3) {
+        if let [peer, TokenTree::Punct(dot), uid] = three
+            && is(peer, "peer")
+            && dot.as_char() == '.'
+            && is(uid, "uid")
+        {
+            lines.insert(uid.span().start().line);
+        }
+    }
+    for token in tokens {
+        if let TokenTree::Group(group) = token {
+            peer_uid_tokens(group.stream(), lines);
+        }
+    }
+}
+
 /// Collects the lines with `unsafe` or `allow(unsafe_code)`.
 fn unsafe_tokens(tokens: TokenStream, lines: &mut BTreeSet<usize>) {
     let mut allows = false;
@@ -165,6 +210,14 @@ mod tests {
         assert_eq!(unsafe_lines(file, "let word = \"an unsafe word\"; let unsafe_count = 1;").len(), 0);
         let inside = format!("fn f() {{\n    m!({{ {} {{ 1 }} }})\n}}\n", "unsafe");
         assert!(unsafe_lines(file, &inside)[0].starts_with("agent/src/x.rs:2: "));
+    }
+
+    #[test]
+    fn uid_of_a_peer_is_found_in_code() {
+        let lines = |text: &str| peer_uid_lines(Path::new("agent/src/x.rs"), text).len();
+        assert_eq!(lines("fn f() { if caller.peer.uid == holder {} }"), 1);
+        assert_eq!(lines("fn f() {\n m!(a, peer\n.uid);\n let b = client.peer . uid; }"), 2);
+        assert_eq!(lines("// peer.uid\nfn f() { caller.holds(peer); let uid = peer.pid; \"peer.uid\"; }"), 0);
     }
 
     #[test]

@@ -103,7 +103,7 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
     let (meant, needs) = planned.map_err(|error| engine.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::check_expiry_applies(order.expires_at, &order.override_changes(&config, &gpus, &meant))?;
     check_mps_entries(&config, &gpus, &order.request, &meant, order.once)?;
-    let by = caller.actor(engine.users.user(caller.peer.uid).await);
+    let by = caller.actor(engine.users.user(caller.uid()).await);
     // An operation with `wait` goes to the end of the queue. Without `wait`, the operation begins at once or is
     // refused.
     let ahead = order.wait.and_then(|_| engine.lanes.would_wait_for(&needs));

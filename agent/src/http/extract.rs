@@ -137,6 +137,10 @@ where
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        // The limiter of changing requests has already identified the caller.
+        if let Some(caller) = parts.extensions.get::<Self>() {
+            return Ok(caller.clone());
+        }
         // The accept loop has added the peer to every request, so a request without a peer is a bug.
         let Some(peer) = parts.extensions.get::<Peer>().cloned() else { return Err(Failure::internal()) };
         Ok(Authorization::from_ref(state).identify(peer).await)

@@ -35,7 +35,7 @@ async fn enter(
     Body(body): Body<MaintenanceRequest>,
 ) -> Result<Json<MaintenanceState>, Failure> {
     let what = "put the host into maintenance";
-    let key = header.of(caller.peer.uid, "/v1/maintenance/enter", &body);
+    let key = header.of(caller.uid(), "/v1/maintenance/enter", &body);
     let request = requests.admit_with(&caller, what, key, body.reason.as_deref()).await?;
     let (control, resets) = (maintenance.clone(), body.gpu_uuids);
     let entered = requests.once(request, |request| async move { control.enter(request, resets).await });
@@ -63,7 +63,7 @@ async fn leave(
     Body(body): Body<MaintenanceRequest>,
 ) -> Result<Json<MaintenanceState>, Failure> {
     let what = "take the host out of maintenance";
-    let key = header.of(caller.peer.uid, "/v1/maintenance/leave", &body);
+    let key = header.of(caller.uid(), "/v1/maintenance/leave", &body);
     let request = requests.admit_with(&caller, what, key, body.reason.as_deref()).await?;
     let (control, resets) = (maintenance.clone(), body.gpu_uuids);
     requests.once(request, |request| async move { control.leave(request, resets).await }).await?;

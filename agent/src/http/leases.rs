@@ -74,7 +74,7 @@ async fn request(
     Body(request): Body<LeaseRequest>,
 ) -> Result<Json<LeaseGrant>, Failure> {
     requests.can_record()?;
-    let key = header.of(caller.peer.uid, "/v1/leases", &request);
+    let key = header.of(caller.uid(), "/v1/leases", &request);
     let requested = async move { leases::request(&leases, &caller, request, key).await };
     match requests.carry_out(requested).await? {
         Outcome::Granted(granted) => Ok(Json(granted.into_delivered())),
@@ -145,7 +145,7 @@ async fn release(
     PathPart(id): PathPart,
     Body(body): Body<LeaseReleaseRequest>,
 ) -> Result<Json<Lease>, Failure> {
-    let key = header.of(caller.peer.uid, &format!("/v1/leases/{id}/release"), &body);
+    let key = header.of(caller.uid(), &format!("/v1/leases/{id}/release"), &body);
     let releasing = async move { leases::release(&leases, &caller, &id, key).await };
     Ok(Json(requests.carry_out_while_stopping(releasing).await?))
 }
@@ -164,7 +164,7 @@ async fn renew(
     Body(request): Body<LeaseRenewRequest>,
 ) -> Result<Json<Lease>, Failure> {
     requests.can_record()?;
-    let key = header.of(caller.peer.uid, &format!("/v1/leases/{id}/renew"), &request);
+    let key = header.of(caller.uid(), &format!("/v1/leases/{id}/renew"), &request);
     let renewing = async move { leases::renew(&leases, &caller, &id, request, key).await };
     Ok(Json(requests.carry_out(renewing).await?))
 }
@@ -185,7 +185,7 @@ async fn revoke(
     Body(request): Body<LeaseRevokeRequest>,
 ) -> Result<Json<Lease>, Failure> {
     requests.authorization.admin(&caller, "revoke leases").await?;
-    let key = header.of(caller.peer.uid, &format!("/v1/leases/{id}/revoke"), &request);
+    let key = header.of(caller.uid(), &format!("/v1/leases/{id}/revoke"), &request);
     let revoking = async move { leases::revoke(&leases, &caller, &id, request, key).await };
     Ok(Json(requests.carry_out_while_stopping(revoking).await?))
 }

@@ -96,7 +96,7 @@ async fn apply(
     Body(request): Body<ApplyRequest>,
 ) -> Result<Response, Failure> {
     authorization.admin(&caller, "change MIG layouts").await?;
-    let key = header.of(caller.peer.uid, "/v1/mig/apply", &request);
+    let key = header.of(caller.uid(), "/v1/mig/apply", &request);
     let wait = match request.wait_s {
         Some(seconds) if seconds > LONGEST_WAIT => {
             let message = format!("`wait_s` must be at most {LONGEST_WAIT} (30 days), not {seconds}");

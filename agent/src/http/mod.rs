@@ -6,6 +6,7 @@
 
 pub(crate) mod admin_socket;
 mod audit;
+pub(crate) mod change_limiter;
 mod config;
 pub(crate) mod endless;
 mod events;
@@ -33,13 +34,13 @@ use axum::{
     Router,
     extract::{DefaultBodyLimit, FromRef, Request},
     http::{Method, Uri},
-    middleware::{Next, from_fn},
+    middleware::{Next, from_fn, from_fn_with_state},
     response::Response,
 };
 
 use gpush_store::Store;
 
-use self::{failure::Failure, requests::Requests, response_limiter::ResponseLimiter};
+use self::{change_limiter::ChangeLimiter, failure::Failure, requests::Requests, response_limiter::ResponseLimiter};
 use crate::{
     apply::{Engine, Planner},
     authorization::Authorization,
@@ -74,6 +75,7 @@ pub(crate) struct ApiHandles {
     pub(crate) authorization: Authorization,
     pub(crate) requests: Requests,
     pub(crate) limiter: ResponseLimiter,
+    pub(crate) changes: ChangeLimiter,
     pub(crate) commits: Commits,
     pub(crate) maintenance: MaintenanceControl,
     pub(crate) recovery: LossAcceptance,
@@ -142,10 +144,12 @@ pub(crate) fn router(handles: ApiHandles) -> Router {
         slurm::routes(),
     ];
     let all = routes.into_iter().fold(Router::new(), Router::merge);
+    let handles = Handles(Arc::new(handles));
     all.fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY))
-        .with_state(Handles(Arc::new(handles)))
+        .layer(from_fn_with_state(handles.clone(), change_limiter::limit_changes))
+        .with_state(handles)
 }
 
 /// Makes routes refuse query parameters. For routes whose handlers do not check parameters.

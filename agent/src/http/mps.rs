@@ -147,7 +147,7 @@ async fn act(
     how: MpsActionRequest,
 ) -> Result<Json<MpsDaemon>, Failure> {
     let path = format!("/v1/mps/{target}/{}", act.verb());
-    let key = header.of(caller.peer.uid, &path, &how);
+    let key = header.of(caller.uid(), &path, &how);
     let request = requests.admit_with(&caller, "start and stop MPS daemons", key, None).await?;
     let (daemons, of, text) = (mps.clone(), caller.clone(), target.clone());
     let once =
@@ -171,7 +171,7 @@ async fn set(
     PathPart(target): PathPart,
     Body(change): Body<MpsSetRequest>,
 ) -> Result<Json<MpsSetResponse>, Failure> {
-    let key = header.of(caller.peer.uid, &format!("/v1/mps/{target}/settings"), &change);
+    let key = header.of(caller.uid(), &format!("/v1/mps/{target}/settings"), &change);
     let request = requests.admit_with(&caller, "change MPS settings", key, None).await?;
     let (daemons, of, text) = (mps.clone(), caller.clone(), target.clone());
     let once =

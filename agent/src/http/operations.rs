@@ -174,7 +174,7 @@ async fn cancel(
     PathPart(id): PathPart,
 ) -> Result<(StatusCode, Json<Operation>), Failure> {
     let by = requests.authorization.admin(&caller, "cancel operations").await?;
-    let key = header.of(caller.peer.uid, &format!("/v1/operations/{id}/cancel"), &());
+    let key = header.of(caller.uid(), &format!("/v1/operations/{id}/cancel"), &());
     let idempotency = requests.idempotency.clone();
     // The operation is cancelled even if the caller disconnects.
     let shown = operations.clone();

@@ -42,7 +42,7 @@ impl Requests {
         path: &str,
         why: ReasonRequest,
     ) -> Result<Request, ApiError> {
-        let key = header.of(caller.peer.uid, path, &why);
+        let key = header.of(caller.uid(), path, &why);
         self.admit_with(caller, attempt, key, why.reason.as_deref()).await
     }
 

@@ -1,4 +1,4 @@
-//! Limits concurrent expensive responses, in total and for each uid.
+//! Limits concurrent expensive responses, in total and for each account.
 //!
 //! A plan for 64 GPUs, or a list of all GPUs with their profiles, takes milliseconds to compute and to write as JSON. A
 //! few dozen such responses on the async workers would delay all other responses. So gpushd computes an expensive
@@ -10,12 +10,12 @@
 //! ```
 //!
 //! While a response waits, for example for a reading of the hardware, it gives its permit back. So a GPU that hangs
-//! does not delay other callers, not even callers with the same uid. The limit of connections per uid also limits how
-//! many responses of the uid wait.
+//! does not delay other callers, not even callers of the same account. The limit of connections per account also limits
+//! how many responses of the account wait.
 //!
-//! Requests get permits in the order of their arrival, and one uid can hold only some of the permits. So a caller with
-//! one request waits for at most one response of each other uid. Root and the uid of gpushd have permits that no other
-//! uid can use.
+//! Requests get permits in the order of their arrival, and one account can hold only some of the permits. So a caller
+//! with one request waits for at most one response of each other account. Administrators have permits that no other
+//! caller can use.
 
 use std::{
     collections::HashMap,
@@ -31,6 +31,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use gpush_host::accounts::Account;
 use serde::Serialize;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, watch};
 
@@ -47,46 +48,44 @@ pub(crate) struct ResponseLimiter(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     public: Pool,
-    /// Permits for root and the uid of gpushd.
+    /// Permits for administrators.
     privileged: Pool,
-    /// The uid that gpushd runs as.
-    own_uid: u32,
 }
 
-/// A set of permits, and the number of them that each uid may hold.
+/// A set of permits, and the number of them that each account may hold.
 #[derive(Debug)]
 struct Pool {
     permits: Arc<Semaphore>,
-    /// Number of permits that one uid may hold at once.
+    /// Number of permits that one account may hold at once.
     share: usize,
-    /// For each uid with unfinished responses, the permits that the uid may still take.
-    uids: Mutex<HashMap<u32, Arc<Semaphore>>>,
+    /// For each account with unfinished responses, the permits that the account may still take.
+    accounts: Mutex<HashMap<Account, Arc<Semaphore>>>,
 }
 
-/// A permit to poll one response. It is returned when it is dropped. The field order matters: the permit of the uid is
-/// returned first, then the permit of the pool.
+/// A permit to poll one response. It is returned when it is dropped. The field order matters: the permit of the
+/// account is returned first, then the permit of the pool.
 struct Permit {
-    _of_uid: OwnedSemaphorePermit,
+    _of_account: OwnedSemaphorePermit,
     _of_pool: OwnedSemaphorePermit,
 }
 
 impl Pool {
     fn new(permits: usize) -> Self {
-        Self { permits: Arc::new(Semaphore::new(permits)), share: permits.div_ceil(2), uids: Mutex::default() }
+        Self { permits: Arc::new(Semaphore::new(permits)), share: permits.div_ceil(2), accounts: Mutex::default() }
     }
 
-    fn share(&self, uid: u32) -> Arc<Semaphore> {
-        let mut uids = self.uids.lock().unwrap_or_else(PoisonError::into_inner);
-        // Remove the uids that have no unfinished responses.
-        uids.retain(|_, share| Arc::strong_count(share) > 1);
-        Arc::clone(uids.entry(uid).or_insert_with(|| Arc::new(Semaphore::new(self.share))))
+    fn share(&self, account: Account) -> Arc<Semaphore> {
+        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        // Remove the accounts that have no unfinished responses.
+        accounts.retain(|_, share| Arc::strong_count(share) > 1);
+        Arc::clone(accounts.entry(account).or_insert_with(|| Arc::new(Semaphore::new(self.share))))
     }
 
     async fn permit(&self, share: &Arc<Semaphore>) -> Result<Permit, AcquireError> {
-        // Acquire the permit of the uid first. So a uid never has more entries in the queue of the pool than the number
+        // Acquire the permit of the account first. So an account never has more entries in the queue of the pool than the number
         // of permits that it may hold.
         let share = Arc::clone(share).acquire_owned().await?;
-        Ok(Permit { _of_uid: share, _of_pool: Arc::clone(&self.permits).acquire_owned().await? })
+        Ok(Permit { _of_account: share, _of_pool: Arc::clone(&self.permits).acquire_owned().await? })
     }
 }
 
@@ -102,16 +101,16 @@ impl Wake for WakeTask {
 impl ResponseLimiter {
     /// Creates the limiter. It has two pools. Each pool has one permit for every two processors, at most
     /// [`MOST_PERMITS`].
-    pub(crate) fn new(own_uid: u32) -> Self {
+    pub(crate) fn new() -> Self {
         let permits = (available_parallelism().map_or(1, usize::from) / 2).clamp(1, MOST_PERMITS);
-        Self::with_permits(permits, own_uid)
+        Self::with_permits(permits)
     }
 
-    fn with_permits(permits: usize, own_uid: u32) -> Self {
-        Self(Arc::new(Inner { public: Pool::new(permits), privileged: Pool::new(permits), own_uid }))
+    fn with_permits(permits: usize) -> Self {
+        Self(Arc::new(Inner { public: Pool::new(permits), privileged: Pool::new(permits) }))
     }
 
-    /// Runs `work` to its end. gpushd holds a permit of the caller's uid each time it polls `work`.
+    /// Runs `work` to its end. gpushd holds a permit of the caller's account each time it polls `work`.
     ///
     /// # Errors
     /// If `work` panics.
@@ -120,9 +119,8 @@ impl ResponseLimiter {
         caller: &Caller,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, Failure> {
-        let uid = caller.peer.uid;
-        let pool = if uid == 0 || uid == self.0.own_uid { &self.0.privileged } else { &self.0.public };
-        let share = pool.share(uid);
+        let pool = if caller.viewer.is_admin() { &self.0.privileged } else { &self.0.public };
+        let share = pool.share(caller.counted_account());
         let (wake, mut woken) = watch::channel(());
         let waker = Waker::from(Arc::new(WakeTask(wake)));
         let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
@@ -181,14 +179,13 @@ mod tests {
     use crate::caller::Viewer;
 
     fn caller(uid: u32) -> Caller {
-        Caller {
-            peer: Peer { uid, pid: None, start: None, groups: Vec::new(), is_on_this_host: true },
-            viewer: Viewer::User(uid),
-        }
+        let peer = Peer { uid, pid: None, start: None, groups: Vec::new(), is_on_this_host: true };
+        let viewer = if uid == 0 { Viewer::Admin } else { Viewer::User(uid) };
+        Caller::with_viewer(peer, viewer, Ok(Account::User(uid)))
     }
 
     fn one_permit() -> ResponseLimiter {
-        ResponseLimiter::with_permits(1, 990)
+        ResponseLimiter::with_permits(1)
     }
 
     #[tokio::test]
@@ -216,11 +213,11 @@ mod tests {
         // permit.
         drop(limiter.0.public.permits.acquire().await.unwrap());
         limiter.run(&caller(1), async {}).await.unwrap();
-        assert_eq!(limiter.0.public.uids.lock().unwrap().len(), 1, "uids without responses are forgotten");
+        assert_eq!(limiter.0.public.accounts.lock().unwrap().len(), 1, "accounts without responses are forgotten");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn flood_of_one_uid_delays_other_uids_by_one_response_at_most() {
+    async fn flood_of_one_account_delays_others_by_one_response() {
         let limiter = one_permit();
         let (started, mut start) = tokio::sync::mpsc::unbounded_channel();
         let (gate, gates) = std::sync::mpsc::channel::<()>();
@@ -244,7 +241,15 @@ mod tests {
             async move { limiter.run(&caller(1001), async { 2 }).await.unwrap() }
         });
         // Wait until the request of uid 1001 is in the queue for the permit.
-        while limiter.0.public.uids.lock().unwrap().get(&1001).is_none_or(|share| share.available_permits() > 0) {
+        while limiter
+            .0
+            .public
+            .accounts
+            .lock()
+            .unwrap()
+            .get(&Account::User(1001))
+            .is_none_or(|share| share.available_permits() > 0)
+        {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         gate.send(()).unwrap();

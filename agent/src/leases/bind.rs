@@ -87,7 +87,7 @@ impl CallingProcess {
         if caller.peer.start.is_none() || proc::start(pid) != caller.peer.start {
             return Err(caller_ended_error());
         }
-        let held = Self { pid, uid: caller.peer.uid, process, cgroup: CgroupKind::of(pid) };
+        let held = Self { pid, uid: caller.uid(), process, cgroup: CgroupKind::of(pid) };
         held.check()?;
         Ok(held)
     }
@@ -165,7 +165,7 @@ pub(super) async fn resolve(
             format!("process {pid} cannot be moved into a scope: it is not the process that sent the request");
         return Err(ApiError::new(Code::BadRequest, message).hint("send the request from that process"));
     }
-    if holder != caller.peer.uid {
+    if !caller.holds(holder) {
         return as_named("the calling process does not belong to the user of the lease");
     }
     let manager = match &leases.handles.scopes.0 {
@@ -265,7 +265,7 @@ mod tests {
     fn caller(pid: u32, start: Option<u64>) -> Caller {
         let uid = nix::unistd::geteuid().as_raw();
         let peer = Peer { uid, pid: Some(pid), start, groups: Vec::new(), is_on_this_host: true };
-        Caller { peer, viewer: Viewer::User(uid) }
+        Caller::with_viewer(peer, Viewer::User(uid), Ok(gpush_host::accounts::Account::User(uid)))
     }
 
     fn new_lease(binding: LeaseBinding) -> NewLease {
@@ -314,7 +314,7 @@ mod tests {
     fn process_that_changed_its_user_is_denied() {
         let own = std::process::id();
         let mut caller = caller(own, proc::start(own));
-        caller.peer.uid = 4_000_000;
+        caller.peer = Peer { uid: 4_000_000, ..caller.peer };
         assert_eq!(CallingProcess::of(&caller).unwrap_err().code, Code::Denied);
     }
 

@@ -29,7 +29,7 @@ async fn find(
     what: &str,
 ) -> Result<Arc<OpenLease>, Result<Lease, ApiError>> {
     let id = show::id(text).map_err(Err)?;
-    let may = |uid: u32| caller.viewer.is_admin() || caller.peer.uid == uid;
+    let may = |uid: u32| caller.viewer.is_admin() || caller.holds(uid);
     if let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() {
         return match may(lease.record.holder.uid) {
             true => match show::job_denied(&lease.record, caller, what) {
@@ -41,8 +41,8 @@ async fn find(
     }
     match leases.handles.store.read(move |view| view.lease(id)).await {
         Ok(Some(record)) if may(record.holder.uid) => Err(Ok(to_api(&record, caller.viewer))),
-        Ok(Some(record)) => Err(Err(show::denied(&OpenLease::new(record), what))),
-        Ok(None) => Err(Err(show::unknown(id))),
+        // Users do not see ended leases of other users.
+        Ok(Some(_) | None) => Err(Err(show::unknown(id))),
         Err(error) => Err(Err(error.into())),
     }
 }
@@ -122,7 +122,7 @@ pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: O
         _ if was_queued => {}
         LeaseState::Queued => {}
         LeaseState::Active => {
-            let user = leases.handles.users.user(caller.peer.uid).await;
+            let user = leases.handles.users.user(caller.uid()).await;
             let mut also = audit_writes(caller, user, key, "lease.release", id.to_string(), serde_json::Value::Null);
             let written = leases.handles.store.write_ending(move |tx| {
                 let record = tx.release_lease(id, EndReason::Released)?;
@@ -194,7 +194,7 @@ pub(crate) async fn renew(
         return Err(not_active(&lease.to_api(caller.viewer)));
     }
     let expires_at = expires_at(Some(request.duration_s));
-    let user = leases.handles.users.user(caller.peer.uid).await;
+    let user = leases.handles.users.user(caller.uid()).await;
     let detail = serde_json::json!({ "expires_at": expires_at.map(gpush_api::whole_second) });
     let mut also = audit_writes(caller, user, key, "lease.renew", id.to_string(), detail);
     let written = leases.handles.store.write(move |tx| {
@@ -275,7 +275,7 @@ pub(crate) async fn revoke(
         dynamic::cancel(leases, caller, &lease.record).await?;
         return lease_after_change(leases, caller, &lease).await;
     }
-    let user = leases.handles.users.user(caller.peer.uid).await;
+    let user = leases.handles.users.user(caller.uid()).await;
     let at = Timestamp::now();
     let processes_end_at = end.and_then(|end| at.checked_add(SignedDuration::try_from(end.notice).ok()?).ok());
     let revocation = LeaseRevocation { by: caller.actor(user.clone()), reason: words.clone(), at, processes_end_at };

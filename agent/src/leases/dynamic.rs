@@ -151,7 +151,7 @@ async fn not_created(leases: &Leases, id: LeaseId, operation: Option<OperationId
 /// Cancels the operation of a lease in the state `granting`. Returns an error if the cancellation cannot be recorded.
 pub(super) async fn cancel(leases: &Leases, caller: &Caller, record: &LeaseRecord) -> Result<(), ApiError> {
     let Some(operation) = record.operation else { return Ok(()) };
-    let by = caller.actor(leases.handles.users.user(caller.peer.uid).await);
+    let by = caller.actor(leases.handles.users.user(caller.uid()).await);
     match leases.handles.engine.operations.cancel(&operation.to_string(), by, None).await {
         Ok(_) => Ok(()),
         // The operation has already ended, so the lease is active or has ended.

@@ -32,6 +32,7 @@ use super::{
     bind::{self, ResolvedBinding},
     dynamic::{self, DevicesToCreate},
     explain::{RetryHint, Unplaced, explain, retry_hint},
+    held::HeldLeases,
     job::JobTerms,
     offers::{self, gpus_of},
     pending::PendingGrant,
@@ -46,7 +47,7 @@ use crate::{
     idempotency::Key,
     lanes::Grant,
     mps,
-    state::{HostState, LeaseTable, Observed, Reservation, ReservationId, words},
+    state::{HostState, Observed, Reservation, ReservationId, words},
 };
 
 /// Maximum time that a request without `wait` waits for capacity, for example for the end of an operation. It is shorter
@@ -259,14 +260,15 @@ fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) 
     let _placing = leases.lock_placement();
     loop {
         let table = leases.handles.state.leases();
-        within_quota(&table, resolved).map_err(NotReserved::Refused)?;
+        let held = HeldLeases::of(leases.handles.users.accounts(), &table);
+        within_quota(&held, resolved).map_err(NotReserved::Refused)?;
         let offered = offers::host(leases, &seen.host, gpus, &table);
         let host = queue::as_queue(leases, &offered).host_with_reservations(&offered, leases.policy());
         let assignment = match place(&host, &resolved.wanted, leases.policy()) {
             Ok(assignment) => assignment,
             Err(why) => return Err(NotReserved::NoRoom { why, host: Box::new(offered) }),
         };
-        if let Some(reserved) = reserve_assignment(leases, &seen.host, gpus, &host, &table, resolved, &assignment)? {
+        if let Some(reserved) = reserve_assignment(leases, &seen.host, gpus, &host, &held, resolved, &assignment)? {
             return Ok(reserved);
         }
         // An operation has claimed one of the GPUs since the snapshot. Place the request again: this GPU now counts as
@@ -281,14 +283,14 @@ pub(super) fn reserve_assignment(
     seen: &HostState,
     gpus: &[Gpu],
     host: &Host,
-    table: &LeaseTable,
+    held: &HeldLeases,
     resolved: &Resolved,
     assignment: &Assignment,
 ) -> Result<Option<Reserved>, NotReserved> {
     let refused = NotReserved::Refused;
     let members = offers::members(leases, assignment, gpus, host, &resolved.new.request).map_err(refused)?;
     let size = quota::Size::of(&members);
-    quota::check_size(&resolved.quota, &held(table, resolved.wanted.holder), size)
+    quota::check_size(&resolved.quota, &held.by(resolved.account), size)
         .map_err(|denial| refused(denied(&denial, &resolved.new.binding)))?;
     let created = assignment.creates();
     if !created.is_empty()
@@ -314,27 +316,10 @@ pub(super) fn reserve_assignment(
 }
 
 /// Checks those limits of the holder that do not depend on which GPUs the lease gets.
-pub(super) fn within_quota(table: &LeaseTable, resolved: &Resolved) -> Result<(), ApiError> {
-    let held = held(table, resolved.wanted.holder);
+pub(super) fn within_quota(held: &HeldLeases, resolved: &Resolved) -> Result<(), ApiError> {
     let (kind, duration) = (resolved.wanted.share.kind(), resolved.new.request.duration_s);
-    quota::check_request(&resolved.quota, &held, kind, duration)
+    quota::check_request(&resolved.quota, &held.by(resolved.account), kind, duration)
         .map_err(|denial| denied(&denial, &resolved.new.binding))
-}
-
-/// Returns the leases of a user, in the form in which quotas count them.
-pub(super) fn held(table: &LeaseTable, uid: u32) -> Vec<quota::HeldLease> {
-    let of_user = table.open.values().filter(|lease| lease.record.holder.uid == uid);
-    let open = of_user.map(|lease| quota::HeldLease {
-        id: lease.id(),
-        queued: !lease.state.name().holds_capacity(),
-        size: quota::Size::of(&lease.record.members),
-    });
-    let reserved = table.reserved.values().filter(|one| one.holder == uid);
-    // A reservation has no lease id yet. Use the probable next id, for the error message.
-    let next = table.open.keys().next_back().map_or(1, |id| id.0 + 1);
-    let reserved =
-        reserved.map(|one| quota::HeldLease { id: LeaseId(next), queued: false, size: quota::Size::of(&one.members) });
-    open.chain(reserved).collect()
 }
 
 /// Records the grant of reserved capacity, and admits the holder to the MPS daemons.

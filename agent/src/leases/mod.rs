@@ -24,6 +24,7 @@
 //! | `scope` | scopes of leases, which systemd creates and kills |
 //! | `offers` | what the GPUs offer now, and the members of an assignment |
 //! | `grant` | placing, reserving, committing |
+//! | `held` | the leases of each account, for quotas |
 //! | `dynamic` | grants that create MIG devices |
 //! | `explain` | why a request has no assignment |
 //! | `queue` | requests that wait |
@@ -44,6 +45,7 @@ mod dynamic;
 mod expiry;
 mod explain;
 mod grant;
+mod held;
 mod job;
 mod lease_end;
 mod log;
@@ -67,7 +69,7 @@ use std::{
 
 use gpush_api::LeaseId;
 use gpush_core::lease::placement::PlacementPolicy;
-use gpush_host::identity::Users;
+use gpush_host::{accounts::Account, identity::Users};
 use gpush_store::Store;
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -132,8 +134,8 @@ pub(crate) struct Inner {
     waiting: Mutex<BTreeMap<Ticket, queue::Waiting>>,
     /// Requests whose grants gpushd is committing.
     committing: Mutex<BTreeMap<Ticket, queued_grant::GrantInCommit>>,
-    /// For each uid, the number of requests that gpushd is just recording as queued.
-    entering: Mutex<BTreeMap<u32, usize>>,
+    /// For each account, the number of requests that gpushd is just recording as queued.
+    entering: Mutex<BTreeMap<Account, usize>>,
     /// Queued requests of an earlier gpushd whose clients have not reconnected yet.
     restored: Mutex<restored::Restored>,
     /// Locked while gpushd resolves the requests of an earlier gpushd.
@@ -203,7 +205,7 @@ impl Leases {
         self.committing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn unrecorded_requests(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
+    fn unrecorded_requests(&self) -> MutexGuard<'_, BTreeMap<Account, usize>> {
         self.entering.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

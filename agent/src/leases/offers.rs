@@ -14,7 +14,7 @@ use gpush_core::{
     lease::placement::{Assignment, Host, Member, Snapshot, nominal_mib},
 };
 
-use super::{Leases, grant, queue, request};
+use super::{Leases, held::HeldLeases, queue, request};
 use crate::{
     caller::{Caller, Viewer},
     lanes::{Need, Needs},
@@ -63,9 +63,8 @@ pub(crate) async fn devices(
     seen: &Observed,
     daemons: &[MpsDaemon],
 ) -> Vec<MigDevice> {
-    let (viewer, holder) = (caller.viewer, caller.peer.uid);
-    let name = leases.handles.users.user(holder).await;
-    let effective = request::quota(leases, caller, holder, name.as_deref(), seen.host.gpus.len()).await;
+    let viewer = caller.viewer;
+    let known = request::quota(leases, caller, caller.uid(), seen.host.gpus.len()).await.ok();
     let open: Vec<Lease> = leases.handles.state.leases().open.values().map(|lease| lease.to_api(viewer)).collect();
     let gpus = seen.gpus(viewer);
     let mut listed = gpush_core::devices::list(&gpus, daemons, &open);
@@ -76,8 +75,9 @@ pub(crate) async fn devices(
     };
     let (offered, takers) = offered_devices(leases, seen);
     let slurm = if viewer == Viewer::Hook { BTreeSet::new() } else { slurm_gpus(&seen.host) };
-    let held = grant::held(&leases.handles.state.leases(), holder);
-    let quota = CallerQuota { effective: &effective, held: &held, gpus: &gpus };
+    let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
+    let known = known.map(|(account, effective)| (effective, held.by(account)));
+    let quota = known.as_ref().map(|(effective, held)| CallerQuota { effective, held, gpus: &gpus });
     let offers = Offers { host: &offered, takers: &takers, slurm: &slurm, quota };
     gpush_core::devices::apply_queue(&mut listed, needed_by, offers);
     listed

@@ -19,6 +19,7 @@ use gpush_core::lease::{
     queue::{self as order, ClaimedTargets, Outcome},
     quota,
 };
+use gpush_host::accounts::Account;
 use tokio::{
     sync::{OwnedMutexGuard, oneshot},
     time::Instant,
@@ -28,6 +29,7 @@ use super::{
     Leases,
     explain::{Unplaced, explain},
     grant::{self, NotReserved, Reply, Reserved},
+    held::HeldLeases,
     offers,
     pending::PendingGrant,
     queued_grant,
@@ -72,30 +74,30 @@ impl Waiting {
 /// Counts a request for the quota of its holder while gpushd records the request as queued.
 struct UnrecordedRequest<'a> {
     leases: &'a Leases,
-    holder: u32,
+    account: Account,
 }
 
 impl<'a> UnrecordedRequest<'a> {
     fn new(leases: &'a Leases, resolved: &Resolved) -> Result<Self, ApiError> {
-        let holder = resolved.wanted.holder;
+        let account = resolved.account;
         let mut entering = leases.unrecorded_requests();
-        let mut held = grant::held(&leases.handles.state.leases(), holder);
-        let count = entering.entry(holder).or_default();
+        let mut held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases()).by(account);
+        let count = entering.entry(account).or_default();
         let unrecorded = quota::HeldLease { id: LeaseId(0), queued: true, size: quota::Size::default() };
         held.extend(std::iter::repeat_n(unrecorded, *count));
         quota::check_queue(&resolved.quota, &held).map_err(|denial| ApiError::from(&denial))?;
         *count += 1;
-        Ok(Self { leases, holder })
+        Ok(Self { leases, account })
     }
 }
 
 impl Drop for UnrecordedRequest<'_> {
     fn drop(&mut self) {
         let mut entering = self.leases.unrecorded_requests();
-        if let Some(count) = entering.get_mut(&self.holder) {
+        if let Some(count) = entering.get_mut(&self.account) {
             *count -= 1;
             if *count == 0 {
-                entering.remove(&self.holder);
+                entering.remove(&self.account);
             }
         }
     }
@@ -145,13 +147,14 @@ pub(super) async fn enter(
 pub(super) fn as_queue(leases: &Leases, host: &Host) -> order::Queue {
     let (waiting, committing) = (leases.waiting(), leases.grants_in_commit());
     let table = leases.handles.state.leases();
+    let held = HeldLeases::of(leases.handles.users.accounts(), &table);
     let mut queue = order::Queue::default();
     let index = |uuid: &str| host.gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.index);
     for (ticket, entry) in leases.handles.lanes.entries() {
         let failed = || committing.get(&ticket).and_then(|grant| grant.failed(&table));
         let waiting = waiting.get(&ticket);
         // A request that exceeds a quota reserves nothing, because its holder must first release a lease.
-        if waiting.is_some_and(|waiting| grant::within_quota(&table, &waiting.resolved).is_err()) {
+        if waiting.is_some_and(|waiting| grant::within_quota(&held, &waiting.resolved).is_err()) {
             continue;
         }
         let wanted = waiting.map(|waiting| &waiting.resolved.wanted).or_else(failed);
@@ -260,8 +263,9 @@ fn decide(
         let table = leases.handles.state.leases();
         let host = offers::host(leases, snapshot, gpus, &table);
         let mut queue = as_queue(leases, &host);
+        let held = HeldLeases::of(leases.handles.users.accounts(), &table);
         for (ticket, waiting) in leases.waiting().iter() {
-            if let Err(error) = grant::within_quota(&table, &waiting.resolved) {
+            if let Err(error) = grant::within_quota(&held, &waiting.resolved) {
                 denied.insert(*ticket, error.message);
             }
         }
@@ -335,8 +339,8 @@ fn try_take(
     assignment: &Assignment,
 ) -> Option<Result<Reserved, ApiError>> {
     let resolved = leases.waiting().get(&ticket).map(|waiting| waiting.resolved.clone())?;
-    let table = leases.handles.state.leases();
-    match grant::reserve_assignment(leases, seen, gpus, host, &table, &resolved, assignment) {
+    let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
+    match grant::reserve_assignment(leases, seen, gpus, host, &held, &resolved, assignment) {
         Ok(reserved) => reserved.map(Ok),
         Err(NotReserved::Refused(error)) => Some(Err(error)),
         // The change that made the placement outdated wakes the queue.

@@ -6,19 +6,20 @@ use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, Lease
 use gpush_core::{
     lease::{
         placement::{GpuOffer, Host, PlacementRequest, RequestedShare},
-        quota::{self, Denial, Effective},
+        quota::{self, Denial, Effective, NamedId, Subject},
         request,
     },
     quote::Quoted,
     sharing,
 };
-use gpush_host::proc;
+use gpush_host::{accounts::Account, proc, users::Unanswered};
 use gpush_store::NewLease;
 use jiff::Timestamp;
 
 use super::{
     Leases,
     bind::{self, ResolvedBinding},
+    held,
     job::JobTerms,
     offers,
     selection::{
@@ -39,6 +40,8 @@ pub(super) struct Resolved {
     pub(super) wanted: PlacementRequest,
     /// Indexes of the GPUs that the caller may lease, also those that the request does not select.
     pub(super) allowed: BTreeSet<u32>,
+    /// The account of the holder, for which quotas count.
+    pub(super) account: Account,
     /// The effective quota of the holder.
     pub(super) quota: Effective,
     pub(super) bound: ResolvedBinding,
@@ -81,10 +84,10 @@ pub(super) async fn resolve(
         }
     };
     let binding = bound.binding.clone();
-    let (uid, user) = (caller.peer.uid, &leases.handles.users);
+    let (uid, user) = (caller.uid(), &leases.handles.users);
     let asked_by = caller.actor(user.user(uid).await);
     let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
-    let mut quota = quota(leases, caller, holder, name.as_deref(), gpus.len()).await;
+    let (account, mut quota) = quota(leases, caller, holder, gpus.len()).await?;
     if job.is_some_and(|job| job.has_gres) {
         // Slurm limits the time and the number of devices of a job. So gpushd never limits the time, and
         // limits the number only if the config has a quota for the user.
@@ -93,12 +96,15 @@ pub(super) async fn resolve(
             quota.limits = quota::Limits::default();
         }
     }
+    if quota.limits != quota::Limits::default() {
+        held::know_holders(leases).await?;
+    }
     let allowed = allowed(caller, host, &quota, selected.as_ref());
     let selected = quota::allowed_gpus(&quota, selected.as_ref()).map_err(|denial| denied(&denial, &binding))?;
     let wanted = PlacementRequest { share, count: request.count as usize, holder, gpus: selected, targets };
     let kind = wanted.share.kind();
     let holder = LeaseHolder { uid: holder, user: name };
-    Ok(Resolved { new: NewLease { holder, asked_by, kind, request, binding }, wanted, allowed, quota, bound })
+    Ok(Resolved { new: NewLease { holder, asked_by, kind, request, binding }, wanted, allowed, account, quota, bound })
 }
 
 /// Returns the share that a request means. `withheld` are the selected GPUs that only Slurm's hooks may lease. `offered`
@@ -146,7 +152,12 @@ fn share(
 
 /// Returns the uid of the holder: the caller, or the user that an administrator names.
 fn holder(caller: &Caller, requested: Option<u32>) -> Result<u32, ApiError> {
-    let own = caller.peer.uid;
+    let own = caller.uid();
+    if !caller.viewer.is_admin() && own == 0 && !caller.holds(own) {
+        return Err(ApiError::new(Code::Denied, "root of a container may not request a lease")
+            .cause("your process has ended, or runs in another pid or user namespace than gpushd")
+            .hint("request the lease on the host, and pass its devices to the container: `gpushctl lease env ID -o docker`"));
+    }
     match requested {
         Some(uid) if uid != own && !caller.viewer.is_admin() => {
             let message = format!("uid {own} may not request a lease for uid {uid}");
@@ -238,7 +249,7 @@ fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, Api
         Err(why) => return bad(why),
     };
     match (proc::owner(pid), proc::start(pid)) {
-        (Some(uid), Some(start)) if caller.viewer.is_admin() || uid == caller.peer.uid && uid == holder => {
+        (Some(uid), Some(start)) if caller.viewer.is_admin() || caller.holds(uid) && uid == holder => {
             Ok(LeaseBinding::Process { pid: Some(pid), start: Some(start) })
         }
         (_, _) if caller.viewer.is_admin() => bad("the process does not exist"),
@@ -246,30 +257,65 @@ fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, Api
     }
 }
 
-/// Returns the effective quota of a user.
-pub(super) async fn quota(leases: &Leases, caller: &Caller, holder: u32, name: Option<&str>, gpus: usize) -> Effective {
+/// Returns the account of a user, and the effective quota of the account.
+///
+/// # Errors
+/// If the name service did not answer, and so the account or the quota is unknown.
+pub(super) async fn quota(
+    leases: &Leases,
+    caller: &Caller,
+    holder: u32,
+    gpus: usize,
+) -> Result<(Account, Effective), ApiError> {
+    let users = &leases.handles.users;
+    let account = users.accounts().of(holder).await.map_err(|unanswered| unknown_account(holder, unanswered))?;
     let config = leases.handles.state.config();
     let known: Vec<Gpu> = leases.handles.state.now().gpus.iter().map(|gpu| gpu.gpu.clone()).collect();
     let quotas = config.quotas(&known);
-    let mut groups = Vec::new();
-    let has_groups = quotas.iter().any(|quota| matches!(quota.subject, quota::Subject::Group(_)));
-    let gids = match holder == caller.peer.uid {
-        true => caller.peer.groups.clone(),
-        // The caller is not the holder, so look up the holder's groups in the name service.
-        false if has_groups => leases.handles.users.groups_of(holder).await.unwrap_or_default(),
-        false => Vec::new(),
-    };
+    let mut ids = Vec::new();
     for quota in &quotas {
-        if let quota::Subject::Group(group) = &quota.subject
-            && leases.handles.users.is_in_one_of(&gids, std::slice::from_ref(group)).await
-        {
-            groups.push(group.clone());
+        let id = match &quota.subject {
+            Subject::User(name) => users.names().uid(name).await,
+            Subject::Group(name) => users.names().group(name).await,
+            Subject::Everybody => Ok(None),
+        };
+        ids.push((
+            quota.subject.clone(),
+            id.map_or(NamedId::Unanswered, |id| id.map_or(NamedId::Absent, NamedId::Known)),
+        ));
+        if id.is_err() {
+            // Later quotas do not matter: an unknown quota never makes a later one apply.
+            break;
         }
     }
-    // Only root on the host is exempt from limits: root in a container is not an administrator.
-    let is_root = holder == 0 && caller.viewer.is_admin();
-    let uid = if is_root { 0 } else { holder.max(1) };
-    quota::effective(&quotas, quota::User { uid, name, groups: &groups }, gpus)
+    let has_groups = quotas.iter().any(|quota| matches!(quota.subject, Subject::Group(_)));
+    let (listed, has_all_groups) = match account.user().filter(|_| has_groups) {
+        // A process can drop a group in a user namespace. The group still counts.
+        Some(uid) => match users.names().groups_of(uid).await {
+            Ok(groups) => (groups.unwrap_or_default(), true),
+            Err(_) => (Vec::new(), false),
+        },
+        None => (Vec::new(), true),
+    };
+    let own = if caller.holds(holder) { caller.peer.groups.as_slice() } else { &[] };
+    let gids = [own, &listed].concat();
+    // Root of a container is not root of the host, and gets no lease: see `holder`.
+    let user = match holder {
+        0 => quota::User::Root,
+        _ => quota::User::Account { uid: account.user(), gids: &gids, has_all_groups },
+    };
+    let id_of =
+        |subject: &Subject| ids.iter().find(|(one, _)| one == subject).map_or(NamedId::Unanswered, |(_, id)| *id);
+    let effective = quota::effective(&quotas, user, id_of, gpus).map_err(|unknown| ApiError::from(&unknown))?;
+    Ok((account, effective))
+}
+
+/// Returns the error for a uid whose account is not known.
+pub(super) fn unknown_account(uid: u32, unanswered: Unanswered) -> ApiError {
+    ApiError::new(Code::Unavailable, format!("cannot determine the user of uid {uid}"))
+        .cause(unanswered.to_string())
+        .hint(format!("try again; if the error remains, check the name service: `getent passwd {uid}`"))
+        .retryable()
 }
 
 /// Checks that a lease may last this many seconds from now.
@@ -284,7 +330,7 @@ pub(super) async fn check_duration(
 ) -> Result<(), ApiError> {
     let holder = &lease.record.holder;
     let gpus = leases.handles.state.now().gpus.len();
-    let quota = quota(leases, caller, holder.uid, holder.user.as_deref(), gpus).await;
+    let (_, quota) = quota(leases, caller, holder.uid, gpus).await?;
     // Check the whole duration of the existing lease, from the grant to the new end.
     let since = lease.record.granted_at.map_or(0, |at| Timestamp::now().duration_since(at).as_secs());
     let all = duration_s.saturating_add(u64::try_from(since).unwrap_or(0));
@@ -302,7 +348,7 @@ mod tests {
     fn caller(uid: u32, viewer: Viewer) -> Caller {
         let (pid, groups) = (Some(std::process::id()), Vec::new());
         let peer = Peer { uid, pid, start: None, groups, is_on_this_host: true };
-        Caller { peer, viewer }
+        Caller::with_viewer(peer, viewer, Ok(Account::User(uid)))
     }
 
     /// Fault: each request composed the offers of the host twice.
@@ -336,6 +382,18 @@ mod tests {
         let root = caller(0, Viewer::Admin);
         assert_eq!(holder(&root, Some(1000)), Ok(1000));
         assert_eq!(holder(&root, Some(u32::MAX)).unwrap_err().code, Code::BadRequest);
+    }
+
+    #[test]
+    fn root_of_a_container_gets_no_lease() {
+        let mut inside = caller(0, Viewer::User(0));
+        inside.peer.is_on_this_host = false;
+        for requested in [None, Some(0), Some(1000)] {
+            let denied = holder(&inside, requested).unwrap_err();
+            assert!(denied.code == Code::Denied && denied.hint.unwrap().contains("on the host"));
+        }
+        // A request of the host's root that waited when gpushd restarted.
+        assert_eq!(holder(&caller(0, Viewer::User(0)), None), Ok(0));
     }
 
     #[test]

@@ -105,7 +105,7 @@ fn is_resolved_without_its_client(record: &LeaseRecord) -> bool {
 /// Returns the caller of a recorded request. The caller gets the rights of an ordinary user.
 async fn as_user(leases: &Leases, record: &LeaseRecord) -> Caller {
     let uid = record.asked_by.uid;
-    let groups = leases.handles.users.groups_of(uid).await.unwrap_or_default();
+    let groups = leases.handles.users.names().groups_of(uid).await.ok().flatten().unwrap_or_default();
     let pid = record.asked_by.pid;
     let start = match record.binding {
         // If another process has the pid now, its start time differs.
@@ -113,7 +113,7 @@ async fn as_user(leases: &Leases, record: &LeaseRecord) -> Caller {
         _ => pid.and_then(proc::start),
     };
     let peer = Peer { uid, pid, start, groups, is_on_this_host: true };
-    Caller { peer, viewer: Viewer::User(uid) }
+    Caller::with_viewer(peer, Viewer::User(uid), leases.handles.users.accounts().last(uid))
 }
 
 /// Resolves a recorded request again.

@@ -40,6 +40,8 @@ pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result
     let mut all: Vec<Lease> = table.open.values().map(|lease| lease.to_api(viewer)).collect();
     if ended > 0 {
         let uid = match viewer {
+            // Root of a container holds no lease, and is not the host's root.
+            Viewer::User(0) => return Ok(all),
             Viewer::User(uid) => Some(uid),
             Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook => None,
         };
@@ -61,7 +63,9 @@ pub(crate) async fn one(leases: &Leases, viewer: Viewer, text: &str) -> Result<L
         return Ok(lease.to_api(viewer));
     }
     let record = leases.handles.store.read(move |view| view.lease(id)).await?;
-    record.map(|record| to_api(&record, viewer)).ok_or_else(|| unknown(id))
+    // Users do not see ended leases of other users.
+    let visible = record.filter(|record| viewer.may_see(Some(record.holder.uid)));
+    visible.map(|record| to_api(&record, viewer)).ok_or_else(|| unknown(id))
 }
 
 /// Returns the error for an id that no lease has.
@@ -77,7 +81,7 @@ pub(crate) async fn environment(leases: &Leases, caller: &Caller, text: &str) ->
     let id = id(text)?;
     let table = leases.handles.state.leases();
     let Some(lease) = table.open.get(&id) else { return Err(ended(&one(leases, caller.viewer, text).await?)) };
-    if !caller.viewer.is_admin() && caller.peer.uid != lease.record.holder.uid {
+    if !caller.viewer.is_admin() && !caller.holds(lease.record.holder.uid) {
         return Err(denied(lease, "use"));
     }
     if let Some(denied) = job_denied(&lease.record, caller, "use") {

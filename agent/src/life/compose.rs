@@ -6,7 +6,6 @@ use std::{
     sync::Arc,
 };
 
-use anyhow::Context;
 use gpush_api::ApiError;
 use gpush_host::identity::Users;
 use gpush_nvml::{Hardware, Options};
@@ -20,7 +19,7 @@ use crate::{
     durable::{self, StoredState},
     health::{Check, Health, Sources},
     host_services::HostServices,
-    http::{self, requests::Requests, response_limiter::ResponseLimiter},
+    http::{self, change_limiter::ChangeLimiter, requests::Requests, response_limiter::ResponseLimiter},
     idempotency::Idempotency,
     lanes::Lanes,
     leases::{self, Leases, Scopes},
@@ -48,6 +47,8 @@ pub(super) struct HostEnvironment {
     pub(super) host_root: PathBuf,
     /// Access to helper units and other processes of the host.
     pub(super) host_services: Arc<HostServices>,
+    /// Looks up users and groups.
+    pub(super) users: Users,
     /// Directory that contains one subdirectory for each MPS daemon.
     pub(super) mps_dir: PathBuf,
     /// Directory of NVIDIA's MPS programs. Used if the config does not set the paths of these
@@ -80,18 +81,9 @@ pub(super) struct Parts {
     pub(super) due: StartupWork,
 }
 
-/// Creates all handles. Starts only two threads: the supervisor of the driver, and the thread that
-/// looks up users.
-///
-/// # Errors
-/// If a thread cannot be started.
-pub(super) fn compose(
-    settings: Settings,
-    origin: HostEnvironment,
-    remembered: StoredState,
-    options: Options,
-) -> anyhow::Result<Parts> {
-    let HostEnvironment { boot, host_root, host_services, mps_dir, mps_programs } = origin;
+/// Creates all handles. Starts only one thread: the supervisor of the driver.
+pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: StoredState, options: Options) -> Parts {
+    let HostEnvironment { boot, host_root, host_services, users, mps_dir, mps_programs } = origin;
     let StoredState {
         store,
         notes,
@@ -110,7 +102,6 @@ pub(super) fn compose(
         known_since,
     } = remembered;
     let hardware = Hardware::start(options);
-    let users = Users::start().context("the thread that looks up user names can't be started")?;
     let startup = Startup::default();
     let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
     let (reloads, inbox) = reload::channel();
@@ -301,7 +292,8 @@ pub(super) fn compose(
         store,
         authorization,
         requests,
-        limiter: ResponseLimiter::new(own_uid),
+        limiter: ResponseLimiter::new(),
+        changes: ChangeLimiter::default(),
         commits,
         maintenance,
         recovery: acceptance,
@@ -316,7 +308,7 @@ pub(super) fn compose(
         unleased,
         slurm,
     };
-    Ok(Parts {
+    Parts {
         engine,
         handles,
         hardware,
@@ -330,7 +322,7 @@ pub(super) fn compose(
         superseded,
         boot_id,
         due,
-    })
+    }
 }
 
 /// Creates a health check that calls `check` with a clone of the handle `of`.

@@ -15,10 +15,12 @@
 //! |---|---|
 //! | `config` | loads the config at start, logs its errors, and checks the driver library |
 //! | `compose` | creates the handles and passes them to the modules |
+//! | `identities` | keeps the users and groups of the config resolved |
 //! | `reloading` | a reload of the config, with the socket and the log |
 
 mod compose;
 mod config;
+mod identities;
 mod reloading;
 
 use std::{path::PathBuf, pin::pin, sync::Arc, time::Duration};
@@ -29,6 +31,7 @@ use gpush_core::config::Config;
 use gpush_host::{
     boot,
     helper::Helpers,
+    identity::Users,
     machine,
     notify::{self, Notification},
 };
@@ -49,8 +52,7 @@ use crate::{
     late_driver::LateDriver,
     leases,
     listen::{
-        accept::{self, SocketKind},
-        accounts::{self, Accounts},
+        accept::{self, Identities, SocketKind},
         socket::{Listening, PassedSockets, SocketAccess, SocketError},
     },
     logging::{self, Log},
@@ -96,12 +98,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let own_filter = arguments.log.as_deref().filter(|filter| !filter.trim().is_empty());
     let log = logging::start(own_filter.unwrap_or_else(|| config.log.level.name())).map_err(anyhow::Error::msg)?;
     let boot = boot::id(&paths.boot_id_file);
+    let users = Users::start().context("the threads that look up users can't be started")?;
     // Open the store before the socket: a gpushd that cannot use its state directory must not receive requests.
     let remembered = durable::open(&durable::Origin {
         directory: &paths.state_dir,
         boot_id: boot.as_deref().unwrap_or(UNKNOWN_BOOT),
         marker: &paths.store_marker,
         host_root: &arguments.host_root,
+        accounts: users.accounts(),
     })?;
     settings.keep_copy();
     // Keep one handle of the store outside the runtime, and drop it last: the drop waits until all writes are on disk.
@@ -130,7 +134,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let level = own_filter.is_none().then_some(&log);
     let (mps_dir, mps_programs) = (paths.mps_dir.clone(), arguments.mps_programs.clone());
     let host_root = arguments.host_root.clone();
-    let here = StartupContext { boot, host_root, host_services, early, mps_dir, mps_programs, late_driver };
+    let here = StartupContext { boot, host_root, host_services, users, early, mps_dir, mps_programs, late_driver };
     let result = runtime.block_on(serve(settings, here, remembered, sockets, options, level));
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
@@ -145,6 +149,8 @@ struct StartupContext {
     host_root: PathBuf,
     /// Access to helper units and other processes of the host.
     host_services: HostServices,
+    /// Looks up users and groups.
+    users: Users,
     /// Records signals that arrive before the runtime starts.
     early: signals::EarlyStop,
     /// Directory that contains one subdirectory for each MPS daemon.
@@ -214,6 +220,7 @@ async fn serve(
         boot: here.boot,
         host_root: here.host_root,
         host_services: Arc::new(here.host_services),
+        users: here.users.clone(),
         mps_dir: here.mps_dir,
         mps_programs: here.mps_programs,
     };
@@ -231,7 +238,7 @@ async fn serve(
         superseded,
         boot_id,
         due,
-    } = compose::compose(settings, origin, remembered, options)?;
+    } = compose::compose(settings, origin, remembered, options);
     let ApiHandles { state, readings, operations, mps, leases, unleased, .. } = handles.clone();
     let (stopping, tasks) = (engine.stopping.clone(), engine.tasks.clone());
     // Call this before any request or queued operation can begin, because they call the driver.
@@ -253,14 +260,17 @@ async fn serve(
     let name = sockets.public.name.clone();
     let (listener, socket_file) = sockets.public.split();
     let closing = CancellationToken::new();
-    let accounts = Accounts::default();
-    let access = handles.settings.clone();
-    let admin_groups = move || access.config().access.admin_groups.clone();
-    let following = tokio::spawn(accounts::refresh_periodically(accounts.clone(), admin_groups, stopping.clone()));
+    let (names, access) = (here.users.names().clone(), handles.settings.clone());
+    let has_admin_group = Arc::new(move |gids: &[u32]| {
+        let is_one = |name: &String| names.last_group(name).ok().flatten().is_some_and(|gid| gids.contains(&gid));
+        access.config().access.admin_groups.iter().any(is_one)
+    });
+    let identities = Identities { accounts: here.users.accounts().clone(), has_admin_group };
+    let following = tokio::spawn(identities::keep_resolved(state.clone(), here.users, stopping.clone()));
     let open = |listener, socket_kind| {
         let (ping, pings) = mpsc::channel(1);
         let router = http::router(handles.clone());
-        let serving = accept::serve(listener, socket_kind, accounts.clone(), router, closing.clone(), pings);
+        let serving = accept::serve(listener, socket_kind, identities.clone(), router, closing.clone(), pings);
         // Accept connections on a separate thread. Otherwise other tasks could delay the loop until the backlog is
         // full.
         let runtime = tokio::runtime::Handle::current();

@@ -1,9 +1,12 @@
 //! The accept loop, and the lifetime of one connection.
 //!
 //! ```text
-//! accept ─► peer credentials ─► within the caps? ─► task: delay, hyper, time limits ─► closed
-//!                              └─ no: 503 and closed
+//! accept ─► peer credentials ─► account ─► within the caps? ─► task: delay, hyper, time limits ─► closed
+//!                                         └─ no: 503 and closed
 //! ```
+//!
+//! The account of a uid that gpushd has not seen before needs a lookup in the name service. The lookup runs in a task,
+//! so it does not delay the loop.
 //!
 //! When gpushd stops, the loop ends at once. Connections can finish their current request. After [`DRAIN`], gpushd
 //! closes the connections that are still open.
@@ -23,7 +26,10 @@ use std::{
 
 use axum::{Router, body::Body, extract::Request};
 use futures_util::FutureExt as _;
-use gpush_host::peer::Peer;
+use gpush_host::{
+    accounts::{Account, Accounts},
+    peer::Peer,
+};
 use hyper::{body::Incoming, service::service_fn};
 use hyper_util::rt::TokioIo;
 use nix::sys::{
@@ -40,7 +46,6 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower_service::Service;
 
 use super::{
-    accounts::Accounts,
     caps::{Caps, ConnectionSlot, Rank, SlotRefusal},
     connection_timer::{ConnectionTimer, TimedStream},
 };
@@ -55,6 +60,11 @@ pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 /// Time limit for the answer to a connection that gpushd refuses, and maximum number of such answers at a time.
 const REFUSAL: Duration = Duration::from_millis(500);
 const REFUSALS: usize = 32;
+
+/// Maximum time for the lookup of an account. After that time, and if there are too many lookups, the connection counts
+/// for the account of all unknown uids.
+const LOOKUP: Duration = Duration::from_secs(1);
+const LOOKUPS: usize = 64;
 
 /// Maximum number of connections that the kernel queues until gpushd accepts them.
 const BACKLOG: i32 = 4096;
@@ -79,12 +89,20 @@ pub(crate) enum SocketKind {
     Admin,
 }
 
+/// Finds out for whom a connection counts.
+#[derive(Clone)]
+pub(crate) struct Identities {
+    pub(crate) accounts: Accounts,
+    /// Returns whether one of these gids is that of an admin group of the active config. Does not wait.
+    pub(crate) has_admin_group: Arc<dyn Fn(&[u32]) -> bool + Send + Sync>,
+}
+
 /// Accepts and serves connections until `closing` is cancelled. Returns when all connections have ended, or after
 /// [`DRAIN`].
 pub(crate) async fn serve(
     listener: std::os::unix::net::UnixListener,
     socket_kind: SocketKind,
-    accounts: Accounts,
+    identities: Identities,
     router: Router,
     closing: CancellationToken,
     mut pings: mpsc::Receiver<Ping>,
@@ -99,10 +117,15 @@ pub(crate) async fn serve(
         SocketKind::Public => Caps::public(descriptors),
         SocketKind::Admin => Caps::admin(descriptors),
     };
-    let limits = Limits { socket_kind, caps, accounts, own };
-    let connections = TaskTracker::new();
-    let cut = CancellationToken::new();
-    let refusals = Arc::new(Semaphore::new(REFUSALS));
+    let admission = Arc::new(Admission {
+        limits: Limits { socket_kind, caps, identities, own },
+        router,
+        closing: closing.clone(),
+        cut: CancellationToken::new(),
+        connections: TaskTracker::new(),
+        refusals: Arc::new(Semaphore::new(REFUSALS)),
+        lookups: Arc::new(Semaphore::new(LOOKUPS)),
+    });
     loop {
         let accepted = tokio::select! {
             () = closing.cancelled() => break,
@@ -117,7 +140,7 @@ pub(crate) async fn serve(
         let more = std::iter::repeat_with(|| accept_with(&listener, SocketFlags::CLOEXEC).map(StdStream::from));
         for accepted in std::iter::once(accepted).chain(more.map(|one| one.map_err(io::Error::from))).take(BATCH) {
             match accepted {
-                Ok(stream) => admit(stream, &limits, &router, &closing, &cut, &connections, &refusals),
+                Ok(stream) => admission.admit(stream),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
@@ -131,6 +154,7 @@ pub(crate) async fn serve(
         tokio::task::yield_now().await;
     }
     drop(listener);
+    let Admission { connections, cut, .. } = &*admission;
     connections.close();
     if tokio::time::timeout(DRAIN, connections.wait()).await.is_err() {
         tracing::info!("closing {} connections that are still open", connections.len());
@@ -144,7 +168,7 @@ pub(crate) async fn serve(
 struct Limits {
     socket_kind: SocketKind,
     caps: Caps,
-    accounts: Accounts,
+    identities: Identities,
     own: u32,
 }
 
@@ -157,12 +181,11 @@ impl Limits {
 
     /// Takes a slot for the connection of a client. Identifies the process of the client only if the identity of the
     /// process can affect the result.
-    fn take_slot(&self, client: &mut Client, stream: &StdStream) -> Result<ConnectionSlot, String> {
+    fn take_slot(&self, client: &mut Client, stream: &StdStream, account: Account) -> Result<ConnectionSlot, String> {
         let now = std::time::Instant::now();
         if self.is_privileged(&client.peer) {
             client.identify(stream);
         }
-        let account = self.accounts.of(client.peer.uid);
         let is_privileged = self.is_privileged(&client.peer) && client.peer.is_on_this_host;
         let rank = if is_privileged { Rank::Privileged } else { Rank::User };
         let entered = match self.caps.take_slot(account, rank, now) {
@@ -182,7 +205,7 @@ impl Limits {
     /// Returns whether a peer may use the slots that are reserved for admin groups. The groups of a peer in a container
     /// do not count.
     fn has_admin_reserve(&self, peer: &Peer) -> bool {
-        peer.is_on_this_host && self.accounts.is_admin(&peer.groups)
+        peer.is_on_this_host && (self.identities.has_admin_group)(&peer.groups)
     }
 }
 
@@ -213,54 +236,79 @@ fn is_closed(stream: &StdStream) -> bool {
     matches!(recv(stream.as_raw_fd(), &mut byte, MsgFlags::MSG_PEEK | MsgFlags::MSG_DONTWAIT), Ok(0))
 }
 
-fn admit(
-    stream: StdStream,
-    limits: &Limits,
-    router: &Router,
-    closing: &CancellationToken,
-    cut: &CancellationToken,
-    connections: &TaskTracker,
-    refusals: &Arc<Semaphore>,
-) {
-    if is_closed(&stream) {
-        return;
-    }
-    // This fails if the peer has already disconnected.
-    let Ok(peer) = Peer::of(&stream) else { return };
-    let mut client = Client::new(peer);
-    let entered = limits.take_slot(&mut client, &stream);
-    // Identify the peer now if the connection is not delayed. Otherwise identify the peer after the delay: by then, a
-    // client that opened many connections has closed most of them.
-    if entered.as_ref().is_ok_and(|place| place.delay.is_zero()) {
-        client.identify(&stream);
-    }
-    let stream = || {
-        stream.set_nonblocking(true)?;
-        UnixStream::from_std(stream)
-    };
-    match entered {
-        Ok(place) => {
-            let Ok(stream) = stream() else { return };
-            let connection = connection(stream, client, place, limits.socket_kind, router.clone(), closing.clone());
-            let cut = cut.clone();
-            connections.spawn(async move {
-                tokio::select! {
-                    () = connection => {}
-                    () = cut.cancelled() => {}
-                }
-            });
+/// What the accept loop needs for each connection.
+struct Admission {
+    limits: Limits,
+    router: Router,
+    closing: CancellationToken,
+    /// Ends the connections that are still open some time after gpushd began to stop.
+    cut: CancellationToken,
+    connections: TaskTracker,
+    refusals: Arc<Semaphore>,
+    lookups: Arc<Semaphore>,
+}
+
+impl Admission {
+    /// Admits or refuses a connection. If the account of the peer is not known yet, looks it up in a task.
+    fn admit(self: &Arc<Self>, stream: StdStream) {
+        if is_closed(&stream) {
+            return;
         }
-        Err(why) => {
-            tracing::debug!(uid = client.peer.uid, "{why}");
-            let refusal = Failure::busy(why).as_http();
-            // If gpushd is already sending the maximum number of refusals, it closes the connection without an answer.
-            if let Ok(turn) = Arc::clone(refusals).try_acquire_owned()
-                && let Ok(stream) = stream()
-            {
-                connections.spawn(async move {
-                    refuse(stream, refusal).await;
-                    drop(turn);
+        // This fails if the peer has already disconnected.
+        let Ok(peer) = Peer::of(&stream) else { return };
+        let (uid, client) = (peer.uid, Client::new(peer));
+        if let Ok(account) = self.limits.identities.accounts.last(uid) {
+            return self.enter(stream, client, account);
+        }
+        let Ok(turn) = Arc::clone(&self.lookups).try_acquire_owned() else {
+            return self.enter(stream, client, Account::Unknown);
+        };
+        let admission = Arc::clone(self);
+        self.connections.spawn(async move {
+            let found = tokio::time::timeout(LOOKUP, admission.limits.identities.accounts.of(uid)).await;
+            drop(turn);
+            admission.enter(stream, client, found.ok().and_then(Result::ok).unwrap_or(Account::Unknown));
+        });
+    }
+
+    /// Serves a connection of this account, or refuses it.
+    fn enter(&self, stream: StdStream, mut client: Client, account: Account) {
+        let entered = self.limits.take_slot(&mut client, &stream, account);
+        // Identify the peer now if the connection is not delayed. Otherwise identify the peer after the delay: by then,
+        // a client that opened many connections has closed most of them.
+        if entered.as_ref().is_ok_and(|place| place.delay.is_zero()) {
+            client.identify(&stream);
+        }
+        let stream = || {
+            stream.set_nonblocking(true)?;
+            UnixStream::from_std(stream)
+        };
+        match entered {
+            Ok(place) => {
+                let Ok(stream) = stream() else { return };
+                let (kind, router, closing) = (self.limits.socket_kind, self.router.clone(), self.closing.clone());
+                let connection = connection(stream, client, place, kind, router, closing);
+                let cut = self.cut.clone();
+                self.connections.spawn(async move {
+                    tokio::select! {
+                        () = connection => {}
+                        () = cut.cancelled() => {}
+                    }
                 });
+            }
+            Err(why) => {
+                tracing::debug!(uid = client.peer.uid, "{why}");
+                let refusal = Failure::busy(why).as_http();
+                // If gpushd is already sending the maximum number of refusals, it closes the connection without an
+                // answer.
+                if let Ok(turn) = Arc::clone(&self.refusals).try_acquire_owned()
+                    && let Ok(stream) = stream()
+                {
+                    self.connections.spawn(async move {
+                        refuse(stream, refusal).await;
+                        drop(turn);
+                    });
+                }
             }
         }
     }
@@ -358,12 +406,16 @@ async fn connection(
 
 #[cfg(test)]
 mod tests {
+    use gpush_host::users::{Lookups, NameService};
+
     use super::*;
 
     #[test]
     fn admin_reserve_is_for_admin_groups_of_this_host_only() {
-        let accounts = Accounts::with_admin_groups(vec![27]);
-        let limits = Limits { socket_kind: SocketKind::Public, caps: Caps::public(1024), accounts, own: 990 };
+        let accounts = Accounts::new(NameService::with(Lookups::empty()).unwrap(), 990);
+        let has_admin_group = Arc::new(|gids: &[u32]| gids.contains(&27));
+        let identities = Identities { accounts, has_admin_group };
+        let limits = Limits { socket_kind: SocketKind::Public, caps: Caps::public(1024), identities, own: 990 };
         let peer = |group: u32, is_on_this_host| Peer {
             uid: 1000,
             pid: Some(1),

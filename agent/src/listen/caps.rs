@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::accounts::Account;
+use gpush_host::accounts::Account;
 
 /// Maximum number of open connections of one unprivileged account.
 const PER_ACCOUNT: usize = 32;
@@ -126,15 +126,7 @@ impl Caps {
         }
         let mine = accounts.get(&account).map_or(0, |count| count.open);
         if rank != Rank::Privileged && mine >= PER_ACCOUNT {
-            return Err(SlotRefusal::Account(match account {
-                Account::User(uid) => format!("uid {uid} has {mine} connections open and may not have more"),
-                Account::Range(first) => {
-                    format!(
-                        "the range of subordinate uids that starts at {first} has {mine} connections open and may not \
-                        have more"
-                    )
-                }
-            }));
+            return Err(SlotRefusal::Account(format!("{account} has {mine} connections open and may not have more")));
         }
         if all >= self.most(rank) {
             return Err(SlotRefusal::Total(format!("gpushd has {all} connections open and takes no more for now")));

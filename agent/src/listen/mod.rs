@@ -3,7 +3,6 @@
 //! ```text
 //! socket            creates or takes over the listening sockets; replaces only stale socket files
 //! accept            the loop: credentials, caps, one task per connection
-//! accounts          the account of a connection: owners of subordinate uids, admin groups
 //! caps              limits of connections per account and in total
 //! connection_timer  time limits of one connection: for a request head, and for idle time
 //! ```
@@ -12,7 +11,6 @@
 //! Also, no available crate passes peer credentials to requests.
 
 pub(crate) mod accept;
-pub(crate) mod accounts;
 mod caps;
 pub(crate) mod connection_timer;
 pub(crate) mod socket;

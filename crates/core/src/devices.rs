@@ -254,7 +254,8 @@ mod tests {
         let offered = offered(&gpus, &BTreeSet::new());
         let none = (BTreeMap::new(), BTreeSet::new());
         let root = Effective { subject: None, limits: Limits::default() };
-        let offers = Offers { host: &offered, takers: &none.0, slurm: &none.1, quota: limited(&root, &[], &gpus) };
+        let offers =
+            Offers { host: &offered, takers: &none.0, slurm: &none.1, quota: Some(limited(&root, &[], &gpus)) };
         apply_queue(&mut devices, needed_by, offers);
         let found: Vec<_> = devices.iter().map(|device| (device.usage, device.available)).collect();
         assert_eq!(found, [(DeviceUse::Reserved, false), (DeviceUse::Free, true)]);
@@ -278,7 +279,7 @@ mod tests {
         let list_for = |limits: Limits, held: &[HeldLease]| {
             let effective = Effective { subject: None, limits };
             let mut devices = list(&gpus, &[], &[]);
-            let quota = limited(&effective, held, &gpus);
+            let quota = Some(limited(&effective, held, &gpus));
             apply_queue(&mut devices, |_| None, Offers { host: &offered, takers: &takers, slurm: &slurm, quota });
             assert!(devices.iter().all(|device| device.usage == DeviceUse::Free));
             assert_eq!(devices[0].available, devices[1].available);
@@ -344,9 +345,11 @@ mod tests {
         let mut gpus = host();
         let (open, none, all) = (offered(&gpus, &BTreeSet::new()), BTreeMap::new(), BTreeSet::new());
         let (root, listed) = (Effective { subject: None, limits: Limits::default() }, gpus.clone());
-        let offers = Offers { host: &open, takers: &none, slurm: &all, quota: limited(&root, &[], &listed) };
+        let offers = Offers { host: &open, takers: &none, slurm: &all, quota: Some(limited(&root, &[], &listed)) };
         assert_eq!(first(&gpus, &[], offers), (true, String::new()));
         let no = |why: &str| (false, why.to_owned());
+        let unknown = first(&gpus, &[], Offers { quota: None, ..offers });
+        assert_eq!(unknown, no("your quota is unknown: the name service of the host does not answer"));
         let shared = first(&gpus, &[daemon("MIG-7")], offers);
         assert_eq!(shared, no("shared through MPS: request it with --mps"));
         let slurm = BTreeSet::from([0]);

@@ -19,7 +19,11 @@ use std::{
 
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 
-use crate::{proc, users::NameService};
+use crate::{
+    accounts::Accounts,
+    proc,
+    users::{NameService, Unanswered},
+};
 
 /// How long a request waits for command lines.
 const WAIT: Duration = Duration::from_millis(50);
@@ -52,6 +56,7 @@ impl ProcessIdentity {
 #[derive(Debug, Clone)]
 pub struct Users {
     names: NameService,
+    accounts: Accounts,
     commands: Commands,
 }
 
@@ -61,7 +66,26 @@ impl Users {
     /// # Errors
     /// A thread cannot be started.
     pub fn start() -> std::io::Result<Self> {
-        Ok(Self { names: NameService::start()?, commands: Commands::new(proc::command_line) })
+        Ok(Self::new(NameService::start()?, nix::unistd::geteuid().as_raw()))
+    }
+
+    /// Creates the handle. `names` looks up users and groups. `own_uid` is the uid that gpushd runs as.
+    #[must_use]
+    pub fn new(names: NameService, own_uid: u32) -> Self {
+        let accounts = Accounts::new(names.clone(), own_uid);
+        Self { names, accounts, commands: Commands::new(proc::command_line) }
+    }
+
+    /// Returns the accounts of users, for which limits count.
+    #[must_use]
+    pub fn accounts(&self) -> &Accounts {
+        &self.accounts
+    }
+
+    /// Returns the name service.
+    #[must_use]
+    pub fn names(&self) -> &NameService {
+        &self.names
     }
 
     /// Returns the name of a user; `None` if the user has none, or the name service did not answer in time.
@@ -69,19 +93,20 @@ impl Users {
         self.names.user(uid).await
     }
 
-    /// Returns the ids of all groups of a user; `None` if they are not known.
-    pub async fn groups_of(&self, uid: u32) -> Option<Vec<u32>> {
-        self.names.groups_of(uid).await
-    }
-
     /// Returns whether `gids` contains the id of one of the groups with these names.
-    pub async fn is_in_one_of(&self, gids: &[u32], groups: &[String]) -> bool {
+    ///
+    /// # Errors
+    /// The name service did not answer about a group, and `gids` contains none of the other groups.
+    pub async fn is_in_one_of(&self, gids: &[u32], groups: &[String]) -> Result<bool, Unanswered> {
+        let mut unanswered = Ok(false);
         for group in groups {
-            if self.names.group(group).await.is_some_and(|gid| gids.contains(&gid)) {
-                return true;
+            match self.names.group(group).await {
+                Ok(Some(gid)) if gids.contains(&gid) => return Ok(true),
+                Ok(Some(_) | None) => {}
+                Err(error) => unanswered = Err(error),
             }
         }
-        false
+        unanswered
     }
 
     /// Returns the command lines that were read within 50 ms. `processes` contains pairs of pid and

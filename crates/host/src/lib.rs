@@ -7,6 +7,7 @@
 //! | [`pidfd`] | a process identified by its pidfd: signals, and waiting for its end |
 //! | [`peer`] | the process at the other end of a Unix socket |
 //! | [`users`] | users and groups, from the name service |
+//! | [`accounts`] | the account of a uid: a user with all subordinate uids |
 //! | [`identity`] | user and command line of a process |
 //! | [`device_files`] | processes that have a GPU's device node open |
 //! | [`driver_devices`] | major numbers of the driver's devices |
@@ -22,6 +23,7 @@
 //!
 //! This crate uses only `gpush-api` and `gpush-core`. It does not use the store, the driver, or the state of gpushd.
 
+pub mod accounts;
 pub mod acl;
 pub mod boot;
 pub mod cgroup;

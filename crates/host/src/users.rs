@@ -5,11 +5,13 @@
 //!                 └ missing, old ─► NSS thread ─► cache ─► answer, if it came within the deadline
 //! ```
 //!
-//! No lookup runs on an async thread. While a new lookup runs, callers get the old entry, if there is one.
+//! No lookup runs on an async thread. While a new lookup runs, callers get the old entry, if there is one. A lookup
+//! without an answer ([`Unanswered`]) differs from the answer that there is no such user or group: limits depend on
+//! identities, so gpushd must not treat an unknown identity as an absent one.
 
 use std::{
-    collections::HashMap,
     ffi::CString,
+    hash::Hash,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{SyncSender, sync_channel},
@@ -19,59 +21,74 @@ use std::{
 };
 
 use gpush_api::text;
+use hashlink::LruCache;
 use nix::unistd::{Group, Uid, User};
 use tokio::sync::oneshot;
 
 /// How long the name of a user is fresh.
 const USER_FRESH: Duration = Duration::from_secs(300);
 
-/// How long the id of a group is fresh. The time is short, so that an administrator who has just
-/// created the group does not have to wait.
+/// How long the id of a group, or of a user in the config, is fresh. The time is short, so that an administrator who
+/// has just created the group does not have to wait.
 const GROUP_FRESH: Duration = Duration::from_secs(10);
 
-/// How long a request waits for the name of a user. After that, the user is shown by uid.
+/// How long a request waits for the name of a user that it only shows. After that, the user is shown by uid.
 const USER_WAIT: Duration = Duration::from_millis(50);
 
-/// How long a request waits for an admin group that is not in the cache. After that, the caller is
-/// refused.
-const GROUP_WAIT: Duration = Duration::from_secs(5);
+/// How long a request waits for an identity that decides about access or limits. After that, the caller is refused.
+const IDENTITY_WAIT: Duration = Duration::from_secs(5);
 
-/// Maximum number of entries in a cache. The limit is necessary because callers can have very many
-/// different user ids.
-const MOST: usize = 1024;
+/// Maximum number of users and groups in a cache. Only the user database can fill this part.
+const MOST_KNOWN: usize = 16_384;
+
+/// Maximum number of ids in a cache that the user database does not know. Callers can have very many of these ids, so
+/// they have a separate part, and never evict a known user.
+const MOST_ABSENT: usize = 4096;
 
 /// Maximum number of queued lookups.
 const MOST_WAITING: usize = 64;
+
+/// The name service did not answer in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the name service of the host did not answer in time")]
+pub struct Unanswered;
+
+/// The answer of the name service; `None` if it knows no such user or group.
+pub type Answer<T> = Result<Option<T>, Unanswered>;
 
 /// Looks up names of users and ids of groups. A handle; cloning it is cheap.
 #[derive(Debug, Clone)]
 pub struct NameService {
     users: Cache<u32, String>,
+    uids: Cache<String, u32>,
     groups: Cache<String, u32>,
     memberships: Cache<u32, Vec<u32>>,
 }
 
 impl NameService {
-    /// Starts the threads that call the name service. Groups have a separate thread, because admin
+    /// Starts the threads that call the name service. Each kind of lookup has a separate thread, because admin
     /// groups control access and must not wait for user names.
     ///
     /// # Errors
     /// A thread cannot be started.
     pub fn start() -> std::io::Result<Self> {
-        Self::with(
-            |uid| Some(User::from_uid(Uid::from_raw(*uid)).ok()?.map(|user| text::plain(&user.name))),
-            |name| Some(Group::from_name(name).ok()?.map(|group| group.gid.as_raw())),
-            |uid| memberships(*uid),
-        )
+        Self::with(Lookups {
+            user: Box::new(|uid| Some(User::from_uid(Uid::from_raw(*uid)).ok()?.map(|user| text::plain(&user.name)))),
+            uid: Box::new(|name| Some(User::from_name(name).ok()?.map(|user| user.uid.as_raw()))),
+            group: Box::new(|name| Some(Group::from_name(name).ok()?.map(|group| group.gid.as_raw()))),
+            memberships: Box::new(|uid| memberships(*uid)),
+        })
     }
 
-    fn with(
-        user: impl Fn(&u32) -> Option<Option<String>> + Send + 'static,
-        group: impl Fn(&String) -> Option<Option<u32>> + Send + 'static,
-        memberships: impl Fn(&u32) -> Option<Option<Vec<u32>>> + Send + 'static,
-    ) -> std::io::Result<Self> {
+    /// Starts the threads with other functions than those of the host.
+    ///
+    /// # Errors
+    /// A thread cannot be started.
+    pub fn with(lookups: Lookups) -> std::io::Result<Self> {
+        let Lookups { user, uid, group, memberships } = lookups;
         Ok(Self {
             users: Cache::start("users", USER_FRESH, user)?,
+            uids: Cache::start("uids", GROUP_FRESH, uid)?,
             groups: Cache::start("groups", GROUP_FRESH, group)?,
             memberships: Cache::start("memberships", GROUP_FRESH, memberships)?,
         })
@@ -79,23 +96,114 @@ impl NameService {
 
     /// Returns the name of a user; `None` if the user has no name, or the name was not found within 50 ms.
     pub async fn user(&self, uid: u32) -> Option<String> {
-        self.users.get(uid, USER_WAIT).await
+        self.users.get(uid, USER_WAIT).await.ok().flatten()
     }
 
-    /// Returns the ids of all groups of a user; `None` if there is no such user, or the groups were
-    /// not found within 5 s.
-    pub async fn groups_of(&self, uid: u32) -> Option<Vec<u32>> {
-        self.memberships.get(uid, GROUP_WAIT).await
+    /// Returns the name of a user that decides about limits.
+    ///
+    /// # Errors
+    /// The name service did not answer within 5 s.
+    pub async fn known_user(&self, uid: u32) -> Answer<String> {
+        self.users.get(uid, IDENTITY_WAIT).await
     }
 
-    /// Returns the id of a group; `None` if the group does not exist, or was not found within 5 s.
-    pub async fn group(&self, name: &str) -> Option<u32> {
-        self.groups.get(name.to_owned(), GROUP_WAIT).await
+    /// Returns the last answer about a user, without waiting. If the answer is missing or old, requests a new one.
+    ///
+    /// # Errors
+    /// There is no answer yet.
+    pub fn last_known_user(&self, uid: u32) -> Answer<String> {
+        self.users.last(uid)
+    }
+
+    /// Returns the uid of a user of the config.
+    ///
+    /// # Errors
+    /// The name service did not answer within 5 s.
+    pub async fn uid(&self, name: &str) -> Answer<u32> {
+        self.uids.get(name.to_owned(), IDENTITY_WAIT).await
+    }
+
+    /// Returns the last answer about a user of the config or of `/etc/subuid`, without waiting. If the answer is missing
+    /// or old, requests a new one.
+    ///
+    /// # Errors
+    /// There is no answer yet.
+    pub fn last_uid(&self, name: &str) -> Answer<u32> {
+        self.uids.last(name.to_owned())
+    }
+
+    /// Returns the ids of all groups of a user; `None` if there is no such user.
+    ///
+    /// # Errors
+    /// The name service did not answer within 5 s.
+    pub async fn groups_of(&self, uid: u32) -> Answer<Vec<u32>> {
+        self.memberships.get(uid, IDENTITY_WAIT).await
+    }
+
+    /// Returns the id of a group; `None` if the group does not exist.
+    ///
+    /// # Errors
+    /// The name service did not answer within 5 s.
+    pub async fn group(&self, name: &str) -> Answer<u32> {
+        self.groups.get(name.to_owned(), IDENTITY_WAIT).await
+    }
+
+    /// Returns the last answer about a group, without waiting. If the answer is missing or old, requests a new one.
+    ///
+    /// # Errors
+    /// There is no answer yet.
+    pub fn last_group(&self, name: &str) -> Answer<u32> {
+        self.groups.last(name.to_owned())
+    }
+
+    /// Looks up all users and groups that the config names. After the first call, requests find their ids in the cache
+    /// even if the name service does not answer.
+    pub async fn resolve(&self, users: &[String], groups: &[String]) {
+        for name in users {
+            let _unanswered_is_retried = self.uid(name).await;
+        }
+        for name in groups {
+            let _unanswered_is_retried = self.group(name).await;
+        }
     }
 }
 
-/// Looks up the groups of a user. The outer `None` means that the name service did not answer; the
-/// inner `None` means that there is no such user.
+/// The functions that call the name service.
+pub struct Lookups {
+    /// Finds the name of a user.
+    pub user: Lookup<u32, String>,
+    /// Finds the uid of a user.
+    pub uid: Lookup<String, u32>,
+    /// Finds the gid of a group.
+    pub group: Lookup<String, u32>,
+    /// Finds the gids of all groups of a user.
+    pub memberships: Lookup<u32, Vec<u32>>,
+}
+
+/// A function that calls the name service. The outer `None` means that the name service did not answer; the inner
+/// `None` means that there is no such user or group.
+pub type Lookup<K, V> = Box<dyn Fn(&K) -> Option<Option<V>> + Send>;
+
+impl Lookups {
+    /// Returns the functions of a name service that knows no user and no group. Tests replace some of the functions.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self {
+            user: Box::new(|_| Some(None)),
+            uid: Box::new(|_| Some(None)),
+            group: Box::new(|_| Some(None)),
+            memberships: Box::new(|_| Some(None)),
+        }
+    }
+}
+
+impl std::fmt::Debug for Lookups {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lookups").finish_non_exhaustive()
+    }
+}
+
+/// Looks up the groups of a user.
 fn memberships(uid: u32) -> Option<Option<Vec<u32>>> {
     let Some(user) = User::from_uid(Uid::from_raw(uid)).ok()? else { return Some(None) };
     let name = CString::new(user.name).ok()?;
@@ -103,15 +211,46 @@ fn memberships(uid: u32) -> Option<Option<Vec<u32>>> {
     Some(Some(groups.into_iter().map(nix::unistd::Gid::as_raw).collect()))
 }
 
-/// A cached answer and the time of its lookup. `None` means that the name service knows no such entry.
-type Entry<V> = (Instant, Option<V>);
+/// Cached answers, each with the time of its lookup.
+#[derive(Debug)]
+struct Entries<K, V> {
+    known: LruCache<K, (Instant, V)>,
+    absent: LruCache<K, Instant>,
+}
 
-type Lookup<K, V> = (K, oneshot::Sender<Option<V>>);
+impl<K: Eq + Hash + Clone, V: Clone> Entries<K, V> {
+    fn new() -> Self {
+        Self { known: LruCache::new(MOST_KNOWN), absent: LruCache::new(MOST_ABSENT) }
+    }
+
+    fn get(&mut self, key: &K) -> Option<(Instant, Option<V>)> {
+        if let Some((at, value)) = self.known.get(key) {
+            return Some((*at, Some(value.clone())));
+        }
+        self.absent.get(key).map(|at| (*at, None))
+    }
+
+    fn insert(&mut self, key: K, value: Option<V>) {
+        match value {
+            Some(value) => {
+                self.absent.remove(&key);
+                self.known.insert(key, (Instant::now(), value));
+            }
+            None => {
+                self.known.remove(&key);
+                self.absent.insert(key, Instant::now());
+            }
+        }
+    }
+}
+
+/// A queued lookup, and the channel for its answer. If the name service does not answer, the channel is closed.
+type Queued<K, V> = (K, oneshot::Sender<Option<V>>);
 
 #[derive(Debug)]
 struct Cache<K, V> {
-    entries: Arc<Mutex<HashMap<K, Entry<V>>>>,
-    lookups: SyncSender<Lookup<K, V>>,
+    entries: Arc<Mutex<Entries<K, V>>>,
+    lookups: SyncSender<Queued<K, V>>,
     /// How long an entry is fresh.
     fresh: Duration,
 }
@@ -124,32 +263,24 @@ impl<K, V> Clone for Cache<K, V> {
 
 impl<K, V> Cache<K, V>
 where
-    K: Clone + Eq + std::hash::Hash + Send + 'static,
+    K: Clone + Eq + Hash + Send + 'static,
     V: Clone + Send + 'static,
 {
     /// Starts the thread. `look_up` returns `None` if the name service does not answer. Such a
     /// result is not cached.
-    fn start(
-        name: &str,
-        fresh: Duration,
-        look_up: impl Fn(&K) -> Option<Option<V>> + Send + 'static,
-    ) -> std::io::Result<Self> {
-        let (lookups, waiting) = sync_channel::<Lookup<K, V>>(MOST_WAITING);
-        let entries = Arc::<Mutex<HashMap<K, Entry<V>>>>::default();
+    fn start(name: &str, fresh: Duration, look_up: Lookup<K, V>) -> std::io::Result<Self> {
+        let (lookups, waiting) = sync_channel::<Queued<K, V>>(MOST_WAITING);
+        let entries = Arc::new(Mutex::new(Entries::new()));
         let found = Arc::clone(&entries);
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             for (key, answer) in waiting {
                 // The thread may already have looked up this key for an earlier request.
-                let known = locked(&found).get(&key).filter(|(at, _)| at.elapsed() < fresh).cloned();
+                let known = locked(&found).get(&key).filter(|(at, _)| at.elapsed() < fresh);
                 let value = match known {
                     Some((_, value)) => value,
                     None => {
                         let Some(value) = look_up(&key) else { continue };
-                        let mut entries = locked(&found);
-                        if entries.len() >= MOST {
-                            entries.clear();
-                        }
-                        entries.insert(key, (Instant::now(), value.clone()));
+                        locked(&found).insert(key, value.clone());
                         value
                     }
                 };
@@ -159,24 +290,34 @@ where
         Ok(Self { entries, lookups, fresh })
     }
 
-    async fn get(&self, key: K, wait: Duration) -> Option<V> {
-        let known = locked(&self.entries).get(&key).cloned();
-        if let Some((at, value)) = &known
+    async fn get(&self, key: K, wait: Duration) -> Answer<V> {
+        match self.ask(key) {
+            (Some(value), _) => Ok(value),
+            (None, Some(found)) => tokio::time::timeout(wait, found).await.ok().and_then(Result::ok).ok_or(Unanswered),
+            (None, None) => Err(Unanswered),
+        }
+    }
+
+    fn last(&self, key: K) -> Answer<V> {
+        self.ask(key).0.ok_or(Unanswered)
+    }
+
+    /// Returns the last answer, and the channel for a newer answer if the last one is missing or old. If too many
+    /// lookups are queued, there is no channel.
+    fn ask(&self, key: K) -> (Option<Option<V>>, Option<oneshot::Receiver<Option<V>>>) {
+        let known = locked(&self.entries).get(&key);
+        if let Some((at, value)) = known.clone()
             && at.elapsed() < self.fresh
         {
-            return value.clone();
+            return (Some(value), None);
         }
         let (answer, found) = oneshot::channel();
         let is_asked = self.lookups.try_send((key, answer)).is_ok();
-        match known {
-            Some((_, old)) => old,
-            None if is_asked => tokio::time::timeout(wait, found).await.ok()?.ok()?,
-            None => None,
-        }
+        (known.map(|(_, value)| value), is_asked.then_some(found))
     }
 }
 
-fn locked<K, V>(entries: &Mutex<HashMap<K, Entry<V>>>) -> MutexGuard<'_, HashMap<K, Entry<V>>> {
+fn locked<K, V>(entries: &Mutex<Entries<K, V>>) -> MutexGuard<'_, Entries<K, V>> {
     entries.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -186,14 +327,21 @@ mod tests {
 
     use super::*;
 
+    /// Returns a name service that knows only what `group` finds.
+    fn with_groups(group: impl Fn(&String) -> Option<Option<u32>> + Send + 'static) -> NameService {
+        NameService::with(Lookups { group: Box::new(group), ..Lookups::empty() }).unwrap()
+    }
+
     #[tokio::test]
     async fn own_user_and_group_are_found() {
         let names = NameService::start().unwrap();
         // Every host has the user `root` and a group with gid 0.
-        assert_eq!(names.users.get(0, GROUP_WAIT).await.as_deref(), Some("root"));
+        assert_eq!(names.known_user(0).await, Ok(Some("root".to_owned())));
+        assert_eq!(names.uid("root").await, Ok(Some(0)));
         let root = Group::from_gid(0.into()).unwrap().unwrap().name;
-        assert_eq!(names.group(&root).await, Some(0));
-        assert_eq!(names.group("no-such-group").await, None);
+        assert_eq!(names.group(&root).await, Ok(Some(0)));
+        assert_eq!(names.group("no-such-group").await, Ok(None));
+        assert!(names.groups_of(0).await.unwrap().unwrap().contains(&0));
     }
 
     #[tokio::test]
@@ -201,20 +349,21 @@ mod tests {
         let gate = Arc::new(Barrier::new(2));
         let (slow, lookups) = (Arc::clone(&gate), Arc::new(AtomicUsize::new(0)));
         let count = Arc::clone(&lookups);
-        let group = move |_: &String| {
+        let names = with_groups(move |_: &String| {
             count.fetch_add(1, Ordering::SeqCst);
             slow.wait();
             Some(Some(7))
-        };
-        let names = NameService::with(|_| Some(None), group, |_| Some(None)).unwrap();
+        });
+        assert_eq!(names.last_group("admins"), Err(Unanswered), "unknown is not absent");
         // The test has only one thread: another task runs on it while the lookup is pending.
         let (found, ()) = tokio::join!(names.group("admins"), async {
             tokio::task::spawn_blocking(move || gate.wait()).await.unwrap();
         });
-        assert_eq!(found, Some(7));
+        assert_eq!(found, Ok(Some(7)));
         for _ in 0..100 {
-            assert_eq!(names.group("admins").await, Some(7));
+            assert_eq!(names.group("admins").await, Ok(Some(7)));
         }
+        assert_eq!(names.last_group("admins"), Ok(Some(7)));
         assert_eq!(lookups.load(Ordering::SeqCst), 1, "one lookup, then the cache");
     }
 
@@ -222,19 +371,17 @@ mod tests {
     async fn old_entry_is_used_while_a_newer_one_is_looked_up() {
         let (reported, answers) = std::sync::mpsc::channel::<Option<u32>>();
         let answers = Mutex::new(answers);
-        let names =
-            NameService::with(|_| Some(None), move |_| Some(answers.lock().unwrap().recv().unwrap()), |_| Some(None))
-                .unwrap();
+        let names = with_groups(move |_| Some(answers.lock().unwrap().recv().unwrap()));
         reported.send(Some(7)).unwrap();
-        assert_eq!(names.group("admins").await, Some(7));
+        assert_eq!(names.group("admins").await, Ok(Some(7)));
         let Some(past) = Instant::now().checked_sub(GROUP_FRESH) else {
             return println!("SKIPPED: the host has just started");
         };
-        locked(&names.groups.entries).insert("admins".to_owned(), (past, Some(7)));
+        locked(&names.groups.entries).known.insert("admins".to_owned(), (past, 7));
         // The name service answers only in the next line, so `group` returns the old value here.
-        assert_eq!(names.group("admins").await, Some(7));
+        assert_eq!(names.group("admins").await, Ok(Some(7)));
         reported.send(Some(8)).unwrap();
-        while names.group("admins").await != Some(8) {
+        while names.group("admins").await != Ok(Some(8)) {
             tokio::task::yield_now().await;
         }
     }
@@ -242,9 +389,27 @@ mod tests {
     #[tokio::test]
     async fn name_service_that_is_down_is_asked_again() {
         let calls = AtomicUsize::new(0);
-        let group = move |_: &String| (calls.fetch_add(1, Ordering::SeqCst) > 0).then_some(Some(7));
-        let names = NameService::with(|_| Some(None), group, |_| Some(None)).unwrap();
-        assert_eq!(names.group("admins").await, None);
-        assert_eq!(names.group("admins").await, Some(7));
+        let names = with_groups(move |_: &String| (calls.fetch_add(1, Ordering::SeqCst) > 0).then_some(Some(7)));
+        assert_eq!(names.group("admins").await, Err(Unanswered));
+        assert_eq!(names.group("admins").await, Ok(Some(7)));
+    }
+
+    /// Fault: 1,025 uids cleared the whole cache, and the next request of a user with a quota had no name.
+    #[tokio::test]
+    async fn uids_without_a_user_evict_no_known_user() {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&calls);
+        let user = move |uid: &u32| {
+            counted.fetch_add(usize::from(*uid == 1000), Ordering::SeqCst);
+            Some((*uid == 1000).then(|| "alice".to_owned()))
+        };
+        let names = NameService::with(Lookups { user: Box::new(user), ..Lookups::empty() }).unwrap();
+        assert_eq!(names.known_user(1000).await, Ok(Some("alice".to_owned())));
+        for uid in 0..u32::try_from(MOST_ABSENT).unwrap() + 100 {
+            assert_eq!(names.known_user(100_000 + uid).await, Ok(None));
+        }
+        assert_eq!(names.known_user(1000).await, Ok(Some("alice".to_owned())));
+        assert_eq!(calls.load(Ordering::SeqCst), 1);
+        assert_eq!(locked(&names.users.entries).absent.len(), MOST_ABSENT);
     }
 }

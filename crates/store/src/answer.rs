@@ -160,21 +160,22 @@ impl Tx<'_> {
         record::put(self.connection, &kept)
     }
 
-    /// Deletes expired answers. Also deletes the oldest answers if a user has more answers than the limit for one user.
+    /// Deletes expired answers. Also deletes the oldest answers if an account has more answers than the limit for one
+    /// account.
     ///
-    /// If all users together have too many answers, deletes the oldest answers of the users with the most answers
+    /// If all accounts together have too many answers, deletes the oldest answers of the accounts with the most answers
     /// first. So one user's requests never displace an answer to a user with fewer answers. Answers to root and to
     /// gpushd's own user do not count towards either limit.
     pub(crate) fn prune_answers(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let expired =
             record::delete::<StoredAnswer>(self.connection, "WHERE expires_at <= ?1", [self.now.as_millisecond()])?;
-        let ranked = "SELECT uid, sequence, row_number() OVER (PARTITION BY uid ORDER BY sequence DESC) AS age \
-                      FROM answers";
+        let ranked = "SELECT uid, sequence, row_number() OVER (PARTITION BY account ORDER BY sequence DESC) AS age \
+                      FROM (SELECT uid, sequence, account(uid) AS account FROM answers) WHERE account NOT NULL";
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        let per_user = record::delete::<StoredAnswer>(
+        let per_account = record::delete::<StoredAnswer>(
             self.connection,
             &format!("WHERE sequence IN (SELECT sequence FROM ({ranked}) WHERE age > ?1)"),
-            [number(bounds.answers_per_uid)],
+            [number(bounds.answers_per_account)],
         )?;
         let own = i64::from(nix::unistd::geteuid().as_raw());
         let in_all = record::delete::<StoredAnswer>(
@@ -185,6 +186,6 @@ impl Tx<'_> {
             ),
             [own, number(bounds.answers)],
         )?;
-        Ok(expired + per_user + in_all)
+        Ok(expired + per_account + in_all)
     }
 }

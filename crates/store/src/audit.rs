@@ -2,8 +2,9 @@
 //! never change. The oldest records are deleted when there are too many, or when they are too old.
 //!
 //! Any user can cause many records, either about the user's leases or about refused administrator requests. So each of
-//! these two kinds has a limit for each user. Beyond the limit, a new record replaces an older record of the same user
-//! and kind. A new record never replaces a record of an administrator's action.
+//! these two kinds has a limit for each account: a user with all subordinate uids. Beyond the limit, a new record
+//! replaces an older record of the same account and kind. A new record never replaces a record of an administrator's
+//! action.
 
 use gpush_api::Actor;
 use jiff::Timestamp;
@@ -182,20 +183,21 @@ impl Tx<'_> {
 
     /// Deletes the oldest records beyond the limits, and records that are too old. At least `audit_least` records stay,
     /// so that a wrong clock does not empty the trail. Records of actions that any user can perform have separate
-    /// limits, for each kind and for each user.
+    /// limits, for each kind and for each account.
     pub(crate) fn prune_audit(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let mut pruned = 0;
         for action in BY_USERS {
             pruned += self.prune_users(action, bounds)?;
-            pruned += self.prune_audit_of("action GLOB ?1", action, bounds.audit_shares, bounds)?;
+            // These records age out by time, and never by the number of records of other users.
+            pruned += self.prune_audit_of("action GLOB ?1", action, usize::MAX, bounds)?;
         }
         let others = "NOT EXISTS (SELECT 1 FROM json_each(?1) AS pattern WHERE action GLOB pattern.value)";
         let by_users = serde_json::Value::from(BY_USERS.to_vec()).to_string();
         Ok(pruned + self.prune_audit_of(others, &by_users, bounds.audit_most, bounds)?)
     }
 
-    /// Deletes the oldest records of an action beyond each user's limit. If all users together still have too many
-    /// records, first deletes records of the users with the most records. A record belongs to the caller, or to the
+    /// Deletes the oldest records of an action beyond each account's limit. If all accounts together still have too many
+    /// records, first deletes records of the accounts with the most records. A record belongs to the caller, or to the
     /// holder of the lease if gpushd itself acted.
     fn prune_users(&mut self, action: &str, bounds: &Bounds) -> Result<usize, StoreError> {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
@@ -204,13 +206,14 @@ impl Tx<'_> {
         let field = |column: &str, path: &str| format!("iif(json_valid({column}), {column}, '{{}}') ->> '{path}'");
         let user = format!("coalesce({}, {}, -1)", field("actor", "$.uid"), field("detail", "$.uid"));
         let ranked = format!(
-            "SELECT sequence, row_number() OVER (PARTITION BY {user} ORDER BY sequence DESC) AS age \
-             FROM audit WHERE action GLOB ?1"
+            "SELECT sequence, row_number() OVER (PARTITION BY account ORDER BY sequence DESC) AS age \
+             FROM (SELECT sequence, account({user}) AS account FROM audit WHERE action GLOB ?1) \
+             WHERE account NOT NULL"
         );
-        let per_user = record::delete::<AuditRecord>(
+        let per_account = record::delete::<AuditRecord>(
             self.connection,
             &format!("WHERE sequence IN (SELECT sequence FROM ({ranked}) WHERE age > ?2)"),
-            (action, number(bounds.audit_shares_per_uid)),
+            (action, number(bounds.audit_shares_per_account)),
         )?;
         let in_all = record::delete::<AuditRecord>(
             self.connection,
@@ -219,7 +222,7 @@ impl Tx<'_> {
             ),
             (action, number(bounds.audit_shares)),
         )?;
-        Ok(per_user + in_all)
+        Ok(per_account + in_all)
     }
 
     /// Deletes the oldest records beyond `most`. Of the other records, deletes those that are too old, but keeps at

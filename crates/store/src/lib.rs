@@ -67,7 +67,7 @@ pub use error::{OpenError, StoreError, Untrusted};
 pub use fact::{BootRecord, KnownSince, Lost};
 pub use lease::{LeaseHistory, LeaseRecord, LeaseSource, LeaseTerms, NewLease};
 pub use mps::{MpsSet, MpsStopped, MpsTarget};
-pub use note::{Bounds, Note, Opened, Options};
+pub use note::{AccountOf, Bounds, Note, Opened, Options};
 pub use operation::{
     GpuIntent, Intent, IntentSummary, NewOperation, OperationId, OperationRecord, Undo, UnfinishedOperation, may_become,
 };

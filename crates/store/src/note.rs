@@ -6,6 +6,10 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::{fact::Lost, store::Store};
 
+/// A function that returns the number of the account of a uid: a user with all subordinate uids. `None` if the account
+/// is not known yet.
+pub type AccountOf = Arc<dyn Fn(u32) -> Option<i64> + Send + Sync>;
+
 /// A function that returns the time.
 pub(crate) type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 
@@ -16,19 +20,19 @@ pub struct Bounds {
     pub reserve: u64,
     /// Maximum number of ended operations.
     pub operations: usize,
-    /// Maximum number of ended leases of one user.
-    pub leases_per_uid: usize,
+    /// Maximum number of ended leases of one account.
+    pub leases_per_account: usize,
     /// Maximum number of ended leases of all users.
     pub leases: usize,
-    /// Maximum number of answers under idempotency keys of one user.
-    pub answers_per_uid: usize,
+    /// Maximum number of answers under idempotency keys of one account.
+    pub answers_per_account: usize,
     /// Maximum number of answers of all users, except root and gpushd's own user.
     pub answers: usize,
     /// Maximum number of audit records, without the records that every user can cause.
     pub audit_most: usize,
-    /// Maximum number of one user's audit records about leases. The same limit applies to records about refused
+    /// Maximum number of one account's audit records about leases. The same limit applies to records about refused
     /// administrator requests.
-    pub audit_shares_per_uid: usize,
+    pub audit_shares_per_account: usize,
     /// Maximum number of all users' audit records about leases. The same limit applies to records about refused
     /// administrator requests.
     pub audit_shares: usize,
@@ -43,12 +47,12 @@ impl Default for Bounds {
         Self {
             reserve: 4 << 20,
             operations: 1000,
-            leases_per_uid: 1000,
+            leases_per_account: 1000,
             leases: 10_000,
-            answers_per_uid: 1000,
+            answers_per_account: 1000,
             answers: 10_000,
             audit_most: 20_000,
-            audit_shares_per_uid: 1000,
+            audit_shares_per_account: 1000,
             audit_shares: 10_000,
             audit_least: 1000,
             audit_age: SignedDuration::from_hours(24 * 400),
@@ -72,6 +76,9 @@ pub struct Options {
     pub machine_id: Option<String>,
     /// A function that returns the time.
     pub clock: Arc<dyn Fn() -> Timestamp + Send + Sync>,
+    /// Finds the account of a uid. Limits for records count per account. The records of a uid whose account is not known
+    /// yet are not deleted.
+    pub account_of: AccountOf,
 }
 
 impl Default for Options {
@@ -82,6 +89,7 @@ impl Default for Options {
             marker: None,
             machine_id: None,
             clock: Arc::new(Timestamp::now),
+            account_of: Arc::new(|uid| Some(uid.into())),
         }
     }
 }

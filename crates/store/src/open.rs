@@ -23,7 +23,11 @@ use std::{
 };
 
 use jiff::Timestamp;
-use rusqlite::{Connection, OpenFlags, config::DbConfig};
+use rusqlite::{
+    Connection, OpenFlags,
+    config::DbConfig,
+    functions::{Context, FunctionFlags},
+};
 use uuid::Uuid;
 
 use crate::{
@@ -33,7 +37,7 @@ use crate::{
     files::Files,
     filesystem::{self, Verdict},
     lock::Lock,
-    note::{Clock, Note, Opened, Options},
+    note::{AccountOf, Clock, Note, Opened, Options},
     ownership,
     provenance::{Evidence, Identity, Provenance},
     quarantine, record,
@@ -148,6 +152,8 @@ pub(crate) fn open_on(directory: &Path, options: Options, magic: Option<i64>) ->
             make(&database, &mut reserve, mark, now, None)?
         }
     };
+    add_account_function(&connection, Arc::clone(&options.account_of))
+        .map_err(|error| database_error(&database, &error))?;
     fs::File::open(directory).and_then(|opened| opened.sync_all()).map_err(unusable(directory))?;
     let origin = if sealed {
         identify(&connection, &mut reserve, boot, options.machine_id.as_deref())
@@ -273,6 +279,17 @@ fn connect(file: &Path) -> Result<Connection, StoreError> {
     connection.execute_batch(settings).map_err(|error| from_sqlite(&error))?;
     keep_log_at_close(&connection, true)?;
     Ok(connection)
+}
+
+/// Adds the SQL function `account(uid)`. It returns the number of the account, and NULL if the account is not known yet. A
+/// number that is not a uid is an account of its own.
+fn add_account_function(connection: &Connection, account_of: AccountOf) -> Result<(), StoreError> {
+    let account = move |context: &Context<'_>| {
+        let uid: Option<i64> = context.get(0).ok();
+        Ok(uid.and_then(|uid| u32::try_from(uid).map_or(Some(uid), |uid| account_of(uid))))
+    };
+    let added = connection.create_scalar_function("account", 1, FunctionFlags::SQLITE_UTF8, account);
+    added.map_err(|error| from_sqlite(&error))
 }
 
 /// Sets whether closing the database keeps the write-ahead log. Until gpushd knows that the database is sound, reading

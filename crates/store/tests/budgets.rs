@@ -4,7 +4,7 @@
 
 mod scene;
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use gpush_store::{Answer, AuditQuery, Bounds, NewAnswer, NewAudit, Options, Store};
 use jiff::Timestamp;
@@ -15,8 +15,18 @@ const FLOOD: u32 = 1001;
 const LITTLE: u32 = 1002;
 const ROOT: u32 = 0;
 
+/// First subordinate uid of the user [`FLOOD`]. The next constant: a uid whose account is not known yet.
+const SUBORDINATE: u32 = 100_000;
+const UNRESOLVED: u32 = 5000;
+
 fn open(directory: &Path, bounds: Bounds) -> Store {
-    Store::open(directory, Options { bounds: Bounds { reserve: 1 << 16, ..bounds }, ..options() }).unwrap().store
+    let account_of = Arc::new(|uid| match uid {
+        UNRESOLVED => None,
+        SUBORDINATE.. => Some(FLOOD.into()),
+        _ => Some(uid.into()),
+    });
+    let bounds = Bounds { reserve: 1 << 16, ..bounds };
+    Store::open(directory, Options { bounds, account_of, ..options() }).unwrap().store
 }
 
 fn answer(store: &Store, uid: u32, key: String) {
@@ -42,28 +52,31 @@ fn knows(store: &Store, uid: u32, key: &str) -> bool {
 #[test]
 fn flood_of_answers_evicts_the_users_own_only() {
     let scratch = tempfile::tempdir().unwrap();
-    let bounds = Bounds { answers_per_uid: 30, answers: 40, ..Bounds::default() };
+    let bounds = Bounds { answers_per_account: 30, answers: 40, ..Bounds::default() };
     let store = open(scratch.path(), bounds);
     answer(&store, ROOT, "apply".to_owned());
     (0..5).for_each(|n| answer(&store, LITTLE, n.to_string()));
+    (0..20).for_each(|n| answer(&store, 2000 + n, "key".to_owned()));
+    (0..50).for_each(|n| answer(&store, UNRESOLVED, n.to_string()));
     (0..100).for_each(|n| answer(&store, FLOOD, n.to_string()));
-    // Simulate a user with subordinate uids (`/etc/subuid`): many uids with one answer each.
-    (0..30).for_each(|n| answer(&store, 100_000 + n, "key".to_owned()));
+    // The user's subordinate uids: many uids with one answer each.
+    (0..30).for_each(|n| answer(&store, SUBORDINATE + n, "key".to_owned()));
     // Closing the store deletes old records.
     drop(store);
     let store = open(scratch.path(), bounds);
     assert!(knows(&store, ROOT, "apply"));
     let of = |uid, count: u32| (0..count).filter(|n| knows(&store, uid, &n.to_string())).count();
-    let subordinate = (0..30).filter(|n| knows(&store, 100_000 + n, "key")).count();
-    assert_eq!((of(LITTLE, 5), subordinate), (5, 30), "the newest of each user stay");
-    assert_eq!(of(FLOOD, 100), 5, "the user with most answers loses most");
-    assert!(knows(&store, FLOOD, "99"));
+    let with_one = |first| (0..30).filter(|n| knows(&store, first + n, "key")).count();
+    assert_eq!((of(LITTLE, 5), with_one(2000)), (5, 20), "users with few answers keep them");
+    assert_eq!((of(FLOOD, 100), with_one(SUBORDINATE)), (0, 15), "the account with most answers loses most");
+    assert!(knows(&store, SUBORDINATE + 29, "key"));
+    assert_eq!(of(UNRESOLVED, 50), 50, "gpushd does not know whose limit applies");
 }
 
 #[test]
 fn flood_of_shares_evicts_no_record_of_a_refused_attempt() {
     let scratch = tempfile::tempdir().unwrap();
-    let bounds = Bounds { audit_shares_per_uid: 10, audit_shares: 15, audit_most: 20, ..Bounds::default() };
+    let bounds = Bounds { audit_shares_per_account: 10, audit_shares: 15, audit_most: 20, ..Bounds::default() };
     let store = open(scratch.path(), bounds);
     let record = |uid: u32, action: &'static str| {
         let write = store.write(move |tx| {
@@ -95,7 +108,7 @@ fn flood_of_shares_evicts_no_record_of_a_refused_attempt() {
 #[test]
 fn flood_of_shares_evicts_the_users_own_records_only() {
     let scratch = tempfile::tempdir().unwrap();
-    let bounds = Bounds { audit_shares_per_uid: 10, audit_shares: 15, ..Bounds::default() };
+    let bounds = Bounds { audit_shares_per_account: 10, audit_shares: 15, ..Bounds::default() };
     let store = open(scratch.path(), bounds);
     let record = |by: Option<u32>, detail: serde_json::Value| {
         let write = store.write(move |tx| {
@@ -113,6 +126,8 @@ fn flood_of_shares_evicts_the_users_own_records_only() {
     (0..50).for_each(|_| record(Some(FLOOD), serde_json::Value::Null));
     // If gpushd itself ends a lease, the record belongs to the user who held the lease.
     (0..50).for_each(|_| record(None, serde_json::json!({ "uid": FLOOD })));
+    // Fault: each of 65,536 subordinate uids had a limit of its own.
+    (0..50).for_each(|n| record(Some(SUBORDINATE + n), serde_json::Value::Null));
     drop(store);
     let store = open(scratch.path(), bounds);
     let all = store.read(|view| view.audit(&AuditQuery::default())).wait().unwrap();
@@ -123,7 +138,7 @@ fn flood_of_shares_evicts_the_users_own_records_only() {
 #[test]
 fn store_that_is_never_quiet_prunes() {
     let scratch = tempfile::tempdir().unwrap();
-    let store = open(scratch.path(), Bounds { answers_per_uid: 10, ..Bounds::default() });
+    let store = open(scratch.path(), Bounds { answers_per_account: 10, ..Bounds::default() });
     // Write continuously: each write begins as soon as the previous one is committed.
     (0..1200).for_each(|n| answer(&store, FLOOD, n.to_string()));
     assert!(!knows(&store, FLOOD, "0"), "nothing was pruned during 1,200 commits");

@@ -198,7 +198,7 @@ fn history_is_read_by_user_and_in_pages() {
 #[test]
 fn flood_of_leases_evicts_the_users_own_history_only() {
     let scratch = tempfile::tempdir().unwrap();
-    let bounds = Bounds { leases_per_uid: 30, leases: 40, reserve: 1 << 16, ..Bounds::default() };
+    let bounds = Bounds { leases_per_account: 30, leases: 40, reserve: 1 << 16, ..Bounds::default() };
     let open = || Store::open(scratch.path(), Options { bounds, ..options() }).unwrap().store;
     let store = open();
     let kept = grant(&store, 1001).id;

@@ -11,8 +11,8 @@ use gpush_tests::{
 };
 use nix::unistd::geteuid;
 
-const CHURNS: u32 = 64_001;
-const ASKS: u32 = 64_002;
+const CHURNS: u32 = 5;
+const ASKS: u32 = 65_534;
 
 /// A Python script that opens and closes connections continuously from four threads.
 const CHURN: &str = "

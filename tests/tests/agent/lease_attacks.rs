@@ -111,10 +111,39 @@ fn ten_thousand_requests_of_one_user_delay_no_other_user() {
     let counts: BTreeMap<String, u32> = serde_json::from_str(&lines.next().expect("a line").expect("text")).unwrap();
     println!("10,000 requests: {counts:?}; meanwhile {granted} leases of another user");
     assert_eq!(counts.values().sum::<u32>(), 10_000);
+    assert!(counts["503"] > 5_000, "the limit for changing requests: {counts:?}");
     assert!(granted > 10, "{granted}");
     let held = leases(&agent).iter().filter(|lease| lease.holder.uid == GREEDY).count();
     assert!(held > 0 && held <= 32, "the standard quota: {held}");
     assert!(!counts.contains_key("500"), "{counts:?}");
+}
+
+/// Fault: with `leases = 1`, a user got eight GPUs with eight subordinate uids, because each uid had a quota of its own.
+#[test]
+fn uids_without_a_user_share_one_quota() {
+    if !geteuid().is_root() {
+        return println!("SKIPPED uids without a user: only root can have other uids");
+    }
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 1\n");
+    let quota = "[[quota]]\nusers = [\"nobody\"]\nleases = 4\n[[quota]]\neverybody = true\nleases = 2\n";
+    let agent = Agent::start_public(&host, &format!("{TIMESLICED}{quota}"));
+    agent.wait_for_layouts_at_start();
+    let granted = |uid: u32| {
+        let mut curl = Command::new("curl");
+        curl.uid(uid).gid(uid).current_dir("/").env("HOME", "/").args(["--silent", "--output", "/dev/null"]);
+        curl.args(["--write-out", "%{http_code}", "--unix-socket"]).arg(agent.socket());
+        curl.args(["--json", "{\"share\":{\"kind\":\"timeslice\"},\"duration_s\":600}", "http://gpush/v1/leases"]);
+        let output = curl.output().expect("curl can be started");
+        match String::from_utf8_lossy(&output.stdout).as_ref() {
+            "200" => true,
+            "403" => false,
+            other => panic!("uid {uid}: {other}"),
+        }
+    };
+    let unknown: Vec<bool> = (0..6).map(|n| granted(4_100_000 + n)).collect();
+    assert_eq!(unknown, [true, true, false, false, false, false]);
+    let nobody: Vec<bool> = (0..6).map(|_| granted(65_534)).collect();
+    assert_eq!(nobody, [true, true, true, true, false, false], "a user of the host has its own quota");
 }
 
 #[test]

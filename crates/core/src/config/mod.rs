@@ -21,6 +21,7 @@ use crate::{layout::Layout, selector::Selector};
 
 mod effective;
 mod leasing;
+mod limits;
 mod mode_change;
 mod mps;
 mod parse;
@@ -34,6 +35,7 @@ mod sharing;
 mod slurm;
 mod timeslice;
 
+pub use limits::RequestLimits;
 pub use mps::Mps;
 pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
@@ -58,6 +60,8 @@ pub struct Config {
     pub api: Api,
     /// `[access]`
     pub access: Access,
+    /// `[limits]`
+    pub limits: RequestLimits,
     /// `[health]`
     pub health: Health,
     /// `[mode_change]`

@@ -9,10 +9,12 @@ use toml::{
 };
 
 use super::{
-    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, mode_change, mps, processes, quotas,
+    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, limits, mode_change, mps, processes, quotas,
     reader::{Reader, Text, Value, get, unknown},
     rules,
-    schema::{ACCESS, API, DRIVER, HEALTH, LAYOUTS, LEASES, LOG, MODE_CHANGE, MPS, PROCESSES, QUOTA, RULE, SLURM, TOP},
+    schema::{
+        ACCESS, API, DRIVER, HEALTH, LAYOUTS, LEASES, LIMITS, LOG, MODE_CHANGE, MPS, PROCESSES, QUOTA, RULE, SLURM, TOP,
+    },
     slurm,
 };
 use crate::{
@@ -122,7 +124,8 @@ fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Ra
 }
 
 fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
-    let tables = [LOG, DRIVER, API, ACCESS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LEASES, SLURM, QUOTA, LAYOUTS, RULE];
+    let tables =
+        [LOG, DRIVER, API, ACCESS, LIMITS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LEASES, SLURM, QUOTA, LAYOUTS, RULE];
     let tables = tables.map(|section| section.table());
     reader.report_unknown_keys(top, TOP, &tables);
     let mut config = Config::default();
@@ -144,6 +147,10 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
     if let Some(table) = reader.table(top, ACCESS) {
         reader.report_unknown_keys(table, ACCESS, &[]);
         config.access = access(reader, table);
+    }
+    if let Some(table) = reader.table(top, LIMITS) {
+        reader.report_unknown_keys(table, LIMITS, &[]);
+        config.limits = limits::read(reader, table);
     }
     if let Some(table) = reader.table(top, HEALTH) {
         reader.report_unknown_keys(table, HEALTH, &[]);

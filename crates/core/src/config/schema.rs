@@ -20,6 +20,8 @@ pub const DRIVER: Section = Section { header: "[driver]", keys: &["library", "st
 pub const API: Section = Section { header: "[api]", keys: &["socket_group", "socket_mode", "admin_socket"] };
 /// `[access]`
 pub const ACCESS: Section = Section { header: "[access]", keys: &["admin_groups"] };
+/// `[limits]`
+pub const LIMITS: Section = Section { header: "[limits]", keys: &["changes_burst", "changes_per_second"] };
 /// `[health]`
 pub const HEALTH: Section = Section { header: "[health]", keys: &["cordon_xids", "poll_s"] };
 /// `[mode_change]`
@@ -89,6 +91,7 @@ pub const SECTIONS: &[Section] = &[
     DRIVER,
     API,
     ACCESS,
+    LIMITS,
     HEALTH,
     MODE_CHANGE,
     MPS,

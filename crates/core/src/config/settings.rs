@@ -4,7 +4,7 @@
 use super::{
     Allowed, Config,
     effective::{list, text},
-    mps,
+    limits, mps,
     processes::policy_name,
     quotas::placement_name,
     slurm,
@@ -17,7 +17,19 @@ impl Config {
     /// Returns all settings except quotas, layouts and rules, in the order of the file.
     pub(super) fn settings(&self) -> Vec<Setting> {
         let Self {
-            auto_reconcile, log, driver, api, access, health, mode_change, mps, processes, leases, slurm, ..
+            auto_reconcile,
+            log,
+            driver,
+            api,
+            access,
+            limits,
+            health,
+            mode_change,
+            mps,
+            processes,
+            leases,
+            slurm,
+            ..
         } = self;
         let xids: Vec<String> = health.cordon_xids.iter().map(u32::to_string).collect();
         let together: Vec<String> = mode_change.reset_together.iter().map(ToString::to_string).collect();
@@ -33,6 +45,9 @@ impl Config {
             ("api", "socket_mode", Some(format!("\"{:04o}\"", api.socket_mode))),
             ("api", "admin_socket", api.admin_socket.as_deref().map(text)),
             ("access", "admin_groups", Some(list(&access.admin_groups))),
+        ];
+        all.extend(limits::written(limits).map(|(key, value)| ("limits", key, Some(value))));
+        all.extend([
             ("health", "cordon_xids", Some(format!("[{}]", xids.join(", ")))),
             ("health", "poll_s", Some(health.poll_s.to_string())),
             ("mode_change", "services", Some(list(&mode_change.services))),
@@ -44,7 +59,7 @@ impl Config {
             ("mode_change", "nvidia_smi", Some(text(&mode_change.nvidia_smi))),
             ("mode_change", "systemctl", Some(text(&mode_change.systemctl))),
             ("mode_change", "reset_together", Some(list(&together))),
-        ];
+        ]);
         all.extend(mps::written(mps).map(|(key, value)| ("mps", key, Some(value))));
         all.extend([
             ("processes", "unleased", Some(text(policy_name(processes.unleased)))),

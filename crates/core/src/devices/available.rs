@@ -28,6 +28,8 @@ pub(super) enum Unavailable {
     OnlySlurm,
     /// The quota of the caller does not allow a lease of the device.
     Quota(Denial),
+    /// The quota of the caller is unknown, because the name service did not answer.
+    UnknownQuota,
     /// The device is shared through MPS.
     Mps,
     /// An entry of the queue gets the device first: `lease L3`.
@@ -52,6 +54,7 @@ impl fmt::Display for Unavailable {
             Self::OtherMode(difference) => write!(f, "the GPU is not in its mode: {difference}"),
             Self::OnlySlurm => f.write_str("only Slurm jobs can lease the GPU"),
             Self::Quota(denial) => write!(f, "not allowed by your quota: {denial}"),
+            Self::UnknownQuota => f.write_str("your quota is unknown: the name service of the host does not answer"),
             Self::Mps => f.write_str("shared through MPS: request it with --mps"),
             Self::Ahead(waiter) => write!(f, "{waiter} is ahead in the queue"),
             Self::Claimed => f.write_str("an operation is about to change the GPU"),
@@ -72,8 +75,8 @@ pub struct Offers<'a> {
     pub takers: &'a BTreeMap<String, String>,
     /// Indexes of the GPUs that the caller may not lease, because only Slurm's hooks may lease them.
     pub slurm: &'a BTreeSet<u32>,
-    /// The quota of the caller.
-    pub quota: CallerQuota<'a>,
+    /// The quota of the caller; `None` if the name service did not answer about the caller.
+    pub quota: Option<CallerQuota<'a>>,
 }
 
 /// The quota of a caller, and the leases that count towards it.
@@ -116,7 +119,8 @@ impl Offers<'_> {
         if self.slurm.contains(&device.gpu) {
             return Some(Unavailable::OnlySlurm);
         }
-        if let Err(denial) = self.quota.check(device) {
+        let Some(quota) = self.quota else { return Some(Unavailable::UnknownQuota) };
+        if let Err(denial) = quota.check(device) {
             return Some(Unavailable::Quota(denial));
         }
         let uuid = device.uuid.as_ref();

@@ -20,8 +20,9 @@ use super::{audit, lease_terms, lost, new_lease, operation, options, override_of
 pub(crate) const THREADS: u64 = 4;
 
 pub(crate) fn roomy() -> Options {
-    let (leases, leases_per_uid) = (usize::MAX, usize::MAX);
-    let bounds = Bounds { operations: usize::MAX, leases, leases_per_uid, audit_most: 1_000_000, ..Bounds::default() };
+    let (leases, leases_per_account) = (usize::MAX, usize::MAX);
+    let bounds =
+        Bounds { operations: usize::MAX, leases, leases_per_account, audit_most: 1_000_000, ..Bounds::default() };
     Options { bounds, ..options() }
 }
 

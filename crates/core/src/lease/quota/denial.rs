@@ -4,8 +4,8 @@ use std::{collections::BTreeSet, fmt, time::Duration};
 
 use gpush_api::{ApiError, Code, LeaseId, LeaseKind};
 
-use super::{MemoryAmount, Subject};
-use crate::duration;
+use super::{MemoryAmount, Subject, UnknownQuota};
+use crate::{duration, quote::Quoted};
 
 /// The limit that a request exceeds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,6 +53,21 @@ pub enum Exceeded {
         /// The requested duration, in seconds; `None` for a lease without an end time.
         wanted_s: Option<u64>,
     },
+}
+
+impl From<&UnknownQuota> for ApiError {
+    fn from(unknown: &UnknownQuota) -> Self {
+        let (what, database, name) = match &unknown.0 {
+            Subject::User(name) => ("user", "passwd", name.as_str()),
+            Subject::Group(name) => ("group", "group", name.as_str()),
+            Subject::Everybody => ("user", "passwd", ""),
+        };
+        let message = "cannot determine your quota: the name service of the host does not answer".to_owned();
+        Self::new(Code::Unavailable, message)
+            .cause(format!("the config has a quota for {what} {}", Quoted(name)))
+            .hint(format!("try again; if the error remains, check the name service: `getent {database} {name}`"))
+            .retryable()
+    }
 }
 
 /// A denial of a request by a quota.

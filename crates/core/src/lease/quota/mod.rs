@@ -83,14 +83,34 @@ impl Limits {
 
 /// The data about a user that determines the quota.
 #[derive(Debug, Clone, Copy)]
-pub struct User<'a> {
-    /// User id.
-    pub uid: u32,
-    /// User name, if the uid has one.
-    pub name: Option<&'a str>,
-    /// Names of all groups of the user.
-    pub groups: &'a [String],
+pub enum User<'a> {
+    /// Root of the host, who has no quota.
+    Root,
+    /// Another user.
+    Account {
+        /// User id; `None` for uids that belong to no user of the host.
+        uid: Option<u32>,
+        /// Ids of the groups of the user.
+        gids: &'a [u32],
+        /// Whether `gids` has all groups of the user. If not, the name service did not answer.
+        has_all_groups: bool,
+    },
 }
+
+/// The id of a user or group that a quota names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NamedId {
+    /// The uid or gid.
+    Known(u32),
+    /// The host has no user or group with this name.
+    Absent,
+    /// The name service did not answer.
+    Unanswered,
+}
+
+/// The quota of a user is unknown, because the name service did not answer about this user or group of the config.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownQuota(pub Subject);
 
 /// A current lease of the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,21 +165,40 @@ pub struct Effective {
     pub limits: Limits,
 }
 
-/// Finds the quota of a user on a host with `gpus` GPUs.
-#[must_use]
-pub fn effective(quotas: &[Quota], user: User<'_>, gpus: usize) -> Effective {
-    if user.uid == 0 {
-        return Effective { subject: None, limits: Limits::default() };
-    }
-    let names = |quota: &&Quota| match &quota.subject {
-        Subject::User(name) => user.name == Some(name),
-        Subject::Group(name) => user.groups.contains(name),
-        Subject::Everybody => true,
+/// Finds the quota of a user on a host with `gpus` GPUs. `id_of` returns the id of a user or group that a quota names.
+///
+/// # Errors
+/// The first quota that may apply to the user names a user or group whose id or members are unknown.
+pub fn effective(
+    quotas: &[Quota],
+    user: User<'_>,
+    id_of: impl Fn(&Subject) -> NamedId,
+    gpus: usize,
+) -> Result<Effective, UnknownQuota> {
+    let User::Account { uid, gids, has_all_groups } = user else {
+        return Ok(Effective { subject: None, limits: Limits::default() });
     };
-    match quotas.iter().find(names) {
-        Some(quota) => Effective { subject: Some(quota.subject.clone()), limits: quota.limits.clone() },
-        None => Effective { subject: None, limits: Limits::standard(gpus) },
+    for quota in quotas {
+        let applies = match (&quota.subject, id_of(&quota.subject)) {
+            (Subject::Everybody, _) => true,
+            // A uid that belongs to no user cannot be the user that the quota names.
+            (Subject::User(_), NamedId::Unanswered) if uid.is_none() => false,
+            (Subject::User(_) | Subject::Group(_), NamedId::Unanswered) => {
+                return Err(UnknownQuota(quota.subject.clone()));
+            }
+            (Subject::User(_) | Subject::Group(_), NamedId::Absent) => false,
+            (Subject::User(_), NamedId::Known(named)) => uid == Some(named),
+            (Subject::Group(_), NamedId::Known(gid)) if gids.contains(&gid) => true,
+            (Subject::Group(_), NamedId::Known(_)) if !has_all_groups => {
+                return Err(UnknownQuota(quota.subject.clone()));
+            }
+            (Subject::Group(_), NamedId::Known(_)) => false,
+        };
+        if applies {
+            return Ok(Effective { subject: Some(quota.subject.clone()), limits: quota.limits.clone() });
+        }
     }
+    Ok(Effective { subject: None, limits: Limits::standard(gpus) })
 }
 
 /// Checks a request before placement.

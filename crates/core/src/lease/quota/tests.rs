@@ -2,10 +2,6 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn groups(names: &[&str]) -> Vec<String> {
-    names.iter().map(|name| (*name).to_owned()).collect()
-}
-
 fn group(name: &str, limits: Limits) -> Quota {
     Quota { subject: Subject::Group(name.to_owned()), limits }
 }
@@ -23,25 +19,67 @@ fn limits(leases: u32) -> Limits {
     Limits { leases: Some(leases), ..Limits::default() }
 }
 
-#[test]
-fn first_quota_that_names_the_user_applies_alone() {
-    let quotas = [
+/// Uids and gids of the tests: `alice`, 1000; `students`, 100; `staff`, 200. Nobody else exists.
+fn id_of(subject: &Subject) -> NamedId {
+    match subject {
+        Subject::User(name) if name == "alice" => NamedId::Known(1000),
+        Subject::Group(name) if name == "students" => NamedId::Known(100),
+        Subject::Group(name) if name == "staff" => NamedId::Known(200),
+        Subject::User(_) | Subject::Group(_) | Subject::Everybody => NamedId::Absent,
+    }
+}
+
+fn some_quotas() -> [Quota; 5] {
+    [
         Quota { subject: Subject::User("alice".to_owned()), limits: limits(9) },
+        group("gone", limits(7)),
         group("students", limits(2)),
         group("staff", limits(4)),
         Quota { subject: Subject::Everybody, limits: limits(1) },
-    ];
-    let leases = |uid, name, names: &[&str]| {
-        let names = groups(names);
-        effective(&quotas, User { uid, name, groups: &names }, 8).limits.leases
+    ]
+}
+
+#[test]
+fn first_quota_that_names_the_user_applies_alone() {
+    let leases = |uid, gids: &[u32]| {
+        let user = User::Account { uid, gids, has_all_groups: true };
+        effective(&some_quotas(), user, id_of, 8).unwrap().limits.leases
     };
-    assert_eq!(leases(1000, Some("alice"), &["students"]), Some(9));
-    assert_eq!(leases(1001, Some("bob"), &["staff", "students"]), Some(2));
-    assert_eq!(leases(1002, None, &[]), Some(1));
-    assert_eq!(leases(0, Some("root"), &["students"]), None);
-    // A quota for a user does not apply to a group of the same name, and a quota for a group does
-    // not apply to a user of the same name.
-    assert_eq!(leases(1003, Some("students"), &["alice"]), Some(1));
+    assert_eq!(leases(Some(1000), &[100]), Some(9));
+    assert_eq!(leases(Some(1001), &[200, 100]), Some(2));
+    assert_eq!(leases(Some(1002), &[]), Some(1));
+    assert_eq!((leases(None, &[]), leases(None, &[200])), (Some(1), Some(4)));
+    assert_eq!(effective(&some_quotas(), User::Root, id_of, 8).unwrap().limits, Limits::default());
+    // A uid is not a gid.
+    assert_eq!((leases(Some(100), &[]), leases(Some(1002), &[1000])), (Some(1), Some(1)));
+}
+
+/// Fault: if the name service did not answer within 50 ms, the next quota applied. A user with `leases = 0` then got
+/// the GPU of the quota for everybody.
+#[test]
+fn unknown_identity_never_gets_the_next_quota() {
+    let silent = |name: &'static str| {
+        move |subject: &Subject| match subject {
+            Subject::User(one) | Subject::Group(one) if one == name => NamedId::Unanswered,
+            other => id_of(other),
+        }
+    };
+    let quota = |uid, gids: &[u32], has_all_groups, id_of: &dyn Fn(&Subject) -> NamedId| {
+        let user = User::Account { uid, gids, has_all_groups };
+        effective(&some_quotas(), user, id_of, 8).map(|quota| quota.limits.leases)
+    };
+    let unknown = |subject| Err(UnknownQuota(subject));
+    let (alice, students) = (Subject::User("alice".to_owned()), Subject::Group("students".to_owned()));
+    assert_eq!(quota(Some(1000), &[], true, &silent("alice")), unknown(alice.clone()));
+    assert_eq!(quota(Some(1001), &[200], true, &silent("alice")), unknown(alice), "1001 may be alice");
+    assert_eq!(quota(Some(1001), &[200], true, &silent("students")), unknown(students.clone()));
+    assert_eq!(quota(Some(1000), &[], true, &silent("students")), Ok(Some(9)), "an earlier quota applies");
+    assert_eq!(quota(Some(1001), &[], false, &id_of), unknown(students), "the groups of the user are unknown");
+    assert_eq!(quota(Some(1001), &[100], false, &id_of), Ok(Some(2)), "a known group is enough");
+    assert_eq!(quota(None, &[], true, &silent("alice")), Ok(Some(1)), "an unknown uid is not alice");
+    let error = gpush_api::ApiError::from(&UnknownQuota(Subject::Group("students".to_owned())));
+    assert_eq!((error.code, error.retryable), (gpush_api::Code::Unavailable, true));
+    assert!(error.hint.unwrap().contains("`getent group students`"));
 }
 
 #[test]
@@ -110,10 +148,10 @@ fn waiting_requests_have_a_separate_limit() {
 
 #[test]
 fn standard_limits_leave_a_quarter_of_the_host_to_others() {
-    let user = User { uid: 1000, name: None, groups: &[] };
+    let user = User::Account { uid: Some(1000), gids: &[], has_all_groups: true };
     let gpu = |members: u32| Size { members: 1, gpu_thousandths: 1000 * members, ..Size::default() };
     for gpus in 1..=16 {
-        let quota = effective(&[], user, gpus);
+        let quota = effective(&[], user, id_of, gpus).unwrap();
         let mut held = Vec::new();
         while check_size(&quota, &held, gpu(1)).is_ok() {
             held.push(HeldLease { id: LeaseId(held.len() as u64 + 1), queued: false, size: gpu(1) });

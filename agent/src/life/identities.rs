@@ -1,0 +1,61 @@
+//! Keeps the users and groups that the config names resolved. So a request finds their ids in the cache, even if the
+//! name service is slow when the request arrives.
+
+use std::{sync::Arc, time::Duration};
+
+use gpush_core::{config::Config, lease::quota::Subject};
+use gpush_host::identity::Users;
+use tokio_util::sync::CancellationToken;
+
+use crate::state::State;
+
+/// Interval at which gpushd looks up the users and groups again.
+const PERIOD: Duration = Duration::from_secs(60);
+
+/// Looks up the users and groups of the config at once, after each change of the config, and periodically. Also updates
+/// the ranges of subordinate uids. Ends when `stopping` is cancelled.
+pub(super) async fn keep_resolved(state: State, users: Users, stopping: CancellationToken) {
+    let mut snapshots = state.watch();
+    while !stopping.is_cancelled() {
+        let config = state.config();
+        let (names, groups) = named(&config);
+        let resolving = async {
+            users.names().resolve(&names, &groups).await;
+            users.accounts().refresh().await;
+        };
+        let is_over = async {
+            resolving.await;
+            let changed = async { while Arc::ptr_eq(&state.config(), &config) && snapshots.changed().await.is_ok() {} };
+            let _ = tokio::time::timeout(PERIOD, changed).await;
+        };
+        stopping.run_until_cancelled(is_over).await;
+    }
+}
+
+/// Returns the users and the groups that the config names.
+fn named(config: &Config) -> (Vec<String>, Vec<String>) {
+    let subjects = config.quotas.iter().flat_map(|quota| &quota.subjects);
+    let mut groups = config.access.admin_groups.clone();
+    let mut users = Vec::new();
+    for subject in subjects {
+        match subject {
+            Subject::User(name) => users.push(name.clone()),
+            Subject::Group(name) => groups.push(name.clone()),
+            Subject::Everybody => {}
+        }
+    }
+    (users, groups)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_and_groups_of_quotas_and_access_are_resolved() {
+        let text = "[access]\nadmin_groups = [\"ops\"]\n[[quota]]\nusers = [\"alice\"]\ngroups = [\"staff\"]\nleases = 1\n\
+                    [[quota]]\neverybody = true\nleases = 2\n";
+        let config = Config::parse(text, "config.toml").unwrap();
+        assert_eq!(named(&config), (vec!["alice".to_owned()], vec!["ops".to_owned(), "staff".to_owned()]));
+    }
+}

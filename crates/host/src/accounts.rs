@@ -1,0 +1,373 @@
+//! Accounts: the users for whom gpushd counts leases, requests, connections and records.
+//!
+//! A user can have 65,536 or more subordinate uids, and can connect with each of them through a user namespace. So
+//! every limit counts per account, and never per uid:
+//!
+//! ```text
+//! uid ─┬─ root, or the user that gpushd runs as ──────► this user
+//!      ├─ the user database knows it ─────────────────► this user
+//!      ├─ in a range of subordinate uids ─┬─ of a user ► the owner of the range
+//!      │                                  └─ of root ──► containers of root
+//!      ├─ the name service does not answer ───────────► no answer
+//!      └─ otherwise ──────────────────────────────────► the account of all unknown uids
+//! ```
+//!
+//! The ranges are in `/etc/subuid`, see subuid(5). If `subid` in `/etc/nsswitch.conf` names another source, gpushd also
+//! asks `getsubids` for the ranges of each user that has connected. Until a user has connected, the user's
+//! subordinate uids from such a source belong to the account of all unknown uids.
+
+use std::{
+    collections::BTreeMap,
+    fmt, fs,
+    process::Stdio,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant, SystemTime},
+};
+
+use crate::users::{NameService, Unanswered};
+
+/// Ranges of subordinate uids.
+const SUBUID: &str = "/etc/subuid";
+
+/// The file that names the sources of ranges.
+const SOURCES: &str = "/etc/nsswitch.conf";
+
+/// The program that prints the ranges of a user.
+const GETSUBIDS: &str = "/usr/bin/getsubids";
+
+/// Time limit for [`GETSUBIDS`].
+const GETSUBIDS_LIMIT: Duration = Duration::from_secs(2);
+
+/// How long the ranges of a user from another source are fresh.
+const DIRECTORY_FRESH: Duration = Duration::from_secs(3600);
+
+/// Maximum number of users whose ranges gpushd asks for.
+const MOST_OWNERS: usize = 4096;
+
+/// Maximum number of users whose ranges gpushd asks for in one [`Accounts::refresh`].
+const OWNERS_A_REFRESH: usize = 32;
+
+/// Maximum number of lines that gpushd reads from `/etc/subuid`. The uids of later lines are unknown.
+const MOST_RANGES: usize = 100_000;
+
+/// The user for whom gpushd counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Account {
+    /// The user with this uid, including subordinate uids.
+    User(u32),
+    /// Subordinate uids of root, which containers of root use. They do not have the rights of root.
+    RootContainers,
+    /// All uids that belong neither to a user nor to a range of subordinate uids.
+    Unknown,
+}
+
+impl Account {
+    /// Returns the uid of the user; `None` if the account is not that of a user.
+    #[must_use]
+    pub fn user(self) -> Option<u32> {
+        match self {
+            Self::User(uid) => Some(uid),
+            Self::RootContainers | Self::Unknown => None,
+        }
+    }
+
+    /// Returns a number that identifies the account. For a user, it is the uid.
+    #[must_use]
+    pub fn number(self) -> i64 {
+        match self {
+            Self::User(uid) => uid.into(),
+            Self::Unknown => -1,
+            Self::RootContainers => -2,
+        }
+    }
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::User(uid) => write!(f, "uid {uid}"),
+            Self::RootContainers => f.write_str("the containers of root"),
+            Self::Unknown => f.write_str("the account of all unknown uids"),
+        }
+    }
+}
+
+/// Finds the accounts of uids. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Accounts {
+    names: NameService,
+    own_uid: u32,
+    ranges: Arc<Mutex<Ranges>>,
+}
+
+#[derive(Debug, Default)]
+struct Ranges {
+    /// The ranges in `/etc/subuid`, sorted by their first uid.
+    local: Vec<Range>,
+    /// When `/etc/subuid` was changed before it was read.
+    changed: Option<SystemTime>,
+    /// For each user that has connected, the time of the last lookup, and the ranges from other sources.
+    directory: BTreeMap<u32, (Option<Instant>, Vec<Range>)>,
+}
+
+/// A range of subordinate uids.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Range {
+    first: u32,
+    last: u32,
+    owner: Owner,
+    /// The largest `last` of this range and all earlier ranges.
+    reach: u32,
+}
+
+/// The owner of a range, as the file names the owner.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Owner {
+    Uid(u32),
+    Name(String),
+}
+
+impl Accounts {
+    /// Creates the handle, and reads `/etc/subuid`. `own_uid` is the uid that gpushd runs as.
+    #[must_use]
+    pub fn new(names: NameService, own_uid: u32) -> Self {
+        let accounts = Self { names, own_uid, ranges: Arc::default() };
+        accounts.read_local();
+        accounts
+    }
+
+    /// Returns the account of a uid.
+    ///
+    /// # Errors
+    /// The name service did not answer within 5 s.
+    pub async fn of(&self, uid: u32) -> Result<Account, Unanswered> {
+        if self.is_own(uid) {
+            return Ok(Account::User(uid));
+        }
+        if self.names.known_user(uid).await?.is_some() {
+            self.note_owner(uid);
+            return Ok(Account::User(uid));
+        }
+        match self.owner(uid) {
+            None => Ok(Account::Unknown),
+            Some(Owner::Uid(owner)) => Ok(of_owner(Some(owner))),
+            Some(Owner::Name(name)) => Ok(of_owner(self.names.uid(&name).await?)),
+        }
+    }
+
+    /// Returns the account of a uid according to the last answers of the name service, without waiting.
+    ///
+    /// # Errors
+    /// There is no answer yet. The lookup has begun.
+    pub fn last(&self, uid: u32) -> Result<Account, Unanswered> {
+        if self.is_own(uid) {
+            return Ok(Account::User(uid));
+        }
+        if self.names.last_known_user(uid)?.is_some() {
+            return Ok(Account::User(uid));
+        }
+        match self.owner(uid) {
+            None => Ok(Account::Unknown),
+            Some(Owner::Uid(owner)) => Ok(of_owner(Some(owner))),
+            Some(Owner::Name(name)) => Ok(of_owner(self.names.last_uid(&name)?)),
+        }
+    }
+
+    /// Reads `/etc/subuid` again if it has changed, and asks other sources for the ranges of users that have connected.
+    pub async fn refresh(&self) {
+        self.read_local();
+        let text = fs::read_to_string(SOURCES).unwrap_or_default();
+        if !has_other_source(&text) {
+            return;
+        }
+        for owner in self.owners_to_look_up() {
+            let Ok(Some(name)) = self.names.known_user(owner).await else { continue };
+            let Some(output) = getsubids(&name).await else { continue };
+            if let Some(entry) = self.lock().directory.get_mut(&owner) {
+                entry.1 = directory_ranges(&output, owner);
+            }
+        }
+    }
+
+    fn is_own(&self, uid: u32) -> bool {
+        uid == 0 || uid == self.own_uid
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Ranges> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn owner(&self, uid: u32) -> Option<Owner> {
+        let ranges = self.lock();
+        find(&ranges.local, uid)
+            .or_else(|| ranges.directory.values().find_map(|(_, of_one)| find(of_one, uid)))
+            .cloned()
+    }
+
+    /// Remembers a user, so that [`Accounts::refresh`] asks for the user's ranges.
+    fn note_owner(&self, uid: u32) {
+        let mut ranges = self.lock();
+        if ranges.directory.len() < MOST_OWNERS {
+            ranges.directory.entry(uid).or_default();
+        }
+    }
+
+    fn owners_to_look_up(&self) -> Vec<u32> {
+        let mut ranges = self.lock();
+        let is_due = |at: &Option<Instant>| at.is_none_or(|at| at.elapsed() >= DIRECTORY_FRESH);
+        let due = ranges.directory.iter_mut().filter(|(_, (at, _))| is_due(at)).take(OWNERS_A_REFRESH);
+        due.map(|(uid, (at, _))| {
+            *at = Some(Instant::now());
+            *uid
+        })
+        .collect()
+    }
+
+    fn read_local(&self) {
+        let changed = fs::metadata(SUBUID).and_then(|data| data.modified()).ok();
+        if self.lock().changed == changed {
+            return;
+        }
+        let local = local_ranges(&fs::read_to_string(SUBUID).unwrap_or_default());
+        let mut ranges = self.lock();
+        (ranges.local, ranges.changed) = (local, changed);
+    }
+}
+
+/// Returns the account for a range with this owner; `None` if the owner does not exist.
+fn of_owner(owner: Option<u32>) -> Account {
+    match owner {
+        Some(0) => Account::RootContainers,
+        Some(owner) => Account::User(owner),
+        None => Account::Unknown,
+    }
+}
+
+/// Returns the owner of the range that holds the uid. Of several, the range with the largest first uid counts.
+fn find(ranges: &[Range], uid: u32) -> Option<&Owner> {
+    let after = ranges.partition_point(|range| range.first <= uid);
+    let before = ranges[..after].iter().rev().take_while(|range| range.reach >= uid);
+    before.into_iter().find(|range| range.last >= uid).map(|range| &range.owner)
+}
+
+fn sorted(mut ranges: Vec<Range>) -> Vec<Range> {
+    ranges.sort_by_key(|range| range.first);
+    let mut reach = 0;
+    for range in &mut ranges {
+        reach = reach.max(range.last);
+        range.reach = reach;
+    }
+    ranges
+}
+
+fn range(owner: Owner, first: &str, count: &str) -> Option<Range> {
+    let (first, count): (u32, u32) = (first.parse().ok()?, count.parse().ok()?);
+    let last = first.saturating_add(count.checked_sub(1)?);
+    Some(Range { first, last, owner, reach: last })
+}
+
+/// Parses `/etc/subuid`: lines in the form `owner:first:count`, where `owner` is a name or a uid.
+fn local_ranges(text: &str) -> Vec<Range> {
+    let of_line = |line: &str| {
+        let mut fields = line.trim().split(':');
+        let owner = fields.next().filter(|owner| !owner.is_empty() && !owner.starts_with('#'))?;
+        let owner = owner.parse().map_or_else(|_| Owner::Name(owner.to_owned()), Owner::Uid);
+        range(owner, fields.next()?, fields.next()?)
+    };
+    sorted(text.lines().take(MOST_RANGES).filter_map(of_line).collect())
+}
+
+/// Parses the output of `getsubids USER`: lines in the form `0: alice 100000 65536`.
+fn directory_ranges(text: &str, owner: u32) -> Vec<Range> {
+    let of_line = |line: &str| {
+        let mut words = line.split_whitespace().skip(2);
+        range(Owner::Uid(owner), words.next()?, words.next()?)
+    };
+    sorted(text.lines().take(MOST_RANGES).filter_map(of_line).collect())
+}
+
+/// Returns whether `/etc/nsswitch.conf` names a source of ranges other than the file.
+fn has_other_source(text: &str) -> bool {
+    let line = text.lines().find_map(|line| line.trim().strip_prefix("subid:"));
+    line.is_some_and(|sources| sources.split_whitespace().any(|source| source != "files"))
+}
+
+/// Runs `getsubids`; `None` if it fails or takes too long.
+async fn getsubids(user: &str) -> Option<String> {
+    let mut command = tokio::process::Command::new(GETSUBIDS);
+    command.arg(user).env_clear().current_dir("/").kill_on_drop(true);
+    command.stdin(Stdio::null()).stderr(Stdio::null()).stdout(Stdio::piped());
+    let output = tokio::time::timeout(GETSUBIDS_LIMIT, command.output()).await.ok()?.ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::users::Lookups;
+
+    /// Returns the accounts of a host with the users `alice` (1000) and 1001. The name service does not answer about
+    /// uid 1002, and about the owner `slow`.
+    fn accounts(text: &str) -> Accounts {
+        let user = |uid: &u32| match uid {
+            1000 => Some(Some("alice".to_owned())),
+            1001 => Some(Some("bob".to_owned())),
+            1002 => None,
+            _ => Some(None),
+        };
+        let uid = |name: &String| match name.as_str() {
+            "alice" => Some(Some(1000)),
+            "root" => Some(Some(0)),
+            "slow" => None,
+            _ => Some(None),
+        };
+        let lookups = Lookups { user: Box::new(user), uid: Box::new(uid), ..Lookups::empty() };
+        let accounts = Accounts::new(NameService::with(lookups).unwrap(), 990);
+        accounts.lock().local = local_ranges(text);
+        accounts
+    }
+
+    #[tokio::test]
+    async fn uid_counts_for_its_user_or_the_owner_of_its_range() {
+        let accounts = accounts(
+            "# comment\nalice:165536:65536\n1001:100000:65536\nroot:300000:10\ngone:400000:10\nbad\nslow:500000:10\n\
+             1001:1000:1\nalice:600000:100\n1001:600010:10\n7:4294967295:5\n",
+        );
+        for (uid, account) in [
+            // A user counts as this user, even if a range has the same uid.
+            (1000, Ok(Account::User(1000))),
+            (99_999, Ok(Account::Unknown)),
+            (100_000, Ok(Account::User(1001))),
+            (165_535, Ok(Account::User(1001))),
+            (165_536, Ok(Account::User(1000))),
+            (231_071, Ok(Account::User(1000))),
+            (231_072, Ok(Account::Unknown)),
+            (300_005, Ok(Account::RootContainers)),
+            (400_009, Ok(Account::Unknown)),
+            (500_000, Err(Unanswered)),
+            (600_005, Ok(Account::User(1000))),
+            (600_015, Ok(Account::User(1001))),
+            (600_050, Ok(Account::User(1000))),
+            (1002, Err(Unanswered)),
+            (0, Ok(Account::User(0))),
+            (990, Ok(Account::User(990))),
+            (u32::MAX, Ok(Account::User(7))),
+        ] {
+            assert_eq!(accounts.of(uid).await, account, "{uid}");
+            assert_eq!(accounts.last(uid), account, "{uid}, without waiting");
+        }
+    }
+
+    #[tokio::test]
+    async fn ranges_from_a_directory_count_for_their_owner() {
+        assert!(has_other_source("passwd: files sss\nsubid:  sss\n") && has_other_source("subid: files sss"));
+        assert!(!has_other_source("subid: files\n") && !has_other_source("passwd: files sss\n"));
+        let accounts = accounts("");
+        assert_eq!(accounts.of(700_001).await, Ok(Account::Unknown));
+        assert_eq!(accounts.of(1000).await, Ok(Account::User(1000)));
+        assert_eq!((accounts.owners_to_look_up(), accounts.owners_to_look_up()), (vec![1000], vec![]), "once an hour");
+        let found = directory_ranges("0: alice 700000 65536\n1: alice bad\n", 1000);
+        accounts.lock().directory.get_mut(&1000).unwrap().1 = found;
+        assert_eq!(accounts.of(700_001).await, Ok(Account::User(1000)));
+    }
+}
