@@ -3,7 +3,7 @@
 //! ```text
 //! uid       /proc/PID/status                              always: does not read the process's memory
 //! user      the name service                              within 50 ms
-//! command   the process's memory, which may not answer    within 50 ms, separately for each user
+//! command   the process's memory, which may not answer    within 50 ms, separately for each account
 //! ```
 //!
 //! The uid of a process is known even if its command line cannot be read. If the read of one
@@ -20,7 +20,7 @@ use std::{
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 
 use crate::{
-    accounts::Accounts,
+    accounts::{Account, Accounts},
     proc,
     users::{NameService, Unanswered},
 };
@@ -28,9 +28,9 @@ use crate::{
 /// How long a request waits for command lines.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// Maximum number of users whose command lines are read at the same time. Each user can block one thread, because a
+/// Maximum number of accounts whose command lines are read at the same time. Each account can block one thread, because a
 /// read of a process's memory can hang.
-const MOST_USERS: usize = 32;
+const MOST_ACCOUNTS: usize = 32;
 
 /// A process with its user and its command line, as far as known.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -112,11 +112,11 @@ impl Users {
     /// Returns the command lines that were read within 50 ms. `processes` contains pairs of pid and
     /// uid. `proc` is `/proc`, or the same directory of a simulated host.
     pub async fn commands(&self, proc: &Path, processes: &[(u32, u32)]) -> HashMap<u32, String> {
-        let mut by_user = BTreeMap::<u32, Vec<u32>>::new();
+        let mut by_account = BTreeMap::<Account, Vec<u32>>::new();
         for (pid, uid) in processes {
-            by_user.entry(*uid).or_default().push(*pid);
+            by_account.entry(self.accounts.last(*uid).unwrap_or(Account::Unknown)).or_default().push(*pid);
         }
-        self.commands.of(proc, by_user).await
+        self.commands.of(proc, by_account).await
     }
 
     /// Returns the users and command lines of these processes. Omits processes that have ended.
@@ -147,8 +147,8 @@ impl Users {
 #[derive(Clone)]
 struct Commands {
     read: Arc<Read>,
-    /// One lock for each user, locked while that user's processes are read.
-    locks: Arc<Mutex<HashMap<u32, Arc<Lock<()>>>>>,
+    /// One lock for each account, locked while that account's processes are read.
+    locks: Arc<Mutex<HashMap<Account, Arc<Lock<()>>>>>,
 }
 
 /// A function that reads the command line of a process below a `/proc`.
@@ -168,13 +168,13 @@ impl Commands {
     }
 
     /// Returns the command lines that were read within [`WAIT`].
-    async fn of(&self, proc: &Path, by_user: BTreeMap<u32, Vec<u32>>) -> HashMap<u32, String> {
+    async fn of(&self, proc: &Path, by_account: BTreeMap<Account, Vec<u32>>) -> HashMap<u32, String> {
         let found = Found::default();
         let mut reads = tokio::task::JoinSet::new();
-        for (uid, pids) in by_user {
+        for (account, pids) in by_account {
             let (commands, found, proc) = (self.clone(), Arc::clone(&found), proc.to_owned());
             reads.spawn(async move {
-                let Some(lock) = commands.lock(uid) else { return };
+                let Some(lock) = commands.lock(account) else { return };
                 let turn = lock.lock_owned().await;
                 let read = move || commands.fill(&proc, &pids, &found, turn);
                 let _ = tokio::task::spawn_blocking(read).await;
@@ -199,14 +199,14 @@ impl Commands {
         drop(turn);
     }
 
-    /// Returns the lock of a user; `None` if gpushd already reads the processes of [`MOST_USERS`] other users.
-    fn lock(&self, uid: u32) -> Option<Arc<Lock<()>>> {
+    /// Returns the lock of an account; `None` if gpushd already reads the processes of [`MOST_ACCOUNTS`] other accounts.
+    fn lock(&self, account: Account) -> Option<Arc<Lock<()>>> {
         let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
         locks.retain(|_, lock| Arc::strong_count(lock) > 1);
-        if locks.len() >= MOST_USERS && !locks.contains_key(&uid) {
+        if locks.len() >= MOST_ACCOUNTS && !locks.contains_key(&account) {
             return None;
         }
-        Some(Arc::clone(locks.entry(uid).or_default()))
+        Some(Arc::clone(locks.entry(account).or_default()))
     }
 }
 
@@ -234,11 +234,11 @@ mod tests {
             }
             Some(format!("command {pid}"))
         });
-        let by_user = || BTreeMap::from([(1000, vec![2, 1, 3]), (1001, vec![4])]);
-        let first = commands.of(Path::new("/proc"), by_user()).await;
+        let by_account = || BTreeMap::from([(Account::User(1000), vec![2, 1, 3]), (Account::User(1001), vec![4])]);
+        let first = commands.of(Path::new("/proc"), by_account()).await;
         assert_eq!(first, HashMap::from([(2, "command 2".to_owned()), (4, "command 4".to_owned())]));
         // The first read still hangs. The second read does not use another thread for this user.
-        let second = commands.of(Path::new("/proc"), by_user()).await;
+        let second = commands.of(Path::new("/proc"), by_account()).await;
         assert_eq!(second, HashMap::from([(4, "command 4".to_owned())]));
         drop(answer);
     }
@@ -246,9 +246,9 @@ mod tests {
     #[tokio::test]
     async fn users_beyond_the_limit_get_no_thread() {
         let commands = Commands::new(|_, pid| Some(pid.to_string()));
-        let taken: Vec<_> = (0..32).map(|uid| commands.lock(uid).unwrap()).collect();
-        assert!(commands.lock(32).is_none() && commands.lock(31).is_some());
+        let taken: Vec<_> = (0..32).map(|uid| commands.lock(Account::User(uid)).unwrap()).collect();
+        assert!(commands.lock(Account::User(32)).is_none() && commands.lock(Account::User(31)).is_some());
         drop(taken);
-        assert!(commands.lock(32).is_some());
+        assert!(commands.lock(Account::User(32)).is_some());
     }
 }

@@ -59,6 +59,7 @@ pub use self::{
         now, parent, start, try_start,
     },
     status::{Status, local_pid, owner, try_owner, try_uids, uids},
+    time_limit::count_hanging_reads_by_account,
 };
 
 /// A pid of any integer type.

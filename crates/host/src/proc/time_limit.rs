@@ -3,12 +3,15 @@
 //! Such a read can block for any time: the process may hang in the driver, and a file system in user space may not
 //! answer. So each read runs on a separate thread. If a read exceeds the limit, gpushd abandons its thread, and does not
 //! read from the same process or file again until the thread has ended.
+//!
+//! The number of hanging reads is limited per account. So the processes of one user, also those with the user's
+//! subordinate uids, never keep gpushd from reading the processes of other users.
 
 use std::{
     fmt, io,
     path::{Path, PathBuf},
     sync::{
-        Arc, LazyLock, Mutex, PoisonError, Weak,
+        Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak,
         mpsc::{RecvTimeoutError, sync_channel},
     },
     thread,
@@ -16,16 +19,20 @@ use std::{
 };
 
 use super::status;
+use crate::accounts::{Account, Accounts};
 
 /// How long one read may take.
 const LIMIT: Duration = Duration::from_millis(500);
 
-/// Maximum number of gpushd's hanging reads from processes of one user. At this number, gpushd reads from no other
-/// process of this user.
-const MOST_OF_USER: usize = 4;
+/// Maximum number of gpushd's hanging reads from processes of one account. At this number, gpushd reads from no other
+/// process of this account.
+const MOST_OF_ACCOUNT: usize = 4;
 
-/// Maximum number of processes whose reads hang.
-const MOST: usize = 64;
+/// Maximum number of processes whose reads hang. Only 128 different users could reach it.
+const MOST: usize = 128 * MOST_OF_ACCOUNT;
+
+/// Finds the account of a uid. Without it, each uid is an account.
+static ACCOUNTS: OnceLock<Accounts> = OnceLock::new();
 
 /// The reads from processes.
 static READS: LazyLock<Reads> = LazyLock::new(|| Reads::new(LIMIT));
@@ -36,8 +43,8 @@ static FILES: LazyLock<Reads> = LazyLock::new(|| Reads::new(LIMIT));
 /// What a read concerns.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Subject {
-    /// The process with this pid and user.
-    Process(i32, u32),
+    /// The process with this pid and the account of its user.
+    Process(i32, Account),
     File(PathBuf),
 }
 
@@ -50,10 +57,10 @@ impl Subject {
         }
     }
 
-    /// Returns the user of the process.
-    fn uid(&self) -> Option<u32> {
+    /// Returns the account of the process.
+    fn account(&self) -> Option<Account> {
         match self {
-            Self::Process(_, uid) => Some(*uid),
+            Self::Process(_, account) => Some(*account),
             Self::File(_) => None,
         }
     }
@@ -85,6 +92,17 @@ struct RunningRead {
     thread: Weak<()>,
 }
 
+/// Counts hanging reads for these accounts from now on.
+pub fn count_hanging_reads_by_account(accounts: Accounts) {
+    let _the_first_call_counts = ACCOUNTS.set(accounts);
+}
+
+/// Returns the account for which hanging reads of a process count. A uid whose account is not known yet counts like all
+/// unknown uids.
+fn account_of(uid: u32) -> Account {
+    ACCOUNTS.get().map_or(Account::User(uid), |accounts| accounts.last(uid).unwrap_or(Account::Unknown))
+}
+
 /// Reads something from a process on a separate thread, and waits until the read has ended.
 ///
 /// # Errors
@@ -92,10 +110,10 @@ struct RunningRead {
 /// process still hangs, or too many reads hang.
 pub(super) fn within_limit<T: Send + 'static>(pid: i32, read: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     // Count the read for the real uid. A user can start setuid programs that hang. With the effective uid, these
-    // programs would use up the limit `MOST_OF_USER` of their owner, and gpushd could not read the owner's other
+    // programs would use up the limit `MOST_OF_ACCOUNT` of their owner, and gpushd could not read the owner's other
     // processes.
     let uid = status::try_uids(pid)?.map_or(u32::MAX, |[real, ..]| real);
-    READS.within_limit(Subject::Process(pid, uid), read)
+    READS.within_limit(Subject::Process(pid, account_of(uid)), read)
 }
 
 /// Reads something about a file on a separate thread, and waits until the read has ended.
@@ -147,8 +165,8 @@ impl Reads {
         if hanging().any(|read| read.subject.is_same(subject)) {
             return Err(timed_out(format!("an earlier read of {subject} still hangs")));
         }
-        let of_user = |uid: u32| hanging().filter(|read| read.subject.uid() == Some(uid)).count();
-        if subject.uid().is_some_and(|uid| of_user(uid) >= MOST_OF_USER) || hanging().count() >= MOST {
+        let of = |account: Account| hanging().filter(|read| read.subject.account() == Some(account)).count();
+        if subject.account().is_some_and(|one| of(one) >= MOST_OF_ACCOUNT) || hanging().count() >= MOST {
             return Err(timed_out(format!("cannot read {subject}: other reads still hang")));
         }
         running.push(new);
@@ -165,6 +183,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::*;
+    use crate::users::{Lookups, NameService};
 
     /// Returns a read that hangs until the sender is dropped.
     fn hanging() -> (Sender<()>, impl FnOnce() + Send + 'static) {
@@ -176,7 +195,7 @@ mod tests {
     }
 
     fn process(pid: i32, uid: u32) -> Subject {
-        Subject::Process(pid, uid)
+        Subject::Process(pid, Account::User(uid))
     }
 
     fn kind<T>(result: io::Result<T>) -> Option<io::ErrorKind> {
@@ -211,6 +230,30 @@ mod tests {
         assert_eq!(reads.running.lock().unwrap().len(), 3);
         drop(thread);
         assert_eq!(reads.within_limit(process(7, 1000), || 1).unwrap(), 1);
+    }
+
+    /// Fault: 16 subordinate uids of one user with 4 hanging processes each kept gpushd from reading any other process,
+    /// so the leases of all users stayed `releasing`.
+    #[test]
+    fn hanging_processes_of_one_account_hide_no_other_account() {
+        let user = |uid: &u32| Some((*uid == 1001).then(|| "bob".to_owned()));
+        let lookups = Lookups { user: Box::new(user), ..Lookups::empty() };
+        let accounts = Accounts::new(NameService::with(lookups).unwrap(), 990);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let account = |uid| runtime.block_on(accounts.of(uid)).unwrap();
+        let reads = Reads::new(Duration::from_millis(1));
+        let mut answers = Vec::new();
+        for pid in 0..80 {
+            // Each process has another uid that belongs to no user.
+            let subject = Subject::Process(pid, account(4_100_000 + pid.cast_unsigned()));
+            let (answer, read) = hanging();
+            assert!(reads.within_limit(subject, read).is_err());
+            answers.push(answer);
+        }
+        assert_eq!(reads.running.lock().unwrap().len(), MOST_OF_ACCOUNT);
+        let patient = Reads { limit: Duration::from_secs(60), ..reads };
+        assert_eq!(patient.within_limit(Subject::Process(99, account(1001)), || 2).unwrap(), 2);
+        drop(answers);
     }
 
     #[test]
