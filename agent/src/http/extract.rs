@@ -4,6 +4,7 @@ use std::{fmt, marker::PhantomData, time::Duration};
 
 use axum::{
     Json,
+    body::Bytes,
     extract::{FromRef, FromRequest, FromRequestParts, Path, Query, Request, rejection::JsonRejection},
     http::{HeaderValue, StatusCode, request::Parts},
 };
@@ -14,7 +15,7 @@ use serde::{
 
 use gpush_host::peer::Peer;
 
-use super::{BODY, failure::Failure};
+use super::{body_text, failure::Failure};
 use crate::{
     authorization::Authorization,
     caller::Caller,
@@ -56,10 +57,24 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 
     async fn from_request(request: Request, state: &S) -> Result<Self, Failure> {
         let path = request.uri().path().to_owned();
-        let Ok(read) = tokio::time::timeout(BODY_TIME, Json::<Object<T>>::from_request(request, state)).await else {
+        let (parts, body) = request.into_parts();
+        let whole = Request::from_parts(parts.clone(), body);
+        let Ok(bytes) = tokio::time::timeout(BODY_TIME, Bytes::from_request(whole, state)).await else {
             let message = format!("the body of a request to {path} did not arrive within {}s", BODY_TIME.as_secs());
             return Err(Failure::bad_request(StatusCode::REQUEST_TIMEOUT, message));
         };
+        let bytes = bytes.map_err(|rejection| match rejection.status() {
+            status @ StatusCode::PAYLOAD_TOO_LARGE => {
+                Failure::bad_request(status, format!("the body is larger than {path} takes"))
+                    .hint("GET /v1/openapi.json describes the body")
+            }
+            status => Failure::bad_request(status, rejection.body_text()),
+        })?;
+        if !body_text::has_short_strings(&bytes) {
+            let message = format!("a text in the body is longer than {} bytes", body_text::LONGEST);
+            return Err(Failure::bad_request(StatusCode::PAYLOAD_TOO_LARGE, message).hint("shorten it"));
+        }
+        let read = Json::<Object<T>>::from_request(Request::from_parts(parts, bytes.into()), state).await;
         read.map(|Json(Object(body))| Self(body)).map_err(|rejection| {
             let status = rejection.status();
             match rejection {
@@ -70,9 +85,6 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
                 // The text of this error names the wrong field and its position.
                 JsonRejection::JsonDataError(error) => unfit(&path, &error.body_text()),
                 JsonRejection::JsonSyntaxError(error) => unfit(&path, &error.body_text()),
-                _ if status == StatusCode::PAYLOAD_TOO_LARGE => {
-                    Failure::bad_request(status, format!("the body is larger than the {BODY} bytes that {path} takes"))
-                }
                 other => Failure::bad_request(status, other.body_text()),
             }
         })

@@ -14,7 +14,7 @@ use gpush_api::{ApiError, Code, Gpu, GpuHolders, GpuProfile, ReasonRequest};
 use serde::Deserialize;
 
 use super::{
-    Handles,
+    Handles, answer_budget,
     extract::{Body, Parameters, PathPart},
     failure::Failure,
     requests::Requests,
@@ -82,7 +82,7 @@ async fn list(
     // no operation runs or waits.
     let is_idle = engine.queue.is_empty() && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
     if is_idle && let Some(json) = observed.host.answers.get(viewer, &observed.late) {
-        return Ok(response_limiter::response(StatusCode::OK, json));
+        return Ok(answer_budget::response(StatusCode::OK, json));
     }
     let of = caller.viewer;
     let list = async move {
@@ -99,7 +99,7 @@ async fn list(
         }
         Ok::<Bytes, Failure>(json)
     };
-    Ok(response_limiter::response(StatusCode::OK, limiter.run(&caller, list).await??))
+    Ok(answer_budget::response(StatusCode::OK, limiter.run(&caller, list).await??))
 }
 
 /// Returns one GPU, with its MIG profiles.

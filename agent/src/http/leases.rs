@@ -2,12 +2,12 @@
 
 use axum::{
     Json, Router,
-    extract::State,
+    extract::{DefaultBodyLimit, State},
     http::StatusCode,
     response::Response,
     routing::{get, post},
 };
-use gpush_api::{ApiError, Code, Lease, LeaseGrant, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest};
+use gpush_api::{ApiError, Code, Lease, LeaseGrant, LeaseId, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -36,10 +36,11 @@ pub(super) fn routes() -> Router<Handles> {
             .route("/v1/leases/{id}/revoke", post(revoke)),
     )
     .route("/v1/leases", get(list))
+    .layer(DefaultBodyLimit::max(BODY))
 }
 
-/// Maximum number of ended leases in one response.
-const MOST_ENDED: usize = 1000;
+/// Maximum size in bytes of a body about leases. Any user may send it, and gpushd stores the request.
+const BODY: usize = 4 << 10;
 
 /// Parameters of `GET /v1/leases`.
 #[derive(Debug, Default, Deserialize)]
@@ -47,9 +48,13 @@ const MOST_ENDED: usize = 1000;
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
 struct ListParameters {
-    /// Number of ended leases to add, at most 1000; none by default.
+    /// Number of ended leases to add, at most 100; none by default.
     #[serde(default)]
     ended: Option<usize>,
+    /// Only leases that ended before this ended lease. For the next page, use the `id` of the last lease.
+    #[serde(default)]
+    #[cfg_attr(test, param(value_type = Option<String>))]
+    before: Option<LeaseId>,
 }
 
 /// A body without fields.
@@ -94,15 +99,21 @@ async fn list(
     State(leases): State<Leases>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
-    Parameters(ListParameters { ended }): Parameters<ListParameters>,
+    Parameters(ListParameters { ended, before }): Parameters<ListParameters>,
 ) -> Result<Response, Failure> {
     let ended = ended.unwrap_or_default();
-    if ended > MOST_ENDED {
-        let message = format!("`ended` must be at most {MOST_ENDED}, not {ended}");
-        return Err(ApiError::new(Code::BadRequest, message).into());
+    if ended > leases::MOST_ENDED {
+        let message = format!("`ended` must be at most {}, not {ended}", leases::MOST_ENDED);
+        let error = ApiError::new(Code::BadRequest, message);
+        return Err(error.hint("request page by page: set `before` to the id of the last lease").into());
     }
     let viewer = caller.viewer;
-    let list = async move { Ok::<Vec<Lease>, Failure>(leases::all(&leases, viewer, ended).await?) };
+    let list = async move {
+        Ok::<Vec<Lease>, Failure>(match before {
+            None => leases::all(&leases, viewer, ended).await?,
+            Some(before) => leases::ended_before(&leases, viewer, before, ended).await?,
+        })
+    };
     limiter.answer(&caller, StatusCode::OK, list).await
 }
 

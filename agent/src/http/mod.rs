@@ -5,7 +5,9 @@
 //! `response_limiter`, so that they do not delay small responses.
 
 pub(crate) mod admin_socket;
+mod answer_budget;
 mod audit;
+mod body_text;
 pub(crate) mod change_limiter;
 mod config;
 pub(crate) mod endless;
@@ -57,7 +59,7 @@ use crate::{
     state::{Commits, State, readings::Readings},
 };
 
-/// Maximum size of a request body in bytes.
+/// Maximum size of a request body in bytes. Only administrators send such large bodies, with layouts.
 const BODY: usize = 64 << 10;
 
 /// The handles that the API uses. A handler uses axum's `State` to get the handles that it needs. axum clones the state

@@ -131,7 +131,7 @@ mod tests {
                         ("limit", "/v1/operations") => {
                             (schema.minimum, schema.maximum) = (Some(1.into()), Some(200.into()));
                         }
-                        ("ended", _) => schema.maximum = Some(1000.into()),
+                        ("ended", _) => schema.maximum = Some(100.into()),
                         ("limit", _) => (schema.minimum, schema.maximum) = (Some(1.into()), Some(1000.into())),
                         ("lines", _) => schema.maximum = Some(2000.into()),
                         ("id" | "gpu" | "target", _) if path.contains('{') => schema.min_length = Some(1),

@@ -26,16 +26,15 @@ use std::{
     thread::available_parallelism,
 };
 
-use axum::{
-    body::Bytes,
-    http::{HeaderValue, StatusCode, header},
-    response::{IntoResponse, Response},
-};
+use axum::{body::Bytes, http::StatusCode, response::Response};
 use gpush_host::accounts::Account;
 use serde::Serialize;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, watch};
 
-use super::failure::Failure;
+use super::{
+    answer_budget::{AnswerBudget, response},
+    failure::Failure,
+};
 use crate::caller::Caller;
 
 /// Maximum number of permits. More threads would only make each response slower.
@@ -50,6 +49,7 @@ struct Inner {
     public: Pool,
     /// Permits for administrators.
     privileged: Pool,
+    budget: AnswerBudget,
 }
 
 /// A set of permits, and the number of them that each account may hold.
@@ -107,7 +107,11 @@ impl ResponseLimiter {
     }
 
     fn with_permits(permits: usize) -> Self {
-        Self(Arc::new(Inner { public: Pool::new(permits), privileged: Pool::new(permits) }))
+        Self(Arc::new(Inner {
+            public: Pool::new(permits),
+            privileged: Pool::new(permits),
+            budget: AnswerBudget::new(),
+        }))
     }
 
     /// Runs `work` to its end. gpushd holds a permit of the caller's account each time it polls `work`.
@@ -145,7 +149,7 @@ impl ResponseLimiter {
     /// Runs `work` and returns its value as a JSON response.
     ///
     /// # Errors
-    /// If `work` fails or panics.
+    /// If `work` fails or panics, or if the caller's account has too many unread answers.
     pub(super) async fn answer<T: Serialize>(
         &self,
         caller: &Caller,
@@ -153,18 +157,13 @@ impl ResponseLimiter {
         work: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) -> Result<Response, Failure> {
         let json = self.run(caller, async move { to_json(&work.await?) }).await??;
-        Ok(response(status, json))
+        Ok(response(status, self.0.budget.take(caller, json)?))
     }
 }
 
 /// Writes a value as JSON.
 pub(super) fn to_json<T: Serialize>(value: &T) -> Result<Bytes, Failure> {
     serde_json::to_vec(value).map(Bytes::from).map_err(|_| Failure::internal())
-}
-
-/// Creates a response from JSON.
-pub(super) fn response(status: StatusCode, json: Bytes) -> Response {
-    (status, [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], json).into_response()
 }
 
 #[cfg(test)]

@@ -120,7 +120,7 @@ impl GrantingLease {
         wait_until_decided(leases, id).await;
         let is_active = |lease: &&OpenLease| lease.state.name() == LeaseState::Active;
         if let Some(lease) = leases.handles.state.leases().get(id).filter(is_active) {
-            log::change(&leases.handles.state, &lease.record, format!("was granted: {}", spec(&lease.record.request)));
+            log::granted(&leases.handles.state, &lease.record, spec(&lease.record.request));
             return answer(leases, id, viewer, bound, moving).await;
         }
         drop(moving);

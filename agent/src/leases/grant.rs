@@ -166,7 +166,8 @@ pub(super) async fn request_with(
         let (not_placed, host) = match reserve(leases, &now, &gpus, &resolved) {
             Ok(reserved) => {
                 let has_key = key.is_some();
-                let bound = resolved.bound;
+                // The normal form of the request is recorded, and not the text that the caller sent.
+                let (bound, request) = (resolved.bound, resolved.new.request.clone());
                 let granted =
                     commit(leases, caller.viewer, resolved.new.into(), &request, &bound, reserved, key).await?;
                 return Ok(Outcome::Granted(Delivery::new(leases, granted, has_key)));
@@ -356,7 +357,7 @@ pub(super) async fn commit(
             }
         };
         begun.insert(leases, reservation);
-        tracing::info!(lease = %begun.record.id, uid = begun.record.holder.uid, "lease {} is being granted: {}", begun.record.id, spec(request));
+        tracing::info!(lease = %begun.record.id, uid = begun.record.holder.uid, "lease {} is being granted: {}", begun.record.id, super::log::short(spec(request)));
         return begun.finish(leases, viewer, bound).await;
     }
     // Prepare the daemons before the commit: if clients of another user are connected, gpushd must not record the
@@ -390,7 +391,7 @@ pub(super) async fn commit(
                 table.reserved.remove(&reservation);
                 table.insert(record.clone());
             });
-            super::log::change(&leases.handles.state, &record, format!("was granted: {}", spec(request)));
+            super::log::granted(&leases.handles.state, &record, spec(request));
             super::lease_end::watch(leases, record.id);
             leases.ends_changed.send_replace(());
             answer(leases, record.id, viewer, bound, moving).await

@@ -2,7 +2,8 @@
 //!
 //! A lease has one entry. The message names the user and the devices as `gpushctl status` does. The entry has a field
 //! for each device, so `journalctl GPUSH_MIG=UUID` and `journalctl GPUSH_GPU=UUID` find it. An entry has room for
-//! [`DEVICES`] devices; a lease with more devices has further entries.
+//! [`DEVICES`] devices; a lease with more devices has further entries. Only the first entry contains the text of the
+//! request, at most [`MOST`] characters of it.
 
 use std::fmt::Display;
 
@@ -14,6 +15,9 @@ use crate::state::{HostState, State};
 
 /// Maximum number of devices in one entry.
 const DEVICES: usize = 8;
+
+/// Maximum length of the text of a request in the log, in characters.
+const MOST: usize = 1000;
 
 /// A device as an entry names it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,15 +58,36 @@ fn devices(record: &LeaseRecord, host: &HostState) -> Vec<Device> {
     devices
 }
 
-/// Logs that a lease was granted or has ended. `what` completes the sentence "lease L12 of alice on GPU 0 …".
+/// Shortens the text of a request for the log.
+pub(super) fn short(mut text: String) -> String {
+    if let Some((at, _)) = text.char_indices().nth(MOST) {
+        text.truncate(at);
+        text.push('\u{2026}');
+    }
+    text
+}
+
+/// Logs that a lease was granted. `request` is the text of its request.
+pub(super) fn granted(state: &State, record: &LeaseRecord, request: String) {
+    entries(state, record, &format!("was granted: {}", short(request)), "was granted");
+}
+
+/// Logs that a lease has changed. `what` completes the sentence "lease L12 of alice on GPU 0 …".
 pub(super) fn change(state: &State, record: &LeaseRecord, what: impl Display) {
+    let what = what.to_string();
+    entries(state, record, &what, &what);
+}
+
+/// Writes the entries of a lease: the first one with the text `first`, the others with the text `what`.
+fn entries(state: &State, record: &LeaseRecord, first: &str, what: &str) {
     let (lease, uid, host) = (record.id, record.holder.uid, state.now());
     let user = record.holder.user.clone().unwrap_or_else(|| format!("uid {uid}"));
     let devices = devices(record, &host);
     if devices.is_empty() {
-        tracing::info!(%lease, uid, "lease {lease} of {user} {what}");
+        tracing::info!(%lease, uid, "lease {lease} of {user} {first}");
     }
-    for some in devices.chunks(DEVICES) {
+    for (number, some) in devices.chunks(DEVICES).enumerate() {
+        let what = if number == 0 { first } else { what };
         let names = some.iter().map(|device| device.name.as_str()).collect::<Vec<_>>().join(", ");
         let gpu = |at: usize| some.get(at).map(|device| device.gpu.as_str());
         // A field without a value is left out.
@@ -75,5 +100,16 @@ pub(super) fn change(state: &State, record: &LeaseRecord, what: impl Display) {
             gpu = other_gpu(6), mig = mig(6), gpu = other_gpu(7), mig = mig(7),
             "lease {lease} of {user} on {names} {what}"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_a_request_in_the_log_is_short() {
+        assert_eq!(short("mps=25".to_owned()), "mps=25");
+        assert_eq!(short("\u{e4}".repeat(5000)).chars().count(), MOST + 1);
     }
 }

@@ -91,7 +91,7 @@ pub(crate) use self::{
     offers::devices,
     restored::restore_places,
     scope::{Scopes, health},
-    show::{all, environment, one},
+    show::{MOST_ENDED, all, ended_before, environment, one},
 };
 
 /// The parts of gpushd that leases use.

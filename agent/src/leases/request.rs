@@ -59,7 +59,7 @@ pub(super) async fn resolve(
     gpus: &[Gpu],
     job: Option<&JobTerms>,
 ) -> Result<Resolved, ApiError> {
-    request::check(&request)?;
+    let request = request::normalized(request)?;
     let holder = holder(caller, request.holder)?;
     let (mut selected, withheld) = for_caller(caller, host, selected(host, &request)?)?;
     if job.is_some() {

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Maximum number of ended leases in one answer.
-pub(super) const MOST_ENDED: usize = 1000;
+pub(crate) const MOST_ENDED: usize = 100;
 
 /// Parses a lease id.
 ///
@@ -39,18 +39,46 @@ pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result
     let table = leases.handles.state.leases();
     let mut all: Vec<Lease> = table.open.values().map(|lease| lease.to_api(viewer)).collect();
     if ended > 0 {
-        let uid = match viewer {
-            // Root of a container holds no lease, and is not the host's root.
-            Viewer::User(0) => return Ok(all),
-            Viewer::User(uid) => Some(uid),
-            Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook => None,
-        };
-        let history = LeaseHistory { uid, before: None, limit: ended.min(MOST_ENDED) };
-        let ended = leases.handles.store.read(move |view| view.ended_leases(history)).await?;
+        let ended = history(leases, viewer, None, ended).await?;
         // Skip a lease that ended between the two reads, because it is already in the list.
         all.extend(ended.iter().filter(|record| !table.open.contains_key(&record.id)).map(|one| to_api(one, viewer)));
     }
     Ok(all)
+}
+
+/// Lists at most `limit` leases that ended before the ended lease `before`, the latest first. A user sees only their own
+/// leases.
+///
+/// # Errors
+/// If there is no such ended lease, or if the store cannot be read.
+pub(crate) async fn ended_before(
+    leases: &Leases,
+    viewer: Viewer,
+    before: LeaseId,
+    limit: usize,
+) -> Result<Vec<Lease>, ApiError> {
+    let record = leases.handles.store.read(move |view| view.lease(before)).await?;
+    let is_visible =
+        |record: &LeaseRecord| record.state == LeaseState::Ended && viewer.may_see(Some(record.holder.uid));
+    let record = record.filter(is_visible).ok_or_else(|| unknown(before))?;
+    let ended = history(leases, viewer, Some(record.sequence), limit).await?;
+    Ok(ended.iter().map(|one| to_api(one, viewer)).collect())
+}
+
+async fn history(
+    leases: &Leases,
+    viewer: Viewer,
+    before: Option<u64>,
+    limit: usize,
+) -> Result<Vec<LeaseRecord>, ApiError> {
+    let uid = match viewer {
+        // Root of a container holds no lease, and is not the host's root.
+        Viewer::User(0) => return Ok(Vec::new()),
+        Viewer::User(uid) => Some(uid),
+        Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook => None,
+    };
+    let history = LeaseHistory { uid, before, limit: limit.min(MOST_ENDED) };
+    Ok(leases.handles.store.read(move |view| view.ended_leases(history)).await?)
 }
 
 /// Returns one lease. An ended lease is available as long as the store keeps it.

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use gpush_api::{
-    LONGEST_LEASE_S, Lease, LeaseGrant, LeaseId, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest, LeaseWait,
+    LONGEST_LEASE_S, Lease, LeaseGrant, LeaseId, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest, LeaseState,
+    LeaseWait,
 };
 use serde::Serialize;
 
@@ -11,6 +12,9 @@ use crate::{
     client::{Client, DEFAULT_DEADLINE},
     error::Error,
 };
+
+/// Maximum number of ended leases in one answer of gpushd.
+const PAGE: usize = 100;
 
 /// A body without fields.
 #[derive(Serialize)]
@@ -49,8 +53,19 @@ impl Client {
     /// # Errors
     /// See [`crate::Kind`].
     pub async fn leases(&mut self, ended: usize) -> Result<Vec<Lease>, Error> {
-        let query = if ended == 0 { String::new() } else { format!("?ended={ended}") };
-        self.get(&format!("/v1/leases{query}")).await
+        let query = if ended == 0 { String::new() } else { format!("?ended={}", ended.min(PAGE)) };
+        let mut all: Vec<Lease> = self.get(&format!("/v1/leases{query}")).await?;
+        let has_ended = |lease: &&Lease| lease.state == LeaseState::Ended;
+        let mut found = all.iter().filter(has_ended).count();
+        let mut is_full = found >= PAGE;
+        while found < ended && is_full {
+            let Some(last) = all.iter().rfind(has_ended).map(|lease| lease.id) else { break };
+            let limit = (ended - found).min(PAGE);
+            let page: Vec<Lease> = self.get(&format!("/v1/leases?ended={limit}&before={last}")).await?;
+            (found, is_full) = (found + page.len(), page.len() == PAGE);
+            all.extend(page);
+        }
+        Ok(all)
     }
 
     /// `GET /v1/leases/{id}`.

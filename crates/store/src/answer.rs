@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::{
+    account_limits::{self, AccountLimits, Limited},
     error::StoreError,
     note::Bounds,
     operation::OperationId,
@@ -160,32 +161,14 @@ impl Tx<'_> {
         record::put(self.connection, &kept)
     }
 
-    /// Deletes expired answers. Also deletes the oldest answers if an account has more answers than the limit for one
-    /// account.
-    ///
-    /// If all accounts together have too many answers, deletes the oldest answers of the accounts with the most answers
-    /// first. So one user's requests never displace an answer to a user with fewer answers. Answers to root and to
-    /// gpushd's own user do not count towards either limit.
+    /// Deletes expired answers, and the answers beyond the limits of their accounts. Answers to root and to gpushd's own
+    /// user do not count for the limits of all accounts.
     pub(crate) fn prune_answers(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let expired =
             record::delete::<StoredAnswer>(self.connection, "WHERE expires_at <= ?1", [self.now.as_millisecond()])?;
-        let ranked = "SELECT uid, sequence, row_number() OVER (PARTITION BY account ORDER BY sequence DESC) AS age \
-                      FROM (SELECT uid, sequence, account(uid) AS account FROM answers) WHERE account NOT NULL";
-        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-        let per_account = record::delete::<StoredAnswer>(
-            self.connection,
-            &format!("WHERE sequence IN (SELECT sequence FROM ({ranked}) WHERE age > ?1)"),
-            [number(bounds.answers_per_account)],
-        )?;
-        let own = i64::from(nix::unistd::geteuid().as_raw());
-        let in_all = record::delete::<StoredAnswer>(
-            self.connection,
-            &format!(
-                "WHERE sequence IN (SELECT sequence FROM ({ranked}) WHERE uid NOT IN (0, ?1) \
-                 ORDER BY age, sequence DESC LIMIT -1 OFFSET ?2)"
-            ),
-            [own, number(bounds.answers)],
-        )?;
-        Ok(expired + per_account + in_all)
+        let exempt = format!("uid IN (0, {})", nix::unistd::geteuid());
+        let limited = Limited { records: "1", uid: "uid", exempt: &exempt };
+        let limits = AccountLimits::new(bounds.answers_per_account, bounds.answers, bounds);
+        Ok(expired + account_limits::prune::<StoredAnswer>(self.connection, limited, limits)?)
     }
 }

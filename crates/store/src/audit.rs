@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::{
+    account_limits::{self, AccountLimits, Limited},
     error::StoreError,
     note::Bounds,
     record::{self, Columns, Record},
@@ -196,33 +197,17 @@ impl Tx<'_> {
         Ok(pruned + self.prune_audit_of(others, &by_users, bounds.audit_most, bounds)?)
     }
 
-    /// Deletes the oldest records of an action beyond each account's limit. If all accounts together still have too many
-    /// records, first deletes records of the accounts with the most records. A record belongs to the caller, or to the
+    /// Deletes the records of an action beyond the limits of their accounts. A record belongs to the caller, or to the
     /// holder of the lease if gpushd itself acted.
     fn prune_users(&mut self, action: &str, bounds: &Bounds) -> Result<usize, StoreError> {
-        let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         // A record with damaged JSON must not abort the deletion, so treat damaged fields as empty. The seal (checksum)
         // of every record is checked when the record is read.
         let field = |column: &str, path: &str| format!("iif(json_valid({column}), {column}, '{{}}') ->> '{path}'");
-        let user = format!("coalesce({}, {}, -1)", field("actor", "$.uid"), field("detail", "$.uid"));
-        let ranked = format!(
-            "SELECT sequence, row_number() OVER (PARTITION BY account ORDER BY sequence DESC) AS age \
-             FROM (SELECT sequence, account({user}) AS account FROM audit WHERE action GLOB ?1) \
-             WHERE account NOT NULL"
-        );
-        let per_account = record::delete::<AuditRecord>(
-            self.connection,
-            &format!("WHERE sequence IN (SELECT sequence FROM ({ranked}) WHERE age > ?2)"),
-            (action, number(bounds.audit_shares_per_account)),
-        )?;
-        let in_all = record::delete::<AuditRecord>(
-            self.connection,
-            &format!(
-                "WHERE sequence IN (SELECT sequence FROM ({ranked}) ORDER BY age, sequence DESC LIMIT -1 OFFSET ?2)"
-            ),
-            (action, number(bounds.audit_shares)),
-        )?;
-        Ok(per_account + in_all)
+        let uid = format!("coalesce({}, {}, -1)", field("actor", "$.uid"), field("detail", "$.uid"));
+        let records = format!("action GLOB '{action}'");
+        let limited = Limited { records: &records, uid: &uid, exempt: "0" };
+        let limits = AccountLimits::new(bounds.audit_shares_per_account, bounds.audit_shares, bounds);
+        account_limits::prune::<AuditRecord>(self.connection, limited, limits)
     }
 
     /// Deletes the oldest records beyond `most`. Of the other records, deletes those that are too old, but keeps at

@@ -31,6 +31,7 @@
 //! comparison of the whole schema. A [`watermark`] and a marker outside the file record the
 //! progress of the database, to detect missing commits.
 
+mod account_limits;
 mod answer;
 mod audit;
 mod condition;

@@ -16,6 +16,11 @@ pub(crate) type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 /// Limits on stored records.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bounds {
+    /// Maximum size in bytes of the records of one account. Ended leases, answers, audit records about leases, and audit
+    /// records about refused attempts each get a quarter.
+    pub account_bytes: usize,
+    /// Maximum size in bytes of the records of all accounts, with the same quarters.
+    pub all_bytes: usize,
     /// Disk space in bytes that is reserved for recording the ends of operations and leases.
     pub reserve: u64,
     /// Maximum number of ended operations.
@@ -45,6 +50,8 @@ pub struct Bounds {
 impl Default for Bounds {
     fn default() -> Self {
         Self {
+            account_bytes: 1 << 20,
+            all_bytes: 64 << 20,
             reserve: 4 << 20,
             operations: 1000,
             leases_per_account: 1000,

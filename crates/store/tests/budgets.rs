@@ -135,6 +135,39 @@ fn flood_of_shares_evicts_the_users_own_records_only() {
     assert_eq!((of_little, all.len()), (4, 14));
 }
 
+/// Fault: the limits counted records, and one user filled 444 MB with long texts.
+#[test]
+fn records_are_limited_in_bytes() {
+    let scratch = tempfile::tempdir().unwrap();
+    let bounds = Bounds { account_bytes: 4 * 10_000, all_bytes: 4 * 25_000, ..Bounds::default() };
+    let store = open(scratch.path(), bounds);
+    let record = |uid: u32, count: usize| {
+        for _ in 0..count {
+            let write = store.write(move |tx| {
+                tx.audit(NewAudit {
+                    by: Some(actor(uid)),
+                    action: "lease.grant".to_owned(),
+                    object: "GPU-0".to_owned(),
+                    result: "done".to_owned(),
+                    detail: serde_json::json!({ "text": "x".repeat(900) }),
+                })
+            });
+            write.wait().unwrap();
+        }
+    };
+    record(LITTLE, 3);
+    (0..4).for_each(|n| record(3000 + n, 12));
+    record(FLOOD, 50);
+    drop(store);
+    let store = open(scratch.path(), bounds);
+    let all = store.read(|view| view.audit(&AuditQuery::default())).wait().unwrap();
+    let of = |uid: u32| all.iter().filter(|one| one.by.as_ref().is_some_and(|by| by.uid == uid)).count();
+    assert_eq!(of(LITTLE), 3, "users with few records keep them");
+    assert!((4..=10).contains(&of(FLOOD)), "{}", of(FLOOD));
+    assert!(all.len() <= 25, "{}", all.len());
+    assert!(all.iter().rev().next().is_some_and(|one| one.by.as_ref().is_some_and(|by| by.uid == FLOOD)));
+}
+
 #[test]
 fn store_that_is_never_quiet_prunes() {
     let scratch = tempfile::tempdir().unwrap();

@@ -118,6 +118,20 @@ fn ten_thousand_requests_of_one_user_delay_no_other_user() {
     assert!(!counts.contains_key("500"), "{counts:?}");
 }
 
+/// Fault: gpushd trimmed a selector for its check, but stored, audited and logged the text with 63,000 blanks.
+#[test]
+fn padded_request_is_stored_in_its_normal_form() {
+    let (_host, agent) = two_gpus(WHOLE);
+    let blanks = " ".repeat(3000);
+    let body = json!({ "share": { "kind": "whole" }, "selectors": [format!("{blanks}1")] });
+    let lease = request(&agent, &body).expect("a lease").lease;
+    assert_eq!(lease.request.expect("the own request").gpus, ["1"]);
+    for size in [5000, 60_000] {
+        let body = json!({ "share": { "kind": "whole" }, "target": "x".repeat(size) });
+        assert_eq!(request(&agent, &body).unwrap_err().code, Code::BadRequest, "{size}");
+    }
+}
+
 /// Fault: with `leases = 1`, a user got eight GPUs with eight subordinate uids, because each uid had a quota of its own.
 #[test]
 fn uids_without_a_user_share_one_quota() {

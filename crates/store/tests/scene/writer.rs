@@ -20,9 +20,15 @@ use super::{audit, lease_terms, lost, new_lease, operation, options, override_of
 pub(crate) const THREADS: u64 = 4;
 
 pub(crate) fn roomy() -> Options {
-    let (leases, leases_per_account) = (usize::MAX, usize::MAX);
-    let bounds =
-        Bounds { operations: usize::MAX, leases, leases_per_account, audit_most: 1_000_000, ..Bounds::default() };
+    let bounds = Bounds {
+        operations: usize::MAX,
+        leases: usize::MAX,
+        leases_per_account: usize::MAX,
+        account_bytes: usize::MAX,
+        all_bytes: usize::MAX,
+        audit_most: 1_000_000,
+        ..Bounds::default()
+    };
     Options { bounds, ..options() }
 }
 

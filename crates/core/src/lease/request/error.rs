@@ -112,6 +112,8 @@ pub enum RequestError {
     },
     /// The duration is zero, or more than 52 weeks.
     BadDuration,
+    /// The name of the target is too long, or has a control character.
+    BadTarget,
     /// There are too many selectors.
     TooManySelectors {
         /// Number of selectors.
@@ -160,6 +162,7 @@ impl fmt::Display for RequestError {
             }
             Self::NotCountable { kind } => write!(f, "a lease of kind {kind} has only one share, so it takes no count"),
             Self::BadDuration => f.write_str("a duration must be 1 second to 52 weeks"),
+            Self::BadTarget => f.write_str("the target is not the name of a MIG device or MPS target"),
             Self::TooManySelectors { count } => write!(f, "the request has {count} GPU selectors; the limit is 256"),
             Self::BadSelector(error) => write!(f, "{error}"),
             Self::NoDefault { offered } if offered.is_empty() => f.write_str("no GPU can be leased"),
@@ -204,6 +207,7 @@ impl RequestError {
             Self::BadCount { .. } => format!("request 1 to {MOST_MEMBERS} devices"),
             Self::NotCountable { .. } => "request one lease for each share".to_owned(),
             Self::BadDuration => "write 90s, 15m, 1h30m or 2d".to_owned(),
+            Self::BadTarget => "list them with `gpushctl mig list` and `gpushctl mps list`".to_owned(),
             Self::TooManySelectors { .. } => "use ranges of GPU indexes, such as 0-7".to_owned(),
             Self::BadSelector(error) => error.hint.clone(),
             Self::NoDefault { offered } if offered.is_empty() => "list the GPUs with `gpushctl status`".to_owned(),

@@ -33,6 +33,7 @@ use crate::{duration, quote::Quoted, selector::Selector};
 mod check;
 mod error;
 mod key;
+mod normal;
 mod share;
 mod slurm;
 mod text;
@@ -40,6 +41,7 @@ mod text;
 pub use check::check;
 pub use error::RequestError;
 pub use key::{Key, Spelling};
+pub use normal::normalized;
 pub use slurm::from_comment;
 pub use text::spec;
 

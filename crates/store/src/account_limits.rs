@@ -1,0 +1,65 @@
+//! Limits for the records that any user can cause: per account, and for all accounts together.
+//!
+//! Beyond a limit, the oldest records of an account are deleted. If all accounts together have too many records, those of
+//! the accounts with the most records are deleted first. So one user's records never displace the latest records of
+//! another user. Records of a uid whose account is not known yet count for no limit.
+
+use rusqlite::Connection;
+
+use crate::{
+    error::StoreError,
+    note::Bounds,
+    record::{self, Record},
+};
+
+/// Maximum number of records, and their maximum size in bytes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AccountLimits {
+    per_account: usize,
+    in_all: usize,
+    account_bytes: usize,
+    all_bytes: usize,
+}
+
+impl AccountLimits {
+    /// Returns the limits of one kind of records.
+    pub(crate) fn new(per_account: usize, in_all: usize, bounds: &Bounds) -> Self {
+        Self { per_account, in_all, account_bytes: bounds.account_bytes / 4, all_bytes: bounds.all_bytes / 4 }
+    }
+}
+
+/// The records that limits apply to, as SQL.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limited<'a> {
+    /// Condition for the records.
+    pub(crate) records: &'a str,
+    /// Expression for the uid whose account has the record.
+    pub(crate) uid: &'a str,
+    /// Condition for records that do not count for the limits of all accounts.
+    pub(crate) exempt: &'a str,
+}
+
+/// Deletes the records beyond the limits, and returns their number.
+pub(crate) fn prune<R: Record>(
+    connection: &Connection,
+    limited: Limited<'_>,
+    limits: AccountLimits,
+) -> Result<usize, StoreError> {
+    let Limited { records, uid, exempt } = limited;
+    let AccountLimits { per_account, in_all, account_bytes, all_bytes } = limits;
+    let sizes: Vec<String> =
+        R::COLUMNS.iter().map(|column| format!("ifnull(length(CAST({column} AS BLOB)), 0)")).collect();
+    let (table, size) = (R::TABLE, sizes.join(" + "));
+    let beyond = format!(
+        "WITH counted AS (SELECT sequence, account({uid}) AS account, {exempt} AS exempt, {size} AS size \
+             FROM {table} WHERE {records}), \
+         ranked AS (SELECT sequence, exempt, size, row_number() OVER own AS age, sum(size) OVER own AS bytes \
+             FROM counted WHERE account NOT NULL WINDOW own AS (PARTITION BY account ORDER BY sequence DESC)), \
+         placed AS (SELECT sequence, row_number() OVER whole AS place, sum(size) OVER whole AS bytes FROM ranked \
+             WHERE NOT exempt AND age <= {per_account} AND bytes <= {account_bytes} \
+             WINDOW whole AS (ORDER BY age, sequence DESC)) \
+         SELECT sequence FROM ranked WHERE age > {per_account} OR bytes > {account_bytes} \
+         UNION ALL SELECT sequence FROM placed WHERE place > {in_all} OR bytes > {all_bytes}"
+    );
+    record::delete::<R>(connection, &format!("WHERE sequence IN ({beyond})"), [])
+}
