@@ -104,6 +104,12 @@ impl Caller {
         self.peer.uid == uid && (uid != 0 || self.peer.is_on_this_host)
     }
 
+    /// Returns whether the calling process runs as the user with this uid, so that the process can use that user's lease.
+    /// This gives no rights: root of a container runs as uid 0, but holds nothing of the host's root.
+    pub(crate) fn runs_as(&self, uid: u32) -> bool {
+        self.peer.uid == uid
+    }
+
     /// Returns the account for which limits count the caller. While the name service does not answer, the caller counts
     /// like all unknown uids.
     pub(crate) fn counted_account(&self) -> Account {

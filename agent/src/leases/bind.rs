@@ -165,7 +165,7 @@ pub(super) async fn resolve(
             format!("process {pid} cannot be moved into a scope: it is not the process that sent the request");
         return Err(ApiError::new(Code::BadRequest, message).hint("send the request from that process"));
     }
-    if !caller.holds(holder) {
+    if !caller.runs_as(holder) {
         return as_named("the calling process does not belong to the user of the lease");
     }
     let manager = match &leases.handles.scopes.0 {

@@ -43,9 +43,12 @@ impl HeldLeases {
         held
     }
 
-    /// Returns the leases that count for an account.
+    /// Returns the leases that count for an account. Leases of root's containers have uid 0 as their holder, like leases
+    /// of root, so both count for the containers.
     pub(super) fn by(&self, account: Account) -> Vec<HeldLease> {
-        self.of.get(&account).into_iter().flatten().chain(&self.unknown).copied().collect()
+        let also = (account == Account::RootContainers).then_some(Account::User(0));
+        let accounts = std::iter::once(account).chain(also);
+        accounts.filter_map(|one| self.of.get(&one)).flatten().chain(&self.unknown).copied().collect()
     }
 }
 
@@ -93,5 +96,9 @@ mod tests {
         assert_eq!(counts(&table), [1, 1, 3, 0]);
         table.reserve(Reservation { holder: 3000, members: Vec::new() });
         assert_eq!(counts(&table), [2, 2, 4, 1], "fails closed");
+        let mut table = LeaseTable::default();
+        table.reserve(Reservation { holder: 0, members: Vec::new() });
+        let held = HeldLeases::of(&accounts, &table);
+        assert_eq!((held.by(Account::RootContainers).len(), held.by(Account::User(1000)).len()), (1, 0));
     }
 }

@@ -153,11 +153,6 @@ fn share(
 /// Returns the uid of the holder: the caller, or the user that an administrator names.
 fn holder(caller: &Caller, requested: Option<u32>) -> Result<u32, ApiError> {
     let own = caller.uid();
-    if !caller.viewer.is_admin() && own == 0 && !caller.holds(own) {
-        return Err(ApiError::new(Code::Denied, "root of a container may not request a lease")
-            .cause("your process has ended, or runs in another pid or user namespace than gpushd")
-            .hint("request the lease on the host, and pass its devices to the container: `gpushctl lease env ID -o docker`"));
-    }
     match requested {
         Some(uid) if uid != own && !caller.viewer.is_admin() => {
             let message = format!("uid {own} may not request a lease for uid {uid}");
@@ -249,7 +244,7 @@ fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, Api
         Err(why) => return bad(why),
     };
     match (proc::owner(pid), proc::start(pid)) {
-        (Some(uid), Some(start)) if caller.viewer.is_admin() || caller.holds(uid) && uid == holder => {
+        (Some(uid), Some(start)) if caller.viewer.is_admin() || caller.runs_as(uid) && uid == holder => {
             Ok(LeaseBinding::Process { pid: Some(pid), start: Some(start) })
         }
         (_, _) if caller.viewer.is_admin() => bad("the process does not exist"),
@@ -268,7 +263,17 @@ pub(super) async fn quota(
     gpus: usize,
 ) -> Result<(Account, Effective), ApiError> {
     let users = &leases.handles.users;
-    let account = users.accounts().of(holder).await.map_err(|unanswered| unknown_account(holder, unanswered))?;
+    let account = match holder {
+        0 if caller.viewer.is_admin() || caller.holds(0) => Account::User(0),
+        // Root of a container has the uid of the host's root, but not its rights.
+        0 => Account::RootContainers,
+        _ => users.accounts().of(holder).await.map_err(|unanswered| unknown_account(holder, unanswered))?,
+    };
+    if account == Account::User(0) {
+        // Root has no quota, so the name service does not matter.
+        let root = quota::effective(&[], quota::User::Root, |_| NamedId::Absent, gpus);
+        return Ok((account, root.map_err(|unknown| ApiError::from(&unknown))?));
+    }
     let config = leases.handles.state.config();
     let known: Vec<Gpu> = leases.handles.state.now().gpus.iter().map(|gpu| gpu.gpu.clone()).collect();
     let quotas = config.quotas(&known);
@@ -297,13 +302,10 @@ pub(super) async fn quota(
         },
         None => (Vec::new(), true),
     };
+    // Root of a container can choose its groups, so they do not count.
     let own = if caller.holds(holder) { caller.peer.groups.as_slice() } else { &[] };
     let gids = [own, &listed].concat();
-    // Root of a container is not root of the host, and gets no lease: see `holder`.
-    let user = match holder {
-        0 => quota::User::Root,
-        _ => quota::User::Account { uid: account.user(), gids: &gids, has_all_groups },
-    };
+    let user = quota::User::Account { uid: account.user(), gids: &gids, has_all_groups };
     let id_of =
         |subject: &Subject| ids.iter().find(|(one, _)| one == subject).map_or(NamedId::Unanswered, |(_, id)| *id);
     let effective = quota::effective(&quotas, user, id_of, gpus).map_err(|unknown| ApiError::from(&unknown))?;
@@ -382,18 +384,6 @@ mod tests {
         let root = caller(0, Viewer::Admin);
         assert_eq!(holder(&root, Some(1000)), Ok(1000));
         assert_eq!(holder(&root, Some(u32::MAX)).unwrap_err().code, Code::BadRequest);
-    }
-
-    #[test]
-    fn root_of_a_container_gets_no_lease() {
-        let mut inside = caller(0, Viewer::User(0));
-        inside.peer.is_on_this_host = false;
-        for requested in [None, Some(0), Some(1000)] {
-            let denied = holder(&inside, requested).unwrap_err();
-            assert!(denied.code == Code::Denied && denied.hint.unwrap().contains("on the host"));
-        }
-        // A request of the host's root that waited when gpushd restarted.
-        assert_eq!(holder(&caller(0, Viewer::User(0)), None), Ok(0));
     }
 
     #[test]

@@ -112,7 +112,12 @@ async fn as_user(leases: &Leases, record: &LeaseRecord) -> Caller {
         LeaseBinding::Process { pid: bound, start } if bound == pid => start,
         _ => pid.and_then(proc::start),
     };
-    let peer = Peer { uid, pid, start, groups, is_on_this_host: true };
+    // The record does not say whether root was in a container. If the recorded process does not show it, gpushd assumes
+    // that root was.
+    let is_recorded = matches!(record.binding, LeaseBinding::Process { pid: bound, start: Some(_) } if bound == pid);
+    let is_on_this_host =
+        uid != 0 || is_recorded && pid.is_some_and(|pid| proc::start(pid) == start && proc::is_on_this_host(pid));
+    let peer = Peer { uid, pid, start, groups, is_on_this_host };
     Caller::with_viewer(peer, Viewer::User(uid), leases.handles.users.accounts().last(uid))
 }
 

@@ -72,7 +72,7 @@ async fn history(
     limit: usize,
 ) -> Result<Vec<LeaseRecord>, ApiError> {
     let uid = match viewer {
-        // Root of a container holds no lease, and is not the host's root.
+        // Root of a container is not the host's root.
         Viewer::User(0) => return Ok(Vec::new()),
         Viewer::User(uid) => Some(uid),
         Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook => None,
