@@ -89,12 +89,14 @@ pub(crate) enum SocketKind {
     Admin,
 }
 
+/// Returns whether one of these gids is that of an admin group of the active config. Does not wait.
+type HasAdminGroup = dyn Fn(&[u32]) -> bool + Send + Sync;
+
 /// Finds out for whom a connection counts.
 #[derive(Clone)]
 pub(crate) struct Identities {
     pub(crate) accounts: Accounts,
-    /// Returns whether one of these gids is that of an admin group of the active config. Does not wait.
-    pub(crate) has_admin_group: Arc<dyn Fn(&[u32]) -> bool + Send + Sync>,
+    pub(crate) has_admin_group: Arc<HasAdminGroup>,
 }
 
 /// Accepts and serves connections until `closing` is cancelled. Returns when all connections have ended, or after

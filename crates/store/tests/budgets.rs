@@ -165,7 +165,7 @@ fn records_are_limited_in_bytes() {
     assert_eq!(of(LITTLE), 3, "users with few records keep them");
     assert!((4..=10).contains(&of(FLOOD)), "{}", of(FLOOD));
     assert!(all.len() <= 25, "{}", all.len());
-    assert!(all.iter().rev().next().is_some_and(|one| one.by.as_ref().is_some_and(|by| by.uid == FLOOD)));
+    assert!(all.iter().next_back().is_some_and(|one| one.by.as_ref().is_some_and(|by| by.uid == FLOOD)));
 }
 
 #[test]
