@@ -11,6 +11,7 @@ use std::{
 };
 
 use axum::{
+    body::to_bytes,
     extract::{Request, State},
     http::{HeaderValue, Method, header},
     middleware::Next,
@@ -28,6 +29,12 @@ const MANY_ACCOUNTS: usize = 1024;
 
 /// Minimum time between two log entries about refused requests of one account.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
+
+/// Maximum size of the body of a refused request that gpushd still reads, in bytes.
+const MOST_READ: usize = 4 << 10;
+
+/// Time limit for reading this body.
+const READ_TIME: Duration = Duration::from_secs(1);
 
 /// Limits the rate of changing requests. A handle, cheap to clone.
 #[derive(Debug, Clone, Default)]
@@ -101,11 +108,22 @@ pub(super) async fn limit_changes(State(handles): State<Handles>, mut request: R
         let account = caller.counted_account();
         let limits = handles.0.state.config().limits;
         if let Err(too_fast) = handles.0.changes.admit(account, limits, Instant::now()) {
-            return refuse(account, too_fast, limits);
+            let mut response = refuse(account, too_fast, limits);
+            if !is_read(request).await {
+                response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+            }
+            return response;
         }
     }
     request.extensions_mut().insert::<Caller>(caller);
     next.run(request).await
+}
+
+/// Reads the rest of a refused request, so that the client can send the next one on the same connection. Returns `false`
+/// if the body is too large or too slow. hyper then closes the connection.
+async fn is_read(request: Request) -> bool {
+    let body = to_bytes(request.into_body(), MOST_READ);
+    matches!(tokio::time::timeout(READ_TIME, body).await, Ok(Ok(_)))
 }
 
 fn refuse(account: Account, too_fast: TooFast, limits: RequestLimits) -> Response {
