@@ -125,7 +125,7 @@ fn reboot_error(gpu: &str, enables: bool) -> ApiError {
     let message = format!("MIG mode of {gpu} turns {to} only when this virtual machine reboots");
     ApiError::new(Code::Conflict, message)
         .cause("the mode is set, but a virtual machine cannot reset the GPU")
-        .hint("reboot this virtual machine: gpushd then continues with the layout of the GPU")
+        .hint("reboot this virtual machine; if the GPU then still differs, repeat the command")
 }
 
 /// Returns the error for instances in use. `failure` says what failed.

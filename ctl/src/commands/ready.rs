@@ -209,12 +209,18 @@ fn of_gpu(gpu: &Gpu, is_complete: bool, keeps_compute_mode: bool) -> Option<Unfi
         }
         GpuState::Ready => {}
     }
+    // The leases of the GPU delay its change, so it may take days.
+    if gpu.pending.iter().any(|change| !change.leases.is_empty()) {
+        return None;
+    }
     let drift = gpu.drift.first()?;
     let held = gpu.blocked_by.iter().map(|holder| format!("; held by {}", holders::describe(holder)));
     let text = format!("GPU {index}: {drift}{}", held.collect::<String>());
     let has_mig = gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
     Some(match gpu.mode {
         _ if is_complete && gpu.waits_for_reboot() => Unfinished::Failed(text, Next::Reboot),
+        // The change waits for an apply.
+        _ if is_complete && !gpu.pending.is_empty() => Unfinished::Failed(text, Next::Apply(index)),
         // gpushd has given up, or tries a GPU in use only every 30 s.
         mode if is_complete && (mode == Mode::Mig || mode.is_managed() && has_mig) => {
             Unfinished::Failed(text, Next::Apply(index))
@@ -391,14 +397,25 @@ mod tests {
         assert_eq!(left(false, &gpu, &[]), None, "gpushd has not applied all layouts");
         let daemon = MpsDaemon { uuid: gpu.uuid.clone(), ..fixtures::mps::daemon(0) };
         assert_eq!(left(true, &gpu, &[daemon]), None, "gpushd restores the mode after the end of the daemon");
-        let aim = PendingAim::Mode { mode: Mode::Exclusive };
-        let pending = Gpu { pending: vec![PendingChange { aim, leases: Vec::new() }], ..gpu.clone() };
-        assert_eq!(left(true, &pending, &[]), None, "the GPU changes later");
         let timesliced = Gpu { mode: Mode::Timeslice, ..gpu.clone() };
         assert_eq!(left(true, &timesliced, &[]), None, "gpushd sets the mode of a time-sliced GPU");
         let restores = ApiError::new(Code::DriverError, "the GPU still has the compute mode that gpushd set for MPS");
         let health = Health { errors: vec![restores], ..health(true) };
         assert_eq!(failed(&unfinished(&health, &[gpu], &[])), None, "gpushd tries to restore the mode");
+    }
+
+    /// Fault: the command waited until its timeout for a change that only an apply makes.
+    #[test]
+    fn change_that_waits_for_an_apply_has_failed() {
+        let change = |leases| PendingChange { aim: PendingAim::Mode { mode: Mode::Exclusive }, leases };
+        let mut gpu = fixtures::gpu(0, "A100", 40_960, None);
+        gpu.mode = Mode::Exclusive;
+        gpu.drift = vec!["it is shared through MPS, but its rule no longer says so".to_owned()];
+        gpu.pending = vec![change(Vec::new())];
+        let error = failed(&unfinished(&health(true), std::slice::from_ref(&gpu), &[])).expect("it has failed");
+        assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0` (administrator)"));
+        gpu.pending = vec![change(vec![gpush_api::LeaseId(3)])];
+        assert_eq!(unfinished(&health(true), &[gpu], &[]), [], "the leases of the GPU delay its change");
     }
 
     #[test]

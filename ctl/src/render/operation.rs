@@ -2,7 +2,7 @@
 
 use anstyle::Style;
 use gpush_api::{
-    ApiError, Code, ComputeInstance, Gpu, GpuPlan, InstanceStep, MigModeStep, MpsStep, Operation, OperationState,
+    ApiError, Code, ComputeInstance, Gpu, GpuPlan, InstanceStep, MigModeStep, Mode, MpsStep, Operation, OperationState,
     OperationSummary, Step, TimesliceStep,
 };
 
@@ -185,13 +185,18 @@ fn error_of<'o>(operation: &'o Operation, plan: &GpuPlan) -> Option<&'o ApiError
     Some(operation.error.as_ref().filter(tells).unwrap_or(own))
 }
 
-/// Describes the MIG mode after an operation.
-fn done_mode(step: &MigModeStep) -> String {
+/// Describes the MIG mode of a GPU after an operation.
+fn done_mode(step: &MigModeStep, gpu: Option<&Gpu>) -> String {
     let (sign, mode) = if step.enables() { ("+", "on") } else { ("-", "off") };
-    if step.at_reboot() {
-        return format!("{sign} MIG mode is {mode} after a reboot of this virtual machine");
+    if !step.at_reboot() {
+        return format!("{sign} MIG mode is {mode}");
     }
-    format!("{sign} MIG mode is {mode}")
+    // gpushd keeps a layout only if the rule of the GPU has mode `mig`.
+    let then = match gpu {
+        Some(gpu) if step.enables() && gpu.mode != Mode::Mig => ", then repeat the command to create the instances",
+        Some(_) | None => "",
+    };
+    format!("{sign} MIG mode is {mode} after a reboot of this virtual machine{then}")
 }
 
 /// Draws what the operation has destroyed, created and kept on a GPU, according to its plan. `gpu`
@@ -203,7 +208,7 @@ fn changes(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>, look: &Appea
         let (style, text) = match step {
             Step::MigMode(step) => {
                 let style = if step.enables() { NEW } else { GONE };
-                (style, format!("  {}", done_mode(step)))
+                (style, format!("  {}", done_mode(step, gpu)))
             }
             Step::Mps(MpsStep::StopDaemon { label, .. }) => (GONE, format!("  - MPS daemon of {}", look.clean(label))),
             Step::Mps(MpsStep::StartDaemon { device: None }) => (NEW, "  + MPS daemon of the GPU".to_owned()),

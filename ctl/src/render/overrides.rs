@@ -278,7 +278,7 @@ pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu
             }
             (Some(one), None) => format!("{number}: cleared the override {}", self::of(&one, look)),
             // The user has applied the layout with `--once`.
-            (None, None) if drifts(now, &plan.uuid) => format!(
+            (None, None) if drifts(now, &plan.uuid) && !plan.waits_for_reboot() => format!(
                 "{number}: the layout differs from the config, and no override was made: gpushd applies the config \
                  after a reboot, or within about a minute if `auto_reconcile` is set; `gpushctl apply {}` applies it now",
                 plan.gpu

@@ -38,12 +38,12 @@ pub fn drift(desired_state: &DesiredState, gpu: &Gpu) -> Vec<String> {
                 // The GPU cannot be read, so its instances are unknown.
                 GpuState::Unknown | GpuState::Lost => Vec::new(),
             },
-            (Some(mig), None) if desired_state.dynamic => mode_drift(mig),
+            (Some(mig), None) if desired_state.dynamic => mode_drift(gpu, mig),
             (Some(_), None) if gpu.overridden.is_some() => {
                 vec!["this version of gpushd does not know the layout of the override on this GPU".to_owned()]
             }
             (Some(_), None) => Vec::new(),
-            (Some(mig), Some(layout)) => mig_drift(mig, layout),
+            (Some(mig), Some(layout)) => mig_drift(gpu, mig, layout),
         },
     }
 }
@@ -52,12 +52,13 @@ pub fn drift(desired_state: &DesiredState, gpu: &Gpu) -> Vec<String> {
 pub(crate) fn whole_gpu_obstacles(mode: Mode, gpu: &Gpu) -> Vec<String> {
     let wanted = mode.name();
     let Some(mig) = &gpu.mig else { return Vec::new() };
+    let event = mode_event(gpu);
     match (mig.enabled, mig.pending_mode()) {
         (true, true) => vec![format!("MIG mode is on, but mode `{wanted}` needs the whole GPU")],
         (true, false) => {
-            vec![format!("MIG mode is on until the next GPU reset, but mode `{wanted}` needs the whole GPU")]
+            vec![format!("MIG mode is on until the next {event}, but mode `{wanted}` needs the whole GPU")]
         }
-        (false, true) => vec![format!("the next GPU reset enables MIG mode, but mode `{wanted}` needs the whole GPU")],
+        (false, true) => vec![format!("the next {event} enables MIG mode, but mode `{wanted}` needs the whole GPU")],
         (false, false) => Vec::new(),
     }
 }
@@ -84,18 +85,23 @@ pub fn compute_mode_drift(desired_state: &DesiredState, gpu: &Gpu) -> Option<Str
     Some(format!("the compute mode is `{now}`, so {effect}; to reset it: `nvidia-smi -i {} -c DEFAULT`", gpu.uuid))
 }
 
+/// Returns the event that makes a pending MIG mode effective.
+fn mode_event(gpu: &Gpu) -> &'static str {
+    if gpu.passed_through { "reboot of this virtual machine" } else { "GPU reset" }
+}
+
 /// Returns sentences about the MIG mode of a GPU on which MIG mode is desired.
-fn mode_drift(mig: &Mig) -> Vec<String> {
+fn mode_drift(gpu: &Gpu, mig: &Mig) -> Vec<String> {
     match (mig.enabled, mig.pending_mode()) {
-        (false, true) => vec!["MIG mode is off until the GPU is reset".to_owned()],
+        (false, true) => vec![format!("MIG mode is off until the next {}", mode_event(gpu))],
         (false, false) => vec!["MIG mode is off".to_owned()],
-        (true, false) => vec!["the next GPU reset disables MIG mode, but the rule needs MIG mode".to_owned()],
+        (true, false) => vec![format!("the next {} disables MIG mode, but the rule needs MIG mode", mode_event(gpu))],
         (true, true) => Vec::new(),
     }
 }
 
-fn mig_drift(mig: &Mig, layout: &Layout) -> Vec<String> {
-    let mut drift = mode_drift(mig);
+fn mig_drift(gpu: &Gpu, mig: &Mig, layout: &Layout) -> Vec<String> {
+    let mut drift = mode_drift(gpu, mig);
     if !mig.enabled {
         if !mig.pending_mode() {
             drift.push(format!("missing {layout}"));

@@ -235,15 +235,20 @@ fn pending(wanted: &PlacementRequest, context: ErrorContext<'_>) -> Vec<String> 
 fn unoffered_causes(gpu: u32, why: Unoffered, context: ErrorContext<'_>) -> Vec<String> {
     match why {
         Unoffered::Pending(_) => pending_of(gpu, context),
-        Unoffered::NotReady(_) | Unoffered::NoRule | Unoffered::Unmanaged | Unoffered::OtherMode(_) => {
-            vec![unoffered_cause(gpu, why)]
-        }
+        Unoffered::NotReady(_)
+        | Unoffered::NoRule
+        | Unoffered::Unmanaged
+        | Unoffered::OtherMode(_)
+        | Unoffered::Reboot(_) => vec![unoffered_cause(gpu, why)],
     }
 }
 
 fn unoffered_cause(gpu: u32, why: Unoffered) -> String {
     match why {
         Unoffered::Pending(mode) => format!("GPU {gpu} changes to mode `{}` later", mode.name()),
+        Unoffered::Reboot(mode) => {
+            format!("GPU {gpu} gets mode `{}` when this virtual machine reboots", mode.name())
+        }
         Unoffered::NotReady(_) => format!("GPU {gpu} is not ready"),
         Unoffered::NoRule => format!("no rule of the config claims GPU {gpu}"),
         Unoffered::Unmanaged => format!("GPU {gpu} has mode `unmanaged`: gpushd grants no leases on it"),
@@ -253,7 +258,12 @@ fn unoffered_cause(gpu: u32, why: Unoffered) -> String {
 
 /// Returns the kind of lease that a GPU would offer in the mode of its rule.
 fn kind_of(why: Unoffered) -> Option<LeaseKind> {
-    let (Unoffered::OtherMode(mode) | Unoffered::NotReady(mode) | Unoffered::Pending(mode)) = why else { return None };
+    let mode = match why {
+        Unoffered::OtherMode(mode) | Unoffered::NotReady(mode) | Unoffered::Pending(mode) | Unoffered::Reboot(mode) => {
+            mode
+        }
+        Unoffered::NoRule | Unoffered::Unmanaged => return None,
+    };
     match mode {
         Mode::Mig => Some(LeaseKind::Mig),
         Mode::Mps => Some(LeaseKind::Mps),
