@@ -1,6 +1,6 @@
 //! `gpushctl status`: gpushd, the driver, all GPUs, and hints for problems.
 
-use gpush_api::{Gpu, GpuState, Health, HealthStatus, Lease, MigDevice, Mode, MpsDaemon, Version};
+use gpush_api::{ComputeMode, Gpu, GpuState, Health, HealthStatus, Lease, MigDevice, Mode, MpsDaemon, Version};
 use serde::Serialize;
 
 use super::{
@@ -226,8 +226,11 @@ fn next_steps(gpus: &[Gpu], look: &Appearance) -> Vec<String> {
         }
     };
     let those = |test: &dyn Fn(&Gpu) -> bool| gpus.iter().filter(|g| test(g)).map(|g| g.index).collect::<Vec<_>>();
+    // An apply does not reset a compute mode that another program has set. The drift itself names the command.
+    let is_prohibited = |g: &Gpu| g.compute_mode == Some(ComputeMode::Prohibited) && g.drift.len() == 1;
     // The drift of a GPU whose MIG mode waits for a reboot ends with the reboot.
-    let drifts = |g: &Gpu| !g.drift.is_empty() && g.state == GpuState::Ready && !g.waits_for_reboot();
+    let drifts =
+        |g: &Gpu| !g.drift.is_empty() && g.state == GpuState::Ready && !g.waits_for_reboot() && !is_prohibited(g);
     let wants = |g: &Gpu| g.mode == Mode::Mig;
     let drifting = those(&|g| drifts(g) && (g.mig.is_some() || !wants(g)));
     let dry_run = format!("`gpushctl apply {} --dry-run` shows the changes", list(&drifting));
@@ -255,4 +258,23 @@ pub(crate) fn gpu_numbers(indexes: &[u32]) -> String {
     sorted.dedup();
     let text = gpush_core::selector::ranges(sorted).join(", ");
     if indexes.len() == 1 { format!("GPU {text}") } else { format!("GPUs {text}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    /// Fault: for a compute mode that another program had set, the last lines proposed an `apply` that changed nothing.
+    #[test]
+    fn apply_is_proposed_only_for_drift_that_it_ends() {
+        let look = fixtures::look(100, Charset::Ascii);
+        let mut gpu = fixtures::gpu(3, "A100", 40_960, None);
+        gpu.mode = Mode::Exclusive;
+        gpu.drift = vec!["it is shared through MPS, but its rule no longer says so".to_owned()];
+        assert!(next_steps(std::slice::from_ref(&gpu), &look)[0].contains("`gpushctl apply 3 --dry-run`"));
+        gpu.compute_mode = Some(ComputeMode::Prohibited);
+        gpu.drift = vec!["the compute mode is `PROHIBITED`, so no program can use the GPU".to_owned()];
+        assert_eq!(next_steps(&[gpu], &look), [""; 0]);
+    }
 }
