@@ -9,6 +9,10 @@ use super::PlacementPolicy;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub(super) struct PlacementCost([u32; 9]);
 
+/// The most important counts of a cost: blocked, memory slices, compute slices, engines, created. They have the same
+/// meaning under each policy.
+pub(super) type Growth = [u32; 5];
+
 /// The parts of a cost.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Parts {
@@ -49,6 +53,14 @@ impl Parts {
             self.destroyed_slices,
             second,
         ])
+    }
+}
+
+impl PlacementCost {
+    /// Returns the most important counts. Each further member increases them by at least its own counts.
+    pub(super) fn growth(self) -> Growth {
+        let [blocked, memory, compute, engines, created, ..] = self.0;
+        [blocked, memory, compute, engines, created]
     }
 }
 

@@ -104,8 +104,8 @@ pub(super) fn explain(host: &Host, wanted: &PlacementRequest, policy: PlacementP
     {
         return error;
     }
-    let emptied = selected.gpus.iter().map(GpuOffer::emptied);
-    let capacities: Vec<usize> = emptied.map(|gpu| gang::capacity(&gpu, wanted, policy)).collect();
+    let emptied: Vec<GpuOffer> = selected.gpus.iter().map(GpuOffer::emptied).collect();
+    let capacities = gang::capacities(&emptied.iter().collect::<Vec<_>>(), wanted, policy);
     let most = capacities.iter().sum();
     if most < wanted.count {
         let shared = shared_devices(&selected.gpus, wanted);
@@ -115,9 +115,11 @@ pub(super) fn explain(host: &Host, wanted: &PlacementRequest, policy: PlacementP
             NoAssignment::TooLarge { most }
         };
     }
-    let offering = selected.gpus.iter().zip(capacities).filter(|(gpu, _)| gpu.kinds().any(|offered| offered == kind));
+    let now = gang::capacities(&selected.gpus.iter().collect::<Vec<_>>(), wanted, policy);
+    let offering = selected.gpus.iter().zip(capacities.into_iter().zip(now));
+    let offering = offering.filter(|(gpu, _)| gpu.kinds().any(|offered| offered == kind));
     let obstacles =
-        offering.filter_map(|(gpu, most)| Some((gpu.index, obstacle(gpu, most, wanted, policy)?))).collect();
+        offering.filter_map(|(gpu, (most, now))| Some((gpu.index, obstacle(gpu, most, now, wanted)?))).collect();
     NoAssignment::Busy { obstacles, free: free_share(&selected, wanted) }
 }
 
@@ -216,9 +218,9 @@ fn unknown_profile(host: &Host, profile: &str) -> Option<NoAssignment> {
     Some(NoAssignment::UnknownProfile { profile: profile.to_owned(), nearest })
 }
 
-/// Returns why a GPU cannot fulfil a request now. `most` is the number of members that the empty GPU
-/// can hold. Returns `None` if the GPU can hold none and no operation is changing it.
-fn obstacle(gpu: &GpuOffer, most: usize, wanted: &PlacementRequest, policy: PlacementPolicy) -> Option<Obstacle> {
+/// Returns why a GPU cannot fulfil a request now. `most` is the number of members that the empty GPU can hold, and `now`
+/// the number that it can hold now. Returns `None` if the empty GPU can hold none and no operation is changing it.
+fn obstacle(gpu: &GpuOffer, most: usize, now: usize, wanted: &PlacementRequest) -> Option<Obstacle> {
     let is_change = |closed: &Closed| matches!(closed, Closed::Claimed | Closed::Pending);
     if let Some(closed) = gpu.closed.filter(|closed| most > 0 || is_change(closed)) {
         return Some(Obstacle::Closed(closed));
@@ -228,7 +230,7 @@ fn obstacle(gpu: &GpuOffer, most: usize, wanted: &PlacementRequest, policy: Plac
         return is_shared.then_some(Obstacle::SharedThroughMps);
     }
     let other = gpu.mps.iter().filter_map(|mps| mps.user).find(|user| *user != wanted.holder);
-    Some(match (gang::capacity(gpu, wanted, policy), other) {
+    Some(match (now, other) {
         (0, Some(user)) if matches!(wanted.share, RequestedShare::Mps { .. }) => Obstacle::OtherUser(user),
         (0, _) => Obstacle::InUse,
         (count, _) => Obstacle::Partly(count),

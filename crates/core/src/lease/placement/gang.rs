@@ -8,7 +8,7 @@
 use super::{
     Assignment, Closed, GpuOffer, Host, Member, PlacementPolicy, PlacementRequest, RequestedShare, UseOccupied,
     cost::{Parts, PlacementCost},
-    mig, single,
+    equal_gpus, mig, single,
 };
 
 /// One choice of targets for some members on one GPU.
@@ -30,7 +30,7 @@ pub(super) fn best(
     let count = wanted.count;
     let mut gpus: Vec<&GpuOffer> = host.gpus.iter().filter(|gpu| may_use(gpu, wanted, blocked)).collect();
     gpus.sort_by_key(|gpu| gpu.index);
-    let ways: Vec<Vec<Option<GpuChoice>>> = gpus.iter().map(|gpu| choices_on(gpu, wanted, policy, blocked)).collect();
+    let ways = equal_gpus::choices(&gpus, wanted, |gpu| choices_on(gpu, wanted, policy, blocked));
     let chosen = distribute(&ways, count)?;
     let mut assignment = Assignment::default();
     for (ways, number) in ways.into_iter().zip(chosen) {
@@ -44,7 +44,13 @@ pub(super) fn best(
 /// Returns the maximum number of members that one GPU alone can hold now, up to the requested
 /// number.
 pub(super) fn capacity(gpu: &GpuOffer, wanted: &PlacementRequest, policy: PlacementPolicy) -> usize {
-    choices_on(gpu, wanted, policy, UseOccupied::Never).iter().rposition(Option::is_some).unwrap_or(0)
+    capacities(&[gpu], wanted, policy).into_iter().sum()
+}
+
+/// Returns the [`capacity`] of each GPU.
+pub(super) fn capacities(gpus: &[&GpuOffer], wanted: &PlacementRequest, policy: PlacementPolicy) -> Vec<usize> {
+    let choices = equal_gpus::choices(gpus, wanted, |gpu| choices_on(gpu, wanted, policy, UseOccupied::Never));
+    choices.iter().map(|choices| choices.iter().rposition(Option::is_some).unwrap_or(0)).collect()
 }
 
 /// Returns the cheapest choice on one GPU for 0, 1, 2 … members.

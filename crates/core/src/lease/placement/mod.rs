@@ -49,6 +49,7 @@ use gpush_api::{LeaseShare, MemoryLimit, Percentage, Placement, Priority};
 
 mod blockers;
 mod cost;
+mod equal_gpus;
 mod error;
 mod gang;
 mod host;
