@@ -5,8 +5,8 @@
 //!
 //! The search does not try sets that cannot be the best for any number of members. The first counts of a cost
 //! ([`Growth`]) only increase with each member. So if a set and all sets that contain it have larger counts than the best
-//! sets so far, the search skips them. Without this rule, a request for the smallest size would try all combinations of
-//! profiles: 200,000 sets on an H100.
+//! sets so far, the search skips them. For a request for one compute slice on an H100, the search would otherwise try 15,744
+//! sets; now it tries at most 178.
 
 use std::collections::BTreeSet;
 
