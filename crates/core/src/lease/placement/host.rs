@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{ComputeMode, LeaseKind, Mode, PendingAim, PendingChange, Percentage, Placement, TimesliceLevel};
+use gpush_api::{ComputeMode, LeaseKind, Mode, PendingChange, Percentage, Placement, TimesliceLevel};
 
 use crate::geometry::Geometry;
 
@@ -229,11 +229,6 @@ impl GpuOffer {
     /// reason to refuse grants. The result shows whether the GPU can ever fulfil a request.
     pub(super) fn emptied(&self) -> Self {
         let mut empty = Self { closed: None, ..self.clone() };
-        let loses_daemon = |device: &Device| {
-            let unshares =
-                |aim: &PendingAim| matches!(aim, PendingAim::UnshareDevice { uuid, .. } if *uuid == device.uuid);
-            self.pending.iter().any(|change| unshares(&change.aim))
-        };
         if let Some(mig) = &mut empty.mig {
             mig.reserved.clear();
             for instance in &mut mig.instances {
@@ -241,8 +236,6 @@ impl GpuOffer {
                 // destroy them.
                 (instance.busy, instance.clearing, instance.foreign) = (false, false, false);
                 for device in &mut instance.devices {
-                    // When its leases have ended, such a device is no longer shared.
-                    device.shared &= !loses_daemon(device);
                     (device.free, device.leased) = (!device.shared, false);
                 }
             }

@@ -179,21 +179,6 @@ fn device_that_mps_shares_is_named_with_the_request_that_gets_it() {
     assert_eq!(error.causes[..2], causes.map(str::to_owned));
 }
 
-/// Fault: a request with `--wait` was refused without a hint, although the device stops to be shared when a lease ends.
-#[test]
-fn request_waits_for_a_device_that_loses_its_mps_daemon() {
-    let mut host = Host { gpus: vec![mig(7, "a100-80", false, "3g.40gb@0 used")] };
-    let device = &mut host.gpus[0].mig.as_mut().unwrap().instances[0].devices[0];
-    (device.shared, device.leased) = (true, false);
-    let aim = gpush_api::PendingAim::UnshareDevice { uuid: device.uuid.clone(), device: "3g.40gb@0".to_owned() };
-    host.gpus[0].pending = vec![gpush_api::PendingChange { aim, leases: vec![gpush_api::LeaseId(4)] }];
-    let request = on_gpus(&[7], profile("3g.40gb"));
-    let why = place(&host, &request, PlacementPolicy::Pack).unwrap_err();
-    assert!(matches!(why, NoAssignment::Busy { .. }), "{why:?}");
-    let error = refusal(&host, &request);
-    assert!(error.retryable && error.causes.iter().any(|cause| cause.contains("when L4 ends")), "{error:?}");
-}
-
 /// Fault: without `-g`, the refusal named only the kinds that other GPUs offer.
 #[test]
 fn gpu_that_is_not_in_the_mode_for_the_request_is_named() {
