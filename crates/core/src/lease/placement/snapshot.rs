@@ -70,11 +70,8 @@ fn offer(
     targets: &[sharing::SharingTarget],
 ) -> GpuOffer {
     let own: Vec<&sharing::SharingTarget> = targets.iter().filter(|target| target.gpu_uuid == gpu.uuid).collect();
-    // While a daemon shares the GPU through MPS, no program can use the GPU without this daemon. A pending change of the
-    // mode stops the daemon, and until then the GPU is closed, so a request can wait for the next mode.
-    let changes_mode = gpu.pending.iter().any(|change| change.aim.device().is_none());
-    let has_daemon = snapshot.daemons.contains(&gpu.uuid) && !changes_mode;
-    let is_whole = || gpu.mig.as_ref().is_none_or(gpush_api::Mig::is_off) && !has_daemon;
+    // While a daemon shares the GPU through MPS, no program can use the GPU without this daemon.
+    let is_whole = || gpu.mig.as_ref().is_none_or(gpush_api::Mig::is_off) && !snapshot.daemons.contains(&gpu.uuid);
     let mut offer = GpuOffer {
         index: gpu.index,
         uuid: gpu.uuid.clone(),
@@ -110,7 +107,7 @@ fn offer(
             Mode::NoRule => Unoffered::NoRule,
             Mode::Unmanaged => Unoffered::Unmanaged,
             mode if offer.closed == Some(Closed::NotReady) => Unoffered::NotReady(mode),
-            mode if changes_mode => Unoffered::Pending(mode),
+            mode if gpu.pending.iter().any(|change| change.aim.device().is_none()) => Unoffered::Pending(mode),
             mode if gpu.waits_for_reboot() => Unoffered::Reboot(mode),
             mode @ (Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive) => Unoffered::OtherMode(mode),
         });
@@ -276,15 +273,14 @@ mod tests {
         gpus: Vec<Gpu>,
         members: Vec<(u32, LeaseMember)>,
         claimed: BTreeSet<String>,
-        daemons: BTreeSet<String>,
         created: BTreeMap<String, BTreeSet<Placement>>,
     }
 
     impl Scene {
         fn new() -> Self {
             let config = Config::parse(CONFIG, "gpushd.toml").unwrap();
-            let (claimed, daemons, created) = (BTreeSet::new(), BTreeSet::new(), BTreeMap::new());
-            Self { config, gpus: gpus(), members: Vec::new(), claimed, daemons, created }
+            let (claimed, created) = (BTreeSet::new(), BTreeMap::new());
+            Self { config, gpus: gpus(), members: Vec::new(), claimed, created }
         }
 
         fn lease(&mut self, holder: u32, target: &str, share: MemberShare) {
@@ -301,7 +297,7 @@ mod tests {
                 gpus: &self.gpus,
                 members: &members,
                 claimed: &self.claimed,
-                daemons: &self.daemons,
+                daemons: &BTreeSet::new(),
                 users: &BTreeMap::new(),
                 created: &self.created,
             })
@@ -344,23 +340,6 @@ mod tests {
         let reasons: Vec<_> = host.gpus.iter().map(|gpu| gpu.unoffered).take(5).collect();
         let other_mode = Some(Unoffered::OtherMode(Mode::Exclusive));
         assert_eq!(reasons, [None, Some(Unoffered::NotReady(Mode::Mps)), None, other_mode, Some(Unoffered::NoRule)]);
-    }
-
-    /// Fault: a request with `--wait` for the next mode of the GPU was refused until the MPS daemon had ended.
-    #[test]
-    fn gpu_that_leaves_mps_offers_its_next_mode_to_waiting_requests() {
-        let mut scene = Scene::new();
-        scene.daemons = [scene.uuid(2), scene.uuid(3)].into();
-        let kinds = |host: &Host, gpu: usize| host.gpus[gpu].kinds().collect::<Vec<_>>();
-        let host = scene.host();
-        assert_eq!([kinds(&host, 2), kinds(&host, 3)], [[], []]);
-        for (gpu, mode) in [(2, Mode::Timeslice), (3, Mode::Exclusive)] {
-            let aim = gpush_api::PendingAim::Mode { mode };
-            scene.gpus[gpu].pending = vec![gpush_api::PendingChange { aim, leases: vec![gpush_api::LeaseId(3)] }];
-        }
-        let host = scene.host();
-        assert_eq!([kinds(&host, 2), kinds(&host, 3)], [[LeaseKind::Timeslice], [LeaseKind::Whole]]);
-        assert!([2, 3].iter().all(|gpu| host.gpus[*gpu].closed == Some(Closed::Pending)), "no request is granted");
     }
 
     #[test]
