@@ -4,8 +4,8 @@
 //! gpushd closes the connection. So the answers of one account may take [`PER_ACCOUNT`] KiB in all, and those of all
 //! users [`IN_ALL`] KiB. Administrators have a budget of their own.
 //!
-//! hyper copies each piece of an answer into its write buffer, and takes the next piece only when there is room in the
-//! buffer. So an answer is sent in pieces of [`PIECE`] bytes, and only one piece is in memory twice.
+//! hyper takes the next piece of an answer only when its write buffer has room. So an answer is sent in pieces of
+//! [`PIECE`] bytes.
 
 use std::{
     collections::HashMap,

@@ -31,7 +31,7 @@ mod tests {
 
     use super::*;
 
-    /// Each request type of the API, with a long text in each of its strings.
+    /// JSON bodies with a long text in a field, a list, a nested object or a field name.
     #[test]
     fn long_string_in_any_field_is_refused() {
         let long = "x".repeat(64 << 10);

@@ -43,7 +43,7 @@ pub(crate) struct ChangeLimiter(Arc<Mutex<HashMap<Account, Bucket>>>);
 /// The requests of one account.
 #[derive(Debug)]
 struct Bucket {
-    /// Time at which the account may send a whole burst again. Each request moves this time by one interval.
+    /// Time at which the account may send a whole burst again. Each admitted request moves this time by one interval.
     full: Instant,
     /// Number of refused requests that are not in the log yet.
     refused: u64,

@@ -55,9 +55,10 @@ const MOST_RANGES: usize = 100_000;
 pub enum Account {
     /// The user with this uid, including subordinate uids.
     User(u32),
-    /// Subordinate uids of root, which containers of root use. They do not have the rights of root.
+    /// Subordinate uids of root, which containers of root use. They do not have the rights of root. For quotas, also uid 0
+    /// in a container.
     RootContainers,
-    /// All uids that belong neither to a user nor to a range of subordinate uids.
+    /// All uids that belong neither to a user nor to a range whose owner exists.
     Unknown,
 }
 
@@ -120,7 +121,7 @@ struct Range {
     reach: u32,
 }
 
-/// The owner of a range, as the file names the owner.
+/// The owner of a range: a uid, or a name from `/etc/subuid`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Owner {
     Uid(u32),

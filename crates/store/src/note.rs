@@ -84,7 +84,7 @@ pub struct Options {
     /// A function that returns the time.
     pub clock: Arc<dyn Fn() -> Timestamp + Send + Sync>,
     /// Finds the account of a uid. Limits for records count per account. The records of a uid whose account is not known
-    /// yet are not deleted.
+    /// yet do not count for these limits.
     pub account_of: AccountOf,
 }
 

@@ -193,7 +193,9 @@ fn done_mode(step: &MigModeStep, gpu: Option<&Gpu>) -> String {
     }
     // gpushd keeps a layout only if the rule of the GPU has mode `mig`.
     let then = match gpu {
-        Some(gpu) if step.enables() && gpu.mode != Mode::Mig => ", then repeat the command to create the instances",
+        Some(gpu) if step.enables() && gpu.mode != Mode::Mig => {
+            "; after the reboot, repeat the command to create the instances"
+        }
         Some(_) | None => "",
     };
     format!("{sign} MIG mode is {mode} after a reboot of this virtual machine{then}")

@@ -21,8 +21,8 @@ pub fn needs_reset(architecture: Architecture) -> bool {
     }
 }
 
-/// Returns the step that sets MIG mode to `enable`. Its reset lacks the details that [`complete`] adds. A GPU that is passed
-/// through to a virtual machine cannot be reset there, so its new mode is effective after the next reboot.
+/// Returns the step that sets MIG mode to `enable`. Its reset lacks the details that [`complete`] adds. If the change
+/// needs a reset, and the GPU is passed through to a virtual machine, the new mode is effective after the next reboot.
 ///
 /// # Errors
 /// [`Refusal::Reboot`] if the mode is set already, and waits for the reboot.

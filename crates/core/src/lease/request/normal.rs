@@ -8,8 +8,8 @@ use crate::selector::Selector;
 /// Maximum length of a target's name, in bytes. The longest name is a UUID of a MIG device, with 40 characters.
 const LONGEST_TARGET: usize = 128;
 
-/// Checks a request, and returns it in its normal form: each text is written as gpushd understands it. So the text that a
-/// caller sent, for example with blanks, is never stored.
+/// Checks a request, and returns it in its normal form: each text is written as gpushd understands it. So blanks around a
+/// selector or a target are never stored.
 ///
 /// # Errors
 /// The first value that is outside its limits.
