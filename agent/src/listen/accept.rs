@@ -92,7 +92,7 @@ pub(crate) enum SocketKind {
 /// Returns whether one of these gids is that of an admin group of the active config. Does not wait.
 type HasAdminGroup = dyn Fn(&[u32]) -> bool + Send + Sync;
 
-/// Finds out for whom a connection counts.
+/// The accounts and admin groups that decide which limits apply to a connection.
 #[derive(Clone)]
 pub(crate) struct Identities {
     pub(crate) accounts: Accounts,

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! A whole GPU is shared if its rule has mode `mps`. A MIG device is shared if the layout after the operation has `:mps`
-//! for it. This is the layout of the new override; without a new override, it is the desired layout.
+//! for it: the layout of an override that the operation creates, the layout of the rule if it ends the override, and
+//! otherwise the desired layout.
 
 use std::collections::{BTreeMap, BTreeSet};
 

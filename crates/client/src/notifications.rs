@@ -1,4 +1,4 @@
-//! Waits that the user of the client is told about.
+//! Waits that the client reports to its user.
 
 use std::time::Duration;
 

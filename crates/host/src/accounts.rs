@@ -1,4 +1,4 @@
-//! Accounts: the users for whom gpushd counts leases, requests, connections and records.
+//! Accounts: the users whose leases, requests, connections and records gpushd counts together.
 //!
 //! A user can have 65,536 or more subordinate uids, and can connect with each of them through a user namespace. So
 //! every limit counts per account, and never per uid:
@@ -50,7 +50,7 @@ const OWNERS_A_REFRESH: usize = 32;
 /// Maximum number of lines that gpushd reads from `/etc/subuid`. The uids of later lines are unknown.
 const MOST_RANGES: usize = 100_000;
 
-/// The user for whom gpushd counts.
+/// The user whose leases, requests, connections and records count together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Account {
     /// The user with this uid, including subordinate uids.

@@ -113,7 +113,7 @@ mod tests {
         assert!(grant_access(&scratch.path().join("none"), &BTreeSet::new()).is_err());
     }
 
-    /// Fault: gpushd read at most 4096 bytes of a list, so with 511 users it admitted nobody.
+    /// Fault: gpushd read at most 4096 bytes of a list, so a list of 511 users could not be read.
     #[test]
     fn list_of_many_users_is_read_back() {
         // The directories of MPS daemons are in /run, which is a tmpfs. ext4 stores only small lists.

@@ -76,8 +76,9 @@ pub fn override_effects(
     plans.iter().map(of).collect()
 }
 
-/// Returns the layout that each GPU should have after an operation with these plans. This is the layout of the new
-/// override; without a new override, it is the desired layout. With `once`, the request changes no override. `None` if no
+/// Returns the layout that each GPU should have after an operation with these plans. This is the layout of an
+/// override that the operation creates, the layout of the rule if the operation ends the override, and otherwise the
+/// desired layout. With `once`, the request changes no override. `None` if no
 /// layout is desired, or if this version cannot parse it.
 #[must_use]
 pub fn layouts_after(

@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_millis(500);
 /// process of this account.
 const MOST_OF_ACCOUNT: usize = 4;
 
-/// Maximum number of processes whose reads hang. Only 128 different users could reach it.
+/// Maximum number of hanging reads. Only 128 accounts together can reach it.
 const MOST: usize = 128 * MOST_OF_ACCOUNT;
 
 /// Finds the account of a uid. Without it, each uid is an account.

@@ -19,7 +19,7 @@ fn limits(leases: u32) -> Limits {
     Limits { leases: Some(leases), ..Limits::default() }
 }
 
-/// Uids and gids of the tests: `alice`, 1000; `students`, 100; `staff`, 200. Nobody else exists.
+/// Uids and gids of the tests: `alice`, 1000; `students`, 100; `staff`, 200. No other user or group exists.
 fn id_of(subject: &Subject) -> NamedId {
     match subject {
         Subject::User(name) if name == "alice" => NamedId::Known(1000),
