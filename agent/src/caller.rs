@@ -170,11 +170,18 @@ impl Caller {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     fn peer(uid: u32) -> Peer {
         Peer { uid, pid: Some(1), start: None, groups: Vec::new(), is_on_this_host: true }
+    }
+
+    /// Returns an administrator for uid 0, and a user for any other uid.
+    pub(crate) fn caller_of(uid: u32) -> Caller {
+        let peer = Peer { uid, pid: None, start: None, groups: Vec::new(), is_on_this_host: true };
+        let viewer = if uid == 0 { Viewer::Admin } else { Viewer::User(uid) };
+        Caller::with_viewer(peer, viewer, Ok(Account::User(uid)))
     }
 
     fn caller(peer: Peer, is_member: bool) -> Caller {

@@ -137,23 +137,15 @@ impl hyper::body::Body for Pieces {
 
 #[cfg(test)]
 mod tests {
-    use gpush_host::peer::Peer;
-
     use super::*;
-    use crate::caller::Viewer;
-
-    fn caller(uid: u32) -> Caller {
-        let peer = Peer { uid, pid: None, start: None, groups: Vec::new(), is_on_this_host: true };
-        let viewer = if uid == 0 { Viewer::Admin } else { Viewer::User(uid) };
-        Caller::with_viewer(peer, viewer, Ok(Account::User(uid)))
-    }
+    use crate::caller::tests::caller_of;
 
     /// Fault: 30 clients of one user that did not read their answers took 1,320 MiB.
     #[test]
     fn unread_answers_of_an_account_are_limited() {
         let budget = AnswerBudget::new();
         let answer = || Bytes::from(vec![b' '; 1 << 20]);
-        let take = |uid| budget.take(&caller(uid), answer());
+        let take = |uid| budget.take(&caller_of(uid), answer());
         let unread: Vec<Bytes> = std::iter::from_fn(|| take(1000).ok()).collect();
         assert_eq!(unread.len(), 4);
         let others: Vec<Bytes> = (0..100).filter_map(|n| take(2000 + n).ok()).collect();

@@ -172,16 +172,8 @@ mod tests {
 
     use tokio::sync::oneshot;
 
-    use gpush_host::peer::Peer;
-
     use super::*;
-    use crate::caller::Viewer;
-
-    fn caller(uid: u32) -> Caller {
-        let peer = Peer { uid, pid: None, start: None, groups: Vec::new(), is_on_this_host: true };
-        let viewer = if uid == 0 { Viewer::Admin } else { Viewer::User(uid) };
-        Caller::with_viewer(peer, viewer, Ok(Account::User(uid)))
-    }
+    use crate::caller::tests::caller_of;
 
     fn one_permit() -> ResponseLimiter {
         ResponseLimiter::with_permits(1)
@@ -193,25 +185,25 @@ mod tests {
         let (tx, rx) = oneshot::channel::<u32>();
         let waiting = tokio::spawn({
             let limiter = limiter.clone();
-            async move { limiter.run(&caller(1000), rx).await.unwrap().unwrap() }
+            async move { limiter.run(&caller_of(1000), rx).await.unwrap().unwrap() }
         });
         // A response that waits holds no permit, so 100 responses may wait at once.
         let mut others = tokio::task::JoinSet::new();
         for _ in 0..100 {
             let limiter = limiter.clone();
-            others.spawn(async move { limiter.run(&caller(1000), std::future::pending::<()>()).await.is_ok() });
+            others.spawn(async move { limiter.run(&caller_of(1000), std::future::pending::<()>()).await.is_ok() });
         }
         tokio::task::yield_now().await;
         // The waiting responses hold no permit, so each of the two uids gets a permit.
-        assert_eq!(limiter.run(&caller(1000), async { 1 }).await.unwrap(), 1);
-        assert_eq!(limiter.run(&caller(1001), async { 2 }).await.unwrap(), 2);
+        assert_eq!(limiter.run(&caller_of(1000), async { 1 }).await.unwrap(), 1);
+        assert_eq!(limiter.run(&caller_of(1001), async { 2 }).await.unwrap(), 2);
         tx.send(7).unwrap();
         assert_eq!(waiting.await.unwrap(), 7);
         others.shutdown().await;
         // A thread may still poll one of the aborted responses and hold the only permit. Wait until it returns the
         // permit.
         drop(limiter.0.public.permits.acquire().await.unwrap());
-        limiter.run(&caller(1), async {}).await.unwrap();
+        limiter.run(&caller_of(1), async {}).await.unwrap();
         assert_eq!(limiter.0.public.accounts.lock().unwrap().len(), 1, "accounts without responses are forgotten");
     }
 
@@ -229,15 +221,15 @@ mod tests {
                     started.send(()).unwrap();
                     gates.lock().unwrap().recv().unwrap();
                 };
-                limiter.run(&caller(1000), blocks).await.unwrap();
+                limiter.run(&caller_of(1000), blocks).await.unwrap();
             }));
         }
         start.recv().await.unwrap();
         // Root has its own permits, so it does not wait for the only public permit.
-        assert_eq!(limiter.run(&caller(0), async { 1 }).await.unwrap(), 1);
+        assert_eq!(limiter.run(&caller_of(0), async { 1 }).await.unwrap(), 1);
         let other = tokio::spawn({
             let limiter = limiter.clone();
-            async move { limiter.run(&caller(1001), async { 2 }).await.unwrap() }
+            async move { limiter.run(&caller_of(1001), async { 2 }).await.unwrap() }
         });
         // Wait until the request of uid 1001 is in the queue for the permit.
         while limiter
@@ -265,7 +257,7 @@ mod tests {
     #[tokio::test]
     async fn response_that_panics_returns_its_permit() {
         let limiter = one_permit();
-        assert!(limiter.run::<()>(&caller(1000), async { panic!("on purpose") }).await.is_err());
-        assert_eq!(limiter.run(&caller(1000), async { 3 }).await.unwrap(), 3);
+        assert!(limiter.run::<()>(&caller_of(1000), async { panic!("on purpose") }).await.is_err());
+        assert_eq!(limiter.run(&caller_of(1000), async { 3 }).await.unwrap(), 3);
     }
 }
