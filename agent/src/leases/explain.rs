@@ -61,6 +61,7 @@ pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_
     let targets = resolved.wanted.targets.as_ref();
     if let Some(target) = targets.filter(|targets| targets.len() == 1).and_then(|targets| targets.first())
         && resolved.wanted.share.kind() == LeaseKind::Mps
+        && sharing::pending_target(target, gpus).is_none()
         && let Err(closed) = mps::serves(&leases.handles.mps, target)
     {
         return closed;

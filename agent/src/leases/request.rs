@@ -174,7 +174,9 @@ pub(super) fn denied(denial: &Denial, binding: &LeaseBinding) -> ApiError {
 /// Finds the UUID of the MPS target or MIG device that a text names.
 fn target(leases: &Leases, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<String, ApiError> {
     match kind {
-        LeaseKind::Mps => mps::target(&leases.handles.mps, text),
+        LeaseKind::Mps => {
+            mps::target(&leases.handles.mps, text).or_else(|unknown| sharing::pending_target(text, gpus).ok_or(unknown))
+        }
         LeaseKind::Mig => mig_device(gpus, text).map(|(uuid, _)| uuid).ok_or_else(|| {
             let error = ApiError::new(Code::NotFound, format!("no MIG device is named {}", Quoted(text.trim())));
             error.hint(stale_hint(text).unwrap_or_else(|| "list them with `gpushctl mig list`".to_owned()))

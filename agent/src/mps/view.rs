@@ -96,7 +96,7 @@ fn finishing(clients: &str, inside: usize, seen: &Report) -> String {
     let end = if inside == 1 { "is then ended" } else { "are then ended" };
     match seen.until {
         Some(until) => {
-            let until = until.round(Unit::Second).unwrap_or(until);
+            let until = until.strftime("%Y-%m-%d %H:%M:%S UTC");
             format!("no new client is admitted; {clients} may run until {until}, and {end}")
         }
         None => format!("no new client is admitted; {clients} may finish"),

@@ -121,11 +121,11 @@ mod tests {
         });
         assert!(pending(&state).is_empty());
         state.replace_config(rule(TIMESLICE), 2);
-        assert_eq!(pending(&state), ["GPU 0 changes to mode `timeslice` when L1 and L2 end"]);
+        assert_eq!(pending(&state), ["GPU 0 changes from mode `exclusive` to `timeslice` when L1 and L2 end"]);
         end(&state, 1);
-        assert_eq!(pending(&state), ["GPU 0 changes to mode `timeslice` when L2 ends"]);
+        assert_eq!(pending(&state), ["GPU 0 changes from mode `exclusive` to `timeslice` when L2 ends"]);
         end(&state, 2);
-        let waits = "GPU 0 changes to mode `timeslice` with `gpushctl apply 0` (administrator)";
+        let waits = "GPU 0 changes from mode `exclusive` to `timeslice` with `gpushctl apply 0` (administrator)";
         assert_eq!(pending(&state), [waits]);
         assert!(state.now().gpus[0].gpu.drift.contains(&waits.to_owned()));
         state.rules_applied(["GPU-0".to_owned()].into_iter());
@@ -177,7 +177,7 @@ mod tests {
             table.reserved.remove(&id);
             table.insert(whole(1));
         });
-        assert_eq!(pending(&state), ["GPU 0 changes to mode `timeslice` when L1 ends"]);
+        assert_eq!(pending(&state), ["GPU 0 changes from mode `exclusive` to `timeslice` when L1 ends"]);
         assert_eq!(state.leases().open[&LeaseId(1)].state.name(), LeaseState::Active);
         assert_eq!(state.reserve(&seen, reservation()), None, "the config has changed since");
     }

@@ -50,7 +50,10 @@ pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
         if !plan.leaves_whole(gpu) || !is_due {
             continue;
         }
+        // A GPU that was shared through MPS was not time-sliced. The step that stops its daemon ends the sharing.
+        let stops_daemon = plan.stopped_daemons().any(|uuid| uuid == gpu.uuid);
         match check(gpu, plan, Scope::Gpu, None, change) {
+            Ok(()) if step == TimesliceStep::Clear && stops_daemon => {}
             Ok(()) => plan.add(Step::Timeslice(step)),
             Err(refused) => *plan = *refused,
         }

@@ -34,6 +34,8 @@ pub struct PendingChange {
 pub enum PendingAim {
     /// The GPU gets another mode.
     Mode {
+        /// The mode of the earlier rule, which stays in force for its leases.
+        from: Mode,
         /// The mode of the new rule.
         mode: Mode,
     },
@@ -73,12 +75,17 @@ impl PendingAim {
 }
 
 impl PendingChange {
-    /// Describes the change of the GPU with this index, as a clause: `GPU 3 changes to mode `mps` when L12 ends`.
+    /// Describes the change of the GPU with this index, as a clause: `GPU 3 changes from mode `exclusive` to `mps` when L12
+    /// ends`.
     #[must_use]
     pub fn describe(&self, gpu: u32) -> String {
         let what = match &self.aim {
-            PendingAim::Mode { mode: Mode::NoRule } => format!("GPU {gpu} is no longer managed"),
-            PendingAim::Mode { mode } => format!("GPU {gpu} changes to mode `{}`", mode.name()),
+            PendingAim::Mode { from, mode: Mode::NoRule } => {
+                format!("GPU {gpu} loses its rule with mode `{}`", from.name())
+            }
+            PendingAim::Mode { from, mode } => {
+                format!("GPU {gpu} changes from mode `{}` to `{}`", from.name(), mode.name())
+            }
             PendingAim::Timeslice { level, compute_mode: None } => {
                 format!("GPU {gpu} changes to time-slice level `{level}`")
             }
@@ -120,10 +127,11 @@ mod tests {
 
     #[test]
     fn pending_change_names_the_gpu_and_what_it_waits_for() {
-        let mode = |leases: &[u64]| change(PendingAim::Mode { mode: Mode::Mps }, leases).describe(3);
-        assert_eq!(mode(&[12]), "GPU 3 changes to mode `mps` when L12 ends");
-        assert_eq!(mode(&[12, 14, 15]), "GPU 3 changes to mode `mps` when L12, L14 and L15 end");
-        assert_eq!(mode(&[]), "GPU 3 changes to mode `mps` with `gpushctl apply 3` (administrator)");
+        let mode =
+            |leases: &[u64]| change(PendingAim::Mode { from: Mode::Exclusive, mode: Mode::Mps }, leases).describe(3);
+        assert_eq!(mode(&[12]), "GPU 3 changes from mode `exclusive` to `mps` when L12 ends");
+        assert_eq!(mode(&[12, 14, 15]), "GPU 3 changes from mode `exclusive` to `mps` when L12, L14 and L15 end");
+        assert_eq!(mode(&[]), "GPU 3 changes from mode `exclusive` to `mps` with `gpushctl apply 3` (administrator)");
         let device = PendingAim::ShareDevice { uuid: "MIG-1".to_owned(), device: "3g.40gb@4".to_owned() };
         let text = "0:3g.40gb@4 changes to a device shared through MPS when L1 ends";
         assert_eq!(change(device, &[1]).describe(0), text);
@@ -132,7 +140,7 @@ mod tests {
     #[test]
     fn pending_change_survives_the_wire() {
         let all = [
-            PendingAim::Mode { mode: Mode::Timeslice },
+            PendingAim::Mode { from: Mode::Mps, mode: Mode::Timeslice },
             PendingAim::Timeslice { level: TimesliceLevel::Long, compute_mode: Some(ComputeMode::Prohibited) },
             PendingAim::ShareDevice { uuid: "MIG-1".to_owned(), device: "3g.40gb@4".to_owned() },
             PendingAim::UnshareDevice { uuid: "MIG-1".to_owned(), device: "3g.40gb@4".to_owned() },

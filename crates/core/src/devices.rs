@@ -360,11 +360,12 @@ mod tests {
         // Faults: for days, the reason said that the change was near. For a prohibited compute mode, the reason was that
         // the reading was old.
         for (leases, why) in [
-            (vec![gpush_api::LeaseId(12)], "GPU 0 changes to mode `mps` when L12 ends"),
-            (Vec::new(), "GPU 0 changes to mode `mps` with `gpushctl apply 0` (administrator)"),
+            (vec![gpush_api::LeaseId(12)], "GPU 0 changes from mode `mig` to `mps` when L12 ends"),
+            (Vec::new(), "GPU 0 changes from mode `mig` to `mps` with `gpushctl apply 0` (administrator)"),
         ] {
             let mut pending = listed.clone();
-            pending[0].pending = vec![PendingChange { aim: PendingAim::Mode { mode: Mode::Mps }, leases }];
+            pending[0].pending =
+                vec![PendingChange { aim: PendingAim::Mode { from: Mode::Mig, mode: Mode::Mps }, leases }];
             let pending = offered(&pending, &BTreeSet::new());
             assert_eq!(first(&gpus, &[], Offers { host: &pending, ..offers }), no(why));
         }

@@ -53,7 +53,7 @@ fn in_maintenance(maintenance: &Maintenance) -> ApiError {
         .hint("when the work on the host is done, end maintenance with `gpushctl maintenance leave` (administrator)")
 }
 
-/// Returns the GPUs that have a rule and differ from their desired state. Leaves out cordoned GPUs, because
+/// Returns the GPUs that have a rule and differ from their desired state, also if a lease delays the change. Leaves out cordoned GPUs, because
 /// `gpushctl apply` changes them only if the user names them.
 fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
     if all.is_empty() {
@@ -63,7 +63,8 @@ fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
         let error = ApiError::new(Code::NotFound, "nothing to apply: no rule of the config claims a GPU");
         return Err(error.hint("see the rules with 'gpushctl config show'"));
     }
-    let differing = all.into_iter().filter(|gpu| gpu.mode.is_managed() && !gpu.drift.is_empty());
+    let differing =
+        all.into_iter().filter(|gpu| gpu.mode.is_managed() && (!gpu.drift.is_empty() || !gpu.pending.is_empty()));
     let (cordoned, gpus): (Vec<Gpu>, Vec<Gpu>) = differing.partition(|gpu| gpu.state == GpuState::Cordoned);
     if !cordoned.is_empty() {
         let indexes: Vec<u32> = cordoned.iter().map(|gpu| gpu.index).collect();

@@ -407,7 +407,8 @@ mod tests {
     /// Fault: the command waited until its timeout for a change that only an apply makes.
     #[test]
     fn change_that_waits_for_an_apply_has_failed() {
-        let change = |leases| PendingChange { aim: PendingAim::Mode { mode: Mode::Exclusive }, leases };
+        let change =
+            |leases| PendingChange { aim: PendingAim::Mode { from: Mode::Mps, mode: Mode::Exclusive }, leases };
         let mut gpu = fixtures::gpu(0, "A100", 40_960, None);
         gpu.mode = Mode::Exclusive;
         gpu.drift = vec!["it is shared through MPS, but its rule no longer says so".to_owned()];

@@ -116,7 +116,7 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Appearance) -> String {
     }
     if !reloaded.gpus.is_empty() {
         let wants = |one: &&GpuDiff| {
-            let differs = !one.drift.is_empty() || !one.drift_known;
+            let differs = !one.drift.is_empty() || !one.pending.is_empty() || !one.drift_known;
             differs && one.in_file.as_ref().is_some_and(|wanted| wanted.mode.is_managed())
         };
         // Name the GPUs in the command: without names, `apply` leaves some of them out.

@@ -1,6 +1,6 @@
 //! Time-sliced GPUs: their level, and whether the driver supports levels.
 
-use gpush_api::{Gpu, GpuState, LeaseUse, TimesliceState, TimesliceView};
+use gpush_api::{Gpu, GpuState, LeaseKind, LeaseUse, TimesliceState, TimesliceView};
 
 use super::{
     Appearance,
@@ -83,11 +83,11 @@ pub(crate) fn list(gpus: &[Gpu], look: &Appearance) -> Listing {
             view.map_or_else(
                 || "-".to_owned(),
                 |view| match look.exact {
-                    true => gpu.leases.len().to_string(),
-                    false => format!("{}/{}", gpu.leases.len(), view.replicas),
+                    true => replicas(gpu).count().to_string(),
+                    false => format!("{}/{}", replicas(gpu).count(), view.replicas),
                 },
             ),
-            if gpu.leases.is_empty() { "-".to_owned() } else { holders(gpu, look) },
+            holders(gpu, look).unwrap_or_else(|| "-".to_owned()),
             gpu.processes.len().to_string(),
             look.clean(&detail(gpu)),
         ]
@@ -106,19 +106,28 @@ pub(crate) fn list(gpus: &[Gpu], look: &Appearance) -> Listing {
         .or_empty("No GPU is time-sliced. A rule of the config with `mode = \"timeslice\"` time-slices its GPUs.")
 }
 
-/// Describes the drift of a GPU, and its state unless the GPU is ready.
+/// Describes the pending changes and the drift of a GPU, and its state unless the GPU is ready.
 fn detail(gpu: &Gpu) -> String {
     let state = (gpu.state != GpuState::Ready).then(|| format!("the GPU has the state `{}`", gpu::state(gpu.state).0));
-    state.into_iter().chain(gpu.drift.iter().cloned()).collect::<Vec<_>>().join("; ")
+    let pending = gpu.pending.iter().map(|change| change.describe(gpu.index));
+    state.into_iter().chain(pending).chain(gpu.drift.iter().cloned()).collect::<Vec<_>>().join("; ")
 }
 
-/// Returns the holders of the leases on a GPU, each with the id of the lease: `alice (L3), bob (L4)`.
-fn holders(gpu: &Gpu, look: &Appearance) -> String {
+/// Returns the leases of the replicas of a GPU. While a change to mode `timeslice` is pending, the GPU has leases of
+/// another kind.
+fn replicas(gpu: &Gpu) -> impl Iterator<Item = &LeaseUse> {
+    gpu.leases.iter().filter(|lease| lease.kind == LeaseKind::Timeslice)
+}
+
+/// Returns the holders of the replicas of a GPU, each with the id of the lease: `alice (L3), bob (L4)`. Returns `None`
+/// if there is none.
+fn holders(gpu: &Gpu, look: &Appearance) -> Option<String> {
     let holder = |lease: &LeaseUse| {
         let user = lease.holder.user.clone().unwrap_or_else(|| format!("uid {}", lease.holder.uid));
         format!("{} ({})", look.clean(&user), lease.id)
     };
-    gpu.leases.iter().map(holder).collect::<Vec<_>>().join(", ")
+    let holders: Vec<String> = replicas(gpu).map(holder).collect();
+    (!holders.is_empty()).then(|| holders.join(", "))
 }
 
 /// Draws `gpushctl timeslice show`.
@@ -135,10 +144,14 @@ pub(crate) fn show(gpus: &[Gpu], look: &Appearance) -> String {
         if gpu.state != GpuState::Ready {
             out += &format!("  ! the GPU has the state `{}`\n", gpu::state(gpu.state).0);
         }
+        for change in &gpu.pending {
+            let text = look.clean(&change.describe(gpu.index));
+            out += &(look.wrap("  * pending: ", &text).join("\n") + "\n");
+        }
         for drift in &gpu.drift {
             out += &(look.wrap("  ! drift: ", &look.clean(drift)).join("\n") + "\n");
         }
-        let leases = if gpu.leases.is_empty() { "none".to_owned() } else { holders(gpu, look) };
+        let leases = holders(gpu, look).unwrap_or_else(|| "none".to_owned());
         out += &(look.wrap(&format!("  {}", pad("leases", 14)), &leases).join("\n") + "\n");
         let users = gpu.processes.iter().map(|process| process_names::process(process, look)).collect::<Vec<_>>();
         let users = if users.is_empty() { "none".to_owned() } else { users.join(", ") };

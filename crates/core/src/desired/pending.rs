@@ -25,10 +25,9 @@ use crate::sharing;
 /// Returns the changes that the leases on a GPU delay. `gpu` must contain its leases.
 #[must_use]
 pub fn pending(desired_state: &DesiredState, gpu: &Gpu) -> Vec<PendingChange> {
-    let fits = |lease: &&LeaseUse| fits_mode(lease, gpu, desired_state.mode);
-    let all_fit = gpu.leases.iter().all(|lease| fits(&lease));
-    if !all_fit {
-        let aim = PendingAim::Mode { mode: desired_state.mode };
+    if gpu.leases.iter().any(|lease| mode_of(lease, gpu) != desired_state.mode) {
+        let from = gpu.leases.iter().min_by_key(|lease| lease.id).map_or(Mode::NoRule, |lease| mode_of(lease, gpu));
+        let aim = PendingAim::Mode { from, mode: desired_state.mode };
         return vec![PendingChange { aim, leases: ids(gpu.leases.iter()) }];
     }
     match desired_state.mode {
@@ -43,11 +42,11 @@ pub fn pending(desired_state: &DesiredState, gpu: &Gpu) -> Vec<PendingChange> {
 #[must_use]
 pub fn deferred(desired_state: &DesiredState, gpu: &Gpu, before: &[PendingAim], is_shared: bool) -> Vec<PendingChange> {
     let still_wanted = |aim: &&PendingAim| match aim {
-        PendingAim::Mode { mode } if *mode != desired_state.mode => false,
-        PendingAim::Mode { mode: Mode::NoRule | Mode::Unmanaged } => false,
-        PendingAim::Mode { mode: Mode::Mps } => !is_shared,
-        PendingAim::Mode { mode: Mode::Mig } => gpu.mig.as_ref().is_some_and(|mig| !mig.enabled),
-        PendingAim::Mode { mode: Mode::Exclusive | Mode::Timeslice } => true,
+        PendingAim::Mode { mode, .. } if *mode != desired_state.mode => false,
+        PendingAim::Mode { mode: Mode::NoRule | Mode::Unmanaged, .. } => false,
+        PendingAim::Mode { mode: Mode::Mps, .. } => !is_shared,
+        PendingAim::Mode { mode: Mode::Mig, .. } => gpu.mig.as_ref().is_some_and(|mig| !mig.enabled),
+        PendingAim::Mode { mode: Mode::Exclusive | Mode::Timeslice, .. } => true,
         PendingAim::Timeslice { level, compute_mode } => desired_state
             .timeslice
             .as_ref()
@@ -77,14 +76,13 @@ pub fn promised_timeslice(gpu: &Gpu) -> Option<TimeslicePolicy> {
     gpu.leases.iter().filter_map(promised).min_by_key(|(id, _)| *id).map(|(_, policy)| policy)
 }
 
-/// Returns whether a rule of this mode gives shares of the lease's kind on the lease's target.
-fn fits_mode(lease: &LeaseUse, gpu: &Gpu, mode: Mode) -> bool {
-    let is_whole = lease.target == gpu.uuid;
-    match (lease.kind, mode) {
-        (LeaseKind::Whole, Mode::Exclusive) | (LeaseKind::Timeslice, Mode::Timeslice) => is_whole,
-        (LeaseKind::Mps, Mode::Mps) => is_whole,
-        (LeaseKind::Mps | LeaseKind::Mig, Mode::Mig) => !is_whole,
-        (LeaseKind::Whole | LeaseKind::Timeslice | LeaseKind::Mps | LeaseKind::Mig, _) => false,
+/// Returns the mode of the rule under which a lease was granted.
+fn mode_of(lease: &LeaseUse, gpu: &Gpu) -> Mode {
+    match lease.kind {
+        LeaseKind::Whole => Mode::Exclusive,
+        LeaseKind::Timeslice => Mode::Timeslice,
+        LeaseKind::Mps if lease.target == gpu.uuid => Mode::Mps,
+        LeaseKind::Mps | LeaseKind::Mig => Mode::Mig,
     }
 }
 

@@ -166,9 +166,9 @@ fn selected_gpus(gpus: &[Gpu], desired_states: &[DesiredState], request: &PlanRe
     let whole = |at: usize| needs_whole(at) && !is_cut(at);
     let of_mig = |at: usize| desired_states[at].mode == Mode::Mig;
     // A GPU whose rule needs the whole GPU is listed only if the GPU differs from its desired
-    // state.
-    let claimed: Vec<usize> =
-        (0..gpus.len()).filter(|at| of_mig(*at) || (whole(*at) && !gpus[*at].drift.is_empty())).collect();
+    // state, also if a lease delays the change.
+    let differs = |at: usize| !gpus[at].drift.is_empty() || !gpus[at].pending.is_empty();
+    let claimed: Vec<usize> = (0..gpus.len()).filter(|at| of_mig(*at) || (whole(*at) && differs(*at))).collect();
     if !claimed.is_empty() {
         return Ok(claimed);
     }

@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn blocking_lease_names_holder_and_end() {
-        assert_eq!(lease(17, Some("alice")).to_string(), "lease L17 of alice, until 2026-12-01T08:00:00Z");
+        assert_eq!(lease(17, Some("alice")).to_string(), "lease L17 of alice, until 2026-12-01 08:00:00 UTC");
         assert_eq!(lease(18, None).to_string(), "lease L18 of uid 1000, without an end");
     }
 

@@ -34,7 +34,7 @@ mod names;
 pub use after_plan::{DeviceAfter, shared_after};
 pub use devices::device_name;
 pub use limits::{check_memory_limit, max_device_clients, unfit_settings};
-pub use names::{name_of, resolve, short_name};
+pub use names::{name_of, pending_target, resolve, short_name};
 
 /// A GPU or MIG device that should have an MPS daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -265,7 +265,7 @@ fn accept_targets(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<SharingTarget>,
     let start = daemon_start(gpu);
     let is_pending = |target: &SharingTarget| {
         gpu.pending.iter().any(|change| match &change.aim {
-            PendingAim::Mode { mode } => target.full_gpu && *mode == Mode::Mps,
+            PendingAim::Mode { mode, .. } => target.full_gpu && *mode == Mode::Mps,
             PendingAim::ShareDevice { uuid, .. } => *uuid == target.uuid,
             PendingAim::Timeslice { .. } | PendingAim::UnshareDevice { .. } => false,
         })

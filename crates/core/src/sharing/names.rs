@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Code, MpsDaemon};
+use gpush_api::{ApiError, Code, Gpu, Mode, MpsDaemon, PendingAim};
 
 use crate::{nearest::nearest, quote::Quoted};
 
@@ -46,6 +46,21 @@ pub fn name_of(daemon: &MpsDaemon) -> String {
         (Some(gpu), Some(device)) => format!("{gpu}:{device}"),
         (None, _) => daemon.target.clone(),
     }
+}
+
+/// Returns the UUID of the target that a text names, if the target gets an MPS daemon only after a pending change. The
+/// text may be a UUID, or a name such as `0` or `0:2g.20gb@2`. Case is ignored.
+#[must_use]
+pub fn pending_target(text: &str, gpus: &[Gpu]) -> Option<String> {
+    let typed = text.trim();
+    let aims = gpus.iter().flat_map(|gpu| gpu.pending.iter().map(move |change| (gpu, &change.aim)));
+    let mut targets = aims.filter_map(|(gpu, aim)| match aim {
+        PendingAim::Mode { mode: Mode::Mps, .. } => Some((&gpu.uuid, gpu.index.to_string())),
+        PendingAim::ShareDevice { uuid, device } => Some((uuid, format!("{}:{device}", gpu.index))),
+        PendingAim::Mode { .. } | PendingAim::Timeslice { .. } | PendingAim::UnshareDevice { .. } => None,
+    });
+    let found = targets.find(|(uuid, name)| uuid.eq_ignore_ascii_case(typed) || name.eq_ignore_ascii_case(typed));
+    found.map(|(uuid, _)| uuid.clone())
 }
 
 /// Returns the position of the daemon that a text names. The text may be the short name of a

@@ -34,10 +34,9 @@ pub(crate) fn below(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Appearanc
     Vec::new()
 }
 
-/// Returns one line for each lease that has a share of this GPU or waits for it. Leaves out the leases of MIG devices,
-/// because the list of the devices has their holders.
+/// Returns one line for each lease that has a share of this GPU or waits for it.
 pub(crate) fn each(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Appearance) -> Vec<String> {
-    let open = leases.iter().filter(|lease| lease.state != LeaseState::Ended && lease.kind != LeaseKind::Mig);
+    let open = leases.iter().filter(|lease| lease.state != LeaseState::Ended);
     let indent = " ".repeat(indent);
     open.filter_map(|lease| text(lease, gpu, look)).flat_map(|text| look.wrap(&indent, &text)).collect()
 }

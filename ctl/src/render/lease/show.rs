@@ -87,6 +87,11 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
         }
     }
     let is_here = |target: &str| lease.members.iter().any(|member| member.target == target);
+    // The drift of a GPU that is leased as a whole can keep programs from the GPU, for example if MIG mode is on.
+    for gpu in gpus.iter().filter(|gpu| lease.state == LeaseState::Active && is_here(&gpu.uuid)) {
+        let drift = gpu.drift.iter().map(|drift| look.clean(&format!("GPU {}: {drift}", gpu.index)));
+        out.extend(drift.flat_map(|text| look.wrap("  ! ", &text)).map(|line| paint(NOTE, &line) + "\n"));
+    }
     let unleased = gpus.iter().flat_map(|gpu| &gpu.unleased).filter(|one| is_here(&one.target));
     for one in unleased.filter(|_| lease.state != LeaseState::Ended) {
         let text = look.clean(&format!("unleased: {}: {}", refusal::holder(&one.process), one.why));

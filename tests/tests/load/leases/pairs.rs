@@ -149,6 +149,9 @@ fn apply_later(world: &World, gpu: usize) -> Result<Operation, String> {
 struct Queued {
     share: Share,
     stream: UnixStream,
+    /// Whether the change enables or disables MIG mode. Then gpushd refuses the request, because the GPU does not have
+    /// the MIG devices, or may lose them.
+    changes_mig_mode: bool,
 }
 
 impl Queued {
@@ -162,11 +165,11 @@ impl Queued {
         let mut stream = world.agent().connect();
         let text = format!("{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
         stream.write_all(text.as_bytes()).expect("a request can be sent");
-        Self { share, stream }
+        Self { share, stream, changes_mig_mode: pair.first.layout().is_some() != pair.second.layout().is_some() }
     }
 
-    /// Waits for the grant. If the GPU was not in MIG mode, gpushd may instead have refused the request because of the
-    /// lease `id`: such a GPU has no MIG device that a request could wait for.
+    /// Waits for the grant. If the change concerns MIG mode, gpushd may instead have refused the request because of the
+    /// lease `id`.
     fn receive(mut self, world: &mut World, id: &str) -> Result<(), String> {
         let mut bytes = Vec::new();
         self.stream.read_to_end(&mut bytes).map_err(|error| format!("{:?} is not granted: {error}", self.share))?;
@@ -174,7 +177,11 @@ impl Queued {
         if answer.status != 200 {
             let error = answer.error();
             world.count(format!("queued {:?}: refused", self.share));
-            return if names(&error, id) { Ok(()) } else { Err(format!("{:?} is not granted: {error:?}", self.share)) };
+            return if self.changes_mig_mode && names(&error, id) {
+                Ok(())
+            } else {
+                Err(format!("{:?} is not granted: {error:?}", self.share))
+            };
         }
         world.count(format!("queued {:?}: granted", self.share));
         let grant: LeaseGrant = serde_json::from_value(answer.json()).expect("a grant");

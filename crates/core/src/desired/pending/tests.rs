@@ -71,6 +71,16 @@ impl Kind {
         gpu
     }
 
+    /// Returns the mode of a rule of this kind.
+    fn mode(self) -> Mode {
+        match self {
+            Self::Whole => Mode::Exclusive,
+            Self::Timeslice => Mode::Timeslice,
+            Self::Mps => Mode::Mps,
+            Self::MigDevice | Self::SharedDevice => Mode::Mig,
+        }
+    }
+
     fn share(self) -> MemberShare {
         match self {
             Self::Whole => MemberShare::Whole,
@@ -188,7 +198,7 @@ fn change_of_a_leased_gpu_is_pending_and_names_its_leases() {
                     let (uuid, device) = device();
                     Some(PendingAim::UnshareDevice { uuid, device })
                 }
-                _ => Some(PendingAim::Mode { mode: config.rules[0].mode }),
+                _ => Some(PendingAim::Mode { from: from.mode(), mode: config.rules[0].mode }),
             };
             let leases = vec![LeaseId(12)];
             let expected: Vec<_> = aim.into_iter().map(|aim| PendingChange { aim, leases: leases.clone() }).collect();

@@ -85,7 +85,9 @@ fn may_use(gpu: &GpuOffer, wanted: &PlacementRequest, blocked: UseOccupied) -> b
         && match gpu.closed {
             None => true,
             Some(Closed::Claimed) => blocked == UseOccupied::Last,
-            Some(Closed::Cordoned | Closed::NotReady | Closed::Pending | Closed::Prohibited) => false,
+            Some(Closed::Cordoned | Closed::NotReady | Closed::Pending | Closed::Prohibited | Closed::StillShared) => {
+                false
+            }
         }
 }
 

@@ -54,6 +54,8 @@ pub enum Closed {
     NotReady,
     /// A new rule requires a change of the whole GPU, which gpushd does not make yet because of leases.
     Pending,
+    /// The MPS daemon of an earlier rule still runs on the GPU.
+    StillShared,
 }
 
 /// Why a GPU offers no leases.

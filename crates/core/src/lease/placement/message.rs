@@ -72,8 +72,9 @@ impl NoAssignment {
                 let first = offered.first().map_or("", |(_, request)| request);
                 let offer = format!("{} only leases of kind {}", verb("offers", "offer"), kinds.join(", "));
                 let mut error = error(Code::Unsupported, offer).hint(format!(
-                    "request {}, as with `gpushctl run --request {first} -- COMMAND`",
-                    examples.join(" or ")
+                    "request {}, as with `gpushctl run --request {first}{} -- COMMAND`",
+                    examples.join(" or "),
+                    gpu_option(wanted)
                 ));
                 error.causes.extend(pending(wanted, context));
                 error
@@ -95,18 +96,20 @@ impl NoAssignment {
             Self::SharedThroughMps(devices) => {
                 let names: Vec<&str> = devices.iter().take(MOST_NAMED).map(|(_, name)| name.as_str()).collect();
                 let first = names.first().copied().unwrap_or_default();
-                let why = match names.as_slice() {
-                    [one] => format!("MIG device {one} is shared through MPS"),
-                    several => format!("MIG devices {} are shared through MPS", several.join(", ")),
+                let gpus: BTreeSet<u32> = devices.iter().map(|(gpu, _)| *gpu).collect();
+                let changes: Vec<String> = gpus.into_iter().flat_map(|gpu| pending_of(gpu, context)).collect();
+                let (are, wait) = match (names.len(), changes.is_empty()) {
+                    (1, true) => ("is shared", ""),
+                    (_, true) => ("are shared", ""),
+                    // The devices are shared only after the change.
+                    (_, false) => ("will be shared", " --wait"),
                 };
-                let changes: Vec<String> = devices.iter().flat_map(|(gpu, _)| pending_of(*gpu, context)).collect();
-                let mut error = error(Code::Unsupported, why);
-                if changes.is_empty() {
-                    let end = context.duration.map_or_else(String::new, |d| format!(" --for {}", duration::format(d)));
-                    error.hint = Some(format!(
-                        "request a share of the device: `gpushctl lease request --mps 25 --target {first}{end}`"
+                let devices = if names.len() == 1 { "MIG device" } else { "MIG devices" };
+                let end = context.duration.map_or_else(String::new, |d| format!(" --for {}", duration::format(d)));
+                let mut error = error(Code::Unsupported, format!("{devices} {} {are} through MPS", names.join(", ")))
+                    .hint(format!(
+                        "request a share of the device: `gpushctl lease request --mps 25 --target {first}{end}{wait}`"
                     ));
-                }
                 error.causes.extend(changes);
                 error
             }
@@ -147,7 +150,7 @@ impl NoAssignment {
                         continue;
                     }
                     error.causes.extend(match (reasons, obstacles.as_slice()) {
-                        _ if *obstacle == Obstacle::Closed(Closed::Prohibited) => {
+                        _ if matches!(obstacle, Obstacle::Closed(Closed::Prohibited | Closed::StillShared)) => {
                             vec![cause(*gpu, *obstacle, wanted, context.host)]
                         }
                         // The message already names the state of the only GPU.
@@ -203,6 +206,13 @@ fn named_gpus(wanted: &PlacementRequest) -> (String, bool) {
         some if some.len() <= MOST_NAMED => (gpu_names(some), some.len() == 1),
         _ => ("the selected GPUs".to_owned(), false),
     }
+}
+
+/// Returns the option that selects the GPUs of a request: ` -g 0,2`. Empty if the request may use all GPUs, or too many
+/// to name.
+fn gpu_option(wanted: &PlacementRequest) -> String {
+    let indexes: Vec<String> = wanted.gpus.iter().flatten().map(u32::to_string).collect();
+    if (1..=MOST_NAMED).contains(&indexes.len()) { format!(" -g {}", indexes.join(",")) } else { String::new() }
 }
 
 /// Names GPUs: `GPU 3`, or `GPUs 0, 2`.
@@ -383,6 +393,8 @@ fn busy(obstacles: &[(u32, Obstacle)], wanted: &PlacementRequest, host: &Host) -
         verb("is not ready", "are not ready")
     } else if all(Closed::Pending) {
         verb("is leased under an earlier rule", "are leased under earlier rules")
+    } else if all(Closed::StillShared) {
+        verb("is still shared through MPS", "are still shared through MPS")
     } else if obstacles.iter().all(|(_, obstacle)| matches!(obstacle, Obstacle::Closed(_))) {
         "the GPUs accept no leases now".to_owned()
     } else if obstacles.iter().all(|(gpu, _)| leases_at_limit(*gpu, wanted, host).is_some()) {
@@ -418,6 +430,9 @@ fn cause(gpu: u32, obstacle: Obstacle, wanted: &PlacementRequest, host: &Host) -
         }
         Obstacle::Closed(Closed::NotReady) => format!("GPU {gpu} is not ready"),
         Obstacle::Closed(Closed::Pending) => format!("GPU {gpu} is leased under an earlier rule"),
+        Obstacle::Closed(Closed::StillShared) => {
+            format!("the MPS daemon of GPU {gpu} still runs, although the rule of the GPU no longer has mode `mps`")
+        }
         Obstacle::InUse => match wanted.targets {
             Some(_) => format!("the requested target on GPU {gpu} has no room"),
             None => format!("GPU {gpu} has no room"),

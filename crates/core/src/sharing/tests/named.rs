@@ -45,6 +45,25 @@ fn daemons() -> Vec<MpsDaemon> {
     ]
 }
 
+/// Fault: a request that named such a target was refused, because no daemon had the name.
+#[test]
+fn target_of_a_pending_change_resolves() {
+    let mut gpus = whole_host("dgx-a100");
+    let aims = [
+        PendingAim::Mode { from: Mode::Exclusive, mode: Mode::Mps },
+        PendingAim::Mode { from: Mode::Mps, mode: Mode::Exclusive },
+        PendingAim::ShareDevice { uuid: "MIG-2".to_owned(), device: "3g.40gb@4".to_owned() },
+    ];
+    for (gpu, aim) in gpus.iter_mut().zip(aims) {
+        gpu.pending = vec![gpush_api::PendingChange { aim, leases: Vec::new() }];
+    }
+    let found = |text: &str| pending_target(text, &gpus);
+    assert_eq!(found(" 0 "), Some(gpus[0].uuid.clone()));
+    assert_eq!(found(&gpus[0].uuid.to_lowercase()), Some(gpus[0].uuid.clone()));
+    assert_eq!(found("2:3G.40GB@4"), Some("MIG-2".to_owned()));
+    assert_eq!([found("1"), found("2"), found("2:3g.40gb@0"), found("")], [None, None, None, None]);
+}
+
 #[test]
 fn target_names_resolve() {
     let daemons = daemons();

@@ -173,6 +173,14 @@ fn device_that_mps_shares_is_named_with_the_request_that_gets_it() {
     let error = why.error(&request, ErrorContext { duration, ..context(&host) });
     assert!(error.hint.unwrap().contains("--target 7:3g.40gb@0 --for 1h`"), "the hint keeps the end of the lease");
     assert_eq!(host.reservation(&request, PlacementPolicy::Pack), None, "a request does not wait for it");
+    // Fault: if the device is shared only after the end of a lease, the error said that it is shared, and had no hint.
+    let aim = gpush_api::PendingAim::ShareDevice { uuid: "MIG-1".to_owned(), device: "3g.40gb@0".to_owned() };
+    let mut pending = host.clone();
+    pending.gpus[0].pending = vec![gpush_api::PendingChange { aim, leases: vec![gpush_api::LeaseId(6)] }];
+    let error = refusal(&pending, &request);
+    assert_eq!(error.message, "cannot grant a MIG device: MIG device 7:3g.40gb@0 will be shared through MPS");
+    assert_eq!(error.hint, Some(hint.replace("3g.40gb@0`", "3g.40gb@0 --wait`")));
+    assert_eq!(error.causes, ["7:3g.40gb@0 changes to a device shared through MPS when L6 ends"]);
     host.gpus.push(mig(8, "a100-80", false, "3g.40gb@0 used"));
     let error = refusal(&host, &wanted(profile("3g.40gb"), 1));
     let causes = ["GPU 7 shares such a device through MPS: request it with --mps", "GPU 8 has no room"];
