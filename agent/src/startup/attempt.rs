@@ -58,6 +58,20 @@ pub(super) struct InUse {
     pub(super) has_begun: bool,
 }
 
+impl InUse {
+    /// Returns the error with the command that lists the holders, instead of the holders. The error stays while gpushd
+    /// tries again, and the holders can change meanwhile.
+    pub(super) fn error_without_holders(&self, gpu: &Gpu) -> ApiError {
+        let mut error = self.error.clone();
+        if !self.holders.is_empty() {
+            error.causes.clear();
+            let list = format!("`gpushctl gpu holders {}` lists the processes", gpu.index);
+            error.hint = Some(error.hint.map_or_else(|| list.clone(), |hint| format!("{list}; {hint}")));
+        }
+        error
+    }
+}
+
 /// Applies the layout of a GPU's override or rule. If this needs an operation, waits for the end of the operation.
 pub(super) async fn apply_layout(handles: &Handles, kind: &str, gpu: &Gpu) -> LayoutResult {
     let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Wanted };

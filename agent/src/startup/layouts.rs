@@ -255,7 +255,7 @@ impl Layouts {
             }
             LayoutResult::InUse(in_use) => {
                 let may_wait = self.record.waiting.contains(&gpu.uuid) || now >= self.begun + READY;
-                let error = in_use.error.clone();
+                let error = in_use.error_without_holders(gpu);
                 let outlook = match tried.in_use(in_use, may_wait, now) {
                     InUseNext::Soon => "the GPU is in use: gpushd tries again".to_owned(),
                     InUseNext::Waiting => {
