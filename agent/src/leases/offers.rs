@@ -25,7 +25,7 @@ use crate::{
 /// Returns what the GPUs offer, and which capacity leases and operations already occupy.
 pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &LeaseTable) -> Host {
     let members: Vec<(u32, &LeaseMember)> = table.members().collect();
-    let (daemons, users) = mps::daemons(&leases.handles.mps);
+    let daemons = mps::daemons(&leases.handles.mps);
     let mut claimed = leases.handles.lanes.claimed();
     // The operation that creates the MIG device of a lease may release its claim before gpushd records the device. So
     // count the GPU as claimed as long as the lease is in the state `granting`.
@@ -36,8 +36,9 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
         gpus,
         members: &members,
         claimed: &claimed,
-        daemons: &daemons,
-        users: &users,
+        daemons: &daemons.targets,
+        ended: &daemons.ended,
+        users: &daemons.users,
         created: &table.created,
     });
     // If the daemon of a target serves one user at a time, use this limit, even if the rule allows

@@ -15,7 +15,7 @@ use std::{
 use gpush_api::{
     ApiError, Code, LeaseMember, MemberShare, MemoryLimit, MpsSettings, MpsState, MpsUsers, Percentage, Priority,
 };
-use gpush_core::sharing;
+use gpush_core::{sharing, supervisor::SupervisorState};
 use gpush_host::proc::{self, Environment, FileId};
 use gpush_mps::daemon::{DaemonRequest, Report};
 
@@ -36,16 +36,30 @@ pub(crate) fn target(mps: &Mps, text: &str) -> Result<String, ApiError> {
     view::find(mps, text).map(|(uuid, _)| uuid)
 }
 
-/// Returns the UUIDs of all targets with a daemon. Also returns, for each target in use, the user whose clients are
-/// connected.
-pub(crate) fn daemons(mps: &Mps) -> (BTreeSet<String>, BTreeMap<String, u32>) {
-    let entries = mps.entries();
-    let user = |(uuid, entry): (&String, &Entry)| {
+/// The MPS daemons that gpushd supervises.
+#[derive(Debug, Default)]
+pub(crate) struct Supervised {
+    /// UUIDs of all targets with a daemon.
+    pub(crate) targets: BTreeSet<String>,
+    /// UUIDs of the targets whose daemon an operation has ended. gpushd removes such a daemon soon after the operation.
+    pub(crate) ended: BTreeSet<String>,
+    /// For each target in use, by UUID, the user whose clients are connected.
+    pub(crate) users: BTreeMap<String, u32>,
+}
+
+/// Returns the MPS daemons that gpushd supervises.
+pub(crate) fn daemons(mps: &Mps) -> Supervised {
+    let mut all = Supervised::default();
+    for (uuid, entry) in mps.entries().iter() {
         let seen = entry.daemon.last_report();
+        all.targets.insert(uuid.clone());
+        if seen.state == SupervisorState::Stopped && !seen.behind && !mps.is_active(uuid) {
+            all.ended.insert(uuid.clone());
+        }
         let is_used = !seen.clients.is_empty() || !seen.waiting.is_empty();
-        Some((uuid.clone(), seen.user.filter(|_| is_used)?))
-    };
-    (entries.keys().cloned().collect(), entries.iter().filter_map(user).collect())
+        all.users.extend(seen.user.filter(|_| is_used).map(|user| (uuid.clone(), user)));
+    }
+    all
 }
 
 /// Returns the targets whose daemons admit new clients now.
@@ -250,7 +264,7 @@ pub(crate) fn not_serving(mps: &Mps, gpus: &[&str]) -> Vec<ApiError> {
 /// For each target whose daemon serves one user at a time, returns that user: the holder of a lease on the target, or
 /// else the user whose clients are connected.
 pub(crate) fn single_users(mps: &Mps, table: &LeaseTable) -> Vec<(String, u32)> {
-    let (_, connected) = daemons(mps);
+    let connected = daemons(mps).users;
     let entries = mps.entries().clone();
     let user = |(target, entry): (String, Entry)| {
         let serves_one = entry.daemon.last_report().policy.is_some_and(|policy| policy.users == MpsUsers::One);

@@ -326,6 +326,7 @@ mod tests {
             members: &[],
             claimed,
             daemons: &BTreeSet::new(),
+            ended: &BTreeSet::new(),
             users: &BTreeMap::new(),
             created: &BTreeMap::new(),
         })

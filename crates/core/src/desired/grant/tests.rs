@@ -159,6 +159,7 @@ impl Scene {
             members: &members,
             claimed: &claimed,
             daemons: &daemons,
+            ended: &BTreeSet::new(),
             users: &users,
             created: &created,
         };

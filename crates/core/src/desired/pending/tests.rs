@@ -154,6 +154,7 @@ fn is_granted(config: &Config, gpu: &Gpu, daemons: &BTreeSet<String>, share: Req
         members: &members,
         claimed: &BTreeSet::new(),
         daemons,
+        ended: &BTreeSet::new(),
         users: &BTreeMap::new(),
         created: &BTreeMap::new(),
     });

@@ -39,10 +39,19 @@ pub struct Snapshot<'a> {
     pub claimed: &'a BTreeSet<String>,
     /// UUIDs of MPS targets that have a daemon.
     pub daemons: &'a BTreeSet<String>,
+    /// UUIDs of those of these targets whose daemon has ended for ever, so that programs can use the target without it.
+    pub ended: &'a BTreeSet<String>,
     /// By UUID of each MPS target, the uid of a user who has clients on the daemon of this target.
     pub users: &'a BTreeMap<String, u32>,
     /// Instances that gpushd created, by GPU UUID.
     pub created: &'a BTreeMap<String, BTreeSet<Placement>>,
+}
+
+impl Snapshot<'_> {
+    /// Returns whether a target has a daemon that runs or starts again.
+    fn has_daemon(&self, target: &String) -> bool {
+        self.daemons.contains(target) && !self.ended.contains(target)
+    }
 }
 
 impl Host {
@@ -127,9 +136,7 @@ fn closed(snapshot: &Snapshot<'_>, gpu: &Gpu, mode: Mode) -> Option<Closed> {
         GpuState::Ready if gpu.pending.iter().any(|change| change.aim.device().is_none()) => Some(Closed::Pending),
         GpuState::Ready if gpu.compute_mode == Some(ComputeMode::Prohibited) => Some(Closed::Prohibited),
         // The MPS daemon of the earlier rule still runs, and no program can use the GPU without it.
-        GpuState::Ready
-            if matches!(mode, Mode::Timeslice | Mode::Exclusive) && snapshot.daemons.contains(&gpu.uuid) =>
-        {
+        GpuState::Ready if matches!(mode, Mode::Timeslice | Mode::Exclusive) && snapshot.has_daemon(&gpu.uuid) => {
             Some(Closed::StillShared)
         }
         GpuState::Ready => None,
@@ -206,7 +213,7 @@ fn mig_offer(snapshot: &Snapshot<'_>, gpu: &Gpu, mig: &Mig, shared: &[&sharing::
             };
             let shared = shared.iter().any(|target| target.uuid == *uuid);
             // A daemon that the layout no longer requires keeps the device in use until the daemon ends.
-            let has_daemon = snapshot.daemons.contains(uuid);
+            let has_daemon = snapshot.has_daemon(uuid);
             let leased = Occupants::of(snapshot, gpu, uuid, LeaseKind::Mig).excluding > 0;
             devices.push(Device {
                 uuid: uuid.clone(),
