@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn gpu_of_a_virtual_machine_is_refused() {
+    fn reset_of_passed_through_gpu_is_refused() {
         let mut gpu = fixtures::mixed().remove(0);
         assert!(refuse_passed_through(&gpu).is_ok());
         gpu.passed_through = true;

@@ -5,7 +5,8 @@
 //! read from the same process or file again until the thread has ended.
 //!
 //! The number of hanging reads is limited per account. So the processes of one user, also those with the user's
-//! subordinate uids, never keep gpushd from reading the processes of other users.
+//! subordinate uids, do not keep gpushd from reading the processes of other users. Exception: while the name service does
+//! not answer, all uids that gpushd has not resolved yet share one limit.
 
 use std::{
     fmt, io,
@@ -276,7 +277,7 @@ mod tests {
 
     /// Fault: a network file system did not answer, and each lookup of a file on it took another thread.
     #[test]
-    fn files_that_hang_take_one_thread_each_and_hide_no_other_file() {
+    fn hanging_file_takes_one_thread_and_hides_no_other_file() {
         let reads = Reads::new(Duration::from_millis(1));
         let file = |number: i32| Subject::File(format!("/net/{number}").into());
         let answers: Vec<Sender<()>> = (0..8)
