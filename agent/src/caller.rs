@@ -88,7 +88,8 @@ impl Caller {
         Self { peer, viewer, account, is_rank_unknown: is_member.is_err() && !admin }
     }
 
-    /// Creates a caller with the rights of `viewer`, for requests that gpushd executes without their client.
+    /// Creates a caller with the rights of `viewer`, without a lookup. For requests whose client is not connected: those of
+    /// gpushd itself, and those that waited in the queue when gpushd was restarted.
     pub(crate) fn with_viewer(peer: Peer, viewer: Viewer, account: Result<Account, Unanswered>) -> Self {
         Self { peer, viewer, account, is_rank_unknown: false }
     }
@@ -140,7 +141,7 @@ impl Caller {
                 format!("cannot determine whether uid {uid} may {what}: the name service of the host does not answer");
             return ApiError::new(Code::Unavailable, message)
                 .cause("the config names admin groups (admin_groups under [access])")
-                .hint("try again, or ask root to run it")
+                .hint("try again, or ask root to run the command")
                 .retryable();
         }
         let who = user.map_or_else(|| format!("uid {uid}"), |user| format!("user {user} (uid {uid})"));

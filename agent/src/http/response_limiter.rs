@@ -14,8 +14,8 @@
 //! also how many responses of the account wait.
 //!
 //! Requests get permits in the order of their arrival, and one account can hold only some of the permits. So a caller
-//! with one request waits for at most one response of each other account. Administrators have permits that no other
-//! caller can use.
+//! with one request waits for at most as many responses of each other account as one account may hold permits.
+//! Administrators have permits that no other caller can use.
 
 use std::{
     collections::HashMap,

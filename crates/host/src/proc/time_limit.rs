@@ -236,7 +236,7 @@ mod tests {
     /// Fault: 16 subordinate uids of one user with 4 hanging processes each kept gpushd from reading any other process,
     /// so the leases of all users stayed `releasing`.
     #[test]
-    fn hanging_processes_of_one_account_hide_no_other_account() {
+    fn hanging_reads_of_one_account_block_no_other_account() {
         let user = |uid: &u32| Some((*uid == 1001).then(|| "bob".to_owned()));
         let lookups = Lookups { user: Box::new(user), ..Lookups::empty() };
         let accounts = Accounts::new(NameService::with(lookups).unwrap(), 990);
