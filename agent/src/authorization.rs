@@ -52,7 +52,8 @@ impl Authorization {
     /// completes the sentence "USER may not …".
     ///
     /// # Errors
-    /// `denied` if the caller is not an administrator. The attempt is recorded.
+    /// `denied` if the caller is not an administrator. gpushd records the attempt, unless the account has reached the limit
+    /// [`MOST`]. `unavailable` if the name service does not answer about an admin group; gpushd does not record this.
     pub(crate) async fn admin(&self, caller: &Caller, attempt: &'static str) -> Result<Actor, ApiError> {
         let actor = self.actor(caller).await;
         if caller.viewer.is_admin() {

@@ -63,7 +63,8 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Identifies a caller according to the access rules of the config. Looks up groups on a blocking thread.
+    /// Determines the rights and the account of a peer, according to the access rules of the config. Waits for the name
+    /// service only if the rights depend on a group.
     pub(crate) async fn of(peer: Peer, access: &Access, users: &Users, own_uid: u32) -> Self {
         // Only a user on this host who is neither root nor the user of gpushd can need an admin group. Groups in a
         // container do not count.
@@ -87,25 +88,27 @@ impl Caller {
         Self { peer, viewer, account, is_rank_unknown: is_member.is_err() && !admin }
     }
 
-    /// Creates a caller with the rights of `viewer`, for requests that gpushd executes without their client.
+    /// Creates a caller with the rights of `viewer`, without a lookup. For requests whose client is not connected: those of
+    /// gpushd itself, and those that waited in the queue when gpushd was restarted.
     pub(crate) fn with_viewer(peer: Peer, viewer: Viewer, account: Result<Account, Unanswered>) -> Self {
         Self { peer, viewer, account, is_rank_unknown: false }
     }
 
-    /// Returns the uid of the caller, for records, names and idempotency keys. To decide what the caller may do, use
-    /// [`Caller::holds`] or the viewer: root of a container has the uid of the host's root.
+    /// Returns the uid of the caller, for records, names and idempotency keys. Do not use it to decide what the caller may
+    /// do, because root of a container also has uid 0. Use [`Caller::holds`] or the viewer.
     pub(crate) fn uid(&self) -> u32 {
         self.peer.uid
     }
 
-    /// Returns whether the caller is the user `uid` of the host. Root of a container is not the host's root. Any other
-    /// uid means the same user in a container, because a container can use a uid only if its user or root chose it.
+    /// Returns whether the caller is the user `uid` of the host. Root of a container is not the host's root. For any other
+    /// uid, a caller in a container is the same user as on the host: a container can use a uid only if this user or root
+    /// gave it the uid.
     pub(crate) fn holds(&self, uid: u32) -> bool {
         self.peer.uid == uid && (uid != 0 || self.peer.is_on_this_host)
     }
 
-    /// Returns whether the calling process runs as the user with this uid, so that the process can use that user's lease.
-    /// This gives no rights: root of a container runs as uid 0, but holds nothing of the host's root.
+    /// Returns whether the calling process has this uid, so that its programs can use a lease of the uid. Do not use it to
+    /// decide what the caller may do: root of a container also has uid 0.
     pub(crate) fn runs_as(&self, uid: u32) -> bool {
         self.peer.uid == uid
     }
@@ -129,8 +132,8 @@ impl Caller {
         Self::with_viewer(peer, Viewer::Agent, Ok(Account::User(uid)))
     }
 
-    /// Returns the error for a caller that is not an administrator. `user` is the name of the user,
-    /// if known.
+    /// Returns the error for a caller that is not an administrator: `unavailable` if gpushd cannot determine that, else
+    /// `denied`. `what` completes the sentence "USER may not …". `user` is the name of the user, if known.
     pub(crate) fn denied(&self, what: &str, user: Option<&str>, access: &Access) -> ApiError {
         let uid = self.peer.uid;
         if self.is_rank_unknown {
@@ -138,7 +141,7 @@ impl Caller {
                 format!("cannot determine whether uid {uid} may {what}: the name service of the host does not answer");
             return ApiError::new(Code::Unavailable, message)
                 .cause("the config names admin groups (admin_groups under [access])")
-                .hint("try again, or ask root to run it")
+                .hint("try again, or ask root to run the command")
                 .retryable();
         }
         let who = user.map_or_else(|| format!("uid {uid}"), |user| format!("user {user} (uid {uid})"));

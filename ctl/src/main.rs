@@ -10,6 +10,7 @@ mod complete;
 mod exit;
 mod offline;
 mod output;
+mod program;
 mod render;
 mod tips;
 

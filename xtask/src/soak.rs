@@ -1,8 +1,9 @@
 //! `cargo xtask soak`: the random tests of `cargo xtask test`, with at least ten times as many steps.
 //!
 //! 1. MPS daemons, their servers, clients and gpushd are killed at random. Another test kills the systemd units of the
-//!    daemons; it kills one unit for every five processes that the first test kills. Two tests restart gpushd beside MPS daemons, and while commands wait for a drain. Another test boots a host whose
-//!    driver is loaded later than gpush-ready.service waits.
+//!    daemons; it kills one unit for every five processes that the first test kills. Two tests restart gpushd: one while
+//!    MPS daemons run, one while commands wait for a drain. Another test boots a host whose driver is loaded later than
+//!    gpush-ready.service waits.
 //! 2. Random steps on MPS daemons and random operations. After each step, the test checks
 //!    invariants from outside gpushd.
 //! 3. Random steps on leases, compared with a reference model.

@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn escapes_do_not_hide_a_string() {
+    fn long_string_with_escapes_is_refused() {
         let body = |inner: &str| format!("[\"{}{inner}\"]", "x".repeat(LONGEST)).into_bytes();
         assert!(has_short_strings(&body("")));
         for inner in ["\\\"", "\\\\", "\\u0041", "\\n"] {

@@ -153,7 +153,7 @@ mod tests {
     const ALICE: Account = Account::User(1000);
 
     #[test]
-    fn account_gets_a_burst_then_a_rate() {
+    fn account_beyond_its_burst_is_limited_to_a_rate() {
         let (limiter, start) = (ChangeLimiter::default(), Instant::now());
         let admitted = |account, now| (0..200).filter(|_| limiter.admit(account, LIMITS, now).is_ok()).count();
         assert_eq!(admitted(ALICE, start), 50);

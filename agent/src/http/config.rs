@@ -20,9 +20,10 @@ use super::{
 use crate::{
     authorization::Authorization,
     caller::Caller,
+    leases::{self, Leases},
     reload::{Differences, ReloadCommand, ReloadSender},
     settings::Settings,
-    state::{self, readings::Readings},
+    state::{self, readings::Readings, redact},
 };
 
 /// Returns the routes of this module.
@@ -37,7 +38,8 @@ pub(super) fn routes() -> Router<Handles> {
 
 /// Returns the effective config.
 ///
-/// The answer also has the GPUs that each rule claims, and the changed settings that need a restart.
+/// The answer also has the GPUs that each rule claims, and the changed settings that need a restart. Users who are not
+/// administrators see the rules, the layouts and their quota.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/config", operation_id = "getConfig", tag = "config",
     responses((status = 200, description = "The answer", body = ConfigView), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -45,17 +47,27 @@ async fn show(
     State(state): State<state::State>,
     State(readings): State<Readings>,
     State(settings): State<Settings>,
+    State(leases): State<Leases>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
 ) -> Result<Response, Failure> {
     let (generation, viewer) = (state.now().generation, caller.viewer);
+    let of = caller.clone();
     let view = async move {
         // Show the rules without their GPUs if the driver is unavailable.
         let gpus = readings.host().await.map(|observed| observed.gpus(viewer)).unwrap_or_default();
-        let mut view = settings.config().view(settings.file().as_deref(), &gpus);
+        let (config, file) = (settings.config(), settings.file());
+        let mut view = if viewer.is_admin() {
+            config.view(file.as_deref(), &gpus)
+        } else {
+            // If the name service does not answer, show no quota.
+            let quota = leases::quota_subject(&leases, &of).await.unwrap_or_default();
+            config.view_for_user(file.as_deref(), &gpus, quota.as_ref())
+        };
         view.pending_restart = settings.pending_restart();
         view.trouble = settings.trouble();
         view.generation = generation;
+        redact::config(&mut view, viewer);
         Ok::<ConfigView, Failure>(view)
     };
     Ok(tagged(limiter.answer(&caller, StatusCode::OK, view).await?, generation))
@@ -71,7 +83,7 @@ async fn diff(
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
 ) -> Result<Response, Failure> {
-    // Every user may read the active config, but the file may differ from it. So only administrators may read the file.
+    // Users see only a part of the active config, and the file may have more.
     authorization.admin(&caller, "read the config file").await?;
     let viewer = caller.viewer;
     let diff = async move { Ok::<ConfigDiff, Failure>(differences.find(viewer).await) };

@@ -161,7 +161,11 @@ async fn send_events(
                     }
                 }
             }
-            Next::Resync(reason) => frame(&mut text, &resync(&cursor, Resync { reason })),
+            Next::Resync(reason) => {
+                // The missing events may include a change of the config, and so of the admin groups.
+                caller = authorization.identify(caller.peer.clone()).await;
+                frame(&mut text, &resync(&cursor, Resync { reason }));
+            }
             Next::Nothing => text = position_line(&cursor),
             Next::Closed => return,
         }
@@ -226,3 +230,62 @@ impl hyper::body::Body for EventStream {
 #[derive(utoipa::OpenApi)]
 #[openapi(paths(stream))]
 pub(super) struct EventPaths;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use gpush_api::{UnleasedChange, UnleasedStep};
+    use gpush_core::config::Config;
+    use gpush_host::{
+        identity::Users,
+        peer::Peer,
+        users::{Lookups, NameService},
+    };
+    use gpush_store::{Options, Store};
+
+    use super::*;
+
+    fn unleased() -> EventPayload {
+        EventPayload::Unleased(Box::new(UnleasedChange {
+            gpu: 0,
+            gpu_uuid: "GPU-0".to_owned(),
+            device: None,
+            pid: Some(4711),
+            uid: Some(1001),
+            user: Some("bob".to_owned()),
+            command: Some("train".to_owned()),
+            why: "its user holds no lease".to_owned(),
+            step: UnleasedStep::Asked,
+        }))
+    }
+
+    /// Fault: a stream that fell behind missed the event of a new config, so a former administrator kept the rights.
+    #[tokio::test]
+    async fn stream_after_resync_has_the_rights_of_the_new_config() {
+        let scratch = tempfile::tempdir().unwrap();
+        let store = Store::open(scratch.path(), Options::default()).unwrap().store;
+        let group = |name: &String| Some((name == "ops").then_some(27));
+        let names = NameService::with(Lookups { group: Box::new(group), ..Lookups::empty() }).unwrap();
+        let state = state::State::empty();
+        let config = |text: &str| Arc::new(Config::parse(text, "c").unwrap());
+        state.replace_config(config("[access]\nadmin_groups = [\"ops\"]\n"), 1);
+        let authorization = Authorization::new(state.clone(), Users::new(names, 990), store, 990);
+        let peer = Peer { uid: 1000, pid: Some(1), start: None, groups: vec![27], is_on_this_host: true };
+        let caller = authorization.identify(peer).await;
+        assert!(caller.viewer.is_admin());
+        let (cursor, filter) = (state.events().listen(None), Filter { kinds: None, gpus: None });
+        let (pieces, mut taken) = mpsc::channel(1);
+        state.replace_config(config(""), 2);
+        // More events than gpushd stores.
+        (0..5000).for_each(|_| state.events().publish(unleased()));
+        let sending = tokio::spawn(send_events(authorization, caller, cursor, filter, pieces));
+        let mut next = async || String::from_utf8(taken.recv().await.unwrap().to_vec()).unwrap();
+        assert!(next().await.starts_with("id: "), "the position");
+        assert!(next().await.contains("event: resync"));
+        state.events().publish(unleased());
+        let event = next().await;
+        assert!(event.contains("event: unleased") && !event.contains("4711"), "{event}");
+        sending.abort();
+    }
+}

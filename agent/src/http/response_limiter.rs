@@ -10,12 +10,12 @@
 //! ```
 //!
 //! While a response waits, for example for a reading of the hardware, it gives its permit back. So a GPU that hangs
-//! does not delay other callers, not even callers of the same account. The limit of connections per account also limits
-//! how many responses of the account wait.
+//! does not delay other callers, not even callers of the same account. gpushd limits the connections per account, and so
+//! also how many responses of the account wait.
 //!
 //! Requests get permits in the order of their arrival, and one account can hold only some of the permits. So a caller
-//! with one request waits for at most one response of each other account. Administrators have permits that no other
-//! caller can use.
+//! with one request waits for at most as many responses of each other account as one account may hold permits.
+//! Administrators have permits that no other caller can use.
 
 use std::{
     collections::HashMap,
@@ -82,8 +82,8 @@ impl Pool {
     }
 
     async fn permit(&self, share: &Arc<Semaphore>) -> Result<Permit, AcquireError> {
-        // Acquire the permit of the account first. So an account never has more entries in the queue of the pool than the number
-        // of permits that it may hold.
+        // Acquire the permit of the account first. So an account never has more entries in the queue of the pool than the
+        // number of permits that it may hold.
         let share = Arc::clone(share).acquire_owned().await?;
         Ok(Permit { _of_account: share, _of_pool: Arc::clone(&self.permits).acquire_owned().await? })
     }

@@ -43,8 +43,8 @@ impl HeldLeases {
         held
     }
 
-    /// Returns the leases that count for an account. Leases of root's containers have uid 0 as their holder, like leases
-    /// of root, so both count for the containers.
+    /// Returns the leases that count for an account. For root's containers, also those of root: a lease of root in a
+    /// container has uid 0 as its holder, so gpushd cannot distinguish it from a lease of the host's root.
     pub(super) fn by(&self, account: Account) -> Vec<HeldLease> {
         let also = (account == Account::RootContainers).then_some(Account::User(0));
         let accounts = std::iter::once(account).chain(also);
@@ -75,7 +75,7 @@ mod tests {
 
     /// Fault: with `leases = 1`, a user got eight GPUs by requesting seven of them with subordinate uids.
     #[test]
-    fn leases_of_unknown_uids_count_together_and_unresolved_ones_for_all() {
+    fn leases_of_unresolved_uids_count_for_every_account() {
         let user = |uid: &u32| match uid {
             1000 | 1001 => Some(Some(uid.to_string())),
             3000 => None,

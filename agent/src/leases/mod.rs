@@ -89,6 +89,7 @@ pub(crate) use self::{
     job::{JobKey, JobTerms, end_job, environment_of_job, of_job, request_for_job},
     lease_end::run,
     offers::devices,
+    request::quota_subject,
     restored::restore_places,
     scope::{Scopes, health},
     show::{MOST_ENDED, all, ended_before, environment, one},

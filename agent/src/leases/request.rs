@@ -314,6 +314,15 @@ pub(super) async fn quota(
     Ok((account, effective))
 }
 
+/// Returns what the caller's quota names: a user, a group, or everybody. `None` for root and for the standard limits.
+///
+/// # Errors
+/// As [`quota`].
+pub(crate) async fn quota_subject(leases: &Leases, caller: &Caller) -> Result<Option<Subject>, ApiError> {
+    let gpus = leases.handles.state.now().gpus.len();
+    quota(leases, caller, caller.uid(), gpus).await.map(|(_, quota)| quota.subject)
+}
+
 /// Returns the error for a uid whose account is not known.
 pub(super) fn unknown_account(uid: u32, unanswered: Unanswered) -> ApiError {
     ApiError::new(Code::Unavailable, format!("cannot determine the user of uid {uid}"))

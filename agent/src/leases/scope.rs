@@ -75,7 +75,8 @@ impl Drop for ScopeCreation {
 /// Creates the scope of an active lease and moves the caller into it.
 ///
 /// # Errors
-/// If the caller has ended or changed its user or cgroup, or systemd did not move the caller.
+/// If the caller has ended or changed its user or cgroup, or systemd did not move the caller. If systemd may have moved
+/// another process, the lease no longer has a scope.
 pub(super) async fn move_into_scope(
     leases: &Leases,
     record: &LeaseRecord,
@@ -92,6 +93,9 @@ pub(super) async fn move_into_scope(
     process.check_unmoved()?;
     let started = manager.start_scope(&scope, &process.process).await;
     let is_there = proc::cgroups(process.pid).is_some_and(|text| cgroup::contains(cgroup, &text));
+    if started.as_ref().is_err_and(systemd::Error::may_move_another_process) {
+        forget(leases, record.clone()).await;
+    }
     // If the process has ended, return the error that says so, instead of systemd's error.
     process.check()?;
     started.map_err(|error| bind::no_scope(&error))?;
@@ -100,6 +104,23 @@ pub(super) async fn move_into_scope(
     }
     Err(ApiError::new(Code::Internal, format!("systemd did not move the calling process into {unit}"))
         .hint(format!("see `journalctl -u {unit}`")))
+}
+
+/// Removes the scope from the record of a lease, because the scope may contain a process that does not belong to the
+/// lease. gpushd then does not signal the processes of the scope when the lease ends, and does not wait for them.
+async fn forget(leases: &Leases, record: LeaseRecord) {
+    let id = record.id;
+    tracing::warn!(lease = %id, "lease {id}: systemd may have moved another process, so gpushd does not use its scope");
+    let written = leases.handles.store.write_ending(move |tx| tx.bind_lease(id, LeaseBinding::None)).await;
+    let forgotten = written.unwrap_or_else(|error| {
+        tracing::error!(lease = %id, "lease {id}: cannot record that it has no scope: {error}");
+        LeaseRecord { binding: LeaseBinding::None, ..record }
+    });
+    leases.handles.state.change_leases(|table| {
+        if let Some(lease) = table.open.get_mut(&id) {
+            Arc::make_mut(lease).set_record(forgotten);
+        }
+    });
 }
 
 /// Kills all processes in the scope of a lease, including processes of other users and processes that start meanwhile.

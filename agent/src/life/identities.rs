@@ -1,5 +1,5 @@
-//! Keeps the users and groups that the config names resolved. So a request finds their ids in the cache, even if the
-//! name service is slow when the request arrives.
+//! Looks up the users and groups of the config ahead of time. So a request finds their ids in the cache, even if the name
+//! service is slow when the request arrives.
 
 use std::{sync::Arc, time::Duration};
 

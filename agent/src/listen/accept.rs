@@ -61,8 +61,8 @@ pub(crate) const DRAIN: Duration = Duration::from_secs(2);
 const REFUSAL: Duration = Duration::from_millis(500);
 const REFUSALS: usize = 32;
 
-/// Maximum time for the lookup of an account. After that time, and if there are too many lookups, the connection counts
-/// for the account of all unknown uids.
+/// Maximum time for the lookup of an account, and maximum number of lookups at a time. If a limit is reached, the
+/// connection counts for the account of all unknown uids.
 const LOOKUP: Duration = Duration::from_secs(1);
 const LOOKUPS: usize = 64;
 
@@ -72,8 +72,8 @@ const BACKLOG: i32 = 4096;
 /// Maximum number of connections that gpushd accepts before other tasks may run.
 const BATCH: usize = 256;
 
-/// How long a connection stays open without a request when gpushd stops. Without this time, a client that has just
-/// connected would get a connection reset.
+/// When gpushd stops, how long it waits for the first request of a connection. A client that has just connected then gets
+/// an answer, and not a connection reset.
 const FIRST_REQUEST: Duration = Duration::from_millis(500);
 
 /// Pause before the next accept if no file descriptor is free.
@@ -89,7 +89,8 @@ pub(crate) enum SocketKind {
     Admin,
 }
 
-/// Returns whether one of these gids is that of an admin group of the active config. Does not wait.
+/// A function that returns whether one of the gids belongs to an admin group of the active config. It does not wait for
+/// the name service.
 type HasAdminGroup = dyn Fn(&[u32]) -> bool + Send + Sync;
 
 /// The accounts and admin groups that decide which limits apply to a connection.

@@ -183,9 +183,10 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     })
 }
 
-/// Starts the daemons of shared MIG devices, and waits until they serve clients. `layouts` has for each GPU, by UUID, the
-/// layout of the new override; `None` if the operation changes no override. Returns a sentence for each daemon that does not serve in time. The operation does not fail
-/// because of such a daemon.
+/// Starts the desired daemons of these GPUs and their MIG devices. Waits until each daemon serves clients, has failed, or
+/// the time is over. `layouts` has for each GPU, by UUID, the layout of the new override; `None` if the operation changes
+/// no override. Returns a sentence for each daemon that did not start. The operation does not fail because of such a
+/// daemon.
 pub(crate) async fn start_device_daemons(
     mps: &Mps,
     operation: &str,

@@ -1,17 +1,17 @@
 //! Applies the layouts of a boot, GPU by GPU. A GPU is settled when it has its layout, or when gpushd no longer tries.
 //!
 //! ```text
-//!            ┌────────── driver or GPU does not answer, GPU claimed: tried again, without limit
-//!            ▼        │
-//! claimed ─► due ─────┼─ attempt failed: tried again, up to ATTEMPTS times ─┐
-//!                     │                                                     ▼
-//!                     ├─ has its layout, or refused for good ─────────► settled, recorded
-//!                     ├─ a caller's operation began on it, or a caller
-//!                     │  cancelled the attempt ───────────────────────► settled, recorded
-//!                     └─ in use for [`READY`], or refused ATTEMPTS
-//!                        times by the driver ─────────────────────────► settled and waiting, recorded
-//!
-//! waiting ─► tried again every [`IN_USE`], until one of the other ends ─► settled
+//! outcome of an attempt                      next attempt            end
+//! driver or GPU does not answer, cordon,     after a pause           none, it may last
+//!   or another operation has the GPU
+//! the attempt failed                         after a pause           after [`ATTEMPTS`]: settled
+//! GPU in use                                 after a pause           after [`READY`], or [`ATTEMPTS`] refusals by
+//!                                                                    the driver: settled and waiting
+//! GPU in use, settled and waiting            every [`IN_USE`]        none, it may last
+//! GPU has its layout, or needs none          -                       settled
+//! refused for good                           -                       settled
+//! a caller began an operation on the GPU,    -                       settled
+//!   or cancelled the attempt
 //! ```
 //!
 //! Each GPU has a separate operation. So if one GPU cannot get its layout, this does not delay other GPUs. gpushd
@@ -48,8 +48,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_
 /// Maximum number of operations that gpushd tries for one layout.
 const ATTEMPTS: u32 = 6;
 
-/// Time after its start in which gpushd retries GPUs in use at short intervals. This is less than the 90 s that gpush-ready.service waits
-/// for the host, so that this unit can report what uses the GPU.
+/// Time after its start in which gpushd retries GPUs in use at short intervals. This is less than the 90 s that
+/// gpush-ready.service waits for the host, so that this unit can report what uses the GPU.
 const READY: Duration = Duration::from_secs(80);
 
 /// Interval at which gpushd tries a waiting GPU.

@@ -1,7 +1,7 @@
-//! Which changes of rules leases delay, and which wait for an apply since then.
+//! Changes of rules that leases delay, and changes that wait for an apply after the end of their leases.
 //!
-//! [`gpush_core::desired::pending`] decides. This module remembers, from one snapshot to the next, which changes leases
-//! have delayed. A reload, an operation on the GPU, or `auto_reconcile` makes gpushd forget them.
+//! [`gpush_core::desired::pending`] decides which changes leases delay. This module remembers these changes from one
+//! snapshot to the next. A reload, an operation on the GPU, or `auto_reconcile` makes gpushd forget them.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -29,7 +29,7 @@ pub(super) fn complete(known: &SnapshotSources, desired_state: &DesiredState, gp
 }
 
 impl SnapshotSources {
-    /// Remembers the pending changes of these GPUs, so that they wait for an apply when their leases have ended.
+    /// Remembers the changes of these GPUs that leases delay. After the leases have ended, these changes wait for an apply.
     pub(super) fn note_delayed(&mut self, gpus: &[Arc<GpuSnapshot>]) {
         for gpu in gpus.iter().map(|gpu| &gpu.gpu) {
             let is_read = match gpu.state {
@@ -185,7 +185,7 @@ mod tests {
     /// Fault: gpushd remembered a change that only a grant without an id had delayed. After the commit of the grant had
     /// failed, the change waited for an apply, although no lease had delayed it.
     #[test]
-    fn change_is_effective_at_once_after_the_commit_of_a_grant_failed() {
+    fn change_takes_effect_at_once_when_a_grant_fails() {
         let state = state();
         let id = state.reserve(&state.now(), Reservation { holder: 1000, members: vec![member()] }).unwrap();
         state.replace_config(rule(TIMESLICE), 2);

@@ -5,7 +5,9 @@
 //! state of an MPS server, and only the fields of a lease that [`gpush_api::Lease::redact`] keeps. gpushd makes plans
 //! and errors from GPUs whose private details are already removed, so their texts do not contain these details.
 
-use gpush_api::{Actor, Blocker, EventPayload, Gpu, Holder, MpsClient, MpsDaemon, MpsServer, Process};
+use gpush_api::{
+    Actor, ApiError, Blocker, ConfigView, EventPayload, Gpu, Holder, MpsClient, MpsDaemon, MpsServer, Process,
+};
 
 use crate::caller::Viewer;
 
@@ -75,11 +77,29 @@ fn mps_client(client: &mut MpsClient, viewer: Viewer) {
     }
 }
 
+/// Removes from the config what `viewer` may not see, except its text.
+pub(crate) fn config(view: &mut ConfigView, viewer: Viewer) {
+    if !viewer.is_admin() {
+        view.pending_restart.clear();
+        view.trouble.iter_mut().for_each(config_error);
+    }
+}
+
+/// Removes the details of an error in the config file, because they contain lines of the file.
+fn config_error(error: &mut ApiError) {
+    *error = ApiError::new(error.code, "gpushd could not load the config file")
+        .hint("an administrator sees the reason with `gpushctl config show`");
+}
+
 /// Removes from an event what `viewer` may not see.
 pub(crate) fn event(what: &mut EventPayload, viewer: Viewer) {
     match what {
         EventPayload::Operation(change) => actor(&mut change.operation.by, viewer),
         EventPayload::Change(change) => change.by.iter_mut().for_each(|by| actor(by, viewer)),
+        EventPayload::Config(change) if !viewer.is_admin() => {
+            change.pending_restart.clear();
+            change.error.iter_mut().for_each(config_error);
+        }
         EventPayload::Unleased(change) if !viewer.may_see(change.uid) => {
             (change.pid, change.uid, change.user, change.command) = (None, None, None, None);
         }
@@ -111,7 +131,7 @@ fn blank(process: &mut Process) {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{MpsServerState, ProcessKind, UnleasedChange, UnleasedStep};
+    use gpush_api::{Code, ConfigChange, MpsServerState, ProcessKind, UnleasedChange, UnleasedStep};
 
     use super::*;
 
@@ -199,6 +219,22 @@ mod tests {
             let EventPayload::Unleased(seen) = &what else { panic!("another kind") };
             assert_eq!(what == unleased(), sees);
             assert_eq!(seen.pid.is_some() && seen.command.is_some(), sees);
+        }
+    }
+
+    /// Fault: the error of a reload showed lines of the config file to every user.
+    #[test]
+    fn error_in_config_file_is_hidden_from_users() {
+        let failed = || {
+            let error = ApiError::new(Code::ConfigInvalid, "3 errors").cause("line 4: users = [\"bob\"]");
+            let pending_restart = vec!["driver.read_ms".to_owned()];
+            EventPayload::Config(ConfigChange { taken: false, error: Some(error), pending_restart })
+        };
+        for (viewer, sees) in [(Viewer::Admin, true), (Viewer::User(1000), false)] {
+            let mut what = failed();
+            event(&mut what, viewer);
+            assert_eq!(what == failed(), sees);
+            assert_eq!(format!("{what:?}").contains("bob"), sees);
         }
     }
 

@@ -143,7 +143,8 @@ pub struct ConfigView {
     pub rules: Vec<RuleView>,
     /// Named layouts, in the order of their names.
     pub layouts: Vec<NamedLayout>,
-    /// Whole effective config as TOML, with all defaults.
+    /// Whole effective config as TOML, with all defaults. For a user who is not an administrator, only rules, layouts and
+    /// the quota of the user.
     pub effective: String,
     /// Changed settings of the file that take effect at the next start of gpushd.
     #[serde(default, rename = "pending_settings")]

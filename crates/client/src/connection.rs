@@ -308,17 +308,7 @@ impl Connection {
     }
 
     fn lost(&self, question: &Question<'_>) -> Error {
-        let at = self.socket.path.display();
-        let text = format!("gpushd at {at} closed the connection before it answered {question}");
-        let error = ApiError::new(Code::Unreachable, text);
-        let error = if question.key.is_some() {
-            error.hint(format!(
-                "gpushd may have carried out the request: check with {}",
-                question.commands_showing_outcome()
-            ))
-        } else {
-            error.hint("find the cause with `systemctl status gpushd` and `journalctl -u gpushd`").retryable()
-        };
+        let error = explain::explain_lost(question, &explain::gather_facts(&self.socket));
         Error::new(Kind::Lost, error)
     }
 

@@ -75,8 +75,9 @@ fn foreign_mps(host: &Host, processes: &[Process]) -> Vec<Finding> {
             return None;
         }
         let directory = directory.unwrap_or_else(|| "/tmp/nvidia-mps".to_owned());
-        let hint =
-            format!("end this daemon with `echo quit | CUDA_MPS_PIPE_DIRECTORY={directory} nvidia-cuda-mps-control`");
+        // A user can name a process like the daemon, and set its pipe directory to that of gpushd's daemon. So the hint
+        // names the process, and not the directory: a command with the directory could end gpushd's daemon.
+        let hint = format!("end this daemon with `kill {}`", daemon.pid);
         let message = "an MPS control daemon is running that gpushd did not start";
         Some(Finding::warning(Area::Managers, message, hint).cause(format!("pid {}, {directory}", daemon.pid)))
     });

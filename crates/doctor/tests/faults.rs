@@ -390,6 +390,18 @@ fn mps_processes_without_systemd_are_not_foreign() {
     assert!(found[0].causes[0].starts_with("pid 9, "), "{found:#?}");
 }
 
+/// Fault: the hint was a command with the pipe directory that the process named. For the process of a user that named the
+/// directory of gpushd's daemon in another form, the command ended gpushd's daemon.
+#[test]
+fn hint_for_foreign_mps_daemon_names_only_its_pid() {
+    let host = Planted::healthy();
+    for directory in ["/var/../run/gpush-mps/0/p1", "/tmp/a`reboot`"] {
+        host.process(7, "nvidia-cuda-mps", "0::/user.slice", &format!("CUDA_MPS_PIPE_DIRECTORY={directory}\u{0}"));
+        let found = host.bad(Area::Managers, &healthy_agent());
+        assert_eq!(found[0].hint.as_deref(), Some("end this daemon with `kill 7`"), "{found:#?}");
+    }
+}
+
 /// Fault: if gpushd used another config file, the doctor examined /etc/gpush/config.toml instead.
 #[test]
 fn config_that_gpushd_uses_is_examined() {

@@ -13,8 +13,8 @@
 //! ```
 //!
 //! The ranges are in `/etc/subuid`, see subuid(5). If `subid` in `/etc/nsswitch.conf` names another source, gpushd also
-//! asks `getsubids` for the ranges of each user that has connected. Until a user has connected, the user's
-//! subordinate uids from such a source belong to the account of all unknown uids.
+//! asks `getsubids` for the ranges of each user whose account it has determined, for example because the user has
+//! connected. Until then, the user's subordinate uids from such a source belong to the account of all unknown uids.
 
 use std::{
     collections::BTreeMap,
@@ -107,7 +107,7 @@ struct Ranges {
     local: Vec<Range>,
     /// When `/etc/subuid` was changed before it was read.
     changed: Option<SystemTime>,
-    /// For each user that has connected, the time of the last lookup, and the ranges from other sources.
+    /// For each user whose account was determined, the time of the last lookup, and the ranges from other sources.
     directory: BTreeMap<u32, (Option<Instant>, Vec<Range>)>,
 }
 
@@ -140,7 +140,7 @@ impl Accounts {
     /// Returns the account of a uid.
     ///
     /// # Errors
-    /// The name service did not answer within 5 s.
+    /// The name service did not answer within 5 s about the uid, or within 5 s about the owner of its range.
     pub async fn of(&self, uid: u32) -> Result<Account, Unanswered> {
         if self.is_own(uid) {
             return Ok(Account::User(uid));
@@ -159,12 +159,13 @@ impl Accounts {
     /// Returns the account of a uid according to the last answers of the name service, without waiting.
     ///
     /// # Errors
-    /// There is no answer yet. The lookup has begun.
+    /// There is no answer yet. A lookup has begun, unless too many lookups wait.
     pub fn last(&self, uid: u32) -> Result<Account, Unanswered> {
         if self.is_own(uid) {
             return Ok(Account::User(uid));
         }
         if self.names.last_known_user(uid)?.is_some() {
+            self.note_owner(uid);
             return Ok(Account::User(uid));
         }
         match self.owner(uid) {
@@ -174,7 +175,8 @@ impl Accounts {
         }
     }
 
-    /// Reads `/etc/subuid` again if it has changed, and asks other sources for the ranges of users that have connected.
+    /// Reads `/etc/subuid` again if it has changed, and asks other sources for the ranges of the users whose
+    /// accounts were determined.
     pub async fn refresh(&self) {
         self.read_local();
         let text = fs::read_to_string(SOURCES).unwrap_or_default();
@@ -235,7 +237,7 @@ impl Accounts {
     }
 }
 
-/// Returns the account for a range with this owner; `None` if the owner does not exist.
+/// Returns the account for a range. `None` means that the owner of the range does not exist.
 fn of_owner(owner: Option<u32>) -> Account {
     match owner {
         Some(0) => Account::RootContainers,
@@ -370,5 +372,15 @@ mod tests {
         let found = directory_ranges("0: alice 700000 65536\n1: alice bad\n", 1000);
         accounts.lock().directory.get_mut(&1000).unwrap().1 = found;
         assert_eq!(accounts.of(700_001).await, Ok(Account::User(1000)));
+    }
+
+    /// Fault: the name of a user was in the cache because gpushd had shown it. Then the user connected, and gpushd did not
+    /// ask for the user's ranges.
+    #[tokio::test]
+    async fn user_with_cached_name_is_noted_as_owner() {
+        let accounts = accounts("");
+        assert_eq!(accounts.names.known_user(1000).await, Ok(Some("alice".to_owned())));
+        assert_eq!(accounts.last(1000), Ok(Account::User(1000)));
+        assert_eq!(accounts.owners_to_look_up(), [1000]);
     }
 }

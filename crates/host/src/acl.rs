@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn admitted_users_are_read_back() {
+    fn users_in_access_list_are_read_back() {
         let scratch = tempfile::tempdir().unwrap();
         assert_eq!(users_with_access(scratch.path()).unwrap(), BTreeSet::new());
         for uids in [BTreeSet::from([1000]), BTreeSet::from([1, 70_000, u32::MAX - 1]), BTreeSet::new()] {
@@ -115,7 +115,7 @@ mod tests {
 
     /// Fault: gpushd read at most 4096 bytes of a list, so a list of 511 users could not be read.
     #[test]
-    fn list_of_many_users_is_read_back() {
+    fn access_list_of_5000_users_is_read_back() {
         // The directories of MPS daemons are in /run, which is a tmpfs. ext4 stores only small lists.
         let Ok(scratch) = tempfile::tempdir_in("/dev/shm") else {
             return println!("SKIPPED a list of 5,000 users: no tmpfs in /dev/shm");
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_list_is_refused() {
+    fn malformed_access_list_is_refused() {
         assert_eq!(users(b""), None);
         assert_eq!(users(&[2, 0, 0, 0, 1]), None);
         assert_eq!(users(&[3, 0, 0, 0]), None);

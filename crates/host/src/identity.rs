@@ -7,7 +7,7 @@
 //! ```
 //!
 //! The uid of a process is known even if its command line cannot be read. If the read of one
-//! process blocks, command lines are missing only for processes of the same user.
+//! process blocks, command lines are missing only for processes of the same account.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -143,7 +143,7 @@ impl Users {
     }
 }
 
-/// Reads command lines, separately for each user.
+/// Reads command lines, separately for each account.
 #[derive(Clone)]
 struct Commands {
     read: Arc<Read>,

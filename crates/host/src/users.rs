@@ -396,7 +396,7 @@ mod tests {
 
     /// Fault: 1,025 uids cleared the whole cache, and the next request of a user with a quota had no name.
     #[tokio::test]
-    async fn uids_without_a_user_evict_no_known_user() {
+    async fn unknown_uids_evict_no_known_user_from_the_cache() {
         let calls = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&calls);
         let user = move |uid: &u32| {

@@ -161,8 +161,8 @@ impl Tx<'_> {
         record::put(self.connection, &kept)
     }
 
-    /// Deletes expired answers, and the answers beyond the limits of their accounts. Answers to root and to gpushd's own
-    /// user do not count for the limits of all accounts.
+    /// Deletes expired answers, and the answers beyond the limits per account and for all accounts together. Answers to
+    /// root and to gpushd's own user do not count for the limits of all accounts together.
     pub(crate) fn prune_answers(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let expired =
             record::delete::<StoredAnswer>(self.connection, "WHERE expires_at <= ?1", [self.now.as_millisecond()])?;

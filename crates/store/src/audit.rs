@@ -189,7 +189,7 @@ impl Tx<'_> {
         let mut pruned = 0;
         for action in BY_USERS {
             pruned += self.prune_users(action, bounds)?;
-            // These records age out by time, and never by the number of records of other users.
+            // No limit in number here: `prune_users` has applied the limits per account and for all accounts.
             pruned += self.prune_audit_of("action GLOB ?1", action, usize::MAX, bounds)?;
         }
         let others = "NOT EXISTS (SELECT 1 FROM json_each(?1) AS pattern WHERE action GLOB pattern.value)";
@@ -197,7 +197,7 @@ impl Tx<'_> {
         Ok(pruned + self.prune_audit_of(others, &by_users, bounds.audit_most, bounds)?)
     }
 
-    /// Deletes the records of an action beyond the limits of their accounts. A record belongs to the caller, or to the
+    /// Deletes the records of an action beyond the limits per account and for all accounts together. A record belongs to the caller, or to the
     /// holder of the lease if gpushd itself acted.
     fn prune_users(&mut self, action: &str, bounds: &Bounds) -> Result<usize, StoreError> {
         // A record with damaged JSON must not abort the deletion, so treat damaged fields as empty. The seal (checksum)

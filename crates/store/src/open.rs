@@ -281,8 +281,9 @@ fn connect(file: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Adds the SQL function `account(uid)`. It returns the number of the account, and NULL if the account is not known yet. A
-/// number that is not a uid is an account of its own.
+/// Adds the SQL function `account(uid)`. For a uid, it returns the number of the account, and NULL if the account is not
+/// known yet. Any other number is returned unchanged, as the number of an account. For anything but an integer, it
+/// returns NULL.
 fn add_account_function(connection: &Connection, account_of: AccountOf) -> Result<(), StoreError> {
     let account = move |context: &Context<'_>| {
         let uid: Option<i64> = context.get(0).ok();

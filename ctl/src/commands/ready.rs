@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_left_on_a_host_that_is_as_the_config_says() {
+    fn ready_succeeds_on_host_that_matches_the_config() {
         assert_eq!(
             unfinished(&health(true), &[fixtures::gpu(0, "A100", 40_960, None)], &[fixtures::mps::daemon(0)]),
             []
@@ -317,7 +317,7 @@ mod tests {
 
     /// Fault: the command succeeded without a warning although a GPU was lost.
     #[test]
-    fn lost_gpus_are_named_but_not_waited_for() {
+    fn ready_names_lost_gpus_and_does_not_wait() {
         let gpu = |index, state| Gpu { state, ..fixtures::gpu(index, "A100", 40_960, None) };
         let gpus =
             [gpu(0, GpuState::Ready), gpu(1, GpuState::Lost), gpu(2, GpuState::Cordoned), gpu(3, GpuState::Held)];
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn layouts_are_pending_until_the_boot_is_complete_and_drift_has_failed_after_it() {
+    fn ready_fails_on_drift_only_after_the_boot_is_complete() {
         let mut gpu = fixtures::gpu(0, "A100", 40_960, None);
         (gpu.mode, gpu.drift) = (Mode::Mig, vec!["it has no instances".to_owned()]);
         let before = unfinished(&health(false), std::slice::from_ref(&gpu), &[]);
@@ -344,7 +344,7 @@ mod tests {
     /// Fault: `ready` waited until its timeout for a GPU of mode `exclusive` that still had MIG. `ready` must name
     /// `gpushctl apply` instead.
     #[test]
-    fn mig_that_a_mode_excludes_has_failed_after_the_boot() {
+    fn ready_fails_on_mig_in_mode_exclusive() {
         let mut gpu = fixtures::gpu(0, "A100", 40_960, Some(fixtures::mig(7, Vec::new())));
         (gpu.mode, gpu.drift) = (Mode::Exclusive, vec!["MIG is enabled".to_owned()]);
         assert_eq!(failed(&unfinished(&health(false), &[gpu.clone()], &[])), None);
@@ -356,7 +356,7 @@ mod tests {
     /// Faults: the command failed at once if the driver was not loaded yet. If gpushd had recorded that no layout is left
     /// for this boot, and then got a rule, the command succeeded without a driver.
     #[test]
-    fn missing_driver_is_waited_for_if_a_rule_needs_a_gpu() {
+    fn ready_waits_for_missing_driver_if_a_rule_needs_a_gpu() {
         let error = ApiError::new(Code::DriverUnavailable, "the driver is not loaded").hint("load it");
         let config = |modes: &[Mode]| -> ConfigView {
             let rule = |mode| serde_json::json!({ "name": "a", "selectors": ["0"], "mode": mode, "claims": [] });
@@ -384,7 +384,7 @@ mod tests {
     /// Fault: the command waited until its timeout for a GPU whose compute mode another program had set. gpushd never
     /// changes such a mode.
     #[test]
-    fn foreign_compute_mode_of_exclusive_gpu_has_failed_after_the_boot() {
+    fn ready_fails_on_foreign_compute_mode_of_exclusive_gpu() {
         let mut gpu = fixtures::gpu(0, "A100", 40_960, None);
         gpu.mode = Mode::Exclusive;
         gpu.drift = vec!["the compute mode is `PROHIBITED`".to_owned()];
@@ -406,7 +406,7 @@ mod tests {
 
     /// Fault: the command waited until its timeout for a change that only an apply makes.
     #[test]
-    fn change_that_waits_for_an_apply_has_failed() {
+    fn ready_fails_on_change_that_waits_for_an_apply() {
         let change =
             |leases| PendingChange { aim: PendingAim::Mode { from: Mode::Mps, mode: Mode::Exclusive }, leases };
         let mut gpu = fixtures::gpu(0, "A100", 40_960, None);
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn gpu_that_waits_for_a_reboot_is_not_waited_for() {
+    fn ready_fails_on_mig_mode_that_waits_for_a_reboot() {
         let mut mig = fixtures::mig(8, Vec::new());
         mig.set_mode(false, true);
         let gpu = Gpu {
@@ -437,7 +437,7 @@ mod tests {
     /// Fault: each error in an answer of gpushd counted as a driver that does not answer, so the command waited until its
     /// timeout.
     #[test]
-    fn only_temporary_errors_mean_that_there_is_no_driver() {
+    fn only_temporary_errors_count_as_missing_driver() {
         let answer = |error: ApiError| Error { kind: Kind::Answer, error: Box::new(error) };
         let error = |code| ApiError::new(code, "no GPUs");
         for passing in [Code::DriverUnavailable, Code::Unavailable] {
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_administrator_decides_is_not_waited_for() {
+    fn ready_does_not_wait_for_held_or_cordoned_gpus() {
         for state in [GpuState::Held, GpuState::Cordoned, GpuState::Maintenance, GpuState::Lost] {
             let mut gpu = fixtures::gpu(0, "A100", 40_960, None);
             (gpu.state, gpu.mode, gpu.drift) = (state, Mode::Mig, vec!["it differs".to_owned()]);
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn daemon_that_does_not_serve_is_pending_until_gpushd_gives_up() {
+    fn ready_fails_on_daemon_that_gpushd_has_given_up() {
         let mut daemon = fixtures::mps::daemon(0);
         for state in [MpsState::Stopped, MpsState::Starting, MpsState::BackingOff, MpsState::Hung] {
             daemon.state = state;

@@ -3,10 +3,7 @@
 //! nvidia-smi resets a GPU only if no process has it open. gpushd has all GPUs open, except during maintenance. The
 //! request for maintenance names the GPUs to reset, so that leases on other GPUs do not prevent the maintenance.
 
-use std::{
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{process::Stdio, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu, GpuState, Holder, LOST_GPU_HINT, Lease, MaintenanceRequest, Mode, Process};
 use gpush_client::Client;
@@ -20,6 +17,7 @@ use crate::{
     args::{SomeGpus, Why},
     exit::{Failure, Outcome},
     output::Output,
+    program,
     render::{Appearance, status::gpu_numbers},
 };
 
@@ -238,7 +236,7 @@ fn destroyed(gpus: &[Gpu], look: &Appearance) -> String {
 }
 
 fn run_nvidia_smi(uuids: &str) -> Result<(), ApiError> {
-    let output = Command::new("nvidia-smi").args(["--gpu-reset", "-i", uuids]).stdin(Stdio::null()).output();
+    let output = program::command("nvidia-smi")?.args(["--gpu-reset", "-i", uuids]).stdin(Stdio::null()).output();
     let output = output.map_err(|error| {
         crate::exit::io("cannot run nvidia-smi", &error).hint("install it, or add its directory to PATH")
     })?;
@@ -297,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn gpu_of_a_virtual_machine_is_refused() {
+    fn reset_of_passed_through_gpu_is_refused() {
         let mut gpu = fixtures::mixed().remove(0);
         assert!(refuse_passed_through(&gpu).is_ok());
         gpu.passed_through = true;

@@ -74,6 +74,26 @@ fn units_contain_required_settings() {
 /// When gpushd's slice is stopped, everything in it ends. So the scopes of leases are in other
 /// slices, which have the same limit as systemd's user slices.
 #[test]
+fn services_of_gpushctl_and_gpushd_are_confined() {
+    let service = read("systemd/gpushd.service");
+    for line in ["OOMPolicy=continue", "MemoryMax=1G", "TasksMax=2048", "LimitCORE=0", "UMask=0027"] {
+        assert!(service.lines().any(|found| found == line), "{line}");
+    }
+    let ready = read("systemd/gpush-ready.service");
+    for line in [
+        "CapabilityBoundingSet=",
+        "LimitCORE=0",
+        "NoNewPrivileges=yes",
+        "RestrictNamespaces=yes",
+        "SystemCallFilter=~@privileged",
+        "TasksMax=64",
+        "UMask=0077",
+    ] {
+        assert!(ready.lines().any(|found| found == line), "{line}");
+    }
+}
+
+#[test]
 fn slices_of_leases_have_the_limit_of_user_slices() {
     let drop_in = read("systemd/gpulease-.slice.d/10-defaults.conf");
     assert!(drop_in.contains("[Slice]\nTasksMax=33%\n"), "{drop_in}");

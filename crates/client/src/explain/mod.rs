@@ -7,6 +7,7 @@
 //! EACCES on the socket      caller is not in the socket's group   usermod -aG GROUP USER, log in again
 //! EACCES on a directory     the same for a parent directory       the same
 //! ECONNREFUSED              stale socket, gpushd has ended        systemctl start gpushd
+//! ECONNRESET                the units are masked                  systemctl unmask UNITS
 //! not a socket              wrong path                            --socket
 //! EAGAIN                    the backlog is full                   try again
 //! ```
@@ -15,12 +16,14 @@
 //! each message without another user, a service or a gpushd.
 
 mod facts;
+mod lost;
 
 use std::{io, path::Path};
 
 use gpush_api::{ApiError, Code};
 
 pub use self::facts::{Access, Facts, PathContent, gather_facts};
+pub(crate) use self::lost::explain_lost;
 use crate::socket::{ADMIN_SOCKET, DEFAULT_SOCKET, Origin};
 
 /// Maximum length of a path in a Unix socket address, in bytes.

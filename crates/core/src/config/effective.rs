@@ -7,8 +7,8 @@ use std::{
 
 use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView, SettingDiff};
 
-use super::{Config, RuleLayout, leasing, sharing, timeslice};
-use crate::{desired, layout::DYNAMIC};
+use super::{Config, QuotaRule, RuleLayout, leasing, sharing, timeslice};
+use crate::{desired, layout::DYNAMIC, lease::quota::Subject};
 
 impl Config {
     /// Returns the whole config as TOML, including defaults. This TOML parses to the same config.
@@ -25,12 +25,25 @@ impl Config {
                 let _ = writeln!(out, "{key} = {value}");
             }
         }
-        for quota in &self.quotas {
-            let _ = writeln!(out, "\n[[quota]]");
-            for (key, value) in quota.written() {
-                let _ = writeln!(out, "{key} = {value}");
-            }
-        }
+        self.quotas.iter().for_each(|quota| write_quota(&mut out, quota));
+        self.write_layouts_and_rules(&mut out);
+        out
+    }
+
+    /// Returns the part of the effective config that concerns a user: the layouts, the rules, and the quota of the user.
+    /// `quota` is what the user's quota names: the user, a group, or everybody.
+    fn effective_for_user(&self, quota: Option<&Subject>) -> String {
+        let mut out = "# Only administrators see the other settings.\n".to_owned();
+        let own = quota.and_then(|subject| {
+            let rule = self.quotas.iter().find(|rule| rule.subjects.contains(subject))?;
+            Some(QuotaRule { subjects: vec![subject.clone()], ..rule.clone() })
+        });
+        own.iter().for_each(|quota| write_quota(&mut out, quota));
+        self.write_layouts_and_rules(&mut out);
+        out
+    }
+
+    fn write_layouts_and_rules(&self, out: &mut String) {
         if !self.layouts.is_empty() {
             let _ = writeln!(out, "\n[layouts]");
             for (name, layout) in &self.layouts {
@@ -67,7 +80,6 @@ impl Config {
                 let _ = writeln!(out, "timeslice = {}", timeslice::written(policy));
             }
         }
-        out
     }
 
     /// Returns the settings that differ between `self` and the file, and that take effect only
@@ -156,6 +168,20 @@ impl Config {
             generation: 0,
         }
     }
+
+    /// Returns the config as the API shows it to a user who is not an administrator. Quotas of other users, hooks and
+    /// the entries of `allow` are missing. `quota` is what the user's quota names.
+    #[must_use]
+    pub fn view_for_user(&self, path: Option<&str>, gpus: &[Gpu], quota: Option<&Subject>) -> ConfigView {
+        ConfigView { effective: self.effective_for_user(quota), ..self.view(path, gpus) }
+    }
+}
+
+fn write_quota(out: &mut String, quota: &QuotaRule) {
+    let _ = writeln!(out, "\n[[quota]]");
+    for (key, value) in quota.written() {
+        let _ = writeln!(out, "{key} = {value}");
+    }
 }
 
 fn dotted(table: &str, key: &str) -> String {
@@ -169,4 +195,28 @@ pub(super) fn text(value: &str) -> String {
 pub(super) fn list(values: &[String]) -> String {
     let items: Vec<String> = values.iter().map(|value| text(value)).collect();
     format!("[{}]", items.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fault: every user could read the names in the quotas, the paths of hooks, and the entries of `allow`.
+    #[test]
+    fn config_for_user_has_no_settings_and_no_quota_of_others() {
+        let text = "[mode_change]\nbefore = \"/opt/hooks/before\"\n[access]\nadmin_groups = [\"ops\"]\n\
+                    [processes]\nallow = [{ exe = \"/opt/monitor\" }]\n\
+                    [[quota]]\nusers = [\"alice\", \"bob\"]\nleases = 3\n[[quota]]\ngroups = [\"staff\"]\nleases = 2\n\
+                    [layouts]\nhalves = [\"3g.40gb*2\"]\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"halves\"\n";
+        let config = Config::parse(text, "config.toml").unwrap();
+        let alice = Subject::User("alice".to_owned());
+        let view = config.view_for_user(Some("config.toml"), &[], Some(&alice));
+        for hidden in ["bob", "staff", "hooks", "monitor", "ops"] {
+            assert!(config.effective().contains(hidden) && !view.effective.contains(hidden), "{hidden}: {view:?}");
+        }
+        let seen = Config::parse(&view.effective, "seen.toml").unwrap();
+        assert_eq!((seen.rules, seen.layouts), (config.rules.clone(), config.layouts.clone()));
+        assert_eq!((seen.quotas.len(), &seen.quotas[0].subjects, seen.quotas[0].leases), (1, &vec![alice], Some(3)));
+        assert_eq!(config.view_for_user(None, &[], None).effective.matches("[[quota]]").count(), 0);
+    }
 }

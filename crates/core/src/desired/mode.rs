@@ -60,8 +60,9 @@ pub(super) fn complete(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
 }
 
 /// Adds the services and hooks of the config to the plans that the driver refuses while a program has the GPU open.
-/// These plans change MIG mode, or create the first instance of a GPU whose MIG mode changes without a reset. For such a
-/// GPU, the driver checks open handles when it creates the first instance.
+/// These plans change MIG mode at once, or create the first instance of a GPU whose MIG mode changes without a reset. For
+/// such a GPU, the driver checks open handles when it creates the first instance. A change of MIG
+/// mode that waits for a reboot needs neither.
 pub fn add_services(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let change = &config.mode_change;
     for plan in plans {

@@ -11,9 +11,10 @@
 //! ```
 //!
 //! The record of a lease contains the rule under which it was granted: the kind of its share, and for a time-slice replica
-//! also the level and the compute mode. So gpushd needs no record of earlier rules. A lease fits the rule if the rule still gives shares of its
-//! kind on its target. Changed numbers, such as replicas or percentages, apply to new leases only, so they are never
-//! pending. A changed layout is not pending either: it is drift, and its plan names the leases in its way.
+//! also the level and the compute mode. So gpushd needs no record of earlier rules. A lease fits the rule if the rule
+//! still gives shares of its kind on its target. Changed numbers, such as replicas or percentages, apply to new leases
+//! only, so they are never pending. A changed layout is not pending either: it is drift, and its plan names the leases in
+//! its way.
 
 use std::collections::BTreeSet;
 

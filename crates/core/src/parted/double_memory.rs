@@ -2,7 +2,8 @@
 //!
 //! On Hopper and later models, a double-memory `1g` has two compute profiles with one slice: the whole GPU instance
 //! (`1g.20gb`) and a smaller one (`1c.1g.20gb`). mig-parted calls both `1g.20gb`: it creates the smaller one, and its
-//! `assert` accepts both. So gpush writes this name for both. When gpush reads the name, it chooses the instances that the GPU has.
+//! `assert` accepts both. So gpush writes this name for both. When gpush reads the name, it chooses the instances that the
+//! GPU has.
 
 use gpush_api::Mig;
 

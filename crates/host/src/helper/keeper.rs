@@ -26,8 +26,8 @@ const KEPT: usize = 32 * 1024;
 /// inherited the pipe could block the keeper.
 const OUTPUT_DRAIN: Duration = Duration::from_millis(200);
 
-/// The program's `PATH`.
-const SEARCH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// `PATH` of the programs that gpushd runs.
+pub const SEARCH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Runs the program of the spec in `dir`.
 pub fn main(dir: &Path) -> ExitCode {

@@ -45,6 +45,7 @@ use std::{
 
 use gpush_api::{ApiError, Code};
 
+pub use self::keeper::SEARCH;
 pub use self::run_dir::{End, Ended};
 use self::{
     launch::Launcher,

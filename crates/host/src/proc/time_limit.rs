@@ -5,7 +5,8 @@
 //! read from the same process or file again until the thread has ended.
 //!
 //! The number of hanging reads is limited per account. So the processes of one user, also those with the user's
-//! subordinate uids, never keep gpushd from reading the processes of other users.
+//! subordinate uids, do not keep gpushd from reading the processes of other users. Exception: while the name service does
+//! not answer, all uids that gpushd has not resolved yet share one limit.
 
 use std::{
     fmt, io,
@@ -235,7 +236,7 @@ mod tests {
     /// Fault: 16 subordinate uids of one user with 4 hanging processes each kept gpushd from reading any other process,
     /// so the leases of all users stayed `releasing`.
     #[test]
-    fn hanging_processes_of_one_account_hide_no_other_account() {
+    fn hanging_reads_of_one_account_block_no_other_account() {
         let user = |uid: &u32| Some((*uid == 1001).then(|| "bob".to_owned()));
         let lookups = Lookups { user: Box::new(user), ..Lookups::empty() };
         let accounts = Accounts::new(NameService::with(lookups).unwrap(), 990);
@@ -276,7 +277,7 @@ mod tests {
 
     /// Fault: a network file system did not answer, and each lookup of a file on it took another thread.
     #[test]
-    fn files_that_hang_take_one_thread_each_and_hide_no_other_file() {
+    fn hanging_file_takes_one_thread_and_hides_no_other_file() {
         let reads = Reads::new(Duration::from_millis(1));
         let file = |number: i32| Subject::File(format!("/net/{number}").into());
         let answers: Vec<Sender<()>> = (0..8)

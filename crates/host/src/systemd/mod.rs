@@ -114,6 +114,13 @@ pub enum Error {
         /// systemd's result.
         result: String,
     },
+    /// systemd knew a process only by its pid, and the process has ended. So another process may have got the pid, and
+    /// systemd may have moved that process.
+    #[error("cannot determine which process systemd moved to {what}: the calling process has ended")]
+    Misplaced {
+        /// What gpushd asked for.
+        what: String,
+    },
     /// systemd did not answer in time, but may still execute the call.
     #[error("systemd did not {what} within {}s", .after.as_secs())]
     Deadline {
@@ -128,6 +135,11 @@ impl Error {
     /// Returns the message, and the causes that the message does not contain.
     pub fn in_full(&self) -> String {
         error_chain::in_full(self)
+    }
+
+    /// Returns whether systemd may have moved another process into a scope, or may still do so.
+    pub fn may_move_another_process(&self) -> bool {
+        matches!(self, Self::Misplaced { .. } | Self::Deadline { .. })
     }
 
     /// Returns whether systemd refused a call because the unit is not loaded.

@@ -48,10 +48,12 @@ impl Manager {
     /// the call. The end of the job arrives as a signal.
     ///
     /// Before systemd 255, only the pid names the process. If the process ends and its pid is
-    /// reused before systemd handles the call, systemd moves the other process.
+    /// reused before systemd handles the call, systemd moves the other process. The caller must then not kill the
+    /// processes of the scope.
     ///
     /// # Errors
     /// When the bus cannot be reached, or systemd refuses. If systemd did not answer, it may have moved the process.
+    /// [`Error::Misplaced`] if systemd may have moved another process.
     pub async fn start_scope(&self, scope: &TransientScope, process: &PidFd) -> Result<(), Error> {
         let what = format!("start {}", scope.name);
         let mut systemd = self.subscribed(&what).await?;
@@ -71,7 +73,9 @@ impl Manager {
             member(process.pid().cast_unsigned(), process.as_fd(), systemd.takes_pidfds),
         ];
         let run = job_ends(&what, ends, systemd.manager.start_transient_unit(&scope.name, "fail", &properties, &[]));
-        timeout(JOB_TIMEOUT, run).await.unwrap_or(Err(Error::Deadline { what, after: JOB_TIMEOUT }))
+        let moved = timeout(JOB_TIMEOUT, run).await;
+        let moved = moved.unwrap_or_else(|_| Err(Error::Deadline { what: what.clone(), after: JOB_TIMEOUT }));
+        check_identity(moved, what, process, systemd.takes_pidfds)
     }
 
     /// Checks that systemd can be reached, and connects if needed.
@@ -110,6 +114,12 @@ impl Manager {
     }
 }
 
+/// Checks that systemd has moved this process, and no later process with the same pid. As long as a process has not
+/// ended, no other process has its pid.
+fn check_identity(moved: Result<(), Error>, what: String, process: &PidFd, takes_pidfds: bool) -> Result<(), Error> {
+    if !takes_pidfds && process.has_ended() { Err(Error::Misplaced { what }) } else { moved }
+}
+
 /// Returns the property that names the process of a scope.
 fn member(pid: u32, process: BorrowedFd<'_>, takes_pidfds: bool) -> Property<'_> {
     if takes_pidfds { ("PIDFDs", Value::from(vec![Fd::from(process)])) } else { ("PIDs", Value::from(vec![pid])) }
@@ -134,6 +144,20 @@ mod tests {
         for version in ["", "v", "254.26", "252.39-1~deb12u2", "247 (257)", "deb257", "99999999999"] {
             assert!(!takes_pidfds(version), "{version}");
         }
+    }
+
+    /// Fault: if the caller had ended and another process had its pid, systemd before version 255 moved the other process
+    /// into the scope, and gpushd killed it at the end of the lease.
+    #[test]
+    fn scope_of_ended_process_may_hold_another_process() {
+        let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
+        let process = PidFd::open(child.id()).unwrap().unwrap();
+        let check = |takes_pidfds| check_identity(Ok(()), "start a.scope".to_owned(), &process, takes_pidfds);
+        assert!(check(false).is_ok() && check(true).is_ok());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(check(false).unwrap_err().may_move_another_process());
+        assert!(check(true).is_ok(), "the pidfd names no other process");
     }
 
     #[test]

@@ -13,7 +13,6 @@ use std::{
 use gpush_api::{ApiError, Code, Lease, LeaseBinding, SlurmJobEnd};
 use gpush_core::slurm::SlurmConf;
 use jiff::Timestamp;
-use tokio::process::Command;
 
 use super::{
     call::{Calls, Unanswered},
@@ -27,6 +26,7 @@ use crate::{
     args::{Global, HookFiles, HookLimits},
     exit::{self, Outcome},
     output::Output,
+    program,
 };
 
 /// States of a job without processes on a node, as squeue prints them. Instead of the state, squeue may print a flag
@@ -155,7 +155,7 @@ fn the_cluster<'c>(named: Option<String>, all: impl Iterator<Item = &'c str>) ->
 
 /// Returns the ids of the jobs that may run on a node. `limit` is the time limit for squeue.
 async fn jobs_on(squeue: &Path, node: &str, limit: Duration) -> Result<BTreeSet<u32>, ApiError> {
-    let mut command = Command::new(squeue);
+    let mut command = tokio::process::Command::from(program::command(squeue)?);
     // Request all states. If this argument named single states, squeue would leave out jobs with an unknown flag.
     command.args(["--noheader", "--all", "--states=all", "--format=%A %T"]).stdin(Stdio::null()).kill_on_drop(true);
     // Remove variables such as SQUEUE_PARTITION. With them, squeue would leave out jobs, and this command would end

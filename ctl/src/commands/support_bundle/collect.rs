@@ -2,7 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Stdio,
 };
 
 use gpush_api::{ApiError, Code, ConfigView, Gpu, Health, Version};
@@ -19,6 +19,7 @@ use crate::{
     exit::Failure,
     offline,
     output::Output,
+    program as external,
     render::status::Status,
 };
 
@@ -247,7 +248,7 @@ fn journal() -> Result<Content, String> {
 
 /// Runs a program and returns what it prints.
 fn program(name: &str, arguments: &[&str]) -> Result<Content, String> {
-    let mut command = Command::new(name);
+    let mut command = external::command(name).map_err(|error| error.message)?;
     let output = command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("cannot run {name}: {error}"))?;
     if !output.status.success() {

@@ -300,7 +300,7 @@ fn compute_mode_hint(obstacles: &[(u32, Obstacle)], host: &Host) -> Option<Strin
         offers.take(MOST_NAMED).map(|gpu| (gpu.index, gpu.uuid.as_str())).unzip();
     (!uuids.is_empty()).then(|| {
         let gpus = gpu_names(&indexes);
-        format!("to allow programs on {gpus}: `nvidia-smi -i {} -c DEFAULT` (administrator)", uuids.join(","))
+        format!("`nvidia-smi -i {} -c DEFAULT` lets programs use {gpus} again (administrator)", uuids.join(","))
     })
 }
 

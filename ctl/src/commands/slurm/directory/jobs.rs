@@ -21,6 +21,10 @@ use super::{super::hook_start::HookStart, Directory, Locked, access};
 /// with this suffix.
 const RUN: &str = "+run";
 
+/// How many ids after the id of its leader a component of a heterogeneous job can have. A job has at most 128 components,
+/// with consecutive ids. Slurm skips ids that are in use.
+const COMPONENT_IDS: u32 = 1024;
+
 /// One run of a job, which a Prolog has begun. Each file of a job belongs to one run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::commands::slurm) struct Run {
@@ -149,8 +153,9 @@ impl Directory {
         leases: PossibleLeases,
     ) -> io::Result<Run> {
         self.create()?;
-        self.keep_place(&HookPlace::new(&job.cluster, &job.node));
         let locked = self.lock()?;
+        // Tasks find their files only in recorded places.
+        self.add_place(&locked, &HookPlace::new(&job.cluster, &job.node))?;
         let name = job.file_name();
         let earlier = self.record_of(&name);
         let run = Run {
@@ -288,9 +293,9 @@ impl Directory {
     /// Finds the file of the job to which a task of the calling user belongs.
     pub(in crate::commands::slurm) fn find(&self, task: &Task) -> io::Result<Found> {
         let is_own = |name: &FileName| access::is_own(&self.path.join(name.to_string()));
-        let names: Vec<FileName> =
-            self.names()?.iter().filter_map(|name| FileName::parse(name)).filter(is_own).collect();
-        match choose(task, &names, &self.places()) {
+        let places = self.places();
+        let names: Vec<FileName> = possible_names(task.job, &places).filter(is_own).collect();
+        match choose(task, &names, &places) {
             FileChoice::None => Ok(Found::Nothing),
             FileChoice::File(name) => Ok(self.read(&name)?.map_or(Found::Nothing, Found::File)),
             FileChoice::Elsewhere(names) => {
@@ -330,6 +335,17 @@ impl Directory {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Returns the names that the file of a task's job, or a link to the file of a component, can have. A user cannot list the
+/// directory. Slurm gives the components of a heterogeneous job the ids after the id of the leader.
+fn possible_names(job: u32, places: &[HookPlace]) -> impl Iterator<Item = FileName> {
+    places.iter().flat_map(move |place| {
+        let file = |job| FileName::of_job(place.cluster(), job, place.node());
+        let links =
+            (1..=COMPONENT_IDS).filter_map(move |offset| Some(file(job.checked_add(offset)?).of_component(job)));
+        std::iter::once(file(job)).chain(links)
+    })
 }
 
 #[cfg(test)]

@@ -53,6 +53,9 @@ const PLACES: &str = "places";
 /// Name of the file that hooks lock. Only root can open it, because a user who can open it could keep the lock.
 const LOCK: &str = "lock";
 
+/// Mode of the directory. Users can open files whose names they know, but cannot list the names.
+const MODE: u32 = 0o711;
+
 /// Pause before a hook tries again to get the lock. Other hooks hold it only for microseconds.
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -86,9 +89,9 @@ impl Directory {
         &self.path
     }
 
-    /// Creates the directory. Only root can write in it.
+    /// Creates the directory. Only root can write in it or list it, because the names of the files contain job ids.
     pub(super) fn create(&self) -> io::Result<()> {
-        match fs::DirBuilder::new().recursive(true).mode(0o755).create(&self.path) {
+        match fs::DirBuilder::new().recursive(true).mode(MODE).create(&self.path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
@@ -102,9 +105,9 @@ impl Directory {
             );
             return Err(io::Error::other(why));
         }
-        if meta.uid() == own && meta.mode() & 0o777 != 0o755 {
-            // slurmd may have a restrictive umask, but users must be able to read their files in this directory.
-            fs::set_permissions(&self.path, fs::Permissions::from_mode(0o755))?;
+        if meta.uid() == own && meta.mode() & 0o777 != MODE {
+            // slurmd may have a restrictive umask, but users must be able to open their files in this directory.
+            fs::set_permissions(&self.path, fs::Permissions::from_mode(MODE))?;
         }
         Ok(())
     }
@@ -150,12 +153,16 @@ impl Directory {
         if !self.path.exists() || self.places().contains(place) {
             return;
         }
-        let add = |_locked: Locked| {
-            let mut places = self.places();
-            places.push(place.clone());
-            self.replace(PLACES, &serde_json::to_vec(&places)?, 0o644, None)
-        };
-        let _failed = self.lock().and_then(add);
+        let _failed = self.lock().and_then(|locked| self.add_place(&locked, place));
+    }
+
+    fn add_place(&self, _locked: &Locked, place: &HookPlace) -> io::Result<()> {
+        let mut places = self.places();
+        if places.contains(place) {
+            return Ok(());
+        }
+        places.push(place.clone());
+        self.replace(PLACES, &serde_json::to_vec(&places)?, 0o644, None)
     }
 
     /// Returns the clusters and nodes whose hooks run on this host.

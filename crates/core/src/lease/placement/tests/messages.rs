@@ -104,15 +104,15 @@ fn pending_change_of_the_last_gpu_is_named() {
 
 /// Fault: the error said neither why the GPU accepts no programs, nor what to do.
 #[test]
-fn error_for_prohibited_compute_mode_names_the_command_that_resets_it() {
+fn prohibited_compute_mode_error_names_the_command() {
     let closed = |index| GpuOffer { closed: Some(Closed::Prohibited), ..whole(index, true) };
     let error = refusal(&Host { gpus: vec![closed(3)] }, &wanted(RequestedShare::Whole, 1));
     assert_eq!(error.message, "cannot grant a whole GPU: GPU 3 does not accept programs");
     assert_eq!(error.causes, ["no program can use GPU 3: its compute mode is PROHIBITED"]);
-    let hint = "to allow programs on GPU 3: `nvidia-smi -i GPU-3 -c DEFAULT` (administrator)";
+    let hint = "`nvidia-smi -i GPU-3 -c DEFAULT` lets programs use GPU 3 again (administrator)";
     assert_eq!(error.hint.as_deref(), Some(hint));
     let error = refusal(&Host { gpus: vec![closed(3), whole(4, false), closed(5)] }, &wanted(RequestedShare::Whole, 1));
-    let hint = "to allow programs on GPUs 3, 5: `nvidia-smi -i GPU-3,GPU-5 -c DEFAULT` (administrator)";
+    let hint = "`nvidia-smi -i GPU-3,GPU-5 -c DEFAULT` lets programs use GPUs 3, 5 again (administrator)";
     assert_eq!(error.hint.as_deref(), Some(hint));
 }
 

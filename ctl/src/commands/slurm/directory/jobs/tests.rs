@@ -47,6 +47,18 @@ fn left(directory: &Directory) -> Vec<String> {
     names
 }
 
+/// Fault: every user could list the directory, and so the ids of all jobs.
+#[test]
+fn task_finds_its_files_without_listing_the_directory() {
+    let places = [HookPlace::new("ci", "n1"), HookPlace::new("b", "n2")];
+    let names: Vec<String> = possible_names(41, &places).map(|name| name.to_string()).collect();
+    for name in ["ci-41@n1", "ci-41+42@n1", "ci-41+1065@n1", "b-41@n2"] {
+        assert!(names.iter().any(|found| found == name), "{name}");
+    }
+    assert_eq!(names.len(), 2 * 1025);
+    assert_eq!(possible_names(u32::MAX, &places).count(), 2, "no id is larger");
+}
+
 #[test]
 fn file_of_a_job_is_its_users_and_is_found_by_the_leader() {
     let dir = tempfile::tempdir().unwrap();
@@ -54,7 +66,7 @@ fn file_of_a_job_is_its_users_and_is_found_by_the_leader() {
     let component = run(42, 0, Some(41));
     directory.begin(&component, None, PossibleLeases::All).unwrap();
     let mode = |name: &str| fs::metadata(dir.path().join("jobs").join(name)).unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode("ci-42@n1"), mode("ci-42@n1+run"), mode("lock"), mode("")), (0o400, 0o600, 0o600, 0o755));
+    assert_eq!((mode("ci-42@n1"), mode("ci-42@n1+run"), mode("lock"), mode("")), (0o400, 0o600, 0o600, 0o711));
     assert_eq!((state(&directory, 41), state(&directory, 42)), (Some(JobState::Begun), Some(JobState::Begun)));
     // An Epilog may know only the job id.
     directory.remove(&run(42, 0, None), 0);
