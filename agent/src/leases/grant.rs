@@ -264,7 +264,7 @@ fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) 
         let held = HeldLeases::of(leases.handles.users.accounts(), &table);
         within_quota(&held, resolved).map_err(NotReserved::Refused)?;
         let offered = offers::host(leases, &seen.host, gpus, &table);
-        let host = queue::as_queue(leases, &offered).host_with_reservations(&offered, leases.policy());
+        let host = queue::as_queue(leases, &offered).schedule(&offered, leases.policy()).host;
         let assignment = match place(&host, &resolved.wanted, leases.policy()) {
             Ok(assignment) => assignment,
             Err(why) => return Err(NotReserved::NoRoom { why, host: Box::new(offered) }),

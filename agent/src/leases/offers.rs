@@ -89,7 +89,7 @@ fn offered_devices(leases: &Leases, seen: &Observed) -> (Host, BTreeMap<String, 
     let gpus = seen.gpus(Viewer::Log);
     let _placing = leases.lock_placement();
     let offered = host(leases, &seen.host, &gpus, &leases.handles.state.leases());
-    let takers = queue::as_queue(leases, &offered).takers(&offered, leases.policy());
+    let takers = queue::as_queue(leases, &offered).schedule(&offered, leases.policy()).takers;
     let entries = leases.handles.lanes.entries();
     let named = takers.into_iter().filter_map(|(uuid, ticket)| {
         let (_, entry) = entries.iter().find(|(one, _)| one.0 == ticket.0)?;

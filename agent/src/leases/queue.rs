@@ -271,7 +271,7 @@ fn decide(
         }
         // Also leave out requests that a quota has denied only for their assignment.
         denied.keys().for_each(|ticket| drop(queue.remove(order::Ticket(ticket.0))));
-        let outcomes = queue.schedule(&host, leases.policy());
+        let outcomes = queue.schedule(&host, leases.policy()).outcomes;
         let mut again = false;
         for (ticket, outcome) in outcomes {
             let ticket = Ticket(ticket.0);
