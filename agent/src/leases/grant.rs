@@ -1,22 +1,24 @@
-//! Grants leases. gpushd places a request and reserves its capacity under the placement lock, then commits the grant.
-//! Module `dynamic` handles grants that create MIG devices.
+//! Grants leases. gpushd checks the quotas, searches for a placement without a lock, reserves the capacity under the
+//! placement lock, and then commits the grant. Module `dynamic` handles grants that create MIG devices.
 //!
 //! ```text
-//! resolve ─► [placement lock: host, quota, place, reserve] ─► admission to MPS ─► commit ─► open ─► answer
-//!              │ no room                                        │ refused           │
-//!              ▼                                                ▼                   ├ failed: capacity freed
-//!            refused, or queued                              capacity freed         └ not known: stays reserved
+//! resolve ─► quota ─► search ─► [placement lock: quota, unchanged? reserve] ─► admission to MPS ─► commit ─► open ─► answer
+//!              │        ▲ │ no room      │ changed                               │ refused           │
+//!              ▼        │ ▼              │                                       ▼                   ├ failed: capacity freed
+//!           refused     │ refused,       │                                    capacity freed         └ not known: stays
+//!                       │ or queued      │                                                             reserved
+//!                       └────────────────┘
 //! ```
 //!
 //! If there is no room, gpushd refuses a request without `wait`. But if capacity may become free within seconds, gpushd
 //! first waits for this capacity. Examples: an operation is about to end, a lease without processes is about to end, or
 //! an MPS daemon is starting.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu, LeaseGrant, LeaseId, LeaseMember, LeaseRequest, LeaseState, LeaseWait};
 use gpush_core::lease::{
-    placement::{Assignment, Host, NoAssignment, place},
+    placement::{Assignment, Host, NoAssignment},
     quota,
     request::spec,
 };
@@ -36,6 +38,7 @@ use super::{
     job::JobTerms,
     offers::{self, gpus_of},
     pending::PendingGrant,
+    placement_snapshot::PlacementSnapshot,
     queue,
     request::{Resolved, denied, resolve},
     restored,
@@ -47,7 +50,7 @@ use crate::{
     idempotency::Key,
     lanes::Grant,
     mps,
-    state::{HostState, Observed, Reservation, ReservationId, words},
+    state::{HostState, Reservation, ReservationId, words},
 };
 
 /// Maximum time that a request without `wait` waits for capacity, for example for the end of an operation. It is shorter
@@ -160,10 +163,17 @@ pub(super) async fn request_with(
         }
         let gpus = seen.gpus(Viewer::Log);
         let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, job).await?;
+        check_quotas(leases, &resolved, wait)?;
         // `resolve` may have taken seconds to look up users and groups. So place the request with a new snapshot.
         let now = leases.handles.readings.host().await?;
         let gpus = if now.is_same(&seen) { gpus } else { now.gpus(Viewer::Log) };
-        let (not_placed, host) = match reserve(leases, &now, &gpus, &resolved) {
+        let (searching, host) = (leases.clone(), Arc::clone(&now.host));
+        let search = move || {
+            let reserved = reserve(&searching, &host, &gpus, &resolved);
+            (reserved, resolved, gpus)
+        };
+        let (reserved, resolved, gpus) = leases.searches.run(caller, search).await?;
+        let (not_placed, snapshot) = match reserved {
             Ok(reserved) => {
                 let has_key = key.is_some();
                 // The normal form of the request is recorded, and not the text that the caller sent.
@@ -174,28 +184,57 @@ pub(super) async fn request_with(
             }
             Err(NotReserved::Refused(error)) => return Err(error),
             Err(NotReserved::Outdated) => continue,
-            Err(NotReserved::NoRoom { why, host }) => (why, host),
+            Err(NotReserved::NoRoom { why, snapshot }) => (why, snapshot),
         };
-        let unplaced = Unplaced { resolved: &resolved, viewer: caller.viewer, host: &host, gpus: &gpus, queued: None };
         match wait {
             LeaseWait::No => {
                 let prospect = retry_hint(leases, &not_placed, &resolved, &gpus).await;
                 if prospect != RetryHint::No && timeout_at(until, room.changed()).await.is_ok() {
                     continue;
                 }
-                let why = explain(leases, &not_placed, unplaced);
+                let why = explain_on_a_thread(leases, caller, not_placed, resolved, snapshot, gpus).await?;
                 // If an MPS daemon is starting, it will soon serve clients. So mark the error as retryable.
                 let starting = |why| ApiError { code: Code::Unavailable, ..why }.retryable();
                 return Err(if prospect == RetryHint::Starting { starting(why) } else { why });
             }
             LeaseWait::Seconds(_) | LeaseWait::Unlimited => {
                 if !matches!(not_placed, NoAssignment::Busy { .. }) {
-                    return Err(explain(leases, &not_placed, unplaced));
+                    return Err(explain_on_a_thread(leases, caller, not_placed, resolved, snapshot, gpus).await?);
                 }
                 let waiter = queue::enter(leases, caller, resolved, wait, key, lock).await?;
                 return Ok(Outcome::Queued(waiter));
             }
         }
+    }
+}
+
+/// Explains why a request cannot be granted. Runs where the searches of the caller run.
+///
+/// # Errors
+/// If the search for the explanation panics.
+async fn explain_on_a_thread(
+    leases: &Leases,
+    caller: &Caller,
+    why: NoAssignment,
+    resolved: Resolved,
+    snapshot: Arc<PlacementSnapshot>,
+    gpus: Vec<Gpu>,
+) -> Result<ApiError, ApiError> {
+    let (searching, viewer) = (leases.clone(), caller.viewer);
+    let search = move || {
+        let (resolved, snapshot, gpus) = (&resolved, &*snapshot, gpus.as_slice());
+        explain(&searching, &why, Unplaced { resolved, viewer, snapshot, gpus, queued: None })
+    };
+    leases.searches.run(caller, search).await
+}
+
+/// Checks the limits of the holder that do not depend on the placement. A refused request costs no search.
+fn check_quotas(leases: &Leases, resolved: &Resolved, wait: LeaseWait) -> Result<(), ApiError> {
+    let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
+    within_quota(&held, resolved)?;
+    match wait {
+        LeaseWait::No => Ok(()),
+        LeaseWait::Seconds(_) | LeaseWait::Unlimited => queue::may_wait(leases, resolved),
     }
 }
 
@@ -221,11 +260,7 @@ pub(super) enum NotReserved {
     /// A quota, or a limit of the target, refuses the request.
     Refused(ApiError),
     /// No placement is possible for the request now.
-    NoRoom {
-        why: NoAssignment,
-        /// What the GPUs offer, without the reservations of the queue.
-        host: Box<Host>,
-    },
+    NoRoom { why: NoAssignment, snapshot: Arc<PlacementSnapshot> },
     /// The config or an override has changed since the placement. The request must be placed again.
     Outdated,
 }
@@ -256,20 +291,24 @@ pub(super) async fn abandon(leases: &Leases, reserved: Reserved) {
     leases.capacity_freed();
 }
 
-/// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment.
-fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) -> Result<Reserved, NotReserved> {
-    let _placing = leases.lock_placement();
+/// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment. Searches without
+/// the placement lock, so call this function on a blocking thread.
+fn reserve(leases: &Leases, seen: &HostState, gpus: &[Gpu], resolved: &Resolved) -> Result<Reserved, NotReserved> {
     loop {
+        let placing = leases.lock_placement();
         let table = leases.handles.state.leases();
         let held = HeldLeases::of(leases.handles.users.accounts(), &table);
         within_quota(&held, resolved).map_err(NotReserved::Refused)?;
-        let offered = offers::host(leases, &seen.host, gpus, &table);
-        let host = queue::as_queue(leases, &offered).schedule(&offered, leases.policy()).host;
-        let assignment = match place(&host, &resolved.wanted, leases.policy()) {
-            Ok(assignment) => assignment,
-            Err(why) => return Err(NotReserved::NoRoom { why, host: Box::new(offered) }),
+        let snapshot = PlacementSnapshot::current(leases, seen, gpus, table, []);
+        let Some(placed) = snapshot.known_placement(&resolved.wanted) else {
+            // Search, and then place the request again: the snapshot may have changed meanwhile.
+            drop(placing);
+            drop(snapshot.place(&resolved.wanted));
+            continue;
         };
-        if let Some(reserved) = reserve_assignment(leases, &seen.host, gpus, &host, &held, resolved, &assignment)? {
+        let assignment = placed.map_err(|why| NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })?;
+        let host = &snapshot.schedule().host;
+        if let Some(reserved) = reserve_assignment(leases, seen, gpus, host, &held, resolved, &assignment)? {
             return Ok(reserved);
         }
         // An operation has claimed one of the GPUs since the snapshot. Place the request again: this GPU now counts as

@@ -30,8 +30,8 @@ use super::{
     explain::{Unplaced, explain},
     grant::{self, NotReserved, Reply, Reserved},
     held::HeldLeases,
-    offers,
     pending::PendingGrant,
+    placement_snapshot::PlacementSnapshot,
     queued_grant,
     request::Resolved,
     restored,
@@ -40,6 +40,7 @@ use crate::{
     caller::{Caller, Viewer},
     idempotency::Key,
     lanes::{self, Need, Needs, QueuePlace, Reserve, Ticket},
+    state::{HostState, LeaseTable},
 };
 
 /// Maximum time between two decisions about the waiting requests.
@@ -81,12 +82,8 @@ impl<'a> UnrecordedRequest<'a> {
     fn new(leases: &'a Leases, resolved: &Resolved) -> Result<Self, ApiError> {
         let account = resolved.account;
         let mut entering = leases.unrecorded_requests();
-        let mut held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases()).by(account);
-        let count = entering.entry(account).or_default();
-        let unrecorded = quota::HeldLease { id: LeaseId(0), queued: true, size: quota::Size::default() };
-        held.extend(std::iter::repeat_n(unrecorded, *count));
-        quota::check_queue(&resolved.quota, &held).map_err(|denial| ApiError::from(&denial))?;
-        *count += 1;
+        check_queue(leases, resolved, &entering)?;
+        *entering.entry(account).or_default() += 1;
         Ok(Self { leases, account })
     }
 }
@@ -101,6 +98,19 @@ impl Drop for UnrecordedRequest<'_> {
             }
         }
     }
+}
+
+/// Checks that the quota of the holder allows one more waiting request.
+pub(super) fn may_wait(leases: &Leases, resolved: &Resolved) -> Result<(), ApiError> {
+    check_queue(leases, resolved, &leases.unrecorded_requests())
+}
+
+fn check_queue(leases: &Leases, resolved: &Resolved, entering: &BTreeMap<Account, usize>) -> Result<(), ApiError> {
+    let account = resolved.account;
+    let mut held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases()).by(account);
+    let unrecorded = quota::HeldLease { id: LeaseId(0), queued: true, size: quota::Size::default() };
+    held.extend(std::iter::repeat_n(unrecorded, entering.get(&account).copied().unwrap_or_default()));
+    quota::check_queue(&resolved.quota, &held).map_err(|denial| ApiError::from(&denial))
 }
 
 /// Records a request as queued, and adds it to the queue.
@@ -144,14 +154,13 @@ pub(super) async fn enter(
 
 /// Returns the waiting operations and leases, in order of arrival and in the form that [`gpush_core::lease::queue`]
 /// needs. The caller must hold the placement lock.
-pub(super) fn as_queue(leases: &Leases, host: &Host) -> order::Queue {
+pub(super) fn as_queue(leases: &Leases, host: &Host, table: &LeaseTable) -> order::Queue {
     let (waiting, committing) = (leases.waiting(), leases.grants_in_commit());
-    let table = leases.handles.state.leases();
-    let held = HeldLeases::of(leases.handles.users.accounts(), &table);
+    let held = HeldLeases::of(leases.handles.users.accounts(), table);
     let mut queue = order::Queue::default();
     let index = |uuid: &str| host.gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.index);
     for (ticket, entry) in leases.handles.lanes.entries() {
-        let failed = || committing.get(&ticket).and_then(|grant| grant.failed(&table));
+        let failed = || committing.get(&ticket).and_then(|grant| grant.failed(table));
         let waiting = waiting.get(&ticket);
         // A request that exceeds a quota reserves nothing, because its holder must first release a lease.
         if waiting.is_some_and(|waiting| grant::within_quota(&held, &waiting.resolved).is_err()) {
@@ -229,40 +238,22 @@ async fn pass(leases: &Leases) {
     if restored::is_pending(leases) {
         restored::resolve_all(leases, &seen).await;
     }
-    let gpus = seen.gpus(Viewer::Log);
-    let mut granted: Vec<(Option<Waiting>, Reserved)> = Vec::new();
-    let mut never: Vec<(Waiting, ApiError)> = Vec::new();
-    decide(leases, &seen.host, &gpus, &mut granted, &mut never);
-    for (waiting, reserved) in granted {
-        let leases = leases.clone();
-        leases.handles.tasks.clone().spawn(async move {
-            match waiting {
-                Some(waiting) => queued_grant::commit(&leases, waiting, reserved).await,
-                None => grant::abandon(&leases, reserved).await,
-            }
-        });
-    }
-    for (waiting, error) in never {
-        spawn_end_waiting(leases, waiting, EndReason::Failed, Some(error));
+    let (deciding, gpus) = (leases.clone(), seen.gpus(Viewer::Log));
+    // The searches run on a blocking thread. They are completed even if gpushd stops, because they may reserve capacity.
+    let decided = leases.handles.tasks.spawn_blocking(move || decide(&deciding, &seen.host, &gpus));
+    if let Err(error) = decided.await {
+        tracing::error!("an internal error of gpushd ended a decision about the waiting requests: {error}");
     }
 }
 
-/// Reserves capacity for each request that can be granted, and removes the request from the queue. Records what the
-/// other requests wait for. In `granted`, a request that its client has cancelled meanwhile is `None`.
-fn decide(
-    leases: &Leases,
-    snapshot: &crate::state::HostState,
-    gpus: &[Gpu],
-    granted: &mut Vec<(Option<Waiting>, Reserved)>,
-    never: &mut Vec<(Waiting, ApiError)>,
-) {
-    let _placing = leases.lock_placement();
+/// Reserves capacity for each request that can be granted, and removes the request from the queue. Then commits these
+/// grants in separate tasks. Records what the other requests wait for. Searches without the placement lock.
+fn decide(leases: &Leases, seen: &HostState, gpus: &[Gpu]) {
     // Requests that exceed a quota. They reserve nothing, because their holders must first release a lease.
     let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
-    loop {
+    let snapshot = loop {
+        let placing = leases.lock_placement();
         let table = leases.handles.state.leases();
-        let host = offers::host(leases, snapshot, gpus, &table);
-        let mut queue = as_queue(leases, &host);
         let held = HeldLeases::of(leases.handles.users.accounts(), &table);
         for (ticket, waiting) in leases.waiting().iter() {
             if let Err(error) = grant::within_quota(&held, &waiting.resolved) {
@@ -270,50 +261,57 @@ fn decide(
             }
         }
         // Also leave out requests that a quota has denied only for their assignment.
-        denied.keys().for_each(|ticket| drop(queue.remove(order::Ticket(ticket.0))));
-        let outcomes = queue.schedule(&host, leases.policy()).outcomes;
-        let mut again = false;
-        for (ticket, outcome) in outcomes {
-            let ticket = Ticket(ticket.0);
-            match outcome {
-                Outcome::Grant(assignment) if is_paused(leases, ticket) => {
-                    // The other requests of this pass do not get this capacity. Operations must not get it either.
-                    if let Some(waiting) = leases.waiting().get(&ticket) {
-                        waiting.place.set_needs(needs(&host, Some(&assignment)));
-                    }
+        let snapshot = PlacementSnapshot::current(leases, seen, gpus, table, denied.keys());
+        let Some(schedule) = snapshot.known_schedule() else {
+            // Search, and then decide again: the snapshot may have changed meanwhile.
+            drop(placing);
+            snapshot.schedule();
+            continue;
+        };
+        // After a grant, decide again about the other requests, because the grant has taken capacity.
+        let grants = schedule.outcomes.iter().filter_map(|(ticket, outcome)| match outcome {
+            Outcome::Grant(assignment) => Some((Ticket(ticket.0), assignment)),
+            Outcome::Ready | Outcome::Waits { .. } | Outcome::Never(_) => None,
+        });
+        let is_granted = grants.into_iter().any(|(ticket, assignment)| {
+            if is_paused(leases, ticket) {
+                // The other requests of this pass do not get this capacity. Operations must not get it either.
+                if let Some(waiting) = leases.waiting().get(&ticket) {
+                    waiting.place.set_needs(needs(&schedule.host, Some(assignment)));
                 }
-                Outcome::Grant(assignment) => match try_take(leases, snapshot, gpus, &host, ticket, &assignment) {
-                    Some(Ok(reserved)) => {
-                        granted.push((queued_grant::begin(leases, ticket, &reserved), reserved));
-                        // This grant has taken capacity, so decide again about the other requests.
-                        again = true;
-                    }
-                    Some(Err(error)) => {
-                        denied.insert(ticket, error.message);
-                        again = true;
-                    }
-                    // An operation has claimed the GPU meanwhile. When the operation ends, it wakes the queue.
-                    None => {}
-                },
-                Outcome::Never(why) => {
-                    let removed = leases.waiting().remove(&ticket);
-                    never.extend(removed.map(|waiting| {
-                        let (resolved, viewer, queued) = (&waiting.resolved, waiting.viewer, Some((ticket, None)));
-                        let error = explain(leases, &why, Unplaced { resolved, viewer, host: &host, gpus, queued });
-                        (waiting, error)
-                    }));
-                }
-                Outcome::Waits { reserves, behind, why } => {
-                    note(leases, &host, ticket, reserves.as_ref(), &behind, why.as_ref(), gpus);
-                }
-                Outcome::Ready => {}
+                return false;
             }
-            if again {
-                break;
+            match try_take(leases, seen, gpus, &snapshot.host, ticket, assignment) {
+                Some(Ok(reserved)) => {
+                    spawn_commit(leases, queued_grant::begin(leases, ticket, &reserved), reserved);
+                    true
+                }
+                Some(Err(error)) => {
+                    denied.insert(ticket, error.message);
+                    true
+                }
+                // An operation has claimed the GPU meanwhile. When the operation ends, it wakes the queue.
+                None => false,
             }
+        });
+        if !is_granted {
+            drop(placing);
+            break snapshot;
         }
-        if !again {
-            break;
+    };
+    for (ticket, outcome) in &snapshot.schedule().outcomes {
+        let ticket = Ticket(ticket.0);
+        match outcome {
+            Outcome::Never(why) => {
+                let Some(waiting) = leases.waiting().remove(&ticket) else { continue };
+                let (resolved, viewer, queued) = (&waiting.resolved, waiting.viewer, Some((ticket, None)));
+                let error = explain(leases, why, Unplaced { resolved, viewer, snapshot: &snapshot, gpus, queued });
+                spawn_end_waiting(leases, waiting, EndReason::Failed, Some(error));
+            }
+            Outcome::Waits { reserves, behind, why } => {
+                note(leases, &snapshot, ticket, reserves.as_ref(), behind, why.as_ref(), gpus);
+            }
+            Outcome::Grant(_) | Outcome::Ready => {}
         }
     }
     for (ticket, message) in denied {
@@ -325,6 +323,17 @@ fn decide(
     }
 }
 
+/// Commits a grant in a separate task. `waiting` is `None` if its client has cancelled the request meanwhile.
+fn spawn_commit(leases: &Leases, waiting: Option<Waiting>, reserved: Reserved) {
+    let leases = leases.clone();
+    leases.handles.tasks.clone().spawn(async move {
+        match waiting {
+            Some(waiting) => queued_grant::commit(&leases, waiting, reserved).await,
+            None => grant::abandon(&leases, reserved).await,
+        }
+    });
+}
+
 /// Returns whether gpushd must not grant a request yet, because a grant of the request has just failed.
 fn is_paused(leases: &Leases, ticket: Ticket) -> bool {
     leases.waiting().get(&ticket).is_some_and(|waiting| waiting.paused_until(Instant::now()).is_some())
@@ -332,7 +341,7 @@ fn is_paused(leases: &Leases, ticket: Ticket) -> bool {
 
 fn try_take(
     leases: &Leases,
-    seen: &crate::state::HostState,
+    seen: &HostState,
     gpus: &[Gpu],
     host: &Host,
     ticket: Ticket,
@@ -351,7 +360,7 @@ fn try_take(
 /// Notes what a request reserves, and why it waits.
 fn note(
     leases: &Leases,
-    host: &Host,
+    snapshot: &PlacementSnapshot,
     ticket: Ticket,
     reserves: Option<&Assignment>,
     behind: &[order::Ticket],
@@ -364,16 +373,14 @@ fn note(
         entry.map(|(_, entry)| entry.waiter.name().to_owned())
     };
     let behind: Vec<String> = behind.iter().filter_map(name).collect();
-    let (needs, reasons) = {
-        let waiting = leases.waiting();
-        let Some(waiting) = waiting.get(&ticket) else { return };
-        let (resolved, viewer, queued) = (&waiting.resolved, waiting.viewer, Some((ticket, reserves)));
-        let error = why.map(|why| explain(leases, why, Unplaced { resolved, viewer, host, gpus, queued }));
-        (needs(host, reserves), error.map_or_else(Vec::new, |error| error.causes))
-    };
-    if let Some(waiting) = leases.waiting().get(&ticket) {
-        waiting.place.set_needs(needs);
-    }
+    let found = leases.waiting().get(&ticket).map(|waiting| {
+        waiting.place.set_needs(needs(&snapshot.host, reserves));
+        (waiting.resolved.clone(), waiting.viewer)
+    });
+    let Some((resolved, viewer)) = found else { return };
+    // Search without the lock of the waiting requests.
+    let unplaced = Unplaced { resolved: &resolved, viewer, snapshot, gpus, queued: Some((ticket, reserves)) };
+    let reasons = why.map_or_else(Vec::new, |why| explain(leases, why, unplaced).causes);
     let position = position(leases, ticket);
     show_position(leases, ticket, LeaseQueuePosition { position, behind, reasons });
 }
