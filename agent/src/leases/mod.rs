@@ -26,11 +26,13 @@
 //! | `offers` | what the GPUs offer now, and the members of an assignment |
 //! | `searches` | where searches for placements run |
 //! | `placement_snapshot` | what a placement depends on, and the results of searches |
-//! | `grant` | placing, reserving, committing |
+//! | `reserved` | placing and reserving |
+//! | `grant` | resolving, reserving, committing |
 //! | `held` | the leases of each account, for quotas |
 //! | `dynamic` | grants that create MIG devices |
 //! | `explain` | why a request has no assignment |
 //! | `queue` | requests that wait |
+//! | `queue_pass` | decides about the waiting requests |
 //! | `queued_grant` | commits the grants of waiting requests |
 //! | `pending` | a client that waits for its lease |
 //! | `restored` | requests that waited when an earlier gpushd ended |
@@ -57,8 +59,10 @@ mod pending;
 mod placement_snapshot;
 mod processes;
 mod queue;
+mod queue_pass;
 mod queued_grant;
 mod request;
+mod reserved;
 mod restored;
 mod scope;
 mod searches;
