@@ -180,7 +180,7 @@ fn foreign_instances(
     });
     let foreign: Vec<(u32, &GpuInstance)> = foreign.collect();
     let places: Vec<(u32, Placement)> = foreign.iter().map(|(index, one)| (*index, one.placement)).collect();
-    let blocking = snapshot.instances_that_block(wanted, places);
+    let blocking = snapshot.instances_that_block(wanted, &places);
     let named = foreign.into_iter().filter(|(index, one)| blocking.contains(&(*index, one.placement)));
     let named = named.map(|(index, one)| {
         let (profile, start) = (&one.profile, one.placement.start);

@@ -58,6 +58,9 @@ impl<K: Eq + Hash, V: Clone> Memo<K, V> {
     }
 }
 
+/// Instances, as the indexes of their GPUs and their placements.
+type Instances = Vec<(u32, Placement)>;
+
 /// Everything that a placement depends on, and the results of searches.
 #[derive(Debug)]
 pub(super) struct PlacementSnapshot {
@@ -69,7 +72,7 @@ pub(super) struct PlacementSnapshot {
     schedule: OnceLock<Schedule>,
     placed: Memo<PlacementRequest, Result<Assignment, NoAssignment>>,
     blockers: Memo<(PlacementRequest, Option<BTreeSet<String>>), Blockers<LeaseId>>,
-    blocking_instances: Memo<(PlacementRequest, Vec<(u32, Placement)>), Vec<(u32, Placement)>>,
+    blocking_instances: Memo<(PlacementRequest, Instances), Instances>,
 }
 
 impl PlacementSnapshot {
@@ -144,14 +147,9 @@ impl PlacementSnapshot {
     }
 
     /// Returns which of these instances block a request: see [`instances_that_block`].
-    pub(super) fn instances_that_block(
-        &self,
-        wanted: &PlacementRequest,
-        instances: Vec<(u32, Placement)>,
-    ) -> Vec<(u32, Placement)> {
-        self.blocking_instances.get((wanted.key(), instances.clone()), || {
-            instances_that_block(&self.host, wanted, self.policy, &instances)
-        })
+    pub(super) fn instances_that_block(&self, wanted: &PlacementRequest, instances: &Instances) -> Instances {
+        self.blocking_instances
+            .get((wanted.key(), instances.clone()), || instances_that_block(&self.host, wanted, self.policy, instances))
     }
 }
 
@@ -186,7 +184,7 @@ mod tests {
         let (memo, searches) = (Memo::default(), Cell::new(0));
         let search = || searches.replace(searches.get() + 1);
         assert_eq!((memo.get(1, search), memo.get(1, search), memo.get(2, search)), (0, 0, 1));
-        (3..).take(MOST_KEPT).for_each(|key| drop(memo.get(key, search)));
+        (3..).take(MOST_KEPT).for_each(|key| assert!(memo.get(key, search) > 0));
         assert!(memo.0.lock().unwrap().len() <= MOST_KEPT);
     }
 
