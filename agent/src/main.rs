@@ -14,6 +14,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
+mod account_permits;
 mod apply;
 mod authorization;
 mod backoff;

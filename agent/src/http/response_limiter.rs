@@ -13,29 +13,25 @@
 //! does not delay other callers, not even callers of the same account. gpushd limits the connections per account, and so
 //! also how many responses of the account wait.
 //!
-//! Requests get permits in the order of their arrival, and one account can hold only some of the permits. So a caller
-//! with one request waits for at most as many responses of each other account as one account may hold permits.
-//! Administrators have permits that no other caller can use.
+//! [`AccountPermits`] says who gets a permit next. Administrators have permits that no other caller can use.
 
 use std::{
-    collections::HashMap,
     future::Future,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll, Wake, Waker},
     thread::available_parallelism,
 };
 
 use axum::{body::Bytes, http::StatusCode, response::Response};
-use gpush_host::accounts::Account;
 use serde::Serialize;
-use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 
 use super::{
     answer_budget::{AnswerBudget, response},
     failure::Failure,
 };
-use crate::caller::Caller;
+use crate::{account_permits::AccountPermits, caller::Caller};
 
 /// Maximum number of permits. More threads would only make each response slower.
 const MOST_PERMITS: usize = 4;
@@ -46,47 +42,10 @@ pub(crate) struct ResponseLimiter(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
-    public: Pool,
+    public: AccountPermits,
     /// Permits for administrators.
-    privileged: Pool,
+    privileged: AccountPermits,
     budget: AnswerBudget,
-}
-
-/// A set of permits, and the number of them that each account may hold.
-#[derive(Debug)]
-struct Pool {
-    permits: Arc<Semaphore>,
-    /// Number of permits that one account may hold at once.
-    share: usize,
-    /// For each account with unfinished responses, the permits that the account may still take.
-    accounts: Mutex<HashMap<Account, Arc<Semaphore>>>,
-}
-
-/// A permit to poll one response. It is returned when it is dropped. The field order matters: the permit of the
-/// account is returned first, then the permit of the pool.
-struct Permit {
-    _of_account: OwnedSemaphorePermit,
-    _of_pool: OwnedSemaphorePermit,
-}
-
-impl Pool {
-    fn new(permits: usize) -> Self {
-        Self { permits: Arc::new(Semaphore::new(permits)), share: permits.div_ceil(2), accounts: Mutex::default() }
-    }
-
-    fn share(&self, account: Account) -> Arc<Semaphore> {
-        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
-        // Remove the accounts that have no unfinished responses.
-        accounts.retain(|_, share| Arc::strong_count(share) > 1);
-        Arc::clone(accounts.entry(account).or_insert_with(|| Arc::new(Semaphore::new(self.share))))
-    }
-
-    async fn permit(&self, share: &Arc<Semaphore>) -> Result<Permit, AcquireError> {
-        // Acquire the permit of the account first. So an account never has more entries in the queue of the pool than the
-        // number of permits that it may hold.
-        let share = Arc::clone(share).acquire_owned().await?;
-        Ok(Permit { _of_account: share, _of_pool: Arc::clone(&self.permits).acquire_owned().await? })
-    }
 }
 
 /// Wakes the task of a response that waited. The task then requests a permit again.
@@ -107,11 +66,8 @@ impl ResponseLimiter {
     }
 
     fn with_permits(permits: usize) -> Self {
-        Self(Arc::new(Inner {
-            public: Pool::new(permits),
-            privileged: Pool::new(permits),
-            budget: AnswerBudget::new(),
-        }))
+        let pool = || AccountPermits::new(permits, permits.div_ceil(2));
+        Self(Arc::new(Inner { public: pool(), privileged: pool(), budget: AnswerBudget::new() }))
     }
 
     /// Runs `work` to its end. gpushd holds a permit of the caller's account each time it polls `work`.
@@ -129,8 +85,7 @@ impl ResponseLimiter {
         let waker = Waker::from(Arc::new(WakeTask(wake)));
         let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
         loop {
-            // Cannot fail: these semaphores are never closed.
-            let permit = pool.permit(&share).await.map_err(|_| Failure::internal())?;
+            let permit = share.permit().await;
             let waker = waker.clone();
             let polled = tokio::task::spawn_blocking(move || {
                 let polled = work.as_mut().poll(&mut Context::from_waker(&waker));
@@ -168,8 +123,9 @@ pub(super) fn to_json<T: Serialize>(value: &T) -> Result<Bytes, Failure> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::Mutex, time::Duration};
 
+    use gpush_host::accounts::Account;
     use tokio::sync::oneshot;
 
     use super::*;
@@ -202,9 +158,9 @@ mod tests {
         others.shutdown().await;
         // A thread may still poll one of the aborted responses and hold the only permit. Wait until it returns the
         // permit.
-        drop(limiter.0.public.permits.acquire().await.unwrap());
+        drop(limiter.0.public.share(Account::Unknown).permit().await);
         limiter.run(&caller_of(1), async {}).await.unwrap();
-        assert_eq!(limiter.0.public.accounts.lock().unwrap().len(), 1, "accounts without responses are forgotten");
+        assert_eq!(limiter.0.public.left(Account::User(1000)), None, "accounts without responses are forgotten");
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -232,15 +188,7 @@ mod tests {
             async move { limiter.run(&caller_of(1001), async { 2 }).await.unwrap() }
         });
         // Wait until the request of uid 1001 is in the queue for the permit.
-        while limiter
-            .0
-            .public
-            .accounts
-            .lock()
-            .unwrap()
-            .get(&Account::User(1001))
-            .is_none_or(|share| share.available_permits() > 0)
-        {
+        while limiter.0.public.left(Account::User(1001)).is_none_or(|left| left > 0) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
         gate.send(()).unwrap();

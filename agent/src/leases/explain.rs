@@ -3,17 +3,14 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use gpush_api::{ApiError, Gpu, GpuInstance, LeaseBinding, LeaseKind, LeaseMember, Placement, Process};
+use gpush_api::{ApiError, Gpu, GpuInstance, LeaseBinding, LeaseKind, Placement, Process};
 use gpush_core::{
     desired::desired_states,
-    lease::placement::{
-        Assignment, Blockers, Closed, ErrorContext, Host, NoAssignment, Obstacle, PlacementRequest, blockers,
-        instances_that_block, occupied_targets,
-    },
+    lease::placement::{Assignment, Blockers, Closed, ErrorContext, NoAssignment, Obstacle, PlacementRequest},
     refusal, sharing,
 };
 
-use super::{Leases, request::Resolved};
+use super::{Leases, placement_snapshot::PlacementSnapshot, request::Resolved};
 use crate::{
     caller::Viewer,
     lanes::Ticket,
@@ -30,8 +27,8 @@ pub(super) struct Unplaced<'a> {
     pub(super) resolved: &'a Resolved,
     /// The caller. The explanation leaves out what this caller, or the holder, may not see.
     pub(super) viewer: Viewer,
-    /// What the GPUs offer, without the reservations of the queue.
-    pub(super) host: &'a Host,
+    /// The snapshot with which the request was placed.
+    pub(super) snapshot: &'a PlacementSnapshot,
     pub(super) gpus: &'a [Gpu],
     /// The position of the request in the queue, and what the request reserves; `None` if it is not queued.
     pub(super) queued: Option<(Ticket, Option<&'a Assignment>)>,
@@ -47,12 +44,13 @@ fn reader(caller: Viewer, holder: u32) -> Viewer {
     }
 }
 
-/// Explains why a request cannot be granted.
+/// Explains why a request cannot be granted. Searches for what blocks the request, so call this function on a blocking
+/// thread, and without the placement lock.
 pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_>) -> ApiError {
-    let Unplaced { resolved, viewer, host, gpus, queued } = unplaced;
+    let Unplaced { resolved, viewer, snapshot, gpus, queued } = unplaced;
     let viewer = reader(viewer, resolved.wanted.holder);
     let duration = resolved.new.request.duration_s.map(Duration::from_secs);
-    let context = ErrorContext { host, gpus, allowed: Some(&resolved.allowed), duration };
+    let context = ErrorContext { host: &snapshot.host, gpus, allowed: Some(&resolved.allowed), duration };
     let mut error = why.error(&resolved.wanted, context);
     if matches!(resolved.new.binding, LeaseBinding::Job { .. }) {
         error.hint = why.hint_for_job().or(error.hint);
@@ -84,14 +82,14 @@ pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_
         error.causes.extend(closed.into_iter().map(|closed| closed.message));
     }
     let table = leases.handles.state.leases();
-    error.causes.extend(foreign_instances(leases, &table, gpus, &indexes, (host, &resolved.wanted)));
+    error.causes.extend(foreign_instances(leases, &table, gpus, &indexes, (snapshot, &resolved.wanted)));
     let blocking = match queued {
-        None => find_blockers(leases, &resolved.wanted, host, &table, None),
-        Some((_, Some(reserves))) => find_blockers(leases, &resolved.wanted, host, &table, Some(reserves)),
+        None => snapshot.blockers(&resolved.wanted, None),
+        Some((_, Some(reserves))) => snapshot.blockers(&resolved.wanted, Some(reserves)),
         // The request reserves nothing, because it waits for earlier requests.
         Some((_, None)) => Blockers { leases: Vec::new(), in_use: Vec::new(), together: false },
     };
-    let holding = blocking.leases.iter().map(|lease| describe(lease, gpus));
+    let holding = blocking.leases.iter().filter_map(|id| Some(describe(table.get(*id)?, gpus)));
     let mut named: Vec<String> = holding.chain(users_without_lease(gpus, &blocking.in_use, viewer)).collect();
     let more = named.len().saturating_sub(MOST_NAMED);
     named.truncate(MOST_NAMED);
@@ -113,30 +111,6 @@ pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_
     });
     error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead of this request in the queue", entry.waiter)));
     error
-}
-
-/// Finds the leases, and the targets in use without a lease, that block a request. For a queued request, considers only
-/// the targets that the request reserves. The request waits for nothing else, and this search must be fast because it
-/// runs in each pass of the queue.
-fn find_blockers<'a>(
-    leases: &Leases,
-    wanted: &PlacementRequest,
-    host: &Host,
-    table: &'a LeaseTable,
-    reserves: Option<&Assignment>,
-) -> Blockers<&'a OpenLease> {
-    let targets = reserves.map(|reserves| occupied_targets(host, reserves));
-    let is_here = |member: &LeaseMember| targets.as_ref().is_none_or(|targets| targets.contains(&member.target));
-    let holding = table.holding().filter(|lease| lease.record.members.iter().any(is_here));
-    let members: Vec<(&OpenLease, Vec<&LeaseMember>)> =
-        holding.map(|lease| (lease, lease.record.members.iter().collect())).collect();
-    match reserves {
-        Some(reserves) => {
-            let there = PlacementRequest { gpus: Some(reserves.gpus()), ..wanted.clone() };
-            blockers(host, &there, leases.policy(), &members)
-        }
-        None => blockers(host, wanted, leases.policy(), &members),
-    }
 }
 
 /// Describes the processes that use these GPUs and MIG devices without a lease, one clause for each process.
@@ -195,7 +169,7 @@ fn foreign_instances(
     table: &LeaseTable,
     gpus: &[Gpu],
     indexes: &BTreeSet<u32>,
-    (host, wanted): (&Host, &PlacementRequest),
+    (snapshot, wanted): (&PlacementSnapshot, &PlacementRequest),
 ) -> Vec<String> {
     let wishes = desired_states(&leases.handles.state.config(), gpus);
     let dynamic = gpus.iter().zip(wishes).filter(|(gpu, wish)| wish.dynamic && indexes.contains(&gpu.index));
@@ -207,7 +181,7 @@ fn foreign_instances(
     });
     let foreign: Vec<(u32, &GpuInstance)> = foreign.collect();
     let places: Vec<(u32, Placement)> = foreign.iter().map(|(index, one)| (*index, one.placement)).collect();
-    let blocking = instances_that_block(host, wanted, leases.policy(), &places);
+    let blocking = snapshot.instances_that_block(wanted, &places);
     let named = foreign.into_iter().filter(|(index, one)| blocking.contains(&(*index, one.placement)));
     let named = named.map(|(index, one)| {
         let (profile, start) = (&one.profile, one.placement.start);

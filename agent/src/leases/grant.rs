@@ -1,25 +1,21 @@
-//! Grants leases. gpushd places a request and reserves its capacity under the placement lock, then commits the grant.
+//! Grants leases: resolves a request, reserves its capacity, and commits the grant. Module `reserved` places the request.
 //! Module `dynamic` handles grants that create MIG devices.
 //!
 //! ```text
-//! resolve ─► [placement lock: host, quota, place, reserve] ─► admission to MPS ─► commit ─► open ─► answer
-//!              │ no room                                        │ refused           │
-//!              ▼                                                ▼                   ├ failed: capacity freed
-//!            refused, or queued                              capacity freed         └ not known: stays reserved
+//! resolve ─► place and reserve ─► admission to MPS ─► commit ─► open ─► answer
+//!              │ no room            │ refused           │
+//!              ▼                    ▼                   ├ failed: capacity freed
+//!            refused, or queued  capacity freed         └ not known: stays reserved
 //! ```
 //!
 //! If there is no room, gpushd refuses a request without `wait`. But if capacity may become free within seconds, gpushd
 //! first waits for this capacity. Examples: an operation is about to end, a lease without processes is about to end, or
 //! an MPS daemon is starting.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Code, Gpu, LeaseGrant, LeaseId, LeaseMember, LeaseRequest, LeaseState, LeaseWait};
-use gpush_core::lease::{
-    placement::{Assignment, Host, NoAssignment, place},
-    quota,
-    request::spec,
-};
+use gpush_api::{ApiError, Code, Gpu, LeaseGrant, LeaseId, LeaseRequest, LeaseState, LeaseWait};
+use gpush_core::lease::{placement::NoAssignment, request::spec};
 use gpush_store::{LeaseRecord, LeaseSource, LeaseTerms, NewAudit, StoreError};
 use jiff::{SignedDuration, Timestamp};
 use tokio::{
@@ -30,14 +26,15 @@ use tokio::{
 use super::{
     Leases,
     bind::{self, ResolvedBinding},
-    dynamic::{self, DevicesToCreate},
+    dynamic::{self},
     explain::{RetryHint, Unplaced, explain, retry_hint},
-    held::HeldLeases,
     job::JobTerms,
-    offers::{self, gpus_of},
+    offers::gpus_of,
     pending::PendingGrant,
+    placement_snapshot::PlacementSnapshot,
     queue,
-    request::{Resolved, denied, resolve},
+    request::{Resolved, resolve},
+    reserved::{NotReserved, Reserved, check_quotas, reserve},
     restored,
     scope::{self, ScopeCreation},
     show,
@@ -45,9 +42,8 @@ use super::{
 use crate::{
     caller::{Caller, Viewer},
     idempotency::Key,
-    lanes::Grant,
     mps,
-    state::{HostState, Observed, Reservation, ReservationId, words},
+    state::words,
 };
 
 /// Maximum time that a request without `wait` waits for capacity, for example for the end of an operation. It is shorter
@@ -160,10 +156,17 @@ pub(super) async fn request_with(
         }
         let gpus = seen.gpus(Viewer::Log);
         let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, job).await?;
+        check_quotas(leases, &resolved, wait)?;
         // `resolve` may have taken seconds to look up users and groups. So place the request with a new snapshot.
         let now = leases.handles.readings.host().await?;
         let gpus = if now.is_same(&seen) { gpus } else { now.gpus(Viewer::Log) };
-        let (not_placed, host) = match reserve(leases, &now, &gpus, &resolved) {
+        let (searching, host) = (leases.clone(), Arc::clone(&now.host));
+        let search = move || {
+            let reserved = reserve(&searching, &host, &gpus, &resolved);
+            (reserved, resolved, gpus)
+        };
+        let (reserved, resolved, gpus) = leases.searches.run(caller, search).await?;
+        let (not_placed, snapshot) = match reserved {
             Ok(reserved) => {
                 let has_key = key.is_some();
                 // The normal form of the request is recorded, and not the text that the caller sent.
@@ -174,29 +177,48 @@ pub(super) async fn request_with(
             }
             Err(NotReserved::Refused(error)) => return Err(error),
             Err(NotReserved::Outdated) => continue,
-            Err(NotReserved::NoRoom { why, host }) => (why, host),
+            Err(NotReserved::NoRoom { why, snapshot }) => (why, snapshot),
         };
-        let unplaced = Unplaced { resolved: &resolved, viewer: caller.viewer, host: &host, gpus: &gpus, queued: None };
         match wait {
             LeaseWait::No => {
                 let prospect = retry_hint(leases, &not_placed, &resolved, &gpus).await;
                 if prospect != RetryHint::No && timeout_at(until, room.changed()).await.is_ok() {
                     continue;
                 }
-                let why = explain(leases, &not_placed, unplaced);
+                let why = explain_on_a_thread(leases, caller, not_placed, resolved, snapshot, gpus).await?;
                 // If an MPS daemon is starting, it will soon serve clients. So mark the error as retryable.
                 let starting = |why| ApiError { code: Code::Unavailable, ..why }.retryable();
                 return Err(if prospect == RetryHint::Starting { starting(why) } else { why });
             }
             LeaseWait::Seconds(_) | LeaseWait::Unlimited => {
                 if !matches!(not_placed, NoAssignment::Busy { .. }) {
-                    return Err(explain(leases, &not_placed, unplaced));
+                    return Err(explain_on_a_thread(leases, caller, not_placed, resolved, snapshot, gpus).await?);
                 }
                 let waiter = queue::enter(leases, caller, resolved, wait, key, lock).await?;
                 return Ok(Outcome::Queued(waiter));
             }
         }
     }
+}
+
+/// Explains why a request cannot be granted. Runs where the searches of the caller run.
+///
+/// # Errors
+/// If the search for the explanation panics.
+async fn explain_on_a_thread(
+    leases: &Leases,
+    caller: &Caller,
+    why: NoAssignment,
+    resolved: Resolved,
+    snapshot: Arc<PlacementSnapshot>,
+    gpus: Vec<Gpu>,
+) -> Result<ApiError, ApiError> {
+    let (searching, viewer) = (leases.clone(), caller.viewer);
+    let search = move || {
+        let (resolved, snapshot, gpus) = (&resolved, &*snapshot, gpus.as_slice());
+        explain(&searching, &why, Unplaced { resolved, viewer, snapshot, gpus, queued: None })
+    };
+    leases.searches.run(caller, search).await
 }
 
 /// Returns the lease that gpushd granted to an earlier request with this idempotency key.
@@ -213,114 +235,6 @@ async fn lease_of_key(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<O
         _ => error,
     })?;
     Ok(Outcome::Granted(Delivery::new(leases, granted, true)))
-}
-
-/// Why gpushd reserved no capacity for a request.
-#[derive(Debug)]
-pub(super) enum NotReserved {
-    /// A quota, or a limit of the target, refuses the request.
-    Refused(ApiError),
-    /// No placement is possible for the request now.
-    NoRoom {
-        why: NoAssignment,
-        /// What the GPUs offer, without the reservations of the queue.
-        host: Box<Host>,
-    },
-    /// The config or an override has changed since the placement. The request must be placed again.
-    Outdated,
-}
-
-/// Capacity that is reserved until the grant is recorded.
-#[derive(Debug)]
-pub(super) struct Reserved {
-    id: ReservationId,
-    members: Vec<LeaseMember>,
-    /// The MIG devices that an operation must create first.
-    missing: Option<DevicesToCreate>,
-    /// For each GPU on which no device is created, a guard: no operation on the GPU begins until the grant is recorded.
-    _grants: Vec<Grant>,
-}
-
-impl Reserved {
-    pub(super) fn id(&self) -> ReservationId {
-        self.id
-    }
-}
-
-/// Frees reserved capacity whose request no longer waits.
-pub(super) async fn abandon(leases: &Leases, reserved: Reserved) {
-    leases.handles.state.change_leases(|table| table.reserved.remove(&reserved.id));
-    mps::admit(&leases.handles.mps, &reserved.members).await;
-    // An operation on the GPU must be able to begin before the queue is served again.
-    drop(reserved);
-    leases.capacity_freed();
-}
-
-/// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment.
-fn reserve(leases: &Leases, seen: &Observed, gpus: &[Gpu], resolved: &Resolved) -> Result<Reserved, NotReserved> {
-    let _placing = leases.lock_placement();
-    loop {
-        let table = leases.handles.state.leases();
-        let held = HeldLeases::of(leases.handles.users.accounts(), &table);
-        within_quota(&held, resolved).map_err(NotReserved::Refused)?;
-        let offered = offers::host(leases, &seen.host, gpus, &table);
-        let host = queue::as_queue(leases, &offered).host_with_reservations(&offered, leases.policy());
-        let assignment = match place(&host, &resolved.wanted, leases.policy()) {
-            Ok(assignment) => assignment,
-            Err(why) => return Err(NotReserved::NoRoom { why, host: Box::new(offered) }),
-        };
-        if let Some(reserved) = reserve_assignment(leases, &seen.host, gpus, &host, &held, resolved, &assignment)? {
-            return Ok(reserved);
-        }
-        // An operation has claimed one of the GPUs since the snapshot. Place the request again: this GPU now counts as
-        // closed.
-    }
-}
-
-/// Reserves an assignment. Returns `None` if an operation has claimed one of the GPUs. The caller must hold the
-/// placement lock.
-pub(super) fn reserve_assignment(
-    leases: &Leases,
-    seen: &HostState,
-    gpus: &[Gpu],
-    host: &Host,
-    held: &HeldLeases,
-    resolved: &Resolved,
-    assignment: &Assignment,
-) -> Result<Option<Reserved>, NotReserved> {
-    let refused = NotReserved::Refused;
-    let members = offers::members(leases, assignment, gpus, host, &resolved.new.request).map_err(refused)?;
-    let size = quota::Size::of(&members);
-    quota::check_size(&resolved.quota, &held.by(resolved.account), size)
-        .map_err(|denial| refused(denied(&denial, &resolved.new.binding)))?;
-    let created = assignment.creates();
-    if !created.is_empty()
-        && let Some(why) = leases.handles.engine.operations.closed()
-    {
-        return Err(refused(why));
-    }
-    let (lanes, mut others) = (&leases.handles.lanes, gpus_of(&members));
-    let claimed: Vec<(u32, String)> =
-        gpus.iter().filter(|gpu| created.contains(&gpu.index)).map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
-    others.retain(|uuid| claimed.iter().all(|(_, claimed)| claimed != uuid));
-    let Ok(grants) = lanes.begin_grant(&others) else { return Ok(None) };
-    let missing = match claimed.is_empty() {
-        true => None,
-        false => match lanes.claim(&claimed) {
-            Ok(claim) => Some(DevicesToCreate { assignment: assignment.clone(), claim }),
-            Err(_) => return Ok(None),
-        },
-    };
-    let reservation = Reservation { holder: resolved.wanted.holder, members: members.clone() };
-    let Some(id) = leases.handles.state.reserve(seen, reservation) else { return Err(NotReserved::Outdated) };
-    Ok(Some(Reserved { id, members, missing, _grants: grants }))
-}
-
-/// Checks those limits of the holder that do not depend on which GPUs the lease gets.
-pub(super) fn within_quota(held: &HeldLeases, resolved: &Resolved) -> Result<(), ApiError> {
-    let (kind, duration) = (resolved.wanted.share.kind(), resolved.new.request.duration_s);
-    quota::check_request(&resolved.quota, &held.by(resolved.account), kind, duration)
-        .map_err(|denial| denied(&denial, &resolved.new.binding))
 }
 
 /// Records the grant of reserved capacity, and admits the holder to the MPS daemons.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request ─► resolved ─► placed and reserved ─► committed ─► admitted, answered      released, revoked, expired,
-//!    │                    │ under one short lock   └ failed: capacity is free again    binding ended, GPU lost
+//!    │                    │ see `searches`         └ failed: capacity is free again    binding ended, GPU lost
 //!    │                    ▼                                                                │
 //!    │                   no room ─► refused, or recorded as queued ─► granted later        ▼
 //!    └─ denied by a quota                            └ cancelled, timed out        admission closed, recorded
@@ -10,8 +10,9 @@
 //!                                          end recorded, capacity free ◄── no process left ┘
 //! ```
 //!
-//! [`crate::state`] holds the open leases. Under the placement lock, gpushd reserves the capacity of a grant in this
-//! state. Then gpushd commits the grant without the lock. If the commit fails, gpushd frees the capacity. If it is
+//! [`crate::state`] holds the open leases. gpushd searches for a placement without a lock, on a blocking thread. Under the
+//! placement lock, gpushd checks that nothing has changed since, and reserves the capacity of the grant in this state.
+//! Then gpushd commits the grant without the lock. If the commit fails, gpushd frees the capacity. If it is
 //! unknown whether the commit succeeded, the capacity stays reserved until gpushd restarts. gpushd frees the capacity
 //! of a lease only after the end of the lease is on disk.
 //!
@@ -23,11 +24,15 @@
 //! | `unit_owner` | whose processes a service runs |
 //! | `scope` | scopes of leases, which systemd creates and kills |
 //! | `offers` | what the GPUs offer now, and the members of an assignment |
-//! | `grant` | placing, reserving, committing |
+//! | `searches` | where searches for placements run |
+//! | `placement_snapshot` | what a placement depends on, and the results of searches |
+//! | `reserved` | placing and reserving |
+//! | `grant` | resolving, reserving, committing |
 //! | `held` | the leases of each account, for quotas |
 //! | `dynamic` | grants that create MIG devices |
 //! | `explain` | why a request has no assignment |
 //! | `queue` | requests that wait |
+//! | `queue_pass` | decides about the waiting requests |
 //! | `queued_grant` | commits the grants of waiting requests |
 //! | `pending` | a client that waits for its lease |
 //! | `restored` | requests that waited when an earlier gpushd ended |
@@ -51,12 +56,16 @@ mod lease_end;
 mod log;
 mod offers;
 mod pending;
+mod placement_snapshot;
 mod processes;
 mod queue;
+mod queue_pass;
 mod queued_grant;
 mod request;
+mod reserved;
 mod restored;
 mod scope;
+mod searches;
 mod selection;
 mod show;
 mod unit_owner;
@@ -128,9 +137,10 @@ pub(crate) struct Inner {
     handles: Handles,
     /// For each user, a scan for processes whose environment names a lease. Concurrent releases share one scan.
     named: Mutex<BTreeMap<u32, Weak<Coalesced<processes::ProcessLeases>>>>,
-    /// The placement lock: held from the placement of a request until its capacity is reserved. Never held across an
-    /// await.
+    /// The placement lock: held while gpushd checks that a placement is still possible and reserves its capacity. Never
+    /// held during a search or across an await.
     placing: Mutex<()>,
+    searches: searches::Searches,
     /// Waiting requests, by their position in the order of arrival.
     waiting: Mutex<BTreeMap<Ticket, queue::Waiting>>,
     /// Requests whose grants gpushd is committing.
@@ -166,6 +176,7 @@ impl Leases {
             handles,
             named: Mutex::default(),
             placing: Mutex::default(),
+            searches: searches::Searches::new(),
             waiting: Mutex::default(),
             committing: Mutex::default(),
             entering: Mutex::default(),

@@ -14,7 +14,7 @@ use gpush_core::{
     lease::placement::{Assignment, Host, Member, Snapshot, nominal_mib},
 };
 
-use super::{Leases, held::HeldLeases, queue, request};
+use super::{Leases, held::HeldLeases, placement_snapshot::PlacementSnapshot, request};
 use crate::{
     caller::{Caller, Viewer},
     lanes::{Need, Needs},
@@ -74,30 +74,33 @@ pub(crate) async fn devices(
         let ahead = leases.handles.lanes.would_wait_for(&Needs::from([(device.gpu_uuid.clone(), needs)]));
         ahead.map(|ahead| ahead.waiter.to_string())
     };
-    let (offered, takers) = offered_devices(leases, seen);
+    let snapshot = snapshot(leases, seen);
+    let takers = takers(leases, &snapshot);
     let slurm = if viewer == Viewer::Hook { BTreeSet::new() } else { slurm_gpus(&seen.host) };
     let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
     let known = known.map(|(account, effective)| (effective, held.by(account)));
     let quota = known.as_ref().map(|(effective, held)| CallerQuota { effective, held, gpus: &gpus });
-    let offers = Offers { host: &offered, takers: &takers, slurm: &slurm, quota };
+    let offers = Offers { host: &snapshot.host, takers: &takers, slurm: &slurm, quota };
     gpush_core::devices::apply_queue(&mut listed, needed_by, offers);
     listed
 }
 
-/// Returns what the GPUs offer now, and the free MIG devices that queued requests and operations get first. The map
-/// contains the UUID of each such device, and the request or operation that gets it.
-fn offered_devices(leases: &Leases, seen: &Observed) -> (Host, BTreeMap<String, String>) {
+/// Returns the free MIG devices that queued requests and operations get first. The map contains the UUID of each such
+/// device, and the request or operation that gets it.
+fn takers(leases: &Leases, snapshot: &PlacementSnapshot) -> BTreeMap<String, String> {
+    let entries = leases.handles.lanes.entries();
+    let named = snapshot.schedule().takers.iter().filter_map(|(uuid, ticket)| {
+        let (_, entry) = entries.iter().find(|(one, _)| one.0 == ticket.0)?;
+        Some((uuid.clone(), entry.waiter.to_string()))
+    });
+    named.collect()
+}
+
+/// Returns the current snapshot of everything that a placement depends on.
+fn snapshot(leases: &Leases, seen: &Observed) -> Arc<PlacementSnapshot> {
     let gpus = seen.gpus(Viewer::Log);
     let _placing = leases.lock_placement();
-    let offered = host(leases, &seen.host, &gpus, &leases.handles.state.leases());
-    let takers = queue::as_queue(leases, &offered).takers(&offered, leases.policy());
-    let entries = leases.handles.lanes.entries();
-    let named = takers.into_iter().filter_map(|(uuid, ticket)| {
-        let (_, entry) = entries.iter().find(|(one, _)| one.0 == ticket.0)?;
-        Some((uuid, entry.waiter.to_string()))
-    });
-    let named = named.collect();
-    (offered, named)
+    PlacementSnapshot::current(leases, &seen.host, &gpus, leases.handles.state.leases(), [])
 }
 
 /// Returns the indexes of the GPUs that only Slurm's hooks may lease.

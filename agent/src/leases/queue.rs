@@ -13,10 +13,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{ApiError, Code, EndReason, Gpu, LeaseId, LeaseQueuePosition, LeaseWait};
+use gpush_api::{ApiError, Code, EndReason, LeaseId, LeaseWait};
 use gpush_core::lease::{
-    placement::{Assignment, Host, Member, NoAssignment},
-    queue::{self as order, ClaimedTargets, Outcome},
+    placement::Host,
+    queue::{self as order, ClaimedTargets},
     quota,
 };
 use gpush_host::accounts::Account;
@@ -27,19 +27,18 @@ use tokio::{
 
 use super::{
     Leases,
-    explain::{Unplaced, explain},
-    grant::{self, NotReserved, Reply, Reserved},
+    grant::{self, Reply},
     held::HeldLeases,
-    offers,
     pending::PendingGrant,
-    queued_grant,
+    queue_pass,
     request::Resolved,
-    restored,
+    reserved, restored,
 };
 use crate::{
     caller::{Caller, Viewer},
     idempotency::Key,
-    lanes::{self, Need, Needs, QueuePlace, Reserve, Ticket},
+    lanes::{self, Need, Needs, QueuePlace, Reserve},
+    state::LeaseTable,
 };
 
 /// Maximum time between two decisions about the waiting requests.
@@ -66,7 +65,7 @@ pub(super) struct Waiting {
 
 impl Waiting {
     /// Returns the time until which gpushd does not grant the request, if that time is after `now`.
-    fn paused_until(&self, now: Instant) -> Option<Instant> {
+    pub(super) fn paused_until(&self, now: Instant) -> Option<Instant> {
         self.not_before.filter(|until| *until > now)
     }
 }
@@ -81,12 +80,8 @@ impl<'a> UnrecordedRequest<'a> {
     fn new(leases: &'a Leases, resolved: &Resolved) -> Result<Self, ApiError> {
         let account = resolved.account;
         let mut entering = leases.unrecorded_requests();
-        let mut held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases()).by(account);
-        let count = entering.entry(account).or_default();
-        let unrecorded = quota::HeldLease { id: LeaseId(0), queued: true, size: quota::Size::default() };
-        held.extend(std::iter::repeat_n(unrecorded, *count));
-        quota::check_queue(&resolved.quota, &held).map_err(|denial| ApiError::from(&denial))?;
-        *count += 1;
+        check_queue(leases, resolved, &entering)?;
+        *entering.entry(account).or_default() += 1;
         Ok(Self { leases, account })
     }
 }
@@ -101,6 +96,19 @@ impl Drop for UnrecordedRequest<'_> {
             }
         }
     }
+}
+
+/// Checks that the quota of the holder allows one more waiting request.
+pub(super) fn may_wait(leases: &Leases, resolved: &Resolved) -> Result<(), ApiError> {
+    check_queue(leases, resolved, &leases.unrecorded_requests())
+}
+
+fn check_queue(leases: &Leases, resolved: &Resolved, entering: &BTreeMap<Account, usize>) -> Result<(), ApiError> {
+    let account = resolved.account;
+    let mut held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases()).by(account);
+    let unrecorded = quota::HeldLease { id: LeaseId(0), queued: true, size: quota::Size::default() };
+    held.extend(std::iter::repeat_n(unrecorded, entering.get(&account).copied().unwrap_or_default()));
+    quota::check_queue(&resolved.quota, &held).map_err(|denial| ApiError::from(&denial))
 }
 
 /// Records a request as queued, and adds it to the queue.
@@ -144,17 +152,16 @@ pub(super) async fn enter(
 
 /// Returns the waiting operations and leases, in order of arrival and in the form that [`gpush_core::lease::queue`]
 /// needs. The caller must hold the placement lock.
-pub(super) fn as_queue(leases: &Leases, host: &Host) -> order::Queue {
+pub(super) fn as_queue(leases: &Leases, host: &Host, table: &LeaseTable) -> order::Queue {
     let (waiting, committing) = (leases.waiting(), leases.grants_in_commit());
-    let table = leases.handles.state.leases();
-    let held = HeldLeases::of(leases.handles.users.accounts(), &table);
+    let held = HeldLeases::of(leases.handles.users.accounts(), table);
     let mut queue = order::Queue::default();
     let index = |uuid: &str| host.gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.index);
     for (ticket, entry) in leases.handles.lanes.entries() {
-        let failed = || committing.get(&ticket).and_then(|grant| grant.failed(&table));
+        let failed = || committing.get(&ticket).and_then(|grant| grant.failed(table));
         let waiting = waiting.get(&ticket);
         // A request that exceeds a quota reserves nothing, because its holder must first release a lease.
-        if waiting.is_some_and(|waiting| grant::within_quota(&held, &waiting.resolved).is_err()) {
+        if waiting.is_some_and(|waiting| reserved::within_quota(&held, &waiting.resolved).is_err()) {
             continue;
         }
         let wanted = waiting.map(|waiting| &waiting.resolved.wanted).or_else(failed);
@@ -192,7 +199,7 @@ pub(super) async fn run(leases: Leases) {
             room.mark_unchanged();
             snapshots.mark_unchanged();
             let stopping = leases.handles.stopping.clone();
-            if stopping.run_until_cancelled(pass(&leases)).await.is_none() {
+            if stopping.run_until_cancelled(queue_pass::pass(&leases)).await.is_none() {
                 break;
             }
         }
@@ -214,210 +221,8 @@ pub(super) async fn run(leases: Leases) {
     leases.waiting().clear();
 }
 
-/// Decides about all waiting requests.
-async fn pass(leases: &Leases) {
-    let now = Instant::now();
-    let is_over = |waiting: &Waiting| waiting.reply.is_closed() || waiting.until.is_some_and(|until| until <= now);
-    let over: Vec<Waiting> =
-        leases.waiting().extract_if(.., |_, waiting| is_over(waiting)).map(|(_, waiting)| waiting).collect();
-    for waiting in over {
-        let reason = if waiting.reply.is_closed() { EndReason::Cancelled } else { EndReason::TimedOut };
-        spawn_end_waiting(leases, waiting, reason, None);
-    }
-    // Without a driver gpushd cannot grant anything, so the requests continue to wait.
-    let Ok(seen) = leases.handles.readings.host().await else { return };
-    if restored::is_pending(leases) {
-        restored::resolve_all(leases, &seen).await;
-    }
-    let gpus = seen.gpus(Viewer::Log);
-    let mut granted: Vec<(Option<Waiting>, Reserved)> = Vec::new();
-    let mut never: Vec<(Waiting, ApiError)> = Vec::new();
-    decide(leases, &seen.host, &gpus, &mut granted, &mut never);
-    for (waiting, reserved) in granted {
-        let leases = leases.clone();
-        leases.handles.tasks.clone().spawn(async move {
-            match waiting {
-                Some(waiting) => queued_grant::commit(&leases, waiting, reserved).await,
-                None => grant::abandon(&leases, reserved).await,
-            }
-        });
-    }
-    for (waiting, error) in never {
-        spawn_end_waiting(leases, waiting, EndReason::Failed, Some(error));
-    }
-}
-
-/// Reserves capacity for each request that can be granted, and removes the request from the queue. Records what the
-/// other requests wait for. In `granted`, a request that its client has cancelled meanwhile is `None`.
-fn decide(
-    leases: &Leases,
-    snapshot: &crate::state::HostState,
-    gpus: &[Gpu],
-    granted: &mut Vec<(Option<Waiting>, Reserved)>,
-    never: &mut Vec<(Waiting, ApiError)>,
-) {
-    let _placing = leases.lock_placement();
-    // Requests that exceed a quota. They reserve nothing, because their holders must first release a lease.
-    let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
-    loop {
-        let table = leases.handles.state.leases();
-        let host = offers::host(leases, snapshot, gpus, &table);
-        let mut queue = as_queue(leases, &host);
-        let held = HeldLeases::of(leases.handles.users.accounts(), &table);
-        for (ticket, waiting) in leases.waiting().iter() {
-            if let Err(error) = grant::within_quota(&held, &waiting.resolved) {
-                denied.insert(*ticket, error.message);
-            }
-        }
-        // Also leave out requests that a quota has denied only for their assignment.
-        denied.keys().for_each(|ticket| drop(queue.remove(order::Ticket(ticket.0))));
-        let outcomes = queue.schedule(&host, leases.policy());
-        let mut again = false;
-        for (ticket, outcome) in outcomes {
-            let ticket = Ticket(ticket.0);
-            match outcome {
-                Outcome::Grant(assignment) if is_paused(leases, ticket) => {
-                    // The other requests of this pass do not get this capacity. Operations must not get it either.
-                    if let Some(waiting) = leases.waiting().get(&ticket) {
-                        waiting.place.set_needs(needs(&host, Some(&assignment)));
-                    }
-                }
-                Outcome::Grant(assignment) => match try_take(leases, snapshot, gpus, &host, ticket, &assignment) {
-                    Some(Ok(reserved)) => {
-                        granted.push((queued_grant::begin(leases, ticket, &reserved), reserved));
-                        // This grant has taken capacity, so decide again about the other requests.
-                        again = true;
-                    }
-                    Some(Err(error)) => {
-                        denied.insert(ticket, error.message);
-                        again = true;
-                    }
-                    // An operation has claimed the GPU meanwhile. When the operation ends, it wakes the queue.
-                    None => {}
-                },
-                Outcome::Never(why) => {
-                    let removed = leases.waiting().remove(&ticket);
-                    never.extend(removed.map(|waiting| {
-                        let (resolved, viewer, queued) = (&waiting.resolved, waiting.viewer, Some((ticket, None)));
-                        let error = explain(leases, &why, Unplaced { resolved, viewer, host: &host, gpus, queued });
-                        (waiting, error)
-                    }));
-                }
-                Outcome::Waits { reserves, behind, why } => {
-                    note(leases, &host, ticket, reserves.as_ref(), &behind, why.as_ref(), gpus);
-                }
-                Outcome::Ready => {}
-            }
-            if again {
-                break;
-            }
-        }
-        if !again {
-            break;
-        }
-    }
-    for (ticket, message) in denied {
-        if let Some(waiting) = leases.waiting().get(&ticket) {
-            waiting.place.set_needs(Needs::new());
-        }
-        let position = position(leases, ticket);
-        show_position(leases, ticket, LeaseQueuePosition { position, behind: Vec::new(), reasons: vec![message] });
-    }
-}
-
-/// Returns whether gpushd must not grant a request yet, because a grant of the request has just failed.
-fn is_paused(leases: &Leases, ticket: Ticket) -> bool {
-    leases.waiting().get(&ticket).is_some_and(|waiting| waiting.paused_until(Instant::now()).is_some())
-}
-
-fn try_take(
-    leases: &Leases,
-    seen: &crate::state::HostState,
-    gpus: &[Gpu],
-    host: &Host,
-    ticket: Ticket,
-    assignment: &Assignment,
-) -> Option<Result<Reserved, ApiError>> {
-    let resolved = leases.waiting().get(&ticket).map(|waiting| waiting.resolved.clone())?;
-    let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
-    match grant::reserve_assignment(leases, seen, gpus, host, &held, &resolved, assignment) {
-        Ok(reserved) => reserved.map(Ok),
-        Err(NotReserved::Refused(error)) => Some(Err(error)),
-        // The change that made the placement outdated wakes the queue.
-        Err(NotReserved::NoRoom { .. } | NotReserved::Outdated) => None,
-    }
-}
-
-/// Notes what a request reserves, and why it waits.
-fn note(
-    leases: &Leases,
-    host: &Host,
-    ticket: Ticket,
-    reserves: Option<&Assignment>,
-    behind: &[order::Ticket],
-    why: Option<&NoAssignment>,
-    gpus: &[Gpu],
-) {
-    let entries = leases.handles.lanes.entries();
-    let name = |ticket: &order::Ticket| {
-        let entry = entries.iter().find(|(one, _)| one.0 == ticket.0);
-        entry.map(|(_, entry)| entry.waiter.name().to_owned())
-    };
-    let behind: Vec<String> = behind.iter().filter_map(name).collect();
-    let (needs, reasons) = {
-        let waiting = leases.waiting();
-        let Some(waiting) = waiting.get(&ticket) else { return };
-        let (resolved, viewer, queued) = (&waiting.resolved, waiting.viewer, Some((ticket, reserves)));
-        let error = why.map(|why| explain(leases, why, Unplaced { resolved, viewer, host, gpus, queued }));
-        (needs(host, reserves), error.map_or_else(Vec::new, |error| error.causes))
-    };
-    if let Some(waiting) = leases.waiting().get(&ticket) {
-        waiting.place.set_needs(needs);
-    }
-    let position = position(leases, ticket);
-    show_position(leases, ticket, LeaseQueuePosition { position, behind, reasons });
-}
-
-/// Returns the position of a request among the waiting requests and operations. The first position is 1.
-fn position(leases: &Leases, ticket: Ticket) -> u32 {
-    let entries = leases.handles.lanes.entries();
-    let before = entries.iter().filter(|(one, _)| *one <= ticket).count();
-    u32::try_from(before).unwrap_or(u32::MAX)
-}
-
-fn show_position(leases: &Leases, ticket: Ticket, position: LeaseQueuePosition) {
-    let Some(id) = leases.waiting().get(&ticket).map(|waiting| waiting.id) else { return };
-    let state = &leases.handles.state;
-    if state.leases().open.get(&id).is_some_and(|lease| lease.queue.as_ref() != Some(&position)) {
-        state.change_leases(|table| {
-            if let Some(lease) = table.get_mut(id) {
-                lease.queue = Some(position);
-            }
-        });
-    }
-}
-
-/// Returns the reserved capacity in the form of a queue entry's needs. Later operations must not take this capacity.
-fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
-    let mut needs = Needs::new();
-    let Some(assignment) = reserves else { return needs };
-    for member in &assignment.members {
-        let Some(gpu) = host.gpus.iter().find(|gpu| gpu.index == member.gpu()) else { continue };
-        let target = match member {
-            Member::Device { uuid, .. } => uuid,
-            Member::Mps { target, .. } => target,
-            Member::Create { .. } | Member::Timeslice { .. } | Member::Whole { .. } => &gpu.uuid,
-        };
-        match needs.entry(gpu.uuid.clone()).or_insert_with(|| Need::Parts(Default::default())) {
-            Need::Parts(parts) => drop(parts.insert(target.clone())),
-            Need::Lane(_) => {}
-        }
-    }
-    needs
-}
-
 /// Ends a waiting request in a separate task, because the record of the end may take long to write.
-fn spawn_end_waiting(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
+pub(super) fn spawn_end_waiting(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
     let leases = leases.clone();
     leases.handles.tasks.clone().spawn(async move { end_waiting(&leases, waiting, reason, error).await });
 }

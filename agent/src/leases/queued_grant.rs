@@ -15,10 +15,9 @@ use gpush_store::LeaseSource;
 use tokio::time::Instant;
 
 use super::{
-    Leases,
-    grant::{self, Reserved},
-    lease_end,
+    Leases, grant, lease_end,
     queue::{PAUSE, Waiting, end_queued},
+    reserved::Reserved,
 };
 use crate::{
     lanes::Ticket,
@@ -46,7 +45,7 @@ impl GrantInCommit {
 pub(super) fn begin(leases: &Leases, ticket: Ticket, reserved: &Reserved) -> Option<Waiting> {
     let waiting = leases.waiting().remove(&ticket)?;
     let wanted = waiting.resolved.wanted.clone();
-    let grant = GrantInCommit { id: waiting.id, reservation: reserved.id(), wanted };
+    let grant = GrantInCommit { id: waiting.id, reservation: reserved.id, wanted };
     leases.grants_in_commit().insert(ticket, grant);
     Some(waiting)
 }

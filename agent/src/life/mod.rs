@@ -37,7 +37,11 @@ use gpush_host::{
     proc,
 };
 use gpush_nvml::{Hardware, Options};
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{
+    runtime::{Handle, Runtime},
+    sync::mpsc,
+    task::JoinHandle,
+};
 use tokio_util::sync::CancellationToken;
 
 use self::{
@@ -115,11 +119,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let sockets = sockets(handed_over, &paths, &config)?;
     // Lock the MPS directory before anything in it is read.
     let _mps_lock = mps::lock_base(&paths.mps_dir)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .context("gpushd's async runtime can't be started")?;
+    let runtime = runtime("gpushd").context("gpushd's async runtime can't be started")?;
+    // Users' requests have their own threads. So they do not delay the admin socket, the hooks of Slurm and the watchdog.
+    let users_runtime = self::runtime("gpushd-users").context("the runtime for users' requests can't be started")?;
     let options = driver(arguments, &config);
     config::check_trust(&paths, arguments.library.as_deref(), options.library.as_deref())?;
     let host_services = HostServices {
@@ -136,11 +138,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let level = own_filter.is_none().then_some(&log);
     let (mps_dir, mps_programs) = (paths.mps_dir.clone(), arguments.mps_programs.clone());
     let host_root = arguments.host_root.clone();
-    let here = StartupContext { boot, host_root, host_services, users, early, mps_dir, mps_programs, late_driver };
+    let for_users = users_runtime.handle().clone();
+    let here =
+        StartupContext { boot, host_root, host_services, users, early, mps_dir, mps_programs, late_driver, for_users };
     let result = runtime.block_on(serve(settings, here, remembered, sockets, options, level));
+    users_runtime.shutdown_timeout(RUNTIME_END);
     runtime.shutdown_timeout(RUNTIME_END);
     drop(store);
     result
+}
+
+/// Creates an async runtime whose threads have this name.
+fn runtime(name: &str) -> std::io::Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).thread_name(name).enable_all().build()
 }
 
 /// What gpushd knows about the host before it starts the runtime.
@@ -161,6 +171,8 @@ struct StartupContext {
     mps_programs: Option<PathBuf>,
     /// Restarts gpushd if the driver was loaded after gpushd started.
     late_driver: LateDriver,
+    /// The runtime that serves the socket for all users.
+    for_users: Handle,
 }
 
 /// The sockets to serve.
@@ -269,21 +281,20 @@ async fn serve(
     });
     let identities = Identities { accounts: here.users.accounts().clone(), has_admin_group };
     let following = tokio::spawn(identities::keep_resolved(state.clone(), here.users, stopping.clone()));
-    let open = |listener, socket_kind| {
+    let open = |listener, socket_kind, runtime: Handle| {
         let (ping, pings) = mpsc::channel(1);
         let router = http::router(handles.clone());
         let serving = accept::serve(listener, socket_kind, identities.clone(), router, closing.clone(), pings);
         // Accept connections on a separate thread. Otherwise other tasks could delay the loop until the backlog is
         // full.
-        let runtime = tokio::runtime::Handle::current();
         (tokio::task::spawn_blocking(move || runtime.block_on(serving)), ping)
     };
-    let (public, ping) = open(listener, SocketKind::Public);
+    let (public, ping) = open(listener, SocketKind::Public, here.for_users);
     let store = handles.store.clone();
     let fed = notify::watchdog_period()
         .map(|period| tokio::spawn(watchdog::notify_periodically(period, ping, store.clone())));
     let (admin, admin_file) = sockets.admin.map(Listening::split).unzip();
-    let admin = admin.map(|listener| open(listener, SocketKind::Admin).0);
+    let admin = admin.map(|listener| open(listener, SocketKind::Admin, Handle::current()).0);
     let mut server = tokio::spawn(serve_all(public, admin));
     let trouble = handles.settings.trouble();
     if let Some(trouble) = &trouble {

@@ -379,7 +379,7 @@ mod tests {
         let share = RequestedShare::Mig(RequestedDevice::Profile("1g.10gb".to_owned()));
         let wanted = PlacementRequest { share, count: 1, holder: 1000, gpus: None, targets: None };
         queue.push(Ticket(48), QueuedEntry::Lease(wanted));
-        let takers = queue.takers(&open, PlacementPolicy::Pack);
+        let takers = queue.schedule(&open, PlacementPolicy::Pack).takers;
         let takers = takers.into_iter().map(|(uuid, ticket)| (uuid, format!("lease L{}", ticket.0))).collect();
         assert_eq!(first(&gpus, &[], Offers { takers: &takers, ..offers }), no("lease L48 is ahead in the queue"));
         for (mode, why) in [

@@ -132,6 +132,35 @@ fn padded_request_is_stored_in_its_normal_form() {
     }
 }
 
+/// Returns whether gpushd grants a lease to a user, or denies it.
+fn is_granted(agent: &Agent, uid: u32, body: &Value) -> bool {
+    let mut curl = Command::new("curl");
+    curl.uid(uid).gid(uid).current_dir("/").env("HOME", "/").args(["--silent", "--output", "/dev/null"]);
+    curl.args(["--write-out", "%{http_code}", "--unix-socket"]).arg(agent.socket());
+    curl.args(["--json", &body.to_string(), "http://gpush/v1/leases"]);
+    let output = curl.output().expect("curl can be started");
+    match String::from_utf8_lossy(&output.stdout).as_ref() {
+        "200" => true,
+        "403" => false,
+        other => panic!("uid {uid}: {other}"),
+    }
+}
+
+/// Fault: gpushd checked the limit of waiting requests only after the search for a placement.
+#[test]
+fn waiting_request_beyond_the_quota_is_refused_before_a_search() {
+    if !geteuid().is_root() {
+        return println!("SKIPPED a quota of waiting requests: only root can have other uids");
+    }
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 1\n");
+    let agent = Agent::start_public(&host, &format!("{TIMESLICED}[[quota]]\neverybody = true\nwaiting = 0\n"));
+    agent.wait_for_layouts_at_start();
+    // A share is free, so a search would find a placement.
+    let body = |wait: &str| json!({ "share": { "kind": "timeslice" }, "duration_s": 600, "wait": wait });
+    assert!(!is_granted(&agent, 65_534, &body("10s")));
+    assert!(is_granted(&agent, 65_534, &body("no")));
+}
+
 /// Fault: with `leases = 1`, a user got eight GPUs with eight subordinate uids, because each uid had a quota of its own.
 #[test]
 fn uids_without_a_user_share_one_quota() {
@@ -142,18 +171,7 @@ fn uids_without_a_user_share_one_quota() {
     let quota = "[[quota]]\nusers = [\"nobody\"]\nleases = 4\n[[quota]]\neverybody = true\nleases = 2\n";
     let agent = Agent::start_public(&host, &format!("{TIMESLICED}{quota}"));
     agent.wait_for_layouts_at_start();
-    let granted = |uid: u32| {
-        let mut curl = Command::new("curl");
-        curl.uid(uid).gid(uid).current_dir("/").env("HOME", "/").args(["--silent", "--output", "/dev/null"]);
-        curl.args(["--write-out", "%{http_code}", "--unix-socket"]).arg(agent.socket());
-        curl.args(["--json", "{\"share\":{\"kind\":\"timeslice\"},\"duration_s\":600}", "http://gpush/v1/leases"]);
-        let output = curl.output().expect("curl can be started");
-        match String::from_utf8_lossy(&output.stdout).as_ref() {
-            "200" => true,
-            "403" => false,
-            other => panic!("uid {uid}: {other}"),
-        }
-    };
+    let granted = |uid: u32| is_granted(&agent, uid, &json!({ "share": { "kind": "timeslice" }, "duration_s": 600 }));
     let unknown: Vec<bool> = (0..6).map(|n| granted(4_100_000 + n)).collect();
     assert_eq!(unknown, [true, true, false, false, false, false]);
     let nobody: Vec<bool> = (0..6).map(|_| granted(65_534)).collect();

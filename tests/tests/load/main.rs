@@ -1,6 +1,7 @@
-//! gpushd under load: cheap reads during expensive requests, memory use after many requests, and
-//! random steps.
+//! gpushd under load: cheap reads during expensive requests, a hostile account, memory use after many
+//! requests, and random steps.
 
+mod hostile;
 mod leases;
 mod memory;
 mod steps;

@@ -25,7 +25,7 @@ const REQUESTS: usize = 1000;
 const CLIENTS: usize = 8;
 
 /// Returns the resident memory of gpushd in KiB.
-fn resident(agent: &Agent) -> u64 {
+pub(super) fn resident(agent: &Agent) -> u64 {
     let text = fs::read_to_string(format!("/proc/{}/status", agent.pid())).expect("the agent's status");
     let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line");
     line.trim().trim_end_matches(" kB").parse().expect("a number")

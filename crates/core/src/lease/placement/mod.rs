@@ -115,6 +115,14 @@ pub struct PlacementRequest {
 }
 
 impl PlacementRequest {
+    /// Returns the request in the form in which equal requests have equal results. Only the placement on MPS targets
+    /// depends on the holder.
+    #[must_use]
+    pub fn key(&self) -> Self {
+        let is_mps = matches!(self.share, RequestedShare::Mps { .. });
+        Self { holder: if is_mps { self.holder } else { 0 }, ..self.clone() }
+    }
+
     /// Returns whether the request may use this target.
     pub(super) fn has_target(&self, uuid: &String) -> bool {
         self.targets.as_ref().is_none_or(|targets| targets.contains(uuid))

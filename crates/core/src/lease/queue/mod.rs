@@ -109,45 +109,36 @@ impl Queue {
         self.entries.contains_key(&ticket).then(|| self.entries.range(..=ticket).count())
     }
 
-    /// Returns the host as a new request sees it: with the reservations of all entries.
-    #[must_use]
-    pub fn host_with_reservations(&self, host: &Host, policy: PlacementPolicy) -> Host {
-        let mut pass = Pass::new(host, policy);
-        for (ticket, waiting) in &self.entries {
-            pass.decide(*ticket, waiting);
-        }
-        pass.host
-    }
-
-    /// Returns the free MIG devices that entries of the queue take or reserve, each with the first such
-    /// entry.
-    #[must_use]
-    pub fn takers(&self, host: &Host, policy: PlacementPolicy) -> BTreeMap<String, Ticket> {
-        let mut pass = Pass::new(host, policy);
-        let mut free: BTreeSet<String> = pass.host.free_devices().map(str::to_owned).collect();
-        let mut takers = BTreeMap::new();
-        for (ticket, waiting) in &self.entries {
-            match pass.decide(*ticket, waiting) {
-                Outcome::Grant(_) | Outcome::Ready | Outcome::Waits { reserves: Some(_), .. } => {}
-                Outcome::Waits { reserves: None, .. } | Outcome::Never(_) => continue,
-            }
-            let left: BTreeSet<String> = pass.host.free_devices().map(str::to_owned).collect();
-            takers.extend(free.difference(&left).map(|uuid| (uuid.clone(), *ticket)));
-            free = left;
-        }
-        takers
-    }
-
     /// Decides on every entry, in order.
     #[must_use]
-    pub fn schedule(&self, host: &Host, policy: PlacementPolicy) -> Vec<(Ticket, Outcome)> {
+    pub fn schedule(&self, host: &Host, policy: PlacementPolicy) -> Schedule {
         let mut pass = Pass::new(host, policy);
-        self.entries.iter().map(|(ticket, waiting)| (*ticket, pass.decide(*ticket, waiting))).collect()
+        let free = |pass: &Pass| -> BTreeSet<String> { pass.host.free_devices().map(str::to_owned).collect() };
+        let (mut outcomes, mut takers, mut before) = (Vec::new(), BTreeMap::new(), free(&pass));
+        for (ticket, waiting) in &self.entries {
+            let outcome = pass.decide(*ticket, waiting);
+            let left = free(&pass);
+            takers.extend(before.difference(&left).map(|uuid| (uuid.clone(), *ticket)));
+            before = left;
+            outcomes.push((*ticket, outcome));
+        }
+        Schedule { outcomes, host: pass.host, takers }
     }
 }
 
+/// The decisions of one pass.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Schedule {
+    /// The decision on each entry, in order.
+    pub outcomes: Vec<(Ticket, Outcome)>,
+    /// The host as a new request sees it: with the grants and reservations of all entries.
+    pub host: Host,
+    /// The free MIG devices that entries take or reserve, each with the first such entry.
+    pub takers: BTreeMap<String, Ticket>,
+}
+
 /// One pass through the entries.
-struct Pass<'a> {
+struct Pass {
     policy: PlacementPolicy,
     /// The host with the grants and reservations of earlier entries.
     host: Host,
@@ -155,15 +146,15 @@ struct Pass<'a> {
     heads: BTreeMap<u32, Ticket>,
     /// Requests that could not be placed in this pass. Capacity only decreases during a pass, so
     /// equal requests cannot be placed either.
-    failed: HashSet<&'a PlacementRequest>,
+    failed: HashSet<PlacementRequest>,
 }
 
-impl<'a> Pass<'a> {
+impl Pass {
     fn new(host: &Host, policy: PlacementPolicy) -> Self {
         Self { policy, host: host.clone(), heads: BTreeMap::new(), failed: HashSet::new() }
     }
 
-    fn decide(&mut self, ticket: Ticket, waiting: &'a QueuedEntry) -> Outcome {
+    fn decide(&mut self, ticket: Ticket, waiting: &QueuedEntry) -> Outcome {
         match waiting {
             QueuedEntry::Operation(takes) => self.operation(ticket, takes),
             QueuedEntry::Lease(wanted) => self.lease(ticket, wanted),
@@ -182,9 +173,10 @@ impl<'a> Pass<'a> {
         Outcome::Ready
     }
 
-    fn lease(&mut self, ticket: Ticket, wanted: &'a PlacementRequest) -> Outcome {
+    fn lease(&mut self, ticket: Ticket, wanted: &PlacementRequest) -> Outcome {
         let candidates = self.candidates(wanted);
-        let why = if self.failed.contains(wanted) {
+        let key = wanted.key();
+        let why = if self.failed.contains(&key) {
             None
         } else {
             match place(&self.host, wanted, self.policy) {
@@ -199,7 +191,7 @@ impl<'a> Pass<'a> {
                 Err(why) => return Outcome::Never(why),
             }
         };
-        self.failed.insert(wanted);
+        self.failed.insert(key);
         let behind = self.entries_on(candidates.iter().copied());
         let free: BTreeSet<u32> = candidates.into_iter().filter(|gpu| !self.heads.contains_key(gpu)).collect();
         let reserves = if free.is_empty() {

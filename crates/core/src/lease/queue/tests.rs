@@ -36,7 +36,7 @@ fn decisions(queue: &Queue, host: &Host) -> Vec<String> {
         };
         format!("{}: {text}", ticket.0)
     };
-    queue.schedule(host, PlacementPolicy::Pack).into_iter().map(decide).collect()
+    queue.schedule(host, PlacementPolicy::Pack).outcomes.into_iter().map(decide).collect()
 }
 
 #[test]
@@ -102,7 +102,7 @@ fn newcomer_does_not_take_what_an_entry_reserves() {
     let share =
         |percent: &str| RequestedShare::Mps { percentage: percent.parse().ok(), memory_limit: None, priority: None };
     let queue = queue(vec![lease(share("60"), 1)]);
-    let left = queue.host_with_reservations(&host, PlacementPolicy::Pack);
+    let left = queue.schedule(&host, PlacementPolicy::Pack).host;
     assert!(place(&left, &wanted(share("10"), 1), PlacementPolicy::Pack).is_err());
     assert!(place(&host, &wanted(share("10"), 1), PlacementPolicy::Pack).is_ok());
 }
@@ -197,7 +197,7 @@ proptest! {
                 let n = rng.usize(..world.held.len());
                 world.release(n);
             }
-            for (n, (ticket, outcome)) in queue.schedule(&world.host, PlacementPolicy::Pack).into_iter().enumerate() {
+            for (n, (ticket, outcome)) in queue.schedule(&world.host, PlacementPolicy::Pack).outcomes.into_iter().enumerate() {
                 match outcome {
                     Outcome::Grant(assignment) => {
                         queue.remove(ticket);
@@ -221,7 +221,7 @@ proptest! {
         while queue.entries().next().is_some() {
             prop_assert!(!world.held.is_empty(), "{queue:?} waits for nothing");
             world.release(0);
-            for (ticket, outcome) in queue.schedule(&world.host, PlacementPolicy::Pack) {
+            for (ticket, outcome) in queue.schedule(&world.host, PlacementPolicy::Pack).outcomes {
                 if let Outcome::Grant(assignment) = outcome {
                     queue.remove(ticket);
                     world.grant(ticket, &assignment);
@@ -235,7 +235,7 @@ proptest! {
 fn ten_thousand_equal_requests_cost_one_placement() {
     let gpus = (0..8).map(|index| mig(index, MODEL, true, "7g.80gb@0 used")).collect();
     let entries = (0..10_000).map(|_| lease(profile("1g.10gb"), 1)).collect();
-    let outcomes = queue(entries).schedule(&Host { gpus }, PlacementPolicy::Pack);
+    let outcomes = queue(entries).schedule(&Host { gpus }, PlacementPolicy::Pack).outcomes;
     let reserving = outcomes.iter().filter(|(_, one)| matches!(one, Outcome::Waits { reserves: Some(_), .. })).count();
     assert_eq!((outcomes.len(), reserving), (10_000, 8), "one for each GPU");
 }

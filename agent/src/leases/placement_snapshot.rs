@@ -1,0 +1,205 @@
+//! Everything that a placement depends on, at one moment, and the results of the searches with it.
+//!
+//! Two snapshots with equal contents give equal results. So if a request was refused, gpushd refuses an equal request
+//! without a search until something has changed. A search needs no lock: gpushd searches with a snapshot, and then takes
+//! the placement lock and checks that the snapshot is still current.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    hash::Hash,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
+};
+
+use gpush_api::{Gpu, LeaseId, LeaseMember, Placement};
+use gpush_core::lease::{
+    placement::{
+        Assignment, Blockers, Host, NoAssignment, PlacementPolicy, PlacementRequest, blockers, instances_that_block,
+        occupied_targets, place,
+    },
+    queue::{Queue, Schedule},
+};
+
+use super::{Leases, offers, queue};
+use crate::{
+    lanes::Ticket,
+    state::{HostState, LeaseTable, OpenLease},
+};
+
+/// Maximum number of requests whose results gpushd keeps for one snapshot. Users can send any number of different
+/// requests.
+const MOST_KEPT: usize = 256;
+
+/// Results by their inputs. Each result is computed once, even if several threads need it at the same time.
+#[derive(Debug)]
+struct Memo<K, V>(Mutex<HashMap<K, Arc<OnceLock<V>>>>);
+
+impl<K, V> Default for Memo<K, V> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<K: Eq + Hash, V: Clone> Memo<K, V> {
+    /// Returns a result that is already known.
+    fn known(&self, key: &K) -> Option<V> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key)?.get().cloned()
+    }
+
+    /// Returns the result. Computes it if it is not known.
+    fn get(&self, key: K, compute: impl FnOnce() -> V) -> V {
+        let slot = {
+            let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if slots.len() >= MOST_KEPT && !slots.contains_key(&key) {
+                slots.clear();
+            }
+            Arc::clone(slots.entry(key).or_default())
+        };
+        slot.get_or_init(compute).clone()
+    }
+}
+
+/// Instances, as the indexes of their GPUs and their placements.
+type Instances = Vec<(u32, Placement)>;
+
+/// Everything that a placement depends on, and the results of searches.
+#[derive(Debug)]
+pub(super) struct PlacementSnapshot {
+    /// What the GPUs offer, without the reservations of the queue.
+    pub(super) host: Host,
+    queue: Queue,
+    policy: PlacementPolicy,
+    table: Arc<LeaseTable>,
+    schedule: OnceLock<Schedule>,
+    placed: Memo<PlacementRequest, Result<Assignment, NoAssignment>>,
+    blockers: Memo<(PlacementRequest, Option<BTreeSet<String>>), Blockers<LeaseId>>,
+    blocking_instances: Memo<(PlacementRequest, Instances), Instances>,
+}
+
+impl PlacementSnapshot {
+    /// Takes a snapshot without the queue entries `left_out`. If nothing has changed since an earlier snapshot, returns the
+    /// earlier one, with the results of its searches. The caller must hold the placement lock.
+    pub(super) fn current<'a>(
+        leases: &Leases,
+        seen: &HostState,
+        gpus: &[Gpu],
+        table: Arc<LeaseTable>,
+        left_out: impl IntoIterator<Item = &'a Ticket>,
+    ) -> Arc<Self> {
+        let host = offers::host(leases, seen, gpus, &table);
+        let mut queue = queue::as_queue(leases, &host, &table);
+        left_out.into_iter().for_each(|ticket| drop(queue.remove(gpush_core::lease::queue::Ticket(ticket.0))));
+        leases.searches.known(Self::new(host, queue, leases.policy(), table))
+    }
+
+    fn new(host: Host, queue: Queue, policy: PlacementPolicy, table: Arc<LeaseTable>) -> Self {
+        let (placed, blockers, blocking_instances) = (Memo::default(), Memo::default(), Memo::default());
+        Self { host, queue, policy, table, schedule: OnceLock::new(), placed, blockers, blocking_instances }
+    }
+
+    /// Returns whether searches with both snapshots have equal results.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        let holding =
+            |one: &OpenLease, other: &OpenLease| one.id() == other.id() && one.record.members == other.record.members;
+        self.policy == other.policy
+            && self.queue == other.queue
+            && self.host == other.host
+            && (Arc::ptr_eq(&self.table, &other.table)
+                || self.table.holding().count() == other.table.holding().count()
+                    && self.table.holding().zip(other.table.holding()).all(|(one, other)| holding(one, other)))
+    }
+
+    /// Returns the decisions about the queue, if they are known without a search.
+    pub(super) fn known_schedule(&self) -> Option<&Schedule> {
+        self.schedule.get()
+    }
+
+    /// Returns the decisions about the queue.
+    pub(super) fn schedule(&self) -> &Schedule {
+        self.schedule.get_or_init(|| self.queue.schedule(&self.host, self.policy))
+    }
+
+    /// Returns the placement of a new request, if it is known without a search.
+    pub(super) fn known_placement(&self, wanted: &PlacementRequest) -> Option<Result<Assignment, NoAssignment>> {
+        self.placed.known(&wanted.key())
+    }
+
+    /// Places a new request, but not on capacity that earlier waiting requests need.
+    pub(super) fn place(&self, wanted: &PlacementRequest) -> Result<Assignment, NoAssignment> {
+        self.placed.get(wanted.key(), || place(&self.schedule().host, wanted, self.policy))
+    }
+
+    /// Finds the leases, and the targets in use without a lease, that block a request. For a queued request, considers only
+    /// the targets that the request reserves, because the request waits for nothing else.
+    pub(super) fn blockers(&self, wanted: &PlacementRequest, reserves: Option<&Assignment>) -> Blockers<LeaseId> {
+        let targets = reserves.map(|reserves| occupied_targets(&self.host, reserves));
+        let there = match reserves {
+            Some(reserves) => PlacementRequest { gpus: Some(reserves.gpus()), ..wanted.clone() },
+            None => wanted.clone(),
+        };
+        self.blockers.get((there.key(), targets.clone()), || {
+            let is_here =
+                |member: &LeaseMember| targets.as_ref().is_none_or(|targets| targets.contains(&member.target));
+            let holding = self.table.holding().filter(|lease| lease.record.members.iter().any(is_here));
+            let members: Vec<(LeaseId, Vec<&LeaseMember>)> =
+                holding.map(|lease| (lease.id(), lease.record.members.iter().collect())).collect();
+            blockers(&self.host, &there, self.policy, &members)
+        })
+    }
+
+    /// Returns which of these instances block a request: see [`instances_that_block`].
+    pub(super) fn instances_that_block(&self, wanted: &PlacementRequest, instances: &Instances) -> Instances {
+        self.blocking_instances
+            .get((wanted.key(), instances.clone()), || instances_that_block(&self.host, wanted, self.policy, instances))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use gpush_api::MemberShare;
+    use gpush_core::lease::placement::{GpuOffer, RequestedShare, WholeOffer};
+
+    use super::*;
+    use crate::state::leases::tests::record;
+
+    fn snapshot(free: bool, table: LeaseTable) -> PlacementSnapshot {
+        let whole = Some(WholeOffer { free, leased: !free });
+        let gpu = GpuOffer { uuid: "GPU-0".to_owned(), whole, ..GpuOffer::default() };
+        PlacementSnapshot::new(Host { gpus: vec![gpu] }, Queue::default(), PlacementPolicy::Pack, Arc::new(table))
+    }
+
+    fn whole(holder: u32) -> PlacementRequest {
+        PlacementRequest { share: RequestedShare::Whole, count: 1, holder, gpus: None, targets: None }
+    }
+
+    /// Fault: a request that did not fit was searched again each time a user repeated it.
+    #[test]
+    fn equal_request_is_searched_once() {
+        let busy = snapshot(false, LeaseTable::default());
+        assert_eq!(busy.known_placement(&whole(1000)), None);
+        let refused = busy.place(&whole(1000));
+        assert!(matches!(refused, Err(NoAssignment::Busy { .. })), "{refused:?}");
+        assert_eq!(busy.known_placement(&whole(1001)), Some(refused), "the holder does not matter for a whole GPU");
+        let (memo, searches) = (Memo::default(), Cell::new(0));
+        let search = || searches.replace(searches.get() + 1);
+        assert_eq!((memo.get(1, search), memo.get(1, search), memo.get(2, search)), (0, 0, 1));
+        (3..).take(MOST_KEPT).for_each(|key| assert!(memo.get(key, search) > 0));
+        assert!(memo.0.lock().unwrap().len() <= MOST_KEPT);
+    }
+
+    #[test]
+    fn snapshot_with_another_lease_or_offer_is_not_the_same() {
+        let with = |id| {
+            let (mut table, mut lease) = (LeaseTable::default(), record(id, 1000, "GPU-0"));
+            lease.members[0].share = MemberShare::Whole;
+            table.insert(lease);
+            table
+        };
+        let busy = snapshot(false, with(1));
+        assert!(busy.is_same(&snapshot(false, with(1))));
+        assert!(!busy.is_same(&snapshot(false, with(2))), "a refusal names the lease");
+        assert!(!busy.is_same(&snapshot(true, with(1))));
+        assert_eq!(busy.blockers(&whole(1000), None).leases, [LeaseId(1)]);
+    }
+}

@@ -1,0 +1,232 @@
+//! A pass of the queue: decides about all waiting requests.
+//!
+//! ```text
+//! search ─► [placement lock: unchanged? reserve the first grant] ─► no grant ─► note what the others wait for
+//!    ▲             │ changed                │ granted
+//!    └─────────────┴────────────────────────┘
+//! ```
+
+use std::collections::BTreeMap;
+
+use gpush_api::{ApiError, EndReason, Gpu, LeaseQueuePosition};
+use gpush_core::lease::{
+    placement::{Assignment, Host, Member, NoAssignment},
+    queue::{self as order, Outcome},
+};
+use tokio::time::Instant;
+
+use super::{
+    Leases,
+    explain::{Unplaced, explain},
+    held::HeldLeases,
+    placement_snapshot::PlacementSnapshot,
+    queue::{Waiting, spawn_end_waiting},
+    queued_grant,
+    reserved::{self, NotReserved, Reserved},
+    restored,
+};
+use crate::{
+    caller::Viewer,
+    lanes::{Need, Needs, Ticket},
+    state::HostState,
+};
+
+/// Decides about all waiting requests.
+pub(super) async fn pass(leases: &Leases) {
+    let now = Instant::now();
+    let is_over = |waiting: &Waiting| waiting.reply.is_closed() || waiting.until.is_some_and(|until| until <= now);
+    let over: Vec<Waiting> =
+        leases.waiting().extract_if(.., |_, waiting| is_over(waiting)).map(|(_, waiting)| waiting).collect();
+    for waiting in over {
+        let reason = if waiting.reply.is_closed() { EndReason::Cancelled } else { EndReason::TimedOut };
+        spawn_end_waiting(leases, waiting, reason, None);
+    }
+    // Without a driver gpushd cannot grant anything, so the requests continue to wait.
+    let Ok(seen) = leases.handles.readings.host().await else { return };
+    if restored::is_pending(leases) {
+        restored::resolve_all(leases, &seen).await;
+    }
+    let (deciding, gpus) = (leases.clone(), seen.gpus(Viewer::Log));
+    // The searches run on a blocking thread. They are completed even if gpushd stops, because they may reserve capacity.
+    let decided = leases.handles.tasks.spawn_blocking(move || decide(&deciding, &seen.host, &gpus));
+    if let Err(error) = decided.await {
+        tracing::error!("an internal error of gpushd ended a decision about the waiting requests: {error}");
+    }
+}
+
+/// Reserves capacity for each request that can be granted, and removes the request from the queue. Then commits these
+/// grants in separate tasks. Records what the other requests wait for. Searches without the placement lock.
+fn decide(leases: &Leases, seen: &HostState, gpus: &[Gpu]) {
+    // Requests that exceed a quota. They reserve nothing, because their holders must first release a lease.
+    let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
+    let snapshot = loop {
+        let placing = leases.lock_placement();
+        let table = leases.handles.state.leases();
+        let held = HeldLeases::of(leases.handles.users.accounts(), &table);
+        for (ticket, waiting) in leases.waiting().iter() {
+            if let Err(error) = reserved::within_quota(&held, &waiting.resolved) {
+                denied.insert(*ticket, error.message);
+            }
+        }
+        // Also leave out requests that a quota has denied only for their assignment.
+        let snapshot = PlacementSnapshot::current(leases, seen, gpus, table, denied.keys());
+        let Some(schedule) = snapshot.known_schedule() else {
+            // Search, and then decide again: the snapshot may have changed meanwhile.
+            drop(placing);
+            snapshot.schedule();
+            continue;
+        };
+        // After a grant, decide again about the other requests, because the grant has taken capacity.
+        let grants = schedule.outcomes.iter().filter_map(|(ticket, outcome)| match outcome {
+            Outcome::Grant(assignment) => Some((Ticket(ticket.0), assignment)),
+            Outcome::Ready | Outcome::Waits { .. } | Outcome::Never(_) => None,
+        });
+        let is_granted = grants.into_iter().any(|(ticket, assignment)| {
+            if is_paused(leases, ticket) {
+                // The other requests of this pass do not get this capacity. Operations must not get it either.
+                if let Some(waiting) = leases.waiting().get(&ticket) {
+                    waiting.place.set_needs(needs(&schedule.host, Some(assignment)));
+                }
+                return false;
+            }
+            match try_take(leases, seen, gpus, &snapshot.host, ticket, assignment) {
+                Some(Ok(reserved)) => {
+                    spawn_commit(leases, queued_grant::begin(leases, ticket, &reserved), reserved);
+                    true
+                }
+                Some(Err(error)) => {
+                    denied.insert(ticket, error.message);
+                    true
+                }
+                // An operation has claimed the GPU meanwhile. When the operation ends, it wakes the queue.
+                None => false,
+            }
+        });
+        if !is_granted {
+            drop(placing);
+            break snapshot;
+        }
+    };
+    for (ticket, outcome) in &snapshot.schedule().outcomes {
+        let ticket = Ticket(ticket.0);
+        match outcome {
+            Outcome::Never(why) => {
+                let Some(waiting) = leases.waiting().remove(&ticket) else { continue };
+                let (resolved, viewer, queued) = (&waiting.resolved, waiting.viewer, Some((ticket, None)));
+                let error = explain(leases, why, Unplaced { resolved, viewer, snapshot: &snapshot, gpus, queued });
+                spawn_end_waiting(leases, waiting, EndReason::Failed, Some(error));
+            }
+            Outcome::Waits { reserves, behind, why } => {
+                note(leases, &snapshot, ticket, reserves.as_ref(), behind, why.as_ref(), gpus);
+            }
+            Outcome::Grant(_) | Outcome::Ready => {}
+        }
+    }
+    for (ticket, message) in denied {
+        if let Some(waiting) = leases.waiting().get(&ticket) {
+            waiting.place.set_needs(Needs::new());
+        }
+        let position = position(leases, ticket);
+        show_position(leases, ticket, LeaseQueuePosition { position, behind: Vec::new(), reasons: vec![message] });
+    }
+}
+
+/// Commits a grant in a separate task. `waiting` is `None` if its client has cancelled the request meanwhile.
+fn spawn_commit(leases: &Leases, waiting: Option<Waiting>, reserved: Reserved) {
+    let leases = leases.clone();
+    leases.handles.tasks.clone().spawn(async move {
+        match waiting {
+            Some(waiting) => queued_grant::commit(&leases, waiting, reserved).await,
+            None => reserved::abandon(&leases, reserved).await,
+        }
+    });
+}
+
+/// Returns whether gpushd must not grant a request yet, because a grant of the request has just failed.
+fn is_paused(leases: &Leases, ticket: Ticket) -> bool {
+    leases.waiting().get(&ticket).is_some_and(|waiting| waiting.paused_until(Instant::now()).is_some())
+}
+
+fn try_take(
+    leases: &Leases,
+    seen: &HostState,
+    gpus: &[Gpu],
+    host: &Host,
+    ticket: Ticket,
+    assignment: &Assignment,
+) -> Option<Result<Reserved, ApiError>> {
+    let resolved = leases.waiting().get(&ticket).map(|waiting| waiting.resolved.clone())?;
+    let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
+    match reserved::reserve_assignment(leases, seen, gpus, host, &held, &resolved, assignment) {
+        Ok(reserved) => reserved.map(Ok),
+        Err(NotReserved::Refused(error)) => Some(Err(error)),
+        // The change that made the placement outdated wakes the queue.
+        Err(NotReserved::NoRoom { .. } | NotReserved::Outdated) => None,
+    }
+}
+
+/// Notes what a request reserves, and why it waits.
+fn note(
+    leases: &Leases,
+    snapshot: &PlacementSnapshot,
+    ticket: Ticket,
+    reserves: Option<&Assignment>,
+    behind: &[order::Ticket],
+    why: Option<&NoAssignment>,
+    gpus: &[Gpu],
+) {
+    let entries = leases.handles.lanes.entries();
+    let name = |ticket: &order::Ticket| {
+        let entry = entries.iter().find(|(one, _)| one.0 == ticket.0);
+        entry.map(|(_, entry)| entry.waiter.name().to_owned())
+    };
+    let behind: Vec<String> = behind.iter().filter_map(name).collect();
+    let found = leases.waiting().get(&ticket).map(|waiting| {
+        waiting.place.set_needs(needs(&snapshot.host, reserves));
+        (waiting.resolved.clone(), waiting.viewer)
+    });
+    let Some((resolved, viewer)) = found else { return };
+    // Search without the lock of the waiting requests.
+    let unplaced = Unplaced { resolved: &resolved, viewer, snapshot, gpus, queued: Some((ticket, reserves)) };
+    let reasons = why.map_or_else(Vec::new, |why| explain(leases, why, unplaced).causes);
+    let position = position(leases, ticket);
+    show_position(leases, ticket, LeaseQueuePosition { position, behind, reasons });
+}
+
+/// Returns the position of a request among the waiting requests and operations. The first position is 1.
+fn position(leases: &Leases, ticket: Ticket) -> u32 {
+    let entries = leases.handles.lanes.entries();
+    let before = entries.iter().filter(|(one, _)| *one <= ticket).count();
+    u32::try_from(before).unwrap_or(u32::MAX)
+}
+
+fn show_position(leases: &Leases, ticket: Ticket, position: LeaseQueuePosition) {
+    let Some(id) = leases.waiting().get(&ticket).map(|waiting| waiting.id) else { return };
+    let state = &leases.handles.state;
+    if state.leases().open.get(&id).is_some_and(|lease| lease.queue.as_ref() != Some(&position)) {
+        state.change_leases(|table| {
+            if let Some(lease) = table.get_mut(id) {
+                lease.queue = Some(position);
+            }
+        });
+    }
+}
+
+/// Returns the reserved capacity in the form of a queue entry's needs. Later operations must not take this capacity.
+fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
+    let mut needs = Needs::new();
+    let Some(assignment) = reserves else { return needs };
+    for member in &assignment.members {
+        let Some(gpu) = host.gpus.iter().find(|gpu| gpu.index == member.gpu()) else { continue };
+        let target = match member {
+            Member::Device { uuid, .. } => uuid,
+            Member::Mps { target, .. } => target,
+            Member::Create { .. } | Member::Timeslice { .. } | Member::Whole { .. } => &gpu.uuid,
+        };
+        match needs.entry(gpu.uuid.clone()).or_insert_with(|| Need::Parts(Default::default())) {
+            Need::Parts(parts) => drop(parts.insert(target.clone())),
+            Need::Lane(_) => {}
+        }
+    }
+    needs
+}

@@ -1,0 +1,149 @@
+//! Reserves the capacity of a grant: checks the quotas, finds a placement, and reserves its capacity in the state.
+//!
+//! ```text
+//! quota ─► search ─► [placement lock: quota, unchanged? reserve] ─► reserved
+//!             ▲ │ no room          │ changed, or a GPU was claimed
+//!             │ ▼                  │
+//!             │ refused, or queued │
+//!             └────────────────────┘
+//! ```
+
+use std::sync::Arc;
+
+use gpush_api::{ApiError, Gpu, LeaseMember, LeaseWait};
+use gpush_core::lease::{
+    placement::{Assignment, Host, NoAssignment},
+    quota,
+};
+
+use super::{
+    Leases,
+    dynamic::DevicesToCreate,
+    held::HeldLeases,
+    offers::{self, gpus_of},
+    placement_snapshot::PlacementSnapshot,
+    queue,
+    request::{Resolved, denied},
+};
+use crate::{
+    lanes::Grant,
+    mps,
+    state::{HostState, Reservation, ReservationId},
+};
+
+/// Checks the limits of the holder that do not depend on the placement. A refused request costs no search.
+pub(super) fn check_quotas(leases: &Leases, resolved: &Resolved, wait: LeaseWait) -> Result<(), ApiError> {
+    let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
+    within_quota(&held, resolved)?;
+    match wait {
+        LeaseWait::No => Ok(()),
+        LeaseWait::Seconds(_) | LeaseWait::Unlimited => queue::may_wait(leases, resolved),
+    }
+}
+
+/// Why gpushd reserved no capacity for a request.
+#[derive(Debug)]
+pub(super) enum NotReserved {
+    /// A quota, or a limit of the target, refuses the request.
+    Refused(ApiError),
+    /// No placement is possible for the request now.
+    NoRoom { why: NoAssignment, snapshot: Arc<PlacementSnapshot> },
+    /// The config or an override has changed since the placement. The request must be placed again.
+    Outdated,
+}
+
+/// Capacity that is reserved until the grant is recorded.
+#[derive(Debug)]
+pub(super) struct Reserved {
+    pub(super) id: ReservationId,
+    pub(super) members: Vec<LeaseMember>,
+    /// The MIG devices that an operation must create first.
+    pub(super) missing: Option<DevicesToCreate>,
+    /// For each GPU on which no device is created, a guard: no operation on the GPU begins until the grant is recorded.
+    pub(super) _grants: Vec<Grant>,
+}
+
+/// Frees reserved capacity whose request no longer waits.
+pub(super) async fn abandon(leases: &Leases, reserved: Reserved) {
+    leases.handles.state.change_leases(|table| table.reserved.remove(&reserved.id));
+    mps::admit(&leases.handles.mps, &reserved.members).await;
+    // An operation on the GPU must be able to begin before the queue is served again.
+    drop(reserved);
+    leases.capacity_freed();
+}
+
+/// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment. Searches without
+/// the placement lock, so call this function on a blocking thread.
+pub(super) fn reserve(
+    leases: &Leases,
+    seen: &HostState,
+    gpus: &[Gpu],
+    resolved: &Resolved,
+) -> Result<Reserved, NotReserved> {
+    loop {
+        let placing = leases.lock_placement();
+        let table = leases.handles.state.leases();
+        let held = HeldLeases::of(leases.handles.users.accounts(), &table);
+        within_quota(&held, resolved).map_err(NotReserved::Refused)?;
+        let snapshot = PlacementSnapshot::current(leases, seen, gpus, table, []);
+        let Some(placed) = snapshot.known_placement(&resolved.wanted) else {
+            // Search, and then place the request again: the snapshot may have changed meanwhile.
+            drop(placing);
+            drop(snapshot.place(&resolved.wanted));
+            continue;
+        };
+        let assignment = placed.map_err(|why| NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })?;
+        let host = &snapshot.schedule().host;
+        if let Some(reserved) = reserve_assignment(leases, seen, gpus, host, &held, resolved, &assignment)? {
+            return Ok(reserved);
+        }
+        // An operation has claimed one of the GPUs since the snapshot. Place the request again: this GPU now counts as
+        // closed.
+    }
+}
+
+/// Reserves an assignment. Returns `None` if an operation has claimed one of the GPUs. The caller must hold the
+/// placement lock.
+pub(super) fn reserve_assignment(
+    leases: &Leases,
+    seen: &HostState,
+    gpus: &[Gpu],
+    host: &Host,
+    held: &HeldLeases,
+    resolved: &Resolved,
+    assignment: &Assignment,
+) -> Result<Option<Reserved>, NotReserved> {
+    let refused = NotReserved::Refused;
+    let members = offers::members(leases, assignment, gpus, host, &resolved.new.request).map_err(refused)?;
+    let size = quota::Size::of(&members);
+    quota::check_size(&resolved.quota, &held.by(resolved.account), size)
+        .map_err(|denial| refused(denied(&denial, &resolved.new.binding)))?;
+    let created = assignment.creates();
+    if !created.is_empty()
+        && let Some(why) = leases.handles.engine.operations.closed()
+    {
+        return Err(refused(why));
+    }
+    let (lanes, mut others) = (&leases.handles.lanes, gpus_of(&members));
+    let claimed: Vec<(u32, String)> =
+        gpus.iter().filter(|gpu| created.contains(&gpu.index)).map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
+    others.retain(|uuid| claimed.iter().all(|(_, claimed)| claimed != uuid));
+    let Ok(grants) = lanes.begin_grant(&others) else { return Ok(None) };
+    let missing = match claimed.is_empty() {
+        true => None,
+        false => match lanes.claim(&claimed) {
+            Ok(claim) => Some(DevicesToCreate { assignment: assignment.clone(), claim }),
+            Err(_) => return Ok(None),
+        },
+    };
+    let reservation = Reservation { holder: resolved.wanted.holder, members: members.clone() };
+    let Some(id) = leases.handles.state.reserve(seen, reservation) else { return Err(NotReserved::Outdated) };
+    Ok(Some(Reserved { id, members, missing, _grants: grants }))
+}
+
+/// Checks those limits of the holder that do not depend on which GPUs the lease gets.
+pub(super) fn within_quota(held: &HeldLeases, resolved: &Resolved) -> Result<(), ApiError> {
+    let (kind, duration) = (resolved.wanted.share.kind(), resolved.new.request.duration_s);
+    quota::check_request(&resolved.quota, &held.by(resolved.account), kind, duration)
+        .map_err(|denial| denied(&denial, &resolved.new.binding))
+}
