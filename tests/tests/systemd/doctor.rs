@@ -54,6 +54,16 @@ fn hints_about_units_and_the_state_directory_work() {
     let replaced = "umount /var/lib/gpush; mv /var/lib/gpush /var/lib/kept; touch /var/lib/gpush";
     fail_and_follow(&machine, replaced, "STATE_DIRECTORY", "is not a directory");
 
+    // Fault: if an administrator masked only the service, systemd reset the first connection to the socket, and the
+    // message did not name `systemctl unmask`.
+    machine.sh("systemctl start gpushd.service && systemctl mask --now gpushd.service 2>&1");
+    for attempt in ["first", "second"] {
+        let printed = String::from_utf8_lossy(&machine.run(user).stderr).replace("\n        ", " ");
+        assert!(printed.contains("`systemctl unmask gpushd.service`"), "{attempt} attempt: {printed}");
+    }
+    machine.sh("systemctl unmask gpushd.service 2>&1 && systemctl start gpushd");
+    machine.sh(user);
+
     // Masked units, as after the removal of an earlier package.
     let units = "gpushd.service gpushd.socket gpushd-admin.socket";
     machine.sh(&format!("systemctl stop {units} && systemctl mask {units} 2>&1"));
