@@ -97,7 +97,10 @@ impl Claim {
 
     /// Marks the GPUs as changing: the operation with this id has begun.
     pub(crate) fn begin(&self, id: &str) {
-        self.show(&mut self.lanes.states().claimed, &Holder::Operation(id.to_owned()));
+        let mut known = self.lanes.states();
+        known.changes.note(&self.uuids);
+        self.show(&mut known.claimed, &Holder::Operation(id.to_owned()));
+        drop(known);
         // Wakes reconcilers that wait for these GPUs. They return, because the operation does their work.
         self.lanes.make_room();
     }
@@ -111,6 +114,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         let mut known = self.lanes.states();
+        known.changes.note(&self.uuids);
         for uuid in &self.uuids {
             known.claimed.remove(uuid);
         }

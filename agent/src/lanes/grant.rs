@@ -1,6 +1,6 @@
 //! Grants of leases. A grant never starts on a GPU that an operation has claimed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Lanes;
 use crate::state::Holder;
@@ -13,7 +13,31 @@ pub(crate) struct Grant {
     gpu: String,
 }
 
+/// How often operations have begun or ended on each GPU, at one moment. Readings that began after this moment show the
+/// present instances of a GPU, as long as [`Lanes::has_changed`] returns `false` and no operation has claimed the GPU.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct LaneChanges(BTreeMap<String, u64>);
+
+impl LaneChanges {
+    /// Notes that an operation has begun or ended on these GPUs.
+    pub(super) fn note(&mut self, gpus: &[String]) {
+        gpus.iter().for_each(|gpu| *self.0.entry(gpu.clone()).or_default() += 1);
+    }
+}
+
 impl Lanes {
+    /// Returns how often operations have begun or ended on each GPU. Call this before the readings for a placement begin.
+    pub(crate) fn changes(&self) -> LaneChanges {
+        self.states().changes.clone()
+    }
+
+    /// Returns whether an operation has begun or ended on one of these GPUs since `before`. Call this while a grant or a
+    /// claim keeps operations from the GPUs.
+    pub(crate) fn has_changed<'a>(&self, mut gpus: impl Iterator<Item = &'a String>, before: &LaneChanges) -> bool {
+        let known = self.states();
+        gpus.any(|gpu| known.changes.0.get(gpu) != before.0.get(gpu))
+    }
+
     /// Returns the UUIDs of the GPUs that operations have claimed.
     pub(crate) fn claimed(&self) -> BTreeSet<String> {
         self.states().claimed.keys().cloned().collect()

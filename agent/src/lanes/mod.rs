@@ -54,7 +54,7 @@ use crate::state::{self, Holder, words};
 use self::queue::Queue;
 pub(crate) use self::{
     claim::Claim,
-    grant::Grant,
+    grant::{Grant, LaneChanges},
     place::QueuePlace,
     queue::{Ahead, Need, Needs, Reserve, Ticket, Waiter},
 };
@@ -81,6 +81,8 @@ struct LaneStates {
     claimed: BTreeMap<String, Holder>,
     /// For each GPU, by UUID, the reconciler and the grants that are running.
     at_work: BTreeMap<String, LaneActivity>,
+    /// For each GPU, by UUID, how often an operation has begun or ended on it.
+    changes: LaneChanges,
     /// The error for operations that try to claim a lane. `None` while the lanes are open.
     closed: Option<ApiError>,
     queue: Queue,

@@ -142,6 +142,24 @@ fn grant_on_a_claimed_gpu_is_refused() {
     assert!(lanes.states().is_idle("GPU-0") && lanes.states().is_idle("GPU-1"));
 }
 
+/// Fault: a lease was granted on a MIG device that an operation had destroyed between the reading and the grant.
+#[test]
+fn operation_since_the_readings_is_noticed() {
+    let lanes = lanes();
+    let has_changed = |before: &LaneChanges| lanes.has_changed(gpus(&["GPU-0", "GPU-1"]).iter(), before);
+    let before = lanes.changes();
+    let claim = lanes.claim(&[gpu(0)]).unwrap();
+    assert!(!has_changed(&before), "nothing is changed while the operation is being planned");
+    claim.begin("op-1");
+    let begun = lanes.changes();
+    assert!(has_changed(&before));
+    drop(claim);
+    assert!(has_changed(&before) && has_changed(&begun), "readings during an operation are old when it has ended");
+    let after = lanes.changes();
+    lanes.claim(&[gpu(2)]).unwrap().begin("op-2");
+    assert!(!has_changed(&after), "an operation on another GPU");
+}
+
 #[test]
 fn waiting_operation_and_waiting_lease_keep_their_order() {
     let lanes = lanes();

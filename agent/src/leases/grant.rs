@@ -34,7 +34,7 @@ use super::{
     placement_snapshot::PlacementSnapshot,
     queue,
     request::{Resolved, resolve},
-    reserved::{NotReserved, Reserved, check_quotas, reserve},
+    reserved::{NotReserved, ReadHost, Reserved, check_quotas, reserve},
     restored,
     scope::{self, ScopeCreation},
     show,
@@ -158,12 +158,13 @@ pub(super) async fn request_with(
         let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, job).await?;
         check_quotas(leases, &resolved, wait)?;
         // `resolve` may have taken seconds to look up users and groups. So place the request with a new snapshot.
+        let changes = leases.handles.lanes.changes();
         let now = leases.handles.readings.host().await?;
         let gpus = if now.is_same(&seen) { gpus } else { now.gpus(Viewer::Log) };
-        let (searching, host) = (leases.clone(), Arc::clone(&now.host));
+        let (searching, read) = (leases.clone(), ReadHost { host: now.host, gpus, changes });
         let search = move || {
-            let reserved = reserve(&searching, &host, &gpus, &resolved);
-            (reserved, resolved, gpus)
+            let reserved = reserve(&searching, &read, &resolved);
+            (reserved, resolved, read.gpus)
         };
         let (reserved, resolved, gpus) = leases.searches.run(caller, search).await?;
         let (not_placed, snapshot) = match reserved {

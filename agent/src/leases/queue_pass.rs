@@ -22,13 +22,12 @@ use super::{
     placement_snapshot::PlacementSnapshot,
     queue::{Waiting, spawn_end_waiting},
     queued_grant,
-    reserved::{self, NotReserved, Reserved},
+    reserved::{self, NotReserved, ReadHost, Reserved},
     restored,
 };
 use crate::{
     caller::Viewer,
     lanes::{Need, Needs, Ticket},
-    state::HostState,
 };
 
 /// Decides about all waiting requests.
@@ -42,13 +41,15 @@ pub(super) async fn pass(leases: &Leases) {
         spawn_end_waiting(leases, waiting, reason, None);
     }
     // Without a driver gpushd cannot grant anything, so the requests continue to wait.
+    let changes = leases.handles.lanes.changes();
     let Ok(seen) = leases.handles.readings.host().await else { return };
     if restored::is_pending(leases) {
         restored::resolve_all(leases, &seen).await;
     }
-    let (deciding, gpus) = (leases.clone(), seen.gpus(Viewer::Log));
+    let gpus = seen.gpus(Viewer::Log);
+    let (deciding, read) = (leases.clone(), ReadHost { host: seen.host, gpus, changes });
     // The searches run on a blocking thread. They are completed even if gpushd stops, because they may reserve capacity.
-    let decided = leases.handles.tasks.spawn_blocking(move || decide(&deciding, &seen.host, &gpus));
+    let decided = leases.handles.tasks.spawn_blocking(move || decide(&deciding, &read));
     if let Err(error) = decided.await {
         tracing::error!("an internal error of gpushd ended a decision about the waiting requests: {error}");
     }
@@ -56,7 +57,8 @@ pub(super) async fn pass(leases: &Leases) {
 
 /// Reserves capacity for each request that can be granted, and removes the request from the queue. Then commits these
 /// grants in separate tasks. Records what the other requests wait for. Searches without the placement lock.
-fn decide(leases: &Leases, seen: &HostState, gpus: &[Gpu]) {
+fn decide(leases: &Leases, read: &ReadHost) {
+    let gpus = read.gpus.as_slice();
     // Requests that exceed a quota. They reserve nothing, because their holders must first release a lease.
     let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
     let snapshot = loop {
@@ -69,7 +71,7 @@ fn decide(leases: &Leases, seen: &HostState, gpus: &[Gpu]) {
             }
         }
         // Also leave out requests that a quota has denied only for their assignment.
-        let snapshot = PlacementSnapshot::current(leases, seen, gpus, table, denied.keys());
+        let snapshot = PlacementSnapshot::current(leases, &read.host, gpus, table, denied.keys());
         let Some(schedule) = snapshot.known_schedule() else {
             // Search, and then decide again: the snapshot may have changed meanwhile.
             drop(placing);
@@ -89,7 +91,7 @@ fn decide(leases: &Leases, seen: &HostState, gpus: &[Gpu]) {
                 }
                 return false;
             }
-            match try_take(leases, seen, gpus, &snapshot.host, ticket, assignment) {
+            match try_take(leases, read, &snapshot.host, ticket, assignment) {
                 Some(Ok(reserved)) => {
                     spawn_commit(leases, queued_grant::begin(leases, ticket, &reserved), reserved);
                     true
@@ -149,15 +151,14 @@ fn is_paused(leases: &Leases, ticket: Ticket) -> bool {
 
 fn try_take(
     leases: &Leases,
-    seen: &HostState,
-    gpus: &[Gpu],
+    read: &ReadHost,
     host: &Host,
     ticket: Ticket,
     assignment: &Assignment,
 ) -> Option<Result<Reserved, ApiError>> {
     let resolved = leases.waiting().get(&ticket).map(|waiting| waiting.resolved.clone())?;
     let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
-    match reserved::reserve_assignment(leases, seen, gpus, host, &held, &resolved, assignment) {
+    match reserved::reserve_assignment(leases, read, host, &held, &resolved, assignment) {
         Ok(reserved) => reserved.map(Ok),
         Err(NotReserved::Refused(error)) => Some(Err(error)),
         // The change that made the placement outdated wakes the queue.

@@ -26,7 +26,7 @@ use super::{
     request::{Resolved, denied},
 };
 use crate::{
-    lanes::Grant,
+    lanes::{Grant, LaneChanges},
     mps,
     state::{HostState, Reservation, ReservationId},
 };
@@ -48,7 +48,8 @@ pub(super) enum NotReserved {
     Refused(ApiError),
     /// No placement is possible for the request now.
     NoRoom { why: NoAssignment, snapshot: Arc<PlacementSnapshot> },
-    /// The config or an override has changed since the placement. The request must be placed again.
+    /// The config, an override, or the instances of a GPU have changed since the readings. The request must be placed
+    /// again, with new readings.
     Outdated,
 }
 
@@ -72,20 +73,25 @@ pub(super) async fn abandon(leases: &Leases, reserved: Reserved) {
     leases.capacity_freed();
 }
 
+/// The readings with which requests are placed. They can be old when the capacity is reserved.
+#[derive(Debug, Clone)]
+pub(super) struct ReadHost {
+    pub(super) host: Arc<HostState>,
+    /// The GPUs, with everything that placement needs.
+    pub(super) gpus: Vec<Gpu>,
+    /// The operations on each GPU before the readings began.
+    pub(super) changes: LaneChanges,
+}
+
 /// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment. Searches without
 /// the placement lock, so call this function on a blocking thread.
-pub(super) fn reserve(
-    leases: &Leases,
-    seen: &HostState,
-    gpus: &[Gpu],
-    resolved: &Resolved,
-) -> Result<Reserved, NotReserved> {
+pub(super) fn reserve(leases: &Leases, read: &ReadHost, resolved: &Resolved) -> Result<Reserved, NotReserved> {
     loop {
         let placing = leases.lock_placement();
         let table = leases.handles.state.leases();
         let held = HeldLeases::of(leases.handles.users.accounts(), &table);
         within_quota(&held, resolved).map_err(NotReserved::Refused)?;
-        let snapshot = PlacementSnapshot::current(leases, seen, gpus, table, []);
+        let snapshot = PlacementSnapshot::current(leases, &read.host, &read.gpus, table, []);
         let Some(placed) = snapshot.known_placement(&resolved.wanted) else {
             // Search, and then place the request again: the snapshot may have changed meanwhile.
             drop(placing);
@@ -94,7 +100,7 @@ pub(super) fn reserve(
         };
         let assignment = placed.map_err(|why| NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })?;
         let host = &snapshot.schedule().host;
-        if let Some(reserved) = reserve_assignment(leases, seen, gpus, host, &held, resolved, &assignment)? {
+        if let Some(reserved) = reserve_assignment(leases, read, host, &held, resolved, &assignment)? {
             return Ok(reserved);
         }
         // An operation has claimed one of the GPUs since the snapshot. Place the request again: this GPU now counts as
@@ -106,14 +112,13 @@ pub(super) fn reserve(
 /// placement lock.
 pub(super) fn reserve_assignment(
     leases: &Leases,
-    seen: &HostState,
-    gpus: &[Gpu],
+    read: &ReadHost,
     host: &Host,
     held: &HeldLeases,
     resolved: &Resolved,
     assignment: &Assignment,
 ) -> Result<Option<Reserved>, NotReserved> {
-    let refused = NotReserved::Refused;
+    let (refused, gpus) = (NotReserved::Refused, read.gpus.as_slice());
     let members = offers::members(leases, assignment, gpus, host, &resolved.new.request).map_err(refused)?;
     let size = quota::Size::of(&members);
     quota::check_size(&resolved.quota, &held.by(resolved.account), size)
@@ -136,8 +141,12 @@ pub(super) fn reserve_assignment(
             Err(_) => return Ok(None),
         },
     };
+    // An operation may have destroyed the devices of the assignment since the readings. None can begin now.
+    if lanes.has_changed(gpus_of(&members).iter(), &read.changes) {
+        return Err(NotReserved::Outdated);
+    }
     let reservation = Reservation { holder: resolved.wanted.holder, members: members.clone() };
-    let Some(id) = leases.handles.state.reserve(seen, reservation) else { return Err(NotReserved::Outdated) };
+    let Some(id) = leases.handles.state.reserve(&read.host, reservation) else { return Err(NotReserved::Outdated) };
     Ok(Some(Reserved { id, members, missing, _grants: grants }))
 }
 
