@@ -65,6 +65,9 @@ impl InUse {
         let mut error = self.error.clone();
         if !self.holders.is_empty() {
             error.causes.clear();
+        }
+        // The error of a refused step has a hint with this command.
+        if !self.holders.is_empty() && !self.has_begun {
             let list = format!("`gpushctl gpu holders {}` lists the processes", gpu.index);
             error.hint = Some(error.hint.map_or_else(|| list.clone(), |hint| format!("{list}; {hint}")));
         }

@@ -299,7 +299,7 @@ fn reasons_to_wait(
     Ok((left, error))
 }
 
-/// Returns why a GPU is not idle. Ignores readings from before `since`.
+/// Returns why a GPU is not idle. Ignores readings that are not from after `since`.
 fn reason_to_wait(
     gpu: &Gpu,
     daemons: &[MpsDaemon],
@@ -332,7 +332,8 @@ fn reason_to_wait(
     if !gpu.processes_known {
         return Ok(Some("the driver does not report which processes use the GPU".to_owned()));
     }
-    Ok((gpu.stale || gpu.observed_at < since).then(|| UNREAD.to_owned()))
+    // The API gives whole seconds, so a reading from the second of the cordon may be from before the cordon.
+    Ok((gpu.stale || gpu.observed_at <= since).then(|| UNREAD.to_owned()))
 }
 
 /// Returns the processes that use a GPU. Leaves out MPS servers, because gpushd also lists their
@@ -355,16 +356,26 @@ mod tests {
     fn lost_gpu_does_not_end_the_wait_for_others() {
         let gpu = |index, state| Gpu { state, ..fixtures::gpu(index, "A100", 40_960, None) };
         let gpus = [gpu(0, GpuState::Lost), gpu(1, GpuState::Changing), gpu(2, GpuState::Ready)];
-        let (left, lost) = reasons_to_wait(&gpus, &[], &[], Timestamp::UNIX_EPOCH).unwrap();
+        let (left, lost) = reasons_to_wait(&gpus, &[], &[], Timestamp::MIN).unwrap();
         assert_eq!(left, [(1, "an operation is changing the GPU".to_owned())]);
         let lost = lost.unwrap();
         assert!(lost.code == Code::GpuLost && lost.message.starts_with("GPU 0 "), "{lost:?}");
         let both = [gpu(0, GpuState::Lost), gpu(1, GpuState::Lost), gpu(2, GpuState::Ready)];
-        let (left, lost) = reasons_to_wait(&both, &[], &[], Timestamp::UNIX_EPOCH).unwrap();
+        let (left, lost) = reasons_to_wait(&both, &[], &[], Timestamp::MIN).unwrap();
         assert!(left.is_empty());
         assert_eq!(lost.unwrap().message, "2 of 3 GPUs are lost, so their processes are not known");
         let maintenance = [gpu(0, GpuState::Lost), gpu(1, GpuState::Maintenance)];
         assert!(reasons_to_wait(&maintenance, &[], &[], Timestamp::UNIX_EPOCH).is_err());
+    }
+
+    /// Fault: a reading from the same second, but from before the cordon, did not show a process that had just started.
+    #[test]
+    fn reading_from_the_second_of_the_cordon_is_not_accepted() {
+        let gpu = fixtures::gpu(0, "A100", 40_960, None);
+        let second = jiff::SignedDuration::from_secs(1);
+        let why = |since| reason_to_wait(&gpu, &[], &[], since).unwrap();
+        assert_eq!(why(gpu.observed_at), Some(UNREAD.to_owned()));
+        assert_eq!(why(gpu.observed_at - second), None);
     }
 
     /// Earlier fault: `gpu reset --wait` said that the GPU stays cordoned, and did not name `maintenance leave`.

@@ -227,10 +227,16 @@ fn next_steps(gpus: &[Gpu], look: &Appearance) -> Vec<String> {
     };
     let those = |test: &dyn Fn(&Gpu) -> bool| gpus.iter().filter(|g| test(g)).map(|g| g.index).collect::<Vec<_>>();
     // An apply does not reset a compute mode that another program has set. The drift itself names the command.
-    let is_prohibited = |g: &Gpu| g.compute_mode == Some(ComputeMode::Prohibited) && g.drift.len() == 1;
+    let is_foreign = |g: &Gpu| match g.compute_mode {
+        Some(ComputeMode::Prohibited) => true,
+        Some(ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread) => g.mode == Mode::Exclusive,
+        Some(ComputeMode::Default) | None => false,
+    };
+    let is_only_compute_mode = |g: &Gpu| is_foreign(g) && g.drift.len() == 1 && g.pending.is_empty();
     // The drift of a GPU whose MIG mode waits for a reboot ends with the reboot.
-    let drifts =
-        |g: &Gpu| !g.drift.is_empty() && g.state == GpuState::Ready && !g.waits_for_reboot() && !is_prohibited(g);
+    let drifts = |g: &Gpu| {
+        !g.drift.is_empty() && g.state == GpuState::Ready && !g.waits_for_reboot() && !is_only_compute_mode(g)
+    };
     let wants = |g: &Gpu| g.mode == Mode::Mig;
     let drifting = those(&|g| drifts(g) && (g.mig.is_some() || !wants(g)));
     let dry_run = format!("`gpushctl apply {} --dry-run` shows the changes", list(&drifting));

@@ -1,7 +1,9 @@
 //! Changes of MIG mode in plans: whether a change needs a reset, what the reset affects, and what
 //! blocks the reset according to the readings.
 
-use gpush_api::{ApiError, Architecture, Code, Gpu, GpuPlan, InstanceStep, Mig, MigModeStep, Peer, Refusal, Reset};
+use gpush_api::{
+    ApiError, Architecture, Code, Gpu, GpuPlan, InstanceStep, Mig, MigModeStep, Peer, Refusal, Reset, Step,
+};
 
 use super::plan::label;
 use crate::{config::Config, holders};
@@ -38,6 +40,12 @@ pub(super) fn step(gpu: &Gpu, mig: &Mig, enable: bool) -> Result<MigModeStep, Re
     Ok(if enable { MigModeStep::Enable { reset, at_reboot } } else { MigModeStep::Disable { reset, at_reboot } })
 }
 
+/// Returns the step that keeps MIG mode on, if the next reset or reboot would turn it off. The step changes nothing now.
+pub(super) fn cancel_disabling(gpu: &Gpu, mig: &Mig) -> Option<Step> {
+    let is_pending = mig.enabled && !mig.pending_mode();
+    step(gpu, mig, true).ok().filter(|_| is_pending).map(Step::MigMode)
+}
+
 /// Whether a fabric manager manages the NVSwitches of the host. Without a fabric manager, all GPUs
 /// on NVSwitches must be reset together (nvidia-smi's manual, `--gpu-reset`). GPUs that are
 /// connected directly can always be reset separately.
@@ -67,7 +75,8 @@ pub fn add_services(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let change = &config.mode_change;
     for plan in plans {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
-        let changes_mode = plan.mig_mode().is_some() && !plan.waits_for_reboot();
+        let is_changed = |enable: bool| gpu.mig.as_ref().is_none_or(|mig| mig.enabled != enable);
+        let changes_mode = plan.mig_mode().is_some_and(is_changed) && !plan.waits_for_reboot();
         if changes_mode || (!needs_reset(gpu.architecture) && creates_first_instance(gpu, plan)) {
             plan.services.clone_from(&change.services);
             plan.hooks = [&change.before, &change.after].into_iter().flatten().cloned().collect();

@@ -351,6 +351,7 @@ pub(super) fn plan_gpu(gpu: &Gpu, layout: &Layout, explicit: bool) -> GpuPlan {
             Err(refusal) => return refused(answer, refusal),
         }
     }
+    answer.steps.extend(mode::cancel_disabling(gpu, mig));
     let instances = if mig.enabled { mig.instances.as_slice() } else { &[] };
     let holds = ProtectedInstances::of(gpu);
     match plan::plan_protecting(&geometry, instances, &target, &holds) {
@@ -375,6 +376,7 @@ fn plan_dynamic(gpu: &Gpu, mut answer: GpuPlan) -> GpuPlan {
         let mut keeps: Vec<&GpuInstance> = mig.instances.iter().collect();
         keeps.sort_by_key(|instance| instance.placement);
         answer.keeps = keeps.into_iter().map(|instance| instance.id).collect();
+        answer.steps.extend(mode::cancel_disabling(gpu, mig));
         return answer;
     }
     if let Some(users) = in_use(gpu, Scope::OutsideInstances, None) {

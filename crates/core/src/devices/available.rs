@@ -142,7 +142,7 @@ impl Offers<'_> {
             Some(Closed::NotReady | Closed::Cordoned) => Unavailable::NotRead,
             Some(Closed::Prohibited) => Unavailable::Prohibited,
             Some(Closed::Pending) => Unavailable::Pending(whole_gpu_changes()),
-            Some(Closed::StillShared) => Unavailable::Mps,
+            Some(Closed::StillShared | Closed::NotShared) => Unavailable::Mps,
             None if offered.any(|one| Some(&one.uuid) == uuid && one.shared) => Unavailable::Mps,
             None => Unavailable::Taken,
         })

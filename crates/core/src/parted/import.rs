@@ -140,13 +140,6 @@ struct Claimed {
 
 fn rules(text: &mut String, file: &File, label: &Label, remarks: &mut Vec<String>) {
     let mut claimed = Claimed::default();
-    if label.groups.iter().any(|group| group.want == DesiredMode::Off) {
-        remarks.push(
-            "a rule with mode `exclusive` does not disable MIG mode; if MIG mode is enabled, `status` shows this as \
-             drift"
-                .to_owned(),
-        );
-    }
     // In a mig-parted file, the last group that matches a GPU applies. In gpush's config, the first
     // rule that matches the GPU applies. So the rules are in reverse order.
     let mut rules = Vec::new();

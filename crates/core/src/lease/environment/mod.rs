@@ -47,12 +47,19 @@ impl fmt::Display for NotAValue {
 impl std::error::Error for NotAValue {}
 
 impl DeviceUuid {
-    /// Accepts a text of the form `GPU-<uuid>` or `MIG-<uuid>`.
+    /// Accepts a text of the form `GPU-<uuid>` or `MIG-<uuid>`, or `MIG-GPU-<uuid>/<gi>/<ci>`, as drivers before R470
+    /// name MIG devices.
     ///
     /// # Errors
     /// The text has another form.
     pub fn new(text: &str) -> Result<Self, NotAValue> {
-        let uuid = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-")).ok_or(NotAValue::Uuid)?;
+        let is_id = |id: &str| (1..=3).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_digit());
+        let with_ids = text.strip_prefix("MIG-GPU-").and_then(|rest| {
+            let (uuid, ids) = rest.split_once('/')?;
+            ids.split_once('/').filter(|(gi, ci)| is_id(gi) && is_id(ci)).map(|_| uuid)
+        });
+        let of_uuid = || text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-"));
+        let uuid = with_ids.or_else(of_uuid).ok_or(NotAValue::Uuid)?;
         let fits = |(at, b): (usize, u8)| match at {
             8 | 13 | 18 | 23 => b == b'-',
             _ => b.is_ascii_hexdigit(),

@@ -114,6 +114,17 @@ fn fish_and_csh_formats_use_their_own_commands() {
     assert!(csh.starts_with("unsetenv CUDA_MPS_") && csh.ends_with("setenv GPUSH_LEASE 'L18';\n"), "{csh}");
 }
 
+/// Fault: with drivers before R470, a lease of a MIG device ended as soon as it was granted.
+#[test]
+fn old_name_of_mig_device_is_accepted() {
+    let uuid = "MIG-GPU-5d1b03a2-0000-4000-8000-00000000000a/1/0";
+    assert_eq!(DeviceUuid::new(uuid).unwrap().as_str(), uuid);
+    for text in [uuid.trim_end_matches("/0"), &format!("{uuid}/0"), &uuid.replace("/1/", "/x/"), &format!("{uuid};id")]
+    {
+        assert_eq!(DeviceUuid::new(text), Err(NotAValue::Uuid), "{text}");
+    }
+}
+
 #[test]
 fn hostile_value_is_refused() {
     for text in

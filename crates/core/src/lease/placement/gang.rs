@@ -85,9 +85,14 @@ fn may_use(gpu: &GpuOffer, wanted: &PlacementRequest, blocked: UseOccupied) -> b
         && match gpu.closed {
             None => true,
             Some(Closed::Claimed) => blocked == UseOccupied::Last,
-            Some(Closed::Cordoned | Closed::NotReady | Closed::Pending | Closed::Prohibited | Closed::StillShared) => {
-                false
-            }
+            Some(
+                Closed::Cordoned
+                | Closed::NotReady
+                | Closed::Pending
+                | Closed::Prohibited
+                | Closed::StillShared
+                | Closed::NotShared,
+            ) => false,
         }
 }
 

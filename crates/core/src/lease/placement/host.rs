@@ -56,6 +56,8 @@ pub enum Closed {
     Pending,
     /// The MPS daemon of an earlier rule still runs on the GPU.
     StillShared,
+    /// The rule of the GPU has mode `mps`, but no operation has started the MPS daemon.
+    NotShared,
 }
 
 /// Why a GPU offers no leases.

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, LOST_GPU_HINT, LeaseKind, Mode};
+use gpush_api::{ApiError, Code, ComputeMode, Gpu, GpuState, LOST_GPU_HINT, LeaseKind, Mode};
 
 use super::{
     Closed, FreeShare, GpuOffer, Host, MpsOffer, NoAssignment, Obstacle, PlacementPolicy, PlacementRequest,
@@ -150,7 +150,11 @@ impl NoAssignment {
                         continue;
                     }
                     error.causes.extend(match (reasons, obstacles.as_slice()) {
-                        _ if matches!(obstacle, Obstacle::Closed(Closed::Prohibited | Closed::StillShared)) => {
+                        _ if matches!(
+                            obstacle,
+                            Obstacle::Closed(Closed::Prohibited | Closed::StillShared | Closed::NotShared)
+                        ) =>
+                        {
                             vec![cause(*gpu, *obstacle, wanted, context.host)]
                         }
                         // The message already names the state of the only GPU.
@@ -162,6 +166,7 @@ impl NoAssignment {
                 let open = obstacles.iter().filter(|(_, one)| *one != Obstacle::Closed(Closed::Pending));
                 error.causes.extend(open.flat_map(|(gpu, _)| pending_of(*gpu, context)).take(MOST_NAMED));
                 error.hint = error.hint.or_else(|| compute_mode_hint(obstacles, context.host));
+                error.hint = error.hint.or_else(|| share_hint(obstacles));
                 if let Some(more) = obstacles.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
                     error = error.cause(format!("other GPUs that are in use: {more}"));
                 }
@@ -296,12 +301,27 @@ fn apply_hint<'a>(unoffered: impl Iterator<Item = &'a (u32, Unoffered)>) -> Opti
 fn compute_mode_hint(obstacles: &[(u32, Obstacle)], host: &Host) -> Option<String> {
     let prohibited = obstacles.iter().filter(|(_, obstacle)| *obstacle == Obstacle::Closed(Closed::Prohibited));
     let offers = prohibited.filter_map(|(index, _)| host.gpus.iter().find(|gpu| gpu.index == *index));
+    let by_rule = |gpu: &&GpuOffer| gpu.timeslice.is_some_and(|one| one.compute_mode == Some(ComputeMode::Prohibited));
+    let (ruled, offers): (Vec<&GpuOffer>, Vec<&GpuOffer>) = offers.partition(by_rule);
+    if let ([gpu, ..], []) = (ruled.as_slice(), offers.as_slice()) {
+        let rule = "its `compute_mode` keeps all programs from the GPU";
+        return Some(format!("an administrator can change the rule of GPU {}: {rule}", gpu.index));
+    }
     let (indexes, uuids): (Vec<u32>, Vec<&str>) =
-        offers.take(MOST_NAMED).map(|gpu| (gpu.index, gpu.uuid.as_str())).unzip();
+        offers.into_iter().take(MOST_NAMED).map(|gpu| (gpu.index, gpu.uuid.as_str())).unzip();
     (!uuids.is_empty()).then(|| {
         let gpus = gpu_names(&indexes);
         format!("`nvidia-smi -i {} -c DEFAULT` lets programs use {gpus} again (administrator)", uuids.join(","))
     })
+}
+
+/// Returns the hint to start the MPS daemons of GPUs; `None` if no rule requires one that was not started.
+fn share_hint(obstacles: &[(u32, Obstacle)]) -> Option<String> {
+    let not_shared = obstacles.iter().filter(|(_, obstacle)| *obstacle == Obstacle::Closed(Closed::NotShared));
+    let gpus: Vec<u32> = not_shared.take(MOST_NAMED).map(|(index, _)| *index).collect();
+    let list = || gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    (!gpus.is_empty())
+        .then(|| format!("`gpushctl apply {}` shares {} through MPS (administrator)", list(), gpu_names(&gpus)))
 }
 
 /// Says where the selected GPUs get their static layouts from, one sentence for each layout.
@@ -395,6 +415,8 @@ fn busy(obstacles: &[(u32, Obstacle)], wanted: &PlacementRequest, host: &Host) -
         verb("is leased under an earlier rule", "are leased under earlier rules")
     } else if all(Closed::StillShared) {
         verb("is still shared through MPS", "are still shared through MPS")
+    } else if all(Closed::NotShared) {
+        verb("is not shared through MPS yet", "are not shared through MPS yet")
     } else if obstacles.iter().all(|(_, obstacle)| matches!(obstacle, Obstacle::Closed(_))) {
         "the GPUs accept no leases now".to_owned()
     } else if obstacles.iter().all(|(gpu, _)| leases_at_limit(*gpu, wanted, host).is_some()) {
@@ -432,6 +454,9 @@ fn cause(gpu: u32, obstacle: Obstacle, wanted: &PlacementRequest, host: &Host) -
         Obstacle::Closed(Closed::Pending) => format!("GPU {gpu} is leased under an earlier rule"),
         Obstacle::Closed(Closed::StillShared) => {
             format!("the MPS daemon of GPU {gpu} still runs, although the rule of the GPU no longer has mode `mps`")
+        }
+        Obstacle::Closed(Closed::NotShared) => {
+            format!("the rule of GPU {gpu} has mode `mps`, but the MPS daemon of the GPU was not started")
         }
         Obstacle::InUse => match wanted.targets {
             Some(_) => format!("the requested target on GPU {gpu} has no room"),

@@ -83,7 +83,7 @@ fn offer(
     let mut offer = GpuOffer {
         index: gpu.index,
         uuid: gpu.uuid.clone(),
-        closed: closed(snapshot, gpu, desired_state.mode),
+        closed: closed(snapshot, gpu, desired_state),
         pending: gpu.pending.clone(),
         mps: own.iter().map(|target| mps(snapshot, gpu, target)).collect(),
         ..GpuOffer::default()
@@ -123,7 +123,10 @@ fn offer(
     offer
 }
 
-fn closed(snapshot: &Snapshot<'_>, gpu: &Gpu, mode: Mode) -> Option<Closed> {
+fn closed(snapshot: &Snapshot<'_>, gpu: &Gpu, desired_state: &DesiredState) -> Option<Closed> {
+    let mode = desired_state.mode;
+    let sets_prohibited =
+        || desired_state.timeslice.as_ref().is_some_and(|one| one.compute_mode == Some(ComputeMode::Prohibited));
     if snapshot.claimed.contains(&gpu.uuid) {
         return Some(Closed::Claimed);
     }
@@ -134,7 +137,13 @@ fn closed(snapshot: &Snapshot<'_>, gpu: &Gpu, mode: Mode) -> Option<Closed> {
         GpuState::Ready if gpu.stale || !gpu.processes_known => Some(Closed::NotReady),
         // The present leases keep the earlier rule. A new lease would delay the change.
         GpuState::Ready if gpu.pending.iter().any(|change| change.aim.device().is_none()) => Some(Closed::Pending),
-        GpuState::Ready if gpu.compute_mode == Some(ComputeMode::Prohibited) => Some(Closed::Prohibited),
+        // If the rule sets this mode, gpushd soon replaces another mode.
+        GpuState::Ready if gpu.compute_mode == Some(ComputeMode::Prohibited) || sets_prohibited() => {
+            Some(Closed::Prohibited)
+        }
+        // Only an operation starts the daemon. A waiting request must not reserve the GPU, because it would then stand in
+        // the way of this operation.
+        GpuState::Ready if mode == Mode::Mps && !snapshot.daemons.contains(&gpu.uuid) => Some(Closed::NotShared),
         // The MPS daemon of the earlier rule still runs, and no program can use the GPU without it.
         GpuState::Ready if matches!(mode, Mode::Timeslice | Mode::Exclusive) && snapshot.has_daemon(&gpu.uuid) => {
             Some(Closed::StillShared)

@@ -292,8 +292,9 @@ fn desired_state_includes_mig_mode() {
     let wanted = |plan: &gpush_api::GpuPlan| plan.error.is_none() && plan.is_empty();
     assert_eq!(plans(false).iter().map(wanted).collect::<Vec<_>>(), [false, true, false, false, true]);
     // With `mig-devices: {}`, a GPU with MIG mode off needs a change. With the layout `none`, it
-    // needs no change.
-    assert_eq!(plans(true).iter().map(wanted).collect::<Vec<_>>(), [true, false, true, false, false]);
+    // needs no change. If MIG mode is on, but a reset would disable it, MIG mode is set again.
+    assert_eq!(plans(true).iter().map(wanted).collect::<Vec<_>>(), [true, false, false, false, false]);
+    assert_eq!((plans(true)[2].mig_mode(), plans(true)[2].reset()), (Some(true), None));
     let off: Vec<_> =
         plans(false).iter().map(|plan| (plan.mig_mode() == Some(false), plan.reset().is_some())).collect();
     // If a mode change is only pending, cancelling it needs no reset.

@@ -94,7 +94,8 @@ fn each_mode_offers_its_kind_of_lease() {
     assert_eq!([kinds(0), kinds(1), kinds(2), kinds(3)], [["mig"], ["mps"], ["timeslice"], ["whole"]]);
     assert!(kinds(4).is_empty(), "the config does not claim it");
     assert_eq!(host.gpus[1].mps[0].capacity_tenths, 1500);
-    assert!(host.gpus.iter().all(|gpu| gpu.closed.is_none()));
+    let closed: Vec<Option<Closed>> = host.gpus.iter().take(4).map(|gpu| gpu.closed).collect();
+    assert_eq!(closed, [None, Some(Closed::NotShared), None, None], "no operation has started the MPS daemon");
 }
 
 #[test]
@@ -123,6 +124,32 @@ fn gpu_that_leaves_mps_is_closed_but_offers_its_next_mode() {
             scene.gpus[gpu].pending = vec![gpush_api::PendingChange { aim, leases: vec![gpush_api::LeaseId(3)] }];
         }
     }
+}
+
+/// Fault: a request with `--wait` reserved a GPU whose MPS daemon was not started. The operation that starts the daemon
+/// waited behind this request, and the request waited for the daemon.
+#[test]
+fn mps_gpu_without_a_daemon_is_closed_and_not_reserved() {
+    let mut scene = Scene::new();
+    let share = RequestedShare::Mps { percentage: None, memory_limit: None, priority: None };
+    let wanted = PlacementRequest { share, count: 1, holder: 1000, gpus: None, targets: None };
+    let obstacles = match place(&scene.host(), &wanted, PlacementPolicy::Pack) {
+        Err(NoAssignment::Busy { obstacles, .. }) => obstacles,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(obstacles, [(1, Obstacle::Closed(Closed::NotShared))]);
+    assert_eq!(scene.host().reservation(&wanted, PlacementPolicy::Pack), None);
+    scene.daemons.insert(scene.uuid(1));
+    assert!(place(&scene.host(), &wanted, PlacementPolicy::Pack).is_ok());
+}
+
+/// Fault: between `nvidia-smi -c DEFAULT` and the next correction by gpushd, a lease was granted on such a GPU.
+#[test]
+fn rule_that_prohibits_programs_closes_the_gpu() {
+    let mut scene = Scene::new();
+    let prohibited = CONFIG.replace("{ replicas = 3 }", "{ replicas = 3, compute_mode = \"prohibited\" }");
+    scene.config = Config::parse(&prohibited, "gpushd.toml").unwrap();
+    assert_eq!(scene.host().gpus[2].closed, Some(Closed::Prohibited));
 }
 
 /// Fault: a request with `--wait` for a device that loses its MPS daemon was refused without a hint.
