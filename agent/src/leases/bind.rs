@@ -25,6 +25,7 @@ use gpush_store::{LeaseRecord, StoreError, Tx};
 use super::{
     Leases, scope,
     unit_owner::{is_all_of, owner_of},
+    user_limits,
 };
 use crate::caller::Caller;
 
@@ -208,6 +209,7 @@ pub(super) async fn resolve(
         BindTarget::NewScope => {
             // Check that systemd answers before gpushd reserves or records anything.
             manager.check().await.map_err(|error| no_scope(&error))?;
+            user_limits::check(leases, manager, holder).await?;
             let binding = LeaseBinding::Scope { unit: None, cgroup: None };
             Ok(ResolvedBinding { binding, caller: Some(process), reason: None })
         }

@@ -22,6 +22,7 @@
 //! | `selection` | the GPUs that a request selects and that its caller may lease |
 //! | `bind` | the binding of a lease: a scope, a cgroup, a process |
 //! | `unit_owner` | whose processes a service runs |
+//! | `user_limits` | the limits of a user's slice, for the slice of the user's leases |
 //! | `scope` | scopes of leases, which systemd creates and kills |
 //! | `offers` | what the GPUs offer now, and the members of an assignment |
 //! | `searches` | where searches for placements run |
@@ -69,6 +70,7 @@ mod searches;
 mod selection;
 mod show;
 mod unit_owner;
+mod user_limits;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -21,7 +21,10 @@ use self::{
     scan::{Incomplete, Reading, scan, scan_job},
 };
 use super::Leases;
-use crate::{mps, state::OpenLease};
+use crate::{
+    mps::{self, Place},
+    state::OpenLease,
+};
 
 /// How long the driver may take to list the processes on a GPU.
 const DRIVER: Duration = Duration::from_secs(2);
@@ -335,30 +338,35 @@ async fn driver_processes(leases: &Leases, member: &LeaseMember) -> Option<Vec<u
     if !reading.processes_known {
         return None;
     }
-    let mut processes: Vec<&Process> = Vec::new();
+    // Each process with whether the driver lists it on the MIG device.
+    let mut processes: Vec<(&Process, bool)> = Vec::new();
     if member.target == member.gpu {
-        processes.extend(&reading.processes);
+        processes.extend(reading.processes.iter().map(|process| (process, false)));
     }
     for instance in reading.mig.iter().flat_map(|mig| &mig.instances) {
         let devices = instance.compute.iter().filter(|compute| compute.uuid.as_ref() == Some(&member.target));
         let mut is_here = false;
         for device in devices {
             is_here = true;
-            processes.extend(&device.processes);
+            processes.extend(device.processes.iter().map(|process| (process, true)));
         }
         if is_here {
             // Include processes of the GPU instance: the driver may not list them for a compute instance yet.
-            processes.extend(&instance.processes);
+            processes.extend(instance.processes.iter().map(|process| (process, false)));
         }
     }
     // A process without a pid is in another pid namespace, and its user is not known. Leave it out.
-    let mut found: Vec<_> = processes.into_iter().filter_map(|process| Some((process.pid?, process.kind))).collect();
-    let mps = leases.handles.mps.clone();
+    let found = processes.into_iter().filter_map(|(process, on_device)| Some((process.pid?, process.kind, on_device)));
+    let mut found: Vec<_> = found.collect();
+    let (mps, member) = (leases.handles.mps.clone(), member.clone());
     // Use a blocking thread: the file systems of the processes may not answer.
     let without_servers = tokio::task::spawn_blocking(move || {
         let servers = mps.servers();
-        found.retain(|(pid, kind)| servers.of_process(*pid, *kind).is_none());
-        found.into_iter().map(|(pid, _)| pid).collect()
+        found.retain(|(pid, kind, on_device)| {
+            let device = on_device.then_some(member.target.as_str());
+            servers.of_process(*pid, *kind, Place::Device { gpu: &member.gpu, device }).is_none()
+        });
+        found.into_iter().map(|(pid, ..)| pid).collect()
     });
     without_servers.await.ok()
 }

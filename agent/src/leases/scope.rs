@@ -15,12 +15,12 @@ use gpush_store::LeaseRecord;
 use super::{
     Leases,
     bind::{self, ResolvedBinding},
-    lease_end,
+    lease_end, user_limits,
 };
 use crate::state::LeaseTable;
 
 /// The slice that contains the scopes of all users.
-const SLICE: &str = "gpulease";
+pub(super) const SLICE: &str = "gpulease";
 
 /// Creates scopes, or has the reason why this gpushd cannot create them.
 #[derive(Debug, Clone)]
@@ -90,6 +90,7 @@ pub(super) async fn move_into_scope(
         description: format!("gpush lease {} of {who}", record.id),
         slice: format!("{SLICE}-{}.slice", record.holder.uid),
     };
+    user_limits::carry_over(leases, manager, record.holder.uid).await?;
     process.check_unmoved()?;
     let started = manager.start_scope(&scope, &process.process).await;
     let is_there = proc::cgroups(process.pid).is_some_and(|text| cgroup::contains(cgroup, &text));

@@ -56,7 +56,7 @@ use gpush_host::identity::Users;
 use gpush_mps::daemon::{Daemon, Launcher};
 pub(crate) use gpush_mps::daemon::{
     base_lock::{path as base_lock_path, take as lock_base},
-    server_processes::{ServedTarget, Server, Servers},
+    server_processes::{Place, ServedTarget, Server, Servers, SupervisedTarget},
 };
 use gpush_nvml::Hardware;
 use gpush_store::{MpsTarget, Store};
@@ -267,11 +267,11 @@ impl Mps {
     /// Returns the data by which gpushd recognizes its current MPS servers.
     pub(crate) fn servers(&self) -> Servers {
         let entries = self.entries().clone();
-        let names = |target: &str| match entries.iter().find(|(_, entry)| entry.short == target) {
-            Some((uuid, entry)) => ServedTarget { label: view::label(entry, uuid), name: view::name(entry) },
-            None => ServedTarget { label: target.to_owned(), name: target.to_owned() },
-        };
-        Servers::of(&self.base, names, &self.handles.state.config().mps, self.handles.own_uid)
+        let supervised = entries.iter().map(|(uuid, entry)| {
+            let names = ServedTarget { label: view::label(entry, uuid), name: view::name(entry) };
+            SupervisedTarget::of(names, &entry.short, uuid, &entry.gpu_uuid, &entry.daemon.last_report())
+        });
+        Servers::of(&self.base, supervised.collect(), &self.handles.state.config().mps, self.handles.own_uid)
     }
 
     /// Returns the uids of the users who may use a target.

@@ -39,7 +39,7 @@ use gpush_host::{
 
 use super::{Unleased, environment::EnvironmentLease};
 use crate::{
-    mps::{self, Server, Servers, SharedTarget},
+    mps::{self, Place, Server, Servers, SharedTarget},
     state::{LeaseTable, OpenLease},
 };
 
@@ -111,7 +111,7 @@ impl<'a> Classifier<'a> {
     /// on the whole GPU, or on a GPU instance without a compute instance.
     pub(super) fn classify(&self, gpu: &Gpu, device: Option<&str>, process: &Process) -> Attribution {
         let (Some(pid), Some(uid)) = (process.pid, process.uid) else { return Attribution::default() };
-        let server = self.servers.of_process(pid, process.kind);
+        let server = self.servers.of_process(pid, process.kind, Place::Device { gpu: &gpu.uuid, device });
         let found = Attribution { serves: server.map(Server::describe), ..Attribution::default() };
         if let Some(Server::Of(_)) = server {
             return found;

@@ -38,7 +38,7 @@ use super::{
     report,
     unleased::Action,
 };
-use crate::mps;
+use crate::mps::{self, Place};
 
 /// Pause between two checks for unleased processes.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -280,7 +280,9 @@ fn exemption(
     if identity.is_root() {
         return Some("gpushd never ends processes of root".to_owned());
     }
-    if let Some(server) = classifier.servers.of_process(pid, one.process.process.kind) {
+    let gpu = &one.process.gpu_uuid;
+    let place = Place::Device { gpu, device: Some(one.target.as_str()).filter(|target| target != gpu) };
+    if let Some(server) = classifier.servers.of_process(pid, one.process.process.kind, place) {
         return Some(format!("it is the {}", server.describe()));
     }
     match allow.matches(identity) {

@@ -100,9 +100,11 @@ impl Host {
         processes
     }
 
-    /// Returns the effective user id of a process; `None` if it can't be read.
+    /// Returns the user id of a process; `None` if it can't be read, or if the process runs a setuid program, so that
+    /// its four user ids differ.
     pub(crate) fn owner(&self, pid: u32) -> Option<u32> {
-        Some(Status::parse(&format!("{}\n", self.read(format!("proc/{pid}/status"))?))?.uid())
+        let status = Status::parse(&format!("{}\n", self.read(format!("proc/{pid}/status"))?))?;
+        (status.uids == [status.uid(); 4]).then_some(status.uid())
     }
 
     /// Returns an environment variable of a process; `None` if it is not set or can't be read.

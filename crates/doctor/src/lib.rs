@@ -20,6 +20,7 @@
 //! | `config` | the config file |
 //! | `disk` | the state directory and its free space |
 //! | `security` | SELinux and AppArmor |
+//! | `user_limits` | limits of users that gpushd cannot carry over to their leases |
 //! | `slurm` | files of Slurm, and its hooks |
 
 mod agent;
@@ -35,6 +36,7 @@ mod mps;
 mod security;
 mod service;
 mod slurm;
+mod user_limits;
 
 pub use self::{
     agent::Agent,
@@ -67,7 +69,7 @@ pub fn examine(host: &Host, agent: &Agent, areas: &[Area]) -> Vec<Finding> {
             Area::Agent => agent::examine(host, agent),
             Area::Config => std::mem::take(&mut of_config),
             Area::Disk => disk::examine(host),
-            Area::Security => security::examine(host),
+            Area::Security => security::examine(host, &config),
             Area::Slurm => slurm::examine(host, agent, &config),
         })
         .collect()

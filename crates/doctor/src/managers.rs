@@ -2,7 +2,7 @@
 
 use std::{os::unix::fs::MetadataExt, path::Path};
 
-use gpush_host::other_managers;
+use gpush_host::{cgroup::Membership, other_managers};
 use gpush_mps::{SYSTEM_DIRECTORY, daemon::SPEC};
 
 use crate::{Area, Finding, Host, host::Process};
@@ -10,6 +10,9 @@ use crate::{Area, Finding, Host, host::Process};
 /// Name of the processes of MPS. The kernel cuts names after 15 characters, so control daemons and servers have one
 /// name.
 const MPS: &str = "nvidia-cuda-mps";
+
+/// Prefix of the units of gpushd's daemons. A user can give a cgroup this name, but not a unit of the system manager.
+const UNIT: &str = "gpushd-mps@";
 
 /// A program that matters only while it runs: process name, message and hint.
 struct Known {
@@ -66,12 +69,14 @@ fn foreign_mps(host: &Host, processes: &[Process]) -> Vec<Finding> {
     let daemons = processes.iter().filter(|process| process.name == MPS && !is_server(host, process.pid));
     let foreign = daemons.filter_map(|daemon| {
         let cgroup = host.read(format!("proc/{}/cgroup", daemon.pid)).unwrap_or_default();
-        if cgroup.contains("/gpushd-mps@") {
+        if Membership::parse(&cgroup).and_then(|found| found.unit).is_some_and(|unit| unit.starts_with(UNIT)) {
             return None;
         }
         host.read(format!("proc/{}/environ", daemon.pid))?;
         let directory = host.variable(daemon.pid, "CUDA_MPS_PIPE_DIRECTORY");
-        if directory.as_ref().is_some_and(|directory| is_own(host, directory)) {
+        // A user's process can have any environment.
+        let is_trusted = host.owner(daemon.pid).is_some_and(is_trusted);
+        if directory.as_ref().is_some_and(|directory| is_trusted && is_own(host, directory)) {
             return None;
         }
         let directory = directory.unwrap_or_else(|| "/tmp/nvidia-mps".to_owned());
@@ -96,7 +101,10 @@ fn is_server(host: &Host, pid: u32) -> bool {
 fn is_own(host: &Host, pipe_directory: &str) -> bool {
     let pipe_directory = Path::new(pipe_directory);
     let settings = pipe_directory.parent().map(|dir| host.path(dir.join(SPEC)));
-    let trusted = |uid: u32| uid == 0 || uid == nix::unistd::geteuid().as_raw();
     pipe_directory.starts_with(SYSTEM_DIRECTORY)
-        || settings.and_then(|file| file.symlink_metadata().ok()).is_some_and(|file| trusted(file.uid()))
+        || settings.and_then(|file| file.symlink_metadata().ok()).is_some_and(|file| is_trusted(file.uid()))
+}
+
+fn is_trusted(uid: u32) -> bool {
+    uid == 0 || uid == nix::unistd::geteuid().as_raw()
 }

@@ -1,8 +1,10 @@
-//! SELinux and AppArmor.
+//! SELinux and AppArmor, and limits of users.
 
-use crate::{Area, Finding, Host};
+use gpush_core::config::Config;
 
-pub(crate) fn examine(host: &Host) -> Vec<Finding> {
+use crate::{Area, Finding, Host, user_limits};
+
+pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
     let mut findings = Vec::new();
     match host.read("sys/fs/selinux/enforce").as_deref() {
         Some("1") => {
@@ -23,5 +25,6 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
     if findings.is_empty() {
         findings.push(Finding::ok(Area::Security, "no policy of SELinux or AppArmor concerns gpushd"));
     }
+    findings.extend(user_limits::examine(host, config));
     findings
 }

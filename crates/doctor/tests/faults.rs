@@ -90,6 +90,13 @@ impl Planted {
         self.write(&format!("proc/{pid}/comm"), name);
         self.write(&format!("proc/{pid}/cgroup"), cgroup);
         self.write(&format!("proc/{pid}/environ"), environment);
+        self.owner(pid, 0);
+    }
+
+    /// Sets the uid of a process.
+    fn owner(&self, pid: u32, uid: u32) {
+        let ids = format!("{uid}\t{uid}\t{uid}\t{uid}");
+        self.write(&format!("proc/{pid}/status"), &format!("Uid:\t{ids}\nGid:\t{ids}\nGroups:\t\n"));
     }
 
     fn examine(&self, agent: &Agent) -> Vec<Finding> {
@@ -388,6 +395,19 @@ fn mps_processes_without_systemd_are_not_foreign() {
     let found = host.bad(Area::Managers, &healthy_agent());
     assert_eq!(found.len(), 1, "only the daemon, not its server: {found:#?}");
     assert!(found[0].causes[0].starts_with("pid 9, "), "{found:#?}");
+}
+
+/// Fault: a user's daemon was not reported if its environment named the directory of gpushd's daemons, or if the user
+/// had given its cgroup the name of a unit.
+#[test]
+fn mps_daemon_of_a_user_that_imitates_gpushds_is_foreign() {
+    let host = Planted::healthy();
+    host.process(7, "nvidia-cuda-mps", "0::/", "CUDA_MPS_PIPE_DIRECTORY=/run/gpush-mps/0/p1\u{0}");
+    host.owner(7, 1_000_000);
+    let own = "0::/user.slice/user-1000000.slice/user@1000000.service/app.slice/gpushd-mps@0.service\n";
+    host.process(8, "nvidia-cuda-mps", own, "");
+    let found = host.bad(Area::Managers, &healthy_agent());
+    assert_eq!(found.len(), 2, "{found:#?}");
 }
 
 /// Fault: the hint was a command with the pipe directory that the process named. For the process of a user that named the

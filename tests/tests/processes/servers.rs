@@ -1,12 +1,19 @@
 //! MPS servers. gpushd finds them in `/proc`, even if their daemon has not reported them.
 
-use gpush_api::MpsState;
-use gpush_tests::{
-    agent::Setup,
-    mps::{Client, Role, base, clear_faults, fault, parts, reaches},
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    process::{Child, Command, Stdio},
 };
 
-use super::{END, HOST, NOBODY, RULE, all, lease_of, listed, start_on, witness};
+use gpush_api::{LeaseState, MpsState, UnleasedStep};
+use gpush_tests::{
+    agent::Setup,
+    host::Host,
+    mps::{Client, Role, base, clear_faults, fault, lease_becomes, lease_now, parts, reaches, release},
+};
+
+use super::{END, HOST, NOBODY, OTHER, RULE, all, lease_of, listed, start_on, step_event, witness};
 
 #[test]
 fn new_mps_server_is_shown_as_server_and_not_as_unleased() {
@@ -40,4 +47,72 @@ fn server_of_a_silent_daemon_is_not_unleased_after_a_restart() {
     let servers: Vec<_> = all(&agent).processes.into_iter().filter(|one| one.serves.is_some()).collect();
     assert_eq!(servers.iter().map(|one| one.serves.as_deref()).collect::<Vec<_>>(), [Some("MPS server of GPU 0")]);
     clear_faults(&host);
+}
+
+/// Imitates a setuid program of root that a user has started with a copy of the daemon's lock as standard input: the
+/// effective uid is 0, and the real uid is the user's. The program starts a process of the user.
+const SETUID: &str = r#"use POSIX; $| = 1;
+my $pid = fork;
+if (!$pid) {
+    POSIX::setgid($ARGV[0]); POSIX::setuid($ARGV[0]);
+    open STDIN, "<", "/dev/null"; open STDOUT, ">", "/dev/null"; exec "sleep", "1000";
+}
+$< = $ARGV[0];
+print "$pid\n";
+waitpid $pid, 0;"#;
+
+/// A program like [`SETUID`], and its child, which the driver lists on GPU 0.
+struct Imitation {
+    parent: Child,
+    pid: u32,
+}
+
+impl Imitation {
+    fn start(host: &Host, uid: u32) -> Self {
+        let target = gpush_tests::mps::names(&base(host)).into_iter().find(|name| name.starts_with('g'));
+        let lock = File::open(base(host).join(target.expect("a target")).join("lock")).expect("a lock");
+        let mut perl = Command::new("perl");
+        perl.args(["-e", SETUID, &uid.to_string()]).stdin(lock).stdout(Stdio::piped());
+        let mut parent = perl.spawn().expect("perl");
+        let mut line = String::new();
+        let output = parent.stdout.take().expect("its output");
+        BufReader::new(output).read_line(&mut line).expect("a line");
+        let pid = line.trim().parse().expect("a pid");
+        host.sim("process", &["add", "--gpu", "0", "--kind", "compute", "--pid", line.trim()]);
+        Self { parent, pid }
+    }
+
+    /// Ends the child, and so the program.
+    fn end(mut self) {
+        let _has_ended = gpush_tests::mps::signal(self.pid.cast_signed(), nix::sys::signal::Signal::SIGKILL);
+        self.parent.wait().expect("its status");
+    }
+}
+
+/// Fault: gpushd recognized an MPS server by the lock of its parent and by the effective uid of its parent. A user can
+/// copy the lock, and can start a setuid program. So this user's process was not unleased, and the user's lease ended
+/// while the process still ran.
+#[test]
+fn child_of_a_setuid_program_with_the_lock_is_not_an_mps_server() {
+    let config = format!("{END}[mps]\nhealth_s = 1\n{RULE}");
+    let Some((host, agent)) = start_on("processes that imitate servers", HOST, &config) else { return };
+    let taken = lease_of(NOBODY, &agent);
+    let mut listener = agent.listen("?kinds=unleased", None);
+    let without_lease = Imitation::start(&host, OTHER);
+    step_event(&mut listener, without_lease.pid, UnleasedStep::Asked);
+    without_lease.end();
+
+    let of_holder = Imitation::start(&host, NOBODY);
+    let shown = agent.until("the process is listed", || listed(&agent, of_holder.pid));
+    assert_eq!((shown.serves, shown.unleased.as_deref()), (None, Some("it computes without MPS")));
+    let id = taken.lease.id;
+    release(&agent, id);
+    let waits = format!("process {}", of_holder.pid);
+    agent.until("the lease waits for the process", || {
+        let lease = lease_now(&agent, id);
+        let is_named = lease.waits_for.iter().any(|sentence| sentence.starts_with(&waits));
+        (lease.state == LeaseState::Releasing && is_named).then_some(())
+    });
+    of_holder.end();
+    lease_becomes(&agent, id, LeaseState::Ended);
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use gpush_api::{ApiError, Code, Holder, ProcessKind};
 use gpush_core::holders as judged;
 use gpush_host::device_files;
-use gpush_mps::daemon::server_processes::Server;
+use gpush_mps::daemon::server_processes::{Place, Server};
 
 use super::{MigMode, preflight::minors};
 use crate::{host_services::HostServices, state::redact};
@@ -35,7 +35,7 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
     let search = tokio::task::spawn_blocking(move || {
         let mut found = device_files::holders(&proc, &minors, &own)?;
         for holder in &mut found {
-            let server = holder.pid.and_then(|pid| servers.of_process(pid, ProcessKind::Compute));
+            let server = holder.pid.and_then(|pid| servers.of_process(pid, ProcessKind::Compute, Place::DeviceFiles));
             holder.mps = server.map(Server::describe);
             holder.mps_target = match server {
                 Some(Server::Of(target)) => Some(target.name.clone()),

@@ -22,6 +22,7 @@ use crate::{
     lease::{
         placement::PlacementPolicy,
         quota::{Limits, MemoryAmount, Quota, Subject},
+        user_limits::UserLimits,
     },
     quote::Quoted,
     selector::Selector,
@@ -32,6 +33,8 @@ use crate::{
 pub struct Leases {
     /// How gpushd chooses among several possible placements of a lease.
     pub placement: PlacementPolicy,
+    /// What gpushd does if a limit of a user's slice cannot be carried over to the slice of the user's leases.
+    pub user_limits: UserLimits,
 }
 
 /// A `[[quota]]` table.
@@ -76,6 +79,16 @@ pub(super) fn placement_name(policy: PlacementPolicy) -> &'static str {
     }
 }
 
+const USER_LIMITS: [(&str, UserLimits); 2] = [("carry", UserLimits::Carry), ("require", UserLimits::Require)];
+
+/// Returns the name of a value of `user_limits` in the config.
+pub(super) fn user_limits_name(policy: UserLimits) -> &'static str {
+    match policy {
+        UserLimits::Carry => "carry",
+        UserLimits::Require => "require",
+    }
+}
+
 /// Maximum of `leases` and of `waiting` in a quota.
 const MOST_LEASES: u32 = 10_000;
 
@@ -84,7 +97,8 @@ const MOST_GPUS: u32 = 1000;
 
 pub(super) fn leases(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Leases {
     let placement = reader.choice(table, "placement", "placement", &PLACEMENTS);
-    Leases { placement: placement.unwrap_or_default() }
+    let user_limits = reader.choice(table, "user_limits", "valid value of `user_limits`", &USER_LIMITS);
+    Leases { placement: placement.unwrap_or_default(), user_limits: user_limits.unwrap_or_default() }
 }
 
 pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Vec<QuotaRule> {

@@ -62,7 +62,7 @@ pub const PROCESSES: Section = Section { header: "[processes]", keys: &["unlease
 /// An entry of `processes.allow`, which is an inline table in the file, not a section.
 pub const ALLOW: Section = Section { header: "[[processes.allow]]", keys: &["exe", "uid"] };
 /// `[leases]`
-pub const LEASES: Section = Section { header: "[leases]", keys: &["placement"] };
+pub const LEASES: Section = Section { header: "[leases]", keys: &["placement", "user_limits"] };
 /// `[slurm]`
 pub const SLURM: Section =
     Section { header: "[slurm]", keys: &["agent_down", "deadline_s", "leftovers", "unattributed", "directory"] };

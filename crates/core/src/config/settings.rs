@@ -6,7 +6,7 @@ use super::{
     effective::{list, text},
     limits, mps,
     processes::policy_name,
-    quotas::placement_name,
+    quotas::{placement_name, user_limits_name},
     slurm,
 };
 
@@ -66,6 +66,7 @@ impl Config {
             ("processes", "grace_s", Some(processes.grace_s.to_string())),
             ("processes", "allow", Some(format!("[{}]", allowed.join(", ")))),
             ("leases", "placement", Some(text(placement_name(leases.placement)))),
+            ("leases", "user_limits", Some(text(user_limits_name(leases.user_limits)))),
         ]);
         all.extend(slurm::written(slurm).map(|(key, value)| ("slurm", key, Some(value))));
         all

@@ -14,6 +14,7 @@
 //! | `queue` | order of arrival, and reservations |
 //! | `machine` | states of one lease |
 //! | `usage` | leases that block a change |
+//! | `user_limits` | limits of a user's slice for the slice of the user's leases |
 //! | `environment` | the environment variables of a lease's processes |
 
 pub mod capacity;
@@ -24,3 +25,4 @@ pub mod queue;
 pub mod quota;
 pub mod request;
 pub mod usage;
+pub mod user_limits;

@@ -14,6 +14,7 @@
 //! | `environment` | environment variables |
 //! | `files` | executable and open files |
 //! | `namespaces` | namespaces, compared with those of gpushd |
+//! | `process_id` | a pid with the start time of its process |
 //!
 //! A function that returns an `Option` gives `None` for every error. That includes errors that say nothing about the
 //! process, such as too many open files. Code that acts when a process is missing must use the functions that return
@@ -29,6 +30,7 @@ mod command;
 mod environment;
 mod files;
 mod namespaces;
+mod process_id;
 mod read;
 mod stat;
 mod status;
@@ -53,12 +55,14 @@ pub use self::{
         open_file_status, program, visible_file,
     },
     namespaces::{is_in_our_network, is_in_our_pid_namespace, is_on_this_host},
+    process_id::ProcessId,
     read::{LIMIT, read},
     stat::{
         Image, ancestors, child_resource_use, image, is_alive, is_alive_since, is_ending, is_executing, is_suspended,
         now, parent, start, try_start,
     },
     status::{Status, local_pid, owner, try_owner, try_uids, uids},
+    threads::children,
     time_limit::count_hanging_reads_by_account,
 };
 

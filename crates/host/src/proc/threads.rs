@@ -10,11 +10,23 @@ use std::{
 
 use procfs::process::ProcState;
 
-use super::{AnyPid, numbers_in, of_process, positive, stat};
+use super::{AnyPid, numbers_in, of_process, positive, read, stat};
 
 /// Maximum number of times that gpushd lists the threads. gpushd lists them again if it found no value, because threads
 /// may have ended in the meantime.
 const ATTEMPTS: usize = 3;
+
+/// Returns the children of a process; empty if there is no such process, or the kernel does not list them.
+pub fn children(pid: impl AnyPid) -> Vec<i32> {
+    let Some(pid) = positive(pid) else { return Vec::new() };
+    let lists = directories(pid).unwrap_or_default();
+    let texts = lists.iter().filter_map(|thread| read::read(thread.join("children")).ok());
+    let words = |text: Vec<u8>| {
+        let text = String::from_utf8_lossy(&text).into_owned();
+        text.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<i32>>()
+    };
+    texts.flat_map(words).collect()
+}
 
 /// If the first thread of a process has ended and another one runs, reads something from the directory of a running
 /// thread in `/proc/PID/task`. Returns the first value that `read` finds.

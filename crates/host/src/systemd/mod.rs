@@ -20,6 +20,7 @@
 mod proxies;
 mod scope;
 mod state;
+mod unit_limits;
 
 use std::{future::Future, path::Path, time::Duration};
 
@@ -38,7 +39,11 @@ use zbus::{
 };
 
 use self::proxies::{Property, SystemManagerProxy, UnitPropertiesProxy};
-pub use self::{scope::TransientScope, state::State};
+pub use self::{
+    scope::TransientScope,
+    state::State,
+    unit_limits::{ReadLimits, UnitValue},
+};
 use crate::error_chain;
 
 /// How long one call may take. D-Bus itself uses this limit. `systemctl daemon-reexec` and `daemon-reload` block systemd

@@ -46,6 +46,9 @@ pub(super) trait SystemManager {
         auxiliary: &[(&str, &[Property<'_>])],
     ) -> zbus::Result<OwnedObjectPath>;
 
+    /// Sets properties of a unit; with `runtime`, only until the next boot.
+    fn set_unit_properties(&self, name: &str, runtime: bool, properties: &[Property<'_>]) -> zbus::Result<()>;
+
     fn kill_unit(&self, name: &str, processes: &str, signal: i32) -> zbus::Result<()>;
 
     fn reset_failed_unit(&self, name: &str) -> zbus::Result<()>;

@@ -32,12 +32,14 @@
 //! | `control_connection`, `protocol_in_use` | processes that prevent a daemon from answering; the protocol in use |
 //! | `multi_user` | whether a control program can serve several users |
 //! | `server_processes` | which processes are MPS servers |
+//! | `server_record` | the servers that gpushd has seen as children of a daemon |
 
 use std::{collections::BTreeSet, panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
 use gpush_api::{ApiError, Code, MpsPolicy, MpsServerState, MpsSettings};
 use gpush_core::supervisor::{KillReason, SupervisorPolicy, SupervisorState};
+use gpush_host::proc::ProcessId;
 use jiff::Timestamp;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -58,6 +60,7 @@ mod probe;
 mod protocol_in_use;
 mod report;
 pub mod server_processes;
+mod server_record;
 mod settings;
 mod start;
 mod stop;
@@ -165,6 +168,10 @@ pub struct Report {
     pub policy: Option<MpsPolicy>,
     /// Pid of the control daemon.
     pub pid: Option<i32>,
+    /// The control daemon, with its start time. gpushd watches this process with a pidfd.
+    pub process: Option<ProcessId>,
+    /// Processes that are alive and were children of a daemon of this target while that daemon ran.
+    pub recorded_servers: BTreeSet<ProcessId>,
     /// The effective settings, as read back from the daemon.
     pub in_force: Option<MpsSettings>,
     /// Pid and state of each server.

@@ -121,6 +121,7 @@ impl SupervisorTask {
                     tracing::warn!(mps = self.target, "{lost}");
                     self.news = Some(lost);
                 }
+                self.record_servers(health.servers.iter().map(|(server, _)| *server).collect());
                 (self.effective, self.health) = (Some(settings.effective), health);
                 self.last_reply = Some(Instant::now());
                 self.problems = fault.clone().into_iter().collect();
@@ -141,6 +142,7 @@ impl SupervisorTask {
 
     /// Handles a probe without a reply.
     async fn handle_silence(&mut self, pid: i32, error: &ControlError) {
+        self.record_servers(proc::children(pid));
         self.problems = vec![health::describe_no_reply(error, &self.dir, self.spec.as_ref())];
         self.problems.extend(protocol_in_use::unsupported(pid));
         if proc::is_suspended(pid) {
@@ -167,6 +169,14 @@ impl SupervisorTask {
         self.step(SupervisorEvent::Clients(inside)).await;
         self.step(if is_busy { SupervisorEvent::Busy } else { SupervisorEvent::Silent }).await;
         self.next_probe = self.next_probe.map(|at| at.min(Instant::now() + self.probe_interval().min(DEADLINE)));
+    }
+
+    /// Records which of these processes are servers of the daemon, for the time after its end.
+    fn record_servers(&mut self, processes: Vec<i32>) {
+        let Some(daemon) = self.process.as_ref().and_then(|process| process.id) else { return };
+        if let Err(error) = self.server_record.update(daemon, processes.into_iter()) {
+            tracing::warn!(mps = self.target, "cannot record the MPS servers of the daemon: {error}");
+        }
     }
 
     /// Records that another program changed settings of the daemon. Before version 550, any user

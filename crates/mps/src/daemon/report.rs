@@ -57,6 +57,8 @@ impl SupervisorTask {
             }),
             multi_user: self.is_multi_user(),
             pid: self.process.as_ref().map(|process| process.pid),
+            process: self.process.as_ref().and_then(|process| process.id),
+            recorded_servers: self.server_record.servers().clone(),
             in_force: self.effective.clone(),
             servers: self.health.servers.clone(),
             clients: self.health.clients.clone(),

@@ -1,22 +1,25 @@
-//! Recognizes MPS servers by parent process and cgroup. Does not ask the daemon, which may be
-//! starting or hung.
+//! Decides which processes are MPS servers: the only place that does. Does not ask the daemon, which may be starting or
+//! hung.
 //!
 //! ```text
-//! its parent runs as root, has the lock of a target as standard input,
-//!   and is in the same gpushd-mps@ unit, if it is in one ───────────────► server of that target's daemon
-//! its own standard input is that lock, its daemon has ended, it is not
-//!   an MPS client, and it is in a gpushd-mps@ unit. If the daemons have
-//!   no units: it runs the program of a server or control daemon, and
-//!   its parent has ended or runs as root ───────────────────────────────► the same: leftovers
-//! it runs the program of a server, is not an MPS client, and its
-//! parent runs the program of a control daemon as root ────────────────► server of a daemon that is not gpushd's
+//! it is on the target's GPU or MIG device, it is in the unit of the target's daemon where daemons are units, and
+//!   it is the control daemon that gpushd watches, or a child of that daemon ──► server of that target's daemon
+//!   gpushd recorded it while its parent was known (pid and start time) ───────► the same: a leftover, if the daemon ended
+//!   the daemon has ended, and daemons are units: it is not an MPS client,
+//!   and not the child of a process of the unit ───────────────────────────────► the same: a leftover
+//! it runs the program of a server, is not an MPS client, and its parent runs
+//! the program of a control daemon as root, and is no daemon of gpushd ────────► server of a daemon that is not gpushd's
 //! ```
 //!
-//! The program alone proves nothing: any user can start the server's file with `LD_PRELOAD`. The lock has mode 0600,
-//! and only a daemon passes the lock to other processes. But a user can copy the lock from a server of this user
-//! (`pidfd_getfd`), so the lock alone proves nothing either. "Root" includes the user that gpushd runs as.
+//! A user can imitate everything else:
+//! - copy the daemon's lock from a server of this user (`pidfd_getfd`), and pass it to any process;
+//! - start a setuid program, whose effective uid is 0, and start processes from this program;
+//! - start NVIDIA's server program with `LD_PRELOAD`, and set the environment and the name of a process.
+//!
+//! "Root" includes the user that gpushd runs as. All four uids must be root's, so a setuid program is not root's.
 
 use std::{
+    collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
 };
@@ -25,22 +28,18 @@ use gpush_api::ProcessKind;
 use gpush_core::config;
 use gpush_host::{
     cgroup,
-    proc::{self, FileId},
+    proc::{self, FileId, ProcessId},
 };
 
-use super::{Launcher, TargetDir};
+use super::{Launcher, Report, TargetDir, launcher};
 
 /// File name of NVIDIA's server.
 const SERVER: &str = "nvidia-cuda-mps-server";
 
-/// Prefix of the units of gpushd's daemons.
-const UNIT: &str = "gpushd-mps@";
-
-/// The files that identify servers, as they were at the time of the reading.
+/// What identifies servers, as it was at the time of the reading.
 #[derive(Debug)]
 pub struct Servers {
-    /// The lock of each target.
-    locks: Vec<(FileId, ServedTarget)>,
+    supervised: Vec<SupervisedTarget>,
     servers: Vec<FileId>,
     controls: Vec<FileId>,
     own_uid: u32,
@@ -55,6 +54,62 @@ pub struct ServedTarget {
     pub label: String,
     /// Name in commands, such as `0` or `0:2g.20gb@2`.
     pub name: String,
+}
+
+/// A target whose daemon gpushd supervises.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SupervisedTarget {
+    names: ServedTarget,
+    /// UUID of the GPU or MIG device.
+    uuid: String,
+    /// UUID of the GPU that is the target or contains it.
+    gpu_uuid: String,
+    /// Unit of the daemon.
+    unit: String,
+    /// The control daemon; `None` if gpushd watches none.
+    daemon: Option<ProcessId>,
+    /// Processes that gpushd saw as children of a daemon of this target.
+    recorded: BTreeSet<ProcessId>,
+}
+
+impl SupervisedTarget {
+    /// Describes a target. `short` is its short name, `report` the last report about its daemon.
+    #[must_use]
+    pub fn of(names: ServedTarget, short: &str, uuid: &str, gpu_uuid: &str, report: &Report) -> Self {
+        Self {
+            names,
+            uuid: uuid.to_owned(),
+            gpu_uuid: gpu_uuid.to_owned(),
+            unit: launcher::unit_of_target(short),
+            daemon: report.process,
+            recorded: report.recorded_servers.clone(),
+        }
+    }
+}
+
+/// Where a process was found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place<'a> {
+    /// The driver lists the process.
+    Device {
+        /// UUID of the GPU.
+        gpu: &'a str,
+        /// UUID of the MIG device; `None` if the driver lists the process on the whole GPU, or on a GPU instance
+        /// without a compute instance.
+        device: Option<&'a str>,
+    },
+    /// The process has device files open. CUDA opens the files of all GPUs, so they do not show which GPU it uses.
+    DeviceFiles,
+}
+
+impl Place<'_> {
+    fn is_on(self, target: &SupervisedTarget) -> bool {
+        match self {
+            Self::Device { device: Some(device), .. } => device == target.uuid,
+            Self::Device { gpu, device: None } => gpu == target.gpu_uuid,
+            Self::DeviceFiles => true,
+        }
+    }
 }
 
 /// A server.
@@ -78,16 +133,15 @@ impl Server<'_> {
 }
 
 impl Servers {
-    /// Reads the files that identify servers: the locks and programs of the targets below `base`, and the config's
-    /// `programs`. `target` returns the names for a target's short name. `own_uid` is the uid that gpushd runs as.
+    /// Reads what identifies servers: the supervised targets, and the programs of the targets below `base` and of the
+    /// config. `own_uid` is the uid that gpushd runs as.
     #[must_use]
-    pub fn of(base: &Path, target: impl Fn(&str) -> ServedTarget, programs: &config::Mps, own_uid: u32) -> Self {
+    pub fn of(base: &Path, supervised: Vec<SupervisedTarget>, programs: &config::Mps, own_uid: u32) -> Self {
         let places = TargetDir::all(base);
-        let locks = places.iter().filter_map(|(place, spec)| Some((place.lock_file()?, target(&spec.target))));
         let servers = places.iter().map(|(_, spec)| spec.servers.join(SERVER));
         let controls = places.iter().map(|(_, spec)| spec.control.clone());
         Self {
-            locks: locks.collect(),
+            supervised,
             servers: files(servers.chain([programs.server.clone().into()])),
             controls: files(controls.chain([programs.control.clone().into()])),
             own_uid,
@@ -97,65 +151,53 @@ impl Servers {
 
     /// Returns which server a process is; `None` if the process is not a server.
     #[must_use]
-    pub fn of_process(&self, pid: u32, kind: ProcessKind) -> Option<Server<'_>> {
-        let parent = proc::parent(pid).filter(|parent| *parent > 1);
-        match parent.and_then(|parent| self.holds(parent).map(|target| (parent, target))) {
-            Some((parent, target)) if self.is_trusted(parent) && is_in_unit_of(pid, parent) => {
-                return Some(Server::Of(target));
-            }
-            // The parent is itself a server, so this process is not a server, even if it has inherited the lock.
-            Some(_) => return None,
-            None => {}
+    pub fn of_process(&self, pid: u32, kind: ProcessKind, place: Place<'_>) -> Option<Server<'_>> {
+        let process = ProcessId::of(pid)?;
+        let parent = ProcessId::parent_of(pid);
+        let mut here = self.supervised.iter().filter(|target| place.is_on(target));
+        if let Some(target) = here.find(|target| self.serves(target, process, parent, kind)) {
+            return Some(Server::Of(&target.names));
         }
-        if kind == ProcessKind::MpsClient {
-            return None;
-        }
-        if let Some(target) = self.holds(pid).filter(|_| self.is_leftover(pid, parent)) {
-            return Some(Server::Of(target));
-        }
+        let is_daemon = |process: ProcessId| self.supervised.iter().any(|target| target.daemon == Some(process));
+        let parent = parent.filter(|parent| kind != ProcessKind::MpsClient && !is_daemon(*parent))?;
         // Check the program of the process last: the program may be on a user's file system that hangs.
-        let is_foreign = parent.is_some_and(|parent| self.is_trusted(parent) && runs(parent, &self.controls))
-            && runs(pid, &self.servers);
+        let is_foreign = self.is_of_root(parent) && runs(parent, &self.controls) && runs(process, &self.servers);
         is_foreign.then_some(Server::Foreign)
     }
 
-    /// Returns whether a process with the lock of a target can be a process of a daemon that has ended, or a daemon.
-    fn is_leftover(&self, pid: u32, parent: Option<u32>) -> bool {
-        if self.has_units {
-            return unit_of(pid).is_some_and(|unit| unit.starts_with(UNIT));
+    /// Returns whether a process is the daemon or a server of a target.
+    fn serves(
+        &self,
+        target: &SupervisedTarget,
+        process: ProcessId,
+        parent: Option<ProcessId>,
+        kind: ProcessKind,
+    ) -> bool {
+        let is_in_unit = |process: ProcessId| unit_of(process).as_ref() == Some(&target.unit);
+        if self.has_units && !is_in_unit(process) {
+            return false;
         }
-        let has_no_user = parent.is_none_or(|parent| self.is_trusted(parent));
-        has_no_user && (runs(pid, &self.servers) || runs(pid, &self.controls))
+        if target.recorded.contains(&process) {
+            return true;
+        }
+        match target.daemon.filter(|daemon| daemon.is_alive()) {
+            Some(daemon) => process == daemon || parent == Some(daemon),
+            None => self.has_units && kind != ProcessKind::MpsClient && !parent.is_some_and(is_in_unit),
+        }
     }
 
-    /// Returns the target whose lock is the standard input of a process.
-    fn holds(&self, pid: u32) -> Option<&ServedTarget> {
-        // Check the name first, because it excludes nearly every process.
-        if proc::open_file(pid, 0)?.file_name()? != "lock" {
-            return None;
-        }
-        let input = proc::open_file_status(pid, 0)?.id;
-        self.locks.iter().find(|(lock, _)| *lock == input).map(|(_, target)| target)
-    }
-
-    fn is_trusted(&self, pid: u32) -> bool {
-        proc::owner(pid).is_some_and(|uid| uid == 0 || uid == self.own_uid)
+    fn is_of_root(&self, process: ProcessId) -> bool {
+        proc::uids(process.pid).is_some_and(|uids| uids == [0; 4] || uids == [self.own_uid; 4])
     }
 }
 
-/// Returns whether a process is in the unit of its daemon. Returns true if the daemon is not in a
-/// unit of gpushd.
-fn is_in_unit_of(pid: u32, daemon: u32) -> bool {
-    unit_of(daemon).filter(|unit| unit.starts_with(UNIT)).is_none_or(|its| unit_of(pid) == Some(its))
-}
-
-fn unit_of(pid: u32) -> Option<String> {
-    cgroup::of(pid)?.unit
+fn unit_of(process: ProcessId) -> Option<String> {
+    cgroup::of(process.pid)?.unit
 }
 
 /// Returns whether a process executes one of these files.
-fn runs(pid: u32, programs: &[FileId]) -> bool {
-    proc::executable_id(pid).is_some_and(|id| programs.contains(&id))
+fn runs(process: ProcessId, programs: &[FileId]) -> bool {
+    proc::executable_id(process.pid).is_some_and(|id| programs.contains(&id))
 }
 
 fn files(paths: impl Iterator<Item = PathBuf>) -> Vec<FileId> {
@@ -166,37 +208,35 @@ fn files(paths: impl Iterator<Item = PathBuf>) -> Vec<FileId> {
 mod tests {
     use std::{
         fs::File,
+        io::{BufRead, BufReader},
         os::unix::process::CommandExt,
         process::{Child, Command, Stdio},
     };
 
     use super::*;
 
-    fn file_id(path: &str) -> FileId {
-        FileId::of(&fs::metadata(path).unwrap())
-    }
+    const GPU_0: Place<'_> = Place::Device { gpu: "GPU-0", device: None };
+    const GPU_1: Place<'_> = Place::Device { gpu: "GPU-1", device: None };
 
-    /// Creates the lock of a target.
-    fn lock_in(dir: &Path) -> (FileId, File) {
-        let lock = File::create(dir.join("lock")).unwrap();
-        (FileId::of(&lock.metadata().unwrap()), lock)
-    }
-
-    /// Starts a shell with `input` as standard input. The shell starts a child that runs `tail`
-    /// with another standard input. Returns the shell and the child's pid.
-    fn family(input: File) -> (Child, u32) {
+    /// Starts a shell that starts `tail`. Returns the shell and the pid of its child.
+    fn family(shell: &mut Command) -> (Child, u32) {
         let mut file = tempfile::NamedTempFile::new().unwrap();
         std::io::Write::write_all(&mut file, b"ready\n").unwrap();
-        let mut shell = Command::new("/bin/sh");
         shell.args(["-c", "tail -f \"$0\" < /dev/null & echo $!; wait"]).arg(file.path());
-        let mut shell = shell.stdin(input).stdout(Stdio::piped()).process_group(0).spawn().unwrap();
-        let lines = std::io::BufRead::lines(std::io::BufReader::new(shell.stdout.take().unwrap()));
-        // Read two lines: the shell prints the pid of its child, and `tail` prints the content of its file. The line of
-        // `tail` shows that the child no longer executes the shell's program.
-        let lines: Vec<String> = lines.take(2).collect::<Result<_, _>>().unwrap();
-        assert!(lines.contains(&"ready".to_owned()), "{lines:?}");
+        let mut shell = shell.stdout(Stdio::piped()).process_group(0).spawn().unwrap();
+        // `tail` ends when the pipe is closed, so the pipe stays open.
+        // Read two lines: the pid of the child, and the line of `tail`, which shows that the child no longer executes
+        // the shell's program.
+        let lines = BufReader::new(shell.stdout.as_mut().unwrap()).lines().take(2);
+        let lines: Vec<String> = lines.collect::<Result<_, _>>().unwrap();
         let pid = lines.iter().find_map(|line| line.parse().ok());
         (shell, pid.expect("the shell prints the pid of its child"))
+    }
+
+    fn shell() -> Command {
+        let mut shell = Command::new("/bin/sh");
+        shell.stdin(Stdio::null());
+        shell
     }
 
     fn end(mut shell: Child) {
@@ -205,91 +245,117 @@ mod tests {
         shell.wait().unwrap();
     }
 
+    fn own_uid() -> u32 {
+        nix::unistd::geteuid().as_raw()
+    }
+
     fn gpu_0() -> ServedTarget {
         ServedTarget { label: "GPU 0".to_owned(), name: "0".to_owned() }
     }
 
-    fn servers(lock: FileId, own_uid: u32) -> Servers {
-        let locks = vec![(lock, gpu_0())];
-        Servers { locks, servers: Vec::new(), controls: Vec::new(), own_uid, has_units: false }
+    /// Returns what identifies the servers of GPU 0, with this daemon.
+    fn servers(daemon: Option<ProcessId>) -> Servers {
+        let target = SupervisedTarget {
+            names: gpu_0(),
+            uuid: "GPU-0".to_owned(),
+            gpu_uuid: "GPU-0".to_owned(),
+            unit: launcher::unit_of_target("g0"),
+            daemon,
+            recorded: BTreeSet::new(),
+        };
+        Servers {
+            supervised: vec![target],
+            servers: Vec::new(),
+            controls: Vec::new(),
+            own_uid: own_uid(),
+            has_units: false,
+        }
     }
 
     #[test]
-    fn child_of_a_trusted_process_with_the_lock_is_a_server() {
-        let scratch = tempfile::tempdir().unwrap();
-        let own = nix::unistd::geteuid().as_raw();
-        let (lock, input) = lock_in(scratch.path());
-        let (daemon, server) = family(input);
-        let servers = servers(lock, own);
-        assert_eq!(servers.of_process(server, ProcessKind::Compute), Some(Server::Of(&gpu_0())));
-        // The parent of the daemon is this test, which does not have the lock. So the daemon is
-        // treated like a server whose parent has ended.
-        let shell = proc::executable_id(daemon.id()).unwrap();
-        let servers = Servers { controls: vec![shell], ..servers };
-        assert_eq!(servers.of_process(daemon.id(), ProcessKind::Compute), Some(Server::Of(&gpu_0())));
-        assert_eq!(servers.of_process(std::process::id(), ProcessKind::Compute), None);
+    fn child_of_the_supervised_daemon_is_a_server_on_its_gpu_only() {
+        let (daemon, server) = family(&mut shell());
+        let id = ProcessId::of(daemon.id()).unwrap();
+        let at =
+            |servers: &Servers, pid, place| servers.of_process(pid, ProcessKind::Compute, place).map(Server::describe);
+        let expected = Some("MPS server of GPU 0".to_owned());
+        let known = servers(Some(id));
+        for (pid, what) in [(server, "server"), (daemon.id(), "daemon")] {
+            assert_eq!(at(&known, pid, GPU_0), expected, "{what}");
+            assert_eq!(at(&known, pid, Place::DeviceFiles), expected, "{what}");
+            assert_eq!(at(&known, pid, GPU_1), None, "{what}");
+        }
+        assert_eq!(at(&known, std::process::id(), GPU_0), None);
+        // Another process had the pid of the daemon before.
+        let reused = servers(Some(ProcessId { start: id.start.wrapping_sub(1), ..id }));
+        assert_eq!(at(&reused, server, GPU_0), None);
+        // These processes are in no unit.
+        let with_units = Servers { has_units: true, ..servers(Some(id)) };
+        assert_eq!(at(&with_units, server, GPU_0), None);
         end(daemon);
     }
 
-    /// Fault: a user copied the lock from a server, and started a program with the lock as standard input. gpushd treated
-    /// this program as its MPS server, and did not report it as unleased.
     #[test]
-    fn process_with_a_copied_lock_is_not_a_server() {
-        let scratch = tempfile::tempdir().unwrap();
-        let own = nix::unistd::geteuid().as_raw();
-        let (lock, input) = lock_in(scratch.path());
-        let mut copy = Command::new("sleep").arg("600").stdin(input).spawn().unwrap();
-        let of_copy = |servers: &Servers, kind| servers.of_process(copy.id(), kind).map(Server::describe);
-        let plain = servers(lock, own);
-        assert_eq!(of_copy(&plain, ProcessKind::Compute), None, "it does not run the program of a server");
-        let with_program = Servers { servers: vec![proc::executable_id(copy.id()).unwrap()], ..plain };
-        assert_eq!(of_copy(&with_program, ProcessKind::Compute), Some("MPS server of GPU 0".to_owned()));
-        assert_eq!(of_copy(&with_program, ProcessKind::MpsClient), None);
-        if own != 0 {
-            let below_a_user = Servers { own_uid: own + 1, ..with_program };
-            assert_eq!(of_copy(&below_a_user, ProcessKind::Compute), None, "its parent is the process of a user");
-        }
-        // A user's process cannot enter the unit of a daemon.
-        let with_units = Servers { has_units: true, servers: Vec::new(), ..servers(lock, own) };
-        assert_eq!(of_copy(&with_units, ProcessKind::Compute), None);
-        copy.kill().and_then(|()| copy.wait()).unwrap();
+    fn server_of_a_mig_device_is_not_a_server_on_another_device() {
+        let (daemon, server) = family(&mut shell());
+        let mut known = servers(ProcessId::of(daemon.id()));
+        known.supervised[0].uuid = "MIG-a".to_owned();
+        let on =
+            |device| known.of_process(server, ProcessKind::Compute, Place::Device { gpu: "GPU-0", device }).is_some();
+        // The driver may list the process only on the GPU instance.
+        assert!(on(Some("MIG-a")) && on(None) && !on(Some("MIG-b")));
+        end(daemon);
     }
 
-    /// A server of a user also holds the lock. If the user makes this server start processes, these processes are not
-    /// servers.
+    /// Fault: a process counted as an MPS server if its parent had a copy of the daemon's lock and the effective uid 0,
+    /// as a setuid program has. So gpushd did not report the process as unleased, and its lease ended while it ran.
     #[test]
-    fn child_of_a_users_server_is_not_a_server() {
-        if !nix::unistd::geteuid().is_root() {
-            return println!("SKIPPED children of servers: only root has processes of others");
-        }
+    fn child_of_a_root_process_with_a_copied_lock_is_not_a_server() {
         let scratch = tempfile::tempdir().unwrap();
-        let (lock, input) = lock_in(scratch.path());
-        let mut server = Command::new("/bin/sh");
-        server.args(["-c", "sleep 600 & echo $!; wait"]).stdin(input).stdout(Stdio::piped()).uid(65534);
-        let mut server = server.process_group(0).spawn().unwrap();
-        let mut line = String::new();
-        std::io::BufRead::read_line(&mut std::io::BufReader::new(server.stdout.take().unwrap()), &mut line).unwrap();
-        let servers = servers(lock, 0);
-        let child: u32 = line.trim().parse().unwrap();
-        assert_eq!(servers.of_process(child, ProcessKind::Compute), None);
-        end(server);
-    }
-
-    #[test]
-    fn server_program_without_a_control_daemon_is_no_server() {
-        let scratch = tempfile::NamedTempFile::new().unwrap();
-        let own = nix::unistd::geteuid().as_raw();
-        let (parent, child) = family(File::open(scratch.path()).unwrap());
+        let lock = File::create(scratch.path().join("lock")).unwrap();
+        let mut setuid = Command::new("/bin/sh");
+        let (setuid, child) = family(setuid.stdin(lock));
+        let (daemon, _server) = family(&mut shell());
         let tail = proc::executable_id(child).unwrap();
-        let lock = file_id("/dev/zero");
-        let evaded = Servers { servers: vec![tail], ..servers(lock, own) };
-        assert_eq!(evaded.of_process(child, ProcessKind::Compute), None);
-        let shell = proc::executable_id(parent.id()).unwrap();
+        let known = Servers { servers: vec![tail], ..servers(ProcessId::of(daemon.id())) };
+        for pid in [setuid.id(), child] {
+            for place in [GPU_0, Place::DeviceFiles] {
+                assert_eq!(known.of_process(pid, ProcessKind::Compute, place), None);
+            }
+        }
+        end(setuid);
+        end(daemon);
+    }
+
+    #[test]
+    fn leftover_is_a_server_only_if_gpushd_recorded_it() {
+        let (former, leftover) = family(&mut shell());
+        let mut known = servers(None);
+        assert_eq!(known.of_process(leftover, ProcessKind::Compute, GPU_0), None);
+        let id = ProcessId::of(leftover).unwrap();
+        known.supervised[0].recorded = BTreeSet::from([ProcessId { start: id.start + 1, ..id }]);
+        assert_eq!(known.of_process(leftover, ProcessKind::Compute, GPU_0), None, "another process had the pid");
+        known.supervised[0].recorded = BTreeSet::from([id]);
+        assert_eq!(known.of_process(leftover, ProcessKind::Compute, GPU_0), Some(Server::Of(&gpu_0())));
+        assert_eq!(known.of_process(leftover, ProcessKind::Compute, GPU_1), None);
+        end(former);
+    }
+
+    #[test]
+    fn server_program_without_a_control_daemon_of_root_is_no_server() {
+        let (parent, child) = family(&mut shell());
+        let [tail, shell] = [child, parent.id()].map(|pid| proc::executable_id(pid).unwrap());
+        let evaded = Servers { servers: vec![tail], ..servers(None) };
+        assert_eq!(evaded.of_process(child, ProcessKind::Compute, GPU_0), None);
         let below_a_daemon = Servers { controls: vec![shell], ..evaded };
-        assert_eq!(below_a_daemon.of_process(child, ProcessKind::Compute), Some(Server::Foreign));
-        assert_eq!(below_a_daemon.of_process(child, ProcessKind::MpsClient), None);
-        let of_a_user = Servers { own_uid: own + 1, ..below_a_daemon };
-        assert_eq!(of_a_user.of_process(child, ProcessKind::Compute).is_some(), own == 0);
+        assert_eq!(below_a_daemon.of_process(child, ProcessKind::Compute, GPU_0), Some(Server::Foreign));
+        assert_eq!(below_a_daemon.of_process(child, ProcessKind::MpsClient, GPU_0), None);
+        // A server of gpushd's daemon on a GPU that is not its own.
+        let of_gpushd = Servers { supervised: servers(ProcessId::of(parent.id())).supervised, ..below_a_daemon };
+        assert_eq!(of_gpushd.of_process(child, ProcessKind::Compute, GPU_1), None);
+        let of_a_user = Servers { own_uid: own_uid() + 1, supervised: Vec::new(), ..of_gpushd };
+        let found = of_a_user.of_process(child, ProcessKind::Compute, GPU_0);
+        assert_eq!(found.is_some(), own_uid() == 0);
         end(parent);
     }
 }

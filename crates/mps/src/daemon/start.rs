@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use super::{
     health::Health,
-    launcher::{self, DaemonProcess, LockOwner, StartError},
+    launcher::{DaemonProcess, LockOwner, StartError},
     target_dir::Spec,
     task::{START_INTERVAL, SupervisorTask},
 };
@@ -34,7 +34,7 @@ impl SupervisorTask {
     /// Adopts the daemon that a previous gpushd left running.
     pub(super) async fn adopt(&mut self) {
         let Some(spec) = self.spec.clone() else { return };
-        match launcher::find(&self.dir, &spec) {
+        match self.launcher.find(&self.dir, &spec) {
             Ok(LockOwner::Daemon(process)) => {
                 let pid = process.pid;
                 self.rewrite_spec(&spec, pid);
@@ -104,7 +104,7 @@ impl SupervisorTask {
         else {
             return false;
         };
-        match launcher::find(&self.dir, &spec) {
+        match self.launcher.find(&self.dir, &spec) {
             Ok(LockOwner::Daemon(process)) => {
                 self.rewrite_spec(&spec, process.pid);
                 self.take_over(process, spec);

@@ -40,6 +40,7 @@ use super::{
     leftovers::Leftovers,
     log::LogRotation,
     probe::{Probe, ProbeResult, finished},
+    server_record::ServerRecord,
     stop::terminate,
     target_dir::{Spec, TargetDir},
 };
@@ -73,6 +74,8 @@ pub(super) struct SupervisorTask {
     /// The parameters that the daemon was started with.
     pub(super) spec: Option<Spec>,
     pub(super) process: Option<DaemonProcess>,
+    /// Servers that were children of a daemon of this target.
+    pub(super) server_record: ServerRecord,
     pub(super) control: Option<Arc<Control>>,
     pub(super) sources: Sources,
     /// Users with a lease. They have access while the daemon serves.
@@ -139,6 +142,7 @@ impl SupervisorTask {
             target: target.to_owned(),
             uuid: uuid.to_owned(),
             spec: dir.known_spec().filter(|spec| spec.uuid == uuid),
+            server_record: ServerRecord::read(dir.dir()),
             dir,
             launcher,
             last_published: (discriminant(supervisor.state()), None, false),

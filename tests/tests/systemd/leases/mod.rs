@@ -6,6 +6,7 @@
 //! | `attacks` | forged cgroups, processes that change their identity, many scopes |
 //! | `pids` | a pid that is reused before systemd moves the process |
 //! | `namespaces` | callers in a user namespace or a container |
+//! | `user_limits` | limits of a user's slice |
 //! | `user_manager` | units of `systemd --user`, and processes that leave a lease through it |
 //! | `hierarchies` | cgroup v1, and v1 together with v2 |
 //! | `faults` | restarts of gpushd, systemd or the bus; a deleted database |
@@ -19,6 +20,7 @@ mod faults;
 mod hierarchies;
 mod namespaces;
 mod pids;
+mod user_limits;
 mod user_manager;
 
 use gpush_tests::machine::Machine;

@@ -8,6 +8,7 @@ use super::super::*;
 use crate::lease::{
     placement::PlacementPolicy,
     quota::{Limits, MemoryAmount, Subject},
+    user_limits::UserLimits,
 };
 
 const WHOLE: &str = r#"
@@ -43,6 +44,7 @@ allow = [{ exe = "/usr/bin/nvtop" }, { exe = "/usr/bin/nvtop", uid = 1000 }, { u
 
 [leases]
 placement = "spread"
+user_limits = "require"
 
 [slurm]
 agent_down = "pass"
@@ -230,6 +232,7 @@ fn rule_lease_terms_have_defaults_by_mode() {
 fn quotas_are_resolved_for_the_host() {
     let config = Config::parse(WHOLE, "config.toml").unwrap();
     assert_eq!(config.leases.placement, PlacementPolicy::Spread);
+    assert_eq!(config.leases.user_limits, UserLimits::Require);
     let quotas = config.quotas(&crate::preset::gpus("dgx-a100").unwrap());
     let user = |name: &str| Subject::User(name.to_owned());
     let group = |name: &str| Subject::Group(name.to_owned());

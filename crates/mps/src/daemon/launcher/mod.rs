@@ -23,16 +23,16 @@ mod systemd;
 
 use std::{collections::BTreeSet, io, path::Path, process::ExitStatus};
 
-use gpush_host::pidfd::AsyncPidFd;
+use gpush_host::{cgroup, pidfd::AsyncPidFd, proc::ProcessId};
 use nix::sys::signal::Signal;
 use tokio::task::JoinHandle;
 
 use self::systemd::Units;
 pub(super) use self::{
-    ownership::{LockOwner, OwnedProcess, find, kill, processes},
+    ownership::{LockOwner, OwnedProcess, kill, processes},
     recovered_spec::recovered_spec,
 };
-use super::target_dir::TargetDir;
+use super::target_dir::{Spec, TargetDir};
 use crate::SYSTEM_DIRECTORY;
 
 /// Why a daemon was not started.
@@ -97,6 +97,30 @@ impl Launcher {
         }
     }
 
+    /// Returns the process that holds the lock of the pipe directory, and whether that process is the daemon of this
+    /// spec. Where daemons are units, the daemon must be in its unit: only root can put a process there.
+    ///
+    /// # Errors
+    /// The lock cannot be read.
+    pub(super) fn find(&self, dir: &TargetDir, spec: &Spec) -> io::Result<LockOwner> {
+        Ok(match ownership::find(dir, spec)? {
+            LockOwner::Daemon(process) if !self.is_in_unit(process.pid, &spec.target) => {
+                LockOwner::Foreign(Some(process.pid))
+            }
+            found => found,
+        })
+    }
+
+    /// Returns whether a process is in the unit of a target's daemon. Returns `true` where daemons are not units.
+    pub(super) fn is_in_unit(&self, pid: i32, target: &str) -> bool {
+        match &self.0 {
+            Kind::Process => true,
+            Kind::Systemd(_) => {
+                cgroup::of(pid).and_then(|found| found.unit).is_some_and(|unit| unit == unit_of_target(target))
+            }
+        }
+    }
+
     /// Starts the daemon that the directory's spec describes.
     pub(super) async fn start(&self, dir: &TargetDir) -> Result<DaemonProcess, StartError> {
         if dir.is_locked() {
@@ -149,10 +173,17 @@ impl Launcher {
     }
 }
 
+/// Returns the unit of a target's daemon, where daemons are units.
+pub(super) fn unit_of_target(short: &str) -> String {
+    systemd::of(short)
+}
+
 /// The process of a daemon. It need not be a child of gpushd.
 #[derive(Debug)]
 pub(super) struct DaemonProcess {
     pub(super) pid: i32,
+    /// The pid with its start time; `None` if the process had already ended when gpushd opened it.
+    pub(super) id: Option<ProcessId>,
     handle: AsyncPidFd,
     /// The exit status, if the process is a child of this gpushd.
     status: Option<JoinHandle<io::Result<ExitStatus>>>,
@@ -161,7 +192,10 @@ pub(super) struct DaemonProcess {
 impl DaemonProcess {
     /// Opens the process with this pid; `None` if there is none.
     pub(super) fn of(pid: i32) -> io::Result<Option<Self>> {
-        Ok(AsyncPidFd::open(pid)?.map(|handle| Self { pid, handle, status: None }))
+        let Some(handle) = AsyncPidFd::open(pid)? else { return Ok(None) };
+        // If the process has ended, the start time may be that of a later process with the same pid.
+        let id = ProcessId::of(pid).filter(|_| !handle.has_ended());
+        Ok(Some(Self { pid, id, handle, status: None }))
     }
 
     /// Waits until the process has ended.

@@ -8,7 +8,7 @@
 //! ```text
 //!                   the daemon                               processes that it started
 //! standard input    `lock`                                   `lock`
-//! effective user    gpushd's                                 the share's
+//! all four uids     gpushd's                                 the share's
 //! program           the spec's, even if replaced since       any
 //! pid namespace     gpushd's                                 any
 //! control_lock      held, as the kernel reports              not held
@@ -86,7 +86,7 @@ impl Input {
 
 /// Returns the process that holds the lock of the pipe directory, and whether that process is the
 /// daemon of this spec.
-pub(in crate::daemon) fn find(place: &TargetDir, spec: &Spec) -> io::Result<LockOwner> {
+pub(super) fn find(place: &TargetDir, spec: &Spec) -> io::Result<LockOwner> {
     let pipe = place.pipe(spec.tenure);
     let pid = match lock::taken_by(&pipe)? {
         Holder::Free => return Ok(LockOwner::Free),
@@ -161,10 +161,10 @@ pub(super) fn has_lock_of(place: &TargetDir, pid: i32) -> bool {
     Input::of(pid).is_some_and(|input| input.is_of(place))
 }
 
-/// Returns whether a process that holds the lock is the control daemon. A server that runs as root
-/// is not the daemon.
+/// Returns whether a process that holds the lock is the control daemon. A server that runs as root is not the daemon.
+/// A setuid program is not the daemon either: its real uid is that of the user that started it.
 pub(super) fn is_daemon(pid: i32) -> bool {
-    proc::owner(pid) == Some(own_uid())
+    proc::uids(pid) == Some([own_uid(); 4])
         && proc::is_in_our_pid_namespace(pid)
         && proc::words(pid).is_some_and(|words| words.get(1).is_some_and(|word| word == b"-f"))
 }

@@ -162,7 +162,7 @@ fn name(place: &TargetDir) -> String {
     of(&place.dir().file_name().unwrap_or_default().to_string_lossy())
 }
 
-fn of(target: &str) -> String {
+pub(super) fn of(target: &str) -> String {
     format!("gpushd-mps@{target}.service")
 }
 

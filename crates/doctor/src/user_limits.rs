@@ -1,0 +1,70 @@
+//! Limits of users' slices that gpushd cannot carry over to the slices of their leases.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpush_core::{
+    config::Config,
+    lease::user_limits::{NOT_CARRIED, UserLimits},
+};
+
+use crate::{Area, Finding, Host};
+
+/// Names each slice with such limits. Examines the slices of the users that are logged in, and the limits for all users.
+pub(crate) fn examine(host: &Host, config: &Config) -> Option<Finding> {
+    if !host.has("run/systemd/system") {
+        return None;
+    }
+    let properties = format!("--property=Id,{}", NOT_CARRIED.join(","));
+    // systemctl shows only loaded units for a pattern. The slice of root has the limits that all users have.
+    let units = ["user.slice", "user-0.slice", "user-*.slice"];
+    let printed = host.run("usr/bin/systemctl", &["show", &properties, units[0], units[1], units[2]])?;
+    let found = limited(&printed);
+    if found.is_empty() {
+        return None;
+    }
+    let message = match config.leases.user_limits {
+        UserLimits::Carry => "some limits of users do not apply to the processes of their leases",
+        UserLimits::Require => "gpushd refuses leases with a scope, because it cannot carry over all limits of users",
+    };
+    let hint = "if the processes of leases need these limits, set them with `systemctl edit gpulease-.slice`. To refuse \
+                such leases, set user_limits = \"require\" under [leases] in the config";
+    let causes = found.iter().map(|(slice, names)| {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        format!("{slice}: {}", names.join(", "))
+    });
+    Some(causes.fold(Finding::warning(Area::Security, message, hint), Finding::cause))
+}
+
+/// Returns the slices with a value for one of [`NOT_CARRIED`], from the output of `systemctl show`.
+fn limited(printed: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for unit in printed.split("\n\n") {
+        let lines = || unit.lines().filter_map(|line| line.split_once('='));
+        let Some((_, id)) = lines().find(|(name, _)| *name == "Id") else { continue };
+        let is_set = |(name, value): &(&str, &str)| {
+            NOT_CARRIED.contains(name) && !matches!(value.trim(), "" | "auto" | "~" | "[not set]")
+        };
+        let names: BTreeSet<String> = lines().filter(is_set).map(|(name, _)| name.to_owned()).collect();
+        if !names.is_empty() {
+            found.insert(id.to_owned(), names);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_with_limits_that_are_not_carried_over_are_named() {
+        let printed = "Id=user.slice\nDevicePolicy=closed\nDeviceAllow=/dev/null rw\nDeviceAllow=char-pts rw\n\n\
+                       Id=user-0.slice\nDevicePolicy=auto\nIPIngressFilterPath=\nRestrictNetworkInterfaces=~\n\n\
+                       Id=user-1000.slice\nDevicePolicy=auto\nSocketBindDeny=any\n";
+        let found = limited(printed);
+        let names = |slice: &str| found.get(slice).map(|names| names.iter().cloned().collect::<Vec<_>>().join(" "));
+        assert_eq!(names("user.slice").as_deref(), Some("DeviceAllow DevicePolicy"));
+        assert_eq!((names("user-0.slice"), names("user-1000.slice").as_deref()), (None, Some("SocketBindDeny")));
+        assert!(limited("systemd 247\n").is_empty());
+    }
+}
