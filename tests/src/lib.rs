@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod around;
+pub mod description;
 pub mod driver;
 pub mod fixture;
 pub mod gpu;

@@ -9,9 +9,11 @@
 //! 3. Random steps on leases, compared with a reference model.
 //! 4. Mixed requests, after which gpushd must not use more memory than before. A hostile account, which must not delay
 //!    others.
-//! 5. The packages for hosts. They are built twice, in different folders with different umasks, and must be equal. On
+//! 5. Each fuzz target for a minute: random bytes for the parsers of requests, configs, files of Slurm, texts of the
+//!    kernel, and frames.
+//! 6. The packages for hosts. They are built twice, in different folders with different umasks, and must be equal. On
 //!    Debian 11, 12 and 13, a test upgrades the packages under 2,000 requests. lintian and rpmlint check the packages.
-//! 6. The packages for Arm hosts. The test runs their programs in an emulator, because this machine cannot run them.
+//! 7. The packages for Arm hosts. The test runs their programs in an emulator, because this machine cannot run them.
 //!
 //! If a test fails, its message has the seed and the step. `--seed` repeats the run.
 
@@ -34,6 +36,9 @@ const UPGRADE_OPERATION_S: &str = "20";
 /// How often the other callers do their work while a hostile account sends requests. With more than 400 rounds, the other
 /// user's own records exceed the limit of an account, and gpushd deletes the oldest of them.
 const HOSTILE_ROUNDS: u64 = 300;
+
+/// Seconds for each fuzz target.
+const FUZZ_S: u64 = 60;
 
 /// Limit of `gpush-ready.service`, in seconds, as in the unit.
 const READY_LIMIT_S: u64 = 90;
@@ -99,6 +104,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         ("random steps of leases", "load", "leases::leases_follow_the_model_in_random_steps", leases),
         ("memory of gpushd under mixed requests", "load", "memory::", requests),
         ("a hostile account", "load", "hostile::", ("GPUSH_TEST_HOSTILE_ROUNDS", HOSTILE_ROUNDS)),
+        ("fuzz targets", "fuzz", "", ("GPUSH_TEST_FUZZ_S", FUZZ_S)),
     ] {
         let mut command = tests(test, filter);
         command.env(number.0, number.1.to_string());

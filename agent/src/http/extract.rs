@@ -15,7 +15,10 @@ use serde::{
 
 use gpush_host::peer::Peer;
 
-use super::{body_text, failure::Failure};
+use super::{
+    body_text,
+    failure::{Failure, shown},
+};
 use crate::{
     authorization::Authorization,
     caller::Caller,
@@ -94,9 +97,25 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
 /// Creates the error for a body that is not JSON or does not match the expected type. Removes from `text` the prefix
 /// that axum adds.
 fn unfit(path: &str, text: &str) -> Failure {
-    let detail = text.split_once(": ").map_or(text, |(_, detail)| detail);
+    let detail = detail(text);
     Failure::bad_request(StatusCode::BAD_REQUEST, format!("the body is not valid for {path}: {detail}"))
         .hint("GET /v1/openapi.json describes the body")
+}
+
+/// Maximum length of the detail of an error, in characters. It can contain a field name or a value from the request.
+const LONGEST_DETAIL: usize = 500;
+
+/// Returns the detail of an error without the prefix that axum adds. Shortens a long detail in its middle, because its end
+/// has the position and the known fields.
+fn detail(text: &str) -> String {
+    let detail = gpush_api::text::plain(text.split_once(": ").map_or(text, |(_, detail)| detail));
+    let length = detail.chars().count();
+    if length <= LONGEST_DETAIL {
+        return detail;
+    }
+    let half = LONGEST_DETAIL / 2;
+    let start: String = detail.chars().take(half).collect();
+    start + "…" + &detail.chars().skip(length - half).collect::<String>()
 }
 
 /// Query parameters.
@@ -109,9 +128,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Parameters<T> 
         match Query::<T>::from_request_parts(parts, state).await {
             Ok(Query(parameters)) => Ok(Self(parameters)),
             Err(rejection) => {
-                let text = rejection.body_text();
-                let detail = text.split_once(": ").map_or(text.as_str(), |(_, detail)| detail);
-                let message = format!("{} does not take these parameters: {detail}", parts.uri.path());
+                let detail = detail(&rejection.body_text());
+                let message = format!("{} does not take these parameters: {detail}", shown(parts.uri.path()));
                 Err(Failure::bad_request(rejection.status(), message)
                     .hint("GET /v1/openapi.json describes the parameters"))
             }
@@ -164,6 +182,16 @@ mod tests {
     use gpush_api::MpsActionRequest;
 
     use super::*;
+
+    #[test]
+    fn long_detail_of_an_error_is_shortened_in_its_middle() {
+        let read =
+            |text: &str| detail(&format!("Failed: {}", serde_json::from_str::<MpsActionRequest>(text).unwrap_err()));
+        let long = read(&format!("{{\"{}\": 1}}", "x".repeat(4000)));
+        assert!(long.starts_with("unknown field `xxx") && long.ends_with("at line 1 column 4003"), "{long}");
+        assert_eq!(long.chars().count(), LONGEST_DETAIL + 1);
+        assert!(read("{\"farce\": 1}").contains("`farce`"));
+    }
 
     #[test]
     fn request_body_must_be_an_object_with_known_fields() {

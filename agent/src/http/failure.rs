@@ -9,6 +9,14 @@ use gpush_core::quote::Quoted;
 
 use super::head::MOST_BYTES;
 
+/// Maximum length of a path in a message, in bytes. Every path of the API with a UUID is shorter.
+const LONGEST_PATH: usize = 200;
+
+/// Returns the beginning of a path, to show it in a message. A path is ASCII.
+pub(super) fn shown(path: &str) -> &str {
+    path.get(..LONGEST_PATH).unwrap_or(path)
+}
+
 /// An error as a response.
 #[derive(Debug, Clone)]
 pub(crate) struct Failure {
@@ -60,7 +68,7 @@ impl Failure {
     }
 
     pub(super) fn no_such_path(path: &str) -> Self {
-        ApiError::new(Code::NotFound, format!("this API has no path {path:?}"))
+        ApiError::new(Code::NotFound, format!("this API has no path {:?}", shown(path)))
             .hint("GET /v1/openapi.json describes the paths")
             .into()
     }
@@ -68,12 +76,12 @@ impl Failure {
     /// Creates the error for query parameters on a route that takes none.
     pub(super) fn unknown_parameters(path: &str, query: &str) -> Self {
         let name = query.split(['=', '&']).next().unwrap_or_default();
-        let message = format!("{path} takes no query parameters: unknown parameter {}", Quoted(name));
+        let message = format!("{} takes no query parameters: unknown parameter {}", shown(path), Quoted(name));
         Self::bad_request(StatusCode::BAD_REQUEST, message).hint("GET /v1/openapi.json describes the parameters")
     }
 
     pub(super) fn no_such_method(method: &Method, path: &str) -> Self {
-        let error = ApiError::new(Code::BadRequest, format!("{path} does not support {method}"))
+        let error = ApiError::new(Code::BadRequest, format!("{} does not support {method}", shown(path)))
             .hint("GET /v1/openapi.json describes the paths");
         Self::new(StatusCode::METHOD_NOT_ALLOWED, error)
     }

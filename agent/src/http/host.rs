@@ -1,7 +1,11 @@
 //! `/v1/maintenance` and `/v1/recover`: requests about the whole host.
 
 use axum::{Json, Router, extract::State, routing::post};
-use gpush_api::{MaintenanceRequest, MaintenanceState, ReasonRequest, Recovered};
+use gpush_api::{ApiError, Code, MaintenanceRequest, MaintenanceState, ReasonRequest, Recovered};
+use gpush_core::{
+    quote::Quoted,
+    selector::{self, Selector},
+};
 
 use super::{Handles, extract::Body, failure::Failure, requests::Requests, without_parameters};
 use crate::{
@@ -37,7 +41,7 @@ async fn enter(
     let what = "put the host into maintenance";
     let key = header.of(caller.uid(), "/v1/maintenance/enter", &body);
     let request = requests.admit_with(&caller, what, key, body.reason.as_deref()).await?;
-    let (control, resets) = (maintenance.clone(), body.gpu_uuids);
+    let (control, resets) = (maintenance.clone(), gpu_uuids(&body.gpu_uuids)?);
     let entered = requests.once(request, |request| async move { control.enter(request, resets).await });
     if entered.await?.is_none() {
         // An earlier request with this key may have recorded maintenance, but failed to close the driver handles. So
@@ -46,6 +50,20 @@ async fn enter(
         requests.carry_out(async move { control.close_handles().await }).await?;
     }
     Ok(state(&maintenance, &caller))
+}
+
+/// Returns the UUIDs in the form of the driver. gpushd compares them with the GPUs of leases, and records them.
+fn gpu_uuids(texts: &[String]) -> Result<Vec<String>, ApiError> {
+    let bad =
+        |message: String| ApiError::new(Code::BadRequest, message).hint("`gpushctl gpu list -o uuid` lists the UUIDs");
+    if texts.len() > selector::MOST {
+        return Err(bad(format!("{} GPUs are more than the limit of {}", texts.len(), selector::MOST)));
+    }
+    let uuid = |text: &String| match text.parse() {
+        Ok(Selector::Uuid(uuid)) => Ok(uuid),
+        _ => Err(bad(format!("{} is not a GPU UUID", Quoted(text)))),
+    };
+    texts.iter().map(uuid).collect()
 }
 
 /// Leaves maintenance: gpushd opens the GPUs again. For administrators.
@@ -65,7 +83,7 @@ async fn leave(
     let what = "take the host out of maintenance";
     let key = header.of(caller.uid(), "/v1/maintenance/leave", &body);
     let request = requests.admit_with(&caller, what, key, body.reason.as_deref()).await?;
-    let (control, resets) = (maintenance.clone(), body.gpu_uuids);
+    let (control, resets) = (maintenance.clone(), gpu_uuids(&body.gpu_uuids)?);
     requests.once(request, |request| async move { control.leave(request, resets).await }).await?;
     Ok(state(&maintenance, &caller))
 }
@@ -102,3 +120,20 @@ fn state(control: &MaintenanceControl, caller: &Caller) -> Json<MaintenanceState
 #[derive(utoipa::OpenApi)]
 #[openapi(paths(enter, leave, recover))]
 pub(super) struct HostPaths;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fault: a UUID with blanks was the UUID of no lease, so gpushd entered maintenance although the GPU was leased.
+    #[test]
+    fn uuids_for_maintenance_are_checked_and_written_as_the_driver_writes_them() {
+        let parsed = |texts: &[&str]| gpu_uuids(&texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>());
+        assert_eq!(parsed(&[" gpu-5E8C07A4 "]).unwrap(), ["GPU-5e8c07a4"]);
+        assert_eq!(parsed(&[]).unwrap(), [""; 0]);
+        for bad in ["0", "all", "", "MIG-5e8c07a4", &"x".repeat(4000)] {
+            assert_eq!(parsed(&["GPU-5e8c07a4", bad]).unwrap_err().code, Code::BadRequest, "{bad}");
+        }
+        assert_eq!(parsed(&["GPU-5e8c07a4"; selector::MOST + 1]).unwrap_err().code, Code::BadRequest);
+    }
+}

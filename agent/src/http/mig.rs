@@ -9,7 +9,7 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
-use gpush_api::{ApiError, ApplyRequest, Code, MigDevice, Operation, PlanRequest, Plans};
+use gpush_api::{ApiError, ApplyRequest, Code, LayoutSource, MigDevice, Operation, PlanRequest, Plans};
 use jiff::Timestamp;
 
 use super::{
@@ -106,7 +106,7 @@ async fn apply(
     };
     let reason = request.reason.as_deref().map(reason).transpose()?;
     let (once, expires_at) = (request.once, request.expires_at);
-    let request = PlanRequest { gpus: request.gpus, layout: request.layout };
+    let request = trimmed(PlanRequest { gpus: request.gpus, layout: request.layout });
     let expected = if_match.0;
     let order = Order { reason, wait, once, expires_at, expected, key, ..Order::new("mig.apply", request) };
     let by = caller.clone();
@@ -118,6 +118,25 @@ async fn apply(
         Ok::<Operation, Failure>(operation)
     };
     limiter.answer(&caller, StatusCode::ACCEPTED, begin).await
+}
+
+/// Returns the request without blanks around its texts. The journal contains this request, and the planner refuses texts
+/// that are long without blanks.
+fn trimmed(mut request: PlanRequest) -> PlanRequest {
+    let trim = |text: &mut String| *text = text.trim().to_owned();
+    request.gpus.iter_mut().for_each(trim);
+    match &mut request.layout {
+        LayoutSource::Config | LayoutSource::Wanted => {}
+        LayoutSource::Named(name) => trim(name),
+        LayoutSource::Entries(entries) => entries.iter_mut().for_each(trim),
+        LayoutSource::PerGpu(layouts) => {
+            for layout in layouts {
+                trim(&mut layout.gpu);
+                layout.layout.iter_mut().for_each(trim);
+            }
+        }
+    }
+    request
 }
 
 /// Refuses an expiry time that has passed, and any expiry time for an operation that sets no

@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, LeaseBinding, LeaseState, SlurmJobStart, SlurmJobStarted, SlurmOutcome};
-use gpush_core::{lease::request::spec, slurm::decide};
+use gpush_core::{
+    lease::request::{normalized, spec},
+    slurm::decide,
+};
 use gpush_store::NewAudit;
 use tokio::sync::OwnedMutexGuard;
 
@@ -200,7 +203,9 @@ async fn request(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, wanted: Wa
 /// job.
 async fn record_refusal(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, error: &ApiError) {
     tracing::info!(uid = job.uid, "job {} of cluster {} was refused: {error}", job.job, job.cluster);
-    let request = job.request.as_ref().map(spec);
+    // A request without a normal form is wrong, and `why` says so. Its text has no useful limit of length.
+    let request = job.request.clone().and_then(|request| normalized(request).ok());
+    let request = request.as_ref().map(spec);
     let audit = NewAudit {
         by: Some(caller.actor(None)),
         action: "slurm.start".to_owned(),

@@ -83,13 +83,18 @@ pub enum Document {
     MigParted,
 }
 
-/// All problems of one file; at least one.
+/// Maximum number of problems of a file that are reported. A file of another format has a problem in each line.
+pub(crate) const MOST_PROBLEMS: usize = 50;
+
+/// The problems of one file, at least one and at most [`MOST_PROBLEMS`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileErrors {
     document: Document,
     path: String,
     text: String,
     problems: Vec<Problem>,
+    /// Whether the file has more problems.
+    has_more: bool,
 }
 
 /// A problem with its line and column. Lines and columns start at 1, and columns count characters.
@@ -111,7 +116,9 @@ impl FileErrors {
     pub(crate) fn new(document: Document, path: &str, text: &str, mut problems: Vec<Problem>) -> Self {
         problems.sort_by_key(|problem| (problem.span.start, problem.span.end));
         problems.dedup();
-        Self { document, path: path.to_owned(), text: text.to_owned(), problems }
+        let has_more = problems.len() > MOST_PROBLEMS;
+        problems.truncate(MOST_PROBLEMS);
+        Self { document, path: path.to_owned(), text: text.to_owned(), problems, has_more }
     }
 
     /// Returns the problems in the order of the file.
@@ -212,6 +219,9 @@ impl fmt::Display for FileErrors {
             }
             writeln!(f, "{gutter} = {}", problem.hint)?;
         }
+        if self.has_more {
+            writeln!(f, "\n{}: only the first {MOST_PROBLEMS} errors are shown", self.path)?;
+        }
         Ok(())
     }
 }
@@ -222,6 +232,7 @@ impl From<&FileErrors> for ApiError {
     fn from(errors: &FileErrors) -> Self {
         let what = match errors.problems.len() {
             1 => "an error".to_owned(),
+            n if errors.has_more => format!("more than {n} errors"),
             n => format!("{n} errors"),
         };
         let (code, called) = match errors.document {
@@ -239,5 +250,24 @@ impl From<&FileErrors> for ApiError {
             }
             Document::MigParted => answer.hint("correct the file, then try again"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fault: a config with an error in each of its lines gave an answer 25 times as long as the config.
+    #[test]
+    fn only_the_first_problems_of_a_file_are_reported() {
+        let text = "x\n".repeat(3000);
+        let problems =
+            |count: usize| (0..count).map(|n| Problem::new(2 * n..2 * n + 1, format!("{n}"), "fix")).collect();
+        let errors = |count| FileErrors::new(Document::Config, "a.toml", &text, problems(count));
+        assert_eq!(errors(3000).problems().len(), MOST_PROBLEMS);
+        assert!(errors(3000).to_string().ends_with("\na.toml: only the first 50 errors are shown\n"));
+        assert_eq!(ApiError::from(&errors(3000)).message, "the config a.toml has more than 50 errors");
+        assert!(!errors(50).to_string().contains("only the first"));
+        assert_eq!(ApiError::from(&errors(50)).message, "the config a.toml has 50 errors");
     }
 }

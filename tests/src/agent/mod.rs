@@ -64,6 +64,14 @@ fn wait(child: &mut Child) -> ExitStatus {
     }
 }
 
+fn request_bytes(method: &str, path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body].concat()
+}
+
 impl Agent {
     /// Starts an agent on `host` with this config.
     #[must_use]
@@ -270,13 +278,17 @@ impl Agent {
     /// If the answer is not HTTP.
     #[must_use]
     pub fn request(&self, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
-        let mut bytes = format!(
-            "{method} {path} HTTP/1.1\r\nhost: gpush\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n",
-            body.len()
-        )
-        .into_bytes();
-        bytes.extend(body);
-        parse(&self.raw(&bytes)).unwrap_or_else(|| panic!("no answer to {method} {path}:\n{}", self.log()))
+        self.request_at(&self.socket, method, path, headers, body)
+    }
+
+    /// Sends a request to another socket of gpushd.
+    ///
+    /// # Panics
+    /// If the answer is not HTTP.
+    #[must_use]
+    pub fn request_at(&self, socket: &Path, method: &str, path: &str, headers: &str, body: &[u8]) -> Answer {
+        let answer = Self::exchange(self.connect_at(socket), &request_bytes(method, path, headers, body));
+        parse(&answer).unwrap_or_else(|| panic!("no answer to {method} {path}:\n{}", self.log()))
     }
 
     /// Sends a `GET`.

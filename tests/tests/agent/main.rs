@@ -1,5 +1,5 @@
 //! gpushd as a service: start and stop, sockets, access, HTTP, events, leases, the database, the
-//! clock, journald, and GPU states.
+//! clock, journald, GPU states, and limits of texts.
 
 mod access;
 mod admin_socket;
@@ -19,3 +19,4 @@ mod lifecycle;
 mod reports;
 mod state_loss;
 mod states;
+mod text_limits;

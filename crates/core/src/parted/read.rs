@@ -8,14 +8,11 @@ use super::{
     yaml::{self, Node, NodeKind},
 };
 use crate::{
-    diagnostic::{self, Document, FileErrors, Problem},
+    diagnostic::{self, Document, FileErrors, MOST_PROBLEMS, Problem},
     layout::Layout,
     nearest::nearest,
     quote::Quoted,
 };
-
-/// Maximum number of reported problems.
-const MOST_PROBLEMS: usize = 50;
 
 /// Maximum number of groups in all labels together. YAML aliases can multiply the content of a
 /// small file.

@@ -113,13 +113,13 @@ fn no_such_target(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
         .cause(format!("the targets are: {}", listed.join(", ")));
     // If the text is the index of a GPU whose MIG devices are shared, the user must name one of
     // these devices.
-    let on_it: Vec<String> = match typed.parse::<u32>() {
-        Ok(gpu) => daemons.iter().filter(|daemon| daemon.gpu == Some(gpu)).map(name_of).collect(),
-        Err(_) => Vec::new(),
-    };
-    if !on_it.is_empty() {
-        let names = on_it.join(", ");
-        return error.hint(format!("GPU {typed} is not shared as a whole; name one of its MIG devices: {names}"));
+    if let Ok(gpu) = typed.parse::<u32>() {
+        let on_it = daemons.iter().filter(|daemon| daemon.gpu == Some(gpu)).map(name_of);
+        let devices: Vec<String> = on_it.filter(|name| name.contains(':')).collect();
+        if !devices.is_empty() {
+            let names = devices.join(", ");
+            return error.hint(format!("GPU {gpu} is not shared as a whole; name one of its MIG devices: {names}"));
+        }
     }
     // If the text begins with the index of a GPU, a device of another GPU is never suggested.
     let index = |name: &str| name.split_once(':').map(|(gpu, _)| gpu.to_owned());

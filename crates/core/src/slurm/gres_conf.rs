@@ -165,9 +165,9 @@ pub enum GresProblem {
     /// An included file cannot be read.
     #[error("cannot read the included file {}", Quoted(.0))]
     Include(String),
-    /// Files include each other in a cycle.
-    #[error("{} is included too deeply: files include each other", Quoted(.0))]
-    IncludeDepth(String),
+    /// Files include each other in a cycle, or too many files are included.
+    #[error("{} cannot be included: files include each other, or too many files are included", Quoted(.0))]
+    TooManyIncludes(String),
 }
 
 impl GresConf {

@@ -5,6 +5,9 @@ use super::{HostList, KeyValue, lines};
 /// Maximum depth to which files may include each other.
 const DEEPEST: usize = 16;
 
+/// Maximum number of included files. Without this limit, a file that includes itself twice would be read 65,536 times.
+pub(super) const MOST_INCLUDED: usize = 1024;
+
 /// Paths at which slurm.conf is searched, in order, if the variable `SLURM_CONF` is not set. The
 /// second path is slurmd's copy of a file that the controller serves.
 pub const SLURM_CONF_PATHS: [&str; 4] =
@@ -25,18 +28,26 @@ impl SlurmConf {
     /// relative path is relative to the directory of slurm.conf.
     pub fn parse(text: &str, read_include: impl Fn(&str) -> Option<String>) -> Self {
         let mut conf = Self::default();
-        conf.read(text, &read_include, 0);
+        conf.read(text, &read_include, 0, &mut 0);
         conf
     }
 
-    fn read(&mut self, text: &str, read_include: &dyn Fn(&str) -> Option<String>, depth: usize) {
+    fn read(
+        &mut self,
+        text: &str,
+        read_include: &dyn Fn(&str) -> Option<String>,
+        depth: usize,
+        included_files: &mut usize,
+    ) {
         for line in lines(text) {
             if let Some(included) = line.include() {
                 let path = included.replace("%c", self.get("ClusterName").unwrap_or_default());
                 if depth < DEEPEST
+                    && *included_files < MOST_INCLUDED
                     && let Some(text) = read_include(&path)
                 {
-                    self.read(&text, read_include, depth + 1);
+                    *included_files += 1;
+                    self.read(&text, read_include, depth + 1, included_files);
                 }
                 continue;
             }
@@ -131,6 +142,18 @@ mod tests {
         // In a path, `%c` is the name of the cluster.
         let conf = parse("ClusterName=ci\nInclude %c/more.conf\n");
         assert_eq!(conf.node_gres("n3").as_deref(), Some("gpu:b:1"));
+    }
+
+    /// Fault: a file that includes itself twice was read 65,536 times.
+    #[test]
+    fn file_that_includes_itself_twice_is_read_a_limited_number_of_times() {
+        let reads = std::cell::Cell::new(0);
+        let conf = SlurmConf::parse("Include a\nInclude a\nClusterName=c1\n", |_| {
+            reads.set(reads.get() + 1);
+            Some("Include a\nInclude a\n".to_owned())
+        });
+        assert_eq!(reads.get(), MOST_INCLUDED);
+        assert_eq!(conf.get("ClusterName"), Some("c1"));
     }
 
     #[test]

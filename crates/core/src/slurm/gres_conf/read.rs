@@ -1,7 +1,7 @@
 //! Reads gres.conf line by line.
 
 use super::{
-    super::{HostList, KeyValue, LogicalLine, lines},
+    super::{HostList, KeyValue, LogicalLine, lines, slurm_conf::MOST_INCLUDED},
     AutoDetect, GresConf, GresConfError, GresProblem, GresRecord, Position, UnknownKey,
 };
 
@@ -14,8 +14,15 @@ pub(super) fn read(
     node: &str,
     read_include: &dyn Fn(&str) -> Option<String>,
 ) -> Result<GresConf, GresConfError> {
-    let mut reader =
-        GresReader { node, read_include, records: Vec::new(), global: None, of_node: None, unknown: Vec::new() };
+    let mut reader = GresReader {
+        node,
+        read_include,
+        included_files: 0,
+        records: Vec::new(),
+        global: None,
+        of_node: None,
+        unknown: Vec::new(),
+    };
     reader.file(text, None, 0)?;
     GresConf::of(reader.records, reader.of_node.or(reader.global), reader.unknown)
 }
@@ -23,6 +30,8 @@ pub(super) fn read(
 struct GresReader<'a> {
     node: &'a str,
     read_include: &'a dyn Fn(&str) -> Option<String>,
+    /// Number of files that were included so far.
+    included_files: usize,
     records: Vec<GresRecord>,
     /// Values of `AutoDetect=`: for all nodes, and for this node.
     global: Option<AutoDetect>,
@@ -51,9 +60,12 @@ impl GresReader<'_> {
         for line in lines(text) {
             let place = Position { included: included.map(str::to_owned), line: line.number };
             let result = match line.include() {
-                Some(path) if depth == DEEPEST => Err(GresProblem::IncludeDepth(path.to_owned())),
+                Some(path) if depth == DEEPEST || self.included_files == MOST_INCLUDED => {
+                    Err(GresProblem::TooManyIncludes(path.to_owned()))
+                }
                 Some(path) => match (self.read_include)(path) {
                     Some(text) => {
+                        self.included_files += 1;
                         self.file(&text, Some(path), depth + 1)?;
                         Ok(())
                     }

@@ -138,7 +138,7 @@ fn problems_have_their_line_and_cause() {
         ("Name=gpu Count=x", 1, "`x` is not a count such as `4` or `10G`"),
         ("Name=gpu File=/a[0-3] Count=4K", 1, "Count is 4096, but the line has 4 device files"),
         ("#\nInclude nothing.conf", 2, "cannot read the included file `nothing.conf`"),
-        ("Include loop", 1, "`loop` is included too deeply: files include each other"),
+        ("Include loop", 1, "`loop` cannot be included: files include each other, or too many files are included"),
     ] {
         let (at, problem) = problem(text);
         assert_eq!((at, problem.to_string().as_str()), (line, expected), "{text}");

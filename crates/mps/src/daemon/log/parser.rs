@@ -165,7 +165,19 @@ fn pending_client(line: &str) -> Option<(i32, u32)> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        /// Users can write any line into the log.
+        #[test]
+        fn any_line_of_a_log_is_parsed_without_a_panic(
+            line in "((Server|NEW CLIENT|exited with status| from user |: Server is not ready, push client to pending list|-?[0-9]{1,20}|.{0,4}) ?){0,12}",
+        ) {
+            let _ = (status_of_a_server(&line), pending_client(&line));
+        }
+    }
 
     #[test]
     fn repeated_ends_of_servers_are_a_fault() {
