@@ -79,6 +79,7 @@ fn drain_ends_with_the_last_lease_or_at_its_deadline() {
     assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
     assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
     release(&agent, granted.lease.id);
+    lease_becomes(&agent, granted.lease.id, LeaseState::Ended);
     reaches(&agent, "0", MpsState::Stopped);
     assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
     reaches(&agent, "0", MpsState::Ready);
