@@ -119,8 +119,8 @@ fn emptied<'a>(value: &Value<'_>) -> Option<Value<'a>> {
 mod tests {
     use super::*;
 
-    fn owned(value: Value<'_>) -> OwnedValue {
-        value.try_to_owned().unwrap()
+    fn owned<'a>(value: impl Into<Value<'a>>) -> OwnedValue {
+        value.into().try_to_owned().unwrap()
     }
 
     #[test]
