@@ -24,11 +24,12 @@ pub(super) async fn check(leases: &Leases, manager: &Manager, uid: u32) -> Resul
     if leases.handles.state.config().leases.user_limits == UserLimits::Carry {
         return Ok(());
     }
-    for (of_user, _) in slices(uid) {
-        let read = manager.limits(&of_user).await.map_err(|error| not_set(&error))?;
+    let [(users, _), (user, _)] = &slices(uid);
+    let read = manager.limits([users, user]).await.map_err(|error| not_set(&error))?;
+    for (of_user, read) in [users, user].into_iter().zip(&read) {
         let names = not_carried(&read.limits);
         if !names.is_empty() {
-            return Err(refusal(&of_user, &names));
+            return Err(refusal(of_user, &names));
         }
     }
     Ok(())
@@ -54,13 +55,17 @@ pub(super) async fn carry_over(leases: &Leases, manager: &Manager, uid: u32) -> 
 }
 
 async fn set(manager: &Manager, uid: u32) -> Result<(), systemd::Error> {
-    for (of_user, of_leases) in slices(uid) {
-        let (user, own) = tokio::try_join!(manager.limits(&of_user), manager.limits(&of_leases))?;
+    let pairs = slices(uid);
+    let [(users, all), (of_user, of_leases)] = &pairs;
+    let [limits_of_users, limits_of_all, limits_of_user, limits_of_leases] =
+        manager.limits([users, all, of_user, of_leases]).await?;
+    let read = [(limits_of_users, limits_of_all), (limits_of_user, limits_of_leases)];
+    for ((of_user, of_leases), (user, own)) in pairs.iter().zip(read) {
         let changes = changes(&user.limits, &own.limits, &own.set_at_run_time);
         if changes.is_empty() {
             continue;
         }
-        manager.set_limits(&of_leases, &changes).await?;
+        manager.set_limits(of_leases, &changes).await?;
         let names: Vec<&str> = changes.iter().map(|(name, _)| *name).collect();
         tracing::info!(uid, "set {} of {of_leases} as in {of_user}", names.join(", "));
     }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use gpush_core::lease::user_limits::{LimitChange, LimitValue, NOT_CARRIED, NUMBERS, SliceLimits, VALUES};
 use zbus::zvariant::{Array, OwnedValue, Value};
 
-use super::{Error, Manager, call, properties, proxies::Property};
+use super::{Error, Manager, call, closed, properties, proxies::Property};
 
 /// Where systemd keeps properties that were set at run time.
 const RUN_TIME: &str = "/run/systemd/system.control/";
@@ -26,15 +26,20 @@ pub struct ReadLimits {
 }
 
 impl Manager {
-    /// Reads the limits of a slice. A slice without processes has the limits of its unit files.
+    /// Reads the limits of slices at the same time, and returns them in this order. A slice without processes has the
+    /// limits of its unit files.
     ///
     /// # Errors
     /// When systemd refuses.
-    pub async fn limits(&self, slice: &str) -> Result<ReadLimits, Error> {
-        let what = format!("read the limits of {slice}");
-        let manager = self.manager().await?;
-        let properties = properties(&manager, &what, slice).await?;
-        Ok(ReadLimits::of(&call(&what, properties.get_all("")).await?))
+    pub async fn limits<const N: usize>(&self, slices: [&str; N]) -> Result<[ReadLimits; N], Error> {
+        let manager = &self.manager().await?;
+        let reading = slices.map(|slice| async move {
+            let what = format!("read the limits of {slice}");
+            let properties = properties(manager, &what, slice).await?;
+            Ok(ReadLimits::of(&call(&what, properties.get_all("")).await?))
+        });
+        let read: Vec<ReadLimits> = futures_util::future::try_join_all(reading).await?;
+        read.try_into().map_err(|_| closed())
     }
 
     /// Changes limits of a slice until the next boot.
