@@ -12,8 +12,8 @@ use gpush_core::{
 
 use super::runner::{assert_bounded, fuzz};
 
-/// Maximum length of a message about a file. It shows a few problems, each with one line of the file.
-const LONGEST_MESSAGE: usize = 64 << 10;
+/// Maximum length of a message about a file. It shows at most 50 problems, each with a part of a line.
+const LONGEST_MESSAGE: usize = 128 << 10;
 
 #[test]
 fn config() {

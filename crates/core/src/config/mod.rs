@@ -19,6 +19,7 @@ use gpush_api::{LeaseTerms, Mode, MpsPolicy, TimeslicePolicy};
 
 use crate::{layout::Layout, selector::Selector};
 
+mod bounded_syntax;
 mod effective;
 mod leasing;
 mod limits;

@@ -9,7 +9,8 @@ use toml::{
 };
 
 use super::{
-    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, limits, mode_change, mps, processes, quotas,
+    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, bounded_syntax, limits, mode_change, mps,
+    processes, quotas,
     reader::{Reader, Text, Value, get, unknown},
     rules,
     schema::{
@@ -18,7 +19,7 @@ use super::{
     slurm,
 };
 use crate::{
-    diagnostic::{self, Document, FileErrors as ConfigErrors, Problem},
+    diagnostic::{self, Document, FileErrors as ConfigErrors, MOST_PROBLEMS, Problem},
     layout::{self, Layout},
     quote::Quoted,
 };
@@ -34,9 +35,10 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<Config, ConfigErrors> {
     }
     let text = diagnostic::text(bytes)
         .map_err(|(lossy, problem)| ConfigErrors::new(Document::Config, path, &lossy, vec![problem]))?;
-    let (table, errors) = DeTable::parse_recoverable(text);
+    let readable = bounded_syntax::readable(text);
+    let (table, errors) = DeTable::parse_recoverable(readable);
     if !errors.is_empty() {
-        let problems = errors.iter().map(|error| syntax(text, &table, error)).collect();
+        let problems = errors.iter().take(MOST_PROBLEMS + 1).map(|error| syntax(text, &table, error)).collect();
         return Err(ConfigErrors::new(Document::Config, path, text, problems));
     }
     let mut reader = Reader::new(text);
