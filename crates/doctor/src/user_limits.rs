@@ -9,16 +9,27 @@ use gpush_core::{
 
 use crate::{Area, Finding, Host};
 
-/// Names each slice with such limits. Examines the slices of the users that are logged in, and the limits for all users.
+/// Directories of unit files and of properties that `systemctl set-property` has set.
+const UNIT_DIRECTORIES: [&str; 5] = [
+    "etc/systemd/system",
+    "etc/systemd/system.control",
+    "run/systemd/system",
+    "run/systemd/system.control",
+    "usr/lib/systemd/system",
+];
+
+/// Names each slice with such limits. Examines the limits for all users, the slices of the users that are logged in, and
+/// the slices with unit files.
 pub(crate) fn examine(host: &Host, config: &Config) -> Option<Finding> {
     if !host.has("run/systemd/system") {
         return None;
     }
     let properties = format!("--property=Id,{}", NOT_CARRIED.join(","));
     // systemctl shows only loaded units for a pattern. The slice of root has the limits that all users have.
-    let units = ["user.slice", "user-0.slice", "user-*.slice"];
-    let printed = host.run("usr/bin/systemctl", &["show", &properties, units[0], units[1], units[2]])?;
-    let found = limited(&printed);
+    let mut arguments = vec!["show", &properties, "user.slice", "user-0.slice", "user-*.slice"];
+    let with_files = slices_with_files(host);
+    arguments.extend(with_files.iter().map(String::as_str));
+    let found = limited(&host.run("usr/bin/systemctl", &arguments)?);
     if found.is_empty() {
         return None;
     }
@@ -33,6 +44,17 @@ pub(crate) fn examine(host: &Host, config: &Config) -> Option<Finding> {
         format!("{slice}: {}", names.join(", "))
     });
     Some(causes.fold(Finding::warning(Area::Security, message, hint), Finding::cause))
+}
+
+/// Returns the slices of users that have unit files.
+fn slices_with_files(host: &Host) -> BTreeSet<String> {
+    let names = UNIT_DIRECTORIES.into_iter().flat_map(|directory| host.names(directory));
+    let slice = |name: String| {
+        let slice = name.strip_suffix(".d").unwrap_or(&name);
+        let uid = slice.strip_prefix("user-")?.strip_suffix(".slice")?;
+        uid.parse::<u32>().is_ok().then(|| slice.to_owned())
+    };
+    names.filter_map(slice).collect()
 }
 
 /// Returns the slices with a value for one of [`NOT_CARRIED`], from the output of `systemctl show`.
@@ -66,5 +88,18 @@ mod tests {
         assert_eq!(names("user.slice").as_deref(), Some("DeviceAllow DevicePolicy"));
         assert_eq!((names("user-0.slice"), names("user-1000.slice").as_deref()), (None, Some("SocketBindDeny")));
         assert!(limited("systemd 247\n").is_empty());
+    }
+
+    #[test]
+    fn slices_of_users_are_found_by_their_unit_files() {
+        let scratch = tempfile::tempdir().unwrap();
+        for name in ["etc/systemd/system/user-1000.slice.d", "run/systemd/system.control/user-7.slice.d"] {
+            std::fs::create_dir_all(scratch.path().join(name)).unwrap();
+        }
+        for name in ["user-.slice.d", "user-x.slice", "user-8.slice", "user.slice.d"] {
+            std::fs::write(scratch.path().join("etc/systemd/system").join(name), "").unwrap();
+        }
+        let found: Vec<String> = slices_with_files(&Host::at(scratch.path())).into_iter().collect();
+        assert_eq!(found, ["user-1000.slice", "user-7.slice", "user-8.slice"]);
     }
 }
