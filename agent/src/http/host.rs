@@ -127,7 +127,7 @@ mod tests {
 
     /// Fault: a UUID with blanks was the UUID of no lease, so gpushd entered maintenance although the GPU was leased.
     #[test]
-    fn uuids_for_maintenance_are_checked_and_written_as_the_driver_writes_them() {
+    fn uuids_for_maintenance_get_the_form_of_the_driver() {
         let parsed = |texts: &[&str]| gpu_uuids(&texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>());
         assert_eq!(parsed(&[" gpu-5E8C07A4 "]).unwrap(), ["GPU-5e8c07a4"]);
         assert_eq!(parsed(&[]).unwrap(), [""; 0]);

@@ -89,7 +89,7 @@ mod tests {
 
     /// Fault: searches ran on the threads that also serve `GET /v1/version` and Slurm's hooks.
     #[tokio::test]
-    async fn searches_of_an_account_run_one_by_one_and_delay_no_administrator() {
+    async fn searches_of_one_account_run_one_after_the_other() {
         let searches = Arc::new(Searches::new());
         let (gate, gates) = mpsc::channel::<()>();
         let gates = Arc::new(Mutex::new(gates));

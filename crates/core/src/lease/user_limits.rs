@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_and_sets_are_carried_over_where_no_unit_file_sets_them() {
+    fn weight_in_a_unit_file_is_not_replaced() {
         use LimitValue::{Number, Other};
         let user = limits(&[("CPUWeight", Number(50)), ("AllowedCPUs", Other("0-3")), ("IOWeight", Number(20))]);
         let own = limits(&[("CPUWeight", Number(200)), ("AllowedCPUs", Other("0"))]);

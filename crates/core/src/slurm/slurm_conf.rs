@@ -146,7 +146,7 @@ mod tests {
 
     /// Fault: a file that includes itself twice was read 65,536 times.
     #[test]
-    fn file_that_includes_itself_twice_is_read_a_limited_number_of_times() {
+    fn file_that_includes_itself_twice_is_read_to_a_limit() {
         let reads = std::cell::Cell::new(0);
         let conf = SlurmConf::parse("Include a\nInclude a\nClusterName=c1\n", |_| {
             reads.set(reads.get() + 1);

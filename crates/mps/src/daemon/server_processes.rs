@@ -8,7 +8,7 @@
 //!   the daemon has ended, and daemons are units: it is not an MPS client,
 //!   and not the child of a process of the unit ───────────────────────────────► the same: a leftover
 //! it runs the program of a server, is not an MPS client, and its parent runs
-//! the program of a control daemon as root, and is no daemon of gpushd ────────► server of a daemon that is not gpushd's
+//! the program of a control daemon as root, and gpushd does not supervise it ──► server of a daemon that is not gpushd's
 //! ```
 //!
 //! A user can imitate everything else:
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn server_program_without_a_control_daemon_of_root_is_no_server() {
+    fn server_program_of_a_user_is_not_a_server() {
         let (parent, child) = family(&mut shell());
         let [tail, shell] = [child, parent.id()].map(|pid| proc::executable_id(pid).unwrap());
         let evaded = Servers { servers: vec![tail], ..servers(None) };

@@ -315,7 +315,8 @@ fn compute_mode_hint(obstacles: &[(u32, Obstacle)], host: &Host) -> Option<Strin
     })
 }
 
-/// Returns the hint to start the MPS daemons of GPUs; `None` if no rule requires one that was not started.
+/// Returns the hint to start the MPS daemons of GPUs; `None` if no GPU lacks the daemon
+/// that its rule requires.
 fn share_hint(obstacles: &[(u32, Obstacle)]) -> Option<String> {
     let not_shared = obstacles.iter().filter(|(_, obstacle)| *obstacle == Obstacle::Closed(Closed::NotShared));
     let gpus: Vec<u32> = not_shared.take(MOST_NAMED).map(|(index, _)| *index).collect();

@@ -39,7 +39,8 @@ pub struct Snapshot<'a> {
     pub claimed: &'a BTreeSet<String>,
     /// UUIDs of MPS targets that have a daemon.
     pub daemons: &'a BTreeSet<String>,
-    /// UUIDs of those of these targets whose daemon has ended for ever, so that programs can use the target without it.
+    /// UUIDs of the targets in `daemons` whose daemon has ended and does not start again. Programs can use these targets
+    /// without MPS.
     pub ended: &'a BTreeSet<String>,
     /// By UUID of each MPS target, the uid of a user who has clients on the daemon of this target.
     pub users: &'a BTreeMap<String, u32>,
@@ -141,8 +142,8 @@ fn closed(snapshot: &Snapshot<'_>, gpu: &Gpu, desired_state: &DesiredState) -> O
         GpuState::Ready if gpu.compute_mode == Some(ComputeMode::Prohibited) || sets_prohibited() => {
             Some(Closed::Prohibited)
         }
-        // Only an operation starts the daemon. A waiting request must not reserve the GPU, because it would then stand in
-        // the way of this operation.
+        // Only an operation starts the daemon. A waiting request must not reserve the GPU, because the operation would then
+        // wait for this request.
         GpuState::Ready if mode == Mode::Mps && !snapshot.daemons.contains(&gpu.uuid) => Some(Closed::NotShared),
         // The MPS daemon of the earlier rule still runs, and no program can use the GPU without it.
         GpuState::Ready if matches!(mode, Mode::Timeslice | Mode::Exclusive) && snapshot.has_daemon(&gpu.uuid) => {

@@ -154,7 +154,7 @@ fn rule_that_prohibits_programs_closes_the_gpu() {
 
 /// Fault: a request with `--wait` for a device that loses its MPS daemon was refused without a hint.
 #[test]
-fn device_that_loses_its_mps_daemon_is_in_use_until_the_daemon_ends() {
+fn device_is_in_use_until_its_mps_daemon_has_ended() {
     let mut scene = Scene::new();
     scene.daemons = ["MIG-0", "MIG-1"].map(str::to_owned).into();
     let share = RequestedShare::Mig(RequestedDevice::Profile("1g.10gb".to_owned()));
