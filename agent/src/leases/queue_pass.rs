@@ -22,7 +22,7 @@ use super::{
     placement_snapshot::PlacementSnapshot,
     queue::{Waiting, spawn_end_waiting},
     queued_grant,
-    reserved::{self, NotReserved, ReadHost, Reserved},
+    reserved::{self, MOST_UNLOCKED, NotReserved, ReadHost, Reserved},
     restored,
 };
 use crate::{
@@ -61,6 +61,7 @@ fn decide(leases: &Leases, read: &ReadHost) {
     let gpus = read.gpus.as_slice();
     // Requests that exceed a quota. They reserve nothing, because their holders must first release a lease.
     let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
+    let mut searches = 0;
     let snapshot = loop {
         let placing = leases.lock_placement();
         let table = leases.handles.state.leases();
@@ -72,11 +73,16 @@ fn decide(leases: &Leases, read: &ReadHost) {
         }
         // Also leave out requests that a quota has denied only for their assignment.
         let snapshot = PlacementSnapshot::current(leases, &read.host, gpus, table, denied.keys());
-        let Some(schedule) = snapshot.known_schedule() else {
+        let schedule = match snapshot.known_schedule() {
+            Some(schedule) => schedule,
             // Search, and then decide again: the snapshot may have changed meanwhile.
-            drop(placing);
-            snapshot.schedule();
-            continue;
+            None if searches < MOST_UNLOCKED => {
+                searches += 1;
+                drop(placing);
+                snapshot.schedule();
+                continue;
+            }
+            None => snapshot.schedule(),
         };
         // After a grant, decide again about the other requests, because the grant has taken capacity.
         let grants = schedule.outcomes.iter().filter_map(|(ticket, outcome)| match outcome {
@@ -108,6 +114,7 @@ fn decide(leases: &Leases, read: &ReadHost) {
             drop(placing);
             break snapshot;
         }
+        searches = 0;
     };
     for (ticket, outcome) in &snapshot.schedule().outcomes {
         let ticket = Ticket(ticket.0);

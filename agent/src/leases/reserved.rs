@@ -31,6 +31,10 @@ use crate::{
     state::{HostState, Reservation, ReservationId},
 };
 
+/// Maximum number of searches without the placement lock. If the host changes during each of them, the next search keeps
+/// the lock, so that a busy host does not delay a request without a limit.
+pub(super) const MOST_UNLOCKED: usize = 8;
+
 /// Checks the limits of the holder that do not depend on the placement. A refused request costs no search.
 pub(super) fn check_quotas(leases: &Leases, resolved: &Resolved, wait: LeaseWait) -> Result<(), ApiError> {
     let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
@@ -86,17 +90,23 @@ pub(super) struct ReadHost {
 /// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment. Searches without
 /// the placement lock, so call this function on a blocking thread.
 pub(super) fn reserve(leases: &Leases, read: &ReadHost, resolved: &Resolved) -> Result<Reserved, NotReserved> {
+    let mut searches = 0;
     loop {
         let placing = leases.lock_placement();
         let table = leases.handles.state.leases();
         let held = HeldLeases::of(leases.handles.users.accounts(), &table);
         within_quota(&held, resolved).map_err(NotReserved::Refused)?;
         let snapshot = PlacementSnapshot::current(leases, &read.host, &read.gpus, table, []);
-        let Some(placed) = snapshot.known_placement(&resolved.wanted) else {
+        let placed = match snapshot.known_placement(&resolved.wanted) {
+            Some(placed) => placed,
             // Search, and then place the request again: the snapshot may have changed meanwhile.
-            drop(placing);
-            drop(snapshot.place(&resolved.wanted));
-            continue;
+            None if searches < MOST_UNLOCKED => {
+                searches += 1;
+                drop(placing);
+                drop(snapshot.place(&resolved.wanted));
+                continue;
+            }
+            None => snapshot.place(&resolved.wanted),
         };
         let assignment = placed.map_err(|why| NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })?;
         let host = &snapshot.schedule().host;
