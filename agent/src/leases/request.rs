@@ -317,7 +317,7 @@ pub(super) async fn quota(
 /// Returns what the caller's quota names: a user, a group, or everybody. `None` for root and for the standard limits.
 ///
 /// # Errors
-/// As [`quota`].
+/// As [`quota()`].
 pub(crate) async fn quota_subject(leases: &Leases, caller: &Caller) -> Result<Option<Subject>, ApiError> {
     let gpus = leases.handles.state.now().gpus.len();
     quota(leases, caller, caller.uid(), gpus).await.map(|(_, quota)| quota.subject)
