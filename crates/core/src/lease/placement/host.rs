@@ -70,6 +70,8 @@ pub enum Unoffered {
     /// The GPU is not in the mode of its rule: its MIG mode differs from the rule, or the GPU has
     /// no MPS target.
     OtherMode(Mode),
+    /// The rule of the GPU has mode `mps`, which the GPU does not support.
+    NoMps,
     /// The GPU gets the mode of its rule when its virtual machine reboots.
     Reboot(Mode),
     /// The state of the GPU does not allow grants, so its offers are not known. Contains the mode

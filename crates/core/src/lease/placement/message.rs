@@ -254,6 +254,7 @@ fn unoffered_causes(gpu: u32, why: Unoffered, context: ErrorContext<'_>) -> Vec<
         | Unoffered::NoRule
         | Unoffered::Unmanaged
         | Unoffered::OtherMode(_)
+        | Unoffered::NoMps
         | Unoffered::Reboot(_) => vec![unoffered_cause(gpu, why)],
     }
 }
@@ -267,6 +268,7 @@ fn unoffered_cause(gpu: u32, why: Unoffered) -> String {
         Unoffered::NotReady(_) => format!("GPU {gpu} is not ready"),
         Unoffered::NoRule => format!("no rule of the config claims GPU {gpu}"),
         Unoffered::Unmanaged => format!("GPU {gpu} has mode `unmanaged`: gpushd grants no leases on it"),
+        Unoffered::NoMps => format!("the rule of GPU {gpu} has mode `mps`, which the GPU does not support"),
         Unoffered::OtherMode(mode) => format!("GPU {gpu} is not in mode `{}`, which its rule requires", mode.name()),
     }
 }
@@ -277,7 +279,7 @@ fn kind_of(why: Unoffered) -> Option<LeaseKind> {
         Unoffered::OtherMode(mode) | Unoffered::NotReady(mode) | Unoffered::Pending(mode) | Unoffered::Reboot(mode) => {
             mode
         }
-        Unoffered::NoRule | Unoffered::Unmanaged => return None,
+        Unoffered::NoRule | Unoffered::Unmanaged | Unoffered::NoMps => return None,
     };
     match mode {
         Mode::Mig => Some(LeaseKind::Mig),

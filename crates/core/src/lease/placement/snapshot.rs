@@ -117,6 +117,7 @@ fn offer(
             Mode::Unmanaged => Unoffered::Unmanaged,
             mode if offer.closed == Some(Closed::NotReady) => Unoffered::NotReady(mode),
             mode if gpu.pending.iter().any(|change| change.aim.device().is_none()) => Unoffered::Pending(mode),
+            Mode::Mps if sharing::mps_unsupported_reason(gpu).is_some() => Unoffered::NoMps,
             mode if gpu.waits_for_reboot() => Unoffered::Reboot(mode),
             mode @ (Mode::Mig | Mode::Mps | Mode::Timeslice | Mode::Exclusive) => Unoffered::OtherMode(mode),
         });

@@ -169,6 +169,14 @@ fn device_is_in_use_until_its_mps_daemon_has_ended() {
     assert!(place(&scene.host(), &wanted, PlacementPolicy::Pack).is_ok());
 }
 
+/// Fault: the hint proposed an `apply`, which is always refused.
+#[test]
+fn mps_rule_on_gpu_that_is_too_old_is_not_another_mode() {
+    let mut scene = Scene::new();
+    scene.gpus[1].architecture = gpush_api::Architecture::Legacy;
+    assert_eq!(scene.host().gpus[1].unoffered, Some(Unoffered::NoMps));
+}
+
 #[test]
 fn leases_and_processes_occupy_what_they_use() {
     let mut scene = Scene::new();
