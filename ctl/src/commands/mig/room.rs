@@ -1,6 +1,6 @@
 //! Explains why `mig add` has no room: which instances are in the way, which profiles still fit, and what to remove.
 
-use gpush_api::{ApiError, Code, Gpu, GpuLayout, LayoutSource, Placement, PlanRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, LayoutSource, Placement, PlanRequest};
 use gpush_core::{
     config::Config,
     desired,
@@ -35,6 +35,8 @@ pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
         [one] => format!("only {one} fits in addition to them"),
         several => format!("each of these profiles fits in addition to them: {}", several.join(", ")),
     });
+    let blocked = blocked_by_instances_in_use(gpu, entries);
+    error.causes.extend(blocked.iter().flat_map(|blocked| blocked.causes.iter().cloned()));
     // Suggest to remove the smallest idle instance that makes enough room. Do not suggest an instance of a requested
     // profile, because the user wants more of these instances.
     let wanted = Layout::parse_list(entries).ok()?;
@@ -55,8 +57,24 @@ pub(super) fn explain(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
             let layout = quoted(&entries.join(","));
             format!("to replace all instances: `gpushctl mig apply {layout} -g {index}`")
         }
-        None => format!("choose another GPU; `gpushctl mig list {index}` shows who uses the instances"),
+        None => {
+            blocked.and_then(|blocked| blocked.hint).unwrap_or_else(|| {
+                format!("choose another GPU; `gpushctl mig list {index}` shows who uses the instances")
+            })
+        }
     }))
+}
+
+/// Returns the error that names the instances in use that alone prevent the entries: all instances and the entries fit
+/// on the GPU together, but only if these instances move. Returns `None` if there are no such instances.
+fn blocked_by_instances_in_use(gpu: &Gpu, entries: &[String]) -> Option<ApiError> {
+    let instances = &gpu.mig.as_ref()?.instances;
+    // The layout without starts has each GPU instance with one compute instance.
+    if instances.iter().any(|one| one.compute.len() != 1 || one.compute[0].profile != one.profile) {
+        return None;
+    }
+    let layout = instances.iter().map(|one| one.profile.clone()).chain(entries.iter().cloned()).collect();
+    plan(gpu, layout)?.error.filter(|error| error.code == Code::Blocked)
 }
 
 /// Returns the error for entries that fit only at other starts. Returns `None` if they do not fit at all.
@@ -110,10 +128,14 @@ fn current(layout: &Layout) -> Vec<String> {
 
 /// Returns whether gpushd could apply this layout to the GPU now.
 fn fits(gpu: &Gpu, layout: Vec<String>) -> bool {
+    plan(gpu, layout).is_some_and(|plan| plan.error.is_none())
+}
+
+/// Returns the plan for this layout on the GPU; `None` if the layout is not valid.
+fn plan(gpu: &Gpu, layout: Vec<String>) -> Option<GpuPlan> {
     let layout = LayoutSource::PerGpu(vec![GpuLayout { gpu: gpu.uuid.clone(), mig: true, layout }]);
     let request = PlanRequest { gpus: Vec::new(), layout };
-    desired::plan_host(&Config::default(), std::slice::from_ref(gpu), &request)
-        .is_ok_and(|plans| plans.plans.iter().all(|plan| plan.error.is_none()))
+    desired::plan_host(&Config::default(), std::slice::from_ref(gpu), &request).ok()?.plans.pop()
 }
 
 fn quoted(layout: &str) -> String {
@@ -122,7 +144,10 @@ fn quoted(layout: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{ComputeInstance, GpuInstance, Placement, Process, ProcessKind};
+    use gpush_api::{
+        ComputeInstance, GpuInstance, LeaseHolder, LeaseId, LeaseKind, LeaseUse, MemberShare, Placement, Process,
+        ProcessKind,
+    };
 
     use super::*;
 
@@ -199,6 +224,23 @@ mod tests {
         assert_eq!(both.hint.unwrap(), "leave out the starts: `gpushctl mig add 2g.20gb,1g.10gb -g 0`");
         let (_, hint) = explained(&gpu(&[("3g.40gb", 4, 4), ("1g.10gb", 0, 1)], None), "3g.40gb@0").unwrap();
         assert!(hint.contains("mig remove 1g.10gb@0 -g 0"), "no start is free: {hint}");
+    }
+
+    /// Fault: the error listed all instances, although one of them alone prevents the profile.
+    #[test]
+    fn instance_in_use_that_alone_prevents_a_profile_is_named() {
+        let scattered = gpu(&[("1g.10gb", 0, 1), ("1g.10gb", 1, 1), ("1g.10gb", 5, 1)], Some(5));
+        let leases = ["MIG-1", "MIG-2"].map(|target| LeaseUse {
+            share: MemberShare::Mig { profile: "1g.10gb".to_owned() },
+            id: LeaseId(3),
+            target: target.to_owned(),
+            kind: LeaseKind::Mig,
+            holder: LeaseHolder { uid: 1000, user: None },
+            until: None,
+        });
+        let error = explain(&Gpu { leases: leases.into(), ..scattered }, &["3g.40gb".to_owned()]).unwrap();
+        let held: Vec<&String> = error.causes.iter().filter(|cause| cause.contains(" is held by ")).collect();
+        assert!(matches!(held.as_slice(), [one] if one.starts_with("1g.10gb@5 ")), "{:?}", error.causes);
     }
 
     #[test]
