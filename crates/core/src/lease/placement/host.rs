@@ -77,7 +77,7 @@ pub enum Unoffered {
     /// The state of the GPU does not allow grants, so its offers are not known. Contains the mode
     /// of its rule.
     NotReady(Mode),
-    /// The GPU is leased under an earlier rule, and changes to the mode of its rule later.
+    /// The GPU still follows an earlier rule, and changes to the mode of its rule later.
     Pending(Mode),
 }
 

@@ -47,7 +47,10 @@ impl NoAssignment {
         let verb = |one: &str, several: &str| format!("{gpus} {}", if is_one { one } else { several });
         match self {
             Self::NotOffered { offered, unoffered, .. } if offered.is_empty() => {
-                let mut error = error(Code::Unsupported, verb("cannot be leased", "cannot be leased"));
+                let code = unoffered_code(unoffered.iter());
+                let now = if code == Code::Blocked { " now" } else { "" };
+                let mut error = error(code, format!("{gpus} cannot be leased{now}"));
+                error.retryable = code == Code::Blocked;
                 error.causes.extend(
                     unoffered.iter().take(MOST_NAMED).flat_map(|(gpu, why)| unoffered_causes(*gpu, *why, context)),
                 );
@@ -60,7 +63,9 @@ impl NoAssignment {
                 let kinds: Vec<&str> = offered.iter().map(|(kind, _)| kind.name()).collect();
                 let would_offer: Vec<_> = unoffered.iter().filter(|(_, why)| kind_of(*why) == Some(*kind)).collect();
                 if !would_offer.is_empty() {
-                    let mut error = error(Code::Unsupported, format!("no GPU offers leases of kind {kind} now"));
+                    let code = unoffered_code(would_offer.iter().copied());
+                    let mut error = error(code, format!("no GPU offers leases of kind {kind} now"));
+                    error.retryable = code == Code::Blocked;
                     let named = would_offer.iter().take(MOST_NAMED);
                     let causes = named.flat_map(|(gpu, why)| unoffered_causes(*gpu, *why, context));
                     error.causes.extend(causes);
@@ -259,6 +264,16 @@ fn unoffered_causes(gpu: u32, why: Unoffered, context: ErrorContext<'_>) -> Vec<
     }
 }
 
+/// Returns the code of the error that GPUs offer nothing: `blocked` if a GPU will offer leases without a change of the
+/// config or a command.
+fn unoffered_code<'a>(mut unoffered: impl Iterator<Item = &'a (u32, Unoffered)>) -> Code {
+    let changes_later = |why: &Unoffered| match why {
+        Unoffered::Pending(_) | Unoffered::NotReady(_) | Unoffered::Reboot(_) => true,
+        Unoffered::NoRule | Unoffered::Unmanaged | Unoffered::NoMps | Unoffered::OtherMode(_) => false,
+    };
+    if unoffered.any(|(_, why)| changes_later(why)) { Code::Blocked } else { Code::Unsupported }
+}
+
 fn unoffered_cause(gpu: u32, why: Unoffered) -> String {
     match why {
         Unoffered::Pending(mode) => format!("GPU {gpu} changes to mode `{}` later", mode.name()),
@@ -415,7 +430,7 @@ fn busy(obstacles: &[(u32, Obstacle)], wanted: &PlacementRequest, host: &Host) -
     } else if all(Closed::NotReady) {
         verb("is not ready", "are not ready")
     } else if all(Closed::Pending) {
-        verb("is leased under an earlier rule", "are leased under earlier rules")
+        verb("still follows an earlier rule", "still follow earlier rules")
     } else if all(Closed::StillShared) {
         verb("is still shared through MPS", "are still shared through MPS")
     } else if all(Closed::NotShared) {
@@ -454,7 +469,7 @@ fn cause(gpu: u32, obstacle: Obstacle, wanted: &PlacementRequest, host: &Host) -
             format!("no program can use GPU {gpu}: its compute mode is PROHIBITED")
         }
         Obstacle::Closed(Closed::NotReady) => format!("GPU {gpu} is not ready"),
-        Obstacle::Closed(Closed::Pending) => format!("GPU {gpu} is leased under an earlier rule"),
+        Obstacle::Closed(Closed::Pending) => format!("GPU {gpu} still follows an earlier rule"),
         Obstacle::Closed(Closed::StillShared) => {
             format!("the MPS daemon of GPU {gpu} still runs, although the rule of the GPU no longer has mode `mps`")
         }

@@ -1,5 +1,7 @@
 //! The errors for requests that cannot be placed.
 
+use gpush_api::Code;
+
 use super::*;
 
 #[test]
@@ -18,6 +20,24 @@ fn refusal_names_the_largest_free_size() {
     assert_eq!(hint, "request 2g.20gb");
     let full = || Host { gpus: vec![mps(0, 1000, None)] };
     assert_eq!(refused(full(), some_mps("1"), 1).1, "");
+}
+
+/// Fault: while a lease delayed a change of MIG mode, a request for the new kind of share ended with `unsupported`.
+#[test]
+fn gpu_that_offers_leases_later_is_blocked_and_not_unsupported() {
+    for (why, code) in [
+        (Unoffered::Pending(Mode::Mig), Code::Blocked),
+        (Unoffered::Reboot(Mode::Mig), Code::Blocked),
+        (Unoffered::NotReady(Mode::Mig), Code::Blocked),
+        (Unoffered::OtherMode(Mode::Mig), Code::Unsupported),
+        (Unoffered::NoRule, Code::Unsupported),
+    ] {
+        let only = GpuOffer { index: 2, unoffered: Some(why), ..GpuOffer::default() };
+        for gpus in [vec![only.clone()], vec![whole(0, true), only]] {
+            let error = refusal(&Host { gpus }, &wanted(profile("3g.40gb"), 1));
+            assert_eq!((error.code, error.retryable), (code, code == Code::Blocked), "{why:?}: {error:?}");
+        }
+    }
 }
 
 /// Fault: a target with as many leases as `max_clients` allows, but with 90 % free, had "no room".
