@@ -3,8 +3,11 @@
 //! The answer is composed of what gpushd keeps: the MIG devices, the last operations with their plans, and the last
 //! leases. A user sees only what these lists show to this user.
 
-use gpush_api::{Code, GpuPlan, InstanceStep, Lease, LeaseState, MigDevice, Operation, OperationState};
+use std::collections::BTreeSet;
+
+use gpush_api::{ApiError, Code, GpuPlan, InstanceStep, Lease, LeaseState, MigDevice, Operation, OperationState};
 use gpush_client::{Client, Error};
+use gpush_core::nearest::nearest;
 
 use crate::{
     exit::{Failure, Outcome},
@@ -23,7 +26,9 @@ const LEASES: usize = 1000;
 pub(super) async fn run(client: &mut Client, uuid: &str, out: &Output) -> Outcome {
     let devices = client.mig_devices().await?;
     let operations = operations(client).await?;
-    let history = History::of(uuid, &devices, &operations, &client.leases(LEASES).await?);
+    let leases = client.leases(LEASES).await?;
+    let uuid = complete(uuid, &known_uuids(&devices, &operations, &leases))?;
+    let history = History::of(&uuid, &devices, &operations, &leases);
     out.show(&history, |look| mig_history::text(&history, OPERATIONS, LEASES, look))?;
     Ok(if history.device.is_some() { 0 } else { Code::NotFound.exit_status() })
 }
@@ -43,6 +48,61 @@ fn if_kept(answer: Result<Operation, Error>) -> Result<Option<Operation>, Error>
     match answer {
         Err(error) if error.code() == Code::NotFound => Ok(None),
         other => other.map(Some),
+    }
+}
+
+/// Returns the UUIDs of all MIG devices that exist, that an operation has destroyed, or that had a lease.
+fn known_uuids<'a>(devices: &'a [MigDevice], operations: &'a [Operation], leases: &'a [Lease]) -> BTreeSet<&'a str> {
+    let present = devices.iter().filter_map(|one| one.uuid.as_deref());
+    let steps = operations.iter().flat_map(|one| &one.plans).flat_map(GpuPlan::instance_steps);
+    let destroyed = steps.filter_map(|step| match step {
+        InstanceStep::DestroyCompute { uuid, .. } => uuid.as_deref(),
+        _ => None,
+    });
+    let targets = leases.iter().flat_map(|one| &one.members).map(|member| member.target.as_str());
+    present.chain(destroyed).chain(targets.filter(|target| target.starts_with("MIG-"))).collect()
+}
+
+/// Returns the UUID that a user has typed, in full: the only known UUID that begins with the text.
+///
+/// # Errors
+/// If several known UUIDs begin with the text, or if the text is not a UUID and no known UUID begins with it.
+fn complete(text: &str, known: &BTreeSet<&str>) -> Result<String, ApiError> {
+    let begins = |uuid: &&&str| uuid.get(..text.len()).is_some_and(|start| start.eq_ignore_ascii_case(text));
+    let found: Vec<&str> = known.iter().filter(begins).copied().collect();
+    match found.as_slice() {
+        [one] => Ok((*one).to_owned()),
+        [] if is_uuid(text) => Ok(text.to_owned()),
+        [] => {
+            let hint = match nearest(text, known.iter().copied()) {
+                Some(one) => format!("did you mean {one}? `gpushctl mig list -o uuid` lists the UUIDs"),
+                None => "`gpushctl mig list -o uuid` lists the UUIDs".to_owned(),
+            };
+            let message = format!("{text} is not the UUID of a MIG device, and no known UUID begins with it");
+            Err(ApiError::new(Code::NotFound, message).hint(hint))
+        }
+        [first, second, ..] => {
+            let others = if found.len() == 2 { String::new() } else { format!(" and {} more", found.len() - 2) };
+            Err(ApiError::new(Code::BadRequest, format!("several MIG devices have a UUID that begins with {text}"))
+                .cause(format!("{first}, {second}{others}"))
+                .hint("write more of the UUID: `gpushctl mig list -o uuid` lists the UUIDs"))
+        }
+    }
+}
+
+/// Returns whether the text has the form of a complete UUID of a MIG device: `MIG-<uuid>`, or `MIG-GPU-<uuid>/<GPU
+/// instance>/<compute instance>` with drivers before R470.
+fn is_uuid(text: &str) -> bool {
+    let is_hex = |part: &str, length: usize| part.len() == length && part.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let is_plain = |text: &str| {
+        let parts: Vec<&str> = text.split('-').collect();
+        parts.len() == 5 && parts.iter().zip([8, 4, 4, 4, 12]).all(|(part, length)| is_hex(part, length))
+    };
+    let Some(rest) = text.get(4..) else { return false };
+    match rest.strip_prefix("GPU-").map(|old| old.split('/').collect::<Vec<_>>()).as_deref() {
+        Some([uuid, gi, ci]) => is_plain(uuid) && gi.parse::<u32>().is_ok() && ci.parse::<u32>().is_ok(),
+        Some(_) => false,
+        None => is_plain(rest),
     }
 }
 
@@ -164,6 +224,28 @@ pub(super) mod tests {
             "available": true,
         }))
         .unwrap()
+    }
+
+    /// Fault: a UUID with a missing or wrong character was reported as a device that a reboot had removed.
+    #[test]
+    fn uuid_may_be_shortened_but_not_mistyped() {
+        let (operation, _) = operation(OperationState::Done);
+        let present = device("MIG-5d1b77aa-0000-4000-8000-00000000000c", &operation.plans[0]);
+        let (devices, operations) = ([present], [operation]);
+        let known = known_uuids(&devices, &operations, &[]);
+        assert_eq!(known.len(), 3, "one device exists, two were destroyed: {known:?}");
+        assert_eq!(complete("MIG-5D1B03", &known).unwrap(), UUID);
+        assert_eq!(complete(UUID, &known).unwrap(), UUID);
+        let several = complete("MIG-5d1b", &known).unwrap_err();
+        assert!(several.code == Code::BadRequest && several.causes[0].contains(UUID), "{several:?}");
+        let mistyped = complete(&UUID.replace("03a2", "0a2"), &known).unwrap_err();
+        assert!(mistyped.code == Code::NotFound && mistyped.hint.unwrap().contains(UUID));
+        // A complete UUID that gpushd does not know may belong to a device from before a reboot.
+        for unknown in ["MIG-00000000-0000-4000-8000-000000000000", "MIG-GPU-00000000-0000-4000-8000-000000000000/1/0"]
+        {
+            assert_eq!(complete(unknown, &known).unwrap(), unknown);
+        }
+        assert_eq!(complete("MIG-GPU-0/1/0", &known).unwrap_err().code, Code::NotFound);
     }
 
     /// Fault: no command explained what had happened to a destroyed device.
