@@ -95,8 +95,7 @@ impl OperationQueue {
         let sentence = |one: &QueuedOperation| {
             let operation = one.ongoing.snapshot();
             let plan = operation.plans.iter().find(|plan| plan.uuid == uuid)?;
-            let layout = if plan.layout.is_empty() { "another layout".to_owned() } else { plan.layout.join(",") };
-            Some(format!("operation {} waits in the queue to apply {layout}", operation.id))
+            Some(format!("operation {} waits in the queue (desired: {})", operation.id, plan.end_state()))
         };
         waiting.values().filter_map(sentence).collect()
     }

@@ -12,6 +12,7 @@ use serde::{
 };
 
 use crate::{
+    policy::Mode,
     refusal::Refusal,
     step::{InstanceStep, MigModeStep, MpsStep, Phase, Reset, Step, TimesliceStep},
 };
@@ -137,6 +138,9 @@ pub struct GpuPlan {
     pub uuid: String,
     /// Product name.
     pub name: String,
+    /// Mode after the plan, if the rule of the GPU needs the whole GPU: `mps`, `timeslice` or `exclusive`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<Mode>,
     /// Layout after the plan, in canonical text.
     pub layout: Vec<String>,
     /// Steps in the order of execution; empty if nothing has to change.
@@ -256,7 +260,12 @@ impl GpuPlan {
         } else if !self.changes_mig() && self.stopped_daemons().any(|uuid| uuid == self.uuid) {
             "whole GPU, not shared through MPS".to_owned()
         } else {
-            self.layout.join(", ")
+            match self.mode {
+                Some(Mode::Mps) => "whole GPU, shared through MPS".to_owned(),
+                Some(Mode::Timeslice) => "whole GPU, time-sliced".to_owned(),
+                Some(Mode::Exclusive) => "whole GPU".to_owned(),
+                Some(Mode::Mig | Mode::NoRule | Mode::Unmanaged) | None => self.layout.join(", "),
+            }
         }
     }
 

@@ -11,7 +11,7 @@
 
 use anstyle::Style;
 use gpush_api::{
-    ApiError, Gpu, GpuPlan, InstanceStep, MigModeStep, Mode, MpsStep, Placement, Plans, Reset, Step, TimesliceStep,
+    ApiError, Gpu, GpuPlan, InstanceStep, MigModeStep, MpsStep, Placement, Plans, Reset, Step, TimesliceStep,
 };
 use gpush_core::layout::Layout;
 
@@ -180,7 +180,7 @@ pub(super) fn draw(
             Some(error) => trouble(plan, error, look),
             None => body(plan, gpu, look),
         };
-        let heading = Heading { name: look.clean(product(&plan.name)), wanted: wanted(plan, gpu) };
+        let heading = Heading { name: look.clean(product(&plan.name)), wanted: plan.end_state() };
         match groups.iter_mut().find(|(_, h, b)| *h == heading && *b == body) {
             Some((indexes, _, _)) => indexes.push(plan.gpu),
             None => groups.push((vec![plan.gpu], heading, body)),
@@ -201,19 +201,6 @@ pub(super) fn draw(
         out.extend(body.iter().cloned());
     }
     out.join("\n") + "\n"
-}
-
-/// Describes the layout that a plan leads to. If the plan has no steps and no MIG layout, describes how the rule shares
-/// the GPU.
-fn wanted(plan: &GpuPlan, gpu: Option<&Gpu>) -> String {
-    let is_whole = plan.is_empty() && plan.layout.iter().all(|entry| entry == "none");
-    let how = gpu.filter(|_| is_whole || needs_no_change(plan)).and_then(|gpu| match gpu.mode {
-        Mode::Mps => Some("whole GPU, shared through MPS"),
-        Mode::Timeslice => Some("whole GPU, time-sliced"),
-        Mode::Exclusive => Some("whole"),
-        Mode::Mig | Mode::NoRule | Mode::Unmanaged => None,
-    });
-    how.map_or_else(|| plan.end_state(), str::to_owned)
 }
 
 const NOTHING_CLAIMED: &str = "Name a layout, and a GPU with --gpu; or add a rule for the GPU to the config.";
@@ -365,7 +352,7 @@ fn labelled(label: &str, lines: Vec<String>) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{Code, GpuState};
+    use gpush_api::Code;
 
     use super::*;
     use crate::render::{Charset, fixtures};
@@ -391,16 +378,5 @@ mod tests {
             blockers(&all),
             ["GPU 0: 3g.40gb@4 is held by pid 7 (alice)", "op-3 is ahead in the queue of GPU 1"]
         );
-    }
-
-    #[test]
-    fn gpu_that_cannot_change_is_desired_as_its_rule_says() {
-        let mut gpu = fixtures::mixed().remove(0);
-        (gpu.mode, gpu.state) = (Mode::Timeslice, GpuState::Ready);
-        let mut plan = GpuPlan { layout: vec!["none".to_owned()], ..fixtures::plan_without_steps(0) };
-        plan.error = Some(ApiError::new(Code::Blocked, "cannot disable MIG mode"));
-        assert_eq!(wanted(&plan, Some(&gpu)), "whole GPU, time-sliced");
-        plan.layout = vec!["3g.40gb".to_owned()];
-        assert_eq!(wanted(&plan, Some(&gpu)), "3g.40gb");
     }
 }

@@ -81,7 +81,7 @@ fn operation_waiting_for_gpu_is_shown_in_status_and_notes() {
     host.process(&format!("--gpu 0 --gi {gi} --ci 0 --memory 100"));
     let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
     let waiting = agent.begin_with(&body).expect("it waits");
-    let says = format!("operation {} waits in the queue to apply 7g.80gb", waiting.id);
+    let says = format!("operation {} waits in the queue (desired: 7g.80gb)", waiting.id);
     agent.until("it is shown", || agent.gpu(0).reasons.contains(&says).then_some(()));
     assert!(agent.gpus()[0].reasons.contains(&says), "in the list, too");
     assert!(gpushctl(&agent, &["status"]).1.contains(&says));

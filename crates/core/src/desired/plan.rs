@@ -89,7 +89,7 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
     let explicit = given.is_some();
     let plan = |(gpu, desired_state, aim): &(&Gpu, &DesiredState, PlanGoal)| {
         let empty = match aim {
-            PlanGoal::Whole => return per_gpu::plan_mig_off(gpu),
+            PlanGoal::Whole => return GpuPlan { mode: Some(desired_state.mode), ..per_gpu::plan_mig_off(gpu) },
             PlanGoal::Layout(layout) => empty_plan(gpu, layout),
             PlanGoal::Dynamic => GpuPlan { layout: vec![DYNAMIC.to_owned()], ..empty_plan(gpu, &Layout::none()) },
         };

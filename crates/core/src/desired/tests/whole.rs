@@ -31,6 +31,22 @@ fn named_gpu_without_layout_gets_mig_disabled_by_its_rule() {
     assert_eq!(refused.code, Code::Conflict);
 }
 
+/// Fault: an operation that waited for a lease to end an MPS daemon "waits in the queue to apply none".
+#[test]
+fn plan_that_is_blocked_has_the_mode_of_the_rule() {
+    for (mode, text) in
+        [("mps", "whole GPU, shared through MPS"), ("timeslice", "whole GPU, time-sliced"), ("exclusive", "whole GPU")]
+    {
+        let config = Config::parse(&format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"{mode}\"\n"), "test").unwrap();
+        let mut gpus = preset::gpus("dgx-a100").unwrap();
+        set(&mut gpus[0], &[("3g.40gb", 4, &[])]);
+        gpus[0].mig.as_mut().unwrap().instances[0].processes.push(process(4711));
+        let plan = one(&config, &gpus, &request(&["0"], LayoutSource::Config));
+        assert!(plan.is_empty() && plan.error.is_some(), "{plan:?}");
+        assert_eq!(plan.end_state(), text);
+    }
+}
+
 /// Fault: on a virtual machine, every change of MIG mode was refused, although a reboot completes it.
 #[test]
 fn virtual_machine_completes_a_mode_change_at_its_reboot() {
