@@ -234,6 +234,8 @@ fn processes_are_added_block_and_are_removed() {
     };
     let first = add(&["--mig", &uuid, "--memory", "100"]);
     let second = add(&["--gpu", "0", "--gi", "3", "--ci", "0", "--kind", "handle"]);
+    let status = std::fs::read_to_string(dir.join("proc").join(second.to_string()).join("status")).unwrap();
+    assert!(status.contains("\nUid:"), "the files of a process name its user: {status}");
     let list = place.ok(&["process", &name, "list"]);
     assert!(list.contains(&format!("GPU 0 GI 3 CI 0: gpush-sim (pid {first}) compute 100 MiB")), "{list}");
     assert!(host.update(|machine| machine.destroy_compute_instance(ci)).is_err());

@@ -20,7 +20,7 @@ impl Host {
     pub fn show_open(&self, gpu: u32, pid: u32) -> Result<(), HostError> {
         let dir = self.dir().join(PROC).join(pid.to_string());
         let minor = self.hardware().slots[gpu as usize].identity.minor;
-        let links = ["cmdline", "comm", "cgroup"].map(|name| (dir.join(name), format!("/proc/{pid}/{name}")));
+        let links = ["cmdline", "comm", "cgroup", "status"].map(|name| (dir.join(name), format!("/proc/{pid}/{name}")));
         let node = (dir.join("fd").join(gpu.to_string()), format!("/dev/nvidia{minor}"));
         let laid = std::fs::create_dir_all(dir.join("fd")).and_then(|()| {
             links.into_iter().chain([node]).try_for_each(|(link, target)| match symlink(target, link) {
