@@ -5,7 +5,7 @@
 //! Instances"), the Multi-Process Service documentation ("Memory Protection", "Error Containment"),
 //! and the documentation of time-slicing in NVIDIA's device plugin for Kubernetes.
 
-use gpush_api::{ConfigView, LeaseRequirement, Mode, RuleView};
+use gpush_api::{ComputeMode, ConfigView, LeaseRequirement, Mode, RuleView};
 
 mod table;
 
@@ -19,6 +19,10 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
     let shares_devices = shares_devices(config, rule);
     let apart = match rule.mode {
         Mode::NoRule | Mode::Unmanaged => return "gpushd changes nothing and isolates nothing".to_owned(),
+        Mode::Timeslice if is_prohibited(rule) => {
+            return "no program can use the GPU, because its compute mode is `prohibited`: gpushd grants no leases of it"
+                .to_owned();
+        }
         Mode::Exclusive => "one lease at a time has the GPU; nothing is shared",
         Mode::Mig if shares_devices => {
             "MIG devices have separate memory, bandwidth, compute and faults; clients of one MPS daemon share faults \
@@ -45,6 +49,11 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
         LeaseRequirement::Optional => "any user can use the GPU without a lease",
     };
     format!("{apart}; {access}")
+}
+
+/// Returns whether the rule prohibits programs on the GPU.
+fn is_prohibited(rule: &RuleView) -> bool {
+    rule.timeslice.as_ref().is_some_and(|policy| policy.compute_mode == Some(ComputeMode::Prohibited))
 }
 
 /// Returns whether the rule's layout contains MIG devices that are shared through MPS.
@@ -77,7 +86,8 @@ mod tests {
              [[gpu]]\nmatch = [\"3\"]\nmode = \"mps\"\n\
              [[gpu]]\nmatch = [\"6\"]\nmode = \"mig\"\nlayout = \"halves\"\nlease = \"required\"\n\
              [[gpu]]\nmatch = [\"4\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 4 }\n\
-             [[gpu]]\nmatch = [\"5\"]\nmode = \"unmanaged\"\n",
+             [[gpu]]\nmatch = [\"5\"]\nmode = \"unmanaged\"\n\
+             [[gpu]]\nmatch = [\"7\"]\nmode = \"timeslice\"\ntimeslice = { compute_mode = \"prohibited\" }\n",
             "config.toml",
         )
         .unwrap();
