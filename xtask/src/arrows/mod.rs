@@ -1,9 +1,10 @@
 //! `cargo xtask arrows`: compares the dependencies of crates and modules with ARCHITECTURE.md.
 //!
 //! [`crates`] checks the dependencies between the crates. [`modules`] checks the dependencies
-//! between the agent's top-level modules.
+//! between the agent's top-level modules. [`files`] checks that no files of a crate use each other in a circle.
 
 mod crates;
+mod files;
 mod modules;
 mod source;
 mod table;
@@ -27,7 +28,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String> {
     check()
 }
 
-/// Checks the dependencies between the crates and between the agent's modules. Returns a summary.
+/// Checks the dependencies between the crates, between the agent's modules and between files. Returns a summary.
 pub(crate) fn check() -> Result<String> {
-    Ok(format!("{}\n{}", crates::check()?, modules::check()?))
+    Ok(format!("{}\n{}\n{}", crates::check()?, modules::check()?, files::check()?))
 }

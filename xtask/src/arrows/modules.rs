@@ -12,13 +12,44 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{
-    source::{self, CrateSource},
+    source::{CrateSource, Position, Reference},
     table::Table,
 };
 use crate::workspace;
 
 const DOCUMENT: &str = "ARCHITECTURE.md";
 const SRC: &str = "agent/src";
+
+/// The name of the crate's root, `main.rs`, in the table.
+const ROOT: &str = "main";
+
+/// The top-level modules of a crate, and the dependencies between them.
+#[derive(Debug)]
+pub(super) struct ModuleGraph {
+    /// Names of the modules, including [`ROOT`].
+    pub(super) modules: BTreeSet<String>,
+    /// For each dependency, its first position. The key is the using module and the used module.
+    pub(super) uses: BTreeMap<(String, String), Position>,
+}
+
+impl ModuleGraph {
+    pub(super) fn of(source: &CrateSource) -> Self {
+        let name = |path: &[String]| path.first().map_or(ROOT, String::as_str).to_owned();
+        let modules: BTreeSet<String> = source.files.keys().map(|module| name(module)).collect();
+        let mut uses = BTreeMap::new();
+        for Reference { from, to, place, .. } in &source.references {
+            let from = name(from);
+            // If a name in the root is not a module, it is an item or a macro of the root.
+            let to = to.first().filter(|name| modules.contains(*name)).map_or(ROOT, String::as_str).to_owned();
+            if from != to {
+                uses.entry((from, to))
+                    .and_modify(|first: &mut Position| *first = place.clone().min(first.clone()))
+                    .or_insert_with(|| place.clone());
+            }
+        }
+        Self { modules, uses }
+    }
+}
 
 /// Dependencies. Each is a pair: the using module, and the used module.
 type Arrows = BTreeSet<(String, String)>;
@@ -58,12 +89,12 @@ fn read(name: &str) -> Result<String> {
     fs::read_to_string(path(name)).with_context(|| format!("cannot read {name}"))
 }
 
-fn source() -> Result<CrateSource> {
-    source::read(&path(SRC))
+fn source() -> Result<ModuleGraph> {
+    Ok(ModuleGraph::of(&CrateSource::read(&path(SRC))?))
 }
 
 /// Returns the dependencies on modules in higher rows of the table.
-fn upward(source: &CrateSource, table: &Table) -> Arrows {
+fn upward(source: &ModuleGraph, table: &Table) -> Arrows {
     let points_down =
         |from: &str, to: &str| table.rank(from).is_none_or(|from| table.rank(to).is_none_or(|to| from < to));
     source.uses.keys().filter(|(from, to)| !points_down(from, to)).cloned().collect()
@@ -71,7 +102,7 @@ fn upward(source: &CrateSource, table: &Table) -> Arrows {
 
 /// Returns the table with the modules that the code uses. Rows of modules that no longer exist are
 /// left out.
-fn updated(source: &CrateSource, mut table: Table) -> Table {
+fn updated(source: &ModuleGraph, mut table: Table) -> Table {
     let upward = upward(source, &table);
     table.rows.retain(|row| source.modules.contains(&row.module));
     for row in &mut table.rows {
@@ -81,7 +112,7 @@ fn updated(source: &CrateSource, mut table: Table) -> Table {
     table
 }
 
-fn violations(source: &CrateSource, table: &Table) -> Vec<String> {
+fn violations(source: &ModuleGraph, table: &Table) -> Vec<String> {
     let mut wrong = Vec::new();
     for module in source.modules.iter().filter(|module| table.rank(module).is_none()) {
         wrong.push(format!("`{module}` has no row: add one above the modules that it uses"));
@@ -118,12 +149,12 @@ fn violations(source: &CrateSource, table: &Table) -> Vec<String> {
 }
 
 /// Returns the modules that a module uses.
-fn used_by<'a>(source: &'a CrateSource, module: &'a str) -> impl Iterator<Item = &'a str> {
+fn used_by<'a>(source: &'a ModuleGraph, module: &'a str) -> impl Iterator<Item = &'a str> {
     source.uses.keys().filter(move |(from, _)| from == module).map(|(_, to)| to.as_str())
 }
 
 /// Returns a shortest path of dependencies from one module to another, including both modules.
-fn path_between<'a>(source: &'a CrateSource, from: &'a str, to: &str) -> Option<Vec<&'a str>> {
+fn path_between<'a>(source: &'a ModuleGraph, from: &'a str, to: &str) -> Option<Vec<&'a str>> {
     let mut came_from: BTreeMap<&str, Option<&str>> = BTreeMap::from([(from, None)]);
     let mut open = std::collections::VecDeque::from([from]);
     while let Some(module) = open.pop_front() {
@@ -145,14 +176,13 @@ fn path_between<'a>(source: &'a CrateSource, from: &'a str, to: &str) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::arrows::source::Position;
 
     const TABLE: &str = "| layer | module | uses |\n|---|---|---|\n| top | `main` | `http` |\n| | `http` | `state` |\n\
                          | low | `state` | |\n";
 
-    fn crate_with(arrows: &[(&str, &str)]) -> CrateSource {
+    fn crate_with(arrows: &[(&str, &str)]) -> ModuleGraph {
         let place = Position { file: "x.rs".into(), line: 7 };
-        CrateSource {
+        ModuleGraph {
             modules: ["main", "http", "state"].map(str::to_owned).into(),
             uses: arrows.iter().map(|(from, to)| (((*from).to_owned(), (*to).to_owned()), place.clone())).collect(),
         }

@@ -1,9 +1,8 @@
-//! Reads from the source which top-level modules a crate has, and which of them each module uses.
+//! Reads from the source which modules a crate has, and which paths to other modules they contain.
 //!
-//! A module counts as a user of another module if its code contains a path to the other module that
-//! begins with `crate` or `super`: in an import, in code, or in the arguments of a macro. In the
-//! root of the crate, a path that begins with the name of a module also counts. The root itself is
-//! the module [`ROOT`]. Code that is compiled only for tests is ignored.
+//! A path counts if it begins with `crate`, `self` or `super`: in an import, in code, or in the arguments of a macro.
+//! In the root of the crate, a path that begins with the name of a module also counts. Code that is compiled only for
+//! tests is ignored.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,14 +11,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use proc_macro2::{Ident, TokenStream, TokenTree};
+use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
-use syn::{Attribute, ImplItem, Item, Meta, Token, parse::Parser, punctuated::Punctuated};
+use syn::{Attribute, ImplItem, Item, Meta, Token, UseTree, Visibility, parse::Parser, punctuated::Punctuated};
 
-/// The name of the crate's root, `main.rs`, in the list of modules.
-pub(crate) const ROOT: &str = "main";
+/// The path of a module or of an item from the root of the crate. The path of the root itself is empty.
+pub(crate) type ItemPath = Vec<String>;
 
-/// Where in the source a module uses another module.
+/// A position in the source.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Position {
     /// Path of the file, relative to the crate's `src`.
@@ -28,53 +27,55 @@ pub(crate) struct Position {
     pub(crate) line: usize,
 }
 
-/// The modules of a crate, and the dependencies between them.
+/// A path in the source of a crate.
+#[derive(Debug)]
+pub(crate) struct Reference {
+    /// The module that contains the path.
+    pub(crate) from: ItemPath,
+    /// What the path leads to.
+    pub(crate) to: ItemPath,
+    pub(crate) place: Position,
+    /// Whether the path begins with neither `crate` nor `super`. It may then lead to another crate.
+    bare: bool,
+}
+
+/// The modules of a crate, and the paths in their code.
 #[derive(Debug, Default)]
 pub(crate) struct CrateSource {
-    /// Names of the top-level modules, including [`ROOT`].
-    pub(crate) modules: BTreeSet<String>,
-    /// For each dependency, its first position. The key is the using module and the used module.
-    pub(crate) uses: BTreeMap<(String, String), Position>,
+    /// The file of each module, relative to the crate's `src`. A module inside another module's file has the same file.
+    pub(crate) files: BTreeMap<ItemPath, PathBuf>,
+    /// All paths to modules and items of the crate.
+    pub(crate) references: Vec<Reference>,
+    /// What each re-export leads to. The key is the re-export itself.
+    pub(crate) re_exports: BTreeMap<ItemPath, ItemPath>,
 }
 
-/// Reads the crate whose `main.rs` is in `src`.
-///
-/// # Errors
-/// If a file cannot be read or parsed, or a module has a `#[path]`.
-pub(crate) fn read(src: &Path) -> Result<CrateSource> {
-    let mut reader = Reader { src, modules: BTreeSet::from([ROOT.to_owned()]), found: Vec::new() };
-    reader.file(Path::new("main.rs"), &[])?;
-    let mut uses = BTreeMap::new();
-    for Found { from, name, place, bare } in reader.found {
-        // If a name in the root is not a module, it is an item or a macro of the root.
-        let to = match reader.modules.contains(&name) {
-            true => name,
-            false if bare => continue,
-            false => ROOT.to_owned(),
-        };
-        if from != to {
-            uses.entry((from, to))
-                .and_modify(|first: &mut Position| *first = place.clone().min(first.clone()))
-                .or_insert(place);
+impl CrateSource {
+    /// Reads the crate whose `main.rs` or `lib.rs` is in `src`.
+    ///
+    /// # Errors
+    /// If a file cannot be read or parsed, or a module has a `#[path]`.
+    pub(crate) fn read(src: &Path) -> Result<Self> {
+        let mut reader = Reader { src, source: Self::default() };
+        for root in ["main.rs", "lib.rs"].map(Path::new) {
+            if src.join(root).exists() {
+                reader.file(root, &[])?;
+            }
         }
+        let mut source = reader.source;
+        // A bare path in the root that does not begin with a module leads to another crate.
+        let modules: BTreeSet<&String> = source.files.keys().filter_map(|module| module.first()).collect();
+        let leads_out = |one: &Reference| one.bare && one.to.first().is_none_or(|first| !modules.contains(first));
+        let outside: Vec<bool> = source.references.iter().map(leads_out).collect();
+        let mut outside = outside.into_iter();
+        source.references.retain(|_| outside.next() != Some(true));
+        Ok(source)
     }
-    Ok(CrateSource { modules: reader.modules, uses })
-}
-
-/// A path in the source that leads to a name in the crate's root.
-struct Found {
-    from: String,
-    name: String,
-    place: Position,
-    /// Whether the path begins with neither `crate` nor `super`. The name may then belong to
-    /// another crate.
-    bare: bool,
 }
 
 struct Reader<'a> {
     src: &'a Path,
-    modules: BTreeSet<String>,
-    found: Vec<Found>,
+    source: CrateSource,
 }
 
 impl Reader<'_> {
@@ -87,6 +88,7 @@ impl Reader<'_> {
     }
 
     fn items(&mut self, items: Vec<Item>, file: &Path, module: &[String]) -> Result<()> {
+        self.source.files.insert(module.to_vec(), file.to_owned());
         for item in items {
             if only_for_tests(attributes(&item)) {
                 continue;
@@ -95,9 +97,6 @@ impl Reader<'_> {
                 Item::Mod(item) => {
                     let mut inner = module.to_vec();
                     inner.push(item.ident.to_string());
-                    if module.is_empty() {
-                        self.modules.insert(item.ident.to_string());
-                    }
                     if item.attrs.iter().any(|attribute| attribute.path().is_ident("path")) {
                         bail!(
                             "{}: module {} has a #[path], which this check does not follow",
@@ -114,10 +113,45 @@ impl Reader<'_> {
                     item.items.retain(|item| !only_for_tests(attributes_in_impl(item)));
                     self.tokens(item.to_token_stream(), file, module);
                 }
+                Item::Use(item) => {
+                    if !matches!(item.vis, Visibility::Inherited) {
+                        self.re_export(&item.tree, module, Vec::new());
+                    }
+                    self.tokens(item.to_token_stream(), file, module);
+                }
                 item => self.tokens(item.to_token_stream(), file, module),
             }
         }
         Ok(())
+    }
+
+    /// Records the names that a module re-exports. `prefix` is the path that contains the tree.
+    fn re_export(&mut self, tree: &UseTree, module: &[String], mut prefix: Vec<String>) {
+        let (name, last) = match tree {
+            UseTree::Path(path) => {
+                prefix.push(path.ident.to_string());
+                return self.re_export(&path.tree, module, prefix);
+            }
+            UseTree::Group(group) => {
+                return group.items.iter().for_each(|tree| self.re_export(tree, module, prefix.clone()));
+            }
+            UseTree::Name(name) => (&name.ident, &name.ident),
+            UseTree::Rename(rename) => (&rename.rename, &rename.ident),
+            UseTree::Glob(_) => return,
+        };
+        if last != "self" {
+            prefix.push(last.to_string());
+        }
+        let mut to = module.to_vec();
+        for (at, name) in prefix.into_iter().enumerate() {
+            match name.as_str() {
+                "crate" if at == 0 => to.clear(),
+                "self" if at == 0 => {}
+                "super" => drop(to.pop()),
+                _ => to.push(name),
+            }
+        }
+        self.source.re_exports.insert([module, &[name.to_string()]].concat(), to);
     }
 
     fn file_of(&self, module: &[String]) -> Result<PathBuf> {
@@ -133,42 +167,46 @@ impl Reader<'_> {
             match token {
                 TokenTree::Group(group) => self.tokens(group.stream(), file, module),
                 TokenTree::Ident(first) if is_path_separator(&tokens[at + 1..]) && !follows_path(&tokens[..at]) => {
-                    let rest = &tokens[at + 3..];
-                    match first.to_string().as_str() {
-                        "crate" => self.path(rest, file, module, &[]),
-                        "self" => self.path(rest, file, module, module),
-                        "super" => self.path(rest, file, module, parent(module)),
-                        _ if module.is_empty() => self.record(first, file, module, true),
-                        _ => {}
-                    }
+                    let base = match first.to_string().as_str() {
+                        "crate" => Vec::new(),
+                        "self" => module.to_vec(),
+                        "super" => parent(module).to_vec(),
+                        _ if module.is_empty() => {
+                            self.path(&tokens[at..], file, module, Vec::new(), true);
+                            continue;
+                        }
+                        _ => continue,
+                    };
+                    self.path(&tokens[at + 3..], file, module, base, false);
                 }
                 _ => {}
             }
         }
     }
 
-    /// Reads the tokens after `crate::`, `self::` or `super::`. This prefix refers to the module
-    /// `base`.
-    fn path(&mut self, rest: &[TokenTree], file: &Path, module: &[String], base: &[String]) {
+    /// Records the paths that begin with `base` and continue with these tokens.
+    fn path(&mut self, rest: &[TokenTree], file: &Path, module: &[String], mut base: ItemPath, bare: bool) {
         match rest.first() {
-            Some(TokenTree::Ident(name)) if name == "super" && is_path_separator(&rest[1..]) => {
-                self.path(&rest[3..], file, module, parent(base));
+            Some(TokenTree::Ident(name)) => {
+                match name.to_string().as_str() {
+                    "super" => drop(base.pop()),
+                    "self" => {}
+                    name => base.push(name.to_owned()),
+                }
+                if is_path_separator(&rest[1..]) {
+                    return self.path(&rest[3..], file, module, base, bare);
+                }
+                let place = Position { file: file.to_owned(), line: name.span().start().line };
+                self.source.references.push(Reference { from: module.to_vec(), to: base, place, bare });
             }
-            Some(TokenTree::Ident(name)) if base.is_empty() => self.record(name, file, module, false),
             Some(TokenTree::Group(group)) => {
                 let inner: Vec<TokenTree> = group.stream().into_iter().collect();
                 for element in inner.split(|token| matches!(token, TokenTree::Punct(punct) if punct.as_char() == ',')) {
-                    self.path(element, file, module, base);
+                    self.path(element, file, module, base.clone(), bare);
                 }
             }
             _ => {}
         }
-    }
-
-    fn record(&mut self, name: &Ident, file: &Path, module: &[String], bare: bool) {
-        let from = module.first().map_or(ROOT, String::as_str).to_owned();
-        let place = Position { file: file.to_owned(), line: name.span().start().line };
-        self.found.push(Found { from, name: name.to_string(), place, bare });
     }
 }
 
@@ -248,6 +286,7 @@ fn attributes_in_impl(item: &ImplItem) -> &[Attribute] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::arrows::modules::ModuleGraph;
 
     /// Returns the dependencies in a crate that has these files, as `from to file:line`.
     fn arrows(files: &[(&str, &str)]) -> Vec<String> {
@@ -257,11 +296,11 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        let source = read(folder.path()).unwrap();
+        let source = CrateSource::read(folder.path()).unwrap();
         let shown = |((from, to), place): (&(String, String), &Position)| {
             format!("{from} {to} {}:{}", place.file.display(), place.line)
         };
-        source.uses.iter().map(shown).collect()
+        ModuleGraph::of(&source).uses.iter().map(shown).collect()
     }
 
     const ROOT_OF_THREE: &str = "mod a;\nmod b;\nmod c;\n";

@@ -1,0 +1,208 @@
+//! Circles between the files of a crate: files that use each other, directly or through other files.
+//!
+//! A file that is in no circle can be read with only the files below it. The folder of a module and the module's own
+//! file belong together: a `mod.rs` declares what its files share and calls them, so dependencies between a module and
+//! the modules inside it do not count. A path through a re-export counts as a path to the file that defines the item.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+
+use super::source::{CrateSource, ItemPath, Position};
+use crate::workspace;
+
+/// Folders that contain crates, and folders that are crates.
+const GROUPS: [&str; 2] = ["crates", "sim"];
+const CRATES: [&str; 4] = ["agent", "ctl", "tests", "xtask"];
+
+/// Circles that remain, as the crate's `src` and their number. Only ever remove from this list.
+const REMAINING: [(&str, usize); 14] = [
+    ("agent/src", 9),
+    ("ctl/src", 2),
+    ("tests/src", 2),
+    ("crates/doctor/src", 1),
+    ("crates/api/src", 1),
+    ("crates/store/src", 2),
+    ("crates/client/src", 1),
+    ("crates/host/src", 1),
+    ("crates/core/src", 7),
+    ("crates/mps/src", 2),
+    ("sim/silicon/src", 3),
+    ("sim/nvml-sim/src", 1),
+    ("sim/gpush-sim/src", 1),
+    ("sim/mps-sim/src", 1),
+];
+
+/// Checks that no files of a crate use each other in a circle, except the circles of [`REMAINING`]. Returns a summary.
+///
+/// # Errors
+/// If the number of circles of a crate differs. The error names the files of each circle, and their dependencies.
+pub(crate) fn check() -> Result<String> {
+    let root = workspace::root();
+    let mut folders: Vec<PathBuf> = CRATES.map(|name| root.join(name)).into();
+    for group in GROUPS {
+        let path = root.join(group);
+        let entries = fs::read_dir(&path).with_context(|| format!("cannot list {}", path.display()))?;
+        for entry in entries {
+            folders.push(entry?.path());
+        }
+    }
+    let (mut files, mut remaining, mut found) = (0, 0, Vec::new());
+    for src in folders.iter().map(|folder| folder.join("src")).filter(|src| src.is_dir()) {
+        let graph = FileGraph::of(&CrateSource::read(&src)?);
+        files += graph.files.len();
+        let name = src.strip_prefix(&root).unwrap_or(&src);
+        let circles = graph.circles();
+        let expected = REMAINING.iter().find(|(src, _)| name == Path::new(src)).map_or(0, |(_, number)| *number);
+        remaining += circles.len();
+        if circles.len() != expected {
+            let described: Vec<String> = circles.iter().map(|circle| graph.describe(circle, name)).collect();
+            let number = circles.len();
+            found.push(format!("{}: {number} circles instead of {expected}\n{}", name.display(), described.join("\n")));
+        }
+    }
+    if !found.is_empty() {
+        bail!("files use each other in circles:\n{}", found.join("\n"));
+    }
+    Ok(format!("{files} files, {remaining} circles between them"))
+}
+
+/// The files of a crate, and the dependencies between them.
+struct FileGraph {
+    /// The files, relative to the crate's `src`, sorted.
+    files: Vec<PathBuf>,
+    /// For each file, the files that it uses, and where it uses each of them first. Files are positions in `files`.
+    uses: Vec<BTreeMap<usize, Position>>,
+}
+
+impl FileGraph {
+    fn of(source: &CrateSource) -> Self {
+        let files: Vec<PathBuf> = source.files.values().cloned().collect::<BTreeSet<_>>().into_iter().collect();
+        let position = |file: &Path| files.binary_search_by(|other| other.as_path().cmp(file)).ok();
+        let mut uses = vec![BTreeMap::new(); files.len()];
+        for one in &source.references {
+            let Some(module) = defining_module(source, &one.to) else { continue };
+            if module.starts_with(&one.from) || one.from.starts_with(&module) {
+                continue;
+            }
+            let Some(to) = source.files.get(&module).and_then(|file| position(file)) else { continue };
+            if let Some(from) = position(&one.place.file).filter(|from| *from != to) {
+                let first: &mut Position = uses[from].entry(to).or_insert_with(|| one.place.clone());
+                *first = first.clone().min(one.place.clone());
+            }
+        }
+        Self { files, uses }
+    }
+
+    /// Returns the circles: the sets of two or more files of which each file uses each other file, directly or through
+    /// other files.
+    fn circles(&self) -> Vec<BTreeSet<usize>> {
+        let reached: Vec<BTreeSet<usize>> = (0..self.files.len()).map(|file| self.reached(file)).collect();
+        let mut circles = BTreeSet::new();
+        for (file, below) in reached.iter().enumerate().filter(|(file, below)| below.contains(file)) {
+            circles.insert(below.iter().copied().filter(|other| reached[*other].contains(&file)).collect());
+        }
+        circles.into_iter().collect()
+    }
+
+    /// Returns the files that a file uses, directly or through other files.
+    fn reached(&self, file: usize) -> BTreeSet<usize> {
+        let (mut reached, mut next) = (BTreeSet::new(), vec![file]);
+        while let Some(one) = next.pop() {
+            next.extend(self.uses[one].keys().filter(|used| reached.insert(**used)));
+        }
+        reached
+    }
+
+    /// Describes a circle: each file with its dependencies on the others.
+    fn describe(&self, circle: &BTreeSet<usize>, src: &Path) -> String {
+        let mut lines = vec![format!("  {} files of {}:", circle.len(), src.display())];
+        for file in circle {
+            for (used, place) in self.uses[*file].iter().filter(|(used, _)| circle.contains(used)) {
+                let name = self.files[*used].display();
+                lines.push(format!("    {}:{} uses {name}", place.file.display(), place.line));
+            }
+        }
+        lines.join("\n")
+    }
+}
+
+/// Returns the module that defines what a path leads to; `None` if the path leads out of the crate.
+fn defining_module(source: &CrateSource, path: &[String]) -> Option<ItemPath> {
+    let mut path = path.to_vec();
+    // A chain of re-exports has an end, because the crate compiles. The limit is for code that does not.
+    for _ in 0..16 {
+        let re_exported = (1..=path.len()).find_map(|end| Some((end, source.re_exports.get(&path[..end])?)));
+        match re_exported {
+            Some((end, to)) if to.as_slice() != &path[..end] => path = [to.as_slice(), &path[end..]].concat(),
+            _ => break,
+        }
+    }
+    (0..=path.len()).rev().map(|end| &path[..end]).find(|module| source.files.contains_key(*module)).map(<[_]>::to_vec)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn graph(files: &[(&str, &str)]) -> FileGraph {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            let path = folder.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        FileGraph::of(&CrateSource::read(folder.path()).unwrap())
+    }
+
+    fn circles(files: &[(&str, &str)]) -> Vec<Vec<String>> {
+        let graph = graph(files);
+        let names = |circle: BTreeSet<usize>| circle.iter().map(|at| graph.files[*at].display().to_string()).collect();
+        graph.circles().into_iter().map(names).collect()
+    }
+
+    #[test]
+    fn files_of_this_workspace_have_no_circles() {
+        println!("{}", check().unwrap());
+    }
+
+    #[test]
+    fn files_that_use_each_other_are_a_circle() {
+        let a = ("a/mod.rs", "mod b;\nmod c;\nmod d;\n");
+        let files = [
+            ("lib.rs", "mod a;\n"),
+            a,
+            ("a/b.rs", "use super::c::X;\npub struct B;\n"),
+            ("a/c.rs", "pub struct X;\nfn f() { super::d::g() }\n"),
+            ("a/d.rs", "pub fn g() { crate::a::b::B; }\n"),
+        ];
+        assert_eq!(circles(&files), [["a/b.rs", "a/c.rs", "a/d.rs"]]);
+        let sound = [files[0], a, files[2], files[3], ("a/d.rs", "pub fn g() {}\n")];
+        assert_eq!(circles(&sound), Vec::<Vec<String>>::new());
+    }
+
+    #[test]
+    fn re_export_leads_to_the_file_that_defines_the_item() {
+        let files = [
+            ("main.rs", "mod a;\n"),
+            ("a/mod.rs", "mod b;\nmod c;\npub use self::{b::B, c::C as Other};\n"),
+            ("a/b.rs", "use super::Other;\npub struct B;\n"),
+            ("a/c.rs", "use crate::a::B;\npub struct C;\n"),
+        ];
+        assert_eq!(circles(&files), [["a/b.rs", "a/c.rs"]]);
+    }
+
+    #[test]
+    fn module_and_the_modules_inside_it_are_no_circle() {
+        let files = [
+            ("lib.rs", "mod a;\n"),
+            ("a.rs", "mod b;\npub struct A;\nfn f() { self::b::g() }\n"),
+            ("a/b.rs", "use super::A;\npub fn g() {}\n"),
+        ];
+        assert_eq!(circles(&files), Vec::<Vec<String>>::new());
+    }
+}
