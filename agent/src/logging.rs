@@ -206,7 +206,7 @@ fn write(rx: &Receiver<Item>, dropped: &AtomicU64) {
             }
             let lost = dropped.swap(0, Ordering::Relaxed);
             if lost > 0 {
-                tracing::warn!("log lines were dropped, because the reader of the log was too slow: {lost}");
+                tracing::warn!("{lost} log lines were dropped, because the reader of the log was too slow");
             }
         }
     });

@@ -62,7 +62,7 @@ impl Monitor {
                 event = events.recv() => match event {
                     Ok(event) => self.report(&event),
                     Err(RecvError::Lagged(missed)) => {
-                        tracing::warn!("events of the driver were lost, because they came too fast: {missed}");
+                        tracing::warn!("{missed} events of the driver were lost, because they came too fast");
                     }
                     Err(RecvError::Closed) => return,
                 },

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn uid_of_a_peer_is_found_in_code() {
+    fn code_that_reads_uid_of_peer_is_reported() {
         let lines = |text: &str| peer_uid_lines(Path::new("agent/src/x.rs"), text).len();
         assert_eq!(lines("fn f() { if caller.peer.uid == holder {} }"), 1);
         assert_eq!(lines("fn f() {\n m!(a, peer\n.uid);\n let b = client.peer . uid; }"), 2);

@@ -1,25 +1,34 @@
-//! Limits the length of every text in the body of a request.
+//! Limits the length of every string in the body of a request.
 //!
-//! gpushd stores and logs texts of requests. The limit applies to the JSON text before it is parsed, so it holds for each
-//! string of each request, also in fields that a later version adds.
+//! gpushd stores and logs some strings of a request. The limit applies to the JSON text before it is parsed, so it holds
+//! for each string of each request, also in fields that a later version adds.
 
-/// Maximum length of a string in bytes, as it is written in the JSON text. The longest allowed text is a reason of 500
-/// characters.
+/// Maximum length of a string in bytes. The longest allowed string is a reason of 500 characters, with up to 4 bytes each.
 pub(super) const LONGEST: usize = 4096;
 
-/// Returns whether all strings of a JSON text, including the names of fields, are short enough. Bytes that are not JSON
-/// do not matter: the parser refuses them.
+/// Returns whether all strings of a JSON text, including the names of fields, are short enough. Each escape `\\uXXXX`
+/// counts as 3 bytes. Bytes that are not JSON do not matter: the parser refuses them.
 pub(super) fn has_short_strings(json: &[u8]) -> bool {
-    let (mut length, mut is_escaped) = (None, false);
-    for byte in json {
-        length = match (length, byte) {
-            (None, b'"') => Some(0),
-            (None, _) => None,
-            (Some(_), b'"') if !is_escaped => None,
-            (Some(LONGEST), _) => return false,
-            (Some(length), _) => Some(length + 1),
-        };
-        is_escaped = length.is_some() && *byte == b'\\' && !is_escaped;
+    let mut bytes = json.iter();
+    while bytes.by_ref().any(|byte| *byte == b'"') {
+        let mut length = 0;
+        while let Some(byte) = bytes.next() {
+            length += match (byte, bytes.as_slice()) {
+                (b'"', _) => break,
+                (b'\\', [b'u', ..]) => {
+                    bytes.nth(4);
+                    3
+                }
+                (b'\\', _) => {
+                    bytes.next();
+                    1
+                }
+                _ => 1,
+            };
+            if length > LONGEST {
+                return false;
+            }
+        }
     }
     true
 }
@@ -58,6 +67,15 @@ mod tests {
             assert!(!has_short_strings(&body(inner)), "{inner}");
         }
         assert!(has_short_strings(b"[\"\\\\\", \"\\\"\"]"));
+    }
+
+    /// Fault: a reason of 500 characters was refused if the client escaped characters that need no escape.
+    #[test]
+    fn escaped_characters_count_with_their_length_after_parsing() {
+        let body = |number: usize| format!("[\"{}\"]", "\\ud83d\\ude00".repeat(number)).into_bytes();
+        assert!(has_short_strings(&body(500)));
+        assert!(!has_short_strings(&body(LONGEST / 6 + 1)));
+        assert!(has_short_strings(b"\"\\u00"), "the parser reports text that is cut off");
     }
 
     proptest! {

@@ -74,7 +74,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             status => Failure::bad_request(status, rejection.body_text()),
         })?;
         if !body_text::has_short_strings(&bytes) {
-            let message = format!("a text in the body is longer than {} bytes", body_text::LONGEST);
+            let message = format!("a string in the body is longer than {} bytes", body_text::LONGEST);
             return Err(Failure::bad_request(StatusCode::PAYLOAD_TOO_LARGE, message).hint("shorten it"));
         }
         let read = Json::<Object<T>>::from_request(Request::from_parts(parts, bytes.into()), state).await;

@@ -18,8 +18,7 @@ use crate::{account_permits::AccountPermits, caller::Caller};
 /// Maximum number of users' searches at the same time, and of administrators' searches.
 const MOST_SEARCHES: usize = 4;
 
-/// Number of snapshots that gpushd keeps. A pass of the queue may leave out some requests, and then has a snapshot of its
-/// own.
+/// Number of snapshots that gpushd keeps. A pass of the queue that leaves out some requests needs a separate snapshot.
 const KEPT: usize = 4;
 
 /// The searches of all callers.

@@ -80,11 +80,12 @@ fn not_set(error: &systemd::Error) -> ApiError {
 }
 
 fn refusal(slice: &str, names: &[&str]) -> ApiError {
-    let message = "cannot grant a lease with a new scope: your limits would not apply there";
+    let message =
+        "cannot grant a lease with a new scope: not all limits of your systemd slice would apply to the scope";
     ApiError::new(Code::Unsupported, message)
         .cause(format!("gpushd cannot carry over these properties of {slice}: {}", names.join(", ")))
         .cause("the config has user_limits = \"require\"".to_owned())
-        .hint("request a lease with an end time: `gpushctl lease request --for 2h`")
+        .hint("add an end time to your request for a lease, such as `--for 2h`: `gpushctl lease request --help`")
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ fn lines(error: &ApiError) -> Vec<String> {
 /// function only logs a warning about a config file or library that the system service would not trust.
 ///
 /// # Errors
-/// If trust is required, and another user could have written the library.
+/// If trust is required, and another user can modify the file of the library.
 pub(super) fn check_trust(paths: &Paths, named: Option<&Path>, library: Option<&Path>) -> anyhow::Result<()> {
     let own = nix::unistd::geteuid().as_raw();
     let distrust = |path: &Path| match trust::check_file(path, own) {

@@ -39,7 +39,7 @@ pub(crate) enum ConfigLoadError {
         path: PathBuf,
         source: io::Error,
     },
-    /// Another user could have written the config file or the driver library.
+    /// Another user can modify the config file or the driver library.
     #[error("the {what} {} is not trusted: {why}; {}", path.display(), why.remedy())]
     Untrusted {
         /// What the file is.

@@ -8,9 +8,9 @@ use crate::state::HostState;
 
 /// The last config, and what currently prevents gpushd from applying layouts, such as cordons.
 ///
-/// gpushd tries again at once if the config is new, or if an obstacle ends: the maintenance, the loss of the database, a
-/// cordon, an override, or the last lease that delays a change. A new cordon causes no attempt. Such an attempt would begin before the end of the pause after a failure, and
-/// each attempt may destroy instances.
+/// gpushd applies layouts again at once after a reload, or when one of these obstacles ends: maintenance, a lost
+/// database, a cordon, an override, or leases that delay a change. A new cordon causes no attempt. Such an attempt would
+/// begin before the end of the pause after a failure, and each attempt may destroy instances.
 #[derive(Debug)]
 pub(super) struct Trigger {
     /// Compared by its address, because each reload creates a new config.

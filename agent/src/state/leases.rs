@@ -371,8 +371,8 @@ impl LeaseTable {
         leases.chain(reservations).collect()
     }
 
-    /// Returns the UUIDs of the GPUs whose leases or reservations differ between two tables, as [`LeaseTable::uses_on`]
-    /// shows them.
+    /// Returns the UUIDs of the GPUs whose leases or reservations differ between two tables. Compares only the fields of
+    /// leases that [`LeaseTable::uses_on`] returns.
     fn changed_gpus(&self, before: &Self) -> BTreeSet<String> {
         let differs = |id: &LeaseId| match (self.open.get(id), before.open.get(id)) {
             (Some(now), Some(before)) => !Arc::ptr_eq(now, before) && now.use_fields() != before.use_fields(),

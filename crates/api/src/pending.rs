@@ -92,9 +92,9 @@ impl PendingChange {
             PendingAim::Timeslice { level, compute_mode: Some(mode) } => {
                 format!("GPU {gpu} changes to time-slice level `{level}` and compute mode `{mode}`")
             }
-            PendingAim::ShareDevice { device, .. } => format!("{gpu}:{device} changes to a device shared through MPS"),
+            PendingAim::ShareDevice { device, .. } => format!("{gpu}:{device} becomes shared through MPS"),
             PendingAim::UnshareDevice { device, .. } => {
-                format!("{gpu}:{device} changes to a device that is not shared through MPS")
+                format!("{gpu}:{device} stops being shared through MPS")
             }
         };
         format!("{what} {}", When(gpu, &self.leases))
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(mode(&[12, 14, 15]), "GPU 3 changes from mode `exclusive` to `mps` when L12, L14 and L15 end");
         assert_eq!(mode(&[]), "GPU 3 changes from mode `exclusive` to `mps` with `gpushctl apply 3` (administrator)");
         let device = PendingAim::ShareDevice { uuid: "MIG-1".to_owned(), device: "3g.40gb@4".to_owned() };
-        let text = "0:3g.40gb@4 changes to a device shared through MPS when L1 ends";
+        let text = "0:3g.40gb@4 becomes shared through MPS when L1 ends";
         assert_eq!(change(device, &[1]).describe(0), text);
     }
 

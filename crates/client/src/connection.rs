@@ -191,7 +191,7 @@ impl Connection {
         }
     }
 
-    /// Takes the notification about a slow answer if it is due for a question from the time `asked`.
+    /// Takes the notification about a slow answer if the question was sent long enough ago. `asked` is the time of sending.
     fn due_notification(&mut self, question: &Question<'_>, asked: Instant, deadline: Duration) -> Option<Slow> {
         let is_due = |slow: &mut Slow| slow.after < deadline && asked.elapsed() >= slow.after;
         self.slow.take_if(|slow| question.reports_slow && is_due(slow))

@@ -32,7 +32,7 @@ const USER_FRESH: Duration = Duration::from_secs(300);
 /// has just created the group does not have to wait.
 const GROUP_FRESH: Duration = Duration::from_secs(10);
 
-/// How long a request waits for the name of a user that it only shows. After that, the user is shown by uid.
+/// How long a request waits for a user name that only appears in its answer. After that, the user is shown by uid.
 const USER_WAIT: Duration = Duration::from_millis(50);
 
 /// How long a request waits for an identity that decides about access or limits. After that, the caller is refused.

@@ -307,7 +307,7 @@ fn killed_process_leaves_no_files_in_proc() {
 }
 
 #[test]
-fn reader_that_closes_early_is_no_panic() {
+fn command_does_not_panic_if_reader_closes_pipe() {
     let place = TestHost::new();
     let (dir, name) = place.up("a30x4");
     let smi = dir.join("bin/nvidia-smi").display().to_string();

@@ -29,7 +29,7 @@ fn calls_before_init_are_uninitialized() {
 
 /// docs/hardware has recordings of driver 580: its NVML is 13.580.
 #[test]
-fn library_version_begins_with_the_cuda_release_of_the_branch() {
+fn nvml_version_begins_with_cuda_major_of_driver_branch() {
     for (driver, expected) in
         [("580.159.04", "13.580.159.04"), ("535.183.01", "12.535.183.01"), ("470.57.02", "11.470.57.02")]
     {

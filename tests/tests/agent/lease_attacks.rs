@@ -161,7 +161,7 @@ fn waiting_request_beyond_the_quota_is_refused_before_a_search() {
     assert!(is_granted(&agent, 65_534, &body("no")));
 }
 
-/// Fault: with `leases = 1`, a user got eight GPUs with eight subordinate uids, because each uid had a quota of its own.
+/// Fault: with `leases = 1`, a user got eight GPUs with eight subordinate uids, because each uid had its own quota.
 #[test]
 fn uids_without_a_user_share_one_quota() {
     if !geteuid().is_root() {

@@ -154,7 +154,7 @@ fn long_path_query_and_header_are_refused_or_not_stored() {
 }
 
 #[test]
-fn padded_text_of_any_field_is_stored_in_less_than_4_kib() {
+fn text_of_3500_bytes_is_refused_or_stored_without_long_runs() {
     let scene = Scene::new();
     let mut accepted = BTreeMap::new();
     for request in scene.requests() {

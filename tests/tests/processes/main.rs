@@ -39,7 +39,8 @@ use gpush_tests::{
 use nix::unistd::geteuid;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
-/// On a GPU in EXCLUSIVE_PROCESS, the driver refuses programs that bypass MPS. Then no process would be unleased.
+/// Keeps the compute mode: in EXCLUSIVE_PROCESS, the driver would refuse programs that bypass MPS, so the tests would have
+/// no unleased process.
 const RULE: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nmps = { compute_mode = \"keep\" }\n";
 const FAST: &str = "[mps]\nhealth_s = 1\n";
 const END: &str = "[processes]\nunleased = \"end\"\ngrace_s = 1\n";

@@ -33,8 +33,8 @@ pub(super) fn build(release: &Release) -> Result<PathBuf> {
     }
     if !workspace::is_installed("cargo-zigbuild") {
         bail!(
-            "cargo-zigbuild is not installed, so the programs would need the glibc of this machine; docs/install.md \
-             names the commands that install it; `--debug-build` makes packages for tests without it"
+            "cargo-zigbuild is not installed. Without it, the programs would need the glibc of this machine. Install it \
+             as in docs/install.md, or add `--debug-build` for test packages."
         );
     }
     let triple = release.arch.triple();

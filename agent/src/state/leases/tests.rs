@@ -63,7 +63,7 @@ fn step(state: &State, event: Event) {
 
 /// A refused request waited for a releasing lease although its end was not near.
 #[test]
-fn releasing_lease_ends_soon_only_without_something_to_wait_for() {
+fn releasing_lease_that_waits_for_no_running_process_ends_soon() {
     let mut lease = OpenLease::new(LeaseRecord { state: LeaseState::Releasing, ..record(1, 1000, "GPU-0") });
     lease.state = machine::State::restored(LeaseState::Releasing, Some(EndReason::Released));
     assert!(lease.ends_now(), "gpushd has not checked yet what it waits for");

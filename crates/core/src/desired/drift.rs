@@ -82,7 +82,10 @@ pub fn compute_mode_drift(desired_state: &DesiredState, gpu: &Gpu) -> Option<Str
         // choice to the administrator.
         (ComputeMode::ExclusiveProcess | ComputeMode::ExclusiveThread, Mode::Mps | Mode::Timeslice) => return None,
     };
-    Some(format!("the compute mode is `{now}`, so {effect}; to reset it: `nvidia-smi -i {} -c DEFAULT`", gpu.uuid))
+    Some(format!(
+        "the compute mode is `{now}`, so {effect}; to set it to DEFAULT: `nvidia-smi -i {} -c DEFAULT`",
+        gpu.uuid
+    ))
 }
 
 /// Returns the event that makes a pending MIG mode effective.

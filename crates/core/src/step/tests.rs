@@ -188,7 +188,7 @@ proptest! {
 
 /// Case: the previous version recorded a plan with a reset, and without its services and hooks.
 #[test]
-fn recorded_plan_with_only_a_reset_has_brackets() {
+fn plan_of_earlier_version_with_reset_still_stops_services() {
     let change = ModeChange { services: vec!["dcgm".to_owned()], ..ModeChange::default() };
     let services = |reset: Option<Reset>| {
         let mut plan = GpuPlan::default();

@@ -188,8 +188,8 @@ impl fmt::Display for KillReason {
             Self::NotStarted => "it did not answer in time after its start",
             Self::Hung => "it hangs: it did not answer several probes",
             Self::NotStopped => "it did not end in time after gpushd asked it to end",
-            Self::Leftovers => "its servers remained after its end, without clients or after their deadline",
-            Self::Requested => "its servers remained after its end, and it was stopped or restarted on request",
+            Self::Leftovers => "it has ended, but servers of it remain without clients, or after their deadline",
+            Self::Requested => "it has ended, but servers of it remain, and it was stopped or restarted on request",
         })
     }
 }

@@ -112,7 +112,7 @@ fn assignments<'a>(name: &'a str, change: &'a LimitChange<UnitValue>) -> Vec<Pro
     }
 }
 
-/// Returns an empty list of the same type; `None` if the value is no list.
+/// Returns an empty list of the same type; `None` if the value is not a list.
 fn emptied<'a>(value: &Value<'_>) -> Option<Value<'a>> {
     match value {
         Value::Array(values) => Some(Value::Array(Array::new(values.element_signature()))),

@@ -228,7 +228,7 @@ mod tests {
 
     /// Fault: the error listed all instances, although one of them alone prevents the profile.
     #[test]
-    fn instance_in_use_that_alone_prevents_a_profile_is_named() {
+    fn error_names_only_the_instance_that_blocks_the_profile() {
         let scattered = gpu(&[("1g.10gb", 0, 1), ("1g.10gb", 1, 1), ("1g.10gb", 5, 1)], Some(5));
         let leases = ["MIG-1", "MIG-2"].map(|target| LeaseUse {
             share: MemberShare::Mig { profile: "1g.10gb".to_owned() },

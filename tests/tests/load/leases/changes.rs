@@ -20,7 +20,7 @@ enum Expected {
     DoneOrBlocked,
 }
 
-/// Returns what a change of a GPU to a rule must lead to.
+/// Returns the expected outcome when the rule of a GPU changes to `to`.
 fn expects(world: &World, gpu: usize, to: Rule) -> Expected {
     let from = world.model.gpus[gpu].in_force;
     if from == to {

@@ -84,7 +84,7 @@ struct Refusals {
     total: usize,
     /// Requests that gpushd granted.
     granted: Vec<String>,
-    /// Errors that do not name the lease after whose end the mode of the GPU changes.
+    /// Errors that do not name the lease that delays the change.
     without_lease: Vec<String>,
 }
 

@@ -68,7 +68,7 @@ pub(super) enum Offer {
 }
 
 impl Rule {
-    /// The rules of GPUs without MIG.
+    /// The rules that do not use MIG. Every GPU can have them.
     pub(super) const WITHOUT_MIG: [Self; 4] = [Self::Whole, Self::Timeslice, Self::OneProcess, Self::Mps];
 
     /// Returns the rules that a GPU can have.

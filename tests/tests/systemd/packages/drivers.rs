@@ -14,7 +14,7 @@ enum Driver {
     /// Only Ubuntu's package with nvidia-smi.
     OnlyUtils,
     /// Installed with NVIDIA's installer. No package knows the files.
-    ByHand,
+    Runfile,
 }
 
 /// A stand-in package.
@@ -31,7 +31,7 @@ const fn stand_in(name: &'static str, fields: &'static str) -> StandIn {
 }
 
 /// The package that the rule "recommends" used to pull in: its service fails without a driver, and its dependency
-/// uninstalls a driver that was installed by hand.
+/// uninstalls a driver that NVIDIA's installer has installed.
 const STAND_INS: [StandIn; 6] = [
     StandIn {
         script: Some((
@@ -76,18 +76,18 @@ fn offer_stand_ins(machine: &Machine) {
 
 /// Gives the host its driver.
 fn install_driver(machine: &Machine, driver: Driver) {
-    let by_hand = "printf '#!/bin/sh\\nexec sleep 1000\\n' > /usr/bin/nvidia-smi && chmod 755 /usr/bin/nvidia-smi && \
+    let runfile = "printf '#!/bin/sh\\nexec sleep 1000\\n' > /usr/bin/nvidia-smi && chmod 755 /usr/bin/nvidia-smi && \
                    echo library > /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1";
     let install = |packages: &str| format!("DEBIAN_FRONTEND=noninteractive apt-get -q install --yes {packages} 2>&1");
     match driver {
         Driver::None => {}
         Driver::Packaged => {
             machine.sh(&install("nvidia-driver"));
-            machine.sh(by_hand);
+            machine.sh(runfile);
             machine.sh("systemctl reset-failed && systemctl start nvidia-persistenced.service");
         }
         Driver::OnlyUtils => drop(machine.sh(&install("--no-install-recommends nvidia-utils-580-server"))),
-        Driver::ByHand => drop(machine.sh(by_hand)),
+        Driver::Runfile => drop(machine.sh(runfile)),
     }
 }
 
@@ -152,6 +152,6 @@ fn apt_keeps_a_driver_of_which_only_utilities_are_packaged() {
 }
 
 #[test]
-fn apt_keeps_a_driver_that_was_installed_by_hand() {
-    check(Driver::ByHand);
+fn apt_keeps_a_driver_from_nvidias_installer() {
+    check(Driver::Runfile);
 }

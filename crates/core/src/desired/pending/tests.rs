@@ -162,7 +162,8 @@ fn is_granted(config: &Config, gpu: &Gpu, daemons: &BTreeSet<String>, share: Req
     place(&host, &wanted, PlacementPolicy::Pack).is_ok()
 }
 
-/// Fault: after a reload, a second user got a replica of a GPU that was leased as a whole, and four more such pairs.
+/// Fault: after a reload, a second user could get a replica of a GPU that was leased as a whole. Four other pairs of an old
+/// rule and a request had the same fault.
 #[test]
 fn no_request_is_granted_on_a_leased_gpu_whose_rule_changed() {
     let mut pairs = 0;

@@ -31,7 +31,7 @@ fn named_gpu_without_layout_gets_mig_disabled_by_its_rule() {
     assert_eq!(refused.code, Code::Conflict);
 }
 
-/// Fault: an operation that waited for a lease to end an MPS daemon "waits in the queue to apply none".
+/// Fault: `waits in the queue to apply none` was shown for an operation that ends an MPS daemon and waits for a lease.
 #[test]
 fn plan_that_is_blocked_has_the_mode_of_the_rule() {
     for (mode, text) in

@@ -198,8 +198,8 @@ impl PlacementSearch<'_> {
         rest.devices + created as usize
     }
 
-    /// Returns whether a set of `count` members, or a set with up to `more` further members, can be better than the best
-    /// set so far or equal to it. The set consists of a set with the counts `growth`, and of `option`.
+    /// Returns whether the set with the counts `growth`, plus `option`, can still be the best set of `count` members, or
+    /// can grow into the best set with up to `more` additional members.
     fn may_be_best(&self, count: usize, growth: Growth, option: usize, more: usize) -> bool {
         let mut growth = sum(growth, self.options[option].growth());
         let more = more.min(self.options.len() - option - 1);

@@ -178,7 +178,7 @@ fn mps_rule_on_gpu_that_is_too_old_is_not_another_mode() {
 }
 
 #[test]
-fn leases_and_processes_occupy_what_they_use() {
+fn target_with_lease_or_process_is_not_free() {
     let mut scene = Scene::new();
     let (mps, timeslice, whole) = (scene.uuid(1), scene.uuid(2), scene.uuid(3));
     scene.lease(1000, "MIG-0", MemberShare::Mig { profile: "1g.10gb".to_owned() });

@@ -109,7 +109,7 @@ fn pending_change_of_the_last_gpu_is_named() {
         aim: gpush_api::PendingAim::ShareDevice { uuid: "MIG-1".to_owned(), device: "3g.40gb@4".to_owned() },
         leases,
     };
-    let change = "17:3g.40gb@4 changes to a device shared through MPS when L3 ends";
+    let change = "17:3g.40gb@4 becomes shared through MPS when L3 ends";
     let mut host = Host { gpus: (0..18).map(|index| mig(index, "a100-80", false, "3g.40gb@4 used")).collect() };
     host.gpus[17].pending = vec![device(vec![gpush_api::LeaseId(3)])];
     let busy = refusal(&host, &wanted(profile("3g.40gb"), 1));
@@ -200,7 +200,7 @@ fn device_that_mps_shares_is_named_with_the_request_that_gets_it() {
     let error = refusal(&pending, &request);
     assert_eq!(error.message, "cannot grant a MIG device: MIG device 7:3g.40gb@0 will be shared through MPS");
     assert_eq!(error.hint, Some(hint.replace("3g.40gb@0`", "3g.40gb@0 --wait`")));
-    assert_eq!(error.causes, ["7:3g.40gb@0 changes to a device shared through MPS when L6 ends"]);
+    assert_eq!(error.causes, ["7:3g.40gb@0 becomes shared through MPS when L6 ends"]);
     host.gpus.push(mig(8, "a100-80", false, "3g.40gb@0 used"));
     let error = refusal(&host, &wanted(profile("3g.40gb"), 1));
     let causes = ["GPU 7 shares such a device through MPS: request it with --mps", "GPU 8 has no room"];
