@@ -298,6 +298,10 @@ mod tests {
         std::os::unix::fs::symlink(&own, &same).unwrap();
         let is_of_another = |pipe: &Path| {
             let mut process = Command::new("sleep").arg("600").env(PIPE_DIRECTORY, pipe).spawn().unwrap();
+            // `spawn` may return before the kernel shows the environment of the new program.
+            while fs::read(format!("/proc/{}/environ", process.id())).unwrap().is_empty() {
+                std::thread::yield_now();
+            }
             let found = is_below_another_base(process.id(), &own).unwrap();
             process.kill().and_then(|()| process.wait()).unwrap();
             found
