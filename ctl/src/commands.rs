@@ -32,13 +32,14 @@ mod version;
 use std::{io::Write, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu};
-use gpush_client::{Client, Kind, Origin, Socket};
+use gpush_client::{Client, Kind};
 use gpush_core::selector::Selector;
 
 use crate::{
     args::{self, Cli, Command, Global},
     exit::{Failure, Outcome},
     output::{Output, Prints},
+    socket,
 };
 
 /// If a command has waited this long, it prints what it waits for.
@@ -120,7 +121,7 @@ fn ask(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Ou
 fn with_agent<T>(global: &Global, what: impl AsyncFnOnce(&mut Client) -> Result<T, Failure>) -> Result<T, Failure> {
     let runtime = runtime()?;
     let is_json = out_is_json(global);
-    let mut client = Client::new(socket(global)).deadline(global.request_timeout);
+    let mut client = Client::new(socket::chosen(global)).deadline(global.request_timeout);
     client = client.wait_for_restart(RESTART, SILENCE, move || {
         if !is_json {
             let _ = writeln!(
@@ -148,22 +149,6 @@ fn out_is_json(global: &Global) -> bool {
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, ApiError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build();
     runtime.map_err(|e| crate::exit::io("can't start the event loop", &e))
-}
-
-/// Returns the socket of gpushd: `--socket`, else `GPUSH_SOCKET`, else the socket of the system's or the user's gpushd.
-pub(crate) fn socket(global: &Global) -> Socket {
-    if let Some(path) = &global.socket {
-        return Socket::given(path, Origin::Option);
-    }
-    default_socket()
-}
-
-/// Returns the socket of gpushd if `--socket` is not given.
-pub(crate) fn default_socket() -> Socket {
-    match std::env::var_os("GPUSH_SOCKET").filter(|path| !path.is_empty()) {
-        Some(path) => Socket::given(path, Origin::Environment),
-        None => Socket::default_for_user(),
-    }
 }
 
 /// Returns the GPUs that match the selectors, in the host's order; all GPUs if there are no selectors.

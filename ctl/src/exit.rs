@@ -1,10 +1,6 @@
 //! Exit statuses, and errors that end a command (docs/exit-codes.md).
 
-use std::process::ExitCode;
-
 use gpush_api::{ApiError, Code};
-
-use crate::output::Output;
 
 /// Exit status if something is not as requested: a GPU does not have its layout (`mig assert`), or there are unleased
 /// processes (`process list --unleased`).
@@ -56,18 +52,6 @@ pub(crate) fn io(what: impl Into<String>, cause: &std::io::Error) -> ApiError {
         _ => Code::Internal,
     };
     ApiError::new(code, what).cause(cause.to_string())
-}
-
-/// Prints the error, if any, and returns the exit status of the process.
-pub(crate) fn finish(outcome: Outcome, out: &Output) -> ExitCode {
-    match outcome {
-        Ok(status) => ExitCode::from(status),
-        Err(Failure::BrokenPipe) => ExitCode::SUCCESS,
-        Err(Failure::Error(error)) => {
-            out.error(&error);
-            ExitCode::from(error.code.exit_status())
-        }
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod offline;
 mod output;
 mod program;
 mod render;
+mod socket;
 mod tips;
 
 use std::{ffi::OsString, process::ExitCode};
@@ -28,7 +29,7 @@ fn main() -> ExitCode {
     }
     if let Some(hook) = args::Cli::of_hook(&words) {
         let out = output::Output::new(&hook.global);
-        return exit::finish(commands::run(hook, &out), &out);
+        return out.finish(commands::run(hook, &out));
     }
     if let Some(error) = args::habits::error(&words) {
         return refused(&error, &words);
@@ -39,7 +40,7 @@ fn main() -> ExitCode {
     };
     let waiting = args::waitable::hint(&cli.command, &words);
     let out = output::Output::new(&cli.global).with_waiting_hint(waiting);
-    exit::finish(commands::run(cli, &out), &out)
+    out.finish(commands::run(cli, &out))
 }
 
 /// Prints the error for a command line that clap refuses, or the help that the user requested.

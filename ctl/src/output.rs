@@ -6,6 +6,7 @@ use std::{
     io::{IsTerminal, Write},
     os::unix::fs::MetadataExt as _,
     path::Path,
+    process::ExitCode,
 };
 
 use anstream::{AutoStream, ColorChoice};
@@ -15,9 +16,9 @@ use serde::Serialize;
 
 use crate::{
     args::{Color, Format, Global},
-    commands::socket,
-    exit::{self, Failure},
+    exit::{self, Failure, Outcome},
     render::{Appearance, Charset, listing::Listing, trouble},
+    socket,
 };
 
 /// Width of the output in columns, if the width of the terminal is not known.
@@ -52,6 +53,18 @@ pub(crate) struct ErrorDocument<'a> {
 }
 
 impl Output {
+    /// Prints the error of a command, if any, and returns the exit status of the process.
+    pub(crate) fn finish(&self, outcome: Outcome) -> ExitCode {
+        match outcome {
+            Ok(status) => ExitCode::from(status),
+            Err(Failure::BrokenPipe) => ExitCode::SUCCESS,
+            Err(Failure::Error(error)) => {
+                self.error(&error);
+                ExitCode::from(error.code.exit_status())
+            }
+        }
+    }
+
     pub(crate) fn new(global: &Global) -> Self {
         let color = match global.color {
             Color::Auto => ColorChoice::Auto,
@@ -71,7 +84,7 @@ impl Output {
             wide: format == Format::Wide,
             exact: format == Format::Csv,
             charset,
-            is_administrator: is_administrator(&socket(global).path),
+            is_administrator: is_administrator(&socket::chosen(global).path),
             now: jiff::Timestamp::now(),
         };
         Self { json: format == Format::Json, look, format, color, waiting: None }

@@ -4,8 +4,9 @@ use gpush_api::{ConfigDiff, ConfigView, OverrideEnded, Overrides, ReloadRequest,
 use hyper::body::Bytes;
 
 use crate::{
-    client::{Client, segment},
+    client::Client,
     error::Error,
+    path_segment::segment,
     question::{Question, RETRY_FOR},
 };
 

@@ -12,8 +12,8 @@ use serde::Serialize;
 use tokio::time::timeout;
 
 use crate::{
-    client::segment,
     error::{Error, Kind},
+    path_segment::segment,
 };
 
 /// Maximum silence of a working stream: three times gpushd's keep-alive interval.

@@ -19,6 +19,7 @@ mod leases;
 mod mps;
 mod notifications;
 mod operations;
+mod path_segment;
 mod question;
 mod slurm;
 mod socket;

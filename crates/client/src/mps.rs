@@ -6,11 +6,7 @@
 use gpush_api::{GpuProcesses, MpsActionRequest, MpsDaemon, MpsLogs, MpsSetRequest, MpsSetResponse};
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{
-    client::{Client, segment},
-    error::Error,
-    leases::EmptyBody,
-};
+use crate::{client::Client, error::Error, leases::EmptyBody, path_segment::segment};
 
 impl Client {
     /// `GET /v1/mps`. Returns every target that is shared through MPS.

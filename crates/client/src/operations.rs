@@ -4,11 +4,7 @@ use std::time::Duration;
 
 use gpush_api::{ApplyRequest, Operation, OperationSummary, PlanRequest, Plans};
 
-use crate::{
-    client::{Client, segment},
-    error::Error,
-    question::Question,
-};
+use crate::{client::Client, error::Error, path_segment::segment, question::Question};
 
 /// Maximum number of operations in one request.
 const PAGE: usize = 200;

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::MetadataExt};
 use gpush_api::{ApiError, Code, Gpu, RuleView};
 
 use crate::{
-    Area, Finding, Host, Service, config,
+    Area, Finding, Host, Service,
     service::{SERVICE, Unit},
 };
 
@@ -14,6 +14,9 @@ const PUBLIC: &str = "run/gpush/gpushd.sock";
 
 /// Sockets of the system service, with their units.
 const SOCKETS: [(&str, &str); 2] = [(PUBLIC, "gpushd.socket"), ("run/gpush/admin.sock", "gpushd-admin.socket")];
+
+/// Config file of the system service.
+pub(crate) const CONFIG: &str = "/etc/gpush/config.toml";
 
 /// The unit that other services wait for at boot. gpushd does not need it.
 const READY: &str = "gpush-ready.service";
@@ -58,7 +61,7 @@ impl Agent {
     pub(crate) fn config_path(&self) -> &str {
         match self {
             Self::Reached { config_path: Some(path), .. } => path,
-            Self::Reached { config_path: None, .. } | Self::Unreachable(_) | Self::NotAsked(_) => config::PATH,
+            Self::Reached { config_path: None, .. } | Self::Unreachable(_) | Self::NotAsked(_) => CONFIG,
         }
     }
 }

@@ -4,10 +4,7 @@ use std::{fs, os::unix::fs::MetadataExt};
 
 use gpush_core::config::Config;
 
-use crate::{Agent, Area, Finding, Host};
-
-/// Config file of the system service.
-pub(crate) const PATH: &str = "/etc/gpush/config.toml";
+use crate::{Agent, Area, Finding, Host, agent::CONFIG};
 
 /// Returns the config with findings about it. If no config can be read, returns the defaults. If
 /// gpushd runs with another file than that of the system service, examines the file that it uses.
@@ -36,12 +33,12 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> (Config, Vec<Finding>) {
     };
     let mut findings = Vec::new();
     // A gpushd that a user started accepts a file of this user.
-    if path == PATH
+    if path == CONFIG
         && let Ok(meta) = fs::metadata(&file)
         && (meta.uid() != 0 || meta.mode() & 0o022 != 0)
     {
-        let message = format!("{PATH} can be changed by users who are not root, so gpushd does not load it");
-        let hint = format!("run `chown root:root {PATH} && chmod 644 {PATH}`");
+        let message = format!("{CONFIG} can be changed by users who are not root, so gpushd does not load it");
+        let hint = format!("run `chown root:root {CONFIG} && chmod 644 {CONFIG}`");
         findings.push(Finding::problem(Area::Config, message, hint));
     }
     match Config::from_bytes(&bytes, path) {

@@ -21,7 +21,7 @@ use crate::{
     exit::{DIFFERS, Failure, Outcome},
     offline,
     output::Output,
-    render,
+    render, socket,
 };
 
 /// The output of `gpushctl config check --json` for a valid file.
@@ -165,7 +165,7 @@ const ANSWER: Duration = Duration::from_secs(2);
 /// Returns the config file of the gpushd that runs. Returns `None` if no gpushd answers, or if it uses no file.
 fn path_of_agent(global: &Global) -> Option<PathBuf> {
     let runtime = super::runtime().ok()?;
-    let mut client = Client::new(super::socket(global)).deadline(ANSWER).without_waiting_for_start();
+    let mut client = Client::new(socket::chosen(global)).deadline(ANSWER).without_waiting_for_start();
     runtime.block_on(client.config()).ok()?.path.map(PathBuf::from)
 }
 

@@ -7,12 +7,12 @@ use gpush_client::{ADMIN_SOCKET, DEFAULT_SOCKET, Socket};
 use gpush_doctor::{Agent, Area, Finding, Host, Service, Severity, examine};
 use serde::Serialize;
 
-use super::{socket, with_agent};
+use super::with_agent;
 use crate::{
     args::Global,
     exit::{DIFFERS, Failure, Outcome},
     output::Output,
-    render,
+    render, socket,
 };
 
 /// The output of `gpushctl doctor --json`.
@@ -29,7 +29,7 @@ pub(super) fn run(global: &Global, only: &[Area], out: &Output) -> Outcome {
     let host = Host::local();
     let agent = if !areas.iter().any(asks) {
         Agent::Unreachable(unasked())
-    } else if is_of_system(&socket(global))
+    } else if is_of_system(&socket::chosen(global))
         && let Some(service) = Service::find(&host)
     {
         Agent::NotAsked(service)

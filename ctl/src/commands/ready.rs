@@ -18,12 +18,13 @@ use gpush_core::{duration, holders};
 use serde::Serialize;
 use tokio::time::Instant;
 
-use super::{events::may_pass, runtime, socket};
+use super::{events::may_pass, runtime};
 use crate::{
     args::Global,
     exit::{Failure, INTERRUPTED, Outcome},
     output::Output,
     render::{gpu::state, host},
+    socket,
 };
 
 /// Pause between two checks.
@@ -63,7 +64,7 @@ pub(super) struct Ready {
 
 /// Waits until gpushd has done its work, and then exits with 0. During maintenance there is no work to wait for.
 pub(super) fn run(global: &Global, timeout: Duration, quiet: bool, out: &Output) -> Outcome {
-    let mut client = Client::new(socket(global)).deadline(global.request_timeout.min(timeout.max(PAUSE)));
+    let mut client = Client::new(socket::chosen(global)).deadline(global.request_timeout.min(timeout.max(PAUSE)));
     runtime()?.block_on(async {
         tokio::select! {
             waited = wait(&mut client, timeout, quiet, out) => waited,

@@ -13,7 +13,7 @@ use gpush_client::{Client, Error, Origin, Socket};
 use gpush_core::{preset, selector::Selector};
 
 use super::{is_one_of, typed};
-use crate::{commands, render::mps};
+use crate::{commands, render::mps, socket};
 
 /// Maximum time for the answers of gpushd.
 const LIMIT: Duration = Duration::from_millis(400);
@@ -77,7 +77,7 @@ fn ask<T: Default>(what: impl AsyncFnOnce(&mut Client) -> Result<T, Error>) -> T
 /// Returns the socket that the command line to complete names.
 fn socket() -> Socket {
     let given = values(&["--socket"]).pop().map(|path| Socket::given(path, Origin::Option));
-    given.unwrap_or_else(commands::default_socket)
+    given.unwrap_or_else(socket::default)
 }
 
 /// Returns the values of an option in the command line to complete.

@@ -10,6 +10,8 @@ use silicon::host::PROC;
 use silicon::machine::Pid;
 use silicon::{Description, Host};
 
+use crate::pids;
+
 /// Names under which programs open the library. The dynamic linker uses the first name, and Slurm's
 /// plugin uses the second name.
 const LIBRARY_NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
@@ -153,7 +155,7 @@ pub(crate) fn clients(host: &Host) -> anyhow::Result<Vec<String>> {
     let own = Some(std::process::id());
     let machine = host.read()?;
     let alive = machine.clients(own).filter(|client| client.pid.is_alive());
-    Ok(alive.map(|client| crate::process::named(client.pid.pid)).collect())
+    Ok(alive.map(|client| pids::describe(client.pid.pid)).collect())
 }
 
 /// Removes a host: ends its sleepers, and removes its directory.
@@ -183,8 +185,8 @@ pub(crate) fn remove(dir: &Path, force: bool) -> anyhow::Result<()> {
 /// Ends the sleepers and daemons of a host, and removes the files that [`lay`] and silicon have
 /// created. If the directory is empty after that, removes the directory, too.
 pub(crate) fn remove_files(dir: &Path) -> anyhow::Result<()> {
-    for process in sleepers(dir).into_iter().chain(daemons(dir)) {
-        crate::process::end(process);
+    for process in pids::sleepers(dir).into_iter().chain(daemons(dir)) {
+        pids::end(process);
     }
     let files = ["state", "description.toml", "boot_id", "faults.toml", "trace", "sleepers", mps_sim::fault::FILE];
     let libraries = LIBRARY_NAMES.iter().map(|name| format!("lib/{name}"));
@@ -237,15 +239,4 @@ fn daemons(dir: &Path) -> Vec<Pid> {
     };
     let found = entries.map(|entry| entry.path()).filter(|proc| is_one(proc));
     found.filter_map(|proc| Pid::find(proc.file_name()?.to_str()?.parse().ok()?)).collect()
-}
-
-/// Returns the sleepers of a host that may still run. A sleeper is a process of `process add
-/// --spawn`.
-pub(crate) fn sleepers(dir: &Path) -> Vec<Pid> {
-    let text = std::fs::read_to_string(dir.join("sleepers")).unwrap_or_default();
-    let read = |line: &str| {
-        let (pid, start) = line.split_once(' ')?;
-        Some(Pid { pid: pid.parse().ok()?, start: start.parse().ok()? })
-    };
-    text.lines().filter_map(read).filter(|pid| pid.is_alive()).collect()
 }

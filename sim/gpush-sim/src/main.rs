@@ -19,6 +19,7 @@ mod exec;
 mod fault;
 mod mps;
 mod nvidia_smi;
+mod pids;
 mod process;
 mod run;
 mod show;

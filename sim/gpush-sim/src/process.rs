@@ -11,11 +11,10 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use mps_sim::{out, outln};
-use nix::sys::signal::{Signal, kill};
 use silicon::machine::{COMPUTE_MODES, Pid, Process, ProcessKind};
 use silicon::{Host, Return};
 
-use crate::directory;
+use crate::pids;
 
 #[derive(Subcommand)]
 pub(crate) enum Action {
@@ -98,14 +97,6 @@ impl From<Kind> for ProcessKind {
     }
 }
 
-/// Describes a process by pid and name.
-pub(crate) fn named(pid: u32) -> String {
-    match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
-        Ok(name) => format!("{} (pid {pid})", name.trim()),
-        Err(_) => format!("pid {pid}"),
-    }
-}
-
 /// Returns an error if the host has no GPU with this index.
 pub(crate) fn known_gpu(host: &Host, gpu: u32) -> anyhow::Result<()> {
     match host.hardware().slots.len() as u32 {
@@ -124,7 +115,7 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
             if gone == 0 {
                 bail!("pid {pid} is on no GPU there; see `gpush-sim process {} list`", host.dir().display());
             }
-            directory::sleepers(host.dir()).into_iter().filter(|sleeper| sleeper.pid == pid).for_each(end);
+            pids::sleepers(host.dir()).into_iter().filter(|sleeper| sleeper.pid == pid).for_each(pids::end);
         }
         Action::List { json } => out!("{}", list(host, json)?),
     }
@@ -152,7 +143,7 @@ fn add(host: &Host, wanted: &Add) -> anyhow::Result<()> {
         Process { pid, kind: wanted.kind.into(), memory_mib: wanted.memory, gpu_instance: gi, compute_instance: ci };
     if let Err(rc) = host.update(|machine| machine.attach(gpu, process)) {
         if wanted.spawn {
-            end(pid);
+            pids::end(pid);
         }
         match rc {
             Return::NotFound => bail!("GPU {gpu} has no such instance; see `gpush-sim show {shown}`"),
@@ -195,16 +186,10 @@ fn spawn(host: &Host, name: Option<&str>) -> anyhow::Result<Pid> {
     let pid = Pid::find(child.id()).context("the process that was started is gone")?;
     let noted = OpenOptions::new().create(true).append(true).open(host.dir().join("sleepers"));
     if let Err(error) = noted.and_then(|mut file| writeln!(file, "{} {}", pid.pid, pid.start)) {
-        end(pid);
+        pids::end(pid);
         return Err(error).context("cannot note the process");
     }
     Ok(pid)
-}
-
-pub(crate) fn end(sleeper: Pid) {
-    if sleeper.is_alive() {
-        let _gone = kill(nix::unistd::Pid::from_raw(sleeper.pid.cast_signed()), Signal::SIGKILL);
-    }
 }
 
 /// Sleeps until the host's directory is removed.
@@ -240,11 +225,12 @@ fn list(host: &Host, json: bool) -> anyhow::Result<String> {
                 (None, _) => String::new(),
             };
             let (kind, mib) = (process.kind.name(), process.memory_mib);
-            let _infallible = writeln!(text, "GPU {}{place}: {} {kind} {mib} MiB", gpu.index, named(process.pid.pid));
+            let _infallible =
+                writeln!(text, "GPU {}{place}: {} {kind} {mib} MiB", gpu.index, pids::describe(process.pid.pid));
         }
     }
     for client in machine.clients(None).filter(|client| client.pid.is_alive()) {
-        let _infallible = writeln!(text, "driver open: {}", named(client.pid.pid));
+        let _infallible = writeln!(text, "driver open: {}", pids::describe(client.pid.pid));
     }
     Ok(text)
 }

@@ -133,7 +133,7 @@ fn draw(text: &mut String, machine: &Machine, gpu: &Gpu, slot: &Slot) {
             ProcessKind::Compute | ProcessKind::Graphics | ProcessKind::Mps => format!(" {} MiB", process.memory_mib),
         };
         let _infallible =
-            writeln!(text, "  {place}: {} {}{memory}", crate::process::named(process.pid.pid), process.kind.name());
+            writeln!(text, "  {place}: {} {}{memory}", crate::pids::describe(process.pid.pid), process.kind.name());
     }
 }
 

@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use crate::{
-    daemon::Daemon,
     place::{Device, Environment, Version},
     servers::{DEVICES, ROW, Server, ask},
+    state::DaemonState,
     value,
     wire::Peer,
 };
@@ -23,7 +23,7 @@ pub(crate) enum Verdict {
 }
 
 /// Executes one command. Returns the frames of the answer, and what the daemon does next.
-pub(crate) fn obey(daemon: &mut Daemon, line: &str, peer: Peer) -> (Vec<String>, Verdict) {
+pub(crate) fn obey(daemon: &mut DaemonState, line: &str, peer: Peer) -> (Vec<String>, Verdict) {
     let mut words = line.split_whitespace();
     let name = words.next().unwrap_or_default();
     let words: Vec<&str> = words.collect();
@@ -147,7 +147,7 @@ fn insufficient(peer: Peer) -> String {
 }
 
 /// Returns the state of a server. Like NVIDIA's daemon, asks a server that is ready.
-fn state(daemon: &Daemon, server: &Server) -> &'static str {
+fn state(daemon: &DaemonState, server: &Server) -> &'static str {
     if server.failed {
         return "FAULT";
     }
@@ -161,7 +161,7 @@ fn state(daemon: &Daemon, server: &Server) -> &'static str {
     if works == Some(0) { "FAULT" } else { "ACTIVE" }
 }
 
-fn of_server(daemon: &Daemon, pid: i64, answer: impl FnOnce(&Daemon, &Server) -> Vec<String>) -> Vec<String> {
+fn of_server(daemon: &DaemonState, pid: i64, answer: impl FnOnce(&DaemonState, &Server) -> Vec<String>) -> Vec<String> {
     match daemon.servers.of(pid) {
         Some(server) => answer(daemon, server),
         None => vec![not_found(pid)],
@@ -170,14 +170,14 @@ fn of_server(daemon: &Daemon, pid: i64, answer: impl FnOnce(&Daemon, &Server) ->
 
 /// Applies a setting if this peer is allowed to change it. In version 535, every user who can
 /// connect is allowed.
-fn may_set(daemon: &mut Daemon, peer: Peer, set: impl FnOnce(&mut Daemon) -> Vec<String>) -> Vec<String> {
+fn may_set(daemon: &mut DaemonState, peer: Peer, set: impl FnOnce(&mut DaemonState) -> Vec<String>) -> Vec<String> {
     match daemon.version {
         Version::V550 | Version::V555 if !Environment::is_root(peer.uid) => vec![insufficient(peer)],
         Version::V535 | Version::V550 | Version::V555 => set(daemon),
     }
 }
 
-fn percentage(daemon: &Daemon, server: &Server) -> Vec<String> {
+fn percentage(daemon: &DaemonState, server: &Server) -> Vec<String> {
     let has = server.ask(&daemon.log, |socket| {
         socket.send(&ask::PERCENTAGE.to_le_bytes())?;
         Ok(f64::from_le_bytes(socket.receive_array()?))
@@ -189,7 +189,7 @@ fn slot(device: i64) -> Option<usize> {
     usize::try_from(device).ok().filter(|&at| at < DEVICES as usize)
 }
 
-fn device(daemon: &Daemon, word: Option<&str>) -> Option<u32> {
+fn device(daemon: &DaemonState, word: Option<&str>) -> Option<u32> {
     let device = slot(value::number(word)).and_then(|at| u32::try_from(at).ok());
     if device.is_none() {
         daemon.log.say(BAD_DEVICE);
@@ -197,7 +197,7 @@ fn device(daemon: &Daemon, word: Option<&str>) -> Option<u32> {
     device
 }
 
-fn default_memory(daemon: &Daemon, device: i64) -> Vec<String> {
+fn default_memory(daemon: &DaemonState, device: i64) -> Vec<String> {
     let Some(at) = slot(device) else {
         daemon.log.say(BAD_DEVICE);
         return Vec::new();
@@ -209,7 +209,7 @@ fn default_memory(daemon: &Daemon, device: i64) -> Vec<String> {
     shown.into_iter().collect()
 }
 
-fn start(daemon: &mut Daemon, words: &[&str], peer: Peer) -> Vec<String> {
+fn start(daemon: &mut DaemonState, words: &[&str], peer: Peer) -> Vec<String> {
     let uid = match words {
         ["-uid", uid, ..] => uid.parse::<u32>().ok(),
         _ => None,
@@ -225,7 +225,7 @@ fn start(daemon: &mut Daemon, words: &[&str], peer: Peer) -> Vec<String> {
 }
 
 /// Ends the work of a client. Returns the status. If the status is 1, also returns the reason.
-fn terminate(daemon: &Daemon, server: i64, client: i64) -> Vec<String> {
+fn terminate(daemon: &DaemonState, server: i64, client: i64) -> Vec<String> {
     let one = || "1".to_owned();
     let Some(found) = daemon.servers.of(server) else {
         return vec![not_found(server), format!("Server {server} not found!"), one()];
@@ -245,7 +245,7 @@ fn terminate(daemon: &Daemon, server: i64, client: i64) -> Vec<String> {
     }
 }
 
-fn processes(daemon: &Daemon) -> Vec<String> {
+fn processes(daemon: &DaemonState) -> Vec<String> {
     let rows = daemon.servers.now().and_then(|server| {
         let rows = server.ask(&daemon.log, |socket| {
             socket.send(&ask::PROCESSES.to_le_bytes())?;

@@ -28,8 +28,9 @@ use crate::{
     files::{self, Files, NoFiles},
     log::{self, Lines, Log, Source},
     options,
-    place::{Environment, Version},
+    place::Environment,
     servers::{DEVICES, Defaults, Servers, Users},
+    state::DaemonState,
     value,
     wire::{self, Kind, Peer, Socket},
 };
@@ -37,12 +38,8 @@ use crate::{
 /// The text that the background process prints when it has begun to listen.
 const LISTENS: &str = "listens";
 
-pub(crate) struct Daemon {
-    pub(crate) place: Environment,
-    pub(crate) version: Version,
-    pub(crate) log: Log,
-    pub(crate) defaults: Defaults,
-    pub(crate) servers: Servers,
+struct Daemon {
+    state: DaemonState,
     files: Files,
     /// The control connection, if a user interface is connected.
     ear: Option<(Socket, Peer)>,
@@ -121,17 +118,9 @@ fn serve(place: Environment, users: Users, lines: &Lines, listening: impl FnOnce
     let defaults = from_environment(&log);
     let files = files::listen(&place, lock).context("cannot listen")?;
     listening();
-    let daemon = Daemon {
-        version: place.version(),
-        place,
-        log,
-        defaults,
-        servers: Servers::serving(users),
-        files,
-        ear: None,
-        ungreeted: Vec::new(),
-    };
-    daemon.run()
+    let version = place.version();
+    let state = DaemonState { place, version, log, defaults, servers: Servers::serving(users) };
+    Daemon { state, files, ear: None, ungreeted: Vec::new() }.run()
 }
 
 /// Reads percentage and priority from the environment. The real daemon reads no memory limit there, so this function
@@ -157,12 +146,12 @@ impl Daemon {
     fn run(mut self) -> anyhow::Result<ExitCode> {
         loop {
             self.meet_faults();
-            if self.place.is_gone() {
-                self.servers.interrupt();
+            if self.state.place.is_gone() {
+                self.state.servers.interrupt();
                 return Ok(ExitCode::SUCCESS);
             }
             let (privileged, control, ear) = self.wait()?;
-            while self.servers.reap(&self.log).is_some() {}
+            while self.state.servers.reap(&self.state.log).is_some() {}
             if privileged {
                 self.door(true);
             }
@@ -191,19 +180,19 @@ impl Daemon {
     }
 
     fn meet_faults(&mut self) {
-        if let Some(rule) = self.place.faults.fires(Fault::HungDaemon) {
-            self.place.faults.wait_out(&rule);
+        if let Some(rule) = self.state.place.faults.fires(Fault::HungDaemon) {
+            self.state.place.faults.wait_out(&rule);
         }
-        if self.place.faults.fires(Fault::OrphanServer).is_some() {
+        if self.state.place.faults.fires(Fault::OrphanServer).is_some() {
             let _dying = nix::sys::signal::raise(nix::sys::signal::Signal::SIGKILL);
         }
-        self.ungreeted.retain(|(_, rule)| self.place.faults.is_there(rule));
-        match self.servers.made_up() {
-            Some(rule) if self.place.faults.is_there(rule) => {}
-            Some(_) => self.servers.unmake(),
+        self.ungreeted.retain(|(_, rule)| self.state.place.faults.is_there(rule));
+        match self.state.servers.made_up() {
+            Some(rule) if self.state.place.faults.is_there(rule) => {}
+            Some(_) => self.state.servers.unmake(),
             None => {
-                if let Some(rule) = self.place.faults.fires(Fault::SecondUid) {
-                    self.servers.make_up(rule, &self.log);
+                if let Some(rule) = self.state.place.faults.fires(Fault::SecondUid) {
+                    self.state.servers.make_up(rule, &self.state.log);
                 }
             }
         }
@@ -213,28 +202,28 @@ impl Daemon {
     fn door(&mut self, privileged: bool) {
         let door = if privileged { &self.files.privileged } else { &self.files.control };
         let Ok(socket) = door.accept() else {
-            self.log.say("Unable to accept connection");
+            self.state.log.say("Unable to accept connection");
             return;
         };
-        self.log.say("Accepting connection...");
-        if let Some(rule) = self.place.faults.fires(Fault::SilentHello) {
+        self.state.log.say("Accepting connection...");
+        if let Some(rule) = self.state.place.faults.fires(Fault::SilentHello) {
             self.ungreeted.push((socket, rule));
             return;
         }
-        if let Some(rule) = self.place.faults.fires(Fault::SlowHello) {
+        if let Some(rule) = self.state.place.faults.fires(Fault::SlowHello) {
             std::thread::sleep(rule.longer());
         }
-        let foreign = self.place.faults.fires(Fault::ForeignHello).is_some();
+        let foreign = self.state.place.faults.fires(Fault::ForeignHello).is_some();
         let hello = if foreign { wire::FOREIGN_HELLO } else { wire::HELLO };
         let introduced = socket.send(hello).and_then(|()| socket.receive());
         let peer =
             introduced.ok().filter(|message| message.bytes == wire::CREDENTIALS).and_then(|message| message.from);
         let Some(peer) = peer else {
-            self.log.say("User did not send valid credentials");
+            self.state.log.say("User did not send valid credentials");
             return;
         };
         let Ok(kind) = socket.receive_u32() else {
-            self.log.say("Unable to read new connection type information");
+            self.state.log.say("Unable to read new connection type information");
             return;
         };
         self.introduced(socket, peer, Kind::of(kind));
@@ -243,25 +232,25 @@ impl Daemon {
     fn introduced(&mut self, socket: Socket, peer: Peer, kind: Option<Kind>) {
         match kind {
             Some(Kind::Server) => {
-                if self.servers.ready(socket, peer, &self.defaults, &self.log).is_err() {
-                    self.log.say("Unable to read new connection type information");
+                if self.state.servers.ready(socket, peer, &self.state.defaults, &self.state.log).is_err() {
+                    self.state.log.say("Unable to read new connection type information");
                 }
             }
-            Some(Kind::Client) => self.servers.client(socket, peer, &self.log),
-            Some(Kind::Debuggee) => self.log.say(&format!("NEW DEBUGGEE {} from user {}", peer.pid, peer.uid)),
+            Some(Kind::Client) => self.state.servers.client(socket, peer, &self.state.log),
+            Some(Kind::Debuggee) => self.state.log.say(&format!("NEW DEBUGGEE {} from user {}", peer.pid, peer.uid)),
             Some(Kind::UserInterface) => {
-                let busy = self.place.faults.fires(Fault::BusyUi).is_some();
+                let busy = self.state.place.faults.fires(Fault::BusyUi).is_some();
                 if self.ear.is_none() && !busy {
-                    self.log.say("NEW UI");
+                    self.state.log.say("NEW UI");
                     self.ear = Some((socket, peer));
                 }
             }
             Some(Kind::FatalException) => {
-                self.servers.failed(peer, &self.log);
+                self.state.servers.failed(peer, &self.state.log);
                 // Ignore an error: a peer that has closed the connection does not need this message.
                 let _gone = socket.send(&0_u32.to_le_bytes());
             }
-            None => self.log.say("Unknown type of connection"),
+            None => self.state.log.say("Unknown type of connection"),
         }
     }
 
@@ -275,7 +264,7 @@ impl Daemon {
                 let _gone = ear.send(&status(code));
                 return Some(code);
             }
-            Err(_) => self.log.say("UI closed"),
+            Err(_) => self.state.log.say("UI closed"),
         }
         None
     }
@@ -289,14 +278,14 @@ impl Daemon {
         let body = ear.receive()?.bytes;
         let line = String::from_utf8_lossy(&body);
         let line = line.trim_end_matches('\0').trim_end_matches('\n');
-        self.log.say(&format!("Cmd:{line}\n"));
-        if let Some(rule) = self.place.faults.fires(Fault::UnreadPipe) {
-            self.place.faults.wait_out(&rule);
+        self.state.log.say(&format!("Cmd:{line}\n"));
+        if let Some(rule) = self.state.place.faults.fires(Fault::UnreadPipe) {
+            self.state.place.faults.wait_out(&rule);
         }
-        let (answer, verdict) = command::obey(self, line, peer);
-        let mute = !answer.is_empty() && self.place.faults.fires(Fault::EmptyReply).is_some();
+        let (answer, verdict) = command::obey(&mut self.state, line, peer);
+        let mute = !answer.is_empty() && self.state.place.faults.fires(Fault::EmptyReply).is_some();
         for text in answer {
-            self.log.say(&text);
+            self.state.log.say(&text);
             if !mute {
                 ear.send(&[&0_u32.to_le_bytes(), text.as_bytes()].concat())?;
             }
@@ -307,28 +296,28 @@ impl Daemon {
     /// Ends the server, waits until it has ended, and cleans up. Returns the server's exit code.
     fn quit(&mut self, force_after: Option<Duration>) -> i32 {
         if let Some(after) = force_after {
-            self.log.say(&format!("quit command issued with timeout of {}", after.as_secs()));
+            self.state.log.say(&format!("quit command issued with timeout of {}", after.as_secs()));
         }
         let mut interrupt_at = force_after.map(|after| Instant::now() + after);
-        self.servers.end_all();
+        self.state.servers.end_all();
         let mut code = 0;
-        while self.servers.now().is_some() {
+        while self.state.servers.now().is_some() {
             if interrupt_at.is_some_and(|at| at <= Instant::now()) {
-                self.servers.interrupt();
+                self.state.servers.interrupt();
                 interrupt_at = None;
             }
-            match self.servers.reap(&self.log) {
+            match self.state.servers.reap(&self.state.log) {
                 Some(ended) => code = ended,
                 None => std::thread::sleep(Duration::from_millis(2)),
             }
         }
-        if let Some(rule) = self.place.faults.fires(Fault::SlowQuit) {
+        if let Some(rule) = self.state.place.faults.fires(Fault::SlowQuit) {
             std::thread::sleep(rule.longer());
         }
-        self.log.say(&format!("Exit with status {code}"));
+        self.state.log.say(&format!("Exit with status {code}"));
         // The thread that prints the log needs a moment to write this line before the process ends.
         std::thread::sleep(Duration::from_millis(2));
-        files::remove(&self.place.pipe);
+        files::remove(&self.state.place.pipe);
         code
     }
 }

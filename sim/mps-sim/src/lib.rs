@@ -37,6 +37,7 @@ mod options;
 mod place;
 mod server;
 mod servers;
+mod state;
 mod value;
 mod wire;
 pub mod work;

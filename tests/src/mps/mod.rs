@@ -4,6 +4,7 @@
 //! that the daemon has started, names the pipe directory of the daemon.
 
 mod client;
+mod processes;
 mod served;
 
 use std::{
@@ -15,10 +16,8 @@ use std::{
 
 pub use client::Client;
 use gpush_api::{ApiError, Lease, LeaseGrant, LeaseId, LeaseState, MpsDaemon, MpsState};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use processes::{CONTROL, SERVER};
+pub use processes::{Part, Role, controls, parts, signal};
 use serde_json::Value;
 pub use served::Served;
 
@@ -26,10 +25,6 @@ use crate::{
     agent::{Agent, Answer, PATIENCE},
     host::{Host, program},
 };
-
-/// File names of NVIDIA's programs.
-const CONTROL: &str = "nvidia-cuda-mps-control";
-const SERVER: &str = "nvidia-cuda-mps-server";
 
 /// Returns a daemon by any of its names. gpushd polls the daemon for this answer. Waits while gpushd starts the driver.
 ///
@@ -254,68 +249,6 @@ pub fn real_programs(host: &Host, what: &str) -> Option<PathBuf> {
     Some(dir)
 }
 
-/// A process whose environment names a pipe directory.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Part {
-    /// Pid of the process.
-    pub pid: i32,
-    /// Role of the process.
-    pub role: Role,
-    /// The pipe directory in the environment of the process.
-    pub pipe: PathBuf,
-}
-
-/// The role of a process whose environment names a pipe directory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Role {
-    /// The control daemon.
-    Control,
-    /// A server of a control daemon.
-    Server,
-    /// Any other process, such as a client.
-    Other,
-}
-
-/// Reads `/proc`. Returns the running processes whose environment names a pipe directory below
-/// `base`.
-///
-/// # Panics
-/// If `/proc` cannot be read.
-#[must_use]
-pub fn parts(base: &Path) -> Vec<Part> {
-    let mut parts = Vec::new();
-    for entry in fs::read_dir("/proc").expect("/proc").flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse::<i32>().ok()) else { continue };
-        // A zombie has no environment, so it is left out.
-        let Ok(environment) = fs::read(entry.path().join("environ")) else { continue };
-        let named =
-            environment.split(|byte| *byte == 0).find_map(|word| word.strip_prefix(b"CUDA_MPS_PIPE_DIRECTORY="));
-        let Some(pipe) = named.map(|path| PathBuf::from(String::from_utf8_lossy(path).into_owned())) else { continue };
-        if !pipe.starts_with(base) {
-            continue;
-        }
-        let called = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-        let mut words = called.split(|byte| *byte == 0).map(String::from_utf8_lossy);
-        let (name, argument) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
-        let role = match Path::new(name.as_ref()).file_name().and_then(|name| name.to_str()) {
-            // The control program without `-f` is a front-end, not a daemon.
-            Some(CONTROL) if argument == "-f" => Role::Control,
-            Some(SERVER) => Role::Server,
-            Some(_) | None => Role::Other,
-        };
-        parts.push(Part { pid, role, pipe });
-    }
-    parts.sort();
-    parts
-}
-
-/// Returns the pids of the running control daemons below `base`.
-#[must_use]
-pub fn controls(base: &Path) -> Vec<i32> {
-    let all = parts(base);
-    all.into_iter().filter(|part| part.role == Role::Control).map(|part| part.pid).collect()
-}
-
 /// Returns the sorted names in a directory. If the directory does not exist, returns no names.
 #[must_use]
 pub fn names(dir: &Path) -> Vec<String> {
@@ -339,10 +272,4 @@ pub fn is_open(dir: &Path) -> bool {
 #[must_use]
 pub fn pid_of(daemon: &MpsDaemon) -> i32 {
     daemon.pid.expect("a pid").cast_signed()
-}
-
-/// Sends a signal to a process. Returns whether the process exists.
-#[must_use]
-pub fn signal(pid: i32, signal: Signal) -> bool {
-    kill(Pid::from_raw(pid), signal).is_ok()
 }

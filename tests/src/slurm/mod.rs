@@ -67,3 +67,16 @@ fn obstacle() -> Option<String> {
     }
     None
 }
+
+impl Setup {
+    /// Starts the cluster and waits until all nodes are idle.
+    ///
+    /// # Panics
+    /// If the nodes do not become idle in time. The panic shows the logs.
+    #[must_use]
+    pub fn start(self) -> Cluster {
+        files::write(&self);
+        let Self { dir, nodes, through, .. } = self;
+        Cluster::start(dir, nodes, through)
+    }
+}

@@ -8,13 +8,13 @@ use std::{
 
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
-use super::{Cluster, obstacle};
+use super::obstacle;
 
 /// The settings with which a cluster starts. By default, the cluster has one node with four GPUs
 /// and no hooks.
 #[derive(Debug)]
 pub struct Setup {
-    dir: tempfile::TempDir,
+    pub(super) dir: tempfile::TempDir,
     pub(super) gres_types: String,
     pub(super) node_gres: String,
     pub(super) gres_conf: String,
@@ -146,16 +146,5 @@ impl Setup {
     pub fn line(mut self, line: &str) -> Self {
         self.lines.push(line.to_owned());
         self
-    }
-
-    /// Starts the cluster and waits until all nodes are idle.
-    ///
-    /// # Panics
-    /// If the nodes do not become idle in time. The panic shows the logs.
-    #[must_use]
-    pub fn start(self) -> Cluster {
-        super::files::write(&self);
-        let Self { dir, nodes, through, .. } = self;
-        Cluster::start(dir, nodes, through)
     }
 }

@@ -19,6 +19,7 @@ use crate::{
     exit::Failure,
     output::Output,
     render::lease,
+    socket,
 };
 
 /// Interval at which gpushctl reads the queue.
@@ -60,7 +61,7 @@ pub(super) async fn granted(
         return Ok(client.lease(&asked.request).await?);
     }
     let mut granted = std::pin::pin!(client.lease(&asked.request));
-    let mut watcher = Client::new(super::super::socket(global)).deadline(global.request_timeout);
+    let mut watcher = Client::new(socket::chosen(global)).deadline(global.request_timeout);
     let mut shown = String::new();
     loop {
         tokio::select! {

@@ -11,7 +11,7 @@ use gpush_core::config::{Config, Slurm};
 
 use crate::{
     args::{Global, HookFiles, HookLimits},
-    offline,
+    offline, socket,
 };
 
 use super::directory::Directory;
@@ -57,7 +57,7 @@ impl Settings {
 
     /// Returns the socket of gpushd that hooks use.
     pub(super) fn socket(&self, global: &Global) -> Socket {
-        super::super::socket(global).for_hooks(self.admin_socket.as_deref())
+        socket::chosen(global).for_hooks(self.admin_socket.as_deref())
     }
 
     fn new(config: Config, files: &HookFiles, deadline: Duration) -> Self {

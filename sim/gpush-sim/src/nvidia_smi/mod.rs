@@ -44,7 +44,7 @@ fn holders(host: &Host, gpu: u32) -> Result<String, HostError> {
     pids.dedup();
     Ok(match pids.as_slice() {
         [] => "no process that is left".to_owned(),
-        pids => pids.iter().map(|&pid| crate::process::named(pid)).collect::<Vec<_>>().join(", "),
+        pids => pids.iter().map(|&pid| crate::pids::describe(pid)).collect::<Vec<_>>().join(", "),
     })
 }
 

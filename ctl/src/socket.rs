@@ -1,0 +1,21 @@
+//! The socket on which gpushctl reaches gpushd.
+
+use gpush_client::{Origin, Socket};
+
+use crate::args::Global;
+
+/// Returns the socket of gpushd: `--socket`, else `GPUSH_SOCKET`, else the socket of the system's or the user's gpushd.
+pub(crate) fn chosen(global: &Global) -> Socket {
+    if let Some(path) = &global.socket {
+        return Socket::given(path, Origin::Option);
+    }
+    default()
+}
+
+/// Returns the socket of gpushd if `--socket` is not given.
+pub(crate) fn default() -> Socket {
+    match std::env::var_os("GPUSH_SOCKET").filter(|path| !path.is_empty()) {
+        Some(path) => Socket::given(path, Origin::Environment),
+        None => Socket::default_for_user(),
+    }
+}
