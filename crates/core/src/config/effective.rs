@@ -7,7 +7,10 @@ use std::{
 
 use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView, SettingDiff};
 
-use super::{Config, QuotaRule, RuleLayout, leasing, sharing, timeslice};
+use super::{
+    Config, QuotaRule, RuleLayout, leasing, sharing, timeslice,
+    toml_text::{list, text},
+};
 use crate::{desired, layout::DYNAMIC, lease::quota::Subject};
 
 impl Config {
@@ -186,15 +189,6 @@ fn write_quota(out: &mut String, quota: &QuotaRule) {
 
 fn dotted(table: &str, key: &str) -> String {
     if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") }
-}
-
-pub(super) fn text(value: &str) -> String {
-    toml::Value::String(value.to_owned()).to_string()
-}
-
-pub(super) fn list(values: &[String]) -> String {
-    let items: Vec<String> = values.iter().map(|value| text(value)).collect();
-    format!("[{}]", items.join(", "))
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use crate::{layout::Layout, selector::Selector};
 
 mod bounded_syntax;
 mod effective;
+mod layouts;
 mod leasing;
 mod limits;
 mod mode_change;
@@ -35,6 +36,7 @@ mod settings;
 mod sharing;
 mod slurm;
 mod timeslice;
+mod toml_text;
 
 pub use limits::RequestLimits;
 pub use mps::Mps;

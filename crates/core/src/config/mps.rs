@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use toml::de::DeTable;
 
-use super::{effective::text, reader::Reader};
+use super::{reader::Reader, toml_text::text};
 use crate::{diagnostic::Problem, quote::Quoted, supervisor::SupervisorPolicy};
 
 /// File name of the MPS server. The control daemon searches its PATH for this name.

@@ -11,10 +11,10 @@ use toml::de::{DeTable, DeValue};
 
 use super::{
     Config,
-    effective::{list, text},
     reader::{Reader, Text, get, unknown},
     rules::selectors,
     schema::QUOTA,
+    toml_text::{list, text},
 };
 use crate::{
     diagnostic::Problem,

@@ -10,8 +10,9 @@ use gpush_api::Mode;
 use toml::de::{DeTable, DeValue};
 
 use super::{
-    Rule, RuleLayout, leasing,
-    parse::{entries, layout_texts},
+    Rule, RuleLayout,
+    layouts::{entries, layout_texts},
+    leasing,
     reader::{Reader, Text, Value, get, key_span, unknown},
     schema::{RULE, RULE_MPS, RULE_TIMESLICE},
     sharing, timeslice,

@@ -2,12 +2,11 @@
 //! so that no setting is missing in any of them.
 
 use super::{
-    Allowed, Config,
-    effective::{list, text},
-    limits, mps,
+    Allowed, Config, limits, mps,
     processes::policy_name,
     quotas::{placement_name, user_limits_name},
     slurm,
+    toml_text::{list, text},
 };
 
 /// Table, key, and value as TOML. The value is `None` if the setting is not set.

@@ -104,7 +104,7 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Slurm {
 /// Returns the keys with their values.
 pub(super) fn written(slurm: &Slurm) -> [(&'static str, String); 5] {
     let Slurm { agent_down, deadline_s, leftovers, unattributed, directory } = slurm;
-    let text = super::effective::text;
+    let text = super::toml_text::text;
     [
         ("agent_down", text(name(&AGENT_DOWN, agent_down))),
         ("deadline_s", deadline_s.to_string()),

@@ -6,7 +6,10 @@
 
 use gpush_api::{ComputeMode, Gpu, GpuInstance, GpuState, Mig, Mode};
 
-use super::{DesiredState, timeslice_state};
+use super::{
+    DesiredState, timeslice_state,
+    whole_gpu::{mode_event, whole_gpu_obstacles},
+};
 use crate::{
     geometry::Geometry,
     layout::Layout,
@@ -48,21 +51,6 @@ pub fn drift(desired_state: &DesiredState, gpu: &Gpu) -> Vec<String> {
     }
 }
 
-/// Returns the obstacles to using the whole GPU, one sentence each.
-pub(crate) fn whole_gpu_obstacles(mode: Mode, gpu: &Gpu) -> Vec<String> {
-    let wanted = mode.name();
-    let Some(mig) = &gpu.mig else { return Vec::new() };
-    let event = mode_event(gpu);
-    match (mig.enabled, mig.pending_mode()) {
-        (true, true) => vec![format!("MIG mode is on, but mode `{wanted}` needs the whole GPU")],
-        (true, false) => {
-            vec![format!("MIG mode is on until the next {event}, but mode `{wanted}` needs the whole GPU")]
-        }
-        (false, true) => vec![format!("the next {event} enables MIG mode, but mode `{wanted}` needs the whole GPU")],
-        (false, false) => Vec::new(),
-    }
-}
-
 /// Returns a sentence about a compute mode that another program has set, and that does not fit the rule. gpushd itself
 /// sets the compute mode for an MPS daemon and for leases under an earlier rule. So call this only for a GPU without a
 /// daemon and without pending changes.
@@ -86,11 +74,6 @@ pub fn compute_mode_drift(desired_state: &DesiredState, gpu: &Gpu) -> Option<Str
         "the compute mode is `{now}`, so {effect}; to set it to DEFAULT: `nvidia-smi -i {} -c DEFAULT`",
         gpu.uuid
     ))
-}
-
-/// Returns the event that makes a pending MIG mode effective.
-fn mode_event(gpu: &Gpu) -> &'static str {
-    if gpu.passed_through { "reboot of this virtual machine" } else { "GPU reset" }
 }
 
 /// Returns sentences about the MIG mode of a GPU on which MIG mode is desired.

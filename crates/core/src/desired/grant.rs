@@ -10,7 +10,10 @@ use std::collections::BTreeSet;
 
 use gpush_api::{ApiError, Code, Gpu, GpuInstance, GpuPlan, InstanceStep, Placement, Refusal, Step};
 
-use super::plan::{check_plannable, empty_plan, label, refused, unknown_users_error};
+use super::{
+    gpu_label::label,
+    gpu_plan::{check_plannable, empty_plan, refused, unknown_users_error},
+};
 use crate::{
     geometry::Geometry,
     layout::Layout,

@@ -9,7 +9,7 @@
 
 use gpush_api::{ApiError, Gpu, GpuPlan, Holder, LeaseKind, LeaseUse, Process, Refusal, USERS_UNKNOWN};
 
-use super::plan::label;
+use super::gpu_label::label;
 use crate::{
     holders,
     lease::capacity::{Held, Relation},

@@ -13,16 +13,18 @@
 //! gpushd uses this module for real hosts, and `gpushctl` uses it offline for presets and saved
 //! hosts. So both programs give the same answers.
 
-use gpush_api::{ComputeMode, Gpu, GpuState, Mode, TimeslicePolicy};
+use gpush_api::{Gpu, GpuState, Mode, TimeslicePolicy};
 
 use crate::{
-    config::{Config, QuotaRule, Rule},
+    config::Config,
     layout::{DYNAMIC, Layout},
-    sharing,
 };
 
 mod compare;
 mod drift;
+mod findings;
+mod gpu_label;
+mod gpu_plan;
 mod grant;
 pub mod in_use;
 mod mode;
@@ -33,10 +35,11 @@ mod per_gpu;
 mod plan;
 mod plan_hints;
 mod timeslice_state;
+mod whole_gpu;
 
 pub use compare::{changed_under, compare};
-pub(crate) use drift::whole_gpu_obstacles;
 pub use drift::{compute_mode_drift, drift};
+pub use findings::findings;
 pub use grant::{created_after, plan_grant};
 pub use mode::{add_services, is_switched, needs_reset, without_fabric_manager};
 pub use mps_entries::check_mps_entries;
@@ -44,6 +47,7 @@ pub use override_effect::{OverrideEffect, layouts_after, override_effects};
 pub use pending::{deferred, pending, promised_timeslice};
 pub use plan::plan_host;
 pub use plan_hints::rule_name;
+pub(crate) use whole_gpu::whole_gpu_obstacles;
 
 /// The desired state of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -164,64 +168,6 @@ pub fn describe(config: &Config, claimed: Option<usize>, gpu: &mut Gpu) -> Desir
 pub fn describe_all(config: &Config, gpus: &mut [Gpu]) {
     for (claimed, gpu) in claims(config, gpus).into_iter().zip(gpus) {
         describe(config, claimed, gpu);
-    }
-}
-
-/// Returns warnings about a config on a given host, one sentence each: selectors and rules that
-/// match nothing, and shares that the GPUs cannot provide.
-#[must_use]
-pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
-    let claimed = claims(config, gpus);
-    let mut findings = Vec::new();
-    for (position, rule) in config.rules.iter().enumerate() {
-        let label = rule_label(rule, position);
-        let mut silent = 0;
-        for selector in &rule.matches {
-            if selector.is_ambiguous(gpus) {
-                findings.push(format!("{label}: `{selector}` is the beginning of several UUIDs, so it claims no GPU"));
-            } else if selector.matching(gpus).is_empty() {
-                findings.push(format!("{label}: `{selector}` matches no GPU of this host"));
-            } else {
-                continue;
-            }
-            silent += 1;
-        }
-        findings.extend(compute_mode_conflict(rule).map(|finding| format!("{label}: {finding}")));
-        if silent < rule.matches.len() && !claimed.contains(&Some(position)) {
-            findings.push(format!("{label} claims no GPU: earlier rules claim all GPUs that it matches"));
-        }
-    }
-    findings.extend(quota_selectors(config, gpus));
-    findings.extend(sharing::unfit_settings(config, gpus));
-    findings
-}
-
-/// Returns sentences about selectors of quotas that match no GPU.
-fn quota_selectors(config: &Config, gpus: &[Gpu]) -> Vec<String> {
-    let of = |(position, quota): (usize, &QuotaRule)| {
-        let selectors = quota.gpus.iter().flatten().filter(|selector| selector.matching(gpus).is_empty());
-        selectors
-            .map(move |selector| format!("quota {}: `{selector}` matches no GPU of this host", position + 1))
-            .collect::<Vec<_>>()
-    };
-    config.quotas.iter().enumerate().flat_map(of).collect()
-}
-
-/// Returns a warning if the compute mode of a rule allows no process. The parser has already
-/// refused a number of replicas that the compute mode does not allow.
-fn compute_mode_conflict(rule: &Rule) -> Option<String> {
-    let TimeslicePolicy { replicas, compute_mode, .. } = rule.timeslice.as_ref()?;
-    if *compute_mode != Some(ComputeMode::Prohibited) {
-        return None;
-    }
-    let holders = if *replicas == 1 { "1 holder".to_owned() } else { format!("{replicas} holders") };
-    Some(format!("compute mode `prohibited` allows no process, but the rule allows {holders} at a time"))
-}
-
-fn rule_label(rule: &Rule, position: usize) -> String {
-    match &rule.name {
-        Some(name) => format!("rule `{name}`"),
-        None => rule.label(position),
     }
 }
 

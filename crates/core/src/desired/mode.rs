@@ -5,7 +5,7 @@ use gpush_api::{
     ApiError, Architecture, Code, Gpu, GpuPlan, InstanceStep, Mig, MigModeStep, Peer, Refusal, Reset, Step,
 };
 
-use super::plan::label;
+use super::gpu_label::label;
 use crate::{config::Config, holders};
 
 /// Returns whether a change of MIG mode needs a reset of the GPU.

@@ -7,8 +7,8 @@ use gpush_api::{ApiError, Code, Gpu, GpuPlan, Mode, PlanRequest};
 
 use super::{
     DesiredState, desired_states,
+    gpu_label::label,
     override_effect::{OverrideEffect, override_effects},
-    plan::label,
     plan_hints::{RELOAD, rule_name},
 };
 use crate::{config::Config, layout::Layout};

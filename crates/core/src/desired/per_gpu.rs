@@ -5,9 +5,10 @@ use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, Mode, Plans, Step};
 
 use super::{
     DesiredState,
+    gpu_label::label,
+    gpu_plan::{check_mode, check_plannable, empty_plan, keeps_gpu, plan_gpu, refused, unknown_users_error},
     in_use::{Scope, in_use},
     mode,
-    plan::{check_mode, check_plannable, empty_plan, keeps_gpu, label, plan_gpu, refused, unknown_users_error},
     plan_hints::{self, Change},
 };
 use crate::{

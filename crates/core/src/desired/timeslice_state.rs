@@ -2,7 +2,7 @@
 
 use gpush_api::{ComputeMode, Gpu, TimesliceLevel, TimesliceState, TimesliceView};
 
-use super::{DesiredState, drift::whole_gpu_obstacles};
+use super::{DesiredState, whole_gpu::whole_gpu_obstacles};
 
 /// Returns sentences about the time-slice level and the compute mode of a GPU with MIG mode off.
 pub(super) fn drift(desired_state: &DesiredState, gpu: &Gpu) -> Vec<String> {

@@ -31,7 +31,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `target` | a layout resolved against one geometry |
+//! | `target` | the instances that one GPU should have |
+//! | `resolve` | the target of a layout on one geometry |
 //! | `packing` | how many GPU instances a list of compute instances needs |
 //! | `capacity` | the total demand of a target |
 //! | `arrange` | the best arrangement of GPU instances |
@@ -57,6 +58,7 @@ mod outcome;
 mod packing;
 mod partial_restore;
 mod refusal;
+mod resolve;
 mod search;
 mod steps;
 mod target;

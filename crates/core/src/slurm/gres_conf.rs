@@ -15,7 +15,6 @@ use std::fmt;
 
 use super::{HostListError, LineError, NodeGres, node_gres};
 use crate::quote::Quoted;
-pub(super) use read::count;
 
 /// What gres.conf says about one node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -33,6 +33,7 @@ pub mod environment;
 pub mod file;
 mod gpu_plugin;
 mod gres_conf;
+mod gres_count;
 mod gres_lines;
 mod host_list;
 pub mod job_files;

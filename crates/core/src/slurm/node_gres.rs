@@ -1,6 +1,6 @@
 //! `Gres=` of a node in slurm.conf, such as `gpu:h100:4(S:0),mps:400`.
 
-use super::gres_conf;
+use super::gres_count::count;
 
 /// One element of `Gres=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +28,8 @@ fn element(text: &str) -> Option<NodeGres<'_>> {
     let words: Vec<_> = words.collect();
     let (gres_type, count) = match words[..] {
         [] => (None, 1),
-        [one] => gres_conf::count(one).map_or((Some(one), 1), |count| (None, count)),
-        [gres_type, count, ..] => (Some(gres_type), gres_conf::count(count)?),
+        [one] => count(one).map_or((Some(one), 1), |count| (None, count)),
+        [gres_type, number, ..] => (Some(gres_type), count(number)?),
     };
     Some(NodeGres { name, gres_type, count })
 }

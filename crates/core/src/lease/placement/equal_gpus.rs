@@ -3,7 +3,7 @@
 //! The choices on a GPU depend on its geometry and on the state of its instances, but not on its index, and not on the
 //! UUIDs and ids of its devices. So the choices for one GPU are also valid for an equal GPU, with its own names.
 
-use super::{GpuOffer, Instance, Member, MigOffer, PlacementRequest, RequestedShare, gang::GpuChoice};
+use super::{GpuOffer, Instance, Member, MigOffer, PlacementRequest, RequestedShare, choice::GpuChoice};
 
 /// The choices on one GPU, by number of members.
 type Choices = Vec<Option<GpuChoice>>;

@@ -6,19 +6,11 @@
 //! many of these members the GPU gets.
 
 use super::{
-    Assignment, Closed, GpuOffer, Host, Member, PlacementPolicy, PlacementRequest, RequestedShare, UseOccupied,
+    Assignment, Closed, GpuOffer, Host, PlacementPolicy, PlacementRequest, RequestedShare, UseOccupied,
+    choice::GpuChoice,
     cost::{Parts, PlacementCost},
     equal_gpus, mig, single,
 };
-
-/// One choice of targets for some members on one GPU.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct GpuChoice {
-    pub(super) cost: PlacementCost,
-    pub(super) members: Vec<Member>,
-    /// Free GPU instances to destroy: GPU index and GPU instance id.
-    pub(super) destroys: Vec<(u32, u32)>,
-}
 
 /// Returns the best assignment; `None` if no assignment is possible.
 pub(super) fn best(

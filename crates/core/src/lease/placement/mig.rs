@@ -19,8 +19,8 @@ use crate::{
 
 use super::{
     GpuOffer, Member, MigOffer, PlacementPolicy, RequestedDevice, UseOccupied,
+    choice::GpuChoice,
     cost::{Growth, Parts, PlacementCost},
-    gang::GpuChoice,
     host::Instance,
     size::rank,
 };

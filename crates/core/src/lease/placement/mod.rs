@@ -34,6 +34,7 @@
 //! | `snapshot` | builds the offers from the state of the host |
 //! | `size` | which profiles fulfil a request |
 //! | `cost` | the objective |
+//! | `choice` | one choice of targets on one GPU |
 //! | `mig` | the best ways to place members on the MIG devices of one GPU |
 //! | `single` | MPS, time-slicing, whole GPUs |
 //! | `gang` | the best distribution over GPUs |
@@ -48,6 +49,7 @@ use std::collections::BTreeSet;
 use gpush_api::{LeaseShare, MemoryLimit, Percentage, Placement, Priority};
 
 mod blockers;
+mod choice;
 mod cost;
 mod equal_gpus;
 mod error;

@@ -2,8 +2,8 @@
 
 use super::{
     GpuOffer, Member, MpsOffer, PlacementPolicy, PlacementRequest, RequestedShare, UseOccupied,
+    choice::GpuChoice,
     cost::{Parts, PlacementCost},
-    gang::GpuChoice,
 };
 
 /// Returns two choices: the best one that places no member on this GPU, and the best one that

@@ -2,9 +2,6 @@
 
 use std::fmt;
 
-use super::RequestError;
-use crate::{nearest::nearest, quote::Quoted};
-
 /// A key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Key {
@@ -42,7 +39,7 @@ pub enum Spelling {
 }
 
 /// Whether a key takes a value.
-enum Arity {
+pub(super) enum Arity {
     None,
     Optional,
     Required,
@@ -82,14 +79,6 @@ impl Key {
         }
     }
 
-    pub(super) fn parse(text: &str) -> Result<Self, RequestError> {
-        let found = Self::ALL.into_iter().find(|key| key.name() == text);
-        found.ok_or_else(|| RequestError::UnknownKey {
-            key: Quoted(text).to_string(),
-            nearest: nearest(text, Self::of_slurm().map(Self::name)),
-        })
-    }
-
     /// Returns whether Slurm chooses the value of this key, so that the request of a job cannot
     /// contain it.
     pub(super) fn is_chosen_by_slurm(self) -> bool {
@@ -101,7 +90,8 @@ impl Key {
         Self::ALL.into_iter().filter(|key| !key.is_chosen_by_slurm())
     }
 
-    fn arity(self) -> Arity {
+    /// Returns whether the key has a value.
+    pub(super) fn arity(self) -> Arity {
         match self {
             Self::Timeslice | Self::Whole => Arity::None,
             Self::Mps | Self::Wait => Arity::Optional,
@@ -124,17 +114,6 @@ impl Key {
             Self::Count => "2",
             Self::For => "2h",
             Self::Wait => "5m",
-        }
-    }
-
-    /// Returns the value of a term. Checks whether the key requires or allows a value.
-    pub(super) fn check_value(self, value: Option<&str>, spelling: Spelling) -> Result<Option<&str>, RequestError> {
-        match (self.arity(), value) {
-            (Arity::None, Some(_)) => Err(RequestError::UnexpectedValue { key: self, spelling }),
-            (Arity::Required, None | Some("")) | (Arity::Optional, Some("")) => {
-                Err(RequestError::MissingValue { key: self, spelling })
-            }
-            (Arity::None | Arity::Optional, None) | (Arity::Optional | Arity::Required, Some(_)) => Ok(value),
         }
     }
 

@@ -36,6 +36,7 @@ mod key;
 mod normal;
 mod share;
 mod slurm;
+mod term;
 mod text;
 
 pub use check::check;

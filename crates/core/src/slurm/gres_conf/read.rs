@@ -1,7 +1,7 @@
 //! Reads gres.conf line by line.
 
 use super::{
-    super::{HostList, KeyValue, LogicalLine, lines, slurm_conf::MOST_INCLUDED},
+    super::{HostList, KeyValue, LogicalLine, gres_count, lines, slurm_conf::MOST_INCLUDED},
     AutoDetect, GresConf, GresConfError, GresProblem, GresRecord, Position, UnknownKey,
 };
 
@@ -143,7 +143,7 @@ impl Fields {
         let multiple_files = self.multiple_files.is_some();
         let devices = if multiple_files { 1 } else { files.len() };
         let given = match &self.count {
-            Some(text) => Some(count(text).ok_or_else(|| GresProblem::Count(text.clone()))?),
+            Some(text) => Some(gres_count::count(text).ok_or_else(|| GresProblem::Count(text.clone()))?),
             None => None,
         };
         let Some(name) = self.name else {
@@ -184,20 +184,4 @@ fn auto_detect(value: &str) -> AutoDetect {
         "off" => AutoDetect::Off,
         _ => AutoDetect::Other(value.to_owned()),
     }
-}
-
-/// Parses a count such as `4` or `10G`. Slurm's suffixes are powers of 1024.
-pub(in crate::slurm) fn count(text: &str) -> Option<u64> {
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (digits, suffix) = text.split_at(end);
-    let power = match suffix.to_ascii_lowercase().as_str() {
-        "" => 0,
-        "k" => 1,
-        "m" => 2,
-        "g" => 3,
-        "t" => 4,
-        "p" => 5,
-        _ => return None,
-    };
-    digits.parse::<u64>().ok()?.checked_mul(1024u64.checked_pow(power)?)
 }

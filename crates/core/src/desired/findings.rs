@@ -1,0 +1,67 @@
+//! Warnings about a config on a given host.
+
+use gpush_api::{ComputeMode, Gpu, TimeslicePolicy};
+
+use super::claims;
+use crate::{
+    config::{Config, QuotaRule, Rule},
+    sharing,
+};
+
+/// Returns warnings about a config on a given host, one sentence each: selectors and rules that
+/// match nothing, and shares that the GPUs cannot provide.
+#[must_use]
+pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
+    let claimed = claims(config, gpus);
+    let mut findings = Vec::new();
+    for (position, rule) in config.rules.iter().enumerate() {
+        let label = rule_label(rule, position);
+        let mut silent = 0;
+        for selector in &rule.matches {
+            if selector.is_ambiguous(gpus) {
+                findings.push(format!("{label}: `{selector}` is the beginning of several UUIDs, so it claims no GPU"));
+            } else if selector.matching(gpus).is_empty() {
+                findings.push(format!("{label}: `{selector}` matches no GPU of this host"));
+            } else {
+                continue;
+            }
+            silent += 1;
+        }
+        findings.extend(compute_mode_conflict(rule).map(|finding| format!("{label}: {finding}")));
+        if silent < rule.matches.len() && !claimed.contains(&Some(position)) {
+            findings.push(format!("{label} claims no GPU: earlier rules claim all GPUs that it matches"));
+        }
+    }
+    findings.extend(quota_selectors(config, gpus));
+    findings.extend(sharing::unfit_settings(config, gpus));
+    findings
+}
+
+/// Returns sentences about selectors of quotas that match no GPU.
+fn quota_selectors(config: &Config, gpus: &[Gpu]) -> Vec<String> {
+    let of = |(position, quota): (usize, &QuotaRule)| {
+        let selectors = quota.gpus.iter().flatten().filter(|selector| selector.matching(gpus).is_empty());
+        selectors
+            .map(move |selector| format!("quota {}: `{selector}` matches no GPU of this host", position + 1))
+            .collect::<Vec<_>>()
+    };
+    config.quotas.iter().enumerate().flat_map(of).collect()
+}
+
+/// Returns a warning if the compute mode of a rule allows no process. The parser has already
+/// refused a number of replicas that the compute mode does not allow.
+fn compute_mode_conflict(rule: &Rule) -> Option<String> {
+    let TimeslicePolicy { replicas, compute_mode, .. } = rule.timeslice.as_ref()?;
+    if *compute_mode != Some(ComputeMode::Prohibited) {
+        return None;
+    }
+    let holders = if *replicas == 1 { "1 holder".to_owned() } else { format!("{replicas} holders") };
+    Some(format!("compute mode `prohibited` allows no process, but the rule allows {holders} at a time"))
+}
+
+fn rule_label(rule: &Rule, position: usize) -> String {
+    match &rule.name {
+        Some(name) => format!("rule `{name}`"),
+        None => rule.label(position),
+    }
+}

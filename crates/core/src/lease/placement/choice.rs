@@ -1,0 +1,12 @@
+//! The choice of targets on one GPU.
+
+use super::{Member, cost::PlacementCost};
+
+/// One choice of targets for some members on one GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct GpuChoice {
+    pub(super) cost: PlacementCost,
+    pub(super) members: Vec<Member>,
+    /// Free GPU instances to destroy: GPU index and GPU instance id.
+    pub(super) destroys: Vec<(u32, u32)>,
+}
