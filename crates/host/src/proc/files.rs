@@ -9,7 +9,7 @@ use std::{
 
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev};
 
-use super::{AnyPid, positive, threads, time_limit};
+use super::{AnyPid, positive, stat::stat_if_alive, threads, time_limit};
 
 /// The suffix that `/proc` adds to the path of a file that was deleted or replaced.
 const DELETED: &[u8] = b" (deleted)";
@@ -87,8 +87,17 @@ pub fn program(pid: impl AnyPid) -> Option<PathBuf> {
     executable(pid).map(|path| undeleted(&path))
 }
 
+/// Returns whether a process is executing a new program that the kernel has not loaded completely. Until the program is
+/// loaded, the environment of the process is empty. Returns `false` if gpushd is not permitted to see this.
+pub fn is_executing(pid: impl AnyPid) -> bool {
+    // The kernel sets the address of the code last.
+    let is_loading = stat_if_alive(pid).is_some_and(|stat| stat.startcode == 0);
+    // A process that ends has no memory, and so no program.
+    is_loading && has_program(pid)
+}
+
 /// Returns whether the first thread of a process has memory with a program, and gpushd may see that program.
-pub(super) fn has_program(pid: impl AnyPid) -> bool {
+fn has_program(pid: impl AnyPid) -> bool {
     positive(pid).is_some_and(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok())
 }
 

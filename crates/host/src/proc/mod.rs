@@ -27,6 +27,7 @@
 //! open a [`crate::pidfd::PidFd`]. Code that remembers a process must also remember its start time.
 
 mod command;
+mod ending;
 mod environment;
 mod files;
 mod namespaces;
@@ -49,17 +50,18 @@ use rustix::fs::RawDir;
 
 pub use self::{
     command::{command_line, name, words},
+    ending::is_ending,
     environment::{Environment, environment},
     files::{
-        FileId, FileStatus, executable, executable_id, executable_id_in_time, file_id_in_time, open_file,
+        FileId, FileStatus, executable, executable_id, executable_id_in_time, file_id_in_time, is_executing, open_file,
         open_file_status, program, visible_file,
     },
     namespaces::{is_in_our_network, is_in_our_pid_namespace, is_on_this_host},
     process_id::ProcessId,
     read::{LIMIT, read},
     stat::{
-        Image, ancestors, child_resource_use, image, is_alive, is_alive_since, is_ending, is_executing, is_suspended,
-        now, parent, start, try_start,
+        Image, ancestors, child_resource_use, image, is_alive, is_alive_since, is_suspended, now, parent, start,
+        try_start,
     },
     status::{Status, local_pid, owner, try_owner, try_uids, uids},
     threads::children,

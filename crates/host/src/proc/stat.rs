@@ -1,17 +1,13 @@
 //! Start, state, parent and resource use of a process, from `/proc/PID/stat`.
 
-use std::{
-    io,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{io, path::Path, time::Duration};
 
 use procfs::{
     Current, FromRead, Uptime,
     process::{ProcState, Stat},
 };
 
-use super::{AnyPid, of_process, positive, read, status::Status, threads};
+use super::{AnyPid, of_process, positive, read};
 
 /// Tolerance for rounding: the start time of a process and the time since boot are both rounded.
 const ROUNDING: Duration = Duration::from_millis(50);
@@ -23,7 +19,7 @@ fn stat(pid: impl AnyPid) -> Option<Stat> {
     try_stat(pid).ok().flatten()
 }
 
-fn try_stat(pid: impl AnyPid) -> io::Result<Option<Stat>> {
+pub(super) fn try_stat(pid: impl AnyPid) -> io::Result<Option<Stat>> {
     let Some(pid) = positive(pid) else { return Ok(None) };
     in_directory(Path::new(&format!("/proc/{pid}")))
 }
@@ -40,56 +36,23 @@ pub(super) fn has_lost_first_thread(pid: i32) -> io::Result<bool> {
 }
 
 /// Returns whether the thread that `stat` describes has ended.
-fn has_ended(stat: &Stat) -> bool {
+pub(super) fn has_ended(stat: &Stat) -> bool {
     matches!(stat.state(), Ok(ProcState::Zombie | ProcState::Dead) | Err(_))
 }
 
 /// Returns whether the process is alive. A zombie is treated as alive only while other threads of
 /// the process still run.
-fn is_living(stat: &Stat) -> bool {
+pub(super) fn is_living(stat: &Stat) -> bool {
     !has_ended(stat) || stat.num_threads > 1
 }
 
-fn stat_if_alive(pid: impl AnyPid) -> Option<Stat> {
+pub(super) fn stat_if_alive(pid: impl AnyPid) -> Option<Stat> {
     stat(pid).filter(is_living)
 }
 
 /// Returns whether a process is alive.
 pub fn is_alive(pid: impl AnyPid) -> bool {
     stat_if_alive(pid).is_some()
-}
-
-/// Set in the flags of a process that is exiting (`PF_EXITING`).
-const EXITING: u32 = 0x4;
-
-/// Returns whether a process has ended, is exiting, or has been sent SIGKILL. `kill -9` can return
-/// long before the process has ended, especially on a busy machine. Returns `false` if the state
-/// cannot be read.
-pub fn is_ending(pid: impl AnyPid) -> bool {
-    let Some(pid) = positive(pid) else { return true };
-    match try_stat(pid) {
-        Ok(Some(stat)) if is_living(&stat) => is_killed(Path::new(&format!("/proc/{pid}"))) || all_threads_end(pid),
-        Ok(Some(_) | None) => true,
-        Err(_) => false,
-    }
-}
-
-/// Returns whether all threads of a process have ended, are exiting, or have been sent SIGKILL. The first thread can
-/// exit long before the others.
-fn all_threads_end(pid: i32) -> bool {
-    let ends = |dir: &PathBuf| match in_directory(dir) {
-        Ok(Some(stat)) => has_ended(&stat) || stat.flags & EXITING != 0 || is_killed(dir),
-        Ok(None) => true,
-        Err(_) => false,
-    };
-    threads::directories(pid).is_ok_and(|threads| threads.iter().all(ends))
-}
-
-/// Returns whether SIGKILL is pending for a process or thread.
-fn is_killed(dir: &Path) -> bool {
-    const SIGKILL: u64 = 1 << (nix::libc::SIGKILL - 1);
-    let text = read::read(dir.join("status")).unwrap_or_default();
-    Status::parse(&String::from_utf8_lossy(&text)).is_some_and(|status| status.pending & SIGKILL != 0)
 }
 
 /// Returns whether a process with this pid is alive and began at least `ago` ago. A younger process
@@ -137,15 +100,6 @@ pub fn image(pid: impl AnyPid) -> Option<Image> {
     (environment.1 > environment.0).then_some(Image { start: stat.starttime, environment })
 }
 
-/// Returns whether a process is executing a new program that the kernel has not loaded completely. Until the program is
-/// loaded, the environment of the process is empty. Returns `false` if gpushd is not permitted to see this.
-pub fn is_executing(pid: impl AnyPid) -> bool {
-    // The kernel sets the address of the code last.
-    let is_loading = stat_if_alive(pid).is_some_and(|stat| stat.startcode == 0);
-    // A process that ends has no memory, and so no program.
-    is_loading && super::files::has_program(pid)
-}
-
 /// Returns whether a process is stopped (SIGSTOP) or traced, and so executes nothing.
 pub fn is_suspended(pid: impl AnyPid) -> bool {
     stat(pid).is_some_and(|stat| matches!(stat.state(), Ok(ProcState::Stopped | ProcState::Tracing)))
@@ -189,7 +143,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::proc::{Environment, cgroups, environment, executable, executable_id};
+    use crate::proc::{Environment, cgroups, environment, executable, executable_id, is_ending, is_executing};
 
     fn sleeper() -> Child {
         Command::new("sleep").arg("600").spawn().unwrap()
