@@ -54,9 +54,9 @@ impl Machine {
     /// If the commands of the page fail.
     pub fn install(&self) {
         let page = document("install.md");
-        let [_, _, install, enable, _] = &blocks(&page, "sh")[..] else {
-            panic!("install.md has other blocks than it had")
-        };
+        let blocks = blocks(&page, "sh");
+        let block = |command: &str| blocks.iter().find(|block| block.contains(command)).expect(command);
+        let (install, enable) = (block("target/release/gpushd"), block("systemd-sysusers"));
         let install: String = install
             .replace("target/release", BUILT)
             .lines()
