@@ -9,7 +9,7 @@ use crate::{
     args::{ApplyArgs, LayoutChange, Waiting},
     exit::{Failure, Outcome},
     output::Output,
-    render::{plan, status::gpu_numbers},
+    render::{names::gpu_numbers, plan},
 };
 
 /// Runs `gpushctl apply`: brings each GPU to its desired state, whatever its mode.

@@ -16,7 +16,7 @@ use crate::{
     args::{SomeGpus, Why},
     exit::{Failure, INTERRUPTED, Outcome},
     output::Output,
-    render::{cordon, status::gpu_numbers},
+    render::{cordon, names::gpu_numbers},
 };
 
 /// Interval at which the command polls GPUs that are in use. gpushd reads the GPUs again only after

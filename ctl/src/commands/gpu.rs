@@ -7,7 +7,7 @@ use crate::{
     args::Gpu,
     exit::Outcome,
     output::Output,
-    render::{holders, show, table},
+    render::{gpu_list, holders, show},
 };
 
 pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Outcome {
@@ -20,7 +20,7 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             if gpus.is_empty() && out.is_drawn() {
                 return Err(super::no_gpu().into());
             }
-            out.list(&gpus, |look| table::gpus(&gpus, look))?;
+            out.list(&gpus, |look| gpu_list::gpus(&gpus, look))?;
         }
         Gpu::Show(which) => {
             let gpus = client.gpus(true).await?;

@@ -15,9 +15,8 @@ use crate::{
     exit::{Failure, INTERRUPTED, Outcome},
     output::Output,
     render::{
-        operation, plan,
+        operation, operation_list, plan,
         progress::{Progress, Style},
-        table,
     },
 };
 
@@ -85,7 +84,7 @@ pub(super) async fn run(client: &mut Client, command: &args::Operation, out: &Ou
                 (None, None) => "No operation on record.",
                 (None, Some(_)) => "No operation of these GPUs on record.",
             };
-            out.list(&page, |look| table::operations(&page, look).or_empty(empty))?;
+            out.list(&page, |look| operation_list::operations(&page, look).or_empty(empty))?;
             if has_earlier
                 && let Some(first) = page.first().filter(|first| first.id != FIRST)
                 && out.is_drawn()
@@ -352,7 +351,7 @@ fn same(one: &Operation, other: &Operation) -> bool {
 /// longer knows the operation.
 fn unknown_result_error(one: &Operation, cause: String) -> ApiError {
     let changed = one.plans.iter().filter(|p| !plan::needs_no_change(p)).map(|p| p.gpu).collect::<Vec<_>>();
-    let which = crate::render::status::gpu_numbers(&changed);
+    let which = crate::render::names::gpu_numbers(&changed);
     ApiError::new(
         Code::Unreachable,
         format!("the result of {} on {which} is not known: gpushd stopped while the operation ran", one.id),

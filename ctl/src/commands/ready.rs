@@ -23,7 +23,7 @@ use crate::{
     args::Global,
     exit::{Failure, INTERRUPTED, Outcome},
     output::Output,
-    render::{gpu::state, host},
+    render::{host, names::state},
     socket,
 };
 

@@ -18,7 +18,7 @@ use crate::{
     exit::{Failure, Outcome},
     output::Output,
     program,
-    render::{Appearance, status::gpu_numbers},
+    render::{Appearance, names::gpu_numbers},
 };
 
 /// The GPUs to reset.

@@ -6,8 +6,8 @@ use gpush_core::isolation;
 use super::{
     Appearance,
     appearance::{NEW, NOTE, QUIET, STRONG, count, paint},
+    names::gpu_numbers,
     policy,
-    status::gpu_numbers,
     table::{Align, table},
     trouble,
 };

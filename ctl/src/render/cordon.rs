@@ -2,7 +2,7 @@
 
 use gpush_api::Gpu;
 
-use super::{Appearance, gpu};
+use super::{Appearance, names};
 
 /// Draws the result of `gpu cordon`.
 pub(crate) fn cordoned(gpus: &[Gpu], look: &Appearance) -> String {
@@ -30,7 +30,7 @@ pub(crate) fn uncordoned(before: &[Gpu], gpus: &[Gpu], look: &Appearance) -> Str
     let was_cordoned = |gpu: &Gpu| before.iter().any(|one| one.uuid == gpu.uuid && !one.cordons.is_empty());
     lines(gpus, look, |one| {
         let what = if was_cordoned(one) { "no longer cordoned" } else { "was not cordoned" };
-        format!("{what}; its state is {}", gpu::state(one.state).0)
+        format!("{what}; its state is {}", names::state(one.state).0)
     })
 }
 

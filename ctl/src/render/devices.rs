@@ -6,7 +6,7 @@ use super::{
     Appearance,
     appearance::{IDLE, NOTE, QUIET, USED, gib, paint},
     listing::Listing,
-    status::gpu_numbers,
+    names::gpu_numbers,
     table::{Align, Narrow},
 };
 

@@ -12,10 +12,10 @@ use super::{
     Appearance,
     appearance::{BAD, NOTE, PLAIN, QUIET, broken, pad, paint, width},
     audit::object,
-    gpu,
     listing::Listing,
-    mps, operation,
-    status::gpu_numbers,
+    mps, names,
+    names::gpu_numbers,
+    operation,
     table::{BELOW, PROSE},
     timeslice,
 };
@@ -106,7 +106,7 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Appearance) -> (String, (&'static
         EventPayload::Operation(change) => {
             (change.operation.id.clone(), operation::state(change.operation.state), of_operation(change))
         }
-        EventPayload::Gpu(change) => (format!("GPU {}", change.gpu), gpu::state(change.state), of_gpu(change)),
+        EventPayload::Gpu(change) => (format!("GPU {}", change.gpu), names::state(change.state), of_gpu(change)),
         EventPayload::Config(change) => of_config(change),
         EventPayload::Driver(change) => of_driver(change),
         EventPayload::Xid(xid) => {

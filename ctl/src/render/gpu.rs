@@ -12,13 +12,13 @@ use gpush_api::{DeviceUse, Gpu, GpuInstance, GpuState, Lease, Memory, MigDevice,
 
 use super::{
     Appearance,
-    appearance::{BAD, NOTE, PLAIN, QUIET, STRONG, gib, paint, pci, product, width},
+    appearance::{NOTE, PLAIN, QUIET, STRONG, gib, paint, pci, product, width},
     bar, gpu_notes,
     lease::below as lease,
     mps::{list as mps, of_how_many},
+    names::{gpu_numbers, state},
     process_names,
     slices::{self, Use},
-    status::gpu_numbers,
     timeslice,
 };
 
@@ -97,20 +97,6 @@ pub(crate) fn of_other_modes(gpus: &[Gpu], way: &str) -> String {
         format!("{} {are} not {way}: {why}.", gpu_numbers(indexes))
     };
     modes.iter().map(sentence).collect::<Vec<_>>().join(" ")
-}
-
-/// Returns a state as text, with its style.
-pub(crate) fn state(state: GpuState) -> (&'static str, Style) {
-    match state {
-        GpuState::Ready => ("ready", PLAIN),
-        GpuState::Cordoned => ("cordoned", NOTE),
-        GpuState::Changing => ("changing", NOTE),
-        GpuState::Held => ("held", BAD),
-        GpuState::Maintenance => ("maintenance", NOTE),
-        GpuState::Degraded => ("degraded", BAD),
-        GpuState::Unknown => ("unknown", BAD),
-        GpuState::Lost => ("lost", BAD),
-    }
 }
 
 /// Formats the memory in use and the total memory of a GPU.

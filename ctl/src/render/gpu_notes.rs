@@ -9,7 +9,7 @@ use gpush_core::{holders, refusal};
 use super::{
     Appearance,
     appearance::{BAD, NOTE, paint},
-    gpu, overrides,
+    names, overrides,
 };
 
 /// Mark in front of a note about a condition that a user requested, such as an override. Faults and drift have `!`.
@@ -26,7 +26,7 @@ pub(crate) fn of(gpu: &Gpu, look: &Appearance) -> Vec<String> {
         let lines = look.wrap(&first, &look.clean(text));
         notes.extend(lines.iter().map(|line| paint(style, line)));
     };
-    let (word, style) = gpu::state(gpu.state);
+    let (word, style) = names::state(gpu.state);
     let by_gpushd = gpu.cordons.iter().any(|cordon| cordon.by.is_none());
     let mark = match gpu.state {
         GpuState::Changing | GpuState::Maintenance => REQUESTED,

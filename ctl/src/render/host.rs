@@ -2,7 +2,7 @@
 
 use gpush_api::{Gpu, Maintenance, Recovered};
 
-use super::{Appearance, status::gpu_numbers};
+use super::{Appearance, names::gpu_numbers};
 
 /// What gpushd does during maintenance.
 const MEANWHILE: &str = "gpushd has no driver handle open, and changes nothing until an administrator runs \

@@ -9,9 +9,8 @@ use gpush_api::{
 use super::{
     Appearance,
     appearance::{BAD, GONE, NEW, NOTE, PLAIN, QUIET, count, paint, pci, product, width},
-    overrides, plan,
-    status::gpu_numbers,
-    trouble,
+    names::gpu_numbers,
+    overrides, plan, trouble,
 };
 
 /// Returns a state as text, with its style.

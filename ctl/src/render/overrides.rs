@@ -9,8 +9,8 @@ use super::{
     Appearance,
     appearance::{BAD, NEW, NOTE, QUIET, STRONG, pad, paint},
     listing::{Listing, widened},
+    names::gpu_numbers,
     policy,
-    status::gpu_numbers,
     table::{Align, Narrow, table},
     trouble,
 };

@@ -10,8 +10,8 @@ use gpush_api::{
 use insta::assert_snapshot;
 
 use super::{
-    Appearance, Charset, appearance, config, fixtures, gpu, gpu_notes, operation, overrides, plan, profiles, show,
-    status, summary, table, trouble,
+    Appearance, Charset, appearance, config, fixtures, gpu, gpu_list, gpu_notes, names, operation, operation_list,
+    overrides, plan, profiles, show, status, summary, trouble,
 };
 
 mod configs;
@@ -68,7 +68,7 @@ fn every_state_has_its_word() {
         let mut one = fixtures::mixed().swap_remove(3);
         one.state = state;
         let heading = fixtures::plain(&gpu::heading(&one, &[], &look));
-        assert_eq!(heading.contains(gpu::state(state).0), state != GpuState::Ready, "{heading}");
+        assert_eq!(heading.contains(names::state(state).0), state != GpuState::Ready, "{heading}");
         // Every state except `ready` must have an explanation, even if gpushd gives no reason.
         assert_eq!(gpu_notes::of(&one, &look).is_empty(), state == GpuState::Ready);
     }

@@ -18,8 +18,8 @@ use gpush_core::layout::Layout;
 use super::{
     Appearance,
     appearance::{GONE, NEW, NOTE, PLAIN, QUIET, STRONG, count, paint, pci, product, width},
+    names::gpu_numbers,
     slices::{self, Cell},
-    status::gpu_numbers,
     trouble,
 };
 

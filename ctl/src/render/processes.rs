@@ -6,8 +6,8 @@ use super::{
     Appearance,
     appearance::{BAD, NOTE, QUIET, count, gib, paint},
     listing::{Listing, widened},
+    names::gpu_numbers,
     process_names,
-    status::gpu_numbers,
     table::{Align, Narrow},
     trouble,
 };

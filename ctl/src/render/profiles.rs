@@ -6,8 +6,8 @@ use super::{
     Appearance,
     appearance::{NOTE, gib, paint, product},
     listing::Listing,
+    names::gpu_numbers,
     plan::headline,
-    status::gpu_numbers,
     table::{Align, Narrow, fitted, table},
 };
 

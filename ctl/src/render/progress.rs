@@ -8,7 +8,7 @@ use std::io::Write;
 use gpush_api::{Operation, StepState};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-use super::{Appearance, Charset, appearance::count, plan, status::gpu_numbers};
+use super::{Appearance, Charset, appearance::count, names::gpu_numbers, plan};
 
 /// How to show progress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use super::{
     gpu, gpu_notes,
     lease::below as lease,
     mps::list as mps,
-    process_names, profiles, sensors, slices,
+    names, process_names, profiles, sensors, slices,
     table::{Align, Narrow, fitted},
     timeslice,
 };
@@ -48,7 +48,7 @@ pub(crate) fn gpu(
             gib(one.memory.total_mib)
         ),
     );
-    fact("state", gpu::state(one.state).0.to_owned());
+    fact("state", names::state(one.state).0.to_owned());
     let rule = one.rule.as_ref().map(|rule| {
         // If a rule has no name, gpushd already calls it `rule 1`, so do not add the word again.
         let word = if rule.starts_with("rule ") { "" } else { "rule " };
@@ -197,7 +197,7 @@ fn none_yet(gpu: &Gpu, look: &Appearance) -> String {
     let index = gpu.index;
     let text = match (&gpu.rule, gpu.mode) {
         _ if !can_change(gpu.state) => {
-            format!("none: gpushd does not change a GPU in the state `{}`", gpu::state(gpu.state).0)
+            format!("none: gpushd does not change a GPU in the state `{}`", names::state(gpu.state).0)
         }
         (Some(_), Mode::Mig) => {
             format!("none yet: `gpushctl apply {index}` (administrator) creates the instances of the config")

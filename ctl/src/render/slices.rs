@@ -14,7 +14,7 @@ use gpush_api::{DeviceUse, Gpu, GpuInstance, GpuState, Mig, MigDevice, Mode, Mps
 use super::{
     Appearance, Charset,
     appearance::{IDLE, NOTE, QUIET, USED, pad, paint, width},
-    gpu::state,
+    names::state,
 };
 
 /// A number of columns that is divisible by 4, 8 and 12, the numbers of slices of all known GPU models.

@@ -8,6 +8,7 @@ use super::{
     appearance::{BAD, NOTE, QUIET, STRONG, count, paint, width},
     gpu,
     mps::list as mps,
+    names::gpu_numbers,
     sensors,
     slices::{self, Use},
 };
@@ -255,15 +256,6 @@ fn next_steps(gpus: &[Gpu], look: &Appearance) -> Vec<String> {
 
 fn list(gpus: &[u32]) -> String {
     gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
-}
-
-/// Returns `GPU 3` or `GPUs 0-3, 5`.
-pub(crate) fn gpu_numbers(indexes: &[u32]) -> String {
-    let mut sorted = indexes.to_vec();
-    sorted.sort_unstable();
-    sorted.dedup();
-    let text = gpush_core::selector::ranges(sorted).join(", ");
-    if indexes.len() == 1 { format!("GPU {text}") } else { format!("GPUs {text}") }
 }
 
 #[cfg(test)]

@@ -6,8 +6,9 @@ use super::{
     Appearance,
     appearance::{NOTE, paint, product},
     devices,
+    names::gpu_numbers,
     slices::{Use, admits_leases},
-    status::{Status, gpu_numbers, header},
+    status::{Status, header},
     table::{Align, Narrow, fitted},
 };
 

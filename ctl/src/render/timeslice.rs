@@ -5,9 +5,8 @@ use gpush_api::{Gpu, GpuState, LeaseKind, LeaseUse, TimesliceState, TimesliceVie
 use super::{
     Appearance,
     appearance::{NOTE, QUIET, STRONG, count, pad, paint, product},
-    gpu,
     listing::{Listing, widened},
-    process_names,
+    names, process_names,
     table::{Align, Narrow},
 };
 
@@ -108,7 +107,8 @@ pub(crate) fn list(gpus: &[Gpu], look: &Appearance) -> Listing {
 
 /// Describes the pending changes and the drift of a GPU, and its state unless the GPU is ready.
 fn detail(gpu: &Gpu) -> String {
-    let state = (gpu.state != GpuState::Ready).then(|| format!("the GPU has the state `{}`", gpu::state(gpu.state).0));
+    let state =
+        (gpu.state != GpuState::Ready).then(|| format!("the GPU has the state `{}`", names::state(gpu.state).0));
     let pending = gpu.pending.iter().map(|change| change.describe(gpu.index));
     state.into_iter().chain(pending).chain(gpu.drift.iter().cloned()).collect::<Vec<_>>().join("; ")
 }
@@ -142,7 +142,7 @@ pub(crate) fn show(gpus: &[Gpu], look: &Appearance) -> String {
             out += &(look.wrap(&format!("  {}", pad(name, 14)), &text).join("\n") + "\n");
         }
         if gpu.state != GpuState::Ready {
-            out += &format!("  ! the GPU has the state `{}`\n", gpu::state(gpu.state).0);
+            out += &format!("  ! the GPU has the state `{}`\n", names::state(gpu.state).0);
         }
         for change in &gpu.pending {
             let text = look.clean(&change.describe(gpu.index));

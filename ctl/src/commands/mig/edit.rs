@@ -9,7 +9,7 @@ use crate::{
     args::LayoutChange,
     exit::{Failure, Outcome},
     output::Output,
-    render::status::gpu_numbers,
+    render::names::gpu_numbers,
 };
 
 /// Returns the selected GPUs, with their profiles. If none is selected, returns the only GPU with MIG.

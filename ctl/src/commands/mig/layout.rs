@@ -10,7 +10,7 @@ use crate::{
     exit::{DIFFERS, Failure, Outcome},
     offline,
     output::Output,
-    render::{assertion, plan, status::gpu_numbers},
+    render::{assertion, names::gpu_numbers, plan},
 };
 
 /// The layout on a command line: a layout name, layout entries, or a label of a mig-parted file.

@@ -7,11 +7,11 @@ fn gpus_as_a_table() {
     let gpus = fixtures::mixed();
     for width in [60, 80, 120, 140] {
         let look = fixtures::look(width, UTF8);
-        assert_snapshot!(format!("gpu-list-{width}"), fits(table::gpus(&gpus, &look).text(), &look));
+        assert_snapshot!(format!("gpu-list-{width}"), fits(gpu_list::gpus(&gpus, &look).text(), &look));
     }
     // With `-o wide`, all columns are shown, even if they do not fit.
     let wide = Appearance { wraps: false, wide: true, ..fixtures::look(60, UTF8) };
-    assert_snapshot!("gpu-list-wide", fixtures::plain(table::gpus(&gpus, &wide).text()));
+    assert_snapshot!("gpu-list-wide", fixtures::plain(gpu_list::gpus(&gpus, &wide).text()));
 }
 
 /// Fault: on a terminal of 108 columns, the list shortened UUIDs, although there was room for them.
@@ -20,7 +20,7 @@ fn list_of_gpus_shortens_uuids_only_if_there_is_no_room() {
     let gpus = fixtures::full();
     for width in 60..140 {
         let look = fixtures::look(width, UTF8);
-        let text = fits(table::gpus(&gpus, &look).text(), &look);
+        let text = fits(gpu_list::gpus(&gpus, &look).text(), &look);
         let (has_whole, has_short) = (text.contains(&gpus[0].uuid), text.contains("GPU-00000000…"));
         assert_eq!((has_whole, has_short), (width >= 86, width < 86), "{width}:\n{text}");
     }

@@ -60,7 +60,7 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
     };
     let overridden = Overrides { generation: 4, overrides: vec![one] };
     vec![
-        ("gpu list", table::gpus(&gpus, look)),
+        ("gpu list", gpu_list::gpus(&gpus, look)),
         ("gpu holders", holders::list(&[fixtures::holders()], look)),
         ("mig list", devices::list(&gpush_core::devices::list(&gpus, &[], &[]), &gpus, look)),
         ("mig profiles", profiles::profiles(&gpush_core::preset::gpus("a30x4").unwrap(), look)),
@@ -71,7 +71,7 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
         ("lease list", lease::list(&leases, &gpus, look)),
         ("lease show", lease::show(&leases[..2], &gpus, look)),
         ("lease request", lease::granted(&granted, &gpus, look)),
-        ("operation list", table::operations(&operations, look)),
+        ("operation list", operation_list::operations(&operations, look)),
         ("config overrides", overrides::list(&overridden, look)),
         ("events", events::list(&[gpush_client::ReceivedEvent::Known(Box::new(event))], &gpus, look)),
         ("audit", audit::records(&[record], &gpus, look)),
@@ -123,7 +123,7 @@ fn csv_has_points_in_time_and_one_number_in_a_cell() {
     target,state,clients,max_clients,leased,max_leased,user,percent,memory,pid
     0,ready,3,48,38,100,alice,50,8G,4100
     ");
-    let csv = table::gpus(&fixtures::mixed(), &look).csv(true);
+    let csv = gpu_list::gpus(&fixtures::mixed(), &look).csv(true);
     insta::assert_snapshot!(csv.lines().take(2).collect::<Vec<_>>().join("\n"), @r#"
     gpu,product,pci,used_gib,gib,mode,mig,state,uuid
     0,A100-SXM4-80GB,0000:07:00.0,12.9,80.0,mig,"on, 3",ready,GPU-00000000-1111-2222-3333-444444444444

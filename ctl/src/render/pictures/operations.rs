@@ -180,5 +180,5 @@ fn operations_and_their_ends() {
 
     let all = [&done, &running, &rolled, &failed].map(OperationSummary::from);
     let look = fixtures::look(80, UTF8);
-    assert_snapshot!("operation-list", fits(table::operations(&all, &look).text(), &look));
+    assert_snapshot!("operation-list", fits(operation_list::operations(&all, &look).text(), &look));
 }

@@ -197,7 +197,7 @@ fn output_to_a_pipe_is_not_cut() {
     let shown = [
         status::status(&fixtures::status(gpus.clone(), false), false, &pipe),
         gpus.iter().map(|gpu| show::gpu(gpu, &fixtures::devices(&gpus), &[], &[], &pipe)).collect(),
-        table::gpus(&gpus, &pipe).text().to_owned(),
+        gpu_list::gpus(&gpus, &pipe).text().to_owned(),
     ];
     for (at, text) in shown.iter().enumerate() {
         assert!(!text.contains('…'), "{text}");
