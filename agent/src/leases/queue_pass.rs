@@ -6,7 +6,7 @@
 //!    └─────────────┴────────────────────────┘
 //! ```
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, convert::Infallible};
 
 use gpush_api::{ApiError, EndReason, Gpu, LeaseQueuePosition};
 use gpush_core::lease::{
@@ -22,8 +22,9 @@ use super::{
     placement_snapshot::PlacementSnapshot,
     queue::{Waiting, spawn_end_waiting},
     queued_grant,
-    reserved::{self, MOST_UNLOCKED, NotReserved, ReadHost, Reserved},
+    reserved::{self, NotReserved, ReadHost, Reserved},
     restored,
+    searches::searched,
 };
 use crate::{
     caller::Viewer,
@@ -61,29 +62,27 @@ fn decide(leases: &Leases, read: &ReadHost) {
     let gpus = read.gpus.as_slice();
     // Requests that exceed a quota. They reserve nothing, because their holders must first release a lease.
     let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
-    let mut searches = 0;
     let snapshot = loop {
-        let placing = leases.lock_placement();
-        let table = leases.handles.state.leases();
-        let held = HeldLeases::of(leases.handles.users.accounts(), &table);
-        for (ticket, waiting) in leases.waiting().iter() {
-            if let Err(error) = reserved::within_quota(&held, &waiting.resolved) {
-                denied.insert(*ticket, error.message);
+        let current = || {
+            let table = leases.handles.state.leases();
+            let held = HeldLeases::of(leases.handles.users.accounts(), &table);
+            for (ticket, waiting) in leases.waiting().iter() {
+                if let Err(error) = reserved::within_quota(&held, &waiting.resolved) {
+                    denied.insert(*ticket, error.message);
+                }
             }
-        }
-        // Also leave out requests that a quota has denied only for their assignment.
-        let snapshot = PlacementSnapshot::current(leases, &read.host, gpus, table, denied.keys());
-        let schedule = match snapshot.known_schedule() {
-            Some(schedule) => schedule,
-            // Search, and then decide again: the snapshot may have changed meanwhile.
-            None if searches < MOST_UNLOCKED => {
-                searches += 1;
-                drop(placing);
-                snapshot.schedule();
-                continue;
-            }
-            None => snapshot.schedule(),
+            // Also leave out requests that a quota has denied only for their assignment.
+            Ok::<_, Infallible>(PlacementSnapshot::current(leases, &read.host, gpus, table, denied.keys()))
         };
+        let Ok((placing, snapshot, ())) = searched(
+            || leases.lock_placement(),
+            current,
+            |snapshot| snapshot.known_schedule().map(drop),
+            |snapshot| {
+                snapshot.schedule();
+            },
+        );
+        let schedule = snapshot.schedule();
         // After a grant, decide again about the other requests, because the grant has taken capacity.
         let grants = schedule.outcomes.iter().filter_map(|(ticket, outcome)| match outcome {
             Outcome::Grant(assignment) => Some((Ticket(ticket.0), assignment)),
@@ -114,7 +113,6 @@ fn decide(leases: &Leases, read: &ReadHost) {
             drop(placing);
             break snapshot;
         }
-        searches = 0;
     };
     for (ticket, outcome) in &snapshot.schedule().outcomes {
         let ticket = Ticket(ticket.0);

@@ -24,16 +24,13 @@ use super::{
     placement_snapshot::PlacementSnapshot,
     queue,
     request::{Resolved, denied},
+    searches::searched,
 };
 use crate::{
     lanes::{Grant, LaneChanges},
     mps,
     state::{HostState, Reservation, ReservationId},
 };
-
-/// Maximum number of searches without the placement lock. If the host changes during each of them, the next search keeps
-/// the lock, so that a busy host does not delay a request without a limit.
-pub(super) const MOST_UNLOCKED: usize = 8;
 
 /// Checks the limits of the holder that do not depend on the placement. A refused request costs no search.
 pub(super) fn check_quotas(leases: &Leases, resolved: &Resolved, wait: LeaseWait) -> Result<(), ApiError> {
@@ -90,24 +87,19 @@ pub(super) struct ReadHost {
 /// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment. Searches without
 /// the placement lock, so call this function on a blocking thread.
 pub(super) fn reserve(leases: &Leases, read: &ReadHost, resolved: &Resolved) -> Result<Reserved, NotReserved> {
-    let mut searches = 0;
-    loop {
-        let placing = leases.lock_placement();
+    let current = || {
         let table = leases.handles.state.leases();
         let held = HeldLeases::of(leases.handles.users.accounts(), &table);
         within_quota(&held, resolved).map_err(NotReserved::Refused)?;
-        let snapshot = PlacementSnapshot::current(leases, &read.host, &read.gpus, table, []);
-        let placed = match snapshot.known_placement(&resolved.wanted) {
-            Some(placed) => placed,
-            // Search, and then place the request again: the snapshot may have changed meanwhile.
-            None if searches < MOST_UNLOCKED => {
-                searches += 1;
-                drop(placing);
-                drop(snapshot.place(&resolved.wanted));
-                continue;
-            }
-            None => snapshot.place(&resolved.wanted),
-        };
+        Ok((PlacementSnapshot::current(leases, &read.host, &read.gpus, table, []), held))
+    };
+    loop {
+        let (_placing, (snapshot, held), placed) = searched(
+            || leases.lock_placement(),
+            current,
+            |(snapshot, _)| snapshot.known_placement(&resolved.wanted),
+            |(snapshot, _)| snapshot.place(&resolved.wanted),
+        )?;
         let assignment = placed.map_err(|why| NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })?;
         let host = &snapshot.schedule().host;
         if let Some(reserved) = reserve_assignment(leases, read, host, &held, resolved, &assignment)? {
