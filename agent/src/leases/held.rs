@@ -68,6 +68,8 @@ pub(super) async fn know_holders(leases: &Leases) -> Result<(), ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use gpush_host::users::{Lookups, NameService};
 
     use super::*;
@@ -82,7 +84,7 @@ mod tests {
             _ => Some(None),
         };
         let names = NameService::with(Lookups { user: Box::new(user), ..Lookups::empty() }).unwrap();
-        let accounts = Accounts::new(names, 990);
+        let accounts = Accounts::new(names, 990, Path::new("/nowhere"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let mut table = LeaseTable::default();
         for holder in [1000, 4_000_000_000, 4_000_000_001, 4_000_000_002, 1001] {

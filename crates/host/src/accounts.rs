@@ -19,6 +19,7 @@
 use std::{
     collections::BTreeMap,
     fmt, fs,
+    path::Path,
     process::Stdio,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime},
@@ -26,11 +27,11 @@ use std::{
 
 use crate::users::{NameService, Unanswered};
 
-/// Ranges of subordinate uids.
-const SUBUID: &str = "/etc/subuid";
+/// Ranges of subordinate uids, below the root of the file system.
+const SUBUID: &str = "etc/subuid";
 
-/// The file that names the sources of ranges.
-const SOURCES: &str = "/etc/nsswitch.conf";
+/// The file that names the sources of ranges, below the root of the file system.
+const SOURCES: &str = "etc/nsswitch.conf";
 
 /// The program that prints the ranges of a user.
 const GETSUBIDS: &str = "/usr/bin/getsubids";
@@ -98,6 +99,7 @@ impl fmt::Display for Account {
 pub struct Accounts {
     names: NameService,
     own_uid: u32,
+    host_root: Arc<Path>,
     ranges: Arc<Mutex<Ranges>>,
 }
 
@@ -129,10 +131,11 @@ enum Owner {
 }
 
 impl Accounts {
-    /// Creates the handle, and reads `/etc/subuid`. `own_uid` is the uid that gpushd runs as.
+    /// Creates the handle, and reads `/etc/subuid`. `own_uid` is the uid that gpushd runs as, and `host_root` the root of
+    /// the file system.
     #[must_use]
-    pub fn new(names: NameService, own_uid: u32) -> Self {
-        let accounts = Self { names, own_uid, ranges: Arc::default() };
+    pub fn new(names: NameService, own_uid: u32, host_root: &Path) -> Self {
+        let accounts = Self { names, own_uid, host_root: host_root.into(), ranges: Arc::default() };
         accounts.read_local();
         accounts
     }
@@ -179,7 +182,7 @@ impl Accounts {
     /// accounts were determined.
     pub async fn refresh(&self) {
         self.read_local();
-        let text = fs::read_to_string(SOURCES).unwrap_or_default();
+        let text = fs::read_to_string(self.host_root.join(SOURCES)).unwrap_or_default();
         if !has_other_source(&text) {
             return;
         }
@@ -227,11 +230,12 @@ impl Accounts {
     }
 
     fn read_local(&self) {
-        let changed = fs::metadata(SUBUID).and_then(|data| data.modified()).ok();
+        let file = self.host_root.join(SUBUID);
+        let changed = fs::metadata(&file).and_then(|data| data.modified()).ok();
         if self.lock().changed == changed {
             return;
         }
-        let local = local_ranges(&fs::read_to_string(SUBUID).unwrap_or_default());
+        let local = local_ranges(&fs::read_to_string(file).unwrap_or_default());
         let mut ranges = self.lock();
         (ranges.local, ranges.changed) = (local, changed);
     }
@@ -325,7 +329,7 @@ mod tests {
             _ => Some(None),
         };
         let lookups = Lookups { user: Box::new(user), uid: Box::new(uid), ..Lookups::empty() };
-        let accounts = Accounts::new(NameService::with(lookups).unwrap(), 990);
+        let accounts = Accounts::new(NameService::with(lookups).unwrap(), 990, Path::new("/nowhere"));
         accounts.lock().local = local_ranges(text);
         accounts
     }

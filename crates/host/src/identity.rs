@@ -61,18 +61,19 @@ pub struct Users {
 }
 
 impl Users {
-    /// Starts the threads of the name service.
+    /// Starts the threads of the name service. `host_root` is the root of the file system with `/etc/subuid`.
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub fn start() -> std::io::Result<Self> {
-        Ok(Self::new(NameService::start()?, nix::unistd::geteuid().as_raw()))
+    pub fn start(host_root: &Path) -> std::io::Result<Self> {
+        Ok(Self::new(NameService::start()?, nix::unistd::geteuid().as_raw(), host_root))
     }
 
-    /// Creates the handle. `names` looks up users and groups. `own_uid` is the uid that gpushd runs as.
+    /// Creates the handle. `names` looks up users and groups. `own_uid` is the uid that gpushd runs as, and `host_root`
+    /// the root of the file system.
     #[must_use]
-    pub fn new(names: NameService, own_uid: u32) -> Self {
-        let accounts = Accounts::new(names.clone(), own_uid);
+    pub fn new(names: NameService, own_uid: u32, host_root: &Path) -> Self {
+        let accounts = Accounts::new(names.clone(), own_uid, host_root);
         Self { names, accounts, commands: Commands::new(proc::command_line) }
     }
 
@@ -217,7 +218,7 @@ mod tests {
     #[tokio::test]
     async fn own_process_is_known() {
         let (me, own) = (std::process::id(), nix::unistd::geteuid().as_raw());
-        let known = Users::start().unwrap().processes(vec![me, u32::MAX - 1]).await;
+        let known = Users::start(Path::new("/")).unwrap().processes(vec![me, u32::MAX - 1]).await;
         assert_eq!((known.len(), known[&me].uid), (1, own));
         assert!(known[&me].command.as_deref().unwrap().contains("gpush_host"), "{known:?}");
         assert!(known[&me].describe(me).contains(&format!("(pid {me}, ")));
