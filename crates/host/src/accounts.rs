@@ -12,6 +12,10 @@
 //!      └─ otherwise ──────────────────────────────────► the account of all unknown uids
 //! ```
 //!
+//! A user with 65,536 subordinate uids can cause more lookups than the cache of the name service has entries. So a uid
+//! in a range counts for the owner of the range until the name service has answered about the uid ([`Accounts::last`]),
+//! and lookups of such uids leave room in the queue for other lookups ([`UidKind`]). Only [`Accounts::of`] waits.
+//!
 //! The ranges are in `/etc/subuid`, see subuid(5). If `subid` in `/etc/nsswitch.conf` names another source, gpushd also
 //! asks `getsubids` for the ranges of each user whose account it has determined, for example because the user has
 //! connected. Until then, the user's subordinate uids from such a source belong to the account of all unknown uids.
@@ -25,7 +29,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use crate::users::{NameService, Unanswered};
+use crate::users::{NameService, UidKind, Unanswered};
 
 /// Ranges of subordinate uids, below the root of the file system.
 const SUBUID: &str = "etc/subuid";
@@ -148,31 +152,36 @@ impl Accounts {
         if self.is_own(uid) {
             return Ok(Account::User(uid));
         }
-        if self.names.known_user(uid).await?.is_some() {
+        let owner = self.owner(uid);
+        if self.names.known_user(uid, kind_of(owner.as_ref())).await?.is_some() {
             self.note_owner(uid);
             return Ok(Account::User(uid));
         }
-        match self.owner(uid) {
+        match owner {
             None => Ok(Account::Unknown),
             Some(Owner::Uid(owner)) => Ok(of_owner(Some(owner))),
             Some(Owner::Name(name)) => Ok(of_owner(self.names.uid(&name).await?)),
         }
     }
 
-    /// Returns the account of a uid according to the last answers of the name service, without waiting.
+    /// Returns the account of a uid according to the last answers of the name service, without waiting. Until the name
+    /// service has answered about a uid in a range, returns the account of the owner of the range.
     ///
     /// # Errors
-    /// There is no answer yet. A lookup has begun, unless too many lookups wait.
+    /// There is no answer yet about a uid in no range, or about the owner of the range. A lookup has begun, unless too
+    /// many lookups wait.
     pub fn last(&self, uid: u32) -> Result<Account, Unanswered> {
         if self.is_own(uid) {
             return Ok(Account::User(uid));
         }
-        if self.names.last_known_user(uid)?.is_some() {
+        let owner = self.owner(uid);
+        let user = self.names.last_known_user(uid, kind_of(owner.as_ref()));
+        if let Ok(Some(_)) = user {
             self.note_owner(uid);
             return Ok(Account::User(uid));
         }
-        match self.owner(uid) {
-            None => Ok(Account::Unknown),
+        match owner {
+            None => user.map(|_| Account::Unknown),
             Some(Owner::Uid(owner)) => Ok(of_owner(Some(owner))),
             Some(Owner::Name(name)) => Ok(of_owner(self.names.last_uid(&name)?)),
         }
@@ -187,7 +196,7 @@ impl Accounts {
             return;
         }
         for owner in self.owners_to_look_up() {
-            let Ok(Some(name)) = self.names.known_user(owner).await else { continue };
+            let Ok(Some(name)) = self.names.known_user(owner, UidKind::Other).await else { continue };
             let Some(output) = getsubids(&name).await else { continue };
             if let Some(entry) = self.lock().directory.get_mut(&owner) {
                 entry.1 = directory_ranges(&output, owner);
@@ -239,6 +248,10 @@ impl Accounts {
         let mut ranges = self.lock();
         (ranges.local, ranges.changed) = (local, changed);
     }
+}
+
+fn kind_of(owner: Option<&Owner>) -> UidKind {
+    if owner.is_some() { UidKind::Subordinate } else { UidKind::Other }
 }
 
 /// Returns the account for a range. `None` means that the owner of the range does not exist.
@@ -378,12 +391,35 @@ mod tests {
         assert_eq!(accounts.of(700_001).await, Ok(Account::User(1000)));
     }
 
+    /// Fault: one user connected with very many subordinate uids. Their lookups filled the queue, and gpushd refused the
+    /// first connection of every other user. The answers about the uids left the cache, and then leases of these uids
+    /// counted for all users, and records for no limit.
+    #[tokio::test]
+    async fn lookups_of_subordinate_uids_block_no_other_user() {
+        let (reported, answers) = std::sync::mpsc::channel::<()>();
+        let answers = Mutex::new(answers);
+        let user = move |uid: &u32| {
+            answers.lock().unwrap().recv().ok()?;
+            Some((*uid == 1000).then(|| "alice".to_owned()))
+        };
+        let lookups = Lookups { user: Box::new(user), ..Lookups::empty() };
+        let accounts = Accounts::new(NameService::with(lookups).unwrap(), 990, Path::new("/nowhere"));
+        accounts.lock().local = local_ranges("1001:100000:65536\n");
+        let of_range = (100_000..100_200).map(|uid| accounts.last(uid)).collect::<Vec<_>>();
+        assert_eq!(of_range, [Ok(Account::User(1001)); 200]);
+        assert_eq!(accounts.of(100_300).await, Err(Unanswered), "the queue is full for subordinate uids");
+        assert_eq!(accounts.last(1000), Err(Unanswered), "a uid in no range is unknown until the answer");
+        (0..200).for_each(|_| reported.send(()).unwrap());
+        assert_eq!(accounts.of(1000).await, Ok(Account::User(1000)));
+        assert_eq!(accounts.of(100_300).await, Ok(Account::User(1001)));
+    }
+
     /// Fault: the name of a user was in the cache because gpushd had shown it. Then the user connected, and gpushd did not
     /// ask for the user's ranges.
     #[tokio::test]
     async fn user_with_cached_name_is_noted_as_owner() {
         let accounts = accounts("");
-        assert_eq!(accounts.names.known_user(1000).await, Ok(Some("alice".to_owned())));
+        assert_eq!(accounts.names.known_user(1000, UidKind::Other).await, Ok(Some("alice".to_owned())));
         assert_eq!(accounts.last(1000), Ok(Account::User(1000)));
         assert_eq!(accounts.owners_to_look_up(), [1000]);
     }
