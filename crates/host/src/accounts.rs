@@ -187,6 +187,11 @@ impl Accounts {
         }
     }
 
+    /// Returns whether a uid is in a range of subordinate uids.
+    pub(crate) fn kind(&self, uid: u32) -> UidKind {
+        kind_of(self.owner(uid).as_ref())
+    }
+
     /// Reads `/etc/subuid` again if it has changed, and asks other sources for the ranges of the users whose
     /// accounts were determined.
     pub async fn refresh(&self) {

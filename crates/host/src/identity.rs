@@ -91,7 +91,7 @@ impl Users {
 
     /// Returns the name of a user; `None` if the user has none, or the name service did not answer in time.
     pub async fn user(&self, uid: u32) -> Option<String> {
-        self.names.user(uid).await
+        self.names.user(uid, self.accounts.kind(uid)).await
     }
 
     /// Returns whether `gids` contains the id of one of the groups with these names.
@@ -132,7 +132,7 @@ impl Users {
         let mut users = HashMap::new();
         for (_, uid) in &uids {
             if !users.contains_key(uid) {
-                users.insert(*uid, self.names.user(*uid).await);
+                users.insert(*uid, self.user(*uid).await);
             }
         }
         let mut commands = self.commands(Path::new("/proc"), &uids).await;

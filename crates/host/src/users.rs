@@ -118,8 +118,8 @@ impl NameService {
     }
 
     /// Returns the name of a user; `None` if the user has no name, or the name was not found within 50 ms.
-    pub async fn user(&self, uid: u32) -> Option<String> {
-        self.users.get(uid, USER_WAIT).await.ok().flatten()
+    pub async fn user(&self, uid: u32, kind: UidKind) -> Option<String> {
+        self.users.get_queued(uid, USER_WAIT, kind.most_queued()).await.ok().flatten()
     }
 
     /// Returns the name of a user that decides about limits.
