@@ -6,6 +6,7 @@
 //! ```text
 //! uid ─┬─ root, or the user that gpushd runs as ──────► this user
 //!      ├─ the user database knows it ─────────────────► this user
+//!      ├─ a transient uid of a user namespace ────────► the account of all unknown uids
 //!      ├─ in a range of subordinate uids ─┬─ of a user ► the owner of the range
 //!      │                                  └─ of root ──► containers of root
 //!      ├─ the name service does not answer ───────────► no answer
@@ -127,11 +128,13 @@ struct Range {
     reach: u32,
 }
 
-/// The owner of a range: a uid, or a name from `/etc/subuid`.
+/// The owner of a range of uids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Owner {
     Uid(u32),
     Name(String),
+    /// systemd-nsresourced lends the range to a user namespace, and does not report for whom.
+    Namespace,
 }
 
 impl Accounts {
@@ -161,6 +164,7 @@ impl Accounts {
             None => Ok(Account::Unknown),
             Some(Owner::Uid(owner)) => Ok(of_owner(Some(owner))),
             Some(Owner::Name(name)) => Ok(of_owner(self.names.uid(&name).await?)),
+            Some(Owner::Namespace) => Ok(Account::Unknown),
         }
     }
 
@@ -184,6 +188,7 @@ impl Accounts {
             None => user.map(|_| Account::Unknown),
             Some(Owner::Uid(owner)) => Ok(of_owner(Some(owner))),
             Some(Owner::Name(name)) => Ok(of_owner(self.names.last_uid(&name)?)),
+            Some(Owner::Namespace) => Ok(Account::Unknown),
         }
     }
 
@@ -222,6 +227,7 @@ impl Accounts {
         find(&ranges.local, uid)
             .or_else(|| ranges.directory.values().find_map(|(_, of_one)| find(of_one, uid)))
             .cloned()
+            .or_else(|| self.names.is_transient(uid).then_some(Owner::Namespace))
     }
 
     /// Remembers a user, so that [`Accounts::refresh`] asks for the user's ranges.
@@ -381,6 +387,20 @@ mod tests {
             assert_eq!(accounts.of(uid).await, account, "{uid}");
             assert_eq!(accounts.last(uid), account, "{uid}, without waiting");
         }
+    }
+
+    /// Fault: nss-systemd names each of the uids that systemd-nsresourced lends to the user namespaces of a user. So each
+    /// uid counted as one more user, with limits of its own.
+    #[tokio::test]
+    async fn uids_of_user_namespaces_share_the_account_of_unknown_uids() {
+        let user = |uid: &u32| Some((*uid >= 0x9_0000).then(|| format!("ns-box-{}", uid & 0xFFFF)));
+        let lookups = Lookups { user: Box::new(user), ..Lookups::empty() };
+        let accounts = Accounts::new(NameService::with(lookups).unwrap(), 990, Path::new("/nowhere"));
+        assert_eq!(accounts.last(0x9_0001), Err(Unanswered));
+        assert_eq!(accounts.of(0x9_0001).await, Ok(Account::Unknown));
+        assert_eq!(accounts.last(0x9_0002), Ok(Account::Unknown), "before the name service has answered");
+        assert_eq!(accounts.of(0xA_0002).await, Ok(Account::Unknown));
+        assert!(accounts.owners_to_look_up().is_empty());
     }
 
     #[tokio::test]

@@ -26,6 +26,8 @@ use hashlink::LruCache;
 use nix::unistd::{Group, Uid, User};
 use tokio::sync::oneshot;
 
+use crate::transient_uids::TransientUids;
+
 /// How long the name of a user is fresh.
 const USER_FRESH: Duration = Duration::from_secs(300);
 
@@ -56,7 +58,7 @@ const MOST_BEFORE_SUBORDINATE: usize = MOST_WAITING / 2;
 /// The kind of a uid, which decides how much of the queue its lookup may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum UidKind {
-    /// A uid in a range of subordinate uids.
+    /// A uid in a range of subordinate or transient uids.
     Subordinate,
     /// Any other uid.
     Other,
@@ -86,6 +88,7 @@ pub struct NameService {
     uids: Cache<String, u32>,
     groups: Cache<String, u32>,
     memberships: Cache<u32, Vec<u32>>,
+    transient: TransientUids,
 }
 
 impl NameService {
@@ -109,12 +112,22 @@ impl NameService {
     /// A thread cannot be started.
     pub fn with(lookups: Lookups) -> std::io::Result<Self> {
         let Lookups { user, uid, group, memberships } = lookups;
+        let transient = TransientUids::default();
+        let noted = transient.clone();
+        // A transient uid has a name, but it is not a user, and must not evict users from the cache.
+        let user = move |uid: &u32| Some(user(uid)?.filter(|name| !noted.note(*uid, name)));
         Ok(Self {
-            users: Cache::start("users", USER_FRESH, user)?,
+            users: Cache::start("users", USER_FRESH, Box::new(user))?,
             uids: Cache::start("uids", GROUP_FRESH, uid)?,
             groups: Cache::start("groups", GROUP_FRESH, group)?,
             memberships: Cache::start("memberships", GROUP_FRESH, memberships)?,
+            transient,
         })
+    }
+
+    /// Returns whether a uid is in a range of transient uids of a user namespace, as far as known.
+    pub(crate) fn is_transient(&self, uid: u32) -> bool {
+        self.transient.has(uid)
     }
 
     /// Returns the name of a user; `None` if the user has no name, or the name was not found within 50 ms.
