@@ -13,7 +13,7 @@ use std::sync::Arc;
 use gpush_api::{ApiError, Gpu, LeaseMember, LeaseWait};
 use gpush_core::lease::{
     placement::{Assignment, Host, NoAssignment},
-    quota,
+    quota::{self, HeldLease},
 };
 
 use super::{
@@ -91,7 +91,8 @@ pub(super) fn reserve(leases: &Leases, read: &ReadHost, resolved: &Resolved) -> 
         let table = leases.handles.state.leases();
         let held = HeldLeases::of(leases.handles.users.accounts(), &table);
         within_quota(&held, resolved).map_err(NotReserved::Refused)?;
-        Ok((PlacementSnapshot::current(leases, &read.host, &read.gpus, table, []), held))
+        let left_out = &queue::beyond_quota(leases);
+        Ok((PlacementSnapshot::current(leases, &read.host, &read.gpus, table, left_out), held))
     };
     loop {
         let (_placing, (snapshot, held), placed) = searched(
@@ -122,9 +123,7 @@ pub(super) fn reserve_assignment(
 ) -> Result<Option<Reserved>, NotReserved> {
     let (refused, gpus) = (NotReserved::Refused, read.gpus.as_slice());
     let members = offers::members(leases, assignment, gpus, host, &resolved.new.request).map_err(refused)?;
-    let size = quota::Size::of(&members);
-    quota::check_size(&resolved.quota, &held.by(resolved.account), size)
-        .map_err(|denial| refused(denied(&denial, &resolved.new.binding)))?;
+    check_size(&held.by(resolved.account), resolved, quota::Size::of(&members)).map_err(refused)?;
     let created = assignment.creates();
     if !created.is_empty()
         && let Some(why) = leases.handles.engine.operations.closed()
@@ -154,7 +153,16 @@ pub(super) fn reserve_assignment(
 
 /// Checks those limits of the holder that do not depend on which GPUs the lease gets.
 pub(super) fn within_quota(held: &HeldLeases, resolved: &Resolved) -> Result<(), ApiError> {
+    check_limits(&held.by(resolved.account), resolved)
+}
+
+/// Does the same as [`within_quota`], with these leases of the holder.
+pub(super) fn check_limits(held: &[HeldLease], resolved: &Resolved) -> Result<(), ApiError> {
     let (kind, duration) = (resolved.wanted.share.kind(), resolved.new.request.duration_s);
-    quota::check_request(&resolved.quota, &held.by(resolved.account), kind, duration)
-        .map_err(|denial| denied(&denial, &resolved.new.binding))
+    quota::check_request(&resolved.quota, held, kind, duration).map_err(|denial| denied(&denial, &resolved.new.binding))
+}
+
+/// Checks the limits that depend on the size of the assignment, with these leases of the holder.
+pub(super) fn check_size(held: &[HeldLease], resolved: &Resolved, size: quota::Size) -> Result<(), ApiError> {
+    quota::check_size(&resolved.quota, held, size).map_err(|denial| denied(&denial, &resolved.new.binding))
 }
