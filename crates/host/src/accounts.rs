@@ -116,6 +116,17 @@ struct Ranges {
     changed: Option<SystemTime>,
     /// For each user whose account was determined, the time of the last lookup, and the ranges from other sources.
     directory: BTreeMap<u32, (Option<Instant>, Vec<Range>)>,
+    /// The ranges of all these users, sorted by their first uid.
+    from_directory: Vec<Range>,
+}
+
+impl Ranges {
+    /// Replaces the ranges of a user from other sources.
+    fn set_directory(&mut self, owner: u32, of_owner: Vec<Range>) {
+        let Some(entry) = self.directory.get_mut(&owner) else { return };
+        entry.1 = of_owner;
+        self.from_directory = sorted(self.directory.values().flat_map(|(_, ranges)| ranges).cloned().collect());
+    }
 }
 
 /// A range of subordinate uids.
@@ -208,9 +219,7 @@ impl Accounts {
         for owner in self.owners_to_look_up() {
             let Ok(Some(name)) = self.names.known_user(owner, UidKind::Other).await else { continue };
             let Some(output) = getsubids(&name).await else { continue };
-            if let Some(entry) = self.lock().directory.get_mut(&owner) {
-                entry.1 = directory_ranges(&output, owner);
-            }
+            self.lock().set_directory(owner, directory_ranges(&output, owner));
         }
     }
 
@@ -225,7 +234,7 @@ impl Accounts {
     fn owner(&self, uid: u32) -> Option<Owner> {
         let ranges = self.lock();
         find(&ranges.local, uid)
-            .or_else(|| ranges.directory.values().find_map(|(_, of_one)| find(of_one, uid)))
+            .or_else(|| find(&ranges.from_directory, uid))
             .cloned()
             .or_else(|| self.names.is_transient(uid).then_some(Owner::Namespace))
     }
@@ -412,7 +421,7 @@ mod tests {
         assert_eq!(accounts.of(1000).await, Ok(Account::User(1000)));
         assert_eq!((accounts.owners_to_look_up(), accounts.owners_to_look_up()), (vec![1000], vec![]), "once an hour");
         let found = directory_ranges("0: alice 700000 65536\n1: alice bad\n", 1000);
-        accounts.lock().directory.get_mut(&1000).unwrap().1 = found;
+        accounts.lock().set_directory(1000, found);
         assert_eq!(accounts.of(700_001).await, Ok(Account::User(1000)));
     }
 
