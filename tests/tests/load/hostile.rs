@@ -56,17 +56,6 @@ const MOST_MEMORY: u64 = 128 << 10;
 /// requests are many more, and must not add to it.
 const MOST_GROWTH: u64 = 64 << 10;
 
-/// Starts gpushd with a socket that all users can reach, in `dir`. The hostile user has the subordinate uids from
-/// [`SUBORDINATE`] on.
-fn start(host: &Host, dir: &Path) -> Agent {
-    fs::set_permissions(dir, fs::Permissions::from_mode(0o755)).expect("an open directory");
-    let root = host.scratch("root");
-    fs::create_dir_all(root.join("etc")).expect("a directory");
-    fs::write(root.join("etc/subuid"), format!("{HOSTILE}:{SUBORDINATE}:65536\n")).expect("a file");
-    let setup = Setup::on(host).config(CONFIG).env("GPUSH_HOST_ROOT", root.to_str().expect("text"));
-    setup.socket(dir.join("gpushd.sock")).start()
-}
-
 /// Returns the uids of the hostile processes: the user, and subordinate uids of the user.
 fn hostile_uids() -> [u32; 4] {
     let user = User::from_name(HOSTILE).expect("an answer").expect("a user").uid.as_raw();
@@ -229,8 +218,7 @@ fn hostile_account_neither_delays_others_nor_exceeds_limits() {
     }
     let rounds = number("GPUSH_TEST_HOSTILE_ROUNDS", ROUNDS);
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 8\nmig = true\n");
-    let dir = tempfile::tempdir().expect("a temporary directory");
-    let agent = start(&host, dir.path());
+    let agent = Setup::on(&host).config(CONFIG).subuid(&format!("{HOSTILE}:{SUBORDINATE}:65536\n")).start_public();
     agent.wait_for_layouts_at_start();
     let client = agent.socket().with_file_name("socket_client");
     fs::copy(program("socket_client"), &client).expect("the client can be copied");
