@@ -355,7 +355,7 @@ mod tests {
     fn later_operation_on_gpu_proves_earlier_one_ended() {
         let state = tempfile::tempdir().unwrap();
         let marker = state.path().join("marker");
-        let users = Users::start().unwrap();
+        let users = Users::start(state.path()).unwrap();
         let (directory, accounts) = (state.path(), users.accounts());
         let origin = Origin { directory, boot_id: "a boot", marker: &marker, host_root: directory, accounts };
         let open = || open(&origin).unwrap();

@@ -87,7 +87,7 @@ pub(crate) struct Arguments {
     #[arg(default_value = "/proc/sys/kernel/random/boot_id")]
     pub(crate) boot_id_file: PathBuf,
 
-    /// Root of the file system in which gpushd searches for services of the host
+    /// Root of the file system in which gpushd searches for services of the host and for subordinate uids
     #[arg(long, env = "GPUSH_HOST_ROOT", value_name = "DIR", hide = true, default_value = "/")]
     pub(crate) host_root: PathBuf,
 

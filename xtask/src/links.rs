@@ -1,4 +1,5 @@
-//! Checks the links between the documents of the repository: each must lead to a file that exists.
+//! Checks the documents of the repository: each link must lead to a file that exists, and each test that
+//! [`SECURITY`] names must exist.
 
 use std::path::Path;
 
@@ -6,7 +7,10 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
-/// Checks every relative link of every Markdown file. Returns a summary.
+/// The document whose promises each name their tests.
+const SECURITY: &str = "SECURITY.md";
+
+/// Checks every relative link of every Markdown file, and the tests in [`SECURITY`]. Returns a summary.
 pub(crate) fn check() -> Result<String> {
     let (mut seen, mut dead) = (0, Vec::new());
     for file in workspace::files()? {
@@ -26,7 +30,30 @@ pub(crate) fn check() -> Result<String> {
     if !dead.is_empty() {
         bail!("{} links lead nowhere:\n  {}", dead.len(), dead.join("\n  "));
     }
-    Ok(format!("{seen} links lead somewhere"))
+    let text = std::fs::read_to_string(workspace::root().join(SECURITY)).context(SECURITY)?;
+    let named = named_tests(&text);
+    let missing: Vec<String> = named.iter().filter(|(file, test)| !has_test(file, *test)).map(in_words).collect();
+    if !missing.is_empty() {
+        bail!("{SECURITY} names tests that do not exist:\n  {}", missing.join("\n  "));
+    }
+    Ok(format!("{seen} links lead somewhere, {} files and tests of {SECURITY} exist", named.len()))
+}
+
+fn in_words((file, test): &(&str, Option<&str>)) -> String {
+    test.map_or_else(|| (*file).to_owned(), |test| format!("{file}: {test}"))
+}
+
+fn has_test(file: &str, test: Option<&str>) -> bool {
+    let source = std::fs::read_to_string(workspace::root().join(file));
+    source.is_ok_and(|source| test.is_none_or(|test| source.contains(&format!("fn {test}("))))
+}
+
+/// Returns the source files that a text names, each with the test in parentheses after it: `FILE` (`TEST`).
+fn named_tests(text: &str) -> Vec<(&str, Option<&str>)> {
+    let parts: Vec<&str> = text.split('`').collect();
+    let is_code = |at: &usize| at % 2 == 1 && parts[*at].ends_with(".rs");
+    let test = |at: usize| parts.get(at + 1).filter(|text| **text == " (").and_then(|_| parts.get(at + 2)).copied();
+    (0..parts.len()).filter(is_code).map(|at| (parts[at], test(at))).collect()
 }
 
 /// Returns the targets of the links `[text](target)` that name files, without their anchors.
@@ -50,7 +77,13 @@ pub(crate) fn relative_links(text: &str) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
-    use super::relative_links;
+    use super::{named_tests, relative_links};
+
+    #[test]
+    fn tests_are_found_after_the_names_of_their_files() {
+        let text = "| `a b` | `x/a.rs` (`one_works`), `x/b.rs`, `c` | `x/d.rs` (see `e`) |";
+        assert_eq!(named_tests(text), [("x/a.rs", Some("one_works")), ("x/b.rs", None), ("x/d.rs", None)]);
+    }
 
     #[test]
     fn links_to_files_are_checked_only() {

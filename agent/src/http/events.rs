@@ -270,7 +270,7 @@ mod tests {
         let state = state::State::empty();
         let config = |text: &str| Arc::new(Config::parse(text, "c").unwrap());
         state.replace_config(config("[access]\nadmin_groups = [\"ops\"]\n"), 1);
-        let authorization = Authorization::new(state.clone(), Users::new(names, 990), store, 990);
+        let authorization = Authorization::new(state.clone(), Users::new(names, 990, scratch.path()), store, 990);
         let peer = Peer { uid: 1000, pid: Some(1), start: None, groups: vec![27], is_on_this_host: true };
         let caller = authorization.identify(peer).await;
         assert!(caller.viewer.is_admin());

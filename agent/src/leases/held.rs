@@ -52,7 +52,8 @@ impl HeldLeases {
     }
 }
 
-/// Looks up the accounts of all holders, so that [`HeldLeases::of`] knows them.
+/// Looks up the accounts of all holders, so that [`HeldLeases::of`] knows them. Waits only for holders whose account is
+/// not known, so that the holder of many leases causes no lookups when another user requests a lease.
 ///
 /// # Errors
 /// If the name service does not answer about a holder.
@@ -60,14 +61,17 @@ pub(super) async fn know_holders(leases: &Leases) -> Result<(), ApiError> {
     let table = leases.handles.state.leases();
     let open = table.open.values().map(|lease| lease.record.holder.uid);
     let holders: BTreeSet<u32> = open.chain(table.reserved.values().map(|one| one.holder)).collect();
-    for uid in holders {
-        leases.handles.users.accounts().of(uid).await.map_err(|unanswered| unknown_account(uid, unanswered))?;
+    let accounts = leases.handles.users.accounts();
+    for uid in holders.into_iter().filter(|uid| accounts.last(*uid).is_err()) {
+        accounts.of(uid).await.map_err(|unanswered| unknown_account(uid, unanswered))?;
     }
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use gpush_host::users::{Lookups, NameService};
 
     use super::*;
@@ -82,7 +86,7 @@ mod tests {
             _ => Some(None),
         };
         let names = NameService::with(Lookups { user: Box::new(user), ..Lookups::empty() }).unwrap();
-        let accounts = Accounts::new(names, 990);
+        let accounts = Accounts::new(names, 990, Path::new("/nowhere"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let mut table = LeaseTable::default();
         for holder in [1000, 4_000_000_000, 4_000_000_001, 4_000_000_002, 1001] {

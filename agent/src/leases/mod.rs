@@ -139,8 +139,8 @@ pub(crate) struct Inner {
     handles: Handles,
     /// For each user, a scan for processes whose environment names a lease. Concurrent releases share one scan.
     named: Mutex<BTreeMap<u32, Weak<Coalesced<processes::ProcessLeases>>>>,
-    /// The placement lock: held while gpushd checks that a placement is still possible and reserves its capacity. Never
-    /// held during a search or across an await.
+    /// The placement lock: held while gpushd checks that a placement is still possible and reserves its capacity. Not held
+    /// across an await, and not during a search, except as [`searches::searched`] says.
     placing: Mutex<()>,
     searches: searches::Searches,
     /// Waiting requests, by their position in the order of arrival.

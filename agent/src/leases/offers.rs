@@ -14,7 +14,7 @@ use gpush_core::{
     lease::placement::{Assignment, Host, Member, Snapshot, nominal_mib},
 };
 
-use super::{Leases, held::HeldLeases, placement_snapshot::PlacementSnapshot, request};
+use super::{Leases, held::HeldLeases, placement_snapshot::PlacementSnapshot, queue, request};
 use crate::{
     caller::{Caller, Viewer},
     lanes::{Need, Needs},
@@ -100,7 +100,8 @@ fn takers(leases: &Leases, snapshot: &PlacementSnapshot) -> BTreeMap<String, Str
 fn snapshot(leases: &Leases, seen: &Observed) -> Arc<PlacementSnapshot> {
     let gpus = seen.gpus(Viewer::Log);
     let _placing = leases.lock_placement();
-    PlacementSnapshot::current(leases, &seen.host, &gpus, leases.handles.state.leases(), [])
+    let left_out = &queue::beyond_quota(leases);
+    PlacementSnapshot::current(leases, &seen.host, &gpus, leases.handles.state.leases(), left_out)
 }
 
 /// Returns the indexes of the GPUs that only Slurm's hooks may lease.

@@ -37,7 +37,7 @@ use super::{
 use crate::{
     caller::{Caller, Viewer},
     idempotency::Key,
-    lanes::{self, Need, Needs, QueuePlace, Reserve},
+    lanes::{self, Need, Needs, QueuePlace, Reserve, Ticket},
     state::LeaseTable,
 };
 
@@ -56,6 +56,8 @@ pub(super) struct Waiting {
     pub(super) until: Option<Instant>,
     /// After a grant has failed: time until which gpushd does not try again. Meanwhile, the request reserves what it needs.
     pub(super) not_before: Option<Instant>,
+    /// Whether the last pass found that the request exceeds a quota. It then reserves nothing.
+    pub(super) exceeds_quota: bool,
     pub(super) place: QueuePlace,
     pub(super) reply: Reply,
     /// The lock of the request's idempotency key. A repeated request waits for this lock, so that one key gets only one
@@ -144,7 +146,8 @@ pub(super) async fn enter(
     leases.handles.state.change_leases(|table| table.insert(record));
     let place = leases.handles.lanes.queue(lanes::Waiter::Lease(id.to_string()), Needs::new());
     let (ticket, (reply, result)) = (place.ticket(), oneshot::channel());
-    let waiting = Waiting { id, resolved, viewer, key, until, not_before: None, place, reply, lock };
+    let (not_before, exceeds_quota) = (None, false);
+    let waiting = Waiting { id, resolved, viewer, key, until, not_before, exceeds_quota, place, reply, lock };
     leases.waiting().insert(ticket, waiting);
     leases.queue_changed.send_replace(());
     Ok(PendingGrant::new(leases, ticket, result))
@@ -185,6 +188,11 @@ pub(super) fn as_queue(leases: &Leases, host: &Host, table: &LeaseTable) -> orde
         queue.push(order::Ticket(ticket.0), entry);
     }
     queue
+}
+
+/// Returns the waiting requests that reserve nothing, because they exceed a quota.
+pub(super) fn beyond_quota(leases: &Leases) -> Vec<Ticket> {
+    leases.waiting().iter().filter(|(_, waiting)| waiting.exceeds_quota).map(|(ticket, _)| *ticket).collect()
 }
 
 /// Serves the queue until gpushd stops.

@@ -6,24 +6,28 @@
 //!    └─────────────┴────────────────────────┘
 //! ```
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, convert::Infallible};
 
 use gpush_api::{ApiError, EndReason, Gpu, LeaseQueuePosition};
 use gpush_core::lease::{
     placement::{Assignment, Host, Member, NoAssignment},
     queue::{self as order, Outcome},
+    quota::{HeldLease, Size},
 };
+use gpush_host::accounts::Account;
 use tokio::time::Instant;
 
 use super::{
     Leases,
     explain::{Unplaced, explain},
     held::HeldLeases,
+    offers,
     placement_snapshot::PlacementSnapshot,
     queue::{Waiting, spawn_end_waiting},
     queued_grant,
-    reserved::{self, MOST_UNLOCKED, NotReserved, ReadHost, Reserved},
+    reserved::{self, NotReserved, ReadHost, Reserved},
     restored,
+    searches::searched,
 };
 use crate::{
     caller::Viewer,
@@ -59,31 +63,35 @@ pub(super) async fn pass(leases: &Leases) {
 /// grants in separate tasks. Records what the other requests wait for. Searches without the placement lock.
 fn decide(leases: &Leases, read: &ReadHost) {
     let gpus = read.gpus.as_slice();
-    // Requests that exceed a quota. They reserve nothing, because their holders must first release a lease.
+    // Requests that exceed a quota. They reserve nothing, because their holders must first release a lease, or leave the
+    // queue with an earlier request.
     let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
-    let mut searches = 0;
     let snapshot = loop {
-        let placing = leases.lock_placement();
-        let table = leases.handles.state.leases();
-        let held = HeldLeases::of(leases.handles.users.accounts(), &table);
-        for (ticket, waiting) in leases.waiting().iter() {
-            if let Err(error) = reserved::within_quota(&held, &waiting.resolved) {
-                denied.insert(*ticket, error.message);
+        let current = || {
+            let table = leases.handles.state.leases();
+            let held = HeldLeases::of(leases.handles.users.accounts(), &table);
+            for (ticket, waiting) in leases.waiting().iter() {
+                if let Err(error) = reserved::within_quota(&held, &waiting.resolved) {
+                    denied.insert(*ticket, error.message);
+                }
             }
-        }
-        // Also leave out requests that a quota has denied only for their assignment.
-        let snapshot = PlacementSnapshot::current(leases, &read.host, gpus, table, denied.keys());
-        let schedule = match snapshot.known_schedule() {
-            Some(schedule) => schedule,
-            // Search, and then decide again: the snapshot may have changed meanwhile.
-            None if searches < MOST_UNLOCKED => {
-                searches += 1;
-                drop(placing);
-                snapshot.schedule();
-                continue;
-            }
-            None => snapshot.schedule(),
+            // Also leave out requests that a quota has denied only for their assignment.
+            Ok::<_, Infallible>(PlacementSnapshot::current(leases, &read.host, gpus, table, denied.keys()))
         };
+        let Ok((placing, snapshot, ())) = searched(
+            || leases.lock_placement(),
+            current,
+            |snapshot| snapshot.known_schedule().map(drop),
+            |snapshot| {
+                snapshot.schedule();
+            },
+        );
+        let schedule = snapshot.schedule();
+        let beyond = reserve_beyond_quota(leases, gpus, &snapshot);
+        if !beyond.is_empty() {
+            denied.extend(beyond);
+            continue;
+        }
         // After a grant, decide again about the other requests, because the grant has taken capacity.
         let grants = schedule.outcomes.iter().filter_map(|(ticket, outcome)| match outcome {
             Outcome::Grant(assignment) => Some((Ticket(ticket.0), assignment)),
@@ -111,10 +119,12 @@ fn decide(leases: &Leases, read: &ReadHost) {
             }
         });
         if !is_granted {
+            for (ticket, waiting) in leases.waiting().iter_mut() {
+                waiting.exceeds_quota = denied.contains_key(ticket);
+            }
             drop(placing);
             break snapshot;
         }
-        searches = 0;
     };
     for (ticket, outcome) in &snapshot.schedule().outcomes {
         let ticket = Ticket(ticket.0);
@@ -138,6 +148,31 @@ fn decide(leases: &Leases, read: &ReadHost) {
         let position = position(leases, ticket);
         show_position(leases, ticket, LeaseQueuePosition { position, behind: Vec::new(), reasons: vec![message] });
     }
+}
+
+/// Returns the waiting requests that would reserve more than a quota allows, each with the reason. The reservations of
+/// earlier requests of the same account count like leases. Otherwise a user without leases could reserve all GPUs.
+fn reserve_beyond_quota(leases: &Leases, gpus: &[Gpu], snapshot: &PlacementSnapshot) -> Vec<(Ticket, String)> {
+    let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
+    let mut reserved = BTreeMap::<Account, Vec<HeldLease>>::new();
+    let mut beyond = Vec::new();
+    for (ticket, outcome) in &snapshot.schedule().outcomes {
+        let (ticket, Outcome::Waits { reserves: Some(assignment), .. }) = (Ticket(ticket.0), outcome) else { continue };
+        let waiting = leases.waiting().get(&ticket).map(|waiting| (waiting.id, waiting.resolved.clone()));
+        let Some((id, resolved)) = waiting else { continue };
+        // An error means that the MPS target cannot serve the request now, so the size is not known.
+        let Ok(members) = offers::members(leases, assignment, gpus, &snapshot.host, &resolved.new.request) else {
+            continue;
+        };
+        let of_account = reserved.entry(resolved.account).or_default();
+        let all: Vec<HeldLease> = held.by(resolved.account).into_iter().chain(of_account.iter().copied()).collect();
+        let size = Size::of(&members);
+        match reserved::check_limits(&all, &resolved).and_then(|()| reserved::check_size(&all, &resolved, size)) {
+            Ok(()) => of_account.push(HeldLease { id, queued: false, size }),
+            Err(error) => beyond.push((ticket, error.message)),
+        }
+    }
+    beyond
 }
 
 /// Commits a grant in a separate task. `waiting` is `None` if its client has cancelled the request meanwhile.

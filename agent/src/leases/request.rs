@@ -368,7 +368,7 @@ mod tests {
     #[test]
     fn named_share_needs_no_offers_unless_gpus_are_withheld() {
         let no_target = |_: &str| unreachable!("the request names no target");
-        let named = LeaseRequest { share: LeaseShare::Whole, ..LeaseRequest::default() };
+        let named = LeaseRequest { share: LeaseShare::Whole {}, ..LeaseRequest::default() };
         let none = BTreeSet::new();
         let found = share(&named, None, &none, false, || unreachable!("the share is named"), no_target);
         assert_eq!(found, Ok(RequestedShare::Whole));

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use gpush_api::{ApiError, Gpu, LeaseMember, LeaseWait};
 use gpush_core::lease::{
     placement::{Assignment, Host, NoAssignment},
-    quota,
+    quota::{self, HeldLease},
 };
 
 use super::{
@@ -24,16 +24,13 @@ use super::{
     placement_snapshot::PlacementSnapshot,
     queue,
     request::{Resolved, denied},
+    searches::searched,
 };
 use crate::{
     lanes::{Grant, LaneChanges},
     mps,
     state::{HostState, Reservation, ReservationId},
 };
-
-/// Maximum number of searches without the placement lock. If the host changes during each of them, the next search keeps
-/// the lock, so that a busy host does not delay a request without a limit.
-pub(super) const MOST_UNLOCKED: usize = 8;
 
 /// Checks the limits of the holder that do not depend on the placement. A refused request costs no search.
 pub(super) fn check_quotas(leases: &Leases, resolved: &Resolved, wait: LeaseWait) -> Result<(), ApiError> {
@@ -90,24 +87,20 @@ pub(super) struct ReadHost {
 /// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment. Searches without
 /// the placement lock, so call this function on a blocking thread.
 pub(super) fn reserve(leases: &Leases, read: &ReadHost, resolved: &Resolved) -> Result<Reserved, NotReserved> {
-    let mut searches = 0;
-    loop {
-        let placing = leases.lock_placement();
+    let current = || {
         let table = leases.handles.state.leases();
         let held = HeldLeases::of(leases.handles.users.accounts(), &table);
         within_quota(&held, resolved).map_err(NotReserved::Refused)?;
-        let snapshot = PlacementSnapshot::current(leases, &read.host, &read.gpus, table, []);
-        let placed = match snapshot.known_placement(&resolved.wanted) {
-            Some(placed) => placed,
-            // Search, and then place the request again: the snapshot may have changed meanwhile.
-            None if searches < MOST_UNLOCKED => {
-                searches += 1;
-                drop(placing);
-                drop(snapshot.place(&resolved.wanted));
-                continue;
-            }
-            None => snapshot.place(&resolved.wanted),
-        };
+        let left_out = &queue::beyond_quota(leases);
+        Ok((PlacementSnapshot::current(leases, &read.host, &read.gpus, table, left_out), held))
+    };
+    loop {
+        let (_placing, (snapshot, held), placed) = searched(
+            || leases.lock_placement(),
+            current,
+            |(snapshot, _)| snapshot.known_placement(&resolved.wanted),
+            |(snapshot, _)| snapshot.place(&resolved.wanted),
+        )?;
         let assignment = placed.map_err(|why| NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })?;
         let host = &snapshot.schedule().host;
         if let Some(reserved) = reserve_assignment(leases, read, host, &held, resolved, &assignment)? {
@@ -130,9 +123,7 @@ pub(super) fn reserve_assignment(
 ) -> Result<Option<Reserved>, NotReserved> {
     let (refused, gpus) = (NotReserved::Refused, read.gpus.as_slice());
     let members = offers::members(leases, assignment, gpus, host, &resolved.new.request).map_err(refused)?;
-    let size = quota::Size::of(&members);
-    quota::check_size(&resolved.quota, &held.by(resolved.account), size)
-        .map_err(|denial| refused(denied(&denial, &resolved.new.binding)))?;
+    check_size(&held.by(resolved.account), resolved, quota::Size::of(&members)).map_err(refused)?;
     let created = assignment.creates();
     if !created.is_empty()
         && let Some(why) = leases.handles.engine.operations.closed()
@@ -162,7 +153,16 @@ pub(super) fn reserve_assignment(
 
 /// Checks those limits of the holder that do not depend on which GPUs the lease gets.
 pub(super) fn within_quota(held: &HeldLeases, resolved: &Resolved) -> Result<(), ApiError> {
+    check_limits(&held.by(resolved.account), resolved)
+}
+
+/// Does the same as [`within_quota`], with these leases of the holder.
+pub(super) fn check_limits(held: &[HeldLease], resolved: &Resolved) -> Result<(), ApiError> {
     let (kind, duration) = (resolved.wanted.share.kind(), resolved.new.request.duration_s);
-    quota::check_request(&resolved.quota, &held.by(resolved.account), kind, duration)
-        .map_err(|denial| denied(&denial, &resolved.new.binding))
+    quota::check_request(&resolved.quota, held, kind, duration).map_err(|denial| denied(&denial, &resolved.new.binding))
+}
+
+/// Checks the limits that depend on the size of the assignment, with these leases of the holder.
+pub(super) fn check_size(held: &[HeldLease], resolved: &Resolved, size: quota::Size) -> Result<(), ApiError> {
+    quota::check_size(&resolved.quota, held, size).map_err(|denial| denied(&denial, &resolved.new.binding))
 }

@@ -172,7 +172,8 @@ fn add_waiting(
     };
     let (ticket, (reply, result)) = (place.ticket(), oneshot::channel());
     // `key` is `None` because the key is already recorded.
-    let waiting = Waiting { id: record.id, resolved, viewer, key: None, until, not_before: None, place, reply, lock };
+    let (id, key, not_before, exceeds_quota) = (record.id, None, None, false);
+    let waiting = Waiting { id, resolved, viewer, key, until, not_before, exceeds_quota, place, reply, lock };
     leases.waiting().insert(ticket, waiting);
     leases.queue_changed.send_replace(());
     PendingGrant::new(leases, ticket, result)

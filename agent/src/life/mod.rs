@@ -103,7 +103,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let own_filter = arguments.log.as_deref().filter(|filter| !filter.trim().is_empty());
     let log = logging::start(own_filter.unwrap_or_else(|| config.log.level.name())).map_err(anyhow::Error::msg)?;
     let boot = boot::id(&paths.boot_id_file);
-    let users = Users::start().context("the threads that look up users can't be started")?;
+    let users = Users::start(&arguments.host_root).context("the threads that look up users can't be started")?;
     proc::count_hanging_reads_by_account(users.accounts().clone());
     // Open the store before the socket: a gpushd that cannot use its state directory must not receive requests.
     let remembered = durable::open(&durable::Origin {

@@ -409,13 +409,15 @@ async fn connection(
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use gpush_host::users::{Lookups, NameService};
 
     use super::*;
 
     #[test]
     fn admin_reserve_is_for_admin_groups_of_this_host_only() {
-        let accounts = Accounts::new(NameService::with(Lookups::empty()).unwrap(), 990);
+        let accounts = Accounts::new(NameService::with(Lookups::empty()).unwrap(), 990, Path::new("/nowhere"));
         let has_admin_group = Arc::new(|gids: &[u32]| gids.contains(&27));
         let identities = Identities { accounts, has_admin_group };
         let limits = Limits { socket_kind: SocketKind::Public, caps: Caps::public(1024), identities, own: 990 };

@@ -200,12 +200,12 @@ impl Allocation {
             // The job requests a MIG profile or size, and Slurm allocated whole GPUs: give the job
             // one MIG device on these GPUs.
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } if targets.is_none() => 1,
-            LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } | LeaseShare::Whole => members.max(1),
-            LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Default if members > 1 => {
+            LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } | LeaseShare::Whole {} => members.max(1),
+            LeaseShare::Mps { .. } | LeaseShare::Timeslice {} | LeaseShare::Default {} if members > 1 => {
                 return Err(refused(format!("the job requests one share, but Slurm allocated {members} devices"))
                     .hint("submit the job with one device, or without a request for a share"));
             }
-            LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Default => 1,
+            LeaseShare::Mps { .. } | LeaseShare::Timeslice {} | LeaseShare::Default {} => 1,
         };
         // Sort the GPUs, so that requests of the same job can be compared.
         let request = LeaseRequest {
@@ -240,5 +240,5 @@ fn allocated_share(devices: &[&Allocated], is_mig: bool) -> Result<LeaseShare, A
         .cause("in Prolog, gpushd cannot distinguish gres/shard from gres/gpu")
         .hint(format!("submit the job with a request for a share, such as {what}")));
     }
-    Ok(LeaseShare::Whole)
+    Ok(LeaseShare::Whole {})
 }

@@ -10,7 +10,7 @@ use crate::lease::{LeaseGrant, LeaseId, LeaseRequest};
 
 /// A GPU or MIG device that Slurm allocated to a job.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum SlurmDevice {
     /// `GPU-<uuid>` or `MIG-<uuid>`.

@@ -17,7 +17,7 @@ async fn lease_calls_have_their_paths_and_changes_have_keys() {
     let socket = dir.path().join("s");
     let asked = serve(&socket);
     let mut client = Client::new(Socket::given(&socket, Origin::Option)).deadline(Duration::from_secs(5));
-    let request = LeaseRequest { share: LeaseShare::Whole, count: 2, process: Some(7), ..LeaseRequest::default() };
+    let request = LeaseRequest { share: LeaseShare::Whole {}, count: 2, process: Some(7), ..LeaseRequest::default() };
     let id = LeaseId(17);
     let revoke = LeaseRevokeRequest { reason: "fan".to_owned(), end: true, notice_s: Some(60), grace_s: None };
     assert_eq!(client.lease(&request).await.unwrap_err().kind, Kind::Answer);

@@ -6,11 +6,16 @@
 //! ```text
 //! uid ─┬─ root, or the user that gpushd runs as ──────► this user
 //!      ├─ the user database knows it ─────────────────► this user
+//!      ├─ a transient uid of a user namespace ────────► the account of all unknown uids
 //!      ├─ in a range of subordinate uids ─┬─ of a user ► the owner of the range
 //!      │                                  └─ of root ──► containers of root
 //!      ├─ the name service does not answer ───────────► no answer
 //!      └─ otherwise ──────────────────────────────────► the account of all unknown uids
 //! ```
+//!
+//! A user with 65,536 subordinate uids can cause more lookups than the cache of the name service has entries. So a uid
+//! in a range counts for the owner of the range until the name service has answered about the uid ([`Accounts::last`]),
+//! and lookups of such uids leave room in the queue for other lookups ([`UidKind`]). Only [`Accounts::of`] waits.
 //!
 //! The ranges are in `/etc/subuid`, see subuid(5). If `subid` in `/etc/nsswitch.conf` names another source, gpushd also
 //! asks `getsubids` for the ranges of each user whose account it has determined, for example because the user has
@@ -19,18 +24,19 @@
 use std::{
     collections::BTreeMap,
     fmt, fs,
+    path::Path,
     process::Stdio,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
 
-use crate::users::{NameService, Unanswered};
+use crate::users::{NameService, UidKind, Unanswered};
 
-/// Ranges of subordinate uids.
-const SUBUID: &str = "/etc/subuid";
+/// Ranges of subordinate uids, below the root of the file system.
+const SUBUID: &str = "etc/subuid";
 
-/// The file that names the sources of ranges.
-const SOURCES: &str = "/etc/nsswitch.conf";
+/// The file that names the sources of ranges, below the root of the file system.
+const SOURCES: &str = "etc/nsswitch.conf";
 
 /// The program that prints the ranges of a user.
 const GETSUBIDS: &str = "/usr/bin/getsubids";
@@ -98,6 +104,7 @@ impl fmt::Display for Account {
 pub struct Accounts {
     names: NameService,
     own_uid: u32,
+    host_root: Arc<Path>,
     ranges: Arc<Mutex<Ranges>>,
 }
 
@@ -109,6 +116,17 @@ struct Ranges {
     changed: Option<SystemTime>,
     /// For each user whose account was determined, the time of the last lookup, and the ranges from other sources.
     directory: BTreeMap<u32, (Option<Instant>, Vec<Range>)>,
+    /// The ranges of all these users, sorted by their first uid.
+    from_directory: Vec<Range>,
+}
+
+impl Ranges {
+    /// Replaces the ranges of a user from other sources.
+    fn set_directory(&mut self, owner: u32, of_owner: Vec<Range>) {
+        let Some(entry) = self.directory.get_mut(&owner) else { return };
+        entry.1 = of_owner;
+        self.from_directory = sorted(self.directory.values().flat_map(|(_, ranges)| ranges).cloned().collect());
+    }
 }
 
 /// A range of subordinate uids.
@@ -121,18 +139,21 @@ struct Range {
     reach: u32,
 }
 
-/// The owner of a range: a uid, or a name from `/etc/subuid`.
+/// The owner of a range of uids.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Owner {
     Uid(u32),
     Name(String),
+    /// systemd-nsresourced lends the range to a user namespace, and does not report for whom.
+    Namespace,
 }
 
 impl Accounts {
-    /// Creates the handle, and reads `/etc/subuid`. `own_uid` is the uid that gpushd runs as.
+    /// Creates the handle, and reads `/etc/subuid`. `own_uid` is the uid that gpushd runs as, and `host_root` the root of
+    /// the file system.
     #[must_use]
-    pub fn new(names: NameService, own_uid: u32) -> Self {
-        let accounts = Self { names, own_uid, ranges: Arc::default() };
+    pub fn new(names: NameService, own_uid: u32, host_root: &Path) -> Self {
+        let accounts = Self { names, own_uid, host_root: host_root.into(), ranges: Arc::default() };
         accounts.read_local();
         accounts
     }
@@ -145,50 +166,60 @@ impl Accounts {
         if self.is_own(uid) {
             return Ok(Account::User(uid));
         }
-        if self.names.known_user(uid).await?.is_some() {
+        let owner = self.owner(uid);
+        if self.names.known_user(uid, kind_of(owner.as_ref())).await?.is_some() {
             self.note_owner(uid);
             return Ok(Account::User(uid));
         }
-        match self.owner(uid) {
+        match owner {
             None => Ok(Account::Unknown),
             Some(Owner::Uid(owner)) => Ok(of_owner(Some(owner))),
             Some(Owner::Name(name)) => Ok(of_owner(self.names.uid(&name).await?)),
+            Some(Owner::Namespace) => Ok(Account::Unknown),
         }
     }
 
-    /// Returns the account of a uid according to the last answers of the name service, without waiting.
+    /// Returns the account of a uid according to the last answers of the name service, without waiting. Until the name
+    /// service has answered about a uid in a range, returns the account of the owner of the range.
     ///
     /// # Errors
-    /// There is no answer yet. A lookup has begun, unless too many lookups wait.
+    /// There is no answer yet about a uid in no range, or about the owner of the range. A lookup has begun, unless too
+    /// many lookups wait.
     pub fn last(&self, uid: u32) -> Result<Account, Unanswered> {
         if self.is_own(uid) {
             return Ok(Account::User(uid));
         }
-        if self.names.last_known_user(uid)?.is_some() {
+        let owner = self.owner(uid);
+        let user = self.names.last_known_user(uid, kind_of(owner.as_ref()));
+        if let Ok(Some(_)) = user {
             self.note_owner(uid);
             return Ok(Account::User(uid));
         }
-        match self.owner(uid) {
-            None => Ok(Account::Unknown),
+        match owner {
+            None => user.map(|_| Account::Unknown),
             Some(Owner::Uid(owner)) => Ok(of_owner(Some(owner))),
             Some(Owner::Name(name)) => Ok(of_owner(self.names.last_uid(&name)?)),
+            Some(Owner::Namespace) => Ok(Account::Unknown),
         }
+    }
+
+    /// Returns whether a uid is in a range of subordinate uids.
+    pub(crate) fn kind(&self, uid: u32) -> UidKind {
+        kind_of(self.owner(uid).as_ref())
     }
 
     /// Reads `/etc/subuid` again if it has changed, and asks other sources for the ranges of the users whose
     /// accounts were determined.
     pub async fn refresh(&self) {
         self.read_local();
-        let text = fs::read_to_string(SOURCES).unwrap_or_default();
+        let text = fs::read_to_string(self.host_root.join(SOURCES)).unwrap_or_default();
         if !has_other_source(&text) {
             return;
         }
         for owner in self.owners_to_look_up() {
-            let Ok(Some(name)) = self.names.known_user(owner).await else { continue };
+            let Ok(Some(name)) = self.names.known_user(owner, UidKind::Other).await else { continue };
             let Some(output) = getsubids(&name).await else { continue };
-            if let Some(entry) = self.lock().directory.get_mut(&owner) {
-                entry.1 = directory_ranges(&output, owner);
-            }
+            self.lock().set_directory(owner, directory_ranges(&output, owner));
         }
     }
 
@@ -203,8 +234,9 @@ impl Accounts {
     fn owner(&self, uid: u32) -> Option<Owner> {
         let ranges = self.lock();
         find(&ranges.local, uid)
-            .or_else(|| ranges.directory.values().find_map(|(_, of_one)| find(of_one, uid)))
+            .or_else(|| find(&ranges.from_directory, uid))
             .cloned()
+            .or_else(|| self.names.is_transient(uid).then_some(Owner::Namespace))
     }
 
     /// Remembers a user, so that [`Accounts::refresh`] asks for the user's ranges.
@@ -227,14 +259,19 @@ impl Accounts {
     }
 
     fn read_local(&self) {
-        let changed = fs::metadata(SUBUID).and_then(|data| data.modified()).ok();
+        let file = self.host_root.join(SUBUID);
+        let changed = fs::metadata(&file).and_then(|data| data.modified()).ok();
         if self.lock().changed == changed {
             return;
         }
-        let local = local_ranges(&fs::read_to_string(SUBUID).unwrap_or_default());
+        let local = local_ranges(&fs::read_to_string(file).unwrap_or_default());
         let mut ranges = self.lock();
         (ranges.local, ranges.changed) = (local, changed);
     }
+}
+
+fn kind_of(owner: Option<&Owner>) -> UidKind {
+    if owner.is_some() { UidKind::Subordinate } else { UidKind::Other }
 }
 
 /// Returns the account for a range. `None` means that the owner of the range does not exist.
@@ -325,7 +362,7 @@ mod tests {
             _ => Some(None),
         };
         let lookups = Lookups { user: Box::new(user), uid: Box::new(uid), ..Lookups::empty() };
-        let accounts = Accounts::new(NameService::with(lookups).unwrap(), 990);
+        let accounts = Accounts::new(NameService::with(lookups).unwrap(), 990, Path::new("/nowhere"));
         accounts.lock().local = local_ranges(text);
         accounts
     }
@@ -361,6 +398,20 @@ mod tests {
         }
     }
 
+    /// Fault: nss-systemd names each of the uids that systemd-nsresourced lends to the user namespaces of a user. So each
+    /// uid counted as one more user, with limits of its own.
+    #[tokio::test]
+    async fn uids_of_user_namespaces_share_the_account_of_unknown_uids() {
+        let user = |uid: &u32| Some((*uid >= 0x9_0000).then(|| format!("ns-box-{}", uid & 0xFFFF)));
+        let lookups = Lookups { user: Box::new(user), ..Lookups::empty() };
+        let accounts = Accounts::new(NameService::with(lookups).unwrap(), 990, Path::new("/nowhere"));
+        assert_eq!(accounts.last(0x9_0001), Err(Unanswered));
+        assert_eq!(accounts.of(0x9_0001).await, Ok(Account::Unknown));
+        assert_eq!(accounts.last(0x9_0002), Ok(Account::Unknown), "before the name service has answered");
+        assert_eq!(accounts.of(0xA_0002).await, Ok(Account::Unknown));
+        assert!(accounts.owners_to_look_up().is_empty());
+    }
+
     #[tokio::test]
     async fn ranges_from_a_directory_count_for_their_owner() {
         assert!(has_other_source("passwd: files sss\nsubid:  sss\n") && has_other_source("subid: files sss"));
@@ -370,8 +421,31 @@ mod tests {
         assert_eq!(accounts.of(1000).await, Ok(Account::User(1000)));
         assert_eq!((accounts.owners_to_look_up(), accounts.owners_to_look_up()), (vec![1000], vec![]), "once an hour");
         let found = directory_ranges("0: alice 700000 65536\n1: alice bad\n", 1000);
-        accounts.lock().directory.get_mut(&1000).unwrap().1 = found;
+        accounts.lock().set_directory(1000, found);
         assert_eq!(accounts.of(700_001).await, Ok(Account::User(1000)));
+    }
+
+    /// Fault: one user connected with very many subordinate uids. Their lookups filled the queue, and gpushd refused the
+    /// first connection of every other user. The answers about the uids left the cache, and then leases of these uids
+    /// counted for all users, and records for no limit.
+    #[tokio::test]
+    async fn lookups_of_subordinate_uids_block_no_other_user() {
+        let (reported, answers) = std::sync::mpsc::channel::<()>();
+        let answers = Mutex::new(answers);
+        let user = move |uid: &u32| {
+            answers.lock().unwrap().recv().ok()?;
+            Some((*uid == 1000).then(|| "alice".to_owned()))
+        };
+        let lookups = Lookups { user: Box::new(user), ..Lookups::empty() };
+        let accounts = Accounts::new(NameService::with(lookups).unwrap(), 990, Path::new("/nowhere"));
+        accounts.lock().local = local_ranges("1001:100000:65536\n");
+        let of_range = (100_000..100_200).map(|uid| accounts.last(uid)).collect::<Vec<_>>();
+        assert_eq!(of_range, [Ok(Account::User(1001)); 200]);
+        assert_eq!(accounts.of(100_300).await, Err(Unanswered), "the queue is full for subordinate uids");
+        assert_eq!(accounts.last(1000), Err(Unanswered), "a uid in no range is unknown until the answer");
+        (0..200).for_each(|_| reported.send(()).unwrap());
+        assert_eq!(accounts.of(1000).await, Ok(Account::User(1000)));
+        assert_eq!(accounts.of(100_300).await, Ok(Account::User(1001)));
     }
 
     /// Fault: the name of a user was in the cache because gpushd had shown it. Then the user connected, and gpushd did not
@@ -379,7 +453,7 @@ mod tests {
     #[tokio::test]
     async fn user_with_cached_name_is_noted_as_owner() {
         let accounts = accounts("");
-        assert_eq!(accounts.names.known_user(1000).await, Ok(Some("alice".to_owned())));
+        assert_eq!(accounts.names.known_user(1000, UidKind::Other).await, Ok(Some("alice".to_owned())));
         assert_eq!(accounts.last(1000), Ok(Account::User(1000)));
         assert_eq!(accounts.owners_to_look_up(), [1000]);
     }

@@ -61,18 +61,19 @@ pub struct Users {
 }
 
 impl Users {
-    /// Starts the threads of the name service.
+    /// Starts the threads of the name service. `host_root` is the root of the file system with `/etc/subuid`.
     ///
     /// # Errors
     /// A thread cannot be started.
-    pub fn start() -> std::io::Result<Self> {
-        Ok(Self::new(NameService::start()?, nix::unistd::geteuid().as_raw()))
+    pub fn start(host_root: &Path) -> std::io::Result<Self> {
+        Ok(Self::new(NameService::start()?, nix::unistd::geteuid().as_raw(), host_root))
     }
 
-    /// Creates the handle. `names` looks up users and groups. `own_uid` is the uid that gpushd runs as.
+    /// Creates the handle. `names` looks up users and groups. `own_uid` is the uid that gpushd runs as, and `host_root`
+    /// the root of the file system.
     #[must_use]
-    pub fn new(names: NameService, own_uid: u32) -> Self {
-        let accounts = Accounts::new(names.clone(), own_uid);
+    pub fn new(names: NameService, own_uid: u32, host_root: &Path) -> Self {
+        let accounts = Accounts::new(names.clone(), own_uid, host_root);
         Self { names, accounts, commands: Commands::new(proc::command_line) }
     }
 
@@ -90,7 +91,7 @@ impl Users {
 
     /// Returns the name of a user; `None` if the user has none, or the name service did not answer in time.
     pub async fn user(&self, uid: u32) -> Option<String> {
-        self.names.user(uid).await
+        self.names.user(uid, self.accounts.kind(uid)).await
     }
 
     /// Returns whether `gids` contains the id of one of the groups with these names.
@@ -131,7 +132,7 @@ impl Users {
         let mut users = HashMap::new();
         for (_, uid) in &uids {
             if !users.contains_key(uid) {
-                users.insert(*uid, self.names.user(*uid).await);
+                users.insert(*uid, self.user(*uid).await);
             }
         }
         let mut commands = self.commands(Path::new("/proc"), &uids).await;
@@ -217,7 +218,7 @@ mod tests {
     #[tokio::test]
     async fn own_process_is_known() {
         let (me, own) = (std::process::id(), nix::unistd::geteuid().as_raw());
-        let known = Users::start().unwrap().processes(vec![me, u32::MAX - 1]).await;
+        let known = Users::start(Path::new("/")).unwrap().processes(vec![me, u32::MAX - 1]).await;
         assert_eq!((known.len(), known[&me].uid), (1, own));
         assert!(known[&me].command.as_deref().unwrap().contains("gpush_host"), "{known:?}");
         assert!(known[&me].describe(me).contains(&format!("(pid {me}, ")));

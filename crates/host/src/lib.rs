@@ -40,4 +40,5 @@ pub mod peer;
 pub mod pidfd;
 pub mod proc;
 pub mod systemd;
+mod transient_uids;
 pub mod users;

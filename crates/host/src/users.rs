@@ -14,6 +14,7 @@ use std::{
     hash::Hash,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
         mpsc::{SyncSender, sync_channel},
     },
     thread,
@@ -24,6 +25,8 @@ use gpush_api::text;
 use hashlink::LruCache;
 use nix::unistd::{Group, Uid, User};
 use tokio::sync::oneshot;
+
+use crate::transient_uids::TransientUids;
 
 /// How long the name of a user is fresh.
 const USER_FRESH: Duration = Duration::from_secs(300);
@@ -48,6 +51,28 @@ const MOST_ABSENT: usize = 4096;
 /// Maximum number of queued lookups.
 const MOST_WAITING: usize = 64;
 
+/// Number of queued lookups at which gpushd queues no more lookups of subordinate uids. A user can have 65,536 of these
+/// uids, and must not fill the queue, because the first request of another user also needs a lookup.
+const MOST_BEFORE_SUBORDINATE: usize = MOST_WAITING / 2;
+
+/// The kind of a uid, which decides how much of the queue its lookup may use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum UidKind {
+    /// A uid in a range of subordinate or transient uids.
+    Subordinate,
+    /// Any other uid.
+    Other,
+}
+
+impl UidKind {
+    fn most_queued(self) -> usize {
+        match self {
+            Self::Subordinate => MOST_BEFORE_SUBORDINATE,
+            Self::Other => MOST_WAITING,
+        }
+    }
+}
+
 /// The name service did not answer in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the name service of the host did not answer in time")]
@@ -63,6 +88,7 @@ pub struct NameService {
     uids: Cache<String, u32>,
     groups: Cache<String, u32>,
     memberships: Cache<u32, Vec<u32>>,
+    transient: TransientUids,
 }
 
 impl NameService {
@@ -86,33 +112,43 @@ impl NameService {
     /// A thread cannot be started.
     pub fn with(lookups: Lookups) -> std::io::Result<Self> {
         let Lookups { user, uid, group, memberships } = lookups;
+        let transient = TransientUids::default();
+        let noted = transient.clone();
+        // A transient uid has a name, but it is not a user, and must not evict users from the cache.
+        let user = move |uid: &u32| Some(user(uid)?.filter(|name| !noted.note(*uid, name)));
         Ok(Self {
-            users: Cache::start("users", USER_FRESH, user)?,
+            users: Cache::start("users", USER_FRESH, Box::new(user))?,
             uids: Cache::start("uids", GROUP_FRESH, uid)?,
             groups: Cache::start("groups", GROUP_FRESH, group)?,
             memberships: Cache::start("memberships", GROUP_FRESH, memberships)?,
+            transient,
         })
     }
 
+    /// Returns whether a uid is in a range of transient uids of a user namespace, as far as known.
+    pub(crate) fn is_transient(&self, uid: u32) -> bool {
+        self.transient.has(uid)
+    }
+
     /// Returns the name of a user; `None` if the user has no name, or the name was not found within 50 ms.
-    pub async fn user(&self, uid: u32) -> Option<String> {
-        self.users.get(uid, USER_WAIT).await.ok().flatten()
+    pub async fn user(&self, uid: u32, kind: UidKind) -> Option<String> {
+        self.users.get_queued(uid, USER_WAIT, kind.most_queued()).await.ok().flatten()
     }
 
     /// Returns the name of a user that decides about limits.
     ///
     /// # Errors
-    /// The name service did not answer within 5 s.
-    pub async fn known_user(&self, uid: u32) -> Answer<String> {
-        self.users.get(uid, IDENTITY_WAIT).await
+    /// The name service did not answer within 5 s, or too many lookups are queued.
+    pub async fn known_user(&self, uid: u32, kind: UidKind) -> Answer<String> {
+        self.users.get_queued(uid, IDENTITY_WAIT, kind.most_queued()).await
     }
 
     /// Returns the last answer about a user, without waiting. If the answer is missing or old, requests a new one.
     ///
     /// # Errors
     /// There is no answer yet.
-    pub fn last_known_user(&self, uid: u32) -> Answer<String> {
-        self.users.last(uid)
+    pub fn last_known_user(&self, uid: u32, kind: UidKind) -> Answer<String> {
+        self.users.ask(uid, kind.most_queued()).0.ok_or(Unanswered)
     }
 
     /// Returns the uid of a user of the config.
@@ -251,13 +287,16 @@ type Queued<K, V> = (K, oneshot::Sender<Option<V>>);
 struct Cache<K, V> {
     entries: Arc<Mutex<Entries<K, V>>>,
     lookups: SyncSender<Queued<K, V>>,
+    /// Number of queued lookups.
+    queued: Arc<AtomicUsize>,
     /// How long an entry is fresh.
     fresh: Duration,
 }
 
 impl<K, V> Clone for Cache<K, V> {
     fn clone(&self) -> Self {
-        Self { entries: Arc::clone(&self.entries), lookups: self.lookups.clone(), fresh: self.fresh }
+        let (entries, queued) = (Arc::clone(&self.entries), Arc::clone(&self.queued));
+        Self { entries, lookups: self.lookups.clone(), queued, fresh: self.fresh }
     }
 }
 
@@ -270,10 +309,11 @@ where
     /// result is not cached.
     fn start(name: &str, fresh: Duration, look_up: Lookup<K, V>) -> std::io::Result<Self> {
         let (lookups, waiting) = sync_channel::<Queued<K, V>>(MOST_WAITING);
-        let entries = Arc::new(Mutex::new(Entries::new()));
-        let found = Arc::clone(&entries);
+        let (entries, queued) = (Arc::new(Mutex::new(Entries::new())), Arc::new(AtomicUsize::new(0)));
+        let (found, queue) = (Arc::clone(&entries), Arc::clone(&queued));
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             for (key, answer) in waiting {
+                queue.fetch_sub(1, Ordering::Relaxed);
                 // The thread may already have looked up this key for an earlier request.
                 let known = locked(&found).get(&key).filter(|(at, _)| at.elapsed() < fresh);
                 let value = match known {
@@ -287,11 +327,15 @@ where
                 let _ = answer.send(value);
             }
         })?;
-        Ok(Self { entries, lookups, fresh })
+        Ok(Self { entries, lookups, queued, fresh })
     }
 
     async fn get(&self, key: K, wait: Duration) -> Answer<V> {
-        match self.ask(key) {
+        self.get_queued(key, wait, MOST_WAITING).await
+    }
+
+    async fn get_queued(&self, key: K, wait: Duration, most_queued: usize) -> Answer<V> {
+        match self.ask(key, most_queued) {
             (Some(value), _) => Ok(value),
             (None, Some(found)) => tokio::time::timeout(wait, found).await.ok().and_then(Result::ok).ok_or(Unanswered),
             (None, None) => Err(Unanswered),
@@ -299,21 +343,28 @@ where
     }
 
     fn last(&self, key: K) -> Answer<V> {
-        self.ask(key).0.ok_or(Unanswered)
+        self.ask(key, MOST_WAITING).0.ok_or(Unanswered)
     }
 
-    /// Returns the last answer, and the channel for a newer answer if the last one is missing or old. If too many
+    /// Returns the last answer, and the channel for a newer answer if the last one is missing or old. If `most_queued`
     /// lookups are queued, there is no channel.
-    fn ask(&self, key: K) -> (Option<Option<V>>, Option<oneshot::Receiver<Option<V>>>) {
+    fn ask(&self, key: K, most_queued: usize) -> (Option<Option<V>>, Option<oneshot::Receiver<Option<V>>>) {
         let known = locked(&self.entries).get(&key);
         if let Some((at, value)) = known.clone()
             && at.elapsed() < self.fresh
         {
             return (Some(value), None);
         }
-        let (answer, found) = oneshot::channel();
-        let is_asked = self.lookups.try_send((key, answer)).is_ok();
-        (known.map(|(_, value)| value), is_asked.then_some(found))
+        let known = known.map(|(_, value)| value);
+        // Count the lookup first: the thread may take it out of the queue at once.
+        if self.queued.fetch_add(1, Ordering::Relaxed) < most_queued {
+            let (answer, found) = oneshot::channel();
+            if self.lookups.try_send((key, answer)).is_ok() {
+                return (known, Some(found));
+            }
+        }
+        self.queued.fetch_sub(1, Ordering::Relaxed);
+        (known, None)
     }
 }
 
@@ -323,7 +374,7 @@ fn locked<K, V>(entries: &Mutex<Entries<K, V>>) -> MutexGuard<'_, Entries<K, V>>
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Barrier, atomic::AtomicUsize, atomic::Ordering};
+    use std::sync::Barrier;
 
     use super::*;
 
@@ -336,7 +387,7 @@ mod tests {
     async fn own_user_and_group_are_found() {
         let names = NameService::start().unwrap();
         // Every host has the user `root` and a group with gid 0.
-        assert_eq!(names.known_user(0).await, Ok(Some("root".to_owned())));
+        assert_eq!(names.known_user(0, UidKind::Other).await, Ok(Some("root".to_owned())));
         assert_eq!(names.uid("root").await, Ok(Some(0)));
         let root = Group::from_gid(0.into()).unwrap().unwrap().name;
         assert_eq!(names.group(&root).await, Ok(Some(0)));
@@ -404,11 +455,11 @@ mod tests {
             Some((*uid == 1000).then(|| "alice".to_owned()))
         };
         let names = NameService::with(Lookups { user: Box::new(user), ..Lookups::empty() }).unwrap();
-        assert_eq!(names.known_user(1000).await, Ok(Some("alice".to_owned())));
+        assert_eq!(names.known_user(1000, UidKind::Other).await, Ok(Some("alice".to_owned())));
         for uid in 0..u32::try_from(MOST_ABSENT).unwrap() + 100 {
-            assert_eq!(names.known_user(100_000 + uid).await, Ok(None));
+            assert_eq!(names.known_user(100_000 + uid, UidKind::Subordinate).await, Ok(None));
         }
-        assert_eq!(names.known_user(1000).await, Ok(Some("alice".to_owned())));
+        assert_eq!(names.known_user(1000, UidKind::Other).await, Ok(Some("alice".to_owned())));
         assert_eq!(calls.load(Ordering::SeqCst), 1);
         assert_eq!(locked(&names.users.entries).absent.len(), MOST_ABSENT);
     }

@@ -2,7 +2,11 @@
 //!
 //! Beyond a limit, the oldest records of an account are deleted. If all accounts together have too many records, those of
 //! the accounts with the most records are deleted first. So one user's records never displace the latest records of
-//! another user. Records of a uid whose account is not known yet count for no limit.
+//! another user.
+//!
+//! Records of a uid whose account is not known yet do not count for an account, because gpushd must not delete the
+//! records of the wrong account. But all these records together have the limits of all accounts. Otherwise a user
+//! with more uids than gpushd can resolve could fill the disk.
 
 use rusqlite::Connection;
 
@@ -53,12 +57,13 @@ pub(crate) fn prune<R: Record>(
     let beyond = format!(
         "WITH counted AS (SELECT sequence, account({uid}) AS account, {exempt} AS exempt, {size} AS size \
              FROM {table} WHERE {records}), \
-         ranked AS (SELECT sequence, exempt, size, row_number() OVER own AS age, sum(size) OVER own AS bytes \
-             FROM counted WHERE account NOT NULL WINDOW own AS (PARTITION BY account ORDER BY sequence DESC)), \
+         ranked AS (SELECT sequence, account, exempt, size, row_number() OVER own AS age, sum(size) OVER own AS bytes \
+             FROM counted WINDOW own AS (PARTITION BY account ORDER BY sequence DESC)), \
          placed AS (SELECT sequence, row_number() OVER whole AS place, sum(size) OVER whole AS bytes FROM ranked \
-             WHERE NOT exempt AND age <= {per_account} AND bytes <= {account_bytes} \
+             WHERE account NOT NULL AND NOT exempt AND age <= {per_account} AND bytes <= {account_bytes} \
              WINDOW whole AS (ORDER BY age, sequence DESC)) \
-         SELECT sequence FROM ranked WHERE age > {per_account} OR bytes > {account_bytes} \
+         SELECT sequence FROM ranked WHERE account NOT NULL AND (age > {per_account} OR bytes > {account_bytes}) \
+         UNION ALL SELECT sequence FROM ranked WHERE account IS NULL AND (age > {in_all} OR bytes > {all_bytes}) \
          UNION ALL SELECT sequence FROM placed WHERE place > {in_all} OR bytes > {all_bytes}"
     );
     record::delete::<R>(connection, &format!("WHERE sequence IN ({beyond})"), [])

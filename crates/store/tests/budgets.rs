@@ -57,7 +57,7 @@ fn flood_of_answers_evicts_the_users_own_only() {
     answer(&store, ROOT, "apply".to_owned());
     (0..5).for_each(|n| answer(&store, LITTLE, n.to_string()));
     (0..20).for_each(|n| answer(&store, 2000 + n, "key".to_owned()));
-    (0..50).for_each(|n| answer(&store, UNRESOLVED, n.to_string()));
+    (0..40).for_each(|n| answer(&store, UNRESOLVED, n.to_string()));
     (0..100).for_each(|n| answer(&store, FLOOD, n.to_string()));
     // The user's subordinate uids: many uids with one answer each.
     (0..30).for_each(|n| answer(&store, SUBORDINATE + n, "key".to_owned()));
@@ -70,7 +70,21 @@ fn flood_of_answers_evicts_the_users_own_only() {
     assert_eq!((of(LITTLE, 5), with_one(2000)), (5, 20), "users with few answers keep them");
     assert_eq!((of(FLOOD, 100), with_one(SUBORDINATE)), (0, 15), "the account with most answers loses most");
     assert!(knows(&store, SUBORDINATE + 29, "key"));
-    assert_eq!(of(UNRESOLVED, 50), 50, "gpushd does not know whose limit applies");
+    assert_eq!(of(UNRESOLVED, 40), 40, "gpushd does not know whose limit applies");
+}
+
+/// Fault: a user with more uids than gpushd can resolve stored any number of records.
+#[test]
+fn records_of_unresolved_uids_are_limited_in_all() {
+    let scratch = tempfile::tempdir().unwrap();
+    let bounds = Bounds { answers_per_account: 10, answers: 30, ..Bounds::default() };
+    let store = open(scratch.path(), bounds);
+    (0..10).for_each(|n| answer(&store, LITTLE, n.to_string()));
+    (0..100).for_each(|n| answer(&store, UNRESOLVED, n.to_string()));
+    drop(store);
+    let store = open(scratch.path(), bounds);
+    let of = |uid, count: u32| (0..count).filter(|n| knows(&store, uid, &n.to_string())).count();
+    assert_eq!((of(LITTLE, 10), of(UNRESOLVED, 100)), (10, 30));
 }
 
 #[test]

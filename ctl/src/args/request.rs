@@ -117,7 +117,7 @@ mod tests {
     fn flags_become_a_request() {
         let whole =
             request(&["--whole", "--count", "2", "-g", "0-3,5", "-i", "7", "--for", "2h", "--wait=5m"]).unwrap();
-        assert_eq!((&whole.share, whole.count, whole.duration_s), (&LeaseShare::Whole, 2, Some(7200)));
+        assert_eq!((&whole.share, whole.count, whole.duration_s), (&LeaseShare::Whole {}, 2, Some(7200)));
         assert_eq!((whole.gpus, whole.wait), (vec!["0-3".into(), "5".into(), "7".into()], LeaseWait::Seconds(300)));
         let mps = request(&["--mps", "--mem", "4G", "--wait", "--", "true"]).unwrap();
         assert_eq!((mps.share.kind().unwrap().name(), mps.wait), ("mps", LeaseWait::Unlimited));

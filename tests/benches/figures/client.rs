@@ -10,6 +10,17 @@ use std::{
 
 use nix::unistd::{Gid, Uid, getegid, geteuid, setegid, seteuid};
 
+/// Returns the uids of users, [`NOBODY`] and the uids before it.
+pub(crate) fn users(number: usize) -> Vec<u32> {
+    (0..number).map(|user| NOBODY - u32::try_from(user).expect("a few")).collect()
+}
+
+/// Returns a `/etc/subuid` with which each of [`users`] has limits of its own. Without it, the uids without a user would
+/// share one account.
+pub(crate) fn accounts(number: usize) -> String {
+    users(number).iter().map(|uid| format!("{uid}:{uid}:1\n")).collect()
+}
+
 /// A uid and gid that own no files.
 pub(crate) const NOBODY: u32 = 65534;
 

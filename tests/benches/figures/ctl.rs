@@ -9,7 +9,8 @@ use gpush_tests::{
 
 /// Starts an agent with the default config and log level.
 pub(crate) fn agent(host: &Host) -> Agent {
-    Setup::on(host).env("GPUSH_LOG", "info").start()
+    // gpushd.service sets the second variable.
+    Setup::on(host).env("GPUSH_LOG", "info").env("MALLOC_ARENA_MAX", "1").start()
 }
 
 /// Returns a `gpushctl` command that connects to the agent under test.

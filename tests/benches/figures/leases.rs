@@ -21,13 +21,14 @@ use serde_json::Value;
 
 use crate::{
     bare,
-    client::{Client, NOBODY},
+    client::{Client, accounts, users},
     ctl,
     report::{Report, grouped, median, percentile},
 };
 
 /// GPU 0 has replicas for many leases. GPU 1 is leased as a whole.
-const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 64 }\n\
+const CONFIG: &str = "[limits]\nchanges_burst = 10000\n\
+                      [[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 64 }\n\
                       [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n";
 
 const REPLICA: &str = r#"{"share": {"kind": "timeslice"}}"#;
@@ -35,7 +36,7 @@ const REPLICA: &str = r#"{"share": {"kind": "timeslice"}}"#;
 /// Number of grants of each kind.
 const GRANTS: usize = 300;
 /// Number of concurrent clients.
-const CLIENTS: usize = 32;
+pub(crate) const CLIENTS: usize = 32;
 /// Number of rounds. Each client gets one lease per round.
 const ROUNDS: usize = 20;
 /// Number of measured runs of a command. Also the number of measured first MPS leases of a user.
@@ -233,8 +234,7 @@ fn runs(host: &Host, agent: &Agent) -> (f64, f64, Vec<f64>) {
 /// many users request the leases.
 pub(crate) fn make_history(agent: &Agent) {
     // The process has only one effective user, so the clients connect one after the other.
-    let users = (0..CLIENTS).map(|client| NOBODY - u32::try_from(client).expect("a few"));
-    let clients = users.map(|uid| Client::connect_as(uid, agent.socket()).expect("a connection"));
+    let clients = users(CLIENTS).into_iter().map(|uid| Client::connect_as(uid, agent.socket()).expect("a connection"));
     rate(clients.collect(), HISTORY.div_ceil(CLIENTS));
 }
 
@@ -251,7 +251,7 @@ pub(crate) fn ended_leases(state_dir: &Path) -> usize {
 fn histories() -> (f64, f64) {
     let hosts = [(); 2].map(|()| Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 2\n"));
     let agents = hosts.each_ref().map(|host| {
-        let agent = Agent::start_public(host, CONFIG);
+        let agent = Setup::on(host).config(CONFIG).subuid(&accounts(CLIENTS)).start_public();
         agent.wait_for_layouts_at_start();
         agent
     });

@@ -7,11 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_tests::{agent::Agent, host::Host};
+use gpush_tests::{
+    agent::{Agent, Setup},
+    host::Host,
+};
 
 use crate::{
     bare,
-    client::{Client, NOBODY},
+    client::{Client, NOBODY, accounts, users},
     ctl,
     report::{Report, median, percentile},
 };
@@ -37,8 +40,8 @@ fn by_turns(ours: &mut Client, bare: &mut Client, go_on: impl Fn(usize) -> bool)
 /// Sends requests from many clients at the same time. Returns the duration of each request in
 /// seconds, and the number of failed requests.
 fn many(socket: &Path) -> (Vec<f64>, usize) {
-    let (clients, users, requests) = CLIENTS;
-    let users: Vec<u32> = (0..users).map(|user| NOBODY - u32::try_from(user).expect("a few")).collect();
+    let (clients, number, requests) = CLIENTS;
+    let users = users(number);
     // The process has only one effective user, so the clients connect one after the other.
     let clients: Vec<Client> =
         (0..clients).map(|at| Client::connect_as(users[at % users.len()], socket).expect("a connection")).collect();
@@ -77,7 +80,7 @@ fn hangs(agent: &Agent) {
 /// Measures requests for the list of GPUs, and compares them with requests for a fixed response.
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
-    let agent = Agent::start_public(&host, CONFIG);
+    let agent = Setup::on(&host).config(CONFIG).subuid(&accounts(CLIENTS.1)).start_public();
     ctl::must(&host, &agent, &["mig", "apply", "--gpu", "all", "--layout", "1g.10gb*7"]);
     let mut ours = Client::connect_as(NOBODY, agent.socket()).expect("a connection");
     let (status, body, _) = ours.ask("GET", PATH, "").expect("an answer");

@@ -10,6 +10,7 @@ use gpush_api::OperationState;
 use gpush_tests::{agent::Setup, host::Host};
 
 use crate::{
+    client::accounts,
     ctl::{self, ctl, must},
     leases,
     report::{Report, grouped, median},
@@ -21,7 +22,8 @@ const STARTS: usize = 15;
 const BOOTS: usize = 7;
 const OPERATIONS: usize = 1000;
 /// Seven GPUs with layouts, and one for leases.
-const RULES: &str = "[[gpu]]\nmatch = [\"0-6\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\", \"1g.10gb\"]\n\
+const RULES: &str = "[limits]\nchanges_burst = 10000\n\
+                     [[gpu]]\nmatch = [\"0-6\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\", \"1g.10gb\"]\n\
                      [[gpu]]\nmatch = [\"7\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 64 }\n";
 /// Number of runs of each command.
 const RUNS: usize = 101;
@@ -73,7 +75,8 @@ fn boots() -> (Vec<f64>, String) {
     // All users can connect to a socket in this directory.
     let public = tempfile::tempdir().expect("a directory");
     std::fs::set_permissions(public.path(), std::fs::Permissions::from_mode(0o755)).expect("an open directory");
-    let start = || Setup::on(&host).config(RULES).socket(public.path().join("gpushd.sock")).start();
+    let setup = || Setup::on(&host).config(RULES).subuid(&accounts(leases::CLIENTS));
+    let start = || setup().socket(public.path().join("gpushd.sock")).start();
     let mut agent = start();
     agent.wait_for_layouts_at_start();
     leases::make_history(&agent);

@@ -14,7 +14,6 @@ mod waiting;
 use std::{
     io::{Read, Write},
     os::unix::{
-        fs::PermissionsExt,
         net::{UnixDatagram, UnixStream},
         process::ExitStatusExt,
     },
@@ -93,11 +92,7 @@ impl Agent {
     /// enter.
     #[must_use]
     pub fn start_public(host: &Host, config: &str) -> Self {
-        let dir = tempfile::Builder::new().prefix("gpush-socket-").tempdir().expect("a temporary directory");
-        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("an open directory");
-        let mut agent = Setup::on(host).config(config).socket(dir.path().join("gpushd.sock")).start();
-        agent._public = Some(dir);
-        agent
+        Setup::on(host).config(config).start_public()
     }
 
     /// Returns the pid of gpushd.

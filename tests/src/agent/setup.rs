@@ -2,7 +2,10 @@
 //! that starts it.
 
 use std::{
-    os::{fd::OwnedFd, unix::net::UnixDatagram},
+    os::{
+        fd::OwnedFd,
+        unix::{fs::PermissionsExt, net::UnixDatagram},
+    },
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
 };
@@ -56,6 +59,18 @@ impl<'h> Setup<'h> {
     pub fn env(mut self, name: &str, value: impl Into<String>) -> Self {
         self.environment.push((name.to_owned(), value.into()));
         self
+    }
+
+    /// Sets the content of `/etc/subuid` for gpushd: lines in the form `OWNER:FIRST:COUNT`.
+    ///
+    /// # Panics
+    /// If the file cannot be written.
+    #[must_use]
+    pub fn subuid(self, text: &str) -> Self {
+        let root = self.host.scratch(&format!("{}.root", self.name));
+        std::fs::create_dir_all(root.join("etc")).expect("a directory");
+        std::fs::write(root.join("etc/subuid"), text).expect("a file");
+        self.env("GPUSH_HOST_ROOT", root.to_str().expect("text"))
     }
 
     /// Adds a command-line argument of gpushd.
@@ -164,6 +179,19 @@ impl<'h> Setup<'h> {
     #[must_use]
     pub fn start(self) -> Agent {
         self.spawn(None)
+    }
+
+    /// Starts gpushd with a socket that all users can reach, and waits until gpushd is ready.
+    ///
+    /// # Panics
+    /// If gpushd ends instead.
+    #[must_use]
+    pub fn start_public(self) -> Agent {
+        let dir = tempfile::Builder::new().prefix("gpush-socket-").tempdir().expect("a temporary directory");
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).expect("an open directory");
+        let mut agent = self.socket(dir.path().join("gpushd.sock")).start();
+        agent._public = Some(dir);
+        agent
     }
 
     /// Starts gpushd, whose socket is at this path, and waits until gpushd is ready.

@@ -224,6 +224,40 @@ fn queued_request_that_gets_too_much_memory_waits_and_does_not_stop_the_queue() 
     release(&agent, other);
 }
 
+/// Fault: a user without leases sent one request for all GPUs, while another lease had one of them. The request exceeded
+/// the quota, but it reserved all other GPUs for as long as it waited.
+#[test]
+fn queued_requests_reserve_no_more_than_the_quota() {
+    if !nix::unistd::geteuid().is_root() {
+        return println!("SKIPPED a quota of another user: only root can request leases for others");
+    }
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 6\n");
+    let rules = "[[gpu]]\nmatch = [\"0-5\"]\nmode = \"exclusive\"\n";
+    let quota = "[[quota]]\nusers = [\"nobody\"]\nleases = 3\nmemory = \"2 GPUs\"\n";
+    let agent = Agent::start(&host, &format!("{quota}{rules}"));
+    let whole = |gpus: &str, count: u32, holder: u32| json!({ "share": { "kind": "whole" }, "selectors": [gpus], "count": count, "holder_uid": holder });
+    for gpu in ["0", "2", "4"] {
+        request(&agent, &whole(gpu, 1, 0)).expect("a lease");
+    }
+    // Each of the first two requests has 2 GPUs, and the last one has 3.
+    let mut order = Vec::new();
+    for (gpus, count) in [("0-1", 2), ("2-3", 2), ("3-5", 3)] {
+        let (socket, mut body) = (agent.socket().to_owned(), whole(gpus, count, NOBODY));
+        body["wait"] = json!("unlimited");
+        thread::spawn(move || send(&socket, &http("", &body)));
+        order = await_queued(&agent, order.len() + 1);
+    }
+    for id in &order[1..] {
+        agent.await_that("the quota denies the request", || {
+            let reasons = lease_now(&agent, *id).queue.map(|queue| queue.reasons).unwrap_or_default();
+            reasons.iter().any(|reason| reason.contains("may hold the memory of 2 GPUs"))
+        });
+    }
+    assert_eq!(request(&agent, &whole("1", 1, 0)).unwrap_err().code, Code::Blocked, "the first request reserves it");
+    request(&agent, &whole("3", 1, 0)).expect("the second request reserves nothing");
+    request(&agent, &whole("5", 1, 0)).expect("the third request reserves nothing");
+}
+
 #[test]
 fn queued_request_without_its_client_is_cancelled() {
     let (host, agent) = two_gpus(WHOLE);

@@ -1,10 +1,11 @@
 //! gpushd as a service: start and stop, sockets, access, HTTP, events, leases, the database, the
-//! clock, journald, GPU states, and limits of texts.
+//! clock, journald, GPU states, limits of texts, and unknown fields.
 
 mod access;
 mod admin_socket;
 mod api_fuzz;
 mod clock;
+mod described_requests;
 mod disk;
 mod durable;
 mod events;
@@ -20,3 +21,4 @@ mod reports;
 mod state_loss;
 mod states;
 mod text_limits;
+mod unknown_fields;

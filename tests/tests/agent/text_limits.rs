@@ -1,19 +1,14 @@
 //! Long texts in every field of every request. The requests come from the API description, which comes from the types, so
 //! a new field is tested without a change here.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::collections::BTreeMap;
 
-use gpush_api::MpsState;
 use gpush_tests::{
-    agent::{Agent, Answer, Setup},
-    description::{Parameter, Request, Text, requests},
-    host::Host,
-    mps::reaches,
+    agent::Answer,
+    description::{Request, Text},
 };
 
-const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n
-    [[gpu]]\nmatch = [\"1-7\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\n
-    [layouts]\nsmall = [\"1g.10gb*7\"]\n";
+use crate::described_requests::Scene;
 
 /// Length of a text that a body cannot contain, because the whole body may have 64 KiB.
 const LONGER_THAN_BODY: usize = 64 << 10;
@@ -32,64 +27,6 @@ const BOUND: usize = 4 << 10;
 
 /// Maximum length of a stored or logged part that repeats one character. This is the maximum length of a reason.
 const LONGEST_RUN: usize = 500;
-
-/// Returns a valid value for the field or parameter with this name. A text of another name has no valid value that the
-/// test knows.
-fn sample(name: &str, gpu_uuid: &str) -> String {
-    match name {
-        "profile" => "2g.20gb",
-        "entries" | "layout" => "1g.10gb",
-        "selectors" | "selector" | "gpu" | "GPU" => "1",
-        "named" => "small",
-        "expires_at" | "since" => "2099-01-01T00:00:00Z",
-        "wait" => "no",
-        "kinds" => "gpu_cordoned",
-        "gpu_uuids" | "uuid" => gpu_uuid,
-        "id" => "L1",
-        // A time in 2100, in milliseconds.
-        "until_ms" => "4102444800000",
-        _ => "0",
-    }
-    .to_owned()
-}
-
-/// A gpushd whose admin socket gets the requests, because that socket accepts the requests of all callers.
-struct Scene {
-    agent: Agent,
-    admin: PathBuf,
-    state: PathBuf,
-    _host: Host,
-}
-
-impl Scene {
-    fn new() -> Self {
-        let host = Host::up("dgx-a100");
-        let setup = Setup::on(&host).config(CONFIG);
-        let (admin, state) = (host.scratch("gpushd.admin.sock"), setup.state_dir());
-        Self { agent: setup.start(), admin, state, _host: host }
-    }
-
-    fn sent(&self, request: &Request) -> Answer {
-        let body = request.body.as_ref().map(ToString::to_string).unwrap_or_default();
-        let (target, headers) = (request.target(), request.headers());
-        self.agent.request_at(&self.admin, &request.method, &target, &headers, body.as_bytes())
-    }
-
-    /// Returns the requests of the description.
-    fn requests(&self) -> Vec<Request> {
-        reaches(&self.agent, "0", MpsState::Ready);
-        let uuid = self.agent.gpu(1).uuid;
-        let mut all = requests(&self.agent.get("/v1/openapi.json").json(), &|name| sample(name, &uuid));
-        let is_endless = |request: &&mut Request| {
-            request.template == "/v1/events" && request.parameters.iter().all(|parameter| parameter.name != "follow")
-        };
-        for request in all.iter_mut().filter(is_endless) {
-            let (name, place, value) = ("follow".to_owned(), "query".to_owned(), "false".to_owned());
-            request.parameters.push(Parameter { name, place, value });
-        }
-        all
-    }
-}
 
 fn described(request: &Request, text: &Text, answer: &Answer) -> String {
     let body = String::from_utf8_lossy(&answer.body).chars().take(600).collect::<String>();
@@ -192,9 +129,7 @@ fn text_of_3500_bytes_is_refused_or_stored_without_long_runs() {
 /// Stops gpushd, and checks that its log and its database contain no long text of a request. Every long text of these
 /// tests repeats one character.
 fn assert_bounded(scene: Scene) {
-    let Scene { agent, state, _host, .. } = scene;
-    let log = agent.log();
-    agent.stop();
+    let (log, state, _host) = scene.stop();
     for line in log.lines() {
         assert!(line.len() <= BOUND && longest_run(line.as_bytes()) <= LONGEST_RUN, "{line}");
     }

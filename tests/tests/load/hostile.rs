@@ -1,4 +1,4 @@
-//! One account sends as many requests as possible, through many connections and with several uids. Meanwhile another user,
+//! One user sends as many requests as possible, through many connections and with subordinate uids. Meanwhile another user,
 //! the administrator and Slurm's hooks work. The hostile requests must not delay them, exceed a quota, erase records of
 //! others, or fill memory, log or database.
 //!
@@ -21,13 +21,16 @@ use gpush_tests::{
     host::{Host, program},
     random::number,
 };
-use nix::unistd::geteuid;
+use nix::unistd::{User, geteuid};
 use serde_json::{Value, json};
 
 use crate::{memory::resident, percentile};
 
-/// Uids that belong to no user. They share one account, as the subordinate uids of one user do.
-const HOSTILE: [u32; 4] = [4_100_000, 4_100_001, 4_100_002, 4_100_003];
+/// Name of the hostile user. Every host has this user.
+const HOSTILE: &str = "daemon";
+
+/// First subordinate uid of the hostile user. No user of the host has this uid, or one of the next.
+const SUBORDINATE: u32 = 4_100_000;
 
 /// Connections of each hostile uid.
 const CONNECTIONS: usize = 8;
@@ -38,12 +41,10 @@ const OTHER: u32 = 65_534;
 /// GPUs 0 to 5 are dynamic, so that a request with many devices needs a search. The limit for changing requests does not
 /// matter here: the requests must be harmless even without it.
 const CONFIG: &str = "[limits]\nchanges_burst = 10000\nchanges_per_second = 1000\n\
+    [[quota]]\nusers = [\"daemon\"]\nleases = 1\n\
     [[gpu]]\nmatch = [\"0-5\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n\
     [[gpu]]\nmatch = [\"6\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 64 }\n\
     [[gpu]]\nmatch = [\"7\"]\nmode = \"exclusive\"\n";
-
-/// Maximum number of leases of an account, if the config has no quota.
-const QUOTA: usize = 32;
 
 /// Number of times that the other callers do their work.
 const ROUNDS: u64 = 40;
@@ -54,6 +55,12 @@ const MOST_MEMORY: u64 = 128 << 10;
 /// Maximum growth of the log, and of the database with its log, for each request of another caller, in bytes. The hostile
 /// requests are many more, and must not add to it.
 const MOST_GROWTH: u64 = 64 << 10;
+
+/// Returns the uids of the hostile processes: the user, and subordinate uids of the user.
+fn hostile_uids() -> [u32; 4] {
+    let user = User::from_name(HOSTILE).expect("an answer").expect("a user").uid.as_raw();
+    [user, SUBORDINATE, SUBORDINATE + 1, SUBORDINATE + 65_535]
+}
 
 /// Returns the body of a request for leases, with a method and a path.
 fn lease(body: &Value) -> [String; 3] {
@@ -89,7 +96,7 @@ impl Flood {
     /// Starts the processes, and waits until each connection has an answer.
     fn start(client: &Path, socket: &Path, requests: &[[String; 3]]) -> Self {
         let mut processes = Vec::new();
-        for uid in HOSTILE {
+        for uid in hostile_uids() {
             let mut command = Command::new(client);
             command.arg("flood").arg(socket).arg(CONNECTIONS.to_string()).args(requests.as_flattened());
             command.uid(uid).gid(uid).current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -211,7 +218,7 @@ fn hostile_account_neither_delays_others_nor_exceeds_limits() {
     }
     let rounds = number("GPUSH_TEST_HOSTILE_ROUNDS", ROUNDS);
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\ncount = 8\nmig = true\n");
-    let agent = Agent::start_public(&host, CONFIG);
+    let agent = Setup::on(&host).config(CONFIG).subuid(&format!("{HOSTILE}:{SUBORDINATE}:65536\n")).start_public();
     agent.wait_for_layouts_at_start();
     let client = agent.socket().with_file_name("socket_client");
     fs::copy(program("socket_client"), &client).expect("the client can be copied");
@@ -231,9 +238,9 @@ fn hostile_account_neither_delays_others_nor_exceeds_limits() {
     let leases = Flood::start(&client, agent.socket(), &[lease(&share)]);
     let holding = || {
         let all: Vec<Lease> = serde_json::from_value(agent.get("/v1/leases").json()).expect("leases");
-        all.iter().filter(|lease| HOSTILE.contains(&lease.holder.uid)).count()
+        all.iter().filter(|lease| hostile_uids().contains(&lease.holder.uid)).count()
     };
-    agent.until("the account has all leases of its quota", || (holding() >= QUOTA).then_some(()));
+    agent.until("the account has the lease of its quota", || (holding() > 0).then_some(()));
     let refused = leases.end();
     let holding = holding();
 
@@ -253,7 +260,8 @@ fn hostile_account_neither_delays_others_nor_exceeds_limits() {
     // If these callers waited in one queue with the hostile requests, their requests would take as long.
     assert!(medians.iter().all(|median| *median * 2 < usual), "{medians:?}, a refused request: {usual:?}");
     assert!(!answers.contains_key(&500) && answers[&409].0 > rounds, "{answers:?}");
-    assert_eq!(holding, QUOTA, "requests beyond the quota: {refused:?}");
+    assert_eq!(holding, 1, "requests beyond the quota: {refused:?}");
+    assert!(refused[&403].0 > 1, "{refused:?}");
     assert!(memory < MOST_MEMORY, "{memory} KiB");
     let growth = MOST_GROWTH * rounds;
     assert!(after.0 - before.0 < growth && after.1 - before.1 < growth, "{before:?}, then {after:?}");

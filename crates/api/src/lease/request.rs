@@ -12,13 +12,14 @@ pub const MOST_MEMBERS: u32 = 64;
 pub const LONGEST_LEASE_S: u64 = 52 * 7 * 86_400;
 
 /// The share that a lease request asks for on each target.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+//
+// The kinds without fields have braces, because serde accepts unknown fields for a unit variant.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum LeaseShare {
     /// The kind of share that the GPUs offer. The request is refused if they offer several kinds.
-    #[default]
-    Default,
+    Default {},
     /// A MIG device of one profile.
     MigProfile {
         /// Profile name, such as `1g.10gb` or `1c.3g.40gb`.
@@ -50,9 +51,15 @@ pub enum LeaseShare {
         priority: Option<Priority>,
     },
     /// A time-slice replica.
-    Timeslice,
+    Timeslice {},
     /// A whole GPU.
-    Whole,
+    Whole {},
+}
+
+impl Default for LeaseShare {
+    fn default() -> Self {
+        Self::Default {}
+    }
 }
 
 impl LeaseShare {
@@ -60,11 +67,11 @@ impl LeaseShare {
     #[must_use]
     pub fn kind(&self) -> Option<LeaseKind> {
         match self {
-            Self::Default => None,
+            Self::Default {} => None,
             Self::MigProfile { .. } | Self::MigSize { .. } => Some(LeaseKind::Mig),
             Self::Mps { .. } => Some(LeaseKind::Mps),
-            Self::Timeslice => Some(LeaseKind::Timeslice),
-            Self::Whole => Some(LeaseKind::Whole),
+            Self::Timeslice {} => Some(LeaseKind::Timeslice),
+            Self::Whole {} => Some(LeaseKind::Whole),
         }
     }
 }
@@ -191,7 +198,7 @@ pub struct LeaseRequest {
 
 impl Default for LeaseRequest {
     fn default() -> Self {
-        let share = LeaseShare::Default;
+        let share = LeaseShare::default();
         Self {
             share,
             gpus: Vec::new(),

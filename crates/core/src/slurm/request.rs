@@ -110,11 +110,11 @@ pub fn requested(job: &Job) -> Result<Option<LeaseRequest>, BadRequest> {
                 let share = LeaseShare::Mps { percentage: percentage.or(Some(given)), memory_limit_mib, priority };
                 Ok(Some(LeaseRequest { share, ..request }))
             }
-            LeaseShare::Default
+            LeaseShare::Default {}
             | LeaseShare::MigProfile { .. }
             | LeaseShare::MigSize { .. }
-            | LeaseShare::Timeslice
-            | LeaseShare::Whole => Ok(Some(request)),
+            | LeaseShare::Timeslice {}
+            | LeaseShare::Whole {} => Ok(Some(request)),
         },
     }
 }

@@ -239,7 +239,7 @@ mod tests {
     fn hanging_reads_of_one_account_block_no_other_account() {
         let user = |uid: &u32| Some((*uid == 1001).then(|| "bob".to_owned()));
         let lookups = Lookups { user: Box::new(user), ..Lookups::empty() };
-        let accounts = Accounts::new(NameService::with(lookups).unwrap(), 990);
+        let accounts = Accounts::new(NameService::with(lookups).unwrap(), 990, Path::new("/nowhere"));
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let account = |uid| runtime.block_on(accounts.of(uid)).unwrap();
         let reads = Reads::new(Duration::from_millis(1));

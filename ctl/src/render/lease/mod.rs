@@ -101,7 +101,7 @@ fn profile(member: &LeaseMember) -> Option<&str> {
 /// Describes the share that a waiting lease requests.
 fn requested(request: &LeaseRequest, look: &Appearance) -> String {
     let one = match &request.share {
-        LeaseShare::Default => "any".to_owned(),
+        LeaseShare::Default {} => "any".to_owned(),
         LeaseShare::MigProfile { profile } => format!("mig {}", look.clean(profile)),
         LeaseShare::MigSize { memory_mib, slices } => {
             let memory = memory_mib.map(|mib| format!(" {}G", mib.div_ceil(1024)));
@@ -113,8 +113,8 @@ fn requested(request: &LeaseRequest, look: &Appearance) -> String {
             let limit = memory_limit_mib.map_or_else(String::new, |limit| format!(" {}", memory(Some(limit))));
             format!("mps{percentage}{limit}")
         }
-        LeaseShare::Timeslice => "timeslice".to_owned(),
-        LeaseShare::Whole => "whole".to_owned(),
+        LeaseShare::Timeslice {} => "timeslice".to_owned(),
+        LeaseShare::Whole {} => "whole".to_owned(),
     };
     if request.count == 1 { one } else { format!("{one}*{}", request.count) }
 }

@@ -99,7 +99,7 @@ fn queued() -> Lease {
         members: Vec::new(),
         granted_at: None,
         queue: Some(queue),
-        request: Some(LeaseRequest { share: LeaseShare::Whole, count: 2, ..LeaseRequest::default() }),
+        request: Some(LeaseRequest { share: LeaseShare::Whole {}, count: 2, ..LeaseRequest::default() }),
         ..lease(19, me())
     }
 }

@@ -221,7 +221,7 @@ impl RequestedShare {
     #[must_use]
     pub fn of(share: &LeaseShare) -> Option<Self> {
         match share {
-            LeaseShare::Default => None,
+            LeaseShare::Default {} => None,
             LeaseShare::MigProfile { profile } => Some(Self::Mig(RequestedDevice::Profile(profile.clone()))),
             LeaseShare::MigSize { memory_mib, slices } => Some(Self::Mig(RequestedDevice::AtLeast {
                 memory_mib: memory_mib.unwrap_or(0),
@@ -231,8 +231,8 @@ impl RequestedShare {
                 let (percentage, memory_limit, priority) = (*percentage, *memory_limit_mib, *priority);
                 Some(Self::Mps { percentage, memory_limit, priority })
             }
-            LeaseShare::Timeslice => Some(Self::Timeslice),
-            LeaseShare::Whole => Some(Self::Whole),
+            LeaseShare::Timeslice {} => Some(Self::Timeslice),
+            LeaseShare::Whole {} => Some(Self::Whole),
         }
     }
 }

@@ -30,7 +30,7 @@ pub fn check(request: &LeaseRequest) -> Result<(), RequestError> {
                 return Err(RequestError::NoSlices);
             }
         }
-        LeaseShare::Default | LeaseShare::Mps { .. } | LeaseShare::Timeslice | LeaseShare::Whole => {}
+        LeaseShare::Default {} | LeaseShare::Mps { .. } | LeaseShare::Timeslice {} | LeaseShare::Whole {} => {}
     }
     if !(1..=MOST_MEMBERS).contains(count) {
         return Err(RequestError::BadCount { count: *count });

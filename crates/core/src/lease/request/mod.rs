@@ -160,8 +160,8 @@ pub fn default_share(offered: &[gpush_api::LeaseKind]) -> Result<LeaseShare, Req
     match kinds.as_slice() {
         [LeaseKind::Mig] => Ok(LeaseShare::MigSize { memory_mib: None, slices: None }),
         [LeaseKind::Mps] => Ok(LeaseShare::Mps { percentage: None, memory_limit_mib: None, priority: None }),
-        [LeaseKind::Timeslice] => Ok(LeaseShare::Timeslice),
-        [LeaseKind::Whole] => Ok(LeaseShare::Whole),
+        [LeaseKind::Timeslice] => Ok(LeaseShare::Timeslice {}),
+        [LeaseKind::Whole] => Ok(LeaseShare::Whole {}),
         _ => Err(RequestError::NoDefault { offered: kinds }),
     }
 }

@@ -71,13 +71,13 @@ impl ShareTerms {
                 refuse(self.memory.is_some(), Key::Mem)?;
                 refuse(self.slices.is_some(), Key::Slices)?;
                 refuse(self.priority.is_some(), Key::Priority)?;
-                Ok(if kind == Key::Whole { LeaseShare::Whole } else { LeaseShare::Timeslice })
+                Ok(if kind == Key::Whole { LeaseShare::Whole {} } else { LeaseShare::Timeslice {} })
             }
             // `kinds` contains only keys that select a kind.
             Some(_) | None => {
                 refuse(self.priority.is_some(), Key::Priority)?;
                 match (self.memory, self.slices) {
-                    (None, None) => Ok(LeaseShare::Default),
+                    (None, None) => Ok(LeaseShare::Default {}),
                     (memory, slices) => Ok(LeaseShare::MigSize { memory_mib: memory.map(MemoryLimit::mib), slices }),
                 }
             }

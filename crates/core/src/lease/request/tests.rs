@@ -27,7 +27,7 @@ fn spec_terms_become_typed_shares() {
     assert_eq!(share("mig=1G.10GB+ME"), LeaseShare::MigProfile { profile: "1g.10gb+me".to_owned() });
     assert_eq!(share("mem=10G"), LeaseShare::MigSize { memory_mib: Some(10240), slices: None });
     assert_eq!(share("slices=2"), LeaseShare::MigSize { memory_mib: None, slices: Some(2) });
-    assert_eq!((share("timeslice"), share("whole")), (LeaseShare::Timeslice, LeaseShare::Whole));
+    assert_eq!((share("timeslice"), share("whole")), (LeaseShare::Timeslice {}, LeaseShare::Whole {}));
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn flags_take_gpus_count_and_times() {
     assert_eq!(request.wait, LeaseWait::Seconds(30));
     assert_eq!(spec(&request), "whole,gpu=0-3,gpu=*H100*,count=2,for=1h30m,wait=30s");
     assert_eq!(flags(&[(Key::Wait, None)]).unwrap().wait, LeaseWait::Unlimited);
-    assert_eq!(flags(&[]).unwrap().share, LeaseShare::Default);
+    assert_eq!(flags(&[]).unwrap().share, LeaseShare::Default {});
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn json_request_outside_its_limits_is_refused() {
         LeaseRequest { wait: LeaseWait::Seconds(u64::MAX), ..good.clone() },
         LeaseRequest { gpus: vec!["$(id)".to_owned()], ..good.clone() },
         LeaseRequest { gpus: vec!["0".to_owned(); 300], ..good.clone() },
-        LeaseRequest { count: 2, ..share(LeaseShare::Timeslice) },
+        LeaseRequest { count: 2, ..share(LeaseShare::Timeslice {}) },
         share(LeaseShare::MigSize { memory_mib: Some(0), slices: None }),
         share(LeaseShare::MigSize { memory_mib: Some(u64::MAX), slices: None }),
         share(LeaseShare::MigProfile { profile: "1g.10gb;id".to_owned() }),
@@ -219,9 +219,9 @@ fn json_request_outside_its_limits_is_refused() {
 fn any_share() -> impl Strategy<Value = LeaseShare> {
     let memory = proptest::option::of(1..(16_u64 << 20));
     prop_oneof![
-        Just(LeaseShare::Default),
-        Just(LeaseShare::Whole),
-        Just(LeaseShare::Timeslice),
+        Just(LeaseShare::Default {}),
+        Just(LeaseShare::Whole {}),
+        Just(LeaseShare::Timeslice {}),
         "[1-7]g\\.[1-9][0-9]{0,2}gb(\\+me)?".prop_map(|profile| LeaseShare::MigProfile { profile }),
         (1..(16_u64 << 20), proptest::option::of(1..8_u8))
             .prop_map(|(mib, slices)| LeaseShare::MigSize { memory_mib: Some(mib), slices }),

@@ -10,7 +10,7 @@ use super::Key;
 pub fn spec(request: &LeaseRequest) -> String {
     let mut terms: Vec<(Key, Option<String>)> = Vec::new();
     match &request.share {
-        LeaseShare::Default => {}
+        LeaseShare::Default {} => {}
         LeaseShare::MigProfile { profile } => terms.push((Key::Mig, Some(profile.clone()))),
         LeaseShare::MigSize { memory_mib, slices } => {
             terms.extend(memory_mib.map(|mib| (Key::Mem, Some(memory(mib)))));
@@ -21,8 +21,8 @@ pub fn spec(request: &LeaseRequest) -> String {
             terms.extend(memory_limit_mib.map(|limit| (Key::Mem, Some(memory(limit.mib())))));
             terms.extend(priority.map(|priority| (Key::Priority, Some(priority.to_string()))));
         }
-        LeaseShare::Timeslice => terms.push((Key::Timeslice, None)),
-        LeaseShare::Whole => terms.push((Key::Whole, None)),
+        LeaseShare::Timeslice {} => terms.push((Key::Timeslice, None)),
+        LeaseShare::Whole {} => terms.push((Key::Whole, None)),
     }
     terms.extend(request.gpus.iter().map(|selector| (Key::Gpu, Some(selector.clone()))));
     if request.count != 1 {
