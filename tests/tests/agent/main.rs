@@ -1,5 +1,5 @@
 //! gpushd as a service: start and stop, sockets, access, HTTP, events, leases, the database, the
-//! clock, journald, GPU states, and limits of texts.
+//! clock, journald, GPU states, background tasks, and limits of texts.
 
 mod access;
 mod admin_socket;
@@ -19,4 +19,5 @@ mod lifecycle;
 mod reports;
 mod state_loss;
 mod states;
+mod tasks;
 mod text_limits;
