@@ -1,4 +1,4 @@
-//! Injected panics, for tests. Only a debug build contains this module.
+//! Injected panics, for tests. A release build of gpushd does not contain this module.
 //!
 //! A test writes the name of a task to the FIFO in [`VARIABLE`]. A running task with this name panics at once. If none
 //! runs, the next one panics.

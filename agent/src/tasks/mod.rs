@@ -23,7 +23,7 @@
 //! the task that awaits it ([`gpush_host::subtask`]).
 
 mod failures;
-#[cfg(debug_assertions)]
+#[cfg(any(test, debug_assertions))]
 mod faults;
 mod name;
 mod policy;
@@ -66,7 +66,7 @@ struct Inner {
     failures: Mutex<FailureRecord>,
     /// Why gpushd must exit.
     fatal: watch::Sender<Option<String>>,
-    #[cfg(debug_assertions)]
+    #[cfg(any(test, debug_assertions))]
     faults: faults::Faults,
 }
 
@@ -113,7 +113,7 @@ impl Tasks {
             unfinished: TaskTracker::new(),
             failures: Mutex::default(),
             fatal: watch::Sender::default(),
-            #[cfg(debug_assertions)]
+            #[cfg(any(test, debug_assertions))]
             faults: faults::Faults::from_environment(),
         }))
     }
@@ -315,9 +315,9 @@ impl Tasks {
 
     /// Runs the future of a task. Returns the text of a panic as an error.
     async fn run<T>(&self, name: TaskName, future: impl Future<Output = T>) -> Result<T, String> {
-        #[cfg(debug_assertions)]
+        #[cfg(any(test, debug_assertions))]
         let future = self.0.faults.apply(name, future);
-        #[cfg(not(debug_assertions))]
+        #[cfg(not(any(test, debug_assertions)))]
         let _ = name;
         AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| panic_text(&*panic))
     }

@@ -101,7 +101,7 @@ task_names! {
 
 impl TaskName {
     /// Returns the task with this name.
-    #[cfg(debug_assertions)]
+    #[cfg(any(test, debug_assertions))]
     pub(super) fn named(text: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|name| name.text() == text)
     }
