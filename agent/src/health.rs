@@ -6,7 +6,7 @@
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, Driver, GpuState, Health as Report, HealthStatus, Mode};
-use gpush_host::other_managers;
+use gpush_host::{other_managers, subtask};
 use gpush_nvml::{DriverError, Hardware};
 
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
     recover,
     startup::Startup,
     state::{Observed, Reason, State, no_driver, readings::Readings, redact, unidentified, words},
+    tasks::Tasks,
 };
 
 /// Maximum wait for the answer of the driver.
@@ -34,6 +35,7 @@ pub(crate) struct Sources {
     pub(crate) hardware: Hardware,
     /// Provides the errors of the layouts that gpushd applied when it started.
     pub(crate) startup: Startup,
+    pub(crate) tasks: Tasks,
     /// Root of the host's file system, where gpushd looks for other managers.
     pub(crate) host_root: PathBuf,
     /// Checks of the other parts of gpushd, in the order of the report.
@@ -73,16 +75,13 @@ impl Health {
 
     /// Returns the report for `viewer`.
     pub(crate) async fn report(&self, viewer: Viewer) -> Report {
-        let Sources { state, readings, startup, .. } = &*self.0;
+        let Sources { state, readings, startup, tasks, .. } = &*self.0;
         let driver = self.driver().await;
         let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
         // Use a blocking thread, because some checks read cgroups.
         let sources = Arc::clone(&self.0);
-        let checked = tokio::task::spawn_blocking(move || sources.checks.iter().flat_map(|check| check()).collect());
-        let mut causes: Vec<ApiError> = checked.await.unwrap_or_else(|failed| {
-            let error = ApiError::new(Code::Internal, "cannot check the health of gpushd").cause(failed.to_string());
-            vec![error.hint("see `journalctl -u gpushd`")]
-        });
+        let checked = subtask::blocking(move || sources.checks.iter().flat_map(|check| check()).collect()).await;
+        let mut causes: Vec<ApiError> = checked.unwrap_or_default();
         let mut count = 0;
         let mut maintenance = state.maintenance();
         if let Some(maintenance) = &mut maintenance {
@@ -110,6 +109,7 @@ impl Health {
             gpu_count: u32::try_from(count).unwrap_or(u32::MAX),
             layouts_at_start: startup.layouts(),
             pid: std::process::id(),
+            tasks: tasks.report(viewer.is_admin()),
         }
     }
 

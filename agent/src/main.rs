@@ -10,6 +10,8 @@
 //! `gpush-core` makes the decisions, and the worker of `gpush-nvml` makes the driver calls. This crate determines when
 //! they happen, for which caller, and how failures are handled.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests start their own tasks"))]
+
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -50,6 +52,7 @@ mod signals;
 mod slurm;
 mod startup;
 mod state;
+mod tasks;
 mod timeslice;
 mod watchdog;
 

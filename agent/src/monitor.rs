@@ -13,6 +13,7 @@
 use std::time::Duration;
 
 use gpush_api::{DriverChange, EventPayload, Xid};
+use gpush_host::subtask;
 use gpush_nvml::{Event, EventKind, Hardware, Status};
 use tokio::{
     sync::broadcast::{Receiver, error::RecvError},
@@ -30,7 +31,7 @@ use crate::{
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// The handles of the monitor.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Monitor {
     /// Receives the detected changes.
     pub(crate) state: State,
@@ -101,7 +102,7 @@ impl Monitor {
                     }
                 }
                 () = wait, if reading.is_empty() => self.read(&mut reading),
-                Some(_) = reading.join_next() => {
+                Some(()) = subtask::next(&mut reading) => {
                     misses = if self.hardware.status().worker.is_some() { 0 } else { misses + 1 };
                     again = self.next(misses);
                 }

@@ -4,8 +4,8 @@
 //! GPUs. gpushd does not check the tasks of operations either, because these tasks may run for minutes.
 //!
 //! ```text
-//! every half of WatchdogSec: ping the accept loop ─► it answers ─► ping the store ─► it answers ─► notify
-//!                                    └── either does not, within that time: no notification
+//! every half of WatchdogSec: no task has failed for good ─► ping the accept loop ─► ping the store ─► notify
+//!                                    └── a check fails, or gets no answer within that time: no notification
 //! ```
 
 use std::time::Duration;
@@ -16,16 +16,31 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::{MissedTickBehavior, interval, timeout},
 };
+use tokio_util::sync::CancellationToken;
+
+use crate::tasks::Tasks;
 
 /// Asks an accept loop to show that it still answers.
 pub(crate) type Ping = oneshot::Sender<()>;
 
-/// Notifies systemd periodically. Never returns.
-pub(crate) async fn notify_periodically(period: Duration, sender: mpsc::Sender<Ping>, store: Store) {
+/// Notifies systemd periodically, until `closing` is cancelled.
+pub(crate) async fn notify_periodically(
+    period: Duration,
+    sender: mpsc::Sender<Ping>,
+    store: Store,
+    tasks: Tasks,
+    closing: CancellationToken,
+) {
     let mut ticks = interval(period);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
+        if closing.run_until_cancelled(ticks.tick()).await.is_none() {
+            return;
+        }
+        if !tasks.are_alive() {
+            tracing::error!("a task has failed for good: gpushd does not notify the watchdog of systemd");
+            continue;
+        }
         match timeout(period, responds(&sender, &store)).await {
             Ok(true) => notify::send(Notification::Alive),
             Ok(false) => tracing::error!(

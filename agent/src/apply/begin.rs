@@ -20,6 +20,7 @@ use crate::{
     modes::mig::reset::not_resetting,
     operation::{self, BeginWrites, OperationSpec},
     overrides::{self, OverrideChange},
+    tasks::TaskName,
 };
 
 /// A requested change.
@@ -78,7 +79,7 @@ impl Order {
 /// If the order is refused. Nothing was changed.
 pub(crate) async fn begin(engine: &Engine, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
     let (shared, caller) = (Arc::clone(engine), caller.clone());
-    let beginning = engine.tasks.spawn(async move {
+    let beginning = engine.tasks.once_before_exit(TaskName::Request, async move {
         let Some(key) = order.key.clone() else { return accept(&shared, &caller, order).await };
         let _lock = shared.idempotency.lock(&key).await?;
         match shared.idempotency.operation(&key).await? {

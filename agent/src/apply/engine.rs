@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gpush_api::ApiError;
 use gpush_host::identity::Users;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use super::{Executor, Planner, queue::OperationQueue};
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
     operation::Operations,
     settings::Settings,
     state::{State, readings::Readings},
+    tasks::Tasks,
 };
 
 /// Queues and begins operations. Cheap to clone.
@@ -43,7 +44,7 @@ pub(crate) struct EngineHandles {
     pub(crate) executor: Executor,
     pub(crate) queue: OperationQueue,
     /// Tasks that must finish before gpushd exits.
-    pub(crate) tasks: TaskTracker,
+    pub(crate) tasks: Tasks,
     /// Cancelled when gpushd is stopping.
     pub(crate) stopping: CancellationToken,
 }

@@ -17,7 +17,6 @@ use std::sync::Arc;
 
 use gpush_api::{ApiError, Code, GpuPlan, OperationState};
 use gpush_store::{NewAudit, OperationId, Tx};
-use tokio_util::task::TaskTracker;
 
 use super::{
     lease_changes::{self, LeaseChanges},
@@ -32,6 +31,7 @@ use crate::{
     operation::{EndEffects, OperationHandle, Operations},
     overrides,
     state::Change,
+    tasks::Tasks,
     timeslice::Timeslice,
 };
 
@@ -44,8 +44,7 @@ pub(crate) struct Executor {
     /// Stops services and runs hooks around an operation. Records these actions in the journal.
     pub(crate) services: Services,
     pub(crate) operations: Operations,
-    /// Tasks that gpushd waits for before it exits.
-    pub(crate) tasks: TaskTracker,
+    pub(crate) tasks: Tasks,
 }
 
 impl Executor {
@@ -63,22 +62,21 @@ impl Executor {
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
-        let executor = self.clone();
-        self.tasks.spawn(async move {
-            let number = ongoing.number();
-            let work = tokio::spawn(work(executor.clone(), ongoing));
-            if let Err(error) = work.await {
-                tracing::error!(operation = %number, "operation {number} ended with an internal error: {error}");
-                let message = format!("operation {number} ended with an internal error of gpushd");
-                let error =
-                    ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
-                // Do not use the returned failures: they are already logged, and the operation no longer accepts notes.
-                let _failures = executor.close(number, OperationState::Failed).await;
-                executor.operations.abandon(number, error).await;
-                lease_changes::abandon(&executor.mig.state, &executor.services.store, number).await;
-                executor.mps.forget_operation(&number.to_string());
-            }
-        });
+        let (executor, number) = (self.clone(), ongoing.number());
+        let cleanup = move || executor.clone().abandon(number);
+        self.tasks.execute(format!("operation {number}"), work(self.clone(), ongoing), cleanup);
+    }
+
+    /// Ends an operation whose work has panicked.
+    async fn abandon(self, number: OperationId) {
+        let message = format!("operation {number} ended with an internal error of gpushd");
+        tracing::error!(operation = %number, "{message}");
+        let error = ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
+        // Do not use the returned failures: they are already logged, and the operation no longer accepts notes.
+        let _failures = self.close(number, OperationState::Failed).await;
+        self.operations.abandon(number, error).await;
+        lease_changes::abandon(&self.mig.state, &self.services.store, number).await;
+        self.mps.forget_operation(&number.to_string());
     }
 
     /// Executes an operation that is recorded as running.

@@ -47,6 +47,7 @@ use crate::{
     lanes::{Ahead, Claim, Lanes, Need, Needs, QueuePlace, Reserve, Waiter},
     modes::mig::reset::not_resetting,
     operation::{self, OperationHandle},
+    tasks::TaskName,
 };
 
 /// Interval between readings of GPUs whose instances are in use. gpushd must poll, because the driver does not report
@@ -284,23 +285,33 @@ async fn blocked_in_full(engine: &Engine, one: &QueuedOperation) -> Option<ApiEr
 /// plan.
 fn read(engine: &Engine, one: QueuedOperation, meant: Vec<GpuPlan>, claim: Claim) {
     engine.queue.mark_reading(one.ongoing.number());
-    let engine = Arc::clone(engine);
-    engine.tasks.clone().spawn(async move {
-        let ready = tokio::select! {
-            biased;
-            () = engine.stopping.cancelled() => return,
-            ready = Ready::plan_again(&engine, Viewer::Agent, &one.order, &meant, claim) => ready,
-        };
-        match ready {
-            Ok(ready) => start(&engine, one, ready),
-            Err(error) => {
-                // Report before `attempt_failed`: after it, another task may end the operation.
-                report_in_full(&engine, &one, &error).await;
-                engine.queue.attempt_failed(one.ongoing.number());
-                cannot_begin(&engine, &one, error);
-            }
+    let (failing, failed) = (Arc::clone(engine), one.clone());
+    let reading = read_and_start(Arc::clone(engine), one, meant, claim);
+    engine.tasks.execute(format!("operation {}", failed.ongoing.id()), reading, move || {
+        let (engine, one) = (Arc::clone(&failing), failed.clone());
+        async move {
+            let error = ApiError::new(Code::Internal, "the operation could not begin: internal error of gpushd")
+                .hint("see the log of gpushd: `journalctl -u gpushd`");
+            end_waiting(&engine, &one, error);
         }
     });
+}
+
+async fn read_and_start(engine: Engine, one: QueuedOperation, meant: Vec<GpuPlan>, claim: Claim) {
+    let ready = tokio::select! {
+        biased;
+        () = engine.stopping.cancelled() => return,
+        ready = Ready::plan_again(&engine, Viewer::Agent, &one.order, &meant, claim) => ready,
+    };
+    match ready {
+        Ok(ready) => start(&engine, one, ready),
+        Err(error) => {
+            // Report before `attempt_failed`: after it, another task may end the operation.
+            report_in_full(&engine, &one, &error).await;
+            engine.queue.attempt_failed(one.ongoing.number());
+            cannot_begin(&engine, &one, error);
+        }
+    }
 }
 
 /// Keeps an operation in the queue if it may be able to begin later. Otherwise ends the operation.
@@ -391,7 +402,7 @@ fn keep_waiting(engine: &Engine, one: &QueuedOperation, why: &ApiError) {
     one.ongoing.set_wait_reasons(&reasons);
     if one.ongoing.snapshot().state == OperationState::Queued {
         let ongoing = Arc::clone(&one.ongoing);
-        tokio::spawn(async move {
+        engine.tasks.once(TaskName::Operation, async move {
             if let Err(error) = ongoing.advance(OperationState::Waiting).await {
                 tracing::debug!(
                     operation = ongoing.id(),

@@ -16,7 +16,11 @@
 //! gpushd serves the API during recovery. The operation keeps its GPUs until recovery has finished.
 //! If gpushd dies during recovery, the next gpushd repeats the recovery.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use gpush_api::{ApiError, Code, GpuLayout, GpuPlan, LayoutSource, OperationState, PlanRequest};
 use gpush_core::{
@@ -44,6 +48,7 @@ use crate::{
     caller::Viewer,
     modes::{Trouble, mig::reset::RESET},
     operation::{self, OperationHandle},
+    tasks::TaskName,
 };
 
 /// First and longest pause between two attempts to read a GPU.
@@ -117,19 +122,23 @@ impl Recovery {
     /// Starts the services that an ended operation stopped, and runs the hook `after` of the operation.
     fn undo_brackets(&self, id: OperationId, stage: OperationState) {
         let recovery = self.clone();
-        self.executor.tasks.spawn(async move {
-            let Self { executor, stopping, .. } = recovery;
-            let helpers = &executor.mig.host_services.helpers;
-            helpers.adopt(&id.to_string()).await;
-            // During maintenance, do not start services, because a service may open the GPUs.
-            let mut snapshots = executor.mig.state.watch();
-            tokio::select! {
-                () = stopping.cancelled() => return,
-                _ = snapshots.wait_for(|host| host.maintenance.is_none()) => {}
-            }
-            executor.close(id, stage).await;
-            helpers.forget(&id.to_string());
+        self.executor.tasks.spawn_for_before_exit(TaskName::OperationCleanup, format!("operation {id}"), move || {
+            recovery.clone().close(id, stage)
         });
+    }
+
+    async fn close(self, id: OperationId, stage: OperationState) {
+        let Self { executor, stopping, .. } = self;
+        let helpers = &executor.mig.host_services.helpers;
+        helpers.adopt(&id.to_string()).await;
+        // During maintenance, do not start services, because a service may open the GPUs.
+        let mut snapshots = executor.mig.state.watch();
+        tokio::select! {
+            () = stopping.cancelled() => return,
+            _ = snapshots.wait_for(|host| host.maintenance.is_none()) => {}
+        }
+        executor.close(id, stage).await;
+        helpers.forget(&id.to_string());
     }
 
     /// Puts an operation that has not begun yet back into the queue.
@@ -169,13 +178,17 @@ impl Recovery {
         if let Err(error) = mig.driver.hardware.pause().await {
             tracing::warn!("cannot pause the driver calls during a GPU reset: {error}");
         }
-        let mig = mig.clone();
-        self.executor.tasks.spawn(async move {
-            for id in &resetting {
-                mig.host_services.helpers.adopt(id).await;
+        let shared = Arc::new((mig.clone(), resetting, Mutex::new(Some(gate))));
+        self.executor.tasks.spawn_for_before_exit(TaskName::OperationCleanup, "a GPU reset", move || {
+            let shared = Arc::clone(&shared);
+            async move {
+                let (mig, resetting, gate) = &*shared;
+                for id in resetting {
+                    mig.host_services.helpers.adopt(id).await;
+                }
+                mig.driver.hardware.unpause();
+                drop(gate.lock().unwrap_or_else(PoisonError::into_inner).take());
             }
-            mig.driver.hardware.unpause();
-            drop(gate);
         });
     }
 

@@ -27,7 +27,13 @@ use gpush_host::helper::{End, Ended, Job};
 use gpush_store::{OperationId, Store, UnfinishedOperation, View};
 use tokio_util::sync::CancellationToken;
 
-use crate::{backoff::backoff, host_services::HostServices, modes::mig::LOGGED, state::State};
+use crate::{
+    backoff::backoff,
+    host_services::HostServices,
+    modes::mig::LOGGED,
+    state::State,
+    tasks::{TaskName, Tasks},
+};
 
 /// Number of attempts to start a service.
 const ATTEMPTS: u32 = 3;
@@ -51,6 +57,7 @@ pub(crate) struct Services {
     pub(crate) state: State,
     pub(crate) store: Store,
     pub(crate) host_services: Arc<HostServices>,
+    pub(crate) tasks: Tasks,
     pub(crate) stopping: CancellationToken,
 }
 
@@ -230,25 +237,29 @@ impl Services {
         self.host_services.not_started.lock().unwrap_or_else(PoisonError::into_inner).insert(operation, left);
         let services = self.clone();
         // gpushd does not wait for this task before it exits.
-        tokio::spawn(async move {
-            for pause in backoff(RETRY_PAUSE) {
-                tokio::select! {
-                    () = services.stopping.cancelled() => return,
-                    () = tokio::time::sleep(pause) => {}
-                }
-                if services.state.maintenance().is_some() {
-                    continue;
-                }
-                services.undo_brackets(operation, state).await;
-                let left = services.services_to_start(operation).await;
-                let mut known = services.host_services.not_started.lock().unwrap_or_else(PoisonError::into_inner);
-                if left.is_empty() {
-                    known.remove(&operation);
-                    return;
-                }
-                known.insert(operation, left);
-            }
+        self.tasks.spawn_for(TaskName::ServiceStart, format!("operation {operation}"), move || {
+            services.clone().start_until_running(operation, state)
         });
+    }
+
+    async fn start_until_running(self, operation: OperationId, state: OperationState) {
+        for pause in backoff(RETRY_PAUSE) {
+            tokio::select! {
+                () = self.stopping.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+            }
+            if self.state.maintenance().is_some() {
+                continue;
+            }
+            self.undo_brackets(operation, state).await;
+            let left = self.services_to_start(operation).await;
+            let mut known = self.host_services.not_started.lock().unwrap_or_else(PoisonError::into_inner);
+            if left.is_empty() {
+                known.remove(&operation);
+                return;
+            }
+            known.insert(operation, left);
+        }
     }
 
     /// Returns the services that an operation stopped and that must still be started.

@@ -47,6 +47,7 @@ use crate::{
         events::{Cursor, Filter, Next},
         redact,
     },
+    tasks::{TaskFailure, TaskName, Tasks},
 };
 
 /// Returns the routes of this module.
@@ -88,6 +89,7 @@ async fn stream(
     State(state): State<state::State>,
     State(authorization): State<Authorization>,
     State(limiter): State<ResponseLimiter>,
+    State(tasks): State<Tasks>,
     caller: Caller,
     headers: HeaderMap,
     Parameters(parameters): Parameters<EventParameters>,
@@ -107,7 +109,8 @@ async fn stream(
     let cursor = state.events().listen(last);
     // The channel holds one chunk. Later events stay in the ring buffer, which all listeners share.
     let (pieces, taken) = mpsc::channel(1);
-    let telling = AbortOnDropHandle::new(tokio::spawn(send_events(authorization, caller, cursor, filter, pieces)));
+    let telling = send_events(authorization, caller, cursor, filter, pieces);
+    let telling = tasks.once(TaskName::EventStream, telling).abort_on_drop();
     let mut response = Body::new(EventStream { pieces: taken, _telling: telling }).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -210,7 +213,7 @@ fn kinds(text: &str) -> Result<Vec<EventKind>, ApiError> {
 struct EventStream {
     pieces: mpsc::Receiver<Bytes>,
     /// Aborts the sending task when the client disconnects.
-    _telling: AbortOnDropHandle<()>,
+    _telling: AbortOnDropHandle<Result<(), TaskFailure>>,
 }
 
 impl hyper::body::Body for EventStream {

@@ -57,6 +57,7 @@ use crate::{
     settings::Settings,
     slurm::Slurm,
     state::{Commits, State, readings::Readings},
+    tasks::Tasks,
 };
 
 /// Maximum size of a request body in bytes. Only administrators send such large bodies, with layouts.
@@ -91,6 +92,7 @@ pub(crate) struct ApiHandles {
     pub(crate) leases: Leases,
     pub(crate) unleased: Unleased,
     pub(crate) slurm: Slurm,
+    pub(crate) tasks: Tasks,
 }
 
 /// Lets handlers extract fields of [`Handles`] by type.
@@ -125,6 +127,7 @@ extractable! {
     leases: Leases,
     unleased: Unleased,
     slurm: Slurm,
+    tasks: Tasks,
 }
 
 /// Returns the router of the whole API.

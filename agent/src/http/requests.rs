@@ -1,7 +1,7 @@
 //! Admits requests that change something, and executes them completely even if the caller disconnects.
 
 use gpush_api::{ApiError, Code, ReasonRequest};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     authorization::Authorization,
@@ -9,6 +9,7 @@ use crate::{
     idempotency::{Header, Idempotency, Key},
     operation::Operations,
     request::{Request, reason},
+    tasks::{TaskName, Tasks},
 };
 
 /// Admits and executes requests that change something. A handle, cheap to clone.
@@ -20,8 +21,7 @@ pub(crate) struct Requests {
     pub(crate) idempotency: Idempotency,
     /// Provides the error for new requests while gpushd is stopping.
     pub(crate) operations: Operations,
-    /// Tasks that must finish before gpushd exits.
-    pub(crate) tasks: TaskTracker,
+    pub(crate) tasks: Tasks,
     /// Cancelled when gpushd is stopping.
     pub(crate) stopping: CancellationToken,
     /// The error with which gpushd refuses every change, because the store cannot record changes. `None` if the store
@@ -119,7 +119,7 @@ impl Requests {
         &self,
         work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.tasks.spawn(work).await.unwrap_or_else(|error| {
+        self.tasks.once_before_exit(TaskName::Request, work).await.unwrap_or_else(|error| {
             Err(ApiError::new(Code::Internal, "the request failed because of an internal error of gpushd")
                 .cause(error.to_string())
                 .hint("see the log of gpushd: `journalctl -u gpushd`"))

@@ -24,6 +24,7 @@ use std::{
 };
 
 use axum::{body::Bytes, http::StatusCode, response::Response};
+use gpush_host::subtask;
 use serde::Serialize;
 use tokio::sync::watch;
 
@@ -31,7 +32,11 @@ use super::{
     answer_budget::{AnswerBudget, response},
     failure::Failure,
 };
-use crate::{account_permits::AccountPermits, caller::Caller};
+use crate::{
+    account_permits::AccountPermits,
+    caller::Caller,
+    tasks::{TaskName, Tasks},
+};
 
 /// Maximum number of permits. More threads would only make each response slower.
 const MOST_PERMITS: usize = 4;
@@ -46,6 +51,7 @@ struct Inner {
     /// Permits for administrators.
     privileged: AccountPermits,
     budget: AnswerBudget,
+    tasks: Tasks,
 }
 
 /// Wakes the task of a response that waited. The task then requests a permit again.
@@ -60,14 +66,14 @@ impl Wake for WakeTask {
 impl ResponseLimiter {
     /// Creates the limiter. It has two pools. Each pool has one permit for every two processors, at most
     /// [`MOST_PERMITS`].
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(tasks: Tasks) -> Self {
         let permits = (available_parallelism().map_or(1, usize::from) / 2).clamp(1, MOST_PERMITS);
-        Self::with_permits(permits)
+        Self::with_permits(permits, tasks)
     }
 
-    fn with_permits(permits: usize) -> Self {
+    fn with_permits(permits: usize, tasks: Tasks) -> Self {
         let pool = || AccountPermits::new(permits, permits.div_ceil(2));
-        Self(Arc::new(Inner { public: pool(), privileged: pool(), budget: AnswerBudget::new() }))
+        Self(Arc::new(Inner { public: pool(), privileged: pool(), budget: AnswerBudget::new(), tasks }))
     }
 
     /// Runs `work` to its end. gpushd holds a permit of the caller's account each time it polls `work`.
@@ -83,17 +89,18 @@ impl ResponseLimiter {
         let share = pool.share(caller.counted_account());
         let (wake, mut woken) = watch::channel(());
         let waker = Waker::from(Arc::new(WakeTask(wake)));
-        let mut work: Pin<Box<dyn Future<Output = T> + Send>> = Box::pin(work);
+        let mut work: Pin<Box<dyn Future<Output = _> + Send>> =
+            Box::pin(self.0.tasks.clone().run_once(TaskName::Request, work));
         loop {
             let permit = share.permit().await;
             let waker = waker.clone();
-            let polled = tokio::task::spawn_blocking(move || {
+            let polled = subtask::blocking(move || {
                 let polled = work.as_mut().poll(&mut Context::from_waker(&waker));
                 drop(permit);
                 (polled, work)
             });
-            match polled.await.map_err(|_| Failure::internal())? {
-                (Poll::Ready(done), _) => return Ok(done),
+            match polled.await.ok_or_else(Failure::internal)? {
+                (Poll::Ready(done), _) => return done.map_err(|_| Failure::internal()),
                 (Poll::Pending, unfinished) => work = unfinished,
             }
             // Cannot fail: `waker` keeps the sender.
@@ -132,7 +139,7 @@ mod tests {
     use crate::caller::tests::caller_of;
 
     fn one_permit() -> ResponseLimiter {
-        ResponseLimiter::with_permits(1)
+        ResponseLimiter::with_permits(1, Tasks::for_tests())
     }
 
     #[tokio::test]

@@ -18,7 +18,7 @@ use gpush_api::{ApiError, BindTo, Code, LeaseBinding, LeaseGrant, LeaseRequest};
 use gpush_host::{
     cgroup::{self, BindRequest, BindTarget, CgroupKind, UnitOwner},
     pidfd::PidFd,
-    proc, systemd,
+    proc, subtask, systemd,
 };
 use gpush_store::{LeaseRecord, StoreError, Tx};
 
@@ -177,7 +177,7 @@ pub(super) async fn resolve(
     let (pid, kind) = (process.pid, process.cgroup.clone());
     let unit = kind.clone();
     let read = move || matches!(unit, CgroupKind::Unit { cgroup } if is_all_of(&cgroup, holder));
-    let is_own = tokio::task::spawn_blocking(read).await.map_err(|failed| unread_cgroup(pid, &failed))?;
+    let is_own = subtask::blocking(read).await.ok_or_else(|| ApiError::stopping("gpushd is stopping"))?;
     let owner = match (&kind, wish) {
         _ if is_own => UnitOwner::Caller,
         (CgroupKind::Unit { cgroup }, BindRequest::NewScope) => {
@@ -214,10 +214,6 @@ pub(super) async fn resolve(
             Ok(ResolvedBinding { binding, caller: Some(process), reason: None })
         }
     }
-}
-
-fn unread_cgroup(pid: u32, failed: &tokio::task::JoinError) -> ApiError {
-    ApiError::new(Code::Internal, format!("cannot read the cgroup of process {pid}")).cause(failed.to_string())
 }
 
 fn no_end(reason: &str) -> ApiError {

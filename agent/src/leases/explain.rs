@@ -9,6 +9,7 @@ use gpush_core::{
     lease::placement::{Assignment, Blockers, Closed, ErrorContext, NoAssignment, Obstacle, PlacementRequest},
     refusal, sharing,
 };
+use gpush_host::subtask;
 
 use super::{Leases, placement_snapshot::PlacementSnapshot, request::Resolved};
 use crate::{
@@ -213,9 +214,8 @@ pub(super) async fn retry_hint(leases: &Leases, why: &NoAssignment, resolved: &R
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
     let in_the_way = uuids_of(obstacles.iter().map(|(index, _)| *index), gpus);
     let table = leases.handles.state.leases();
-    let one_ends = tokio::task::spawn_blocking(move || {
-        table.holding().filter(|lease| is_on(lease, &in_the_way)).any(OpenLease::ends_now)
-    });
+    let one_ends =
+        subtask::blocking(move || table.holding().filter(|lease| is_on(lease, &in_the_way)).any(OpenLease::ends_now));
     if obstacles.iter().any(is_claimed) || one_ends.await.unwrap_or_default() {
         return RetryHint::Soon;
     }

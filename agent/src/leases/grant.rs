@@ -44,6 +44,7 @@ use crate::{
     idempotency::Key,
     mps,
     state::words,
+    tasks::TaskName,
 };
 
 /// Maximum time that a request without `wait` waits for capacity, for example for the end of an operation. It is shorter
@@ -90,7 +91,8 @@ impl Drop for Delivery {
     fn drop(&mut self) {
         if !self.stays {
             let (leases, id) = (self.leases.clone(), self.granted.lease.id);
-            self.leases.handles.tasks.spawn(async move { super::lease_end::end_unused(&leases, id).await });
+            let unused = async move { super::lease_end::end_unused(&leases, id).await };
+            self.leases.handles.tasks.once_before_exit(TaskName::LeaseGrant, unused);
         }
     }
 }
@@ -205,7 +207,7 @@ pub(super) async fn request_with(
 /// Explains why a request cannot be granted. Runs where the searches of the caller run.
 ///
 /// # Errors
-/// If the search for the explanation panics.
+/// If gpushd is stopping.
 async fn explain_on_a_thread(
     leases: &Leases,
     caller: &Caller,

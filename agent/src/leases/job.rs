@@ -20,6 +20,7 @@ use crate::{
     leases::Outcome,
     mps,
     state::{LeaseTable, OpenLease},
+    tasks::TaskName,
 };
 
 /// The additional data of a request from Slurm's hooks.
@@ -154,7 +155,7 @@ impl Leases {
         self,
         work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.handles.tasks.spawn(work).await.unwrap_or_else(|error| {
+        self.handles.tasks.once_before_exit(TaskName::Request, work).await.unwrap_or_else(|error| {
             Err(ApiError::new(Code::Internal, "the request failed because of an internal error of gpushd")
                 .cause(error.to_string())
                 .hint("see the log of gpushd: `journalctl -u gpushd`"))

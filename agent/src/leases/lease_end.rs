@@ -22,19 +22,19 @@ use gpush_core::lease::machine::{self, Effect, EndProcesses, Event};
 use gpush_host::{
     cgroup,
     pidfd::{Awaited, PidFd},
-    proc,
+    proc, subtask,
 };
 use gpush_store::{LeaseRecord, NewAudit};
 use jiff::Timestamp;
 use nix::sys::signal::Signal;
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinHandle};
 
 use super::{
     Leases, dynamic, expiry, job,
     processes::{self, RemainingProcesses},
     queue, restored, scope,
 };
-use crate::{mps, state::OpenLease};
+use crate::{mps, state::OpenLease, tasks::TaskName};
 
 /// First and longest pause between two probes of a releasing lease. gpushd probes at once if a process of the lease
 /// ends.
@@ -60,16 +60,20 @@ pub(super) fn grace(leases: &Leases) -> Duration {
     Duration::from_secs(leases.handles.state.config().processes.grace_s.into())
 }
 
-/// Runs all tasks of leases until gpushd stops: takes over the leases of an earlier gpushd, ends expired leases, and
-/// serves the queue.
-pub(crate) async fn run(leases: Leases) {
-    take_over(&leases).await;
-    let (due, gone) = (expiry::expire(leases.clone()), expiry::end_lost(leases.clone()));
-    tokio::join!(due, gone, restored::expire(leases.clone()), queue::run(leases));
+/// Starts the tasks that serve all leases until gpushd stops: they end expired leases, and serve the queue.
+pub(crate) fn spawn(leases: &Leases) -> Vec<JoinHandle<()>> {
+    let (tasks, leases) = (&leases.handles.tasks, || leases.clone());
+    let (expiry, lost, restored, queue) = (leases(), leases(), leases(), leases());
+    vec![
+        tasks.spawn(TaskName::LeaseExpiry, move || expiry::expire(expiry.clone())),
+        tasks.spawn(TaskName::LostLeases, move || expiry::end_lost(lost.clone())),
+        tasks.spawn_for(TaskName::RestoredRequests, "an earlier gpushd", move || restored::expire(restored.clone())),
+        tasks.spawn(TaskName::LeaseQueue, move || queue::run(queue.clone())),
+    ]
 }
 
 /// Takes over the leases of an earlier gpushd.
-async fn take_over(leases: &Leases) {
+pub(crate) fn take_over(leases: &Leases) {
     let open: Vec<Arc<OpenLease>> = leases.handles.state.leases().open.values().cloned().collect();
     for lease in open {
         match lease.state.name() {
@@ -127,13 +131,16 @@ pub(super) fn watch(leases: &Leases, id: LeaseId) {
         changed.send_replace(());
         return;
     }
-    let mut changed = watched.entry(id).or_default().subscribe();
+    let changed = watched.entry(id).or_default().clone();
     drop(watched);
-    let leases = leases.clone();
-    tokio::spawn(async move {
-        let stopping = leases.handles.stopping.clone();
-        let _stopped = stopping.run_until_cancelled(watch_until_end(&leases, id, &mut changed)).await;
-        leases.watchers().remove(&id);
+    let (tasks, leases) = (leases.handles.tasks.clone(), leases.clone());
+    tasks.spawn_for(TaskName::LeaseWatch, format!("lease {id}"), move || {
+        let (leases, mut changed) = (leases.clone(), changed.subscribe());
+        async move {
+            let stopping = leases.handles.stopping.clone();
+            let _stopped = stopping.run_until_cancelled(watch_until_end(&leases, id, &mut changed)).await;
+            leases.watchers().remove(&id);
+        }
     });
 }
 
@@ -291,7 +298,7 @@ async fn one_ends(pids: Vec<u32>) {
             }
         }
     }
-    if watched.join_next().await.is_none() {
+    if subtask::next(&mut watched).await.is_none() {
         std::future::pending::<()>().await;
     }
 }
@@ -352,9 +359,8 @@ async fn record_releasing(leases: &Leases, lease: &OpenLease, left: &RemainingPr
     let pids: Vec<u32> = left.pids().collect();
     // Use a blocking thread, because both functions read each process from /proc.
     let read = left.clone();
-    let described = tokio::task::spawn_blocking(move || (read.words(), read.is_unattributed())).await;
-    // The thread fails only if gpushd is stopping.
-    let Ok((words, unattributed)) = described else { return };
+    let described = subtask::blocking(move || (read.words(), read.is_unattributed())).await;
+    let Some((words, unattributed)) = described else { return };
     if lease.waits_for != words || lease.left != pids || lease.unattributed != unattributed {
         leases.handles.state.change_leases(|table| {
             if let Some(lease) = table.get_mut(id) {

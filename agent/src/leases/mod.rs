@@ -83,7 +83,7 @@ use gpush_core::lease::placement::PlacementPolicy;
 use gpush_host::{accounts::Account, identity::Users};
 use gpush_store::Store;
 use tokio::sync::watch;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     apply::Engine,
@@ -92,13 +92,14 @@ use crate::{
     lanes::{Lanes, Ticket},
     mps::Mps,
     state::{State, readings::Readings},
+    tasks::Tasks,
 };
 
 pub(crate) use self::{
     change::{release, renew, revoke},
     grant::{Delivery, Outcome, request},
     job::{JobKey, JobTerms, end_job, environment_of_job, of_job, request_for_job},
-    lease_end::run,
+    lease_end::{spawn, take_over},
     offers::devices,
     request::quota_subject,
     restored::restore_places,
@@ -124,8 +125,7 @@ pub(crate) struct Handles {
     pub(crate) users: Users,
     /// Idempotency keys and their answers.
     pub(crate) idempotency: Idempotency,
-    /// Tasks that must end before gpushd exits.
-    pub(crate) tasks: TaskTracker,
+    pub(crate) tasks: Tasks,
     pub(crate) stopping: CancellationToken,
 }
 

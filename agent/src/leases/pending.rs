@@ -4,7 +4,7 @@ use gpush_api::{ApiError, EndReason, LeaseGrant};
 use tokio::sync::oneshot;
 
 use super::{Leases, lease_end, queue};
-use crate::lanes::Ticket;
+use crate::{lanes::Ticket, tasks::TaskName};
 
 /// A client that waits for its lease. If this value is dropped before the answer, the request
 /// leaves the queue.
@@ -49,7 +49,7 @@ impl Drop for PendingGrant {
         // the answer.
         let granted = result.try_recv().ok().and_then(Result::ok).map(|granted| granted.lease.id);
         let (leases, ticket) = (self.leases.clone(), self.ticket);
-        self.leases.handles.tasks.spawn(async move {
+        self.leases.handles.tasks.once_before_exit(TaskName::LeaseGrant, async move {
             if let Some(id) = granted {
                 lease_end::end_unused(&leases, id).await;
             }

@@ -13,7 +13,7 @@ use gpush_api::{GpuState, LeaseBinding, LeaseMember, MemberShare, Process};
 use gpush_core::lease::machine::Remaining;
 use gpush_host::{
     cgroup::{self, SlurmJob},
-    proc,
+    proc, subtask,
 };
 
 use self::{
@@ -143,7 +143,7 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> R
         // Use a blocking thread: the environments of processes may be large and swapped out.
         let (reader, lease) = (leases.clone(), lease.clone());
         let (member, mut before) = (member.clone(), left);
-        let counted = tokio::task::spawn_blocking(move || {
+        let counted = subtask::blocking(move || {
             let table = reader.handles.state.leases();
             let count = |pids: Option<Vec<u32>>, left: &mut RemainingProcesses| {
                 let mut count = 0;
@@ -170,9 +170,9 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> R
             before
         });
         left = match counted.await {
-            Ok(counted) => counted,
+            Some(counted) => counted,
             // The thread fails only if gpushd is stopping.
-            Err(_) => return RemainingProcesses::default(),
+            None => return RemainingProcesses::default(),
         };
     }
     left
@@ -217,21 +217,25 @@ async fn processes_in_scope(leases: &Leases, lease: &OpenLease) -> FoundProcesse
         return FoundProcesses { pids: BTreeSet::new(), unknown };
     }
     let cgroup = cgroup.clone();
-    let found = tokio::task::spawn_blocking(move || cgroup::processes(&cgroup).unwrap_or_default()).await;
+    let found = subtask::blocking(move || cgroup::processes(&cgroup).unwrap_or_default()).await;
     match found {
-        Ok(found) => FoundProcesses {
+        Some(found) => FoundProcesses {
             pids: found.pids.into_iter().collect(),
             unknown: found.error.map(|error| Incomplete::Unread(error.to_string())),
         },
-        Err(failed) => FoundProcesses::unread(&failed),
+        None => FoundProcesses::unread(),
     }
 }
 
 impl FoundProcesses {
-    /// Returns the result of a search that did not finish.
-    fn unread(failed: &tokio::task::JoinError) -> Self {
-        Self { pids: BTreeSet::new(), unknown: Some(Incomplete::Unread(failed.to_string())) }
+    /// Returns the result of a search that did not finish, because gpushd is stopping.
+    fn unread() -> Self {
+        Self { pids: BTreeSet::new(), unknown: Some(stopping()) }
     }
+}
+
+fn stopping() -> Incomplete {
+    Incomplete::Unread("gpushd is stopping".to_owned())
 }
 
 /// Returns the processes of the holder whose environment names the lease: the command of
@@ -255,7 +259,7 @@ async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> FoundProc
         let its = all.named.iter().filter(|(_, name)| *name == id);
         return FoundProcesses { pids: its.map(|(pid, _)| *pid).collect(), unknown: all.unknown.clone() };
     };
-    let own = tokio::task::spawn_blocking(move || {
+    let own = subtask::blocking(move || {
         let table = leases.handles.state.leases();
         let read = |pid: u32| -> io::Result<Reading<u32>> {
             let Some(owner) = proc::try_owner(pid)? else { return Ok(Reading::Ended) };
@@ -272,8 +276,8 @@ async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> FoundProc
         scan_job(|| cgroup::job_processes(job, uid), all_processes, read)
     });
     match own.await {
-        Ok((pids, unknown)) => FoundProcesses { pids: pids.into_iter().collect(), unknown },
-        Err(failed) => FoundProcesses::unread(&failed),
+        Some((pids, unknown)) => FoundProcesses { pids: pids.into_iter().collect(), unknown },
+        None => FoundProcesses::unread(),
     }
 }
 
@@ -291,7 +295,7 @@ pub(super) type ProcessLeases = Arc<NamingProcesses>;
 
 /// Finds the processes of a user whose environment names a lease of this gpushd.
 async fn processes_naming_leases(leases: Leases, uid: u32) -> ProcessLeases {
-    let found = tokio::task::spawn_blocking(move || {
+    let found = subtask::blocking(move || {
         let mps = &leases.handles.mps;
         let table = leases.handles.state.leases();
         let of_user = table.of_holder(uid);
@@ -315,8 +319,7 @@ async fn processes_naming_leases(leases: Leases, uid: u32) -> ProcessLeases {
         };
         scan(all_processes, named)
     });
-    let (named, unknown) =
-        found.await.unwrap_or_else(|failed| (Vec::new(), Some(Incomplete::Unread(failed.to_string()))));
+    let (named, unknown) = found.await.unwrap_or_else(|| (Vec::new(), Some(stopping())));
     Arc::new(NamingProcesses { named, unknown })
 }
 
@@ -360,7 +363,7 @@ async fn driver_processes(leases: &Leases, member: &LeaseMember) -> Option<Vec<u
     let mut found: Vec<_> = found.collect();
     let (mps, member) = (leases.handles.mps.clone(), member.clone());
     // Use a blocking thread: the file systems of the processes may not answer.
-    let without_servers = tokio::task::spawn_blocking(move || {
+    let without_servers = subtask::blocking(move || {
         let servers = mps.servers();
         found.retain(|(pid, kind, on_device)| {
             let device = on_device.then_some(member.target.as_str());
@@ -368,7 +371,7 @@ async fn driver_processes(leases: &Leases, member: &LeaseMember) -> Option<Vec<u
         });
         found.into_iter().map(|(pid, ..)| pid).collect()
     });
-    without_servers.await.ok()
+    without_servers.await
 }
 
 #[cfg(test)]

@@ -39,6 +39,7 @@ use crate::{
     idempotency::Key,
     lanes::{self, Need, Needs, QueuePlace, Reserve, Ticket},
     state::LeaseTable,
+    tasks::TaskName,
 };
 
 /// Maximum time between two decisions about the waiting requests.
@@ -232,7 +233,8 @@ pub(super) async fn run(leases: Leases) {
 /// Ends a waiting request in a separate task, because the record of the end may take long to write.
 pub(super) fn spawn_end_waiting(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
     let leases = leases.clone();
-    leases.handles.tasks.clone().spawn(async move { end_waiting(&leases, waiting, reason, error).await });
+    let (tasks, leaving) = (leases.handles.tasks.clone(), TaskName::LeaseQueueExit);
+    tasks.once_before_exit(leaving, async move { end_waiting(&leases, waiting, reason, error).await });
 }
 
 /// Ends a waiting request.

@@ -32,6 +32,7 @@ use super::{
 use crate::{
     caller::Viewer,
     lanes::{Need, Needs, Ticket},
+    tasks::TaskName,
 };
 
 /// Decides about all waiting requests.
@@ -53,10 +54,7 @@ pub(super) async fn pass(leases: &Leases) {
     let gpus = seen.gpus(Viewer::Log);
     let (deciding, read) = (leases.clone(), ReadHost { host: seen.host, gpus, changes });
     // The searches run on a blocking thread. They are completed even if gpushd stops, because they may reserve capacity.
-    let decided = leases.handles.tasks.spawn_blocking(move || decide(&deciding, &read));
-    if let Err(error) = decided.await {
-        tracing::error!("an internal error of gpushd ended a decision about the waiting requests: {error}");
-    }
+    leases.handles.tasks.blocking_before_exit(move || decide(&deciding, &read)).await;
 }
 
 /// Reserves capacity for each request that can be granted, and removes the request from the queue. Then commits these
@@ -178,7 +176,8 @@ fn reserve_beyond_quota(leases: &Leases, gpus: &[Gpu], snapshot: &PlacementSnaps
 /// Commits a grant in a separate task. `waiting` is `None` if its client has cancelled the request meanwhile.
 fn spawn_commit(leases: &Leases, waiting: Option<Waiting>, reserved: Reserved) {
     let leases = leases.clone();
-    leases.handles.tasks.clone().spawn(async move {
+    let tasks = leases.handles.tasks.clone();
+    tasks.once_before_exit(TaskName::LeaseGrant, async move {
         match waiting {
             Some(waiting) => queued_grant::commit(&leases, waiting, reserved).await,
             None => reserved::abandon(&leases, reserved).await,

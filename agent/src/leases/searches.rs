@@ -10,7 +10,8 @@ use std::{
     thread::available_parallelism,
 };
 
-use gpush_api::{ApiError, Code};
+use gpush_api::ApiError;
+use gpush_host::subtask;
 
 use super::placement_snapshot::PlacementSnapshot;
 use crate::{account_permits::AccountPermits, caller::Caller};
@@ -76,6 +77,9 @@ impl Searches {
     /// Runs `search` on a blocking thread, when the caller may search.
     ///
     /// # Errors
+    /// If gpushd is stopping.
+    ///
+    /// # Panics
     /// If `search` panics.
     pub(super) async fn run<T: Send + 'static>(
         &self,
@@ -85,16 +89,12 @@ impl Searches {
         let pool = if caller.viewer.is_admin() { &self.privileged } else { &self.users };
         let share = pool.share(caller.counted_account());
         let permit = share.permit().await;
-        let searching = tokio::task::spawn_blocking(move || {
+        let found = subtask::blocking(move || {
             let found = search();
             drop(permit);
             found
         });
-        searching.await.map_err(|error| {
-            ApiError::new(Code::Internal, "the search for a placement failed because of an internal error of gpushd")
-                .cause(error.to_string())
-                .hint("see the log of gpushd: `journalctl -u gpushd`")
-        })
+        found.await.ok_or_else(|| ApiError::stopping("gpushd is stopping"))
     }
 
     /// Returns the kept snapshot that equals `now`, with the results of its searches. If there is none, keeps `now`.
@@ -182,9 +182,10 @@ mod tests {
 
     #[tokio::test]
     async fn search_that_panics_returns_its_permit() {
-        let searches = Searches::new();
-        let failed = searches.run(&caller_of(1000), || panic!("on purpose")).await;
-        assert_eq!(failed.map(|(): ()| ()).unwrap_err().code, Code::Internal);
+        let searches = Arc::new(Searches::new());
+        let failing = Arc::clone(&searches);
+        let failed = tokio::spawn(async move { failing.run::<()>(&caller_of(1000), || panic!("on purpose")).await });
+        assert!(failed.await.unwrap_err().is_panic(), "the request fails");
         assert_eq!(searches.run(&caller_of(1000), || 2).await, Ok(2));
     }
 }

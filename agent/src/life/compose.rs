@@ -10,7 +10,7 @@ use gpush_api::ApiError;
 use gpush_host::identity::Users;
 use gpush_nvml::{Hardware, Options};
 use gpush_store::{OperationId, UnfinishedOperation};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::sync::CancellationToken;
 
 use super::UNKNOWN_BOOT;
 use crate::{
@@ -36,6 +36,7 @@ use crate::{
     slurm::Slurm,
     startup::{self, Startup, StartupWork},
     state::{Commits, Conditions, Events, Initial, Overrides, State, readings::Readings},
+    tasks::{TaskName, Tasks},
     timeslice::Timeslice,
 };
 
@@ -101,7 +102,13 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         lost,
         known_since,
     } = remembered;
-    let hardware = Hardware::start(options);
+    let stopping = CancellationToken::new();
+    let tasks = Tasks::new(stopping.clone());
+    let (hardware, driver_supervisor) = Hardware::with_task(options);
+    tasks.spawn_final(TaskName::DriverSupervisor, async {
+        driver_supervisor.await;
+        Ok(())
+    });
     let startup = Startup::default();
     let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
     let (reloads, inbox) = reload::channel();
@@ -120,11 +127,10 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
     };
     let state = State::new(store.clone(), Events::new(store.instance()), initial);
     mps_targets.iter().for_each(|target| state.set_shared(&target.target, target.in_force.is_some()));
-    let readings = Readings::new(hardware.clone(), users.clone(), state.clone());
+    let readings = Readings::new(hardware.clone(), users.clone(), state.clone(), tasks.clone());
     let lanes = Lanes::new(state.clone());
     let shared_gpus =
         SharedGpus::new(store.clone(), state.clone(), readings.clone(), hardware.clone(), lanes.clone(), shared_gpus);
-    let stopping = CancellationToken::new();
     let timeslice = Timeslice::new(
         state.clone(),
         readings.clone(),
@@ -132,7 +138,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         lanes.clone(),
         shared_gpus.clone(),
         Arc::clone(&host_services),
-        stopping.clone(),
+        tasks.clone(),
     );
     let own_uid = nix::unistd::geteuid().as_raw();
     let idempotency = Idempotency::new(store.clone());
@@ -148,6 +154,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         shared_gpus: shared_gpus.clone(),
         timeslice: timeslice.clone(),
         named_lease: Arc::new(move |pid, uid| named.named_lease(pid, uid)),
+        tasks: tasks.clone(),
         stopping: stopping.clone(),
         own_uid,
     };
@@ -163,7 +170,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         environments,
     );
     let commits = Commits::new(store.clone(), state.clone());
-    let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone());
+    let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone(), tasks.clone());
     let mig = MigMode {
         driver: Driver { hardware: hardware.clone(), readings: readings.clone() },
         host_services: Arc::clone(&host_services),
@@ -173,7 +180,6 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
     };
     let planner =
         Planner { mig: mig.clone(), mps: mps.clone(), operations: operations.clone(), host_root: host_root.clone() };
-    let tasks = TaskTracker::new();
     let executor = Executor {
         mig,
         mps: mps.clone(),
@@ -182,6 +188,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
             state: state.clone(),
             store: store.clone(),
             host_services: Arc::clone(&host_services),
+            tasks: tasks.clone(),
             stopping: stopping.clone(),
         },
         operations: operations.clone(),
@@ -201,7 +208,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         executor,
         lanes: lanes.clone(),
         queue: Default::default(),
-        tasks,
+        tasks: tasks.clone(),
         stopping: stopping.clone(),
     });
     let leases = Leases::new(leases::Handles {
@@ -214,7 +221,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         scopes,
         users: users.clone(),
         idempotency: idempotency.clone(),
-        tasks: engine.tasks.clone(),
+        tasks: tasks.clone(),
         stopping: stopping.clone(),
     });
     let health = Health::new(Sources {
@@ -222,8 +229,10 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         readings: readings.clone(),
         hardware: hardware.clone(),
         startup: startup.clone(),
+        tasks: tasks.clone(),
         host_root,
         checks: vec![
+            check(&tasks, Tasks::health),
             check(&settings, |settings| settings.trouble().into_iter().collect()),
             check(&engine, |engine| engine.operations.not_stopping(&engine.stopping).err().into_iter().collect()),
             check(&host_services, |host_services| apply::services_health(host_services)),
@@ -241,7 +250,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         authorization: authorization.clone(),
         idempotency,
         operations: operations.clone(),
-        tasks: engine.tasks.clone(),
+        tasks: tasks.clone(),
         stopping: stopping.clone(),
         read_only,
     };
@@ -292,7 +301,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         store,
         authorization,
         requests,
-        limiter: ResponseLimiter::new(),
+        limiter: ResponseLimiter::new(tasks.clone()),
         changes: ChangeLimiter::default(),
         commits,
         maintenance,
@@ -307,6 +316,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         leases,
         unleased,
         slurm,
+        tasks,
     };
     Parts {
         engine,

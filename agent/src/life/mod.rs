@@ -7,6 +7,9 @@
 //!                          no new operation begins ─► operations end ─► connections end ─► exit
 //! ```
 //!
+//! If a background task fails for good, gpushd stops like after SIGTERM, but waits only a few seconds for operations, and
+//! exits with an error ([`crate::tasks`]).
+//!
 //! READY means that the API is served, not that the driver works: without a driver, gpushd keeps running and reports
 //! the error. The first reading of the hardware runs while requests are already served. A second SIGTERM ends gpushd at
 //! once.
@@ -40,7 +43,6 @@ use gpush_nvml::{Hardware, Options};
 use tokio::{
     runtime::{Handle, Runtime},
     sync::mpsc,
-    task::JoinHandle,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -57,7 +59,7 @@ use crate::{
     late_driver::LateDriver,
     leases,
     listen::{
-        accept::{self, Identities, SocketKind},
+        accept::{self, Identities, Serving, SocketKind},
         socket::{Listening, PassedSockets, SocketAccess, SocketError},
     },
     logging::{self, Log},
@@ -72,14 +74,12 @@ use crate::{
     signals::{self, SignalRequest, Signals},
     startup,
     state::{State, readings::Readings, words},
+    tasks::TaskName,
     timeslice, watchdog,
 };
 
 /// Placeholder for the boot id if gpushd cannot read the boot id.
 const UNKNOWN_BOOT: &str = "unknown";
-
-/// The task of an accept loop.
-type Serving = JoinHandle<std::io::Result<()>>;
 
 /// Maximum time that gpushd waits for the driver worker to end.
 const WORKER_END: Duration = Duration::from_millis(500);
@@ -87,6 +87,9 @@ const WORKER_END: Duration = Duration::from_millis(500);
 /// How long gpushd still serves clients after the last operation has ended. Clients poll the operation, and must be
 /// able to read its result.
 const LAST_POLLS: Duration = Duration::from_millis(250);
+
+/// Maximum time that gpushd waits for operations and connections after a fatal failure.
+const FATAL_STOP: Duration = Duration::from_secs(5);
 
 /// Maximum time that gpushd waits for the last tasks of the runtime to end.
 const RUNTIME_END: Duration = Duration::from_millis(200);
@@ -267,10 +270,16 @@ async fn serve(
     let changed = recovery.take_over(unfinished, &superseded, &boot_id, enqueue).await;
     leases::restore_places(&leases, None);
     startup.startup.mark_changed(changed.into_iter());
-    let queue = tokio::spawn(apply::queue::run(Arc::clone(&engine)));
+    let queue = tasks.spawn(TaskName::OperationQueue, {
+        let engine = Arc::clone(&engine);
+        move || apply::queue::run(Arc::clone(&engine))
+    });
     // Subscribe to events before a worker exists, so that the monitor misses none.
     let monitor = Monitor { state: state.clone(), readings: readings.clone(), hardware: hardware.clone() };
-    let monitoring = tokio::spawn(monitor.run(hardware.events(), stopping.clone()));
+    tasks.spawn(TaskName::Monitor, {
+        let stopping = stopping.clone();
+        move || monitor.clone().run(monitor.hardware.events(), stopping.clone())
+    });
     let name = sockets.public.name.clone();
     let (listener, socket_file) = sockets.public.split();
     let closing = CancellationToken::new();
@@ -280,22 +289,35 @@ async fn serve(
         access.config().access.admin_groups.iter().any(is_one)
     });
     let identities = Identities { accounts: here.users.accounts().clone(), has_admin_group };
-    let following = tokio::spawn(identities::keep_resolved(state.clone(), here.users, stopping.clone()));
+    tasks.spawn(TaskName::UserLookup, {
+        let (state, users, stopping) = (state.clone(), here.users, stopping.clone());
+        move || identities::keep_resolved(state.clone(), users.clone(), stopping.clone())
+    });
     let open = |listener, socket_kind, runtime: Handle| {
         let (ping, pings) = mpsc::channel(1);
         let router = http::router(handles.clone());
-        let serving = accept::serve(listener, socket_kind, identities.clone(), router, closing.clone(), pings);
+        let serving =
+            Serving { identities: identities.clone(), router, tasks: tasks.clone(), closing: closing.clone() };
+        let serving = accept::serve(listener, socket_kind, serving, pings);
+        let serving = async { serving.await.map_err(|error| format!("cannot serve the socket: {error}")) };
+        let name = match socket_kind {
+            SocketKind::Public => TaskName::PublicSocket,
+            SocketKind::Admin => TaskName::AdminSocket,
+        };
         // Accept connections on a separate thread. Otherwise other tasks could delay the loop until the backlog is
         // full.
-        (tokio::task::spawn_blocking(move || runtime.block_on(serving)), ping)
+        (tasks.spawn_final_thread(name, runtime, serving), ping)
     };
     let (public, ping) = open(listener, SocketKind::Public, here.for_users);
     let store = handles.store.clone();
-    let fed = notify::watchdog_period()
-        .map(|period| tokio::spawn(watchdog::notify_periodically(period, ping, store.clone())));
+    if let Some(period) = notify::watchdog_period() {
+        let (store, tasks, closing) = (store.clone(), tasks.clone(), closing.clone());
+        tasks.clone().spawn(TaskName::Watchdog, move || {
+            watchdog::notify_periodically(period, ping.clone(), store.clone(), tasks.clone(), closing.clone())
+        });
+    }
     let (admin, admin_file) = sockets.admin.map(Listening::split).unzip();
     let admin = admin.map(|listener| open(listener, SocketKind::Admin, Handle::current()).0);
-    let mut server = tokio::spawn(serve_all(public, admin));
     let trouble = handles.settings.trouble();
     if let Some(trouble) = &trouble {
         config::log(trouble);
@@ -306,20 +328,41 @@ async fn serve(
     notify::send(Notification::Ready);
     tracing::info!("host {}", machine::describe());
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
-    let first_reading = tokio::spawn(read_first(readings, hardware.clone(), state.clone()));
-    let startup = tokio::spawn(startup::run(startup, due));
-    let expiry = tokio::spawn(overrides::expire(state.clone(), store, stopping.clone()));
-    let daemons = tokio::spawn(mps::run(mps.clone()));
-    let leases = tokio::spawn(leases::run(leases));
-    let of = mps.clone();
-    let levels = tokio::spawn(timeslice::run(timeslice, move |uuid: &str| of.has(uuid)));
-    let needs = move |uuid: &str| mps.needs_compute_mode(uuid);
-    let leftover = tokio::spawn(shared_gpus::run(shared_gpus, needs, stopping.clone()));
-    let unleased = tokio::spawn(processes::run(unleased));
+    let first_reading = tasks.once(TaskName::GpuReading, read_first(readings, hardware.clone(), state.clone()));
+    let first_reading = first_reading.abort_on_drop();
+    leases::take_over(&leases);
+    let mut services = leases::spawn(&leases);
+    services.extend([
+        tasks.spawn(TaskName::StartupLayouts, move || startup::run(startup.clone(), due.clone())),
+        tasks.spawn(TaskName::OverrideExpiry, {
+            let (state, stopping) = (state.clone(), stopping.clone());
+            move || overrides::expire(state.clone(), store.clone(), stopping.clone())
+        }),
+        tasks.spawn(TaskName::MpsReconciler, {
+            let mps = mps.clone();
+            move || mps::run(mps.clone())
+        }),
+        tasks.spawn(TaskName::TimesliceReconciler, {
+            let mps = mps.clone();
+            move || {
+                let mps = mps.clone();
+                timeslice::run(timeslice.clone(), move |uuid: &str| mps.has(uuid))
+            }
+        }),
+        tasks.spawn(TaskName::ComputeModes, {
+            let stopping = stopping.clone();
+            move || {
+                let mps = mps.clone();
+                shared_gpus::run(shared_gpus.clone(), move |uuid: &str| mps.needs_compute_mode(uuid), stopping.clone())
+            }
+        }),
+        tasks.spawn(TaskName::UnleasedProcesses, move || processes::run(unleased.clone())),
+    ]);
 
     let reloading = Reloading { reload: &reload, socket_file: &socket_file, level };
     let mut needs_restart = pin!(here.late_driver.needs_restart(hardware.watch()));
-    let ended = loop {
+    let mut fatal = pin!(tasks.fatal());
+    let fatal_reason = loop {
         tokio::select! {
             asked = signals.next() => match asked {
                 SignalRequest::Reload => drop(reloading.carry_out(ReloadCommand::signal()).await),
@@ -333,39 +376,41 @@ async fn serve(
                 tracing::warn!("the driver was loaded after gpushd started: gpushd restarts, so that systemd allows the driver's devices");
                 break None;
             }
-            ended = &mut server => break Some(ended),
+            reason = &mut fatal => break Some(reason),
         }
     };
     notify::send(Notification::Stopping);
     stopping.cancel();
     drop(inbox);
-    // From here on, the queue begins no operations. `tasks` contains the operations and requests that have already
-    // begun.
-    let ended_tasks = async {
-        let _ = queue.await;
-        tasks.close();
-        tasks.wait().await;
+    let stop = async {
+        // From here on, the queue begins no operations. `tasks` contains the operations and requests that have already
+        // begun.
+        let ended_tasks = async {
+            let _ = queue.await;
+            tasks.finish().await;
+        };
+        if finish_operations(ended_tasks, &operations).await {
+            tokio::time::sleep(LAST_POLLS).await;
+        }
+        for service in services {
+            let _ = service.await;
+        }
+        drop(first_reading);
+        // Event streams still send the events about the ended operations, and then close.
+        state.events().close();
+        closing.cancel();
+        for socket in std::iter::once(public).chain(admin) {
+            let _ = socket.await;
+        }
     };
-    if finish_operations(ended_tasks, &operations).await {
-        tokio::time::sleep(LAST_POLLS).await;
-    }
-    let _ = tokio::join!(startup, expiry, daemons, leases, levels, leftover, unleased);
-    first_reading.abort();
-    following.abort();
-    let _ = fed.map(|fed| fed.abort());
-    // Event streams still send the events about the ended operations, and then close.
-    state.events().close();
-    monitoring.abort();
-    closing.cancel();
-    let result = match ended {
-        Some(ended) => ended,
-        None => server.await,
-    };
+    // After a fatal failure, an operation may never end. The next gpushd recovers it.
+    let limit = if fatal_reason.is_some() { FATAL_STOP } else { Duration::MAX };
+    let _ = tokio::time::timeout(limit, stop).await;
     // Remove the socket files before their locks are released, so that the next gpushd never finds a stale file.
     drop((socket_file, admin_file));
     let _ = tokio::time::timeout(WORKER_END, hardware.stop()).await;
     tracing::info!("stopped");
-    result.context("gpushd unexpectedly stopped accepting connections")?
+    fatal_reason.map_or(Ok(()), |reason| Err(anyhow::Error::msg(reason)))
 }
 
 /// Waits until the tasks of all operations have ended. Returns whether an operation was running.
@@ -380,20 +425,6 @@ async fn finish_operations(ended_tasks: impl Future<Output = ()>, operations: &O
     notify::send(Notification::Status("finishing operations".to_owned()));
     ended_tasks.await;
     true
-}
-
-/// Waits until all accept loops have ended, or until one of them fails.
-async fn serve_all(public: Serving, admin: Option<Serving>) -> anyhow::Result<()> {
-    let ended = async |serving: Serving| {
-        serving.await.context("gpushd unexpectedly stopped accepting connections")?.context("cannot serve the socket")
-    };
-    let admin = async {
-        match admin {
-            Some(admin) => ended(admin).await,
-            None => Ok(()),
-        }
-    };
-    tokio::try_join!(ended(public), admin).map(|_| ())
 }
 
 /// Reads the GPUs for the first time, and logs the result.

@@ -18,14 +18,12 @@ use std::{
         fd::{AsFd, AsRawFd},
         unix::net::UnixStream as StdStream,
     },
-    panic::AssertUnwindSafe,
     pin::pin,
     sync::Arc,
     time::Duration,
 };
 
 use axum::{Router, body::Body, extract::Request};
-use futures_util::FutureExt as _;
 use gpush_host::{
     accounts::{Account, Accounts},
     peer::Peer,
@@ -51,6 +49,7 @@ use super::{
 };
 use crate::{
     http::{admin_socket::ThroughAdminSocket, endless::Endless, failure::Failure, head::MOST_BYTES},
+    tasks::{TaskName, Tasks},
     watchdog::Ping,
 };
 
@@ -100,16 +99,24 @@ pub(crate) struct Identities {
     pub(crate) has_admin_group: Arc<HasAdminGroup>,
 }
 
+/// What an accept loop uses to serve connections.
+pub(crate) struct Serving {
+    pub(crate) identities: Identities,
+    pub(crate) router: Router,
+    pub(crate) tasks: Tasks,
+    /// Ends the loop.
+    pub(crate) closing: CancellationToken,
+}
+
 /// Accepts and serves connections until `closing` is cancelled. Returns when all connections have ended, or after
 /// [`DRAIN`].
 pub(crate) async fn serve(
     listener: std::os::unix::net::UnixListener,
     socket_kind: SocketKind,
-    identities: Identities,
-    router: Router,
-    closing: CancellationToken,
+    serving: Serving,
     mut pings: mpsc::Receiver<Ping>,
 ) -> io::Result<()> {
+    let Serving { identities, router, tasks, closing } = serving;
     // If the backlog is full, the kernel refuses connections of all users. So use the largest backlog that the kernel
     // permits by default (net.core.somaxconn).
     nix::sys::socket::listen(&listener, Backlog::new(BACKLOG)?)?;
@@ -123,6 +130,7 @@ pub(crate) async fn serve(
     let admission = Arc::new(Admission {
         limits: Limits { socket_kind, caps, identities, own },
         router,
+        tasks,
         closing: closing.clone(),
         cut: CancellationToken::new(),
         connections: TaskTracker::new(),
@@ -243,6 +251,7 @@ fn is_closed(stream: &StdStream) -> bool {
 struct Admission {
     limits: Limits,
     router: Router,
+    tasks: Tasks,
     closing: CancellationToken,
     /// Ends the connections that are still open some time after gpushd began to stop.
     cut: CancellationToken,
@@ -267,11 +276,15 @@ impl Admission {
             return self.enter(stream, client, Account::Unknown);
         };
         let admission = Arc::clone(self);
-        self.connections.spawn(async move {
+        self.spawn(async move {
             let found = tokio::time::timeout(LOOKUP, admission.limits.identities.accounts.of(uid)).await;
             drop(turn);
             admission.enter(stream, client, found.ok().and_then(Result::ok).unwrap_or(Account::Unknown));
         });
+    }
+
+    fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.once_tracked(&self.connections, TaskName::Connection, connection);
     }
 
     /// Serves a connection of this account, or refuses it.
@@ -289,10 +302,10 @@ impl Admission {
         match entered {
             Ok(place) => {
                 let Ok(stream) = stream() else { return };
-                let (kind, router, closing) = (self.limits.socket_kind, self.router.clone(), self.closing.clone());
-                let connection = connection(stream, client, place, kind, router, closing);
+                let handlers = (self.router.clone(), self.tasks.clone(), self.closing.clone());
+                let connection = connection(stream, client, place, self.limits.socket_kind, handlers);
                 let cut = self.cut.clone();
-                self.connections.spawn(async move {
+                self.spawn(async move {
                     tokio::select! {
                         () = connection => {}
                         () = cut.cancelled() => {}
@@ -307,7 +320,7 @@ impl Admission {
                 if let Ok(turn) = Arc::clone(&self.refusals).try_acquire_owned()
                     && let Ok(stream) = stream()
                 {
-                    self.connections.spawn(async move {
+                    self.spawn(async move {
                         refuse(stream, refusal).await;
                         drop(turn);
                     });
@@ -334,8 +347,7 @@ async fn connection(
     mut client: Client,
     place: ConnectionSlot,
     socket_kind: SocketKind,
-    router: Router,
-    closing: CancellationToken,
+    (router, tasks, closing): (Router, Tasks, CancellationToken),
 ) {
     if !place.delay.is_zero() {
         tokio::time::sleep(place.delay).await;
@@ -356,7 +368,7 @@ async fn connection(
         let mut router = router.clone();
         // A panic becomes an error response. A separate task would also do this, but tokio would often move the task to
         // another worker thread, and this would double the time of a short request.
-        let handler = AssertUnwindSafe(async move { router.call(request).await }).catch_unwind();
+        let handler = tasks.clone().run_once(TaskName::Request, async move { router.call(request).await });
         let pace = pace.clone();
         async move {
             let response = match handler.await {

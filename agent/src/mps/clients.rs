@@ -7,6 +7,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{MpsClient, ProcessKind};
+use gpush_host::subtask;
 use gpush_mps::daemon::{DaemonRequest, DriverClients, Report};
 
 use super::Mps;
@@ -90,7 +91,7 @@ pub(super) async fn of(mps: &Mps, seen: &Report, leases: &[OpenLease]) -> Vec<Mp
     let people = mps.handles.users.processes(pids).await;
     // Use a blocking thread: the environments of processes may be large and swapped out.
     let (reader, uids): (_, Vec<_>) = (mps.clone(), people.iter().map(|(pid, person)| (*pid, person.uid)).collect());
-    let named = tokio::task::spawn_blocking(move || {
+    let named = subtask::blocking(move || {
         let named = |(pid, uid)| Some((pid, (reader.handles.named_lease)(pid, uid).ok()??));
         uids.into_iter().filter_map(named).collect()
     });

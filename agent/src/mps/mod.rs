@@ -83,6 +83,7 @@ use crate::{
     options::MPS_DIRECTORY,
     shared_gpus::SharedGpus,
     state::{OpenLease, State, readings::Readings},
+    tasks::{TaskName, Tasks},
     timeslice::Timeslice,
 };
 
@@ -113,6 +114,7 @@ pub(crate) struct Handles {
     pub(crate) shared_gpus: SharedGpus,
     pub(crate) timeslice: Timeslice,
     pub(crate) named_lease: NamedLease,
+    pub(crate) tasks: Tasks,
     pub(crate) stopping: CancellationToken,
     /// The uid that gpushd runs as.
     pub(crate) own_uid: u32,
@@ -197,7 +199,7 @@ impl Mps {
     /// Wakes the reconciler of a GPU after a short pause.
     fn wake_soon(&self, gpu: &str) {
         let (mps, gpu) = (self.clone(), gpu.to_owned());
-        tokio::spawn(async move {
+        self.handles.tasks.once(TaskName::ReconcilerWakeup, async move {
             tokio::time::sleep(SOON).await;
             mps.wakes.wake(&gpu);
         });

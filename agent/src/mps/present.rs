@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use futures_util::future::join_all;
 use gpush_api::Gpu;
 use gpush_core::supervisor::SupervisorState;
 
@@ -64,8 +65,5 @@ pub(super) fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Vec<String> {
 /// daemons, because they may hang.
 pub(crate) async fn poll(mps: &Mps, asked: &BTreeSet<String>) {
     let entries: Vec<Entry> = mps.entries().values().filter(|entry| asked.contains(&entry.gpu_uuid)).cloned().collect();
-    let polls = entries.into_iter().map(|entry| tokio::spawn(async move { entry.daemon.fresh(Duration::ZERO).await }));
-    for poll in polls.collect::<Vec<_>>() {
-        let _as_it_was = poll.await;
-    }
+    let _as_it_was = join_all(entries.iter().map(|entry| entry.daemon.fresh(Duration::ZERO))).await;
 }

@@ -25,6 +25,7 @@ use gpush_core::{
     sharing::{self, SharingTarget},
     supervisor::SupervisorState,
 };
+use gpush_host::subtask;
 use gpush_mps::daemon::{DaemonRequest, Desired, Report, TargetDir};
 use jiff::{SignedDuration, Timestamp};
 use tokio::task::JoinSet;
@@ -59,6 +60,8 @@ pub(crate) async fn run(mps: Mps) {
         tokio::select! {
             () = mps.handles.stopping.cancelled() => break,
             _ = snapshots.wait_for(is_new) => {}
+            // A reconciler returns only if gpushd stops. If it has panicked, this task panics too.
+            Some(()) = subtask::next(&mut reconcilers) => {}
             () = tokio::time::sleep(INTERVAL) => {}
         }
     }

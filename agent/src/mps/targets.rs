@@ -17,7 +17,7 @@ use gpush_mps::daemon::{Daemon, Desired, RecordedUsers, Report, Sources, TargetD
 use gpush_store::NewAudit;
 
 use super::{Entry, Mps, clients, multi_user_support, operation_steps::OperationDaemons, view};
-use crate::{caller::Viewer, eligibility};
+use crate::{caller::Viewer, eligibility, tasks::TaskName};
 
 /// Adopts the daemons that a previous gpushd left running. Call this before gpushd serves any request, because requests
 /// find only adopted daemons.
@@ -34,7 +34,9 @@ pub(crate) fn adopt_daemons(mps: &Mps) {
         mps.entries().insert(spec.uuid, entry);
     }
     let (launcher, stopping) = (mps.launcher.clone(), mps.handles.stopping.clone());
-    tokio::spawn(async move { stopping.run_until_cancelled(launcher.end_orphans(known)).await });
+    mps.handles.tasks.once(TaskName::MpsOrphans, async move {
+        stopping.run_until_cancelled(launcher.end_orphans(known)).await;
+    });
 }
 
 /// Records in the audit trail that gpushd killed a daemon. Does not wait for the record.
@@ -109,7 +111,10 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
         entered.then(|| "the host is in maintenance: MPS daemons start when maintenance has ended".to_owned())
     });
     let sources = Sources { driver_clients, recorded_users, start_blocked };
-    Daemon::of(short, uuid, place, mps.launcher.clone(), sources, changed)
+    let (daemon, task) = Daemon::with_task(short, uuid, place, mps.launcher.clone(), sources, changed);
+    let task = Arc::new(task);
+    mps.handles.tasks.spawn_for(TaskName::MpsDaemon, format!("MPS daemon {short}"), move || Arc::clone(&task).run());
+    daemon
 }
 
 /// Returns whether a target gets a daemon. A MIG device gets a daemon if the layout of its GPU shares the device. A

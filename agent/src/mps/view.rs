@@ -2,6 +2,7 @@
 
 use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
+use futures_util::future::join_all;
 use gpush_api::{ApiError, Code, Gpu, Mode, MpsDaemon, MpsLogs, MpsServer, MpsState, MpsUsers};
 use gpush_core::{
     sharing::{self, SharingTarget},
@@ -225,15 +226,10 @@ pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Result<Vec<MpsDaemon>, Ap
         missing::gpus_known(&host)?;
     }
     missing::gpus_can_be_named(&host, unplaced(entries.values()))?;
-    let fresh = entries.values().map(|entry| {
-        let daemon = entry.daemon.clone();
-        tokio::spawn(async move { daemon.fresh(FRESH).await })
-    });
-    let fresh: Vec<_> = fresh.collect();
+    let fresh = join_all(entries.values().map(|entry| entry.daemon.fresh(FRESH))).await;
     let outlook = DesiredTargets::of(mps, caller.viewer);
     let mut all = Vec::new();
     for ((uuid, entry), seen) in entries.into_iter().zip(fresh) {
-        let seen = seen.await.unwrap_or_else(|_| entry.daemon.last_report());
         all.push(shown(mps, caller, &outlook, (&uuid, &entry), seen).await);
     }
     all.sort_by(in_order);

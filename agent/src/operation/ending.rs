@@ -25,6 +25,7 @@ use super::Operations;
 use crate::{
     backoff::backoff,
     state::{OperationLeaseEffects, OverrideEffect},
+    tasks::TaskName,
 };
 
 /// First and longest pause between two attempts to record the end of an operation.
@@ -89,14 +90,18 @@ impl Operations {
     /// Keeps the end of an operation that could not be recorded. Tries again in the background until the end is
     /// recorded.
     pub(super) async fn record_later(&self, ending: Ending) {
+        let number = ending.id;
         self.0.unrecorded.lock().await.push(ending);
         let operations = self.clone();
-        tokio::spawn(async move {
-            for pause in backoff(RECORD) {
-                tokio::time::sleep(pause).await;
-                match operations.record_ends().await {
-                    Ok(()) | Err(StoreError::Closed) => return,
-                    Err(_) => {}
+        self.0.tasks.spawn_for(TaskName::OperationRecord, format!("operation {number}"), move || {
+            let operations = operations.clone();
+            async move {
+                for pause in backoff(RECORD) {
+                    tokio::time::sleep(pause).await;
+                    match operations.record_ends().await {
+                        Ok(()) | Err(StoreError::Closed) => return,
+                        Err(_) => {}
+                    }
                 }
             }
         });
@@ -169,6 +174,7 @@ mod tests {
         lanes::Lanes,
         operation::{OperationHandle, OperationSpec, START},
         state::{Events, State},
+        tasks::Tasks,
     };
 
     fn new(gpu: u32) -> OperationSpec {
@@ -204,7 +210,8 @@ mod tests {
         fn new() -> Self {
             let directory = tempfile::tempdir().unwrap();
             let store = Store::open(directory.path(), Options::default()).unwrap().store;
-            let operations = Operations::new(store, Events::new("test"), Lanes::new(State::empty()));
+            let operations =
+                Operations::new(store, Events::new("test"), Lanes::new(State::empty()), Tasks::for_tests());
             Self { operations, _directory: directory }
         }
 

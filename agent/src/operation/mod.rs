@@ -38,6 +38,7 @@ use crate::{
     idempotency::Key,
     lanes::{Claim, Lanes},
     state::{Events, Holder, words},
+    tasks::Tasks,
 };
 
 /// Kind of the operations that apply layouts when gpushd starts.
@@ -52,6 +53,7 @@ struct Inner {
     store: Store,
     events: Events,
     lanes: Lanes,
+    tasks: Tasks,
     /// Operations that have not ended, and operations whose end is not recorded yet.
     live: Mutex<BTreeMap<OperationId, ActiveOperation>>,
     unrecorded: ending::Unrecorded,
@@ -94,10 +96,10 @@ pub(crate) struct OperationSpec {
 
 impl Operations {
     /// Creates the handle for the operations in `store`. No operation is running yet.
-    pub(crate) fn new(store: Store, events: Events, lanes: Lanes) -> Self {
+    pub(crate) fn new(store: Store, events: Events, lanes: Lanes, tasks: Tasks) -> Self {
         let unrecorded = ending::Unrecorded::default();
         let (live, requested, begun) = Default::default();
-        Self(Arc::new(Inner { store, events, lanes, live, unrecorded, requested, begun }))
+        Self(Arc::new(Inner { store, events, lanes, tasks, live, unrecorded, requested, begun }))
     }
 
     fn store(&self) -> &Store {

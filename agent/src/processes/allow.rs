@@ -16,9 +16,13 @@
 
 use std::{io, path::PathBuf, sync::Arc};
 
+use futures_util::future::join_all;
 use gpush_api::{ApiError, Code};
 use gpush_core::config::Allowed;
-use gpush_host::proc::{self, FileId};
+use gpush_host::{
+    proc::{self, FileId},
+    subtask,
+};
 
 use super::{Unleased, identity::Identity};
 
@@ -63,12 +67,8 @@ impl AllowList {
 
     async fn look_up(allow: Vec<Allowed>) -> Option<Arc<Self>> {
         // Look up all files at the same time, so that several file systems that hang take no longer than one.
-        let of = |one| tokio::task::spawn_blocking(move || AllowedProcess::of(one));
-        let lookups: Vec<_> = allow.into_iter().map(of).collect();
-        let mut entries = Vec::new();
-        for lookup in lookups {
-            entries.push(lookup.await.ok()?);
-        }
+        let lookups = allow.into_iter().map(|one| subtask::blocking(move || AllowedProcess::of(one)));
+        let entries = join_all(lookups).await.into_iter().collect::<Option<Vec<_>>>()?;
         Some(Arc::new(Self { entries }))
     }
 

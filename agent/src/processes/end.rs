@@ -25,14 +25,14 @@ use gpush_api::{
     UnleasedStep,
 };
 use gpush_core::config::{Config, Rule};
-use gpush_host::proc;
+use gpush_host::{proc, subtask};
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
 use super::{
     Unleased,
     allow::{AllowList, Match},
-    blocking, classified,
+    classified,
     classify::{ClassifiedProcess, Classifier},
     identity::{Identity, OpenedProcess},
     report,
@@ -157,7 +157,7 @@ fn warn(unleased: &Unleased, one: &GpuProcess) {
 
 async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: Arc<AllowList>) {
     let handle = unleased.clone();
-    let due = blocking(move || due_signals(&handle, found, &allow)).await.unwrap_or_default();
+    let due = subtask::blocking(move || due_signals(&handle, found, &allow)).await.unwrap_or_default();
     if due.is_empty() {
         return;
     }
@@ -266,7 +266,7 @@ async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &st
         }
         None
     };
-    blocking(check).await.flatten()
+    subtask::blocking(check).await.flatten()
 }
 
 /// Returns why gpushd does not end a process.

@@ -33,7 +33,7 @@ use std::sync::Arc;
 
 use gpush_api::{ApiError, Code, Gpu, GpuProcess, GpuProcesses, GpuState, Process, USERS_UNKNOWN, UnknownProcesses};
 use gpush_core::sharing;
-use gpush_host::cgroup;
+use gpush_host::{cgroup, subtask};
 
 use self::{
     allow::{AllowList, Match},
@@ -93,7 +93,8 @@ async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<
         let classifier = Classifier::new(&handle);
         listed.iter().flat_map(|gpu| classify_gpu(&classifier, gpu)).collect()
     };
-    let processes: Option<Vec<ClassifiedProcess>> = blocking(classify).await;
+    // Use a blocking thread: environments may be large, and a file system may not answer.
+    let processes: Option<Vec<ClassifiedProcess>> = subtask::blocking(classify).await;
     let mut processes = processes.ok_or_else(|| ApiError::stopping("gpushd is stopping"))?;
     if processes.iter().any(|one| one.process.unleased.is_some())
         && let Some(allow) = AllowList::of(unleased).await
@@ -165,12 +166,6 @@ fn classify_process(
     ClassifiedProcess { process, exempt: found.exempt, trespass: found.trespass, target }
 }
 
-/// Runs `read` on a blocking thread: environments may be large, and a file system may not answer. Returns `None` if
-/// gpushd is stopping.
-async fn blocking<T: Send + 'static>(read: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    tokio::task::spawn_blocking(read).await.ok()
-}
-
 /// Marks the unleased processes that the config allows.
 async fn mark_allowed(processes: &mut [ClassifiedProcess], allow: Arc<AllowList>) {
     let unleased = processes.iter_mut().map(|one| &mut one.process).filter(|one| one.unleased.is_some());
@@ -178,7 +173,7 @@ async fn mark_allowed(processes: &mut [ClassifiedProcess], allow: Arc<AllowList>
     let pids: Vec<u32> = unleased.iter().filter_map(|one| one.process.pid).collect();
     let is_allowed =
         move |pid: &u32| OpenedProcess::open(*pid).is_some_and(|one| allow.matches(&one.identity) == Match::Yes);
-    let allowed: Option<Vec<u32>> = blocking(move || pids.into_iter().filter(is_allowed).collect()).await;
+    let allowed: Option<Vec<u32>> = subtask::blocking(move || pids.into_iter().filter(is_allowed).collect()).await;
     let allowed = allowed.unwrap_or_default();
     for one in unleased.into_iter().filter(|one| one.process.pid.is_some_and(|pid| allowed.contains(&pid))) {
         (one.unleased, one.allowed) = (None, true);

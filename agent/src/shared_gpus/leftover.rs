@@ -15,6 +15,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use backon::ExponentialBackoff;
 use gpush_api::{ApiError, Code, Gpu, GpuState, Mode};
+use gpush_host::subtask;
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
@@ -102,7 +103,7 @@ pub(crate) async fn run(
             () = stopping.cancelled() => return,
             _ = wake.changed() => is_woken = true,
             () = due => {}
-            Some(Ok((outcome, uuid))) = running.join_next() => {
+            Some((outcome, uuid)) = subtask::next(&mut running) => {
                 let Some(attempts) = left.get_mut(&uuid) else { continue };
                 let pause = match outcome {
                     AttemptResult::Done => {

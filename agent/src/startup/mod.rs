@@ -115,6 +115,10 @@ impl Startup {
         recorded.as_ref().map(layouts)
     }
 
+    fn last_record(&self) -> Option<BootRecord> {
+        self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn recorded(&self, record: BootRecord) {
         *self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
     }
@@ -141,7 +145,7 @@ impl Startup {
 }
 
 /// What gpushd must do at its start.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct StartupWork {
     /// Which layouts gpushd has already applied on this boot; `None` if it has no layout left to apply.
     record: Option<BootRecord>,
@@ -222,7 +226,9 @@ pub(crate) struct Handles {
 /// Applies layouts that no user requested: the layouts of a new boot, and with `auto_reconcile` the layouts of GPUs
 /// with drift. When gpushd stops, waits for the running operations and begins no new ones.
 pub(crate) async fn run(handles: Handles, due: StartupWork) {
-    let mut layouts = due.record.map(Layouts::new);
+    // If this task has failed before, GPUs were settled meanwhile.
+    let recorded = due.record.map(|record| handles.startup.last_record().unwrap_or(record));
+    let mut layouts = recorded.map(Layouts::new);
     let mut attempts = RunningAttempts::default();
     let mut drift = DriftTimer::new(due.reconcile);
     let mut snapshots = handles.state.watch();

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use gpush_api::Gpu;
+use gpush_host::subtask;
 use tokio::task::JoinSet;
 
 use super::attempt::LayoutResult;
@@ -69,13 +70,9 @@ impl RunningAttempts {
     /// # Panics
     /// If the attempt panicked.
     pub(super) async fn next(&mut self) -> Option<EndedAttempt> {
-        match self.tasks.join_next().await? {
-            Ok(ended) => {
-                self.running.remove(&ended.gpu.uuid);
-                Some(ended)
-            }
-            Err(error) => std::panic::resume_unwind(error.into_panic()),
-        }
+        let ended = subtask::next(&mut self.tasks).await?;
+        self.running.remove(&ended.gpu.uuid);
+        Some(ended)
     }
 }
 

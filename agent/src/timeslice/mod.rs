@@ -60,6 +60,7 @@ use crate::{
     lanes::Lanes,
     shared_gpus::SharedGpus,
     state::{State, readings::Readings, words},
+    tasks::Tasks,
 };
 
 pub(crate) use self::{
@@ -87,6 +88,7 @@ pub(crate) struct Inner {
     lanes: Lanes,
     shared_gpus: SharedGpus,
     host_services: Arc<HostServices>,
+    tasks: Tasks,
     stopping: CancellationToken,
     seen: Mutex<BTreeMap<String, LevelState>>,
     /// UUIDs of GPUs that are known to support time-slice levels, because their level was read at
@@ -143,7 +145,7 @@ impl Timeslice {
         lanes: Lanes,
         shared_gpus: SharedGpus,
         host_services: Arc<HostServices>,
-        stopping: CancellationToken,
+        tasks: Tasks,
     ) -> Self {
         Self(Arc::new(Inner {
             state,
@@ -152,7 +154,8 @@ impl Timeslice {
             lanes,
             shared_gpus,
             host_services,
-            stopping,
+            stopping: tasks.stopping().clone(),
+            tasks,
             seen: Mutex::default(),
             proven: Mutex::default(),
             troubles: Mutex::default(),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use gpush_api::{ApiError, Code, Gpu, Mode, TimeslicePolicy};
+use gpush_host::subtask;
 use tokio::task::JoinSet;
 
 use super::{Timeslice, TroubleSubject, reconciler::TimeslicedGpu, schedule::Schedule};
@@ -57,7 +58,7 @@ impl ModeTasks {
     /// Waits until a task ends, and stores its result. Never returns if no task runs. Returns whether gpushd must check
     /// the GPU again.
     pub(super) async fn ended(&mut self, timeslice: &Timeslice, pace: &mut Schedule) -> bool {
-        let Some(Ok((aim, done))) = self.tasks.join_next().await else { return std::future::pending().await };
+        let Some((aim, done)) = subtask::next(&mut self.tasks).await else { return std::future::pending().await };
         let outdated = self.running.remove(&aim.gpu.uuid).is_some_and(|running| running.outdated);
         match done {
             // Do not store this failure: it would delay the policy that is desired now.

@@ -17,7 +17,7 @@ use super::{
     schedule::Schedule,
     smi,
 };
-use crate::caller::Viewer;
+use crate::{caller::Viewer, tasks::TaskName};
 
 /// Keeps the settings of time-sliced GPUs until gpushd stops. `has_daemon` returns whether a GPU has an MPS daemon.
 pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool + Send + Sync + 'static) {
@@ -147,7 +147,8 @@ impl Reconciler {
                 // Forget that this GPU was checked, so that gpushd checks it again when its lane is free.
                 self.last.aims.retain(|(of, _)| *of != uuid);
                 let timeslice = timeslice.clone();
-                tokio::spawn(async move {
+                let tasks = timeslice.tasks.clone();
+                tasks.once(TaskName::ReconcilerWakeup, async move {
                     drop(timeslice.lanes.lock(&uuid).await);
                     timeslice.wake();
                 });

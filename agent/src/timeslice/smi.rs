@@ -12,6 +12,8 @@ use gpush_core::compute_policy::{self, GpuIdentifier, LevelReport};
 use super::Timeslice;
 use gpush_host::helper::{End, Ended, Job};
 
+use crate::tasks::TaskName;
+
 /// Name under which the helper units of these calls are recorded, in place of an operation.
 const HELPER_OPERATION: &str = "timeslice";
 
@@ -86,9 +88,9 @@ pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel)
 /// Runs `nvidia-smi compute-policy`. If the caller stops waiting, the program continues, and the locks stay held until
 /// it exits. So no reset and no other call can begin before that.
 async fn run(timeslice: &Timeslice, step: &'static str, args: Vec<String>) -> Result<Ended, ApiError> {
-    let timeslice = timeslice.clone();
-    let run = tokio::spawn(async move { run_to_its_end(&timeslice, step, args).await });
-    run.await.unwrap_or_else(|failed| Err(error(&failed.to_string())))
+    let (tasks, timeslice) = (timeslice.tasks.clone(), timeslice.clone());
+    let run = async move { run_to_its_end(&timeslice, step, args).await };
+    tasks.once(TaskName::TimesliceCommand, run).await.unwrap_or_else(|failed| Err(error(&failed.to_string())))
 }
 
 async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) -> Result<Ended, ApiError> {

@@ -134,6 +134,43 @@ pub struct Recovered {
     pub released: Vec<String>,
 }
 
+/// How gpushd treats a failure of a background task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum TaskKind {
+    /// Runs until gpushd stops. gpushd restarts the task; a second failure within a minute ends gpushd.
+    Service,
+    /// Runs for one object, such as a lease. gpushd restarts the task; a second failure for the same object within a
+    /// minute ends gpushd.
+    PerObject,
+    /// Runs until gpushd stops. gpushd cannot restart the task, so a failure ends gpushd.
+    Final,
+    /// Runs once, for example for one request. A failure ends only the request.
+    OneShot,
+}
+
+/// The background tasks with one name, and their failures since gpushd started.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct TaskHealth {
+    /// Name, such as `lease_queue`.
+    pub name: String,
+    /// How gpushd treats a failure.
+    pub kind: TaskKind,
+    /// Number of failures.
+    pub failures: u64,
+    /// Number of restarts after a failure.
+    pub restarts: u64,
+    /// Time of the last failure; absent if there is none.
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub failed_at: Option<Timestamp>,
+    /// Description of the last failure, at most 512 bytes. Only administrators see it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
 /// Answer of `GET /v1/health`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -154,4 +191,7 @@ pub struct Health {
     pub layouts_at_start: Option<LayoutsAtStart>,
     /// Process id of gpushd.
     pub pid: u32,
+    /// The background tasks of gpushd.
+    #[serde(default)]
+    pub tasks: Vec<TaskHealth>,
 }

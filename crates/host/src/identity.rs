@@ -21,7 +21,7 @@ use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 
 use crate::{
     accounts::{Account, Accounts},
-    proc,
+    proc, subtask,
     users::{NameService, Unanswered},
 };
 
@@ -125,7 +125,7 @@ impl Users {
         if pids.is_empty() {
             return HashMap::new();
         }
-        let read = tokio::task::spawn_blocking(move || {
+        let read = subtask::blocking(move || {
             pids.into_iter().filter_map(|pid| Some((pid, proc::owner(pid)?))).collect::<Vec<_>>()
         });
         let uids = read.await.unwrap_or_default();
@@ -178,10 +178,10 @@ impl Commands {
                 let Some(lock) = commands.lock(account) else { return };
                 let turn = lock.lock_owned().await;
                 let read = move || commands.fill(&proc, &pids, &found, turn);
-                let _ = tokio::task::spawn_blocking(read).await;
+                subtask::blocking(read).await;
             });
         }
-        let _ = tokio::time::timeout(WAIT, async { while reads.join_next().await.is_some() {} }).await;
+        let _ = tokio::time::timeout(WAIT, async { while subtask::next(&mut reads).await.is_some() {} }).await;
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *found)
     }

@@ -23,6 +23,8 @@
 //!
 //! This crate uses only `gpush-api` and `gpush-core`. It does not use the store, the driver, or the state of gpushd.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests start their own tasks"))]
+
 pub mod accounts;
 pub mod acl;
 pub mod boot;
@@ -39,6 +41,7 @@ pub mod path_lock;
 pub mod peer;
 pub mod pidfd;
 pub mod proc;
+pub mod subtask;
 pub mod systemd;
 mod transient_uids;
 pub mod users;

@@ -9,6 +9,8 @@
 //! adopts, probes and ends daemons. [`daemon`] makes no decisions about the host: the caller passes
 //! the desired state of each daemon, and [`daemon::Sources`] for facts about the host.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests start their own tasks"))]
+
 pub mod daemon;
 pub mod protocol;
 

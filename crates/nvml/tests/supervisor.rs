@@ -7,6 +7,7 @@
 //! applies. The file is read for each call. The worker appends every call to the file `log`.
 
 #![allow(clippy::unwrap_used)] // A failed test panics.
+#![allow(clippy::disallowed_methods)] // A test starts its own tasks.
 
 mod scripted;
 

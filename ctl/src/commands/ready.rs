@@ -300,6 +300,7 @@ mod tests {
             maintenance: None,
             gpu_count: 1,
             layouts_at_start: Some(LayoutsAtStart { complete, ..LayoutsAtStart::default() }),
+            tasks: Vec::new(),
             pid: 1,
         }
     }

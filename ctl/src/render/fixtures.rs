@@ -246,6 +246,7 @@ pub(crate) fn status(gpus: Vec<Gpu>, simulated: bool) -> Status {
             simulated,
             gpu_count: u32::try_from(gpus.len()).unwrap(),
             layouts_at_start: None,
+            tasks: Vec::new(),
             pid: 812,
         },
         devices: devices(&gpus),

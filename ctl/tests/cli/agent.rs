@@ -41,6 +41,7 @@ fn health(causes: Vec<ApiError>) -> Health {
         gpu_count: 2,
         maintenance: None,
         layouts_at_start: None,
+        tasks: Vec::new(),
         pid: 812,
     }
 }

@@ -1,5 +1,5 @@
 //! gpushd as a service: start and stop, sockets, access, HTTP, events, leases, the database, the
-//! clock, journald, GPU states, limits of texts, and unknown fields.
+//! clock, journald, GPU states, background tasks, limits of texts, and unknown fields.
 
 mod access;
 mod admin_socket;
@@ -20,5 +20,6 @@ mod lifecycle;
 mod reports;
 mod state_loss;
 mod states;
+mod tasks;
 mod text_limits;
 mod unknown_fields;

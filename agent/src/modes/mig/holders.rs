@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use gpush_api::{ApiError, Code, Holder, ProcessKind};
 use gpush_core::holders as judged;
-use gpush_host::device_files;
+use gpush_host::{device_files, subtask};
 use gpush_mps::daemon::server_processes::{Place, Server};
 
 use super::{MigMode, preflight::minors};
@@ -32,7 +32,7 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
     let own = [Some(std::process::id()), status.worker];
     let own: Vec<u32> = own.into_iter().chain(status.abandoned.iter().map(|worker| worker.pid)).flatten().collect();
     let (proc, minors, servers) = (mig.host_services.proc.clone(), minors.to_vec(), mig.mps.servers());
-    let search = tokio::task::spawn_blocking(move || {
+    let search = subtask::blocking(move || {
         let mut found = device_files::holders(&proc, &minors, &own)?;
         for holder in &mut found {
             let server = holder.pid.and_then(|pid| servers.of_process(pid, ProcessKind::Compute, Place::DeviceFiles));
@@ -46,9 +46,9 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
         Ok::<_, std::io::Error>(found)
     });
     let mut found = match tokio::time::timeout(SEARCH, search).await {
-        Ok(Ok(Ok(found))) => found,
-        Ok(Ok(Err(error))) => return Err(unknown(&error.to_string())),
-        Ok(Err(error)) => return Err(unknown(&error.to_string())),
+        Ok(Some(Ok(found))) => found,
+        Ok(Some(Err(error))) => return Err(unknown(&error.to_string())),
+        Ok(None) => return Err(unknown("gpushd is stopping")),
         Err(_) => {
             return Err(unknown(&format!("the search for these processes took longer than {}s", SEARCH.as_secs())));
         }
@@ -68,8 +68,8 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
 /// a reset affects more GPUs, so more GPUs must be free.
 pub(super) async fn fabric_manager_runs(host_services: &HostServices) -> bool {
     let proc = host_services.proc.clone();
-    let search = tokio::task::spawn_blocking(move || device_files::fabric_manager_runs(&proc));
-    matches!(tokio::time::timeout(SEARCH, search).await, Ok(Ok(Ok(true))))
+    let search = subtask::blocking(move || device_files::fabric_manager_runs(&proc));
+    matches!(tokio::time::timeout(SEARCH, search).await, Ok(Some(Ok(true))))
 }
 
 fn unknown(why: &str) -> ApiError {

@@ -20,6 +20,8 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
+use crate::tasks::{TaskName, Tasks};
+
 /// How long a reading stays fresh.
 pub(crate) const FRESH_FOR: Duration = Duration::from_secs(1);
 
@@ -77,6 +79,7 @@ struct Inner<V> {
     /// Notified when a reading has finished. Wakes the callers that wait.
     ended: watch::Sender<()>,
     on_change: OnChange<V>,
+    tasks: Tasks,
 }
 
 #[derive(Debug)]
@@ -105,9 +108,9 @@ impl<V: Clone> CachedState<V> {
 
 impl<V: Clone + Send + 'static> Cached<V> {
     /// Creates an empty cache.
-    pub(crate) fn new(on_change: OnChange<V>) -> Self {
+    pub(crate) fn new(tasks: Tasks, on_change: OnChange<V>) -> Self {
         let state = CachedState { good: None, error: None, begun: None, changed: None, running: None };
-        Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(()), on_change }))
+        Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(()), on_change, tasks }))
     }
 
     fn state(&self) -> MutexGuard<'_, CachedState<V>> {
@@ -134,7 +137,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
         drop(state);
         let reading = read();
         let ended = RunningReading { cache: self.clone(), begun: Moment::now() };
-        tokio::spawn(async move {
+        self.0.tasks.once(TaskName::GpuReading, async move {
             let outcome = reading.await;
             ended.with(outcome);
         });
@@ -217,7 +220,7 @@ mod tests {
 
     impl<V: Clone + Send + 'static> Cached<V> {
         fn alone() -> Self {
-            Self::new(Box::new(|_| ()))
+            Self::new(Tasks::for_tests(), Box::new(|_| ()))
         }
 
         fn last(&self) -> LastReading<V> {

@@ -21,14 +21,14 @@ use std::{
 };
 
 use gpush_api::ApiError;
-use gpush_host::identity::Users;
+use gpush_host::{identity::Users, subtask};
 use gpush_nvml::{DriverError, ErrorKind, Hardware, Listed, Reading, Status};
 
 pub(super) use self::cached::Cached;
 pub(crate) use self::cached::{LastReading, Moment};
 use self::identify::identify;
 use super::{HostState, Observed, State, view, words};
-use crate::coalesced::Coalesced;
+use crate::{coalesced::Coalesced, tasks::Tasks};
 
 /// How long callers wait for a newer reading. After that, they get the last reading.
 const WAIT: Duration = Duration::from_millis(75);
@@ -46,6 +46,7 @@ struct Inner {
     hardware: Hardware,
     users: Users,
     state: State,
+    tasks: Tasks,
     list: Cached<Arc<Vec<Listed>>>,
     gpus: Mutex<BTreeMap<String, Cached<Arc<Reading>>>>,
     /// For each GPU, readings that begin only after a caller has asked. Concurrent callers share a reading.
@@ -57,10 +58,10 @@ type ReadOutcome = Result<Arc<Reading>, DriverError>;
 
 impl Readings {
     /// Creates the handle. gpushd reads nothing until a caller asks.
-    pub(crate) fn new(hardware: Hardware, users: Users, state: State) -> Self {
+    pub(crate) fn new(hardware: Hardware, users: Users, state: State, tasks: Tasks) -> Self {
         let to = state.clone();
-        let list = Cached::new(Box::new(move |list| to.set_list(list)));
-        Self(Arc::new(Inner { hardware, users, state, list, gpus: Mutex::default(), fresh: Mutex::default() }))
+        let list = Cached::new(tasks.clone(), Box::new(move |list| to.set_list(list)));
+        Self(Arc::new(Inner { hardware, users, state, tasks, list, gpus: Mutex::default(), fresh: Mutex::default() }))
     }
 
     fn gpus(&self) -> MutexGuard<'_, BTreeMap<String, Cached<Arc<Reading>>>> {
@@ -74,7 +75,7 @@ impl Readings {
         }
         self.0.state.index_of(uuid)?;
         let (to, of) = (self.0.state.clone(), uuid.to_owned());
-        let cache = || Cached::new(Box::new(move |last| to.set_reading(&of, last)));
+        let cache = || Cached::new(self.0.tasks.clone(), Box::new(move |last| to.set_reading(&of, last)));
         Some(self.gpus().entry(uuid.to_owned()).or_insert_with(cache).clone())
     }
 
@@ -179,10 +180,8 @@ impl Readings {
             tasks.spawn(async move { (position, readings.read_now(&uuid).await) });
         }
         let mut read: Vec<Option<_>> = uuids.iter().map(|_| None).collect();
-        while let Some(done) = tasks.join_next().await {
-            if let Ok((position, outcome)) = done {
-                read[position] = Some(outcome);
-            }
+        while let Some((position, outcome)) = subtask::next(&mut tasks).await {
+            read[position] = Some(outcome);
         }
         let missing = || Err(DriverError::new(ErrorKind::Stopped, "reading the GPU"));
         uuids.iter().cloned().zip(read.into_iter().map(|outcome| outcome.unwrap_or_else(missing))).collect()

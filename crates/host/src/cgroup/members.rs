@@ -14,7 +14,7 @@ use super::{
     MOUNTS,
     walk::{MOST_CGROUPS, Members, directories, existing, exists, members_of},
 };
-use crate::pidfd::Awaited;
+use crate::{pidfd::Awaited, subtask};
 
 /// First and longest pause before a cgroup is read again. Used if no process in the cgroup can be
 /// awaited, or the awaited process ended soon.
@@ -97,7 +97,7 @@ pub async fn wait_until_empty(cgroup: &str) {
 /// blocking thread.
 async fn remaining(cgroup: &str) -> Option<Members> {
     let cgroup = cgroup.to_owned();
-    let read = tokio::task::spawn_blocking(move || {
+    let read = subtask::blocking(move || {
         let found = processes(&cgroup)?;
         // The kernel also reports processes that gpushd cannot see.
         let is_populated = || directory(&cgroup).map_or(true, |dir| dir.is_some_and(|dir| is_populated(&dir)));
@@ -105,7 +105,8 @@ async fn remaining(cgroup: &str) -> Option<Members> {
         is_left.then_some(found)
     });
     // A walk that did not end shows nothing about the cgroup.
-    read.await.unwrap_or_else(|failed| Some(Members { pids: Vec::new(), error: Some(io::Error::other(failed)) }))
+    let stopping = || Some(Members { pids: Vec::new(), error: Some(io::Error::other("gpushd is stopping")) });
+    read.await.unwrap_or_else(stopping)
 }
 
 /// The pauses between two reads of a cgroup.

@@ -64,6 +64,7 @@ async fn start_unit(manager: &Manager, run: &RunDir) -> Result<(), String> {
     manager.start_transient(&unit).await.map_err(|error| error.in_full())
 }
 
+#[expect(clippy::disallowed_methods, reason = "the task only waits for a process")]
 async fn start_child(run: &RunDir) -> Result<(), String> {
     let mut command = tokio::process::Command::new("/proc/self/exe");
     command.arg("helper").arg(run.dir()).env_clear().current_dir("/").stdin(Stdio::null());

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use gpush_host::proc;
+use gpush_host::{proc, subtask};
 
 use crate::protocol::{control::ControlError, holder, session::SessionError};
 
@@ -26,8 +26,8 @@ pub(super) async fn holders(
         return BTreeSet::new();
     }
     let pipe = pipe.to_owned();
-    let found = tokio::task::spawn_blocking(move || holder::holders(daemon, &pipe)).await;
-    let holders: BTreeSet<i32> = match found.map_err(std::io::Error::other).and_then(|found| found) {
+    let found = subtask::blocking(move || holder::holders(daemon, &pipe)).await;
+    let holders: BTreeSet<i32> = match found.unwrap_or_else(|| Err(std::io::Error::other("gpushd is stopping"))) {
         Ok(holders) => holders.into_iter().collect(),
         Err(error) => {
             tracing::debug!(mps = target, "cannot find out which process is connected to the MPS daemon: {error}");

@@ -12,8 +12,8 @@
 //! ```
 //!
 //! ```text
-//! requests ─► supervisor task ─► reports   a task that panics is replaced: it recovers its state from the directory,
-//!                 └ panics ─► task         and pending requests wait for the next task
+//! requests ─► supervisor task ─► reports   the caller runs the task. If the task panics, the caller runs it again: it
+//!                 └ panics ─► task         recovers its state from the directory, and pending requests wait for it
 //! ```
 //!
 //! | file | subject |
@@ -34,16 +34,21 @@
 //! | `server_processes` | which processes are MPS servers |
 //! | `server_record` | the servers that gpushd has seen as children of a daemon |
 
-use std::{collections::BTreeSet, panic::AssertUnwindSafe, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
-use futures_util::FutureExt as _;
 use gpush_api::{ApiError, Code, MpsPolicy, MpsServerState, MpsSettings};
 use gpush_core::supervisor::{KillReason, SupervisorPolicy, SupervisorState};
 use gpush_host::proc::ProcessId;
 use jiff::Timestamp;
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    time::{Instant, sleep},
+    time::Instant,
 };
 
 mod admission;
@@ -81,9 +86,6 @@ const PROBE_WAIT: Duration = Duration::from_millis(250);
 /// Maximum age of the report of a draining daemon. This age is greater than for other daemons,
 /// because each probe adds lines to the daemon's log.
 const DRAINING_REPORT_AGE: Duration = Duration::from_secs(5);
-
-/// Pause before gpushd replaces a task that panicked.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// Maximum number of queued requests.
 const WAITING: usize = 64;
@@ -241,32 +243,64 @@ pub struct Daemon {
     seen: watch::Receiver<Report>,
 }
 
+/// The supervisor task of a daemon.
+pub struct DaemonTask {
+    create: Box<dyn Fn() -> SupervisorTask + Send + Sync>,
+    /// The state of the task at its first run.
+    first: Mutex<Option<SupervisorTask>>,
+    /// Locked while the task runs.
+    asks: tokio::sync::Mutex<mpsc::Receiver<QueuedRequest>>,
+    publish: watch::Sender<Report>,
+    changed: Box<dyn Fn(&Report) + Send + Sync>,
+}
+
+impl fmt::Debug for DaemonTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DaemonTask").finish_non_exhaustive()
+    }
+}
+
+impl DaemonTask {
+    /// Runs the task until all handles of the daemon are dropped. If it panics, call this function again: the task then
+    /// recovers its state from the directory of the target.
+    pub async fn run(self: Arc<Self>) {
+        let mut asks = self.asks.lock().await;
+        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let task = first.unwrap_or_else(|| {
+            let task = (self.create)();
+            // The owner of the callback reacts to this call by sending the desired state to the new task.
+            (self.changed)(&task.report());
+            task
+        });
+        task.run(&mut asks, &self.publish, &self.changed).await;
+    }
+}
+
 impl Daemon {
-    /// Starts the supervisor task of a target. The task adopts a running daemon. The task calls
-    /// `changed` with a report if the state or pid differs from the last report, or if there is
+    /// Creates the handle and the supervisor task of a target. The caller must run the task. The task adopts a running
+    /// daemon. The task calls `changed` with a report if the state or pid differs from the last report, or if there is
     /// news.
-    pub fn of(
+    pub fn with_task(
         target: &str,
         uuid: &str,
         place: TargetDir,
         launcher: Launcher,
         sources: Sources,
         changed: impl Fn(&Report) + Send + Sync + 'static,
-    ) -> Self {
-        let (ask, mut asks) = mpsc::channel(WAITING);
+    ) -> (Self, DaemonTask) {
+        let (ask, asks) = mpsc::channel(WAITING);
         let (target, uuid) = (target.to_owned(), uuid.to_owned());
         let create = move || SupervisorTask::new(&target, &uuid, place.clone(), launcher.clone(), sources.clone());
-        let mut task = create();
-        let (publish, seen) = watch::channel(task.report());
-        tokio::spawn(async move {
-            while !has_ended(task.run(&mut asks, &publish, &changed)).await {
-                sleep(PAUSE).await;
-                task = create();
-                // The owner of the callback reacts to this call by sending the desired state to the new task.
-                changed(&task.report());
-            }
-        });
-        Self { ask, seen }
+        let first = create();
+        let (publish, seen) = watch::channel(first.report());
+        let task = DaemonTask {
+            create: Box::new(create),
+            first: Mutex::new(Some(first)),
+            asks: tokio::sync::Mutex::new(asks),
+            publish,
+            changed: Box::new(changed),
+        };
+        (Self { ask, seen }, task)
     }
 
     /// Returns the last report.
@@ -313,15 +347,6 @@ impl Daemon {
         let _as_it_was = self.probe().await;
         self.last_report()
     }
-}
-
-/// Runs a task to its end. Returns false if the task panicked.
-async fn has_ended(task: impl Future<Output = ()>) -> bool {
-    let Err(panic) = AssertUnwindSafe(task).catch_unwind().await else { return true };
-    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
-    let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-    tracing::error!("the task of gpushd that manages an MPS daemon panicked; gpushd starts another task: {text}");
-    false
 }
 
 #[cfg(test)]

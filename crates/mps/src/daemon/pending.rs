@@ -15,7 +15,7 @@
 use std::{path::Path, pin::Pin, sync::Arc};
 
 use gpush_api::MpsServerState;
-use gpush_host::proc;
+use gpush_host::{proc, subtask};
 
 use super::health::Health;
 use crate::protocol::holder::{self, UnlistedClients};
@@ -37,10 +37,10 @@ pub(super) struct Pending {
 /// the log has stopped growing.
 pub(super) async fn find(daemon: i32, pipe: &Path, known: Vec<i32>, named: Option<&[(i32, u32)]>) -> Pending {
     let (pipe, inside) = (pipe.to_owned(), known.clone());
-    let found = tokio::task::spawn_blocking(move || holder::unlisted_clients(daemon, &pipe, &inside)).await;
+    let found = subtask::blocking(move || holder::unlisted_clients(daemon, &pipe, &inside)).await;
     let named_ones = named.unwrap_or_default().iter().filter(|(pid, uid)| proc::owner(*pid) == Some(*uid));
     let named_ones: Vec<i32> = named_ones.map(|(pid, _)| *pid).filter(|pid| !known.contains(pid)).collect();
-    match found.map_err(std::io::Error::other).and_then(|found| found) {
+    match found.unwrap_or_else(|| Err(std::io::Error::other("gpushd is stopping"))) {
         Ok(unlisted) => pending(unlisted, named_ones.into_iter().filter(|pid| is_elsewhere(*pid))),
         Err(error) => {
             tracing::debug!(daemon, "cannot find the pending clients of the MPS daemon: {error}");

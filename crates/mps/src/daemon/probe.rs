@@ -15,7 +15,7 @@
 use std::sync::Arc;
 
 use gpush_core::supervisor::{SupervisorEvent, SupervisorState};
-use gpush_host::proc;
+use gpush_host::{proc, subtask};
 use tokio::{task::JoinHandle, time::Instant};
 
 use super::{
@@ -55,7 +55,7 @@ pub(super) struct ProbeResult {
 /// Waits until a probe has finished. Never returns if there is no probe.
 pub(super) async fn finished(probe: Option<&mut Probe>) -> Result<ProbeResult, ControlError> {
     match probe {
-        Some(probe) => (&mut probe.task).await.unwrap_or(Err(ControlError::Busy)),
+        Some(probe) => subtask::output((&mut probe.task).await).unwrap_or(Err(ControlError::Busy)),
         None => std::future::pending().await,
     }
 }
@@ -63,6 +63,7 @@ pub(super) async fn finished(probe: Option<&mut Probe>) -> Result<ProbeResult, C
 impl SupervisorTask {
     /// Starts a probe. If a probe is in progress, the new probe follows it, because the probe in
     /// progress may report an older state.
+    #[expect(clippy::disallowed_methods, reason = "the panic continues in the supervisor task")]
     pub(super) fn probe_now(&mut self, caller: Option<Reply>) {
         self.waiters.extend(caller);
         if self.probe.is_some() {

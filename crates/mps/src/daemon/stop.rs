@@ -30,6 +30,7 @@ const INTERRUPT: u32 = 1;
 impl SupervisorTask {
     /// Starts a task that sends `terminate_client` for each client and then `quit`. The task
     /// repeats `quit` until the daemon's process has ended.
+    #[expect(clippy::disallowed_methods, reason = "the panic continues in the supervisor task")]
     pub(super) fn begin_stop(&mut self) {
         // The daemon accepts only one connection at a time, so end the probe.
         self.abort_probe();

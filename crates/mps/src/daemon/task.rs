@@ -16,6 +16,7 @@
 
 use std::{
     collections::BTreeSet,
+    convert::Infallible,
     mem::{Discriminant, discriminant},
     sync::Arc,
     time::Duration,
@@ -25,7 +26,7 @@ use gpush_api::{ApiError, Code, MpsSettings};
 use gpush_core::supervisor::{
     KillReason, Supervisor, SupervisorEffect, SupervisorEvent, SupervisorPolicy, SupervisorState,
 };
-use gpush_host::proc;
+use gpush_host::{proc, subtask};
 use jiff::Timestamp;
 use tokio::{
     sync::{mpsc, watch},
@@ -125,6 +126,14 @@ pub(super) struct SupervisorTask {
     pub(super) since: Timestamp,
     /// State, pid and presence of leftovers, as last published.
     pub(super) last_published: (Discriminant<SupervisorState>, Option<i32>, bool),
+}
+
+/// Continues the panic of a task that does not return. Never returns if the task does not panic.
+async fn panicked(task: Option<&mut AbortOnDropHandle<()>>) -> Infallible {
+    if let Some(task) = task {
+        subtask::output(task.await);
+    }
+    std::future::pending().await
 }
 
 /// The event that woke the task.
@@ -229,6 +238,7 @@ impl SupervisorTask {
             result = finished(self.probe.as_mut()) => Wakeup::ProbeFinished(Box::new(result)),
             () = at(due) => Wakeup::TimerFired,
             () = at(probe) => Wakeup::ProbeDue,
+            never = panicked(self.stop_task.as_mut()) => match never {},
         }
     }
 

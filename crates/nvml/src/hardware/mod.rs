@@ -180,12 +180,21 @@ impl Hardware {
     ///
     /// Must be called within a tokio runtime.
     #[must_use]
+    #[expect(clippy::disallowed_methods, reason = "for programs without supervised tasks")]
     pub fn start(options: Options) -> Self {
+        let (hardware, task) = Self::with_task(options);
+        tokio::spawn(task);
+        hardware
+    }
+
+    /// Does the same as [`Self::start`], but returns the task, which the caller must run. Without the task, each call
+    /// fails.
+    pub fn with_task(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (tx, rx) = mpsc::unbounded_channel();
         let (status_tx, status) = watch::channel(Status::default());
         let (events, _) = broadcast::channel(256);
-        tokio::spawn(supervisor::run(options, rx, status_tx, events.clone()));
-        Self { tx, status, events, unmended: Arc::default() }
+        let task = supervisor::run(options, rx, status_tx, events.clone());
+        (Self { tx, status, events, unmended: Arc::default() }, task)
     }
 
     /// Returns the driver's versions and library, and whether the library is simulated.

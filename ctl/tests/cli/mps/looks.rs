@@ -73,6 +73,7 @@ fn health() -> Health {
         gpu_count: 2,
         maintenance: None,
         layouts_at_start: None,
+        tasks: Vec::new(),
         pid: 812,
     }
 }

@@ -17,6 +17,7 @@ const BECOME: Duration = Duration::from_secs(10);
 const REAPED: Duration = Duration::from_millis(200);
 
 /// Starts the daemon that the spec describes. The daemon holds the lock when this function returns.
+#[expect(clippy::disallowed_methods, reason = "the task only waits for a process")]
 pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError> {
     let failed = |error: io::Error| StartError::Failed(error.to_string());
     let mut child = Command::new("/proc/self/exe")

@@ -21,6 +21,8 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt as _;
+use gpush_host::subtask;
 use tokio::{
     sync::watch,
     task::JoinHandle,
@@ -82,10 +84,13 @@ impl SupervisorTask {
 }
 
 impl LogRotation {
+    #[expect(clippy::disallowed_methods, reason = "the panic continues in the supervisor task")]
     fn keep(&mut self, kept: RotationConfig) {
-        match &self.keeps {
+        match &mut self.keeps {
             // Update the running task, so that it keeps its measurements of the growth.
-            Some((now, _)) => {
+            Some((now, task)) => {
+                // The rotation does not return. If it has panicked, the supervisor task panics too.
+                task.now_or_never().and_then(subtask::output);
                 now.send_if_modified(|now| {
                     let is_other = *now != kept;
                     *now = kept;
@@ -111,14 +116,14 @@ async fn keep(how: watch::Receiver<RotationConfig>, reported: Arc<Mutex<Option<S
     loop {
         let kept = how.borrow().clone();
         let (dir, most, mut those) = (kept.dir.clone(), kept.most, logs.clone());
-        let looked = tokio::task::spawn_blocking(move || {
+        let looked = subtask::blocking(move || {
             those.iter_mut().for_each(|log| log.check(&dir, most));
             those
         });
         match looked.await {
-            Ok(looked) => logs = looked,
+            Some(looked) => logs = looked,
             // gpushd is stopping.
-            Err(_) => return,
+            None => return,
         }
         let is = logs.iter().find_map(|log| log.finding(&kept));
         {
