@@ -14,7 +14,7 @@ use gpush_store::{ConditionKind, GpuIntent, NewCondition, Scope};
 use crate::{
     modes::{
         GpuName,
-        mig::mode::{Completion, ModeChange},
+        mig::mode_change::{Completion, ModeChange},
     },
     operation::named_once,
     overrides::OverrideChange,

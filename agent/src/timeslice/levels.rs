@@ -14,7 +14,7 @@ use gpush_core::{
 };
 use gpush_store::LevelSet;
 
-use super::{Level, Timeslice, TroubleSubject, reconciler::TimeslicedGpu, schedule::Schedule, smi};
+use super::{Level, Timeslice, TroubleSubject, schedule::Schedule, smi, target::TimeslicedGpu};
 
 /// Reason that gpushd shows if the driver has no time-slice levels for a GPU.
 const UNSUPPORTED: &str = "the driver has no time-slice levels for this GPU: only Turing and later GPUs have them";

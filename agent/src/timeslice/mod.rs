@@ -26,7 +26,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `reconciler` | which GPUs are time-sliced, and when they are checked |
+//! | `reconciler` | when time-sliced GPUs are checked |
+//! | `target` | which GPUs are time-sliced, and their desired settings |
 //! | `modes` | compute modes of time-sliced GPUs |
 //! | `levels` | time-slice levels |
 //! | `schedule` | intervals of readings and retries |
@@ -39,6 +40,7 @@ mod plan_steps;
 mod reconciler;
 mod schedule;
 mod smi;
+mod target;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

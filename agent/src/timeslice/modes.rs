@@ -6,7 +6,7 @@ use gpush_api::{ApiError, Code, Gpu, Mode, TimeslicePolicy};
 use gpush_host::subtask;
 use tokio::task::JoinSet;
 
-use super::{Timeslice, TroubleSubject, reconciler::TimeslicedGpu, schedule::Schedule};
+use super::{Timeslice, TroubleSubject, schedule::Schedule, target::TimeslicedGpu};
 
 /// The tasks that set compute modes. Each GPU has a separate task, so that a GPU that hangs does not delay other GPUs.
 #[derive(Debug, Default)]

@@ -20,8 +20,9 @@ use gpush_core::desired::in_use::{Scope, check};
 use super::{
     Timeslice, TroubleSubject,
     levels::{self, Setter},
-    modes, reconciler,
+    modes,
     schedule::Schedule,
+    target,
 };
 use crate::caller::Viewer;
 
@@ -95,7 +96,7 @@ async fn apply_now(timeslice: &Timeslice, uuids: &[String]) -> bool {
         gpu.pending.clear();
     }
     // `|_| false`: the operation has already stopped the MPS daemons, which would prevent time-slicing.
-    let mut aims = reconciler::targets(timeslice, &timeslice.state.config(), &gpus, &|_| false);
+    let mut aims = target::targets(timeslice, &timeslice.state.config(), &gpus, &|_| false);
     aims.retain(|aim| uuids.contains(&aim.gpu.uuid));
     let are_seen = uuids.iter().all(|uuid| aims.iter().any(|aim| aim.gpu.uuid == *uuid));
     let mut pace = Schedule::default();

@@ -3,11 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{Gpu, Mode, TimesliceLevel, TimeslicePolicy};
-use gpush_core::{
-    config::Config,
-    timeslice_plan::{self, TimeslicePlan},
-};
+use gpush_api::Mode;
 use tokio::time::sleep_until;
 
 use super::{
@@ -16,6 +12,7 @@ use super::{
     modes::ModeTasks,
     schedule::Schedule,
     smi,
+    target::{TimeslicedGpu, targets},
 };
 use crate::{caller::Viewer, tasks::TaskName};
 
@@ -53,21 +50,6 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
     tokio::select! {
         () = timeslice.stopping.cancelled() => {}
         () = tend => {}
-    }
-}
-
-/// A GPU and its desired settings.
-#[derive(Debug, Clone)]
-pub(super) struct TimeslicedGpu {
-    pub(super) gpu: Gpu,
-    /// The desired settings; `None` if the GPU is not time-sliced any more, so that gpushd must remove its settings.
-    pub(super) policy: Option<TimeslicePolicy>,
-}
-
-impl TimeslicedGpu {
-    /// Returns the desired level. Without a policy, this is the driver's default.
-    pub(super) fn level(&self) -> TimesliceLevel {
-        self.policy.as_ref().map_or(TimesliceLevel::Default, |policy| policy.level)
     }
 }
 
@@ -156,33 +138,4 @@ impl Reconciler {
         }
         timeslice.state.set_levels(timeslice.views());
     }
-}
-
-/// Returns the GPUs whose settings gpushd must keep or remove. Forgets the levels of all other GPUs.
-pub(super) fn targets(
-    timeslice: &Timeslice,
-    config: &Config,
-    gpus: &[Gpu],
-    has_daemon: &impl Fn(&str) -> bool,
-) -> Vec<TimeslicedGpu> {
-    let cares = timeslice_plan::timeslice_plans(config, gpus);
-    let cared = |uuid: &str| gpus.iter().zip(&cares).find(|(gpu, _)| gpu.uuid == uuid);
-    // If the state of a GPU is unclear, keep its data, because the GPU may return unchanged. But remove the level of a
-    // GPU in MIG mode, because such a GPU has no level.
-    let whole = |gpu: &Gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
-    let takes_turns = |uuid: &str| cared(uuid).is_some_and(|(gpu, care)| *care != TimeslicePlan::Restore && whole(gpu));
-    let is_tended = |uuid: &str| takes_turns(uuid) || timeslice.shared_gpus.has_timeslice_settings_of(uuid);
-    timeslice.retain(takes_turns, is_tended);
-    let aim = |(gpu, care): (&Gpu, &TimeslicePlan)| {
-        let policy = match care {
-            TimeslicePlan::Wait => return None,
-            // The MPS daemon still runs and needs the compute mode for MPS. gpushd checks the GPU again when the daemon
-            // has exited.
-            TimeslicePlan::Keep(_) if has_daemon(&gpu.uuid) => return None,
-            TimeslicePlan::Keep(policy) => Some(policy.clone()),
-            TimeslicePlan::Restore => None,
-        };
-        Some(TimeslicedGpu { gpu: gpu.clone(), policy })
-    };
-    gpus.iter().zip(&cares).filter_map(aim).collect()
 }

@@ -8,8 +8,11 @@ use gpush_core::holders as judged;
 use gpush_host::{device_files, subtask};
 use gpush_mps::daemon::server_processes::{Place, Server};
 
-use super::{MigMode, preflight::minors};
-use crate::{host_services::HostServices, state::redact};
+use super::MigMode;
+use crate::{
+    host_services::HostServices,
+    state::{readings::Readings, redact},
+};
 
 /// Maximum duration of a search of all processes.
 const SEARCH: Duration = Duration::from_secs(10);
@@ -20,6 +23,21 @@ const SEARCH: Duration = Duration::from_secs(10);
 /// If gpushd does not know one of the GPUs, or cannot search the processes of the host in time.
 pub(crate) async fn of(mig: &MigMode, uuids: &[String]) -> Result<Vec<Holder>, ApiError> {
     scan(mig, &minors(&mig.driver.readings, uuids)?).await
+}
+
+/// Returns the minor numbers of GPUs.
+///
+/// # Errors
+/// If gpushd does not know one of the GPUs.
+pub(super) fn minors(readings: &Readings, uuids: &[String]) -> Result<Vec<u32>, ApiError> {
+    let host = readings.known()?;
+    let minor = |uuid: &String| {
+        host.gpu(uuid).map(|gpu| gpu.gpu.minor).ok_or_else(|| {
+            ApiError::new(Code::NotFound, format!("{uuid} does not exist any more"))
+                .hint("`gpushctl status` shows the GPUs")
+        })
+    };
+    uuids.iter().map(minor).collect()
 }
 
 /// Finds the processes that have a GPU with one of these minor numbers open, and the kernel modules that have GPUs open.

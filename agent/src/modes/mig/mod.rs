@@ -20,6 +20,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `mode` | steps that change MIG mode |
+//! | `mode_change` | a change of MIG mode, and what makes it effective |
 //! | `reset` | resets of GPUs |
 //! | `preflight` | what blocks a reset, found before the first step |
 //! | `holders` | processes and kernel modules that have a GPU open |
@@ -28,6 +29,7 @@
 pub(crate) mod holders;
 pub(crate) mod instances;
 pub(crate) mod mode;
+pub(crate) mod mode_change;
 pub(crate) mod preflight;
 pub(crate) mod reset;
 

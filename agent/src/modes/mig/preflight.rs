@@ -113,18 +113,3 @@ pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes:
     }
     Ok(())
 }
-
-/// Returns the minor numbers of GPUs.
-///
-/// # Errors
-/// If gpushd does not know one of the GPUs.
-pub(super) fn minors(readings: &Readings, uuids: &[String]) -> Result<Vec<u32>, ApiError> {
-    let host = readings.known()?;
-    let minor = |uuid: &String| {
-        host.gpu(uuid).map(|gpu| gpu.gpu.minor).ok_or_else(|| {
-            ApiError::new(Code::NotFound, format!("{uuid} does not exist any more"))
-                .hint("`gpushctl status` shows the GPUs")
-        })
-    };
-    uuids.iter().map(minor).collect()
-}

@@ -7,7 +7,7 @@ use gpush_api::{ApiError, Code};
 use gpush_host::helper::{End, Job};
 use tokio_util::sync::CancellationToken;
 
-use super::{MigMode, holders, mode::ModeChange, preflight};
+use super::{MigMode, holders, mode_change::ModeChange, preflight};
 use crate::{host_services::HostServices, state::redact};
 
 /// Name of the helper unit's step that resets GPUs.
@@ -87,7 +87,7 @@ impl MigMode {
         let is_peer = |uuid: &&String| due.iter().all(|change| change.gpu.uuid != **uuid);
         let peers: Vec<String> = uuids.iter().filter(is_peer).cloned().collect();
         preflight::must_be_free(&self.driver.readings, &peers, purpose.changes).await?;
-        let minors = preflight::minors(&self.driver.readings, &uuids)?;
+        let minors = holders::minors(&self.driver.readings, &uuids)?;
         let _paused = PauseGuard(self);
         self.driver.hardware.pause().await.map_err(|error| {
             ApiError::new(Code::DriverError, "gpushd cannot close its own driver handles of the GPU")
