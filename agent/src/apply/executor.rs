@@ -19,33 +19,19 @@ use gpush_api::{ApiError, Code, GpuPlan, OperationState};
 use gpush_store::{NewAudit, OperationId, Tx};
 
 use super::{
+    Executor,
     lease_changes::{self, LeaseChanges},
     part::Part,
     phases::{Executed, PartOutcome, execute, running_hook},
     rollback,
-    services::Services,
 };
 use crate::{
-    modes::mig::{MigMode, holders::HeldBy},
-    mps::{self, Mps},
-    operation::{EndEffects, OperationHandle, Operations},
+    modes::mig::holders::HeldBy,
+    mps,
+    operation::{EndEffects, OperationHandle},
     overrides,
     state::Change,
-    tasks::Tasks,
-    timeslice::Timeslice,
 };
-
-/// Executes operations. A handle, cheap to clone.
-#[derive(Debug, Clone)]
-pub(crate) struct Executor {
-    pub(crate) mig: MigMode,
-    pub(crate) mps: Mps,
-    pub(crate) timeslice: Timeslice,
-    /// Stops services and runs hooks around an operation. Records these actions in the journal.
-    pub(crate) services: Services,
-    pub(crate) operations: Operations,
-    pub(crate) tasks: Tasks,
-}
 
 impl Executor {
     /// Executes an operation in the background. The operation is already recorded as running. gpushd does not exit

@@ -18,8 +18,8 @@ use gpush_store::{GpuIntent, Intent};
 
 use super::{
     Engine,
-    begin::{bare, refusal, refuse_now},
     part::Part,
+    ready::{bare, refusal, refuse_now},
 };
 use crate::{
     caller::Viewer,

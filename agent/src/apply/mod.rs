@@ -11,8 +11,12 @@
 //! | file | subject |
 //! |---|---|
 //! | `planner` | plans from fresh readings |
+//! | `order` | a requested change, and what the journal records about it |
 //! | `begin` | turns a request into a recorded operation |
+//! | `ready` | checks whether an operation can begin now |
 //! | `queue` | operations that wait for GPUs, or for instances to become idle |
+//! | `queue_rounds` | the task that begins waiting operations |
+//! | `progress` | shows waiting operations and progress on a GPU |
 //! | `part` | the data of an operation about one of its GPUs |
 //! | `engine` | the handles that are needed to queue and begin operations |
 //! | `executor` | executes an operation on all its GPUs, or restores all of them |
@@ -34,23 +38,43 @@ mod executor;
 mod grant;
 mod interrupted;
 mod lease_changes;
+mod order;
 mod part;
 mod phases;
 mod planner;
-pub(crate) mod queue;
+mod progress;
+mod queue;
+mod queue_rounds;
+mod ready;
 mod recover;
 mod recovery_action;
 mod restore;
 mod rollback;
 mod services;
 
+use crate::{modes::mig::MigMode, mps::Mps, operation::Operations, tasks::Tasks, timeslice::Timeslice};
+
 pub(crate) use self::{
-    begin::{Order, begin},
+    begin::begin,
     engine::{Engine, EngineHandles},
-    executor::Executor,
     grant::Creation,
+    order::Order,
     part::Part,
-    planner::{Planner, add_progress},
+    planner::Planner,
+    progress::add_progress,
+    queue_rounds::run,
     recover::Recovery,
     services::{Services, health as services_health},
 };
+
+/// Executes operations. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Executor {
+    pub(crate) mig: MigMode,
+    pub(crate) mps: Mps,
+    pub(crate) timeslice: Timeslice,
+    /// Stops services and runs hooks around an operation. Records these actions in the journal.
+    pub(crate) services: Services,
+    pub(crate) operations: Operations,
+    pub(crate) tasks: Tasks,
+}

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    executor::Executor,
+    Executor,
     part::{Part, instances},
 };
 use crate::{

@@ -15,14 +15,12 @@ use gpush_core::{
 use gpush_host::other_managers;
 use gpush_nvml::Reading;
 
-use super::Engine;
 use crate::{
     caller::Viewer,
     lanes::{Need, Needs, Reserve},
     modes::mig::{MigMode, holders, reset::not_resetting},
     mps::{self, Mps},
     operation::{self, Operations},
-    state::{HostState, Reason},
     timeslice,
 };
 
@@ -196,21 +194,6 @@ impl Planner {
         mps::add_daemons_to(&self.mps, &mut gpus);
         Ok(gpus)
     }
-}
-
-/// Extends the reasons of a GPU: adds the operations that wait for the GPU, and the progress of the operation that is
-/// changing the GPU.
-pub(crate) fn add_progress(engine: &Engine, host: &HostState, gpu: &mut Gpu) {
-    gpu.reasons.extend(engine.queue.for_gpu(&gpu.uuid));
-    let reasons = host.gpu(&gpu.uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();
-    let changing = reasons.iter().position(|reason| matches!(reason, Reason::Changing { .. }));
-    let Some(reason) = changing.and_then(|at| gpu.reasons.get_mut(at)) else { return };
-    let Some(progress) = engine.operations.progress(&gpu.uuid) else { return };
-    *reason += &if progress.rolling_back {
-        ": its steps are being rolled back".to_owned()
-    } else {
-        format!(": {} of {} steps are done", progress.done, progress.total)
-    };
 }
 
 /// Returns a GPU without processes and leases, as if it were idle.

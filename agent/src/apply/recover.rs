@@ -35,9 +35,9 @@ use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    begin::{Order, RecordedRequest},
-    executor::Executor,
+    Executor,
     interrupted::{changed_by_others, interrupted, reading_error, repeat_commands, rollback_reason, superseded_error},
+    order::{Order, RecordedRequest},
     part::{Part, outcome},
     phases::PartOutcome,
     planner::Planner,

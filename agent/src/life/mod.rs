@@ -272,7 +272,7 @@ async fn serve(
     startup.startup.mark_changed(changed.into_iter());
     let queue = tasks.spawn(TaskName::OperationQueue, {
         let engine = Arc::clone(&engine);
-        move || apply::queue::run(Arc::clone(&engine))
+        move || apply::run(Arc::clone(&engine))
     });
     // Subscribe to events before a worker exists, so that the monitor misses none.
     let monitor = Monitor { state: state.clone(), readings: readings.clone(), hardware: hardware.clone() };
