@@ -24,7 +24,7 @@ use gpush_host::{
     subtask,
 };
 
-use super::{Unleased, identity::Identity};
+use super::identity::Identity;
 
 /// Directories that gpushd's unit hides (`ProtectHome=yes`).
 const HIDDEN: [&str; 3] = ["/home", "/root", "/run/user"];
@@ -58,14 +58,9 @@ struct AllowedFile {
 }
 
 impl AllowList {
-    /// Looks up the files of the entries in the current config. Concurrent callers share a lookup, and a lookup takes
-    /// at most half a second. If a file system does not answer in this time, gpushd treats the file as one that it
-    /// cannot see. Returns `None` if gpushd is stopping.
-    pub(super) async fn of(unleased: &Unleased) -> Option<Arc<Self>> {
-        unleased.allow.after_now(|| Self::look_up(unleased.state.config().processes.allow.clone())).await
-    }
-
-    async fn look_up(allow: Vec<Allowed>) -> Option<Arc<Self>> {
+    /// Looks up the files of the entries, in at most half a second. If a file system does not answer in this time, gpushd
+    /// treats the file as one that it cannot see. Returns `None` if gpushd is stopping.
+    pub(super) async fn look_up(allow: Vec<Allowed>) -> Option<Arc<Self>> {
         // Look up all files at the same time, so that several file systems that hang take no longer than one.
         let lookups = allow.into_iter().map(|one| subtask::blocking(move || AllowedProcess::of(one)));
         let entries = join_all(lookups).await.into_iter().collect::<Option<Vec<_>>>()?;

@@ -77,7 +77,7 @@ async fn round(unleased: &Unleased) {
     let config = unleased.state.config();
     let allow = match config.processes.unleased {
         UnleasedPolicy::Report | UnleasedPolicy::Warn => Some(Arc::default()),
-        UnleasedPolicy::End => AllowList::of(unleased).await,
+        UnleasedPolicy::End => unleased.allow_list().await,
     };
     let Some(allow) = allow else { return };
     unleased.note_invisible(allow.invisible());
@@ -238,7 +238,7 @@ async fn send(unleased: &Unleased, DueSignal { process, signal, gpu }: DueSignal
 /// gpushd must not end the process.
 async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &str) -> Option<GpuProcess> {
     let config = unleased.state.config();
-    let allow = AllowList::of(unleased).await?;
+    let allow = unleased.allow_list().await?;
     let is_same = |one: &ClassifiedProcess| {
         let listed = &one.process.process;
         listed.pid == Some(process.pid) && one.process.gpu_uuid == gpu

@@ -97,7 +97,7 @@ async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<
     let processes: Option<Vec<ClassifiedProcess>> = subtask::blocking(classify).await;
     let mut processes = processes.ok_or_else(|| ApiError::stopping("gpushd is stopping"))?;
     if processes.iter().any(|one| one.process.unleased.is_some())
-        && let Some(allow) = AllowList::of(unleased).await
+        && let Some(allow) = unleased.allow_list().await
     {
         mark_allowed(&mut processes, allow).await;
     }

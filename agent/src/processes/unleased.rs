@@ -58,7 +58,7 @@ pub(crate) struct Inner {
     /// The processes on devices of others that gpushd has reported: pid and start time.
     trespassers: Mutex<BTreeSet<(u32, u64)>>,
     /// The lookup of the files in `processes.allow`.
-    pub(super) allow: Coalesced<Option<Arc<AllowList>>>,
+    allow: Coalesced<Option<Arc<AllowList>>>,
     /// Errors about files in `processes.allow` that gpushd cannot see.
     invisible: Mutex<Vec<ApiError>>,
 }
@@ -100,6 +100,12 @@ impl Unleased {
             allow: Coalesced::default(),
             invisible: Mutex::default(),
         }))
+    }
+
+    /// Returns the entries of `processes.allow` in the current config, with their files. Concurrent callers share a
+    /// lookup. Returns `None` if gpushd is stopping.
+    pub(super) async fn allow_list(&self) -> Option<Arc<AllowList>> {
+        self.allow.after_now(|| AllowList::look_up(self.state.config().processes.allow.clone())).await
     }
 
     fn actions(&self) -> MutexGuard<'_, HashMap<u32, (u64, Action)>> {

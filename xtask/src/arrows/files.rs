@@ -21,7 +21,7 @@ const CRATES: [&str; 4] = ["agent", "ctl", "tests", "xtask"];
 
 /// Circles that remain, as the crate's `src` and their number. Only ever remove from this list.
 const REMAINING: [(&str, usize); 6] = [
-    ("agent/src", 4),
+    ("agent/src", 3),
     ("crates/api/src", 1),
     ("crates/store/src", 2),
     ("crates/mps/src", 2),
