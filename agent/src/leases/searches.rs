@@ -1,8 +1,8 @@
 //! Where searches for placements run, and the last snapshots with their results.
 //!
 //! A search can take milliseconds. So it runs on a blocking thread, and without the placement lock (see [`searched`]).
-//! Searches of one account run one after the other. Administrators, such as root and the hooks of Slurm, have permits that no other
-//! caller can use, so they never wait for the searches of users.
+//! Searches of one account run one after the other. Administrators, such as root and the hooks of Slurm, have permits
+//! that no other caller can use, so they never wait for the searches of users.
 
 use std::{
     collections::VecDeque,

@@ -192,17 +192,20 @@ fn unit_and_compose_file_get_the_present_device_of_a_place() {
 fn manual_install_puts_files_where_units_expect_them() {
     let page = document("install.md");
     let blocks = blocks(&page, "sh");
-    let [_, _, install, enable, _] = &blocks[..] else { panic!("{blocks:?}") };
+    let [_, _, install, enable, remove, _] = &blocks[..] else { panic!("{blocks:?}") };
     let scratch = tempfile::tempdir().unwrap();
     let (root, man) = (scratch.path().join("root"), scratch.path().join("man"));
     assert!(install.starts_with("ROOT=\n"), "{install}");
     let pages =
         shell(&format!("gpushctl man {0} && echo .TH | tee {0}/gpushd.8 > {0}/gpush-config.5", man.display()), &[]);
     assert!(pages.status.success(), "{}", String::from_utf8_lossy(&pages.stderr));
-    let install = install
-        .replacen("ROOT=", &format!("ROOT={}", root.display()), 1)
-        .replace("target/release", &programs().display().to_string())
-        .replace("target/man", &man.display().to_string());
+    let install_into = |root: &Path| {
+        install
+            .replacen("ROOT=", &format!("ROOT={}", root.display()), 1)
+            .replace("target/release", &programs().display().to_string())
+            .replace("target/man", &man.display().to_string())
+    };
+    let install = install_into(&root);
     // Install twice: the second installation must keep the config.
     let output = shell(&format!("set -e\n{install}echo '# mine' > $ROOT/etc/gpush/config.toml\n{install}"), &[]);
     assert!(output.status.success(), "{install}\n{}", String::from_utf8_lossy(&output.stderr));
@@ -223,6 +226,15 @@ fn manual_install_puts_files_where_units_expect_them() {
         let unit = entry.unwrap().file_name().into_string().unwrap();
         assert!(root.join("usr/lib/systemd/system").join(&unit).exists(), "{unit}");
     }
+
+    // The removal deletes each file of another installation.
+    let removed = scratch.path().join("removed");
+    let remove = remove.replace(" /", &format!(" {}/", removed.display()));
+    let deletions: Vec<&str> = remove.split_inclusive('\n').filter(|line| !line.starts_with(['s', 'g'])).collect();
+    let output = shell(&format!("set -e\n{}\n{}", install_into(&removed), deletions.concat()), &[]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let left = shell(&format!("find {} -type f -o -type l", removed.display()), &[]);
+    assert_eq!(String::from_utf8_lossy(&left.stdout), "", "the removal leaves files");
 
     let there =
         |tool: &str| Command::new(tool).arg("--version").stdout(Stdio::null()).status().is_ok_and(|s| s.success());
