@@ -11,7 +11,6 @@ use std::{
 };
 
 use axum::{
-    body::to_bytes,
     extract::{Request, State},
     http::{HeaderValue, Method, header},
     middleware::Next,
@@ -21,7 +20,7 @@ use gpush_api::{ApiError, Code};
 use gpush_core::{config::RequestLimits, duration};
 use gpush_host::{accounts::Account, peer::Peer};
 
-use super::{Handles, admin_socket::ThroughAdminSocket, failure::Failure};
+use super::{Handles, admin_socket::ThroughAdminSocket, body, failure::Failure};
 use crate::caller::Caller;
 
 /// Number of accounts above which gpushd forgets the accounts that may send a whole burst.
@@ -122,8 +121,7 @@ pub(super) async fn limit_changes(State(handles): State<Handles>, mut request: R
 /// Reads the rest of a refused request, so that the client can send the next one on the same connection. Returns `false`
 /// if the body is too large or too slow. hyper then closes the connection.
 async fn is_read(request: Request) -> bool {
-    let body = to_bytes(request.into_body(), MOST_READ);
-    matches!(tokio::time::timeout(READ_TIME, body).await, Ok(Ok(_)))
+    matches!(tokio::time::timeout(READ_TIME, body::skip(request, MOST_READ)).await, Ok(Ok(())))
 }
 
 fn refuse(account: Account, too_fast: TooFast, limits: RequestLimits) -> Response {

@@ -4,7 +4,6 @@ use std::{fmt, marker::PhantomData, time::Duration};
 
 use axum::{
     Json,
-    body::Bytes,
     extract::{FromRef, FromRequest, FromRequestParts, Path, Query, Request, rejection::JsonRejection},
     http::{HeaderValue, StatusCode, request::Parts},
 };
@@ -16,6 +15,7 @@ use serde::{
 use gpush_host::peer::Peer;
 
 use super::{
+    body::{self, BodyError},
     body_text,
     failure::{Failure, shown},
 };
@@ -62,16 +62,18 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
         let path = request.uri().path().to_owned();
         let (parts, body) = request.into_parts();
         let whole = Request::from_parts(parts.clone(), body);
-        let Ok(bytes) = tokio::time::timeout(BODY_TIME, Bytes::from_request(whole, state)).await else {
+        let Ok(bytes) = tokio::time::timeout(BODY_TIME, body::receive(whole)).await else {
             let message = format!("the body of a request to {path} did not arrive within {}s", BODY_TIME.as_secs());
             return Err(Failure::bad_request(StatusCode::REQUEST_TIMEOUT, message));
         };
-        let bytes = bytes.map_err(|rejection| match rejection.status() {
-            status @ StatusCode::PAYLOAD_TOO_LARGE => {
-                Failure::bad_request(status, format!("the body is larger than {path} takes"))
-                    .hint("GET /v1/openapi.json describes the body")
+        let bytes = bytes.map_err(|error| match error {
+            BodyError::TooLarge => {
+                Failure::bad_request(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {path} takes"))
+                    .hint("docs/api.md lists the limits of requests")
             }
-            status => Failure::bad_request(status, rejection.body_text()),
+            BodyError::Broken(why) => {
+                Failure::bad_request(StatusCode::BAD_REQUEST, format!("the body of the request is broken: {why}"))
+            }
         })?;
         if !body_text::has_short_strings(&bytes) {
             let message = format!("a string in the body is longer than {} bytes", body_text::LONGEST);

@@ -7,6 +7,7 @@
 pub(crate) mod admin_socket;
 mod answer_budget;
 mod audit;
+mod body;
 mod body_text;
 pub(crate) mod change_limiter;
 mod config;
