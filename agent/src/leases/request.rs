@@ -183,7 +183,7 @@ fn target(leases: &Leases, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<
         }),
         LeaseKind::Timeslice | LeaseKind::Whole => {
             Err(ApiError::new(Code::BadRequest, format!("a lease of kind `{kind}` takes no target"))
-                .hint("leave out the target, and name the GPU: `-g GPU`, or `gpus` in the API"))
+                .hint("leave out the target, and name the GPU: `-g GPU`, or `selectors` in the API"))
         }
     }
 }
