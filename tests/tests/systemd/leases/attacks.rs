@@ -3,7 +3,8 @@
 use std::time::Instant;
 
 use super::{
-    ALICE, BOB, CGROUPS, active, in_session, leases, machine, none_left, on_gpu_0, scopes, start_in_session, text,
+    ALICE, BOB, CGROUPS, active, in_session, leases, machine, none_left, on_gpu_0, pid_of, scopes, start_in_session,
+    text,
 };
 
 /// Number of processes at the same time in the test of many scopes.
@@ -134,9 +135,7 @@ fn process_outside_of_the_scope_is_unattributed_or_unleased() {
     let Some(machine) = machine("processes without a lease") else { return };
     start_in_session(&machine, ALICE, "1", "exec gpushctl run --whole -- sleep 1000");
     active(&machine, 1);
-    // The lease is active before `gpushctl run` executes the command.
-    machine.await_that("the command runs", |machine| machine.run("pgrep -xf 'sleep 1000'").status.success());
-    let inside = machine.sh("pgrep -xf 'sleep 1000'");
+    let inside = pid_of(&machine, "sleep 1000");
     machine.sh(&format!("systemd-run --quiet --unit=same --uid={ALICE} sleep 1001; systemd-run --quiet --unit=other --uid={BOB} sleep 1002"));
     let (same, other) = (machine.main_pid("same.service").to_string(), machine.main_pid("other.service").to_string());
     for pid in [&inside, &same, &other] {

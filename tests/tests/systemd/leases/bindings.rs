@@ -3,8 +3,8 @@
 use gpush_tests::machine::Machine;
 
 use super::{
-    ALICE, CGROUPS, active, cgroup, in_session, leases, machine, monitor, none_left, on_gpu, scopes, start_in_session,
-    text,
+    ALICE, CGROUPS, active, cgroup, in_session, leases, machine, monitor, none_left, on_gpu, pid_of, scopes,
+    start_in_session, text,
 };
 
 #[test]
@@ -44,7 +44,7 @@ fn request_in_a_session_is_bound_to_the_session() {
     let session = format!("/user.slice/user-{ALICE}.slice/session-7.scope");
     assert_eq!((text(&all[0]["binding"], "kind"), text(&all[0]["binding"], "cgroup")), ("cgroup", session.as_str()));
     machine.await_that("the lease was answered", |machine| machine.run("grep -q asked /srv/7").status.success());
-    let pid = machine.sh("pgrep -xf 'sleep 1000'");
+    let pid = pid_of(&machine, "sleep 1000");
     assert_eq!(cgroup(&machine, &pid), session, "nothing was moved");
     // When the last process of the session ends, the lease ends.
     machine.sh("systemctl kill --signal=KILL session-7.scope");
@@ -79,7 +79,7 @@ fn service_container_job_and_mixed_unit_get_own_bindings() {
     none_left(&machine);
     let all = of_root("batch");
     assert_eq!(text(&all[0]["binding"], "kind"), "process");
-    let pid = machine.sh("pgrep -xf 'sleep 1000'");
+    let pid = pid_of(&machine, "sleep 1000");
     assert_eq!(cgroup(&machine, &pid), "/system.slice/batch.service", "nothing was moved");
     machine.sh("pkill -KILL -x sleep");
     none_left(&machine);
@@ -100,7 +100,7 @@ fn service_container_job_and_mixed_unit_get_own_bindings() {
         machine.sh("chmod 755 /srv/inside; systemd-run --quiet --collect --unit=inside /srv/inside");
         let all = active(&machine, 1);
         assert_eq!((text(&all[0]["binding"], "kind"), text(&all[0]["binding"], "cgroup")), ("cgroup", path.as_str()));
-        let pid = machine.sh("pgrep -xf 'sleep 1000'");
+        let pid = pid_of(&machine, "sleep 1000");
         assert_eq!(cgroup(&machine, &pid), format!("{path}/step"), "nothing was moved");
         machine.sh("pkill -KILL -x sleep");
         none_left(&machine);

@@ -99,6 +99,14 @@ fn active(machine: &Machine, count: usize) -> Vec<Value> {
     leases(machine)
 }
 
+/// Waits until a process has this command line, and returns its pid. A lease is active before `gpushctl run` executes the
+/// command.
+fn pid_of(machine: &Machine, command: &str) -> String {
+    let find = format!("pgrep -xf '{command}'");
+    machine.await_that("the command runs", |machine| machine.run(&find).status.success());
+    machine.sh(&find)
+}
+
 fn none_left(machine: &Machine) {
     machine.await_that("no lease is left", |machine| leases(machine).is_empty());
     machine.await_that("no scope is left", |machine| scopes(machine).is_empty());

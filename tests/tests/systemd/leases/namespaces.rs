@@ -1,6 +1,8 @@
 //! Callers in other namespaces: a user namespace, and a container that has gpushd's sockets.
 
-use super::{ALICE, CGROUPS, active, cgroup, in_session, leases, machine, none_left, scopes, start_in_session, text};
+use super::{
+    ALICE, CGROUPS, active, cgroup, in_session, leases, machine, none_left, pid_of, scopes, start_in_session, text,
+};
 
 /// The caller is root of a user namespace. gpushd sees the caller's uid on the host, and moves no process.
 #[test]
@@ -10,7 +12,7 @@ fn root_of_a_user_namespace_stays_the_user_and_is_not_moved() {
     start_in_session(&machine, ALICE, "1", &format!("{ROOT} gpushctl run --timeslice -- sleep 1000"));
     let all = active(&machine, 1);
     assert_eq!((&all[0]["holder"]["uid"], text(&all[0]["binding"], "kind")), (&ALICE.into(), "process"));
-    let pid = machine.sh("pgrep -xf 'sleep 1000'");
+    let pid = pid_of(&machine, "sleep 1000");
     assert_eq!(cgroup(&machine, &pid), format!("/user.slice/user-{ALICE}.slice/session-1.scope"));
     let refused = machine.run(&in_session(ALICE, "2", &format!("{ROOT} gpushctl gpu cordon 1 --reason test 2>&1")));
     let printed = String::from_utf8_lossy(&refused.stdout).into_owned();
@@ -20,7 +22,7 @@ fn root_of_a_user_namespace_stays_the_user_and_is_not_moved() {
     // A command of `run` stays in its lease if it enters a user namespace.
     start_in_session(&machine, ALICE, "3", "exec gpushctl run --whole -- unshare --user --map-root-user sleep 1000");
     active(&machine, 1);
-    machine.await_that("the command runs", |machine| machine.run("pgrep -xf 'sleep 1000'").status.success());
+    pid_of(&machine, "sleep 1000");
     machine.sh("gpushctl lease release L2");
     let all = leases(&machine);
     assert!(all[0]["waits_for"].to_string().contains("(sleep) runs"), "{all:?}");
@@ -83,8 +85,8 @@ fn container_with_the_sockets_is_not_moved_and_has_no_rights() {
             ("cgroup", &*container),
             "{line}"
         );
-        machine.await_that("the command runs", |machine| machine.run("pgrep -xf 'sleep 1000'").status.success());
-        let pid = machine.sh("pgrep -xf 'sleep 1000'");
+        pid_of(&machine, "sleep 1000");
+        let pid = pid_of(&machine, "sleep 1000");
         assert_eq!(cgroup(&machine, &pid), format!("{container}{below}"), "{line}");
         assert_eq!(scopes(&machine), [] as [&str; 0]);
         stop();
