@@ -1,19 +1,20 @@
 //! `cargo xtask soak`: the random tests of `cargo xtask test`, with at least ten times as many steps.
 //!
-//! 1. MPS daemons, their servers, clients and gpushd are killed at random. Another test kills the systemd units of the
+//! 1. Clients of the simulated driver are killed at random.
+//! 2. MPS daemons, their servers, clients and gpushd are killed at random. Another test kills the systemd units of the
 //!    daemons; it kills one unit for every five processes that the first test kills. Two tests restart gpushd: one while
 //!    MPS daemons run, one while commands wait for a drain. Another test boots a host whose driver is loaded later than
 //!    gpush-ready.service waits.
-//! 2. Random steps on MPS daemons and random operations. After each step, the test checks
+//! 3. Random steps on MPS daemons and random operations. After each step, the test checks
 //!    invariants from outside gpushd.
-//! 3. Random steps on leases, compared with a reference model.
-//! 4. Mixed requests, after which gpushd must not use more memory than before. A hostile account, which must not delay
+//! 4. Random steps on leases, compared with a reference model.
+//! 5. Mixed requests, after which gpushd must not use more memory than before. A hostile account, which must not delay
 //!    others.
-//! 5. Each fuzz target for a minute: random bytes for the parsers of requests, configs, files of Slurm, texts of the
+//! 6. Each fuzz target for a minute: random bytes for the parsers of requests, configs, files of Slurm, texts of the
 //!    kernel, and frames.
-//! 6. The packages for hosts. They are built twice, in different folders with different umasks, and must be equal. On
+//! 7. The packages for hosts. They are built twice, in different folders with different umasks, and must be equal. On
 //!    Debian 11, 12 and 13, a test upgrades the packages under 2,000 requests. lintian and rpmlint check the packages.
-//! 7. The packages for Arm hosts. The test runs their programs in an emulator, because this machine cannot run them.
+//! 8. The packages for Arm hosts. The test runs their programs in an emulator, because this machine cannot run them.
 //!
 //! If a test fails, its message has the seed and the step. `--seed` repeats the run.
 
@@ -32,6 +33,9 @@ const UPGRADE_REQUESTS: &str = "2000";
 
 /// Seconds of the operation that runs during the upgrade.
 const UPGRADE_OPERATION_S: &str = "20";
+
+/// Number of clients of the simulated driver to kill.
+const DRIVER_KILLS: u64 = 50_000;
 
 /// How often the other callers do their work while a hostile account sends requests. With more than 400 rounds, the other
 /// user's own records exceed the limit of an account, and gpushd deletes the oldest of them.
@@ -95,6 +99,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let requests = ("GPUSH_TEST_REQUESTS", arguments.requests);
     let mut outcomes = Vec::new();
     for (name, test, filter, number) in [
+        ("kills of clients of the simulated driver", "driver", "sigkill::", ("GPUSH_TEST_KILLS", DRIVER_KILLS)),
         ("kills of what belongs to MPS", "mps", "kills::", kills),
         ("kills of units of systemd", "systemd", "mps::kills::", unit_kills),
         ("restarts of gpushd beside MPS daemons", "systemd", "mps::daemons_and_clients_outlive_gpushd", restarts),
