@@ -144,7 +144,7 @@ struct Range {
 enum Owner {
     Uid(u32),
     Name(String),
-    /// systemd-nsresourced lends the range to a user namespace, and does not report for whom.
+    /// systemd-nsresourced lends the range to a user namespace, and does not report the user.
     Namespace,
 }
 
