@@ -251,7 +251,7 @@ pub(crate) async fn run(handles: Handles, due: StartupWork) {
                 handles.startup.forget_mended(host);
                 trigger.fires(host)
             }) => {
-                drift.reset();
+                drift.trigger(!attempts.is_empty());
                 None
             }
             ended = attempts.next(), if !attempts.is_empty() => ended,
@@ -259,6 +259,7 @@ pub(crate) async fn run(handles: Handles, due: StartupWork) {
         };
         if let Some(ended) = ended {
             record(&handles, ended, layouts.as_mut(), &mut drift).await;
+            drift.attempt_ended(!attempts.is_empty());
         }
     }
     while let Some(ended) = attempts.next().await {
@@ -273,12 +274,15 @@ struct DriftTimer {
     interval: Duration,
     /// Whether an attempt of the present round has failed.
     has_failed: bool,
+    /// Whether a trigger fired during an attempt. The attempt may have used the config before the trigger, and the round
+    /// after the trigger skipped its GPU.
+    is_due_again: bool,
 }
 
 impl DriftTimer {
     fn new(at_once: bool) -> Self {
         let wait = if at_once { Duration::ZERO } else { RECONCILE.0 };
-        Self { next: Instant::now() + wait, interval: RECONCILE.0, has_failed: false }
+        Self { next: Instant::now() + wait, interval: RECONCILE.0, has_failed: false, is_due_again: false }
     }
 
     /// Returns whether a round begins now. If so, the next round begins after the interval.
@@ -303,9 +307,17 @@ impl DriftTimer {
         }
     }
 
-    /// Begins a round at once, with the normal interval.
-    fn reset(&mut self) {
-        *self = Self::new(true);
+    /// Begins a round at once, with the normal interval. If attempts are running, another round follows after each of
+    /// them.
+    fn trigger(&mut self, has_attempts: bool) {
+        *self = Self { is_due_again: has_attempts, ..Self::new(true) };
+    }
+
+    /// Begins the round that is due after an attempt, if any.
+    fn attempt_ended(&mut self, has_attempts: bool) {
+        if self.is_due_again {
+            self.trigger(has_attempts);
+        }
     }
 }
 
@@ -369,5 +381,27 @@ async fn record(handles: &Handles, ended: EndedAttempt, layouts: Option<&mut Lay
                 drift.attempt_failed();
             }
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fault: if the config was reloaded while gpushd repaired drift, gpushd followed the new config up to a minute later.
+    #[tokio::test]
+    async fn reload_during_an_attempt_causes_a_round_after_the_attempt() {
+        let mut drift = DriftTimer::new(true);
+        assert!(drift.begins_round() && !drift.begins_round());
+        drift.attempt_ended(false);
+        assert!(!drift.begins_round(), "no trigger fired during the attempt");
+        drift.trigger(true);
+        assert!(drift.begins_round() && !drift.begins_round());
+        drift.attempt_ended(true);
+        assert!(drift.begins_round(), "the GPU of the attempt that ended");
+        drift.attempt_ended(false);
+        assert!(drift.begins_round(), "the GPU of the other attempt");
+        drift.attempt_ended(false);
+        assert!(!drift.begins_round());
     }
 }
