@@ -319,6 +319,13 @@ impl Model {
         self.settle();
     }
 
+    /// Returns the ended lease with the highest number. gpushd keeps a limited number of ended leases, so an earlier one
+    /// may be gone.
+    pub(super) fn last_ended(&self) -> Option<(&String, &Lease)> {
+        let number = |id: &str| id.trim_start_matches('L').parse::<u64>().unwrap_or_default();
+        self.ended.iter().max_by_key(|(id, _)| number(id))
+    }
+
     /// Ends all leases that are releasing and whose processes have ended.
     pub(super) fn settle(&mut self) {
         loop {

@@ -171,7 +171,7 @@ fn revoke(world: &mut World, rng: &mut fastrand::Rng) -> Option<Outcome> {
 }
 
 fn release_again(world: &mut World, _: &mut fastrand::Rng) -> Option<Outcome> {
-    let id = world.model.ended.keys().next_back()?.clone();
+    let id = world.model.last_ended()?.0.clone();
     Some(match world.observed.end(world.agent(), &id, false) {
         Ok(lease) if lease.state == LeaseState::Ended => Ok(()),
         other => Err(format!("second release of {id}: {other:?}")),

@@ -314,7 +314,7 @@ impl World {
         if shown != self.model.open {
             return Some(format!("gpushd shows {shown:#?}\nthe model has {:#?}", self.model.open));
         }
-        if let Some((id, ended)) = self.model.ended.last_key_value() {
+        if let Some((id, ended)) = self.model.last_ended() {
             match self.observed.one(agent, id) {
                 Ok(lease) if lease_of(&lease) == *ended => {}
                 other => return Some(format!("gpushd shows {id} as {other:?}, the model has {ended:?}")),
