@@ -188,7 +188,7 @@ mod tests {
     fn lease_that_ends_while_it_is_granted_keeps_the_reason() {
         let granting = || OpenLease::new(LeaseRecord { state: LeaseState::Granting, ..record(1, 1000, "GPU-0") });
         assert_eq!(end_reason(&granting()), EndReason::Failed);
-        for (event, reason) in [(Event::Released, EndReason::Cancelled), (Event::Revoked(None), EndReason::Revoked)] {
+        for (event, reason) in [(Event::Released, EndReason::Cancelled), (Event::Revoked, EndReason::Revoked)] {
             let mut lease = granting();
             (lease.state, _) = machine::step(lease.state, event, machine::Instant::ZERO);
             assert_eq!(end_reason(&lease), reason);

@@ -1,25 +1,23 @@
-//! Changes of a lease on request: release, renewal and revocation. gpushd records each change before it answers.
+//! Requests that change a lease: release, renewal and revocation. The task of the lease records each change before gpushd
+//! answers.
 
 use std::{sync::Arc, time::Duration};
 
-use gpush_api::{
-    ApiError, Code, EndReason, LONGEST_LEASE_S, Lease, LeaseRenewRequest, LeaseRevocation, LeaseRevokeRequest,
-    LeaseState,
-};
-use gpush_core::lease::machine::{EndProcesses, Event};
-use gpush_store::{NewAudit, StoreError, Tx};
-use jiff::{SignedDuration, Timestamp};
+use gpush_api::{ApiError, Code, EndReason, LONGEST_LEASE_S, Lease, LeaseRenewRequest, LeaseRevokeRequest, LeaseState};
+use gpush_core::lease::machine::EndProcesses;
+use tokio::sync::oneshot;
 
-use super::{Leases, dynamic, grant::expires_at, lease_end, queue, show};
+use super::{
+    Leases,
+    actor::{Change, ChangeError, ChangeRequest, Command, NOTICE, expires_at},
+    show,
+};
 use crate::{
     caller::Caller,
     idempotency::Key,
     request::reason,
     state::{OpenLease, leases::to_api},
 };
-
-/// Time from a revocation to SIGTERM, if the request does not set this time.
-const NOTICE: Duration = Duration::from_secs(60);
 
 /// Finds a lease that has not ended and that the caller may change. Returns `Err(Ok(lease))` if the lease has ended.
 async fn find(
@@ -47,56 +45,42 @@ async fn find(
     }
 }
 
-/// Finds a lease as [`find`] does. If the lease is queued, removes it from the queue, and returns it with `true`. If
-/// gpushd is just granting the lease, waits until the grant has succeeded or failed.
-async fn find_decided(
+/// Finds a lease as [`find`] does, and lets the task of the lease make a change. If the lease has ended meanwhile, finds
+/// it again.
+async fn change(
     leases: &Leases,
     caller: &Caller,
-    text: &str,
-    what: &str,
-    reason: EndReason,
-) -> Result<(Arc<OpenLease>, bool), Result<Lease, ApiError>> {
-    let (mut queue, mut snapshots) = (leases.queue_changed.subscribe(), leases.handles.state.watch());
+    (text, what): (&str, &str),
+    key: Option<Key>,
+    change: Change,
+) -> Result<(Arc<OpenLease>, Result<(), ChangeError>), Result<Lease, ApiError>> {
+    let by = caller.actor(leases.handles.users.user(caller.uid()).await);
+    let mut tasks = leases.actors.watch();
     loop {
         // Mark changes as seen before the checks, so that a change during the checks ends the wait below.
-        queue.mark_unchanged();
-        snapshots.mark_unchanged();
+        tasks.mark_unchanged();
         let lease = find(leases, caller, text, what).await?;
-        if lease.state.name() != LeaseState::Queued {
-            return Ok((lease, false));
+        let (reply, changed) = oneshot::channel();
+        let request = ChangeRequest { change: change.clone(), by: by.clone(), key: key.clone(), reply };
+        let sent = leases.actors.get(lease.id()).is_some_and(|inbox| inbox.send(Command::Change(request)).is_ok());
+        if sent && let Ok(changed) = changed.await {
+            return Ok((lease, changed));
         }
-        if queue::cancel(leases, lease.id(), reason).await {
-            return Ok((lease, true));
+        if leases.handles.stopping.is_cancelled() {
+            return Err(Err(ApiError::stopping("gpushd is stopping")));
         }
-        tokio::select! {
-            _ = queue.changed() => {}
-            _ = snapshots.changed() => {}
-        }
+        // The task of the lease has just ended, or begins.
+        let _changed = tasks.changed().await.is_ok();
     }
 }
 
-/// Returns a function that records the idempotency key of a request, and an audit record about the change of the lease.
-fn audit_writes(
-    caller: &Caller,
-    user: Option<String>,
-    key: Option<Key>,
-    action: &'static str,
-    object: String,
-    detail: serde_json::Value,
-) -> impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static {
-    let by = caller.actor(user);
-    move |tx| {
-        if let Some(key) = &key {
-            key.record_done(tx)?;
+impl From<ChangeError> for ApiError {
+    fn from(error: ChangeError) -> Self {
+        match error {
+            ChangeError::Inactive => Self::new(Code::Conflict, "the lease is not active"),
+            ChangeError::Unrecorded(error) => error.into(),
+            ChangeError::OperationRuns(error) => error,
         }
-        tx.audit(NewAudit {
-            by: Some(by.clone()),
-            action: action.to_owned(),
-            object: object.clone(),
-            result: "done".to_owned(),
-            detail: detail.clone(),
-        })
-        .map(|_| ())
     }
 }
 
@@ -113,43 +97,27 @@ async fn is_repeated(leases: &Leases, key: Option<&Key>) -> Result<bool, ApiErro
 /// # Errors
 /// If there is no lease with this id, if another user holds it, or if the release cannot be recorded.
 pub(crate) async fn release(leases: &Leases, caller: &Caller, text: &str, key: Option<Key>) -> Result<Lease, ApiError> {
-    let (lease, was_queued) = match find_decided(leases, caller, text, "release", EndReason::Cancelled).await {
-        Ok(found) => found,
-        Err(ended) => return ended,
-    };
-    let id = lease.id();
-    match lease.state.name() {
-        _ if was_queued => {}
-        LeaseState::Queued => {}
-        LeaseState::Active => {
-            let user = leases.handles.users.user(caller.uid()).await;
-            let mut also = audit_writes(caller, user, key, "lease.release", id.to_string(), serde_json::Value::Null);
-            let written = leases.handles.store.write_ending(move |tx| {
-                let record = tx.release_lease(id, EndReason::Released)?;
-                also(tx)?;
-                Ok(record)
-            });
-            match written.await {
-                Ok(record) => {
-                    leases.handles.state.change_leases(|table| {
-                        if let Some(lease) = table.get_mut(id) {
-                            lease.set_record(record);
-                        }
-                    });
-                    lease_end::begin_end(leases, id, Event::Released).await;
-                }
-                // The lease has expired meanwhile, or its process has ended, so the lease is already ending.
-                Err(StoreError::LeaseTransition { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
+    release_and_end(leases, caller, text, key, None).await
+}
+
+/// Does the same as [`release`]. `end` says when the remaining processes of the lease must end.
+///
+/// # Errors
+/// As [`release`].
+pub(super) async fn release_and_end(
+    leases: &Leases,
+    caller: &Caller,
+    text: &str,
+    key: Option<Key>,
+    end: Option<EndProcesses>,
+) -> Result<Lease, ApiError> {
+    match change(leases, caller, (text, "release"), key, Change::Release { end }).await {
+        Ok((lease, changed)) => {
+            changed?;
+            lease_after_change(leases, caller, &lease).await
         }
-        LeaseState::Granting => {
-            lease_end::begin_end(leases, id, Event::Released).await;
-            dynamic::cancel(leases, caller, &lease.record).await?;
-        }
-        LeaseState::Releasing | LeaseState::Ended => {}
+        Err(ended) => ended,
     }
-    lease_after_change(leases, caller, &lease).await
 }
 
 /// Returns a lease after a change. Before that, waits briefly for the end of the lease: a lease without processes ends
@@ -185,7 +153,6 @@ pub(crate) async fn renew(
         return Err(ApiError::new(Code::BadRequest, "a duration must be 1 second to 52 weeks")
             .hint("write 90s, 15m, 1h30m or 2d"));
     }
-    let id = lease.id();
     if is_repeated(leases, key.as_ref()).await? {
         return show::one(leases, caller.viewer, text).await;
     }
@@ -194,22 +161,13 @@ pub(crate) async fn renew(
         return Err(not_active(&lease.to_api(caller.viewer)));
     }
     let expires_at = expires_at(Some(request.duration_s));
-    let user = leases.handles.users.user(caller.uid()).await;
-    let detail = serde_json::json!({ "expires_at": expires_at.map(gpush_api::whole_second) });
-    let mut also = audit_writes(caller, user, key, "lease.renew", id.to_string(), detail);
-    let written = leases.handles.store.write(move |tx| {
-        let record = tx.renew_lease(id, expires_at)?;
-        also(tx)?;
-        Ok(record)
-    });
-    let record = written.await?;
-    leases.handles.state.change_leases(|table| {
-        if let Some(lease) = table.get_mut(id) {
-            lease.set_record(record);
-        }
-    });
-    leases.ends_changed.send_replace(());
-    show::one(leases, caller.viewer, text).await
+    match change(leases, caller, (text, "renew"), key, Change::Renew { expires_at }).await {
+        Ok((_, Ok(()))) => show::one(leases, caller.viewer, text).await,
+        Ok((_, Err(ChangeError::Inactive))) => Err(not_active(&show::one(leases, caller.viewer, text).await?)),
+        Ok((_, Err(error))) => Err(error.into()),
+        Err(Ok(ended)) => Err(not_active(&ended)),
+        Err(Err(error)) => Err(error),
+    }
 }
 
 fn not_active(lease: &Lease) -> ApiError {
@@ -256,50 +214,24 @@ pub(crate) async fn revoke(
     if !request.end && times.iter().any(Option::is_some) {
         return Err(ApiError::new(Code::BadRequest, "a notice or grace period needs `end`").hint("add `--end`"));
     }
-    let (lease, was_queued) = match find_decided(leases, caller, text, "revoke", EndReason::Revoked).await {
-        Ok(found) => found,
-        Err(Ok(ended)) => return Err(ended_already(&ended)),
-        Err(Err(error)) => return Err(error),
-    };
-    let id = lease.id();
-    let ends = request.end || lease_end::rule_ends_processes(leases, &lease.record);
-    let end = ends.then(|| EndProcesses {
+    let end = request.end.then(|| EndProcesses {
         notice: request.notice_s.map_or(NOTICE, Duration::from_secs),
-        grace: request.grace_s.map_or_else(|| lease_end::grace(leases), Duration::from_secs),
+        grace: request.grace_s.map_or_else(|| leases.grace(), Duration::from_secs),
     });
-    if was_queued {
-        return show::one(leases, caller.viewer, text).await;
-    }
-    if lease.state.name() == LeaseState::Granting {
-        lease_end::begin_end(leases, id, Event::Revoked(None)).await;
-        dynamic::cancel(leases, caller, &lease.record).await?;
-        return lease_after_change(leases, caller, &lease).await;
-    }
-    let user = leases.handles.users.user(caller.uid()).await;
-    let at = Timestamp::now();
-    let processes_end_at = end.and_then(|end| at.checked_add(SignedDuration::try_from(end.notice).ok()?).ok());
-    let revocation = LeaseRevocation { by: caller.actor(user.clone()), reason: words.clone(), at, processes_end_at };
-    let detail = serde_json::json!({
-        "reason": words, "end": ends, "processes_end_at": processes_end_at.map(gpush_api::whole_second),
-    });
-    let mut also = audit_writes(caller, user, key, "lease.revoke", id.to_string(), detail);
-    let written = leases.handles.store.write_ending(move |tx| {
-        let record = tx.revoke_lease(id, revocation.clone())?;
-        also(tx)?;
-        Ok(record)
-    });
-    let record = written.await?;
-    leases.handles.state.change_leases(|table| {
-        if let Some(lease) = table.get_mut(id) {
-            lease.set_record(record);
+    match change(leases, caller, (text, "revoke"), key, Change::Revoke { reason: words, end }).await {
+        Ok((lease, changed)) => {
+            changed?;
+            lease_after_change(leases, caller, &lease).await
         }
-    });
-    lease_end::begin_end(leases, id, Event::Revoked(end)).await;
-    lease_after_change(leases, caller, &lease).await
+        Err(Ok(ended)) => Err(ended_already(&ended)),
+        Err(Err(error)) => Err(error),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use jiff::Timestamp;
+
     use super::*;
     use crate::{caller::Viewer, state::leases::tests::record};
 

@@ -19,7 +19,7 @@ pub(super) struct HeldLeases {
 }
 
 impl HeldLeases {
-    /// Counts the open leases and the reservations.
+    /// Counts the open leases, the reservations, and the requests that are being recorded as queued.
     pub(super) fn of(accounts: &Accounts, table: &LeaseTable) -> Self {
         let mut held = Self::default();
         let mut known = BTreeMap::new();
@@ -34,7 +34,11 @@ impl HeldLeases {
             let queued = !lease.state.name().holds_capacity();
             (lease.record.holder.uid, HeldLease { id: lease.id(), queued, size: Size::of(&lease.record.members) })
         });
-        for (uid, lease) in open.chain(reserved) {
+        let entering = table
+            .entering
+            .values()
+            .map(|uid| (*uid, HeldLease { id: LeaseId(next), queued: true, size: Size::default() }));
+        for (uid, lease) in open.chain(reserved).chain(entering) {
             match account(uid) {
                 Ok(account) => held.of.entry(account).or_default().push(lease),
                 Err(_) => held.unknown.push(lease),

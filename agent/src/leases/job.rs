@@ -8,13 +8,10 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest, LeaseState, SlurmLeftover};
-use gpush_core::{
-    config::Config,
-    lease::machine::{EndProcesses, Event},
-};
+use gpush_api::{ApiError, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest, SlurmLeftover};
+use gpush_core::{config::Config, lease::machine::EndProcesses};
 
-use super::{Leases, change, grant, lease_end, show};
+use super::{Leases, change, grant, show};
 use crate::{
     caller::Caller,
     leases::Outcome,
@@ -108,16 +105,7 @@ pub(crate) async fn end_job(
     id: LeaseId,
     end: Option<EndProcesses>,
 ) -> Result<(), ApiError> {
-    change::release(leases, caller, &id.to_string(), None).await?;
-    let is_releasing =
-        leases.handles.state.leases().open.get(&id).is_some_and(|lease| lease.state.name() == LeaseState::Releasing);
-    if is_releasing && end.is_some() {
-        // The `Expired` event only makes gpushd end the processes: the end reason stays `released`.
-        // A repeated event has no further effect.
-        lease_end::apply(leases, id, Event::Expired(end));
-        lease_end::watch(leases, id);
-    }
-    Ok(())
+    change::release_and_end(leases, caller, &id.to_string(), None, end).await.map(|_| ())
 }
 
 impl Leases {

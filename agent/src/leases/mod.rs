@@ -14,7 +14,8 @@
 //! placement lock, gpushd checks that nothing has changed since, and reserves the capacity of the grant in this state.
 //! Then gpushd commits the grant without the lock. If the commit fails, gpushd frees the capacity. If it is
 //! unknown whether the commit succeeded, the capacity stays reserved until gpushd restarts. gpushd frees the capacity
-//! of a lease only after the end of the lease is on disk.
+//! of a lease only after the end of the lease is on disk. From the record of a lease on, its task owns it (`actor`); the
+//! table in the state shows what the task publishes.
 //!
 //! | file | subject |
 //! |---|---|
@@ -28,43 +29,37 @@
 //! | `searches` | where searches for placements run |
 //! | `placement_snapshot` | what a placement depends on, and the results of searches |
 //! | `reserved` | placing and reserving |
-//! | `grant` | resolving, reserving, committing |
+//! | `grant` | requests: resolving, reserving, waiting |
 //! | `held` | the leases of each account, for quotas |
-//! | `dynamic` | grants that create MIG devices |
 //! | `explain` | why a request has no assignment |
 //! | `queue` | requests that wait |
 //! | `queue_pass` | decides about the waiting requests |
-//! | `queued_grant` | commits the grants of waiting requests |
 //! | `pending` | a client that waits for its lease |
-//! | `restored` | requests that waited when an earlier gpushd ended |
-//! | `change` | release, renewal, revocation |
+//! | `change` | requests for release, renewal, revocation |
 //! | `job` | leases of Slurm jobs |
-//! | `lease_end` | the end of a lease: its binding and its remaining processes |
-//! | `expiry` | leases that have expired, or whose device is gone |
+//! | `actor` | the task of one lease |
+//! | `lost` | leases whose device is gone |
 //! | `processes` | which processes of a lease are left |
 //! | `show` | leases as the API shows them |
 //! | `log` | log entries about the devices of a lease |
 
+mod actor;
 mod bind;
 mod change;
-mod dynamic;
-mod expiry;
 mod explain;
 mod grant;
 mod held;
 mod job;
-mod lease_end;
 mod log;
+mod lost;
 mod offers;
 mod pending;
 mod placement_snapshot;
 mod processes;
 mod queue;
 mod queue_pass;
-mod queued_grant;
 mod request;
 mod reserved;
-mod restored;
 mod scope;
 mod searches;
 mod selection;
@@ -73,16 +68,15 @@ mod unit_owner;
 mod user_limits;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     ops::Deref,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-use gpush_api::LeaseId;
 use gpush_core::lease::placement::PlacementPolicy;
-use gpush_host::{accounts::Account, identity::Users};
+use gpush_host::identity::Users;
 use gpush_store::Store;
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -92,17 +86,16 @@ use crate::{
     lanes::{Lanes, Ticket},
     mps::Mps,
     state::{State, readings::Readings},
-    tasks::Tasks,
+    tasks::{TaskName, Tasks},
 };
 
 pub(crate) use self::{
+    actor::{restore_places, take_over},
     change::{release, renew, revoke},
     grant::{Delivery, Outcome, request},
     job::{JobKey, JobTerms, end_job, environment_of_job, of_job, request_for_job},
-    lease_end::{spawn, take_over},
     offers::devices,
     request::quota_subject,
-    restored::restore_places,
     scope::{Scopes, health},
     show::{MOST_ENDED, all, ended_before, environment, one},
 };
@@ -145,22 +138,10 @@ pub(crate) struct Inner {
     searches: searches::Searches,
     /// Waiting requests, by their position in the order of arrival.
     waiting: Mutex<BTreeMap<Ticket, queue::Waiting>>,
-    /// Requests whose grants gpushd is committing.
-    committing: Mutex<BTreeMap<Ticket, queued_grant::GrantInCommit>>,
-    /// For each account, the number of requests that gpushd is just recording as queued.
-    entering: Mutex<BTreeMap<Account, usize>>,
-    /// Queued requests of an earlier gpushd whose clients have not reconnected yet.
-    restored: Mutex<restored::Restored>,
-    /// Locked while gpushd resolves the requests of an earlier gpushd.
-    resolving: tokio::sync::Mutex<()>,
-    /// The leases that a task watches. A new value wakes the task.
-    watched: Mutex<BTreeMap<LeaseId, watch::Sender<()>>>,
-    /// Leases whose scope systemd is creating.
-    moving: Mutex<BTreeSet<LeaseId>>,
+    /// The inboxes of the tasks of all open leases.
+    actors: actor::Inboxes,
     /// Wakes the queue of requests after capacity became free or a request arrived.
     queue_changed: watch::Sender<()>,
-    /// Wakes the task that ends expired leases. Sent after a lease with an end time was granted or renewed.
-    ends_changed: watch::Sender<()>,
 }
 
 impl Deref for Leases {
@@ -180,14 +161,8 @@ impl Leases {
             placing: Mutex::default(),
             searches: searches::Searches::new(),
             waiting: Mutex::default(),
-            committing: Mutex::default(),
-            entering: Mutex::default(),
-            restored: Mutex::default(),
-            resolving: tokio::sync::Mutex::default(),
-            watched: Mutex::default(),
-            moving: Mutex::default(),
+            actors: actor::Inboxes::default(),
             queue_changed: watch::Sender::new(()),
-            ends_changed: watch::Sender::new(()),
         }))
     }
 
@@ -215,24 +190,9 @@ impl Leases {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn grants_in_commit(&self) -> MutexGuard<'_, BTreeMap<Ticket, queued_grant::GrantInCommit>> {
-        self.committing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn unrecorded_requests(&self) -> MutexGuard<'_, BTreeMap<Account, usize>> {
-        self.entering.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn restored_requests(&self) -> MutexGuard<'_, restored::Restored> {
-        self.restored.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn watchers(&self) -> MutexGuard<'_, BTreeMap<LeaseId, watch::Sender<()>>> {
-        self.watched.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn scopes_in_creation(&self) -> MutexGuard<'_, BTreeSet<LeaseId>> {
-        self.moving.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns whether gpushd has not resolved all requests of an earlier gpushd yet.
+    fn has_unresolved(&self) -> bool {
+        !self.actors.unresolved().is_empty()
     }
 
     /// Wakes waiting requests and operations after capacity became free.
@@ -241,4 +201,14 @@ impl Leases {
         // A waiting operation may need a GPU that the ended lease has used, so wake operations too.
         self.handles.lanes.make_room();
     }
+}
+
+/// Starts the tasks that serve all leases until gpushd stops: they serve the queue, and end leases whose device is gone.
+pub(crate) fn spawn(leases: &Leases) -> Vec<JoinHandle<()>> {
+    let tasks = &leases.handles.tasks;
+    let (lost, queue) = (leases.clone(), leases.clone());
+    vec![
+        tasks.spawn(TaskName::LostLeases, move || lost::end_lost(lost.clone())),
+        tasks.spawn(TaskName::LeaseQueue, move || queue::run(queue.clone())),
+    ]
 }

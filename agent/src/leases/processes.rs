@@ -124,8 +124,9 @@ impl RemainingProcesses {
     }
 }
 
-/// Finds the remaining processes of a lease.
-pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> RemainingProcesses {
+/// Finds the remaining processes of a lease. `is_moving` says whether systemd is still moving a process into the scope of
+/// the lease.
+pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease, is_moving: bool) -> RemainingProcesses {
     let mut left = RemainingProcesses {
         remaining: Remaining { bound: Some(0), driver: Some(0), daemon: Some(0) },
         ..RemainingProcesses::default()
@@ -135,7 +136,7 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease) -> R
     // The scan and the queries run concurrently: the driver and the daemons answer while gpushd
     // scans the processes.
     let (named, in_scope, lists) =
-        tokio::join!(processes_naming_lease(leases, lease), processes_in_scope(leases, lease), lists(leases, lease));
+        tokio::join!(processes_naming_lease(leases, lease), processes_in_scope(lease, is_moving), lists(leases, lease));
     left.own = named.pids.into_iter().chain(in_scope.pids).collect();
     left.unknown = named.unknown.or(in_scope.unknown);
     left.remaining.bound = if left.unknown.is_none() { u32::try_from(left.own.len()).ok() } else { None };
@@ -207,11 +208,11 @@ fn job_of(pid: u32) -> io::Result<Option<SlurmJob>> {
 }
 
 /// Returns the processes in the scope of a lease; none if the lease has no scope.
-async fn processes_in_scope(leases: &Leases, lease: &OpenLease) -> FoundProcesses {
+async fn processes_in_scope(lease: &OpenLease, is_moving: bool) -> FoundProcesses {
     let LeaseBinding::Scope { cgroup: Some(cgroup), .. } = &lease.record.binding else {
         return FoundProcesses::default();
     };
-    if leases.scopes_in_creation().contains(&lease.id()) {
+    if is_moving {
         let unknown =
             Some(Incomplete::Unread("systemd is still moving the process into the scope of the lease".to_owned()));
         return FoundProcesses { pids: BTreeSet::new(), unknown };

@@ -1,11 +1,9 @@
 //! Requests that wait for capacity. They share one queue with waiting operations, in the order of arrival.
 //!
 //! ```text
-//! enter ─► recorded as queued ─► each pass: ─┬─ room ─────────────► reserved, committed ─► answered
-//!                                            ├─ no room ──────────► reserves what it waits for
-//!                                            ├─ can never be met ─► ended: failed
-//!                                            └─ waited too long ──► ended: timed out
-//! client disconnected ─► ended: cancelled
+//! recorded as queued ─► each pass: ─┬─ room ─────────────► reserved: the task of the lease records the grant
+//!                                   ├─ no room ──────────► reserves what it waits for
+//!                                   └─ can never be met ─► refused
 //! ```
 //!
 //! [`crate::lanes`] keeps the order. In each pass, [`gpush_core::lease::queue`] decides about all entries. The pass
@@ -13,33 +11,19 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{ApiError, Code, EndReason, LeaseId, LeaseWait};
+use gpush_api::{ApiError, LeaseId, LeaseState};
 use gpush_core::lease::{
     placement::Host,
     queue::{self as order, ClaimedTargets},
     quota,
 };
-use gpush_host::accounts::Account;
-use tokio::{
-    sync::{OwnedMutexGuard, oneshot},
-    time::Instant,
-};
+use tokio::time::Instant;
 
-use super::{
-    Leases,
-    grant::{self, Reply},
-    held::HeldLeases,
-    pending::PendingGrant,
-    queue_pass,
-    request::Resolved,
-    reserved, restored,
-};
+use super::{Leases, actor::Inbox, held::HeldLeases, queue_pass, request::Resolved, reserved};
 use crate::{
-    caller::{Caller, Viewer},
-    idempotency::Key,
-    lanes::{self, Need, Needs, QueuePlace, Reserve, Ticket},
-    state::LeaseTable,
-    tasks::TaskName,
+    caller::Viewer,
+    lanes::{Need, QueuePlace, Reserve, Ticket},
+    state::{LeaseTable, ReservationId},
 };
 
 /// Maximum time between two decisions about the waiting requests.
@@ -51,19 +35,14 @@ pub(super) struct Waiting {
     pub(super) id: LeaseId,
     pub(super) resolved: Resolved,
     pub(super) viewer: Viewer,
-    /// The idempotency key that gpushd records with the grant.
-    pub(super) key: Option<Key>,
-    /// Time at which the request times out; `None` if it waits without a limit.
-    pub(super) until: Option<Instant>,
     /// After a grant has failed: time until which gpushd does not try again. Meanwhile, the request reserves what it needs.
     pub(super) not_before: Option<Instant>,
     /// Whether the last pass found that the request exceeds a quota. It then reserves nothing.
     pub(super) exceeds_quota: bool,
+    /// The capacity with which the grant of the request is being recorded.
+    pub(super) taken: Option<ReservationId>,
     pub(super) place: QueuePlace,
-    pub(super) reply: Reply,
-    /// The lock of the request's idempotency key. A repeated request waits for this lock, so that one key gets only one
-    /// lease.
-    pub(super) lock: Option<OwnedMutexGuard<()>>,
+    pub(super) inbox: Inbox,
 }
 
 impl Waiting {
@@ -71,104 +50,89 @@ impl Waiting {
     pub(super) fn paused_until(&self, now: Instant) -> Option<Instant> {
         self.not_before.filter(|until| *until > now)
     }
-}
 
-/// Counts a request for the quota of its holder while gpushd records the request as queued.
-struct UnrecordedRequest<'a> {
-    leases: &'a Leases,
-    account: Account,
-}
-
-impl<'a> UnrecordedRequest<'a> {
-    fn new(leases: &'a Leases, resolved: &Resolved) -> Result<Self, ApiError> {
-        let account = resolved.account;
-        let mut entering = leases.unrecorded_requests();
-        check_queue(leases, resolved, &entering)?;
-        *entering.entry(account).or_default() += 1;
-        Ok(Self { leases, account })
+    /// Returns whether the request needs capacity: see [`needs_capacity`].
+    pub(super) fn needs_capacity(&self, table: &LeaseTable) -> bool {
+        needs_capacity(self.id, self.taken, table)
     }
 }
 
-impl Drop for UnrecordedRequest<'_> {
-    fn drop(&mut self) {
-        let mut entering = self.leases.unrecorded_requests();
-        if let Some(count) = entering.get_mut(&self.account) {
-            *count -= 1;
-            if *count == 0 {
-                entering.remove(&self.account);
-            }
-        }
-    }
+/// Returns whether a request needs capacity. While its grant is being recorded, it needs none: the reservation `taken` has
+/// it. When the grant has failed, the request needs capacity again at the moment when the reservation is gone, so that no
+/// later request can get this capacity first.
+fn needs_capacity(id: LeaseId, taken: Option<ReservationId>, table: &LeaseTable) -> bool {
+    let is_queued = table.get(id).is_some_and(|lease| lease.state.name() == LeaseState::Queued);
+    is_queued && taken.is_none_or(|taken| !table.reserved.contains_key(&taken))
 }
 
 /// Checks that the quota of the holder allows one more waiting request.
-pub(super) fn may_wait(leases: &Leases, resolved: &Resolved) -> Result<(), ApiError> {
-    check_queue(leases, resolved, &leases.unrecorded_requests())
-}
-
-fn check_queue(leases: &Leases, resolved: &Resolved, entering: &BTreeMap<Account, usize>) -> Result<(), ApiError> {
-    let account = resolved.account;
-    let mut held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases()).by(account);
-    let unrecorded = quota::HeldLease { id: LeaseId(0), queued: true, size: quota::Size::default() };
-    held.extend(std::iter::repeat_n(unrecorded, entering.get(&account).copied().unwrap_or_default()));
+pub(super) fn may_wait(leases: &Leases, resolved: &Resolved, table: &LeaseTable) -> Result<(), ApiError> {
+    let held = HeldLeases::of(leases.handles.users.accounts(), table).by(resolved.account);
     quota::check_queue(&resolved.quota, &held).map_err(|denial| ApiError::from(&denial))
 }
 
-/// Records a request as queued, and adds it to the queue.
-///
-/// # Errors
-/// If a quota denies the request, or if the request cannot be recorded.
-pub(super) async fn enter(
-    leases: &Leases,
-    caller: &Caller,
-    resolved: Resolved,
-    wait: LeaseWait,
-    key: Option<Key>,
-    lock: Option<OwnedMutexGuard<()>>,
-) -> Result<PendingGrant, ApiError> {
-    let _entering = UnrecordedRequest::new(leases, &resolved)?;
-    let until = match wait {
-        LeaseWait::Seconds(seconds) => Instant::now().checked_add(Duration::from_secs(seconds)),
-        LeaseWait::No | LeaseWait::Unlimited => None,
-    };
-    let new = resolved.new.clone();
-    let text = gpush_core::lease::request::spec(&new.request);
-    let recorded = key.clone();
-    let written = leases.handles.store.write(move |tx| {
-        let record = tx.queue_lease(new.clone())?;
-        restored::record_key(recorded.as_ref(), tx, record.id)?;
-        let holder = &record.holder;
-        let detail = serde_json::json!({ "request_spec": text, "uid": holder.uid, "user": holder.user });
-        tx.audit(grant::audit_record(&record, "lease.queue", "queued", detail))?;
-        Ok(record)
-    });
-    let record = written.await?;
-    let (id, viewer) = (record.id, caller.viewer);
-    leases.handles.state.change_leases(|table| table.insert(record));
-    let place = leases.handles.lanes.queue(lanes::Waiter::Lease(id.to_string()), Needs::new());
-    let (ticket, (reply, result)) = (place.ticket(), oneshot::channel());
-    let (not_before, exceeds_quota) = (None, false);
-    let waiting = Waiting { id, resolved, viewer, key, until, not_before, exceeds_quota, place, reply, lock };
-    leases.waiting().insert(ticket, waiting);
-    leases.queue_changed.send_replace(());
-    Ok(PendingGrant::new(leases, ticket, result))
+impl Leases {
+    /// Adds a request to the queue. Returns its ticket.
+    pub(super) fn add_waiting(
+        &self,
+        id: LeaseId,
+        resolved: Resolved,
+        viewer: Viewer,
+        place: QueuePlace,
+        inbox: Inbox,
+    ) -> Ticket {
+        let ticket = place.ticket();
+        let (not_before, exceeds_quota, taken) = (None, false, None);
+        let waiting = Waiting { id, resolved, viewer, not_before, exceeds_quota, taken, place, inbox };
+        self.waiting().insert(ticket, waiting);
+        self.queue_changed.send_replace(());
+        ticket
+    }
+
+    /// Replaces what a waiting request asks for, after its client has reconnected.
+    pub(super) fn replace_waiting(&self, ticket: Ticket, resolved: &Resolved, viewer: Viewer) {
+        if let Some(waiting) = self.waiting().get_mut(&ticket) {
+            (waiting.resolved, waiting.viewer) = (resolved.clone(), viewer);
+        }
+        self.queue_changed.send_replace(());
+    }
+
+    /// Lets a request wait again after its grant has failed.
+    pub(super) fn queue_again(&self, ticket: Ticket) {
+        if let Some(waiting) = self.waiting().get_mut(&ticket) {
+            (waiting.taken, waiting.not_before) = (None, Some(Instant::now() + PAUSE));
+        }
+        self.queue_changed.send_replace(());
+    }
+
+    /// Removes a request from the queue.
+    pub(super) fn remove_ticket(&self, ticket: Option<Ticket>) {
+        // Drop the place without the lock, because it wakes others.
+        let removed = ticket.and_then(|ticket| self.waiting().remove(&ticket));
+        drop(removed);
+    }
+
+    /// Removes the request of a lease from the queue.
+    pub(super) fn remove_waiting(&self, id: LeaseId) {
+        let removed = self.waiting().extract_if(.., |_, waiting| waiting.id == id).next();
+        drop(removed);
+    }
 }
 
 /// Returns the waiting operations and leases, in order of arrival and in the form that [`gpush_core::lease::queue`]
 /// needs. The caller must hold the placement lock.
 pub(super) fn as_queue(leases: &Leases, host: &Host, table: &LeaseTable) -> order::Queue {
-    let (waiting, committing) = (leases.waiting(), leases.grants_in_commit());
+    let waiting = leases.waiting();
     let held = HeldLeases::of(leases.handles.users.accounts(), table);
     let mut queue = order::Queue::default();
     let index = |uuid: &str| host.gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.index);
     for (ticket, entry) in leases.handles.lanes.entries() {
-        let failed = || committing.get(&ticket).and_then(|grant| grant.failed(table));
-        let waiting = waiting.get(&ticket);
+        let waiting = waiting.get(&ticket).filter(|waiting| waiting.needs_capacity(table));
         // A request that exceeds a quota reserves nothing, because its holder must first release a lease.
         if waiting.is_some_and(|waiting| reserved::within_quota(&held, &waiting.resolved).is_err()) {
             continue;
         }
-        let wanted = waiting.map(|waiting| &waiting.resolved.wanted).or_else(failed);
+        let wanted = waiting.map(|waiting| &waiting.resolved.wanted);
         let entry = match wanted {
             Some(wanted) => order::QueuedEntry::Lease(wanted.clone()),
             None => {
@@ -202,7 +166,7 @@ pub(super) async fn run(leases: Leases) {
     let mut room = leases.handles.lanes.room();
     let mut snapshots = leases.handles.state.watch();
     loop {
-        let has_restored = restored::is_pending(&leases);
+        let has_restored = leases.has_unresolved();
         let is_empty = leases.waiting().is_empty() && !has_restored;
         if !is_empty {
             room.mark_unchanged();
@@ -213,8 +177,8 @@ pub(super) async fn run(leases: Leases) {
             }
         }
         let now = Instant::now();
-        let times = |waiting: &Waiting| [waiting.until, waiting.paused_until(now)];
-        let next = leases.waiting().values().flat_map(times).flatten().min();
+        let paused = |waiting: &Waiting| waiting.paused_until(now);
+        let next = leases.waiting().values().filter_map(paused).min();
         let pause = now + PAUSE;
         let due = next.map_or(pause, |next| next.min(pause));
         tokio::select! {
@@ -225,55 +189,27 @@ pub(super) async fn run(leases: Leases) {
             () = tokio::time::sleep_until(due), if !is_empty => {}
         }
     }
-    // Dropping the waiting requests answers their clients with an error. The requests stay recorded as queued, and the
-    // next gpushd takes them over.
-    leases.waiting().clear();
 }
 
-/// Ends a waiting request in a separate task, because the record of the end may take long to write.
-pub(super) fn spawn_end_waiting(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
-    let leases = leases.clone();
-    let (tasks, leaving) = (leases.handles.tasks.clone(), TaskName::LeaseQueueExit);
-    tasks.once_before_exit(leaving, async move { end_waiting(&leases, waiting, reason, error).await });
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::{Reservation, leases::tests::record};
 
-/// Ends a waiting request.
-pub(super) async fn end_waiting(leases: &Leases, waiting: Waiting, reason: EndReason, error: Option<ApiError>) {
-    let Waiting { id, place, reply, .. } = waiting;
-    drop(place);
-    let queue = leases.handles.state.leases().open.get(&id).and_then(|lease| lease.queue.clone());
-    end_queued(leases, id, reason).await;
-    let error = error.unwrap_or_else(|| match reason {
-        EndReason::TimedOut => {
-            let mut error = ApiError::new(Code::TimedOut, format!("lease {id} was not granted in time")).retryable();
-            error.causes = queue.map(|queue| queue.reasons).unwrap_or_default();
-            error.hint("request it again with a longer `--wait`")
-        }
-        EndReason::Revoked => ApiError::new(Code::Cancelled, format!("an administrator revoked lease {id}")),
-        _ => ApiError::new(Code::Cancelled, format!("lease {id} was cancelled before it was granted")),
-    });
-    let _the_client_may_be_gone = reply.send(Err(error));
-    leases.capacity_freed();
-}
-
-/// Removes a queued lease because a user releases it or an administrator revokes it. Returns `false` if the lease was
-/// not waiting.
-pub(super) async fn cancel(leases: &Leases, id: LeaseId, reason: EndReason) -> bool {
-    let removed = {
-        let mut waiting = leases.waiting();
-        let ticket = waiting.iter().find(|(_, waiting)| waiting.id == id).map(|(ticket, _)| *ticket);
-        ticket.and_then(|ticket| waiting.remove(&ticket))
-    };
-    match removed {
-        Some(waiting) => {
-            end_waiting(leases, waiting, reason, None).await;
-            true
-        }
-        None => restored::cancel_place(leases, id, reason).await,
+    /// Fault: after a commit had failed, later requests got the capacity before the request whose grant had failed.
+    #[test]
+    fn request_waits_again_as_soon_as_its_capacity_is_free() {
+        let mut table = LeaseTable::default();
+        let mut queued = record(1, 1000, "GPU-0");
+        queued.state = LeaseState::Queued;
+        table.insert(queued);
+        let needs = |taken, table: &LeaseTable| needs_capacity(LeaseId(1), taken, table);
+        assert!(needs(None, &table));
+        let reservation = table.reserve(Reservation { holder: 1000, members: Vec::new() });
+        assert!(!needs(Some(reservation), &table), "the capacity is reserved");
+        table.reserved.remove(&reservation);
+        assert!(needs(Some(reservation), &table));
+        table.insert(record(1, 1000, "GPU-0"));
+        assert!(!needs(Some(reservation), &table), "the lease is active");
     }
-}
-
-/// Records the end of a lease that was not granted.
-pub(super) async fn end_queued(leases: &Leases, id: LeaseId, reason: EndReason) {
-    super::lease_end::record_end(leases, id, reason).await;
 }

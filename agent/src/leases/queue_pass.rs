@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeMap, convert::Infallible};
 
-use gpush_api::{ApiError, EndReason, Gpu, LeaseQueuePosition};
+use gpush_api::{ApiError, Gpu, LeaseQueuePosition};
 use gpush_core::lease::{
     placement::{Assignment, Host, Member, NoAssignment},
     queue::{self as order, Outcome},
@@ -19,46 +19,34 @@ use tokio::time::Instant;
 
 use super::{
     Leases,
+    actor::{self, Command},
     explain::{Unplaced, explain},
     held::HeldLeases,
     offers,
     placement_snapshot::PlacementSnapshot,
-    queue::{Waiting, spawn_end_waiting},
-    queued_grant,
     reserved::{self, NotReserved, ReadHost, Reserved},
-    restored,
     searches::searched,
 };
 use crate::{
     caller::Viewer,
     lanes::{Need, Needs, Ticket},
-    tasks::TaskName,
+    state::OpenLease,
 };
 
 /// Decides about all waiting requests.
 pub(super) async fn pass(leases: &Leases) {
-    let now = Instant::now();
-    let is_over = |waiting: &Waiting| waiting.reply.is_closed() || waiting.until.is_some_and(|until| until <= now);
-    let over: Vec<Waiting> =
-        leases.waiting().extract_if(.., |_, waiting| is_over(waiting)).map(|(_, waiting)| waiting).collect();
-    for waiting in over {
-        let reason = if waiting.reply.is_closed() { EndReason::Cancelled } else { EndReason::TimedOut };
-        spawn_end_waiting(leases, waiting, reason, None);
-    }
     // Without a driver gpushd cannot grant anything, so the requests continue to wait.
     let changes = leases.handles.lanes.changes();
     let Ok(seen) = leases.handles.readings.host().await else { return };
-    if restored::is_pending(leases) {
-        restored::resolve_all(leases, &seen).await;
-    }
+    actor::resolve_all(leases, &seen).await;
     let gpus = seen.gpus(Viewer::Log);
     let (deciding, read) = (leases.clone(), ReadHost { host: seen.host, gpus, changes });
     // The searches run on a blocking thread. They are completed even if gpushd stops, because they may reserve capacity.
     leases.handles.tasks.blocking_before_exit(move || decide(&deciding, &read)).await;
 }
 
-/// Reserves capacity for each request that can be granted, and removes the request from the queue. Then commits these
-/// grants in separate tasks. Records what the other requests wait for. Searches without the placement lock.
+/// Reserves capacity for each request that can be granted. The task of the lease then records the grant. Notes what the
+/// other requests wait for. Searches without the placement lock.
 fn decide(leases: &Leases, read: &ReadHost) {
     let gpus = read.gpus.as_slice();
     // Requests that exceed a quota. They reserve nothing, because their holders must first release a lease, or leave the
@@ -68,7 +56,7 @@ fn decide(leases: &Leases, read: &ReadHost) {
         let current = || {
             let table = leases.handles.state.leases();
             let held = HeldLeases::of(leases.handles.users.accounts(), &table);
-            for (ticket, waiting) in leases.waiting().iter() {
+            for (ticket, waiting) in leases.waiting().iter().filter(|(_, waiting)| waiting.needs_capacity(&table)) {
                 if let Err(error) = reserved::within_quota(&held, &waiting.resolved) {
                     denied.insert(*ticket, error.message);
                 }
@@ -105,7 +93,7 @@ fn decide(leases: &Leases, read: &ReadHost) {
             }
             match try_take(leases, read, &snapshot.host, ticket, assignment) {
                 Some(Ok(reserved)) => {
-                    spawn_commit(leases, queued_grant::begin(leases, ticket, &reserved), reserved);
+                    grant(leases, ticket, reserved);
                     true
                 }
                 Some(Err(error)) => {
@@ -131,7 +119,7 @@ fn decide(leases: &Leases, read: &ReadHost) {
                 let Some(waiting) = leases.waiting().remove(&ticket) else { continue };
                 let (resolved, viewer, queued) = (&waiting.resolved, waiting.viewer, Some((ticket, None)));
                 let error = explain(leases, why, Unplaced { resolved, viewer, snapshot: &snapshot, gpus, queued });
-                spawn_end_waiting(leases, waiting, EndReason::Failed, Some(error));
+                let _the_lease_may_have_ended = waiting.inbox.send(Command::Refused(error));
             }
             Outcome::Waits { reserves, behind, why } => {
                 note(leases, &snapshot, ticket, reserves.as_ref(), behind, why.as_ref(), gpus);
@@ -173,16 +161,13 @@ fn reserve_beyond_quota(leases: &Leases, gpus: &[Gpu], snapshot: &PlacementSnaps
     beyond
 }
 
-/// Commits a grant in a separate task. `waiting` is `None` if its client has cancelled the request meanwhile.
-fn spawn_commit(leases: &Leases, waiting: Option<Waiting>, reserved: Reserved) {
-    let leases = leases.clone();
-    let tasks = leases.handles.tasks.clone();
-    tasks.once_before_exit(TaskName::LeaseGrant, async move {
-        match waiting {
-            Some(waiting) => queued_grant::commit(&leases, waiting, reserved).await,
-            None => reserved::abandon(&leases, reserved).await,
-        }
-    });
+/// Gives the reserved capacity to the task of the lease, which records the grant. The caller must hold the placement
+/// lock. If the request has just left the queue, the capacity is free again.
+fn grant(leases: &Leases, ticket: Ticket, reserved: Reserved) {
+    if let Some(waiting) = leases.waiting().get_mut(&ticket) {
+        waiting.taken = Some(reserved.id());
+        let _the_lease_may_have_ended = waiting.inbox.send(Command::Reserved(reserved));
+    }
 }
 
 /// Returns whether gpushd must not grant a request yet, because a grant of the request has just failed.
@@ -243,14 +228,11 @@ fn position(leases: &Leases, ticket: Ticket) -> u32 {
 }
 
 fn show_position(leases: &Leases, ticket: Ticket, position: LeaseQueuePosition) {
-    let Some(id) = leases.waiting().get(&ticket).map(|waiting| waiting.id) else { return };
-    let state = &leases.handles.state;
-    if state.leases().open.get(&id).is_some_and(|lease| lease.queue.as_ref() != Some(&position)) {
-        state.change_leases(|table| {
-            if let Some(lease) = table.get_mut(id) {
-                lease.queue = Some(position);
-            }
-        });
+    let found = leases.waiting().get(&ticket).map(|waiting| (waiting.id, waiting.inbox.clone()));
+    let Some((id, inbox)) = found else { return };
+    let is_new = |lease: &OpenLease| lease.queue.as_ref() != Some(&position);
+    if leases.handles.state.leases().get(id).is_some_and(is_new) {
+        let _the_lease_may_have_ended = inbox.send(Command::Waits(position));
     }
 }
 

@@ -18,7 +18,6 @@ use gpush_core::lease::{
 
 use super::{
     Leases,
-    dynamic::DevicesToCreate,
     held::HeldLeases,
     offers::{self, gpus_of},
     placement_snapshot::PlacementSnapshot,
@@ -27,18 +26,19 @@ use super::{
     searches::searched,
 };
 use crate::{
-    lanes::{Grant, LaneChanges},
+    lanes::{Claim, Grant, LaneChanges},
     mps,
-    state::{HostState, Reservation, ReservationId},
+    state::{HostState, LeaseTable, Reservation, ReservationId},
+    tasks::TaskName,
 };
 
 /// Checks the limits of the holder that do not depend on the placement. A refused request costs no search.
 pub(super) fn check_quotas(leases: &Leases, resolved: &Resolved, wait: LeaseWait) -> Result<(), ApiError> {
-    let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
-    within_quota(&held, resolved)?;
+    let table = leases.handles.state.leases();
+    within_quota(&HeldLeases::of(leases.handles.users.accounts(), &table), resolved)?;
     match wait {
         LeaseWait::No => Ok(()),
-        LeaseWait::Seconds(_) | LeaseWait::Unlimited => queue::may_wait(leases, resolved),
+        LeaseWait::Seconds(_) | LeaseWait::Unlimited => queue::may_wait(leases, resolved, &table),
     }
 }
 
@@ -54,24 +54,60 @@ pub(super) enum NotReserved {
     Outdated,
 }
 
-/// Capacity that is reserved until the grant is recorded.
+/// The MIG devices that an operation creates for a lease, and the operation's claim on their GPUs.
+#[derive(Debug)]
+pub(super) struct DevicesToCreate {
+    pub(super) assignment: Assignment,
+    pub(super) claim: Claim,
+}
+
+/// Capacity that is reserved until the grant is recorded. If this value is dropped before that, the capacity is free
+/// again.
 #[derive(Debug)]
 pub(super) struct Reserved {
-    pub(super) id: ReservationId,
+    leases: Leases,
+    id: ReservationId,
     pub(super) members: Vec<LeaseMember>,
     /// The MIG devices that an operation must create first.
     pub(super) missing: Option<DevicesToCreate>,
     /// For each GPU on which no device is created, a guard: no operation on the GPU begins until the grant is recorded.
-    pub(super) _grants: Vec<Grant>,
+    _grants: Vec<Grant>,
+    /// Whether the reservation is in the table.
+    is_reserved: bool,
+    /// Whether the grant may be on disk. If so, the capacity stays reserved.
+    may_be_recorded: bool,
 }
 
-/// Frees reserved capacity whose request no longer waits.
-pub(super) async fn abandon(leases: &Leases, reserved: Reserved) {
-    leases.handles.state.change_leases(|table| table.reserved.remove(&reserved.id));
-    mps::admit(&leases.handles.mps, &reserved.members).await;
-    // An operation on the GPU must be able to begin before the queue is served again.
-    drop(reserved);
-    leases.capacity_freed();
+impl Reserved {
+    /// Returns the number of the reservation.
+    pub(super) fn id(&self) -> ReservationId {
+        self.id
+    }
+
+    /// Removes the reservation from the table: the lease holds the capacity now, or does not need it any more.
+    pub(super) fn remove(&mut self, table: &mut LeaseTable) {
+        table.reserved.remove(&self.id);
+        self.is_reserved = false;
+    }
+
+    /// Notes whether the grant may be on disk.
+    pub(super) fn set_may_be_recorded(&mut self, may_be_recorded: bool) {
+        self.may_be_recorded = may_be_recorded;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if !self.is_reserved || self.may_be_recorded {
+            return;
+        }
+        let (leases, members) = (self.leases.clone(), std::mem::take(&mut self.members));
+        leases.handles.state.change_leases(|table| self.remove(table));
+        leases.handles.tasks.clone().once_before_exit(TaskName::FreedCapacity, async move {
+            mps::admit(&leases.handles.mps, &members).await;
+            leases.capacity_freed();
+        });
+    }
 }
 
 /// The readings with which requests are placed. They can be old when the capacity is reserved.
@@ -148,7 +184,9 @@ pub(super) fn reserve_assignment(
     }
     let reservation = Reservation { holder: resolved.wanted.holder, members: members.clone() };
     let Some(id) = leases.handles.state.reserve(&read.host, reservation) else { return Err(NotReserved::Outdated) };
-    Ok(Some(Reserved { id, members, missing, _grants: grants }))
+    let leases = leases.clone();
+    let (is_reserved, may_be_recorded) = (true, false);
+    Ok(Some(Reserved { leases, id, members, missing, _grants: grants, is_reserved, may_be_recorded }))
 }
 
 /// Checks those limits of the holder that do not depend on which GPUs the lease gets.

@@ -15,7 +15,7 @@ use gpush_store::LeaseRecord;
 use super::{
     Leases,
     bind::{self, ResolvedBinding},
-    lease_end, user_limits,
+    user_limits,
 };
 use crate::state::LeaseTable;
 
@@ -49,26 +49,17 @@ pub(super) fn names(epoch: &str, id: LeaseId, uid: u32) -> (String, String) {
     (unit, cgroup)
 }
 
-/// Marks a lease whose scope is being created. While this value exists, an empty scope does not end the lease.
+/// Why the caller was not moved into the scope of its lease.
 #[derive(Debug)]
-pub(super) struct ScopeCreation {
-    leases: Leases,
-    id: LeaseId,
+pub(super) struct NotMoved {
+    pub(super) error: ApiError,
+    /// Whether systemd may have moved another process into the scope.
+    pub(super) may_have_moved_another: bool,
 }
 
-impl ScopeCreation {
-    /// Marks the lease if its process gets a new scope. Call this before the lease is active.
-    pub(super) fn begin(leases: &Leases, record: &LeaseRecord, bound: &ResolvedBinding) -> Option<Self> {
-        bound.mover()?;
-        leases.scopes_in_creation().insert(record.id);
-        Some(Self { leases: leases.clone(), id: record.id })
-    }
-}
-
-impl Drop for ScopeCreation {
-    fn drop(&mut self) {
-        self.leases.scopes_in_creation().remove(&self.id);
-        lease_end::watch(&self.leases, self.id);
+impl From<ApiError> for NotMoved {
+    fn from(error: ApiError) -> Self {
+        Self { error, may_have_moved_another: false }
     }
 }
 
@@ -76,12 +67,12 @@ impl Drop for ScopeCreation {
 ///
 /// # Errors
 /// If the caller has ended or changed its user or cgroup, or systemd did not move the caller. If systemd may have moved
-/// another process, the lease no longer has a scope.
+/// another process, the lease must no longer have a scope.
 pub(super) async fn move_into_scope(
     leases: &Leases,
     record: &LeaseRecord,
     bound: &ResolvedBinding,
-) -> Result<(), ApiError> {
+) -> Result<(), NotMoved> {
     let (Some(process), Ok(manager)) = (bound.mover(), &leases.handles.scopes.0) else { return Ok(()) };
     let LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) } = &record.binding else { return Ok(()) };
     let who = record.holder.user.clone().unwrap_or_else(|| format!("uid {}", record.holder.uid));
@@ -94,34 +85,18 @@ pub(super) async fn move_into_scope(
     process.check_unmoved()?;
     let started = manager.start_scope(&scope, &process.process).await;
     let is_there = proc::cgroups(process.pid).is_some_and(|text| cgroup::contains(cgroup, &text));
-    if started.as_ref().is_err_and(systemd::Error::may_move_another_process) {
-        forget(leases, record.clone()).await;
-    }
+    let may_have_moved_another = started.as_ref().is_err_and(systemd::Error::may_move_another_process);
     // If the process has ended, return the error that says so, instead of systemd's error.
-    process.check()?;
-    started.map_err(|error| bind::no_scope(&error))?;
-    if is_there {
-        return Ok(());
-    }
-    Err(ApiError::new(Code::Internal, format!("systemd did not move the calling process into {unit}"))
-        .hint(format!("see `journalctl -u {unit}`")))
-}
-
-/// Removes the scope from the record of a lease, because the scope may contain a process that does not belong to the
-/// lease. gpushd then does not signal the processes of the scope when the lease ends, and does not wait for them.
-async fn forget(leases: &Leases, record: LeaseRecord) {
-    let id = record.id;
-    tracing::warn!(lease = %id, "lease {id}: systemd may have moved another process, so gpushd does not use its scope");
-    let written = leases.handles.store.write_ending(move |tx| tx.bind_lease(id, LeaseBinding::None)).await;
-    let forgotten = written.unwrap_or_else(|error| {
-        tracing::error!(lease = %id, "lease {id}: cannot record that it has no scope: {error}");
-        LeaseRecord { binding: LeaseBinding::None, ..record }
-    });
-    leases.handles.state.change_leases(|table| {
-        if let Some(lease) = table.open.get_mut(&id) {
-            Arc::make_mut(lease).set_record(forgotten);
+    let error = match (process.check(), started) {
+        (Err(error), _) => error,
+        (Ok(()), Err(error)) => bind::no_scope(&error),
+        (Ok(()), Ok(())) if is_there => return Ok(()),
+        (Ok(()), Ok(())) => {
+            ApiError::new(Code::Internal, format!("systemd did not move the calling process into {unit}"))
+                .hint(format!("see `journalctl -u {unit}`"))
         }
-    });
+    };
+    Err(NotMoved { error, may_have_moved_another })
 }
 
 /// Kills all processes in the scope of a lease, including processes of other users and processes that start meanwhile.

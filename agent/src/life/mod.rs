@@ -269,6 +269,8 @@ async fn serve(
     };
     let changed = recovery.take_over(unfinished, &superseded, &boot_id, enqueue).await;
     leases::restore_places(&leases, None);
+    // A request that changes a lease needs the task of this lease.
+    leases::take_over(&leases);
     startup.startup.mark_changed(changed.into_iter());
     let queue = tasks.spawn(TaskName::OperationQueue, {
         let engine = Arc::clone(&engine);
@@ -330,7 +332,6 @@ async fn serve(
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_reading = tasks.once(TaskName::GpuReading, read_first(readings, hardware.clone(), state.clone()));
     let first_reading = first_reading.abort_on_drop();
-    leases::take_over(&leases);
     let mut services = leases::spawn(&leases);
     services.extend([
         tasks.spawn(TaskName::StartupLayouts, move || startup::run(startup.clone(), due.clone())),

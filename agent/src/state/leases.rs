@@ -242,6 +242,8 @@ pub(crate) struct LeaseTable {
     pub(crate) reserved: BTreeMap<ReservationId, Reservation>,
     /// The instances that gpushd has created. To grant a lease, gpushd may destroy only these instances.
     pub(crate) created: CreatedInstances,
+    /// Requests that are being recorded as queued: the uid of each holder.
+    pub(crate) entering: BTreeMap<ReservationId, u32>,
     next: ReservationId,
 }
 
@@ -400,6 +402,13 @@ impl LeaseTable {
         self.open.values().map(Arc::as_ref).filter(is_its).find(|lease| lease.state.name() == LeaseState::Granting)
     }
 
+    /// Counts a request that is being recorded as queued. Returns its number in [`LeaseTable::entering`].
+    pub(crate) fn begin_to_queue(&mut self, holder: u32) -> ReservationId {
+        self.next += 1;
+        self.entering.insert(self.next, holder);
+        self.next
+    }
+
     /// Applies what an operation's end has changed.
     pub(crate) fn apply_operation_end(&mut self, settled: &OperationLeaseEffects) {
         for (gpu, placements) in &settled.created {
@@ -418,9 +427,15 @@ impl LeaseTable {
         lease.set_record(record.clone());
     }
 
+    /// Adds a lease, or replaces the lease with this id.
+    pub(crate) fn put(&mut self, lease: OpenLease) {
+        self.open.insert(lease.id(), Arc::new(lease));
+    }
+
     /// Adds a recorded lease, or replaces the lease with this id.
+    #[cfg(test)]
     pub(crate) fn insert(&mut self, record: LeaseRecord) {
-        self.open.insert(record.id, Arc::new(OpenLease::new(record)));
+        self.put(OpenLease::new(record));
     }
 }
 

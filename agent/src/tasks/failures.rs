@@ -113,11 +113,11 @@ mod tests {
     #[test]
     fn tasks_of_two_objects_are_restarted_separately() {
         let mut record = FailureRecord::default();
-        assert!(matches!(fail(&mut record, TaskName::LeaseWatch, "L1", ""), TaskState::Restarted(_)));
-        assert!(matches!(fail(&mut record, TaskName::LeaseWatch, "L2", ""), TaskState::Restarted(_)));
-        record.task_ended(&(TaskName::LeaseWatch, "L2".to_owned()), TaskEnd::Returned, "", false);
+        assert!(matches!(fail(&mut record, TaskName::Lease, "L1", ""), TaskState::Restarted(_)));
+        assert!(matches!(fail(&mut record, TaskName::Lease, "L2", ""), TaskState::Restarted(_)));
+        record.task_ended(&(TaskName::Lease, "L2".to_owned()), TaskEnd::Returned, "", false);
         assert_eq!(record.restarted.len(), 1, "the lease has ended");
-        assert_eq!(fail(&mut record, TaskName::LeaseWatch, "L1", ""), TaskState::Fatal);
+        assert_eq!(fail(&mut record, TaskName::Lease, "L1", ""), TaskState::Fatal);
     }
 
     #[test]

@@ -44,7 +44,7 @@ use gpush_host::subtask;
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 use tokio_util::{
     sync::CancellationToken,
-    task::{AbortOnDropHandle, TaskTracker},
+    task::{AbortOnDropHandle, TaskTracker, task_tracker::TaskTrackerToken},
 };
 
 pub(crate) use self::name::TaskName;
@@ -226,6 +226,11 @@ impl Tasks {
             self.ended(&(name, String::new()), TaskEnd::Failed, &why);
             TaskFailure(name)
         })
+    }
+
+    /// Returns a guard: gpushd does not exit before it is dropped.
+    pub(crate) fn unfinished(&self) -> TaskTrackerToken {
+        self.0.unfinished.token()
     }
 
     /// Runs `work` on a blocking thread. It ends before gpushd exits, even if the caller is dropped.

@@ -47,8 +47,6 @@ task_names! {
     OverrideExpiry = "override_expiry", Service;
     /// Starts and stops MPS daemons as desired.
     MpsReconciler = "mps_reconciler", Service;
-    /// Ends leases whose time is over.
-    LeaseExpiry = "lease_expiry", Service;
     /// Ends leases whose GPU or MIG device is gone.
     LostLeases = "lost_leases", Service;
     /// Grants queued requests for leases.
@@ -59,10 +57,8 @@ task_names! {
     ComputeModes = "compute_modes", Service;
     /// Finds processes without a lease.
     UnleasedProcesses = "unleased_processes", Service;
-    /// Ends the queued requests of an earlier gpushd whose clients do not reconnect.
-    RestoredRequests = "restored_requests", PerObject;
-    /// Waits until a lease can end.
-    LeaseWatch = "lease_watch", PerObject;
+    /// Owns a lease until its end.
+    Lease = "lease", PerObject;
     /// Supervises an MPS daemon.
     MpsDaemon = "mps_daemon", PerObject;
     /// Starts the services that an operation stopped and could not start again.
@@ -85,10 +81,8 @@ task_names! {
     EventStream = "event_stream", OneShot;
     /// Executes an operation, or tries to begin a queued one.
     Operation = "operation", OneShot;
-    /// Records a grant, or its end if the client has disconnected.
-    LeaseGrant = "lease_grant", OneShot;
-    /// Records the end of a queued request for a lease.
-    LeaseQueueExit = "lease_queue_exit", OneShot;
+    /// Makes capacity available that was reserved for a request.
+    FreedCapacity = "freed_capacity", OneShot;
     /// Reads a GPU.
     GpuReading = "gpu_reading", OneShot;
     /// Runs `nvidia-smi compute-policy`.

@@ -23,7 +23,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("gpush-mps", &["gpush-api", "gpush-core", "gpush-host"]),
     ("gpush-doctor", &["gpush-api", "gpush-core", "gpush-host", "gpush-mps"]),
     ("gpush-client", &["gpush-api"]),
-    ("gpush-store", &["gpush-api"]),
+    ("gpush-store", &["gpush-api", "gpush-core"]),
     ("gpush-man", &[]),
     ("gpushd", &["gpush-api", "gpush-core", "gpush-host", "gpush-man", "gpush-mps", "gpush-nvml", "gpush-store"]),
     ("gpushctl", &["gpush-api", "gpush-client", "gpush-core", "gpush-doctor", "gpush-host", "gpush-man"]),

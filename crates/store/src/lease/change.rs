@@ -1,7 +1,9 @@
 //! Changes of leases. Each change writes one record. The caller puts the change into one
-//! transaction with the other changes that belong to it.
+//! transaction with the other changes that belong to it. The state machine of leases says which changes of the recorded
+//! state are legal ([`may_record`]).
 
 use gpush_api::{EndReason, LeaseBinding, LeaseId, LeaseMember, LeaseRevocation, LeaseState};
+use gpush_core::lease::machine::may_record;
 use jiff::Timestamp;
 
 use super::{LeaseRecord, LeaseSource, LeaseTerms, NewLease};
@@ -53,7 +55,10 @@ impl Tx<'_> {
     /// # Errors
     /// Fails if the lease is not granting, or if the store cannot write the record.
     pub fn activate_lease(&mut self, id: LeaseId, terms: LeaseTerms) -> Result<LeaseRecord, StoreError> {
-        let lease = self.known_lease(id, &[LeaseState::Granting], LeaseState::Active)?;
+        let lease = self.lease_before(id, LeaseState::Active)?;
+        if lease.state != LeaseState::Granting {
+            return Err(StoreError::LeaseTransition { lease: id, from: lease.state, to: LeaseState::Active });
+        }
         let (members, expires_at, granted_at) = (terms.members, terms.expires_at, Some(self.now));
         self.put_lease(LeaseRecord { state: LeaseState::Active, members, expires_at, granted_at, ..lease })
     }
@@ -76,7 +81,10 @@ impl Tx<'_> {
     /// # Errors
     /// Fails if the lease is not active, or if the store cannot write the record.
     pub fn renew_lease(&mut self, id: LeaseId, expires_at: Option<Timestamp>) -> Result<LeaseRecord, StoreError> {
-        let lease = self.known_lease(id, &[LeaseState::Active], LeaseState::Active)?;
+        let lease = self.view().lease(id)?.ok_or(StoreError::NoSuchLease(id))?;
+        if lease.state != LeaseState::Active {
+            return Err(StoreError::LeaseTransition { lease: id, from: lease.state, to: LeaseState::Active });
+        }
         self.put_lease(LeaseRecord { expires_at, ..lease })
     }
 
@@ -85,7 +93,7 @@ impl Tx<'_> {
     /// # Errors
     /// Fails if the lease is not active, or if the store cannot write the record.
     pub fn release_lease(&mut self, id: LeaseId, reason: EndReason) -> Result<LeaseRecord, StoreError> {
-        let lease = self.known_lease(id, &[LeaseState::Active], LeaseState::Releasing)?;
+        let lease = self.lease_before(id, LeaseState::Releasing)?;
         self.put_lease(LeaseRecord { state: LeaseState::Releasing, reason: Some(reason), ..lease })
     }
 
@@ -95,8 +103,10 @@ impl Tx<'_> {
     /// # Errors
     /// Fails if the lease is neither active nor releasing, or if the store cannot write the record.
     pub fn revoke_lease(&mut self, id: LeaseId, revocation: LeaseRevocation) -> Result<LeaseRecord, StoreError> {
-        let from = [LeaseState::Active, LeaseState::Releasing];
-        let lease = self.known_lease(id, &from, LeaseState::Releasing)?;
+        let lease = self.view().lease(id)?.ok_or(StoreError::NoSuchLease(id))?;
+        if lease.state != LeaseState::Releasing && !may_record(lease.state, LeaseState::Releasing) {
+            return Err(StoreError::LeaseTransition { lease: id, from: lease.state, to: LeaseState::Releasing });
+        }
         // Keep the time that the first revocation announced to the holder.
         let first = lease.revocation.as_ref().and_then(|revocation| revocation.processes_end_at);
         let processes_end_at = first.or(revocation.processes_end_at);
@@ -111,8 +121,7 @@ impl Tx<'_> {
     /// # Errors
     /// Fails if the lease has ended, or if the store cannot write the record.
     pub fn end_lease(&mut self, id: LeaseId, reason: EndReason) -> Result<LeaseRecord, StoreError> {
-        let from = [LeaseState::Queued, LeaseState::Granting, LeaseState::Active, LeaseState::Releasing];
-        let lease = self.known_lease(id, &from, LeaseState::Ended)?;
+        let lease = self.lease_before(id, LeaseState::Ended)?;
         let (reason, ended_at) = (lease.reason.or(Some(reason)), Some(self.now));
         self.put_lease(LeaseRecord { state: LeaseState::Ended, reason, ended_at, ..lease })
     }
@@ -132,7 +141,15 @@ impl Tx<'_> {
     fn granted(&mut self, source: LeaseSource, to: LeaseState) -> Result<LeaseRecord, StoreError> {
         match source {
             LeaseSource::New(new) => self.new_lease(*new),
-            LeaseSource::Queued(id) => self.known_lease(id, &[LeaseState::Queued], to),
+            LeaseSource::Queued(id) => {
+                let lease = self.lease_before(id, to)?;
+                // Only the operation of a granting lease makes it active.
+                if lease.state == LeaseState::Queued {
+                    Ok(lease)
+                } else {
+                    Err(StoreError::LeaseTransition { lease: id, from: lease.state, to })
+                }
+            }
         }
     }
 
@@ -161,9 +178,10 @@ impl Tx<'_> {
         })
     }
 
-    fn known_lease(&self, id: LeaseId, from: &[LeaseState], to: LeaseState) -> Result<LeaseRecord, StoreError> {
+    /// Returns a lease whose recorded state may change to `to`.
+    fn lease_before(&self, id: LeaseId, to: LeaseState) -> Result<LeaseRecord, StoreError> {
         let lease = self.view().lease(id)?.ok_or(StoreError::NoSuchLease(id))?;
-        if from.contains(&lease.state) {
+        if may_record(lease.state, to) {
             Ok(lease)
         } else {
             Err(StoreError::LeaseTransition { lease: id, from: lease.state, to })

@@ -2,70 +2,76 @@
 //! the effects.
 //!
 //! ```text
-//!  Queued ──Reserved──► Granting ──Committed──► Active ──released, expired, revoked, ──► Releasing
-//!    │                   │   │                           binding ended, GPU lost            │
-//!    │                   │   └─ Committed, but aborted meanwhile ──────────────────────────►│
-//!    │ cancelled,        │ CommitFailed,                          no process left:          │
-//!    │ timed out,        │ OperationFailed                        end recorded              │
-//!    ▼ revoked           ▼                                                                  ▼
-//!  Ended ◄───────────────┴──────────────────────────────────────────────────────────────── Ended
+//!             CommitPostponed
+//!          ┌───────────────────┐
+//!          ▼                   │
+//!  ──► Queued ──Reserved──► Committing ──Committed───────► Active ──released, expired, revoked, ──► Releasing
+//!        │                   │     │                        ▲        binding ended, GPU lost            │
+//!        │                   │     └─OperationBegun──► Creating                                         │
+//!        │ cancelled,        │                          │  │                                            │
+//!        │ timed out,        │ CommitFailed             │  └─ aborted, and the operation ended ────────►│
+//!        │ revoked, refused  │                          │                                               │
+//!        ▼                   ▼                          │ OperationFailed       no process left:        │
+//!      Leaving ◄─────────────┘                          │                       end recorded            │
+//!        │ end recorded                                 ▼                                               │
+//!        └────────────────────────────────────────►  Ended  ◄───────────────────────────────────────────┘
 //! ```
 //!
 //! - The holder has access only in `Active`. A lease becomes `Active` only after the grant is
 //!   durable.
-//! - Capacity is reserved from `Granting` on. Capacity is freed once: when the grant has certainly
-//!   failed, or when the end is durable. An end is recorded only after all sources (cgroup,
-//!   driver, MPS daemon) have reported that no process of the lease is left.
-//! - If the end of a lease is requested in `Granting`, the end waits for the outcome of the grant,
+//! - Capacity is reserved from `Committing` on. Capacity is freed once for each reservation: when the grant has
+//!   certainly failed, or when the end is durable. The end of an active lease is recorded only after all sources
+//!   (cgroup, driver, MPS daemon) have reported that no process of the lease is left.
+//! - If the end of a lease is requested in `Committing` or `Creating`, the end waits for the outcome of the grant,
 //!   because a commit or a driver call may still take effect.
 //! - `Releasing` has no time limit. The first reason for the end does not change, but a later
-//!   revocation can still end the processes.
+//!   revocation can still end the processes. The state is recorded when the first probe has found a process: most leases
+//!   end without one, and need only the record of their end.
+//! - The end of a lease that was never recorded needs no record, so it skips `Leaving`.
 //! - An event that does not fit the state is late or repeated, and changes nothing. `Ended` is
 //!   final.
-//! - After a reboot, no process of the lease exists, so no source is probed.
 
 use gpush_api::EndReason;
 
+mod records;
 mod state;
 
-pub use state::{
-    Effect, EndProcesses, Event, GrantBy, Granting, Instant, ProcessEnding, ReleaseStep, Releasing, Remaining, State,
-};
+pub use records::may_record;
+pub use state::{Effect, EndProcesses, Event, Instant, ProcessEnding, ReleaseStep, Releasing, Remaining, State};
 
 /// Applies one event to a state. Returns the next state and the effects, in order.
 #[must_use]
 pub fn step(state: State, event: Event, now: Instant) -> (State, Vec<Effect>) {
     match state {
         State::Queued { recorded } => queued(recorded, event),
-        State::Granting(granting) => grant(granting, event),
-        State::Active => active(event, now),
+        State::Committing { recorded, abort } => committing(recorded, abort, event),
+        State::Creating { abort } => creating(abort, event),
+        State::Active => active(event),
         State::Releasing(releasing) => release(releasing, event, now),
+        State::Leaving { reason, retry } => leaving(reason, retry, event),
         State::Ended(reason) => (State::Ended(reason), Vec::new()),
     }
 }
 
 fn queued(recorded: bool, event: Event) -> (State, Vec<Effect>) {
-    let end = |reason| (State::Ended(reason), ended_without_grant(recorded, reason));
+    let end = |reason| leave(recorded, reason, Vec::new());
     match event {
-        Event::QueueRecorded => (State::Queued { recorded: true }, Vec::new()),
-        Event::Reserved(by) => {
-            let effect = match by {
-                GrantBy::Commit => Effect::CommitGrant,
-                GrantBy::Operation => Effect::BeginOperation,
-            };
-            (State::Granting(Granting { by, recorded, abort: None }), vec![effect])
-        }
+        Event::Reserved => (State::Committing { recorded, abort: None }, vec![Effect::CommitGrant]),
+        Event::Refused => end(EndReason::Failed),
         Event::Released | Event::BindingEnded => end(EndReason::Cancelled),
         Event::WaitTimedOut => end(EndReason::TimedOut),
-        Event::Revoked(_) => end(EndReason::Revoked),
-        Event::Rebooted => end(EndReason::Rebooted),
+        Event::Revoked => end(EndReason::Revoked),
         // These events change nothing. If one GPU is lost, the request still waits for other GPUs.
         // A queued lease cannot expire, because its end time counts from the grant.
         Event::GpuLost
-        | Event::Expired(_)
+        | Event::Expired
         | Event::Committed
+        | Event::OperationBegun
         | Event::CommitFailed
+        | Event::CommitPostponed
         | Event::OperationFailed
+        | Event::EndProcesses(_)
+        | Event::ReleaseRecorded
         | Event::Probed(_)
         | Event::EndRecorded
         | Event::EndNotRecorded
@@ -73,63 +79,97 @@ fn queued(recorded: bool, event: Event) -> (State, Vec<Effect>) {
     }
 }
 
-fn ended_without_grant(recorded: bool, reason: EndReason) -> Vec<Effect> {
-    let record = recorded.then_some(Effect::RecordEnd(reason));
-    record.into_iter().chain([Effect::ReportEnd(reason)]).collect()
-}
-
-fn grant(granting: Granting, event: Event) -> (State, Vec<Effect>) {
-    let abort = |reason| {
-        let first = granting.abort.is_none();
-        let cancels = first && granting.by == GrantBy::Operation;
-        let state = State::Granting(Granting { abort: granting.abort.or(Some(reason)), ..granting });
-        (state, if cancels { vec![Effect::CancelOperation] } else { Vec::new() })
-    };
-    match event {
-        Event::Committed => match granting.abort {
-            None => (State::Active, vec![Effect::OpenAdmission, Effect::ReportGrant]),
-            // The holder never had access. The lease still goes through a release, because the
-            // holder may have found a MIG device or an environment in another way.
-            Some(reason) => start_release(reason, ProcessEnding::No, false),
-        },
-        Event::CommitFailed => {
-            let reason = granting.abort.unwrap_or(EndReason::Failed);
-            let record = granting.recorded.then_some(Effect::RecordEnd(reason));
-            let rest = [Effect::FreeCapacity, Effect::ReportEnd(reason)];
-            (State::Ended(reason), record.into_iter().chain(rest).collect())
-        }
-        Event::OperationFailed => {
-            let reason = granting.abort.unwrap_or(EndReason::Failed);
-            (State::Ended(reason), vec![Effect::FreeCapacity, Effect::ReportEnd(reason)])
-        }
-        Event::Released | Event::BindingEnded => abort(EndReason::Cancelled),
-        Event::WaitTimedOut => abort(EndReason::TimedOut),
-        Event::Revoked(_) => abort(EndReason::Revoked),
-        Event::GpuLost => abort(EndReason::GpuLost),
-        Event::Rebooted => start_recording(EndReason::Rebooted),
-        Event::QueueRecorded
-        | Event::Reserved(_)
-        | Event::Expired(_)
-        | Event::Probed(_)
-        | Event::EndRecorded
-        | Event::EndNotRecorded
-        | Event::Tick => (State::Granting(granting), Vec::new()),
+/// Ends a lease that was not granted, after these effects.
+fn leave(recorded: bool, reason: EndReason, mut effects: Vec<Effect>) -> (State, Vec<Effect>) {
+    if recorded {
+        effects.push(Effect::RecordEnd(reason));
+        (State::Leaving { reason, retry: false }, effects)
+    } else {
+        effects.push(Effect::ReportEnd(reason));
+        (State::Ended(reason), effects)
     }
 }
 
-fn active(event: Event, now: Instant) -> (State, Vec<Effect>) {
+/// Returns the reason for which a grant must be aborted because of this event.
+fn abort_reason(event: Event) -> Option<EndReason> {
     match event {
-        Event::Released | Event::BindingEnded => start_release(EndReason::Released, ProcessEnding::No, true),
-        Event::Expired(end) => start_release(EndReason::Expired, ending(end, now), true),
-        Event::Revoked(end) => start_release(EndReason::Revoked, ending(end, now), true),
-        Event::GpuLost => start_release(EndReason::GpuLost, ProcessEnding::No, true),
-        Event::Rebooted => start_recording(EndReason::Rebooted),
-        Event::QueueRecorded
-        | Event::Reserved(_)
+        Event::Released | Event::BindingEnded => Some(EndReason::Cancelled),
+        Event::WaitTimedOut => Some(EndReason::TimedOut),
+        Event::Revoked => Some(EndReason::Revoked),
+        Event::GpuLost => Some(EndReason::GpuLost),
+        Event::Reserved
         | Event::Committed
+        | Event::OperationBegun
         | Event::CommitFailed
+        | Event::CommitPostponed
         | Event::OperationFailed
+        | Event::Refused
+        | Event::Expired
+        | Event::EndProcesses(_)
+        | Event::ReleaseRecorded
+        | Event::Probed(_)
+        | Event::EndRecorded
+        | Event::EndNotRecorded
+        | Event::Tick => None,
+    }
+}
+
+fn committing(recorded: bool, abort: Option<EndReason>, event: Event) -> (State, Vec<Effect>) {
+    match event {
+        Event::Committed => granted(abort),
+        Event::OperationBegun => {
+            let cancel = abort.map(|_| Effect::CancelOperation);
+            (State::Creating { abort }, cancel.into_iter().collect())
+        }
+        Event::CommitFailed => leave(recorded, abort.unwrap_or(EndReason::Failed), vec![Effect::FreeCapacity]),
+        Event::CommitPostponed => match abort {
+            Some(reason) => leave(recorded, reason, vec![Effect::FreeCapacity]),
+            None => (State::Queued { recorded }, vec![Effect::FreeCapacity, Effect::WaitAgain]),
+        },
+        event => (State::Committing { recorded, abort: abort.or(abort_reason(event)) }, Vec::new()),
+    }
+}
+
+fn creating(abort: Option<EndReason>, event: Event) -> (State, Vec<Effect>) {
+    match event {
+        Event::Committed => granted(abort),
+        Event::OperationFailed => {
+            let reason = abort.unwrap_or(EndReason::Failed);
+            (State::Ended(reason), vec![Effect::FreeCapacity, Effect::ReportEnd(reason)])
+        }
+        event => {
+            let next = abort.or(abort_reason(event));
+            let cancel = (abort.is_none() && next.is_some()).then_some(Effect::CancelOperation);
+            (State::Creating { abort: next }, cancel.into_iter().collect())
+        }
+    }
+}
+
+fn granted(abort: Option<EndReason>) -> (State, Vec<Effect>) {
+    match abort {
+        None => (State::Active, vec![Effect::OpenAdmission, Effect::ReportGrant]),
+        // The holder never had access. The lease still goes through a release, because the
+        // holder may have found a MIG device or an environment in another way.
+        Some(reason) => start_release(reason, false),
+    }
+}
+
+fn active(event: Event) -> (State, Vec<Effect>) {
+    match event {
+        Event::Released | Event::BindingEnded => start_release(EndReason::Released, true),
+        Event::Expired => start_release(EndReason::Expired, true),
+        Event::Revoked => start_release(EndReason::Revoked, true),
+        Event::GpuLost => start_release(EndReason::GpuLost, true),
+        Event::Reserved
+        | Event::Committed
+        | Event::OperationBegun
+        | Event::CommitFailed
+        | Event::CommitPostponed
+        | Event::OperationFailed
+        | Event::Refused
         | Event::WaitTimedOut
+        | Event::EndProcesses(_)
+        | Event::ReleaseRecorded
         | Event::Probed(_)
         | Event::EndRecorded
         | Event::EndNotRecorded
@@ -146,10 +186,16 @@ fn release(releasing: Releasing, event: Event, now: Instant) -> (State, Vec<Effe
     match event {
         Event::Probed(remaining) => match releasing.step {
             ReleaseStep::Processes if remaining.is_none() => record(Releasing { remaining, ..releasing }),
-            ReleaseStep::Processes => stay(Releasing { remaining, ..releasing }),
+            ReleaseStep::Processes => {
+                let record = (!releasing.recorded).then_some(Effect::RecordReleasing(releasing.reason));
+                // After the first SIGKILL, also kill processes that started later.
+                let kill = (releasing.ending == ProcessEnding::Killed).then_some(Effect::Kill);
+                (State::Releasing(Releasing { remaining, ..releasing }), record.into_iter().chain(kill).collect())
+            }
             // A late probe changes nothing: no new process can start, because admission is closed.
             ReleaseStep::Recording | ReleaseStep::Retry => stay(releasing),
         },
+        Event::ReleaseRecorded => stay(Releasing { recorded: true, ..releasing }),
         Event::EndRecorded => match releasing.step {
             ReleaseStep::Recording => {
                 let reason = releasing.reason;
@@ -161,18 +207,14 @@ fn release(releasing: Releasing, event: Event, now: Instant) -> (State, Vec<Effe
             ReleaseStep::Recording => stay(Releasing { step: ReleaseStep::Retry, ..releasing }),
             ReleaseStep::Processes | ReleaseStep::Retry => stay(releasing),
         },
-        Event::Revoked(end) | Event::Expired(end) => match (releasing.ending, releasing.step) {
+        Event::EndProcesses(EndProcesses { notice, grace }) => match (releasing.ending, releasing.step) {
             (ProcessEnding::No, ReleaseStep::Processes) => {
-                let ending = ending(end, now);
-                let effects = notify(ending).into_iter().collect();
-                (State::Releasing(Releasing { ending, ..releasing }), effects)
+                let until = now.saturating_add(notice);
+                let ending = ProcessEnding::Notice { until, grace };
+                (State::Releasing(Releasing { ending, ..releasing }), vec![Effect::Notify(until)])
             }
             // Keep the times that were already reported to the holder.
             _ => stay(releasing),
-        },
-        Event::Rebooted => match releasing.step {
-            ReleaseStep::Processes | ReleaseStep::Retry => record(releasing),
-            ReleaseStep::Recording => stay(releasing),
         },
         Event::Tick => match (releasing.step, releasing.ending) {
             (ReleaseStep::Retry, _) => record(releasing),
@@ -185,44 +227,53 @@ fn release(releasing: Releasing, event: Event, now: Instant) -> (State, Vec<Effe
             }
             (ReleaseStep::Processes | ReleaseStep::Recording, _) => stay(releasing),
         },
-        Event::QueueRecorded
-        | Event::Reserved(_)
+        Event::Reserved
         | Event::Committed
+        | Event::OperationBegun
         | Event::CommitFailed
+        | Event::CommitPostponed
         | Event::OperationFailed
+        | Event::Refused
         | Event::Released
         | Event::BindingEnded
         | Event::WaitTimedOut
+        | Event::Expired
+        | Event::Revoked
         | Event::GpuLost => stay(releasing),
     }
 }
 
-fn start_release(reason: EndReason, ending: ProcessEnding, admitted: bool) -> (State, Vec<Effect>) {
-    let (step, remaining) = (ReleaseStep::Processes, Remaining::default());
+fn leaving(reason: EndReason, retry: bool, event: Event) -> (State, Vec<Effect>) {
+    match event {
+        Event::EndRecorded => (State::Ended(reason), vec![Effect::ReportEnd(reason)]),
+        Event::EndNotRecorded => (State::Leaving { reason, retry: true }, Vec::new()),
+        Event::Tick if retry => (State::Leaving { reason, retry: false }, vec![Effect::RecordEnd(reason)]),
+        Event::Reserved
+        | Event::Committed
+        | Event::OperationBegun
+        | Event::CommitFailed
+        | Event::CommitPostponed
+        | Event::OperationFailed
+        | Event::Refused
+        | Event::Released
+        | Event::BindingEnded
+        | Event::WaitTimedOut
+        | Event::Expired
+        | Event::Revoked
+        | Event::GpuLost
+        | Event::EndProcesses(_)
+        | Event::ReleaseRecorded
+        | Event::Probed(_)
+        | Event::Tick => (State::Leaving { reason, retry }, Vec::new()),
+    }
+}
+
+/// Begins the release of a granted lease. `admitted` says whether the holder has had access.
+fn start_release(reason: EndReason, admitted: bool) -> (State, Vec<Effect>) {
+    let (step, remaining, ending) = (ReleaseStep::Processes, Remaining::default(), ProcessEnding::No);
     let close = admitted.then_some(Effect::CloseAdmission);
-    let effects = close.into_iter().chain([Effect::RecordReleasing(reason)]).chain(notify(ending));
-    let effects = effects.chain([Effect::WatchProcesses]).collect();
-    (State::Releasing(Releasing { reason, step, remaining, ending }), effects)
-}
-
-fn start_recording(reason: EndReason) -> (State, Vec<Effect>) {
-    let (step, remaining) = (ReleaseStep::Recording, Remaining::NONE);
-    let releasing = Releasing { reason, step, remaining, ending: ProcessEnding::No };
-    (State::Releasing(releasing), vec![Effect::RecordEnd(reason)])
-}
-
-fn ending(end: Option<EndProcesses>, now: Instant) -> ProcessEnding {
-    match end {
-        None => ProcessEnding::No,
-        Some(EndProcesses { notice, grace }) => ProcessEnding::Notice { until: now.saturating_add(notice), grace },
-    }
-}
-
-fn notify(ending: ProcessEnding) -> Option<Effect> {
-    match ending {
-        ProcessEnding::Notice { until, .. } => Some(Effect::Notify(until)),
-        ProcessEnding::No | ProcessEnding::Terminated { .. } | ProcessEnding::Killed => None,
-    }
+    let effects = close.into_iter().chain([Effect::WatchProcesses]).collect();
+    (State::Releasing(Releasing { reason, recorded: false, step, remaining, ending }), effects)
 }
 
 #[cfg(test)]

@@ -15,35 +15,32 @@ pub enum State {
         /// Whether the database contains the lease.
         recorded: bool,
     },
-    /// The capacity is reserved in memory.
-    Granting(Granting),
+    /// The capacity is reserved in memory, and the grant is being recorded.
+    Committing {
+        /// Whether the database contained the lease before the grant.
+        recorded: bool,
+        /// If set, the lease ends for this reason as soon as the outcome of the commit is known.
+        abort: Option<EndReason>,
+    },
+    /// An operation creates the MIG devices of the lease. The commit that ends the operation records the lease as
+    /// `active`, or as `ended`.
+    Creating {
+        /// If set, the lease ends for this reason as soon as the operation has ended.
+        abort: Option<EndReason>,
+    },
     /// The grant is recorded, and the holder has access.
     Active,
     /// Admission is closed, and the capacity is still reserved.
     Releasing(Releasing),
+    /// The lease was never granted, and its end is being recorded. It has no capacity.
+    Leaving {
+        /// Why the lease ends.
+        reason: EndReason,
+        /// Whether the last attempt to record the end failed. The next [`Event::Tick`] starts another attempt.
+        retry: bool,
+    },
     /// The capacity is free. Final state.
     Ended(EndReason),
-}
-
-/// A grant in progress.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Granting {
-    /// Whether a commit or an operation grants the lease.
-    pub by: GrantBy,
-    /// Whether the database contained the lease before the grant.
-    pub recorded: bool,
-    /// If set, the lease ends for this reason as soon as the outcome of the grant is known.
-    pub abort: Option<EndReason>,
-}
-
-/// What grants a lease.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum GrantBy {
-    /// A single commit. All targets exist already.
-    Commit,
-    /// An operation that creates the MIG devices. The commit that begins the operation records the
-    /// lease as `granting`, and the commit that ends the operation records the lease as `active`.
-    Operation,
 }
 
 /// A release in progress.
@@ -51,6 +48,8 @@ pub enum GrantBy {
 pub struct Releasing {
     /// Why the lease ends. Later reasons do not replace the first reason.
     pub reason: EndReason,
+    /// Whether the database says that the lease is releasing.
+    pub recorded: bool,
     /// The current step.
     pub step: ReleaseStep,
     /// Number of processes of the lease that are still known.
@@ -91,6 +90,12 @@ pub struct Remaining {
 impl Remaining {
     /// All sources answered, and none reported a process.
     pub const NONE: Self = Self { bound: Some(0), driver: Some(0), daemon: Some(0) };
+
+    /// Returns whether all sources answered.
+    #[must_use]
+    pub fn is_known(self) -> bool {
+        self.bound.is_some() && self.driver.is_some() && self.daemon.is_some()
+    }
 
     /// Returns whether all sources answered and none reported a process.
     #[must_use]
@@ -133,17 +138,21 @@ pub enum ProcessEnding {
 /// An event of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// The queued lease was recorded in the database.
-    QueueRecorded,
     /// Capacity was reserved in memory.
-    Reserved(GrantBy),
+    Reserved,
     /// The grant is durable.
     Committed,
+    /// The commit has begun an operation that creates the MIG devices of the lease.
+    OperationBegun,
     /// The grant is not in the database, and cannot be recorded later.
     CommitFailed,
+    /// The grant is not in the database, for example because a GPU has changed. A later grant may succeed.
+    CommitPostponed,
     /// The operation failed or was rolled back. The last commit of the operation recorded the end
     /// of the lease.
     OperationFailed,
+    /// The request can never be granted.
+    Refused,
     /// The holder released or cancelled the lease, or its waiting client disconnected.
     Released,
     /// The process, scope or job to which the lease is bound has ended.
@@ -151,13 +160,15 @@ pub enum Event {
     /// The maximum waiting time of the request has passed.
     WaitTimedOut,
     /// The lease reached its end time.
-    Expired(Option<EndProcesses>),
+    Expired,
     /// An administrator revoked the lease.
-    Revoked(Option<EndProcesses>),
+    Revoked,
     /// A GPU of the lease was lost.
     GpuLost,
-    /// The host was rebooted since the lease was granted.
-    Rebooted,
+    /// The remaining processes of the releasing lease must end.
+    EndProcesses(EndProcesses),
+    /// The database says that the lease is releasing.
+    ReleaseRecorded,
     /// A probe for the processes of the lease has finished.
     Probed(Remaining),
     /// The end is durable.
@@ -171,17 +182,18 @@ pub enum Event {
 /// An action that the caller must execute. The caller executes actions in the given order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Record the lease as active, with its members, in one commit.
+    /// Record the grant with its members, in one commit: the lease is active; or it is granting, and an operation begins
+    /// that creates its MIG devices.
     CommitGrant,
-    /// Begin the operation and record the lease as granting, in one commit.
-    BeginOperation,
     /// Cancel the operation.
     CancelOperation,
+    /// Put the request back into the queue.
+    WaitAgain,
     /// Grant the holder access to the targets.
     OpenAdmission,
     /// Prevent new processes of the holder from using the targets.
     CloseAdmission,
-    /// Record that the lease is releasing, and the reason.
+    /// Record that the lease is releasing, and the reason. If the record fails, the next probe causes another attempt.
     RecordReleasing(EndReason),
     /// Probe the processes of the lease now and after each change. Report the results as
     /// [`Event::Probed`].
@@ -203,12 +215,13 @@ pub enum Effect {
 }
 
 impl State {
-    /// Returns the name of the state in the API and the database.
+    /// Returns the name of the state in the API and the database. Until a commit has succeeded or failed, the state keeps
+    /// the name that it had before.
     #[must_use]
     pub fn name(&self) -> LeaseState {
         match self {
-            Self::Queued { .. } => LeaseState::Queued,
-            Self::Granting(_) => LeaseState::Granting,
+            Self::Queued { .. } | Self::Committing { .. } | Self::Leaving { .. } => LeaseState::Queued,
+            Self::Creating { .. } => LeaseState::Granting,
             Self::Active => LeaseState::Active,
             Self::Releasing(_) => LeaseState::Releasing,
             Self::Ended(_) => LeaseState::Ended,
@@ -221,13 +234,22 @@ impl State {
         matches!(self, Self::Active)
     }
 
+    /// Returns whether capacity is reserved for the lease.
+    #[must_use]
+    pub fn reserves(&self) -> bool {
+        match self {
+            Self::Committing { .. } | Self::Creating { .. } | Self::Active | Self::Releasing(_) => true,
+            Self::Queued { .. } | Self::Leaving { .. } | Self::Ended(_) => false,
+        }
+    }
+
     /// Returns why the lease ends or ended.
     #[must_use]
     pub fn reason(&self) -> Option<EndReason> {
         match self {
             Self::Releasing(releasing) => Some(releasing.reason),
-            Self::Ended(reason) => Some(*reason),
-            Self::Granting(granting) => granting.abort,
+            Self::Leaving { reason, .. } | Self::Ended(reason) => Some(*reason),
+            Self::Committing { abort, .. } | Self::Creating { abort } => *abort,
             Self::Queued { .. } | Self::Active => None,
         }
     }
@@ -241,23 +263,40 @@ impl State {
                 ProcessEnding::Notice { until, .. } | ProcessEnding::Terminated { until } => Some(until),
                 ProcessEnding::No | ProcessEnding::Killed => None,
             },
-            Self::Queued { .. } | Self::Granting(_) | Self::Active | Self::Ended(_) => None,
+            Self::Queued { .. }
+            | Self::Committing { .. }
+            | Self::Creating { .. }
+            | Self::Active
+            | Self::Leaving { .. }
+            | Self::Ended(_) => None,
+        }
+    }
+
+    /// Returns whether the end of the lease could not be recorded. A later [`Event::Tick`] starts another attempt.
+    #[must_use]
+    pub fn needs_retry(&self) -> bool {
+        match self {
+            Self::Releasing(releasing) => releasing.step == ReleaseStep::Retry,
+            Self::Leaving { retry, .. } => *retry,
+            Self::Queued { .. } | Self::Committing { .. } | Self::Creating { .. } | Self::Active | Self::Ended(_) => {
+                false
+            }
         }
     }
 
     /// Returns the state that a starting gpushd gives to a recorded lease.
     ///
-    /// After a restart of gpushd, the client of a queued lease is no longer connected, so the
-    /// caller cancels the lease. A granting lease waits until gpushd has recovered its operation.
+    /// A queued lease waits until its client reconnects. A granting lease waits until gpushd has recovered its operation.
     /// For a releasing lease, the number of remaining processes is unknown until the first probe.
     #[must_use]
     pub fn restored(recorded: LeaseState, reason: Option<EndReason>) -> Self {
         match recorded {
             LeaseState::Queued => Self::Queued { recorded: true },
-            LeaseState::Granting => Self::Granting(Granting { by: GrantBy::Operation, recorded: true, abort: reason }),
+            LeaseState::Granting => Self::Creating { abort: reason },
             LeaseState::Active => Self::Active,
             LeaseState::Releasing => Self::Releasing(Releasing {
                 reason: reason.unwrap_or(EndReason::Released),
+                recorded: true,
                 step: ReleaseStep::Processes,
                 remaining: Remaining::default(),
                 ending: ProcessEnding::No,

@@ -8,8 +8,8 @@ fn at(seconds: u64) -> Instant {
     Duration::from_secs(seconds)
 }
 
-const END: Option<EndProcesses> =
-    Some(EndProcesses { notice: Duration::from_secs(60), grace: Duration::from_secs(10) });
+const END: Event =
+    Event::EndProcesses(EndProcesses { notice: Duration::from_secs(60), grace: Duration::from_secs(10) });
 
 fn one(bound: u32) -> Remaining {
     Remaining { bound: Some(bound), ..Remaining::NONE }
@@ -30,17 +30,51 @@ const NEW: State = State::Queued { recorded: false };
 
 #[test]
 fn free_share_needs_one_commit_and_ends_after_its_processes() {
-    let (state, effects) = run(NEW, &[Event::Reserved(GrantBy::Commit), Event::Committed]);
+    let (state, effects) = run(NEW, &[Event::Reserved, Event::Committed]);
     assert_eq!(state, State::Active);
     assert_eq!(effects, [Effect::CommitGrant, Effect::OpenAdmission, Effect::ReportGrant]);
-    let (state, effects) = run(state, &[Event::Released, Event::Probed(one(2)), Event::Probed(one(1))]);
+    let (state, effects) = run(state, &[Event::BindingEnded, Event::Probed(one(2))]);
     assert_eq!(state.name(), gpush_api::LeaseState::Releasing);
     let released = EndReason::Released;
-    let expected = [Effect::CloseAdmission, Effect::RecordReleasing(released), Effect::WatchProcesses];
+    let expected = [Effect::CloseAdmission, Effect::WatchProcesses, Effect::RecordReleasing(released)];
     assert_eq!(effects, expected);
+    let (state, effects) = run(state, &[Event::ReleaseRecorded, Event::Probed(one(1))]);
+    assert_eq!(effects, [], "recorded once");
     let (state, effects) = run(state, &[Event::Probed(Remaining::NONE), Event::EndRecorded]);
     assert_eq!(state, State::Ended(released));
     assert_eq!(effects, [Effect::RecordEnd(released), Effect::FreeCapacity, Effect::ReportEnd(released)]);
+}
+
+#[test]
+fn lease_without_processes_needs_only_the_record_of_its_end() {
+    let (_, effects) = run(State::Active, &[Event::Expired, Event::Probed(Remaining::NONE)]);
+    assert_eq!(effects, [Effect::CloseAdmission, Effect::WatchProcesses, Effect::RecordEnd(EndReason::Expired)]);
+}
+
+#[test]
+fn request_that_was_recorded_leaves_the_queue_after_the_record_of_its_end() {
+    for recorded in [false, true] {
+        let (state, effects) = step(State::Queued { recorded }, Event::WaitTimedOut, at(0));
+        let reason = EndReason::TimedOut;
+        if !recorded {
+            assert_eq!((state, effects), (State::Ended(reason), vec![Effect::ReportEnd(reason)]));
+            continue;
+        }
+        assert_eq!((state.name(), effects), (gpush_api::LeaseState::Queued, vec![Effect::RecordEnd(reason)]));
+        let (state, effects) = run(state, &[Event::Reserved, Event::EndNotRecorded, Event::Tick, Event::EndRecorded]);
+        assert_eq!(state, State::Ended(reason));
+        assert_eq!(effects, [Effect::RecordEnd(reason), Effect::ReportEnd(reason)], "it gets no capacity");
+    }
+}
+
+#[test]
+fn postponed_grant_frees_its_capacity_and_waits_again() {
+    let queued = State::Queued { recorded: true };
+    let (state, effects) = run(queued, &[Event::Reserved, Event::CommitPostponed]);
+    assert_eq!((state, &effects[1..]), (queued, &[Effect::FreeCapacity, Effect::WaitAgain][..]));
+    let (state, effects) = run(queued, &[Event::Reserved, Event::Released, Event::CommitPostponed]);
+    assert_eq!(state, State::Leaving { reason: EndReason::Cancelled, retry: false });
+    assert_eq!(effects[1..], [Effect::FreeCapacity, Effect::RecordEnd(EndReason::Cancelled)]);
 }
 
 #[test]
@@ -52,7 +86,8 @@ fn release_waits_while_any_source_is_silent_or_lists_a_process() {
             for daemon in sources {
                 let remaining = Remaining { bound, driver, daemon };
                 let (_, effects) = step(releasing, Event::Probed(remaining), at(0));
-                assert_eq!(!effects.is_empty(), remaining == Remaining::NONE, "{remaining:?}");
+                let ends = effects.contains(&Effect::RecordEnd(EndReason::Released));
+                assert_eq!(ends, remaining == Remaining::NONE, "{remaining:?}");
             }
         }
     }
@@ -60,8 +95,8 @@ fn release_waits_while_any_source_is_silent_or_lists_a_process() {
 
 #[test]
 fn grant_in_progress_is_aborted_only_after_its_outcome_is_known() {
-    let (state, effects) = run(NEW, &[Event::Reserved(GrantBy::Operation), Event::Released, Event::Revoked(None)]);
-    assert_eq!(effects, [Effect::BeginOperation, Effect::CancelOperation], "cancelled once");
+    let (state, effects) = run(NEW, &[Event::Reserved, Event::OperationBegun, Event::Released, Event::Revoked]);
+    assert_eq!(effects, [Effect::CommitGrant, Effect::CancelOperation], "cancelled once");
     assert_eq!((state.name(), state.reason()), (gpush_api::LeaseState::Granting, Some(EndReason::Cancelled)));
     let (failed, effects) = run(state, &[Event::OperationFailed]);
     assert_eq!(failed, State::Ended(EndReason::Cancelled));
@@ -71,12 +106,17 @@ fn grant_in_progress_is_aborted_only_after_its_outcome_is_known() {
     let (done, effects) = run(state, &[Event::Committed]);
     assert_eq!(done.reason(), Some(EndReason::Cancelled));
     assert!(!effects.contains(&Effect::OpenAdmission) && !effects.contains(&Effect::FreeCapacity), "{effects:?}");
+    // The request was cancelled while the operation was being recorded.
+    let (state, effects) = run(NEW, &[Event::Reserved, Event::Released, Event::OperationBegun]);
+    assert_eq!(effects, [Effect::CommitGrant, Effect::CancelOperation]);
+    assert_eq!(state, State::Creating { abort: Some(EndReason::Cancelled) });
 }
 
 #[test]
-fn revocation_with_end_sends_notice_then_term_then_kill() {
-    let (mut state, effects) = step(State::Active, Event::Revoked(END), at(100));
-    assert!(effects.contains(&Effect::Notify(at(160))), "{effects:?}");
+fn end_of_processes_is_announced_then_term_then_kill() {
+    let (releasing, _) = step(State::Active, Event::Revoked, at(100));
+    let (mut state, effects) = step(releasing, END, at(100));
+    assert_eq!(effects, [Effect::Notify(at(160))]);
     let mut sent = Vec::new();
     while let Some(due) = state.due() {
         assert_eq!(step(state, Event::Tick, due - Duration::from_millis(1)).1, []);
@@ -85,11 +125,14 @@ fn revocation_with_end_sends_notice_then_term_then_kill() {
         state = next;
     }
     assert_eq!(sent, [(at(160), Effect::Terminate), (at(170), Effect::Kill)]);
-    assert_eq!(step(state, Event::Revoked(END), at(999)).1, [], "a second revocation does not start again");
+    assert_eq!(step(state, END, at(999)).1, [], "a second revocation does not start again");
+    let (state, effects) = run(state, &[Event::ReleaseRecorded, Event::Probed(one(1)), Event::Probed(one(1))]);
+    assert_eq!(effects, [Effect::Kill; 2], "processes that started later");
+    assert_eq!(step(state, Event::Probed(Remaining::NONE), at(0)).1, [Effect::RecordEnd(EndReason::Revoked)]);
     // An administrator can revoke a lease that has expired, to end its remaining processes.
-    let (expired, _) = step(State::Active, Event::Expired(None), at(0));
-    let (state, effects) = step(expired, Event::Revoked(END), at(5));
-    assert_eq!((effects, state.reason()), (vec![Effect::Notify(at(65))], Some(EndReason::Expired)));
+    let (expired, _) = step(State::Active, Event::Expired, at(0));
+    let (state, effects) = run(expired, &[Event::Revoked, END]);
+    assert_eq!((effects, state.reason()), (vec![Effect::Notify(at(60))], Some(EndReason::Expired)));
 }
 
 #[test]
@@ -105,14 +148,10 @@ fn unrecorded_end_keeps_the_capacity_and_is_retried() {
 }
 
 #[test]
-fn reboot_ends_every_recorded_lease_without_a_probe() {
+fn restored_lease_has_the_recorded_state() {
     use gpush_api::LeaseState;
     for recorded in [LeaseState::Queued, LeaseState::Granting, LeaseState::Active, LeaseState::Releasing] {
-        let restored = State::restored(recorded, None);
-        assert_eq!(restored.name(), recorded);
-        let (state, effects) = run(restored, &[Event::Rebooted, Event::EndRecorded]);
-        assert!(matches!(state, State::Ended(_)), "{recorded}: {state:?}");
-        assert_eq!(effects.iter().filter(|effect| matches!(effect, Effect::RecordEnd(_))).count(), 1, "{recorded}");
+        assert_eq!(State::restored(recorded, None).name(), recorded);
     }
 }
 
@@ -131,12 +170,16 @@ struct World {
 
 /// Returns the next event of the test, if that event is possible in this world.
 fn event(world: &mut World, state: &State, what: u8, now: Instant) -> Option<Event> {
-    let recording = matches!(state, State::Releasing(Releasing { step: ReleaseStep::Recording, .. }));
-    let end = END.filter(|_| now.as_secs().is_multiple_of(2));
+    let recording = match state {
+        State::Releasing(releasing) => releasing.step == ReleaseStep::Recording,
+        State::Leaving { retry, .. } => !retry,
+        _ => false,
+    };
+    let is_commit = matches!(state, State::Committing { .. });
     Some(match what {
         0 if !world.reserved && matches!(state, State::Queued { .. }) => {
-            (world.reserved, world.granting) = (true, true);
-            Event::Reserved(if now.as_secs().is_multiple_of(3) { GrantBy::Operation } else { GrantBy::Commit })
+            (world.reserved, world.granting, world.was_freed) = (true, true, false);
+            Event::Reserved
         }
         1 if world.granting => {
             (world.granting, world.durable) = (false, true);
@@ -144,14 +187,15 @@ fn event(world: &mut World, state: &State, what: u8, now: Instant) -> Option<Eve
         }
         2 if world.granting => {
             world.granting = false;
-            match state {
-                State::Granting(Granting { by: GrantBy::Operation, .. }) => Event::OperationFailed,
-                _ => Event::CommitFailed,
+            match (is_commit, now.as_secs().is_multiple_of(2)) {
+                (true, true) => Event::CommitFailed,
+                (true, false) => Event::CommitPostponed,
+                (false, _) => Event::OperationFailed,
             }
         }
         3 => Event::Released,
-        4 => Event::Expired(end),
-        5 => Event::Revoked(end),
+        4 => Event::Expired,
+        5 => Event::Revoked,
         6 => Event::GpuLost,
         7 => Event::BindingEnded,
         8 => Event::WaitTimedOut,
@@ -172,7 +216,10 @@ fn event(world: &mut World, state: &State, what: u8, now: Instant) -> Option<Eve
         }
         14 if recording => Event::EndNotRecorded,
         15 => Event::Tick,
-        16 => Event::QueueRecorded,
+        16 if world.granting && is_commit => Event::OperationBegun,
+        17 => END,
+        18 => Event::ReleaseRecorded,
+        19 => Event::Refused,
         _ => return None,
     })
 }
@@ -196,8 +243,9 @@ fn execute(world: &mut World, effect: Effect) -> Result<(), TestCaseError> {
             (world.reserved, world.was_freed) = (false, true);
         }
         Effect::Kill => world.processes = 0,
-        Effect::CommitGrant | Effect::BeginOperation => prop_assert!(world.reserved),
+        Effect::CommitGrant => prop_assert!(world.reserved),
         Effect::CancelOperation
+        | Effect::WaitAgain
         | Effect::RecordReleasing(_)
         | Effect::WatchProcesses
         | Effect::Notify(_)
@@ -213,7 +261,7 @@ proptest! {
     /// Checks for any order of events: the holder has access only after a durable grant. Capacity
     /// is freed once, and only when no process is left. A lease without obstacles ends.
     #[test]
-    fn lease_never_frees_capacity_under_a_process(happens in proptest::collection::vec((0_u8..17, 0_u64..9), 1..120)) {
+    fn lease_never_frees_capacity_under_a_process(happens in proptest::collection::vec((0_u8..20, 0_u64..9), 1..120)) {
         let (mut state, mut world, mut now) = (NEW, World::default(), at(0));
         for (what, later) in happens {
             now += at(later);
@@ -224,12 +272,13 @@ proptest! {
                 prop_assert_eq!((next, effects.len()), (before, 0), "ended is final");
             }
             prop_assert!(next.name() >= before.name(), "{:?} after {:?}", next, before);
+            prop_assert!(!next.name().holds_capacity() || next.reserves(), "{:?}", next);
             state = next;
             for effect in effects {
                 execute(&mut world, effect)?;
             }
             prop_assert_eq!(state.admits(), world.admitted);
-            prop_assert_eq!(state.name().holds_capacity(), world.reserved);
+            prop_assert_eq!(state.reserves(), world.reserved);
         }
         // Nothing prevents the end any more, so the lease must end.
         for _ in 0..10 {

@@ -1,45 +1,11 @@
-//! Ends leases whose time is over, or whose GPU or MIG device is gone.
+//! Ends leases whose GPU or MIG device is gone.
 
-use std::{
-    collections::BTreeSet,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{GpuState, LeaseId, LeaseState};
-use gpush_core::lease::machine::Event;
-use jiff::Timestamp;
 
-use super::{Leases, lease_end::begin_end};
+use super::{Leases, actor::Command};
 use crate::state::HostState;
-
-/// Interval at which gpushd reads the clock. If the clock is set forward past the end time of a
-/// lease, the lease ends at most this much later.
-const CLOCK: Duration = Duration::from_secs(30);
-
-/// Ends expired leases until gpushd stops.
-pub(super) async fn expire(leases: Leases) {
-    let mut ends_changed = leases.ends_changed.subscribe();
-    loop {
-        let (wall, at) = (Timestamp::now(), Instant::now());
-        let table = leases.handles.state.leases();
-        let active = || table.open.values().filter(|lease| lease.state.name() == LeaseState::Active);
-        let over: Vec<LeaseId> = active().filter(|lease| lease.has_expired(wall, at)).map(|lease| lease.id()).collect();
-        for id in over {
-            tracing::info!(lease = %id, "lease {id} has expired");
-            begin_end(&leases, id, Event::Expired(None)).await;
-        }
-        let next = leases.handles.state.leases();
-        let next = next.open.values().filter(|lease| lease.state.name() == LeaseState::Active);
-        let next = next.filter_map(|lease| lease.deadline).min();
-        let pause = next.map(|next| next.saturating_duration_since(Instant::now()).min(CLOCK));
-        tokio::select! {
-            () = leases.handles.stopping.cancelled() => return,
-            _ = ends_changed.changed() => {}
-            () = tokio::time::sleep(pause.unwrap_or(CLOCK)), if pause.is_some() => {}
-        }
-    }
-}
 
 /// Ends the leases of GPUs and MIG devices that are gone, until gpushd stops.
 pub(super) async fn end_lost(leases: Leases) {
@@ -56,8 +22,7 @@ pub(super) async fn end_lost(leases: Leases) {
             .map(|lease| lease.id())
             .collect();
         for id in gone {
-            tracing::warn!(lease = %id, "lease {id} ends: its GPU or MIG device does not exist any more");
-            begin_end(&leases, id, Event::GpuLost).await;
+            leases.actors.send(id, Command::GpuLost);
         }
         match forget_gone(&leases, &host).await {
             Ok(()) => is_logged = false,

@@ -1,0 +1,45 @@
+//! A future that an actor polls beside its inbox.
+
+use std::fmt;
+
+use tokio_util::sync::ReusableBoxFuture;
+
+/// At most one running future with a result of type `T`.
+pub(super) struct Background<T>(Option<ReusableBoxFuture<'static, T>>);
+
+impl<T> Default for Background<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<T: 'static> fmt::Debug for Background<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Background").field(&self.is_running()).finish()
+    }
+}
+
+impl<T: 'static> Background<T> {
+    /// Returns whether a future runs.
+    pub(super) fn is_running(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Starts a future. Drops the one that runs.
+    pub(super) fn start(&mut self, future: impl Future<Output = T> + Send + 'static) {
+        self.0 = Some(ReusableBoxFuture::new(future));
+    }
+
+    /// Drops the future that runs.
+    pub(super) fn stop(&mut self) {
+        self.0 = None;
+    }
+
+    /// Waits for the result. Never returns if no future runs. If this wait is dropped, the future stays.
+    pub(super) async fn finished(&mut self) -> T {
+        let Some(future) = &mut self.0 else { return std::future::pending().await };
+        let result = future.await;
+        self.0 = None;
+        result
+    }
+}

@@ -1,0 +1,138 @@
+//! Changes that users request. gpushd records each change with its audit record and idempotency key, then applies it, and
+//! then replies.
+
+use std::time::Duration;
+
+use gpush_api::{EndReason, LeaseId, LeaseRevocation};
+use gpush_core::lease::machine::{EndProcesses, Event, State};
+use gpush_store::{LeaseRecord, NewAudit, StoreError, Tx};
+use jiff::{SignedDuration, Timestamp};
+
+use super::{Actor, Change, ChangeError, ChangeRequest};
+use crate::idempotency::Key;
+
+impl Actor {
+    /// Makes a change for a user, and replies.
+    pub(super) async fn change_for_user(&mut self, request: ChangeRequest) {
+        let ChangeRequest { change, by, key, reply } = request;
+        let writes = Writes { by, key };
+        let changed = match change {
+            Change::Release { end } => self.release(writes, end).await,
+            Change::Revoke { reason, end } => self.revoke(writes, reason, end).await,
+            Change::Renew { expires_at } => self.renew(writes, expires_at).await,
+        };
+        // Cancelling a grant or a request has further effects, such as the record of its end. The reply comes after them.
+        self.execute_effects().await;
+        let changed = self.failure.take().map_or(changed, Err);
+        let _the_client_may_be_gone = reply.send(changed);
+    }
+
+    async fn release(&mut self, writes: Writes, end: Option<EndProcesses>) -> Result<(), ChangeError> {
+        match self.state {
+            State::Queued { .. } | State::Committing { .. } | State::Creating { .. } => {
+                self.changed_by = Some(writes.by);
+                self.apply(Event::Released);
+            }
+            State::Active => {
+                self.record(move |tx, id| {
+                    let record = tx.release_lease(id, EndReason::Released)?;
+                    writes.write(tx, "lease.release", id, serde_json::Value::Null)?;
+                    Ok(record)
+                })
+                .await?;
+                self.apply(Event::Released);
+                self.apply(Event::ReleaseRecorded);
+            }
+            State::Releasing(_) | State::Leaving { .. } | State::Ended(_) => {}
+        }
+        self.end_processes(end);
+        Ok(())
+    }
+
+    async fn revoke(&mut self, writes: Writes, reason: String, end: Option<EndProcesses>) -> Result<(), ChangeError> {
+        match self.state {
+            State::Queued { .. } | State::Committing { .. } | State::Creating { .. } => {
+                self.changed_by = Some(writes.by);
+                self.apply(Event::Revoked);
+                return Ok(());
+            }
+            State::Active | State::Releasing(_) => {}
+            State::Leaving { .. } | State::Ended(_) => return Ok(()),
+        }
+        let end = end.or_else(|| {
+            let record = &self.lease.as_ref()?.record;
+            let ends = self.leases.rule_ends_processes(record);
+            ends.then(|| EndProcesses { notice: NOTICE, grace: self.leases.grace() })
+        });
+        let at = Timestamp::now();
+        let processes_end_at = end.and_then(|end| at.checked_add(SignedDuration::try_from(end.notice).ok()?).ok());
+        let detail = serde_json::json!({
+            "reason": reason, "end": end.is_some(), "processes_end_at": processes_end_at.map(gpush_api::whole_second),
+        });
+        let revocation = LeaseRevocation { by: writes.by.clone(), reason, at, processes_end_at };
+        self.record(move |tx, id| {
+            let record = tx.revoke_lease(id, revocation.clone())?;
+            writes.write(tx, "lease.revoke", id, detail.clone())?;
+            Ok(record)
+        })
+        .await?;
+        self.apply(Event::Revoked);
+        self.apply(Event::ReleaseRecorded);
+        self.end_processes(end);
+        Ok(())
+    }
+
+    async fn renew(&mut self, writes: Writes, expires_at: Option<Timestamp>) -> Result<(), ChangeError> {
+        if self.state != State::Active {
+            return Err(ChangeError::Inactive);
+        }
+        let detail = serde_json::json!({ "expires_at": expires_at.map(gpush_api::whole_second) });
+        let Some(id) = self.id() else { return Err(ChangeError::Inactive) };
+        let written = self.leases.handles.store.write(move |tx| {
+            let record = tx.renew_lease(id, expires_at)?;
+            writes.write(tx, "lease.renew", id, detail.clone())?;
+            Ok(record)
+        });
+        self.set_record(written.await.map_err(ChangeError::Unrecorded)?);
+        self.publish();
+        Ok(())
+    }
+
+    fn end_processes(&mut self, end: Option<EndProcesses>) {
+        if let Some(end) = end {
+            self.apply(Event::EndProcesses(end));
+            self.start_probe();
+        }
+    }
+
+    /// Writes the beginning of the end of the lease.
+    async fn record(
+        &mut self,
+        mut write: impl FnMut(&mut Tx<'_>, LeaseId) -> Result<LeaseRecord, StoreError> + Send + 'static,
+    ) -> Result<(), ChangeError> {
+        let Some(id) = self.id() else { return Ok(()) };
+        let written = self.leases.handles.store.write_ending(move |tx| write(tx, id)).await;
+        self.set_record(written.map_err(ChangeError::Unrecorded)?);
+        Ok(())
+    }
+}
+
+/// Time from a revocation to SIGTERM, if the request does not set this time.
+pub(in crate::leases) const NOTICE: Duration = Duration::from_secs(60);
+
+/// What gpushd records with a change: the idempotency key of the request, and an audit record.
+#[derive(Debug, Clone)]
+struct Writes {
+    by: gpush_api::Actor,
+    key: Option<Key>,
+}
+
+impl Writes {
+    fn write(&self, tx: &mut Tx<'_>, action: &str, id: LeaseId, detail: serde_json::Value) -> Result<(), StoreError> {
+        if let Some(key) = &self.key {
+            key.record_done(tx)?;
+        }
+        let (action, object, result) = (action.to_owned(), id.to_string(), "done".to_owned());
+        tx.audit(NewAudit { by: Some(self.by.clone()), action, object, result, detail }).map(|_| ())
+    }
+}

@@ -1,0 +1,184 @@
+//! Executes the effects of the state machine, in order. The outcome of an effect is the next event.
+
+use gpush_api::{EndReason, LeaseMember};
+use gpush_core::lease::machine::{Effect, Event};
+use gpush_store::{LeaseRecord, NewAudit, StoreError};
+use nix::sys::signal::Signal;
+
+use super::{Actor, ChangeError, Client};
+use crate::{leases::log, mps};
+
+impl Actor {
+    /// Executes all noted effects, and the effects that follow from their outcomes. Before the lease is recorded, stops as
+    /// soon as it is recorded: the task of the lease continues.
+    pub(super) async fn execute_effects(&mut self) {
+        // gpushd does not exit while an effect is being executed.
+        let _unfinished = self.leases.handles.tasks.unfinished();
+        while let Some(effect) = self.effects.pop_front() {
+            let outcome = self.execute(effect).await;
+            if let Some(event) = outcome {
+                self.apply(event);
+            }
+            if !self.has_task && self.lease.is_some() {
+                return;
+            }
+        }
+    }
+
+    async fn execute(&mut self, effect: Effect) -> Option<Event> {
+        match effect {
+            Effect::CommitGrant => self.commit_grant().await,
+            Effect::CancelOperation => {
+                self.cancel_operation().await;
+                None
+            }
+            Effect::WaitAgain => {
+                self.wait_again();
+                None
+            }
+            Effect::OpenAdmission | Effect::CloseAdmission => {
+                mps::admit(&self.leases.handles.mps, self.members()).await;
+                None
+            }
+            Effect::RecordReleasing(reason) => self.record_releasing(reason).await,
+            Effect::WatchProcesses => {
+                self.start_probe();
+                None
+            }
+            Effect::Notify(at) => {
+                if let Some(lease) = &self.lease {
+                    let left = at.saturating_sub(super::now()).as_secs();
+                    let what = format!("ends: its processes get SIGTERM in {left} s");
+                    log::change(&self.leases.handles.state, &lease.record, what);
+                }
+                None
+            }
+            Effect::Terminate => {
+                self.signal(Signal::SIGTERM).await;
+                None
+            }
+            Effect::Kill => {
+                self.signal(Signal::SIGKILL).await;
+                None
+            }
+            Effect::RecordEnd(reason) => Some(self.record_end(reason).await),
+            Effect::FreeCapacity => {
+                self.free_capacity().await;
+                None
+            }
+            Effect::ReportGrant => {
+                self.report_grant().await;
+                None
+            }
+            Effect::ReportEnd(reason) => {
+                self.report_end(reason).await;
+                None
+            }
+        }
+    }
+
+    /// Returns the targets of the lease.
+    fn members(&self) -> &[LeaseMember] {
+        self.lease.as_ref().map_or(&[], |lease| &lease.record.members)
+    }
+
+    /// Records that the lease is releasing. If gpushd restarts before this is recorded, the lease is active again, and the
+    /// next gpushd begins again to end it.
+    async fn record_releasing(&mut self, reason: EndReason) -> Option<Event> {
+        let id = self.id()?;
+        let written = self.leases.handles.store.write_ending(move |tx| {
+            let record = tx.release_lease(id, reason)?;
+            tx.audit(by_gpushd(&record, "lease.release", reason.name()))?;
+            Ok(record)
+        });
+        match written.await {
+            Ok(record) => {
+                self.set_record(record);
+                Some(Event::ReleaseRecorded)
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.ending.logged.releasing, true) {
+                    tracing::error!(
+                        "cannot record that lease {id} is releasing; gpushd tries again until it succeeds: {error}"
+                    );
+                }
+                None
+            }
+        }
+    }
+
+    async fn record_end(&mut self, reason: EndReason) -> Event {
+        let Some(lease) = &self.lease else { return Event::EndRecorded };
+        let id = lease.id();
+        let written = self.leases.handles.store.write_ending(move |tx| {
+            let record = tx.end_lease(id, reason)?;
+            tx.audit(by_gpushd(&record, "lease.end", reason.name())).map(|_| ())
+        });
+        match written.await {
+            Ok(()) => {
+                log::change(&self.leases.handles.state, &lease.record, format!("ended: {reason}"));
+                Event::EndRecorded
+            }
+            // The record already has its final state, for example because the database was changed from outside.
+            Err(StoreError::NoSuchLease(_)) => Event::EndRecorded,
+            Err(error) => {
+                if !std::mem::replace(&mut self.ending.logged.end, true) {
+                    tracing::error!(
+                        "cannot record the end of lease {id}; gpushd tries again until it succeeds: {error}"
+                    );
+                }
+                self.failure = Some(ChangeError::Unrecorded(error));
+                Event::EndNotRecorded
+            }
+        }
+    }
+
+    /// Makes the capacity available. The table has not contained it since the event that caused this effect.
+    async fn free_capacity(&mut self) {
+        // An operation on the GPU must be able to begin before the queue is served again, so drop the guards first.
+        let members = self.reserved.take().map(|reserved| reserved.members.clone());
+        let members = members.as_deref().unwrap_or_else(|| self.members());
+        mps::admit(&self.leases.handles.mps, members).await;
+        self.leases.capacity_freed();
+    }
+
+    /// Puts the request back into the queue, after a pause.
+    fn wait_again(&mut self) {
+        let error = self.refusal.take();
+        if let (Some(id), Some(error)) = (self.id(), error) {
+            // The GPU has changed since the placement, or gpushd cannot read it at the moment.
+            tracing::info!(lease = %id, "lease {id} is queued again: {error}");
+        }
+        if let Some(ticket) = self.ticket {
+            self.leases.queue_again(ticket);
+        }
+    }
+
+    async fn report_end(&mut self, reason: EndReason) {
+        self.leases.remove_ticket(self.ticket.take());
+        self.place = None;
+        self.moving.stop();
+        let client = std::mem::replace(&mut self.client, Client::None);
+        if let Client::Waits { reply, .. } = client {
+            let error = match self.refusal.take() {
+                Some(error) => error,
+                None => match self.operation_error().await {
+                    Some(error) => error,
+                    None => self.end_error(reason),
+                },
+            };
+            let _the_client_may_be_gone = reply.send(Err(error));
+        }
+        self.leases.capacity_freed();
+    }
+}
+
+fn by_gpushd(record: &LeaseRecord, action: &str, result: &str) -> NewAudit {
+    NewAudit {
+        by: None,
+        action: action.to_owned(),
+        object: record.id.to_string(),
+        result: result.to_owned(),
+        detail: serde_json::json!({ "uid": record.holder.uid, "user": record.holder.user }),
+    }
+}

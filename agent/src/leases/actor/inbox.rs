@@ -1,0 +1,167 @@
+//! The inboxes of leases: how other parts of gpushd reach the task of a lease.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use gpush_api::{Actor, ApiError, LeaseGrant, LeaseId, LeaseQueuePosition};
+use gpush_core::lease::machine::EndProcesses;
+use gpush_store::StoreError;
+use jiff::Timestamp;
+use tokio::sync::{OwnedMutexGuard, mpsc, oneshot, watch};
+
+use super::super::{job::JobTerms, reserved::Reserved};
+use crate::{caller::Caller, idempotency::Key, state::Observed};
+
+/// The channel through which a waiting client gets its lease.
+pub(in crate::leases) type Reply = oneshot::Sender<Result<LeaseGrant, ApiError>>;
+
+/// What the task of a lease must do.
+#[derive(Debug)]
+pub(in crate::leases) enum Command {
+    /// Change the lease for a user.
+    Change(ChangeRequest),
+    /// The client does not wait for the lease any more, and has not got it.
+    ClientGone,
+    /// A GPU or MIG device of the lease is gone.
+    GpuLost,
+    /// The queue has reserved capacity for the request: record the grant.
+    Reserved(Reserved),
+    /// Show what the request waits for.
+    Waits(LeaseQueuePosition),
+    /// The request can never be granted.
+    Refused(ApiError),
+    /// Resolve the request of an earlier gpushd with these readings, if its client is not needed for this. Drop the sender
+    /// afterwards.
+    Resolve(Observed, oneshot::Sender<()>),
+    /// The client of a request of an earlier gpushd is connected again.
+    Rejoin(Box<Rejoin>),
+}
+
+/// A change of a lease that a user has requested. gpushd records it before the reply.
+#[derive(Debug)]
+pub(in crate::leases) struct ChangeRequest {
+    pub(in crate::leases) change: Change,
+    pub(in crate::leases) by: Actor,
+    /// The idempotency key that gpushd records with the change.
+    pub(in crate::leases) key: Option<Key>,
+    pub(in crate::leases) reply: oneshot::Sender<Result<(), ChangeError>>,
+}
+
+/// The requested change.
+#[derive(Debug, Clone)]
+pub(in crate::leases) enum Change {
+    /// Release the lease, or cancel the request. `end` says when its processes must end.
+    Release { end: Option<EndProcesses> },
+    /// Revoke the lease, or cancel the request. `end` says when its processes must end.
+    Revoke { reason: String, end: Option<EndProcesses> },
+    /// Set the end time.
+    Renew { expires_at: Option<Timestamp> },
+}
+
+/// Why a change was not made.
+#[derive(Debug)]
+pub(in crate::leases) enum ChangeError {
+    /// Only an active lease can be renewed.
+    Inactive,
+    /// The change could not be recorded.
+    Unrecorded(StoreError),
+    /// The operation of the lease could not be cancelled.
+    OperationRuns(ApiError),
+}
+
+/// A client that is connected again, and repeats the request of an earlier gpushd's time.
+#[derive(Debug)]
+pub(in crate::leases) struct Rejoin {
+    pub(in crate::leases) caller: Caller,
+    pub(in crate::leases) job: Option<JobTerms>,
+    /// The lock of the idempotency key.
+    pub(in crate::leases) lock: Option<OwnedMutexGuard<()>>,
+    pub(in crate::leases) reply: Reply,
+    pub(in crate::leases) joined: oneshot::Sender<Joined>,
+}
+
+/// Whether a client has joined its request.
+#[derive(Debug)]
+pub(in crate::leases) enum Joined {
+    /// The client waits, or has its lease already.
+    Yes,
+    /// The request does not wait for a client. Returns the lock of the key.
+    NotAway(Option<OwnedMutexGuard<()>>),
+    /// The request cannot be met any more, or gpushd cannot decide about it now.
+    Failed(ApiError),
+}
+
+/// Sends commands to the task of a lease.
+#[derive(Debug, Clone)]
+pub(in crate::leases) struct Inbox(mpsc::UnboundedSender<Command>);
+
+impl Inbox {
+    /// Creates an inbox, and the end from which the task reads it.
+    pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<Command>) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        (Self(sender), receiver)
+    }
+
+    /// Sends a command. Returns it if the lease has ended.
+    pub(in crate::leases) fn send(&self, command: Command) -> Result<(), Box<Command>> {
+        self.0.send(command).map_err(|unsent| Box::new(unsent.0))
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    inbox: Inbox,
+    /// Whether the lease is a request of an earlier gpushd that is not resolved yet.
+    is_unresolved: bool,
+}
+
+/// The inboxes of all open leases.
+#[derive(Debug, Default)]
+pub(in crate::leases) struct Inboxes {
+    entries: Mutex<BTreeMap<LeaseId, Entry>>,
+    changed: watch::Sender<()>,
+}
+
+impl Inboxes {
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Entry>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the inbox of a lease; `None` if the lease has no task.
+    pub(in crate::leases) fn get(&self, id: LeaseId) -> Option<Inbox> {
+        self.entries().get(&id).map(|entry| entry.inbox.clone())
+    }
+
+    /// Sends a command to a lease, if it has a task.
+    pub(in crate::leases) fn send(&self, id: LeaseId, command: Command) {
+        let _the_lease_may_have_ended = self.get(id).map(|inbox| inbox.send(command));
+    }
+
+    /// Returns a receiver that is notified when a task begins or ends.
+    pub(in crate::leases) fn watch(&self) -> watch::Receiver<()> {
+        self.changed.subscribe()
+    }
+
+    /// Returns the requests of an earlier gpushd that are not resolved yet.
+    pub(in crate::leases) fn unresolved(&self) -> Vec<Inbox> {
+        self.entries().values().filter(|entry| entry.is_unresolved).map(|entry| entry.inbox.clone()).collect()
+    }
+
+    pub(super) fn insert(&self, id: LeaseId, inbox: Inbox, is_unresolved: bool) {
+        self.entries().insert(id, Entry { inbox, is_unresolved });
+        self.changed.send_replace(());
+    }
+
+    pub(super) fn set_resolved(&self, id: LeaseId) {
+        if let Some(entry) = self.entries().get_mut(&id) {
+            entry.is_unresolved = false;
+        }
+    }
+
+    pub(super) fn remove(&self, id: LeaseId) {
+        self.entries().remove(&id);
+        self.changed.send_replace(());
+    }
+}

@@ -1,0 +1,379 @@
+//! The task of one lease. It owns everything about the lease: the state, the record, the reserved capacity, the waiting
+//! client, the scope and the processes. All changes of a lease arrive in its inbox.
+//!
+//! ```text
+//!  commands ──► inbox ─┐
+//!  binding ended ──────┤                                      ┌─► state and record ─► published in `state`
+//!  times ──────────────┼─► event ─► gpush_core: machine::step ┤
+//!  probe finished ─────┤                 ▲                    └─► effects ─► executed here, in order
+//!  operation ended ────┘                 └──── outcome of an effect ◄──────────┘
+//! ```
+//!
+//! A new request has no number until it is recorded. Until then, its actor runs in the task of the request. From then on
+//! it runs in a task of its own. If this task panics, gpushd starts another one, which continues with the published state.
+//!
+//! While an operation creates the devices of a lease, the last commit of the operation decides about the lease. So
+//! [`crate::state`] publishes that state together with the end of the operation, and the actor follows it.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `inbox` | commands, and the inboxes of all leases |
+//! | `input` | waits for the next event |
+//! | `effects` | executes the effects of the state machine |
+//! | `grant` | records a grant, and answers the client |
+//! | `background` | a future that runs beside the inbox |
+//! | `change` | release, renewal, revocation |
+//! | `end` | waits for the processes of the lease, and ends them |
+//! | `binding` | waits until the binding of the lease has ended |
+//! | `queued` | records a request that must wait |
+//! | `restored` | requests that were queued when an earlier gpushd ended |
+
+mod background;
+mod binding;
+mod change;
+mod effects;
+mod end;
+mod grant;
+mod inbox;
+mod input;
+mod queued;
+mod restored;
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, OnceLock},
+    time::{Duration, Instant},
+};
+
+use gpush_api::{ApiError, LeaseId, LeaseState};
+use gpush_core::lease::machine::{self, Effect, EndProcesses, Event, State};
+use jiff::Timestamp;
+use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
+
+pub(crate) use self::restored::restore_places;
+use self::{background::Background, end::Ending, inbox::Reply};
+pub(super) use self::{
+    change::NOTICE,
+    grant::{expires_at, grant, wait_until_decided},
+    inbox::{Change, ChangeError, ChangeRequest, Command, Inbox, Inboxes, Joined, Rejoin},
+    queued::enter_queue,
+    restored::{ending_error, may_be_repeated, rejoin, resolve_all},
+};
+use super::{Leases, request::Resolved, reserved::Reserved, scope::NotMoved};
+use crate::{
+    apply::Creation,
+    caller::Viewer,
+    idempotency::Key,
+    lanes::{QueuePlace, Ticket},
+    state::{LeaseTable, OpenLease},
+    tasks::TaskName,
+};
+
+/// Returns the current time, in the form that the state machine of leases uses.
+fn now() -> machine::Instant {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
+}
+
+/// The client of a lease.
+#[derive(Debug)]
+enum Client {
+    /// No client waits for an answer.
+    None,
+    /// A client waits for the lease. The lock of its idempotency key is held meanwhile, so that one key gets only one
+    /// lease.
+    Waits { reply: Reply, _lock: Option<OwnedMutexGuard<()>> },
+    /// The client of an earlier gpushd has not reconnected yet.
+    Away { until: tokio::time::Instant },
+}
+
+/// The request of a lease that is not granted yet.
+#[derive(Debug)]
+struct Request {
+    resolved: Resolved,
+    /// Determines what the answer shows.
+    viewer: Viewer,
+    /// The idempotency key that gpushd records with the grant.
+    key: Option<Key>,
+}
+
+/// A lease.
+#[derive(Debug)]
+pub(super) struct Actor {
+    leases: Leases,
+    state: State,
+    /// The lease as gpushd shows it; `None` until it is recorded.
+    lease: Option<OpenLease>,
+    /// Effects of the state machine that are not executed yet.
+    effects: VecDeque<Effect>,
+    /// `None` if the request of an earlier gpushd is not resolved yet, or the client has its answer.
+    request: Option<Request>,
+    client: Client,
+    /// Place in the queue of a request that is not resolved yet.
+    place: Option<QueuePlace>,
+    /// The entry of the request in the queue.
+    ticket: Option<Ticket>,
+    /// Time at which a waiting request times out; `None` if it waits without a limit.
+    wait_until: Option<tokio::time::Instant>,
+    reserved: Option<Reserved>,
+    /// The operation that creates the devices of the lease, before it is executed.
+    creation: Option<Creation>,
+    /// Moves the caller into the scope of the lease.
+    moving: Background<Result<(), NotMoved>>,
+    /// Why the request ends without a grant, or why its grant was postponed.
+    refusal: Option<ApiError>,
+    /// Who has requested the end of the grant in progress.
+    changed_by: Option<gpush_api::Actor>,
+    /// Why an effect of a requested change has failed.
+    failure: Option<ChangeError>,
+    ending: Ending,
+    inbox: Inbox,
+    commands: mpsc::UnboundedReceiver<Command>,
+    /// Whether the actor runs in its own task.
+    has_task: bool,
+}
+
+/// Whether a lease goes on after an input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flow {
+    Continue,
+    /// The actor ends: the lease has ended, or gpushd stops and the next gpushd continues with the lease.
+    Stop,
+}
+
+impl Actor {
+    fn new(leases: &Leases, state: State, lease: Option<OpenLease>) -> Self {
+        let (inbox, commands) = Inbox::new();
+        Self {
+            leases: leases.clone(),
+            state,
+            lease,
+            effects: VecDeque::new(),
+            request: None,
+            client: Client::None,
+            place: None,
+            ticket: None,
+            wait_until: None,
+            reserved: None,
+            creation: None,
+            moving: Background::default(),
+            refusal: None,
+            changed_by: None,
+            failure: None,
+            ending: Ending::default(),
+            inbox,
+            commands,
+            has_task: false,
+        }
+    }
+
+    /// Creates the actor of a new request. Returns it with the channel for its answer.
+    fn of_request(
+        leases: &Leases,
+        resolved: Resolved,
+        viewer: Viewer,
+        key: Option<Key>,
+        lock: Option<OwnedMutexGuard<()>>,
+    ) -> (Self, oneshot::Receiver<Result<gpush_api::LeaseGrant, ApiError>>) {
+        let (reply, answer) = oneshot::channel();
+        let mut actor = Self::new(leases, State::Queued { recorded: false }, None);
+        actor.request = Some(Request { resolved, viewer, key });
+        actor.client = Client::Waits { reply, _lock: lock };
+        (actor, answer)
+    }
+
+    /// Creates the actor of an open lease of an earlier gpushd, or of a task that has failed.
+    fn of_open_lease(leases: &Leases, lease: OpenLease) -> Self {
+        let state = lease.state;
+        let mut actor = Self::new(leases, state, Some(lease));
+        match state {
+            State::Releasing(_) => actor.effects.push_back(Effect::WatchProcesses),
+            State::Queued { .. }
+            | State::Committing { .. }
+            | State::Creating { .. }
+            | State::Active
+            | State::Leaving { .. }
+            | State::Ended(_) => {}
+        }
+        actor
+    }
+
+    fn id(&self) -> Option<LeaseId> {
+        self.lease.as_ref().map(OpenLease::id)
+    }
+
+    /// Starts the task of a recorded lease.
+    fn spawn(mut self) {
+        let Some(id) = self.id() else { return };
+        let leases = self.leases.clone();
+        self.has_task = true;
+        let is_unresolved = self.place.is_some();
+        leases.actors.insert(id, self.inbox.clone(), is_unresolved);
+        let mut first = Some(self);
+        leases.handles.tasks.clone().spawn_for(TaskName::Lease, format!("lease {id}"), move || {
+            let actor = first.take().or_else(|| Self::after_failure(&leases, id));
+            async move {
+                match actor {
+                    Some(actor) => actor.run(id).await,
+                    None => std::future::ready(()).await,
+                }
+            }
+        });
+    }
+
+    /// Creates the actor that replaces one whose task has failed. Returns `None` if the lease has ended.
+    fn after_failure(leases: &Leases, id: LeaseId) -> Option<Self> {
+        let lease = leases.handles.state.leases().get(id).cloned()?;
+        let mut actor = Self::of_open_lease(leases, lease);
+        actor.has_task = true;
+        // The waiting client gets an error, because the channel to it was lost. So nobody waits for the lease.
+        leases.remove_waiting(id);
+        if matches!(actor.state, State::Queued { .. }) {
+            actor.apply(Event::Released);
+        }
+        leases.actors.insert(id, actor.inbox.clone(), false);
+        Some(actor)
+    }
+
+    async fn run(mut self, id: LeaseId) {
+        self.continue_commit().await;
+        self.cancel_if_abandoned().await;
+        loop {
+            self.execute_effects().await;
+            if let Some(creation) = self.creation.take() {
+                creation.execute(&self.leases.handles.engine);
+            }
+            if let State::Ended(_) = self.state {
+                break;
+            }
+            let input = self.next_input().await;
+            if self.handle(input).await == Flow::Stop {
+                break;
+            }
+        }
+        self.leases.remove_ticket(self.ticket);
+        self.leases.actors.remove(id);
+    }
+
+    /// If the task of this lease failed while it recorded the grant, finds out whether the grant is recorded.
+    async fn continue_commit(&mut self) {
+        let (State::Committing { .. }, Some(id), None) = (self.state, self.id(), &self.reserved) else { return };
+        let Ok(Some(record)) = self.leases.handles.store.read(move |view| view.lease(id)).await else { return };
+        let event = match record.state {
+            LeaseState::Active => Event::Committed,
+            LeaseState::Granting => Event::OperationBegun,
+            LeaseState::Queued | LeaseState::Releasing | LeaseState::Ended => Event::CommitFailed,
+        };
+        if let Some(lease) = &mut self.lease {
+            lease.set_record(record);
+        }
+        self.apply(event);
+    }
+
+    /// Applies an event: changes the state, and publishes it together with what depends on it. Notes the effects.
+    fn apply(&mut self, event: Event) {
+        self.change(Some(event));
+    }
+
+    /// Publishes the record and what the lease waits for.
+    fn publish(&mut self) {
+        self.change(None);
+    }
+
+    fn change(&mut self, event: Option<Event>) {
+        let state = self.leases.handles.state.clone();
+        state.change_leases(|table| {
+            self.follow(table);
+            if let Some(event) = event {
+                self.step(event);
+            }
+            self.put(table);
+        });
+        if self.is_granted() {
+            // Operations on the GPUs may begin: they see the lease now.
+            self.reserved = None;
+        }
+    }
+
+    /// Returns whether the record of the lease holds its capacity.
+    fn is_granted(&self) -> bool {
+        self.lease.as_ref().is_some_and(|lease| lease.record.state.holds_capacity())
+    }
+
+    fn step(&mut self, event: Event) {
+        let (state, effects) = machine::step(self.state, event, now());
+        self.state = state;
+        self.effects.extend(effects);
+    }
+
+    /// If the operation that creates the devices of the lease has ended, takes over its outcome.
+    fn follow(&mut self, table: &LeaseTable) {
+        let (State::Creating { .. }, Some(id)) = (self.state, self.id()) else { return };
+        match table.get(id) {
+            // The lease has ended with the operation.
+            None => self.step(Event::OperationFailed),
+            Some(open) if open.state.name() != LeaseState::Granting => {
+                self.step(Event::Committed);
+                if let Some(lease) = &mut self.lease {
+                    lease.set_record(open.record.clone());
+                }
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// Puts the lease into the table, or removes it. In the same change, removes the reservation if the record holds the
+    /// capacity, or if the lease needs none any more.
+    fn put(&mut self, table: &mut LeaseTable) {
+        if (self.is_granted() || !self.state.reserves())
+            && let Some(reserved) = &mut self.reserved
+        {
+            reserved.remove(table);
+        }
+        let Some(lease) = &mut self.lease else { return };
+        lease.state = self.state;
+        if let State::Ended(_) = self.state {
+            lease.queue = None;
+            if table.get(lease.id()).is_none() {
+                return;
+            }
+        }
+        table.put(lease.clone());
+    }
+
+    /// Records in the lease what a requested change has written, and publishes it.
+    fn set_record(&mut self, record: gpush_store::LeaseRecord) {
+        if let Some(lease) = &mut self.lease {
+            lease.set_record(record);
+        }
+    }
+
+    /// Applies the event for the end time of the lease.
+    fn expire(&mut self) {
+        let Some(lease) = &self.lease else { return };
+        if self.state == State::Active && lease.has_expired(Timestamp::now(), Instant::now()) {
+            tracing::info!(lease = %lease.id(), "lease {} has expired", lease.id());
+            self.apply(Event::Expired);
+        }
+    }
+}
+
+/// Takes over the leases of an earlier gpushd that are not queued. The module `restored` takes over the queued ones.
+pub(crate) fn take_over(leases: &Leases) {
+    let open: Vec<Arc<OpenLease>> = leases.handles.state.leases().open.values().cloned().collect();
+    for lease in open {
+        match lease.state.name() {
+            LeaseState::Queued | LeaseState::Ended => {}
+            LeaseState::Active | LeaseState::Releasing | LeaseState::Granting => {
+                let revocation = lease.record.revocation.as_ref();
+                let end_at = revocation.and_then(|revocation| revocation.processes_end_at);
+                let mut actor = Actor::of_open_lease(leases, OpenLease::clone(&lease));
+                if let Some(at) = end_at {
+                    let notice = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default();
+                    actor.apply(Event::EndProcesses(EndProcesses { notice, grace: leases.grace() }));
+                }
+                actor.spawn();
+            }
+        }
+    }
+}

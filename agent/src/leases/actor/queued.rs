@@ -1,0 +1,83 @@
+//! Records a request that must wait, and adds it to the queue.
+
+use std::time::Duration;
+
+use gpush_api::{ApiError, LeaseWait};
+use gpush_core::lease::{machine::State, request::spec};
+use tokio::{sync::OwnedMutexGuard, time::Instant};
+
+use super::{Actor, grant::audit_record};
+use crate::{
+    caller::Caller,
+    idempotency::Key,
+    lanes::{self, Needs},
+    leases::{Leases, pending::PendingGrant, queue, request::Resolved},
+    state::{OpenLease, ReservationId},
+};
+
+/// Counts a request for the quota of its holder while gpushd records it as queued.
+struct EnteringRequest<'a> {
+    leases: &'a Leases,
+    number: ReservationId,
+}
+
+impl<'a> EnteringRequest<'a> {
+    /// # Errors
+    /// If the quota does not allow one more waiting request.
+    fn new(leases: &'a Leases, resolved: &Resolved) -> Result<Self, ApiError> {
+        let number = leases.handles.state.change_leases(|table| {
+            queue::may_wait(leases, resolved, table)?;
+            Ok::<_, ApiError>(table.begin_to_queue(resolved.wanted.holder))
+        })?;
+        Ok(Self { leases, number })
+    }
+}
+
+impl Drop for EnteringRequest<'_> {
+    fn drop(&mut self) {
+        self.leases.handles.state.change_leases(|table| table.entering.remove(&self.number));
+    }
+}
+
+/// Records a request as queued, and adds it to the queue.
+///
+/// # Errors
+/// If a quota denies the request, or if the request cannot be recorded.
+pub(in crate::leases) async fn enter_queue(
+    leases: &Leases,
+    caller: &Caller,
+    resolved: Resolved,
+    wait: LeaseWait,
+    key: Option<Key>,
+    lock: Option<OwnedMutexGuard<()>>,
+) -> Result<PendingGrant, ApiError> {
+    let entering = EnteringRequest::new(leases, &resolved)?;
+    let new = resolved.new.clone();
+    let (text, recorded) = (spec(&new.request), key.clone());
+    let written = leases.handles.store.write(move |tx| {
+        let record = tx.queue_lease(new.clone())?;
+        // The client can reconnect with the key.
+        if let Some(key) = &recorded {
+            key.record_number(tx, record.id.0)?;
+        }
+        let holder = &record.holder;
+        let detail = serde_json::json!({ "request_spec": text, "uid": holder.uid, "user": holder.user });
+        tx.audit(audit_record(&record, "lease.queue", "queued", detail))?;
+        Ok(record)
+    });
+    let record = written.await?;
+    let id = record.id;
+    let (mut actor, answer) = Actor::of_request(leases, resolved.clone(), caller.viewer, key, lock);
+    (actor.state, actor.lease) = (State::Queued { recorded: true }, Some(OpenLease::new(record)));
+    actor.wait_until = match wait {
+        LeaseWait::Seconds(seconds) => Instant::now().checked_add(Duration::from_secs(seconds)),
+        LeaseWait::No | LeaseWait::Unlimited => None,
+    };
+    actor.publish();
+    drop(entering);
+    let place = leases.handles.lanes.queue(lanes::Waiter::Lease(id.to_string()), Needs::new());
+    let pending = PendingGrant::new(&actor.inbox, answer);
+    actor.ticket = Some(leases.add_waiting(id, resolved, caller.viewer, place, actor.inbox.clone()));
+    actor.spawn();
+    Ok(pending)
+}
