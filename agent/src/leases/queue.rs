@@ -108,8 +108,9 @@ pub(super) fn may_wait(leases: &Leases, resolved: &Resolved) -> Result<(), ApiEr
 
 fn check_queue(leases: &Leases, resolved: &Resolved, entering: &BTreeMap<Account, usize>) -> Result<(), ApiError> {
     let account = resolved.account;
-    let mut held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases()).by(account);
-    let unrecorded = quota::HeldLease { id: LeaseId(0), queued: true, size: quota::Size::default() };
+    let mut held =
+        HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases()).of_requester(resolved);
+    let unrecorded = quota::HeldLease { id: LeaseId(0), queued: true, size: quota::Size::default(), releasable: false };
     held.extend(std::iter::repeat_n(unrecorded, entering.get(&account).copied().unwrap_or_default()));
     quota::check_queue(&resolved.quota, &held).map_err(|denial| ApiError::from(&denial))
 }

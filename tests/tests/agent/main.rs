@@ -20,6 +20,7 @@ mod lifecycle;
 mod reports;
 mod state_loss;
 mod states;
+mod subordinate_uids;
 mod tasks;
 mod text_limits;
 mod unknown_fields;
