@@ -2,7 +2,7 @@
 //! trail.
 
 use gpush_api::{EventPayload, GpuProcess, UnleasedChange, UnleasedStep};
-use gpush_store::NewAudit;
+use gpush_store::{NewAudit, PROCESS_END};
 
 use super::Unleased;
 
@@ -42,7 +42,7 @@ fn audit(one: &GpuProcess, step: UnleasedStep) -> NewAudit {
     let process = &one.process;
     NewAudit {
         by: None,
-        action: "process.end".to_owned(),
+        action: PROCESS_END.to_owned(),
         object: one.gpu_uuid.clone(),
         result: step.log_text().to_owned(),
         detail: serde_json::json!({
