@@ -89,6 +89,8 @@ task_names! {
     LeaseGrant = "lease_grant", OneShot;
     /// Records the end of a queued request for a lease.
     LeaseQueueExit = "lease_queue_exit", OneShot;
+    /// Logs the number of refused requests of an account.
+    RefusalLog = "refusal_log", OneShot;
     /// Reads a GPU.
     GpuReading = "gpu_reading", OneShot;
     /// Runs `nvidia-smi compute-policy`.

@@ -4,6 +4,7 @@
 mod access;
 mod admin_socket;
 mod api_fuzz;
+mod change_limits;
 mod clock;
 mod described_requests;
 mod disk;
