@@ -47,7 +47,7 @@ async fn find(
                 Some(denied) => Err(Err(denied)),
                 None => Ok(lease),
             },
-            false => Err(Err(show::denied(&lease, what))),
+            false => Err(Err(show::denied(&lease, caller, what))),
         };
     }
     let record = match leases.handles.store.read(move |view| view.lease(id)).await {
@@ -58,7 +58,7 @@ async fn find(
     match may_change(leases, caller, record.holder.uid).await {
         Ok(true) => Err(Ok(to_api(&record, Viewer::Log))),
         // Users do not see ended leases of other users.
-        Ok(false) => Err(Err(show::unknown(id))),
+        Ok(false) => Err(Err(caller.rank_unknown(&format!("{what} lease {id}")).unwrap_or_else(|| show::unknown(id)))),
         Err(unknown) => Err(Err(unknown)),
     }
 }

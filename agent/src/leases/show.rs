@@ -163,7 +163,7 @@ pub(crate) async fn environment(leases: &Leases, caller: &Caller, text: &str) ->
     let table = leases.handles.state.leases();
     let Some(lease) = table.open.get(&id) else { return Err(ended(&one(leases, caller.viewer, text).await?)) };
     if !caller.viewer.is_admin() && !caller.holds(lease.record.holder.uid) {
-        return Err(denied(lease, "use"));
+        return Err(denied(lease, caller, "use"));
     }
     if let Some(denied) = job_denied(&lease.record, caller, "use") {
         return Err(denied);
@@ -186,8 +186,12 @@ fn ended(lease: &Lease) -> ApiError {
         .hint("request another lease with `gpushctl lease request`")
 }
 
-/// Returns the error for a caller who is neither the holder nor an administrator.
-pub(super) fn denied(lease: &OpenLease, what: &str) -> ApiError {
+/// Returns the error for a caller who is neither the holder nor an administrator: `unavailable` if gpushd cannot determine
+/// whether the caller is an administrator.
+pub(super) fn denied(lease: &OpenLease, caller: &Caller, what: &str) -> ApiError {
+    if let Some(unavailable) = caller.rank_unknown(&format!("{what} lease {}", lease.id())) {
+        return unavailable;
+    }
     let holder = &lease.record.holder;
     let who = holder.user.clone().unwrap_or_else(|| format!("uid {}", holder.uid));
     let who_may = match what {
@@ -204,6 +208,9 @@ pub(super) fn job_denied(record: &LeaseRecord, caller: &Caller, what: &str) -> O
     let LeaseBinding::Job { job, .. } = &record.binding else { return None };
     if caller.viewer.is_admin() {
         return None;
+    }
+    if let Some(unavailable) = caller.rank_unknown(&format!("{what} lease {}", record.id)) {
+        return Some(unavailable);
     }
     let message = format!("you may not {what} lease {}: it belongs to Slurm job {job}", record.id);
     let hint = match what {
