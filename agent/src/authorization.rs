@@ -48,6 +48,17 @@ impl Authorization {
         caller.actor(self.users.user(caller.uid()).await)
     }
 
+    /// Describes an account in the log, with the name of its user.
+    pub(crate) async fn describe(&self, account: Account) -> String {
+        match account.user() {
+            Some(uid) => match self.users.user(uid).await {
+                Some(user) => format!("user {user} (uid {uid})"),
+                None => account.to_string(),
+            },
+            None => account.to_string(),
+        }
+    }
+
     /// Checks that the caller is an administrator, and returns the caller as it is stored in records. `attempt`
     /// completes the sentence "USER may not …".
     ///

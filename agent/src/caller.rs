@@ -132,17 +132,25 @@ impl Caller {
         Self::with_viewer(peer, Viewer::Agent, Ok(Account::User(uid)))
     }
 
+    /// Returns the error for a caller that may be an administrator, if gpushd cannot determine that. `what` completes the
+    /// sentence "USER may not …". Return this error instead of each refusal that does not apply to administrators.
+    pub(crate) fn rank_unknown(&self, what: &str) -> Option<ApiError> {
+        let uid = self.peer.uid;
+        let message =
+            format!("cannot determine whether uid {uid} may {what}: the name service of the host does not answer");
+        let error = ApiError::new(Code::Unavailable, message)
+            .cause("the config names admin groups (admin_groups under [access])")
+            .hint("try again, or ask root to run the command")
+            .retryable();
+        self.is_rank_unknown.then_some(error)
+    }
+
     /// Returns the error for a caller that is not an administrator: `unavailable` if gpushd cannot determine that, else
     /// `denied`. `what` completes the sentence "USER may not …". `user` is the name of the user, if known.
     pub(crate) fn denied(&self, what: &str, user: Option<&str>, access: &Access) -> ApiError {
         let uid = self.peer.uid;
-        if self.is_rank_unknown {
-            let message =
-                format!("cannot determine whether uid {uid} may {what}: the name service of the host does not answer");
-            return ApiError::new(Code::Unavailable, message)
-                .cause("the config names admin groups (admin_groups under [access])")
-                .hint("try again, or ask root to run the command")
-                .retryable();
+        if let Some(unavailable) = self.rank_unknown(what) {
+            return unavailable;
         }
         let who = user.map_or_else(|| format!("uid {uid}"), |user| format!("user {user} (uid {uid})"));
         let name = user.unwrap_or("USER");
@@ -208,6 +216,35 @@ pub(crate) mod tests {
         let error = caller.denied("change MIG layouts", Some("bob"), &Access::default());
         assert_eq!((error.code, error.retryable), (Code::Unavailable, true));
         assert_eq!(caller.counted_account(), Account::Unknown);
+    }
+
+    /// A member keeps its rights during an outage if gpushd has found the group before. Otherwise gpushd refuses the requests
+    /// of all users that only administrators may send, and the refusal is retryable.
+    #[tokio::test]
+    async fn member_of_an_admin_group_has_rights_only_if_the_group_is_known() {
+        use std::sync::atomic::{AtomicBool, Ordering};
+        let is_down = std::sync::Arc::new(AtomicBool::new(true));
+        let down = std::sync::Arc::clone(&is_down);
+        let group = move |_: &String| (!down.load(Ordering::SeqCst)).then_some(Some(77));
+        let lookups = gpush_host::users::Lookups { group: Box::new(group), ..gpush_host::users::Lookups::empty() };
+        let names = gpush_host::users::NameService::with(lookups).unwrap();
+        let users = Users::new(names, 990, std::path::Path::new("/nowhere"));
+        let access = Access { admin_groups: vec!["ops".to_owned()] };
+        let of = async |uid, groups| Caller::of(Peer { groups, ..peer(uid) }, &access, &users, 990).await;
+        for (uid, groups) in [(1000, vec![77]), (1001, vec![])] {
+            let caller = of(uid, groups).await;
+            assert_eq!(caller.viewer, Viewer::User(uid));
+            assert_eq!(caller.denied("revoke leases", None, &access).code, Code::Unavailable);
+            assert!(caller.rank_unknown("revoke leases").unwrap().retryable);
+        }
+        assert_eq!(of(0, vec![]).await.viewer, Viewer::Admin, "root needs no group");
+        is_down.store(false, Ordering::SeqCst);
+        assert_eq!(of(1000, vec![77]).await.viewer, Viewer::Admin);
+        is_down.store(true, Ordering::SeqCst);
+        assert_eq!(of(1000, vec![77]).await.viewer, Viewer::Admin, "gpushd uses the last answer");
+        let other = of(1001, vec![]).await;
+        assert!(other.rank_unknown("revoke leases").is_none());
+        assert_eq!(other.denied("revoke leases", None, &access).code, Code::Denied);
     }
 
     #[test]

@@ -3,6 +3,9 @@
 //! Each grant, renewal and release is a synced commit, an audit record, entries in the log, and often a scope of systemd.
 //! So an account may send a burst of such requests, and then only a few per second: `[limits]` in the config. The limit
 //! does not apply to administrators, or to requests through the admin socket, such as those of Slurm's hooks.
+//!
+//! gpushd logs the first refusal of an account at once, and then the number of further refusals once a minute. The last
+//! entry also comes if the account sends no further request, or if gpushd stops.
 
 use std::{
     collections::HashMap,
@@ -19,9 +22,10 @@ use axum::{
 use gpush_api::{ApiError, Code};
 use gpush_core::{config::RequestLimits, duration};
 use gpush_host::{accounts::Account, peer::Peer};
+use tokio_util::sync::CancellationToken;
 
 use super::{Handles, admin_socket::ThroughAdminSocket, body, failure::Failure};
-use crate::caller::Caller;
+use crate::{caller::Caller, tasks::TaskName};
 
 /// Number of accounts above which gpushd forgets the accounts that may send a whole burst.
 const MANY_ACCOUNTS: usize = 1024;
@@ -48,6 +52,8 @@ struct Bucket {
     refused: u64,
     /// Time of the last log entry about refused requests.
     logged: Option<Instant>,
+    /// Whether a task logs their number when the time for the next entry comes.
+    is_sum_due: bool,
 }
 
 /// A refused request.
@@ -55,8 +61,19 @@ struct Bucket {
 struct TooFast {
     /// Time until the next request is admitted.
     wait: Duration,
-    /// If gpushd must log the refusals, their number since the last log entry.
-    to_log: Option<u64>,
+    /// When and how gpushd logs the refusal.
+    log: RefusalLog,
+}
+
+/// How gpushd logs a refused request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RefusalLog {
+    /// At once.
+    Now,
+    /// With the sum of the refusals. A task must log this sum after this time.
+    SumAfter(Duration),
+    /// With the sum, which another task logs.
+    InSum,
 }
 
 impl ChangeLimiter {
@@ -67,10 +84,19 @@ impl ChangeLimiter {
     fn admit(&self, account: Account, limits: RequestLimits, now: Instant) -> Result<(), TooFast> {
         let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if buckets.len() > MANY_ACCOUNTS {
-            buckets.retain(|_, bucket| bucket.full > now);
+            buckets.retain(|_, bucket| bucket.full > now || bucket.is_sum_due);
         }
-        let bucket = buckets.entry(account).or_insert(Bucket { full: now, refused: 0, logged: None });
-        bucket.admit(limits, now)
+        let new = || Bucket { full: now, refused: 0, logged: None, is_sum_due: false };
+        buckets.entry(account).or_insert_with(new).admit(limits, now)
+    }
+
+    /// Waits until the sum is due, or until gpushd stops. Returns the number of refusals since the last log entry.
+    async fn sum(&self, account: Account, after: Duration, stopping: &CancellationToken) -> u64 {
+        let _is_stopping = stopping.run_until_cancelled(tokio::time::sleep(after)).await.is_none();
+        let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(bucket) = buckets.get_mut(&account) else { return 0 };
+        (bucket.logged, bucket.is_sum_due) = (Some(Instant::now()), false);
+        std::mem::take(&mut bucket.refused)
     }
 }
 
@@ -83,13 +109,19 @@ impl Bucket {
             self.full = full;
             return Ok(());
         }
-        self.refused += 1;
-        let is_due = self.logged.is_none_or(|logged| now.saturating_duration_since(logged) >= LOG_INTERVAL);
-        let to_log = is_due.then(|| std::mem::take(&mut self.refused));
-        if is_due {
-            self.logged = Some(now);
+        let next = self.logged.map_or(now, |logged| logged + LOG_INTERVAL);
+        let log = if self.is_sum_due {
+            RefusalLog::InSum
+        } else if next <= now {
+            RefusalLog::Now
+        } else {
+            RefusalLog::SumAfter(next - now)
+        };
+        match log {
+            RefusalLog::Now => self.logged = Some(now),
+            RefusalLog::SumAfter(_) | RefusalLog::InSum => (self.refused, self.is_sum_due) = (self.refused + 1, true),
         }
-        Err(TooFast { wait, to_log })
+        Err(TooFast { wait, log })
     }
 }
 
@@ -107,6 +139,7 @@ pub(super) async fn limit_changes(State(handles): State<Handles>, mut request: R
         let account = caller.counted_account();
         let limits = handles.0.state.config().limits;
         if let Err(too_fast) = handles.0.changes.admit(account, limits, Instant::now()) {
+            log(&handles, account, too_fast.log).await;
             let mut response = refuse(account, too_fast, limits);
             if !is_read(request).await {
                 response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
@@ -124,13 +157,30 @@ async fn is_read(request: Request) -> bool {
     matches!(tokio::time::timeout(READ_TIME, body::skip(request, MOST_READ)).await, Ok(Ok(())))
 }
 
-fn refuse(account: Account, too_fast: TooFast, limits: RequestLimits) -> Response {
-    if let Some(refused) = too_fast.to_log {
-        tracing::warn!(
-            refused,
-            "{account} sends changing requests too fast: refused {refused} since the last such entry"
-        );
+/// Logs a refusal, or starts the task that logs the sum of several refusals.
+async fn log(handles: &Handles, account: Account, log: RefusalLog) {
+    let handles = handles.0.clone();
+    match log {
+        RefusalLog::InSum => {}
+        RefusalLog::Now => {
+            let who = handles.authorization.describe(account).await;
+            tracing::warn!(refused = 1, "{who} sends changing requests too fast: gpushd refuses them");
+        }
+        RefusalLog::SumAfter(after) => {
+            let tasks = handles.tasks.clone();
+            tasks.once_before_exit(TaskName::RefusalLog, async move {
+                let refused = handles.changes.sum(account, after, handles.tasks.stopping()).await;
+                let who = handles.authorization.describe(account).await;
+                tracing::warn!(
+                    refused,
+                    "{who} sent changing requests too fast: gpushd refused {refused} more since the last such entry"
+                );
+            });
+        }
     }
+}
+
+fn refuse(account: Account, too_fast: TooFast, limits: RequestLimits) -> Response {
     let seconds = too_fast.wait.as_secs_f64().ceil().max(1.0) as u64;
     let wait = duration::format(Duration::from_secs(seconds));
     let RequestLimits { changes_burst, changes_per_second } = limits;
@@ -162,14 +212,26 @@ mod tests {
         assert_eq!(admitted(ALICE, start + Duration::from_secs(100)), 50, "the burst is not larger after a pause");
     }
 
-    #[test]
-    fn refusals_are_summed_in_the_log() {
+    /// Fault: the number of refused requests was logged only with the next refusal, so never if the user stopped.
+    #[tokio::test(start_paused = true)]
+    async fn refusals_are_summed_in_the_log_without_a_further_request() {
         let (limiter, start) = (ChangeLimiter::default(), Instant::now());
-        let logged =
-            |now| -> Vec<u64> { (0..1000).filter_map(|_| limiter.admit(ALICE, LIMITS, now).err()?.to_log).collect() };
-        assert_eq!(logged(start), [1]);
-        assert_eq!(logged(start + Duration::from_secs(1)), [] as [u64; 0]);
-        assert_eq!(logged(start + LOG_INTERVAL), [949 + 995 + 1]);
+        let refusals = |now| -> Vec<RefusalLog> {
+            let log = |_| Some(limiter.admit(ALICE, LIMITS, now).err()?.log);
+            (0..100).filter_map(log).filter(|log| *log != RefusalLog::InSum).collect()
+        };
+        assert_eq!(refusals(start), [RefusalLog::Now, RefusalLog::SumAfter(LOG_INTERVAL)]);
+        // 5 of 100 requests are admitted, and a task already waits for the sum.
+        assert_eq!(refusals(start + Duration::from_secs(1)), []);
+        let (asked, running) = (tokio::time::Instant::now(), CancellationToken::new());
+        assert_eq!(limiter.sum(ALICE, LOG_INTERVAL, &running).await, 49 + 95);
+        assert_eq!(asked.elapsed(), LOG_INTERVAL);
+        assert!(
+            matches!(refusals(start + Duration::from_secs(2))[..], [RefusalLog::SumAfter(after)] if after > Duration::ZERO)
+        );
+        running.cancel();
+        assert_eq!(limiter.sum(ALICE, LOG_INTERVAL, &running).await, 95, "gpushd stops");
+        assert_eq!(asked.elapsed(), LOG_INTERVAL);
     }
 
     #[test]

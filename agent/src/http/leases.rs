@@ -90,8 +90,8 @@ async fn request(
 
 /// Lists the leases that have not ended, in the order of arrival.
 ///
-/// With `ended`, the list then continues with the last ended leases, the latest first. Users see
-/// only their own ended leases.
+/// With `ended`, the list then continues with the last ended leases, the latest first. Users see only their own ended
+/// leases, and those of their subordinate uids.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/leases", operation_id = "listLeases", tag = "leases", params(ListParameters),
     responses((status = 200, description = "The answer", body = Vec<Lease>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
@@ -141,7 +141,8 @@ async fn environment(
     Ok(Json(leases::environment(&leases, &caller, &id).await?))
 }
 
-/// Releases a lease, or cancels a queued lease. For its holder and administrators.
+/// Releases a lease, or cancels a queued lease. For its holder, the owner of the holder's subordinate uid, and
+/// administrators.
 ///
 /// The capacity of the lease is free when all processes of the lease have ended.
 #[cfg_attr(test, utoipa::path(
@@ -161,7 +162,7 @@ async fn release(
     Ok(Json(requests.carry_out_while_stopping(releasing).await?))
 }
 
-/// Sets a new end for an active lease. For its holder and administrators.
+/// Sets a new end for an active lease. For its holder, the owner of the holder's subordinate uid, and administrators.
 #[cfg_attr(test, utoipa::path(
     post, path = "/v1/leases/{id}/renew", operation_id = "renewLease", tag = "leases", request_body = LeaseRenewRequest,
     params(("id" = String, Path, description = "`L<number>`"), ("idempotency-key" = Option<String>, Header, description = "A repeated request with the same key is executed only once")),

@@ -13,11 +13,23 @@ use super::{
     show,
 };
 use crate::{
-    caller::Caller,
+    caller::{Caller, Viewer},
     idempotency::Key,
     request::reason,
     state::{OpenLease, leases::to_api},
 };
+
+/// Returns whether the caller may change the leases of `holder`: an administrator, the holder, and the owner of the holder's
+/// subordinate uid.
+///
+/// # Errors
+/// If `holder` may be a subordinate uid of the caller, and the name service does not answer.
+async fn may_change(leases: &Leases, caller: &Caller, holder: u32) -> Result<bool, ApiError> {
+    if caller.viewer.is_admin() || caller.holds(holder) {
+        return Ok(true);
+    }
+    show::owns(leases, caller.uid(), holder).await
+}
 
 /// Finds a lease that has not ended and that the caller may change. Returns `Err(Ok(lease))` if the lease has ended.
 async fn find(
@@ -27,21 +39,25 @@ async fn find(
     what: &str,
 ) -> Result<Arc<OpenLease>, Result<Lease, ApiError>> {
     let id = show::id(text).map_err(Err)?;
-    let may = |uid: u32| caller.viewer.is_admin() || caller.holds(uid);
     if let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() {
-        return match may(lease.record.holder.uid) {
+        return match may_change(leases, caller, lease.record.holder.uid).await.map_err(Err)? {
             true => match show::job_denied(&lease.record, caller, what) {
                 Some(denied) => Err(Err(denied)),
                 None => Ok(lease),
             },
-            false => Err(Err(show::denied(&lease, what))),
+            false => Err(Err(show::denied(&lease, caller, what))),
         };
     }
-    match leases.handles.store.read(move |view| view.lease(id)).await {
-        Ok(Some(record)) if may(record.holder.uid) => Err(Ok(to_api(&record, caller.viewer))),
+    let record = match leases.handles.store.read(move |view| view.lease(id)).await {
+        Ok(Some(record)) => record,
+        Ok(None) => return Err(Err(show::unknown(id))),
+        Err(error) => return Err(Err(error.into())),
+    };
+    match may_change(leases, caller, record.holder.uid).await {
+        Ok(true) => Err(Ok(to_api(&record, Viewer::Log))),
         // Users do not see ended leases of other users.
-        Ok(Some(_) | None) => Err(Err(show::unknown(id))),
-        Err(error) => Err(Err(error.into())),
+        Ok(false) => Err(Err(caller.rank_unknown(&format!("{what} lease {id}")).unwrap_or_else(|| show::unknown(id)))),
+        Err(unknown) => Err(Err(unknown)),
     }
 }
 
@@ -233,7 +249,7 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
-    use crate::{caller::Viewer, state::leases::tests::record};
+    use crate::state::leases::tests::record;
 
     /// Fault: a lease was released long ago. An attempt to revoke it still succeeded, and looked like a release.
     #[test]

@@ -2,20 +2,32 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{ApiError, LeaseId};
+use gpush_api::{ApiError, LeaseBinding, LeaseId};
 use gpush_core::lease::quota::{HeldLease, Size};
 use gpush_host::accounts::{Account, Accounts};
 
-use super::{Leases, request::unknown_account};
+use super::{
+    Leases,
+    request::{Resolved, unknown_account},
+};
 use crate::state::LeaseTable;
 
 /// The leases of each account.
 #[derive(Debug, Default)]
 pub(super) struct HeldLeases {
-    of: BTreeMap<Account, Vec<HeldLease>>,
+    of: BTreeMap<Account, Vec<HolderLease>>,
     /// Leases of uids whose account is not known. They count for every account, so that an unknown account never gets
     /// more than its limits.
-    unknown: Vec<HeldLease>,
+    unknown: Vec<HolderLease>,
+}
+
+/// A lease with the facts that decide who may release it.
+#[derive(Debug, Clone, Copy)]
+struct HolderLease {
+    lease: HeldLease,
+    holder: u32,
+    /// Whether the lease belongs to a Slurm job. Such a lease ends only with its job.
+    is_of_job: bool,
 }
 
 impl HeldLeases {
@@ -26,22 +38,29 @@ impl HeldLeases {
         let mut account = |uid: u32| *known.entry(uid).or_insert_with(|| accounts.last(uid));
         // A reservation has no lease id yet. Use the probable next id, for the error message.
         let next = table.open.keys().next_back().map_or(1, |id| id.0 + 1);
-        let reserved = table
-            .reserved
-            .values()
-            .map(|one| (one.holder, HeldLease { id: LeaseId(next), queued: false, size: Size::of(&one.members) }));
-        let open = table.open.values().map(|lease| {
-            let queued = !lease.state.name().holds_capacity();
-            (lease.record.holder.uid, HeldLease { id: lease.id(), queued, size: Size::of(&lease.record.members) })
+        let lease = |id, queued, size| HeldLease { id, queued, size, releasable: false };
+        let reserved = table.reserved.values().map(|one| HolderLease {
+            lease: lease(LeaseId(next), false, Size::of(&one.members)),
+            holder: one.holder,
+            is_of_job: false,
         });
-        let entering = table
-            .entering
-            .values()
-            .map(|uid| (*uid, HeldLease { id: LeaseId(next), queued: true, size: Size::default() }));
-        for (uid, lease) in open.chain(reserved).chain(entering) {
-            match account(uid) {
-                Ok(account) => held.of.entry(account).or_default().push(lease),
-                Err(_) => held.unknown.push(lease),
+        let open = table.open.values().map(|one| {
+            let queued = !one.state.name().holds_capacity();
+            HolderLease {
+                lease: lease(one.id(), queued, Size::of(&one.record.members)),
+                holder: one.record.holder.uid,
+                is_of_job: matches!(one.record.binding, LeaseBinding::Job { .. }),
+            }
+        });
+        let entering = table.entering.values().map(|holder| HolderLease {
+            lease: lease(LeaseId(next), true, Size::default()),
+            holder: *holder,
+            is_of_job: false,
+        });
+        for one in open.chain(reserved).chain(entering) {
+            match account(one.holder) {
+                Ok(account) => held.of.entry(account).or_default().push(one),
+                Err(_) => held.unknown.push(one),
             }
         }
         held
@@ -50,9 +69,29 @@ impl HeldLeases {
     /// Returns the leases that count for an account. For root's containers, also those of root: a lease of root in a
     /// container has uid 0 as its holder, so gpushd cannot distinguish it from a lease of the host's root.
     pub(super) fn by(&self, account: Account) -> Vec<HeldLease> {
+        self.entries(account).map(|one| one.lease).collect()
+    }
+
+    /// Returns the leases that count for the account of a request, with those that its caller may release.
+    pub(super) fn of_requester(&self, resolved: &Resolved) -> Vec<HeldLease> {
+        let (holder, caller) = (resolved.new.holder.uid, resolved.new.asked_by.uid);
+        // Only administrators request leases for other users.
+        let is_admin = holder != caller;
+        let of_account = self.of.get(&resolved.account).map_or([].as_slice(), Vec::as_slice);
+        let owned = of_account.iter().filter(|_| resolved.account == Account::User(caller));
+        let owned: BTreeSet<LeaseId> = owned.map(|one| one.lease.id).collect();
+        let is_releasable = |one: &HolderLease| {
+            let is_own = one.holder == caller && caller != 0;
+            is_admin || !one.is_of_job && (is_own || owned.contains(&one.lease.id))
+        };
+        let entries = self.entries(resolved.account);
+        entries.map(|one| HeldLease { releasable: is_releasable(one), ..one.lease }).collect()
+    }
+
+    fn entries(&self, account: Account) -> impl Iterator<Item = &HolderLease> {
         let also = (account == Account::RootContainers).then_some(Account::User(0));
         let accounts = std::iter::once(account).chain(also);
-        accounts.filter_map(|one| self.of.get(&one)).flatten().chain(&self.unknown).copied().collect()
+        accounts.filter_map(|one| self.of.get(&one)).flatten().chain(&self.unknown)
     }
 }
 

@@ -67,7 +67,7 @@ fn needs_capacity(id: LeaseId, taken: Option<ReservationId>, table: &LeaseTable)
 
 /// Checks that the quota of the holder allows one more waiting request.
 pub(super) fn may_wait(leases: &Leases, resolved: &Resolved, table: &LeaseTable) -> Result<(), ApiError> {
-    let held = HeldLeases::of(leases.handles.users.accounts(), table).by(resolved.account);
+    let held = HeldLeases::of(leases.handles.users.accounts(), table).of_requester(resolved);
     quota::check_queue(&resolved.quota, &held).map_err(|denial| ApiError::from(&denial))
 }
 

@@ -151,10 +151,10 @@ fn reserve_beyond_quota(leases: &Leases, gpus: &[Gpu], snapshot: &PlacementSnaps
             continue;
         };
         let of_account = reserved.entry(resolved.account).or_default();
-        let all: Vec<HeldLease> = held.by(resolved.account).into_iter().chain(of_account.iter().copied()).collect();
+        let all: Vec<HeldLease> = held.of_requester(&resolved).into_iter().chain(of_account.iter().copied()).collect();
         let size = Size::of(&members);
         match reserved::check_limits(&all, &resolved).and_then(|()| reserved::check_size(&all, &resolved, size)) {
-            Ok(()) => of_account.push(HeldLease { id, queued: false, size }),
+            Ok(()) => of_account.push(HeldLease { id, queued: false, size, releasable: false }),
             Err(error) => beyond.push((ticket, error.message)),
         }
     }

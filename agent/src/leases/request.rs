@@ -156,6 +156,9 @@ fn holder(caller: &Caller, requested: Option<u32>) -> Result<u32, ApiError> {
     match requested {
         Some(uid) if uid != own && !caller.viewer.is_admin() => {
             let message = format!("uid {own} may not request a lease for uid {uid}");
+            if let Some(unavailable) = caller.rank_unknown(&format!("request a lease for uid {uid}")) {
+                return Err(unavailable);
+            }
             Err(ApiError::new(Code::Denied, message).cause("only administrators may request leases for other users"))
         }
         // The kernel uses this uid for "no user".
@@ -250,7 +253,10 @@ fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, Api
             Ok(LeaseBinding::Process { pid: Some(pid), start: Some(start) })
         }
         (_, _) if caller.viewer.is_admin() => bad("the process does not exist"),
-        (_, _) => bad("the process does not exist, or belongs to another user"),
+        (_, _) => match caller.rank_unknown(&format!("bind a lease to process {named}")) {
+            Some(unavailable) => Err(unavailable),
+            None => bad("the process does not exist, or belongs to another user"),
+        },
     }
 }
 

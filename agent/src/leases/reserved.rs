@@ -159,7 +159,7 @@ pub(super) fn reserve_assignment(
 ) -> Result<Option<Reserved>, NotReserved> {
     let (refused, gpus) = (NotReserved::Refused, read.gpus.as_slice());
     let members = offers::members(leases, assignment, gpus, host, &resolved.new.request).map_err(refused)?;
-    check_size(&held.by(resolved.account), resolved, quota::Size::of(&members)).map_err(refused)?;
+    check_size(&held.of_requester(resolved), resolved, quota::Size::of(&members)).map_err(refused)?;
     let created = assignment.creates();
     if !created.is_empty()
         && let Some(why) = leases.handles.engine.operations.closed()
@@ -191,7 +191,7 @@ pub(super) fn reserve_assignment(
 
 /// Checks those limits of the holder that do not depend on which GPUs the lease gets.
 pub(super) fn within_quota(held: &HeldLeases, resolved: &Resolved) -> Result<(), ApiError> {
-    check_limits(&held.by(resolved.account), resolved)
+    check_limits(&held.of_requester(resolved), resolved)
 }
 
 /// Does the same as [`within_quota`], with these leases of the holder.

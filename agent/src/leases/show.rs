@@ -9,7 +9,7 @@ use gpush_core::{
 };
 use gpush_store::{LeaseHistory, LeaseRecord};
 
-use super::Leases;
+use super::{Leases, request::unknown_account};
 use crate::{
     caller::{Caller, Viewer},
     mps,
@@ -30,18 +30,51 @@ pub(super) fn id(text: &str) -> Result<LeaseId, ApiError> {
     })
 }
 
+/// Returns whether the viewer may read a lease of `holder` in full: an administrator, the holder, and the owner of the
+/// holder's subordinate uid.
+///
+/// # Errors
+/// If `holder` may be a subordinate uid of the viewer, and the name service does not answer.
+async fn may_read(leases: &Leases, viewer: Viewer, holder: u32) -> Result<bool, ApiError> {
+    match viewer {
+        Viewer::User(own) if !viewer.may_see(Some(holder)) => owns(leases, own, holder).await,
+        Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook | Viewer::User(_) => {
+            Ok(viewer.may_see(Some(holder)))
+        }
+    }
+}
+
+/// Returns whether `holder` is a subordinate uid of the user `owner`.
+///
+/// # Errors
+/// If the name service does not answer.
+pub(super) async fn owns(leases: &Leases, owner: u32, holder: u32) -> Result<bool, ApiError> {
+    let owns = leases.handles.users.accounts().owns(owner, holder).await;
+    owns.map_err(|unanswered| unknown_account(holder, unanswered))
+}
+
+/// Returns the viewer as which `viewer` reads the leases of `holder`. Does not wait for the name service: until it has
+/// answered, the leases of subordinate uids are shown as those of another user.
+fn reader(leases: &Leases, viewer: Viewer, holder: u32) -> Viewer {
+    match viewer {
+        Viewer::User(own) if leases.handles.users.accounts().last_owns(own, holder) == Ok(true) => Viewer::User(holder),
+        Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook | Viewer::User(_) => viewer,
+    }
+}
+
 /// Lists the open leases in order of arrival, then the last `ended` ended leases, the latest first. A user sees only
-/// their own ended leases.
+/// their own ended leases, and those of their subordinate uids.
 ///
 /// # Errors
 /// If the store cannot be read.
 pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result<Vec<Lease>, ApiError> {
     let table = leases.handles.state.leases();
-    let mut all: Vec<Lease> = table.open.values().map(|lease| lease.to_api(viewer)).collect();
+    let mut all: Vec<Lease> =
+        table.open.values().map(|lease| lease.to_api(reader(leases, viewer, lease.record.holder.uid))).collect();
     if ended > 0 {
         let ended = history(leases, viewer, None, ended).await?;
         // Skip a lease that ended between the two reads, because it is already in the list.
-        all.extend(ended.iter().filter(|record| !table.open.contains_key(&record.id)).map(|one| to_api(one, viewer)));
+        all.extend(ended.iter().filter(|record| !table.open.contains_key(&record.id)).map(in_full));
     }
     Ok(all)
 }
@@ -58,42 +91,62 @@ pub(crate) async fn ended_before(
     limit: usize,
 ) -> Result<Vec<Lease>, ApiError> {
     let record = leases.handles.store.read(move |view| view.lease(before)).await?;
-    let is_visible =
-        |record: &LeaseRecord| record.state == LeaseState::Ended && viewer.may_see(Some(record.holder.uid));
-    let record = record.filter(is_visible).ok_or_else(|| unknown(before))?;
+    let record = record.filter(|record| record.state == LeaseState::Ended).ok_or_else(|| unknown(before))?;
+    if !may_read(leases, viewer, record.holder.uid).await? {
+        return Err(unknown(before));
+    }
     let ended = history(leases, viewer, Some(record.sequence), limit).await?;
-    Ok(ended.iter().map(|one| to_api(one, viewer)).collect())
+    Ok(ended.iter().map(in_full).collect())
 }
 
+fn in_full(record: &LeaseRecord) -> Lease {
+    to_api(record, Viewer::Log)
+}
+
+/// Returns ended leases that the viewer may read in full.
 async fn history(
     leases: &Leases,
     viewer: Viewer,
     before: Option<u64>,
     limit: usize,
 ) -> Result<Vec<LeaseRecord>, ApiError> {
-    let uid = match viewer {
+    let uids = match viewer {
         // Root of a container is not the host's root.
         Viewer::User(0) => return Ok(Vec::new()),
-        Viewer::User(uid) => Some(uid),
+        Viewer::User(own) => {
+            #[expect(
+                clippy::redundant_closure_for_method_calls,
+                reason = "the method accepts only one lifetime of `View`"
+            )]
+            let holders = leases.handles.store.read(|view| view.ended_holders()).await?;
+            let accounts = leases.handles.users.accounts();
+            let subordinate = holders.into_iter().filter(|uid| accounts.last_owns(own, *uid) == Ok(true));
+            Some(std::iter::once(own).chain(subordinate).collect())
+        }
         Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook => None,
     };
-    let history = LeaseHistory { uid, before, limit: limit.min(MOST_ENDED) };
-    Ok(leases.handles.store.read(move |view| view.ended_leases(history)).await?)
+    let history = LeaseHistory { uids, before, limit: limit.min(MOST_ENDED) };
+    Ok(leases.handles.store.read(move |view| view.ended_leases(&history)).await?)
 }
 
 /// Returns one lease. An ended lease is available as long as the store keeps it.
 ///
 /// # Errors
-/// If there is no lease with this id, or if the store cannot be read.
+/// If there is no lease with this id, if the store cannot be read, or if the holder may be a subordinate uid of the viewer
+/// and the name service does not answer.
 pub(crate) async fn one(leases: &Leases, viewer: Viewer, text: &str) -> Result<Lease, ApiError> {
     let id = id(text)?;
-    if let Some(lease) = leases.handles.state.leases().open.get(&id) {
-        return Ok(lease.to_api(viewer));
+    let open = leases.handles.state.leases().open.get(&id).cloned();
+    if let Some(lease) = open {
+        let is_readable = may_read(leases, viewer, lease.record.holder.uid).await?;
+        return Ok(lease.to_api(if is_readable { Viewer::Log } else { viewer }));
     }
-    let record = leases.handles.store.read(move |view| view.lease(id)).await?;
+    let record = leases.handles.store.read(move |view| view.lease(id)).await?.ok_or_else(|| unknown(id))?;
     // Users do not see ended leases of other users.
-    let visible = record.filter(|record| viewer.may_see(Some(record.holder.uid)));
-    visible.map(|record| to_api(&record, viewer)).ok_or_else(|| unknown(id))
+    match may_read(leases, viewer, record.holder.uid).await? {
+        true => Ok(in_full(&record)),
+        false => Err(unknown(id)),
+    }
 }
 
 /// Returns the error for an id that no lease has.
@@ -110,7 +163,7 @@ pub(crate) async fn environment(leases: &Leases, caller: &Caller, text: &str) ->
     let table = leases.handles.state.leases();
     let Some(lease) = table.open.get(&id) else { return Err(ended(&one(leases, caller.viewer, text).await?)) };
     if !caller.viewer.is_admin() && !caller.holds(lease.record.holder.uid) {
-        return Err(denied(lease, "use"));
+        return Err(denied(lease, caller, "use"));
     }
     if let Some(denied) = job_denied(&lease.record, caller, "use") {
         return Err(denied);
@@ -133,12 +186,20 @@ fn ended(lease: &Lease) -> ApiError {
         .hint("request another lease with `gpushctl lease request`")
 }
 
-/// Returns the error for a caller who is neither the holder nor an administrator.
-pub(super) fn denied(lease: &OpenLease, what: &str) -> ApiError {
+/// Returns the error for a caller who is neither the holder nor an administrator: `unavailable` if gpushd cannot determine
+/// whether the caller is an administrator.
+pub(super) fn denied(lease: &OpenLease, caller: &Caller, what: &str) -> ApiError {
+    if let Some(unavailable) = caller.rank_unknown(&format!("{what} lease {}", lease.id())) {
+        return unavailable;
+    }
     let holder = &lease.record.holder;
     let who = holder.user.clone().unwrap_or_else(|| format!("uid {}", holder.uid));
+    let who_may = match what {
+        "use" => "the holder and administrators",
+        _ => "the holder, the owner of the holder's subordinate uid, and administrators",
+    };
     ApiError::new(Code::Denied, format!("you may not {what} lease {}: {who} holds it", lease.id()))
-        .cause(format!("only the holder and administrators may {what} a lease"))
+        .cause(format!("only {who_may} may {what} a lease"))
 }
 
 /// Returns the error for a user who may not change or use the lease of a Slurm job. Returns `None` for administrators,
@@ -147,6 +208,9 @@ pub(super) fn job_denied(record: &LeaseRecord, caller: &Caller, what: &str) -> O
     let LeaseBinding::Job { job, .. } = &record.binding else { return None };
     if caller.viewer.is_admin() {
         return None;
+    }
+    if let Some(unavailable) = caller.rank_unknown(&format!("{what} lease {}", record.id)) {
+        return Some(unavailable);
     }
     let message = format!("you may not {what} lease {}: it belongs to Slurm job {job}", record.id);
     let hint = match what {

@@ -12,7 +12,7 @@ use gpush_nvml::{Hardware, Options};
 use gpush_store::{OperationId, UnfinishedOperation};
 use tokio_util::sync::CancellationToken;
 
-use super::UNKNOWN_BOOT;
+use super::{UNKNOWN_BOOT, identities};
 use crate::{
     apply::{self, Engine, EngineHandles, Executor, Planner, Recovery, Services},
     authorization::Authorization,
@@ -242,6 +242,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
             check(&unleased, processes::health),
             check(&leases, leases::health),
             check(&notes, |notes| durable::health(notes).collect()),
+            check(&users, identities::health),
             check(&store, |store| store.refusal().map(ApiError::from).into_iter().collect()),
         ],
     });

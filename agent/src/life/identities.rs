@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use gpush_api::{ApiError, Code};
 use gpush_core::{config::Config, lease::quota::Subject};
 use gpush_host::identity::Users;
 use tokio_util::sync::CancellationToken;
@@ -11,6 +12,20 @@ use crate::state::State;
 
 /// Interval at which gpushd looks up the users and groups again.
 const PERIOD: Duration = Duration::from_secs(60);
+
+/// Returns an error if the name service does not answer.
+pub(super) fn health(users: &Users) -> Vec<ApiError> {
+    let unanswered = users.names().unanswered();
+    if unanswered.is_empty() {
+        return Vec::new();
+    }
+    let what = unanswered.join(", ");
+    let error = ApiError::new(Code::Unavailable, "the name service of the host does not answer")
+        .cause(format!("lookups without an answer: {what}"))
+        .cause("gpushd refuses leases whose quota it cannot determine, and requests that only an admin group allows")
+        .hint("check the services that `grep -E 'passwd|group' /etc/nsswitch.conf` shows");
+    vec![error]
+}
 
 /// Looks up the users and groups of the config at once, after each change of the config, and periodically. Also updates
 /// the ranges of subordinate uids. Ends when `stopping` is cancelled.
@@ -21,6 +36,7 @@ pub(super) async fn keep_resolved(state: State, users: Users, stopping: Cancella
         let (names, groups) = named(&config);
         let resolving = async {
             users.names().resolve(&names, &groups).await;
+            users.names().retry_failed();
             users.accounts().refresh().await;
         };
         let is_over = async {
@@ -49,7 +65,22 @@ fn named(config: &Config) -> (Vec<String>, Vec<String>) {
 
 #[cfg(test)]
 mod tests {
+    use gpush_host::users::{Lookups, NameService};
+
     use super::*;
+
+    #[tokio::test]
+    async fn name_service_without_an_answer_degrades_health() {
+        let group = |name: &String| (name != "down").then_some(None);
+        let names = NameService::with(Lookups { group: Box::new(group), ..Lookups::empty() }).unwrap();
+        let users = Users::new(names, 0, std::path::Path::new("/nowhere"));
+        users.names().resolve(&[], &["ops".to_owned()]).await;
+        assert_eq!(health(&users), []);
+        users.names().resolve(&[], &["down".to_owned()]).await;
+        let errors = health(&users);
+        assert_eq!((errors.len(), errors[0].code), (1, Code::Unavailable));
+        assert_eq!(errors[0].causes[0], "lookups without an answer: groups");
+    }
 
     #[test]
     fn users_and_groups_of_quotas_and_access_are_resolved() {

@@ -117,7 +117,7 @@ impl<'a> Classifier<'a> {
             return found;
         }
         let shared = mps::sharing(&self.unleased.mps, device.unwrap_or(&gpu.uuid));
-        let own = self.leases_of(gpu, device, uid);
+        let own = self.leases_of(&gpu.uuid, device, uid);
         let named = self.lease_of(&own, pid, uid);
         let bypasses_mps = shared.is_some() && process.kind != ProcessKind::MpsClient;
         if let (EnvironmentLease::Own(lease), false) = (&named, bypasses_mps) {
@@ -150,6 +150,17 @@ impl<'a> Classifier<'a> {
         Attribution { unleased: Some(why), exempt, trespass, ..found }
     }
 
+    /// Returns why gpushd does not end a process whose user `uid` holds a lease on its device now; `None` if the user holds
+    /// none.
+    pub(super) fn holder(&self, one: &ClassifiedProcess, uid: u32) -> Option<&'static str> {
+        let gpu = &one.process.gpu_uuid;
+        let device = Some(one.target.as_str()).filter(|target| target != gpu);
+        let shared = mps::sharing(&self.unleased.mps, &one.target);
+        let is_holder =
+            !self.leases_of(gpu, device, uid).is_empty() || shared.is_some_and(|shared| shared.is_held_by(uid));
+        is_holder.then_some(HOLDER)
+    }
+
     /// Returns why the device of a process belongs to others: a lease of another user has the device alone, or Slurm
     /// owns the GPU. The user of the process holds no lease on the device.
     fn device_of_others(
@@ -177,12 +188,12 @@ impl<'a> Classifier<'a> {
     }
 
     /// Returns the leases of a user on a GPU or MIG device, the oldest first.
-    fn leases_of(&self, gpu: &Gpu, device: Option<&str>, uid: u32) -> Vec<&OpenLease> {
+    fn leases_of(&self, gpu: &str, device: Option<&str>, uid: u32) -> Vec<&OpenLease> {
         let own = self.table.holding().filter(|lease| lease.record.holder.uid == uid);
         let is_here = |lease: &&OpenLease| {
             lease.record.members.iter().any(|member| match device {
                 Some(device) => member.target == device,
-                None => member.gpu == gpu.uuid,
+                None => member.gpu == gpu,
             })
         };
         own.filter(is_here).collect()

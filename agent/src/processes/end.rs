@@ -5,14 +5,21 @@
 //!      ├► policy "warn": one log line
 //!      └► policy "end": open its pidfd and read its identity (`identity`)
 //!           root's process, MPS server, allowed, uncertain? ─► exempt, with the reason; checked again in each round
-//!           read its GPU again: same process, still unleased? ─► no: forget it
-//!           record it in the audit trail ─► check again ─► SIGTERM ─► event
-//!                        grace period over: same checks ─► SIGKILL (`mps::terminate` first for MPS clients)
+//!           grace period not over? ─► wait
+//!           due for SIGTERM, or for SIGKILL after the grace period
+//!
+//! all due processes of a round, together:
+//!   read their GPUs again ─► same process, still unleased? ─► no: forget it
+//!   record them in the audit trail ─► SIGKILL of MPS clients: `mps::terminate`, for all at the same time
+//!   read their GPUs again ─► each process: check it again, and the leases of its user ─► signal ─► event
 //! ```
 //!
 //! After gpushd has read which pids are on a GPU, another process may get one of these pids. While the process of a
 //! pidfd is alive, no other process can get its pid. So gpushd first opens the pidfd, then reads the GPU, and only then
 //! sends a signal.
+//!
+//! A round reads the GPUs three times, however many processes are due. So a user with many processes does not delay the
+//! end of another user's process.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,6 +27,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use gpush_api::{
     GpuProcess, LeaseOwner, LeaseRequirement, ProcessKind, UnknownProcesses, UnleasedPolicy, UnleasedProcess,
     UnleasedStep,
@@ -56,6 +64,17 @@ struct DueSignal {
     signal: Signal,
     /// UUID of the process's GPU.
     gpu: String,
+}
+
+impl DueSignal {
+    /// Returns what gpushd is about to do, for the reports.
+    fn step(&self) -> UnleasedStep {
+        if self.signal == Signal::SIGKILL { UnleasedStep::Killed } else { UnleasedStep::Asked }
+    }
+
+    fn exempt(&self, unleased: &Unleased, one: &GpuProcess, why: String) {
+        exempt(unleased, one, self.process.pid, self.process.identity.start, why);
+    }
 }
 
 /// Checks for unleased processes until gpushd stops.
@@ -158,16 +177,15 @@ fn warn(unleased: &Unleased, one: &GpuProcess) {
 async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: Arc<AllowList>) {
     let handle = unleased.clone();
     let due = subtask::blocking(move || due_signals(&handle, found, &allow)).await.unwrap_or_default();
-    if due.is_empty() {
-        return;
-    }
-    let gpus: BTreeSet<String> = due.iter().map(|due| due.gpu.clone()).collect();
-    let readings = unleased.readings.now(&gpus.into_iter().collect::<Vec<_>>()).await;
-    for due in due {
-        if readings.iter().any(|(uuid, reading)| *uuid == due.gpu && reading.is_ok()) {
-            send(unleased, due).await;
-        }
-    }
+    let due = record(unleased, check_again(unleased, due, |_, due, one| Some((due, one.clone()))).await).await;
+    // Ask MPS to end the clients first: if a client is killed while it computes, the MPS server may end too.
+    let is_killed_client = |(due, one): &&(DueSignal, GpuProcess)| {
+        due.signal == Signal::SIGKILL && one.process.kind == ProcessKind::MpsClient
+    };
+    join_all(due.iter().filter(is_killed_client).map(|(due, _)| mps::terminate(&unleased.mps, due.process.pid))).await;
+    // Check again just before the signals, because a user may have got a lease meanwhile.
+    let due = due.into_iter().map(|(due, _)| due).collect();
+    let _sent: Vec<()> = check_again(unleased, due, send).await;
 }
 
 /// Opens the unleased processes, and returns the signals that are due. Notes the exempt processes.
@@ -205,68 +223,94 @@ fn due_signals(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: &Allow
     due
 }
 
-/// Sends the signal, unless the process has changed or is no longer unleased.
-async fn send(unleased: &Unleased, DueSignal { process, signal, gpu }: DueSignal) {
-    let step = if signal == Signal::SIGKILL { UnleasedStep::Killed } else { UnleasedStep::Asked };
-    let (pid, start) = (process.pid, process.identity.start);
-    let Some(one) = check_again(unleased, &process, &gpu).await else { return };
-    if let Err(why) = report::record(unleased, &one, step).await {
-        exempt(unleased, &one, pid, start, format!("gpushd cannot record the signal, and does not send it: {why}"));
-        return;
+/// Records in the audit trail what gpushd is about to do. Returns nothing, and notes the processes as exempt, if the
+/// records cannot be written.
+async fn record(unleased: &Unleased, due: Vec<(DueSignal, GpuProcess)>) -> Vec<(DueSignal, GpuProcess)> {
+    match report::record(unleased, due.iter().map(|(due, one)| (one, due.step()))).await {
+        Ok(()) => due,
+        Err(why) => {
+            for (due, one) in due {
+                due.exempt(unleased, &one, format!("gpushd cannot record the signal, and does not send it: {why}"));
+            }
+            Vec::new()
+        }
     }
-    if signal == Signal::SIGKILL && one.process.kind == ProcessKind::MpsClient {
-        // Ask MPS to end the client first: if a client is killed while it computes, the MPS server may end too.
-        mps::terminate(&unleased.mps, pid).await;
-    }
-    // Check again just before the signal, because the user may have got a lease meanwhile.
-    let Some(one) = check_again(unleased, &process, &gpu).await else { return };
-    if let Err(error) = process.signal(signal) {
-        exempt(unleased, &one, pid, start, format!("gpushd cannot send {signal}: {error}"));
-        return;
-    }
-    let grace = Duration::from_secs(unleased.state.config().processes.grace_s.into());
-    let action = match signal {
-        Signal::SIGKILL => Action::Killed,
-        _ => Action::Asked { process, kill_at: Instant::now() + grace },
-    };
-    unleased.note(pid, start, action);
-    report::warn(&one, &format!("; {}", step.log_text()));
-    report::publish(unleased, &one, step);
 }
 
-/// Checks again whether gpushd must end a process, with the current config, leases and GPU readings. Returns `None` if
-/// gpushd must not end the process.
-async fn check_again(unleased: &Unleased, process: &Arc<OpenedProcess>, gpu: &str) -> Option<GpuProcess> {
+/// Checks again which of the processes gpushd must end, with the current config, leases and GPU readings. Calls `act` for
+/// each of them, directly after its check. Reads the GPUs once for all processes. Skips processes on a GPU that cannot be
+/// read.
+async fn check_again<T: Send + 'static>(
+    unleased: &Unleased,
+    due: Vec<DueSignal>,
+    act: impl Fn(&Unleased, DueSignal, &GpuProcess) -> Option<T> + Send + 'static,
+) -> Vec<T> {
+    if due.is_empty() {
+        return Vec::new();
+    }
+    let gpus: BTreeSet<String> = due.iter().map(|due| due.gpu.clone()).collect();
+    let readings = unleased.readings.now(&gpus.into_iter().collect::<Vec<_>>()).await;
+    let read: BTreeSet<String> = readings.into_iter().filter(|(_, one)| one.is_ok()).map(|(uuid, _)| uuid).collect();
     let config = unleased.state.config();
-    let allow = unleased.allow_list().await?;
-    let is_same = |one: &ClassifiedProcess| {
-        let listed = &one.process.process;
-        listed.pid == Some(process.pid) && one.process.gpu_uuid == gpu
+    let Some(allow) = unleased.allow_list().await else { return Vec::new() };
+    let mut found: BTreeMap<(u32, String), ClassifiedProcess> = BTreeMap::new();
+    if config.processes.unleased == UnleasedPolicy::End {
+        for one in find(unleased, &config).await.map(|(found, _)| found).unwrap_or_default() {
+            let Some(pid) = one.process.process.pid else { continue };
+            found.entry((pid, one.process.gpu_uuid.clone())).or_insert(one);
+        }
+    }
+    let unleased = unleased.clone();
+    let check = move |due: DueSignal| {
+        let one = found.get(&(due.process.pid, due.gpu.clone()));
+        let one = check(&unleased, &due, one, &allow)?;
+        act(&unleased, due, one)
     };
-    let found = find(unleased, &config).await.and_then(|(found, _)| found.into_iter().find(is_same));
-    let Some(one) = found.filter(|_| config.processes.unleased == UnleasedPolicy::End) else {
-        unleased.forget(process.pid);
+    let due = due.into_iter().filter(move |due| read.contains(&due.gpu));
+    subtask::blocking(move || due.filter_map(check).collect()).await.unwrap_or_default()
+}
+
+/// Checks the identity of a process, and the leases of its user. `found` is the unleased process in the last reading of its
+/// GPU. Returns `None` if gpushd must not end the process.
+fn check<'a>(
+    unleased: &Unleased,
+    due: &DueSignal,
+    found: Option<&'a ClassifiedProcess>,
+    allow: &AllowList,
+) -> Option<&'a GpuProcess> {
+    // Read the identity last: if the process is still the same, everything that was read before belongs to this process.
+    let (Some(one), Some(identity)) = (found, due.process.identity_now()) else {
+        unleased.forget(due.process.pid);
         return None;
     };
-    let (unleased, process) = (unleased.clone(), Arc::clone(process));
-    let check = move || {
-        // Read the identity last: if the process is still the same, everything that was read above belongs to this
-        // process.
-        let Some(identity) = process.identity_now() else {
-            unleased.forget(process.pid);
-            return None;
-        };
-        // If the user of the process has just changed, the next round classifies the process again.
-        if one.process.process.uid != Some(identity.uid()) {
-            return None;
-        }
-        match exemption(&Classifier::new(&unleased), &one, process.pid, &identity, &allow) {
-            Some(why) => exempt(&unleased, &one.process, process.pid, identity.start, why),
-            None => return Some(one.process),
-        }
-        None
+    // If the user of the process has just changed, the next round classifies the process again.
+    if one.process.process.uid != Some(identity.uid()) {
+        return None;
+    }
+    let exemption = exemption(&Classifier::new(unleased), one, due.process.pid, &identity, allow);
+    match exemption {
+        Some(why) => due.exempt(unleased, &one.process, why),
+        None => return Some(&one.process),
+    }
+    None
+}
+
+/// Sends a signal. Returns `None` if it cannot be sent.
+fn send(unleased: &Unleased, due: DueSignal, one: &GpuProcess) -> Option<()> {
+    if let Err(error) = due.process.signal(due.signal) {
+        due.exempt(unleased, one, format!("gpushd cannot send {}: {error}", due.signal));
+        return None;
+    }
+    let (pid, start, step) = (due.process.pid, due.process.identity.start, due.step());
+    let grace = Duration::from_secs(unleased.state.config().processes.grace_s.into());
+    let action = match due.signal {
+        Signal::SIGKILL => Action::Killed,
+        _ => Action::Asked { process: due.process, kill_at: Instant::now() + grace },
     };
-    subtask::blocking(check).await.flatten()
+    unleased.note(pid, start, action);
+    report::warn(one, &format!("; {}", step.log_text()));
+    report::publish(unleased, one, step);
+    Some(())
 }
 
 /// Returns why gpushd does not end a process.
@@ -288,7 +332,8 @@ fn exemption(
     match allow.matches(identity) {
         Match::Yes => Some("the config allows it".to_owned()),
         Match::Uncertain(why) => Some(why),
-        Match::No => one.exempt.map(str::to_owned),
+        // The user may have got a lease after the process was classified.
+        Match::No => one.exempt.or_else(|| classifier.holder(one, identity.uid())).map(str::to_owned),
     }
 }
 

@@ -2,7 +2,7 @@
 //! trail.
 
 use gpush_api::{EventPayload, GpuProcess, UnleasedChange, UnleasedStep};
-use gpush_store::NewAudit;
+use gpush_store::{NewAudit, PROCESS_END};
 
 use super::Unleased;
 
@@ -19,18 +19,30 @@ pub(super) fn warn(one: &GpuProcess, done: &str) {
     );
 }
 
-/// Records in the audit trail what gpushd is about to do with a process.
+/// Records in the audit trail what gpushd is about to do with processes, all in one commit.
 ///
 /// # Errors
-/// If the record cannot be written. The text says why.
-pub(super) async fn record(unleased: &Unleased, one: &GpuProcess, step: UnleasedStep) -> Result<(), String> {
+/// If the records cannot be written. The text says why.
+pub(super) async fn record<'a>(
+    unleased: &Unleased,
+    steps: impl Iterator<Item = (&'a GpuProcess, UnleasedStep)>,
+) -> Result<(), String> {
     if let Some(why) = &unleased.read_only {
         return Err(why.message.clone());
     }
+    let records: Vec<NewAudit> = steps.map(|(one, step)| audit(one, step)).collect();
+    if records.is_empty() {
+        return Ok(());
+    }
+    let write = unleased.store.write(move |tx| records.iter().try_for_each(|one| tx.audit(one.clone()).map(|_| ())));
+    write.await.map_err(|error| error.to_string())
+}
+
+fn audit(one: &GpuProcess, step: UnleasedStep) -> NewAudit {
     let process = &one.process;
-    let audit = NewAudit {
+    NewAudit {
         by: None,
-        action: "process.end".to_owned(),
+        action: PROCESS_END.to_owned(),
         object: one.gpu_uuid.clone(),
         result: step.log_text().to_owned(),
         detail: serde_json::json!({
@@ -42,8 +54,7 @@ pub(super) async fn record(unleased: &Unleased, one: &GpuProcess, step: Unleased
             "command": process.command,
             "reason": one.unleased,
         }),
-    };
-    unleased.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())).await.map_err(|error| error.to_string())
+    }
 }
 
 /// Publishes as an event what gpushd did with a process.

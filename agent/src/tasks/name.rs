@@ -83,6 +83,8 @@ task_names! {
     Operation = "operation", OneShot;
     /// Makes capacity available that was reserved for a request.
     FreedCapacity = "freed_capacity", OneShot;
+    /// Logs the number of refused requests of an account.
+    RefusalLog = "refusal_log", OneShot;
     /// Reads a GPU.
     GpuReading = "gpu_reading", OneShot;
     /// Runs `nvidia-smi compute-policy`.

@@ -286,7 +286,7 @@ mod tests {
             devices.remove(0).reason
         };
         let small = quota::Size { members: 1, memory_mib: 9728, gpu_thousandths: 125, mps_tenths: 0 };
-        let held = [HeldLease { id: gpush_api::LeaseId(3), queued: false, size: small }];
+        let held = [HeldLease { id: gpush_api::LeaseId(3), queued: false, size: small, releasable: true }];
         let queued = [HeldLease { queued: true, ..held[0] }];
         let none = Limits::default();
         let kinds = |kind| Limits { kinds: Some([kind].into()), ..Limits::default() };

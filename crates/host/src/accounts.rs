@@ -203,6 +203,39 @@ impl Accounts {
         }
     }
 
+    /// Returns whether `uid` is a subordinate uid of the user `owner`. Waits for the name service only if `uid` is in a range
+    /// of `owner`. A uid of a user is not subordinate, even if it is in a range.
+    ///
+    /// # Errors
+    /// The name service did not answer within 5 s about the owner of the range, or within 5 s about the uid.
+    pub async fn owns(&self, owner: u32, uid: u32) -> Result<bool, Unanswered> {
+        let of_range = match self.range_owner(owner, uid) {
+            Some(Owner::Name(name)) => self.names.uid(&name).await?,
+            Some(Owner::Uid(of_range)) => Some(of_range),
+            Some(Owner::Namespace) | None => None,
+        };
+        Ok(of_range == Some(owner) && self.names.known_user(uid, UidKind::Subordinate).await?.is_none())
+    }
+
+    /// Does the same as [`Accounts::owns`] according to the last answers of the name service, without waiting.
+    ///
+    /// # Errors
+    /// There is no answer yet about the owner of the range, or about the uid.
+    pub fn last_owns(&self, owner: u32, uid: u32) -> Result<bool, Unanswered> {
+        let of_range = match self.range_owner(owner, uid) {
+            Some(Owner::Name(name)) => self.names.last_uid(&name)?,
+            Some(Owner::Uid(of_range)) => Some(of_range),
+            Some(Owner::Namespace) | None => None,
+        };
+        Ok(of_range == Some(owner) && self.names.last_known_user(uid, UidKind::Subordinate)?.is_none())
+    }
+
+    /// Returns the owner of the range that holds `uid`, if `owner` can be this owner. Root of the host needs no range, and
+    /// root of a container owns nothing.
+    fn range_owner(&self, owner: u32, uid: u32) -> Option<Owner> {
+        if owner == 0 || owner == uid || self.is_own(uid) { None } else { self.owner(uid) }
+    }
+
     /// Returns whether a uid is in a range of subordinate uids.
     pub(crate) fn kind(&self, uid: u32) -> UidKind {
         kind_of(self.owner(uid).as_ref())
@@ -395,6 +428,31 @@ mod tests {
         ] {
             assert_eq!(accounts.of(uid).await, account, "{uid}");
             assert_eq!(accounts.last(uid), account, "{uid}, without waiting");
+        }
+    }
+
+    #[tokio::test]
+    async fn user_owns_only_subordinate_uids() {
+        let accounts = accounts(
+            "alice:165536:65536\n1001:100000:65536\nroot:300000:10\nslow:500000:10\nalice:1000:3\nalice:0:1\n",
+        );
+        for (owner, uid, owns) in [
+            (1000, 165_536, Ok(true)),
+            (1001, 100_007, Ok(true)),
+            (1001, 165_536, Ok(false)),
+            // A user in a range, the range's owner, the user that gpushd runs as, and root are not subordinate.
+            (1000, 1001, Ok(false)),
+            (1000, 1000, Ok(false)),
+            (1000, 990, Ok(false)),
+            (1000, 0, Ok(false)),
+            // The uid may be that of a user.
+            (1000, 1002, Err(Unanswered)),
+            (1000, 500_000, Err(Unanswered)),
+            (0, 300_000, Ok(false)),
+            (1000, 999_999, Ok(false)),
+        ] {
+            assert_eq!(accounts.owns(owner, uid).await, owns, "{owner} {uid}");
+            assert_eq!(accounts.last_owns(owner, uid), owns, "{owner} {uid}, without waiting");
         }
     }
 

@@ -35,6 +35,8 @@ pub mod error_chain;
 pub mod helper;
 pub mod identity;
 pub mod machine;
+mod name_cache;
+mod name_service_outage;
 pub mod notify;
 pub mod other_managers;
 pub mod path_lock;

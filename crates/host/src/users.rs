@@ -9,24 +9,17 @@
 //! without an answer ([`Unanswered`]) differs from the answer that there is no such user or group: limits depend on
 //! identities, so gpushd must not treat an unknown identity as an absent one.
 
-use std::{
-    ffi::CString,
-    hash::Hash,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-        mpsc::{SyncSender, sync_channel},
-    },
-    thread,
-    time::{Duration, Instant},
-};
+use std::{ffi::CString, time::Duration};
 
 use gpush_api::text;
-use hashlink::LruCache;
 use nix::unistd::{Group, Uid, User};
-use tokio::sync::oneshot;
 
-use crate::transient_uids::TransientUids;
+pub use crate::name_cache::{Answer, Lookup, Unanswered};
+use crate::{
+    name_cache::{Cache, IDENTITY_WAIT, MOST_WAITING},
+    name_service_outage::Outage,
+    transient_uids::TransientUids,
+};
 
 /// How long the name of a user is fresh.
 const USER_FRESH: Duration = Duration::from_secs(300);
@@ -37,19 +30,6 @@ const GROUP_FRESH: Duration = Duration::from_secs(10);
 
 /// How long a request waits for a user name that only appears in its answer. After that, the user is shown by uid.
 const USER_WAIT: Duration = Duration::from_millis(50);
-
-/// How long a request waits for an identity that decides about access or limits. After that, the caller is refused.
-const IDENTITY_WAIT: Duration = Duration::from_secs(5);
-
-/// Maximum number of users and groups in a cache. Only the user database can fill this part.
-const MOST_KNOWN: usize = 16_384;
-
-/// Maximum number of ids in a cache that the user database does not know. Callers can have very many of these ids, so
-/// they have a separate part, and never evict a known user.
-const MOST_ABSENT: usize = 4096;
-
-/// Maximum number of queued lookups.
-const MOST_WAITING: usize = 64;
 
 /// Number of queued lookups at which gpushd queues no more lookups of subordinate uids. A user can have 65,536 of these
 /// uids, and must not fill the queue, because the first request of another user also needs a lookup.
@@ -73,14 +53,6 @@ impl UidKind {
     }
 }
 
-/// The name service did not answer in time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the name service of the host did not answer in time")]
-pub struct Unanswered;
-
-/// The answer of the name service; `None` if it knows no such user or group.
-pub type Answer<T> = Result<Option<T>, Unanswered>;
-
 /// Looks up names of users and ids of groups. A handle; cloning it is cheap.
 #[derive(Debug, Clone)]
 pub struct NameService {
@@ -89,6 +61,7 @@ pub struct NameService {
     groups: Cache<String, u32>,
     memberships: Cache<u32, Vec<u32>>,
     transient: TransientUids,
+    outage: Outage,
 }
 
 impl NameService {
@@ -114,14 +87,16 @@ impl NameService {
         let Lookups { user, uid, group, memberships } = lookups;
         let transient = TransientUids::default();
         let noted = transient.clone();
+        let outage = Outage::default();
         // A transient uid has a name, but it is not a user, and must not evict users from the cache.
         let user = move |uid: &u32| Some(user(uid)?.filter(|name| !noted.note(*uid, name)));
         Ok(Self {
-            users: Cache::start("users", USER_FRESH, Box::new(user))?,
-            uids: Cache::start("uids", GROUP_FRESH, uid)?,
-            groups: Cache::start("groups", GROUP_FRESH, group)?,
-            memberships: Cache::start("memberships", GROUP_FRESH, memberships)?,
+            users: Cache::start("users", USER_FRESH, Box::new(user), outage.clone())?,
+            uids: Cache::start("uids", GROUP_FRESH, uid, outage.clone())?,
+            groups: Cache::start("groups", GROUP_FRESH, group, outage.clone())?,
+            memberships: Cache::start("memberships", GROUP_FRESH, memberships, outage.clone())?,
             transient,
+            outage,
         })
     }
 
@@ -192,6 +167,25 @@ impl NameService {
         self.groups.last(name.to_owned())
     }
 
+    /// Returns what the name service does not answer about now: `users`, `uids`, `groups` or `memberships`. Empty if it
+    /// answers, or if no lookup was needed.
+    #[must_use]
+    pub fn unanswered(&self) -> Vec<&'static str> {
+        self.users.note_hanging_lookup();
+        self.uids.note_hanging_lookup();
+        self.groups.note_hanging_lookup();
+        self.memberships.note_hanging_lookup();
+        self.outage.kinds()
+    }
+
+    /// Repeats the last lookup of each kind that failed, so that the end of an outage is noticed without a request.
+    pub fn retry_failed(&self) {
+        self.users.retry_failed();
+        self.uids.retry_failed();
+        self.groups.retry_failed();
+        self.memberships.retry_failed();
+    }
+
     /// Looks up all users and groups that the config names. After the first call, requests find their ids in the cache
     /// even if the name service does not answer.
     pub async fn resolve(&self, users: &[String], groups: &[String]) {
@@ -215,10 +209,6 @@ pub struct Lookups {
     /// Finds the gids of all groups of a user.
     pub memberships: Lookup<u32, Vec<u32>>,
 }
-
-/// A function that calls the name service. The outer `None` means that the name service did not answer; the inner
-/// `None` means that there is no such user or group.
-pub type Lookup<K, V> = Box<dyn Fn(&K) -> Option<Option<V>> + Send>;
 
 impl Lookups {
     /// Returns the functions of a name service that knows no user and no group. Tests replace some of the functions.
@@ -247,134 +237,17 @@ fn memberships(uid: u32) -> Option<Option<Vec<u32>>> {
     Some(Some(groups.into_iter().map(nix::unistd::Gid::as_raw).collect()))
 }
 
-/// Cached answers, each with the time of its lookup.
-#[derive(Debug)]
-struct Entries<K, V> {
-    known: LruCache<K, (Instant, V)>,
-    absent: LruCache<K, Instant>,
-}
-
-impl<K: Eq + Hash + Clone, V: Clone> Entries<K, V> {
-    fn new() -> Self {
-        Self { known: LruCache::new(MOST_KNOWN), absent: LruCache::new(MOST_ABSENT) }
-    }
-
-    fn get(&mut self, key: &K) -> Option<(Instant, Option<V>)> {
-        if let Some((at, value)) = self.known.get(key) {
-            return Some((*at, Some(value.clone())));
-        }
-        self.absent.get(key).map(|at| (*at, None))
-    }
-
-    fn insert(&mut self, key: K, value: Option<V>) {
-        match value {
-            Some(value) => {
-                self.absent.remove(&key);
-                self.known.insert(key, (Instant::now(), value));
-            }
-            None => {
-                self.known.remove(&key);
-                self.absent.insert(key, Instant::now());
-            }
-        }
-    }
-}
-
-/// A queued lookup, and the channel for its answer. If the name service does not answer, the channel is closed.
-type Queued<K, V> = (K, oneshot::Sender<Option<V>>);
-
-#[derive(Debug)]
-struct Cache<K, V> {
-    entries: Arc<Mutex<Entries<K, V>>>,
-    lookups: SyncSender<Queued<K, V>>,
-    /// Number of queued lookups.
-    queued: Arc<AtomicUsize>,
-    /// How long an entry is fresh.
-    fresh: Duration,
-}
-
-impl<K, V> Clone for Cache<K, V> {
-    fn clone(&self) -> Self {
-        let (entries, queued) = (Arc::clone(&self.entries), Arc::clone(&self.queued));
-        Self { entries, lookups: self.lookups.clone(), queued, fresh: self.fresh }
-    }
-}
-
-impl<K, V> Cache<K, V>
-where
-    K: Clone + Eq + Hash + Send + 'static,
-    V: Clone + Send + 'static,
-{
-    /// Starts the thread. `look_up` returns `None` if the name service does not answer. Such a
-    /// result is not cached.
-    fn start(name: &str, fresh: Duration, look_up: Lookup<K, V>) -> std::io::Result<Self> {
-        let (lookups, waiting) = sync_channel::<Queued<K, V>>(MOST_WAITING);
-        let (entries, queued) = (Arc::new(Mutex::new(Entries::new())), Arc::new(AtomicUsize::new(0)));
-        let (found, queue) = (Arc::clone(&entries), Arc::clone(&queued));
-        thread::Builder::new().name(name.to_owned()).spawn(move || {
-            for (key, answer) in waiting {
-                queue.fetch_sub(1, Ordering::Relaxed);
-                // The thread may already have looked up this key for an earlier request.
-                let known = locked(&found).get(&key).filter(|(at, _)| at.elapsed() < fresh);
-                let value = match known {
-                    Some((_, value)) => value,
-                    None => {
-                        let Some(value) = look_up(&key) else { continue };
-                        locked(&found).insert(key, value.clone());
-                        value
-                    }
-                };
-                let _ = answer.send(value);
-            }
-        })?;
-        Ok(Self { entries, lookups, queued, fresh })
-    }
-
-    async fn get(&self, key: K, wait: Duration) -> Answer<V> {
-        self.get_queued(key, wait, MOST_WAITING).await
-    }
-
-    async fn get_queued(&self, key: K, wait: Duration, most_queued: usize) -> Answer<V> {
-        match self.ask(key, most_queued) {
-            (Some(value), _) => Ok(value),
-            (None, Some(found)) => tokio::time::timeout(wait, found).await.ok().and_then(Result::ok).ok_or(Unanswered),
-            (None, None) => Err(Unanswered),
-        }
-    }
-
-    fn last(&self, key: K) -> Answer<V> {
-        self.ask(key, MOST_WAITING).0.ok_or(Unanswered)
-    }
-
-    /// Returns the last answer, and the channel for a newer answer if the last one is missing or old. If `most_queued`
-    /// lookups are queued, there is no channel.
-    fn ask(&self, key: K, most_queued: usize) -> (Option<Option<V>>, Option<oneshot::Receiver<Option<V>>>) {
-        let known = locked(&self.entries).get(&key);
-        if let Some((at, value)) = known.clone()
-            && at.elapsed() < self.fresh
-        {
-            return (Some(value), None);
-        }
-        let known = known.map(|(_, value)| value);
-        // Count the lookup first: the thread may take it out of the queue at once.
-        if self.queued.fetch_add(1, Ordering::Relaxed) < most_queued {
-            let (answer, found) = oneshot::channel();
-            if self.lookups.try_send((key, answer)).is_ok() {
-                return (known, Some(found));
-            }
-        }
-        self.queued.fetch_sub(1, Ordering::Relaxed);
-        (known, None)
-    }
-}
-
-fn locked<K, V>(entries: &Mutex<Entries<K, V>>) -> MutexGuard<'_, Entries<K, V>> {
-    entries.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::Barrier;
+    use std::{
+        sync::{
+            Arc, Barrier, Mutex,
+            atomic::{AtomicUsize, Ordering},
+        },
+        time::Instant,
+    };
+
+    use crate::name_cache::{IDENTITY_WAIT, MOST_ABSENT, locked};
 
     use super::*;
 
@@ -443,6 +316,48 @@ mod tests {
         let names = with_groups(move |_: &String| (calls.fetch_add(1, Ordering::SeqCst) > 0).then_some(Some(7)));
         assert_eq!(names.group("admins").await, Err(Unanswered));
         assert_eq!(names.group("admins").await, Ok(Some(7)));
+    }
+
+    /// Fault: no log line and no health report said that the name service did not answer.
+    #[tokio::test]
+    async fn outage_is_known_until_the_failed_lookup_succeeds() {
+        let is_down = Arc::new(std::sync::atomic::AtomicBool::new(true));
+        let down = Arc::clone(&is_down);
+        let names = with_groups(move |_| (!down.load(Ordering::SeqCst)).then_some(None));
+        assert!(names.unanswered().is_empty());
+        assert_eq!(names.group("admins").await, Err(Unanswered));
+        assert_eq!(names.unanswered(), ["groups"]);
+        assert_eq!(names.known_user(1000, UidKind::Other).await, Ok(None));
+        assert_eq!(names.unanswered(), ["groups"], "the answer about a user says nothing about groups");
+        is_down.store(false, Ordering::SeqCst);
+        names.retry_failed();
+        while !names.unanswered().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        names.retry_failed();
+        assert!(names.unanswered().is_empty());
+    }
+
+    #[tokio::test]
+    async fn lookup_that_hangs_is_an_outage() {
+        let (reported, answers) = std::sync::mpsc::channel::<()>();
+        let answers = Mutex::new(answers);
+        let names = with_groups(move |_| Some(answers.lock().unwrap().recv().ok().map(|()| 7)));
+        let _no_answer_yet = names.last_group("admins");
+        while locked(&names.groups.running).began.is_none() {
+            tokio::task::yield_now().await;
+        }
+        assert!(names.unanswered().is_empty(), "a slow lookup is not an outage");
+        let Some(past) = Instant::now().checked_sub(IDENTITY_WAIT) else {
+            return println!("SKIPPED: the host has just started");
+        };
+        locked(&names.groups.running).began = Some(past);
+        assert_eq!(names.unanswered(), ["groups"]);
+        reported.send(()).unwrap();
+        while !names.unanswered().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(names.last_group("admins"), Ok(Some(7)));
     }
 
     /// Fault: 1,025 uids cleared the whole cache, and the next request of a user with a quota had no name.

@@ -16,6 +16,10 @@ use crate::{
     record::{self, Record},
 };
 
+/// The number of kinds of records with such limits: ended leases, answers, and audit records about leases, refused attempts
+/// and signals. Each kind may have an equal part of the bytes.
+const KINDS: usize = 5;
+
 /// Maximum number of records, and their maximum size in bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AccountLimits {
@@ -28,7 +32,8 @@ pub(crate) struct AccountLimits {
 impl AccountLimits {
     /// Returns the limits of one kind of records.
     pub(crate) fn new(per_account: usize, in_all: usize, bounds: &Bounds) -> Self {
-        Self { per_account, in_all, account_bytes: bounds.account_bytes / 4, all_bytes: bounds.all_bytes / 4 }
+        let (account_bytes, all_bytes) = (bounds.account_bytes / KINDS, bounds.all_bytes / KINDS);
+        Self { per_account, in_all, account_bytes, all_bytes }
     }
 }
 

@@ -1,8 +1,8 @@
 //! The audit trail. Each mutation adds one record, in the transaction of the mutation. Records
 //! never change. The oldest records are deleted when there are too many, or when they are too old.
 //!
-//! Any user can cause many records, either about the user's leases or about refused administrator requests. So each of
-//! these two kinds has a limit for each account: a user with all subordinate uids. Beyond the limit, a new record
+//! Any user can cause many records: about the user's leases, about refused administrator requests, and about signals to
+//! processes without a lease. So each of these kinds has a limit for each account: a user with all subordinate uids. Beyond the limit, a new record
 //! replaces an older record of the same account and kind. A new record never replaces a record of an administrator's
 //! action.
 
@@ -24,8 +24,12 @@ pub(crate) const LEASES: &str = "lease.*";
 /// Action of records about refused administrator requests.
 pub const DENIED: &str = "access.denied";
 
+/// Action of records about signals to processes without a lease. A user can start any number of such processes. The record
+/// belongs to the user of the process.
+pub const PROCESS_END: &str = "process.end";
+
 /// Patterns of the actions whose records have a limit for each user.
-const BY_USERS: [&str; 2] = [LEASES, DENIED];
+const BY_USERS: [&str; 3] = [LEASES, DENIED, PROCESS_END];
 
 /// A record to add.
 #[derive(Debug, Clone, PartialEq)]
@@ -197,8 +201,8 @@ impl Tx<'_> {
         Ok(pruned + self.prune_audit_of(others, &by_users, bounds.audit_most, bounds)?)
     }
 
-    /// Deletes the records of an action beyond the limits per account and for all accounts together. A record belongs to the caller, or to the
-    /// holder of the lease if gpushd itself acted.
+    /// Deletes the records of an action beyond the limits per account and for all accounts together. A record belongs to the
+    /// caller. If gpushd itself acted, the record belongs to the holder of the lease, or to the user of the process.
     fn prune_users(&mut self, action: &str, bounds: &Bounds) -> Result<usize, StoreError> {
         // A record with damaged JSON must not abort the deletion, so treat damaged fields as empty. The seal (checksum)
         // of every record is checked when the record is read.

@@ -61,7 +61,7 @@ mod tx;
 mod watermark;
 
 pub use answer::{Answer, NewAnswer, StoredAnswer};
-pub use audit::{AuditQuery, AuditRecord, DENIED, NewAudit};
+pub use audit::{AuditQuery, AuditRecord, DENIED, NewAudit, PROCESS_END};
 pub use condition::{Condition, ConditionKind, NewCondition, Scope};
 pub use created::CreatedInstances;
 pub use error::{OpenError, StoreError, Untrusted};

@@ -36,10 +36,10 @@ pub struct Bounds {
     /// Maximum number of audit records, without the records that every user can cause.
     pub audit_most: usize,
     /// Maximum number of one account's audit records about leases. The same limit applies to records about refused
-    /// administrator requests.
+    /// administrator requests, and to records about signals to the account's processes.
     pub audit_shares_per_account: usize,
-    /// Maximum number of all users' audit records about leases. The same limit applies to records about refused
-    /// administrator requests.
+    /// Maximum number of all users' audit records about leases. The same limit applies to each of the other kinds of
+    /// records.
     pub audit_shares: usize,
     /// Minimum number of audit records that are kept at any age.
     pub audit_least: usize,

@@ -153,7 +153,7 @@ fn flood_of_shares_evicts_the_users_own_records_only() {
 #[test]
 fn records_are_limited_in_bytes() {
     let scratch = tempfile::tempdir().unwrap();
-    let bounds = Bounds { account_bytes: 4 * 10_000, all_bytes: 4 * 25_000, ..Bounds::default() };
+    let bounds = Bounds { account_bytes: 5 * 10_000, all_bytes: 5 * 25_000, ..Bounds::default() };
     let store = open(scratch.path(), bounds);
     let record = |uid: u32, count: usize| {
         for _ in 0..count {
@@ -180,6 +180,43 @@ fn records_are_limited_in_bytes() {
     assert!((4..=10).contains(&of(FLOOD)), "{}", of(FLOOD));
     assert!(all.len() <= 25, "{}", all.len());
     assert!(all.iter().next_back().is_some_and(|one| one.by.as_ref().is_some_and(|by| by.uid == FLOOD)));
+}
+
+/// Fault: records about ended processes had no limit for each account. A user who started very many processes displaced the
+/// records about all other changes.
+#[test]
+fn records_about_ended_processes_evict_the_users_own_only() {
+    let scratch = tempfile::tempdir().unwrap();
+    let bounds = Bounds { audit_shares_per_account: 10, audit_most: 5, audit_least: 0, ..Bounds::default() };
+    let record = |store: &Store, action: &'static str, uid: u32| {
+        let write = store.write(move |tx| {
+            tx.audit(NewAudit {
+                by: None,
+                action: action.to_owned(),
+                object: "GPU-0".to_owned(),
+                result: "killed".to_owned(),
+                detail: serde_json::json!({ "uid": uid, "command": "x".repeat(900) }),
+            })
+        });
+        write.wait().unwrap();
+    };
+    let fill = |bounds| {
+        let store = open(scratch.path(), bounds);
+        record(&store, "gpu.cordon", ROOT);
+        (0..3).for_each(|_| record(&store, "process.end", LITTLE));
+        (0..50).for_each(|n| record(&store, "process.end", SUBORDINATE + n));
+        (0..50).for_each(|_| record(&store, "process.end", FLOOD));
+        drop(store);
+        let store = open(scratch.path(), bounds);
+        let all = store.read(|view| view.audit(&AuditQuery::default())).wait().unwrap();
+        let of =
+            |action: &str, uid: u32| all.iter().filter(|one| one.action == action && one.detail["uid"] == uid).count();
+        (of("gpu.cordon", ROOT), of("process.end", LITTLE), of("process.end", FLOOD), all.len())
+    };
+    assert_eq!(fill(bounds), (1, 3, 10, 14));
+    let (cordons, little, flood, _) = fill(Bounds { account_bytes: 5 * 4000, ..bounds });
+    assert_eq!(cordons, 2);
+    assert!((3..=4).contains(&little) && (1..=4).contains(&flood), "{little} and {flood} records of 1 KB in 4 KB each");
 }
 
 #[test]

@@ -34,7 +34,8 @@ fn open_ids(store: &Store) -> Vec<u64> {
 }
 
 fn ended(store: &Store, uid: Option<u32>, before: Option<u64>, limit: usize) -> Vec<LeaseRecord> {
-    store.read(move |view| view.ended_leases(LeaseHistory { uid, before, limit })).wait().unwrap()
+    let history = LeaseHistory { uids: uid.map(|uid| vec![uid]), before, limit };
+    store.read(move |view| view.ended_leases(&history)).wait().unwrap()
 }
 
 fn reopen(directory: &Path, boot: &str) -> Store {
@@ -183,6 +184,10 @@ fn history_is_read_by_user_and_in_pages() {
     // End the leases in the reverse order: the last lease ends first.
     ids.iter().rev().for_each(|id| _ = end(&store, *id));
     let all: Vec<u64> = ended(&store, None, None, 100).iter().map(|lease| lease.id.0).collect();
+    let holders = store.read(|view| view.ended_holders()).wait().unwrap();
+    let history = LeaseHistory { uids: Some(holders), before: None, limit: 100 };
+    let of_all = store.read(move |view| view.ended_leases(&history)).wait().unwrap();
+    assert_eq!(of_all.iter().map(|lease| lease.id.0).collect::<Vec<_>>(), all);
     assert_eq!(all, (1..=12).collect::<Vec<_>>());
     let mut pages = Vec::new();
     let mut before = None;

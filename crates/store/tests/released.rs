@@ -149,7 +149,7 @@ fn database_of_each_release_is_read_completely() {
 
                 let open: Vec<_> = view.open_leases()?.into_iter().map(|one| (one.holder.uid, one.state)).collect();
                 assert_eq!(open, [(1000, LeaseState::Active), (1002, LeaseState::Queued)], "{release}");
-                let ended = view.ended_leases(LeaseHistory { uid: None, before: None, limit: 10 })?;
+                let ended = view.ended_leases(&LeaseHistory { uids: None, before: None, limit: 10 })?;
                 assert_eq!(ended.iter().map(|one| one.holder.uid).collect::<Vec<_>>(), [1001], "{release}");
 
                 let trail = view.audit(&AuditQuery::default())?;

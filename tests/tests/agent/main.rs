@@ -4,6 +4,7 @@
 mod access;
 mod admin_socket;
 mod api_fuzz;
+mod change_limits;
 mod clock;
 mod described_requests;
 mod disk;
@@ -20,6 +21,7 @@ mod lifecycle;
 mod reports;
 mod state_loss;
 mod states;
+mod subordinate_uids;
 mod tasks;
 mod text_limits;
 mod unknown_fields;

@@ -1,9 +1,11 @@
 //! What gpushd does with unleased processes, and how it reports this.
 
-use gpush_api::{AuditRecord, GpuProcesses, MpsState, ProcessKind, UnleasedStep};
+use gpush_api::{AuditRecord, EventKind, GpuProcesses, MpsState, ProcessKind, UnleasedStep};
 use gpush_tests::{host::program, mps::reaches};
 
-use super::{END, FAST, Job, NOBODY, RULE, done, listed, start, start_on, step_event, unleased_and_guest, witness};
+use super::{
+    END, FAST, Job, NOBODY, OTHER, RULE, all, done, listed, start, start_on, step_event, unleased_and_guest, witness,
+};
 
 #[test]
 fn process_without_a_lease_is_shown_as_unleased_by_default() {
@@ -142,4 +144,26 @@ fn unleased_process_is_killed_after_the_reported_grace_period() {
     // 0.
     assert!(["2s", "1s"].contains(&left), "{first}");
     step_event(&mut listener, deaf.pid(), UnleasedStep::Killed);
+}
+
+/// Fault: gpushd checked one process after the other, and read the GPUs twice for each. So with 300 unleased processes of
+/// one user, it did not end the process of another user within 80 s. It now checks and records all due processes of a
+/// round together, before the first signal.
+#[test]
+fn all_due_processes_of_a_round_are_recorded_before_the_first_signal() {
+    const MANY: usize = 100;
+    let report = END.replace("\"end\"", "\"report\"");
+    let Some((host, agent)) = start("many unleased processes of one user", &report) else { return };
+    let sleep = |uid| Job::start(std::process::Command::new("/bin/sleep").arg("1000"), uid);
+    let mut jobs: Vec<Job> = (0..MANY).map(|_| sleep(NOBODY).on(&host, "--gpu 0 --kind compute --memory 16")).collect();
+    jobs.push(sleep(OTHER).on(&host, "--gpu 0 --kind compute --memory 16"));
+    let unleased = || all(&agent).processes.into_iter().filter(|one| one.unleased.is_some()).count();
+    agent.until("all processes are listed", || (unleased() == jobs.len()).then_some(()));
+    let mut listener = agent.listen("?kinds=unleased", None);
+    agent.reload(format!("{END}\n{FAST}{RULE}"));
+    let first = listener.next_of(EventKind::Unleased);
+    let trail: Vec<AuditRecord> = serde_json::from_value(agent.get("/v1/audit?limit=1000").json()).expect("a trail");
+    let recorded = trail.iter().filter(|one| one.action == "process.end" && one.result == "asked to end").count();
+    assert_eq!(recorded, jobs.len(), "{first:?}");
+    agent.until("all processes have ended", || jobs.iter_mut().all(|job| !job.lives()).then_some(()));
 }

@@ -3,21 +3,29 @@
 use gpush_api::LeaseId;
 
 use super::LeaseRecord;
-use crate::{error::StoreError, fact::LAST_LEASE, record, tx::View};
+use crate::{
+    error::{StoreError, from_sqlite},
+    fact::LAST_LEASE,
+    record,
+    tx::View,
+};
 
 /// Leases that have not ended, in order of arrival. SQLite uses the partial index only for exactly this condition.
 pub(super) const OPEN: &str = "WHERE state <> 'ended' ORDER BY id";
 /// Ended leases of one user. The leases that ended last come first.
 pub(super) const ENDED_OF_USER: &str =
     "WHERE state = 'ended' AND uid = ?1 AND sequence < ?2 ORDER BY sequence DESC LIMIT ?3";
+/// Ended leases of several users. The leases that ended last come first.
+const ENDED_OF_USERS: &str = "WHERE state = 'ended' AND uid IN (SELECT value FROM json_each(?1)) AND sequence < ?2 \
+                              ORDER BY sequence DESC LIMIT ?3";
 /// Ended leases of all users. The leases that ended last come first.
 pub(super) const ENDED: &str = "WHERE state = 'ended' AND sequence < ?1 ORDER BY sequence DESC LIMIT ?2";
 
 /// A selection of ended leases.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseHistory {
-    /// Only leases of this user.
-    pub uid: Option<u32>,
+    /// Only leases of these users.
+    pub uids: Option<Vec<u32>>,
     /// Only leases that ended before this sequence number; `None` for the latest leases.
     pub before: Option<u64>,
     /// Maximum number of leases.
@@ -46,13 +54,30 @@ impl View<'_> {
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn ended_leases(&self, history: LeaseHistory) -> Result<Vec<LeaseRecord>, StoreError> {
+    pub fn ended_leases(&self, history: &LeaseHistory) -> Result<Vec<LeaseRecord>, StoreError> {
         let before = history.before.map_or(i64::MAX, |before| i64::try_from(before).unwrap_or(i64::MAX));
         let limit = i64::try_from(history.limit).unwrap_or(i64::MAX);
-        match history.uid {
-            Some(uid) => record::select(self.connection, ENDED_OF_USER, (uid, before, limit), self.sealed),
+        match history.uids.as_deref() {
+            Some([uid]) => record::select(self.connection, ENDED_OF_USER, (uid, before, limit), self.sealed),
+            Some(uids) => {
+                let uids = serde_json::Value::from(uids).to_string();
+                record::select(self.connection, ENDED_OF_USERS, (uids, before, limit), self.sealed)
+            }
             None => record::select(self.connection, ENDED, (before, limit), self.sealed),
         }
+    }
+
+    /// Returns the uids of the holders of ended leases.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn ended_holders(&self) -> Result<Vec<u32>, StoreError> {
+        let select = "SELECT DISTINCT uid FROM leases WHERE state = 'ended'";
+        let uids = self.connection.prepare_cached(select).and_then(|mut statement| {
+            let uids = statement.query_map([], |row| row.get(0))?;
+            uids.collect()
+        });
+        uids.map_err(|error| from_sqlite(&error))
     }
 
     /// Returns the number of the last lease; 0 before the first one.

@@ -142,7 +142,7 @@ pub(crate) fn everything(view: &View<'_>) -> Result<String, StoreError> {
     for one in view.open_leases()? {
         writeln!(text, "{one:?}").unwrap();
     }
-    for one in view.ended_leases(LeaseHistory { uid: None, before: None, limit: usize::MAX })? {
+    for one in view.ended_leases(&LeaseHistory { uids: None, before: None, limit: usize::MAX })? {
         writeln!(text, "{one:?}").unwrap();
     }
     writeln!(text, "{}", view.last_lease()?).unwrap();

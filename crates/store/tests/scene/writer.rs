@@ -77,8 +77,8 @@ pub(crate) fn reached(store: &Store) -> BTreeMap<u64, u64> {
                 assert_eq!(intent.more["mark"], number, "{name}");
                 assert_eq!(view.undo(record.id)?.iter().map(|undo| undo.undone).collect::<Vec<_>>(), [true]);
             }
-            let history = LeaseHistory { uid: Some(uid_of(thread)), before: None, limit: usize::MAX };
-            let leases = view.ended_leases(history)?;
+            let history = LeaseHistory { uids: Some(vec![uid_of(thread)]), before: None, limit: usize::MAX };
+            let leases = view.ended_leases(&history)?;
             assert_eq!(leases.len() as u64, last, "{name}");
             assert!(leases.iter().all(|lease| lease.members.len() == 2), "{name}");
             let set = overrides.iter().find(|one| one.gpu == format!("GPU-{thread}"));

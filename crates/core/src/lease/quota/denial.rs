@@ -79,6 +79,8 @@ pub struct Denial {
     pub exceeded: Exceeded,
     /// The user's leases that count towards the limit.
     pub held: Vec<LeaseId>,
+    /// The first of these leases that the caller may release.
+    pub releasable: Option<LeaseId>,
 }
 
 impl fmt::Display for Denial {
@@ -191,9 +193,12 @@ impl Denial {
     /// Returns a hint: what the user can do next.
     #[must_use]
     pub fn hint(&self) -> String {
-        let release = || match self.held.first() {
+        let release = || match self.releasable {
             Some(id) => format!("release a lease: `gpushctl lease release {id}`"),
-            None => "request less".to_owned(),
+            None if self.held.is_empty() => "request less".to_owned(),
+            None => {
+                "try again when one of these leases has ended; the holder or an administrator can end it".to_owned()
+            }
         };
         match &self.exceeded {
             Exceeded::Kind { allowed, .. } if allowed.is_empty() => {

@@ -121,6 +121,8 @@ pub struct HeldLease {
     pub queued: bool,
     /// Size of the lease; zero while the lease is queued.
     pub size: Size,
+    /// Whether the caller may release the lease.
+    pub releasable: bool,
 }
 
 /// The amount of each limited resource that a lease uses.
@@ -218,7 +220,7 @@ pub fn check_request(
     if let Some(longest_s) = limits.longest_s.filter(|longest| duration_s.is_none_or(|wanted| wanted > *longest)) {
         return Err(quota.denial(Exceeded::Duration { longest_s, wanted_s: duration_s }, Vec::new()));
     }
-    let granted: Vec<LeaseId> = ids(held, false);
+    let granted = with_state(held, false);
     if let Some(most) = limits.leases.filter(|most| granted.len() >= *most as usize) {
         return Err(quota.denial(Exceeded::Leases { most }, granted));
     }
@@ -230,7 +232,7 @@ pub fn check_request(
 /// # Errors
 /// The user has as many waiting requests as the quota allows.
 pub fn check_queue(quota: &Effective, held: &[HeldLease]) -> Result<(), Denial> {
-    let queued = ids(held, true);
+    let queued = with_state(held, true);
     match quota.limits.queued.filter(|most| queued.len() >= *most as usize) {
         Some(most) => Err(quota.denial(Exceeded::Queued { most }, queued)),
         None => Ok(()),
@@ -242,9 +244,9 @@ pub fn check_queue(quota: &Effective, held: &[HeldLease]) -> Result<(), Denial> 
 /// # Errors
 /// The first limit that the assignment exceeds.
 pub fn check_size(quota: &Effective, held: &[HeldLease], size: Size) -> Result<(), Denial> {
-    let granted: Vec<&HeldLease> = held.iter().filter(|held| !held.queued).collect();
+    let granted = with_state(held, false);
     let sum = |of: fn(Size) -> u64| granted.iter().map(|held| of(held.size)).fold(of(size), u64::saturating_add);
-    let holders = |of: fn(Size) -> u64| granted.iter().filter(|held| of(held.size) > 0).map(|held| held.id).collect();
+    let holders = |of: fn(Size) -> u64| granted.iter().copied().filter(|held| of(held.size) > 0).collect();
     match quota.limits.memory {
         Some(MemoryAmount::Mib(most)) if sum(|size| size.memory_mib) > most => {
             let exceeded =
@@ -286,14 +288,16 @@ pub fn allowed_gpus(quota: &Effective, named: Option<&BTreeSet<u32>>) -> Result<
     Ok(Some(usable))
 }
 
-fn ids(held: &[HeldLease], queued: bool) -> Vec<LeaseId> {
-    held.iter().filter(|held| held.queued == queued).map(|held| held.id).collect()
+fn with_state(held: &[HeldLease], queued: bool) -> Vec<&HeldLease> {
+    held.iter().filter(|held| held.queued == queued).collect()
 }
 
 impl Effective {
-    fn denial(&self, exceeded: Exceeded, mut held: Vec<LeaseId>) -> Denial {
-        held.sort_unstable();
-        Denial { subject: self.subject.clone(), exceeded, held }
+    fn denial(&self, exceeded: Exceeded, mut held: Vec<&HeldLease>) -> Denial {
+        held.sort_unstable_by_key(|held| held.id);
+        let releasable = held.iter().find(|held| held.releasable).map(|held| held.id);
+        let held = held.into_iter().map(|held| held.id).collect();
+        Denial { subject: self.subject.clone(), exceeded, held, releasable }
     }
 }
 

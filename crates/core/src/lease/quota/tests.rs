@@ -8,7 +8,7 @@ fn group(name: &str, limits: Limits) -> Quota {
 
 fn held(id: u64, memory_mib: u64) -> HeldLease {
     let size = Size { members: 1, memory_mib, gpu_thousandths: u32::try_from(memory_mib / 80).unwrap(), mps_tenths: 0 };
-    HeldLease { id: LeaseId(id), queued: false, size }
+    HeldLease { id: LeaseId(id), queued: false, size, releasable: true }
 }
 
 fn of(limits: Limits) -> Effective {
@@ -91,6 +91,12 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     assert_eq!(denial.hint_for_job(), "submit the job again when another job or lease of the user has ended");
     let error = gpush_api::ApiError::from(&denial);
     assert_eq!((error.code, error.retryable), (gpush_api::Code::Denied, false));
+    // Fault: the hint named a lease of another uid of the account, which the caller may not release.
+    let others = HeldLease { releasable: false, ..two[1] };
+    let denial = check_request(&of(limits(2)), &[two[0], others], LeaseKind::Mig, None).unwrap_err();
+    assert_eq!(denial.hint(), "release a lease: `gpushctl lease release L21`");
+    let denial = check_request(&of(limits(1)), &[others], LeaseKind::Mig, None).unwrap_err();
+    assert!(denial.hint().starts_with("try again when one of these leases has ended"), "{}", denial.hint());
 
     let day = Limits { longest_s: Some(86_400), ..Limits::default() };
     let denial = check_request(&of(day.clone()), &[], LeaseKind::Mig, Some(90_000)).unwrap_err();
@@ -154,7 +160,7 @@ fn standard_limits_leave_a_quarter_of_the_host_to_others() {
         let quota = effective(&[], user, id_of, gpus).unwrap();
         let mut held = Vec::new();
         while check_size(&quota, &held, gpu(1)).is_ok() {
-            held.push(HeldLease { id: LeaseId(held.len() as u64 + 1), queued: false, size: gpu(1) });
+            held.push(HeldLease { id: LeaseId(held.len() as u64 + 1), queued: false, size: gpu(1), releasable: true });
         }
         assert_eq!(held.len(), (gpus * 3 / 4).max(1), "{gpus} GPUs");
         // A gang cannot lease all GPUs with one request either.
@@ -183,7 +189,7 @@ proptest! {
             let size = Size { members: 1, memory_mib, mps_tenths, ..Size::default() };
             let granted = check_request(&quota, &held, LeaseKind::Mps, Some(seconds)).is_ok()
                 && check_size(&quota, &held, size).is_ok();
-            let one = HeldLease { id: LeaseId(n as u64), queued: false, size };
+            let one = HeldLease { id: LeaseId(n as u64), queued: false, size, releasable: true };
             if granted {
                 prop_assert!(seconds <= longest);
                 held.push(one);
