@@ -17,13 +17,14 @@ use std::sync::Arc;
 use gpush_api::{ApiError, BindTo, Code, LeaseBinding, LeaseGrant, LeaseRequest};
 use gpush_host::{
     cgroup::{self, BindRequest, BindTarget, CgroupKind, UnitOwner},
-    pidfd::PidFd,
-    proc, subtask, systemd,
+    proc, subtask,
 };
 use gpush_store::{LeaseRecord, StoreError, Tx};
 
 use super::{
-    Leases, scope,
+    Leases,
+    calling_process::CallingProcess,
+    scope_unit::{self, no_scope},
     unit_owner::{is_all_of, owner_of},
     user_limits,
 };
@@ -47,8 +48,8 @@ impl ResolvedBinding {
     }
 
     /// Returns the process to move into a new scope; `None` if the lease gets no new scope.
-    pub(super) fn mover(&self) -> Option<&CallingProcess> {
-        self.caller.as_deref().filter(|_| matches!(self.binding, LeaseBinding::Scope { .. }))
+    pub(super) fn mover(&self) -> Option<Arc<CallingProcess>> {
+        self.caller.clone().filter(|_| matches!(self.binding, LeaseBinding::Scope { .. }))
     }
 
     /// Checks that the caller is still in the cgroup in which it was when gpushd determined the binding.
@@ -63,72 +64,6 @@ impl ResolvedBinding {
     pub(super) fn explain(&self, granted: &mut LeaseGrant) {
         granted.binding_reason.clone_from(&self.reason);
     }
-}
-
-/// The process that sent a request.
-#[derive(Debug)]
-pub(super) struct CallingProcess {
-    pub(super) pid: u32,
-    uid: u32,
-    pub(super) process: PidFd,
-    /// The cgroup of the process when gpushd opened the pidfd.
-    cgroup: CgroupKind,
-}
-
-impl CallingProcess {
-    /// Opens a pidfd of the caller.
-    ///
-    /// # Errors
-    /// If the caller has ended or has changed its user, or if another process has the caller's pid now.
-    fn of(caller: &Caller) -> Result<Self, ApiError> {
-        let pid = caller.peer.pid.ok_or_else(caller_ended_error)?;
-        let process = PidFd::open(pid).ok().flatten().ok_or_else(caller_ended_error)?;
-        // The pidfd was opened before this comparison. So if the pidfd refers to a later process with the same pid, the
-        // start times differ.
-        if caller.peer.start.is_none() || proc::start(pid) != caller.peer.start {
-            return Err(caller_ended_error());
-        }
-        let held = Self { pid, uid: caller.uid(), process, cgroup: CgroupKind::of(pid) };
-        held.check()?;
-        Ok(held)
-    }
-
-    /// Checks that the process is alive and still runs as the user that connected.
-    pub(super) fn check(&self) -> Result<(), ApiError> {
-        let uids = proc::uids(self.pid);
-        // Check this after reading `uids`: if the process is still alive now, `uids` belongs to it, and not to a later
-        // process with the same pid.
-        if self.process.has_ended() {
-            return Err(caller_ended_error());
-        }
-        if uids != Some([self.uid; 4]) {
-            return Err(ApiError::new(Code::Denied, "the calling process has changed its user since it connected")
-                .hint("send the request from a process that does not change its user"));
-        }
-        Ok(())
-    }
-
-    /// Does the checks of [`Self::check`], and checks that the process is still in the cgroup in which it was when
-    /// gpushd opened the pidfd. If the process was moved to a cgroup with limits meanwhile, a new scope would remove
-    /// these limits.
-    pub(super) fn check_unmoved(&self) -> Result<(), ApiError> {
-        let cgroup = CgroupKind::of(self.pid);
-        self.check()?;
-        if cgroup != self.cgroup {
-            return Err(ApiError::new(
-                Code::Conflict,
-                "the calling process was moved to another cgroup while it waited",
-            )
-            .cause("the lease would be bound to a cgroup in which its process no longer is")
-            .hint("request the lease again"));
-        }
-        Ok(())
-    }
-}
-
-fn caller_ended_error() -> ApiError {
-    ApiError::new(Code::Conflict, "the process that sent the request has ended, so no lease can be bound to it")
-        .hint("send the request from the process that will use the lease")
 }
 
 /// Determines the binding of the requested lease. If the lease gets neither a scope nor a cgroup, its binding is
@@ -223,12 +158,6 @@ fn no_end(reason: &str) -> ApiError {
         .hint("request a lease with an end time: `gpushctl lease request --for 2h`")
 }
 
-pub(super) fn no_scope(error: &systemd::Error) -> ApiError {
-    ApiError::new(Code::Unavailable, "cannot create a systemd scope for the lease").cause(error.in_full()).hint(
-        "see `systemctl status dbus.service`, or request a lease with an end time: `gpushctl lease request --for 2h`",
-    )
-}
-
 /// Records the binding of a lease in the transaction that grants the lease. Gives a new scope its name. The client of a
 /// queued request may have reconnected from another process, so the binding may differ from the binding that was
 /// recorded with the queued request.
@@ -240,7 +169,7 @@ pub(super) fn record(
 ) -> Result<LeaseRecord, StoreError> {
     let binding = match resolved {
         LeaseBinding::Scope { unit: None, .. } => {
-            let (unit, cgroup) = scope::names(epoch, record.id, record.holder.uid);
+            let (unit, cgroup) = scope_unit::names(epoch, record.id, record.holder.uid);
             LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) }
         }
         resolved => resolved.clone(),

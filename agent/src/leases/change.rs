@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::{
     Leases,
-    actor::{Change, ChangeError, ChangeRequest, Command, NOTICE, expires_at},
+    actor::{ChangeError, ChangeRequest, LeaseCommand, NOTICE, RequestedChange, expires_at},
     show,
 };
 use crate::{
@@ -68,7 +68,7 @@ async fn change(
     caller: &Caller,
     (text, what): (&str, &str),
     key: Option<Key>,
-    change: Change,
+    change: RequestedChange,
 ) -> Result<(Arc<OpenLease>, Result<(), ChangeError>), Result<Lease, ApiError>> {
     let by = caller.actor(leases.handles.users.user(caller.uid()).await);
     let mut tasks = leases.actors.watch();
@@ -78,7 +78,7 @@ async fn change(
         let lease = find(leases, caller, text, what).await?;
         let (reply, changed) = oneshot::channel();
         let request = ChangeRequest { change: change.clone(), by: by.clone(), key: key.clone(), reply };
-        let sent = leases.actors.get(lease.id()).is_some_and(|inbox| inbox.send(Command::Change(request)).is_ok());
+        let sent = leases.actors.get(lease.id()).is_some_and(|inbox| inbox.send(LeaseCommand::Change(request)).is_ok());
         if sent && let Ok(changed) = changed.await {
             return Ok((lease, changed));
         }
@@ -127,7 +127,7 @@ pub(super) async fn release_and_end(
     key: Option<Key>,
     end: Option<EndProcesses>,
 ) -> Result<Lease, ApiError> {
-    match change(leases, caller, (text, "release"), key, Change::Release { end }).await {
+    match change(leases, caller, (text, "release"), key, RequestedChange::Release { end }).await {
         Ok((lease, changed)) => {
             changed?;
             lease_after_change(leases, caller, &lease).await
@@ -177,7 +177,7 @@ pub(crate) async fn renew(
         return Err(not_active(&lease.to_api(caller.viewer)));
     }
     let expires_at = expires_at(Some(request.duration_s));
-    match change(leases, caller, (text, "renew"), key, Change::Renew { expires_at }).await {
+    match change(leases, caller, (text, "renew"), key, RequestedChange::Renew { expires_at }).await {
         Ok((_, Ok(()))) => show::one(leases, caller.viewer, text).await,
         Ok((_, Err(ChangeError::Inactive))) => Err(not_active(&show::one(leases, caller.viewer, text).await?)),
         Ok((_, Err(error))) => Err(error.into()),
@@ -234,7 +234,7 @@ pub(crate) async fn revoke(
         notice: request.notice_s.map_or(NOTICE, Duration::from_secs),
         grace: request.grace_s.map_or_else(|| leases.grace(), Duration::from_secs),
     });
-    match change(leases, caller, (text, "revoke"), key, Change::Revoke { reason: words, end }).await {
+    match change(leases, caller, (text, "revoke"), key, RequestedChange::Revoke { reason: words, end }).await {
         Ok((lease, changed)) => {
             changed?;
             lease_after_change(leases, caller, &lease).await

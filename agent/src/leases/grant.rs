@@ -20,13 +20,14 @@ use tokio::time::{Instant, timeout_at};
 
 use super::{
     Leases,
-    actor::{self, Command, Inbox},
+    actor::{self, Inbox, LeaseCommand},
     explain::{RetryHint, Unplaced, explain, retry_hint},
-    job::JobTerms,
+    job_terms::JobTerms,
+    limits::check_quotas,
     pending::PendingGrant,
     placement_snapshot::PlacementSnapshot,
     request::{Resolved, resolve},
-    reserved::{NotReserved, ReadHost, check_quotas, reserve},
+    reserve::{NotReserved, ReadHost, reserve},
     show,
 };
 use crate::{
@@ -78,7 +79,7 @@ impl Delivery {
 impl Drop for Delivery {
     fn drop(&mut self) {
         if let Some(inbox) = &self.inbox {
-            let _the_lease_may_have_ended = inbox.send(Command::ClientGone);
+            let _the_lease_may_have_ended = inbox.send(LeaseCommand::ClientGone);
         }
     }
 }

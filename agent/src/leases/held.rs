@@ -2,14 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{ApiError, LeaseBinding, LeaseId};
+use gpush_api::{LeaseBinding, LeaseId};
 use gpush_core::lease::quota::{HeldLease, Size};
 use gpush_host::accounts::{Account, Accounts};
 
-use super::{
-    Leases,
-    request::{Resolved, unknown_account},
-};
+use super::request::Resolved;
 use crate::state::LeaseTable;
 
 /// The leases of each account.
@@ -93,22 +90,6 @@ impl HeldLeases {
         let accounts = std::iter::once(account).chain(also);
         accounts.filter_map(|one| self.of.get(&one)).flatten().chain(&self.unknown)
     }
-}
-
-/// Looks up the accounts of all holders, so that [`HeldLeases::of`] knows them. Waits only for holders whose account is
-/// not known, so that the holder of many leases causes no lookups when another user requests a lease.
-///
-/// # Errors
-/// If the name service does not answer about a holder.
-pub(super) async fn know_holders(leases: &Leases) -> Result<(), ApiError> {
-    let table = leases.handles.state.leases();
-    let open = table.open.values().map(|lease| lease.record.holder.uid);
-    let holders: BTreeSet<u32> = open.chain(table.reserved.values().map(|one| one.holder)).collect();
-    let accounts = leases.handles.users.accounts();
-    for uid in holders.into_iter().filter(|uid| accounts.last(*uid).is_err()) {
-        accounts.of(uid).await.map_err(|unanswered| unknown_account(uid, unanswered))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -11,7 +11,11 @@ use std::{collections::BTreeSet, sync::Arc};
 use gpush_api::{ApiError, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest, SlurmLeftover};
 use gpush_core::{config::Config, lease::machine::EndProcesses};
 
-use super::{Leases, change, grant, show};
+use super::{
+    Leases, change, grant,
+    job_terms::{JobKey, JobTerms},
+    show,
+};
 use crate::{
     caller::Caller,
     leases::Outcome,
@@ -19,26 +23,6 @@ use crate::{
     state::{LeaseTable, OpenLease},
     tasks::TaskName,
 };
-
-/// The additional data of a request from Slurm's hooks.
-#[derive(Debug, Clone)]
-pub(crate) struct JobTerms {
-    /// The binding to the Slurm job.
-    pub(crate) binding: LeaseBinding,
-    /// UUIDs of the MIG devices that Slurm allocated; `None` if Slurm allocated whole GPUs.
-    pub(crate) targets: Option<BTreeSet<String>>,
-    /// Whether Slurm allocated the devices. If so, Slurm also limits the number of devices and the
-    /// time of the job.
-    pub(crate) has_gres: bool,
-}
-
-/// A job on a node.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct JobKey {
-    pub(crate) cluster: String,
-    pub(crate) job: u32,
-    pub(crate) node: String,
-}
 
 /// Requests the lease of a job. The request does not wait, because Slurm has its own queue.
 ///

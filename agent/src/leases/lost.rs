@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{GpuState, LeaseId, LeaseState};
 
-use super::{Leases, actor::Command};
+use super::{Leases, actor::LeaseCommand};
 use crate::state::HostState;
 
 /// Ends the leases of GPUs and MIG devices that are gone, until gpushd stops.
@@ -22,7 +22,7 @@ pub(super) async fn end_lost(leases: Leases) {
             .map(|lease| lease.id())
             .collect();
         for id in gone {
-            leases.actors.send(id, Command::GpuLost);
+            leases.actors.send(id, LeaseCommand::GpuLost);
         }
         match forget_gone(&leases, &host).await {
             Ok(()) => is_logged = false,

@@ -24,18 +24,25 @@
 //! | `bind` | the binding of a lease: a scope, a cgroup, a process |
 //! | `unit_owner` | whose processes a service runs |
 //! | `user_limits` | the limits of a user's slice, for the slice of the user's leases |
+//! | `calling_process` | the process that sent a request |
+//! | `scope_unit` | the units of the scopes of leases |
 //! | `scope` | scopes of leases, which systemd creates and kills |
 //! | `offers` | what the GPUs offer now, and the members of an assignment |
+//! | `device_list` | the MIG devices, and what a new request can get |
 //! | `searches` | where searches for placements run |
 //! | `placement_snapshot` | what a placement depends on, and the results of searches |
-//! | `reserved` | placing and reserving |
+//! | `capacity` | capacity that is reserved for a grant |
+//! | `reserve` | placing and reserving |
 //! | `grant` | requests: resolving, reserving, waiting |
+//! | `quotas` | the accounts of users, and their quotas |
 //! | `held` | the leases of each account, for quotas |
+//! | `limits` | whether a quota allows a request |
 //! | `explain` | why a request has no assignment |
-//! | `queue` | requests that wait |
-//! | `queue_pass` | decides about the waiting requests |
+//! | `waiting` | requests that wait |
+//! | `queue` | decides about the waiting requests |
 //! | `pending` | a client that waits for its lease |
 //! | `change` | requests for release, renewal, revocation |
+//! | `job_terms` | what Slurm's hooks say about a job |
 //! | `job` | leases of Slurm jobs |
 //! | `actor` | the task of one lease |
 //! | `lost` | leases whose device is gone |
@@ -45,11 +52,16 @@
 
 mod actor;
 mod bind;
+mod calling_process;
+mod capacity;
 mod change;
+mod device_list;
 mod explain;
 mod grant;
 mod held;
 mod job;
+mod job_terms;
+mod limits;
 mod log;
 mod lost;
 mod offers;
@@ -57,15 +69,17 @@ mod pending;
 mod placement_snapshot;
 mod processes;
 mod queue;
-mod queue_pass;
+mod quotas;
 mod request;
-mod reserved;
+mod reserve;
 mod scope;
+mod scope_unit;
 mod searches;
 mod selection;
 mod show;
 mod unit_owner;
 mod user_limits;
+mod waiting;
 
 use std::{
     collections::BTreeMap,
@@ -92,10 +106,11 @@ use crate::{
 pub(crate) use self::{
     actor::{restore_places, take_over},
     change::{release, renew, revoke},
+    device_list::devices,
     grant::{Delivery, Outcome, request},
-    job::{JobKey, JobTerms, end_job, environment_of_job, of_job, request_for_job},
-    offers::devices,
-    request::quota_subject,
+    job::{end_job, environment_of_job, of_job, request_for_job},
+    job_terms::{JobKey, JobTerms},
+    quotas::quota_subject,
     scope::{Scopes, health},
     show::{MOST_ENDED, all, ended_before, environment, one},
 };
@@ -137,7 +152,7 @@ pub(crate) struct Inner {
     placing: Mutex<()>,
     searches: searches::Searches,
     /// Waiting requests, by their position in the order of arrival.
-    waiting: Mutex<BTreeMap<Ticket, queue::Waiting>>,
+    waiting: Mutex<BTreeMap<Ticket, waiting::Waiting>>,
     /// The inboxes of the tasks of all open leases.
     actors: actor::Inboxes,
     /// Wakes the queue of requests after capacity became free or a request arrived.
@@ -186,7 +201,7 @@ impl Leases {
         self.placing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn waiting(&self) -> MutexGuard<'_, BTreeMap<Ticket, queue::Waiting>> {
+    fn waiting(&self) -> MutexGuard<'_, BTreeMap<Ticket, waiting::Waiting>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -1,25 +1,16 @@
 //! Determines from one snapshot what the GPUs offer now, and the members of an assignment.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{
-    ApiError, Gpu, Lease, LeaseMember, LeaseOwner, LeaseRequest, LeaseShare, LeaseState, MemberShare, MigDevice,
-    MpsDaemon, MpsSettings,
+    ApiError, Gpu, LeaseMember, LeaseOwner, LeaseRequest, LeaseShare, LeaseState, MemberShare, MpsSettings,
 };
-use gpush_core::{
-    devices::{CallerQuota, Offers},
-    lease::placement::{Assignment, Host, Member, Snapshot, nominal_mib},
-};
+use gpush_core::lease::placement::{Assignment, Host, Member, Snapshot, nominal_mib};
 
-use super::{Leases, held::HeldLeases, placement_snapshot::PlacementSnapshot, queue, request};
+use super::Leases;
 use crate::{
-    caller::{Caller, Viewer},
-    lanes::{Need, Needs},
     mps,
-    state::{GpuSnapshot, HostState, LeaseTable, Observed},
+    state::{GpuSnapshot, HostState, LeaseTable},
 };
 
 /// Returns what the GPUs offer, and which capacity leases and operations already occupy.
@@ -54,54 +45,6 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
         mps.leases = u32::MAX;
     }
     offered
-}
-
-/// Lists the MIG devices of the host. For each device, shows its use, as far as the caller may see it, and whether a new
-/// request of the caller can get the device.
-pub(crate) async fn devices(
-    leases: &Leases,
-    caller: &Caller,
-    seen: &Observed,
-    daemons: &[MpsDaemon],
-) -> Vec<MigDevice> {
-    let viewer = caller.viewer;
-    let known = request::quota(leases, caller, caller.uid(), seen.host.gpus.len()).await.ok();
-    let open: Vec<Lease> = leases.handles.state.leases().open.values().map(|lease| lease.to_api(viewer)).collect();
-    let gpus = seen.gpus(viewer);
-    let mut listed = gpush_core::devices::list(&gpus, daemons, &open);
-    let needed_by = |device: &MigDevice| {
-        let needs = Need::Parts(device.uuid.clone().into_iter().collect());
-        let ahead = leases.handles.lanes.would_wait_for(&Needs::from([(device.gpu_uuid.clone(), needs)]));
-        ahead.map(|ahead| ahead.waiter.to_string())
-    };
-    let snapshot = snapshot(leases, seen);
-    let takers = takers(leases, &snapshot);
-    let slurm = if viewer == Viewer::Hook { BTreeSet::new() } else { slurm_gpus(&seen.host) };
-    let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
-    let known = known.map(|(account, effective)| (effective, held.by(account)));
-    let quota = known.as_ref().map(|(effective, held)| CallerQuota { effective, held, gpus: &gpus });
-    let offers = Offers { host: &snapshot.host, takers: &takers, slurm: &slurm, quota };
-    gpush_core::devices::apply_queue(&mut listed, needed_by, offers);
-    listed
-}
-
-/// Returns the free MIG devices that queued requests and operations get first. The map contains the UUID of each such
-/// device, and the request or operation that gets it.
-fn takers(leases: &Leases, snapshot: &PlacementSnapshot) -> BTreeMap<String, String> {
-    let entries = leases.handles.lanes.entries();
-    let named = snapshot.schedule().takers.iter().filter_map(|(uuid, ticket)| {
-        let (_, entry) = entries.iter().find(|(one, _)| one.0 == ticket.0)?;
-        Some((uuid.clone(), entry.waiter.to_string()))
-    });
-    named.collect()
-}
-
-/// Returns the current snapshot of everything that a placement depends on.
-fn snapshot(leases: &Leases, seen: &Observed) -> Arc<PlacementSnapshot> {
-    let gpus = seen.gpus(Viewer::Log);
-    let _placing = leases.lock_placement();
-    let left_out = &queue::beyond_quota(leases);
-    PlacementSnapshot::current(leases, &seen.host, &gpus, leases.handles.state.leases(), left_out)
 }
 
 /// Returns the indexes of the GPUs that only Slurm's hooks may lease.

@@ -3,7 +3,7 @@
 use gpush_api::{ApiError, LeaseGrant};
 use tokio::sync::oneshot;
 
-use super::actor::{Command, Inbox};
+use super::actor::{Inbox, LeaseCommand};
 
 /// A client that waits for its lease. If this value is dropped before the answer, the request
 /// leaves the queue, or the lease ends.
@@ -34,7 +34,7 @@ impl Drop for PendingGrant {
     fn drop(&mut self) {
         // If there was an answer, the client has got it.
         if self.answer.is_some() {
-            let _the_lease_may_have_ended = self.inbox.send(Command::ClientGone);
+            let _the_lease_may_have_ended = self.inbox.send(LeaseCommand::ClientGone);
         }
     }
 }

@@ -19,7 +19,7 @@ use gpush_core::lease::{
     queue::{Queue, Schedule},
 };
 
-use super::{Leases, offers, queue};
+use super::{Leases, offers, waiting};
 use crate::{
     lanes::Ticket,
     state::{HostState, LeaseTable, OpenLease},
@@ -86,7 +86,7 @@ impl PlacementSnapshot {
         left_out: impl IntoIterator<Item = &'a Ticket>,
     ) -> Arc<Self> {
         let host = offers::host(leases, seen, gpus, &table);
-        let mut queue = queue::as_queue(leases, &host, &table);
+        let mut queue = waiting::as_queue(leases, &host, &table);
         left_out.into_iter().for_each(|ticket| drop(queue.remove(gpush_core::lease::queue::Ticket(ticket.0))));
         leases.searches.known(Self::new(host, queue, leases.policy(), table))
     }

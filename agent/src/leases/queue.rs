@@ -1,164 +1,39 @@
-//! Requests that wait for capacity. They share one queue with waiting operations, in the order of arrival.
+//! A pass of the queue: decides about all waiting requests.
 //!
 //! ```text
-//! recorded as queued ─► each pass: ─┬─ room ─────────────► reserved: the task of the lease records the grant
-//!                                   ├─ no room ──────────► reserves what it waits for
-//!                                   └─ can never be met ─► refused
+//! search ─► [placement lock: unchanged? reserve the first grant] ─► no grant ─► note what the others wait for
+//!    ▲             │ changed                │ granted
+//!    └─────────────┴────────────────────────┘
 //! ```
-//!
-//! [`crate::lanes`] keeps the order. In each pass, [`gpush_core::lease::queue`] decides about all entries. The pass
-//! notes in the lanes what each entry reserves, so that a later operation does not take that capacity.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, convert::Infallible};
 
-use gpush_api::{ApiError, LeaseId, LeaseState};
+use gpush_api::{ApiError, Gpu, LeaseQueuePosition};
 use gpush_core::lease::{
-    placement::Host,
-    queue::{self as order, ClaimedTargets},
-    quota,
+    placement::{Assignment, Host, Member, NoAssignment},
+    queue::{self as order, Outcome},
+    quota::{HeldLease, Size},
 };
+use gpush_host::accounts::Account;
 use tokio::time::Instant;
 
-use super::{Leases, actor::Inbox, held::HeldLeases, queue_pass, request::Resolved, reserved};
+use super::{
+    Leases,
+    actor::{self, LeaseCommand},
+    capacity::Reserved,
+    explain::{Unplaced, explain},
+    held::HeldLeases,
+    limits, offers,
+    placement_snapshot::PlacementSnapshot,
+    reserve::{self, NotReserved, ReadHost},
+    searches::searched,
+    waiting::{PAUSE, Waiting},
+};
 use crate::{
     caller::Viewer,
-    lanes::{Need, QueuePlace, Reserve, Ticket},
-    state::{LeaseTable, ReservationId},
+    lanes::{Need, Needs, Ticket},
+    state::OpenLease,
 };
-
-/// Maximum time between two decisions about the waiting requests.
-pub(super) const PAUSE: Duration = Duration::from_secs(1);
-
-/// A waiting request.
-#[derive(Debug)]
-pub(super) struct Waiting {
-    pub(super) id: LeaseId,
-    pub(super) resolved: Resolved,
-    pub(super) viewer: Viewer,
-    /// After a grant has failed: time until which gpushd does not try again. Meanwhile, the request reserves what it needs.
-    pub(super) not_before: Option<Instant>,
-    /// Whether the last pass found that the request exceeds a quota. It then reserves nothing.
-    pub(super) exceeds_quota: bool,
-    /// The capacity with which the grant of the request is being recorded.
-    pub(super) taken: Option<ReservationId>,
-    pub(super) place: QueuePlace,
-    pub(super) inbox: Inbox,
-}
-
-impl Waiting {
-    /// Returns the time until which gpushd does not grant the request, if that time is after `now`.
-    pub(super) fn paused_until(&self, now: Instant) -> Option<Instant> {
-        self.not_before.filter(|until| *until > now)
-    }
-
-    /// Returns whether the request needs capacity: see [`needs_capacity`].
-    pub(super) fn needs_capacity(&self, table: &LeaseTable) -> bool {
-        needs_capacity(self.id, self.taken, table)
-    }
-}
-
-/// Returns whether a request needs capacity. While its grant is being recorded, it needs none: the reservation `taken` has
-/// it. When the grant has failed, the request needs capacity again at the moment when the reservation is gone, so that no
-/// later request can get this capacity first.
-fn needs_capacity(id: LeaseId, taken: Option<ReservationId>, table: &LeaseTable) -> bool {
-    let is_queued = table.get(id).is_some_and(|lease| lease.state.name() == LeaseState::Queued);
-    is_queued && taken.is_none_or(|taken| !table.reserved.contains_key(&taken))
-}
-
-/// Checks that the quota of the holder allows one more waiting request.
-pub(super) fn may_wait(leases: &Leases, resolved: &Resolved, table: &LeaseTable) -> Result<(), ApiError> {
-    let held = HeldLeases::of(leases.handles.users.accounts(), table).of_requester(resolved);
-    quota::check_queue(&resolved.quota, &held).map_err(|denial| ApiError::from(&denial))
-}
-
-impl Leases {
-    /// Adds a request to the queue. Returns its ticket.
-    pub(super) fn add_waiting(
-        &self,
-        id: LeaseId,
-        resolved: Resolved,
-        viewer: Viewer,
-        place: QueuePlace,
-        inbox: Inbox,
-    ) -> Ticket {
-        let ticket = place.ticket();
-        let (not_before, exceeds_quota, taken) = (None, false, None);
-        let waiting = Waiting { id, resolved, viewer, not_before, exceeds_quota, taken, place, inbox };
-        self.waiting().insert(ticket, waiting);
-        self.queue_changed.send_replace(());
-        ticket
-    }
-
-    /// Replaces what a waiting request asks for, after its client has reconnected.
-    pub(super) fn replace_waiting(&self, ticket: Ticket, resolved: &Resolved, viewer: Viewer) {
-        if let Some(waiting) = self.waiting().get_mut(&ticket) {
-            (waiting.resolved, waiting.viewer) = (resolved.clone(), viewer);
-        }
-        self.queue_changed.send_replace(());
-    }
-
-    /// Lets a request wait again after its grant has failed.
-    pub(super) fn queue_again(&self, ticket: Ticket) {
-        if let Some(waiting) = self.waiting().get_mut(&ticket) {
-            (waiting.taken, waiting.not_before) = (None, Some(Instant::now() + PAUSE));
-        }
-        self.queue_changed.send_replace(());
-    }
-
-    /// Removes a request from the queue.
-    pub(super) fn remove_ticket(&self, ticket: Option<Ticket>) {
-        // Drop the place without the lock, because it wakes others.
-        let removed = ticket.and_then(|ticket| self.waiting().remove(&ticket));
-        drop(removed);
-    }
-
-    /// Removes the request of a lease from the queue.
-    pub(super) fn remove_waiting(&self, id: LeaseId) {
-        let removed = self.waiting().extract_if(.., |_, waiting| waiting.id == id).next();
-        drop(removed);
-    }
-}
-
-/// Returns the waiting operations and leases, in order of arrival and in the form that [`gpush_core::lease::queue`]
-/// needs. The caller must hold the placement lock.
-pub(super) fn as_queue(leases: &Leases, host: &Host, table: &LeaseTable) -> order::Queue {
-    let waiting = leases.waiting();
-    let held = HeldLeases::of(leases.handles.users.accounts(), table);
-    let mut queue = order::Queue::default();
-    let index = |uuid: &str| host.gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.index);
-    for (ticket, entry) in leases.handles.lanes.entries() {
-        let waiting = waiting.get(&ticket).filter(|waiting| waiting.needs_capacity(table));
-        // A request that exceeds a quota reserves nothing, because its holder must first release a lease.
-        if waiting.is_some_and(|waiting| reserved::within_quota(&held, &waiting.resolved).is_err()) {
-            continue;
-        }
-        let wanted = waiting.map(|waiting| &waiting.resolved.wanted);
-        let entry = match wanted {
-            Some(wanted) => order::QueuedEntry::Lease(wanted.clone()),
-            None => {
-                let takes = |(uuid, need): (&String, &Need)| match need {
-                    Need::Lane(Reserve::Gpu) => Some((index(uuid)?, ClaimedTargets::Gpu)),
-                    Need::Lane(Reserve::Targets(targets)) => {
-                        Some((index(uuid)?, ClaimedTargets::Targets(targets.clone())))
-                    }
-                    Need::Parts(_) => None,
-                };
-                let takes: BTreeMap<u32, ClaimedTargets> = entry.needs.iter().filter_map(takes).collect();
-                if takes.is_empty() {
-                    continue;
-                }
-                order::QueuedEntry::Operation(takes)
-            }
-        };
-        queue.push(order::Ticket(ticket.0), entry);
-    }
-    queue
-}
-
-/// Returns the waiting requests that reserve nothing, because they exceed a quota.
-pub(super) fn beyond_quota(leases: &Leases) -> Vec<Ticket> {
-    leases.waiting().iter().filter(|(_, waiting)| waiting.exceeds_quota).map(|(ticket, _)| *ticket).collect()
-}
 
 /// Serves the queue until gpushd stops.
 pub(super) async fn run(leases: Leases) {
@@ -172,7 +47,7 @@ pub(super) async fn run(leases: Leases) {
             room.mark_unchanged();
             snapshots.mark_unchanged();
             let stopping = leases.handles.stopping.clone();
-            if stopping.run_until_cancelled(queue_pass::pass(&leases)).await.is_none() {
+            if stopping.run_until_cancelled(pass(&leases)).await.is_none() {
                 break;
             }
         }
@@ -191,25 +66,224 @@ pub(super) async fn run(leases: Leases) {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::state::{Reservation, leases::tests::record};
+/// Decides about all waiting requests.
+async fn pass(leases: &Leases) {
+    // Without a driver gpushd cannot grant anything, so the requests continue to wait.
+    let changes = leases.handles.lanes.changes();
+    let Ok(seen) = leases.handles.readings.host().await else { return };
+    actor::resolve_all(leases, &seen).await;
+    let gpus = seen.gpus(Viewer::Log);
+    let (deciding, read) = (leases.clone(), ReadHost { host: seen.host, gpus, changes });
+    // The searches run on a blocking thread. They are completed even if gpushd stops, because they may reserve capacity.
+    leases.handles.tasks.blocking_before_exit(move || decide(&deciding, &read)).await;
+}
 
-    /// Fault: after a commit had failed, later requests got the capacity before the request whose grant had failed.
-    #[test]
-    fn request_waits_again_as_soon_as_its_capacity_is_free() {
-        let mut table = LeaseTable::default();
-        let mut queued = record(1, 1000, "GPU-0");
-        queued.state = LeaseState::Queued;
-        table.insert(queued);
-        let needs = |taken, table: &LeaseTable| needs_capacity(LeaseId(1), taken, table);
-        assert!(needs(None, &table));
-        let reservation = table.reserve(Reservation { holder: 1000, members: Vec::new() });
-        assert!(!needs(Some(reservation), &table), "the capacity is reserved");
-        table.reserved.remove(&reservation);
-        assert!(needs(Some(reservation), &table));
-        table.insert(record(1, 1000, "GPU-0"));
-        assert!(!needs(Some(reservation), &table), "the lease is active");
+/// Reserves capacity for each request that can be granted. The task of the lease then records the grant. Notes what the
+/// other requests wait for. Searches without the placement lock.
+fn decide(leases: &Leases, read: &ReadHost) {
+    let gpus = read.gpus.as_slice();
+    // Requests that exceed a quota. They reserve nothing, because their holders must first release a lease, or leave the
+    // queue with an earlier request.
+    let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
+    let snapshot = loop {
+        let current = || {
+            let table = leases.handles.state.leases();
+            let held = HeldLeases::of(leases.handles.users.accounts(), &table);
+            for (ticket, waiting) in leases.waiting().iter().filter(|(_, waiting)| waiting.needs_capacity(&table)) {
+                if let Err(error) = limits::within_quota(&held, &waiting.resolved) {
+                    denied.insert(*ticket, error.message);
+                }
+            }
+            // Also leave out requests that a quota has denied only for their assignment.
+            Ok::<_, Infallible>(PlacementSnapshot::current(leases, &read.host, gpus, table, denied.keys()))
+        };
+        let Ok((placing, snapshot, ())) = searched(
+            || leases.lock_placement(),
+            current,
+            |snapshot| snapshot.known_schedule().map(drop),
+            |snapshot| {
+                snapshot.schedule();
+            },
+        );
+        let schedule = snapshot.schedule();
+        let beyond = reserve_beyond_quota(leases, gpus, &snapshot);
+        if !beyond.is_empty() {
+            denied.extend(beyond);
+            continue;
+        }
+        // After a grant, decide again about the other requests, because the grant has taken capacity.
+        let grants = schedule.outcomes.iter().filter_map(|(ticket, outcome)| match outcome {
+            Outcome::Grant(assignment) => Some((Ticket(ticket.0), assignment)),
+            Outcome::Ready | Outcome::Waits { .. } | Outcome::Never(_) => None,
+        });
+        let is_granted = grants.into_iter().any(|(ticket, assignment)| {
+            if is_paused(leases, ticket) {
+                // The other requests of this pass do not get this capacity. Operations must not get it either.
+                if let Some(waiting) = leases.waiting().get(&ticket) {
+                    waiting.place.set_needs(needs(&schedule.host, Some(assignment)));
+                }
+                return false;
+            }
+            match try_take(leases, read, &snapshot.host, ticket, assignment) {
+                Some(Ok(reserved)) => {
+                    grant(leases, ticket, reserved);
+                    true
+                }
+                Some(Err(error)) => {
+                    denied.insert(ticket, error.message);
+                    true
+                }
+                // An operation has claimed the GPU meanwhile. When the operation ends, it wakes the queue.
+                None => false,
+            }
+        });
+        if !is_granted {
+            for (ticket, waiting) in leases.waiting().iter_mut() {
+                waiting.exceeds_quota = denied.contains_key(ticket);
+            }
+            drop(placing);
+            break snapshot;
+        }
+    };
+    for (ticket, outcome) in &snapshot.schedule().outcomes {
+        let ticket = Ticket(ticket.0);
+        match outcome {
+            Outcome::Never(why) => {
+                let Some(waiting) = leases.waiting().remove(&ticket) else { continue };
+                let (resolved, viewer, queued) = (&waiting.resolved, waiting.viewer, Some((ticket, None)));
+                let error = explain(leases, why, Unplaced { resolved, viewer, snapshot: &snapshot, gpus, queued });
+                let _the_lease_may_have_ended = waiting.inbox.send(LeaseCommand::Refused(error));
+            }
+            Outcome::Waits { reserves, behind, why } => {
+                note(leases, &snapshot, ticket, reserves.as_ref(), behind, why.as_ref(), gpus);
+            }
+            Outcome::Grant(_) | Outcome::Ready => {}
+        }
     }
+    for (ticket, message) in denied {
+        if let Some(waiting) = leases.waiting().get(&ticket) {
+            waiting.place.set_needs(Needs::new());
+        }
+        let position = position(leases, ticket);
+        show_position(leases, ticket, LeaseQueuePosition { position, behind: Vec::new(), reasons: vec![message] });
+    }
+}
+
+/// Returns the waiting requests that would reserve more than a quota allows, each with the reason. The reservations of
+/// earlier requests of the same account count like leases. Otherwise a user without leases could reserve all GPUs.
+fn reserve_beyond_quota(leases: &Leases, gpus: &[Gpu], snapshot: &PlacementSnapshot) -> Vec<(Ticket, String)> {
+    let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
+    let mut reserved = BTreeMap::<Account, Vec<HeldLease>>::new();
+    let mut beyond = Vec::new();
+    for (ticket, outcome) in &snapshot.schedule().outcomes {
+        let (ticket, Outcome::Waits { reserves: Some(assignment), .. }) = (Ticket(ticket.0), outcome) else { continue };
+        let waiting = leases.waiting().get(&ticket).map(|waiting| (waiting.id, waiting.resolved.clone()));
+        let Some((id, resolved)) = waiting else { continue };
+        // An error means that the MPS target cannot serve the request now, so the size is not known.
+        let Ok(members) = offers::members(leases, assignment, gpus, &snapshot.host, &resolved.new.request) else {
+            continue;
+        };
+        let of_account = reserved.entry(resolved.account).or_default();
+        let all: Vec<HeldLease> = held.of_requester(&resolved).into_iter().chain(of_account.iter().copied()).collect();
+        let size = Size::of(&members);
+        match limits::check_limits(&all, &resolved).and_then(|()| limits::check_size(&all, &resolved, size)) {
+            Ok(()) => of_account.push(HeldLease { id, queued: false, size, releasable: false }),
+            Err(error) => beyond.push((ticket, error.message)),
+        }
+    }
+    beyond
+}
+
+/// Gives the reserved capacity to the task of the lease, which records the grant. The caller must hold the placement
+/// lock. If the request has just left the queue, the capacity is free again.
+fn grant(leases: &Leases, ticket: Ticket, reserved: Reserved) {
+    if let Some(waiting) = leases.waiting().get_mut(&ticket) {
+        waiting.taken = Some(reserved.id());
+        let _the_lease_may_have_ended = waiting.inbox.send(LeaseCommand::Reserved(reserved));
+    }
+}
+
+/// Returns whether gpushd must not grant a request yet, because a grant of the request has just failed.
+fn is_paused(leases: &Leases, ticket: Ticket) -> bool {
+    leases.waiting().get(&ticket).is_some_and(|waiting| waiting.paused_until(Instant::now()).is_some())
+}
+
+fn try_take(
+    leases: &Leases,
+    read: &ReadHost,
+    host: &Host,
+    ticket: Ticket,
+    assignment: &Assignment,
+) -> Option<Result<Reserved, ApiError>> {
+    let resolved = leases.waiting().get(&ticket).map(|waiting| waiting.resolved.clone())?;
+    let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
+    match reserve::reserve_assignment(leases, read, host, &held, &resolved, assignment) {
+        Ok(reserved) => reserved.map(Ok),
+        Err(NotReserved::Refused(error)) => Some(Err(error)),
+        // The change that made the placement outdated wakes the queue.
+        Err(NotReserved::NoRoom { .. } | NotReserved::Outdated) => None,
+    }
+}
+
+/// Notes what a request reserves, and why it waits.
+fn note(
+    leases: &Leases,
+    snapshot: &PlacementSnapshot,
+    ticket: Ticket,
+    reserves: Option<&Assignment>,
+    behind: &[order::Ticket],
+    why: Option<&NoAssignment>,
+    gpus: &[Gpu],
+) {
+    let entries = leases.handles.lanes.entries();
+    let name = |ticket: &order::Ticket| {
+        let entry = entries.iter().find(|(one, _)| one.0 == ticket.0);
+        entry.map(|(_, entry)| entry.waiter.name().to_owned())
+    };
+    let behind: Vec<String> = behind.iter().filter_map(name).collect();
+    let found = leases.waiting().get(&ticket).map(|waiting| {
+        waiting.place.set_needs(needs(&snapshot.host, reserves));
+        (waiting.resolved.clone(), waiting.viewer)
+    });
+    let Some((resolved, viewer)) = found else { return };
+    // Search without the lock of the waiting requests.
+    let unplaced = Unplaced { resolved: &resolved, viewer, snapshot, gpus, queued: Some((ticket, reserves)) };
+    let reasons = why.map_or_else(Vec::new, |why| explain(leases, why, unplaced).causes);
+    let position = position(leases, ticket);
+    show_position(leases, ticket, LeaseQueuePosition { position, behind, reasons });
+}
+
+/// Returns the position of a request among the waiting requests and operations. The first position is 1.
+fn position(leases: &Leases, ticket: Ticket) -> u32 {
+    let entries = leases.handles.lanes.entries();
+    let before = entries.iter().filter(|(one, _)| *one <= ticket).count();
+    u32::try_from(before).unwrap_or(u32::MAX)
+}
+
+fn show_position(leases: &Leases, ticket: Ticket, position: LeaseQueuePosition) {
+    let found = leases.waiting().get(&ticket).map(|waiting| (waiting.id, waiting.inbox.clone()));
+    let Some((id, inbox)) = found else { return };
+    let is_new = |lease: &OpenLease| lease.queue.as_ref() != Some(&position);
+    if leases.handles.state.leases().get(id).is_some_and(is_new) {
+        let _the_lease_may_have_ended = inbox.send(LeaseCommand::Waits(position));
+    }
+}
+
+/// Returns the reserved capacity in the form of a queue entry's needs. Later operations must not take this capacity.
+fn needs(host: &Host, reserves: Option<&Assignment>) -> Needs {
+    let mut needs = Needs::new();
+    let Some(assignment) = reserves else { return needs };
+    for member in &assignment.members {
+        let Some(gpu) = host.gpus.iter().find(|gpu| gpu.index == member.gpu()) else { continue };
+        let target = match member {
+            Member::Device { uuid, .. } => uuid,
+            Member::Mps { target, .. } => target,
+            Member::Create { .. } | Member::Timeslice { .. } | Member::Whole { .. } => &gpu.uuid,
+        };
+        match needs.entry(gpu.uuid.clone()).or_insert_with(|| Need::Parts(Default::default())) {
+            Need::Parts(parts) => drop(parts.insert(target.clone())),
+            Need::Lane(_) => {}
+        }
+    }
+    needs
 }

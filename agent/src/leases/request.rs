@@ -6,22 +6,22 @@ use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, Lease
 use gpush_core::{
     lease::{
         placement::{GpuOffer, Host, PlacementRequest, RequestedShare},
-        quota::{self, Denial, Effective, NamedId, Subject},
+        quota::{self, Effective},
         request,
     },
     quote::Quoted,
     sharing,
 };
-use gpush_host::{accounts::Account, proc, users::Unanswered};
+use gpush_host::{accounts::Account, proc};
 use gpush_store::NewLease;
 use jiff::Timestamp;
 
 use super::{
     Leases,
     bind::{self, ResolvedBinding},
-    held,
-    job::JobTerms,
-    offers,
+    job_terms::JobTerms,
+    limits::denied,
+    offers, quotas,
     selection::{
         allowed, for_caller, is_offered_only_to_slurm, on_targets, selected, slurm_only_error, without_dynamic,
     },
@@ -87,7 +87,7 @@ pub(super) async fn resolve(
     let (uid, user) = (caller.uid(), &leases.handles.users);
     let asked_by = caller.actor(user.user(uid).await);
     let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
-    let (account, mut quota) = quota(leases, caller, holder, gpus.len()).await?;
+    let (account, mut quota) = quotas::quota(leases, caller, holder, gpus.len()).await?;
     if job.is_some_and(|job| job.has_gres) {
         // Slurm limits the time and the number of devices of a job. So gpushd never limits the time, and
         // limits the number only if the config has a quota for the user.
@@ -97,7 +97,7 @@ pub(super) async fn resolve(
         }
     }
     if quota.limits != quota::Limits::default() {
-        held::know_holders(leases).await?;
+        quotas::know_holders(leases).await?;
     }
     let allowed = allowed(caller, host, &quota, selected.as_ref());
     let selected = quota::allowed_gpus(&quota, selected.as_ref()).map_err(|denial| denied(&denial, &binding))?;
@@ -166,12 +166,6 @@ fn holder(caller: &Caller, requested: Option<u32>) -> Result<u32, ApiError> {
         Some(uid) => Ok(uid),
         None => Ok(own),
     }
-}
-
-/// Returns a denial by a quota as an error. For a Slurm job, the hint says what the user of the job can do.
-pub(super) fn denied(denial: &Denial, binding: &LeaseBinding) -> ApiError {
-    let error = ApiError::from(denial);
-    if matches!(binding, LeaseBinding::Job { .. }) { error.hint(denial.hint_for_job()) } else { error }
 }
 
 /// Finds the UUID of the MPS target or MIG device that a text names.
@@ -260,83 +254,6 @@ fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, Api
     }
 }
 
-/// Returns the account of a user, and the effective quota of the account.
-///
-/// # Errors
-/// If the name service did not answer, and so the account or the quota is unknown.
-pub(super) async fn quota(
-    leases: &Leases,
-    caller: &Caller,
-    holder: u32,
-    gpus: usize,
-) -> Result<(Account, Effective), ApiError> {
-    let users = &leases.handles.users;
-    let account = match holder {
-        0 if caller.viewer.is_admin() || caller.holds(0) => Account::User(0),
-        // Root of a container has the uid of the host's root, but not its rights.
-        0 => Account::RootContainers,
-        _ => users.accounts().of(holder).await.map_err(|unanswered| unknown_account(holder, unanswered))?,
-    };
-    if account == Account::User(0) {
-        // Root has no quota, so the name service does not matter.
-        let root = quota::effective(&[], quota::User::Root, |_| NamedId::Absent, gpus);
-        return Ok((account, root.map_err(|unknown| ApiError::from(&unknown))?));
-    }
-    let config = leases.handles.state.config();
-    let known: Vec<Gpu> = leases.handles.state.now().gpus.iter().map(|gpu| gpu.gpu.clone()).collect();
-    let quotas = config.quotas(&known);
-    let mut ids = Vec::new();
-    for quota in &quotas {
-        let id = match &quota.subject {
-            Subject::User(name) => users.names().uid(name).await,
-            Subject::Group(name) => users.names().group(name).await,
-            Subject::Everybody => Ok(None),
-        };
-        ids.push((
-            quota.subject.clone(),
-            id.map_or(NamedId::Unanswered, |id| id.map_or(NamedId::Absent, NamedId::Known)),
-        ));
-        if id.is_err() {
-            // Later quotas do not matter: an unknown quota never makes a later one apply.
-            break;
-        }
-    }
-    let has_groups = quotas.iter().any(|quota| matches!(quota.subject, Subject::Group(_)));
-    let (listed, has_all_groups) = match account.user().filter(|_| has_groups) {
-        // A process can drop a group in a user namespace. The group still counts.
-        Some(uid) => match users.names().groups_of(uid).await {
-            Ok(groups) => (groups.unwrap_or_default(), true),
-            Err(_) => (Vec::new(), false),
-        },
-        None => (Vec::new(), true),
-    };
-    // Root of a container can choose its groups, so they do not count.
-    let own = if caller.holds(holder) { caller.peer.groups.as_slice() } else { &[] };
-    let gids = [own, &listed].concat();
-    let user = quota::User::Account { uid: account.user(), gids: &gids, has_all_groups };
-    let id_of =
-        |subject: &Subject| ids.iter().find(|(one, _)| one == subject).map_or(NamedId::Unanswered, |(_, id)| *id);
-    let effective = quota::effective(&quotas, user, id_of, gpus).map_err(|unknown| ApiError::from(&unknown))?;
-    Ok((account, effective))
-}
-
-/// Returns what the caller's quota names: a user, a group, or everybody. `None` for root and for the standard limits.
-///
-/// # Errors
-/// As [`quota()`].
-pub(crate) async fn quota_subject(leases: &Leases, caller: &Caller) -> Result<Option<Subject>, ApiError> {
-    let gpus = leases.handles.state.now().gpus.len();
-    quota(leases, caller, caller.uid(), gpus).await.map(|(_, quota)| quota.subject)
-}
-
-/// Returns the error for a uid whose account is not known.
-pub(super) fn unknown_account(uid: u32, unanswered: Unanswered) -> ApiError {
-    ApiError::new(Code::Unavailable, format!("cannot determine the user of uid {uid}"))
-        .cause(unanswered.to_string())
-        .hint(format!("try again; if the error remains, check the name service: `getent passwd {uid}`"))
-        .retryable()
-}
-
 /// Checks that a lease may last this many seconds from now.
 ///
 /// # Errors
@@ -349,7 +266,7 @@ pub(super) async fn check_duration(
 ) -> Result<(), ApiError> {
     let holder = &lease.record.holder;
     let gpus = leases.handles.state.now().gpus.len();
-    let (_, quota) = quota(leases, caller, holder.uid, gpus).await?;
+    let (_, quota) = quotas::quota(leases, caller, holder.uid, gpus).await?;
     // Check the whole duration of the existing lease, from the grant to the new end.
     let since = lease.record.granted_at.map_or(0, |at| Timestamp::now().duration_since(at).as_secs());
     let all = duration_s.saturating_add(u64::try_from(since).unwrap_or(0));

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, io, sync::Arc};
 
-use gpush_api::{ApiError, Code, LeaseBinding, LeaseId};
+use gpush_api::{ApiError, Code, LeaseBinding};
 use gpush_host::{
     cgroup, proc,
     systemd::{self, Manager, TransientScope},
@@ -14,13 +14,11 @@ use gpush_store::LeaseRecord;
 
 use super::{
     Leases,
-    bind::{self, ResolvedBinding},
+    calling_process::CallingProcess,
+    scope_unit::{SLICE, no_scope},
     user_limits,
 };
 use crate::state::LeaseTable;
-
-/// The slice that contains the scopes of all users.
-pub(super) const SLICE: &str = "gpulease";
 
 /// Creates scopes, or has the reason why this gpushd cannot create them.
 #[derive(Debug, Clone)]
@@ -40,13 +38,6 @@ impl Scopes {
             Ok(Arc::default())
         })
     }
-}
-
-/// Returns the name of the scope of a lease, and the path of its cgroup.
-pub(super) fn names(epoch: &str, id: LeaseId, uid: u32) -> (String, String) {
-    let unit = format!("{SLICE}-{epoch}-{}.scope", id.0);
-    let cgroup = format!("/{SLICE}.slice/{SLICE}-{uid}.slice/{unit}");
-    (unit, cgroup)
 }
 
 /// Why the caller was not moved into the scope of its lease.
@@ -71,9 +62,9 @@ impl From<ApiError> for NotMoved {
 pub(super) async fn move_into_scope(
     leases: &Leases,
     record: &LeaseRecord,
-    bound: &ResolvedBinding,
+    process: &CallingProcess,
 ) -> Result<(), NotMoved> {
-    let (Some(process), Ok(manager)) = (bound.mover(), &leases.handles.scopes.0) else { return Ok(()) };
+    let Ok(manager) = &leases.handles.scopes.0 else { return Ok(()) };
     let LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) } = &record.binding else { return Ok(()) };
     let who = record.holder.user.clone().unwrap_or_else(|| format!("uid {}", record.holder.uid));
     let scope = TransientScope {
@@ -89,7 +80,7 @@ pub(super) async fn move_into_scope(
     // If the process has ended, return the error that says so, instead of systemd's error.
     let error = match (process.check(), started) {
         (Err(error), _) => error,
-        (Ok(()), Err(error)) => bind::no_scope(&error),
+        (Ok(()), Err(error)) => no_scope(&error),
         (Ok(()), Ok(())) if is_there => return Ok(()),
         (Ok(()), Ok(())) => {
             ApiError::new(Code::Internal, format!("systemd did not move the calling process into {unit}"))
@@ -195,15 +186,11 @@ pub(crate) fn health(leases: &Leases) -> Vec<ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::state::leases::tests::record;
+    use gpush_api::LeaseId;
 
-    #[test]
-    fn scope_is_named_after_epoch_and_lease() {
-        let (unit, cgroup) = names("0a1b2c3d", LeaseId(17), 1000);
-        assert_eq!(unit, "gpulease-0a1b2c3d-17.scope");
-        assert_eq!(cgroup, "/gpulease.slice/gpulease-1000.slice/gpulease-0a1b2c3d-17.scope");
-    }
+    use super::*;
+    use crate::leases::scope_unit::names;
+    use crate::state::leases::tests::record;
 
     /// Fault: gpushd read the table of leases before it listed the scopes. If a lease was granted in between, its scope
     /// appeared in `gpushctl status` as that of an unknown lease.

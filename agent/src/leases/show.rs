@@ -9,7 +9,7 @@ use gpush_core::{
 };
 use gpush_store::{LeaseHistory, LeaseRecord};
 
-use super::{Leases, request::unknown_account};
+use super::{Leases, quotas::unknown_account};
 use crate::{
     caller::{Caller, Viewer},
     mps,

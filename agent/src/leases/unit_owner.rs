@@ -8,7 +8,7 @@ use gpush_host::{
     systemd::Manager,
 };
 
-use super::{Leases, bind};
+use super::{Leases, scope_unit::no_scope};
 
 /// Services of root that start sessions of users. The limits of these services do not apply to sessions: with
 /// pam_systemd, each session has its own scope.
@@ -50,7 +50,7 @@ pub(super) async fn owner_of(
     if !unit.ends_with(".service") {
         return Ok(UnitOwner::Others);
     }
-    let service = manager.state(unit).await.map_err(|error| bind::no_scope(&error))?;
+    let service = manager.state(unit).await.map_err(|error| no_scope(&error))?;
     let is_in_unit = |pid: &u32| proc::cgroups(*pid).is_some_and(|text| cgroup::contains(cgroup, &text));
     let main_uids = service.main_pid.filter(is_in_unit).and_then(proc::uids);
     let name = leases.handles.users.user(holder).await;

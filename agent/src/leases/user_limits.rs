@@ -8,7 +8,7 @@ use gpush_api::{ApiError, Code};
 use gpush_core::lease::user_limits::{UserLimits, changes, not_carried};
 use gpush_host::systemd::{self, Manager};
 
-use super::{Leases, scope::SLICE};
+use super::{Leases, scope_unit::SLICE};
 
 /// The pairs of slices: the slice of the user, and the slice of the leases. The limits for all users are in the parents
 /// of both.

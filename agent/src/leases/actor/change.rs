@@ -8,7 +8,7 @@ use gpush_core::lease::machine::{EndProcesses, Event, State};
 use gpush_store::{LeaseRecord, NewAudit, StoreError, Tx};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Actor, Change, ChangeError, ChangeRequest};
+use super::{Actor, ChangeError, ChangeRequest, RequestedChange};
 use crate::idempotency::Key;
 
 impl Actor {
@@ -17,9 +17,9 @@ impl Actor {
         let ChangeRequest { change, by, key, reply } = request;
         let writes = Writes { by, key };
         let changed = match change {
-            Change::Release { end } => self.release(writes, end).await,
-            Change::Revoke { reason, end } => self.revoke(writes, reason, end).await,
-            Change::Renew { expires_at } => self.renew(writes, expires_at).await,
+            RequestedChange::Release { end } => self.release(writes, end).await,
+            RequestedChange::Revoke { reason, end } => self.revoke(writes, reason, end).await,
+            RequestedChange::Renew { expires_at } => self.renew(writes, expires_at).await,
         };
         // Cancelling a grant or a request has further effects, such as the record of its end. The reply comes after them.
         self.execute_effects().await;

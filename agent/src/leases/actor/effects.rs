@@ -5,7 +5,7 @@ use gpush_core::lease::machine::{Effect, Event};
 use gpush_store::{LeaseRecord, NewAudit, StoreError};
 use nix::sys::signal::Signal;
 
-use super::{Actor, ChangeError, Client};
+use super::{Actor, ChangeError, LeaseClient};
 use crate::{leases::log, mps};
 
 impl Actor {
@@ -158,8 +158,8 @@ impl Actor {
         self.leases.remove_ticket(self.ticket.take());
         self.place = None;
         self.moving.stop();
-        let client = std::mem::replace(&mut self.client, Client::None);
-        if let Client::Waits { reply, .. } = client {
+        let client = std::mem::replace(&mut self.client, LeaseClient::None);
+        if let LeaseClient::Waits { reply, .. } = client {
             let error = match self.refusal.take() {
                 Some(error) => error,
                 None => match self.operation_error().await {

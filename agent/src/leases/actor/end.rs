@@ -62,7 +62,7 @@ pub(super) struct Logged {
 
 /// The end of a lease in progress.
 #[derive(Debug, Default)]
-pub(super) struct Ending {
+pub(super) struct EndProgress {
     pub(super) probe: Background<Probe>,
     /// Waits until one of the processes that the last probe found has ended.
     pub(super) process_end: Background<()>,
@@ -75,7 +75,7 @@ pub(super) struct Ending {
     pub(super) logged: Logged,
 }
 
-impl Ending {
+impl EndProgress {
     /// Returns the time of the next probe. `signal` is the time until the next signal, before which gpushd also probes.
     pub(super) fn next_probe(&self, signal: Option<Duration>) -> Option<Instant> {
         if self.probe.is_running() {

@@ -20,16 +20,17 @@ use gpush_store::{LeaseRecord, LeaseSource, LeaseTerms, NewAudit, StoreError};
 use jiff::{SignedDuration, Timestamp};
 use tokio::sync::OwnedMutexGuard;
 
-use super::{Actor, ChangeError, Client, Inbox};
+use super::{Actor, ChangeError, Inbox, LeaseClient};
 use crate::{
     apply::Creation,
     caller::Viewer,
     idempotency::Key,
     leases::{
-        Leases, bind, log,
+        Leases, bind,
+        capacity::{DevicesToCreate, Reserved},
+        log,
         offers::gpus_of,
         request::Resolved,
-        reserved::{DevicesToCreate, Reserved},
         scope::{self, NotMoved},
         show,
     },
@@ -161,14 +162,14 @@ impl Actor {
     }
 
     /// Returns the record that the grant changes.
-    fn source(&self, request: &super::Request) -> LeaseSource {
+    fn source(&self, request: &super::PendingRequest) -> LeaseSource {
         match self.id() {
             Some(id) => LeaseSource::Queued(id),
             None => request.resolved.new.clone().into(),
         }
     }
 
-    fn grant_writes(&self, request: &super::Request) -> GrantWrites {
+    fn grant_writes(&self, request: &super::PendingRequest) -> GrantWrites {
         GrantWrites {
             epoch: self.leases.handles.store.epoch().to_owned(),
             binding: request.resolved.bound.binding.clone(),
@@ -205,12 +206,10 @@ impl Actor {
         self.leases.remove_ticket(self.ticket.take());
         let (Some(lease), Some(request)) = (&self.lease, &self.request) else { return };
         log::granted(&self.leases.handles.state, &lease.record, spec(&lease.record.request));
-        let (leases, record, bound) = (self.leases.clone(), lease.record.clone(), request.resolved.bound.clone());
-        if bound.mover().is_none() {
-            return self.answer_grant(Ok(()));
-        }
+        let (leases, record) = (self.leases.clone(), lease.record.clone());
+        let Some(process) = request.resolved.bound.mover() else { return self.answer_grant(Ok(())) };
         // While the scope is being created, an empty scope does not end the lease.
-        self.moving.start(async move { scope::move_into_scope(&leases, &record, &bound).await });
+        self.moving.start(async move { scope::move_into_scope(&leases, &record, &process).await });
     }
 
     /// Takes over the result of the move into the scope.
@@ -253,7 +252,7 @@ impl Actor {
 
     /// Answers the client of a granted lease. If the client cannot use the lease, or is gone, ends the lease.
     pub(super) fn answer_grant(&mut self, prepared: Result<(), ApiError>) {
-        if let Client::Away { .. } = self.client {
+        if let LeaseClient::Away { .. } = self.client {
             return;
         }
         let granted = prepared.and_then(|()| self.granted());
@@ -278,9 +277,9 @@ impl Actor {
 
     /// Sends the answer to the client. Returns whether the client has received it.
     fn answer(&mut self, answer: Result<LeaseGrant, ApiError>) -> bool {
-        match std::mem::replace(&mut self.client, Client::None) {
-            Client::Waits { reply, .. } => reply.send(answer).is_ok(),
-            Client::None | Client::Away { .. } => false,
+        match std::mem::replace(&mut self.client, LeaseClient::None) {
+            LeaseClient::Waits { reply, .. } => reply.send(answer).is_ok(),
+            LeaseClient::None | LeaseClient::Away { .. } => false,
         }
     }
 }

@@ -11,15 +11,19 @@ use gpush_store::StoreError;
 use jiff::Timestamp;
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot, watch};
 
-use super::super::{job::JobTerms, reserved::Reserved};
-use crate::{caller::Caller, idempotency::Key, state::Observed};
+use crate::{
+    caller::Caller,
+    idempotency::Key,
+    leases::{capacity::Reserved, job_terms::JobTerms},
+    state::Observed,
+};
 
 /// The channel through which a waiting client gets its lease.
 pub(in crate::leases) type Reply = oneshot::Sender<Result<LeaseGrant, ApiError>>;
 
 /// What the task of a lease must do.
 #[derive(Debug)]
-pub(in crate::leases) enum Command {
+pub(in crate::leases) enum LeaseCommand {
     /// Change the lease for a user.
     Change(ChangeRequest),
     /// The client does not wait for the lease any more, and has not got it.
@@ -42,7 +46,7 @@ pub(in crate::leases) enum Command {
 /// A change of a lease that a user has requested. gpushd records it before the reply.
 #[derive(Debug)]
 pub(in crate::leases) struct ChangeRequest {
-    pub(in crate::leases) change: Change,
+    pub(in crate::leases) change: RequestedChange,
     pub(in crate::leases) by: Actor,
     /// The idempotency key that gpushd records with the change.
     pub(in crate::leases) key: Option<Key>,
@@ -51,7 +55,7 @@ pub(in crate::leases) struct ChangeRequest {
 
 /// The requested change.
 #[derive(Debug, Clone)]
-pub(in crate::leases) enum Change {
+pub(in crate::leases) enum RequestedChange {
     /// Release the lease, or cancel the request. `end` says when its processes must end.
     Release { end: Option<EndProcesses> },
     /// Revoke the lease, or cancel the request. `end` says when its processes must end.
@@ -95,23 +99,23 @@ pub(in crate::leases) enum Joined {
 
 /// Sends commands to the task of a lease.
 #[derive(Debug, Clone)]
-pub(in crate::leases) struct Inbox(mpsc::UnboundedSender<Command>);
+pub(in crate::leases) struct Inbox(mpsc::UnboundedSender<LeaseCommand>);
 
 impl Inbox {
     /// Creates an inbox, and the end from which the task reads it.
-    pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<Command>) {
+    pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<LeaseCommand>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         (Self(sender), receiver)
     }
 
     /// Sends a command. Returns it if the lease has ended.
-    pub(in crate::leases) fn send(&self, command: Command) -> Result<(), Box<Command>> {
+    pub(in crate::leases) fn send(&self, command: LeaseCommand) -> Result<(), Box<LeaseCommand>> {
         self.0.send(command).map_err(|unsent| Box::new(unsent.0))
     }
 }
 
 #[derive(Debug)]
-struct Entry {
+struct LeaseTask {
     inbox: Inbox,
     /// Whether the lease is a request of an earlier gpushd that is not resolved yet.
     is_unresolved: bool,
@@ -120,12 +124,12 @@ struct Entry {
 /// The inboxes of all open leases.
 #[derive(Debug, Default)]
 pub(in crate::leases) struct Inboxes {
-    entries: Mutex<BTreeMap<LeaseId, Entry>>,
+    entries: Mutex<BTreeMap<LeaseId, LeaseTask>>,
     changed: watch::Sender<()>,
 }
 
 impl Inboxes {
-    fn entries(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Entry>> {
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<LeaseId, LeaseTask>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -135,7 +139,7 @@ impl Inboxes {
     }
 
     /// Sends a command to a lease, if it has a task.
-    pub(in crate::leases) fn send(&self, id: LeaseId, command: Command) {
+    pub(in crate::leases) fn send(&self, id: LeaseId, command: LeaseCommand) {
         let _the_lease_may_have_ended = self.get(id).map(|inbox| inbox.send(command));
     }
 
@@ -150,7 +154,7 @@ impl Inboxes {
     }
 
     pub(super) fn insert(&self, id: LeaseId, inbox: Inbox, is_unresolved: bool) {
-        self.entries().insert(id, Entry { inbox, is_unresolved });
+        self.entries().insert(id, LeaseTask { inbox, is_unresolved });
         self.changed.send_replace(());
     }
 

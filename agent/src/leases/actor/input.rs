@@ -7,7 +7,7 @@ use gpush_core::lease::machine::{Event, State};
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::{Actor, Client, Command, Flow, Reserved, end::Probe, now};
+use super::{Actor, Flow, LeaseClient, LeaseCommand, Reserved, end::Probe, now};
 use crate::{leases::scope::NotMoved, state::OpenLease};
 
 /// Interval at which gpushd reads the clock. If the clock is set forward past the end time of a
@@ -20,7 +20,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// What an actor must react to.
 #[derive(Debug)]
 pub(super) enum Input {
-    Command(Command),
+    Command(LeaseCommand),
     /// The process, scope or cgroup that the lease is bound to has ended.
     BindingEnded,
     /// The operation that creates the devices of the lease has ended.
@@ -81,8 +81,8 @@ impl Actor {
     /// Returns the next time at which the actor must react; `None` if there is none.
     fn next_time(&self) -> Option<Instant> {
         let away = match self.client {
-            Client::Away { until } => Some(until),
-            Client::None | Client::Waits { .. } => None,
+            LeaseClient::Away { until } => Some(until),
+            LeaseClient::None | LeaseClient::Waits { .. } => None,
         };
         let retry = self.state.needs_retry().then(|| Instant::now() + RETRY);
         let own = match self.state {
@@ -124,13 +124,13 @@ impl Actor {
 
     fn time_has_come(&mut self) {
         let now = Instant::now();
-        if let Client::Away { until } = self.client
+        if let LeaseClient::Away { until } = self.client
             && until <= now
         {
             if let Some(id) = self.id() {
                 tracing::info!("lease {id} is cancelled: its client has not reconnected");
             }
-            self.client = Client::None;
+            self.client = LeaseClient::None;
             self.apply(Event::Released);
         }
         match self.state {
@@ -148,41 +148,41 @@ impl Actor {
         }
     }
 
-    async fn obey(&mut self, command: Command) -> Flow {
+    async fn obey(&mut self, command: LeaseCommand) -> Flow {
         match command {
-            Command::Change(request) => self.change_for_user(request).await,
-            Command::ClientGone => {
+            LeaseCommand::Change(request) => self.change_for_user(request).await,
+            LeaseCommand::ClientGone => {
                 // If gpushd is stopping, the request keeps its place, and its client can reconnect to the next gpushd.
                 if matches!(self.state, State::Queued { .. }) && self.leases.handles.stopping.is_cancelled() {
                     return Flow::Stop;
                 }
-                self.client = Client::None;
+                self.client = LeaseClient::None;
                 self.apply(Event::Released);
             }
-            Command::GpuLost => {
+            LeaseCommand::GpuLost => {
                 if let (State::Active, Some(id)) = (self.state, self.id()) {
                     tracing::warn!(lease = %id, "lease {id} ends: its GPU or MIG device does not exist any more");
                 }
                 self.apply(Event::GpuLost);
             }
-            Command::Reserved(reserved) => self.use_capacity(reserved),
-            Command::Waits(position) => {
+            LeaseCommand::Reserved(reserved) => self.use_capacity(reserved),
+            LeaseCommand::Waits(position) => {
                 if let (State::Queued { .. }, Some(lease)) = (self.state, &mut self.lease) {
                     lease.queue = Some(position);
                     self.publish();
                 }
             }
-            Command::Refused(error) => {
+            LeaseCommand::Refused(error) => {
                 if matches!(self.state, State::Queued { .. }) {
                     self.refusal = Some(error);
                     self.apply(Event::Refused);
                 }
             }
-            Command::Resolve(seen, done) => {
+            LeaseCommand::Resolve(seen, done) => {
                 self.resolve(&seen).await;
                 drop(done);
             }
-            Command::Rejoin(rejoin) => self.rejoin(*rejoin).await,
+            LeaseCommand::Rejoin(rejoin) => self.rejoin(*rejoin).await,
         }
         Flow::Continue
     }

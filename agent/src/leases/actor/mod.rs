@@ -51,15 +51,15 @@ use jiff::Timestamp;
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 
 pub(crate) use self::restored::restore_places;
-use self::{background::Background, end::Ending, inbox::Reply};
+use self::{background::Background, end::EndProgress, inbox::Reply};
 pub(super) use self::{
     change::NOTICE,
     grant::{expires_at, grant, wait_until_decided},
-    inbox::{Change, ChangeError, ChangeRequest, Command, Inbox, Inboxes, Joined, Rejoin},
+    inbox::{ChangeError, ChangeRequest, Inbox, Inboxes, Joined, LeaseCommand, Rejoin, RequestedChange},
     queued::enter_queue,
     restored::{ending_error, may_be_repeated, rejoin, resolve_all},
 };
-use super::{Leases, request::Resolved, reserved::Reserved, scope::NotMoved};
+use super::{Leases, capacity::Reserved, request::Resolved, scope::NotMoved};
 use crate::{
     apply::Creation,
     caller::Viewer,
@@ -77,7 +77,7 @@ fn now() -> machine::Instant {
 
 /// The client of a lease.
 #[derive(Debug)]
-enum Client {
+enum LeaseClient {
     /// No client waits for an answer.
     None,
     /// A client waits for the lease. The lock of its idempotency key is held meanwhile, so that one key gets only one
@@ -89,7 +89,7 @@ enum Client {
 
 /// The request of a lease that is not granted yet.
 #[derive(Debug)]
-struct Request {
+struct PendingRequest {
     resolved: Resolved,
     /// Determines what the answer shows.
     viewer: Viewer,
@@ -107,8 +107,8 @@ pub(super) struct Actor {
     /// Effects of the state machine that are not executed yet.
     effects: VecDeque<Effect>,
     /// `None` if the request of an earlier gpushd is not resolved yet, or the client has its answer.
-    request: Option<Request>,
-    client: Client,
+    request: Option<PendingRequest>,
+    client: LeaseClient,
     /// Place in the queue of a request that is not resolved yet.
     place: Option<QueuePlace>,
     /// The entry of the request in the queue.
@@ -126,9 +126,9 @@ pub(super) struct Actor {
     changed_by: Option<gpush_api::Actor>,
     /// Why an effect of a requested change has failed.
     failure: Option<ChangeError>,
-    ending: Ending,
+    ending: EndProgress,
     inbox: Inbox,
-    commands: mpsc::UnboundedReceiver<Command>,
+    commands: mpsc::UnboundedReceiver<LeaseCommand>,
     /// Whether the actor runs in its own task.
     has_task: bool,
 }
@@ -150,7 +150,7 @@ impl Actor {
             lease,
             effects: VecDeque::new(),
             request: None,
-            client: Client::None,
+            client: LeaseClient::None,
             place: None,
             ticket: None,
             wait_until: None,
@@ -160,7 +160,7 @@ impl Actor {
             refusal: None,
             changed_by: None,
             failure: None,
-            ending: Ending::default(),
+            ending: EndProgress::default(),
             inbox,
             commands,
             has_task: false,
@@ -177,8 +177,8 @@ impl Actor {
     ) -> (Self, oneshot::Receiver<Result<gpush_api::LeaseGrant, ApiError>>) {
         let (reply, answer) = oneshot::channel();
         let mut actor = Self::new(leases, State::Queued { recorded: false }, None);
-        actor.request = Some(Request { resolved, viewer, key });
-        actor.client = Client::Waits { reply, _lock: lock };
+        actor.request = Some(PendingRequest { resolved, viewer, key });
+        actor.client = LeaseClient::Waits { reply, _lock: lock };
         (actor, answer)
     }
 

@@ -11,7 +11,7 @@ use crate::{
     caller::Caller,
     idempotency::Key,
     lanes::{self, Needs},
-    leases::{Leases, pending::PendingGrant, queue, request::Resolved},
+    leases::{Leases, limits, pending::PendingGrant, request::Resolved},
     state::{OpenLease, ReservationId},
 };
 
@@ -26,7 +26,7 @@ impl<'a> EnteringRequest<'a> {
     /// If the quota does not allow one more waiting request.
     fn new(leases: &'a Leases, resolved: &Resolved) -> Result<Self, ApiError> {
         let number = leases.handles.state.change_leases(|table| {
-            queue::may_wait(leases, resolved, table)?;
+            limits::may_wait(leases, resolved, table)?;
             Ok::<_, ApiError>(table.begin_to_queue(resolved.wanted.holder))
         })?;
         Ok(Self { leases, number })

@@ -25,13 +25,13 @@ use tokio::{
     time::Instant,
 };
 
-use super::{Actor, Client, Command, Joined, Rejoin, Request, input::wait_until};
+use super::{Actor, Joined, LeaseClient, LeaseCommand, PendingRequest, Rejoin, input::wait_until};
 use crate::{
     caller::{Caller, Viewer},
     lanes::{self, Needs},
     leases::{
         Leases,
-        job::JobTerms,
+        job_terms::JobTerms,
         pending::PendingGrant,
         request::{Resolved, resolve},
     },
@@ -54,7 +54,7 @@ pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
         let place = leases.handles.lanes.queue(lanes::Waiter::Lease(lease.id().to_string()), Needs::new());
         let mut actor = Actor::of_open_lease(leases, OpenLease::clone(lease));
         actor.place = Some(place);
-        actor.client = Client::Away { until: Instant::now() + RECONNECT_TIME };
+        actor.client = LeaseClient::Away { until: Instant::now() + RECONNECT_TIME };
         actor.wait_until = wait_until(lease);
         actor.spawn();
     }
@@ -65,7 +65,7 @@ pub(in crate::leases) async fn resolve_all(leases: &Leases, seen: &Observed) {
     let mut waiting = Vec::new();
     for inbox in leases.actors.unresolved() {
         let (done, resolved) = oneshot::channel();
-        if inbox.send(Command::Resolve(seen.clone(), done)).is_ok() {
+        if inbox.send(LeaseCommand::Resolve(seen.clone(), done)).is_ok() {
             waiting.push(resolved);
         }
     }
@@ -90,8 +90,8 @@ pub(in crate::leases) async fn rejoin(
     let ((reply, answer), (joined, result)) = (oneshot::channel(), oneshot::channel());
     let (caller, job) = (caller.clone(), job.cloned());
     let rejoin = Rejoin { caller, job, lock: lock.take(), reply, joined };
-    if let Err(unsent) = inbox.send(Command::Rejoin(Box::new(rejoin))) {
-        if let Command::Rejoin(rejoin) = *unsent {
+    if let Err(unsent) = inbox.send(LeaseCommand::Rejoin(Box::new(rejoin))) {
+        if let LeaseCommand::Rejoin(rejoin) = *unsent {
             *lock = rejoin.lock;
         }
         return Ok(None);
@@ -111,9 +111,9 @@ pub(in crate::leases) async fn rejoin(
 impl Actor {
     /// At the start of the task: cancels the request if its client can no longer reconnect.
     pub(super) async fn cancel_if_abandoned(&mut self) {
-        let (Client::Away { .. }, Some(lease)) = (&self.client, &self.lease) else { return };
+        let (LeaseClient::Away { .. }, Some(lease)) = (&self.client, &self.lease) else { return };
         if has_ended(&lease.record) || !has_key(&self.leases, &lease.record).await {
-            self.client = Client::None;
+            self.client = LeaseClient::None;
             self.apply(Event::Released);
         }
     }
@@ -136,14 +136,14 @@ impl Actor {
         let (Some(place), Some(id)) = (self.place.take(), self.id()) else { return };
         self.ticket = Some(self.leases.add_waiting(id, resolved.clone(), viewer, place, self.inbox.clone()));
         // The key is already recorded.
-        self.request = Some(Request { resolved, viewer, key: None });
+        self.request = Some(PendingRequest { resolved, viewer, key: None });
         self.leases.actors.set_resolved(id);
     }
 
     /// Connects the client of the request again.
     pub(super) async fn rejoin(&mut self, rejoin: Rejoin) {
         let Rejoin { caller, job, lock, reply, joined } = rejoin;
-        let (Client::Away { .. }, Some(lease)) = (&self.client, &self.lease) else {
+        let (LeaseClient::Away { .. }, Some(lease)) = (&self.client, &self.lease) else {
             let _the_client_may_be_gone = joined.send(Joined::NotAway(lock));
             return;
         };
@@ -158,12 +158,12 @@ impl Actor {
                 if let Some(ticket) = self.ticket {
                     self.leases.replace_waiting(ticket, &resolved, caller.viewer);
                 }
-                self.request = Some(Request { resolved, viewer: caller.viewer, key: None });
+                self.request = Some(PendingRequest { resolved, viewer: caller.viewer, key: None });
             }
             // The client and its rights are known now. Only a temporary error keeps the request in the queue.
             (Err(error), true) => {
                 if !error.retryable {
-                    self.client = Client::None;
+                    self.client = LeaseClient::None;
                     self.apply(Event::Refused);
                     self.execute_effects().await;
                 }
@@ -173,7 +173,7 @@ impl Actor {
             // The request waits already, with the rights of an ordinary user.
             (Err(_), false) => {}
         }
-        self.client = Client::Waits { reply, _lock: lock };
+        self.client = LeaseClient::Waits { reply, _lock: lock };
         let _the_client_may_be_gone = joined.send(Joined::Yes);
         if self.state == State::Active && !self.moving.is_running() {
             self.answer_grant(Ok(()));

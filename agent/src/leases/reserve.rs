@@ -10,37 +10,27 @@
 
 use std::sync::Arc;
 
-use gpush_api::{ApiError, Gpu, LeaseMember, LeaseWait};
+use gpush_api::{ApiError, Gpu};
 use gpush_core::lease::{
     placement::{Assignment, Host, NoAssignment},
-    quota::{self, HeldLease},
+    quota::{self},
 };
 
 use super::{
     Leases,
+    capacity::{DevicesToCreate, Reserved},
     held::HeldLeases,
+    limits::{check_size, within_quota},
     offers::{self, gpus_of},
     placement_snapshot::PlacementSnapshot,
-    queue,
-    request::{Resolved, denied},
+    request::Resolved,
     searches::searched,
+    waiting,
 };
 use crate::{
-    lanes::{Claim, Grant, LaneChanges},
-    mps,
-    state::{HostState, LeaseTable, Reservation, ReservationId},
-    tasks::TaskName,
+    lanes::LaneChanges,
+    state::{HostState, Reservation},
 };
-
-/// Checks the limits of the holder that do not depend on the placement. A refused request costs no search.
-pub(super) fn check_quotas(leases: &Leases, resolved: &Resolved, wait: LeaseWait) -> Result<(), ApiError> {
-    let table = leases.handles.state.leases();
-    within_quota(&HeldLeases::of(leases.handles.users.accounts(), &table), resolved)?;
-    match wait {
-        LeaseWait::No => Ok(()),
-        LeaseWait::Seconds(_) | LeaseWait::Unlimited => queue::may_wait(leases, resolved, &table),
-    }
-}
 
 /// Why gpushd reserved no capacity for a request.
 #[derive(Debug)]
@@ -52,62 +42,6 @@ pub(super) enum NotReserved {
     /// The config, an override, or the instances of a GPU have changed since the readings. The request must be placed
     /// again, with new readings.
     Outdated,
-}
-
-/// The MIG devices that an operation creates for a lease, and the operation's claim on their GPUs.
-#[derive(Debug)]
-pub(super) struct DevicesToCreate {
-    pub(super) assignment: Assignment,
-    pub(super) claim: Claim,
-}
-
-/// Capacity that is reserved until the grant is recorded. If this value is dropped before that, the capacity is free
-/// again.
-#[derive(Debug)]
-pub(super) struct Reserved {
-    leases: Leases,
-    id: ReservationId,
-    pub(super) members: Vec<LeaseMember>,
-    /// The MIG devices that an operation must create first.
-    pub(super) missing: Option<DevicesToCreate>,
-    /// For each GPU on which no device is created, a guard: no operation on the GPU begins until the grant is recorded.
-    _grants: Vec<Grant>,
-    /// Whether the reservation is in the table.
-    is_reserved: bool,
-    /// Whether the grant may be on disk. If so, the capacity stays reserved.
-    may_be_recorded: bool,
-}
-
-impl Reserved {
-    /// Returns the number of the reservation.
-    pub(super) fn id(&self) -> ReservationId {
-        self.id
-    }
-
-    /// Removes the reservation from the table: the lease holds the capacity now, or does not need it any more.
-    pub(super) fn remove(&mut self, table: &mut LeaseTable) {
-        table.reserved.remove(&self.id);
-        self.is_reserved = false;
-    }
-
-    /// Notes whether the grant may be on disk.
-    pub(super) fn set_may_be_recorded(&mut self, may_be_recorded: bool) {
-        self.may_be_recorded = may_be_recorded;
-    }
-}
-
-impl Drop for Reserved {
-    fn drop(&mut self) {
-        if !self.is_reserved || self.may_be_recorded {
-            return;
-        }
-        let (leases, members) = (self.leases.clone(), std::mem::take(&mut self.members));
-        leases.handles.state.change_leases(|table| self.remove(table));
-        leases.handles.tasks.clone().once_before_exit(TaskName::FreedCapacity, async move {
-            mps::admit(&leases.handles.mps, &members).await;
-            leases.capacity_freed();
-        });
-    }
 }
 
 /// The readings with which requests are placed. They can be old when the capacity is reserved.
@@ -127,7 +61,7 @@ pub(super) fn reserve(leases: &Leases, read: &ReadHost, resolved: &Resolved) -> 
         let table = leases.handles.state.leases();
         let held = HeldLeases::of(leases.handles.users.accounts(), &table);
         within_quota(&held, resolved).map_err(NotReserved::Refused)?;
-        let left_out = &queue::beyond_quota(leases);
+        let left_out = &waiting::beyond_quota(leases);
         Ok((PlacementSnapshot::current(leases, &read.host, &read.gpus, table, left_out), held))
     };
     loop {
@@ -184,23 +118,5 @@ pub(super) fn reserve_assignment(
     }
     let reservation = Reservation { holder: resolved.wanted.holder, members: members.clone() };
     let Some(id) = leases.handles.state.reserve(&read.host, reservation) else { return Err(NotReserved::Outdated) };
-    let leases = leases.clone();
-    let (is_reserved, may_be_recorded) = (true, false);
-    Ok(Some(Reserved { leases, id, members, missing, _grants: grants, is_reserved, may_be_recorded }))
-}
-
-/// Checks those limits of the holder that do not depend on which GPUs the lease gets.
-pub(super) fn within_quota(held: &HeldLeases, resolved: &Resolved) -> Result<(), ApiError> {
-    check_limits(&held.of_requester(resolved), resolved)
-}
-
-/// Does the same as [`within_quota`], with these leases of the holder.
-pub(super) fn check_limits(held: &[HeldLease], resolved: &Resolved) -> Result<(), ApiError> {
-    let (kind, duration) = (resolved.wanted.share.kind(), resolved.new.request.duration_s);
-    quota::check_request(&resolved.quota, held, kind, duration).map_err(|denial| denied(&denial, &resolved.new.binding))
-}
-
-/// Checks the limits that depend on the size of the assignment, with these leases of the holder.
-pub(super) fn check_size(held: &[HeldLease], resolved: &Resolved, size: quota::Size) -> Result<(), ApiError> {
-    quota::check_size(&resolved.quota, held, size).map_err(|denial| denied(&denial, &resolved.new.binding))
+    Ok(Some(Reserved::new(leases, id, members, missing, grants)))
 }

@@ -1,0 +1,80 @@
+//! Capacity that is reserved for a grant.
+
+use gpush_api::LeaseMember;
+use gpush_core::lease::placement::Assignment;
+
+use super::Leases;
+use crate::{
+    lanes::{Claim, Grant},
+    mps,
+    state::{LeaseTable, ReservationId},
+    tasks::TaskName,
+};
+
+/// The MIG devices that an operation creates for a lease, and the operation's claim on their GPUs.
+#[derive(Debug)]
+pub(super) struct DevicesToCreate {
+    pub(super) assignment: Assignment,
+    pub(super) claim: Claim,
+}
+
+/// Capacity that is reserved until the grant is recorded. If this value is dropped before that, the capacity is free
+/// again.
+#[derive(Debug)]
+pub(super) struct Reserved {
+    leases: Leases,
+    id: ReservationId,
+    pub(super) members: Vec<LeaseMember>,
+    /// The MIG devices that an operation must create first.
+    pub(super) missing: Option<DevicesToCreate>,
+    /// For each GPU on which no device is created, a guard: no operation on the GPU begins until the grant is recorded.
+    _grants: Vec<Grant>,
+    /// Whether the reservation is in the table.
+    is_reserved: bool,
+    /// Whether the grant may be on disk. If so, the capacity stays reserved.
+    may_be_recorded: bool,
+}
+
+impl Reserved {
+    /// Takes over the reservation `id`, which the caller has just added to the table.
+    pub(super) fn new(
+        leases: &Leases,
+        id: ReservationId,
+        members: Vec<LeaseMember>,
+        missing: Option<DevicesToCreate>,
+        grants: Vec<Grant>,
+    ) -> Self {
+        let leases = leases.clone();
+        Self { leases, id, members, missing, _grants: grants, is_reserved: true, may_be_recorded: false }
+    }
+
+    /// Returns the number of the reservation.
+    pub(super) fn id(&self) -> ReservationId {
+        self.id
+    }
+
+    /// Removes the reservation from the table: the lease holds the capacity now, or does not need it any more.
+    pub(super) fn remove(&mut self, table: &mut LeaseTable) {
+        table.reserved.remove(&self.id);
+        self.is_reserved = false;
+    }
+
+    /// Notes whether the grant may be on disk.
+    pub(super) fn set_may_be_recorded(&mut self, may_be_recorded: bool) {
+        self.may_be_recorded = may_be_recorded;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        if !self.is_reserved || self.may_be_recorded {
+            return;
+        }
+        let (leases, members) = (self.leases.clone(), std::mem::take(&mut self.members));
+        leases.handles.state.change_leases(|table| self.remove(table));
+        leases.handles.tasks.clone().once_before_exit(TaskName::FreedCapacity, async move {
+            mps::admit(&leases.handles.mps, &members).await;
+            leases.capacity_freed();
+        });
+    }
+}

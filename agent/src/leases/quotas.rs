@@ -1,0 +1,103 @@
+//! The accounts of users, and their quotas.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{ApiError, Code, Gpu};
+use gpush_core::lease::quota::{self, Effective, NamedId, Subject};
+use gpush_host::{accounts::Account, users::Unanswered};
+
+use super::Leases;
+use crate::caller::Caller;
+
+/// Returns the account of a user, and the effective quota of the account.
+///
+/// # Errors
+/// If the name service did not answer, and so the account or the quota is unknown.
+pub(super) async fn quota(
+    leases: &Leases,
+    caller: &Caller,
+    holder: u32,
+    gpus: usize,
+) -> Result<(Account, Effective), ApiError> {
+    let users = &leases.handles.users;
+    let account = match holder {
+        0 if caller.viewer.is_admin() || caller.holds(0) => Account::User(0),
+        // Root of a container has the uid of the host's root, but not its rights.
+        0 => Account::RootContainers,
+        _ => users.accounts().of(holder).await.map_err(|unanswered| unknown_account(holder, unanswered))?,
+    };
+    if account == Account::User(0) {
+        // Root has no quota, so the name service does not matter.
+        let root = quota::effective(&[], quota::User::Root, |_| NamedId::Absent, gpus);
+        return Ok((account, root.map_err(|unknown| ApiError::from(&unknown))?));
+    }
+    let config = leases.handles.state.config();
+    let known: Vec<Gpu> = leases.handles.state.now().gpus.iter().map(|gpu| gpu.gpu.clone()).collect();
+    let quotas = config.quotas(&known);
+    let mut ids = Vec::new();
+    for quota in &quotas {
+        let id = match &quota.subject {
+            Subject::User(name) => users.names().uid(name).await,
+            Subject::Group(name) => users.names().group(name).await,
+            Subject::Everybody => Ok(None),
+        };
+        ids.push((
+            quota.subject.clone(),
+            id.map_or(NamedId::Unanswered, |id| id.map_or(NamedId::Absent, NamedId::Known)),
+        ));
+        if id.is_err() {
+            // Later quotas do not matter: an unknown quota never makes a later one apply.
+            break;
+        }
+    }
+    let has_groups = quotas.iter().any(|quota| matches!(quota.subject, Subject::Group(_)));
+    let (listed, has_all_groups) = match account.user().filter(|_| has_groups) {
+        // A process can drop a group in a user namespace. The group still counts.
+        Some(uid) => match users.names().groups_of(uid).await {
+            Ok(groups) => (groups.unwrap_or_default(), true),
+            Err(_) => (Vec::new(), false),
+        },
+        None => (Vec::new(), true),
+    };
+    // Root of a container can choose its groups, so they do not count.
+    let own = if caller.holds(holder) { caller.peer.groups.as_slice() } else { &[] };
+    let gids = [own, &listed].concat();
+    let user = quota::User::Account { uid: account.user(), gids: &gids, has_all_groups };
+    let id_of =
+        |subject: &Subject| ids.iter().find(|(one, _)| one == subject).map_or(NamedId::Unanswered, |(_, id)| *id);
+    let effective = quota::effective(&quotas, user, id_of, gpus).map_err(|unknown| ApiError::from(&unknown))?;
+    Ok((account, effective))
+}
+
+/// Returns what the caller's quota names: a user, a group, or everybody. `None` for root and for the standard limits.
+///
+/// # Errors
+/// As [`quota()`].
+pub(crate) async fn quota_subject(leases: &Leases, caller: &Caller) -> Result<Option<Subject>, ApiError> {
+    let gpus = leases.handles.state.now().gpus.len();
+    quota(leases, caller, caller.uid(), gpus).await.map(|(_, quota)| quota.subject)
+}
+
+/// Returns the error for a uid whose account is not known.
+pub(super) fn unknown_account(uid: u32, unanswered: Unanswered) -> ApiError {
+    ApiError::new(Code::Unavailable, format!("cannot determine the user of uid {uid}"))
+        .cause(unanswered.to_string())
+        .hint(format!("try again; if the error remains, check the name service: `getent passwd {uid}`"))
+        .retryable()
+}
+
+/// Looks up the accounts of all holders, so that [`super::held::HeldLeases::of`] knows them. Waits only for holders whose account is
+/// not known, so that the holder of many leases causes no lookups when another user requests a lease.
+///
+/// # Errors
+/// If the name service does not answer about a holder.
+pub(super) async fn know_holders(leases: &Leases) -> Result<(), ApiError> {
+    let table = leases.handles.state.leases();
+    let open = table.open.values().map(|lease| lease.record.holder.uid);
+    let holders: BTreeSet<u32> = open.chain(table.reserved.values().map(|one| one.holder)).collect();
+    let accounts = leases.handles.users.accounts();
+    for uid in holders.into_iter().filter(|uid| accounts.last(*uid).is_err()) {
+        accounts.of(uid).await.map_err(|unanswered| unknown_account(uid, unanswered))?;
+    }
+    Ok(())
+}
