@@ -31,8 +31,8 @@ use rusqlite::{Connection, ErrorCode};
 
 use crate::{
     error::{StoreError, from_sqlite},
-    fact::Head,
     files::Files,
+    head::Head,
     lock::Lock,
     note::{Bounds, Clock},
     record,
