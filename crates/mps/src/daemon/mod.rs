@@ -21,6 +21,7 @@
 //! | `task` | the supervisor task: events in, effects executed |
 //! | `start`, `stop` | how a target gets its daemon; how a daemon ends |
 //! | `probe`, `health`, `settings` | probes: the daemon's state, its servers and clients, its settings |
+//! | `probe_task` | the task of one probe |
 //! | `report` | the reports that the task publishes |
 //! | `admission` | users with access to the pipe directory; another user gets another daemon |
 //! | `leftovers` | processes of a daemon that has ended |
@@ -62,6 +63,7 @@ pub mod log;
 pub mod multi_user;
 mod pending;
 mod probe;
+mod probe_task;
 mod protocol_in_use;
 mod report;
 pub mod server_processes;
