@@ -57,8 +57,9 @@ pub(crate) fn open(function: &'static str) -> Outcome {
     Ok(())
 }
 
-/// Removes one user from the session. If that was the last user, ends the session. If no session is open, does nothing.
-pub(crate) fn close() -> Outcome {
+/// Removes one user from the session. If that was the last user, ends the session, after `forget` has dropped the objects
+/// of the session. If no session is open, does nothing.
+pub(crate) fn close(forget: impl FnOnce()) -> Outcome {
     let mut users = users();
     users.count = users.count.saturating_sub(1);
     if users.count > 0 {
@@ -67,8 +68,7 @@ pub(crate) fn close() -> Outcome {
     let ended = users.session.take();
     drop(users);
     if let Some(session) = ended {
-        crate::events::forget_all();
-        crate::gpm::forget_all();
+        forget();
         session.host.disconnect()?;
     }
     Ok(())
