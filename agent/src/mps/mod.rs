@@ -18,12 +18,14 @@
 //! | `present` | which daemons exist now, and who uses them |
 //! | `plan_steps` | plans which daemons an operation stops and starts |
 //! | `operation_steps` | stops and starts daemons for operations |
+//! | `operation_daemons` | the daemons that running operations start or keep stopped |
 //! | `records` | what is recorded about daemons |
 //! | `multi_user_support` | whether a daemon can serve several users |
 //! | `missing` | errors for targets that gpushd does not have, or does not have yet |
 //! | `leases` | functions of targets for leases: offers, admission of holders, clients |
 //! | `clients` | the clients of a daemon, and their leases |
 //! | `control_connection` | names the processes that prevent a daemon from answering |
+//! | `daemon_state` | the state of a daemon, its reasons, and the errors that follow from the state |
 //! | `act` | actions of administrators on a daemon |
 //! | `view` | daemons as the API shows them |
 
@@ -31,9 +33,11 @@ mod act;
 mod clients;
 mod compute_mode;
 mod control_connection;
+mod daemon_state;
 mod leases;
 mod missing;
 mod multi_user_support;
+mod operation_daemons;
 mod operation_steps;
 mod plan_steps;
 mod present;
@@ -87,7 +91,7 @@ use crate::{
     timeslice::Timeslice,
 };
 
-use self::{operation_steps::OperationDaemons, wakes::Wakes};
+use self::{operation_daemons::OperationDaemons, wakes::Wakes};
 
 /// Pause before gpushd checks again whether a daemon has exited.
 const SOON: std::time::Duration = std::time::Duration::from_millis(100);
@@ -270,7 +274,7 @@ impl Mps {
     pub(crate) fn servers(&self) -> Servers {
         let entries = self.entries().clone();
         let supervised = entries.iter().map(|(uuid, entry)| {
-            let names = ServedTarget { label: view::label(entry, uuid), name: view::name(entry) };
+            let names = ServedTarget { label: daemon_state::label(entry, uuid), name: daemon_state::name(entry) };
             SupervisedTarget::of(names, &entry.short, uuid, &entry.gpu_uuid, &entry.daemon.last_report())
         });
         Servers::of(&self.base, supervised.collect(), &self.handles.state.config().mps, self.handles.own_uid)

@@ -16,7 +16,7 @@ use gpush_core::{
 use gpush_mps::daemon::{Daemon, Desired, RecordedUsers, Report, Sources, TargetDir, sweep_removed};
 use gpush_store::NewAudit;
 
-use super::{Entry, Mps, clients, multi_user_support, operation_steps::OperationDaemons, view};
+use super::{Entry, Mps, clients, daemon_state, multi_user_support, operation_daemons::OperationDaemons};
 use crate::{caller::Viewer, eligibility, tasks::TaskName};
 
 /// Adopts the daemons that a previous gpushd left running. Call this before gpushd serves any request, because requests
@@ -57,10 +57,10 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
     let published: Mutex<Option<MpsChange>> = Mutex::default();
     let changed = move |seen: &Report| {
         let Some(entry) = shared.entries().get(&of).cloned() else { return };
-        let name = view::name(&entry);
+        let name = daemon_state::name(&entry);
         let (gpu_uuid, gpu) = (entry.gpu_uuid, entry.target.map(|target| target.gpu));
-        let state = view::state(seen);
-        let mut reasons = view::reasons(seen, &name);
+        let state = daemon_state::state(seen);
+        let mut reasons = daemon_state::reasons(seen, &name);
         reasons.extend(seen.news.clone());
         if let Some(why) = seen.killed {
             reasons.push(format!("gpushd killed it: {why}"));

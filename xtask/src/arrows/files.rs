@@ -20,7 +20,7 @@ const GROUPS: [&str; 2] = ["crates", "sim"];
 const CRATES: [&str; 4] = ["agent", "ctl", "tests", "xtask"];
 
 /// Circles that remain, as the crate's `src` and their number. Only ever remove from this list.
-const REMAINING: [(&str, usize); 1] = [("agent/src", 3)];
+const REMAINING: [(&str, usize); 1] = [("agent/src", 2)];
 
 /// Checks that no files of a crate use each other in a circle, except the circles of [`REMAINING`]. Returns a summary.
 ///
