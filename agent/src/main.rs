@@ -29,8 +29,10 @@ mod health;
 mod host_services;
 mod http;
 mod idempotency;
+#[expect(clippy::disallowed_types, reason = "its locks are not `Locked` yet")]
 mod lanes;
 mod late_driver;
+#[expect(clippy::disallowed_types, reason = "its locks are not `Locked` yet")]
 mod leases;
 mod life;
 mod listen;

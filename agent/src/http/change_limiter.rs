@@ -6,7 +6,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -19,6 +19,7 @@ use axum::{
 use gpush_api::{ApiError, Code};
 use gpush_core::{config::RequestLimits, duration};
 use gpush_host::{accounts::Account, peer::Peer};
+use gpush_locked::Locked;
 
 use super::{Handles, admin_socket::ThroughAdminSocket, body, failure::Failure};
 use crate::caller::Caller;
@@ -37,7 +38,7 @@ const READ_TIME: Duration = Duration::from_secs(1);
 
 /// Limits the rate of changing requests. A handle, cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ChangeLimiter(Arc<Mutex<HashMap<Account, Bucket>>>);
+pub(crate) struct ChangeLimiter(Arc<Locked<HashMap<Account, Bucket>>>);
 
 /// The requests of one account.
 #[derive(Debug)]
@@ -65,7 +66,7 @@ impl ChangeLimiter {
     /// # Errors
     /// If the account has sent too many requests.
     fn admit(&self, account: Account, limits: RequestLimits, now: Instant) -> Result<(), TooFast> {
-        let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = self.0.lock();
         if buckets.len() > MANY_ACCOUNTS {
             buckets.retain(|_, bucket| bucket.full > now);
         }
@@ -179,6 +180,6 @@ mod tests {
             limiter.admit(Account::User(uid), LIMITS, start).unwrap();
         }
         limiter.admit(ALICE, LIMITS, start + Duration::from_secs(1)).unwrap();
-        assert_eq!(limiter.0.lock().unwrap().len(), 1);
+        assert_eq!(limiter.0.lock().len(), 1);
     }
 }

@@ -52,11 +52,12 @@ use std::{
     fmt,
     ops::Deref,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
 };
 
 use gpush_core::sharing::{Finding, SharingTarget};
 use gpush_host::identity::Users;
+use gpush_locked::Locked;
 use gpush_mps::daemon::{Daemon, Launcher};
 pub(crate) use gpush_mps::daemon::{
     base_lock::{path as base_lock_path, take as lock_base},
@@ -143,18 +144,18 @@ pub(crate) struct Inner {
     /// Directory of NVIDIA's MPS programs. Used if the config does not set their paths.
     programs: Option<PathBuf>,
     /// Targets by UUID.
-    entries: Mutex<BTreeMap<String, Entry>>,
+    entries: Locked<BTreeMap<String, Entry>>,
     /// Records of targets, by UUID.
-    records: Mutex<BTreeMap<String, MpsTarget>>,
+    records: Locked<BTreeMap<String, MpsTarget>>,
     /// For each GPU, by UUID, why its desired targets cannot exist.
-    findings: Mutex<BTreeMap<String, Vec<Finding>>>,
+    findings: Locked<BTreeMap<String, Vec<Finding>>>,
     /// For each GPU, by UUID, why gpushd could not set the compute mode that prevents programs from bypassing MPS.
-    open: Mutex<BTreeMap<String, String>>,
+    open: Locked<BTreeMap<String, String>>,
     /// For each running operation, by id, which daemons it keeps stopped and which it starts.
-    moves: Mutex<BTreeMap<String, OperationDaemons>>,
+    moves: Locked<BTreeMap<String, OperationDaemons>>,
     /// Whether the MPS control program supports several users. gpushd finds this out when a rule requests several
     /// users.
-    many: Mutex<Option<multi_user_support::ProgramSupport>>,
+    many: Locked<Option<multi_user_support::ProgramSupport>>,
     /// Locked while gpushd runs the MPS control program to determine `many`.
     asking_many: tokio::sync::Mutex<()>,
     wakes: Wakes,
@@ -184,12 +185,12 @@ impl Mps {
             launcher: Launcher::of(&base),
             base,
             programs,
-            entries: Mutex::default(),
-            records: Mutex::new(records),
-            findings: Mutex::default(),
-            open: Mutex::default(),
-            moves: Mutex::default(),
-            many: Mutex::default(),
+            entries: Locked::default(),
+            records: Locked::new(records),
+            findings: Locked::default(),
+            open: Locked::default(),
+            moves: Locked::default(),
+            many: Locked::default(),
             asking_many: tokio::sync::Mutex::default(),
             wakes: Wakes::default(),
         }))
@@ -225,7 +226,7 @@ impl Mps {
 
     /// Returns one sentence for each reason why a desired target cannot exist.
     pub(crate) fn findings(&self) -> Vec<String> {
-        let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        let findings = self.findings.lock();
         let mut of_gpus: Vec<(&String, &Vec<Finding>)> = findings.iter().collect();
         of_gpus.sort_by_key(|(uuid, _)| self.handles.state.index_of(uuid));
         of_gpus.into_iter().flat_map(|(_, findings)| findings).map(Finding::to_string).collect()
@@ -233,17 +234,17 @@ impl Mps {
 
     /// Returns one sentence for each reason why this target cannot exist as desired.
     fn findings_of(&self, gpu: &str, target: &str) -> Vec<String> {
-        let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        let findings = self.findings.lock();
         let its = findings.get(gpu).into_iter().flatten().filter(|finding| finding.target.as_deref() == Some(target));
         its.map(Finding::to_string).collect()
     }
 
     fn multi_user(&self) -> MutexGuard<'_, Option<multi_user_support::ProgramSupport>> {
-        self.many.lock().unwrap_or_else(PoisonError::into_inner)
+        self.many.lock()
     }
 
     fn set_findings(&self, gpu: &str, findings: Vec<Finding>) {
-        let mut found = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = self.findings.lock();
         let before = found.remove(gpu).unwrap_or_default();
         for finding in findings.iter().filter(|finding| !before.contains(finding)) {
             tracing::warn!("not shared through MPS: {finding}");
@@ -259,15 +260,15 @@ impl Mps {
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 
     fn operation_daemons(&self) -> MutexGuard<'_, BTreeMap<String, OperationDaemons>> {
-        self.moves.lock().unwrap_or_else(PoisonError::into_inner)
+        self.moves.lock()
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<String, MpsTarget>> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+        self.records.lock()
     }
 
     /// Returns the data by which gpushd recognizes its current MPS servers.

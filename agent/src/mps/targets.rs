@@ -1,11 +1,6 @@
 //! Determines the desired daemons from the config, the layouts of the GPUs, and the daemons that exist.
 
-use std::{
-    collections::BTreeSet,
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use gpush_api::{EventPayload, Gpu, GpuState, MpsChange, MpsPolicy};
 use gpush_core::{
@@ -13,6 +8,7 @@ use gpush_core::{
     sharing::{self, Sharing, SharingTarget},
     supervisor::{KillReason, SupervisorState},
 };
+use gpush_locked::Locked;
 use gpush_mps::daemon::{Daemon, Desired, RecordedUsers, Report, Sources, TargetDir, sweep_removed};
 use gpush_store::NewAudit;
 
@@ -54,7 +50,7 @@ fn record_kill(mps: &Mps, uuid: &str, gpu_uuid: &str, why: KillReason) {
 fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDir) -> Daemon {
     let (shared, of, woken) = (mps.clone(), uuid.to_owned(), gpu_uuid.to_owned());
     let target = short.to_owned();
-    let published: Mutex<Option<MpsChange>> = Mutex::default();
+    let published: Locked<Option<MpsChange>> = Locked::default();
     let changed = move |seen: &Report| {
         let Some(entry) = shared.entries().get(&of).cloned() else { return };
         let name = daemon_state::name(&entry);
@@ -90,7 +86,7 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
         let (uuid, target) = (of.clone(), target.clone());
         let change = MpsChange { target, uuid, gpu_uuid, gpu, state, reasons };
         // The API has fewer states than the supervisor. So two states of the supervisor can give the same event.
-        let before = published.lock().unwrap_or_else(PoisonError::into_inner).replace(change.clone());
+        let before = published.lock().replace(change.clone());
         if before.as_ref() != Some(&change) {
             shared.handles.state.events().publish(EventPayload::Mps(Box::new(change)));
         }

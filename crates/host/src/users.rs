@@ -13,7 +13,7 @@ use std::{
     ffi::CString,
     hash::Hash,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, MutexGuard,
         atomic::{AtomicUsize, Ordering},
         mpsc::{SyncSender, sync_channel},
     },
@@ -22,6 +22,7 @@ use std::{
 };
 
 use gpush_api::text;
+use gpush_locked::Locked;
 use hashlink::LruCache;
 use nix::unistd::{Group, Uid, User};
 use tokio::sync::oneshot;
@@ -285,7 +286,7 @@ type Queued<K, V> = (K, oneshot::Sender<Option<V>>);
 
 #[derive(Debug)]
 struct Cache<K, V> {
-    entries: Arc<Mutex<Entries<K, V>>>,
+    entries: Arc<Locked<Entries<K, V>>>,
     lookups: SyncSender<Queued<K, V>>,
     /// Number of queued lookups.
     queued: Arc<AtomicUsize>,
@@ -309,7 +310,7 @@ where
     /// result is not cached.
     fn start(name: &str, fresh: Duration, look_up: Lookup<K, V>) -> std::io::Result<Self> {
         let (lookups, waiting) = sync_channel::<Queued<K, V>>(MOST_WAITING);
-        let (entries, queued) = (Arc::new(Mutex::new(Entries::new())), Arc::new(AtomicUsize::new(0)));
+        let (entries, queued) = (Arc::new(Locked::new(Entries::new())), Arc::new(AtomicUsize::new(0)));
         let (found, queue) = (Arc::clone(&entries), Arc::clone(&queued));
         thread::Builder::new().name(name.to_owned()).spawn(move || {
             for (key, answer) in waiting {
@@ -368,8 +369,8 @@ where
     }
 }
 
-fn locked<K, V>(entries: &Mutex<Entries<K, V>>) -> MutexGuard<'_, Entries<K, V>> {
-    entries.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked<K, V>(entries: &Locked<Entries<K, V>>) -> MutexGuard<'_, Entries<K, V>> {
+    entries.lock()
 }
 
 #[cfg(test)]
@@ -421,8 +422,8 @@ mod tests {
     #[tokio::test]
     async fn old_entry_is_used_while_a_newer_one_is_looked_up() {
         let (reported, answers) = std::sync::mpsc::channel::<Option<u32>>();
-        let answers = Mutex::new(answers);
-        let names = with_groups(move |_| Some(answers.lock().unwrap().recv().unwrap()));
+        let answers = Locked::new(answers);
+        let names = with_groups(move |_| Some(answers.lock().recv().unwrap()));
         reported.send(Some(7)).unwrap();
         assert_eq!(names.group("admins").await, Ok(Some(7)));
         let Some(past) = Instant::now().checked_sub(GROUP_FRESH) else {

@@ -9,8 +9,9 @@
 //! between two sessions. A forked child is a separate client of the driver, and registers at its first call.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
+use gpush_locked::Locked;
 use silicon::description::DEFAULT_DRIVER;
 use silicon::{Host, Machine, Return};
 
@@ -31,10 +32,10 @@ struct Users {
     session: Option<Arc<Session>>,
 }
 
-static USERS: Mutex<Users> = Mutex::new(Users { count: 0, session: None });
+static USERS: Locked<Users> = Locked::new(Users { count: 0, session: None });
 
 fn users() -> MutexGuard<'static, Users> {
-    USERS.lock().unwrap_or_else(PoisonError::into_inner)
+    USERS.lock()
 }
 
 /// Opens the session, or adds one user to the open session.

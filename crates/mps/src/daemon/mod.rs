@@ -35,17 +35,12 @@
 //! | `server_processes` | which processes are MPS servers |
 //! | `server_record` | the servers that gpushd has seen as children of a daemon |
 
-use std::{
-    collections::BTreeSet,
-    fmt,
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeSet, fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, MpsPolicy, MpsServerState, MpsSettings};
 use gpush_core::supervisor::{KillReason, SupervisorPolicy, SupervisorState};
 use gpush_host::proc::ProcessId;
+use gpush_locked::Locked;
 use jiff::Timestamp;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -249,7 +244,7 @@ pub struct Daemon {
 pub struct DaemonTask {
     create: Box<dyn Fn() -> SupervisorTask + Send + Sync>,
     /// The state of the task at its first run.
-    first: Mutex<Option<SupervisorTask>>,
+    first: Locked<Option<SupervisorTask>>,
     /// Locked while the task runs.
     asks: tokio::sync::Mutex<mpsc::Receiver<QueuedRequest>>,
     publish: watch::Sender<Report>,
@@ -267,7 +262,7 @@ impl DaemonTask {
     /// recovers its state from the directory of the target.
     pub async fn run(self: Arc<Self>) {
         let mut asks = self.asks.lock().await;
-        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let first = self.first.lock().take();
         let task = first.unwrap_or_else(|| {
             let task = (self.create)();
             // The owner of the callback reacts to this call by sending the desired state to the new task.
@@ -297,7 +292,7 @@ impl Daemon {
         let (publish, seen) = watch::channel(first.report());
         let task = DaemonTask {
             create: Box::new(create),
-            first: Mutex::new(Some(first)),
+            first: Locked::new(Some(first)),
             asks: tokio::sync::Mutex::new(asks),
             publish,
             changed: Box::new(changed),

@@ -1,9 +1,10 @@
 //! The fault rules of a host: reads and writes `faults.toml`, and applies the rules to calls.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use gpush_locked::Locked;
 use nix::sys::signal::{Signal, kill};
 
 use super::{Host, HostError, write_whole};
@@ -15,7 +16,7 @@ use crate::machine::{Counter, Pid};
 #[derive(Debug)]
 pub(super) struct Rules {
     path: PathBuf,
-    read: Mutex<Option<(Stamp, Numbered)>>,
+    read: Locked<Option<(Stamp, Numbered)>>,
 }
 
 /// A value that shows whether the file has changed. Computing it does not read the file.
@@ -26,7 +27,7 @@ type Numbered = Arc<[(u64, Rule)]>;
 
 impl Rules {
     pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, read: Mutex::new(None) }
+        Self { path, read: Locked::new(None) }
     }
 
     /// Returns the current rules. Returns no rules if the file does not exist.
@@ -36,7 +37,7 @@ impl Rules {
             let found = std::fs::metadata(&self.path).ok()?;
             Some((found.modified().ok()?, found.len(), found.ino()))
         };
-        let mut read = self.read.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut read = self.read.lock();
         let now = stamp();
         if let Some((then, rules)) = read.as_ref()
             && *then == now

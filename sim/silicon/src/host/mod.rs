@@ -14,7 +14,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::description::{Description, DescriptionError};
@@ -31,6 +31,7 @@ mod region;
 
 pub use driver_files::DRIVER;
 use faults::Rules;
+use gpush_locked::Locked;
 use living::Living;
 use lock::{Lock, PerProcess};
 pub use processes::PROC;
@@ -135,7 +136,7 @@ impl From<HostError> for Return {
 struct Local {
     lock: Lock,
     /// The state that was decoded last, and its generation.
-    decoded: Mutex<Option<(u64, Arc<Machine>)>>,
+    decoded: Locked<Option<(u64, Arc<Machine>)>>,
     rules: Rules,
     living: Living,
 }
@@ -257,13 +258,12 @@ impl Host {
         let damaged = || HostError::Damaged { dir: self.dir.display().to_string() };
         let state: State = serde_json::from_slice(bytes).map_err(|_| damaged())?;
         let machine = Arc::new(Machine::resume(Arc::clone(&self.hardware), state).ok_or_else(damaged)?);
-        *self.local()?.decoded.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some((generation, Arc::clone(&machine)));
+        *self.local()?.decoded.lock() = Some((generation, Arc::clone(&machine)));
         Ok(machine)
     }
 
     fn cached(&self, generation: u64) -> Result<Option<Arc<Machine>>, HostError> {
-        let decoded = self.local()?.decoded.lock().unwrap_or_else(PoisonError::into_inner);
+        let decoded = self.local()?.decoded.lock();
         Ok(decoded.as_ref().filter(|(held, _)| *held == generation).map(|(_, machine)| Arc::clone(machine)))
     }
 
@@ -322,7 +322,7 @@ impl Host {
             let _best_effort = self.update_driver_files(&before, &after);
             self.hide_closed(&before, &after);
             let after = Arc::new(after);
-            *local.decoded.lock().unwrap_or_else(PoisonError::into_inner) = Some((generation, after));
+            *local.decoded.lock() = Some((generation, after));
         }
         Ok(result)
     }
@@ -396,7 +396,7 @@ impl Local {
     fn open(dir: &Path) -> Result<Self, HostError> {
         Ok(Self {
             lock: Lock::open(&dir.join("state"))?,
-            decoded: Mutex::new(None),
+            decoded: Locked::new(None),
             rules: Rules::new(dir.join("faults.toml")),
             living: Living::default(),
         })

@@ -17,12 +17,13 @@ use std::{
     io::{self, Read, Seek, SeekFrom},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use futures_util::FutureExt as _;
 use gpush_host::subtask;
+use gpush_locked::Locked;
 use tokio::{
     sync::watch,
     task::JoinHandle,
@@ -58,7 +59,7 @@ pub(in crate::daemon) struct RotationConfig {
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct LogRotation {
     keeps: Option<(watch::Sender<RotationConfig>, JoinHandle<()>)>,
-    reported: Arc<Mutex<Option<String>>>,
+    reported: Arc<Locked<Option<String>>>,
 }
 
 impl Drop for LogRotation {
@@ -93,11 +94,11 @@ impl LogRotation {
 
     /// Describes a flooded log.
     pub(in crate::daemon) fn finding(&self) -> Option<String> {
-        self.reported.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.reported.lock().clone()
     }
 }
 
-async fn keep(how: watch::Receiver<RotationConfig>, reported: Arc<Mutex<Option<String>>>) {
+async fn keep(how: watch::Receiver<RotationConfig>, reported: Arc<Locked<Option<String>>>) {
     let mut logs = [CONTROL_LOG, SERVER_LOG].map(Growth::of);
     let mut pause = PAUSE.0;
     loop {
@@ -114,7 +115,7 @@ async fn keep(how: watch::Receiver<RotationConfig>, reported: Arc<Mutex<Option<S
         }
         let is = logs.iter().find_map(|log| log.finding(&kept));
         {
-            let mut was = reported.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut was = reported.lock();
             if let (None, Some(is)) = (&*was, &is) {
                 tracing::warn!(mps = kept.target, uid = kept.user, "{is}");
             }
