@@ -4,12 +4,10 @@
 //! Work gets permits in the order of its arrival, and one account can hold only some of the permits. So a caller with one
 //! request waits for at most as many pieces of work of each other account as one account may hold permits.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use gpush_host::accounts::Account;
+use gpush_locked::Locked;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A set of permits, and the number of them that each account may hold.
@@ -19,7 +17,7 @@ pub(crate) struct AccountPermits {
     /// Number of permits that one account may hold at once.
     share: usize,
     /// For each account with unfinished work, the permits that the account may still take.
-    accounts: Mutex<HashMap<Account, Arc<Semaphore>>>,
+    accounts: Locked<HashMap<Account, Arc<Semaphore>>>,
 }
 
 /// The permits that one account may take. Work keeps this value from its start to its end.
@@ -39,12 +37,12 @@ pub(crate) struct Permit {
 impl AccountPermits {
     /// Creates a set of permits. One account may hold `share` of them at once.
     pub(crate) fn new(permits: usize, share: usize) -> Self {
-        Self { permits: Arc::new(Semaphore::new(permits)), share, accounts: Mutex::default() }
+        Self { permits: Arc::new(Semaphore::new(permits)), share, accounts: Locked::default() }
     }
 
     /// Returns the share of an account.
     pub(crate) fn share(&self, account: Account) -> AccountShare {
-        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accounts = self.accounts.lock();
         // Remove the accounts that have no unfinished work.
         accounts.retain(|_, share| Arc::strong_count(share) > 1);
         let share = accounts.entry(account).or_insert_with(|| Arc::new(Semaphore::new(self.share)));
@@ -76,7 +74,7 @@ pub(crate) mod tests {
 
         /// Returns the number of permits that an account may still take; `None` if the account has no unfinished work.
         pub(crate) fn left(&self, account: Account) -> Option<usize> {
-            let accounts = self.accounts.lock().unwrap();
+            let accounts = self.accounts.lock();
             accounts.get(&account).map(|share| share.available_permits())
         }
     }

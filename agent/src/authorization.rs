@@ -5,12 +5,13 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use gpush_api::{Actor, ApiError, Code};
 use gpush_host::{accounts::Account, identity::Users, peer::Peer};
+use gpush_locked::Locked;
 use gpush_store::{DENIED, NewAudit, Store};
 
 use crate::{caller::Caller, state::State};
@@ -29,7 +30,7 @@ pub(crate) struct Authorization {
     store: Store,
     /// The uid that gpushd runs as.
     own_uid: u32,
-    refused: Arc<Mutex<Refused>>,
+    refused: Arc<Locked<Refused>>,
 }
 
 impl Authorization {
@@ -80,7 +81,7 @@ impl Authorization {
     /// Records a refused attempt. Does not wait for the store, because the answer to the caller does not depend on the
     /// record.
     fn record(&self, account: Account, actor: Actor, attempt: &'static str) {
-        let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut refused = self.refused.lock();
         if !refused.counts(account, Instant::now()) {
             return;
         }

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use gpush_core::config::ModeChange;
 use gpush_host::helper::Helpers;
+use gpush_locked::Locked;
 use gpush_store::OperationId;
 use tokio::sync::{Mutex, RwLock};
 
@@ -19,7 +20,7 @@ pub(crate) struct HostServices {
     /// reset.
     pub(crate) driverless: Arc<RwLock<()>>,
     /// Services that gpushd cannot start again. The key is the operation that stopped them.
-    pub(crate) not_started: std::sync::Mutex<BTreeMap<OperationId, Vec<String>>>,
+    pub(crate) not_started: Locked<BTreeMap<OperationId, Vec<String>>>,
     /// Locked while services are stopped or started around an operation.
     pub(crate) services: Mutex<()>,
 }

@@ -2,12 +2,10 @@
 //! request gets the same operation, or the current state of the object of the first request. gpushd recognizes a
 //! repeated request even after a restart.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use gpush_api::{ApiError, Code};
+use gpush_locked::Locked;
 use gpush_store::{Answer, NewAnswer, OperationId, Store, StoreError, StoredAnswer, Tx};
 use jiff::SignedDuration;
 use serde::Serialize;
@@ -85,7 +83,7 @@ impl Key {
 #[derive(Debug, Clone)]
 pub(crate) struct Idempotency {
     store: Store,
-    in_flight: Arc<Mutex<Locks>>,
+    in_flight: Arc<Locked<Locks>>,
 }
 
 /// Locks for the keys of requests in flight. The map's key is the uid of the caller and the idempotency key.
@@ -104,7 +102,7 @@ impl Idempotency {
     /// If [`MOST_REPEATS`] requests with this key already wait.
     pub(crate) async fn lock(&self, key: &Key) -> Result<OwnedMutexGuard<()>, ApiError> {
         let lock = {
-            let mut locks = self.in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut locks = self.in_flight.lock();
             locks.retain(|_, lock| Arc::strong_count(lock) > 1);
             let lock = locks.entry((key.uid, key.key.clone())).or_default();
             // The map has one reference to the lock, and the first request has another.

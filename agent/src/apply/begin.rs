@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{Actor, ApiError, Code, Operation};
+use gpush_api::{Actor, ApiError, Operation};
 use gpush_core::desired::check_mps_entries;
 use gpush_store::NewAudit;
 
@@ -40,9 +40,7 @@ pub(crate) async fn begin(engine: &Engine, caller: &Caller, order: Order) -> Res
         }
     });
     beginning.await.unwrap_or_else(|error| {
-        Err(ApiError::new(Code::Internal, "the operation could not begin: internal error of gpushd")
-            .cause(error.to_string())
-            .hint("see the log of gpushd: `journalctl -u gpushd`"))
+        Err(ApiError::internal("the operation could not begin: internal error of gpushd").cause(error.to_string()))
     })
 }
 

@@ -15,7 +15,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{ApiError, Code, GpuPlan, OperationState};
+use gpush_api::{ApiError, GpuPlan, OperationState};
 use gpush_store::{NewAudit, OperationId, Tx};
 
 use super::{
@@ -57,7 +57,7 @@ impl Executor {
     async fn abandon(self, number: OperationId) {
         let message = format!("operation {number} ended with an internal error of gpushd");
         tracing::error!(operation = %number, "{message}");
-        let error = ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`");
+        let error = ApiError::internal(message);
         // Do not use the returned failures: they are already logged, and the operation no longer accepts notes.
         let _failures = self.close(number, OperationState::Failed).await;
         self.operations.abandon(number, error).await;

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     modes::{
-        self, Trouble,
+        Trouble,
         driver::Driver,
         mig::{
             self,
@@ -31,7 +31,9 @@ use crate::{
             reset::{Cancel, Purpose},
         },
     },
+    mps::{self, Mps},
     operation::OperationHandle,
+    timeslice,
 };
 
 /// The progress of the steps of one GPU.
@@ -112,7 +114,8 @@ impl Run<'_> {
         for bracket in brackets(&plans, &id, &mig.state.config().mode_change) {
             let (position, opened) = match &bracket {
                 Bracket::Timeslice => {
-                    for failure in modes::timeslice::release(timeslice, &plans).await {
+                    let release = timeslice::gpus_to_release(timeslice, &plans);
+                    for failure in timeslice::apply_and_read_back(timeslice, &release).await {
                         self.ongoing.note(failure);
                     }
                     continue;
@@ -260,7 +263,7 @@ impl Run<'_> {
         // An operation that changes no override does not change which devices are shared.
         let layout = |part: &Part| part.lasting.as_ref().map(|_| part.plan.layout.clone());
         let layouts = devices.iter().map(|(part, _)| (part.plan.uuid.clone(), layout(part))).collect();
-        for failure in modes::mps::start_device_daemons(mps, &self.ongoing.id(), layouts).await {
+        for failure in mps::start_device_daemons(mps, &self.ongoing.id(), layouts).await {
             self.ongoing.note(failure);
         }
         devices.iter().for_each(|(part, _)| end_step(self.ongoing, part.position, None));
@@ -269,7 +272,7 @@ impl Run<'_> {
             mig.driver.readings.invalidate(&part.plan.uuid);
         }
         let uuids: Vec<String> = time_sliced.iter().map(|(part, _)| part.plan.uuid.clone()).collect();
-        for failure in modes::timeslice::execute(timeslice, &uuids).await {
+        for failure in timeslice::apply_and_read_back(timeslice, &uuids).await {
             self.ongoing.note(failure);
         }
         time_sliced.iter().for_each(|(part, _)| end_step(self.ongoing, part.position, None));
@@ -277,9 +280,15 @@ impl Run<'_> {
     }
 
     /// Executes one MPS step of the GPU at `position`, such as starting or stopping an MPS daemon.
-    async fn mps_step(&self, mps: &crate::mps::Mps, position: usize, step: &MpsStep) -> Result<(), ApiError> {
+    async fn mps_step(&self, mps: &Mps, position: usize, step: &MpsStep) -> Result<(), ApiError> {
         begin_step(self.ongoing, position, step::describe(&Step::Mps(step.clone())));
-        let done = modes::mps::execute(mps, &self.ongoing.id(), &self.parts[position].plan.uuid, step).await;
+        let (id, uuid) = (self.ongoing.id(), &self.parts[position].plan.uuid);
+        let done = match step {
+            MpsStep::StopDaemon { uuid: target, label } => mps::stop_for_operation(mps, &id, uuid, target, label).await,
+            MpsStep::StartDaemon { device: None } => mps::start_and_wait(mps, &id, uuid).await,
+            // The daemons of MIG devices are started together.
+            MpsStep::StartDaemon { device: Some(_) } => Ok(()),
+        };
         end_step(self.ongoing, position, done.as_ref().err());
         done
     }

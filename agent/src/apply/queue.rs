@@ -2,11 +2,12 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     time::Duration,
 };
 
 use gpush_api::{ApiError, Code};
+use gpush_locked::Locked;
 use gpush_store::OperationId;
 use jiff::Timestamp;
 use tokio::{sync::watch, time::Instant};
@@ -26,14 +27,14 @@ const MOST: usize = 256;
 
 #[derive(Debug)]
 pub(crate) struct OperationQueue {
-    waiting: Mutex<BTreeMap<OperationId, QueuedOperation>>,
+    waiting: Locked<BTreeMap<OperationId, QueuedOperation>>,
     /// Notified when an operation is added or cancelled. Each notification wakes the task that serves the queue.
     pub(super) changes: watch::Sender<()>,
 }
 
 impl Default for OperationQueue {
     fn default() -> Self {
-        Self { waiting: Mutex::default(), changes: watch::Sender::new(()) }
+        Self { waiting: Locked::default(), changes: watch::Sender::new(()) }
     }
 }
 
@@ -54,7 +55,7 @@ pub(super) struct QueuedOperation {
 
 impl OperationQueue {
     pub(super) fn waiting(&self) -> MutexGuard<'_, BTreeMap<OperationId, QueuedOperation>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 
     /// Returns one sentence for each operation that waits for a GPU.

@@ -145,8 +145,7 @@ fn read(engine: &Engine, one: QueuedOperation, meant: Vec<GpuPlan>, claim: Claim
     engine.tasks.execute(format!("operation {}", failed.ongoing.id()), reading, move || {
         let (engine, one) = (Arc::clone(&failing), failed.clone());
         async move {
-            let error = ApiError::new(Code::Internal, "the operation could not begin: internal error of gpushd")
-                .hint("see the log of gpushd: `journalctl -u gpushd`");
+            let error = ApiError::internal("the operation could not begin: internal error of gpushd");
             end_waiting(&engine, &one, error);
         }
     });

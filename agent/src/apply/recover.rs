@@ -16,11 +16,7 @@
 //! gpushd serves the API during recovery. The operation keeps its GPUs until recovery has finished.
 //! If gpushd dies during recovery, the next gpushd repeats the recovery.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, GpuLayout, GpuPlan, LayoutSource, OperationState, PlanRequest};
 use gpush_core::{
@@ -29,6 +25,7 @@ use gpush_core::{
     plan,
     step::{done_before, remaining, same_layout},
 };
+use gpush_locked::Locked;
 use gpush_nvml::{DriverError, ErrorKind, Reading};
 use gpush_store::{GpuIntent, OperationId, UnfinishedOperation};
 use jiff::Timestamp;
@@ -178,7 +175,7 @@ impl Recovery {
         if let Err(error) = mig.driver.hardware.pause().await {
             tracing::warn!("cannot pause the driver calls during a GPU reset: {error}");
         }
-        let shared = Arc::new((mig.clone(), resetting, Mutex::new(Some(gate))));
+        let shared = Arc::new((mig.clone(), resetting, Locked::new(Some(gate))));
         self.executor.tasks.spawn_for_before_exit(TaskName::OperationCleanup, "a GPU reset", move || {
             let shared = Arc::clone(&shared);
             async move {
@@ -187,7 +184,7 @@ impl Recovery {
                     mig.host_services.helpers.adopt(id).await;
                 }
                 mig.driver.hardware.unpause();
-                drop(gate.lock().unwrap_or_else(PoisonError::into_inner).take());
+                drop(gate.lock().take());
             }
         });
     }

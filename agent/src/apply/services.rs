@@ -15,11 +15,7 @@
 //! service. The operation that ends last starts the service again. A lock ensures that no operation
 //! stops services while another operation starts services.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, OperationState};
 use gpush_core::step::Bracket;
@@ -234,7 +230,7 @@ impl Services {
         if left.is_empty() {
             return;
         }
-        self.host_services.not_started.lock().unwrap_or_else(PoisonError::into_inner).insert(operation, left);
+        self.host_services.not_started.lock().insert(operation, left);
         let services = self.clone();
         // gpushd does not wait for this task before it exits.
         self.tasks.spawn_for(TaskName::ServiceStart, format!("operation {operation}"), move || {
@@ -253,7 +249,7 @@ impl Services {
             }
             self.undo_brackets(operation, state).await;
             let left = self.services_to_start(operation).await;
-            let mut known = self.host_services.not_started.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut known = self.host_services.not_started.lock();
             if left.is_empty() {
                 known.remove(&operation);
                 return;
@@ -371,7 +367,7 @@ impl Services {
 
 /// Returns one health error for each service that an operation stopped and gpushd cannot start.
 pub(crate) fn health(host_services: &HostServices) -> Vec<ApiError> {
-    let known = host_services.not_started.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = host_services.not_started.lock();
     let each = known.iter().flat_map(|(operation, services)| services.iter().map(move |one| (operation, one)));
     each.map(|(operation, service)| {
         ApiError::new(

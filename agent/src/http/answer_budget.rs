@@ -11,7 +11,7 @@ use std::{
     collections::HashMap,
     convert::Infallible,
     pin::Pin,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -22,6 +22,7 @@ use axum::{
 };
 use gpush_api::{ApiError, Code};
 use gpush_host::accounts::Account;
+use gpush_locked::Locked;
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -44,7 +45,7 @@ struct Budgets {
     users: Arc<Semaphore>,
     administrators: Arc<Semaphore>,
     /// For each account with unread answers, its budget.
-    accounts: Mutex<HashMap<Account, Arc<Semaphore>>>,
+    accounts: Locked<HashMap<Account, Arc<Semaphore>>>,
 }
 
 /// An answer in memory, and its part of the budgets.
@@ -65,7 +66,7 @@ impl AnswerBudget {
         Self(Arc::new(Budgets {
             users: Arc::new(Semaphore::new(IN_ALL)),
             administrators: Arc::new(Semaphore::new(IN_ALL)),
-            accounts: Mutex::default(),
+            accounts: Locked::default(),
         }))
     }
 
@@ -91,7 +92,7 @@ impl AnswerBudget {
     }
 
     fn account(&self, account: Account) -> Arc<Semaphore> {
-        let mut accounts = self.0.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accounts = self.0.accounts.lock();
         // Remove the accounts without unread answers.
         accounts.retain(|_, budget| Arc::strong_count(budget) > 1);
         Arc::clone(accounts.entry(account).or_insert_with(|| Arc::new(Semaphore::new(PER_ACCOUNT))))
@@ -159,6 +160,6 @@ mod tests {
         assert_eq!(again.len(), 3);
         drop((part, again, others));
         assert!(take(1000).is_ok());
-        assert_eq!(budget.0.accounts.lock().unwrap().len(), 1);
+        assert_eq!(budget.0.accounts.lock().len(), 1);
     }
 }

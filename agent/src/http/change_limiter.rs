@@ -9,7 +9,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -22,6 +22,7 @@ use axum::{
 use gpush_api::{ApiError, Code};
 use gpush_core::{config::RequestLimits, duration};
 use gpush_host::{accounts::Account, peer::Peer};
+use gpush_locked::Locked;
 use tokio_util::sync::CancellationToken;
 
 use super::{Handles, admin_socket::ThroughAdminSocket, body, failure::Failure};
@@ -41,7 +42,7 @@ const READ_TIME: Duration = Duration::from_secs(1);
 
 /// Limits the rate of changing requests. A handle, cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ChangeLimiter(Arc<Mutex<HashMap<Account, Bucket>>>);
+pub(crate) struct ChangeLimiter(Arc<Locked<HashMap<Account, Bucket>>>);
 
 /// The requests of one account.
 #[derive(Debug)]
@@ -82,7 +83,7 @@ impl ChangeLimiter {
     /// # Errors
     /// If the account has sent too many requests.
     fn admit(&self, account: Account, limits: RequestLimits, now: Instant) -> Result<(), TooFast> {
-        let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = self.0.lock();
         if buckets.len() > MANY_ACCOUNTS {
             buckets.retain(|_, bucket| bucket.full > now || bucket.is_sum_due);
         }
@@ -93,7 +94,7 @@ impl ChangeLimiter {
     /// Waits until the sum is due, or until gpushd stops. Returns the number of refusals since the last log entry.
     async fn sum(&self, account: Account, after: Duration, stopping: &CancellationToken) -> u64 {
         let _is_stopping = stopping.run_until_cancelled(tokio::time::sleep(after)).await.is_none();
-        let mut buckets = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = self.0.lock();
         let Some(bucket) = buckets.get_mut(&account) else { return 0 };
         (bucket.logged, bucket.is_sum_due) = (Some(Instant::now()), false);
         std::mem::take(&mut bucket.refused)
@@ -241,6 +242,6 @@ mod tests {
             limiter.admit(Account::User(uid), LIMITS, start).unwrap();
         }
         limiter.admit(ALICE, LIMITS, start + Duration::from_secs(1)).unwrap();
-        assert_eq!(limiter.0.lock().unwrap().len(), 1);
+        assert_eq!(limiter.0.lock().len(), 1);
     }
 }

@@ -46,9 +46,7 @@ impl Failure {
 
     /// Creates the error for a bug of gpushd.
     pub(crate) fn internal() -> Self {
-        ApiError::new(Code::Internal, "gpushd could not answer because of an internal error")
-            .hint("see its log: `journalctl -u gpushd`")
-            .into()
+        ApiError::internal("gpushd could not answer because of an internal error").into()
     }
 
     /// Creates the error for a request head that hyper refuses with `status`, because the head is

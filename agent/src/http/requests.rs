@@ -1,6 +1,6 @@
 //! Admits requests that change something, and executes them completely even if the caller disconnects.
 
-use gpush_api::{ApiError, Code, ReasonRequest};
+use gpush_api::{ApiError, ReasonRequest};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -120,9 +120,8 @@ impl Requests {
         work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
     ) -> Result<T, ApiError> {
         self.tasks.once_before_exit(TaskName::Request, work).await.unwrap_or_else(|error| {
-            Err(ApiError::new(Code::Internal, "the request failed because of an internal error of gpushd")
-                .cause(error.to_string())
-                .hint("see the log of gpushd: `journalctl -u gpushd`"))
+            Err(ApiError::internal("the request failed because of an internal error of gpushd")
+                .cause(error.to_string()))
         })
     }
 }

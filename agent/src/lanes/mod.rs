@@ -43,10 +43,11 @@ mod queue;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
 };
 
 use gpush_api::ApiError;
+use gpush_locked::Locked;
 use tokio::sync::watch;
 
 use crate::state::{self, Holder, words};
@@ -67,7 +68,7 @@ pub(crate) struct Lanes(Arc<Inner>);
 struct Inner {
     /// The state of the host. It shows which operation changes a GPU.
     host: state::State,
-    known: Mutex<LaneStates>,
+    known: Locked<LaneStates>,
     /// A new value wakes all waiting operations, leases and reconcilers. gpushd sends it when an operation has begun or
     /// ended, a lease has ended, an entry has left the queue, or the state of an MPS daemon has changed.
     room: watch::Sender<()>,
@@ -99,11 +100,11 @@ impl Lanes {
     /// Creates the lanes. All of them are free.
     pub(crate) fn new(host: state::State) -> Self {
         let (room, finished) = (watch::Sender::new(()), watch::Sender::new(()));
-        Self(Arc::new(Inner { host, known: Mutex::default(), room, finished }))
+        Self(Arc::new(Inner { host, known: Locked::default(), room, finished }))
     }
 
     fn states(&self) -> MutexGuard<'_, LaneStates> {
-        self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.known.lock()
     }
 
     /// Subscribes to changes after which a waiting entry of the queue or a reconciler may be able to begin.

@@ -84,11 +84,12 @@ mod waiting;
 use std::{
     collections::BTreeMap,
     ops::Deref,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, MutexGuard, Weak},
 };
 
 use gpush_core::lease::placement::PlacementPolicy;
 use gpush_host::identity::Users;
+use gpush_locked::Locked;
 use gpush_store::Store;
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -146,13 +147,13 @@ pub(crate) struct Leases(Arc<Inner>);
 pub(crate) struct Inner {
     handles: Handles,
     /// For each user, a scan for processes whose environment names a lease. Concurrent releases share one scan.
-    named: Mutex<BTreeMap<u32, Weak<Coalesced<processes::ProcessLeases>>>>,
+    named: Locked<BTreeMap<u32, Weak<Coalesced<processes::ProcessLeases>>>>,
     /// The placement lock: held while gpushd checks that a placement is still possible and reserves its capacity. Not held
     /// across an await, and not during a search, except as [`searches::searched`] says.
-    placing: Mutex<()>,
+    placing: Locked<()>,
     searches: searches::Searches,
     /// Waiting requests, by their position in the order of arrival.
-    waiting: Mutex<BTreeMap<Ticket, waiting::Waiting>>,
+    waiting: Locked<BTreeMap<Ticket, waiting::Waiting>>,
     /// The inboxes of the tasks of all open leases.
     actors: actor::Inboxes,
     /// Wakes the queue of requests after capacity became free or a request arrived.
@@ -172,10 +173,10 @@ impl Leases {
     pub(crate) fn new(handles: Handles) -> Self {
         Self(Arc::new(Inner {
             handles,
-            named: Mutex::default(),
-            placing: Mutex::default(),
+            named: Locked::default(),
+            placing: Locked::default(),
             searches: searches::Searches::new(),
-            waiting: Mutex::default(),
+            waiting: Locked::default(),
             actors: actor::Inboxes::default(),
             queue_changed: watch::Sender::new(()),
         }))
@@ -183,7 +184,7 @@ impl Leases {
 
     /// Returns the scan for processes of a user whose environment names a lease. Concurrent callers share the scan.
     fn named_by(&self, uid: u32) -> Arc<Coalesced<processes::ProcessLeases>> {
-        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut named = self.named.lock();
         named.retain(|_, shared| shared.strong_count() > 0);
         named.get(&uid).and_then(Weak::upgrade).unwrap_or_else(|| {
             let shared = Arc::default();
@@ -198,11 +199,11 @@ impl Leases {
     }
 
     fn lock_placement(&self) -> MutexGuard<'_, ()> {
-        self.placing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.placing.lock()
     }
 
     fn waiting(&self) -> MutexGuard<'_, BTreeMap<Ticket, waiting::Waiting>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock()
     }
 
     /// Returns whether gpushd has not resolved all requests of an earlier gpushd yet.

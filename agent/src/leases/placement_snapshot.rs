@@ -7,7 +7,7 @@
 use std::{
     collections::{BTreeSet, HashMap},
     hash::Hash,
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
 };
 
 use gpush_api::{Gpu, LeaseId, LeaseMember, Placement};
@@ -18,6 +18,7 @@ use gpush_core::lease::{
     },
     queue::{Queue, Schedule},
 };
+use gpush_locked::Locked;
 
 use super::{Leases, offers, waiting};
 use crate::{
@@ -31,24 +32,24 @@ const MOST_KEPT: usize = 256;
 
 /// Results by their inputs. Each result is computed once, even if several threads need it at the same time.
 #[derive(Debug)]
-struct Memo<K, V>(Mutex<HashMap<K, Arc<OnceLock<V>>>>);
+struct Memo<K, V>(Locked<HashMap<K, Arc<OnceLock<V>>>>);
 
 impl<K, V> Default for Memo<K, V> {
     fn default() -> Self {
-        Self(Mutex::default())
+        Self(Locked::default())
     }
 }
 
 impl<K: Eq + Hash, V: Clone> Memo<K, V> {
     /// Returns a result that is already known.
     fn known(&self, key: &K) -> Option<V> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key)?.get().cloned()
+        self.0.lock().get(key)?.get().cloned()
     }
 
     /// Returns the result. Computes it if it is not known.
     fn get(&self, key: K, compute: impl FnOnce() -> V) -> V {
         let slot = {
-            let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut slots = self.0.lock();
             if slots.len() >= MOST_KEPT && !slots.contains_key(&key) {
                 slots.clear();
             }
@@ -185,7 +186,7 @@ mod tests {
         let search = || searches.replace(searches.get() + 1);
         assert_eq!((memo.get(1, search), memo.get(1, search), memo.get(2, search)), (0, 0, 1));
         (3..).take(MOST_KEPT).for_each(|key| assert!(memo.get(key, search) > 0));
-        assert!(memo.0.lock().unwrap().len() <= MOST_KEPT);
+        assert!(memo.0.lock().len() <= MOST_KEPT);
     }
 
     #[test]

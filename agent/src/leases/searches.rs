@@ -4,14 +4,11 @@
 //! Searches of one account run one after the other. Administrators, such as root and the hooks of Slurm, have permits
 //! that no other caller can use, so they never wait for the searches of users.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, PoisonError},
-    thread::available_parallelism,
-};
+use std::{collections::VecDeque, sync::Arc, thread::available_parallelism};
 
 use gpush_api::ApiError;
 use gpush_host::subtask;
+use gpush_locked::Locked;
 
 use super::placement_snapshot::PlacementSnapshot;
 use crate::{account_permits::AccountPermits, caller::Caller};
@@ -60,7 +57,7 @@ pub(super) struct Searches {
     /// Permits for administrators.
     privileged: AccountPermits,
     /// The last snapshots, the latest first.
-    snapshots: Mutex<VecDeque<Arc<PlacementSnapshot>>>,
+    snapshots: Locked<VecDeque<Arc<PlacementSnapshot>>>,
 }
 
 impl Searches {
@@ -70,7 +67,7 @@ impl Searches {
         Self {
             users: AccountPermits::new(users, 1),
             privileged: AccountPermits::new(MOST_SEARCHES, MOST_SEARCHES),
-            snapshots: Mutex::default(),
+            snapshots: Locked::default(),
         }
     }
 
@@ -99,7 +96,7 @@ impl Searches {
 
     /// Returns the kept snapshot that equals `now`, with the results of its searches. If there is none, keeps `now`.
     pub(super) fn known(&self, now: PlacementSnapshot) -> Arc<PlacementSnapshot> {
-        let mut snapshots = self.snapshots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut snapshots = self.snapshots.lock();
         let at = snapshots.iter().position(|kept| kept.is_same(&now));
         let snapshot = at.and_then(|at| snapshots.remove(at)).unwrap_or_else(|| Arc::new(now));
         snapshots.push_front(Arc::clone(&snapshot));
@@ -113,7 +110,7 @@ mod tests {
     use std::{
         cell::{Cell, RefCell},
         convert::Infallible,
-        sync::mpsc,
+        sync::{Mutex, mpsc},
     };
 
     use gpush_host::accounts::Account;

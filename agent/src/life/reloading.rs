@@ -1,10 +1,9 @@
 //! Reloads the config, and applies it to the socket and the log.
 
-use std::sync::{Mutex, PoisonError};
-
 use gpush_api::{ApiError, Code, ConfigChange, EventPayload, PendingRestart, Reloaded};
 use gpush_core::config::Config;
 use gpush_host::notify::{self, Notification};
+use gpush_locked::Locked;
 
 use super::{access, config};
 use crate::{
@@ -29,9 +28,9 @@ impl Reloading<'_> {
     /// As [`Reload::carry_out`].
     pub(super) async fn carry_out(&self, wish: ReloadCommand) -> Result<Reloaded, ApiError> {
         let Self { reload: Reload { settings, state, .. }, socket_file, level } = self;
-        let in_force = Mutex::new(settings.config().as_ref().clone());
+        let in_force = Locked::new(settings.config().as_ref().clone());
         let live = |wanted: &Config| {
-            let mut before = in_force.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut before = in_force.lock();
             let access = access(wanted);
             if self::access(&before) != access {
                 socket_file.set_access(&access).map_err(|error| to_api(&error))?;

@@ -15,11 +15,12 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use gpush_host::accounts::Account;
+use gpush_locked::Locked;
 
 /// Maximum number of open connections of one unprivileged account.
 const PER_ACCOUNT: usize = 32;
@@ -73,7 +74,7 @@ struct Count {
 
 #[derive(Debug, Clone)]
 pub(crate) struct Caps {
-    accounts: Arc<Mutex<HashMap<Account, Count>>>,
+    accounts: Arc<Locked<HashMap<Account, Count>>>,
     in_all: usize,
 }
 
@@ -119,7 +120,7 @@ impl Caps {
     /// # Errors
     /// If the account or the socket has reached its maximum number of connections.
     pub(crate) fn take_slot(&self, account: Account, rank: Rank, now: Instant) -> Result<ConnectionSlot, SlotRefusal> {
-        let mut accounts = self.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accounts = self.accounts.lock();
         let all: usize = accounts.values().map(|count| count.open).sum();
         if accounts.len() > MOST_ACCOUNTS {
             accounts.retain(|_, count| count.open > 0);
@@ -151,7 +152,7 @@ fn eighths(descriptors: u64, count: u64) -> usize {
 
 impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let mut accounts = self.caps.accounts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut accounts = self.caps.accounts.lock();
         if let Some(count) = accounts.get_mut(&self.account) {
             count.open -= 1;
         }
@@ -229,7 +230,7 @@ mod tests {
         for uid in 0..3 * MOST_ACCOUNTS as u32 {
             drop(enter(&caps, Account::User(1000 + uid), Rank::User).unwrap());
         }
-        assert!(caps.accounts.lock().unwrap().len() <= MOST_ACCOUNTS + 1);
+        assert!(caps.accounts.lock().len() <= MOST_ACCOUNTS + 1);
     }
 
     #[test]

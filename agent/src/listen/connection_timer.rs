@@ -18,11 +18,12 @@ use std::{
     future::{Future as _, poll_fn},
     io,
     pin::{Pin, pin},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     task::{Context, Poll, ready},
     time::Duration,
 };
 
+use gpush_locked::Locked;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::UnixStream,
@@ -61,16 +62,16 @@ impl ConnectionPhase {
 
 /// The phase of a connection. Its stream, its service and its task share this value.
 #[derive(Debug, Clone)]
-pub(crate) struct ConnectionTimer(Arc<Mutex<ConnectionPhase>>);
+pub(crate) struct ConnectionTimer(Arc<Locked<ConnectionPhase>>);
 
 impl ConnectionTimer {
     /// Creates the timer of a new connection.
     pub(crate) fn new() -> Self {
-        Self(Arc::new(Mutex::new(ConnectionPhase::Idle(Instant::now()))))
+        Self(Arc::new(Locked::new(ConnectionPhase::Idle(Instant::now()))))
     }
 
     fn phase(&self) -> MutexGuard<'_, ConnectionPhase> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Marks that the head of a request is complete, so gpushd handles the request now.

@@ -1,25 +1,18 @@
-//! The steps of each sharing mode. Each mode has one folder or file.
+//! The MIG steps of an operation. The modules `mps` and `timeslice` of the agent execute the steps of their modes.
 //!
 //! A kind of step has three functions:
 //!
 //! | function | where | what it does |
 //! |---|---|---|
 //! | describe | [`gpush_core::step::describe`] | words for progress and errors |
-//! | execute | here, `execute` of the mode | makes the change and waits until it has taken effect |
+//! | execute | here | makes the change and waits until it has taken effect |
 //! | verify | [`gpush_core::step`], `verify_*` | decides from a reading: done, not done, or may still take effect |
 //!
-//! | file | mode | steps |
-//! |---|---|---|
-//! | `mig` | `mig`, and `exclusive`, which needs MIG mode off | MIG mode, GPU instances, compute instances |
-//! | `mps` | `mps` | MPS daemons |
-//! | `timeslice` | `timeslice` | time-slice levels |
-//!
-//! `driver` determines the outcome of driver calls that did not return an answer.
+//! `mig` changes MIG mode, GPU instances and compute instances. `driver` determines the outcome of driver calls that did
+//! not return an answer.
 
 pub(crate) mod driver;
 pub(crate) mod mig;
-pub(crate) mod mps;
-pub(crate) mod timeslice;
 
 use gpush_api::ApiError;
 

@@ -17,7 +17,7 @@ use gpush_store::{self as above, MpsStopped, MpsTarget};
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
-use super::{Entry, Mps, clients, reconcile, records, targets::DesiredTargets, view};
+use super::{Entry, Mps, clients, daemon_state, reconcile, records, targets::DesiredTargets, view};
 use crate::{caller::Caller, eligibility, request::Request, state::words};
 
 /// Maximum time that a request may give the clients to finish, in seconds.
@@ -75,7 +75,7 @@ pub(crate) async fn act(
     request: Request,
 ) -> Result<MpsDaemon, ApiError> {
     let (uuid, entry) = view::find(mps, text)?;
-    let label = view::label(&entry, &uuid);
+    let label = daemon_state::label(&entry, &uuid);
     let within = match how.end_after_s {
         Some(seconds @ 0..=LONGEST) => Some(Duration::from_secs(seconds)),
         Some(seconds) => {
@@ -176,7 +176,7 @@ fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry)
         return Err(words::refusal(&maintenance));
     }
     if let Some(why) = DesiredTargets::of(mps, caller.viewer).why_removed(uuid, entry) {
-        return Err(view::removed_target_error(label, entry, why));
+        return Err(daemon_state::removed_target_error(label, entry, why));
     }
     let Some(target) = &entry.target else {
         let message = format!("cannot start the MPS daemon of {label}: its settings are not known yet");
@@ -191,7 +191,7 @@ fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry)
 
 /// Returns the error for a daemon that cannot be stopped or restarted because it is in use.
 async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, uuid: &str, entry: &Entry) -> ApiError {
-    let (seen, label, name) = (entry.daemon.last_report(), view::label(entry, uuid), view::name(entry));
+    let (seen, label, name) = (entry.daemon.last_report(), daemon_state::label(entry, uuid), daemon_state::name(entry));
     let leases = mps.leases_on(uuid);
     let inside = seen.clients.len() + seen.waiting.len();
     let why = match (seen.clients_known, inside, leases.len()) {
@@ -239,11 +239,11 @@ pub(crate) async fn set(
     request: Request,
 ) -> Result<MpsSetResponse, ApiError> {
     let (uuid, entry) = view::find(mps, text)?;
-    let label = view::label(&entry, &uuid);
+    let label = daemon_state::label(&entry, &uuid);
     // Lock before reading the settings, so that no concurrent change is lost.
     let turn = entry.turn.lock().await;
     if let Some(why) = DesiredTargets::of(mps, caller.viewer).why_removed(&uuid, &entry) {
-        return Err(view::removed_target_error(&label, &entry, why));
+        return Err(daemon_state::removed_target_error(&label, &entry, why));
     }
     let Some(target) = entry.target.clone() else {
         return Err(ApiError::new(Code::Conflict, format!("{label} is no longer shared through MPS")));

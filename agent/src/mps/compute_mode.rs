@@ -5,10 +5,7 @@
 //! have exited. If the operation could not start the daemon, the GPU no longer needs the mode, even if gpushd will try
 //! to start the daemon again.
 
-use std::{
-    collections::BTreeMap,
-    sync::{MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::MutexGuard};
 
 use gpush_api::{ApiError, Code, ComputeMode, Mode, MpsComputeMode};
 use gpush_core::sharing::SharingTarget;
@@ -18,7 +15,7 @@ use super::Mps;
 
 impl Mps {
     fn bypass_reasons(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.open.lock()
     }
 
     /// Returns whether a whole GPU needs the compute mode EXCLUSIVE_PROCESS for a daemon.

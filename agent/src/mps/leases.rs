@@ -19,11 +19,8 @@ use gpush_core::{sharing, supervisor::SupervisorState};
 use gpush_host::proc::{self, Environment, FileId};
 use gpush_mps::daemon::{DaemonRequest, Report};
 
-use super::{Entry, Mps, base_lock_path, targets::DesiredTargets, view};
-use crate::{
-    caller::Viewer,
-    state::{LeaseTable, OpenLease},
-};
+use super::{Entry, Mps, base_lock_path, daemon_state, targets::DesiredTargets, view};
+use crate::{caller::Viewer, state::LeaseTable};
 
 /// Environment variable of an MPS client. It contains the client's pipe directory.
 const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
@@ -67,7 +64,7 @@ pub(crate) fn serving(mps: &Mps) -> BTreeSet<String> {
     let outlook = DesiredTargets::of(mps, Viewer::Agent);
     let entries = mps.entries().clone();
     let serves = |(uuid, entry): &(String, Entry)| {
-        view::admits(&entry.daemon.last_report()) && outlook.why_removed(uuid, entry).is_none()
+        daemon_state::admits(&entry.daemon.last_report()) && outlook.why_removed(uuid, entry).is_none()
     };
     entries.into_iter().filter(serves).map(|(uuid, _)| uuid).collect()
 }
@@ -76,7 +73,7 @@ pub(crate) fn serving(mps: &Mps) -> BTreeSet<String> {
 pub(crate) fn is_starting(mps: &Mps) -> bool {
     let starts = |entry: &Entry| {
         let seen = entry.daemon.last_report();
-        matches!(view::state(&seen), MpsState::Starting | MpsState::Ready) && !view::admits(&seen)
+        matches!(daemon_state::state(&seen), MpsState::Starting | MpsState::Ready) && !daemon_state::admits(&seen)
     };
     mps.entries().values().any(starts) || DesiredTargets::of(mps, Viewer::Agent).has_pending(mps)
 }
@@ -90,15 +87,15 @@ pub(crate) fn serves(mps: &Mps, target: &str) -> Result<(), ApiError> {
         return Err(ApiError::new(Code::Conflict, format!("{target} is no longer shared through MPS"))
             .hint("list the targets with `gpushctl mps list`"));
     };
-    let label = view::label(&entry, target);
+    let label = daemon_state::label(&entry, target);
     if let Some(why) = DesiredTargets::of(mps, Viewer::Agent).why_removed(target, &entry) {
-        return Err(view::removed_target_error(&label, &entry, why));
+        return Err(daemon_state::removed_target_error(&label, &entry, why));
     }
     let seen = entry.daemon.last_report();
-    if view::admits(&seen) {
+    if daemon_state::admits(&seen) {
         return Ok(());
     }
-    Err(view::not_granting_error(&label, &entry, &seen, mps.record(target).stopped.is_some()))
+    Err(daemon_state::not_granting_error(&label, &entry, &seen, mps.record(target).stopped.is_some()))
 }
 
 /// Returns the settings for the clients of a lease: the requested values, and the values of the daemon for settings
@@ -115,7 +112,7 @@ pub(crate) fn client_settings(
 ) -> Result<MpsSettings, ApiError> {
     serves(mps, target)?;
     let Some(entry) = mps.entries().get(target).cloned() else { return Ok(MpsSettings::default()) };
-    let label = view::label(&entry, target);
+    let label = daemon_state::label(&entry, target);
     let ceiling = entry.daemon.last_report().policy.unwrap_or_default().settings;
     let bad = |what: String| {
         Err(ApiError::new(Code::BadRequest, format!("cannot grant a lease on {label}: {what}"))
@@ -157,7 +154,7 @@ pub(crate) async fn prepare(mps: &Mps, members: &[LeaseMember]) -> Result<(), Ap
         // Check again, because the daemon may have exited meanwhile.
         serves(mps, target)?;
         if has_just_ended(&entry.daemon.last_report()) {
-            return Err(view::just_ended_error(&view::label(&entry, target)));
+            return Err(daemon_state::just_ended_error(&daemon_state::label(&entry, target)));
         }
     }
     Ok(())
@@ -237,16 +234,6 @@ fn is_below_another_base(pid: u32, base: &Path) -> io::Result<bool> {
     let lock = proc::visible_file(pid, &base_lock_path(of_pipe))?;
     let own_lock = std::fs::symlink_metadata(base_lock_path(base)).ok().map(|meta| FileId::of(&meta));
     Ok(lock.is_some() && lock != own_lock)
-}
-
-/// Returns which part of a target a lease may use, in tenths of a percent.
-pub(super) fn tenths_on(lease: &OpenLease, target: &str) -> u32 {
-    let here = lease.record.members.iter().filter(|member| member.target == target);
-    here.map(|member| match &member.share {
-        MemberShare::Mps { percentage, .. } => u32::from(percentage.tenths()),
-        MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => 0,
-    })
-    .sum()
 }
 
 /// Returns whether one of these GPUs has a target with a daemon.

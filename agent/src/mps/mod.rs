@@ -18,12 +18,14 @@
 //! | `present` | which daemons exist now, and who uses them |
 //! | `plan_steps` | plans which daemons an operation stops and starts |
 //! | `operation_steps` | stops and starts daemons for operations |
+//! | `operation_daemons` | the daemons that running operations start or keep stopped |
 //! | `records` | what is recorded about daemons |
 //! | `multi_user_support` | whether a daemon can serve several users |
 //! | `missing` | errors for targets that gpushd does not have, or does not have yet |
 //! | `leases` | functions of targets for leases: offers, admission of holders, clients |
 //! | `clients` | the clients of a daemon, and their leases |
 //! | `control_connection` | names the processes that prevent a daemon from answering |
+//! | `daemon_state` | the state of a daemon, its reasons, and the errors that follow from the state |
 //! | `act` | actions of administrators on a daemon |
 //! | `view` | daemons as the API shows them |
 
@@ -31,9 +33,11 @@ mod act;
 mod clients;
 mod compute_mode;
 mod control_connection;
+mod daemon_state;
 mod leases;
 mod missing;
 mod multi_user_support;
+mod operation_daemons;
 mod operation_steps;
 mod plan_steps;
 mod present;
@@ -48,11 +52,12 @@ use std::{
     fmt,
     ops::Deref,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
 };
 
 use gpush_core::sharing::{Finding, SharingTarget};
 use gpush_host::identity::Users;
+use gpush_locked::Locked;
 use gpush_mps::daemon::{Daemon, Launcher};
 pub(crate) use gpush_mps::daemon::{
     base_lock::{path as base_lock_path, take as lock_base},
@@ -87,7 +92,7 @@ use crate::{
     timeslice::Timeslice,
 };
 
-use self::{operation_steps::OperationDaemons, wakes::Wakes};
+use self::{operation_daemons::OperationDaemons, wakes::Wakes};
 
 /// Pause before gpushd checks again whether a daemon has exited.
 const SOON: std::time::Duration = std::time::Duration::from_millis(100);
@@ -139,18 +144,18 @@ pub(crate) struct Inner {
     /// Directory of NVIDIA's MPS programs. Used if the config does not set their paths.
     programs: Option<PathBuf>,
     /// Targets by UUID.
-    entries: Mutex<BTreeMap<String, Entry>>,
+    entries: Locked<BTreeMap<String, Entry>>,
     /// Records of targets, by UUID.
-    records: Mutex<BTreeMap<String, MpsTarget>>,
+    records: Locked<BTreeMap<String, MpsTarget>>,
     /// For each GPU, by UUID, why its desired targets cannot exist.
-    findings: Mutex<BTreeMap<String, Vec<Finding>>>,
+    findings: Locked<BTreeMap<String, Vec<Finding>>>,
     /// For each GPU, by UUID, why gpushd could not set the compute mode that prevents programs from bypassing MPS.
-    open: Mutex<BTreeMap<String, String>>,
+    open: Locked<BTreeMap<String, String>>,
     /// For each running operation, by id, which daemons it keeps stopped and which it starts.
-    moves: Mutex<BTreeMap<String, OperationDaemons>>,
+    moves: Locked<BTreeMap<String, OperationDaemons>>,
     /// Whether the MPS control program supports several users. gpushd finds this out when a rule requests several
     /// users.
-    many: Mutex<Option<multi_user_support::ProgramSupport>>,
+    many: Locked<Option<multi_user_support::ProgramSupport>>,
     /// Locked while gpushd runs the MPS control program to determine `many`.
     asking_many: tokio::sync::Mutex<()>,
     wakes: Wakes,
@@ -180,12 +185,12 @@ impl Mps {
             launcher: Launcher::of(&base),
             base,
             programs,
-            entries: Mutex::default(),
-            records: Mutex::new(records),
-            findings: Mutex::default(),
-            open: Mutex::default(),
-            moves: Mutex::default(),
-            many: Mutex::default(),
+            entries: Locked::default(),
+            records: Locked::new(records),
+            findings: Locked::default(),
+            open: Locked::default(),
+            moves: Locked::default(),
+            many: Locked::default(),
             asking_many: tokio::sync::Mutex::default(),
             wakes: Wakes::default(),
         }))
@@ -221,7 +226,7 @@ impl Mps {
 
     /// Returns one sentence for each reason why a desired target cannot exist.
     pub(crate) fn findings(&self) -> Vec<String> {
-        let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        let findings = self.findings.lock();
         let mut of_gpus: Vec<(&String, &Vec<Finding>)> = findings.iter().collect();
         of_gpus.sort_by_key(|(uuid, _)| self.handles.state.index_of(uuid));
         of_gpus.into_iter().flat_map(|(_, findings)| findings).map(Finding::to_string).collect()
@@ -229,17 +234,17 @@ impl Mps {
 
     /// Returns one sentence for each reason why this target cannot exist as desired.
     fn findings_of(&self, gpu: &str, target: &str) -> Vec<String> {
-        let findings = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        let findings = self.findings.lock();
         let its = findings.get(gpu).into_iter().flatten().filter(|finding| finding.target.as_deref() == Some(target));
         its.map(Finding::to_string).collect()
     }
 
     fn multi_user(&self) -> MutexGuard<'_, Option<multi_user_support::ProgramSupport>> {
-        self.many.lock().unwrap_or_else(PoisonError::into_inner)
+        self.many.lock()
     }
 
     fn set_findings(&self, gpu: &str, findings: Vec<Finding>) {
-        let mut found = self.findings.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = self.findings.lock();
         let before = found.remove(gpu).unwrap_or_default();
         for finding in findings.iter().filter(|finding| !before.contains(finding)) {
             tracing::warn!("not shared through MPS: {finding}");
@@ -255,22 +260,22 @@ impl Mps {
     }
 
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 
     fn operation_daemons(&self) -> MutexGuard<'_, BTreeMap<String, OperationDaemons>> {
-        self.moves.lock().unwrap_or_else(PoisonError::into_inner)
+        self.moves.lock()
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<String, MpsTarget>> {
-        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+        self.records.lock()
     }
 
     /// Returns the data by which gpushd recognizes its current MPS servers.
     pub(crate) fn servers(&self) -> Servers {
         let entries = self.entries().clone();
         let supervised = entries.iter().map(|(uuid, entry)| {
-            let names = ServedTarget { label: view::label(entry, uuid), name: view::name(entry) };
+            let names = ServedTarget { label: daemon_state::label(entry, uuid), name: daemon_state::name(entry) };
             SupervisedTarget::of(names, &entry.short, uuid, &entry.gpu_uuid, &entry.daemon.last_report())
         });
         Servers::of(&self.base, supervised.collect(), &self.handles.state.config().mps, self.handles.own_uid)

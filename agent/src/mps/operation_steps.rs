@@ -25,46 +25,13 @@ use gpush_core::supervisor::SupervisorState;
 use gpush_mps::daemon::{DaemonRequest, Report, TargetDir};
 use tokio::{task::JoinSet, time::timeout};
 
-use super::{Entry, Mps, compute_mode, present, reconcile, view};
+use super::{Entry, Mps, compute_mode, daemon_state, present, reconcile};
 
 /// Extra time that gpushd waits after the time limit for the stop or start of a daemon.
 const MARGIN: Duration = Duration::from_secs(5);
 
 /// Interval at which gpushd checks whether all processes of an exited daemon have ended.
 const CHECK: Duration = Duration::from_millis(5);
-
-/// The daemons that an operation starts or keeps stopped. Removed when the operation ends.
-#[derive(Debug, Clone, Default)]
-pub(super) struct OperationDaemons {
-    /// UUIDs of the targets whose daemons the operation keeps stopped.
-    pub(super) aside: BTreeSet<String>,
-    /// UUIDs of the GPUs on which the operation starts daemons.
-    pub(super) starting: BTreeSet<String>,
-    /// For each GPU on which the operation starts daemons of MIG devices and changes the override, by UUID, the layout
-    /// after the operation. The change of the override is recorded only with the end of the operation.
-    pub(super) layouts: BTreeMap<String, Vec<String>>,
-}
-
-impl Mps {
-    /// Returns the daemons that any running operation starts or keeps stopped.
-    pub(super) fn all_operation_daemons(&self) -> OperationDaemons {
-        let mut all = OperationDaemons::default();
-        for moves in self.operation_daemons().values() {
-            all.aside.extend(moves.aside.iter().cloned());
-            all.starting.extend(moves.starting.iter().cloned());
-            all.layouts.extend(moves.layouts.iter().map(|(gpu, layout)| (gpu.clone(), layout.clone())));
-        }
-        all
-    }
-
-    /// Forgets which daemons an operation starts or keeps stopped. After that, only the records determine which daemons
-    /// gpushd starts or keeps stopped.
-    pub(crate) fn forget_operation(&self, operation: &str) {
-        if self.operation_daemons().remove(operation).is_some() {
-            self.wake_all();
-        }
-    }
-}
 
 /// Stops the daemon of target `uuid` on GPU `gpu`, and keeps it stopped until the operation ends. `label` is the
 /// target's name in errors.
@@ -121,7 +88,7 @@ async fn wait_until_exited(mps: &Mps, entry: &Entry, patience: Duration) -> Resu
     }
     let message = format!("the MPS daemon {} does not end", entry.short);
     Err(ApiError::new(Code::Unavailable, message)
-        .hint(format!("see its state with `gpushctl mps show {}`", view::name(entry))))
+        .hint(format!("see its state with `gpushctl mps show {}`", daemon_state::name(entry))))
 }
 
 /// Starts the daemon of a whole GPU, and waits until it serves clients.
@@ -136,7 +103,7 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     }
     reconcile::reconcile_owned(mps, uuid).await;
     let patience = Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
-    let label = mps.entries().get(uuid).map_or_else(|| format!("GPU {uuid}"), |entry| view::label(entry, uuid));
+    let label = mps.entries().get(uuid).map_or_else(|| format!("GPU {uuid}"), |entry| daemon_state::label(entry, uuid));
     if let Some(error) = compute_mode::bypass_error(mps, uuid, &label) {
         compute_mode::restore_after_failed_start(mps, operation, uuid).await;
         return Err(error.hint(
@@ -172,7 +139,7 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
         _ => {}
     }
     compute_mode::restore_after_failed_start(mps, operation, uuid).await;
-    let label = view::label(&entry, uuid);
+    let label = daemon_state::label(&entry, uuid);
     let mut error = ApiError::new(Code::Conflict, format!("the MPS daemon of {label} does not start"));
     error.causes = seen.trouble;
     // A daemon that has never run has no logs.
@@ -247,7 +214,7 @@ fn is_late(state: &SupervisorState) -> bool {
 
 /// Returns the sentence that an operation reports if a daemon does not serve.
 fn sentence_on((uuid, entry): &(String, Entry)) -> Option<String> {
-    let (seen, label) = (entry.daemon.last_report(), view::label(entry, uuid));
+    let (seen, label) = (entry.daemon.last_report(), daemon_state::label(entry, uuid));
     match seen.state {
         SupervisorState::BackingOff { .. } | SupervisorState::GivenUp => {
             Some(format!("the MPS daemon of {label} does not start: {}", seen.trouble.join(", ")))

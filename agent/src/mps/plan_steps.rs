@@ -22,7 +22,7 @@ use gpush_core::{
 };
 
 use super::{
-    Entry, Mps,
+    Entry, Mps, daemon_state,
     present::{is_present, users},
     view,
 };
@@ -110,7 +110,7 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan], layouts: &[Op
         match starts(gpu, plan, &changes) {
             Ok(started) => {
                 let stop = |(uuid, entry): (&String, &Entry)| {
-                    Step::Mps(MpsStep::StopDaemon { uuid: uuid.clone(), label: view::label(entry, uuid) })
+                    Step::Mps(MpsStep::StopDaemon { uuid: uuid.clone(), label: daemon_state::label(entry, uuid) })
                 };
                 changes.stops.iter().map(stop).chain(started).for_each(|step| plan.add(step));
             }
@@ -123,7 +123,7 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan], layouts: &[Op
 fn used_daemon_error(mps: &Mps, gpu: &Gpu, changes: &DaemonChanges) -> Option<ApiError> {
     let users = |(uuid, entry): (&String, &Entry)| (entry.clone(), users(mps, uuid, entry));
     let used: Vec<(Entry, Vec<String>)> = changes.stops.iter().map(users).filter(|(_, who)| !who.is_empty()).collect();
-    let name = view::name(&used.first()?.0);
+    let name = daemon_state::name(&used.first()?.0);
     let message = format!("GPU {} is shared through MPS, and in use", gpu.index);
     let mut error = ApiError::new(Code::Blocked, message);
     error.causes.extend(used.iter().flat_map(|(_, who)| who.iter().cloned()));

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use gpush_api::Gpu;
 use gpush_core::supervisor::SupervisorState;
 
-use super::{Entry, Mps, view};
+use super::{Entry, Mps, daemon_state};
 
 impl Mps {
     /// Returns the pids of processes that do no work for a user: the MPS daemons and servers on targets without clients
@@ -44,7 +44,7 @@ pub(crate) fn daemons_on(mps: &Mps, gpu: &str) -> BTreeSet<String> {
 
 /// Returns one sentence for each use of a target; empty if it is not in use.
 pub(super) fn users(mps: &Mps, uuid: &str, entry: &Entry) -> Vec<String> {
-    let (seen, label) = (entry.daemon.last_report(), view::label(entry, uuid));
+    let (seen, label) = (entry.daemon.last_report(), daemon_state::label(entry, uuid));
     if !seen.clients_known {
         return vec![format!("it is not known whether {label} has clients")];
     }

@@ -31,9 +31,8 @@ use jiff::{SignedDuration, Timestamp};
 use tokio::task::JoinSet;
 
 use super::{
-    Entry, Mps, compute_mode, multi_user_support, records,
+    Entry, Mps, compute_mode, daemon_state, multi_user_support, records,
     targets::{add_or_update, desired_state, gets_daemon, is_reading_conclusive, program},
-    view,
 };
 use crate::{
     caller::Viewer,
@@ -245,12 +244,12 @@ async fn reconcile_target(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<B
     let aside = mps.all_operation_daemons().aside.contains(uuid);
     let stopped = mps.record(uuid).stopped;
     let want = if stopped.is_some() || aside { None } else { wanted };
-    let admitted = view::admits(&entry.daemon.last_report());
+    let admitted = daemon_state::admits(&entry.daemon.last_report());
     if let Err(error) = entry.daemon.send(DaemonRequest::SetDesired(want)).await {
         tracing::error!(mps = entry.short, "{error}");
     }
     // An adopted daemon can begin to admit clients without a change of its state. So wake the waiting requests here.
-    if !admitted && view::admits(&entry.daemon.last_report()) {
+    if !admitted && daemon_state::admits(&entry.daemon.last_report()) {
         mps.handles.lanes.make_room();
     }
     // After a restart of gpushd, set the recorded deadline of the drain again.

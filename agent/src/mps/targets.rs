@@ -1,11 +1,6 @@
 //! Determines the desired daemons from the config, the layouts of the GPUs, and the daemons that exist.
 
-use std::{
-    collections::BTreeSet,
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use gpush_api::{EventPayload, Gpu, GpuState, MpsChange, MpsPolicy};
 use gpush_core::{
@@ -13,10 +8,11 @@ use gpush_core::{
     sharing::{self, Sharing, SharingTarget},
     supervisor::{KillReason, SupervisorState},
 };
+use gpush_locked::Locked;
 use gpush_mps::daemon::{Daemon, Desired, RecordedUsers, Report, Sources, TargetDir, sweep_removed};
 use gpush_store::NewAudit;
 
-use super::{Entry, Mps, clients, multi_user_support, operation_steps::OperationDaemons, view};
+use super::{Entry, Mps, clients, daemon_state, multi_user_support, operation_daemons::OperationDaemons};
 use crate::{caller::Viewer, eligibility, tasks::TaskName};
 
 /// Adopts the daemons that a previous gpushd left running. Call this before gpushd serves any request, because requests
@@ -54,13 +50,13 @@ fn record_kill(mps: &Mps, uuid: &str, gpu_uuid: &str, why: KillReason) {
 fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDir) -> Daemon {
     let (shared, of, woken) = (mps.clone(), uuid.to_owned(), gpu_uuid.to_owned());
     let target = short.to_owned();
-    let published: Mutex<Option<MpsChange>> = Mutex::default();
+    let published: Locked<Option<MpsChange>> = Locked::default();
     let changed = move |seen: &Report| {
         let Some(entry) = shared.entries().get(&of).cloned() else { return };
-        let name = view::name(&entry);
+        let name = daemon_state::name(&entry);
         let (gpu_uuid, gpu) = (entry.gpu_uuid, entry.target.map(|target| target.gpu));
-        let state = view::state(seen);
-        let mut reasons = view::reasons(seen, &name);
+        let state = daemon_state::state(seen);
+        let mut reasons = daemon_state::reasons(seen, &name);
         reasons.extend(seen.news.clone());
         if let Some(why) = seen.killed {
             reasons.push(format!("gpushd killed it: {why}"));
@@ -90,7 +86,7 @@ fn supervise(mps: &Mps, short: &str, gpu_uuid: &str, uuid: &str, place: TargetDi
         let (uuid, target) = (of.clone(), target.clone());
         let change = MpsChange { target, uuid, gpu_uuid, gpu, state, reasons };
         // The API has fewer states than the supervisor. So two states of the supervisor can give the same event.
-        let before = published.lock().unwrap_or_else(PoisonError::into_inner).replace(change.clone());
+        let before = published.lock().replace(change.clone());
         if before.as_ref() != Some(&change) {
             shared.handles.state.events().publish(EventPayload::Mps(Box::new(change)));
         }

@@ -3,23 +3,21 @@
 use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
 use futures_util::future::join_all;
-use gpush_api::{ApiError, Code, Gpu, Mode, MpsDaemon, MpsLogs, MpsServer, MpsState, MpsUsers};
-use gpush_core::{
-    sharing::{self, SharingTarget},
-    supervisor::SupervisorState,
-};
+use gpush_api::{ApiError, Code, Gpu, MemberShare, Mode, MpsDaemon, MpsLogs, MpsServer, MpsUsers};
+use gpush_core::{sharing, supervisor::SupervisorState};
 use gpush_host::proc;
 use gpush_mps::daemon::{Report, log};
-use jiff::Unit;
 
 use super::{
-    Entry, Mps, clients, compute_mode, control_connection, leases, missing, multi_user_support,
+    Entry, Mps, clients, compute_mode, control_connection,
+    daemon_state::{label, name, not_granting_error, reasons, state},
+    missing, multi_user_support,
     targets::{self, DesiredTargets},
 };
 use crate::{
     caller::{Caller, Viewer},
     eligibility,
-    state::redact,
+    state::{OpenLease, redact},
 };
 
 /// Maximum age of the data about a daemon that a response shows.
@@ -30,157 +28,6 @@ pub(super) const OTHER_MODE: &str = "set another mode in the GPU's rule, such as
 
 /// Environment variable in which an MPS client names its lease.
 pub(crate) const LEASE_VARIABLE: &str = "GPUSH_LEASE";
-
-/// Returns the state of a daemon for the API.
-pub(super) fn state(seen: &Report) -> MpsState {
-    match &seen.state {
-        // The daemon has exited, but some of its clients still run and may finish.
-        SupervisorState::Stopped if seen.behind => MpsState::Draining,
-        SupervisorState::Stopped => MpsState::Stopped,
-        // If gpushd has just found the daemon, show it as starting, because gpushd polls it at once.
-        SupervisorState::Starting { .. } | SupervisorState::Found { .. } => MpsState::Starting,
-        SupervisorState::Ready { .. } => MpsState::Ready,
-        SupervisorState::Hung { .. } => MpsState::Hung,
-        SupervisorState::Fault { .. } => MpsState::Fault,
-        SupervisorState::BackingOff { .. } => MpsState::BackingOff,
-        SupervisorState::GivenUp => MpsState::GivenUp,
-        SupervisorState::Draining { .. } => MpsState::Draining,
-        SupervisorState::Stopping { .. } => MpsState::Stopping,
-    }
-}
-
-/// Returns whether the daemon admits new clients.
-pub(super) fn admits(seen: &Report) -> bool {
-    seen.wanted && matches!(seen.state, SupervisorState::Ready { .. })
-}
-
-/// Returns the reasons for the state of a daemon, one sentence each.
-pub(super) fn reasons(seen: &Report, short: &str) -> Vec<String> {
-    let mut reasons = seen.trouble.clone();
-    let inside = seen.clients.len() + seen.waiting.len();
-    let clients = if inside == 1 { "its client".to_owned() } else { format!("its {inside} clients") };
-    match &seen.state {
-        SupervisorState::Hung { .. } if !seen.clients_known => reasons.push(format!(
-            "gpushd does not restart the daemon, because its clients are not known; to restart it and end all \
-            clients: `gpushctl mps restart {short} --force` (administrator)"
-        )),
-        SupervisorState::Hung { .. } if inside > 0 => {
-            reasons.push(format!("gpushd does not restart the daemon, because that would end {clients}"));
-        }
-        SupervisorState::BackingOff { .. } if seen.failures == 0 => {
-            reasons.push("gpushd tries again until it can start a daemon".to_owned());
-        }
-        SupervisorState::GivenUp => reasons.push(format!(
-            "the daemon failed {} times, so gpushd does not start it again: remove the cause, then start it with \
-            `gpushctl mps start {short}` (administrator)",
-            seen.failures
-        )),
-        SupervisorState::Draining { .. } => reasons.push(finishing(&clients, inside, seen)),
-        SupervisorState::Stopped if seen.behind => reasons.push(finishing(&clients, inside, seen)),
-        SupervisorState::Stopped
-        | SupervisorState::Starting { .. }
-        | SupervisorState::Found { .. }
-        | SupervisorState::Ready { .. }
-        | SupervisorState::Hung { .. }
-        | SupervisorState::Fault { .. }
-        | SupervisorState::BackingOff { .. }
-        | SupervisorState::Stopping { .. } => {}
-    }
-    reasons
-}
-
-/// Returns a sentence that says until when the clients of a draining daemon may run.
-fn finishing(clients: &str, inside: usize, seen: &Report) -> String {
-    if seen.serves_leases {
-        return for_leases(inside, seen);
-    }
-    let end = if inside == 1 { "is then ended" } else { "are then ended" };
-    match seen.until {
-        Some(until) => {
-            let until = until.strftime("%Y-%m-%d %H:%M:%S UTC");
-            format!("no new client is admitted; {clients} may run until {until}, and {end}")
-        }
-        None => format!("no new client is admitted; {clients} may finish"),
-    }
-}
-
-/// Returns a sentence that says that the daemon ends when the leases on its target have ended.
-fn for_leases(inside: usize, seen: &Report) -> String {
-    let clients = match inside {
-        0 => String::new(),
-        1 => " and its client".to_owned(),
-        more => format!(" and its {more} clients"),
-    };
-    let end = match seen.until {
-        Some(until) => format!(", at the latest at {}", until.round(Unit::Second).unwrap_or(until)),
-        None => String::new(),
-    };
-    format!(
-        "no new lease is granted; the daemon ends after the leases on its GPU or MIG device{clients} have ended{end}"
-    )
-}
-
-/// Returns the name of a target in messages, such as `GPU 0`.
-pub(super) fn label(entry: &Entry, uuid: &str) -> String {
-    entry.target.as_ref().map_or_else(|| uuid.to_owned(), SharingTarget::label)
-}
-
-/// Returns the name of a target in commands.
-pub(super) fn name(entry: &Entry) -> String {
-    match &entry.target {
-        Some(SharingTarget { gpu, device: None, .. }) => gpu.to_string(),
-        Some(SharingTarget { gpu, device: Some(device), .. }) => format!("{gpu}:{device}"),
-        None => entry.short.clone(),
-    }
-}
-
-/// Returns the error for a request to a target that is about to be removed.
-pub(super) fn removed_target_error(label: &str, entry: &Entry, why: String) -> ApiError {
-    let error = ApiError::new(Code::Conflict, format!("the config no longer shares {label} through MPS")).cause(why);
-    match entry.target.as_ref().map(|target| target.gpu) {
-        Some(gpu) => error.hint(format!("`gpushctl mig plan --gpu {gpu}` shows the layout that the config wants")),
-        None => error.hint("`gpushctl config show` lists the rules"),
-    }
-}
-
-/// Returns the error for a target that grants no leases. The reason is the state of its daemon.
-pub(super) fn not_granting_error(label: &str, entry: &Entry, seen: &Report, is_stopped: bool) -> ApiError {
-    let state = match state(seen) {
-        MpsState::Fault => "has failed".to_owned(),
-        other => format!("is {}", other.name().replace('_', " ")),
-    };
-    let mut error = ApiError::new(Code::Conflict, format!("cannot grant a lease on {label}: its MPS daemon {state}"));
-    let short = name(entry);
-    error.causes = reasons(seen, &short);
-    match seen.state {
-        // The daemon runs, but this gpushd has not adopted it yet.
-        SupervisorState::Ready { .. } => {
-            error.hint("try again in a moment: gpushd is about to adopt the daemon").retryable()
-        }
-        SupervisorState::Stopped if !is_stopped => {
-            error.hint("try again in a moment: gpushd is about to start the daemon").retryable()
-        }
-        SupervisorState::Stopped | SupervisorState::GivenUp => {
-            error.hint(format!("start it with `gpushctl mps start {short}` (administrator)"))
-        }
-        SupervisorState::Starting { .. }
-        | SupervisorState::Found { .. }
-        | SupervisorState::Hung { .. }
-        | SupervisorState::Fault { .. }
-        | SupervisorState::BackingOff { .. }
-        | SupervisorState::Draining { .. }
-        | SupervisorState::Stopping { .. } => {
-            error.hint(format!("see its state with `gpushctl mps show {short}`")).retryable()
-        }
-    }
-}
-
-/// Returns the error for a target whose daemon has ended, although gpushd has not handled this yet.
-pub(super) fn just_ended_error(label: &str) -> ApiError {
-    ApiError::new(Code::Unavailable, format!("cannot grant a lease on {label}: its MPS daemon has just ended"))
-        .hint("try again in a moment: gpushd is about to start the daemon")
-        .retryable()
-}
 
 /// Returns an error for each daemon that should serve clients but does not. A daemon that is starting, draining, or
 /// stopped by an administrator counts as healthy.
@@ -403,7 +250,7 @@ async fn shown(
             None => None,
         };
     }
-    let tenths: u32 = held.iter().map(|lease| leases::tenths_on(lease, uuid)).sum();
+    let tenths: u32 = held.iter().map(|lease| tenths_on(lease, uuid)).sum();
     let leases: Vec<_> = held.iter().map(|lease| lease.to_api(caller.viewer)).collect();
     // Show the user to every caller, as the list of leases does: users who wait for the daemon must see who uses it.
     let taken = !leases.is_empty() || !clients.is_empty() || !seen.waiting.is_empty();
@@ -422,4 +269,14 @@ async fn shown(
     let mut daemon = MpsDaemon { findings, clients, leases, granted_percent, uid, user, rule, stays_stopped, ..daemon };
     redact::mps(&mut daemon, caller.viewer);
     daemon
+}
+
+/// Returns which part of a target a lease may use, in tenths of a percent.
+fn tenths_on(lease: &OpenLease, target: &str) -> u32 {
+    let here = lease.record.members.iter().filter(|member| member.target == target);
+    here.map(|member| match &member.share {
+        MemberShare::Mps { percentage, .. } => u32::from(percentage.tenths()),
+        MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => 0,
+    })
+    .sum()
 }

@@ -1,19 +1,17 @@
 //! Wakes the reconcilers of GPUs.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::MutexGuard};
 
+use gpush_locked::Locked;
 use tokio::sync::watch;
 
 /// One channel per GPU, by UUID. If a reconciler is woken while it runs, it runs once more.
 #[derive(Debug, Default)]
-pub(super) struct Wakes(Mutex<BTreeMap<String, watch::Sender<()>>>);
+pub(super) struct Wakes(Locked<BTreeMap<String, watch::Sender<()>>>);
 
 impl Wakes {
     fn all(&self) -> MutexGuard<'_, BTreeMap<String, watch::Sender<()>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Subscribes to the wakeups of a GPU.

@@ -11,13 +11,10 @@
 //! trail. gpushd repeats this transaction until it succeeds. It records ends in the order in which the operations
 //! ended, and before any later operation begins. So a late record never overwrites what a later operation changed.
 
-use std::{
-    fmt,
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, OperationState};
+use gpush_locked::Locked;
 use gpush_store::{OperationId, StoreError, Tx};
 use tokio::sync::Mutex;
 
@@ -53,7 +50,7 @@ pub(super) struct Ending {
     pub(super) id: OperationId,
     pub(super) state: OperationState,
     pub(super) error: Option<ApiError>,
-    pub(super) also: Arc<std::sync::Mutex<EndWrites>>,
+    pub(super) also: Arc<Locked<EndWrites>>,
     pub(super) then: ApplyEffects,
 }
 
@@ -70,7 +67,7 @@ impl Operations {
         let (id, state, error, also) = (ending.id, ending.state, ending.error.clone(), ending.also.clone());
         let watch = self.active().get(&id).map(|live| live.watch.clone());
         let written = self.store().write_ending(move |tx| {
-            let effects = also.lock().unwrap_or_else(PoisonError::into_inner)(tx)?;
+            let effects = also.lock()(tx)?;
             match tx.end(id, state, error.clone()) {
                 Ok(_) => {}
                 // The operation was cancelled before it began. The record of the cancellation already contains the end

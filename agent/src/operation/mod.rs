@@ -18,7 +18,7 @@ mod wire;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, MutexGuard, OnceLock},
     time::Duration,
 };
 
@@ -26,6 +26,7 @@ use gpush_api::{
     Actor, ApiError, Change, Code, EventPayload, GpuPlan, Operation, OperationState, OperationSummary, StepState,
 };
 use gpush_core::quote::Quoted;
+use gpush_locked::Locked;
 use gpush_store::{
     Intent, IntentSummary, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx,
     UnfinishedOperation,
@@ -55,11 +56,11 @@ struct Inner {
     lanes: Lanes,
     tasks: Tasks,
     /// Operations that have not ended, and operations whose end is not recorded yet.
-    live: Mutex<BTreeMap<OperationId, ActiveOperation>>,
+    live: Locked<BTreeMap<OperationId, ActiveOperation>>,
     unrecorded: ending::Unrecorded,
     /// UUIDs of the GPUs on which an operation has begun since gpushd started. Operations that gpushd itself begins at
     /// start do not count.
-    requested: Mutex<BTreeSet<String>>,
+    requested: Locked<BTreeSet<String>>,
     /// A new value means that an operation has begun.
     begun: watch::Sender<()>,
 }
@@ -75,7 +76,7 @@ struct ActiveOperation {
 }
 
 /// Why an operation waits or did not start, with the names of processes. For administrators only.
-type Blocked = Arc<Mutex<Option<ApiError>>>;
+type Blocked = Arc<Locked<Option<ApiError>>>;
 
 /// Writes further changes in the transaction that records a new operation. gpushd may call this function more than
 /// once.
@@ -107,7 +108,7 @@ impl Operations {
     }
 
     fn active(&self) -> MutexGuard<'_, BTreeMap<OperationId, ActiveOperation>> {
-        self.0.live.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.live.lock()
     }
 
     /// Makes every attempt to begin an operation fail with the error `why`. Queued operations stay queued.
@@ -212,14 +213,14 @@ impl Operations {
     fn note_begun(&self, operation: &Operation) {
         if operation.kind != START {
             let gpus = operation.plans.iter().map(|plan| plan.uuid.clone());
-            self.0.requested.lock().unwrap_or_else(PoisonError::into_inner).extend(gpus);
+            self.0.requested.lock().extend(gpus);
         }
     }
 
     /// Returns whether an operation has begun on a GPU since gpushd started. This excludes GPUs that were only reset
     /// together with other GPUs.
     pub(crate) fn began_on(&self, uuid: &str) -> bool {
-        self.0.requested.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
+        self.0.requested.lock().contains(uuid)
     }
 
     /// Records an operation as queued.
@@ -295,7 +296,7 @@ impl Operations {
             cancelled,
             cancelled_by,
             blocked,
-            claim: Mutex::new(claim),
+            claim: Locked::new(claim),
         })
     }
 
@@ -360,7 +361,7 @@ impl Operations {
         let Some(number) = wire::id(id) else { return Ok(None) };
         let live = self.active().get(&number).cloned();
         if let Some(live) = live {
-            return Ok(live.blocked.lock().unwrap_or_else(PoisonError::into_inner).clone());
+            return Ok(live.blocked.lock().clone());
         }
         let intent = self.store().read(move |view| view.intent(number)).await?;
         Ok(intent.and_then(|intent| intent.error_in_full))

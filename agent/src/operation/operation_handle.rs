@@ -4,9 +4,10 @@
 //! before the first step of the rollback, and the end before clients see the end. Progress is only informative, so
 //! gpushd does not wait until it is recorded.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use gpush_api::{Actor, ApiError, GpuPlan, Operation, OperationState, StepState};
+use gpush_locked::Locked;
 use gpush_store::{Intent, OperationId, may_become};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -39,7 +40,7 @@ pub(crate) struct OperationHandle {
     /// The user who cancelled the operation. Set before `cancelled`.
     pub(super) cancelled_by: Arc<OnceLock<Actor>>,
     pub(super) blocked: super::Blocked,
-    pub(super) claim: Mutex<Option<Claim>>,
+    pub(super) claim: Locked<Option<Claim>>,
 }
 
 impl OperationHandle {
@@ -117,12 +118,12 @@ impl OperationHandle {
     /// Replaces the error that only administrators see: why the operation waits or did not start.
     pub(crate) fn set_error_in_full(&self, error: Option<ApiError>) {
         let reported = |error| wire::bounded(naming::once(error, &self.snapshot().plans), wire::MOST_CAUSES);
-        *self.blocked.lock().unwrap_or_else(PoisonError::into_inner) = error.map(reported);
+        *self.blocked.lock() = error.map(reported);
     }
 
     /// Returns the error that only administrators see.
     pub(crate) fn error_in_full(&self) -> Option<ApiError> {
-        self.blocked.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.blocked.lock().clone()
     }
 
     /// Replaces the reasons why the operation waits, one sentence each.
@@ -163,7 +164,7 @@ impl OperationHandle {
     pub(crate) fn claim_again(&self) -> Result<(), ApiError> {
         let claim = self.operations.0.lanes.claim_again(&super::gpus(&self.watch.borrow().plans))?;
         claim.begin(&self.id.to_string());
-        *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
+        *self.claim.lock() = Some(claim);
         Ok(())
     }
 
@@ -179,7 +180,7 @@ impl OperationHandle {
         let progress: Vec<StepState> = plans.iter().map(wire::not_begun).collect();
         let recorded = progress.clone();
         self.operations.store().write(move |tx| tx.start(id, intent.clone(), recorded.clone())).await?;
-        *self.claim.lock().unwrap_or_else(PoisonError::into_inner) = Some(claim);
+        *self.claim.lock() = Some(claim);
         let mut reasons = Vec::new();
         self.update(|operation| {
             operation.state = OperationState::Running;
@@ -245,7 +246,7 @@ impl OperationHandle {
     ) {
         let plans = self.snapshot().plans;
         let mut error = error.map(|error| wire::bounded(naming::once(error, &plans), wire::MOST_CAUSES));
-        let also = Arc::new(Mutex::new(also));
+        let also = Arc::new(Locked::new(also));
         let ending = Ending { id: self.id, state, error: error.clone(), also, then };
         // First record the ends of earlier operations that are not recorded yet.
         let recorded = match self.operations.record_ends().await {
@@ -268,7 +269,7 @@ impl OperationHandle {
         {
             error.causes.push(lost.clone());
         }
-        drop(self.claim.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.claim.lock().take());
         self.update(|operation| {
             operation.state = state;
             operation.waits_for.clear();

@@ -15,15 +15,11 @@
 //! the uid of this user: the environment of a setuid program comes from the user that started the program. The name
 //! gives no access to a GPU.
 
-use std::{
-    collections::HashMap,
-    io,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, io, sync::MutexGuard, time::Duration};
 
 use gpush_api::LeaseId;
 use gpush_host::proc::{self, Environment, Image};
+use gpush_locked::Locked;
 
 use crate::mps;
 
@@ -50,19 +46,19 @@ pub(super) enum EnvironmentLease {
 pub(crate) struct Environments {
     /// For each process, its start time, and the lease that the process or an ancestor has named. gpushd adds an entry
     /// only if the process's user holds the lease at that time.
-    leases: Mutex<HashMap<u32, (u64, String)>>,
+    leases: Locked<HashMap<u32, (u64, String)>>,
     /// For each executed program, the lease that its environment names. gpushd reads each environment only once,
     /// because it may be large.
-    read: Mutex<HashMap<u32, (Image, EnvironmentLease)>>,
+    read: Locked<HashMap<u32, (Image, EnvironmentLease)>>,
 }
 
 impl Environments {
     fn leases(&self) -> MutexGuard<'_, HashMap<u32, (u64, String)>> {
-        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+        self.leases.lock()
     }
 
     fn read(&self) -> MutexGuard<'_, HashMap<u32, (Image, EnvironmentLease)>> {
-        self.read.lock().unwrap_or_else(PoisonError::into_inner)
+        self.read.lock()
     }
 
     /// Returns the lease that the environment of a user's process names, regardless of the lease's holder. If the

@@ -13,12 +13,13 @@
 use std::{
     collections::{BTreeSet, HashMap},
     ops::Deref,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     time::Duration,
 };
 
 use gpush_api::{ApiError, GpuProcess, UnleasedStep};
 use gpush_host::proc;
+use gpush_locked::Locked;
 use gpush_store::Store;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -54,13 +55,13 @@ pub(crate) struct Inner {
     pub(super) read_only: Option<ApiError>,
     pub(super) environments: Arc<Environments>,
     /// For each pid, the start time of the process and what gpushd did about it.
-    actions: Mutex<HashMap<u32, (u64, Action)>>,
+    actions: Locked<HashMap<u32, (u64, Action)>>,
     /// The processes on devices of others that gpushd has reported: pid and start time.
-    trespassers: Mutex<BTreeSet<(u32, u64)>>,
+    trespassers: Locked<BTreeSet<(u32, u64)>>,
     /// The lookup of the files in `processes.allow`.
     allow: Coalesced<Option<Arc<AllowList>>>,
     /// Errors about files in `processes.allow` that gpushd cannot see.
-    invisible: Mutex<Vec<ApiError>>,
+    invisible: Locked<Vec<ApiError>>,
 }
 
 /// What gpushd did about a process.
@@ -95,10 +96,10 @@ impl Unleased {
             stopping,
             read_only,
             environments,
-            actions: Mutex::default(),
-            trespassers: Mutex::default(),
+            actions: Locked::default(),
+            trespassers: Locked::default(),
             allow: Coalesced::default(),
-            invisible: Mutex::default(),
+            invisible: Locked::default(),
         }))
     }
 
@@ -109,7 +110,7 @@ impl Unleased {
     }
 
     fn actions(&self) -> MutexGuard<'_, HashMap<u32, (u64, Action)>> {
-        self.actions.lock().unwrap_or_else(PoisonError::into_inner)
+        self.actions.lock()
     }
 
     /// Adds to an unleased process what gpushd did about it.
@@ -161,14 +162,14 @@ impl Unleased {
 
     /// Notes a process on a device of others. Returns whether gpushd has not reported this process yet.
     pub(super) fn is_new_trespasser(&self, pid: u32, start: u64) -> bool {
-        self.trespassers.lock().unwrap_or_else(PoisonError::into_inner).insert((pid, start))
+        self.trespassers.lock().insert((pid, start))
     }
 
     /// Forgets all processes on devices of others except these. If not all GPUs could be read, also keeps the processes
     /// that have not ended.
     pub(super) fn retain_trespassers(&self, present: &[(u32, u64)], all_read: bool) {
         let lives = |(pid, start): (u32, u64)| !all_read && proc::start(pid) == Some(start);
-        let mut known = self.trespassers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.trespassers.lock();
         known.retain(|one| present.contains(one) || lives(*one));
     }
 
@@ -183,13 +184,13 @@ impl Unleased {
 
     /// Returns an error for each file in `processes.allow` that gpushd cannot see.
     pub(super) fn invisible(&self) -> Vec<ApiError> {
-        self.invisible.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.invisible.lock().clone()
     }
 
     /// Replaces the errors about files in `processes.allow` that gpushd cannot see. Logs the new
     /// errors.
     pub(super) fn note_invisible(&self, invisible: Vec<ApiError>) {
-        let mut known = self.invisible.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.invisible.lock();
         for error in invisible.iter().filter(|error| !known.contains(error)) {
             tracing::warn!("{error}");
         }

@@ -24,11 +24,12 @@ mod file;
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
 };
 
 use gpush_api::{ApiError, PendingRestart};
 use gpush_core::config::Config;
+use gpush_locked::Locked;
 
 use self::copy::{ConfigCopy, CopyError};
 pub(crate) use self::file::ConfigLoadError;
@@ -49,7 +50,7 @@ struct Inner {
     trust: Trust,
     /// The copy of the last valid file. A gpushd that a user started has no copy.
     copy: Option<ConfigCopy>,
-    state: RwLock<CurrentSettings>,
+    state: Locked<CurrentSettings>,
 }
 
 #[derive(Debug)]
@@ -133,14 +134,14 @@ impl Settings {
         (config, source, trouble): (Config, Source, Option<ApiError>),
     ) -> Self {
         let state = CurrentSettings { config: Arc::new(config), source, trouble, pending: Vec::new() };
-        Self(Arc::new(Inner { path: path.to_owned(), must_exist, trust, copy, state: RwLock::new(state) }))
+        Self(Arc::new(Inner { path: path.to_owned(), must_exist, trust, copy, state: Locked::new(state) }))
     }
 
     /// Writes the copy of the active file. If the file had errors when gpushd started for the very first time, writes a
     /// copy without rules, because gpushd then managed no GPU.
     pub(crate) fn keep_copy(&self) {
         let Some(copy) = &self.0.copy else { return };
-        let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.0.state.lock();
         let content = match &state.source {
             Source::File(content) => content.clone(),
             Source::Defaults => Vec::new(),
@@ -167,7 +168,7 @@ impl Settings {
     pub(crate) fn activate(&self, candidate: Candidate) {
         let Candidate { config, in_file, text } = candidate;
         let pending = config.pending_restart(&in_file);
-        let mut state = self.0.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.state.lock();
         *state = CurrentSettings { config: Arc::new(config), source: Source::of(text), trouble: None, pending };
         drop(state);
         self.keep_copy();
@@ -175,7 +176,7 @@ impl Settings {
 
     /// Stores why a reload was refused, so that health reports it. Returns the error.
     pub(crate) fn refuse(&self, mut error: ApiError) -> ApiError {
-        let mut state = self.0.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.0.state.lock();
         error = error.outcome(match state.source {
             Source::File(_) | Source::Defaults | Source::Copy => "the previous config stays in effect",
             Source::Unknown => WITHOUT_RULES,
@@ -191,12 +192,12 @@ impl Settings {
 
     /// Returns the active config.
     pub(crate) fn config(&self) -> Arc<Config> {
-        Arc::clone(&self.0.state.read().unwrap_or_else(PoisonError::into_inner).config)
+        Arc::clone(&self.0.state.lock().config)
     }
 
     /// Returns the path of the file; `None` if gpushd uses neither the file nor its copy.
     pub(crate) fn file(&self) -> Option<String> {
-        let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.0.state.lock();
         match state.source {
             Source::File(_) | Source::Copy => Some(self.0.path.display().to_string()),
             Source::Defaults | Source::Unknown => None,
@@ -206,18 +207,18 @@ impl Settings {
     /// Returns false if neither the config file nor its copy can be used, although an earlier gpushd had rules. The
     /// active config then has no rules.
     pub(crate) fn rules_are_known(&self) -> bool {
-        let state = self.0.state.read().unwrap_or_else(PoisonError::into_inner);
+        let state = self.0.state.lock();
         !matches!(state.source, Source::Unknown)
     }
 
     /// Returns the changes in the file that need a restart.
     pub(crate) fn pending_restart(&self) -> Vec<PendingRestart> {
-        self.0.state.read().unwrap_or_else(PoisonError::into_inner).pending.clone()
+        self.0.state.lock().pending.clone()
     }
 
     /// Returns the error of the last start or reload; `None` if the file was loaded.
     pub(crate) fn trouble(&self) -> Option<ApiError> {
-        self.0.state.read().unwrap_or_else(PoisonError::into_inner).trouble.clone()
+        self.0.state.lock().trouble.clone()
     }
 }
 

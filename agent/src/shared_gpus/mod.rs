@@ -21,10 +21,11 @@ mod leftover;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
 };
 
 use gpush_api::{ApiError, ComputeMode, Mode};
+use gpush_locked::Locked;
 use gpush_nvml::{Hardware, ReadingPart};
 use gpush_store::{ComputeModeSet, LevelSet, SharedGpu, Store};
 use tokio::sync::{OwnedMutexGuard, watch};
@@ -47,11 +48,11 @@ struct Inner {
     hardware: Hardware,
     lanes: Lanes,
     /// Records by UUID of the GPU.
-    records: Mutex<BTreeMap<String, SharedGpu>>,
+    records: Locked<BTreeMap<String, SharedGpu>>,
     /// A lock for each GPU, by UUID. It is held while the record of the GPU changes.
-    locks: Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    locks: Locked<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// For each GPU, by UUID, why gpushd could not restore the compute mode yet.
-    troubles: Mutex<BTreeMap<String, ApiError>>,
+    troubles: Locked<BTreeMap<String, ApiError>>,
     /// Wakes the check for compute modes that no daemon needs any more.
     wake: watch::Sender<()>,
 }
@@ -66,22 +67,22 @@ impl SharedGpus {
         lanes: Lanes,
         records: Vec<SharedGpu>,
     ) -> Self {
-        let records = Mutex::new(records.into_iter().map(|record| (record.gpu.clone(), record)).collect());
-        let (locks, troubles, wake) = (Mutex::default(), Mutex::default(), watch::Sender::new(()));
+        let records = Locked::new(records.into_iter().map(|record| (record.gpu.clone(), record)).collect());
+        let (locks, troubles, wake) = (Locked::default(), Locked::default(), watch::Sender::new(()));
         Self(Arc::new(Inner { store, state, readings, hardware, lanes, records, locks, troubles, wake }))
     }
 
     /// Locks the record of a GPU. Waits while another caller changes the record.
     async fn lock(&self, uuid: &str) -> OwnedMutexGuard<()> {
         let lock = {
-            let mut locks = self.0.locks.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut locks = self.0.locks.lock();
             Arc::clone(locks.entry(uuid.to_owned()).or_default())
         };
         lock.lock_owned().await
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<String, SharedGpu>> {
-        self.0.records.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.records.lock()
     }
 
     fn record(&self, uuid: &str) -> SharedGpu {
@@ -115,7 +116,7 @@ impl SharedGpus {
     }
 
     fn troubles(&self) -> MutexGuard<'_, BTreeMap<String, ApiError>> {
-        self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.troubles.lock()
     }
 
     /// Returns whether gpushd has set a compute mode or level for time-slicing on any GPU.

@@ -22,11 +22,12 @@ mod start;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
 use gpush_api::{ApiError, Code, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
+use gpush_locked::Locked;
 use gpush_store::Store;
 use jiff::Timestamp;
 use tokio::sync::OwnedMutexGuard;
@@ -52,7 +53,7 @@ struct Inner {
     /// Why the store cannot record changes; `None` if the store works.
     read_only: Option<ApiError>,
     /// A lock for each job for which gpushd is handling a request.
-    busy: Mutex<BTreeMap<JobKey, Weak<tokio::sync::Mutex<()>>>>,
+    busy: Locked<BTreeMap<JobKey, Weak<tokio::sync::Mutex<()>>>>,
 }
 
 /// The answer to Prolog. If this value is dropped before Prolog gets the answer, gpushd ends the granted lease.
@@ -76,7 +77,7 @@ impl Started {
 impl Slurm {
     /// Creates the handle.
     pub(crate) fn new(leases: Leases, readings: Readings, store: Store, read_only: Option<ApiError>) -> Self {
-        Self(Arc::new(Inner { leases, readings, store, read_only, busy: Mutex::default() }))
+        Self(Arc::new(Inner { leases, readings, store, read_only, busy: Locked::default() }))
     }
 
     /// Begins the lease of a job on this node.
@@ -101,7 +102,7 @@ impl Slurm {
 
     async fn lock(&self, key: &JobKey) -> OwnedMutexGuard<()> {
         let lock = {
-            let mut busy = self.0.busy.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut busy = self.0.busy.lock();
             busy.retain(|_, lock| lock.strong_count() > 0);
             let known = busy.get(key).and_then(Weak::upgrade);
             known.unwrap_or_else(|| {

@@ -23,14 +23,11 @@ mod layouts;
 mod running;
 mod trigger;
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, GpuState, LayoutsAtStart, Mig, Mode};
 use gpush_core::config::Config;
+use gpush_locked::Locked;
 use gpush_store::{BootRecord, Store};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -58,11 +55,11 @@ pub(crate) struct Startup(Arc<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
-    troubles: Mutex<Vec<(ProblemSubject, ApiError)>>,
+    troubles: Locked<Vec<(ProblemSubject, ApiError)>>,
     /// The record of this boot.
-    recorded: Mutex<Option<BootRecord>>,
+    recorded: Locked<Option<BootRecord>>,
     /// UUIDs of GPUs that users have changed on this boot. gpushd does not apply the layouts of these GPUs at start.
-    left: Mutex<BTreeSet<String>>,
+    left: Locked<BTreeSet<String>>,
 }
 
 /// What a problem is about.
@@ -94,19 +91,19 @@ impl ProblemSubject {
 impl Startup {
     /// Returns the current problems, except those of GPUs that have their layout now.
     pub(crate) fn troubles(&self, host: &HostState) -> Vec<ApiError> {
-        let troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let troubles = self.0.troubles.lock();
         troubles.iter().filter(|(subject, _)| subject.is_current(host)).map(|(_, error)| error.clone()).collect()
     }
 
     /// Removes the problems of GPUs that have their layout now, so that a later difference does not show an old problem.
     fn forget_mended(&self, host: &HostState) {
-        let mut troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut troubles = self.0.troubles.lock();
         troubles.retain(|(subject, _)| subject.is_current(host));
     }
 
     /// Returns which GPUs are settled: they have their layout, or gpushd no longer tries to apply it.
     pub(crate) fn layouts(&self) -> Option<LayoutsAtStart> {
-        let recorded = self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner);
+        let recorded = self.0.recorded.lock();
         let layouts = |record: &BootRecord| LayoutsAtStart {
             complete: record.complete,
             settled: record.settled.iter().cloned().collect(),
@@ -116,30 +113,30 @@ impl Startup {
     }
 
     fn last_record(&self) -> Option<BootRecord> {
-        self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.0.recorded.lock().clone()
     }
 
     fn recorded(&self, record: BootRecord) {
-        *self.0.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
+        *self.0.recorded.lock() = Some(record);
     }
 
     /// Marks that users have changed these GPUs on this boot.
     pub(crate) fn mark_changed(&self, uuids: impl Iterator<Item = String>) {
-        self.0.left.lock().unwrap_or_else(PoisonError::into_inner).extend(uuids);
+        self.0.left.lock().extend(uuids);
     }
 
     fn is_changed_by_caller(&self, uuid: &str) -> bool {
-        self.0.left.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
+        self.0.left.lock().contains(uuid)
     }
 
     fn note(&self, subject: ProblemSubject, error: ApiError) {
-        let mut troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut troubles = self.0.troubles.lock();
         troubles.retain(|(other, _)| *other != subject);
         troubles.push((subject, error));
     }
 
     fn forget(&self, subject: &ProblemSubject) {
-        let mut troubles = self.0.troubles.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut troubles = self.0.troubles.lock();
         troubles.retain(|(other, _)| other != subject);
     }
 }

@@ -2,12 +2,13 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
 };
 
 use axum::body::Bytes;
 use gpush_api::Maintenance;
 use gpush_core::config::Config;
+use gpush_locked::Locked;
 use gpush_nvml::DriverError;
 use gpush_store::Lost;
 
@@ -49,7 +50,7 @@ pub(crate) struct HostState {
 /// The responses about all GPUs as JSON, by viewer and by the UUIDs of the GPUs that gpushd is still reading. The cache
 /// belongs to one snapshot, so its responses never become outdated.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ResponseCache(Arc<Mutex<BTreeMap<ResponseKey, Bytes>>>);
+pub(crate) struct ResponseCache(Arc<Locked<BTreeMap<ResponseKey, Bytes>>>);
 
 type ResponseKey = (Viewer, BTreeSet<String>);
 
@@ -59,12 +60,12 @@ impl ResponseCache {
 
     /// Returns the stored response for a viewer. `late` has the UUIDs of the GPUs that gpushd is still reading.
     pub(crate) fn get(&self, viewer: Viewer, late: &BTreeSet<String>) -> Option<Bytes> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(&(viewer, late.clone())).cloned()
+        self.0.lock().get(&(viewer, late.clone())).cloned()
     }
 
     /// Stores the response for a viewer.
     pub(crate) fn insert(&self, viewer: Viewer, late: &BTreeSet<String>, json: Bytes) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = self.0.lock();
         if kept.len() < Self::MOST {
             kept.insert((viewer, late.clone()), json);
         }

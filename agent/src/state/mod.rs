@@ -54,12 +54,13 @@ pub(crate) mod words;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     time::{Duration, Instant},
 };
 
 use gpush_api::{EventPayload, Maintenance, TimesliceView};
 use gpush_core::config::Config;
+use gpush_locked::Locked;
 use gpush_nvml::{Listed, Reading};
 use gpush_store::{CreatedInstances, LeaseRecord, Lost, Override, Scope, Store};
 use jiff::Timestamp;
@@ -92,7 +93,7 @@ pub(crate) struct State(Arc<Inner>);
 struct Inner {
     store: Store,
     events: Events,
-    known: Mutex<SnapshotSources>,
+    known: Locked<SnapshotSources>,
     snapshot: watch::Sender<Arc<HostState>>,
 }
 
@@ -150,11 +151,16 @@ impl State {
             delayed: BTreeMap::new(),
         };
         let first = known.snapshot(Vec::new(), events.last_id(), 0);
-        Self(Arc::new(Inner { store, events, known: Mutex::new(known), snapshot: watch::Sender::new(Arc::new(first)) }))
+        Self(Arc::new(Inner {
+            store,
+            events,
+            known: Locked::new(known),
+            snapshot: watch::Sender::new(Arc::new(first)),
+        }))
     }
 
     fn sources(&self) -> MutexGuard<'_, SnapshotSources> {
-        self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.known.lock()
     }
 
     /// Returns the current snapshot.

@@ -33,7 +33,7 @@ use std::{
     fmt,
     panic::AssertUnwindSafe,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     task::{Context, Poll},
     time::Instant,
 };
@@ -41,6 +41,7 @@ use std::{
 use futures_util::FutureExt as _;
 use gpush_api::{ApiError, TaskHealth, TaskKind};
 use gpush_host::subtask;
+use gpush_locked::Locked;
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 use tokio_util::{
     sync::CancellationToken,
@@ -63,7 +64,7 @@ struct Inner {
     stopping: CancellationToken,
     /// Tasks that must end before gpushd exits.
     unfinished: TaskTracker,
-    failures: Mutex<FailureRecord>,
+    failures: Locked<FailureRecord>,
     /// Why gpushd must exit.
     fatal: watch::Sender<Option<String>>,
     #[cfg(any(test, debug_assertions))]
@@ -111,7 +112,7 @@ impl Tasks {
         Self(Arc::new(Inner {
             stopping,
             unfinished: TaskTracker::new(),
-            failures: Mutex::default(),
+            failures: Locked::default(),
             fatal: watch::Sender::default(),
             #[cfg(any(test, debug_assertions))]
             faults: faults::Faults::from_environment(),
@@ -277,7 +278,7 @@ impl Tasks {
     }
 
     fn failures(&self) -> MutexGuard<'_, FailureRecord> {
-        self.0.failures.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.failures.lock()
     }
 
     /// Runs a task, and runs it again after a failure.

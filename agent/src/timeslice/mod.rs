@@ -46,12 +46,13 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Deref,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use gpush_api::{ApiError, TimesliceLevel, TimesliceState, TimesliceView};
+use gpush_locked::Locked;
 use gpush_nvml::Hardware;
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -92,11 +93,11 @@ pub(crate) struct Inner {
     host_services: Arc<HostServices>,
     tasks: Tasks,
     stopping: CancellationToken,
-    seen: Mutex<BTreeMap<String, LevelState>>,
+    seen: Locked<BTreeMap<String, LevelState>>,
     /// UUIDs of GPUs that are known to support time-slice levels, because their level was read at
     /// least once. Support cannot change while the host is up, so entries are never removed.
-    proven: Mutex<BTreeSet<String>>,
-    troubles: Mutex<BTreeMap<TroubleSubject, ApiError>>,
+    proven: Locked<BTreeSet<String>>,
+    troubles: Locked<BTreeMap<TroubleSubject, ApiError>>,
     /// Each new value wakes the reconciler.
     wake: watch::Sender<()>,
     /// Locked while `nvidia-smi` runs.
@@ -158,9 +159,9 @@ impl Timeslice {
             host_services,
             stopping: tasks.stopping().clone(),
             tasks,
-            seen: Mutex::default(),
-            proven: Mutex::default(),
-            troubles: Mutex::default(),
+            seen: Locked::default(),
+            proven: Locked::default(),
+            troubles: Locked::default(),
             wake: watch::Sender::new(()),
             smi: tokio::sync::Mutex::default(),
             afresh: AtomicBool::new(false),
@@ -194,11 +195,11 @@ impl Timeslice {
     }
 
     fn level_states(&self) -> MutexGuard<'_, BTreeMap<String, LevelState>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock()
     }
 
     fn all_troubles(&self) -> MutexGuard<'_, BTreeMap<TroubleSubject, ApiError>> {
-        self.troubles.lock().unwrap_or_else(PoisonError::into_inner)
+        self.troubles.lock()
     }
 
     /// Stores the level of a GPU. Returns the previous level.
@@ -241,12 +242,12 @@ impl Timeslice {
 
     /// Remembers that a GPU supports levels, because its level was read.
     fn prove(&self, uuid: &str) {
-        self.proven.lock().unwrap_or_else(PoisonError::into_inner).insert(uuid.to_owned());
+        self.proven.lock().insert(uuid.to_owned());
     }
 
     /// Returns whether a GPU is known to support levels.
     fn is_proven(&self, uuid: &str) -> bool {
-        self.proven.lock().unwrap_or_else(PoisonError::into_inner).contains(uuid)
+        self.proven.lock().contains(uuid)
     }
 
     /// Returns whether the driver reports no levels for a GPU.

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::operation::Actor;
+use crate::actor::Actor;
 
 /// A record of the audit trail. Only administrators can read the trail.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

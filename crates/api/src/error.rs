@@ -141,6 +141,11 @@ impl ApiError {
         }
     }
 
+    /// Creates an error for a bug of gpushd.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`")
+    }
+
     /// Combines several errors. The result is retryable only if every error is retryable. Its code
     /// is the code of the first error that is not retryable; if there is none, the code of the
     /// first error.

@@ -9,14 +9,17 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    actor::Actor,
     compute::ComputeMode,
     error::ApiError,
-    gpu::{GpuState, Placement},
+    gpu::GpuState,
     health::Driver,
     lease::{EndReason, LeaseHolder, LeaseId, LeaseKind, LeaseState},
     mps::MpsState,
-    operation::{Actor, OperationSummary, StepState},
+    operation::{OperationSummary, StepState},
     pending::PendingChange,
+    placement::Placement,
+    process::UnleasedStep,
     timeslice::TimesliceView,
 };
 
@@ -305,38 +308,6 @@ pub struct UnleasedChange {
     pub why: String,
     /// What gpushd did.
     pub step: UnleasedStep,
-}
-
-/// What gpushd did about an unleased process. Events contain only the steps `found`, `asked` and `killed`. Audit records
-/// contain only `asked` and `killed`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub enum UnleasedStep {
-    /// gpushd has found the process on a device that a lease of another user holds alone, or that Slurm owns.
-    Found,
-    /// gpushd does not end the process.
-    Exempt,
-    /// gpushd logged a warning about the process.
-    Warned,
-    /// gpushd sent SIGTERM, which asks the process to end.
-    Asked,
-    /// The process did not end in time, and gpushd killed it with SIGKILL.
-    Killed,
-}
-
-impl UnleasedStep {
-    /// Returns the text for the log and the audit trail.
-    #[must_use]
-    pub fn log_text(self) -> &'static str {
-        match self {
-            Self::Found => "found",
-            Self::Exempt => "not ended",
-            Self::Warned => "warned about",
-            Self::Asked => "asked to end",
-            Self::Killed => "killed",
-        }
-    }
 }
 
 /// A reload of the config.

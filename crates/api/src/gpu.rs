@@ -6,8 +6,16 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    compute::ComputeMode, holder::Holder, lease::LeaseUse, operation::Actor, overrides::Override,
-    pending::PendingChange, policy::Mode, process::UnleasedProcess, timeslice::TimesliceView,
+    actor::Actor,
+    compute::ComputeMode,
+    holder::Holder,
+    lease::LeaseUse,
+    mode::Mode,
+    overrides::Override,
+    pending::PendingChange,
+    placement::Placement,
+    process::{Process, UnleasedProcess},
+    timeslice::TimesliceView,
 };
 
 /// GPU generation. It determines how a change of MIG mode works.
@@ -31,24 +39,6 @@ pub enum Architecture {
     Blackwell,
     /// A generation that this version of gpush does not know.
     Unknown,
-}
-
-/// A range of slices: memory slices for a GPU instance, compute slots for a compute instance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Placement {
-    /// First slice.
-    pub start: u8,
-    /// Number of slices.
-    pub size: u8,
-}
-
-impl Placement {
-    /// Returns whether the two ranges share a slice.
-    #[must_use]
-    pub fn overlaps(self, other: Self) -> bool {
-        self.start < other.start + other.size && other.start < self.start + self.size
-    }
 }
 
 /// Numbers of copy and media engines.
@@ -122,46 +112,6 @@ pub struct GpuProfile {
     /// Compute instance profiles in such an instance.
     #[serde(rename = "compute_profiles")]
     pub compute: Vec<ComputeProfile>,
-}
-
-/// Kind of GPU use. The driver has one list of processes for each kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub enum ProcessKind {
-    /// The process has a CUDA context.
-    Compute,
-    /// The process has a graphics context.
-    Graphics,
-    /// The process is a client of an MPS server.
-    MpsClient,
-}
-
-/// A process that uses a GPU or MIG device. Fields that the caller may not see are absent.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Process {
-    /// Process id in the host's pid namespace.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
-    /// User id of the process.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub uid: Option<u32>,
-    /// User name; absent if the caller may not see it, or if the uid has no name.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub user: Option<String>,
-    /// Command line, at most 256 characters. Only the owner of the process and administrators see
-    /// it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub command: Option<String>,
-    /// Kind of context.
-    pub kind: ProcessKind,
-    /// Memory in use on this GPU or MIG device, in MiB; absent if the driver does not report it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub memory_mib: Option<u64>,
-    /// Whether gpushd could not find out the user of the process. Such a process may belong to the caller.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub unidentified: bool,
 }
 
 /// A compute instance: the MIG device that programs use.

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::operation::Actor;
+use crate::actor::Actor;
 
 /// The driver that gpushd uses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -5,6 +5,7 @@
 //! plans can read the host from a saved answer of gpushd (`gpushctl gpu list --json`). Within `v1`,
 //! JSON fields are added, but never renamed or removed.
 
+pub mod actor;
 pub mod audit;
 pub mod compute;
 pub mod device;
@@ -14,10 +15,12 @@ pub mod gpu;
 pub mod health;
 pub mod holder;
 pub mod lease;
+pub mod mode;
 pub mod mps;
 pub mod operation;
 pub mod overrides;
 pub mod pending;
+pub mod placement;
 pub mod plan;
 pub mod policy;
 pub mod process;
@@ -28,6 +31,7 @@ pub mod text;
 pub mod timeslice;
 mod timestamp;
 
+pub use actor::*;
 pub use audit::*;
 pub use compute::*;
 pub use device::*;
@@ -37,10 +41,12 @@ pub use gpu::*;
 pub use health::*;
 pub use holder::*;
 pub use lease::*;
+pub use mode::*;
 pub use mps::*;
 pub use operation::*;
 pub use overrides::*;
 pub use pending::*;
+pub use placement::*;
 pub use plan::*;
 pub use policy::*;
 pub use process::*;

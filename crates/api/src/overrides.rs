@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::operation::Actor;
+use crate::actor::Actor;
 
 /// A layout that replaces the layout of the rule that claims the GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     compute::{ComputeMode, TimesliceLevel},
     lease::LeaseId,
-    policy::Mode,
+    mode::Mode,
 };
 
 /// A change of a GPU that the config or an override requires, but that gpushd does not make yet.

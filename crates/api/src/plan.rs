@@ -12,7 +12,7 @@ use serde::{
 };
 
 use crate::{
-    policy::Mode,
+    mode::Mode,
     refusal::Refusal,
     step::{InstanceStep, MigModeStep, MpsStep, Phase, Reset, Step, TimesliceStep},
 };

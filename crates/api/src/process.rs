@@ -2,7 +2,47 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{error::ApiError, event::UnleasedStep, gpu::Process};
+use crate::error::ApiError;
+
+/// Kind of GPU use. The driver has one list of processes for each kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum ProcessKind {
+    /// The process has a CUDA context.
+    Compute,
+    /// The process has a graphics context.
+    Graphics,
+    /// The process is a client of an MPS server.
+    MpsClient,
+}
+
+/// A process that uses a GPU or MIG device. Fields that the caller may not see are absent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Process {
+    /// Process id in the host's pid namespace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+    /// User id of the process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// User name; absent if the caller may not see it, or if the uid has no name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// Command line, at most 256 characters. Only the owner of the process and administrators see
+    /// it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// Kind of context.
+    pub kind: ProcessKind,
+    /// Memory in use on this GPU or MIG device, in MiB; absent if the driver does not report it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
+    /// Whether gpushd could not find out the user of the process. Such a process may belong to the caller.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unidentified: bool,
+}
 
 /// What gpushd does about an unleased process: a process without a lease on a target that requires one.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -17,6 +57,38 @@ pub enum UnleasedPolicy {
     /// Shows the process, logs a warning, and ends the process if its user has no lease on the
     /// target: with SIGTERM, and with SIGKILL after `processes.grace_s`.
     End,
+}
+
+/// What gpushd did about an unleased process. Events contain only the steps `found`, `asked` and `killed`. Audit records
+/// contain only `asked` and `killed`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum UnleasedStep {
+    /// gpushd has found the process on a device that a lease of another user holds alone, or that Slurm owns.
+    Found,
+    /// gpushd does not end the process.
+    Exempt,
+    /// gpushd logged a warning about the process.
+    Warned,
+    /// gpushd sent SIGTERM, which asks the process to end.
+    Asked,
+    /// The process did not end in time, and gpushd killed it with SIGKILL.
+    Killed,
+}
+
+impl UnleasedStep {
+    /// Returns the text for the log and the audit trail.
+    #[must_use]
+    pub fn log_text(self) -> &'static str {
+        match self {
+            Self::Found => "found",
+            Self::Exempt => "not ended",
+            Self::Warned => "warned about",
+            Self::Asked => "asked to end",
+            Self::Killed => "killed",
+        }
+    }
 }
 
 /// A process on a GPU. A process on several GPUs or MIG devices has one entry for each of them.

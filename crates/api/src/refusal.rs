@@ -2,11 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    gpu::{Placement, Process},
-    holder::Holder,
-    lease::LeaseUse,
-};
+use crate::{holder::Holder, lease::LeaseUse, placement::Placement, process::Process};
 
 /// An instance that is in use and that a plan would have to destroy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -13,7 +13,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::gpu::Placement;
+use crate::placement::Placement;
 
 /// A phase of an operation. Phases are executed in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -26,11 +26,12 @@ use std::{
     fmt, fs,
     path::Path,
     process::Stdio,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     time::{Duration, Instant, SystemTime},
 };
 
 use crate::users::{NameService, UidKind, Unanswered};
+use gpush_locked::Locked;
 
 /// Ranges of subordinate uids, below the root of the file system.
 const SUBUID: &str = "etc/subuid";
@@ -105,7 +106,7 @@ pub struct Accounts {
     names: NameService,
     own_uid: u32,
     host_root: Arc<Path>,
-    ranges: Arc<Mutex<Ranges>>,
+    ranges: Arc<Locked<Ranges>>,
 }
 
 #[derive(Debug, Default)]
@@ -261,7 +262,7 @@ impl Accounts {
     }
 
     fn lock(&self) -> MutexGuard<'_, Ranges> {
-        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ranges.lock()
     }
 
     fn owner(&self, uid: u32) -> Option<Owner> {
@@ -489,9 +490,9 @@ mod tests {
     #[tokio::test]
     async fn lookups_of_subordinate_uids_block_no_other_user() {
         let (reported, answers) = std::sync::mpsc::channel::<()>();
-        let answers = Mutex::new(answers);
+        let answers = Locked::new(answers);
         let user = move |uid: &u32| {
-            answers.lock().unwrap().recv().ok()?;
+            answers.lock().recv().ok()?;
             Some((*uid == 1000).then(|| "alice".to_owned()))
         };
         let lookups = Lookups { user: Box::new(user), ..Lookups::empty() };

@@ -13,10 +13,11 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     path::Path,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use gpush_locked::Locked;
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 
 use crate::{
@@ -149,7 +150,7 @@ impl Users {
 struct Commands {
     read: Arc<Read>,
     /// One lock for each account, locked while that account's processes are read.
-    locks: Arc<Mutex<HashMap<Account, Arc<Lock<()>>>>>,
+    locks: Arc<Locked<HashMap<Account, Arc<Lock<()>>>>>,
 }
 
 /// A function that reads the command line of a process below a `/proc`.
@@ -161,7 +162,7 @@ impl fmt::Debug for Commands {
     }
 }
 
-type Found = Arc<Mutex<HashMap<u32, String>>>;
+type Found = Arc<Locked<HashMap<u32, String>>>;
 
 impl Commands {
     fn new(read: impl Fn(&Path, u32) -> Option<String> + Send + Sync + 'static) -> Self {
@@ -182,7 +183,7 @@ impl Commands {
             });
         }
         let _ = tokio::time::timeout(WAIT, async { while subtask::next(&mut reads).await.is_some() {} }).await;
-        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut found = found.lock();
         std::mem::take(&mut *found)
     }
 
@@ -194,7 +195,7 @@ impl Commands {
                 break;
             }
             if let Some(command) = (self.read)(proc, *pid) {
-                found.lock().unwrap_or_else(PoisonError::into_inner).insert(*pid, command);
+                found.lock().insert(*pid, command);
             }
         }
         drop(turn);
@@ -202,7 +203,7 @@ impl Commands {
 
     /// Returns the lock of an account; `None` if gpushd already reads the processes of [`MOST_ACCOUNTS`] other accounts.
     fn lock(&self, account: Account) -> Option<Arc<Lock<()>>> {
-        let mut locks = self.locks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locks = self.locks.lock();
         locks.retain(|_, lock| Arc::strong_count(lock) > 1);
         if locks.len() >= MOST_ACCOUNTS && !locks.contains_key(&account) {
             return None;
@@ -228,10 +229,10 @@ mod tests {
     #[tokio::test]
     async fn process_that_does_not_answer_hides_no_other_users_command() {
         let (answer, never) = std::sync::mpsc::channel::<()>();
-        let never = Mutex::new(never);
+        let never = Locked::new(never);
         let commands = Commands::new(move |_, pid| {
             if pid == 1 {
-                let _ = never.lock().unwrap().recv();
+                let _ = never.lock().recv();
             }
             Some(format!("command {pid}"))
         });

@@ -3,7 +3,7 @@
 use std::{
     hash::Hash,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, MutexGuard,
         atomic::{AtomicUsize, Ordering},
         mpsc::{SyncSender, sync_channel},
     },
@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gpush_locked::Locked;
 use hashlink::LruCache;
 use tokio::sync::oneshot;
 
@@ -79,7 +80,7 @@ type Queued<K, V> = (K, oneshot::Sender<Option<V>>);
 
 #[derive(Debug)]
 pub(crate) struct Cache<K, V> {
-    pub(crate) entries: Arc<Mutex<Entries<K, V>>>,
+    pub(crate) entries: Arc<Locked<Entries<K, V>>>,
     lookups: SyncSender<Queued<K, V>>,
     /// Number of queued lookups.
     queued: Arc<AtomicUsize>,
@@ -87,7 +88,7 @@ pub(crate) struct Cache<K, V> {
     fresh: Duration,
     /// What the lookups are for.
     kind: &'static str,
-    pub(crate) running: Arc<Mutex<Running<K>>>,
+    pub(crate) running: Arc<Locked<Running<K>>>,
     outage: Outage,
 }
 
@@ -122,9 +123,9 @@ where
         outage: Outage,
     ) -> std::io::Result<Self> {
         let (lookups, waiting) = sync_channel::<Queued<K, V>>(MOST_WAITING);
-        let (entries, queued) = (Arc::new(Mutex::new(Entries::new())), Arc::new(AtomicUsize::new(0)));
+        let (entries, queued) = (Arc::new(Locked::new(Entries::new())), Arc::new(AtomicUsize::new(0)));
         let (found, queue) = (Arc::clone(&entries), Arc::clone(&queued));
-        let running = Arc::new(Mutex::new(Running { began: None, failed: None }));
+        let running = Arc::new(Locked::new(Running { began: None, failed: None }));
         let (progress, noted) = (Arc::clone(&running), outage.clone());
         thread::Builder::new().name(kind.to_owned()).spawn(move || {
             for (key, answer) in waiting {
@@ -214,6 +215,6 @@ where
     }
 }
 
-pub(crate) fn locked<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
-    value.lock().unwrap_or_else(PoisonError::into_inner)
+pub(crate) fn locked<T>(value: &Locked<T>) -> MutexGuard<'_, T> {
+    value.lock()
 }

@@ -8,16 +8,18 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     time::{Duration, Instant},
 };
+
+use gpush_locked::Locked;
 
 /// Minimum time between two log entries about the beginning of an outage.
 const LOG_PAUSE: Duration = Duration::from_secs(60);
 
 /// The kinds of lookups that the name service does not answer. A handle; cloning it is cheap.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Outage(Arc<Mutex<OutageState>>);
+pub(crate) struct Outage(Arc<Locked<OutageState>>);
 
 #[derive(Debug, Default)]
 struct OutageState {
@@ -52,7 +54,7 @@ impl Outage {
     }
 
     fn state(&self) -> MutexGuard<'_, OutageState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

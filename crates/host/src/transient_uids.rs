@@ -4,9 +4,10 @@
 //! the user database knows them, but they are not users. They belong to the account of all unknown uids, because systemd
 //! does not report their owner.
 
+use gpush_locked::Locked;
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
 };
 
 /// The first and the last uid of containers: <https://systemd.io/UIDS-GIDS/>. A namespace has 65,536 of them, and the first
@@ -22,7 +23,7 @@ const MOST_NAMESPACES: usize = 4096;
 /// The ranges of namespaces. A handle, cheap to clone. Remembers the ranges, so that the other uids of a range need no
 /// lookup.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct TransientUids(Arc<Mutex<BTreeSet<u32>>>);
+pub(crate) struct TransientUids(Arc<Locked<BTreeSet<u32>>>);
 
 impl TransientUids {
     /// Returns whether a uid with this name belongs to a namespace. Remembers its range.
@@ -47,7 +48,7 @@ impl TransientUids {
     }
 
     fn ranges(&self) -> MutexGuard<'_, BTreeSet<u32>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

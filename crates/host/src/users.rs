@@ -294,8 +294,8 @@ mod tests {
     #[tokio::test]
     async fn old_entry_is_used_while_a_newer_one_is_looked_up() {
         let (reported, answers) = std::sync::mpsc::channel::<Option<u32>>();
-        let answers = Mutex::new(answers);
-        let names = with_groups(move |_| Some(answers.lock().unwrap().recv().unwrap()));
+        let answers = Locked::new(answers);
+        let names = with_groups(move |_| Some(answers.lock().recv().unwrap()));
         reported.send(Some(7)).unwrap();
         assert_eq!(names.group("admins").await, Ok(Some(7)));
         let Some(past) = Instant::now().checked_sub(GROUP_FRESH) else {

@@ -23,11 +23,12 @@ use std::{
     os::{fd::AsRawFd, unix::net::UnixStream},
     path::Path,
     process::ExitCode,
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 
+use gpush_locked::Locked;
 use nix::sys::{
     prctl,
     signal::{SigHandler, Signal, signal},
@@ -91,11 +92,11 @@ fn follow_parent() {
 
 /// Sends replies, one frame at a time.
 #[derive(Clone)]
-struct ReplySender(Arc<Mutex<UnixStream>>);
+struct ReplySender(Arc<Locked<UnixStream>>);
 
 impl ReplySender {
     fn send(&self, frame: &ToParent) {
-        let mut stream = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut stream = self.0.lock();
         // Ignore the error: if the parent has ended, the other direction of the socket is closed too, and the main
         // thread exits.
         let _ = proto::write(&mut *stream, frame);
@@ -103,7 +104,7 @@ impl ReplySender {
 }
 
 fn serve(mut socket: UnixStream) -> std::io::Result<()> {
-    let replies = ReplySender(Arc::new(Mutex::new(socket.try_clone()?)));
+    let replies = ReplySender(Arc::new(Locked::new(socket.try_clone()?)));
     let Some(ToWorker::Init { library, events }) = proto::read(&mut socket)? else {
         return Err(std::io::Error::other("the first frame is not init"));
     };

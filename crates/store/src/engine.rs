@@ -19,20 +19,21 @@
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
         mpsc::{Receiver, RecvTimeoutError},
     },
     time::{Duration, Instant},
 };
 
+use gpush_locked::Locked;
 use jiff::Timestamp;
 use rusqlite::{Connection, ErrorCode};
 
 use crate::{
     error::{StoreError, from_sqlite},
-    fact::Head,
     files::Files,
+    head::Head,
     lock::Lock,
     note::{Bounds, Clock},
     record,
@@ -98,7 +99,7 @@ pub(crate) struct Counters {
     /// Writes in all commits so far.
     pub(crate) writes: AtomicU64,
     /// Error that the store returns for each write; `None` while it accepts writes.
-    pub(crate) trouble: Mutex<Option<StoreError>>,
+    pub(crate) trouble: Locked<Option<StoreError>>,
 }
 
 impl Counters {
@@ -106,7 +107,7 @@ impl Counters {
     /// space again.
     pub(crate) fn set_refusal(&self, refusal: Option<StoreError>) {
         let is_full = |trouble: &Option<StoreError>| matches!(trouble, Some(StoreError::Full { .. }));
-        let mut known = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.trouble.lock();
         match (is_full(&known), &refusal) {
             (false, Some(full @ StoreError::Full { .. })) => tracing::error!("{full}"),
             (true, None) => tracing::info!("the disk of the state directory has space again"),
@@ -116,7 +117,7 @@ impl Counters {
     }
 
     fn is_full(&self) -> bool {
-        let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let trouble = self.trouble.lock();
         matches!(*trouble, Some(StoreError::Full { .. }))
     }
 }

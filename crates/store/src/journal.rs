@@ -7,9 +7,9 @@ use gpush_api::{ApiError, OperationState, StepState};
 
 use crate::{
     error::{StoreError, from_sqlite},
+    journal_rows::{IntentRow, UndoRow},
     operation::{
-        Intent, IntentRow, IntentSummary, NewOperation, OperationId, OperationRecord, Undo, UndoRow,
-        UnfinishedOperation, may_become,
+        Intent, IntentSummary, NewOperation, OperationId, OperationRecord, Undo, UnfinishedOperation, may_become,
     },
     record,
     tx::{Tx, View},

@@ -34,6 +34,7 @@
 mod account_limits;
 mod answer;
 mod audit;
+mod check;
 mod condition;
 mod created;
 mod engine;
@@ -41,7 +42,9 @@ mod error;
 mod fact;
 mod files;
 mod filesystem;
+mod head;
 mod journal;
+mod journal_rows;
 mod lease;
 mod lock;
 mod mps;
@@ -68,7 +71,8 @@ pub use error::{OpenError, StoreError, Untrusted};
 pub use fact::{BootRecord, KnownSince, Lost};
 pub use lease::{LeaseHistory, LeaseRecord, LeaseSource, LeaseTerms, NewLease};
 pub use mps::{MpsSet, MpsStopped, MpsTarget};
-pub use note::{AccountOf, Bounds, Note, Opened, Options};
+pub use note::{AccountOf, Bounds, Note, Options};
+pub use open::Opened;
 pub use operation::{
     GpuIntent, Intent, IntentSummary, NewOperation, OperationId, OperationRecord, Undo, UnfinishedOperation, may_become,
 };

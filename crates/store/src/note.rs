@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf, sync::Arc};
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::{fact::Lost, store::Store};
+use crate::fact::Lost;
 
 /// A function that returns the number of the account of a uid: a user with all subordinate uids. `None` if the account
 /// is not known yet.
@@ -105,15 +105,6 @@ impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Options").field("boot_id", &self.boot_id).field("bounds", &self.bounds).finish_non_exhaustive()
     }
-}
-
-/// The open store, and the notes that opening it returned.
-#[derive(Debug)]
-pub struct Opened {
-    /// The store.
-    pub store: Store,
-    /// Notes for the log and for health. gpushd also acts on [`Note::Lost`] and [`Note::NewerSchema`].
-    pub notes: Vec<Note>,
 }
 
 /// An observation made while opening.

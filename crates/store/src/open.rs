@@ -33,11 +33,12 @@ use uuid::Uuid;
 use crate::{
     engine::{Counters, Engine, EngineCondition},
     error::{OpenError, StoreError, from_sqlite},
-    fact::{Fact, Head, LAST_LEASE, LOST, Lost, MACHINE, STORE},
+    fact::{Fact, LAST_LEASE, LOST, Lost, MACHINE, STORE},
     files::Files,
     filesystem::{self, Verdict},
+    head::Head,
     lock::Lock,
-    note::{AccountOf, Clock, Note, Opened, Options},
+    note::{AccountOf, Clock, Note, Options},
     ownership,
     provenance::{Evidence, Identity, Provenance},
     quarantine, record,
@@ -61,6 +62,15 @@ impl Store {
     pub fn open(directory: &Path, options: Options) -> Result<Opened, OpenError> {
         open_on(directory, options, None)
     }
+}
+
+/// The open store, and the notes that opening it returned.
+#[derive(Debug)]
+pub struct Opened {
+    /// The store.
+    pub store: Store,
+    /// Notes for the log and for health. gpushd also acts on [`Note::Lost`] and [`Note::NewerSchema`].
+    pub notes: Vec<Note>,
 }
 
 /// The result of the search for the database.

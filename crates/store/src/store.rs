@@ -6,7 +6,7 @@ use std::{
     future::Future,
     path::{Path, PathBuf},
     pin::Pin,
-    sync::{Arc, PoisonError, atomic::Ordering, mpsc::Sender},
+    sync::{Arc, atomic::Ordering, mpsc::Sender},
     task::{Context, Poll},
     thread::JoinHandle,
 };
@@ -208,7 +208,7 @@ impl Store {
     /// not refused.
     #[must_use]
     pub fn refusal(&self) -> Option<StoreError> {
-        self.inner.counters.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner.counters.trouble.lock().clone()
     }
 
     /// Returns the counters since the store was opened.

@@ -3,18 +3,7 @@
 use jiff::Timestamp;
 use rusqlite::Connection;
 
-use crate::{
-    answer::StoredAnswer,
-    audit::AuditRecord,
-    condition::Condition,
-    error::StoreError,
-    fact::{Fact, Head},
-    mps::MpsTarget,
-    operation::{IntentRow, OperationRecord, UndoRow},
-    overrides::Override,
-    record,
-    shared_gpu::SharedGpu,
-};
+use crate::head::Head;
 
 /// The state of the store at the last commit. Within a transaction, the view includes the
 /// transaction's changes so far.
@@ -52,28 +41,6 @@ impl View<'_> {
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.head.generation
-    }
-
-    /// Reads every record. Damage is an error.
-    pub(crate) fn check_records(&self) -> Result<(), StoreError> {
-        record::select::<Fact>(self.connection, "", [], self.sealed)?;
-        let operations = record::select::<OperationRecord>(self.connection, "", [], self.sealed)?;
-        record::select::<IntentRow>(self.connection, "", [], self.sealed)?;
-        record::select::<UndoRow>(self.connection, "", [], self.sealed)?;
-        record::select::<Override>(self.connection, "", [], self.sealed)?;
-        record::select::<Condition>(self.connection, "", [], self.sealed)?;
-        record::select::<StoredAnswer>(self.connection, "", [], self.sealed)?;
-        record::select::<AuditRecord>(self.connection, "", [], self.sealed)?;
-        self.check_leases()?;
-        record::select::<MpsTarget>(self.connection, "", [], self.sealed)?;
-        record::select::<SharedGpu>(self.connection, "", [], self.sealed)?;
-        match operations.iter().find(|operation| operation.id.0 > self.head.operation) {
-            None => Ok(()),
-            Some(operation) => Err(StoreError::Corrupt {
-                table: "operations".to_owned(),
-                what: format!("{} is higher than the last operation number, {}", operation.id, self.head.operation),
-            }),
-        }
     }
 }
 

@@ -10,13 +10,11 @@ Lists the files of the archive with their sizes, then asks before it writes.
 Without a terminal, it does not ask. It never overwrites a file, and sends
 nothing. bundle.json in the archive says which parts are missing, and why.
 
-User names become user ids, and command lines of processes are left out.
-As root it collects more: the audit trail and the journal of gpushd.
-
-It always leaves out secrets in these forms: the values of names such as
-password, token, secret or api_key; the password in -u USER:PASSWORD; user and
-password in URLs; tokens of well-known services; and private keys (PEM). It
-cannot find other secrets. Read the archive before you send it.
+The archive has only known fields of known documents: numbers, states, versions,
+identifiers, layouts and settings. It has user ids, but no user names. The text
+(left out) replaces command lines, reasons, hooks, unknown fields, and messages
+that can repeat them. As root it collects more: the audit trail and what gpushd
+wrote to the log. Read the archive before you send it.
 
 Examples:
   gpushctl support-bundle
@@ -27,9 +25,6 @@ pub(crate) struct SupportBundleArgs {
     /// File to write [default: gpush-support-TIME.tar.gz in the current directory]
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
-    /// Keep user names and command lines of processes
-    #[arg(long)]
-    pub(crate) with_names: bool,
     /// Write without asking
     #[arg(long, short)]
     pub(crate) yes: bool,

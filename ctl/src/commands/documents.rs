@@ -138,7 +138,6 @@ fn samples() -> Vec<(&'static str, Value)> {
         file: Some("bundle.tar.gz".into()),
         gpushctl: "0.1.0",
         collected_at: fixtures::look(80, crate::render::Charset::Ascii).now,
-        with_names: false,
         files: vec![BundleFile { name: "a.json", bytes: 1, why: "one", data: Vec::new() }],
         missing: vec![MissingPart { name: "b.json", why: "two", reason: "gpushd does not answer".to_owned() }],
     };

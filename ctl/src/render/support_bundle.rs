@@ -17,8 +17,6 @@ pub(crate) struct Contents {
     pub(crate) gpushctl: &'static str,
     /// Time at which the bundle was collected.
     pub(crate) collected_at: jiff::Timestamp,
-    /// Whether the bundle contains user names and command lines.
-    pub(crate) with_names: bool,
     /// The files of the archive.
     pub(crate) files: Vec<BundleFile>,
     /// Files that could not be collected.
@@ -61,12 +59,9 @@ pub(crate) fn list(contents: &Contents, path: &Path, look: &Appearance) -> Strin
         let first = format!("  {}  {:>SIZE$}  ", pad(part.name, columns), "missing");
         lines.extend(look.wrap(&first, &look.clean(&part.reason)));
     }
-    let what = if contents.with_names {
-        "User names and command lines are kept"
-    } else {
-        "User names are replaced by uids, and command lines are left out"
-    };
-    lines.push(format!("{what}. bundle.json in the archive has this list."));
+    lines.push(
+        "User names, command lines and reasons are left out. bundle.json in the archive has this list.".to_owned(),
+    );
     lines.join("\n") + "\n"
 }
 

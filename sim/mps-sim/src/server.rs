@@ -17,11 +17,12 @@
 use std::{
     io,
     process::ExitCode,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     time::Duration,
 };
 
 use anyhow::Context;
+use gpush_locked::Locked;
 use silicon::machine::ProcessKind;
 
 use crate::{
@@ -60,7 +61,7 @@ struct Server {
     place: Environment,
     log: Log,
     device: String,
-    state: Mutex<State>,
+    state: Locked<State>,
 }
 
 pub(crate) fn run(place: Environment) -> anyhow::Result<ExitCode> {
@@ -88,7 +89,7 @@ pub(crate) fn run(place: Environment) -> anyhow::Result<ExitCode> {
         state.memory.push(u64::from_le_bytes(control.receive_array()?));
     }
     control.receive_u32()?;
-    let server = Arc::new(Server { place, log, device, state: Mutex::new(state) });
+    let server = Arc::new(Server { place, log, device, state: Locked::new(state) });
     let watched = Arc::clone(&server);
     std::thread::spawn(move || watched.watch());
     // The daemon has asked this server to end, or the daemon itself has ended. In both cases, the server serves its
@@ -102,7 +103,7 @@ pub(crate) fn run(place: Environment) -> anyhow::Result<ExitCode> {
 
 impl Server {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Answers the daemon until the connection closes.

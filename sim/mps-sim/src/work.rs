@@ -15,13 +15,14 @@ use std::{
     io,
     process::ExitCode,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
     time::{Duration, Instant},
 };
 
+use gpush_locked::Locked;
 use serde_json::json;
 use signal_hook::consts::SIGTERM;
 use silicon::machine::ProcessKind;
@@ -103,7 +104,7 @@ fn run(work: Work) -> Result<(), String> {
     let ended = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGTERM, Arc::clone(&ended)).map_err(|error| error.to_string())?;
     let place = Environment::of_environment();
-    let lost = Arc::new(Mutex::new(None));
+    let lost = Arc::new(Locked::new(None));
     let (given, device) = match reach(&place.pipe) {
         Err(Unreached::NoServer) => return Err("error 805".to_owned()),
         Err(Unreached::NoDaemon) => (Given { mps: false, percentage: 100.0, limit_mib: None }, place.device_name()),
@@ -111,8 +112,7 @@ fn run(work: Work) -> Result<(), String> {
             let lost = Arc::clone(&lost);
             std::thread::spawn(move || {
                 let last = server.receive().map_or_else(|_| "lost".into(), |message| message.bytes);
-                *lost.lock().unwrap_or_else(PoisonError::into_inner) =
-                    Some(String::from_utf8_lossy(&last).into_owned());
+                *lost.lock() = Some(String::from_utf8_lossy(&last).into_owned());
             });
             let device = words.split(' ').find_map(|word| word.strip_prefix("device="));
             (Given::of(&words), device.unwrap_or_default().to_owned())
@@ -126,7 +126,7 @@ fn run(work: Work) -> Result<(), String> {
     let multiprocessors = whole(f64::from(MULTIPROCESSORS) * given.percentage / 100.0);
     let pid = std::process::id();
     outln!("{}", json!({ "state": "ready", "pid": pid, "device": device, "multiprocessors": multiprocessors }));
-    let goes_on = || match &*lost.lock().unwrap_or_else(PoisonError::into_inner) {
+    let goes_on = || match &*lost.lock() {
         Some(why) => Err(why.clone()),
         None => Ok(!ended.load(Ordering::Relaxed)),
     };

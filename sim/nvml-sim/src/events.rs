@@ -5,9 +5,10 @@
 //! a whole GPU. The events name the instances. A wait uses no thread and holds no lock.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
+use gpush_locked::Locked;
 use nvml_wrapper_sys::bindings::nvmlEventData_t;
 use silicon::machine::{Event, Handle, MIG_CONFIG_CHANGE, XID_CRITICAL_ERROR};
 use silicon::{Host, Machine, Return};
@@ -53,10 +54,10 @@ struct Sets {
     open: BTreeMap<usize, EventSet>,
 }
 
-static SETS: Mutex<Sets> = Mutex::new(Sets { next: 1, open: BTreeMap::new() });
+static SETS: Locked<Sets> = Locked::new(Sets { next: 1, open: BTreeMap::new() });
 
 fn sets() -> MutexGuard<'static, Sets> {
-    SETS.lock().unwrap_or_else(PoisonError::into_inner)
+    SETS.lock()
 }
 
 /// Drops all sets, because their session has ended.

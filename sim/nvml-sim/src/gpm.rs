@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use gpush_geometry::Architecture;
+use gpush_locked::Locked;
 use nvml_wrapper_sys::bindings::{nvmlGpmMetric_t, nvmlGpmSupport_t};
 use silicon::machine::{Process, ProcessKind};
 use silicon::{Machine, Return};
@@ -51,10 +52,10 @@ struct Samples {
     open: BTreeMap<usize, Option<Sample>>,
 }
 
-static SAMPLES: Mutex<Samples> = Mutex::new(Samples { next: 1, open: BTreeMap::new() });
+static SAMPLES: Locked<Samples> = Locked::new(Samples { next: 1, open: BTreeMap::new() });
 
 fn samples() -> MutexGuard<'static, Samples> {
-    SAMPLES.lock().unwrap_or_else(PoisonError::into_inner)
+    SAMPLES.lock()
 }
 
 /// Drops all samples, because their session has ended.

@@ -9,8 +9,9 @@
 //! between two sessions. A forked child is a separate client of the driver, and registers at its first call.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
+use gpush_locked::Locked;
 use silicon::description::DEFAULT_DRIVER;
 use silicon::{Host, Machine, Return};
 
@@ -31,10 +32,10 @@ struct Users {
     session: Option<Arc<Session>>,
 }
 
-static USERS: Mutex<Users> = Mutex::new(Users { count: 0, session: None });
+static USERS: Locked<Users> = Locked::new(Users { count: 0, session: None });
 
 fn users() -> MutexGuard<'static, Users> {
-    USERS.lock().unwrap_or_else(PoisonError::into_inner)
+    USERS.lock()
 }
 
 /// Opens the session, or adds one user to the open session.
@@ -57,8 +58,9 @@ pub(crate) fn open(function: &'static str) -> Outcome {
     Ok(())
 }
 
-/// Removes one user from the session. If that was the last user, ends the session. If no session is open, does nothing.
-pub(crate) fn close() -> Outcome {
+/// Removes one user from the session. If that was the last user, ends the session, after `forget` has dropped the objects
+/// of the session. If no session is open, does nothing.
+pub(crate) fn close(forget: impl FnOnce()) -> Outcome {
     let mut users = users();
     users.count = users.count.saturating_sub(1);
     if users.count > 0 {
@@ -67,8 +69,7 @@ pub(crate) fn close() -> Outcome {
     let ended = users.session.take();
     drop(users);
     if let Some(session) = ended {
-        crate::events::forget_all();
-        crate::gpm::forget_all();
+        forget();
         session.host.disconnect()?;
     }
     Ok(())

@@ -6,7 +6,7 @@ use silicon::Return;
 
 use crate::caller::Ptr;
 use crate::entry::{exports, guard};
-use crate::{error_text, session};
+use crate::{error_text, events, gpm, session};
 
 /// Begins a session, or adds one user to the open session. Since R319, `nvmlInit` is the same as
 /// `nvmlInit_v2`.
@@ -32,7 +32,12 @@ pub(crate) extern "C" fn nvmlInitWithFlags(_flags: u32) -> u32 {
 /// open, does nothing.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn nvmlShutdown() -> u32 {
-    guard(session::close)
+    guard(|| {
+        session::close(|| {
+            events::forget_all();
+            gpm::forget_all();
+        })
+    })
 }
 
 /// Returns the version of this library, such as `12.550.163.01`. Works without a session.

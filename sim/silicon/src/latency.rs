@@ -23,7 +23,7 @@ pub fn of(function: &str, gpu: u32, generation: u64) -> Duration {
     let Some(&(_, least, most)) = RANGES.iter().find(|(name, ..)| function.starts_with(name)) else {
         return Duration::ZERO;
     };
-    let mixed = crate::host::fingerprint(&format!("{function}/{gpu}/{generation}"));
+    let mixed = crate::fingerprint::of(&format!("{function}/{gpu}/{generation}"));
     Duration::from_millis(least + (mixed >> 17) % (most - least + 1))
 }
 

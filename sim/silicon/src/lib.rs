@@ -13,6 +13,7 @@
 
 pub mod description;
 pub mod fault;
+mod fingerprint;
 pub mod host;
 pub mod latency;
 pub mod machine;

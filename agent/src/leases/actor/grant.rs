@@ -9,13 +9,14 @@
 //! If the client disconnects, an operation continues. After it, the lease ends by the same rules as any other lease whose
 //! client disconnects before it gets the answer.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use gpush_api::{ApiError, Code, LeaseGrant, LeaseId, LeaseState};
 use gpush_core::lease::{
     machine::{Event, State},
     request::spec,
 };
+use gpush_locked::Locked;
 use gpush_store::{LeaseRecord, LeaseSource, LeaseTerms, NewAudit, StoreError};
 use jiff::{SignedDuration, Timestamp};
 use tokio::sync::OwnedMutexGuard;
@@ -141,19 +142,19 @@ impl Actor {
     ) -> Result<(), ApiError> {
         let Some(reserved) = &mut self.reserved else { return Err(unrecorded()) };
         let members = reserved.members.clone();
-        let recorded: Arc<Mutex<Option<LeaseRecord>>> = Arc::default();
+        let recorded: Arc<Locked<Option<LeaseRecord>>> = Arc::default();
         let slot = Arc::clone(&recorded);
         let also: BeginWrites = Box::new(move |tx, operation| {
             let record = tx.begin_lease(source.clone(), members.clone(), operation.id)?;
             let detail = serde_json::json!({ "operation_id": operation.id.to_string() });
             let record = writes.write(tx, record, ("lease.create", "accepted"), detail)?;
-            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(record);
+            *slot.lock() = Some(record);
             Ok(())
         });
         let DevicesToCreate { assignment, claim } = missing;
         reserved.set_may_be_recorded(true);
         let creation = Creation::begin(&self.leases.handles.engine, claim, &assignment, by, also).await?;
-        let record = recorded.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(unrecorded)?;
+        let record = recorded.lock().take().ok_or_else(unrecorded)?;
         let text = log::short(spec(&record.request));
         tracing::info!(lease = %record.id, uid = record.holder.uid, "lease {} is being granted: {text}", record.id);
         self.lease = Some(OpenLease::new(record));

@@ -1,12 +1,10 @@
 //! The inboxes of leases: how other parts of gpushd reach the task of a lease.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::MutexGuard};
 
 use gpush_api::{Actor, ApiError, LeaseGrant, LeaseId, LeaseQueuePosition};
 use gpush_core::lease::machine::EndProcesses;
+use gpush_locked::Locked;
 use gpush_store::StoreError;
 use jiff::Timestamp;
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot, watch};
@@ -124,13 +122,13 @@ struct LeaseTask {
 /// The inboxes of all open leases.
 #[derive(Debug, Default)]
 pub(in crate::leases) struct Inboxes {
-    entries: Mutex<BTreeMap<LeaseId, LeaseTask>>,
+    entries: Locked<BTreeMap<LeaseId, LeaseTask>>,
     changed: watch::Sender<()>,
 }
 
 impl Inboxes {
     fn entries(&self) -> MutexGuard<'_, BTreeMap<LeaseId, LeaseTask>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 
     /// Returns the inbox of a lease; `None` if the lease has no task.

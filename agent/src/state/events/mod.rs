@@ -19,9 +19,10 @@
 mod filter;
 mod ring;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use gpush_api::{Event, EventPayload};
+use gpush_locked::Locked;
 use jiff::Timestamp;
 use tokio::sync::watch as channel;
 
@@ -42,7 +43,7 @@ pub(crate) struct Events(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     epoch: String,
-    ring: Mutex<Ring>,
+    ring: Locked<Ring>,
     news: channel::Sender<RingStatus>,
 }
 
@@ -64,11 +65,11 @@ impl Events {
         // Twelve hexadecimal digits are enough to distinguish two runs.
         let epoch = instance.chars().filter(char::is_ascii_alphanumeric).take(12).collect();
         let news = channel::Sender::new(RingStatus { last: 0, closed: false });
-        Self(Arc::new(Inner { epoch, ring: Mutex::new(Ring::new(most)), news }))
+        Self(Arc::new(Inner { epoch, ring: Locked::new(Ring::new(most)), news }))
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
-        self.0.ring.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.ring.lock()
     }
 
     /// Publishes an event. If the event is about a recorded change, call this after the commit.

@@ -9,10 +9,11 @@
 use std::{
     fmt,
     future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     time::Duration,
 };
 
+use gpush_locked::Locked;
 use gpush_nvml::DriverError;
 use jiff::Timestamp;
 use tokio::{
@@ -75,7 +76,7 @@ impl<V: fmt::Debug> fmt::Debug for Cached<V> {
 }
 
 struct Inner<V> {
-    state: Mutex<CachedState<V>>,
+    state: Locked<CachedState<V>>,
     /// Notified when a reading has finished. Wakes the callers that wait.
     ended: watch::Sender<()>,
     on_change: OnChange<V>,
@@ -110,11 +111,11 @@ impl<V: Clone + Send + 'static> Cached<V> {
     /// Creates an empty cache.
     pub(crate) fn new(tasks: Tasks, on_change: OnChange<V>) -> Self {
         let state = CachedState { good: None, error: None, begun: None, changed: None, running: None };
-        Self(Arc::new(Inner { state: Mutex::new(state), ended: watch::Sender::new(()), on_change, tasks }))
+        Self(Arc::new(Inner { state: Locked::new(state), ended: watch::Sender::new(()), on_change, tasks }))
     }
 
     fn state(&self) -> MutexGuard<'_, CachedState<V>> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 
     /// Returns whether a reading has finished, even if it failed.

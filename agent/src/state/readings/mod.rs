@@ -16,12 +16,13 @@ mod identify;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     time::Duration,
 };
 
 use gpush_api::ApiError;
 use gpush_host::{identity::Users, subtask};
+use gpush_locked::Locked;
 use gpush_nvml::{DriverError, ErrorKind, Hardware, Listed, Reading, Status};
 
 pub(super) use self::cached::Cached;
@@ -48,9 +49,9 @@ struct Inner {
     state: State,
     tasks: Tasks,
     list: Cached<Arc<Vec<Listed>>>,
-    gpus: Mutex<BTreeMap<String, Cached<Arc<Reading>>>>,
+    gpus: Locked<BTreeMap<String, Cached<Arc<Reading>>>>,
     /// For each GPU, readings that begin only after a caller has asked. Concurrent callers share a reading.
-    fresh: Mutex<BTreeMap<String, Arc<Coalesced<ReadOutcome>>>>,
+    fresh: Locked<BTreeMap<String, Arc<Coalesced<ReadOutcome>>>>,
 }
 
 /// The outcome of a reading.
@@ -61,11 +62,11 @@ impl Readings {
     pub(crate) fn new(hardware: Hardware, users: Users, state: State, tasks: Tasks) -> Self {
         let to = state.clone();
         let list = Cached::new(tasks.clone(), Box::new(move |list| to.set_list(list)));
-        Self(Arc::new(Inner { hardware, users, state, tasks, list, gpus: Mutex::default(), fresh: Mutex::default() }))
+        Self(Arc::new(Inner { hardware, users, state, tasks, list, gpus: Locked::default(), fresh: Locked::default() }))
     }
 
     fn gpus(&self) -> MutexGuard<'_, BTreeMap<String, Cached<Arc<Reading>>>> {
-        self.0.gpus.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.gpus.lock()
     }
 
     /// Returns the cache of a GPU that the driver has listed.
@@ -199,7 +200,7 @@ impl Readings {
     }
 
     fn fresh(&self, uuid: &str) -> Arc<Coalesced<ReadOutcome>> {
-        let mut fresh = self.0.fresh.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut fresh = self.0.fresh.lock();
         Arc::clone(fresh.entry(uuid.to_owned()).or_default())
     }
 

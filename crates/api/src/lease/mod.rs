@@ -9,7 +9,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::operation::Actor;
+use crate::actor::Actor;
 
 mod id;
 mod member;

@@ -7,11 +7,12 @@ use std::{
     os::unix::process::{CommandExt, ExitStatusExt},
     path::Path,
     process::{Command, ExitCode, ExitStatus},
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, mpsc},
     thread,
     time::Duration,
 };
 
+use gpush_locked::Locked;
 use nix::{
     sys::signal::{Signal, killpg},
     unistd::Pid,
@@ -113,17 +114,17 @@ fn end_of(status: ExitStatus) -> End {
 /// Output of a program up to a limit. The keeper reads and discards further output, so that the
 /// program does not block.
 struct CapturedOutput {
-    bytes: Arc<Mutex<Vec<u8>>>,
+    bytes: Arc<Locked<Vec<u8>>>,
     closed: mpsc::Receiver<()>,
 }
 
 fn read_output(mut from: PipeReader) -> CapturedOutput {
-    let (bytes, (tx, closed)) = (Arc::new(Mutex::new(Vec::new())), mpsc::channel());
+    let (bytes, (tx, closed)) = (Arc::new(Locked::new(Vec::new())), mpsc::channel());
     let kept = Arc::clone(&bytes);
     thread::spawn(move || {
         let mut buffer = [0; 4096];
         while let Ok(read @ 1..) = from.read(&mut buffer) {
-            let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut kept = kept.lock();
             let room = KEPT.saturating_sub(kept.len()).min(read);
             kept.extend_from_slice(&buffer[..room]);
         }
@@ -135,6 +136,6 @@ fn read_output(mut from: PipeReader) -> CapturedOutput {
 impl CapturedOutput {
     fn output(self) -> String {
         let _ = self.closed.recv_timeout(OUTPUT_DRAIN);
-        String::from_utf8_lossy(&self.bytes.lock().unwrap_or_else(PoisonError::into_inner)).into_owned()
+        String::from_utf8_lossy(&self.bytes.lock()).into_owned()
     }
 }

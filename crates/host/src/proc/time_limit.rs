@@ -12,7 +12,7 @@ use std::{
     fmt, io,
     path::{Path, PathBuf},
     sync::{
-        Arc, LazyLock, Mutex, OnceLock, PoisonError, Weak,
+        Arc, LazyLock, OnceLock, Weak,
         mpsc::{RecvTimeoutError, sync_channel},
     },
     thread,
@@ -21,6 +21,7 @@ use std::{
 
 use super::status;
 use crate::accounts::{Account, Accounts};
+use gpush_locked::Locked;
 
 /// How long one read may take.
 const LIMIT: Duration = Duration::from_millis(500);
@@ -80,7 +81,7 @@ impl fmt::Display for Subject {
 #[derive(Debug)]
 struct Reads {
     limit: Duration,
-    running: Mutex<Vec<RunningRead>>,
+    running: Locked<Vec<RunningRead>>,
 }
 
 /// A read whose thread runs.
@@ -130,7 +131,7 @@ pub(super) fn file_within_limit<T: Send + 'static>(
 
 impl Reads {
     fn new(limit: Duration) -> Self {
-        Self { limit, running: Mutex::default() }
+        Self { limit, running: Locked::default() }
     }
 
     fn within_limit<T: Send + 'static>(
@@ -158,7 +159,7 @@ impl Reads {
     /// Adds a read, unless too many other reads hang. Check and addition are one step, so that simultaneous reads of
     /// one process all count.
     fn begin(&self, new: RunningRead) -> io::Result<()> {
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = self.running.lock();
         running.retain(|read| read.thread.strong_count() > 0);
         let now = Instant::now();
         let hanging = || running.iter().filter(|read| read.until <= now);
@@ -211,7 +212,7 @@ mod tests {
         let (answer, read) = hanging();
         assert_eq!(kind(reads.within_limit(process(7, 1000), read)), Some(io::ErrorKind::TimedOut));
         assert_eq!(kind(reads.within_limit(process(7, 1000), || 1)), Some(io::ErrorKind::TimedOut), "no second thread");
-        assert_eq!(reads.running.lock().unwrap().len(), 1);
+        assert_eq!(reads.running.lock().len(), 1);
         let patient = Reads { limit: Duration::from_secs(60), ..reads };
         assert_eq!(patient.within_limit(process(8, 1000), || 2).unwrap(), 2);
         drop(answer);
@@ -228,7 +229,7 @@ mod tests {
         for _ in 0..3 {
             reads.begin(RunningRead { subject: process(7, 1000), until, thread: Arc::downgrade(&thread) }).unwrap();
         }
-        assert_eq!(reads.running.lock().unwrap().len(), 3);
+        assert_eq!(reads.running.lock().len(), 3);
         drop(thread);
         assert_eq!(reads.within_limit(process(7, 1000), || 1).unwrap(), 1);
     }
@@ -251,7 +252,7 @@ mod tests {
             assert!(reads.within_limit(subject, read).is_err());
             answers.push(answer);
         }
-        assert_eq!(reads.running.lock().unwrap().len(), MOST_OF_ACCOUNT);
+        assert_eq!(reads.running.lock().len(), MOST_OF_ACCOUNT);
         let patient = Reads { limit: Duration::from_secs(60), ..reads };
         assert_eq!(patient.within_limit(Subject::Process(99, account(1001)), || 2).unwrap(), 2);
         drop(answers);
@@ -290,7 +291,7 @@ mod tests {
             .collect();
         let error = reads.within_limit(file(3), || 1).unwrap_err().to_string();
         assert_eq!(error, "an earlier read of /net/3 still hangs");
-        assert_eq!(reads.running.lock().unwrap().len(), 8);
+        assert_eq!(reads.running.lock().len(), 8);
         let patient = Reads { limit: Duration::from_secs(60), ..reads };
         assert_eq!(patient.within_limit(file(8), || 2).unwrap(), 2);
         drop(answers);

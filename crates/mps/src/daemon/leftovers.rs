@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep};
 
 use super::{
     launcher::{self, DaemonProcess, OwnedProcess},
-    task::SupervisorTask,
+    task::{Leftovers, SupervisorTask},
 };
 
 /// How long killed processes may take to end, and the interval between two checks.
@@ -18,14 +18,6 @@ const GONE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_m
 
 /// Interval between checks of leftovers on a target for which no daemon is desired.
 const CHECK: Duration = Duration::from_secs(1);
-
-/// Leftovers of a daemon that is no longer desired. Such leftovers drain: their clients may finish,
-/// and no new client can connect.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Leftovers {
-    /// Time at which gpushd kills the leftovers with their clients; `None` for no deadline.
-    pub(super) until: Option<Instant>,
-}
 
 impl SupervisorTask {
     /// Returns whether a start must wait for leftovers. Kills leftovers without clients.

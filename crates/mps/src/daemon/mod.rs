@@ -21,6 +21,7 @@
 //! | `task` | the supervisor task: events in, effects executed |
 //! | `start`, `stop` | how a target gets its daemon; how a daemon ends |
 //! | `probe`, `health`, `settings` | probes: the daemon's state, its servers and clients, its settings |
+//! | `probe_task` | the task of one probe |
 //! | `report` | the reports that the task publishes |
 //! | `admission` | users with access to the pipe directory; another user gets another daemon |
 //! | `leftovers` | processes of a daemon that has ended |
@@ -34,17 +35,12 @@
 //! | `server_processes` | which processes are MPS servers |
 //! | `server_record` | the servers that gpushd has seen as children of a daemon |
 
-use std::{
-    collections::BTreeSet,
-    fmt,
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeSet, fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, MpsPolicy, MpsServerState, MpsSettings};
 use gpush_core::supervisor::{KillReason, SupervisorPolicy, SupervisorState};
 use gpush_host::proc::ProcessId;
+use gpush_locked::Locked;
 use jiff::Timestamp;
 use tokio::{
     sync::{mpsc, oneshot, watch},
@@ -62,6 +58,7 @@ pub mod log;
 pub mod multi_user;
 mod pending;
 mod probe;
+mod probe_task;
 mod protocol_in_use;
 mod report;
 pub mod server_processes;
@@ -247,7 +244,7 @@ pub struct Daemon {
 pub struct DaemonTask {
     create: Box<dyn Fn() -> SupervisorTask + Send + Sync>,
     /// The state of the task at its first run.
-    first: Mutex<Option<SupervisorTask>>,
+    first: Locked<Option<SupervisorTask>>,
     /// Locked while the task runs.
     asks: tokio::sync::Mutex<mpsc::Receiver<QueuedRequest>>,
     publish: watch::Sender<Report>,
@@ -265,7 +262,7 @@ impl DaemonTask {
     /// recovers its state from the directory of the target.
     pub async fn run(self: Arc<Self>) {
         let mut asks = self.asks.lock().await;
-        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let first = self.first.lock().take();
         let task = first.unwrap_or_else(|| {
             let task = (self.create)();
             // The owner of the callback reacts to this call by sending the desired state to the new task.
@@ -295,7 +292,7 @@ impl Daemon {
         let (publish, seen) = watch::channel(first.report());
         let task = DaemonTask {
             create: Box::new(create),
-            first: Mutex::new(Some(first)),
+            first: Locked::new(Some(first)),
             asks: tokio::sync::Mutex::new(asks),
             publish,
             changed: Box::new(changed),

@@ -17,7 +17,6 @@ use std::{path::Path, pin::Pin, sync::Arc};
 use gpush_api::MpsServerState;
 use gpush_host::{proc, subtask};
 
-use super::health::Health;
 use crate::protocol::holder::{self, UnlistedClients};
 
 /// Asks the driver for the pids of the MPS clients of a target. Returns `None` if the driver cannot list them.
@@ -66,21 +65,6 @@ pub(super) fn blocked(servers: &[(i32, Option<MpsServerState>)], waiting: &[i32]
     let users: Vec<u32> = servers.iter().filter_map(|(server, _)| proc::owner(*server)).collect();
     let is_other = |pid: &i32| proc::owner(*pid).is_some_and(|uid| !users.contains(&uid));
     if users.is_empty() || !waiting.iter().any(is_other) { Vec::new() } else { waiting.to_vec() }
-}
-
-/// Logs the clients that have begun to hang since the last probe. They hang until the clients of another user have
-/// ended.
-pub(super) fn log_blocked(target: &str, before: &Health, now: &Health) {
-    let known = blocked(&before.servers, &before.waiting());
-    for pid in blocked(&now.servers, &now.waiting()).iter().filter(|pid| !known.contains(pid)) {
-        tracing::warn!(
-            mps = target,
-            pid,
-            uid = proc::owner(*pid),
-            command = proc::name(*pid),
-            "a client waits because its MPS daemon serves another user"
-        );
-    }
 }
 
 #[cfg(test)]

@@ -15,50 +15,19 @@
 use std::sync::Arc;
 
 use gpush_core::supervisor::{SupervisorEvent, SupervisorState};
-use gpush_host::{proc, subtask};
-use tokio::{task::JoinHandle, time::Instant};
+use gpush_host::proc;
+use tokio::time::Instant;
 
 use super::{
     Reply, control_connection,
     health::{self, Health},
-    pending, protocol_in_use,
+    pending,
+    probe_task::{Probe, ProbeResult},
+    protocol_in_use,
     settings::{self, AppliedSettings},
     task::{DEADLINE, START_INTERVAL, SupervisorTask},
 };
 use crate::protocol::control::ControlError;
-
-#[derive(Debug)]
-pub(super) struct Probe {
-    task: JoinHandle<Result<ProbeResult, ControlError>>,
-    callers: Vec<Reply>,
-}
-
-impl Probe {
-    /// Returns the callers that wait for the probe.
-    pub(super) fn callers(mut self) -> Vec<Reply> {
-        std::mem::take(&mut self.callers)
-    }
-}
-
-impl Drop for Probe {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct ProbeResult {
-    health: Health,
-    settings: AppliedSettings,
-}
-
-/// Waits until a probe has finished. Never returns if there is no probe.
-pub(super) async fn finished(probe: Option<&mut Probe>) -> Result<ProbeResult, ControlError> {
-    match probe {
-        Some(probe) => subtask::output((&mut probe.task).await).unwrap_or(Err(ControlError::Busy)),
-        None => std::future::pending().await,
-    }
-}
 
 impl SupervisorTask {
     /// Starts a probe. If a probe is in progress, the new probe follows it, because the probe in
@@ -116,7 +85,7 @@ impl SupervisorTask {
                 let fault = health.fault();
                 let inside = health.client_count();
                 if !self.is_multi_user() {
-                    pending::log_blocked(&self.target, &self.health, &health);
+                    log_blocked(&self.target, &self.health, &health);
                 }
                 if let Some(lost) = health.newly_lost_server(&self.health) {
                     tracing::warn!(mps = self.target, "{lost}");
@@ -201,5 +170,20 @@ impl SupervisorTask {
         } else {
             tracing::info!(mps = self.target, "gpushd set the desired settings of the MPS daemon, which had {changes}");
         }
+    }
+}
+
+/// Logs the clients that have begun to hang since the last probe. They hang until the clients of another user have
+/// ended.
+fn log_blocked(target: &str, before: &Health, now: &Health) {
+    let known = pending::blocked(&before.servers, &before.waiting());
+    for pid in pending::blocked(&now.servers, &now.waiting()).iter().filter(|pid| !known.contains(pid)) {
+        tracing::warn!(
+            mps = target,
+            pid,
+            uid = proc::owner(*pid),
+            command = proc::name(*pid),
+            "a client waits because its MPS daemon serves another user"
+        );
     }
 }

@@ -9,7 +9,10 @@ use gpush_core::supervisor::SupervisorState;
 use jiff::Timestamp;
 use tokio::{sync::watch, time::Instant};
 
-use super::{Report, protocol_in_use, settings, task::SupervisorTask};
+use super::{Report, log::RotationConfig, protocol_in_use, settings, task::SupervisorTask};
+
+/// Size limit of a log in bytes, if the config is not known.
+const DEFAULT_LOG_BYTES: u64 = 16 << 20;
 
 /// The warning to users of a shared server.
 const MULTI_USER: &str = "the clients of all users share one MPS server, which runs as root, and one log: a fatal \
@@ -141,5 +144,13 @@ impl SupervisorTask {
             (seen.news, seen.killed) = (self.news.take(), self.new_kill.take());
             changed(&seen);
         }
+    }
+
+    /// Starts rotating the logs of the daemon, or updates the limits.
+    fn rotate_logs(&mut self) {
+        let Some(spec) = self.spec.as_ref().filter(|_| self.process.is_some()) else { return };
+        let most = self.desired.as_ref().map_or(DEFAULT_LOG_BYTES, |wanted| wanted.log_bytes);
+        let (target, dir, user) = (self.target.clone(), spec.logs.clone(), spec.user);
+        self.log_rotation.keep(RotationConfig { target, dir, most, user });
     }
 }

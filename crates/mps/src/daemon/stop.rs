@@ -60,6 +60,14 @@ impl SupervisorTask {
         })));
     }
 
+    /// Tells the daemon to end the GPU work of a client.
+    pub(super) async fn terminate_client(&self, client: i32) {
+        let server = self.health.clients.iter().find(|(_, one)| *one == client).map(|(server, _)| *server);
+        if let (Some(control), Some(server)) = (&self.control, server) {
+            terminate(&self.target, control, server, client).await;
+        }
+    }
+
     /// Handles the end of the daemon's process.
     pub(super) async fn handle_exit(&mut self) {
         let Some(process) = self.process.take() else { return };
@@ -98,7 +106,7 @@ impl SupervisorTask {
 
 /// Tells the daemon to end the GPU work of a client. Returns whether the daemon received the
 /// command.
-pub(super) async fn terminate(target: &str, control: &Control, server: i32, client: i32) -> bool {
+async fn terminate(target: &str, control: &Control, server: i32, client: i32) -> bool {
     match control.send(&Command::TerminateClient { server, client }, DEADLINE).await {
         Ok(_) => true,
         Err(error) => {

@@ -30,8 +30,6 @@ use gpush_api::{ApiError, Code, MpsSettings};
 use gpush_host::{acl, proc::FileId};
 use serde::{Deserialize, Serialize};
 
-use super::launcher;
-
 /// Name of the file with the start parameters, in the directory of a target.
 pub const SPEC: &str = "spec.json";
 
@@ -92,24 +90,6 @@ impl TargetDir {
         Self { dir: dir.to_owned() }
     }
 
-    /// Lists the target directories whose spec is known, sorted by name. The spec's `gpu_uuid` is empty if the GPU is
-    /// not known yet. Omits renamed directories, which no user can reach.
-    pub fn all(base: &Path) -> Vec<(Self, Spec)> {
-        let entries = fs::read_dir(base).into_iter().flatten().filter_map(Result::ok);
-        let mut all: Vec<_> = entries
-            .filter_map(|entry| {
-                let place = Self::at(&entry.path());
-                let spec = place.known_spec()?;
-                if entry.file_name() != spec.target.as_str() {
-                    return None;
-                }
-                Some((place, spec))
-            })
-            .collect();
-        all.sort_by(|(one, _), (other, _)| one.dir.cmp(&other.dir));
-        all
-    }
-
     /// Returns the path of the directory.
     pub fn dir(&self) -> &Path {
         &self.dir
@@ -123,11 +103,6 @@ impl TargetDir {
     /// Reads the spec of the last daemon; `None` if there is no readable `spec.json`.
     pub fn spec(&self) -> Option<Spec> {
         serde_json::from_slice(&fs::read(self.dir.join(SPEC)).ok()?).ok()
-    }
-
-    /// Reads the spec. If that fails, recovers the spec from the running daemon.
-    pub(super) fn known_spec(&self) -> Option<Spec> {
-        self.spec().or_else(|| launcher::recovered_spec(self))
     }
 
     /// Checks that the paths of pipe directories are not too long.

@@ -38,11 +38,9 @@ use super::{
     DaemonRequest, Desired, QueuedRequest, Reply, Report, Sources,
     health::Health,
     launcher::{DaemonProcess, Launcher},
-    leftovers::Leftovers,
     log::LogRotation,
-    probe::{Probe, ProbeResult, finished},
+    probe_task::{Probe, ProbeResult, finished},
     server_record::ServerRecord,
-    stop::terminate,
     target_dir::{Spec, TargetDir},
 };
 use crate::protocol::control::{Control, ControlError, Protocol};
@@ -126,6 +124,14 @@ pub(super) struct SupervisorTask {
     pub(super) since: Timestamp,
     /// State, pid and presence of leftovers, as last published.
     pub(super) last_published: (Discriminant<SupervisorState>, Option<i32>, bool),
+}
+
+/// Leftovers of a daemon that is no longer desired. Such leftovers drain: their clients may finish,
+/// and no new client can connect.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Leftovers {
+    /// Time at which gpushd kills the leftovers with their clients; `None` for no deadline.
+    pub(super) until: Option<Instant>,
 }
 
 /// Continues the panic of a task that does not return. Never returns if the task does not panic.
@@ -372,12 +378,7 @@ impl SupervisorTask {
                 self.set_users(users).await?;
                 self.change_users_if_idle().await;
             }
-            DaemonRequest::Terminate(client) => {
-                let server = self.health.clients.iter().find(|(_, one)| *one == client).map(|(server, _)| *server);
-                if let (Some(control), Some(server)) = (self.control.clone(), server) {
-                    terminate(&self.target, &control, server, client).await;
-                }
-            }
+            DaemonRequest::Terminate(client) => self.terminate_client(client).await,
             // The function `run` already handles these two requests.
             DaemonRequest::Probe | DaemonRequest::SetDesired(_) => {}
         }

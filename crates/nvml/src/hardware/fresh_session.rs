@@ -6,10 +6,7 @@
 //! further restart follows until a reading of that GPU has succeeded: gpushd reads each second, and
 //! each restart delays the calls to all GPUs.
 
-use std::{
-    collections::BTreeSet,
-    sync::{MutexGuard, PoisonError},
-};
+use std::{collections::BTreeSet, sync::MutexGuard};
 
 use super::{Hardware, mixed_up};
 use crate::{
@@ -51,6 +48,6 @@ impl Hardware {
     }
 
     fn still_stale(&self) -> MutexGuard<'_, BTreeSet<String>> {
-        self.unmended.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unmended.lock()
     }
 }

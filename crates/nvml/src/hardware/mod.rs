@@ -20,11 +20,12 @@ mod supervisor;
 use std::{
     collections::BTreeSet,
     path::PathBuf,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use gpush_api::{ComputeInstance, ComputeMode, Driver, GpuInstance, Placement};
+use gpush_locked::Locked;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
 use crate::{
@@ -156,7 +157,7 @@ pub struct Hardware {
     status: watch::Receiver<Status>,
     events: broadcast::Sender<Event>,
     /// GPUs whose reading also failed in a fresh session: see `fresh_session`.
-    unmended: Arc<Mutex<BTreeSet<String>>>,
+    unmended: Arc<Locked<BTreeSet<String>>>,
 }
 
 type Sender<T> = oneshot::Sender<T>;

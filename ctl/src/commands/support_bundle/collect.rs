@@ -7,12 +7,12 @@ use std::{
 
 use gpush_api::{ApiError, Code, ConfigView, Gpu, Health, Version};
 use gpush_client::{AuditQuery, Client, Error, EventQuery};
-use gpush_core::{config::Config, lease::quota::Subject};
+use gpush_core::config::Config;
 use gpush_doctor::{Agent, Area, Host, examine};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::redact::Redactor;
+use super::allowed;
 use crate::{
     args::Global,
     commands::{status, version::Versions, with_agent},
@@ -31,8 +31,8 @@ const AUDIT_RECORDS: usize = 1000;
 /// Maximum number of bytes that the command reads from a file.
 const LARGEST: u64 = 1 << 20;
 
-/// Arguments with which journalctl prints gpushd's log. `-q` leaves out journalctl's own remarks.
-const JOURNAL: [&str; 8] = ["-q", "-u", "gpushd", "-n", "2000", "-o", "short-iso", "--no-pager"];
+/// Arguments with which journalctl prints gpushd's log as JSON. `-q` leaves out journalctl's own remarks.
+const JOURNAL: [&str; 8] = ["-q", "-u", "gpushd", "-n", "2000", "-o", "json", "--no-pager"];
 
 /// One file of the bundle.
 #[derive(Debug)]
@@ -47,14 +47,16 @@ pub(super) struct Part {
 
 #[derive(Debug)]
 pub(super) enum Content {
-    /// A JSON document.
+    /// A JSON document. The bundle contains only its allowed values.
     Document(Value),
-    /// Text.
+    /// Entries of gpushd's log, which [`allowed::log`] has returned.
+    Log(Vec<Value>),
+    /// The text of a program or file of the system, which contains no texts of users.
     Text(String),
 }
 
-/// Collects all files. Adds the names and command lines in them to `redactor`.
-pub(super) fn all(global: &Global, redactor: &mut Redactor, out: &Output) -> Result<Vec<Part>, Failure> {
+/// Collects all files.
+pub(super) fn all(global: &Global, out: &Output) -> Result<Vec<Part>, Failure> {
     let (mut parts, config, agent) = with_agent(global, async |client| Ok(Answers::new(client).collect(out).await))?;
     let host = Host::local();
     let findings = json!({ "checks": examine(&host, &agent, &Area::ALL) });
@@ -63,54 +65,19 @@ pub(super) fn all(global: &Global, redactor: &mut Redactor, out: &Output) -> Res
     let part = |name, why, content| Part { name, why, content };
     parts.extend([
         part("doctor.json", "findings of `gpushctl doctor`", Ok(Content::Document(findings))),
-        part("config.toml", "the config file", file(&path)),
-        part("journal.txt", "the last 2000 log lines of gpushd", journal()),
+        part("config-file.json", "the settings in the config file", config_file(&path)),
+        part("journal.json", "what gpushd wrote to the log: the last 2000 entries", journal()),
         part("driver.txt", "version of the kernel module", file(Path::new("/proc/driver/nvidia/version"))),
         part("os-release.txt", "the distribution", file(Path::new("/etc/os-release"))),
         part("kernel.txt", "version of the kernel", file(Path::new("/proc/version"))),
-        part("systemd.txt", "version of systemd", program("systemctl", &["--version"])),
+        part("systemd.txt", "version of systemd", program("systemctl", &["--version"]).map(Content::Text)),
         part(
             "slurm.txt",
             "lines of slurm.conf, gres.conf and cgroup.conf that the doctor reads",
             slurm.ok_or_else(|| "this host has no slurm.conf".to_owned()),
         ),
     ]);
-    learn(redactor, &parts);
     Ok(parts)
-}
-
-/// Adds the names and command lines in the files to the redactor.
-fn learn(redactor: &mut Redactor, parts: &[Part]) {
-    if let Ok(Content::Text(passwd)) = file(Path::new("/etc/passwd")) {
-        redactor.learn_passwd(&passwd);
-    }
-    for part in parts {
-        match &part.content {
-            Ok(Content::Document(document)) => {
-                redactor.learn(document);
-                if let ("config.json", Some(config)) = (part.name, document["effective"].as_str()) {
-                    redactor.keep_programs(config);
-                }
-            }
-            Ok(Content::Text(text)) if part.name == "config.toml" => {
-                redactor.keep_programs(text);
-                let config = Config::from_bytes(text.as_bytes(), part.name).unwrap_or_default();
-                for subject in config.quotas.iter().flat_map(|quota| &quota.subjects) {
-                    match subject {
-                        Subject::User(name) => redactor.learn_user(name, uid(name)),
-                        Subject::Group(_) | Subject::Everybody => {}
-                    }
-                }
-            }
-            Ok(Content::Text(_)) | Err(_) => {}
-        }
-    }
-}
-
-/// Returns the uid of a user of this host.
-fn uid(name: &str) -> Option<u64> {
-    let user = nix::unistd::User::from_name(name).ok().flatten()?;
-    Some(u64::from(user.uid.as_raw()))
 }
 
 /// The answers of gpushd. If gpushd does not answer a request, the command sends no more requests.
@@ -157,7 +124,7 @@ impl<'c> Answers<'c> {
             part("operations.json", "the last operations", document(operations)),
             part("events.json", "events that gpushd keeps", document(events)),
             part("audit.json", "who changed what", document(audit)),
-            part("config.json", "the config in effect", document(config.as_ref().map_err(Clone::clone))),
+            part("config.json", "the config in effect", document(config.clone()).map(with_settings)),
         ];
         let config = config.ok();
         (parts, path, agent(version, health, gpus.unwrap_or_default(), config))
@@ -236,18 +203,38 @@ fn file(path: &Path) -> Result<Content, String> {
     Ok(Content::Text(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
+/// Reads the settings in the config file.
+fn config_file(path: &Path) -> Result<Content, String> {
+    let bytes = offline::read_up_to(path, LARGEST).map_err(|error| error.sentences().join(": "))?;
+    let config = Config::from_bytes(&bytes, &path.display().to_string())
+        .map_err(|_| "the file is not valid: `gpushctl config check` shows its errors".to_owned())?;
+    Ok(Content::Document(settings(&config.effective())))
+}
+
+/// Replaces the text of the config in an answer by its settings.
+fn with_settings(mut content: Content) -> Content {
+    if let Content::Document(document) = &mut content {
+        document["effective"] = settings(document["effective"].as_str().unwrap_or_default());
+    }
+    content
+}
+
+/// Converts the text of a config to JSON.
+fn settings(effective: &str) -> Value {
+    toml::from_str(effective).unwrap_or_default()
+}
+
+/// Reads the entries that gpushd wrote to the journal.
 fn journal() -> Result<Content, String> {
-    let text = match program("journalctl", &JOURNAL)? {
-        Content::Text(text) if text.trim().is_empty() => {
-            return Err("the journal has no line of gpushd that this user can read".to_owned());
-        }
-        text => text,
-    };
-    Ok(text)
+    let entries = allowed::log(&program("journalctl", &JOURNAL)?);
+    if entries.is_empty() {
+        return Err("the journal has no line of gpushd that this user can read".to_owned());
+    }
+    Ok(Content::Log(entries))
 }
 
 /// Runs a program and returns what it prints.
-fn program(name: &str, arguments: &[&str]) -> Result<Content, String> {
+fn program(name: &str, arguments: &[&str]) -> Result<String, String> {
     let mut command = external::command(name).map_err(|error| error.message)?;
     let output = command.args(arguments).env("LC_ALL", "C").stdin(Stdio::null()).output();
     let output = output.map_err(|error| format!("cannot run {name}: {error}"))?;
@@ -255,5 +242,5 @@ fn program(name: &str, arguments: &[&str]) -> Result<Content, String> {
         let printed = String::from_utf8_lossy(&output.stderr);
         return Err(format!("{name} failed ({}): {}", output.status, printed.trim()));
     }
-    Ok(Content::Text(String::from_utf8_lossy(&output.stdout).into_owned()))
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }

@@ -3,25 +3,22 @@
 //! | file | subject |
 //! |---|---|
 //! | `collect` | the parts of the bundle: what gpushd answers, and files and programs of the host |
-//! | `redact` | removes user names, command lines and secrets |
+//! | `allowed` | the values of a document that the bundle contains |
 //! | `archive` | the tar file |
 //!
 //! The command first collects the whole bundle in memory, and then shows the list of files. So the
 //! list is exact, and the command writes nothing before the user agrees.
 
+mod allowed;
 mod archive;
 mod collect;
-mod redact;
 
 use std::path::PathBuf;
 
 use gpush_api::{ApiError, Code};
 use serde::Serialize;
 
-use self::{
-    collect::{Content, Part},
-    redact::Redactor,
-};
+use self::collect::{Content, Part};
 use crate::{
     args::{Global, SupportBundleArgs},
     exit::Outcome,
@@ -34,9 +31,7 @@ pub(super) fn run(global: &Global, args: &SupportBundleArgs, out: &Output) -> Ou
     let name = format!("gpush-support-{}", now.strftime("%Y%m%dT%H%M%SZ"));
     let path = args.file.clone().unwrap_or_else(|| PathBuf::from(format!("{name}.tar.gz")));
     archive::check_absent(&path)?;
-    let mut redactor = Redactor::new(args.with_names);
-    let parts = collect::all(global, &mut redactor, out)?;
-    let mut contents = redacted(parts, &redactor, gpush_api::whole_second(now), args.with_names)?;
+    let mut contents = files(collect::all(global, out)?, gpush_api::whole_second(now))?;
     if !out.json {
         out.text(&render::list(&contents, &path, &out.look))?;
         if !args.yes && out.can_ask() && !out.confirmed("Write the file?")? {
@@ -56,25 +51,19 @@ pub(super) fn run(global: &Global, args: &SupportBundleArgs, out: &Output) -> Ou
     Ok(0)
 }
 
-/// Returns the files of the bundle without personal data, and the files that are missing.
-fn redacted(
-    parts: Vec<Part>,
-    redactor: &Redactor,
-    collected_at: jiff::Timestamp,
-    with_names: bool,
-) -> Result<Contents, ApiError> {
+/// Returns the files of the bundle with the allowed values, and the files that are missing.
+fn files(parts: Vec<Part>, collected_at: jiff::Timestamp) -> Result<Contents, ApiError> {
     let gpushctl = env!("CARGO_PKG_VERSION");
-    let mut contents =
-        Contents { file: None, gpushctl, collected_at, with_names, files: Vec::new(), missing: Vec::new() };
+    let mut contents = Contents { file: None, gpushctl, collected_at, files: Vec::new(), missing: Vec::new() };
     for Part { name, why, content } in parts {
         let data = match content {
             Ok(Content::Document(mut document)) => {
-                redactor.document(&mut document);
+                allowed::document(&mut document);
                 json(&document)?
             }
-            Ok(Content::Text(text)) => redactor.text(&text).into_bytes(),
+            Ok(Content::Log(entries)) => json(&entries)?,
+            Ok(Content::Text(text)) => text.into_bytes(),
             Err(reason) => {
-                let reason = redactor.text(&reason);
                 contents.missing.push(MissingPart { name, why, reason });
                 continue;
             }
@@ -99,15 +88,13 @@ mod tests {
     fn missing_parts_are_named_and_not_files() {
         let parts = vec![
             Part { name: "a.json", why: "one", content: Ok(Content::Document(json!({"user": "bob", "uid": 1000}))) },
-            Part { name: "b.txt", why: "two", content: Err("bob is away".to_owned()) },
+            Part { name: "b.txt", why: "two", content: Err("no answer".to_owned()) },
         ];
-        let mut redactor = Redactor::new(false);
-        redactor.learn_user("bob", Some(1000));
-        let contents = redacted(parts, &redactor, jiff::Timestamp::UNIX_EPOCH, false).unwrap();
+        let contents = files(parts, jiff::Timestamp::UNIX_EPOCH).unwrap();
         let [file] = &contents.files[..] else { panic!("{contents:?}") };
         assert_eq!((file.name, file.bytes), ("a.json", file.data.len()));
         assert!(!String::from_utf8_lossy(&file.data).contains("bob"));
         let [missing] = &contents.missing[..] else { panic!("{contents:?}") };
-        assert_eq!((missing.name, missing.reason.as_str()), ("b.txt", "uid:1000 is away"));
+        assert_eq!((missing.name, missing.reason.as_str()), ("b.txt", "no answer"));
     }
 }

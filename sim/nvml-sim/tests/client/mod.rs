@@ -8,14 +8,15 @@
 use std::ffi::{CStr, CString, c_char};
 use std::path::PathBuf;
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
+use gpush_locked::Locked;
 use nvml_wrapper_sys::bindings::*;
 use silicon::Description;
 
 /// A lock that allows one client at a time, because the library and `$NVML_SIM_STATE` belong to the
 /// whole process.
-static ONE: Mutex<()> = Mutex::new(());
+static ONE: Locked<()> = Locked::new(());
 
 /// Returns the path of the built `libnvidia_ml.so`.
 pub(crate) fn library() -> PathBuf {
@@ -50,7 +51,7 @@ macro_rules! ok {
 impl Client {
     /// Creates a host from TOML, and a client that has not called `nvmlInit` yet.
     pub(crate) fn fresh(description: &str) -> Self {
-        let turn = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = ONE.lock();
         let scratch = tempfile::tempdir().unwrap();
         let dir = scratch.path().join("host");
         let host = silicon::Host::create(&dir, &Description::parse(description).unwrap()).unwrap();

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{Chip, Hardware, Identity, Links, Part, Slot, Wiring, uuid};
+use crate::machine::{Chip, Hardware, Identity, Links, Machine, Part, Slot, Wiring, uuid};
 use crate::spelling;
 
 mod driver;
@@ -323,5 +323,24 @@ impl Description {
             });
         }
         Ok(())
+    }
+}
+
+impl Machine {
+    /// Creates a host as described, at its first boot.
+    ///
+    /// # Errors
+    /// If the description names unknown objects or has an impossible combination.
+    pub fn new(description: &Description) -> Result<Self, DescriptionError> {
+        Ok(Self::first_boot(Arc::new(description.hardware()?)))
+    }
+
+    /// Creates a host with one GPU of a model, for tests of planners. The driver is the newest one
+    /// that any GPU model needs. If the model supports MIG, MIG mode is on. Returns `None` if no
+    /// model has this key.
+    #[must_use]
+    pub fn of_model(key: &str) -> Option<Self> {
+        let description = Description::of_model(key, DriverVersion::NEWEST);
+        Self::new(&description).ok()
     }
 }

@@ -140,7 +140,7 @@ pub struct RuleError {
 }
 
 impl RuleError {
-    pub(super) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+    pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { message: message.into(), hint: hint.into(), at: None }
     }
 }
@@ -329,12 +329,12 @@ impl Rule {
 
 /// Returns the rules, each with a fingerprint that identifies it in the shared state. The
 /// fingerprint depends on the text of the rule, and on the number of equal rules before it.
-pub(super) fn numbered(rules: Vec<Rule>) -> Vec<(u64, Rule)> {
+pub(crate) fn numbered(rules: Vec<Rule>) -> Vec<(u64, Rule)> {
     let mut texts: Vec<String> = Vec::with_capacity(rules.len());
     let number = |rule: Rule| {
         let text = toml::to_string(&rule).unwrap_or_default();
         let equal = texts.iter().filter(|other| **other == text).count();
-        let own = crate::host::fingerprint(&format!("{equal}\n{text}"));
+        let own = crate::fingerprint::of(&format!("{equal}\n{text}"));
         texts.push(text);
         (own, rule)
     };

@@ -6,8 +6,8 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
 
+use gpush_locked::Locked;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{PidfdFlags, pidfd_open};
 
@@ -16,14 +16,14 @@ use crate::machine::Pid;
 /// The pidfds of the processes that this process watches.
 #[derive(Debug, Default)]
 pub(super) struct Living {
-    watched: Mutex<HashMap<Pid, OwnedFd>>,
+    watched: Locked<HashMap<Pid, OwnedFd>>,
 }
 
 impl Living {
     /// Returns whether all these processes are alive. Stops watching every process that is not in
     /// the list.
     pub(super) fn are_all(&self, pids: impl Iterator<Item = Pid>) -> bool {
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut watched = self.watched.lock();
         let mut asked = HashMap::with_capacity(watched.len());
         for pid in pids {
             if asked.contains_key(&pid) {
@@ -116,7 +116,7 @@ mod tests {
         let pids: Vec<_> = children.iter().map(|child| Pid::find(child.id()).unwrap()).collect();
         assert!(living.are_all(pids.iter().copied()));
         assert!(living.are_all(pids[1..].iter().copied()));
-        assert_eq!(living.watched.lock().unwrap().len(), 2, "one who is not asked for is let go of");
+        assert_eq!(living.watched.lock().len(), 2, "one who is not asked for is let go of");
         let later = Pid { start: pids[0].start + 1, ..pids[0] };
         assert!(!living.are_all([later].into_iter()), "another process with the same id");
         assert!(living.are_all(pids.iter().copied()));

@@ -10,10 +10,11 @@ use std::fs::File;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::HostError;
+use gpush_locked::Locked;
 
 /// A value of which each process has a separate copy, also after a fork.
 #[derive(Debug)]
@@ -77,7 +78,7 @@ impl<T> Drop for PerProcess<T> {
 /// The lock of a simulated host, as the threads of one process use it.
 #[derive(Debug)]
 pub(super) struct Lock {
-    file: Mutex<File>,
+    file: Locked<File>,
 }
 
 /// A guard of the host's lock. Dropping the guard releases the lock.
@@ -89,11 +90,11 @@ impl Lock {
     /// Opens the lock file. Like all files that std opens, it has close-on-exec set.
     pub(super) fn open(path: &Path) -> Result<Self, HostError> {
         let file = File::open(path).map_err(|cause| HostError::io("cannot open", path, cause))?;
-        Ok(Self { file: Mutex::new(file) })
+        Ok(Self { file: Locked::new(file) })
     }
 
     pub(super) fn hold(&self) -> Result<Held<'_>, HostError> {
-        let file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let file = self.file.lock();
         loop {
             match file.lock() {
                 Ok(()) => return Ok(Held { file }),

@@ -14,21 +14,24 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::description::{Description, DescriptionError};
-use crate::fault::Rules;
 use crate::machine::{Event, Hardware, Machine, Pid, State, uuid};
 use crate::returns::Return;
+use crate::{fault, fingerprint};
 
 mod driver_files;
+mod faults;
 mod living;
 mod lock;
 mod processes;
 mod region;
 
 pub use driver_files::DRIVER;
+use faults::Rules;
+use gpush_locked::Locked;
 use living::Living;
 use lock::{Lock, PerProcess};
 pub use processes::PROC;
@@ -86,7 +89,7 @@ pub enum HostError {
     },
     /// The fault rules are invalid.
     #[error(transparent)]
-    Faults(Box<crate::fault::RuleError>),
+    Faults(Box<fault::RuleError>),
     /// The operating system reported an error.
     #[error("{action} {path}: {cause}")]
     Io {
@@ -105,8 +108,8 @@ impl HostError {
     }
 }
 
-impl From<crate::fault::RuleError> for HostError {
-    fn from(error: crate::fault::RuleError) -> Self {
+impl From<fault::RuleError> for HostError {
+    fn from(error: fault::RuleError) -> Self {
         Self::Faults(Box::new(error))
     }
 }
@@ -133,7 +136,7 @@ impl From<HostError> for Return {
 struct Local {
     lock: Lock,
     /// The state that was decoded last, and its generation.
-    decoded: Mutex<Option<(u64, Arc<Machine>)>>,
+    decoded: Locked<Option<(u64, Arc<Machine>)>>,
     rules: Rules,
     living: Living,
 }
@@ -152,11 +155,6 @@ pub struct Host {
 /// possible instances, a hundred processes per GPU, and the data of the host.
 fn slot_bytes(gpus: usize) -> usize {
     256 * 1024 + gpus * 32 * 1024
-}
-
-/// Computes the FNV-1a hash.
-pub(crate) fn fingerprint(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 fn encode(state: &State) -> Vec<u8> {
@@ -186,11 +184,11 @@ impl Host {
         write_whole(&dir.join("boot_id"), format!("{}\n", first.state.boot_id).as_bytes())?;
         let faults = dir.join("faults.toml");
         if !faults.exists() {
-            write_whole(&faults, crate::fault::EMPTY.as_bytes())?;
+            write_whole(&faults, fault::EMPTY.as_bytes())?;
         }
         // The state is written last, because a directory without a state is not a host.
         let slot = slot_bytes(hardware.slots.len());
-        Region::create(&dir.join("state"), slot, fingerprint(&text), &encode(&first.state))?;
+        Region::create(&dir.join("state"), slot, fingerprint::of(&text), &encode(&first.state))?;
         Self::open(dir)
     }
 
@@ -210,7 +208,7 @@ impl Host {
         }
         let wrong = |cause| HostError::Description { path: path.clone(), cause: Box::new(cause) };
         let hardware = Description::parse(&text).and_then(|description| description.hardware()).map_err(wrong)?;
-        let region = Region::open(&dir.join("state"), fingerprint(&text))?;
+        let region = Region::open(&dir.join("state"), fingerprint::of(&text))?;
         let owner = std::fs::metadata(dir).map_err(|cause| HostError::io("cannot look at", dir, cause))?.uid();
         // Use an absolute path, because a client may change its working directory.
         let dir = std::path::absolute(dir).map_err(|cause| HostError::io("cannot find", dir, cause))?;
@@ -252,7 +250,7 @@ impl Host {
         self.local.get(|| Local::open(&self.dir))
     }
 
-    pub(crate) fn rules(&self) -> Result<&Rules, HostError> {
+    fn rules(&self) -> Result<&Rules, HostError> {
         Ok(&self.local()?.rules)
     }
 
@@ -260,13 +258,12 @@ impl Host {
         let damaged = || HostError::Damaged { dir: self.dir.display().to_string() };
         let state: State = serde_json::from_slice(bytes).map_err(|_| damaged())?;
         let machine = Arc::new(Machine::resume(Arc::clone(&self.hardware), state).ok_or_else(damaged)?);
-        *self.local()?.decoded.lock().unwrap_or_else(PoisonError::into_inner) =
-            Some((generation, Arc::clone(&machine)));
+        *self.local()?.decoded.lock() = Some((generation, Arc::clone(&machine)));
         Ok(machine)
     }
 
     fn cached(&self, generation: u64) -> Result<Option<Arc<Machine>>, HostError> {
-        let decoded = self.local()?.decoded.lock().unwrap_or_else(PoisonError::into_inner);
+        let decoded = self.local()?.decoded.lock();
         Ok(decoded.as_ref().filter(|(held, _)| *held == generation).map(|(_, machine)| Arc::clone(machine)))
     }
 
@@ -325,7 +322,7 @@ impl Host {
             let _best_effort = self.update_driver_files(&before, &after);
             self.hide_closed(&before, &after);
             let after = Arc::new(after);
-            *local.decoded.lock().unwrap_or_else(PoisonError::into_inner) = Some((generation, after));
+            *local.decoded.lock() = Some((generation, after));
         }
         Ok(result)
     }
@@ -399,7 +396,7 @@ impl Local {
     fn open(dir: &Path) -> Result<Self, HostError> {
         Ok(Self {
             lock: Lock::open(&dir.join("state"))?,
-            decoded: Mutex::new(None),
+            decoded: Locked::new(None),
             rules: Rules::new(dir.join("faults.toml")),
             living: Living::default(),
         })
@@ -413,7 +410,7 @@ fn fresh_boot_id(boot: u64) -> String {
 }
 
 /// Writes a file atomically: readers see the old or the new content, never a mixture.
-pub(crate) fn write_whole(path: &Path, content: &[u8]) -> Result<(), HostError> {
+fn write_whole(path: &Path, content: &[u8]) -> Result<(), HostError> {
     let mut draft = path.as_os_str().to_owned();
     draft.push(format!(".{}.new", std::process::id()));
     let draft = PathBuf::from(draft);

@@ -6,25 +6,12 @@
 //! data: on Hopper and later, 3c takes four compute slots and 7c takes eight.
 
 use gpush_geometry::ComputeProfile;
-use serde::{Deserialize, Serialize};
 
 use super::{
-    ComputeInstanceHandle, GpuInstance, GpuInstanceHandle, MAX_COMPUTE_INSTANCES, Machine, Placement, Profile, uuid,
+    ComputeInstance, ComputeInstanceHandle, GpuInstance, GpuInstanceHandle, MAX_COMPUTE_INSTANCES, Machine, Placement,
+    Profile, uuid,
 };
 use crate::returns::Return;
-
-/// A compute instance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ComputeInstance {
-    /// Id within its GPU instance.
-    pub id: u32,
-    /// Profile id.
-    pub profile_id: u32,
-    /// Placement in compute slots.
-    pub placement: Placement,
-    /// Generation: a number that no other instance of this host has or had.
-    pub generation: u64,
-}
 
 /// Profile ids of compute instances that exist on at least one GPU model.
 const KNOWN_PROFILE_IDS: std::ops::Range<u32> = 0..9;

@@ -12,7 +12,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GpuInstance, Machine, Process, Timeslice};
+use super::{GpuInstance, Machine, Process, ProcessKind, Timeslice};
 use crate::returns::Return;
 
 /// The variable state of a GPU.
@@ -89,6 +89,30 @@ impl Gpu {
     #[must_use]
     pub fn instance(&self, id: u32) -> Option<&GpuInstance> {
         self.instances.iter().find(|instance| instance.id == id)
+    }
+
+    /// Returns the processes of any kind in this GPU instance. If `compute_instance` is given,
+    /// returns only the processes in that compute instance.
+    pub fn processes_in(&self, gpu_instance: u32, compute_instance: Option<u32>) -> impl Iterator<Item = &Process> {
+        self.processes.iter().filter(move |p| {
+            p.gpu_instance == Some(gpu_instance)
+                && (compute_instance.is_none() || p.compute_instance == compute_instance)
+        })
+    }
+
+    /// Returns the processes that the driver lists for a kind. The driver never lists `Handle`. It
+    /// lists an MPS client twice: as `Compute` and as `Mps` (`M+C` in nvidia-smi). It lists an MPS
+    /// server as an ordinary compute process (`C`).
+    pub fn listed(&self, kind: ProcessKind) -> impl Iterator<Item = &Process> {
+        self.processes.iter().filter(move |p| match (kind, p.kind) {
+            (ProcessKind::Compute, ProcessKind::Compute | ProcessKind::Mps)
+            | (ProcessKind::Graphics, ProcessKind::Graphics)
+            | (ProcessKind::Mps, ProcessKind::Mps) => true,
+            (ProcessKind::Compute, ProcessKind::Graphics | ProcessKind::Handle)
+            | (ProcessKind::Graphics, ProcessKind::Compute | ProcessKind::Mps | ProcessKind::Handle)
+            | (ProcessKind::Mps, ProcessKind::Compute | ProcessKind::Graphics | ProcessKind::Handle)
+            | (ProcessKind::Handle, _) => false,
+        })
     }
 
     fn forget_instances(&mut self) {

@@ -7,35 +7,9 @@
 //! (`tests/transcripts.rs`).
 
 use gpush_geometry::{ComputeProfile, Engines};
-use serde::{Deserialize, Serialize};
 
-use super::{
-    ComputeInstance, Gpu, GpuInstanceHandle, MAX_GPU_INSTANCES, Machine, Memory, Part, Placement, Profile, uuid,
-};
+use super::{Gpu, GpuInstance, GpuInstanceHandle, MAX_GPU_INSTANCES, Machine, Memory, Part, Placement, Profile, uuid};
 use crate::returns::Return;
-
-/// A GPU instance.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GpuInstance {
-    /// Id: the number of the physical slot. It can differ from the placement.
-    pub id: u32,
-    /// Profile id.
-    pub profile_id: u32,
-    /// Placement in memory slices.
-    pub placement: Placement,
-    /// Generation: a number that no other instance of this host has or had.
-    pub generation: u64,
-    /// Compute instances, by id.
-    pub instances: Vec<ComputeInstance>,
-}
-
-impl GpuInstance {
-    /// Returns the compute instance with this id.
-    #[must_use]
-    pub fn compute(&self, id: u32) -> Option<&ComputeInstance> {
-        self.instances.iter().find(|instance| instance.id == id)
-    }
-}
 
 /// A MIG device: a compute instance as programs see it.
 #[derive(Debug, Clone, PartialEq, Eq)]

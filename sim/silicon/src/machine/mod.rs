@@ -18,7 +18,7 @@ use std::sync::Arc;
 use gpush_geometry::Model;
 use serde::{Deserialize, Serialize};
 
-use crate::description::{Description, DescriptionError, DriverVersion};
+use crate::description::DriverVersion;
 use crate::returns::Return;
 
 pub mod capability;
@@ -27,23 +27,26 @@ mod event;
 mod gpu;
 mod gpu_instance;
 mod handle;
+mod instance;
 mod nvlink;
 mod part;
 mod process;
 mod reading;
 mod sharing;
+mod timeslice;
 pub mod uuid;
 
-pub use compute_instance::ComputeInstance;
 pub use event::{Event, Events, MIG_CONFIG_CHANGE, XID_CRITICAL_ERROR};
 pub use gpu::{Gpu, Memory, RemappedRows};
-pub use gpu_instance::{GpuInstance, MigDevice};
+pub use gpu_instance::MigDevice;
 pub use handle::{ComputeInstanceHandle, GpuHandle, GpuInstanceHandle, Handle};
+pub use instance::{ComputeInstance, GpuInstance};
 pub use nvlink::{End, Links, Wiring};
 pub use part::{Chip, Part, Profile};
 pub use process::{Client, Pid, Process, ProcessKind};
 pub use reading::{Board, Reading};
-pub use sharing::{COMPUTE_MODES, Timeslice};
+pub use sharing::COMPUTE_MODES;
+pub use timeslice::Timeslice;
 
 /// Maximum number of GPU instances on a GPU.
 pub const MAX_GPU_INSTANCES: usize = 8;
@@ -174,23 +177,6 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// Creates a host as described, at its first boot.
-    ///
-    /// # Errors
-    /// If the description names unknown objects or has an impossible combination.
-    pub fn new(description: &Description) -> Result<Self, DescriptionError> {
-        Ok(Self::first_boot(Arc::new(description.hardware()?)))
-    }
-
-    /// Creates a host with one GPU of a model, for tests of planners. The driver is the newest one
-    /// that any GPU model needs. If the model supports MIG, MIG mode is on. Returns `None` if no
-    /// model has this key.
-    #[must_use]
-    pub fn of_model(key: &str) -> Option<Self> {
-        let description = Description::of_model(key, DriverVersion::NEWEST);
-        Self::new(&description).ok()
-    }
-
     /// Creates a host with this hardware, at its first boot.
     #[must_use]
     pub fn first_boot(hardware: Arc<Hardware>) -> Self {

@@ -18,44 +18,11 @@
 //! These lifetimes were not verified on hardware. The simulator uses the shortest of them: a program that works with
 //! the shortest lifetime also works with the longer lifetimes.
 
-use serde::{Deserialize, Serialize};
-
-use super::{Gpu, Machine, Process, ProcessKind};
+use super::{Gpu, Machine, Process, ProcessKind, Timeslice};
 use crate::returns::Return;
 
 /// Names of the compute modes, in the order of NVML's numbers (`nvmlComputeMode_t`).
 pub const COMPUTE_MODES: [&str; 4] = ["DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS"];
-
-/// The time-slice level of `nvidia-smi compute-policy --set-timeslice`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Timeslice {
-    /// The driver chooses the level.
-    #[default]
-    Default,
-    /// Short time slices.
-    Short,
-    /// Medium time slices.
-    Medium,
-    /// Long time slices.
-    Long,
-}
-
-impl Timeslice {
-    /// All levels, in the order of nvidia-smi's numbers.
-    pub const ALL: [Self; 4] = [Self::Default, Self::Short, Self::Medium, Self::Long];
-
-    /// Returns the name as nvidia-smi prints it.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Default => "Default",
-            Self::Short => "Short",
-            Self::Medium => "Medium",
-            Self::Long => "Long",
-        }
-    }
-}
 
 /// NVML's numbers of the compute modes that limit contexts.
 const PROHIBITED: u32 = 2;

@@ -16,9 +16,9 @@
 //! So gpushd does not need systemd to notice that the daemon of a unit has ended. It asks systemd
 //! only for the reason. If the bus fails, gpushd cannot start daemons; everything else works.
 
+mod known_spec;
 mod ownership;
 mod process;
-mod recovered_spec;
 mod systemd;
 
 use std::{collections::BTreeSet, io, path::Path, process::ExitStatus};
@@ -27,11 +27,8 @@ use gpush_host::{cgroup, pidfd::AsyncPidFd, proc::ProcessId};
 use nix::sys::signal::Signal;
 use tokio::task::JoinHandle;
 
+pub(super) use self::ownership::{LockOwner, OwnedProcess, kill, processes};
 use self::systemd::Units;
-pub(super) use self::{
-    ownership::{LockOwner, OwnedProcess, kill, processes},
-    recovered_spec::recovered_spec,
-};
 use super::target_dir::{Spec, TargetDir};
 use crate::SYSTEM_DIRECTORY;
 

@@ -13,7 +13,10 @@ mod rotation;
 mod tail;
 
 pub use self::tail::last;
-pub(super) use self::{parser::LogParser, rotation::LogRotation};
+pub(super) use self::{
+    parser::LogParser,
+    rotation::{LogRotation, RotationConfig},
+};
 
 /// File name of the control daemon's log.
 pub(super) const CONTROL_LOG: &str = "control.log";

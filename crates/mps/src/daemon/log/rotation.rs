@@ -17,12 +17,13 @@ use std::{
     io::{self, Read, Seek, SeekFrom},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
 use futures_util::FutureExt as _;
 use gpush_host::subtask;
+use gpush_locked::Locked;
 use tokio::{
     sync::watch,
     task::JoinHandle,
@@ -30,7 +31,6 @@ use tokio::{
 };
 
 use super::{CONTROL_LOG, SERVER_LOG};
-use crate::daemon::task::SupervisorTask;
 
 /// Suffix of the previous log.
 pub(super) const BEFORE: &str = ".1";
@@ -44,25 +44,22 @@ const FLOOD: u64 = 16;
 /// The period for [`FLOOD`].
 const WITHIN: Duration = Duration::from_secs(60);
 
-/// Size limit in bytes, if the config is not known.
-const DEFAULT_LIMIT: u64 = 16 << 20;
-
 /// Which logs to rotate, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct RotationConfig {
-    target: String,
-    dir: PathBuf,
+pub(in crate::daemon) struct RotationConfig {
+    pub(in crate::daemon) target: String,
+    pub(in crate::daemon) dir: PathBuf,
     /// Size in bytes at which a log is rotated.
-    most: u64,
+    pub(in crate::daemon) most: u64,
     /// The user of the pipe directory.
-    user: Option<u32>,
+    pub(in crate::daemon) user: Option<u32>,
 }
 
 /// The task that rotates the logs of a daemon.
 #[derive(Debug, Default)]
 pub(in crate::daemon) struct LogRotation {
     keeps: Option<(watch::Sender<RotationConfig>, JoinHandle<()>)>,
-    reported: Arc<Mutex<Option<String>>>,
+    reported: Arc<Locked<Option<String>>>,
 }
 
 impl Drop for LogRotation {
@@ -73,19 +70,10 @@ impl Drop for LogRotation {
     }
 }
 
-impl SupervisorTask {
-    /// Starts rotating the logs of the daemon, or updates the limits.
-    pub(in crate::daemon) fn rotate_logs(&mut self) {
-        let Some(spec) = self.spec.as_ref().filter(|_| self.process.is_some()) else { return };
-        let most = self.desired.as_ref().map_or(DEFAULT_LIMIT, |wanted| wanted.log_bytes);
-        let (target, dir, user) = (self.target.clone(), spec.logs.clone(), spec.user);
-        self.log_rotation.keep(RotationConfig { target, dir, most, user });
-    }
-}
-
 impl LogRotation {
+    /// Starts rotating the logs of a daemon, or updates the limits.
     #[expect(clippy::disallowed_methods, reason = "the panic continues in the supervisor task")]
-    fn keep(&mut self, kept: RotationConfig) {
+    pub(in crate::daemon) fn keep(&mut self, kept: RotationConfig) {
         match &mut self.keeps {
             // Update the running task, so that it keeps its measurements of the growth.
             Some((now, task)) => {
@@ -106,11 +94,11 @@ impl LogRotation {
 
     /// Describes a flooded log.
     pub(in crate::daemon) fn finding(&self) -> Option<String> {
-        self.reported.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.reported.lock().clone()
     }
 }
 
-async fn keep(how: watch::Receiver<RotationConfig>, reported: Arc<Mutex<Option<String>>>) {
+async fn keep(how: watch::Receiver<RotationConfig>, reported: Arc<Locked<Option<String>>>) {
     let mut logs = [CONTROL_LOG, SERVER_LOG].map(Growth::of);
     let mut pause = PAUSE.0;
     loop {
@@ -127,7 +115,7 @@ async fn keep(how: watch::Receiver<RotationConfig>, reported: Arc<Mutex<Option<S
         }
         let is = logs.iter().find_map(|log| log.finding(&kept));
         {
-            let mut was = reported.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut was = reported.lock();
             if let (None, Some(is)) = (&*was, &is) {
                 tracing::warn!(mps = kept.target, uid = kept.user, "{is}");
             }

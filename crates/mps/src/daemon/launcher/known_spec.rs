@@ -1,11 +1,16 @@
-//! Recovers a spec from the running daemon when `spec.json` cannot be read, for example after a full disk.
+//! The specs of the target directories, read from `spec.json`. If gpushd cannot read that file, for example after a full
+//! disk, it recovers the spec from the running daemon.
 //!
 //! Without a spec, gpushd does not know the pipe directory, the user and the logs of a daemon.
 //! gpushd would have to treat the daemon as leftovers and wait for its clients to end. The
 //! environment of the daemon contains these values. gpushd trusts this environment, because only
 //! root can have set the environment of a process that holds the lock.
 
-use std::{os::unix::ffi::OsStringExt, path::PathBuf};
+use std::{
+    fs,
+    os::unix::ffi::OsStringExt,
+    path::{Path, PathBuf},
+};
 
 use crate::protocol::lock;
 use gpush_api::MpsSettings;
@@ -17,8 +22,33 @@ use crate::daemon::{
     target_dir::{Spec, TargetDir},
 };
 
+impl TargetDir {
+    /// Lists the target directories whose spec is known, sorted by name. The spec's `gpu_uuid` is empty if the GPU is
+    /// not known yet. Omits renamed directories, which no user can reach.
+    pub fn all(base: &Path) -> Vec<(Self, Spec)> {
+        let entries = fs::read_dir(base).into_iter().flatten().filter_map(Result::ok);
+        let mut all: Vec<_> = entries
+            .filter_map(|entry| {
+                let place = Self::at(&entry.path());
+                let spec = place.known_spec()?;
+                if entry.file_name() != spec.target.as_str() {
+                    return None;
+                }
+                Some((place, spec))
+            })
+            .collect();
+        all.sort_by(|(one, _), (other, _)| one.dir().cmp(other.dir()));
+        all
+    }
+
+    /// Reads the spec. If that fails, recovers the spec from the running daemon.
+    pub(in crate::daemon) fn known_spec(&self) -> Option<Spec> {
+        self.spec().or_else(|| recovered_spec(self))
+    }
+}
+
 /// Returns the spec of the daemon that runs in a directory; `None` if there is none.
-pub(in crate::daemon) fn recovered_spec(place: &TargetDir) -> Option<Spec> {
+fn recovered_spec(place: &TargetDir) -> Option<Spec> {
     if !place.is_locked() {
         return None;
     }
