@@ -80,7 +80,7 @@ async fn request(
 ) -> Result<Json<LeaseGrant>, Failure> {
     requests.can_record()?;
     let key = header.of(caller.uid(), "/v1/leases", &request);
-    let requested = async move { leases::request(&leases, &caller, request, key).await };
+    let requested = async move { leases::request_lease(&leases, &caller, request, key).await };
     match requests.carry_out(requested).await? {
         Outcome::Granted(granted) => Ok(Json(granted.into_delivered())),
         // If the client disconnects, hyper drops this future, and the request leaves the queue.

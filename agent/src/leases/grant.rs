@@ -88,7 +88,7 @@ impl Drop for Delivery {
 ///
 /// # Errors
 /// If the request is denied, if it cannot be met, or if it cannot be recorded.
-pub(crate) async fn request(
+pub(crate) async fn request_lease(
     leases: &Leases,
     caller: &Caller,
     request: LeaseRequest,
@@ -100,7 +100,7 @@ pub(crate) async fn request(
 /// Requests a lease. `job` has the additional data of a request from Slurm's hooks.
 ///
 /// # Errors
-/// As [`request`].
+/// As [`request_lease`].
 pub(super) async fn request_with(
     leases: &Leases,
     caller: &Caller,

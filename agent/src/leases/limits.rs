@@ -1,9 +1,9 @@
 //! The limits of the holder of a request: its quota.
 
-use gpush_api::{ApiError, LeaseBinding, LeaseWait};
-use gpush_core::lease::quota::{self, Denial, HeldLease};
+use gpush_api::{ApiError, LeaseWait};
+use gpush_core::lease::quota::{self, HeldLease};
 
-use super::{Leases, held::HeldLeases, request::Resolved};
+use super::{Leases, held::HeldLeases, quotas::denied, request::Resolved};
 use crate::state::LeaseTable;
 
 /// Checks the limits of the holder that do not depend on the placement. A refused request costs no search.
@@ -36,10 +36,4 @@ pub(super) fn check_limits(held: &[HeldLease], resolved: &Resolved) -> Result<()
 /// Checks the limits that depend on the size of the assignment, with these leases of the holder.
 pub(super) fn check_size(held: &[HeldLease], resolved: &Resolved, size: quota::Size) -> Result<(), ApiError> {
     quota::check_size(&resolved.quota, held, size).map_err(|denial| denied(&denial, &resolved.new.binding))
-}
-
-/// Returns a denial by a quota as an error. For a Slurm job, the hint says what the user of the job can do.
-pub(super) fn denied(denial: &Denial, binding: &LeaseBinding) -> ApiError {
-    let error = ApiError::from(denial);
-    if matches!(binding, LeaseBinding::Job { .. }) { error.hint(denial.hint_for_job()) } else { error }
 }

@@ -108,7 +108,7 @@ pub(crate) use self::{
     actor::{restore_places, take_over},
     change::{release, renew, revoke},
     device_list::devices,
-    grant::{Delivery, Outcome, request},
+    grant::{Delivery, Outcome, request_lease},
     job::{end_job, environment_of_job, of_job, request_for_job},
     job_terms::{JobKey, JobTerms},
     quotas::quota_subject,

@@ -20,8 +20,8 @@ use super::{
     Leases,
     bind::{self, ResolvedBinding},
     job_terms::JobTerms,
-    limits::denied,
     offers, quotas,
+    quotas::denied,
     selection::{
         allowed, for_caller, is_offered_only_to_slurm, on_targets, selected, slurm_only_error, without_dynamic,
     },

@@ -25,30 +25,18 @@
 //!
 //! A cordon is independent of the state. `cordons` lists the cordons of a GPU in any state.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::collections::BTreeSet;
 
 use gpush_api::{Gpu, GpuChange, GpuState, InstanceSummary, Memory, Mode, TimesliceView};
 use gpush_core::{desired, sharing};
-use gpush_nvml::{DriverError, ErrorKind, Identity, Reading, ReadingPart};
+use gpush_nvml::{ErrorKind, Identity, ReadingPart};
 
 use super::{
     pending,
-    readings::{LastReading, Moment},
+    readings::Moment,
     reason::Reason,
-    sources::SnapshotSources,
+    sources::{ListedGpu, SnapshotSources},
 };
-
-/// A GPU in the driver's list, and its last reading.
-#[derive(Debug, Clone)]
-pub(super) struct ListedGpu {
-    /// The identity of the GPU when the driver last listed it.
-    pub(super) identity: Identity,
-    /// Whether the driver lists the GPU now.
-    pub(super) listed: bool,
-    /// The driver's error, if the driver lists a GPU at this index but cannot identify the GPU.
-    pub(super) list_error: Option<DriverError>,
-    pub(super) last: LastReading<Arc<Reading>>,
-}
 
 /// A GPU in a snapshot.
 #[derive(Debug)]

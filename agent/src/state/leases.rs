@@ -18,15 +18,14 @@ use std::{
 };
 
 use gpush_api::{
-    EventPayload, Gpu, Lease, LeaseBinding, LeaseChange, LeaseHolder, LeaseId, LeaseMember, LeaseQueuePosition,
-    LeaseState, LeaseUse, MemberShare, Placement, Process, ProcessKind, whole_second,
+    Gpu, Lease, LeaseBinding, LeaseChange, LeaseHolder, LeaseId, LeaseMember, LeaseQueuePosition, LeaseState, LeaseUse,
+    MemberShare, Placement, Process, ProcessKind, whole_second,
 };
 use gpush_core::lease::machine;
 use gpush_host::{cgroup, proc};
 use gpush_store::{CreatedInstances, LeaseRecord, OperationId};
 use jiff::Timestamp;
 
-use super::{AffectedGpus, HostState, State};
 use crate::caller::Viewer;
 
 /// A lease that has not ended.
@@ -139,7 +138,7 @@ impl OpenLease {
     /// Returns the event that reports a change of the lease. Its times have whole seconds, as in the response, so that
     /// two events that look the same are equal. The record of a grant has a more exact time than the same record after
     /// it was read from the store.
-    fn event(&self) -> LeaseChange {
+    pub(super) fn event(&self) -> LeaseChange {
         let record = &self.record;
         let uuids: BTreeSet<String> = record.members.iter().map(|member| member.gpu.clone()).collect();
         let processes_end_at = record.revocation.as_ref().and_then(|revocation| revocation.processes_end_at);
@@ -375,7 +374,7 @@ impl LeaseTable {
 
     /// Returns the UUIDs of the GPUs whose leases or reservations differ between two tables. Compares only the fields of
     /// leases that [`LeaseTable::uses_on`] returns.
-    fn changed_gpus(&self, before: &Self) -> BTreeSet<String> {
+    pub(super) fn changed_gpus(&self, before: &Self) -> BTreeSet<String> {
         let differs = |id: &LeaseId| match (self.open.get(id), before.open.get(id)) {
             (Some(now), Some(before)) => !Arc::ptr_eq(now, before) && now.use_fields() != before.use_fields(),
             (None, None) => false,
@@ -436,50 +435,6 @@ impl LeaseTable {
     #[cfg(test)]
     pub(crate) fn insert(&mut self, record: LeaseRecord) {
         self.put(OpenLease::new(record));
-    }
-}
-
-impl State {
-    /// Returns all leases that have not ended.
-    pub(crate) fn leases(&self) -> Arc<LeaseTable> {
-        Arc::clone(&self.0.snapshot.borrow().leases)
-    }
-
-    /// Reserves capacity that was placed with the snapshot `seen`. Returns `None` if the desired state of the GPUs has
-    /// changed since, because the placement may then contradict the new rules.
-    pub(crate) fn reserve(&self, seen: &HostState, reservation: Reservation) -> Option<ReservationId> {
-        self.update(|known| {
-            let is_current =
-                Arc::ptr_eq(&known.config, &seen.config) && known.overrides.generation() == seen.generation;
-            if !is_current {
-                return (AffectedGpus::None, None);
-            }
-            let gpus = reservation.members.iter().map(|member| member.gpu.clone()).collect();
-            let id = Arc::make_mut(&mut known.leases).reserve(reservation);
-            (AffectedGpus::Gpus(gpus), Some(id))
-        })
-    }
-
-    /// Changes the leases, and publishes the differences as events. Then removes the leases that have ended.
-    pub(crate) fn change_leases<T>(&self, change: impl FnOnce(&mut LeaseTable) -> T) -> T {
-        self.update(|known| {
-            let before = Arc::clone(&known.leases);
-            let table = Arc::make_mut(&mut known.leases);
-            let result = change(table);
-            for lease in table.open.values() {
-                let before = before.open.get(&lease.id());
-                if before.is_some_and(|before| Arc::ptr_eq(before, lease)) {
-                    continue;
-                }
-                let event = lease.event();
-                if before.is_none_or(|before| before.event() != event) {
-                    self.0.events.publish(EventPayload::Lease(Box::new(event)));
-                }
-            }
-            table.open.retain(|_, lease| lease.state.name() != LeaseState::Ended);
-            let gpus = known.leases.changed_gpus(&before);
-            (if gpus.is_empty() { AffectedGpus::None } else { AffectedGpus::Gpus(gpus) }, result)
-        })
     }
 }
 

@@ -22,12 +22,16 @@
 //! |---|---|
 //! | `host` | a snapshot |
 //! | `sources` | the source data of snapshots |
+//! | `snapshot` | composes a snapshot from its sources |
+//! | `holder` | the operation that has claimed a GPU |
 //! | `gpu` | one GPU of a snapshot: its state and the reasons |
 //! | `reason` | why a GPU is in its state, as a type |
 //! | `conditions` | cordons, maintenance, degraded GPUs |
 //! | `faults` | cordons because of faults that gpushd detects |
 //! | `leases` | leases that have not ended |
+//! | `lease_changes` | changes of these leases |
 //! | `pending` | changes that leases delay |
+//! | `delayed` | remembers these changes |
 //! | `overrides` | layouts that take precedence over the config |
 //! | `commit` | changes that are recorded before they are applied |
 //! | `view` | a snapshot as a caller may see it |
@@ -38,16 +42,20 @@
 
 mod commit;
 mod conditions;
+mod delayed;
 pub(crate) mod events;
 mod faults;
 mod gpu;
+mod holder;
 mod host;
+mod lease_changes;
 pub(crate) mod leases;
 mod overrides;
 mod pending;
 pub(crate) mod readings;
 mod reason;
 pub(crate) mod redact;
+mod snapshot;
 mod sources;
 mod view;
 pub(crate) mod words;
@@ -71,18 +79,18 @@ pub(crate) use self::{
     conditions::{Change, Conditions, Recorded, RecoveryCheck},
     events::Events,
     gpu::{GpuSnapshot, is_managed},
+    holder::Holder,
     host::HostState,
     leases::{LeaseTable, OpenLease, OperationLeaseEffects, Reservation, ReservationId},
-    overrides::{OverrideEffect, Overrides},
+    overrides::{OverrideEffect, Overrides, overridden},
     reason::Reason,
-    sources::Holder,
-    view::{Observed, no_driver, overridden, unidentified},
+    view::{Observed, no_driver, unidentified},
 };
 use self::{
-    gpu::ListedGpu,
     host::ResponseCache,
     readings::{LastReading, Moment},
-    sources::{Loss, SnapshotSources, difference},
+    snapshot::difference,
+    sources::{ListedGpu, Loss, SnapshotSources},
 };
 
 /// The state of the host. A handle, cheap to clone.

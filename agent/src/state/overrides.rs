@@ -182,6 +182,21 @@ impl Overrides {
     }
 }
 
+/// Converts an override for the API. `gpu` is the index of the override's GPU.
+pub(crate) fn overridden(one: Override, gpu: Option<u32>) -> gpush_api::Override {
+    gpush_api::Override {
+        uuid: one.gpu,
+        gpu,
+        rule: one.rule,
+        layout: one.layout,
+        by: one.author,
+        reason: one.reason,
+        created_at: one.created_at,
+        expires_at: one.expires_at,
+        generation: one.generation,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@ use std::fmt;
 use gpush_api::Cordon;
 use gpush_nvml::DriverError;
 
-use super::{Holder, words};
+use super::{holder::Holder, words};
 
 /// Why a GPU is in its state.
 #[derive(Debug, Clone, PartialEq)]

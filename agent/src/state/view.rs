@@ -5,7 +5,6 @@ use std::{collections::BTreeSet, sync::Arc};
 use gpush_api::{ApiError, Code, Gpu, Process};
 use gpush_core::selector::Selector;
 use gpush_nvml::DriverError;
-use gpush_store::Override;
 
 use super::{GpuSnapshot, HostState, redact};
 use crate::caller::Viewer;
@@ -138,21 +137,6 @@ pub(crate) fn no_driver(error: &DriverError) -> ApiError {
     // Replace the code: what matters is that the driver does not answer now.
     let answer = ApiError { code: Code::DriverUnavailable, ..message }.retryable();
     if answer.hint.is_some() { answer } else { answer.hint("see the log of gpushd: `journalctl -u gpushd`") }
-}
-
-/// Converts an override for the API. `gpu` is the index of the override's GPU.
-pub(crate) fn overridden(one: Override, gpu: Option<u32>) -> gpush_api::Override {
-    gpush_api::Override {
-        uuid: one.gpu,
-        gpu,
-        rule: one.rule,
-        layout: one.layout,
-        by: one.author,
-        reason: one.reason,
-        created_at: one.created_at,
-        expires_at: one.expires_at,
-        generation: one.generation,
-    }
 }
 
 /// Returns whether the user has a process on the GPU, or has set a cordon or the override of the GPU.

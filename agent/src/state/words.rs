@@ -2,7 +2,7 @@
 
 use gpush_api::{Actor, ApiError, Code, Cordon, Maintenance};
 
-use super::Holder;
+use super::holder::Holder;
 
 /// Returns the name of a user; the uid if the user has no name.
 pub(crate) fn actor(actor: &Actor) -> String {

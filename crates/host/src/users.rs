@@ -249,6 +249,8 @@ mod tests {
 
     use crate::name_cache::{IDENTITY_WAIT, MOST_ABSENT, locked};
 
+    use gpush_locked::Locked;
+
     use super::*;
 
     /// Returns a name service that knows only what `group` finds.

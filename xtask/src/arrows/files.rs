@@ -19,13 +19,10 @@ use crate::workspace;
 const GROUPS: [&str; 2] = ["crates", "sim"];
 const CRATES: [&str; 4] = ["agent", "ctl", "tests", "xtask"];
 
-/// Circles that remain, as the crate's `src` and their number. Only ever remove from this list.
-const REMAINING: [(&str, usize); 1] = [("agent/src", 2)];
-
-/// Checks that no files of a crate use each other in a circle, except the circles of [`REMAINING`]. Returns a summary.
+/// Checks that no files of a crate use each other in a circle. Returns a summary.
 ///
 /// # Errors
-/// If the number of circles of a crate differs. The error names the files of each circle, and their dependencies.
+/// If there is a circle. The error names the files of each circle, and their dependencies.
 pub(crate) fn check() -> Result<String> {
     let root = workspace::root();
     let mut folders: Vec<PathBuf> = CRATES.map(|name| root.join(name)).into();
@@ -36,24 +33,17 @@ pub(crate) fn check() -> Result<String> {
             folders.push(entry?.path());
         }
     }
-    let (mut files, mut remaining, mut found) = (0, 0, Vec::new());
+    let (mut files, mut found) = (0, Vec::new());
     for src in folders.iter().map(|folder| folder.join("src")).filter(|src| src.is_dir()) {
         let graph = FileGraph::of(&CrateSource::read(&src)?);
         files += graph.files.len();
         let name = src.strip_prefix(&root).unwrap_or(&src);
-        let circles = graph.circles();
-        let expected = REMAINING.iter().find(|(src, _)| name == Path::new(src)).map_or(0, |(_, number)| *number);
-        remaining += circles.len();
-        if circles.len() != expected {
-            let described: Vec<String> = circles.iter().map(|circle| graph.describe(circle, name)).collect();
-            let number = circles.len();
-            found.push(format!("{}: {number} circles instead of {expected}\n{}", name.display(), described.join("\n")));
-        }
+        found.extend(graph.circles().iter().map(|circle| graph.describe(circle, name)));
     }
     if !found.is_empty() {
         bail!("files use each other in circles:\n{}", found.join("\n"));
     }
-    Ok(format!("{files} files, {remaining} circles between them"))
+    Ok(format!("{files} files, no circle between them"))
 }
 
 /// The files of a crate, and the dependencies between them.

@@ -1,11 +1,14 @@
 //! Leases as data, without a store or a driver.
 
-use gpush_api::{Actor, EndReason, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest};
+use gpush_api::{Actor, EndReason, EventPayload, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest};
 use gpush_core::lease::machine::{self, Event, Remaining};
 use jiff::SignedDuration;
 
 use super::*;
-use crate::state::events::{Cursor, Next};
+use crate::state::{
+    State,
+    events::{Cursor, Next},
+};
 
 /// Returns the record of an active lease on a share of a GPU.
 pub(crate) fn record(id: u64, uid: u32, target: &str) -> LeaseRecord {
