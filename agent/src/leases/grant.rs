@@ -1,4 +1,4 @@
-//! Requests for leases: resolves a request, and reserves its capacity. The module `reserved` places the request. Then the
+//! Requests for leases: resolves a request, and reserves its capacity. The module `reserve` places the request. Then the
 //! task of the lease records the grant (module `actor`).
 //!
 //! ```text
@@ -55,7 +55,7 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub(crate) struct Delivery {
     granted: Box<LeaseGrant>,
-    /// Ends the lease if this value is dropped; `None` if the lease continues.
+    /// The inbox that gets `ClientGone` when this value is dropped; `None` if the lease must then continue.
     inbox: Option<Inbox>,
 }
 

@@ -14,8 +14,8 @@
 //! placement lock, gpushd checks that nothing has changed since, and reserves the capacity of the grant in this state.
 //! Then gpushd commits the grant without the lock. If the commit fails, gpushd frees the capacity. If it is
 //! unknown whether the commit succeeded, the capacity stays reserved until gpushd restarts. gpushd frees the capacity
-//! of a lease only after the end of the lease is on disk. From the record of a lease on, its task owns it (`actor`); the
-//! table in the state shows what the task publishes.
+//! of a lease only after the end of the lease is on disk. Once a lease is recorded, its task owns it (`actor`), and
+//! publishes it in the table of the state.
 //!
 //! | file | subject |
 //! |---|---|

@@ -18,7 +18,7 @@
 //! pidfd is alive, no other process can get its pid. So gpushd first opens the pidfd, then reads the GPU, and only then
 //! sends a signal.
 //!
-//! A round reads the GPUs three times, however many processes are due. So a user with many processes does not delay the
+//! A round reads the GPUs at most three times, however many processes are due. So a user with many processes does not delay the
 //! end of another user's process.
 
 use std::{

@@ -185,7 +185,7 @@ fn records_are_limited_in_bytes() {
 /// Fault: records about ended processes had no limit for each account. A user who started very many processes displaced the
 /// records about all other changes.
 #[test]
-fn records_about_ended_processes_evict_the_users_own_only() {
+fn process_end_records_evict_only_records_of_the_same_user() {
     let scratch = tempfile::tempdir().unwrap();
     let bounds = Bounds { audit_shares_per_account: 10, audit_most: 5, audit_least: 0, ..Bounds::default() };
     let record = |store: &Store, action: &'static str, uid: u32| {

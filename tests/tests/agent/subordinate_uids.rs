@@ -84,7 +84,7 @@ fn owner_reads_renews_and_releases_leases_of_subordinate_uids() {
 
 /// Fault: the hint named a lease of another uid of the account, and the command of the hint was denied.
 #[test]
-fn hint_of_a_denied_request_names_a_lease_that_the_caller_may_release() {
+fn hint_after_quota_denial_names_only_releasable_leases() {
     let Some((_host, agent)) = start() else { return };
     let (code, text) = run(&agent, SUBORDINATE, &REQUEST);
     assert_eq!(code, Some(0), "{text}");

@@ -150,7 +150,7 @@ fn unleased_process_is_killed_after_the_reported_grace_period() {
 /// one user, it did not end the process of another user within 80 s. It now checks and records all due processes of a
 /// round together, before the first signal.
 #[test]
-fn all_due_processes_of_a_round_are_recorded_before_the_first_signal() {
+fn due_processes_are_all_recorded_before_the_first_signal() {
     const MANY: usize = 100;
     let report = END.replace("\"end\"", "\"report\"");
     let Some((host, agent)) = start("many unleased processes of one user", &report) else { return };

@@ -1,6 +1,6 @@
-//! Circles between the files of a crate: files that use each other, directly or through other files.
+//! Cycles between the files of a crate: files that use each other, directly or through other files.
 //!
-//! A file that is in no circle can be read with only the files below it. The folder of a module and the module's own
+//! A file that is in no cycle can be read with only the files below it. The folder of a module and the module's own
 //! file belong together: a `mod.rs` declares what its files share and calls them, so dependencies between a module and
 //! the modules inside it do not count. A path through a re-export counts as a path to the file that defines the item.
 
@@ -19,10 +19,10 @@ use crate::workspace;
 const GROUPS: [&str; 2] = ["crates", "sim"];
 const CRATES: [&str; 4] = ["agent", "ctl", "tests", "xtask"];
 
-/// Checks that no files of a crate use each other in a circle. Returns a summary.
+/// Checks that no files of a crate use each other in a cycle. Returns a summary.
 ///
 /// # Errors
-/// If there is a circle. The error names the files of each circle, and their dependencies.
+/// If there is a cycle. The error names the files of each cycle, and their dependencies.
 pub(crate) fn check() -> Result<String> {
     let root = workspace::root();
     let mut folders: Vec<PathBuf> = CRATES.map(|name| root.join(name)).into();
@@ -38,12 +38,12 @@ pub(crate) fn check() -> Result<String> {
         let graph = FileGraph::of(&CrateSource::read(&src)?);
         files += graph.files.len();
         let name = src.strip_prefix(&root).unwrap_or(&src);
-        found.extend(graph.circles().iter().map(|circle| graph.describe(circle, name)));
+        found.extend(graph.cycles().iter().map(|cycle| graph.describe(cycle, name)));
     }
     if !found.is_empty() {
-        bail!("files use each other in circles:\n{}", found.join("\n"));
+        bail!("files use each other in cycles:\n{}", found.join("\n"));
     }
-    Ok(format!("{files} files, no circle between them"))
+    Ok(format!("{files} files, no cycle between them"))
 }
 
 /// The files of a crate, and the dependencies between them.
@@ -73,15 +73,15 @@ impl FileGraph {
         Self { files, uses }
     }
 
-    /// Returns the circles: the sets of two or more files of which each file uses each other file, directly or through
+    /// Returns the cycles: the sets of two or more files of which each file uses each other file, directly or through
     /// other files.
-    fn circles(&self) -> Vec<BTreeSet<usize>> {
+    fn cycles(&self) -> Vec<BTreeSet<usize>> {
         let reached: Vec<BTreeSet<usize>> = (0..self.files.len()).map(|file| self.reached(file)).collect();
-        let mut circles = BTreeSet::new();
+        let mut cycles = BTreeSet::new();
         for (file, below) in reached.iter().enumerate().filter(|(file, below)| below.contains(file)) {
-            circles.insert(below.iter().copied().filter(|other| reached[*other].contains(&file)).collect());
+            cycles.insert(below.iter().copied().filter(|other| reached[*other].contains(&file)).collect());
         }
-        circles.into_iter().collect()
+        cycles.into_iter().collect()
     }
 
     /// Returns the files that a file uses, directly or through other files.
@@ -93,11 +93,11 @@ impl FileGraph {
         reached
     }
 
-    /// Describes a circle: each file with its dependencies on the others.
-    fn describe(&self, circle: &BTreeSet<usize>, src: &Path) -> String {
-        let mut lines = vec![format!("  {} files of {}:", circle.len(), src.display())];
-        for file in circle {
-            for (used, place) in self.uses[*file].iter().filter(|(used, _)| circle.contains(used)) {
+    /// Describes a cycle: each file with its dependencies on the others.
+    fn describe(&self, cycle: &BTreeSet<usize>, src: &Path) -> String {
+        let mut lines = vec![format!("  {} files of {}:", cycle.len(), src.display())];
+        for file in cycle {
+            for (used, place) in self.uses[*file].iter().filter(|(used, _)| cycle.contains(used)) {
                 let name = self.files[*used].display();
                 lines.push(format!("    {}:{} uses {name}", place.file.display(), place.line));
             }
@@ -134,14 +134,14 @@ mod tests {
         FileGraph::of(&CrateSource::read(folder.path()).unwrap())
     }
 
-    fn circles(files: &[(&str, &str)]) -> Vec<Vec<String>> {
+    fn cycles(files: &[(&str, &str)]) -> Vec<Vec<String>> {
         let graph = graph(files);
-        let names = |circle: BTreeSet<usize>| circle.iter().map(|at| graph.files[*at].display().to_string()).collect();
-        graph.circles().into_iter().map(names).collect()
+        let names = |cycle: BTreeSet<usize>| cycle.iter().map(|at| graph.files[*at].display().to_string()).collect();
+        graph.cycles().into_iter().map(names).collect()
     }
 
     #[test]
-    fn files_that_use_each_other_are_a_circle() {
+    fn files_that_use_each_other_are_a_cycle() {
         let a = ("a/mod.rs", "mod b;\nmod c;\nmod d;\n");
         let files = [
             ("lib.rs", "mod a;\n"),
@@ -150,9 +150,9 @@ mod tests {
             ("a/c.rs", "pub struct X;\nfn f() { super::d::g() }\n"),
             ("a/d.rs", "pub fn g() { crate::a::b::B; }\n"),
         ];
-        assert_eq!(circles(&files), [["a/b.rs", "a/c.rs", "a/d.rs"]]);
+        assert_eq!(cycles(&files), [["a/b.rs", "a/c.rs", "a/d.rs"]]);
         let sound = [files[0], a, files[2], files[3], ("a/d.rs", "pub fn g() {}\n")];
-        assert_eq!(circles(&sound), Vec::<Vec<String>>::new());
+        assert_eq!(cycles(&sound), Vec::<Vec<String>>::new());
     }
 
     #[test]
@@ -163,16 +163,16 @@ mod tests {
             ("a/b.rs", "use super::Other;\npub struct B;\n"),
             ("a/c.rs", "use crate::a::B;\npub struct C;\n"),
         ];
-        assert_eq!(circles(&files), [["a/b.rs", "a/c.rs"]]);
+        assert_eq!(cycles(&files), [["a/b.rs", "a/c.rs"]]);
     }
 
     #[test]
-    fn module_and_the_modules_inside_it_are_no_circle() {
+    fn module_and_the_modules_inside_it_are_no_cycle() {
         let files = [
             ("lib.rs", "mod a;\n"),
             ("a.rs", "mod b;\npub struct A;\nfn f() { self::b::g() }\n"),
             ("a/b.rs", "use super::A;\npub fn g() {}\n"),
         ];
-        assert_eq!(circles(&files), Vec::<Vec<String>>::new());
+        assert_eq!(cycles(&files), Vec::<Vec<String>>::new());
     }
 }

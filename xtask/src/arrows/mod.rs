@@ -1,7 +1,7 @@
 //! `cargo xtask arrows`: compares the dependencies of crates and modules with ARCHITECTURE.md.
 //!
 //! [`crates`] checks the dependencies between the crates. [`modules`] checks the dependencies
-//! between the agent's top-level modules. [`files`] checks that no files of a crate use each other in a circle.
+//! between the agent's top-level modules. [`files`] checks that no files of a crate use each other in a cycle.
 
 mod crates;
 mod files;

@@ -1,4 +1,4 @@
-//! A future that an actor polls beside its inbox.
+//! A future that an actor polls together with its inbox.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ impl<T: 'static> Background<T> {
         self.0.is_some()
     }
 
-    /// Starts a future. Drops the one that runs.
+    /// Starts a future. Drops the future that runs, if any.
     pub(super) fn start(&mut self, future: impl Future<Output = T> + Send + 'static) {
         self.0 = Some(ReusableBoxFuture::new(future));
     }
@@ -35,7 +35,8 @@ impl<T: 'static> Background<T> {
         self.0 = None;
     }
 
-    /// Waits for the result. Never returns if no future runs. If this wait is dropped, the future stays.
+    /// Waits for the result. Never returns if no future runs. If the caller stops waiting, the next call continues
+    /// with the same future.
     pub(super) async fn finished(&mut self) -> T {
         let Some(future) = &mut self.0 else { return std::future::pending().await };
         let result = future.await;

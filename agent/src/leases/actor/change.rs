@@ -1,5 +1,6 @@
-//! Changes that users request. gpushd records each change with its audit record and idempotency key, then applies it, and
-//! then replies.
+//! Changes that users request. For an active lease, gpushd records the change with its audit record and idempotency key
+//! before it applies the event. If a request is cancelled, gpushd records its end afterwards. In both cases the reply comes
+//! last.
 
 use std::time::Duration;
 
@@ -105,7 +106,7 @@ impl Actor {
         }
     }
 
-    /// Writes the beginning of the end of the lease.
+    /// Records that the lease is releasing, together with the other writes of the change.
     async fn record(
         &mut self,
         mut write: impl FnMut(&mut Tx<'_>, LeaseId) -> Result<LeaseRecord, StoreError> + Send + 'static,

@@ -1,4 +1,4 @@
-//! Executes the effects of the state machine, in order. The outcome of an effect is the next event.
+//! Executes the effects of the state machine, in order. If an effect has an outcome, the outcome is the next event.
 
 use gpush_api::{EndReason, LeaseMember};
 use gpush_core::lease::machine::{Effect, Event};
@@ -82,8 +82,9 @@ impl Actor {
         self.lease.as_ref().map_or(&[], |lease| &lease.record.members)
     }
 
-    /// Records that the lease is releasing. If gpushd restarts before this is recorded, the lease is active again, and the
-    /// next gpushd begins again to end it.
+    /// Records that the lease is releasing. Until this is recorded, the lease is active after a restart of gpushd. gpushd
+    /// then ends it again if its binding has ended, it has expired or its GPU is lost, but not if only its client has
+    /// disconnected.
     async fn record_releasing(&mut self, reason: EndReason) -> Option<Event> {
         let id = self.id()?;
         let written = self.leases.handles.store.write_ending(move |tx| {

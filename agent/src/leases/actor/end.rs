@@ -7,8 +7,8 @@
 //! ```
 //!
 //! A probe asks the driver and the MPS daemon which processes are left. gpushd watches these processes by their pidfds,
-//! and probes again when one ends. If a process has no pidfd, or gpushd already watches its maximum number of processes
-//! ([`Awaited`]), gpushd probes at intervals. If gpushd cannot read a process or a cgroup, the lease does not end. gpushd
+//! and probes again when one ends. In addition, gpushd probes at intervals of up to 5 s, because it cannot watch every
+//! process ([`Awaited`]). If gpushd cannot read a process or a cgroup, the lease does not end. gpushd
 //! only signals processes that a probe has just found.
 
 use std::time::Duration;
@@ -85,7 +85,7 @@ impl EndProgress {
         [self.next, signal].into_iter().flatten().min()
     }
 
-    /// Returns whether a probe is due. `is_signal_due` says whether a signal is due.
+    /// Returns whether a probe is due.
     pub(super) fn is_due(&self, is_signal_due: bool) -> bool {
         !self.probe.is_running() && (is_signal_due || self.next.is_some_and(|next| next <= Instant::now()))
     }

@@ -6,8 +6,8 @@
 //! active ─► the caller is moved into the scope ─► answered
 //! ```
 //!
-//! If the client disconnects, an operation continues. After it, the lease ends by the same rules as any other lease whose
-//! client disconnects before it gets the answer.
+//! A disconnected client does not stop an operation. If the client has disconnected meanwhile, the lease ends after the
+//! operation, except if the request has an idempotency key: then the client can repeat it.
 
 use std::sync::Arc;
 
@@ -213,7 +213,7 @@ impl Actor {
         self.moving.start(async move { scope::move_into_scope(&leases, &record, &process).await });
     }
 
-    /// Takes over the result of the move into the scope.
+    /// Answers the client after the move into the scope. If the move has failed, ends the lease.
     pub(super) async fn scope_moved(&mut self, result: Result<(), NotMoved>) {
         let result = match result {
             Ok(()) => Ok(()),
@@ -285,7 +285,7 @@ impl Actor {
     }
 }
 
-/// What gpushd records with each grant, beside the state of the lease.
+/// What gpushd records with each grant, in addition to the state of the lease.
 #[derive(Debug)]
 struct GrantWrites {
     epoch: String,

@@ -19,7 +19,7 @@ use crate::{
 /// The channel through which a waiting client gets its lease.
 pub(in crate::leases) type Reply = oneshot::Sender<Result<LeaseGrant, ApiError>>;
 
-/// What the task of a lease must do.
+/// A message to the task of a lease: a request, or a fact to which the task must react.
 #[derive(Debug)]
 pub(in crate::leases) enum LeaseCommand {
     /// Change the lease for a user.
@@ -46,7 +46,7 @@ pub(in crate::leases) enum LeaseCommand {
 pub(in crate::leases) struct ChangeRequest {
     pub(in crate::leases) change: RequestedChange,
     pub(in crate::leases) by: Actor,
-    /// The idempotency key that gpushd records with the change.
+    /// The idempotency key that gpushd records with the change of an active lease.
     pub(in crate::leases) key: Option<Key>,
     pub(in crate::leases) reply: oneshot::Sender<Result<(), ChangeError>>,
 }

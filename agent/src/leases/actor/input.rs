@@ -223,7 +223,7 @@ impl Actor {
     }
 }
 
-/// Returns the time for which a request may still wait.
+/// Returns the time at which a queued request times out; `None` if it has no limit.
 pub(super) fn wait_until(lease: &OpenLease) -> Option<Instant> {
     match lease.record.request.wait {
         gpush_api::LeaseWait::Seconds(seconds) if lease.state.name() == LeaseState::Queued => {

@@ -10,7 +10,7 @@
 //! ```
 //!
 //! A new request has no number until it is recorded. Until then, its actor runs in the task of the request. From then on
-//! it runs in a task of its own. If this task panics, gpushd starts another one, which continues with the published state.
+//! it runs in its own task. If this task panics, gpushd starts another one, which continues with the published state.
 //!
 //! While an operation creates the devices of a lease, the last commit of the operation decides about the lease. So
 //! [`crate::state`] publishes that state together with the end of the operation, and the actor follows it.
@@ -21,7 +21,7 @@
 //! | `input` | waits for the next event |
 //! | `effects` | executes the effects of the state machine |
 //! | `grant` | records a grant, and answers the client |
-//! | `background` | a future that runs beside the inbox |
+//! | `background` | a future that runs together with the inbox |
 //! | `change` | release, renewal, revocation |
 //! | `end` | waits for the processes of the lease, and ends them |
 //! | `binding` | waits until the binding of the lease has ended |
@@ -46,7 +46,7 @@ use std::{
 };
 
 use gpush_api::{ApiError, LeaseId, LeaseState};
-use gpush_core::lease::machine::{self, Effect, EndProcesses, Event, State};
+use gpush_core::lease::machine::{self, Effect, EndProcesses, Event, ReleaseStep, Releasing, State};
 use jiff::Timestamp;
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 
@@ -106,7 +106,7 @@ pub(super) struct Actor {
     lease: Option<OpenLease>,
     /// Effects of the state machine that are not executed yet.
     effects: VecDeque<Effect>,
-    /// `None` if the request of an earlier gpushd is not resolved yet, or the client has its answer.
+    /// `None` if an earlier gpushd granted the lease, or queued it and the request is not resolved yet.
     request: Option<PendingRequest>,
     client: LeaseClient,
     /// Place in the queue of a request that is not resolved yet.
@@ -182,19 +182,23 @@ impl Actor {
         (actor, answer)
     }
 
-    /// Creates the actor of an open lease of an earlier gpushd, or of a task that has failed.
+    /// Creates the actor of an open lease of an earlier gpushd, or of a task that has failed. The effects of the last event
+    /// may not have been executed, so repeats those that matter.
     fn of_open_lease(leases: &Leases, lease: OpenLease) -> Self {
-        let state = lease.state;
-        let mut actor = Self::new(leases, state, Some(lease));
-        match state {
-            State::Releasing(_) => actor.effects.push_back(Effect::WatchProcesses),
-            State::Queued { .. }
+        let (state, effects) = match lease.state {
+            State::Releasing(releasing) => {
+                let state = State::Releasing(Releasing { step: ReleaseStep::Processes, ..releasing });
+                (state, vec![Effect::CloseAdmission, Effect::WatchProcesses])
+            }
+            State::Leaving { reason, .. } => (State::Leaving { reason, retry: false }, vec![Effect::RecordEnd(reason)]),
+            state @ (State::Queued { .. }
             | State::Committing { .. }
             | State::Creating { .. }
             | State::Active
-            | State::Leaving { .. }
-            | State::Ended(_) => {}
-        }
+            | State::Ended(_)) => (state, Vec::new()),
+        };
+        let mut actor = Self::new(leases, state, Some(lease));
+        actor.effects = effects.into();
         actor
     }
 
@@ -226,7 +230,7 @@ impl Actor {
         let lease = leases.handles.state.leases().get(id).cloned()?;
         let mut actor = Self::of_open_lease(leases, lease);
         actor.has_task = true;
-        // The waiting client gets an error, because the channel to it was lost. So nobody waits for the lease.
+        // The waiting client gets an error, because the channel to it was lost. So no client waits for the lease.
         leases.remove_waiting(id);
         if matches!(actor.state, State::Queued { .. }) {
             actor.apply(Event::Released);
@@ -341,7 +345,7 @@ impl Actor {
         table.put(lease.clone());
     }
 
-    /// Records in the lease what a requested change has written, and publishes it.
+    /// Replaces the record of the lease. Does not publish it.
     fn set_record(&mut self, record: gpush_store::LeaseRecord) {
         if let Some(lease) = &mut self.lease {
             lease.set_record(record);

@@ -15,7 +15,8 @@ use crate::{
     state::{OpenLease, ReservationId},
 };
 
-/// Counts a request for the quota of its holder while gpushd records it as queued.
+/// A request that gpushd is recording as queued. Until this value is dropped, the request counts for the quota of its
+/// holder.
 struct EnteringRequest<'a> {
     leases: &'a Leases,
     number: ReservationId,

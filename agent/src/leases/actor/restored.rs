@@ -109,7 +109,7 @@ pub(in crate::leases) async fn rejoin(
 }
 
 impl Actor {
-    /// At the start of the task: cancels the request if its client can no longer reconnect.
+    /// Cancels a restored request whose client can no longer reconnect. Called at the start of the task.
     pub(super) async fn cancel_if_abandoned(&mut self) {
         let (LeaseClient::Away { .. }, Some(lease)) = (&self.client, &self.lease) else { return };
         if has_ended(&lease.record) || !has_key(&self.leases, &lease.record).await {

@@ -31,8 +31,7 @@ const TEXTS: &[&str] = &[
 ];
 
 /// Errors whose messages never repeat texts of users.
-const FAULTS: [Code; 5] =
-    [Code::DriverUnavailable, Code::DriverError, Code::DriverTimeout, Code::GpuLost, Code::Internal];
+const FAULTS: [Code; 4] = [Code::DriverUnavailable, Code::DriverError, Code::DriverTimeout, Code::GpuLost];
 
 /// Areas of the doctor whose findings repeat errors of gpushd or the text of the config.
 const REPEATING_AREAS: [&str; 2] = ["agent", "config"];
@@ -53,7 +52,10 @@ const OF_ENTRY: [&str; 12] = [
     "GPUSH_MPS",
 ];
 
-/// Modules, with the modules inside them, whose log messages never repeat texts of users.
+/// A module inside [`OWN_MESSAGES`] whose log messages name hooks and services of the config, and repeat their output.
+const HELPERS: &str = "gpush_host::helper";
+
+/// Modules, with the modules inside them, whose log messages never repeat texts of users. Not [`HELPERS`].
 const OWN_MESSAGES: [&str; 16] = [
     "gpush_host",
     "gpush_mps::daemon::launcher",
@@ -116,7 +118,7 @@ fn own_entry(mut entry: Map<String, Value>) -> Option<Value> {
     let module = entry.get("TARGET")?.as_str()?.to_owned();
     let is_in =
         |parent: &str| module.strip_prefix(parent).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"));
-    let has_own_message = OWN_MESSAGES.into_iter().any(is_in);
+    let has_own_message = OWN_MESSAGES.into_iter().any(is_in) && !is_in(HELPERS);
     entry.retain(|name, _| OF_ENTRY.contains(&name.as_str()) || name == "MESSAGE" && has_own_message);
     module.starts_with("gpush").then_some(Value::Object(entry))
 }
@@ -178,6 +180,7 @@ mod tests {
             entry(Some("curl"), "hunter2"),
             entry(Some("gpush_store::engine"), "the store failed"),
             entry(Some("gpush_storehouse"), "hunter2"),
+            entry(Some("gpush_host::helper::keeper"), "the hook hunter2 has failed"),
             entry(Some("gpushd::cordon"), "cordoned: hunter2"),
             "not JSON".to_owned(),
         ];
@@ -186,6 +189,7 @@ mod tests {
             [
                 json!({ "TARGET": "gpush_store::engine", "MESSAGE": "the store failed", "CODE_LINE": "7" }),
                 json!({ "TARGET": "gpush_storehouse", "CODE_LINE": "7" }),
+                json!({ "TARGET": "gpush_host::helper::keeper", "CODE_LINE": "7" }),
                 json!({ "TARGET": "gpushd::cordon", "CODE_LINE": "7" }),
             ]
         );

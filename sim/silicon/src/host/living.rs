@@ -116,7 +116,7 @@ mod tests {
         let pids: Vec<_> = children.iter().map(|child| Pid::find(child.id()).unwrap()).collect();
         assert!(living.are_all(pids.iter().copied()));
         assert!(living.are_all(pids[1..].iter().copied()));
-        assert_eq!(living.watched.lock().len(), 2, "one who is not asked for is let go of");
+        assert_eq!(living.watched.lock().len(), 2, "a process that is not queried is no longer watched");
         let later = Pid { start: pids[0].start + 1, ..pids[0] };
         assert!(!living.are_all([later].into_iter()), "another process with the same id");
         assert!(living.are_all(pids.iter().copied()));

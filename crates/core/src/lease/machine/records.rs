@@ -23,7 +23,7 @@ pub fn may_record(from: LeaseState, to: LeaseState) -> bool {
     LEGAL.contains(&(from, to))
 }
 
-/// All events, with one value for each kind of data that matters.
+/// Returns all events; `Probed` once without processes, and once with unknown processes.
 fn events() -> Vec<Event> {
     let end = EndProcesses { notice: Duration::ZERO, grace: Duration::ZERO };
     vec![

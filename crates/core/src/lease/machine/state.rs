@@ -286,7 +286,7 @@ impl State {
 
     /// Returns the state that a starting gpushd gives to a recorded lease.
     ///
-    /// A queued lease waits until its client reconnects. A granting lease waits until gpushd has recovered its operation.
+    /// A queued lease keeps its place in the queue. A granting lease waits until gpushd has recovered its operation.
     /// For a releasing lease, the number of remaining processes is unknown until the first probe.
     #[must_use]
     pub fn restored(recorded: LeaseState, reason: Option<EndReason>) -> Self {

@@ -52,7 +52,7 @@ fn lease_without_processes_needs_only_the_record_of_its_end() {
 }
 
 #[test]
-fn request_that_was_recorded_leaves_the_queue_after_the_record_of_its_end() {
+fn recorded_request_leaves_queue_after_its_end_is_recorded() {
     for recorded in [false, true] {
         let (state, effects) = step(State::Queued { recorded }, Event::WaitTimedOut, at(0));
         let reason = EndReason::TimedOut;
