@@ -3,6 +3,8 @@
 use gpush_api::LeaseMember;
 use gpush_core::lease::placement::Assignment;
 
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
 use super::Leases;
 use crate::{
     lanes::{Claim, Grant},
@@ -28,7 +30,9 @@ pub(super) struct Reserved {
     /// The MIG devices that an operation must create first.
     pub(super) missing: Option<DevicesToCreate>,
     /// For each GPU on which no device is created, a guard: no operation on the GPU begins until the grant is recorded.
-    _grants: Vec<Grant>,
+    grants: Vec<Grant>,
+    /// gpushd does not exit before the grant is recorded.
+    unfinished: Option<TaskTrackerToken>,
     /// Whether the reservation is in the table.
     is_reserved: bool,
     /// Whether the grant may be on disk. If so, the capacity stays reserved.
@@ -44,8 +48,8 @@ impl Reserved {
         missing: Option<DevicesToCreate>,
         grants: Vec<Grant>,
     ) -> Self {
-        let leases = leases.clone();
-        Self { leases, id, members, missing, _grants: grants, is_reserved: true, may_be_recorded: false }
+        let (leases, unfinished) = (leases.clone(), Some(leases.handles.tasks.unfinished()));
+        Self { leases, id, members, missing, grants, unfinished, is_reserved: true, may_be_recorded: false }
     }
 
     /// Returns the number of the reservation.
@@ -57,6 +61,12 @@ impl Reserved {
     pub(super) fn remove(&mut self, table: &mut LeaseTable) {
         table.reserved.remove(&self.id);
         self.is_reserved = false;
+    }
+
+    /// Lets operations on the GPUs begin, and lets gpushd exit. The reservation stays.
+    pub(super) fn drop_guards(&mut self) {
+        self.grants.clear();
+        self.unfinished = None;
     }
 
     /// Notes whether the grant may be on disk.

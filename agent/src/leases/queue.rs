@@ -124,6 +124,10 @@ fn decide(leases: &Leases, read: &ReadHost) {
                 }
                 return false;
             }
+            // While gpushd stops, the first requests leave the queue. Later ones must not get their capacity.
+            if leases.handles.stopping.is_cancelled() {
+                return false;
+            }
             match try_take(leases, read, &snapshot.host, ticket, assignment) {
                 Some(Ok(reserved)) => {
                     grant(leases, ticket, reserved);

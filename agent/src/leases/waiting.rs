@@ -11,8 +11,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{LeaseId, LeaseState};
+use gpush_api::LeaseId;
 use gpush_core::lease::{
+    machine::State,
     placement::Host,
     queue::{self as order, ClaimedTargets},
 };
@@ -22,7 +23,7 @@ use super::{Leases, actor::Inbox, held::HeldLeases, limits, request::Resolved};
 use crate::{
     caller::Viewer,
     lanes::{Need, QueuePlace, Reserve, Ticket},
-    state::{LeaseTable, ReservationId},
+    state::{LeaseTable, OpenLease, ReservationId},
 };
 
 /// Maximum time between two decisions about the waiting requests.
@@ -60,7 +61,8 @@ impl Waiting {
 /// it. When the grant has failed, the request needs capacity again at the moment when the reservation is gone, so that no
 /// later request can get this capacity first.
 fn needs_capacity(id: LeaseId, taken: Option<ReservationId>, table: &LeaseTable) -> bool {
-    let is_queued = table.get(id).is_some_and(|lease| lease.state.name() == LeaseState::Queued);
+    let waits = |lease: &OpenLease| matches!(lease.state, State::Queued { .. } | State::Committing { .. });
+    let is_queued = table.get(id).is_some_and(waits);
     is_queued && taken.is_none_or(|taken| !table.reserved.contains_key(&taken))
 }
 
@@ -90,12 +92,12 @@ impl Leases {
         self.queue_changed.send_replace(());
     }
 
-    /// Lets a request wait again after its grant has failed.
-    pub(super) fn queue_again(&self, ticket: Ticket) {
+    /// Lets a request pause before its next grant. Call this before the capacity of the failed grant is free, so that the
+    /// queue does not grant the request at once.
+    pub(super) fn pause_waiting(&self, ticket: Ticket) {
         if let Some(waiting) = self.waiting().get_mut(&ticket) {
-            (waiting.taken, waiting.not_before) = (None, Some(Instant::now() + PAUSE));
+            waiting.not_before = Some(Instant::now() + PAUSE);
         }
-        self.queue_changed.send_replace(());
     }
 
     /// Removes a request from the queue.
@@ -105,10 +107,10 @@ impl Leases {
         drop(removed);
     }
 
-    /// Removes the request of a lease from the queue.
-    pub(super) fn remove_waiting(&self, id: LeaseId) {
+    /// Removes the request of a lease from the queue. Returns the reservation with which its grant was being recorded.
+    pub(super) fn remove_waiting(&self, id: LeaseId) -> Option<ReservationId> {
         let removed = self.waiting().extract_if(.., |_, waiting| waiting.id == id).next();
-        drop(removed);
+        removed.and_then(|(_, waiting)| waiting.taken)
     }
 }
 
@@ -155,6 +157,8 @@ pub(super) fn beyond_quota(leases: &Leases) -> Vec<Ticket> {
 
 #[cfg(test)]
 mod tests {
+    use gpush_api::LeaseState;
+
     use super::*;
     use crate::state::{Reservation, leases::tests::record};
 
@@ -171,6 +175,9 @@ mod tests {
         assert!(!needs(Some(reservation), &table), "the capacity is reserved");
         table.reserved.remove(&reservation);
         assert!(needs(Some(reservation), &table));
+        // Fault: a request whose grant had failed got capacity again while its end was being recorded.
+        table.get_mut(LeaseId(1)).unwrap().state = State::Leaving { reason: gpush_api::EndReason::Failed, retry: true };
+        assert!(!needs(None, &table), "the request leaves the queue");
         table.insert(record(1, 1000, "GPU-0"));
         assert!(!needs(Some(reservation), &table), "the lease is active");
     }

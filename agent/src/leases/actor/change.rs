@@ -16,6 +16,7 @@ impl Actor {
     /// Makes a change for a user, and replies.
     pub(super) async fn change_for_user(&mut self, request: ChangeRequest) {
         let ChangeRequest { change, by, key, reply } = request;
+        self.failure = None;
         let writes = Writes { by, key };
         let changed = match change {
             RequestedChange::Release { end } => self.release(writes, end).await,
@@ -24,7 +25,10 @@ impl Actor {
         };
         // Cancelling a grant or a request has further effects, such as the record of its end. The reply comes after them.
         self.execute_effects().await;
-        let changed = self.failure.take().map_or(changed, Err);
+        // It is unknown whether the grant is on disk, so the lease may be active after a restart.
+        let unknown = || self.leases.handles.store.refusal().filter(|_| matches!(self.state, State::Committing { .. }));
+        let failure = self.failure.take().or_else(|| unknown().map(ChangeError::Unrecorded));
+        let changed = failure.map_or(changed, Err);
         let _the_client_may_be_gone = reply.send(changed);
     }
 

@@ -1,12 +1,18 @@
 //! Executes the effects of the state machine, in order. If an effect has an outcome, the outcome is the next event.
 
-use gpush_api::{EndReason, LeaseMember};
+use std::time::Duration;
+
+use gpush_api::{EndReason, LeaseMember, LeaseState};
 use gpush_core::lease::machine::{Effect, Event};
 use gpush_store::{LeaseRecord, NewAudit, StoreError};
 use nix::sys::signal::Signal;
+use tokio::time::Instant;
 
 use super::{Actor, ChangeError, LeaseClient};
 use crate::{leases::log, mps};
+
+/// Pause between two attempts to record the end of a lease.
+const RETRY: Duration = Duration::from_secs(1);
 
 impl Actor {
     /// Executes all noted effects, and the effects that follow from their outcomes. Before the lease is recorded, stops as
@@ -120,8 +126,10 @@ impl Actor {
                 log::change(&self.leases.handles.state, &lease.record, format!("ended: {reason}"));
                 Event::EndRecorded
             }
-            // The record already has its final state, for example because the database was changed from outside.
-            Err(StoreError::NoSuchLease(_)) => Event::EndRecorded,
+            // The end is recorded already: the task that recorded it has failed.
+            Err(StoreError::NoSuchLease(_) | StoreError::LeaseTransition { from: LeaseState::Ended, .. }) => {
+                Event::EndRecorded
+            }
             Err(error) => {
                 if !std::mem::replace(&mut self.ending.logged.end, true) {
                     tracing::error!(
@@ -129,6 +137,7 @@ impl Actor {
                     );
                 }
                 self.failure = Some(ChangeError::Unrecorded(error));
+                self.ending.retry = Some(Instant::now() + RETRY);
                 Event::EndNotRecorded
             }
         }
@@ -150,9 +159,7 @@ impl Actor {
             // The GPU has changed since the placement, or gpushd cannot read it at the moment.
             tracing::info!(lease = %id, "lease {id} is queued again: {error}");
         }
-        if let Some(ticket) = self.ticket {
-            self.leases.queue_again(ticket);
-        }
+        self.leases.capacity_freed();
     }
 
     async fn report_end(&mut self, reason: EndReason) {

@@ -72,6 +72,8 @@ pub(super) struct EndProgress {
     next: Option<Instant>,
     /// What the last probe found.
     left: RemainingProcesses,
+    /// Time of the next attempt to record the end.
+    pub(super) retry: Option<Instant>,
     pub(super) logged: Logged,
 }
 

@@ -110,6 +110,8 @@ impl Actor {
                 Some(Event::Committed)
             }
             Err(error @ StoreError::Uncertain { .. }) => {
+                // The reservation in the table protects the capacity. Operations and the stop of gpushd must not wait.
+                reserved.drop_guards();
                 self.answer(Err(error.into()));
                 None
             }
@@ -123,7 +125,13 @@ impl Actor {
             reserved.set_may_be_recorded(false);
         }
         // A request in the queue waits again if the error is temporary.
-        let event = if error.retryable && self.ticket.is_some() { Event::CommitPostponed } else { Event::CommitFailed };
+        let event = match self.ticket.filter(|_| error.retryable) {
+            Some(ticket) => {
+                self.leases.pause_waiting(ticket);
+                Event::CommitPostponed
+            }
+            None => Event::CommitFailed,
+        };
         self.refusal = Some(error);
         event
     }
@@ -209,8 +217,13 @@ impl Actor {
         log::granted(&self.leases.handles.state, &lease.record, spec(&lease.record.request));
         let (leases, record) = (self.leases.clone(), lease.record.clone());
         let Some(process) = request.resolved.bound.mover() else { return self.answer_grant(Ok(())) };
+        let unfinished = leases.handles.tasks.unfinished();
         // While the scope is being created, an empty scope does not end the lease.
-        self.moving.start(async move { scope::move_into_scope(&leases, &record, &process).await });
+        self.moving.start(async move {
+            let moved = scope::move_into_scope(&leases, &record, &process).await;
+            drop(unfinished);
+            moved
+        });
     }
 
     /// Answers the client after the move into the scope. If the move has failed, ends the lease.

@@ -14,9 +14,6 @@ use crate::{leases::scope::NotMoved, state::OpenLease};
 /// lease, the lease ends at most this much later.
 const CLOCK: Duration = Duration::from_secs(30);
 
-/// Pause between two attempts to record the end of a lease.
-const RETRY: Duration = Duration::from_secs(1);
-
 /// What an actor must react to.
 #[derive(Debug)]
 pub(super) enum Input {
@@ -84,7 +81,7 @@ impl Actor {
             LeaseClient::Away { until } => Some(until),
             LeaseClient::None | LeaseClient::Waits { .. } => None,
         };
-        let retry = self.state.needs_retry().then(|| Instant::now() + RETRY);
+        let retry = self.ending.retry.filter(|_| self.state.needs_retry());
         let own = match self.state {
             State::Queued { .. } => self.wait_until,
             State::Active => self.lease.as_ref().and_then(|lease| {
@@ -130,8 +127,7 @@ impl Actor {
             if let Some(id) = self.id() {
                 tracing::info!("lease {id} is cancelled: its client has not reconnected");
             }
-            self.client = LeaseClient::None;
-            self.apply(Event::Released);
+            self.client_gone();
         }
         match self.state {
             State::Queued { .. } if self.wait_until.is_some_and(|until| until <= now) => {
@@ -143,7 +139,11 @@ impl Actor {
                     self.start_probe();
                 }
             }
-            State::Releasing(_) | State::Leaving { .. } => self.apply(Event::Tick),
+            State::Releasing(_) | State::Leaving { .. } => {
+                if self.ending.retry.is_some_and(|at| at <= now) {
+                    self.apply(Event::Tick);
+                }
+            }
             State::Queued { .. } | State::Committing { .. } | State::Creating { .. } | State::Ended(_) => {}
         }
     }
@@ -156,8 +156,7 @@ impl Actor {
                 if matches!(self.state, State::Queued { .. }) && self.leases.handles.stopping.is_cancelled() {
                     return Flow::Stop;
                 }
-                self.client = LeaseClient::None;
-                self.apply(Event::Released);
+                self.client_gone();
             }
             LeaseCommand::GpuLost => {
                 if let (State::Active, Some(id)) = (self.state, self.id()) {
@@ -185,6 +184,15 @@ impl Actor {
             LeaseCommand::Rejoin(rejoin) => self.rejoin(*rejoin).await,
         }
         Flow::Continue
+    }
+
+    /// Ends the lease, because its client does not wait any more. An operation continues: the lease ends when the grant
+    /// cannot be answered.
+    fn client_gone(&mut self) {
+        self.client = LeaseClient::None;
+        if !matches!(self.state, State::Creating { .. }) {
+            self.apply(Event::Released);
+        }
     }
 
     /// Records the grant with this capacity, if the request still waits.

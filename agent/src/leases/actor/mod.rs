@@ -65,7 +65,7 @@ use crate::{
     caller::Viewer,
     idempotency::Key,
     lanes::{QueuePlace, Ticket},
-    state::{LeaseTable, OpenLease},
+    state::{LeaseTable, OpenLease, ReservationId},
     tasks::TaskName,
 };
 
@@ -74,6 +74,9 @@ fn now() -> machine::Instant {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed()
 }
+
+/// Pause between two attempts to read a record.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// The client of a lease.
 #[derive(Debug)]
@@ -131,6 +134,15 @@ pub(super) struct Actor {
     commands: mpsc::UnboundedReceiver<LeaseCommand>,
     /// Whether the actor runs in its own task.
     has_task: bool,
+    /// The failed task that this actor replaces.
+    lost: Option<LostTask>,
+}
+
+/// A task of a lease that has failed.
+#[derive(Debug)]
+struct LostTask {
+    /// The reservation with which it was recording a grant.
+    reservation: Option<ReservationId>,
 }
 
 /// Whether a lease goes on after an input.
@@ -164,6 +176,7 @@ impl Actor {
             inbox,
             commands,
             has_task: false,
+            lost: None,
         }
     }
 
@@ -227,11 +240,14 @@ impl Actor {
 
     /// Creates the actor that replaces one whose task has failed. Returns `None` if the lease has ended.
     fn after_failure(leases: &Leases, id: LeaseId) -> Option<Self> {
-        let lease = leases.handles.state.leases().get(id).cloned()?;
+        let Some(lease) = leases.handles.state.leases().get(id).cloned() else {
+            leases.actors.remove(id);
+            return None;
+        };
         let mut actor = Self::of_open_lease(leases, lease);
         actor.has_task = true;
+        actor.lost = Some(LostTask { reservation: leases.remove_waiting(id) });
         // The waiting client gets an error, because the channel to it was lost. So no client waits for the lease.
-        leases.remove_waiting(id);
         if matches!(actor.state, State::Queued { .. }) {
             actor.apply(Event::Released);
         }
@@ -240,7 +256,9 @@ impl Actor {
     }
 
     async fn run(mut self, id: LeaseId) {
-        self.continue_commit().await;
+        if let Some(lost) = self.lost.take() {
+            self.continue_after(lost, id).await;
+        }
         self.cancel_if_abandoned().await;
         loop {
             self.execute_effects().await;
@@ -259,19 +277,36 @@ impl Actor {
         self.leases.actors.remove(id);
     }
 
-    /// If the task of this lease failed while it recorded the grant, finds out whether the grant is recorded.
-    async fn continue_commit(&mut self) {
-        let (State::Committing { .. }, Some(id), None) = (self.state, self.id(), &self.reserved) else { return };
-        let Ok(Some(record)) = self.leases.handles.store.read(move |view| view.lease(id)).await else { return };
-        let event = match record.state {
-            LeaseState::Active => Event::Committed,
-            LeaseState::Granting => Event::OperationBegun,
-            LeaseState::Queued | LeaseState::Releasing | LeaseState::Ended => Event::CommitFailed,
+    /// Finds out what the failed task has recorded since it last published the lease.
+    async fn continue_after(&mut self, lost: LostTask, id: LeaseId) {
+        let record = loop {
+            // Read in a job that comes after the writes of the failed task.
+            match self.leases.handles.store.write_ending(move |tx| tx.lease(id)).await {
+                Ok(Some(record)) => break record,
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(lease = %id, "cannot read the record of lease {id}; gpushd tries again: {error}");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
         };
-        if let Some(lease) = &mut self.lease {
-            lease.set_record(record);
+        let recorded = record.state;
+        self.set_record(record);
+        match (self.state, recorded) {
+            (State::Committing { .. }, LeaseState::Active) => self.apply(Event::Committed),
+            (State::Committing { .. }, LeaseState::Granting) => self.apply(Event::OperationBegun),
+            (State::Committing { .. }, LeaseState::Queued | LeaseState::Releasing | LeaseState::Ended) => {
+                self.apply(Event::CommitFailed);
+            }
+            (State::Active, LeaseState::Releasing) => {
+                self.apply(Event::Released);
+                self.apply(Event::ReleaseRecorded);
+            }
+            _ => {}
         }
-        self.apply(event);
+        if let Some(reservation) = lost.reservation {
+            self.leases.handles.state.change_leases(|table| table.reserved.remove(&reservation));
+        }
     }
 
     /// Applies an event: changes the state, and publishes it together with what depends on it. Notes the effects.
@@ -293,6 +328,9 @@ impl Actor {
             }
             self.put(table);
         });
+        if let State::Leaving { .. } = self.state {
+            self.leases.remove_ticket(self.ticket.take());
+        }
         if self.is_granted() {
             // Operations on the GPUs may begin: they see the lease now.
             self.reserved = None;

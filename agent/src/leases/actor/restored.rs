@@ -48,7 +48,9 @@ pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
     let table = leases.handles.state.leases();
     let queued = table.open.values().filter(|lease| lease.state.name() == LeaseState::Queued);
     for lease in queued.filter(|lease| before.is_none_or(|before| lease.record.created_at <= before)) {
-        if leases.actors.get(lease.id()).is_some() {
+        // An earlier call may have started the task of the lease, and the lease may have ended since.
+        let is_open = leases.handles.state.leases().get(lease.id()).is_some();
+        if !is_open || leases.actors.get(lease.id()).is_some() {
             continue;
         }
         let place = leases.handles.lanes.queue(lanes::Waiter::Lease(lease.id().to_string()), Needs::new());
@@ -175,7 +177,7 @@ impl Actor {
         }
         self.client = LeaseClient::Waits { reply, _lock: lock };
         let _the_client_may_be_gone = joined.send(Joined::Yes);
-        if self.state == State::Active && !self.moving.is_running() {
+        if matches!(self.state, State::Active | State::Releasing(_)) && !self.moving.is_running() {
             self.answer_grant(Ok(()));
         }
     }

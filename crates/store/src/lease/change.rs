@@ -16,6 +16,14 @@ use crate::{
 };
 
 impl Tx<'_> {
+    /// Returns a lease, with the changes of earlier transactions and of this one.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub fn lease(&self, id: LeaseId) -> Result<Option<LeaseRecord>, StoreError> {
+        self.view().lease(id)
+    }
+
     /// Records a lease that waits for capacity. Lease numbers give the order of arrival.
     ///
     /// # Errors
