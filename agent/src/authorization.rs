@@ -4,7 +4,7 @@
 //! account per [`WINDOW`], and the store limits the number of stored records per account.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -47,6 +47,11 @@ impl Authorization {
     /// Returns the caller as it is stored in records.
     pub(crate) async fn actor(&self, caller: &Caller) -> Actor {
         caller.actor(self.users.user(caller.uid()).await)
+    }
+
+    /// Returns the names of the users who own these uids as subordinate uids. See [`Users::owners`].
+    pub(crate) async fn owners(&self, uids: BTreeSet<u32>) -> HashMap<u32, String> {
+        self.users.owners(uids).await
     }
 
     /// Describes an account in the log, with the name of its user.

@@ -174,8 +174,10 @@ impl Caller {
             .hint(format!("ask an administrator to run it, or to {admit}"))
     }
 
-    /// Returns the caller as it is stored in records.
+    /// Returns the caller as it is stored in records. `user` is the name of its uid. Root of a container has no name in
+    /// records, because `root` is the host's root.
     pub(crate) fn actor(&self, user: Option<String>) -> Actor {
+        let user = user.filter(|_| self.holds(self.peer.uid));
         Actor { uid: self.peer.uid, user, pid: self.peer.pid }
     }
 }
@@ -207,6 +209,15 @@ pub(crate) mod tests {
         assert!(!inside(0).holds(0) && inside(1000).holds(1000));
         assert!(caller(peer(0), false).holds(0) && !caller(peer(0), false).holds(1000));
         assert!(!caller(peer(1000), false).holds(0));
+    }
+
+    /// Fault: lists showed root of a container as `root`.
+    #[test]
+    fn root_of_a_container_has_no_name_in_records() {
+        let name = |uid, is_on_this_host| {
+            caller(Peer { is_on_this_host, ..peer(uid) }, false).actor(Some("name".to_owned())).user
+        };
+        assert_eq!((name(0, false), name(0, true).is_some(), name(1000, false).is_some()), (None, true, true));
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! `/v1/audit`: who changed what, for administrators.
 
+use std::collections::HashMap;
+
 use axum::{Router, extract::State, http::StatusCode, response::Response, routing::get};
 use gpush_api::{ApiError, AuditRecord, Gpu};
 use gpush_core::selector::Selector;
@@ -72,7 +74,9 @@ async fn list(
         AuditQuery { after: after.unwrap_or(0), limit, latest: after.is_none(), objects: names, operations_of, since };
     let list = async move {
         let records = store.read(move |view| view.audit(&query)).await.map_err(ApiError::from)?;
-        Ok::<Vec<AuditRecord>, Failure>(records.into_iter().map(shown).collect())
+        let unnamed = records.iter().filter_map(|record| record.by.as_ref()).filter(|by| by.user.is_none());
+        let owners = authorization.owners(unnamed.map(|by| by.uid).collect()).await;
+        Ok::<Vec<AuditRecord>, Failure>(records.into_iter().map(|record| shown(record, &owners)).collect())
     };
     limiter.answer(&caller, StatusCode::OK, list).await
 }
@@ -146,9 +150,12 @@ fn device(host: &HostState, text: &str) -> Option<(Option<String>, String)> {
     Some((Some(gpu.uuid.clone()), instance.compute.first()?.uuid.clone()?))
 }
 
-fn shown(record: gpush_store::AuditRecord) -> AuditRecord {
+/// Returns a record for a response. `owners` has the owners of subordinate uids.
+fn shown(record: gpush_store::AuditRecord, owners: &HashMap<u32, String>) -> AuditRecord {
     let gpush_store::AuditRecord { sequence, at, by, action, object, result, detail } = record;
-    AuditRecord { sequence, at, by, action, object, result, detail }
+    let unnamed = by.as_ref().filter(|by| by.user.is_none());
+    let account = unnamed.and_then(|by| owners.get(&by.uid)).cloned();
+    AuditRecord { sequence, at, by, account, action, object, result, detail }
 }
 
 /// The paths of this module, for the description of the API.

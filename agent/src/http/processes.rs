@@ -5,6 +5,7 @@ use gpush_api::GpuProcesses;
 
 use super::{Handles, failure::Failure, response_limiter::ResponseLimiter, without_parameters};
 use crate::{
+    authorization::Authorization,
     caller::Caller,
     processes::{self, Unleased},
 };
@@ -20,11 +21,20 @@ pub(super) fn routes() -> Router<Handles> {
     responses((status = 200, description = "The answer", body = GpuProcesses), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 async fn list(
     State(unleased): State<Unleased>,
+    State(authorization): State<Authorization>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
 ) -> Result<Response, Failure> {
     let viewer = caller.viewer;
-    let list = async move { Ok::<GpuProcesses, Failure>(processes::list(&unleased, viewer).await?) };
+    let list = async move {
+        let mut found = processes::list(&unleased, viewer).await?;
+        let unnamed = found.processes.iter().map(|one| &one.process).filter(|process| process.user.is_none());
+        let owners = authorization.owners(unnamed.filter_map(|process| process.uid).collect()).await;
+        for one in found.processes.iter_mut().filter(|one| one.process.user.is_none()) {
+            one.account = one.process.uid.and_then(|uid| owners.get(&uid)).cloned();
+        }
+        Ok::<GpuProcesses, Failure>(found)
+    };
     limiter.answer(&caller, StatusCode::OK, list).await
 }
 

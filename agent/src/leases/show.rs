@@ -76,7 +76,17 @@ pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result
         // Skip a lease that ended between the two reads, because it is already in the list.
         all.extend(ended.iter().filter(|record| !table.open.contains_key(&record.id)).map(in_full));
     }
+    add_accounts(leases, &mut all).await;
     Ok(all)
+}
+
+/// Adds the owners of subordinate uids to leases.
+async fn add_accounts(leases: &Leases, shown: &mut [Lease]) {
+    let holders = shown.iter().map(|lease| &lease.holder).filter(|holder| holder.user.is_none());
+    let owners = leases.handles.users.owners(holders.map(|holder| holder.uid).collect()).await;
+    for lease in shown.iter_mut().filter(|lease| lease.holder.user.is_none()) {
+        lease.account = owners.get(&lease.holder.uid).cloned();
+    }
 }
 
 /// Lists at most `limit` leases that ended before the ended lease `before`, the latest first. A user sees only their own
@@ -96,7 +106,9 @@ pub(crate) async fn ended_before(
         return Err(unknown(before));
     }
     let ended = history(leases, viewer, Some(record.sequence), limit).await?;
-    Ok(ended.iter().map(in_full).collect())
+    let mut ended: Vec<Lease> = ended.iter().map(in_full).collect();
+    add_accounts(leases, &mut ended).await;
+    Ok(ended)
 }
 
 fn in_full(record: &LeaseRecord) -> Lease {
@@ -135,6 +147,12 @@ async fn history(
 /// If there is no lease with this id, if the store cannot be read, or if the holder may be a subordinate uid of the viewer
 /// and the name service does not answer.
 pub(crate) async fn one(leases: &Leases, viewer: Viewer, text: &str) -> Result<Lease, ApiError> {
+    let mut lease = without_account(leases, viewer, text).await?;
+    add_accounts(leases, std::slice::from_mut(&mut lease)).await;
+    Ok(lease)
+}
+
+async fn without_account(leases: &Leases, viewer: Viewer, text: &str) -> Result<Lease, ApiError> {
     let id = id(text)?;
     let open = leases.handles.state.leases().open.get(&id).cloned();
     if let Some(lease) = open {

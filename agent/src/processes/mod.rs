@@ -151,6 +151,7 @@ fn classify_process(
         gpu_uuid: gpu.uuid.clone(),
         device: device.map(str::to_owned),
         process: process.clone(),
+        account: None,
         unit: cgroup.as_ref().and_then(|cgroup| cgroup.unit.clone()),
         slurm_job: cgroup.as_ref().and_then(|cgroup| Some(cgroup.slurm_job.as_ref()?.id)),
         cgroup: cgroup.map(|cgroup| cgroup.path),

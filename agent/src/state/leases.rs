@@ -173,6 +173,7 @@ fn full(record: &LeaseRecord) -> Lease {
     Lease {
         id: record.id,
         holder: record.holder.clone(),
+        account: None,
         asked_by: Some(record.asked_by.clone()),
         kind: record.kind,
         enforcement: record.kind.enforcement(),

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Actor {
     /// User id.
     pub uid: u32,
-    /// User name; absent if the uid has no name.
+    /// User name; absent if the uid has no name, and for root of a container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     /// Process id of the caller at the time of the request; absent if the caller of this request may not see it.

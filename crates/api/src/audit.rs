@@ -18,6 +18,9 @@ pub struct AuditRecord {
     /// User who made the change; absent for gpushd itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<Actor>,
+    /// If the uid in `by` is a subordinate uid: the user who owns it now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
     /// Action, such as `mig.apply` or `operation.cancel`.
     pub action: String,
     /// Object of the action: an operation, a lease, a GPU's UUID, an MPS target, `config`, `host`.

@@ -105,6 +105,9 @@ pub struct GpuProcess {
     /// Process and its user.
     #[serde(flatten)]
     pub process: Process,
+    /// If the uid of the process is a subordinate uid: the user who owns it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
     /// Cgroup of the process. Only the owner of the process and administrators see `cgroup`,
     /// `unit`, `slurm_job` and `lease_id`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -231,6 +231,23 @@ impl Accounts {
         Ok(of_range == Some(owner) && self.names.last_known_user(uid, UidKind::Subordinate)?.is_none())
     }
 
+    /// Returns the uid of the user who owns the subordinate uid `uid`; `None` if `uid` is not a subordinate uid. Waits for the
+    /// name service only about the owner. Until it has answered about `uid`, a uid in a range is a subordinate uid.
+    ///
+    /// # Errors
+    /// The name service did not answer within 5 s about the owner of the range.
+    pub(crate) async fn owner_of(&self, uid: u32) -> Result<Option<u32>, Unanswered> {
+        let owner = if self.is_own(uid) { None } else { self.owner(uid) };
+        if owner.is_none() || matches!(self.names.last_known_user(uid, UidKind::Subordinate), Ok(Some(_))) {
+            return Ok(None);
+        }
+        match owner {
+            Some(Owner::Uid(owner)) => Ok(Some(owner)),
+            Some(Owner::Name(name)) => self.names.uid(&name).await,
+            Some(Owner::Namespace) | None => Ok(None),
+        }
+    }
+
     /// Returns the owner of the range that holds `uid`, if `owner` can be this owner. Root of the host needs no range, and
     /// root of a container owns nothing.
     fn range_owner(&self, owner: u32, uid: u32) -> Option<Owner> {

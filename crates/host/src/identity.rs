@@ -10,7 +10,7 @@
 //! process blocks, command lines are missing only for processes of the same account.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fmt,
     path::Path,
     sync::Arc,
@@ -26,7 +26,7 @@ use crate::{
     users::{NameService, Unanswered},
 };
 
-/// How long a request waits for command lines.
+/// How long a request waits for command lines, and for the owners of subordinate uids.
 const WAIT: Duration = Duration::from_millis(50);
 
 /// Maximum number of accounts whose command lines are read at the same time. Each account can block one thread, because a
@@ -93,6 +93,22 @@ impl Users {
     /// Returns the name of a user; `None` if the user has none, or the name service did not answer in time.
     pub async fn user(&self, uid: u32) -> Option<String> {
         self.names.user(uid, self.accounts.kind(uid)).await
+    }
+
+    /// Returns the names of the users who own these uids as subordinate uids. Omits other uids, and what the name service
+    /// did not answer within 50 ms in all.
+    pub async fn owners(&self, uids: BTreeSet<u32>) -> HashMap<u32, String> {
+        let mut owners = HashMap::new();
+        let find = async {
+            for uid in uids {
+                let Ok(Some(owner)) = self.accounts.owner_of(uid).await else { continue };
+                if let Some(name) = self.user(owner).await {
+                    owners.insert(uid, name);
+                }
+            }
+        };
+        let _omits_the_others = tokio::time::timeout(WAIT, find).await;
+        owners
     }
 
     /// Returns whether `gids` contains the id of one of the groups with these names.
@@ -215,6 +231,7 @@ impl Commands {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::users::Lookups;
 
     #[tokio::test]
     async fn own_process_is_known() {
@@ -223,6 +240,35 @@ mod tests {
         assert_eq!((known.len(), known[&me].uid), (1, own));
         assert!(known[&me].command.as_deref().unwrap().contains("gpush_host"), "{known:?}");
         assert!(known[&me].describe(me).contains(&format!("(pid {me}, ")));
+    }
+
+    /// Fault: a subordinate uid of a user looked like any unknown uid. A uid of a user has no owner, even in a range.
+    #[tokio::test]
+    async fn owners_of_subordinate_uids_are_named() {
+        let host = tempfile::tempdir().unwrap();
+        std::fs::create_dir(host.path().join("etc")).unwrap();
+        let ranges = "anna:100000:10\n1001:200000:10\nroot:300000:10\nslow:400000:10\nanna:1001:1\n";
+        std::fs::write(host.path().join("etc/subuid"), ranges).unwrap();
+        let user = |uid: &u32| {
+            let name = match uid {
+                0 => "root",
+                1000 => "anna",
+                1001 => "bob",
+                _ => return Some(None),
+            };
+            Some(Some(name.to_owned()))
+        };
+        let uid = |name: &String| match name.as_str() {
+            "anna" => Some(Some(1000)),
+            "root" => Some(Some(0)),
+            _ => None,
+        };
+        let lookups = Lookups { user: Box::new(user), uid: Box::new(uid), ..Lookups::empty() };
+        let users = Users::new(NameService::with(lookups).unwrap(), 990, host.path());
+        assert_eq!(users.user(1001).await.as_deref(), Some("bob"));
+        let owners = users.owners([0, 990, 1001, 99_999, 100_000, 200_009, 300_000, 400_000].into()).await;
+        let named = [(100_000, "anna"), (200_009, "bob"), (300_000, "root")].map(|(uid, name)| (uid, name.to_owned()));
+        assert_eq!(owners, HashMap::from(named));
     }
 
     /// A read of `/proc/PID/cmdline` can block forever: the memory may be mapped from a file system that hangs.

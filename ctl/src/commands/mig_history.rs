@@ -13,8 +13,8 @@ use crate::{
     exit::{Failure, Outcome},
     output::Output,
     render::{
-        lease::user_name,
         mig_history::{self, Destroyed, History, UsedBy},
+        names::user_name,
     },
 };
 
@@ -149,7 +149,7 @@ impl History {
                     operation_id: operation.id.clone(),
                     kind: operation.kind.clone(),
                     operation_state: operation.state,
-                    user: user_name(operation.by.user.as_deref(), operation.by.uid),
+                    user: user_name(operation.by.user.as_deref(), operation.by.uid, None),
                     at: operation.ended_at.unwrap_or(operation.created_at),
                     gpu: plan.gpu,
                     place: place(plan, gi, profile),
@@ -166,7 +166,7 @@ impl History {
             .filter(|lease| lease.members.iter().any(|member| same(&member.target)))
             .map(|lease| UsedBy {
                 lease_id: lease.id.to_string(),
-                user: user_name(lease.holder.user.as_deref(), lease.holder.uid),
+                user: user_name(lease.holder.user.as_deref(), lease.holder.uid, lease.account.as_deref()),
                 from: lease.granted_at,
                 until: lease.ended_at.filter(|_| lease.state == LeaseState::Ended),
             })

@@ -7,6 +7,7 @@ use super::{
     Appearance,
     appearance::{QUIET, pad, paint},
     listing::{Listing, widened},
+    names::user_name,
     table::{Align, Narrow},
 };
 
@@ -39,7 +40,7 @@ fn row(record: &AuditRecord, gpus: &[Gpu], look: &Appearance) -> Vec<String> {
         look.clock(record.at),
         record.by.as_ref().map_or_else(
             || "gpushd".to_owned(),
-            |by| by.user.as_ref().map_or_else(|| format!("uid {}", by.uid), |user| look.clean(user)),
+            |by| look.clean(&user_name(by.user.as_deref(), by.uid, record.account.as_deref())),
         ),
         look.clean(&record.action),
         object(&record.object, gpus, look),
@@ -170,6 +171,7 @@ mod tests {
             sequence: 1,
             at,
             by,
+            account: None,
             action: action.into(),
             object: "op-3".into(),
             result: result.into(),

@@ -2,7 +2,7 @@
 
 use gpush_api::{Gpu, Maintenance, Recovered};
 
-use super::{Appearance, names::gpu_numbers};
+use super::{Appearance, names, names::gpu_numbers};
 
 /// What gpushd does during maintenance.
 const MEANWHILE: &str = "gpushd has no driver handle open, and changes nothing until an administrator runs \
@@ -35,9 +35,7 @@ pub(crate) fn left(before: Option<&Maintenance>, look: &Appearance) -> String {
 /// Draws the output of `maintenance status`.
 pub(crate) fn status(maintenance: Option<&Maintenance>, look: &Appearance) -> String {
     let Some(maintenance) = maintenance else { return "The host is not in maintenance.\n".to_owned() };
-    let by = maintenance.by.as_ref().map_or_else(String::new, |by| {
-        format!(" by {}", by.user.as_ref().map_or_else(|| format!("uid {}", by.uid), |user| look.clean(user)))
-    });
+    let by = maintenance.by.as_ref().map_or_else(String::new, |by| format!(" by {}", names::actor(by, look)));
     let since = look.ago(maintenance.since);
     let reason = reason(maintenance, look);
     paragraph(&format!("In maintenance{reason}, entered{by} {since}: {MEANWHILE}"), look)

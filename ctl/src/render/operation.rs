@@ -9,6 +9,7 @@ use gpush_api::{
 use super::{
     Appearance,
     appearance::{BAD, GONE, NEW, NOTE, PLAIN, QUIET, count, paint, pci, product, width},
+    names,
     names::gpu_numbers,
     overrides, plan, trouble,
 };
@@ -79,7 +80,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
     let is_same = |p: &&GpuPlan| operation.begun && plan::needs_no_change(p);
     let changed: Vec<_> = operation.plans.iter().filter(|p| !is_same(p)).collect();
     let same: Vec<u32> = operation.plans.iter().filter(is_same).map(|p| p.gpu).collect();
-    let by = operation.by.user.as_ref().map_or_else(|| format!("uid {}", operation.by.uid), |u| look.clean(u));
+    let by = names::actor(&operation.by, look);
     let mut out = vec![format!(
         "{} {}: {} by {by}, {}",
         operation.id,

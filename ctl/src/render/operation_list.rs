@@ -5,7 +5,7 @@ use gpush_api::OperationSummary;
 use super::{
     Appearance,
     listing::{Listing, widened},
-    operation,
+    names, operation,
     table::{Align, Narrow},
 };
 
@@ -28,9 +28,9 @@ pub(crate) fn operations(operations: &[OperationSummary], look: &Appearance) -> 
                 op.id.clone(),
                 look.clean(&op.kind),
                 operation::summary_outcome(op).0.to_owned(),
-                op.by.user.as_ref().map_or_else(|| format!("uid {}", op.by.uid), |u| look.clean(u)),
+                names::actor(&op.by, look),
                 look.ago(op.created_at),
-                super::names::gpu_numbers(&op.gpus).trim_start_matches("GPUs ").trim_start_matches("GPU ").to_owned(),
+                names::gpu_numbers(&op.gpus).trim_start_matches("GPUs ").trim_start_matches("GPU ").to_owned(),
                 format!("{}/{}", op.done, op.total),
             ]
         })

@@ -9,6 +9,7 @@ use super::{
     Appearance,
     appearance::{BAD, NEW, NOTE, QUIET, STRONG, pad, paint},
     listing::{Listing, widened},
+    names,
     names::gpu_numbers,
     policy,
     table::{Align, Narrow, table},
@@ -23,7 +24,7 @@ fn sentence(one: &Override, look: &Appearance) -> String {
 
 /// Describes an override without its expiry, because the override may already have ended.
 fn of(one: &Override, look: &Appearance) -> String {
-    let by = one.by.user.as_ref().map_or_else(|| format!("uid {}", one.by.uid), |user| look.clean(user));
+    let by = names::actor(&one.by, look);
     let reason = if one.reason.is_empty() { String::new() } else { format!(": {}", look.clean(&one.reason)) };
     format!("by {by} {}{reason}", look.ago(one.created_at))
 }
@@ -50,7 +51,7 @@ pub(crate) fn list(all: &Overrides, look: &Appearance) -> Listing {
             number(one, look),
             look.clean(&one.layout.join(", ")),
             one.rule.as_ref().map_or_else(dash, |rule| look.clean(rule)),
-            one.by.user.as_ref().map_or_else(|| format!("uid {}", one.by.uid), |user| look.clean(user)),
+            names::actor(&one.by, look),
             look.ago(one.created_at),
             one.expires_at.map_or_else(dash, |at| look.ahead(at)),
             if one.reason.is_empty() { dash() } else { look.clean(&one.reason) },

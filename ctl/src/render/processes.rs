@@ -6,7 +6,7 @@ use super::{
     Appearance,
     appearance::{BAD, NOTE, QUIET, count, gib, paint},
     listing::{Listing, widened},
-    names::gpu_numbers,
+    names::{gpu_numbers, user_name},
     process_names,
     table::{Align, Narrow},
     trouble,
@@ -123,9 +123,8 @@ fn row(one: &GpuProcess, room: usize, look: &Appearance) -> Vec<String> {
         None => one.gpu.to_string(),
     };
     let user = match (&process.user, process.uid) {
-        (Some(user), _) => Some(look.clean(user)),
-        (None, Some(uid)) => Some(format!("uid {uid}")),
         (None, None) => None,
+        (user, uid) => Some(look.clean(&user_name(user.as_deref(), uid.unwrap_or_default(), one.account.as_deref()))),
     };
     let command = match &process.command {
         Some(command) => look.fit(&look.clean(command), room),

@@ -57,10 +57,16 @@ fn owner_reads_renews_and_releases_leases_of_subordinate_uids() {
         for args in [&show[..], &list] {
             let (code, text) = run(&agent, uid, args);
             assert_eq!((code, text.contains("\"asked_by\"")), (Some(0), is_full), "{uid} {args:?}: {text}");
+            assert!(text.contains("\"account\": \"nobody\""), "{uid} {args:?}: {text}");
         }
         let (code, text) = run(&agent, uid, &renew);
         assert_eq!(code == Some(0), is_full, "{uid}: {text}");
         assert_eq!(text.contains("only the holder, the owner of the holder's subordinate uid"), !is_full, "{text}");
+    }
+    // Fault: lists showed the uid like any unknown uid.
+    for args in [&["lease", "list"][..], &["audit"]] {
+        let (code, text) = run(&agent, 0, args);
+        assert!(code == Some(0) && text.contains("4200001 (subordinate of nobody)"), "{args:?}: {text}");
     }
     // The environment is for processes of the holder.
     let (code, text) = run(&agent, OWNER, &["lease", "env", "L1"]);

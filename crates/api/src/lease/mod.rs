@@ -31,7 +31,7 @@ pub use usage::LeaseUse;
 pub struct LeaseHolder {
     /// User id.
     pub uid: u32,
-    /// User name; absent if the uid has no name.
+    /// User name; absent if the uid has no name, and for root of a container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
 }
@@ -77,6 +77,10 @@ pub struct Lease {
     pub id: LeaseId,
     /// User who may use the targets.
     pub holder: LeaseHolder,
+    /// If the uid of the holder is a subordinate uid: the user who owns it. Only `GET /v1/leases` and
+    /// `GET /v1/leases/{id}` report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
     /// Caller who requested the lease; absent if the caller of the present request may not see it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_by: Option<Actor>,
@@ -198,6 +202,7 @@ mod tests {
         Lease {
             id: LeaseId(17),
             holder: LeaseHolder { uid: 1000, user: Some("alice".to_owned()) },
+            account: None,
             asked_by: Some(actor.clone()),
             kind: LeaseKind::Mps,
             enforcement: LeaseKind::Mps.enforcement(),

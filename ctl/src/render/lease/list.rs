@@ -58,13 +58,18 @@ fn longest_user(look: &Appearance) -> usize {
 
 fn row(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> Vec<String> {
     let (word, style) = state(lease.state);
+    let mut user = user(lease, look);
+    // The name of the owner is at the end of the text, so do not cut it: the table can break the cell at a blank.
+    if lease.account.is_none() {
+        user = look.fit(&user, longest_user(look));
+    }
     let ends = match lease.state {
         LeaseState::Queued | LeaseState::Granting | LeaseState::Active => end(lease, look),
         LeaseState::Releasing | LeaseState::Ended => NONE.to_owned(),
     };
     vec![
         lease.id.to_string(),
-        look.fit(&user(&lease.holder, look), longest_user(look)),
+        user,
         paint(style, word),
         share(lease, look),
         targets(lease, gpus, look),

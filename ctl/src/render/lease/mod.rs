@@ -14,8 +14,7 @@ mod show;
 
 use anstyle::Style;
 use gpush_api::{
-    EndReason, Enforcement, Gpu, Lease, LeaseBinding, LeaseHolder, LeaseMember, LeaseRequest, LeaseShare, LeaseState,
-    MemberShare,
+    EndReason, Enforcement, Gpu, Lease, LeaseBinding, LeaseMember, LeaseRequest, LeaseShare, LeaseState, MemberShare,
 };
 use gpush_core::sharing;
 use jiff::Timestamp;
@@ -29,6 +28,7 @@ use super::{
     Appearance,
     appearance::{NEW, NOTE, QUIET},
     mps::memory,
+    names::user_name,
 };
 
 /// Text for a missing value.
@@ -59,13 +59,8 @@ fn reason(reason: EndReason) -> &'static str {
 }
 
 /// Returns the name of the holder; the uid if there is no name.
-fn user(holder: &LeaseHolder, look: &Appearance) -> String {
-    look.clean(&user_name(holder.user.as_deref(), holder.uid))
-}
-
-/// Returns the name of a user; the uid if there is no name. Does not remove control characters.
-pub(crate) fn user_name(user: Option<&str>, uid: u32) -> String {
-    user.map_or_else(|| format!("uid {uid}"), str::to_owned)
+fn user(lease: &Lease, look: &Appearance) -> String {
+    look.clean(&user_name(lease.holder.user.as_deref(), lease.holder.uid, lease.account.as_deref()))
 }
 
 /// Describes the share briefly: `mps 25% 8G`, `mig 1g.10gb*2`, `whole`.

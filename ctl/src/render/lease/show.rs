@@ -9,6 +9,7 @@ use crate::render::{
     appearance::{BAD, NOTE, QUIET, STRONG, gib, pad, paint},
     listing::Listing,
     mps::memory,
+    names,
     table::{Align, Narrow, fitted},
 };
 
@@ -39,11 +40,8 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     let mut fact = |name: &str, value: &str| out += &self::fact(name, value, look);
 
     let by = lease.asked_by.as_ref().filter(|by| by.uid != lease.holder.uid);
-    let by = by.map_or_else(String::new, |by| {
-        let name = by.user.as_ref().map_or_else(|| format!("uid {}", by.uid), |user| look.clean(user));
-        format!(", requested by {name}")
-    });
-    fact("holder", &format!("{}{by}", user(&lease.holder, look)));
+    let by = by.map_or_else(String::new, |by| format!(", requested by {}", names::actor(by, look)));
+    fact("holder", &format!("{}{by}", user(lease, look)));
     fact("share", &share(lease, look));
     fact("enforced by", enforced_by(lease.enforcement));
     if matches!(lease.state, LeaseState::Queued | LeaseState::Granting | LeaseState::Active) {
@@ -77,7 +75,7 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
         }
     }
     if let Some(revocation) = &lease.revocation {
-        let by = revocation.by.user.as_ref().map_or_else(|| format!("uid {}", revocation.by.uid), |u| look.clean(u));
+        let by = names::actor(&revocation.by, look);
         let why =
             if revocation.reason.is_empty() { String::new() } else { format!(": {}", look.clean(&revocation.reason)) };
         fact("revoked", &format!("by {by} {}{why}", look.ago(revocation.at)));

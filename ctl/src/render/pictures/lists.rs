@@ -41,6 +41,7 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
         sequence: 1,
         at: look.now,
         by: Some(actor),
+        account: None,
         action: "mig.apply".to_owned(),
         object: "op-3".to_owned(),
         result: "accepted".to_owned(),

@@ -46,6 +46,7 @@ fn lease(id: u64, uid: u32) -> Lease {
     Lease {
         id: LeaseId(id),
         holder: LeaseHolder { uid, user: Some("alice".to_owned()) },
+        account: None,
         asked_by: Some(Actor { uid, user: Some("alice".to_owned()), pid: Some(4000) }),
         kind: LeaseKind::Mps,
         enforcement: LeaseKind::Mps.enforcement(),

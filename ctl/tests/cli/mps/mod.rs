@@ -114,6 +114,7 @@ fn processes(with_unleased: bool) -> GpuProcesses {
             memory_mib: Some(2048),
             unidentified: false,
         },
+        account: None,
         cgroup: None,
         unit: Some("session-4.scope".into()),
         slurm_job: None,
