@@ -95,3 +95,22 @@ fn detail(lease: &Lease, look: &Appearance) -> String {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    #[test]
+    fn owner_of_a_subordinate_uid_is_shown_on_a_narrow_terminal() {
+        let mut lease = fixtures::lease::foreign();
+        (lease.holder.uid, lease.account) = (100_000, Some("anna".to_owned()));
+        for width in [60, 80, 120] {
+            let text = fixtures::plain(list(&[lease.clone()], &[], &fixtures::look(width, Charset::Ascii)).text());
+            assert!(text.lines().all(|line| line.len() <= width), "{text}");
+            for word in ["100000", "(subordinate", "anna)"] {
+                assert!(text.contains(word), "{width}: {text}");
+            }
+        }
+    }
+}
