@@ -10,11 +10,11 @@ Lists the files of the archive with their sizes, then asks before it writes.
 Without a terminal, it does not ask. It never overwrites a file, and sends
 nothing. bundle.json in the archive says which parts are missing, and why.
 
-The archive has only known fields of known documents: numbers, states, versions,
-identifiers, layouts and settings. It has user ids, but no user names. The text
-(left out) replaces command lines, reasons, hooks, unknown fields, and messages
-that can repeat them. As root it collects more: the audit trail and what gpushd
-wrote to the log. Read the archive before you send it.
+The archive has only the texts of a fixed list of fields: states, versions,
+identifiers, layouts and settings. It has user ids, but no user names. The
+text (left out) replaces command lines, reasons, hooks and other texts, and
+messages that can repeat them. As root it collects more: the audit trail and
+what gpushd wrote to the log. Read the archive before you send it.
 
 Examples:
   gpushctl support-bundle

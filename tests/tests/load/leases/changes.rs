@@ -24,7 +24,9 @@ enum Expected {
 fn expects(world: &World, gpu: usize, to: Rule) -> Expected {
     let from = world.model.gpus[gpu].in_force;
     if from == to {
-        Expected::Done
+        // gpushd itself may be changing the GPU to another rule at present.
+        let is_repaired = world.auto_reconcile && world.model.gpus[gpu].desired() != from;
+        if is_repaired { Expected::DoneOrBlocked } else { Expected::Done }
     } else if !world.model.is_occupied(gpu) {
         if world.auto_reconcile { Expected::DoneOrBlocked } else { Expected::Done }
     } else if from.changes_devices_only(to) {
