@@ -65,11 +65,12 @@ impl Monitor {
                     Err(RecvError::Lagged(missed)) => {
                         tracing::warn!("{missed} events of the driver were lost, because they came too fast");
                     }
-                    Err(RecvError::Closed) => return,
+                    // The driver supervisor has failed. This failure ends gpushd.
+                    Err(RecvError::Closed) => return stopping.cancelled().await,
                 },
                 changed = status.changed() => {
                     if changed.is_err() {
-                        return;
+                        return stopping.cancelled().await;
                     }
                     let now = status.borrow_and_update().clone();
                     self.state.set_unsettled(&now.unsettled);
