@@ -8,8 +8,8 @@
 //!            is read back ─► answered
 //! ```
 //!
-//! gpushd does not move processes itself. It asks systemd to move the process that sent the request ([`scope`]). gpushd
-//! records the name of a scope before systemd creates the scope, so that the next gpushd finds it after a crash. A
+//! gpushd does not move processes itself. It asks systemd to move the process that sent the request
+//! ([`super::scope`]). gpushd records the name of a scope before systemd creates the scope, so that the next gpushd finds it after a crash. A
 //! request may wait long in the queue. So before the grant, gpushd checks that the caller is still in the same cgroup.
 
 use std::sync::Arc;

@@ -80,7 +80,7 @@ impl Machine {
     /// # Errors
     /// `NotFound` if an instance does not exist, `InvalidArgument` for a compute process without an
     /// instance on a GPU in MIG mode, `InsufficientResources` if the free memory is too small, or
-    /// `InUse` if the compute mode does not allow the context ([`Gpu::allows_context`]).
+    /// `InUse` if the compute mode does not allow the context (see `Gpu::allows_context`).
     pub fn attach(&mut self, gpu: u32, process: Process) -> Result<(), Return> {
         let part = self.part(gpu)?;
         let at = self.gpu(gpu)?;
