@@ -10,16 +10,18 @@
 //!
 //! all due processes of a round, together:
 //!   read their GPUs again ─► same process, still unleased? ─► no: forget it
-//!   record them in the audit trail ─► SIGKILL of MPS clients: `mps::terminate`, for all at the same time
-//!   read their GPUs again ─► each process: check it again, and the leases of its user ─► signal ─► event
+//!   first all except MPS clients that get SIGKILL, then these clients, two at a time:
+//!     record them in the audit trail ─► clients: `mps::terminate`
+//!     read their GPUs again ─► each process: check it again, and the leases of its user ─► signal ─► event
 //! ```
 //!
 //! After gpushd has read which pids are on a GPU, another process may get one of these pids. While the process of a
 //! pidfd is alive, no other process can get its pid. So gpushd first opens the pidfd, then reads the GPU, and only then
 //! sends a signal.
 //!
-//! A round reads the GPUs at most three times, however many processes are due. So a user with many processes does not delay the
-//! end of another user's process.
+//! Except for MPS clients that get SIGKILL, a round reads the GPUs at most three times, however many processes are due. So a
+//! user with many processes does not delay the end of another user's process. An MPS daemon ends the work of one client
+//! after the other, and gpushd waits for at most 5 s: so gpushd asks it about two clients at a time.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -53,6 +55,12 @@ const PAUSE: Duration = Duration::from_secs(5);
 
 /// Minimum pause until gpushd tries again to kill a process.
 const RETRY: Duration = Duration::from_millis(100);
+
+/// Number of MPS clients that gpushd kills at the same time.
+const MOST_KILLED: usize = 2;
+
+/// After this time, a round kills no further MPS clients.
+const KILLING: Duration = Duration::from_secs(5);
 
 /// Why gpushd does not end a process whose identity it cannot read.
 const UNREADABLE: &str = "gpushd cannot read which program it executes";
@@ -177,8 +185,23 @@ fn warn(unleased: &Unleased, one: &GpuProcess) {
 async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: Arc<AllowList>) {
     let handle = unleased.clone();
     let due = subtask::blocking(move || due_signals(&handle, found, &allow)).await.unwrap_or_default();
-    let due = record(unleased, check_again(unleased, due, |_, due, one| Some((due, one.clone()))).await).await;
-    // Ask MPS to end the clients first: if a client is killed while it computes, the MPS server may end too.
+    let due = check_again(unleased, due, |_, due, one| Some((due, one.clone()))).await;
+    let (mut killed_clients, others): (Vec<_>, Vec<_>) = due
+        .into_iter()
+        .partition(|(due, one)| due.signal == Signal::SIGKILL && one.process.kind == ProcessKind::MpsClient);
+    send_all(unleased, others).await;
+    let begun = Instant::now();
+    // The other clients are due again in the next round.
+    while !killed_clients.is_empty() && begun.elapsed() < KILLING {
+        let rest = killed_clients.split_off(killed_clients.len().min(MOST_KILLED));
+        send_all(unleased, std::mem::replace(&mut killed_clients, rest)).await;
+    }
+}
+
+/// Records these signals, and sends them. Before that, ends the work of MPS clients that get SIGKILL: if a client is killed
+/// while it computes, the MPS server may end too.
+async fn send_all(unleased: &Unleased, due: Vec<(DueSignal, GpuProcess)>) {
+    let due = record(unleased, due).await;
     let is_killed_client = |(due, one): &&(DueSignal, GpuProcess)| {
         due.signal == Signal::SIGKILL && one.process.kind == ProcessKind::MpsClient
     };
