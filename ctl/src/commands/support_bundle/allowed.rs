@@ -52,10 +52,18 @@ const OF_ENTRY: [&str; 12] = [
     "GPUSH_MPS",
 ];
 
-/// A module inside [`OWN_MESSAGES`] whose log messages name hooks and services of the config, and repeat their output.
-const HELPERS: &str = "gpush_host::helper";
+/// An area of the doctor whose causes name processes, and texts of their environments.
+const AREA_OF_PROCESSES: &str = "managers";
 
-/// Modules, with the modules inside them, whose log messages never repeat texts of users. Not [`HELPERS`].
+/// The table of the config whose texts name hooks. Its key `before` is also a field of the API.
+const HOOKS: &str = "mode_change";
+
+/// Modules inside [`OWN_MESSAGES`] whose log messages repeat other texts: names of hooks and services with their output,
+/// and names of cgroups that users create.
+const REPEATING_MODULES: [&str; 2] = ["gpush_host::helper", "gpush_host::cgroup"];
+
+/// Modules, with the modules inside them, whose log messages never repeat texts of users, except
+/// [`REPEATING_MODULES`].
 const OWN_MESSAGES: [&str; 16] = [
     "gpush_host",
     "gpush_mps::daemon::launcher",
@@ -84,8 +92,9 @@ fn filter(name: &str, value: &mut Value) {
     match value {
         Value::Object(fields) => {
             let own = own_texts(fields);
+            let is_of_hooks = name == HOOKS;
             for (name, value) in fields.iter_mut().filter(|(name, _)| !own.contains(&name.as_str())) {
-                filter(name, value);
+                filter(if is_of_hooks { "" } else { name }, value);
             }
         }
         Value::Array(values) => values.iter_mut().for_each(|value| filter(name, value)),
@@ -100,6 +109,8 @@ fn own_texts(fields: &Map<String, Value>) -> &'static [&'static str] {
     let code = fields.get("code").and_then(|code| Code::deserialize(code).ok());
     if code.is_some_and(|code| FAULTS.contains(&code)) {
         &["message"]
+    } else if text("severity").is_some() && text("area") == Some(AREA_OF_PROCESSES) {
+        &["message", "hint"]
     } else if text("severity").is_some() && text("area").is_some_and(|area| !REPEATING_AREAS.contains(&area)) {
         &["message", "causes", "hint"]
     } else {
@@ -118,7 +129,7 @@ fn own_entry(mut entry: Map<String, Value>) -> Option<Value> {
     let module = entry.get("TARGET")?.as_str()?.to_owned();
     let is_in =
         |parent: &str| module.strip_prefix(parent).is_some_and(|rest| rest.is_empty() || rest.starts_with("::"));
-    let has_own_message = OWN_MESSAGES.into_iter().any(is_in) && !is_in(HELPERS);
+    let has_own_message = OWN_MESSAGES.into_iter().any(is_in) && !REPEATING_MODULES.into_iter().any(is_in);
     entry.retain(|name, _| OF_ENTRY.contains(&name.as_str()) || name == "MESSAGE" && has_own_message);
     module.starts_with("gpush").then_some(Value::Object(entry))
 }
