@@ -71,6 +71,10 @@ pub(super) fn reserve(leases: &Leases, read: &ReadHost, resolved: &Resolved) -> 
             |(snapshot, _)| snapshot.known_placement(&resolved.wanted),
             |(snapshot, _)| snapshot.place(&resolved.wanted),
         )?;
+        // While gpushd stops, the waiting requests leave the queue. A new request must not get their capacity.
+        if leases.handles.stopping.is_cancelled() {
+            return Err(NotReserved::Refused(ApiError::stopping("gpushd is stopping")));
+        }
         let assignment = placed.map_err(|why| NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })?;
         let host = &snapshot.schedule().host;
         if let Some(reserved) = reserve_assignment(leases, read, host, &held, resolved, &assignment)? {

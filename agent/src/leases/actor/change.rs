@@ -17,6 +17,10 @@ impl Actor {
     pub(super) async fn change_for_user(&mut self, request: ChangeRequest) {
         let ChangeRequest { change, by, key, reply } = request;
         self.failure = None;
+        if self.state.needs_retry() {
+            // The reply says whether the end is recorded, so try again now.
+            self.apply(Event::Tick);
+        }
         let writes = Writes { by, key };
         let changed = match change {
             RequestedChange::Release { end } => self.release(writes, end).await,

@@ -103,6 +103,8 @@ impl Actor {
                 self.set_record(record);
                 Some(Event::ReleaseRecorded)
             }
+            // The release is recorded already: the task that recorded it has failed.
+            Err(StoreError::LeaseTransition { from: LeaseState::Releasing, .. }) => Some(Event::ReleaseRecorded),
             Err(error) => {
                 if !std::mem::replace(&mut self.ending.logged.releasing, true) {
                     tracing::error!(
@@ -152,14 +154,13 @@ impl Actor {
         self.leases.capacity_freed();
     }
 
-    /// Puts the request back into the queue, after a pause.
+    /// Logs why the grant of the request was postponed. The request is still in the queue.
     fn wait_again(&mut self) {
         let error = self.refusal.take();
         if let (Some(id), Some(error)) = (self.id(), error) {
             // The GPU has changed since the placement, or gpushd cannot read it at the moment.
             tracing::info!(lease = %id, "lease {id} is queued again: {error}");
         }
-        self.leases.capacity_freed();
     }
 
     async fn report_end(&mut self, reason: EndReason) {

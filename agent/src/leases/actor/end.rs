@@ -195,7 +195,8 @@ impl Actor {
                 }
             }
         }
-        if signal == Signal::SIGKILL {
+        // While systemd moves the caller, the connection to systemd is in use. The next probe sends SIGKILL again.
+        if signal == Signal::SIGKILL && !self.moving.is_running() {
             // Kill the whole scope, because its processes may have started other processes since the probe.
             scope::kill(leases, &lease.record).await;
         }

@@ -279,13 +279,20 @@ impl Actor {
 
     /// Finds out what the failed task has recorded since it last published the lease.
     async fn continue_after(&mut self, lost: LostTask, id: LeaseId) {
+        let mut is_logged = false;
         let record = loop {
             // Read in a job that comes after the writes of the failed task.
             match self.leases.handles.store.write_ending(move |tx| tx.lease(id)).await {
                 Ok(Some(record)) => break record,
                 Ok(None) => return,
                 Err(error) => {
-                    tracing::warn!(lease = %id, "cannot read the record of lease {id}; gpushd tries again: {error}");
+                    if !std::mem::replace(&mut is_logged, true) {
+                        tracing::warn!(lease = %id, "cannot read the record of lease {id}: {error}");
+                    }
+                    // Only a grant in progress must know its outcome.
+                    if !matches!(self.state, State::Committing { .. }) || self.leases.handles.stopping.is_cancelled() {
+                        return;
+                    }
                     tokio::time::sleep(PAUSE).await;
                 }
             }
@@ -302,7 +309,7 @@ impl Actor {
                 self.apply(Event::Released);
                 self.apply(Event::ReleaseRecorded);
             }
-            _ => {}
+            _ => self.publish(),
         }
         if let Some(reservation) = lost.reservation {
             self.leases.handles.state.change_leases(|table| table.reserved.remove(&reservation));

@@ -49,8 +49,7 @@ pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
     let queued = table.open.values().filter(|lease| lease.state.name() == LeaseState::Queued);
     for lease in queued.filter(|lease| before.is_none_or(|before| lease.record.created_at <= before)) {
         // An earlier call may have started the task of the lease, and the lease may have ended since.
-        let is_open = leases.handles.state.leases().get(lease.id()).is_some();
-        if !is_open || leases.actors.get(lease.id()).is_some() {
+        if leases.actors.get(lease.id()).is_some() || leases.handles.state.leases().get(lease.id()).is_none() {
             continue;
         }
         let place = leases.handles.lanes.queue(lanes::Waiter::Lease(lease.id().to_string()), Needs::new());
