@@ -93,31 +93,45 @@ pub(crate) async fn run(unleased: Unleased) {
             () = unleased.stopping.cancelled() => return,
             () = tokio::time::sleep_until(next) => {}
         }
-        round(&unleased).await;
+        let begun = Instant::now();
+        let rest = round(&unleased).await;
         let (earliest, latest) = (Instant::now() + RETRY, Instant::now() + PAUSE);
-        // Run again when the next process must be killed, so that it is killed at the announced time.
-        next = unleased.next_kill().map_or(latest, |at| at.clamp(earliest, latest));
+        next = match rest {
+            Rest::Clients => earliest,
+            // Run again when the next process must be killed, so that it is killed at the announced time. If this round
+            // could not kill a process, for example because it changed its user, the next usual round tries again.
+            Rest::Nothing => unleased.next_kill(begun).map_or(latest, |at| at.clamp(earliest, latest)),
+        };
     }
 }
 
-async fn round(unleased: &Unleased) {
+/// What a round did not do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rest {
+    Nothing,
+    /// It did not kill all MPS clients that are due.
+    Clients,
+}
+
+async fn round(unleased: &Unleased) -> Rest {
     let config = unleased.state.config();
     let allow = match config.processes.unleased {
         UnleasedPolicy::Report | UnleasedPolicy::Warn => Some(Arc::default()),
         UnleasedPolicy::End => unleased.allow_list().await,
     };
-    let Some(allow) = allow else { return };
+    let Some(allow) = allow else { return Rest::Nothing };
     unleased.note_invisible(allow.invisible());
     // If the GPUs cannot be read, the processes of the last round count.
-    let Some((found, unread)) = find(unleased, &config).await else { return };
+    let Some((found, unread)) = find(unleased, &config).await else { return Rest::Nothing };
     show_trespassers(unleased, &config, &found, &unread);
     let pids: Vec<u32> = found.iter().filter_map(|one| one.process.process.pid).collect();
     unleased.retain(&pids, unread.is_empty());
     match config.processes.unleased {
         UnleasedPolicy::Report => {}
         UnleasedPolicy::Warn => found.iter().for_each(|one| warn(unleased, &one.process)),
-        UnleasedPolicy::End => end(unleased, found, allow).await,
+        UnleasedPolicy::End => return end(unleased, found, allow).await,
     }
+    Rest::Nothing
 }
 
 /// Shows the processes on devices of others with their GPUs, and publishes one event about each of them. Keeps what is
@@ -182,7 +196,7 @@ fn warn(unleased: &Unleased, one: &GpuProcess) {
     }
 }
 
-async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: Arc<AllowList>) {
+async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: Arc<AllowList>) -> Rest {
     let handle = unleased.clone();
     let due = subtask::blocking(move || due_signals(&handle, found, &allow)).await.unwrap_or_default();
     let due = check_again(unleased, due, |_, due, one| Some((due, one.clone()))).await;
@@ -196,6 +210,7 @@ async fn end(unleased: &Unleased, found: Vec<ClassifiedProcess>, allow: Arc<Allo
         let rest = killed_clients.split_off(killed_clients.len().min(MOST_KILLED));
         send_all(unleased, std::mem::replace(&mut killed_clients, rest)).await;
     }
+    if killed_clients.is_empty() { Rest::Nothing } else { Rest::Clients }
 }
 
 /// Records these signals, and sends them. Before that, ends the work of MPS clients that get SIGKILL: if a client is killed
@@ -306,8 +321,9 @@ fn check<'a>(
         unleased.forget(due.process.pid);
         return None;
     };
-    // If the user of the process has just changed, the next round classifies the process again.
-    if one.process.process.uid != Some(identity.uid()) {
+    // If the user of the process has just changed, the next round classifies the process again. But a process that changes
+    // between subordinate uids of one user remains a process of this user. Otherwise it could prevent its end.
+    if !one.process.process.uid.is_some_and(|uid| is_same_user(unleased, uid, identity.uid())) {
         return None;
     }
     let exemption = exemption(&Classifier::new(unleased), one, due.process.pid, &identity, allow);
@@ -316,6 +332,12 @@ fn check<'a>(
         None => return Some(&one.process),
     }
     None
+}
+
+/// Returns whether two uids belong to one account. Returns `false` while the name service does not answer.
+fn is_same_user(unleased: &Unleased, one: u32, other: u32) -> bool {
+    let account = |uid| unleased.readings.accounts().last(uid).ok();
+    one == other || account(one).is_some_and(|first| account(other) == Some(first))
 }
 
 /// Sends a signal. Returns `None` if it cannot be sent.

@@ -173,10 +173,10 @@ impl Unleased {
         known.retain(|one| present.contains(one) || lives(*one));
     }
 
-    /// Returns when gpushd must kill the next process.
-    pub(super) fn next_kill(&self) -> Option<Instant> {
+    /// Returns the next time after `now` at which gpushd must kill a process.
+    pub(super) fn next_kill(&self, now: Instant) -> Option<Instant> {
         let times = |(_, action): &(u64, Action)| match action {
-            Action::Asked { kill_at, .. } => Some(*kill_at),
+            Action::Asked { kill_at, .. } => Some(*kill_at).filter(|at| *at > now),
             Action::Warned | Action::Exempt(_) | Action::Killed => None,
         };
         self.actions().values().filter_map(times).min()

@@ -215,7 +215,8 @@ impl Accounts {
             Some(Owner::Uid(of_range)) => Some(of_range),
             Some(Owner::Namespace) | None => None,
         };
-        Ok(of_range == Some(owner) && self.names.known_user(uid, UidKind::Subordinate).await?.is_none())
+        // The uid may be that of a user who was created just now.
+        Ok(of_range == Some(owner) && self.names.user_now(uid, UidKind::Subordinate).await?.is_none())
     }
 
     /// Does the same as [`Accounts::owns`] according to the last answers of the name service, without waiting.

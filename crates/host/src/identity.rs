@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use gpush_locked::Locked;
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 
@@ -111,14 +112,15 @@ impl Users {
         owners
     }
 
-    /// Returns whether `gids` contains the id of one of the groups with these names.
+    /// Returns whether `gids` contains the id of one of the groups with these names. Waits for all groups at the same time.
     ///
     /// # Errors
-    /// The name service did not answer about a group, and `gids` contains none of the other groups.
+    /// The name service did not answer about a group within 5 s, and `gids` contains none of the other groups.
     pub async fn is_in_one_of(&self, gids: &[u32], groups: &[String]) -> Result<bool, Unanswered> {
         let mut unanswered = Ok(false);
-        for group in groups {
-            match self.names.group(group).await {
+        let mut answers: FuturesUnordered<_> = groups.iter().map(|group| self.names.group(group)).collect();
+        while let Some(answer) = answers.next().await {
+            match answer {
                 Ok(Some(gid)) if gids.contains(&gid) => return Ok(true),
                 Ok(Some(_) | None) => {}
                 Err(error) => unanswered = Err(error),
@@ -231,7 +233,7 @@ impl Commands {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::users::Lookups;
+    use crate::{name_cache::IDENTITY_WAIT, users::Lookups};
 
     #[tokio::test]
     async fn own_process_is_known() {
@@ -269,6 +271,30 @@ mod tests {
         let owners = users.owners([0, 990, 1001, 99_999, 100_000, 200_009, 300_000, 400_000].into()).await;
         let named = [(100_000, "anna"), (200_009, "bob"), (300_000, "root")].map(|(uid, name)| (uid, name.to_owned()));
         assert_eq!(owners, HashMap::from(named));
+    }
+
+    /// Fault: a request waited for one admin group after the other, 5 s for each, while the name service did not answer.
+    #[tokio::test]
+    async fn known_group_counts_while_another_group_is_unanswered() {
+        let (answer, never) = std::sync::mpsc::channel::<()>();
+        let never = Locked::new(never);
+        let group = move |name: &String| match name.as_str() {
+            "known" => Some(Some(77)),
+            _ => never.lock().recv().ok().map(|()| None),
+        };
+        let names = NameService::with(Lookups { group: Box::new(group), ..Lookups::empty() }).unwrap();
+        assert_eq!(names.group("known").await, Ok(Some(77)));
+        let users = Users::new(names, 990, Path::new("/nowhere"));
+        let groups = ["hangs", "also hangs", "known"].map(str::to_owned);
+        assert_eq!(users.is_in_one_of(&[77], &groups).await, Ok(true));
+        // With a paused clock, the limit passes as soon as the test waits for nothing else.
+        tokio::time::pause();
+        let begun = tokio::time::Instant::now();
+        assert_eq!(users.is_in_one_of(&[78], &groups).await, Err(Unanswered));
+        assert!(begun.elapsed() < 2 * IDENTITY_WAIT, "both groups are looked up at the same time");
+        tokio::time::resume();
+        drop(answer);
+        assert_eq!(users.is_in_one_of(&[78], &groups).await, Err(Unanswered));
     }
 
     /// A read of `/proc/PID/cmdline` can block forever: the memory may be mapped from a file system that hangs.

@@ -1,6 +1,7 @@
 //! A cache of answers of the name service, with the thread that asks it.
 
 use std::{
+    collections::VecDeque,
     hash::Hash,
     sync::{
         Arc, MutexGuard,
@@ -29,6 +30,9 @@ pub(crate) const MOST_ABSENT: usize = 4096;
 
 /// Maximum number of queued lookups.
 pub(crate) const MOST_WAITING: usize = 64;
+
+/// Maximum number of failed lookups that a cache remembers and repeats.
+const MOST_FAILED: usize = 8;
 
 /// The name service did not answer in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -75,8 +79,15 @@ impl<K: Eq + Hash + Clone, V: Clone> Entries<K, V> {
     }
 }
 
-/// A queued lookup, and the channel for its answer. If the name service does not answer, the channel is closed.
-type Queued<K, V> = (K, oneshot::Sender<Option<V>>);
+/// A queued lookup.
+#[derive(Debug)]
+struct Queued<K, V> {
+    key: K,
+    /// Maximum age of an earlier answer that may be used instead.
+    fresh: Duration,
+    /// The channel for the answer. If the name service does not answer, the channel is closed.
+    answer: oneshot::Sender<Option<V>>,
+}
 
 #[derive(Debug)]
 pub(crate) struct Cache<K, V> {
@@ -92,13 +103,28 @@ pub(crate) struct Cache<K, V> {
     outage: Outage,
 }
 
-/// The lookup that runs, and the one that failed.
+/// The lookup that runs, and those that failed.
 #[derive(Debug)]
 pub(crate) struct Running<K> {
     /// When the running lookup began.
     pub(crate) began: Option<Instant>,
-    /// The last lookup, if it failed.
-    failed: Option<K>,
+    /// The last lookups that failed, and have not succeeded since; at most [`MOST_FAILED`].
+    failed: VecDeque<K>,
+}
+
+impl<K: PartialEq + Clone> Running<K> {
+    /// Notes the end of the running lookup. Returns whether no failed lookup is left.
+    fn end(&mut self, key: &K, is_answered: bool) -> bool {
+        self.began = None;
+        self.failed.retain(|failed| failed != key);
+        if !is_answered {
+            self.failed.push_back(key.clone());
+        }
+        if self.failed.len() > MOST_FAILED {
+            self.failed.pop_front();
+        }
+        self.failed.is_empty()
+    }
 }
 
 impl<K, V> Clone for Cache<K, V> {
@@ -125,10 +151,10 @@ where
         let (lookups, waiting) = sync_channel::<Queued<K, V>>(MOST_WAITING);
         let (entries, queued) = (Arc::new(Locked::new(Entries::new())), Arc::new(AtomicUsize::new(0)));
         let (found, queue) = (Arc::clone(&entries), Arc::clone(&queued));
-        let running = Arc::new(Locked::new(Running { began: None, failed: None }));
+        let running = Arc::new(Locked::new(Running { began: None, failed: VecDeque::new() }));
         let (progress, noted) = (Arc::clone(&running), outage.clone());
         thread::Builder::new().name(kind.to_owned()).spawn(move || {
-            for (key, answer) in waiting {
+            for Queued { key, fresh, answer } in waiting {
                 queue.fetch_sub(1, Ordering::Relaxed);
                 // The thread may already have looked up this key for an earlier request.
                 let known = locked(&found).get(&key).filter(|(at, _)| at.elapsed() < fresh);
@@ -137,13 +163,14 @@ where
                     None => {
                         locked(&progress).began = Some(Instant::now());
                         let value = look_up(&key);
-                        let failed = value.is_none().then(|| key.clone());
-                        *locked(&progress) = Running { began: None, failed };
+                        let are_all_answered = locked(&progress).end(&key, value.is_some());
                         let Some(value) = value else {
                             noted.unanswered(kind);
                             continue;
                         };
-                        noted.answered(kind);
+                        if are_all_answered {
+                            noted.answered(kind);
+                        }
                         locked(&found).insert(key, value.clone());
                         value
                     }
@@ -163,9 +190,10 @@ where
         }
     }
 
+    /// Repeats the lookups that failed.
     pub(crate) fn retry_failed(&self) {
         let failed = locked(&self.running).failed.clone();
-        if let Some(key) = failed {
+        for key in failed {
             let _answer_is_noted = self.last(key);
         }
     }
@@ -177,15 +205,26 @@ where
     pub(crate) async fn get_queued(&self, key: K, wait: Duration, most_queued: usize) -> Answer<V> {
         match self.ask(key, most_queued) {
             (Some(value), _) => Ok(value),
-            (None, Some(found)) => {
-                let answer = tokio::time::timeout(wait, found).await.ok().and_then(Result::ok);
-                if answer.is_none() {
-                    self.note_hanging_lookup();
-                }
-                answer.ok_or(Unanswered)
-            }
-            (None, None) => Err(Unanswered),
+            (None, found) => self.answer(found, wait).await,
         }
+    }
+
+    /// Returns an answer that is at most `fresh` old. An older answer does not count, even while a new lookup runs.
+    pub(crate) async fn get_fresh(&self, key: K, wait: Duration, most_queued: usize, fresh: Duration) -> Answer<V> {
+        let known = locked(&self.entries).get(&key).filter(|(at, _)| at.elapsed() < fresh);
+        match known {
+            Some((_, value)) => Ok(value),
+            None => self.answer(self.queue(key, most_queued, fresh), wait).await,
+        }
+    }
+
+    async fn answer(&self, found: Option<oneshot::Receiver<Option<V>>>, wait: Duration) -> Answer<V> {
+        let found = found.ok_or(Unanswered)?;
+        let answer = tokio::time::timeout(wait, found).await.ok().and_then(Result::ok);
+        if answer.is_none() {
+            self.note_hanging_lookup();
+        }
+        answer.ok_or(Unanswered)
     }
 
     pub(crate) fn last(&self, key: K) -> Answer<V> {
@@ -202,16 +241,21 @@ where
             return (Some(value), None);
         }
         let known = known.map(|(_, value)| value);
+        (known, self.queue(key, most_queued, self.fresh))
+    }
+
+    /// Queues a lookup. Returns the channel for its answer; `None` if `most_queued` lookups are queued.
+    fn queue(&self, key: K, most_queued: usize, fresh: Duration) -> Option<oneshot::Receiver<Option<V>>> {
         self.note_hanging_lookup();
         // Count the lookup first: the thread may take it out of the queue at once.
         if self.queued.fetch_add(1, Ordering::Relaxed) < most_queued {
             let (answer, found) = oneshot::channel();
-            if self.lookups.try_send((key, answer)).is_ok() {
-                return (known, Some(found));
+            if self.lookups.try_send(Queued { key, fresh, answer }).is_ok() {
+                return Some(found);
             }
         }
         self.queued.fetch_sub(1, Ordering::Relaxed);
-        (known, None)
+        None
     }
 }
 

@@ -24,6 +24,9 @@ use crate::{
 /// How long the name of a user is fresh.
 const USER_FRESH: Duration = Duration::from_secs(300);
 
+/// How long the answer that a uid has no user is fresh, if it gives another user rights.
+const ABSENT_FRESH: Duration = Duration::from_secs(10);
+
 /// How long the id of a group, or of a user in the config, is fresh. The time is short, so that an administrator who
 /// has just created the group does not have to wait.
 const GROUP_FRESH: Duration = Duration::from_secs(10);
@@ -116,6 +119,14 @@ impl NameService {
     /// The name service did not answer within 5 s, or too many lookups are queued.
     pub async fn known_user(&self, uid: u32, kind: UidKind) -> Answer<String> {
         self.users.get_queued(uid, IDENTITY_WAIT, kind.most_queued()).await
+    }
+
+    /// Returns the name of a user that decides about another user's rights. The answer is at most [`ABSENT_FRESH`] old.
+    ///
+    /// # Errors
+    /// The name service did not answer within 5 s, or too many lookups are queued.
+    pub(crate) async fn user_now(&self, uid: u32, kind: UidKind) -> Answer<String> {
+        self.users.get_fresh(uid, IDENTITY_WAIT, kind.most_queued(), ABSENT_FRESH).await
     }
 
     /// Returns the last answer about a user, without waiting. If the answer is missing or old, requests a new one.
@@ -338,6 +349,40 @@ mod tests {
         }
         names.retry_failed();
         assert!(names.unanswered().is_empty());
+    }
+
+    /// Fault: the end of an outage was reported when any lookup of the kind succeeded.
+    #[tokio::test]
+    async fn outage_lasts_until_all_failed_lookups_succeed() {
+        let down = Arc::new(Mutex::new(vec!["a".to_owned(), "b".to_owned()]));
+        let known = Arc::clone(&down);
+        let names = with_groups(move |name| (!known.lock().unwrap().contains(name)).then_some(Some(7)));
+        for name in ["a", "b"] {
+            assert_eq!(names.group(name).await, Err(Unanswered));
+        }
+        assert_eq!(names.group("c").await, Ok(Some(7)));
+        down.lock().unwrap().remove(0);
+        assert_eq!(names.group("a").await, Ok(Some(7)));
+        assert_eq!(names.unanswered(), ["groups"], "the lookup of b still fails");
+        down.lock().unwrap().clear();
+        names.retry_failed();
+        while !names.unanswered().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(names.last_group("b"), Ok(Some(7)));
+    }
+
+    /// Fault: for five minutes after a user was created, the owner of a range with the new uid could act for this user.
+    #[tokio::test]
+    async fn old_answer_that_a_uid_has_no_user_gives_no_rights() {
+        let names = NameService::with(Lookups { user: Box::new(|_| Some(Some("new".to_owned()))), ..Lookups::empty() });
+        let names = names.unwrap();
+        let Some(past) = Instant::now().checked_sub(ABSENT_FRESH) else {
+            return println!("SKIPPED: the host has just started");
+        };
+        locked(&names.users.entries).absent.insert(100_000, past);
+        assert_eq!(names.known_user(100_000, UidKind::Subordinate).await, Ok(None));
+        assert_eq!(names.user_now(100_000, UidKind::Subordinate).await, Ok(Some("new".to_owned())));
     }
 
     #[tokio::test]

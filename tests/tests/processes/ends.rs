@@ -1,10 +1,11 @@
 //! What gpushd does with unleased processes, and how it reports this.
 
 use gpush_api::{AuditRecord, EventKind, GpuProcesses, MpsState, ProcessKind, UnleasedStep};
-use gpush_tests::{host::program, mps::reaches};
+use gpush_tests::{agent::Setup, host::program, mps::reaches};
 
 use super::{
-    END, FAST, Job, NOBODY, OTHER, RULE, all, done, listed, start, start_on, step_event, unleased_and_guest, witness,
+    END, FAST, HOST, Job, NOBODY, OTHER, RULE, all, done, host_for_all_users, listed, start, start_on, step_event,
+    unleased_and_guest, witness,
 };
 
 #[test]
@@ -144,6 +145,30 @@ fn unleased_process_is_killed_after_the_reported_grace_period() {
     // 0.
     assert!(["2s", "1s"].contains(&left), "{first}");
     step_event(&mut listener, deaf.pid(), UnleasedStep::Killed);
+}
+
+/// Fault: gpushd did not end a process whose effective uid was never the same in two readings. A user with subordinate uids
+/// can change the uids of a process among three of them, without any privilege.
+#[test]
+fn unleased_process_that_changes_between_subordinate_uids_is_ended() {
+    const SCRIPT: &str = "import os, signal\n\
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)\n\
+        os.setresgid(4200000, 4200000, 4200000)\n\
+        uids = [4200000, 4200001, 4200002]\n\
+        while True:\n    os.setresuid(*uids)\n    uids = uids[1:] + uids[:1]";
+    let Some(host) = host_for_all_users("a process that changes its user", HOST) else { return };
+    let config = format!("{END}{FAST}{RULE}");
+    let agent = Setup::on(&host).config(config).subuid(&format!("{OTHER}:4200000:100\n")).start_public();
+    reaches(&agent, "0", MpsState::Ready);
+    let mut listener = agent.listen("?kinds=unleased", None);
+    let mut job = Job::start(std::process::Command::new("python3").args(["-c", SCRIPT]), 0);
+    let status = format!("/proc/{}/status", job.pid());
+    let has_changed = || std::fs::read_to_string(&status).ok()?.contains("Uid:\t4200000").then_some(());
+    agent.until("the process has no uid 0", has_changed);
+    job = job.on(&host, "--gpu 0 --kind compute");
+    step_event(&mut listener, job.pid(), UnleasedStep::Asked);
+    step_event(&mut listener, job.pid(), UnleasedStep::Killed);
+    agent.until("the process has ended", || (!job.lives()).then_some(()));
 }
 
 /// Fault: gpushd checked one process after the other, and read the GPUs twice for each. So with 300 unleased processes of

@@ -62,6 +62,13 @@ fn start_on(what: &str, host: &str, config: &str) -> Option<(Host, Agent)> {
 
 /// Starts an agent on a host on which processes of all users can register.
 fn start_without_mps(what: &str, host: &str, config: &str) -> Option<(Host, Agent)> {
+    let host = host_for_all_users(what, host)?;
+    let agent = Agent::start_public(&host, config);
+    Some((host, agent))
+}
+
+/// Makes a host on which processes of all users can register.
+fn host_for_all_users(what: &str, host: &str) -> Option<Host> {
     if !geteuid().is_root() {
         println!("SKIPPED {what}: only root has processes of others");
         return None;
@@ -71,8 +78,7 @@ fn start_without_mps(what: &str, host: &str, config: &str) -> Option<(Host, Agen
     for (dir, mode) in [(host.dir().parent().expect("a directory"), 0o755), (&host.dir().join("proc"), 0o777)] {
         fs::set_permissions(dir, fs::Permissions::from_mode(mode)).expect("its mode can be changed");
     }
-    let agent = Agent::start_public(&host, config);
-    Some((host, agent))
+    Some(host)
 }
 
 /// Requests a lease for another user.

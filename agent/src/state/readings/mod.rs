@@ -21,7 +21,7 @@ use std::{
 };
 
 use gpush_api::ApiError;
-use gpush_host::{identity::Users, subtask};
+use gpush_host::{accounts::Accounts, identity::Users, subtask};
 use gpush_locked::Locked;
 use gpush_nvml::{DriverError, ErrorKind, Hardware, Listed, Reading, Status};
 
@@ -63,6 +63,11 @@ impl Readings {
         let to = state.clone();
         let list = Cached::new(tasks.clone(), Box::new(move |list| to.set_list(list)));
         Self(Arc::new(Inner { hardware, users, state, tasks, list, gpus: Locked::default(), fresh: Locked::default() }))
+    }
+
+    /// Returns the accounts of the users of processes.
+    pub(crate) fn accounts(&self) -> &Accounts {
+        self.0.users.accounts()
     }
 
     fn gpus(&self) -> MutexGuard<'_, BTreeMap<String, Cached<Arc<Reading>>>> {
