@@ -17,7 +17,7 @@ use gpush_core::{
 use gpush_store::{GpuIntent, Intent};
 
 use super::{
-    Engine,
+    Engine, Executor,
     part::Part,
     ready::{bare, refusal, refuse_now},
 };
@@ -31,11 +31,13 @@ use crate::{
 /// Kind of the operations that create the MIG devices of a lease.
 const GRANT: &str = "lease.grant";
 
-/// The operation that creates the MIG devices of a lease. It is recorded, but not executed yet.
+/// The operation that creates the MIG devices of a lease. It is recorded, but not executed yet. Dropping this value executes
+/// it in the background. So the operation is executed even if the task of the lease fails.
 #[derive(Debug)]
 pub(crate) struct Creation {
-    ongoing: Arc<OperationHandle>,
-    parts: Vec<Part>,
+    executor: Executor,
+    /// `None` only while the value is being dropped.
+    begun: Option<(Arc<OperationHandle>, Vec<Part>)>,
 }
 
 impl Creation {
@@ -86,11 +88,14 @@ impl Creation {
         let intent = Intent { gpus: gpus.collect(), ..Intent::default() };
         let new = OperationSpec { kind: GRANT.to_owned(), by, reason: None, intent, also };
         let ongoing = engine.operations.begin(claim, new).await?;
-        Ok(Self { ongoing, parts })
+        Ok(Self { executor: engine.executor.clone(), begun: Some((ongoing, parts)) })
     }
+}
 
-    /// Executes the operation in the background.
-    pub(crate) fn execute(self, engine: &Engine) {
-        engine.executor.spawn(self.ongoing, self.parts);
+impl Drop for Creation {
+    fn drop(&mut self) {
+        if let Some((ongoing, parts)) = self.begun.take() {
+            self.executor.spawn(ongoing, parts);
+        }
     }
 }

@@ -2,8 +2,12 @@
 
 use gpush_api::{ApiError, LeaseGrant};
 use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
-use super::actor::{Inbox, LeaseCommand};
+use super::{
+    Leases,
+    actor::{Inbox, LeaseCommand},
+};
 
 /// A client that waits for its lease. If this value is dropped before the answer, the request
 /// leaves the queue, or the lease ends.
@@ -11,11 +15,13 @@ use super::actor::{Inbox, LeaseCommand};
 pub(crate) struct PendingGrant {
     inbox: Inbox,
     answer: Option<oneshot::Receiver<Result<LeaseGrant, ApiError>>>,
+    /// Cancelled when gpushd stops.
+    stopping: CancellationToken,
 }
 
 impl PendingGrant {
-    pub(super) fn new(inbox: &Inbox, answer: oneshot::Receiver<Result<LeaseGrant, ApiError>>) -> Self {
-        Self { inbox: inbox.clone(), answer: Some(answer) }
+    pub(super) fn new(leases: &Leases, inbox: &Inbox, answer: oneshot::Receiver<Result<LeaseGrant, ApiError>>) -> Self {
+        Self { inbox: inbox.clone(), answer: Some(answer), stopping: leases.handles.stopping.clone() }
     }
 
     /// Waits for the grant.
@@ -23,10 +29,10 @@ impl PendingGrant {
     /// # Errors
     /// If the request ends without a grant.
     pub(crate) async fn granted(mut self) -> Result<LeaseGrant, ApiError> {
-        let Some(answer) = &mut self.answer else { return Err(stopping()) };
+        let Some(answer) = &mut self.answer else { return Err(unanswered(&self.stopping)) };
         let answer = answer.await;
         self.answer = None;
-        answer.unwrap_or_else(|_| Err(stopping()))
+        answer.unwrap_or_else(|_| Err(unanswered(&self.stopping)))
     }
 }
 
@@ -39,6 +45,14 @@ impl Drop for PendingGrant {
     }
 }
 
-fn stopping() -> ApiError {
-    ApiError::stopping("gpushd is stopping; if the request has an idempotency key, it keeps its place in the queue")
+/// Returns the error for a request whose task has ended without an answer.
+pub(super) fn unanswered(stopping: &CancellationToken) -> ApiError {
+    if stopping.is_cancelled() {
+        return ApiError::stopping(
+            "gpushd is stopping; if the request has an idempotency key, it keeps its place in the queue",
+        );
+    }
+    ApiError::internal(
+        "the task of the lease has failed; gpushd ends the lease, unless the request has an idempotency key",
+    )
 }

@@ -39,12 +39,14 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
             tokio::select! {
                 _ = wake.changed() => {}
                 _ = snapshots.wait_for(|host| host.changes != changes) => {}
-                changed = status.changed() => if changed.is_err() { return },
+                changed = status.changed() => if changed.is_err() { break },
                 () = wait => {}
                 // Wait here and not in a separate task, because `mode_ended` needs exclusive access to `tending`.
                 () = tending.mode_ended(timeslice) => {}
             }
         }
+        // The driver supervisor has failed. This failure ends gpushd.
+        timeslice.stopping.cancelled().await;
     };
     // The loop may be stopped at any point: every setting is recorded, so the next gpushd can continue.
     tokio::select! {

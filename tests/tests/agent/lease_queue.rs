@@ -344,3 +344,33 @@ fn request_keeps_its_place_while_its_grant_fails() {
     release(&agent, order[0]);
     assert_eq!(second.granted(), order[1]);
 }
+
+/// Fault: if a client with an idempotency key disconnected while gpushd created the devices of its queued lease, the lease
+/// ended as soon as the devices existed.
+#[test]
+fn lease_is_kept_for_a_client_that_disconnects_while_its_devices_are_created() {
+    let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\n");
+    let dynamic = "[driver]\nchange_s = 60\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
+    let agent = Agent::start(&host, dynamic);
+    agent.wait_for_layouts_at_start();
+    let device = |profile: &str| json!({ "share": { "kind": "mig_profile", "profile": profile }, "wait": "unlimited" });
+    let holder = request(&agent, &device("7g.80gb")).expect("a lease").lease.id;
+    let text = http("disconnects", &device("3g.40gb"));
+    let mut connection = agent.connect();
+    connection.write_all(text.as_bytes()).expect("sent");
+    let queued = await_queued(&agent, 1)[0];
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --hang");
+    release(&agent, holder);
+    agent.await_that("the device is created", || lease_now(&agent, queued).state == LeaseState::Granting);
+    drop(connection);
+    // gpushd reads the end of the connection while it answers other requests.
+    for _ in 0..20 {
+        assert_eq!(lease_now(&agent, queued).state, LeaseState::Granting);
+    }
+    host.clear_faults();
+    lease_becomes(&agent, queued, LeaseState::Active);
+    let answer = parse(&send(&agent.socket().to_owned(), &text).expect("an answer")).expect("HTTP");
+    assert_eq!(answer.status, 200, "{}", String::from_utf8_lossy(&answer.body));
+    let granted: LeaseGrant = serde_json::from_value(answer.json()).expect("a lease");
+    assert_eq!((granted.lease.id, granted.lease.state), (queued, LeaseState::Active));
+}

@@ -164,3 +164,27 @@ fn failure_of_a_final_task_ends_gpushd_and_leases_survive() {
     release(&agent, held);
     agent.stop();
 }
+
+/// Fault: if the task of a lease failed before the client was answered, the lease became active although no client had it.
+#[test]
+fn lease_whose_task_fails_before_the_answer_ends() {
+    let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\n");
+    let faults = fifo(&host);
+    let dynamic = "[driver]\nchange_s = 60\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
+    let agent = start(&host, dynamic, &faults);
+    agent.wait_for_layouts_at_start();
+    host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --hang");
+    let device = json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" } });
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| request(&agent, &device));
+        let granting = || leases(&agent).into_iter().find(|lease| lease.state == LeaseState::Granting);
+        let id = agent.until("the device is created", granting).id;
+        fail(&agent, &faults, "lease");
+        let error = client.join().expect("an answer").expect_err("the task has failed");
+        assert_eq!(error.code, Code::Internal, "{error:?}");
+        host.clear_faults();
+        lease_becomes(&agent, id, LeaseState::Ended);
+    });
+    request(&agent, &json!({ "share": { "kind": "mig_profile", "profile": "7g.80gb" } })).expect("the GPU is free");
+    agent.stop();
+}

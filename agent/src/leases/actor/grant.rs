@@ -9,7 +9,7 @@
 //! A disconnected client does not stop an operation. If the client has disconnected meanwhile, the lease ends after the
 //! operation, except if the request has an idempotency key: then the client can repeat it.
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering};
 
 use gpush_api::{ApiError, Code, LeaseGrant, LeaseId, LeaseState};
 use gpush_core::lease::{
@@ -31,6 +31,7 @@ use crate::{
         capacity::{DevicesToCreate, Reserved},
         log,
         offers::gpus_of,
+        pending::unanswered,
         request::Resolved,
         scope::{self, NotMoved},
         show,
@@ -58,8 +59,8 @@ pub(in crate::leases) async fn grant(
     actor.use_capacity(reserved);
     actor.execute_effects().await;
     actor.spawn();
-    let failed = || Err(ApiError::stopping("gpushd is stopping"));
-    answer.await.unwrap_or_else(|_| failed()).map(|granted| (granted, inbox))
+    let unanswered = |_| Err(unanswered(&leases.handles.stopping));
+    answer.await.unwrap_or_else(unanswered).map(|granted| (granted, inbox))
 }
 
 /// Waits until the operation that creates the devices of a lease has ended, whether it succeeded or not.
@@ -109,7 +110,7 @@ impl Actor {
                 self.lease = Some(OpenLease::new(record));
                 Some(Event::Committed)
             }
-            Err(error @ StoreError::Uncertain { .. }) => {
+            Err(error @ (StoreError::Uncertain { .. } | StoreError::Gone { .. })) => {
                 // The reservation in the table protects the capacity. Operations and the stop of gpushd must not wait.
                 reserved.drop_guards();
                 self.answer(Err(error.into()));
@@ -289,12 +290,16 @@ impl Actor {
         Ok(granted)
     }
 
-    /// Sends the answer to the client. Returns whether the client has received it.
+    /// Sends the answer to the client. Returns whether the client has received it, or can get it by repeating the request.
     fn answer(&mut self, answer: Result<LeaseGrant, ApiError>) -> bool {
-        match std::mem::replace(&mut self.client, LeaseClient::None) {
-            LeaseClient::Waits { reply, .. } => reply.send(answer).is_ok(),
+        let has_key = self.has_key();
+        let is_received = match std::mem::replace(&mut self.client, LeaseClient::None) {
+            LeaseClient::Waits { reply, .. } => reply.send(answer).is_ok() || has_key,
+            LeaseClient::MayRepeat { .. } => true,
             LeaseClient::None | LeaseClient::Away { .. } => false,
-        }
+        };
+        self.is_unanswered.store(false, Ordering::Relaxed);
+        is_received
     }
 }
 

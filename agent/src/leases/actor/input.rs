@@ -79,7 +79,7 @@ impl Actor {
     fn next_time(&self) -> Option<Instant> {
         let away = match self.client {
             LeaseClient::Away { until } => Some(until),
-            LeaseClient::None | LeaseClient::Waits { .. } => None,
+            LeaseClient::None | LeaseClient::Waits { .. } | LeaseClient::MayRepeat { .. } => None,
         };
         let retry = self.ending.retry.filter(|_| self.state.needs_retry());
         let own = match self.state {
@@ -156,7 +156,13 @@ impl Actor {
                 if matches!(self.state, State::Queued { .. }) && self.leases.handles.stopping.is_cancelled() {
                     return Flow::Stop;
                 }
-                self.client_gone();
+                let may_repeat = self.has_key() && !matches!(self.state, State::Queued { .. });
+                match std::mem::replace(&mut self.client, LeaseClient::None) {
+                    LeaseClient::Waits { _lock, .. } if may_repeat => self.client = LeaseClient::MayRepeat { _lock },
+                    // The client disconnected while it was being answered.
+                    _ if may_repeat => {}
+                    _ => self.client_gone(),
+                }
             }
             LeaseCommand::GpuLost => {
                 if let (State::Active, Some(id)) = (self.state, self.id()) {

@@ -41,11 +41,14 @@ mod restored;
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
-use gpush_api::{ApiError, LeaseId, LeaseState};
+use gpush_api::{ApiError, EndReason, LeaseId, LeaseState};
 use gpush_core::lease::machine::{self, Effect, EndProcesses, Event, ReleaseStep, Releasing, State};
 use jiff::Timestamp;
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
@@ -86,6 +89,9 @@ enum LeaseClient {
     /// A client waits for the lease. The lock of its idempotency key is held meanwhile, so that one key gets only one
     /// lease.
     Waits { reply: Reply, _lock: Option<OwnedMutexGuard<()>> },
+    /// The client has disconnected, but it can repeat the request with its idempotency key. So the lease does not end. The
+    /// lock of the key is held until the grant is decided.
+    MayRepeat { _lock: Option<OwnedMutexGuard<()>> },
     /// The client of an earlier gpushd has not reconnected yet.
     Away { until: tokio::time::Instant },
 }
@@ -96,8 +102,10 @@ struct PendingRequest {
     resolved: Resolved,
     /// Determines what the answer shows.
     viewer: Viewer,
-    /// The idempotency key that gpushd records with the grant.
+    /// The idempotency key that gpushd records with the grant; `None` if there is no key, or it is recorded already.
     key: Option<Key>,
+    /// Whether the request has an idempotency key, so that its client can repeat it.
+    has_key: bool,
 }
 
 /// A lease.
@@ -134,6 +142,9 @@ pub(super) struct Actor {
     commands: mpsc::UnboundedReceiver<LeaseCommand>,
     /// Whether the actor runs in its own task.
     has_task: bool,
+    /// Whether a client waits for the lease, and cannot repeat its request. Another task of the lease can read this value
+    /// if this one fails.
+    is_unanswered: Arc<AtomicBool>,
     /// The failed task that this actor replaces.
     lost: Option<LostTask>,
 }
@@ -143,6 +154,8 @@ pub(super) struct Actor {
 struct LostTask {
     /// The reservation with which it was recording a grant.
     reservation: Option<ReservationId>,
+    /// Whether its client has got an error instead of the lease, and cannot repeat the request.
+    is_unanswered: bool,
 }
 
 /// Whether a lease goes on after an input.
@@ -176,6 +189,7 @@ impl Actor {
             inbox,
             commands,
             has_task: false,
+            is_unanswered: Arc::default(),
             lost: None,
         }
     }
@@ -190,7 +204,8 @@ impl Actor {
     ) -> (Self, oneshot::Receiver<Result<gpush_api::LeaseGrant, ApiError>>) {
         let (reply, answer) = oneshot::channel();
         let mut actor = Self::new(leases, State::Queued { recorded: false }, None);
-        actor.request = Some(PendingRequest { resolved, viewer, key });
+        let has_key = key.is_some();
+        actor.request = Some(PendingRequest { resolved, viewer, key, has_key });
         actor.client = LeaseClient::Waits { reply, _lock: lock };
         (actor, answer)
     }
@@ -226,9 +241,12 @@ impl Actor {
         self.has_task = true;
         let is_unresolved = self.place.is_some();
         leases.actors.insert(id, self.inbox.clone(), is_unresolved);
+        let is_unanswered = Arc::clone(&self.is_unanswered);
+        is_unanswered.store(matches!(self.client, LeaseClient::Waits { .. }) && !self.has_key(), Ordering::Relaxed);
         let mut first = Some(self);
         leases.handles.tasks.clone().spawn_for(TaskName::Lease, format!("lease {id}"), move || {
-            let actor = first.take().or_else(|| Self::after_failure(&leases, id));
+            let actor =
+                first.take().or_else(|| Self::after_failure(&leases, id, is_unanswered.load(Ordering::Relaxed)));
             async move {
                 match actor {
                     Some(actor) => actor.run(id).await,
@@ -239,14 +257,14 @@ impl Actor {
     }
 
     /// Creates the actor that replaces one whose task has failed. Returns `None` if the lease has ended.
-    fn after_failure(leases: &Leases, id: LeaseId) -> Option<Self> {
+    fn after_failure(leases: &Leases, id: LeaseId, is_unanswered: bool) -> Option<Self> {
         let Some(lease) = leases.handles.state.leases().get(id).cloned() else {
             leases.actors.remove(id);
             return None;
         };
         let mut actor = Self::of_open_lease(leases, lease);
         actor.has_task = true;
-        actor.lost = Some(LostTask { reservation: leases.remove_waiting(id) });
+        actor.lost = Some(LostTask { reservation: leases.remove_waiting(id), is_unanswered });
         // The waiting client gets an error, because the channel to it was lost. So no client waits for the lease.
         if matches!(actor.state, State::Queued { .. }) {
             actor.apply(Event::Released);
@@ -262,9 +280,8 @@ impl Actor {
         self.cancel_if_abandoned().await;
         loop {
             self.execute_effects().await;
-            if let Some(creation) = self.creation.take() {
-                creation.execute(&self.leases.handles.engine);
-            }
+            // Execute the operation only now, after gpushd has published that the lease is granting.
+            drop(self.creation.take());
             if let State::Ended(_) = self.state {
                 break;
             }
@@ -297,7 +314,7 @@ impl Actor {
                 }
             }
         };
-        let recorded = record.state;
+        let (recorded, reason) = (record.state, record.reason);
         self.set_record(record);
         match (self.state, recorded) {
             (State::Committing { .. }, LeaseState::Active) => self.apply(Event::Committed),
@@ -306,10 +323,14 @@ impl Actor {
                 self.apply(Event::CommitFailed);
             }
             (State::Active, LeaseState::Releasing) => {
-                self.apply(Event::Released);
+                self.apply(release_event(reason));
                 self.apply(Event::ReleaseRecorded);
+                self.continue_revocation();
             }
             _ => self.publish(),
+        }
+        if lost.is_unanswered {
+            self.apply(Event::Released);
         }
         if let Some(reservation) = lost.reservation {
             self.leases.handles.state.change_leases(|table| table.reserved.remove(&reservation));
@@ -397,6 +418,20 @@ impl Actor {
         }
     }
 
+    /// If the lease was revoked, ends its processes at the time that the record names.
+    fn continue_revocation(&mut self) {
+        let revocation = self.lease.as_ref().and_then(|lease| lease.record.revocation.as_ref());
+        if let Some(at) = revocation.and_then(|revocation| revocation.processes_end_at) {
+            let notice = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default();
+            self.apply(Event::EndProcesses(EndProcesses { notice, grace: self.leases.grace() }));
+        }
+    }
+
+    /// Returns whether the request has an idempotency key, so that its client can repeat it.
+    fn has_key(&self) -> bool {
+        self.request.as_ref().is_some_and(|request| request.has_key)
+    }
+
     /// Applies the event for the end time of the lease.
     fn expire(&mut self) {
         let Some(lease) = &self.lease else { return };
@@ -407,6 +442,19 @@ impl Actor {
     }
 }
 
+/// Returns the event that makes an active lease releasing for this reason.
+fn release_event(reason: Option<EndReason>) -> Event {
+    match reason {
+        Some(EndReason::Revoked) => Event::Revoked,
+        Some(EndReason::Expired) => Event::Expired,
+        Some(EndReason::GpuLost) => Event::GpuLost,
+        Some(
+            EndReason::Released | EndReason::Cancelled | EndReason::TimedOut | EndReason::Rebooted | EndReason::Failed,
+        )
+        | None => Event::Released,
+    }
+}
+
 /// Takes over the leases of an earlier gpushd that are not queued. The module `restored` takes over the queued ones.
 pub(crate) fn take_over(leases: &Leases) {
     let open: Vec<Arc<OpenLease>> = leases.handles.state.leases().open.values().cloned().collect();
@@ -414,13 +462,8 @@ pub(crate) fn take_over(leases: &Leases) {
         match lease.state.name() {
             LeaseState::Queued | LeaseState::Ended => {}
             LeaseState::Active | LeaseState::Releasing | LeaseState::Granting => {
-                let revocation = lease.record.revocation.as_ref();
-                let end_at = revocation.and_then(|revocation| revocation.processes_end_at);
                 let mut actor = Actor::of_open_lease(leases, OpenLease::clone(&lease));
-                if let Some(at) = end_at {
-                    let notice = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default();
-                    actor.apply(Event::EndProcesses(EndProcesses { notice, grace: leases.grace() }));
-                }
+                actor.continue_revocation();
                 actor.spawn();
             }
         }

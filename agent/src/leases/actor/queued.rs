@@ -77,7 +77,7 @@ pub(in crate::leases) async fn enter_queue(
     actor.publish();
     drop(entering);
     let place = leases.handles.lanes.queue(lanes::Waiter::Lease(id.to_string()), Needs::new());
-    let pending = PendingGrant::new(&actor.inbox, answer);
+    let pending = PendingGrant::new(leases, &actor.inbox, answer);
     actor.ticket = Some(leases.add_waiting(id, resolved, caller.viewer, place, actor.inbox.clone()));
     actor.spawn();
     Ok(pending)

@@ -98,7 +98,7 @@ pub(in crate::leases) async fn rejoin(
         return Ok(None);
     }
     match result.await {
-        Ok(Joined::Yes) => Ok(Some(PendingGrant::new(&inbox, answer))),
+        Ok(Joined::Yes) => Ok(Some(PendingGrant::new(leases, &inbox, answer))),
         Ok(Joined::NotAway(returned)) => {
             *lock = returned;
             Ok(None)
@@ -137,7 +137,7 @@ impl Actor {
         let (Some(place), Some(id)) = (self.place.take(), self.id()) else { return };
         self.ticket = Some(self.leases.add_waiting(id, resolved.clone(), viewer, place, self.inbox.clone()));
         // The key is already recorded.
-        self.request = Some(PendingRequest { resolved, viewer, key: None });
+        self.request = Some(PendingRequest { resolved, viewer, key: None, has_key: true });
         self.leases.actors.set_resolved(id);
     }
 
@@ -159,7 +159,7 @@ impl Actor {
                 if let Some(ticket) = self.ticket {
                     self.leases.replace_waiting(ticket, &resolved, caller.viewer);
                 }
-                self.request = Some(PendingRequest { resolved, viewer: caller.viewer, key: None });
+                self.request = Some(PendingRequest { resolved, viewer: caller.viewer, key: None, has_key: true });
             }
             // The client and its rights are known now. Only a temporary error keeps the request in the queue.
             (Err(error), true) => {
