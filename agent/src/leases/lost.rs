@@ -87,3 +87,30 @@ fn is_gone(host: &Arc<HostState>, gpu: &str, target: &str) -> bool {
         | GpuState::Maintenance => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gpush_core::preset;
+
+    use super::*;
+    use crate::state::tests::host_of;
+
+    #[test]
+    fn only_current_readings_show_that_a_device_is_gone() {
+        let gpus = preset::gpus("dgx-a100").expect("a preset");
+        let (uuid, device) = (gpus[0].uuid.clone(), "MIG-gone");
+        let gone = |state, stale, target: &str| {
+            let mut gpu = gpus[0].clone();
+            (gpu.state, gpu.stale) = (state, stale);
+            is_gone(&Arc::new(host_of(vec![gpu])), &uuid, target)
+        };
+        assert!(gone(GpuState::Ready, false, device) && gone(GpuState::Degraded, false, device));
+        assert!(!gone(GpuState::Ready, true, device), "an old reading shows nothing");
+        for state in [GpuState::Changing, GpuState::Held, GpuState::Unknown, GpuState::Maintenance] {
+            assert!(!gone(state, false, device), "{state:?}");
+        }
+        assert!(gone(GpuState::Lost, true, device) && gone(GpuState::Lost, true, &uuid));
+        assert!(!gone(GpuState::Ready, false, &uuid), "the GPU is there");
+        assert!(!is_gone(&Arc::new(host_of(Vec::new())), &uuid, device), "gpushd has not listed the GPUs yet");
+    }
+}

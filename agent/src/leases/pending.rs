@@ -56,3 +56,48 @@ pub(super) fn unanswered(stopping: &CancellationToken) -> ApiError {
         "the task of the lease has failed; gpushd ends the lease, unless the request has an idempotency key",
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::UnboundedReceiver;
+
+    use super::*;
+
+    type Answer = oneshot::Sender<Result<LeaseGrant, ApiError>>;
+
+    fn pending() -> (PendingGrant, Answer, UnboundedReceiver<LeaseCommand>, CancellationToken) {
+        let ((inbox, commands), (answer, receiver)) = (Inbox::new(), oneshot::channel());
+        let stopping = CancellationToken::new();
+        (PendingGrant { inbox, answer: Some(receiver), stopping: stopping.clone() }, answer, commands, stopping)
+    }
+
+    #[test]
+    fn lease_learns_that_its_client_is_gone() {
+        let (waiting, answer, mut commands, _) = pending();
+        assert!(commands.try_recv().is_err());
+        drop(waiting);
+        assert!(matches!(commands.try_recv(), Ok(LeaseCommand::ClientGone)) && answer.is_closed());
+    }
+
+    #[tokio::test]
+    async fn answered_client_is_not_reported_as_gone() {
+        let (waiting, answer, mut commands, _) = pending();
+        let refused = ApiError::new(gpush_api::Code::TimedOut, "too late");
+        answer.send(Err(refused.clone())).unwrap();
+        assert_eq!(waiting.granted().await.unwrap_err(), refused);
+        assert!(commands.try_recv().is_err());
+    }
+
+    /// Fault: if the task of a lease failed, the client was told that gpushd was stopping.
+    #[tokio::test]
+    async fn missing_answer_means_stopping_only_if_gpushd_stops() {
+        for (stops, code) in [(false, gpush_api::Code::Internal), (true, gpush_api::Code::Stopping)] {
+            let (waiting, answer, _commands, stopping) = pending();
+            if stops {
+                stopping.cancel();
+            }
+            drop(answer);
+            assert_eq!(waiting.granted().await.unwrap_err().code, code);
+        }
+    }
+}

@@ -57,6 +57,13 @@ impl GpuSnapshot {
         self.reasons.iter().any(|reason| matches!(reason, Reason::Changing { .. }))
     }
 
+    /// Returns a snapshot of this GPU, without a rule and without reasons for its state.
+    #[cfg(test)]
+    pub(crate) fn of(gpu: Gpu) -> Self {
+        let reported = event_fields(&gpu);
+        Self { gpu, reasons: Vec::new(), rule: None, reported }
+    }
+
     /// Returns whether this gpushd has not tried to read the GPU yet.
     pub(crate) fn is_unread(&self) -> bool {
         self.reasons.iter().any(|reason| matches!(reason, Reason::NotRead))

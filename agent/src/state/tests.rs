@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gpush_api::{Actor, Architecture, GpuAspect, GpuState, Maintenance, Memory};
+use gpush_api::{Actor, Architecture, Gpu, GpuAspect, GpuState, Maintenance, Memory};
 use gpush_nvml::{DriverError, ErrorKind, Identity, RemappedRows};
 use gpush_store::{ConditionKind, NewCondition, Options};
 
@@ -26,6 +26,12 @@ impl State {
         };
         Self::new(store, Events::new("test"), initial)
     }
+}
+
+/// Returns a snapshot with these GPUs, which have no rules.
+pub(crate) fn host_of(gpus: Vec<Gpu>) -> HostState {
+    let gpus = gpus.into_iter().map(|gpu| Arc::new(GpuSnapshot::of(gpu))).collect();
+    HostState { gpus, ..HostState::clone(&State::empty().now()) }
 }
 
 fn identity(index: u32) -> Identity {

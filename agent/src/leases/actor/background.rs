@@ -44,3 +44,34 @@ impl<T: 'static> Background<T> {
         result
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[test]
+    fn interrupted_wait_loses_no_result() {
+        let mut background = Background::default();
+        assert!(!background.is_running() && background.finished().now_or_never().is_none());
+        let (done, result) = oneshot::channel();
+        background.start(async move { result.await.unwrap_or(0) });
+        assert!(background.finished().now_or_never().is_none(), "the future still runs");
+        done.send(7).unwrap();
+        assert_eq!(background.finished().now_or_never(), Some(7));
+        assert!(!background.is_running());
+    }
+
+    #[test]
+    fn replaced_and_stopped_futures_are_dropped() {
+        let mut background = Background::default();
+        let (first, lost) = oneshot::channel::<()>();
+        background.start(async move { lost.await.is_ok() });
+        background.start(std::future::pending());
+        assert!(first.is_closed() && background.is_running());
+        background.stop();
+        assert!(!background.is_running() && background.finished().now_or_never().is_none());
+    }
+}

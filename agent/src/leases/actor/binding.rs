@@ -54,3 +54,45 @@ async fn process_ends(id: LeaseId, pid: u32, start: Option<u64>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::state::leases::tests::record;
+
+    fn bound(binding: LeaseBinding) -> OpenLease {
+        let mut record = record(1, 1000, "GPU-0");
+        record.binding = binding;
+        OpenLease::new(record)
+    }
+
+    fn process(child: &Child, start: Option<u64>) -> OpenLease {
+        bound(LeaseBinding::Process { pid: Some(child.id()), start })
+    }
+
+    #[tokio::test]
+    async fn binding_ends_with_its_process() {
+        let mut child = Command::new("/bin/cat").stdin(Stdio::piped()).spawn().unwrap();
+        let start = proc::start(child.id());
+        let lease = process(&child, start);
+        assert!(ended(&lease).now_or_never().is_none(), "the process runs");
+        // Another process may have got the pid.
+        let earlier = process(&child, start.map(|start| start - 1));
+        assert!(ended(&earlier).now_or_never().is_some(), "the process of the lease has ended");
+        drop(child.stdin.take());
+        ended(&lease).await;
+        child.wait().unwrap();
+        ended(&lease).await;
+    }
+
+    #[test]
+    fn lease_without_a_process_or_cgroup_has_no_end_of_its_binding() {
+        for binding in [LeaseBinding::Time, LeaseBinding::None, LeaseBinding::Process { pid: None, start: None }] {
+            assert!(ended(&bound(binding)).now_or_never().is_none());
+        }
+    }
+}

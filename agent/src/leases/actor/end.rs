@@ -237,3 +237,54 @@ async fn one_ends(pids: Vec<u32>) {
         std::future::pending::<()>().await;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    fn probe() -> Probe {
+        Probe { left: RemainingProcesses::default(), words: Vec::new(), is_unattributed: false }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn probe_is_due_at_its_time_or_with_a_signal() {
+        let mut ending = EndProgress::default();
+        let second = Duration::from_secs(1);
+        assert_eq!((ending.next_probe(None), ending.is_due(false), ending.is_due(true)), (None, false, true));
+        ending.next = Some(Instant::now() + 2 * second);
+        assert_eq!(ending.next_probe(Some(second)), Some(Instant::now() + second), "the signal comes first");
+        assert_eq!(ending.next_probe(Some(3 * second)), ending.next);
+        assert!(!ending.is_due(false));
+        tokio::time::advance(2 * second).await;
+        assert!(ending.is_due(false));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_one_probe_runs_at_a_time() {
+        let mut ending = EndProgress { next: Some(Instant::now()), ..EndProgress::default() };
+        let (done, result) = tokio::sync::oneshot::channel::<Probe>();
+        ending.probe.start(async { result.await.unwrap_or_else(|_| probe()) });
+        assert!(ending.probe.finished().now_or_never().is_none());
+        assert_eq!((ending.next_probe(Some(Duration::ZERO)), ending.is_due(true)), (None, false));
+        done.send(probe()).unwrap();
+        assert!(ending.probe.finished().now_or_never().is_some() && ending.is_due(false));
+    }
+
+    #[tokio::test]
+    async fn first_process_that_ends_is_enough() {
+        let start = || Command::new("/bin/cat").stdin(Stdio::piped()).spawn().unwrap();
+        let (mut stays, mut goes) = (start(), start());
+        let mut waiting = Box::pin(one_ends(vec![stays.id(), goes.id()]));
+        assert!(waiting.as_mut().now_or_never().is_none());
+        drop(goes.stdin.take());
+        waiting.await;
+        goes.wait().unwrap();
+        assert!(one_ends(vec![goes.id()]).now_or_never().is_none(), "a process that has ended cannot be watched");
+        drop(stays.stdin.take());
+        stays.wait().unwrap();
+    }
+}

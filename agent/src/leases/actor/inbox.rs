@@ -101,7 +101,7 @@ pub(in crate::leases) struct Inbox(mpsc::UnboundedSender<LeaseCommand>);
 
 impl Inbox {
     /// Creates an inbox, and the end from which the task reads it.
-    pub(super) fn new() -> (Self, mpsc::UnboundedReceiver<LeaseCommand>) {
+    pub(in crate::leases) fn new() -> (Self, mpsc::UnboundedReceiver<LeaseCommand>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         (Self(sender), receiver)
     }
@@ -165,5 +165,45 @@ impl Inboxes {
     pub(super) fn remove(&self, id: LeaseId) {
         self.entries().remove(&id);
         self.changed.send_replace(());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_reach_open_leases_only() {
+        let inboxes = Inboxes::default();
+        let changes = inboxes.watch();
+        let (inbox, mut commands) = Inbox::new();
+        inboxes.send(LeaseId(1), LeaseCommand::GpuLost);
+        inboxes.insert(LeaseId(1), inbox.clone(), false);
+        assert!(changes.has_changed().unwrap());
+        inboxes.send(LeaseId(1), LeaseCommand::GpuLost);
+        assert!(matches!(commands.try_recv(), Ok(LeaseCommand::GpuLost)) && commands.try_recv().is_err());
+        inboxes.remove(LeaseId(1));
+        assert!(inboxes.get(LeaseId(1)).is_none());
+        drop(commands);
+        assert!(
+            matches!(inbox.send(LeaseCommand::ClientGone), Err(unsent) if matches!(*unsent, LeaseCommand::ClientGone))
+        );
+    }
+
+    #[test]
+    fn request_is_unresolved_until_its_task_says_otherwise() {
+        let inboxes = Inboxes::default();
+        let receivers: Vec<_> = [(1, true), (2, false), (3, true)]
+            .into_iter()
+            .map(|(id, is_unresolved)| {
+                let (inbox, commands) = Inbox::new();
+                inboxes.insert(LeaseId(id), inbox, is_unresolved);
+                commands
+            })
+            .collect();
+        assert_eq!(inboxes.unresolved().len(), 2);
+        inboxes.set_resolved(LeaseId(3));
+        assert_eq!(inboxes.unresolved().len(), 1);
+        drop(receivers);
     }
 }

@@ -248,3 +248,30 @@ pub(super) fn wait_until(lease: &OpenLease) -> Option<Instant> {
         gpush_api::LeaseWait::Seconds(_) | gpush_api::LeaseWait::No | gpush_api::LeaseWait::Unlimited => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::LeaseWait;
+    use jiff::SignedDuration;
+
+    use super::*;
+    use crate::state::leases::tests::record;
+
+    /// Fault: a restart of gpushd gave a waiting request its whole time again.
+    #[tokio::test(start_paused = true)]
+    async fn restored_request_waits_only_for_the_rest_of_its_time() {
+        let lease = |wait, state, age: i64| {
+            let mut record = record(1, 1000, "GPU-0");
+            (record.request.wait, record.state) = (wait, state);
+            record.created_at = Timestamp::now() - SignedDuration::from_secs(age);
+            OpenLease::new(record)
+        };
+        let left = |wait, state, age| wait_until(&lease(wait, state, age)).map(|until| until - Instant::now());
+        let minute = LeaseWait::Seconds(60);
+        let rest = left(minute, LeaseState::Queued, 40).unwrap();
+        assert!(rest <= Duration::from_secs(20) && rest > Duration::ZERO, "{rest:?}");
+        assert_eq!(left(minute, LeaseState::Queued, 3600), Some(Duration::ZERO), "gpushd was down for longer");
+        assert_eq!(left(LeaseWait::Unlimited, LeaseState::Queued, 3600), None);
+        assert_eq!(left(minute, LeaseState::Active, 3600), None, "only queued requests time out");
+    }
+}
