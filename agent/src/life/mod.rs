@@ -24,6 +24,8 @@
 mod compose;
 mod config;
 mod identities;
+#[cfg(test)]
+mod in_process;
 mod reloading;
 
 use std::{path::PathBuf, pin::pin, sync::Arc, time::Duration};

@@ -16,4 +16,6 @@ pub mod worker;
 
 pub use error::{DriverError, ErrorKind};
 pub use hardware::{AbandonedWorker, Deadlines, Hardware, Options, Settled, Status};
+pub use worker::ScriptedDriver;
+
 pub use reading::{Event, EventKind, Identity, Listed, ModeChange, Reading, ReadingPart, RemappedRows, Unread};

@@ -122,8 +122,20 @@ fn serve(mut socket: UnixStream) -> std::io::Result<()> {
         let replies = replies.clone();
         thread::Builder::new().name("events".to_owned()).spawn(move || report_events(&set, &replies))?;
     }
+    distribute(&mut socket, &replies, || {
+        let mut cache = ProfileCache::default();
+        move |request: &Request| carry_out(driver, request, &mut cache)
+    })
+}
+
+/// Reads calls until the other side closes the socket, and gives each of them to the thread of its GPU. `executor` returns
+/// the function with which a new thread executes its calls.
+fn distribute<E>(socket: &mut UnixStream, replies: &ReplySender, executor: impl Fn() -> E) -> std::io::Result<()>
+where
+    E: FnMut(&Request) -> Result<Answer, DriverError> + Send + 'static,
+{
     let mut threads: HashMap<Option<String>, mpsc::Sender<(u64, Request)>> = HashMap::new();
-    while let Some(frame) = proto::read(&mut socket)? {
+    while let Some(frame) = proto::read(socket)? {
         let ToWorker::Call { id, request } = frame else {
             return Err(std::io::Error::other("a second init"));
         };
@@ -132,9 +144,9 @@ fn serve(mut socket: UnixStream) -> std::io::Result<()> {
             Some(sender) => sender,
             None => {
                 let (sender, calls) = mpsc::channel();
-                let replies = replies.clone();
+                let (replies, execute) = (replies.clone(), executor());
                 let name = key.as_deref().unwrap_or("host").chars().take(15).collect();
-                thread::Builder::new().name(name).spawn(move || answer_calls(driver, &calls, &replies))?;
+                thread::Builder::new().name(name).spawn(move || answer_calls(execute, &calls, &replies))?;
                 threads.entry(key).or_insert(sender)
             }
         };
@@ -152,12 +164,49 @@ fn open(library: Option<&Path>) -> Result<(&'static Driver, gpush_api::Driver), 
     Ok((Box::leak(Box::new(driver)), info))
 }
 
-fn answer_calls(driver: &Driver, calls: &mpsc::Receiver<(u64, Request)>, replies: &ReplySender) {
-    let mut cache = ProfileCache::default();
+fn answer_calls(
+    mut execute: impl FnMut(&Request) -> Result<Answer, DriverError>,
+    calls: &mpsc::Receiver<(u64, Request)>,
+    replies: &ReplySender,
+) {
     while let Ok((id, request)) = calls.recv() {
-        let result = carry_out(driver, &request, &mut cache);
+        let result = execute(&request);
         replies.send(&ToParent::Reply { id, result });
     }
+}
+
+/// A driver without a library, for tests of programs that use [`Hardware`](crate::Hardware). It answers in threads of the
+/// same process, through the same protocol and the same supervisor as a worker process.
+pub trait ScriptedDriver: std::fmt::Debug + Send + Sync {
+    /// Returns the driver, or why the worker cannot start.
+    ///
+    /// # Errors
+    /// As scripted.
+    fn info(&self) -> Result<gpush_api::Driver, DriverError>;
+
+    /// Executes a call. Calls for one GPU arrive one after the other. A call may block.
+    ///
+    /// # Errors
+    /// As scripted.
+    fn call(&self, request: &Request) -> Result<Answer, DriverError>;
+}
+
+/// Answers on a socket with a scripted driver, until the other side closes the socket.
+pub(crate) fn serve_scripted(mut socket: UnixStream, driver: &Arc<dyn ScriptedDriver>) -> std::io::Result<()> {
+    let replies = ReplySender(Arc::new(Locked::new(socket.try_clone()?)));
+    let Some(ToWorker::Init { .. }) = proto::read(&mut socket)? else {
+        return Err(std::io::Error::other("the first frame is not init"));
+    };
+    let info = driver.info();
+    let is_ready = info.is_ok();
+    replies.send(&ToParent::Ready(info));
+    if !is_ready {
+        return Ok(());
+    }
+    distribute(&mut socket, &replies, || {
+        let driver = Arc::clone(driver);
+        move |request: &Request| driver.call(request)
+    })
 }
 
 fn carry_out(driver: &Driver, request: &Request, cache: &mut ProfileCache) -> Result<Answer, DriverError> {

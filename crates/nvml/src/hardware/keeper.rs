@@ -20,7 +20,10 @@ use std::{
 use tokio::sync::mpsc;
 
 use super::{Options, THIS_PROGRAM, machine::WorkerId};
-use crate::proto::{self, ToParent, ToWorker};
+use crate::{
+    proto::{self, ToParent, ToWorker},
+    worker,
+};
 
 /// A worker's message, or its end.
 #[derive(Debug)]
@@ -47,25 +50,15 @@ impl WorkerSocket {
         let (ours, theirs) = UnixStream::pair()?;
         let line = Self { stream: ours.try_clone()?, pid: None };
         line.say(&ToWorker::Init { library: options.library.clone(), events: options.events })?;
-        let mut command = Command::new(&options.program);
-        if options.program == Path::new(THIS_PROGRAM)
-            && let Some(name) = env::args_os().next()
-        {
-            // Sets the name in process lists. Otherwise the name would be /proc/self/exe.
-            command.arg0(name);
-        }
-        command.args(&options.args).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+        let start = start(options, theirs);
         thread::Builder::new().name(format!("driver-{worker}")).spawn(move || {
             let report = |report| reports.send((worker, report)).is_ok();
-            let how = match command.spawn() {
-                Ok(child) => {
-                    // `command` holds a copy of the child's end of the socket. While that copy is
-                    // open, gpushd does not notice when the child closes its own copy.
-                    drop(command);
-                    report(Report::Spawned { pid: child.id() });
-                    attend(child, ours, |printed| report(Report::Printed(printed)))
+            let how = match start() {
+                Ok(running) => {
+                    report(Report::Spawned { pid: running.pid() });
+                    attend(running, ours, |printed| report(Report::Printed(printed)))
                 }
-                Err(error) => format!("{}: {error}", command.get_program().to_string_lossy()),
+                Err(how) => how,
             };
             report(Report::Gone { how });
         })?;
@@ -101,8 +94,65 @@ impl Drop for WorkerSocket {
     }
 }
 
-/// Reads until the worker or the supervisor closes the socket. Then waits for the process to end.
-fn attend(mut child: Child, mut stream: UnixStream, mut printed: impl FnMut(ToParent) -> bool) -> String {
+/// A worker that has started.
+enum RunningWorker {
+    Process(Child),
+    /// A scripted driver, which answers in a thread of this process.
+    Thread(thread::JoinHandle<io::Result<()>>),
+}
+
+impl RunningWorker {
+    fn pid(&self) -> u32 {
+        match self {
+            Self::Process(child) => child.id(),
+            Self::Thread(_) => std::process::id(),
+        }
+    }
+
+    /// Ends the worker, and waits for its end. Returns how it ended.
+    fn end(self) -> String {
+        match self {
+            Self::Process(mut child) => {
+                // If the process has ended, the kill has no effect: the pid is not reused before `wait`.
+                let _ = child.kill();
+                child.wait().map_or_else(|error| error.to_string(), in_words)
+            }
+            Self::Thread(thread) => match thread.join() {
+                Ok(Ok(())) => "its thread ended".to_owned(),
+                Ok(Err(error)) => format!("its thread ended: {error}"),
+                Err(_) => "its thread panicked".to_owned(),
+            },
+        }
+    }
+}
+
+/// Returns the function that starts a worker on a socket. If the start fails, the function returns why.
+fn start(options: &Options, socket: UnixStream) -> Box<dyn FnOnce() -> Result<RunningWorker, String> + Send> {
+    if let Some(driver) = options.scripted.clone() {
+        return Box::new(move || {
+            let name = "scripted-driver".to_owned();
+            let thread = thread::Builder::new().name(name).spawn(move || worker::serve_scripted(socket, &driver));
+            thread.map(RunningWorker::Thread).map_err(|error| error.to_string())
+        });
+    }
+    let mut command = Command::new(&options.program);
+    if options.program == Path::new(THIS_PROGRAM)
+        && let Some(name) = env::args_os().next()
+    {
+        // Sets the name in process lists. Otherwise the name would be /proc/self/exe.
+        command.arg0(name);
+    }
+    command.args(&options.args).stdin(OwnedFd::from(socket)).stdout(Stdio::null());
+    // The function owns `command`, and with it a copy of the worker's end of the socket. While that copy is open, gpushd
+    // does not notice when the worker closes its own copy. So the function must end before gpushd reads the socket.
+    Box::new(move || match command.spawn() {
+        Ok(child) => Ok(RunningWorker::Process(child)),
+        Err(error) => Err(format!("{}: {error}", command.get_program().to_string_lossy())),
+    })
+}
+
+/// Reads until the worker or the supervisor closes the socket. Then waits for the worker to end.
+fn attend(worker: RunningWorker, mut stream: UnixStream, mut printed: impl FnMut(ToParent) -> bool) -> String {
     let mut trouble = None;
     loop {
         match proto::read(&mut stream) {
@@ -118,9 +168,7 @@ fn attend(mut child: Child, mut stream: UnixStream, mut printed: impl FnMut(ToPa
             }
         }
     }
-    // If the process has ended, the kill has no effect: the pid is not reused before `wait`.
-    let _ = child.kill();
-    let ended = child.wait().map_or_else(|e| e.to_string(), in_words);
+    let ended = worker.end();
     match trouble {
         Some(trouble) => format!("{ended}, after {trouble}"),
         None => ended,

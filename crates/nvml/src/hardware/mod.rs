@@ -32,6 +32,7 @@ use crate::{
     error::{DriverError, ErrorKind},
     proto::{Answer, GpuRef, Request},
     reading::{Event, Listed, ModeChange, Reading},
+    worker::ScriptedDriver,
 };
 
 /// Options of the worker.
@@ -47,6 +48,8 @@ pub struct Options {
     pub events: bool,
     /// Time limits.
     pub deadlines: Deadlines,
+    /// For tests: answers in this process, in place of a worker process.
+    pub scripted: Option<Arc<dyn ScriptedDriver>>,
 }
 
 impl Options {
@@ -59,7 +62,14 @@ impl Options {
             library: None,
             events: false,
             deadlines: Deadlines::default(),
+            scripted: None,
         }
+    }
+
+    /// Returns options with a scripted driver in place of a worker process.
+    #[must_use]
+    pub fn scripted(driver: Arc<dyn ScriptedDriver>) -> Self {
+        Self { scripted: Some(driver), ..Self::of_this_program() }
     }
 
     /// Returns options that use the running program as the worker, even if an upgrade has replaced its file.

@@ -1,0 +1,196 @@
+//! Layouts: what gpushd refuses, which calls it makes, and what is left when a call fails.
+
+use gpush_api::{Code, GpuState, OperationState};
+use gpush_nvml::ErrorKind;
+use serde_json::json;
+
+use super::InProcess;
+
+const MIG: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n";
+
+const CREATE: &str = "creating a GPU instance";
+const CREATE_COMPUTE: &str = "creating a compute instance";
+const DESTROY: &str = "destroying a GPU instance";
+const DESTROY_COMPUTE: &str = "destroying a compute instance";
+
+async fn host(gpus: usize) -> InProcess {
+    InProcess::start("dgx-h100", gpus, MIG).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn layout_is_applied_and_read_back() {
+    let host = host(2).await;
+    let ended = host.apply(&["0"], &["3g.40gb", "2g.20gb"]).await;
+    assert_eq!(ended.state, OperationState::Done, "{:?}", ended.error);
+    assert_eq!(host.gpus.instances(0).len(), 2);
+    assert!(host.gpus.instances(1).is_empty(), "the other GPU stays as it is");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_the_difference_is_changed() {
+    let host = host(1).await;
+    host.apply(&["0"], &["3g.40gb", "1g.10gb"]).await;
+    host.gpus.take_changes();
+    let ended = host.apply(&["0"], &["3g.40gb", "2g.20gb"]).await;
+    assert_eq!(ended.state, OperationState::Done, "{:?}", ended.error);
+    let changes = [DESTROY_COMPUTE, DESTROY, CREATE, CREATE_COMPUTE].map(|call| format!("{call} 0"));
+    assert_eq!(host.gpus.take_changes(), changes, "the 3g.40gb instance is kept");
+    let again = host.apply(&["0"], &["3g.40gb", "2g.20gb"]).await;
+    assert_eq!((again.state, host.gpus.take_changes().len()), (OperationState::Done, 0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn impossible_layout_is_refused_before_any_call() {
+    let host = host(1).await;
+    for (layout, code) in [
+        (&["4g.40gb", "4g.40gb"][..], Code::LayoutImpossible),
+        (&["9g.90gb"], Code::UnknownProfile),
+        (&["1g.10gb@7", "1g.10gb@7"], Code::LayoutImpossible),
+    ] {
+        let error = host.begin(&["0"], layout, &json!({})).await.unwrap_err();
+        assert_eq!(error.code, code, "{layout:?}: {error:?}");
+        assert!(error.hint.is_some(), "{error:?}");
+    }
+    let error = host.begin(&["5"], &["1g.10gb"], &json!({})).await.unwrap_err();
+    assert_eq!(error.code, Code::NotFound, "{error:?}");
+    assert!(host.gpus.take_changes().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn used_instance_is_never_destroyed_and_the_process_is_named() {
+    let host = host(1).await;
+    host.apply(&["0"], &["3g.40gb"]).await;
+    host.gpus.use_first_device(0, std::process::id());
+    host.gpus.take_changes();
+    let error = host.begin(&["0"], &["7g.80gb"], &json!({})).await.unwrap_err();
+    assert_eq!(error.code, Code::Blocked, "{error:?}");
+    assert!(format!("{error:?}").contains(&std::process::id().to_string()), "{error:?}");
+    assert!(host.gpus.take_changes().is_empty());
+    // An instance beside it can be created.
+    let ended = host.apply(&["0"], &["3g.40gb", "1g.10gb"]).await;
+    assert_eq!((ended.state, host.gpus.instances(0).len()), (OperationState::Done, 2));
+    host.gpus.end_processes(0);
+    assert_eq!(host.apply(&["0"], &["7g.80gb"]).await.state, OperationState::Done);
+}
+
+/// All changes of an operation are undone in reverse order, whichever of its calls fails.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failure_of_each_call_restores_the_previous_layout() {
+    let mut tried = 0;
+    for (call, after) in [
+        (DESTROY_COMPUTE, 0),
+        (DESTROY_COMPUTE, 1),
+        (DESTROY, 0),
+        (DESTROY, 1),
+        (CREATE, 0),
+        (CREATE, 1),
+        (CREATE_COMPUTE, 0),
+        (CREATE_COMPUTE, 1),
+    ] {
+        let host = host(1).await;
+        host.apply(&["0"], &["2g.20gb@0", "2g.20gb@2", "1g.10gb@6"]).await;
+        let before = host.gpus.instances(0);
+        host.gpus.fail_after(after, call, 0, 1, ErrorKind::InsufficientResources);
+        let ended = host.apply(&["0"], &["1g.10gb@6", "1g.20gb@0", "1g.20gb@2"]).await;
+        assert_eq!(ended.state, OperationState::RolledBack, "{call} {after}: {:?}", ended.error);
+        assert_eq!(host.gpus.instances(0), before, "{call} {after}");
+        assert!(ended.error.expect("an error").message.contains("GPU 0"), "{call} {after}");
+        assert_eq!(host.gpus().await[0].state, GpuState::Ready, "{call} {after}");
+        tried += 1;
+    }
+    println!("{tried} failed calls");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gpu_is_degraded_if_the_rollback_fails_and_a_later_change_mends_it() {
+    let host = host(1).await;
+    host.apply(&["0"], &["3g.40gb"]).await;
+    // The new instance cannot be created, and neither can the previous one.
+    host.gpus.fail(CREATE, 0, 1000, ErrorKind::InsufficientResources);
+    let ended = host.apply(&["0"], &["7g.80gb"]).await;
+    assert_eq!(ended.state, OperationState::Failed, "{:?}", ended.error);
+    let gpu = host.gpus().await.remove(0);
+    assert_eq!(gpu.state, GpuState::Degraded, "{:?}", gpu.reasons);
+    assert!(gpu.reasons.iter().any(|reason| reason.contains("3g.40gb")), "{:?}", gpu.reasons);
+    host.gpus.clear_faults();
+    assert_eq!(host.apply(&["0"], &["7g.80gb"]).await.state, OperationState::Done);
+    assert_eq!(host.gpus().await[0].state, GpuState::Ready);
+}
+
+/// Several GPUs change together or not at all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failure_on_one_gpu_restores_all_gpus_of_the_operation() {
+    let host = host(3).await;
+    host.apply(&["all"], &["3g.40gb"]).await;
+    let before: Vec<_> = (0..3).map(|gpu| host.gpus.instances(gpu)).collect();
+    host.gpus.fail(CREATE, 1, 1, ErrorKind::InsufficientResources);
+    let ended = host.apply(&["all"], &["7g.80gb"]).await;
+    assert_eq!(ended.state, OperationState::RolledBack, "{:?}", ended.error);
+    assert_eq!((0..3).map(|gpu| host.gpus.instances(gpu)).collect::<Vec<_>>(), before);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn second_change_of_a_gpu_is_refused_or_waits() {
+    let host = host(2).await;
+    host.gpus.hold(CREATE, 0);
+    let first = host.begin(&["0"], &["3g.40gb"], &json!({})).await.expect("it begins");
+    host.until("the call is held", async || (!host.gpus.changes().is_empty()).then_some(())).await;
+    let refused = host.begin(&["0"], &["7g.80gb"], &json!({})).await.unwrap_err();
+    assert_eq!((refused.code, refused.retryable), (Code::Conflict, true), "{refused:?}");
+    assert!(format!("{refused:?}").contains(&first.id), "{refused:?}");
+    let waits = host.begin(&["0"], &["7g.80gb"], &json!({ "wait_s": 600 })).await.expect("it waits");
+    assert!(!waits.begun && !waits.state.is_final(), "{waits:?}");
+    let other = host.apply(&["1"], &["7g.80gb"]).await;
+    assert_eq!(other.state, OperationState::Done, "another GPU does not wait");
+    host.gpus.release();
+    assert_eq!(host.ended(&first).await.state, OperationState::Done);
+    assert_eq!(host.ended(&waits).await.state, OperationState::Done);
+    assert_eq!(host.gpus.instances(0), ["7g.80gb@0"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_operations_begin_in_their_order_and_can_be_cancelled() {
+    let host = host(1).await;
+    host.gpus.hold(CREATE, 0);
+    let first = host.begin(&["0"], &["3g.40gb"], &json!({})).await.expect("it begins");
+    let wait = json!({ "wait_s": 600 });
+    let second = host.begin(&["0"], &["4g.40gb"], &wait).await.expect("it waits");
+    let third = host.begin(&["0"], &["2g.20gb"], &wait).await.expect("it waits");
+    let fourth = host.begin(&["0"], &["7g.80gb"], &wait).await.expect("it waits");
+    let cancelled: gpush_api::Operation =
+        host.post(&format!("/v1/operations/{}/cancel", third.id), &json!({})).await.expect("it is cancelled");
+    assert_eq!(host.ended(&cancelled).await.error.expect("an error").code, Code::Cancelled);
+    host.gpus.release();
+    let mut ends = Vec::new();
+    for operation in [&first, &second, &fourth] {
+        let ended = host.ended(operation).await;
+        assert_eq!(ended.state, OperationState::Done, "{:?}", ended.error);
+        ends.push(ended.ended_at.expect("a time"));
+    }
+    assert!(ends.is_sorted(), "{ends:?}");
+    assert_eq!(host.gpus.instances(0), ["7g.80gb@0"]);
+}
+
+/// The change makes an override, and `once` does not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn applied_layout_stays_desired_only_without_once() {
+    let host = host(1).await;
+    let once = host.begin(&["0"], &["3g.40gb"], &json!({ "once": true })).await.expect("it begins");
+    assert_eq!(host.ended(&once).await.state, OperationState::Done);
+    let gpu = host.gpus().await.remove(0);
+    assert!(gpu.overridden.is_none() && !gpu.drift.is_empty(), "{:?}", gpu.drift);
+    host.apply(&["0"], &["3g.40gb"]).await;
+    let gpu = host.gpus().await.remove(0);
+    assert!(gpu.overridden.is_some() && gpu.drift.is_empty(), "{:?}", gpu.drift);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gpu_that_another_mode_owns_is_not_changed() {
+    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"unmanaged\"\n";
+    let host = InProcess::start("dgx-h100", 2, config).await;
+    for gpu in ["0", "1"] {
+        let error = host.begin(&[gpu], &["3g.40gb"], &json!({})).await.unwrap_err();
+        assert!(!error.retryable && error.hint.is_some(), "GPU {gpu}: {error:?}");
+    }
+    assert!(host.gpus.take_changes().is_empty());
+}
