@@ -3,9 +3,10 @@
 //!
 //! It knows placements and overlaps, and no other rule of a driver: what a real driver does, the simulator imitates.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard};
 
 use gpush_api::{ComputeInstance, Driver, Gpu, GpuInstance, GpuProfile, Memory, Mig, Placement, Process, ProcessKind};
+use gpush_locked::Locked;
 use gpush_nvml::{
     DriverError, ErrorKind, Identity, Listed, ModeChange, Reading, ScriptedDriver,
     proto::{Answer, GpuRef, Request},
@@ -14,7 +15,7 @@ use gpush_nvml::{
 /// The scripted GPUs.
 #[derive(Debug)]
 pub(super) struct ScriptedGpus {
-    script: Mutex<Script>,
+    script: Locked<Script>,
     /// Notified when a call is no longer held.
     released: Condvar,
 }
@@ -48,7 +49,7 @@ impl ScriptedGpus {
     pub(super) fn new(gpus: &[Gpu]) -> Arc<Self> {
         let gpus = gpus.iter().map(reading).collect();
         let script = Script { gpus, faults: Vec::new(), changes: Vec::new(), held: Vec::new() };
-        Arc::new(Self { script: Mutex::new(script), released: Condvar::new() })
+        Arc::new(Self { script: Locked::new(script), released: Condvar::new() })
     }
 
     /// Lets the next `times` calls of this name on a GPU fail.
@@ -122,8 +123,8 @@ impl ScriptedGpus {
         instances.flat_map(|instance| &mut instance.compute).for_each(|compute| compute.processes.clear());
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Script> {
-        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Script> {
+        self.script.lock()
     }
 }
 
@@ -152,7 +153,7 @@ impl ScriptedDriver for ScriptedGpus {
             script.changes.push(format!("{name} {index}"));
         }
         while script.held.contains(&(name, index)) {
-            script = self.released.wait(script).unwrap_or_else(PoisonError::into_inner);
+            script = self.released.wait(script).expect("no test panics while it holds the lock");
         }
         script.fault(name, index).map_or(Ok(()), |kind| Err(DriverError::new(kind, name)))?;
         change(&mut script.gpus[at], request)
@@ -307,7 +308,7 @@ fn reading(gpu: &Gpu) -> Reading {
         mig: gpu.mig.clone(),
         compute_mode: Some(gpush_api::ComputeMode::Default),
         nvlink: None,
-        sensors: gpu.sensors.clone(),
+        sensors: gpu.sensors,
         processes: Vec::new(),
         processes_known: true,
         rows: None,
