@@ -73,7 +73,11 @@ impl Caller {
             true => users.is_in_one_of(&peer.groups, &access.admin_groups).await,
             false => Ok(false),
         };
-        let account = users.accounts().last(peer.uid);
+        let account = match peer.uid {
+            // Root of a container has the uid of the host's root, but not its rights.
+            0 if !peer.is_on_this_host => Ok(Account::RootContainers),
+            uid => users.accounts().last(uid),
+        };
         Self::new(peer, own_uid, is_member, account)
     }
 

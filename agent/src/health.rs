@@ -38,6 +38,8 @@ pub(crate) struct Sources {
     pub(crate) tasks: Tasks,
     /// Root of the host's file system, where gpushd looks for other managers.
     pub(crate) host_root: PathBuf,
+    /// Returns the errors of the config file. Their causes contain lines of the file, so only administrators see them.
+    pub(crate) config: Check,
     /// Checks of the other parts of gpushd, in the order of the report.
     pub(crate) checks: Vec<Check>,
 }
@@ -81,7 +83,11 @@ impl Health {
         // Use a blocking thread, because some checks read cgroups.
         let sources = Arc::clone(&self.0);
         let checked = subtask::blocking(move || sources.checks.iter().flat_map(|check| check()).collect()).await;
-        let mut causes: Vec<ApiError> = checked.unwrap_or_default();
+        let mut causes = (self.0.config)();
+        if !viewer.is_admin() {
+            causes.iter_mut().for_each(redact::config_error);
+        }
+        causes.extend(checked.unwrap_or_else(Vec::new));
         let mut count = 0;
         let mut maintenance = state.maintenance();
         if let Some(maintenance) = &mut maintenance {

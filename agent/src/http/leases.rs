@@ -19,6 +19,7 @@ use super::{
     without_parameters,
 };
 use crate::{
+    authorization::Authorization,
     caller::Caller,
     idempotency::Header,
     leases::{self, Leases, Outcome},
@@ -74,11 +75,15 @@ struct LeaseReleaseRequest {}
 async fn request(
     State(leases): State<Leases>,
     State(requests): State<Requests>,
+    State(authorization): State<Authorization>,
     caller: Caller,
     header: Header,
     Body(request): Body<LeaseRequest>,
 ) -> Result<Json<LeaseGrant>, Failure> {
     requests.can_record()?;
+    if request.holder.is_some_and(|holder| holder != caller.uid()) {
+        authorization.admin(&caller, "request leases for other users").await?;
+    }
     let key = header.of(caller.uid(), "/v1/leases", &request);
     let requested = async move { leases::request_lease(&leases, &caller, request, key).await };
     match requests.carry_out(requested).await? {

@@ -209,6 +209,11 @@ pub(super) fn denied(lease: &OpenLease, caller: &Caller, what: &str) -> ApiError
     }
     let holder = &lease.record.holder;
     let who = holder.user.clone().unwrap_or_else(|| format!("uid {}", holder.uid));
+    if caller.runs_as(holder.uid) && !caller.holds(holder.uid) {
+        return ApiError::new(Code::Denied, format!("you may not {what} lease {}", lease.id()))
+            .cause("root of a container may not change or use leases of uid 0, because the host's root may hold them")
+            .hint("the lease of a container ends with its process, or at its end time");
+    }
     let who_may = match what {
         "use" => "the holder and administrators",
         _ => "the holder, the owner of the holder's subordinate uid, and administrators",

@@ -231,9 +231,9 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         startup: startup.clone(),
         tasks: tasks.clone(),
         host_root,
+        config: check(&settings, |settings| settings.trouble().into_iter().collect()),
         checks: vec![
             check(&tasks, Tasks::health),
-            check(&settings, |settings| settings.trouble().into_iter().collect()),
             check(&engine, |engine| engine.operations.not_stopping(&engine.stopping).err().into_iter().collect()),
             check(&host_services, |host_services| apply::services_health(host_services)),
             check(&timeslice, Timeslice::health),

@@ -31,11 +31,19 @@ pub(super) fn health(users: &Users) -> Vec<ApiError> {
 /// the ranges of subordinate uids. Ends when `stopping` is cancelled.
 pub(super) async fn keep_resolved(state: State, users: Users, stopping: CancellationToken) {
     let mut snapshots = state.watch();
+    let mut absent = Vec::new();
     while !stopping.is_cancelled() {
         let config = state.config();
         let (names, groups) = named(&config);
         let resolving = async {
             users.names().resolve(&names, &groups).await;
+            let now = self::absent(&users, &names, &groups);
+            for what in now.iter().filter(|what| !absent.contains(*what)) {
+                tracing::warn!(
+                    "the config names the {what}, which does not exist: the quota or right applies to nobody"
+                );
+            }
+            absent = now;
             users.names().retry_failed();
             users.accounts().refresh().await;
         };
@@ -46,6 +54,14 @@ pub(super) async fn keep_resolved(state: State, users: Users, stopping: Cancella
         };
         stopping.run_until_cancelled(is_over).await;
     }
+}
+
+/// Returns the users and groups among these names that do not exist.
+fn absent(users: &Users, names: &[String], groups: &[String]) -> Vec<String> {
+    let is_absent = |answer: Result<Option<u32>, _>| matches!(answer, Ok(None));
+    let names = names.iter().filter(|name| is_absent(users.names().last_uid(name))).map(|name| format!("user {name}"));
+    let groups = groups.iter().filter(|name| is_absent(users.names().last_group(name)));
+    names.chain(groups.map(|name| format!("group {name}"))).collect()
 }
 
 /// Returns the users and the groups that the config names.

@@ -127,7 +127,11 @@ impl Caps {
         }
         let mine = accounts.get(&account).map_or(0, |count| count.open);
         if rank != Rank::Privileged && mine >= PER_ACCOUNT {
-            return Err(SlotRefusal::Account(format!("{account} has {mine} connections open and may not have more")));
+            let who = match account {
+                Account::User(uid) => format!("uid {uid}, together with its subordinate uids,"),
+                Account::RootContainers | Account::Unknown => account.to_string(),
+            };
+            return Err(SlotRefusal::Account(format!("{who} has {mine} connections open and may not have more")));
         }
         if all >= self.most(rank) {
             return Err(SlotRefusal::Total(format!("gpushd has {all} connections open and takes no more for now")));
@@ -176,7 +180,9 @@ mod tests {
         let caps = Caps::public(1 << 20);
         let mine: Vec<_> = (0..PER_ACCOUNT).map(|_| enter(&caps, ALICE, Rank::User).unwrap()).collect();
         let refused = enter(&caps, ALICE, Rank::User).unwrap_err();
-        assert!(matches!(refused, SlotRefusal::Account(why) if why.contains("uid 1000 has 32 connections")));
+        assert!(
+            matches!(refused, SlotRefusal::Account(why) if why.contains("uid 1000, together with its subordinate uids, has 32"))
+        );
         let other = enter(&caps, BOB, Rank::User).unwrap();
         drop(mine);
         enter(&caps, ALICE, Rank::User).unwrap();

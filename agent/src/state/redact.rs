@@ -86,7 +86,7 @@ pub(crate) fn config(view: &mut ConfigView, viewer: Viewer) {
 }
 
 /// Removes the details of an error in the config file, because they contain lines of the file.
-fn config_error(error: &mut ApiError) {
+pub(crate) fn config_error(error: &mut ApiError) {
     *error = ApiError::new(error.code, "gpushd could not load the config file")
         .hint("an administrator sees the reason with `gpushctl config show`");
 }

@@ -26,7 +26,7 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> (Config, Vec<Finding>) {
             return (Config::default(), vec![Finding::problem(Area::Config, message, hint)]);
         }
         Err(error) => {
-            let hint = format!("run `sudo gpushctl doctor`, or run `chmod 644 {path}`");
+            let hint = "run `sudo gpushctl doctor`";
             let found = Finding::warning(Area::Config, format!("{path} cannot be read"), hint);
             return (Config::default(), vec![found.cause(error.to_string())]);
         }

@@ -7,8 +7,10 @@
 //! | file | subject |
 //! |---|---|
 //! | `gpus` | the scripted driver |
+//! | `access` | who may see and do what |
 //! | `apply` | layouts: refusals, steps, rollback, queue |
 
+mod access;
 mod apply;
 mod gpus;
 
@@ -59,7 +61,8 @@ impl InProcess {
         let path = |name: &str| directory.path().join(name);
         std::fs::write(path("config.toml"), config).expect("the config can be written");
         std::fs::DirBuilder::new().mode(0o700).create(path("state")).expect("a directory");
-        let settings = Settings::load(&path("config.toml"), true, Trust::Logged).expect("a valid config");
+        let copy = path("config.last-valid.toml");
+        let settings = Settings::load_as_service(&path("config.toml"), true, Trust::Logged, &copy, false);
         let names = NameService::with(Lookups::empty()).expect("the threads of the name service");
         let users = Users::new(names, nix::unistd::geteuid().as_raw(), directory.path());
         let (state, marker) = (path("state"), path("marker"));
@@ -94,10 +97,8 @@ impl InProcess {
         Self { router, gpus, stopping, _directory: directory }
     }
 
-    /// Sends a request as an administrator. Returns the status and the body.
-    async fn send(&self, method: Method, path: &str, body: Option<&Value>) -> (StatusCode, Value) {
-        let peer =
-            Peer { uid: 0, pid: Some(std::process::id()), start: None, groups: Vec::new(), is_on_this_host: true };
+    /// Sends a request. Returns the status and the body.
+    async fn send(&self, peer: Peer, method: Method, path: &str, body: Option<&Value>) -> (StatusCode, Value) {
         let text = body.map_or_else(String::new, Value::to_string);
         let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
         let mut request = request.body(Body::from(text)).expect("a request");
@@ -114,16 +115,27 @@ impl InProcess {
         (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
     }
 
-    /// Reads a document.
+    /// Reads a document as an administrator.
     async fn get<T: DeserializeOwned>(&self, path: &str) -> T {
-        let (status, body) = self.send(Method::GET, path, None).await;
-        assert_eq!(status, StatusCode::OK, "{path}: {body}");
-        serde_json::from_value(body).expect("the document of this path")
+        self.get_as(user(0), path).await.expect("an administrator may read everything")
+    }
+
+    /// Reads a document.
+    async fn get_as<T: DeserializeOwned>(&self, peer: Peer, path: &str) -> Result<T, ApiError> {
+        self.answer(self.send(peer, Method::GET, path, None).await)
+    }
+
+    /// Sends a changing request as an administrator.
+    async fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, ApiError> {
+        self.post_as(user(0), path, body).await
     }
 
     /// Sends a changing request.
-    async fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, ApiError> {
-        let (status, body) = self.send(Method::POST, path, Some(body)).await;
+    async fn post_as<T: DeserializeOwned>(&self, peer: Peer, path: &str, body: &Value) -> Result<T, ApiError> {
+        self.answer(self.send(peer, Method::POST, path, Some(body)).await)
+    }
+
+    fn answer<T: DeserializeOwned>(&self, (status, body): (StatusCode, Value)) -> Result<T, ApiError> {
         if status.is_success() {
             return Ok(serde_json::from_value(body).expect("the answer of this path"));
         }
@@ -179,6 +191,16 @@ impl Drop for InProcess {
         self.gpus.release();
         self.stopping.cancel();
     }
+}
+
+/// Returns a process of this user on the host.
+fn user(uid: u32) -> Peer {
+    Peer { uid, pid: Some(std::process::id()), start: None, groups: Vec::new(), is_on_this_host: true }
+}
+
+/// Returns a process of this user in a container.
+fn in_container(uid: u32) -> Peer {
+    Peer { is_on_this_host: false, pid: None, ..user(uid) }
 }
 
 /// Starts what serves requests, without layouts at start and without reconcilers.

@@ -213,6 +213,9 @@ impl Denial {
                 let indexes: Vec<String> = allowed.iter().map(u32::to_string).collect();
                 format!("add `-g {}`", indexes.join(","))
             }
+            Exceeded::Leases { most: 0 } | Exceeded::Queued { most: 0 } => {
+                "ask an administrator to change the quota".to_owned()
+            }
             Exceeded::Leases { .. } | Exceeded::Queued { .. } => release(),
             Exceeded::Memory { .. } | Exceeded::MpsPercentage { .. } => release(),
             Exceeded::Duration { longest_s, .. } => format!("use `--for {}` or a shorter duration", span(*longest_s)),

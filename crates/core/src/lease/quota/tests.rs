@@ -113,6 +113,11 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     assert_eq!(denial.hint(), "request mig or mps");
     assert_eq!(denial.hint_for_job(), "request mig or mps", "waiting does not help");
 
+    // Fault: the hint was to request less, although the user may hold no lease.
+    let none = Limits { leases: Some(0), ..Limits::default() };
+    let denial = check_request(&of(none), &[], LeaseKind::Whole, None).unwrap_err();
+    assert_eq!(denial.hint(), "ask an administrator to change the quota");
+
     let memory = Limits { memory: Some(MemoryAmount::Gpus(1500)), ..Limits::default() };
     let denial = check_size(&of(memory), &[held(17, 80_000)], held(0, 60_000).size).unwrap_err();
     let text =
