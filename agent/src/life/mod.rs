@@ -51,7 +51,7 @@ use self::{
     reloading::Reloading,
 };
 use crate::{
-    apply,
+    apply::QueuedOperation,
     caller::Viewer,
     durable::{self, StoredState},
     host_services::HostServices,
@@ -263,19 +263,18 @@ async fn serve(
     // Adopt running daemons before gpushd serves requests, because requests find only adopted daemons.
     mps::adopt_daemons(&mps);
     // Put leases that arrived before this operation into the queue first, to keep the order of arrival.
+    let mut queued = Vec::new();
     let enqueue = |ongoing: &Arc<OperationHandle>, order, since| {
         leases::restore_places(&leases, Some(since));
-        engine.queue.enqueue_recovered(&engine.lanes, ongoing, order, since);
+        queued.push(QueuedOperation::recovered(&engine, ongoing, order, since));
     };
     let changed = recovery.take_over(unfinished, &superseded, &boot_id, enqueue).await;
     leases::restore_places(&leases, None);
     // A request that changes a lease needs the task of this lease.
     leases::take_over(&leases);
     startup.startup.mark_changed(changed.into_iter());
-    let queue = tasks.spawn(TaskName::OperationQueue, {
-        let engine = Arc::clone(&engine);
-        move || apply::run(Arc::clone(&engine))
-    });
+    // Now the operations that have begun have their lanes.
+    queued.into_iter().for_each(|operation| operation.serve(&engine));
     // Subscribe to events before a worker exists, so that the monitor misses none.
     let monitor = Monitor { state: state.clone(), readings: readings.clone(), hardware: hardware.clone() };
     tasks.spawn(TaskName::Monitor, {
@@ -332,7 +331,7 @@ async fn serve(
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_reading = tasks.once(TaskName::GpuReading, read_first(readings, hardware.clone(), state.clone()));
     let first_reading = first_reading.abort_on_drop();
-    let mut services = leases::spawn(&leases);
+    let mut services = vec![leases::spawn(&leases), engine.scheduler.spawn()];
     services.extend([
         tasks.spawn(TaskName::StartupLayouts, move || startup::run(startup.clone(), due.clone())),
         tasks.spawn(TaskName::OverrideExpiry, {
@@ -384,13 +383,8 @@ async fn serve(
     stopping.cancel();
     drop(inbox);
     let stop = async {
-        // From here on, the queue begins no operations. `tasks` contains the operations and requests that have already
-        // begun.
-        let ended_tasks = async {
-            let _ = queue.await;
-            tasks.finish().await;
-        };
-        if finish_operations(ended_tasks, &operations).await {
+        // `tasks` contains the operations and requests that have already begun. Queued operations leave the queue now.
+        if finish_operations(tasks.finish(), &operations).await {
             tokio::time::sleep(LAST_POLLS).await;
         }
         for service in services {
