@@ -46,6 +46,7 @@ mod processes;
 mod recover;
 mod reload;
 mod request;
+mod scheduler;
 mod settings;
 mod shared_gpus;
 mod signals;

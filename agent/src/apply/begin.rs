@@ -13,7 +13,8 @@ use super::{
     Engine,
     order::{Order, intent},
     part::Part,
-    queue_rounds,
+    progress::waiting_for,
+    queued_operation::{QueuedOperation, behind, has_room},
     ready::{Ready, refuse_now},
 };
 use crate::{
@@ -57,8 +58,8 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
     let by = caller.actor(engine.users.user(caller.uid()).await);
     // An operation with `wait` goes to the end of the queue. Without `wait`, the operation begins at once or is
     // refused.
-    let ahead = order.wait.and_then(|_| engine.lanes.would_wait_for(&needs));
-    let first = ahead.map_or(Ok(()), |ahead| Err(queue_rounds::behind(engine, &ahead)));
+    let ahead = order.wait.and_then(|_| engine.scheduler.would_wait_for(&needs));
+    let first = ahead.map_or(Ok(()), |ahead| Err(behind(engine, &ahead)));
     let free = first.and_then(|()| not_resetting(&engine.host_services));
     let claimed = match free {
         // An operation with `wait` enters the queue, so it does not wait here.
@@ -77,7 +78,7 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
             let new = new_operation(&order, by, &parts);
             let ongoing = engine.operations.begin(claim, new).await?;
             for part in &parts {
-                for waiting in engine.queue.for_gpu(&part.plan.uuid) {
+                for waiting in waiting_for(engine, &part.plan.uuid) {
                     ongoing.note(format!(
                         "{}: {waiting} when this operation has ended; `gpushctl operation list` shows the queue",
                         part.label()
@@ -90,13 +91,13 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
         }
         Err(error) if order.wait.is_none() || !error.is_temporary() => return Err(error),
         Err(_) => {
-            engine.queue.has_room()?;
+            has_room(engine)?;
             let parts: Vec<Part> = meant.into_iter().enumerate().map(|(at, plan)| Part::unseen(at, plan)).collect();
             engine.operations.enqueue(new_operation(&order, by, &parts)).await?
         }
     };
     let operation = ongoing.snapshot();
-    engine.queue.enqueue(&engine.lanes, &ongoing, order, operation.created_at, needs);
+    QueuedOperation::new(engine, &ongoing, order, operation.created_at, needs).serve(engine);
     Ok(operation)
 }
 

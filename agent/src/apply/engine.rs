@@ -7,12 +7,13 @@ use gpush_api::ApiError;
 use gpush_host::identity::Users;
 use tokio_util::sync::CancellationToken;
 
-use super::{Executor, Planner, queue::OperationQueue};
+use super::{Executor, Planner};
 use crate::{
     host_services::HostServices,
     idempotency::Idempotency,
     lanes::Lanes,
     operation::Operations,
+    scheduler::Scheduler,
     settings::Settings,
     state::{State, readings::Readings},
     tasks::Tasks,
@@ -34,15 +35,16 @@ pub(crate) struct EngineHandles {
     pub(crate) users: Users,
     /// Requests in flight that have an idempotency key.
     pub(crate) idempotency: Idempotency,
-    /// The lanes and the queue of each GPU, which decide when operations and leases may begin.
+    /// The lane of each GPU.
     pub(crate) lanes: Lanes,
+    /// The queue of the operations and leases that wait.
+    pub(crate) scheduler: Scheduler,
     /// Operations in progress.
     pub(crate) operations: Operations,
     /// Plans changes.
     pub(crate) planner: Planner,
     /// Executes operations.
     pub(crate) executor: Executor,
-    pub(crate) queue: OperationQueue,
     /// Tasks that must finish before gpushd exits.
     pub(crate) tasks: Tasks,
     /// Cancelled when gpushd is stopping.

@@ -14,8 +14,7 @@
 //! | `order` | a requested change, and what the journal records about it |
 //! | `begin` | turns a request into a recorded operation |
 //! | `ready` | checks whether an operation can begin now |
-//! | `queue` | operations that wait for GPUs, or for instances to become idle |
-//! | `queue_rounds` | the task that begins waiting operations |
+//! | `queued_operation` | an operation that waits for GPUs, or for instances to become idle |
 //! | `progress` | shows waiting operations and progress on a GPU |
 //! | `part` | the data of an operation about one of its GPUs |
 //! | `engine` | the handles that are needed to queue and begin operations |
@@ -43,8 +42,7 @@ mod part;
 mod phases;
 mod planner;
 mod progress;
-mod queue;
-mod queue_rounds;
+mod queued_operation;
 mod ready;
 mod recover;
 mod recovery_action;
@@ -62,7 +60,7 @@ pub(crate) use self::{
     part::Part,
     planner::Planner,
     progress::add_progress,
-    queue_rounds::run,
+    queued_operation::QueuedOperation,
     recover::Recovery,
     services::{Services, health as services_health},
 };

@@ -11,13 +11,13 @@ use gpush_core::{
     config::Config,
     desired::{check_mps_entries, is_switched, layouts_after, plan_host, without_fabric_manager},
     layout::Layout,
+    schedule::{ClaimedTargets, Need, Needs},
 };
 use gpush_host::other_managers;
 use gpush_nvml::Reading;
 
 use crate::{
     caller::Viewer,
-    lanes::{Need, Needs, Reserve},
     modes::mig::{MigMode, holders, reset::not_resetting},
     mps::{self, Mps},
     operation::{self, Operations},
@@ -138,7 +138,7 @@ impl Planner {
         // By default, reserve each GPU as a whole. GPUs without a plan keep this default: they are only reset together
         // with the planned GPUs, and gpushd must not grant a lease on a GPU during its reset.
         let all = operation::gpus(plans).into_iter();
-        let mut needs: Needs = all.map(|(_, uuid)| (uuid, Need::Lane(Reserve::Gpu))).collect();
+        let mut needs: Needs = all.map(|(_, uuid)| (uuid, Need::Lane(ClaimedTargets::Gpu))).collect();
         let is_used = |plan: &GpuPlan| matches!(plan.refusal, Some(Refusal::Blocked { .. } | Refusal::Held { .. }));
         let mut once_idle = Vec::new();
         if plans.iter().any(is_used) {
@@ -150,7 +150,7 @@ impl Planner {
             // A refused plan does not show what it would need exclusively. So take the plan that was made as if all
             // GPUs were idle.
             let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
-            needs.insert(plan.uuid.clone(), Need::Lane(mps::reserve_of_plan(&self.mps, gpu, plan, layout.as_ref())));
+            needs.insert(plan.uuid.clone(), Need::Lane(mps::claimed_by_plan(&self.mps, gpu, plan, layout.as_ref())));
         }
         Ok(needs)
     }

@@ -1,6 +1,6 @@
 //! Shows on a GPU which operations wait for it, and the progress of the operation that changes it.
 
-use gpush_api::Gpu;
+use gpush_api::{Gpu, Operation};
 
 use super::Engine;
 use crate::state::{HostState, Reason};
@@ -8,7 +8,7 @@ use crate::state::{HostState, Reason};
 /// Extends the reasons of a GPU: adds the operations that wait for the GPU, and the progress of the operation that is
 /// changing the GPU.
 pub(crate) fn add_progress(engine: &Engine, host: &HostState, gpu: &mut Gpu) {
-    gpu.reasons.extend(engine.queue.for_gpu(&gpu.uuid));
+    gpu.reasons.extend(waiting_for(engine, &gpu.uuid));
     let reasons = host.gpu(&gpu.uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();
     let changing = reasons.iter().position(|reason| matches!(reason, Reason::Changing { .. }));
     let Some(reason) = changing.and_then(|at| gpu.reasons.get_mut(at)) else { return };
@@ -18,4 +18,13 @@ pub(crate) fn add_progress(engine: &Engine, host: &HostState, gpu: &mut Gpu) {
     } else {
         format!(": {} of {} steps are done", progress.done, progress.total)
     };
+}
+
+/// Returns one sentence for each operation that waits for a GPU.
+pub(super) fn waiting_for(engine: &Engine, uuid: &str) -> Vec<String> {
+    let sentence = |operation: Operation| {
+        let plan = operation.plans.iter().find(|plan| plan.uuid == uuid)?;
+        Some(format!("operation {} waits in the queue (desired: {})", operation.id, plan.end_state()))
+    };
+    engine.operations.waiting().into_iter().filter_map(sentence).collect()
 }

@@ -74,7 +74,7 @@ impl Recovery {
         unfinished: Vec<UnfinishedOperation>,
         superseded: &BTreeMap<OperationId, OperationId>,
         boot_id: &str,
-        enqueue: impl Fn(&Arc<OperationHandle>, Order, Timestamp),
+        mut enqueue: impl FnMut(&Arc<OperationHandle>, Order, Timestamp),
     ) -> Vec<String> {
         let mut changed = Vec::new();
         self.wait_for_resets(&unfinished).await;
@@ -93,7 +93,7 @@ impl Recovery {
                 left.record.stage
             );
             if left.intent.begun.is_none() {
-                self.queue_again(&ongoing, left, &enqueue);
+                self.queue_again(&ongoing, left, &mut enqueue);
                 continue;
             }
             if same_boot && left.record.kind != operation::START {
@@ -143,7 +143,7 @@ impl Recovery {
         &self,
         ongoing: &Arc<OperationHandle>,
         left: UnfinishedOperation,
-        enqueue: &impl Fn(&Arc<OperationHandle>, Order, Timestamp),
+        enqueue: &mut impl FnMut(&Arc<OperationHandle>, Order, Timestamp),
     ) {
         note_the_gap(ongoing, &left);
         match serde_json::from_value::<RecordedRequest>(left.intent.more) {

@@ -22,7 +22,6 @@ use super::{
     without_parameters,
 };
 use crate::{
-    apply::Engine,
     caller::Caller,
     idempotency::Header,
     operation::{self, Operations},
@@ -167,7 +166,6 @@ fn report_in_full(operation: &mut Operation, in_full: ApiError) {
     responses((status = 202, description = "The operation is being rolled back", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 async fn cancel(
     State(operations): State<Operations>,
-    State(engine): State<Engine>,
     State(requests): State<Requests>,
     caller: Caller,
     header: Header,
@@ -191,7 +189,6 @@ async fn cancel(
             Some(operation) => operations.get(&operation.to_string()).await?,
             None => operations.cancel(&id, by, key).await?,
         };
-        engine.queue.wake();
         Ok(operation)
     });
     let mut operation = cancelling.await?;

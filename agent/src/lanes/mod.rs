@@ -1,4 +1,4 @@
-//! One lane and one queue per GPU.
+//! One lane per GPU.
 //!
 //! A lane belongs to one reconciler or one operation at a time. An operation takes all its lanes in one step: for its
 //! own GPUs, and for GPUs that are reset together with them. The operation executes its MPS and time-slice steps
@@ -21,25 +21,21 @@
 //! | operation | gets it | gets it, begins once the reconciler has finished | the same | waits some seconds, then refused | refused |
 //! | grant | gets it | gets it | gets it | refused | refused |
 //!
-//! Waiting operations and waiting requests for leases share one queue, in the order of their arrival: see [`queue`]. An
-//! operation without `--wait` never enters the queue: it begins at once or is refused.
+//! [`crate::scheduler`] has the queue of the operations and leases that wait. An operation without `--wait` never enters
+//! the queue: it begins at once or is refused.
 //!
 //! All state of this module is in memory. After a restart of gpushd, the operations that have begun according to the
 //! journal claim their GPUs again before gpushd serves any request.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `queue` | the order of arrival |
 //! | `claim` | operations: all their lanes at once |
 //! | `lane_lock` | reconcilers: one lane |
 //! | `grant` | leases that are being recorded |
-//! | `place` | a place in the queue |
 
 mod claim;
 mod grant;
 mod lane_lock;
-mod place;
-mod queue;
 
 use std::{
     collections::BTreeMap,
@@ -52,12 +48,9 @@ use tokio::sync::watch;
 
 use crate::state::{self, Holder, words};
 
-use self::queue::Queue;
 pub(crate) use self::{
     claim::Claim,
     grant::{Grant, LaneChanges},
-    place::QueuePlace,
-    queue::{Ahead, Need, Needs, Reserve, Ticket, Waiter},
 };
 
 /// The lanes of all GPUs. A handle, cheap to clone.
@@ -69,8 +62,8 @@ struct Inner {
     /// The state of the host. It shows which operation changes a GPU.
     host: state::State,
     known: Locked<LaneStates>,
-    /// A new value wakes all waiting operations, leases and reconcilers. gpushd sends it when an operation has begun or
-    /// ended, a lease has ended, an entry has left the queue, or the state of an MPS daemon has changed.
+    /// A new value wakes the scheduler, all waiting operations and reconcilers. gpushd sends it when an operation has begun
+    /// or ended, a lease has ended, or the state of an MPS daemon has changed.
     room: watch::Sender<()>,
     /// A new value tells waiting tasks that a reconciler or a grant has finished.
     finished: watch::Sender<()>,
@@ -86,7 +79,6 @@ struct LaneStates {
     changes: LaneChanges,
     /// The error for operations that try to claim a lane. `None` while the lanes are open.
     closed: Option<ApiError>,
-    queue: Queue,
 }
 
 /// Whether a reconciler is running on a GPU, and the number of grants being recorded there.
@@ -107,7 +99,7 @@ impl Lanes {
         self.0.known.lock()
     }
 
-    /// Subscribes to changes after which a waiting entry of the queue or a reconciler may be able to begin.
+    /// Subscribes to changes after which a waiting operation, lease or reconciler may be able to begin.
     pub(crate) fn room(&self) -> watch::Receiver<()> {
         self.0.room.subscribe()
     }
@@ -123,7 +115,7 @@ impl Lanes {
         self.0.finished.send_replace(());
     }
 
-    /// Closes the lanes: an operation that tries to claim a lane gets the error `why`. Entries stay in the queue.
+    /// Closes the lanes: an operation that tries to claim a lane gets the error `why`. Queued operations stay queued.
     ///
     /// # Errors
     /// If an operation has claimed a GPU. Returns the UUID of the GPU, and the operation.

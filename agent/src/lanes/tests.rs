@@ -21,11 +21,6 @@ fn gpus(uuids: &[&str]) -> BTreeSet<String> {
     uuids.iter().map(ToString::to_string).collect()
 }
 
-/// Returns the needs of an operation that removes `target` from GPU 0.
-fn takes_away(target: &str) -> Needs {
-    Needs::from([("GPU-0".to_owned(), Need::Lane(Reserve::Targets(BTreeSet::from([target.to_owned()]))))])
-}
-
 /// Polls a future once. Returns whether it is pending.
 async fn is_pending<F: Future + Unpin>(future: &mut F) -> bool {
     timeout(Duration::ZERO, future).await.is_err()
@@ -158,24 +153,4 @@ fn operation_since_the_readings_is_noticed() {
     let after = lanes.changes();
     lanes.claim(&[gpu(2)]).unwrap().begin("op-2");
     assert!(!has_changed(&after), "an operation on another GPU");
-}
-
-#[test]
-fn waiting_operation_and_waiting_lease_keep_their_order() {
-    let lanes = lanes();
-    let operation = lanes.queue(Waiter::Operation("op-1".to_owned()), takes_away("MIG-1"));
-    let parts = |target: &str| Needs::from([("GPU-0".to_owned(), Need::Parts(gpus(&[target])))]);
-    let ahead = lanes.would_wait_for(&parts("MIG-1")).unwrap();
-    assert_eq!(ahead.waiter, Waiter::Operation("op-1".to_owned()));
-    assert_eq!(lanes.would_wait_for(&parts("MIG-2")), None, "the operation leaves it alone");
-    let lease = lanes.queue(Waiter::Lease("L7".to_owned()), parts("MIG-2"));
-    assert_eq!(lease.ahead(), None);
-    let later = lanes.queue(Waiter::Operation("op-2".to_owned()), takes_away("MIG-2"));
-    drop(operation);
-    assert_eq!(later.ahead().map(|ahead| ahead.waiter.name().to_owned()), Some("L7".to_owned()));
-    let mut room = lanes.room();
-    room.mark_unchanged();
-    drop(lease);
-    assert_eq!(later.ahead(), None);
-    assert!(room.has_changed().unwrap(), "the operation is notified");
 }

@@ -1,17 +1,17 @@
 //! Lists the MIG devices of the host, with their use and with what a new request can get.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use gpush_api::{Lease, MigDevice, MpsDaemon};
-use gpush_core::devices::{CallerQuota, Offers};
+use gpush_core::{
+    devices::{CallerQuota, Offers},
+    schedule::{Need, Needs, Ticket},
+};
 
-use super::{Leases, held::HeldLeases, offers::slurm_gpus, placement_snapshot::PlacementSnapshot, quotas, waiting};
+use super::{Leases, quotas};
 use crate::{
     caller::{Caller, Viewer},
-    lanes::{Need, Needs},
+    scheduler::{HeldLeases, PlacementSnapshot, Scheduler, slurm_gpus},
     state::Observed,
 };
 
@@ -28,13 +28,14 @@ pub(crate) async fn devices(
     let open: Vec<Lease> = leases.handles.state.leases().open.values().map(|lease| lease.to_api(viewer)).collect();
     let gpus = seen.gpus(viewer);
     let mut listed = gpush_core::devices::list(&gpus, daemons, &open);
+    let scheduler = &leases.handles.scheduler;
     let needed_by = |device: &MigDevice| {
         let needs = Need::Parts(device.uuid.clone().into_iter().collect());
-        let ahead = leases.handles.lanes.would_wait_for(&Needs::from([(device.gpu_uuid.clone(), needs)]));
+        let ahead = scheduler.would_wait_for(&Needs::from([(device.gpu_uuid.clone(), needs)]));
         ahead.map(|ahead| ahead.waiter.to_string())
     };
-    let snapshot = snapshot(leases, seen);
-    let takers = takers(leases, &snapshot);
+    let snapshot = scheduler.snapshot(&seen.host, &seen.gpus(Viewer::Log));
+    let takers = takers(scheduler, &snapshot);
     let slurm = if viewer == Viewer::Hook { BTreeSet::new() } else { slurm_gpus(&seen.host) };
     let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
     let known = known.map(|(account, effective)| (effective, held.by(account)));
@@ -46,19 +47,11 @@ pub(crate) async fn devices(
 
 /// Returns the free MIG devices that queued requests and operations get first. The map contains the UUID of each such
 /// device, and the request or operation that gets it.
-fn takers(leases: &Leases, snapshot: &PlacementSnapshot) -> BTreeMap<String, String> {
-    let entries = leases.handles.lanes.entries();
-    let named = snapshot.schedule().takers.iter().filter_map(|(uuid, ticket)| {
-        let (_, entry) = entries.iter().find(|(one, _)| one.0 == ticket.0)?;
-        Some((uuid.clone(), entry.waiter.to_string()))
-    });
-    named.collect()
-}
-
-/// Returns the current snapshot of everything that a placement depends on.
-fn snapshot(leases: &Leases, seen: &Observed) -> Arc<PlacementSnapshot> {
-    let gpus = seen.gpus(Viewer::Log);
-    let _placing = leases.lock_placement();
-    let left_out = &waiting::beyond_quota(leases);
-    PlacementSnapshot::current(leases, &seen.host, &gpus, leases.handles.state.leases(), left_out)
+fn takers(scheduler: &Scheduler, snapshot: &PlacementSnapshot) -> BTreeMap<String, String> {
+    // The search runs without the lock of the queue.
+    let takers = &snapshot.schedule().takers;
+    scheduler.with_queue(|queue| {
+        let named = |(uuid, ticket): (&String, &Ticket)| Some((uuid.clone(), queue.get(*ticket)?.waiter.to_string()));
+        takers.iter().filter_map(named).collect()
+    })
 }

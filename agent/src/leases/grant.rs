@@ -21,19 +21,19 @@ use tokio::time::{Instant, timeout_at};
 use super::{
     Leases,
     actor::{self, Inbox, LeaseCommand},
-    explain::{RetryHint, Unplaced, explain, retry_hint},
     job_terms::JobTerms,
-    limits::check_quotas,
     pending::PendingGrant,
-    placement_snapshot::PlacementSnapshot,
-    request::{Resolved, resolve},
-    reserve::{NotReserved, ReadHost, reserve},
+    request::resolve,
     show,
 };
 use crate::{
     caller::{Caller, Viewer},
     idempotency::Key,
     mps,
+    scheduler::{
+        self, LeaseDemand, NotReserved, PlacementSnapshot, ReadHost, RetryHint, Unplaced, check_quotas, explain,
+        reserve, retry_hint,
+    },
     state::words,
 };
 
@@ -140,20 +140,20 @@ pub(super) async fn request_with(
             // If the driver is still starting, return an error that says that the client may try again.
             Err(error) => return Err(mps::gpus_known(&leases.handles.state.now()).err().unwrap_or(error)),
         };
-        actor::resolve_all(leases, &seen).await;
+        scheduler::resolve_all(&leases.handles.scheduler, &seen).await;
         let gpus = seen.gpus(Viewer::Log);
         let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, job).await?;
-        check_quotas(leases, &resolved, wait)?;
+        check_quotas(&leases.handles.scheduler, &resolved.demand, wait)?;
         // `resolve` may have taken seconds to look up users and groups. So place the request with a new snapshot.
         let changes = leases.handles.lanes.changes();
         let now = leases.handles.readings.host().await?;
         let gpus = if now.is_same(&seen) { gpus } else { now.gpus(Viewer::Log) };
-        let (searching, read) = (leases.clone(), ReadHost { host: now.host, gpus, changes });
+        let (searching, read) = (leases.handles.scheduler.clone(), ReadHost { host: now.host, gpus, changes });
         let search = move || {
-            let reserved = reserve(&searching, &read, &resolved);
+            let reserved = reserve(&searching, &read, &resolved.demand);
             (reserved, resolved, read.gpus)
         };
-        let (reserved, resolved, gpus) = leases.searches.run(caller, search).await?;
+        let (reserved, resolved, gpus) = leases.handles.scheduler.searches().run(caller, search).await?;
         let (not_placed, snapshot) = match reserved {
             Ok(reserved) => {
                 let has_key = key.is_some();
@@ -166,18 +166,18 @@ pub(super) async fn request_with(
         };
         match wait {
             LeaseWait::No => {
-                let prospect = retry_hint(leases, &not_placed, &resolved, &gpus).await;
+                let prospect = retry_hint(&leases.handles.scheduler, &not_placed, &resolved.demand, &gpus).await;
                 if prospect != RetryHint::No && timeout_at(until, room.changed()).await.is_ok() {
                     continue;
                 }
-                let why = explain_on_a_thread(leases, caller, not_placed, resolved, snapshot, gpus).await?;
+                let why = explain_on_a_thread(leases, caller, not_placed, resolved.demand, snapshot, gpus).await?;
                 // If an MPS daemon is starting, it will soon serve clients. So mark the error as retryable.
                 let starting = |why| ApiError { code: Code::Unavailable, ..why }.retryable();
                 return Err(if prospect == RetryHint::Starting { starting(why) } else { why });
             }
             LeaseWait::Seconds(_) | LeaseWait::Unlimited => {
                 if !matches!(not_placed, NoAssignment::Busy { .. }) {
-                    return Err(explain_on_a_thread(leases, caller, not_placed, resolved, snapshot, gpus).await?);
+                    return Err(explain_on_a_thread(leases, caller, not_placed, resolved.demand, snapshot, gpus).await?);
                 }
                 let waiter = actor::enter_queue(leases, caller, resolved, wait, key, lock).await?;
                 return Ok(Outcome::Queued(waiter));
@@ -194,16 +194,16 @@ async fn explain_on_a_thread(
     leases: &Leases,
     caller: &Caller,
     why: NoAssignment,
-    resolved: Resolved,
+    demand: Arc<LeaseDemand>,
     snapshot: Arc<PlacementSnapshot>,
     gpus: Vec<Gpu>,
 ) -> Result<ApiError, ApiError> {
-    let (searching, viewer) = (leases.clone(), caller.viewer);
+    let (searching, viewer) = (leases.handles.scheduler.clone(), caller.viewer);
     let search = move || {
-        let (resolved, snapshot, gpus) = (&resolved, &*snapshot, gpus.as_slice());
-        explain(&searching, &why, Unplaced { resolved, viewer, snapshot, gpus, queued: None })
+        let (demand, snapshot, gpus) = (&*demand, &*snapshot, gpus.as_slice());
+        explain(&searching, &why, Unplaced { demand, viewer, snapshot, gpus, queued: None })
     };
-    leases.searches.run(caller, search).await
+    leases.handles.scheduler.searches().run(caller, search).await
 }
 
 /// Returns the lease that gpushd granted to an earlier request with this idempotency key.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request ─► resolved ─► placed and reserved ─► committed ─► admitted, answered      released, revoked, expired,
-//!    │                    │ see `searches`         └ failed: capacity is free again    binding ended, GPU lost
+//!    │                    │ see `scheduler`        └ failed: capacity is free again    binding ended, GPU lost
 //!    │                    ▼                                                                │
 //!    │                   no room ─► refused, or recorded as queued ─► granted later        ▼
 //!    └─ denied by a quota                            └ cancelled, timed out        admission closed, recorded
@@ -10,9 +10,8 @@
 //!                                          end recorded, capacity free ◄── no process left ┘
 //! ```
 //!
-//! [`crate::state`] holds the open leases. gpushd searches for a placement without a lock, on a blocking thread. Under the
-//! placement lock, gpushd checks that nothing has changed since, and reserves the capacity of the grant in this state.
-//! Then gpushd commits the grant without the lock. If the commit fails, gpushd frees the capacity. If it is
+//! [`crate::state`] holds the open leases. [`crate::scheduler`] places requests, and reserves the capacity of a grant in
+//! this state. Then gpushd commits the grant. If the commit fails, gpushd frees the capacity. If it is
 //! unknown whether the commit succeeded, the capacity stays reserved until gpushd restarts. gpushd frees the capacity
 //! of a lease only after the end of the lease is on disk. Once a lease is recorded, its task owns it (`actor`), and
 //! publishes it in the table of the state.
@@ -27,19 +26,9 @@
 //! | `calling_process` | the process that sent a request |
 //! | `scope_unit` | the units of the scopes of leases |
 //! | `scope` | scopes of leases, which systemd creates and kills |
-//! | `offers` | what the GPUs offer now, and the members of an assignment |
 //! | `device_list` | the MIG devices, and what a new request can get |
-//! | `searches` | where searches for placements run |
-//! | `placement_snapshot` | what a placement depends on, and the results of searches |
-//! | `capacity` | capacity that is reserved for a grant |
-//! | `reserve` | placing and reserving |
 //! | `grant` | requests: resolving, reserving, waiting |
 //! | `quotas` | the accounts of users, and their quotas |
-//! | `held` | the leases of each account, for quotas |
-//! | `limits` | whether a quota allows a request |
-//! | `explain` | why a request has no assignment |
-//! | `waiting` | requests that wait |
-//! | `queue` | decides about the waiting requests |
 //! | `pending` | a client that waits for its lease |
 //! | `change` | requests for release, renewal, revocation |
 //! | `job_terms` | what Slurm's hooks say about a job |
@@ -53,53 +42,43 @@
 mod actor;
 mod bind;
 mod calling_process;
-mod capacity;
 mod change;
 mod device_list;
-mod explain;
 mod grant;
-mod held;
 mod job;
 mod job_terms;
-mod limits;
 mod log;
 mod lost;
-mod offers;
 mod pending;
-mod placement_snapshot;
 mod processes;
-mod queue;
 mod quotas;
 mod request;
-mod reserve;
 mod scope;
 mod scope_unit;
-mod searches;
 mod selection;
 mod show;
 mod unit_owner;
 mod user_limits;
-mod waiting;
 
 use std::{
     collections::BTreeMap,
     ops::Deref,
-    sync::{Arc, MutexGuard, Weak},
+    sync::{Arc, Weak},
 };
 
-use gpush_core::lease::placement::PlacementPolicy;
 use gpush_host::identity::Users;
 use gpush_locked::Locked;
 use gpush_store::Store;
-use tokio::{sync::watch, task::JoinHandle};
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     apply::Engine,
     coalesced::Coalesced,
     idempotency::Idempotency,
-    lanes::{Lanes, Ticket},
+    lanes::Lanes,
     mps::Mps,
+    scheduler::Scheduler,
     state::{State, readings::Readings},
     tasks::{TaskName, Tasks},
 };
@@ -122,8 +101,10 @@ pub(crate) struct Handles {
     /// State of the host, including the open leases.
     pub(crate) state: State,
     pub(crate) readings: Readings,
-    /// The queue of waiting operations and leases, and the GPUs that operations have claimed.
+    /// The GPUs that operations have claimed.
     pub(crate) lanes: Lanes,
+    /// Places requests, and queues those that wait.
+    pub(crate) scheduler: Scheduler,
     /// Executes the operations that create MIG devices.
     pub(crate) engine: Engine,
     /// Admits holders to MPS targets, and lists the clients of MPS daemons.
@@ -148,16 +129,8 @@ pub(crate) struct Inner {
     handles: Handles,
     /// For each user, a scan for processes whose environment names a lease. Concurrent releases share one scan.
     named: Locked<BTreeMap<u32, Weak<Coalesced<processes::ProcessLeases>>>>,
-    /// The placement lock: held while gpushd checks that a placement is still possible and reserves its capacity. Not held
-    /// across an await, and not during a search, except as [`searches::searched`] says.
-    placing: Locked<()>,
-    searches: searches::Searches,
-    /// Waiting requests, by their position in the order of arrival.
-    waiting: Locked<BTreeMap<Ticket, waiting::Waiting>>,
     /// The inboxes of the tasks of all open leases.
     actors: actor::Inboxes,
-    /// Wakes the queue of requests after capacity became free or a request arrived.
-    queue_changed: watch::Sender<()>,
 }
 
 impl Deref for Leases {
@@ -171,15 +144,7 @@ impl Deref for Leases {
 impl Leases {
     /// Creates the handle. `handles.state` must already have the open leases.
     pub(crate) fn new(handles: Handles) -> Self {
-        Self(Arc::new(Inner {
-            handles,
-            named: Locked::default(),
-            placing: Locked::default(),
-            searches: searches::Searches::new(),
-            waiting: Locked::default(),
-            actors: actor::Inboxes::default(),
-            queue_changed: watch::Sender::new(()),
-        }))
+        Self(Arc::new(Inner { handles, named: Locked::default(), actors: actor::Inboxes::default() }))
     }
 
     /// Returns the scan for processes of a user whose environment names a lease. Concurrent callers share the scan.
@@ -192,39 +157,10 @@ impl Leases {
             shared
         })
     }
-
-    /// Returns the placement policy: which place a request gets if several are possible.
-    fn policy(&self) -> PlacementPolicy {
-        self.handles.state.config().leases.placement
-    }
-
-    fn lock_placement(&self) -> MutexGuard<'_, ()> {
-        self.placing.lock()
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, BTreeMap<Ticket, waiting::Waiting>> {
-        self.waiting.lock()
-    }
-
-    /// Returns whether gpushd has not resolved all requests of an earlier gpushd yet.
-    fn has_unresolved(&self) -> bool {
-        !self.actors.unresolved().is_empty()
-    }
-
-    /// Wakes waiting requests and operations after capacity became free.
-    fn capacity_freed(&self) {
-        self.queue_changed.send_replace(());
-        // A waiting operation may need a GPU that the ended lease has used, so wake operations too.
-        self.handles.lanes.make_room();
-    }
 }
 
-/// Starts the tasks that serve all leases until gpushd stops: they serve the queue, and end leases whose device is gone.
-pub(crate) fn spawn(leases: &Leases) -> Vec<JoinHandle<()>> {
-    let tasks = &leases.handles.tasks;
-    let (lost, queue) = (leases.clone(), leases.clone());
-    vec![
-        tasks.spawn(TaskName::LostLeases, move || lost::end_lost(lost.clone())),
-        tasks.spawn(TaskName::LeaseQueue, move || queue::run(queue.clone())),
-    ]
+/// Starts the task that ends leases whose device is gone. It runs until gpushd stops.
+pub(crate) fn spawn(leases: &Leases) -> JoinHandle<()> {
+    let lost = leases.clone();
+    leases.handles.tasks.spawn(TaskName::LostLeases, move || lost::end_lost(lost.clone()))
 }

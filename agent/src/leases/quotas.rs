@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Code, Gpu, LeaseBinding};
-use gpush_core::lease::quota::{self, Denial, Effective, NamedId, Subject};
+use gpush_api::{ApiError, Code, Gpu};
+use gpush_core::lease::quota::{self, Effective, NamedId, Subject};
 use gpush_host::{accounts::Account, users::Unanswered};
 
 use super::Leases;
@@ -86,7 +86,7 @@ pub(super) fn unknown_account(uid: u32, unanswered: Unanswered) -> ApiError {
         .retryable()
 }
 
-/// Looks up the accounts of all holders, so that [`super::held::HeldLeases::of`] knows them. Waits only for holders whose account is
+/// Looks up the accounts of all holders, so that [`crate::scheduler::HeldLeases::of`] knows them. Waits only for holders whose account is
 /// not known, so that the holder of many leases causes no lookups when another user requests a lease.
 ///
 /// # Errors
@@ -100,10 +100,4 @@ pub(super) async fn know_holders(leases: &Leases) -> Result<(), ApiError> {
         accounts.of(uid).await.map_err(|unanswered| unknown_account(uid, unanswered))?;
     }
     Ok(())
-}
-
-/// Returns a denial by a quota as an error. For a Slurm job, the hint says what the user of the job can do.
-pub(super) fn denied(denial: &Denial, binding: &LeaseBinding) -> ApiError {
-    let error = ApiError::from(denial);
-    if matches!(binding, LeaseBinding::Job { .. }) { error.hint(denial.hint_for_job()) } else { error }
 }

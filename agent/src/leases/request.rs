@@ -1,18 +1,17 @@
 //! Resolves a request: determines the holder, the share, the GPUs and the binding of the lease.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest, LeaseShare};
 use gpush_core::{
     lease::{
         placement::{GpuOffer, Host, PlacementRequest, RequestedShare},
-        quota::{self, Effective},
-        request,
+        quota, request,
     },
     quote::Quoted,
     sharing,
 };
-use gpush_host::{accounts::Account, proc};
+use gpush_host::proc;
 use gpush_store::NewLease;
 use jiff::Timestamp;
 
@@ -20,8 +19,7 @@ use super::{
     Leases,
     bind::{self, ResolvedBinding},
     job_terms::JobTerms,
-    offers, quotas,
-    quotas::denied,
+    quotas,
     selection::{
         allowed, for_caller, is_offered_only_to_slurm, on_targets, selected, slurm_only_error, without_dynamic,
     },
@@ -29,21 +27,15 @@ use super::{
 use crate::{
     caller::Caller,
     mps,
+    scheduler::{self, LeaseDemand, denied},
     state::{HostState, LeaseTable, OpenLease},
 };
 
 /// A request that gpushd has checked and resolved.
 #[derive(Debug, Clone)]
 pub(super) struct Resolved {
-    pub(super) new: NewLease,
-    /// The share and the GPUs that the placement must find.
-    pub(super) wanted: PlacementRequest,
-    /// Indexes of the GPUs that the caller may lease, also those that the request does not select.
-    pub(super) allowed: BTreeSet<u32>,
-    /// The account of the holder, for which quotas count.
-    pub(super) account: Account,
-    /// The effective quota of the holder.
-    pub(super) quota: Effective,
+    /// What the scheduler needs.
+    pub(super) demand: Arc<LeaseDemand>,
     pub(super) bound: ResolvedBinding,
 }
 
@@ -65,7 +57,7 @@ pub(super) async fn resolve(
     if job.is_some() {
         selected = Some(without_dynamic(host, selected)?);
     }
-    let offered = || offers::host(leases, host, gpus, &LeaseTable::default());
+    let offered = || scheduler::offered_host(&leases.handles.scheduler, host, gpus, &LeaseTable::default());
     let of_target = |text: &str| share_of_target(leases, gpus, text);
     let share = share(&request, selected.as_ref(), &withheld, job.is_some(), offered, of_target)?;
     let targets = match (&request.target, job) {
@@ -104,7 +96,8 @@ pub(super) async fn resolve(
     let wanted = PlacementRequest { share, count: request.count as usize, holder, gpus: selected, targets };
     let kind = wanted.share.kind();
     let holder = LeaseHolder { uid: holder, user: name };
-    Ok(Resolved { new: NewLease { holder, asked_by, kind, request, binding }, wanted, allowed, account, quota, bound })
+    let new = NewLease { holder, asked_by, kind, request, binding };
+    Ok(Resolved { demand: Arc::new(LeaseDemand { new, wanted, allowed, account, quota }), bound })
 }
 
 /// Returns the share that a request means. `withheld` are the selected GPUs that only Slurm's hooks may lease. `offered`
@@ -270,7 +263,7 @@ pub(super) async fn check_duration(
 #[cfg(test)]
 mod tests {
     use gpush_core::lease::placement::WholeOffer;
-    use gpush_host::peer::Peer;
+    use gpush_host::{accounts::Account, peer::Peer};
 
     use super::*;
     use crate::caller::Viewer;

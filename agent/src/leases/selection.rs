@@ -11,9 +11,9 @@ use gpush_core::{
     },
 };
 
-use super::offers;
 use crate::{
     caller::{Caller, Viewer},
+    scheduler::slurm_gpus,
     state::{GpuSnapshot, HostState},
 };
 
@@ -37,7 +37,7 @@ pub(super) fn for_caller(
     host: &HostState,
     selected: Option<BTreeSet<u32>>,
 ) -> Result<(Option<BTreeSet<u32>>, BTreeSet<u32>), ApiError> {
-    let slurms = offers::slurm_gpus(host);
+    let slurms = slurm_gpus(host);
     // A hook that selects GPUs may lease them, because Slurm allocated them. If Slurm allocated no GPU to a job, the
     // hook selects no GPU, and the job gets no GPU that only hooks may lease.
     if slurms.is_empty() || caller.viewer == Viewer::Hook && selected.is_some() {
@@ -74,7 +74,7 @@ pub(super) fn allowed(
     let mut all: BTreeSet<u32> = host.gpus.iter().map(|gpu| gpu.gpu.index).collect();
     match (caller.viewer, selected) {
         (Viewer::Hook, Some(selected)) => all.clone_from(selected),
-        _ => all = &all - &offers::slurm_gpus(host),
+        _ => all = &all - &slurm_gpus(host),
     }
     if let Some(of_quota) = &quota.limits.gpus {
         all.retain(|index| of_quota.contains(index));

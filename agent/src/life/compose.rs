@@ -31,6 +31,7 @@ use crate::{
     processes::{self, Environments, Unleased},
     recover::LossAcceptance,
     reload::{self, Differences, Reload, ReloadReceiver},
+    scheduler::{Scheduler, SchedulerHandles},
     settings::Settings,
     shared_gpus::SharedGpus,
     slurm::Slurm,
@@ -195,6 +196,15 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         tasks: tasks.clone(),
     };
     let recovery = Recovery { executor: executor.clone(), planner: planner.clone(), stopping: stopping.clone() };
+    let scheduler = Scheduler::new(SchedulerHandles {
+        state: state.clone(),
+        readings: readings.clone(),
+        lanes: lanes.clone(),
+        mps: mps.clone(),
+        users: users.clone(),
+        tasks: tasks.clone(),
+        stopping: stopping.clone(),
+    });
     let engine = Arc::new(EngineHandles {
         settings: settings.clone(),
         read_only: read_only.clone(),
@@ -207,7 +217,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         planner: planner.clone(),
         executor,
         lanes: lanes.clone(),
-        queue: Default::default(),
+        scheduler: scheduler.clone(),
         tasks: tasks.clone(),
         stopping: stopping.clone(),
     });
@@ -215,6 +225,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         state: state.clone(),
         readings: readings.clone(),
         lanes: lanes.clone(),
+        scheduler,
         engine: Arc::clone(&engine),
         mps: mps.clone(),
         store: store.clone(),

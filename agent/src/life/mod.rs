@@ -27,6 +27,7 @@ mod identities;
 #[cfg(test)]
 mod in_process;
 mod reloading;
+mod take_over;
 
 use std::{path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
@@ -51,9 +52,9 @@ use tokio_util::sync::CancellationToken;
 use self::{
     compose::{HostEnvironment, Parts},
     reloading::Reloading,
+    take_over::take_over,
 };
 use crate::{
-    apply,
     caller::Viewer,
     durable::{self, StoredState},
     host_services::HostServices,
@@ -67,7 +68,7 @@ use crate::{
     logging::{self, Log},
     monitor::Monitor,
     mps,
-    operation::{OperationHandle, Operations},
+    operation::Operations,
     options::{Arguments, Paths, ProcessEnvironment},
     overrides, processes,
     reload::ReloadCommand,
@@ -260,24 +261,8 @@ async fn serve(
     } = compose::compose(settings, origin, remembered, options);
     let ApiHandles { state, readings, operations, mps, leases, unleased, .. } = handles.clone();
     let (stopping, tasks) = (engine.stopping.clone(), engine.tasks.clone());
-    // Call this before any request or queued operation can begin, because they call the driver.
-    handles.maintenance.resume();
-    // Adopt running daemons before gpushd serves requests, because requests find only adopted daemons.
-    mps::adopt_daemons(&mps);
-    // Put leases that arrived before this operation into the queue first, to keep the order of arrival.
-    let enqueue = |ongoing: &Arc<OperationHandle>, order, since| {
-        leases::restore_places(&leases, Some(since));
-        engine.queue.enqueue_recovered(&engine.lanes, ongoing, order, since);
-    };
-    let changed = recovery.take_over(unfinished, &superseded, &boot_id, enqueue).await;
-    leases::restore_places(&leases, None);
-    // A request that changes a lease needs the task of this lease.
-    leases::take_over(&leases);
+    let changed = take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;
     startup.startup.mark_changed(changed.into_iter());
-    let queue = tasks.spawn(TaskName::OperationQueue, {
-        let engine = Arc::clone(&engine);
-        move || apply::run(Arc::clone(&engine))
-    });
     // Subscribe to events before a worker exists, so that the monitor misses none.
     let monitor = Monitor { state: state.clone(), readings: readings.clone(), hardware: hardware.clone() };
     tasks.spawn(TaskName::Monitor, {
@@ -334,7 +319,7 @@ async fn serve(
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_reading = tasks.once(TaskName::GpuReading, read_first(readings, hardware.clone(), state.clone()));
     let first_reading = first_reading.abort_on_drop();
-    let mut services = leases::spawn(&leases);
+    let mut services = vec![leases::spawn(&leases), engine.scheduler.spawn()];
     services.extend([
         tasks.spawn(TaskName::StartupLayouts, move || startup::run(startup.clone(), due.clone())),
         tasks.spawn(TaskName::OverrideExpiry, {
@@ -386,13 +371,8 @@ async fn serve(
     stopping.cancel();
     drop(inbox);
     let stop = async {
-        // From here on, the queue begins no operations. `tasks` contains the operations and requests that have already
-        // begun.
-        let ended_tasks = async {
-            let _ = queue.await;
-            tasks.finish().await;
-        };
-        if finish_operations(ended_tasks, &operations).await {
+        // `tasks` contains the operations and requests that have already begun. Queued operations leave the queue now.
+        if finish_operations(tasks.finish(), &operations).await {
             tokio::time::sleep(LAST_POLLS).await;
         }
         for service in services {

@@ -76,7 +76,7 @@ pub(crate) use self::{
     },
     missing::gpus_known,
     operation_steps::{start_and_wait, start_device_daemons, stop_for_operation},
-    plan_steps::{plan, reserve_of_plan},
+    plan_steps::{claimed_by_plan, plan},
     present::{add_daemons_to, daemons_on, poll},
     reconcile::run,
     records::RecordedSettings,

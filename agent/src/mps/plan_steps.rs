@@ -18,6 +18,7 @@ use gpush_core::{
     desired::in_use::{Scope, check},
     layout::Layout,
     lease::usage,
+    schedule::ClaimedTargets,
     sharing::{self, DeviceAfter},
 };
 
@@ -26,7 +27,6 @@ use super::{
     present::{is_present, users},
     view,
 };
-use crate::lanes::Reserve;
 
 /// The changes of a GPU's daemons that a plan makes.
 #[derive(Debug, Default)]
@@ -70,14 +70,14 @@ impl DaemonChanges {
 
 /// Returns what a plan needs exclusively on its GPU: certain targets, or the whole GPU. While the operation waits, it
 /// reserves these targets or this GPU, even if leases still use them. A refused plan reserves nothing.
-pub(crate) fn reserve_of_plan(mps: &Mps, gpu: &Gpu, plan: &GpuPlan, layout: Option<&Layout>) -> Reserve {
+pub(crate) fn claimed_by_plan(mps: &Mps, gpu: &Gpu, plan: &GpuPlan, layout: Option<&Layout>) -> ClaimedTargets {
     if plan.error.is_some() {
-        return Reserve::Targets(BTreeSet::new());
+        return ClaimedTargets::Targets(BTreeSet::new());
     }
     let changes = DaemonChanges::of(mps, gpu, plan, layout);
     let is_pending = gpu.pending.iter().any(|change| change.aim.device().is_none());
     if plan.mig_mode().is_some() || plan.reset().is_some() || changes.starts_whole || is_pending {
-        return Reserve::Gpu;
+        return ClaimedTargets::Gpu;
     }
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let devices = instances.flat_map(|instance| &instance.compute).filter_map(|compute| compute.uuid.as_ref());
@@ -85,7 +85,7 @@ pub(crate) fn reserve_of_plan(mps: &Mps, gpu: &Gpu, plan: &GpuPlan, layout: Opti
     let is_whole = gpu.mig.as_ref().is_none_or(Mig::is_off);
     let removed = devices.chain(is_whole.then_some(&gpu.uuid)).filter(|uuid| is_removed(gpu, plan, uuid));
     let changed = changes.stops.keys().chain(changes.starts.iter().filter_map(|one| one.uuid.as_ref()));
-    Reserve::Targets(removed.chain(changed).cloned().collect())
+    ClaimedTargets::Targets(removed.chain(changed).cloned().collect())
 }
 
 /// Adds to each plan the daemons that it stops and starts. Refuses plans that would stop a daemon in use, or start a

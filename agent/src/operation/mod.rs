@@ -147,6 +147,13 @@ impl Operations {
         })
     }
 
+    /// Returns the operations that wait in the queue, in the order of their ids.
+    pub(crate) fn waiting(&self) -> Vec<Operation> {
+        let active = self.active();
+        let waits = |operation: &Operation| matches!(operation.state, OperationState::Queued | OperationState::Waiting);
+        active.values().map(|live| live.watch.borrow()).filter(|one| waits(one)).map(|one| one.clone()).collect()
+    }
+
     /// Returns the number of operations that are running or being rolled back.
     pub(crate) fn unfinished(&self) -> usize {
         let goes_on = |live: &&ActiveOperation| match live.watch.borrow().state {

@@ -147,7 +147,7 @@ mod tests {
     fn grant_that_is_being_recorded_delays_a_reload_or_is_placed_again() {
         let state = state();
         let seen = state.now();
-        let reservation = || Reservation { holder: 1000, members: vec![member()] };
+        let reservation = || Reservation { holder: 1000, members: vec![member()], lease: None };
         let id = state.reserve(&seen, reservation()).unwrap();
         state.replace_config(rule(TIMESLICE), 2);
         assert_eq!(state.now().gpus[0].gpu.pending.len(), 1, "the reservation counts as a lease");
@@ -166,7 +166,8 @@ mod tests {
     #[test]
     fn change_takes_effect_at_once_when_a_grant_fails() {
         let state = state();
-        let id = state.reserve(&state.now(), Reservation { holder: 1000, members: vec![member()] }).unwrap();
+        let id =
+            state.reserve(&state.now(), Reservation { holder: 1000, members: vec![member()], lease: None }).unwrap();
         state.replace_config(rule(TIMESLICE), 2);
         assert_eq!(state.now().gpus[0].gpu.pending.len(), 1, "the reservation delays the change");
         state.change_leases(|table| drop(table.reserved.remove(&id)));

@@ -217,6 +217,8 @@ pub(crate) struct Reservation {
     pub(crate) holder: u32,
     /// The targets, and the share of each target that the grant occupies.
     pub(crate) members: Vec<LeaseMember>,
+    /// The lease, if its request was in the queue. A new request has no id yet.
+    pub(crate) lease: Option<LeaseId>,
 }
 
 /// How the end of an operation has changed leases, and the record of created instances.

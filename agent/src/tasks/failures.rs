@@ -135,9 +135,9 @@ mod tests {
     #[test]
     fn failure_text_is_bounded_and_only_for_administrators() {
         let mut record = FailureRecord::default();
-        fail(&mut record, TaskName::LeaseQueue, "", &"é\n".repeat(MOST_BYTES));
+        fail(&mut record, TaskName::Scheduler, "", &"é\n".repeat(MOST_BYTES));
         let of_queue =
-            |with_texts| record.report(with_texts).into_iter().find(|task| task.name == "lease_queue").unwrap();
+            |with_texts| record.report(with_texts).into_iter().find(|task| task.name == "scheduler").unwrap();
         let shown = of_queue(true);
         assert_eq!((shown.failures, shown.restarts, shown.failed_at.is_some()), (1, 1, true));
         let text = shown.failure.unwrap();

@@ -33,8 +33,6 @@ macro_rules! task_names {
 }
 
 task_names! {
-    /// Begins queued operations.
-    OperationQueue = "operation_queue", Service;
     /// Handles the driver's events, and reads the GPUs periodically.
     Monitor = "monitor", Service;
     /// Looks up the users and groups of the config.
@@ -49,8 +47,8 @@ task_names! {
     MpsReconciler = "mps_reconciler", Service;
     /// Ends leases whose GPU or MIG device is gone.
     LostLeases = "lost_leases", Service;
-    /// Grants queued requests for leases.
-    LeaseQueue = "lease_queue", Service;
+    /// Decides about the operations and leases that wait.
+    Scheduler = "scheduler", Service;
     /// Keeps the settings of time-sliced GPUs.
     TimesliceReconciler = "timeslice_reconciler", Service;
     /// Restores compute modes that no MPS daemon needs any more.
@@ -79,7 +77,7 @@ task_names! {
     Request = "request", OneShot;
     /// Sends events to a client.
     EventStream = "event_stream", OneShot;
-    /// Executes an operation, or tries to begin a queued one.
+    /// Executes an operation, or waits in the queue until it can begin.
     Operation = "operation", OneShot;
     /// Makes capacity available that was reserved for a request.
     FreedCapacity = "freed_capacity", OneShot;

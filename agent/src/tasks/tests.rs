@@ -66,13 +66,13 @@ async fn task_that_panics_is_restarted_and_shown() {
 #[tokio::test]
 async fn second_failure_within_a_minute_is_fatal() {
     let tasks = Tasks::for_tests();
-    let mut starts = start(&tasks, TaskName::LeaseQueue);
+    let mut starts = start(&tasks, TaskName::Scheduler);
     starts.recv().await;
-    tasks.0.faults.inject(TaskName::LeaseQueue);
+    tasks.0.faults.inject(TaskName::Scheduler);
     starts.recv().await;
-    tasks.0.faults.inject(TaskName::LeaseQueue);
+    tasks.0.faults.inject(TaskName::Scheduler);
     let reason = tasks.fatal().await;
-    assert_eq!(reason, "the task `lease_queue` has failed twice within a minute: it panicked: injected fault");
+    assert_eq!(reason, "the task `scheduler` has failed twice within a minute: it panicked: injected fault");
     assert!(!tasks.are_alive(), "the watchdog is not notified");
     assert_eq!(starts.recv().await, None);
 }

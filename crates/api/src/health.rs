@@ -154,7 +154,7 @@ pub enum TaskKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct TaskHealth {
-    /// Name, such as `lease_queue`.
+    /// Name, such as `scheduler`.
     pub name: String,
     /// How gpushd treats a failure.
     pub kind: TaskKind,

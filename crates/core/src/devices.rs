@@ -157,10 +157,10 @@ mod tests {
     use crate::{
         lease::{
             placement::{Host, PlacementPolicy, PlacementRequest, RequestedDevice, RequestedShare, Snapshot},
-            queue::{Queue, QueuedEntry, Ticket},
             quota::{self, Effective, HeldLease, Limits, MemoryAmount},
         },
         preset,
+        schedule::{Needs, Queue, Waiter},
     };
 
     fn host() -> Vec<Gpu> {
@@ -378,9 +378,10 @@ mod tests {
         let mut queue = Queue::default();
         let share = RequestedShare::Mig(RequestedDevice::Profile("1g.10gb".to_owned()));
         let wanted = PlacementRequest { share, count: 1, holder: 1000, gpus: None, targets: None };
-        queue.push(Ticket(48), QueuedEntry::Lease(wanted));
+        let ticket = queue.push(Waiter::Lease("L48".to_owned()), Some(wanted), Needs::new());
         let takers = queue.schedule(&open, PlacementPolicy::Pack).takers;
-        let takers = takers.into_iter().map(|(uuid, ticket)| (uuid, format!("lease L{}", ticket.0))).collect();
+        assert!(takers.values().all(|taker| *taker == ticket));
+        let takers = takers.into_keys().map(|uuid| (uuid, "lease L48".to_owned())).collect();
         assert_eq!(first(&gpus, &[], Offers { takers: &takers, ..offers }), no("lease L48 is ahead in the queue"));
         for (mode, why) in [
             (Mode::NoRule, "no rule of the config claims the GPU"),

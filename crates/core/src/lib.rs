@@ -17,6 +17,7 @@ pub mod plan;
 pub mod preset;
 pub mod quote;
 pub mod refusal;
+pub mod schedule;
 pub mod selector;
 pub mod sharing;
 pub mod slurm;

@@ -149,8 +149,8 @@ fn failure_of_a_final_task_ends_gpushd_and_leases_survive() {
     let held = json!({ "share": { "kind": "whole" }, "selectors": ["1"] });
     let held = request(&agent, &held).expect("a lease").lease.id;
     let last = tasks(&agent, |task| task.kind == TaskKind::Final);
-    for name in last.iter().map(|task| task.name.as_str()).chain(["lease_queue"]) {
-        if name == "lease_queue" {
+    for name in last.iter().map(|task| task.name.as_str()).chain(["scheduler"]) {
+        if name == "scheduler" {
             fail(&agent, &faults, name);
         }
         fs::write(&faults, format!("{name}\n")).expect("the FIFO is read");

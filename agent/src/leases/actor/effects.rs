@@ -151,7 +151,7 @@ impl Actor {
         let members = self.reserved.take().map(|reserved| reserved.members.clone());
         let members = members.as_deref().unwrap_or_else(|| self.members());
         mps::admit(&self.leases.handles.mps, members).await;
-        self.leases.capacity_freed();
+        self.leases.handles.scheduler.capacity_freed();
     }
 
     /// Logs why the grant of the request was postponed. The request is still in the queue.
@@ -164,7 +164,6 @@ impl Actor {
     }
 
     async fn report_end(&mut self, reason: EndReason) {
-        self.leases.remove_ticket(self.ticket.take());
         self.place = None;
         self.moving.stop();
         let client = std::mem::replace(&mut self.client, LeaseClient::None);
@@ -178,7 +177,7 @@ impl Actor {
             };
             let _the_client_may_be_gone = reply.send(Err(error));
         }
-        self.leases.capacity_freed();
+        self.leases.handles.scheduler.capacity_freed();
     }
 }
 

@@ -27,10 +27,7 @@ use crate::{
     caller::Viewer,
     idempotency::Key,
     leases::{
-        Leases, bind,
-        capacity::{DevicesToCreate, Reserved},
-        log,
-        offers::gpus_of,
+        Leases, bind, log,
         pending::unanswered,
         request::Resolved,
         scope::{self, NotMoved},
@@ -38,6 +35,7 @@ use crate::{
     },
     mps,
     operation::BeginWrites,
+    scheduler::{DevicesToCreate, Reserved, gpus_of},
     state::OpenLease,
 };
 
@@ -81,7 +79,8 @@ impl Actor {
             return Some(self.refuse(error));
         }
         let (source, writes) = (self.source(request), self.grant_writes(request));
-        let (duration, by) = (request.resolved.new.request.duration_s, request.resolved.new.asked_by.clone());
+        let (duration, by) =
+            (request.resolved.demand.new.request.duration_s, request.resolved.demand.new.asked_by.clone());
         let Some(reserved) = &mut self.reserved else { return Some(Event::CommitFailed) };
         if let Some(missing) = reserved.missing.take() {
             return Some(match self.begin_operation(missing, source, writes, by).await {
@@ -126,9 +125,9 @@ impl Actor {
             reserved.set_may_be_recorded(false);
         }
         // A request in the queue waits again if the error is temporary.
-        let event = match self.ticket.filter(|_| error.retryable) {
-            Some(ticket) => {
-                self.leases.pause_waiting(ticket);
+        let event = match self.place.as_ref().filter(|_| error.retryable) {
+            Some(place) => {
+                place.pause();
                 Event::CommitPostponed
             }
             None => Event::CommitFailed,
@@ -175,7 +174,7 @@ impl Actor {
     fn source(&self, request: &super::PendingRequest) -> LeaseSource {
         match self.id() {
             Some(id) => LeaseSource::Queued(id),
-            None => request.resolved.new.clone().into(),
+            None => request.resolved.demand.new.clone().into(),
         }
     }
 
@@ -213,7 +212,7 @@ impl Actor {
 
     /// Reports the grant. If the lease gets a scope, first moves the caller into it.
     pub(super) async fn report_grant(&mut self) {
-        self.leases.remove_ticket(self.ticket.take());
+        self.place = None;
         let (Some(lease), Some(request)) = (&self.lease, &self.request) else { return };
         log::granted(&self.leases.handles.state, &lease.record, spec(&lease.record.request));
         let (leases, record) = (self.leases.clone(), lease.record.clone());

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::MutexGuard};
 
-use gpush_api::{Actor, ApiError, LeaseGrant, LeaseId, LeaseQueuePosition};
+use gpush_api::{Actor, ApiError, LeaseGrant, LeaseId};
 use gpush_core::lease::machine::EndProcesses;
 use gpush_locked::Locked;
 use gpush_store::StoreError;
@@ -12,8 +12,8 @@ use tokio::sync::{OwnedMutexGuard, mpsc, oneshot, watch};
 use crate::{
     caller::Caller,
     idempotency::Key,
-    leases::{capacity::Reserved, job_terms::JobTerms},
-    state::Observed,
+    leases::job_terms::JobTerms,
+    scheduler::{LeaseAnswer, LeaseInbox},
 };
 
 /// The channel through which a waiting client gets its lease.
@@ -28,15 +28,8 @@ pub(in crate::leases) enum LeaseCommand {
     ClientGone,
     /// A GPU or MIG device of the lease is gone.
     GpuLost,
-    /// The queue has reserved capacity for the request: record the grant.
-    Reserved(Reserved),
-    /// Show what the request waits for.
-    Waits(LeaseQueuePosition),
-    /// The request can never be granted.
-    Refused(ApiError),
-    /// Resolve the request of an earlier gpushd with these readings, if its client is not needed for this. Drop the sender
-    /// afterwards.
-    Resolve(Observed, oneshot::Sender<()>),
+    /// The scheduler has decided about the request.
+    Scheduled(LeaseAnswer),
     /// The client of a request of an earlier gpushd is connected again.
     Rejoin(Box<Rejoin>),
 }
@@ -112,28 +105,27 @@ impl Inbox {
     }
 }
 
-#[derive(Debug)]
-struct LeaseTask {
-    inbox: Inbox,
-    /// Whether the lease is a request of an earlier gpushd that is not resolved yet.
-    is_unresolved: bool,
+impl LeaseInbox for Inbox {
+    fn answer(&self, answer: LeaseAnswer) {
+        let _the_lease_may_have_ended = self.send(LeaseCommand::Scheduled(answer));
+    }
 }
 
 /// The inboxes of all open leases.
 #[derive(Debug, Default)]
 pub(in crate::leases) struct Inboxes {
-    entries: Locked<BTreeMap<LeaseId, LeaseTask>>,
+    entries: Locked<BTreeMap<LeaseId, Inbox>>,
     changed: watch::Sender<()>,
 }
 
 impl Inboxes {
-    fn entries(&self) -> MutexGuard<'_, BTreeMap<LeaseId, LeaseTask>> {
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<LeaseId, Inbox>> {
         self.entries.lock()
     }
 
     /// Returns the inbox of a lease; `None` if the lease has no task.
     pub(in crate::leases) fn get(&self, id: LeaseId) -> Option<Inbox> {
-        self.entries().get(&id).map(|entry| entry.inbox.clone())
+        self.entries().get(&id).cloned()
     }
 
     /// Sends a command to a lease, if it has a task.
@@ -146,20 +138,9 @@ impl Inboxes {
         self.changed.subscribe()
     }
 
-    /// Returns the requests of an earlier gpushd that are not resolved yet.
-    pub(in crate::leases) fn unresolved(&self) -> Vec<Inbox> {
-        self.entries().values().filter(|entry| entry.is_unresolved).map(|entry| entry.inbox.clone()).collect()
-    }
-
-    pub(super) fn insert(&self, id: LeaseId, inbox: Inbox, is_unresolved: bool) {
-        self.entries().insert(id, LeaseTask { inbox, is_unresolved });
+    pub(super) fn insert(&self, id: LeaseId, inbox: Inbox) {
+        self.entries().insert(id, inbox);
         self.changed.send_replace(());
-    }
-
-    pub(super) fn set_resolved(&self, id: LeaseId) {
-        if let Some(entry) = self.entries().get_mut(&id) {
-            entry.is_unresolved = false;
-        }
     }
 
     pub(super) fn remove(&self, id: LeaseId) {
@@ -178,7 +159,7 @@ mod tests {
         let changes = inboxes.watch();
         let (inbox, mut commands) = Inbox::new();
         inboxes.send(LeaseId(1), LeaseCommand::GpuLost);
-        inboxes.insert(LeaseId(1), inbox.clone(), false);
+        inboxes.insert(LeaseId(1), inbox.clone());
         assert!(changes.has_changed().unwrap());
         inboxes.send(LeaseId(1), LeaseCommand::GpuLost);
         assert!(matches!(commands.try_recv(), Ok(LeaseCommand::GpuLost)) && commands.try_recv().is_err());
@@ -188,22 +169,5 @@ mod tests {
         assert!(
             matches!(inbox.send(LeaseCommand::ClientGone), Err(unsent) if matches!(*unsent, LeaseCommand::ClientGone))
         );
-    }
-
-    #[test]
-    fn request_is_unresolved_until_its_task_says_otherwise() {
-        let inboxes = Inboxes::default();
-        let receivers: Vec<_> = [(1, true), (2, false), (3, true)]
-            .into_iter()
-            .map(|(id, is_unresolved)| {
-                let (inbox, commands) = Inbox::new();
-                inboxes.insert(LeaseId(id), inbox, is_unresolved);
-                commands
-            })
-            .collect();
-        assert_eq!(inboxes.unresolved().len(), 2);
-        inboxes.set_resolved(LeaseId(3));
-        assert_eq!(inboxes.unresolved().len(), 1);
-        drop(receivers);
     }
 }

@@ -7,8 +7,12 @@ use gpush_core::lease::machine::{Event, State};
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::{Actor, Flow, LeaseClient, LeaseCommand, Reserved, end::Probe, now};
-use crate::{leases::scope::NotMoved, state::OpenLease};
+use super::{Actor, Flow, LeaseClient, LeaseCommand, end::Probe, now};
+use crate::{
+    leases::scope::NotMoved,
+    scheduler::{LeaseAnswer, Reserved},
+    state::OpenLease,
+};
 
 /// Interval at which gpushd reads the clock. If the clock is set forward past the end time of a
 /// lease, the lease ends at most this much later.
@@ -170,26 +174,32 @@ impl Actor {
                 }
                 self.apply(Event::GpuLost);
             }
-            LeaseCommand::Reserved(reserved) => self.use_capacity(reserved),
-            LeaseCommand::Waits(position) => {
+            LeaseCommand::Scheduled(answer) => self.follow_scheduler(answer).await,
+            LeaseCommand::Rejoin(rejoin) => self.rejoin(*rejoin).await,
+        }
+        Flow::Continue
+    }
+
+    async fn follow_scheduler(&mut self, answer: LeaseAnswer) {
+        match answer {
+            LeaseAnswer::Grant(reserved) => self.use_capacity(reserved),
+            LeaseAnswer::Waits(position) => {
                 if let (State::Queued { .. }, Some(lease)) = (self.state, &mut self.lease) {
                     lease.queue = Some(position);
                     self.publish();
                 }
             }
-            LeaseCommand::Refused(error) => {
+            LeaseAnswer::Never(error) => {
                 if matches!(self.state, State::Queued { .. }) {
                     self.refusal = Some(error);
                     self.apply(Event::Refused);
                 }
             }
-            LeaseCommand::Resolve(seen, done) => {
+            LeaseAnswer::Resolve(seen, done) => {
                 self.resolve(&seen).await;
                 drop(done);
             }
-            LeaseCommand::Rejoin(rejoin) => self.rejoin(*rejoin).await,
         }
-        Flow::Continue
     }
 
     /// Ends the lease, because its client does not wait any more. An operation continues: the lease ends when the grant

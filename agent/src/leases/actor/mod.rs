@@ -60,14 +60,14 @@ pub(super) use self::{
     grant::{expires_at, grant, wait_until_decided},
     inbox::{ChangeError, ChangeRequest, Inbox, Inboxes, Joined, LeaseCommand, Rejoin, RequestedChange},
     queued::enter_queue,
-    restored::{ending_error, may_be_repeated, rejoin, resolve_all},
+    restored::{ending_error, may_be_repeated, rejoin},
 };
-use super::{Leases, capacity::Reserved, request::Resolved, scope::NotMoved};
+use super::{Leases, request::Resolved, scope::NotMoved};
 use crate::{
     apply::Creation,
     caller::Viewer,
     idempotency::Key,
-    lanes::{QueuePlace, Ticket},
+    scheduler::{LeasePlace, Reserved},
     state::{LeaseTable, OpenLease, ReservationId},
     tasks::TaskName,
 };
@@ -120,10 +120,8 @@ pub(super) struct Actor {
     /// `None` if an earlier gpushd granted the lease, or queued it and the request is not resolved yet.
     request: Option<PendingRequest>,
     client: LeaseClient,
-    /// Place in the queue of a request that is not resolved yet.
-    place: Option<QueuePlace>,
-    /// The entry of the request in the queue.
-    ticket: Option<Ticket>,
+    /// The place of the request in the queue.
+    place: Option<LeasePlace>,
     /// Time at which a waiting request times out; `None` if it waits without a limit.
     wait_until: Option<tokio::time::Instant>,
     reserved: Option<Reserved>,
@@ -177,7 +175,6 @@ impl Actor {
             request: None,
             client: LeaseClient::None,
             place: None,
-            ticket: None,
             wait_until: None,
             reserved: None,
             creation: None,
@@ -239,8 +236,7 @@ impl Actor {
         let Some(id) = self.id() else { return };
         let leases = self.leases.clone();
         self.has_task = true;
-        let is_unresolved = self.place.is_some();
-        leases.actors.insert(id, self.inbox.clone(), is_unresolved);
+        leases.actors.insert(id, self.inbox.clone());
         let is_unanswered = Arc::clone(&self.is_unanswered);
         is_unanswered.store(matches!(self.client, LeaseClient::Waits { .. }) && !self.has_key(), Ordering::Relaxed);
         let mut first = Some(self);
@@ -264,12 +260,14 @@ impl Actor {
         };
         let mut actor = Self::of_open_lease(leases, lease);
         actor.has_task = true;
-        actor.lost = Some(LostTask { reservation: leases.remove_waiting(id), is_unanswered });
+        let table = leases.handles.state.leases();
+        let reservation = table.reserved.iter().find(|(_, one)| one.lease == Some(id)).map(|(number, _)| *number);
+        actor.lost = Some(LostTask { reservation, is_unanswered });
         // The waiting client gets an error, because the channel to it was lost. So no client waits for the lease.
         if matches!(actor.state, State::Queued { .. }) {
             actor.apply(Event::Released);
         }
-        leases.actors.insert(id, actor.inbox.clone(), false);
+        leases.actors.insert(id, actor.inbox.clone());
         Some(actor)
     }
 
@@ -290,7 +288,7 @@ impl Actor {
                 break;
             }
         }
-        self.leases.remove_ticket(self.ticket);
+        self.place = None;
         self.leases.actors.remove(id);
     }
 
@@ -357,7 +355,7 @@ impl Actor {
             self.put(table);
         });
         if let State::Leaving { .. } = self.state {
-            self.leases.remove_ticket(self.ticket.take());
+            self.place = None;
         }
         if self.is_granted() {
             // Operations on the GPUs may begin: they see the lease now.

@@ -1,6 +1,6 @@
 //! Records a request that must wait, and adds it to the queue.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, LeaseWait};
 use gpush_core::lease::{machine::State, request::spec};
@@ -10,8 +10,8 @@ use super::{Actor, grant::audit_record};
 use crate::{
     caller::Caller,
     idempotency::Key,
-    lanes::{self, Needs},
-    leases::{Leases, limits, pending::PendingGrant, request::Resolved},
+    leases::{Leases, pending::PendingGrant, request::Resolved},
+    scheduler,
     state::{OpenLease, ReservationId},
 };
 
@@ -27,8 +27,8 @@ impl<'a> EnteringRequest<'a> {
     /// If the quota does not allow one more waiting request.
     fn new(leases: &'a Leases, resolved: &Resolved) -> Result<Self, ApiError> {
         let number = leases.handles.state.change_leases(|table| {
-            limits::may_wait(leases, resolved, table)?;
-            Ok::<_, ApiError>(table.begin_to_queue(resolved.wanted.holder))
+            scheduler::may_wait(&leases.handles.scheduler, &resolved.demand, table)?;
+            Ok::<_, ApiError>(table.begin_to_queue(resolved.demand.wanted.holder))
         })?;
         Ok(Self { leases, number })
     }
@@ -53,7 +53,7 @@ pub(in crate::leases) async fn enter_queue(
     lock: Option<OwnedMutexGuard<()>>,
 ) -> Result<PendingGrant, ApiError> {
     let entering = EnteringRequest::new(leases, &resolved)?;
-    let new = resolved.new.clone();
+    let new = resolved.demand.new.clone();
     let (text, recorded) = (spec(&new.request), key.clone());
     let written = leases.handles.store.write(move |tx| {
         let record = tx.queue_lease(new.clone())?;
@@ -76,9 +76,9 @@ pub(in crate::leases) async fn enter_queue(
     };
     actor.publish();
     drop(entering);
-    let place = leases.handles.lanes.queue(lanes::Waiter::Lease(id.to_string()), Needs::new());
     let pending = PendingGrant::new(leases, &actor.inbox, answer);
-    actor.ticket = Some(leases.add_waiting(id, resolved, caller.viewer, place, actor.inbox.clone()));
+    let (demand, inbox) = (Some((resolved.demand, caller.viewer)), Arc::new(actor.inbox.clone()));
+    actor.place = Some(leases.handles.scheduler.enter_lease(id, demand, inbox));
     actor.spawn();
     Ok(pending)
 }

@@ -13,7 +13,7 @@
 //! must wait for the client: a request of root exceeds the limits of users, the lease is bound to a scope or cgroup, or
 //! the lease is for a Slurm job. Meanwhile the request keeps its place, but reserves nothing.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, LeaseBinding, LeaseId, LeaseState};
 use gpush_core::lease::machine::{Event, State};
@@ -28,7 +28,6 @@ use tokio::{
 use super::{Actor, Joined, LeaseClient, LeaseCommand, PendingRequest, Rejoin, input::wait_until};
 use crate::{
     caller::{Caller, Viewer},
-    lanes::{self, Needs},
     leases::{
         Leases,
         job_terms::JobTerms,
@@ -52,26 +51,12 @@ pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
         if leases.actors.get(lease.id()).is_some() || leases.handles.state.leases().get(lease.id()).is_none() {
             continue;
         }
-        let place = leases.handles.lanes.queue(lanes::Waiter::Lease(lease.id().to_string()), Needs::new());
         let mut actor = Actor::of_open_lease(leases, OpenLease::clone(lease));
-        actor.place = Some(place);
+        let inbox = Arc::new(actor.inbox.clone());
+        actor.place = Some(leases.handles.scheduler.enter_lease(lease.id(), None, inbox));
         actor.client = LeaseClient::Away { until: Instant::now() + RECONNECT_TIME };
         actor.wait_until = wait_until(lease);
         actor.spawn();
-    }
-}
-
-/// Resolves as many restored requests as possible. Call this before any placement.
-pub(in crate::leases) async fn resolve_all(leases: &Leases, seen: &Observed) {
-    let mut waiting = Vec::new();
-    for inbox in leases.actors.unresolved() {
-        let (done, resolved) = oneshot::channel();
-        if inbox.send(LeaseCommand::Resolve(seen.clone(), done)).is_ok() {
-            waiting.push(resolved);
-        }
-    }
-    for resolved in waiting {
-        let _the_task_may_have_ended = resolved.await;
     }
 }
 
@@ -121,24 +106,29 @@ impl Actor {
 
     /// Resolves the request without its client, if this is possible.
     pub(super) async fn resolve(&mut self, seen: &Observed) {
-        let (State::Queued { .. }, Some(_), Some(lease)) = (self.state, &self.place, &self.lease) else { return };
+        let (State::Queued { .. }, true, Some(lease)) = (self.state, self.is_unresolved(), &self.lease) else { return };
         let record = lease.record.clone();
         if !is_resolved_without_its_client(&record) {
             return;
         }
         let caller = as_user(&self.leases, &record).await;
         if let Ok(resolved) = resolved(&self.leases, &caller, &record, seen, None).await {
-            self.enter_queue(resolved, caller.viewer);
+            self.set_request(resolved, caller.viewer);
         }
     }
 
-    /// Adds the resolved request to the waiting requests.
-    fn enter_queue(&mut self, resolved: Resolved, viewer: Viewer) {
-        let (Some(place), Some(id)) = (self.place.take(), self.id()) else { return };
-        self.ticket = Some(self.leases.add_waiting(id, resolved.clone(), viewer, place, self.inbox.clone()));
+    /// Returns whether the request waits and is not resolved yet.
+    fn is_unresolved(&self) -> bool {
+        self.place.is_some() && self.request.is_none()
+    }
+
+    /// Sets the resolved request, or replaces it.
+    fn set_request(&mut self, resolved: Resolved, viewer: Viewer) {
+        if let Some(place) = &self.place {
+            place.set_demand(&resolved.demand, viewer);
+        }
         // The key is already recorded.
         self.request = Some(PendingRequest { resolved, viewer, key: None, has_key: true });
-        self.leases.actors.set_resolved(id);
     }
 
     /// Connects the client of the request again.
@@ -153,16 +143,10 @@ impl Actor {
             Ok(seen) => resolved(&self.leases, &caller, &record, &seen, job.as_ref()).await,
             Err(error) => Err(ApiError { retryable: true, ..error }),
         };
-        match (found, self.place.is_some()) {
-            (Ok(resolved), true) => self.enter_queue(resolved, caller.viewer),
-            (Ok(resolved), false) => {
-                if let Some(ticket) = self.ticket {
-                    self.leases.replace_waiting(ticket, &resolved, caller.viewer);
-                }
-                self.request = Some(PendingRequest { resolved, viewer: caller.viewer, key: None, has_key: true });
-            }
+        match found {
+            Ok(resolved) => self.set_request(resolved, caller.viewer),
             // The client and its rights are known now. Only a temporary error keeps the request in the queue.
-            (Err(error), true) => {
+            Err(error) if self.is_unresolved() => {
                 if !error.retryable {
                     self.client = LeaseClient::None;
                     self.apply(Event::Refused);
@@ -172,7 +156,7 @@ impl Actor {
                 return;
             }
             // The request waits already, with the rights of an ordinary user.
-            (Err(_), false) => {}
+            Err(_) => {}
         }
         self.client = LeaseClient::Waits { reply, _lock: lock };
         let _the_client_may_be_gone = joined.send(Joined::Yes);
@@ -223,7 +207,7 @@ async fn resolved(
 ) -> Result<Resolved, ApiError> {
     let gpus = seen.gpus(Viewer::Log);
     let resolved = resolve(leases, caller, record.request.clone(), &seen.host, &gpus, job).await?;
-    check_process(&record.binding, &resolved.new.binding)?;
+    check_process(&record.binding, &resolved.demand.new.binding)?;
     Ok(resolved)
 }
 

@@ -34,11 +34,11 @@ use tokio_util::sync::CancellationToken;
 use tower_service::Service;
 
 use self::gpus::ScriptedGpus;
-use super::compose::{HostEnvironment, Parts, compose};
-use crate::{
-    apply as operations, durable, host_services::HostServices, http, leases, mps, options::Trust, settings::Settings,
-    tasks::TaskName,
+use super::{
+    compose::{HostEnvironment, Parts, compose},
+    take_over::take_over,
 };
+use crate::{durable, host_services::HostServices, http, leases, options::Trust, settings::Settings};
 
 /// The boot id of the host.
 const BOOT: &str = "in-process";
@@ -206,14 +206,6 @@ fn in_container(uid: u32) -> Peer {
 /// Starts what serves requests, without layouts at start and without reconcilers.
 async fn serve(parts: Parts) {
     let Parts { engine, handles, recovery, unfinished, superseded, boot_id, .. } = parts;
-    handles.maintenance.resume();
-    mps::adopt_daemons(&handles.mps);
-    let enqueue = |ongoing: &Arc<_>, order, since| {
-        engine.queue.enqueue_recovered(&engine.lanes, ongoing, order, since);
-    };
-    recovery.take_over(unfinished, &superseded, &boot_id, enqueue).await;
-    leases::take_over(&handles.leases);
-    let tasks = engine.tasks.clone();
-    drop(tasks.spawn(TaskName::OperationQueue, move || operations::run(Arc::clone(&engine))));
-    drop(leases::spawn(&handles.leases));
+    take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;
+    drop((leases::spawn(&handles.leases), engine.scheduler.spawn()));
 }

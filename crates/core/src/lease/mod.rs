@@ -1,8 +1,7 @@
-//! Pure functions for leases: they parse requests, apply quotas, order the queue, choose targets,
-//! and compute the states of a lease.
+//! Pure functions for leases: they parse requests, apply quotas, choose targets, and compute the states of a lease.
 //!
 //! ```text
-//! flags, Slurm spec ──request──► LeaseRequest ──quota──► queue ──placement──► machine ──► environment
+//! flags, Slurm spec ──request──► LeaseRequest ──quota──► placement ──► machine ──► environment
 //! ```
 //!
 //! | module | subject |
@@ -11,7 +10,6 @@
 //! | `capacity` | which leases occupy a target |
 //! | `placement` | chooses targets for a request; a gang gets all of its targets or none |
 //! | `quota` | limits by user and group |
-//! | `queue` | order of arrival, and reservations |
 //! | `machine` | states of one lease |
 //! | `usage` | leases that block a change |
 //! | `user_limits` | limits of a user's slice for the slice of the user's leases |
@@ -21,7 +19,6 @@ pub mod capacity;
 pub mod environment;
 pub mod machine;
 pub mod placement;
-pub mod queue;
 pub mod quota;
 pub mod request;
 pub mod usage;

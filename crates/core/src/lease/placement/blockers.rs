@@ -11,7 +11,9 @@ use gpush_api::{LeaseKind, LeaseMember, MemberShare, Placement};
 
 use crate::lease::capacity::{Held, Relation};
 
-use super::{Assignment, GpuOffer, Host, Member, PlacementPolicy, PlacementRequest, UseOccupied, gang};
+use super::{
+    Assignment, Closed, GpuOffer, Host, Member, PlacementPolicy, PlacementRequest, Unoffered, UseOccupied, gang,
+};
 
 /// Maximum number of leases and processes that the search tests, so that a refusal stays cheap on a
 /// large host.
@@ -147,6 +149,31 @@ pub fn occupied_targets(host: &Host, assignment: &Assignment) -> BTreeSet<String
 }
 
 impl GpuOffer {
+    /// Returns whether a new reading of the GPU alone may show more room: processes use the GPU without a lease, or its last
+    /// reading does not allow grants. All other changes of the offers have a cause in gpushd.
+    #[must_use]
+    pub fn may_improve_with_a_reading(&self) -> bool {
+        let is_closed = match self.closed {
+            Some(Closed::Prohibited | Closed::NotReady) => true,
+            None
+            | Some(Closed::Cordoned | Closed::Claimed | Closed::Pending | Closed::StillShared | Closed::NotShared) => {
+                false
+            }
+        };
+        let is_unoffered = match self.unoffered {
+            Some(Unoffered::OtherMode(_) | Unoffered::NotReady(_)) => true,
+            None
+            | Some(
+                Unoffered::NoRule
+                | Unoffered::Unmanaged
+                | Unoffered::NoMps
+                | Unoffered::Reboot(_)
+                | Unoffered::Pending(_),
+            ) => false,
+        };
+        is_closed || is_unoffered || self.used_without_lease().next().is_some()
+    }
+
     /// Returns the UUIDs of the GPU and of its MIG devices that processes use without a lease.
     fn used_without_lease(&self) -> impl Iterator<Item = &str> {
         let instances = self.mig.iter().flat_map(|mig| &mig.instances);

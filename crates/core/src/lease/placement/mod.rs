@@ -260,4 +260,4 @@ enum UseOccupied {
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-pub(super) use tests::scene;
+pub(crate) use tests::scene;

@@ -1,7 +1,7 @@
 mod blockers;
 mod messages;
 mod oracle;
-pub(in crate::lease) mod scene;
+pub(crate) mod scene;
 
 use std::collections::BTreeSet;
 

@@ -8,29 +8,29 @@ use crate::geometry::Geometry;
 
 use super::*;
 
-pub(in crate::lease) fn wanted(share: RequestedShare, count: usize) -> PlacementRequest {
+pub(crate) fn wanted(share: RequestedShare, count: usize) -> PlacementRequest {
     PlacementRequest { share, count, holder: 1000, gpus: None, targets: None }
 }
 
 /// Returns a GPU without offers.
-pub(in crate::lease) fn gpu(index: u32) -> GpuOffer {
+pub(crate) fn gpu(index: u32) -> GpuOffer {
     GpuOffer { index, uuid: format!("GPU-{index}"), ..GpuOffer::default() }
 }
 
-pub(in crate::lease) fn whole(index: u32, free: bool) -> GpuOffer {
+pub(crate) fn whole(index: u32, free: bool) -> GpuOffer {
     GpuOffer { whole: Some(WholeOffer { free, leased: !free }), ..gpu(index) }
 }
 
-pub(in crate::lease) fn timeslice(index: u32, replicas: u32, taken: u32) -> GpuOffer {
+pub(crate) fn timeslice(index: u32, replicas: u32, taken: u32) -> GpuOffer {
     GpuOffer { timeslice: Some(TimesliceOffer { taken, ..timeslice_offer(replicas) }), ..gpu(index) }
 }
 
-pub(in crate::lease) fn timeslice_offer(replicas: u32) -> TimesliceOffer {
+pub(crate) fn timeslice_offer(replicas: u32) -> TimesliceOffer {
     let (level, compute_mode) = (TimesliceLevel::Default, Some(ComputeMode::Default));
     TimesliceOffer { replicas, level, compute_mode, taken: 0, excluding: 0 }
 }
 
-pub(in crate::lease) fn mps(index: u32, taken_tenths: u32, user: Option<u32>) -> GpuOffer {
+pub(crate) fn mps(index: u32, taken_tenths: u32, user: Option<u32>) -> GpuOffer {
     let target = format!("GPU-{index}");
     let (capacity_tenths, default) = (1000, Percentage::ALL);
     let (leases, most_leases) = (0, gpush_api::MPS_CLIENTS);
@@ -54,7 +54,7 @@ fn geometry(model: &str) -> Geometry {
 }
 
 /// Returns an instance with one device. The device is in use unless `free` is set.
-pub(in crate::lease) fn instance(model: &str, profile_id: u32, placement: Placement, free: bool) -> Instance {
+pub(crate) fn instance(model: &str, profile_id: u32, placement: Placement, free: bool) -> Instance {
     let name = geometry(model).profile(profile_id).unwrap().profile.name.clone();
     let uuid = format!("{name}@{}", placement.start);
     let devices = vec![Device { uuid, profile: name, whole: true, free, leased: !free, shared: false }];
@@ -71,7 +71,7 @@ pub(in crate::lease) fn instance(model: &str, profile_id: u32, placement: Placem
 
 /// Returns a GPU with instances such as `1g.10gb@4 used, 2g.20gb@0 foreign`. The id of each
 /// instance is its start.
-pub(in crate::lease) fn mig(index: u32, model: &str, dynamic: bool, instances: &str) -> GpuOffer {
+pub(crate) fn mig(index: u32, model: &str, dynamic: bool, instances: &str) -> GpuOffer {
     let geometry = geometry(model);
     let mut standing = Vec::new();
     for text in instances.split(", ").filter(|text| !text.is_empty()) {
@@ -89,7 +89,7 @@ pub(in crate::lease) fn mig(index: u32, model: &str, dynamic: bool, instances: &
 }
 
 /// Returns a GPU with random instances that fit together.
-pub(in crate::lease) fn random(rng: &mut fastrand::Rng, index: u32, model: &str) -> GpuOffer {
+pub(crate) fn random(rng: &mut fastrand::Rng, index: u32, model: &str) -> GpuOffer {
     let dynamic = rng.usize(..4) > 0;
     let mut gpu = mig(index, model, dynamic, "");
     let offer = gpu.mig.as_mut().unwrap();

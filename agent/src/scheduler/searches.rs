@@ -29,7 +29,7 @@ const MOST_UNLOCKED: usize = 8;
 ///
 /// # Errors
 /// If `current` fails.
-pub(super) fn searched<L, S, T, E>(
+pub(crate) fn searched<L, S, T, E>(
     lock: impl Fn() -> L,
     mut current: impl FnMut() -> Result<S, E>,
     known: impl Fn(&S) -> Option<T>,
@@ -52,7 +52,7 @@ pub(super) fn searched<L, S, T, E>(
 
 /// The searches of all callers.
 #[derive(Debug)]
-pub(super) struct Searches {
+pub(crate) struct Searches {
     users: AccountPermits,
     /// Permits for administrators.
     privileged: AccountPermits,
@@ -62,7 +62,7 @@ pub(super) struct Searches {
 
 impl Searches {
     /// Creates the limits: users have one permit for every two processors.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let users = (available_parallelism().map_or(1, usize::from) / 2).clamp(1, MOST_SEARCHES);
         Self {
             users: AccountPermits::new(users, 1),
@@ -78,7 +78,7 @@ impl Searches {
     ///
     /// # Panics
     /// If `search` panics.
-    pub(super) async fn run<T: Send + 'static>(
+    pub(crate) async fn run<T: Send + 'static>(
         &self,
         caller: &Caller,
         search: impl FnOnce() -> T + Send + 'static,
@@ -95,7 +95,7 @@ impl Searches {
     }
 
     /// Returns the kept snapshot that equals `now`, with the results of its searches. If there is none, keeps `now`.
-    pub(super) fn known(&self, now: PlacementSnapshot) -> Arc<PlacementSnapshot> {
+    pub(crate) fn known(&self, now: PlacementSnapshot) -> Arc<PlacementSnapshot> {
         let mut snapshots = self.snapshots.lock();
         let at = snapshots.iter().position(|kept| kept.is_same(&now));
         let snapshot = at.and_then(|at| snapshots.remove(at)).unwrap_or_else(|| Arc::new(now));

@@ -6,12 +6,12 @@ use gpush_api::{LeaseBinding, LeaseId};
 use gpush_core::lease::quota::{HeldLease, Size};
 use gpush_host::accounts::{Account, Accounts};
 
-use super::request::Resolved;
+use super::demand::LeaseDemand;
 use crate::state::LeaseTable;
 
 /// The leases of each account.
 #[derive(Debug, Default)]
-pub(super) struct HeldLeases {
+pub(crate) struct HeldLeases {
     of: BTreeMap<Account, Vec<HolderLease>>,
     /// Leases of uids whose account is not known. They count for every account, so that an unknown account never gets
     /// more than its limits.
@@ -29,7 +29,7 @@ struct HolderLease {
 
 impl HeldLeases {
     /// Counts the open leases, the reservations, and the requests that are being recorded as queued.
-    pub(super) fn of(accounts: &Accounts, table: &LeaseTable) -> Self {
+    pub(crate) fn of(accounts: &Accounts, table: &LeaseTable) -> Self {
         let mut held = Self::default();
         let mut known = BTreeMap::new();
         let mut account = |uid: u32| *known.entry(uid).or_insert_with(|| accounts.last(uid));
@@ -65,23 +65,23 @@ impl HeldLeases {
 
     /// Returns the leases that count for an account. For root's containers, also those of root: a lease of root in a
     /// container has uid 0 as its holder, so gpushd cannot distinguish it from a lease of the host's root.
-    pub(super) fn by(&self, account: Account) -> Vec<HeldLease> {
+    pub(crate) fn by(&self, account: Account) -> Vec<HeldLease> {
         self.entries(account).map(|one| one.lease).collect()
     }
 
     /// Returns the leases that count for the account of a request, with those that its caller may release.
-    pub(super) fn of_requester(&self, resolved: &Resolved) -> Vec<HeldLease> {
-        let (holder, caller) = (resolved.new.holder.uid, resolved.new.asked_by.uid);
+    pub(crate) fn of_requester(&self, demand: &LeaseDemand) -> Vec<HeldLease> {
+        let (holder, caller) = (demand.new.holder.uid, demand.new.asked_by.uid);
         // Only administrators request leases for other users.
         let is_admin = holder != caller;
-        let of_account = self.of.get(&resolved.account).map_or([].as_slice(), Vec::as_slice);
-        let owned = of_account.iter().filter(|_| resolved.account == Account::User(caller));
+        let of_account = self.of.get(&demand.account).map_or([].as_slice(), Vec::as_slice);
+        let owned = of_account.iter().filter(|_| demand.account == Account::User(caller));
         let owned: BTreeSet<LeaseId> = owned.map(|one| one.lease.id).collect();
         let is_releasable = |one: &HolderLease| {
             let is_own = one.holder == caller && caller != 0;
             is_admin || !one.is_of_job && (is_own || owned.contains(&one.lease.id))
         };
-        let entries = self.entries(resolved.account);
+        let entries = self.entries(demand.account);
         entries.map(|one| HeldLease { releasable: is_releasable(one), ..one.lease }).collect()
     }
 
@@ -115,17 +115,17 @@ mod tests {
         let mut table = LeaseTable::default();
         for holder in [1000, 4_000_000_000, 4_000_000_001, 4_000_000_002, 1001] {
             runtime.block_on(accounts.of(holder)).unwrap();
-            table.reserve(Reservation { holder, members: Vec::new() });
+            table.reserve(Reservation { holder, members: Vec::new(), lease: None });
         }
         let counts = |table: &LeaseTable| {
             let held = HeldLeases::of(&accounts, table);
             [Account::User(1000), Account::User(1001), Account::Unknown, Account::User(7)].map(|one| held.by(one).len())
         };
         assert_eq!(counts(&table), [1, 1, 3, 0]);
-        table.reserve(Reservation { holder: 3000, members: Vec::new() });
+        table.reserve(Reservation { holder: 3000, members: Vec::new(), lease: None });
         assert_eq!(counts(&table), [2, 2, 4, 1], "fails closed");
         let mut table = LeaseTable::default();
-        table.reserve(Reservation { holder: 0, members: Vec::new() });
+        table.reserve(Reservation { holder: 0, members: Vec::new(), lease: None });
         let held = HeldLeases::of(&accounts, &table);
         assert_eq!((held.by(Account::RootContainers).len(), held.by(Account::User(1000)).len()), (1, 0));
     }

@@ -7,17 +7,17 @@ use gpush_api::{
 };
 use gpush_core::lease::placement::{Assignment, Host, Member, Snapshot, nominal_mib};
 
-use super::Leases;
+use super::Scheduler;
 use crate::{
     mps,
     state::{GpuSnapshot, HostState, LeaseTable},
 };
 
 /// Returns what the GPUs offer, and which capacity leases and operations already occupy.
-pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &LeaseTable) -> Host {
+pub(crate) fn host(scheduler: &Scheduler, host: &HostState, gpus: &[Gpu], table: &LeaseTable) -> Host {
     let members: Vec<(u32, &LeaseMember)> = table.members().collect();
-    let daemons = mps::daemons(&leases.handles.mps);
-    let mut claimed = leases.handles.lanes.claimed();
+    let daemons = mps::daemons(&scheduler.handles.mps);
+    let mut claimed = scheduler.handles.lanes.claimed();
     // The operation that creates the MIG device of a lease may release its claim before gpushd records the device. So
     // count the GPU as claimed as long as the lease is in the state `granting`.
     let granting = table.open.values().filter(|lease| lease.state.name() == LeaseState::Granting);
@@ -34,13 +34,13 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
     });
     // If the daemon of a target serves one user at a time, use this limit, even if the rule allows
     // several users.
-    for (target, user) in mps::single_users(&leases.handles.mps, table) {
+    for (target, user) in mps::single_users(&scheduler.handles.mps, table) {
         for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| mps.target == target) {
             mps.user = mps.user.or(Some(user));
         }
     }
     // A target without a running daemon has no room now, but still offers its kind of share.
-    let serving = mps::serving(&leases.handles.mps);
+    let serving = mps::serving(&scheduler.handles.mps);
     for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| !serving.contains(&mps.target)) {
         mps.leases = u32::MAX;
     }
@@ -48,7 +48,7 @@ pub(super) fn host(leases: &Leases, host: &HostState, gpus: &[Gpu], table: &Leas
 }
 
 /// Returns the indexes of the GPUs that only Slurm's hooks may lease.
-pub(super) fn slurm_gpus(host: &HostState) -> BTreeSet<u32> {
+pub(crate) fn slurm_gpus(host: &HostState) -> BTreeSet<u32> {
     let is_slurms = |gpu: &&Arc<GpuSnapshot>| {
         let terms = gpu.rule.and_then(|rule| host.config.rules.get(rule)?.lease);
         terms.is_some_and(|terms| terms.owner == LeaseOwner::Slurm)
@@ -60,8 +60,8 @@ pub(super) fn slurm_gpus(host: &HostState) -> BTreeSet<u32> {
 ///
 /// # Errors
 /// If an MPS target cannot give what the request asks for.
-pub(super) fn members(
-    leases: &Leases,
+pub(crate) fn members(
+    scheduler: &Scheduler,
     assignment: &Assignment,
     gpus: &[Gpu],
     offered: &Host,
@@ -86,7 +86,7 @@ pub(super) fn members(
                     LeaseShare::Mps { memory_limit_mib, priority, .. } => (*memory_limit_mib, *priority),
                     _ => (None, None),
                 };
-                let settings = mps::client_settings(&leases.handles.mps, target, *percentage, asked.0, asked.1)?;
+                let settings = mps::client_settings(&scheduler.handles.mps, target, *percentage, asked.0, asked.1)?;
                 let MpsSettings { percentage, memory_limit_mib, priority } = settings;
                 let of_target = offered.gpus.iter().flat_map(|gpu| &gpu.mps).find(|mps| mps.target == *target);
                 let all = of_target.map_or(total, |mps| mps.memory_mib);
@@ -128,6 +128,6 @@ fn device(gpu: &Gpu, uuid: &str) -> (String, u64) {
 }
 
 /// Returns the UUIDs of the GPUs of these members.
-pub(super) fn gpus_of(members: &[LeaseMember]) -> BTreeSet<String> {
+pub(crate) fn gpus_of(members: &[LeaseMember]) -> BTreeSet<String> {
     members.iter().map(|member| member.gpu.clone()).collect()
 }

@@ -5,7 +5,7 @@ use gpush_core::lease::placement::Assignment;
 
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::Leases;
+use super::Scheduler;
 use crate::{
     lanes::{Claim, Grant},
     mps,
@@ -15,20 +15,20 @@ use crate::{
 
 /// The MIG devices that an operation creates for a lease, and the operation's claim on their GPUs.
 #[derive(Debug)]
-pub(super) struct DevicesToCreate {
-    pub(super) assignment: Assignment,
-    pub(super) claim: Claim,
+pub(crate) struct DevicesToCreate {
+    pub(crate) assignment: Assignment,
+    pub(crate) claim: Claim,
 }
 
 /// Capacity that is reserved until the grant is recorded. If this value is dropped before that, the capacity is free
 /// again.
 #[derive(Debug)]
-pub(super) struct Reserved {
-    leases: Leases,
+pub(crate) struct Reserved {
+    scheduler: Scheduler,
     id: ReservationId,
-    pub(super) members: Vec<LeaseMember>,
+    pub(crate) members: Vec<LeaseMember>,
     /// The MIG devices that an operation must create first.
-    pub(super) missing: Option<DevicesToCreate>,
+    pub(crate) missing: Option<DevicesToCreate>,
     /// For each GPU on which no device is created, a guard: no operation on the GPU begins until the grant is recorded.
     grants: Vec<Grant>,
     /// gpushd does not exit before the grant is recorded.
@@ -41,36 +41,31 @@ pub(super) struct Reserved {
 
 impl Reserved {
     /// Takes over the reservation `id`, which the caller has just added to the table.
-    pub(super) fn new(
-        leases: &Leases,
+    pub(crate) fn new(
+        scheduler: &Scheduler,
         id: ReservationId,
         members: Vec<LeaseMember>,
         missing: Option<DevicesToCreate>,
         grants: Vec<Grant>,
     ) -> Self {
-        let (leases, unfinished) = (leases.clone(), Some(leases.handles.tasks.unfinished()));
-        Self { leases, id, members, missing, grants, unfinished, is_reserved: true, may_be_recorded: false }
-    }
-
-    /// Returns the number of the reservation.
-    pub(super) fn id(&self) -> ReservationId {
-        self.id
+        let (scheduler, unfinished) = (scheduler.clone(), Some(scheduler.handles.tasks.unfinished()));
+        Self { scheduler, id, members, missing, grants, unfinished, is_reserved: true, may_be_recorded: false }
     }
 
     /// Removes the reservation from the table: the lease holds the capacity now, or does not need it any more.
-    pub(super) fn remove(&mut self, table: &mut LeaseTable) {
+    pub(crate) fn remove(&mut self, table: &mut LeaseTable) {
         table.reserved.remove(&self.id);
         self.is_reserved = false;
     }
 
     /// Lets operations on the GPUs begin, and lets gpushd exit. The reservation stays.
-    pub(super) fn drop_guards(&mut self) {
+    pub(crate) fn drop_guards(&mut self) {
         self.grants.clear();
         self.unfinished = None;
     }
 
     /// Notes whether the grant may be on disk.
-    pub(super) fn set_may_be_recorded(&mut self, may_be_recorded: bool) {
+    pub(crate) fn set_may_be_recorded(&mut self, may_be_recorded: bool) {
         self.may_be_recorded = may_be_recorded;
     }
 }
@@ -80,11 +75,11 @@ impl Drop for Reserved {
         if !self.is_reserved || self.may_be_recorded {
             return;
         }
-        let (leases, members) = (self.leases.clone(), std::mem::take(&mut self.members));
-        leases.handles.state.change_leases(|table| self.remove(table));
-        leases.handles.tasks.clone().once_before_exit(TaskName::FreedCapacity, async move {
-            mps::admit(&leases.handles.mps, &members).await;
-            leases.capacity_freed();
+        let (scheduler, members) = (self.scheduler.clone(), std::mem::take(&mut self.members));
+        scheduler.handles.state.change_leases(|table| self.remove(table));
+        scheduler.handles.tasks.clone().once_before_exit(TaskName::FreedCapacity, async move {
+            mps::admit(&scheduler.handles.mps, &members).await;
+            scheduler.capacity_freed();
         });
     }
 }

@@ -1,25 +1,39 @@
-use std::collections::BTreeMap;
+//! Tests of whole passes.
+
+use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::lease::placement::{
-    GpuOffer, Instance, RequestedDevice, RequestedShare,
+    Assignment, GpuOffer, Host, Instance, Member, PlacementPolicy, PlacementRequest, RequestedDevice, RequestedShare,
+    place,
     scene::{instance, mig, mps, wanted, whole},
 };
 
-fn lease(share: RequestedShare, count: usize) -> QueuedEntry {
-    QueuedEntry::Lease(wanted(share, count))
+/// What a test adds to a queue.
+type Added = (Waiter, Option<PlacementRequest>, Needs);
+
+fn requested(wanted: PlacementRequest) -> Added {
+    (Waiter::Lease(String::new()), Some(wanted), Needs::new())
+}
+
+fn lease(share: RequestedShare, count: usize) -> Added {
+    requested(wanted(share, count))
+}
+
+fn operation(gpu: u32, claimed: ClaimedTargets) -> Added {
+    (Waiter::Operation(String::new()), None, Needs::from([(format!("GPU-{gpu}"), Need::Lane(claimed))]))
 }
 
 fn profile(name: &str) -> RequestedShare {
     RequestedShare::Mig(RequestedDevice::Profile(name.to_owned()))
 }
 
-fn queue(entries: Vec<QueuedEntry>) -> Queue {
+fn queue(entries: Vec<Added>) -> Queue {
     let mut queue = Queue::default();
-    for (n, waiting) in entries.into_iter().enumerate() {
-        queue.push(Ticket(n as u64 + 1), waiting);
+    for (waiter, wanted, needs) in entries {
+        queue.push(waiter, wanted, needs);
     }
     queue
 }
@@ -61,9 +75,8 @@ fn two_gangs_for_the_same_gpus_are_served_in_order() {
 #[test]
 fn gang_that_is_not_first_on_all_gpus_reserves_nothing() {
     let host = Host { gpus: vec![whole(0, false), whole(1, true)] };
-    let only = |gpu| {
-        QueuedEntry::Lease(PlacementRequest { gpus: Some(BTreeSet::from([gpu])), ..wanted(RequestedShare::Whole, 1) })
-    };
+    let only =
+        |gpu| requested(PlacementRequest { gpus: Some(BTreeSet::from([gpu])), ..wanted(RequestedShare::Whole, 1) });
     let queue = queue(vec![only(0), lease(RequestedShare::Whole, 2), only(1)]);
     assert_eq!(decisions(&queue, &host), ["1: reserves {0}", "2: behind [Ticket(1)]", "3: grant {1}"]);
 }
@@ -73,7 +86,6 @@ fn operation_reserves_what_it_takes_and_waits_behind_a_lease() {
     let host =
         Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0, 3g.40gb@4"), whole(1, true), mps(2, 1000, None)] };
     let device = ClaimedTargets::Targets(BTreeSet::from(["3g.40gb@0".to_owned()]));
-    let operation = |gpu, takes| QueuedEntry::Operation(BTreeMap::from([(gpu, takes)]));
     let share = RequestedShare::Mps { percentage: "10".parse().ok(), memory_limit: None, priority: None };
     let queue = queue(vec![
         operation(0, device),
@@ -186,13 +198,13 @@ proptest! {
     fn first_entry_is_never_delayed_by_later_ones(seed in any::<u64>()) {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut world = World { host: Host { gpus: vec![mig(0, MODEL, true, ""), mig(1, MODEL, true, "")] }, held: Vec::new() };
-        let (mut queue, mut next) = (Queue::default(), 0);
+        let mut queue = Queue::default();
         let mut first: Option<(Ticket, usize)> = None;
         for round in 0..60 {
             if round < 40 && rng.usize(..3) > 0 {
                 let name = ["1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb"][rng.usize(..6)];
-                next += 1;
-                queue.push(Ticket(next), lease(profile(name), 1 + rng.usize(..2)));
+                let (waiter, wanted, needs) = lease(profile(name), 1 + rng.usize(..2));
+                queue.push(waiter, wanted, needs);
             } else if !world.held.is_empty() {
                 let n = rng.usize(..world.held.len());
                 world.release(n);
@@ -229,6 +241,76 @@ proptest! {
             }
         }
     }
+}
+
+/// Adds a random lease or operation to the queue.
+fn push_random(rng: &mut fastrand::Rng, queue: &mut Queue) {
+    let share = |percent| RequestedShare::Mps { percentage: Some(percent), memory_limit: None, priority: None };
+    let gpu = rng.u32(..3);
+    let (waiter, wanted, needs) = match rng.usize(..6) {
+        0 => lease(RequestedShare::Whole, 1 + rng.usize(..2)),
+        1 | 2 => lease(share(["10", "60"][rng.usize(..2)].parse().unwrap()), 1),
+        3 => lease(profile(["1g.10gb", "3g.40gb"][rng.usize(..2)]), 1),
+        4 => operation(gpu, ClaimedTargets::Gpu),
+        _ => {
+            let targets = ["GPU-0", "GPU-2", "3g.40gb@0", "3g.40gb@4"].map(str::to_owned);
+            operation(gpu, ClaimedTargets::Targets(targets.into_iter().filter(|_| rng.bool()).collect()))
+        }
+    };
+    queue.push(waiter, wanted, needs);
+}
+
+proptest! {
+    /// A pass and the queue must give the same answer about an operation. Between two passes, only the queue answers.
+    #[test]
+    fn pass_and_queue_agree_which_operations_are_first(seed in any::<u64>()) {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let used = ["3g.40gb@0 used, 3g.40gb@4", "3g.40gb@0, 3g.40gb@4", "3g.40gb@0 used, 3g.40gb@4 used"];
+        let host = Host {
+            gpus: vec![
+                mps(0, rng.u32(..11) * 100, Some(1000)),
+                mig(1, MODEL, false, used[rng.usize(..3)]),
+                whole(2, rng.bool()),
+            ],
+        };
+        let mut queue = Queue::default();
+        (0..rng.usize(1..9)).for_each(|_| push_random(&mut rng, &mut queue));
+        let without_capacity: BTreeSet<Ticket> = queue.entries().map(|(ticket, _)| ticket).filter(|_| rng.u8(..6) == 0).collect();
+        let schedule = queue.for_pass(|ticket| !without_capacity.contains(&ticket)).schedule(&host, PlacementPolicy::Pack);
+        for (ticket, outcome) in &schedule.outcomes {
+            match outcome {
+                Outcome::Grant(assignment) | Outcome::Waits { reserves: Some(assignment), .. } => {
+                    queue.set_needs(*ticket, reserved_parts(&host, assignment));
+                }
+                Outcome::Ready | Outcome::Waits { .. } | Outcome::Never(_) => {}
+            }
+        }
+        let operations: Vec<_> = queue.operations().map(|(ticket, ahead)| (ticket, ahead.is_none())).collect();
+        let decided = |(ticket, outcome): &(Ticket, Outcome)| {
+            matches!(queue.get(*ticket)?.waiter, Waiter::Operation(_)).then(|| (*ticket, *outcome == Outcome::Ready))
+        };
+        prop_assert_eq!(schedule.outcomes.iter().filter_map(decided).collect::<Vec<_>>(), operations);
+        // An operation waits only for earlier entries.
+        for (ticket, outcome) in &schedule.outcomes {
+            if let Outcome::Waits { behind, .. } = outcome {
+                prop_assert!(behind.iter().all(|earlier| earlier < ticket), "{:?} waits for {:?}", ticket, behind);
+            }
+        }
+    }
+}
+
+/// Fault: an operation that was first on its GPU reserved nothing if an earlier lease waited for another target of the GPU.
+/// So a later lease got the targets of the operation.
+#[test]
+fn operation_beside_the_reservation_of_a_lease_reserves_its_targets() {
+    let host = Host { gpus: vec![mig(0, MODEL, false, "3g.40gb@0 used, 3g.40gb@4")] };
+    let only = |target: &str| {
+        let wanted = wanted(profile("3g.40gb"), 1);
+        requested(PlacementRequest { targets: Some(BTreeSet::from([target.to_owned()])), ..wanted })
+    };
+    let device = ClaimedTargets::Targets(BTreeSet::from(["3g.40gb@4".to_owned()]));
+    let queue = queue(vec![only("3g.40gb@0"), operation(0, device), only("3g.40gb@4")]);
+    assert_eq!(decisions(&queue, &host), ["1: reserves {0}", "2: ready", "3: behind [Ticket(1), Ticket(2)]"]);
 }
 
 #[test]

@@ -7,14 +7,15 @@ use gpush_api::{ApiError, Gpu, GpuInstance, LeaseBinding, LeaseKind, Placement, 
 use gpush_core::{
     desired::desired_states,
     lease::placement::{Assignment, Blockers, Closed, ErrorContext, NoAssignment, Obstacle, PlacementRequest},
-    refusal, sharing,
+    refusal,
+    schedule::Ticket,
+    sharing,
 };
 use gpush_host::subtask;
 
-use super::{Leases, placement_snapshot::PlacementSnapshot, request::Resolved};
+use super::{Scheduler, demand::LeaseDemand, placement_snapshot::PlacementSnapshot};
 use crate::{
     caller::Viewer,
-    lanes::Ticket,
     mps,
     state::{LeaseTable, OpenLease},
 };
@@ -24,15 +25,15 @@ const MOST_NAMED: usize = 16;
 
 /// A request that cannot be granted now.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Unplaced<'a> {
-    pub(super) resolved: &'a Resolved,
+pub(crate) struct Unplaced<'a> {
+    pub(crate) demand: &'a LeaseDemand,
     /// The caller. The explanation leaves out what this caller, or the holder, may not see.
-    pub(super) viewer: Viewer,
+    pub(crate) viewer: Viewer,
     /// The snapshot with which the request was placed.
-    pub(super) snapshot: &'a PlacementSnapshot,
-    pub(super) gpus: &'a [Gpu],
+    pub(crate) snapshot: &'a PlacementSnapshot,
+    pub(crate) gpus: &'a [Gpu],
     /// The position of the request in the queue, and what the request reserves; `None` if it is not queued.
-    pub(super) queued: Option<(Ticket, Option<&'a Assignment>)>,
+    pub(crate) queued: Option<(Ticket, Option<&'a Assignment>)>,
 }
 
 /// Returns the viewer that reads the explanation of a refusal. If an administrator or a hook of Slurm requests a lease
@@ -47,29 +48,29 @@ fn reader(caller: Viewer, holder: u32) -> Viewer {
 
 /// Explains why a request cannot be granted. Searches for what blocks the request, so call this function on a blocking
 /// thread, and without the placement lock.
-pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_>) -> ApiError {
-    let Unplaced { resolved, viewer, snapshot, gpus, queued } = unplaced;
-    let viewer = reader(viewer, resolved.wanted.holder);
-    let duration = resolved.new.request.duration_s.map(Duration::from_secs);
-    let context = ErrorContext { host: &snapshot.host, gpus, allowed: Some(&resolved.allowed), duration };
-    let mut error = why.error(&resolved.wanted, context);
-    if matches!(resolved.new.binding, LeaseBinding::Job { .. }) {
+pub(crate) fn explain(scheduler: &Scheduler, why: &NoAssignment, unplaced: Unplaced<'_>) -> ApiError {
+    let Unplaced { demand, viewer, snapshot, gpus, queued } = unplaced;
+    let viewer = reader(viewer, demand.wanted.holder);
+    let duration = demand.new.request.duration_s.map(Duration::from_secs);
+    let context = ErrorContext { host: &snapshot.host, gpus, allowed: Some(&demand.allowed), duration };
+    let mut error = why.error(&demand.wanted, context);
+    if matches!(demand.new.binding, LeaseBinding::Job { .. }) {
         error.hint = why.hint_for_job().or(error.hint);
     }
     let NoAssignment::Busy { obstacles, .. } = why else { return error };
-    let targets = resolved.wanted.targets.as_ref();
+    let targets = demand.wanted.targets.as_ref();
     if let Some(target) = targets.filter(|targets| targets.len() == 1).and_then(|targets| targets.first())
-        && resolved.wanted.share.kind() == LeaseKind::Mps
+        && demand.wanted.share.kind() == LeaseKind::Mps
         && sharing::pending_target(target, gpus).is_none()
-        && let Err(closed) = mps::serves(&leases.handles.mps, target)
+        && let Err(closed) = mps::serves(&scheduler.handles.mps, target)
     {
         return closed;
     }
     let indexes: BTreeSet<u32> = obstacles.iter().map(|(index, _)| *index).collect();
     let uuids: Vec<&str> =
         gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.as_str()).collect();
-    if resolved.wanted.share.kind() == LeaseKind::Mps {
-        let mut closed = mps::not_serving(&leases.handles.mps, &uuids);
+    if demand.wanted.share.kind() == LeaseKind::Mps {
+        let mut closed = mps::not_serving(&scheduler.handles.mps, &uuids);
         let is_final = closed.len() == uuids.len() && closed.iter().all(|closed| !closed.retryable);
         if is_final && let Some(first) = closed.pop() {
             // No MPS daemon of these GPUs serves clients, and waiting does not change that. So the error names the
@@ -82,11 +83,11 @@ pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_
         }
         error.causes.extend(closed.into_iter().map(|closed| closed.message));
     }
-    let table = leases.handles.state.leases();
-    error.causes.extend(foreign_instances(leases, &table, gpus, &indexes, (snapshot, &resolved.wanted)));
+    let table = scheduler.handles.state.leases();
+    error.causes.extend(foreign_instances(scheduler, &table, gpus, &indexes, (snapshot, &demand.wanted)));
     let blocking = match queued {
-        None => snapshot.blockers(&resolved.wanted, None),
-        Some((_, Some(reserves))) => snapshot.blockers(&resolved.wanted, Some(reserves)),
+        None => snapshot.blockers(&demand.wanted, None),
+        Some((_, Some(reserves))) => snapshot.blockers(&demand.wanted, Some(reserves)),
         // The request reserves nothing, because it waits for earlier requests.
         Some((_, None)) => Blockers { leases: Vec::new(), in_use: Vec::new(), together: false },
     };
@@ -103,14 +104,16 @@ pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_
     if more > 0 {
         error.causes.push(format!("leases and processes that also block the request: {more}"));
     }
-    let ahead = leases.handles.lanes.entries().into_iter().filter(|(ticket, entry)| {
-        queued.is_none_or(|(own, _)| *ticket < own)
-            && entry.needs.iter().any(|(gpu, need)| {
-                uuids.contains(&gpu.as_str())
-                    && targets.is_none_or(|targets| targets.iter().any(|target| need.concerns(target)))
-            })
+    scheduler.with_queue(|queue| {
+        let ahead = queue.entries().filter(|(ticket, entry)| {
+            queued.is_none_or(|(own, _)| *ticket < own)
+                && entry.needs.iter().any(|(gpu, need)| {
+                    uuids.contains(&gpu.as_str())
+                        && targets.is_none_or(|targets| targets.iter().any(|target| need.concerns(target)))
+                })
+        });
+        error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead of this request in the queue", entry.waiter)));
     });
-    error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead of this request in the queue", entry.waiter)));
     error
 }
 
@@ -166,13 +169,13 @@ fn describe(lease: &OpenLease, gpus: &[Gpu]) -> String {
 /// Names the instances of other programs that block a request on GPUs with the layout `dynamic`. gpushd does not destroy
 /// these instances to grant a lease.
 fn foreign_instances(
-    leases: &Leases,
+    scheduler: &Scheduler,
     table: &LeaseTable,
     gpus: &[Gpu],
     indexes: &BTreeSet<u32>,
     (snapshot, wanted): (&PlacementSnapshot, &PlacementRequest),
 ) -> Vec<String> {
-    let wishes = desired_states(&leases.handles.state.config(), gpus);
+    let wishes = desired_states(&scheduler.handles.state.config(), gpus);
     let dynamic = gpus.iter().zip(wishes).filter(|(gpu, wish)| wish.dynamic && indexes.contains(&gpu.index));
     let foreign = dynamic.flat_map(|(gpu, _)| {
         let created = table.created.get(&gpu.uuid);
@@ -193,7 +196,7 @@ fn foreign_instances(
 
 /// Whether the obstacles of a request will disappear soon.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RetryHint {
+pub(crate) enum RetryHint {
     No,
     /// An operation, or a lease without processes, ends soon, usually within seconds.
     Soon,
@@ -205,15 +208,20 @@ pub(super) enum RetryHint {
 /// Returns whether the obstacles of a request will disappear soon.
 ///
 /// Ignores leases on other GPUs, because their end does not help the request.
-pub(super) async fn retry_hint(leases: &Leases, why: &NoAssignment, resolved: &Resolved, gpus: &[Gpu]) -> RetryHint {
+pub(crate) async fn retry_hint(
+    scheduler: &Scheduler,
+    why: &NoAssignment,
+    demand: &LeaseDemand,
+    gpus: &[Gpu],
+) -> RetryHint {
     let NoAssignment::Busy { obstacles, .. } = why else { return RetryHint::No };
     // Check first whether a daemon is starting. The checks below are slower, and a daemon that becomes ready during
     // them no longer counts as starting. gpushd would then refuse the request although it can now grant it.
-    let is_mps = resolved.wanted.share.kind() == LeaseKind::Mps;
-    let is_starting = is_mps && mps::is_starting(&leases.handles.mps);
+    let is_mps = demand.wanted.share.kind() == LeaseKind::Mps;
+    let is_starting = is_mps && mps::is_starting(&scheduler.handles.mps);
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
     let in_the_way = uuids_of(obstacles.iter().map(|(index, _)| *index), gpus);
-    let table = leases.handles.state.leases();
+    let table = scheduler.handles.state.leases();
     let one_ends =
         subtask::blocking(move || table.holding().filter(|lease| is_on(lease, &in_the_way)).any(OpenLease::ends_now));
     if obstacles.iter().any(is_claimed) || one_ends.await.unwrap_or_default() {

@@ -10,22 +10,21 @@
 
 use std::sync::Arc;
 
-use gpush_api::{ApiError, Gpu};
+use gpush_api::{ApiError, Gpu, LeaseId};
 use gpush_core::lease::{
     placement::{Assignment, Host, NoAssignment},
-    quota::{self},
+    quota,
 };
 
 use super::{
-    Leases,
+    Scheduler,
     capacity::{DevicesToCreate, Reserved},
+    demand::LeaseDemand,
     held::HeldLeases,
     limits::{check_size, within_quota},
     offers::{self, gpus_of},
     placement_snapshot::PlacementSnapshot,
-    request::Resolved,
     searches::searched,
-    waiting,
 };
 use crate::{
     lanes::LaneChanges,
@@ -34,7 +33,7 @@ use crate::{
 
 /// Why gpushd reserved no capacity for a request.
 #[derive(Debug)]
-pub(super) enum NotReserved {
+pub(crate) enum NotReserved {
     /// A quota, or a limit of the target, refuses the request.
     Refused(ApiError),
     /// No placement is possible for the request now.
@@ -46,38 +45,38 @@ pub(super) enum NotReserved {
 
 /// The readings with which requests are placed. They can be old when the capacity is reserved.
 #[derive(Debug, Clone)]
-pub(super) struct ReadHost {
-    pub(super) host: Arc<HostState>,
+pub(crate) struct ReadHost {
+    pub(crate) host: Arc<HostState>,
     /// The GPUs, with everything that placement needs.
-    pub(super) gpus: Vec<Gpu>,
+    pub(crate) gpus: Vec<Gpu>,
     /// The operations on each GPU before the readings began.
-    pub(super) changes: LaneChanges,
+    pub(crate) changes: LaneChanges,
 }
 
 /// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment. Searches without
 /// the placement lock, so call this function on a blocking thread.
-pub(super) fn reserve(leases: &Leases, read: &ReadHost, resolved: &Resolved) -> Result<Reserved, NotReserved> {
+pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDemand) -> Result<Reserved, NotReserved> {
     let current = || {
-        let table = leases.handles.state.leases();
-        let held = HeldLeases::of(leases.handles.users.accounts(), &table);
-        within_quota(&held, resolved).map_err(NotReserved::Refused)?;
-        let left_out = &waiting::beyond_quota(leases);
-        Ok((PlacementSnapshot::current(leases, &read.host, &read.gpus, table, left_out), held))
+        let table = scheduler.handles.state.leases();
+        let held = HeldLeases::of(scheduler.handles.users.accounts(), &table);
+        within_quota(&held, demand).map_err(NotReserved::Refused)?;
+        let left_out = scheduler.entries().beyond_quota(&table, &held);
+        Ok((PlacementSnapshot::current(scheduler, &read.host, &read.gpus, table, &left_out), held))
     };
     loop {
         let (_placing, (snapshot, held), placed) = searched(
-            || leases.lock_placement(),
+            || scheduler.lock_placement(),
             current,
-            |(snapshot, _)| snapshot.known_placement(&resolved.wanted),
-            |(snapshot, _)| snapshot.place(&resolved.wanted),
+            |(snapshot, _)| snapshot.known_placement(&demand.wanted),
+            |(snapshot, _)| snapshot.place(&demand.wanted),
         )?;
         // While gpushd stops, the waiting requests leave the queue. A new request must not get their capacity.
-        if leases.handles.stopping.is_cancelled() {
+        if scheduler.handles.stopping.is_cancelled() {
             return Err(NotReserved::Refused(ApiError::stopping("gpushd is stopping")));
         }
         let assignment = placed.map_err(|why| NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })?;
         let host = &snapshot.schedule().host;
-        if let Some(reserved) = reserve_assignment(leases, read, host, &held, resolved, &assignment)? {
+        if let Some(reserved) = reserve_assignment(scheduler, read, host, &held, demand, &assignment, None)? {
             return Ok(reserved);
         }
         // An operation has claimed one of the GPUs since the snapshot. Place the request again: this GPU now counts as
@@ -85,26 +84,38 @@ pub(super) fn reserve(leases: &Leases, read: &ReadHost, resolved: &Resolved) -> 
     }
 }
 
-/// Reserves an assignment. Returns `None` if an operation has claimed one of the GPUs. The caller must hold the
-/// placement lock.
-pub(super) fn reserve_assignment(
-    leases: &Leases,
+impl Scheduler {
+    /// Returns the current snapshot of everything that the placement of a new request depends on.
+    pub(crate) fn snapshot(&self, seen: &HostState, gpus: &[Gpu]) -> Arc<PlacementSnapshot> {
+        let _placing = self.lock_placement();
+        let table = self.handles.state.leases();
+        let held = HeldLeases::of(self.handles.users.accounts(), &table);
+        let left_out = self.entries().beyond_quota(&table, &held);
+        PlacementSnapshot::current(self, seen, gpus, table, &left_out)
+    }
+}
+
+/// Reserves an assignment. `lease` is the request if it is in the queue. Returns `None` if an operation has claimed one of
+/// the GPUs. The caller must hold the placement lock.
+pub(crate) fn reserve_assignment(
+    scheduler: &Scheduler,
     read: &ReadHost,
     host: &Host,
     held: &HeldLeases,
-    resolved: &Resolved,
+    demand: &LeaseDemand,
     assignment: &Assignment,
+    lease: Option<LeaseId>,
 ) -> Result<Option<Reserved>, NotReserved> {
     let (refused, gpus) = (NotReserved::Refused, read.gpus.as_slice());
-    let members = offers::members(leases, assignment, gpus, host, &resolved.new.request).map_err(refused)?;
-    check_size(&held.of_requester(resolved), resolved, quota::Size::of(&members)).map_err(refused)?;
+    let members = offers::members(scheduler, assignment, gpus, host, &demand.new.request).map_err(refused)?;
+    check_size(&held.of_requester(demand), demand, quota::Size::of(&members)).map_err(refused)?;
     let created = assignment.creates();
     if !created.is_empty()
-        && let Some(why) = leases.handles.engine.operations.closed()
+        && let Some(why) = scheduler.handles.lanes.closed()
     {
         return Err(refused(why));
     }
-    let (lanes, mut others) = (&leases.handles.lanes, gpus_of(&members));
+    let (lanes, mut others) = (&scheduler.handles.lanes, gpus_of(&members));
     let claimed: Vec<(u32, String)> =
         gpus.iter().filter(|gpu| created.contains(&gpu.index)).map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
     others.retain(|uuid| claimed.iter().all(|(_, claimed)| claimed != uuid));
@@ -120,7 +131,7 @@ pub(super) fn reserve_assignment(
     if lanes.has_changed(gpus_of(&members).iter(), &read.changes) {
         return Err(NotReserved::Outdated);
     }
-    let reservation = Reservation { holder: resolved.wanted.holder, members: members.clone() };
-    let Some(id) = leases.handles.state.reserve(&read.host, reservation) else { return Err(NotReserved::Outdated) };
-    Ok(Some(Reserved::new(leases, id, members, missing, grants)))
+    let reservation = Reservation { holder: demand.wanted.holder, members: members.clone(), lease };
+    let Some(id) = scheduler.handles.state.reserve(&read.host, reservation) else { return Err(NotReserved::Outdated) };
+    Ok(Some(Reserved::new(scheduler, id, members, missing, grants)))
 }

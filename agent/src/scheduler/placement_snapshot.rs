@@ -11,20 +11,17 @@ use std::{
 };
 
 use gpush_api::{Gpu, LeaseId, LeaseMember, Placement};
-use gpush_core::lease::{
-    placement::{
+use gpush_core::{
+    lease::placement::{
         Assignment, Blockers, Host, NoAssignment, PlacementPolicy, PlacementRequest, blockers, instances_that_block,
         occupied_targets, place,
     },
-    queue::{Queue, Schedule},
+    schedule::{Queue, Schedule, Ticket},
 };
 use gpush_locked::Locked;
 
-use super::{Leases, offers, waiting};
-use crate::{
-    lanes::Ticket,
-    state::{HostState, LeaseTable, OpenLease},
-};
+use super::{Scheduler, offers};
+use crate::state::{HostState, LeaseTable, OpenLease};
 
 /// Maximum number of requests whose results gpushd keeps for one snapshot. Users can send any number of different
 /// requests.
@@ -64,9 +61,9 @@ type Instances = Vec<(u32, Placement)>;
 
 /// Everything that a placement depends on, and the results of searches.
 #[derive(Debug)]
-pub(super) struct PlacementSnapshot {
+pub(crate) struct PlacementSnapshot {
     /// What the GPUs offer, without the reservations of the queue.
-    pub(super) host: Host,
+    pub(crate) host: Host,
     queue: Queue,
     policy: PlacementPolicy,
     table: Arc<LeaseTable>,
@@ -77,19 +74,18 @@ pub(super) struct PlacementSnapshot {
 }
 
 impl PlacementSnapshot {
-    /// Takes a snapshot without the queue entries `left_out`. If nothing has changed since an earlier snapshot, returns the
+    /// Takes a snapshot. The leases `left_out` reserve nothing. If nothing has changed since an earlier snapshot, returns the
     /// earlier one, with the results of its searches. The caller must hold the placement lock.
-    pub(super) fn current<'a>(
-        leases: &Leases,
+    pub(crate) fn current(
+        scheduler: &Scheduler,
         seen: &HostState,
         gpus: &[Gpu],
         table: Arc<LeaseTable>,
-        left_out: impl IntoIterator<Item = &'a Ticket>,
+        left_out: &BTreeSet<Ticket>,
     ) -> Arc<Self> {
-        let host = offers::host(leases, seen, gpus, &table);
-        let mut queue = waiting::as_queue(leases, &host, &table);
-        left_out.into_iter().for_each(|ticket| drop(queue.remove(gpush_core::lease::queue::Ticket(ticket.0))));
-        leases.searches.known(Self::new(host, queue, leases.policy(), table))
+        let host = offers::host(scheduler, seen, gpus, &table);
+        let queue = scheduler.entries().for_pass(&table, left_out);
+        scheduler.searches.known(Self::new(host, queue, scheduler.policy(), table))
     }
 
     fn new(host: Host, queue: Queue, policy: PlacementPolicy, table: Arc<LeaseTable>) -> Self {
@@ -98,7 +94,7 @@ impl PlacementSnapshot {
     }
 
     /// Returns whether searches with both snapshots have equal results.
-    pub(super) fn is_same(&self, other: &Self) -> bool {
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
         let holding =
             |one: &OpenLease, other: &OpenLease| one.id() == other.id() && one.record.members == other.record.members;
         self.policy == other.policy
@@ -110,28 +106,28 @@ impl PlacementSnapshot {
     }
 
     /// Returns the decisions about the queue, if they are known without a search.
-    pub(super) fn known_schedule(&self) -> Option<&Schedule> {
+    pub(crate) fn known_schedule(&self) -> Option<&Schedule> {
         self.schedule.get()
     }
 
     /// Returns the decisions about the queue.
-    pub(super) fn schedule(&self) -> &Schedule {
+    pub(crate) fn schedule(&self) -> &Schedule {
         self.schedule.get_or_init(|| self.queue.schedule(&self.host, self.policy))
     }
 
     /// Returns the placement of a new request, if it is known without a search.
-    pub(super) fn known_placement(&self, wanted: &PlacementRequest) -> Option<Result<Assignment, NoAssignment>> {
+    pub(crate) fn known_placement(&self, wanted: &PlacementRequest) -> Option<Result<Assignment, NoAssignment>> {
         self.placed.known(&wanted.key())
     }
 
     /// Places a new request, but not on capacity that earlier waiting requests need.
-    pub(super) fn place(&self, wanted: &PlacementRequest) -> Result<Assignment, NoAssignment> {
+    pub(crate) fn place(&self, wanted: &PlacementRequest) -> Result<Assignment, NoAssignment> {
         self.placed.get(wanted.key(), || place(&self.schedule().host, wanted, self.policy))
     }
 
     /// Finds the leases, and the targets in use without a lease, that block a request. For a queued request, considers only
     /// the targets that the request reserves, because the request waits for nothing else.
-    pub(super) fn blockers(&self, wanted: &PlacementRequest, reserves: Option<&Assignment>) -> Blockers<LeaseId> {
+    pub(crate) fn blockers(&self, wanted: &PlacementRequest, reserves: Option<&Assignment>) -> Blockers<LeaseId> {
         let targets = reserves.map(|reserves| occupied_targets(&self.host, reserves));
         let there = match reserves {
             Some(reserves) => PlacementRequest { gpus: Some(reserves.gpus()), ..wanted.clone() },
@@ -148,7 +144,7 @@ impl PlacementSnapshot {
     }
 
     /// Returns which of these instances block a request: see [`instances_that_block`].
-    pub(super) fn instances_that_block(&self, wanted: &PlacementRequest, instances: &Instances) -> Instances {
+    pub(crate) fn instances_that_block(&self, wanted: &PlacementRequest, instances: &Instances) -> Instances {
         self.blocking_instances
             .get((wanted.key(), instances.clone()), || instances_that_block(&self.host, wanted, self.policy, instances))
     }

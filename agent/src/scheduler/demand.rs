@@ -1,0 +1,21 @@
+//! What a request for a lease asks for.
+
+use std::collections::BTreeSet;
+
+use gpush_core::lease::{placement::PlacementRequest, quota::Effective};
+use gpush_host::accounts::Account;
+use gpush_store::NewLease;
+
+/// A request for a lease, in the form that the scheduler needs.
+#[derive(Debug, Clone)]
+pub(crate) struct LeaseDemand {
+    pub(crate) new: NewLease,
+    /// The share and the GPUs that the placement must find.
+    pub(crate) wanted: PlacementRequest,
+    /// Indexes of the GPUs that the caller may lease, also those that the request does not select.
+    pub(crate) allowed: BTreeSet<u32>,
+    /// The account of the holder, for which quotas count.
+    pub(crate) account: Account,
+    /// The effective quota of the holder.
+    pub(crate) quota: Effective,
+}

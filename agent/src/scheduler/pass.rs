@@ -1,0 +1,222 @@
+//! A pass: decides about all waiting requests.
+//!
+//! ```text
+//! search ─► [placement lock: unchanged? reserve the first grant] ─► no grant ─► note and show what the others wait for
+//!    ▲             │ changed                │ granted
+//!    └─────────────┴────────────────────────┘
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    sync::Arc,
+};
+
+use gpush_api::{ApiError, Gpu, LeaseQueuePosition};
+use gpush_core::{
+    lease::{
+        placement::{Assignment, NoAssignment},
+        quota::{HeldLease, Size},
+    },
+    schedule::{Needs, Outcome, Schedule, Ticket, reserved_parts},
+};
+use gpush_host::accounts::Account;
+use tokio::time::Instant;
+
+use super::{
+    Scheduler,
+    answer::LeaseAnswer,
+    explain::{Unplaced, explain},
+    held::HeldLeases,
+    limits, offers,
+    placement_snapshot::PlacementSnapshot,
+    reserve::{self, NotReserved, ReadHost},
+    searches::searched,
+};
+use crate::state::{LeaseTable, OpenLease};
+
+/// Requests that exceed a quota, with the reasons. They reserve nothing, because their holders must first release a lease,
+/// or leave the queue with an earlier request.
+type Denied = BTreeMap<Ticket, String>;
+
+/// Reserves capacity for each request that can be granted. The task of the lease then records the grant. Notes and shows
+/// what the other requests wait for. Searches without the placement lock. Returns whether a reading of the GPUs alone may
+/// show that a request can be granted.
+pub(super) fn decide(scheduler: &Scheduler, read: &ReadHost) -> bool {
+    let mut denied = Denied::new();
+    let snapshot = loop {
+        let Ok((placing, snapshot, ())) = searched(
+            || scheduler.lock_placement(),
+            || {
+                let table = scheduler.handles.state.leases();
+                deny_beyond_quota(scheduler, &table, &mut denied);
+                // Also leave out requests that a quota has denied only for their assignment.
+                let left_out = denied.keys().copied().collect();
+                Ok::<_, Infallible>(PlacementSnapshot::current(scheduler, &read.host, &read.gpus, table, &left_out))
+            },
+            |snapshot| snapshot.known_schedule().map(drop),
+            |snapshot| {
+                snapshot.schedule();
+            },
+        );
+        let beyond = reserve_beyond_quota(scheduler, &read.gpus, &snapshot);
+        if !beyond.is_empty() {
+            denied.extend(beyond);
+            continue;
+        }
+        // After a grant, decide again about the other requests, because the grant has taken capacity.
+        if grant_first(scheduler, read, &snapshot, &mut denied) {
+            continue;
+        }
+        note_needs(scheduler, snapshot.schedule(), &denied);
+        drop(placing);
+        break snapshot;
+    };
+    show(scheduler, &snapshot, &read.gpus, &denied);
+    snapshot.host.gpus.iter().any(|gpu| gpu.may_improve_with_a_reading())
+}
+
+/// Adds the requests that exceed a quota, wherever they are placed.
+fn deny_beyond_quota(scheduler: &Scheduler, table: &LeaseTable, denied: &mut Denied) {
+    let held = HeldLeases::of(scheduler.handles.users.accounts(), table);
+    for (ticket, demand) in scheduler.entries().needing_capacity(table) {
+        if let Err(error) = limits::within_quota(&held, demand) {
+            denied.insert(ticket, error.message);
+        }
+    }
+}
+
+/// Returns the waiting requests that would reserve more than a quota allows, each with the reason. The reservations of
+/// earlier requests of the same account count like leases. Otherwise a user without leases could reserve all GPUs.
+fn reserve_beyond_quota(scheduler: &Scheduler, gpus: &[Gpu], snapshot: &PlacementSnapshot) -> Vec<(Ticket, String)> {
+    let held = HeldLeases::of(scheduler.handles.users.accounts(), &scheduler.handles.state.leases());
+    let mut reserved = BTreeMap::<Account, Vec<HeldLease>>::new();
+    let mut beyond = Vec::new();
+    for (ticket, outcome) in &snapshot.schedule().outcomes {
+        let Outcome::Waits { reserves: Some(assignment), .. } = outcome else { continue };
+        let found = scheduler.entries().lease(*ticket).and_then(|lease| Some((lease.id, lease.demand.clone()?.0)));
+        let Some((id, demand)) = found else { continue };
+        // An error means that the MPS target cannot serve the request now, so the size is not known.
+        let Ok(members) = offers::members(scheduler, assignment, gpus, &snapshot.host, &demand.new.request) else {
+            continue;
+        };
+        let of_account = reserved.entry(demand.account).or_default();
+        let all: Vec<HeldLease> = held.of_requester(&demand).into_iter().chain(of_account.iter().copied()).collect();
+        let size = Size::of(&members);
+        match limits::check_limits(&all, &demand).and_then(|()| limits::check_size(&all, &demand, size)) {
+            Ok(()) => of_account.push(HeldLease { id, queued: false, size, releasable: false }),
+            Err(error) => beyond.push((*ticket, error.message)),
+        }
+    }
+    beyond
+}
+
+/// Reserves the capacity of the first grant that is possible, and gives it to the task of the lease. If a quota does not
+/// allow the assignment, denies the request instead. Returns `false` if there is no grant. The caller must hold the
+/// placement lock.
+fn grant_first(scheduler: &Scheduler, read: &ReadHost, snapshot: &PlacementSnapshot, denied: &mut Denied) -> bool {
+    snapshot.schedule().outcomes.iter().any(|(ticket, outcome)| {
+        let Outcome::Grant(assignment) = outcome else { return false };
+        // While gpushd stops, the first requests leave the queue. Later ones must not get their capacity.
+        if scheduler.handles.stopping.is_cancelled() {
+            return false;
+        }
+        let found = {
+            let entries = scheduler.entries();
+            // The other requests of this pass do not get the capacity of a request that is paused.
+            let lease = entries.lease(*ticket).filter(|lease| lease.paused_until(Instant::now()).is_none());
+            lease.and_then(|lease| Some((lease.id, Arc::clone(&lease.inbox), lease.demand.clone()?.0)))
+        };
+        let Some((id, inbox, demand)) = found else { return false };
+        let held = HeldLeases::of(scheduler.handles.users.accounts(), &scheduler.handles.state.leases());
+        let reserved =
+            reserve::reserve_assignment(scheduler, read, &snapshot.host, &held, &demand, assignment, Some(id));
+        match reserved {
+            Ok(Some(reserved)) => inbox.answer(LeaseAnswer::Grant(reserved)),
+            Err(NotReserved::Refused(error)) => drop(denied.insert(*ticket, error.message)),
+            // An operation has claimed the GPU, or the placement is outdated. This change wakes the scheduler.
+            Ok(None) | Err(NotReserved::NoRoom { .. } | NotReserved::Outdated) => return false,
+        }
+        true
+    })
+}
+
+/// Notes in the queue what each request needs: operations that arrive later must not take it. A request whose grant is
+/// paused needs its assignment.
+fn note_needs(scheduler: &Scheduler, schedule: &Schedule, denied: &Denied) {
+    let denied: BTreeSet<Ticket> = denied.keys().copied().collect();
+    scheduler.change_entries(|entries| {
+        for (ticket, outcome) in &schedule.outcomes {
+            if entries.lease(*ticket).is_none() {
+                continue;
+            }
+            let needs = match outcome {
+                Outcome::Grant(assignment) | Outcome::Waits { reserves: Some(assignment), .. } => {
+                    reserved_parts(&schedule.host, assignment)
+                }
+                Outcome::Ready | Outcome::Waits { reserves: None, .. } | Outcome::Never(_) => Needs::new(),
+            };
+            entries.set_needs(*ticket, needs);
+        }
+        for ticket in &denied {
+            entries.set_needs(*ticket, Needs::new());
+        }
+        entries.set_beyond_quota(&denied);
+    });
+}
+
+/// Shows each waiting request what it waits for, and refuses the requests that can never be granted.
+fn show(scheduler: &Scheduler, snapshot: &PlacementSnapshot, gpus: &[Gpu], denied: &Denied) {
+    for (ticket, outcome) in &snapshot.schedule().outcomes {
+        match outcome {
+            Outcome::Never(why) => {
+                let Some(error) = explained(scheduler, snapshot, *ticket, None, why, gpus) else { continue };
+                let inbox = scheduler.entries().lease(*ticket).map(|lease| Arc::clone(&lease.inbox));
+                if let Some(inbox) = inbox {
+                    inbox.answer(LeaseAnswer::Never(error));
+                }
+            }
+            Outcome::Waits { reserves, behind, why } => {
+                let explained = |why| explained(scheduler, snapshot, *ticket, reserves.as_ref(), why, gpus);
+                let reasons = why.as_ref().and_then(explained).map_or_else(Vec::new, |error| error.causes);
+                show_position(scheduler, *ticket, behind, reasons);
+            }
+            Outcome::Grant(_) | Outcome::Ready => {}
+        }
+    }
+    for (ticket, message) in denied {
+        show_position(scheduler, *ticket, &[], vec![message.clone()]);
+    }
+}
+
+/// Explains why a waiting request has no assignment. Returns `None` for an operation, and for a request that has left the
+/// queue.
+fn explained(
+    scheduler: &Scheduler,
+    snapshot: &PlacementSnapshot,
+    ticket: Ticket,
+    reserves: Option<&Assignment>,
+    why: &NoAssignment,
+    gpus: &[Gpu],
+) -> Option<ApiError> {
+    let (demand, viewer) = scheduler.entries().lease(ticket)?.demand.clone()?;
+    let unplaced = Unplaced { demand: &demand, viewer, snapshot, gpus, queued: Some((ticket, reserves)) };
+    Some(explain(scheduler, why, unplaced))
+}
+
+fn show_position(scheduler: &Scheduler, ticket: Ticket, behind: &[Ticket], reasons: Vec<String>) {
+    let found = {
+        let entries = scheduler.entries();
+        entries.lease(ticket).map(|lease| {
+            let name = |ticket: &Ticket| Some(entries.queue().get(*ticket)?.waiter.name().to_owned());
+            let position = u32::try_from(entries.queue().position(ticket).unwrap_or(0)).unwrap_or(u32::MAX);
+            let position = LeaseQueuePosition { position, behind: behind.iter().filter_map(name).collect(), reasons };
+            (lease.id, Arc::clone(&lease.inbox), position)
+        })
+    };
+    let Some((id, inbox, position)) = found else { return };
+    let is_new = |lease: &OpenLease| lease.queue.as_ref() != Some(&position);
+    if scheduler.handles.state.leases().get(id).is_some_and(is_new) {
+        inbox.answer(LeaseAnswer::Waits(position));
+    }
+}
