@@ -9,10 +9,12 @@
 //! | `gpus` | the scripted driver |
 //! | `access` | who may see and do what |
 //! | `apply` | layouts: refusals, steps, rollback, queue |
+//! | `leases` | grants, the queue, quotas, failed grants |
 
 mod access;
 mod apply;
 mod gpus;
+mod leases;
 
 use std::{os::unix::fs::DirBuilderExt, sync::Arc, task::Poll, time::Duration};
 
@@ -38,7 +40,7 @@ use super::{
     compose::{HostEnvironment, Parts, compose},
     take_over::take_over,
 };
-use crate::{durable, host_services::HostServices, http, leases, options::Trust, settings::Settings};
+use crate::{durable, host_services::HostServices, http, options::Trust, settings::Settings};
 
 /// The boot id of the host.
 const BOOT: &str = "in-process";
@@ -63,7 +65,9 @@ impl InProcess {
         std::fs::DirBuilder::new().mode(0o700).create(path("state")).expect("a directory");
         let copy = path("config.last-valid.toml");
         let settings = Settings::load_as_service(&path("config.toml"), true, Trust::Logged, &copy, false);
-        let names = NameService::with(Lookups::empty()).expect("the threads of the name service");
+        let name = |uid: &u32| if *uid == 0 { "root".to_owned() } else { format!("user{uid}") };
+        let known = Lookups { user: Box::new(move |uid| Some(Some(name(uid)))), ..Lookups::empty() };
+        let names = NameService::with(known).expect("the threads of the name service");
         let users = Users::new(names, nix::unistd::geteuid().as_raw(), directory.path());
         let (state, marker) = (path("state"), path("marker"));
         let origin = durable::Origin {
@@ -207,5 +211,5 @@ fn in_container(uid: u32) -> Peer {
 async fn serve(parts: Parts) {
     let Parts { engine, handles, recovery, unfinished, superseded, boot_id, .. } = parts;
     take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;
-    drop((leases::spawn(&handles.leases), engine.scheduler.spawn()));
+    drop((crate::leases::spawn(&handles.leases), engine.scheduler.spawn()));
 }

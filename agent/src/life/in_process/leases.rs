@@ -1,0 +1,199 @@
+//! Leases: what is granted, what waits, what is refused, and what is left when a grant fails.
+
+use gpush_api::{Code, EndReason, Lease, LeaseGrant, LeaseState, Operation, OperationState};
+use gpush_nvml::ErrorKind;
+use serde_json::{Value, json};
+
+use super::{InProcess, user};
+
+const DYNAMIC: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
+const FIXED: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n";
+
+fn devices(profile: &str, count: u32) -> Value {
+    json!({ "share": { "kind": "mig_profile", "profile": profile }, "count": count, "duration_s": 3600 })
+}
+
+fn waiting(mut body: Value) -> Value {
+    body["wait"] = json!("unlimited");
+    body
+}
+
+impl InProcess {
+    async fn lease(&self, uid: u32, body: &Value) -> Result<LeaseGrant, gpush_api::ApiError> {
+        self.post_as(user(uid), "/v1/leases", body).await
+    }
+
+    async fn leases(&self) -> Vec<Lease> {
+        self.get("/v1/leases").await
+    }
+
+    async fn release(&self, lease: &LeaseGrant) {
+        let path = format!("/v1/leases/{}/release", lease.lease.id);
+        self.post::<Value>(&path, &json!({})).await.expect("it is released");
+    }
+
+    async fn is_ended(&self, lease: &LeaseGrant) -> Lease {
+        let path = format!("/v1/leases/{}", lease.lease.id);
+        self.until("the lease ends", async || {
+            let now: Lease = self.get(&path).await;
+            Some(now).filter(|now| now.state == LeaseState::Ended)
+        })
+        .await
+    }
+
+    async fn is_queued(&self, number: usize) -> Vec<Lease> {
+        self.until("the requests wait", async || {
+            let mut queued = self.leases().await;
+            queued.retain(|lease| lease.state == LeaseState::Queued && lease.queue.is_some());
+            Some(queued).filter(|queued| queued.len() == number)
+        })
+        .await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gang_gets_all_devices_or_none() {
+    let host = InProcess::start("dgx-h100", 1, DYNAMIC).await;
+    let refused = host.lease(1000, &devices("1g.10gb", 8)).await.unwrap_err();
+    assert!(!refused.retryable && host.gpus.take_changes().is_empty(), "{refused:?}");
+    let granted = host.lease(0, &devices("2g.20gb", 3)).await.expect("three devices");
+    assert_eq!((granted.lease.members.len(), host.gpus.instances(0).len()), (3, 3));
+    let refused = host.lease(1001, &devices("1g.10gb", 2)).await.unwrap_err();
+    assert_eq!(refused.code, Code::Blocked, "only one fits: {refused:?}");
+    assert_eq!(host.gpus.instances(0).len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_creation_leaves_no_lease_and_no_device() {
+    let host = InProcess::start("dgx-h100", 1, DYNAMIC).await;
+    for (call, after) in
+        [("creating a GPU instance", 0), ("creating a compute instance", 0), ("creating a GPU instance", 1)]
+    {
+        host.gpus.fail_after(after, call, 0, 1, ErrorKind::InsufficientResources);
+        let failed = host.lease(1000, &devices("1g.10gb", 2)).await.unwrap_err();
+        assert!(failed.message.contains("was not granted"), "{call} {after}: {failed:?}");
+        assert!(host.leases().await.is_empty() && host.gpus.instances(0).is_empty(), "{call} {after}");
+        host.gpus.clear_faults();
+    }
+    host.lease(1000, &devices("1g.10gb", 2)).await.expect("the capacity is free");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn free_device_is_reused_and_destroyed_only_when_it_is_in_the_way() {
+    let host = InProcess::start("dgx-h100", 1, DYNAMIC).await;
+    let first = host.lease(1000, &devices("3g.40gb", 1)).await.expect("a device");
+    host.release(&first).await;
+    assert_eq!(host.is_ended(&first).await.reason, Some(EndReason::Released));
+    host.gpus.take_changes();
+    let second = host.lease(1001, &devices("3g.40gb", 1)).await.expect("a device");
+    assert_eq!(second.lease.members[0].target, first.lease.members[0].target);
+    assert!(host.gpus.take_changes().is_empty(), "the device is used again");
+    let refused = host.lease(0, &devices("7g.80gb", 1)).await.unwrap_err();
+    assert_eq!(refused.code, Code::Blocked, "{refused:?}");
+    host.release(&second).await;
+    host.is_ended(&second).await;
+    host.lease(0, &devices("7g.80gb", 1)).await.expect("the free device makes room");
+    assert_eq!(host.gpus.instances(0), ["7g.80gb@0"]);
+}
+
+/// Without this rule, small requests could overtake a large one for ever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn later_request_does_not_take_what_the_first_waits_for() {
+    let host = InProcess::start("dgx-h100", 1, FIXED).await;
+    host.apply(&["0"], &["1g.10gb*2"]).await;
+    let holder = host.lease(1000, &devices("1g.10gb", 1)).await.expect("a device");
+    let both = waiting(devices("1g.10gb", 2));
+    let first = host.lease(1001, &both);
+    let then = async {
+        let queued = host.is_queued(1).await;
+        let refused = host.lease(1002, &devices("1g.10gb", 1)).await.unwrap_err();
+        assert!(format!("{refused:?}").contains(&queued[0].id.to_string()), "{refused:?}");
+        host.release(&holder).await;
+        queued[0].id
+    };
+    let (granted, queued) = tokio::join!(first, then);
+    let granted = granted.expect("both devices");
+    assert_eq!((granted.lease.id, granted.lease.members.len()), (queued, 2));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_requests_are_granted_in_their_order() {
+    let host = InProcess::start("dgx-h100", 1, FIXED).await;
+    host.apply(&["0"], &["1g.10gb*2"]).await;
+    let holder = host.lease(1000, &devices("1g.10gb", 2)).await.expect("both devices");
+    let both = waiting(devices("1g.10gb", 2));
+    let (one, two) = (host.lease(1001, &both), async {
+        host.is_queued(1).await;
+        host.lease(1002, &both).await
+    });
+    let then = async {
+        let queued = host.is_queued(2).await;
+        host.release(&holder).await;
+        queued
+    };
+    let one = async {
+        let granted = one.await.expect("the first");
+        assert_eq!(host.is_queued(1).await.len(), 1, "the second still waits");
+        host.release(&granted).await;
+        granted
+    };
+    let (one, two, queued) = tokio::join!(one, two, then);
+    let two = two.expect("the second");
+    assert_eq!([one.lease.id, two.lease.id], [queued[0].id, queued[1].id]);
+    let positions: Vec<_> = queued.iter().map(|lease| lease.queue.as_ref().map(|queue| queue.position)).collect();
+    assert_eq!(positions, [Some(1), Some(2)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leased_device_blocks_a_change_until_the_lease_ends() {
+    let host = InProcess::start("dgx-h100", 1, FIXED).await;
+    host.apply(&["0"], &["1g.10gb*2"]).await;
+    let lease = host.lease(1000, &devices("1g.10gb", 1)).await.expect("a device");
+    let refused = host.begin(&["0"], &["7g.80gb"], &json!({})).await.unwrap_err();
+    assert_eq!(refused.code, Code::Blocked, "{refused:?}");
+    assert!(format!("{refused:?}").contains(&lease.lease.id.to_string()), "{refused:?}");
+    let waits: Operation = host.begin(&["0"], &["7g.80gb"], &json!({ "wait_s": 600 })).await.expect("it waits");
+    let refused = host.lease(1001, &devices("1g.10gb", 1)).await.unwrap_err();
+    assert!(format!("{refused:?}").contains(&waits.id), "the waiting operation reserves its GPU: {refused:?}");
+    host.release(&lease).await;
+    assert_eq!(host.ended(&waits).await.state, OperationState::Done);
+    assert_eq!(host.gpus.instances(0), ["7g.80gb@0"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn quota_counts_open_leases_and_names_one_to_release() {
+    let config = format!("[[quota]]\neverybody = true\nleases = 1\nwaiting = 1\n{DYNAMIC}");
+    let host = InProcess::start("dgx-h100", 1, &config).await;
+    let lease = host.lease(1000, &devices("1g.10gb", 1)).await.expect("a device");
+    let denied = host.lease(1000, &devices("1g.10gb", 1)).await.unwrap_err();
+    assert_eq!(denied.code, Code::Denied, "{denied:?}");
+    assert_eq!(denied.hint, Some(format!("release a lease: `gpushctl lease release {}`", lease.lease.id)));
+    host.lease(1001, &devices("1g.10gb", 1)).await.expect("another user");
+    host.release(&lease).await;
+    host.is_ended(&lease).await;
+    host.lease(1000, &devices("1g.10gb", 1)).await.expect("the quota has room again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cordoned_gpu_gets_no_lease_and_keeps_its_leases() {
+    let host = InProcess::start("dgx-h100", 1, DYNAMIC).await;
+    let lease = host.lease(1000, &devices("1g.10gb", 1)).await.expect("a device");
+    host.post::<Value>("/v1/gpus/0/cordon", &json!({ "reason": "fan" })).await.expect("it is cordoned");
+    let refused = host.lease(1001, &devices("1g.10gb", 1)).await.unwrap_err();
+    assert!(format!("{refused:?}").contains("cordon"), "{refused:?}");
+    assert_eq!(host.leases().await[0].state, LeaseState::Active);
+    host.post::<Value>("/v1/gpus/0/uncordon", &json!({})).await.expect("it is open again");
+    host.lease(1001, &devices("1g.10gb", 1)).await.expect("a device");
+    host.release(&lease).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_ends_at_its_time_and_frees_its_device() {
+    let host = InProcess::start("dgx-h100", 1, FIXED).await;
+    host.apply(&["0"], &["1g.10gb*2"]).await;
+    let mut short = devices("1g.10gb", 2);
+    short["duration_s"] = json!(1);
+    let lease = host.lease(1000, &short).await.expect("both devices");
+    host.lease(1001, &waiting(devices("1g.10gb", 2))).await.expect("granted when the first has expired");
+    assert_eq!(host.is_ended(&lease).await.reason, Some(EndReason::Expired));
+}
