@@ -88,7 +88,7 @@ use std::{
 };
 
 use gpush_core::lease::placement::PlacementPolicy;
-use gpush_host::identity::Users;
+use gpush_host::{identity::Users, process_facts::LeaseNames};
 use gpush_locked::Locked;
 use gpush_store::Store;
 use tokio::{sync::watch, task::JoinHandle};
@@ -132,6 +132,8 @@ pub(crate) struct Handles {
     pub(crate) store: Store,
     pub(crate) scopes: Scopes,
     pub(crate) users: Users,
+    /// The leases that processes name in their environments.
+    pub(crate) lease_names: Arc<LeaseNames>,
     /// Idempotency keys and their answers.
     pub(crate) idempotency: Idempotency,
     pub(crate) tasks: Tasks,
@@ -146,8 +148,8 @@ pub(crate) struct Leases(Arc<Inner>);
 #[derive(Debug)]
 pub(crate) struct Inner {
     handles: Handles,
-    /// For each user, a scan for processes whose environment names a lease. Concurrent releases share one scan.
-    named: Locked<BTreeMap<u32, Weak<Coalesced<processes::ProcessLeases>>>>,
+    /// For each user, a scan for processes that belong to leases. Concurrent releases share one scan.
+    bound: Locked<BTreeMap<u32, Weak<Coalesced<processes::BoundProcessScan>>>>,
     /// The placement lock: held while gpushd checks that a placement is still possible and reserves its capacity. Not held
     /// across an await, and not during a search, except as [`searches::searched`] says.
     placing: Locked<()>,
@@ -173,7 +175,7 @@ impl Leases {
     pub(crate) fn new(handles: Handles) -> Self {
         Self(Arc::new(Inner {
             handles,
-            named: Locked::default(),
+            bound: Locked::default(),
             placing: Locked::default(),
             searches: searches::Searches::new(),
             waiting: Locked::default(),
@@ -182,13 +184,13 @@ impl Leases {
         }))
     }
 
-    /// Returns the scan for processes of a user whose environment names a lease. Concurrent callers share the scan.
-    fn named_by(&self, uid: u32) -> Arc<Coalesced<processes::ProcessLeases>> {
-        let mut named = self.named.lock();
-        named.retain(|_, shared| shared.strong_count() > 0);
-        named.get(&uid).and_then(Weak::upgrade).unwrap_or_else(|| {
+    /// Returns the scan for processes of a user that belong to leases. Concurrent callers share the scan.
+    fn bound_by(&self, uid: u32) -> Arc<Coalesced<processes::BoundProcessScan>> {
+        let mut bound = self.bound.lock();
+        bound.retain(|_, shared| shared.strong_count() > 0);
+        bound.get(&uid).and_then(Weak::upgrade).unwrap_or_else(|| {
             let shared = Arc::default();
-            named.insert(uid, Arc::downgrade(&shared));
+            bound.insert(uid, Arc::downgrade(&shared));
             shared
         })
     }
