@@ -73,5 +73,8 @@ pub trait Facts {
 
     /// Returns the lease that the process named before it executed its present program, or that an ancestor of the same
     /// user names or named. `accepts` returns whether a lease can be the answer.
-    fn inherited_lease(&self, accepts: &dyn Fn(LeaseId) -> bool) -> Option<LeaseId>;
+    ///
+    /// # Errors
+    /// The environment of an ancestor cannot be read.
+    fn inherited_lease(&self, accepts: &dyn Fn(LeaseId) -> bool) -> Fact<Option<LeaseId>>;
 }

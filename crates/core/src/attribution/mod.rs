@@ -172,7 +172,10 @@ fn of_holder(facts: &impl Facts, own: &[&AttributableLease<'_>], here: &[&Attrib
     let identified = match named {
         NamedLease::Named(id) if is_here(&id) => Some((id, Evidence::Environment)),
         NamedLease::Named(_) | NamedLease::None | NamedLease::Overwritten => {
-            facts.inherited_lease(&|id| is_here(&id)).map(|id| (id, Evidence::Inherited))
+            match facts.inherited_lease(&|id| is_here(&id)) {
+                Ok(inherited) => inherited.map(|id| (id, Evidence::Inherited)),
+                Err(unreadable) => return Attribution::unknown(ids(here.iter().copied()), unreadable),
+            }
         }
     };
     let is_elsewhere = is_in_cgroup_elsewhere || names_elsewhere;

@@ -101,6 +101,20 @@ impl<'a> ProcessFacts<'a> {
         self.cgroups.get_or_init(read).as_deref().map_err(Clone::clone)
     }
 
+    /// Returns the lease that an ancestor names now or named earlier.
+    fn lease_of_ancestor(&self, pid: u32, accepts: &dyn Fn(LeaseId) -> bool) -> io::Result<Option<LeaseId>> {
+        // Do not read the environments of ancestors that belong to other users: such a read may hang.
+        if proc::try_uids(pid)? != Some([self.owner(); 4]) {
+            return Ok(None);
+        }
+        match self.names.name(pid)? {
+            EnvironmentName::Lease(id) if accepts(id) => Ok(Some(id)),
+            EnvironmentName::Lease(_) | EnvironmentName::None | EnvironmentName::Unknown => {
+                Ok(self.names.remembered(pid, proc::try_start(pid)?).filter(|id| accepts(*id)))
+            }
+        }
+    }
+
     /// Returns whether all uids of the process are the same. If not, it runs a setuid program, whose environment comes
     /// from another user.
     fn has_one_user(&self) -> bool {
@@ -137,23 +151,19 @@ impl Facts for ProcessFacts<'_> {
         })
     }
 
-    fn inherited_lease(&self, accepts: &dyn Fn(LeaseId) -> bool) -> Option<LeaseId> {
-        let own = || self.names.remembered(self.pid, self.start).filter(|id| self.has_one_user() && accepts(*id));
-        let of_ancestor = |pid: u32| {
-            // Do not read the environments of ancestors that belong to other users: such a read may hang.
-            if proc::uids(pid) != Some([self.owner(); 4]) {
-                return None;
-            }
-            match self.names.name(pid).unwrap_or(EnvironmentName::Unknown) {
-                EnvironmentName::Lease(id) if accepts(id) => Some(id),
-                EnvironmentName::Lease(_) | EnvironmentName::None | EnvironmentName::Unknown => {
-                    self.names.remembered(pid, proc::start(pid)).filter(|id| accepts(*id))
-                }
+    fn inherited_lease(&self, accepts: &dyn Fn(LeaseId) -> bool) -> Fact<Option<LeaseId>> {
+        let own = self.names.remembered(self.pid, self.start).filter(|id| self.has_one_user() && accepts(*id));
+        let found = match own {
+            Some(own) => Ok(Some(own)),
+            None => {
+                proc::ancestors(self.pid).find_map(|pid| self.lease_of_ancestor(pid, accepts).transpose()).transpose()
             }
         };
-        let found = own().or_else(|| proc::ancestors(self.pid).find_map(of_ancestor))?;
-        self.names.remember_inherited(self.pid, self.start, found);
-        Some(found)
+        let found = found.map_err(|error| unreadable(FactName::Environment, &error))?;
+        if let Some(id) = found {
+            self.names.remember_inherited(self.pid, self.start, id);
+        }
+        Ok(found)
     }
 }
 

@@ -17,7 +17,8 @@ fn named(names: &LeaseNames, pid: u32) -> Fact<NamedLease> {
 }
 
 fn inherited(names: &LeaseNames, pid: u32) -> Option<LeaseId> {
-    ProcessFacts::examine(names, pid, |facts| facts.inherited_lease(&|id| id == LeaseId(7))).unwrap().flatten()
+    let found = ProcessFacts::examine(names, pid, |facts| facts.inherited_lease(&|id| id == LeaseId(7)));
+    found.unwrap().and_then(|inherited| inherited.unwrap())
 }
 
 const L7: Fact<NamedLease> = Ok(NamedLease::Named(LeaseId(7)));

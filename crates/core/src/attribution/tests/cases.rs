@@ -132,7 +132,7 @@ fn process_that_nothing_identifies_counts_for_the_oldest_lease() {
 #[test]
 fn inherited_name_identifies_a_lease_but_is_no_reason_to_end() {
     let leases = [free(1), free(2)];
-    let process = Process { inherited: Some(2), ..Process::new(ALICE, "/") };
+    let process = Process { inherited: Ok(Some(2)), ..Process::new(ALICE, "/") };
     let found = on_gpu(&process, &leases);
     assert_eq!(found, certain(2, Evidence::Inherited));
     assert_eq!((found.matches(LeaseId(2)), found.matches(LeaseId(1))), (LeaseMatch::PerhapsThis, LeaseMatch::Another));
@@ -219,6 +219,9 @@ fn process_that_cannot_be_read_keeps_each_lease_on_the_device() {
     assert_eq!(found, unknown(&[1, 2], FactName::Environment));
     assert_eq!(found.matches(LeaseId(2)), LeaseMatch::Unread(&unreadable(FactName::Environment)));
     assert_eq!(on("GPU-9", &without_environment, &leases), Attribution::NoLease);
+    let inherited = Err(unreadable(FactName::Environment));
+    let without_ancestors = Process { inherited, ..without_environment.named(Name::None) };
+    assert_eq!(on_gpu(&without_ancestors, &leases), unknown(&[1, 2], FactName::Environment));
 }
 
 /// A login shell does not keep the lease of its session open.
@@ -231,7 +234,7 @@ fn process_without_a_gpu_belongs_to_a_lease_only_by_scope_job_or_environment() {
     ];
     let found = |process: &Process| attribute(process, GpuUse::None, leases.iter().map(Leased::view));
     assert_eq!(found(&Process::new(ALICE, SESSION)), Attribution::NoLease);
-    assert_eq!(found(&Process { inherited: Some(1), ..Process::new(ALICE, "/") }), Attribution::NoLease);
+    assert_eq!(found(&Process { inherited: Ok(Some(1)), ..Process::new(ALICE, "/") }), Attribution::NoLease);
     assert_eq!(found(&Process::new(ALICE, "/").named(Name::Lease(1))), certain(1, Evidence::Environment));
     assert_eq!(found(&Process::new(ALICE, SCOPE).named(Name::Lease(1))), certain(2, Evidence::Scope));
     assert_eq!(found(&Process::new(ALICE, "/").in_job(None)), certain(3, Evidence::Job));

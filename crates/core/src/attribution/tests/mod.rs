@@ -78,7 +78,7 @@ struct Process {
     uid: Fact<u32>,
     cgroups: Fact<Cgroups>,
     name: Name,
-    inherited: Option<u64>,
+    inherited: Fact<Option<u64>>,
     has_read_environment: Cell<bool>,
 }
 
@@ -90,7 +90,7 @@ impl Process {
             uid: Ok(uid),
             cgroups: Ok(cgroups),
             name: Name::None,
-            inherited: None,
+            inherited: Ok(None),
             has_read_environment: Cell::default(),
         }
     }
@@ -127,8 +127,8 @@ impl Facts for Process {
         }
     }
 
-    fn inherited_lease(&self, accepts: &dyn Fn(LeaseId) -> bool) -> Option<LeaseId> {
-        self.inherited.map(LeaseId).filter(|id| accepts(*id))
+    fn inherited_lease(&self, accepts: &dyn Fn(LeaseId) -> bool) -> Fact<Option<LeaseId>> {
+        self.inherited.clone().map(|found| found.map(LeaseId).filter(|id| accepts(*id)))
     }
 }
 

@@ -48,7 +48,7 @@ fn names() -> impl Strategy<Value = Name> {
 fn processes() -> impl Strategy<Value = Process> {
     let cgroups = (0..4_usize, option::of(option::of(Just("n1"))));
     (1..3_u32, cgroups, names(), option::of(1..8_u64)).prop_map(|(uid, (path, job), name, inherited)| {
-        let process = Process { inherited, ..Process::new(uid, PATHS[path]).named(name) };
+        let process = Process { inherited: Ok(inherited), ..Process::new(uid, PATHS[path]).named(name) };
         job.map_or(process.clone(), |node| process.in_job(node))
     })
 }
@@ -108,12 +108,13 @@ proptest! {
     /// for a lease on another device.
     #[test]
     fn process_of_a_holder_on_a_device_keeps_a_lease(
-        process in processes(), gpu_use in gpu_uses(), leases in leases(), lost in option::of(0..2_u8),
+        process in processes(), gpu_use in gpu_uses(), leases in leases(), lost in option::of(0..3_u8),
     ) {
         let mut process = process;
         match lost {
             Some(0) => process.cgroups = Err(unreadable(FactName::Cgroups)),
-            Some(_) => process.name = Name::Unreadable,
+            Some(1) => process.name = Name::Unreadable,
+            Some(_) => process.inherited = Err(unreadable(FactName::Environment)),
             None => {}
         }
         let found = found(&process, gpu_use, &leases);
@@ -132,14 +133,15 @@ proptest! {
     /// lease whatever the fact is.
     #[test]
     fn unreadable_fact_never_decides_with_which_lease_a_process_ends(
-        process in processes(), other in processes(), gpu_use in gpu_uses(), leases in leases(), fact in 0..3_u8,
+        process in processes(), other in processes(), gpu_use in gpu_uses(), leases in leases(), fact in 0..4_u8,
     ) {
         let with = |other: &Process| {
             let mut one = process.clone();
             match fact {
                 0 => one.uid = other.uid.clone(),
                 1 => one.cgroups = other.cgroups.clone(),
-                _ => (one.name, one.inherited) = (other.name, other.inherited),
+                2 => one.name = other.name,
+                _ => one.inherited = other.inherited.clone(),
             }
             one
         };
@@ -147,6 +149,7 @@ proptest! {
             uid: Err(unreadable(FactName::User)),
             cgroups: Err(unreadable(FactName::Cgroups)),
             name: Name::Unreadable,
+            inherited: Err(unreadable(FactName::Environment)),
             ..other.clone()
         };
         let blind = found(&with(&unread), gpu_use, &leases);
@@ -188,7 +191,7 @@ proptest! {
         process in processes(), other in processes(), gpu_use in gpu_uses(), leases in leases(),
     ) {
         let stranger = |from: &Process| {
-            Process { uid: Ok(STRANGER), name: from.name, inherited: from.inherited, ..process.clone() }
+            Process { uid: Ok(STRANGER), name: from.name, inherited: from.inherited.clone(), ..process.clone() }
         };
         let one = found(&stranger(&process), gpu_use, &leases);
         prop_assert_eq!(&one, &found(&stranger(&other), gpu_use, &leases));
