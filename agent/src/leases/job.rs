@@ -16,13 +16,7 @@ use super::{
     job_terms::{JobKey, JobTerms},
     show,
 };
-use crate::{
-    caller::Caller,
-    leases::Outcome,
-    mps,
-    state::{LeaseTable, OpenLease},
-    tasks::TaskName,
-};
+use crate::{caller::Caller, leases::Outcome, mps, state::OpenLease, tasks::TaskName};
 
 /// Requests the lease of a job. The request does not wait, because Slurm has its own queue.
 ///
@@ -54,20 +48,6 @@ pub(crate) fn of_job(leases: &Leases, key: &JobKey) -> Vec<(Arc<OpenLease>, u32)
         _ => None,
     };
     table.open.values().filter_map(|lease| Some((Arc::clone(lease), restart(lease)?))).collect()
-}
-
-/// Returns whether a later run of the same job has a lease. In this case, the processes in the
-/// job's cgroup belong to the later run.
-pub(super) fn is_superseded(table: &LeaseTable, lease: &OpenLease) -> bool {
-    let run = |lease: &OpenLease| match &lease.record.binding {
-        LeaseBinding::Job { cluster, job, node, restart, .. } => Some((cluster.clone(), *job, node.clone(), *restart)),
-        _ => None,
-    };
-    let Some((cluster, job, node, restart)) = run(lease) else { return false };
-    let is_later = |other: &OpenLease| {
-        run(other).is_some_and(|it| (it.0, it.1, it.2) == (cluster.clone(), job, node.clone()) && it.3 > restart)
-    };
-    table.open.values().map(Arc::as_ref).any(is_later)
 }
 
 /// Returns an active lease with its environment.

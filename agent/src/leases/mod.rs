@@ -66,7 +66,7 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use gpush_host::identity::Users;
+use gpush_host::{identity::Users, process_facts::LeaseNames};
 use gpush_locked::Locked;
 use gpush_store::Store;
 use tokio::task::JoinHandle;
@@ -113,6 +113,8 @@ pub(crate) struct Handles {
     pub(crate) store: Store,
     pub(crate) scopes: Scopes,
     pub(crate) users: Users,
+    /// The leases that processes name in their environments.
+    pub(crate) lease_names: Arc<LeaseNames>,
     /// Idempotency keys and their answers.
     pub(crate) idempotency: Idempotency,
     pub(crate) tasks: Tasks,
@@ -127,8 +129,8 @@ pub(crate) struct Leases(Arc<Inner>);
 #[derive(Debug)]
 pub(crate) struct Inner {
     handles: Handles,
-    /// For each user, a scan for processes whose environment names a lease. Concurrent releases share one scan.
-    named: Locked<BTreeMap<u32, Weak<Coalesced<processes::ProcessLeases>>>>,
+    /// For each user, a scan for processes that belong to leases. Concurrent releases share one scan.
+    bound: Locked<BTreeMap<u32, Weak<Coalesced<processes::BoundProcessScan>>>>,
     /// The inboxes of the tasks of all open leases.
     actors: actor::Inboxes,
 }
@@ -144,16 +146,16 @@ impl Deref for Leases {
 impl Leases {
     /// Creates the handle. `handles.state` must already have the open leases.
     pub(crate) fn new(handles: Handles) -> Self {
-        Self(Arc::new(Inner { handles, named: Locked::default(), actors: actor::Inboxes::default() }))
+        Self(Arc::new(Inner { handles, bound: Locked::default(), actors: actor::Inboxes::default() }))
     }
 
-    /// Returns the scan for processes of a user whose environment names a lease. Concurrent callers share the scan.
-    fn named_by(&self, uid: u32) -> Arc<Coalesced<processes::ProcessLeases>> {
-        let mut named = self.named.lock();
-        named.retain(|_, shared| shared.strong_count() > 0);
-        named.get(&uid).and_then(Weak::upgrade).unwrap_or_else(|| {
+    /// Returns the scan for processes of a user that belong to leases. Concurrent callers share the scan.
+    fn bound_by(&self, uid: u32) -> Arc<Coalesced<processes::BoundProcessScan>> {
+        let mut bound = self.bound.lock();
+        bound.retain(|_, shared| shared.strong_count() > 0);
+        bound.get(&uid).and_then(Weak::upgrade).unwrap_or_else(|| {
             let shared = Arc::default();
-            named.insert(uid, Arc::downgrade(&shared));
+            bound.insert(uid, Arc::downgrade(&shared));
             shared
         })
     }

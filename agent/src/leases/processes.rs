@@ -1,24 +1,35 @@
 //! Finds the remaining processes of a lease: by its binding, in the driver's lists, and from the
 //! MPS daemons.
 //!
-//! `attribution` decides which of the processes on a target belong to the lease. `scan` reads all processes of the host
-//! or of a job.
+//! [`gpush_core::attribution`] decides which processes belong to the lease. `bound` finds the processes that belong to the
+//! lease even if they use no GPU. `scan` reads all processes of the host or of a job.
+//!
+//! ```text
+//! belongs to the lease ──────────► counts; may be ended with the lease
+//! may belong to the lease ───────► counts; gpushd never ends it
+//! cannot be read ────────────────► the lease does not end before the next probe
+//!   only its environment, and the
+//!   lease belongs to a Slurm job ► as "may belong": its user can prevent gpushd from reading it, so this must not count
+//!                                  as a failure of the node
+//! belongs to another lease ──────► does not count
+//! ```
 
-mod attribution;
+mod bound;
 mod scan;
 
-use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
-use gpush_api::{GpuState, LeaseBinding, LeaseMember, MemberShare, Process};
-use gpush_core::lease::machine::Remaining;
-use gpush_host::{
-    cgroup::{self, SlurmJob},
-    proc, subtask,
+use gpush_api::{GpuState, LeaseBinding, LeaseId, LeaseMember, MemberShare, Process};
+use gpush_core::{
+    attribution::{Attribution, FactName, GpuUse, LeaseMatch},
+    lease::machine::Remaining,
 };
+use gpush_host::{proc, process_facts::ProcessFacts, subtask};
 
+pub(super) use self::bound::BoundProcessScan;
 use self::{
-    attribution::{LeaseMatch, attribute},
-    scan::{Incomplete, Reading, scan, scan_job},
+    bound::{bound_processes, processes_in_scope},
+    scan::Incomplete,
 };
 use super::Leases;
 use crate::{
@@ -39,7 +50,7 @@ pub(super) struct RemainingProcesses {
     pub(super) remaining: Remaining,
     /// Processes that belong to the lease. gpushd may end them.
     pub(super) own: BTreeSet<u32>,
-    /// Processes of the holder that may belong to the lease. gpushd never ends them.
+    /// Processes that may belong to the lease. gpushd never ends them.
     pub(super) others: BTreeSet<u32>,
     /// Why gpushd may not have found all processes of the lease, for example because it cannot read a cgroup. If set,
     /// the lease does not end.
@@ -50,13 +61,6 @@ pub(super) struct RemainingProcesses {
     of_job: bool,
 }
 
-/// The result of a search for processes of a lease: the processes, and why there may be more.
-#[derive(Debug, Default)]
-struct FoundProcesses {
-    pids: BTreeSet<u32>,
-    unknown: Option<Incomplete>,
-}
-
 /// Returns whether a process is alive. If gpushd cannot read the process, returns `true`.
 fn may_be_alive(pid: u32) -> bool {
     !matches!(proc::try_start(pid), Ok(None))
@@ -65,7 +69,7 @@ fn may_be_alive(pid: u32) -> bool {
 impl RemainingProcesses {
     /// Returns the pids of all processes that the lease waits for.
     pub(super) fn pids(&self) -> impl Iterator<Item = u32> {
-        self.own.iter().chain(&self.others).copied()
+        self.own.iter().chain(self.others.difference(&self.own)).copied()
     }
 
     /// Returns why gpushd may not have found all processes of the lease.
@@ -89,8 +93,8 @@ impl RemainingProcesses {
 
     /// Returns one sentence for each process or daemon that the lease waits for.
     pub(super) fn words(&self) -> Vec<String> {
-        let why = |pid: &u32| match self.of_job && self.others.contains(pid) {
-            true => "may be outside the job's cgroup, so gpushd cannot attribute it to the job",
+        let why = |pid: &u32| match self.of_job && !self.own.contains(pid) {
+            true => "may not belong to this run of the job: it may be outside the job's cgroup",
             false => "runs",
         };
         let sentence = |pid: u32| match proc::name(pid) {
@@ -115,12 +119,26 @@ impl RemainingProcesses {
         words
     }
 
-    /// Notes an error that may hide a process of the lease.
-    fn note_error(&mut self, error: &io::Error) {
+    /// Notes that a process of the lease may be hidden, and why.
+    fn note_unread(&mut self, why: String) {
         if !matches!(self.unknown, Some(Incomplete::Unread(_))) {
-            self.unknown = Some(Incomplete::Unread(error.to_string()));
+            self.unknown = Some(Incomplete::Unread(why));
         }
         self.remaining.bound = None;
+    }
+
+    /// Adds a process on a target of the lease `id`. Returns whether the process counts for the lease.
+    fn add(&mut self, pid: u32, id: LeaseId, attribution: &Attribution) -> bool {
+        match attribution.matches(id) {
+            LeaseMatch::This => drop(self.own.insert(pid)),
+            LeaseMatch::Unread(unreadable) if !self.of_job || unreadable.fact != FactName::Environment => {
+                self.note_unread(unreadable.to_string());
+                return false;
+            }
+            LeaseMatch::PerhapsThis | LeaseMatch::Unread(_) => drop(self.others.insert(pid)),
+            LeaseMatch::Another => return false,
+        }
+        true
     }
 }
 
@@ -135,31 +153,27 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease, is_m
     left.read_at = proc::now();
     // The scan and the queries run concurrently: the driver and the daemons answer while gpushd
     // scans the processes.
-    let (named, in_scope, lists) =
-        tokio::join!(processes_naming_lease(leases, lease), processes_in_scope(lease, is_moving), lists(leases, lease));
-    left.own = named.pids.into_iter().chain(in_scope.pids).collect();
-    left.unknown = named.unknown.or(in_scope.unknown);
-    left.remaining.bound = if left.unknown.is_none() { u32::try_from(left.own.len()).ok() } else { None };
+    let (found, in_scope, lists) =
+        tokio::join!(bound_processes(leases, lease), processes_in_scope(lease, is_moving), lists(leases, lease));
+    left.own = found.pids.into_iter().chain(in_scope.pids).collect();
+    left.others = found.of_later_runs;
+    left.unknown = found.unknown.or(in_scope.unknown);
+    left.remaining.bound = if left.unknown.is_none() { u32::try_from(left.pids().count()).ok() } else { None };
     for (member, MemberLists { clients, listed }) in lease.record.members.iter().zip(lists) {
         // Use a blocking thread: the environments of processes may be large and swapped out.
         let (reader, lease) = (leases.clone(), lease.clone());
         let (member, mut before) = (member.clone(), left);
         let counted = subtask::blocking(move || {
-            let table = reader.handles.state.leases();
+            let (table, names) = (reader.handles.state.leases(), &reader.handles.lease_names);
+            let gpu_use = GpuUse::Target(&member.target);
             let count = |pids: Option<Vec<u32>>, left: &mut RemainingProcesses| {
                 let mut count = 0;
                 for pid in pids? {
-                    let named = |pid| mps::named(&reader.handles.mps, pid, lease.record.holder.uid);
-                    match attribute(&table, &lease, &member, pid, &named, &job_of) {
-                        Ok(LeaseMatch::This) => drop(left.own.insert(pid)),
-                        Ok(LeaseMatch::PerhapsThis) => drop(left.others.insert(pid)),
-                        Ok(LeaseMatch::Another) => continue,
-                        Err(error) => {
-                            left.note_error(&error);
-                            continue;
-                        }
+                    match ProcessFacts::examine(names, pid, |facts| table.attribute(facts, gpu_use)) {
+                        Ok(Some(found)) => count += u32::from(left.add(pid, lease.id(), &found)),
+                        Ok(None) => {}
+                        Err(error) => left.note_unread(error.to_string()),
                     }
-                    count += 1;
                 }
                 Some(count)
             };
@@ -200,133 +214,6 @@ async fn lists(leases: &Leases, lease: &OpenLease) -> Vec<MemberLists> {
         lists.push(MemberLists { clients, listed });
     }
     lists
-}
-
-/// Returns the Slurm job of a process, by the cgroup of the process.
-fn job_of(pid: u32) -> io::Result<Option<SlurmJob>> {
-    Ok(cgroup::try_of(pid)?.and_then(|found| found.slurm_job))
-}
-
-/// Returns the processes in the scope of a lease; none if the lease has no scope.
-async fn processes_in_scope(lease: &OpenLease, is_moving: bool) -> FoundProcesses {
-    let LeaseBinding::Scope { cgroup: Some(cgroup), .. } = &lease.record.binding else {
-        return FoundProcesses::default();
-    };
-    if is_moving {
-        let unknown =
-            Some(Incomplete::Unread("systemd is still moving the process into the scope of the lease".to_owned()));
-        return FoundProcesses { pids: BTreeSet::new(), unknown };
-    }
-    let cgroup = cgroup.clone();
-    let found = subtask::blocking(move || cgroup::processes(&cgroup).unwrap_or_default()).await;
-    match found {
-        Some(found) => FoundProcesses {
-            pids: found.pids.into_iter().collect(),
-            unknown: found.error.map(|error| Incomplete::Unread(error.to_string())),
-        },
-        None => FoundProcesses::unread(),
-    }
-}
-
-impl FoundProcesses {
-    /// Returns the result of a search that did not finish, because gpushd is stopping.
-    fn unread() -> Self {
-        Self { pids: BTreeSet::new(), unknown: Some(stopping()) }
-    }
-}
-
-fn stopping() -> Incomplete {
-    Incomplete::Unread("gpushd is stopping".to_owned())
-}
-
-/// Returns the processes of the holder whose environment names the lease: the command of
-/// `gpushctl run`, and the processes that this command started. A login shell is not included,
-/// even if the lease is bound to the shell. For the lease of a Slurm job, returns the processes in
-/// the job's cgroup instead.
-async fn processes_naming_lease(leases: &Leases, lease: &OpenLease) -> FoundProcesses {
-    let (leases, lease) = (leases.clone(), lease.clone());
-    let (uid, id) = (lease.record.holder.uid, lease.id().to_string());
-    let job = match lease.record.binding {
-        LeaseBinding::Job { job, .. } => Some(u64::from(job)),
-        LeaseBinding::None
-        | LeaseBinding::Process { .. }
-        | LeaseBinding::Time
-        | LeaseBinding::Scope { .. }
-        | LeaseBinding::Cgroup { .. } => None,
-    };
-    let Some(job) = job else {
-        let all = leases.named_by(uid).after_now(|| processes_naming_leases(leases.clone(), uid)).await;
-        // Count processes that have ended since the scan: they may have started others, which the scan did not see.
-        let its = all.named.iter().filter(|(_, name)| *name == id);
-        return FoundProcesses { pids: its.map(|(pid, _)| *pid).collect(), unknown: all.unknown.clone() };
-    };
-    let own = subtask::blocking(move || {
-        let table = leases.handles.state.leases();
-        let read = |pid: u32| -> io::Result<Reading<u32>> {
-            let Some(owner) = proc::try_owner(pid)? else { return Ok(Reading::Ended) };
-            if owner != uid {
-                return Ok(Reading::Other);
-            }
-            let job = job_of(pid)?;
-            if proc::try_start(pid)?.is_none() {
-                return Ok(Reading::Ended);
-            }
-            let is_its = job.is_some_and(|job| lease.fits_job(&job) && !table.is_ambiguous(&job, uid));
-            Ok(if is_its { Reading::Found(pid) } else { Reading::Other })
-        };
-        scan_job(|| cgroup::job_processes(job, uid), all_processes, read)
-    });
-    match own.await {
-        Some((pids, unknown)) => FoundProcesses { pids: pids.into_iter().collect(), unknown },
-        None => FoundProcesses::unread(),
-    }
-}
-
-/// Processes of a user that name a lease.
-#[derive(Debug)]
-pub(super) struct NamingProcesses {
-    /// The pid of each process, and the lease that the process names.
-    named: Vec<(u32, String)>,
-    /// Why gpushd may not have found all processes that name a lease.
-    unknown: Option<Incomplete>,
-}
-
-/// The result of a scan for processes of a user that name a lease.
-pub(super) type ProcessLeases = Arc<NamingProcesses>;
-
-/// Finds the processes of a user whose environment names a lease of this gpushd.
-async fn processes_naming_leases(leases: Leases, uid: u32) -> ProcessLeases {
-    let found = subtask::blocking(move || {
-        let mps = &leases.handles.mps;
-        let table = leases.handles.state.leases();
-        let of_user = table.of_holder(uid);
-        let named = |pid: u32| -> io::Result<Reading<(u32, String)>> {
-            match proc::try_uids(pid)? {
-                None => return Ok(Reading::Ended),
-                Some(uids) if uids != [uid; 4] => return Ok(Reading::Other),
-                Some(_) => {}
-            }
-            let Some(name) = mps::named(mps, pid, uid)? else {
-                // A process that is ending has no environment any more.
-                let has_ended = proc::image(pid).is_none() && proc::is_ending(pid);
-                return Ok(if has_ended { Reading::Ended } else { Reading::Other });
-            };
-            if mps::is_of_another_agent(mps, pid)? {
-                return Ok(Reading::Other);
-            }
-            // A process in the scope of a lease belongs to that lease, even if its environment names another lease.
-            let in_scope = table.by_cgroup(&of_user, &proc::try_cgroups(pid)?.unwrap_or_default()).certain();
-            Ok(Reading::Found((pid, in_scope.map_or(name, |id| id.to_string()))))
-        };
-        scan(all_processes, named)
-    });
-    let (named, unknown) = found.await.unwrap_or_else(|| (Vec::new(), Some(stopping())));
-    Arc::new(NamingProcesses { named, unknown })
-}
-
-/// Visits all processes of the host.
-fn all_processes(visit: &mut dyn FnMut(u32)) -> io::Result<()> {
-    proc::each_pid(|pid| u32::try_from(pid).into_iter().for_each(&mut *visit))
 }
 
 /// Returns the pids that the driver lists on the target of a member; `None` if they are unknown. Leaves out gpushd's

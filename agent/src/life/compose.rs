@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpush_api::ApiError;
-use gpush_host::identity::Users;
+use gpush_host::{identity::Users, process_facts::LeaseNames};
 use gpush_nvml::{Hardware, Options};
 use gpush_store::{OperationId, UnfinishedOperation};
 use tokio_util::sync::CancellationToken;
@@ -28,7 +28,7 @@ use crate::{
     mps::{self, Mps},
     operation::Operations,
     options::MPS_DIRECTORY,
-    processes::{self, Environments, Unleased},
+    processes::{self, Unleased},
     recover::LossAcceptance,
     reload::{self, Differences, Reload, ReloadReceiver},
     scheduler::{Scheduler, SchedulerHandles},
@@ -143,8 +143,8 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
     );
     let own_uid = nix::unistd::geteuid().as_raw();
     let idempotency = Idempotency::new(store.clone());
-    let environments: Arc<Environments> = Arc::default();
-    let named = Arc::clone(&environments);
+    let mps_base = mps_dir.clone();
+    let lease_names = Arc::new(LeaseNames::new(move |pid| mps::is_of_another_agent(pid, &mps_base)));
     let mps_handles = mps::Handles {
         state: state.clone(),
         readings: readings.clone(),
@@ -154,7 +154,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         users: users.clone(),
         shared_gpus: shared_gpus.clone(),
         timeslice: timeslice.clone(),
-        named_lease: Arc::new(move |pid, uid| named.named_lease(pid, uid)),
+        lease_names: Arc::clone(&lease_names),
         tasks: tasks.clone(),
         stopping: stopping.clone(),
         own_uid,
@@ -168,7 +168,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         store.clone(),
         stopping.clone(),
         read_only.clone(),
-        environments,
+        Arc::clone(&lease_names),
     );
     let commits = Commits::new(store.clone(), state.clone());
     let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone(), tasks.clone());
@@ -231,6 +231,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         store: store.clone(),
         scopes,
         users: users.clone(),
+        lease_names,
         idempotency: idempotency.clone(),
         tasks: tasks.clone(),
         stopping: stopping.clone(),

@@ -202,7 +202,7 @@ async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, uuid: &str, entry: &
     };
     let verb = act.verb();
     let mut error = ApiError::new(Code::Blocked, format!("cannot {verb} the MPS daemon of {label}: {why}"));
-    for client in clients::of(mps, &seen, &leases).await {
+    for client in clients::of(mps, &seen, uuid).await {
         let (Some(pid), true) = (client.pid, caller.viewer.may_see(client.uid)) else { continue };
         let whose = match (client.user, client.uid) {
             (Some(user), _) => user,

@@ -1,13 +1,13 @@
 //! The clients of a daemon: their processes, users and leases.
 //!
-//! A client names its lease in an environment variable, which it can set to any value. gpushd accepts the name only if
-//! the client's user holds that lease. gpushd shows the name, and uses it in the checks for unleased processes. The
-//! name gives no access.
+//! [`gpush_core::attribution`] finds the lease of a client, as for all processes. So `mps show` names the same lease as
+//! `process list`.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use gpush_api::{MpsClient, ProcessKind};
-use gpush_host::subtask;
+use gpush_api::{LeaseId, MpsClient, ProcessKind};
+use gpush_core::attribution::GpuUse;
+use gpush_host::{process_facts::ProcessFacts, subtask};
 use gpush_mps::daemon::{DaemonRequest, DriverClients, Report};
 
 use super::Mps;
@@ -39,31 +39,11 @@ pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverCli
     })
 }
 
-/// A target that is shared through MPS. Contains the facts that decide whether a process may run on the target.
-#[derive(Debug)]
-pub(crate) struct SharedTarget {
-    /// Whether a daemon is desired. If the daemon is stopped or about to be removed, this is `false`, and no lease is
-    /// granted on the target.
-    pub(crate) is_given: bool,
-    leases: Vec<OpenLease>,
-}
-
-impl SharedTarget {
-    /// Returns whether a user holds a lease on the target.
-    pub(crate) fn is_held_by(&self, uid: u32) -> bool {
-        self.leases.iter().any(|lease| lease.record.holder.uid == uid)
-    }
-}
-
-/// Returns whether `name` is the id of a lease of the user.
-fn is_lease_of(leases: &[OpenLease], name: &str, uid: Option<u32>) -> bool {
-    leases.iter().any(|lease| Some(lease.record.holder.uid) == uid && lease.id().to_string() == name)
-}
-
-/// Returns the target of a GPU or MIG device that is shared through MPS. `None` if it is not shared.
-pub(crate) fn sharing(mps: &Mps, uuid: &str) -> Option<SharedTarget> {
+/// Returns whether leases are granted on a GPU or MIG device that is shared through MPS: `false` if its daemon is stopped
+/// or about to be removed. `None` if the GPU or MIG device is not shared through MPS.
+pub(crate) fn is_shared(mps: &Mps, uuid: &str) -> Option<bool> {
     let entry = mps.entries().get(uuid).cloned()?;
-    Some(SharedTarget { is_given: entry.daemon.last_report().wanted, leases: mps.leases_on(uuid) })
+    Some(entry.daemon.last_report().wanted)
 }
 
 /// Asks the MPS daemon of a client to end the client's work on the GPU.
@@ -85,45 +65,53 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
     }
 }
 
-/// Returns the clients of a daemon with their processes and users.
-pub(super) async fn of(mps: &Mps, seen: &Report, leases: &[OpenLease]) -> Vec<MpsClient> {
+/// Returns the clients of the daemon of the target `uuid`, with their processes, users and leases.
+pub(super) async fn of(mps: &Mps, seen: &Report, uuid: &str) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
     let people = mps.handles.users.processes(pids).await;
     // Use a blocking thread: the environments of processes may be large and swapped out.
-    let (reader, uids): (_, Vec<_>) = (mps.clone(), people.iter().map(|(pid, person)| (*pid, person.uid)).collect());
-    let named = subtask::blocking(move || {
-        let named = |(pid, uid)| Some((pid, (reader.handles.named_lease)(pid, uid).ok()??));
-        uids.into_iter().filter_map(named).collect()
+    let (reader, uuid) = (mps.clone(), uuid.to_owned());
+    let uids: Vec<(u32, u32)> = people.iter().map(|(pid, person)| (*pid, person.uid)).collect();
+    let leases = subtask::blocking(move || {
+        let lease = |(pid, uid)| Some((pid, lease_of(&reader, pid, uid, &uuid)?));
+        uids.into_iter().filter_map(lease).collect()
     });
-    let named: BTreeMap<u32, String> = named.await.unwrap_or_default();
+    let leases: BTreeMap<u32, (LeaseId, bool)> = leases.await.unwrap_or_default();
     let mut clients = Vec::new();
     for (server, client) in &seen.clients {
         let (Ok(server), Ok(pid)) = (u32::try_from(*server), u32::try_from(*client)) else { continue };
         let person = people.get(&pid);
         let uid = person.map(|person| person.uid);
-        let lease = named.get(&pid).cloned().filter(|name| is_lease_of(leases, name, uid));
+        let lease = leases.get(&pid);
         clients.push(MpsClient {
             pid: Some(pid),
             server: Some(server),
             uid,
             user: person.and_then(|person| person.user.clone()),
             command: person.and_then(|person| person.command.clone()),
-            lease,
+            lease: lease.map(|(id, _)| id.to_string()),
+            unattributed: lease.is_some_and(|(_, is_guess)| *is_guess),
             unidentified: person.is_none(),
         });
     }
     clients
 }
 
+/// Returns the lease of a client, and whether the lease is only a guess. `uid` is the user that is shown with the client.
+fn lease_of(mps: &Mps, pid: u32, uid: u32, target: &str) -> Option<(LeaseId, bool)> {
+    let table = mps.handles.state.leases();
+    let lease = |facts: &ProcessFacts<'_>| {
+        let attribution = table.attribute(facts, GpuUse::Target(target));
+        attribution.shown().filter(|_| facts.owner() == uid)
+    };
+    ProcessFacts::examine(&mps.handles.lease_names, pid, lease).ok().flatten().flatten()
+}
+
 /// Returns one sentence for each problem: the findings in the daemon's report, and problems with the clients, such as
 /// clients without a lease.
 pub(super) fn findings(seen: &Report, clients: &[MpsClient], leases: &[OpenLease]) -> Vec<String> {
     let mut findings = seen.findings.clone();
-    let without = clients.iter().filter(|client| client.lease.is_none()).count();
-    if without > 0 {
-        let who = if without == 1 { "1 client runs".to_owned() } else { format!("{without} clients run") };
-        findings.push(format!("{who} without a lease: each can use as much as the ceilings of the daemon allow"));
-    }
+    findings.extend(lease_findings(clients));
     if let Some(most) =
         seen.policy.as_ref().map(|policy| policy.max_clients as usize).filter(|most| clients.len() > *most)
     {
@@ -138,6 +126,25 @@ pub(super) fn findings(seen: &Report, clients: &[MpsClient], leases: &[OpenLease
     let strangers: usize = uids.iter().filter(|(uid, _)| !holders.contains(uid)).map(|(_, count)| count).sum();
     if strangers > 0 && !holders.is_empty() {
         findings.push(format!("number of clients whose users have no lease on this daemon: {strangers}"));
+    }
+    findings
+}
+
+/// Returns one sentence for the clients without a lease, and one for the clients whose lease is not certain.
+fn lease_findings(clients: &[MpsClient]) -> Vec<String> {
+    let mut findings = Vec::new();
+    let without = clients.iter().filter(|client| client.lease.is_none()).count();
+    if without > 0 {
+        let who = if without == 1 { "1 client runs".to_owned() } else { format!("{without} clients run") };
+        findings.push(format!("{who} without a lease: each can use as much as the ceilings of the daemon allow"));
+    }
+    let unattributed = clients.iter().filter(|client| client.unattributed).count();
+    if unattributed > 0 {
+        let who = match unattributed {
+            1 => "it is not certain to which lease 1 client belongs: it".to_owned(),
+            number => format!("it is not certain to which leases {number} clients belong: each"),
+        };
+        findings.push(format!("{who} may use as much as the ceilings of the daemon allow"));
     }
     findings
 }
@@ -157,4 +164,43 @@ pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &Report) -> Vec<St
     let mut reported: Vec<String> = pids.into_iter().map(sentence).collect();
     reported.dedup();
     reported
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(lease: Option<&str>, unattributed: bool) -> MpsClient {
+        MpsClient {
+            pid: Some(7),
+            server: None,
+            uid: Some(1000),
+            user: None,
+            command: None,
+            lease: lease.map(str::to_owned),
+            unattributed,
+            unidentified: false,
+        }
+    }
+
+    /// Fault: `mps show` said that a client runs without a lease, and `process list` named a lease of this client.
+    #[test]
+    fn client_with_an_uncertain_lease_is_not_reported_as_without_one() {
+        let (certain, perhaps, none) = (client(Some("L1"), false), client(Some("L1"), true), client(None, false));
+        assert_eq!(lease_findings(std::slice::from_ref(&certain)), [] as [&str; 0]);
+        assert_eq!(
+            lease_findings(&[certain, perhaps.clone()]),
+            [
+                "it is not certain to which lease 1 client belongs: it may use as much as the ceilings of the daemon allow"
+            ]
+        );
+        assert_eq!(
+            lease_findings(&[none, perhaps.clone(), perhaps]),
+            [
+                "1 client runs without a lease: each can use as much as the ceilings of the daemon allow",
+                "it is not certain to which leases 2 clients belong: each may use as much as the ceilings of the daemon \
+                 allow"
+            ]
+        );
+    }
 }

@@ -207,27 +207,16 @@ pub(crate) async fn clients_now(mps: &Mps, target: &str) -> Option<Vec<u32>> {
     Some(clients.filter_map(|pid| u32::try_from(pid).ok()).collect())
 }
 
-/// Returns the lease that a process of a user names in its environment. The call blocks while it reads the environment.
-///
-/// # Errors
-/// gpushd has no free file descriptor or memory, or the kernel does not answer.
-pub(crate) fn named(mps: &Mps, pid: u32, uid: u32) -> io::Result<Option<String>> {
-    (mps.handles.named_lease)(pid, uid)
-}
-
 /// Returns whether a process is a client of another gpushd: the environment of the process names a pipe directory of
 /// that gpushd. If so, the lease that the process names also belongs to the other gpushd, because lease
 /// numbers are unique only within one gpushd.
 ///
+/// The pipe directory is BASE/TARGET/NUMBER, where BASE has the lock file of a gpushd. `base` is the directory of this
+/// gpushd.
+///
 /// # Errors
 /// gpushd has no free file descriptor or memory, or the kernel does not answer.
-pub(crate) fn is_of_another_agent(mps: &Mps, pid: u32) -> io::Result<bool> {
-    is_below_another_base(pid, &mps.base)
-}
-
-/// Returns whether the pipe directory of a process is in the directory of another gpushd: BASE/TARGET/NUMBER, where BASE
-/// has the lock file of a gpushd. `base` is the directory of this gpushd.
-fn is_below_another_base(pid: u32, base: &Path) -> io::Result<bool> {
+pub(crate) fn is_of_another_agent(pid: u32, base: &Path) -> io::Result<bool> {
     let Environment::Set(pipe) = proc::environment(pid, PIPE_DIRECTORY)? else { return Ok(false) };
     let pipe = Path::new(OsStr::from_bytes(&pipe));
     let Some(of_pipe) = pipe.ancestors().nth(2).filter(|_| !pipe.starts_with(base)) else { return Ok(false) };
@@ -289,7 +278,7 @@ mod tests {
             while fs::read(format!("/proc/{}/environ", process.id())).unwrap().is_empty() {
                 std::thread::yield_now();
             }
-            let found = is_below_another_base(process.id(), &own).unwrap();
+            let found = is_of_another_agent(process.id(), &own).unwrap();
             process.kill().and_then(|()| process.wait()).unwrap();
             found
         };

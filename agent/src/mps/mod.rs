@@ -56,7 +56,7 @@ use std::{
 };
 
 use gpush_core::sharing::{Finding, SharingTarget};
-use gpush_host::identity::Users;
+use gpush_host::{identity::Users, process_facts::LeaseNames};
 use gpush_locked::Locked;
 use gpush_mps::daemon::{Daemon, Launcher};
 pub(crate) use gpush_mps::daemon::{
@@ -69,9 +69,9 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
     act::{MpsAction, act, set},
-    clients::{SharedTarget, sharing, terminate},
+    clients::{is_shared, terminate},
     leases::{
-        admit, client_settings, clients_now, daemons, has_target, is_of_another_agent, is_starting, named, not_serving,
+        admit, client_settings, clients_now, daemons, has_target, is_of_another_agent, is_starting, not_serving,
         pipe_directory, prepare, serves, serving, single_users, target,
     },
     missing::gpus_known,
@@ -81,7 +81,7 @@ pub(crate) use self::{
     reconcile::run,
     records::RecordedSettings,
     targets::adopt_daemons,
-    view::{LEASE_VARIABLE, all, health, logs_of, one},
+    view::{all, health, logs_of, one},
 };
 use crate::{
     lanes::Lanes,
@@ -118,16 +118,13 @@ pub(crate) struct Handles {
     pub(crate) users: Users,
     pub(crate) shared_gpus: SharedGpus,
     pub(crate) timeslice: Timeslice,
-    pub(crate) named_lease: NamedLease,
+    /// The leases that processes name in their environments.
+    pub(crate) lease_names: Arc<LeaseNames>,
     pub(crate) tasks: Tasks,
     pub(crate) stopping: CancellationToken,
     /// The uid that gpushd runs as.
     pub(crate) own_uid: u32,
 }
-
-/// Reads the lease that a process names in its environment. The arguments are the pid of the process and the uid of its
-/// user.
-pub(crate) type NamedLease = Arc<dyn Fn(u32, u32) -> std::io::Result<Option<String>> + Send + Sync>;
 
 impl fmt::Debug for Handles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

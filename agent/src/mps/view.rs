@@ -26,9 +26,6 @@ const FRESH: Duration = Duration::from_secs(1);
 /// The hint for a GPU that is too old for MPS.
 pub(super) const OTHER_MODE: &str = "set another mode in the GPU's rule, such as \"exclusive\" or \"timeslice\"";
 
-/// Environment variable in which an MPS client names its lease.
-pub(crate) const LEASE_VARIABLE: &str = "GPUSH_LEASE";
-
 /// Returns an error for each daemon that should serve clients but does not. A daemon that is starting, draining, or
 /// stopped by an administrator counts as healthy.
 pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
@@ -208,7 +205,7 @@ async fn shown(
     seen: Report,
 ) -> MpsDaemon {
     let held = mps.leases_on(uuid);
-    let clients = clients::of(mps, &seen, &held).await;
+    let clients = clients::of(mps, &seen, uuid).await;
     let mut findings = clients::findings(&seen, &clients, &held);
     if entry.target.as_ref().is_some_and(|target| target.policy.users == MpsUsers::Many) {
         findings.extend(mps.multi_user().as_ref().and_then(multi_user_support::reason_single_user));

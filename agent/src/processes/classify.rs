@@ -1,19 +1,20 @@
-//! Finds the lease of each process, and the processes that have no lease.
+//! Finds the processes that have no lease although they need one.
 //!
 //! ```text
+//! an MPS server of gpushd ────────────────────────────────────► needs no lease
+//! its cgroup or environment identifies a lease of its user on
+//!   this device, and it does not bypass MPS ──────────────────► that lease, or perhaps that lease
+//! it may belong to a lease on this device ────────────────────► perhaps that lease; on a target shared through MPS, also
+//!                                                               unleased, but gpushd never ends it
 //! the reading of its GPU is old, or the GPU is being changed ─► not checked
 //! the database was lost ──────────────────────────────────────► not checked: the leases are unknown
-//! an MPS server of gpushd ────────────────────────────────────► needs no lease
-//! in the scope of a lease of its user on this device, or names
-//!   one in its environment, or is in the session, service or
-//!   container of one ─────────────────────────────────────────► that lease
-//! its user holds a lease on this device ──────────────────────► unattributed: counts for the user's oldest lease
 //! `lease = "required"` for its GPU ───────────────────────────► unleased
 //! another user's lease has the whole GPU or MIG device ───────► unleased, but gpushd never ends it
 //! Slurm owns the GPU, and it computes outside all Slurm jobs ─► unleased, but gpushd never ends it
 //! ```
 //!
-//! Processes of the last two kinds use a device that belongs to others. So gpushd shows them with the GPU, too.
+//! [`gpush_core::attribution`] decides to which lease a process belongs. Processes of the last two kinds use a device that
+//! belongs to others. So gpushd shows them with the GPU, too.
 //!
 //! On the device of another user's lease, the process usually has an old environment. A MIG device that is created again at the
 //! same placement has the same UUID. So the environment of an ended lease can select a device that another user now
@@ -21,31 +22,30 @@
 //! is old. A process whose environment names L9 is not reported: it may belong to lease L9 and run as another user in a
 //! container.
 //!
-//! On a target shared through MPS, a process that bypasses the daemon is unleased, even if its cgroup belongs to a
-//! lease. An unattributed process on such a target is unleased too. gpushd ends neither of them while the user of the
-//! process holds a lease on the target.
-//!
-//! gpushd compares the user first, then the cgroup, because a process cannot fake them: the kernel reports the user,
-//! and a user cannot enter a cgroup that root created. But a process can write its own environment. So gpushd accepts
-//! the name of a lease in the environment only if the user of the process holds that lease.
+//! On a target shared through MPS, a process that bypasses the daemon is unleased, even if it belongs to a lease.
 
 use gpush_api::{
-    Gpu, GpuProcess, GpuState, LeaseId, LeaseOwner, LeaseRequirement, LeaseTerms, Mode, MpsScope, Process, ProcessKind,
+    Gpu, GpuProcess, GpuState, LeaseId, LeaseOwner, LeaseRequirement, LeaseTerms, Mode, MpsScope, ProcessKind,
 };
+use gpush_core::attribution::{Attribution, Facts, GpuUse};
 use gpush_host::{
-    cgroup::{self, CgroupKind},
+    cgroup::CgroupKind,
     proc,
+    process_facts::{EnvironmentName, ProcessFacts},
 };
 
-use super::{Unleased, environment::EnvironmentLease};
+use super::Unleased;
 use crate::{
-    mps::{self, Place, Server, Servers, SharedTarget},
-    state::{LeaseTable, OpenLease},
+    mps::{self, Place, Server, Servers},
+    state::LeaseTable,
 };
 
 /// Why gpushd does not end a process whose user holds a lease: the process may belong to an earlier lease, or a wrapper
 /// may have cleared the environment of the process.
 const HOLDER: &str = "its user holds a lease";
+
+/// Why gpushd does not end a process of another user in the cgroup of a lease.
+const IN_CGROUP: &str = "it may belong to a lease of another user: it is in the cgroup of the lease";
 
 /// Why gpushd does not end a process that may have had a lease before the database was lost.
 const FORGOTTEN: &str = "it was started before the database was lost, and may have had a lease";
@@ -70,14 +70,14 @@ pub(super) struct ClassifiedProcess {
     pub(super) target: String,
 }
 
-/// The lease of a process, or why it is unleased.
+/// The lease of a process, and why it is unleased.
 #[derive(Debug, Default)]
-pub(super) struct Attribution {
+pub(super) struct Classification {
     /// Description of the MPS server, with its target; `None` for other processes.
     pub(super) serves: Option<String>,
     /// Id of the lease of the process.
     pub(super) lease: Option<String>,
-    /// Whether `lease` is only a guess: the oldest lease of the process's user on this device.
+    /// Whether `lease` is only a guess.
     pub(super) unattributed: bool,
     /// Why the process is unleased.
     pub(super) unleased: Option<String>,
@@ -87,10 +87,10 @@ pub(super) struct Attribution {
     pub(super) trespass: Option<String>,
 }
 
-/// Finds the lease of a process. Contains the leases and MPS servers as they were when this value was created.
+/// Finds unleased processes. Contains the leases and MPS servers as they were when this value was created.
 #[derive(Debug)]
 pub(super) struct Classifier<'a> {
-    unleased: &'a Unleased,
+    pub(super) unleased: &'a Unleased,
     table: std::sync::Arc<LeaseTable>,
     pub(super) servers: Servers,
     is_database_lost: bool,
@@ -107,47 +107,64 @@ impl<'a> Classifier<'a> {
         }
     }
 
-    /// Finds the lease of a process, or why it has none. `device` is the process's MIG device; `None` if the process is
-    /// on the whole GPU, or on a GPU instance without a compute instance.
-    pub(super) fn classify(&self, gpu: &Gpu, device: Option<&str>, process: &Process) -> Attribution {
-        let (Some(pid), Some(uid)) = (process.pid, process.uid) else { return Attribution::default() };
-        let server = self.servers.of_process(pid, process.kind, Place::Device { gpu: &gpu.uuid, device });
-        let found = Attribution { serves: server.map(Server::describe), ..Attribution::default() };
+    /// Finds the lease of a process, and whether the process is unleased. `device` is the process's MIG device; `None` if
+    /// the process is on the whole GPU, or on a GPU instance without a compute instance.
+    pub(super) fn classify(
+        &self,
+        gpu: &Gpu,
+        device: Option<&str>,
+        kind: ProcessKind,
+        facts: &ProcessFacts<'_>,
+    ) -> Classification {
+        let server = self.servers.of_process(facts.pid(), kind, Place::Device { gpu: &gpu.uuid, device });
+        let found = Classification { serves: server.map(Server::describe), ..Classification::default() };
         if let Some(Server::Of(_)) = server {
             return found;
         }
-        let shared = mps::sharing(&self.unleased.mps, device.unwrap_or(&gpu.uuid));
-        let own = self.leases_of(&gpu.uuid, device, uid);
-        let named = self.lease_of(&own, pid, uid);
-        let bypasses_mps = shared.is_some() && process.kind != ProcessKind::MpsClient;
-        if let (EnvironmentLease::Own(lease), false) = (&named, bypasses_mps) {
-            return Attribution { lease: Some(lease.clone()), ..found };
+        let gpu_use = gpu_use(&gpu.uuid, device);
+        let attribution = self.table.attribute(facts, gpu_use);
+        let shown = attribution.shown();
+        let found = Classification {
+            lease: shown.map(|(id, _)| id.to_string()),
+            unattributed: shown.is_some_and(|(_, is_guess)| is_guess),
+            ..found
+        };
+        let is_granted = mps::is_shared(&self.unleased.mps, device.unwrap_or(&gpu.uuid));
+        let bypasses_mps = is_granted.is_some() && kind != ProcessKind::MpsClient;
+        if attribution.is_identified() && !bypasses_mps {
+            return found;
         }
-        let is_checked = match &shared {
-            Some(shared) => shared.is_given && is_shared_by_rule(gpu, device),
+        let is_checked = match is_granted {
+            Some(is_granted) => is_granted && is_shared_by_rule(gpu, device),
             None => device.is_some() || gpu.mode != Mode::Mps,
         };
-        let is_required = self.terms(gpu).requirement_for(shared.is_some()) == LeaseRequirement::Required;
+        let is_required = self.terms(gpu).requirement_for(is_granted.is_some()) == LeaseRequirement::Required;
         let is_known = !self.is_database_lost && is_known(gpu);
         let is_checked = is_checked && is_required && is_known;
-        if let Some(oldest) = own.first()
-            && !(is_checked && shared.is_some())
-        {
-            return Attribution { lease: Some(oldest.id().to_string()), unattributed: true, ..found };
+        let may_have_lease = attribution != Attribution::NoLease;
+        if may_have_lease && !(is_checked && is_granted.is_some()) {
+            return found;
         }
-        let of_others = || self.device_of_others(gpu, device, pid, process.kind, &named);
-        let trespass = (own.is_empty() && is_known).then(of_others).flatten();
+        let of_others = || self.device_of_others(gpu, device, kind, facts);
+        let trespass = (!may_have_lease && is_known).then(of_others).flatten();
         if !is_checked {
             let exempt = trespass.is_some().then_some(OPTIONAL);
-            return Attribution { unleased: trespass.clone(), exempt, trespass, ..found };
+            return Classification { unleased: trespass.clone(), exempt, trespass, ..found };
         }
-        let why = match &shared {
-            Some(shared) => reason(shared, process.kind, uid, &named),
-            None => "its user holds no lease".to_owned(),
+        let is_holder = self.table.is_held_by(facts.owner(), gpu_use);
+        let why = match (is_granted, kind) {
+            (Some(_), ProcessKind::Compute) => "it computes without MPS".to_owned(),
+            (Some(_), ProcessKind::Graphics) => "it uses the GPU for graphics without a lease".to_owned(),
+            (Some(_), ProcessKind::MpsClient) if is_holder => self.unnamed_reason(facts, gpu_use),
+            (Some(_), ProcessKind::MpsClient) | (None, _) => "its user holds no lease".to_owned(),
         };
-        let is_holder = !own.is_empty() || shared.is_some_and(|shared| shared.is_held_by(uid));
-        let exempt = if is_holder { Some(HOLDER) } else { self.may_have_had_lease(pid, uid) };
-        Attribution { unleased: Some(why), exempt, trespass, ..found }
+        let exempt = match attribution {
+            _ if is_holder => Some(HOLDER),
+            Attribution::Lease { .. } | Attribution::Perhaps { .. } => Some(IN_CGROUP),
+            Attribution::Unknown { .. } => Some(UNREADABLE),
+            Attribution::NoLease => self.may_have_had_lease(facts),
+        };
+        Classification { unleased: Some(why), exempt, trespass, ..found }
     }
 
     /// Returns why gpushd does not end a process whose user `uid` holds a lease on its device now; `None` if the user holds
@@ -155,10 +172,7 @@ impl<'a> Classifier<'a> {
     pub(super) fn holder(&self, one: &ClassifiedProcess, uid: u32) -> Option<&'static str> {
         let gpu = &one.process.gpu_uuid;
         let device = Some(one.target.as_str()).filter(|target| target != gpu);
-        let shared = mps::sharing(&self.unleased.mps, &one.target);
-        let is_holder =
-            !self.leases_of(gpu, device, uid).is_empty() || shared.is_some_and(|shared| shared.is_held_by(uid));
-        is_holder.then_some(HOLDER)
+        self.table.is_held_by(uid, gpu_use(gpu, device)).then_some(HOLDER)
     }
 
     /// Returns why the device of a process belongs to others: a lease of another user has the device alone, or Slurm
@@ -167,55 +181,37 @@ impl<'a> Classifier<'a> {
         &self,
         gpu: &Gpu,
         device: Option<&str>,
-        pid: u32,
         kind: ProcessKind,
-        named: &EnvironmentLease,
+        facts: &ProcessFacts<'_>,
     ) -> Option<String> {
         if let Some(id) = self.table.exclusive_lease_on(device.unwrap_or(&gpu.uuid)) {
-            return reason_on_device_of(id, named);
+            return reason_on_device_of(id, facts.environment_name());
         }
         let computes = match kind {
             ProcessKind::Compute | ProcessKind::MpsClient => true,
             ProcessKind::Graphics => false,
         };
         let is_slurms = computes && self.terms(gpu).owner == LeaseOwner::Slurm;
-        let is_in_job = || match cgroup::try_of(pid) {
-            Ok(found) => found.is_some_and(|found| found.slurm_job.is_some()),
-            // The process may be in a job.
-            Err(_) => true,
-        };
+        // A process whose cgroup cannot be read may be in a job.
+        let is_in_job = || facts.cgroups().map_or(true, |cgroups| cgroups.slurm_job.is_some());
         (is_slurms && !is_in_job()).then(|| "Slurm owns the GPU, but the process belongs to no Slurm job".to_owned())
     }
 
-    /// Returns the leases of a user on a GPU or MIG device, the oldest first.
-    fn leases_of(&self, gpu: &str, device: Option<&str>, uid: u32) -> Vec<&OpenLease> {
-        let own = self.table.holding().filter(|lease| lease.record.holder.uid == uid);
-        let is_here = |lease: &&OpenLease| {
-            lease.record.members.iter().any(|member| match device {
-                Some(device) => member.target == device,
-                None => member.gpu == gpu,
-            })
+    /// Returns why an MPS client is unleased although its user holds a lease on the target.
+    fn unnamed_reason(&self, facts: &ProcessFacts<'_>, gpu_use: GpuUse<'_>) -> String {
+        let id = match facts.environment_name() {
+            EnvironmentName::Lease(id) => id,
+            EnvironmentName::None => return "its environment names no lease of its user".to_owned(),
+            EnvironmentName::Unknown => {
+                return "its lease is unknown: its environment was overwritten or cannot be read".to_owned();
+            }
         };
-        own.filter(is_here).collect()
-    }
-
-    /// Returns the lease of a process. Looks first for a cgroup that belongs to one lease, then in the environment of
-    /// the process, and last for a cgroup whose processes may belong to several leases.
-    fn lease_of(&self, own: &[&OpenLease], pid: u32, uid: u32) -> EnvironmentLease {
-        let ids: Vec<LeaseId> = own.iter().map(|lease| lease.id()).collect();
-        let bound = self.table.by_cgroup(&ids, &proc::cgroups(pid).unwrap_or_default());
-        let by_job = || {
-            let job = cgroup::of(pid)?.slurm_job?;
-            let lease = own.iter().find(|lease| lease.fits_job(&job))?;
-            (!self.table.is_ambiguous(&job, uid)).then(|| lease.id())
-        };
-        if let Some(id) = bound.certain().or_else(by_job) {
-            return EnvironmentLease::Own(id.to_string());
-        }
-        let is_own = |name: &str| ids.iter().any(|id| id.to_string() == name);
-        match (self.unleased.environments.lease_of(pid, uid, is_own), bound.likely()) {
-            (named @ EnvironmentLease::Own(_), _) | (named, None) => named,
-            (_, Some(id)) => EnvironmentLease::Own(id.to_string()),
+        match self.table.get(id).filter(|lease| lease.record.holder.uid == facts.owner()) {
+            None => format!("its environment names lease {id}, which its user does not hold"),
+            Some(lease) if lease.is_on(gpu_use) => {
+                format!("its environment names lease {id}, but one of its uids is another user's")
+            }
+            Some(_) => format!("its environment names lease {id}, which is for another device"),
         }
     }
 
@@ -229,18 +225,24 @@ impl<'a> Classifier<'a> {
     /// Returns why a process may have had a lease; `None` if it had none. There are three possible reasons: the process
     /// or an ancestor of the same user may have started before the database was lost, the process is in the scope of a
     /// lease, or its cgroup cannot be read.
-    fn may_have_had_lease(&self, pid: u32, uid: u32) -> Option<&'static str> {
-        let is_users = |pid: &u32| proc::owner(*pid) == Some(uid);
+    fn may_have_had_lease(&self, facts: &ProcessFacts<'_>) -> Option<&'static str> {
+        let pid = facts.pid();
+        let is_users = |pid: &u32| proc::owner(*pid) == Some(facts.owner());
         let mut starts = std::iter::once(pid).chain(proc::ancestors(pid).take_while(is_users)).filter_map(proc::start);
         if starts.any(|start| self.unleased.state.may_have_forgotten(start)) {
             return Some(FORGOTTEN);
         }
-        match proc::try_cgroups(pid).map(|text| text.as_deref().map(CgroupKind::parse)) {
-            Ok(Some(CgroupKind::Lease { .. })) => Some(SCOPE),
+        match facts.cgroup_kind() {
+            Ok(CgroupKind::Lease { .. }) => Some(SCOPE),
             Ok(_) => None,
             Err(_) => Some(UNREADABLE),
         }
     }
+}
+
+/// Returns the device that a process uses.
+fn gpu_use<'a>(gpu: &'a str, device: Option<&'a str>) -> GpuUse<'a> {
+    device.map_or(GpuUse::Gpu(gpu), GpuUse::Target)
 }
 
 /// Returns whether the rule shares the GPU or its MIG device `device` through MPS. If not, processes there are not
@@ -264,30 +266,14 @@ fn is_known(gpu: &Gpu) -> bool {
 
 /// Returns why a process is unleased on a device that belongs only to lease `id` of another user; `None` if the
 /// environment of the process names lease `id`.
-fn reason_on_device_of(id: LeaseId, named: &EnvironmentLease) -> Option<String> {
+fn reason_on_device_of(id: LeaseId, named: EnvironmentName) -> Option<String> {
     match named {
-        EnvironmentLease::Other(name) if name.parse() == Ok(id) => None,
-        EnvironmentLease::Other(name) => {
-            Some(format!("its environment names lease {name}, but lease {id} holds the device now"))
+        EnvironmentName::Lease(named) if named == id => None,
+        EnvironmentName::Lease(named) => {
+            Some(format!("its environment names lease {named}, but lease {id} holds the device now"))
         }
-        EnvironmentLease::Own(_) | EnvironmentLease::None | EnvironmentLease::Unknown => {
+        EnvironmentName::None | EnvironmentName::Unknown => {
             Some(format!("lease {id} of another user holds the device"))
-        }
-    }
-}
-
-/// Returns why a process on a target shared through MPS is unleased.
-fn reason(shared: &SharedTarget, kind: ProcessKind, uid: u32, named: &EnvironmentLease) -> String {
-    match (kind, named) {
-        (ProcessKind::Compute, _) => "it computes without MPS".to_owned(),
-        (ProcessKind::Graphics, _) => "it uses the GPU for graphics without a lease".to_owned(),
-        (ProcessKind::MpsClient, _) if !shared.is_held_by(uid) => "its user holds no lease".to_owned(),
-        (ProcessKind::MpsClient, EnvironmentLease::Other(name)) => {
-            format!("its environment names lease {name}, which its user does not hold")
-        }
-        (ProcessKind::MpsClient, EnvironmentLease::None) => "its environment names no lease of its user".to_owned(),
-        (ProcessKind::MpsClient, EnvironmentLease::Unknown | EnvironmentLease::Own(_)) => {
-            "its lease is unknown: its environment was overwritten or cannot be read".to_owned()
         }
     }
 }

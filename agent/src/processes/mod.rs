@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! the driver's lists (compute, graphics, MPS) ─► user, command, cgroup, unit and Slurm job of each process
-//!     its lease: by its user and cgroup, else by its user and environment (`classify`)
+//!     its lease ([`gpush_core::attribution`])
 //!     no lease, though the rule of its GPU requires one, and not allowed by the config ─► unleased
 //! unleased ─► on a device that another user has leased, or that Slurm owns: also shown with the GPU and in health, with
 //!             one event
@@ -14,9 +14,8 @@
 //! | file | subject |
 //! |---|---|
 //! | `allow` | processes that the config allows |
-//! | `classify` | the lease of each process, and processes without one |
+//! | `classify` | which processes are unleased |
 //! | `end` | warns about unleased processes, or ends them |
-//! | `environment` | the lease that a process names in its environment |
 //! | `identity` | a process opened with a pidfd, and its identity |
 //! | `report` | log, events and audit trail |
 //! | `unleased` | what gpushd did about each unleased process |
@@ -24,7 +23,6 @@
 mod allow;
 mod classify;
 mod end;
-mod environment;
 mod identity;
 mod report;
 mod unleased;
@@ -33,14 +31,14 @@ use std::sync::Arc;
 
 use gpush_api::{ApiError, Code, Gpu, GpuProcess, GpuProcesses, GpuState, Process, USERS_UNKNOWN, UnknownProcesses};
 use gpush_core::sharing;
-use gpush_host::{cgroup, subtask};
+use gpush_host::{process_facts::ProcessFacts, subtask};
 
 use self::{
     allow::{AllowList, Match},
-    classify::{ClassifiedProcess, Classifier},
+    classify::{Classification, ClassifiedProcess, Classifier},
     identity::OpenedProcess,
 };
-pub(crate) use self::{end::run, environment::Environments, unleased::Unleased};
+pub(crate) use self::{end::run, unleased::Unleased};
 use crate::caller::Viewer;
 
 /// Returns all processes that the driver lists, as `viewer` may see them.
@@ -144,8 +142,17 @@ fn classify_process(
     device_uuid: Option<&str>,
     process: &Process,
 ) -> ClassifiedProcess {
-    let cgroup = process.pid.and_then(cgroup::of);
-    let found = classifier.classify(gpu, device_uuid, process);
+    let names = &classifier.unleased.lease_names;
+    let examine = |facts: &ProcessFacts<'_>| {
+        let found = match process.uid == Some(facts.owner()) {
+            true => classifier.classify(gpu, device_uuid, process.kind, facts),
+            // The process has changed its user since the driver listed it. Wait for the next reading.
+            false => Classification::default(),
+        };
+        (found, facts.membership().cloned())
+    };
+    let examined = process.pid.and_then(|pid| ProcessFacts::examine(names, pid, examine).ok().flatten());
+    let (found, cgroup) = examined.unwrap_or_default();
     let process = GpuProcess {
         gpu: gpu.index,
         gpu_uuid: gpu.uuid.clone(),

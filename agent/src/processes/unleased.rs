@@ -18,13 +18,13 @@ use std::{
 };
 
 use gpush_api::{ApiError, GpuProcess, UnleasedStep};
-use gpush_host::proc;
+use gpush_host::{proc, process_facts::LeaseNames};
 use gpush_locked::Locked;
 use gpush_store::Store;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{allow::AllowList, environment::Environments, identity::OpenedProcess};
+use super::{allow::AllowList, identity::OpenedProcess};
 use crate::{
     coalesced::Coalesced,
     mps::Mps,
@@ -53,7 +53,8 @@ pub(crate) struct Inner {
     /// Why the store cannot record changes; `None` if the store works. Without records, gpushd does
     /// not end processes.
     pub(super) read_only: Option<ApiError>,
-    pub(super) environments: Arc<Environments>,
+    /// The leases that processes name in their environments.
+    pub(super) lease_names: Arc<LeaseNames>,
     /// For each pid, the start time of the process and what gpushd did about it.
     actions: Locked<HashMap<u32, (u64, Action)>>,
     /// The processes on devices of others that gpushd has reported: pid and start time.
@@ -86,7 +87,7 @@ impl Unleased {
         store: Store,
         stopping: CancellationToken,
         read_only: Option<ApiError>,
-        environments: Arc<Environments>,
+        lease_names: Arc<LeaseNames>,
     ) -> Self {
         Self(Arc::new(Inner {
             state,
@@ -95,7 +96,7 @@ impl Unleased {
             store,
             stopping,
             read_only,
-            environments,
+            lease_names,
             actions: Locked::default(),
             trespassers: Locked::default(),
             allow: Coalesced::default(),

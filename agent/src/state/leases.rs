@@ -9,7 +9,7 @@
 //! reservation has no lease id until the commit assigns an id. The module `leases` makes all decisions. Other modules
 //! read this data, or report here how an operation has ended.
 
-mod membership;
+mod attribution;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -64,16 +64,6 @@ impl OpenLease {
     fn use_fields(&self) -> (bool, &[LeaseMember], &LeaseHolder, Option<Timestamp>) {
         let record = &self.record;
         (self.state.name().holds_capacity(), &record.members, &record.holder, record.expires_at)
-    }
-
-    /// Returns the cgroup that the lease is bound to.
-    pub(crate) fn cgroup(&self) -> Option<&str> {
-        match &self.record.binding {
-            LeaseBinding::Scope { cgroup, .. }
-            | LeaseBinding::Cgroup { cgroup, .. }
-            | LeaseBinding::Job { cgroup, .. } => cgroup.as_deref(),
-            LeaseBinding::Process { .. } | LeaseBinding::Time | LeaseBinding::None => None,
-        }
     }
 
     /// Replaces the record, and with it the end time. The state does not change. A record that is
@@ -279,11 +269,6 @@ impl LeaseTable {
     /// Returns the leases that occupy capacity.
     pub(crate) fn holding(&self) -> impl Iterator<Item = &OpenLease> {
         self.open.values().map(Arc::as_ref).filter(|lease| lease.state.name().holds_capacity())
-    }
-
-    /// Returns the ids of a user's leases that occupy capacity, the oldest first.
-    pub(crate) fn of_holder(&self, uid: u32) -> Vec<LeaseId> {
-        self.holding().filter(|lease| lease.record.holder.uid == uid).map(OpenLease::id).collect()
     }
 
     /// Returns the leases that have a share of this GPU or MIG device.

@@ -72,8 +72,16 @@ fn mps_server(server: &mut MpsServer, viewer: Viewer) {
 fn mps_client(client: &mut MpsClient, viewer: Viewer) {
     if !viewer.may_see(client.uid) {
         let unidentified = client.unidentified;
-        *client =
-            MpsClient { pid: None, server: None, uid: None, user: None, command: None, lease: None, unidentified };
+        *client = MpsClient {
+            pid: None,
+            server: None,
+            uid: None,
+            user: None,
+            command: None,
+            lease: None,
+            unattributed: false,
+            unidentified,
+        };
     }
 }
 
@@ -178,6 +186,7 @@ mod tests {
             user: Some("alice".to_owned()),
             command: Some("python secret.py".to_owned()),
             lease: Some("L1".to_owned()),
+            unattributed: false,
             unidentified: false,
         };
         let seen = |viewer| {

@@ -121,13 +121,13 @@ pub struct GpuProcess {
     /// For an MPS server: what it serves, such as `MPS server of GPU 4`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serves: Option<String>,
-    /// Lease with which the process runs, such as `L17`. The lease belongs to the user of the
-    /// process. Either the process is in the cgroup of the lease, or the environment of the process
-    /// names the lease.
+    /// Lease with which the process runs, such as `L17`. Either the process is in the cgroup of the lease, or the
+    /// environment of the process names the lease.
     #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
-    /// Whether neither the cgroup nor the environment of the process identifies a lease. gpushd
-    /// then attributes the process to the oldest lease of its user on the target.
+    /// Whether it is not certain that the process belongs to `lease_id`. For example, neither the cgroup nor the
+    /// environment of the process identifies a lease; the process then counts for the oldest lease of its user on the
+    /// target.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unattributed: bool,
     /// Whether the config allows the process to run without a lease.

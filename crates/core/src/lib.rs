@@ -1,5 +1,6 @@
 //! The decisions of gpush as pure functions, without I/O, async code or NVML.
 
+pub mod attribution;
 pub mod compute_policy;
 pub mod config;
 pub mod desired;

@@ -21,6 +21,7 @@ mod walk;
 use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
 
 use gpush_api::text;
+use gpush_core::attribution::SlurmJob;
 
 pub use self::{
     kind::{BindRequest, BindTarget, CgroupKind, UnitOwner, is_in_container},
@@ -35,17 +36,6 @@ const MOUNTS: &str = "/sys/fs/cgroup";
 
 /// Kinds of units that have processes.
 const KINDS: [&str; 5] = [".service", ".scope", ".socket", ".mount", ".swap"];
-
-/// A Slurm job, as the path of its cgroup describes it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SlurmJob {
-    /// Job id.
-    pub id: u64,
-    /// Name of the node. The path contains the name only if Slurm is built for several nodes on one host.
-    pub node: Option<String>,
-    /// User of the job. Only paths outside the unified hierarchy contain it.
-    pub uid: Option<u32>,
-}
 
 /// The unit and the job of a process, from its cgroup.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -13,6 +13,7 @@
 //! | [`driver_devices`] | major numbers of the driver's devices |
 //! | [`error_chain`] | an error and its causes as one line of text |
 //! | [`cgroup`] | the systemd unit and the Slurm job of a process |
+//! | [`process_facts`] | the facts that decide to which lease a process belongs |
 //! | [`acl`] | POSIX access lists of directories and files |
 //! | [`boot`] | the boot id |
 //! | [`machine`] | a description of the host, for the log |
@@ -43,6 +44,7 @@ pub mod path_lock;
 pub mod peer;
 pub mod pidfd;
 pub mod proc;
+pub mod process_facts;
 pub mod subtask;
 pub mod systemd;
 mod transient_uids;

@@ -5,7 +5,9 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::{END, Job, NOBODY, done, lease_of, lease_shown, start, witness};
+use gpush_tests::mps::{Client, becomes, lease_for};
+
+use super::{END, Job, NOBODY, done, lease_of, lease_shown, listed, start, witness};
 
 const PLACE: &str = "--gpu 0 --kind mps";
 
@@ -80,4 +82,37 @@ fn lease_is_found_anywhere_in_the_environment_and_remembered() {
     witness(&host, &agent, "--gpu 0 --kind compute");
     assert!(long.lives() && changed.lives() && parent.lives());
     assert!(gpush_tests::mps::signal(child.cast_signed(), nix::sys::signal::Signal::SIGKILL));
+}
+
+/// Fault: `mps show` said that a client runs without a lease, and `process list` named a lease of this client.
+#[test]
+fn mps_daemon_and_process_list_name_the_same_leases() {
+    let Some((host, agent)) = start("the leases of MPS clients", "") else { return };
+    let lease = || {
+        let body = serde_json::json!({ "percentage": 20, "duration_s": 3600 });
+        lease_for(&agent, NOBODY, "0", &body).expect("a lease")
+    };
+    let leases = [lease(), lease(), lease()];
+    let [first, second, third] = leases.each_ref().map(|granted| granted.lease.id.to_string());
+    let mut bare = leases[1].environment.clone();
+    bare.retain(|(name, _)| name != "GPUSH_LEASE");
+    let unnamed = Client::begin(&host, &bare, Some(NOBODY));
+    let named = Client::begin(&host, &leases[1].environment, Some(NOBODY));
+    let inherits = Client::begin_with_named_parent(&host, &leases[2].environment, Some(NOBODY));
+    assert!([&unnamed, &named, &inherits].iter().all(|client| client.says().starts_with("active")));
+    let daemon = becomes(&agent, "0", "with three clients", |daemon| daemon.clients.len() == 3);
+    for client in &daemon.clients {
+        let pid = client.pid.expect("an administrator sees it");
+        let process = agent.until("the client is listed", || listed(&agent, pid));
+        assert_eq!((&client.lease, client.unattributed), (&process.lease, process.unattributed), "{client:?}");
+    }
+    let lease_of_client = |pid: i32| {
+        let client = daemon.clients.iter().find(|client| client.pid == Some(pid.cast_unsigned())).expect("a client");
+        (client.lease.clone().expect("a lease"), client.unattributed)
+    };
+    assert_eq!(lease_of_client(unnamed.pid()), (first, true), "it counts for the oldest lease");
+    assert_eq!(lease_of_client(named.pid()), (second, false));
+    assert!(daemon.clients.iter().any(|client| client.lease.as_ref() == Some(&third) && !client.unattributed));
+    assert!(!daemon.findings.iter().any(|finding| finding.contains("without a lease")), "{:?}", daemon.findings);
+    assert!(daemon.findings.iter().any(|finding| finding.contains("it is not certain")), "{:?}", daemon.findings);
 }

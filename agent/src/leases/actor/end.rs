@@ -26,7 +26,7 @@ use tokio::time::Instant;
 use super::{Actor, Background};
 use crate::{
     leases::{
-        Leases, job,
+        Leases,
         processes::{self, RemainingProcesses},
         scope,
     },
@@ -164,11 +164,6 @@ impl Actor {
     pub(super) async fn signal(&mut self, signal: Signal) {
         let Some(lease) = &self.lease else { return };
         let (leases, id, left) = (&self.leases, lease.id(), &self.ending.left);
-        // All runs of a requeued job have the same cgroup. If a later run has a lease, the processes may belong to that
-        // run, so send no signal.
-        if job::is_superseded(&leases.handles.state.leases(), lease) {
-            return;
-        }
         for pid in &left.own {
             let process = match PidFd::open(*pid) {
                 Ok(Some(process)) => process,

@@ -1,95 +1,78 @@
-//! Processes that gpushd cannot read, for example because gpushd has no free file descriptor.
+//! What an attribution means for the end of a lease, and processes that gpushd cannot read.
 
 use gpush_api::EndReason;
-use gpush_core::lease::machine::{self, Effect, Event, State};
-use nix::libc;
+use gpush_core::{
+    attribution::{Doubt, Evidence, Unreadable},
+    lease::machine::{self, Effect, Event, State},
+};
 
 use super::*;
-use crate::state::{LeaseTable, leases::tests::record};
 
-/// Returns a lease of this process's user on a share of a GPU.
-fn lease(id: u64) -> OpenLease {
-    OpenLease::new(record(id, nix::unistd::geteuid().as_raw(), "GPU-0"))
+const LEASE: LeaseId = LeaseId(2);
+
+fn of_lease(evidence: Evidence) -> Attribution {
+    Attribution::Lease { id: LEASE, evidence, earlier_runs: Vec::new() }
 }
 
-fn too_many_files() -> io::Error {
-    io::Error::from_raw_os_error(libc::EMFILE)
+fn unreadable(fact: FactName) -> Attribution {
+    let why = "Too many open files (os error 24)".to_owned();
+    Attribution::Unknown { leases: vec![LEASE], unreadable: Unreadable { fact, why } }
+}
+
+/// Returns what is left after a process with this attribution was found.
+fn with(attribution: &Attribution, of_job: bool) -> RemainingProcesses {
+    let mut left = RemainingProcesses { remaining: Remaining::NONE, of_job, ..RemainingProcesses::default() };
+    let counts = left.add(std::process::id(), LEASE, attribution);
+    assert_eq!(counts, left.pids().count() == 1);
+    left
+}
+
+#[test]
+fn only_a_process_that_belongs_to_the_lease_may_be_ended_with_it() {
+    for evidence in [Evidence::Scope, Evidence::Job, Evidence::Environment, Evidence::Cgroup] {
+        let left = with(&of_lease(evidence), false);
+        assert_eq!((left.own.len(), left.others.len()), (1, 0), "{evidence:?}");
+    }
+    let perhaps = Attribution::Perhaps { leases: vec![LeaseId(1), LEASE], doubt: Doubt::SeveralJobs };
+    for counted in [perhaps, of_lease(Evidence::Inherited)] {
+        let left = with(&counted, false);
+        assert_eq!((left.own.len(), left.others.len()), (0, 1), "{counted:?}");
+    }
+    let earlier = Attribution::Lease { id: LeaseId(3), evidence: Evidence::Job, earlier_runs: vec![LEASE] };
+    assert_eq!(with(&earlier, true).others.len(), 1, "a later run of the job has the process");
+    let other = Attribution::Perhaps { leases: vec![LeaseId(1)], doubt: Doubt::NoEvidence };
+    for other in [other, Attribution::NoLease] {
+        assert_eq!(with(&other, false).pids().count(), 0);
+    }
 }
 
 /// Fault: if gpushd could not read the files of a process, it attributed the process to another lease. The lease to
 /// which the process belonged ended.
 #[test]
-fn process_that_cannot_be_read_is_attributed_to_no_other_lease() {
-    let (first, second) = (lease(1), lease(2));
-    let mut table = LeaseTable::default();
-    for lease in [&first, &second] {
-        table.open.insert(lease.id(), Arc::new(lease.clone()));
+fn process_that_cannot_be_read_keeps_the_lease_open_and_is_not_ended() {
+    for fact in [FactName::User, FactName::Cgroups, FactName::Environment] {
+        let left = with(&unreadable(fact), false);
+        assert_eq!(left.unknown().as_deref(), Some("Too many open files (os error 24)"));
+        assert_eq!((left.pids().count(), left.remaining.bound), (0, None));
     }
-    let me = std::process::id();
-    let of_second = |named: &dyn Fn(u32) -> io::Result<Option<String>>,
-                     job: &dyn Fn(u32) -> io::Result<Option<SlurmJob>>| {
-        attribute(&table, &second, &second.record.members[0], me, named, job).map_err(|error| error.raw_os_error())
-    };
-    assert_eq!(of_second(&|_| Ok(Some("L2".to_owned())), &|_| Ok(None)), Ok(LeaseMatch::This));
-    assert_eq!(of_second(&|_| Ok(None), &|_| Ok(None)), Ok(LeaseMatch::Another), "the first lease is older");
-    let unread = Err(Some(libc::EMFILE));
-    assert_eq!(of_second(&|_| Err(too_many_files()), &|_| Ok(None)), unread);
-    assert_eq!(of_second(&|_| Ok(Some("L2".to_owned())), &|_| Err(too_many_files())), unread);
 }
 
 /// Fault: on an MPS or time-sliced target, if gpushd could not read the environment of a process outside the job's
 /// cgroup, it counted this as a failure of the node. So a user could make Epilog drain the node.
 #[test]
 fn unreadable_environment_does_not_hide_processes_of_a_job() {
-    let uid = nix::unistd::geteuid().as_raw();
-    let (older, mut of_job) = (lease(1), lease(2));
-    of_job.record.binding = LeaseBinding::Job {
-        cluster: "ci".to_owned(),
-        job: 42,
-        node: "n1".to_owned(),
-        restart: 0,
-        leader: None,
-        cgroup: None,
-    };
-    let mut table = LeaseTable::default();
-    for lease in [&older, &of_job] {
-        table.open.insert(lease.id(), Arc::new(lease.clone()));
-    }
-    let me = std::process::id();
-    let found = |job: Option<SlurmJob>| {
-        let unread = |_| Err(io::Error::from(io::ErrorKind::TimedOut));
-        attribute(&table, &of_job, &of_job.record.members[0], me, &unread, &|_| Ok(job.clone()))
-    };
-    assert_eq!(found(None).unwrap(), LeaseMatch::PerhapsThis);
-    // The cgroup decides whether the process belongs to the job.
-    let job = |id| SlurmJob { id, node: Some("n1".to_owned()), uid: Some(uid) };
-    assert_eq!(found(Some(job(42))).unwrap(), LeaseMatch::This);
-    assert_eq!(found(Some(job(43))).unwrap(), LeaseMatch::PerhapsThis);
-    let others = BTreeSet::from([me]);
-    let left = RemainingProcesses { remaining: Remaining::NONE, of_job: true, others, ..RemainingProcesses::default() };
+    let left = with(&unreadable(FactName::Environment), true);
+    assert_eq!((left.unknown(), left.others.len()), (None, 1));
     assert!(left.is_unattributed(), "Epilog does not wait for this process for long, and does not fail");
+    assert!(with(&unreadable(FactName::Cgroups), true).unknown().is_some(), "the cgroup decides");
 }
 
-/// Fault: gpushd ended a process that did not name the lease of the device. `process list` showed this process as
-/// `perhaps lease L1`, which says that gpushd does not end it.
+/// A process in a scope can also be on the GPU of another lease, or belong to another user.
 #[test]
-fn process_on_a_device_belongs_to_its_lease_only_if_it_names_it() {
-    let me = std::process::id();
-    for share in [MemberShare::Whole, MemberShare::Mig { profile: "1g.10gb".to_owned() }] {
-        let mut lease = lease(1);
-        lease.record.members[0].share = share;
-        let mut table = LeaseTable::default();
-        table.open.insert(lease.id(), Arc::new(lease.clone()));
-        let found = |name: Option<&str>| {
-            let named = |_| Ok(name.map(str::to_owned));
-            attribute(&table, &lease, &lease.record.members[0], me, &named, &|_| Ok(None)).unwrap()
-        };
-        assert_eq!(found(Some("L1")), LeaseMatch::This);
-        // The lease stays open, but gpushd does not end the process.
-        for name in [None, Some("L2")] {
-            assert_eq!(found(name), LeaseMatch::PerhapsThis);
-        }
-    }
+fn process_that_is_found_twice_is_named_once() {
+    let mut left = with(&of_lease(Evidence::Scope), false);
+    left.others.extend(left.own.clone());
+    assert_eq!((left.pids().count(), left.words().len()), (1, 1));
 }
 
 /// Fault: when gpushd had no free file descriptor, it found no process of a lease, and ended the lease.
@@ -102,8 +85,8 @@ fn lease_does_not_end_while_a_process_cannot_be_read() {
     };
     let mut left = RemainingProcesses { remaining: Remaining::NONE, of_job: true, ..RemainingProcesses::default() };
     assert!(ends(&left) && left.words().is_empty());
-    left.note_error(&too_many_files());
-    left.note_error(&io::Error::from_raw_os_error(libc::EIO));
+    left.note_unread("Too many open files (os error 24)".to_owned());
+    left.note_unread("Input/output error (os error 5)".to_owned());
     assert!(!ends(&left) && !left.is_unattributed());
     assert_eq!(left.words(), ["gpushd cannot read all processes: Too many open files (os error 24)"]);
     assert_eq!(left.pids().count(), 0, "gpushd ends no process");
@@ -130,7 +113,7 @@ fn churn_of_the_host_is_not_attributed_to_the_job() {
     let own = BTreeSet::from([std::process::id()]);
     assert!(!RemainingProcesses { own, ..unfinished() }.is_unattributed());
     let mut unread = unfinished();
-    unread.note_error(&too_many_files());
+    unread.note_unread("Too many open files (os error 24)".to_owned());
     assert!(!unread.is_unattributed());
 }
 

@@ -210,28 +210,3 @@ fn plan_sees_idle_leases_as_users_of_their_targets() {
     assert_eq!(uses, [leased, reserved], "a queued lease has nothing");
     assert_eq!(gpus[0].processes[0].command.as_deref(), Some("a lease that is being granted"));
 }
-
-#[test]
-fn only_a_scope_or_a_job_decides_without_the_environment() {
-    let state = State::empty();
-    let session = "/user.slice/user-1000.slice/session-4.scope";
-    let scope = "/gpulease.slice/gpulease-1000.slice/gpulease-e-3.scope";
-    let in_session = || LeaseBinding::Cgroup { cgroup: Some(session.to_owned()), pid: None, start: None };
-    let in_scope = || LeaseBinding::Scope { unit: None, cgroup: Some(scope.to_owned()) };
-    let bindings = [(1, LeaseBinding::Time), (2, in_session()), (3, in_scope()), (4, in_session())];
-    state.change_leases(|table| {
-        for (id, binding) in bindings {
-            table.insert(LeaseRecord { binding, ..record(id, 1000, "GPU-0") });
-        }
-    });
-    let table = state.leases();
-    let found = |among: &[u64], path: &str| {
-        let among: Vec<LeaseId> = among.iter().map(|id| LeaseId(*id)).collect();
-        let found = table.by_cgroup(&among, &format!("0::{path}\n"));
-        [found.certain(), found.likely(), found.oldest()].map(|id| id.map(|id| id.0))
-    };
-    assert_eq!(found(&[1, 2, 3, 4], scope), [Some(3), Some(3), Some(3)]);
-    assert_eq!(found(&[1, 2, 3], session), [None, Some(2), Some(2)], "the environment can name L1");
-    assert_eq!(found(&[1, 2, 3, 4], session), [None, None, Some(2)], "two leases have this session");
-    assert_eq!(found(&[1, 2, 4], scope), [None, None, None], "L3 is not on the device");
-}

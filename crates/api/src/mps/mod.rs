@@ -191,10 +191,13 @@ pub struct MpsClient {
     /// Command line, at most 256 characters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// Lease of the client, such as `L17`; absent if the client's environment does not name a lease
-    /// of its user on this target.
+    /// Lease of the client, such as `L17`, as for a process in `GpuProcess`; absent if the client belongs to no lease on
+    /// this target.
     #[serde(rename = "lease_id", default, skip_serializing_if = "Option::is_none")]
     pub lease: Option<String>,
+    /// Whether it is not certain that the client belongs to `lease_id`, as for a process in `GpuProcess`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unattributed: bool,
     /// Whether gpushd could not find out the user of the client. Such a client may belong to the caller.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unidentified: bool,

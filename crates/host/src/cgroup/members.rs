@@ -10,6 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gpush_core::attribution::is_at_or_below;
+
 use super::{
     MOUNTS,
     walk::{MOST_CGROUPS, Members, directories, existing, exists, members_of},
@@ -27,8 +29,7 @@ const LONG: Duration = Duration::from_millis(100);
 #[must_use]
 pub fn contains(cgroup: &str, cgroups: &str) -> bool {
     let paths = cgroups.lines().filter_map(|line| line.splitn(3, ':').nth(2));
-    let is_in = |path: &str| path.strip_prefix(cgroup).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    cgroup.len() > 1 && paths.into_iter().any(is_in)
+    paths.into_iter().any(|path| is_at_or_below(path, cgroup))
 }
 
 /// Returns whether a process is in this cgroup itself, not in a cgroup below it. `cgroups` is the text of its

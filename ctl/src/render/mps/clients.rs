@@ -71,6 +71,7 @@ fn row(client: &MpsClient, target: &str, look: &Appearance) -> [String; 6] {
     };
     // If the user is not permitted to see the client, its lease is not known.
     let lease = match &client.lease {
+        Some(lease) if client.unattributed => format!("perhaps {}", look.clean(lease)),
         Some(lease) => look.clean(lease),
         None if user.is_none() && client.pid.is_none() => NONE.to_owned(),
         None => "none".to_owned(),

@@ -44,6 +44,7 @@ fn client(pid: u32) -> MpsClient {
         user: Some("alice".into()),
         command: Some("python train.py".into()),
         lease: Some("L12".into()),
+        unattributed: false,
         unidentified: false,
     }
 }
@@ -84,8 +85,16 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
 }
 
 fn busy() -> MpsDaemon {
-    let stranger =
-        MpsClient { pid: None, server: None, uid: None, user: None, command: None, lease: None, unidentified: false };
+    let stranger = MpsClient {
+        pid: None,
+        server: None,
+        uid: None,
+        user: None,
+        command: None,
+        lease: None,
+        unattributed: false,
+        unidentified: false,
+    };
     daemon(MpsState::Ready, 0, &[client(5120), stranger])
 }
 

@@ -14,6 +14,9 @@ mod variables;
 pub use format::{Format, SHELL_FAILURE};
 pub use variables::NotAnEnvironment;
 
+/// Name of the variable that contains the lease.
+pub const LEASE_VARIABLE: &str = "GPUSH_LEASE";
+
 /// Maximum length, in bytes, of a path that nvidia-cuda-mps-control accepts. With a longer path,
 /// nvidia-cuda-mps-control fails without a message.
 const LONGEST_PIPE_DIRECTORY: usize = 87;
@@ -133,7 +136,7 @@ impl Environment {
             variables.extend(limit.map(|limit| ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limit)));
             variables.push(("CUDA_MPS_CLIENT_PRIORITY", mps.priority.number().to_string()));
         }
-        variables.push(("GPUSH_LEASE", self.lease.to_string()));
+        variables.push((LEASE_VARIABLE, self.lease.to_string()));
         variables
     }
 
@@ -160,7 +163,7 @@ const ALL: [&str; 7] = [
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
     "CUDA_MPS_CLIENT_PRIORITY",
-    "GPUSH_LEASE",
+    LEASE_VARIABLE,
 ];
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::fmt;
 
 use gpush_api::{MemoryLimit, Percentage, Priority};
 
-use super::{DeviceUuid, Environment, MpsClient, PipeDirectory};
+use super::{DeviceUuid, Environment, LEASE_VARIABLE, MpsClient, PipeDirectory};
 
 /// Error: a variable of the environment is missing or unknown, or its value has the wrong type.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Environment {
         let list = value("CUDA_VISIBLE_DEVICES")?;
         let devices: Result<_, _> = list.split(',').map(DeviceUuid::new).collect();
         let devices = devices.map_err(|_| wrong("CUDA_VISIBLE_DEVICES"))?;
-        let lease = value("GPUSH_LEASE")?.parse().map_err(|_| wrong("GPUSH_LEASE"))?;
+        let lease = value(LEASE_VARIABLE)?.parse().map_err(|_| wrong(LEASE_VARIABLE))?;
         let mps = match value("CUDA_MPS_PIPE_DIRECTORY") {
             Err(_) => None,
             Ok(path) => Some(MpsClient {
