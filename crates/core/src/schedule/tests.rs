@@ -1,6 +1,6 @@
 //! Tests of whole passes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 
