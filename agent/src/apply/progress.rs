@@ -22,9 +22,9 @@ pub(crate) fn add_progress(engine: &Engine, host: &HostState, gpu: &mut Gpu) {
 
 /// Returns one sentence for each operation that waits for a GPU.
 pub(super) fn waiting_for(engine: &Engine, uuid: &str) -> Vec<String> {
-    let sentence = |operation: Operation| {
+    let sentence = |operation: &Operation| {
         let plan = operation.plans.iter().find(|plan| plan.uuid == uuid)?;
         Some(format!("operation {} waits in the queue (desired: {})", operation.id, plan.end_state()))
     };
-    engine.operations.waiting().into_iter().filter_map(sentence).collect()
+    engine.operations.waiting(sentence)
 }

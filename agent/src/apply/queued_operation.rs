@@ -88,7 +88,7 @@ enum Attempt {
 /// # Errors
 /// If the queue is full.
 pub(super) fn has_room(engine: &Engine) -> Result<(), ApiError> {
-    let waiting = engine.operations.waiting().len();
+    let waiting = engine.operations.count_waiting();
     if waiting < MOST {
         return Ok(());
     }

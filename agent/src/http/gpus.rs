@@ -80,7 +80,7 @@ async fn list(
     let viewer = observed.viewer(caller.viewer);
     // The cached answer does not contain the progress of operations or the queue. So use it only if
     // no operation runs or waits.
-    let is_idle = engine.operations.waiting().is_empty() && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
+    let is_idle = engine.operations.count_waiting() == 0 && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
     if is_idle && let Some(json) = observed.host.answers.get(viewer, &observed.late) {
         return Ok(answer_budget::response(StatusCode::OK, json));
     }
@@ -94,7 +94,7 @@ async fn list(
         }
         let json = response_limiter::to_json(&gpus)?;
         // Do not cache the answer if an operation was queued meanwhile.
-        if is_idle && engine.operations.waiting().is_empty() {
+        if is_idle && engine.operations.count_waiting() == 0 {
             observed.host.answers.insert(viewer, &observed.late, json.clone());
         }
         Ok::<Bytes, Failure>(json)

@@ -147,11 +147,17 @@ impl Operations {
         })
     }
 
-    /// Returns the operations that wait in the queue, in the order of their ids.
-    pub(crate) fn waiting(&self) -> Vec<Operation> {
+    /// Reads the operations that wait in the queue, in the order of their ids.
+    pub(crate) fn waiting<T>(&self, read: impl Fn(&Operation) -> Option<T>) -> Vec<T> {
         let active = self.active();
-        let waits = |operation: &Operation| matches!(operation.state, OperationState::Queued | OperationState::Waiting);
-        active.values().map(|live| live.watch.borrow()).filter(|one| waits(one)).map(|one| one.clone()).collect()
+        let waiting = active.values().map(|live| live.watch.borrow());
+        let waiting = waiting.filter(|one| matches!(one.state, OperationState::Queued | OperationState::Waiting));
+        waiting.filter_map(|one| read(&one)).collect()
+    }
+
+    /// Returns the number of operations that wait in the queue.
+    pub(crate) fn count_waiting(&self) -> usize {
+        self.waiting(|_| Some(())).len()
     }
 
     /// Returns the number of operations that are running or being rolled back.

@@ -47,7 +47,7 @@ fn reader(caller: Viewer, holder: u32) -> Viewer {
 }
 
 /// Explains why a request cannot be granted. Searches for what blocks the request, so call this function on a blocking
-/// thread, and without the placement lock.
+/// thread.
 pub(crate) fn explain(scheduler: &Scheduler, why: &NoAssignment, unplaced: Unplaced<'_>) -> ApiError {
     let Unplaced { demand, viewer, snapshot, gpus, queued } = unplaced;
     let viewer = reader(viewer, demand.wanted.holder);

@@ -13,8 +13,8 @@
 //! postponed until now. The driver does not report the end of a process. So while requests wait for processes or for a
 //! reading, the task reads the GPUs periodically.
 //!
-//! A search for a placement runs without a lock, on a blocking thread. Under the placement lock, gpushd checks that nothing
-//! has changed since, and reserves the capacity of the grant in the state of the host.
+//! A search for a placement runs without a lock, on a blocking thread. The state of the host then reserves the capacity of
+//! the grant, if no other grant has got capacity meanwhile.
 //!
 //! | file | subject |
 //! |---|---|
@@ -110,9 +110,6 @@ pub(crate) struct Inner {
     entries: Locked<Entries>,
     /// Wakes the task of the scheduler after the queue has changed.
     changed: watch::Sender<()>,
-    /// The placement lock: held while gpushd checks that a placement is still possible and reserves its capacity. Not held
-    /// across an await, and not during a search, except as [`searches::searched`] says.
-    placing: Locked<()>,
     searches: Searches,
 }
 
@@ -127,8 +124,8 @@ impl Deref for Scheduler {
 impl Scheduler {
     /// Creates the handle. The queue is empty.
     pub(crate) fn new(handles: SchedulerHandles) -> Self {
-        let (entries, placing, changed) = (Locked::default(), Locked::default(), watch::Sender::new(()));
-        Self(Arc::new(Inner { handles, entries, changed, placing, searches: Searches::new() }))
+        let (entries, changed) = (Locked::default(), watch::Sender::new(()));
+        Self(Arc::new(Inner { handles, entries, changed, searches: Searches::new() }))
     }
 
     /// Starts the task, which makes passes until gpushd stops.
@@ -173,10 +170,6 @@ impl Scheduler {
     /// Wakes the task of the scheduler.
     fn wake(&self) {
         self.changed.send_replace(());
-    }
-
-    fn lock_placement(&self) -> MutexGuard<'_, ()> {
-        self.placing.lock()
     }
 
     /// Returns the placement policy: which place a request gets if several are possible.

@@ -1,21 +1,20 @@
 //! A pass: decides about all waiting requests.
 //!
 //! ```text
-//! search ─► [placement lock: unchanged? reserve the first grant] ─► no grant ─► note and show what the others wait for
-//!    ▲             │ changed                │ granted
-//!    └─────────────┴────────────────────────┘
+//! leases now ─► search ─► reserve the first grant ─► no grant ─► note and show what the others wait for
+//!     ▲                             │ granted, or another request got capacity
+//!     └─────────────────────────────┘
 //! ```
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    convert::Infallible,
     sync::Arc,
 };
 
 use gpush_api::{ApiError, Gpu, LeaseQueuePosition};
 use gpush_core::{
     lease::{
-        placement::{Assignment, NoAssignment},
+        placement::{Assignment, GpuOffer, NoAssignment},
         quota::{HeldLease, Size},
     },
     schedule::{Needs, Outcome, Schedule, Ticket, reserved_parts},
@@ -30,8 +29,7 @@ use super::{
     held::HeldLeases,
     limits, offers,
     placement_snapshot::PlacementSnapshot,
-    reserve::{self, NotReserved, ReadHost},
-    searches::searched,
+    reserve::{NotTaken, Placed, ReadHost, reserve_assignment},
 };
 use crate::state::{LeaseTable, OpenLease};
 
@@ -40,47 +38,35 @@ use crate::state::{LeaseTable, OpenLease};
 type Denied = BTreeMap<Ticket, String>;
 
 /// Reserves capacity for each request that can be granted. The task of the lease then records the grant. Notes and shows
-/// what the other requests wait for. Searches without the placement lock. Returns whether a reading of the GPUs alone may
-/// show that a request can be granted.
+/// what the other requests wait for. Returns whether a reading of the GPUs alone may show that a request can be granted.
 pub(super) fn decide(scheduler: &Scheduler, read: &ReadHost) -> bool {
     let mut denied = Denied::new();
     let snapshot = loop {
-        let Ok((placing, snapshot, ())) = searched(
-            || scheduler.lock_placement(),
-            || {
-                let table = scheduler.handles.state.leases();
-                deny_beyond_quota(scheduler, &table, &mut denied);
-                // Also leave out requests that a quota has denied only for their assignment.
-                let left_out = denied.keys().copied().collect();
-                Ok::<_, Infallible>(PlacementSnapshot::current(scheduler, &read.host, &read.gpus, table, &left_out))
-            },
-            |snapshot| snapshot.known_schedule().map(drop),
-            |snapshot| {
-                snapshot.schedule();
-            },
-        );
-        let beyond = reserve_beyond_quota(scheduler, &read.gpus, &snapshot);
+        let table = scheduler.handles.state.leases();
+        let held = HeldLeases::of(scheduler.handles.users.accounts(), &table);
+        deny_beyond_quota(scheduler, &table, &held, &mut denied);
+        // Also leave out requests that a quota has denied only for their assignment.
+        let left_out = denied.keys().copied().collect();
+        let snapshot = PlacementSnapshot::current(scheduler, &read.host, &read.gpus, Arc::clone(&table), &left_out);
+        let beyond = reserve_beyond_quota(scheduler, &read.gpus, &snapshot, &held);
         if !beyond.is_empty() {
             denied.extend(beyond);
             continue;
         }
         // After a grant, decide again about the other requests, because the grant has taken capacity.
-        if grant_first(scheduler, read, &snapshot, &mut denied) {
-            continue;
+        if !grant_first(scheduler, read, &snapshot, (&table, &held), &mut denied) {
+            break snapshot;
         }
-        note_needs(scheduler, snapshot.schedule(), &denied);
-        drop(placing);
-        break snapshot;
     };
+    note_needs(scheduler, snapshot.schedule(), &denied);
     show(scheduler, &snapshot, &read.gpus, &denied);
-    snapshot.host.gpus.iter().any(|gpu| gpu.may_improve_with_a_reading())
+    snapshot.host.gpus.iter().any(GpuOffer::may_improve_with_a_reading)
 }
 
 /// Adds the requests that exceed a quota, wherever they are placed.
-fn deny_beyond_quota(scheduler: &Scheduler, table: &LeaseTable, denied: &mut Denied) {
-    let held = HeldLeases::of(scheduler.handles.users.accounts(), table);
+fn deny_beyond_quota(scheduler: &Scheduler, table: &LeaseTable, held: &HeldLeases, denied: &mut Denied) {
     for (ticket, demand) in scheduler.entries().needing_capacity(table) {
-        if let Err(error) = limits::within_quota(&held, demand) {
+        if let Err(error) = limits::within_quota(held, demand) {
             denied.insert(ticket, error.message);
         }
     }
@@ -88,8 +74,12 @@ fn deny_beyond_quota(scheduler: &Scheduler, table: &LeaseTable, denied: &mut Den
 
 /// Returns the waiting requests that would reserve more than a quota allows, each with the reason. The reservations of
 /// earlier requests of the same account count like leases. Otherwise a user without leases could reserve all GPUs.
-fn reserve_beyond_quota(scheduler: &Scheduler, gpus: &[Gpu], snapshot: &PlacementSnapshot) -> Vec<(Ticket, String)> {
-    let held = HeldLeases::of(scheduler.handles.users.accounts(), &scheduler.handles.state.leases());
+fn reserve_beyond_quota(
+    scheduler: &Scheduler,
+    gpus: &[Gpu],
+    snapshot: &PlacementSnapshot,
+    held: &HeldLeases,
+) -> Vec<(Ticket, String)> {
     let mut reserved = BTreeMap::<Account, Vec<HeldLease>>::new();
     let mut beyond = Vec::new();
     for (ticket, outcome) in &snapshot.schedule().outcomes {
@@ -112,9 +102,14 @@ fn reserve_beyond_quota(scheduler: &Scheduler, gpus: &[Gpu], snapshot: &Placemen
 }
 
 /// Reserves the capacity of the first grant that is possible, and gives it to the task of the lease. If a quota does not
-/// allow the assignment, denies the request instead. Returns `false` if there is no grant. The caller must hold the
-/// placement lock.
-fn grant_first(scheduler: &Scheduler, read: &ReadHost, snapshot: &PlacementSnapshot, denied: &mut Denied) -> bool {
+/// allow the assignment, denies the request instead. Returns whether to decide again.
+fn grant_first(
+    scheduler: &Scheduler,
+    read: &ReadHost,
+    snapshot: &PlacementSnapshot,
+    (table, held): (&LeaseTable, &HeldLeases),
+    denied: &mut Denied,
+) -> bool {
     snapshot.schedule().outcomes.iter().any(|(ticket, outcome)| {
         let Outcome::Grant(assignment) = outcome else { return false };
         // While gpushd stops, the first requests leave the queue. Later ones must not get their capacity.
@@ -128,14 +123,13 @@ fn grant_first(scheduler: &Scheduler, read: &ReadHost, snapshot: &PlacementSnaps
             lease.and_then(|lease| Some((lease.id, Arc::clone(&lease.inbox), lease.demand.clone()?.0)))
         };
         let Some((id, inbox, demand)) = found else { return false };
-        let held = HeldLeases::of(scheduler.handles.users.accounts(), &scheduler.handles.state.leases());
-        let reserved =
-            reserve::reserve_assignment(scheduler, read, &snapshot.host, &held, &demand, assignment, Some(id));
-        match reserved {
-            Ok(Some(reserved)) => inbox.answer(LeaseAnswer::Grant(reserved)),
-            Err(NotReserved::Refused(error)) => drop(denied.insert(*ticket, error.message)),
-            // An operation has claimed the GPU, or the placement is outdated. This change wakes the scheduler.
-            Ok(None) | Err(NotReserved::NoRoom { .. } | NotReserved::Outdated) => return false,
+        let placed = Placed { read, host: &snapshot.host, table, held, assignment };
+        match reserve_assignment(scheduler, placed, &demand, Some(id)) {
+            Ok(reserved) => inbox.answer(LeaseAnswer::Grant(reserved)),
+            Err(NotTaken::Refused(error)) => drop(denied.insert(*ticket, error.message)),
+            Err(NotTaken::Overtaken) => {}
+            // An operation has claimed the GPU, or the readings are outdated. This change wakes the scheduler.
+            Err(NotTaken::Claimed | NotTaken::Outdated) => return false,
         }
         true
     })

@@ -1,8 +1,7 @@
 //! Everything that a placement depends on, at one moment, and the results of the searches with it.
 //!
 //! Two snapshots with equal contents give equal results. So if a request was refused, gpushd refuses an equal request
-//! without a search until something has changed. A search needs no lock: gpushd searches with a snapshot, and then takes
-//! the placement lock and checks that the snapshot is still current.
+//! without a search until something has changed.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -38,11 +37,6 @@ impl<K, V> Default for Memo<K, V> {
 }
 
 impl<K: Eq + Hash, V: Clone> Memo<K, V> {
-    /// Returns a result that is already known.
-    fn known(&self, key: &K) -> Option<V> {
-        self.0.lock().get(key)?.get().cloned()
-    }
-
     /// Returns the result. Computes it if it is not known.
     fn get(&self, key: K, compute: impl FnOnce() -> V) -> V {
         let slot = {
@@ -75,7 +69,7 @@ pub(crate) struct PlacementSnapshot {
 
 impl PlacementSnapshot {
     /// Takes a snapshot. The leases `left_out` reserve nothing. If nothing has changed since an earlier snapshot, returns the
-    /// earlier one, with the results of its searches. The caller must hold the placement lock.
+    /// earlier one, with the results of its searches.
     pub(crate) fn current(
         scheduler: &Scheduler,
         seen: &HostState,
@@ -105,19 +99,9 @@ impl PlacementSnapshot {
                     && self.table.holding().zip(other.table.holding()).all(|(one, other)| holding(one, other)))
     }
 
-    /// Returns the decisions about the queue, if they are known without a search.
-    pub(crate) fn known_schedule(&self) -> Option<&Schedule> {
-        self.schedule.get()
-    }
-
     /// Returns the decisions about the queue.
     pub(crate) fn schedule(&self) -> &Schedule {
         self.schedule.get_or_init(|| self.queue.schedule(&self.host, self.policy))
-    }
-
-    /// Returns the placement of a new request, if it is known without a search.
-    pub(crate) fn known_placement(&self, wanted: &PlacementRequest) -> Option<Result<Assignment, NoAssignment>> {
-        self.placed.known(&wanted.key())
     }
 
     /// Places a new request, but not on capacity that earlier waiting requests need.
@@ -174,10 +158,10 @@ mod tests {
     #[test]
     fn equal_request_is_searched_once() {
         let busy = snapshot(false, LeaseTable::default());
-        assert_eq!(busy.known_placement(&whole(1000)), None);
         let refused = busy.place(&whole(1000));
         assert!(matches!(refused, Err(NoAssignment::Busy { .. })), "{refused:?}");
-        assert_eq!(busy.known_placement(&whole(1001)), Some(refused), "the holder does not matter for a whole GPU");
+        assert_eq!(busy.place(&whole(1001)), refused);
+        assert_eq!(busy.placed.0.lock().len(), 1, "the holder does not matter for a whole GPU");
         let (memo, searches) = (Memo::default(), Cell::new(0));
         let search = || searches.replace(searches.get() + 1);
         assert_eq!((memo.get(1, search), memo.get(1, search), memo.get(2, search)), (0, 0, 1));

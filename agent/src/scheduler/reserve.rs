@@ -1,12 +1,16 @@
 //! Reserves the capacity of a grant: checks the quotas, finds a placement, and reserves its capacity in the state.
 //!
 //! ```text
-//! quota ─► search ─► [placement lock: quota, unchanged? reserve] ─► reserved
-//!             ▲ │ no room          │ changed, or a GPU was claimed
-//!             │ ▼                  │
-//!             │ refused, or queued │
-//!             └────────────────────┘
+//! leases now ─► quota ─► search ─► [no grant since? reserve] ─► reserved
+//!     ▲                    │ no room          │ a grant since, or a GPU was claimed
+//!     │                    ▼                  │
+//!     │                    refused, or queued │
+//!     └───────────────────────────────────────┘
 //! ```
+//!
+//! No lock is held during a search. The state of the host reserves the capacity only if no other grant has got capacity
+//! since the leases were read. So of two requests that were placed on the same capacity, only one gets it. The other
+//! request is placed again. A request is placed again at most as often as other requests get capacity.
 
 use std::sync::Arc;
 
@@ -24,11 +28,10 @@ use super::{
     limits::{check_size, within_quota},
     offers::{self, gpus_of},
     placement_snapshot::PlacementSnapshot,
-    searches::searched,
 };
 use crate::{
     lanes::LaneChanges,
-    state::{HostState, Reservation},
+    state::{HostState, LeaseTable, OutdatedPlacement, Reservation},
 };
 
 /// Why gpushd reserved no capacity for a request.
@@ -53,85 +56,114 @@ pub(crate) struct ReadHost {
     pub(crate) changes: LaneChanges,
 }
 
-/// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment. Searches without
-/// the placement lock, so call this function on a blocking thread.
+/// Why gpushd did not reserve an assignment.
+#[derive(Debug)]
+pub(super) enum NotTaken {
+    /// A quota, or a limit of the target, refuses the assignment.
+    Refused(ApiError),
+    /// As [`NotReserved::Outdated`].
+    Outdated,
+    /// An operation has claimed one of the GPUs.
+    Claimed,
+    /// Another grant has got capacity since the assignment was found.
+    Overtaken,
+}
+
+/// An assignment, and what it was found with.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Placed<'a> {
+    pub(super) read: &'a ReadHost,
+    /// What the GPUs offer.
+    pub(super) host: &'a Host,
+    pub(super) table: &'a LeaseTable,
+    /// The leases of `table`, by account.
+    pub(super) held: &'a HeldLeases,
+    pub(super) assignment: &'a Assignment,
+}
+
+/// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment. Searches, so call
+/// this function on a blocking thread.
 pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDemand) -> Result<Reserved, NotReserved> {
-    let current = || {
-        let table = scheduler.handles.state.leases();
-        let held = HeldLeases::of(scheduler.handles.users.accounts(), &table);
-        within_quota(&held, demand).map_err(NotReserved::Refused)?;
-        let left_out = scheduler.entries().beyond_quota(&table, &held);
-        Ok((PlacementSnapshot::current(scheduler, &read.host, &read.gpus, table, &left_out), held))
-    };
     loop {
-        let (_placing, (snapshot, held), placed) = searched(
-            || scheduler.lock_placement(),
-            current,
-            |(snapshot, _)| snapshot.known_placement(&demand.wanted),
-            |(snapshot, _)| snapshot.place(&demand.wanted),
-        )?;
+        let table = scheduler.handles.state.leases();
+        let held = &HeldLeases::of(scheduler.handles.users.accounts(), &table);
+        within_quota(held, demand).map_err(NotReserved::Refused)?;
+        let snapshot = scheduler.snapshot_with(&read.host, &read.gpus, &table, held);
+        let placed = snapshot.place(&demand.wanted);
         // While gpushd stops, the waiting requests leave the queue. A new request must not get their capacity.
         if scheduler.handles.stopping.is_cancelled() {
             return Err(NotReserved::Refused(ApiError::stopping("gpushd is stopping")));
         }
         let assignment = placed.map_err(|why| NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })?;
         let host = &snapshot.schedule().host;
-        if let Some(reserved) = reserve_assignment(scheduler, read, host, &held, demand, &assignment, None)? {
-            return Ok(reserved);
+        let placed = Placed { read, host, table: &table, held, assignment: &assignment };
+        match reserve_assignment(scheduler, placed, demand, None) {
+            Ok(reserved) => return Ok(reserved),
+            Err(NotTaken::Refused(error)) => return Err(NotReserved::Refused(error)),
+            Err(NotTaken::Outdated) => return Err(NotReserved::Outdated),
+            // Place the request again. A claimed GPU now counts as closed.
+            Err(NotTaken::Claimed | NotTaken::Overtaken) => {}
         }
-        // An operation has claimed one of the GPUs since the snapshot. Place the request again: this GPU now counts as
-        // closed.
     }
 }
 
 impl Scheduler {
     /// Returns the current snapshot of everything that the placement of a new request depends on.
     pub(crate) fn snapshot(&self, seen: &HostState, gpus: &[Gpu]) -> Arc<PlacementSnapshot> {
-        let _placing = self.lock_placement();
         let table = self.handles.state.leases();
         let held = HeldLeases::of(self.handles.users.accounts(), &table);
-        let left_out = self.entries().beyond_quota(&table, &held);
-        PlacementSnapshot::current(self, seen, gpus, table, &left_out)
+        self.snapshot_with(seen, gpus, &table, &held)
+    }
+
+    fn snapshot_with(
+        &self,
+        seen: &HostState,
+        gpus: &[Gpu],
+        table: &Arc<LeaseTable>,
+        held: &HeldLeases,
+    ) -> Arc<PlacementSnapshot> {
+        let left_out = self.entries().beyond_quota(table, held);
+        PlacementSnapshot::current(self, seen, gpus, Arc::clone(table), &left_out)
     }
 }
 
-/// Reserves an assignment. `lease` is the request if it is in the queue. Returns `None` if an operation has claimed one of
-/// the GPUs. The caller must hold the placement lock.
-pub(crate) fn reserve_assignment(
+/// Reserves an assignment. `lease` is the request if it is in the queue.
+pub(super) fn reserve_assignment(
     scheduler: &Scheduler,
-    read: &ReadHost,
-    host: &Host,
-    held: &HeldLeases,
+    placed: Placed<'_>,
     demand: &LeaseDemand,
-    assignment: &Assignment,
     lease: Option<LeaseId>,
-) -> Result<Option<Reserved>, NotReserved> {
-    let (refused, gpus) = (NotReserved::Refused, read.gpus.as_slice());
-    let members = offers::members(scheduler, assignment, gpus, host, &demand.new.request).map_err(refused)?;
-    check_size(&held.of_requester(demand), demand, quota::Size::of(&members)).map_err(refused)?;
+) -> Result<Reserved, NotTaken> {
+    let Placed { read, host, table, held, assignment } = placed;
+    let gpus = read.gpus.as_slice();
+    let members = offers::members(scheduler, assignment, gpus, host, &demand.new.request).map_err(NotTaken::Refused)?;
+    check_size(&held.of_requester(demand), demand, quota::Size::of(&members)).map_err(NotTaken::Refused)?;
     let created = assignment.creates();
     if !created.is_empty()
         && let Some(why) = scheduler.handles.lanes.closed()
     {
-        return Err(refused(why));
+        return Err(NotTaken::Refused(why));
     }
     let (lanes, mut others) = (&scheduler.handles.lanes, gpus_of(&members));
     let claimed: Vec<(u32, String)> =
         gpus.iter().filter(|gpu| created.contains(&gpu.index)).map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
     others.retain(|uuid| claimed.iter().all(|(_, claimed)| claimed != uuid));
-    let Ok(grants) = lanes.begin_grant(&others) else { return Ok(None) };
+    let grants = lanes.begin_grant(&others).map_err(|_| NotTaken::Claimed)?;
     let missing = match claimed.is_empty() {
         true => None,
-        false => match lanes.claim(&claimed) {
-            Ok(claim) => Some(DevicesToCreate { assignment: assignment.clone(), claim }),
-            Err(_) => return Ok(None),
-        },
+        false => {
+            let claim = lanes.claim(&claimed).map_err(|_| NotTaken::Claimed)?;
+            Some(DevicesToCreate { assignment: assignment.clone(), claim })
+        }
     };
     // An operation may have destroyed the devices of the assignment since the readings. None can begin now.
     if lanes.has_changed(gpus_of(&members).iter(), &read.changes) {
-        return Err(NotReserved::Outdated);
+        return Err(NotTaken::Outdated);
     }
     let reservation = Reservation { holder: demand.wanted.holder, members: members.clone(), lease };
-    let Some(id) = scheduler.handles.state.reserve(&read.host, reservation) else { return Err(NotReserved::Outdated) };
-    Ok(Some(Reserved::new(scheduler, id, members, missing, grants)))
+    match scheduler.handles.state.reserve(&read.host, table, reservation) {
+        Ok(id) => Ok(Reserved::new(scheduler, id, members, missing, grants)),
+        Err(OutdatedPlacement::DesiredState) => Err(NotTaken::Outdated),
+        Err(OutdatedPlacement::Capacity) => Err(NotTaken::Overtaken),
+    }
 }

@@ -1,7 +1,6 @@
 //! Where searches for placements run, and the last snapshots with their results.
 //!
-//! A search can take milliseconds. So it runs on a blocking thread, and without the placement lock (see [`searched`]).
-//! Searches of one account run one after the other. Administrators, such as root and the hooks of Slurm, have permits
+//! A search can take milliseconds. So it runs on a blocking thread, and without a lock. Searches of one account run one after the other. Administrators, such as root and the hooks of Slurm, have permits
 //! that no other caller can use, so they never wait for the searches of users.
 
 use std::{collections::VecDeque, sync::Arc, thread::available_parallelism};
@@ -18,37 +17,6 @@ const MOST_SEARCHES: usize = 4;
 
 /// Number of snapshots that gpushd keeps. A pass of the queue that leaves out some requests needs a separate snapshot.
 const KEPT: usize = 4;
-
-/// Maximum number of searches without the placement lock. If the host changes during each of them, the next search keeps
-/// the lock, so that a busy host does not delay a request without a limit.
-const MOST_UNLOCKED: usize = 8;
-
-/// Takes the placement lock, and returns it with the current snapshot and the result of the search in this snapshot.
-/// `known` returns the result if it is known without a search. Searches without the lock, and then again if the snapshot
-/// has changed meanwhile, at most [`MOST_UNLOCKED`] times. `current` is called with the lock.
-///
-/// # Errors
-/// If `current` fails.
-pub(crate) fn searched<L, S, T, E>(
-    lock: impl Fn() -> L,
-    mut current: impl FnMut() -> Result<S, E>,
-    known: impl Fn(&S) -> Option<T>,
-    search: impl Fn(&S) -> T,
-) -> Result<(L, S, T), E> {
-    for _ in 0..MOST_UNLOCKED {
-        let placing = lock();
-        let snapshot = current()?;
-        if let Some(found) = known(&snapshot) {
-            return Ok((placing, snapshot, found));
-        }
-        drop(placing);
-        drop(search(&snapshot));
-    }
-    let placing = lock();
-    let snapshot = current()?;
-    let found = known(&snapshot).unwrap_or_else(|| search(&snapshot));
-    Ok((placing, snapshot, found))
-}
 
 /// The searches of all callers.
 #[derive(Debug)]
@@ -107,44 +75,12 @@ impl Searches {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        cell::{Cell, RefCell},
-        convert::Infallible,
-        sync::{Mutex, mpsc},
-    };
+    use std::sync::{Mutex, mpsc};
 
     use gpush_host::accounts::Account;
 
     use super::*;
     use crate::caller::tests::caller_of;
-
-    /// A snapshot is a number, which each search increases until the host changes no more.
-    fn searches_until_number(last: u32) -> (Vec<bool>, u32) {
-        let (lock, now, known, locked) = (Mutex::new(()), Cell::new(0), RefCell::new(None), RefCell::new(Vec::new()));
-        let current = || {
-            assert!(lock.try_lock().is_err(), "the snapshot is taken with the lock");
-            Ok::<u32, Infallible>(now.get())
-        };
-        let search = |snapshot: &u32| {
-            locked.borrow_mut().push(lock.try_lock().is_err());
-            *known.borrow_mut() = Some(*snapshot);
-            now.set((now.get() + 1).min(last));
-            *snapshot
-        };
-        let is_known = |snapshot: &u32| known.borrow().filter(|known| known == snapshot);
-        let Ok((_placing, snapshot, found)) = searched(|| lock.lock().unwrap(), current, is_known, search);
-        assert_eq!(found, snapshot);
-        (locked.into_inner(), found)
-    }
-
-    #[test]
-    fn search_on_changing_host_takes_the_lock_after_eight_changes() {
-        assert_eq!(searches_until_number(0), (vec![false], 0), "the host does not change");
-        assert_eq!(searches_until_number(2), (vec![false; 3], 2), "the host changes twice");
-        let mut searches = vec![false; MOST_UNLOCKED];
-        searches.push(true);
-        assert_eq!(searches_until_number(u32::MAX), (searches, 8), "the host changes during every search");
-    }
 
     /// Fault: searches ran on the threads that also serve `GET /v1/version` and Slurm's hooks.
     #[tokio::test]

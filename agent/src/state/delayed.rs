@@ -53,7 +53,7 @@ mod tests {
 
     use super::*;
     use crate::state::{
-        Reservation,
+        OutdatedPlacement, Reservation,
         leases::tests::record,
         tests::{list, read},
     };
@@ -148,7 +148,7 @@ mod tests {
         let state = state();
         let seen = state.now();
         let reservation = || Reservation { holder: 1000, members: vec![member()], lease: None };
-        let id = state.reserve(&seen, reservation()).unwrap();
+        let id = state.reserve(&seen, &state.leases(), reservation()).unwrap();
         state.replace_config(rule(TIMESLICE), 2);
         assert_eq!(state.now().gpus[0].gpu.pending.len(), 1, "the reservation counts as a lease");
         assert!(state.now().gpus[0].gpu.leases.is_empty(), "it has no id yet");
@@ -158,7 +158,23 @@ mod tests {
         });
         assert_eq!(pending(&state), ["GPU 0 changes from mode `exclusive` to `timeslice` when L1 ends"]);
         assert_eq!(state.leases().open[&LeaseId(1)].state.name(), LeaseState::Active);
-        assert_eq!(state.reserve(&seen, reservation()), None, "the config has changed since");
+        let outdated = state.reserve(&seen, &state.leases(), reservation());
+        assert_eq!(outdated, Err(OutdatedPlacement::DesiredState), "the config has changed since");
+    }
+
+    #[test]
+    fn of_two_grants_placed_at_the_same_moment_one_is_placed_again() {
+        let state = state();
+        let (seen, table) = (state.now(), state.leases());
+        let reservation = || Reservation { holder: 1000, members: vec![member()], lease: None };
+        let id = state.reserve(&seen, &table, reservation()).unwrap();
+        assert_eq!(state.reserve(&seen, &table, reservation()), Err(OutdatedPlacement::Capacity));
+        // Freed capacity does not make a placement outdated. A failed grant frees its capacity, but came first.
+        state.change_leases(|table| drop(table.reserved.remove(&id)));
+        assert_eq!(state.reserve(&seen, &table, reservation()), Err(OutdatedPlacement::Capacity));
+        let table = state.leases();
+        state.change_leases(|table| table.entering.clear());
+        assert!(state.reserve(&seen, &table, reservation()).is_ok());
     }
 
     /// Fault: gpushd remembered a change that only a grant without an id had delayed. After the commit of the grant had
@@ -166,8 +182,12 @@ mod tests {
     #[test]
     fn change_takes_effect_at_once_when_a_grant_fails() {
         let state = state();
-        let id =
-            state.reserve(&state.now(), Reservation { holder: 1000, members: vec![member()], lease: None }).unwrap();
+        let id = state.reserve(
+            &state.now(),
+            &state.leases(),
+            Reservation { holder: 1000, members: vec![member()], lease: None },
+        );
+        let id = id.unwrap();
         state.replace_config(rule(TIMESLICE), 2);
         assert_eq!(state.now().gpus[0].gpu.pending.len(), 1, "the reservation delays the change");
         state.change_leases(|table| drop(table.reserved.remove(&id)));

@@ -9,24 +9,43 @@ use super::{
     leases::{LeaseTable, Reservation, ReservationId},
 };
 
+/// Why capacity can no longer be reserved as it was placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OutdatedPlacement {
+    /// The desired state of the GPUs has changed, so the placement may contradict the new rules.
+    DesiredState,
+    /// Another grant has got capacity since.
+    Capacity,
+}
+
 impl State {
     /// Returns all leases that have not ended.
     pub(crate) fn leases(&self) -> Arc<LeaseTable> {
         Arc::clone(&self.0.snapshot.borrow().leases)
     }
 
-    /// Reserves capacity that was placed with the snapshot `seen`. Returns `None` if the desired state of the GPUs has
-    /// changed since, because the placement may then contradict the new rules.
-    pub(crate) fn reserve(&self, seen: &HostState, reservation: Reservation) -> Option<ReservationId> {
+    /// Reserves capacity that was placed with the snapshot `seen` and the leases `table`.
+    ///
+    /// # Errors
+    /// If the placement is outdated.
+    pub(crate) fn reserve(
+        &self,
+        seen: &HostState,
+        table: &LeaseTable,
+        reservation: Reservation,
+    ) -> Result<ReservationId, OutdatedPlacement> {
         self.update(|known| {
             let is_current =
                 Arc::ptr_eq(&known.config, &seen.config) && known.overrides.generation() == seen.generation;
             if !is_current {
-                return (AffectedGpus::None, None);
+                return (AffectedGpus::None, Err(OutdatedPlacement::DesiredState));
+            }
+            if known.leases.has_grants_since(table) {
+                return (AffectedGpus::None, Err(OutdatedPlacement::Capacity));
             }
             let gpus = reservation.members.iter().map(|member| member.gpu.clone()).collect();
             let id = Arc::make_mut(&mut known.leases).reserve(reservation);
-            (AffectedGpus::Gpus(gpus), Some(id))
+            (AffectedGpus::Gpus(gpus), Ok(id))
         })
     }
 

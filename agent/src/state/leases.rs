@@ -236,6 +236,8 @@ pub(crate) struct LeaseTable {
     pub(crate) created: CreatedInstances,
     /// Requests that are being recorded as queued: the uid of each holder.
     pub(crate) entering: BTreeMap<ReservationId, u32>,
+    /// Number of reservations that were ever made.
+    grants: u64,
     next: ReservationId,
 }
 
@@ -376,9 +378,16 @@ impl LeaseTable {
         leased.chain(reserved).map(|member| member.gpu.clone()).collect()
     }
 
+    /// Returns whether this table has a reservation that was made after the table `before`. Only reservations take
+    /// capacity, so without one, an assignment that was possible then is possible now.
+    pub(super) fn has_grants_since(&self, before: &Self) -> bool {
+        self.grants != before.grants
+    }
+
     /// Adds a reservation. Returns its number.
     pub(crate) fn reserve(&mut self, reservation: Reservation) -> ReservationId {
         self.next += 1;
+        self.grants += 1;
         self.reserved.insert(self.next, reservation);
         self.next
     }

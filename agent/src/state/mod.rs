@@ -81,6 +81,7 @@ pub(crate) use self::{
     gpu::{GpuSnapshot, is_managed},
     holder::Holder,
     host::HostState,
+    lease_changes::OutdatedPlacement,
     leases::{LeaseTable, OpenLease, OperationLeaseEffects, Reservation, ReservationId},
     overrides::{OverrideEffect, Overrides, overridden},
     reason::Reason,

@@ -43,6 +43,7 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `waiter` | what waits, and its position |
 //! | `need` | what an entry needs, and which needs conflict |
 //! | `queue` | the order of arrival |
 //! | `pass` | the decision about each entry |
@@ -50,10 +51,12 @@
 mod need;
 mod pass;
 mod queue;
+mod waiter;
 
 pub use need::{ClaimedTargets, Need, Needs, reserved_parts};
 pub use pass::{Outcome, Schedule};
-pub use queue::{Ahead, Queue, QueuedEntry, Ticket, Waiter};
+pub use queue::{Ahead, Queue, QueuedEntry};
+pub use waiter::{Ticket, Waiter};
 
 #[cfg(test)]
 mod tests;

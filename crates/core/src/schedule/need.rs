@@ -7,7 +7,7 @@ use std::{
 
 use crate::lease::placement::{Assignment, Host, Member};
 
-use super::queue::Ticket;
+use super::waiter::Ticket;
 
 /// The targets on one GPU that the last plan of an operation removes or changes.
 #[derive(Debug, Clone, PartialEq, Eq)]

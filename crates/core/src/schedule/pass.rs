@@ -11,7 +11,8 @@ use crate::lease::placement::{
 
 use super::{
     need::{ClaimedTargets, FirstEntries, Need, Needs, reserved_parts},
-    queue::{Queue, QueuedEntry, Ticket, Waiter},
+    queue::{Queue, QueuedEntry},
+    waiter::{Ticket, Waiter},
 };
 
 /// The result of one pass for an entry.

@@ -12,7 +12,8 @@ use gpush_api::{LeaseKind, LeaseMember, MemberShare, Placement};
 use crate::lease::capacity::{Held, Relation};
 
 use super::{
-    Assignment, Closed, GpuOffer, Host, Member, PlacementPolicy, PlacementRequest, Unoffered, UseOccupied, gang,
+    Assignment, Closed, GpuOffer, Host, Instance, Member, PlacementPolicy, PlacementRequest, Unoffered, UseOccupied,
+    gang,
 };
 
 /// Maximum number of leases and processes that the search tests, so that a refusal stays cheap on a
@@ -149,8 +150,8 @@ pub fn occupied_targets(host: &Host, assignment: &Assignment) -> BTreeSet<String
 }
 
 impl GpuOffer {
-    /// Returns whether a new reading of the GPU alone may show more room: processes use the GPU without a lease, or its last
-    /// reading does not allow grants. All other changes of the offers have a cause in gpushd.
+    /// Returns whether a new reading of the GPU alone may show more room: processes use the GPU without a lease, another
+    /// program has created instances, or the last reading does not allow grants. All other changes of the offers have a cause in gpushd.
     #[must_use]
     pub fn may_improve_with_a_reading(&self) -> bool {
         let is_closed = match self.closed {
@@ -171,7 +172,10 @@ impl GpuOffer {
                 | Unoffered::Pending(_),
             ) => false,
         };
-        is_closed || is_unoffered || self.used_without_lease().next().is_some()
+        // Another program may remove these instances.
+        let is_foreign = |instance: &Instance| instance.foreign || instance.devices.is_empty();
+        let has_foreign = self.mig.as_ref().is_some_and(|mig| mig.dynamic && mig.instances.iter().any(is_foreign));
+        is_closed || is_unoffered || has_foreign || self.used_without_lease().next().is_some()
     }
 
     /// Returns the UUIDs of the GPU and of its MIG devices that processes use without a lease.
