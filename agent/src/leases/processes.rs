@@ -94,7 +94,7 @@ impl RemainingProcesses {
     /// Returns one sentence for each process or daemon that the lease waits for.
     pub(super) fn words(&self) -> Vec<String> {
         let why = |pid: &u32| match self.of_job && !self.own.contains(pid) {
-            true => "may not belong to this run of the job: it may be outside the job's cgroup",
+            true => "may be outside the job's cgroup, so gpushd cannot attribute it to the job",
             false => "runs",
         };
         let sentence = |pid: u32| match proc::name(pid) {
