@@ -167,7 +167,7 @@ fn fields(source: &str) -> Vec<(String, String)> {
 fn sources(folder: &std::path::Path, found: &mut Vec<String>) {
     for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
         if path.is_dir() {
-            if path.file_name().is_some_and(|name| name != "openapi") {
+            if path.file_name().is_some_and(|name| name != "openapi" && name != "in_process") {
                 sources(&path, found);
             }
         } else if path.extension().is_some_and(|extension| extension == "rs") {
