@@ -124,7 +124,7 @@ impl GpuSnapshot {
             // If the GPU was never read, these fields are empty, and gpushd plans no change of the GPU.
             mig: reading.and_then(|reading| reading.mig.clone()),
             compute_mode: reading.and_then(|reading| reading.compute_mode),
-            timeslice: known.levels.get(uuid).cloned(),
+            timeslice: known.levels.view(uuid),
             nvlink: reading.and_then(|reading| reading.nvlink.clone()),
             sensors: reading.map(|reading| reading.sensors).unwrap_or_default(),
             processes: reading.map(|reading| reading.processes.clone()).unwrap_or_default(),

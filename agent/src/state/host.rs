@@ -12,7 +12,7 @@ use gpush_locked::Locked;
 use gpush_nvml::DriverError;
 use gpush_store::Lost;
 
-use super::{GpuSnapshot, LeaseTable};
+use super::{GpuSnapshot, LeaseTable, levels::Levels};
 use crate::caller::Viewer;
 
 /// A snapshot of the host at one moment. A snapshot never changes.
@@ -39,6 +39,8 @@ pub(crate) struct HostState {
     pub(crate) lost: Option<Lost>,
     /// Leases that have not ended.
     pub(crate) leases: Arc<LeaseTable>,
+    /// Time-slice levels as last read.
+    pub(crate) levels: Arc<Levels>,
     /// Id of the last event that was published before this snapshot.
     pub(crate) last_event: String,
     /// How many GPU events were published so far. If two snapshots have the same number, no GPU has changed in between.

@@ -33,6 +33,7 @@
 //! | `pending` | changes that leases delay |
 //! | `delayed` | remembers these changes |
 //! | `overrides` | layouts that take precedence over the config |
+//! | `levels` | time-slice levels |
 //! | `commit` | changes that are recorded before they are applied |
 //! | `view` | a snapshot as a caller may see it |
 //! | `redact` | removes what a viewer may not see |
@@ -50,6 +51,7 @@ mod holder;
 mod host;
 mod lease_changes;
 pub(crate) mod leases;
+mod levels;
 mod overrides;
 mod pending;
 pub(crate) mod readings;
@@ -66,7 +68,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{EventPayload, Maintenance, TimesliceView};
+use gpush_api::{EventPayload, Maintenance};
 use gpush_core::config::Config;
 use gpush_locked::Locked;
 use gpush_nvml::{Listed, Reading};
@@ -82,6 +84,7 @@ pub(crate) use self::{
     holder::Holder,
     host::HostState,
     leases::{LeaseTable, OpenLease, OperationLeaseEffects, Reservation, ReservationId},
+    levels::{Level, LevelRound},
     overrides::{OverrideEffect, Overrides, overridden},
     reason::Reason,
     view::{Observed, no_driver, unidentified},
@@ -129,6 +132,8 @@ pub(crate) struct Initial {
 
 /// The GPUs whose data a change may affect.
 enum AffectedGpus {
+    /// Nothing has changed, so the current snapshot stays.
+    NoChange,
     None,
     Gpus(BTreeSet<String>),
     All,
@@ -151,7 +156,7 @@ impl State {
             unsettled: BTreeSet::new(),
             lanes: BTreeMap::new(),
             shared: BTreeSet::new(),
-            levels: BTreeMap::new(),
+            levels: Arc::default(),
             unleased: BTreeMap::new(),
             blocked_by: BTreeMap::new(),
             reported: BTreeMap::new(),
@@ -222,6 +227,7 @@ impl State {
         let (touched, result) = change(&mut known);
         let before = self.now();
         let gpus = match touched {
+            AffectedGpus::NoChange => return result,
             AffectedGpus::None => before.gpus.clone(),
             AffectedGpus::All => known.sights.values().map(|sight| known.compose(sight)).collect(),
             AffectedGpus::Gpus(uuids) => {
@@ -436,18 +442,6 @@ impl State {
             };
             (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), true)
         })
-    }
-
-    /// Stores the time-slice levels as last read. GPUs without a level are not included.
-    pub(crate) fn set_levels(&self, levels: BTreeMap<String, TimesliceView>) {
-        if self.sources().levels == levels {
-            return;
-        }
-        self.update(|known| {
-            let of = known.levels.keys().chain(levels.keys()).cloned().collect();
-            known.levels = levels;
-            (AffectedGpus::Gpus(of), ())
-        });
     }
 }
 

@@ -30,6 +30,7 @@ impl SnapshotSources {
             maintenance,
             lost: self.loss.lost.clone(),
             leases: Arc::clone(&self.leases),
+            levels: Arc::clone(&self.levels),
             last_event,
             changes,
             answers: ResponseCache::default(),

@@ -6,12 +6,12 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{GpuChange, PendingAim, TimesliceView};
+use gpush_api::{GpuChange, PendingAim};
 use gpush_core::config::Config;
 use gpush_nvml::{DriverError, Identity, Listed, Reading};
 use gpush_store::Lost;
 
-use super::{Conditions, LeaseTable, Overrides, holder::Holder, readings::LastReading};
+use super::{Conditions, LeaseTable, Overrides, holder::Holder, levels::Levels, readings::LastReading};
 
 /// The data from which snapshots are made.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ pub(super) struct SnapshotSources {
     /// For each GPU, by UUID, what prevents gpushd from applying its rule.
     pub(super) blocked_by: BTreeMap<String, Vec<gpush_api::Holder>>,
     /// Time-slice levels as last read.
-    pub(super) levels: BTreeMap<String, TimesliceView>,
+    pub(super) levels: Arc<Levels>,
     /// For each GPU, by UUID, the fields that the last event reported.
     pub(super) reported: BTreeMap<String, GpuChange>,
     /// Leases that have not ended.
