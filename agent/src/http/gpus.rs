@@ -17,6 +17,7 @@ use super::{
     Handles, answer_budget,
     extract::{Body, Parameters, PathPart},
     failure::Failure,
+    gpu_list_cache::GpuListCache,
     requests::Requests,
     response_limiter::{self, ResponseLimiter},
     without_parameters,
@@ -63,6 +64,7 @@ async fn list(
     State(engine): State<Engine>,
     State(readings): State<Readings>,
     State(limiter): State<ResponseLimiter>,
+    State(stored): State<GpuListCache>,
     caller: Caller,
     Parameters(parameters): Parameters<ListParameters>,
 ) -> Result<Response, Failure> {
@@ -81,7 +83,7 @@ async fn list(
     // The cached answer does not contain the progress of operations or the queue. So use it only if
     // no operation runs or waits.
     let is_idle = engine.queue.is_empty() && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
-    if is_idle && let Some(json) = observed.host.answers.get(viewer, &observed.late) {
+    if is_idle && let Some(json) = stored.get(&observed, viewer) {
         return Ok(answer_budget::response(StatusCode::OK, json));
     }
     let of = caller.viewer;
@@ -95,7 +97,7 @@ async fn list(
         let json = response_limiter::to_json(&gpus)?;
         // Do not cache the answer if an operation was queued meanwhile.
         if is_idle && engine.queue.is_empty() {
-            observed.host.answers.insert(viewer, &observed.late, json.clone());
+            stored.insert(&observed, viewer, json.clone());
         }
         Ok::<Bytes, Failure>(json)
     };

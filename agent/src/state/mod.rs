@@ -90,7 +90,6 @@ pub(crate) use self::{
     view::{Observed, no_driver, unidentified},
 };
 use self::{
-    host::ResponseCache,
     readings::{LastReading, Moment},
     snapshot::difference,
     sources::{ListedGpu, Loss, SnapshotSources},
@@ -210,7 +209,7 @@ impl State {
     pub(crate) fn with(&self, readings: &[Arc<Reading>]) -> Observed {
         self.expire_overrides();
         let known = self.sources();
-        let mut host = HostState { answers: ResponseCache::default(), ..HostState::clone(&self.now()) };
+        let mut host = HostState::clone(&self.now());
         for reading in readings {
             let Some(gpu) = host.gpus.iter_mut().find(|gpu| gpu.gpu.uuid == reading.identity.uuid) else { continue };
             let Some(sight) = known.sights.get(&reading.identity.uuid) else { continue };

@@ -8,7 +8,6 @@ use gpush_nvml::{DriverError, ErrorKind};
 
 use super::{
     GpuSnapshot, HostState,
-    host::ResponseCache,
     readings::{LastReading, Moment},
     sources::{ListedGpu, SnapshotSources},
 };
@@ -33,7 +32,6 @@ impl SnapshotSources {
             levels: Arc::clone(&self.levels),
             last_event,
             changes,
-            answers: ResponseCache::default(),
         }
     }
 
