@@ -27,7 +27,6 @@ use crate::{
     caller::Caller,
     cordon,
     idempotency::Header,
-    mps,
     request::Request,
     state::{self, Commits, readings::Readings, redact},
 };
@@ -73,7 +72,6 @@ async fn list(
         let viewer = caller.viewer;
         let list = async move {
             let mut gpus = observed.gpus(viewer);
-            mps::add_daemons_to(&engine.planner.mps, &mut gpus);
             gpus.iter_mut().for_each(|gpu| apply::add_progress(&engine, &observed.host, gpu));
             Ok::<Vec<Gpu>, Failure>(gpus)
         };
@@ -89,7 +87,6 @@ async fn list(
     let of = caller.viewer;
     let list = async move {
         let mut gpus = observed.gpus(of);
-        mps::add_daemons_to(&engine.planner.mps, &mut gpus);
         for gpu in &mut gpus {
             apply::add_progress(&engine, &observed.host, gpu);
             leave_out_profiles(gpu);
@@ -263,7 +260,6 @@ fn leave_out_profiles(gpu: &mut Gpu) {
 async fn find(engine: &Engine, readings: &Readings, caller: &Caller, text: &str) -> Result<Gpu, ApiError> {
     let observed = readings.host().await?;
     let mut gpu = observed.at(observed.host.position(text)?, caller.viewer);
-    mps::add_daemons_to(&engine.planner.mps, std::slice::from_mut(&mut gpu));
     apply::add_progress(engine, &observed.host, &mut gpu);
     Ok(gpu)
 }

@@ -57,7 +57,7 @@ pub(crate) use self::{
     claim::Claim,
     grant::{Grant, LaneChanges},
     place::QueuePlace,
-    queue::{Ahead, Need, Needs, Reserve, Ticket, Waiter},
+    queue::{Ahead, Need, Needs, QueueEntry, Reserve, Ticket, Waiter},
 };
 
 /// The lanes of all GPUs. A handle, cheap to clone.

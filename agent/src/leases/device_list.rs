@@ -60,5 +60,5 @@ fn snapshot(leases: &Leases, seen: &Observed) -> Arc<PlacementSnapshot> {
     let gpus = seen.gpus(Viewer::Log);
     let _placing = leases.lock_placement();
     let left_out = &waiting::beyond_quota(leases);
-    PlacementSnapshot::current(leases, &seen.host, &gpus, leases.handles.state.leases(), left_out)
+    PlacementSnapshot::current(leases, &seen.host, &gpus, &leases.handles.state.now(), left_out)
 }

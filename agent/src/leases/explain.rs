@@ -1,7 +1,7 @@
 //! Explains why a request for a lease cannot be granted: the obstacles, the leases and processes that would have to
 //! end, and whether the obstacles will disappear without an action of a user.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Gpu, GpuInstance, LeaseBinding, LeaseKind, Placement, Process};
 use gpush_core::{
@@ -14,9 +14,9 @@ use gpush_host::subtask;
 use super::{Leases, placement_snapshot::PlacementSnapshot, request::Resolved};
 use crate::{
     caller::Viewer,
-    lanes::Ticket,
+    lanes::{QueueEntry, Ticket},
     mps,
-    state::{LeaseTable, OpenLease},
+    state::{HostState, OpenLease},
 };
 
 /// Maximum number of leases that an error names.
@@ -48,6 +48,16 @@ fn reader(caller: Viewer, holder: u32) -> Viewer {
 /// Explains why a request cannot be granted. Searches for what blocks the request, so call this function on a blocking
 /// thread, and without the placement lock.
 pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_>) -> ApiError {
+    explanation(&leases.handles.state.now(), &leases.handles.lanes.entries(), why, unplaced)
+}
+
+/// Returns the explanation that follows from a snapshot of the host and from the entries of the queue.
+fn explanation(
+    host: &Arc<HostState>,
+    entries: &[(Ticket, QueueEntry)],
+    why: &NoAssignment,
+    unplaced: Unplaced<'_>,
+) -> ApiError {
     let Unplaced { resolved, viewer, snapshot, gpus, queued } = unplaced;
     let viewer = reader(viewer, resolved.wanted.holder);
     let duration = resolved.new.request.duration_s.map(Duration::from_secs);
@@ -58,10 +68,11 @@ pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_
     }
     let NoAssignment::Busy { obstacles, .. } = why else { return error };
     let targets = resolved.wanted.targets.as_ref();
+    let outlook = mps::outlook(host, Viewer::Agent);
     if let Some(target) = targets.filter(|targets| targets.len() == 1).and_then(|targets| targets.first())
         && resolved.wanted.share.kind() == LeaseKind::Mps
         && sharing::pending_target(target, gpus).is_none()
-        && let Err(closed) = mps::serves(&leases.handles.mps, target)
+        && let Err(closed) = outlook.serves(target)
     {
         return closed;
     }
@@ -69,7 +80,7 @@ pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_
     let uuids: Vec<&str> =
         gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.as_str()).collect();
     if resolved.wanted.share.kind() == LeaseKind::Mps {
-        let mut closed = mps::not_serving(&leases.handles.mps, &uuids);
+        let mut closed = outlook.not_serving(&uuids);
         let is_final = closed.len() == uuids.len() && closed.iter().all(|closed| !closed.retryable);
         if is_final && let Some(first) = closed.pop() {
             // No MPS daemon of these GPUs serves clients, and waiting does not change that. So the error names the
@@ -82,8 +93,8 @@ pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_
         }
         error.causes.extend(closed.into_iter().map(|closed| closed.message));
     }
-    let table = leases.handles.state.leases();
-    error.causes.extend(foreign_instances(leases, &table, gpus, &indexes, (snapshot, &resolved.wanted)));
+    let table = &host.leases;
+    error.causes.extend(foreign_instances(host, gpus, &indexes, (snapshot, &resolved.wanted)));
     let blocking = match queued {
         None => snapshot.blockers(&resolved.wanted, None),
         Some((_, Some(reserves))) => snapshot.blockers(&resolved.wanted, Some(reserves)),
@@ -103,7 +114,7 @@ pub(super) fn explain(leases: &Leases, why: &NoAssignment, unplaced: Unplaced<'_
     if more > 0 {
         error.causes.push(format!("leases and processes that also block the request: {more}"));
     }
-    let ahead = leases.handles.lanes.entries().into_iter().filter(|(ticket, entry)| {
+    let ahead = entries.iter().filter(|(ticket, entry)| {
         queued.is_none_or(|(own, _)| *ticket < own)
             && entry.needs.iter().any(|(gpu, need)| {
                 uuids.contains(&gpu.as_str())
@@ -166,16 +177,15 @@ fn describe(lease: &OpenLease, gpus: &[Gpu]) -> String {
 /// Names the instances of other programs that block a request on GPUs with the layout `dynamic`. gpushd does not destroy
 /// these instances to grant a lease.
 fn foreign_instances(
-    leases: &Leases,
-    table: &LeaseTable,
+    host: &HostState,
     gpus: &[Gpu],
     indexes: &BTreeSet<u32>,
     (snapshot, wanted): (&PlacementSnapshot, &PlacementRequest),
 ) -> Vec<String> {
-    let wishes = desired_states(&leases.handles.state.config(), gpus);
+    let wishes = desired_states(&host.config, gpus);
     let dynamic = gpus.iter().zip(wishes).filter(|(gpu, wish)| wish.dynamic && indexes.contains(&gpu.index));
     let foreign = dynamic.flat_map(|(gpu, _)| {
-        let created = table.created.get(&gpu.uuid);
+        let created = host.leases.created.get(&gpu.uuid);
         let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
         let others = instances.filter(move |one| !created.is_some_and(|created| created.contains(&one.placement)));
         others.map(move |one| (gpu.index, one))
@@ -210,10 +220,11 @@ pub(super) async fn retry_hint(leases: &Leases, why: &NoAssignment, resolved: &R
     // Check first whether a daemon is starting. The checks below are slower, and a daemon that becomes ready during
     // them no longer counts as starting. gpushd would then refuse the request although it can now grant it.
     let is_mps = resolved.wanted.share.kind() == LeaseKind::Mps;
-    let is_starting = is_mps && mps::is_starting(&leases.handles.mps);
+    let host = leases.handles.state.now();
+    let is_starting = is_mps && mps::outlook(&host, Viewer::Agent).is_starting();
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
     let in_the_way = uuids_of(obstacles.iter().map(|(index, _)| *index), gpus);
-    let table = leases.handles.state.leases();
+    let table = Arc::clone(&host.leases);
     let one_ends =
         subtask::blocking(move || table.holding().filter(|lease| is_on(lease, &in_the_way)).any(OpenLease::ends_now));
     if obstacles.iter().any(is_claimed) || one_ends.await.unwrap_or_default() {

@@ -77,16 +77,18 @@ pub(super) struct PlacementSnapshot {
 }
 
 impl PlacementSnapshot {
-    /// Takes a snapshot without the queue entries `left_out`. If nothing has changed since an earlier snapshot, returns the
-    /// earlier one, with the results of its searches. The caller must hold the placement lock.
+    /// Takes a snapshot without the queue entries `left_out`. `gpus` are the GPUs of the host as the caller has read it in
+    /// `seen`; `now` is the current state of the host. If nothing has changed since an earlier snapshot, returns the earlier
+    /// one, with the results of its searches. The caller must hold the placement lock.
     pub(super) fn current<'a>(
         leases: &Leases,
         seen: &HostState,
         gpus: &[Gpu],
-        table: Arc<LeaseTable>,
+        now: &HostState,
         left_out: impl IntoIterator<Item = &'a Ticket>,
     ) -> Arc<Self> {
-        let host = offers::host(leases, seen, gpus, &table);
+        let table = Arc::clone(&now.leases);
+        let host = offers::host(seen, gpus, now, &table);
         let mut queue = waiting::as_queue(leases, &host, &table);
         left_out.into_iter().for_each(|ticket| drop(queue.remove(gpush_core::lease::queue::Ticket(ticket.0))));
         leases.searches.known(Self::new(host, queue, leases.policy(), table))

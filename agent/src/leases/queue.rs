@@ -87,15 +87,16 @@ fn decide(leases: &Leases, read: &ReadHost) {
     let mut denied: BTreeMap<Ticket, String> = BTreeMap::new();
     let snapshot = loop {
         let current = || {
-            let table = leases.handles.state.leases();
-            let held = HeldLeases::of(leases.handles.users.accounts(), &table);
-            for (ticket, waiting) in leases.waiting().iter().filter(|(_, waiting)| waiting.needs_capacity(&table)) {
+            let now = leases.handles.state.now();
+            let held = HeldLeases::of(leases.handles.users.accounts(), &now.leases);
+            for (ticket, waiting) in leases.waiting().iter().filter(|(_, waiting)| waiting.needs_capacity(&now.leases))
+            {
                 if let Err(error) = limits::within_quota(&held, &waiting.resolved) {
                     denied.insert(*ticket, error.message);
                 }
             }
             // Also leave out requests that a quota has denied only for their assignment.
-            Ok::<_, Infallible>(PlacementSnapshot::current(leases, &read.host, gpus, table, denied.keys()))
+            Ok::<_, Infallible>(PlacementSnapshot::current(leases, &read.host, gpus, &now, denied.keys()))
         };
         let Ok((placing, snapshot, ())) = searched(
             || leases.lock_placement(),
@@ -184,7 +185,9 @@ fn reserve_beyond_quota(leases: &Leases, gpus: &[Gpu], snapshot: &PlacementSnaps
         let waiting = leases.waiting().get(&ticket).map(|waiting| (waiting.id, waiting.resolved.clone()));
         let Some((id, resolved)) = waiting else { continue };
         // An error means that the MPS target cannot serve the request now, so the size is not known.
-        let Ok(members) = offers::members(leases, assignment, gpus, &snapshot.host, &resolved.new.request) else {
+        let Ok(members) =
+            offers::members(&leases.handles.state.now(), assignment, gpus, &snapshot.host, &resolved.new.request)
+        else {
             continue;
         };
         let of_account = reserved.entry(resolved.account).or_default();

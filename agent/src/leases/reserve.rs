@@ -58,11 +58,11 @@ pub(super) struct ReadHost {
 /// the placement lock, so call this function on a blocking thread.
 pub(super) fn reserve(leases: &Leases, read: &ReadHost, resolved: &Resolved) -> Result<Reserved, NotReserved> {
     let current = || {
-        let table = leases.handles.state.leases();
-        let held = HeldLeases::of(leases.handles.users.accounts(), &table);
+        let now = leases.handles.state.now();
+        let held = HeldLeases::of(leases.handles.users.accounts(), &now.leases);
         within_quota(&held, resolved).map_err(NotReserved::Refused)?;
         let left_out = &waiting::beyond_quota(leases);
-        Ok((PlacementSnapshot::current(leases, &read.host, &read.gpus, table, left_out), held))
+        Ok((PlacementSnapshot::current(leases, &read.host, &read.gpus, &now, left_out), held))
     };
     loop {
         let (_placing, (snapshot, held), placed) = searched(
@@ -96,7 +96,8 @@ pub(super) fn reserve_assignment(
     assignment: &Assignment,
 ) -> Result<Option<Reserved>, NotReserved> {
     let (refused, gpus) = (NotReserved::Refused, read.gpus.as_slice());
-    let members = offers::members(leases, assignment, gpus, host, &resolved.new.request).map_err(refused)?;
+    let members =
+        offers::members(&leases.handles.state.now(), assignment, gpus, host, &resolved.new.request).map_err(refused)?;
     check_size(&held.of_requester(resolved), resolved, quota::Size::of(&members)).map_err(refused)?;
     let created = assignment.creates();
     if !created.is_empty()

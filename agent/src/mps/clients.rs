@@ -7,10 +7,11 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{MpsClient, ProcessKind};
+use gpush_core::mps::DaemonReport;
 use gpush_host::subtask;
-use gpush_mps::daemon::{DaemonRequest, DriverClients, Report};
+use gpush_mps::daemon::{DaemonRequest, DriverClients, blocked};
 
-use super::Mps;
+use super::{Mps, leases_on};
 use crate::{caller::Caller, state::OpenLease};
 
 /// Maximum time that an MPS daemon may take to end a client's work.
@@ -62,31 +63,30 @@ fn is_lease_of(leases: &[OpenLease], name: &str, uid: Option<u32>) -> bool {
 
 /// Returns the target of a GPU or MIG device that is shared through MPS. `None` if it is not shared.
 pub(crate) fn sharing(mps: &Mps, uuid: &str) -> Option<SharedTarget> {
-    let entry = mps.entries().get(uuid).cloned()?;
-    Some(SharedTarget { is_given: entry.daemon.last_report().wanted, leases: mps.leases_on(uuid) })
+    let host = mps.handles.state.now();
+    Some(SharedTarget { is_given: host.mps.get(uuid)?.report.wanted, leases: leases_on(&host, uuid) })
 }
 
 /// Asks the MPS daemon of a client to end the client's work on the GPU.
 pub(crate) async fn terminate(mps: &Mps, pid: u32) {
     let Ok(pid) = i32::try_from(pid) else { return };
-    let entries: Vec<_> = mps.entries().values().cloned().collect();
-    for entry in
-        entries.iter().filter(|entry| entry.daemon.last_report().clients.iter().any(|(_, client)| *client == pid))
-    {
-        match tokio::time::timeout(TERMINATE, entry.daemon.send(DaemonRequest::Terminate(pid))).await {
+    let targets = mps.handles.state.mps();
+    for target in targets.all().filter(|target| target.report.clients.iter().any(|(_, client)| *client == pid)) {
+        let Some(handle) = mps.daemon(&target.uuid) else { continue };
+        match tokio::time::timeout(TERMINATE, handle.daemon.send(DaemonRequest::Terminate(pid))).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(mps = entry.short, "{error}"),
+            Ok(Err(error)) => tracing::warn!(mps = target.short, "{error}"),
             Err(_) => tracing::warn!(
-                mps = entry.short,
+                mps = target.short,
                 "cannot end process {pid}: the MPS daemon {} did not accept the request in time",
-                entry.short
+                target.short
             ),
         }
     }
 }
 
 /// Returns the clients of a daemon with their processes and users.
-pub(super) async fn of(mps: &Mps, seen: &Report, leases: &[OpenLease]) -> Vec<MpsClient> {
+pub(super) async fn of(mps: &Mps, seen: &DaemonReport, leases: &[OpenLease]) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
     let people = mps.handles.users.processes(pids).await;
     // Use a blocking thread: the environments of processes may be large and swapped out.
@@ -117,7 +117,7 @@ pub(super) async fn of(mps: &Mps, seen: &Report, leases: &[OpenLease]) -> Vec<Mp
 
 /// Returns one sentence for each problem: the findings in the daemon's report, and problems with the clients, such as
 /// clients without a lease.
-pub(super) fn findings(seen: &Report, clients: &[MpsClient], leases: &[OpenLease]) -> Vec<String> {
+pub(super) fn findings(seen: &DaemonReport, clients: &[MpsClient], leases: &[OpenLease]) -> Vec<String> {
     let mut findings = seen.findings.clone();
     let without = clients.iter().filter(|client| client.lease.is_none()).count();
     if without > 0 {
@@ -144,8 +144,8 @@ pub(super) fn findings(seen: &Report, clients: &[MpsClient], leases: &[OpenLease
 
 /// Returns a sentence for each client that must wait because the daemon serves another user. Leaves out clients that
 /// the caller may not see.
-pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &Report) -> Vec<String> {
-    let stuck = seen.blocked();
+pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &DaemonReport) -> Vec<String> {
+    let stuck = blocked(seen);
     let pids: Vec<u32> = stuck.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
     let people = mps.handles.users.processes(pids.clone()).await;
     let why = "the daemon serves one user at a time; the clients of other users wait until all clients of the \

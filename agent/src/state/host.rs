@@ -1,9 +1,9 @@
 //! A snapshot of the host. Only [`State`](super::State) creates snapshots.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::Maintenance;
-use gpush_core::config::Config;
+use gpush_core::{config::Config, mps::MpsTargets};
 use gpush_nvml::DriverError;
 use gpush_store::Lost;
 
@@ -35,6 +35,10 @@ pub(crate) struct HostState {
     pub(crate) leases: Arc<LeaseTable>,
     /// Time-slice levels as last read.
     pub(crate) levels: Arc<Levels>,
+    /// MPS targets, with the last reports about their daemons.
+    pub(crate) mps: Arc<MpsTargets>,
+    /// UUIDs of the GPUs that operations have claimed.
+    pub(crate) claimed: BTreeSet<String>,
     /// Id of the last event that was published before this snapshot.
     pub(crate) last_event: String,
     /// How many GPU events were published so far. If two snapshots have the same number, no GPU has changed in between.

@@ -4,7 +4,7 @@
 //! readings   ── GPUs listed, GPUs read, worker's unsettled calls ──┐
 //! commits    ── conditions, overrides, config, a loss accepted ────┤   one short lock
 //! lanes      ── which operation has which GPU ─────────────────────┼─► sources ─► HostState ─► watch channel
-//! modes      ── active MPS daemons, time-slice levels ─────────────┘                │
+//! modes      ── MPS targets with their daemons, time-slice levels ─┘                │
 //!                                                              difference from the one before ─► GPU events
 //! ```
 //!
@@ -34,6 +34,7 @@
 //! | `delayed` | remembers these changes |
 //! | `overrides` | layouts that take precedence over the config |
 //! | `levels` | time-slice levels |
+//! | `mps` | MPS targets |
 //! | `commit` | changes that are recorded before they are applied |
 //! | `view` | a snapshot as a caller may see it |
 //! | `redact` | removes what a viewer may not see |
@@ -52,6 +53,7 @@ mod host;
 mod lease_changes;
 pub(crate) mod leases;
 mod levels;
+mod mps;
 mod overrides;
 mod pending;
 pub(crate) mod readings;
@@ -69,7 +71,10 @@ use std::{
 };
 
 use gpush_api::{EventPayload, Maintenance};
-use gpush_core::config::Config;
+use gpush_core::{
+    config::Config,
+    mps::{MpsTargetRecord, MpsTargets},
+};
 use gpush_locked::Locked;
 use gpush_nvml::{Listed, Reading};
 use gpush_store::{CreatedInstances, LeaseRecord, Lost, Override, Scope, Store};
@@ -123,6 +128,8 @@ pub(crate) struct Initial {
     /// Time at which an administrator last accepted a loss of the database, in clock ticks since boot. `None` if this
     /// did not happen on this boot.
     pub(crate) known_since: Option<u64>,
+    /// Records of MPS targets.
+    pub(crate) mps_records: Vec<MpsTargetRecord>,
     /// Recorded leases that have not ended.
     pub(crate) leases: Vec<LeaseRecord>,
     /// The instances that gpushd has created on this boot.
@@ -141,7 +148,10 @@ enum AffectedGpus {
 impl State {
     /// Creates the state from recorded data. gpushd knows no GPU yet.
     pub(crate) fn new(store: Store, events: Events, initial: Initial) -> Self {
-        let Initial { config, rules_are_known, conditions, overrides, lost, known_since, leases, created } = initial;
+        let Initial { config, rules_are_known, conditions, overrides, lost, known_since, mps_records, leases, created } =
+            initial;
+        let records = mps_records.into_iter().map(|record| (record.target.clone(), record)).collect();
+        let mps = MpsTargets { records, ..MpsTargets::default() };
         let known = SnapshotSources {
             config,
             rules_are_known,
@@ -154,8 +164,9 @@ impl State {
             nameless: Vec::new(),
             unsettled: BTreeSet::new(),
             lanes: BTreeMap::new(),
-            shared: BTreeSet::new(),
             levels: Arc::default(),
+            mps: Arc::new(mps),
+            mps_events: BTreeMap::new(),
             unleased: BTreeMap::new(),
             blocked_by: BTreeMap::new(),
             reported: BTreeMap::new(),
@@ -402,17 +413,6 @@ impl State {
                 };
             }
             (AffectedGpus::Gpus(uuids.iter().cloned().collect()), ())
-        });
-    }
-
-    /// Stores whether an MPS daemon for the whole GPU is in force.
-    pub(crate) fn set_shared(&self, uuid: &str, shared: bool) {
-        if self.sources().shared.contains(uuid) == shared {
-            return;
-        }
-        self.update(|known| {
-            let _ = if shared { known.shared.insert(uuid.to_owned()) } else { known.shared.remove(uuid) };
-            (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), ())
         });
     }
 

@@ -30,6 +30,8 @@ impl SnapshotSources {
             lost: self.loss.lost.clone(),
             leases: Arc::clone(&self.leases),
             levels: Arc::clone(&self.levels),
+            mps: Arc::clone(&self.mps),
+            claimed: self.lanes.keys().cloned().collect(),
             last_event,
             changes,
         }

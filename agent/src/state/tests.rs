@@ -21,6 +21,7 @@ impl State {
             overrides: Overrides::default(),
             lost: None,
             known_since: None,
+            mps_records: Vec::new(),
             leases: Vec::new(),
             created: CreatedInstances::new(),
         };
