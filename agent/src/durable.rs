@@ -8,11 +8,12 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, text};
+use gpush_core::mps::MpsTargetRecord;
 use gpush_host::accounts::{Account, Accounts};
 use gpush_nvml::RemappedRows;
 use gpush_store::{
-    BootRecord, Bounds, Condition, CreatedInstances, Intent, LeaseRecord, Lost, MpsTarget, NewAudit, Note, OpenError,
-    Opened, OperationId, Options, Override, Scope, SharedGpu, Store, StoreError, UnfinishedOperation, View,
+    BootRecord, Bounds, Condition, CreatedInstances, Intent, LeaseRecord, Lost, NewAudit, Note, OpenError, Opened,
+    OperationId, Options, Override, Scope, SharedGpu, Store, StoreError, UnfinishedOperation, View,
 };
 
 use crate::{
@@ -43,7 +44,7 @@ pub(crate) struct StoredState {
     pub(crate) leases: Vec<LeaseRecord>,
     /// Instances that gpushd created on this boot.
     pub(crate) created: CreatedInstances,
-    pub(crate) mps_targets: Vec<MpsTarget>,
+    pub(crate) mps_targets: Vec<MpsTargetRecord>,
     pub(crate) shared_gpus: Vec<SharedGpu>,
     /// Generation of the desired state.
     pub(crate) generation: u64,

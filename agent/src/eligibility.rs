@@ -2,15 +2,7 @@
 
 use gpush_api::{ApiError, Code, Gpu, GpuState};
 
-use crate::{
-    caller::Viewer,
-    state::{Reason, State, readings::Readings, words},
-};
-
-/// Returns the GPUs as last read, without a driver call. Empty if gpushd has never read the GPUs.
-pub(crate) fn known_gpus(readings: &Readings, viewer: Viewer) -> Vec<Gpu> {
-    readings.known().map(|host| host.gpus(viewer)).unwrap_or_default()
-}
+use crate::state::{Reason, State, words};
 
 /// Returns why a GPU does not accept new leases.
 pub(crate) fn refusal(gpu: &Gpu, label: &str) -> Option<ApiError> {

@@ -105,7 +105,7 @@ impl Executor {
             let id = ongoing.id();
             tracing::warn!(operation = id, "cannot record that operation {id} is being rolled back: {error}");
         }
-        let (state, error, changes) = rollback::all(&self.mig, &self.mps, &ongoing, parts, ends, why.clone()).await;
+        let (state, error, changes) = rollback::all(&self.mig, &ongoing, parts, ends, why.clone()).await;
         ongoing.set_error_in_full((!held_by.is_empty()).then(|| in_full(error.clone(), held_by)));
         self.end(Arc::clone(&ongoing), parts, state, Some(error), changes).await;
         log_end(&ongoing, state, Some(&why));

@@ -167,7 +167,6 @@ impl Planner {
         let observed = self.mig.driver.readings.host().await?;
         let mut gpus = observed.gpus_for_plans(viewer, &self.mps.idle());
         self.mig.state.leases().mark_reservations(&mut gpus);
-        mps::add_daemons_to(&self.mps, &mut gpus);
         Ok(gpus)
     }
 
@@ -191,7 +190,6 @@ impl Planner {
         mps::poll(&self.mps, &asked).await;
         let mut gpus = self.mig.state.with(readings).gpus_for_plans(viewer, &self.mps.idle());
         self.mig.state.leases().mark_reservations(&mut gpus);
-        mps::add_daemons_to(&self.mps, &mut gpus);
         Ok(gpus)
     }
 }

@@ -36,7 +36,6 @@ use crate::{
         Trouble,
         mig::{self, MigMode, reset::Purpose},
     },
-    mps::{self, Mps},
     state::{redact, words},
 };
 
@@ -71,7 +70,7 @@ enum RestoreScope {
 /// Restores the MIG mode of GPUs that can only be reset together. gpushd cannot restore these GPUs one by one, because
 /// each GPU would block the reset of the other GPUs. Returns no errors: [`restore_previous_layout`] runs for each GPU
 /// afterwards and reports the errors.
-pub(super) async fn restore_modes_together(mig: &MigMode, mps: &Mps, purpose: &Purpose<'_>, parts: &[&Part]) {
+pub(super) async fn restore_modes_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part]) {
     let mut changed: Vec<&Part> = Vec::new();
     for &part in parts.iter().filter(|part| part.peers().next().is_some()) {
         let Ok(reading) = mig.driver.read(&part.gpu()).await else { continue };
@@ -85,7 +84,7 @@ pub(super) async fn restore_modes_together(mig: &MigMode, mps: &Mps, purpose: &P
     let (on, off): (Vec<&Part>, Vec<&Part>) = changed.into_iter().partition(was_on);
     for attempt in 1..=ATTEMPTS {
         let is_on = on.len() < 2 || switch_together(mig, purpose, &on, true).await;
-        let is_off = off.len() < 2 || off_together(mig, mps, purpose, &off).await;
+        let is_off = off.len() < 2 || off_together(mig, purpose, &off).await;
         if is_on && is_off {
             return;
         }
@@ -95,9 +94,9 @@ pub(super) async fn restore_modes_together(mig: &MigMode, mps: &Mps, purpose: &P
 
 /// Destroys the instances that the operation created on these GPUs, and disables MIG mode on all of them together.
 /// Returns whether both succeeded.
-async fn off_together(mig: &MigMode, mps: &Mps, purpose: &Purpose<'_>, off: &[&Part]) -> bool {
+async fn off_together(mig: &MigMode, purpose: &Purpose<'_>, off: &[&Part]) -> bool {
     for part in off {
-        if !matches!(once(mig, mps, purpose, part, None, RestoreScope::Instances).await, Ok(None)) {
+        if !matches!(once(mig, purpose, part, None, RestoreScope::Instances).await, Ok(None)) {
             return false;
         }
     }
@@ -115,17 +114,12 @@ async fn switch_together(mig: &MigMode, purpose: &Purpose<'_>, parts: &[&Part], 
 /// # Errors
 /// If the GPU cannot be restored, or only in part. After an error, the GPU has neither the planned nor the previous
 /// state.
-pub(super) async fn restore_previous_layout(
-    mig: &MigMode,
-    mps: &Mps,
-    purpose: &Purpose<'_>,
-    part: &Part,
-) -> Result<(), Trouble> {
+pub(super) async fn restore_previous_layout(mig: &MigMode, purpose: &Purpose<'_>, part: &Part) -> Result<(), Trouble> {
     let mut refused = BTreeSet::new();
     let mut attempt = 1;
     loop {
         let stays = (attempt >= ATTEMPTS).then_some(&refused);
-        let setback = match once(mig, mps, purpose, part, stays, RestoreScope::Mode).await {
+        let setback = match once(mig, purpose, part, stays, RestoreScope::Mode).await {
             Ok(None) => return Ok(()),
             Ok(Some(partial)) => return Err(Trouble::Failed(partly(part, partial))),
             Err(setback) => setback,
@@ -156,7 +150,6 @@ pub(super) async fn restore_previous_layout(
 /// every instance, but fails if the driver does not list the processes of an instance to destroy.
 async fn once(
     mig: &MigMode,
-    mps: &Mps,
     purpose: &Purpose<'_>,
     part: &Part,
     stays: Option<&BTreeSet<u32>>,
@@ -180,7 +173,7 @@ async fn once(
     let mut short = None;
     let geometry = Geometry::new(&now.profiles, now.memory_slices, now.compute_slices);
     if now.enabled {
-        let daemons = mps::daemons_on(mps, &part.plan.uuid);
+        let daemons = mig.state.mps().daemons_on(&part.plan.uuid);
         let holds = ProtectedInstances::default().with_mps_daemons(&now.instances, &daemons);
         let (steps, partial) = plan_back(part, before, now, &reading, &holds, stays).map_err(failed)?;
         short = partial;

@@ -17,7 +17,6 @@ use crate::{
         Trouble,
         mig::{MigMode, reset::Purpose},
     },
-    mps::Mps,
     operation::OperationHandle,
     state::Change,
 };
@@ -26,7 +25,6 @@ use crate::{
 /// error, and the changed conditions of its GPUs.
 pub(super) async fn all(
     mig: &MigMode,
-    mps: &Mps,
     ongoing: &Arc<OperationHandle>,
     parts: &[Part],
     ends: &[PartOutcome],
@@ -52,7 +50,7 @@ pub(super) async fn all(
             PartOutcome::Done | PartOutcome::Stopped | PartOutcome::Troubled(Trouble::Failed(_)) => changed.push(part),
         }
     }
-    for (part, trouble) in restore(mig, mps, ongoing, &changed).await {
+    for (part, trouble) in restore(mig, ongoing, &changed).await {
         error.causes.push(trouble.error().message.clone());
         error.causes.extend(trouble.error().causes.iter().cloned());
         match trouble {
@@ -84,7 +82,7 @@ pub(super) async fn all(
 }
 
 /// Restores GPUs concurrently. Returns the GPUs that could not be restored.
-async fn restore(mig: &MigMode, mps: &Mps, ongoing: &Arc<OperationHandle>, parts: &[&Part]) -> Vec<(Part, Trouble)> {
+async fn restore(mig: &MigMode, ongoing: &Arc<OperationHandle>, parts: &[&Part]) -> Vec<(Part, Trouble)> {
     for part in parts {
         ongoing.progress(part.position, |progress| {
             progress.rolling_back = true;
@@ -92,15 +90,15 @@ async fn restore(mig: &MigMode, mps: &Mps, ongoing: &Arc<OperationHandle>, parts
         });
     }
     let (id, changes) = (ongoing.id(), changed_modes(ongoing));
-    restore_modes_together(mig, mps, &Purpose { operation: &id, changes: &changes, cancel: None }, parts).await;
+    restore_modes_together(mig, &Purpose { operation: &id, changes: &changes, cancel: None }, parts).await;
     let mut tasks = JoinSet::new();
     for part in parts {
-        let (mig, mps) = (mig.clone(), mps.clone());
+        let mig = mig.clone();
         let (ongoing, part, changes) = (Arc::clone(ongoing), (*part).clone(), changes.clone());
         tasks.spawn(async move {
             let id = ongoing.id();
             let purpose = Purpose { operation: &id, changes: &changes, cancel: None };
-            let back = restore_previous_layout(&mig, &mps, &purpose, &part).await;
+            let back = restore_previous_layout(&mig, &purpose, &part).await;
             ongoing.progress(part.position, |progress| {
                 progress.doing = None;
                 match &back {

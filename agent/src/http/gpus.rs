@@ -17,6 +17,7 @@ use super::{
     Handles, answer_budget,
     extract::{Body, Parameters, PathPart},
     failure::Failure,
+    gpu_list_cache::GpuListCache,
     requests::Requests,
     response_limiter::{self, ResponseLimiter},
     without_parameters,
@@ -26,7 +27,6 @@ use crate::{
     caller::Caller,
     cordon,
     idempotency::Header,
-    mps,
     request::Request,
     state::{self, Commits, readings::Readings, redact},
 };
@@ -63,6 +63,7 @@ async fn list(
     State(engine): State<Engine>,
     State(readings): State<Readings>,
     State(limiter): State<ResponseLimiter>,
+    State(stored): State<GpuListCache>,
     caller: Caller,
     Parameters(parameters): Parameters<ListParameters>,
 ) -> Result<Response, Failure> {
@@ -71,7 +72,6 @@ async fn list(
         let viewer = caller.viewer;
         let list = async move {
             let mut gpus = observed.gpus(viewer);
-            mps::add_daemons_to(&engine.planner.mps, &mut gpus);
             gpus.iter_mut().for_each(|gpu| apply::add_progress(&engine, &observed.host, gpu));
             Ok::<Vec<Gpu>, Failure>(gpus)
         };
@@ -81,13 +81,12 @@ async fn list(
     // The cached answer does not contain the progress of operations or the queue. So use it only if
     // no operation runs or waits.
     let is_idle = engine.operations.count_waiting() == 0 && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
-    if is_idle && let Some(json) = observed.host.answers.get(viewer, &observed.late) {
+    if is_idle && let Some(json) = stored.get(&observed, viewer) {
         return Ok(answer_budget::response(StatusCode::OK, json));
     }
     let of = caller.viewer;
     let list = async move {
         let mut gpus = observed.gpus(of);
-        mps::add_daemons_to(&engine.planner.mps, &mut gpus);
         for gpu in &mut gpus {
             apply::add_progress(&engine, &observed.host, gpu);
             leave_out_profiles(gpu);
@@ -95,7 +94,7 @@ async fn list(
         let json = response_limiter::to_json(&gpus)?;
         // Do not cache the answer if an operation was queued meanwhile.
         if is_idle && engine.operations.count_waiting() == 0 {
-            observed.host.answers.insert(viewer, &observed.late, json.clone());
+            stored.insert(&observed, viewer, json.clone());
         }
         Ok::<Bytes, Failure>(json)
     };
@@ -261,7 +260,6 @@ fn leave_out_profiles(gpu: &mut Gpu) {
 async fn find(engine: &Engine, readings: &Readings, caller: &Caller, text: &str) -> Result<Gpu, ApiError> {
     let observed = readings.host().await?;
     let mut gpu = observed.at(observed.host.position(text)?, caller.viewer);
-    mps::add_daemons_to(&engine.planner.mps, std::slice::from_mut(&mut gpu));
     apply::add_progress(engine, &observed.host, &mut gpu);
     Ok(gpu)
 }

@@ -15,6 +15,7 @@ pub(crate) mod endless;
 mod events;
 mod extract;
 pub(crate) mod failure;
+pub(crate) mod gpu_list_cache;
 mod gpus;
 pub(crate) mod head;
 mod health;
@@ -43,7 +44,10 @@ use axum::{
 
 use gpush_store::Store;
 
-use self::{change_limiter::ChangeLimiter, failure::Failure, requests::Requests, response_limiter::ResponseLimiter};
+use self::{
+    change_limiter::ChangeLimiter, failure::Failure, gpu_list_cache::GpuListCache, requests::Requests,
+    response_limiter::ResponseLimiter,
+};
 use crate::{
     apply::{Engine, Planner},
     authorization::Authorization,
@@ -79,6 +83,7 @@ pub(crate) struct ApiHandles {
     pub(crate) authorization: Authorization,
     pub(crate) requests: Requests,
     pub(crate) limiter: ResponseLimiter,
+    pub(crate) gpu_lists: GpuListCache,
     pub(crate) changes: ChangeLimiter,
     pub(crate) commits: Commits,
     pub(crate) maintenance: MaintenanceControl,
@@ -115,6 +120,7 @@ extractable! {
     authorization: Authorization,
     requests: Requests,
     limiter: ResponseLimiter,
+    gpu_lists: GpuListCache,
     commits: Commits,
     maintenance: MaintenanceControl,
     recovery: LossAcceptance,

@@ -38,11 +38,6 @@ impl Lanes {
         gpus.any(|gpu| known.changes.0.get(gpu) != before.0.get(gpu))
     }
 
-    /// Returns the UUIDs of the GPUs that operations have claimed.
-    pub(crate) fn claimed(&self) -> BTreeSet<String> {
-        self.states().claimed.keys().cloned().collect()
-    }
-
     /// Registers a grant on all of these GPUs. If an operation claims one of these GPUs later, the
     /// operation begins only after the grant.
     ///

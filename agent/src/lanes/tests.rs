@@ -124,7 +124,7 @@ async fn operation_begins_after_reconcilers_and_grants_of_its_gpus() {
 fn grant_on_a_claimed_gpu_is_refused() {
     let lanes = lanes();
     let claim = lanes.claim(&[gpu(0)]).unwrap();
-    assert_eq!(lanes.claimed(), gpus(&["GPU-0"]));
+    assert_eq!(lanes.0.host.now().claimed, gpus(&["GPU-0"]));
     claim.begin("op-1");
     let (uuid, holder) = lanes.begin_grant(&gpus(&["GPU-0", "GPU-1"])).unwrap_err();
     assert_eq!((uuid.as_str(), holder), ("GPU-0", Holder::Operation("op-1".to_owned())));

@@ -16,7 +16,13 @@ use super::{
     job_terms::{JobKey, JobTerms},
     show,
 };
-use crate::{caller::Caller, leases::Outcome, mps, state::OpenLease, tasks::TaskName};
+use crate::{
+    caller::{Caller, Viewer},
+    leases::Outcome,
+    mps,
+    state::OpenLease,
+    tasks::TaskName,
+};
 
 /// Requests the lease of a job. The request does not wait, because Slurm has its own queue.
 ///
@@ -116,12 +122,13 @@ impl Leases {
 
     /// Returns whether one of these GPUs, or one of their MIG devices, is shared through MPS.
     pub(crate) fn has_mps_target(&self, gpus: &[String]) -> bool {
-        mps::has_target(&self.handles.mps, gpus)
+        mps::has_target(&self.handles.state.now(), gpus)
     }
 
     /// Returns whether one of these GPUs has an MPS daemon that does not serve clients.
     pub(crate) fn lacks_an_mps_daemon(&self, gpus: &[String]) -> bool {
         let gpus: Vec<&str> = gpus.iter().map(String::as_str).collect();
-        !mps::not_serving(&self.handles.mps, &gpus).is_empty()
+        let host = self.handles.state.now();
+        !mps::outlook(&host, Viewer::Agent).not_serving(&gpus).is_empty()
     }
 }

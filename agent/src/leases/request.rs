@@ -57,11 +57,12 @@ pub(super) async fn resolve(
     if job.is_some() {
         selected = Some(without_dynamic(host, selected)?);
     }
-    let offered = || scheduler::offered_host(&leases.handles.scheduler, host, gpus, &LeaseTable::default());
-    let of_target = |text: &str| share_of_target(leases, gpus, text);
+    let now = leases.handles.state.now();
+    let offered = || scheduler::offered_host(host, gpus, &now, &LeaseTable::default());
+    let of_target = |text: &str| share_of_target(&now, gpus, text);
     let share = share(&request, selected.as_ref(), &withheld, job.is_some(), offered, of_target)?;
     let targets = match (&request.target, job) {
-        (Some(text), _) => Some([target(leases, share.kind(), gpus, text)?].into()),
+        (Some(text), _) => Some([target(&now, share.kind(), gpus, text)?].into()),
         (None, Some(job)) => job.targets.clone(),
         (None, None) => None,
     };
@@ -156,10 +157,11 @@ fn holder(caller: &Caller, requested: Option<u32>) -> Result<u32, ApiError> {
 }
 
 /// Finds the UUID of the MPS target or MIG device that a text names.
-fn target(leases: &Leases, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<String, ApiError> {
+fn target(now: &Arc<HostState>, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<String, ApiError> {
     match kind {
         LeaseKind::Mps => {
-            mps::target(&leases.handles.mps, text).or_else(|unknown| sharing::pending_target(text, gpus).ok_or(unknown))
+            let found = mps::find(now, text).map(|target| target.uuid.clone());
+            found.or_else(|unknown| sharing::pending_target(text, gpus).ok_or(unknown))
         }
         LeaseKind::Mig => mig_device(gpus, text).map(|(uuid, _)| uuid).ok_or_else(|| {
             let error = ApiError::new(Code::NotFound, format!("no MIG device is named {}", Quoted(text.trim())));
@@ -188,8 +190,8 @@ fn mig_device(gpus: &[Gpu], text: &str) -> Option<(String, String)> {
 }
 
 /// Returns the share of a request that names only an MPS target or a MIG device.
-fn share_of_target(leases: &Leases, gpus: &[Gpu], text: &str) -> Result<LeaseShare, ApiError> {
-    if target(leases, LeaseKind::Mps, gpus, text).is_ok() {
+fn share_of_target(now: &Arc<HostState>, gpus: &[Gpu], text: &str) -> Result<LeaseShare, ApiError> {
+    if target(now, LeaseKind::Mps, gpus, text).is_ok() {
         return Ok(LeaseShare::Mps { percentage: None, memory_limit_mib: None, priority: None });
     }
     mig_device(gpus, text).map(|(_, profile)| LeaseShare::MigProfile { profile }).ok_or_else(|| {

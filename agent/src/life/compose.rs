@@ -19,7 +19,10 @@ use crate::{
     durable::{self, StoredState},
     health::{Check, Health, Sources},
     host_services::HostServices,
-    http::{self, change_limiter::ChangeLimiter, requests::Requests, response_limiter::ResponseLimiter},
+    http::{
+        self, change_limiter::ChangeLimiter, gpu_list_cache::GpuListCache, requests::Requests,
+        response_limiter::ResponseLimiter,
+    },
     idempotency::Idempotency,
     lanes::Lanes,
     leases::{self, Leases, Scopes},
@@ -123,11 +126,11 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         overrides: Overrides::new(generation, overrides),
         lost,
         known_since,
+        mps_records: mps_targets,
         leases,
         created,
     };
     let state = State::new(store.clone(), Events::new(store.instance()), initial);
-    mps_targets.iter().for_each(|target| state.set_shared(&target.target, target.in_force.is_some()));
     let readings = Readings::new(hardware.clone(), users.clone(), state.clone(), tasks.clone());
     let lanes = Lanes::new(state.clone());
     let shared_gpus =
@@ -160,7 +163,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         own_uid,
     };
     let scopes = Scopes::new(mps_dir == Path::new(MPS_DIRECTORY));
-    let mps = Mps::new(mps_dir, mps_programs, mps_targets, mps_handles);
+    let mps = Mps::new(mps_dir, mps_programs, mps_handles);
     let unleased = Unleased::new(
         state.clone(),
         readings.clone(),
@@ -315,6 +318,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         authorization,
         requests,
         limiter: ResponseLimiter::new(tasks.clone()),
+        gpu_lists: GpuListCache::default(),
         changes: ChangeLimiter::default(),
         commits,
         maintenance,

@@ -7,18 +7,30 @@
 //!
 //! A stopped daemon stays stopped when gpushd restarts, until an administrator starts it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, MpsActionRequest, MpsDaemon, MpsSetRequest, MpsSetResponse, MpsSettings};
-use gpush_core::{sharing, supervisor::SupervisorState};
+use gpush_core::{
+    mps::{DaemonReport, MpsSet, MpsStopped, MpsTarget, MpsTargetRecord},
+    sharing,
+    supervisor::SupervisorState,
+};
 use gpush_host::proc;
-use gpush_mps::daemon::{Daemon, DaemonRequest, Report};
-use gpush_store::{self as above, MpsStopped, MpsTarget};
+use gpush_mps::daemon::DaemonRequest;
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
-use super::{Entry, Mps, clients, daemon_state, reconcile, records, targets::DesiredTargets, view};
-use crate::{caller::Caller, eligibility, request::Request, state::words};
+use super::{
+    DaemonHandle, Mps, clients, leases_on,
+    outlook::{find, outlook},
+    reconcile, records, view,
+};
+use crate::{
+    caller::Caller,
+    eligibility,
+    request::Request,
+    state::{HostState, words},
+};
 
 /// Maximum time that a request may give the clients to finish, in seconds.
 const LONGEST: u64 = 30 * 24 * 3600;
@@ -74,8 +86,9 @@ pub(crate) async fn act(
     how: MpsActionRequest,
     request: Request,
 ) -> Result<MpsDaemon, ApiError> {
-    let (uuid, entry) = view::find(mps, text)?;
-    let label = daemon_state::label(&entry, &uuid);
+    let target = Arc::clone(find(&mps.handles.state.now(), text)?);
+    let MpsTarget { uuid, short, gpu_uuid, .. } = &*target;
+    let Some(DaemonHandle { daemon, turn }) = mps.daemon(uuid) else { return Err(just_ended()) };
     let within = match how.end_after_s {
         Some(seconds @ 0..=LONGEST) => Some(Duration::from_secs(seconds)),
         Some(seconds) => {
@@ -86,18 +99,20 @@ pub(crate) async fn act(
     };
     // Grants and operations use this lock too, so none of them can begin between the checks below and the stop of the
     // daemon.
-    let turn = entry.turn.lock().await;
+    let turn = turn.lock().await;
+    let host = mps.handles.state.now();
+    let Some(now) = host.mps.get(uuid) else { return Err(just_ended()) };
     if matches!(act, MpsAction::Start | MpsAction::Restart) {
-        may_start(mps, caller, &label, &uuid, &entry)?;
+        may_start(mps, &host, caller, now)?;
     }
     // A daemon that is not wanted, for example after a stop, has no policy. A restart of such a daemon must therefore
     // use [`start`], which sets the policy and starts the daemon.
-    let settles = mps.record(&uuid).stopped.is_some() || !entry.daemon.last_report().wanted;
+    let settles = host.mps.is_stopped(uuid) || !now.report.wanted;
     let unless_used = !how.force;
-    if unless_used && ends_use(act, &entry.daemon.last_report()) && mps.is_leased(&uuid) {
+    if unless_used && ends_use(act, &now.report) && host.leases.is_occupied(uuid) {
         // Poll the daemon, so that the error also names new clients.
-        entry.daemon.fresh(Duration::ZERO).await;
-        return Err(in_use(mps, caller, act, &uuid, &entry).await);
+        daemon.refresh(Duration::ZERO).await;
+        return Err(in_use(mps, caller, act, &target).await);
     }
     let end = match act {
         MpsAction::Start | MpsAction::Drain => None,
@@ -110,42 +125,48 @@ pub(crate) async fn act(
         MpsAction::Drain => Some(MpsStopped { by: request.by.clone(), end_at: within.and_then(time_after) }),
     };
     let uid = request.by.uid;
-    let recorded = request.recorded_with(act.name(), entry.short.clone(), identity(&uuid, &entry));
-    let change = move |record: MpsTarget| MpsTarget { stopped: stopped.clone(), ..record };
-    let record = records::change(mps, &uuid, change, recorded);
+    let recorded = request.recorded_with(act.name(), short.clone(), identity(&target));
+    let change = move |record: MpsTargetRecord| MpsTargetRecord { stopped: stopped.clone(), ..record };
+    let record = records::change(mps, uuid, change, recorded);
     match end {
         None => record.await?,
         // With `force`, record the action first and then kill the clients.
         Some(end) if how.force => {
             record.await?;
-            entry.daemon.send(end).await?;
+            daemon.send(end).await?;
         }
         // Without `force`, record the action only after the supervisor has accepted the stop. If this record fails, the
         // reconciler or the next gpushd starts the daemon again.
         Some(end) => {
-            if let Err(error) = entry.daemon.send(end).await {
+            if let Err(error) = daemon.send(end).await {
                 return Err(match error.code {
-                    Code::Blocked => in_use(mps, caller, act, &uuid, &entry).await,
+                    Code::Blocked => in_use(mps, caller, act, &target).await,
                     _ => error,
                 });
             }
-            record.await.inspect_err(|_| mps.wakes.wake(&entry.gpu_uuid))?;
+            record.await.inspect_err(|_| mps.wakes.wake(gpu_uuid))?;
         }
     }
-    tracing::info!(mps = entry.short, uid, "{}", act.name());
+    tracing::info!(mps = short, uid, "{}", act.name());
     if act == MpsAction::Drain {
-        entry.daemon.send(DaemonRequest::Drain(within)).await?;
+        daemon.send(DaemonRequest::Drain(within)).await?;
     }
+    let last = mps.target(uuid).unwrap_or_else(|| Arc::clone(&target));
     drop(turn);
     if act == MpsAction::Start || (act == MpsAction::Restart && settles) {
-        start(mps, caller, &label, &uuid).await?;
+        start(mps, caller, &target).await?;
     }
-    Ok(view::describe(mps, caller, &uuid, &entry).await)
+    Ok(view::describe(mps, caller, &last).await)
+}
+
+/// Returns the error for a target that was removed during the request.
+fn just_ended() -> ApiError {
+    ApiError::new(Code::NotFound, "the MPS daemon has just ended")
 }
 
 /// Returns whether an action takes the daemon away from the leases on its target. A restart takes the daemon away only
 /// if the daemon runs.
-fn ends_use(act: MpsAction, seen: &Report) -> bool {
+fn ends_use(act: MpsAction, seen: &DaemonReport) -> bool {
     match act {
         MpsAction::Start | MpsAction::Drain => false,
         MpsAction::Stop => !matches!(seen.state, SupervisorState::Stopped),
@@ -154,16 +175,17 @@ fn ends_use(act: MpsAction, seen: &Report) -> bool {
 }
 
 /// Starts a daemon. The caller has already recorded that the daemon is not stopped.
-async fn start(mps: &Mps, caller: &Caller, label: &str, uuid: &str) -> Result<(), ApiError> {
-    let Some(entry) = mps.entries().get(uuid).cloned() else { return Ok(()) };
-    let _is_changing = reconcile::reconcile(mps, &entry.gpu_uuid).await;
-    let _turn = entry.turn.lock().await;
+async fn start(mps: &Mps, caller: &Caller, target: &MpsTarget) -> Result<(), ApiError> {
+    let Some(DaemonHandle { daemon, turn }) = mps.daemon(&target.uuid) else { return Ok(()) };
+    let _is_changing = reconcile::reconcile(mps, &target.gpu_uuid).await;
+    let _turn = turn.lock().await;
+    let host = mps.handles.state.now();
     // Do nothing if an administrator has stopped the daemon meanwhile.
-    if mps.record(uuid).stopped.is_some() {
+    if host.mps.is_stopped(&target.uuid) {
         return Ok(());
     }
-    may_start(mps, caller, label, uuid, &entry)?;
-    entry.daemon.send(DaemonRequest::Start).await
+    may_start(mps, &host, caller, host.mps.get(&target.uuid).map_or(target, Arc::as_ref))?;
+    daemon.send(DaemonRequest::Start).await
 }
 
 fn time_after(span: Duration) -> Option<Timestamp> {
@@ -171,15 +193,15 @@ fn time_after(span: Duration) -> Option<Timestamp> {
 }
 
 /// Returns an error if the daemon is not desired, or if maintenance or an operation blocks its start.
-fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry) -> Result<(), ApiError> {
-    if let Some(maintenance) = mps.handles.state.maintenance() {
-        return Err(words::refusal(&maintenance));
+fn may_start(mps: &Mps, host: &Arc<HostState>, caller: &Caller, target: &MpsTarget) -> Result<(), ApiError> {
+    if let Some(maintenance) = &host.maintenance {
+        return Err(words::refusal(maintenance));
     }
-    if let Some(why) = DesiredTargets::of(mps, caller.viewer).why_removed(uuid, entry) {
-        return Err(daemon_state::removed_target_error(label, entry, why));
+    if let Some(why) = outlook(host, caller.viewer).why_removed(target) {
+        return Err(target.removed_error(why));
     }
-    let Some(target) = &entry.target else {
-        let message = format!("cannot start the MPS daemon of {label}: its settings are not known yet");
+    let Some(target) = &target.desired else {
+        let message = format!("cannot start the MPS daemon of {}: its settings are not known yet", target.label());
         return Err(ApiError::new(Code::Unavailable, message)
             .hint("see the state of its GPU with `gpushctl status`, then try again")
             .retryable());
@@ -190,10 +212,12 @@ fn may_start(mps: &Mps, caller: &Caller, label: &str, uuid: &str, entry: &Entry)
 }
 
 /// Returns the error for a daemon that cannot be stopped or restarted because it is in use.
-async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, uuid: &str, entry: &Entry) -> ApiError {
-    let (seen, label, name) = (entry.daemon.last_report(), daemon_state::label(entry, uuid), daemon_state::name(entry));
-    let leases = mps.leases_on(uuid);
-    let inside = seen.clients.len() + seen.waiting.len();
+async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, target: &Arc<MpsTarget>) -> ApiError {
+    let host = mps.handles.state.now();
+    let target = host.mps.get(&target.uuid).unwrap_or(target);
+    let (seen, label, name) = (&target.report, target.label(), target.name());
+    let leases = leases_on(&host, &target.uuid);
+    let inside = seen.client_count();
     let why = match (seen.clients_known, inside, leases.len()) {
         (false, _, _) | (true, 0, 0) => "gpushd cannot tell whether the MPS daemon has clients".to_owned(),
         (true, 0, leases) => format!("{} in use", words::leases_clause(leases)),
@@ -202,7 +226,7 @@ async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, uuid: &str, entry: &
     };
     let verb = act.verb();
     let mut error = ApiError::new(Code::Blocked, format!("cannot {verb} the MPS daemon of {label}: {why}"));
-    for client in clients::of(mps, &seen, uuid).await {
+    for client in clients::of(mps, seen, &target.uuid).await {
         let (Some(pid), true) = (client.pid, caller.viewer.may_see(client.uid)) else { continue };
         let whose = match (client.user, client.uid) {
             (Some(user), _) => user,
@@ -238,39 +262,41 @@ pub(crate) async fn set(
     change: MpsSetRequest,
     request: Request,
 ) -> Result<MpsSetResponse, ApiError> {
-    let (uuid, entry) = view::find(mps, text)?;
-    let label = daemon_state::label(&entry, &uuid);
+    let target = Arc::clone(find(&mps.handles.state.now(), text)?);
+    let (uuid, label) = (&target.uuid, target.label());
+    let Some(DaemonHandle { turn, .. }) = mps.daemon(uuid) else { return Err(just_ended()) };
     // Lock before reading the settings, so that no concurrent change is lost.
-    let turn = entry.turn.lock().await;
-    if let Some(why) = DesiredTargets::of(mps, caller.viewer).why_removed(&uuid, &entry) {
-        return Err(daemon_state::removed_target_error(&label, &entry, why));
+    let turn = turn.lock().await;
+    let host = mps.handles.state.now();
+    if let Some(why) = outlook(&host, caller.viewer).why_removed(&target) {
+        return Err(target.removed_error(why));
     }
-    let Some(target) = entry.target.clone() else {
+    let Some(desired) = &target.desired else {
         return Err(ApiError::new(Code::Conflict, format!("{label} is no longer shared through MPS")));
     };
-    let rule = target.policy.settings.clone();
-    let before = mps.record(&uuid).set.map_or_else(|| rule.clone(), |set| set.settings);
+    let rule = desired.policy.settings.clone();
+    let before = host.mps.record(uuid).set.map_or_else(|| rule.clone(), |set| set.settings);
     let from = if change.reset { rule.clone() } else { before.clone() };
     let settings = MpsSettings {
         percentage: change.percentage.unwrap_or(from.percentage),
         memory_limit_mib: change.memory_limit_mib.or(from.memory_limit_mib),
         priority: change.priority.unwrap_or(from.priority),
     };
-    if let Some(memory) = target.memory_mib {
+    if let Some(memory) = desired.memory_mib {
         sharing::check_memory_limit(&settings, memory, &label)?;
     }
-    let set = (settings != rule).then(|| above::MpsSet { settings: settings.clone(), rule: rule.clone() });
-    let set = move |record: MpsTarget| MpsTarget { set: set.clone(), ..record };
-    let mut detail = identity(&uuid, &entry);
+    let set = (settings != rule).then(|| MpsSet { settings: settings.clone(), rule: rule.clone() });
+    let set = move |record: MpsTargetRecord| MpsTargetRecord { set: set.clone(), ..record };
+    let mut detail = identity(&target);
     detail.extend(asked_for(&change, &settings));
-    let recorded = request.recorded_with("mps.set", entry.short.clone(), detail);
-    records::change(mps, &uuid, set, recorded).await?;
+    let recorded = request.recorded_with("mps.set", target.short.clone(), detail);
+    records::change(mps, uuid, set, recorded).await?;
     drop(turn);
     let deadline = Instant::now() + EFFECTIVE_WAIT;
-    let is_changing = reconcile::reconcile(mps, &entry.gpu_uuid).await;
-    let seen = wait_until_effective(&entry.daemon, &settings, deadline).await;
-    let daemon = view::describe(mps, caller, &uuid, &entry).await;
-    let latest = mps.record(&uuid).set.map_or(rule, |set| set.settings);
+    let is_changing = reconcile::reconcile(mps, &target.gpu_uuid).await;
+    let seen = wait_until_effective(mps, &target, &settings, deadline).await.report.clone();
+    let daemon = view::describe(mps, caller, &target).await;
+    let latest = mps.handles.state.mps().record(uuid).set.map_or(rule, |set| set.settings);
     let reaches = if latest != settings {
         vec!["another request has changed the settings again".to_owned()]
     } else if is_changing && !is_desired(&seen, &settings) {
@@ -282,14 +308,19 @@ pub(crate) async fn set(
 }
 
 /// Returns whether the report `seen` has `settings` as the desired settings.
-fn is_desired(seen: &Report, settings: &MpsSettings) -> bool {
+fn is_desired(seen: &DaemonReport, settings: &MpsSettings) -> bool {
     seen.policy.as_ref().is_some_and(|policy| policy.settings == *settings)
 }
 
-/// Waits until the settings of a running daemon are effective. Returns the last report about the daemon. Does not wait
-/// if these are not the desired settings, for example because a later request has changed them.
-async fn wait_until_effective(daemon: &Daemon, settings: &MpsSettings, deadline: Instant) -> Report {
-    let is_over = |seen: &Report| {
+/// Waits until the settings of a running daemon are effective. Returns the target as last reported. Does not wait if these
+/// are not the desired settings, for example because a later request has changed them.
+async fn wait_until_effective(
+    mps: &Mps,
+    target: &Arc<MpsTarget>,
+    settings: &MpsSettings,
+    deadline: Instant,
+) -> Arc<MpsTarget> {
+    let is_over = |seen: &DaemonReport| {
         let runs = match seen.state {
             SupervisorState::Ready { .. }
             | SupervisorState::Found { .. }
@@ -304,18 +335,17 @@ async fn wait_until_effective(daemon: &Daemon, settings: &MpsSettings, deadline:
         };
         !runs || seen.in_force.as_ref() == Some(settings) || !is_desired(seen, settings)
     };
-    let mut reports = daemon.follow();
-    // Release the lock of the reports before [`Daemon::last_report`] takes it again.
-    let effective = async { reports.wait_for(is_over).await.map(drop) };
+    let mut snapshots = mps.handles.state.watch();
+    let effective = snapshots.wait_for(|host| host.mps.get(&target.uuid).is_none_or(|target| is_over(&target.report)));
     // After the deadline, the last report says what is known.
-    let _late = tokio::time::timeout_at(deadline, effective).await;
-    daemon.last_report()
+    let _late = tokio::time::timeout_at(deadline, effective).await.is_err();
+    mps.target(&target.uuid).unwrap_or_else(|| Arc::clone(target))
 }
 
 /// Returns the UUIDs of a target and of its GPU, for the audit record. A search for either UUID finds the record, even
 /// if the MIG device no longer exists.
-fn identity(uuid: &str, entry: &Entry) -> serde_json::Map<String, serde_json::Value> {
-    [("uuid", uuid), ("gpu_uuid", entry.gpu_uuid.as_str())]
+fn identity(target: &MpsTarget) -> serde_json::Map<String, serde_json::Value> {
+    [("uuid", target.uuid.as_str()), ("gpu_uuid", target.gpu_uuid.as_str())]
         .into_iter()
         .map(|(name, uuid)| (name.to_owned(), uuid.into()))
         .collect()
@@ -338,7 +368,7 @@ fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<Strin
 }
 
 /// Describes which clients a change of settings affects, according to NVIDIA's documentation.
-fn describe_effect(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &Report) -> Vec<String> {
+fn describe_effect(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &DaemonReport) -> Vec<String> {
     let is_effective = seen.in_force.as_ref() == Some(now);
     if before == now && (is_effective || seen.pid.is_none()) {
         return vec!["no change: the daemon already had these settings".to_owned()];

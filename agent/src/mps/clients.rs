@@ -6,9 +6,9 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{LeaseId, MpsClient, ProcessKind};
-use gpush_core::attribution::GpuUse;
+use gpush_core::{attribution::GpuUse, mps::DaemonReport};
 use gpush_host::{process_facts::ProcessFacts, subtask};
-use gpush_mps::daemon::{DaemonRequest, DriverClients, Report};
+use gpush_mps::daemon::{DaemonRequest, DriverClients, blocked};
 
 use super::Mps;
 use crate::{caller::Caller, state::OpenLease};
@@ -42,31 +42,29 @@ pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverCli
 /// Returns whether leases are granted on a GPU or MIG device that is shared through MPS: `false` if its daemon is stopped
 /// or about to be removed. `None` if the GPU or MIG device is not shared through MPS.
 pub(crate) fn is_shared(mps: &Mps, uuid: &str) -> Option<bool> {
-    let entry = mps.entries().get(uuid).cloned()?;
-    Some(entry.daemon.last_report().wanted)
+    Some(mps.handles.state.now().mps.get(uuid)?.report.wanted)
 }
 
 /// Asks the MPS daemon of a client to end the client's work on the GPU.
 pub(crate) async fn terminate(mps: &Mps, pid: u32) {
     let Ok(pid) = i32::try_from(pid) else { return };
-    let entries: Vec<_> = mps.entries().values().cloned().collect();
-    for entry in
-        entries.iter().filter(|entry| entry.daemon.last_report().clients.iter().any(|(_, client)| *client == pid))
-    {
-        match tokio::time::timeout(TERMINATE, entry.daemon.send(DaemonRequest::Terminate(pid))).await {
+    let targets = mps.handles.state.mps();
+    for target in targets.all().filter(|target| target.report.clients.iter().any(|(_, client)| *client == pid)) {
+        let Some(handle) = mps.daemon(&target.uuid) else { continue };
+        match tokio::time::timeout(TERMINATE, handle.daemon.send(DaemonRequest::Terminate(pid))).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(mps = entry.short, "{error}"),
+            Ok(Err(error)) => tracing::warn!(mps = target.short, "{error}"),
             Err(_) => tracing::warn!(
-                mps = entry.short,
+                mps = target.short,
                 "cannot end process {pid}: the MPS daemon {} did not accept the request in time",
-                entry.short
+                target.short
             ),
         }
     }
 }
 
 /// Returns the clients of the daemon of the target `uuid`, with their processes, users and leases.
-pub(super) async fn of(mps: &Mps, seen: &Report, uuid: &str) -> Vec<MpsClient> {
+pub(super) async fn of(mps: &Mps, seen: &DaemonReport, uuid: &str) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
     let people = mps.handles.users.processes(pids).await;
     // Use a blocking thread: the environments of processes may be large and swapped out.
@@ -109,7 +107,7 @@ fn lease_of(mps: &Mps, pid: u32, uid: u32, target: &str) -> Option<(LeaseId, boo
 
 /// Returns one sentence for each problem: the findings in the daemon's report, and problems with the clients, such as
 /// clients without a lease.
-pub(super) fn findings(seen: &Report, clients: &[MpsClient], leases: &[OpenLease]) -> Vec<String> {
+pub(super) fn findings(seen: &DaemonReport, clients: &[MpsClient], leases: &[OpenLease]) -> Vec<String> {
     let mut findings = seen.findings.clone();
     findings.extend(lease_findings(clients));
     if let Some(most) =
@@ -151,8 +149,8 @@ fn lease_findings(clients: &[MpsClient]) -> Vec<String> {
 
 /// Returns a sentence for each client that must wait because the daemon serves another user. Leaves out clients that
 /// the caller may not see.
-pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &Report) -> Vec<String> {
-    let stuck = seen.blocked();
+pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &DaemonReport) -> Vec<String> {
+    let stuck = blocked(seen);
     let pids: Vec<u32> = stuck.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
     let people = mps.handles.users.processes(pids.clone()).await;
     let why = "the daemon serves one user at a time; the clients of other users wait until all clients of the \

@@ -1,14 +1,14 @@
 //! Finds the processes that prevent a daemon from answering, and names them to callers who may see them.
 
+use gpush_core::mps::DaemonReport;
 use gpush_host::identity::ProcessIdentity;
-use gpush_mps::daemon::Report;
 
 use super::Mps;
 use crate::caller::Caller;
 
 /// Returns a sentence for each process that keeps a daemon's control connection open. Leaves out processes that the
 /// caller may not see.
-pub(super) async fn holders(mps: &Mps, caller: &Caller, report: &Report) -> Vec<String> {
+pub(super) async fn holders(mps: &Mps, caller: &Caller, report: &DaemonReport) -> Vec<String> {
     let pids: Vec<u32> = report.ear.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
     let identities = mps.handles.users.processes(pids.clone()).await;
     let known = pids.into_iter().filter_map(|pid| Some((pid, identities.get(&pid)?)));

@@ -10,9 +10,9 @@
 //! | none of these | `not_found` | no |
 
 use gpush_api::{ApiError, Code, GpuState};
+use gpush_core::mps::DesiredTargets;
 use gpush_nvml::{DriverError, ErrorKind};
 
-use super::{Mps, targets::DesiredTargets};
 use crate::{
     eligibility,
     state::{GpuSnapshot, HostState, no_driver, words},
@@ -65,9 +65,8 @@ fn starting(error: &DriverError) -> ApiError {
 
 /// Returns the error for `text`, which matches no target. Returns the argument `not_found` if there is no better
 /// reason.
-pub(super) fn explain(mps: &Mps, outlook: &DesiredTargets, text: &str, not_found: ApiError) -> ApiError {
-    let host = mps.handles.state.now();
-    if let Err(error) = gpus_known(&host) {
+pub(super) fn explain(host: &HostState, outlook: &DesiredTargets<'_>, text: &str, not_found: ApiError) -> ApiError {
+    if let Err(error) = gpus_known(host) {
         return error;
     }
     // A text such as `0:2g.20gb@2` names a MIG device, in this example on GPU 0.
@@ -85,7 +84,7 @@ pub(super) fn explain(mps: &Mps, outlook: &DesiredTargets, text: &str, not_found
         Err(error) if !matches!(error.code, Code::NotFound | Code::BadRequest) => return error,
         Err(_) => {}
     }
-    if outlook.has_pending(mps) {
+    if outlook.has_pending() {
         return ApiError::new(Code::Unavailable, not_found.message)
             .cause("gpushd has not started the MPS daemons of the config yet")
             .hint("try again in a moment; `gpushctl mps list` shows the targets")

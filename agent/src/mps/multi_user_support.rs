@@ -6,7 +6,7 @@ use std::{
     time::SystemTime,
 };
 
-use gpush_api::{MpsPolicy, MpsUsers};
+use gpush_core::mps::MultiUserSupport;
 use gpush_mps::daemon::multi_user::{self, Support};
 
 /// Whether the MPS control program supports several users, and the modification time of the program file.
@@ -34,7 +34,7 @@ pub(super) async fn probe(program: &Path, before: Option<ProgramSupport>) -> Pro
 }
 
 /// If a rule requests several users but the target serves only one at a time, returns the reason.
-pub(super) fn reason_single_user(asked: &ProgramSupport) -> Option<String> {
+fn reason_single_user(asked: &ProgramSupport) -> Option<String> {
     let program = asked.program.display();
     let why = match asked.support {
         Support::Supported => return None,
@@ -47,12 +47,9 @@ pub(super) fn reason_single_user(asked: &ProgramSupport) -> Option<String> {
     Some(format!("the rule has users = \"many\", but this target serves one user at a time: {why}"))
 }
 
-/// Returns the effective policy: several users only if the control program supports them.
-pub(super) fn effective_policy(policy: MpsPolicy, asked: Option<&ProgramSupport>) -> MpsPolicy {
-    match asked {
-        Some(ProgramSupport { support: Support::Supported, .. }) => policy,
-        Some(_) | None => MpsPolicy { users: MpsUsers::One, ..policy },
-    }
+/// Returns what is known about the control program, for the state of the host.
+pub(super) fn of(asked: &ProgramSupport) -> MultiUserSupport {
+    reason_single_user(asked).map_or(MultiUserSupport::Supported, MultiUserSupport::Unsupported)
 }
 
 #[cfg(test)]
@@ -64,15 +61,11 @@ mod tests {
     }
 
     #[test]
-    fn several_users_are_served_only_where_supported() {
-        let rule = MpsPolicy { users: MpsUsers::Many, ..MpsPolicy::default() };
-        let users = |asked: Option<&ProgramSupport>| effective_policy(rule.clone(), asked).users;
-        assert_eq!(users(None), MpsUsers::One);
-        assert_eq!(users(Some(&asked(Support::Supported))), MpsUsers::Many);
-        assert_eq!(reason_single_user(&asked(Support::Supported)), None);
+    fn program_without_support_has_a_reason() {
+        assert_eq!(of(&asked(Support::Supported)), MultiUserSupport::Supported);
         for support in [Support::Unsupported, Support::NeedsRoot, Support::Unknown] {
-            assert_eq!(users(Some(&asked(support))), MpsUsers::One);
-            assert!(reason_single_user(&asked(support)).unwrap().contains("serves one user at a time: "));
+            let MultiUserSupport::Unsupported(why) = of(&asked(support)) else { panic!("{support:?}") };
+            assert!(why.contains("serves one user at a time: "), "{why}");
         }
     }
 

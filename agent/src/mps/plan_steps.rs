@@ -11,28 +11,29 @@
 //! for it: the layout of an override that the operation creates, the layout of the rule if it ends the override, and
 //! otherwise the desired layout.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{ApiError, Code, Gpu, GpuPlan, InstanceStep, LeaseKind, Mig, Mode, MpsStep, Refusal, Step};
 use gpush_core::{
     desired::in_use::{Scope, check},
     layout::Layout,
     lease::usage,
+    mps::{MpsTarget, MpsTargets},
     schedule::ClaimedTargets,
     sharing::{self, DeviceAfter},
 };
 
-use super::{
-    Entry, Mps, daemon_state,
-    present::{is_present, users},
-    view,
+use super::{Mps, uses, view};
+use crate::{
+    lanes::Reserve,
+    state::{HostState, OpenLease},
 };
 
 /// The changes of a GPU's daemons that a plan makes.
 #[derive(Debug, Default)]
 struct DaemonChanges {
-    /// The daemons that the plan stops, by UUID of the target.
-    stops: BTreeMap<String, Entry>,
+    /// The targets whose daemons the plan stops.
+    stops: Vec<Arc<MpsTarget>>,
     /// Whether the plan starts the daemon of the whole GPU.
     starts_whole: bool,
     /// The MIG devices whose daemons the plan starts.
@@ -41,11 +42,8 @@ struct DaemonChanges {
 
 impl DaemonChanges {
     /// `layout` is the layout that the GPU should have after the operation.
-    fn of(mps: &Mps, gpu: &Gpu, plan: &GpuPlan, layout: Option<&Layout>) -> Self {
-        let entries = mps.entries().clone();
-        let of_gpu: BTreeMap<String, Entry> =
-            entries.into_iter().filter(|(_, entry)| entry.gpu_uuid == gpu.uuid).collect();
-        let had: BTreeSet<String> = of_gpu.keys().cloned().collect();
+    fn of(targets: &MpsTargets, gpu: &Gpu, plan: &GpuPlan, layout: Option<&Layout>) -> Self {
+        let had: BTreeSet<String> = targets.on_gpu(&gpu.uuid).map(|target| target.uuid.clone()).collect();
         let shared = match layout {
             Some(layout) if plan.error.is_none() => sharing::shared_after(layout, gpu, plan, &had),
             Some(_) | None => Vec::new(),
@@ -54,15 +52,16 @@ impl DaemonChanges {
         let loses_daemon = |uuid: &String| {
             *uuid != gpu.uuid && layout.is_some() && !shared.iter().any(|one| one.uuid.as_ref() == Some(uuid))
         };
-        let stops = of_gpu.into_iter().filter(|(uuid, entry)| {
+        let stops = targets.on_gpu(&gpu.uuid).filter(|target| {
+            let uuid = &target.uuid;
             // Include a daemon that an administrator stopped: its record must be removed, and the compute mode restored.
-            let stands = is_present(entry) || mps.is_active(uuid);
+            let stands = target.report.is_present() || targets.is_active(uuid);
             stands && (is_removed(gpu, plan, uuid) || loses_daemon(uuid))
         });
         let is_new = |one: &DeviceAfter| one.uuid.as_ref().is_none_or(|uuid| !had.contains(uuid));
         Self {
-            stops: stops.collect(),
-            starts_whole: gpu.mode == Mode::Mps && plan.leaves_whole(gpu) && !mps.is_active(&gpu.uuid),
+            stops: stops.cloned().collect(),
+            starts_whole: gpu.mode == Mode::Mps && plan.leaves_whole(gpu) && !targets.is_active(&gpu.uuid),
             starts: shared.into_iter().filter(is_new).collect(),
         }
     }
@@ -74,7 +73,7 @@ pub(crate) fn claimed_by_plan(mps: &Mps, gpu: &Gpu, plan: &GpuPlan, layout: Opti
     if plan.error.is_some() {
         return ClaimedTargets::Targets(BTreeSet::new());
     }
-    let changes = DaemonChanges::of(mps, gpu, plan, layout);
+    let changes = DaemonChanges::of(&mps.handles.state.mps(), gpu, plan, layout);
     let is_pending = gpu.pending.iter().any(|change| change.aim.device().is_none());
     if plan.mig_mode().is_some() || plan.reset().is_some() || changes.starts_whole || is_pending {
         return ClaimedTargets::Gpu;
@@ -84,13 +83,18 @@ pub(crate) fn claimed_by_plan(mps: &Mps, gpu: &Gpu, plan: &GpuPlan, layout: Opti
     // If MIG is on, no lease can use the whole GPU.
     let is_whole = gpu.mig.as_ref().is_none_or(Mig::is_off);
     let removed = devices.chain(is_whole.then_some(&gpu.uuid)).filter(|uuid| is_removed(gpu, plan, uuid));
-    let changed = changes.stops.keys().chain(changes.starts.iter().filter_map(|one| one.uuid.as_ref()));
+    let changed = changes
+        .stops
+        .iter()
+        .map(|target| &target.uuid)
+        .chain(changes.starts.iter().filter_map(|one| one.uuid.as_ref()));
     ClaimedTargets::Targets(removed.chain(changed).cloned().collect())
 }
 
 /// Adds to each plan the daemons that it stops and starts. Refuses plans that would stop a daemon in use, or start a
 /// daemon on a target in use. `layouts` are the layouts that the GPUs should have after the operation.
 pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan], layouts: &[Option<Layout>]) {
+    let host = mps.handles.state.now();
     for (plan, layout) in plans.iter_mut().zip(layouts) {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
         // Replace an earlier refusal, because it may name only the MPS server. The new refusal names the clients and
@@ -99,8 +103,8 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan], layouts: &[Op
         if plan.error.is_some() && !held {
             continue;
         }
-        let changes = DaemonChanges::of(mps, gpu, plan, layout.as_ref());
-        if let Some(error) = used_daemon_error(mps, gpu, &changes) {
+        let changes = DaemonChanges::of(&host.mps, gpu, plan, layout.as_ref());
+        if let Some(error) = used_daemon_error(&host, gpu, &changes) {
             *plan = plan.without_steps().refused(error);
             continue;
         }
@@ -109,8 +113,8 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan], layouts: &[Op
         }
         match starts(gpu, plan, &changes) {
             Ok(started) => {
-                let stop = |(uuid, entry): (&String, &Entry)| {
-                    Step::Mps(MpsStep::StopDaemon { uuid: uuid.clone(), label: daemon_state::label(entry, uuid) })
+                let stop = |target: &Arc<MpsTarget>| {
+                    Step::Mps(MpsStep::StopDaemon { uuid: target.uuid.clone(), label: target.label() })
                 };
                 changes.stops.iter().map(stop).chain(started).for_each(|step| plan.add(step));
             }
@@ -120,14 +124,14 @@ pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan], layouts: &[Op
 }
 
 /// Returns the error if the plan stops a daemon in use.
-fn used_daemon_error(mps: &Mps, gpu: &Gpu, changes: &DaemonChanges) -> Option<ApiError> {
-    let users = |(uuid, entry): (&String, &Entry)| (entry.clone(), users(mps, uuid, entry));
-    let used: Vec<(Entry, Vec<String>)> = changes.stops.iter().map(users).filter(|(_, who)| !who.is_empty()).collect();
-    let name = daemon_state::name(&used.first()?.0);
+fn used_daemon_error(host: &HostState, gpu: &Gpu, changes: &DaemonChanges) -> Option<ApiError> {
+    let used = changes.stops.iter().map(|target| (target, uses(host, target))).filter(|(_, uses)| !uses.is_empty());
+    let used: Vec<(&Arc<MpsTarget>, Vec<String>)> = used.collect();
+    let name = used.first()?.0.name();
     let message = format!("GPU {} is shared through MPS, and in use", gpu.index);
     let mut error = ApiError::new(Code::Blocked, message);
-    error.causes.extend(used.iter().flat_map(|(_, who)| who.iter().cloned()));
-    let leases = changes.stops.keys().flat_map(|uuid| mps.leases_on(uuid)).map(|lease| lease.record.id);
+    error.causes.extend(used.iter().flat_map(|(_, uses)| uses.iter().cloned()));
+    let leases = changes.stops.iter().flat_map(|target| host.leases.on_target(&target.uuid)).map(OpenLease::id);
     let hint = usage::hint(leases)
         .unwrap_or_else(|| format!("see the clients with `gpushctl mps show {name}`, and try again later"));
     Some(error.hint(hint).retryable())

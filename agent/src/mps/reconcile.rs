@@ -18,21 +18,23 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Actor, Gpu, GpuState, MpsScope, MpsUsers, Override};
+use gpush_api::{Actor, ApiError, Gpu, GpuState, MpsScope, MpsUsers, Override};
 use gpush_core::{
     config::Config,
     desired,
-    sharing::{self, SharingTarget},
+    mps::{DaemonReport, MpsTarget, is_reading_conclusive},
+    sharing::{self, Finding, SharingTarget},
     supervisor::SupervisorState,
 };
 use gpush_host::subtask;
-use gpush_mps::daemon::{DaemonRequest, Desired, Report, TargetDir};
+use gpush_mps::daemon::{DaemonRequest, Desired, TargetDir};
 use jiff::{SignedDuration, Timestamp};
 use tokio::task::JoinSet;
 
 use super::{
-    Entry, Mps, compute_mode, daemon_state, multi_user_support, records,
-    targets::{add_or_update, desired_state, gets_daemon, is_reading_conclusive, program},
+    DaemonHandle, Mps, compute_mode,
+    desired::{desired_state, program},
+    multi_user_support, records, supervise,
 };
 use crate::{
     caller::Viewer,
@@ -49,7 +51,7 @@ pub(crate) async fn run(mps: Mps) {
     let mut reconciled = BTreeSet::new();
     loop {
         let listed = snapshots.borrow_and_update().gpus.iter().map(|gpu| gpu.gpu.uuid.clone()).collect::<Vec<_>>();
-        let with_daemon = mps.entries().values().map(|entry| entry.gpu_uuid.clone()).collect::<Vec<_>>();
+        let with_daemon = mps.handles.state.mps().all().map(|target| target.gpu_uuid.clone()).collect::<Vec<_>>();
         for uuid in listed.iter().cloned().chain(with_daemon) {
             if reconciled.insert(uuid.clone()) {
                 reconcilers.spawn(reconcile_periodically(mps.clone(), uuid));
@@ -117,10 +119,10 @@ pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) -> bool {
 /// Returns whether a GPU has a daemon, or whether its rule or override requests a daemon. Otherwise the reconciler need
 /// not read the GPU.
 fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
-    if mps.entries().values().any(|entry| entry.gpu_uuid == gpu_uuid) {
+    let host = mps.handles.state.now();
+    if host.mps.on_gpu(gpu_uuid).next().is_some() {
         return true;
     }
-    let host = mps.handles.state.now();
     let Some(gpu) = host.gpu(gpu_uuid) else { return false };
     let wish = desired::desired_state(&host.config, gpu.rule, &gpu.gpu);
     let is_wanted = match wish.mode.mps_scope() {
@@ -131,9 +133,16 @@ fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
         MpsScope::Nothing => false,
     };
     if !is_wanted {
-        mps.set_findings(gpu_uuid, Vec::new());
+        set_findings(mps, gpu_uuid, Vec::new());
     }
     is_wanted
+}
+
+/// Stores why the desired targets of a GPU cannot exist. Logs the findings that are new.
+fn set_findings(mps: &Mps, gpu_uuid: &str, findings: Vec<Finding>) {
+    for finding in mps.handles.state.change_mps(|targets| targets.set_findings(gpu_uuid, findings)) {
+        tracing::warn!("not shared through MPS: {finding}");
+    }
 }
 
 /// Reconciles the daemons of a GPU. The caller must hold the lane of the GPU.
@@ -144,12 +153,11 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         // again.
         return;
     }
-    let config = Arc::clone(&observed.host.config);
     let at = observed.host.gpus.iter().position(|gpu| gpu.gpu.uuid == gpu_uuid);
-    let moving = mps.all_operation_daemons();
     let mut seen = at.map(|at| observed.at(at, Viewer::Log));
+    let before = mps.handles.state.mps();
     // The state is `Changing` only because an operation starts the daemon as its last step. So treat it as `Ready`.
-    if let Some(gpu) = seen.as_mut().filter(|_| moving.starting.contains(gpu_uuid)) {
+    if let Some(gpu) = seen.as_mut().filter(|_| before.is_starting(gpu_uuid)) {
         if gpu.state == GpuState::Changing {
             gpu.state = GpuState::Ready;
         }
@@ -157,45 +165,45 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         gpu.pending.clear();
     }
     if let Some(gpu) = &mut seen
-        && let Some(layout) = moving.layouts.get(gpu_uuid)
+        && let Some(layout) = before.layout_after_operation(gpu_uuid)
     {
         gpu.overridden = Some(override_of_operation(gpu, layout));
     }
-    let had: BTreeSet<String> = mps.entries().keys().cloned().collect();
     let rule = at.and_then(|at| observed.host.gpus[at].rule);
-    let decided = seen.as_ref().map(|gpu| sharing::decide_gpu(&config, rule, gpu, &had)).unwrap_or_default();
-    mps.set_findings(gpu_uuid, decided.findings);
+    let config = &observed.host.config;
+    let decided = seen.as_ref().map(|gpu| sharing::decide_gpu(config, rule, gpu, &before.uuids())).unwrap_or_default();
+    set_findings(mps, gpu_uuid, decided.findings);
     let targets: BTreeMap<String, SharingTarget> =
         decided.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
-    for target in targets.values().filter(|target| gets_daemon(mps, &moving, target)) {
-        add_or_update(mps, target);
+    for target in targets.values().filter(|target| before.gets_daemon(target)) {
+        supervise::add_or_update(mps, target);
         // If the rule has changed, remove the settings that override it.
         records::drop_overridden_settings(mps, target).await;
     }
     if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
-        probe_multi_user(mps, &config).await;
+        probe_multi_user(mps, config).await;
     }
     let driver = mps.handles.hardware.status().driver.map(|driver| driver.version);
     let unseen = decided.unseen.contains(gpu_uuid) || !is_reading_conclusive(seen.as_ref());
-    let entries = mps.entries().clone();
+    let host = mps.handles.state.now();
     let mut reconciled = JoinSet::new();
-    for (uuid, entry) in entries.into_iter().filter(|(_, entry)| entry.gpu_uuid == gpu_uuid) {
+    for existing in host.mps.on_gpu(gpu_uuid) {
+        let uuid = &existing.uuid;
         // A daemon of a whole GPU is desired only if an operation has started it or is starting it. After a rollback,
         // it is not desired.
-        let target = targets.get(&uuid).filter(|target| gets_daemon(mps, &moving, target));
-        let target = target.filter(|_| !moving.aside.contains(&uuid)).cloned();
-        let aside = moving.aside.contains(&uuid);
+        let kept_stopped = before.is_kept_stopped(uuid);
+        let target = targets.get(uuid).filter(|target| before.gets_daemon(target) && !kept_stopped);
         // If an operation started the daemon, only an operation may stop it. The daemon of a MIG device continues as
         // long as the layout of the GPU differs from the config.
-        let stands = mps.is_active(&uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode.is_managed())
-            || seen.as_ref().is_some_and(|gpu| uuid != gpu.uuid && (!gpu.drift.is_empty() || is_pending(gpu, &uuid)));
+        let stands = host.mps.is_active(uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode.is_managed())
+            || seen.as_ref().is_some_and(|gpu| *uuid != gpu.uuid && (!gpu.drift.is_empty() || is_pending(gpu, uuid)));
         // After a reload, a daemon that is no longer desired continues until its leases have ended.
-        if target.is_none() && !aside && (unseen || stands || mps.is_leased(&uuid)) {
+        if target.is_none() && !kept_stopped && (unseen || stands || host.leases.is_occupied(uuid)) {
             continue;
         }
-        let wanted = target.map(|target| Box::new(desired_state(mps, &config, &entry, &target, driver.clone())));
-        let mps = mps.clone();
-        reconciled.spawn(async move { reconcile_target(&mps, &uuid, &entry, wanted).await });
+        let wanted = target.map(|target| desired_state(mps, &host, &existing.short, target, driver.clone()));
+        let (mps, existing) = (mps.clone(), Arc::clone(existing));
+        reconciled.spawn(async move { reconcile_target(&mps, &existing, wanted.map(Box::new)).await });
     }
     reconciled.join_all().await;
 }
@@ -224,68 +232,62 @@ fn override_of_operation(gpu: &Gpu, layout: &[String]) -> Override {
 /// Finds out whether the control program can serve several users, unless this is already known.
 async fn probe_multi_user(mps: &Mps, config: &Config) {
     let program = program(mps, &config.mps.control, &gpush_core::config::Mps::default().control);
-    let _asking = mps.asking_many.lock().await;
-    let before = mps.multi_user().clone();
-    let asked = multi_user_support::probe(&program, before).await;
-    *mps.multi_user() = Some(asked);
+    let mut known = mps.control_program.lock().await;
+    let probed = multi_user_support::probe(&program, known.take()).await;
+    mps.handles.state.change_mps(|targets| targets.multi_user = multi_user_support::of(&probed));
+    *known = Some(probed);
 }
 
 /// Reconciles one daemon, and sets or restores the compute mode of its GPU.
-async fn reconcile_target(mps: &Mps, uuid: &str, entry: &Entry, wanted: Option<Box<Desired>>) {
-    let full = entry.target.as_ref().filter(|target| target.full_gpu);
+async fn reconcile_target(mps: &Mps, target: &MpsTarget, wanted: Option<Box<Desired>>) {
+    let MpsTarget { uuid, short, gpu_uuid, .. } = target;
+    let Some(DaemonHandle { daemon, turn }) = mps.daemon(uuid) else { return };
+    let full = target.desired.as_ref().filter(|target| target.full_gpu);
     let is_wanted = wanted.is_some();
     if let (Some(wanted), Some(target)) = (&wanted, full) {
         // Set the mode before the daemon starts, so that no program can bypass the daemon.
         compute_mode::set_compute_mode(mps, target, wanted.policy.compute_mode).await;
     }
+    let log_error = |error: ApiError| tracing::error!(mps = short, "{error}");
     // Actions of administrators, operations and grants use this lock too. So this function does not start a daemon that
     // one of them has just stopped.
-    let turn = entry.turn.lock().await;
-    let aside = mps.all_operation_daemons().aside.contains(uuid);
-    let stopped = mps.record(uuid).stopped;
-    let want = if stopped.is_some() || aside { None } else { wanted };
-    let admitted = daemon_state::admits(&entry.daemon.last_report());
-    if let Err(error) = entry.daemon.send(DaemonRequest::SetDesired(want)).await {
-        tracing::error!(mps = entry.short, "{error}");
-    }
+    let turn = turn.lock().await;
+    let before = mps.handles.state.mps();
+    let kept_stopped = before.is_kept_stopped(uuid);
+    let stopped = before.record(uuid).stopped;
+    let want = if stopped.is_some() || kept_stopped { None } else { wanted };
+    daemon.send(DaemonRequest::SetDesired(want)).await.unwrap_or_else(log_error);
+    let seen = |check: fn(&DaemonReport) -> bool| mps.target(uuid).is_some_and(|target| check(&target.report));
     // An adopted daemon can begin to admit clients without a change of its state. So wake the waiting requests here.
-    if !admitted && daemon_state::admits(&entry.daemon.last_report()) {
+    if !before.get(uuid).is_some_and(|target| target.report.admits()) && seen(DaemonReport::admits) {
         mps.handles.lanes.make_room();
     }
     // After a restart of gpushd, set the recorded deadline of the drain again.
     if let Some(end_at) = stopped.and_then(|stopped| stopped.end_at)
-        && is_drained_for_ever(&entry.daemon.last_report())
+        && seen(DaemonReport::drains_without_deadline)
     {
         let left = Duration::try_from(end_at.duration_since(Timestamp::now())).unwrap_or_default();
-        if let Err(error) = entry.daemon.send(DaemonRequest::Drain(Some(left))).await {
-            tracing::error!(mps = entry.short, "{error}");
-        }
+        daemon.send(DaemonRequest::Drain(Some(left))).await.unwrap_or_else(log_error);
     }
-    if let Err(error) = entry.daemon.send(DaemonRequest::Users(mps.admitted(uuid))).await {
-        tracing::error!(mps = entry.short, "{error}");
-    }
+    daemon.send(DaemonRequest::Users(mps.admitted(uuid))).await.unwrap_or_else(log_error);
     drop(turn);
-    if is_wanted || aside || entry.daemon.last_report().state != SupervisorState::Stopped {
+    let Some(now) = mps.target(uuid) else { return };
+    if is_wanted || kept_stopped || now.report.state != SupervisorState::Stopped {
         return;
     }
-    let place = TargetDir::of(&mps.base, &entry.short);
+    let place = TargetDir::of(&mps.base, short);
     if place.is_locked() {
         // The processes of the daemon are still exiting, or still serve clients. Check again soon, but only for the
         // first 5 seconds.
-        if entry.daemon.last_report().since > Timestamp::now() - SignedDuration::from_secs(5) {
-            mps.wake_soon(&entry.gpu_uuid);
+        if now.report.since > Timestamp::now() - SignedDuration::from_secs(5) {
+            mps.wake_soon(gpu_uuid);
         }
         return;
     }
     // The daemon has exited and is not desired any more, so remove it.
     compute_mode::restore_compute_mode(mps, uuid).await;
     place.remove();
-    mps.entries().remove(uuid);
+    supervise::remove(mps, uuid);
     records::remove_record(mps, uuid).await;
     mps.handles.timeslice.wake();
-}
-
-/// Returns whether a daemon waits for its clients without a deadline.
-fn is_drained_for_ever(seen: &Report) -> bool {
-    seen.until.is_none() && (seen.behind || matches!(seen.state, SupervisorState::Draining { .. }))
 }

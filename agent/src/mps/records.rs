@@ -5,23 +5,10 @@
 //! transaction that ends the operation.
 
 use gpush_api::{Gpu, GpuPlan, Mode, MpsComputeMode};
-use gpush_core::{desired, sharing};
-use gpush_store::{MpsTarget, StoreError, Tx};
+use gpush_core::{desired, mps::MpsTargetRecord, sharing};
+use gpush_store::{StoreError, Tx};
 
 use super::Mps;
-
-impl Mps {
-    /// Returns the record of a target.
-    pub(super) fn record(&self, uuid: &str) -> MpsTarget {
-        let record = self.records().get(uuid).cloned();
-        record.unwrap_or_else(|| MpsTarget { target: uuid.to_owned(), ..MpsTarget::default() })
-    }
-
-    /// Returns whether a daemon is in force: an operation has started it for the whole GPU on this boot.
-    pub(crate) fn is_active(&self, uuid: &str) -> bool {
-        self.records().get(uuid).is_some_and(|record| record.in_force.is_some())
-    }
-}
 
 /// Changes the record of a target. Writes `also` in the same transaction. Computes the new record from the latest
 /// record, so no concurrent change is lost.
@@ -31,7 +18,7 @@ impl Mps {
 pub(super) async fn change(
     mps: &Mps,
     uuid: &str,
-    change: impl Fn(MpsTarget) -> MpsTarget + Clone + Send + 'static,
+    change: impl Fn(MpsTargetRecord) -> MpsTargetRecord + Clone + Send + 'static,
     mut also: impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static,
 ) -> Result<(), StoreError> {
     let (target, recorded) = (uuid.to_owned(), change.clone());
@@ -44,24 +31,18 @@ pub(super) async fn change(
     Ok(())
 }
 
-fn apply_in_memory(mps: &Mps, uuid: &str, change: impl FnOnce(MpsTarget) -> MpsTarget) {
-    let mut records = mps.records();
-    let known = records.remove(uuid).unwrap_or_else(|| MpsTarget { target: uuid.to_owned(), ..MpsTarget::default() });
-    let record = change(known);
-    let in_force = record.in_force.is_some();
-    records.insert(uuid.to_owned(), record);
-    // Update the state while the records are locked, so that changes reach the state in the order in which they were
-    // made.
-    mps.handles.state.set_shared(uuid, in_force);
+fn apply_in_memory(mps: &Mps, uuid: &str, change: impl FnOnce(MpsTargetRecord) -> MpsTargetRecord) {
+    mps.handles.state.change_mps(|targets| targets.change_record(uuid, change));
 }
 
 /// Removes the settings that override a rule if the rule has changed since they were set.
 pub(super) async fn drop_overridden_settings(mps: &Mps, target: &sharing::SharingTarget) {
     let now = target.policy.settings.clone();
-    if mps.record(&target.uuid).set.is_none_or(|set| set.rule == now) {
+    if mps.handles.state.mps().record(&target.uuid).set.is_none_or(|set| set.rule == now) {
         return;
     }
-    let forget = move |record: MpsTarget| MpsTarget { set: record.set.filter(|set| set.rule == now), ..record };
+    let forget =
+        move |record: MpsTargetRecord| MpsTargetRecord { set: record.set.filter(|set| set.rule == now), ..record };
     match change(mps, &target.uuid, forget, |_| Ok(())).await {
         Ok(()) => tracing::info!(
             "another rule now applies to {}, so the settings made with `mps set` are discarded",
@@ -77,7 +58,7 @@ pub(super) async fn drop_overridden_settings(mps: &Mps, target: &sharing::Sharin
 
 /// Removes the record of a target. Call this when no rule requests the target and its daemon has exited.
 pub(super) async fn remove_record(mps: &Mps, uuid: &str) {
-    let known = mps.record(uuid);
+    let known = mps.handles.state.mps().record(uuid);
     if known == without_daemon(known.clone()) {
         return;
     }
@@ -87,16 +68,16 @@ pub(super) async fn remove_record(mps: &Mps, uuid: &str) {
 }
 
 /// Returns the record after the daemon was removed.
-fn without_daemon(record: MpsTarget) -> MpsTarget {
-    MpsTarget { in_force: None, stopped: None, set: None, ..record }
+fn without_daemon(record: MpsTargetRecord) -> MpsTargetRecord {
+    MpsTargetRecord { in_force: None, stopped: None, set: None, ..record }
 }
 
 /// Returns the record after an operation has started the daemon. The store adds the boot id.
-fn with_started_daemon(record: MpsTarget) -> MpsTarget {
-    MpsTarget { in_force: Some(String::new()), ..record }
+fn with_started_daemon(record: MpsTargetRecord) -> MpsTargetRecord {
+    MpsTargetRecord { in_force: Some(String::new()), ..record }
 }
 
-type RecordChange = fn(MpsTarget) -> MpsTarget;
+type RecordChange = fn(MpsTargetRecord) -> MpsTargetRecord;
 
 /// For each whole GPU, by UUID, how an operation changes the record of the GPU.
 #[derive(Debug, Clone, Default)]
@@ -105,12 +86,13 @@ pub(crate) struct RecordedSettings(Vec<(String, RecordChange)>);
 impl RecordedSettings {
     /// Returns the changes that an operation with these plans makes if it succeeds.
     pub(crate) fn of(mps: &Mps, plans: &[GpuPlan]) -> Self {
+        let targets = mps.handles.state.mps();
         let made = |plan: &GpuPlan| -> Option<RecordChange> {
             if plan.starts_mps() {
                 return Some(with_started_daemon);
             }
             let stops = plan.stopped_daemons().any(|uuid| uuid == plan.uuid);
-            (stops && mps.is_active(&plan.uuid)).then_some(without_daemon)
+            (stops && targets.is_active(&plan.uuid)).then_some(without_daemon)
         };
         Self(plans.iter().filter_map(|plan| Some((plan.uuid.clone(), made(plan)?))).collect())
     }
@@ -118,10 +100,9 @@ impl RecordedSettings {
     /// For each running daemon that a rule requests, returns the change that records the daemon as started. Used after
     /// a loss of the database, when an administrator accepts the GPUs as they are.
     pub(crate) fn of_running_daemons(mps: &Mps, gpus: &[Gpu]) -> Self {
-        let entries = mps.entries();
+        let targets = mps.handles.state.mps();
         let stands = |gpu: &&Gpu| {
-            gpu.mode == Mode::Mps
-                && entries.get(&gpu.uuid).is_some_and(|entry| entry.daemon.last_report().pid.is_some())
+            gpu.mode == Mode::Mps && targets.get(&gpu.uuid).is_some_and(|target| target.report.pid.is_some())
         };
         Self(gpus.iter().filter(stands).map(|gpu| (gpu.uuid.clone(), with_started_daemon as RecordChange)).collect())
     }

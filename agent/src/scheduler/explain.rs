@@ -1,14 +1,14 @@
 //! Explains why a request for a lease cannot be granted: the obstacles, the leases and processes that would have to
 //! end, and whether the obstacles will disappear without an action of a user.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Gpu, GpuInstance, LeaseBinding, LeaseKind, Placement, Process};
 use gpush_core::{
     desired::desired_states,
     lease::placement::{Assignment, Blockers, Closed, ErrorContext, NoAssignment, Obstacle, PlacementRequest},
     refusal,
-    schedule::Ticket,
+    schedule::{QueuedEntry, Ticket},
     sharing,
 };
 use gpush_host::subtask;
@@ -17,7 +17,7 @@ use super::{Scheduler, demand::LeaseDemand, placement_snapshot::PlacementSnapsho
 use crate::{
     caller::Viewer,
     mps,
-    state::{LeaseTable, OpenLease},
+    state::{HostState, OpenLease},
 };
 
 /// Maximum number of leases that an error names.
@@ -49,6 +49,19 @@ fn reader(caller: Viewer, holder: u32) -> Viewer {
 /// Explains why a request cannot be granted. Searches for what blocks the request, so call this function on a blocking
 /// thread.
 pub(crate) fn explain(scheduler: &Scheduler, why: &NoAssignment, unplaced: Unplaced<'_>) -> ApiError {
+    // The searches of the explanation run without the lock of the queue.
+    let entries: Vec<(Ticket, QueuedEntry)> =
+        scheduler.with_queue(|queue| queue.entries().map(|(ticket, entry)| (ticket, entry.clone())).collect());
+    explanation(&scheduler.handles.state.now(), &entries, why, unplaced)
+}
+
+/// Returns the explanation that follows from a snapshot of the host and from the entries of the queue.
+fn explanation(
+    host: &Arc<HostState>,
+    entries: &[(Ticket, QueuedEntry)],
+    why: &NoAssignment,
+    unplaced: Unplaced<'_>,
+) -> ApiError {
     let Unplaced { demand, viewer, snapshot, gpus, queued } = unplaced;
     let viewer = reader(viewer, demand.wanted.holder);
     let duration = demand.new.request.duration_s.map(Duration::from_secs);
@@ -59,10 +72,11 @@ pub(crate) fn explain(scheduler: &Scheduler, why: &NoAssignment, unplaced: Unpla
     }
     let NoAssignment::Busy { obstacles, .. } = why else { return error };
     let targets = demand.wanted.targets.as_ref();
+    let outlook = mps::outlook(host, Viewer::Agent);
     if let Some(target) = targets.filter(|targets| targets.len() == 1).and_then(|targets| targets.first())
         && demand.wanted.share.kind() == LeaseKind::Mps
         && sharing::pending_target(target, gpus).is_none()
-        && let Err(closed) = mps::serves(&scheduler.handles.mps, target)
+        && let Err(closed) = outlook.serves(target)
     {
         return closed;
     }
@@ -70,7 +84,7 @@ pub(crate) fn explain(scheduler: &Scheduler, why: &NoAssignment, unplaced: Unpla
     let uuids: Vec<&str> =
         gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.as_str()).collect();
     if demand.wanted.share.kind() == LeaseKind::Mps {
-        let mut closed = mps::not_serving(&scheduler.handles.mps, &uuids);
+        let mut closed = outlook.not_serving(&uuids);
         let is_final = closed.len() == uuids.len() && closed.iter().all(|closed| !closed.retryable);
         if is_final && let Some(first) = closed.pop() {
             // No MPS daemon of these GPUs serves clients, and waiting does not change that. So the error names the
@@ -83,8 +97,8 @@ pub(crate) fn explain(scheduler: &Scheduler, why: &NoAssignment, unplaced: Unpla
         }
         error.causes.extend(closed.into_iter().map(|closed| closed.message));
     }
-    let table = scheduler.handles.state.leases();
-    error.causes.extend(foreign_instances(scheduler, &table, gpus, &indexes, (snapshot, &demand.wanted)));
+    let table = &host.leases;
+    error.causes.extend(foreign_instances(host, gpus, &indexes, (snapshot, &demand.wanted)));
     let blocking = match queued {
         None => snapshot.blockers(&demand.wanted, None),
         Some((_, Some(reserves))) => snapshot.blockers(&demand.wanted, Some(reserves)),
@@ -104,16 +118,14 @@ pub(crate) fn explain(scheduler: &Scheduler, why: &NoAssignment, unplaced: Unpla
     if more > 0 {
         error.causes.push(format!("leases and processes that also block the request: {more}"));
     }
-    scheduler.with_queue(|queue| {
-        let ahead = queue.entries().filter(|(ticket, entry)| {
-            queued.is_none_or(|(own, _)| *ticket < own)
-                && entry.needs.iter().any(|(gpu, need)| {
-                    uuids.contains(&gpu.as_str())
-                        && targets.is_none_or(|targets| targets.iter().any(|target| need.concerns(target)))
-                })
-        });
-        error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead of this request in the queue", entry.waiter)));
+    let ahead = entries.iter().filter(|(ticket, entry)| {
+        queued.is_none_or(|(own, _)| *ticket < own)
+            && entry.needs.iter().any(|(gpu, need)| {
+                uuids.contains(&gpu.as_str())
+                    && targets.is_none_or(|targets| targets.iter().any(|target| need.concerns(target)))
+            })
     });
+    error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead of this request in the queue", entry.waiter)));
     error
 }
 
@@ -169,16 +181,15 @@ fn describe(lease: &OpenLease, gpus: &[Gpu]) -> String {
 /// Names the instances of other programs that block a request on GPUs with the layout `dynamic`. gpushd does not destroy
 /// these instances to grant a lease.
 fn foreign_instances(
-    scheduler: &Scheduler,
-    table: &LeaseTable,
+    host: &HostState,
     gpus: &[Gpu],
     indexes: &BTreeSet<u32>,
     (snapshot, wanted): (&PlacementSnapshot, &PlacementRequest),
 ) -> Vec<String> {
-    let wishes = desired_states(&scheduler.handles.state.config(), gpus);
+    let wishes = desired_states(&host.config, gpus);
     let dynamic = gpus.iter().zip(wishes).filter(|(gpu, wish)| wish.dynamic && indexes.contains(&gpu.index));
     let foreign = dynamic.flat_map(|(gpu, _)| {
-        let created = table.created.get(&gpu.uuid);
+        let created = host.leases.created.get(&gpu.uuid);
         let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
         let others = instances.filter(move |one| !created.is_some_and(|created| created.contains(&one.placement)));
         others.map(move |one| (gpu.index, one))
@@ -218,10 +229,11 @@ pub(crate) async fn retry_hint(
     // Check first whether a daemon is starting. The checks below are slower, and a daemon that becomes ready during
     // them no longer counts as starting. gpushd would then refuse the request although it can now grant it.
     let is_mps = demand.wanted.share.kind() == LeaseKind::Mps;
-    let is_starting = is_mps && mps::is_starting(&scheduler.handles.mps);
+    let host = scheduler.handles.state.now();
+    let is_starting = is_mps && mps::outlook(&host, Viewer::Agent).is_starting();
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
     let in_the_way = uuids_of(obstacles.iter().map(|(index, _)| *index), gpus);
-    let table = scheduler.handles.state.leases();
+    let table = Arc::clone(&host.leases);
     let one_ends =
         subtask::blocking(move || table.holding().filter(|lease| is_on(lease, &in_the_way)).any(OpenLease::ends_now));
     if obstacles.iter().any(is_claimed) || one_ends.await.unwrap_or_default() {

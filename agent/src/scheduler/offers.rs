@@ -1,50 +1,34 @@
-//! Determines from one snapshot what the GPUs offer now, and the members of an assignment.
+//! What the GPUs offer, and the members of an assignment, as pure functions of snapshots of the host.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{
     ApiError, Gpu, LeaseMember, LeaseOwner, LeaseRequest, LeaseShare, LeaseState, MemberShare, MpsSettings,
 };
-use gpush_core::lease::placement::{Assignment, Host, Member, Snapshot, nominal_mib};
+use gpush_core::{
+    lease::placement::{Assignment, Host, Member, nominal_mib},
+    mps::{DesiredTargets, OfferInputs, client_settings, offers},
+};
 
-use super::Scheduler;
 use crate::{
+    caller::Viewer,
     mps,
     state::{GpuSnapshot, HostState, LeaseTable},
 };
 
-/// Returns what the GPUs offer, and which capacity leases and operations already occupy.
-pub(crate) fn host(scheduler: &Scheduler, host: &HostState, gpus: &[Gpu], table: &LeaseTable) -> Host {
+/// Returns what the GPUs offer, and which capacity leases and operations already occupy. `gpus` are the GPUs of the
+/// snapshot `read`, whose rules apply. The later snapshot `now` has the MPS targets and the claims of operations. `table`
+/// has the leases.
+pub(crate) fn host(read: &HostState, gpus: &[Gpu], now: &HostState, table: &LeaseTable) -> Host {
     let members: Vec<(u32, &LeaseMember)> = table.members().collect();
-    let daemons = mps::daemons(&scheduler.handles.mps);
-    let mut claimed = scheduler.handles.lanes.claimed();
+    let mut claimed = now.claimed.clone();
     // The operation that creates the MIG device of a lease may release its claim before gpushd records the device. So
     // count the GPU as claimed as long as the lease is in the state `granting`.
     let granting = table.open.values().filter(|lease| lease.state.name() == LeaseState::Granting);
     claimed.extend(granting.flat_map(|lease| gpus_of(&lease.record.members)));
-    let mut offered = Host::of(&Snapshot {
-        config: &host.config,
-        gpus,
-        members: &members,
-        claimed: &claimed,
-        daemons: &daemons.targets,
-        ended: &daemons.ended,
-        users: &daemons.users,
-        created: &table.created,
-    });
-    // If the daemon of a target serves one user at a time, use this limit, even if the rule allows
-    // several users.
-    for (target, user) in mps::single_users(&scheduler.handles.mps, table) {
-        for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| mps.target == target) {
-            mps.user = mps.user.or(Some(user));
-        }
-    }
-    // A target without a running daemon has no room now, but still offers its kind of share.
-    let serving = mps::serving(&scheduler.handles.mps);
-    for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps).filter(|mps| !serving.contains(&mps.target)) {
-        mps.leases = u32::MAX;
-    }
-    offered
+    let outlook = DesiredTargets::new(&read.config, gpus, &now.mps);
+    let (config, members, claimed) = (&read.config, members.as_slice(), &claimed);
+    offers(&outlook, OfferInputs { config, members, claimed, created: &table.created })
 }
 
 /// Returns the indexes of the GPUs that only Slurm's hooks may lease.
@@ -56,12 +40,12 @@ pub(crate) fn slurm_gpus(host: &HostState) -> BTreeSet<u32> {
     host.gpus.iter().filter(is_slurms).map(|gpu| gpu.gpu.index).collect()
 }
 
-/// Returns the members of an assignment. Leaves out members whose GPU no longer exists.
+/// Returns the members of an assignment. Leaves out members whose GPU no longer exists. `now` is the current snapshot.
 ///
 /// # Errors
 /// If an MPS target cannot give what the request asks for.
 pub(crate) fn members(
-    scheduler: &Scheduler,
+    now: &Arc<HostState>,
     assignment: &Assignment,
     gpus: &[Gpu],
     offered: &Host,
@@ -86,7 +70,8 @@ pub(crate) fn members(
                     LeaseShare::Mps { memory_limit_mib, priority, .. } => (*memory_limit_mib, *priority),
                     _ => (None, None),
                 };
-                let settings = mps::client_settings(&scheduler.handles.mps, target, *percentage, asked.0, asked.1)?;
+                let outlook = mps::outlook(now, Viewer::Agent);
+                let settings = client_settings(outlook.serves(target)?, *percentage, asked.0, asked.1)?;
                 let MpsSettings { percentage, memory_limit_mib, priority } = settings;
                 let of_target = offered.gpus.iter().flat_map(|gpu| &gpu.mps).find(|mps| mps.target == *target);
                 let all = of_target.map_or(total, |mps| mps.memory_mib);
@@ -130,4 +115,51 @@ fn device(gpu: &Gpu, uuid: &str) -> (String, u64) {
 /// Returns the UUIDs of the GPUs of these members.
 pub(crate) fn gpus_of(members: &[LeaseMember]) -> BTreeSet<String> {
     members.iter().map(|member| member.gpu.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_core::{config::Config, lease::placement::Closed};
+
+    use super::*;
+    use crate::state::{
+        Holder, State,
+        leases::tests::record,
+        tests::{list, read},
+    };
+
+    /// Returns a state with GPUs 0 and 1, which are offered as whole GPUs.
+    fn state() -> State {
+        let state = State::empty();
+        let config = Config::parse("[[gpu]]\nmatch = [\"0\", \"1\"]\nmode = \"exclusive\"\n", "c").unwrap();
+        state.replace_config(Arc::new(config), 1);
+        list(&state, &[0, 1]);
+        read(&state, 0);
+        read(&state, 1);
+        state
+    }
+
+    fn closed(now: &Arc<HostState>, table: &LeaseTable) -> Vec<Option<Closed>> {
+        host(now, &now.gpus(Viewer::Log), now, table).gpus.iter().map(|gpu| gpu.closed).collect()
+    }
+
+    #[test]
+    fn claimed_gpu_is_closed_in_snapshots_after_the_claim() {
+        let state = state();
+        let before = state.now();
+        state.set_lane(&["GPU-0".to_owned()], Some(&Holder::Planning));
+        let table = LeaseTable::default();
+        assert_eq!(closed(&before, &table), [None, None]);
+        assert_eq!(closed(&state.now(), &table), [Some(Closed::Claimed), None]);
+    }
+
+    /// The operation that creates a MIG device may release its claim before gpushd has recorded the device.
+    #[test]
+    fn gpu_of_a_lease_that_is_being_granted_counts_as_claimed() {
+        let (state, mut table, mut granting) = (state(), LeaseTable::default(), record(1, 1000, "MIG-1"));
+        granting.state = LeaseState::Granting;
+        granting.members[0].gpu = "GPU-1".to_owned();
+        table.insert(granting);
+        assert_eq!(closed(&state.now(), &table), [None, Some(Closed::Claimed)]);
+    }
 }

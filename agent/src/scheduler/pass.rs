@@ -31,7 +31,7 @@ use super::{
     placement_snapshot::PlacementSnapshot,
     reserve::{NotTaken, Placed, ReadHost, reserve_assignment},
 };
-use crate::state::{LeaseTable, OpenLease};
+use crate::state::{HostState, LeaseTable, OpenLease};
 
 /// Requests that exceed a quota, with the reasons. They reserve nothing, because their holders must first release a lease,
 /// or leave the queue with an earlier request.
@@ -42,19 +42,19 @@ type Denied = BTreeMap<Ticket, String>;
 pub(super) fn decide(scheduler: &Scheduler, read: &ReadHost) -> bool {
     let mut denied = Denied::new();
     let snapshot = loop {
-        let table = scheduler.handles.state.leases();
-        let held = HeldLeases::of(scheduler.handles.users.accounts(), &table);
-        deny_beyond_quota(scheduler, &table, &held, &mut denied);
+        let now = scheduler.handles.state.now();
+        let held = HeldLeases::of(scheduler.handles.users.accounts(), &now.leases);
+        deny_beyond_quota(scheduler, &now.leases, &held, &mut denied);
         // Also leave out requests that a quota has denied only for their assignment.
         let left_out = denied.keys().copied().collect();
-        let snapshot = PlacementSnapshot::current(scheduler, &read.host, &read.gpus, Arc::clone(&table), &left_out);
-        let beyond = reserve_beyond_quota(scheduler, &read.gpus, &snapshot, &held);
+        let snapshot = PlacementSnapshot::current(scheduler, &read.host, &read.gpus, &now, &left_out);
+        let beyond = reserve_beyond_quota(scheduler, read, &snapshot, (&now, &held));
         if !beyond.is_empty() {
             denied.extend(beyond);
             continue;
         }
         // After a grant, decide again about the other requests, because the grant has taken capacity.
-        if !grant_first(scheduler, read, &snapshot, (&table, &held), &mut denied) {
+        if !grant_first(scheduler, read, &snapshot, (&now, &held), &mut denied) {
             break snapshot;
         }
     };
@@ -76,9 +76,9 @@ fn deny_beyond_quota(scheduler: &Scheduler, table: &LeaseTable, held: &HeldLease
 /// earlier requests of the same account count like leases. Otherwise a user without leases could reserve all GPUs.
 fn reserve_beyond_quota(
     scheduler: &Scheduler,
-    gpus: &[Gpu],
+    read: &ReadHost,
     snapshot: &PlacementSnapshot,
-    held: &HeldLeases,
+    (now, held): (&Arc<HostState>, &HeldLeases),
 ) -> Vec<(Ticket, String)> {
     let mut reserved = BTreeMap::<Account, Vec<HeldLease>>::new();
     let mut beyond = Vec::new();
@@ -87,7 +87,7 @@ fn reserve_beyond_quota(
         let found = scheduler.entries().lease(*ticket).and_then(|lease| Some((lease.id, lease.demand.clone()?.0)));
         let Some((id, demand)) = found else { continue };
         // An error means that the MPS target cannot serve the request now, so the size is not known.
-        let Ok(members) = offers::members(scheduler, assignment, gpus, &snapshot.host, &demand.new.request) else {
+        let Ok(members) = offers::members(now, assignment, &read.gpus, &snapshot.host, &demand.new.request) else {
             continue;
         };
         let of_account = reserved.entry(demand.account).or_default();
@@ -107,7 +107,7 @@ fn grant_first(
     scheduler: &Scheduler,
     read: &ReadHost,
     snapshot: &PlacementSnapshot,
-    (table, held): (&LeaseTable, &HeldLeases),
+    (now, held): (&Arc<HostState>, &HeldLeases),
     denied: &mut Denied,
 ) -> bool {
     snapshot.schedule().outcomes.iter().any(|(ticket, outcome)| {
@@ -123,7 +123,7 @@ fn grant_first(
             lease.and_then(|lease| Some((lease.id, Arc::clone(&lease.inbox), lease.demand.clone()?.0)))
         };
         let Some((id, inbox, demand)) = found else { return false };
-        let placed = Placed { read, host: &snapshot.host, table, held, assignment };
+        let placed = Placed { read, host: &snapshot.host, now, held, assignment };
         match reserve_assignment(scheduler, placed, &demand, Some(id)) {
             Ok(reserved) => inbox.answer(LeaseAnswer::Grant(reserved)),
             Err(NotTaken::Refused(error)) => drop(denied.insert(*ticket, error.message)),

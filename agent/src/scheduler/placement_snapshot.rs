@@ -68,16 +68,18 @@ pub(crate) struct PlacementSnapshot {
 }
 
 impl PlacementSnapshot {
-    /// Takes a snapshot. The leases `left_out` reserve nothing. If nothing has changed since an earlier snapshot, returns the
-    /// earlier one, with the results of its searches.
+    /// Takes a snapshot. `gpus` are the GPUs of the host as the caller has read it in `seen`; `now` is the current state of
+    /// the host. The leases `left_out` reserve nothing. If nothing has changed since an earlier snapshot, returns the earlier
+    /// one, with the results of its searches.
     pub(crate) fn current(
         scheduler: &Scheduler,
         seen: &HostState,
         gpus: &[Gpu],
-        table: Arc<LeaseTable>,
+        now: &HostState,
         left_out: &BTreeSet<Ticket>,
     ) -> Arc<Self> {
-        let host = offers::host(scheduler, seen, gpus, &table);
+        let table = Arc::clone(&now.leases);
+        let host = offers::host(seen, gpus, now, &table);
         let queue = scheduler.entries().for_pass(&table, left_out);
         scheduler.searches.known(Self::new(host, queue, scheduler.policy(), table))
     }

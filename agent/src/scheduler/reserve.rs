@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     lanes::LaneChanges,
-    state::{HostState, LeaseTable, OutdatedPlacement, Reservation},
+    state::{HostState, OutdatedPlacement, Reservation},
 };
 
 /// Why gpushd reserved no capacity for a request.
@@ -75,8 +75,8 @@ pub(super) struct Placed<'a> {
     pub(super) read: &'a ReadHost,
     /// What the GPUs offer.
     pub(super) host: &'a Host,
-    pub(super) table: &'a LeaseTable,
-    /// The leases of `table`, by account.
+    pub(super) now: &'a Arc<HostState>,
+    /// The leases of `now`, by account.
     pub(super) held: &'a HeldLeases,
     pub(super) assignment: &'a Assignment,
 }
@@ -85,10 +85,10 @@ pub(super) struct Placed<'a> {
 /// this function on a blocking thread.
 pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDemand) -> Result<Reserved, NotReserved> {
     loop {
-        let table = scheduler.handles.state.leases();
-        let held = &HeldLeases::of(scheduler.handles.users.accounts(), &table);
+        let now = scheduler.handles.state.now();
+        let held = &HeldLeases::of(scheduler.handles.users.accounts(), &now.leases);
         within_quota(held, demand).map_err(NotReserved::Refused)?;
-        let snapshot = scheduler.snapshot_with(&read.host, &read.gpus, &table, held);
+        let snapshot = scheduler.snapshot_with(&read.host, &read.gpus, &now, held);
         let placed = snapshot.place(&demand.wanted);
         // While gpushd stops, the waiting requests leave the queue. A new request must not get their capacity.
         if scheduler.handles.stopping.is_cancelled() {
@@ -96,7 +96,7 @@ pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDema
         }
         let assignment = placed.map_err(|why| NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })?;
         let host = &snapshot.schedule().host;
-        let placed = Placed { read, host, table: &table, held, assignment: &assignment };
+        let placed = Placed { read, host, now: &now, held, assignment: &assignment };
         match reserve_assignment(scheduler, placed, demand, None) {
             Ok(reserved) => return Ok(reserved),
             Err(NotTaken::Refused(error)) => return Err(NotReserved::Refused(error)),
@@ -110,20 +110,20 @@ pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDema
 impl Scheduler {
     /// Returns the current snapshot of everything that the placement of a new request depends on.
     pub(crate) fn snapshot(&self, seen: &HostState, gpus: &[Gpu]) -> Arc<PlacementSnapshot> {
-        let table = self.handles.state.leases();
-        let held = HeldLeases::of(self.handles.users.accounts(), &table);
-        self.snapshot_with(seen, gpus, &table, &held)
+        let now = self.handles.state.now();
+        let held = HeldLeases::of(self.handles.users.accounts(), &now.leases);
+        self.snapshot_with(seen, gpus, &now, &held)
     }
 
     fn snapshot_with(
         &self,
         seen: &HostState,
         gpus: &[Gpu],
-        table: &Arc<LeaseTable>,
+        now: &HostState,
         held: &HeldLeases,
     ) -> Arc<PlacementSnapshot> {
-        let left_out = self.entries().beyond_quota(table, held);
-        PlacementSnapshot::current(self, seen, gpus, Arc::clone(table), &left_out)
+        let left_out = self.entries().beyond_quota(&now.leases, held);
+        PlacementSnapshot::current(self, seen, gpus, now, &left_out)
     }
 }
 
@@ -134,9 +134,9 @@ pub(super) fn reserve_assignment(
     demand: &LeaseDemand,
     lease: Option<LeaseId>,
 ) -> Result<Reserved, NotTaken> {
-    let Placed { read, host, table, held, assignment } = placed;
+    let Placed { read, host, now, held, assignment } = placed;
     let gpus = read.gpus.as_slice();
-    let members = offers::members(scheduler, assignment, gpus, host, &demand.new.request).map_err(NotTaken::Refused)?;
+    let members = offers::members(now, assignment, gpus, host, &demand.new.request).map_err(NotTaken::Refused)?;
     check_size(&held.of_requester(demand), demand, quota::Size::of(&members)).map_err(NotTaken::Refused)?;
     let created = assignment.creates();
     if !created.is_empty()
@@ -161,7 +161,7 @@ pub(super) fn reserve_assignment(
         return Err(NotTaken::Outdated);
     }
     let reservation = Reservation { holder: demand.wanted.holder, members: members.clone(), lease };
-    match scheduler.handles.state.reserve(&read.host, table, reservation) {
+    match scheduler.handles.state.reserve(&read.host, &now.leases, reservation) {
         Ok(id) => Ok(Reserved::new(scheduler, id, members, missing, grants)),
         Err(OutdatedPlacement::DesiredState) => Err(NotTaken::Outdated),
         Err(OutdatedPlacement::Capacity) => Err(NotTaken::Overtaken),

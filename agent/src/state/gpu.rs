@@ -131,10 +131,11 @@ impl GpuSnapshot {
             // If the GPU was never read, these fields are empty, and gpushd plans no change of the GPU.
             mig: reading.and_then(|reading| reading.mig.clone()),
             compute_mode: reading.and_then(|reading| reading.compute_mode),
-            timeslice: known.levels.get(uuid).cloned(),
+            timeslice: known.levels.view(uuid),
             nvlink: reading.and_then(|reading| reading.nvlink.clone()),
             sensors: reading.map(|reading| reading.sensors).unwrap_or_default(),
             processes: reading.map(|reading| reading.processes.clone()).unwrap_or_default(),
+            mps_daemons: known.mps.daemons_on(uuid),
             processes_known: reading.is_none_or(|reading| reading.processes_known),
             processes_error: reading.and_then(|reading| reading.unread(ReadingPart::Processes)).map(str::to_owned),
             observed_at: at.wall,
@@ -144,7 +145,7 @@ impl GpuSnapshot {
         let rule = known.claims.get(uuid).copied().flatten();
         gpu.leases = known.leases.uses_on(uuid);
         let desired_state = desired::describe(&known.config, rule, &mut gpu);
-        let is_shared = known.shared.contains(uuid);
+        let is_shared = known.mps.is_active(uuid);
         gpu.drift.extend(sharing_drift(&gpu, is_shared));
         pending::complete(known, &desired_state, &mut gpu);
         if !is_shared && gpu.pending.is_empty() && gpu.state != GpuState::Lost {

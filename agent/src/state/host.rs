@@ -1,19 +1,13 @@
 //! A snapshot of the host. Only [`State`](super::State) creates snapshots.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
-use axum::body::Bytes;
 use gpush_api::Maintenance;
-use gpush_core::config::Config;
-use gpush_locked::Locked;
+use gpush_core::{config::Config, mps::MpsTargets};
 use gpush_nvml::DriverError;
 use gpush_store::Lost;
 
-use super::{GpuSnapshot, LeaseTable};
-use crate::caller::Viewer;
+use super::{GpuSnapshot, LeaseTable, levels::Levels};
 
 /// A snapshot of the host at one moment. A snapshot never changes.
 #[derive(Debug, Clone)]
@@ -39,50 +33,14 @@ pub(crate) struct HostState {
     pub(crate) lost: Option<Lost>,
     /// Leases that have not ended.
     pub(crate) leases: Arc<LeaseTable>,
+    /// Time-slice levels as last read.
+    pub(crate) levels: Arc<Levels>,
+    /// MPS targets, with the last reports about their daemons.
+    pub(crate) mps: Arc<MpsTargets>,
+    /// UUIDs of the GPUs that operations have claimed.
+    pub(crate) claimed: BTreeSet<String>,
     /// Id of the last event that was published before this snapshot.
     pub(crate) last_event: String,
     /// How many GPU events were published so far. If two snapshots have the same number, no GPU has changed in between.
     pub(crate) changes: u64,
-    /// The responses about all GPUs that gpushd has made from this snapshot.
-    pub(crate) answers: ResponseCache,
-}
-
-/// The responses about all GPUs as JSON, by viewer and by the UUIDs of the GPUs that gpushd is still reading. The cache
-/// belongs to one snapshot, so its responses never become outdated.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct ResponseCache(Arc<Locked<BTreeMap<ResponseKey, Bytes>>>);
-
-type ResponseKey = (Viewer, BTreeSet<String>);
-
-impl ResponseCache {
-    /// Maximum number of stored responses: for administrators, users without processes, and some users with processes.
-    const MOST: usize = 8;
-
-    /// Returns the stored response for a viewer. `late` has the UUIDs of the GPUs that gpushd is still reading.
-    pub(crate) fn get(&self, viewer: Viewer, late: &BTreeSet<String>) -> Option<Bytes> {
-        self.0.lock().get(&(viewer, late.clone())).cloned()
-    }
-
-    /// Stores the response for a viewer.
-    pub(crate) fn insert(&self, viewer: Viewer, late: &BTreeSet<String>, json: Bytes) {
-        let mut kept = self.0.lock();
-        if kept.len() < Self::MOST {
-            kept.insert((viewer, late.clone()), json);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn response_is_stored_for_its_viewer_and_its_late_gpus() {
-        let cache = ResponseCache::default();
-        let (none, late) = (BTreeSet::new(), BTreeSet::from(["GPU-1".to_owned()]));
-        cache.insert(Viewer::Admin, &none, Bytes::from_static(b"[]"));
-        assert!(cache.get(Viewer::Admin, &none).is_some());
-        assert!(cache.get(Viewer::Admin, &late).is_none());
-        assert!(cache.get(Viewer::Agent, &none).is_none());
-    }
 }

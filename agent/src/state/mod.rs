@@ -4,7 +4,7 @@
 //! readings   ── GPUs listed, GPUs read, worker's unsettled calls ──┐
 //! commits    ── conditions, overrides, config, a loss accepted ────┤   one short lock
 //! lanes      ── which operation has which GPU ─────────────────────┼─► sources ─► HostState ─► watch channel
-//! modes      ── active MPS daemons, time-slice levels ─────────────┘                │
+//! modes      ── MPS targets with their daemons, time-slice levels ─┘                │
 //!                                                              difference from the one before ─► GPU events
 //! ```
 //!
@@ -33,6 +33,8 @@
 //! | `pending` | changes that leases delay |
 //! | `delayed` | remembers these changes |
 //! | `overrides` | layouts that take precedence over the config |
+//! | `levels` | time-slice levels |
+//! | `mps` | MPS targets |
 //! | `commit` | changes that are recorded before they are applied |
 //! | `view` | a snapshot as a caller may see it |
 //! | `redact` | removes what a viewer may not see |
@@ -50,6 +52,8 @@ mod holder;
 mod host;
 mod lease_changes;
 pub(crate) mod leases;
+mod levels;
+mod mps;
 mod overrides;
 mod pending;
 pub(crate) mod readings;
@@ -66,8 +70,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{EventPayload, Maintenance, TimesliceView};
-use gpush_core::config::Config;
+use gpush_api::{EventPayload, Maintenance};
+use gpush_core::{
+    config::Config,
+    mps::{MpsTargetRecord, MpsTargets},
+};
 use gpush_locked::Locked;
 use gpush_nvml::{Listed, Reading};
 use gpush_store::{CreatedInstances, LeaseRecord, Lost, Override, Scope, Store};
@@ -83,12 +90,12 @@ pub(crate) use self::{
     host::HostState,
     lease_changes::OutdatedPlacement,
     leases::{LeaseTable, OpenLease, OperationLeaseEffects, Reservation, ReservationId},
+    levels::{Level, LevelRound},
     overrides::{OverrideEffect, Overrides, overridden},
     reason::Reason,
     view::{Observed, no_driver, unidentified},
 };
 use self::{
-    host::ResponseCache,
     readings::{LastReading, Moment},
     snapshot::difference,
     sources::{ListedGpu, Loss, SnapshotSources},
@@ -122,6 +129,8 @@ pub(crate) struct Initial {
     /// Time at which an administrator last accepted a loss of the database, in clock ticks since boot. `None` if this
     /// did not happen on this boot.
     pub(crate) known_since: Option<u64>,
+    /// Records of MPS targets.
+    pub(crate) mps_records: Vec<MpsTargetRecord>,
     /// Recorded leases that have not ended.
     pub(crate) leases: Vec<LeaseRecord>,
     /// The instances that gpushd has created on this boot.
@@ -130,6 +139,8 @@ pub(crate) struct Initial {
 
 /// The GPUs whose data a change may affect.
 enum AffectedGpus {
+    /// Nothing has changed, so the current snapshot stays.
+    NoChange,
     None,
     Gpus(BTreeSet<String>),
     All,
@@ -138,7 +149,10 @@ enum AffectedGpus {
 impl State {
     /// Creates the state from recorded data. gpushd knows no GPU yet.
     pub(crate) fn new(store: Store, events: Events, initial: Initial) -> Self {
-        let Initial { config, rules_are_known, conditions, overrides, lost, known_since, leases, created } = initial;
+        let Initial { config, rules_are_known, conditions, overrides, lost, known_since, mps_records, leases, created } =
+            initial;
+        let records = mps_records.into_iter().map(|record| (record.target.clone(), record)).collect();
+        let mps = MpsTargets { records, ..MpsTargets::default() };
         let known = SnapshotSources {
             config,
             rules_are_known,
@@ -151,8 +165,9 @@ impl State {
             nameless: Vec::new(),
             unsettled: BTreeSet::new(),
             lanes: BTreeMap::new(),
-            shared: BTreeSet::new(),
-            levels: BTreeMap::new(),
+            levels: Arc::default(),
+            mps: Arc::new(mps),
+            mps_events: BTreeMap::new(),
             unleased: BTreeMap::new(),
             blocked_by: BTreeMap::new(),
             reported: BTreeMap::new(),
@@ -206,7 +221,7 @@ impl State {
     pub(crate) fn with(&self, readings: &[Arc<Reading>]) -> Observed {
         self.expire_overrides();
         let known = self.sources();
-        let mut host = HostState { answers: ResponseCache::default(), ..HostState::clone(&self.now()) };
+        let mut host = HostState::clone(&self.now());
         for reading in readings {
             let Some(gpu) = host.gpus.iter_mut().find(|gpu| gpu.gpu.uuid == reading.identity.uuid) else { continue };
             let Some(sight) = known.sights.get(&reading.identity.uuid) else { continue };
@@ -223,6 +238,7 @@ impl State {
         let (touched, result) = change(&mut known);
         let before = self.now();
         let gpus = match touched {
+            AffectedGpus::NoChange => return result,
             AffectedGpus::None => before.gpus.clone(),
             AffectedGpus::All => known.sights.values().map(|sight| known.compose(sight)).collect(),
             AffectedGpus::Gpus(uuids) => {
@@ -401,17 +417,6 @@ impl State {
         });
     }
 
-    /// Stores whether an MPS daemon for the whole GPU is in force.
-    pub(crate) fn set_shared(&self, uuid: &str, shared: bool) {
-        if self.sources().shared.contains(uuid) == shared {
-            return;
-        }
-        self.update(|known| {
-            let _ = if shared { known.shared.insert(uuid.to_owned()) } else { known.shared.remove(uuid) };
-            (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), ())
-        });
-    }
-
     /// Stores the processes that must not use their GPUs, by UUID of the GPU.
     pub(crate) fn set_unleased(&self, unleased: BTreeMap<String, Vec<gpush_api::UnleasedProcess>>) {
         if self.sources().unleased == unleased {
@@ -437,18 +442,6 @@ impl State {
             };
             (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), true)
         })
-    }
-
-    /// Stores the time-slice levels as last read. GPUs without a level are not included.
-    pub(crate) fn set_levels(&self, levels: BTreeMap<String, TimesliceView>) {
-        if self.sources().levels == levels {
-            return;
-        }
-        self.update(|known| {
-            let of = known.levels.keys().chain(levels.keys()).cloned().collect();
-            known.levels = levels;
-            (AffectedGpus::Gpus(of), ())
-        });
     }
 }
 

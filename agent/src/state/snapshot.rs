@@ -8,7 +8,6 @@ use gpush_nvml::{DriverError, ErrorKind};
 
 use super::{
     GpuSnapshot, HostState,
-    host::ResponseCache,
     readings::{LastReading, Moment},
     sources::{ListedGpu, SnapshotSources},
 };
@@ -30,9 +29,11 @@ impl SnapshotSources {
             maintenance,
             lost: self.loss.lost.clone(),
             leases: Arc::clone(&self.leases),
+            levels: Arc::clone(&self.levels),
+            mps: Arc::clone(&self.mps),
+            claimed: self.lanes.keys().cloned().collect(),
             last_event,
             changes,
-            answers: ResponseCache::default(),
         }
     }
 

@@ -6,12 +6,12 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{GpuChange, PendingAim, TimesliceView};
-use gpush_core::config::Config;
+use gpush_api::{GpuChange, MpsChange, PendingAim};
+use gpush_core::{config::Config, mps::MpsTargets};
 use gpush_nvml::{DriverError, Identity, Listed, Reading};
 use gpush_store::Lost;
 
-use super::{Conditions, LeaseTable, Overrides, holder::Holder, readings::LastReading};
+use super::{Conditions, LeaseTable, Overrides, holder::Holder, levels::Levels, readings::LastReading};
 
 /// The data from which snapshots are made.
 #[derive(Debug)]
@@ -33,14 +33,16 @@ pub(super) struct SnapshotSources {
     pub(super) unsettled: BTreeSet<String>,
     /// For each GPU that an operation has claimed, by UUID, that operation.
     pub(super) lanes: BTreeMap<String, Holder>,
-    /// UUIDs of the GPUs on which an MPS daemon for the whole GPU is in force.
-    pub(super) shared: BTreeSet<String>,
     /// For each GPU, by UUID, the processes that must not use it.
     pub(super) unleased: BTreeMap<String, Vec<gpush_api::UnleasedProcess>>,
     /// For each GPU, by UUID, what prevents gpushd from applying its rule.
     pub(super) blocked_by: BTreeMap<String, Vec<gpush_api::Holder>>,
     /// Time-slice levels as last read.
-    pub(super) levels: BTreeMap<String, TimesliceView>,
+    pub(super) levels: Arc<Levels>,
+    /// MPS targets, with the last reports about their daemons.
+    pub(super) mps: Arc<MpsTargets>,
+    /// For each MPS target, by UUID, its last event.
+    pub(super) mps_events: BTreeMap<String, MpsChange>,
     /// For each GPU, by UUID, the fields that the last event reported.
     pub(super) reported: BTreeMap<String, GpuChange>,
     /// Leases that have not ended.

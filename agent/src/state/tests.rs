@@ -21,6 +21,7 @@ impl State {
             overrides: Overrides::default(),
             lost: None,
             known_since: None,
+            mps_records: Vec::new(),
             leases: Vec::new(),
             created: CreatedInstances::new(),
         };
@@ -368,22 +369,11 @@ fn unknown_rules_hold_all_gpus_until_a_config_is_active() {
 #[test]
 fn gpu_with_several_sources_appears_once_in_a_snapshot() {
     let (state, _) = two_gpus();
-    let level = |read_at| {
-        BTreeMap::from([(
-            "GPU-0".to_owned(),
-            TimesliceView {
-                replicas: 0,
-                wanted: gpush_api::TimesliceLevel::Default,
-                state: gpush_api::TimesliceState::Known,
-                level: Some(gpush_api::TimesliceLevel::Default),
-                reason: None,
-                since: None,
-                read_at: Some(read_at),
-            },
-        )])
-    };
-    state.set_levels(level(Timestamp::UNIX_EPOCH));
-    state.set_levels(level(Timestamp::now()));
+    for _ in 0..2 {
+        let mut round = state.begin_level_round();
+        round.set("GPU-0", Level::Known(gpush_api::TimesliceLevel::Default));
+        state.report_levels(round);
+    }
     state.apply(&[cordon("GPU-0"), cordon("GPU-0")]);
     assert_eq!(states(&state).len(), 2);
     assert_eq!(state.now().position("0").unwrap(), 0);

@@ -6,7 +6,7 @@ use gpush_api::{ApiError, Code, Gpu, Process};
 use gpush_core::selector::Selector;
 use gpush_nvml::DriverError;
 
-use super::{GpuSnapshot, HostState, redact};
+use super::{GpuSnapshot, HostState, redact, words};
 use crate::caller::Viewer;
 
 /// A snapshot that was taken after a reading.
@@ -62,6 +62,18 @@ impl HostState {
     /// Returns the GPUs as last read. Leaves out what `viewer` may not see.
     pub(crate) fn gpus(self: &Arc<Self>, viewer: Viewer) -> Vec<Gpu> {
         Observed { host: Arc::clone(self), late: BTreeSet::new() }.gpus(viewer)
+    }
+
+    /// Checks that gpushd knows the GPUs of the host.
+    ///
+    /// # Errors
+    /// If there is no driver, the driver has not answered yet, or gpushd has read nothing before maintenance began.
+    pub(crate) fn check_known(&self) -> Result<(), ApiError> {
+        match (&self.driver, &self.maintenance) {
+            (_, Some(maintenance)) if !self.was_listed => Err(words::not_read_error(maintenance)),
+            (Some(error), None) => Err(no_driver(error)),
+            (_, _) => Ok(()),
+        }
     }
 
     /// Returns a GPU by UUID.

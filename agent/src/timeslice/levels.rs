@@ -14,7 +14,8 @@ use gpush_core::{
 };
 use gpush_store::LevelSet;
 
-use super::{Level, Timeslice, TroubleSubject, schedule::Schedule, smi, target::TimeslicedGpu};
+use super::{Timeslice, TroubleSubject, schedule::Schedule, smi, target::TimeslicedGpu};
+use crate::state::{Level, LevelRound};
 
 /// Reason that gpushd shows if the driver has no time-slice levels for a GPU.
 const UNSUPPORTED: &str = "the driver has no time-slice levels for this GPU: only Turing and later GPUs have them";
@@ -37,18 +38,19 @@ pub(super) enum Setter {
 pub(super) async fn reconcile(
     timeslice: &Timeslice,
     pace: &mut Schedule,
+    round: &mut LevelRound,
     aims: &[TimeslicedGpu],
     setter: Setter,
 ) -> Vec<String> {
     let mut busy = Vec::new();
-    let Some(reported) = list(timeslice, pace, aims).await else { return busy };
+    let Some(reported) = list(timeslice, pace, round, aims).await else { return busy };
     let mut set = Vec::new();
     for aim in aims {
-        let reported = reported_level(timeslice, &reported, aim);
+        let reported = reported_level(timeslice, round, &reported, aim);
         let reported = reported.as_ref();
-        let before = store_level(timeslice, aim, reported);
+        let before = store_level(round, aim, reported);
         match timeslice_plan::level_action(aim.level(), reported) {
-            LevelAction::Nothing => mark_ok(timeslice, pace, aim).await,
+            LevelAction::Nothing => mark_ok(timeslice, pace, round, aim).await,
             LevelAction::Set(now) => {
                 let turn = match setter {
                     Setter::Operation => None,
@@ -60,40 +62,40 @@ pub(super) async fn reconcile(
                         }
                     },
                 };
-                if change(timeslice, pace, aim, now).await {
+                if change(timeslice, pace, round, aim, now).await {
                     set.push((aim, now, turn));
                 }
             }
             LevelAction::Unsupported => unsupported(timeslice, pace, aim, before).await,
-            LevelAction::Unknown(why) => fail(timeslice, pace, aim, &error(aim, &why)),
+            LevelAction::Unknown(why) => fail(timeslice, pace, round, aim, &error(aim, &why)),
         }
     }
     if set.is_empty() {
         return busy;
     }
-    let Some(reported) = list(timeslice, pace, aims).await else { return busy };
+    let Some(reported) = list(timeslice, pace, round, aims).await else { return busy };
     for (aim, before, _turn) in set {
-        let reported = reported_level(timeslice, &reported, aim);
+        let reported = reported_level(timeslice, round, &reported, aim);
         let reported = reported.as_ref();
         match timeslice_plan::level_action(aim.level(), reported) {
             LevelAction::Nothing => {
-                log_change(timeslice, aim, before);
-                store_level(timeslice, aim, reported);
-                mark_ok(timeslice, pace, aim).await;
+                log_change(round, aim, before);
+                store_level(round, aim, reported);
+                mark_ok(timeslice, pace, round, aim).await;
             }
             LevelAction::Set(now) => {
-                store_level(timeslice, aim, reported);
+                store_level(round, aim, reported);
                 let why =
                     format!("nvidia-smi reported that the level `{}` was set, but the level is `{now}`", aim.level());
-                fail(timeslice, pace, aim, &error(aim, &why));
+                fail(timeslice, pace, round, aim, &error(aim, &why));
             }
             LevelAction::Unsupported => {
-                let before = store_level(timeslice, aim, reported);
+                let before = store_level(round, aim, reported);
                 unsupported(timeslice, pace, aim, before).await;
             }
             LevelAction::Unknown(why) => {
-                store_level(timeslice, aim, reported);
-                fail(timeslice, pace, aim, &error(aim, &why));
+                store_level(round, aim, reported);
+                fail(timeslice, pace, round, aim, &error(aim, &why));
             }
         }
     }
@@ -104,6 +106,7 @@ pub(super) async fn reconcile(
 /// Without this rule, a temporary fault of the driver would make gpushd forget a level that it has set.
 fn reported_level(
     timeslice: &Timeslice,
+    round: &mut LevelRound,
     reported: &[(GpuIdentifier, LevelReport)],
     aim: &TimeslicedGpu,
 ) -> Option<LevelReport> {
@@ -112,11 +115,11 @@ fn reported_level(
     let is_cut = aim.gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
     Some(match reported {
         LevelReport::Level(_) => {
-            timeslice.prove(uuid);
+            round.mark_supporting(uuid);
             reported
         }
         LevelReport::Unsupported
-            if !is_cut && (timeslice.is_proven(uuid) || timeslice.shared_gpus.level(uuid).is_some()) =>
+            if !is_cut && (round.is_supporting(uuid) || timeslice.shared_gpus.level(uuid).is_some()) =>
         {
             LevelReport::Failed(DOUBTED.to_owned())
         }
@@ -128,6 +131,7 @@ fn reported_level(
 async fn list(
     timeslice: &Timeslice,
     pace: &mut Schedule,
+    round: &mut LevelRound,
     aims: &[TimeslicedGpu],
 ) -> Option<Vec<(GpuIdentifier, LevelReport)>> {
     match smi::list(timeslice).await {
@@ -141,7 +145,7 @@ async fn list(
         Err(error) => {
             let why = error.sentences().join(": ");
             for aim in aims.iter().filter(|aim| aim.policy.is_some()) {
-                timeslice.set_level(&aim.gpu.uuid, Level::Unknown(why.clone()));
+                round.set(&aim.gpu.uuid, Level::Unknown(why.clone()));
             }
             pace.failed(TroubleSubject::Program);
             timeslice.note(TroubleSubject::Program, &error);
@@ -151,7 +155,7 @@ async fn list(
 }
 
 /// Stores the level of a time-sliced GPU. Returns the level that was stored before.
-fn store_level(timeslice: &Timeslice, aim: &TimeslicedGpu, reported: Option<&LevelReport>) -> Option<Level> {
+fn store_level(round: &mut LevelRound, aim: &TimeslicedGpu, reported: Option<&LevelReport>) -> Option<Level> {
     aim.policy.as_ref()?;
     let level = match timeslice_plan::level_action(aim.level(), reported) {
         LevelAction::Nothing => Level::Known(aim.level()),
@@ -159,15 +163,21 @@ fn store_level(timeslice: &Timeslice, aim: &TimeslicedGpu, reported: Option<&Lev
         LevelAction::Unsupported => Level::Unsupported(UNSUPPORTED.to_owned()),
         LevelAction::Unknown(why) => Level::Unknown(why),
     };
-    timeslice.set_level(&aim.gpu.uuid, level)
+    round.set(&aim.gpu.uuid, level)
 }
 
 /// Sets the level of a GPU. Returns whether nvidia-smi reported success.
-async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, now: TimesliceLevel) -> bool {
+async fn change(
+    timeslice: &Timeslice,
+    pace: &mut Schedule,
+    round: &mut LevelRound,
+    aim: &TimeslicedGpu,
+    now: TimesliceLevel,
+) -> bool {
     let uuid = &aim.gpu.uuid;
     if aim.policy.is_none() && !timeslice.shared_gpus.level(uuid).is_some_and(|ours| ours.is_ours(now)) {
         // Another program has changed the level since gpushd set it, so leave the level unchanged.
-        mark_ok(timeslice, pace, aim).await;
+        mark_ok(timeslice, pace, round, aim).await;
         return false;
     }
     if !pace.may_try(&TroubleSubject::Level(uuid.clone())) {
@@ -176,14 +186,14 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
     let wanted = aim.level();
     // If the GPU has a level other than the default, it supports levels. Then "not supported" is only a temporary
     // fault.
-    let can_be_set = now != TimesliceLevel::Default || timeslice.was_set_before(uuid);
+    let can_be_set = now != TimesliceLevel::Default || round.was_set_before(uuid);
     // Until gpushd has read the new level, the GPU may have the old level or the new level. So record both levels.
     let last = timeslice.shared_gpus.level(uuid).filter(|ours| ours.is_ours(now)).map(|_| now);
     let about = LevelSet { set: wanted, last: last.filter(|last| *last != wanted) };
     if wanted != TimesliceLevel::Default
         && let Err(why) = timeslice.shared_gpus.note_level(uuid, Some(about)).await
     {
-        fail(timeslice, pace, aim, &error(aim, &why));
+        fail(timeslice, pace, round, aim, &error(aim, &why));
         return false;
     }
     match smi::set(timeslice, &aim.gpu, wanted).await {
@@ -192,13 +202,14 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
             fail(
                 timeslice,
                 pace,
+                round,
                 aim,
                 &error(aim, &format!("nvidia-smi cannot set the time-slice level `{wanted}`: {DOUBTED}")),
             );
             false
         }
         Err(smi::NotSet::Unsupported) => {
-            let before = store_level(timeslice, aim, Some(&LevelReport::Unsupported));
+            let before = store_level(round, aim, Some(&LevelReport::Unsupported));
             unsupported(timeslice, pace, aim, before).await;
             false
         }
@@ -207,6 +218,7 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
             fail(
                 timeslice,
                 pace,
+                round,
                 aim,
                 &error(aim, &format!("nvidia-smi cannot set the time-slice level `{wanted}`: {why}")),
             );
@@ -216,11 +228,11 @@ async fn change(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu,
 }
 
 /// Logs that gpushd has set the desired level, and what the level was before.
-fn log_change(timeslice: &Timeslice, aim: &TimeslicedGpu, before: TimesliceLevel) {
+fn log_change(round: &LevelRound, aim: &TimeslicedGpu, before: TimesliceLevel) {
     let (gpu, level) = (&aim.gpu.uuid, aim.level());
     match &aim.policy {
         None => tracing::info!(gpu, "GPU {gpu} is no longer time-sliced: restored its time-slice level `{level}`"),
-        Some(_) if timeslice.was_set(gpu, level) => tracing::warn!(
+        Some(_) if round.was_set(gpu, level) => tracing::warn!(
             gpu,
             "GPU {gpu}: its time-slice level was `{before}`, because another program changed it or the driver lost \
             it: gpushd has set it to `{level}` again"
@@ -230,12 +242,12 @@ fn log_change(timeslice: &Timeslice, aim: &TimeslicedGpu, before: TimesliceLevel
 }
 
 /// Stores that the GPU has the desired level, and updates the record.
-async fn mark_ok(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu) {
+async fn mark_ok(timeslice: &Timeslice, pace: &mut Schedule, round: &mut LevelRound, aim: &TimeslicedGpu) {
     let subject = TroubleSubject::Level(aim.gpu.uuid.clone());
     pace.mark_ok(&subject);
     timeslice.clear_error(&subject);
     if aim.policy.is_some() {
-        timeslice.mark_set(&aim.gpu.uuid, aim.level());
+        round.mark_set(&aim.gpu.uuid, aim.level());
     }
     if aim.policy.is_none() || aim.level() == TimesliceLevel::Default {
         forget(timeslice, aim).await;
@@ -270,9 +282,9 @@ async fn forget(timeslice: &Timeslice, aim: &TimeslicedGpu) {
     }
 }
 
-fn fail(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, error: &ApiError) {
+fn fail(timeslice: &Timeslice, pace: &mut Schedule, round: &mut LevelRound, aim: &TimeslicedGpu, error: &ApiError) {
     let subject = TroubleSubject::Level(aim.gpu.uuid.clone());
-    timeslice.failed(&aim.gpu.uuid, error.causes.join("; "));
+    round.failed(&aim.gpu.uuid, error.causes.join("; "));
     pace.failed(subject.clone());
     timeslice.note(subject, error);
 }

@@ -43,7 +43,7 @@ mod smi;
 mod target;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     ops::Deref,
     sync::{
         Arc, MutexGuard,
@@ -51,10 +51,9 @@ use std::{
     },
 };
 
-use gpush_api::{ApiError, TimesliceLevel, TimesliceState, TimesliceView};
+use gpush_api::ApiError;
 use gpush_locked::Locked;
 use gpush_nvml::Hardware;
-use jiff::Timestamp;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -93,10 +92,6 @@ pub(crate) struct Inner {
     host_services: Arc<HostServices>,
     tasks: Tasks,
     stopping: CancellationToken,
-    seen: Locked<BTreeMap<String, LevelState>>,
-    /// UUIDs of GPUs that are known to support time-slice levels, because their level was read at
-    /// least once. Support cannot change while the host is up, so entries are never removed.
-    proven: Locked<BTreeSet<String>>,
     troubles: Locked<BTreeMap<TroubleSubject, ApiError>>,
     /// Each new value wakes the reconciler.
     wake: watch::Sender<()>,
@@ -114,29 +109,6 @@ enum TroubleSubject {
     Level(String),
     /// The compute mode of a GPU, by UUID.
     ComputeMode(String),
-}
-
-/// The level of a GPU as gpushd last read it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct LevelState {
-    level: Level,
-    since: Timestamp,
-    /// When gpushd last tried to read the level.
-    read_at: Timestamp,
-    /// Why gpushd could not set the desired level.
-    failed: Option<String>,
-    /// The desired level that this gpushd last set on the GPU, or found to be set already. Any other level is drift.
-    kept: Option<TimesliceLevel>,
-}
-
-/// A level, or why gpushd does not know a level.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Level {
-    Known(TimesliceLevel),
-    /// The driver has no levels for this GPU. The text says why.
-    Unsupported(String),
-    /// gpushd could not read the level. The text says why.
-    Unknown(String),
 }
 
 impl Timeslice {
@@ -159,8 +131,6 @@ impl Timeslice {
             host_services,
             stopping: tasks.stopping().clone(),
             tasks,
-            seen: Locked::default(),
-            proven: Locked::default(),
             troubles: Locked::default(),
             wake: watch::Sender::new(()),
             smi: tokio::sync::Mutex::default(),
@@ -183,91 +153,25 @@ impl Timeslice {
         self.afresh.swap(false, Ordering::Relaxed)
     }
 
-    /// Returns the last known levels, by UUID of the GPU. The caller must add the desired levels, which come from the
-    /// config.
-    fn views(&self) -> BTreeMap<String, TimesliceView> {
-        self.level_states().iter().map(|(uuid, seen)| (uuid.clone(), view(seen.clone()))).collect()
-    }
-
     /// Returns an error for each GPU that does not have its desired settings.
     pub(crate) fn health(&self) -> Vec<ApiError> {
         self.all_troubles().values().cloned().collect()
-    }
-
-    fn level_states(&self) -> MutexGuard<'_, BTreeMap<String, LevelState>> {
-        self.seen.lock()
     }
 
     fn all_troubles(&self) -> MutexGuard<'_, BTreeMap<TroubleSubject, ApiError>> {
         self.troubles.lock()
     }
 
-    /// Stores the level of a GPU. Returns the previous level.
-    fn set_level(&self, uuid: &str, level: Level) -> Option<Level> {
-        let mut seen = self.level_states();
-        let before = seen.get(uuid).cloned();
-        let same = before.as_ref().filter(|before| before.level == level);
-        let read_at = Timestamp::now();
-        let since = same.map_or(read_at, |before| before.since);
-        let failed = same.and_then(|before| before.failed.clone());
-        let kept = before.as_ref().and_then(|before| before.kept);
-        seen.insert(uuid.to_owned(), LevelState { level, since, read_at, failed, kept });
-        before.map(|before| before.level)
-    }
-
-    /// Stores why gpushd could not set the desired level.
-    fn failed(&self, uuid: &str, why: String) {
-        if let Some(seen) = self.level_states().get_mut(uuid) {
-            seen.failed = Some(why);
-        }
-    }
-
-    /// Stores that a GPU has its desired level.
-    fn mark_set(&self, uuid: &str, level: TimesliceLevel) {
-        if let Some(seen) = self.level_states().get_mut(uuid) {
-            (seen.failed, seen.kept) = (None, Some(level));
-        }
-    }
-
-    /// Returns whether this is the desired level that gpushd last set or found on a GPU.
-    fn was_set(&self, uuid: &str, level: TimesliceLevel) -> bool {
-        self.level_states().get(uuid).is_some_and(|seen| seen.kept == Some(level))
-    }
-
-    /// Returns whether the desired level that gpushd last set or found on a GPU was not the driver's default.
-    fn was_set_before(&self, uuid: &str) -> bool {
-        let own = TimesliceLevel::Default;
-        self.level_states().get(uuid).is_some_and(|seen| seen.kept.is_some_and(|kept| kept != own))
-    }
-
-    /// Remembers that a GPU supports levels, because its level was read.
-    fn prove(&self, uuid: &str) {
-        self.proven.lock().insert(uuid.to_owned());
-    }
-
-    /// Returns whether a GPU is known to support levels.
-    fn is_proven(&self, uuid: &str) -> bool {
-        self.proven.lock().contains(uuid)
-    }
-
-    /// Returns whether the driver reports no levels for a GPU.
-    fn is_unsupported(&self, uuid: &str) -> bool {
-        matches!(self.level_states().get(uuid), Some(LevelState { level: Level::Unsupported(_), .. }))
-    }
-
-    /// Removes the levels of GPUs that are not time-sliced. Removes the problems of a GPU unless gpushd still keeps its
-    /// settings or must remove them.
-    fn retain(&self, takes_turns: impl Fn(&str) -> bool, is_tended: impl Fn(&str) -> bool) {
-        self.level_states().retain(|uuid, _| takes_turns(uuid));
+    /// Removes the problems of GPUs, unless gpushd still keeps their settings or must remove them.
+    fn retain_troubles(&self, is_tended: impl Fn(&str) -> bool) {
         self.all_troubles().retain(|subject, _| match subject {
             TroubleSubject::Program => true,
             TroubleSubject::Level(uuid) | TroubleSubject::ComputeMode(uuid) => is_tended(uuid),
         });
     }
 
-    /// Removes all levels and problems, because no GPU is time-sliced.
-    fn forget(&self) {
-        self.level_states().clear();
+    /// Removes all problems, because no GPU is time-sliced.
+    fn forget_troubles(&self) {
         self.all_troubles().clear();
     }
 
@@ -282,16 +186,4 @@ impl Timeslice {
     fn clear_error(&self, subject: &TroubleSubject) {
         self.all_troubles().remove(subject);
     }
-}
-
-/// Converts a level for the API.
-fn view(seen: LevelState) -> TimesliceView {
-    let LevelState { level, since, read_at, failed, kept: _ } = seen;
-    let (state, level, reason) = match level {
-        Level::Known(level) => (TimesliceState::Known, Some(level), failed),
-        Level::Unsupported(why) => (TimesliceState::Unsupported, None, Some(why)),
-        Level::Unknown(why) => (TimesliceState::Unknown, None, Some(why)),
-    };
-    let (replicas, wanted) = (0, TimesliceLevel::Default);
-    TimesliceView { replicas, wanted, state, level, reason, since: Some(since), read_at: Some(read_at) }
 }

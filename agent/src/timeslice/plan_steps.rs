@@ -24,7 +24,7 @@ use super::{
     schedule::Schedule,
     target,
 };
-use crate::caller::Viewer;
+use crate::{caller::Viewer, state::LevelRound};
 
 /// Maximum time that an operation waits for `nvidia-smi`. It is long because `nvidia-smi` may have to initialize the
 /// GPUs.
@@ -67,9 +67,10 @@ pub(crate) async fn apply_and_read_back(timeslice: &Timeslice, uuids: &[String])
     if uuids.is_empty() {
         return Vec::new();
     }
-    let work = tokio::time::timeout(PATIENCE, apply_now(timeslice, uuids));
+    let mut round = timeslice.state.begin_level_round();
+    let work = tokio::time::timeout(PATIENCE, apply_now(timeslice, &mut round, uuids));
     let is_done = timeslice.stopping.run_until_cancelled(work).await.is_some_and(|done| done.unwrap_or(false));
-    timeslice.state.set_levels(timeslice.views());
+    timeslice.state.report_levels(round);
     if !is_done {
         let late = |uuid| format!("the time-slice level and compute mode of GPU {uuid} are set after the operation");
         return uuids.iter().map(late).collect();
@@ -83,7 +84,7 @@ pub(crate) async fn apply_and_read_back(timeslice: &Timeslice, uuids: &[String])
 }
 
 /// Sets the level and compute mode of GPUs. Returns whether all of these GPUs could be read.
-async fn apply_now(timeslice: &Timeslice, uuids: &[String]) -> bool {
+async fn apply_now(timeslice: &Timeslice, round: &mut LevelRound, uuids: &[String]) -> bool {
     // Read the GPUs again, because the last readings may be from before the operation's last step.
     let _read = timeslice.readings.now(uuids).await;
     let Ok(host) = timeslice.readings.known() else { return false };
@@ -96,7 +97,7 @@ async fn apply_now(timeslice: &Timeslice, uuids: &[String]) -> bool {
         gpu.pending.clear();
     }
     // `|_| false`: the operation has already stopped the MPS daemons, which would prevent time-slicing.
-    let mut aims = target::targets(timeslice, &timeslice.state.config(), &gpus, &|_| false);
+    let mut aims = target::targets(timeslice, round, &timeslice.state.config(), &gpus, &|_| false);
     aims.retain(|aim| uuids.contains(&aim.gpu.uuid));
     let are_seen = uuids.iter().all(|uuid| aims.iter().any(|aim| aim.gpu.uuid == *uuid));
     let mut pace = Schedule::default();
@@ -104,7 +105,7 @@ async fn apply_now(timeslice: &Timeslice, uuids: &[String]) -> bool {
     // Leave out GPUs on which there is neither a level to set nor one to remove.
     aims.retain(|aim| aim.policy.is_some() || timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
     if !aims.is_empty() {
-        let _none_is_busy = levels::reconcile(timeslice, &mut pace, &aims, Setter::Operation).await;
+        let _none_is_busy = levels::reconcile(timeslice, &mut pace, round, &aims, Setter::Operation).await;
     }
     are_seen
 }

@@ -95,8 +95,10 @@ impl Reconciler {
         let config = timeslice.state.config();
         let wanted = config.rules.iter().any(|rule| rule.mode == Mode::Timeslice);
         if !wanted && !timeslice.shared_gpus.has_timeslice_settings() {
-            timeslice.forget();
-            timeslice.state.set_levels(timeslice.views());
+            let mut round = timeslice.state.begin_level_round();
+            round.retain(|_| false);
+            timeslice.state.report_levels(round);
+            timeslice.forget_troubles();
             self.reset();
             return;
         }
@@ -110,7 +112,8 @@ impl Reconciler {
         }
         let Ok(observed) = timeslice.readings.host().await else { return };
         let gpus = observed.gpus(Viewer::Agent);
-        let aims = targets(timeslice, &config, &gpus, has_daemon);
+        let mut round = timeslice.state.begin_level_round();
+        let aims = targets(timeslice, &mut round, &config, &gpus, has_daemon);
         self.modes.start(timeslice, &self.pace, &aims);
         let (kept, let_go): (Vec<TimeslicedGpu>, Vec<TimeslicedGpu>) =
             aims.into_iter().partition(|aim| aim.policy.is_some());
@@ -124,9 +127,9 @@ impl Reconciler {
         };
         let new = sight.is_new_after(&self.last) && !aims.is_empty();
         self.last = sight;
-        let some = aims.iter().any(|aim| !timeslice.is_unsupported(&aim.gpu.uuid));
+        let some = aims.iter().any(|aim| !round.is_unsupported(&aim.gpu.uuid));
         if self.pace.is_due(new, some) {
-            let busy = levels::reconcile(timeslice, &mut self.pace, &aims, Setter::Reconciler).await;
+            let busy = levels::reconcile(timeslice, &mut self.pace, &mut round, &aims, Setter::Reconciler).await;
             for uuid in busy {
                 // Forget that this GPU was checked, so that gpushd checks it again when its lane is free.
                 self.last.aims.retain(|(of, _)| *of != uuid);
@@ -138,6 +141,6 @@ impl Reconciler {
                 });
             }
         }
-        timeslice.state.set_levels(timeslice.views());
+        timeslice.state.report_levels(round);
     }
 }

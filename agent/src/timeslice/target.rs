@@ -7,6 +7,7 @@ use gpush_core::{
 };
 
 use super::Timeslice;
+use crate::state::LevelRound;
 
 /// A GPU and its desired settings.
 #[derive(Debug, Clone)]
@@ -26,6 +27,7 @@ impl TimeslicedGpu {
 /// Returns the GPUs whose settings gpushd must keep or remove. Forgets the levels of all other GPUs.
 pub(super) fn targets(
     timeslice: &Timeslice,
+    round: &mut LevelRound,
     config: &Config,
     gpus: &[Gpu],
     has_daemon: &impl Fn(&str) -> bool,
@@ -37,7 +39,8 @@ pub(super) fn targets(
     let whole = |gpu: &Gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
     let takes_turns = |uuid: &str| cared(uuid).is_some_and(|(gpu, care)| *care != TimeslicePlan::Restore && whole(gpu));
     let is_tended = |uuid: &str| takes_turns(uuid) || timeslice.shared_gpus.has_timeslice_settings_of(uuid);
-    timeslice.retain(takes_turns, is_tended);
+    round.retain(takes_turns);
+    timeslice.retain_troubles(is_tended);
     let aim = |(gpu, care): (&Gpu, &TimeslicePlan)| {
         let policy = match care {
             TimeslicePlan::Wait => return None,

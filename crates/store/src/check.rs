@@ -1,5 +1,7 @@
 //! The check of every record, which opening the store makes.
 
+use gpush_core::mps::MpsTargetRecord;
+
 use crate::{
     answer::StoredAnswer,
     audit::AuditRecord,
@@ -7,7 +9,6 @@ use crate::{
     error::StoreError,
     fact::Fact,
     journal_rows::{IntentRow, UndoRow},
-    mps::MpsTarget,
     operation::OperationRecord,
     overrides::Override,
     record,
@@ -27,7 +28,7 @@ impl View<'_> {
         record::select::<StoredAnswer>(self.connection, "", [], self.sealed)?;
         record::select::<AuditRecord>(self.connection, "", [], self.sealed)?;
         self.check_leases()?;
-        record::select::<MpsTarget>(self.connection, "", [], self.sealed)?;
+        record::select::<MpsTargetRecord>(self.connection, "", [], self.sealed)?;
         record::select::<SharedGpu>(self.connection, "", [], self.sealed)?;
         match operations.iter().find(|operation| operation.id.0 > self.head.operation) {
             None => Ok(()),

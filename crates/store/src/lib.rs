@@ -70,7 +70,6 @@ pub use created::CreatedInstances;
 pub use error::{OpenError, StoreError, Untrusted};
 pub use fact::{BootRecord, KnownSince, Lost};
 pub use lease::{LeaseHistory, LeaseRecord, LeaseSource, LeaseTerms, NewLease};
-pub use mps::{MpsSet, MpsStopped, MpsTarget};
 pub use note::{AccountOf, Bounds, Note, Options};
 pub use open::Opened;
 pub use operation::{

@@ -1,9 +1,7 @@
-//! MPS targets: whether their daemons were stopped, and settings that override their rules. The module `shared_gpu`
+//! Records of MPS targets: whether their daemons were stopped, and settings that override their rules. The module `shared_gpu`
 //! records the compute mode that a GPU had before it was shared.
 
-use gpush_api::{Actor, MpsSettings};
-use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use gpush_core::mps::MpsTargetRecord;
 
 use crate::{
     error::StoreError,
@@ -11,40 +9,7 @@ use crate::{
     tx::{Tx, View},
 };
 
-/// The record that a user stopped an MPS daemon, with the deadline for its clients.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct MpsStopped {
-    /// The user who stopped the daemon.
-    pub by: Actor,
-    /// Time at which gpushd ends the remaining clients; `None` without a deadline.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub end_at: Option<Timestamp>,
-}
-
-/// MPS settings that override the settings of a config rule.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct MpsSet {
-    /// The new settings.
-    pub settings: MpsSettings,
-    /// The rule's settings when the override was set. If the rule changes, the override no longer applies.
-    pub rule: MpsSettings,
-}
-
-/// The record of a target.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct MpsTarget {
-    /// GPU or MIG device by UUID.
-    pub target: String,
-    /// Set if a user stopped the daemon, until a user starts it.
-    pub stopped: Option<MpsStopped>,
-    /// Settings that override the rule's.
-    pub set: Option<MpsSet>,
-    /// Id of the boot during which an operation started the MPS daemon of a whole GPU. If the field is set when the
-    /// record is written, the store replaces its value with the current boot.
-    pub in_force: Option<String>,
-}
-
-impl Record for MpsTarget {
+impl Record for MpsTargetRecord {
     const TABLE: &'static str = "mps_targets";
     const COLUMNS: &'static [&'static str] = &["target", "stopped", "settings", "in_force"];
 
@@ -65,20 +30,20 @@ impl View<'_> {
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn mps_targets(&self) -> Result<Vec<MpsTarget>, StoreError> {
+    pub fn mps_targets(&self) -> Result<Vec<MpsTargetRecord>, StoreError> {
         record::select(self.connection, "ORDER BY target", [], self.sealed)
     }
 }
 
 impl Tx<'_> {
-    /// Clears [`MpsTarget::in_force`] if it names another boot. Deletes records that become empty.
+    /// Clears [`MpsTargetRecord::in_force`] if it names another boot. Deletes records that become empty.
     ///
     /// # Errors
     /// The record cannot be written.
     pub fn forget_mps_of_other_boots(&mut self) -> Result<(), StoreError> {
         for target in self.view().mps_targets()? {
             if target.in_force.as_deref().is_some_and(|boot_id| boot_id != self.boot_id) {
-                self.set_mps_target(&MpsTarget { in_force: None, ..target })?;
+                self.set_mps_target(&MpsTargetRecord { in_force: None, ..target })?;
             }
         }
         Ok(())
@@ -91,10 +56,11 @@ impl Tx<'_> {
     pub fn change_mps_target(
         &mut self,
         target: &str,
-        change: impl FnOnce(MpsTarget) -> MpsTarget,
+        change: impl FnOnce(MpsTargetRecord) -> MpsTargetRecord,
     ) -> Result<(), StoreError> {
         let known = self.view().mps_targets()?.into_iter().find(|known| known.target == target);
-        let known = known.unwrap_or_else(|| MpsTarget { target: target.to_owned(), ..MpsTarget::default() });
+        let known =
+            known.unwrap_or_else(|| MpsTargetRecord { target: target.to_owned(), ..MpsTargetRecord::default() });
         self.set_mps_target(&change(known))
     }
 
@@ -102,12 +68,13 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// The record cannot be written.
-    pub fn set_mps_target(&mut self, target: &MpsTarget) -> Result<(), StoreError> {
+    pub fn set_mps_target(&mut self, target: &MpsTargetRecord) -> Result<(), StoreError> {
         self.next_sequence();
         let in_force = target.in_force.as_ref().map(|_| self.boot_id.to_owned());
-        let target = &MpsTarget { in_force, ..target.clone() };
-        if *target == (MpsTarget { target: target.target.clone(), ..MpsTarget::default() }) {
-            return record::delete::<MpsTarget>(self.connection, "WHERE target = ?1", [&target.target]).map(|_| ());
+        let target = &MpsTargetRecord { in_force, ..target.clone() };
+        if *target == (MpsTargetRecord { target: target.target.clone(), ..MpsTargetRecord::default() }) {
+            return record::delete::<MpsTargetRecord>(self.connection, "WHERE target = ?1", [&target.target])
+                .map(|_| ());
         }
         record::put(self.connection, target)
     }

@@ -7,9 +7,10 @@
 mod scene;
 
 use gpush_api::{ApiError, Code, ComputeMode, Mode, OperationState, StepState, TimesliceLevel};
+use gpush_core::mps::{MpsStopped, MpsTargetRecord};
 use gpush_store::{
-    Answer, AuditQuery, Bounds, ComputeModeSet, ConditionKind, LevelSet, MpsStopped, MpsTarget, NewAnswer,
-    NewCondition, Note, OperationId, Options, Scope, SharedGpu, Store, StoreError,
+    Answer, AuditQuery, Bounds, ComputeModeSet, ConditionKind, LevelSet, NewAnswer, NewCondition, Note, OperationId,
+    Options, Scope, SharedGpu, Store, StoreError,
 };
 use jiff::{SignedDuration, Timestamp};
 use scene::{actor, audit, condition, everything, intent, open, operation, options, override_of};
@@ -422,7 +423,7 @@ fn last_notice_of_each_gpu_survives_restart() {
 fn mps_target_record_is_deleted_when_it_is_empty() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
-    let target = MpsTarget {
+    let target = MpsTargetRecord {
         target: "GPU-0".to_owned(),
         stopped: Some(MpsStopped { by: scene::actor(0), end_at: None }),
         set: None,
@@ -436,9 +437,9 @@ fn mps_target_record_is_deleted_when_it_is_empty() {
     let store = Store::open(scratch.path(), options).unwrap().store;
     assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), std::slice::from_ref(&target));
     store.write_ending(|tx| tx.forget_mps_of_other_boots()).wait().unwrap();
-    let stopped = MpsTarget { in_force: None, ..target };
+    let stopped = MpsTargetRecord { in_force: None, ..target };
     assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), [stopped]);
-    let empty = MpsTarget { target: "GPU-0".to_owned(), ..MpsTarget::default() };
+    let empty = MpsTargetRecord { target: "GPU-0".to_owned(), ..MpsTargetRecord::default() };
     store.write(move |tx| tx.set_mps_target(&empty)).wait().unwrap();
     assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), []);
 }

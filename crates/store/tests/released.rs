@@ -13,9 +13,9 @@ mod scene;
 use std::{collections::BTreeSet, fmt::Write as _, path::Path, sync::Arc};
 
 use gpush_api::{EndReason, LeaseState, OperationState, TimesliceLevel};
+use gpush_core::mps::{MpsStopped, MpsTargetRecord};
 use gpush_store::{
-    Answer, AuditQuery, BootRecord, LeaseHistory, LeaseSource, LevelSet, MpsStopped, MpsTarget, NewAnswer, Note,
-    Options, SharedGpu, Store,
+    Answer, AuditQuery, BootRecord, LeaseHistory, LeaseSource, LevelSet, NewAnswer, Note, Options, SharedGpu, Store,
 };
 use jiff::Timestamp;
 use rusqlite::Connection;
@@ -65,10 +65,10 @@ fn fill(store: &Store) {
     store
         .write(|tx| {
             tx.queue_lease(new_lease(1002))?;
-            tx.set_mps_target(&MpsTarget {
+            tx.set_mps_target(&MpsTargetRecord {
                 target: "GPU-2".to_owned(),
                 stopped: Some(MpsStopped { by: actor(0), end_at: None }),
-                ..MpsTarget::default()
+                ..MpsTargetRecord::default()
             })?;
             tx.set_shared_gpu(SharedGpu {
                 gpu: "GPU-3".to_owned(),

@@ -107,11 +107,8 @@ impl Readings {
     /// As [`Readings::host`].
     pub(crate) fn known(&self) -> Result<Arc<HostState>, ApiError> {
         let host = self.0.state.now();
-        match (&host.driver, &host.maintenance) {
-            (_, Some(maintenance)) if !host.was_listed => Err(words::not_read_error(maintenance)),
-            (Some(error), None) => Err(view::no_driver(error)),
-            (_, _) => Ok(host),
-        }
+        host.check_known()?;
+        Ok(host)
     }
 
     /// Returns the host with readings that are at most one second old. If the driver does not answer in time, returns

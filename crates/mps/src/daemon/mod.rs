@@ -37,11 +37,13 @@
 
 use std::{collections::BTreeSet, fmt, path::PathBuf, sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Code, MpsPolicy, MpsServerState, MpsSettings};
-use gpush_core::supervisor::{KillReason, SupervisorPolicy, SupervisorState};
+use gpush_api::{ApiError, Code, MpsPolicy};
+use gpush_core::{
+    mps::DaemonReport,
+    supervisor::{KillReason, SupervisorPolicy, SupervisorState},
+};
 use gpush_host::proc::ProcessId;
 use gpush_locked::Locked;
-use jiff::Timestamp;
 use tokio::{
     sync::{mpsc, oneshot, watch},
     time::Instant,
@@ -73,7 +75,7 @@ use self::task::SupervisorTask;
 pub use self::{
     admission::RecordedUsers,
     launcher::Launcher,
-    pending::DriverClients,
+    pending::{DriverClients, blocked},
     target_dir::{SPEC, Spec, TargetDir, sweep_removed},
 };
 
@@ -152,75 +154,32 @@ struct QueuedRequest {
 /// Receives the result of a request.
 type Reply = oneshot::Sender<Result<(), ApiError>>;
 
-/// What gpushd knows about a daemon.
+/// A report of a supervisor task.
 #[derive(Debug, Clone)]
 pub struct Report {
-    /// State of the supervisor.
-    pub state: SupervisorState,
-    /// Since when the supervisor is in that state.
-    pub since: Timestamp,
-    /// Whether the daemon is desired.
-    pub wanted: bool,
-    /// Whether the daemon serves clients of all users with one server that runs as root.
-    pub multi_user: bool,
-    /// The desired policy, with the users that the daemon serves now.
-    pub policy: Option<MpsPolicy>,
-    /// Pid of the control daemon.
-    pub pid: Option<i32>,
+    /// What gpushd knows about the daemon.
+    pub daemon: DaemonReport,
     /// The control daemon, with its start time. gpushd watches this process with a pidfd.
     pub process: Option<ProcessId>,
     /// Processes that are alive and were children of a daemon of this target while that daemon ran.
     pub recorded_servers: BTreeSet<ProcessId>,
-    /// The effective settings, as read back from the daemon.
-    pub in_force: Option<MpsSettings>,
-    /// Pid and state of each server.
-    pub servers: Vec<(i32, Option<MpsServerState>)>,
-    /// For each client, the pid of its server and the pid of the client, in this order.
-    pub clients: Vec<(i32, i32)>,
-    /// Whether all clients are known, including clients that wait for a server.
-    pub clients_known: bool,
-    /// Clients that wait for a server.
-    pub waiting: Vec<i32>,
-    /// Whether the daemon drains until the leases on its target have ended.
-    pub serves_leases: bool,
-    /// Whether leftovers run although the daemon is stopped.
-    pub behind: bool,
-    /// Time at which gpushd ends the remaining clients.
-    pub until: Option<Timestamp>,
-    /// Number of recent failures, as the supervisor counts them.
-    pub failures: usize,
-    /// Time at which gpushd restarts the daemon.
-    pub next_start: Option<Timestamp>,
-    /// Problems, one sentence each.
-    pub trouble: Vec<String>,
-    /// Pids of the processes that hold the control connection; empty if the daemon answers.
-    pub ear: BTreeSet<i32>,
-    /// A description of the protocol in use; `None` before the first reply.
-    pub protocol: Option<String>,
-    /// A change of the servers since the last report to the callback.
-    pub news: Option<String>,
-    /// Why gpushd has just killed the daemon, or what a previous daemon left. Only the next call of `changed` has this
-    /// value.
-    pub killed: Option<KillReason>,
-    /// Findings that users should know about although the daemon may serve, one sentence each.
-    pub findings: Vec<String>,
-    /// Pipe directory.
-    pub pipe: Option<PathBuf>,
-    /// Directory of the logs.
-    pub logs: Option<PathBuf>,
-    /// The user whose clients the daemon serves; `None` if there is none yet, or several.
-    pub user: Option<u32>,
     /// Time of the last reply.
-    pub answered: Option<Instant>,
+    answered: Option<Instant>,
 }
 
-impl Report {
-    /// Returns the clients that hang until the last client of the daemon's current user has ended.
-    #[must_use]
-    pub fn blocked(&self) -> Vec<i32> {
-        if self.multi_user { Vec::new() } else { pending::blocked(&self.servers, &self.waiting) }
-    }
+/// Why a report is news. The state or the pid has changed, or one of these fields is set.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct News {
+    /// A change of the servers.
+    pub servers: Option<String>,
+    /// Why gpushd has just killed the daemon, or what a previous daemon left.
+    pub killed: Option<KillReason>,
+    /// Whether the supervisor task has panicked and runs again. It does not know the desired state any more.
+    pub is_restarted: bool,
 }
+
+/// Receives each report of a supervisor task, with the reason if the report is news.
+type ReceiveReport = Box<dyn Fn(&Report, Option<News>) + Send + Sync>;
 
 /// Functions that a supervisor task calls to get facts from outside. Tests inject other functions.
 #[derive(Clone)]
@@ -248,7 +207,7 @@ pub struct DaemonTask {
     /// Locked while the task runs.
     asks: tokio::sync::Mutex<mpsc::Receiver<QueuedRequest>>,
     publish: watch::Sender<Report>,
-    changed: Box<dyn Fn(&Report) + Send + Sync>,
+    receive: ReceiveReport,
 }
 
 impl fmt::Debug for DaemonTask {
@@ -264,26 +223,26 @@ impl DaemonTask {
         let mut asks = self.asks.lock().await;
         let first = self.first.lock().take();
         let task = first.unwrap_or_else(|| {
-            let task = (self.create)();
-            // The owner of the callback reacts to this call by sending the desired state to the new task.
-            (self.changed)(&task.report());
-            task
+            // The owner of the callback reacts to this call by sending the desired state to the new task. Until the new
+            // task has adopted the daemon, the last report remains.
+            let last = self.publish.borrow().clone();
+            (self.receive)(&last, Some(News { is_restarted: true, ..News::default() }));
+            (self.create)()
         });
-        task.run(&mut asks, &self.publish, &self.changed).await;
+        task.run(&mut asks, &self.publish, &self.receive).await;
     }
 }
 
 impl Daemon {
     /// Creates the handle and the supervisor task of a target. The caller must run the task. The task adopts a running
-    /// daemon. The task calls `changed` with a report if the state or pid differs from the last report, or if there is
-    /// news.
+    /// daemon. The task calls `receive` with each report, before it answers the request that has caused the report.
     pub fn with_task(
         target: &str,
         uuid: &str,
         place: TargetDir,
         launcher: Launcher,
         sources: Sources,
-        changed: impl Fn(&Report) + Send + Sync + 'static,
+        receive: impl Fn(&Report, Option<News>) + Send + Sync + 'static,
     ) -> (Self, DaemonTask) {
         let (ask, asks) = mpsc::channel(WAITING);
         let (target, uuid) = (target.to_owned(), uuid.to_owned());
@@ -295,7 +254,7 @@ impl Daemon {
             first: Locked::new(Some(first)),
             asks: tokio::sync::Mutex::new(asks),
             publish,
-            changed: Box::new(changed),
+            receive: Box::new(receive),
         };
         (Self { ask, seen }, task)
     }
@@ -303,12 +262,6 @@ impl Daemon {
     /// Returns the last report.
     pub fn last_report(&self) -> Report {
         self.seen.borrow().clone()
-    }
-
-    /// Subscribes to the reports about the daemon.
-    #[must_use]
-    pub fn follow(&self) -> watch::Receiver<Report> {
-        self.seen.clone()
     }
 
     /// Sends a request and waits for its result.
@@ -330,19 +283,18 @@ impl Daemon {
         tokio::time::timeout(PROBE_WAIT, self.send(DaemonRequest::Probe)).await.unwrap_or(Ok(()))
     }
 
-    /// Returns a report that is not older than `older`, if the daemon answers soon. Otherwise returns the last report.
-    pub async fn fresh(&self, older: Duration) -> Report {
-        let seen = self.last_report();
+    /// Probes the daemon if its last reply is older than `older`. Does not wait for a hung daemon.
+    pub async fn refresh(&self, older: Duration) {
+        let Report { daemon: seen, answered, .. } = self.last_report();
         // Even without a probe, gpushd notices when the process of a client ends. So an older
         // report is sufficient for a draining daemon.
         let older =
             if matches!(seen.state, SupervisorState::Draining { .. }) { older.max(DRAINING_REPORT_AGE) } else { older };
-        if seen.pid.is_none() || seen.answered.is_some_and(|answered| answered.elapsed() < older) {
-            return seen;
+        if seen.pid.is_none() || answered.is_some_and(|answered| answered.elapsed() < older) {
+            return;
         }
         // Ignore an error: if the daemon is hung, the report does not change.
         let _as_it_was = self.probe().await;
-        self.last_report()
     }
 }
 

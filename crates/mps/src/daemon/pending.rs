@@ -15,6 +15,7 @@
 use std::{path::Path, pin::Pin, sync::Arc};
 
 use gpush_api::MpsServerState;
+use gpush_core::mps::DaemonReport;
 use gpush_host::{proc, subtask};
 
 use crate::protocol::holder::{self, UnlistedClients};
@@ -59,9 +60,15 @@ fn is_elsewhere(pid: i32) -> bool {
     proc::is_in_our_network(pid) == Some(false)
 }
 
-/// Returns the clients that hang until the last client of the daemon's current user has ended. If
-/// one waiting client belongs to another user, all waiting clients hang.
-pub(super) fn blocked(servers: &[(i32, Option<MpsServerState>)], waiting: &[i32]) -> Vec<i32> {
+/// Returns the clients that hang until the last client of the daemon's current user has ended.
+#[must_use]
+pub fn blocked(report: &DaemonReport) -> Vec<i32> {
+    if report.multi_user { Vec::new() } else { waiting_for_another_user(&report.servers, &report.waiting) }
+}
+
+/// Returns the clients of a daemon for one user that wait for the end of this user's clients. If one waiting client
+/// belongs to another user, all waiting clients hang.
+pub(super) fn waiting_for_another_user(servers: &[(i32, Option<MpsServerState>)], waiting: &[i32]) -> Vec<i32> {
     let users: Vec<u32> = servers.iter().filter_map(|(server, _)| proc::owner(*server)).collect();
     let is_other = |pid: &i32| proc::owner(*pid).is_some_and(|uid| !users.contains(&uid));
     if users.is_empty() || !waiting.iter().any(is_other) { Vec::new() } else { waiting.to_vec() }

@@ -176,8 +176,9 @@ impl SupervisorTask {
 /// Logs the clients that have begun to hang since the last probe. They hang until the clients of another user have
 /// ended.
 fn log_blocked(target: &str, before: &Health, now: &Health) {
-    let known = pending::blocked(&before.servers, &before.waiting());
-    for pid in pending::blocked(&now.servers, &now.waiting()).iter().filter(|pid| !known.contains(pid)) {
+    let known = pending::waiting_for_another_user(&before.servers, &before.waiting());
+    for pid in pending::waiting_for_another_user(&now.servers, &now.waiting()).iter().filter(|pid| !known.contains(pid))
+    {
         tracing::warn!(
             mps = target,
             pid,

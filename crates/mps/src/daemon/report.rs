@@ -1,15 +1,14 @@
-//! The reports of a supervisor task. The task publishes a report after each step. The task passes
-//! the report to the `changed` callback only if the state has changed or there is news.
+//! The reports of a supervisor task. The task publishes a report after each step.
 
 use std::{mem::discriminant, time::Duration};
 
 use crate::protocol::control::Protocol;
 use gpush_api::{MpsPolicy, MpsUsers};
-use gpush_core::supervisor::SupervisorState;
+use gpush_core::{mps::DaemonReport, supervisor::SupervisorState};
 use jiff::Timestamp;
 use tokio::{sync::watch, time::Instant};
 
-use super::{Report, log::RotationConfig, protocol_in_use, settings, task::SupervisorTask};
+use super::{News, ReceiveReport, Report, log::RotationConfig, protocol_in_use, settings, task::SupervisorTask};
 
 /// Size limit of a log in bytes, if the config is not known.
 const DEFAULT_LOG_BYTES: u64 = 16 << 20;
@@ -50,7 +49,7 @@ impl SupervisorTask {
             Timestamp::now() + jiff::SignedDuration::try_from(left).unwrap_or_default()
         };
         let pipe = self.spec.as_ref().map(|spec| self.dir.pipe(spec.tenure));
-        Report {
+        let daemon = DaemonReport {
             state: self.supervisor.state().clone(),
             since: self.since,
             wanted: self.supervisor.is_desired(),
@@ -60,8 +59,6 @@ impl SupervisorTask {
             }),
             multi_user: self.is_multi_user(),
             pid: self.process.as_ref().map(|process| process.pid),
-            process: self.process.as_ref().and_then(|process| process.id),
-            recorded_servers: self.server_record.servers().clone(),
             in_force: self.effective.clone(),
             servers: self.health.servers.clone(),
             clients: self.health.clients.clone(),
@@ -88,14 +85,17 @@ impl SupervisorTask {
                 | SupervisorState::Stopping { .. } => None,
             },
             trouble: self.problems.clone(),
-            news: None,
-            killed: None,
             ear: self.connection_holders.clone(),
             protocol: self.protocol.as_ref().map(|(_, words)| words.clone()),
             findings: self.findings(),
             pipe,
             logs: self.spec.as_ref().map(|spec| spec.logs.clone()),
             user: self.spec.as_ref().and_then(|spec| spec.user),
+        };
+        Report {
+            daemon,
+            process: self.process.as_ref().and_then(|process| process.id),
+            recorded_servers: self.server_record.servers().clone(),
             answered: self.last_reply,
         }
     }
@@ -126,7 +126,7 @@ impl SupervisorTask {
             .collect()
     }
 
-    pub(super) fn publish(&mut self, reports: &watch::Sender<Report>, changed: &impl Fn(&Report)) {
+    pub(super) fn publish(&mut self, reports: &watch::Sender<Report>, receive: &ReceiveReport) {
         self.rotate_logs();
         // A different daemon in the same state is also a change, because it may serve another user.
         let now = (discriminant(self.supervisor.state()), self.supervisor.pid(), self.leftovers.is_some());
@@ -136,14 +136,14 @@ impl SupervisorTask {
             self.since = Timestamp::now();
             self.last_published = now;
         }
-        let mut seen = self.report();
-        // Publish the report first. The callback sends an event, and receivers of the event may
-        // read the report.
+        let seen = self.report();
+        let news = (other || has_news).then(|| News {
+            servers: self.news.take(),
+            killed: self.new_kill.take(),
+            is_restarted: false,
+        });
         reports.send_replace(seen.clone());
-        if other || has_news {
-            (seen.news, seen.killed) = (self.news.take(), self.new_kill.take());
-            changed(&seen);
-        }
+        receive(&seen, news);
     }
 
     /// Starts rotating the logs of the daemon, or updates the limits.

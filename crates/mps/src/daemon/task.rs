@@ -35,7 +35,7 @@ use tokio::{
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{
-    DaemonRequest, Desired, QueuedRequest, Reply, Report, Sources,
+    DaemonRequest, Desired, QueuedRequest, ReceiveReport, Reply, Report, Sources,
     health::Health,
     launcher::{DaemonProcess, Launcher},
     log::LogRotation,
@@ -198,11 +198,11 @@ impl SupervisorTask {
         mut self,
         requests: &mut mpsc::Receiver<QueuedRequest>,
         reports: &watch::Sender<Report>,
-        changed: &impl Fn(&Report),
+        receive: &ReceiveReport,
     ) {
         self.adopt().await;
         self.update_access();
-        self.publish(reports, changed);
+        self.publish(reports, receive);
         loop {
             let mut answered = None;
             tokio::select! {
@@ -226,7 +226,7 @@ impl SupervisorTask {
                 },
             }
             // Publish the report before the answer: a caller that gets its answer must find the result in the report.
-            self.publish(reports, changed);
+            self.publish(reports, receive);
             let Some((callers, answer)) = answered else { continue };
             for caller in callers {
                 let _caller_left = caller.send(answer.clone());

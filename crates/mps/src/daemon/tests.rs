@@ -40,7 +40,7 @@ impl Answers {
 
 fn daemon(base: &Path, sources: Sources) -> Daemon {
     let (daemon, task) =
-        Daemon::with_task("g1", "GPU-1", TargetDir::of(base, "g1"), Launcher::of(base), sources, |_| {});
+        Daemon::with_task("g1", "GPU-1", TargetDir::of(base, "g1"), Launcher::of(base), sources, |_, _| {});
     let task = Arc::new(task);
     // Run the task again after a panic, as gpushd does.
     tokio::spawn(async move { while tokio::spawn(Arc::clone(&task).run()).await.is_err() {} });
@@ -63,11 +63,11 @@ fn desired(base: &Path) -> Option<Box<Desired>> {
     }))
 }
 
-async fn until(daemon: &Daemon, is: impl Fn(&Report) -> bool) -> Report {
+async fn until(daemon: &Daemon, is: impl Fn(&DaemonReport) -> bool) -> DaemonReport {
     let mut reports = daemon.seen.clone();
-    let waits = reports.wait_for(|report| is(report));
+    let waits = reports.wait_for(|report| is(&report.daemon));
     let found = tokio::time::timeout(Duration::from_secs(20), waits).await;
-    found.unwrap_or_else(|_| panic!("not in time: {:#?}", daemon.last_report())).unwrap().clone()
+    found.unwrap_or_else(|_| panic!("not in time: {:#?}", daemon.last_report())).unwrap().daemon.clone()
 }
 
 #[tokio::test(start_paused = true)]
@@ -90,7 +90,7 @@ async fn task_that_panics_runs_again() {
     // The next task handles requests as usual.
     daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
     daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
-    assert!(daemon.last_report().trouble[0].contains("may have clients"), "{:?}", daemon.last_report());
+    assert!(daemon.last_report().daemon.trouble[0].contains("may have clients"), "{:?}", daemon.last_report());
 }
 
 #[tokio::test]
@@ -102,7 +102,7 @@ async fn program_that_ends_at_once_is_given_up_after_its_failures() {
     assert_eq!((report.failures, report.pid), (2, None), "{report:#?}");
     assert!(report.wanted && !report.trouble.is_empty(), "{report:#?}");
     daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
-    assert_eq!(daemon.last_report().state, SupervisorState::Stopped);
+    assert_eq!(daemon.last_report().daemon.state, SupervisorState::Stopped);
 }
 
 #[tokio::test]

@@ -1,0 +1,40 @@
+//! The desired state of a daemon.
+
+use std::{path::PathBuf, time::Duration};
+
+use gpush_core::sharing::SharingTarget;
+use gpush_mps::daemon::Desired;
+
+use super::Mps;
+use crate::state::HostState;
+
+/// Returns the desired state of a target's daemon. `short` is the short name of the target.
+pub(super) fn desired_state(
+    mps: &Mps,
+    host: &HostState,
+    short: &str,
+    target: &SharingTarget,
+    driver: Option<String>,
+) -> Desired {
+    let settings = &host.config.mps;
+    let usual = gpush_core::config::Mps::default();
+    Desired {
+        policy: host.mps.policy(target),
+        gpu_uuid: target.gpu_uuid.clone(),
+        supervision: settings.policy(),
+        health: Duration::from_secs(settings.health_s.into()),
+        control: program(mps, &settings.control, &usual.control),
+        server: program(mps, &settings.server, &usual.server),
+        driver,
+        logs: mps.log_directory(&settings.log_directory, &usual.log_directory).join(short),
+        log_bytes: u64::from(settings.log_mib) << 20,
+    }
+}
+
+/// Returns the path of one of NVIDIA's programs.
+pub(super) fn program(mps: &Mps, configured: &str, usual: &str) -> PathBuf {
+    match &mps.programs {
+        Some(dir) if configured == usual => dir.join(PathBuf::from(usual).file_name().unwrap_or_default()),
+        Some(_) | None => PathBuf::from(configured),
+    }
+}
