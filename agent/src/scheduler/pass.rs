@@ -57,10 +57,10 @@ pub(super) fn decide(scheduler: &Scheduler, read: &ReadHost) -> bool {
         }
         let _turn = turn.unwrap_or_else(|| scheduler.turn.lock());
         match grant_first(scheduler, read, &snapshot, (&table, &held), &mut denied) {
-            Granted::Nothing => break snapshot,
+            GrantAttempt::Nothing => break snapshot,
             // Decide again about the other requests, because the grant has taken capacity.
-            Granted::One => overtaken = 0,
-            Granted::Overtaken => overtaken += 1,
+            GrantAttempt::One => overtaken = 0,
+            GrantAttempt::Overtaken => overtaken += 1,
         }
     };
     note_needs(scheduler, snapshot.schedule(), &denied);
@@ -108,7 +108,7 @@ fn reserve_beyond_quota(
 
 /// The result of an attempt to grant a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Granted {
+enum GrantAttempt {
     /// No request can be granted.
     Nothing,
     /// One request was granted, or denied for its assignment.
@@ -125,7 +125,7 @@ fn grant_first(
     snapshot: &PlacementSnapshot,
     (table, held): (&LeaseTable, &HeldLeases),
     denied: &mut Denied,
-) -> Granted {
+) -> GrantAttempt {
     let attempt = |(ticket, outcome): &(Ticket, Outcome)| {
         let Outcome::Grant(assignment) = outcome else { return None };
         // While gpushd stops, the first requests leave the queue. Later ones must not get their capacity.
@@ -147,13 +147,13 @@ fn grant_first(
                 inbox.answer(LeaseAnswer::Grant(reserved));
             }
             Err(NotTaken::Refused(error)) => drop(denied.insert(*ticket, error.message)),
-            Err(NotTaken::Overtaken) => return Some(Granted::Overtaken),
+            Err(NotTaken::Overtaken) => return Some(GrantAttempt::Overtaken),
             // An operation has claimed the GPU, or the readings are outdated. This change wakes the scheduler.
             Err(NotTaken::Claimed | NotTaken::Outdated) => return None,
         }
-        Some(Granted::One)
+        Some(GrantAttempt::One)
     };
-    snapshot.schedule().outcomes.iter().find_map(attempt).unwrap_or(Granted::Nothing)
+    snapshot.schedule().outcomes.iter().find_map(attempt).unwrap_or(GrantAttempt::Nothing)
 }
 
 /// Notes in the queue what each request needs: operations that arrive later must not take it. A request whose grant is
