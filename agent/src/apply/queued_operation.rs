@@ -54,6 +54,9 @@ use crate::{
 /// when an instance becomes idle.
 const READ: Duration = Duration::from_secs(1);
 
+/// Minimum time between two attempts to begin an operation.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Maximum number of waiting operations.
 const MOST: usize = 256;
 
@@ -190,6 +193,7 @@ impl QueuedOperation {
                 }
             };
             self.keep_waiting(engine, error);
+            self.again = self.again.max(Instant::now() + PAUSE);
             self.wait_for_change(engine, &mut room).await;
         }
     }

@@ -88,7 +88,7 @@ mod tests {
         assert!(commands.try_recv().is_err());
     }
 
-    /// Fault: if the task of a lease failed, the client was told that gpushd was stopping.
+    /// Fault: if the task of a lease failed, gpushd answered the client that it was stopping.
     #[tokio::test]
     async fn missing_answer_means_stopping_only_if_gpushd_stops() {
         for (stops, code) in [(false, gpush_api::Code::Internal), (true, gpush_api::Code::Stopping)] {

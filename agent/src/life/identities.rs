@@ -40,7 +40,7 @@ pub(super) async fn keep_resolved(state: State, users: Users, stopping: Cancella
             let now = self::absent(&users, &names, &groups);
             for what in now.iter().filter(|what| !absent.contains(*what)) {
                 tracing::warn!(
-                    "the config names the {what}, which does not exist: the quota or right applies to nobody"
+                    "the config names the {what}, which does not exist: gpushd ignores this name in quotas and `admin_groups`"
                 );
             }
             absent = now;

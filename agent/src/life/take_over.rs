@@ -1,4 +1,4 @@
-//! Continues what an earlier gpushd has left, before gpushd serves requests.
+//! Takes over the maintenance, the MPS daemons, the operations and the leases of an earlier gpushd.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -11,7 +11,7 @@ use crate::{
     operation::OperationHandle,
 };
 
-/// Continues what an earlier gpushd has left: maintenance, MPS daemons, operations and leases. Returns the UUIDs of the GPUs
+/// Takes over the maintenance, the MPS daemons, the operations and the leases of an earlier gpushd. Returns the UUIDs of the GPUs
 /// that the operations have changed. Call this before gpushd serves requests.
 pub(super) async fn take_over(
     engine: &Engine,

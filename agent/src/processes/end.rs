@@ -323,7 +323,7 @@ fn check<'a>(
     };
     // If the user of the process has just changed, the next round classifies the process again. But a process that changes
     // between subordinate uids of one user remains a process of this user. Otherwise it could prevent its end.
-    if !one.process.process.uid.is_some_and(|uid| is_same_user(unleased, uid, identity.uid())) {
+    if !one.process.process.uid.is_some_and(|uid| unleased.is_same_user(uid, identity.uid())) {
         return None;
     }
     let exemption = exemption(&Classifier::new(unleased), one, due.process.pid, &identity, allow);
@@ -332,12 +332,6 @@ fn check<'a>(
         None => return Some(&one.process),
     }
     None
-}
-
-/// Returns whether two uids belong to one account. Returns `false` while the name service does not answer.
-fn is_same_user(unleased: &Unleased, one: u32, other: u32) -> bool {
-    let account = |uid| unleased.readings.accounts().last(uid).ok();
-    one == other || account(one).is_some_and(|first| account(other) == Some(first))
 }
 
 /// Sends a signal. Returns `None` if it cannot be sent.

@@ -144,7 +144,7 @@ fn classify_process(
 ) -> ClassifiedProcess {
     let names = &classifier.unleased.lease_names;
     let examine = |facts: &ProcessFacts<'_>| {
-        let found = match process.uid == Some(facts.owner()) {
+        let found = match process.uid.is_some_and(|uid| classifier.unleased.is_same_user(uid, facts.owner())) {
             true => classifier.classify(gpu, device_uuid, process.kind, facts),
             // The process has changed its user since the driver listed it. Wait for the next reading.
             false => Classification::default(),

@@ -150,6 +150,13 @@ impl Unleased {
         }
     }
 
+    /// Returns whether two uids belong to one account, such as subordinate uids of one user. Returns `false` while the name
+    /// service does not answer.
+    pub(super) fn is_same_user(&self, one: u32, other: u32) -> bool {
+        let account = |uid| self.readings.accounts().last(uid).ok();
+        one == other || account(one).is_some_and(|first| account(other) == Some(first))
+    }
+
     /// Forgets a process.
     pub(super) fn forget(&self, pid: u32) {
         self.actions().remove(&pid);

@@ -19,7 +19,7 @@ use crate::{
     state::{LeaseTable, OpenLease},
 };
 
-/// Time from a grant that has failed to the next grant of the same request.
+/// Time between a failed grant and the next attempt for the same request.
 pub(super) const PAUSE: Duration = Duration::from_secs(1);
 
 /// All entries.
@@ -161,7 +161,12 @@ impl Entries {
     pub(super) fn for_pass(&self, table: &LeaseTable, denied: &BTreeSet<Ticket>) -> Queue {
         let needing = self.needing_capacity(table).map(|(ticket, _)| ticket).filter(|ticket| !denied.contains(ticket));
         let needing: BTreeSet<Ticket> = needing.collect();
-        self.queue.for_pass(|ticket| needing.contains(&ticket))
+        let mut queue = self.queue.for_pass(|ticket| needing.contains(&ticket));
+        // These requests reserve nothing, so they delay no operation.
+        for ticket in denied {
+            queue.set_needs(*ticket, Needs::new());
+        }
+        queue
     }
 
     /// Returns the requests that exceed a quota now, or did so in the last pass.
@@ -198,6 +203,19 @@ mod tests {
         fn answer(&self, _: LeaseAnswer) {}
     }
 
+    /// Fault: a request that exceeded a quota kept its last reservation during a pass. So an earlier operation waited, and
+    /// later leases got the GPU.
+    #[test]
+    fn request_beyond_its_quota_delays_no_operation_in_a_pass() {
+        let mut entries = Entries::default();
+        let lease = entries.push_lease(LeaseId(1), None, Arc::new(NoInbox));
+        let parts = Need::Parts(BTreeSet::from(["MIG-a".to_owned()]));
+        entries.set_needs(lease, Needs::from([("GPU-0".to_owned(), parts)]));
+        let lane = Needs::from([("GPU-0".to_owned(), Need::Lane(ClaimedTargets::Gpu))]);
+        let waits = |denied| entries.for_pass(&LeaseTable::default(), &denied).would_wait_for(&lane).is_some();
+        assert!(waits(BTreeSet::new()) && !waits(BTreeSet::from([lease])));
+    }
+
     /// Fault: after a commit had failed, later requests got the capacity before the request whose grant had failed.
     #[test]
     fn request_waits_again_as_soon_as_its_capacity_is_free() {
@@ -223,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn operation_is_told_when_the_entry_ahead_changes() {
+    fn operation_is_notified_when_the_entry_ahead_changes() {
         let parts = |target: &str| Needs::from([("GPU-0".to_owned(), Need::Parts([target.to_owned()].into()))]);
         let claims = |target: &str| {
             let claimed = ClaimedTargets::Targets([target.to_owned()].into());

@@ -92,7 +92,7 @@ fn explanation(
             return closed.into_iter().fold(first, |error, other| error.cause(other.message));
         }
         if closed.len() == uuids.len() {
-            // If an administrator must start a daemon, the hint must not suggest to wait.
+            // If an administrator must start a daemon, the hint must not suggest waiting.
             error.hint = closed[0].hint.clone().or(error.hint);
         }
         error.causes.extend(closed.into_iter().map(|closed| closed.message));

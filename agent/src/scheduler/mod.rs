@@ -8,10 +8,10 @@
 //!                                └─► after each change of the queue: first, or behind an earlier entry
 //! ```
 //!
-//! One task makes the passes. It makes a pass only if something has changed that can change a decision: an entry came or
-//! left, an operation or a lease has ended, an MPS daemon admits clients, the state of the host has changed, or a grant was
-//! postponed until now. The driver does not report the end of a process. So while requests wait for processes or for a
-//! reading, the task reads the GPUs periodically.
+//! One task makes the passes. It makes a pass when something has changed that can change a decision: an entry came or left,
+//! an operation or a lease has ended, an MPS daemon admits clients, the state of the host has changed, or the pause after a
+//! failed grant is over. The driver does not report the end of a process. So while requests wait for processes or for a
+//! reading, the task reads the GPUs each second. Otherwise it makes a pass at least every 30 s.
 //!
 //! A search for a placement runs without a lock, on a blocking thread. The state of the host then reserves the capacity of
 //! the grant, if no other grant has got capacity meanwhile.
@@ -111,6 +111,9 @@ pub(crate) struct Inner {
     /// Wakes the task of the scheduler after the queue has changed.
     changed: watch::Sender<()>,
     searches: Searches,
+    /// Held while an assignment is reserved. After [`reserve::MOST_OVERTAKEN`] attempts, also held during the search, so that
+    /// no other grant can make its result outdated.
+    turn: Locked<()>,
 }
 
 impl Deref for Scheduler {
@@ -125,7 +128,7 @@ impl Scheduler {
     /// Creates the handle. The queue is empty.
     pub(crate) fn new(handles: SchedulerHandles) -> Self {
         let (entries, changed) = (Locked::default(), watch::Sender::new(()));
-        Self(Arc::new(Inner { handles, entries, changed, searches: Searches::new() }))
+        Self(Arc::new(Inner { handles, entries, changed, searches: Searches::new(), turn: Locked::default() }))
     }
 
     /// Starts the task, which makes passes until gpushd stops.

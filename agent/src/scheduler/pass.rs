@@ -29,19 +29,21 @@ use super::{
     held::HeldLeases,
     limits, offers,
     placement_snapshot::PlacementSnapshot,
-    reserve::{NotTaken, Placed, ReadHost, reserve_assignment},
+    reserve::{MOST_OVERTAKEN, NotTaken, Placed, ReadHost, reserve_assignment},
 };
 use crate::state::{HostState, LeaseTable, OpenLease};
 
 /// Requests that exceed a quota, with the reasons. They reserve nothing, because their holders must first release a lease,
-/// or leave the queue with an earlier request.
+/// or cancel an earlier request.
 type Denied = BTreeMap<Ticket, String>;
 
 /// Reserves capacity for each request that can be granted. The task of the lease then records the grant. Notes and shows
-/// what the other requests wait for. Returns whether a reading of the GPUs alone may show that a request can be granted.
+/// what the other requests wait for. Returns whether the next reading may make a grant possible, without an event in
+/// gpushd.
 pub(super) fn decide(scheduler: &Scheduler, read: &ReadHost) -> bool {
-    let mut denied = Denied::new();
+    let (mut denied, mut overtaken) = (Denied::new(), 0);
     let snapshot = loop {
+        let turn = (overtaken >= MOST_OVERTAKEN).then(|| scheduler.turn.lock());
         let now = scheduler.handles.state.now();
         let held = HeldLeases::of(scheduler.handles.users.accounts(), &now.leases);
         deny_beyond_quota(scheduler, &now.leases, &held, &mut denied);
@@ -53,9 +55,12 @@ pub(super) fn decide(scheduler: &Scheduler, read: &ReadHost) -> bool {
             denied.extend(beyond);
             continue;
         }
-        // After a grant, decide again about the other requests, because the grant has taken capacity.
-        if !grant_first(scheduler, read, &snapshot, (&now, &held), &mut denied) {
-            break snapshot;
+        let _turn = turn.unwrap_or_else(|| scheduler.turn.lock());
+        match grant_first(scheduler, read, &snapshot, (&now, &held), &mut denied) {
+            GrantAttempt::Nothing => break snapshot,
+            // Decide again about the other requests, because the grant has taken capacity.
+            GrantAttempt::One => overtaken = 0,
+            GrantAttempt::Overtaken => overtaken += 1,
         }
     };
     note_needs(scheduler, snapshot.schedule(), &denied);
@@ -101,20 +106,31 @@ fn reserve_beyond_quota(
     beyond
 }
 
+/// The result of an attempt to grant a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum GrantAttempt {
+    /// No request can be granted.
+    Nothing,
+    /// One request was granted, or denied for its assignment.
+    One,
+    /// Another grant has got capacity since the decision.
+    Overtaken,
+}
+
 /// Reserves the capacity of the first grant that is possible, and gives it to the task of the lease. If a quota does not
-/// allow the assignment, denies the request instead. Returns whether to decide again.
+/// allow the assignment, denies the request instead.
 fn grant_first(
     scheduler: &Scheduler,
     read: &ReadHost,
     snapshot: &PlacementSnapshot,
     (now, held): (&Arc<HostState>, &HeldLeases),
     denied: &mut Denied,
-) -> bool {
-    snapshot.schedule().outcomes.iter().any(|(ticket, outcome)| {
-        let Outcome::Grant(assignment) = outcome else { return false };
+) -> GrantAttempt {
+    let attempt = |(ticket, outcome): &(Ticket, Outcome)| {
+        let Outcome::Grant(assignment) = outcome else { return None };
         // While gpushd stops, the first requests leave the queue. Later ones must not get their capacity.
         if scheduler.handles.stopping.is_cancelled() {
-            return false;
+            return None;
         }
         let found = {
             let entries = scheduler.entries();
@@ -122,17 +138,22 @@ fn grant_first(
             let lease = entries.lease(*ticket).filter(|lease| lease.paused_until(Instant::now()).is_none());
             lease.and_then(|lease| Some((lease.id, Arc::clone(&lease.inbox), lease.demand.clone()?.0)))
         };
-        let Some((id, inbox, demand)) = found else { return false };
+        let (id, inbox, demand) = found?;
         let placed = Placed { read, host: &snapshot.host, now, held, assignment };
         match reserve_assignment(scheduler, placed, &demand, Some(id)) {
-            Ok(reserved) => inbox.answer(LeaseAnswer::Grant(reserved)),
+            Ok(reserved) => {
+                let needs = reserved_parts(&snapshot.host, assignment);
+                scheduler.change_entries(|entries| entries.set_needs(*ticket, needs));
+                inbox.answer(LeaseAnswer::Grant(reserved));
+            }
             Err(NotTaken::Refused(error)) => drop(denied.insert(*ticket, error.message)),
-            Err(NotTaken::Overtaken) => {}
+            Err(NotTaken::Overtaken) => return Some(GrantAttempt::Overtaken),
             // An operation has claimed the GPU, or the readings are outdated. This change wakes the scheduler.
-            Err(NotTaken::Claimed | NotTaken::Outdated) => return false,
+            Err(NotTaken::Claimed | NotTaken::Outdated) => return None,
         }
-        true
-    })
+        Some(GrantAttempt::One)
+    };
+    snapshot.schedule().outcomes.iter().find_map(attempt).unwrap_or(GrantAttempt::Nothing)
 }
 
 /// Notes in the queue what each request needs: operations that arrive later must not take it. A request whose grant is

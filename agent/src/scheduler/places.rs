@@ -61,8 +61,8 @@ impl LeasePlace {
         self.scheduler.wake();
     }
 
-    /// Lets the request pause before its next grant. Call this before the capacity of the failed grant is free, so that the
-    /// scheduler does not grant the request at once.
+    /// Postpones the next attempt to grant the request. Call this before the capacity of the failed attempt is free.
+    /// Otherwise the scheduler tries again at once.
     pub(crate) fn pause(&self) {
         self.scheduler.entries().pause(self.ticket, Instant::now() + PAUSE);
         self.scheduler.wake();

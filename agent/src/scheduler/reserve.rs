@@ -8,9 +8,10 @@
 //!     └───────────────────────────────────────┘
 //! ```
 //!
-//! No lock is held during a search. The state of the host reserves the capacity only if no other grant has got capacity
+//! No lock is held during a search, unless other grants have overtaken several attempts. The state of the host reserves the capacity only if no other grant has got capacity
 //! since the leases were read. So of two requests that were placed on the same capacity, only one gets it. The other
-//! request is placed again. A request is placed again at most as often as other requests get capacity.
+//! request is placed again. A request is placed again at most as often as other requests get
+//! capacity, or operations claim one of its GPUs.
 
 use std::sync::Arc;
 
@@ -69,7 +70,7 @@ pub(super) enum NotTaken {
     Overtaken,
 }
 
-/// An assignment, and what it was found with.
+/// An assignment, and the data from which it was computed.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Placed<'a> {
     pub(super) read: &'a ReadHost,
@@ -81,10 +82,15 @@ pub(super) struct Placed<'a> {
     pub(super) assignment: &'a Assignment,
 }
 
+/// Number of attempts to place requests after which gpushd lets no other grant come first.
+pub(super) const MOST_OVERTAKEN: u32 = 8;
+
 /// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment. Searches, so call
 /// this function on a blocking thread.
 pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDemand) -> Result<Reserved, NotReserved> {
+    let mut overtaken = 0;
     loop {
+        let turn = (overtaken >= MOST_OVERTAKEN).then(|| scheduler.turn.lock());
         let now = scheduler.handles.state.now();
         let held = &HeldLeases::of(scheduler.handles.users.accounts(), &now.leases);
         within_quota(held, demand).map_err(NotReserved::Refused)?;
@@ -97,12 +103,14 @@ pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDema
         let assignment = placed.map_err(|why| NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })?;
         let host = &snapshot.schedule().host;
         let placed = Placed { read, host, now: &now, held, assignment: &assignment };
+        let _turn = turn.unwrap_or_else(|| scheduler.turn.lock());
         match reserve_assignment(scheduler, placed, demand, None) {
             Ok(reserved) => return Ok(reserved),
             Err(NotTaken::Refused(error)) => return Err(NotReserved::Refused(error)),
             Err(NotTaken::Outdated) => return Err(NotReserved::Outdated),
             // Place the request again. A claimed GPU now counts as closed.
-            Err(NotTaken::Claimed | NotTaken::Overtaken) => {}
+            Err(NotTaken::Claimed) => {}
+            Err(NotTaken::Overtaken) => overtaken += 1,
         }
     }
 }

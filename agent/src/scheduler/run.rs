@@ -11,8 +11,8 @@ use crate::{caller::Viewer, state::Observed};
 /// without a lease.
 const READ: Duration = Duration::from_secs(1);
 
-/// Interval between passes while requests wait only for changes that gpushd notices by itself. It bounds the effect of
-/// facts whose changes nothing reports, such as answers of the name service.
+/// Interval between passes if no reading can help. It also limits how late gpushd notices unreported changes, such as
+/// answers of the name service.
 const FALLBACK: Duration = Duration::from_secs(30);
 
 /// Makes passes until gpushd stops.
@@ -22,7 +22,7 @@ pub(super) async fn run(scheduler: Scheduler) {
     let mut room = handles.lanes.room();
     let mut snapshots = handles.state.watch();
     loop {
-        let is_idle = !scheduler.entries().has_leases();
+        let (begun, is_idle) = (Instant::now(), !scheduler.entries().has_leases());
         let mut next_reading = READ;
         if !is_idle {
             room.mark_unchanged();
@@ -32,9 +32,9 @@ pub(super) async fn run(scheduler: Scheduler) {
                 None => return,
             }
         }
-        let now = Instant::now();
-        let reading = now + next_reading;
-        let due = scheduler.entries().next_due(now).map_or(reading, |due| due.min(reading));
+        let reading = Instant::now() + next_reading;
+        // A pause may have ended during the pass.
+        let due = scheduler.entries().next_due(begun).map_or(reading, |due| due.min(reading));
         tokio::select! {
             () = handles.stopping.cancelled() => return,
             _ = changed.changed() => {}
@@ -58,7 +58,8 @@ async fn pass(scheduler: &Scheduler) -> Duration {
     if decided.unwrap_or(true) { READ } else { FALLBACK }
 }
 
-/// Lets the tasks of restored requests resolve as many of them as possible. Call this before any placement.
+/// Asks the task of each restored request to resolve the request, and waits until each task has tried. Call this before any
+/// placement.
 pub(crate) async fn resolve_all(scheduler: &Scheduler, seen: &Observed) {
     let unresolved = scheduler.entries().unresolved();
     let resolving: Vec<_> = unresolved

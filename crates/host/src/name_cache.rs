@@ -194,7 +194,8 @@ where
     pub(crate) fn retry_failed(&self) {
         let failed = locked(&self.running).failed.clone();
         for key in failed {
-            let _answer_is_noted = self.last(key);
+            // Look it up even if an earlier answer is still fresh.
+            let _answer_is_noted = self.queue(key, MOST_WAITING, Duration::ZERO);
         }
     }
 

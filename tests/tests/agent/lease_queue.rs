@@ -348,7 +348,7 @@ fn request_keeps_its_place_while_its_grant_fails() {
 /// Fault: if a client with an idempotency key disconnected while gpushd created the devices of its queued lease, the lease
 /// ended as soon as the devices existed.
 #[test]
-fn lease_is_kept_for_a_client_that_disconnects_while_its_devices_are_created() {
+fn lease_is_kept_for_a_client_that_disconnects_in_creation() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\n");
     let dynamic = "[driver]\nchange_s = 60\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
     let agent = Agent::start(&host, dynamic);

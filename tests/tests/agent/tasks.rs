@@ -167,7 +167,7 @@ fn failure_of_a_final_task_ends_gpushd_and_leases_survive() {
 
 /// Fault: if the task of a lease failed before the client was answered, the lease became active although no client had it.
 #[test]
-fn lease_whose_task_fails_before_the_answer_ends() {
+fn lease_ends_if_its_task_fails_before_the_answer() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\n");
     let faults = fifo(&host);
     let dynamic = "[driver]\nchange_s = 60\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";

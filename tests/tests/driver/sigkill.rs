@@ -6,7 +6,7 @@
 use gpush_tests::host::{Host, program};
 
 /// Number of kills. `cargo xtask soak` sets a larger number in `GPUSH_TEST_KILLS`.
-const KILLS: u64 = 5_000;
+const KILLS: u64 = 3_000;
 
 #[test]
 fn state_stays_valid_after_thousands_of_sigkills() {

@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interrupted_wait_loses_no_result() {
+    fn result_is_kept_if_the_wait_is_interrupted() {
         let mut background = Background::default();
         assert!(!background.is_running() && background.finished().now_or_never().is_none());
         let (done, result) = oneshot::channel();

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_without_a_process_or_cgroup_has_no_end_of_its_binding() {
+    fn binding_without_process_or_cgroup_never_ends() {
         for binding in [LeaseBinding::Time, LeaseBinding::None, LeaseBinding::Process { pid: None, start: None }] {
             assert!(ended(&bound(binding)).now_or_never().is_none());
         }

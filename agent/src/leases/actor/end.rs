@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn first_process_that_ends_is_enough() {
+    async fn wait_ends_with_the_first_process_that_ends() {
         let start = || Command::new("/bin/cat").stdin(Stdio::piped()).spawn().unwrap();
         let (mut stays, mut goes) = (start(), start());
         let mut waiting = Box::pin(one_ends(vec![stays.id(), goes.id()]));

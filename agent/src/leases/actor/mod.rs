@@ -294,6 +294,17 @@ impl Actor {
 
     /// Finds out what the failed task has recorded since it last published the lease.
     async fn continue_after(&mut self, lost: LostTask, id: LeaseId) {
+        self.read_record(id).await;
+        if lost.is_unanswered {
+            self.apply(Event::Released);
+        }
+        if let Some(reservation) = lost.reservation {
+            self.leases.handles.state.change_leases(|table| table.reserved.remove(&reservation));
+        }
+    }
+
+    /// Takes over what the failed task has recorded since it last published the lease.
+    async fn read_record(&mut self, id: LeaseId) {
         let mut is_logged = false;
         let record = loop {
             // Read in a job that comes after the writes of the failed task.
@@ -327,12 +338,6 @@ impl Actor {
             }
             _ => self.publish(),
         }
-        if lost.is_unanswered {
-            self.apply(Event::Released);
-        }
-        if let Some(reservation) = lost.reservation {
-            self.leases.handles.state.change_leases(|table| table.reserved.remove(&reservation));
-        }
     }
 
     /// Applies an event: changes the state, and publishes it together with what depends on it. Notes the effects.
@@ -354,7 +359,7 @@ impl Actor {
             }
             self.put(table);
         });
-        if let State::Leaving { .. } = self.state {
+        if let State::Leaving { .. } | State::Creating { .. } = self.state {
             self.place = None;
         }
         if self.is_granted() {
@@ -440,7 +445,7 @@ impl Actor {
     }
 }
 
-/// Returns the event that makes an active lease releasing for this reason.
+/// Returns the event that starts the release of an active lease for this reason.
 fn release_event(reason: Option<EndReason>) -> Event {
     match reason {
         Some(EndReason::Revoked) => Event::Revoked,

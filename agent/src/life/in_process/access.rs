@@ -47,9 +47,9 @@ async fn refused_attempts_to_act_for_others_are_recorded() {
     assert_eq!(granted.lease.holder.uid, 1001);
 }
 
-/// Fault: the refusal said that only the holder, uid 0, may release the lease, to a caller with uid 0.
+/// Fault: gpushd answered a caller with uid 0 that only the holder, uid 0, may release the lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn root_of_a_container_may_not_change_leases_of_root_and_learns_why() {
+async fn refusal_names_the_container_of_a_caller_with_uid_0() {
     let host = InProcess::start("dgx-h100", 1, DYNAMIC).await;
     let granted: LeaseGrant = host.post("/v1/leases", &device(&json!({}))).await.expect("a lease of the host's root");
     for verb in ["release", "renew"] {
@@ -67,7 +67,7 @@ async fn root_of_a_container_may_not_change_leases_of_root_and_learns_why() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ended_lease_of_another_user_looks_like_no_lease() {
+async fn ended_lease_of_another_user_is_not_found() {
     let host = InProcess::start("dgx-h100", 1, DYNAMIC).await;
     let granted: LeaseGrant = host.post_as(user(1000), "/v1/leases", &device(&json!({}))).await.expect("a lease");
     let path = format!("/v1/leases/{}", granted.lease.id);

@@ -102,7 +102,7 @@ async fn failure_of_each_call_restores_the_previous_layout() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gpu_is_degraded_if_the_rollback_fails_and_a_later_change_mends_it() {
+async fn gpu_is_degraded_after_a_failed_rollback_until_a_change() {
     let host = host(1).await;
     host.apply(&["0"], &["3g.40gb"]).await;
     // The new instance cannot be created, and neither can the previous one.
@@ -171,7 +171,7 @@ async fn waiting_operations_begin_in_their_order_and_can_be_cancelled() {
     assert_eq!(host.gpus.instances(0), ["7g.80gb@0"]);
 }
 
-/// The change makes an override, and `once` does not.
+/// A change creates an override, unless it has `once`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn applied_layout_stays_desired_only_without_once() {
     let host = host(1).await;

@@ -1,7 +1,7 @@
 //! The GPUs of an in-process test: a scripted driver that keeps instances in memory, refuses what a test tells it to
 //! refuse, and lists its calls.
 //!
-//! It knows placements and overlaps, and no other rule of a driver: what a real driver does, the simulator imitates.
+//! It checks only placements and overlaps. The simulator imitates the other rules of a real driver.
 
 use std::sync::{Arc, Condvar, MutexGuard};
 
@@ -73,7 +73,7 @@ impl ScriptedGpus {
         self.released.notify_all();
     }
 
-    /// Lets no further call fail.
+    /// Removes all faults.
     pub(super) fn clear_faults(&self) {
         self.lock().faults.clear();
     }

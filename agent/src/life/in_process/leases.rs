@@ -32,7 +32,7 @@ impl InProcess {
         self.post::<Value>(&path, &json!({})).await.expect("it is released");
     }
 
-    async fn is_ended(&self, lease: &LeaseGrant) -> Lease {
+    async fn wait_until_ended(&self, lease: &LeaseGrant) -> Lease {
         let path = format!("/v1/leases/{}", lease.lease.id);
         self.until("the lease ends", async || {
             let now: Lease = self.get(&path).await;
@@ -41,7 +41,7 @@ impl InProcess {
         .await
     }
 
-    async fn is_queued(&self, number: usize) -> Vec<Lease> {
+    async fn wait_for_queued(&self, number: usize) -> Vec<Lease> {
         self.until("the requests wait", async || {
             let mut queued = self.leases().await;
             queued.retain(|lease| lease.state == LeaseState::Queued && lease.queue.is_some());
@@ -79,11 +79,11 @@ async fn failed_creation_leaves_no_lease_and_no_device() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn free_device_is_reused_and_destroyed_only_when_it_is_in_the_way() {
+async fn free_device_is_destroyed_only_when_it_is_in_the_way() {
     let host = InProcess::start("dgx-h100", 1, DYNAMIC).await;
     let first = host.lease(1000, &devices("3g.40gb", 1)).await.expect("a device");
     host.release(&first).await;
-    assert_eq!(host.is_ended(&first).await.reason, Some(EndReason::Released));
+    assert_eq!(host.wait_until_ended(&first).await.reason, Some(EndReason::Released));
     host.gpus.take_changes();
     let second = host.lease(1001, &devices("3g.40gb", 1)).await.expect("a device");
     assert_eq!(second.lease.members[0].target, first.lease.members[0].target);
@@ -91,12 +91,12 @@ async fn free_device_is_reused_and_destroyed_only_when_it_is_in_the_way() {
     let refused = host.lease(0, &devices("7g.80gb", 1)).await.unwrap_err();
     assert_eq!(refused.code, Code::Blocked, "{refused:?}");
     host.release(&second).await;
-    host.is_ended(&second).await;
+    host.wait_until_ended(&second).await;
     host.lease(0, &devices("7g.80gb", 1)).await.expect("the free device makes room");
     assert_eq!(host.gpus.instances(0), ["7g.80gb@0"]);
 }
 
-/// Without this rule, small requests could overtake a large one for ever.
+/// Otherwise small requests could overtake a large request forever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn later_request_does_not_take_what_the_first_waits_for() {
     let host = InProcess::start("dgx-h100", 1, FIXED).await;
@@ -105,7 +105,7 @@ async fn later_request_does_not_take_what_the_first_waits_for() {
     let both = waiting(devices("1g.10gb", 2));
     let first = host.lease(1001, &both);
     let then = async {
-        let queued = host.is_queued(1).await;
+        let queued = host.wait_for_queued(1).await;
         let refused = host.lease(1002, &devices("1g.10gb", 1)).await.unwrap_err();
         assert!(format!("{refused:?}").contains(&queued[0].id.to_string()), "{refused:?}");
         host.release(&holder).await;
@@ -123,17 +123,17 @@ async fn waiting_requests_are_granted_in_their_order() {
     let holder = host.lease(1000, &devices("1g.10gb", 2)).await.expect("both devices");
     let both = waiting(devices("1g.10gb", 2));
     let (one, two) = (host.lease(1001, &both), async {
-        host.is_queued(1).await;
+        host.wait_for_queued(1).await;
         host.lease(1002, &both).await
     });
     let then = async {
-        let queued = host.is_queued(2).await;
+        let queued = host.wait_for_queued(2).await;
         host.release(&holder).await;
         queued
     };
     let one = async {
         let granted = one.await.expect("the first");
-        assert_eq!(host.is_queued(1).await.len(), 1, "the second still waits");
+        assert_eq!(host.wait_for_queued(1).await.len(), 1, "the second still waits");
         host.release(&granted).await;
         granted
     };
@@ -161,7 +161,7 @@ async fn leased_device_blocks_a_change_until_the_lease_ends() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn quota_counts_open_leases_and_names_one_to_release() {
+async fn denial_by_quota_names_a_lease_to_release() {
     let config = format!("[[quota]]\neverybody = true\nleases = 1\nwaiting = 1\n{DYNAMIC}");
     let host = InProcess::start("dgx-h100", 1, &config).await;
     let lease = host.lease(1000, &devices("1g.10gb", 1)).await.expect("a device");
@@ -170,7 +170,7 @@ async fn quota_counts_open_leases_and_names_one_to_release() {
     assert_eq!(denied.hint, Some(format!("release a lease: `gpushctl lease release {}`", lease.lease.id)));
     host.lease(1001, &devices("1g.10gb", 1)).await.expect("another user");
     host.release(&lease).await;
-    host.is_ended(&lease).await;
+    host.wait_until_ended(&lease).await;
     host.lease(1000, &devices("1g.10gb", 1)).await.expect("the quota has room again");
 }
 
@@ -195,5 +195,5 @@ async fn lease_ends_at_its_time_and_frees_its_device() {
     short["duration_s"] = json!(1);
     let lease = host.lease(1000, &short).await.expect("both devices");
     host.lease(1001, &waiting(devices("1g.10gb", 2))).await.expect("granted when the first has expired");
-    assert_eq!(host.is_ended(&lease).await.reason, Some(EndReason::Expired));
+    assert_eq!(host.wait_until_ended(&lease).await.reason, Some(EndReason::Expired));
 }

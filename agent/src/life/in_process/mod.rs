@@ -185,13 +185,15 @@ impl InProcess {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(120), wait).await.unwrap_or_else(|_| panic!("never: {what}"))
+        tokio::time::timeout(Duration::from_secs(120), wait)
+            .await
+            .unwrap_or_else(|_| panic!("timed out after 120 s: {what}"))
     }
 }
 
 impl Drop for InProcess {
     fn drop(&mut self) {
-        // A held call would keep its thread.
+        // Otherwise a held call would block its thread forever.
         self.gpus.release();
         self.stopping.cancel();
     }
@@ -207,7 +209,7 @@ fn in_container(uid: u32) -> Peer {
     Peer { is_on_this_host: false, pid: None, ..user(uid) }
 }
 
-/// Starts what serves requests, without layouts at start and without reconcilers.
+/// Starts the tasks that requests need. Does not apply layouts, and does not start the reconcilers.
 async fn serve(parts: Parts) {
     let Parts { engine, handles, recovery, unfinished, superseded, boot_id, .. } = parts;
     take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;

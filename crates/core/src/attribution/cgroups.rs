@@ -27,8 +27,8 @@ impl Cgroups {
     }
 }
 
-/// Returns whether `path` is the path of a cgroup, or of a cgroup below it. Nothing is below the root cgroup, because it
-/// identifies no processes.
+/// Returns whether `path` is the path of a cgroup, or of a cgroup below it. Returns `false` for the root cgroup,
+/// because all cgroups are below it.
 #[must_use]
 pub fn is_at_or_below(path: &str, cgroup: &str) -> bool {
     let rest = path.strip_prefix(cgroup).filter(|_| cgroup.len() > 1);

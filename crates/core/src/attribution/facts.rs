@@ -9,7 +9,7 @@ use super::Cgroups;
 /// A fact about a process, or why it cannot be read.
 pub type Fact<T> = Result<T, Unreadable>;
 
-/// A fact that cannot be read for a reason that says nothing about the process, such as too many open files.
+/// A fact that cannot be read, for example because of too many open files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unreadable {
     /// The fact.
@@ -49,8 +49,7 @@ pub enum NamedLease {
 /// The facts about one process.
 ///
 /// The facts are methods, and not fields, because the environment is expensive to read: it can be large, and the memory
-/// of the process can be swapped out. [`super::attribute`] asks for a fact only if the fact can change the answer. A fact
-/// that was read once must not change.
+/// of the process can be swapped out. [`super::attribute`] asks for a fact only if the fact can change the answer.
 pub trait Facts {
     /// Returns the effective uid of the process.
     ///
@@ -64,8 +63,8 @@ pub trait Facts {
     /// The cgroups cannot be read.
     fn cgroups(&self) -> Fact<Cgroups>;
 
-    /// Returns the lease that the process names in its own environment. `accepts` returns whether a lease belongs to the
-    /// user of the process. If one of the uids of the process is another user's, the process names no lease.
+    /// Returns the lease that the process names in its own environment. `accepts` returns whether a lease can be the
+    /// answer. If one of the uids of the process is another user's, the process names no lease.
     ///
     /// # Errors
     /// The environment cannot be read. An environment that the process has overwritten is not an error.

@@ -29,8 +29,8 @@ pub enum GpuUse<'a> {
 }
 
 impl GpuUse<'_> {
-    /// Returns whether a lease has a share of the device. With [`GpuUse::None`], returns `true`, because a process of any
-    /// lease may use no GPU.
+    /// Returns whether a lease has a share of the device. With [`GpuUse::None`], returns `true`, because each lease
+    /// can have processes that use no GPU.
     #[must_use]
     pub fn is_of(self, lease: &AttributableLease<'_>) -> bool {
         self == Self::None || lease.members.iter().any(|member| self.is_on(member))
@@ -50,7 +50,7 @@ impl AttributableLease<'_> {
         matches!(self.binding, LeaseBinding::Job { .. })
     }
 
-    /// Returns whether the lease has each of its devices for itself.
+    /// Returns whether the lease has exclusive use of all its devices.
     pub(super) fn is_exclusive(&self) -> bool {
         self.members.iter().all(|member| match member.share {
             MemberShare::Mig { .. } | MemberShare::Whole => true,
@@ -67,8 +67,8 @@ impl AttributableLease<'_> {
         }
     }
 
-    /// Returns whether a process with these cgroups is in the scope of the lease, or in a cgroup of its Slurm job. All
-    /// processes there belong to the lease.
+    /// Returns whether a process with these cgroups is in the scope of the lease, or in a cgroup of its Slurm job.
+    /// Such a process belongs to the lease, unless another lease or another user makes this uncertain.
     pub(super) fn owns_cgroup_of(&self, process: &Cgroups) -> bool {
         match self.binding {
             LeaseBinding::Scope { cgroup: Some(cgroup), .. } => process.contains(cgroup),

@@ -1,7 +1,7 @@
 //! Decides to which lease a process belongs.
 //!
-//! Every part of gpushd that needs this answer calls [`attribute`]: the list of processes and the search for processes
-//! without a lease, the search for the processes of a lease that ends, and the clients of an MPS daemon.
+//! These parts of gpushd call [`attribute`]: the list of processes, the search for unleased processes, the end of a lease,
+//! and the list of MPS clients.
 //!
 //! The kernel reports the user and the cgroup of a process, and a user cannot enter a cgroup that root created. But a
 //! process can write its own environment. So the user comes first, then the cgroup, then the environment, and the
@@ -15,7 +15,7 @@
 //! it is in the scope of a lease here                      | that lease
 //! it is in the cgroup of a Slurm job with a lease here    | that lease; the lease of the last run, if the job has several
 //!   jobs of several clusters or nodes may have the cgroup | perhaps each of their leases here
-//! it is in the scope or job of a lease on another device  | perhaps the lease here that its environment names, else the
+//! it is in the scope or job of a lease on another device  | perhaps the lease here that it or an ancestor names, else the
 //!                                                         |   lease that is bound to its cgroup, else the oldest here
 //! its environment names a lease here                      | that lease
 //!   that lease belongs to a Slurm job                     | perhaps that lease: the user can set the environment
@@ -32,16 +32,16 @@
 //!                                                         |   container
 //!
 //! it uses no GPU: only a scope, the cgroup of a job, or the environment identify its lease. So a login shell does not
-//! keep a released lease open. If nothing identifies a lease, it belongs to none.
+//! keep a released lease open. If nothing identifies a lease, the process belongs to none.
 //! ```
 //!
 //! Guarantees:
 //! - If a user holds a lease here, then every process of this user here counts for a lease, so the lease keeps its
 //!   capacity until the process ends.
-//! - At most one lease gets a process with certainty ([`LeaseMatch::This`]), and only such a process may be ended together
+//! - A process belongs with certainty to at most one lease ([`LeaseMatch::This`]). Only such a process may be ended together
 //!   with its lease.
-//! - A fact that cannot be read never leads to such an answer if the fact could change the answer. The answer is then
-//!   [`Attribution::Unknown`], which keeps the capacity of each lease to which the process may belong.
+//! - If a fact cannot be read and could change the answer, the answer is [`Attribution::Unknown`]. Each lease to which the
+//!   process may belong then keeps its capacity.
 //! - Leases of other users on other devices never change the answer.
 //!
 //! The kind of a process (compute, graphics, MPS client) does not matter for its lease.

@@ -16,14 +16,14 @@ pub enum Attribution {
         /// Leases of earlier runs of the same Slurm job, to which the process may belong: all runs have the same cgroup.
         earlier_runs: Vec<LeaseId>,
     },
-    /// The process may belong to these leases, at least one. Each of them keeps its capacity until the process ends.
+    /// The process may belong to one of these leases; the list is not empty. Each of them keeps its capacity until the process ends.
     Perhaps {
         /// The leases, the oldest first.
         leases: Vec<LeaseId>,
         /// Why the lease is not certain.
         doubt: Doubt,
     },
-    /// A fact cannot be read. The process may belong to these leases, at least one, or to none.
+    /// A fact cannot be read. The process may belong to one of these leases, or to none.
     Unknown {
         /// The leases, the oldest first.
         leases: Vec<LeaseId>,
@@ -67,7 +67,7 @@ pub enum Doubt {
     NamesJob,
     /// The process is outside the cgroup of the Slurm job.
     OutsideJob,
-    /// The scope, the job or the environment of the process belongs to a lease on another device.
+    /// The scope or the job of the process belongs to a lease on another device, or its environment names such a lease.
     OtherDevice {
         /// Whether the process or an ancestor names the lease on the device that the process uses.
         is_named: bool,
@@ -76,12 +76,12 @@ pub enum Doubt {
     OtherUser,
 }
 
-/// Whether a process belongs to one lease.
+/// Whether a process belongs to a given lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeaseMatch<'a> {
     /// It belongs to this lease. Only such a process may be ended together with the lease.
     This,
-    /// It may belong to this lease.
+    /// It may belong to this lease, or it belongs to this lease but must not be ended together with it.
     PerhapsThis,
     /// A fact cannot be read. It may belong to this lease.
     Unread(&'a Unreadable),
@@ -121,7 +121,7 @@ impl Attribution {
     }
 
     /// Returns the lease to show with the process, and whether it is only a guess. Several leases are shown as the oldest
-    /// of them. Without the user of the process, no lease is shown.
+    /// of them. Returns `None` if the user of the process cannot be read.
     #[must_use]
     pub fn shown(&self) -> Option<(LeaseId, bool)> {
         match self {

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Each entry has *needs* on some GPUs. An operation needs the lanes of its GPUs, and exclusive use of what its last plan
-//! removes or changes. A lease needs the targets that the last pass reserved for it. Two entries conflict if they need
-//! the same GPU and cannot both get what they need there:
+//! removes or changes. A lease needs the targets that the last pass reserved for it. Two entries conflict if their needs on a
+//! GPU meet one of these conditions:
 //!
 //! | | lane | part of target T |
 //! |---|---|---|
@@ -29,7 +29,7 @@
 //!   assignment for which the fewest occupied shares must become free, and never more than it requested.
 //! - An operation that is first reserves all targets that its last plan removes or changes.
 //! - Later leases are placed on the remaining capacity. So a later, smaller request can be granted at once, but never
-//!   delays an earlier entry.
+//!   delays an earlier lease, or an earlier operation that is first.
 //!
 //! Further rules:
 //!
@@ -37,8 +37,8 @@
 //!   cannot wait for each other.
 //! - No later lease is placed on a reservation. So the number of occupied shares that an entry waits for never grows,
 //!   and later entries cannot overtake that entry indefinitely.
-//! - A grant that creates instances claims its GPUs. These GPUs accept grants again in the first pass after the
-//!   operation of the grant.
+//! - A grant that creates instances claims its GPUs. These GPUs accept grants again in the first pass after
+//!   this operation has ended.
 //! - The queue itself holds no capacity. The caller reserves the capacity of a granted assignment before the next pass.
 //!
 //! | file | subject |

@@ -129,8 +129,8 @@ impl<'a> Pass<'a> {
                     return Outcome::Grant(assignment);
                 }
                 Err(why @ NoAssignment::Busy { .. }) => Some(why),
-                // Let the request wait if an operation has claimed a GPU. When the operation ends, the offers of the
-                // GPU may be different.
+                // Let the request wait while one of its GPUs is closed, for example claimed by an operation. When the GPU
+                // opens again, its offers may be different.
                 Err(why) if self.is_closed(wanted) => Some(why),
                 Err(why) => return Outcome::Never(why),
             }

@@ -14,8 +14,8 @@ use super::{
 pub struct QueuedEntry {
     /// The operation or lease.
     pub waiter: Waiter,
-    /// The request of a lease; `None` for an operation, and for a lease that needs no capacity now. A lease needs none
-    /// while its request is not known, while its grant is being recorded, and while it exceeds a quota.
+    /// The request of a lease; `None` for an operation, and for a lease whose request is not known yet. In a copy for a pass,
+    /// also `None` while the grant is being recorded, and while the request exceeds a quota.
     pub wanted: Option<PlacementRequest>,
     /// What an operation needs according to its last plan, or what the last pass reserved for a lease.
     pub needs: Needs,

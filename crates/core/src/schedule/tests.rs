@@ -302,7 +302,7 @@ proptest! {
 /// Fault: an operation that was first on its GPU reserved nothing if an earlier lease waited for another target of the GPU.
 /// So a later lease got the targets of the operation.
 #[test]
-fn operation_beside_the_reservation_of_a_lease_reserves_its_targets() {
+fn operation_reserves_targets_on_a_gpu_with_a_waiting_lease() {
     let host = Host { gpus: vec![mig(0, MODEL, false, "3g.40gb@0 used, 3g.40gb@4")] };
     let only = |target: &str| {
         let wanted = wanted(profile("3g.40gb"), 1);
@@ -314,7 +314,7 @@ fn operation_beside_the_reservation_of_a_lease_reserves_its_targets() {
 }
 
 #[test]
-fn ten_thousand_equal_requests_cost_one_placement() {
+fn ten_thousand_equal_requests_reserve_each_gpu_once() {
     let gpus = (0..8).map(|index| mig(index, MODEL, true, "7g.80gb@0 used")).collect();
     let entries = (0..10_000).map(|_| lease(profile("1g.10gb"), 1)).collect();
     let outcomes = queue(entries).schedule(&Host { gpus }, PlacementPolicy::Pack).outcomes;

@@ -42,7 +42,7 @@ type IsOfAnotherAgent = dyn Fn(u32) -> io::Result<bool> + Send + Sync;
 /// What gpushd remembers about the environments of processes. The keys are pids.
 pub struct LeaseNames {
     remembered: Locked<HashMap<u32, RememberedName>>,
-    /// For each executed program, the lease that its environment names. gpushd reads each environment only once,
+    /// For each process, its program and the lease that its environment names. gpushd reads each environment only once,
     /// because it may be large.
     read: Locked<HashMap<u32, (Image, EnvironmentName)>>,
     is_of_another_agent: Box<IsOfAnotherAgent>,

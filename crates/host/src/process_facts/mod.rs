@@ -6,7 +6,8 @@
 //!       └───────────────── another process has the pid now ◄────────────────────────────┘
 //! ```
 //!
-//! Each fact is read at most once, so one decision never mixes two readings of a fact.
+//! The uids and the cgroups are read once, so one decision never mixes two readings of them. The environment is read again
+//! while the process executes a program.
 
 mod lease_names;
 
@@ -21,7 +22,7 @@ use crate::{
     proc,
 };
 
-/// Maximum number of processes with the same pid to read, one after the other.
+/// Maximum number of attempts if the pid gets a new process each time.
 const ATTEMPTS: u32 = 8;
 
 /// The facts about one process. Blocks while it reads them, so use it on a blocking thread.

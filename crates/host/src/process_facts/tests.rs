@@ -38,9 +38,9 @@ fn facts_of_a_process_are_those_of_the_kernel() {
     assert_eq!(ProcessFacts::examine(&names, u32::MAX, |_| ()).unwrap(), None);
 }
 
-/// A pid can get another process between the first and the last read.
+/// `examine` must discard an answer about a process that has ended meanwhile, because its pid may have another process.
 #[test]
-fn process_that_ends_during_the_decision_is_decided_again() {
+fn process_that_ends_during_the_decision_has_no_answer() {
     let mut child = Command::new("sleep").arg("600").spawn().unwrap();
     let (names, pid) = (names(), child.id());
     let calls = std::cell::Cell::new(0);

@@ -150,8 +150,9 @@ pub fn occupied_targets(host: &Host, assignment: &Assignment) -> BTreeSet<String
 }
 
 impl GpuOffer {
-    /// Returns whether a new reading of the GPU alone may show more room: processes use the GPU without a lease, another
-    /// program has created instances, or the last reading does not allow grants. All other changes of the offers have a cause in gpushd.
+    /// Returns whether a new reading of the GPU alone may show more room: processes use the GPU or an MPS daemon without a
+    /// lease, another program has created instances, or the last reading does not allow grants. All other changes of the
+    /// offers have a cause in gpushd.
     #[must_use]
     pub fn may_improve_with_a_reading(&self) -> bool {
         let is_closed = match self.closed {
@@ -175,7 +176,9 @@ impl GpuOffer {
         // Another program may remove these instances.
         let is_foreign = |instance: &Instance| instance.foreign || instance.devices.is_empty();
         let has_foreign = self.mig.as_ref().is_some_and(|mig| mig.dynamic && mig.instances.iter().any(is_foreign));
-        is_closed || is_unoffered || has_foreign || self.used_without_lease().next().is_some()
+        // The daemon serves a client of a user without a lease.
+        let has_client = self.mps.iter().any(|mps| mps.leases == 0 && mps.user.is_some());
+        is_closed || is_unoffered || has_foreign || has_client || self.used_without_lease().next().is_some()
     }
 
     /// Returns the UUIDs of the GPU and of its MIG devices that processes use without a lease.

@@ -112,3 +112,14 @@ fn reservation_names_the_targets_that_must_become_free() {
     let reservation = host.reservation(&wanted(profile("3g.40gb"), 1), PlacementPolicy::Pack).unwrap();
     assert_eq!(occupied_targets(&host, &reservation), BTreeSet::from(["1g.10gb@4".to_owned()]));
 }
+
+/// Fault: a request for a target whose daemon served a client without a lease waited for up to 30 s after the client had
+/// ended, because nothing reports this end.
+#[test]
+fn reading_may_show_the_end_of_processes_without_a_lease() {
+    assert!(!mps(0, 0, None).may_improve_with_a_reading() && mps(0, 0, Some(1000)).may_improve_with_a_reading());
+    let mut leased = mps(0, 0, Some(1000));
+    leased.mps[0].leases = 1;
+    assert!(!leased.may_improve_with_a_reading(), "the end of the lease wakes the scheduler");
+    assert!(!whole(0, true).may_improve_with_a_reading());
+}
