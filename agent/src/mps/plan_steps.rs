@@ -24,10 +24,7 @@ use gpush_core::{
 };
 
 use super::{Mps, uses, view};
-use crate::{
-    lanes::Reserve,
-    state::{HostState, OpenLease},
-};
+use crate::state::{HostState, OpenLease};
 
 /// The changes of a GPU's daemons that a plan makes.
 #[derive(Debug, Default)]

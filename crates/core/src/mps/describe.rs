@@ -121,6 +121,7 @@ mod tests {
             user: user.clone(),
             command: None,
             lease: None,
+            unattributed: false,
             unidentified: false,
         };
         let used = ShownFacts { user, clients: vec![client], granted_tenths: 255, ..facts() };
