@@ -21,7 +21,7 @@
 //! | operation | gets it | gets it, begins once the reconciler has finished | the same | waits some seconds, then refused | refused |
 //! | grant | gets it | gets it | gets it | refused | refused |
 //!
-//! [`crate::scheduler`] has the queue of the operations and leases that wait. An operation without `--wait` never enters
+//! The scheduler has the queue of the operations and leases that wait. An operation without `--wait` never enters
 //! the queue: it begins at once or is refused.
 //!
 //! All state of this module is in memory. After a restart of gpushd, the operations that have begun according to the

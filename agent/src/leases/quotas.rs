@@ -86,8 +86,8 @@ pub(super) fn unknown_account(uid: u32, unanswered: Unanswered) -> ApiError {
         .retryable()
 }
 
-/// Looks up the accounts of all holders, so that [`crate::scheduler::HeldLeases::of`] knows them. Waits only for holders whose account is
-/// not known, so that the holder of many leases causes no lookups when another user requests a lease.
+/// Looks up the accounts of all holders, so that [`crate::scheduler::HeldLeases::of`] knows them. Waits only for holders
+/// whose account is not known, so that the holder of many leases causes no lookups when another user requests a lease.
 ///
 /// # Errors
 /// If the name service does not answer about a holder.
