@@ -40,8 +40,9 @@ pub(super) struct WaitingLease {
     pub(super) demand: Option<(Arc<LeaseDemand>, Viewer)>,
     /// After a grant has failed: time until which gpushd does not try again. Meanwhile, the request reserves what it needs.
     not_before: Option<Instant>,
-    /// Whether the last pass found that the request exceeds a quota. It then reserves nothing.
-    exceeds_quota: bool,
+    /// Whether the last pass found that the request exceeds a quota, or that only leases of its own account block it. It then
+    /// reserves nothing.
+    reserves_nothing: bool,
     pub(super) inbox: Arc<dyn LeaseInbox>,
 }
 
@@ -65,8 +66,8 @@ impl Entries {
     ) -> Ticket {
         let wanted = demand.as_ref().map(|(demand, _)| demand.wanted.clone());
         let ticket = self.queue.push(Waiter::Lease(id.to_string()), wanted, Needs::new());
-        let (not_before, exceeds_quota) = (None, false);
-        self.leases.insert(ticket, WaitingLease { id, demand, not_before, exceeds_quota, inbox });
+        let (not_before, reserves_nothing) = (None, false);
+        self.leases.insert(ticket, WaitingLease { id, demand, not_before, reserves_nothing, inbox });
         ticket
     }
 
@@ -102,10 +103,10 @@ impl Entries {
         }
     }
 
-    /// Notes which requests exceed a quota: exactly those in `denied`.
-    pub(super) fn set_beyond_quota(&mut self, denied: &BTreeSet<Ticket>) {
+    /// Notes which requests reserve nothing: exactly those in `denied`.
+    pub(super) fn set_reserving_nothing(&mut self, denied: &BTreeSet<Ticket>) {
         for (ticket, lease) in &mut self.leases {
-            lease.exceeds_quota = denied.contains(ticket);
+            lease.reserves_nothing = denied.contains(ticket);
         }
     }
 
@@ -169,10 +170,10 @@ impl Entries {
         queue
     }
 
-    /// Returns the requests that exceed a quota now, or did so in the last pass.
-    pub(super) fn beyond_quota(&self, table: &LeaseTable, held: &HeldLeases) -> BTreeSet<Ticket> {
+    /// Returns the requests that exceed a quota now, and those that reserved nothing in the last pass.
+    pub(super) fn reserving_nothing(&self, table: &LeaseTable, held: &HeldLeases) -> BTreeSet<Ticket> {
         let now = self.needing_capacity(table).filter(|(_, demand)| limits::within_quota(held, demand).is_err());
-        let last = self.leases.iter().filter(|(_, lease)| lease.exceeds_quota);
+        let last = self.leases.iter().filter(|(_, lease)| lease.reserves_nothing);
         now.map(|(ticket, _)| ticket).chain(last.map(|(ticket, _)| *ticket)).collect()
     }
 }

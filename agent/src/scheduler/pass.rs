@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{ApiError, Gpu, LeaseQueuePosition};
+use gpush_api::{ApiError, Gpu, LeaseId, LeaseQueuePosition};
 use gpush_core::{
     lease::{
         placement::{Assignment, GpuOffer, NoAssignment},
@@ -33,8 +33,8 @@ use super::{
 };
 use crate::state::{HostState, LeaseTable, OpenLease};
 
-/// Requests that exceed a quota, with the reasons. They reserve nothing, because their holders must first release a lease,
-/// or cancel an earlier request.
+/// Requests that can be granted only after their holders have released a lease, or cancelled an earlier request, with the
+/// reasons: requests that exceed a quota, and requests that only leases of their own account block. They reserve nothing.
 type Denied = BTreeMap<Ticket, String>;
 
 /// Reserves capacity for each request that can be granted. The task of the lease then records the grant. Notes and shows
@@ -50,9 +50,10 @@ pub(super) fn decide(scheduler: &Scheduler, read: &ReadHost) -> bool {
         // Also leave out requests that a quota has denied only for their assignment.
         let left_out = denied.keys().copied().collect();
         let snapshot = PlacementSnapshot::current(scheduler, &read.host, &read.gpus, &now, &left_out);
-        let beyond = reserve_beyond_quota(scheduler, read, &snapshot, (&now, &held));
-        if !beyond.is_empty() {
-            denied.extend(beyond);
+        let mut without = reserve_beyond_quota(scheduler, read, &snapshot, (&now, &held));
+        without.extend(blocked_by_own_leases(scheduler, &snapshot, &held));
+        if !without.is_empty() {
+            denied.extend(without);
             continue;
         }
         let _turn = turn.unwrap_or_else(|| scheduler.turn.lock());
@@ -104,6 +105,33 @@ fn reserve_beyond_quota(
         }
     }
     beyond
+}
+
+/// Returns the waiting requests that only leases of their own account block, each with the reason. Otherwise a user could
+/// keep capacity that the user does not use: a request for a device that the user already holds would reserve it. Requests
+/// of root, also those of Slurm's hooks, keep their reservations.
+fn blocked_by_own_leases(
+    scheduler: &Scheduler,
+    snapshot: &PlacementSnapshot,
+    held: &HeldLeases,
+) -> Vec<(Ticket, String)> {
+    let blocked = snapshot.schedule().outcomes.iter().filter_map(|(ticket, outcome)| {
+        let Outcome::Waits { reserves: Some(assignment), .. } = outcome else { return None };
+        let demand = scheduler.entries().lease(*ticket)?.demand.clone()?.0;
+        if demand.new.asked_by.uid == 0 {
+            return None;
+        }
+        let own: BTreeSet<LeaseId> = held.by(demand.account).into_iter().map(|lease| lease.id).collect();
+        let blocking = snapshot.blockers(&demand.wanted, Some(assignment));
+        let is_own = !blocking.leases.is_empty() && blocking.leases.iter().all(|id| own.contains(id));
+        (is_own && blocking.in_use.is_empty()).then(|| {
+            let leases: Vec<String> = blocking.leases.iter().map(LeaseId::to_string).collect();
+            let noun = if leases.len() > 1 && blocking.together { "leases" } else { "a lease" };
+            let leases = leases.join(if blocking.together { ", " } else { " or " });
+            (*ticket, format!("reserves nothing, because only {noun} of the same user must end: {leases}"))
+        })
+    });
+    blocked.collect()
 }
 
 /// The result of an attempt to grant a request.
@@ -176,7 +204,7 @@ fn note_needs(scheduler: &Scheduler, schedule: &Schedule, denied: &Denied) {
         for ticket in &denied {
             entries.set_needs(*ticket, Needs::new());
         }
-        entries.set_beyond_quota(&denied);
+        entries.set_reserving_nothing(&denied);
     });
 }
 

@@ -130,7 +130,7 @@ impl Scheduler {
         now: &HostState,
         held: &HeldLeases,
     ) -> Arc<PlacementSnapshot> {
-        let left_out = self.entries().beyond_quota(&now.leases, held);
+        let left_out = self.entries().reserving_nothing(&now.leases, held);
         PlacementSnapshot::current(self, seen, gpus, now, &left_out)
     }
 }

@@ -116,6 +116,37 @@ async fn later_request_does_not_take_what_the_first_waits_for() {
     assert_eq!((granted.lease.id, granted.lease.members.len()), (queued, 2));
 }
 
+/// Fault: a user held one of two devices and waited for both. The second device stayed reserved, and no other user could
+/// lease it, until the user released the first.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_that_only_own_leases_block_reserves_nothing() {
+    let host = InProcess::start("dgx-h100", 1, FIXED).await;
+    host.apply(&["0"], &["1g.10gb*2"]).await;
+    let own = host.lease(1000, &devices("1g.10gb", 1)).await.expect("a device");
+    let both = waiting(devices("1g.10gb", 2));
+    let gang = host.lease(1000, &both);
+    let then = async {
+        let queued = host.wait_for_queued(1).await;
+        let reasons = &queued[0].queue.as_ref().unwrap().reasons;
+        let expected = format!("reserves nothing, because only a lease of the same user must end: {}", own.lease.id);
+        assert_eq!(reasons, &[expected]);
+        let other = host.lease(1001, &devices("1g.10gb", 1)).await.expect("the device that nobody uses");
+        host.release(&own).await;
+        // Now a lease of another user blocks the request, so the request reserves the first device.
+        host.until("the request waits for the other user", async || {
+            let queued = host.wait_for_queued(1).await;
+            let reasons = queued[0].queue.as_ref().unwrap().reasons.join("; ");
+            reasons.contains(&other.lease.id.to_string()).then_some(())
+        })
+        .await;
+        let refused = host.lease(1002, &devices("1g.10gb", 1)).await.unwrap_err();
+        assert!(refused.message.ends_with("the free capacity is reserved for earlier requests"), "{refused:?}");
+        host.release(&other).await;
+    };
+    let (granted, ()) = tokio::join!(gang, then);
+    assert_eq!(granted.expect("both devices").lease.members.len(), 2);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_requests_are_granted_in_their_order() {
     let host = InProcess::start("dgx-h100", 1, FIXED).await;

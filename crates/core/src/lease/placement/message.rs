@@ -19,7 +19,7 @@ const MOST_NAMED: usize = 16;
 /// What an error needs to know about the host in addition to the reason.
 #[derive(Debug, Clone, Copy)]
 pub struct ErrorContext<'a> {
-    /// The host on which the request could not be placed.
+    /// The host without the reservations of the queue.
     pub host: &'a Host,
     /// The GPUs as the caller may see them.
     pub gpus: &'a [Gpu],
@@ -417,6 +417,12 @@ fn leases_at_limit(gpu: u32, wanted: &PlacementRequest, host: &Host) -> Option<u
     (!targets.is_empty() && has_room && targets.iter().all(is_at_limit)).then_some(leases)
 }
 
+/// Returns whether a GPU could fulfil the request if the queue had reserved nothing.
+fn is_reserved(gpu: u32, wanted: &PlacementRequest, host: &Host) -> bool {
+    let offer = host.gpus.iter().find(|offer| offer.index == gpu && offer.closed.is_none());
+    offer.is_some_and(|offer| gang::capacity(offer, wanted, PlacementPolicy::Pack) >= wanted.count)
+}
+
 /// Says why GPUs that could meet a request do not do so now.
 fn busy(obstacles: &[(u32, Obstacle)], wanted: &PlacementRequest, host: &Host) -> String {
     let verb = |one: &str, several: &str| verb_for(obstacles, one, several);
@@ -439,6 +445,8 @@ fn busy(obstacles: &[(u32, Obstacle)], wanted: &PlacementRequest, host: &Host) -
         "the GPUs accept no leases now".to_owned()
     } else if obstacles.iter().all(|(gpu, _)| leases_at_limit(*gpu, wanted, host).is_some()) {
         "the number of leases has reached its limit".to_owned()
+    } else if obstacles.iter().all(|(gpu, _)| is_reserved(*gpu, wanted, host)) {
+        "the free capacity is reserved for earlier requests".to_owned()
     } else {
         "the capacity is in use".to_owned()
     }
@@ -475,6 +483,9 @@ fn cause(gpu: u32, obstacle: Obstacle, wanted: &PlacementRequest, host: &Host) -
         }
         Obstacle::Closed(Closed::NotShared) => {
             format!("the rule of GPU {gpu} has mode `mps`, but the MPS daemon of the GPU was not started")
+        }
+        Obstacle::InUse if is_reserved(gpu, wanted, host) => {
+            format!("the free capacity of GPU {gpu} is reserved for earlier requests")
         }
         Obstacle::InUse => match wanted.targets {
             Some(_) => format!("the requested target on GPU {gpu} has no room"),
