@@ -1,10 +1,10 @@
 //! `gpushd`, the gpush host agent: it manages how the GPUs of one host are shared.
 //!
 //! ```text
-//! listen ─► http ─┬─► state (snapshots, redacted for the caller)           reads
-//!                 └─► apply ─► operation ─► modes ─► Hardware              changes
-//! startup ─────────────┘                                │
-//!                                            gpushd driver-worker ─► libnvidia-ml.so.1
+//! serve ─┬─► state (snapshots, redacted for the caller)                    reads
+//!        └─► operations ─► modes ─► Hardware                               changes
+//! reconcile ─────┘                     │
+//!                           gpushd driver-worker ─► libnvidia-ml.so.1
 //! ```
 //!
 //! `gpush-core` makes the decisions, and the worker of `gpush-nvml` makes the driver calls. This crate determines when
@@ -16,46 +16,19 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-mod account_permits;
-mod apply;
-mod authorization;
-mod backoff;
-mod caller;
-mod coalesced;
-mod cordon;
-mod durable;
-mod eligibility;
-mod health;
-mod host_services;
-mod http;
-mod idempotency;
-mod lanes;
-mod late_driver;
+use crate::system::options;
+
 mod leases;
-mod life;
-mod listen;
-mod logging;
-mod maintenance;
+mod lifecycle;
 mod modes;
-mod monitor;
-mod mps;
-mod operation;
-mod options;
-mod overrides;
+mod operations;
 mod processes;
-mod recover;
-mod reload;
-mod request;
-mod scheduler;
-mod settings;
-mod shared_gpus;
-mod signals;
+mod reconcile;
+mod requests;
+mod serve;
 mod slurm;
-mod startup;
 mod state;
-mod tasks;
-mod timeslice;
-mod watchdog;
+mod system;
 
 fn main() -> ExitCode {
     // Check this first: the driver worker is the same program, and must not run code that it does not need.
@@ -79,7 +52,7 @@ fn main() -> ExitCode {
         }
         None => {}
     }
-    match life::run(&arguments) {
+    match lifecycle::run(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("gpushd: {error:#}");

@@ -26,7 +26,7 @@ const SHELLS: [(&str, &str); 3] = [("bash", "gpushctl"), ("zsh", "_gpushctl"), (
 
 /// The unit test of gpushd that generates the OpenAPI document. An environment variable (below)
 /// makes the test write the file.
-const OPENAPI_TEST: &str = "http::openapi::tests::committed_description_matches_the_code";
+const OPENAPI_TEST: &str = "serve::http::openapi::tests::committed_description_matches_the_code";
 const WRITE_OPENAPI: &str = "GPUSH_WRITE_OPENAPI";
 
 /// Runs `cargo xtask openapi`.

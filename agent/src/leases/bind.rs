@@ -28,7 +28,7 @@ use super::{
     unit_owner::{is_all_of, owner_of},
     user_limits,
 };
-use crate::caller::Caller;
+use crate::requests::caller::Caller;
 
 /// The binding of a lease that is being granted.
 #[derive(Debug, Clone)]
@@ -187,7 +187,7 @@ mod tests {
     use gpush_store::{LeaseSource, LeaseTerms, NewLease, Options, Store};
 
     use super::*;
-    use crate::caller::Viewer;
+    use crate::requests::caller::Viewer;
 
     fn caller(pid: u32, start: Option<u64>) -> Caller {
         let uid = nix::unistd::geteuid().as_raw();

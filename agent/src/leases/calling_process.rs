@@ -3,7 +3,7 @@
 use gpush_api::{ApiError, Code};
 use gpush_host::{cgroup::CgroupKind, pidfd::PidFd, proc};
 
-use crate::caller::Caller;
+use crate::requests::caller::Caller;
 
 /// The process that sent a request.
 #[derive(Debug)]

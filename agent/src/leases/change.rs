@@ -13,9 +13,11 @@ use super::{
     show,
 };
 use crate::{
-    caller::{Caller, Viewer},
-    idempotency::Key,
-    request::reason,
+    requests::{
+        caller::{Caller, Viewer},
+        idempotency::Key,
+        request::reason,
+    },
     state::{OpenLease, leases::to_api},
 };
 

@@ -10,8 +10,8 @@ use gpush_core::{
 
 use super::{Leases, quotas};
 use crate::{
-    caller::{Caller, Viewer},
-    scheduler::{HeldLeases, PlacementSnapshot, Scheduler, slurm_gpus},
+    operations::scheduler::{HeldLeases, PlacementSnapshot, Scheduler, slurm_gpus},
+    requests::caller::{Caller, Viewer},
     state::Observed,
 };
 

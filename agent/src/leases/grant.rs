@@ -27,12 +27,14 @@ use super::{
     show,
 };
 use crate::{
-    caller::{Caller, Viewer},
-    idempotency::Key,
-    mps,
-    scheduler::{
+    modes::mps,
+    operations::scheduler::{
         self, LeaseDemand, NotReserved, PlacementSnapshot, ReadHost, RetryHint, Unplaced, check_quotas, explain,
         reserve, retry_hint,
+    },
+    requests::{
+        caller::{Caller, Viewer},
+        idempotency::Key,
     },
     state::words,
 };

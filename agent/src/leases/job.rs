@@ -17,11 +17,11 @@ use super::{
     show,
 };
 use crate::{
-    caller::{Caller, Viewer},
     leases::Outcome,
-    mps,
+    modes::mps,
+    requests::caller::{Caller, Viewer},
     state::OpenLease,
-    tasks::TaskName,
+    system::tasks::TaskName,
 };
 
 /// Requests the lease of a job. The request does not wait, because Slurm has its own queue.

@@ -10,7 +10,7 @@
 //!                                          end recorded, capacity free ◄── no process left ┘
 //! ```
 //!
-//! [`crate::state`] holds the open leases. [`crate::scheduler`] places requests, and reserves the capacity of a grant in
+//! [`crate::state`] holds the open leases. [`crate::operations::scheduler`] places requests, and reserves the capacity of a grant in
 //! this state. Then gpushd commits the grant. If the commit fails, gpushd frees the capacity. If it is
 //! unknown whether the commit succeeded, the capacity stays reserved until gpushd restarts. gpushd frees the capacity
 //! of a lease only after the end of the lease is on disk. Once a lease is recorded, its task owns it (`actor`), and
@@ -73,14 +73,14 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    apply::Engine,
-    coalesced::Coalesced,
-    idempotency::Idempotency,
-    lanes::Lanes,
-    mps::Mps,
-    scheduler::Scheduler,
-    state::{State, readings::Readings},
-    tasks::{TaskName, Tasks},
+    modes::mps::Mps,
+    operations::{apply::Engine, scheduler::Scheduler},
+    requests::idempotency::Idempotency,
+    state::{State, lanes::Lanes, readings::Readings},
+    system::{
+        coalesced::Coalesced,
+        tasks::{TaskName, Tasks},
+    },
 };
 
 pub(crate) use self::{

@@ -33,7 +33,7 @@ use self::{
 };
 use super::Leases;
 use crate::{
-    mps::{self, Place},
+    modes::mps::{self, Place},
     state::OpenLease,
 };
 

@@ -7,7 +7,7 @@ use gpush_core::lease::quota::{self, Effective, NamedId, Subject};
 use gpush_host::{accounts::Account, users::Unanswered};
 
 use super::Leases;
-use crate::caller::Caller;
+use crate::requests::caller::Caller;
 
 /// Returns the account of a user, and the effective quota of the account.
 ///
@@ -86,7 +86,7 @@ pub(super) fn unknown_account(uid: u32, unanswered: Unanswered) -> ApiError {
         .retryable()
 }
 
-/// Looks up the accounts of all holders, so that [`crate::scheduler::HeldLeases::of`] knows them. Waits only for holders
+/// Looks up the accounts of all holders, so that [`crate::operations::scheduler::HeldLeases::of`] knows them. Waits only for holders
 /// whose account is not known, so that the holder of many leases causes no lookups when another user requests a lease.
 ///
 /// # Errors

@@ -25,9 +25,9 @@ use super::{
     },
 };
 use crate::{
-    caller::Caller,
-    mps,
-    scheduler::{self, LeaseDemand, denied},
+    modes::mps,
+    operations::scheduler::{self, LeaseDemand, denied},
+    requests::caller::Caller,
     state::{HostState, LeaseTable, OpenLease},
 };
 
@@ -268,7 +268,7 @@ mod tests {
     use gpush_host::{accounts::Account, peer::Peer};
 
     use super::*;
-    use crate::caller::Viewer;
+    use crate::requests::caller::Viewer;
 
     fn caller(uid: u32, viewer: Viewer) -> Caller {
         let (pid, groups) = (Some(std::process::id()), Vec::new());

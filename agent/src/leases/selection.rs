@@ -12,8 +12,8 @@ use gpush_core::{
 };
 
 use crate::{
-    caller::{Caller, Viewer},
-    scheduler::slurm_gpus,
+    operations::scheduler::slurm_gpus,
+    requests::caller::{Caller, Viewer},
     state::{GpuSnapshot, HostState},
 };
 

@@ -11,8 +11,8 @@ use gpush_store::{LeaseHistory, LeaseRecord};
 
 use super::{Leases, quotas::unknown_account};
 use crate::{
-    caller::{Caller, Viewer},
-    mps,
+    modes::mps,
+    requests::caller::{Caller, Viewer},
     state::{OpenLease, leases::to_api},
 };
 

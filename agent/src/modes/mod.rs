@@ -1,4 +1,4 @@
-//! The MIG steps of an operation. The modules `mps` and `timeslice` of the agent execute the steps of their modes.
+//! What the modes of GPUs need: their steps of an operation, MPS targets, time-slice levels.
 //!
 //! A kind of step has three functions:
 //!
@@ -8,11 +8,21 @@
 //! | execute | here | makes the change and waits until it has taken effect |
 //! | verify | [`gpush_core::step`], `verify_*` | decides from a reading: done, not done, or may still take effect |
 //!
-//! `mig` changes MIG mode, GPU instances and compute instances. `driver` determines the outcome of driver calls that did
-//! not return an answer.
+//! | module | subject |
+//! |---|---|
+//! | `mig` | changes MIG mode, GPU instances and compute instances |
+//! | `driver` | the outcome of driver calls that did not return an answer |
+//! | `mps` | MPS targets and the supervision of their daemons |
+//! | `timeslice` | time-slice levels |
+//! | `shared_gpus` | what `mps` and `timeslice` change on a whole GPU, and how it is undone |
+//! | `eligibility` | whether a GPU can get new work in its mode |
 
 pub(crate) mod driver;
+pub(crate) mod eligibility;
 pub(crate) mod mig;
+pub(crate) mod mps;
+pub(crate) mod shared_gpus;
+pub(crate) mod timeslice;
 
 use gpush_api::ApiError;
 

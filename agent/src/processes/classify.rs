@@ -36,7 +36,7 @@ use gpush_host::{
 
 use super::Unleased;
 use crate::{
-    mps::{self, Place, Server, Servers},
+    modes::mps::{self, Place, Server, Servers},
     state::LeaseTable,
 };
 

@@ -48,7 +48,7 @@ use super::{
     report,
     unleased::Action,
 };
-use crate::mps::{self, Place};
+use crate::modes::mps::{self, Place};
 
 /// Pause between two checks for unleased processes.
 const PAUSE: Duration = Duration::from_secs(5);

@@ -39,7 +39,7 @@ use self::{
     identity::OpenedProcess,
 };
 pub(crate) use self::{end::run, unleased::Unleased};
-use crate::caller::Viewer;
+use crate::requests::caller::Viewer;
 
 /// Returns all processes that the driver lists, as `viewer` may see them.
 ///

@@ -26,9 +26,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{allow::AllowList, identity::OpenedProcess};
 use crate::{
-    coalesced::Coalesced,
-    mps::Mps,
+    modes::mps::Mps,
     state::{State, readings::Readings},
+    system::coalesced::Coalesced,
 };
 
 /// Remembers what gpushd did about each unleased process. A handle, cheap to clone.

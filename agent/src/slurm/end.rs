@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::{Inner, time_until};
 use crate::{
-    caller::Caller,
     leases::{JobKey, end_job, of_job},
+    requests::caller::Caller,
 };
 use gpush_api::{ApiError, LeaseId, SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
 use gpush_core::{config::Leftovers, lease::machine::EndProcesses, slurm::decide};

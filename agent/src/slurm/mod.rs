@@ -33,8 +33,8 @@ use jiff::Timestamp;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::{
-    caller::Caller,
     leases::{Delivery, JobKey, Leases},
+    requests::caller::Caller,
     state::readings::Readings,
 };
 

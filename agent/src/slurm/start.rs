@@ -16,9 +16,9 @@ use super::{
     end, left, time_until,
 };
 use crate::{
-    backoff::backoff,
-    caller::{Caller, Viewer},
     leases::{JobKey, JobTerms, environment_of_job, of_job, request_for_job},
+    requests::caller::{Caller, Viewer},
+    system::backoff::backoff,
 };
 
 /// First and longest pause before gpushd tries a request again after a temporary error. The pause doubles each time.

@@ -26,7 +26,7 @@ use gpush_host::{cgroup, proc};
 use gpush_store::{CreatedInstances, LeaseRecord, OperationId};
 use jiff::Timestamp;
 
-use crate::caller::Viewer;
+use crate::requests::caller::Viewer;
 
 /// A lease that has not ended.
 #[derive(Debug, Clone, PartialEq)]

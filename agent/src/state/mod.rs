@@ -32,6 +32,7 @@
 //! | `lease_changes` | changes of these leases |
 //! | `pending` | changes that leases delay |
 //! | `delayed` | remembers these changes |
+//! | `lanes` | the lane of each GPU: only its owner changes the GPU |
 //! | `overrides` | layouts that take precedence over the config |
 //! | `levels` | time-slice levels |
 //! | `mps` | MPS targets |
@@ -50,6 +51,7 @@ mod faults;
 mod gpu;
 mod holder;
 mod host;
+pub(crate) mod lanes;
 mod lease_changes;
 pub(crate) mod leases;
 mod levels;

@@ -9,7 +9,7 @@ use gpush_api::{
     Actor, ApiError, Blocker, ConfigView, EventPayload, Gpu, Holder, MpsClient, MpsDaemon, MpsServer, Process,
 };
 
-use crate::caller::Viewer;
+use crate::requests::caller::Viewer;
 
 /// Removes from a GPU what `viewer` may not see.
 pub(crate) fn gpu(gpu: &mut Gpu, viewer: Viewer) {

@@ -7,7 +7,7 @@ use gpush_nvml::{DriverError, ErrorKind, Identity, RemappedRows};
 use gpush_store::{ConditionKind, NewCondition, Options};
 
 use super::{events::Next, readings::Cached, *};
-use crate::caller::Viewer;
+use crate::requests::caller::Viewer;
 
 impl State {
     /// Returns a state without GPUs, with a temporary store.
@@ -217,7 +217,8 @@ fn stale_reading_does_not_change_conditions() {
 async fn reading_begun_before_a_restart_changes_no_condition() {
     let (state, _) = two_gpus();
     let to = state.clone();
-    let cache = Cached::new(crate::tasks::Tasks::for_tests(), Box::new(move |last| to.set_reading("GPU-0", last)));
+    let cache =
+        Cached::new(crate::system::tasks::Tasks::for_tests(), Box::new(move |last| to.set_reading("GPU-0", last)));
     let pending = || Ok(Arc::new(Reading { rows: Some(rows(true)), ..reading(0) }));
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     cache.refresh(|| async move {

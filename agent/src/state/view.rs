@@ -7,7 +7,7 @@ use gpush_core::selector::Selector;
 use gpush_nvml::DriverError;
 
 use super::{GpuSnapshot, HostState, redact, words};
-use crate::caller::Viewer;
+use crate::requests::caller::Viewer;
 
 /// A snapshot that was taken after a reading.
 #[derive(Debug, Clone)]

@@ -194,7 +194,7 @@ fn is_for_administrators(command: &Command) -> bool {
 /// second text is the reason: only administrators read these messages.
 const FOR_ADMINISTRATORS: [(&str, &str); 16] = [
     ("ctl/src/args/", "help and usage errors of the command itself"),
-    ("agent/src/http/slurm.rs", "errors of `slurm prolog` and `slurm epilog`"),
+    ("agent/src/serve/http/slurm.rs", "errors of `slurm prolog` and `slurm epilog`"),
     ("ctl/src/commands/slurm/reconcile.rs", "errors of `slurm reconcile`"),
     ("ctl/src/commands/mig/room.rs", "errors of `mig add`"),
     ("ctl/src/commands/mig/numbers.rs", "errors of `mig add`, `mig plan`, `mig apply`"),
@@ -203,11 +203,11 @@ const FOR_ADMINISTRATORS: [(&str, &str); 16] = [
     ("ctl/src/commands/reset.rs", "output of `gpu reset`"),
     ("ctl/src/commands/drain.rs", "output of `gpu drain`"),
     ("ctl/src/render/mps/change.rs", "output of `mps stop`"),
-    ("agent/src/mps/act.rs", "errors of `mps stop`, `restart`, `drain`"),
-    ("agent/src/reload.rs", "errors of `config reload`"),
-    ("agent/src/life/reloading.rs", "errors of `config reload`"),
-    ("agent/src/caller.rs", "a sentence that begins with `ask an administrator to`"),
-    ("agent/src/apply/interrupted.rs", "a list of commands that is marked at its end"),
+    ("agent/src/modes/mps/act.rs", "errors of `mps stop`, `restart`, `drain`"),
+    ("agent/src/reconcile/reload.rs", "errors of `config reload`"),
+    ("agent/src/lifecycle/reloading.rs", "errors of `config reload`"),
+    ("agent/src/requests/caller.rs", "a sentence that begins with `ask an administrator to`"),
+    ("agent/src/operations/apply/interrupted.rs", "a list of commands that is marked at its end"),
     ("crates/core/src/lease/usage.rs", "a command that is marked in the texts that contain it"),
 ];
 

@@ -98,8 +98,8 @@ fn stopped_journald_delays_nothing_and_loss_is_reported() {
     // writes the log.
     let entry = reported.last().expect("the entry of an operation");
     // In journald's protocol, the length of the value is between the name and the value.
-    assert!(entry.contains("CODE_FILE") && entry.contains("agent/src/apply/"), "{entry}");
-    assert!(entry.contains("TARGET") && entry.contains("gpushd::apply::"), "{entry}");
+    assert!(entry.contains("CODE_FILE") && entry.contains("agent/src/operations/apply/"), "{entry}");
+    assert!(entry.contains("TARGET") && entry.contains("gpushd::operations::apply::"), "{entry}");
     assert!(entry.contains("\nGPUSH_OPERATION"), "{entry}");
     // Skip the first message: it is empty, because gpushd only uses it to check whether a journal
     // exists.

@@ -10,7 +10,7 @@ use gpush_store::{LeaseRecord, NewAudit, StoreError, Tx};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Actor, ChangeError, ChangeRequest, RequestedChange};
-use crate::idempotency::Key;
+use crate::requests::idempotency::Key;
 
 impl Actor {
     /// Makes a change for a user, and replies.

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
 use super::{Actor, ChangeError, LeaseClient};
-use crate::{leases::log, mps};
+use crate::{leases::log, modes::mps};
 
 /// Pause between two attempts to record the end of a lease.
 const RETRY: Duration = Duration::from_secs(1);

@@ -30,7 +30,7 @@ use crate::{
         processes::{self, RemainingProcesses},
         scope,
     },
-    mps,
+    modes::mps,
 };
 
 /// First and longest pause between two probes of a releasing lease. gpushd probes at once if a process of the lease

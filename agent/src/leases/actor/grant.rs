@@ -23,9 +23,6 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::{Actor, ChangeError, Inbox, LeaseClient};
 use crate::{
-    apply::Creation,
-    caller::Viewer,
-    idempotency::Key,
     leases::{
         Leases, bind, log,
         pending::unanswered,
@@ -33,9 +30,13 @@ use crate::{
         scope::{self, NotMoved},
         show,
     },
-    mps,
-    operation::BeginWrites,
-    scheduler::{DevicesToCreate, Reserved, gpus_of},
+    modes::mps,
+    operations::{
+        apply::Creation,
+        operation::BeginWrites,
+        scheduler::{DevicesToCreate, Reserved, gpus_of},
+    },
+    requests::{caller::Viewer, idempotency::Key},
     state::OpenLease,
 };
 

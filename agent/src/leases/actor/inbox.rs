@@ -10,10 +10,9 @@ use jiff::Timestamp;
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot, watch};
 
 use crate::{
-    caller::Caller,
-    idempotency::Key,
     leases::job_terms::JobTerms,
-    scheduler::{LeaseAnswer, LeaseInbox},
+    operations::scheduler::{LeaseAnswer, LeaseInbox},
+    requests::{caller::Caller, idempotency::Key},
 };
 
 /// The channel through which a waiting client gets its lease.

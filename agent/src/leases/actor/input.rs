@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::{Actor, Flow, LeaseClient, LeaseCommand, end::Probe, now};
 use crate::{
     leases::scope::NotMoved,
-    scheduler::{LeaseAnswer, Reserved},
+    operations::scheduler::{LeaseAnswer, Reserved},
     state::OpenLease,
 };
 

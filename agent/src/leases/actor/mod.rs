@@ -64,12 +64,13 @@ pub(super) use self::{
 };
 use super::{Leases, request::Resolved, scope::NotMoved};
 use crate::{
-    apply::Creation,
-    caller::Viewer,
-    idempotency::Key,
-    scheduler::{LeasePlace, Reserved},
+    operations::{
+        apply::Creation,
+        scheduler::{LeasePlace, Reserved},
+    },
+    requests::{caller::Viewer, idempotency::Key},
     state::{LeaseTable, OpenLease, ReservationId},
-    tasks::TaskName,
+    system::tasks::TaskName,
 };
 
 /// Returns the current time, in the form that the state machine of leases uses.

@@ -8,10 +8,9 @@ use tokio::{sync::OwnedMutexGuard, time::Instant};
 
 use super::{Actor, grant::audit_record};
 use crate::{
-    caller::Caller,
-    idempotency::Key,
     leases::{Leases, pending::PendingGrant, request::Resolved},
-    scheduler,
+    operations::scheduler,
+    requests::{caller::Caller, idempotency::Key},
     state::{OpenLease, ReservationId},
 };
 

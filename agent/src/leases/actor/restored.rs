@@ -27,13 +27,13 @@ use tokio::{
 
 use super::{Actor, Joined, LeaseClient, LeaseCommand, PendingRequest, Rejoin, input::wait_until};
 use crate::{
-    caller::{Caller, Viewer},
     leases::{
         Leases,
         job_terms::JobTerms,
         pending::PendingGrant,
         request::{Resolved, resolve},
     },
+    requests::caller::{Caller, Viewer},
     state::{Observed, OpenLease},
 };
 

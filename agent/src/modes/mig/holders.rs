@@ -10,8 +10,8 @@ use gpush_mps::daemon::server_processes::{Place, Server};
 
 use super::MigMode;
 use crate::{
-    host_services::HostServices,
     state::{readings::Readings, redact},
+    system::host_services::HostServices,
 };
 
 /// Maximum duration of a search of all processes.

@@ -38,7 +38,7 @@ use std::sync::Arc;
 use gpush_host::identity::Users;
 
 use super::driver::Driver;
-use crate::{host_services::HostServices, mps::Mps, state::State};
+use crate::{modes::mps::Mps, state::State, system::host_services::HostServices};
 
 /// Says where the output of a helper unit is. Every user may read an operation, but the output may
 /// name processes of any user. So the output is only in the log, which only root may read.

@@ -12,7 +12,7 @@ use super::{
     holders::{self, HeldBy},
 };
 use crate::{
-    caller::Viewer,
+    requests::caller::Viewer,
     state::{readings::Readings, redact},
 };
 

@@ -8,7 +8,7 @@ use gpush_host::helper::{End, Job};
 use tokio_util::sync::CancellationToken;
 
 use super::{MigMode, holders, mode_change::ModeChange, preflight};
-use crate::{host_services::HostServices, state::redact};
+use crate::{state::redact, system::host_services::HostServices};
 
 /// Name of the helper unit's step that resets GPUs.
 pub(crate) const RESET: &str = "reset";

@@ -156,7 +156,7 @@ mod tests {
     }
 
     /// Returns the numbers of the events that a listener gets now. For a resync, returns `missed`
-    /// or `other life`.
+    /// or `other run`.
     fn heard(cursor: &mut Cursor) -> Vec<String> {
         let mut heard = Vec::new();
         loop {
@@ -165,7 +165,7 @@ mod tests {
                     heard.extend(events.iter().map(|event| event.id.rsplit_once('-').unwrap().1.to_owned()));
                 }
                 Next::Resync(ResyncReason::Missed) => heard.push("missed".to_owned()),
-                Next::Resync(ResyncReason::OtherRun) => heard.push("other life".to_owned()),
+                Next::Resync(ResyncReason::OtherRun) => heard.push("other run".to_owned()),
                 Next::Nothing | Next::Closed => return heard,
             }
         }
@@ -201,7 +201,7 @@ mod tests {
         // None of these ids is from this run of gpushd.
         for other in ["old-3", "new-6", "new-", "new", "", "-", "new-x", "new--1"] {
             let mut cursor = events.listen(Some(other));
-            assert_eq!(heard(&mut cursor), ["other life"], "{other}");
+            assert_eq!(heard(&mut cursor), ["other run"], "{other}");
             assert_eq!(cursor.id(), "new-5");
         }
         publish(&events, 1);

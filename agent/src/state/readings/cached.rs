@@ -21,7 +21,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use crate::tasks::{TaskName, Tasks};
+use crate::system::tasks::{TaskName, Tasks};
 
 /// How long a reading stays fresh.
 pub(crate) const FRESH_FOR: Duration = Duration::from_secs(1);

@@ -29,7 +29,7 @@ pub(super) use self::cached::Cached;
 pub(crate) use self::cached::{LastReading, Moment};
 use self::identify::identify;
 use super::{HostState, Observed, State, view, words};
-use crate::{coalesced::Coalesced, tasks::Tasks};
+use crate::system::{coalesced::Coalesced, tasks::Tasks};
 
 /// How long callers wait for a newer reading. After that, they get the last reading.
 const WAIT: Duration = Duration::from_millis(75);

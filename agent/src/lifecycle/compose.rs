@@ -1,0 +1,372 @@
+//! Creates the handles of gpushd, and passes to each module the handles that it uses.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use gpush_api::ApiError;
+use gpush_host::{identity::Users, process_facts::LeaseNames};
+use gpush_nvml::{Hardware, Options};
+use gpush_store::{OperationId, UnfinishedOperation};
+use tokio_util::sync::CancellationToken;
+
+use super::{UNKNOWN_BOOT, identities};
+use crate::{
+    leases::{self, Leases, Scopes},
+    lifecycle::stored_state::{self, StoredState},
+    modes::{
+        driver::Driver,
+        mig::MigMode,
+        mps::{self, Mps},
+        shared_gpus::SharedGpus,
+        timeslice::Timeslice,
+    },
+    operations::{
+        apply::{self, Engine, EngineHandles, Executor, Planner, Recovery, Services},
+        maintenance::MaintenanceControl,
+        operation::Operations,
+        recover::LossAcceptance,
+        scheduler::{Scheduler, SchedulerHandles},
+    },
+    processes::{self, Unleased},
+    reconcile::{
+        reload::{self, Differences, Reload, ReloadReceiver},
+        startup::{self, Startup, StartupWork},
+    },
+    requests::idempotency::Idempotency,
+    serve::{
+        authorization::Authorization,
+        health::{Check, Health, Sources},
+        http::{
+            self, change_limiter::ChangeLimiter, gpu_list_cache::GpuListCache, requests::Requests,
+            response_limiter::ResponseLimiter,
+        },
+    },
+    slurm::Slurm,
+    state::{Commits, Conditions, Events, Initial, Overrides, State, lanes::Lanes, readings::Readings},
+    system::{
+        host_services::HostServices,
+        options::MPS_DIRECTORY,
+        settings::Settings,
+        tasks::{TaskName, Tasks},
+    },
+};
+
+/// What gpushd knows about the host before it creates the handles.
+pub(super) struct HostEnvironment {
+    /// The boot id; an error if it cannot be read.
+    pub(super) boot: Result<String, ApiError>,
+    /// Root of the host's file system.
+    pub(super) host_root: PathBuf,
+    /// Access to helper units and other processes of the host.
+    pub(super) host_services: Arc<HostServices>,
+    /// Looks up users and groups.
+    pub(super) users: Users,
+    /// Directory that contains one subdirectory for each MPS daemon.
+    pub(super) mps_dir: PathBuf,
+    /// Directory of NVIDIA's MPS programs. Used if the config does not set the paths of these
+    /// programs.
+    pub(super) mps_programs: Option<PathBuf>,
+}
+
+/// The handles and tasks that `lifecycle` runs.
+pub(super) struct Parts {
+    pub(super) engine: Engine,
+    /// Calls the driver, through a worker process.
+    pub(super) hardware: Hardware,
+    pub(super) timeslice: Timeslice,
+    /// Settings that gpushd applies to whole GPUs while they are shared, such as the compute mode.
+    pub(super) shared_gpus: SharedGpus,
+    pub(super) recovery: Recovery,
+    pub(super) handles: http::ApiHandles,
+    pub(super) startup: startup::Handles,
+    pub(super) reload: Reload,
+    /// Receives requests to reload the config.
+    pub(super) inbox: ReloadReceiver,
+    /// Operations that a previous gpushd left unfinished, oldest first.
+    pub(super) unfinished: Vec<UnfinishedOperation>,
+    /// For each operation without a recorded end, a later operation that has begun on one of its
+    /// GPUs. So the earlier operation must have ended.
+    pub(super) superseded: BTreeMap<OperationId, OperationId>,
+    /// The boot id, or a placeholder if it cannot be read.
+    pub(super) boot_id: String,
+    /// What gpushd must do at this start, such as to apply layouts.
+    pub(super) due: StartupWork,
+}
+
+/// Creates all handles. Starts only one thread: the supervisor of the driver.
+pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: StoredState, options: Options) -> Parts {
+    let HostEnvironment { boot, host_root, host_services, users, mps_dir, mps_programs } = origin;
+    let StoredState {
+        store,
+        notes,
+        last_boot,
+        unfinished,
+        superseded,
+        conditions,
+        overrides,
+        leases,
+        created,
+        mps_targets,
+        shared_gpus,
+        generation,
+        noticed,
+        lost,
+        known_since,
+    } = remembered;
+    let stopping = CancellationToken::new();
+    let tasks = Tasks::new(stopping.clone());
+    let (hardware, driver_supervisor) = Hardware::with_task(options);
+    tasks.spawn_final(TaskName::DriverSupervisor, async {
+        driver_supervisor.await;
+        Ok(())
+    });
+    let startup = Startup::default();
+    let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
+    let (reloads, inbox) = reload::channel();
+    let read_only = stored_state::read_only(&notes);
+    let unknown = lost.as_ref().is_some_and(|lost| lost.holds) || read_only.is_some();
+    let due = startup.due(&settings.config(), boot, last_boot, unknown);
+    let initial = Initial {
+        config: settings.config(),
+        rules_are_known: settings.rules_are_known(),
+        conditions: Conditions::new(conditions, noticed),
+        overrides: Overrides::new(generation, overrides),
+        lost,
+        known_since,
+        mps_records: mps_targets,
+        leases,
+        created,
+    };
+    let state = State::new(store.clone(), Events::new(store.instance()), initial);
+    let readings = Readings::new(hardware.clone(), users.clone(), state.clone(), tasks.clone());
+    let lanes = Lanes::new(state.clone());
+    let shared_gpus =
+        SharedGpus::new(store.clone(), state.clone(), readings.clone(), hardware.clone(), lanes.clone(), shared_gpus);
+    let timeslice = Timeslice::new(
+        state.clone(),
+        readings.clone(),
+        hardware.clone(),
+        lanes.clone(),
+        shared_gpus.clone(),
+        Arc::clone(&host_services),
+        tasks.clone(),
+    );
+    let own_uid = nix::unistd::geteuid().as_raw();
+    let idempotency = Idempotency::new(store.clone());
+    let mps_base = mps_dir.clone();
+    let lease_names = Arc::new(LeaseNames::new(move |pid| mps::is_of_another_agent(pid, &mps_base)));
+    let mps_handles = mps::Handles {
+        state: state.clone(),
+        readings: readings.clone(),
+        lanes: lanes.clone(),
+        hardware: hardware.clone(),
+        store: store.clone(),
+        users: users.clone(),
+        shared_gpus: shared_gpus.clone(),
+        timeslice: timeslice.clone(),
+        lease_names: Arc::clone(&lease_names),
+        tasks: tasks.clone(),
+        stopping: stopping.clone(),
+        own_uid,
+    };
+    let scopes = Scopes::new(mps_dir == Path::new(MPS_DIRECTORY));
+    let mps = Mps::new(mps_dir, mps_programs, mps_handles);
+    let unleased = Unleased::new(
+        state.clone(),
+        readings.clone(),
+        mps.clone(),
+        store.clone(),
+        stopping.clone(),
+        read_only.clone(),
+        Arc::clone(&lease_names),
+    );
+    let commits = Commits::new(store.clone(), state.clone());
+    let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone(), tasks.clone());
+    let mig = MigMode {
+        driver: Driver { hardware: hardware.clone(), readings: readings.clone() },
+        host_services: Arc::clone(&host_services),
+        users: users.clone(),
+        state: state.clone(),
+        mps: mps.clone(),
+    };
+    let planner =
+        Planner { mig: mig.clone(), mps: mps.clone(), operations: operations.clone(), host_root: host_root.clone() };
+    let executor = Executor {
+        mig,
+        mps: mps.clone(),
+        timeslice: timeslice.clone(),
+        services: Services {
+            state: state.clone(),
+            store: store.clone(),
+            host_services: Arc::clone(&host_services),
+            tasks: tasks.clone(),
+            stopping: stopping.clone(),
+        },
+        operations: operations.clone(),
+        tasks: tasks.clone(),
+    };
+    let recovery = Recovery { executor: executor.clone(), planner: planner.clone(), stopping: stopping.clone() };
+    let scheduler = Scheduler::new(SchedulerHandles {
+        state: state.clone(),
+        readings: readings.clone(),
+        lanes: lanes.clone(),
+        mps: mps.clone(),
+        users: users.clone(),
+        tasks: tasks.clone(),
+        stopping: stopping.clone(),
+    });
+    let engine = Arc::new(EngineHandles {
+        settings: settings.clone(),
+        read_only: read_only.clone(),
+        state: state.clone(),
+        readings: readings.clone(),
+        host_services: Arc::clone(&host_services),
+        users: users.clone(),
+        idempotency: idempotency.clone(),
+        operations: operations.clone(),
+        planner: planner.clone(),
+        executor,
+        lanes: lanes.clone(),
+        scheduler: scheduler.clone(),
+        tasks: tasks.clone(),
+        stopping: stopping.clone(),
+    });
+    let leases = Leases::new(leases::Handles {
+        state: state.clone(),
+        readings: readings.clone(),
+        lanes: lanes.clone(),
+        scheduler,
+        engine: Arc::clone(&engine),
+        mps: mps.clone(),
+        store: store.clone(),
+        scopes,
+        users: users.clone(),
+        lease_names,
+        idempotency: idempotency.clone(),
+        tasks: tasks.clone(),
+        stopping: stopping.clone(),
+    });
+    let health = Health::new(Sources {
+        state: state.clone(),
+        readings: readings.clone(),
+        hardware: hardware.clone(),
+        startup: startup.clone(),
+        tasks: tasks.clone(),
+        host_root,
+        config: check(&settings, |settings| settings.trouble().into_iter().collect()),
+        checks: vec![
+            check(&tasks, Tasks::health),
+            check(&engine, |engine| engine.operations.not_stopping(&engine.stopping).err().into_iter().collect()),
+            check(&host_services, |host_services| apply::services_health(host_services)),
+            check(&timeslice, Timeslice::health),
+            check(&shared_gpus, SharedGpus::health),
+            check(&mps, mps::health),
+            check(&unleased, processes::health),
+            check(&leases, leases::health),
+            check(&notes, |notes| stored_state::health(notes).collect()),
+            check(&users, identities::health),
+            check(&store, |store| store.refusal().map(ApiError::from).into_iter().collect()),
+        ],
+    });
+    let authorization = Authorization::new(state.clone(), users, store.clone(), own_uid);
+    let requests = Requests {
+        authorization: authorization.clone(),
+        idempotency,
+        operations: operations.clone(),
+        tasks: tasks.clone(),
+        stopping: stopping.clone(),
+        read_only,
+    };
+    let slurm = Slurm::new(leases.clone(), readings.clone(), store.clone(), requests.read_only.clone());
+    let host_lock = Arc::default();
+    let maintenance = MaintenanceControl {
+        state: state.clone(),
+        commits: commits.clone(),
+        readings: readings.clone(),
+        operations: operations.clone(),
+        hardware: hardware.clone(),
+        host_services: Arc::clone(&host_services),
+        host_lock: Arc::clone(&host_lock),
+    };
+    let acceptance = LossAcceptance {
+        state: state.clone(),
+        readings: readings.clone(),
+        store: store.clone(),
+        mps: mps.clone(),
+        shared_gpus: shared_gpus.clone(),
+        host_lock,
+    };
+    let differences =
+        Differences { settings: settings.clone(), state: state.clone(), readings: readings.clone(), host_services };
+    let reload = Reload {
+        settings: settings.clone(),
+        state: state.clone(),
+        readings: readings.clone(),
+        store: store.clone(),
+        mps: mps.clone(),
+        timeslice: timeslice.clone(),
+        lanes: lanes.clone(),
+    };
+    let startup = startup::Handles {
+        startup,
+        engine: Arc::clone(&engine),
+        planner: planner.clone(),
+        operations: operations.clone(),
+        state: state.clone(),
+        readings: readings.clone(),
+        store: store.clone(),
+        stopping,
+    };
+    let handles = http::ApiHandles {
+        state,
+        readings,
+        settings,
+        store,
+        authorization,
+        requests,
+        limiter: ResponseLimiter::new(tasks.clone()),
+        gpu_lists: GpuListCache::default(),
+        changes: ChangeLimiter::default(),
+        commits,
+        maintenance,
+        recovery: acceptance,
+        reloads,
+        differences,
+        health,
+        operations,
+        engine: Arc::clone(&engine),
+        planner,
+        mps,
+        leases,
+        unleased,
+        slurm,
+        tasks,
+    };
+    Parts {
+        engine,
+        handles,
+        hardware,
+        timeslice,
+        shared_gpus,
+        recovery,
+        startup,
+        reload,
+        inbox,
+        unfinished,
+        superseded,
+        boot_id,
+        due,
+    }
+}
+
+/// Creates a health check that calls `check` with a clone of the handle `of`.
+fn check<T: Clone + Send + Sync + 'static>(
+    of: &T,
+    check: impl Fn(&T) -> Vec<ApiError> + Send + Sync + 'static,
+) -> Check {
+    let of = of.clone();
+    Box::new(move || check(&of))
+}

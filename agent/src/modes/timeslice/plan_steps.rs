@@ -1,0 +1,119 @@
+//! Time-slicing steps of operations. An operation holds the lanes of its GPUs, so it executes these steps itself.
+//!
+//! gpushd shows a GPU as time-sliced only after gpushd has read back the GPU's level and compute mode. If an operation
+//! ends the time-slicing of a GPU, gpushd removes these settings before the other steps.
+//!
+//! ```text
+//! plan  ─► leaves the GPU whole, and its rule says timeslice ─► step Set
+//!       ─► a change to another mode was pending              ─► step Clear
+//! begin ─► settings for time-slicing that no rule requires ─► removed ─► steps
+//! done  ─► step Set ─► set and read back ─► failures are noted with the operation
+//! ```
+//!
+//! If a level cannot be set, the operation is not rolled back, because the reconciler tries again later.
+
+use std::time::Duration;
+
+use gpush_api::{Gpu, GpuPlan, GpuState, Mode, Step, TimesliceStep};
+use gpush_core::desired::in_use::{Scope, check};
+
+use super::{
+    Timeslice, TroubleSubject,
+    levels::{self, Setter},
+    modes,
+    schedule::Schedule,
+    target,
+};
+use crate::{requests::caller::Viewer, state::LevelRound};
+
+/// Maximum time that an operation waits for `nvidia-smi`. It is long because `nvidia-smi` may have to initialize the
+/// GPUs.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Adds a step to each plan after which the GPU is time-sliced, or no longer time-sliced. Refuses a plan whose step would
+/// change a GPU in use.
+///
+/// Without a pending change, the reconciler sets the level and the compute mode at once, so a plan without other steps
+/// stays empty. A pending change is not made before an operation.
+pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
+    for plan in plans.iter_mut().filter(|plan| plan.error.is_none()) {
+        let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
+        let is_pending = gpu.pending.iter().any(|change| change.aim.device().is_none());
+        let (step, change) = match gpu.mode {
+            Mode::Timeslice => (TimesliceStep::Set, "change the time-slicing"),
+            Mode::Exclusive => (TimesliceStep::Clear, "end the sharing"),
+            Mode::NoRule | Mode::Unmanaged | Mode::Mig | Mode::Mps => continue,
+        };
+        let is_due = match step {
+            TimesliceStep::Set => is_pending || !plan.is_empty(),
+            TimesliceStep::Clear => is_pending,
+        };
+        if !plan.leaves_whole(gpu) || !is_due {
+            continue;
+        }
+        // A GPU that was shared through MPS was not time-sliced. The step that stops its daemon ends the sharing.
+        let stops_daemon = plan.stopped_daemons().any(|uuid| uuid == gpu.uuid);
+        match check(gpu, plan, Scope::Gpu, None, change) {
+            Ok(()) if step == TimesliceStep::Clear && stops_daemon => {}
+            Ok(()) => plan.add(Step::Timeslice(step)),
+            Err(refused) => *plan = *refused,
+        }
+    }
+}
+
+/// Sets the time-slice level and the compute mode of GPUs, as their rules require. The operation that calls this must
+/// hold the lanes of these GPUs. Returns one sentence for each failure.
+pub(crate) async fn apply_and_read_back(timeslice: &Timeslice, uuids: &[String]) -> Vec<String> {
+    if uuids.is_empty() {
+        return Vec::new();
+    }
+    let mut round = timeslice.state.begin_level_round();
+    let work = tokio::time::timeout(PATIENCE, apply_now(timeslice, &mut round, uuids));
+    let is_done = timeslice.stopping.run_until_cancelled(work).await.is_some_and(|done| done.unwrap_or(false));
+    timeslice.state.report_levels(round);
+    if !is_done {
+        let late = |uuid| format!("the time-slice level and compute mode of GPU {uuid} are set after the operation");
+        return uuids.iter().map(late).collect();
+    }
+    let troubles = timeslice.all_troubles();
+    let subjects =
+        uuids.iter().flat_map(|uuid| [TroubleSubject::Level(uuid.clone()), TroubleSubject::ComputeMode(uuid.clone())]);
+    let found =
+        std::iter::once(TroubleSubject::Program).chain(subjects).filter_map(|subject| troubles.get(&subject).cloned());
+    found.flat_map(|error| error.sentences().into_iter().map(str::to_owned).collect::<Vec<_>>()).collect()
+}
+
+/// Sets the level and compute mode of GPUs. Returns whether all of these GPUs could be read.
+async fn apply_now(timeslice: &Timeslice, round: &mut LevelRound, uuids: &[String]) -> bool {
+    // Read the GPUs again, because the last readings may be from before the operation's last step.
+    let _read = timeslice.readings.now(uuids).await;
+    let Ok(host) = timeslice.readings.known() else { return false };
+    let mut gpus = host.gpus(Viewer::Agent);
+    for gpu in gpus.iter_mut().filter(|gpu| uuids.contains(&gpu.uuid)) {
+        if gpu.state == GpuState::Changing {
+            gpu.state = GpuState::Ready;
+        }
+        // The plan has checked that no lease delays the change any more, and no lease is granted during the operation.
+        gpu.pending.clear();
+    }
+    // `|_| false`: the operation has already stopped the MPS daemons, which would prevent time-slicing.
+    let mut aims = target::targets(timeslice, round, &timeslice.state.config(), &gpus, &|_| false);
+    aims.retain(|aim| uuids.contains(&aim.gpu.uuid));
+    let are_seen = uuids.iter().all(|uuid| aims.iter().any(|aim| aim.gpu.uuid == *uuid));
+    let mut pace = Schedule::default();
+    modes::reconcile_owned(timeslice, &mut pace, &aims).await;
+    // Leave out GPUs on which there is neither a level to set nor one to remove.
+    aims.retain(|aim| aim.policy.is_some() || timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());
+    if !aims.is_empty() {
+        let _none_is_busy = levels::reconcile(timeslice, &mut pace, round, &aims, Setter::Operation).await;
+    }
+    are_seen
+}
+
+/// Returns the UUIDs of GPUs from which an operation must remove the settings for time-slicing.
+pub(crate) fn gpus_to_release(timeslice: &Timeslice, plans: &[GpuPlan]) -> Vec<String> {
+    let ours = plans
+        .iter()
+        .filter(|plan| !plan.sets_timeslice() && timeslice.shared_gpus.has_timeslice_settings_of(&plan.uuid));
+    ours.map(|plan| plan.uuid.clone()).collect()
+}

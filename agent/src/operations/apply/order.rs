@@ -1,0 +1,88 @@
+//! A requested change, and what the journal records about it.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use gpush_api::{Gpu, GpuPlan, PlanRequest};
+use gpush_core::config::Config;
+use gpush_store::{GpuIntent, Intent};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::part::Part;
+use crate::{
+    operations::overrides::{self, OverrideChange},
+    requests::idempotency::Key,
+};
+
+/// A requested change.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Order {
+    /// Kind of the operation, such as `mig.apply`.
+    pub(crate) kind: String,
+    /// The GPUs and their desired layouts.
+    pub(crate) request: PlanRequest,
+    pub(crate) reason: Option<String>,
+    /// How long the operation may wait in the queue. With `None`, the operation is refused unless
+    /// it can begin at once.
+    pub(crate) wait: Option<Duration>,
+    /// Whether the operation leaves overrides unchanged.
+    #[serde(default)]
+    pub(crate) once: bool,
+    /// Time at which the override of this operation expires.
+    #[serde(default)]
+    pub(crate) expires_at: Option<Timestamp>,
+    /// The generation of the desired state that the caller has seen. The request is refused if the
+    /// generation has changed since.
+    #[serde(skip)]
+    pub(crate) expected: Option<u64>,
+    #[serde(skip)]
+    pub(crate) key: Option<Key>,
+}
+
+impl Order {
+    /// Creates an order that has no reason and does not wait.
+    pub(crate) fn new(kind: &str, request: PlanRequest) -> Self {
+        Self {
+            kind: kind.to_owned(),
+            request,
+            reason: None,
+            wait: None,
+            once: false,
+            expires_at: None,
+            expected: None,
+            key: None,
+        }
+    }
+
+    /// Returns the change of each GPU's override, in the order of the plans.
+    pub(super) fn override_changes(
+        &self,
+        config: &Config,
+        gpus: &[Gpu],
+        plans: &[GpuPlan],
+    ) -> Vec<Option<OverrideChange>> {
+        if self.once {
+            return plans.iter().map(|_| None).collect();
+        }
+        overrides::override_changes(&self.request, self.expires_at, config, gpus, plans)
+    }
+}
+
+/// Data that the journal stores in addition to the plans. After a restart, gpushd reads `order` to queue the operation
+/// again, and `lasting` to recover an operation that has begun.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct RecordedRequest {
+    #[serde(flatten)]
+    pub(super) order: Order,
+    /// Changes of overrides, by UUID of the GPU.
+    #[serde(default)]
+    pub(super) lasting: BTreeMap<String, OverrideChange>,
+}
+
+/// Returns what the journal records about an operation: each GPU's plan and MIG state, and the request.
+pub(super) fn intent(order: &Order, parts: &[Part]) -> Intent {
+    let gpus = parts.iter().map(|part| GpuIntent { before: part.before.clone(), plan: part.plan.clone() });
+    let lasting = parts.iter().filter_map(|part| Some((part.plan.uuid.clone(), part.lasting.clone()?)));
+    let more = RecordedRequest { order: order.clone(), lasting: lasting.collect() };
+    Intent { gpus: gpus.collect(), more: serde_json::to_value(more).unwrap_or_default(), ..Intent::default() }
+}

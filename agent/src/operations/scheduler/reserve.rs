@@ -1,0 +1,174 @@
+//! Reserves the capacity of a grant: checks the quotas, finds a placement, and reserves its capacity in the state.
+//!
+//! ```text
+//! leases now ─► quota ─► search ─► [no grant since? reserve] ─► reserved
+//!     ▲                    │ no room          │ a grant since, or a GPU was claimed
+//!     │                    ▼                  │
+//!     │                    refused, or queued │
+//!     └───────────────────────────────────────┘
+//! ```
+//!
+//! No lock is held during a search, unless other grants have overtaken several attempts. The state of the host reserves the capacity only if no other grant has got capacity
+//! since the leases were read. So of two requests that were placed on the same capacity, only one gets it. The other
+//! request is placed again. A request is placed again at most as often as other requests get
+//! capacity, or operations claim one of its GPUs.
+
+use std::sync::Arc;
+
+use gpush_api::{ApiError, Gpu, LeaseId};
+use gpush_core::lease::{
+    placement::{Assignment, Host, NoAssignment},
+    quota,
+};
+
+use super::{
+    Scheduler,
+    capacity::{DevicesToCreate, Reserved},
+    demand::LeaseDemand,
+    held::HeldLeases,
+    limits::{check_size, within_quota},
+    offers::{self, gpus_of},
+    placement_snapshot::PlacementSnapshot,
+};
+use crate::state::{HostState, OutdatedPlacement, Reservation, lanes::LaneChanges};
+
+/// Why gpushd reserved no capacity for a request.
+#[derive(Debug)]
+pub(crate) enum NotReserved {
+    /// A quota, or a limit of the target, refuses the request.
+    Refused(ApiError),
+    /// No placement is possible for the request now.
+    NoRoom { why: NoAssignment, snapshot: Arc<PlacementSnapshot> },
+    /// The config, an override, or the instances of a GPU have changed since the readings. The request must be placed
+    /// again, with new readings.
+    Outdated,
+}
+
+/// The readings with which requests are placed. They can be old when the capacity is reserved.
+#[derive(Debug, Clone)]
+pub(crate) struct ReadHost {
+    pub(crate) host: Arc<HostState>,
+    /// The GPUs, with everything that placement needs.
+    pub(crate) gpus: Vec<Gpu>,
+    /// The operations on each GPU before the readings began.
+    pub(crate) changes: LaneChanges,
+}
+
+/// Why gpushd did not reserve an assignment.
+#[derive(Debug)]
+pub(super) enum NotTaken {
+    /// A quota, or a limit of the target, refuses the assignment.
+    Refused(ApiError),
+    /// As [`NotReserved::Outdated`].
+    Outdated,
+    /// An operation has claimed one of the GPUs.
+    Claimed,
+    /// Another grant has got capacity since the assignment was found.
+    Overtaken,
+}
+
+/// An assignment, and the data from which it was computed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Placed<'a> {
+    pub(super) read: &'a ReadHost,
+    /// What the GPUs offer.
+    pub(super) host: &'a Host,
+    pub(super) now: &'a Arc<HostState>,
+    /// The leases of `now`, by account.
+    pub(super) held: &'a HeldLeases,
+    pub(super) assignment: &'a Assignment,
+}
+
+/// Number of attempts to place requests after which gpushd lets no other grant come first.
+pub(super) const MOST_OVERTAKEN: u32 = 8;
+
+/// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment. Searches, so call
+/// this function on a blocking thread.
+pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDemand) -> Result<Reserved, NotReserved> {
+    let mut overtaken = 0;
+    loop {
+        let turn = (overtaken >= MOST_OVERTAKEN).then(|| scheduler.turn.lock());
+        let now = scheduler.handles.state.now();
+        let held = &HeldLeases::of(scheduler.handles.users.accounts(), &now.leases);
+        within_quota(held, demand).map_err(NotReserved::Refused)?;
+        let snapshot = scheduler.snapshot_with(&read.host, &read.gpus, &now, held);
+        let placed = snapshot.place(&demand.wanted);
+        // While gpushd stops, the waiting requests leave the queue. A new request must not get their capacity.
+        if scheduler.handles.stopping.is_cancelled() {
+            return Err(NotReserved::Refused(ApiError::stopping("gpushd is stopping")));
+        }
+        let assignment = placed.map_err(|why| NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })?;
+        let host = &snapshot.schedule().host;
+        let placed = Placed { read, host, now: &now, held, assignment: &assignment };
+        let _turn = turn.unwrap_or_else(|| scheduler.turn.lock());
+        match reserve_assignment(scheduler, placed, demand, None) {
+            Ok(reserved) => return Ok(reserved),
+            Err(NotTaken::Refused(error)) => return Err(NotReserved::Refused(error)),
+            Err(NotTaken::Outdated) => return Err(NotReserved::Outdated),
+            // Place the request again. A claimed GPU now counts as closed.
+            Err(NotTaken::Claimed) => {}
+            Err(NotTaken::Overtaken) => overtaken += 1,
+        }
+    }
+}
+
+impl Scheduler {
+    /// Returns the current snapshot of everything that the placement of a new request depends on.
+    pub(crate) fn snapshot(&self, seen: &HostState, gpus: &[Gpu]) -> Arc<PlacementSnapshot> {
+        let now = self.handles.state.now();
+        let held = HeldLeases::of(self.handles.users.accounts(), &now.leases);
+        self.snapshot_with(seen, gpus, &now, &held)
+    }
+
+    fn snapshot_with(
+        &self,
+        seen: &HostState,
+        gpus: &[Gpu],
+        now: &HostState,
+        held: &HeldLeases,
+    ) -> Arc<PlacementSnapshot> {
+        let left_out = self.entries().reserving_nothing(&now.leases, held);
+        PlacementSnapshot::current(self, seen, gpus, now, &left_out)
+    }
+}
+
+/// Reserves an assignment. `lease` is the request if it is in the queue.
+pub(super) fn reserve_assignment(
+    scheduler: &Scheduler,
+    placed: Placed<'_>,
+    demand: &LeaseDemand,
+    lease: Option<LeaseId>,
+) -> Result<Reserved, NotTaken> {
+    let Placed { read, host, now, held, assignment } = placed;
+    let gpus = read.gpus.as_slice();
+    let members = offers::members(now, assignment, gpus, host, &demand.new.request).map_err(NotTaken::Refused)?;
+    check_size(&held.of_requester(demand), demand, quota::Size::of(&members)).map_err(NotTaken::Refused)?;
+    let created = assignment.creates();
+    if !created.is_empty()
+        && let Some(why) = scheduler.handles.lanes.closed()
+    {
+        return Err(NotTaken::Refused(why));
+    }
+    let (lanes, mut others) = (&scheduler.handles.lanes, gpus_of(&members));
+    let claimed: Vec<(u32, String)> =
+        gpus.iter().filter(|gpu| created.contains(&gpu.index)).map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
+    others.retain(|uuid| claimed.iter().all(|(_, claimed)| claimed != uuid));
+    let grants = lanes.begin_grant(&others).map_err(|_| NotTaken::Claimed)?;
+    let missing = match claimed.is_empty() {
+        true => None,
+        false => {
+            let claim = lanes.claim(&claimed).map_err(|_| NotTaken::Claimed)?;
+            Some(DevicesToCreate { assignment: assignment.clone(), claim })
+        }
+    };
+    // An operation may have destroyed the devices of the assignment since the readings. None can begin now.
+    if lanes.has_changed(gpus_of(&members).iter(), &read.changes) {
+        return Err(NotTaken::Outdated);
+    }
+    let reservation = Reservation { holder: demand.wanted.holder, members: members.clone(), lease };
+    match scheduler.handles.state.reserve(&read.host, &now.leases, reservation) {
+        Ok(id) => Ok(Reserved::new(scheduler, id, members, missing, grants)),
+        Err(OutdatedPlacement::DesiredState) => Err(NotTaken::Outdated),
+        Err(OutdatedPlacement::Capacity) => Err(NotTaken::Overtaken),
+    }
+}
