@@ -273,7 +273,6 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
     });
     let authorization = Authorization::new(state.clone(), users, store.clone(), own_uid);
     let requests = Requests {
-        authorization: authorization.clone(),
         idempotency,
         operations: operations.clone(),
         tasks: tasks.clone(),

@@ -9,9 +9,14 @@ use gpush_store::{AuditQuery, Store};
 use jiff::Timestamp;
 use serde::Deserialize;
 
-use super::{Handles, extract::Parameters, failure::Failure, response_limiter::ResponseLimiter};
+use super::{
+    Handles,
+    admin::{Admin, ReadAudit},
+    extract::Parameters,
+    failure::Failure,
+    response_limiter::ResponseLimiter,
+};
 use crate::{
-    requests::caller::Caller,
     serve::authorization::Authorization,
     state::{self, HostState},
 };
@@ -57,10 +62,9 @@ async fn list(
     State(state): State<state::State>,
     State(authorization): State<Authorization>,
     State(limiter): State<ResponseLimiter>,
-    caller: Caller,
+    Admin { caller, .. }: Admin<ReadAudit>,
     Parameters(parameters): Parameters<AuditParameters>,
 ) -> Result<Response, Failure> {
-    authorization.admin(&caller, "read the audit trail").await?;
     let limit = parameters.limit.unwrap_or(PAGE.0);
     if !(1..=PAGE.1).contains(&limit) {
         let message = format!("`limit` must be 1 to {} records, not {limit}", PAGE.1);

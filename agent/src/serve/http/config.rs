@@ -11,6 +11,7 @@ use gpush_api::{ConfigDiff, ConfigView, ReloadRequest};
 
 use super::{
     Handles,
+    admin::{Admin, ReadConfigFile, ReloadConfig},
     extract::Body,
     failure::Failure,
     if_match::{IfMatch, tagged},
@@ -21,7 +22,6 @@ use crate::{
     leases::{self, Leases},
     reconcile::reload::{Differences, ReloadCommand, ReloadSender},
     requests::caller::Caller,
-    serve::authorization::Authorization,
     state::{self, readings::Readings, redact},
     system::settings::Settings,
 };
@@ -79,12 +79,10 @@ async fn show(
     responses((status = 200, description = "The answer", body = ConfigDiff), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 async fn diff(
     State(differences): State<Differences>,
-    State(authorization): State<Authorization>,
     State(limiter): State<ResponseLimiter>,
-    caller: Caller,
-) -> Result<Response, Failure> {
     // Users see only a part of the active config, and the file may have more.
-    authorization.admin(&caller, "read the config file").await?;
+    Admin { caller, .. }: Admin<ReadConfigFile>,
+) -> Result<Response, Failure> {
     let viewer = caller.viewer;
     let diff = async move { Ok::<ConfigDiff, Failure>(differences.find(viewer).await) };
     limiter.answer(&caller, StatusCode::OK, diff).await
@@ -101,12 +99,10 @@ async fn diff(
 async fn reload(
     State(state): State<state::State>,
     State(reloads): State<ReloadSender>,
-    State(authorization): State<Authorization>,
-    caller: Caller,
+    Admin { by, .. }: Admin<ReloadConfig>,
     if_match: IfMatch,
     Body(request): Body<ReloadRequest>,
 ) -> Result<Response, Failure> {
-    let by = authorization.admin(&caller, "reload the config").await?;
     let ReloadRequest { clear_overrides } = request;
     let wish = ReloadCommand { by: Some(by), clear_overrides, expected: if_match.0 };
     let reloaded = reloads.ask(wish).await.map_err(|error| if_match.failure(&state, error))?;

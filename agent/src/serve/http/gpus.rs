@@ -14,7 +14,9 @@ use gpush_api::{ApiError, Code, Gpu, GpuHolders, GpuProfile, ReasonRequest};
 use serde::Deserialize;
 
 use super::{
-    Handles, answer_budget,
+    Handles,
+    admin::{Admin, CordonGpus, UncordonGpus},
+    answer_budget,
     extract::{Body, Parameters, PathPart},
     failure::Failure,
     gpu_list_cache::GpuListCache,
@@ -175,13 +177,13 @@ async fn holders(
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 async fn cordon(
     State(change): State<CordonChange>,
-    caller: Caller,
+    Admin { caller, by, .. }: Admin<CordonGpus>,
     header: Header,
     PathPart(gpu): PathPart,
     Body(why): Body<ReasonRequest>,
 ) -> Result<Json<Gpu>, Failure> {
-    let path = format!("/v1/gpus/{gpu}/cordon");
-    let request = change.requests.admit(&caller, "cordon GPUs", header, &path, why).await?;
+    let key = header.of(caller.uid(), &format!("/v1/gpus/{gpu}/cordon"), &why);
+    let request = change.requests.admit(by, key, why.reason.as_deref())?;
     let (commits, state) = (change.commits.clone(), change.state.clone());
     change
         .make(&caller, &gpu, request, |uuid, request| async move {
@@ -199,13 +201,13 @@ async fn cordon(
     responses((status = 200, description = "The GPU as it is now", body = Gpu), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 async fn uncordon(
     State(change): State<CordonChange>,
-    caller: Caller,
+    Admin { caller, by, .. }: Admin<UncordonGpus>,
     header: Header,
     PathPart(gpu): PathPart,
     Body(why): Body<ReasonRequest>,
 ) -> Result<Json<Gpu>, Failure> {
-    let path = format!("/v1/gpus/{gpu}/uncordon");
-    let request = change.requests.admit(&caller, "uncordon GPUs", header, &path, why).await?;
+    let key = header.of(caller.uid(), &format!("/v1/gpus/{gpu}/uncordon"), &why);
+    let request = change.requests.admit(by, key, why.reason.as_deref())?;
     let commits = change.commits.clone();
     change
         .make(&caller, &gpu, request, |uuid, request| async move { cordon::clear(&commits, uuid, request).await })

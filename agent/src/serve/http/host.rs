@@ -7,7 +7,14 @@ use gpush_core::{
     selector::{self, Selector},
 };
 
-use super::{Handles, extract::Body, failure::Failure, requests::Requests, without_parameters};
+use super::{
+    Handles,
+    admin::{AcceptLoss, Admin, EnterMaintenance, LeaveMaintenance},
+    extract::Body,
+    failure::Failure,
+    requests::Requests,
+    without_parameters,
+};
 use crate::{
     operations::{maintenance::MaintenanceControl, recover::LossAcceptance},
     requests::{caller::Caller, idempotency::Header},
@@ -36,13 +43,12 @@ pub(super) fn routes() -> Router<Handles> {
 async fn enter(
     State(maintenance): State<MaintenanceControl>,
     State(requests): State<Requests>,
-    caller: Caller,
+    Admin { caller, by, .. }: Admin<EnterMaintenance>,
     header: Header,
     Body(body): Body<MaintenanceRequest>,
 ) -> Result<Json<MaintenanceState>, Failure> {
-    let what = "put the host into maintenance";
     let key = header.of(caller.uid(), "/v1/maintenance/enter", &body);
-    let request = requests.admit_with(&caller, what, key, body.reason.as_deref()).await?;
+    let request = requests.admit(by, key, body.reason.as_deref())?;
     let (control, resets) = (maintenance.clone(), gpu_uuids(&body.gpu_uuids)?);
     let entered = requests.once(request, |request| async move { control.enter(request, resets).await });
     if entered.await?.is_none() {
@@ -78,13 +84,12 @@ fn gpu_uuids(texts: &[String]) -> Result<Vec<String>, ApiError> {
 async fn leave(
     State(maintenance): State<MaintenanceControl>,
     State(requests): State<Requests>,
-    caller: Caller,
+    Admin { caller, by, .. }: Admin<LeaveMaintenance>,
     header: Header,
     Body(body): Body<MaintenanceRequest>,
 ) -> Result<Json<MaintenanceState>, Failure> {
-    let what = "take the host out of maintenance";
     let key = header.of(caller.uid(), "/v1/maintenance/leave", &body);
-    let request = requests.admit_with(&caller, what, key, body.reason.as_deref()).await?;
+    let request = requests.admit(by, key, body.reason.as_deref())?;
     let (control, resets) = (maintenance.clone(), gpu_uuids(&body.gpu_uuids)?);
     requests.once(request, |request| async move { control.leave(request, resets).await }).await?;
     Ok(state(&maintenance, &caller))
@@ -100,11 +105,12 @@ async fn leave(
 async fn recover(
     State(recovery): State<LossAcceptance>,
     State(requests): State<Requests>,
-    caller: Caller,
+    Admin { caller, by, .. }: Admin<AcceptLoss>,
     header: Header,
     Body(why): Body<ReasonRequest>,
 ) -> Result<Json<Recovered>, Failure> {
-    let request = requests.admit(&caller, "accept a loss", header, "/v1/recover", why).await?;
+    let key = header.of(caller.uid(), "/v1/recover", &why);
+    let request = requests.admit(by, key, why.reason.as_deref())?;
     let recovered = requests.once(request, |request| async move { recovery.recover(request).await });
     Ok(Json(recovered.await?.unwrap_or_default()))
 }

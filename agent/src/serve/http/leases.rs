@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Handles,
+    admin::{Admin, RevokeLeases},
     extract::{Body, Parameters, PathPart},
     failure::Failure,
     requests::Requests,
@@ -195,12 +196,11 @@ async fn renew(
 async fn revoke(
     State(leases): State<Leases>,
     State(requests): State<Requests>,
-    caller: Caller,
+    Admin { caller, .. }: Admin<RevokeLeases>,
     header: Header,
     PathPart(id): PathPart,
     Body(request): Body<LeaseRevokeRequest>,
 ) -> Result<Json<Lease>, Failure> {
-    requests.authorization.admin(&caller, "revoke leases").await?;
     let key = header.of(caller.uid(), &format!("/v1/leases/{id}/revoke"), &request);
     let revoking = async move { leases::revoke(&leases, &caller, &id, request, key).await };
     Ok(Json(requests.carry_out_while_stopping(revoking).await?))

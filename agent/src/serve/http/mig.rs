@@ -13,14 +13,19 @@ use gpush_api::{ApiError, ApplyRequest, Code, LayoutSource, MigDevice, Operation
 use jiff::Timestamp;
 
 use super::{
-    Handles, extract::Body, failure::Failure, if_match::IfMatch, response_limiter::ResponseLimiter, without_parameters,
+    Handles,
+    admin::{Admin, ChangeLayouts},
+    extract::Body,
+    failure::Failure,
+    if_match::IfMatch,
+    response_limiter::ResponseLimiter,
+    without_parameters,
 };
 use crate::{
     leases::{self, Leases},
     modes::mps,
     operations::apply::{self, Engine, Order, Planner},
     requests::{caller::Caller, idempotency::Header, request::reason},
-    serve::authorization::Authorization,
     state::{self, readings::Readings, redact},
 };
 
@@ -82,18 +87,15 @@ async fn plan(
     post, path = "/v1/mig/apply", operation_id = "applyMig", tag = "mig", request_body = ApplyRequest,
     params(("If-Match" = Option<u64>, Header, description = "Generation that the caller expects. If it is not the present one, the answer is 412")),
     responses((status = 202, description = "The operation has begun", body = Operation), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-#[expect(clippy::too_many_arguments, reason = "one argument for each part of the request and each handle")]
 async fn apply(
     State(engine): State<Engine>,
     State(state): State<state::State>,
-    State(authorization): State<Authorization>,
     State(limiter): State<ResponseLimiter>,
-    caller: Caller,
+    Admin { caller, .. }: Admin<ChangeLayouts>,
     header: Header,
     if_match: IfMatch,
     Body(request): Body<ApplyRequest>,
 ) -> Result<Response, Failure> {
-    authorization.admin(&caller, "change MIG layouts").await?;
     let key = header.of(caller.uid(), "/v1/mig/apply", &request);
     let wait = match request.wait_s {
         Some(seconds) if seconds > LONGEST_WAIT => {

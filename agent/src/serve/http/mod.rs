@@ -4,6 +4,7 @@
 //! module has the routes of one subject. Responses that can be large go through the
 //! `response_limiter`, so that they do not delay small responses.
 
+mod admin;
 pub(crate) mod admin_socket;
 mod answer_budget;
 mod audit;

@@ -12,6 +12,7 @@ use serde::Deserialize;
 
 use super::{
     Handles,
+    admin::{Admin, ControlMps, ReadMpsLogs, SetMpsLimits},
     extract::{Body, Parameters, PathPart},
     failure::Failure,
     requests::Requests,
@@ -21,7 +22,6 @@ use super::{
 use crate::{
     modes::mps::{self, Mps, MpsAction},
     requests::{caller::Caller, idempotency::Header},
-    serve::authorization::Authorization,
 };
 
 /// Returns the routes of this module.
@@ -58,7 +58,7 @@ async fn list(
 
 /// Returns one target with its daemon.
 ///
-/// For administrators gpushd polls the daemon first. For other users the answer may be a second old.
+/// If an administrator asks, gpushd polls the daemon first. For other users, the answer may be a second old.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/mps/{target}", operation_id = "getMps", tag = "mps",
     params(("target" = String, Path, description = "Index of a GPU, MIG device such as `0:2g.20gb@2`, short name, or UUID (whole or the first characters)")),
@@ -75,12 +75,12 @@ async fn one(State(mps): State<Mps>, caller: Caller, PathPart(target): PathPart)
 async fn start(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
-    caller: Caller,
+    admin: Admin<ControlMps>,
     header: Header,
     PathPart(target): PathPart,
     Body(how): Body<MpsActionRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act((mps, requests), caller, header, target, MpsAction::Start, how).await
+    act((mps, requests), admin, header, target, MpsAction::Start, how).await
 }
 
 /// Stops a daemon until it is started again. For administrators.
@@ -93,12 +93,12 @@ async fn start(
 async fn stop(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
-    caller: Caller,
+    admin: Admin<ControlMps>,
     header: Header,
     PathPart(target): PathPart,
     Body(how): Body<MpsActionRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act((mps, requests), caller, header, target, MpsAction::Stop, how).await
+    act((mps, requests), admin, header, target, MpsAction::Stop, how).await
 }
 
 /// Restarts a daemon. For administrators.
@@ -111,12 +111,12 @@ async fn stop(
 async fn restart(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
-    caller: Caller,
+    admin: Admin<ControlMps>,
     header: Header,
     PathPart(target): PathPart,
     Body(how): Body<MpsActionRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act((mps, requests), caller, header, target, MpsAction::Restart, how).await
+    act((mps, requests), admin, header, target, MpsAction::Restart, how).await
 }
 
 /// Drains a daemon. For administrators.
@@ -129,17 +129,17 @@ async fn restart(
 async fn drain(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
-    caller: Caller,
+    admin: Admin<ControlMps>,
     header: Header,
     PathPart(target): PathPart,
     Body(how): Body<MpsActionRequest>,
 ) -> Result<Json<MpsDaemon>, Failure> {
-    act((mps, requests), caller, header, target, MpsAction::Drain, how).await
+    act((mps, requests), admin, header, target, MpsAction::Drain, how).await
 }
 
 async fn act(
     (mps, requests): (Mps, Requests),
-    caller: Caller,
+    Admin { caller, by, .. }: Admin<ControlMps>,
     header: Header,
     target: String,
     act: MpsAction,
@@ -147,7 +147,7 @@ async fn act(
 ) -> Result<Json<MpsDaemon>, Failure> {
     let path = format!("/v1/mps/{target}/{}", act.verb());
     let key = header.of(caller.uid(), &path, &how);
-    let request = requests.admit_with(&caller, "start and stop MPS daemons", key, None).await?;
+    let request = requests.admit(by, key, None)?;
     let (daemons, of, text) = (mps.clone(), caller.clone(), target.clone());
     let once =
         requests.once(request, move |request| async move { mps::act(&daemons, &of, &text, act, how, request).await });
@@ -165,13 +165,13 @@ async fn act(
 async fn set(
     State(mps): State<Mps>,
     State(requests): State<Requests>,
-    caller: Caller,
+    Admin { caller, by, .. }: Admin<SetMpsLimits>,
     header: Header,
     PathPart(target): PathPart,
     Body(change): Body<MpsSetRequest>,
 ) -> Result<Json<MpsSetResponse>, Failure> {
     let key = header.of(caller.uid(), &format!("/v1/mps/{target}/settings"), &change);
-    let request = requests.admit_with(&caller, "change MPS settings", key, None).await?;
+    let request = requests.admit(by, key, None)?;
     let (daemons, of, text) = (mps.clone(), caller.clone(), target.clone());
     let once =
         requests.once(request, move |request| async move { mps::set(&daemons, &of, &text, change, request).await });
@@ -201,13 +201,11 @@ struct Lines {
     responses((status = 200, description = "The answer", body = MpsLogs), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 async fn logs(
     State(mps): State<Mps>,
-    State(authorization): State<Authorization>,
     State(limiter): State<ResponseLimiter>,
-    caller: Caller,
+    Admin { caller, .. }: Admin<ReadMpsLogs>,
     PathPart(target): PathPart,
     Parameters(Lines { lines, all }): Parameters<Lines>,
 ) -> Result<Response, Failure> {
-    authorization.admin(&caller, "read the logs of MPS daemons").await?;
     let lines = match lines {
         Some(lines) if lines > LINES.1 => {
             let message = format!("`lines` must be at most {}, not {lines}", LINES.1);

@@ -15,6 +15,7 @@ use serde::Deserialize;
 
 use super::{
     Handles,
+    admin::{Admin, CancelOperations},
     extract::{Parameters, PathPart},
     failure::Failure,
     requests::Requests,
@@ -166,11 +167,10 @@ fn report_in_full(operation: &mut Operation, in_full: ApiError) {
 async fn cancel(
     State(operations): State<Operations>,
     State(requests): State<Requests>,
-    caller: Caller,
+    Admin { caller, by, .. }: Admin<CancelOperations>,
     header: Header,
     PathPart(id): PathPart,
 ) -> Result<(StatusCode, Json<Operation>), Failure> {
-    let by = requests.authorization.admin(&caller, "cancel operations").await?;
     let key = header.of(caller.uid(), &format!("/v1/operations/{id}/cancel"), &());
     let idempotency = requests.idempotency.clone();
     // The operation is cancelled even if the caller disconnects.

@@ -13,6 +13,7 @@ use gpush_store::Store;
 
 use super::{
     Handles,
+    admin::{Admin, EndOverrides},
     extract::PathPart,
     failure::Failure,
     if_match::{IfMatch, tagged},
@@ -23,7 +24,6 @@ use super::{
 use crate::{
     operations::overrides,
     requests::caller::Caller,
-    serve::authorization::Authorization,
     state::{self, overridden, readings::Readings},
 };
 
@@ -61,18 +61,15 @@ async fn list(
         ("If-Match" = Option<u64>, Header, description = "Generation that the caller expects. If it is not the present one, the answer is 412")
     ),
     responses((status = 200, description = "The override has ended", body = OverrideEnded), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-#[expect(clippy::too_many_arguments, reason = "one argument for each part of the request and each handle")]
 async fn end(
     State(state): State<state::State>,
     State(readings): State<Readings>,
     State(store): State<Store>,
     State(requests): State<Requests>,
-    State(authorization): State<Authorization>,
-    caller: Caller,
+    Admin { caller, by, .. }: Admin<EndOverrides>,
     if_match: IfMatch,
     PathPart(gpu): PathPart,
 ) -> Result<Response, Failure> {
-    let by = authorization.admin(&caller, "end overrides").await?;
     let gpus = readings.host().await.map(|observed| observed.gpus(caller.viewer));
     let (uuid, index, label) = find_gpu(&state, &gpus, &gpu)?;
     let (known, expected) = (state.clone(), if_match.0);

@@ -1,24 +1,20 @@
 //! Admits requests that change something, and executes them completely even if the caller disconnects.
 
-use gpush_api::{ApiError, ReasonRequest};
+use gpush_api::{Actor, ApiError};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     operations::operation::Operations,
     requests::{
-        caller::Caller,
-        idempotency::{Header, Idempotency, Key},
+        idempotency::{Idempotency, Key},
         request::{Request, reason},
     },
-    serve::authorization::Authorization,
     system::tasks::{TaskName, Tasks},
 };
 
 /// Admits and executes requests that change something. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Requests {
-    /// Decides which callers may make a change.
-    pub(crate) authorization: Authorization,
     /// Recognizes requests that were already executed.
     pub(crate) idempotency: Idempotency,
     /// Provides the error for new requests while gpushd is stopping.
@@ -32,35 +28,11 @@ pub(crate) struct Requests {
 }
 
 impl Requests {
-    /// Admits a request of an administrator to `path`. `attempt` completes the sentence "USER may not …".
+    /// Admits a request of the administrator `by`.
     ///
     /// # Errors
-    /// If the caller is not an administrator, the reason is too long, or nothing can be recorded.
-    pub(super) async fn admit(
-        &self,
-        caller: &Caller,
-        attempt: &'static str,
-        header: Header,
-        path: &str,
-        why: ReasonRequest,
-    ) -> Result<Request, ApiError> {
-        let key = header.of(caller.uid(), path, &why);
-        self.admit_with(caller, attempt, key, why.reason.as_deref()).await
-    }
-
-    /// Does the same as [`Requests::admit`], for a body that is not a [`ReasonRequest`]. The handler has already
-    /// computed the idempotency key of the request.
-    ///
-    /// # Errors
-    /// As [`Requests::admit`].
-    pub(super) async fn admit_with(
-        &self,
-        caller: &Caller,
-        attempt: &'static str,
-        key: Option<Key>,
-        why: Option<&str>,
-    ) -> Result<Request, ApiError> {
-        let by = self.authorization.admin(caller, attempt).await?;
+    /// If the reason is too long, or nothing can be recorded.
+    pub(super) fn admit(&self, by: Actor, key: Option<Key>, why: Option<&str>) -> Result<Request, ApiError> {
         self.can_record()?;
         let reason = why.map(reason).transpose()?.filter(|reason| !reason.is_empty());
         Ok(Request { by, reason, key })
