@@ -21,57 +21,46 @@ pub(crate) struct Arguments {
     /// Fail if a target is missed; do not write docs/benchmarks.md
     #[arg(long)]
     check: bool,
+    /// Measure only these figures, and keep the other sections of docs/benchmarks.md
+    #[arg(long, value_name = "FIGURE", value_delimiter = ',', value_parser = names())]
+    only: Vec<String>,
 }
 
-/// The reports in the order of the document. Each is the cargo command that creates it.
-const REPORTS: &[&[&str]] = &[
-    &["run", "--release", "--locked", "--quiet", "--package", "gpush-core", "--example", "plan_bench", "--", "--json"],
-    &[
-        "run",
-        "--release",
-        "--locked",
-        "--quiet",
-        "--package",
-        "gpush-core",
-        "--example",
-        "placement_bench",
-        "--",
-        "--json",
-    ],
-    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "apply"],
-    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "status"],
-    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "start"],
-    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "reads"],
-    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "durable"],
-    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "leases"],
-    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "scopes"],
-    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "footprint"],
-    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "mps"],
-    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "slurm"],
-    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "events"],
-    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "hung"],
-];
+/// The figures in the order of the document: those of the examples of `gpush-core`, and those of the bench of
+/// `gpush-tests`.
+const PLANS: [(&str, &str); 2] = [("plans", "plan_bench"), ("placement", "placement_bench")];
+const FIGURES: [&str; 12] =
+    ["apply", "status", "start", "reads", "durable", "leases", "scopes", "footprint", "mps", "slurm", "events", "hung"];
 
-/// The report about the packages. It needs packages for hosts.
-const PACKAGES: &[&str] =
-    &["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", "packages"];
+/// The figure of the packages. It needs packages for hosts.
+const PACKAGES: &str = "packages";
 
-/// Runs all measurements. Returns true if every target is met.
+fn names() -> Vec<&'static str> {
+    PLANS.iter().map(|(name, _)| *name).chain(FIGURES).chain([PACKAGES]).collect()
+}
+
+/// Runs the measurements. Returns true if every target is met.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     println!("building the programs as shipped");
     workspace::build_programs(Build::Release)?;
+    let is_wanted = |name: &str| arguments.only.is_empty() || arguments.only.iter().any(|only| only == name);
     let mut reports = Vec::new();
-    for command in REPORTS {
-        let report = measure(workspace::cargo(), command)?;
-        print!("\n{}", table(&report));
-        reports.push(report);
+    for name in names().into_iter().filter(|name| is_wanted(name)) {
+        let report = match PLANS.iter().find(|(plans, _)| *plans == name) {
+            Some((_, example)) => Some(measure(workspace::cargo(), &plans(example))?),
+            None if name == PACKAGES => packages()?,
+            None => Some(measure(workspace::cargo(), &figure(name))?),
+        };
+        reports.extend(report.inspect(|report| print!("\n{}", table(report))));
     }
-    reports.extend(packages()?.inspect(|report| print!("\n{}", table(report))));
     let missed: Vec<String> = reports.iter().flat_map(targets).filter(|target| !target.met).map(|t| t.what).collect();
     if !arguments.check {
         let path = workspace::root().join("docs/benchmarks.md");
         let before = fs::read_to_string(&path).unwrap_or_default();
-        let text = document(&reports) + kept(&before);
+        let text = match arguments.only.is_empty() {
+            true => document(&reports) + kept(&before),
+            false => replaced(&before, &reports),
+        };
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         println!("\nwritten to docs/benchmarks.md");
     }
@@ -81,6 +70,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         println!("targets missed: {}", missed.join("; "));
     }
     Ok(missed.is_empty() || !arguments.check)
+}
+
+/// Returns the arguments of cargo that run an example of `gpush-core`.
+fn plans(example: &str) -> Vec<&str> {
+    let run = ["run", "--release", "--locked", "--quiet", "--package", "gpush-core", "--example", example];
+    run.into_iter().chain(["--", "--json"]).collect()
+}
+
+/// Returns the arguments of cargo that measure a figure.
+fn figure(name: &str) -> Vec<&str> {
+    vec!["bench", "--locked", "--quiet", "--package", "gpush-tests", "--bench", "figures", "--", name]
 }
 
 /// Builds the packages for hosts, and measures them. Returns `None` without cargo-zigbuild, which these packages need.
@@ -95,7 +95,7 @@ fn packages() -> Result<Option<Value>> {
     }
     let mut command = workspace::cargo();
     command.env("GPUSH_TEST_PACKAGES", workspace::target().join("package"));
-    measure(command, PACKAGES).map(Some)
+    measure(command, &figure(PACKAGES)).map(Some)
 }
 
 fn measure(mut cargo: Command, command: &[&str]) -> Result<Value> {
@@ -154,6 +154,14 @@ struct Target {
     met: bool,
 }
 
+impl Target {
+    /// Returns the row of the target in the document.
+    fn row(&self) -> String {
+        let Self { what, wanted, measured, met } = self;
+        format!("| {what} | {wanted} | {measured} | {} |", if *met { "met" } else { "**missed**" })
+    }
+}
+
 fn targets(report: &Value) -> Vec<Target> {
     let list = report["targets"].as_array().map(Vec::as_slice).unwrap_or_default();
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -183,13 +191,30 @@ fn document(reports: &[Value]) -> String {
          ## Targets\n\n| target | goal | measured | |\n|---|---|---|---|\n",
         machine()
     );
-    for Target { what, wanted, measured, met } in reports.iter().flat_map(targets) {
-        let _ = writeln!(text, "| {what} | {wanted} | {measured} | {} |", if met { "met" } else { "**missed**" });
+    for target in reports.iter().flat_map(targets) {
+        let _ = writeln!(text, "{}", target.row());
     }
     for report in reports {
         let _ = write!(text, "\n{}", table(report));
     }
     text
+}
+
+/// Returns the document `before` with the sections and the targets of these reports.
+fn replaced(before: &str, reports: &[Value]) -> String {
+    let targets: Vec<Target> = reports.iter().flat_map(targets).collect();
+    let sections = before.split("\n## ").map(|section| {
+        let title = section.lines().next().unwrap_or_default();
+        if let Some(report) = reports.iter().find(|report| report["title"] == title) {
+            return table(report).trim_start_matches("## ").to_owned();
+        }
+        let row = |line: &str| {
+            let target = targets.iter().find(|target| line.starts_with(&format!("| {} | ", target.what)));
+            target.map_or_else(|| line.to_owned(), Target::row) + "\n"
+        };
+        if title == "Targets" { section.lines().map(row).collect() } else { section.to_owned() }
+    });
+    sections.collect::<Vec<_>>().join("\n## ")
 }
 
 /// Returns a report as a section with a table.
@@ -250,5 +275,16 @@ mod tests {
         });
         assert_eq!(table(&report), "## T\n\nHow.\n- **a:** one\n- **b:** two\n\n| a | b |\n|---|---|\n| 1 | 2 |\n");
         assert!(document(&[report]).contains("| speed | under 5 | 7 | **missed** |"));
+    }
+
+    #[test]
+    fn only_the_measured_sections_and_targets_change() {
+        let report = |title: &str, measured: &str| {
+            let target = json!({"what": title, "wanted": "5", "measured": measured, "met": true});
+            json!({"title": title, "columns": ["a"], "rows": [[measured]], "targets": [target]})
+        };
+        let before = document(&[report("one", "1"), report("two", "2")]) + "\n## On a real GPU: MPS\n\ny\n";
+        let after = document(&[report("one", "1"), report("two", "3")]) + "\n## On a real GPU: MPS\n\ny\n";
+        assert_eq!(replaced(&before, &[report("two", "3")]), after);
     }
 }
