@@ -270,6 +270,29 @@ pub enum StoreError {
     Refused(Box<ApiError>),
 }
 
+impl StoreError {
+    /// Returns whether the same change may be recorded later, without an action of an administrator on the database.
+    #[must_use]
+    pub fn is_temporary(&self) -> bool {
+        match self {
+            Self::Full { .. } | Self::Busy { .. } | Self::Closed => true,
+            Self::Refused(own) => own.retryable,
+            Self::ReadOnly { .. }
+            | Self::Gone { .. }
+            | Self::Uncertain { .. }
+            | Self::Broken { .. }
+            | Self::Corrupt { .. }
+            | Self::Transition { .. }
+            | Self::NoSuchOperation(_)
+            | Self::LeaseTransition { .. }
+            | Self::NoSuchLease(_)
+            | Self::TooLarge { .. }
+            | Self::Unreadable { .. }
+            | Self::Internal(_) => false,
+        }
+    }
+}
+
 impl From<ApiError> for StoreError {
     fn from(error: ApiError) -> Self {
         Self::Refused(Box::new(error))
@@ -278,18 +301,18 @@ impl From<ApiError> for StoreError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
-        let (code, retryable) = match &error {
+        let code = match &error {
             StoreError::Refused(own) => return (**own).clone(),
-            StoreError::NoSuchOperation(_) | StoreError::NoSuchLease(_) => (Code::NotFound, false),
-            StoreError::Transition { .. } | StoreError::LeaseTransition { .. } => (Code::Conflict, false),
-            StoreError::TooLarge { .. } | StoreError::Unreadable { .. } => (Code::BadRequest, false),
-            StoreError::Full { .. } | StoreError::Busy { .. } | StoreError::Closed => (Code::Unavailable, true),
-            StoreError::ReadOnly { .. } | StoreError::Gone { .. } | StoreError::Broken { .. } => {
-                (Code::Unavailable, false)
-            }
-            StoreError::Uncertain { .. } | StoreError::Corrupt { .. } | StoreError::Internal(_) => {
-                (Code::Internal, false)
-            }
+            StoreError::NoSuchOperation(_) | StoreError::NoSuchLease(_) => Code::NotFound,
+            StoreError::Transition { .. } | StoreError::LeaseTransition { .. } => Code::Conflict,
+            StoreError::TooLarge { .. } | StoreError::Unreadable { .. } => Code::BadRequest,
+            StoreError::Full { .. }
+            | StoreError::Busy { .. }
+            | StoreError::Closed
+            | StoreError::ReadOnly { .. }
+            | StoreError::Gone { .. }
+            | StoreError::Broken { .. } => Code::Unavailable,
+            StoreError::Uncertain { .. } | StoreError::Corrupt { .. } | StoreError::Internal(_) => Code::Internal,
         };
         // Some messages end with a semicolon and the hint.
         let text = error.to_string();
@@ -297,7 +320,7 @@ impl From<StoreError> for ApiError {
             Some((message, hint)) => ApiError::new(code, message).hint(hint),
             None => ApiError::new(code, text),
         };
-        api.retryable = retryable;
+        api.retryable = error.is_temporary();
         api
     }
 }

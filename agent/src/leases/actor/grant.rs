@@ -33,7 +33,7 @@ use crate::{
     modes::mps,
     operations::{
         apply::Creation,
-        operation::BeginWrites,
+        operation::{BeginWrites, CancelError},
         scheduler::{DevicesToCreate, Reserved, gpus_of},
     },
     requests::{caller::Viewer, idempotency::Key},
@@ -194,9 +194,11 @@ impl Actor {
         let by = by.unwrap_or_else(|| record.asked_by.clone());
         match self.leases.handles.engine.operations.cancel(&operation.to_string(), by, None).await {
             Ok(_) => {}
-            // The operation has already ended, so the lease is active or has ended.
-            Err(error) if error.code == Code::Conflict => {}
-            Err(error) => self.failure = Some(ChangeError::OperationRuns(error)),
+            // The lease is active or has ended.
+            Err(CancelError::AlreadyEnded { .. }) => {}
+            Err(error @ (CancelError::Unknown(_) | CancelError::Unrecorded(_))) => {
+                self.failure = Some(ChangeError::OperationRuns(error.into()));
+            }
         }
     }
 

@@ -31,6 +31,7 @@ use gpush_core::{
     duration,
     schedule::{Ahead, ClaimedTargets, Need, Needs},
 };
+use gpush_store::StoreError;
 use jiff::Timestamp;
 use tokio::{
     sync::watch,
@@ -307,21 +308,20 @@ impl QueuedOperation {
                     return executor.run(ongoing, &parts).await;
                 }
                 Err(_) if ongoing.cancelled().is_cancelled() => ongoing.why_cancelled(),
-                // A conflict means that a cancellation of this operation is already recorded. Wait until the cancellation
-                // arrives.
-                Err(error) if error.code == Code::Conflict => {
+                // A cancellation of this operation is already recorded. Wait until the cancellation arrives.
+                Err(error @ StoreError::Transition { .. }) => {
                     match timeout(READ, ongoing.cancelled().cancelled()).await {
                         Ok(()) => ongoing.why_cancelled(),
-                        Err(_) => error,
+                        Err(_) => error.into(),
                     }
                 }
                 // If the error is temporary, such as a full disk, keep the operation in the queue: it may have waited for
                 // hours.
-                Err(error) if error.retryable => {
+                Err(error) if error.is_temporary() => {
                     tracing::warn!(operation = ongoing.id(), "operation {} cannot begin yet: {error}", ongoing.id());
                     return Self { again: Instant::now() + READ, last: None, ..self }.serve(&engine);
                 }
-                Err(error) => error,
+                Err(error) => error.into(),
             };
             drop(self);
             let error = error.outcome("nothing was changed");

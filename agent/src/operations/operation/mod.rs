@@ -6,12 +6,14 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `cancel` | the cancellation of an operation |
 //! | `ending` | the record of an end, and ends that could not be recorded at once |
 //! | `naming` | names of GPUs in the error of an operation |
 //! | `operation_handle` | one unfinished operation, for the task that executes it |
 //! | `unfinished` | the operations that wait or run now |
 //! | `wire` | a record of the journal in the form of the API |
 
+mod cancel;
 mod ending;
 mod naming;
 mod operation_handle;
@@ -24,23 +26,22 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Actor, ApiError, Change, Code, EventPayload, GpuPlan, Operation, OperationState, OperationSummary};
+use gpush_api::{Actor, ApiError, Code, GpuPlan, Operation, OperationState, OperationSummary};
 use gpush_core::quote::Quoted;
 use gpush_locked::Locked;
 use gpush_store::{
-    Intent, IntentSummary, NewAudit, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx,
-    UnfinishedOperation,
+    Intent, IntentSummary, NewOperation, OperationId, OperationRecord, Store, StoreError, Tx, UnfinishedOperation,
 };
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::{ending::EndEffects, naming::once as named_once, operation_handle::OperationHandle, wire::id};
+pub(crate) use self::{
+    cancel::CancelError, ending::EndEffects, naming::once as named_once, operation_handle::OperationHandle, wire::id,
+};
 use crate::{
-    requests::idempotency::Key,
     state::{
         Events, Holder,
         lanes::{Claim, Lanes},
-        words,
     },
     system::tasks::Tasks,
 };
@@ -347,62 +348,6 @@ impl Operations {
         Ok(watch.borrow().clone())
     }
 
-    /// Records a cancellation and the response for its idempotency key. The task of the operation then ends the
-    /// operation.
-    ///
-    /// # Errors
-    /// If the operation does not exist or has ended, or the cancellation cannot be recorded.
-    pub(crate) async fn cancel(&self, id: &str, by: Actor, key: Option<Key>) -> Result<Operation, ApiError> {
-        let live = wire::id(id).and_then(|number| self.active().get(&number).cloned().map(|live| (number, live)));
-        let Some((number, live)) = live.filter(|(_, live)| !live.watch.borrow().state.is_final()) else {
-            let ended = self.get(id).await?;
-            let state = ended.state.name().replace('_', " ");
-            let message = format!("cannot cancel operation {id}: it has already ended with the state `{state}`");
-            return Err(ApiError::new(Code::Conflict, message)
-                .hint(format!("see its result with `gpushctl operation show {id}`")));
-        };
-        let audit = NewAudit {
-            by: Some(by.clone()),
-            action: "operation.cancel".to_owned(),
-            object: id.to_owned(),
-            result: "accepted".to_owned(),
-            detail: serde_json::Value::Null,
-        };
-        let change = Change {
-            action: audit.action.clone(),
-            object: audit.object.clone(),
-            by: Some(by.clone()),
-            reason: None,
-            gpu_uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
-        };
-        let author = by.clone();
-        // Record the cancellation before the answer, so that even after a crash the next gpushd rolls the operation
-        // back.
-        let recorded = self.store().write_ending(move |tx| {
-            if let Some(key) = &key {
-                key.record_operation(tx, number)?;
-            }
-            tx.audit(audit.clone())?;
-            // If the operation has not begun, `tx.cancel` also records its end, with this error.
-            tx.cancel(number, cancelled(number, Some(&author)).outcome("nothing was changed"))
-        });
-        let stage = recorded.await?.stage;
-        self.0.events.publish(EventPayload::Change(change));
-        // If several callers cancel the operation, keep the first caller.
-        let _ = live.cancelled_by.set(by);
-        live.watch.send_if_modified(|operation| {
-            let goes_back = stage == OperationState::Cancelling && !operation.state.is_final();
-            if goes_back && operation.state != stage {
-                operation.state = stage;
-                operation.revision += 1;
-                self.0.events.publish(wire::event(operation, None));
-            }
-            goes_back
-        });
-        live.cancelled.cancel();
-        Ok(live.watch.borrow().clone())
-    }
-
     /// Ends an operation whose task has panicked. The panic has already released the operation's GPUs.
     pub(crate) async fn abandon(&self, id: OperationId, error: ApiError) {
         let Some(live) = self.active().get(&id).cloned() else { return };
@@ -448,12 +393,6 @@ pub(crate) fn gpus<'a>(plans: impl IntoIterator<Item = &'a GpuPlan> + Clone) -> 
         }
     }
     gpus
-}
-
-/// Returns the error of an operation that was cancelled.
-fn cancelled(id: OperationId, by: Option<&Actor>) -> ApiError {
-    let by = by.map_or_else(String::new, |by| format!(" by {}", words::actor(by)));
-    ApiError::new(Code::Cancelled, format!("operation {id} was cancelled{by}"))
 }
 
 fn unknown(id: &str) -> ApiError {

@@ -8,12 +8,13 @@ use std::sync::{Arc, OnceLock};
 
 use gpush_api::{Actor, ApiError, GpuPlan, Operation, OperationState, StepState};
 use gpush_locked::Locked;
-use gpush_store::{Intent, OperationId, may_become};
+use gpush_store::{Intent, OperationId, StoreError, may_become};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::{
     Operations,
+    cancel::cancelled,
     ending::{ApplyEffects, EndWrites, Ending},
     naming, wire,
 };
@@ -67,7 +68,7 @@ impl OperationHandle {
     /// Returns the error of a cancelled operation. The error names the user who cancelled the operation, if this gpushd
     /// knows that user.
     pub(crate) fn why_cancelled(&self) -> ApiError {
-        super::cancelled(self.id, self.cancelled_by.get())
+        cancelled(self.id, self.cancelled_by.get())
     }
 
     /// Changes the operation and notifies its watchers. If `change` returns `Some`, also publishes an event.
@@ -173,7 +174,7 @@ impl OperationHandle {
     ///
     /// # Errors
     /// If the start cannot be recorded. After an error, the operation has not started.
-    pub(crate) async fn start(&self, claim: Claim, intent: Intent, plans: Vec<GpuPlan>) -> Result<(), ApiError> {
+    pub(crate) async fn start(&self, claim: Claim, intent: Intent, plans: Vec<GpuPlan>) -> Result<(), StoreError> {
         claim.begin(&self.id.to_string());
         self.operations.record_ends().await?;
         let id = self.id;
