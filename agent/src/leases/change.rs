@@ -41,7 +41,7 @@ async fn find(
     what: &str,
 ) -> Result<Arc<OpenLease>, Result<Lease, ApiError>> {
     let id = show::id(text).map_err(Err)?;
-    if let Some(lease) = leases.handles.state.leases().open.get(&id).cloned() {
+    if let Some(lease) = leases.handles.context.state.leases().open.get(&id).cloned() {
         return match may_change(leases, caller, lease.record.holder.uid).await.map_err(Err)? {
             true => match show::job_denied(&lease.record, caller, what) {
                 Some(denied) => Err(Err(denied)),
@@ -50,7 +50,7 @@ async fn find(
             false => Err(Err(show::denied(&lease, caller, what))),
         };
     }
-    let record = match leases.handles.store.read(move |view| view.lease(id)).await {
+    let record = match leases.handles.context.store.read(move |view| view.lease(id)).await {
         Ok(Some(record)) => record,
         Ok(None) => return Err(Err(show::unknown(id))),
         Err(error) => return Err(Err(error.into())),
@@ -72,7 +72,7 @@ async fn change(
     key: Option<Key>,
     change: RequestedChange,
 ) -> Result<(Arc<OpenLease>, Result<(), ChangeError>), Result<Lease, ApiError>> {
-    let by = caller.actor(leases.handles.users.user(caller.uid()).await);
+    let by = caller.actor(leases.handles.context.users.user(caller.uid()).await);
     let mut tasks = leases.actors.watch();
     loop {
         // Mark changes as seen before the checks, so that a change during the checks ends the wait below.
@@ -84,7 +84,7 @@ async fn change(
         if sent && let Ok(changed) = changed.await {
             return Ok((lease, changed));
         }
-        if leases.handles.stopping.is_cancelled() {
+        if leases.handles.context.stopping.is_cancelled() {
             return Err(Err(ApiError::stopping("gpushd is stopping")));
         }
         // The task of the lease has just ended, or begins.
@@ -144,7 +144,7 @@ async fn lease_after_change(leases: &Leases, caller: &Caller, lease: &OpenLease)
     /// Maximum time that gpushd waits for the end of the lease before it answers.
     const SOON: Duration = Duration::from_millis(200);
     let id = lease.id();
-    let mut snapshots = leases.handles.state.watch();
+    let mut snapshots = leases.handles.context.state.watch();
     let ended = snapshots.wait_for(|host| !host.leases.open.contains_key(&id));
     let _may_be_releasing = tokio::time::timeout(SOON, ended).await.is_ok();
     show::one(leases, caller.viewer, &id.to_string()).await

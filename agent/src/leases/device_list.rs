@@ -25,7 +25,8 @@ pub(crate) async fn devices(
 ) -> Vec<MigDevice> {
     let viewer = caller.viewer;
     let known = quotas::quota(leases, caller, caller.uid(), seen.host.gpus.len()).await.ok();
-    let open: Vec<Lease> = leases.handles.state.leases().open.values().map(|lease| lease.to_api(viewer)).collect();
+    let open: Vec<Lease> =
+        leases.handles.context.state.leases().open.values().map(|lease| lease.to_api(viewer)).collect();
     let gpus = seen.gpus(viewer);
     let mut listed = gpush_core::devices::list(&gpus, daemons, &open);
     let scheduler = &leases.handles.scheduler;
@@ -37,7 +38,7 @@ pub(crate) async fn devices(
     let snapshot = scheduler.snapshot(&seen.host, &seen.gpus(Viewer::Log));
     let takers = takers(scheduler, &snapshot);
     let slurm = if viewer == Viewer::Hook { BTreeSet::new() } else { slurm_gpus(&seen.host) };
-    let held = HeldLeases::of(leases.handles.users.accounts(), &leases.handles.state.leases());
+    let held = HeldLeases::of(leases.handles.context.users.accounts(), &leases.handles.context.state.leases());
     let known = known.map(|(account, effective)| (effective, held.by(account)));
     let quota = known.as_ref().map(|(effective, held)| CallerQuota { effective, held, gpus: &gpus });
     let offers = Offers { host: &snapshot.host, takers: &takers, slurm: &slurm, quota };

@@ -122,33 +122,33 @@ pub(super) async fn request_with(
         if let Some(waiter) = actor::rejoin(leases, caller, id, job, &mut lock).await? {
             return Ok(Outcome::Queued(waiter));
         }
-        match leases.handles.store.read(move |view| view.lease(id)).await? {
+        match leases.handles.context.store.read(move |view| view.lease(id)).await? {
             Some(record) if record.state == LeaseState::Queued => return Err(actor::ending_error(id)),
             Some(record) if actor::may_be_repeated(&record) => {}
             Some(_) | None => return lease_of_key(leases, caller, id).await,
         }
     }
-    if let Some(maintenance) = leases.handles.state.maintenance() {
+    if let Some(maintenance) = leases.handles.context.state.maintenance() {
         return Err(words::refusal(&maintenance));
     }
     let until = Instant::now() + OPERATION;
     let wait = request.wait;
-    let mut room = leases.handles.lanes.room();
+    let mut room = leases.handles.context.lanes.room();
     loop {
         // Mark changes as seen before the placement, so that a change during the placement ends the wait below.
         room.mark_unchanged();
-        let seen = match leases.handles.readings.host().await {
+        let seen = match leases.handles.context.readings.host().await {
             Ok(seen) => seen,
             // If the driver is still starting, return an error that says that the client may try again.
-            Err(error) => return Err(mps::gpus_known(&leases.handles.state.now()).err().unwrap_or(error)),
+            Err(error) => return Err(mps::gpus_known(&leases.handles.context.state.now()).err().unwrap_or(error)),
         };
         scheduler::resolve_all(&leases.handles.scheduler, &seen).await;
         let gpus = seen.gpus(Viewer::Log);
         let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, job).await?;
         check_quotas(&leases.handles.scheduler, &resolved.demand, wait)?;
         // `resolve` may have taken seconds to look up users and groups. So place the request with a new snapshot.
-        let changes = leases.handles.lanes.changes();
-        let now = leases.handles.readings.host().await?;
+        let changes = leases.handles.context.lanes.changes();
+        let now = leases.handles.context.readings.host().await?;
         let gpus = if now.is_same(&seen) { gpus } else { now.gpus(Viewer::Log) };
         let (searching, read) = (leases.handles.scheduler.clone(), ReadHost { host: now.host, gpus, changes });
         let search = move || {

@@ -44,7 +44,7 @@ pub(crate) async fn request_for_job(
 /// of other components of a heterogeneous job are not included: each component has its own hooks,
 /// which end its lease.
 pub(crate) fn of_job(leases: &Leases, key: &JobKey) -> Vec<(Arc<OpenLease>, u32)> {
-    let table = leases.handles.state.leases();
+    let table = leases.handles.context.state.leases();
     let restart = |lease: &OpenLease| match &lease.record.binding {
         LeaseBinding::Job { cluster, job, node, restart, .. }
             if *cluster == key.cluster && *node == key.node && *job == key.job =>
@@ -81,12 +81,12 @@ pub(crate) async fn end_job(
 impl Leases {
     /// Returns the effective config.
     pub(crate) fn config(&self) -> Arc<Config> {
-        self.handles.state.config()
+        self.handles.context.state.config()
     }
 
     /// Waits until all of these leases have ended.
     pub(crate) async fn all_ended(&self, ids: &[LeaseId]) {
-        let mut snapshots = self.handles.state.watch();
+        let mut snapshots = self.handles.context.state.watch();
         // Cannot fail: the state keeps the sender alive.
         let _ended = snapshots.wait_for(|host| ids.iter().all(|id| !host.leases.open.contains_key(id))).await.is_ok();
     }
@@ -94,7 +94,7 @@ impl Leases {
     /// Returns what still uses the GPUs of a lease, such as processes; `None` if the lease has
     /// ended.
     pub(crate) fn what_is_left(&self, id: LeaseId) -> Option<SlurmLeftover> {
-        let host = self.handles.state.now();
+        let host = self.handles.context.state.now();
         let lease = host.leases.open.get(&id)?;
         let gpus = lease.record.members.iter().filter_map(|member| Some(host.gpu(&member.gpu)?.gpu.index));
         Some(SlurmLeftover {
@@ -113,7 +113,7 @@ impl Leases {
         self,
         work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.handles.tasks.once_before_exit(TaskName::Request, work).await.unwrap_or_else(|error| {
+        self.handles.context.tasks.once_before_exit(TaskName::Request, work).await.unwrap_or_else(|error| {
             Err(ApiError::new(Code::Internal, "the request failed because of an internal error of gpushd")
                 .cause(error.to_string())
                 .hint("see the log of gpushd: `journalctl -u gpushd`"))
@@ -122,13 +122,13 @@ impl Leases {
 
     /// Returns whether one of these GPUs, or one of their MIG devices, is shared through MPS.
     pub(crate) fn has_mps_target(&self, gpus: &[String]) -> bool {
-        mps::has_target(&self.handles.state.now(), gpus)
+        mps::has_target(&self.handles.context.state.now(), gpus)
     }
 
     /// Returns whether one of these GPUs has an MPS daemon that does not serve clients.
     pub(crate) fn lacks_an_mps_daemon(&self, gpus: &[String]) -> bool {
         let gpus: Vec<&str> = gpus.iter().map(String::as_str).collect();
-        let host = self.handles.state.now();
+        let host = self.handles.context.state.now();
         !mps::outlook(&host, Viewer::Agent).not_serving(&gpus).is_empty()
     }
 }

@@ -9,7 +9,7 @@ use crate::state::HostState;
 
 /// Ends the leases of GPUs and MIG devices that are gone, until gpushd stops.
 pub(super) async fn end_lost(leases: Leases) {
-    let mut snapshots = leases.handles.state.watch();
+    let mut snapshots = leases.handles.context.state.watch();
     let mut is_logged = false;
     loop {
         let host = Arc::clone(&snapshots.borrow_and_update());
@@ -36,7 +36,7 @@ pub(super) async fn end_lost(leases: Leases) {
             Err(_) => {}
         }
         tokio::select! {
-            () = leases.handles.stopping.cancelled() => return,
+            () = leases.handles.context.stopping.cancelled() => return,
             changed = snapshots.changed() => if changed.is_err() { return },
         }
     }
@@ -61,8 +61,8 @@ async fn forget_gone(leases: &Leases, host: &HostState) -> Result<(), gpush_stor
             continue;
         }
         let (uuid, recorded) = (gpu.clone(), left.clone());
-        leases.handles.store.write_ending(move |tx| tx.set_created_instances(&uuid, recorded.clone())).await?;
-        leases.handles.state.change_leases(|table| drop(table.created.insert(gpu.clone(), left)));
+        leases.handles.context.store.write_ending(move |tx| tx.set_created_instances(&uuid, recorded.clone())).await?;
+        leases.handles.context.state.change_leases(|table| drop(table.created.insert(gpu.clone(), left)));
     }
     Ok(())
 }

@@ -66,21 +66,16 @@ use std::{
     sync::{Arc, Weak},
 };
 
-use gpush_host::{identity::Users, process_facts::LeaseNames};
+use gpush_host::process_facts::LeaseNames;
 use gpush_locked::Locked;
-use gpush_store::Store;
 use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     modes::mps::Mps,
     operations::{apply::Engine, scheduler::Scheduler},
     requests::idempotency::Idempotency,
-    state::{State, lanes::Lanes, readings::Readings},
-    system::{
-        coalesced::Coalesced,
-        tasks::{TaskName, Tasks},
-    },
+    state::context::HostContext,
+    system::{coalesced::Coalesced, tasks::TaskName},
 };
 
 pub(crate) use self::{
@@ -98,27 +93,19 @@ pub(crate) use self::{
 /// The parts of gpushd that leases use.
 #[derive(Debug)]
 pub(crate) struct Handles {
-    /// State of the host, including the open leases.
-    pub(crate) state: State,
-    pub(crate) readings: Readings,
-    /// The GPUs that operations have claimed.
-    pub(crate) lanes: Lanes,
+    /// The handles of the host.
+    pub(crate) context: Arc<HostContext>,
     /// Places requests, and queues those that wait.
     pub(crate) scheduler: Scheduler,
     /// Executes the operations that create MIG devices.
     pub(crate) engine: Engine,
     /// Admits holders to MPS targets, and lists the clients of MPS daemons.
     pub(crate) mps: Mps,
-    /// Stores the records of leases.
-    pub(crate) store: Store,
     pub(crate) scopes: Scopes,
-    pub(crate) users: Users,
     /// The leases that processes name in their environments.
     pub(crate) lease_names: Arc<LeaseNames>,
     /// Idempotency keys and their answers.
     pub(crate) idempotency: Idempotency,
-    pub(crate) tasks: Tasks,
-    pub(crate) stopping: CancellationToken,
 }
 
 /// The leases of this host. A handle; clones are cheap and share the state.
@@ -144,7 +131,7 @@ impl Deref for Leases {
 }
 
 impl Leases {
-    /// Creates the handle. `handles.state` must already have the open leases.
+    /// Creates the handle. `handles.context.state` must already have the open leases.
     pub(crate) fn new(handles: Handles) -> Self {
         Self(Arc::new(Inner { handles, bound: Locked::default(), actors: actor::Inboxes::default() }))
     }
@@ -164,5 +151,5 @@ impl Leases {
 /// Starts the task that ends leases whose device is gone. It runs until gpushd stops.
 pub(crate) fn spawn(leases: &Leases) -> JoinHandle<()> {
     let lost = leases.clone();
-    leases.handles.tasks.spawn(TaskName::LostLeases, move || lost::end_lost(lost.clone()))
+    leases.handles.context.tasks.spawn(TaskName::LostLeases, move || lost::end_lost(lost.clone()))
 }

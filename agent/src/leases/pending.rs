@@ -21,7 +21,7 @@ pub(crate) struct PendingGrant {
 
 impl PendingGrant {
     pub(super) fn new(leases: &Leases, inbox: &Inbox, answer: oneshot::Receiver<Result<LeaseGrant, ApiError>>) -> Self {
-        Self { inbox: inbox.clone(), answer: Some(answer), stopping: leases.handles.stopping.clone() }
+        Self { inbox: inbox.clone(), answer: Some(answer), stopping: leases.handles.context.stopping.clone() }
     }
 
     /// Waits for the grant.

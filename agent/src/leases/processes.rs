@@ -164,7 +164,7 @@ pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease, is_m
         let (reader, lease) = (leases.clone(), lease.clone());
         let (member, mut before) = (member.clone(), left);
         let counted = subtask::blocking(move || {
-            let (table, names) = (reader.handles.state.leases(), &reader.handles.lease_names);
+            let (table, names) = (reader.handles.context.state.leases(), &reader.handles.lease_names);
             let gpu_use = GpuUse::Target(&member.target);
             let count = |pids: Option<Vec<u32>>, left: &mut RemainingProcesses| {
                 let mut count = 0;
@@ -220,12 +220,12 @@ async fn lists(leases: &Leases, lease: &OpenLease) -> Vec<MemberLists> {
 /// MPS servers: a server runs as the user of its clients, but it ends with these clients, so the lease need not wait
 /// for the server.
 async fn driver_processes(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
-    let host = leases.handles.state.now();
+    let host = leases.handles.context.state.now();
     if host.gpu(&member.gpu).is_some_and(|gpu| gpu.gpu.state == GpuState::Lost) {
         // No process computes on a lost GPU.
         return Some(Vec::new());
     }
-    let reading = leases.handles.readings.read_now_within(&member.gpu, DRIVER).await?.ok()?;
+    let reading = leases.handles.context.readings.read_now_within(&member.gpu, DRIVER).await?.ok()?;
     if !reading.processes_known {
         return None;
     }

@@ -19,7 +19,7 @@ pub(super) async fn quota(
     holder: u32,
     gpus: usize,
 ) -> Result<(Account, Effective), ApiError> {
-    let users = &leases.handles.users;
+    let users = &leases.handles.context.users;
     let account = match holder {
         0 if caller.viewer.is_admin() || caller.holds(0) => Account::User(0),
         // Root of a container has the uid of the host's root, but not its rights.
@@ -31,8 +31,8 @@ pub(super) async fn quota(
         let root = quota::effective(&[], quota::User::Root, |_| NamedId::Absent, gpus);
         return Ok((account, root.map_err(|unknown| ApiError::from(&unknown))?));
     }
-    let config = leases.handles.state.config();
-    let known: Vec<Gpu> = leases.handles.state.now().gpus.iter().map(|gpu| gpu.gpu.clone()).collect();
+    let config = leases.handles.context.state.config();
+    let known: Vec<Gpu> = leases.handles.context.state.now().gpus.iter().map(|gpu| gpu.gpu.clone()).collect();
     let quotas = config.quotas(&known);
     let mut ids = Vec::new();
     for quota in &quotas {
@@ -74,7 +74,7 @@ pub(super) async fn quota(
 /// # Errors
 /// As [`quota()`].
 pub(crate) async fn quota_subject(leases: &Leases, caller: &Caller) -> Result<Option<Subject>, ApiError> {
-    let gpus = leases.handles.state.now().gpus.len();
+    let gpus = leases.handles.context.state.now().gpus.len();
     quota(leases, caller, caller.uid(), gpus).await.map(|(_, quota)| quota.subject)
 }
 
@@ -92,10 +92,10 @@ pub(super) fn unknown_account(uid: u32, unanswered: Unanswered) -> ApiError {
 /// # Errors
 /// If the name service does not answer about a holder.
 pub(super) async fn know_holders(leases: &Leases) -> Result<(), ApiError> {
-    let table = leases.handles.state.leases();
+    let table = leases.handles.context.state.leases();
     let open = table.open.values().map(|lease| lease.record.holder.uid);
     let holders: BTreeSet<u32> = open.chain(table.reserved.values().map(|one| one.holder)).collect();
-    let accounts = leases.handles.users.accounts();
+    let accounts = leases.handles.context.users.accounts();
     for uid in holders.into_iter().filter(|uid| accounts.last(*uid).is_err()) {
         accounts.of(uid).await.map_err(|unanswered| unknown_account(uid, unanswered))?;
     }

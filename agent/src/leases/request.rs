@@ -57,7 +57,7 @@ pub(super) async fn resolve(
     if job.is_some() {
         selected = Some(without_dynamic(host, selected)?);
     }
-    let now = leases.handles.state.now();
+    let now = leases.handles.context.state.now();
     let offered = || scheduler::offered_host(host, gpus, &now, &LeaseTable::default());
     let of_target = |text: &str| share_of_target(&now, gpus, text);
     let share = share(&request, selected.as_ref(), &withheld, job.is_some(), offered, of_target)?;
@@ -77,7 +77,7 @@ pub(super) async fn resolve(
         }
     };
     let binding = bound.binding.clone();
-    let (uid, user) = (caller.uid(), &leases.handles.users);
+    let (uid, user) = (caller.uid(), &leases.handles.context.users);
     let asked_by = caller.actor(user.user(uid).await);
     let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
     let (account, mut quota) = quotas::quota(leases, caller, holder, gpus.len()).await?;
@@ -254,7 +254,7 @@ pub(super) async fn check_duration(
     duration_s: u64,
 ) -> Result<(), ApiError> {
     let holder = &lease.record.holder;
-    let gpus = leases.handles.state.now().gpus.len();
+    let gpus = leases.handles.context.state.now().gpus.len();
     let (_, quota) = quotas::quota(leases, caller, holder.uid, gpus).await?;
     // Check the whole duration of the existing lease, from the grant to the new end.
     let since = lease.record.granted_at.map_or(0, |at| Timestamp::now().duration_since(at).as_secs());

@@ -124,7 +124,7 @@ fn unknown_scopes(leases: &Leases) -> io::Result<Vec<String>> {
     if leases.handles.scopes.0.is_err() {
         return Ok(Vec::new());
     }
-    unknown_among(all_scopes, || leases.handles.state.leases())
+    unknown_among(all_scopes, || leases.handles.context.state.leases())
 }
 
 /// Returns the scopes that `list` returns and that no lease in the table has. Calls `list` before `table`. A lease is

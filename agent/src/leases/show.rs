@@ -36,7 +36,7 @@ pub(super) fn id(text: &str) -> Result<LeaseId, ApiError> {
 async fn may_read(leases: &Leases, viewer: Viewer, holder: u32) -> bool {
     match viewer {
         Viewer::User(own) if !viewer.may_see(Some(holder)) => {
-            leases.handles.users.accounts().owns(own, holder).await == Ok(true)
+            leases.handles.context.users.accounts().owns(own, holder).await == Ok(true)
         }
         Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook | Viewer::User(_) => viewer.may_see(Some(holder)),
     }
@@ -47,7 +47,7 @@ async fn may_read(leases: &Leases, viewer: Viewer, holder: u32) -> bool {
 /// # Errors
 /// If the name service does not answer.
 pub(super) async fn owns(leases: &Leases, owner: u32, holder: u32) -> Result<bool, ApiError> {
-    let owns = leases.handles.users.accounts().owns(owner, holder).await;
+    let owns = leases.handles.context.users.accounts().owns(owner, holder).await;
     owns.map_err(|unanswered| unknown_account(holder, unanswered))
 }
 
@@ -55,7 +55,9 @@ pub(super) async fn owns(leases: &Leases, owner: u32, holder: u32) -> Result<boo
 /// answered, the leases of subordinate uids are shown as those of another user.
 fn reader(leases: &Leases, viewer: Viewer, holder: u32) -> Viewer {
     match viewer {
-        Viewer::User(own) if leases.handles.users.accounts().last_owns(own, holder) == Ok(true) => Viewer::User(holder),
+        Viewer::User(own) if leases.handles.context.users.accounts().last_owns(own, holder) == Ok(true) => {
+            Viewer::User(holder)
+        }
         Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook | Viewer::User(_) => viewer,
     }
 }
@@ -66,7 +68,7 @@ fn reader(leases: &Leases, viewer: Viewer, holder: u32) -> Viewer {
 /// # Errors
 /// If the store cannot be read.
 pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result<Vec<Lease>, ApiError> {
-    let table = leases.handles.state.leases();
+    let table = leases.handles.context.state.leases();
     let mut all: Vec<Lease> =
         table.open.values().map(|lease| lease.to_api(reader(leases, viewer, lease.record.holder.uid))).collect();
     if ended > 0 {
@@ -81,7 +83,7 @@ pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result
 /// Adds the owners of subordinate uids to leases.
 async fn add_accounts(leases: &Leases, shown: &mut [Lease]) {
     let holders = shown.iter().map(|lease| &lease.holder).filter(|holder| holder.user.is_none());
-    let owners = leases.handles.users.owners(holders.map(|holder| holder.uid).collect()).await;
+    let owners = leases.handles.context.users.owners(holders.map(|holder| holder.uid).collect()).await;
     for lease in shown.iter_mut().filter(|lease| lease.holder.user.is_none()) {
         lease.account = owners.get(&lease.holder.uid).cloned();
     }
@@ -98,7 +100,7 @@ pub(crate) async fn ended_before(
     before: LeaseId,
     limit: usize,
 ) -> Result<Vec<Lease>, ApiError> {
-    let record = leases.handles.store.read(move |view| view.lease(before)).await?;
+    let record = leases.handles.context.store.read(move |view| view.lease(before)).await?;
     let record = record.filter(|record| record.state == LeaseState::Ended).ok_or_else(|| unknown(before))?;
     if !may_read(leases, viewer, record.holder.uid).await {
         return Err(unknown(before));
@@ -128,15 +130,15 @@ async fn history(
                 clippy::redundant_closure_for_method_calls,
                 reason = "the method accepts only one lifetime of `View`"
             )]
-            let holders = leases.handles.store.read(|view| view.ended_holders()).await?;
-            let accounts = leases.handles.users.accounts();
+            let holders = leases.handles.context.store.read(|view| view.ended_holders()).await?;
+            let accounts = leases.handles.context.users.accounts();
             let subordinate = holders.into_iter().filter(|uid| accounts.last_owns(own, *uid) == Ok(true));
             Some(std::iter::once(own).chain(subordinate).collect())
         }
         Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook => None,
     };
     let history = LeaseHistory { uids, before, limit: limit.min(MOST_ENDED) };
-    Ok(leases.handles.store.read(move |view| view.ended_leases(&history)).await?)
+    Ok(leases.handles.context.store.read(move |view| view.ended_leases(&history)).await?)
 }
 
 /// Returns one lease. An ended lease is available as long as the store keeps it.
@@ -151,12 +153,12 @@ pub(crate) async fn one(leases: &Leases, viewer: Viewer, text: &str) -> Result<L
 
 async fn without_account(leases: &Leases, viewer: Viewer, text: &str) -> Result<Lease, ApiError> {
     let id = id(text)?;
-    let open = leases.handles.state.leases().open.get(&id).cloned();
+    let open = leases.handles.context.state.leases().open.get(&id).cloned();
     if let Some(lease) = open {
         let is_readable = may_read(leases, viewer, lease.record.holder.uid).await;
         return Ok(lease.to_api(if is_readable { Viewer::Log } else { viewer }));
     }
-    let record = leases.handles.store.read(move |view| view.lease(id)).await?.ok_or_else(|| unknown(id))?;
+    let record = leases.handles.context.store.read(move |view| view.lease(id)).await?.ok_or_else(|| unknown(id))?;
     // Users do not see ended leases of other users.
     match may_read(leases, viewer, record.holder.uid).await {
         true => Ok(in_full(&record)),
@@ -175,7 +177,7 @@ pub(super) fn unknown(id: LeaseId) -> ApiError {
 /// If there is no lease with this id, if another user holds it, or if it is not active.
 pub(crate) async fn environment(leases: &Leases, caller: &Caller, text: &str) -> Result<LeaseGrant, ApiError> {
     let id = id(text)?;
-    let table = leases.handles.state.leases();
+    let table = leases.handles.context.state.leases();
     let Some(lease) = table.open.get(&id) else { return Err(ended(&one(leases, caller.viewer, text).await?)) };
     if !caller.viewer.is_admin() && !caller.holds(lease.record.holder.uid) {
         return Err(denied(lease, caller, "use"));

@@ -53,7 +53,7 @@ pub(super) async fn owner_of(
     let service = manager.state(unit).await.map_err(|error| no_scope(&error))?;
     let is_in_unit = |pid: &u32| proc::cgroups(*pid).is_some_and(|text| cgroup::contains(cgroup, &text));
     let main_uids = service.main_pid.filter(is_in_unit).and_then(proc::uids);
-    let name = leases.handles.users.user(holder).await;
+    let name = leases.handles.context.users.user(holder).await;
     Ok(owner(unit, &service.user, main_uids, holder, name.as_deref()))
 }
 

@@ -21,7 +21,7 @@ fn slices(uid: u32) -> [(String, String); 2] {
 /// # Errors
 /// If the config requires it, and a limit cannot be carried over, or the limits cannot be read.
 pub(super) async fn check(leases: &Leases, manager: &Manager, uid: u32) -> Result<(), ApiError> {
-    if leases.handles.state.config().leases.user_limits == UserLimits::Carry {
+    if leases.handles.context.state.config().leases.user_limits == UserLimits::Carry {
         return Ok(());
     }
     let [(users, _), (user, _)] = &slices(uid);
@@ -41,7 +41,7 @@ pub(super) async fn check(leases: &Leases, manager: &Manager, uid: u32) -> Resul
 /// If the config requires the limits, and they cannot be read or set. Otherwise logs why.
 pub(super) async fn carry_over(leases: &Leases, manager: &Manager, uid: u32) -> Result<(), ApiError> {
     let Err(error) = set(manager, uid).await else { return Ok(()) };
-    match leases.handles.state.config().leases.user_limits {
+    match leases.handles.context.state.config().leases.user_limits {
         UserLimits::Require => Err(not_set(&error)),
         UserLimits::Carry => {
             tracing::warn!(

@@ -45,7 +45,9 @@ use crate::{
         },
     },
     slurm::Slurm,
-    state::{Commits, Conditions, Events, Initial, Overrides, State, lanes::Lanes, readings::Readings},
+    state::{
+        Commits, Conditions, Events, Initial, Overrides, State, context::HostContext, lanes::Lanes, readings::Readings,
+    },
     system::{
         host_services::HostServices,
         options::MPS_DIRECTORY,
@@ -143,6 +145,20 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
     let state = State::new(store.clone(), Events::new(store.instance()), initial);
     let readings = Readings::new(hardware.clone(), users.clone(), state.clone(), tasks.clone());
     let lanes = Lanes::new(state.clone());
+    let context = Arc::new(HostContext {
+        settings,
+        state: state.clone(),
+        readings: readings.clone(),
+        lanes: lanes.clone(),
+        store: store.clone(),
+        read_only,
+        users: users.clone(),
+        hardware: hardware.clone(),
+        host_services: Arc::clone(&host_services),
+        tasks: tasks.clone(),
+        stopping: stopping.clone(),
+    });
+    let context = || Arc::clone(&context);
     let shared_gpus =
         SharedGpus::new(store.clone(), state.clone(), readings.clone(), hardware.clone(), lanes.clone(), shared_gpus);
     let timeslice = Timeslice::new(
@@ -174,15 +190,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
     };
     let scopes = Scopes::new(mps_dir == Path::new(MPS_DIRECTORY));
     let mps = Mps::new(mps_dir, mps_programs, mps_handles);
-    let unleased = Unleased::new(
-        state.clone(),
-        readings.clone(),
-        mps.clone(),
-        store.clone(),
-        stopping.clone(),
-        read_only.clone(),
-        Arc::clone(&lease_names),
-    );
+    let unleased = Unleased::new(context(), mps.clone(), Arc::clone(&lease_names));
     let commits = Commits::new(store.clone(), state.clone());
     let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone(), tasks.clone());
     let mig = MigMode {
@@ -198,68 +206,39 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         mig,
         mps: mps.clone(),
         timeslice: timeslice.clone(),
-        services: Services {
-            state: state.clone(),
-            store: store.clone(),
-            host_services: Arc::clone(&host_services),
-            tasks: tasks.clone(),
-            stopping: stopping.clone(),
-        },
+        services: Services { context: context() },
         operations: operations.clone(),
         tasks: tasks.clone(),
     };
     let recovery = Recovery { executor: executor.clone(), planner: planner.clone(), stopping: stopping.clone() };
-    let scheduler = Scheduler::new(SchedulerHandles {
-        state: state.clone(),
-        readings: readings.clone(),
-        lanes: lanes.clone(),
-        mps: mps.clone(),
-        users: users.clone(),
-        tasks: tasks.clone(),
-        stopping: stopping.clone(),
-    });
+    let scheduler = Scheduler::new(SchedulerHandles { context: context(), mps: mps.clone() });
     let engine = Arc::new(EngineHandles {
-        settings: settings.clone(),
-        read_only: read_only.clone(),
-        state: state.clone(),
-        readings: readings.clone(),
-        host_services: Arc::clone(&host_services),
-        users: users.clone(),
+        context: context(),
         idempotency: idempotency.clone(),
         operations: operations.clone(),
         planner: planner.clone(),
         executor,
-        lanes: lanes.clone(),
         scheduler: scheduler.clone(),
-        tasks: tasks.clone(),
-        stopping: stopping.clone(),
     });
     let leases = Leases::new(leases::Handles {
-        state: state.clone(),
-        readings: readings.clone(),
-        lanes: lanes.clone(),
+        context: context(),
         scheduler,
         engine: Arc::clone(&engine),
         mps: mps.clone(),
-        store: store.clone(),
         scopes,
-        users: users.clone(),
         lease_names,
         idempotency: idempotency.clone(),
-        tasks: tasks.clone(),
-        stopping: stopping.clone(),
     });
     let health = Health::new(Sources {
-        state: state.clone(),
-        readings: readings.clone(),
-        hardware: hardware.clone(),
+        context: context(),
         startup: startup.clone(),
-        tasks: tasks.clone(),
         host_root,
-        config: check(&settings, |settings| settings.trouble().into_iter().collect()),
+        config: check(&context().settings, |settings| settings.trouble().into_iter().collect()),
         checks: vec![
             check(&tasks, Tasks::health),
-            check(&engine, |engine| engine.operations.not_stopping(&engine.stopping).err().into_iter().collect()),
+            check(&engine, |engine| {
+                engine.operations.not_stopping(&engine.context.stopping).err().into_iter().collect()
+            }),
             check(&host_services, |host_services| apply::services_health(host_services)),
             check(&timeslice, Timeslice::health),
             check(&shared_gpus, SharedGpus::health),
@@ -272,58 +251,28 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         ],
     });
     let authorization = Authorization::new(state.clone(), users, store.clone(), own_uid);
-    let requests = Requests {
-        idempotency,
-        operations: operations.clone(),
-        tasks: tasks.clone(),
-        stopping: stopping.clone(),
-        read_only,
-    };
-    let slurm = Slurm::new(leases.clone(), readings.clone(), store.clone(), requests.read_only.clone());
+    let requests = Requests { context: context(), idempotency, operations: operations.clone() };
+    let slurm = Slurm::new(context(), leases.clone());
     let host_lock = Arc::default();
     let maintenance = MaintenanceControl {
-        state: state.clone(),
+        context: context(),
         commits: commits.clone(),
-        readings: readings.clone(),
         operations: operations.clone(),
-        hardware: hardware.clone(),
-        host_services: Arc::clone(&host_services),
         host_lock: Arc::clone(&host_lock),
     };
-    let acceptance = LossAcceptance {
-        state: state.clone(),
-        readings: readings.clone(),
-        store: store.clone(),
-        mps: mps.clone(),
-        shared_gpus: shared_gpus.clone(),
-        host_lock,
-    };
-    let differences =
-        Differences { settings: settings.clone(), state: state.clone(), readings: readings.clone(), host_services };
-    let reload = Reload {
-        settings: settings.clone(),
-        state: state.clone(),
-        readings: readings.clone(),
-        store: store.clone(),
-        mps: mps.clone(),
-        timeslice: timeslice.clone(),
-        lanes: lanes.clone(),
-    };
+    let acceptance =
+        LossAcceptance { context: context(), mps: mps.clone(), shared_gpus: shared_gpus.clone(), host_lock };
+    let differences = Differences { context: context() };
+    let reload = Reload { context: context(), mps: mps.clone(), timeslice: timeslice.clone() };
     let startup = startup::Handles {
+        context: context(),
         startup,
         engine: Arc::clone(&engine),
         planner: planner.clone(),
         operations: operations.clone(),
-        state: state.clone(),
-        readings: readings.clone(),
-        store: store.clone(),
-        stopping,
     };
     let handles = http::ApiHandles {
-        state,
-        readings,
-        settings,
-        store,
+        context: context(),
         authorization,
         requests,
         limiter: ResponseLimiter::new(tasks.clone()),
@@ -342,7 +291,6 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         leases,
         unleased,
         slurm,
-        tasks,
     };
     Parts {
         engine,

@@ -261,8 +261,9 @@ async fn serve(
         boot_id,
         due,
     } = compose::compose(settings, origin, remembered, options);
-    let ApiHandles { state, readings, operations, mps, leases, unleased, .. } = handles.clone();
-    let (stopping, tasks) = (engine.stopping.clone(), engine.tasks.clone());
+    let ApiHandles { context, operations, mps, leases, unleased, .. } = handles.clone();
+    let (state, readings) = (context.state.clone(), context.readings.clone());
+    let (stopping, tasks) = (context.stopping.clone(), context.tasks.clone());
     let changed = take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;
     startup.startup.mark_changed(changed.into_iter());
     // Subscribe to events before a worker exists, so that the monitor misses none.
@@ -274,7 +275,7 @@ async fn serve(
     let name = sockets.public.name.clone();
     let (listener, socket_file) = sockets.public.split();
     let closing = CancellationToken::new();
-    let (names, access) = (here.users.names().clone(), handles.settings.clone());
+    let (names, access) = (here.users.names().clone(), context.settings.clone());
     let has_admin_group = Arc::new(move |gids: &[u32]| {
         let is_one = |name: &String| names.last_group(name).ok().flatten().is_some_and(|gid| gids.contains(&gid));
         access.config().access.admin_groups.iter().any(is_one)
@@ -300,7 +301,7 @@ async fn serve(
         (tasks.spawn_final_thread(name, runtime, serving), ping)
     };
     let (public, ping) = open(listener, SocketKind::Public, here.for_users);
-    let store = handles.store.clone();
+    let store = context.store.clone();
     if let Some(period) = notify::watchdog_period() {
         let (store, tasks, closing) = (store.clone(), tasks.clone(), closing.clone());
         tasks.clone().spawn(TaskName::Watchdog, move || {
@@ -309,7 +310,7 @@ async fn serve(
     }
     let (admin, admin_file) = sockets.admin.map(Listening::split).unzip();
     let admin = admin.map(|listener| open(listener, SocketKind::Admin, Handle::current()).0);
-    let trouble = handles.settings.trouble();
+    let trouble = context.settings.trouble();
     if let Some(trouble) = &trouble {
         config::log(trouble);
     }

@@ -9,7 +9,7 @@ use super::{access, config};
 use crate::{
     reconcile::reload::{Reload, ReloadCommand},
     serve::listen::socket::{SocketError, SocketFile},
-    state::words,
+    state::{context::HostContext, words},
     system::logging::Log,
 };
 
@@ -27,7 +27,8 @@ impl Reloading<'_> {
     /// # Errors
     /// As [`Reload::carry_out`].
     pub(super) async fn carry_out(&self, wish: ReloadCommand) -> Result<Reloaded, ApiError> {
-        let Self { reload: Reload { settings, state, .. }, socket_file, level } = self;
+        let Self { reload, socket_file, level } = self;
+        let HostContext { settings, state, .. } = &*reload.context;
         let in_force = Locked::new(settings.config().as_ref().clone());
         let live = |wanted: &Config| {
             let mut before = in_force.lock();

@@ -16,15 +16,13 @@ use std::{sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Change as Reported, Code, Maintenance};
 use gpush_core::lease::usage;
-use gpush_nvml::Hardware;
 use gpush_store::{ConditionKind, NewCondition, Scope};
 use tokio::sync::Mutex;
 
 use crate::{
     operations::operation::Operations,
     requests::request::Request,
-    state::{Change, Commits, Holder, LeaseTable, OpenLease, State, readings::Readings, words},
-    system::host_services::HostServices,
+    state::{Change, Commits, Holder, LeaseTable, OpenLease, context::HostContext, words},
 };
 
 /// Maximum time that gpushd waits for the worker to end. It is longer than every time limit of a driver call. If a call
@@ -34,16 +32,12 @@ const WORKER_EXIT_TIMEOUT: Duration = Duration::from_secs(45);
 /// Enters and leaves maintenance. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct MaintenanceControl {
-    pub(crate) state: State,
+    /// The handles of the host.
+    pub(crate) context: Arc<HostContext>,
     /// Records that maintenance begins or ends.
     pub(crate) commits: Commits,
-    pub(crate) readings: Readings,
     /// Refuses to begin operations during maintenance.
     pub(crate) operations: Operations,
-    /// Runs the driver worker, which is stopped during maintenance.
-    pub(crate) hardware: Hardware,
-    /// Runs helper units, which may also have the driver open.
-    pub(crate) host_services: Arc<HostServices>,
     /// Locked while maintenance begins or ends, or a loss of the database is accepted.
     pub(crate) host_lock: Arc<Mutex<()>>,
 }
@@ -51,7 +45,7 @@ pub(crate) struct MaintenanceControl {
 impl MaintenanceControl {
     /// Returns the maintenance that the host is in, if any.
     pub(crate) fn current(&self) -> Option<Maintenance> {
-        self.state.maintenance()
+        self.context.state.maintenance()
     }
 
     /// Enters maintenance. On return, all driver handles of gpushd are closed. `resets` are the UUIDs of the GPUs that
@@ -63,11 +57,11 @@ impl MaintenanceControl {
     /// then in maintenance anyway.
     pub(crate) async fn enter(&self, request: Request, resets: Vec<String>) -> Result<Maintenance, ApiError> {
         let _lock = self.host_lock.lock().await;
-        if let Some(current) = self.state.maintenance() {
+        if let Some(current) = self.context.state.maintenance() {
             return Err(ApiError { causes: Vec::new(), ..words::refusal(&current) });
         }
         let attempt = self.attempt(&resets);
-        if let Some(error) = leased(&attempt, &self.state.leases(), &resets) {
+        if let Some(error) = leased(&attempt, &self.context.state.leases(), &resets) {
             return Err(error);
         }
         let maintenance = Maintenance {
@@ -76,7 +70,7 @@ impl MaintenanceControl {
             since: jiff::Timestamp::now(),
         };
         let closed = self.operations.close(words::refusal(&maintenance));
-        closed.map_err(|(uuid, holder)| in_use(&attempt, self.state.index_of(&uuid), &uuid, &holder))?;
+        closed.map_err(|(uuid, holder)| in_use(&attempt, self.context.state.index_of(&uuid), &uuid, &holder))?;
         let new = NewCondition {
             scope: Scope::Host,
             kind: ConditionKind::Maintenance,
@@ -94,10 +88,10 @@ impl MaintenanceControl {
         tracing::info!(uid, "{}", words::in_maintenance(&maintenance));
         // Wait for a running helper unit too, because it may have the driver open. It ends soon, and no other helper
         // unit can start.
-        let _ = tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.host_services.driverless.write()).await;
+        let _ = tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.context.host_services.driverless.write()).await;
         self.end_worker().await?;
         tracing::info!("gpushd's driver worker has ended, so gpushd has no driver handle open");
-        Ok(self.state.maintenance().unwrap_or(maintenance))
+        Ok(self.context.state.maintenance().unwrap_or(maintenance))
     }
 
     /// Closes all driver handles if the host is in maintenance.
@@ -106,7 +100,7 @@ impl MaintenanceControl {
     /// If the worker does not end.
     pub(crate) async fn close_handles(&self) -> Result<(), ApiError> {
         let _lock = self.host_lock.lock().await;
-        match self.state.maintenance() {
+        match self.context.state.maintenance() {
             Some(_) => self.end_worker().await,
             None => Ok(()),
         }
@@ -119,7 +113,7 @@ impl MaintenanceControl {
     /// If the end of maintenance cannot be recorded.
     pub(crate) async fn leave(&self, request: Request, resets: Vec<String>) -> Result<(), ApiError> {
         let _lock = self.host_lock.lock().await;
-        if self.state.maintenance().is_none() {
+        if self.context.state.maintenance().is_none() {
             return Ok(());
         }
         let uid = request.by.uid;
@@ -128,10 +122,10 @@ impl MaintenanceControl {
         let recorded = request.recorded_with("maintenance.leave", host(), detail(&resets));
         // Permit a new worker before maintenance ends. Otherwise callers could get the error that the worker is
         // stopped.
-        self.hardware.resume();
-        self.readings.restart();
+        self.context.hardware.resume();
+        self.context.readings.restart();
         if let Err(error) = self.commits.change(change, event, recorded).await {
-            self.hardware.suspend();
+            self.context.hardware.suspend();
             return Err(error);
         }
         self.operations.open();
@@ -142,7 +136,7 @@ impl MaintenanceControl {
     /// If the host is in maintenance when gpushd starts, prevents gpushd from loading the driver. Call this before any
     /// driver call.
     pub(crate) fn resume(&self) {
-        let Some(maintenance) = self.state.maintenance() else { return };
+        let Some(maintenance) = self.context.state.maintenance() else { return };
         tracing::warn!(
             "{}; gpushd does not load the driver before maintenance ends",
             words::in_maintenance(&maintenance)
@@ -154,7 +148,7 @@ impl MaintenanceControl {
                 maintenance"
             );
         }
-        self.hardware.suspend();
+        self.context.hardware.suspend();
     }
 
     /// Returns the beginning of an error, which says what the caller tried to do.
@@ -162,13 +156,14 @@ impl MaintenanceControl {
         if resets.is_empty() {
             return "cannot enter maintenance".to_owned();
         }
-        let name = |uuid: &String| self.state.index_of(uuid).map_or_else(|| uuid.clone(), |index| index.to_string());
+        let name =
+            |uuid: &String| self.context.state.index_of(uuid).map_or_else(|| uuid.clone(), |index| index.to_string());
         format!("cannot reset GPU {}", resets.iter().map(name).collect::<Vec<_>>().join(", "))
     }
 
     async fn end_worker(&self) -> Result<(), ApiError> {
         let hangs = |cause: String| {
-            let abandoned = self.hardware.status().abandoned;
+            let abandoned = self.context.hardware.status().abandoned;
             let pids: Vec<String> = abandoned.iter().filter_map(|one| one.pid).map(|pid| pid.to_string()).collect();
             let which = if pids.is_empty() { String::new() } else { format!(" (pid {})", pids.join(", ")) };
             let message = format!(
@@ -178,7 +173,7 @@ impl MaintenanceControl {
                 "find the cause with `gpushctl status` and `dmesg | grep -i -e nvrm -e xid`; if the worker does not end, reboot the host",
             )
         };
-        match tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.hardware.stop()).await {
+        match tokio::time::timeout(WORKER_EXIT_TIMEOUT, self.context.hardware.stop()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(hangs(error.to_string())),
             Err(_) => Err(hangs(format!("the driver worker did not end within {}s", WORKER_EXIT_TIMEOUT.as_secs()))),

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use gpush_api::{ApiError, Code, Gpu, Recovered};
 use gpush_host::proc;
-use gpush_store::{BootRecord, KnownSince, Lost, Store};
+use gpush_store::{BootRecord, KnownSince, Lost};
 use tokio::sync::Mutex;
 
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
         shared_gpus::SharedGpus,
     },
     requests::{caller::Viewer, request::Request},
-    state::{State, is_managed, readings::Readings},
+    state::{context::HostContext, is_managed},
 };
 
 /// Returns the health error about a lost database. It names the held GPUs.
@@ -63,9 +63,8 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
 /// Accepts the loss of a database. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct LossAcceptance {
-    pub(crate) state: State,
-    pub(crate) readings: Readings,
-    pub(crate) store: Store,
+    /// The handles of the host.
+    pub(crate) context: Arc<HostContext>,
     /// Provides the running MPS daemons. Recovery does not stop them.
     pub(crate) mps: Mps,
     /// Records the current compute modes of the GPUs with running MPS daemons. Recovery does not
@@ -83,7 +82,7 @@ impl LossAcceptance {
     /// recorded.
     pub(crate) async fn recover(&self, request: Request) -> Result<Recovered, ApiError> {
         let _lock = self.host_lock.lock().await;
-        let host = self.state.now();
+        let host = self.context.state.now();
         let Some(lost) = host.lost.clone() else { return Ok(Recovered::default()) };
         if !host.rules_are_known {
             return Err(ApiError::new(
@@ -96,7 +95,7 @@ impl LossAcceptance {
         if !lost.holds {
             return self.acknowledge(request, lost).await;
         }
-        let gpus = match self.readings.host().await {
+        let gpus = match self.context.readings.host().await {
             Ok(observed) => observed.gpus(Viewer::Agent),
             // Refuse, because gpushd needs the list of GPUs to record the running daemons.
             Err(error) if self.mps.is_used() => return Err(error),
@@ -115,7 +114,8 @@ impl LossAcceptance {
         let known_since = proc::now();
         let known = KnownSince { boot_id: lost.boot_id.clone(), ticks: known_since };
         let (recorded, found) = (standing.clone(), modes.clone());
-        self.store
+        self.context
+            .store
             .write_ending(move |tx| {
                 tx.accept_loss()?;
                 tx.record_boot(&boot)?;
@@ -127,7 +127,7 @@ impl LossAcceptance {
             .await?;
         standing.apply(&self.mps);
         self.shared_gpus.apply(modes);
-        self.state.accept_loss(known_since);
+        self.context.state.accept_loss(known_since);
         tracing::info!(
             uid,
             "an administrator accepted the loss of the database ({}): gpushd releases the held GPUs",
@@ -141,12 +141,12 @@ impl LossAcceptance {
     async fn acknowledge(&self, request: Request, lost: Lost) -> Result<Recovered, ApiError> {
         let uid = request.by.uid;
         let mut also = request.recorded("recover", "host".to_owned());
-        let accepted = self.store.write_ending(move |tx| {
+        let accepted = self.context.store.write_ending(move |tx| {
             tx.accept_loss()?;
             also(tx)
         });
         accepted.await?;
-        self.state.acknowledge_loss();
+        self.context.state.acknowledge_loss();
         tracing::info!(uid, "an administrator acknowledged the loss of the database ({})", lost.cause);
         let kept = lost.kept.map(|kept| kept.display().to_string());
         Ok(Recovered { cause: Some(lost.cause), kept, released: Vec::new() })

@@ -101,9 +101,9 @@ impl<'a> Classifier<'a> {
     pub(super) fn new(unleased: &'a Unleased) -> Self {
         Self {
             unleased,
-            table: unleased.state.leases(),
+            table: unleased.context.state.leases(),
             servers: unleased.mps.servers(),
-            is_database_lost: unleased.state.now().lost.as_ref().is_some_and(|lost| lost.holds),
+            is_database_lost: unleased.context.state.now().lost.as_ref().is_some_and(|lost| lost.holds),
         }
     }
 
@@ -217,7 +217,7 @@ impl<'a> Classifier<'a> {
 
     /// Returns what the rule of a GPU says about leases. Without a rule, a lease is optional.
     fn terms(&self, gpu: &Gpu) -> LeaseTerms {
-        let host = self.unleased.state.now();
+        let host = self.unleased.context.state.now();
         let rule = host.gpu(&gpu.uuid).and_then(|snapshot| host.config.rules.get(snapshot.rule?)?.lease);
         rule.unwrap_or(LeaseTerms { requirement: Some(LeaseRequirement::Optional), ..LeaseTerms::default() })
     }
@@ -229,7 +229,7 @@ impl<'a> Classifier<'a> {
         let pid = facts.pid();
         let is_users = |pid: &u32| proc::owner(*pid) == Some(facts.owner());
         let mut starts = std::iter::once(pid).chain(proc::ancestors(pid).take_while(is_users)).filter_map(proc::start);
-        if starts.any(|start| self.unleased.state.may_have_forgotten(start)) {
+        if starts.any(|start| self.unleased.context.state.may_have_forgotten(start)) {
             return Some(FORGOTTEN);
         }
         match facts.cgroup_kind() {

@@ -90,7 +90,7 @@ pub(crate) async fn run(unleased: Unleased) {
     let mut next = Instant::now() + PAUSE;
     loop {
         tokio::select! {
-            () = unleased.stopping.cancelled() => return,
+            () = unleased.context.stopping.cancelled() => return,
             () = tokio::time::sleep_until(next) => {}
         }
         let begun = Instant::now();
@@ -114,7 +114,7 @@ enum Rest {
 }
 
 async fn round(unleased: &Unleased) -> Rest {
-    let config = unleased.state.config();
+    let config = unleased.context.state.config();
     let allow = match config.processes.unleased {
         UnleasedPolicy::Report | UnleasedPolicy::Warn => Some(Arc::default()),
         UnleasedPolicy::End => unleased.allow_list().await,
@@ -138,7 +138,7 @@ async fn round(unleased: &Unleased) -> Rest {
 /// known about the GPUs whose processes could not be read.
 fn show_trespassers(unleased: &Unleased, config: &Config, found: &[ClassifiedProcess], unread: &[UnknownProcesses]) {
     let mut by_gpu: BTreeMap<String, Vec<UnleasedProcess>> = BTreeMap::new();
-    let host = unleased.state.now();
+    let host = unleased.context.state.now();
     for one in unread {
         let known = host.gpu(&one.gpu_uuid).map(|gpu| gpu.gpu.unleased.clone()).unwrap_or_default();
         if !known.is_empty() {
@@ -165,7 +165,7 @@ fn show_trespassers(unleased: &Unleased, config: &Config, found: &[ClassifiedPro
         }
     }
     unleased.retain_trespassers(&present, unread.is_empty());
-    unleased.state.set_unleased(by_gpu);
+    unleased.context.state.set_unleased(by_gpu);
 }
 
 /// Returns the unleased processes of the host. Returns none, without reading the GPUs, if no process can be unleased. If
@@ -174,7 +174,7 @@ fn show_trespassers(unleased: &Unleased, config: &Config, found: &[ClassifiedPro
 async fn find(unleased: &Unleased, config: &Config) -> Option<(Vec<ClassifiedProcess>, Vec<UnknownProcesses>)> {
     let mut requirements = config.rules.iter().filter_map(|rule| rule.lease?.requirement);
     let is_slurms = |rule: &Rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Slurm);
-    let may_trespass = unleased.state.leases().has_exclusive_lease() || config.rules.iter().any(is_slurms);
+    let may_trespass = unleased.context.state.leases().has_exclusive_lease() || config.rules.iter().any(is_slurms);
     let is_needed = match config.processes.unleased {
         UnleasedPolicy::Report => may_trespass,
         UnleasedPolicy::Warn | UnleasedPolicy::End => {
@@ -287,9 +287,9 @@ async fn check_again<T: Send + 'static>(
         return Vec::new();
     }
     let gpus: BTreeSet<String> = due.iter().map(|due| due.gpu.clone()).collect();
-    let readings = unleased.readings.now(&gpus.into_iter().collect::<Vec<_>>()).await;
+    let readings = unleased.context.readings.now(&gpus.into_iter().collect::<Vec<_>>()).await;
     let read: BTreeSet<String> = readings.into_iter().filter(|(_, one)| one.is_ok()).map(|(uuid, _)| uuid).collect();
-    let config = unleased.state.config();
+    let config = unleased.context.state.config();
     let Some(allow) = unleased.allow_list().await else { return Vec::new() };
     let mut found: BTreeMap<(u32, String), ClassifiedProcess> = BTreeMap::new();
     if config.processes.unleased == UnleasedPolicy::End {
@@ -341,7 +341,7 @@ fn send(unleased: &Unleased, due: DueSignal, one: &GpuProcess) -> Option<()> {
         return None;
     }
     let (pid, start, step) = (due.process.pid, due.process.identity.start, due.step());
-    let grace = Duration::from_secs(unleased.state.config().processes.grace_s.into());
+    let grace = Duration::from_secs(unleased.context.state.config().processes.grace_s.into());
     let action = match due.signal {
         Signal::SIGKILL => Action::Killed,
         _ => Action::Asked { process: due.process, kill_at: Instant::now() + grace },

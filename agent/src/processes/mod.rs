@@ -54,7 +54,7 @@ pub(crate) async fn list(unleased: &Unleased, viewer: Viewer) -> Result<GpuProce
             redact_process(one);
         }
     }
-    let policy = unleased.state.config().processes.unleased;
+    let policy = unleased.context.state.config().processes.unleased;
     Ok(GpuProcesses { policy, processes, unknown })
 }
 
@@ -62,7 +62,7 @@ pub(crate) async fn list(unleased: &Unleased, viewer: Viewer) -> Result<GpuProce
 /// processes on a device of others.
 pub(crate) fn health(unleased: &Unleased) -> Vec<ApiError> {
     let mut errors = unleased.invisible();
-    errors.extend(unleased.state.now().gpus.iter().filter_map(|gpu| trespass_error(&gpu.gpu)));
+    errors.extend(unleased.context.state.now().gpus.iter().filter_map(|gpu| trespass_error(&gpu.gpu)));
     errors
 }
 
@@ -85,7 +85,7 @@ fn trespass_error(gpu: &Gpu) -> Option<ApiError> {
 /// Finds the leases of all processes, including details that only gpushd may see. Also returns the GPUs whose processes
 /// are not known.
 async fn classified(unleased: &Unleased) -> Result<(Vec<ClassifiedProcess>, Vec<UnknownProcesses>), ApiError> {
-    let gpus = unleased.readings.host().await?.gpus(Viewer::Log);
+    let gpus = unleased.context.readings.host().await?.gpus(Viewer::Log);
     let (handle, listed) = (unleased.clone(), gpus.clone());
     let classify = move || {
         let classifier = Classifier::new(&handle);

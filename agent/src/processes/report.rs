@@ -27,14 +27,15 @@ pub(super) async fn record<'a>(
     unleased: &Unleased,
     steps: impl Iterator<Item = (&'a GpuProcess, UnleasedStep)>,
 ) -> Result<(), String> {
-    if let Some(why) = &unleased.read_only {
+    if let Some(why) = &unleased.context.read_only {
         return Err(why.message.clone());
     }
     let records: Vec<NewAudit> = steps.map(|(one, step)| audit(one, step)).collect();
     if records.is_empty() {
         return Ok(());
     }
-    let write = unleased.store.write(move |tx| records.iter().try_for_each(|one| tx.audit(one.clone()).map(|_| ())));
+    let write =
+        unleased.context.store.write(move |tx| records.iter().try_for_each(|one| tx.audit(one.clone()).map(|_| ())));
     write.await.map_err(|error| error.to_string())
 }
 
@@ -60,7 +61,7 @@ fn audit(one: &GpuProcess, step: UnleasedStep) -> NewAudit {
 /// Publishes as an event what gpushd did with a process.
 pub(super) fn publish(unleased: &Unleased, one: &GpuProcess, step: UnleasedStep) {
     let process = &one.process;
-    unleased.state.events().publish(EventPayload::Unleased(Box::new(UnleasedChange {
+    unleased.context.state.events().publish(EventPayload::Unleased(Box::new(UnleasedChange {
         gpu: one.gpu,
         gpu_uuid: one.gpu_uuid.clone(),
         device: one.device.clone(),

@@ -20,16 +20,10 @@ use std::{
 use gpush_api::{ApiError, GpuProcess, UnleasedStep};
 use gpush_host::{proc, process_facts::LeaseNames};
 use gpush_locked::Locked;
-use gpush_store::Store;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::{allow::AllowList, identity::OpenedProcess};
-use crate::{
-    modes::mps::Mps,
-    state::{State, readings::Readings},
-    system::coalesced::Coalesced,
-};
+use crate::{modes::mps::Mps, state::context::HostContext, system::coalesced::Coalesced};
 
 /// Remembers what gpushd did about each unleased process. A handle, cheap to clone.
 #[derive(Debug, Clone)]
@@ -45,14 +39,8 @@ impl Deref for Unleased {
 
 #[derive(Debug)]
 pub(crate) struct Inner {
-    pub(super) state: State,
-    pub(super) readings: Readings,
+    pub(super) context: Arc<HostContext>,
     pub(super) mps: Mps,
-    pub(super) store: Store,
-    pub(super) stopping: CancellationToken,
-    /// Why the store cannot record changes; `None` if the store works. Without records, gpushd does
-    /// not end processes.
-    pub(super) read_only: Option<ApiError>,
     /// The leases that processes name in their environments.
     pub(super) lease_names: Arc<LeaseNames>,
     /// For each pid, the start time of the process and what gpushd did about it.
@@ -80,22 +68,10 @@ pub(super) enum Action {
 
 impl Unleased {
     /// Creates the handle. gpushd has not done anything about a process yet.
-    pub(crate) fn new(
-        state: State,
-        readings: Readings,
-        mps: Mps,
-        store: Store,
-        stopping: CancellationToken,
-        read_only: Option<ApiError>,
-        lease_names: Arc<LeaseNames>,
-    ) -> Self {
+    pub(crate) fn new(context: Arc<HostContext>, mps: Mps, lease_names: Arc<LeaseNames>) -> Self {
         Self(Arc::new(Inner {
-            state,
-            readings,
+            context,
             mps,
-            store,
-            stopping,
-            read_only,
             lease_names,
             actions: Locked::default(),
             trespassers: Locked::default(),
@@ -107,7 +83,7 @@ impl Unleased {
     /// Returns the entries of `processes.allow` in the current config, with their files. Concurrent callers share a
     /// lookup. Returns `None` if gpushd is stopping.
     pub(super) async fn allow_list(&self) -> Option<Arc<AllowList>> {
-        self.allow.after_now(|| AllowList::look_up(self.state.config().processes.allow.clone())).await
+        self.allow.after_now(|| AllowList::look_up(self.context.state.config().processes.allow.clone())).await
     }
 
     fn actions(&self) -> MutexGuard<'_, HashMap<u32, (u64, Action)>> {
@@ -153,7 +129,7 @@ impl Unleased {
     /// Returns whether two uids belong to one account, such as subordinate uids of one user. Returns `false` while the name
     /// service does not answer.
     pub(super) fn is_same_user(&self, one: u32, other: u32) -> bool {
-        let account = |uid| self.readings.accounts().last(uid).ok();
+        let account = |uid| self.context.readings.accounts().last(uid).ok();
         one == other || account(one).is_some_and(|first| account(other) == Some(first))
     }
 

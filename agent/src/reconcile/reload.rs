@@ -13,18 +13,15 @@ use std::sync::Arc;
 
 use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Reloaded};
 use gpush_core::{config::Config, desired, sharing};
-use gpush_store::{NewAudit, Store};
+use gpush_store::NewAudit;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
     modes::{mig::reset::not_resetting, mps::Mps, timeslice::Timeslice},
     operations::overrides,
     requests::caller::Viewer,
-    state::{OverrideEffect, State, lanes::Lanes, readings::Readings, unidentified, words},
-    system::{
-        host_services::HostServices,
-        settings::{Candidate, Settings},
-    },
+    state::{OverrideEffect, State, context::HostContext, readings::Readings, unidentified, words},
+    system::settings::Candidate,
 };
 
 /// Maximum number of reloads that wait.
@@ -95,17 +92,12 @@ impl ReloadReceiver {
 /// Reloads the config.
 #[derive(Debug)]
 pub(crate) struct Reload {
-    pub(crate) settings: Settings,
-    /// Gets the new config, and the overrides that the reload ends.
-    pub(crate) state: State,
-    pub(crate) readings: Readings,
-    pub(crate) store: Store,
+    /// The handles of the host.
+    pub(crate) context: Arc<HostContext>,
     /// Adapts the MPS daemons to the config.
     pub(crate) mps: Mps,
     /// Adapts the time-slice levels of GPUs to the config.
     pub(crate) timeslice: Timeslice,
-    /// Wakes waiting requests.
-    pub(crate) lanes: Lanes,
 }
 
 impl Reload {
@@ -119,9 +111,9 @@ impl Reload {
         wish: ReloadCommand,
         live: impl Fn(&Config) -> Result<(), ApiError>,
     ) -> Result<Reloaded, ApiError> {
-        if wish.expected.is_some_and(|expected| expected != self.state.now().generation) {
+        if wish.expected.is_some_and(|expected| expected != self.context.state.now().generation) {
             // Health does not report this refusal, because the file is not the problem.
-            let current = self.state.now().generation;
+            let current = self.context.state.now().generation;
             let message = format!("the desired state has changed: its generation is {current}");
             return Err(ApiError::new(Code::Conflict, message).cause("nothing was changed").hint(
                 "check the difference (`gpushctl config diff`), then repeat the request with the new \
@@ -133,10 +125,10 @@ impl Reload {
                 self.mps.wake_all();
                 self.timeslice.restart_reconcile();
                 // The new rules may permit what waiting requests ask for.
-                self.lanes.make_room();
+                self.context.lanes.make_room();
                 Ok(reloaded)
             }
-            Err(error) => Err(self.settings.refuse(error)),
+            Err(error) => Err(self.context.settings.refuse(error)),
         }
     }
 
@@ -145,14 +137,14 @@ impl Reload {
         wish: ReloadCommand,
         live: impl Fn(&Config) -> Result<(), ApiError>,
     ) -> Result<Reloaded, ApiError> {
-        let candidate = self.settings.candidate()?;
-        let before = self.settings.config();
+        let candidate = self.context.settings.candidate()?;
+        let before = self.context.settings.config();
         // Without a driver, gpushd does not know which GPUs a rule claims. The list is then empty, and any rule counts
         // as changed.
-        let gpus = read_gpus(&self.readings).await.unwrap_or_default();
+        let gpus = read_gpus(&self.context.readings).await.unwrap_or_default();
         // As at a start of gpushd, overrides stay if gpushd does not know the rules that they override.
-        let touched = match self.settings.rules_are_known() {
-            true => overridden_changes(&self.state, &before, &candidate.config, &gpus),
+        let touched = match self.context.settings.rules_are_known() {
+            true => overridden_changes(&self.context.state, &before, &candidate.config, &gpus),
             false => Vec::new(),
         };
         if !touched.is_empty() && !wish.clear_overrides {
@@ -161,9 +153,9 @@ impl Reload {
         live(&candidate.config)?;
         let changed = *before != candidate.config;
         let uuids: Vec<String> = touched.iter().map(|one| one.uuid.clone()).collect();
-        let path = self.settings.path().display().to_string();
+        let path = self.context.settings.path().display().to_string();
         let (by, expected) = (wish.by, wish.expected);
-        let written = self.store.write_ending(move |tx| {
+        let written = self.context.store.write_ending(move |tx| {
             overrides::check_generation(tx, expected)?;
             let mut effects = Vec::new();
             let why = serde_json::json!({ "reload": path });
@@ -191,12 +183,12 @@ impl Reload {
             }
         };
         let settings = before.differences(&candidate.in_file);
-        self.settings.activate(candidate);
-        self.state.override_effects(&effects);
-        self.state.replace_config(self.settings.config(), generation);
+        self.context.settings.activate(candidate);
+        self.context.state.override_effects(&effects);
+        self.context.state.replace_config(self.context.settings.config(), generation);
         // Read the GPUs again, because their drift is now the difference from the new config.
-        let gpus = read_gpus(&self.readings).await.unwrap_or_default();
-        let now = self.settings.config();
+        let gpus = read_gpus(&self.context.readings).await.unwrap_or_default();
+        let now = self.context.settings.config();
         let mut findings = sharing::unfit_settings(&now, &gpus);
         findings.extend(delayed_changes(&gpus));
         let gpus = differing(desired::compare(&before, Some(&now), &gpus));
@@ -204,7 +196,14 @@ impl Reload {
             OverrideEffect::Ended { one, .. } => Some(touched.iter().find(|other| other.uuid == one.gpu)?.clone()),
             OverrideEffect::Made(_) => None,
         });
-        Ok(Reloaded { path: self.settings.file(), settings, gpus, ended: ended.collect(), findings, generation })
+        Ok(Reloaded {
+            path: self.context.settings.file(),
+            settings,
+            gpus,
+            ended: ended.collect(),
+            findings,
+            generation,
+        })
     }
 }
 
@@ -257,33 +256,30 @@ fn delayed_changes(gpus: &[Gpu]) -> Vec<String> {
 /// Compares the config file with the active config. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Differences {
-    pub(crate) settings: Settings,
-    pub(crate) state: State,
-    pub(crate) readings: Readings,
-    /// Shows whether a reset is in progress.
-    pub(crate) host_services: Arc<HostServices>,
+    /// The handles of the host.
+    pub(crate) context: Arc<HostContext>,
 }
 
 impl Differences {
     /// Compares the config file, the active config and the GPUs.
     pub(crate) async fn find(&self, viewer: Viewer) -> ConfigDiff {
-        let generation = self.state.now().generation;
-        let in_force = self.settings.config();
-        let seen = self.readings.host().await.map(|observed| observed.gpus(viewer));
+        let generation = self.context.state.now().generation;
+        let in_force = self.context.settings.config();
+        let seen = self.context.readings.host().await.map(|observed| observed.gpus(viewer));
         let unseen = self.unseen(&seen);
         let gpus = seen.unwrap_or_default();
-        let candidate = self.settings.candidate();
+        let candidate = self.context.settings.candidate();
         let trouble = match &candidate {
             Ok(Candidate { config, .. }) => {
-                let touched = overridden_changes(&self.state, &in_force, config, &gpus);
-                (self.settings.rules_are_known() && !touched.is_empty()).then(|| overridden_error(&touched))
+                let touched = overridden_changes(&self.context.state, &in_force, config, &gpus);
+                (self.context.settings.rules_are_known() && !touched.is_empty()).then(|| overridden_error(&touched))
             }
             Err(error) => Some(error.clone()),
         };
         let candidate = candidate.ok();
         let settings = candidate.as_ref().map(|candidate| in_force.differences(&candidate.in_file)).unwrap_or_default();
         ConfigDiff {
-            path: self.settings.file(),
+            path: self.context.settings.file(),
             trouble,
             settings,
             gpus: desired::compare(&in_force, candidate.as_ref().map(|candidate| &candidate.config), &gpus),
@@ -294,15 +290,15 @@ impl Differences {
 
     /// Returns an error for each GPU that cannot be compared with the config.
     fn unseen(&self, seen: &Result<Vec<Gpu>, ApiError>) -> Vec<ApiError> {
-        if let Some(maintenance) = self.state.maintenance() {
+        if let Some(maintenance) = self.context.state.maintenance() {
             return vec![words::refusal(&maintenance)];
         }
-        let gpus = match (seen, not_resetting(&self.host_services)) {
+        let gpus = match (seen, not_resetting(&self.context.host_services)) {
             (Ok(gpus), Ok(())) => gpus,
             (Err(error), _) => return vec![error.clone()],
             (Ok(_), Err(resetting)) => return vec![resetting],
         };
-        let host = self.state.now();
+        let host = self.context.state.now();
         let nameless = host.nameless.iter().map(|(index, error)| unidentified(*index, error));
         let managed = gpus.iter().filter(|gpu| gpu.mode.is_managed());
         let unknown = managed.filter(|gpu| gpu.stale || matches!(gpu.state, GpuState::Lost | GpuState::Unknown));

@@ -7,14 +7,13 @@ use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, Driver, GpuState, Health as Report, HealthStatus, Mode};
 use gpush_host::{other_managers, subtask};
-use gpush_nvml::{DriverError, Hardware};
+use gpush_nvml::DriverError;
 
 use crate::{
     operations::recover,
     reconcile::startup::Startup,
     requests::caller::Viewer,
-    state::{Observed, Reason, State, no_driver, readings::Readings, redact, unidentified, words},
-    system::tasks::Tasks,
+    state::{Observed, Reason, context::HostContext, no_driver, redact, unidentified, words},
 };
 
 /// Maximum wait for the answer of the driver.
@@ -29,13 +28,10 @@ pub(crate) struct Health(Arc<Sources>);
 
 /// The sources of the health report.
 pub(crate) struct Sources {
-    pub(crate) state: State,
-    pub(crate) readings: Readings,
-    /// Provides the driver, and the driver workers that were killed but have not ended.
-    pub(crate) hardware: Hardware,
+    /// The handles of the host.
+    pub(crate) context: Arc<HostContext>,
     /// Provides the errors of the layouts that gpushd applied when it started.
     pub(crate) startup: Startup,
-    pub(crate) tasks: Tasks,
     /// Root of the host's file system, where gpushd looks for other managers.
     pub(crate) host_root: PathBuf,
     /// Returns the errors of the config file. Their causes contain lines of the file, so only administrators see them.
@@ -60,7 +56,7 @@ impl Health {
     /// # Errors
     /// If there is no driver, it does not answer in time, or the host is in maintenance.
     pub(crate) async fn driver(&self) -> Result<Driver, DriverError> {
-        let Sources { state, hardware, .. } = &*self.0;
+        let HostContext { state, hardware, .. } = &*self.0.context;
         if state.maintenance().is_some() {
             return Err(DriverError::new(gpush_nvml::ErrorKind::Stopped, "querying the driver"));
         }
@@ -77,7 +73,7 @@ impl Health {
 
     /// Returns the report for `viewer`.
     pub(crate) async fn report(&self, viewer: Viewer) -> Report {
-        let Sources { state, readings, startup, tasks, .. } = &*self.0;
+        let HostContext { state, readings, tasks, .. } = &*self.0.context;
         let driver = self.driver().await;
         let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
         // Use a blocking thread, because some checks read cgroups.
@@ -113,7 +109,7 @@ impl Health {
             simulated,
             maintenance,
             gpu_count: u32::try_from(count).unwrap_or(u32::MAX),
-            layouts_at_start: startup.layouts(),
+            layouts_at_start: self.0.startup.layouts(),
             pid: std::process::id(),
             tasks: tasks.report(viewer.is_admin()),
         }
@@ -121,7 +117,8 @@ impl Health {
 
     /// Adds the problems of the GPUs to `causes`. Returns the number of GPUs.
     fn check_gpus(&self, observed: &Observed, viewer: Viewer, causes: &mut Vec<ApiError>) -> usize {
-        let Sources { state, startup, host_root, .. } = &*self.0;
+        let Sources { context, startup, host_root, .. } = &*self.0;
+        let state = &context.state;
         let nameless = &observed.host.nameless;
         causes.extend(nameless.iter().map(|(index, error)| unidentified(*index, error)));
         let gpus = observed.gpus(viewer);
@@ -143,7 +140,7 @@ impl Health {
     /// Returns an error for each driver worker that gpushd has killed but that still hangs in the
     /// kernel.
     fn stuck_workers(&self) -> Vec<ApiError> {
-        let abandoned = self.0.hardware.status().abandoned;
+        let abandoned = self.0.context.hardware.status().abandoned;
         let stuck = abandoned.iter().filter(|worker| worker.stuck).map(|worker| {
             let pid = worker.pid.map_or_else(|| "?".to_owned(), |pid| pid.to_string());
             ApiError::new(

@@ -28,14 +28,13 @@ use std::{
 
 use gpush_api::{ApiError, Code, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
 use gpush_locked::Locked;
-use gpush_store::Store;
 use jiff::Timestamp;
 use tokio::sync::OwnedMutexGuard;
 
 use crate::{
     leases::{Delivery, JobKey, Leases},
     requests::caller::Caller,
-    state::readings::Readings,
+    state::context::HostContext,
 };
 
 /// Maximum length of the name of a cluster or a node, in bytes.
@@ -47,11 +46,8 @@ pub(crate) struct Slurm(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
+    context: Arc<HostContext>,
     leases: Leases,
-    readings: Readings,
-    store: Store,
-    /// Why the store cannot record changes; `None` if the store works.
-    read_only: Option<ApiError>,
     /// A lock for each job for which gpushd is handling a request.
     busy: Locked<BTreeMap<JobKey, Weak<tokio::sync::Mutex<()>>>>,
 }
@@ -76,8 +72,8 @@ impl Started {
 
 impl Slurm {
     /// Creates the handle.
-    pub(crate) fn new(leases: Leases, readings: Readings, store: Store, read_only: Option<ApiError>) -> Self {
-        Self(Arc::new(Inner { leases, readings, store, read_only, busy: Locked::default() }))
+    pub(crate) fn new(context: Arc<HostContext>, leases: Leases) -> Self {
+        Self(Arc::new(Inner { context, leases, busy: Locked::default() }))
     }
 
     /// Begins the lease of a job on this node.

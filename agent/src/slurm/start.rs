@@ -68,7 +68,7 @@ pub(super) async fn start(
             Err(_) => break last.unwrap_or_else(late),
         }
     };
-    let Ok(seen) = slurm.readings.host().await else { return Err(error) };
+    let Ok(seen) = slurm.context.readings.host().await else { return Err(error) };
     let gpus = seen.gpus(Viewer::Log);
     let allocation = Allocation::of(&seen.host, &gpus, &job.devices);
     if !decide::is_refusal(error.code) && !is_of_mps(slurm, &allocation, &error) {
@@ -89,7 +89,8 @@ pub(super) async fn start(
 /// this: a client can crash the server, a connection can block the daemon, and clients of one user prevent the daemon
 /// from changing to the next user.
 fn is_of_mps(slurm: &Inner, allocation: &Allocation, error: &ApiError) -> bool {
-    let is_usable = slurm.read_only.is_none() && slurm.store.refusal().is_none() && allocation.check_node().is_ok();
+    let is_usable =
+        slurm.context.read_only.is_none() && slurm.context.store.refusal().is_none() && allocation.check_node().is_ok();
     let gpus = allocation.gpus();
     is_usable
         && (slurm.leases.lacks_an_mps_daemon(&gpus)
@@ -97,7 +98,7 @@ fn is_of_mps(slurm: &Inner, allocation: &Allocation, error: &ApiError) -> bool {
 }
 
 async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobStart) -> Result<Started, ApiError> {
-    let seen = slurm.readings.host().await?;
+    let seen = slurm.context.readings.host().await?;
     let gpus = seen.gpus(Viewer::Log);
     let owned = owned(&seen.host, &gpus);
     let answer = |outcome| Started { answer: SlurmJobStarted { outcome, owned: owned.clone() }, delivery: None };
@@ -138,7 +139,7 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
     if !concerned {
         return Ok(answer(SlurmOutcome::NotConcerned));
     }
-    if let Some(why) = &slurm.read_only {
+    if let Some(why) = &slurm.context.read_only {
         return Err(why.clone());
     }
     let granted = match wanted {
@@ -153,7 +154,7 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
             if error.code == Code::Blocked {
                 // The GPU may look blocked only because its reading is old. That is no reason to refuse the job, so
                 // check the node again.
-                let seen = slurm.readings.host().await?;
+                let seen = slurm.context.readings.host().await?;
                 Allocation::of(&seen.host, &seen.gpus(Viewer::Log), &job.devices).check_node()?;
             }
             let refused = refuse(slurm, caller, job, error).await;
@@ -213,7 +214,7 @@ async fn record_refusal(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, err
         result: "refused".to_owned(),
         detail: serde_json::json!({ "cluster": job.cluster, "uid": job.uid, "request_spec": request, "why": error.message }),
     };
-    if let Err(error) = slurm.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())).await {
+    if let Err(error) = slurm.context.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())).await {
         tracing::warn!("the refusal of job {} is not in the audit trail: {error}", job.job);
     }
 }

@@ -26,6 +26,7 @@
 //! | `holder` | the operation that has claimed a GPU |
 //! | `gpu` | one GPU of a snapshot: its state and the reasons |
 //! | `reason` | why a GPU is in its state, as a type |
+//! | `context` | the handles of the host, for all layers above |
 //! | `conditions` | cordons, maintenance, degraded GPUs |
 //! | `faults` | cordons because of faults that gpushd detects |
 //! | `leases` | leases that have not ended |
@@ -45,6 +46,7 @@
 
 mod commit;
 mod conditions;
+pub(crate) mod context;
 mod delayed;
 pub(crate) mod events;
 mod faults;

@@ -30,7 +30,8 @@ impl Actor {
         // Cancelling a grant or a request has further effects, such as the record of its end. The reply comes after them.
         self.execute_effects().await;
         // It is unknown whether the grant is on disk, so the lease may be active after a restart.
-        let unknown = || self.leases.handles.store.refusal().filter(|_| matches!(self.state, State::Committing { .. }));
+        let unknown =
+            || self.leases.handles.context.store.refusal().filter(|_| matches!(self.state, State::Committing { .. }));
         let failure = self.failure.take().or_else(|| unknown().map(ChangeError::Unrecorded));
         let changed = failure.map_or(changed, Err);
         let _the_client_may_be_gone = reply.send(changed);
@@ -97,7 +98,7 @@ impl Actor {
         }
         let detail = serde_json::json!({ "expires_at": expires_at.map(gpush_api::whole_second) });
         let Some(id) = self.id() else { return Err(ChangeError::Inactive) };
-        let written = self.leases.handles.store.write(move |tx| {
+        let written = self.leases.handles.context.store.write(move |tx| {
             let record = tx.renew_lease(id, expires_at)?;
             writes.write(tx, "lease.renew", id, detail.clone())?;
             Ok(record)
@@ -120,7 +121,7 @@ impl Actor {
         mut write: impl FnMut(&mut Tx<'_>, LeaseId) -> Result<LeaseRecord, StoreError> + Send + 'static,
     ) -> Result<(), ChangeError> {
         let Some(id) = self.id() else { return Ok(()) };
-        let written = self.leases.handles.store.write_ending(move |tx| write(tx, id)).await;
+        let written = self.leases.handles.context.store.write_ending(move |tx| write(tx, id)).await;
         self.set_record(written.map_err(ChangeError::Unrecorded)?);
         Ok(())
     }

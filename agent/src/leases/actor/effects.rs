@@ -19,7 +19,7 @@ impl Actor {
     /// soon as it is recorded: the task of the lease continues.
     pub(super) async fn execute_effects(&mut self) {
         // gpushd does not exit while an effect is being executed.
-        let _unfinished = self.leases.handles.tasks.unfinished();
+        let _unfinished = self.leases.handles.context.tasks.unfinished();
         while let Some(effect) = self.effects.pop_front() {
             let outcome = self.execute(effect).await;
             if let Some(event) = outcome {
@@ -55,7 +55,7 @@ impl Actor {
                 if let Some(lease) = &self.lease {
                     let left = at.saturating_sub(super::now()).as_secs();
                     let what = format!("ends: its processes get SIGTERM in {left} s");
-                    log::change(&self.leases.handles.state, &lease.record, what);
+                    log::change(&self.leases.handles.context.state, &lease.record, what);
                 }
                 None
             }
@@ -93,7 +93,7 @@ impl Actor {
     /// disconnected.
     async fn record_releasing(&mut self, reason: EndReason) -> Option<Event> {
         let id = self.id()?;
-        let written = self.leases.handles.store.write_ending(move |tx| {
+        let written = self.leases.handles.context.store.write_ending(move |tx| {
             let record = tx.release_lease(id, reason)?;
             tx.audit(by_gpushd(&record, "lease.release", reason.name()))?;
             Ok(record)
@@ -119,13 +119,13 @@ impl Actor {
     async fn record_end(&mut self, reason: EndReason) -> Event {
         let Some(lease) = &self.lease else { return Event::EndRecorded };
         let id = lease.id();
-        let written = self.leases.handles.store.write_ending(move |tx| {
+        let written = self.leases.handles.context.store.write_ending(move |tx| {
             let record = tx.end_lease(id, reason)?;
             tx.audit(by_gpushd(&record, "lease.end", reason.name())).map(|_| ())
         });
         match written.await {
             Ok(()) => {
-                log::change(&self.leases.handles.state, &lease.record, format!("ended: {reason}"));
+                log::change(&self.leases.handles.context.state, &lease.record, format!("ended: {reason}"));
                 Event::EndRecorded
             }
             // The end is recorded already: the task that recorded it has failed.

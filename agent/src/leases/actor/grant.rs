@@ -58,13 +58,13 @@ pub(in crate::leases) async fn grant(
     actor.use_capacity(reserved);
     actor.execute_effects().await;
     actor.spawn();
-    let unanswered = |_| Err(unanswered(&leases.handles.stopping));
+    let unanswered = |_| Err(unanswered(&leases.handles.context.stopping));
     answer.await.unwrap_or_else(unanswered).map(|granted| (granted, inbox))
 }
 
 /// Waits until the operation that creates the devices of a lease has ended, whether it succeeded or not.
 pub(in crate::leases) async fn wait_until_decided(leases: &Leases, id: LeaseId) {
-    let mut snapshots = leases.handles.state.watch();
+    let mut snapshots = leases.handles.context.state.watch();
     let is_granting = |lease: &OpenLease| lease.state.name() == LeaseState::Granting;
     // `wait_for` cannot fail: the state keeps the sender alive.
     let _decided = snapshots.wait_for(|host| !host.leases.get(id).is_some_and(is_granting)).await.is_ok();
@@ -101,7 +101,7 @@ impl Actor {
             "gpus": gpus.collect::<Vec<_>>(),
         });
         reserved.set_may_be_recorded(true);
-        let written = self.leases.handles.store.write(move |tx| {
+        let written = self.leases.handles.context.store.write(move |tx| {
             let record = tx.grant_lease(source.clone(), terms.clone())?;
             writes.write(tx, record, ("lease.grant", "granted"), devices.clone())
         });
@@ -181,7 +181,7 @@ impl Actor {
 
     fn grant_writes(&self, request: &super::PendingRequest) -> GrantWrites {
         GrantWrites {
-            epoch: self.leases.handles.store.epoch().to_owned(),
+            epoch: self.leases.handles.context.store.epoch().to_owned(),
             binding: request.resolved.bound.binding.clone(),
             key: request.key.clone(),
         }
@@ -217,10 +217,10 @@ impl Actor {
     pub(super) async fn report_grant(&mut self) {
         self.place = None;
         let (Some(lease), Some(request)) = (&self.lease, &self.request) else { return };
-        log::granted(&self.leases.handles.state, &lease.record, spec(&lease.record.request));
+        log::granted(&self.leases.handles.context.state, &lease.record, spec(&lease.record.request));
         let (leases, record) = (self.leases.clone(), lease.record.clone());
         let Some(process) = request.resolved.bound.mover() else { return self.answer_grant(Ok(())) };
-        let unfinished = leases.handles.tasks.unfinished();
+        let unfinished = leases.handles.context.tasks.unfinished();
         // While the scope is being created, an empty scope does not end the lease.
         self.moving.start(async move {
             let moved = scope::move_into_scope(&leases, &record, &process).await;
@@ -255,7 +255,7 @@ impl Actor {
         );
         let none = gpush_api::LeaseBinding::None;
         let binding = none.clone();
-        match self.leases.handles.store.write_ending(move |tx| tx.bind_lease(id, binding.clone())).await {
+        match self.leases.handles.context.store.write_ending(move |tx| tx.bind_lease(id, binding.clone())).await {
             Ok(record) => self.set_record(record),
             Err(error) => {
                 tracing::error!(lease = %id, "lease {id}: cannot record that it has no scope: {error}");

@@ -45,7 +45,7 @@ impl Actor {
         let is_creating = matches!(self.state, State::Creating { .. });
         let is_queued = matches!(self.state, State::Queued { .. });
         let timer = self.next_time();
-        let stopping = self.leases.handles.stopping.clone();
+        let stopping = self.leases.handles.context.stopping.clone();
         let Self { leases, lease, commands, moving, ending, .. } = self;
         let lease = lease.as_ref();
         let bound = async {
@@ -157,7 +157,7 @@ impl Actor {
             LeaseCommand::Change(request) => self.change_for_user(request).await,
             LeaseCommand::ClientGone => {
                 // If gpushd is stopping, the request keeps its place, and its client can reconnect to the next gpushd.
-                if matches!(self.state, State::Queued { .. }) && self.leases.handles.stopping.is_cancelled() {
+                if matches!(self.state, State::Queued { .. }) && self.leases.handles.context.stopping.is_cancelled() {
                     return Flow::Stop;
                 }
                 let may_repeat = self.has_key() && !matches!(self.state, State::Queued { .. });

@@ -241,7 +241,7 @@ impl Actor {
         let is_unanswered = Arc::clone(&self.is_unanswered);
         is_unanswered.store(matches!(self.client, LeaseClient::Waits { .. }) && !self.has_key(), Ordering::Relaxed);
         let mut first = Some(self);
-        leases.handles.tasks.clone().spawn_for(TaskName::Lease, format!("lease {id}"), move || {
+        leases.handles.context.tasks.clone().spawn_for(TaskName::Lease, format!("lease {id}"), move || {
             let actor =
                 first.take().or_else(|| Self::after_failure(&leases, id, is_unanswered.load(Ordering::Relaxed)));
             async move {
@@ -255,13 +255,13 @@ impl Actor {
 
     /// Creates the actor that replaces one whose task has failed. Returns `None` if the lease has ended.
     fn after_failure(leases: &Leases, id: LeaseId, is_unanswered: bool) -> Option<Self> {
-        let Some(lease) = leases.handles.state.leases().get(id).cloned() else {
+        let Some(lease) = leases.handles.context.state.leases().get(id).cloned() else {
             leases.actors.remove(id);
             return None;
         };
         let mut actor = Self::of_open_lease(leases, lease);
         actor.has_task = true;
-        let table = leases.handles.state.leases();
+        let table = leases.handles.context.state.leases();
         let reservation = table.reserved.iter().find(|(_, one)| one.lease == Some(id)).map(|(number, _)| *number);
         actor.lost = Some(LostTask { reservation, is_unanswered });
         // The waiting client gets an error, because the channel to it was lost. So no client waits for the lease.
@@ -300,7 +300,7 @@ impl Actor {
             self.apply(Event::Released);
         }
         if let Some(reservation) = lost.reservation {
-            self.leases.handles.state.change_leases(|table| table.reserved.remove(&reservation));
+            self.leases.handles.context.state.change_leases(|table| table.reserved.remove(&reservation));
         }
     }
 
@@ -309,7 +309,7 @@ impl Actor {
         let mut is_logged = false;
         let record = loop {
             // Read in a job that comes after the writes of the failed task.
-            match self.leases.handles.store.write_ending(move |tx| tx.lease(id)).await {
+            match self.leases.handles.context.store.write_ending(move |tx| tx.lease(id)).await {
                 Ok(Some(record)) => break record,
                 Ok(None) => return,
                 Err(error) => {
@@ -317,7 +317,9 @@ impl Actor {
                         tracing::warn!(lease = %id, "cannot read the record of lease {id}: {error}");
                     }
                     // Only a grant in progress must know its outcome.
-                    if !matches!(self.state, State::Committing { .. }) || self.leases.handles.stopping.is_cancelled() {
+                    if !matches!(self.state, State::Committing { .. })
+                        || self.leases.handles.context.stopping.is_cancelled()
+                    {
                         return;
                     }
                     tokio::time::sleep(PAUSE).await;
@@ -352,7 +354,7 @@ impl Actor {
     }
 
     fn change(&mut self, event: Option<Event>) {
-        let state = self.leases.handles.state.clone();
+        let state = self.leases.handles.context.state.clone();
         state.change_leases(|table| {
             self.follow(table);
             if let Some(event) = event {
@@ -461,7 +463,7 @@ fn release_event(reason: Option<EndReason>) -> Event {
 
 /// Takes over the leases of an earlier gpushd that are not queued. The module `restored` takes over the queued ones.
 pub(crate) fn take_over(leases: &Leases) {
-    let open: Vec<Arc<OpenLease>> = leases.handles.state.leases().open.values().cloned().collect();
+    let open: Vec<Arc<OpenLease>> = leases.handles.context.state.leases().open.values().cloned().collect();
     for lease in open {
         match lease.state.name() {
             LeaseState::Queued | LeaseState::Ended => {}

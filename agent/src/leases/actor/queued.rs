@@ -25,7 +25,7 @@ impl<'a> EnteringRequest<'a> {
     /// # Errors
     /// If the quota does not allow one more waiting request.
     fn new(leases: &'a Leases, resolved: &Resolved) -> Result<Self, ApiError> {
-        let number = leases.handles.state.change_leases(|table| {
+        let number = leases.handles.context.state.change_leases(|table| {
             scheduler::may_wait(&leases.handles.scheduler, &resolved.demand, table)?;
             Ok::<_, ApiError>(table.begin_to_queue(resolved.demand.wanted.holder))
         })?;
@@ -35,7 +35,7 @@ impl<'a> EnteringRequest<'a> {
 
 impl Drop for EnteringRequest<'_> {
     fn drop(&mut self) {
-        self.leases.handles.state.change_leases(|table| table.entering.remove(&self.number));
+        self.leases.handles.context.state.change_leases(|table| table.entering.remove(&self.number));
     }
 }
 
@@ -54,7 +54,7 @@ pub(in crate::leases) async fn enter_queue(
     let entering = EnteringRequest::new(leases, &resolved)?;
     let new = resolved.demand.new.clone();
     let (text, recorded) = (spec(&new.request), key.clone());
-    let written = leases.handles.store.write(move |tx| {
+    let written = leases.handles.context.store.write(move |tx| {
         let record = tx.queue_lease(new.clone())?;
         // The client can reconnect with the key.
         if let Some(key) = &recorded {

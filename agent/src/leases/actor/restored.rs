@@ -44,11 +44,11 @@ const RECONNECT_TIME: Duration = Duration::from_secs(30);
 /// `None`. Call this function before each restored operation is queued, so that leases and operations keep one order of
 /// arrival. Also call it before gpushd serves any request.
 pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
-    let table = leases.handles.state.leases();
+    let table = leases.handles.context.state.leases();
     let queued = table.open.values().filter(|lease| lease.state.name() == LeaseState::Queued);
     for lease in queued.filter(|lease| before.is_none_or(|before| lease.record.created_at <= before)) {
         // An earlier call may have started the task of the lease, and the lease may have ended since.
-        if leases.actors.get(lease.id()).is_some() || leases.handles.state.leases().get(lease.id()).is_none() {
+        if leases.actors.get(lease.id()).is_some() || leases.handles.context.state.leases().get(lease.id()).is_none() {
             continue;
         }
         let mut actor = Actor::of_open_lease(leases, OpenLease::clone(lease));
@@ -139,7 +139,7 @@ impl Actor {
             return;
         };
         let record = lease.record.clone();
-        let found = match self.leases.handles.readings.host().await {
+        let found = match self.leases.handles.context.readings.host().await {
             Ok(seen) => resolved(&self.leases, &caller, &record, &seen, job.as_ref()).await,
             Err(error) => Err(ApiError { retryable: true, ..error }),
         };
@@ -178,7 +178,7 @@ fn is_resolved_without_its_client(record: &LeaseRecord) -> bool {
 /// Returns the caller of a recorded request. The caller gets the rights of an ordinary user.
 async fn as_user(leases: &Leases, record: &LeaseRecord) -> Caller {
     let uid = record.asked_by.uid;
-    let groups = leases.handles.users.names().groups_of(uid).await.ok().flatten().unwrap_or_default();
+    let groups = leases.handles.context.users.names().groups_of(uid).await.ok().flatten().unwrap_or_default();
     let pid = record.asked_by.pid;
     let start = match record.binding {
         // If another process has the pid now, its start time differs.
@@ -191,7 +191,7 @@ async fn as_user(leases: &Leases, record: &LeaseRecord) -> Caller {
     let is_on_this_host =
         uid != 0 || is_recorded && pid.is_some_and(|pid| proc::start(pid) == start && proc::is_on_this_host(pid));
     let peer = Peer { uid, pid, start, groups, is_on_this_host };
-    Caller::with_viewer(peer, Viewer::User(uid), leases.handles.users.accounts().last(uid))
+    Caller::with_viewer(peer, Viewer::User(uid), leases.handles.context.users.accounts().last(uid))
 }
 
 /// Resolves a recorded request again.
@@ -244,7 +244,7 @@ fn has_ended(record: &LeaseRecord) -> bool {
 /// cannot be read.
 async fn has_key(leases: &Leases, record: &LeaseRecord) -> bool {
     let (uid, number) = (record.asked_by.uid, record.id.0);
-    leases.handles.store.read(move |view| view.has_answer_with(uid, number)).await.unwrap_or(true)
+    leases.handles.context.store.read(move |view| view.has_answer_with(uid, number)).await.unwrap_or(true)
 }
 
 /// Returns the error for a repeated request whose lease is still queued but already about to end.

@@ -138,7 +138,7 @@ struct BoundScan<'a> {
 
 impl<'a> BoundScan<'a> {
     fn new(leases: &'a Leases, uid: u32, of_job: bool) -> Self {
-        Self { leases, table: leases.handles.state.leases(), uid, of_job }
+        Self { leases, table: leases.handles.context.state.leases(), uid, of_job }
     }
 
     /// Reads a process. `select` returns what to keep of a process.

@@ -100,7 +100,7 @@ impl InProcess {
         };
         let options = Options::scripted(Arc::clone(&gpus) as Arc<_>);
         let parts = compose(settings, environment, remembered.expect("a store"), options);
-        let (router, stopping) = (http::router(parts.handles.clone()), parts.engine.stopping.clone());
+        let (router, stopping) = (http::router(parts.handles.clone()), parts.engine.context.stopping.clone());
         serve(parts).await;
         Self { router, gpus, stopping, _directory: directory }
     }

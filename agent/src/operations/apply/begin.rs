@@ -34,7 +34,7 @@ use crate::{
 /// If the order is refused. Nothing was changed.
 pub(crate) async fn begin(engine: &Engine, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
     let (shared, caller) = (Arc::clone(engine), caller.clone());
-    let beginning = engine.tasks.once_before_exit(TaskName::Request, async move {
+    let beginning = engine.context.tasks.once_before_exit(TaskName::Request, async move {
         let Some(key) = order.key.clone() else { return accept(&shared, &caller, order).await };
         let _lock = shared.idempotency.lock(&key).await?;
         match shared.idempotency.operation(&key).await? {
@@ -49,31 +49,32 @@ pub(crate) async fn begin(engine: &Engine, caller: &Caller, order: Order) -> Res
 
 async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operation, ApiError> {
     refuse_now(engine)?;
-    let config = engine.settings.config();
+    let config = engine.context.settings.config();
     // Use the last answers of the MPS daemons here. When the operation has its lanes, gpushd polls the daemons and
     // plans again.
     let gpus = engine.planner.gpus(caller.viewer).await?;
     let planned = engine.planner.planned_with_needs(&gpus, &order.request, order.once).await;
-    let (meant, needs) = planned.map_err(|error| engine.state.now().explain_absent(&order.request.gpus, error))?;
+    let (meant, needs) =
+        planned.map_err(|error| engine.context.state.now().explain_absent(&order.request.gpus, error))?;
     overrides::check_expiry_applies(order.expires_at, &order.override_changes(&config, &gpus, &meant))?;
     check_mps_entries(&config, &gpus, &order.request, &meant, order.once)?;
-    let by = caller.actor(engine.users.user(caller.uid()).await);
+    let by = caller.actor(engine.context.users.user(caller.uid()).await);
     // An operation with `wait` goes to the end of the queue. Without `wait`, the operation begins at once or is
     // refused.
     let ahead = order.wait.and_then(|_| engine.scheduler.would_wait_for(&needs));
     let first = ahead.map_or(Ok(()), |ahead| Err(behind(engine, &ahead)));
-    let free = first.and_then(|()| not_resetting(&engine.host_services));
+    let free = first.and_then(|()| not_resetting(&engine.context.host_services));
     let claimed = match free {
         // An operation with `wait` enters the queue, so it does not wait here.
-        Ok(()) if order.wait.is_some() => engine.lanes.claim(&operation::gpus(&meant)),
-        Ok(()) => engine.lanes.claim_after_planning(&operation::gpus(&meant)).await,
+        Ok(()) if order.wait.is_some() => engine.context.lanes.claim(&operation::gpus(&meant)),
+        Ok(()) => engine.context.lanes.claim_after_planning(&operation::gpus(&meant)).await,
         Err(error) => Err(error),
     };
     let ready = match claimed {
         Ok(claim) => Ready::plan_again(engine, caller.viewer, &order, &meant, claim).await,
         Err(held) => Err(held),
     };
-    engine.operations.not_stopping(&engine.stopping)?;
+    engine.operations.not_stopping(&engine.context.stopping)?;
     let ongoing = match ready {
         Ok(ready) => {
             let Ready { parts, claim } = ready;

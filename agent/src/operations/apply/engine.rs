@@ -3,16 +3,11 @@
 
 use std::sync::Arc;
 
-use gpush_api::ApiError;
-use gpush_host::identity::Users;
-use tokio_util::sync::CancellationToken;
-
 use super::{Executor, Planner};
 use crate::{
     operations::{operation::Operations, scheduler::Scheduler},
     requests::idempotency::Idempotency,
-    state::{State, lanes::Lanes, readings::Readings},
-    system::{host_services::HostServices, settings::Settings, tasks::Tasks},
+    state::context::HostContext,
 };
 
 /// Queues and begins operations. Cheap to clone.
@@ -20,19 +15,10 @@ pub(crate) type Engine = Arc<EngineHandles>;
 
 #[derive(Debug)]
 pub(crate) struct EngineHandles {
-    pub(crate) settings: Settings,
-    /// The error with which gpushd refuses every change, because the store cannot record changes.
-    /// `None` if the store works.
-    pub(crate) read_only: Option<ApiError>,
-    /// State of the host.
-    pub(crate) state: State,
-    pub(crate) readings: Readings,
-    pub(crate) host_services: Arc<HostServices>,
-    pub(crate) users: Users,
+    /// The handles of the host.
+    pub(crate) context: Arc<HostContext>,
     /// Requests in flight that have an idempotency key.
     pub(crate) idempotency: Idempotency,
-    /// The lane of each GPU.
-    pub(crate) lanes: Lanes,
     /// The queue of the operations and leases that wait.
     pub(crate) scheduler: Scheduler,
     /// Operations in progress.
@@ -41,8 +27,4 @@ pub(crate) struct EngineHandles {
     pub(crate) planner: Planner,
     /// Executes operations.
     pub(crate) executor: Executor,
-    /// Tasks that must finish before gpushd exits.
-    pub(crate) tasks: Tasks,
-    /// Cancelled when gpushd is stopping.
-    pub(crate) stopping: CancellationToken,
 }

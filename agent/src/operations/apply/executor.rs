@@ -62,7 +62,7 @@ impl Executor {
         // Do not use the returned failures: they are already logged, and the operation no longer accepts notes.
         let _failures = self.close(number, OperationState::Failed).await;
         self.operations.abandon(number, error).await;
-        lease_changes::abandon(&self.mig.state, &self.services.store, number).await;
+        lease_changes::abandon(&self.mig.state, &self.services.context.store, number).await;
         self.mps.forget_operation(&number.to_string());
     }
 

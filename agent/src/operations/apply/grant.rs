@@ -55,21 +55,23 @@ impl Creation {
         also: BeginWrites,
     ) -> Result<Self, ApiError> {
         refuse_now(engine)?;
-        not_resetting(&engine.host_services)?;
+        not_resetting(&engine.context.host_services)?;
         claim.wait_until_alone().await;
-        let host = engine.state.now();
+        let host = engine.context.state.now();
         let creates =
             |index: u32| assignment.members.iter().any(|m| matches!(m, Member::Create { gpu, .. } if *gpu == index));
         let concerned = host.gpus.iter().filter(|gpu| creates(gpu.gpu.index));
         let mut readings = Vec::new();
-        for (uuid, read) in engine.readings.now(&concerned.map(|gpu| gpu.gpu.uuid.clone()).collect::<Vec<_>>()).await {
+        for (uuid, read) in
+            engine.context.readings.now(&concerned.map(|gpu| gpu.gpu.uuid.clone()).collect::<Vec<_>>()).await
+        {
             readings.push(read.map_err(|error| {
                 let error = error.to_api();
                 ApiError { message: format!("GPU {uuid} cannot be read: {}", error.message), ..error }
             })?);
         }
         let gpus = engine.planner.gpus_with(Viewer::Agent, &readings).await?;
-        let created = &engine.state.leases().created;
+        let created = &engine.context.state.leases().created;
         let mut plans = Vec::new();
         for reading in &readings {
             let uuid = &reading.identity.uuid;
@@ -77,7 +79,7 @@ impl Creation {
             let gpu = gpus.iter().find(|gpu| gpu.uuid == *uuid);
             plans.extend(gpu.map(|gpu| plan_grant(gpu, assignment, created.get(uuid).unwrap_or(&none))));
         }
-        add_services(&engine.settings.config(), &gpus, &mut plans);
+        add_services(&engine.context.settings.config(), &gpus, &mut plans);
         engine.planner.refuse_blocked(Viewer::Agent, &gpus, &mut plans).await;
         if let Some(error) = refusal(&plans) {
             return Err(error);

@@ -108,7 +108,7 @@ pub(super) fn has_room(engine: &Engine) -> Result<(), ApiError> {
 
 /// Creates the error of an operation that waits for an earlier entry in the queue.
 pub(super) fn behind(engine: &Engine, ahead: &Ahead) -> ApiError {
-    let index = engine.state.index_of(&ahead.gpu);
+    let index = engine.context.state.index_of(&ahead.gpu);
     let gpu = index.map_or_else(|| format!("GPU {}", ahead.gpu), |index| format!("GPU {index} ({})", ahead.gpu));
     ApiError::new(Code::Conflict, format!("{} is ahead of this request in the queue of {gpu}", ahead.waiter))
         .hint("`gpushctl operation list` shows the queue")
@@ -144,7 +144,7 @@ impl QueuedOperation {
     /// the next gpushd queues it again.
     pub(crate) fn serve(self, engine: &Engine) {
         let (executor, ongoing) = (engine.executor.clone(), Arc::clone(&self.ongoing));
-        engine.tasks.execute(format!("operation {}", ongoing.id()), self.wait(Arc::clone(engine)), move || {
+        engine.context.tasks.execute(format!("operation {}", ongoing.id()), self.wait(Arc::clone(engine)), move || {
             let error = ApiError::internal("the operation could not begin: internal error of gpushd");
             let (executor, ongoing) = (executor.clone(), Arc::clone(&ongoing));
             async move {
@@ -155,7 +155,7 @@ impl QueuedOperation {
     }
 
     async fn wait(mut self, engine: Engine) {
-        let (cancelled, stopping) = (self.ongoing.cancelled().clone(), engine.stopping.clone());
+        let (cancelled, stopping) = (self.ongoing.cancelled().clone(), engine.context.stopping.clone());
         let until = self.until;
         let over = tokio::select! {
             biased;
@@ -175,7 +175,7 @@ impl QueuedOperation {
     /// # Errors
     /// If the operation can never begin.
     async fn attempts(&mut self, engine: &Engine) -> Result<Ready, ApiError> {
-        let mut room = engine.lanes.room();
+        let mut room = engine.context.lanes.room();
         loop {
             // Mark changes as seen before the attempt, so that a change during the attempt causes another one.
             room.mark_unchanged();
@@ -203,7 +203,7 @@ impl QueuedOperation {
 
     /// Returns whether the operation is planned for the present desired state.
     fn is_planned(&self, engine: &Engine) -> bool {
-        self.planned == Some(engine.state.now().generation)
+        self.planned == Some(engine.context.state.now().generation)
     }
 
     /// Waits until another attempt may succeed.
@@ -240,8 +240,8 @@ impl QueuedOperation {
     /// Claims the GPUs of the operation if, according to the last readings, its plan is possible. Then reads the GPUs
     /// again.
     async fn claim_and_read(&mut self, engine: &Engine, gpus: &[Gpu]) -> Result<Ready, ApiError> {
-        not_resetting(&engine.host_services)?;
-        let generation = engine.state.now().generation;
+        not_resetting(&engine.context.host_services)?;
+        let generation = engine.context.state.now().generation;
         let (meant, needs) = engine.planner.planned_with_needs(gpus, &self.order.request, self.order.once).await?;
         self.place.set_needs(needs);
         self.planned = Some(generation);
@@ -252,7 +252,7 @@ impl QueuedOperation {
         if let Some(error) = refusal(&meant) {
             return Err(error);
         }
-        let claim = engine.lanes.claim(&operation::gpus(&meant))?;
+        let claim = engine.context.lanes.claim(&operation::gpus(&meant))?;
         let ready = Ready::plan_again(engine, Viewer::Agent, &self.order, &meant, claim).await;
         ready.inspect_err(|_| self.again = Instant::now() + READ)
     }
@@ -285,7 +285,7 @@ impl QueuedOperation {
         self.ongoing.set_wait_reasons(&reasons);
         if self.ongoing.snapshot().state == OperationState::Queued {
             let ongoing = Arc::clone(&self.ongoing);
-            engine.tasks.once(TaskName::Operation, async move {
+            engine.context.tasks.once(TaskName::Operation, async move {
                 if let Err(error) = ongoing.advance(OperationState::Waiting).await {
                     let id = ongoing.id();
                     tracing::debug!(operation = id, "cannot record that operation {id} waits: {error}");

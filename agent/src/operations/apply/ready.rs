@@ -11,8 +11,8 @@ use crate::{operations::operation, requests::caller::Viewer, state::lanes::Claim
 
 /// Returns an error if no operation may begin at the moment.
 pub(super) fn refuse_now(engine: &Engine) -> Result<(), ApiError> {
-    engine.operations.not_stopping(&engine.stopping)?;
-    match engine.read_only.clone().or_else(|| engine.operations.closed()) {
+    engine.operations.not_stopping(&engine.context.stopping)?;
+    match engine.context.read_only.clone().or_else(|| engine.operations.closed()) {
         Some(why) => Err(why),
         None => Ok(()),
     }
@@ -40,11 +40,11 @@ impl Ready {
         claim.wait_until_alone().await;
         let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
         let mut readings = Vec::new();
-        for ((_, outcome), plan) in engine.readings.now(&uuids).await.into_iter().zip(meant) {
+        for ((_, outcome), plan) in engine.context.readings.now(&uuids).await.into_iter().zip(meant) {
             readings.push(outcome.map_err(|error| unreadable(plan, error.to_api()))?);
         }
         let gpus = engine.planner.gpus_with(viewer, &readings).await?;
-        let config = engine.settings.config();
+        let config = engine.context.settings.config();
         let mut plans = engine.planner.planned(&gpus, &order.request, order.once).await?;
         // Other GPUs may be reset together with a requested GPU. If the claim does not include them all, the request is
         // refused.

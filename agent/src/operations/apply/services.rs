@@ -20,17 +20,12 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use gpush_api::{ApiError, Code, OperationState};
 use gpush_core::step::Bracket;
 use gpush_host::helper::{End, Ended, Job};
-use gpush_store::{OperationId, Store, UnfinishedOperation, View};
-use tokio_util::sync::CancellationToken;
+use gpush_store::{OperationId, UnfinishedOperation, View};
 
 use crate::{
     modes::mig::LOGGED,
-    state::State,
-    system::{
-        backoff::backoff,
-        host_services::HostServices,
-        tasks::{TaskName, Tasks},
-    },
+    state::context::HostContext,
+    system::{backoff::backoff, host_services::HostServices, tasks::TaskName},
 };
 
 /// Number of attempts to start a service.
@@ -52,11 +47,8 @@ const HOOK_AFTER: &str = "hook-after";
 /// journal records each action, so that a later gpushd can undo it too.
 #[derive(Debug, Clone)]
 pub(crate) struct Services {
-    pub(crate) state: State,
-    pub(crate) store: Store,
-    pub(crate) host_services: Arc<HostServices>,
-    pub(crate) tasks: Tasks,
-    pub(crate) stopping: CancellationToken,
+    /// The handles of the host.
+    pub(crate) context: Arc<HostContext>,
 }
 
 impl Services {
@@ -66,7 +58,7 @@ impl Services {
     /// If the state of the service is unknown, or the service cannot be stopped. If the stop failed, gpushd starts the
     /// service again when the operation ends.
     pub(super) async fn stop(&self, operation: OperationId, service: &str) -> Result<(), ApiError> {
-        let _lock = self.host_services.services.lock().await;
+        let _lock = self.context.host_services.services.lock().await;
         let bracket = Bracket::Service { service: service.to_owned() };
         // If the service is noted already, stop it in any case: a previous gpushd may have noted the service and died
         // before it stopped the service.
@@ -107,7 +99,7 @@ impl Services {
         program: &str,
         env: BTreeMap<String, String>,
     ) -> Result<(), ApiError> {
-        if self.host_services.helpers.ended_well(&operation.to_string(), HOOK_BEFORE) {
+        if self.context.host_services.helpers.ended_well(&operation.to_string(), HOOK_BEFORE) {
             return Ok(());
         }
         let ended = self.hook(operation, HOOK_BEFORE, program, env).await?;
@@ -138,7 +130,7 @@ impl Services {
             // Hold the lock until the record is written. Otherwise two operations that stopped the same service could
             // each expect the other one to start it.
             let _lock = match &bracket {
-                Bracket::Service { .. } => Some(self.host_services.services.lock().await),
+                Bracket::Service { .. } => Some(self.context.host_services.services.lock().await),
                 Bracket::HookAfter { .. }
                 | Bracket::HookBefore { .. }
                 | Bracket::Timeslice
@@ -147,7 +139,7 @@ impl Services {
             if !self.undo_bracket(operation, state, &bracket, &mut failures).await {
                 continue;
             }
-            let recorded = self.store.write_ending(move |tx| tx.mark_undone(operation, position)).await;
+            let recorded = self.context.store.write_ending(move |tx| tx.mark_undone(operation, position)).await;
             if let Err(error) = recorded {
                 tracing::error!(
                     operation = %operation,
@@ -222,7 +214,7 @@ impl Services {
             let others = unfinished.filter(|other| other.record.id != operation && has_noted(other));
             Ok(others.map(|other| other.record.stage).collect())
         };
-        Ok(self.store.read(stages).await?)
+        Ok(self.context.store.read(stages).await?)
     }
 
     /// Starts services that an ended operation could not start. Tries again until the services run or gpushd exits.
@@ -232,10 +224,10 @@ impl Services {
         if left.is_empty() {
             return;
         }
-        self.host_services.not_started.lock().insert(operation, left);
+        self.context.host_services.not_started.lock().insert(operation, left);
         let services = self.clone();
         // gpushd does not wait for this task before it exits.
-        self.tasks.spawn_for(TaskName::ServiceStart, format!("operation {operation}"), move || {
+        self.context.tasks.spawn_for(TaskName::ServiceStart, format!("operation {operation}"), move || {
             services.clone().start_until_running(operation, state)
         });
     }
@@ -243,15 +235,15 @@ impl Services {
     async fn start_until_running(self, operation: OperationId, state: OperationState) {
         for pause in backoff(RETRY_PAUSE) {
             tokio::select! {
-                () = self.stopping.cancelled() => return,
+                () = self.context.stopping.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
             }
-            if self.state.maintenance().is_some() {
+            if self.context.state.maintenance().is_some() {
                 continue;
             }
             self.undo_brackets(operation, state).await;
             let left = self.services_to_start(operation).await;
-            let mut known = self.host_services.not_started.lock();
+            let mut known = self.context.host_services.not_started.lock();
             if left.is_empty() {
                 known.remove(&operation);
                 return;
@@ -293,7 +285,7 @@ impl Services {
     /// Returns the brackets (stopped services, hooks) that are not undone yet. The number is the position of the
     /// bracket in the journal.
     async fn pending(&self, operation: OperationId) -> Result<Vec<(u64, Bracket)>, ApiError> {
-        let noted = self.store.read(move |view| view.undo(operation)).await?;
+        let noted = self.context.store.read(move |view| view.undo(operation)).await?;
         let known = noted.into_iter().filter(|note| !note.undone).filter_map(|note| {
             let bracket = serde_json::from_value(note.what);
             let unknown = |error| {
@@ -311,7 +303,7 @@ impl Services {
         let what = serde_json::to_value(bracket).map_err(|error| {
             ApiError::new(Code::Internal, "cannot record which service or hook to roll back").cause(error.to_string())
         })?;
-        self.store.write(move |tx| tx.add_undo(operation, what.clone()).map(|_| ())).await?;
+        self.context.store.write(move |tx| tx.add_undo(operation, what.clone()).map(|_| ())).await?;
         Ok(())
     }
 
@@ -333,7 +325,7 @@ impl Services {
     }
 
     async fn systemctl(&self, operation: OperationId, verb: &str, service: &str) -> Result<Ended, ApiError> {
-        let config = self.state.config();
+        let config = self.context.state.config();
         let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
         let job = Job {
             operation: operation.to_string(),
@@ -344,7 +336,7 @@ impl Services {
             deadline: Duration::from_secs(config.mode_change.service_s.into()),
             routine: false,
         };
-        self.host_services.helpers.run(job).await
+        self.context.host_services.helpers.run(job).await
     }
 
     async fn hook(
@@ -360,10 +352,10 @@ impl Services {
             program: program.to_owned(),
             args: Vec::new(),
             env,
-            deadline: Duration::from_secs(self.state.config().mode_change.hook_s.into()),
+            deadline: Duration::from_secs(self.context.state.config().mode_change.hook_s.into()),
             routine: false,
         };
-        self.host_services.helpers.run(job).await
+        self.context.host_services.helpers.run(job).await
     }
 }
 

@@ -50,7 +50,7 @@ impl Reserved {
         missing: Option<DevicesToCreate>,
         grants: Vec<Grant>,
     ) -> Self {
-        let (scheduler, unfinished) = (scheduler.clone(), Some(scheduler.handles.tasks.unfinished()));
+        let (scheduler, unfinished) = (scheduler.clone(), Some(scheduler.handles.context.tasks.unfinished()));
         Self { scheduler, id, members, missing, grants, unfinished, is_reserved: true, may_be_recorded: false }
     }
 
@@ -78,8 +78,8 @@ impl Drop for Reserved {
             return;
         }
         let (scheduler, members) = (self.scheduler.clone(), std::mem::take(&mut self.members));
-        scheduler.handles.state.change_leases(|table| self.remove(table));
-        scheduler.handles.tasks.clone().once_before_exit(TaskName::FreedCapacity, async move {
+        scheduler.handles.context.state.change_leases(|table| self.remove(table));
+        scheduler.handles.context.tasks.clone().once_before_exit(TaskName::FreedCapacity, async move {
             mps::admit(&scheduler.handles.mps, &members).await;
             scheduler.capacity_freed();
         });

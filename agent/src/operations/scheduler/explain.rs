@@ -52,7 +52,7 @@ pub(crate) fn explain(scheduler: &Scheduler, why: &NoAssignment, unplaced: Unpla
     // The searches of the explanation run without the lock of the queue.
     let entries: Vec<(Ticket, QueuedEntry)> =
         scheduler.with_queue(|queue| queue.entries().map(|(ticket, entry)| (ticket, entry.clone())).collect());
-    explanation(&scheduler.handles.state.now(), &entries, why, unplaced)
+    explanation(&scheduler.handles.context.state.now(), &entries, why, unplaced)
 }
 
 /// Returns the explanation that follows from a snapshot of the host and from the entries of the queue.
@@ -229,7 +229,7 @@ pub(crate) async fn retry_hint(
     // Check first whether a daemon is starting. The checks below are slower, and a daemon that becomes ready during
     // them no longer counts as starting. gpushd would then refuse the request although it can now grant it.
     let is_mps = demand.wanted.share.kind() == LeaseKind::Mps;
-    let host = scheduler.handles.state.now();
+    let host = scheduler.handles.context.state.now();
     let is_starting = is_mps && mps::outlook(&host, Viewer::Agent).is_starting();
     let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
     let in_the_way = uuids_of(obstacles.iter().map(|(index, _)| *index), gpus);

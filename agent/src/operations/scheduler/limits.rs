@@ -8,8 +8,8 @@ use crate::state::LeaseTable;
 
 /// Checks the limits of the holder that do not depend on the placement. A refused request costs no search.
 pub(crate) fn check_quotas(scheduler: &Scheduler, demand: &LeaseDemand, wait: LeaseWait) -> Result<(), ApiError> {
-    let table = scheduler.handles.state.leases();
-    within_quota(&HeldLeases::of(scheduler.handles.users.accounts(), &table), demand)?;
+    let table = scheduler.handles.context.state.leases();
+    within_quota(&HeldLeases::of(scheduler.handles.context.users.accounts(), &table), demand)?;
     match wait {
         LeaseWait::No => Ok(()),
         LeaseWait::Seconds(_) | LeaseWait::Unlimited => may_wait(scheduler, demand, &table),
@@ -18,7 +18,7 @@ pub(crate) fn check_quotas(scheduler: &Scheduler, demand: &LeaseDemand, wait: Le
 
 /// Checks that the quota of the holder allows one more waiting request.
 pub(crate) fn may_wait(scheduler: &Scheduler, demand: &LeaseDemand, table: &LeaseTable) -> Result<(), ApiError> {
-    let held = HeldLeases::of(scheduler.handles.users.accounts(), table).of_requester(demand);
+    let held = HeldLeases::of(scheduler.handles.context.users.accounts(), table).of_requester(demand);
     quota::check_queue(&demand.quota, &held).map_err(|denial| ApiError::from(&denial))
 }
 

@@ -57,16 +57,10 @@ use gpush_core::{
     lease::placement::PlacementPolicy,
     schedule::{Ahead, Needs, Queue},
 };
-use gpush_host::identity::Users;
 use gpush_locked::Locked;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
-use crate::{
-    modes::mps::Mps,
-    state::{State, lanes::Lanes, readings::Readings},
-    system::tasks::Tasks,
-};
+use crate::{modes::mps::Mps, state::context::HostContext};
 
 pub(crate) use self::{
     answer::{LeaseAnswer, LeaseInbox},
@@ -86,16 +80,10 @@ use self::{entries::Entries, searches::Searches};
 /// The parts of gpushd that the scheduler uses.
 #[derive(Debug)]
 pub(crate) struct SchedulerHandles {
-    /// State of the host, including the open leases.
-    pub(crate) state: State,
-    pub(crate) readings: Readings,
-    /// The GPUs that operations have claimed.
-    pub(crate) lanes: Lanes,
+    /// The handles of the host.
+    pub(crate) context: Arc<HostContext>,
     /// What the MPS targets offer.
     pub(crate) mps: Mps,
-    pub(crate) users: Users,
-    pub(crate) tasks: Tasks,
-    pub(crate) stopping: CancellationToken,
 }
 
 /// The scheduler of this host. A handle; clones are cheap and share the state.
@@ -133,7 +121,7 @@ impl Scheduler {
     /// Starts the task, which makes passes until gpushd stops.
     pub(crate) fn spawn(&self) -> tokio::task::JoinHandle<()> {
         let scheduler = self.clone();
-        self.handles.tasks.spawn(crate::system::tasks::TaskName::Scheduler, move || run::run(scheduler.clone()))
+        self.handles.context.tasks.spawn(crate::system::tasks::TaskName::Scheduler, move || run::run(scheduler.clone()))
     }
 
     /// Returns the entry that a new entry with these needs would wait for; `None` if the new entry would be first.
@@ -154,7 +142,7 @@ impl Scheduler {
     /// Wakes waiting requests and operations after capacity became free.
     pub(crate) fn capacity_freed(&self) {
         // The task of the scheduler gets this notification too.
-        self.handles.lanes.make_room();
+        self.handles.context.lanes.make_room();
     }
 
     fn entries(&self) -> MutexGuard<'_, Entries> {
@@ -176,6 +164,6 @@ impl Scheduler {
 
     /// Returns the placement policy: which place a request gets if several are possible.
     fn policy(&self) -> PlacementPolicy {
-        self.handles.state.config().leases.placement
+        self.handles.context.state.config().leases.placement
     }
 }

@@ -44,8 +44,8 @@ pub(super) fn decide(scheduler: &Scheduler, read: &ReadHost) -> bool {
     let (mut denied, mut overtaken) = (Denied::new(), 0);
     let snapshot = loop {
         let turn = (overtaken >= MOST_OVERTAKEN).then(|| scheduler.turn.lock());
-        let now = scheduler.handles.state.now();
-        let held = HeldLeases::of(scheduler.handles.users.accounts(), &now.leases);
+        let now = scheduler.handles.context.state.now();
+        let held = HeldLeases::of(scheduler.handles.context.users.accounts(), &now.leases);
         deny_beyond_quota(scheduler, &now.leases, &held, &mut denied);
         // Also leave out requests that a quota has denied only for their assignment.
         let left_out = denied.keys().copied().collect();
@@ -157,7 +157,7 @@ fn grant_first(
     let attempt = |(ticket, outcome): &(Ticket, Outcome)| {
         let Outcome::Grant(assignment) = outcome else { return None };
         // While gpushd stops, the first requests leave the queue. Later ones must not get their capacity.
-        if scheduler.handles.stopping.is_cancelled() {
+        if scheduler.handles.context.stopping.is_cancelled() {
             return None;
         }
         let found = {
@@ -259,7 +259,7 @@ fn show_position(scheduler: &Scheduler, ticket: Ticket, behind: &[Ticket], reaso
     };
     let Some((id, inbox, position)) = found else { return };
     let is_new = |lease: &OpenLease| lease.queue.as_ref() != Some(&position);
-    if scheduler.handles.state.leases().get(id).is_some_and(is_new) {
+    if scheduler.handles.context.state.leases().get(id).is_some_and(is_new) {
         inbox.answer(LeaseAnswer::Waits(position));
     }
 }

@@ -88,13 +88,13 @@ pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDema
     let mut overtaken = 0;
     loop {
         let turn = (overtaken >= MOST_OVERTAKEN).then(|| scheduler.turn.lock());
-        let now = scheduler.handles.state.now();
-        let held = &HeldLeases::of(scheduler.handles.users.accounts(), &now.leases);
+        let now = scheduler.handles.context.state.now();
+        let held = &HeldLeases::of(scheduler.handles.context.users.accounts(), &now.leases);
         within_quota(held, demand).map_err(NotReserved::Refused)?;
         let snapshot = scheduler.snapshot_with(&read.host, &read.gpus, &now, held);
         let placed = snapshot.place(&demand.wanted);
         // While gpushd stops, the waiting requests leave the queue. A new request must not get their capacity.
-        if scheduler.handles.stopping.is_cancelled() {
+        if scheduler.handles.context.stopping.is_cancelled() {
             return Err(NotReserved::Refused(ApiError::stopping("gpushd is stopping")));
         }
         let assignment = placed.map_err(|why| NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })?;
@@ -115,8 +115,8 @@ pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDema
 impl Scheduler {
     /// Returns the current snapshot of everything that the placement of a new request depends on.
     pub(crate) fn snapshot(&self, seen: &HostState, gpus: &[Gpu]) -> Arc<PlacementSnapshot> {
-        let now = self.handles.state.now();
-        let held = HeldLeases::of(self.handles.users.accounts(), &now.leases);
+        let now = self.handles.context.state.now();
+        let held = HeldLeases::of(self.handles.context.users.accounts(), &now.leases);
         self.snapshot_with(seen, gpus, &now, &held)
     }
 
@@ -145,11 +145,11 @@ pub(super) fn reserve_assignment(
     check_size(&held.of_requester(demand), demand, quota::Size::of(&members)).map_err(NotTaken::Refused)?;
     let created = assignment.creates();
     if !created.is_empty()
-        && let Some(why) = scheduler.handles.lanes.closed()
+        && let Some(why) = scheduler.handles.context.lanes.closed()
     {
         return Err(NotTaken::Refused(why));
     }
-    let (lanes, mut others) = (&scheduler.handles.lanes, gpus_of(&members));
+    let (lanes, mut others) = (&scheduler.handles.context.lanes, gpus_of(&members));
     let claimed: Vec<(u32, String)> =
         gpus.iter().filter(|gpu| created.contains(&gpu.index)).map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
     others.retain(|uuid| claimed.iter().all(|(_, claimed)| claimed != uuid));
@@ -166,7 +166,7 @@ pub(super) fn reserve_assignment(
         return Err(NotTaken::Outdated);
     }
     let reservation = Reservation { holder: demand.wanted.holder, members: members.clone(), lease };
-    match scheduler.handles.state.reserve(&read.host, &now.leases, reservation) {
+    match scheduler.handles.context.state.reserve(&read.host, &now.leases, reservation) {
         Ok(id) => Ok(Reserved::new(scheduler, id, members, missing, grants)),
         Err(OutdatedPlacement::DesiredState) => Err(NotTaken::Outdated),
         Err(OutdatedPlacement::Capacity) => Err(NotTaken::Overtaken),

@@ -19,15 +19,15 @@ const FALLBACK: Duration = Duration::from_secs(30);
 pub(super) async fn run(scheduler: Scheduler) {
     let handles = &scheduler.handles;
     let mut changed = scheduler.changed.subscribe();
-    let mut room = handles.lanes.room();
-    let mut snapshots = handles.state.watch();
+    let mut room = handles.context.lanes.room();
+    let mut snapshots = handles.context.state.watch();
     loop {
         let (begun, is_idle) = (Instant::now(), !scheduler.entries().has_leases());
         let mut next_reading = READ;
         if !is_idle {
             room.mark_unchanged();
             snapshots.mark_unchanged();
-            match handles.stopping.run_until_cancelled(pass(&scheduler)).await {
+            match handles.context.stopping.run_until_cancelled(pass(&scheduler)).await {
                 Some(next) => next_reading = next,
                 None => return,
             }
@@ -36,7 +36,7 @@ pub(super) async fn run(scheduler: Scheduler) {
         // A pause may have ended during the pass.
         let due = scheduler.entries().next_due(begun).map_or(reading, |due| due.min(reading));
         tokio::select! {
-            () = handles.stopping.cancelled() => return,
+            () = handles.context.stopping.cancelled() => return,
             _ = changed.changed() => {}
             changed = room.changed(), if !is_idle => if changed.is_err() { return },
             changed = snapshots.changed(), if !is_idle => if changed.is_err() { return },
@@ -47,14 +47,14 @@ pub(super) async fn run(scheduler: Scheduler) {
 
 /// Makes a pass. Returns the time until the next pass if nothing changes meanwhile.
 async fn pass(scheduler: &Scheduler) -> Duration {
-    let changes = scheduler.handles.lanes.changes();
+    let changes = scheduler.handles.context.lanes.changes();
     // Without a driver gpushd cannot grant anything, so the requests continue to wait.
-    let Ok(seen) = scheduler.handles.readings.host().await else { return READ };
+    let Ok(seen) = scheduler.handles.context.readings.host().await else { return READ };
     resolve_all(scheduler, &seen).await;
     let gpus = seen.gpus(Viewer::Log);
     let (deciding, read) = (scheduler.clone(), ReadHost { host: seen.host, gpus, changes });
     // The searches run on a blocking thread. They are completed even if gpushd stops, because they may reserve capacity.
-    let decided = scheduler.handles.tasks.blocking_before_exit(move || pass::decide(&deciding, &read)).await;
+    let decided = scheduler.handles.context.tasks.blocking_before_exit(move || pass::decide(&deciding, &read)).await;
     if decided.unwrap_or(true) { READ } else { FALLBACK }
 }
 

@@ -81,12 +81,12 @@ pub(super) async fn apply_layout(handles: &Handles, kind: &str, gpu: &Gpu) -> La
     let caller = Caller::agent();
     let begun = tokio::select! {
         biased;
-        () = handles.stopping.cancelled() => return LayoutResult::Stopping,
+        () = handles.context.stopping.cancelled() => return LayoutResult::Stopping,
         begun = apply::begin(&handles.engine, &caller, Order::new(kind, request.clone())) => begun,
     };
     let mut operation = match begun {
         Ok(operation) => operation,
-        Err(_) if handles.stopping.is_cancelled() => return LayoutResult::Stopping,
+        Err(_) if handles.context.stopping.is_cancelled() => return LayoutResult::Stopping,
         Err(error) => {
             if error.code == Code::Blocked {
                 let holders = users(handles, &request).await;

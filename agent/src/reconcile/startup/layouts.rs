@@ -135,7 +135,7 @@ impl Layouts {
 
     /// Starts the attempts that are due. Returns when to check again.
     async fn start_due(&mut self, handles: &Handles, attempts: &mut RunningAttempts) -> NextCheck {
-        let host = handles.state.now();
+        let host = handles.context.state.now();
         if !host.rules_are_known {
             // Wait for a valid config. A reload ends this wait early.
             return NextCheck::unsettled(Instant::now() + PAUSE.1);
@@ -150,8 +150,8 @@ impl Layouts {
             return NextCheck::default();
         }
         let observed = tokio::select! {
-            observed = handles.readings.host() => observed,
-            () = handles.stopping.cancelled() => return NextCheck::unsettled(Instant::now()),
+            observed = handles.context.readings.host() => observed,
+            () = handles.context.stopping.cancelled() => return NextCheck::unsettled(Instant::now()),
         };
         let observed = match observed {
             Ok(observed) => observed,
@@ -224,7 +224,7 @@ impl Layouts {
             | LayoutResult::Failed(_)
             | LayoutResult::Stopping => Vec::new(),
         };
-        if handles.state.set_blocked_by(&gpu.uuid, holders.clone()) {
+        if handles.context.state.set_blocked_by(&gpu.uuid, holders.clone()) {
             for holder in &holders {
                 tracing::warn!(gpu = gpu.uuid, "the layout is not applied: held by {}", holders::describe(holder));
             }
@@ -328,7 +328,7 @@ impl Layouts {
 
     async fn write(&self, handles: &Handles) {
         let record = self.record.clone();
-        let Err(error) = handles.store.write_ending(move |tx| tx.record_boot(&record)).await else {
+        let Err(error) = handles.context.store.write_ending(move |tx| tx.record_boot(&record)).await else {
             handles.startup.recorded(self.record.clone());
             handles.startup.forget(&ProblemSubject::Boot);
             return;

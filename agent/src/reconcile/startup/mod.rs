@@ -28,9 +28,8 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use gpush_api::{ApiError, GpuState, LayoutsAtStart, Mig, Mode};
 use gpush_core::config::Config;
 use gpush_locked::Locked;
-use gpush_store::{BootRecord, Store};
+use gpush_store::BootRecord;
 use tokio::time::{Instant, sleep_until};
-use tokio_util::sync::CancellationToken;
 
 use self::{
     attempt::{InUse, LayoutResult},
@@ -44,7 +43,7 @@ use crate::{
         operation::Operations,
     },
     requests::caller::Viewer,
-    state::{HostState, State, readings::Readings},
+    state::{HostState, context::HostContext},
 };
 
 /// Normal and longest interval at which gpushd checks for drift if `auto_reconcile` is on. The interval grows after
@@ -207,19 +206,14 @@ impl Startup {
 /// The handles for layouts at start and for the repair of drift. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Handles {
+    /// The handles of the host.
+    pub(crate) context: Arc<HostContext>,
     /// Stores which layouts could not be applied.
     pub(crate) startup: Startup,
     pub(crate) engine: Engine,
     pub(crate) planner: Planner,
     /// Shows when operations end.
     pub(crate) operations: Operations,
-    /// Provides the config, and shows when a condition, such as a cordon, ends.
-    pub(crate) state: State,
-    pub(crate) readings: Readings,
-    /// Records which GPUs have their layout.
-    pub(crate) store: Store,
-    /// Cancelled when gpushd stops.
-    pub(crate) stopping: CancellationToken,
 }
 
 /// Applies layouts that no user requested: the layouts of a new boot, and with `auto_reconcile` the layouts of GPUs
@@ -230,9 +224,9 @@ pub(crate) async fn run(handles: Handles, due: StartupWork) {
     let mut layouts = recorded.map(Layouts::new);
     let mut attempts = RunningAttempts::default();
     let mut drift = DriftTimer::new(due.reconcile);
-    let mut snapshots = handles.state.watch();
+    let mut snapshots = handles.context.state.watch();
     let mut trigger = Trigger::new(&snapshots.borrow_and_update());
-    while !handles.stopping.is_cancelled() {
+    while !handles.context.stopping.is_cancelled() {
         let mut next = drift.next;
         if let Some(due) = &mut layouts {
             match due.round(&handles, &mut attempts).await {
@@ -245,7 +239,7 @@ pub(crate) async fn run(handles: Handles, due: StartupWork) {
             next = next.min(drift.next);
         }
         let ended = tokio::select! {
-            () = handles.stopping.cancelled() => None,
+            () = handles.context.stopping.cancelled() => None,
             Ok(_) = snapshots.wait_for(|host| {
                 handles.startup.forget_mended(host);
                 trigger.fires(host)
@@ -323,12 +317,12 @@ impl DriftTimer {
 /// Starts to apply the layout of each GPU with drift that needs an operation. Skips cordoned GPUs, and GPUs
 /// that are not settled on this boot yet.
 async fn start_reconciling(handles: &Handles, layouts: Option<&Layouts>, attempts: &mut RunningAttempts) {
-    if !handles.state.config().auto_reconcile {
+    if !handles.context.state.config().auto_reconcile {
         return;
     }
     let observed = tokio::select! {
-        observed = handles.readings.host() => observed,
-        () = handles.stopping.cancelled() => return,
+        observed = handles.context.readings.host() => observed,
+        () = handles.context.stopping.cancelled() => return,
     };
     // Without a driver, there is nothing to repair, so this does not count as a failure.
     let Ok(observed) = observed else { return };
@@ -361,14 +355,14 @@ async fn record(handles: &Handles, ended: EndedAttempt, layouts: Option<&mut Lay
             }
         }
         AttemptPurpose::Drift => match result {
-            LayoutResult::Given => drop(handles.state.set_blocked_by(&gpu.uuid, Vec::new())),
+            LayoutResult::Given => drop(handles.context.state.set_blocked_by(&gpu.uuid, Vec::new())),
             LayoutResult::Stopping => {}
             LayoutResult::Cancelled(error) | LayoutResult::Busy(error) => {
                 tracing::info!(gpu = gpu.uuid, "GPU {}: its drift is not corrected now: {error}", gpu.uuid);
                 drift.attempt_failed();
             }
             LayoutResult::InUse(InUse { error, holders, .. }) => {
-                if handles.state.set_blocked_by(&gpu.uuid, holders) {
+                if handles.context.state.set_blocked_by(&gpu.uuid, holders) {
                     attempt::log(&gpu, &error);
                 }
                 handles.startup.note(ProblemSubject::Gpu(gpu.uuid), error);

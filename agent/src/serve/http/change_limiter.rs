@@ -138,7 +138,7 @@ pub(super) async fn limit_changes(State(handles): State<Handles>, mut request: R
     let caller = handles.0.authorization.identify(peer).await;
     if !caller.viewer.is_admin() {
         let account = caller.counted_account();
-        let limits = handles.0.state.config().limits;
+        let limits = handles.0.context.state.config().limits;
         if let Err(too_fast) = handles.0.changes.admit(account, limits, Instant::now()) {
             log(&handles, account, too_fast.log).await;
             let mut response = refuse(account, too_fast, limits);
@@ -168,9 +168,9 @@ async fn log(handles: &Handles, account: Account, log: RefusalLog) {
             tracing::warn!(refused = 1, "{who} sends changing requests too fast: gpushd refuses them");
         }
         RefusalLog::SumAfter(after) => {
-            let tasks = handles.tasks.clone();
+            let tasks = handles.context.tasks.clone();
             tasks.once_before_exit(TaskName::RefusalLog, async move {
-                let refused = handles.changes.sum(account, after, handles.tasks.stopping()).await;
+                let refused = handles.changes.sum(account, after, handles.context.tasks.stopping()).await;
                 let who = handles.authorization.describe(account).await;
                 tracing::warn!(
                     refused,

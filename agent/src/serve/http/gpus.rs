@@ -227,10 +227,10 @@ impl FromRef<Handles> for CordonChange {
     fn from_ref(handles: &Handles) -> Self {
         Self {
             engine: handles.0.engine.clone(),
-            readings: handles.0.readings.clone(),
+            readings: handles.0.context.readings.clone(),
             requests: handles.0.requests.clone(),
             commits: handles.0.commits.clone(),
-            state: handles.0.state.clone(),
+            state: handles.0.context.state.clone(),
         }
     }
 }

@@ -62,7 +62,7 @@ use crate::{
     reconcile::reload::{Differences, ReloadSender},
     serve::{authorization::Authorization, health::Health},
     slurm::Slurm,
-    state::{Commits, State, readings::Readings},
+    state::{Commits, State, context::HostContext, readings::Readings},
     system::{settings::Settings, tasks::Tasks},
 };
 
@@ -77,10 +77,8 @@ pub(crate) struct Handles(Arc<ApiHandles>);
 /// The handles behind [`Handles`].
 #[derive(Debug, Clone)]
 pub(crate) struct ApiHandles {
-    pub(crate) state: State,
-    pub(crate) readings: Readings,
-    pub(crate) settings: Settings,
-    pub(crate) store: Store,
+    /// The handles of the host.
+    pub(crate) context: Arc<HostContext>,
     pub(crate) authorization: Authorization,
     pub(crate) requests: Requests,
     pub(crate) limiter: ResponseLimiter,
@@ -99,25 +97,25 @@ pub(crate) struct ApiHandles {
     pub(crate) leases: Leases,
     pub(crate) unleased: Unleased,
     pub(crate) slurm: Slurm,
-    pub(crate) tasks: Tasks,
 }
 
 /// Lets handlers extract fields of [`Handles`] by type.
 macro_rules! extractable {
-    ($($field:ident: $type:ty),* $(,)?) => {
+    ($($($part:ident).+: $type:ty),* $(,)?) => {
         $(impl FromRef<Handles> for $type {
             fn from_ref(handles: &Handles) -> Self {
-                handles.0.$field.clone()
+                handles.0.$($part).+.clone()
             }
         })*
     };
 }
 
 extractable! {
-    state: State,
-    readings: Readings,
-    settings: Settings,
-    store: Store,
+    context.state: State,
+    context.readings: Readings,
+    context.settings: Settings,
+    context.store: Store,
+    context.tasks: Tasks,
     authorization: Authorization,
     requests: Requests,
     limiter: ResponseLimiter,
@@ -135,7 +133,6 @@ extractable! {
     leases: Leases,
     unleased: Unleased,
     slurm: Slurm,
-    tasks: Tasks,
 }
 
 /// Returns the router of the whole API.

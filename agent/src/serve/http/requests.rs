@@ -1,7 +1,8 @@
 //! Admits requests that change something, and executes them completely even if the caller disconnects.
 
+use std::sync::Arc;
+
 use gpush_api::{Actor, ApiError};
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     operations::operation::Operations,
@@ -9,22 +10,19 @@ use crate::{
         idempotency::{Idempotency, Key},
         request::{Request, reason},
     },
-    system::tasks::{TaskName, Tasks},
+    state::context::HostContext,
+    system::tasks::TaskName,
 };
 
 /// Admits and executes requests that change something. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Requests {
+    /// The handles of the host.
+    pub(crate) context: Arc<HostContext>,
     /// Recognizes requests that were already executed.
     pub(crate) idempotency: Idempotency,
     /// Provides the error for new requests while gpushd is stopping.
     pub(crate) operations: Operations,
-    pub(crate) tasks: Tasks,
-    /// Cancelled when gpushd is stopping.
-    pub(crate) stopping: CancellationToken,
-    /// The error with which gpushd refuses every change, because the store cannot record changes. `None` if the store
-    /// works.
-    pub(crate) read_only: Option<ApiError>,
 }
 
 impl Requests {
@@ -43,7 +41,7 @@ impl Requests {
     /// # Errors
     /// If the store cannot record anything.
     pub(super) fn can_record(&self) -> Result<(), ApiError> {
-        self.read_only.clone().map_or(Ok(()), Err)
+        self.context.read_only.clone().map_or(Ok(()), Err)
     }
 
     /// Executes a request. Returns `None` if an earlier request with the same idempotency key was executed. If the
@@ -80,7 +78,7 @@ impl Requests {
         &self,
         work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.operations.not_stopping(&self.stopping)?;
+        self.operations.not_stopping(&self.context.stopping)?;
         self.carry_out_while_stopping(work).await
     }
 
@@ -93,7 +91,7 @@ impl Requests {
         &self,
         work: impl Future<Output = Result<T, ApiError>> + Send + 'static,
     ) -> Result<T, ApiError> {
-        self.tasks.once_before_exit(TaskName::Request, work).await.unwrap_or_else(|error| {
+        self.context.tasks.once_before_exit(TaskName::Request, work).await.unwrap_or_else(|error| {
             Err(ApiError::internal("the request failed because of an internal error of gpushd")
                 .cause(error.to_string()))
         })
