@@ -110,11 +110,11 @@ pub(crate) struct Handles {
 
 /// The leases of this host. A handle; clones are cheap and share the state.
 #[derive(Debug, Clone)]
-pub(crate) struct Leases(Arc<Inner>);
+pub(crate) struct Leases(Arc<LeaseParts>);
 
 /// The state behind [`Leases`].
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct LeaseParts {
     handles: Handles,
     /// For each user, a scan for processes that belong to leases. Concurrent releases share one scan.
     bound: Locked<BTreeMap<u32, Weak<Coalesced<processes::BoundProcessScan>>>>,
@@ -123,9 +123,9 @@ pub(crate) struct Inner {
 }
 
 impl Deref for Leases {
-    type Target = Inner;
+    type Target = LeaseParts;
 
-    fn deref(&self) -> &Inner {
+    fn deref(&self) -> &LeaseParts {
         &self.0
     }
 }
@@ -133,7 +133,7 @@ impl Deref for Leases {
 impl Leases {
     /// Creates the handle. `handles.context.state` must already have the open leases.
     pub(crate) fn new(handles: Handles) -> Self {
-        Self(Arc::new(Inner { handles, bound: Locked::default(), actors: actor::Inboxes::default() }))
+        Self(Arc::new(LeaseParts { handles, bound: Locked::default(), actors: actor::Inboxes::default() }))
     }
 
     /// Returns the scan for processes of a user that belong to leases. Concurrent callers share the scan.

@@ -27,18 +27,18 @@ use crate::{modes::mps::Mps, state::context::HostContext, system::coalesced::Coa
 
 /// Remembers what gpushd did about each unleased process. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Unleased(Arc<Inner>);
+pub(crate) struct Unleased(Arc<UnleasedParts>);
 
 impl Deref for Unleased {
-    type Target = Inner;
+    type Target = UnleasedParts;
 
-    fn deref(&self) -> &Inner {
+    fn deref(&self) -> &UnleasedParts {
         &self.0
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct UnleasedParts {
     pub(super) context: Arc<HostContext>,
     pub(super) mps: Mps,
     /// The leases that processes name in their environments.
@@ -69,7 +69,7 @@ pub(super) enum Action {
 impl Unleased {
     /// Creates the handle. gpushd has not done anything about a process yet.
     pub(crate) fn new(context: Arc<HostContext>, mps: Mps, lease_names: Arc<LeaseNames>) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(UnleasedParts {
             context,
             mps,
             lease_names,

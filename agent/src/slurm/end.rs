@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Inner, time_until};
+use super::{SlurmParts, time_until};
 use crate::{
     leases::{JobKey, end_job, of_job},
     requests::caller::Caller,
@@ -23,7 +23,7 @@ const OUTSIDE: Duration = Duration::from_secs(3);
 /// # Errors
 /// If the end cannot be recorded.
 pub(super) async fn end(
-    slurm: &Inner,
+    slurm: &SlurmParts,
     caller: &Caller,
     key: &JobKey,
     job: &SlurmJobEnd,
@@ -69,7 +69,7 @@ pub(super) async fn end(
 /// # Errors
 /// If a release cannot be recorded.
 pub(super) async fn release_all(
-    slurm: &Inner,
+    slurm: &SlurmParts,
     caller: &Caller,
     leases: impl Iterator<Item = LeaseId>,
     leftovers: Leftovers,

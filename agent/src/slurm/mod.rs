@@ -42,10 +42,10 @@ const LONGEST_NAME: usize = 255;
 
 /// Serves Slurm's hooks. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Slurm(Arc<Inner>);
+pub(crate) struct Slurm(Arc<SlurmParts>);
 
 #[derive(Debug)]
-struct Inner {
+struct SlurmParts {
     context: Arc<HostContext>,
     leases: Leases,
     /// A lock for each job for which gpushd is handling a request.
@@ -73,7 +73,7 @@ impl Started {
 impl Slurm {
     /// Creates the handle.
     pub(crate) fn new(context: Arc<HostContext>, leases: Leases) -> Self {
-        Self(Arc::new(Inner { context, leases, busy: Locked::default() }))
+        Self(Arc::new(SlurmParts { context, leases, busy: Locked::default() }))
     }
 
     /// Begins the lease of a job on this node.

@@ -11,7 +11,7 @@ use gpush_store::NewAudit;
 use tokio::sync::OwnedMutexGuard;
 
 use super::{
-    Inner, Slurm, Started,
+    Slurm, SlurmParts, Started,
     allocation::{Allocation, Wanted, owned},
     end, left, time_until,
 };
@@ -88,7 +88,7 @@ pub(super) async fn start(
 /// Returns whether the node can serve jobs, but the MPS daemons of a job's GPUs do not serve this job. A user can cause
 /// this: a client can crash the server, a connection can block the daemon, and clients of one user prevent the daemon
 /// from changing to the next user.
-fn is_of_mps(slurm: &Inner, allocation: &Allocation, error: &ApiError) -> bool {
+fn is_of_mps(slurm: &SlurmParts, allocation: &Allocation, error: &ApiError) -> bool {
     let is_usable =
         slurm.context.read_only.is_none() && slurm.context.store.refusal().is_none() && allocation.check_node().is_ok();
     let gpus = allocation.gpus();
@@ -97,7 +97,7 @@ fn is_of_mps(slurm: &Inner, allocation: &Allocation, error: &ApiError) -> bool {
             || slurm.leases.has_mps_target(&gpus) && decide::may_be_of_mps(error.code, error.retryable))
 }
 
-async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobStart) -> Result<Started, ApiError> {
+async fn attempt(slurm: &SlurmParts, caller: &Caller, key: &JobKey, job: &SlurmJobStart) -> Result<Started, ApiError> {
     let seen = slurm.context.readings.host().await?;
     let gpus = seen.gpus(Viewer::Log);
     let owned = owned(&seen.host, &gpus);
@@ -165,7 +165,7 @@ async fn attempt(slurm: &Inner, caller: &Caller, key: &JobKey, job: &SlurmJobSta
 }
 
 /// Records that gpushd refuses a job, and returns the answer for Prolog.
-async fn refuse(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, error: ApiError) -> Started {
+async fn refuse(slurm: &SlurmParts, caller: &Caller, job: &SlurmJobStart, error: ApiError) -> Started {
     record_refusal(slurm, caller, job, &error).await;
     let reasons = error.sentences().into_iter().map(str::to_owned).collect();
     let hint = match error.code {
@@ -184,7 +184,12 @@ fn late() -> ApiError {
         .hint("see the log of gpushd: `journalctl -u gpushd`")
 }
 
-async fn request(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, wanted: Wanted) -> Result<Started, ApiError> {
+async fn request(
+    slurm: &SlurmParts,
+    caller: &Caller,
+    job: &SlurmJobStart,
+    wanted: Wanted,
+) -> Result<Started, ApiError> {
     let binding = LeaseBinding::Job {
         cluster: job.cluster.clone(),
         job: job.job,
@@ -202,7 +207,7 @@ async fn request(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, wanted: Wa
 
 /// Records in the log and the audit trail that gpushd refused a job. TaskProlog shows the reason to the user of the
 /// job.
-async fn record_refusal(slurm: &Inner, caller: &Caller, job: &SlurmJobStart, error: &ApiError) {
+async fn record_refusal(slurm: &SlurmParts, caller: &Caller, job: &SlurmJobStart, error: &ApiError) {
     tracing::info!(uid = job.uid, "job {} of cluster {} was refused: {error}", job.job, job.cluster);
     // A request without a normal form is wrong, and `why` says so. Its text has no useful limit of length.
     let request = job.request.clone().and_then(|request| normalized(request).ok());

@@ -107,10 +107,10 @@ use self::{
 
 /// The state of the host. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct State(Arc<Inner>);
+pub(crate) struct State(Arc<StateParts>);
 
 #[derive(Debug)]
-struct Inner {
+struct StateParts {
     store: Store,
     events: Events,
     known: Locked<SnapshotSources>,
@@ -179,7 +179,7 @@ impl State {
             delayed: BTreeMap::new(),
         };
         let first = known.snapshot(Vec::new(), events.last_id(), 0);
-        Self(Arc::new(Inner {
+        Self(Arc::new(StateParts {
             store,
             events,
             known: Locked::new(known),

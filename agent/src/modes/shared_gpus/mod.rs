@@ -35,10 +35,10 @@ use crate::state::{State, lanes::Lanes, readings::Readings};
 
 /// The recorded settings of shared GPUs. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct SharedGpus(Arc<Inner>);
+pub(crate) struct SharedGpus(Arc<SharedGpuParts>);
 
 #[derive(Debug)]
-struct Inner {
+struct SharedGpuParts {
     store: Store,
     state: State,
     readings: Readings,
@@ -66,7 +66,7 @@ impl SharedGpus {
     ) -> Self {
         let records = Locked::new(records.into_iter().map(|record| (record.gpu.clone(), record)).collect());
         let (locks, troubles, wake) = (Locked::default(), Locked::default(), watch::Sender::new(()));
-        Self(Arc::new(Inner { store, state, readings, hardware, lanes, records, locks, troubles, wake }))
+        Self(Arc::new(SharedGpuParts { store, state, readings, hardware, lanes, records, locks, troubles, wake }))
     }
 
     /// Locks the record of a GPU. Waits while another caller changes the record.

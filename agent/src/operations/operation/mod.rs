@@ -51,10 +51,10 @@ pub(crate) const START: &str = "mig.start";
 
 /// All operations. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Operations(Arc<Inner>);
+pub(crate) struct Operations(Arc<OperationParts>);
 
 #[derive(Debug)]
-struct Inner {
+struct OperationParts {
     store: Store,
     events: Events,
     lanes: Lanes,
@@ -104,7 +104,7 @@ impl Operations {
     pub(crate) fn new(store: Store, events: Events, lanes: Lanes, tasks: Tasks) -> Self {
         let unrecorded = ending::Unrecorded::default();
         let (live, requested, begun) = Default::default();
-        Self(Arc::new(Inner { store, events, lanes, tasks, live, unrecorded, requested, begun }))
+        Self(Arc::new(OperationParts { store, events, lanes, tasks, live, unrecorded, requested, begun }))
     }
 
     fn store(&self) -> &Store {

@@ -88,11 +88,11 @@ pub(crate) struct SchedulerHandles {
 
 /// The scheduler of this host. A handle; clones are cheap and share the state.
 #[derive(Debug, Clone)]
-pub(crate) struct Scheduler(Arc<Inner>);
+pub(crate) struct Scheduler(Arc<SchedulerParts>);
 
 /// The state behind [`Scheduler`].
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct SchedulerParts {
     handles: SchedulerHandles,
     entries: Locked<Entries>,
     /// Wakes the task of the scheduler after the queue has changed.
@@ -104,9 +104,9 @@ pub(crate) struct Inner {
 }
 
 impl Deref for Scheduler {
-    type Target = Inner;
+    type Target = SchedulerParts;
 
-    fn deref(&self) -> &Inner {
+    fn deref(&self) -> &SchedulerParts {
         &self.0
     }
 }
@@ -115,7 +115,7 @@ impl Scheduler {
     /// Creates the handle. The queue is empty.
     pub(crate) fn new(handles: SchedulerHandles) -> Self {
         let (entries, changed) = (Locked::default(), watch::Sender::new(()));
-        Self(Arc::new(Inner { handles, entries, changed, searches: Searches::new(), turn: Locked::default() }))
+        Self(Arc::new(SchedulerParts { handles, entries, changed, searches: Searches::new(), turn: Locked::default() }))
     }
 
     /// Starts the task, which makes passes until gpushd stops.

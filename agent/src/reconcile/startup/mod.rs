@@ -52,10 +52,10 @@ const RECONCILE: (Duration, Duration) = (Duration::from_secs(60), Duration::from
 
 /// Which layouts gpushd could not apply at its start, and why. A handle, cheap to clone.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Startup(Arc<Inner>);
+pub(crate) struct Startup(Arc<StartupParts>);
 
 #[derive(Debug, Default)]
-struct Inner {
+struct StartupParts {
     troubles: Locked<Vec<(ProblemSubject, ApiError)>>,
     /// The record of this boot.
     recorded: Locked<Option<BootRecord>>,

@@ -45,10 +45,10 @@ const MOST_PERMITS: usize = 4;
 
 /// Limits concurrent expensive responses. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct ResponseLimiter(Arc<Inner>);
+pub(crate) struct ResponseLimiter(Arc<ResponseLimiterParts>);
 
 #[derive(Debug)]
-struct Inner {
+struct ResponseLimiterParts {
     public: AccountPermits,
     /// Permits for administrators.
     privileged: AccountPermits,
@@ -75,7 +75,7 @@ impl ResponseLimiter {
 
     fn with_permits(permits: usize, tasks: Tasks) -> Self {
         let pool = || AccountPermits::new(permits, permits.div_ceil(2));
-        Self(Arc::new(Inner { public: pool(), privileged: pool(), budget: AnswerBudget::new(), tasks }))
+        Self(Arc::new(ResponseLimiterParts { public: pool(), privileged: pool(), budget: AnswerBudget::new(), tasks }))
     }
 
     /// Runs `work` to its end. gpushd holds a permit of the caller's account each time it polls `work`.

@@ -38,10 +38,10 @@ const CAPACITY: usize = 1024;
 
 /// All events of this run of gpushd. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Events(Arc<Inner>);
+pub(crate) struct Events(Arc<EventParts>);
 
 #[derive(Debug)]
-struct Inner {
+struct EventParts {
     epoch: String,
     ring: Locked<Ring>,
     news: channel::Sender<RingStatus>,
@@ -65,7 +65,7 @@ impl Events {
         // Twelve hexadecimal digits are enough to distinguish two runs.
         let epoch = instance.chars().filter(char::is_ascii_alphanumeric).take(12).collect();
         let news = channel::Sender::new(RingStatus { last: 0, closed: false });
-        Self(Arc::new(Inner { epoch, ring: Locked::new(Ring::new(most)), news }))
+        Self(Arc::new(EventParts { epoch, ring: Locked::new(Ring::new(most)), news }))
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {

@@ -55,10 +55,10 @@ pub(crate) use self::{
 
 /// The lanes of all GPUs. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Lanes(Arc<Inner>);
+pub(crate) struct Lanes(Arc<LaneParts>);
 
 #[derive(Debug)]
-struct Inner {
+struct LaneParts {
     /// The state of the host. It shows which operation changes a GPU.
     host: state::State,
     known: Locked<LaneStates>,
@@ -92,7 +92,7 @@ impl Lanes {
     /// Creates the lanes. All of them are free.
     pub(crate) fn new(host: state::State) -> Self {
         let (room, finished) = (watch::Sender::new(()), watch::Sender::new(()));
-        Self(Arc::new(Inner { host, known: Locked::default(), room, finished }))
+        Self(Arc::new(LaneParts { host, known: Locked::default(), room, finished }))
     }
 
     fn states(&self) -> MutexGuard<'_, LaneStates> {

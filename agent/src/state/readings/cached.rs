@@ -61,7 +61,7 @@ impl<V> Default for LastReading<V> {
 pub(crate) type OnChange<V> = Box<dyn Fn(LastReading<V>) + Send + Sync>;
 
 /// The cache of one value. A handle, cheap to clone.
-pub(crate) struct Cached<V>(Arc<Inner<V>>);
+pub(crate) struct Cached<V>(Arc<CachedParts<V>>);
 
 impl<V> Clone for Cached<V> {
     fn clone(&self) -> Self {
@@ -75,7 +75,7 @@ impl<V: fmt::Debug> fmt::Debug for Cached<V> {
     }
 }
 
-struct Inner<V> {
+struct CachedParts<V> {
     state: Locked<CachedState<V>>,
     /// Notified when a reading has finished. Wakes the callers that wait.
     ended: watch::Sender<()>,
@@ -111,7 +111,7 @@ impl<V: Clone + Send + 'static> Cached<V> {
     /// Creates an empty cache.
     pub(crate) fn new(tasks: Tasks, on_change: OnChange<V>) -> Self {
         let state = CachedState { good: None, error: None, begun: None, changed: None, running: None };
-        Self(Arc::new(Inner { state: Locked::new(state), ended: watch::Sender::new(()), on_change, tasks }))
+        Self(Arc::new(CachedParts { state: Locked::new(state), ended: watch::Sender::new(()), on_change, tasks }))
     }
 
     fn state(&self) -> MutexGuard<'_, CachedState<V>> {

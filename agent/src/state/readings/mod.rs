@@ -40,10 +40,10 @@ const FIRST: Duration = Duration::from_secs(5);
 
 /// Reads the hardware into the [`State`]. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Readings(Arc<Inner>);
+pub(crate) struct Readings(Arc<ReadingParts>);
 
 #[derive(Debug)]
-struct Inner {
+struct ReadingParts {
     hardware: Hardware,
     users: Users,
     state: State,
@@ -62,7 +62,15 @@ impl Readings {
     pub(crate) fn new(hardware: Hardware, users: Users, state: State, tasks: Tasks) -> Self {
         let to = state.clone();
         let list = Cached::new(tasks.clone(), Box::new(move |list| to.set_list(list)));
-        Self(Arc::new(Inner { hardware, users, state, tasks, list, gpus: Locked::default(), fresh: Locked::default() }))
+        Self(Arc::new(ReadingParts {
+            hardware,
+            users,
+            state,
+            tasks,
+            list,
+            gpus: Locked::default(),
+            fresh: Locked::default(),
+        }))
     }
 
     /// Returns the accounts of the users of processes.

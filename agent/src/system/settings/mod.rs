@@ -41,10 +41,10 @@ const WITHOUT_RULES: &str =
 
 /// The active config and its origin. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Settings(Arc<Inner>);
+pub(crate) struct Settings(Arc<SettingsParts>);
 
 #[derive(Debug)]
-struct Inner {
+struct SettingsParts {
     path: PathBuf,
     must_exist: bool,
     trust: Trust,
@@ -134,7 +134,7 @@ impl Settings {
         (config, source, trouble): (Config, Source, Option<ApiError>),
     ) -> Self {
         let state = CurrentSettings { config: Arc::new(config), source, trouble, pending: Vec::new() };
-        Self(Arc::new(Inner { path: path.to_owned(), must_exist, trust, copy, state: Locked::new(state) }))
+        Self(Arc::new(SettingsParts { path: path.to_owned(), must_exist, trust, copy, state: Locked::new(state) }))
     }
 
     /// Writes the copy of the active file. If the file had errors when gpushd started for the very first time, writes a

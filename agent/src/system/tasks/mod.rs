@@ -56,10 +56,10 @@ use self::{
 
 /// Starts background tasks, and knows their failures. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Tasks(Arc<Inner>);
+pub(crate) struct Tasks(Arc<TaskParts>);
 
 #[derive(Debug)]
-struct Inner {
+struct TaskParts {
     /// Cancelled when gpushd stops.
     stopping: CancellationToken,
     /// Tasks that must end before gpushd exits.
@@ -109,7 +109,7 @@ impl<T> Future for OneShot<T> {
 impl Tasks {
     /// Creates the handle. `stopping` is cancelled when gpushd stops.
     pub(crate) fn new(stopping: CancellationToken) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(TaskParts {
             stopping,
             unfinished: TaskTracker::new(),
             failures: Locked::default(),
