@@ -87,7 +87,7 @@ pub(crate) use self::{
     job_terms::{JobKey, JobTerms},
     quotas::quota_subject,
     scope::{Scopes, health},
-    show::{MOST_ENDED, all, ended_before, environment, one},
+    show::{MOST_ENDED, Whose, all, ended_before, environment, one},
 };
 
 /// The parts of gpushd that leases use.

@@ -62,17 +62,36 @@ fn reader(leases: &Leases, viewer: Viewer, holder: u32) -> Viewer {
     }
 }
 
+/// The leases in a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// All leases that the caller may see.
+    All,
+    /// The leases of the caller, and those of the caller's subordinate uids.
+    Caller,
+}
+
+/// Returns whether `holder` is the caller, or a subordinate uid of the caller as far as the name service has answered.
+fn is_of_caller(leases: &Leases, caller: &Caller, holder: u32) -> bool {
+    caller.holds(holder) || leases.handles.context.users.accounts().last_owns(caller.uid(), holder) == Ok(true)
+}
+
 /// Lists the open leases in order of arrival, then the last `ended` ended leases, the latest first. A user sees only
 /// their own ended leases, and those of their subordinate uids.
 ///
 /// # Errors
 /// If the store cannot be read.
-pub(crate) async fn all(leases: &Leases, viewer: Viewer, ended: usize) -> Result<Vec<Lease>, ApiError> {
+pub(crate) async fn all(leases: &Leases, caller: &Caller, whose: Whose, ended: usize) -> Result<Vec<Lease>, ApiError> {
     let table = leases.handles.context.state.leases();
+    let is_shown = |holder: u32| match whose {
+        Whose::All => true,
+        Whose::Caller => is_of_caller(leases, caller, holder),
+    };
+    let open = table.open.values().filter(|lease| is_shown(lease.record.holder.uid));
     let mut all: Vec<Lease> =
-        table.open.values().map(|lease| lease.to_api(reader(leases, viewer, lease.record.holder.uid))).collect();
+        open.map(|lease| lease.to_api(reader(leases, caller.viewer, lease.record.holder.uid))).collect();
     if ended > 0 {
-        let ended = history(leases, viewer, None, ended).await?;
+        let ended = history(leases, caller, whose, None, ended).await?;
         // Skip a lease that ended between the two reads, because it is already in the list.
         all.extend(ended.iter().filter(|record| !table.open.contains_key(&record.id)).map(in_full));
     }
@@ -96,16 +115,17 @@ async fn add_accounts(leases: &Leases, shown: &mut [Lease]) {
 /// If there is no such ended lease, or if the store cannot be read.
 pub(crate) async fn ended_before(
     leases: &Leases,
-    viewer: Viewer,
+    caller: &Caller,
+    whose: Whose,
     before: LeaseId,
     limit: usize,
 ) -> Result<Vec<Lease>, ApiError> {
     let record = leases.handles.context.store.read(move |view| view.lease(before)).await?;
     let record = record.filter(|record| record.state == LeaseState::Ended).ok_or_else(|| unknown(before))?;
-    if !may_read(leases, viewer, record.holder.uid).await {
+    if !may_read(leases, caller.viewer, record.holder.uid).await {
         return Err(unknown(before));
     }
-    let ended = history(leases, viewer, Some(record.sequence), limit).await?;
+    let ended = history(leases, caller, whose, Some(record.sequence), limit).await?;
     let mut ended: Vec<Lease> = ended.iter().map(in_full).collect();
     add_accounts(leases, &mut ended).await;
     Ok(ended)
@@ -115,27 +135,25 @@ fn in_full(record: &LeaseRecord) -> Lease {
     to_api(record, Viewer::Log)
 }
 
-/// Returns ended leases that the viewer may read in full.
+/// Returns ended leases that the caller may read in full.
 async fn history(
     leases: &Leases,
-    viewer: Viewer,
+    caller: &Caller,
+    whose: Whose,
     before: Option<u64>,
     limit: usize,
 ) -> Result<Vec<LeaseRecord>, ApiError> {
-    let uids = match viewer {
-        // Root of a container is not the host's root.
-        Viewer::User(0) => return Ok(Vec::new()),
-        Viewer::User(own) => {
+    let is_user = matches!(caller.viewer, Viewer::User(_));
+    let uids = match whose {
+        Whose::All if !is_user => None,
+        Whose::All | Whose::Caller => {
             #[expect(
                 clippy::redundant_closure_for_method_calls,
                 reason = "the method accepts only one lifetime of `View`"
             )]
             let holders = leases.handles.context.store.read(|view| view.ended_holders()).await?;
-            let accounts = leases.handles.context.users.accounts();
-            let subordinate = holders.into_iter().filter(|uid| accounts.last_owns(own, *uid) == Ok(true));
-            Some(std::iter::once(own).chain(subordinate).collect())
+            Some(holders.into_iter().filter(|uid| is_of_caller(leases, caller, *uid)).collect())
         }
-        Viewer::Agent | Viewer::Log | Viewer::Admin | Viewer::Hook => None,
     };
     let history = LeaseHistory { uids, before, limit: limit.min(MOST_ENDED) };
     Ok(leases.handles.context.store.read(move |view| view.ended_leases(&history)).await?)

@@ -129,7 +129,7 @@ impl<'a> Classifier<'a> {
             unattributed: shown.is_some_and(|(_, is_guess)| is_guess),
             ..found
         };
-        let is_granted = mps::is_shared(&self.unleased.mps, device.unwrap_or(&gpu.uuid));
+        let is_granted = mps::grants_leases(&self.unleased.mps, device.unwrap_or(&gpu.uuid));
         let bypasses_mps = is_granted.is_some() && kind != ProcessKind::MpsClient;
         if attribution.is_identified() && !bypasses_mps {
             return found;

@@ -53,15 +53,33 @@ impl Client {
     /// # Errors
     /// See [`crate::Kind`].
     pub async fn leases(&mut self, ended: usize) -> Result<Vec<Lease>, Error> {
-        let query = if ended == 0 { String::new() } else { format!("?ended={}", ended.min(PAGE)) };
-        let mut all: Vec<Lease> = self.get(&format!("/v1/leases{query}")).await?;
+        self.leases_of(None, ended).await
+    }
+
+    /// `GET /v1/leases?mine=true`. Does the same as [`Client::leases`], with the leases of the caller only. gpushd decides
+    /// which these are, because a process in a user namespace does not know its uid on the host.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn own_leases(&mut self, ended: usize) -> Result<Vec<Lease>, Error> {
+        self.leases_of(Some("mine=true"), ended).await
+    }
+
+    async fn leases_of(&mut self, whose: Option<&str>, ended: usize) -> Result<Vec<Lease>, Error> {
+        let path = |limit: usize, before: Option<LeaseId>| {
+            let limit = (limit > 0).then(|| format!("ended={limit}"));
+            let before = before.map(|before| format!("before={before}"));
+            let query: Vec<String> = whose.map(str::to_owned).into_iter().chain(limit).chain(before).collect();
+            if query.is_empty() { "/v1/leases".to_owned() } else { format!("/v1/leases?{}", query.join("&")) }
+        };
+        let mut all: Vec<Lease> = self.get(&path(ended.min(PAGE), None)).await?;
         let has_ended = |lease: &&Lease| lease.state == LeaseState::Ended;
         let mut found = all.iter().filter(has_ended).count();
         let mut is_full = found >= PAGE;
         while found < ended && is_full {
             let Some(last) = all.iter().rfind(has_ended).map(|lease| lease.id) else { break };
             let limit = (ended - found).min(PAGE);
-            let page: Vec<Lease> = self.get(&format!("/v1/leases?ended={limit}&before={last}")).await?;
+            let page: Vec<Lease> = self.get(&path(limit, Some(last))).await?;
             (found, is_full) = (found + page.len(), page.len() == PAGE);
             all.extend(page);
         }

@@ -85,3 +85,37 @@ async fn ended_lease_of_another_user_is_not_found() {
     assert_eq!((ended.code, ended.hint), (never.code, never.hint));
     host.get_as::<Lease>(user(1000), &path).await.expect("its holder sees it");
 }
+
+/// Fault: gpushctl compared the holders with its own uid, which a process in a user namespace does not know. So
+/// `lease list --mine` was empty there, and root of a container saw the leases of the host's root as its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn own_leases_are_those_that_gpushd_counts_for_the_caller() {
+    let host = InProcess::start("dgx-h100", 1, DYNAMIC).await;
+    let mut granted = Vec::new();
+    for uid in [0, 1000, 1001, 1000] {
+        let lease: LeaseGrant = host.post_as(user(uid), "/v1/leases", &device(&json!({}))).await.expect("a lease");
+        granted.push(lease.lease.id);
+    }
+    let own = async |peer, query: &str| -> Vec<_> {
+        let leases: Vec<Lease> = host.get_as(peer, &format!("/v1/leases?mine=true{query}")).await.expect("a list");
+        leases.into_iter().map(|lease| lease.id).collect()
+    };
+    assert_eq!(own(user(1000), "").await, [granted[1], granted[3]]);
+    assert_eq!(own(in_container(1000), "").await, [granted[1], granted[3]]);
+    assert_eq!((own(user(0), "").await, own(in_container(0), "").await), (vec![granted[0]], vec![]));
+    for (uid, id) in [(0, granted[0]), (1001, granted[2])] {
+        host.post_as::<Value>(user(uid), &format!("/v1/leases/{id}/release"), &json!({}))
+            .await
+            .expect("it is released");
+    }
+    host.until("two leases end", async || {
+        let all: Vec<Lease> = host.get("/v1/leases").await;
+        (all.len() == 2).then_some(())
+    })
+    .await;
+    assert_eq!(own(user(0), "&ended=9").await, [granted[0]], "not the ended leases of users");
+    assert_eq!(own(in_container(0), "&ended=9").await, []);
+    assert_eq!(own(user(1001), "&ended=9").await, [granted[2]]);
+    let before = format!("&ended=9&before={}", granted[0]);
+    assert_eq!(own(user(0), &before).await, []);
+}

@@ -41,7 +41,7 @@ pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverCli
 
 /// Returns whether leases are granted on a GPU or MIG device that is shared through MPS: `false` if its daemon is stopped
 /// or about to be removed. `None` if the GPU or MIG device is not shared through MPS.
-pub(crate) fn is_shared(mps: &Mps, uuid: &str) -> Option<bool> {
+pub(crate) fn grants_leases(mps: &Mps, uuid: &str) -> Option<bool> {
     Some(mps.handles.state.now().mps.get(uuid)?.report.wanted)
 }
 

@@ -73,7 +73,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
     act::{MpsAction, act, set},
-    clients::{is_shared, terminate},
+    clients::{grants_leases, terminate},
     leases::{admit, clients_now, has_target, is_of_another_agent, pipe_directory, prepare},
     missing::gpus_known,
     operation_steps::{start_and_wait, start_device_daemons, stop_for_operation},

@@ -56,6 +56,9 @@ struct ListParameters {
     #[serde(default)]
     #[cfg_attr(test, param(value_type = Option<String>))]
     before: Option<LeaseId>,
+    /// Only the leases of the caller, and those of the caller's subordinate uids.
+    #[serde(default)]
+    mine: Option<bool>,
 }
 
 /// A body without fields.
@@ -104,7 +107,7 @@ async fn list(
     State(leases): State<Leases>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
-    Parameters(ListParameters { ended, before }): Parameters<ListParameters>,
+    Parameters(ListParameters { ended, before, mine }): Parameters<ListParameters>,
 ) -> Result<Response, Failure> {
     let ended = ended.unwrap_or_default();
     if ended > leases::MOST_ENDED {
@@ -112,11 +115,12 @@ async fn list(
         let error = ApiError::new(Code::BadRequest, message);
         return Err(error.hint("request page by page: set `before` to the id of the last lease").into());
     }
-    let viewer = caller.viewer;
+    let whose = if mine == Some(true) { leases::Whose::Caller } else { leases::Whose::All };
+    let by = caller.clone();
     let list = async move {
         Ok::<Vec<Lease>, Failure>(match before {
-            None => leases::all(&leases, viewer, ended).await?,
-            Some(before) => leases::ended_before(&leases, viewer, before, ended).await?,
+            None => leases::all(&leases, &by, whose, ended).await?,
+            Some(before) => leases::ended_before(&leases, &by, whose, before, ended).await?,
         })
     };
     limiter.answer(&caller, StatusCode::OK, list).await

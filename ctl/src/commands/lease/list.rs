@@ -11,10 +11,7 @@ use crate::{
 };
 
 pub(super) async fn list(client: &mut Client, which: &Gpus, mine: bool, ended: usize, out: &Output) -> Outcome {
-    let mut leases = client.leases(ended).await?;
-    if mine {
-        retain_own(&mut leases);
-    }
+    let mut leases = if mine { client.own_leases(ended).await? } else { client.leases(ended).await? };
     let selectors = which.selectors();
     let gpus = if selectors.is_empty() {
         super::gpus(client).await
@@ -42,11 +39,6 @@ fn concerns(lease: &Lease, chosen: &[Gpu], all: &[Gpu]) -> bool {
     }
 }
 
-fn retain_own(leases: &mut Vec<Lease>) {
-    let uid = nix::unistd::getuid().as_raw();
-    leases.retain(|lease| lease.holder.uid == uid);
-}
-
 pub(super) async fn show(client: &mut Client, ids: &[LeaseId], out: &Output) -> Outcome {
     let leases = if ids.is_empty() { own_leases(client).await? } else { named(client, ids).await? };
     let gpus = super::gpus(client).await;
@@ -59,8 +51,7 @@ pub(super) async fn show(client: &mut Client, ids: &[LeaseId], out: &Output) -> 
 }
 
 async fn own_leases(client: &mut Client) -> Result<Vec<Lease>, Failure> {
-    let mut leases = client.leases(0).await?;
-    retain_own(&mut leases);
+    let leases = client.own_leases(0).await?;
     if leases.is_empty() {
         let error = ApiError::new(Code::NotFound, "you hold no lease");
         return Err(error.hint("list all leases with `gpushctl lease list`").into());

@@ -140,14 +140,15 @@ fn answer(request: &Request) -> Answer {
     match (request.method.as_str(), request.path.as_str()) {
         ("POST", "/v1/leases") => Answer::ok(&granted(17, me())),
         ("GET", "/v1/leases") => Answer::ok(&[lease(17, me()), lease(18, other), queued()]),
-        ("GET", "/v1/leases?ended=1") => {
+        ("GET", "/v1/leases?mine=true") => Answer::ok(&[lease(17, me()), queued()]),
+        ("GET", "/v1/leases?mine=true&ended=1") => {
             let ended = Lease {
                 state: LeaseState::Ended,
                 reason: Some(EndReason::Expired),
                 ended_at: Some(at(3)),
                 ..lease(9, me())
             };
-            Answer::ok(&[lease(17, me()), lease(18, other), queued(), ended])
+            Answer::ok(&[lease(17, me()), queued(), ended])
         }
         ("GET", "/v1/leases/L17") => Answer::ok(&lease(17, me())),
         ("GET", "/v1/leases/L18") => Answer::ok(&lease(18, other)),
