@@ -222,11 +222,15 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
         (config.driver != gpush_core::config::Driver::default()).then(|| PathBuf::from(&config.driver.library));
     options.library = arguments.library.clone().or(configured);
     options.events = true;
+    set_deadlines(&mut options, config);
+    options
+}
+
+fn set_deadlines(options: &mut Options, config: &Config) {
     options.deadlines.start = Duration::from_secs(config.driver.start_s.into());
     options.deadlines.read = Duration::from_millis(config.driver.read_ms.into());
     options.deadlines.change = Duration::from_secs(config.driver.change_s.into());
     options.deadlines.grace = options.deadlines.grace.min(options.deadlines.change);
-    options
 }
 
 async fn serve(

@@ -20,6 +20,7 @@
 use std::{
     collections::HashMap,
     fs::File,
+    net::Shutdown,
     os::{fd::AsRawFd, unix::net::UnixStream},
     path::Path,
     process::ExitCode,
@@ -36,7 +37,7 @@ use nix::sys::{
 
 use crate::{
     driver::{Driver, EventSet, ProfileCache},
-    error::DriverError,
+    error::{DriverError, ErrorKind},
     proto::{self, Answer, Request, ToParent, ToWorker},
 };
 
@@ -187,7 +188,7 @@ pub trait ScriptedDriver: std::fmt::Debug + Send + Sync {
     /// Executes a call. Calls for one GPU arrive one after the other. A call may block.
     ///
     /// # Errors
-    /// As scripted.
+    /// As scripted. After [`ErrorKind::WorkerDied`], the worker ends without a reply, as a worker process that crashes.
     fn call(&self, request: &Request) -> Result<Answer, DriverError>;
 }
 
@@ -203,9 +204,17 @@ pub(crate) fn serve_scripted(mut socket: UnixStream, driver: &Arc<dyn ScriptedDr
     if !is_ready {
         return Ok(());
     }
+    let crashing = Arc::new(socket.try_clone()?);
     distribute(&mut socket, &replies, || {
-        let driver = Arc::clone(driver);
-        move |request: &Request| driver.call(request)
+        let (driver, crashing) = (Arc::clone(driver), Arc::clone(&crashing));
+        move |request: &Request| {
+            let result = driver.call(request);
+            if let Err(DriverError { kind: ErrorKind::WorkerDied { .. }, .. }) = &result {
+                // Ignore the error: the other side may have closed the socket.
+                let _ = crashing.shutdown(Shutdown::Both);
+            }
+            result
+        }
     })
 }
 

@@ -175,13 +175,3 @@ fn full_disk_is_reported_and_waiting_operations_remain() {
     agent.await_that("good health", || !says_full(&agent));
     agent.stop();
 }
-
-#[test]
-fn second_agent_on_state_directory_names_the_first() {
-    let host = Host::up("a30x4");
-    let agent = Agent::start(&host, "");
-    let (status, log) = Setup::on(&host).socket(host.scratch("other.sock")).refused();
-    assert_eq!(status.code(), Some(1), "{log}");
-    assert!(log.contains(&format!("another gpushd (pid {})", agent.pid())), "{log}");
-    assert!(log.contains("systemctl stop gpushd") && log.contains("--state-dir"), "{log}");
-}

@@ -24,13 +24,6 @@ fn resident(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-fn kinds(events: &[Event]) -> Vec<&'static str> {
-    let mut kinds: Vec<_> = events.iter().map(|event| event.what.kind().name()).collect();
-    kinds.sort_unstable();
-    kinds.dedup();
-    kinds
-}
-
 fn assert_consecutive(events: &[Event]) {
     let numbers: Vec<u64> = events.iter().map(number).collect();
     assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}");
@@ -136,104 +129,6 @@ fn driver_appearance_is_an_event() {
     assert_eq!(reported, (true, false, false));
 }
 
-#[test]
-fn reconnecting_listener_gets_exactly_missed_events() {
-    let host = Host::up("dgx-a100");
-    let agent = Agent::start(&host, "");
-    agent.settle_reads();
-    let mut stayed = agent.listen("", None);
-    let (mut all, mut pieces): (Vec<Event>, Vec<Event>) = (Vec::new(), Vec::new());
-    let mut place = None;
-    let mut reconnected = 0;
-    for round in 0..6 {
-        let layout = if round % 2 == 0 { "1g.10gb*7" } else { "7g.80gb" };
-        // In every third round, no listener is connected. In the other rounds, the listener
-        // disconnects during the operation.
-        let mut listener = (round % 3 > 0 || place.is_none()).then(|| agent.listen("", place.as_deref()));
-        let operation = agent.begin(&["0"], &[layout]).unwrap();
-        if let Some(mut listener) = listener.take() {
-            for _ in 0..=round {
-                pieces.extend(listener.event());
-            }
-            place = Some(listener.place.clone());
-        }
-        all.extend(stayed.until_end_of(&operation.id));
-        reconnected += 1;
-    }
-    let mut listener = agent.listen("", place.as_deref());
-    let last = all.last().unwrap().id.clone();
-    pieces.extend(listener.until(|event| event.id == last));
-    assert_consecutive(&all);
-    let (first, from) = (pieces[0].id.clone(), &all);
-    let from = from.iter().position(|event| event.id == first).unwrap();
-    assert_eq!(pieces, all[from..], "each event once, in order");
-    println!("{} events in {} pieces", pieces.len(), reconnected + 1);
-}
-
-#[test]
-fn event_id_of_previous_agent_gets_resync() {
-    let host = Host::up("a30x4");
-    let agent = Agent::start(&host, "");
-    let mut listener = agent.listen("", None);
-    let operation = agent.begin(&["0"], &["4g.24gb"]).unwrap();
-    listener.until_end_of(&operation.id);
-    let place = listener.place.clone();
-    agent.kill();
-    let agent = Agent::start(&host, "");
-    let mut listener = agent.listen("?kinds=operation", Some(&place));
-    let first = listener.event().unwrap();
-    assert!(
-        matches!(&first.what, EventPayload::Resync(resync) if resync.reason == ResyncReason::OtherRun),
-        "{first:?}"
-    );
-    // After the resync, the listener gets later events.
-    let operation = agent.begin(&["0"], &["1g.6gb*4"]).unwrap();
-    assert!(listener.until_end_of(&operation.id).len() > 3);
-    let (old, new) = (place.rsplit_once('-').unwrap().0, listener.place.rsplit_once('-').unwrap().0);
-    assert_ne!(old, new);
-}
-
-#[test]
-fn event_filters_apply_and_invalid_ones_are_refused() {
-    let host = Host::up("dgx-a100");
-    let agent = Agent::start(&host, "");
-    agent.settle_reads();
-    let mut one = agent.listen("?gpu=1&kinds=operation,gpu", None);
-    let first = agent.begin(&["0"], &["7g.80gb"]).unwrap();
-    let _ = agent.follow(first);
-    let second = agent.begin(&["0", "1"], &["1g.10gb"]).unwrap();
-    let reported = one.until_end_of(&second.id);
-    assert!(reported.iter().all(|event| state(event).is_none_or(|(id, _)| id == second.id)), "{reported:?}");
-    assert!(kinds(&reported).iter().all(|kind| ["gpu", "operation"].contains(kind)), "{:?}", kinds(&reported));
-
-    let kept = agent.get("/v1/events?follow=false&kinds=operation");
-    let kept: Vec<Event> = serde_json::from_value(kept.json()).unwrap();
-    assert_eq!(kinds(&kept), ["operation"]);
-    let after = kept[2].id.clone();
-    let rest =
-        agent.request("GET", "/v1/events?follow=false&kinds=operation", &format!("last-event-id: {after}\r\n"), b"");
-    let rest: Vec<Event> = serde_json::from_value(rest.json()).unwrap();
-    assert_eq!(rest, kept[3..]);
-
-    let mut tried = 0;
-    for (parameters, status, says) in [
-        ("?kinds=weather", 400, "operation, gpu, config"),
-        ("?kinds=", 400, "not a kind"),
-        ("?gpu=9", 404, "9"),
-        ("?gpu=", 400, ""),
-        ("?since=1", 400, "since"),
-        ("?follow=perhaps", 400, "follow"),
-    ] {
-        let answer = agent.get(&format!("/v1/events{parameters}"));
-        assert_eq!(answer.status, status, "{parameters}: {}", String::from_utf8_lossy(&answer.body));
-        let error = answer.error();
-        let text = format!("{} {}", error.message, error.hint.unwrap_or_default());
-        assert!(text.contains(says), "{parameters}: {text}");
-        tried += 1;
-    }
-    println!("{tried} mistakes answered");
-}
-
 /// No client reads a GPU, and gpushd does not poll the GPUs.
 #[test]
 fn cordons_xids_and_maintenance_are_events_without_a_reader() {
@@ -260,29 +155,6 @@ fn cordons_xids_and_maintenance_are_events_without_a_reader() {
     reaches(&mut listener, 0, GpuState::Ready);
     let lines = agent.log().lines().filter(|line| line.contains("Xid 79")).count();
     assert_eq!(lines, 1, "the Xid is logged once:\n{}", agent.log());
-}
-
-#[test]
-fn listening_makes_no_driver_call() {
-    let host = Host::up("dgx-a100");
-    let agent = Agent::start(&host, "");
-    agent.settle_reads();
-    // From here on, any driver call would kill the worker, and the log would report that.
-    host.fault("nvmlDeviceGet* --kill before");
-    let listeners: Vec<Listener> = (0..20).map(|n| agent.listen(&format!("?gpu={}", n % 8), None)).collect();
-    for _ in 0..20 {
-        assert_eq!(agent.get("/v1/events?follow=false").status, 200);
-    }
-    assert_eq!(agent.get("/v1/operations").status, 200);
-    assert!(!agent.log().contains("gpushd's driver worker died"), "{}", agent.log());
-    drop(listeners);
-    // Check that the fault rule really works.
-    let until = Instant::now() + PATIENCE;
-    while !agent.log().contains("gpushd's driver worker died") {
-        let _ = agent.get("/v1/gpus");
-        assert!(Instant::now() < until, "{}", agent.log());
-    }
-    host.clear_faults();
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    fs,
     os::unix::process::CommandExt,
     process::{Command, Stdio},
     thread,
@@ -11,20 +10,20 @@ use std::{
 
 use gpush_api::{Code, EndReason, LeaseGrant, LeaseId, LeaseState};
 use gpush_tests::{
-    agent::{Agent, Setup, real_layout},
+    agent::{Agent, Setup},
     host::Host,
-    mps::{lease_becomes, lease_now, release},
+    mps::{lease_becomes, release},
     strace,
 };
 use nix::{
     sys::signal::{Signal, kill},
     unistd::{Pid, geteuid},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::{
     disk::Disk,
-    leases::{MIG, WHOLE, leases, request, two_gpus},
+    leases::{WHOLE, leases, request, two_gpus},
 };
 
 const TIMESLICED: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 16 }\n";
@@ -48,43 +47,6 @@ for n in range(10000):
         print("begun", flush=True)
 print(json.dumps(counts), flush=True)
 "#;
-
-#[test]
-fn request_outside_every_limit_is_refused_and_changes_nothing() {
-    let (_host, agent) = two_gpus(MIG);
-    let refused = [
-        (json!({ "duration_s": -1 }), Code::BadRequest, "duration_s"),
-        (json!({ "duration_s": 0 }), Code::BadRequest, ""),
-        (json!({ "duration_s": u64::MAX }), Code::BadRequest, "52 weeks"),
-        (json!({ "wait": "-5s" }), Code::BadRequest, ""),
-        (json!({ "share": { "kind": "mps", "percentage": 0 } }), Code::BadRequest, "percentage"),
-        (json!({ "share": { "kind": "mps", "percentage": 101 } }), Code::BadRequest, "percentage"),
-        (json!({ "share": { "kind": "mig_size", "memory_mib": 1_u64 << 40 } }), Code::BadRequest, ""),
-        (json!({ "share": { "kind": "mig_size", "memory_mib": u64::MAX } }), Code::BadRequest, ""),
-        (json!({ "share": { "kind": "mig_profile", "profile": "1g.11gb" } }), Code::UnknownProfile, "1g.10gb"),
-        (json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" }, "count": 9 }), Code::BadRequest, ""),
-        (
-            json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" }, "count": 0 }),
-            Code::BadRequest,
-            "1 to 64 devices",
-        ),
-        (json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" }, "count": u32::MAX }), Code::BadRequest, ""),
-        (json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" }, "selectors": ["9"] }), Code::NotFound, "9"),
-        (json!({ "share": { "kind": "fpga" } }), Code::BadRequest, "fpga"),
-        (json!({ "holder_uid": u32::MAX }), Code::BadRequest, "user id"),
-        (json!({ "process": 0 }), Code::BadRequest, ""),
-        (json!({ "process": 0, "bind_to": "cgroup" }), Code::BadRequest, "process 0"),
-        (json!({ "bind_to": "cgroup" }), Code::BadRequest, "needs an end"),
-        (json!({ "unknown": 1 }), Code::BadRequest, "unknown"),
-    ];
-    for (body, code, part) in refused {
-        let error = request(&agent, &body).expect_err("a refusal");
-        let text = error.sentences().join("; ") + &error.hint.clone().unwrap_or_default();
-        assert_eq!(error.code, code, "{body}: {error:?}");
-        assert!(text.contains(part), "{body}: {error:?}");
-    }
-    assert!(leases(&agent).is_empty());
-}
 
 #[test]
 fn ten_thousand_requests_of_one_user_delay_no_other_user() {
@@ -116,161 +78,6 @@ fn ten_thousand_requests_of_one_user_delay_no_other_user() {
     let held = leases(&agent).iter().filter(|lease| lease.holder.uid == GREEDY).count();
     assert!(held > 0 && held <= 32, "the standard quota: {held}");
     assert!(!counts.contains_key("500"), "{counts:?}");
-}
-
-/// Fault: gpushd trimmed a selector for its check, but stored, audited and logged the text with 63,000 blanks.
-#[test]
-fn padded_request_is_stored_in_its_normal_form() {
-    let (_host, agent) = two_gpus(WHOLE);
-    let blanks = " ".repeat(3000);
-    let body = json!({ "share": { "kind": "whole" }, "selectors": [format!("{blanks}1")] });
-    let lease = request(&agent, &body).expect("a lease").lease;
-    assert_eq!(lease.request.expect("the own request").gpus, ["1"]);
-    for size in [5000, 60_000] {
-        let body = json!({ "share": { "kind": "whole" }, "target": "x".repeat(size) });
-        assert_eq!(request(&agent, &body).unwrap_err().code, Code::BadRequest, "{size}");
-    }
-}
-
-/// Returns whether gpushd grants a lease to a user, or denies it.
-fn is_granted(agent: &Agent, uid: u32, body: &Value) -> bool {
-    let mut curl = Command::new("curl");
-    curl.uid(uid).gid(uid).current_dir("/").env("HOME", "/").args(["--silent", "--output", "/dev/null"]);
-    curl.args(["--write-out", "%{http_code}", "--unix-socket"]).arg(agent.socket());
-    curl.args(["--json", &body.to_string(), "http://gpush/v1/leases"]);
-    let output = curl.output().expect("curl can be started");
-    match String::from_utf8_lossy(&output.stdout).as_ref() {
-        "200" => true,
-        "403" => false,
-        other => panic!("uid {uid}: {other}"),
-    }
-}
-
-/// Fault: gpushd checked the limit of waiting requests only after the search for a placement.
-#[test]
-fn waiting_request_beyond_the_quota_is_refused_before_a_search() {
-    if !geteuid().is_root() {
-        return println!("SKIPPED a quota of waiting requests: only root can have other uids");
-    }
-    let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 1\n");
-    let agent = Agent::start_public(&host, &format!("{TIMESLICED}[[quota]]\neverybody = true\nwaiting = 0\n"));
-    agent.wait_for_layouts_at_start();
-    // A share is free, so a search would find a placement.
-    let body = |wait: &str| json!({ "share": { "kind": "timeslice" }, "duration_s": 600, "wait": wait });
-    assert!(!is_granted(&agent, 65_534, &body("10s")));
-    assert!(is_granted(&agent, 65_534, &body("no")));
-}
-
-/// Fault: with `leases = 1`, a user got eight GPUs with eight subordinate uids, because each uid had its own quota.
-#[test]
-fn uids_without_a_user_share_one_quota() {
-    if !geteuid().is_root() {
-        return println!("SKIPPED uids without a user: only root can have other uids");
-    }
-    let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 1\n");
-    let quota = "[[quota]]\nusers = [\"nobody\"]\nleases = 4\n[[quota]]\neverybody = true\nleases = 2\n";
-    let agent = Agent::start_public(&host, &format!("{TIMESLICED}{quota}"));
-    agent.wait_for_layouts_at_start();
-    let granted = |uid: u32| is_granted(&agent, uid, &json!({ "share": { "kind": "timeslice" }, "duration_s": 600 }));
-    let unknown: Vec<bool> = (0..6).map(|n| granted(4_100_000 + n)).collect();
-    assert_eq!(unknown, [true, true, false, false, false, false]);
-    let nobody: Vec<bool> = (0..6).map(|_| granted(65_534)).collect();
-    assert_eq!(nobody, [true, true, true, true, false, false], "a user of the host has its own quota");
-}
-
-#[test]
-fn gangs_for_the_same_gpus_are_granted_one_by_one() {
-    let (_host, agent) = two_gpus(WHOLE);
-    let body = json!({ "share": { "kind": "whole" }, "count": 2, "wait": "100s" });
-    thread::scope(|scope| {
-        let gang = || {
-            for _ in 0..5 {
-                let granted = request(&agent, &body).expect("both GPUs");
-                assert_eq!(granted.lease.members.len(), 2);
-                release(&agent, granted.lease.id);
-            }
-        };
-        for one in [scope.spawn(gang), scope.spawn(gang), scope.spawn(gang)] {
-            one.join().expect("a gang that is not stuck");
-        }
-    });
-}
-
-#[test]
-fn concurrent_lease_and_operation_get_different_devices() {
-    /// Number of rounds for each of the eight GPUs.
-    const ROUNDS: u32 = 250;
-    let host = Host::up("dgx-a100");
-    let agent = Agent::start(&host, "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n");
-    agent.wait_for_layouts_at_start();
-    // Let some readings be late, so that gpushd plans and grants with old readings.
-    host.fault("nvmlDeviceGetGpuInstances --delay-ms 1 --probability 0.3 --seed 7");
-    let run = |gpu: usize| {
-        let mut rng = fastrand::Rng::with_seed(20_261_123 + gpu as u64);
-        let name = gpu.to_string();
-        let (mut leased, mut changed, mut waits) = (0, 0, 0);
-        for round in 0..ROUNDS {
-            // The operation replaces the current layout with the other layout. The lease request
-            // names a profile of the current layout.
-            let profile = if real_layout(&host, gpu).len() == 1 { "7g.80gb" } else { "3g.40gb" };
-            let other: &[&str] = if profile == "7g.80gb" { &["3g.40gb", "3g.40gb"] } else { &["7g.80gb"] };
-            let lease = json!({ "share": { "kind": "mig_profile", "profile": profile }, "selectors": [name] });
-            let first = rng.usize(..3);
-            let (granted, operation) = thread::scope(|scope| {
-                let asks = scope.spawn(|| {
-                    if first == 0 {
-                        thread::sleep(Duration::from_millis(1));
-                    }
-                    request(&agent, &lease)
-                });
-                if first == 1 {
-                    thread::sleep(Duration::from_millis(1));
-                }
-                let body = json!({ "selectors": [name], "layout_source": { "entries": other }, "once": true });
-                let begun = agent.begin_with(&body).map(|operation| agent.follow(operation));
-                (asks.join().expect("an answer"), begun)
-            });
-            match &granted {
-                Ok(granted) => {
-                    leased += 1;
-                    // If gpushd granted the lease after the layout change, the lease has a new
-                    // device. If gpushd granted the lease before the change, the lease has kept its
-                    // device.
-                    let target = &granted.lease.members[0].target;
-                    let there = agent
-                        .gpu(u32::try_from(gpu).unwrap())
-                        .mig
-                        .expect("MIG")
-                        .instances
-                        .iter()
-                        .any(|one| one.compute.iter().any(|compute| compute.uuid.as_ref() == Some(target)));
-                    assert!(there, "GPU {gpu}, round {round}: {target} is gone: {operation:?}");
-                    release(&agent, granted.lease.id);
-                    lease_becomes(&agent, granted.lease.id, LeaseState::Ended);
-                }
-                Err(error) => {
-                    let expected = matches!(error.code, Code::Blocked | Code::Conflict | Code::UnknownProfile);
-                    assert!(expected || error.code == Code::BadRequest, "GPU {gpu}, round {round}: {error:?}");
-                }
-            }
-            match operation {
-                Ok(_) => changed += 1,
-                Err(error) => {
-                    assert!(matches!(error.code, Code::Blocked | Code::Conflict), "{error:?}");
-                    waits += 1;
-                }
-            }
-        }
-        (leased, changed, waits)
-    };
-    let all: Vec<(u32, u32, u32)> = thread::scope(|scope| {
-        let threads: Vec<_> = (0..8).map(|gpu| scope.spawn(move || run(gpu))).collect();
-        threads.into_iter().map(|one| one.join().expect("no violation")).collect()
-    });
-    let sum = |of: fn(&(u32, u32, u32)) -> u32| all.iter().map(of).sum::<u32>();
-    let (leased, changed, refused) = (sum(|one| one.0), sum(|one| one.1), sum(|one| one.2));
-    println!("{} rounds: {leased} leases, {changed} changes, {refused} changes refused", 8 * ROUNDS);
-    assert!(leased > 50 && changed > 50 && refused > 20, "{leased} {changed} {refused}");
 }
 
 #[test]
@@ -314,38 +121,6 @@ fn repeated_request_after_a_crash_gets_the_same_lease() {
         lease_becomes(&agent, granted.lease.id, LeaseState::Ended);
     }
     println!("killed 30 times: {before} before the commit, {after} after it");
-}
-
-#[test]
-fn lease_of_a_lost_gpu_ends() {
-    let (host, agent) = two_gpus(WHOLE);
-    let granted = request(&agent, &json!({ "share": { "kind": "whole" }, "selectors": ["1"] })).expect("a lease");
-    let other = request(&agent, &json!({ "share": { "kind": "whole" }, "selectors": ["0"] })).expect("a lease");
-    host.fault("nvmlDeviceGetMemoryInfo* --gpu 1 --mutate lose --times 1");
-    let ended = lease_becomes(&agent, granted.lease.id, LeaseState::Releasing);
-    assert_eq!(ended.reason, Some(EndReason::GpuLost));
-    assert_eq!(lease_now(&agent, other.lease.id).state, LeaseState::Active);
-}
-
-#[test]
-fn lease_continues_after_its_rule_changes() {
-    let (host, agent) = two_gpus(MIG);
-    let granted =
-        request(&agent, &json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" } })).expect("a lease");
-    let before = real_layout(&host, 0);
-    agent.reload("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"7g.80gb\"]\n");
-    let body = json!({ "selectors": ["0"], "layout_source": "wanted" });
-    let blocked = agent.begin_with(&body).unwrap_err();
-    assert_eq!(blocked.code, Code::Blocked, "{blocked:?}");
-    assert!(blocked.causes.iter().any(|cause| cause.contains("lease L1")), "{blocked:?}");
-    assert_eq!((real_layout(&host, 0), lease_now(&agent, granted.lease.id).state), (before, LeaseState::Active));
-    release(&agent, granted.lease.id);
-    lease_becomes(&agent, granted.lease.id, LeaseState::Ended);
-    assert_eq!(
-        agent.follow(agent.begin_with(&body).expect("nothing is leased")).state,
-        gpush_api::OperationState::Done
-    );
-    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
 }
 
 #[test]
@@ -444,26 +219,4 @@ fn unrecorded_lease_end_is_logged_once_per_lease() {
         lease_becomes(&agent, id, LeaseState::Ended);
     }
     agent.stop();
-}
-
-#[test]
-fn lease_numbers_do_not_repeat_after_a_lost_database() {
-    let (host, agent) = two_gpus(WHOLE);
-    let state = Setup::on(&host).state_dir();
-    let body = json!({ "share": { "kind": "whole" } });
-    let first = request(&agent, &body).expect("a lease").lease.id;
-    agent.kill();
-    for file in ["gpush.db", "gpush.db-wal", "gpush.db-shm"] {
-        let _may_be_absent = fs::remove_file(state.join(file));
-    }
-    let agent = Agent::start(&host, WHOLE);
-    assert!(leases(&agent).is_empty());
-    agent.until("readings", || Some(agent.gpus()).filter(|gpus| gpus.len() == 2));
-    let held = request(&agent, &body).unwrap_err();
-    assert!(matches!(held.code, Code::Blocked | Code::Conflict), "nothing is granted before `recover`: {held:?}");
-    let recovered =
-        agent.post("/v1/recover", &Value::Object([("reason".to_owned(), "a test".into())].into_iter().collect()));
-    assert_eq!(recovered.status, 200, "{}", String::from_utf8_lossy(&recovered.body));
-    let next = agent.until("a lease", || request(&agent, &body).ok());
-    assert!(next.lease.id > first, "{} and {first}", next.lease.id);
 }

@@ -1,9 +1,8 @@
-//! Leases of MIG devices, whole GPUs and time-slice replicas: gpushd grants, refuses and queues
-//! them, and keeps them after a crash.
+//! Leases with real processes: a lease ends them or waits for them, and a client disconnects.
 
-use std::{io::Write, process::Command, thread};
+use std::{io::Write, process::Command};
 
-use gpush_api::{ApiError, Code, EndReason, Lease, LeaseBinding, LeaseGrant, LeaseId, LeaseState, OperationState};
+use gpush_api::{ApiError, Code, EndReason, Lease, LeaseGrant, LeaseId, LeaseState};
 use gpush_tests::{
     agent::Agent,
     host::Host,
@@ -12,13 +11,9 @@ use gpush_tests::{
 use serde_json::{Value, json};
 
 pub(crate) const WHOLE: &str = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n";
-pub(crate) const MIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n";
 
 pub(crate) fn two_gpus(config: &str) -> (Host, Agent) {
-    // gpushd grants no lease of a whole GPU that has MIG enabled. So only a config with a layout
-    // gets GPUs with MIG.
-    let model = if config.contains("layout") { "h100-80-sxm" } else { "l4" };
-    let host = Host::up(&format!("[[gpu]]\nmodel = \"{model}\"\ncount = 2\n"));
+    let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 2\n");
     let agent = Agent::start(&host, config);
     agent.wait_for_layouts_at_start();
     (host, agent)
@@ -41,25 +36,6 @@ fn queued(agent: &Agent) -> Option<Lease> {
 }
 
 #[test]
-fn gang_of_whole_gpus_gets_all_or_none() {
-    let (_host, agent) = two_gpus(WHOLE);
-    let whole = |count: u32| request(&agent, &json!({ "share": { "kind": "whole" }, "count": count }));
-    assert_eq!(whole(3).unwrap_err().code, Code::BadRequest, "the host has two");
-    let first = whole(1).expect("a lease");
-    let refused = whole(2).unwrap_err();
-    assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
-    let named = format!("lease {} of", first.lease.id);
-    assert!(refused.causes.iter().any(|cause| cause.contains(&named)), "{refused:?}");
-    release(&agent, first.lease.id);
-    lease_becomes(&agent, first.lease.id, LeaseState::Ended);
-    let both = whole(2).expect("both GPUs");
-    assert_eq!(both.lease.members.len(), 2);
-    let visible = both.environment.iter().find(|(name, _)| name == "CUDA_VISIBLE_DEVICES").expect("devices");
-    assert_eq!(visible.1.split(',').count(), 2);
-    assert_eq!(whole(1).unwrap_err().code, Code::Blocked);
-}
-
-#[test]
 fn replicas_of_a_time_sliced_gpu_are_counted() {
     let (_host, agent) = two_gpus("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 2 }\n");
     // This request names no kind of share. gpushd grants a replica, because the host offers only replicas.
@@ -70,90 +46,6 @@ fn replicas_of_a_time_sliced_gpu_are_counted() {
     release(&agent, first.lease.id);
     lease_becomes(&agent, first.lease.id, LeaseState::Ended);
     replica().expect("the free one");
-}
-
-/// The gpushd of a test is not the gpushd of the system, so it creates no scopes. A lease is then bound to the process
-/// that the request names, and the answer says why the lease has no scope.
-#[test]
-fn lease_without_a_scope_has_the_named_end_and_a_reason() {
-    let (_host, agent) = two_gpus("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 8 }\n");
-    let own = std::process::id();
-    for bind_to in ["scope", "cgroup"] {
-        for (body, expected) in [
-            (json!({ "bind_to": bind_to, "process": own }), "process"),
-            (json!({ "bind_to": bind_to, "duration_s": 600 }), "time"),
-        ] {
-            let granted = request(&agent, &body).expect("a lease");
-            let binding = serde_json::to_value(&granted.lease.binding).expect("JSON");
-            assert_eq!(binding["kind"], expected, "{body}");
-            let reason = granted.binding_reason.expect("a reason");
-            assert!(["systemd", "root", "service"].iter().any(|word| reason.contains(word)), "{reason}");
-        }
-    }
-    let granted = request(&agent, &json!({ "process": own })).expect("a lease");
-    assert_eq!(granted.binding_reason, None, "the request asks for no cgroup");
-}
-
-/// Fault: a plan did not consider leases, so it destroyed a leased device that was idle.
-#[test]
-fn plan_that_destroys_a_leased_device_names_the_lease() {
-    let (_host, agent) = two_gpus(MIG);
-    let granted = request(&agent, &json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" } })).expect("one");
-    let id = granted.lease.id;
-    let refused = agent.begin(&["0"], &["7g.80gb"]).unwrap_err();
-    assert_eq!((refused.code, refused.retryable), (Code::Blocked, true), "{refused:?}");
-    let named = format!("lease {id} of");
-    assert!(refused.causes.iter().any(|cause| cause.contains(&named)), "{refused:?}");
-    let refused = agent.post("/v1/maintenance/enter", &json!({})).error();
-    assert_eq!(refused.code, Code::Blocked, "{refused:?}");
-    assert!(refused.causes.iter().any(|cause| cause.contains(&named)), "{refused:?}");
-    // The operation waits, and begins when the lease has ended.
-    let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 600 });
-    let waiting = agent.begin_with(&body).expect("it is queued");
-    assert!(!waiting.state.is_final());
-    release(&agent, id);
-    assert_eq!(agent.follow(waiting).state, OperationState::Done);
-    let unknown = request(&agent, &json!({ "share": { "kind": "mig_profile", "profile": "1g.11gb" } })).unwrap_err();
-    assert_eq!(unknown.code, Code::UnknownProfile, "{unknown:?}");
-    assert!(unknown.hint.is_some_and(|hint| hint.contains("1g.10gb")));
-}
-
-#[test]
-fn granted_leases_are_the_same_after_a_crash() {
-    let (host, agent) = two_gpus(WHOLE);
-    let granted = request(&agent, &json!({ "share": { "kind": "whole" }, "duration_s": 3600 })).expect("a lease");
-    let before = leases(&agent);
-    agent.kill();
-    let agent = Agent::start(&host, WHOLE);
-    assert_eq!(leases(&agent), before);
-    assert_eq!(before[0].id, granted.lease.id);
-    assert_eq!(before[0].binding, LeaseBinding::Time);
-    // While the first lease still holds its GPU, gpushd grants the other GPU. The new lease has a higher number.
-    let other = agent.until("a lease", || request(&agent, &json!({ "share": { "kind": "whole" } })).ok());
-    assert!(other.lease.id > granted.lease.id && other.lease.members[0].gpu != granted.lease.members[0].gpu);
-    let renewed = agent.post(&format!("/v1/leases/{}/renew", granted.lease.id), &json!({ "duration_s": 7200 }));
-    let renewed: Lease = serde_json::from_value(renewed.json()).expect("a lease");
-    assert!(renewed.expires_at > before[0].expires_at);
-}
-
-#[test]
-fn waiting_request_is_granted_after_a_release_or_times_out() {
-    let (_host, agent) = two_gpus(WHOLE);
-    let both = request(&agent, &json!({ "share": { "kind": "whole" }, "count": 2 })).expect("both");
-    let body = json!({ "share": { "kind": "whole" }, "count": 2, "wait": "unlimited" });
-    thread::scope(|scope| {
-        let waits = scope.spawn(|| request(&agent, &body));
-        let first = agent.until("a queued lease", || queued(&agent));
-        assert_eq!(first.queue.as_ref().map(|queue| queue.position), Some(1), "{first:?}");
-        release(&agent, both.lease.id);
-        let granted = waits.join().expect("a thread").expect("the lease");
-        assert_eq!((granted.lease.id, granted.lease.state), (first.id, LeaseState::Active));
-        assert_eq!(granted.lease.members.len(), 2);
-    });
-    let soon = json!({ "share": { "kind": "whole" }, "wait": "1s" });
-    let late = request(&agent, &soon).unwrap_err();
-    assert_eq!((late.code, late.retryable), (Code::TimedOut, true), "{late:?}");
-    assert_eq!(leases(&agent).len(), 1);
 }
 
 #[test]

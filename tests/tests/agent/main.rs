@@ -19,7 +19,6 @@ mod lease_queue;
 mod leases;
 mod lifecycle;
 mod reports;
-mod state_loss;
 mod states;
 mod subordinate_uids;
 mod tasks;

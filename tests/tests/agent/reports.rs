@@ -15,7 +15,6 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use serde_json::json;
 
 fn gpushctl(agent: &Agent, args: &[&str]) -> (Option<i32>, String) {
     let mut command = std::process::Command::new(program("gpushctl"));
@@ -73,27 +72,6 @@ fn mig_assert_checks_only_mode_mig_but_also_cordoned_gpus() {
     // resumes a drain sends no reason.
     assert_eq!(gpushctl(&agent, &["gpu", "drain", "0"]).0, Some(0));
     assert_eq!(agent.gpu(0).cordons[0].reason, "fan");
-}
-
-#[test]
-fn operation_waiting_for_gpu_is_shown_in_status_and_notes() {
-    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
-    let agent = Agent::start(&host, "");
-    assert_eq!(agent.apply(&["0"], &["3g.40gb@4"]).state, OperationState::Done);
-    let gi = gpush_tests::agent::gi_at(&host, 0, 4);
-    host.process(&format!("--gpu 0 --gi {gi} --ci 0 --memory 100"));
-    let body = json!({ "selectors": ["0"], "layout_source": { "entries": ["7g.80gb"] }, "wait_s": 3600 });
-    let waiting = agent.begin_with(&body).expect("it waits");
-    let says = format!("operation {} waits in the queue (desired: 7g.80gb)", waiting.id);
-    agent.until("it is shown", || agent.gpu(0).reasons.contains(&says).then_some(()));
-    assert!(agent.gpus()[0].reasons.contains(&says), "in the list, too");
-    assert!(gpushctl(&agent, &["status"]).1.contains(&says));
-    let newer = agent.apply(&["0"], &["3g.40gb@4", "1g.10gb@0"]);
-    assert_eq!(newer.state, OperationState::Done);
-    assert!(newer.notes.iter().any(|note| note.contains(&says)), "{newer:?}");
-    assert!(agent.cancel(&waiting.id).status < 300);
-    assert_eq!(agent.follow(waiting).state, OperationState::NotStarted);
-    assert!(agent.gpu(0).reasons.is_empty() && agent.gpus()[0].reasons.is_empty());
 }
 
 #[test]

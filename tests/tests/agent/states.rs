@@ -2,13 +2,9 @@
 //! the loss of the database, and a host with nvidia-mig-manager. The tests check the state of the
 //! hardware.
 
-use std::{
-    fs,
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, Health, OperationState};
+use gpush_api::{ApiError, Code, GpuState, Health, OperationState};
 use gpush_tests::{
     agent::{Agent, Setup, gi_at, real_layout},
     host::Host,
@@ -38,10 +34,6 @@ fn done(agent: &Agent, path: &str, reason: &str) -> Value {
     answer.json()
 }
 
-fn gpu_of(value: Value) -> Gpu {
-    serde_json::from_value(value).expect("a GPU")
-}
-
 /// Waits until both GPUs with a rule have their layouts.
 fn laid_out(agent: &Agent) {
     agent.wait_for_layouts_at_start();
@@ -66,62 +58,6 @@ fn clients(host: &Host) -> Vec<Value> {
     let listed: Value = serde_json::from_str(&host.sim("process", &["list", "--json"])).expect("JSON");
     let alive = |pid: &Value| Path::new(&format!("/proc/{pid}")).exists();
     listed["clients"].as_array().expect("clients").iter().filter(|pid| alive(pid)).cloned().collect()
-}
-
-#[test]
-fn cordon_survives_restart_and_yields_to_named_requests() {
-    let host = Host::up("dgx-a100");
-    let state = Setup::on(&host).state_dir();
-    let agent = Agent::start(&host, CONFIG);
-    laid_out(&agent);
-    let gpu = gpu_of(done(&agent, "/v1/gpus/0/cordon", "fan replacement"));
-    assert_eq!((gpu.state, gpu.cordons.len()), (GpuState::Cordoned, 1), "{gpu:?}");
-    assert_eq!((gpu.cordons[0].cause.as_str(), gpu.cordons[0].reason.as_str()), ("admin", "fan replacement"));
-    assert!(gpu.reasons[0].starts_with("cordoned by ") && gpu.reasons[0].ends_with(": fan replacement"), "{gpu:?}");
-    assert!(health(&agent).errors.is_empty(), "an administrator's cordon does not degrade health");
-
-    // If a request names the cordoned GPU, gpushd changes the layout. The GPU stays cordoned.
-    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
-    assert_eq!(agent.apply(&["1"], &["7g.80gb"]).state, OperationState::Done);
-    assert_eq!(agent.gpu(0).state, GpuState::Cordoned);
-    // A request for all GPUs fails because of the cordoned GPU.
-    let refused = agent.begin_with(&json!({ "layout_source": "config" })).unwrap_err();
-    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
-    assert!(refused.message.contains("is cordoned") && refused.hint.unwrap().contains("--gpu 0"));
-    agent.stop();
-
-    // The next agent repairs drift on all other GPUs, but does not change the cordoned GPU.
-    let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
-    agent.until("reconciled GPU 1", || agent.gpu(1).drift.is_empty().then_some(()));
-    let kept = agent.gpu(0);
-    assert_eq!(kept.cordons[0].by, gpu.cordons[0].by);
-    assert_eq!((kept.state, real_layout(&host, 0)), (GpuState::Cordoned, vec!["7g.80gb@0[7g.80gb@0]".to_owned()]));
-    let gpu = gpu_of(done(&agent, "/v1/gpus/0/uncordon", "fan replaced"));
-    assert!(gpu.cordons.is_empty(), "{gpu:?}");
-    agent.until("reconciled GPU 0", || agent.gpu(0).drift.is_empty().then_some(()));
-    agent.stop();
-    let trail: Vec<_> = audit(&state).into_iter().filter(|(action, _)| action.starts_with("gpu.")).collect();
-    let wanted = [("gpu.cordon", "fan replacement"), ("gpu.uncordon", "fan replaced")];
-    assert_eq!(trail, wanted.map(|(action, reason)| (action.to_owned(), reason.to_owned())));
-}
-
-#[test]
-fn repeated_request_is_executed_once() {
-    let host = Host::up("a30x4");
-    let agent = Agent::start(&host, "");
-    let send = |verb: &str, key: &str, reason: &str| {
-        let headers = format!("content-type: application/json\r\nidempotency-key: {key}\r\n");
-        let body = json!({ "reason": reason }).to_string();
-        agent.request("POST", &format!("/v1/gpus/2/{verb}"), &headers, body.as_bytes())
-    };
-    assert_eq!(gpu_of(send("cordon", "k1", "x").json()).state, GpuState::Cordoned);
-    assert_eq!(gpu_of(send("uncordon", "k2", "y").json()).state, GpuState::Ready);
-    assert_eq!(gpu_of(send("cordon", "k1", "x").json()).state, GpuState::Ready, "the same request, sent again");
-    assert_eq!(send("cordon", "k1", "z").error().code, Code::Conflict, "another one under its key");
-    assert_eq!(agent.gpu(2).state, GpuState::Ready);
-    let long = agent.post("/v1/gpus/2/cordon", &json!({ "reason": "x".repeat(501) })).error();
-    assert_eq!(long.code, Code::BadRequest);
-    assert_eq!(agent.post("/v1/gpus/9/cordon", &json!({})).error().code, Code::NotFound);
 }
 
 #[test]
@@ -171,37 +107,6 @@ fn xid_is_received_after_worker_died() {
         host.sim("xid", &["95", "--gpu", "3"]);
         (agent.gpu(3).state == GpuState::Cordoned).then_some(())
     });
-}
-
-#[test]
-fn pending_row_remap_cordons_once_across_restarts() {
-    let host = Host::up("a30x4");
-    let agent = Agent::start(&host, "");
-    let cordoned =
-        |agent: &Agent| agent.until("cordon", || Some(agent.gpu(0)).filter(|gpu| gpu.state == GpuState::Cordoned));
-    host.sim("remap", &["--gpu", "0"]);
-    let gpu = cordoned(&agent);
-    assert_eq!(gpu.cordons[0].cause, "row-remap");
-    assert!(gpu.reasons[0].contains("the next reset replaces"), "{:?}", gpu.reasons);
-    done(&agent, "/v1/gpus/0/uncordon", "it may wait for the weekend");
-    agent.settle_reads();
-    assert_eq!(agent.gpu(0).state, GpuState::Ready);
-    agent.stop();
-    let agent = Agent::start(&host, "");
-    agent.settle_reads();
-    assert_eq!(agent.gpu(0).state, GpuState::Ready, "it still waits, which is known");
-    // gpushd treats a second pending row as a new fault. It also treats a row that cannot be
-    // replaced as a new fault.
-    host.sim("remap", &["--gpu", "0", "--uncorrectable"]);
-    cordoned(&agent);
-    done(&agent, "/v1/gpus/0/uncordon", "that too");
-    host.sim("remap", &["--gpu", "0", "--fail"]);
-    assert!(cordoned(&agent).reasons[0].contains("could not be replaced"));
-    agent.stop();
-    host.sim("reset", &["--gpu", "0"]);
-    let agent = Agent::start(&host, "");
-    agent.settle_reads();
-    assert_eq!(agent.gpu(0).state, GpuState::Cordoned, "until an administrator uncordons it");
 }
 
 #[test]
@@ -358,24 +263,6 @@ fn lost_database_holds_managed_gpus_until_recover() {
 }
 
 #[test]
-fn reboot_releases_held_gpus() {
-    let host = Host::up("dgx-a100");
-    let state = Setup::on(&host).state_dir();
-    let agent = Agent::start(&host, CONFIG);
-    laid_out(&agent);
-    agent.stop();
-    fs::remove_file(state.join("gpush.db")).unwrap();
-    let agent = Agent::start(&host, CONFIG);
-    assert_eq!(agent.until("GPU", || Some(agent.gpu(0)).filter(|g| g.mig.is_some())).state, GpuState::Held);
-    agent.stop();
-    host.sim::<&str>("reboot", &[]);
-    let agent = Agent::start(&host, CONFIG);
-    laid_out(&agent);
-    assert_eq!(agent.gpu(0).state, GpuState::Ready);
-    assert_eq!(real_layout(&host, 0).len(), 2);
-}
-
-#[test]
 fn newer_database_is_read_and_changes_are_refused() {
     let host = Host::up("dgx-a100");
     let state = Setup::on(&host).state_dir();
@@ -424,28 +311,39 @@ fn seal(texts: &[&str]) -> i64 {
 }
 
 #[test]
-fn gpus_of_nvidia_mig_manager_are_not_changed() {
+fn concurrent_requests_with_one_key_change_once() {
     let host = Host::up("dgx-a100");
-    let root: PathBuf = host.scratch("root");
-    let wants = root.join("etc/systemd/system/multi-user.target.wants");
-    fs::create_dir_all(&wants).unwrap();
-    let link = wants.join("nvidia-mig-manager.service");
-    symlink("/usr/lib/systemd/system/nvidia-mig-manager.service", &link).unwrap();
-    host.start_trace();
-    let agent = Setup::on(&host).config(CONFIG).env("GPUSH_HOST_ROOT", root.to_str().unwrap()).start();
-    let reported = agent.until("word of it", || cause(&health(&agent), "nvidia-mig-manager").cloned());
-    assert!(reported.hint.unwrap().contains("`systemctl disable --now nvidia-mig-manager.service`"));
-    let refused = agent.begin(&["2"], &["3g.40gb"]).unwrap_err();
-    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
-    assert!(refused.message.contains("GPU 2 (") && refused.causes[0].contains(link.to_str().unwrap()), "{refused:?}");
-    // If a request names the layout that already exists, gpushd accepts the request and changes
-    // nothing.
-    assert_eq!(agent.apply(&["2"], &["none"]).state, OperationState::Done);
-    let settled = || agent.get("/v1/health").json()["layouts_at_start"]["complete"] == json!(true);
-    agent.until("verdict on the layouts", || settled().then_some(()));
-    assert_eq!(host.trace(), []);
-    // Run the command that the hint suggests: it must work.
-    fs::remove_file(&link).unwrap();
-    assert_eq!(agent.apply(&["0", "1"], &["3g.40gb", "2g.20gb"]).state, OperationState::Done);
-    assert!(health(&agent).errors.is_empty(), "{:?}", health(&agent).errors);
+    let agent = Agent::start(&host, "");
+    agent.settle_reads();
+    let ask = |path: &str, key: &str| {
+        let headers = format!("content-type: application/json\r\nidempotency-key: {key}\r\n");
+        agent.request("POST", path, &headers, b"{\"reason\": \"once\"}").status
+    };
+    let at_once = |path: &str, key: &str, then: &(dyn Fn() + Sync)| {
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    assert_eq!(ask(path, key), 200, "{}", agent.log());
+                    then();
+                });
+            }
+        });
+    };
+    let recorded = |action: &str| {
+        let trail = agent.get("/v1/audit?limit=1000").json();
+        trail.as_array().unwrap().iter().filter(|record| record["action"] == action).count()
+    };
+    at_once("/v1/gpus/2/cordon", "k-3", &|| {});
+    assert_eq!(recorded("gpu.cordon"), 1);
+    // When gpushd has entered maintenance, it has no handle open, even if a worker has hung.
+    host.fault("nvmlDeviceGetMemoryInfo* --gpu 0 --hang");
+    agent.until("a reading that hangs", || agent.gpu(0).stale.then_some(()));
+    let no_handle_is_open = || {
+        let listed: serde_json::Value = serde_json::from_str(&host.sim("process", &["list", "--json"])).unwrap();
+        let clients = listed["clients"].as_array().unwrap().iter();
+        let alive: Vec<_> = clients.filter(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists()).collect();
+        assert!(alive.is_empty(), "{alive:?}");
+    };
+    at_once("/v1/maintenance/enter", "k-4", &no_handle_is_open);
+    assert_eq!(recorded("maintenance.enter"), 1);
 }

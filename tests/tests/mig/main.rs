@@ -1,24 +1,19 @@
-//! MIG through the real gpushd and gpushctl: plans, layouts, MIG mode, rollback, recovery,
-//! overrides, mig-parted files.
+//! MIG through the real gpushd and gpushctl, on simulated hardware: layouts, changes of MIG mode with resets, services and
+//! hooks, a killed gpushd or driver worker, mig-parted files. `agent/src/lifecycle/in_process` tests the policies.
 
 mod crash;
 mod double_memory;
+mod driver_answers;
 mod dynamic;
 mod faults;
 mod layouts;
 mod mode;
 mod mode_crash;
 mod mode_recover;
-mod overrides;
 mod parted;
 mod partly_back;
-mod peers;
-mod plan;
-mod queue;
-mod recover;
 mod refusals;
 mod rollback;
 mod start;
 mod together;
 mod trace;
-mod unknown_users;

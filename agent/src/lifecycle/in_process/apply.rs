@@ -1,17 +1,14 @@
-//! Layouts: what gpushd refuses, which calls it makes, and what is left when a call fails.
+//! Layouts: what gpushd refuses, which calls it makes, and in which order operations begin.
 
-use gpush_api::{Code, GpuState, OperationState};
-use gpush_nvml::ErrorKind;
+use gpush_api::{Code, OperationState};
 use serde_json::json;
 
-use super::InProcess;
+use super::{
+    InProcess,
+    call_rules::{CREATE, CREATE_COMPUTE, DESTROY, DESTROY_COMPUTE},
+};
 
 const MIG: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n";
-
-const CREATE: &str = "creating a GPU instance";
-const CREATE_COMPUTE: &str = "creating a compute instance";
-const DESTROY: &str = "destroying a GPU instance";
-const DESTROY_COMPUTE: &str = "destroying a compute instance";
 
 async fn host(gpus: usize) -> InProcess {
     InProcess::start("dgx-h100", gpus, MIG).await
@@ -71,62 +68,6 @@ async fn used_instance_is_never_destroyed_and_the_process_is_named() {
     assert_eq!((ended.state, host.gpus.instances(0).len()), (OperationState::Done, 2));
     host.gpus.end_processes(0);
     assert_eq!(host.apply(&["0"], &["7g.80gb"]).await.state, OperationState::Done);
-}
-
-/// All changes of an operation are undone in reverse order, whichever of its calls fails.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failure_of_each_call_restores_the_previous_layout() {
-    let mut tried = 0;
-    for (call, after) in [
-        (DESTROY_COMPUTE, 0),
-        (DESTROY_COMPUTE, 1),
-        (DESTROY, 0),
-        (DESTROY, 1),
-        (CREATE, 0),
-        (CREATE, 1),
-        (CREATE_COMPUTE, 0),
-        (CREATE_COMPUTE, 1),
-    ] {
-        let host = host(1).await;
-        host.apply(&["0"], &["2g.20gb@0", "2g.20gb@2", "1g.10gb@6"]).await;
-        let before = host.gpus.instances(0);
-        host.gpus.fail_after(after, call, 0, 1, ErrorKind::InsufficientResources);
-        let ended = host.apply(&["0"], &["1g.10gb@6", "1g.20gb@0", "1g.20gb@2"]).await;
-        assert_eq!(ended.state, OperationState::RolledBack, "{call} {after}: {:?}", ended.error);
-        assert_eq!(host.gpus.instances(0), before, "{call} {after}");
-        assert!(ended.error.expect("an error").message.contains("GPU 0"), "{call} {after}");
-        assert_eq!(host.gpus().await[0].state, GpuState::Ready, "{call} {after}");
-        tried += 1;
-    }
-    println!("{tried} failed calls");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gpu_is_degraded_after_a_failed_rollback_until_a_change() {
-    let host = host(1).await;
-    host.apply(&["0"], &["3g.40gb"]).await;
-    // The new instance cannot be created, and neither can the previous one.
-    host.gpus.fail(CREATE, 0, 1000, ErrorKind::InsufficientResources);
-    let ended = host.apply(&["0"], &["7g.80gb"]).await;
-    assert_eq!(ended.state, OperationState::Failed, "{:?}", ended.error);
-    let gpu = host.gpus().await.remove(0);
-    assert_eq!(gpu.state, GpuState::Degraded, "{:?}", gpu.reasons);
-    assert!(gpu.reasons.iter().any(|reason| reason.contains("3g.40gb")), "{:?}", gpu.reasons);
-    host.gpus.clear_faults();
-    assert_eq!(host.apply(&["0"], &["7g.80gb"]).await.state, OperationState::Done);
-    assert_eq!(host.gpus().await[0].state, GpuState::Ready);
-}
-
-/// Several GPUs change together or not at all.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn failure_on_one_gpu_restores_all_gpus_of_the_operation() {
-    let host = host(3).await;
-    host.apply(&["all"], &["3g.40gb"]).await;
-    let before: Vec<_> = (0..3).map(|gpu| host.gpus.instances(gpu)).collect();
-    host.gpus.fail(CREATE, 1, 1, ErrorKind::InsufficientResources);
-    let ended = host.apply(&["all"], &["7g.80gb"]).await;
-    assert_eq!(ended.state, OperationState::RolledBack, "{:?}", ended.error);
-    assert_eq!((0..3).map(|gpu| host.gpus.instances(gpu)).collect::<Vec<_>>(), before);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

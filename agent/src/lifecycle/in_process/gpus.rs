@@ -3,53 +3,76 @@
 //!
 //! It checks only placements and overlaps. The simulator imitates the other rules of a real driver.
 
-use std::sync::{Arc, Condvar, MutexGuard};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Condvar, MutexGuard},
+};
 
-use gpush_api::{ComputeInstance, Driver, Gpu, GpuInstance, GpuProfile, Memory, Mig, Placement, Process, ProcessKind};
+use gpush_api::{ComputeInstance, Driver, Gpu, GpuInstance, Process, ProcessKind};
 use gpush_locked::Locked;
 use gpush_nvml::{
-    DriverError, ErrorKind, Identity, Listed, ModeChange, Reading, ScriptedDriver,
+    DriverError, ErrorKind, Identity, Listed, ModeChange, Reading, ReadingPart, ScriptedDriver, Unread,
     proto::{Answer, GpuRef, Request},
 };
 
-/// The scripted GPUs.
+use super::{
+    call_rules::{self, CallEffect, CallRule, EndMoment},
+    calls::change,
+};
+
+/// The scripted GPUs. They survive a gpushd, like hardware.
 #[derive(Debug)]
 pub(super) struct ScriptedGpus {
     script: Locked<Script>,
-    /// Notified when a call is no longer held.
-    released: Condvar,
+    /// Notified when a call waits, and when calls no longer wait.
+    changed: Condvar,
 }
 
 #[derive(Debug)]
 struct Script {
     gpus: Vec<Reading>,
-    faults: Vec<Fault>,
+    rules: Vec<CallRule>,
+    /// Indexes of the GPUs that have fallen off the bus.
+    lost: BTreeSet<u32>,
+    /// Indexes of the GPUs whose UUID the driver does not report.
+    without_uuid: BTreeSet<u32>,
+    /// Why the driver cannot be loaded.
+    unloaded: Option<ErrorKind>,
     /// The changing calls so far, in the form `creating a GPU instance 0`, with the index of the GPU.
     changes: Vec<String>,
-    /// Calls that do not return until [`ScriptedGpus::release`]: the name of the call and the index of the GPU.
-    held: Vec<(&'static str, u32)>,
-}
-
-/// A rule that lets a call fail.
-#[derive(Debug)]
-struct Fault {
-    /// The name of the call: see [`Request::name`].
-    call: &'static str,
-    /// Index of the GPU.
-    gpu: u32,
-    /// How many further calls succeed before the fault.
-    after: u32,
-    /// How many calls fail.
-    times: u32,
-    kind: ErrorKind,
+    /// Number of calls, readings included.
+    calls: u64,
+    /// Number of calls that wait for [`ScriptedGpus::release`].
+    waiting: usize,
+    releases: u64,
+    /// Number of gpushd that have ended. A call of such a gpushd no longer takes effect.
+    ended: u64,
+    /// Whether a call has ended gpushd: see [`CallEffect::EndGpushd`].
+    is_ending: bool,
 }
 
 impl ScriptedGpus {
     /// Creates GPUs with MIG mode on, without instances. The UUIDs are those of the preset.
     pub(super) fn new(gpus: &[Gpu]) -> Arc<Self> {
-        let gpus = gpus.iter().map(reading).collect();
-        let script = Script { gpus, faults: Vec::new(), changes: Vec::new(), held: Vec::new() };
-        Arc::new(Self { script: Locked::new(script), released: Condvar::new() })
+        let script = Script {
+            gpus: gpus.iter().map(reading).collect(),
+            rules: Vec::new(),
+            lost: BTreeSet::new(),
+            without_uuid: BTreeSet::new(),
+            unloaded: None,
+            changes: Vec::new(),
+            calls: 0,
+            waiting: 0,
+            releases: 0,
+            ended: 0,
+            is_ending: false,
+        };
+        Arc::new(Self { script: Locked::new(script), changed: Condvar::new() })
+    }
+
+    /// Adds a rule for calls.
+    pub(super) fn rule(&self, rule: CallRule) {
+        self.lock().rules.push(rule);
     }
 
     /// Lets the next `times` calls of this name on a GPU fail.
@@ -59,23 +82,44 @@ impl ScriptedGpus {
 
     /// Does the same as [`Self::fail`], but first lets `after` calls succeed.
     pub(super) fn fail_after(&self, after: u32, call: &'static str, gpu: u32, times: u32, kind: ErrorKind) {
-        self.lock().faults.push(Fault { call, gpu, after, times, kind });
+        self.rule(CallRule::on(call, gpu).after(after).times(times).fails(kind));
     }
 
     /// Lets calls of this name on a GPU wait until [`Self::release`].
     pub(super) fn hold(&self, call: &'static str, gpu: u32) {
-        self.lock().held.push((call, gpu));
+        self.rule(CallRule::on(call, gpu).held());
     }
 
     /// Lets all held calls go on.
     pub(super) fn release(&self) {
-        self.lock().held.clear();
-        self.released.notify_all();
+        let mut script = self.lock();
+        script.rules.retain(|rule| !rule.held);
+        script.releases += 1;
+        self.changed.notify_all();
+    }
+
+    /// Returns whether a call waits.
+    pub(super) fn is_held(&self) -> bool {
+        self.lock().waiting > 0
+    }
+
+    /// Returns whether a call has ended gpushd.
+    pub(super) fn is_ending(&self) -> bool {
+        self.lock().is_ending
+    }
+
+    /// Ends the calls of a gpushd that has ended. Calls that still wait do not take effect.
+    pub(super) fn end_calls(&self) {
+        let mut script = self.lock();
+        script.ended += 1;
+        script.releases += 1;
+        script.is_ending = false;
+        self.changed.notify_all();
     }
 
     /// Removes all faults.
     pub(super) fn clear_faults(&self) {
-        self.lock().faults.clear();
+        self.lock().rules.clear();
     }
 
     /// Returns the changing calls since the last call of [`Self::take_changes`].
@@ -88,6 +132,11 @@ impl ScriptedGpus {
         std::mem::take(&mut self.lock().changes)
     }
 
+    /// Returns the number of calls so far, readings included.
+    pub(super) fn calls(&self) -> u64 {
+        self.lock().calls
+    }
+
     /// Returns the instances of a GPU, as `profile@start`, in the order of their placements.
     pub(super) fn instances(&self, gpu: usize) -> Vec<String> {
         let script = self.lock();
@@ -95,41 +144,129 @@ impl ScriptedGpus {
         instances.map(|instance| format!("{}@{}", instance.profile, instance.placement.start)).collect()
     }
 
+    /// Returns the instances of a GPU with their compute instances, as `3g.40gb@4[3g.40gb@0]`, or `MIG off`.
+    pub(super) fn layout(&self, gpu: usize) -> Vec<String> {
+        let script = self.lock();
+        let Some(mig) = script.gpus[gpu].mig.as_ref().filter(|mig| mig.enabled) else {
+            return vec!["MIG off".to_owned()];
+        };
+        let text = |instance: &GpuInstance| {
+            let start = |compute: &ComputeInstance| compute.placement.map_or(0, |placement| placement.start);
+            let compute = instance.compute.iter().map(|compute| format!("{}@{}", compute.profile, start(compute)));
+            let compute: Vec<String> = compute.collect();
+            format!("{}@{}[{}]", instance.profile, instance.placement.start, compute.join(" "))
+        };
+        mig.instances.iter().map(text).collect()
+    }
+
+    /// Returns the id of the GPU instance that starts at a memory slice.
+    pub(super) fn instance_at(&self, gpu: usize, start: u8) -> u32 {
+        self.alter(gpu, |reading| instance_at(reading, start).id)
+    }
+
+    /// Changes a GPU without gpushd, as another program or an administrator does.
+    pub(super) fn alter<T>(&self, gpu: usize, change: impl FnOnce(&mut Reading) -> T) -> T {
+        change(&mut self.lock().gpus[gpu])
+    }
+
+    /// Turns MIG off on all GPUs.
+    pub(super) fn without_mig(&self) {
+        self.lock().gpus.iter_mut().flat_map(|gpu| &mut gpu.mig).for_each(|mig| mig.set_mode(false, false));
+    }
+
+    /// Creates a MIG device without gpushd.
+    pub(super) fn create_by_hand(&self, gpu: usize, profile: &str, start: u8) {
+        self.alter(gpu, |reading| {
+            let uuid = GpuRef::new(reading.identity.uuid.clone());
+            let mig = reading.mig.as_ref().expect("a GPU with MIG");
+            let profile = mig.profiles.iter().find(|known| known.name == profile).expect("a profile").clone();
+            let placement = profile.placements.iter().find(|place| place.start == start).expect("a placement");
+            let create =
+                Request::CreateGpuInstance { gpu: uuid.clone(), profile_id: profile.id, placement: *placement };
+            let Ok(Answer::GpuInstance(created)) = change(reading, &create) else { panic!("no room at {start}") };
+            let whole = profile.compute.iter().find(|compute| compute.name == profile.name).expect("a profile");
+            let create =
+                Request::CreateComputeInstance { gpu: uuid, gi: created.id, profile_id: whole.id, placement: None };
+            change(reading, &create).expect("a compute instance");
+        });
+    }
+
+    /// Destroys all instances of a GPU without gpushd.
+    pub(super) fn clear(&self, gpu: usize) {
+        self.alter(gpu, |reading| reading.mig.iter_mut().for_each(|mig| mig.instances.clear()));
+    }
+
+    /// Destroys all instances, ends all processes and finds lost GPUs again, as a reboot does.
+    pub(super) fn reboot(&self) {
+        let mut script = self.lock();
+        script.lost.clear();
+        for reading in &mut script.gpus {
+            reading.processes.clear();
+            reading.mig.iter_mut().for_each(|mig| mig.instances.clear());
+        }
+    }
+
     /// Starts a computation of this process on the first MIG device of a GPU, or on a GPU without MIG.
     pub(super) fn use_first_device(&self, gpu: usize, pid: u32) {
-        let process = Process {
-            pid: Some(pid),
-            uid: None,
-            user: None,
-            command: None,
-            kind: ProcessKind::Compute,
-            memory_mib: Some(64),
-            unidentified: false,
-        };
-        let mut script = self.lock();
-        let reading = &mut script.gpus[gpu];
-        match reading.mig.as_mut().filter(|mig| mig.enabled).and_then(|mig| mig.instances.first_mut()) {
-            Some(instance) => instance.compute[0].processes.push(process),
-            None => reading.processes.push(process),
-        }
+        self.alter(gpu, |reading| {
+            match reading.mig.as_mut().filter(|mig| mig.enabled).and_then(|mig| mig.instances.first_mut()) {
+                Some(instance) => instance.compute[0].processes.push(computation(pid)),
+                None => reading.processes.push(computation(pid)),
+            }
+        });
+    }
+
+    /// Starts a computation of this process on the MIG device that starts at a memory slice.
+    pub(super) fn use_device_at(&self, gpu: usize, start: u8, pid: u32) {
+        self.alter(gpu, |reading| instance_at(reading, start).compute[0].processes.push(computation(pid)));
     }
 
     /// Ends all computations on a GPU.
     pub(super) fn end_processes(&self, gpu: usize) {
+        self.alter(gpu, end_processes);
+    }
+
+    /// Lets the driver report no UUID of a GPU, or report it again.
+    pub(super) fn hide_uuid(&self, gpu: u32, hidden: bool) {
         let mut script = self.lock();
-        let reading = &mut script.gpus[gpu];
-        reading.processes.clear();
-        let instances = reading.mig.iter_mut().flat_map(|mig| &mut mig.instances);
-        instances.flat_map(|instance| &mut instance.compute).for_each(|compute| compute.processes.clear());
+        script.without_uuid.remove(&gpu);
+        script.without_uuid.extend(hidden.then_some(gpu));
+    }
+
+    /// Takes a GPU off the bus.
+    pub(super) fn lose(&self, gpu: u32) {
+        self.lock().lost.insert(gpu);
+    }
+
+    /// Unloads the driver for workers that start from now on, or loads it again.
+    pub(super) fn unload(&self, error: Option<ErrorKind>) {
+        self.lock().unloaded = error;
     }
 
     fn lock(&self) -> MutexGuard<'_, Script> {
         self.script.lock()
     }
+
+    /// Waits while `waits` is true.
+    fn wait<'s>(
+        &'s self,
+        mut script: MutexGuard<'s, Script>,
+        waits: impl Fn(&Script) -> bool,
+    ) -> MutexGuard<'s, Script> {
+        script.waiting += 1;
+        while waits(&script) {
+            script = self.changed.wait(script).expect("no test panics while it holds the lock");
+        }
+        script.waiting -= 1;
+        script
+    }
 }
 
 impl ScriptedDriver for ScriptedGpus {
     fn info(&self) -> Result<Driver, DriverError> {
+        if let Some(kind) = self.lock().unloaded.clone() {
+            return Err(DriverError::new(kind, "nvmlInit_v2"));
+        }
         let text = |text: &str| text.to_owned();
         Ok(Driver {
             version: text("570.0"),
@@ -142,148 +279,106 @@ impl ScriptedDriver for ScriptedGpus {
 
     fn call(&self, request: &Request) -> Result<Answer, DriverError> {
         let mut script = self.lock();
-        let Some(gpu) = request.gpu() else {
-            let listed =
-                |reading: &Reading| Listed { index: reading.identity.index, identity: Ok(reading.identity.clone()) };
-            return Ok(Answer::Listed(script.gpus.iter().map(listed).collect()));
-        };
+        script.calls += 1;
+        let Some(gpu) = request.gpu() else { return Ok(Answer::Listed(script.listed())) };
         let at = position(&script.gpus, gpu, request)?;
         let (name, index) = (request.name(), script.gpus[at].identity.index);
         if request.is_mutation() {
             script.changes.push(format!("{name} {index}"));
         }
-        while script.held.contains(&(name, index)) {
-            script = self.released.wait(script).expect("no test panics while it holds the lock");
+        let rule = call_rules::applicable(&mut script.rules, request, index);
+        let (ended, releases) = (script.ended, script.releases);
+        if rule.as_ref().is_some_and(|rule| rule.held) {
+            script = self.wait(script, |now| now.releases == releases);
         }
-        script.fault(name, index).map_or(Ok(()), |kind| Err(DriverError::new(kind, name)))?;
+        let refused = |kind| Err(DriverError::new(kind, name).on(&gpu.uuid));
+        if script.ended != ended {
+            return refused(ErrorKind::Stopped);
+        }
+        let effect = rule.map_or(CallEffect::Succeed, |rule| rule.effect);
+        if matches!(effect, CallEffect::LoseGpu) {
+            script.lost.insert(index);
+        }
+        if script.lost.contains(&index) {
+            return refused(ErrorKind::GpuIsLost);
+        }
+        match effect {
+            CallEffect::Succeed | CallEffect::LoseGpu => {}
+            CallEffect::HideProcesses(error) => {
+                let mut answer = change(&mut script.gpus[at], request)?;
+                if let Answer::Reading(reading) = &mut answer {
+                    end_processes(reading);
+                    reading.processes_known = false;
+                    reading.warnings.push(Unread { part: ReadingPart::Processes, error: error.to_owned() });
+                }
+                return Ok(answer);
+            }
+            CallEffect::Fail(kind) => return refused(kind),
+            CallEffect::KeepMode(kind) => {
+                let activation = Some(DriverError::new(kind, name));
+                let enabled = script.gpus[at].mig.as_ref().is_some_and(|mig| mig.enabled);
+                return Ok(Answer::Mode(ModeChange { enabled, pending: enabled, activation }));
+            }
+            CallEffect::EndWorker(moment) | CallEffect::EndGpushd(moment) => {
+                if moment == EndMoment::After {
+                    let _ = change(&mut script.gpus[at], request);
+                }
+                if let CallEffect::EndGpushd(_) = effect {
+                    script.is_ending = true;
+                    drop(self.wait(script, |now| now.ended == ended));
+                }
+                // The scripted worker ends after such an error.
+                return refused(ErrorKind::WorkerDied { may_have_landed: moment == EndMoment::After });
+            }
+        }
         change(&mut script.gpus[at], request)
     }
 }
 
 impl Script {
-    /// Returns the error with which a call must fail.
-    fn fault(&mut self, call: &str, gpu: u32) -> Option<ErrorKind> {
-        let fault = self.faults.iter_mut().find(|fault| fault.call == call && fault.gpu == gpu && fault.times > 0)?;
-        if fault.after > 0 {
-            fault.after -= 1;
-            return None;
-        }
-        fault.times -= 1;
-        Some(fault.kind.clone())
+    fn listed(&self) -> Vec<Listed> {
+        let listed = |reading: &Reading| {
+            let index = reading.identity.index;
+            let failed = |kind| Err(DriverError::new(kind, "nvmlDeviceGetUUID"));
+            let identity = if self.lost.contains(&index) {
+                failed(ErrorKind::GpuIsLost)
+            } else if self.without_uuid.contains(&index) {
+                failed(ErrorKind::Unknown)
+            } else {
+                Ok(reading.identity.clone())
+            };
+            Listed { index, identity }
+        };
+        self.gpus.iter().map(listed).collect()
     }
+}
+
+fn computation(pid: u32) -> Process {
+    Process {
+        pid: Some(pid),
+        uid: None,
+        user: None,
+        command: None,
+        kind: ProcessKind::Compute,
+        memory_mib: Some(64),
+        unidentified: false,
+    }
+}
+
+fn end_processes(reading: &mut Reading) {
+    reading.processes.clear();
+    let instances = reading.mig.iter_mut().flat_map(|mig| &mut mig.instances);
+    instances.flat_map(|instance| &mut instance.compute).for_each(|compute| compute.processes.clear());
+}
+
+fn instance_at(reading: &mut Reading, start: u8) -> &mut GpuInstance {
+    let mut instances = reading.mig.iter_mut().flat_map(|mig| &mut mig.instances);
+    instances.find(|instance| instance.placement.start == start).expect("an instance")
 }
 
 fn position(gpus: &[Reading], gpu: &GpuRef, request: &Request) -> Result<usize, DriverError> {
     let found = gpus.iter().position(|reading| reading.identity.uuid == gpu.uuid);
     found.ok_or_else(|| DriverError::new(ErrorKind::NotFound, request.name()).on(&gpu.uuid))
-}
-
-/// Executes a call on its GPU.
-fn change(reading: &mut Reading, request: &Request) -> Result<Answer, DriverError> {
-    let refused = |kind| DriverError::new(kind, request.name());
-    let index = reading.identity.index;
-    match request {
-        Request::List { .. } => Err(refused(ErrorKind::InvalidArgument)),
-        Request::Read { .. } => {
-            let mut read = reading.clone();
-            if let Some(mig) = &mut read.mig {
-                mig.profiles = Arc::new(mig.profiles.iter().map(|profile| with_room(profile, mig)).collect());
-            }
-            Ok(Answer::Reading(Box::new(read)))
-        }
-        Request::SetComputeMode { mode, .. } => {
-            reading.compute_mode = Some(*mode);
-            Ok(Answer::ComputeModeSet)
-        }
-        Request::SetMigMode { enabled, .. } => {
-            let mig = reading.mig.as_mut().ok_or_else(|| refused(ErrorKind::NotSupported))?;
-            mig.set_mode(*enabled, *enabled);
-            Ok(Answer::Mode(ModeChange { enabled: *enabled, pending: *enabled, activation: None }))
-        }
-        Request::CreateGpuInstance { profile_id, placement, .. } => {
-            let mig = reading.mig.as_mut().ok_or_else(|| refused(ErrorKind::NotSupported))?;
-            let profile = mig.profiles.iter().find(|profile| profile.id == *profile_id);
-            let profile = profile.ok_or_else(|| refused(ErrorKind::InvalidArgument))?;
-            if !profile.placements.contains(placement) || !is_free(mig, *placement) {
-                return Err(refused(ErrorKind::InsufficientResources));
-            }
-            let instance = GpuInstance {
-                id: free_id(mig.instances.iter().map(|instance| instance.id), 1),
-                profile_id: profile.id,
-                profile: profile.name.clone(),
-                placement: *placement,
-                memory: Some(Memory { total_mib: profile.memory_mib, used_mib: 0 }),
-                compute: Vec::new(),
-                processes: Vec::new(),
-            };
-            mig.instances.push(instance.clone());
-            mig.instances.sort_by_key(|instance| instance.placement.start);
-            Ok(Answer::GpuInstance(instance))
-        }
-        Request::CreateComputeInstance { gi, profile_id, placement, .. } => {
-            let mig = reading.mig.as_mut().ok_or_else(|| refused(ErrorKind::NotSupported))?;
-            let profiles = Arc::clone(&mig.profiles);
-            let instance = mig.instances.iter_mut().find(|instance| instance.id == *gi);
-            let instance = instance.ok_or_else(|| refused(ErrorKind::NotFound))?;
-            let profile = profiles.iter().find(|profile| profile.id == instance.profile_id);
-            let mut profiles = profile.into_iter().flat_map(|profile| &profile.compute);
-            let profile = profiles.find(|profile| profile.id == *profile_id);
-            let profile = profile.ok_or_else(|| refused(ErrorKind::InvalidArgument))?;
-            let id = free_id(instance.compute.iter().map(|compute| compute.id), 0);
-            let compute = ComputeInstance {
-                id,
-                profile_id: profile.id,
-                profile: profile.name.clone(),
-                placement: placement.or_else(|| profile.placements.first().copied()),
-                uuid: Some(format!(
-                    "MIG-{index:08x}-{:04x}-{:04x}-0000-{id:012x}",
-                    instance.placement.start, instance.profile_id
-                )),
-                processes: Vec::new(),
-            };
-            instance.compute.push(compute.clone());
-            Ok(Answer::ComputeInstance(compute))
-        }
-        Request::DestroyComputeInstance { gi, ci, .. } => {
-            let mut instances = reading.mig.iter_mut().flat_map(|mig| &mut mig.instances);
-            let instance = instances.find(|instance| instance.id == *gi).ok_or_else(|| refused(ErrorKind::NotFound))?;
-            let at = instance.compute.iter().position(|compute| compute.id == *ci);
-            let at = at.ok_or_else(|| refused(ErrorKind::NotFound))?;
-            if !instance.compute[at].processes.is_empty() {
-                return Err(refused(ErrorKind::InUse));
-            }
-            instance.compute.remove(at);
-            Ok(Answer::Destroyed)
-        }
-        Request::DestroyGpuInstance { gi, .. } => {
-            let mig = reading.mig.as_mut().ok_or_else(|| refused(ErrorKind::NotSupported))?;
-            let at = mig.instances.iter().position(|instance| instance.id == *gi);
-            let at = at.ok_or_else(|| refused(ErrorKind::NotFound))?;
-            if !mig.instances[at].compute.is_empty() {
-                return Err(refused(ErrorKind::InUse));
-            }
-            mig.instances.remove(at);
-            Ok(Answer::Destroyed)
-        }
-    }
-}
-
-/// Returns the smallest unused number, starting with `first`.
-fn free_id(used: impl Iterator<Item = u32>, first: u32) -> u32 {
-    let used: Vec<u32> = used.collect();
-    (first..).find(|id| !used.contains(id)).unwrap_or(first)
-}
-
-fn is_free(mig: &Mig, place: Placement) -> bool {
-    let overlaps = |other: Placement| place.start < other.start + other.size && other.start < place.start + place.size;
-    mig.enabled && !mig.instances.iter().any(|instance| overlaps(instance.placement))
-}
-
-/// Returns a profile with the number of instances that still fit.
-fn with_room(profile: &GpuProfile, mig: &Mig) -> GpuProfile {
-    let free = profile.placements.iter().filter(|place| is_free(mig, **place)).count();
-    let remaining = u8::try_from(free).unwrap_or(u8::MAX).min(profile.max);
-    GpuProfile { remaining: mig.enabled.then_some(remaining), ..profile.clone() }
 }
 
 /// Returns what the driver reports about an idle GPU of a preset.

@@ -6,33 +6,33 @@ use serde_json::{Value, json};
 
 use super::{InProcess, user};
 
-const DYNAMIC: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
-const FIXED: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n";
+pub(super) const DYNAMIC: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
+pub(super) const FIXED: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n";
 
-fn devices(profile: &str, count: u32) -> Value {
+pub(super) fn devices(profile: &str, count: u32) -> Value {
     json!({ "share": { "kind": "mig_profile", "profile": profile }, "count": count, "duration_s": 3600 })
 }
 
-fn waiting(mut body: Value) -> Value {
+pub(super) fn waiting(mut body: Value) -> Value {
     body["wait"] = json!("unlimited");
     body
 }
 
 impl InProcess {
-    async fn lease(&self, uid: u32, body: &Value) -> Result<LeaseGrant, gpush_api::ApiError> {
+    pub(super) async fn lease(&self, uid: u32, body: &Value) -> Result<LeaseGrant, gpush_api::ApiError> {
         self.post_as(user(uid), "/v1/leases", body).await
     }
 
-    async fn leases(&self) -> Vec<Lease> {
+    pub(super) async fn leases(&self) -> Vec<Lease> {
         self.get("/v1/leases").await
     }
 
-    async fn release(&self, lease: &LeaseGrant) {
+    pub(super) async fn release(&self, lease: &LeaseGrant) {
         let path = format!("/v1/leases/{}/release", lease.lease.id);
         self.post::<Value>(&path, &json!({})).await.expect("it is released");
     }
 
-    async fn wait_until_ended(&self, lease: &LeaseGrant) -> Lease {
+    pub(super) async fn wait_until_ended(&self, lease: &LeaseGrant) -> Lease {
         let path = format!("/v1/leases/{}", lease.lease.id);
         self.until("the lease ends", async || {
             let now: Lease = self.get(&path).await;
@@ -41,7 +41,7 @@ impl InProcess {
         .await
     }
 
-    async fn wait_for_queued(&self, number: usize) -> Vec<Lease> {
+    pub(super) async fn wait_for_queued(&self, number: usize) -> Vec<Lease> {
         self.until("the requests wait", async || {
             let mut queued = self.leases().await;
             queued.retain(|lease| lease.state == LeaseState::Queued && lease.queue.is_some());

@@ -4,150 +4,119 @@
 //! These tests are for policies: what gpushd refuses, which steps it executes and in which order, what it does when a step
 //! fails, and what it records. Tests of programs, permissions and crashes are in `tests/`.
 //!
+//! A [`ScriptedHost`] survives its gpushd. So a test can end a gpushd, also in a driver call, and start another one on the
+//! same state directory and the same GPUs.
+//!
 //! | file | subject |
 //! |---|---|
+//! | `host` | the host: its files, its boot, its GPUs |
+//! | `requests` | requests and answers |
+//! | `listener` | event streams |
 //! | `gpus` | the scripted driver |
+//! | `calls` | what calls of the driver do to a GPU |
+//! | `call_rules` | which calls of the driver fail, wait, or end a program |
 //! | `access` | who may see and do what |
-//! | `apply` | layouts: refusals, steps, rollback, queue |
-//! | `leases` | grants, the queue, quotas, failed grants |
+//! | `refusals` | requests that gpushd refuses |
+//! | `plans` | plans, and the layouts that they lead to |
+//! | `apply` | layouts: steps, and which change begins |
+//! | `queue` | operations that wait |
+//! | `rollback`, `partly_back` | failed calls |
+//! | `crashes`, `recovery` | a gpushd that ends during an operation, and the next gpushd |
+//! | `startup` | layouts that gpushd applies at its start |
+//! | `overrides`, `override_ends` | overrides |
+//! | `idempotency` | repeated requests |
+//! | `http` | invalid requests, long polls, lists, shared readings |
+//! | `events` | event streams and their filters |
+//! | `conditions` | cordons, replaced memory rows, a lost database |
+//! | `leases`, `lease_requests` | grants, quotas, failed grants |
+//! | `lease_queue` | requests that wait for a lease |
+//! | `dynamic` | devices that are created for leases |
 
 mod access;
 mod apply;
+mod call_rules;
+mod calls;
+mod conditions;
+mod crashes;
+mod dynamic;
+mod events;
 mod gpus;
+mod host;
+mod http;
+mod idempotency;
+mod lease_queue;
+mod lease_requests;
 mod leases;
+mod listener;
+mod override_ends;
+mod overrides;
+mod partly_back;
+mod plans;
+mod queue;
+mod recovery;
+mod refusals;
+mod requests;
+mod rollback;
+mod startup;
 
-use std::{os::unix::fs::DirBuilderExt, sync::Arc, task::Poll, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use axum::{Router, body::Body, extract::Request};
-use gpush_api::{ApiError, Gpu, Operation};
-use gpush_core::preset;
-use gpush_host::{
-    helper::Helpers,
-    identity::Users,
-    peer::Peer,
-    users::{Lookups, NameService},
-};
-use gpush_nvml::Options;
-use http_body_util::BodyExt;
-use hyper::{Method, StatusCode};
-use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use axum::Router;
+use gpush_api::{Gpu, Operation};
+use gpush_host::peer::Peer;
+use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
-use tower_service::Service;
 
-use self::gpus::ScriptedGpus;
-use super::{
-    compose::{HostEnvironment, Parts, compose},
-    take_over::take_over,
-};
-use crate::{
-    lifecycle::stored_state,
-    serve::http,
-    system::{host_services::HostServices, options::Trust, settings::Settings},
-};
+use self::{gpus::ScriptedGpus, host::ScriptedHost};
+use crate::system::tasks::Tasks;
 
-/// The boot id of the host.
-const BOOT: &str = "in-process";
+/// Time limit for every wait in a test. It is long, because the machine may be busy.
+const PATIENCE: Duration = Duration::from_secs(120);
 
-/// gpushd in a test.
+/// gpushd in a test. It has its own threads, so that a test can end it at any moment.
 struct InProcess {
+    /// `None` if gpushd has ended.
+    runtime: Option<Runtime>,
     router: Router,
     gpus: Arc<ScriptedGpus>,
     stopping: CancellationToken,
-    /// The directory of the store and of the config.
-    _directory: tempfile::TempDir,
+    tasks: Tasks,
+    host: Arc<ScriptedHost>,
 }
 
 impl InProcess {
-    /// Starts gpushd with this config, on a host with the first `count` GPUs of a preset.
+    /// Starts gpushd with this config, on a host with the first `count` GPUs of a preset. It does not apply layouts by
+    /// itself.
     async fn start(preset: &str, count: usize, config: &str) -> Self {
-        let mut gpus = preset::gpus(preset).expect("a preset");
-        gpus.truncate(count);
-        let directory = tempfile::tempdir().expect("a directory");
-        let path = |name: &str| directory.path().join(name);
-        std::fs::write(path("config.toml"), config).expect("the config can be written");
-        std::fs::DirBuilder::new().mode(0o700).create(path("state")).expect("a directory");
-        let copy = path("config.last-valid.toml");
-        let settings = Settings::load_as_service(&path("config.toml"), true, Trust::Logged, &copy, false);
-        let name = |uid: &u32| if *uid == 0 { "root".to_owned() } else { format!("user{uid}") };
-        let known = Lookups { user: Box::new(move |uid| Some(Some(name(uid)))), ..Lookups::empty() };
-        let names = NameService::with(known).expect("the threads of the name service");
-        let users = Users::new(names, nix::unistd::geteuid().as_raw(), directory.path());
-        let (state, marker) = (path("state"), path("marker"));
-        let origin = stored_state::Origin {
-            directory: &state,
-            boot_id: BOOT,
-            marker: &marker,
-            host_root: directory.path(),
-            accounts: users.accounts(),
-        };
-        let remembered = tokio::task::block_in_place(|| stored_state::open(&origin));
-        let gpus = ScriptedGpus::new(&gpus);
-        let environment = HostEnvironment {
-            boot: Ok(BOOT.to_owned()),
-            host_root: directory.path().to_owned(),
-            host_services: Arc::new(HostServices {
-                helpers: Helpers::new(&path("state")),
-                proc: "/proc".into(),
-                nvidia_smi: None,
-                driverless: Default::default(),
-                services: Default::default(),
-                not_started: Default::default(),
-            }),
-            users,
-            mps_dir: path("mps"),
-            mps_programs: None,
-        };
-        let options = Options::scripted(Arc::clone(&gpus) as Arc<_>);
-        let parts = compose(settings, environment, remembered.expect("a store"), options);
-        let (router, stopping) = (http::router(parts.handles.clone()), parts.engine.context.stopping.clone());
-        serve(parts).await;
-        Self { router, gpus, stopping, _directory: directory }
+        ScriptedHost::new(preset, count).start(config).await
     }
 
-    /// Sends a request. Returns the status and the body.
-    async fn send(&self, peer: Peer, method: Method, path: &str, body: Option<&Value>) -> (StatusCode, Value) {
-        let text = body.map_or_else(String::new, Value::to_string);
-        let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
-        let mut request = request.body(Body::from(text)).expect("a request");
-        request.extensions_mut().insert(peer);
-        let mut router = self.router.clone();
-        std::future::poll_fn(|context| match Service::<Request>::poll_ready(&mut router, context) {
-            Poll::Ready(Ok(())) => Poll::Ready(()),
-            Poll::Ready(Err(never)) => match never {},
-            Poll::Pending => Poll::Pending,
-        })
-        .await;
-        let response = router.call(request).await.unwrap_or_else(|never| match never {});
-        let (status, body) = (response.status(), response.into_body().collect().await.expect("a body").to_bytes());
-        (status, serde_json::from_slice(&body).unwrap_or(Value::Null))
+    /// Ends gpushd at once, as SIGKILL does. Calls that wait do not take effect.
+    fn kill(mut self) {
+        self.end();
     }
 
-    /// Reads a document as an administrator.
-    async fn get<T: DeserializeOwned>(&self, path: &str) -> T {
-        self.get_as(user(0), path).await.expect("an administrator may read everything")
+    /// Waits until a driver call ends gpushd: see [`call_rules::CallEffect::EndGpushd`].
+    async fn died(self) {
+        self.until("the call that ends gpushd", async || self.gpus.is_ending().then_some(())).await;
+        self.kill();
     }
 
-    /// Reads a document.
-    async fn get_as<T: DeserializeOwned>(&self, peer: Peer, path: &str) -> Result<T, ApiError> {
-        self.answer(self.send(peer, Method::GET, path, None).await)
+    /// Stops gpushd, as SIGTERM does.
+    async fn stop(mut self) {
+        self.stopping.cancel();
+        let tasks = self.tasks.clone();
+        let finished = self.runtime.as_ref().expect("gpushd runs").spawn(async move { tasks.finish().await });
+        tokio::time::timeout(PATIENCE, finished).await.expect("gpushd stops").expect("its tasks end");
+        self.end();
     }
 
-    /// Sends a changing request as an administrator.
-    async fn post<T: DeserializeOwned>(&self, path: &str, body: &Value) -> Result<T, ApiError> {
-        self.post_as(user(0), path, body).await
-    }
-
-    /// Sends a changing request.
-    async fn post_as<T: DeserializeOwned>(&self, peer: Peer, path: &str, body: &Value) -> Result<T, ApiError> {
-        self.answer(self.send(peer, Method::POST, path, Some(body)).await)
-    }
-
-    fn answer<T: DeserializeOwned>(&self, (status, body): (StatusCode, Value)) -> Result<T, ApiError> {
-        if status.is_success() {
-            return Ok(serde_json::from_value(body).expect("the answer of this path"));
+    fn end(&mut self) {
+        self.router = Router::new();
+        if let Some(runtime) = self.runtime.take() {
+            tokio::task::block_in_place(|| runtime.shutdown_timeout(PATIENCE));
         }
-        Err(serde_json::from_value(body).expect("an error"))
+        self.gpus.end_calls();
     }
 
     /// Returns the GPUs.
@@ -155,28 +124,28 @@ impl InProcess {
         self.get("/v1/gpus").await
     }
 
-    /// Begins to apply a layout, or returns why gpushd refuses it.
-    async fn begin(&self, selectors: &[&str], entries: &[&str], more: &Value) -> Result<Operation, ApiError> {
-        let mut body = json!({ "selectors": selectors, "layout_source": { "entries": entries } });
-        if let (Some(body), Some(more)) = (body.as_object_mut(), more.as_object()) {
-            body.extend(more.clone());
-        }
-        self.post("/v1/mig/apply", &body).await
-    }
-
-    /// Applies a layout, and waits for the end of the operation.
-    async fn apply(&self, selectors: &[&str], entries: &[&str]) -> Operation {
-        let begun = self.begin(selectors, entries, &json!({})).await.expect("the operation begins");
-        self.ended(&begun).await
+    /// Returns a GPU, by index.
+    async fn gpu(&self, index: u32) -> Gpu {
+        self.get(&format!("/v1/gpus/{index}")).await
     }
 
     /// Waits for the end of an operation.
     async fn ended(&self, operation: &Operation) -> Operation {
+        self.ended_or(operation, |_| false).await
+    }
+
+    /// Waits for the end of an operation, or until `is` returns true.
+    async fn ended_or(&self, operation: &Operation, is: impl Fn(&Operation) -> bool) -> Operation {
         let mut now = operation.clone();
-        while !now.state.is_final() {
+        while !now.state.is_final() && !is(&now) {
             now = self.get(&format!("/v1/operations/{}?after={}&wait_ms=60000", now.id, now.revision)).await;
         }
         now
+    }
+
+    /// Waits until a driver call waits: see [`ScriptedGpus::hold`].
+    async fn until_held(&self) {
+        self.until("a call that waits", async || self.gpus.is_held().then_some(())).await;
     }
 
     /// Waits until `is` returns a value. Polls, because not every fact has an event.
@@ -189,17 +158,18 @@ impl InProcess {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(120), wait)
-            .await
-            .unwrap_or_else(|_| panic!("timed out after 120 s: {what}"))
+        tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("timed out: {what}"))
     }
 }
 
 impl Drop for InProcess {
     fn drop(&mut self) {
-        // Otherwise a held call would block its thread forever.
-        self.gpus.release();
         self.stopping.cancel();
+        // Otherwise a held call would block its thread forever.
+        self.gpus.end_calls();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 
@@ -211,11 +181,4 @@ fn user(uid: u32) -> Peer {
 /// Returns a process of this user in a container.
 fn in_container(uid: u32) -> Peer {
     Peer { is_on_this_host: false, pid: None, ..user(uid) }
-}
-
-/// Starts the tasks that requests need. Does not apply layouts, and does not start the reconcilers.
-async fn serve(parts: Parts) {
-    let Parts { engine, handles, recovery, unfinished, superseded, boot_id, .. } = parts;
-    take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;
-    drop((crate::leases::spawn(&handles.leases), engine.scheduler.spawn()));
 }

@@ -1,0 +1,233 @@
+//! The host of an in-process gpushd: its files, its boot id and its GPUs.
+
+use std::{
+    os::unix::fs::DirBuilderExt,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use axum::Router;
+use gpush_api::{ApiError, Code, Gpu};
+use gpush_core::preset;
+use gpush_host::{
+    helper::Helpers,
+    identity::Users,
+    users::{Lookups, NameService},
+};
+use gpush_locked::Locked;
+use gpush_nvml::Options;
+use tokio_util::sync::CancellationToken;
+
+use super::{InProcess, PATIENCE, gpus::ScriptedGpus};
+use crate::{
+    leases,
+    lifecycle::{
+        UNKNOWN_BOOT,
+        compose::{HostEnvironment, Parts, compose},
+        set_deadlines,
+        stored_state::{self, StoredState},
+        take_over::take_over,
+    },
+    operations::overrides,
+    reconcile::{reload::Reload, startup},
+    serve::http,
+    system::{
+        host_services::HostServices,
+        options::Trust,
+        settings::Settings,
+        tasks::{TaskName, Tasks},
+    },
+};
+
+/// A host. It survives its gpushd.
+pub(super) struct ScriptedHost {
+    pub(super) gpus: Arc<ScriptedGpus>,
+    /// The boot id; `None` if it cannot be read.
+    boot: Locked<Option<String>>,
+    boots: AtomicU32,
+    /// Contains the config, the state directory and the root of the host's file system.
+    directory: tempfile::TempDir,
+}
+
+impl ScriptedHost {
+    /// Creates a host with the first `count` GPUs of a preset.
+    pub(super) fn new(preset: &str, count: usize) -> Arc<Self> {
+        let mut gpus = preset::gpus(preset).expect("a preset");
+        gpus.truncate(count);
+        Self::with(&gpus)
+    }
+
+    /// Creates a host with all GPUs of a preset.
+    pub(super) fn of(preset: &str) -> Arc<Self> {
+        Self::new(preset, usize::MAX)
+    }
+
+    /// Creates a host with these GPUs.
+    pub(super) fn with(gpus: &[Gpu]) -> Arc<Self> {
+        let host = Self {
+            gpus: ScriptedGpus::new(gpus),
+            boot: Locked::new(Some("boot-0".to_owned())),
+            boots: AtomicU32::new(0),
+            directory: tempfile::tempdir().expect("a directory"),
+        };
+        host.create_state_directory();
+        Arc::new(host)
+    }
+
+    /// Creates the state directory of gpushd.
+    pub(super) fn create_state_directory(&self) {
+        std::fs::DirBuilder::new().mode(0o700).create(self.state_directory()).expect("a directory");
+    }
+
+    /// Returns the path of a file of the host.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Returns the state directory of gpushd.
+    pub(super) fn state_directory(&self) -> PathBuf {
+        self.path("state")
+    }
+
+    /// Replaces the config file, without a reload.
+    pub(super) fn write_config(&self, text: &str) {
+        std::fs::write(self.path("config.toml"), text).expect("the config can be written");
+    }
+
+    /// Reboots. No gpushd may run.
+    pub(super) fn reboot(&self) {
+        self.gpus.reboot();
+        let boot = self.boots.fetch_add(1, Ordering::Relaxed) + 1;
+        *self.boot.lock() = Some(format!("boot-{boot}"));
+        // Its directory is cleared by a reboot.
+        let _may_be_absent = std::fs::remove_file(self.path("marker"));
+    }
+
+    /// Makes the boot id unreadable.
+    pub(super) fn hide_boot(&self) {
+        *self.boot.lock() = None;
+    }
+
+    /// Starts gpushd with this config. It does not apply layouts by itself.
+    pub(super) async fn start(self: &Arc<Self>, config: &str) -> InProcess {
+        self.start_with(config, false).await
+    }
+
+    /// Starts gpushd with this config. It applies the layouts of a new boot, and repairs drift if the config says so.
+    pub(super) async fn start_with_layouts(self: &Arc<Self>, config: &str) -> InProcess {
+        self.start_with(config, true).await
+    }
+
+    async fn start_with(self: &Arc<Self>, config: &str, layouts: bool) -> InProcess {
+        self.write_config(config);
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        let runtime = runtime.expect("threads for gpushd");
+        let host = Arc::clone(self);
+        let started = runtime.spawn(async move { host.run(layouts).await });
+        let (router, stopping, tasks) = started.await.expect("gpushd starts");
+        let gpus = Arc::clone(&self.gpus);
+        InProcess { runtime: Some(runtime), router, gpus, stopping, tasks, host: Arc::clone(self) }
+    }
+
+    async fn run(&self, layouts: bool) -> (Router, CancellationToken, Tasks) {
+        let copy = self.path("config.last-valid.toml");
+        let settings = Settings::load_as_service(&self.path("config.toml"), true, Trust::Logged, &copy, false);
+        let users = self.users();
+        let boot = self.boot.lock().clone();
+        let remembered = tokio::task::block_in_place(|| self.open(boot.as_deref(), &users));
+        let environment = HostEnvironment {
+            boot: boot.ok_or_else(|| ApiError::new(Code::Internal, "cannot read the boot id")),
+            host_root: self.directory.path().to_owned(),
+            host_services: Arc::new(HostServices {
+                helpers: Helpers::new(&self.state_directory()),
+                proc: "/proc".into(),
+                nvidia_smi: None,
+                driverless: Default::default(),
+                services: Default::default(),
+                not_started: Default::default(),
+            }),
+            users,
+            mps_dir: self.path("mps"),
+            mps_programs: None,
+        };
+        let mut options = Options::scripted(Arc::clone(&self.gpus) as Arc<_>);
+        set_deadlines(&mut options, &settings.config());
+        let parts = compose(settings, environment, remembered, options);
+        let running = (
+            http::router(parts.handles.clone()),
+            parts.engine.context.stopping.clone(),
+            parts.engine.context.tasks.clone(),
+        );
+        serve(parts, layouts).await;
+        running
+    }
+
+    fn users(&self) -> Users {
+        // The host has the users 0 to 65535.
+        let name = |uid: &u32| match uid {
+            0 => Some("root".to_owned()),
+            65_536.. => None,
+            other => Some(format!("user{other}")),
+        };
+        let uid = |name: &String| match name.as_str() {
+            "root" => Some(0),
+            other => other.strip_prefix("user")?.parse().ok(),
+        };
+        let known = Lookups {
+            user: Box::new(move |uid| Some(name(uid))),
+            uid: Box::new(move |name| Some(uid(name))),
+            ..Lookups::empty()
+        };
+        let names = NameService::with(known).expect("the threads of the name service");
+        Users::new(names, nix::unistd::geteuid().as_raw(), self.directory.path())
+    }
+
+    /// Opens the store. Waits until the previous gpushd has closed it.
+    fn open(&self, boot: Option<&str>, users: &Users) -> StoredState {
+        let (directory, marker) = (self.state_directory(), self.path("marker"));
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let opened = stored_state::open(&stored_state::Origin {
+                directory: &directory,
+                boot_id: boot.unwrap_or(UNKNOWN_BOOT),
+                marker: &marker,
+                host_root: self.directory.path(),
+                accounts: users.accounts(),
+            });
+            match opened {
+                Ok(opened) => return opened,
+                Err(error) if Instant::now() > until => panic!("{error}"),
+                Err(_) => std::thread::sleep(Duration::from_millis(2)),
+            }
+        }
+    }
+}
+
+/// Starts the tasks that requests need, and the task that applies layouts if `layouts` is true. Does not start the
+/// reconcilers of MPS daemons, compute modes and time-slice levels.
+async fn serve(parts: Parts, layouts: bool) {
+    let Parts { engine, handles, recovery, unfinished, superseded, boot_id, startup, due, reload, mut inbox, .. } =
+        parts;
+    let changed = take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;
+    startup.startup.mark_changed(changed.into_iter());
+    drop((leases::spawn(&handles.leases), engine.scheduler.spawn()));
+    drop(engine.context.tasks.spawn(TaskName::OverrideExpiry, {
+        let (state, store, stopping) =
+            (handles.context.state.clone(), handles.context.store.clone(), engine.context.stopping.clone());
+        move || overrides::expire(state.clone(), store.clone(), stopping.clone())
+    }));
+    if layouts {
+        drop(engine.context.tasks.spawn(TaskName::StartupLayouts, move || startup::run(startup.clone(), due.clone())));
+    }
+    tokio::spawn(async move {
+        loop {
+            let (command, reply) = inbox.next().await;
+            // Ignore a failed send: the caller has disconnected.
+            let _ = reply.send(Reload::carry_out(&reload, command, |_| Ok(())).await);
+        }
+    });
+}
