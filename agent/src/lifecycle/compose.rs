@@ -8,6 +8,7 @@ use std::{
 
 use gpush_api::ApiError;
 use gpush_host::{identity::Users, process_facts::LeaseNames};
+use gpush_mps::daemon::Launcher;
 use gpush_nvml::{Hardware, Options};
 use gpush_store::{OperationId, UnfinishedOperation};
 use tokio_util::sync::CancellationToken;
@@ -66,6 +67,8 @@ pub(super) struct HostEnvironment {
     pub(super) users: Users,
     /// Directory that contains one subdirectory for each MPS daemon.
     pub(super) mps_dir: PathBuf,
+    /// Starts and ends MPS daemons.
+    pub(super) mps_launcher: Launcher,
     /// Directory of NVIDIA's MPS programs. Used if the config does not set the paths of these
     /// programs.
     pub(super) mps_programs: Option<PathBuf>,
@@ -98,7 +101,7 @@ pub(super) struct Parts {
 
 /// Creates all handles. Starts only one thread: the supervisor of the driver.
 pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: StoredState, options: Options) -> Parts {
-    let HostEnvironment { boot, host_root, host_services, users, mps_dir, mps_programs } = origin;
+    let HostEnvironment { boot, host_root, host_services, users, mps_dir, mps_launcher, mps_programs } = origin;
     let StoredState {
         store,
         notes,
@@ -173,7 +176,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         own_uid,
     };
     let scopes = Scopes::new(mps_dir == Path::new(MPS_DIRECTORY));
-    let mps = Mps::new(mps_dir, mps_programs, mps_handles);
+    let mps = Mps::new(mps_dir, mps_programs, mps_launcher, mps_handles);
     let unleased = Unleased::new(
         state.clone(),
         readings.clone(),

@@ -5,7 +5,9 @@
 
 use std::sync::{Arc, Condvar, MutexGuard};
 
-use gpush_api::{ComputeInstance, Driver, Gpu, GpuInstance, GpuProfile, Memory, Mig, Placement, Process, ProcessKind};
+use gpush_api::{
+    ComputeInstance, ComputeMode, Driver, Gpu, GpuInstance, GpuProfile, Memory, Mig, Placement, Process, ProcessKind,
+};
 use gpush_locked::Locked;
 use gpush_nvml::{
     DriverError, ErrorKind, Identity, Listed, ModeChange, Reading, ScriptedDriver,
@@ -97,12 +99,17 @@ impl ScriptedGpus {
 
     /// Starts a computation of this process on the first MIG device of a GPU, or on a GPU without MIG.
     pub(super) fn use_first_device(&self, gpu: usize, pid: u32) {
+        self.use_as(gpu, pid, ProcessKind::Compute);
+    }
+
+    /// Starts a use of this kind by this process on the first MIG device of a GPU, or on a GPU without MIG.
+    pub(super) fn use_as(&self, gpu: usize, pid: u32, kind: ProcessKind) {
         let process = Process {
             pid: Some(pid),
             uid: None,
             user: None,
             command: None,
-            kind: ProcessKind::Compute,
+            kind,
             memory_mib: Some(64),
             unidentified: false,
         };
@@ -112,6 +119,26 @@ impl ScriptedGpus {
             Some(instance) => instance.compute[0].processes.push(process),
             None => reading.processes.push(process),
         }
+    }
+
+    /// Returns the compute mode of a GPU.
+    pub(super) fn compute_mode(&self, gpu: usize) -> Option<ComputeMode> {
+        self.lock().gpus[gpu].compute_mode
+    }
+
+    /// Changes what the driver reports about a GPU, as another program or the driver itself does.
+    pub(super) fn alter(&self, gpu: usize, change: impl FnOnce(&mut Reading)) {
+        change(&mut self.lock().gpus[gpu]);
+    }
+
+    /// Ends the use of a GPU by a process.
+    pub(super) fn end_process(&self, gpu: usize, pid: u32) {
+        let mut script = self.lock();
+        let reading = &mut script.gpus[gpu];
+        reading.processes.retain(|process| process.pid != Some(pid));
+        let instances = reading.mig.iter_mut().flat_map(|mig| &mut mig.instances);
+        let all = instances.flat_map(|instance| &mut instance.compute);
+        all.for_each(|compute| compute.processes.retain(|process| process.pid != Some(pid)));
     }
 
     /// Ends all computations on a GPU.
@@ -306,7 +333,7 @@ fn reading(gpu: &Gpu) -> Reading {
         },
         memory: gpu.memory,
         mig: gpu.mig.clone(),
-        compute_mode: Some(gpush_api::ComputeMode::Default),
+        compute_mode: Some(ComputeMode::Default),
         nvlink: None,
         sensors: gpu.sensors,
         processes: Vec::new(),

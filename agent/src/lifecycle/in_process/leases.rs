@@ -23,16 +23,16 @@ impl InProcess {
         self.post_as(user(uid), "/v1/leases", body).await
     }
 
-    async fn leases(&self) -> Vec<Lease> {
+    pub(super) async fn leases(&self) -> Vec<Lease> {
         self.get("/v1/leases").await
     }
 
-    async fn release(&self, lease: &LeaseGrant) {
+    pub(super) async fn release(&self, lease: &LeaseGrant) {
         let path = format!("/v1/leases/{}/release", lease.lease.id);
         self.post::<Value>(&path, &json!({})).await.expect("it is released");
     }
 
-    async fn wait_until_ended(&self, lease: &LeaseGrant) -> Lease {
+    pub(super) async fn wait_until_ended(&self, lease: &LeaseGrant) -> Lease {
         let path = format!("/v1/leases/{}", lease.lease.id);
         self.until("the lease ends", async || {
             let now: Lease = self.get(&path).await;

@@ -1,32 +1,46 @@
 //! gpushd inside a unit test: all its handles, its store and its tasks, but no socket, no worker process and no simulator.
-//! The driver is scripted. Requests go through the router, as from a client.
+//! The driver, the MPS daemons and `nvidia-smi` are scripted. Requests go through the router, as from a client.
 //!
 //! These tests are for policies: what gpushd refuses, which steps it executes and in which order, what it does when a step
 //! fails, and what it records. Tests of programs, permissions and crashes are in `tests/`.
 //!
 //! | file | subject |
 //! |---|---|
+//! | `world` | the host, on which one gpushd after another can run |
 //! | `gpus` | the scripted driver |
+//! | `daemons` | the scripted MPS daemons |
+//! | `smi` | the scripted `nvidia-smi compute-policy` |
+//! | `programs` | processes of users |
 //! | `access` | who may see and do what |
 //! | `apply` | layouts: refusals, steps, rollback, queue |
 //! | `leases` | grants, the queue, quotas, failed grants |
+//! | `mps` | leases of MPS targets, actions on daemons, faults of daemons, changes of mode |
+//! | `timeslice` | levels and compute modes of time-sliced GPUs |
+//! | `unleased` | processes without a lease |
 
 mod access;
 mod apply;
+mod daemons;
 mod gpus;
 mod leases;
+mod mps;
+mod programs;
+mod smi;
+mod timeslice;
+mod unleased;
+mod world;
 
 use std::{os::unix::fs::DirBuilderExt, sync::Arc, task::Poll, time::Duration};
 
 use axum::{Router, body::Body, extract::Request};
 use gpush_api::{ApiError, Gpu, Operation};
-use gpush_core::preset;
 use gpush_host::{
     helper::Helpers,
     identity::Users,
     peer::Peer,
     users::{Lookups, NameService},
 };
+use gpush_mps::daemon::Launcher;
 use gpush_nvml::Options;
 use http_body_util::BodyExt;
 use hyper::{Method, StatusCode};
@@ -35,15 +49,17 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tower_service::Service;
 
-use self::gpus::ScriptedGpus;
+use self::{gpus::ScriptedGpus, world::World};
 use super::{
     compose::{HostEnvironment, Parts, compose},
     take_over::take_over,
 };
 use crate::{
     lifecycle::stored_state,
+    modes::{mps as mps_daemons, shared_gpus, timeslice as levels},
+    processes::Unleased,
     serve::http,
-    system::{host_services::HostServices, options::Trust, settings::Settings},
+    system::{host_services::HostServices, options::Trust, settings::Settings, tasks::TaskName},
 };
 
 /// The boot id of the host.
@@ -53,20 +69,25 @@ const BOOT: &str = "in-process";
 struct InProcess {
     router: Router,
     gpus: Arc<ScriptedGpus>,
+    world: Arc<World>,
+    unleased: Unleased,
     stopping: CancellationToken,
-    /// The directory of the store and of the config.
-    _directory: tempfile::TempDir,
 }
 
 impl InProcess {
     /// Starts gpushd with this config, on a host with the first `count` GPUs of a preset.
     async fn start(preset: &str, count: usize, config: &str) -> Self {
-        let mut gpus = preset::gpus(preset).expect("a preset");
-        gpus.truncate(count);
-        let directory = tempfile::tempdir().expect("a directory");
+        Self::start_on(World::new(preset, count), BOOT, config).await
+    }
+
+    /// Starts gpushd with this config on a host. An earlier gpushd on this host must have ended.
+    async fn start_on(world: Arc<World>, boot: &str, config: &str) -> Self {
+        let directory = &world.directory;
         let path = |name: &str| directory.path().join(name);
         std::fs::write(path("config.toml"), config).expect("the config can be written");
-        std::fs::DirBuilder::new().mode(0o700).create(path("state")).expect("a directory");
+        if !path("state").exists() {
+            std::fs::DirBuilder::new().mode(0o700).create(path("state")).expect("a directory");
+        }
         let copy = path("config.last-valid.toml");
         let settings = Settings::load_as_service(&path("config.toml"), true, Trust::Logged, &copy, false);
         let name = |uid: &u32| if *uid == 0 { "root".to_owned() } else { format!("user{uid}") };
@@ -76,33 +97,41 @@ impl InProcess {
         let (state, marker) = (path("state"), path("marker"));
         let origin = stored_state::Origin {
             directory: &state,
-            boot_id: BOOT,
+            boot_id: boot,
             marker: &marker,
             host_root: directory.path(),
             accounts: users.accounts(),
         };
         let remembered = tokio::task::block_in_place(|| stored_state::open(&origin));
-        let gpus = ScriptedGpus::new(&gpus);
         let environment = HostEnvironment {
-            boot: Ok(BOOT.to_owned()),
+            boot: Ok(boot.to_owned()),
             host_root: directory.path().to_owned(),
             host_services: Arc::new(HostServices {
-                helpers: Helpers::new(&path("state")),
+                helpers: Helpers::new(&path("state")).with_script(Arc::clone(&world.smi) as Arc<_>),
                 proc: "/proc".into(),
-                nvidia_smi: None,
+                nvidia_smi: Some("/bin/true".into()),
+                level_interval: *world.level_interval.lock(),
                 driverless: Default::default(),
                 services: Default::default(),
                 not_started: Default::default(),
             }),
             users,
             mps_dir: path("mps"),
-            mps_programs: None,
+            mps_launcher: Launcher::scripted(Arc::clone(&world.daemons) as Arc<_>),
+            mps_programs: Some(path("programs")),
         };
-        let options = Options::scripted(Arc::clone(&gpus) as Arc<_>);
+        let options = Options::scripted(Arc::clone(&world.gpus) as Arc<_>);
         let parts = compose(settings, environment, remembered.expect("a store"), options);
         let (router, stopping) = (http::router(parts.handles.clone()), parts.engine.stopping.clone());
+        let unleased = parts.handles.unleased.clone();
         serve(parts).await;
-        Self { router, gpus, stopping, _directory: directory }
+        Self { router, gpus: Arc::clone(&world.gpus), world, unleased, stopping }
+    }
+
+    /// Writes another config, and reloads it.
+    async fn reload(&self, config: &str) {
+        std::fs::write(self.world.directory.path().join("config.toml"), config).expect("the config can be written");
+        self.post::<Value>("/v1/config/reload", &json!({})).await.expect("the config is reloaded");
     }
 
     /// Sends a request. Returns the status and the body.
@@ -199,6 +228,7 @@ impl Drop for InProcess {
     fn drop(&mut self) {
         // Otherwise a held call would block its thread forever.
         self.gpus.release();
+        self.world.smi.release();
         self.stopping.cancel();
     }
 }
@@ -213,9 +243,28 @@ fn in_container(uid: u32) -> Peer {
     Peer { is_on_this_host: false, pid: None, ..user(uid) }
 }
 
-/// Starts the tasks that requests need. Does not apply layouts, and does not start the reconcilers.
+/// Starts the tasks that requests need, and the reconcilers of MPS daemons and time-slicing. Does not apply layouts.
 async fn serve(parts: Parts) {
-    let Parts { engine, handles, recovery, unfinished, superseded, boot_id, .. } = parts;
+    let Parts { engine, handles, recovery, unfinished, superseded, boot_id, timeslice, shared_gpus, .. } = parts;
+    let (reload, mut inbox) = (parts.reload, parts.inbox);
     take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;
     drop((crate::leases::spawn(&handles.leases), engine.scheduler.spawn()));
+    let (tasks, stopping) = (&engine.tasks, engine.stopping.clone());
+    let (mps, of_levels, of_modes) = (handles.mps.clone(), handles.mps.clone(), handles.mps.clone());
+    drop(tasks.spawn(TaskName::MpsReconciler, move || mps_daemons::run(mps.clone())));
+    drop(tasks.spawn(TaskName::TimesliceReconciler, move || {
+        let mps = of_levels.clone();
+        levels::run(timeslice.clone(), move |uuid: &str| mps.has(uuid))
+    }));
+    drop(tasks.spawn(TaskName::ComputeModes, move || {
+        let mps = of_modes.clone();
+        shared_gpus::run(shared_gpus.clone(), move |uuid: &str| mps.needs_compute_mode(uuid), stopping.clone())
+    }));
+    let stopping = engine.stopping.clone();
+    tokio::spawn(stopping.run_until_cancelled_owned(async move {
+        loop {
+            let (command, reply) = inbox.next().await;
+            let _caller_left = reply.send(reload.carry_out(command, |_| Ok(())).await);
+        }
+    }));
 }
