@@ -8,6 +8,7 @@ use std::{
 
 use gpush_api::ApiError;
 use gpush_host::{identity::Users, process_facts::LeaseNames};
+use gpush_mps::daemon::Launcher;
 use gpush_nvml::{Hardware, Options};
 use gpush_store::{OperationId, UnfinishedOperation};
 use tokio_util::sync::CancellationToken;
@@ -68,6 +69,8 @@ pub(super) struct HostEnvironment {
     pub(super) users: Users,
     /// Directory that contains one subdirectory for each MPS daemon.
     pub(super) mps_dir: PathBuf,
+    /// Starts and ends MPS daemons.
+    pub(super) mps_launcher: Launcher,
     /// Directory of NVIDIA's MPS programs. Used if the config does not set the paths of these
     /// programs.
     pub(super) mps_programs: Option<PathBuf>,
@@ -100,7 +103,7 @@ pub(super) struct Parts {
 
 /// Creates all handles. Starts only one thread: the supervisor of the driver.
 pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: StoredState, options: Options) -> Parts {
-    let HostEnvironment { boot, host_root, host_services, users, mps_dir, mps_programs } = origin;
+    let HostEnvironment { boot, host_root, host_services, users, mps_dir, mps_launcher, mps_programs } = origin;
     let StoredState {
         store,
         notes,
@@ -189,7 +192,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         own_uid,
     };
     let scopes = Scopes::new(mps_dir == Path::new(MPS_DIRECTORY));
-    let mps = Mps::new(mps_dir, mps_programs, mps_handles);
+    let mps = Mps::new(mps_dir, mps_programs, mps_launcher, mps_handles);
     let unleased = Unleased::new(context(), mps.clone(), Arc::clone(&lease_names));
     let commits = Commits::new(store.clone(), state.clone());
     let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone(), tasks.clone());

@@ -43,6 +43,7 @@ use gpush_host::{
     notify::{self, Notification},
     proc,
 };
+use gpush_mps::daemon::Launcher;
 use gpush_nvml::{Hardware, Options};
 use tokio::{
     runtime::{Handle, Runtime},
@@ -136,6 +137,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         helpers: Helpers::new(&paths.state_dir),
         proc: arguments.proc.clone(),
         nvidia_smi: arguments.nvidia_smi.clone(),
+        level_interval: timeslice::INTERVAL,
         driverless: Default::default(),
         services: Default::default(),
         not_started: Default::default(),
@@ -247,6 +249,7 @@ async fn serve(
         host_root: here.host_root,
         host_services: Arc::new(here.host_services),
         users: here.users.clone(),
+        mps_launcher: Launcher::of(&here.mps_dir),
         mps_dir: here.mps_dir,
         mps_programs: here.mps_programs,
     };

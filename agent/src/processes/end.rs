@@ -113,6 +113,14 @@ enum Rest {
     Clients,
 }
 
+/// Reads the GPUs and executes a round at once, for tests.
+#[cfg(test)]
+pub(crate) async fn check_once(unleased: &Unleased) {
+    let uuids: Vec<String> = unleased.context.state.now().gpus.iter().map(|gpu| gpu.gpu.uuid.clone()).collect();
+    let _unread = unleased.context.readings.now(&uuids).await;
+    round(unleased).await;
+}
+
 async fn round(unleased: &Unleased) -> Rest {
     let config = unleased.context.state.config();
     let allow = match config.processes.unleased {

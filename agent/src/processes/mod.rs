@@ -33,6 +33,8 @@ use gpush_api::{ApiError, Code, Gpu, GpuProcess, GpuProcesses, GpuState, Process
 use gpush_core::sharing;
 use gpush_host::{process_facts::ProcessFacts, subtask};
 
+#[cfg(test)]
+pub(crate) use self::end::check_once;
 use self::{
     allow::{AllowList, Match},
     classify::{Classification, ClassifiedProcess, Classifier},

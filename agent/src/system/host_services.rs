@@ -1,6 +1,6 @@
 //! Host services that gpushd uses in addition to its driver worker.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use gpush_core::config::ModeChange;
 use gpush_host::helper::Helpers;
@@ -16,6 +16,8 @@ pub(crate) struct HostServices {
     pub(crate) proc: PathBuf,
     /// Path of `nvidia-smi` from the command line. Used if the config does not name another path.
     pub(crate) nvidia_smi: Option<PathBuf>,
+    /// Interval at which gpushd reads time-slice levels if nothing changes.
+    pub(crate) level_interval: Duration,
     /// The lock for use of the driver. Locked for writing while the driver worker is stopped for a
     /// reset.
     pub(crate) driverless: Arc<RwLock<()>>,

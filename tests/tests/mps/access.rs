@@ -6,9 +6,9 @@ use std::path::Path;
 
 use gpush_api::{Code, MpsDaemon, MpsState};
 use gpush_tests::{
-    agent::{Agent, Setup},
+    agent::Agent,
     host::Host,
-    mps::{Client, act, base, becomes, clear_faults, daemon, fault, is_open, lease, reaches, release_all, signal},
+    mps::{Client, act, becomes, clear_faults, daemon, fault, is_open, lease, reaches, release_all, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -29,30 +29,6 @@ fn ready(host: &Host) -> Agent {
 
 fn pipe(daemon: &MpsDaemon) -> &Path {
     Path::new(daemon.pipe_directory.as_deref().expect("a pipe directory"))
-}
-
-#[test]
-fn client_since_the_last_probe_is_found_before_a_stop() {
-    let host = Host::up(HOST);
-    let agent = ready(&host);
-    let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
-    let mut client = Client::start(&host, &environment);
-    let refused = |verb: &str| {
-        let refused = act(&agent, "0", verb, &json!({})).error();
-        assert_eq!(refused.code, Code::Blocked, "{verb}: {refused:?}");
-        assert!(refused.causes.iter().any(|cause| cause.contains(&client.pid().to_string())), "{refused:?}");
-        daemon(&agent, "0")
-    };
-    for verb in ["stop", "restart"] {
-        let now = refused(verb);
-        assert!(now.state == MpsState::Ready && is_open(pipe(&now)), "{verb}: access is open again: {now:#?}");
-    }
-    release_all(&agent, "0");
-    for verb in ["stop", "restart"] {
-        assert_eq!(refused(verb).state, MpsState::Ready, "{verb}: a client without a lease counts, too");
-    }
-    assert!(client.lives() && client.printed().is_empty());
-    client.end();
 }
 
 #[test]
@@ -100,60 +76,6 @@ fn unprobed_server_is_used_unless_driver_lists_no_client() {
     // client waits for the server.
     agent.await_that("a stop", || act(&agent, "0", "stop", &json!({})).status == 200);
     clear_faults(&host);
-    reaches(&agent, "0", MpsState::Stopped);
-}
-
-/// The daemon hangs, and the driver cannot list processes. So the daemon may have clients.
-#[test]
-fn daemon_with_unknown_clients_is_not_ended() {
-    let host = Host::up(HOST);
-    let agent = ready(&host);
-    let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
-    let pid = daemon(&agent, "0").pid.expect("a pid").cast_signed();
-    for function in ["Compute", "Graphics", "MPSCompute"] {
-        host.fault(&format!("nvmlDeviceGet{function}RunningProcesses* --rc UNKNOWN"));
-    }
-    let mut client = Client::start(&host, &environment);
-    release_all(&agent, "0");
-    assert!(signal(pid, Signal::SIGSTOP));
-    let hung = becomes(&agent, "0", "hung", |daemon| daemon.state == MpsState::Hung && !daemon.clients_known);
-    assert!(hung.reasons.iter().any(|reason| reason.contains("not known")), "{hung:#?}");
-    assert!(hung.reasons.iter().any(|reason| reason.contains(&format!("kill -CONT {pid}"))), "{hung:#?}");
-    assert_eq!(act(&agent, "0", "stop", &json!({})).error().code, Code::Blocked);
-    // After a restart, gpushd does not know the clients.
-    agent.kill();
-    let agent = Agent::start(&host, CONFIG);
-    becomes(&agent, "0", "hung", |daemon| daemon.state == MpsState::Hung && !daemon.clients_known);
-    let refused = act(&agent, "0", "stop", &json!({})).error();
-    assert!(refused.message.contains("cannot tell"), "{refused:?}");
-    assert!(signal(pid, Signal::SIGCONT));
-    let well = reaches(&agent, "0", MpsState::Ready);
-    assert_eq!((well.pid.map(u32::cast_signed), well.clients.len()), (Some(pid), 1));
-    assert!(client.lives() && client.printed().is_empty());
-    client.end();
-}
-
-#[test]
-fn slow_daemon_is_not_treated_as_idle() {
-    let host = Host::up(HOST);
-    let agent = ready(&host);
-    let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
-    // The last probe has found no client. The next probe takes so long that a stop request does not
-    // wait for its end.
-    let mut client = Client::start(&host, &environment);
-    release_all(&agent, "0");
-    fault(&host, "slow-hello --ms 1200");
-    let refused = act(&agent, "0", "stop", &json!({})).error();
-    // gpushd may have found the client when it checked the processes of the lease. The error then
-    // counts this client.
-    let says = ["cannot tell", "1 client is connected"].iter().any(|part| refused.message.contains(part));
-    assert!(refused.code == Code::Blocked && says, "{refused:?}");
-    assert_eq!(act(&agent, "0", "restart", &json!({})).error().code, Code::Blocked);
-    assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
-    clear_faults(&host);
-    becomes(&agent, "0", "reported with its client", |daemon| daemon.clients_known && daemon.clients.len() == 1);
-    assert!(client.lives() && client.printed().is_empty());
-    client.end();
     reaches(&agent, "0", MpsState::Stopped);
 }
 
@@ -217,52 +139,6 @@ fn access_to_an_ended_or_hung_daemon_is_closed_after_a_restart() {
     agent.await_that("access is open", || is_open(&dir));
 }
 
-#[test]
-fn concurrent_actions_are_both_executed() {
-    let host = Host::up(HOST);
-    let agent = ready(&host);
-    let rounds = 20;
-    for round in 0..rounds {
-        std::thread::scope(|scope| {
-            scope.spawn(|| assert_eq!(act(&agent, "0", "stop", &json!({})).status, 200));
-            let percentage = 10 + round;
-            let set = act(&agent, "0", "settings", &json!({ "percentage": percentage }));
-            assert_eq!(set.status, 200);
-        });
-        let stopped = reaches(&agent, "0", MpsState::Stopped);
-        assert_eq!(stopped.wanted.settings.percentage.to_string(), (10 + round).to_string());
-        assert_eq!(act(&agent, "0", "start", &json!({})).status, 200);
-        let started = reaches(&agent, "0", MpsState::Ready);
-        assert_eq!(
-            started.in_force.expect("settings").percentage.to_string(),
-            (10 + round).to_string(),
-            "after a stop and a start"
-        );
-    }
-    println!("{rounds} rounds");
-    assert_eq!(act(&agent, "0", "settings", &json!({ "clear": true })).status, 200);
-    let reset = daemon(&agent, "0");
-    assert_eq!((reset.rule, reset.wanted.settings.percentage.to_string()), (None, "100".to_owned()));
-    drop(base(&host));
-}
-
-#[test]
-fn concurrent_settings_are_both_applied() {
-    let host = Host::up(HOST);
-    let agent = ready(&host);
-    for round in 0..10 {
-        let set = |what: serde_json::Value| assert_eq!(act(&agent, "0", "settings", &what).status, 200);
-        set(json!({ "clear": true }));
-        std::thread::scope(|scope| {
-            scope.spawn(|| set(json!({ "percentage": 30 })));
-            set(json!({ "memory_limit_mib": 4096 }));
-        });
-        let had = daemon(&agent, "0").wanted.settings;
-        let both = (had.percentage.to_string(), had.memory_limit_mib.is_some());
-        assert_eq!(both, ("30".to_owned(), true), "round {round}: {had:?}");
-    }
-}
-
 /// If a client connects before the restart request has returned, the restart must not end the
 /// client.
 #[test]
@@ -290,44 +166,4 @@ fn restart_of_a_stopped_daemon_ends_no_new_client() {
     becomes(&agent, "0", "with its client", |daemon| daemon.state == MpsState::Ready && daemon.clients.len() == 1);
     assert!(client.first.starts_with("active") && client.printed().is_empty(), "{}", client.first);
     client.end();
-}
-
-#[test]
-fn drain_without_a_deadline_removes_the_earlier_deadline() {
-    let host = Host::up(HOST);
-    let agent = ready(&host);
-    let clients = ["0", "1"].map(|target| {
-        let environment = lease(&agent, target, &json!({})).expect("a lease").environment;
-        Client::start(&host, &environment)
-    });
-    assert_eq!(act(&agent, "0", "drain", &json!({ "end_after_s": 2 })).status, 200);
-    assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
-    assert_eq!(act(&agent, "1", "drain", &json!({ "end_after_s": 3 })).status, 200);
-    let [mut patient, ends] = clients;
-    assert!(["terminated", "lost"].contains(&ends.says().as_str()), "the deadline has passed");
-    assert!(patient.lives() && patient.printed().is_empty(), "the client outlives the removed deadline");
-    assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
-    release_all(&agent, "0");
-    patient.end();
-    reaches(&agent, "0", MpsState::Stopped);
-}
-
-#[test]
-fn settings_end_with_their_rule_and_drain_deadlines_persist() {
-    let host = Host::up(HOST);
-    let agent = ready(&host);
-    assert_eq!(act(&agent, "0", "settings", &json!({ "percentage": 30 })).status, 200);
-    assert_eq!(daemon(&agent, "0").rule.map(|rule| rule.percentage.to_string()), Some("100".to_owned()));
-    let environment = lease(&agent, "1", &json!({})).expect("a lease").environment;
-    let client = Client::start(&host, &environment);
-    assert_eq!(act(&agent, "1", "drain", &json!({ "end_after_s": 4 })).status, 200);
-    reaches(&agent, "1", MpsState::Draining);
-    agent.kill();
-    // The rule changes before gpushd starts again.
-    let agent = Setup::on(&host).config(&(CONFIG.to_owned() + "mps = { percentage = 80 }\n")).start();
-    becomes(&agent, "0", "with the settings of its rule", |daemon| {
-        daemon.rule.is_none() && daemon.in_force.as_ref().is_some_and(|now| now.percentage.to_string() == "80")
-    });
-    assert!(["terminated", "lost"].contains(&client.says().as_str()), "the deadline has passed");
-    reaches(&agent, "1", MpsState::Stopped);
 }

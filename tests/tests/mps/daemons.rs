@@ -4,13 +4,13 @@
 
 use std::path::{Path, PathBuf};
 
-use gpush_api::{Code, MpsDaemon, MpsState};
+use gpush_api::{Code, MpsState};
 use gpush_tests::{
     agent::{Agent, Setup},
     host::Host,
     mps::{
-        Client, Role, act, base, becomes, controls, daemon, daemons, end_leases, lease, names, parts, reaches,
-        real_programs, release, signal,
+        Client, Role, act, base, becomes, controls, daemon, daemons, end_leases, lease, parts, reaches, real_programs,
+        signal,
     },
 };
 use nix::sys::signal::Signal;
@@ -224,64 +224,6 @@ fn settings_take_effect_at_once_for_new_clients() {
         let kept = reaches(&agent, "0", MpsState::Ready);
         assert_eq!((kept.pid, kept.in_force), (now.pid, other.in_force));
     });
-}
-
-#[test]
-fn target_without_a_rule_is_drained_ended_and_forgotten() {
-    let host = Host::up(HOST);
-    let agent = Agent::start(&host, &config(""));
-    reaches(&agent, "0", MpsState::Ready);
-    let taken = lease(&agent, "0", &json!({})).expect("a lease");
-    let client = Client::start(&host, &taken.environment);
-    agent.write_config(MANAGE);
-    agent.signal(Signal::SIGHUP);
-    let short = daemon(&agent, "0").target;
-    // The lease stays active. When the lease is released, gpushd only waits for the client of the
-    // lease, and then ends the daemon.
-    let reported = |daemon: &MpsDaemon| daemon.findings.iter().any(|finding| finding.contains("no lease is granted"));
-    let kept = becomes(&agent, &short, "without new leases", reported);
-    assert_eq!((kept.leases.len(), compute_mode(&host, 0)), (1, json!(3)));
-    release(&agent, taken.lease.id);
-    client.end();
-    agent.await_that("the target is forgotten", || daemons(&agent).is_empty());
-    assert_eq!((parts(&base(&host)), compute_mode(&host, 0)), (Vec::new(), json!(0)));
-    assert_eq!(names(&base(&host)), ["agent.lock", "logs"], "its directory goes with it");
-
-    // When the GPU has an MPS rule again, an operation starts the daemon.
-    agent.reload(config(""));
-    let operation = agent.begin_with(&json!({ "selectors": ["0"], "layout_source": "wanted" })).expect("an operation");
-    assert!(agent.follow(operation).error.is_none());
-    reaches(&agent, "0", MpsState::Ready);
-    // The rule is removed while gpushd does not run. The next gpushd ends the daemon.
-    agent.kill();
-    let agent = Agent::start(&host, MANAGE);
-    agent.await_that("the target is forgotten", || daemons(&agent).is_empty() && controls(&base(&host)).is_empty());
-    agent.await_that("its compute mode is restored", || compute_mode(&host, 0) == json!(0));
-}
-
-#[test]
-fn each_mig_device_has_its_own_daemon() {
-    let host = Host::up("[[gpu]]\nmodel = \"a100-40\"\nmig = true\n");
-    let agent = Agent::start(
-        &host,
-        &format!("{MANAGE}[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.20gb*2:mps\"]\n"),
-    );
-    agent.await_that("two daemons", || {
-        let all = daemons(&agent);
-        all.len() == 2 && all.iter().all(|daemon| daemon.state == MpsState::Ready)
-    });
-    let all = daemons(&agent);
-    assert_eq!(compute_mode(&host, 0), json!(0), "exclusive process cannot be combined with MIG");
-    for one in &all {
-        let name = format!("0:{}", one.device.as_deref().expect("a device"));
-        let taken = lease(&agent, &name, &json!({})).expect("a lease");
-        let visible = taken.environment.iter().find(|(name, _)| name == "CUDA_VISIBLE_DEVICES");
-        assert_eq!(visible.map(|(_, uuid)| uuid), Some(&one.uuid));
-        let client = Client::start(&host, &taken.environment);
-        assert_eq!(client.word("device"), one.uuid);
-        client.end();
-    }
-    assert_eq!(controls(&base(&host)).len(), 2);
 }
 
 #[test]

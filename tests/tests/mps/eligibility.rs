@@ -10,7 +10,7 @@ use gpush_api::{Code, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::{Host, program},
-    mps::{Client, Served, act, becomes, daemon, end_leases, lease, reaches, release, signal},
+    mps::{Client, becomes, daemon, lease, reaches, release, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -58,38 +58,4 @@ fn cordoned_gpu_grants_no_lease_and_drain_ignores_idle_server() {
     assert!(signal(server, Signal::SIGCONT), "the server still runs");
     assert!(agent.post("/v1/gpus/0/uncordon", &json!({})).status == 200);
     lease(&agent, "0", &json!({ "percentage": 20 })).expect("a lease");
-}
-
-#[test]
-fn ended_daemon_is_not_restarted_in_maintenance() {
-    let served = Served::up();
-    // gpushd refuses maintenance while a GPU has a lease. So release the leases.
-    end_leases(&served.agent, "0");
-    assert_eq!(served.agent.post("/v1/maintenance/enter", &json!({ "reason": "a look" })).status, 200);
-    assert!(signal(served.pid, Signal::SIGKILL));
-    let waits = becomes(&served.agent, "0", "waiting for the end of maintenance", |daemon| {
-        daemon.reasons.iter().any(|reason| reason.contains("the host is in maintenance"))
-    });
-    assert_eq!((waits.state, waits.pid, served.controls()), (MpsState::BackingOff, None, Vec::new()));
-    assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).error().code, Code::Conflict);
-    assert_eq!(served.agent.post("/v1/maintenance/leave", &json!({})).status, 200);
-    served.another();
-}
-
-#[test]
-fn host_in_maintenance_grants_no_lease() {
-    let host = Host::up(HOST);
-    let agent = Agent::start(&host, CONFIG);
-    reaches(&agent, "0", MpsState::Ready);
-    let enter = || agent.post("/v1/maintenance/enter", &json!({ "reason": "driver 570" })).status == 200;
-    agent.await_that("maintenance, after the operation at the start has ended", enter);
-    let refused = lease(&agent, "0", &json!({})).expect_err("no new lease is granted");
-    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
-    assert!(refused.message.contains("is in maintenance"), "{refused:?}");
-    assert_eq!(agent.post("/v1/maintenance/leave", &json!({})).status, 200);
-    becomes(&agent, "0", "ready without findings", |daemon| {
-        daemon.state == MpsState::Ready && daemon.findings.is_empty()
-    });
-    agent.await_that("a lease", || lease(&agent, "0", &json!({})).is_ok());
-    let _ = act(&agent, "0", "stop", &json!({ "force": true }));
 }

@@ -43,43 +43,6 @@ fn daemon_state_changes_are_events() {
     while next(&mut listener).0 != MpsState::Ready {}
 }
 
-#[test]
-fn too_many_clients_are_reported() {
-    let config = format!("{}mps = {{ max_clients = 1 }}\n", Served::CONFIG);
-    let served = Served::of(Host::up(Served::HOST), "0", &config, None);
-    let first = served.client();
-    assert_eq!(daemon(&served.agent, "0").findings, [] as [String; 0]);
-    // Two programs use the environment of one lease. Both can connect, because the daemon does not
-    // limit the number of clients. So gpushd only reports that there are too many.
-    let second = served.client();
-    let reported = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
-    assert_eq!(reported.findings, ["2 clients are connected, but only 1 is allowed"]);
-    let pids: Vec<_> = reported.clients.iter().map(|client| client.pid.expect("a pid").cast_signed()).collect();
-    assert!([first.pid(), second.pid()].iter().all(|pid| pids.contains(pid)), "{reported:#?}");
-    assert!(reported.clients.iter().all(|client| client.uid.is_some() && client.command.is_some()), "{reported:#?}");
-}
-
-#[test]
-fn killed_server_is_reported_with_its_number_of_clients() {
-    let served = Served::up();
-    let client = served.client();
-    let server: i32 = client.word("server").parse().expect("a pid");
-    assert!(signal(server, Signal::SIGKILL));
-    assert_eq!(client.says(), "lost");
-    let reported = becomes(&served.agent, "0", "reported", |daemon| !daemon.findings.is_empty());
-    let finding = &reported.findings[0];
-    assert!(
-        finding.starts_with("an MPS server ended ") && finding.ends_with("1 client ended with it"),
-        "{reported:#?}"
-    );
-    assert!(!finding.contains(&server.to_string()), "every user may read it: {finding}");
-    served.agent.wait_for_log("an MPS server ended ");
-    // The daemon still serves.
-    drop(client);
-    served.client().end();
-    assert_eq!(daemon(&served.agent, "0").pid.map(u32::cast_signed), Some(served.pid));
-}
-
 /// Creates a directory with the simulated programs, in which a script starts the control daemon.
 fn through(host: &Host, script: &str) -> std::path::PathBuf {
     let dir = host.dir().join("own");

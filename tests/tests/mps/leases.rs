@@ -9,17 +9,17 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use gpush_api::{Code, EndReason, LeaseGrant, LeaseState, MpsState};
+use gpush_api::{Code, LeaseGrant, LeaseState, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::{Host, program},
     mps::{
-        Client, act, base, becomes, controls, daemon, fault, is_open, lease, lease_becomes, lease_for, lease_now,
-        names, parts, reaches, release, request, signal,
+        Client, act, base, becomes, controls, daemon, is_open, lease, lease_becomes, lease_for, reaches, release,
+        signal,
     },
 };
 use nix::{sys::signal::Signal, unistd::geteuid};
-use serde_json::{Value, json};
+use serde_json::json;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
@@ -42,95 +42,6 @@ fn public() -> Host {
 
 fn pipe(taken: &LeaseGrant) -> String {
     taken.environment.iter().find(|(name, _)| name == "CUDA_MPS_PIPE_DIRECTORY").expect("a directory").1.clone()
-}
-
-#[test]
-fn lease_capacity_is_free_after_its_last_client() {
-    let (host, agent) = ready(CONFIG);
-    let body = json!({ "percentage": 25, "memory_limit_mib": 2048, "duration_s": 7200 });
-    let granted = lease(&agent, "0", &body).expect("a lease");
-    let id = granted.lease.id;
-    assert_eq!((granted.lease.state, granted.lease.holder.uid), (LeaseState::Active, geteuid().as_raw()));
-    let names: Vec<&str> = granted.environment.iter().map(|(name, _)| name.as_str()).collect();
-    assert_eq!(
-        names,
-        [
-            "CUDA_VISIBLE_DEVICES",
-            "CUDA_DEVICE_ORDER",
-            "CUDA_MPS_PIPE_DIRECTORY",
-            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
-            "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
-            "CUDA_MPS_CLIENT_PRIORITY",
-            "GPUSH_LEASE",
-        ]
-    );
-    assert!(granted.warnings[0].contains("are not enforced"), "{granted:?}");
-    let environment = agent.get(&format!("/v1/leases/{id}/environment")).json();
-    assert_eq!(serde_json::from_value::<LeaseGrant>(environment).expect("the same").environment, granted.environment);
-    let client = Client::start(&host, &granted.environment);
-    let seen = becomes(&agent, "0", "with a client", |daemon| daemon.clients.len() == 1);
-    assert_eq!((seen.leases.len(), seen.granted_percent), (1, 25));
-    assert_eq!(seen.clients[0].lease, Some(id.to_string()));
-    // A released lease keeps its capacity until its client has ended. So the next user never shares
-    // the daemon with this client.
-    assert_eq!(release(&agent, id).state, LeaseState::Releasing);
-    let waits = format!("process {} ", client.pid());
-    agent.await_that("what it waits for", || {
-        lease_now(&agent, id).waits_for.iter().any(|sentence| sentence.starts_with(&waits))
-    });
-    let full = lease(&agent, "0", &json!({ "percentage": 80 })).expect_err("the client has a quarter");
-    assert_eq!((full.code, full.retryable), (Code::Blocked, true), "{full:?}");
-    assert!(full.causes.iter().any(|cause| cause.contains(&format!("lease {id} of"))), "{full:?}");
-    let releasing = daemon(&agent, "0");
-    assert_eq!((releasing.leases.len(), releasing.clients.len()), (1, 1));
-    assert!(!is_open(Path::new(&releasing.pipe_directory.expect("a directory"))), "no new client is admitted");
-    assert_eq!(agent.get(&format!("/v1/leases/{id}/environment")).error().code, Code::Conflict);
-    client.end();
-    let ended = lease_becomes(&agent, id, LeaseState::Ended);
-    assert_eq!(ended.reason, Some(EndReason::Released));
-    assert_eq!(release(&agent, id).state, LeaseState::Ended, "a second release is not an error");
-    lease(&agent, "0", &json!({ "percentage": 80 })).expect("a lease");
-}
-
-#[test]
-fn lease_exceeding_the_rule_is_refused_and_a_key_gets_one_lease() {
-    let (host, agent) = ready(&format!("{CONFIG}mps = {{ percentage = 60, shares_percent = 100, max_clients = 3 }}\n"));
-    let bad = lease(&agent, "0", &json!({ "percentage": 61 })).unwrap_err();
-    assert_eq!(bad.code, Code::BadRequest, "{bad:?}");
-    for memory in [json!(24 * 1024), json!(u64::MAX), json!(0), json!("1.5G")] {
-        let bad = lease(&agent, "0", &json!({ "memory_limit_mib": memory })).unwrap_err();
-        assert_eq!(bad.code, Code::BadRequest, "{memory}: {bad:?}");
-    }
-    lease(&agent, "0", &json!({ "percentage": 60 })).expect("a lease");
-    let full = lease(&agent, "0", &json!({ "percentage": 40.1 })).unwrap_err();
-    assert_eq!((full.code, full.retryable), (Code::Blocked, true), "{full:?}");
-    lease(&agent, "0", &json!({ "percentage": 39 })).expect("a lease");
-    let keyed = |percentage: f64| {
-        let headers = "content-type: application/json\r\nidempotency-key: once\r\n";
-        let body = request("0", &json!({ "percentage": percentage })).to_string();
-        agent.request("POST", "/v1/leases", headers, body.as_bytes())
-    };
-    let (one, same) = (keyed(1.0), keyed(1.0));
-    assert_eq!(one.json()["lease"], same.json()["lease"], "the same request, sent again");
-    assert_eq!(keyed(0.5).error().code, Code::Conflict, "another request with the same key");
-    let most = lease(&agent, "0", &json!({ "percentage": 0.1 })).unwrap_err();
-    assert_eq!(most.code, Code::Blocked, "as many leases as clients: {most:?}");
-    assert_eq!(daemon(&agent, "0").leases.len(), 3);
-    for wrong in [
-        json!({ "duration_s": 0 }),
-        json!({ "duration_s": -1 }),
-        json!({ "duration_s": u64::MAX }),
-        json!({ "process": 4_200_000 }),
-        json!({ "percentage": 0 }),
-        json!({ "percentage": 101 }),
-        json!({ "percents": 1 }),
-        json!({ "count": 2 }),
-    ] {
-        assert_eq!(lease(&agent, "0", &wrong).unwrap_err().code, Code::BadRequest, "{wrong}");
-    }
-    assert_eq!(lease(&agent, "1", &json!({})).unwrap_err().code, Code::NotFound);
-    assert_eq!(daemon(&agent, "0").leases.len(), 3);
-    drop(host);
 }
 
 /// Runs two clients, each with a lease of 50 % of a daemon. Kills one client at a time, and immediately requests its
@@ -182,59 +93,6 @@ fn share_of_a_killed_client_is_granted_at_once() {
 #[test]
 fn share_of_a_zombie_client_is_granted_at_once() {
     request_right_after_a_kill(15, false);
-}
-
-#[test]
-fn key_sent_for_several_targets_at_once_gets_one_lease() {
-    let host = Host::up("[[gpu]]\nmodel = \"l4\"\ncount = 4\n");
-    let agent = Agent::start(&host, &CONFIG.replace("\"0\"", "\"0-3\""));
-    for target in ["0", "1", "2", "3"] {
-        reaches(&agent, target, MpsState::Ready);
-    }
-    for round in 0..10 {
-        let headers = format!("content-type: application/json\r\nidempotency-key: round-{round}\r\n");
-        let take = |target: usize| {
-            let body = request(&target.to_string(), &json!({ "percentage": 1 })).to_string();
-            agent.request("POST", "/v1/leases", &headers, body.as_bytes()).status
-        };
-        let statuses: Vec<u16> = std::thread::scope(|scope| {
-            let asked: Vec<_> = (0..4).map(|target| scope.spawn(move || take(target))).collect();
-            asked.into_iter().map(|one| one.join().expect("an answer")).collect()
-        });
-        let granted = statuses.iter().filter(|status| **status == 200).count();
-        assert_eq!(granted, 1, "round {round}: {statuses:?}");
-    }
-    let leases: usize = (0..4).map(|target| daemon(&agent, &target.to_string()).leases.len()).sum();
-    assert_eq!(leases, 10);
-}
-
-#[test]
-fn lease_ends_with_process_duration_or_boot() {
-    let (host, agent) = ready(CONFIG);
-    let process = host.process("--gpu 0");
-    let of = |body: Value| lease(&agent, "0", &body).expect("a lease").lease.id;
-    let bound = of(json!({ "percentage": 1, "process": process }));
-    let short = of(json!({ "percentage": 2, "duration_s": 1 }));
-    let lasting = of(json!({ "percentage": 3 }));
-    assert_eq!(daemon(&agent, "0").leases.len(), 3);
-    host.end_process(process);
-    assert_eq!(lease_becomes(&agent, bound, LeaseState::Ended).reason, Some(EndReason::Released));
-    assert_eq!(lease_becomes(&agent, short, LeaseState::Ended).reason, Some(EndReason::Expired));
-    let left = daemon(&agent, "0").leases;
-    assert_eq!(left.iter().map(|lease| lease.id).collect::<Vec<_>>(), [lasting]);
-    // Leases survive a restart of gpushd, but end with a reboot of the host.
-    agent.kill();
-    let agent = Agent::start(&host, CONFIG);
-    assert_eq!(reaches(&agent, "0", MpsState::Ready).leases, left);
-    agent.stop();
-    host.sim::<&str>("reboot", &[]);
-    for pid in controls(&base(&host)) {
-        assert!(gpush_tests::mps::signal(pid, nix::sys::signal::Signal::SIGKILL));
-    }
-    let agent = Agent::start(&host, CONFIG);
-    assert_eq!(reaches(&agent, "0", MpsState::Ready).leases, []);
-    let ended = lease_now(&agent, lasting);
-    assert_eq!((ended.state, ended.reason), (LeaseState::Ended, Some(EndReason::Rebooted)));
 }
 
 /// A daemon serves one user at a time. gpushd refuses a second user until the last client of the
@@ -380,28 +238,6 @@ fn lease_keeps_its_user_when_the_directory_is_deleted() {
     let third = reaches(&agent, "0", MpsState::Ready);
     assert_eq!(third.uid, Some(OTHER));
     assert_ne!((third.pid, Some(pipe(&others))), (second.pid, second.pipe_directory));
-}
-
-#[test]
-fn unready_daemon_gets_no_client_and_no_lease() {
-    let (host, agent) = ready(CONFIG);
-    let taken = lease(&agent, "0", &json!({ "percentage": 50 })).expect("a lease");
-    let pipe = daemon(&agent, "0").pipe_directory.expect("a directory");
-    assert!(is_open(Path::new(&pipe)));
-    fault(&host, "slow-start --ms 3000 --times 1");
-    let pid = daemon(&agent, "0").pid.expect("a pid").cast_signed();
-    assert!(gpush_tests::mps::signal(pid, nix::sys::signal::Signal::SIGKILL));
-    reaches(&agent, "0", MpsState::Starting);
-    assert!(!is_open(Path::new(&pipe)), "closed while it starts");
-    let refused = lease(&agent, "0", &json!({ "percentage": 10 })).expect_err("the daemon is starting");
-    assert!(refused.retryable && refused.message.contains("its MPS daemon is starting"), "{refused:?}");
-    reaches(&agent, "0", MpsState::Ready);
-    assert!(is_open(Path::new(&pipe)), "the holder is admitted again");
-    let client = Client::start(&host, &taken.environment);
-    assert!(client.first.starts_with("active"), "{}", client.first);
-    client.end();
-    assert_eq!(names(&base(&host)).len(), 3, "one target, the lock, and the logs");
-    assert_eq!(parts(&base(&host)).iter().filter(|part| part.role == gpush_tests::mps::Role::Control).count(), 1);
 }
 
 #[test]

@@ -4,7 +4,6 @@
 mod access;
 mod adopt;
 mod available;
-mod compute_modes;
 mod control_connection;
 mod daemons;
 mod drains;
@@ -17,5 +16,4 @@ mod kills;
 mod leases;
 mod mode_changes;
 mod multi_user;
-mod queue;
-mod visibility;
+mod shown_log;

@@ -1,13 +1,11 @@
 //! Clients of several users on one server, which runs as root. The rule has `users = "many"`, which
 //! needs a control program with the option `-multiuser-server`.
 
-use std::{fs, os::unix::fs::PermissionsExt};
-
-use gpush_api::{Code, MpsState, MpsUsers};
+use gpush_api::{MpsState, MpsUsers};
 use gpush_tests::{
     agent::Agent,
     host::Host,
-    mps::{Client, becomes, daemon, lease, lease_for, pid_of, reaches, release},
+    mps::{Client, becomes, lease_for, reaches},
 };
 use nix::unistd::geteuid;
 use serde_json::json;
@@ -60,50 +58,4 @@ fn clients_of_two_users_share_one_server_from_driver_555_on() {
     assert!(!seen.findings.iter().any(|finding| finding.contains("waits")), "{:?}", seen.findings);
     assert_eq!(seen.pid, ready.pid, "one daemon for both");
     clients.into_iter().for_each(Client::end);
-}
-
-#[test]
-fn rule_with_several_users_serves_one_before_driver_555() {
-    if skipped() {
-        return;
-    }
-    let host = host("550.163.01");
-    let agent = Agent::start_public(&host, &rule("many"));
-    let ready = reaches(&agent, "0", MpsState::Ready);
-    assert_eq!(ready.wanted.users, MpsUsers::One);
-    let why = "this target serves one user at a time";
-    assert!(ready.findings.iter().any(|finding| finding.contains(why)), "{ready:#?}");
-    let _first = lease_for(&agent, NOBODY, "0", &json!({ "percentage": 10 })).expect("a lease");
-    let refused = lease_for(&agent, OTHER, "0", &json!({ "percentage": 10 })).unwrap_err();
-    assert_eq!(refused.code, Code::Blocked, "{refused:?}");
-}
-
-/// If the setting `users` changes while the daemon is in use, gpushd reports the change, and
-/// applies it only when the daemon is idle.
-#[test]
-fn change_of_users_waits_until_the_daemon_is_idle() {
-    if skipped() {
-        return;
-    }
-    let host = host("555.58.02");
-    let agent = Agent::start_public(&host, &rule("one"));
-    let first = reaches(&agent, "0", MpsState::Ready);
-    let taken = lease(&agent, "0", &json!({})).expect("a lease");
-    agent.reload(rule("many"));
-    let waits = "the new value takes effect when the MPS daemon has no lease and no client";
-    let reported =
-        becomes(&agent, "0", "with a finding", |daemon| daemon.findings.iter().any(|finding| finding.contains(waits)));
-    assert_eq!(reported.pid, first.pid);
-    release(&agent, taken.lease.id);
-    let next = becomes(&agent, "0", "restarted for several users", |daemon| {
-        daemon.state == MpsState::Ready && daemon.findings.iter().any(|finding| finding.contains(SHARED_FAULTS))
-    });
-    assert_ne!(pid_of(&next), pid_of(&first));
-    // A user of the previous pipe directory cannot connect to the new daemon.
-    assert_ne!(daemon(&agent, "0").pipe_directory, first.pipe_directory);
-    let mode = fs::metadata(next.pipe_directory.expect("a directory"))
-        .expect("the pipe directory exists")
-        .permissions()
-        .mode();
-    assert_eq!(mode & 0o007, 0);
 }

@@ -4,8 +4,8 @@ use gpush_api::{AuditRecord, EventKind, GpuProcesses, MpsState, ProcessKind, Unl
 use gpush_tests::{agent::Setup, host::program, mps::reaches};
 
 use super::{
-    END, FAST, HOST, Job, NOBODY, OTHER, RULE, all, done, host_for_all_users, listed, start, start_on, step_event,
-    unleased_and_guest, witness,
+    END, FAST, HOST, Job, NOBODY, OTHER, RULE, all, done, host_for_all_users, listed, start, step_event,
+    unleased_and_guest,
 };
 
 #[test]
@@ -53,46 +53,6 @@ fn unleased_process_is_warned_about_once_and_not_ended() {
         "{warning}"
     );
     assert_eq!((warned.next(), draws.lives()), (None, true));
-}
-
-/// gpushd reports processes of root and processes of users with a lease, but does not end them.
-#[test]
-fn unleased_process_is_ended_only_when_its_user_has_no_lease() {
-    let Some((host, agent)) = start("unleased processes that are ended", END) else { return };
-    let (mut theirs, mut guest) = unleased_and_guest(&host, &agent);
-    // A process of root computes without MPS. gpushd reports it, but does not end it.
-    let root = host.process("--gpu 0 --kind compute");
-    let left = agent.until("the action on root's process is reported", || listed(&agent, root)?.unleased_action);
-    assert_eq!(left, "not ended: gpushd never ends processes of root");
-    assert_eq!(done(&agent, theirs.pid().cast_unsigned()), "not ended: its user holds a lease");
-    let mut renewed = Job::start(std::process::Command::new("/bin/sleep").arg("1000").env("GPUSH_LEASE", "s1"), NOBODY);
-    renewed = renewed.on(&host, "--gpu 0 --kind mps");
-    assert_eq!(done(&agent, renewed.pid()), "not ended: its user holds a lease");
-    witness(&host, &agent, "--gpu 0 --kind compute");
-    agent.wait_for_log("asked to end");
-    assert!(guest.lives() && guest.printed().is_empty() && theirs.lives() && renewed.lives());
-    assert!(std::path::Path::new(&format!("/proc/{root}")).exists());
-}
-
-/// The daemon still runs, but its rule does not have mode `mps` any more.
-#[test]
-fn gpu_with_another_desired_mode_has_no_unleased_processes() {
-    for mode in ["exclusive", "timeslice"] {
-        let config = format!("{END}{FAST}{RULE}{}", RULE.replace("\"0\"", "\"1\""));
-        let two = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
-        let Some((host, agent)) = start_on("unleased processes after a change of mode", two, &config) else { return };
-        reaches(&agent, "1", MpsState::Ready);
-        agent.reload(config.replacen(
-            "mode = \"mps\"\nmps = { compute_mode = \"keep\" }",
-            &format!("mode = \"{mode}\""),
-            1,
-        ));
-        let mut job = Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
-        job = job.on(&host, "--gpu 0 --kind compute");
-        witness(&host, &agent, "--gpu 1 --kind compute");
-        assert!(job.lives(), "{mode}");
-        assert_eq!(listed(&agent, job.pid()).expect("the process is listed").unleased, None, "{mode}");
-    }
 }
 
 #[test]

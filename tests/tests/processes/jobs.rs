@@ -1,13 +1,10 @@
 //! Jobs of users with a lease. The jobs start in different ways, and change their environments.
 
-use std::{
-    io::Write,
-    process::{Command, Stdio},
-};
+use std::process::{Command, Stdio};
 
 use gpush_tests::mps::{Client, becomes, lease_for};
 
-use super::{END, Job, NOBODY, done, lease_of, lease_shown, listed, start, witness};
+use super::{END, Job, NOBODY, done, lease_of, listed, start, witness};
 
 const PLACE: &str = "--gpu 0 --kind mps";
 
@@ -36,52 +33,6 @@ fn job_with_an_empty_environment_is_shown_and_not_ended() {
     }
     witness(&host, &agent, "--gpu 0 --kind compute");
     assert!(job.lives());
-}
-
-#[test]
-fn lease_is_found_anywhere_in_the_environment_and_remembered() {
-    let Some((host, agent)) = start("jobs that hide their share", END) else { return };
-    let share = lease_of(NOBODY, &agent).lease.id.to_string();
-    // In the environment, `GPUSH_LEASE` comes after 300 KiB of other variables.
-    let mut command = Command::new("/bin/sleep");
-    command.arg("1000").env("GPUSH_LEASE", &share);
-    for name in ["A1", "A2", "A3"] {
-        command.env(name, "x".repeat(100 << 10));
-    }
-    let mut long = Job::start(&mut command, NOBODY).on(&host, PLACE);
-    assert_eq!(lease_shown(&agent, long.pid()).as_deref(), Some(share.as_str()));
-
-    // gpushd first sees the process with `GPUSH_LEASE`. Then the process executes a program without
-    // this variable.
-    let script = "read line; exec /usr/bin/env -i A=b /bin/sleep 1000";
-    let mut command = Command::new("/bin/sh");
-    command.args(["-c", script]).env("GPUSH_LEASE", &share);
-    let mut changed = Job::start(&mut command, NOBODY).on(&host, PLACE);
-    assert_eq!(lease_shown(&agent, changed.pid()).as_deref(), Some(share.as_str()));
-    changed.0.stdin.take().expect("piped").write_all(b"go\n").expect("the job reads its input");
-    agent.until("the process runs the other program", || {
-        std::fs::read(format!("/proc/{}/environ", changed.pid())).is_ok_and(|now| now == b"A=b\0").then_some(())
-    });
-    assert_eq!(lease_shown(&agent, changed.pid()).as_deref(), Some(share.as_str()));
-
-    // Only the parent process has `GPUSH_LEASE`.
-    let script = "/usr/bin/env -i A=b /bin/sleep 1000 & echo $!; wait";
-    let mut command = Command::new("/bin/sh");
-    command.args(["-c", script]).stdout(Stdio::piped()).env("GPUSH_LEASE", &share);
-    let mut parent = Job::start(&mut command, NOBODY);
-    let mut line = String::new();
-    let out = parent.0.stdout.take().expect("piped");
-    std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).expect("a pid");
-    let child: u32 = line.trim().parse().expect("a pid");
-    agent.until("the child runs the program", || {
-        std::fs::read(format!("/proc/{child}/environ")).is_ok_and(|now| now == b"A=b\0").then_some(())
-    });
-    host.sim("process", &["add", "--gpu", "0", "--kind", "mps", "--pid", &child.to_string()]);
-    assert_eq!(lease_shown(&agent, child).as_deref(), Some(share.as_str()));
-
-    witness(&host, &agent, "--gpu 0 --kind compute");
-    assert!(long.lives() && changed.lives() && parent.lives());
-    assert!(gpush_tests::mps::signal(child.cast_signed(), nix::sys::signal::Signal::SIGKILL));
 }
 
 /// Fault: `mps show` said that a client runs without a lease, and `process list` named a lease of this client.

@@ -8,13 +8,11 @@
 //! | `unseen` | unreadable GPUs, and a lost database |
 //! | `long` | processes with command lines of any length |
 //! | `jobs` | jobs of users who hold a lease |
-//! | `allowed` | processes that the config allows, from the start or after a change |
 //! | `tenants` | processes of earlier holders on a device that another user has leased exclusively |
 //!
 //! A test may have to show that gpushd does not end a process. It then starts another unleased
 //! process, the witness. When gpushd has ended the witness, it has also checked the first process.
 
-mod allowed;
 mod ends;
 mod jobs;
 mod long;
@@ -103,11 +101,6 @@ fn all(agent: &Agent) -> GpuProcesses {
 
 fn listed(agent: &Agent, pid: u32) -> Option<GpuProcess> {
     all(agent).processes.into_iter().find(|one| one.process.pid == Some(pid))
-}
-
-/// Waits until gpushd lists a process. Returns the id of the lease to which it belongs.
-fn lease_shown(agent: &Agent, pid: u32) -> Option<String> {
-    agent.until("the process is listed", || listed(agent, pid)).lease
 }
 
 /// Waits until gpushd reports what it did about a process. Returns this action.

@@ -8,41 +8,7 @@ use gpush_tests::{
 };
 use serde_json::json;
 
-use super::{END, FAST, HOST, Job, NOBODY, OTHER, RULE, done, lease_of, listed, start, start_on, step_event, witness};
-
-const TWO: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
-
-#[test]
-fn no_unleased_process_is_ended_on_an_unreadable_gpu() {
-    let config = format!("[driver]\nread_ms = 1000\n{END}{FAST}{}", RULE.replace("\"0\"", "\"0-1\""));
-    let Some((host, agent)) = start_on("unleased processes on a GPU that can't be read", TWO, &config) else { return };
-    reaches(&agent, "1", MpsState::Ready);
-    host.fault("nvmlDeviceGetMemoryInfo --gpu 0 --rc UNKNOWN");
-    agent.until("the GPU is unknown", || (agent.gpu(0).state == GpuState::Unknown).then_some(()));
-    // The next reading would list the process, but the reading fails.
-    let mut job = Job::start(std::process::Command::new("/bin/sleep").arg("1000"), NOBODY);
-    job = job.on(&host, "--gpu 0 --kind compute");
-    witness(&host, &agent, "--gpu 1 --kind compute");
-    assert!(job.lives());
-    host.clear_faults();
-    // When gpushd can read the GPU again, it finds the unleased process.
-    agent.until("the process is ended", || (!job.lives()).then_some(()));
-}
-
-#[test]
-fn no_process_is_unleased_in_maintenance() {
-    let Some((host, agent)) =
-        start("unleased processes in maintenance", "[processes]\nunleased = \"end\"\ngrace_s = 3600\n")
-    else {
-        return;
-    };
-    let mut deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
-    assert!(done(&agent, deaf.pid()).starts_with("asked to end"));
-    assert_eq!(agent.post("/v1/maintenance/enter", &json!({ "reason": "x" })).status, 200);
-    let seen = listed(&agent, deaf.pid()).expect("the process is still listed");
-    assert_eq!((seen.unleased, seen.unleased_action), (None, None));
-    assert!(deaf.lives());
-}
+use super::{END, FAST, HOST, Job, NOBODY, OTHER, RULE, lease_of, listed, start_on, step_event};
 
 /// If the database is lost, gpushd does not know which leases it granted before the loss.
 #[test]

@@ -60,35 +60,6 @@ fn done(agent: &Agent) -> Operation {
 }
 
 #[test]
-fn operation_ends_when_level_and_compute_mode_are_set() {
-    let host = Host::up(HOPPER);
-    let agent = Agent::start(&host, &rule(TURNS));
-    agent.await_that("the level is set", || turns(&host) == is("long", 3));
-    for how in [MPS, TURNS, MIG, TURNS, MPS, MIG, MPS, TURNS] {
-        agent.reload(rule(how));
-        let operation = done(&agent);
-        // Check immediately: after the end of the operation, nothing may change.
-        assert!(stands(&host, how), "{how}: {:?} {:?}\n{}", turns(&host), real_layout(&host, 0), agent.log());
-        assert_eq!(operation.plans[0].sets_timeslice(), how == TURNS, "{how}");
-        assert_eq!(operation.notes, [] as [String; 0], "{how}");
-        assert_eq!(agent.gpu(0).drift, [] as [String; 0], "{how}");
-    }
-}
-
-#[test]
-fn failed_level_is_reported_and_rolls_nothing_back() {
-    let host = Host::up(HOPPER);
-    let agent = Agent::start(&host, &rule(MIG));
-    agent.until("the layout stands", || (real_layout(&host, 0).len() == 2).then_some(()));
-    let _begun = agent.settle();
-    host.fault("compute-policy-set --rc UNKNOWN");
-    agent.reload(rule(TURNS));
-    let operation = done(&agent);
-    assert!(operation.notes.iter().any(|note| note.contains("level")), "{operation:#?}\n{}", agent.log());
-    assert_eq!((real_layout(&host, 0), turns(&host)), (vec!["MIG off".to_owned()], is("default", 3)));
-}
-
-#[test]
 fn killed_mode_change_is_finished_by_next_gpushd() {
     let host = Host::up(HOPPER);
     let mut agent = Agent::start(&host, &rule(TURNS));

@@ -8,7 +8,7 @@ use std::{
     sync::{Arc, Condvar, MutexGuard},
 };
 
-use gpush_api::{ComputeInstance, Driver, Gpu, GpuInstance, Process, ProcessKind};
+use gpush_api::{ComputeInstance, ComputeMode, Driver, Gpu, GpuInstance, Process, ProcessKind};
 use gpush_locked::Locked;
 use gpush_nvml::{
     DriverError, ErrorKind, Identity, Listed, ModeChange, Reading, ReadingPart, ScriptedDriver, Unread,
@@ -208,10 +208,16 @@ impl ScriptedGpus {
 
     /// Starts a computation of this process on the first MIG device of a GPU, or on a GPU without MIG.
     pub(super) fn use_first_device(&self, gpu: usize, pid: u32) {
+        self.use_as(gpu, pid, ProcessKind::Compute);
+    }
+
+    /// Starts a use of this kind by this process on the first MIG device of a GPU, or on a GPU without MIG.
+    pub(super) fn use_as(&self, gpu: usize, pid: u32, kind: ProcessKind) {
+        let process = Process { kind, ..computation(pid) };
         self.alter(gpu, |reading| {
             match reading.mig.as_mut().filter(|mig| mig.enabled).and_then(|mig| mig.instances.first_mut()) {
-                Some(instance) => instance.compute[0].processes.push(computation(pid)),
-                None => reading.processes.push(computation(pid)),
+                Some(instance) => instance.compute[0].processes.push(process),
+                None => reading.processes.push(process),
             }
         });
     }
@@ -219,6 +225,21 @@ impl ScriptedGpus {
     /// Starts a computation of this process on the MIG device that starts at a memory slice.
     pub(super) fn use_device_at(&self, gpu: usize, start: u8, pid: u32) {
         self.alter(gpu, |reading| instance_at(reading, start).compute[0].processes.push(computation(pid)));
+    }
+
+    /// Returns the compute mode of a GPU.
+    pub(super) fn compute_mode(&self, gpu: usize) -> Option<ComputeMode> {
+        self.lock().gpus[gpu].compute_mode
+    }
+
+    /// Ends the use of a GPU by a process.
+    pub(super) fn end_process(&self, gpu: usize, pid: u32) {
+        let mut script = self.lock();
+        let reading = &mut script.gpus[gpu];
+        reading.processes.retain(|process| process.pid != Some(pid));
+        let instances = reading.mig.iter_mut().flat_map(|mig| &mut mig.instances);
+        let all = instances.flat_map(|instance| &mut instance.compute);
+        all.for_each(|compute| compute.processes.retain(|process| process.pid != Some(pid)));
     }
 
     /// Ends all computations on a GPU.
@@ -401,7 +422,7 @@ fn reading(gpu: &Gpu) -> Reading {
         },
         memory: gpu.memory,
         mig: gpu.mig.clone(),
-        compute_mode: Some(gpush_api::ComputeMode::Default),
+        compute_mode: Some(ComputeMode::Default),
         nvlink: None,
         sensors: gpu.sensors,
         processes: Vec::new(),

@@ -19,10 +19,11 @@ use gpush_host::{
     users::{Lookups, NameService},
 };
 use gpush_locked::Locked;
+use gpush_mps::daemon::Launcher;
 use gpush_nvml::Options;
 use tokio_util::sync::CancellationToken;
 
-use super::{InProcess, PATIENCE, gpus::ScriptedGpus};
+use super::{InProcess, PATIENCE, daemons::ScriptedMps, gpus::ScriptedGpus, smi::ScriptedSmi};
 use crate::{
     leases,
     lifecycle::{
@@ -32,7 +33,9 @@ use crate::{
         stored_state::{self, StoredState},
         take_over::take_over,
     },
+    modes::{mps, shared_gpus, timeslice},
     operations::overrides,
+    processes::Unleased,
     reconcile::{reload::Reload, startup},
     serve::http,
     system::{
@@ -46,6 +49,10 @@ use crate::{
 /// A host. It survives its gpushd.
 pub(super) struct ScriptedHost {
     pub(super) gpus: Arc<ScriptedGpus>,
+    pub(super) daemons: Arc<ScriptedMps>,
+    pub(super) smi: Arc<ScriptedSmi>,
+    /// Interval at which gpushd reads the time-slice levels.
+    pub(super) level_interval: Locked<Duration>,
     /// The boot id; `None` if it cannot be read.
     boot: Locked<Option<String>>,
     boots: AtomicU32,
@@ -70,11 +77,22 @@ impl ScriptedHost {
     pub(super) fn with(gpus: &[Gpu]) -> Arc<Self> {
         let host = Self {
             gpus: ScriptedGpus::new(gpus),
+            daemons: ScriptedMps::new(),
+            smi: ScriptedSmi::new(gpus.iter().map(|gpu| gpu.uuid.clone())),
+            level_interval: Locked::new(timeslice::INTERVAL),
             boot: Locked::new(Some("boot-0".to_owned())),
             boots: AtomicU32::new(0),
             directory: tempfile::tempdir().expect("a directory"),
         };
         host.create_state_directory();
+        let programs = host.path("programs");
+        std::fs::create_dir(&programs).expect("a directory");
+        for name in ["nvidia-cuda-mps-control", "nvidia-cuda-mps-server"] {
+            std::os::unix::fs::symlink("/bin/true", programs.join(name)).expect("a link");
+        }
+        // As in the directory of a real gpushd. It separates the leases of programs in concurrent tests.
+        let mps = host.path("mps");
+        std::fs::create_dir(&mps).and_then(|()| std::fs::write(mps.join("agent.lock"), "")).expect("a directory");
         Arc::new(host)
     }
 
@@ -112,6 +130,17 @@ impl ScriptedHost {
         *self.boot.lock() = None;
     }
 
+    /// Runs a gpushd with this config until the end of `test`. gpushd then ends as if it was killed: what it has not
+    /// recorded is lost.
+    pub(super) fn run_until(self: &Arc<Self>, config: &str, test: impl AsyncFnOnce(&InProcess)) {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.expect("threads for the test").block_on(async {
+            let running = self.start(config).await;
+            test(&running).await;
+            running.kill();
+        });
+    }
+
     /// Starts gpushd with this config. It does not apply layouts by itself.
     pub(super) async fn start(self: &Arc<Self>, config: &str) -> InProcess {
         self.start_with(config, false).await
@@ -128,12 +157,12 @@ impl ScriptedHost {
         let runtime = runtime.expect("threads for gpushd");
         let host = Arc::clone(self);
         let started = runtime.spawn(async move { host.run(layouts).await });
-        let (router, stopping, tasks) = started.await.expect("gpushd starts");
+        let (router, unleased, stopping, tasks) = started.await.expect("gpushd starts");
         let gpus = Arc::clone(&self.gpus);
-        InProcess { runtime: Some(runtime), router, gpus, stopping, tasks, host: Arc::clone(self) }
+        InProcess { runtime: Some(runtime), router, gpus, unleased, stopping, tasks, host: Arc::clone(self) }
     }
 
-    async fn run(&self, layouts: bool) -> (Router, CancellationToken, Tasks) {
+    async fn run(&self, layouts: bool) -> (Router, Unleased, CancellationToken, Tasks) {
         let copy = self.path("config.last-valid.toml");
         let settings = Settings::load_as_service(&self.path("config.toml"), true, Trust::Logged, &copy, false);
         let users = self.users();
@@ -143,22 +172,25 @@ impl ScriptedHost {
             boot: boot.ok_or_else(|| ApiError::new(Code::Internal, "cannot read the boot id")),
             host_root: self.directory.path().to_owned(),
             host_services: Arc::new(HostServices {
-                helpers: Helpers::new(&self.state_directory()),
+                helpers: Helpers::new(&self.state_directory()).with_script(Arc::clone(&self.smi) as Arc<_>),
                 proc: "/proc".into(),
-                nvidia_smi: None,
+                nvidia_smi: Some("/bin/true".into()),
+                level_interval: *self.level_interval.lock(),
                 driverless: Default::default(),
                 services: Default::default(),
                 not_started: Default::default(),
             }),
             users,
             mps_dir: self.path("mps"),
-            mps_programs: None,
+            mps_launcher: Launcher::scripted(Arc::clone(&self.daemons) as Arc<_>),
+            mps_programs: Some(self.path("programs")),
         };
         let mut options = Options::scripted(Arc::clone(&self.gpus) as Arc<_>);
         set_deadlines(&mut options, &settings.config());
         let parts = compose(settings, environment, remembered, options);
         let running = (
             http::router(parts.handles.clone()),
+            parts.handles.unleased.clone(),
             parts.engine.context.stopping.clone(),
             parts.engine.context.tasks.clone(),
         );
@@ -207,11 +239,18 @@ impl ScriptedHost {
     }
 }
 
-/// Starts the tasks that requests need, and the task that applies layouts if `layouts` is true. Does not start the
-/// reconcilers of MPS daemons, compute modes and time-slice levels.
+impl Drop for ScriptedHost {
+    fn drop(&mut self) {
+        self.daemons.end(&self.path("mps"));
+    }
+}
+
+/// Starts the tasks that requests need, the reconcilers of MPS daemons, compute modes and time-slice levels, and the task
+/// that applies layouts if `layouts` is true.
 async fn serve(parts: Parts, layouts: bool) {
     let Parts { engine, handles, recovery, unfinished, superseded, boot_id, startup, due, reload, mut inbox, .. } =
         parts;
+    let (levels, shared_gpus) = (parts.timeslice, parts.shared_gpus);
     let changed = take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;
     startup.startup.mark_changed(changed.into_iter());
     drop((leases::spawn(&handles.leases), engine.scheduler.spawn()));
@@ -219,6 +258,26 @@ async fn serve(parts: Parts, layouts: bool) {
         let (state, store, stopping) =
             (handles.context.state.clone(), handles.context.store.clone(), engine.context.stopping.clone());
         move || overrides::expire(state.clone(), store.clone(), stopping.clone())
+    }));
+    let (tasks, mps) = (&engine.context.tasks, &handles.mps);
+    drop(tasks.spawn(TaskName::MpsReconciler, {
+        let mps = mps.clone();
+        move || mps::run(mps.clone())
+    }));
+    drop(tasks.spawn(TaskName::TimesliceReconciler, {
+        let mps = mps.clone();
+        move || {
+            let mps = mps.clone();
+            timeslice::run(levels.clone(), move |uuid: &str| mps.has(uuid))
+        }
+    }));
+    drop(tasks.spawn(TaskName::ComputeModes, {
+        let (mps, stopping) = (mps.clone(), engine.context.stopping.clone());
+        move || {
+            let mps = mps.clone();
+            let needs = move |uuid: &str| mps.needs_compute_mode(uuid);
+            shared_gpus::run(shared_gpus.clone(), needs, stopping.clone())
+        }
     }));
     if layouts {
         drop(engine.context.tasks.spawn(TaskName::StartupLayouts, move || startup::run(startup.clone(), due.clone())));

@@ -1,5 +1,5 @@
 //! gpushd inside a unit test: all its handles, its store and its tasks, but no socket, no worker process and no simulator.
-//! The driver is scripted. Requests go through the router, as from a client.
+//! The driver, the MPS daemons and `nvidia-smi` are scripted. Requests go through the router, as from a client.
 //!
 //! These tests are for policies: what gpushd refuses, which steps it executes and in which order, what it does when a step
 //! fails, and what it records. Tests of programs, permissions and crashes are in `tests/`.
@@ -31,6 +31,12 @@
 //! | `leases`, `lease_requests` | grants, quotas, failed grants |
 //! | `lease_queue` | requests that wait for a lease |
 //! | `dynamic` | devices that are created for leases |
+//! | `daemons` | the scripted MPS daemons |
+//! | `smi` | the scripted `nvidia-smi compute-policy` |
+//! | `programs` | processes of users |
+//! | `mps` | leases of MPS targets, actions on daemons, faults of daemons, changes of mode |
+//! | `timeslice` | levels and compute modes of time-sliced GPUs |
+//! | `unleased` | processes without a lease |
 
 mod access;
 mod apply;
@@ -38,6 +44,7 @@ mod call_rules;
 mod calls;
 mod conditions;
 mod crashes;
+mod daemons;
 mod dynamic;
 mod events;
 mod gpus;
@@ -48,16 +55,21 @@ mod lease_queue;
 mod lease_requests;
 mod leases;
 mod listener;
+mod mps;
 mod override_ends;
 mod overrides;
 mod partly_back;
 mod plans;
+mod programs;
 mod queue;
 mod recovery;
 mod refusals;
 mod requests;
 mod rollback;
+mod smi;
 mod startup;
+mod timeslice;
+mod unleased;
 
 use std::{sync::Arc, time::Duration};
 
@@ -68,7 +80,7 @@ use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
 use self::{gpus::ScriptedGpus, host::ScriptedHost};
-use crate::system::tasks::Tasks;
+use crate::{processes::Unleased, system::tasks::Tasks};
 
 /// Time limit for every wait in a test. It is long, because the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -79,6 +91,7 @@ struct InProcess {
     runtime: Option<Runtime>,
     router: Router,
     gpus: Arc<ScriptedGpus>,
+    unleased: Unleased,
     stopping: CancellationToken,
     tasks: Tasks,
     host: Arc<ScriptedHost>,
@@ -167,6 +180,7 @@ impl Drop for InProcess {
         self.stopping.cancel();
         // Otherwise a held call would block its thread forever.
         self.gpus.end_calls();
+        self.host.smi.release();
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }

@@ -163,10 +163,10 @@ struct DaemonHandle {
 impl Mps {
     /// Creates the handle. `base` contains the directories of the daemons. `programs` is the directory of NVIDIA's
     /// programs, used if the config does not set their paths.
-    pub(crate) fn new(base: PathBuf, programs: Option<PathBuf>, handles: Handles) -> Self {
+    pub(crate) fn new(base: PathBuf, programs: Option<PathBuf>, launcher: Launcher, handles: Handles) -> Self {
         Self(Arc::new(Inner {
             handles,
-            launcher: Launcher::of(&base),
+            launcher,
             base,
             programs,
             daemons: Locked::default(),

@@ -66,6 +66,7 @@ use crate::{
 pub(crate) use self::{
     plan_steps::{apply_and_read_back, gpus_to_release, plan},
     reconciler::run,
+    schedule::INTERVAL,
 };
 
 /// Keeps the settings of time-sliced GPUs. A handle, cheap to clone.

@@ -100,7 +100,7 @@ async fn apply_now(timeslice: &Timeslice, round: &mut LevelRound, uuids: &[Strin
     let mut aims = target::targets(timeslice, round, &timeslice.state.config(), &gpus, &|_| false);
     aims.retain(|aim| uuids.contains(&aim.gpu.uuid));
     let are_seen = uuids.iter().all(|uuid| aims.iter().any(|aim| aim.gpu.uuid == *uuid));
-    let mut pace = Schedule::default();
+    let mut pace = Schedule::new(timeslice.host_services.level_interval);
     modes::reconcile_owned(timeslice, &mut pace, &aims).await;
     // Leave out GPUs on which there is neither a level to set nor one to remove.
     aims.retain(|aim| aim.policy.is_some() || timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());

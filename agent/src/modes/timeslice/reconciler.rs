@@ -1,7 +1,7 @@
 //! Checks time-sliced GPUs after a change of the config, the driver or a GPU, and every minute while there are such
 //! GPUs.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use gpush_api::Mode;
 use tokio::time::sleep_until;
@@ -22,7 +22,7 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
     let tend = async {
         smi::adopt(timeslice).await;
         let mut status = timeslice.hardware.watch();
-        let mut tending = Reconciler::default();
+        let mut tending = Reconciler::new(timeslice.host_services.level_interval);
         let mut snapshots = timeslice.state.watch();
         let mut wake = timeslice.wake.subscribe();
         loop {
@@ -71,7 +71,7 @@ impl LastCheck {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Reconciler {
     pace: Schedule,
     last: LastCheck,
@@ -79,14 +79,18 @@ struct Reconciler {
 }
 
 impl Reconciler {
+    fn new(interval: Duration) -> Self {
+        Self { pace: Schedule::new(interval), last: LastCheck::default(), modes: ModeTasks::default() }
+    }
+
     /// Waits until gpushd must check the compute mode of a GPU again.
     async fn mode_ended(&mut self, timeslice: &Timeslice) {
         while !self.modes.ended(timeslice, &mut self.pace).await {}
     }
 
     /// Forgets the results of past attempts. Running attempts continue.
-    fn reset(&mut self) {
-        (self.pace, self.last) = (Schedule::default(), LastCheck::default());
+    fn reset(&mut self, interval: Duration) {
+        (self.pace, self.last) = (Schedule::new(interval), LastCheck::default());
         self.modes.outdate();
     }
 
@@ -99,12 +103,12 @@ impl Reconciler {
             round.retain(|_| false);
             timeslice.state.report_levels(round);
             timeslice.forget_troubles();
-            self.reset();
+            self.reset(timeslice.host_services.level_interval);
             return;
         }
         if timeslice.take_restart_request() {
             // Read the levels of all GPUs again, even if the driver reported no levels for a GPU.
-            self.reset();
+            self.reset(timeslice.host_services.level_interval);
         }
         self.pace.set_periodic(true);
         if timeslice.state.maintenance().is_some() {

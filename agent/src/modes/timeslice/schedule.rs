@@ -15,14 +15,16 @@ use super::TroubleSubject;
 use crate::system::backoff::backoff;
 
 /// Interval at which gpushd reads the levels, and so calls `nvidia-smi`, if nothing changes.
-const INTERVAL: Duration = Duration::from_secs(60);
+pub(crate) const INTERVAL: Duration = Duration::from_secs(60);
 
 /// Longest pause after several failures.
 const LONGEST: Duration = Duration::from_secs(16 * 60);
 
 /// When gpushd last read the levels, and which attempts have failed.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Schedule {
+    /// Interval at which gpushd reads the levels if nothing changes. Usually [`INTERVAL`].
+    interval: Duration,
     read_at: Option<Instant>,
     failed: BTreeMap<TroubleSubject, (ExponentialBackoff, Instant)>,
     /// Whether there are GPUs that gpushd must check periodically.
@@ -30,10 +32,14 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
+    pub(super) fn new(interval: Duration) -> Self {
+        Self { interval, read_at: None, failed: BTreeMap::new(), goes_on: false }
+    }
+
     /// Returns whether gpushd must read the levels now, because something is `new`, or the last
     /// reading is old and there are levels to keep. If so, stores the time of this reading.
     pub(super) fn is_due(&mut self, new: bool, some_to_keep: bool) -> bool {
-        let waited = self.read_at.is_none_or(|at| at.elapsed() >= INTERVAL);
+        let waited = self.read_at.is_none_or(|at| at.elapsed() >= self.interval);
         let due = new || some_to_keep && waited && self.may_try(&TroubleSubject::Program);
         if due {
             self.read_at = Some(Instant::now());
@@ -63,7 +69,7 @@ impl Schedule {
 
     /// Returns the time of the next periodic check.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.goes_on.then(|| Instant::now() + INTERVAL)
+        self.goes_on.then(|| Instant::now() + self.interval)
     }
 }
 
@@ -73,7 +79,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn levels_are_read_each_minute_and_less_after_failures() {
-        let mut pace = Schedule::default();
+        let mut pace = Schedule::new(INTERVAL);
         assert_eq!(pace.next(), None);
         pace.set_periodic(true);
         assert!(pace.next().is_some());

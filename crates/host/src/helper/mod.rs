@@ -31,12 +31,17 @@
 //! | `launch` | starts keepers |
 //! | `keeper` | the keeper's program |
 //! | `trust` | which programs may run |
+//! | `scripted` | programs in a script, for tests |
 
 pub mod keeper;
 mod launch;
 mod run_dir;
+#[cfg(any(test, feature = "scripted"))]
+pub mod scripted;
 pub mod trust;
 
+#[cfg(any(test, feature = "scripted"))]
+use std::sync::Arc;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -88,13 +93,28 @@ pub struct Helpers {
     /// The directory with one subdirectory for each run.
     dir: PathBuf,
     launcher: Launcher,
+    /// For tests: what the programs do.
+    #[cfg(any(test, feature = "scripted"))]
+    script: Option<Arc<dyn scripted::ScriptedPrograms>>,
 }
 
 impl Helpers {
     /// Creates a handle whose runs are stored below this state directory.
     pub fn new(state_dir: &Path) -> Self {
         let dir = std::path::absolute(state_dir).unwrap_or_else(|_| state_dir.to_owned()).join("helper");
-        Self { dir, launcher: Launcher::of_this_host() }
+        Self {
+            dir,
+            launcher: Launcher::of_this_host(),
+            #[cfg(any(test, feature = "scripted"))]
+            script: None,
+        }
+    }
+
+    /// Sets the script that replaces all programs.
+    #[cfg(any(test, feature = "scripted"))]
+    #[must_use]
+    pub fn with_script(self, script: Arc<dyn scripted::ScriptedPrograms>) -> Self {
+        Self { script: Some(script), ..self }
     }
 
     /// Runs a program and waits for its end. If the caller stops waiting, the program continues until its end or its
@@ -104,6 +124,11 @@ impl Helpers {
     /// The program was not started.
     pub async fn run(&self, job: Job) -> Result<Ended, ApiError> {
         let program = Self::may_run(&job.program)?;
+        #[cfg(any(test, feature = "scripted"))]
+        if let Some(script) = self.script.clone() {
+            let ended = crate::subtask::blocking(move || script.run(&job)).await;
+            return Ok(ended.unwrap_or(Ended { end: End::Lost, output: String::new() }));
+        }
         let spec = Spec {
             program,
             name: job.program.clone(),

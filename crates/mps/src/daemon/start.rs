@@ -192,7 +192,10 @@ impl SupervisorTask {
 
     /// Returns a control connection to the daemon with this spec.
     fn control_of(&self, spec: &Spec, pid: i32) -> Arc<Control> {
-        Arc::new(Control::of(&self.dir.pipe(spec.tenure)).with_expected_pid(pid).with_front(&spec.name))
+        let control = Control::of(&self.dir.pipe(spec.tenure)).with_expected_pid(pid).with_front(&spec.name);
+        #[cfg(any(test, feature = "scripted"))]
+        let control = control.with_script(self.launcher.script());
+        Arc::new(control)
     }
 
     fn record_start_error(&mut self, error: StartError) -> SupervisorEvent {

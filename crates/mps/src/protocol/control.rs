@@ -9,6 +9,8 @@
 //!                                 └─ absent, silent: reported
 //! ```
 
+#[cfg(any(test, feature = "scripted"))]
+use std::sync::Arc;
 use std::{
     path::{Path, PathBuf},
     sync::OnceLock,
@@ -19,6 +21,8 @@ use gpush_api::{MemoryLimit, MpsServerState, Percentage, Priority};
 use thiserror::Error;
 use tokio::{sync::Mutex, time::Instant};
 
+#[cfg(any(test, feature = "scripted"))]
+use super::scripted::{self, ScriptedDaemons};
 use super::{
     command::{Command, Pid},
     front,
@@ -86,6 +90,9 @@ pub struct Control {
     /// reason.
     foreign: OnceLock<String>,
     turn: Mutex<()>,
+    /// For tests: answers in place of the daemon.
+    #[cfg(any(test, feature = "scripted"))]
+    script: Option<Arc<dyn ScriptedDaemons>>,
 }
 
 /// How gpushd communicates with a daemon.
@@ -107,6 +114,8 @@ impl Control {
             front: None,
             foreign: OnceLock::new(),
             turn: Mutex::new(()),
+            #[cfg(any(test, feature = "scripted"))]
+            script: None,
         }
     }
 
@@ -120,6 +129,13 @@ impl Control {
     #[must_use]
     pub fn with_expected_pid(self, pid: Pid) -> Self {
         Self { only: Some(pid), ..self }
+    }
+
+    /// Sets the script that answers in place of the daemon.
+    #[cfg(any(test, feature = "scripted"))]
+    #[must_use]
+    pub fn with_script(self, script: Option<Arc<dyn ScriptedDaemons>>) -> Self {
+        Self { script, ..self }
     }
 
     /// Returns the pipe directory.
@@ -164,6 +180,10 @@ impl Control {
     /// Makes one attempt. Uses the front-end if an earlier attempt showed that the daemon's
     /// protocol is unknown.
     async fn ask(&self, command: &Command, line: &str, deadline: Duration) -> Result<Answer, SessionError> {
+        #[cfg(any(test, feature = "scripted"))]
+        if let Some(script) = &self.script {
+            return scripted::ask(&**script, self.only.unwrap_or_default(), &self.directory, command);
+        }
         let until = Instant::now() + deadline;
         if self.foreign.get().is_none() {
             match session::ask_only(self.only, &self.directory.join("control_privileged"), line, deadline).await {

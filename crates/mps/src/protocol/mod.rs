@@ -20,6 +20,8 @@ pub mod control;
 pub mod front;
 pub mod holder;
 pub mod lock;
+#[cfg(any(test, feature = "scripted"))]
+pub mod scripted;
 pub mod server;
 pub mod session;
 mod sockets;

@@ -1,7 +1,7 @@
 //! Daemons that do not answer, and processes that keep a daemon from answering.
 
 use std::{
-    io::{BufRead, BufReader, Write},
+    io::Write,
     path::Path,
     process::{Child, ChildStdin, Command, Stdio},
     time::Instant,
@@ -11,7 +11,7 @@ use gpush_api::{Code, MpsState};
 use gpush_tests::{
     agent::PATIENCE,
     host::Host,
-    mps::{Served, act, becomes, clear_faults, daemon, fault, real_programs, signal},
+    mps::{Served, act, clear_faults, daemon, fault, real_programs, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -22,12 +22,10 @@ use super::{reported_as, serves};
 #[test]
 fn hung_daemon_is_replaced_after_its_last_client_ended() {
     for (kind, words) in [
-        ("silent-hello", "sends no greeting"),
         ("hung-daemon", "sends no greeting"),
         // With this fault, the daemon hangs at the first command, and does not greet the next
         // connection.
         ("unread-pipe", "does not respond"),
-        ("empty-reply", "answered"),
     ] {
         let served = Served::up();
         let mut client = served.client();
@@ -47,17 +45,6 @@ fn hung_daemon_is_replaced_after_its_last_client_ended() {
         clear_faults(&served.host);
         served.another();
     }
-}
-
-#[test]
-fn hung_daemon_with_clients_is_restarted_when_configured() {
-    let config = Served::CONFIG.replace("health_s = 1", "health_s = 1\nrestart_hung_with_clients = true");
-    let served = Served::of(Host::up(Served::HOST), "0", &config, None);
-    let client = served.client();
-    fault(&served.host, "silent-hello");
-    assert_eq!(client.says(), "lost");
-    clear_faults(&served.host);
-    served.another();
 }
 
 #[test]
@@ -109,26 +96,6 @@ fn holds_the_control_connection(front: &Path, served: &Served) -> (Child, ChildS
     panic!("the front-end never got the control connection:\n{}", served.agent.log());
 }
 
-/// Starts the simulated front-end, sends a line to it, and waits for the answer.
-fn at_a_prompt(front: &Path, pipe: &Path, typed: &str) -> (Child, ChildStdin) {
-    loop {
-        let mut command = Command::new(front);
-        command.env("CUDA_MPS_PIPE_DIRECTORY", pipe).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut prompt = command.spawn().expect("a front-end");
-        let mut input = prompt.stdin.take().expect("piped");
-        let typed = input.write_all(format!("{typed}\n").as_bytes());
-        let mut answer = String::new();
-        let read = BufReader::new(prompt.stdout.take().expect("piped")).read_line(&mut answer);
-        if typed.is_ok() && read.is_ok() && !answer.trim().is_empty() {
-            return (prompt, input);
-        }
-        // gpushd held the control connection when the front-end started, so the front-end printed
-        // nothing. Try again.
-        drop(input);
-        prompt.wait().expect("the front-end ends");
-    }
-}
-
 /// A front-end waits for input and holds the control connection. So the daemon answers no other
 /// process.
 #[test]
@@ -171,31 +138,4 @@ fn changed_settings_are_effective_when_gpushd_answers() {
         assert_eq!(set["reaches"][0], "the change applies to clients that start from now on", "{kind}");
         assert!(served.host.sim("mps", &["fault", "list"]).contains("[happened 1]"), "{kind}");
     }
-}
-
-#[test]
-fn settings_changed_by_another_program_are_restored() {
-    // In version 535, every user who can enter the pipe directory can change settings.
-    let served = Served::on(Host::up(&format!("driver = \"535.183.06\"\n{}", Served::HOST)), None);
-    let client = served.client();
-    let server = client.word("server");
-    let front = served.host.dir().join("bin/nvidia-cuda-mps-control");
-    let say = |line: &str| {
-        let (mut front, typed) = at_a_prompt(&front, &served.pipe(), &format!("{line}\nget_default_client_priority"));
-        drop(typed);
-        front.wait().expect("the front-end ends");
-    };
-    for (line, words) in [
-        ("set_default_active_thread_percentage 5".to_owned(), "percentage 5 instead of 100".to_owned()),
-        (format!("set_active_thread_percentage {server} 7"), "a server has percentage 7 instead of 100".to_owned()),
-        ("set_default_device_pinned_mem_limit 0 2G".to_owned(), "memory limit 2048M instead of none".to_owned()),
-        (format!("set_device_pinned_mem_limit {server} 0 3G"), "a server has memory limit 3072M".to_owned()),
-    ] {
-        say(&line);
-        let reported = becomes(&served.agent, "0", &words, |daemon| {
-            daemon.findings.iter().any(|finding| finding.contains(&words))
-        });
-        assert_eq!((reported.state, reported.in_force), (MpsState::Ready, Some(reported.wanted.settings)), "{line}");
-    }
-    served.agent.wait_for_log("another program changed the settings of the MPS daemon");
 }

@@ -5,7 +5,6 @@ mod hung;
 mod logs;
 mod places;
 mod servers;
-mod starts;
 
 use std::path::Path;
 

@@ -21,6 +21,8 @@ mod ownership;
 mod process;
 mod systemd;
 
+#[cfg(any(test, feature = "scripted"))]
+use std::sync::Arc;
 use std::{collections::BTreeSet, io, path::Path, process::ExitStatus};
 
 use gpush_host::{cgroup, pidfd::AsyncPidFd, proc::ProcessId};
@@ -31,6 +33,8 @@ pub(super) use self::ownership::{LockOwner, OwnedProcess, kill, processes};
 use self::systemd::Units;
 use super::target_dir::{Spec, TargetDir};
 use crate::SYSTEM_DIRECTORY;
+#[cfg(any(test, feature = "scripted"))]
+use crate::protocol::scripted::ScriptedDaemons;
 
 /// Why a daemon was not started.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -52,7 +56,12 @@ impl StartError {
 
 /// Starts, watches and kills the daemons of this host.
 #[derive(Debug, Clone)]
-pub struct Launcher(Kind);
+pub struct Launcher {
+    kind: Kind,
+    /// For tests: the programs and answers of the daemons.
+    #[cfg(any(test, feature = "scripted"))]
+    script: Option<Arc<dyn ScriptedDaemons>>,
+}
 
 #[derive(Debug, Clone)]
 enum Kind {
@@ -79,7 +88,24 @@ impl Launcher {
     #[must_use]
     pub fn of(base: &Path) -> Self {
         let is_root = nix::unistd::geteuid().is_root();
-        Self(Kind::choose(base, is_root, gpush_host::systemd::is_the_service_manager))
+        Self {
+            kind: Kind::choose(base, is_root, gpush_host::systemd::is_the_service_manager),
+            #[cfg(any(test, feature = "scripted"))]
+            script: None,
+        }
+    }
+
+    /// Returns a process launcher for scripted daemons.
+    #[cfg(any(test, feature = "scripted"))]
+    #[must_use]
+    pub fn scripted(script: Arc<dyn ScriptedDaemons>) -> Self {
+        Self { kind: Kind::Process, script: Some(script) }
+    }
+
+    /// Returns the script, if the daemons are scripted.
+    #[cfg(any(test, feature = "scripted"))]
+    pub(super) fn script(&self) -> Option<Arc<dyn ScriptedDaemons>> {
+        self.script.clone()
     }
 
     /// Checks that no process of a previous daemon still runs. Only then may the caller prepare the directory and start
@@ -88,7 +114,7 @@ impl Launcher {
         if dir.is_locked() {
             return Err(StartError::locked());
         }
-        match &self.0 {
+        match &self.kind {
             Kind::Process => Ok(()),
             Kind::Systemd(units) => units.check_free(dir).await,
         }
@@ -100,6 +126,10 @@ impl Launcher {
     /// # Errors
     /// The lock cannot be read.
     pub(super) fn find(&self, dir: &TargetDir, spec: &Spec) -> io::Result<LockOwner> {
+        #[cfg(any(test, feature = "scripted"))]
+        if self.script.is_some() {
+            return ownership::find_scripted(dir, spec);
+        }
         Ok(match ownership::find(dir, spec)? {
             LockOwner::Daemon(process) if !self.is_in_unit(process.pid, &spec.target) => {
                 LockOwner::Foreign(Some(process.pid))
@@ -110,7 +140,7 @@ impl Launcher {
 
     /// Returns whether a process is in the unit of a target's daemon. Returns `true` where daemons are not units.
     pub(super) fn is_in_unit(&self, pid: i32, target: &str) -> bool {
-        match &self.0 {
+        match &self.kind {
             Kind::Process => true,
             Kind::Systemd(_) => {
                 cgroup::of(pid).and_then(|found| found.unit).is_some_and(|unit| unit == unit_of_target(target))
@@ -123,7 +153,11 @@ impl Launcher {
         if dir.is_locked() {
             return Err(StartError::locked());
         }
-        match &self.0 {
+        #[cfg(any(test, feature = "scripted"))]
+        if let Some(script) = &self.script {
+            return process::run(script.program(dir.dir()).into()).await;
+        }
+        match &self.kind {
             Kind::Process => process::start(dir).await,
             Kind::Systemd(units) => units.start(dir).await,
         }
@@ -132,7 +166,7 @@ impl Launcher {
     /// Describes how a process ended, and resets a failed unit so that it can be started again.
     /// Call this after the process has ended.
     pub(super) async fn exit_reason(&self, dir: &TargetDir, process: DaemonProcess) -> String {
-        match &self.0 {
+        match &self.kind {
             Kind::Process => process::exit_reason(process).await,
             Kind::Systemd(units) => units.exit_reason(dir, process.pid).await,
         }
@@ -140,7 +174,7 @@ impl Launcher {
 
     /// Kills a daemon that is still alive, and all processes that it started.
     pub(super) async fn kill(&self, dir: &TargetDir, daemon: Option<&DaemonProcess>) {
-        match &self.0 {
+        match &self.kind {
             Kind::Process => kill_all(dir, daemon),
             Kind::Systemd(units) => units.kill(dir, daemon).await,
         }
@@ -148,7 +182,7 @@ impl Launcher {
 
     /// Returns whether each daemon is a systemd unit.
     pub(super) fn has_units(&self) -> bool {
-        matches!(self.0, Kind::Systemd(_))
+        matches!(self.kind, Kind::Systemd(_))
     }
 
     /// Returns whether the launcher itself tracks daemons whose directories were deleted. Such a
@@ -161,7 +195,7 @@ impl Launcher {
     /// Ends daemons whose directories were deleted and whose targets are not in `known`. Ends each
     /// daemon when it has no clients, and returns when all have ended.
     pub async fn end_orphans(&self, known: BTreeSet<String>) {
-        match &self.0 {
+        match &self.kind {
             // The process launcher does not track these daemons. gpushd finds them when their targets get a daemon
             // again.
             Kind::Process => {}

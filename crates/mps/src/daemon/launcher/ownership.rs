@@ -103,6 +103,14 @@ pub(super) fn find(place: &TargetDir, spec: &Spec) -> io::Result<LockOwner> {
     Ok(if ours { LockOwner::Daemon(process) } else { LockOwner::Foreign(Some(pid)) })
 }
 
+/// Returns the scripted daemon of a directory. It does not hold `control_lock`, so its standard input identifies it.
+#[cfg(any(test, feature = "scripted"))]
+pub(super) fn find_scripted(place: &TargetDir, spec: &Spec) -> io::Result<LockOwner> {
+    let daemon = processes(place, &spec.uuid).into_iter().find(|part| part.is_daemon && !part.is_orphan);
+    let process = daemon.map_or(Ok(None), |part| DaemonProcess::of(part.pid))?;
+    Ok(process.map_or(LockOwner::Free, LockOwner::Daemon))
+}
+
 /// Returns all processes of a target, including orphans.
 pub(in crate::daemon) fn processes(place: &TargetDir, uuid: &str) -> Vec<OwnedProcess> {
     let base = place.dir().parent().map(canonical);

@@ -17,15 +17,17 @@ const BECOME: Duration = Duration::from_secs(10);
 const REAPED: Duration = Duration::from_millis(200);
 
 /// Starts the daemon that the spec describes. The daemon holds the lock when this function returns.
-#[expect(clippy::disallowed_methods, reason = "the task only waits for a process")]
 pub(super) async fn start(place: &TargetDir) -> Result<DaemonProcess, StartError> {
+    let mut command = Command::new("/proc/self/exe");
+    command.arg("mps-daemon").arg(place.dir()).env_clear().current_dir("/").stdin(Stdio::null());
+    run(command).await
+}
+
+/// Runs a program, and waits until it has become the daemon.
+#[expect(clippy::disallowed_methods, reason = "the task only waits for a process")]
+pub(super) async fn run(mut command: Command) -> Result<DaemonProcess, StartError> {
     let failed = |error: io::Error| StartError::Failed(error.to_string());
-    let mut child = Command::new("/proc/self/exe")
-        .arg("mps-daemon")
-        .arg(place.dir())
-        .env_clear()
-        .current_dir("/")
-        .stdin(Stdio::null())
+    let mut child = command
         .stdout(Stdio::null())
         // Until the process becomes the daemon, this pipe carries its errors. Then the pipe
         // closes, because the daemon writes to its log.
