@@ -100,6 +100,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let mut outcomes = Vec::new();
     for (name, test, filter, number) in [
         ("kills of clients of the simulated driver", "driver", "sigkill::", ("GPUSH_TEST_KILLS", DRIVER_KILLS)),
+        ("kills at every write of the store", "mig", "kill_at_store_writes", ("GPUSH_TEST_WRITE_STEP", 1)),
         ("kills of what belongs to MPS", "mps", "kills::", kills),
         ("kills of units of systemd", "systemd", "mps::kills::", unit_kills),
         ("restarts of gpushd beside MPS daemons", "systemd", "mps::daemons_and_clients_outlive_gpushd", restarts),

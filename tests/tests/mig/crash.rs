@@ -1,5 +1,5 @@
 //! Kills gpushd during an apply: before and after every driver call, and at every second write and
-//! sync of its store. The next gpushd must reach the new or the previous layout, and report which of
+//! sync of its store (in a soak at each one). The next gpushd must reach the new or the previous layout, and report which of
 //! them. Instances in use must not change. In-process tests end gpushd during rollback and recovery.
 
 use std::collections::BTreeMap;
@@ -147,7 +147,7 @@ fn kill_at_store_writes_and_syncs_is_recovered() {
     let mut points: BTreeMap<&str, u32> = BTreeMap::new();
     let (mut unheard, mut before_ready) = (0, 0);
     for call in ["pwrite64", "fdatasync"] {
-        for number in (1..400).step_by(2) {
+        for number in (1..400).step_by(crate::write_step(2)) {
             let agent = Agent::start(&host, CONFIG);
             prepare(&agent, change);
             let before = real_layout(&host, 0);

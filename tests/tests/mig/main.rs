@@ -17,3 +17,10 @@ mod rollback;
 mod start;
 mod together;
 mod trace;
+
+/// Returns the distance between the writes of the store at which a test kills gpushd: `usual`, or the number in
+/// `GPUSH_TEST_WRITE_STEP`. `cargo xtask soak` sets 1, to kill gpushd at every write.
+fn write_step(usual: usize) -> usize {
+    let number = std::env::var("GPUSH_TEST_WRITE_STEP").ok().and_then(|text| text.parse().ok());
+    number.unwrap_or(usual).max(1)
+}
