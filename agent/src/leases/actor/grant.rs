@@ -194,8 +194,8 @@ impl Actor {
         let by = by.unwrap_or_else(|| record.asked_by.clone());
         match self.leases.handles.engine.operations.cancel(&operation.to_string(), by, None).await {
             Ok(_) => {}
-            // The lease is active or has ended.
-            Err(CancelError::AlreadyEnded { .. }) => {}
+            // The lease is active or has ended. The store may know the end before the operation shows it.
+            Err(CancelError::AlreadyEnded { .. } | CancelError::Unrecorded(StoreError::Transition { .. })) => {}
             Err(error @ (CancelError::Unknown(_) | CancelError::Unrecorded(_))) => {
                 self.failure = Some(ChangeError::OperationRuns(error.into()));
             }

@@ -1,10 +1,12 @@
 //! Leases: what is granted, what waits, what is refused, and what is left when a grant fails.
 
+use std::collections::BTreeSet;
+
 use gpush_api::{Code, EndReason, Lease, LeaseGrant, LeaseState, Operation, OperationState};
 use gpush_nvml::ErrorKind;
 use serde_json::{Value, json};
 
-use super::{InProcess, user};
+use super::{InProcess, host::ScriptedHost, user};
 
 pub(super) const DYNAMIC: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
 pub(super) const FIXED: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n";
@@ -128,9 +130,10 @@ async fn request_that_only_own_leases_block_reserves_nothing() {
     let then = async {
         let queued = host.wait_for_queued(1).await;
         let reasons = &queued[0].queue.as_ref().unwrap().reasons;
-        let expected = format!("reserves nothing, because only a lease of the same user must end: {}", own.lease.id);
+        let expected =
+            format!("does not reserve capacity: it waits only for a lease of the same user: {}", own.lease.id);
         assert_eq!(reasons, &[expected]);
-        let other = host.lease(1001, &devices("1g.10gb", 1)).await.expect("the device that nobody uses");
+        let other = host.lease(1001, &devices("1g.10gb", 1)).await.expect("the device without a user");
         host.release(&own).await;
         // Now a lease of another user blocks the request, so the request reserves the first device.
         host.until("the request waits for the other user", async || {
@@ -145,6 +148,36 @@ async fn request_that_only_own_leases_block_reserves_nothing() {
     };
     let (granted, ()) = tokio::join!(gang, then);
     assert_eq!(granted.expect("both devices").lease.members.len(), 2);
+}
+
+/// Fault: a gang could wait for its user's own lease or for another user's lease. gpushd chose the own lease, so the gang
+/// reserved nothing, and later requests overtook it again and again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gang_reserves_where_leases_of_others_block_it() {
+    let host = ScriptedHost::new("dgx-h100", 4);
+    host.gpus.without_mig();
+    let host = host.start("[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n").await;
+    let whole = |count: u32| json!({ "share": { "kind": "whole" }, "count": count, "duration_s": 3600 });
+    let mut held = Vec::new();
+    for uid in [1000, 1001, 1002, 1003] {
+        held.push(host.lease(uid, &whole(1)).await.expect("a GPU"));
+    }
+    let gang = waiting(whole(2));
+    let gang = host.lease(1000, &gang);
+    let then = async {
+        host.wait_for_queued(1).await;
+        host.release(&held[1]).await;
+        host.wait_until_ended(&held[1]).await;
+        let refused = host.lease(1004, &whole(1)).await.unwrap_err();
+        let reserved = |cause: &String| cause.ends_with("is reserved for earlier requests");
+        assert!(refused.causes.iter().any(reserved), "{refused:?}");
+        host.release(&held[2]).await;
+    };
+    let (granted, ()) = tokio::join!(gang, then);
+    let granted = granted.expect("the two GPUs of other users");
+    let gpus: BTreeSet<&str> = granted.lease.members.iter().map(|member| member.gpu.as_str()).collect();
+    let freed = [&held[1], &held[2]].map(|lease| lease.lease.members[0].gpu.as_str());
+    assert_eq!(gpus, BTreeSet::from(freed));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

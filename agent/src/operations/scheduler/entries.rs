@@ -8,12 +8,18 @@ use std::{
 
 use gpush_api::LeaseId;
 use gpush_core::{
-    lease::machine::State,
+    lease::{machine::State, placement::PlacementRequest},
     schedule::{Ahead, Needs, Queue, Ticket, Waiter},
 };
 use tokio::{sync::watch, time::Instant};
 
-use super::{answer::LeaseInbox, demand::LeaseDemand, held::HeldLeases, limits};
+use super::{
+    answer::LeaseInbox,
+    demand::LeaseDemand,
+    held::HeldLeases,
+    limits,
+    restriction::{Restriction, Restrictions},
+};
 use crate::{
     requests::caller::Viewer,
     state::{LeaseTable, OpenLease},
@@ -40,9 +46,8 @@ pub(super) struct WaitingLease {
     pub(super) demand: Option<(Arc<LeaseDemand>, Viewer)>,
     /// After a grant has failed: time until which gpushd does not try again. Meanwhile, the request reserves what it needs.
     not_before: Option<Instant>,
-    /// Whether the last pass found that the request exceeds a quota, or that only leases of its own account block it. It then
-    /// reserves nothing.
-    reserves_nothing: bool,
+    /// What the last pass has found.
+    restriction: Option<Restriction>,
     pub(super) inbox: Arc<dyn LeaseInbox>,
 }
 
@@ -66,8 +71,8 @@ impl Entries {
     ) -> Ticket {
         let wanted = demand.as_ref().map(|(demand, _)| demand.wanted.clone());
         let ticket = self.queue.push(Waiter::Lease(id.to_string()), wanted, Needs::new());
-        let (not_before, reserves_nothing) = (None, false);
-        self.leases.insert(ticket, WaitingLease { id, demand, not_before, reserves_nothing, inbox });
+        let (not_before, restriction) = (None, None);
+        self.leases.insert(ticket, WaitingLease { id, demand, not_before, restriction, inbox });
         ticket
     }
 
@@ -103,10 +108,10 @@ impl Entries {
         }
     }
 
-    /// Notes which requests reserve nothing: exactly those in `denied`.
-    pub(super) fn set_reserving_nothing(&mut self, denied: &BTreeSet<Ticket>) {
+    /// Stores the restrictions that a pass has found. Later passes and new requests use them while they apply.
+    pub(super) fn set_restrictions(&mut self, restrictions: &Restrictions) {
         for (ticket, lease) in &mut self.leases {
-            lease.reserves_nothing = denied.contains(ticket);
+            lease.restriction = restrictions.get(ticket).cloned();
         }
     }
 
@@ -158,23 +163,35 @@ impl Entries {
         })
     }
 
-    /// Returns the queue for a pass, or for the placement of a new request. The requests in `denied` need no capacity.
-    pub(super) fn for_pass(&self, table: &LeaseTable, denied: &BTreeSet<Ticket>) -> Queue {
-        let needing = self.needing_capacity(table).map(|(ticket, _)| ticket).filter(|ticket| !denied.contains(ticket));
+    /// Returns the queue for a pass, or for the placement of a new request.
+    pub(super) fn for_pass(&self, table: &LeaseTable, restrictions: &Restrictions) -> Queue {
+        let reserves = |ticket: &Ticket| restrictions.get(ticket).is_none_or(|one| one.only_on.is_some());
+        let needing = self.needing_capacity(table).map(|(ticket, _)| ticket).filter(reserves);
         let needing: BTreeSet<Ticket> = needing.collect();
         let mut queue = self.queue.for_pass(|ticket| needing.contains(&ticket));
-        // These requests reserve nothing, so they delay no operation.
-        for ticket in denied {
-            queue.set_needs(*ticket, Needs::new());
+        for (ticket, restriction) in restrictions {
+            match (&restriction.only_on, queue.get(*ticket).and_then(|entry| entry.wanted.clone())) {
+                (Some(gpus), Some(wanted)) => {
+                    queue.set_wanted(*ticket, PlacementRequest { gpus: Some(gpus.clone()), ..wanted });
+                }
+                (Some(_), None) => {}
+                // The request reserves nothing, so it does not delay operations.
+                (None, _) => drop(queue.set_needs(*ticket, Needs::new())),
+            }
         }
         queue
     }
 
-    /// Returns the requests that exceed a quota now, and those that reserved nothing in the last pass.
-    pub(super) fn reserving_nothing(&self, table: &LeaseTable, held: &HeldLeases) -> BTreeSet<Ticket> {
-        let now = self.needing_capacity(table).filter(|(_, demand)| limits::within_quota(held, demand).is_err());
-        let last = self.leases.iter().filter(|(_, lease)| lease.reserves_nothing);
-        now.map(|(ticket, _)| ticket).chain(last.map(|(ticket, _)| *ticket)).collect()
+    /// Returns the restrictions that apply now: requests that exceed a quota, and what the last pass has found.
+    pub(super) fn restrictions(&self, table: &LeaseTable, held: &HeldLeases) -> Restrictions {
+        let last = self.leases.iter().filter_map(|(ticket, lease)| Some((*ticket, lease.restriction.clone()?)));
+        let mut restrictions: Restrictions = last.filter(|(_, one)| one.applies(table)).collect();
+        for (ticket, demand) in self.needing_capacity(table) {
+            if let Err(error) = limits::within_quota(held, demand) {
+                restrictions.insert(ticket, Restriction::beyond_quota(error.message));
+            }
+        }
+        restrictions
     }
 }
 
@@ -213,8 +230,10 @@ mod tests {
         let parts = Need::Parts(BTreeSet::from(["MIG-a".to_owned()]));
         entries.set_needs(lease, Needs::from([("GPU-0".to_owned(), parts)]));
         let lane = Needs::from([("GPU-0".to_owned(), Need::Lane(ClaimedTargets::Gpu))]);
-        let waits = |denied| entries.for_pass(&LeaseTable::default(), &denied).would_wait_for(&lane).is_some();
-        assert!(waits(BTreeSet::new()) && !waits(BTreeSet::from([lease])));
+        let waits =
+            |restrictions| entries.for_pass(&LeaseTable::default(), &restrictions).would_wait_for(&lane).is_some();
+        let beyond = Restriction::beyond_quota(String::new());
+        assert!(waits(Restrictions::new()) && !waits(Restrictions::from([(lease, beyond)])));
     }
 
     /// Fault: after a commit had failed, later requests got the capacity before the request whose grant had failed.

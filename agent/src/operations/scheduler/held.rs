@@ -69,6 +69,11 @@ impl HeldLeases {
         self.entries(account).map(|one| one.lease).collect()
     }
 
+    /// Returns the leases that certainly belong to an account.
+    pub(crate) fn ids_of(&self, account: Account) -> BTreeSet<LeaseId> {
+        self.of.get(&account).into_iter().flatten().map(|one| one.lease.id).collect()
+    }
+
     /// Returns the leases that count for the account of a request, with those that its caller may release.
     pub(crate) fn of_requester(&self, demand: &LeaseDemand) -> Vec<HeldLease> {
         let (holder, caller) = (demand.new.holder.uid, demand.new.asked_by.uid);

@@ -25,6 +25,7 @@
 //! | `run` | the task: when it makes a pass |
 //! | `pass` | decides about the waiting requests |
 //! | `reserve` | placing and reserving |
+//! | `restriction` | requests that wait only for their own account |
 //! | `capacity` | capacity that is reserved for a grant |
 //! | `offers` | what the GPUs offer now, and the members of an assignment |
 //! | `searches` | where searches for placements run |
@@ -45,6 +46,7 @@ mod pass;
 mod placement_snapshot;
 mod places;
 mod reserve;
+mod restriction;
 mod run;
 mod searches;
 
@@ -80,7 +82,6 @@ use self::{entries::Entries, searches::Searches};
 /// The parts of gpushd that the scheduler uses.
 #[derive(Debug)]
 pub(crate) struct SchedulerHandles {
-    /// The handles of the host.
     pub(crate) context: Arc<HostContext>,
     /// What the MPS targets offer.
     pub(crate) mps: Mps,

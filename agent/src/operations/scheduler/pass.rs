@@ -6,12 +6,9 @@
 //!     └─────────────────────────────┘
 //! ```
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
-use gpush_api::{ApiError, Gpu, LeaseId, LeaseQueuePosition};
+use gpush_api::{ApiError, Gpu, LeaseQueuePosition};
 use gpush_core::{
     lease::{
         placement::{Assignment, GpuOffer, NoAssignment},
@@ -30,30 +27,28 @@ use super::{
     limits, offers,
     placement_snapshot::PlacementSnapshot,
     reserve::{MOST_OVERTAKEN, NotTaken, Placed, ReadHost, reserve_assignment},
+    restriction::{Restriction, Restrictions},
 };
 use crate::state::{HostState, LeaseTable, OpenLease};
-
-/// Requests that can be granted only after their holders have released a lease, or cancelled an earlier request, with the
-/// reasons: requests that exceed a quota, and requests that only leases of their own account block. They reserve nothing.
-type Denied = BTreeMap<Ticket, String>;
 
 /// Reserves capacity for each request that can be granted. The task of the lease then records the grant. Notes and shows
 /// what the other requests wait for. Returns whether the next reading may make a grant possible, without an event in
 /// gpushd.
 pub(super) fn decide(scheduler: &Scheduler, read: &ReadHost) -> bool {
-    let (mut denied, mut overtaken) = (Denied::new(), 0);
+    let (mut denied, mut overtaken) = (Restrictions::new(), 0);
     let snapshot = loop {
         let turn = (overtaken >= MOST_OVERTAKEN).then(|| scheduler.turn.lock());
         let now = scheduler.handles.context.state.now();
         let held = HeldLeases::of(scheduler.handles.context.users.accounts(), &now.leases);
         deny_beyond_quota(scheduler, &now.leases, &held, &mut denied);
-        // Also leave out requests that a quota has denied only for their assignment.
-        let left_out = denied.keys().copied().collect();
-        let snapshot = PlacementSnapshot::current(scheduler, &read.host, &read.gpus, &now, &left_out);
-        let mut without = reserve_beyond_quota(scheduler, read, &snapshot, (&now, &held));
-        without.extend(blocked_by_own_leases(scheduler, &snapshot, &held));
-        if !without.is_empty() {
-            denied.extend(without);
+        let snapshot = PlacementSnapshot::current(scheduler, &read.host, &read.gpus, &now, &denied);
+        // First the requests that wait for their own leases: what they do not reserve does not count for their quotas.
+        let mut found = blocked_by_own_leases(scheduler, &snapshot, &held);
+        if found.is_empty() {
+            found = reserve_beyond_quota(scheduler, read, &snapshot, (&now, &held));
+        }
+        if !found.is_empty() {
+            denied.extend(found);
             continue;
         }
         let _turn = turn.unwrap_or_else(|| scheduler.turn.lock());
@@ -70,10 +65,10 @@ pub(super) fn decide(scheduler: &Scheduler, read: &ReadHost) -> bool {
 }
 
 /// Adds the requests that exceed a quota, wherever they are placed.
-fn deny_beyond_quota(scheduler: &Scheduler, table: &LeaseTable, held: &HeldLeases, denied: &mut Denied) {
+fn deny_beyond_quota(scheduler: &Scheduler, table: &LeaseTable, held: &HeldLeases, denied: &mut Restrictions) {
     for (ticket, demand) in scheduler.entries().needing_capacity(table) {
         if let Err(error) = limits::within_quota(held, demand) {
-            denied.insert(ticket, error.message);
+            denied.insert(ticket, Restriction::beyond_quota(error.message));
         }
     }
 }
@@ -85,7 +80,7 @@ fn reserve_beyond_quota(
     read: &ReadHost,
     snapshot: &PlacementSnapshot,
     (now, held): (&Arc<HostState>, &HeldLeases),
-) -> Vec<(Ticket, String)> {
+) -> Vec<(Ticket, Restriction)> {
     let mut reserved = BTreeMap::<Account, Vec<HeldLease>>::new();
     let mut beyond = Vec::new();
     for (ticket, outcome) in &snapshot.schedule().outcomes {
@@ -101,35 +96,35 @@ fn reserve_beyond_quota(
         let size = Size::of(&members);
         match limits::check_limits(&all, &demand).and_then(|()| limits::check_size(&all, &demand, size)) {
             Ok(()) => of_account.push(HeldLease { id, queued: false, size, releasable: false }),
-            Err(error) => beyond.push((*ticket, error.message)),
+            Err(error) => beyond.push((*ticket, Restriction::beyond_quota(error.message))),
         }
     }
     beyond
 }
 
-/// Returns the waiting requests that only leases of their own account block, each with the reason. Otherwise a user could
-/// keep capacity that the user does not use: a request for a device that the user already holds would reserve it. Requests
-/// of root, also those of Slurm's hooks, keep their reservations.
+/// Returns the waiting requests whose reservation only leases of their own account block. Otherwise a user could keep
+/// capacity that the user does not use: a request for a device that the user already holds would reserve the others. If
+/// leases of other users block the request on other GPUs, the request reserves there. Requests of root, also those of
+/// Slurm's hooks, keep their reservations.
 fn blocked_by_own_leases(
     scheduler: &Scheduler,
     snapshot: &PlacementSnapshot,
     held: &HeldLeases,
-) -> Vec<(Ticket, String)> {
+) -> Vec<(Ticket, Restriction)> {
     let blocked = snapshot.schedule().outcomes.iter().filter_map(|(ticket, outcome)| {
         let Outcome::Waits { reserves: Some(assignment), .. } = outcome else { return None };
         let demand = scheduler.entries().lease(*ticket)?.demand.clone()?.0;
         if demand.new.asked_by.uid == 0 {
             return None;
         }
-        let own: BTreeSet<LeaseId> = held.by(demand.account).into_iter().map(|lease| lease.id).collect();
+        let own = held.ids_of(demand.account);
         let blocking = snapshot.blockers(&demand.wanted, Some(assignment));
         let is_own = !blocking.leases.is_empty() && blocking.leases.iter().all(|id| own.contains(id));
-        (is_own && blocking.in_use.is_empty()).then(|| {
-            let leases: Vec<String> = blocking.leases.iter().map(LeaseId::to_string).collect();
-            let noun = if leases.len() > 1 && blocking.together { "leases" } else { "a lease" };
-            let leases = leases.join(if blocking.together { ", " } else { " or " });
-            (*ticket, format!("reserves nothing, because only {noun} of the same user must end: {leases}"))
-        })
+        if !is_own || !blocking.in_use.is_empty() {
+            return None;
+        }
+        let elsewhere = snapshot.reservation_without(&demand.wanted, &own);
+        Some((*ticket, Restriction::blocked_by_own(blocking.leases, blocking.together, elsewhere)))
     });
     blocked.collect()
 }
@@ -152,7 +147,7 @@ fn grant_first(
     read: &ReadHost,
     snapshot: &PlacementSnapshot,
     (now, held): (&Arc<HostState>, &HeldLeases),
-    denied: &mut Denied,
+    denied: &mut Restrictions,
 ) -> GrantAttempt {
     let attempt = |(ticket, outcome): &(Ticket, Outcome)| {
         let Outcome::Grant(assignment) = outcome else { return None };
@@ -174,7 +169,7 @@ fn grant_first(
                 scheduler.change_entries(|entries| entries.set_needs(*ticket, needs));
                 inbox.answer(LeaseAnswer::Grant(reserved));
             }
-            Err(NotTaken::Refused(error)) => drop(denied.insert(*ticket, error.message)),
+            Err(NotTaken::Refused(error)) => drop(denied.insert(*ticket, Restriction::beyond_quota(error.message))),
             Err(NotTaken::Overtaken) => return Some(GrantAttempt::Overtaken),
             // An operation has claimed the GPU, or the readings are outdated. This change wakes the scheduler.
             Err(NotTaken::Claimed | NotTaken::Outdated) => return None,
@@ -186,8 +181,7 @@ fn grant_first(
 
 /// Notes in the queue what each request needs: operations that arrive later must not take it. A request whose grant is
 /// paused needs its assignment.
-fn note_needs(scheduler: &Scheduler, schedule: &Schedule, denied: &Denied) {
-    let denied: BTreeSet<Ticket> = denied.keys().copied().collect();
+fn note_needs(scheduler: &Scheduler, schedule: &Schedule, denied: &Restrictions) {
     scheduler.change_entries(|entries| {
         for (ticket, outcome) in &schedule.outcomes {
             if entries.lease(*ticket).is_none() {
@@ -201,15 +195,15 @@ fn note_needs(scheduler: &Scheduler, schedule: &Schedule, denied: &Denied) {
             };
             entries.set_needs(*ticket, needs);
         }
-        for ticket in &denied {
+        for (ticket, _) in denied.iter().filter(|(_, one)| one.only_on.is_none()) {
             entries.set_needs(*ticket, Needs::new());
         }
-        entries.set_reserving_nothing(&denied);
+        entries.set_restrictions(denied);
     });
 }
 
 /// Shows each waiting request what it waits for, and refuses the requests that can never be granted.
-fn show(scheduler: &Scheduler, snapshot: &PlacementSnapshot, gpus: &[Gpu], denied: &Denied) {
+fn show(scheduler: &Scheduler, snapshot: &PlacementSnapshot, gpus: &[Gpu], denied: &Restrictions) {
     for (ticket, outcome) in &snapshot.schedule().outcomes {
         match outcome {
             Outcome::Never(why) => {
@@ -227,8 +221,8 @@ fn show(scheduler: &Scheduler, snapshot: &PlacementSnapshot, gpus: &[Gpu], denie
             Outcome::Grant(_) | Outcome::Ready => {}
         }
     }
-    for (ticket, message) in denied {
-        show_position(scheduler, *ticket, &[], vec![message.clone()]);
+    for (ticket, restriction) in denied.iter().filter(|(_, one)| one.only_on.is_none()) {
+        show_position(scheduler, *ticket, &[], vec![restriction.why.clone()]);
     }
 }
 

@@ -15,11 +15,11 @@ use gpush_core::{
         Assignment, Blockers, Host, NoAssignment, PlacementPolicy, PlacementRequest, blockers, instances_that_block,
         occupied_targets, place,
     },
-    schedule::{Queue, Schedule, Ticket},
+    schedule::{Queue, Schedule},
 };
 use gpush_locked::Locked;
 
-use super::{Scheduler, offers};
+use super::{Scheduler, offers, restriction::Restrictions};
 use crate::state::{HostState, LeaseTable, OpenLease};
 
 /// Maximum number of requests whose results gpushd keeps for one snapshot. Users can send any number of different
@@ -68,19 +68,18 @@ pub(crate) struct PlacementSnapshot {
 }
 
 impl PlacementSnapshot {
-    /// Takes a snapshot. `gpus` are the GPUs of the host as the caller has read it in `seen`; `now` is the current state of
-    /// the host. The leases `left_out` reserve nothing. If nothing has changed since an earlier snapshot, returns the earlier
+    /// Takes a snapshot. `seen` is the state that the caller has read, and `gpus` are its GPUs. `now` is the current state. `restrictions` say what requests may not reserve. If nothing has changed since an earlier snapshot, returns the earlier
     /// one, with the results of its searches.
-    pub(crate) fn current(
+    pub(super) fn current(
         scheduler: &Scheduler,
         seen: &HostState,
         gpus: &[Gpu],
         now: &HostState,
-        left_out: &BTreeSet<Ticket>,
+        restrictions: &Restrictions,
     ) -> Arc<Self> {
         let table = Arc::clone(&now.leases);
         let host = offers::host(seen, gpus, now, &table);
-        let queue = scheduler.entries().for_pass(&table, left_out);
+        let queue = scheduler.entries().for_pass(&table, restrictions);
         scheduler.searches.known(Self::new(host, queue, scheduler.policy(), table))
     }
 
@@ -127,6 +126,21 @@ impl PlacementSnapshot {
                 holding.map(|lease| (lease.id(), lease.record.members.iter().collect())).collect();
             blockers(&self.host, &there, self.policy, &members)
         })
+    }
+
+    /// Returns the GPUs without a device of these leases, by index, if a request can reserve capacity there.
+    pub(crate) fn reservation_without(
+        &self,
+        wanted: &PlacementRequest,
+        leases: &BTreeSet<LeaseId>,
+    ) -> Option<BTreeSet<u32>> {
+        let members = leases.iter().filter_map(|id| self.table.get(*id)).flat_map(|lease| &lease.record.members);
+        let avoided: BTreeSet<&str> = members.map(|member| member.gpu.as_str()).collect();
+        let is_allowed = |index: &u32| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(index));
+        let rest = self.host.gpus.iter().filter(|gpu| !avoided.contains(gpu.uuid.as_str())).map(|gpu| gpu.index);
+        let rest: BTreeSet<u32> = rest.filter(is_allowed).collect();
+        let there = PlacementRequest { gpus: Some(rest.clone()), ..wanted.clone() };
+        self.host.reservation(&there, self.policy).map(|_| rest)
     }
 
     /// Returns which of these instances block a request: see [`instances_that_block`].

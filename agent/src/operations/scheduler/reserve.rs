@@ -127,8 +127,8 @@ impl Scheduler {
         now: &HostState,
         held: &HeldLeases,
     ) -> Arc<PlacementSnapshot> {
-        let left_out = self.entries().reserving_nothing(&now.leases, held);
-        PlacementSnapshot::current(self, seen, gpus, now, &left_out)
+        let restrictions = self.entries().restrictions(&now.leases, held);
+        PlacementSnapshot::current(self, seen, gpus, now, &restrictions)
     }
 }
 
