@@ -200,7 +200,7 @@ fn document(reports: &[Value]) -> String {
     text
 }
 
-/// Returns the document `before` with the sections and the targets of these reports.
+/// Replaces the sections and targets of these reports in the document `before`, and returns the result.
 fn replaced(before: &str, reports: &[Value]) -> String {
     let targets: Vec<Target> = reports.iter().flat_map(targets).collect();
     let sections = before.split("\n## ").map(|section| {

@@ -93,7 +93,6 @@ pub(crate) use self::{
 /// The parts of gpushd that leases use.
 #[derive(Debug)]
 pub(crate) struct Handles {
-    /// The handles of the host.
     pub(crate) context: Arc<HostContext>,
     /// Places requests, and queues those that wait.
     pub(crate) scheduler: Scheduler,

@@ -71,7 +71,8 @@ pub(crate) enum Whose {
     Caller,
 }
 
-/// Returns whether `holder` is the caller, or a subordinate uid of the caller as far as the name service has answered.
+/// Returns whether `holder` is the caller, or a known subordinate uid of the caller. Until the name service has answered,
+/// returns `false` for subordinate uids.
 fn is_of_caller(leases: &Leases, caller: &Caller, holder: u32) -> bool {
     caller.holds(holder) || leases.handles.context.users.accounts().last_owns(caller.uid(), holder) == Ok(true)
 }

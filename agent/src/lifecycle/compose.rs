@@ -76,7 +76,7 @@ pub(super) struct HostEnvironment {
     pub(super) mps_programs: Option<PathBuf>,
 }
 
-/// The handles and tasks that `lifecycle` runs.
+/// The components that `lifecycle` starts.
 pub(super) struct Parts {
     pub(super) engine: Engine,
     /// Calls the driver, through a worker process.
@@ -162,33 +162,17 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         stopping: stopping.clone(),
     });
     let context = || Arc::clone(&context);
-    let shared_gpus =
-        SharedGpus::new(store.clone(), state.clone(), readings.clone(), hardware.clone(), lanes.clone(), shared_gpus);
-    let timeslice = Timeslice::new(
-        state.clone(),
-        readings.clone(),
-        hardware.clone(),
-        lanes.clone(),
-        shared_gpus.clone(),
-        Arc::clone(&host_services),
-        tasks.clone(),
-    );
+    let shared_gpus = SharedGpus::new(context(), shared_gpus);
+    let timeslice = Timeslice::new(context(), shared_gpus.clone());
     let own_uid = nix::unistd::geteuid().as_raw();
     let idempotency = Idempotency::new(store.clone());
     let mps_base = mps_dir.clone();
     let lease_names = Arc::new(LeaseNames::new(move |pid| mps::is_of_another_agent(pid, &mps_base)));
     let mps_handles = mps::Handles {
-        state: state.clone(),
-        readings: readings.clone(),
-        lanes: lanes.clone(),
-        hardware: hardware.clone(),
-        store: store.clone(),
-        users: users.clone(),
+        context: context(),
         shared_gpus: shared_gpus.clone(),
         timeslice: timeslice.clone(),
         lease_names: Arc::clone(&lease_names),
-        tasks: tasks.clone(),
-        stopping: stopping.clone(),
         own_uid,
     };
     let scopes = Scopes::new(mps_dir == Path::new(MPS_DIRECTORY));
@@ -197,10 +181,8 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
     let commits = Commits::new(store.clone(), state.clone());
     let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone(), tasks.clone());
     let mig = MigMode {
+        context: context(),
         driver: Driver { hardware: hardware.clone(), readings: readings.clone() },
-        host_services: Arc::clone(&host_services),
-        users: users.clone(),
-        state: state.clone(),
         mps: mps.clone(),
     };
     let planner =

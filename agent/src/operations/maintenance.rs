@@ -32,7 +32,6 @@ const WORKER_EXIT_TIMEOUT: Duration = Duration::from_secs(45);
 /// Enters and leaves maintenance. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct MaintenanceControl {
-    /// The handles of the host.
     pub(crate) context: Arc<HostContext>,
     /// Records that maintenance begins or ends.
     pub(crate) commits: Commits,

@@ -63,7 +63,6 @@ pub(crate) fn health(lost: &Lost, gpus: &[Gpu]) -> ApiError {
 /// Accepts the loss of a database. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct LossAcceptance {
-    /// The handles of the host.
     pub(crate) context: Arc<HostContext>,
     /// Provides the running MPS daemons. Recovery does not stop them.
     pub(crate) mps: Mps,

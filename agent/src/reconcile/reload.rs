@@ -92,7 +92,6 @@ impl ReloadReceiver {
 /// Reloads the config.
 #[derive(Debug)]
 pub(crate) struct Reload {
-    /// The handles of the host.
     pub(crate) context: Arc<HostContext>,
     /// Adapts the MPS daemons to the config.
     pub(crate) mps: Mps,
@@ -256,7 +255,6 @@ fn delayed_changes(gpus: &[Gpu]) -> Vec<String> {
 /// Compares the config file with the active config. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Differences {
-    /// The handles of the host.
     pub(crate) context: Arc<HostContext>,
 }
 

@@ -28,7 +28,6 @@ pub(crate) struct Health(Arc<Sources>);
 
 /// The sources of the health report.
 pub(crate) struct Sources {
-    /// The handles of the host.
     pub(crate) context: Arc<HostContext>,
     /// Provides the errors of the layouts that gpushd applied when it started.
     pub(crate) startup: Startup,

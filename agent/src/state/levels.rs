@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn level_has_its_first_time_until_it_changes() {
+    fn unchanged_level_keeps_its_since_time() {
         let mut round = LevelRound::new(&Levels::default());
         assert_eq!(round.set("GPU-0", LONG), None);
         let since = |round: &LevelRound| round.levels.view("GPU-0").unwrap().since;

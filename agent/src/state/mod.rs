@@ -433,7 +433,7 @@ impl State {
         });
     }
 
-    /// Stores what prevents gpushd from applying the rule of a GPU. Returns whether this is news.
+    /// Stores what prevents gpushd from applying the rule of a GPU. Returns whether it has changed.
     pub(crate) fn set_blocked_by(&self, uuid: &str, holders: Vec<gpush_api::Holder>) -> bool {
         if self.sources().blocked_by.get(uuid).map_or(&[][..], Vec::as_slice) == holders {
             return false;

@@ -48,7 +48,7 @@ impl State {
         });
     }
 
-    /// Stores the report of a supervisor task about the daemon of a target. If the report is news, publishes an event,
+    /// Stores the report of a supervisor task about the daemon of a target. If the report has changed, publishes an event,
     /// whose reasons end with `news`. Returns the event and whether it was published; `None` if there is no news, or if
     /// the task does not supervise the target any more.
     pub(crate) fn report_daemon(
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn report_without_news_changes_the_snapshot_and_publishes_nothing() {
+    fn unchanged_report_publishes_no_event() {
         let (state, mut cursor) = state();
         let before = state.now();
         let seen = DaemonReport { clients: vec![(1, 2)], ..report(SupervisorState::Stopped) };

@@ -230,5 +230,5 @@ fn power_cut_keeps_reported_changes() {
     tried += open_all(memory.path(), &cuts);
     assert_eq!(reported, COMMITS + 1);
     assert!(checkpointed, "a checkpoint was among it");
-    println!("{reported} replies, each after a sync of its own; {tried} power cuts over {} events", events.len());
+    println!("{reported} replies, each after a separate sync; {tried} power cuts over {} events", events.len());
 }

@@ -98,7 +98,7 @@ async fn recovered(gpushd: &InProcess, before: &[String], after: &[String], what
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn end_around_every_driver_call_is_recovered() {
+async fn gpushd_killed_around_any_driver_call_recovers() {
     let mut gpushd = InProcess::start("dgx-a100", 1, "").await;
     let gpus = Arc::clone(&gpushd.gpus);
     let mut ends: BTreeMap<String, u32> = BTreeMap::new();
@@ -126,7 +126,7 @@ async fn end_around_every_driver_call_is_recovered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn end_around_every_rollback_call_is_recovered() {
+async fn gpushd_killed_around_any_rollback_call_recovers() {
     let mut gpushd = InProcess::start("dgx-a100", 1, "").await;
     let body = layout(RESHAPE.after);
     gpushd.apply(&["0"], RESHAPE.before).await;
@@ -152,7 +152,7 @@ async fn end_around_every_rollback_call_is_recovered() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn end_of_every_recovery_is_recovered() {
+async fn gpushd_killed_in_any_recovery_recovers() {
     let mut gpushd = InProcess::start("dgx-a100", 1, "").await;
     let host = Arc::clone(&gpushd.host);
     let body = layout(RESHAPE.after);
@@ -201,7 +201,7 @@ async fn end_of_every_recovery_is_recovered() {
 
 /// A Hopper GPU needs no reset.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn end_around_every_call_of_a_mode_change_is_recovered() {
+async fn gpushd_killed_around_any_mode_change_call_recovers() {
     let mut gpushd = InProcess::start("dgx-h100", 1, "").await;
     let gpus = Arc::clone(&gpushd.gpus);
     gpus.without_mig();

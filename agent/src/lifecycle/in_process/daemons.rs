@@ -109,7 +109,7 @@ impl ScriptedMps {
         self.0.lock().ignores_quit = true;
     }
 
-    /// Ends all faults. ScriptedMps that start slowly are ready now.
+    /// Ends all faults. Daemons that start slowly are ready now.
     pub(super) fn clear_faults(&self) {
         let mut script = self.0.lock();
         let script = &mut *script;

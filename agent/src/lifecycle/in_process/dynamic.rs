@@ -251,7 +251,7 @@ async fn grant_is_completed_after_an_end_around_every_driver_call() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn grant_rollback_leaves_no_lease_after_an_end_around_every_call() {
+async fn killed_grant_rollback_leaves_no_lease() {
     let ends = end_around(true).await;
     println!("ended at {} points of a rollback: {ends:?}", ends.values().sum::<u32>());
     assert!(ends.values().sum::<u32>() >= 6 && ends.keys().eq(["ended"]), "{ends:?}");

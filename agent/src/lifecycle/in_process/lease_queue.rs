@@ -149,7 +149,7 @@ async fn queued_request_beyond_its_quota_keeps_no_gpu() {
 
 /// Some limits of a quota depend on what the request gets, so gpushd can check them only when there is room.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn queued_request_that_gets_too_much_memory_waits_and_does_not_stop_the_queue() {
+async fn queued_request_over_memory_quota_does_not_block_queue() {
     let quota = format!("[[quota]]\nusers = [\"user{NOBODY}\"]\nmemory = \"8G\"\n");
     let host = whole_gpus(2).start(&format!("{quota}{WHOLE}")).await;
     let taken = host.lease(0, &whole("0", 1)).await.expect("a lease");

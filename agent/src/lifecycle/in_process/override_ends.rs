@@ -19,7 +19,7 @@ async fn until_expired(expires_at: jiff::Timestamp) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn rule_changed_while_gpushd_did_not_run_can_suspend_an_override() {
+async fn changed_rule_suspends_override_at_start() {
     let gpushd = started().await;
     let host = Arc::clone(&gpushd.host);
     gpushd.done(&whole("still there")).await;
@@ -80,7 +80,7 @@ async fn auto_reconcile_follows_an_override_and_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn new_boot_applies_the_layout_of_an_override_that_has_not_expired() {
+async fn new_boot_applies_the_active_override() {
     let gpushd = started().await;
     let host = Arc::clone(&gpushd.host);
     gpushd.done(&whole("also after a reboot")).await;

@@ -125,7 +125,7 @@ async fn layout_applied_once_is_drift() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn layout_of_the_rule_ends_an_override_and_another_layout_replaces_it() {
+async fn layout_of_the_rule_ends_override() {
     let host = started().await;
     host.done(&whole("first")).await;
     host.done(&layout("0", &["1g.10gb*2"], "second")).await;

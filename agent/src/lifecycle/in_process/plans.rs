@@ -49,7 +49,7 @@ async fn unreadable_gpu_has_no_plan_and_others_do() {
 /// While an operation changes a GPU, a plan for this GPU does not wait. The plan names the operation, and does not show the
 /// previous instances as present. The error of an apply also names the operation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn plan_during_a_change_names_the_operation_and_hides_the_old_layout() {
+async fn plan_during_a_change_names_the_operation() {
     let host = InProcess::start("a30x4", 1, "").await;
     assert_eq!(host.apply(&["0"], &["2g.12gb*2"]).await.state, OperationState::Done);
     host.gpus.rule(CallRule::on(CREATE, 0).once().held());
@@ -74,7 +74,7 @@ async fn plan_during_a_change_names_the_operation_and_hides_the_old_layout() {
 
 /// An apply of these plans is refused as a whole.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn plan_has_the_steps_or_the_refusal_of_each_gpu_and_changes_nothing() {
+async fn plan_has_steps_or_refusal_for_each_gpu() {
     let host = ScriptedHost::of("mixed").start("").await;
     let plans = plans(&host, &["all"], &["1g.10gb"]).await;
     assert_eq!(plans.len(), 6);

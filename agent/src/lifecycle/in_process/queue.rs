@@ -195,7 +195,7 @@ async fn waiting_operation_survives_restarts() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reported_cancellation_is_true_after_gpushd_has_ended() {
+async fn reported_cancellation_survives_gpushd_crash() {
     let host = ScriptedHost::new("dgx-a100", 1);
     let gpushd = host.start("").await;
     in_use(&gpushd).await;

@@ -53,7 +53,7 @@ async fn recovered(gpushd: &InProcess, id: &str) -> Operation {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operation_fails_after_a_reboot_and_the_layout_of_the_boot_is_applied() {
+async fn operation_fails_after_reboot_and_config_layout_is_applied() {
     let host = ScriptedHost::new("dgx-a100", 1);
     let id = ended_half_way(&host, CONFIG).await;
     host.reboot();
@@ -69,7 +69,7 @@ async fn operation_fails_after_a_reboot_and_the_layout_of_the_boot_is_applied() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operation_resumes_on_the_same_boot_and_its_layout_stays() {
+async fn resumed_operation_keeps_its_layout_on_the_same_boot() {
     let host = ScriptedHost::new("dgx-a100", 1);
     let id = ended_half_way(&host, CONFIG).await;
     let gpushd = host.start_with_layouts(CONFIG).await;

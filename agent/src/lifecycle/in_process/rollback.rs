@@ -246,7 +246,7 @@ async fn outcome_unknown(host: &Arc<ScriptedHost>, call: &'static str, moment: E
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unknown_outcome_ends_when_the_new_or_previous_layout_is_read() {
+async fn gpu_is_ready_again_when_a_known_layout_is_read() {
     for (call, moment) in [(CREATE_COMPUTE, EndMoment::After), (CREATE, EndMoment::Before)] {
         let gpushd = outcome_unknown(&ScriptedHost::new("dgx-a100", 1), call, moment).await;
         gpushd.until("a reading", async || Some(gpushd.gpu(0).await).filter(|gpu| gpu.state == GpuState::Ready)).await;
@@ -266,7 +266,7 @@ async fn unknown_outcome_with_neither_layout_stays_degraded() {
 
 /// Fault 5 of mig-parted: it did not find a GPU instance without a compute instance, so it never removed this instance.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gpu_instance_without_compute_instance_is_completed_or_removed() {
+async fn incomplete_gpu_instance_is_completed_or_removed() {
     let host = started(1).await;
     for (layout, calls) in [("3g.40gb", Some(1)), ("7g.80gb", None)] {
         // The first step succeeds. The second step fails, and so does the rollback of the first step.

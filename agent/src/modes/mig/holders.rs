@@ -49,7 +49,7 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
     let status = mig.driver.hardware.status();
     let own = [Some(std::process::id()), status.worker];
     let own: Vec<u32> = own.into_iter().chain(status.abandoned.iter().map(|worker| worker.pid)).flatten().collect();
-    let (proc, minors, servers) = (mig.host_services.proc.clone(), minors.to_vec(), mig.mps.servers());
+    let (proc, minors, servers) = (mig.context.host_services.proc.clone(), minors.to_vec(), mig.mps.servers());
     let search = subtask::blocking(move || {
         let mut found = device_files::holders(&proc, &minors, &own)?;
         for holder in &mut found {
@@ -72,11 +72,11 @@ pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, A
         }
     };
     let processes: Vec<(u32, u32)> = found.iter().filter_map(|holder| Some((holder.pid?, holder.uid?))).collect();
-    let mut commands = mig.users.commands(&mig.host_services.proc, &processes).await;
+    let mut commands = mig.context.users.commands(&mig.context.host_services.proc, &processes).await;
     for holder in &mut found {
         holder.command = holder.pid.and_then(|pid| commands.remove(&pid));
         if let Some(uid) = holder.uid {
-            holder.user = mig.users.user(uid).await;
+            holder.user = mig.context.users.user(uid).await;
         }
     }
     Ok(found)

@@ -35,10 +35,8 @@ pub(crate) mod reset;
 
 use std::sync::Arc;
 
-use gpush_host::identity::Users;
-
 use super::driver::Driver;
-use crate::{modes::mps::Mps, state::State, system::host_services::HostServices};
+use crate::{modes::mps::Mps, state::context::HostContext};
 
 /// Says where the output of a helper unit is. Every user may read an operation, but the output may
 /// name processes of any user. So the output is only in the log, which only root may read.
@@ -47,10 +45,8 @@ pub(crate) const LOGGED: &str = "its output is in the log of gpushd: `journalctl
 /// Changes MIG mode, resets GPUs, and reads them.
 #[derive(Debug, Clone)]
 pub(crate) struct MigMode {
+    pub(crate) context: Arc<HostContext>,
     pub(crate) driver: Driver,
-    pub(crate) host_services: Arc<HostServices>,
-    pub(crate) users: Users,
-    pub(crate) state: State,
     /// Recognizes MPS servers among the holders of a GPU.
     pub(crate) mps: Mps,
 }

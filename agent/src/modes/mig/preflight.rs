@@ -26,7 +26,7 @@ impl MigMode {
         idle: &BTreeSet<u32>,
         plans: &mut [GpuPlan],
     ) {
-        let config = self.state.config();
+        let config = self.context.state.config();
         for plan in plans {
             if let Err(error) = self.programs_exist(plan) {
                 *plan = plan.without_steps().refused(error);
@@ -58,14 +58,14 @@ impl MigMode {
 
     /// Returns whether a trusted user runs a fabric manager on this host.
     pub(crate) async fn fabric_manager_runs(&self) -> bool {
-        holders::fabric_manager_runs(&self.host_services).await
+        holders::fabric_manager_runs(&self.context.host_services).await
     }
 
     /// Checks that gpushd may run every program that a plan needs.
     fn programs_exist(&self, plan: &GpuPlan) -> Result<(), ApiError> {
-        let change = &self.state.config().mode_change;
+        let change = &self.context.state.config().mode_change;
         let systemctl = (!plan.services.is_empty()).then(|| change.systemctl.clone());
-        let nvidia_smi = plan.reset().map(|_| self.host_services.nvidia_smi(change));
+        let nvidia_smi = plan.reset().map(|_| self.context.host_services.nvidia_smi(change));
         let programs = plan.hooks.iter().cloned().chain(systemctl).chain(nvidia_smi);
         programs.into_iter().try_for_each(|program| Helpers::may_run(&program).map(|_| ()))
     }

@@ -77,11 +77,11 @@ impl MigMode {
         uuids.sort();
         uuids.dedup();
         let _gate = match &purpose.cancel {
-            None => self.host_services.driverless.write().await,
+            None => self.context.host_services.driverless.write().await,
             Some(cancel) => tokio::select! {
                 biased;
                 () = cancel.cancelled.cancelled() => return Err(NotReset::Cancelled((cancel.why)())),
-                gate = self.host_services.driverless.write() => gate,
+                gate = self.context.host_services.driverless.write() => gate,
             },
         };
         let is_peer = |uuid: &&String| due.iter().all(|change| change.gpu.uuid != **uuid);
@@ -107,18 +107,18 @@ impl MigMode {
 
     /// Runs the program that resets GPUs.
     async fn run(&self, operation: &str, uuids: &[String]) -> Result<(), ApiError> {
-        let config = self.state.config();
+        let config = self.context.state.config();
         let change = &config.mode_change;
         let job = Job {
             operation: operation.to_owned(),
             step: RESET.to_owned(),
-            program: self.host_services.nvidia_smi(change),
+            program: self.context.host_services.nvidia_smi(change),
             args: vec!["--gpu-reset".to_owned(), "-i".to_owned(), uuids.join(",")],
             env: BTreeMap::new(),
             deadline: Duration::from_secs(change.reset_s.into()),
             routine: false,
         };
-        let ended = self.host_services.helpers.run(job).await?;
+        let ended = self.context.host_services.helpers.run(job).await?;
         match ended.end {
             End::Exited(0) => Ok(()),
             ref end @ (End::Exited(_)

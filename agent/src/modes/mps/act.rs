@@ -85,7 +85,7 @@ pub(crate) async fn act(
     how: MpsActionRequest,
     request: Request,
 ) -> Result<MpsDaemon, ApiError> {
-    let target = Arc::clone(find(&mps.handles.state.now(), text)?);
+    let target = Arc::clone(find(&mps.handles.context.state.now(), text)?);
     let MpsTarget { uuid, short, gpu_uuid, .. } = &*target;
     let Some(DaemonHandle { daemon, turn }) = mps.daemon(uuid) else { return Err(just_ended()) };
     let within = match how.end_after_s {
@@ -99,7 +99,7 @@ pub(crate) async fn act(
     // Grants and operations use this lock too, so none of them can begin between the checks below and the stop of the
     // daemon.
     let turn = turn.lock().await;
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     let Some(now) = host.mps.get(uuid) else { return Err(just_ended()) };
     if matches!(act, MpsAction::Start | MpsAction::Restart) {
         may_start(mps, &host, caller, now)?;
@@ -178,7 +178,7 @@ async fn start(mps: &Mps, caller: &Caller, target: &MpsTarget) -> Result<(), Api
     let Some(DaemonHandle { daemon, turn }) = mps.daemon(&target.uuid) else { return Ok(()) };
     let _is_changing = reconcile::reconcile(mps, &target.gpu_uuid).await;
     let _turn = turn.lock().await;
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     // Do nothing if an administrator has stopped the daemon meanwhile.
     if host.mps.is_stopped(&target.uuid) {
         return Ok(());
@@ -207,12 +207,12 @@ fn may_start(mps: &Mps, host: &Arc<HostState>, caller: &Caller, target: &MpsTarg
     };
     // While an operation is changing the GPU, refuse the start: the operation may keep the daemon stopped until the
     // operation ends.
-    eligibility::not_changing(&mps.handles.state, target.gpu, &target.gpu_uuid)
+    eligibility::not_changing(&mps.handles.context.state, target.gpu, &target.gpu_uuid)
 }
 
 /// Returns the error for a daemon that cannot be stopped or restarted because it is in use.
 async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, target: &Arc<MpsTarget>) -> ApiError {
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     let target = host.mps.get(&target.uuid).unwrap_or(target);
     let (seen, label, name) = (&target.report, target.label(), target.name());
     let leases = leases_on(&host, &target.uuid);
@@ -261,12 +261,12 @@ pub(crate) async fn set(
     change: MpsSetRequest,
     request: Request,
 ) -> Result<MpsSetResponse, ApiError> {
-    let target = Arc::clone(find(&mps.handles.state.now(), text)?);
+    let target = Arc::clone(find(&mps.handles.context.state.now(), text)?);
     let (uuid, label) = (&target.uuid, target.label());
     let Some(DaemonHandle { turn, .. }) = mps.daemon(uuid) else { return Err(just_ended()) };
     // Lock before reading the settings, so that no concurrent change is lost.
     let turn = turn.lock().await;
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     if let Some(why) = outlook(&host, caller.viewer).why_removed(&target) {
         return Err(target.removed_error(why));
     }
@@ -295,7 +295,7 @@ pub(crate) async fn set(
     let is_changing = reconcile::reconcile(mps, &target.gpu_uuid).await;
     let seen = wait_until_effective(mps, &target, &settings, deadline).await.report.clone();
     let daemon = view::describe(mps, caller, &target).await;
-    let latest = mps.handles.state.mps().record(uuid).set.map_or(rule, |set| set.settings);
+    let latest = mps.handles.context.state.mps().record(uuid).set.map_or(rule, |set| set.settings);
     let reaches = if latest != settings {
         vec!["another request has changed the settings again".to_owned()]
     } else if is_changing && !is_desired(&seen, &settings) {
@@ -334,7 +334,7 @@ async fn wait_until_effective(
         };
         !runs || seen.in_force.as_ref() == Some(settings) || !is_desired(seen, settings)
     };
-    let mut snapshots = mps.handles.state.watch();
+    let mut snapshots = mps.handles.context.state.watch();
     let effective = snapshots.wait_for(|host| host.mps.get(&target.uuid).is_none_or(|target| is_over(&target.report)));
     // After the deadline, the last report says what is known.
     let _late = tokio::time::timeout_at(deadline, effective).await.is_err();

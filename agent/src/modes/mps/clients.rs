@@ -26,7 +26,8 @@ pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverCli
     Arc::new(move || {
         let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.clone(), uuid.clone());
         Box::pin(async move {
-            let reading = tokio::time::timeout(DRIVER, mps.handles.readings.read_now(&gpu_uuid)).await.ok()?.ok()?;
+            let reading =
+                tokio::time::timeout(DRIVER, mps.handles.context.readings.read_now(&gpu_uuid)).await.ok()?.ok()?;
             if !reading.processes_known {
                 return None;
             }
@@ -42,13 +43,13 @@ pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverCli
 /// Returns whether leases are granted on a GPU or MIG device that is shared through MPS: `false` if its daemon is stopped
 /// or about to be removed. `None` if the GPU or MIG device is not shared through MPS.
 pub(crate) fn grants_leases(mps: &Mps, uuid: &str) -> Option<bool> {
-    Some(mps.handles.state.now().mps.get(uuid)?.report.wanted)
+    Some(mps.handles.context.state.now().mps.get(uuid)?.report.wanted)
 }
 
 /// Asks the MPS daemon of a client to end the client's work on the GPU.
 pub(crate) async fn terminate(mps: &Mps, pid: u32) {
     let Ok(pid) = i32::try_from(pid) else { return };
-    let targets = mps.handles.state.mps();
+    let targets = mps.handles.context.state.mps();
     for target in targets.all().filter(|target| target.report.clients.iter().any(|(_, client)| *client == pid)) {
         let Some(handle) = mps.daemon(&target.uuid) else { continue };
         match tokio::time::timeout(TERMINATE, handle.daemon.send(DaemonRequest::Terminate(pid))).await {
@@ -66,7 +67,7 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
 /// Returns the clients of the daemon of the target `uuid`, with their processes, users and leases.
 pub(super) async fn of(mps: &Mps, seen: &DaemonReport, uuid: &str) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
-    let people = mps.handles.users.processes(pids).await;
+    let people = mps.handles.context.users.processes(pids).await;
     // Use a blocking thread: the environments of processes may be large and swapped out.
     let (reader, uuid) = (mps.clone(), uuid.to_owned());
     let uids: Vec<(u32, u32)> = people.iter().map(|(pid, person)| (*pid, person.uid)).collect();
@@ -97,7 +98,7 @@ pub(super) async fn of(mps: &Mps, seen: &DaemonReport, uuid: &str) -> Vec<MpsCli
 
 /// Returns the lease of a client, and whether the lease is only a guess. `uid` is the user that is shown with the client.
 fn lease_of(mps: &Mps, pid: u32, uid: u32, target: &str) -> Option<(LeaseId, bool)> {
-    let table = mps.handles.state.leases();
+    let table = mps.handles.context.state.leases();
     let lease = |facts: &ProcessFacts<'_>| {
         let attribution = table.attribute(facts, GpuUse::Target(target));
         attribution.shown().filter(|_| facts.owner() == uid)
@@ -152,7 +153,7 @@ fn lease_findings(clients: &[MpsClient]) -> Vec<String> {
 pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &DaemonReport) -> Vec<String> {
     let stuck = blocked(seen);
     let pids: Vec<u32> = stuck.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
-    let people = mps.handles.users.processes(pids.clone()).await;
+    let people = mps.handles.context.users.processes(pids.clone()).await;
     let why = "the daemon serves one user at a time; the clients of other users wait until all clients of the \
         current user have ended";
     let sentence = |pid: u32| match people.get(&pid).filter(|person| caller.viewer.may_see(Some(person.uid))) {

@@ -14,7 +14,7 @@ use super::Mps;
 impl Mps {
     /// Returns whether a whole GPU needs the compute mode EXCLUSIVE_PROCESS for a daemon.
     pub(crate) fn needs_compute_mode(&self, uuid: &str) -> bool {
-        let targets = self.handles.state.mps();
+        let targets = self.handles.context.state.mps();
         targets.is_active(uuid)
             || targets.is_starting(uuid)
             || targets.get(uuid).is_some_and(|target| self.has_daemon_or_leftovers(target))
@@ -26,9 +26,9 @@ impl Mps {
         !seen.state.is_down() || seen.pid.is_some() || TargetDir::of(&self.base, &target.short).is_locked()
     }
 
-    /// Stores why gpushd could not set the compute mode of a GPU. Returns whether this is news.
+    /// Stores why gpushd could not set the compute mode of a GPU. Returns whether it has changed.
     fn set_bypass_reason(&self, gpu: &str, why: Option<&str>) -> bool {
-        self.handles.state.change_mps(|targets| targets.set_bypass_reason(gpu, why))
+        self.handles.context.state.change_mps(|targets| targets.set_bypass_reason(gpu, why))
     }
 }
 
@@ -53,7 +53,7 @@ pub(super) async fn set_compute_mode(mps: &Mps, target: &SharingTarget, wanted: 
         }
         // During maintenance gpushd cannot access the driver. The state `maintenance` already explains why the mode is
         // not set, so do not report this error.
-        Err(_) if mps.handles.state.maintenance().is_some() => {}
+        Err(_) if mps.handles.context.state.maintenance().is_some() => {}
         Err(why) => {
             if mps.set_bypass_reason(gpu, Some(&why)) {
                 tracing::error!(gpu, "{why}");
@@ -75,7 +75,7 @@ pub(super) async fn restore_compute_mode(mps: &Mps, uuid: &str) {
 
 /// Restores the compute mode if an operation could not start the daemon.
 pub(super) async fn restore_after_failed_start(mps: &Mps, operation: &str, uuid: &str) {
-    mps.handles.state.change_mps(|targets| {
+    mps.handles.context.state.change_mps(|targets| {
         if let Some(daemons) = targets.operations.get_mut(operation) {
             daemons.starting.remove(uuid);
         }

@@ -10,7 +10,7 @@ use crate::requests::caller::Caller;
 /// caller may not see.
 pub(super) async fn holders(mps: &Mps, caller: &Caller, report: &DaemonReport) -> Vec<String> {
     let pids: Vec<u32> = report.ear.iter().filter_map(|pid| u32::try_from(*pid).ok()).collect();
-    let identities = mps.handles.users.processes(pids.clone()).await;
+    let identities = mps.handles.context.users.processes(pids.clone()).await;
     let known = pids.into_iter().filter_map(|pid| Some((pid, identities.get(&pid)?)));
     known
         .filter(|(_, identity)| caller.viewer.may_see(Some(identity.uid)))

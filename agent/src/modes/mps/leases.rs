@@ -42,7 +42,7 @@ pub(crate) async fn prepare(mps: &Mps, members: &[LeaseMember]) -> Result<(), Ap
 /// # Errors
 /// If no client can be admitted. The error says why.
 fn serves(mps: &Mps, target: &str) -> Result<MpsTarget, ApiError> {
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     outlook(&host, Viewer::Agent).serves(target).cloned()
 }
 
@@ -119,7 +119,7 @@ mod tests {
     /// Fault: if the MPS pipe directory of a process was not created by gpushd, gpushd assumed that the process
     /// belonged to another gpushd. So the lease of the process ended while the process ran without using the GPU.
     #[test]
-    fn process_belongs_to_another_gpushd_only_with_its_pipe_directory() {
+    fn pipe_directory_decides_which_gpushd_owns_process() {
         let scratch = tempfile::tempdir().unwrap();
         let [own, other, users] = ["own", "other", "users"].map(|name| scratch.path().join(name));
         for base in [&own, &other, &users] {

@@ -60,16 +60,13 @@ use std::{
 };
 
 use gpush_core::mps::MpsTarget;
-use gpush_host::{identity::Users, process_facts::LeaseNames};
+use gpush_host::process_facts::LeaseNames;
 use gpush_locked::Locked;
 use gpush_mps::daemon::{Daemon, Launcher};
 pub(crate) use gpush_mps::daemon::{
     base_lock::{path as base_lock_path, take as lock_base},
     server_processes::{Place, ServedTarget, Server, Servers, SupervisedTarget},
 };
-use gpush_nvml::Hardware;
-use gpush_store::Store;
-use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
     act::{MpsAction, act, set},
@@ -87,11 +84,8 @@ pub(crate) use self::{
 };
 use crate::{
     modes::{shared_gpus::SharedGpus, timeslice::Timeslice},
-    state::{HostState, OpenLease, State, lanes::Lanes, readings::Readings},
-    system::{
-        options::MPS_DIRECTORY,
-        tasks::{TaskName, Tasks},
-    },
+    state::{HostState, OpenLease, context::HostContext},
+    system::{options::MPS_DIRECTORY, tasks::TaskName},
 };
 
 use self::wakes::Wakes;
@@ -101,29 +95,22 @@ const SOON: std::time::Duration = std::time::Duration::from_millis(100);
 
 /// The MPS daemons of the host, with the handles that supervise them. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Mps(Arc<Inner>);
+pub(crate) struct Mps(Arc<MpsParts>);
 
 impl Deref for Mps {
-    type Target = Inner;
+    type Target = MpsParts;
 
-    fn deref(&self) -> &Inner {
+    fn deref(&self) -> &MpsParts {
         &self.0
     }
 }
 
 pub(crate) struct Handles {
-    pub(crate) state: State,
-    pub(crate) readings: Readings,
-    pub(crate) lanes: Lanes,
-    pub(crate) hardware: Hardware,
-    pub(crate) store: Store,
-    pub(crate) users: Users,
+    pub(crate) context: Arc<HostContext>,
     pub(crate) shared_gpus: SharedGpus,
     pub(crate) timeslice: Timeslice,
     /// The leases that processes name in their environments.
     pub(crate) lease_names: Arc<LeaseNames>,
-    pub(crate) tasks: Tasks,
-    pub(crate) stopping: CancellationToken,
     /// The uid that gpushd runs as.
     pub(crate) own_uid: u32,
 }
@@ -135,7 +122,7 @@ impl fmt::Debug for Handles {
 }
 
 #[derive(Debug)]
-pub(crate) struct Inner {
+pub(crate) struct MpsParts {
     handles: Handles,
     /// Directory that contains one subdirectory for each target.
     base: PathBuf,
@@ -164,7 +151,7 @@ impl Mps {
     /// Creates the handle. `base` contains the directories of the daemons. `programs` is the directory of NVIDIA's
     /// programs, used if the config does not set their paths.
     pub(crate) fn new(base: PathBuf, programs: Option<PathBuf>, launcher: Launcher, handles: Handles) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(MpsParts {
             handles,
             launcher,
             base,
@@ -184,7 +171,7 @@ impl Mps {
     /// Wakes the reconciler of a GPU after a short pause.
     fn wake_soon(&self, gpu: &str) {
         let (mps, gpu) = (self.clone(), gpu.to_owned());
-        self.handles.tasks.once(TaskName::ReconcilerWakeup, async move {
+        self.handles.context.tasks.once(TaskName::ReconcilerWakeup, async move {
             tokio::time::sleep(SOON).await;
             mps.wakes.wake(&gpu);
         });
@@ -192,7 +179,7 @@ impl Mps {
 
     /// Returns whether this host has MPS targets.
     pub(crate) fn is_used(&self) -> bool {
-        !self.handles.state.mps().by_uuid.is_empty()
+        !self.handles.context.state.mps().by_uuid.is_empty()
     }
 
     /// Returns the log directory from the config. If the config has the default, and `base` is not the directory of the
@@ -206,7 +193,7 @@ impl Mps {
 
     /// Returns whether a whole GPU is an MPS target, even if the target is about to be removed.
     pub(crate) fn has(&self, uuid: &str) -> bool {
-        self.handles.state.mps().has(uuid)
+        self.handles.context.state.mps().has(uuid)
     }
 
     fn daemons(&self) -> MutexGuard<'_, BTreeMap<String, DaemonHandle>> {
@@ -220,23 +207,23 @@ impl Mps {
 
     /// Returns a target as last reported.
     fn target(&self, uuid: &str) -> Option<Arc<MpsTarget>> {
-        self.handles.state.mps().get(uuid).cloned()
+        self.handles.context.state.mps().get(uuid).cloned()
     }
 
     /// Returns the data by which gpushd recognizes its current MPS servers.
     pub(crate) fn servers(&self) -> Servers {
-        let (targets, daemons) = (self.handles.state.mps(), self.daemons().clone());
+        let (targets, daemons) = (self.handles.context.state.mps(), self.daemons().clone());
         let supervised = targets.all().filter_map(|target| {
             let names = ServedTarget { label: target.label(), name: target.name() };
             let report = daemons.get(&target.uuid)?.daemon.last_report();
             Some(SupervisedTarget::of(names, &target.short, &target.uuid, &target.gpu_uuid, &report))
         });
-        Servers::of(&self.base, supervised.collect(), &self.handles.state.config().mps, self.handles.own_uid)
+        Servers::of(&self.base, supervised.collect(), &self.handles.context.state.config().mps, self.handles.own_uid)
     }
 
     /// Returns the uids of the users who may use a target.
     fn admitted(&self, uuid: &str) -> BTreeSet<u32> {
-        self.handles.state.leases().admitted(uuid)
+        self.handles.context.state.leases().admitted(uuid)
     }
 }
 

@@ -54,7 +54,7 @@ pub(crate) async fn stop_for_operation(
     // no new use can begin after the check below.
     let turn = turn.lock().await;
     let shut = daemon.send(DaemonRequest::CloseAdmission).await;
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     let Some(target) = host.mps.get(uuid) else { return Ok(()) };
     let used = uses(&host, target);
     if !used.is_empty() {
@@ -64,19 +64,19 @@ pub(crate) async fn stop_for_operation(
         return Err(error);
     }
     shut?;
-    mps.handles.state.change_mps(|targets| targets.operation(operation).kept_stopped.insert(uuid.to_owned()));
+    mps.handles.context.state.change_mps(|targets| targets.operation(operation).kept_stopped.insert(uuid.to_owned()));
     daemon.send(DaemonRequest::Stop { unless_used: false }).await?;
     drop(turn);
     wait_until_exited(mps, target, Duration::from_secs(host.config.mps.stop_s.into()) + MARGIN).await?;
     compute_mode::restore_compute_mode(mps, uuid).await;
-    mps.handles.readings.invalidate(gpu);
+    mps.handles.context.readings.invalidate(gpu);
     Ok(())
 }
 
 /// Waits until all processes of a daemon have exited.
 async fn wait_until_exited(mps: &Mps, target: &MpsTarget, patience: Duration) -> Result<(), ApiError> {
     let place = TargetDir::of(&mps.base, &target.short);
-    let mut snapshots = mps.handles.state.watch();
+    let mut snapshots = mps.handles.context.state.watch();
     let is_stopped = |host: &Arc<HostState>| {
         host.mps.get(&target.uuid).is_none_or(|target| target.report.state == SupervisorState::Stopped)
     };
@@ -103,14 +103,14 @@ async fn wait_until_exited(mps: &Mps, target: &MpsTarget, patience: Duration) ->
 /// # Errors
 /// If the daemon does not serve in time.
 pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Result<(), ApiError> {
-    mps.handles.state.change_mps(|targets| targets.operation(operation).starting.insert(uuid.to_owned()));
+    mps.handles.context.state.change_mps(|targets| targets.operation(operation).starting.insert(uuid.to_owned()));
     // Read the GPU, because the last reading may be from before the earlier steps of the operation.
-    if let Err(error) = mps.handles.readings.read_now(uuid).await {
+    if let Err(error) = mps.handles.context.readings.read_now(uuid).await {
         tracing::warn!(gpu = uuid, "cannot read GPU {uuid} before its MPS daemon is started: {error}");
     }
     reconcile::reconcile_owned(mps, uuid).await;
-    let patience = Duration::from_secs(mps.handles.state.config().mps.start_s.into()) + MARGIN;
-    let host = mps.handles.state.now();
+    let patience = Duration::from_secs(mps.handles.context.state.config().mps.start_s.into()) + MARGIN;
+    let host = mps.handles.context.state.now();
     let target = host.mps.get(uuid);
     let label = target.map_or_else(|| format!("GPU {uuid}"), |target| target.label());
     if let Some(error) = host.mps.bypass_error(uuid, &label) {
@@ -125,7 +125,7 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
         error.causes = outlook(&host, Viewer::Agent).findings();
         return Err(error.hint("remove the cause, then apply again"));
     }
-    let mut snapshots = mps.handles.state.watch();
+    let mut snapshots = mps.handles.context.state.watch();
     let decided = snapshots.wait_for(|host| {
         host.mps.get(uuid).is_none_or(|target| match target.report.state {
             SupervisorState::Ready { .. } | SupervisorState::GivenUp => true,
@@ -141,7 +141,7 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
         })
     });
     let _in_time = timeout(patience, decided).await.is_ok();
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     let seen = host.mps.get(uuid).map(|target| &target.report);
     match seen.map(|seen| &seen.state) {
         Some(SupervisorState::Ready { .. }) => return Ok(()),
@@ -173,31 +173,31 @@ pub(crate) async fn start_device_daemons(
     if on.is_empty() {
         return Vec::new();
     }
-    mps.handles.state.change_mps(|targets| {
+    mps.handles.context.state.change_mps(|targets| {
         let daemons = targets.operation(operation);
         daemons.starting.extend(on.iter().cloned());
         daemons.layouts.extend(layouts.into_iter().filter_map(|(gpu, layout)| Some((gpu, layout?))));
     });
     // The last readings may be from before the earlier steps of the operation.
     let uuids: Vec<String> = on.iter().cloned().collect();
-    let _read = mps.handles.readings.now(&uuids).await;
+    let _read = mps.handles.context.readings.now(&uuids).await;
     // The operation already has the lanes of these GPUs, so reconcile without locking them.
     let reconciled = on.iter().map(|uuid| {
         let (mps, uuid) = (mps.clone(), uuid.clone());
         async move { reconcile::reconcile_owned(&mps, &uuid).await }
     });
     reconciled.collect::<JoinSet<()>>().join_all().await;
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     // Wait only for daemons that are desired. An operation keeps others stopped, such as the daemon of the whole GPU. And
     // the daemon of a device that an earlier operation has destroyed stays stopped until gpushd removes the target.
     let awaited = host.mps.all().filter(|target| on.contains(&target.gpu_uuid) && target.report.wanted);
     let awaited: Vec<&Arc<MpsTarget>> = awaited.collect();
     let patience = Duration::from_secs(host.config.mps.start_s.into()) + MARGIN;
     let decided = awaited.iter().map(|target| async {
-        let _is_decided = mps.handles.state.watch().wait_for(|host| !is_late(host, target)).await.is_ok();
+        let _is_decided = mps.handles.context.state.watch().wait_for(|host| !is_late(host, target)).await.is_ok();
     });
     let _in_time = timeout(patience, join_all(decided)).await.is_ok();
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     awaited.into_iter().filter_map(|target| sentence_on(&host, target)).collect()
 }
 
@@ -236,7 +236,7 @@ impl Mps {
     /// Forgets which daemons an operation starts or keeps stopped. After that, only the records determine which daemons
     /// gpushd starts or keeps stopped.
     pub(crate) fn forget_operation(&self, operation: &str) {
-        if self.handles.state.change_mps(|targets| targets.operations.remove(operation)).is_some() {
+        if self.handles.context.state.change_mps(|targets| targets.operations.remove(operation)).is_some() {
             self.wake_all();
         }
     }

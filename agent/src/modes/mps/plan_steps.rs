@@ -70,7 +70,7 @@ pub(crate) fn claimed_by_plan(mps: &Mps, gpu: &Gpu, plan: &GpuPlan, layout: Opti
     if plan.error.is_some() {
         return ClaimedTargets::Targets(BTreeSet::new());
     }
-    let changes = DaemonChanges::of(&mps.handles.state.mps(), gpu, plan, layout);
+    let changes = DaemonChanges::of(&mps.handles.context.state.mps(), gpu, plan, layout);
     let is_pending = gpu.pending.iter().any(|change| change.aim.device().is_none());
     if plan.mig_mode().is_some() || plan.reset().is_some() || changes.starts_whole || is_pending {
         return ClaimedTargets::Gpu;
@@ -91,7 +91,7 @@ pub(crate) fn claimed_by_plan(mps: &Mps, gpu: &Gpu, plan: &GpuPlan, layout: Opti
 /// Adds to each plan the daemons that it stops and starts. Refuses plans that would stop a daemon in use, or start a
 /// daemon on a target in use. `layouts` are the layouts that the GPUs should have after the operation.
 pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan], layouts: &[Option<Layout>]) {
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     for (plan, layout) in plans.iter_mut().zip(layouts) {
         let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
         // Replace an earlier refusal, because it may name only the MPS server. The new refusal names the clients and

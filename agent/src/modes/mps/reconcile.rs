@@ -46,12 +46,13 @@ const INTERVAL: Duration = Duration::from_secs(30);
 
 /// Reconciles the daemons until gpushd stops. After that, the daemons keep running.
 pub(crate) async fn run(mps: Mps) {
-    let mut snapshots = mps.handles.state.watch();
+    let mut snapshots = mps.handles.context.state.watch();
     let mut reconcilers = JoinSet::new();
     let mut reconciled = BTreeSet::new();
     loop {
         let listed = snapshots.borrow_and_update().gpus.iter().map(|gpu| gpu.gpu.uuid.clone()).collect::<Vec<_>>();
-        let with_daemon = mps.handles.state.mps().all().map(|target| target.gpu_uuid.clone()).collect::<Vec<_>>();
+        let with_daemon =
+            mps.handles.context.state.mps().all().map(|target| target.gpu_uuid.clone()).collect::<Vec<_>>();
         for uuid in listed.iter().cloned().chain(with_daemon) {
             if reconciled.insert(uuid.clone()) {
                 reconcilers.spawn(reconcile_periodically(mps.clone(), uuid));
@@ -59,7 +60,7 @@ pub(crate) async fn run(mps: Mps) {
         }
         let is_new = |host: &Arc<HostState>| host.gpus.iter().any(|gpu| !reconciled.contains(&gpu.gpu.uuid));
         tokio::select! {
-            () = mps.handles.stopping.cancelled() => break,
+            () = mps.handles.context.stopping.cancelled() => break,
             _ = snapshots.wait_for(is_new) => {}
             // A reconciler returns only if gpushd stops. If it has panicked, this task panics too.
             Some(()) = subtask::next(&mut reconcilers) => {}
@@ -72,9 +73,9 @@ pub(crate) async fn run(mps: Mps) {
 /// Reconciles the daemons of a GPU until gpushd stops: first at once, then when the GPU or the config changes, when
 /// another task wakes this one, and after each [`INTERVAL`].
 async fn reconcile_periodically(mps: Mps, gpu_uuid: String) {
-    let mut snapshots = mps.handles.state.watch();
+    let mut snapshots = mps.handles.context.state.watch();
     let mut wakeups = mps.wakes.follow(&gpu_uuid);
-    let stopping = mps.handles.stopping.clone();
+    let stopping = mps.handles.context.stopping.clone();
     loop {
         let before = Arc::clone(&snapshots.borrow_and_update());
         wakeups.mark_unchanged();
@@ -111,7 +112,7 @@ pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) -> bool {
     if !concerns(mps, gpu_uuid) {
         return false;
     }
-    let Some(_turn) = mps.handles.lanes.lock(gpu_uuid).await else { return true };
+    let Some(_turn) = mps.handles.context.lanes.lock(gpu_uuid).await else { return true };
     reconcile_owned(mps, gpu_uuid).await;
     false
 }
@@ -119,7 +120,7 @@ pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) -> bool {
 /// Returns whether a GPU has a daemon, or whether its rule or override requests a daemon. Otherwise the reconciler need
 /// not read the GPU.
 fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     if host.mps.on_gpu(gpu_uuid).next().is_some() {
         return true;
     }
@@ -140,14 +141,14 @@ fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
 
 /// Stores why the desired targets of a GPU cannot exist. Logs the findings that are new.
 fn set_findings(mps: &Mps, gpu_uuid: &str, findings: Vec<Finding>) {
-    for finding in mps.handles.state.change_mps(|targets| targets.set_findings(gpu_uuid, findings)) {
+    for finding in mps.handles.context.state.change_mps(|targets| targets.set_findings(gpu_uuid, findings)) {
         tracing::warn!("not shared through MPS: {finding}");
     }
 }
 
 /// Reconciles the daemons of a GPU. The caller must hold the lane of the GPU.
 pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
-    let Ok(observed) = mps.handles.readings.gpu(gpu_uuid).await else { return };
+    let Ok(observed) = mps.handles.context.readings.gpu(gpu_uuid).await else { return };
     if observed.host.gpu(gpu_uuid).is_some_and(GpuSnapshot::is_unread) {
         // Running daemons keep their settings until gpushd has read the GPU. The first reading wakes this reconciler
         // again.
@@ -155,7 +156,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     }
     let at = observed.host.gpus.iter().position(|gpu| gpu.gpu.uuid == gpu_uuid);
     let mut seen = at.map(|at| observed.at(at, Viewer::Log));
-    let before = mps.handles.state.mps();
+    let before = mps.handles.context.state.mps();
     // The state is `Changing` only because an operation starts the daemon as its last step. So treat it as `Ready`.
     if let Some(gpu) = seen.as_mut().filter(|_| before.is_starting(gpu_uuid)) {
         if gpu.state == GpuState::Changing {
@@ -183,9 +184,9 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     if targets.values().any(|target| target.policy.users == MpsUsers::Many) {
         probe_multi_user(mps, config).await;
     }
-    let driver = mps.handles.hardware.status().driver.map(|driver| driver.version);
+    let driver = mps.handles.context.hardware.status().driver.map(|driver| driver.version);
     let unseen = decided.unseen.contains(gpu_uuid) || !is_reading_conclusive(seen.as_ref());
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     let mut reconciled = JoinSet::new();
     for existing in host.mps.on_gpu(gpu_uuid) {
         let uuid = &existing.uuid;
@@ -234,7 +235,7 @@ async fn probe_multi_user(mps: &Mps, config: &Config) {
     let program = program(mps, &config.mps.control, &gpush_core::config::Mps::default().control);
     let mut known = mps.control_program.lock().await;
     let probed = multi_user_support::probe(&program, known.take()).await;
-    mps.handles.state.change_mps(|targets| targets.multi_user = multi_user_support::of(&probed));
+    mps.handles.context.state.change_mps(|targets| targets.multi_user = multi_user_support::of(&probed));
     *known = Some(probed);
 }
 
@@ -252,7 +253,7 @@ async fn reconcile_target(mps: &Mps, target: &MpsTarget, wanted: Option<Box<Desi
     // Actions of administrators, operations and grants use this lock too. So this function does not start a daemon that
     // one of them has just stopped.
     let turn = turn.lock().await;
-    let before = mps.handles.state.mps();
+    let before = mps.handles.context.state.mps();
     let kept_stopped = before.is_kept_stopped(uuid);
     let stopped = before.record(uuid).stopped;
     let want = if stopped.is_some() || kept_stopped { None } else { wanted };
@@ -260,7 +261,7 @@ async fn reconcile_target(mps: &Mps, target: &MpsTarget, wanted: Option<Box<Desi
     let seen = |check: fn(&DaemonReport) -> bool| mps.target(uuid).is_some_and(|target| check(&target.report));
     // An adopted daemon can begin to admit clients without a change of its state. So wake the waiting requests here.
     if !before.get(uuid).is_some_and(|target| target.report.admits()) && seen(DaemonReport::admits) {
-        mps.handles.lanes.make_room();
+        mps.handles.context.lanes.make_room();
     }
     // After a restart of gpushd, set the recorded deadline of the drain again.
     if let Some(end_at) = stopped.and_then(|stopped| stopped.end_at)

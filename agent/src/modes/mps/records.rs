@@ -22,7 +22,7 @@ pub(super) async fn change(
     mut also: impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static,
 ) -> Result<(), StoreError> {
     let (target, recorded) = (uuid.to_owned(), change.clone());
-    let written = mps.handles.store.write_ending(move |tx| {
+    let written = mps.handles.context.store.write_ending(move |tx| {
         tx.change_mps_target(&target, recorded.clone())?;
         also(tx)
     });
@@ -32,13 +32,13 @@ pub(super) async fn change(
 }
 
 fn apply_in_memory(mps: &Mps, uuid: &str, change: impl FnOnce(MpsTargetRecord) -> MpsTargetRecord) {
-    mps.handles.state.change_mps(|targets| targets.change_record(uuid, change));
+    mps.handles.context.state.change_mps(|targets| targets.change_record(uuid, change));
 }
 
 /// Removes the settings that override a rule if the rule has changed since they were set.
 pub(super) async fn drop_overridden_settings(mps: &Mps, target: &sharing::SharingTarget) {
     let now = target.policy.settings.clone();
-    if mps.handles.state.mps().record(&target.uuid).set.is_none_or(|set| set.rule == now) {
+    if mps.handles.context.state.mps().record(&target.uuid).set.is_none_or(|set| set.rule == now) {
         return;
     }
     let forget =
@@ -58,7 +58,7 @@ pub(super) async fn drop_overridden_settings(mps: &Mps, target: &sharing::Sharin
 
 /// Removes the record of a target. Call this when no rule requests the target and its daemon has exited.
 pub(super) async fn remove_record(mps: &Mps, uuid: &str) {
-    let known = mps.handles.state.mps().record(uuid);
+    let known = mps.handles.context.state.mps().record(uuid);
     if known == without_daemon(known.clone()) {
         return;
     }
@@ -86,7 +86,7 @@ pub(crate) struct RecordedSettings(Vec<(String, RecordChange)>);
 impl RecordedSettings {
     /// Returns the changes that an operation with these plans makes if it succeeds.
     pub(crate) fn of(mps: &Mps, plans: &[GpuPlan]) -> Self {
-        let targets = mps.handles.state.mps();
+        let targets = mps.handles.context.state.mps();
         let made = |plan: &GpuPlan| -> Option<RecordChange> {
             if plan.starts_mps() {
                 return Some(with_started_daemon);
@@ -100,7 +100,7 @@ impl RecordedSettings {
     /// For each running daemon that a rule requests, returns the change that records the daemon as started. Used after
     /// a loss of the database, when an administrator accepts the GPUs as they are.
     pub(crate) fn of_running_daemons(mps: &Mps, gpus: &[Gpu]) -> Self {
-        let targets = mps.handles.state.mps();
+        let targets = mps.handles.context.state.mps();
         let stands = |gpu: &&Gpu| {
             gpu.mode == Mode::Mps && targets.get(&gpu.uuid).is_some_and(|target| target.report.pid.is_some())
         };
@@ -117,7 +117,7 @@ impl RecordedSettings {
 
     /// Returns the UUIDs of the changed GPUs whose rules request EXCLUSIVE_PROCESS.
     pub(crate) fn exclusive(&self, mps: &Mps, gpus: &[Gpu]) -> Vec<String> {
-        let config = mps.handles.state.config();
+        let config = mps.handles.context.state.config();
         let is_exclusive = |position: usize| {
             let rule = config.rules.get(position);
             rule.is_some_and(|rule| rule.mps_policy().compute_mode == MpsComputeMode::ExclusiveProcess)

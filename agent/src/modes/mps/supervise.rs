@@ -10,7 +10,7 @@ use gpush_core::{
     sharing::{self, SharingTarget},
     supervisor::{KillReason, SupervisorState},
 };
-use gpush_mps::daemon::{Daemon, DaemonTask, News, RecordedUsers, Report, Sources, TargetDir, sweep_removed};
+use gpush_mps::daemon::{Daemon, DaemonTask, RecordedUsers, Report, ReportChange, Sources, TargetDir, sweep_removed};
 use gpush_store::NewAudit;
 
 use super::{DaemonHandle, Mps, clients};
@@ -28,8 +28,8 @@ pub(crate) fn adopt_daemons(mps: &Mps) {
         let new = NewTarget { uuid: spec.uuid, short: spec.target, gpu_uuid: spec.gpu_uuid, desired: None };
         add(mps, &mut mps.daemons(), &new, place);
     }
-    let (launcher, stopping) = (mps.launcher.clone(), mps.handles.stopping.clone());
-    mps.handles.tasks.once(TaskName::MpsOrphans, async move {
+    let (launcher, stopping) = (mps.launcher.clone(), mps.handles.context.stopping.clone());
+    mps.handles.context.tasks.once(TaskName::MpsOrphans, async move {
         stopping.run_until_cancelled(launcher.end_orphans(known)).await;
     });
 }
@@ -38,9 +38,9 @@ pub(crate) fn adopt_daemons(mps: &Mps) {
 pub(super) fn add_or_update(mps: &Mps, desired: &SharingTarget) {
     // Keep this lock until the target is added, so that no other target gets the same short name meanwhile.
     let mut daemons = mps.daemons();
-    let targets = mps.handles.state.mps();
+    let targets = mps.handles.context.state.mps();
     if targets.get(&desired.uuid).is_some() {
-        mps.handles.state.change_mps(|targets| targets.set_desired(desired));
+        mps.handles.context.state.change_mps(|targets| targets.set_desired(desired));
         return;
     }
     let taken: BTreeSet<String> = targets.all().map(|target| target.short.clone()).collect();
@@ -54,7 +54,7 @@ pub(super) fn add_or_update(mps: &Mps, desired: &SharingTarget) {
 pub(super) fn remove(mps: &Mps, uuid: &str) {
     let mut daemons = mps.daemons();
     daemons.remove(uuid);
-    mps.handles.state.remove_mps_target(uuid);
+    mps.handles.context.state.remove_mps_target(uuid);
 }
 
 /// A target that gets a supervisor task.
@@ -72,11 +72,11 @@ fn add(mps: &Mps, daemons: &mut BTreeMap<String, DaemonHandle>, new: &NewTarget,
     let (daemon, task) = supervise(mps, new, supervisor, place);
     let NewTarget { uuid, short, gpu_uuid, desired } = new.clone();
     let report = daemon.last_report().daemon;
-    mps.handles.state.add_mps_target(MpsTarget { uuid, short, gpu_uuid, desired, supervisor, report });
+    mps.handles.context.state.add_mps_target(MpsTarget { uuid, short, gpu_uuid, desired, supervisor, report });
     daemons.insert(new.uuid.clone(), DaemonHandle { daemon, turn: Arc::default() });
     // The task reports only about targets that it finds in the state.
     let (task, object) = (Arc::new(task), format!("MPS daemon {}", new.short));
-    mps.handles.tasks.spawn_for(TaskName::MpsDaemon, object, move || Arc::clone(&task).run());
+    mps.handles.context.tasks.spawn_for(TaskName::MpsDaemon, object, move || Arc::clone(&task).run());
 }
 
 /// Records in the audit trail that gpushd killed a daemon. Does not wait for the record.
@@ -88,34 +88,34 @@ fn record_kill(mps: &Mps, uuid: &str, gpu_uuid: &str, why: KillReason) {
         result: "done".to_owned(),
         detail: serde_json::json!({ "gpu_uuid": gpu_uuid, "reason": why.to_string() }),
     };
-    drop(mps.handles.store.write_ending(move |tx| tx.audit(audit.clone()).map(|_| ())));
+    drop(mps.handles.context.store.write_ending(move |tx| tx.audit(audit.clone()).map(|_| ())));
 }
 
 /// Creates the supervisor task of a target.
 fn supervise(mps: &Mps, new: &NewTarget, supervisor: u64, place: TargetDir) -> (Daemon, DaemonTask) {
     let (shared, of) = (mps.clone(), new.clone());
-    let receive = move |seen: &Report, news: Option<News>| receive_report(&shared, &of, supervisor, seen, news);
+    let receive = move |seen: &Report, news: Option<ReportChange>| receive_report(&shared, &of, supervisor, seen, news);
     let driver_clients = clients::driver_clients(mps, &new.gpu_uuid, &new.uuid);
     let (shared, of) = (mps.clone(), new.uuid.clone());
     let recorded_users: RecordedUsers = Arc::new(move || shared.admitted(&of));
     let shared = mps.clone();
     let start_blocked = Arc::new(move || {
-        let entered = shared.handles.state.maintenance().is_some();
+        let entered = shared.handles.context.state.maintenance().is_some();
         entered.then(|| "the host is in maintenance: MPS daemons start when maintenance has ended".to_owned())
     });
     let sources = Sources { driver_clients, recorded_users, start_blocked };
     Daemon::with_task(&new.short, &new.uuid, place, mps.launcher.clone(), sources, receive)
 }
 
-/// Stores a report about a daemon. If it is news, logs it, and wakes the tasks that may wait for it.
-fn receive_report(mps: &Mps, of: &NewTarget, supervisor: u64, seen: &Report, news: Option<News>) {
+/// Stores a report about a daemon. If it has changed, logs it, and wakes the tasks that may wait for it.
+fn receive_report(mps: &Mps, of: &NewTarget, supervisor: u64, seen: &Report, news: Option<ReportChange>) {
     let killed = news.as_ref().and_then(|news| news.killed);
     let is_restarted = news.as_ref().is_some_and(|news| news.is_restarted);
-    let sentences = news.map(|News { servers, killed, .. }| {
+    let sentences = news.map(|ReportChange { servers, killed, .. }| {
         let killed = killed.map(|why| format!("gpushd killed it: {why}"));
         servers.into_iter().chain(killed).collect()
     });
-    let state = &mps.handles.state;
+    let state = &mps.handles.context.state;
     let Some(event) = state.report_daemon((&of.uuid, supervisor), seen.daemon.clone(), sentences) else { return };
     if let Some(why) = killed {
         record_kill(mps, &of.uuid, &of.gpu_uuid, why);
@@ -139,7 +139,7 @@ fn receive_report(mps: &Mps, of: &NewTarget, supervisor: u64, seen: &Report, new
         }
     }
     // Wake the requests for leases, because the daemon may admit clients now.
-    mps.handles.lanes.make_room();
+    mps.handles.context.lanes.make_room();
     // The daemon may have started after its operation stopped waiting, and may then need the compute mode. So wake the
     // reconciler. A task that runs again needs the desired state.
     if is_restarted || matches!(seen.daemon.state, SupervisorState::Stopped | SupervisorState::Ready { .. }) {

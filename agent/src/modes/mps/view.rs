@@ -30,7 +30,7 @@ pub(super) const OTHER_MODE: &str = "set another mode in the GPU's rule, such as
 /// Returns an error for each daemon that should serve clients but does not. A daemon that is starting, draining, or
 /// stopped by an administrator counts as healthy.
 pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     let ill = host.mps.all().filter_map(|target| target.unhealthy_error());
     let whole = host.mps.all().filter(|target| target.is_whole_gpu());
     let bypassed = whole.filter_map(|target| host.mps.bypass_error(&target.gpu_uuid, &target.label()));
@@ -48,14 +48,14 @@ pub(crate) fn health(mps: &Mps) -> Vec<ApiError> {
 /// # Errors
 /// If gpushd does not know the GPUs yet.
 pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Result<Vec<MpsDaemon>, ApiError> {
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     if host.mps.by_uuid.is_empty() {
         missing::gpus_known(&host)?;
     }
     missing::gpus_can_be_named(&host, unplaced(host.mps.all()))?;
     let daemons = mps.daemons().clone();
     join_all(daemons.values().map(|handle| handle.daemon.refresh(FRESH))).await;
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     let outlook = outlook(&host, caller.viewer);
     let mut all = Vec::new();
     for target in host.mps.all() {
@@ -70,7 +70,7 @@ pub(crate) async fn all(mps: &Mps, caller: &Caller) -> Result<Vec<MpsDaemon>, Ap
 /// # Errors
 /// If the text matches no daemon, or several, or if gpushd does not know the GPU of the daemon yet.
 pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDaemon, ApiError> {
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     let target = find(&host, text)?;
     missing::gpus_can_be_named(&host, unplaced([target]))?;
     Ok(describe(mps, caller, target).await)
@@ -88,7 +88,7 @@ pub(super) async fn describe(mps: &Mps, caller: &Caller, last: &Arc<MpsTarget>) 
         // For other users, answers may be up to [`FRESH`] old.
         handle.daemon.refresh(if caller.viewer.is_admin() { Duration::ZERO } else { FRESH }).await;
     }
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     let target = host.mps.get(&last.uuid).unwrap_or(last);
     shown(mps, caller, &host, &outlook(&host, caller.viewer), target).await
 }
@@ -98,7 +98,7 @@ pub(super) async fn describe(mps: &Mps, caller: &Caller, last: &Arc<MpsTarget>) 
 /// # Errors
 /// If the text matches no daemon.
 pub(crate) async fn logs_of(mps: &Mps, text: &str, lines: usize, all: bool) -> Result<MpsLogs, ApiError> {
-    let host = mps.handles.state.now();
+    let host = mps.handles.context.state.now();
     match &find(&host, text)?.report.logs {
         Some(dir) => Ok(log::last(dir, lines, all)),
         None => Ok(MpsLogs { files: Vec::new() }),
@@ -120,11 +120,11 @@ async fn shown(
     let mut server_users = BTreeMap::new();
     for pid in seen.servers.iter().filter_map(|(pid, _)| u32::try_from(*pid).ok()) {
         if let Some(uid) = proc::owner(pid) {
-            server_users.insert(pid, (uid, mps.handles.users.user(uid).await));
+            server_users.insert(pid, (uid, mps.handles.context.users.user(uid).await));
         }
     }
     let user = match seen.user {
-        Some(uid) => mps.handles.users.user(uid).await,
+        Some(uid) => mps.handles.context.users.user(uid).await,
         None => None,
     };
     let gpu = outlook.gpus.iter().find(|gpu| gpu.uuid == target.gpu_uuid);

@@ -121,14 +121,14 @@ pub(crate) async fn run(
 
 /// Tries to restore the compute mode of one GPU.
 async fn attempt(shared: &SharedGpus, needs: &NeedsComputeMode, uuid: &str) -> AttemptResult {
-    if shared.0.state.maintenance().is_some() {
+    if shared.0.context.state.maintenance().is_some() {
         return AttemptResult::NotYet;
     }
-    let Some(_turn) = shared.0.lanes.lock(uuid).await else { return AttemptResult::NotYet };
+    let Some(_turn) = shared.0.context.lanes.lock(uuid).await else { return AttemptResult::NotYet };
     if needs(uuid) {
         return AttemptResult::Done;
     }
-    let observed = shared.0.readings.gpu(uuid).await;
+    let observed = shared.0.context.readings.gpu(uuid).await;
     let gpus = observed.map(|observed| observed.gpus(Viewer::Agent)).unwrap_or_default();
     let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid && can_be_changed(gpu)) else {
         return AttemptResult::NotYet;

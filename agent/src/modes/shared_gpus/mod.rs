@@ -19,6 +19,7 @@
 
 mod leftover;
 
+use crate::state::context::HostContext;
 use std::{
     collections::BTreeMap,
     sync::{Arc, MutexGuard},
@@ -26,12 +27,11 @@ use std::{
 
 use gpush_api::{ApiError, ComputeMode, Mode};
 use gpush_locked::Locked;
-use gpush_nvml::{Hardware, ReadingPart};
-use gpush_store::{ComputeModeSet, LevelSet, SharedGpu, Store};
+use gpush_nvml::ReadingPart;
+use gpush_store::{ComputeModeSet, LevelSet, SharedGpu};
 use tokio::sync::{OwnedMutexGuard, watch};
 
 pub(crate) use self::leftover::run;
-use crate::state::{State, lanes::Lanes, readings::Readings};
 
 /// The recorded settings of shared GPUs. A handle, cheap to clone.
 #[derive(Debug, Clone)]
@@ -39,11 +39,7 @@ pub(crate) struct SharedGpus(Arc<SharedGpuParts>);
 
 #[derive(Debug)]
 struct SharedGpuParts {
-    store: Store,
-    state: State,
-    readings: Readings,
-    hardware: Hardware,
-    lanes: Lanes,
+    context: Arc<HostContext>,
     /// Records by UUID of the GPU.
     records: Locked<BTreeMap<String, SharedGpu>>,
     /// A lock for each GPU, by UUID. It is held while the record of the GPU changes.
@@ -56,17 +52,10 @@ struct SharedGpuParts {
 
 impl SharedGpus {
     /// Creates the handle with the recorded settings.
-    pub(crate) fn new(
-        store: Store,
-        state: State,
-        readings: Readings,
-        hardware: Hardware,
-        lanes: Lanes,
-        records: Vec<SharedGpu>,
-    ) -> Self {
+    pub(crate) fn new(context: Arc<HostContext>, records: Vec<SharedGpu>) -> Self {
         let records = Locked::new(records.into_iter().map(|record| (record.gpu.clone(), record)).collect());
         let (locks, troubles, wake) = (Locked::default(), Locked::default(), watch::Sender::new(()));
-        Self(Arc::new(SharedGpuParts { store, state, readings, hardware, lanes, records, locks, troubles, wake }))
+        Self(Arc::new(SharedGpuParts { context, records, locks, troubles, wake }))
     }
 
     /// Locks the record of a GPU. Waits while another caller changes the record.
@@ -250,7 +239,7 @@ impl SharedGpus {
     /// has changed the mode.
     async fn read(&self, uuid: &str) -> Result<Option<ComputeMode>, String> {
         let why = |cause: String| format!("its compute mode can't be read: {cause}");
-        let reading = self.0.readings.read_now(uuid).await.map_err(|error| why(error.to_string()))?;
+        let reading = self.0.context.readings.read_now(uuid).await.map_err(|error| why(error.to_string()))?;
         match (reading.compute_mode, reading.unread(ReadingPart::ComputeMode)) {
             (None, Some(error)) => Err(why(error.to_owned())),
             (mode, _) => Ok(mode),
@@ -259,8 +248,8 @@ impl SharedGpus {
 
     /// Sets a compute mode. Returns success only if the driver then reports the new mode.
     async fn set(&self, uuid: &str, mode: ComputeMode) -> Result<(), String> {
-        let called = self.0.hardware.set_compute_mode(uuid, mode).await;
-        self.0.readings.invalidate(uuid);
+        let called = self.0.context.hardware.set_compute_mode(uuid, mode).await;
+        self.0.context.readings.invalidate(uuid);
         called.map_err(|error| format!("cannot set its compute mode to {mode}: {error}"))?;
         // Read the GPU again, so that later callers see the new mode.
         let _ = self.read(uuid).await;
@@ -269,7 +258,7 @@ impl SharedGpus {
 
     async fn store_record(&self, record: SharedGpu) -> Result<(), String> {
         let uuid = record.gpu.clone();
-        let written = self.0.store.write_ending(move |tx| tx.set_shared_gpu(record.clone()));
+        let written = self.0.context.store.write_ending(move |tx| tx.set_shared_gpu(record.clone()));
         let record = written
             .await
             .map_err(|error| format!("its settings are not changed, because they cannot be recorded: {error}"))?;

@@ -54,7 +54,7 @@ pub(super) async fn reconcile(
             LevelAction::Set(now) => {
                 let turn = match setter {
                     Setter::Operation => None,
-                    Setter::Reconciler => match timeslice.lanes.try_lock(&aim.gpu.uuid) {
+                    Setter::Reconciler => match timeslice.context.lanes.try_lock(&aim.gpu.uuid) {
                         Some(turn) => Some(turn),
                         None => {
                             busy.push(aim.gpu.uuid.clone());
@@ -141,7 +141,7 @@ async fn list(
             Some(reported)
         }
         // Maintenance has begun meanwhile. gpushd already reports the maintenance elsewhere, so store no error.
-        Err(_) if timeslice.state.maintenance().is_some() => None,
+        Err(_) if timeslice.context.state.maintenance().is_some() => None,
         Err(error) => {
             let why = error.sentences().join(": ");
             for aim in aims.iter().filter(|aim| aim.policy.is_some()) {

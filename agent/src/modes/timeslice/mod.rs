@@ -53,14 +53,11 @@ use std::{
 
 use gpush_api::ApiError;
 use gpush_locked::Locked;
-use gpush_nvml::Hardware;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
 use crate::{
     modes::shared_gpus::SharedGpus,
-    state::{State, lanes::Lanes, readings::Readings, words},
-    system::{host_services::HostServices, tasks::Tasks},
+    state::{context::HostContext, words},
 };
 
 pub(crate) use self::{
@@ -71,26 +68,20 @@ pub(crate) use self::{
 
 /// Keeps the settings of time-sliced GPUs. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Timeslice(Arc<Inner>);
+pub(crate) struct Timeslice(Arc<TimesliceParts>);
 
 impl Deref for Timeslice {
-    type Target = Inner;
+    type Target = TimesliceParts;
 
-    fn deref(&self) -> &Inner {
+    fn deref(&self) -> &TimesliceParts {
         &self.0
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Inner {
-    state: State,
-    readings: Readings,
-    hardware: Hardware,
-    lanes: Lanes,
+pub(crate) struct TimesliceParts {
+    context: Arc<HostContext>,
     shared_gpus: SharedGpus,
-    host_services: Arc<HostServices>,
-    tasks: Tasks,
-    stopping: CancellationToken,
     troubles: Locked<BTreeMap<TroubleSubject, ApiError>>,
     /// Each new value wakes the reconciler.
     wake: watch::Sender<()>,
@@ -112,24 +103,10 @@ enum TroubleSubject {
 
 impl Timeslice {
     /// Creates the handle. gpushd has not read a level yet.
-    pub(crate) fn new(
-        state: State,
-        readings: Readings,
-        hardware: Hardware,
-        lanes: Lanes,
-        shared_gpus: SharedGpus,
-        host_services: Arc<HostServices>,
-        tasks: Tasks,
-    ) -> Self {
-        Self(Arc::new(Inner {
-            state,
-            readings,
-            hardware,
-            lanes,
+    pub(crate) fn new(context: Arc<HostContext>, shared_gpus: SharedGpus) -> Self {
+        Self(Arc::new(TimesliceParts {
+            context,
             shared_gpus,
-            host_services,
-            stopping: tasks.stopping().clone(),
-            tasks,
             troubles: Locked::default(),
             wake: watch::Sender::new(()),
             smi: tokio::sync::Mutex::default(),

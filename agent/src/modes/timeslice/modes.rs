@@ -40,7 +40,7 @@ impl ModeTasks {
             self.running.insert(aim.gpu.uuid.clone(), Running { policy: aim.policy.clone(), outdated: false });
             let (timeslice, aim) = (timeslice.clone(), aim.clone());
             self.tasks.spawn(async move {
-                let done = match timeslice.lanes.lock(&aim.gpu.uuid).await {
+                let done = match timeslice.context.lanes.lock(&aim.gpu.uuid).await {
                     Some(_turn) => Some(apply(&timeslice, &aim).await),
                     // An operation is changing the GPU. When the operation ends, it wakes this reconciler.
                     None => None,
@@ -58,7 +58,9 @@ impl ModeTasks {
     /// Waits until a task ends, and stores its result. Never returns if no task runs. Returns whether gpushd must check
     /// the GPU again.
     pub(super) async fn ended(&mut self, timeslice: &Timeslice, pace: &mut Schedule) -> bool {
-        let Some((aim, done)) = subtask::next(&mut self.tasks).await else { return std::future::pending().await };
+        let Some((aim, done)) = subtask::next(&mut self.tasks).await else {
+            return std::future::pending().await;
+        };
         let outdated = self.running.remove(&aim.gpu.uuid).is_some_and(|running| running.outdated);
         match done {
             // Do not store this failure: it would delay the policy that is desired now.

@@ -67,10 +67,10 @@ pub(crate) async fn apply_and_read_back(timeslice: &Timeslice, uuids: &[String])
     if uuids.is_empty() {
         return Vec::new();
     }
-    let mut round = timeslice.state.begin_level_round();
+    let mut round = timeslice.context.state.begin_level_round();
     let work = tokio::time::timeout(PATIENCE, apply_now(timeslice, &mut round, uuids));
-    let is_done = timeslice.stopping.run_until_cancelled(work).await.is_some_and(|done| done.unwrap_or(false));
-    timeslice.state.report_levels(round);
+    let is_done = timeslice.context.stopping.run_until_cancelled(work).await.is_some_and(|done| done.unwrap_or(false));
+    timeslice.context.state.report_levels(round);
     if !is_done {
         let late = |uuid| format!("the time-slice level and compute mode of GPU {uuid} are set after the operation");
         return uuids.iter().map(late).collect();
@@ -86,8 +86,8 @@ pub(crate) async fn apply_and_read_back(timeslice: &Timeslice, uuids: &[String])
 /// Sets the level and compute mode of GPUs. Returns whether all of these GPUs could be read.
 async fn apply_now(timeslice: &Timeslice, round: &mut LevelRound, uuids: &[String]) -> bool {
     // Read the GPUs again, because the last readings may be from before the operation's last step.
-    let _read = timeslice.readings.now(uuids).await;
-    let Ok(host) = timeslice.readings.known() else { return false };
+    let _read = timeslice.context.readings.now(uuids).await;
+    let Ok(host) = timeslice.context.readings.known() else { return false };
     let mut gpus = host.gpus(Viewer::Agent);
     for gpu in gpus.iter_mut().filter(|gpu| uuids.contains(&gpu.uuid)) {
         if gpu.state == GpuState::Changing {
@@ -97,10 +97,10 @@ async fn apply_now(timeslice: &Timeslice, round: &mut LevelRound, uuids: &[Strin
         gpu.pending.clear();
     }
     // `|_| false`: the operation has already stopped the MPS daemons, which would prevent time-slicing.
-    let mut aims = target::targets(timeslice, round, &timeslice.state.config(), &gpus, &|_| false);
+    let mut aims = target::targets(timeslice, round, &timeslice.context.state.config(), &gpus, &|_| false);
     aims.retain(|aim| uuids.contains(&aim.gpu.uuid));
     let are_seen = uuids.iter().all(|uuid| aims.iter().any(|aim| aim.gpu.uuid == *uuid));
-    let mut pace = Schedule::new(timeslice.host_services.level_interval);
+    let mut pace = Schedule::new(timeslice.context.host_services.level_interval);
     modes::reconcile_owned(timeslice, &mut pace, &aims).await;
     // Leave out GPUs on which there is neither a level to set nor one to remove.
     aims.retain(|aim| aim.policy.is_some() || timeslice.shared_gpus.level(&aim.gpu.uuid).is_some());

@@ -21,9 +21,9 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
     let timeslice = &timeslice;
     let tend = async {
         smi::adopt(timeslice).await;
-        let mut status = timeslice.hardware.watch();
-        let mut tending = Reconciler::new(timeslice.host_services.level_interval);
-        let mut snapshots = timeslice.state.watch();
+        let mut status = timeslice.context.hardware.watch();
+        let mut tending = Reconciler::new(timeslice.context.host_services.level_interval);
+        let mut snapshots = timeslice.context.state.watch();
         let mut wake = timeslice.wake.subscribe();
         loop {
             let changes = snapshots.borrow_and_update().changes;
@@ -46,11 +46,11 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
             }
         }
         // The driver supervisor has failed. This failure ends gpushd.
-        timeslice.stopping.cancelled().await;
+        timeslice.context.stopping.cancelled().await;
     };
     // The loop may be stopped at any point: every setting is recorded, so the next gpushd can continue.
     tokio::select! {
-        () = timeslice.stopping.cancelled() => {}
+        () = timeslice.context.stopping.cancelled() => {}
         () = tend => {}
     }
 }
@@ -96,27 +96,27 @@ impl Reconciler {
 
     /// Sets or removes the settings of all GPUs that are or were time-sliced.
     async fn reconcile(&mut self, timeslice: &Timeslice, has_daemon: &impl Fn(&str) -> bool) {
-        let config = timeslice.state.config();
+        let config = timeslice.context.state.config();
         let wanted = config.rules.iter().any(|rule| rule.mode == Mode::Timeslice);
         if !wanted && !timeslice.shared_gpus.has_timeslice_settings() {
-            let mut round = timeslice.state.begin_level_round();
+            let mut round = timeslice.context.state.begin_level_round();
             round.retain(|_| false);
-            timeslice.state.report_levels(round);
+            timeslice.context.state.report_levels(round);
             timeslice.forget_troubles();
-            self.reset(timeslice.host_services.level_interval);
+            self.reset(timeslice.context.host_services.level_interval);
             return;
         }
         if timeslice.take_restart_request() {
             // Read the levels of all GPUs again, even if the driver reported no levels for a GPU.
-            self.reset(timeslice.host_services.level_interval);
+            self.reset(timeslice.context.host_services.level_interval);
         }
         self.pace.set_periodic(true);
-        if timeslice.state.maintenance().is_some() {
+        if timeslice.context.state.maintenance().is_some() {
             return;
         }
-        let Ok(observed) = timeslice.readings.host().await else { return };
+        let Ok(observed) = timeslice.context.readings.host().await else { return };
         let gpus = observed.gpus(Viewer::Agent);
-        let mut round = timeslice.state.begin_level_round();
+        let mut round = timeslice.context.state.begin_level_round();
         let aims = targets(timeslice, &mut round, &config, &gpus, has_daemon);
         self.modes.start(timeslice, &self.pace, &aims);
         let (kept, let_go): (Vec<TimeslicedGpu>, Vec<TimeslicedGpu>) =
@@ -126,8 +126,8 @@ impl Reconciler {
         let aims: Vec<TimeslicedGpu> = kept.into_iter().chain(let_go).collect();
         let sight = LastCheck {
             aims: aims.iter().map(|aim| (aim.gpu.uuid.clone(), aim.level().number())).collect(),
-            workers: timeslice.hardware.status().started,
-            program: timeslice.host_services.nvidia_smi(&config.mode_change),
+            workers: timeslice.context.hardware.status().started,
+            program: timeslice.context.host_services.nvidia_smi(&config.mode_change),
         };
         let new = sight.is_new_after(&self.last) && !aims.is_empty();
         self.last = sight;
@@ -138,13 +138,13 @@ impl Reconciler {
                 // Forget that this GPU was checked, so that gpushd checks it again when its lane is free.
                 self.last.aims.retain(|(of, _)| *of != uuid);
                 let timeslice = timeslice.clone();
-                let tasks = timeslice.tasks.clone();
+                let tasks = timeslice.context.tasks.clone();
                 tasks.once(TaskName::ReconcilerWakeup, async move {
-                    drop(timeslice.lanes.lock(&uuid).await);
+                    drop(timeslice.context.lanes.lock(&uuid).await);
                     timeslice.wake();
                 });
             }
         }
-        timeslice.state.report_levels(round);
+        timeslice.context.state.report_levels(round);
     }
 }

@@ -31,8 +31,8 @@ pub(super) enum NotSet {
 
 /// Waits for calls that a previous gpushd started.
 pub(super) async fn adopt(timeslice: &Timeslice) {
-    timeslice.host_services.helpers.adopt(HELPER_OPERATION).await;
-    timeslice.host_services.helpers.forget(HELPER_OPERATION);
+    timeslice.context.host_services.helpers.adopt(HELPER_OPERATION).await;
+    timeslice.context.host_services.helpers.forget(HELPER_OPERATION);
 }
 
 /// Returns the level of each GPU, as nvidia-smi reports it.
@@ -88,7 +88,7 @@ pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel)
 /// Runs `nvidia-smi compute-policy`. If the caller stops waiting, the program continues, and the locks stay held until
 /// it exits. So no reset and no other call can begin before that.
 async fn run(timeslice: &Timeslice, step: &'static str, args: Vec<String>) -> Result<Ended, ApiError> {
-    let (tasks, timeslice) = (timeslice.tasks.clone(), timeslice.clone());
+    let (tasks, timeslice) = (timeslice.context.tasks.clone(), timeslice.clone());
     let run = async move { run_to_its_end(&timeslice, step, args).await };
     tasks.once(TaskName::TimesliceCommand, run).await.unwrap_or_else(|failed| Err(error(&failed.to_string())))
 }
@@ -96,11 +96,11 @@ async fn run(timeslice: &Timeslice, step: &'static str, args: Vec<String>) -> Re
 async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) -> Result<Ended, ApiError> {
     // Never run two calls at the same time: the reconciler and operations may need the program concurrently.
     let _alone = timeslice.smi.lock().await;
-    let helpers = &timeslice.host_services.helpers;
-    let program = timeslice.host_services.nvidia_smi(&timeslice.state.config().mode_change);
+    let helpers = &timeslice.context.host_services.helpers;
+    let program = timeslice.context.host_services.nvidia_smi(&timeslice.context.state.config().mode_change);
     // The program has the driver open. While this lock is held, no reset can begin, and maintenance waits.
-    let _open = timeslice.host_services.driverless.read().await;
-    if let Some(maintenance) = timeslice.state.maintenance() {
+    let _open = timeslice.context.host_services.driverless.read().await;
+    if let Some(maintenance) = timeslice.context.state.maintenance() {
         return Err(crate::state::words::refusal(&maintenance));
     }
     if !helpers.running(HELPER_OPERATION).is_empty() {

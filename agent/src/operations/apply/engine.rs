@@ -15,7 +15,6 @@ pub(crate) type Engine = Arc<EngineHandles>;
 
 #[derive(Debug)]
 pub(crate) struct EngineHandles {
-    /// The handles of the host.
     pub(crate) context: Arc<HostContext>,
     /// Requests in flight that have an idempotency key.
     pub(crate) idempotency: Idempotency,

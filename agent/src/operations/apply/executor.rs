@@ -62,7 +62,7 @@ impl Executor {
         // Do not use the returned failures: they are already logged, and the operation no longer accepts notes.
         let _failures = self.close(number, OperationState::Failed).await;
         self.operations.abandon(number, error).await;
-        lease_changes::abandon(&self.mig.state, &self.services.context.store, number).await;
+        lease_changes::abandon(&self.mig.context.state, &self.services.context.store, number).await;
         self.mps.forget_operation(&number.to_string());
     }
 
@@ -150,9 +150,9 @@ impl Executor {
             changes.extend(parts.iter().map(|part| Change::clear_degraded(&part.plan.uuid)));
         }
         parts.iter().for_each(|part| self.mig.driver.readings.invalidate(&part.plan.uuid));
-        self.mig.state.apply(&changes);
+        self.mig.context.state.apply(&changes);
         let plans: Vec<GpuPlan> = parts.iter().map(|part| part.plan.clone()).collect();
-        let hook = self.mig.state.config().mode_change.after.clone();
+        let hook = self.mig.context.state.config().mode_change.after.clone();
         let hooked = parts.iter().find(|part| !part.plan.hooks.is_empty()).map(|part| part.position);
         if let (Some(program), Some(position)) = (&hook, hooked) {
             ongoing.progress(position, |progress| progress.doing = Some(running_hook(program)));
@@ -191,7 +191,7 @@ impl Executor {
             Ok(EndEffects { overrides: overrides::record_changes(tx, &operation, &lasting)?, leases })
         };
         shared.apply(&self.mps);
-        let host = self.mig.state.clone();
+        let host = self.mig.context.state.clone();
         let applied: Vec<String> = parts.iter().map(|part| part.plan.uuid.clone()).collect();
         let then = move |effects: &EndEffects| {
             host.override_effects(&effects.overrides);
@@ -202,7 +202,7 @@ impl Executor {
         };
         ongoing.end(state, error, Box::new(also), Box::new(then)).await;
         self.mps.forget_operation(&id);
-        self.mig.host_services.helpers.forget(&id);
+        self.mig.context.host_services.helpers.forget(&id);
     }
 }
 

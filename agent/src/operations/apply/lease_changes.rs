@@ -42,7 +42,7 @@ impl LeaseChanges {
     /// Determines which leases change when `operation` ends in `state`. `plans` are the plans that
     /// the operation began with.
     pub(super) async fn of(mig: &MigMode, operation: OperationId, plans: &[GpuPlan], state: OperationState) -> Self {
-        let leases = mig.state.leases();
+        let leases = mig.context.state.leases();
         let is_done = state == OperationState::Done;
         let mut lease = None;
         if let Some(granting) = leases.granting(operation) {

@@ -111,7 +111,7 @@ impl Run<'_> {
         let (id, number) = (self.ongoing.id(), self.ongoing.number());
         let first = plans.iter().position(|plan| !plan.services.is_empty() || !plan.hooks.is_empty());
         let first = first.unwrap_or_default();
-        for bracket in brackets(&plans, &id, &mig.state.config().mode_change) {
+        for bracket in brackets(&plans, &id, &mig.context.state.config().mode_change) {
             let (position, opened) = match &bracket {
                 Bracket::Timeslice => {
                     let release = timeslice::gpus_to_release(timeslice, &plans);

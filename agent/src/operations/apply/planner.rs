@@ -47,12 +47,12 @@ impl Planner {
         // polls the daemons later.
         let gpus = self.gpus(viewer).await?;
         let meant = self.planned(&gpus, request, false).await;
-        let meant = meant.map_err(|error| self.mig.state.now().explain_absent(&request.gpus, error))?;
-        if self.mig.state.maintenance().is_some() {
+        let meant = meant.map_err(|error| self.mig.context.state.now().explain_absent(&request.gpus, error))?;
+        if self.mig.context.state.maintenance().is_some() {
             // During maintenance gpushd cannot read any GPU. Each plan already has this error.
             return Ok(Plans { plans: meant });
         }
-        not_resetting(&self.mig.host_services)?;
+        not_resetting(&self.mig.context.host_services)?;
         let mut fresh = Vec::new();
         let mut unread = BTreeMap::new();
         // Do not read a GPU that an operation is changing. The reading would have to wait for a step, and would show an
@@ -74,7 +74,7 @@ impl Planner {
         }
         let gpus = self.gpus_with(viewer, &fresh).await?;
         let mut plans = self.planned(&gpus, request, false).await?;
-        check_mps_entries(&self.mig.state.config(), &gpus, request, &plans, false)?;
+        check_mps_entries(&self.mig.context.state.config(), &gpus, request, &plans, false)?;
         self.refuse_blocked(viewer, &gpus, &mut plans).await;
         for plan in &mut plans {
             // An operation may have begun meanwhile.
@@ -114,7 +114,7 @@ impl Planner {
         request: &PlanRequest,
         once: bool,
     ) -> Result<(Vec<GpuPlan>, Needs), ApiError> {
-        let config = self.mig.state.config();
+        let config = self.mig.context.state.config();
         let mut plans = plan_host(&config, gpus, request)?.plans;
         let on_switches =
             |plan: &GpuPlan| plan.reset().is_some() && gpus.iter().any(|gpu| gpu.uuid == plan.uuid && is_switched(gpu));
@@ -168,7 +168,7 @@ impl Planner {
     pub(super) async fn gpus(&self, viewer: Viewer) -> Result<Vec<Gpu>, ApiError> {
         let observed = self.mig.driver.readings.host().await?;
         let mut gpus = observed.gpus_for_plans(viewer, &self.mps.idle());
-        self.mig.state.leases().mark_reservations(&mut gpus);
+        self.mig.context.state.leases().mark_reservations(&mut gpus);
         Ok(gpus)
     }
 
@@ -190,8 +190,8 @@ impl Planner {
         }
         let asked = readings.iter().map(|reading| reading.identity.uuid.clone()).collect();
         mps::poll(&self.mps, &asked).await;
-        let mut gpus = self.mig.state.with(readings).gpus_for_plans(viewer, &self.mps.idle());
-        self.mig.state.leases().mark_reservations(&mut gpus);
+        let mut gpus = self.mig.context.state.with(readings).gpus_for_plans(viewer, &self.mps.idle());
+        self.mig.context.state.leases().mark_reservations(&mut gpus);
         Ok(gpus)
     }
 }

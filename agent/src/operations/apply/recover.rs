@@ -125,10 +125,10 @@ impl Recovery {
 
     async fn close(self, id: OperationId, stage: OperationState) {
         let Self { executor, stopping, .. } = self;
-        let helpers = &executor.mig.host_services.helpers;
+        let helpers = &executor.mig.context.host_services.helpers;
         helpers.adopt(&id.to_string()).await;
         // During maintenance, do not start services, because a service may open the GPUs.
-        let mut snapshots = executor.mig.state.watch();
+        let mut snapshots = executor.mig.context.state.watch();
         tokio::select! {
             () = stopping.cancelled() => return,
             _ = snapshots.wait_for(|host| host.maintenance.is_none()) => {}
@@ -164,13 +164,13 @@ impl Recovery {
     async fn wait_for_resets(&self, unfinished: &[UnfinishedOperation]) {
         let mig = &self.executor.mig;
         let ids: Vec<String> = unfinished.iter().map(|left| left.record.id.to_string()).collect();
-        mig.host_services.helpers.forget_others(&ids);
-        let resets = |id: &&String| mig.host_services.helpers.running(id).iter().any(|step| step == RESET);
+        mig.context.host_services.helpers.forget_others(&ids);
+        let resets = |id: &&String| mig.context.host_services.helpers.running(id).iter().any(|step| step == RESET);
         let resetting: Vec<String> = ids.iter().filter(resets).cloned().collect();
         if resetting.is_empty() {
             return;
         }
-        let gate = Arc::clone(&mig.host_services.driverless).write_owned().await;
+        let gate = Arc::clone(&mig.context.host_services.driverless).write_owned().await;
         if let Err(error) = mig.driver.hardware.pause().await {
             tracing::warn!("cannot pause the driver calls during a GPU reset: {error}");
         }
@@ -180,7 +180,7 @@ impl Recovery {
             async move {
                 let (mig, resetting, gate) = &*shared;
                 for id in resetting {
-                    mig.host_services.helpers.adopt(id).await;
+                    mig.context.host_services.helpers.adopt(id).await;
                 }
                 mig.driver.hardware.unpause();
                 drop(gate.lock().take());
@@ -197,7 +197,7 @@ impl Recovery {
             let id = ongoing.id();
             tracing::warn!(operation = id, "cannot record that operation {id} was interrupted: {error}");
         }
-        for reported in self.executor.mig.host_services.helpers.adopt(&ongoing.id()).await {
+        for reported in self.executor.mig.context.host_services.helpers.adopt(&ongoing.id()).await {
             ongoing.note(reported);
         }
         let Some(read) = self.read(&left.intent.gpus).await else { return };
@@ -286,7 +286,7 @@ impl Recovery {
         let id = ongoing.id();
         let error = why.context(format!("operation {id} was not finished when gpushd ended, and cannot continue"));
         for part in parts {
-            self.executor.mig.state.apply(&[part.degrade(&id, &error)]);
+            self.executor.mig.context.state.apply(&[part.degrade(&id, &error)]);
         }
         self.executor.finish(ongoing, parts, OperationState::Failed, Some(error)).await;
     }

@@ -173,7 +173,7 @@ async fn once(
     let mut short = None;
     let geometry = Geometry::new(&now.profiles, now.memory_slices, now.compute_slices);
     if now.enabled {
-        let daemons = mig.state.mps().daemons_on(&part.plan.uuid);
+        let daemons = mig.context.state.mps().daemons_on(&part.plan.uuid);
         let holds = ProtectedInstances::default().with_mps_daemons(&now.instances, &daemons);
         let (steps, partial) = plan_back(part, before, now, &reading, &holds, stays).map_err(failed)?;
         short = partial;

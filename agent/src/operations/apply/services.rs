@@ -47,7 +47,6 @@ const HOOK_AFTER: &str = "hook-after";
 /// journal records each action, so that a later gpushd can undo it too.
 #[derive(Debug, Clone)]
 pub(crate) struct Services {
-    /// The handles of the host.
     pub(crate) context: Arc<HostContext>,
 }
 

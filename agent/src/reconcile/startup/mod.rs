@@ -206,7 +206,6 @@ impl Startup {
 /// The handles for layouts at start and for the repair of drift. Cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Handles {
-    /// The handles of the host.
     pub(crate) context: Arc<HostContext>,
     /// Stores which layouts could not be applied.
     pub(crate) startup: Startup,

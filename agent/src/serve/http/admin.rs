@@ -82,7 +82,7 @@ mod tests {
 
     /// The description of each endpoint says whether it is for administrators. Its handler must check that.
     #[test]
-    fn handlers_of_administrators_are_those_described_so() {
+    fn admin_handlers_match_the_api_description() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/serve/http");
         let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         let (mut admin, mut other) = (0, 0);

@@ -77,7 +77,6 @@ pub(crate) struct Handles(Arc<ApiHandles>);
 /// The handles behind [`Handles`].
 #[derive(Debug, Clone)]
 pub(crate) struct ApiHandles {
-    /// The handles of the host.
     pub(crate) context: Arc<HostContext>,
     pub(crate) authorization: Authorization,
     pub(crate) requests: Requests,

@@ -17,7 +17,6 @@ use crate::{
 /// Admits and executes requests that change something. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub(crate) struct Requests {
-    /// The handles of the host.
     pub(crate) context: Arc<HostContext>,
     /// Recognizes requests that were already executed.
     pub(crate) idempotency: Idempotency,

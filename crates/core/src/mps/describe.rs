@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn end_of_a_target_names_a_command_only_if_a_rule_claims_the_gpu() {
+    fn ended_target_names_command_only_if_rule_claims_gpu() {
         let (all, mut gpus) = (targets([gpu_target(0, report(READY))]), gpus());
         let none = Config::default();
         let finding = |gpus: &[Gpu]| {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn findings_say_why_programs_bypass_mps_and_why_one_user_is_served() {
+    fn findings_explain_bypass_and_single_user() {
         let (gpus, config) = (gpus(), config("users = \"many\""));
         let mut target = gpu_target(0, report(READY));
         target.desired.as_mut().unwrap().policy.users = MpsUsers::Many;

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn target_that_an_operation_has_started_is_pending_until_it_exists() {
+    fn target_started_by_operation_is_pending() {
         let (gpus, config) = (gpus(), config(""));
         let mut all = targets([]);
         assert!(!DesiredTargets::new(&config, &gpus, &all).has_pending(), "only an operation starts the daemon");

@@ -51,7 +51,7 @@ pub struct DaemonReport {
     pub ear: BTreeSet<i32>,
     /// A description of the protocol in use; `None` before the first reply.
     pub protocol: Option<String>,
-    /// Findings that users should know about although the daemon may serve, one sentence each.
+    /// Warnings for users, one sentence each. The daemon may still serve clients.
     pub findings: Vec<String>,
     /// Pipe directory.
     pub pipe: Option<PathBuf>,

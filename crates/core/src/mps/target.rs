@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_is_retryable_unless_an_administrator_must_start_the_daemon() {
+    fn refusal_is_retryable_unless_daemon_was_stopped() {
         assert!(target(READY).not_granting_error(false).retryable, "gpushd adopts it");
         assert!(target(SupervisorState::Stopped).not_granting_error(false).retryable, "gpushd starts it");
         for (state, is_stopped) in [(SupervisorState::Stopped, true), (SupervisorState::GivenUp, false)] {

@@ -190,7 +190,7 @@ impl MpsTargets {
     }
 
     /// Stores why gpushd could not set the compute mode of a GPU; `None` if programs cannot bypass MPS on it. Returns
-    /// whether this is news.
+    /// whether this has changed.
     pub fn set_bypass_reason(&mut self, gpu: &str, why: Option<&str>) -> bool {
         if self.bypass_reasons.get(gpu).map(String::as_str) == why {
             return false;

@@ -167,9 +167,9 @@ pub struct Report {
     answered: Option<Instant>,
 }
 
-/// Why a report is news. The state or the pid has changed, or one of these fields is set.
+/// What changed since the previous report, if the change must be published. The state or the pid has changed, or one of these fields is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct News {
+pub struct ReportChange {
     /// A change of the servers.
     pub servers: Option<String>,
     /// Why gpushd has just killed the daemon, or what a previous daemon left.
@@ -179,7 +179,7 @@ pub struct News {
 }
 
 /// Receives each report of a supervisor task, with the reason if the report is news.
-type ReceiveReport = Box<dyn Fn(&Report, Option<News>) + Send + Sync>;
+type ReceiveReport = Box<dyn Fn(&Report, Option<ReportChange>) + Send + Sync>;
 
 /// Functions that a supervisor task calls to get facts from outside. Tests inject other functions.
 #[derive(Clone)]
@@ -226,7 +226,7 @@ impl DaemonTask {
             // The owner of the callback reacts to this call by sending the desired state to the new task. Until the new
             // task has adopted the daemon, the last report remains.
             let last = self.publish.borrow().clone();
-            (self.receive)(&last, Some(News { is_restarted: true, ..News::default() }));
+            (self.receive)(&last, Some(ReportChange { is_restarted: true, ..ReportChange::default() }));
             (self.create)()
         });
         task.run(&mut asks, &self.publish, &self.receive).await;
@@ -242,7 +242,7 @@ impl Daemon {
         place: TargetDir,
         launcher: Launcher,
         sources: Sources,
-        receive: impl Fn(&Report, Option<News>) + Send + Sync + 'static,
+        receive: impl Fn(&Report, Option<ReportChange>) + Send + Sync + 'static,
     ) -> (Self, DaemonTask) {
         let (ask, asks) = mpsc::channel(WAITING);
         let (target, uuid) = (target.to_owned(), uuid.to_owned());

@@ -8,7 +8,9 @@ use gpush_core::{mps::DaemonReport, supervisor::SupervisorState};
 use jiff::Timestamp;
 use tokio::{sync::watch, time::Instant};
 
-use super::{News, ReceiveReport, Report, log::RotationConfig, protocol_in_use, settings, task::SupervisorTask};
+use super::{
+    ReceiveReport, Report, ReportChange, log::RotationConfig, protocol_in_use, settings, task::SupervisorTask,
+};
 
 /// Size limit of a log in bytes, if the config is not known.
 const DEFAULT_LOG_BYTES: u64 = 16 << 20;
@@ -137,7 +139,7 @@ impl SupervisorTask {
             self.last_published = now;
         }
         let seen = self.report();
-        let news = (other || has_news).then(|| News {
+        let news = (other || has_news).then(|| ReportChange {
             servers: self.news.take(),
             killed: self.new_kill.take(),
             is_restarted: false,

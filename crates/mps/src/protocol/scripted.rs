@@ -12,14 +12,15 @@ use super::{
 
 /// The daemons of a host, in a script.
 pub trait ScriptedDaemons: fmt::Debug + Send + Sync {
-    /// Returns the program that stands for the daemon of a target directory. Like `gpushd mps-daemon`, the program takes
-    /// the lock of the directory as its standard input, reports errors on its standard error, and closes it when it runs.
+    /// Returns the program that replaces the daemon of a target directory. Like `gpushd mps-daemon`, the program inherits the
+    /// lock of the directory as its standard input. It reports errors on its standard error, and closes its standard error
+    /// when it runs.
     fn program(&self, dir: &Path) -> process::Command;
 
     /// Answers a command to the daemon with this pid.
     ///
     /// # Errors
-    /// As scripted. The daemon does not answer.
+    /// If the script says that the daemon does not answer.
     fn answer(&self, daemon: Pid, pipe: &Path, command: &Command) -> Result<Vec<String>, SessionError>;
 }
 

@@ -1,5 +1,7 @@
 //! Leases of MPS targets: grants, refusals, and ends.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use axum::{body::Body, extract::Request};
 use gpush_api::{Code, EndReason, LeaseGrant, LeaseState, MpsState, MpsUsers};
 use http_body_util::BodyExt;
@@ -183,7 +185,7 @@ async fn unready_daemon_gets_no_client_and_no_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn next_user_gets_another_directory_when_the_last_client_has_ended() {
+async fn next_user_gets_another_pipe_directory() {
     if skips_other_users("users of an MPS daemon") {
         return;
     }
@@ -250,7 +252,11 @@ async fn change_of_users_waits_until_the_daemon_is_idle() {
     let next =
         host.daemon_becomes("0", "for several users", has("the clients of all users share one MPS server")).await;
     assert_eq!(next.wanted.users, MpsUsers::Many);
-    assert_ne!((next.pid, next.pipe_directory), (first.pid, first.pipe_directory));
+    let pipes = next.pipe_directory.expect("a pipe directory");
+    let mode = std::fs::metadata(&pipes).expect("the pipe directory exists").permissions().mode();
+    assert_eq!(mode & 0o007, 0, "the access list admits users");
+    // A user of the previous pipe directory cannot connect to the new daemon.
+    assert_ne!((next.pid, Some(pipes)), (first.pid, first.pipe_directory));
     // Two users have a lease at the same time.
     for uid in [1000, 1001] {
         host.share_for(uid, "0", json!({ "percentage": 10 })).await.expect("a lease");

@@ -115,7 +115,7 @@ fn daemon_with_unknown_clients_is_not_ended() {
 
 /// A daemon that starts or stops slowly is killed at the time limit, and gpushd records this.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_start_and_slow_stop_only_delay() {
+async fn slow_daemon_is_killed_and_recorded() {
     let config = shared("\"0\"", "").replace("stop_s = 2", "stop_s = 1\nstart_s = 1");
     let host = InProcess::start("dgx-h100", 1, &config).await;
     host.apply_rules(&["0"]).await;
@@ -176,7 +176,7 @@ async fn killed_server_is_reported_with_its_number_of_clients() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn server_with_a_fatal_fault_grants_nothing_until_its_clients_end() {
+async fn server_with_fatal_fault_grants_no_lease() {
     let host = InProcess::with_daemon("").await;
     let granted = host.share("0", json!({})).await.expect("a lease");
     let client = host.client("0", &granted).await;

@@ -80,7 +80,7 @@ fn waiting_operation_blocks_new_leases_on_its_device() {
 /// Two operations wait for the leases of a GPU, and then run one after the other. Fault: the second one waited 15 s for
 /// the stopped daemon of a device that the first one had destroyed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn operations_behind_leases_end_without_waiting_for_removed_daemons() {
+async fn operation_does_not_wait_for_removed_daemon() {
     let host = served().await;
     let mut held = Vec::new();
     for name in [LARGE, SMALL] {

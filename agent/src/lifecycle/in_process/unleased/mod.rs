@@ -163,7 +163,7 @@ async fn gpu_with_another_desired_mode_has_no_unleased_processes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unleased_process_that_ignores_sigterm_is_killed_after_its_grace() {
+async fn process_that_ignores_sigterm_is_killed_after_its_grace() {
     let Some(host) = start("unleased processes that do not end", &ends(3600, "")).await else { return };
     let mut deaf = host.deaf(HOLDER);
     host.check().await;
@@ -187,7 +187,7 @@ async fn unleased_process_that_ignores_sigterm_is_killed_after_its_grace() {
 /// In the environment, `GPUSH_LEASE` comes after 300 KiB of other variables. A process that gpushd has seen with the
 /// variable keeps its lease when it executes a program without it. A child gets the lease of its parent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lease_is_found_anywhere_in_the_environment_and_remembered() {
+async fn process_keeps_lease_named_late_in_its_environment() {
     // No other test has this user, because the processes here name their lease without its host.
     const HOLDER: u32 = 3002;
     let Some(host) = start("jobs that hide their lease", &ends(0, "")).await else { return };
