@@ -172,7 +172,7 @@ impl<'a> BoundScan<'a> {
             return Ok(Reading::Found(selected));
         }
         // A process that is ending has no environment any more.
-        let has_ended = found == Attribution::NoLease && proc::image(pid).is_none() && proc::is_ending(pid);
+        let has_ended = found == Attribution::NoLease && proc::try_image(pid)?.is_none() && proc::is_ending(pid);
         Ok(if has_ended { Reading::Ended } else { Reading::Other })
     }
 }

@@ -94,10 +94,19 @@ pub struct Image {
 
 /// Returns the image of a process; `None` if there is no such process, or gpushd is not permitted to see its addresses.
 pub fn image(pid: impl AnyPid) -> Option<Image> {
-    let stat = stat_if_alive(pid)?;
-    let environment = (stat.env_start?, stat.env_end?);
-    // Without permission, the kernel reports 0 for both addresses.
-    (environment.1 > environment.0).then_some(Image { start: stat.starttime, environment })
+    try_image(pid).ok().flatten()
+}
+
+/// Does the same as [`image`].
+///
+/// # Errors
+/// The process cannot be read, for example because of too many open files.
+pub fn try_image(pid: impl AnyPid) -> io::Result<Option<Image>> {
+    Ok(try_stat(pid)?.filter(is_living).and_then(|stat| {
+        let environment = (stat.env_start?, stat.env_end?);
+        // Without permission, the kernel reports 0 for both addresses.
+        (environment.1 > environment.0).then_some(Image { start: stat.starttime, environment })
+    }))
 }
 
 /// Returns whether a process is stopped (SIGSTOP) or traced, and so executes nothing.
@@ -108,6 +117,15 @@ pub fn is_suspended(pid: impl AnyPid) -> bool {
 /// Returns the pid of a process's parent.
 pub fn parent(pid: impl AnyPid) -> Option<u32> {
     u32::try_from(stat(pid)?.ppid).ok()
+}
+
+/// Returns the ancestors of a process, except process 1. The parent of the process comes first. If a process cannot be
+/// read, for example because of too many open files, the last item is the error.
+pub fn try_ancestors(pid: u32) -> impl Iterator<Item = io::Result<u32>> {
+    let parent = |pid: u32| try_stat(pid).map(|stat| u32::try_from(stat?.ppid).ok()).transpose();
+    let above = move |last: &io::Result<u32>| last.as_ref().ok().and_then(|pid| parent(*pid));
+    let is_ancestor = |found: &io::Result<u32>| found.as_ref().map_or(true, |pid| *pid > 1);
+    std::iter::successors(parent(pid), above).take_while(is_ancestor).take(MOST_ANCESTORS)
 }
 
 /// Returns the ancestors of a process, except process 1. The parent of the process comes first.
@@ -227,5 +245,16 @@ mod tests {
         let before = child_resource_use(std::process::id()).unwrap();
         assert!(Command::new("true").status().unwrap().success());
         assert!(child_resource_use(std::process::id()).unwrap() > before);
+    }
+
+    #[test]
+    fn ancestors_of_the_test_begin_with_its_parent() {
+        let own = std::process::id();
+        let found: io::Result<Vec<u32>> = try_ancestors(own).collect();
+        let found = found.expect("all can be read");
+        assert_eq!(found, ancestors(own).collect::<Vec<_>>());
+        let parent = u32::try_from(nix::unistd::getppid().as_raw()).expect("a pid");
+        assert!(parent == 1 || found.first() == Some(&parent), "{found:?}");
+        assert_eq!(try_image(own).expect("it can be read"), image(own));
     }
 }

@@ -74,18 +74,18 @@ impl LeaseNames {
     /// Does the same as [`Self::name`], but waits while the process executes a program.
     pub(super) fn settled_name(&self, pid: u32) -> io::Result<EnvironmentName> {
         // The program of the process, and whether the process is executing another one.
-        let program = || match proc::image(pid) {
-            None => (None, proc::is_executing(pid)),
-            image => (image, false),
+        let program = || -> io::Result<_> {
+            let image = proc::try_image(pid)?;
+            Ok((image, image.is_none() && proc::is_executing(pid)))
         };
         for attempt in 0..ATTEMPTS.0 {
             if attempt > 0 {
                 std::thread::sleep(ATTEMPTS.1);
             }
-            let before = program();
+            let before = program()?;
             let found = self.name(pid)?;
             let is_named = matches!(found, EnvironmentName::Lease(_));
-            if is_named || before != (None, true) && before == program() {
+            if is_named || before != (None, true) && before == program()? {
                 return Ok(found);
             }
         }
@@ -153,7 +153,9 @@ impl LeaseNames {
     }
 
     fn insert(&self, pid: u32, name: RememberedName) {
-        let is_alive = |pid: u32, of: &RememberedName| proc::start(pid) == Some(of.start);
+        // A process that cannot be read now may still run.
+        let is_alive =
+            |pid: u32, of: &RememberedName| proc::try_start(pid).map_or(true, |start| start == Some(of.start));
         remember(&mut self.remembered.lock(), pid, name, is_alive);
     }
 }

@@ -157,7 +157,8 @@ impl Facts for ProcessFacts<'_> {
         let found = match own {
             Some(own) => Ok(Some(own)),
             None => {
-                proc::ancestors(self.pid).find_map(|pid| self.lease_of_ancestor(pid, accepts).transpose()).transpose()
+                let lease_of = |pid: io::Result<u32>| pid.and_then(|pid| self.lease_of_ancestor(pid, accepts));
+                proc::try_ancestors(self.pid).find_map(|pid| lease_of(pid).transpose()).transpose()
             }
         };
         let found = found.map_err(|error| unreadable(FactName::Environment, &error))?;
