@@ -14,7 +14,6 @@ use crate::workspace;
 /// entry.
 const KNOWN: &[(&str, &str)] = &[
     ("agent", "Handles"),
-    ("agent", "Inner"),
     ("agent", "ListParameters"),
     ("sim/gpush-sim", "Action"),
     ("sim/gpush-sim", "Add"),
