@@ -13,7 +13,6 @@ use crate::workspace;
 /// purpose in each module. The types of the other entries should get different names. Do not add an
 /// entry.
 const KNOWN: &[(&str, &str)] = &[
-    ("agent", "Handles"),
     ("agent", "ListParameters"),
     ("sim/gpush-sim", "Action"),
     ("sim/gpush-sim", "Add"),

@@ -92,7 +92,7 @@ pub(crate) use self::{
 
 /// The parts of gpushd that leases use.
 #[derive(Debug)]
-pub(crate) struct Handles {
+pub(crate) struct LeaseHandles {
     pub(crate) context: Arc<HostContext>,
     /// Places requests, and queues those that wait.
     pub(crate) scheduler: Scheduler,
@@ -114,7 +114,7 @@ pub(crate) struct Leases(Arc<LeaseParts>);
 /// The state behind [`Leases`].
 #[derive(Debug)]
 pub(crate) struct LeaseParts {
-    handles: Handles,
+    handles: LeaseHandles,
     /// For each user, a scan for processes that belong to leases. Concurrent releases share one scan.
     bound: Locked<BTreeMap<u32, Weak<Coalesced<processes::BoundProcessScan>>>>,
     /// The inboxes of the tasks of all open leases.
@@ -131,7 +131,7 @@ impl Deref for Leases {
 
 impl Leases {
     /// Creates the handle. `handles.context.state` must already have the open leases.
-    pub(crate) fn new(handles: Handles) -> Self {
+    pub(crate) fn new(handles: LeaseHandles) -> Self {
         Self(Arc::new(LeaseParts { handles, bound: Locked::default(), actors: actor::Inboxes::default() }))
     }
 

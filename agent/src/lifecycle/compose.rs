@@ -86,7 +86,7 @@ pub(super) struct Parts {
     pub(super) shared_gpus: SharedGpus,
     pub(super) recovery: Recovery,
     pub(super) handles: http::ApiHandles,
-    pub(super) startup: startup::Handles,
+    pub(super) startup: startup::StartupHandles,
     pub(super) reload: Reload,
     /// Receives requests to reload the config.
     pub(super) inbox: ReloadReceiver,
@@ -168,7 +168,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
     let idempotency = Idempotency::new(store.clone());
     let mps_base = mps_dir.clone();
     let lease_names = Arc::new(LeaseNames::new(move |pid| mps::is_of_another_agent(pid, &mps_base)));
-    let mps_handles = mps::Handles {
+    let mps_handles = mps::MpsHandles {
         context: context(),
         shared_gpus: shared_gpus.clone(),
         timeslice: timeslice.clone(),
@@ -205,7 +205,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         executor,
         scheduler: scheduler.clone(),
     });
-    let leases = Leases::new(leases::Handles {
+    let leases = Leases::new(leases::LeaseHandles {
         context: context(),
         scheduler,
         engine: Arc::clone(&engine),
@@ -249,7 +249,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         LossAcceptance { context: context(), mps: mps.clone(), shared_gpus: shared_gpus.clone(), host_lock };
     let differences = Differences { context: context() };
     let reload = Reload { context: context(), mps: mps.clone(), timeslice: timeslice.clone() };
-    let startup = startup::Handles {
+    let startup = startup::StartupHandles {
         context: context(),
         startup,
         engine: Arc::clone(&engine),

@@ -105,7 +105,7 @@ impl Deref for Mps {
     }
 }
 
-pub(crate) struct Handles {
+pub(crate) struct MpsHandles {
     pub(crate) context: Arc<HostContext>,
     pub(crate) shared_gpus: SharedGpus,
     pub(crate) timeslice: Timeslice,
@@ -115,15 +115,15 @@ pub(crate) struct Handles {
     pub(crate) own_uid: u32,
 }
 
-impl fmt::Debug for Handles {
+impl fmt::Debug for MpsHandles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Handles").finish_non_exhaustive()
+        f.debug_struct("MpsHandles").finish_non_exhaustive()
     }
 }
 
 #[derive(Debug)]
 pub(crate) struct MpsParts {
-    handles: Handles,
+    handles: MpsHandles,
     /// Directory that contains one subdirectory for each target.
     base: PathBuf,
     launcher: Launcher,
@@ -150,7 +150,7 @@ struct DaemonHandle {
 impl Mps {
     /// Creates the handle. `base` contains the directories of the daemons. `programs` is the directory of NVIDIA's
     /// programs, used if the config does not set their paths.
-    pub(crate) fn new(base: PathBuf, programs: Option<PathBuf>, launcher: Launcher, handles: Handles) -> Self {
+    pub(crate) fn new(base: PathBuf, programs: Option<PathBuf>, launcher: Launcher, handles: MpsHandles) -> Self {
         Self(Arc::new(MpsParts {
             handles,
             launcher,

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use gpush_api::{ApiError, Code, Gpu, Holder, LayoutSource, LeaseUse, OperationState, PlanRequest, Process, Refusal};
 
-use super::Handles;
+use super::StartupHandles;
 use crate::{
     operations::apply::{self, Order},
     requests::caller::{Caller, Viewer},
@@ -76,7 +76,7 @@ impl InUse {
 }
 
 /// Applies the layout of a GPU's override or rule. If this needs an operation, waits for the end of the operation.
-pub(super) async fn apply_layout(handles: &Handles, kind: &str, gpu: &Gpu) -> LayoutResult {
+pub(super) async fn apply_layout(handles: &StartupHandles, kind: &str, gpu: &Gpu) -> LayoutResult {
     let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Wanted };
     let caller = Caller::agent();
     let begun = tokio::select! {
@@ -115,7 +115,7 @@ pub(super) async fn apply_layout(handles: &Handles, kind: &str, gpu: &Gpu) -> La
 }
 
 /// Returns the processes and leases because of which the plan was refused.
-async fn users(handles: &Handles, request: &PlanRequest) -> Vec<Holder> {
+async fn users(handles: &StartupHandles, request: &PlanRequest) -> Vec<Holder> {
     let Ok(plans) = handles.planner.plan(Viewer::Log, request).await else { return Vec::new() };
     plans.plans.into_iter().filter_map(|plan| plan.refusal).flat_map(users_in).collect()
 }
@@ -151,7 +151,7 @@ fn users_in(refusal: Refusal) -> Vec<Holder> {
 }
 
 /// Returns what has the GPU open.
-pub(super) async fn holders(handles: &Handles, gpu: &Gpu) -> Vec<Holder> {
+pub(super) async fn holders(handles: &StartupHandles, gpu: &Gpu) -> Vec<Holder> {
     handles.planner.holders(std::slice::from_ref(&gpu.uuid)).await.unwrap_or_default()
 }
 

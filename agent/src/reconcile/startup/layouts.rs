@@ -36,7 +36,7 @@ use gpush_store::BootRecord;
 use tokio::time::Instant;
 
 use super::{
-    Handles, ProblemSubject,
+    ProblemSubject, StartupHandles,
     attempt::{self, InUse, LayoutResult},
     running::{AttemptPurpose, RunningAttempts},
 };
@@ -119,7 +119,7 @@ impl Layouts {
     }
 
     /// Checks the GPUs whose layouts are due, and starts the attempts to apply these layouts.
-    pub(super) async fn round(&mut self, handles: &Handles, attempts: &mut RunningAttempts) -> Progress {
+    pub(super) async fn round(&mut self, handles: &StartupHandles, attempts: &mut RunningAttempts) -> Progress {
         let next = self.start_due(handles, attempts).await;
         let is_settled = next.unsettled.is_none() && !attempts.has(AttemptPurpose::Boot);
         if is_settled && !self.record.complete {
@@ -134,7 +134,7 @@ impl Layouts {
     }
 
     /// Starts the attempts that are due. Returns when to check again.
-    async fn start_due(&mut self, handles: &Handles, attempts: &mut RunningAttempts) -> NextCheck {
+    async fn start_due(&mut self, handles: &StartupHandles, attempts: &mut RunningAttempts) -> NextCheck {
         let host = handles.context.state.now();
         if !host.rules_are_known {
             // Wait for a valid config. A reload ends this wait early.
@@ -197,7 +197,7 @@ impl Layouts {
     }
 
     /// Records the outcome of an attempt.
-    pub(super) async fn record_outcome(&mut self, handles: &Handles, gpu: &Gpu, outcome: LayoutResult) {
+    pub(super) async fn record_outcome(&mut self, handles: &StartupHandles, gpu: &Gpu, outcome: LayoutResult) {
         let before = self.record.clone();
         self.note_outcome(handles, gpu, outcome);
         if self.record != before {
@@ -205,7 +205,7 @@ impl Layouts {
         }
     }
 
-    fn note_outcome(&mut self, handles: &Handles, gpu: &Gpu, outcome: LayoutResult) {
+    fn note_outcome(&mut self, handles: &StartupHandles, gpu: &Gpu, outcome: LayoutResult) {
         let now = Instant::now();
         let tried = self.due.entry(gpu.uuid.clone()).or_insert(GpuAttempts {
             checks: 0,
@@ -307,7 +307,7 @@ impl Layouts {
     }
 
     /// If the driver cannot identify some GPUs, returns when to check them again.
-    fn unidentified(&mut self, handles: &Handles, nameless: &[u32]) -> Option<Instant> {
+    fn unidentified(&mut self, handles: &StartupHandles, nameless: &[u32]) -> Option<Instant> {
         if nameless.is_empty() {
             handles.startup.forget(&ProblemSubject::Unidentified);
             return None;
@@ -326,7 +326,7 @@ impl Layouts {
         Some(Instant::now() + nth_pause(PAUSE, self.checks - 1))
     }
 
-    async fn write(&self, handles: &Handles) {
+    async fn write(&self, handles: &StartupHandles) {
         let record = self.record.clone();
         let Err(error) = handles.context.store.write_ending(move |tx| tx.record_boot(&record)).await else {
             handles.startup.recorded(self.record.clone());
@@ -377,7 +377,7 @@ impl GpuAttempts {
 
 /// Returns whether everything that had the GPU open when the driver refused its layout still has the GPU open, as far as
 /// gpushd knows.
-async fn is_still_held(handles: &Handles, gpu: &Gpu, refused: &InUse) -> bool {
+async fn is_still_held(handles: &StartupHandles, gpu: &Gpu, refused: &InUse) -> bool {
     let is_changed_by_caller =
         handles.startup.is_changed_by_caller(&gpu.uuid) || handles.operations.began_on(&gpu.uuid);
     if is_changed_by_caller || gpu.drift.is_empty() {
@@ -399,7 +399,7 @@ pub(super) fn needs_operation(gpu: &Gpu) -> bool {
 }
 
 /// Applies the layout of a GPU if the GPU does not have it yet.
-async fn apply_if_due(handles: &Handles, gpu: &Gpu) -> LayoutResult {
+async fn apply_if_due(handles: &StartupHandles, gpu: &Gpu) -> LayoutResult {
     let is_changed_by_caller =
         handles.startup.is_changed_by_caller(&gpu.uuid) || handles.operations.began_on(&gpu.uuid);
     // While a GPU cannot be read, gpushd does not know whether its MIG mode is on.

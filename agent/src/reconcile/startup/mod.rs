@@ -205,7 +205,7 @@ impl Startup {
 
 /// The handles for layouts at start and for the repair of drift. Cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Handles {
+pub(crate) struct StartupHandles {
     pub(crate) context: Arc<HostContext>,
     /// Stores which layouts could not be applied.
     pub(crate) startup: Startup,
@@ -217,7 +217,7 @@ pub(crate) struct Handles {
 
 /// Applies layouts that no user requested: the layouts of a new boot, and with `auto_reconcile` the layouts of GPUs
 /// with drift. When gpushd stops, waits for the running operations and begins no new ones.
-pub(crate) async fn run(handles: Handles, due: StartupWork) {
+pub(crate) async fn run(handles: StartupHandles, due: StartupWork) {
     // If this task has failed before, GPUs were settled meanwhile.
     let recorded = due.record.map(|record| handles.startup.last_record().unwrap_or(record));
     let mut layouts = recorded.map(Layouts::new);
@@ -315,7 +315,7 @@ impl DriftTimer {
 
 /// Starts to apply the layout of each GPU with drift that needs an operation. Skips cordoned GPUs, and GPUs
 /// that are not settled on this boot yet.
-async fn start_reconciling(handles: &Handles, layouts: Option<&Layouts>, attempts: &mut RunningAttempts) {
+async fn start_reconciling(handles: &StartupHandles, layouts: Option<&Layouts>, attempts: &mut RunningAttempts) {
     if !handles.context.state.config().auto_reconcile {
         return;
     }
@@ -345,7 +345,7 @@ async fn start_reconciling(handles: &Handles, layouts: Option<&Layouts>, attempt
 }
 
 /// Records the outcome of an attempt.
-async fn record(handles: &Handles, ended: EndedAttempt, layouts: Option<&mut Layouts>, drift: &mut DriftTimer) {
+async fn record(handles: &StartupHandles, ended: EndedAttempt, layouts: Option<&mut Layouts>, drift: &mut DriftTimer) {
     let EndedAttempt { purpose, gpu, result } = ended;
     match purpose {
         AttemptPurpose::Boot | AttemptPurpose::Waiting => {

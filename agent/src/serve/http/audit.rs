@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::{
-    Handles,
+    HttpHandles,
     admin::{Admin, ReadAudit},
     extract::Parameters,
     failure::Failure,
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Returns the routes of this module.
-pub(super) fn routes() -> Router<Handles> {
+pub(super) fn routes() -> Router<HttpHandles> {
     Router::new().route("/v1/audit", get(list))
 }
 

@@ -25,7 +25,7 @@ use gpush_host::{accounts::Account, peer::Peer};
 use gpush_locked::Locked;
 use tokio_util::sync::CancellationToken;
 
-use super::{Handles, admin_socket::ThroughAdminSocket, body, failure::Failure};
+use super::{HttpHandles, admin_socket::ThroughAdminSocket, body, failure::Failure};
 use crate::{requests::caller::Caller, system::tasks::TaskName};
 
 /// Number of accounts above which gpushd forgets the accounts that may send a whole burst.
@@ -128,7 +128,7 @@ impl Bucket {
 
 /// Refuses a changing request of an account that has sent too many. Identifies the caller only once: the handler gets the
 /// same caller.
-pub(super) async fn limit_changes(State(handles): State<Handles>, mut request: Request, next: Next) -> Response {
+pub(super) async fn limit_changes(State(handles): State<HttpHandles>, mut request: Request, next: Next) -> Response {
     let changes = !matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     if !changes || request.extensions().get::<ThroughAdminSocket>().is_some() {
         return next.run(request).await;
@@ -159,7 +159,7 @@ async fn is_read(request: Request) -> bool {
 }
 
 /// Logs a refusal, or starts the task that logs the sum of several refusals.
-async fn log(handles: &Handles, account: Account, log: RefusalLog) {
+async fn log(handles: &HttpHandles, account: Account, log: RefusalLog) {
     let handles = handles.0.clone();
     match log {
         RefusalLog::InSum => {}

@@ -10,7 +10,7 @@ use axum::{
 use gpush_api::{ConfigDiff, ConfigView, ReloadRequest};
 
 use super::{
-    Handles,
+    HttpHandles,
     admin::{Admin, ReadConfigFile, ReloadConfig},
     extract::Body,
     failure::Failure,
@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// Returns the routes of this module.
-pub(super) fn routes() -> Router<Handles> {
+pub(super) fn routes() -> Router<HttpHandles> {
     without_parameters(
         Router::new()
             .route("/v1/config", get(show))

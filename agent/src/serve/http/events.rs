@@ -38,7 +38,7 @@ use serde::Deserialize;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::task::AbortOnDropHandle;
 
-use super::{Handles, endless::Endless, extract::Parameters, failure::Failure, response_limiter::ResponseLimiter};
+use super::{HttpHandles, endless::Endless, extract::Parameters, failure::Failure, response_limiter::ResponseLimiter};
 use crate::{
     requests::caller::Caller,
     serve::authorization::Authorization,
@@ -51,7 +51,7 @@ use crate::{
 };
 
 /// Returns the routes of this module.
-pub(super) fn routes() -> Router<Handles> {
+pub(super) fn routes() -> Router<HttpHandles> {
     Router::new().route("/v1/events", get(stream))
 }
 

@@ -14,7 +14,7 @@ use gpush_api::{ApiError, Code, Gpu, GpuHolders, GpuProfile, ReasonRequest};
 use serde::Deserialize;
 
 use super::{
-    Handles,
+    HttpHandles,
     admin::{Admin, CordonGpus, UncordonGpus},
     answer_budget,
     extract::{Body, Parameters, PathPart},
@@ -34,7 +34,7 @@ use crate::{
 };
 
 /// Returns the routes of this module.
-pub(super) fn routes() -> Router<Handles> {
+pub(super) fn routes() -> Router<HttpHandles> {
     without_parameters(
         Router::new()
             .route("/v1/gpus/{gpu}", get(one))
@@ -223,8 +223,8 @@ struct CordonChange {
     state: state::State,
 }
 
-impl FromRef<Handles> for CordonChange {
-    fn from_ref(handles: &Handles) -> Self {
+impl FromRef<HttpHandles> for CordonChange {
+    fn from_ref(handles: &HttpHandles) -> Self {
         Self {
             engine: handles.0.engine.clone(),
             readings: handles.0.context.readings.clone(),

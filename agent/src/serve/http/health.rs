@@ -3,11 +3,11 @@
 use axum::{Json, Router, extract::State, routing::get};
 use gpush_api::Version;
 
-use super::{Handles, without_parameters};
+use super::{HttpHandles, without_parameters};
 use crate::{requests::caller::Caller, serve::health::Health};
 
 /// Returns the routes of this module.
-pub(super) fn routes() -> Router<Handles> {
+pub(super) fn routes() -> Router<HttpHandles> {
     without_parameters(Router::new().route("/v1/version", get(version)).route("/v1/health", get(health)))
 }
 

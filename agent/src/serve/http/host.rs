@@ -8,7 +8,7 @@ use gpush_core::{
 };
 
 use super::{
-    Handles,
+    HttpHandles,
     admin::{AcceptLoss, Admin, EnterMaintenance, LeaveMaintenance},
     extract::Body,
     failure::Failure,
@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Returns the routes of this module.
-pub(super) fn routes() -> Router<Handles> {
+pub(super) fn routes() -> Router<HttpHandles> {
     without_parameters(
         Router::new()
             .route("/v1/maintenance/enter", post(enter))

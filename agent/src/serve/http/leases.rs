@@ -11,7 +11,7 @@ use gpush_api::{ApiError, Code, Lease, LeaseGrant, LeaseId, LeaseRenewRequest, L
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Handles,
+    HttpHandles,
     admin::{Admin, RevokeLeases},
     extract::{Body, Parameters, PathPart},
     failure::Failure,
@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// Returns the routes of this module.
-pub(super) fn routes() -> Router<Handles> {
+pub(super) fn routes() -> Router<HttpHandles> {
     without_parameters(
         Router::new()
             .route("/v1/leases", post(request))

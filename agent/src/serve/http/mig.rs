@@ -13,7 +13,7 @@ use gpush_api::{ApiError, ApplyRequest, Code, LayoutSource, MigDevice, Operation
 use jiff::Timestamp;
 
 use super::{
-    Handles,
+    HttpHandles,
     admin::{Admin, ChangeLayouts},
     extract::Body,
     failure::Failure,
@@ -30,7 +30,7 @@ use crate::{
 };
 
 /// Returns the routes of this module.
-pub(super) fn routes() -> Router<Handles> {
+pub(super) fn routes() -> Router<HttpHandles> {
     without_parameters(
         Router::new()
             .route("/v1/mig/devices", get(list_devices))

@@ -72,9 +72,9 @@ const BODY: usize = 64 << 10;
 /// The handles that the API uses. A handler uses axum's `State` to get the handles that it needs. axum clones the state
 /// several times for each request, so the handles are behind one `Arc`.
 #[derive(Debug, Clone)]
-pub(crate) struct Handles(Arc<ApiHandles>);
+pub(crate) struct HttpHandles(Arc<ApiHandles>);
 
-/// The handles behind [`Handles`].
+/// The handles behind [`HttpHandles`].
 #[derive(Debug, Clone)]
 pub(crate) struct ApiHandles {
     pub(crate) context: Arc<HostContext>,
@@ -98,11 +98,11 @@ pub(crate) struct ApiHandles {
     pub(crate) slurm: Slurm,
 }
 
-/// Lets handlers extract fields of [`Handles`] by type.
+/// Lets handlers extract fields of [`HttpHandles`] by type.
 macro_rules! extractable {
     ($($($part:ident).+: $type:ty),* $(,)?) => {
-        $(impl FromRef<Handles> for $type {
-            fn from_ref(handles: &Handles) -> Self {
+        $(impl FromRef<HttpHandles> for $type {
+            fn from_ref(handles: &HttpHandles) -> Self {
                 handles.0.$($part).+.clone()
             }
         })*
@@ -153,7 +153,7 @@ pub(crate) fn router(handles: ApiHandles) -> Router {
         slurm::routes(),
     ];
     let all = routes.into_iter().fold(Router::new(), Router::merge);
-    let handles = Handles(Arc::new(handles));
+    let handles = HttpHandles(Arc::new(handles));
     all.fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
         .layer(DefaultBodyLimit::max(BODY))
@@ -162,7 +162,7 @@ pub(crate) fn router(handles: ApiHandles) -> Router {
 }
 
 /// Makes routes refuse query parameters. For routes whose handlers do not check parameters.
-fn without_parameters(routes: Router<Handles>) -> Router<Handles> {
+fn without_parameters(routes: Router<HttpHandles>) -> Router<HttpHandles> {
     routes.route_layer(from_fn(takes_no_parameters))
 }
 

@@ -11,7 +11,7 @@ use gpush_api::{Code, MpsActionRequest, MpsDaemon, MpsLogs, MpsSetRequest, MpsSe
 use serde::Deserialize;
 
 use super::{
-    Handles,
+    HttpHandles,
     admin::{Admin, ControlMps, ReadMpsLogs, SetMpsLimits},
     extract::{Body, Parameters, PathPart},
     failure::Failure,
@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Returns the routes of this module.
-pub(super) fn routes() -> Router<Handles> {
+pub(super) fn routes() -> Router<HttpHandles> {
     without_parameters(
         Router::new()
             .route("/v1/mps", get(list))

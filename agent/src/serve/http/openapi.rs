@@ -5,10 +5,10 @@
 
 use axum::{Router, http::header, response::IntoResponse, routing::get};
 
-use super::{Handles, without_parameters};
+use super::{HttpHandles, without_parameters};
 
 /// Returns the routes of this module.
-pub(super) fn routes() -> Router<Handles> {
+pub(super) fn routes() -> Router<HttpHandles> {
     without_parameters(Router::new().route("/v1/openapi.json", get(show)))
 }
 

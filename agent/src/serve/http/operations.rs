@@ -14,7 +14,7 @@ use gpush_core::quote::Quoted;
 use serde::Deserialize;
 
 use super::{
-    Handles,
+    HttpHandles,
     admin::{Admin, CancelOperations},
     extract::{Parameters, PathPart},
     failure::Failure,
@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Returns the routes of this module.
-pub(super) fn routes() -> Router<Handles> {
+pub(super) fn routes() -> Router<HttpHandles> {
     without_parameters(Router::new().route("/v1/operations/{id}/cancel", post(cancel)))
         .route("/v1/operations", get(list))
         .route("/v1/operations/{id}", get(one))

@@ -12,7 +12,7 @@ use gpush_core::selector::Selector;
 use gpush_store::Store;
 
 use super::{
-    Handles,
+    HttpHandles,
     admin::{Admin, EndOverrides},
     extract::PathPart,
     failure::Failure,
@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// Returns the routes of this module.
-pub(super) fn routes() -> Router<Handles> {
+pub(super) fn routes() -> Router<HttpHandles> {
     without_parameters(Router::new().route("/v1/overrides", get(list)).route("/v1/overrides/{gpu}", delete(end)))
 }
 

@@ -3,7 +3,7 @@
 use axum::{Router, extract::State, http::StatusCode, response::Response, routing::get};
 use gpush_api::GpuProcesses;
 
-use super::{Handles, failure::Failure, response_limiter::ResponseLimiter, without_parameters};
+use super::{HttpHandles, failure::Failure, response_limiter::ResponseLimiter, without_parameters};
 use crate::{
     processes::{self, Unleased},
     requests::caller::Caller,
@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Returns the routes of this module.
-pub(super) fn routes() -> Router<Handles> {
+pub(super) fn routes() -> Router<HttpHandles> {
     without_parameters(Router::new().route("/v1/processes", get(list)))
 }
 

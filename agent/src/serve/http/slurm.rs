@@ -9,12 +9,13 @@ use axum::{
 use gpush_api::{ApiError, Code, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
 
 use super::{
-    Handles, admin_socket::ThroughAdminSocket, extract::Body, failure::Failure, requests::Requests, without_parameters,
+    HttpHandles, admin_socket::ThroughAdminSocket, extract::Body, failure::Failure, requests::Requests,
+    without_parameters,
 };
 use crate::{requests::caller::Caller, serve::authorization::Authorization, slurm::Slurm};
 
 /// Returns the routes of this module.
-pub(super) fn routes() -> Router<Handles> {
+pub(super) fn routes() -> Router<HttpHandles> {
     without_parameters(Router::new().route("/v1/slurm/jobs", post(start)).route("/v1/slurm/jobs/end", post(end)))
 }
 
