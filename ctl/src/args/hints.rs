@@ -144,6 +144,8 @@ fn all_sources() -> Vec<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
     SOURCES.iter().for_each(|folder| sources(&root.join(folder), &mut files));
+    // These files are tests, and do not ship.
+    files.retain(|file| !file.components().any(|part| part.as_os_str() == "in_process"));
     files
 }
 
