@@ -303,7 +303,11 @@ fn reboot_of_virtual_machine_completes_mode_change() {
     let host = Host::up(&format!("virtual_machine = true\n{AMPERE}"));
     let config = format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = {LAYOUT:?}\n");
     let agent = Agent::start(&host, &config);
-    let is_set = |agent: &Agent| agent.gpu(0).mig.is_some_and(|mig| !mig.enabled && mig.reset_pending);
+    let is_set = |agent: &Agent| {
+        let gpu = agent.gpu(0);
+        // The operation ends a moment after the mode is set.
+        gpu.state != GpuState::Changing && gpu.mig.is_some_and(|mig| !mig.enabled && mig.reset_pending)
+    };
     agent.until("the mode is set", || is_set(&agent).then_some(()));
     let error = refused(&agent, "0");
     assert_eq!(error.code, Code::Conflict);
