@@ -13,7 +13,7 @@ use super::{
     user,
 };
 
-const NOBODY: u32 = 65_534;
+const HOLDER: u32 = 65_534;
 
 impl InProcess {
     /// Begins to request a lease with an idempotency key.
@@ -39,7 +39,7 @@ impl InProcess {
 
 fn for_nobody(gpus: &str, count: u32) -> Value {
     let mut body = whole(gpus, count);
-    body["holder_uid"] = json!(NOBODY);
+    body["holder_uid"] = json!(HOLDER);
     body
 }
 
@@ -132,7 +132,7 @@ async fn queue_of_leases_and_operations_survives_a_restart() {
 /// Fault: a queued request that exceeded a quota still kept its GPU from others, although its holder could not get it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queued_request_beyond_its_quota_keeps_no_gpu() {
-    let quota = format!("[[quota]]\nusers = [\"user{NOBODY}\"]\nleases = 1\n");
+    let quota = format!("[[quota]]\nusers = [\"user{HOLDER}\"]\nleases = 1\n");
     let host = whole_gpus(2).start(&format!("{quota}{WHOLE}")).await;
     let taken = host.lease(0, &whole("0", 1)).await.expect("a lease");
     let client = host.begin_lease("beyond", &waiting(for_nobody("0", 1)));
@@ -150,7 +150,7 @@ async fn queued_request_beyond_its_quota_keeps_no_gpu() {
 /// Some limits of a quota depend on what the request gets, so gpushd can check them only when there is room.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queued_request_over_memory_quota_does_not_block_queue() {
-    let quota = format!("[[quota]]\nusers = [\"user{NOBODY}\"]\nmemory = \"8G\"\n");
+    let quota = format!("[[quota]]\nusers = [\"user{HOLDER}\"]\nmemory = \"8G\"\n");
     let host = whole_gpus(2).start(&format!("{quota}{WHOLE}")).await;
     let taken = host.lease(0, &whole("0", 1)).await.expect("a lease");
     let _client = host.begin_lease("much", &waiting(for_nobody("0", 1)));
@@ -165,7 +165,7 @@ async fn queued_request_over_memory_quota_does_not_block_queue() {
 /// the quota, but it reserved all other GPUs for as long as it waited.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queued_requests_reserve_no_more_than_the_quota() {
-    let quota = format!("[[quota]]\nusers = [\"user{NOBODY}\"]\nleases = 3\nmemory = \"2 GPUs\"\n");
+    let quota = format!("[[quota]]\nusers = [\"user{HOLDER}\"]\nleases = 3\nmemory = \"2 GPUs\"\n");
     let host = whole_gpus(6).start(&format!("{quota}{WHOLE}")).await;
     for gpu in ["0", "2", "4"] {
         host.lease(0, &whole(gpu, 1)).await.expect("a lease");

@@ -13,7 +13,7 @@ use super::{InProcess, host::ScriptedHost};
 const LONG: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"timeslice\"\n\
     timeslice = { replicas = 1, level = \"long\", compute_mode = \"exclusive_process\" }\n";
 /// A config without time-sliced GPUs.
-const NOBODY: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"exclusive\"\n";
+const EXCLUSIVE: &str = "[[gpu]]\nmatch = [\"0\", \"2\"]\nmode = \"exclusive\"\n";
 
 const SET: [(TimesliceLevel, ComputeMode); 3] = [
     (TimesliceLevel::Long, ComputeMode::ExclusiveProcess),
@@ -182,7 +182,7 @@ fn leaving_timeslice_restores_level_and_compute_mode() {
     let world = three();
     world.run_until(LONG, async |host| {
         host.levels_are_kept().await;
-        host.reload(NOBODY).await;
+        host.reload(EXCLUSIVE).await;
         host.sliced_become(NOT_SET).await;
         host.until("no GPU is time-sliced", async || {
             host.gpus().await.iter().all(|gpu| gpu.timeslice.is_none()).then_some(())
@@ -194,11 +194,11 @@ fn leaving_timeslice_restores_level_and_compute_mode() {
     // The next gpushd must also restore the settings. It need not read them first, because the record shows which settings
     // were applied.
     assert_eq!(world.sliced(), SET);
-    world.run_until(NOBODY, async |host| host.sliced_become(NOT_SET).await);
+    world.run_until(EXCLUSIVE, async |host| host.sliced_become(NOT_SET).await);
     // If another program has set a level since then, gpushd keeps this level.
     world.smi.set_level(0, TimesliceLevel::Short);
     world.smi.take_calls();
-    world.run_until(NOBODY, async |host| {
+    world.run_until(EXCLUSIVE, async |host| {
         host.gpus().await;
         host.get::<Value>("/v1/health").await;
     });
@@ -220,13 +220,13 @@ fn failed_change_still_restores_earlier_settings() {
         host.trouble_with("compute mode").await;
     });
     // gpushd records which level it is going to set. So the next gpushd restores the settings.
-    world.run_until(NOBODY, async |host| {
+    world.run_until(EXCLUSIVE, async |host| {
         host.until("neither GPU is restored", async || (!host.troubles().await.is_empty()).then_some(())).await;
         assert_eq!(host.host.sliced(), SET);
         host.gpus.clear_faults();
         host.host.smi.clear_faults();
         // At the next reload, gpushd retries immediately.
-        host.reload(NOBODY).await;
+        host.reload(EXCLUSIVE).await;
         host.sliced_become(NOT_SET).await;
     });
 }
@@ -345,11 +345,11 @@ fn gpu_with_recorded_level_is_not_unsupported() {
     // gpushd has recorded the level that it applied. So even after a restart, gpushd knows that the GPU has levels, although
     // nvidia-smi reports that it has none.
     world.smi.fail_list("Not Supported");
-    world.run_until(NOBODY, async |host| {
+    world.run_until(EXCLUSIVE, async |host| {
         host.trouble_with("time-slice level `default`").await;
         assert_eq!(host.host.smi.level(0), TimesliceLevel::Long);
         host.host.smi.clear_faults();
-        host.reload(NOBODY).await;
+        host.reload(EXCLUSIVE).await;
         host.sliced_become(NOT_SET).await;
         host.until("no problem", async || host.troubles().await.is_empty().then_some(())).await;
     });

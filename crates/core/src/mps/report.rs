@@ -124,7 +124,7 @@ impl DaemonReport {
     }
 
     /// Returns this report with the times of the earlier report for the same deadlines. Each report computes its times
-    /// anew from the monotonic clock, so without this function two reports about the same facts would differ.
+    /// again from the monotonic clock, so without this function two reports about the same facts would differ.
     #[must_use]
     pub fn with_times_of(mut self, earlier: &Self) -> Self {
         let same = |now: Option<Timestamp>, before: Option<Timestamp>| match (now, before) {

@@ -48,7 +48,7 @@ async fn program_is_allowed_by_file_and_not_ended_if_replaced() {
     let dir = copies(&["kept", "replaced"]);
     let path = |name: &str| dir.path().join(name);
     let allow = ["kept", "replaced"].map(|name| format!("{{ exe = \"{}\" }}", path(name).display())).join(", ");
-    let hidden = "/home/of-nobody-at-all/agent";
+    let hidden = "/home/of-another-host/agent";
     let config = ends(0, &format!("{allow}, {{ exe = \"{hidden}\" }}, {{ exe = \"/opt/not-installed-here\" }}"));
     let Some(host) = start("programs that are allowed", &config).await else { return };
     let job = |name: &str| {
