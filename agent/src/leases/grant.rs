@@ -212,14 +212,11 @@ async fn explain_on_a_thread(
 async fn lease_of_key(leases: &Leases, caller: &Caller, id: LeaseId) -> Result<Outcome, ApiError> {
     // After a crash of gpushd, the operation that creates the devices of the lease may still run, so wait for its end.
     actor::wait_until_decided(leases, id).await;
-    let granted = show::environment(leases, caller, &id.to_string()).await;
-    let granted = granted.map_err(|error| match error.code {
-        Code::NotFound | Code::Conflict => ApiError::new(
-            Code::Conflict,
-            format!("lease {id}, which gpushd granted to this request earlier, has ended"),
-        )
-        .hint("send the request with another idempotency key"),
-        _ => error,
-    })?;
+    let table = leases.handles.context.state.leases();
+    if table.open.get(&id).is_none_or(|lease| lease.state.name() != LeaseState::Active) {
+        let message = format!("lease {id}, which gpushd granted to this request earlier, has ended");
+        return Err(ApiError::new(Code::Conflict, message).hint("send the request with another idempotency key"));
+    }
+    let granted = show::environment(leases, caller, &id.to_string()).await?;
     Ok(Outcome::Granted(Delivery::new(granted, None)))
 }

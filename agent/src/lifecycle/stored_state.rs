@@ -7,13 +7,13 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{ApiError, Code, text};
+use gpush_api::{ApiError, Code, EndReason, text};
 use gpush_core::mps::MpsTargetRecord;
 use gpush_host::accounts::{Account, Accounts};
 use gpush_nvml::RemappedRows;
 use gpush_store::{
-    BootRecord, Bounds, Condition, CreatedInstances, Intent, LeaseRecord, Lost, NewAudit, Note, OpenError, Opened,
-    OperationId, Options, Override, Scope, SharedGpu, Store, StoreError, UnfinishedOperation, View,
+    AuditEvent, BootRecord, Bounds, Condition, CreatedInstances, DONE, Intent, LeaseRecord, Lost, Note, OpenError,
+    Opened, OperationId, Options, Override, Scope, SharedGpu, Store, StoreError, UnfinishedOperation, View,
 };
 
 use crate::{
@@ -109,13 +109,8 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
     let boot = boot_id.to_owned();
     let cleared = store.write_ending(move |tx| {
         for lease in tx.end_leases_of_other_boots()? {
-            tx.audit(NewAudit {
-                by: None,
-                action: "lease.end".to_owned(),
-                object: lease.id.to_string(),
-                result: "rebooted".to_owned(),
-                detail: serde_json::json!({ "uid": lease.holder.uid, "user": lease.holder.user }),
-            })?;
+            let event = AuditEvent::LeaseEnd { devices: None, request_spec: None, holder: lease.holder };
+            tx.audit(event.record(None, lease.id.to_string(), EndReason::Rebooted.name()))?;
         }
         tx.forget_mps_of_other_boots()?;
         tx.forget_shared_gpus_of_other_boots()?;
@@ -189,13 +184,8 @@ fn accept_of_another_boot(store: &Store, notes: &mut Vec<Note>, boot_id: &str) -
     if lost.boot_id == boot_id {
         return Some(lost);
     }
-    let audit = NewAudit {
-        by: None,
-        action: "recover".to_owned(),
-        object: "host".to_owned(),
-        result: "done".to_owned(),
-        detail: serde_json::json!({ "cause": lost.cause, "reason": "the host was rebooted" }),
-    };
+    let (cause, reason) = (Some(lost.cause.clone()), Some("the host was rebooted".to_owned()));
+    let audit = AuditEvent::Recover { cause, kept: None, reason }.record(None, "host", DONE);
     let accepted = store.write_ending(move |tx| {
         tx.accept_loss()?;
         tx.audit(audit.clone()).map(|_| ())
@@ -223,13 +213,8 @@ fn record_other_host(store: &Store, notes: &[Note]) {
     else {
         return;
     };
-    let audit = NewAudit {
-        by: None,
-        action: "recover".to_owned(),
-        object: "host".to_owned(),
-        result: "done".to_owned(),
-        detail: serde_json::json!({ "cause": note.to_string(), "kept": kept }),
-    };
+    let (cause, kept) = (Some(note.to_string()), kept.as_ref().map(|kept| kept.display().to_string()));
+    let audit = AuditEvent::Recover { cause, kept, reason: None }.record(None, "host", DONE);
     if let Err(error) = store.write_ending(move |tx| tx.audit(audit.clone()).map(|_| ())).wait() {
         tracing::error!("cannot record that gpushd has renamed the database of another host: {error}");
     }

@@ -3,10 +3,10 @@
 //! ```text
 //! call ──► ok ───────────────────────────────────────────────► done
 //!   ├────► the GPU is lost ──────────────────────────────────► Lost
-//!   ├────► refused ──────────────────────────────────────────► Failed
+//!   ├────► refused ──────────────────────────────────────────► Failed, or InUse
 //!   └────► no answer in time, or the worker died ─► settle ─► read ─► verify
 //!                                        │                    ├─ done:     done
-//!                                        │                    └─ not done: Failed
+//!                                        │                    └─ not done: Failed, or InUse
 //!                                        └─ not settled in time: Unknown
 //! ```
 //!
@@ -68,7 +68,7 @@ impl Driver {
             self.wait_until_settled(gpu, what, error).await?;
         } else if !matches!(error.kind, ErrorKind::WorkerDied { may_have_landed: true }) {
             // The driver has refused the call or never got it, so it had no effect.
-            return Err(Trouble::Failed(explain(what, error)));
+            return Err(no_effect(error, explain(what, error)));
         }
         self.read_again(gpu, what).await
     }
@@ -95,6 +95,11 @@ impl Driver {
 pub(super) fn explain(what: &str, error: &DriverError) -> ApiError {
     // If the driver error is retryable, so is the error of the step: the caller may try again after the operation.
     error.to_api().context(what)
+}
+
+/// Returns why a step failed whose driver call had no effect. `explained` is the error of the step.
+pub(super) fn no_effect(error: &DriverError, explained: ApiError) -> Trouble {
+    if error.kind == ErrorKind::InUse { Trouble::InUse(explained) } else { Trouble::Failed(explained) }
 }
 
 /// Returns the error of a driver call that has ended without effect.

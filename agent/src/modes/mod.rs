@@ -40,6 +40,8 @@ pub(crate) struct GpuName {
 pub(crate) enum Trouble {
     /// The step had no effect, and cannot take effect any more.
     Failed(ApiError),
+    /// As `Failed`: the driver or gpushd refused the step, because the GPU or an instance is in use.
+    InUse(ApiError),
     /// The driver has lost the GPU. Its instances are gone too.
     Lost(ApiError),
     /// The step may still take effect.
@@ -50,7 +52,7 @@ impl Trouble {
     /// Returns the reason.
     pub(crate) fn error(&self) -> &ApiError {
         match self {
-            Self::Failed(error) | Self::Lost(error) | Self::Unknown(error) => error,
+            Self::Failed(error) | Self::InUse(error) | Self::Lost(error) | Self::Unknown(error) => error,
         }
     }
 }

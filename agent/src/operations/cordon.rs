@@ -5,7 +5,7 @@
 //! cordons that gpushd sets itself.
 
 use gpush_api::{ApiError, Change as Reported};
-use gpush_store::{ConditionKind, NewCondition, Scope};
+use gpush_store::{AuditEvent, ConditionKind, NewCondition, Scope};
 
 use crate::{
     requests::request::Request,
@@ -33,7 +33,13 @@ pub(crate) async fn set(commits: &Commits, host: &HostState, uuid: String, reque
     };
     tracing::info!(gpu = uuid, uid = request.by.uid, "cordoned: {}", new.reason);
     let reported = change_event("gpu.cordon", &uuid, &request);
-    commits.change(Change::Set(new), reported, request.recorded("gpu.cordon", uuid)).await
+    commits
+        .change(
+            Change::Set(new),
+            reported,
+            request.recorded(uuid, |reason| AuditEvent::GpuCordon { cause: None, reason }),
+        )
+        .await
 }
 
 /// Clears all cordons of a GPU.
@@ -44,7 +50,7 @@ pub(crate) async fn clear(commits: &Commits, uuid: String, request: Request) -> 
     let change = Change::Clear(Scope::Gpu(uuid.clone()), ConditionKind::Cordon, None);
     tracing::info!(gpu = uuid, uid = request.by.uid, "uncordoned");
     let reported = change_event("gpu.uncordon", &uuid, &request);
-    commits.change(change, reported, request.recorded("gpu.uncordon", uuid)).await
+    commits.change(change, reported, request.recorded(uuid, |reason| AuditEvent::GpuUncordon { reason })).await
 }
 
 fn change_event(action: &str, uuid: &str, request: &Request) -> Reported {

@@ -16,7 +16,7 @@ use std::{sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Change as Reported, Code, Maintenance};
 use gpush_core::lease::usage;
-use gpush_store::{ConditionKind, NewCondition, Scope};
+use gpush_store::{AuditEvent, ConditionKind, NewCondition, Scope};
 use tokio::sync::Mutex;
 
 use crate::{
@@ -79,7 +79,8 @@ impl MaintenanceControl {
         };
         let uid = request.by.uid;
         let event = change_event("maintenance.enter", &request, &resets);
-        let recorded = request.recorded_with("maintenance.enter", host(), detail(&resets));
+        let recorded =
+            request.recorded(host(), |reason| AuditEvent::MaintenanceEnter { gpu_uuids: resets.clone(), reason });
         if let Err(error) = self.commits.change(Change::Set(new), event, recorded).await {
             self.operations.open();
             return Err(error);
@@ -118,7 +119,7 @@ impl MaintenanceControl {
         let uid = request.by.uid;
         let change = Change::Clear(Scope::Host, ConditionKind::Maintenance, None);
         let event = change_event("maintenance.leave", &request, &resets);
-        let recorded = request.recorded_with("maintenance.leave", host(), detail(&resets));
+        let recorded = request.recorded(host(), |reason| AuditEvent::MaintenanceLeave { gpu_uuids: resets, reason });
         // Permit a new worker before maintenance ends. Otherwise callers could get the error that the worker is
         // stopped.
         self.context.hardware.resume();
@@ -215,11 +216,6 @@ fn change_event(action: &str, request: &Request, resets: &[String]) -> Reported 
 
 /// Returns the details of the audit record. They contain the UUIDs of the reset GPUs, so a search for a GPU finds the
 /// record.
-fn detail(resets: &[String]) -> serde_json::Map<String, serde_json::Value> {
-    let gpus = (!resets.is_empty()).then(|| ("gpu_uuids".to_owned(), resets.to_vec().into()));
-    gpus.into_iter().collect()
-}
-
 fn host() -> String {
     "host".to_owned()
 }
@@ -235,11 +231,5 @@ mod tests {
         assert!(error.retryable && error.message.starts_with("cannot reset GPU 6: operation op-3 is changing GPU 2"));
         assert!(error.causes[0].contains("driver handles of all GPUs"), "{error:?}");
         assert!(error.hint.is_some_and(|hint| hint.contains("gpushctl operation wait op-3")));
-    }
-
-    #[test]
-    fn audit_record_of_a_reset_has_its_gpus() {
-        assert!(detail(&[]).is_empty());
-        assert_eq!(detail(&["GPU-6".to_owned()])["gpu_uuids"], serde_json::json!(["GPU-6"]));
     }
 }

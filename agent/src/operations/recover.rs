@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use gpush_api::{ApiError, Code, Gpu, Recovered};
 use gpush_host::proc;
-use gpush_store::{BootRecord, KnownSince, Lost};
+use gpush_store::{AuditEvent, BootRecord, KnownSince, Lost};
 use tokio::sync::Mutex;
 
 use crate::{
@@ -104,7 +104,7 @@ impl LossAcceptance {
         let modes = self.shared_gpus.records_of_running_daemons(&standing.exclusive(&self.mps, &gpus)).await;
         let released = gpus.into_iter().filter(is_managed).map(|gpu| gpu.uuid).collect();
         let uid = request.by.uid;
-        let mut also = request.recorded("recover", "host".to_owned());
+        let mut also = request.recorded("host".to_owned(), recovery);
         // The record of which layouts were applied on this boot is lost. Mark all of them as
         // applied, so that gpushd changes no GPU.
         let boot = BootRecord { complete: true, ..BootRecord::new(lost.boot_id.clone()) };
@@ -139,7 +139,7 @@ impl LossAcceptance {
     /// Accepts a loss after which no GPU was held. So no GPU needs to be released.
     async fn acknowledge(&self, request: Request, lost: Lost) -> Result<Recovered, ApiError> {
         let uid = request.by.uid;
-        let mut also = request.recorded("recover", "host".to_owned());
+        let mut also = request.recorded("host".to_owned(), recovery);
         let accepted = self.context.store.write_ending(move |tx| {
             tx.accept_loss()?;
             also(tx)
@@ -150,4 +150,8 @@ impl LossAcceptance {
         let kept = lost.kept.map(|kept| kept.display().to_string());
         Ok(Recovered { cause: Some(lost.cause), kept, released: Vec::new() })
     }
+}
+/// Returns the event that an administrator has accepted a lost database.
+fn recovery(reason: Option<String>) -> AuditEvent {
+    AuditEvent::Recover { cause: None, kept: None, reason }
 }

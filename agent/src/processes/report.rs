@@ -2,7 +2,7 @@
 //! trail.
 
 use gpush_api::{EventPayload, GpuProcess, UnleasedChange, UnleasedStep};
-use gpush_store::{NewAudit, PROCESS_END};
+use gpush_store::{AuditEvent, NewAudit};
 
 use super::Unleased;
 
@@ -41,21 +41,16 @@ pub(super) async fn record<'a>(
 
 fn audit(one: &GpuProcess, step: UnleasedStep) -> NewAudit {
     let process = &one.process;
-    NewAudit {
-        by: None,
-        action: PROCESS_END.to_owned(),
-        object: one.gpu_uuid.clone(),
-        result: step.log_text().to_owned(),
-        detail: serde_json::json!({
-            "gpu": one.gpu,
-            "device": one.device,
-            "pid": process.pid,
-            "uid": process.uid,
-            "user": process.user,
-            "command": process.command,
-            "reason": one.unleased,
-        }),
-    }
+    let event = AuditEvent::ProcessEnd {
+        gpu: one.gpu,
+        device: one.device.clone(),
+        pid: process.pid,
+        uid: process.uid,
+        user: process.user.clone(),
+        command: process.command.clone(),
+        reason: one.unleased.clone(),
+    };
+    event.record(None, &one.gpu_uuid, step.log_text())
 }
 
 /// Publishes as an event what gpushd did with a process.

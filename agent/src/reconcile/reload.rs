@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Reloaded};
 use gpush_core::{config::Config, desired, sharing};
-use gpush_store::NewAudit;
+use gpush_store::{AuditEvent, DONE};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::{
@@ -157,19 +157,20 @@ impl Reload {
         let written = self.context.store.write_ending(move |tx| {
             overrides::check_generation(tx, expected)?;
             let mut effects = Vec::new();
-            let why = serde_json::json!({ "reload": path });
             for uuid in &uuids {
-                effects.extend(overrides::end(tx, uuid, "override.clear", by.as_ref(), &why)?);
+                effects.extend(overrides::end(tx, uuid, by.as_ref(), |ended| AuditEvent::OverrideClear {
+                    ended,
+                    operation_id: None,
+                    reload: Some(path.clone()),
+                })?);
             }
             let generation = if changed { tx.next_generation() } else { tx.generation() };
-            let audit = NewAudit {
-                by: by.clone(),
-                action: "config.reload".to_owned(),
-                object: "config".to_owned(),
-                result: "done".to_owned(),
-                detail: serde_json::json!({ "path": path, "config_changed": changed, "overrides_ended": uuids }),
+            let event = AuditEvent::ConfigReload {
+                path: path.clone(),
+                config_changed: changed,
+                overrides_ended: uuids.clone(),
             };
-            tx.audit(audit)?;
+            tx.audit(event.record(by.clone(), "config", DONE))?;
             Ok((effects, generation))
         });
         let (effects, generation) = match written.await {

@@ -2,7 +2,7 @@
 //! key.
 
 use gpush_api::{Actor, ApiError, Code};
-use gpush_store::{NewAudit, StoreError, Tx};
+use gpush_store::{AuditEvent, DONE, StoreError, Tx};
 
 use crate::requests::idempotency::Key;
 
@@ -19,37 +19,19 @@ pub(crate) struct Request {
 
 impl Request {
     /// Returns a function that writes the audit record and the response for the idempotency key. Call the function in
-    /// the transaction of the change.
+    /// the transaction of the change. `event` makes the event of the record from the reason of the request.
     pub(crate) fn recorded(
         self,
-        action: &'static str,
         object: String,
-    ) -> impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static {
-        self.recorded_with(action, object, serde_json::Map::new())
-    }
-
-    /// Does the same as [`Self::recorded`], and adds `detail` to the audit record.
-    pub(crate) fn recorded_with(
-        self,
-        action: &'static str,
-        object: String,
-        mut what: serde_json::Map<String, serde_json::Value>,
+        event: impl FnOnce(Option<String>) -> AuditEvent,
     ) -> impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static {
         let Self { by, reason, key } = self;
-        what.insert("reason".to_owned(), reason.into());
-        let detail = serde_json::Value::Object(what);
+        let audit = event(reason).record(Some(by), object, DONE);
         move |tx| {
             if let Some(key) = &key {
                 key.record_done(tx)?;
             }
-            let audit = NewAudit {
-                by: Some(by.clone()),
-                action: action.to_owned(),
-                object: object.clone(),
-                result: "done".to_owned(),
-                detail: detail.clone(),
-            };
-            tx.audit(audit).map(|_| ())
+            tx.audit(audit.clone()).map(|_| ())
         }
     }
 }

@@ -12,7 +12,7 @@ use std::{
 use gpush_api::{Actor, ApiError, Code};
 use gpush_host::{accounts::Account, identity::Users, peer::Peer};
 use gpush_locked::Locked;
-use gpush_store::{DENIED, NewAudit, Store};
+use gpush_store::{AuditEvent, Store};
 
 use crate::{requests::caller::Caller, state::State};
 
@@ -90,13 +90,7 @@ impl Authorization {
         if !refused.counts(account, Instant::now()) {
             return;
         }
-        let audit = NewAudit {
-            by: Some(actor),
-            action: DENIED.to_owned(),
-            object: "host".to_owned(),
-            result: "refused".to_owned(),
-            detail: serde_json::json!({ "attempt": attempt }),
-        };
+        let audit = AuditEvent::AccessDenied { attempt }.record(Some(actor), "host", "refused");
         drop(self.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())));
     }
 }

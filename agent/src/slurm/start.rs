@@ -7,7 +7,7 @@ use gpush_core::{
     lease::request::{normalized, spec},
     slurm::decide,
 };
-use gpush_store::NewAudit;
+use gpush_store::AuditEvent;
 use tokio::sync::OwnedMutexGuard;
 
 use super::{
@@ -212,13 +212,13 @@ async fn record_refusal(slurm: &SlurmParts, caller: &Caller, job: &SlurmJobStart
     // A request without a normal form is wrong, and `why` says so. Its text has no useful limit of length.
     let request = job.request.clone().and_then(|request| normalized(request).ok());
     let request = request.as_ref().map(spec);
-    let audit = NewAudit {
-        by: Some(caller.actor(None)),
-        action: "slurm.start".to_owned(),
-        object: format!("job {}", job.job),
-        result: "refused".to_owned(),
-        detail: serde_json::json!({ "cluster": job.cluster, "uid": job.uid, "request_spec": request, "why": error.message }),
+    let event = AuditEvent::SlurmStart {
+        cluster: job.cluster.clone(),
+        uid: job.uid,
+        request_spec: request,
+        why: error.message.clone(),
     };
+    let audit = event.record(Some(caller.actor(None)), format!("job {}", job.job), "refused");
     if let Err(error) = slurm.context.store.write(move |tx| tx.audit(audit.clone()).map(|_| ())).await {
         tracing::warn!("the refusal of job {} is not in the audit trail: {error}", job.job);
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use gpush_nvml::RemappedRows;
-use gpush_store::{ConditionKind, NewAudit, NewCondition, Scope};
+use gpush_store::{AuditEvent, ConditionKind, DONE, NewCondition, Scope};
 
 use super::{
     AffectedGpus, State,
@@ -53,13 +53,8 @@ impl State {
             return false;
         }
         tracing::warn!(gpu = uuid, "GPU {uuid} is cordoned: {reason}");
-        let audit = NewAudit {
-            by: None,
-            action: "gpu.cordon".to_owned(),
-            object: uuid.to_owned(),
-            result: "done".to_owned(),
-            detail: serde_json::json!({ "cause": cause, "reason": reason }),
-        };
+        let event = AuditEvent::GpuCordon { cause: Some(cause.to_owned()), reason: Some(reason.clone()) };
+        let audit = event.record(None, uuid, DONE);
         let change = Change::Set(NewCondition {
             scope: Scope::Gpu(uuid.to_owned()),
             kind: ConditionKind::Cordon,

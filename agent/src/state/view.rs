@@ -129,9 +129,15 @@ impl HostState {
         if error.code != Code::NotFound {
             return error;
         }
-        let absent = Selector::first_absent(texts, &self.selectable());
-        let listed = self.nameless.iter().find(|(index, _)| absent == Some(*index));
-        listed.map_or(error, |(index, why)| unidentified(*index, why))
+        self.unidentified_among(texts).unwrap_or(error)
+    }
+
+    /// Returns the error about the first GPU that these selectors name by its index, if the driver lists this GPU but
+    /// cannot identify it.
+    pub(crate) fn unidentified_among<S: AsRef<str>>(&self, texts: &[S]) -> Option<ApiError> {
+        let absent = Selector::first_absent(texts, &self.selectable())?;
+        let listed = self.nameless.iter().find(|(index, _)| absent == *index);
+        listed.map(|(index, why)| unidentified(*index, why))
     }
 }
 

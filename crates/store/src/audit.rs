@@ -22,11 +22,11 @@ use crate::{
 pub(crate) const LEASES: &str = "lease.*";
 
 /// Action of records about refused administrator requests.
-pub const DENIED: &str = "access.denied";
+pub(crate) const DENIED: &str = "access.denied";
 
 /// Action of records about signals to processes without a lease. A user can start any number of such processes. The record
 /// belongs to the user of the process.
-pub const PROCESS_END: &str = "process.end";
+pub(crate) const PROCESS_END: &str = "process.end";
 
 /// Patterns of the actions whose records have a limit for each user.
 const BY_USERS: [&str; 3] = [LEASES, DENIED, PROCESS_END];

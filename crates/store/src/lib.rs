@@ -34,6 +34,7 @@
 mod account_limits;
 mod answer;
 mod audit;
+mod audit_event;
 mod check;
 mod condition;
 mod created;
@@ -64,7 +65,8 @@ mod tx;
 mod watermark;
 
 pub use answer::{Answer, NewAnswer, StoredAnswer};
-pub use audit::{AuditQuery, AuditRecord, DENIED, NewAudit, PROCESS_END};
+pub use audit::{AuditQuery, AuditRecord, NewAudit};
+pub use audit_event::{AuditEvent, AuditedDevices, AuditedGpu, AuditedPlan, AuditedTarget, DONE, EndedOverride};
 pub use condition::{Condition, ConditionKind, NewCondition, Scope};
 pub use created::CreatedInstances;
 pub use error::{OpenError, StoreError, Untrusted};

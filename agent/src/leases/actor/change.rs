@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gpush_api::{EndReason, LeaseId, LeaseRevocation};
 use gpush_core::lease::machine::{EndProcesses, Event, State};
-use gpush_store::{LeaseRecord, NewAudit, StoreError, Tx};
+use gpush_store::{AuditEvent, DONE, LeaseRecord, StoreError, Tx};
 use jiff::{SignedDuration, Timestamp};
 
 use super::{Actor, ChangeError, ChangeRequest, RequestedChange};
@@ -46,7 +46,7 @@ impl Actor {
             State::Active => {
                 self.record(move |tx, id| {
                     let record = tx.release_lease(id, EndReason::Released)?;
-                    writes.write(tx, "lease.release", id, serde_json::Value::Null)?;
+                    writes.write(tx, id, &AuditEvent::LeaseRelease { holder: record.holder.clone() })?;
                     Ok(record)
                 })
                 .await?;
@@ -76,13 +76,15 @@ impl Actor {
         });
         let at = Timestamp::now();
         let processes_end_at = end.and_then(|end| at.checked_add(SignedDuration::try_from(end.notice).ok()?).ok());
-        let detail = serde_json::json!({
-            "reason": reason, "end": end.is_some(), "processes_end_at": processes_end_at.map(gpush_api::whole_second),
-        });
+        let event = AuditEvent::LeaseRevoke {
+            reason: Some(reason.clone()),
+            end: end.is_some(),
+            processes_end_at: processes_end_at.map(gpush_api::whole_second),
+        };
         let revocation = LeaseRevocation { by: writes.by.clone(), reason, at, processes_end_at };
         self.record(move |tx, id| {
             let record = tx.revoke_lease(id, revocation.clone())?;
-            writes.write(tx, "lease.revoke", id, detail.clone())?;
+            writes.write(tx, id, &event)?;
             Ok(record)
         })
         .await?;
@@ -96,11 +98,11 @@ impl Actor {
         if self.state != State::Active {
             return Err(ChangeError::Inactive);
         }
-        let detail = serde_json::json!({ "expires_at": expires_at.map(gpush_api::whole_second) });
+        let event = AuditEvent::LeaseRenew { expires_at: expires_at.map(gpush_api::whole_second) };
         let Some(id) = self.id() else { return Err(ChangeError::Inactive) };
         let written = self.leases.handles.context.store.write(move |tx| {
             let record = tx.renew_lease(id, expires_at)?;
-            writes.write(tx, "lease.renew", id, detail.clone())?;
+            writes.write(tx, id, &event)?;
             Ok(record)
         });
         self.set_record(written.await.map_err(ChangeError::Unrecorded)?);
@@ -138,11 +140,10 @@ struct Writes {
 }
 
 impl Writes {
-    fn write(&self, tx: &mut Tx<'_>, action: &str, id: LeaseId, detail: serde_json::Value) -> Result<(), StoreError> {
+    fn write(&self, tx: &mut Tx<'_>, id: LeaseId, event: &AuditEvent) -> Result<(), StoreError> {
         if let Some(key) = &self.key {
             key.record_done(tx)?;
         }
-        let (action, object, result) = (action.to_owned(), id.to_string(), "done".to_owned());
-        tx.audit(NewAudit { by: Some(self.by.clone()), action, object, result, detail }).map(|_| ())
+        tx.audit(event.record(Some(self.by.clone()), id.to_string(), DONE)).map(|_| ())
     }
 }

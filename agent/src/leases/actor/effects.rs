@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpush_api::{EndReason, LeaseMember, LeaseState};
 use gpush_core::lease::machine::{Effect, Event};
-use gpush_store::{LeaseRecord, NewAudit, StoreError};
+use gpush_store::{AuditEvent, LeaseRecord, StoreError};
 use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
@@ -95,7 +95,8 @@ impl Actor {
         let id = self.id()?;
         let written = self.leases.handles.context.store.write_ending(move |tx| {
             let record = tx.release_lease(id, reason)?;
-            tx.audit(by_gpushd(&record, "lease.release", reason.name()))?;
+            let event = AuditEvent::LeaseRelease { holder: record.holder.clone() };
+            tx.audit(event.record(None, id.to_string(), reason.name()))?;
             Ok(record)
         });
         match written.await {
@@ -121,7 +122,7 @@ impl Actor {
         let id = lease.id();
         let written = self.leases.handles.context.store.write_ending(move |tx| {
             let record = tx.end_lease(id, reason)?;
-            tx.audit(by_gpushd(&record, "lease.end", reason.name())).map(|_| ())
+            tx.audit(ended_by_gpushd(&record).record(None, id.to_string(), reason.name())).map(|_| ())
         });
         match written.await {
             Ok(()) => {
@@ -181,12 +182,6 @@ impl Actor {
     }
 }
 
-fn by_gpushd(record: &LeaseRecord, action: &str, result: &str) -> NewAudit {
-    NewAudit {
-        by: None,
-        action: action.to_owned(),
-        object: record.id.to_string(),
-        result: result.to_owned(),
-        detail: serde_json::json!({ "uid": record.holder.uid, "user": record.holder.user }),
-    }
+fn ended_by_gpushd(record: &LeaseRecord) -> AuditEvent {
+    AuditEvent::LeaseEnd { devices: None, request_spec: None, holder: record.holder.clone() }
 }

@@ -12,12 +12,15 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use gpush_api::{ApiError, Code, LeaseGrant, LeaseId, LeaseState};
-use gpush_core::lease::{
-    machine::{Event, State},
-    request::spec,
+use gpush_core::{
+    lease::{
+        machine::{Event, State},
+        request::spec,
+    },
+    mps::NotServing,
 };
 use gpush_locked::Locked;
-use gpush_store::{LeaseRecord, LeaseSource, LeaseTerms, NewAudit, StoreError};
+use gpush_store::{AuditEvent, AuditedDevices, LeaseRecord, LeaseSource, LeaseTerms, StoreError};
 use jiff::{SignedDuration, Timestamp};
 use tokio::sync::OwnedMutexGuard;
 
@@ -34,11 +37,43 @@ use crate::{
     operations::{
         apply::Creation,
         operation::{BeginWrites, CancelError},
-        scheduler::{DevicesToCreate, Reserved, gpus_of},
+        scheduler::{DevicesToCreate, Reserved},
     },
     requests::{caller::Viewer, idempotency::Key},
     state::OpenLease,
 };
+
+/// Why a grant was not recorded. Each variant contains the error for users.
+#[derive(Debug)]
+enum NotGranted {
+    /// The same grant may succeed later without further action.
+    ForNow(ApiError),
+    /// The request can be granted only after something has changed.
+    Lasting(ApiError),
+}
+
+impl NotGranted {
+    /// Classifies the refusal of the operation that would create the devices of the lease. Like every refusal of an
+    /// operation, the error says whether the same request may succeed later.
+    fn of_operation(error: ApiError) -> Self {
+        if error.retryable { Self::ForNow(error) } else { Self::Lasting(error) }
+    }
+}
+
+impl From<NotServing> for NotGranted {
+    fn from(why: NotServing) -> Self {
+        match why {
+            NotServing::ForNow(_) => Self::ForNow(why.into()),
+            NotServing::Lasting(_) => Self::Lasting(why.into()),
+        }
+    }
+}
+
+impl From<StoreError> for NotGranted {
+    fn from(error: StoreError) -> Self {
+        if error.is_temporary() { Self::ForNow(error.into()) } else { Self::Lasting(error.into()) }
+    }
+}
 
 /// Grants a new request that has its capacity. Returns the grant, and the inbox of the lease.
 ///
@@ -77,7 +112,7 @@ impl Actor {
         let Some(request) = &self.request else { return Some(Event::CommitFailed) };
         // The request may have waited long since its binding was determined, so check the binding again.
         if let Err(error) = request.resolved.bound.check() {
-            return Some(self.refuse(error));
+            return Some(self.refuse(NotGranted::Lasting(error)));
         }
         let (source, writes) = (self.source(request), self.grant_writes(request));
         let (duration, by) =
@@ -86,24 +121,21 @@ impl Actor {
         if let Some(missing) = reserved.missing.take() {
             return Some(match self.begin_operation(missing, source, writes, by).await {
                 Ok(()) => Event::OperationBegun,
-                Err(error) => self.refuse(error),
+                Err(error) => self.refuse(NotGranted::of_operation(error)),
             });
         }
         // Prepare the daemons before the commit: if clients of another user are connected, gpushd must not record the
         // grant.
-        if let Err(error) = mps::prepare(&self.leases.handles.mps, &reserved.members).await {
-            return Some(self.refuse(error));
+        if let Err(why) = mps::prepare(&self.leases.handles.mps, &reserved.members).await {
+            return Some(self.refuse(why.into()));
         }
         let terms = LeaseTerms { members: reserved.members.clone(), expires_at: expires_at(duration) };
-        let gpus = gpus_of(&reserved.members).into_iter().map(|gpu| serde_json::json!({ "gpu_uuid": gpu }));
-        let devices = serde_json::json!({
-            "targets": reserved.members.iter().map(|member| member.target.as_str()).collect::<Vec<_>>(),
-            "gpus": gpus.collect::<Vec<_>>(),
-        });
         reserved.set_may_be_recorded(true);
         let written = self.leases.handles.context.store.write(move |tx| {
             let record = tx.grant_lease(source.clone(), terms.clone())?;
-            writes.write(tx, record, ("lease.grant", "granted"), devices.clone())
+            let (devices, request_spec) = (AuditedDevices::of(&record.members), spec(&record.request));
+            let event = AuditEvent::LeaseGrant { devices, request_spec, holder: record.holder.clone() };
+            writes.write(tx, record, &event, "granted")
         });
         match written.await {
             Ok(record) => {
@@ -121,17 +153,17 @@ impl Actor {
     }
 
     /// Notes why the grant was not recorded.
-    fn refuse(&mut self, error: ApiError) -> Event {
+    fn refuse(&mut self, why: NotGranted) -> Event {
         if let Some(reserved) = &mut self.reserved {
             reserved.set_may_be_recorded(false);
         }
-        // A request in the queue waits again if the error is temporary.
-        let event = match self.place.as_ref().filter(|_| error.retryable) {
-            Some(place) => {
+        let (event, error) = match (why, &self.place) {
+            // A request in the queue waits again.
+            (NotGranted::ForNow(error), Some(place)) => {
                 place.pause();
-                Event::CommitPostponed
+                (Event::CommitPostponed, error)
             }
-            None => Event::CommitFailed,
+            (NotGranted::ForNow(error), None) | (NotGranted::Lasting(error), _) => (Event::CommitFailed, error),
         };
         self.refusal = Some(error);
         event
@@ -155,8 +187,12 @@ impl Actor {
         let slot = Arc::clone(&recorded);
         let also: BeginWrites = Box::new(move |tx, operation| {
             let record = tx.begin_lease(source.clone(), members.clone(), operation.id)?;
-            let detail = serde_json::json!({ "operation_id": operation.id.to_string() });
-            let record = writes.write(tx, record, ("lease.create", "accepted"), detail)?;
+            let event = AuditEvent::LeaseCreate {
+                operation_id: operation.id.to_string(),
+                request_spec: spec(&record.request),
+                holder: record.holder.clone(),
+            };
+            let record = writes.write(tx, record, &event, "accepted")?;
             *slot.lock() = Some(record);
             Ok(())
         });
@@ -314,40 +350,20 @@ struct GrantWrites {
 }
 
 impl GrantWrites {
-    /// Writes the binding, the idempotency key, and an audit record with `detail`.
+    /// Writes the binding, the idempotency key, and the audit record of `event`.
     fn write(
         &self,
         tx: &mut gpush_store::Tx<'_>,
         record: LeaseRecord,
-        (action, result): (&str, &str),
-        mut detail: serde_json::Value,
+        event: &AuditEvent,
+        result: &str,
     ) -> Result<LeaseRecord, StoreError> {
         let record = bind::record(tx, &self.epoch, record, &self.binding)?;
         if let Some(key) = &self.key {
             key.record_number(tx, record.id.0)?;
         }
-        let holder = &record.holder;
-        detail["request_spec"] = spec(&record.request).into();
-        detail["uid"] = holder.uid.into();
-        detail["user"] = serde_json::json!(holder.user);
-        tx.audit(audit_record(&record, action, result, detail))?;
+        tx.audit(event.record(Some(record.asked_by.clone()), record.id.to_string(), result))?;
         Ok(record)
-    }
-}
-
-/// Creates an audit record about a lease, in the name of the caller who requested the lease.
-pub(in crate::leases) fn audit_record(
-    record: &LeaseRecord,
-    action: &str,
-    result: &str,
-    detail: serde_json::Value,
-) -> NewAudit {
-    NewAudit {
-        by: Some(record.asked_by.clone()),
-        action: action.to_owned(),
-        object: record.id.to_string(),
-        result: result.to_owned(),
-        detail,
     }
 }
 

@@ -4,9 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, LeaseWait};
 use gpush_core::lease::{machine::State, request::spec};
+use gpush_store::AuditEvent;
 use tokio::{sync::OwnedMutexGuard, time::Instant};
 
-use super::{Actor, grant::audit_record};
+use super::Actor;
 use crate::{
     leases::{Leases, pending::PendingGrant, request::Resolved},
     operations::scheduler,
@@ -60,9 +61,8 @@ pub(in crate::leases) async fn enter_queue(
         if let Some(key) = &recorded {
             key.record_number(tx, record.id.0)?;
         }
-        let holder = &record.holder;
-        let detail = serde_json::json!({ "request_spec": text, "uid": holder.uid, "user": holder.user });
-        tx.audit(audit_record(&record, "lease.queue", "queued", detail))?;
+        let event = AuditEvent::LeaseQueue { request_spec: text.clone(), holder: record.holder.clone() };
+        tx.audit(event.record(Some(record.asked_by.clone()), record.id.to_string(), "queued"))?;
         Ok(record)
     });
     let record = written.await?;

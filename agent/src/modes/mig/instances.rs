@@ -6,7 +6,7 @@ use gpush_nvml::{DriverError, ErrorKind, Hardware};
 
 use crate::modes::{
     GpuName, Trouble,
-    driver::{Driver, without_effect},
+    driver::{Driver, no_effect, without_effect},
 };
 
 /// Executes a step and waits until its outcome is known. Updates `instances` accordingly.
@@ -30,7 +30,7 @@ pub(crate) async fn execute(
             *instances = reading.mig.as_ref().map(|mig| Instances::of(&mig.instances)).unwrap_or_default();
             Ok(())
         }
-        Verdict::NotDone | Verdict::MayTakeEffect => Err(Trouble::Failed(without_effect(&what, &error))),
+        Verdict::NotDone | Verdict::MayTakeEffect => Err(no_effect(&error, without_effect(&what, &error))),
     }
 }
 

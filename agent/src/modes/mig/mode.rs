@@ -13,7 +13,7 @@ use super::{
 };
 use crate::modes::{
     GpuName, Trouble,
-    driver::{Driver, explain, without_effect},
+    driver::{Driver, explain, no_effect, without_effect},
 };
 
 /// The result of a call that sets MIG mode.
@@ -21,9 +21,9 @@ use crate::modes::{
 enum SetModeResult {
     /// The mode is effective.
     InForce,
-    /// The mode becomes effective with the next reset or reboot. If the mode must be effective at once, the step fails
-    /// with this error.
-    Pending(ApiError),
+    /// The mode becomes effective with the next reset or reboot. If the mode must be effective at once, the step has
+    /// failed for this reason.
+    Pending(Trouble),
 }
 
 /// Sets MIG mode on several GPUs. Resets the GPUs that need a reset, but only if all GPUs accepted the mode. Returns
@@ -39,9 +39,9 @@ pub(crate) async fn execute(
     for change in changes {
         match set(&mig.driver, &change.gpu, enable).await {
             Ok(SetModeResult::InForce) => {}
-            Ok(SetModeResult::Pending(error)) => match change.completion {
+            Ok(SetModeResult::Pending(trouble)) => match change.completion {
                 Completion::Driver => {
-                    troubled.insert(change.position, Trouble::Failed(error));
+                    troubled.insert(change.position, trouble);
                 }
                 Completion::Reset => due.push(change),
                 Completion::Reboot => {}
@@ -70,19 +70,24 @@ async fn verify_effective(
     enable: bool,
     outcome: &Result<(), NotReset>,
 ) -> Result<(), Trouble> {
-    let failed = |error: ApiError| {
+    let explained = |error: ApiError| {
         let message = format!("{}: {} failed", change.gpu.label, step::describe_mode(enable));
-        Trouble::Failed(error.context(message))
+        error.context(message)
     };
     let reading = mig.driver.read(&change.gpu).await?;
     match (step::verify_mode(enable, reading.mig.as_ref()), outcome) {
         (Verdict::Done, _) => Ok(()),
         (Verdict::NotDone | Verdict::MayTakeEffect, Err(NotReset::Cancelled(why))) => Err(Trouble::Failed(why.clone())),
-        (Verdict::NotDone | Verdict::MayTakeEffect, Err(NotReset::Failed(error))) => Err(failed(error.clone())),
+        (Verdict::NotDone | Verdict::MayTakeEffect, Err(NotReset::InUse(why))) => {
+            Err(Trouble::InUse(explained(why.clone())))
+        }
+        (Verdict::NotDone | Verdict::MayTakeEffect, Err(NotReset::Failed(error))) => {
+            Err(Trouble::Failed(explained(error.clone())))
+        }
         (Verdict::NotDone | Verdict::MayTakeEffect, Ok(())) => {
-            let error = ApiError::new(Code::DriverError, "the GPU was reset, but MIG mode did not change");
-            let seen = "look for the cause in the kernel's log: `dmesg | grep -i -e nvrm -e xid`";
-            Err(failed(error.hint(seen)))
+            let error = ApiError::new(Code::DriverError, "the GPU was reset, but MIG mode did not change")
+                .hint("look for the cause in the kernel's log: `dmesg | grep -i -e nvrm -e xid`");
+            Err(Trouble::Failed(explained(error)))
         }
     }
 }
@@ -109,15 +114,19 @@ async fn set(driver: &Driver, gpu: &GpuName, enable: bool) -> Result<SetModeResu
             if change.pending != change.enabled {
                 error = error.cause("the driver accepted the change, but it takes effect only with a GPU reset");
             }
-            if change.pending == enable { Ok(SetModeResult::Pending(error)) } else { Err(Trouble::Failed(error)) }
+            let trouble = match &change.activation {
+                Some(activation) => no_effect(activation, error),
+                None => Trouble::Failed(error),
+            };
+            if change.pending == enable { Ok(SetModeResult::Pending(trouble)) } else { Err(trouble) }
         }
         Err(error) => {
             let reading = driver.after_failed_call(gpu, &what, &error).await?;
-            let without_effect = without_effect(&what, &error);
+            let trouble = no_effect(&error, without_effect(&what, &error));
             match step::verify_mode(enable, reading.mig.as_ref()) {
                 Verdict::Done => Ok(SetModeResult::InForce),
-                Verdict::MayTakeEffect => Ok(SetModeResult::Pending(without_effect)),
-                Verdict::NotDone => Err(Trouble::Failed(without_effect)),
+                Verdict::MayTakeEffect => Ok(SetModeResult::Pending(trouble)),
+                Verdict::NotDone => Err(trouble),
             }
         }
     }

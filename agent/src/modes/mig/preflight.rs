@@ -10,6 +10,7 @@ use gpush_host::helper::Helpers;
 use super::{
     MigMode,
     holders::{self, HeldBy},
+    reset::NotReset,
 };
 use crate::{
     requests::caller::Viewer,
@@ -87,12 +88,12 @@ impl MigMode {
 ///
 /// # Errors
 /// If such a GPU is in use, has instances, has a pending MIG mode that the operation did not set, or cannot be read.
-pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes: &[String]) -> Result<(), ApiError> {
+pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes: &[String]) -> Result<(), NotReset> {
     for (uuid, reading) in readings.now(uuids).await {
         let why = match reading {
             Err(error) => {
                 let message = format!("GPU {uuid} would be reset as well, but cannot be read");
-                return Err(error.to_api().context(message));
+                return Err(NotReset::Failed(error.to_api().context(message)));
             }
             Ok(reading) if !reading.processes.is_empty() || !reading.processes_known => {
                 "processes use the GPU, or gpushd cannot tell whether processes use it".to_owned()
@@ -106,10 +107,10 @@ pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes:
             Ok(_) => continue,
         };
         let message = format!("GPU {uuid} would be reset as well, which is not possible now");
-        return Err(ApiError::new(Code::Blocked, message).cause(why).hint(
+        return Err(NotReset::InUse(ApiError::new(Code::Blocked, message).cause(why).hint(
             "try again when the GPU has no processes, no instances and no pending MIG mode: `gpushctl status` \
                 shows them",
-        ));
+        )));
     }
     Ok(())
 }

@@ -36,6 +36,8 @@ pub(crate) struct Cancel<'a> {
 pub(super) enum NotReset {
     /// The operation was cancelled before the reset began.
     Cancelled(ApiError),
+    /// The reset did not begin, because a GPU that it needs is in use.
+    InUse(ApiError),
     /// The reset failed, or could not begin.
     Failed(ApiError),
 }
@@ -100,7 +102,7 @@ impl MigMode {
             let in_full = gpush_core::holders::explain(&label, &found, &[]);
             tracing::error!(operation = purpose.operation, "{in_full}; {}", in_full.causes.join("; "));
             let found: Vec<_> = found.into_iter().map(redact::blank_holder).collect();
-            return Err(NotReset::Failed(gpush_core::holders::explain(&label, &found, &[])));
+            return Err(NotReset::InUse(gpush_core::holders::explain(&label, &found, &[])));
         }
         self.run(purpose.operation, &uuids).await.map_err(NotReset::Failed)
     }

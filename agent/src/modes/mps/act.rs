@@ -16,7 +16,8 @@ use gpush_core::{
     supervisor::SupervisorState,
 };
 use gpush_host::proc;
-use gpush_mps::daemon::DaemonRequest;
+use gpush_mps::daemon::{DaemonRequest, RequestError};
+use gpush_store::{AuditEvent, AuditedTarget};
 use jiff::{SignedDuration, Timestamp};
 use tokio::time::Instant;
 
@@ -124,7 +125,11 @@ pub(crate) async fn act(
         MpsAction::Drain => Some(MpsStopped { by: request.by.clone(), end_at: within.and_then(time_after) }),
     };
     let uid = request.by.uid;
-    let recorded = request.recorded_with(act.name(), short.clone(), identity(&target));
+    let recorded = request.recorded(short.clone(), |reason| AuditEvent::MpsAction {
+        action: act.name(),
+        target: identity(&target),
+        reason,
+    });
     let change = move |record: MpsTargetRecord| MpsTargetRecord { stopped: stopped.clone(), ..record };
     let record = records::change(mps, uuid, change, recorded);
     match end {
@@ -138,9 +143,9 @@ pub(crate) async fn act(
         // reconciler or the next gpushd starts the daemon again.
         Some(end) => {
             if let Err(error) = daemon.send(end).await {
-                return Err(match error.code {
-                    Code::Blocked => in_use(mps, caller, act, &target).await,
-                    _ => error,
+                return Err(match error {
+                    RequestError::InUse(_) => in_use(mps, caller, act, &target).await,
+                    RequestError::NotYet(error) | RequestError::Failed(error) => error,
                 });
             }
             record.await.inspect_err(|_| mps.wakes.wake(gpu_uuid))?;
@@ -184,7 +189,7 @@ async fn start(mps: &Mps, caller: &Caller, target: &MpsTarget) -> Result<(), Api
         return Ok(());
     }
     may_start(mps, &host, caller, host.mps.get(&target.uuid).map_or(target, Arc::as_ref))?;
-    daemon.send(DaemonRequest::Start).await
+    Ok(daemon.send(DaemonRequest::Start).await?)
 }
 
 fn time_after(span: Duration) -> Option<Timestamp> {
@@ -286,9 +291,14 @@ pub(crate) async fn set(
     }
     let set = (settings != rule).then(|| MpsSet { settings: settings.clone(), rule: rule.clone() });
     let set = move |record: MpsTargetRecord| MpsTargetRecord { set: set.clone(), ..record };
-    let mut detail = identity(&target);
-    detail.extend(asked_for(&change, &settings));
-    let recorded = request.recorded_with("mps.set", target.short.clone(), detail);
+    let recorded = request.recorded(target.short.clone(), |reason| AuditEvent::MpsSet {
+        target: identity(&target),
+        percentage: change.percentage.map(|_| settings.percentage),
+        memory_limit_mib: change.memory_limit_mib.and(settings.memory_limit_mib),
+        priority: change.priority.map(|_| settings.priority),
+        from_rule: change.reset,
+        reason,
+    });
     records::change(mps, uuid, set, recorded).await?;
     drop(turn);
     let deadline = Instant::now() + EFFECTIVE_WAIT;
@@ -341,29 +351,8 @@ async fn wait_until_effective(
     mps.target(&target.uuid).unwrap_or_else(|| Arc::clone(target))
 }
 
-/// Returns the UUIDs of a target and of its GPU, for the audit record. A search for either UUID finds the record, even
-/// if the MIG device no longer exists.
-fn identity(target: &MpsTarget) -> serde_json::Map<String, serde_json::Value> {
-    [("uuid", target.uuid.as_str()), ("gpu_uuid", target.gpu_uuid.as_str())]
-        .into_iter()
-        .map(|(name, uuid)| (name.to_owned(), uuid.into()))
-        .collect()
-}
-
-/// Returns the settings that the request changes, with their new values.
-fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<String, serde_json::Value> {
-    let named = [
-        ("percentage", change.percentage.is_some()),
-        ("memory_limit_mib", change.memory_limit_mib.is_some()),
-        ("priority", change.priority.is_some()),
-    ];
-    let mut all = serde_json::to_value(now).unwrap_or_default();
-    let mut asked: serde_json::Map<_, _> =
-        named.into_iter().filter(|(_, is)| *is).map(|(name, _)| (name.to_owned(), all[name].take())).collect();
-    if change.reset {
-        asked.insert("from_rule".to_owned(), true.into());
-    }
-    asked
+fn identity(target: &MpsTarget) -> AuditedTarget {
+    AuditedTarget { uuid: target.uuid.clone(), gpu_uuid: target.gpu_uuid.clone() }
 }
 
 /// Describes which clients a change of settings affects, according to NVIDIA's documentation.

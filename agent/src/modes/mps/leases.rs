@@ -5,8 +5,8 @@
 
 use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt, path::Path, time::Duration};
 
-use gpush_api::{ApiError, LeaseMember, MemberShare};
-use gpush_core::mps::{DaemonReport, MpsTarget};
+use gpush_api::{LeaseMember, MemberShare};
+use gpush_core::mps::{DaemonReport, MpsTarget, NotServing};
 use gpush_host::proc::{self, Environment, FileId};
 use gpush_mps::daemon::DaemonRequest;
 
@@ -21,7 +21,7 @@ const PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 ///
 /// # Errors
 /// If a daemon does not serve or has just ended, or clients of another user are connected.
-pub(crate) async fn prepare(mps: &Mps, members: &[LeaseMember]) -> Result<(), ApiError> {
+pub(crate) async fn prepare(mps: &Mps, members: &[LeaseMember]) -> Result<(), NotServing> {
     for target in targets(members) {
         let Some(handle) = mps.daemon(target) else { return serves(mps, target).map(drop) };
         // Operations and stops of the daemon use this lock too. So from now on they see the reserved capacity.
@@ -31,7 +31,7 @@ pub(crate) async fn prepare(mps: &Mps, members: &[LeaseMember]) -> Result<(), Ap
         // Check again, because the daemon may have exited meanwhile.
         let target = serves(mps, target)?;
         if has_just_ended(&target.report) {
-            return Err(target.just_ended_error());
+            return Err(target.just_ended());
         }
     }
     Ok(())
@@ -41,7 +41,7 @@ pub(crate) async fn prepare(mps: &Mps, members: &[LeaseMember]) -> Result<(), Ap
 ///
 /// # Errors
 /// If no client can be admitted. The error says why.
-fn serves(mps: &Mps, target: &str) -> Result<MpsTarget, ApiError> {
+fn serves(mps: &Mps, target: &str) -> Result<MpsTarget, NotServing> {
     let host = mps.handles.context.state.now();
     outlook(&host, Viewer::Agent).serves(target).cloned()
 }

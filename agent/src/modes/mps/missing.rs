@@ -71,18 +71,16 @@ pub(super) fn explain(host: &HostState, outlook: &DesiredTargets<'_>, text: &str
     }
     // A text such as `0:2g.20gb@2` names a MIG device, in this example on GPU 0.
     let gpu = text.split(':').next().unwrap_or(text).trim();
-    match host.position(gpu) {
-        Ok(at) => {
-            let gpu = &host.gpus[at].gpu;
-            if matches!(gpu.state, GpuState::Lost | GpuState::Unknown)
-                && let Some(error) = eligibility::refusal(gpu, &format!("GPU {}", gpu.index))
-            {
-                return error;
-            }
+    if let Some(unidentified) = host.unidentified_among(&[gpu]) {
+        return unidentified;
+    }
+    if let Ok(at) = host.position(gpu) {
+        let gpu = &host.gpus[at].gpu;
+        if matches!(gpu.state, GpuState::Lost | GpuState::Unknown)
+            && let Some(error) = eligibility::refusal(gpu, &format!("GPU {}", gpu.index))
+        {
+            return error;
         }
-        // The driver lists the GPU but cannot identify it.
-        Err(error) if !matches!(error.code, Code::NotFound | Code::BadRequest) => return error,
-        Err(_) => {}
     }
     if outlook.has_pending() {
         return ApiError::new(Code::Unavailable, not_found.message)

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Actor, ApiError, Gpu, GpuState, MpsScope, MpsUsers, Override};
+use gpush_api::{Actor, Gpu, GpuState, MpsScope, MpsUsers, Override};
 use gpush_core::{
     config::Config,
     desired,
@@ -27,7 +27,7 @@ use gpush_core::{
     supervisor::SupervisorState,
 };
 use gpush_host::subtask;
-use gpush_mps::daemon::{DaemonRequest, Desired, TargetDir};
+use gpush_mps::daemon::{DaemonRequest, Desired, RequestError, TargetDir};
 use jiff::{SignedDuration, Timestamp};
 use tokio::task::JoinSet;
 
@@ -249,7 +249,7 @@ async fn reconcile_target(mps: &Mps, target: &MpsTarget, wanted: Option<Box<Desi
         // Set the mode before the daemon starts, so that no program can bypass the daemon.
         compute_mode::set_compute_mode(mps, target, wanted.policy.compute_mode).await;
     }
-    let log_error = |error: ApiError| tracing::error!(mps = short, "{error}");
+    let log_error = |error: RequestError| tracing::error!(mps = short, "{error}");
     // Actions of administrators, operations and grants use this lock too. So this function does not start a daemon that
     // one of them has just stopped.
     let turn = turn.lock().await;

@@ -11,7 +11,7 @@ use gpush_core::{
     supervisor::{KillReason, SupervisorState},
 };
 use gpush_mps::daemon::{Daemon, DaemonTask, RecordedUsers, Report, ReportChange, Sources, TargetDir, sweep_removed};
-use gpush_store::NewAudit;
+use gpush_store::{AuditEvent, DONE};
 
 use super::{DaemonHandle, Mps, clients};
 use crate::system::tasks::TaskName;
@@ -81,13 +81,8 @@ fn add(mps: &Mps, daemons: &mut BTreeMap<String, DaemonHandle>, new: &NewTarget,
 
 /// Records in the audit trail that gpushd killed a daemon. Does not wait for the record.
 fn record_kill(mps: &Mps, uuid: &str, gpu_uuid: &str, why: KillReason) {
-    let audit = NewAudit {
-        by: None,
-        action: "mps.kill".to_owned(),
-        object: uuid.to_owned(),
-        result: "done".to_owned(),
-        detail: serde_json::json!({ "gpu_uuid": gpu_uuid, "reason": why.to_string() }),
-    };
+    let event = AuditEvent::MpsKill { gpu_uuid: gpu_uuid.to_owned(), reason: why.to_string() };
+    let audit = event.record(None, uuid, DONE);
     drop(mps.handles.context.store.write_ending(move |tx| tx.audit(audit.clone()).map(|_| ())));
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use gpush_api::{Actor, ApiError, Operation};
 use gpush_core::desired::check_mps_entries;
-use gpush_store::NewAudit;
+use gpush_store::{AuditEvent, AuditedPlan};
 
 use super::{
     Engine,
@@ -117,24 +117,24 @@ fn new_operation(order: &Order, by: Actor, parts: &[Part]) -> OperationSpec {
 /// Returns the function that writes the audit record and the response for the idempotency key. The function runs in the
 /// transaction that records the operation.
 fn begin_writes(order: &Order, by: Actor, parts: &[Part]) -> BeginWrites {
-    let (action, reason, key) = (order.kind.clone(), order.reason.clone(), order.key.clone());
-    let (once, expected) = (order.once, order.expected);
-    let gpus: Vec<_> =
-        parts.iter().map(|part| serde_json::json!({ "gpu_uuid": part.plan.uuid, "layout": part.plan.layout, "desired": part.plan.end_state() })).collect();
-    let destroyed: Vec<String> =
-        parts.iter().flat_map(|part| part.plan.destroyed_devices().map(str::to_owned)).collect();
+    let (expected, key) = (order.expected, order.key.clone());
+    let audited = |part: &Part| AuditedPlan {
+        gpu_uuid: part.plan.uuid.clone(),
+        layout: part.plan.layout.clone(),
+        desired: part.plan.end_state(),
+    };
+    let event = AuditEvent::OperationBegin {
+        kind: order.kind.clone(),
+        gpus: parts.iter().map(audited).collect(),
+        targets: parts.iter().flat_map(|part| part.plan.destroyed_devices().map(str::to_owned)).collect(),
+        reason: order.reason.clone(),
+        once: order.once,
+    };
     Box::new(move |tx, record| {
         overrides::check_generation(tx, expected)?;
         if let Some(key) = &key {
             key.record_operation(tx, record.id)?;
         }
-        let audit = NewAudit {
-            by: Some(by.clone()),
-            action: action.clone(),
-            object: record.id.to_string(),
-            result: "accepted".to_owned(),
-            detail: serde_json::json!({ "gpus": gpus, "targets": destroyed, "reason": reason, "once": once }),
-        };
-        tx.audit(audit).map(|_| ())
+        tx.audit(event.record(Some(by.clone()), record.id.to_string(), "accepted")).map(|_| ())
     })
 }

@@ -16,7 +16,7 @@
 use std::sync::Arc;
 
 use gpush_api::{ApiError, GpuPlan, OperationState};
-use gpush_store::{NewAudit, OperationId, Tx};
+use gpush_store::{AuditEvent, OperationId, Tx};
 
 use super::{
     Executor,
@@ -161,15 +161,9 @@ impl Executor {
             ongoing.note(failure);
         }
         hooked.into_iter().for_each(|position| ongoing.progress(position, |progress| progress.doing = None));
-        let detail =
-            error.as_ref().map_or(serde_json::Value::Null, |error| serde_json::json!({ "why": error.message }));
-        let audit = NewAudit {
-            by: None,
-            action: operation.kind.clone(),
-            object: operation.id.clone(),
-            result: state.name().to_owned(),
-            detail,
-        };
+        let why = error.as_ref().map(|error| error.message.clone());
+        let event = AuditEvent::OperationEnd { kind: operation.kind.clone(), why };
+        let audit = event.record(None, &operation.id, state.name());
         // Overrides and the modes of MPS targets change only if the operation succeeded.
         let lasting: Vec<_> = if is_done {
             parts.iter().filter_map(|part| Some((part.plan.uuid.clone(), part.lasting.clone()?))).collect()

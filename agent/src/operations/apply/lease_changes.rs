@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use gpush_api::{EndReason, GpuPlan, LeaseMember, MemberShare, Mig, OperationState, Placement};
 use gpush_core::{desired::created_after, lease::request::spec};
-use gpush_store::{LeaseRecord, LeaseTerms, NewAudit, OperationId, Store, StoreError, Tx};
+use gpush_store::{AuditEvent, AuditedDevices, LeaseRecord, LeaseTerms, OperationId, Store, StoreError, Tx};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::{
@@ -60,27 +60,23 @@ impl LeaseChanges {
         }
         let mut settled = OperationLeaseEffects { lease: None, created: self.created.clone() };
         let Some(Granted { record, members, end }) = &self.lease else { return Ok(settled) };
-        let (after, action, result) = match members {
+        let after = match members {
             Some(members) => {
                 let terms = LeaseTerms { members: members.clone(), expires_at: expires_at(record) };
-                (tx.activate_lease(record.id, terms)?, "lease.grant", "granted")
+                tx.activate_lease(record.id, terms)?
             }
-            None => (tx.end_lease(record.id, *end)?, "lease.end", end.name()),
+            None => tx.end_lease(record.id, *end)?,
         };
-        let targets: Vec<&str> = after.members.iter().map(|member| member.target.as_str()).collect();
-        let gpus: BTreeSet<&str> = after.members.iter().map(|member| member.gpu.as_str()).collect();
-        let gpus: Vec<_> = gpus.into_iter().map(|gpu| serde_json::json!({ "gpu_uuid": gpu })).collect();
-        let request = spec(&after.request);
-        tx.audit(NewAudit {
-            by: Some(after.asked_by.clone()),
-            action: action.to_owned(),
-            object: after.id.to_string(),
-            result: result.to_owned(),
-            detail: serde_json::json!({
-                "request_spec": request, "targets": targets, "gpus": gpus, "uid": after.holder.uid,
-                "user": after.holder.user,
-            }),
-        })?;
+        let (devices, request_spec, holder) =
+            (AuditedDevices::of(&after.members), spec(&after.request), after.holder.clone());
+        let (event, result) = match members {
+            Some(_) => (AuditEvent::LeaseGrant { devices, request_spec, holder }, "granted"),
+            None => {
+                let (devices, request_spec) = (Some(devices), Some(request_spec));
+                (AuditEvent::LeaseEnd { devices, request_spec, holder }, end.name())
+            }
+        };
+        tx.audit(event.record(Some(after.asked_by.clone()), after.id.to_string(), result))?;
         settled.lease = Some(after);
         Ok(settled)
     }

@@ -138,15 +138,17 @@ impl Run<'_> {
     /// If the driver refused a step because a GPU is in use, adds the holders of the GPU to the error.
     async fn name_holders(&mut self) {
         let is_blocked = |part: &&Part| match &self.ends[part.position] {
-            PartOutcome::Troubled(Trouble::Failed(error)) => error.code == Code::Blocked,
-            PartOutcome::Troubled(_) | PartOutcome::Done | PartOutcome::Stopped => false,
+            PartOutcome::Troubled(Trouble::InUse(_)) => true,
+            PartOutcome::Troubled(Trouble::Failed(_) | Trouble::Lost(_) | Trouble::Unknown(_))
+            | PartOutcome::Done
+            | PartOutcome::Stopped => false,
         };
         let blocked: Vec<&Part> = self.parts.iter().filter(is_blocked).collect();
         // Search for all GPUs at the same time, because the rollback waits for the searches.
         let searches = blocked.iter().map(|part| self.executor.mig.suspects(&part.plan.uuid));
         let found = futures_util::future::join_all(searches).await;
         for (part, suspects) in blocked.into_iter().zip(found) {
-            let PartOutcome::Troubled(Trouble::Failed(error)) = &mut self.ends[part.position] else { continue };
+            let PartOutcome::Troubled(Trouble::InUse(error)) = &mut self.ends[part.position] else { continue };
             for holder in &suspects {
                 if !error.causes.contains(&holder.public) {
                     error.causes.push(holder.public.clone());

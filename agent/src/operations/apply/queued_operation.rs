@@ -349,9 +349,23 @@ impl QueuedOperation {
 /// Returns whether the operation may be able to begin later: after another operation has ended, an instance has become
 /// idle, or the driver answers again.
 fn is_retryable(error: &ApiError) -> bool {
-    error.is_temporary()
-        || matches!(error.code, Code::DriverUnavailable | Code::DriverTimeout)
-        || matches!(error.code, Code::Unavailable | Code::Stopping) && error.retryable
+    match error.code {
+        Code::DriverUnavailable | Code::DriverTimeout => true,
+        Code::Blocked | Code::Conflict | Code::Resetting | Code::Unavailable | Code::Stopping => error.retryable,
+        Code::BadRequest
+        | Code::NotFound
+        | Code::Denied
+        | Code::UnknownProfile
+        | Code::LayoutImpossible
+        | Code::Cancelled
+        | Code::Unsupported
+        | Code::DriverError
+        | Code::GpuLost
+        | Code::ConfigInvalid
+        | Code::Unreachable
+        | Code::TimedOut
+        | Code::Internal => false,
+    }
 }
 
 /// Adds the reason for the wait to the error of an operation that did not start.

@@ -126,7 +126,7 @@ pub(super) async fn restore_previous_layout(mig: &MigMode, purpose: &Purpose<'_>
         };
         let error = match &setback.trouble {
             Trouble::Lost(_) | Trouble::Unknown(_) => return Err(setback.trouble),
-            Trouble::Failed(error) => error,
+            Trouble::Failed(error) | Trouble::InUse(error) => error,
         };
         tracing::warn!(
             gpu = part.plan.uuid,
@@ -180,7 +180,7 @@ async fn once(
         let mut known = Instances::of(&now.instances);
         for step in &steps {
             mig::instances::execute(&mig.driver, &gpu, step, &mut known).await.map_err(|trouble| RestoreFailure {
-                refused: step.destroys().filter(|_| trouble.error().code == Code::Blocked),
+                refused: step.destroys().filter(|_| matches!(trouble, Trouble::InUse(_))),
                 trouble,
             })?;
         }

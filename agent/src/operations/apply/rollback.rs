@@ -43,11 +43,13 @@ pub(super) async fn all(
                 left.push((part.clone(), "is in an unknown state"));
             }
             // This operation has not changed the GPU, and gpushd does not undo changes by other programs.
-            PartOutcome::Troubled(Trouble::Failed(_)) if part.is_untouched() => {
+            PartOutcome::Troubled(Trouble::Failed(_) | Trouble::InUse(_)) if part.is_untouched() => {
                 left.push((part.clone(), "stays as it is: this operation has not changed it"));
             }
             PartOutcome::Done | PartOutcome::Stopped if part.is_untouched() => {}
-            PartOutcome::Done | PartOutcome::Stopped | PartOutcome::Troubled(Trouble::Failed(_)) => changed.push(part),
+            PartOutcome::Done
+            | PartOutcome::Stopped
+            | PartOutcome::Troubled(Trouble::Failed(_) | Trouble::InUse(_)) => changed.push(part),
         }
     }
     for (part, trouble) in restore(mig, ongoing, &changed).await {
@@ -55,7 +57,7 @@ pub(super) async fn all(
         error.causes.extend(trouble.error().causes.iter().cloned());
         match trouble {
             Trouble::Lost(_) => left.push((part, "is lost")),
-            Trouble::Failed(why) => {
+            Trouble::Failed(why) | Trouble::InUse(why) => {
                 changes.push(part.degrade(&id, &why));
                 left.push((part, "could not be rolled back to its previous layout"));
             }

@@ -2,7 +2,7 @@
 //! the operation back.
 
 use gpush_api::{Actor, ApiError, Change, Code, EventPayload, Operation, OperationState};
-use gpush_store::{NewAudit, OperationId, StoreError};
+use gpush_store::{AuditEvent, OperationId, StoreError};
 
 use super::{Operations, wire};
 use crate::{requests::idempotency::Key, state::words};
@@ -55,13 +55,7 @@ impl Operations {
             let ended = self.get(id).await.map_err(CancelError::Unknown)?;
             return Err(CancelError::AlreadyEnded { id: id.to_owned(), state: ended.state });
         };
-        let audit = NewAudit {
-            by: Some(by.clone()),
-            action: "operation.cancel".to_owned(),
-            object: id.to_owned(),
-            result: "accepted".to_owned(),
-            detail: serde_json::Value::Null,
-        };
+        let audit = AuditEvent::OperationCancel {}.record(Some(by.clone()), id, "accepted");
         let change = Change {
             action: audit.action.clone(),
             object: audit.object.clone(),

@@ -1,7 +1,7 @@
 //! Sets, replaces or ends overrides in a transaction, with the audit records.
 
 use gpush_api::{Actor, ApiError, Code, Operation};
-use gpush_store::{NewAudit, NewOverride, StoreError, Tx};
+use gpush_store::{AuditEvent, DONE, EndedOverride, NewOverride, StoreError, Tx};
 
 use super::OverrideChange;
 use crate::state::OverrideEffect;
@@ -31,48 +31,44 @@ pub(crate) fn record_changes(
                     reason: reason.clone(),
                     expires_at: *expires_at,
                 })?;
-                let detail = serde_json::json!({
-                    "operation_id": operation.id, "rule": rule, "layout": layout, "reason": reason,
-                    "expires_at": expires_at.map(gpush_api::whole_second),
-                });
-                tx.audit(audit(OverrideEffect::MAKE, Some(&operation.by), uuid, detail))?;
+                let event = AuditEvent::OverrideMake {
+                    operation_id: operation.id.clone(),
+                    rule: rule.clone(),
+                    layout: layout.clone(),
+                    reason,
+                    expires_at: expires_at.map(gpush_api::whole_second),
+                };
+                tx.audit(event.record(Some(operation.by.clone()), uuid, DONE))?;
                 effects.push(OverrideEffect::Made(made));
             }
             OverrideChange::End => {
-                let why = serde_json::json!({ "operation_id": operation.id });
-                effects.extend(end(tx, uuid, "override.clear", Some(&operation.by), &why)?);
+                effects.extend(end(tx, uuid, Some(&operation.by), |ended| AuditEvent::OverrideClear {
+                    ended,
+                    operation_id: Some(operation.id.clone()),
+                    reload: None,
+                })?);
             }
         }
     }
     Ok(effects)
 }
 
-/// Ends the override of a GPU. Returns `None` if the GPU had no override. The audit record also gets the fields of
-/// `why`.
+/// Ends the override of a GPU. Returns `None` if the GPU had no override. `event` makes the event of the audit record.
 ///
 /// # Errors
 /// If the write fails.
 pub(crate) fn end(
     tx: &mut Tx<'_>,
     uuid: &str,
-    action: &str,
     by: Option<&Actor>,
-    why: &serde_json::Value,
+    event: impl FnOnce(EndedOverride) -> AuditEvent,
 ) -> Result<Option<OverrideEffect>, StoreError> {
-    let Some(ended) = tx.clear_override(uuid)? else { return Ok(None) };
-    let mut detail = serde_json::json!({
-        "layout": ended.layout, "author": ended.author, "reason": ended.reason,
-    });
-    if let (Some(detail), Some(why)) = (detail.as_object_mut(), why.as_object()) {
-        detail.extend(why.clone());
-    }
-    tx.audit(audit(action, by, uuid, detail))?;
-    let (generation, action) = (tx.generation(), action.to_owned());
-    Ok(Some(OverrideEffect::Ended { one: ended, generation, action, by: by.cloned() }))
-}
-
-fn audit(action: &str, by: Option<&Actor>, uuid: &str, detail: serde_json::Value) -> NewAudit {
-    NewAudit { by: by.cloned(), action: action.to_owned(), object: uuid.to_owned(), result: "done".to_owned(), detail }
+    let Some(one) = tx.clear_override(uuid)? else { return Ok(None) };
+    let (layout, author, reason) = (one.layout.clone(), one.author.clone(), one.reason.clone());
+    let audit = event(EndedOverride { layout, author, reason }).record(by.cloned(), uuid, DONE);
+    let (generation, action) = (tx.generation(), audit.action.clone());
+    tx.audit(audit)?;
+    Ok(Some(OverrideEffect::Ended { one, generation, action, by: by.cloned() }))
 }
 
 /// Checks that the desired state still has the generation that the caller expects.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use gpush_api::{Actor, ApiError, Code};
-use gpush_store::{Override, Store, StoreError};
+use gpush_store::{AuditEvent, Override, Store, StoreError};
 use tokio_util::sync::CancellationToken;
 
 use super::effect::{check_generation, end};
@@ -64,8 +64,8 @@ async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<OverrideEffect
             let same = |other: &Override| other.sequence == one.sequence;
             let on_record = tx.read(|view| Ok::<_, StoreError>(view.overrides()?.iter().any(same)))?;
             if on_record {
-                let why = serde_json::json!({ "expires_at": one.expires_at.map(gpush_api::whole_second) });
-                effects.extend(end(tx, &one.gpu, "override.expire", None, &why)?);
+                let expires_at = one.expires_at.map(gpush_api::whole_second);
+                effects.extend(end(tx, &one.gpu, None, |ended| AuditEvent::OverrideExpire { ended, expires_at })?);
             }
         }
         Ok(effects)
@@ -93,7 +93,7 @@ pub(crate) async fn clear(
     }
     let written = store.write_ending(move |tx| {
         check_generation(tx, expected)?;
-        end(tx, &uuid, "override.clear", Some(&by), &serde_json::Value::Null)
+        end(tx, &uuid, Some(&by), |ended| AuditEvent::OverrideClear { ended, operation_id: None, reload: None })
     });
     let Some(effect) = written.await? else { return Err(none) };
     state.override_effects(std::slice::from_ref(&effect));

@@ -7,6 +7,7 @@ use gpush_api::{ApiError, Gpu, GpuInstance, LeaseBinding, LeaseKind, Placement, 
 use gpush_core::{
     desired::desired_states,
     lease::placement::{Assignment, Blockers, Closed, ErrorContext, NoAssignment, Obstacle, PlacementRequest},
+    mps::NotServing,
     refusal,
     schedule::{QueuedEntry, Ticket},
     sharing,
@@ -78,14 +79,16 @@ fn explanation(
         && sharing::pending_target(target, gpus).is_none()
         && let Err(closed) = outlook.serves(target)
     {
-        return closed;
+        return closed.into();
     }
     let indexes: BTreeSet<u32> = obstacles.iter().map(|(index, _)| *index).collect();
     let uuids: Vec<&str> =
         gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.as_str()).collect();
     if demand.wanted.share.kind() == LeaseKind::Mps {
-        let mut closed = outlook.not_serving(&uuids);
-        let is_final = closed.len() == uuids.len() && closed.iter().all(|closed| !closed.retryable);
+        let closed = outlook.not_serving(&uuids);
+        let is_final =
+            closed.len() == uuids.len() && closed.iter().all(|closed| matches!(closed, NotServing::Lasting(_)));
+        let mut closed: Vec<ApiError> = closed.into_iter().map(ApiError::from).collect();
         if is_final && let Some(first) = closed.pop() {
             // No MPS daemon of these GPUs serves clients, and waiting does not change that. So the error names the
             // daemons instead of the leases.

@@ -71,7 +71,7 @@ pub(crate) use self::{
     explain::{RetryHint, Unplaced, explain, retry_hint},
     held::HeldLeases,
     limits::{check_quotas, denied, may_wait},
-    offers::{gpus_of, host as offered_host, slurm_gpus},
+    offers::{host as offered_host, slurm_gpus},
     placement_snapshot::PlacementSnapshot,
     places::{LeasePlace, OperationPlace},
     reserve::{NotReserved, ReadHost, reserve},

@@ -113,7 +113,7 @@ fn device(gpu: &Gpu, uuid: &str) -> (String, u64) {
 }
 
 /// Returns the UUIDs of the GPUs of these members.
-pub(crate) fn gpus_of(members: &[LeaseMember]) -> BTreeSet<String> {
+pub(super) fn gpus_of(members: &[LeaseMember]) -> BTreeSet<String> {
     members.iter().map(|member| member.gpu.clone()).collect()
 }
 

@@ -5,6 +5,7 @@ use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 use gpush_api::{ApiError, Code, Gpu, GpuState, Mode, MpsDaemon, MpsState};
 
 use super::{
+    not_serving::NotServing,
     summary::{in_order, summary},
     target::MpsTarget,
     targets::MpsTargets,
@@ -67,15 +68,15 @@ impl<'a> DesiredTargets<'a> {
     ///
     /// # Errors
     /// If no client can be admitted. The error says why.
-    pub fn serves(&self, uuid: &str) -> Result<&'a MpsTarget, ApiError> {
+    pub fn serves(&self, uuid: &str) -> Result<&'a MpsTarget, NotServing> {
         let Some(target) = self.targets.get(uuid) else {
-            return Err(ApiError::new(Code::Conflict, format!("{uuid} is no longer shared through MPS"))
-                .hint("list the targets with `gpushctl mps list`"));
+            let error = ApiError::new(Code::Conflict, format!("{uuid} is no longer shared through MPS"));
+            return Err(NotServing::lasting(error.hint("list the targets with `gpushctl mps list`")));
         };
         match self.why_removed(target) {
-            Some(why) => Err(target.removed_error(why)),
+            Some(why) => Err(NotServing::lasting(target.removed_error(why))),
             None if target.report.admits() => Ok(target),
-            None => Err(target.not_granting_error(self.targets.is_stopped(uuid))),
+            None => Err(target.not_granting(self.targets.is_stopped(uuid))),
         }
     }
 
@@ -86,9 +87,9 @@ impl<'a> DesiredTargets<'a> {
         self.targets.all().filter(serves).map(|target| target.uuid.clone()).collect()
     }
 
-    /// Returns an error for each target on these GPUs that does not serve clients.
+    /// Returns why each target on these GPUs that serves no clients does not serve any.
     #[must_use]
-    pub fn not_serving(&self, gpus: &[&str]) -> Vec<ApiError> {
+    pub fn not_serving(&self, gpus: &[&str]) -> Vec<NotServing> {
         let here = self.targets.all().filter(|target| gpus.contains(&target.gpu_uuid.as_str()));
         here.filter_map(|target| self.serves(&target.uuid).err()).collect()
     }
@@ -159,7 +160,7 @@ mod tests {
         supervisor::SupervisorState,
     };
 
-    fn error(targets: &MpsTargets, gpus: &[Gpu], config: &Config) -> ApiError {
+    fn why_not(targets: &MpsTargets, gpus: &[Gpu], config: &Config) -> NotServing {
         DesiredTargets::new(config, gpus, targets).serves("GPU-0").unwrap_err()
     }
 
@@ -171,15 +172,16 @@ mod tests {
         assert_eq!(outlook.serves("GPU-0").unwrap().uuid, "GPU-0");
         assert_eq!(outlook.serving(), ["GPU-0".to_owned()].into());
         assert!(outlook.not_serving(&["GPU-0", "GPU-1"]).is_empty() && !outlook.is_starting());
-        assert_eq!(outlook.serves("GPU-1").unwrap_err().message, "GPU-1 is no longer shared through MPS");
+        let unknown = outlook.serves("GPU-1").unwrap_err();
+        assert_eq!(unknown.error().message, "GPU-1 is no longer shared through MPS");
     }
 
     #[test]
     fn removed_rule_closes_the_target_before_its_daemon_ends() {
         let (all, gpus) = (targets([gpu_target(0, report(READY))]), gpus());
         let none = Config::default();
-        let refused = error(&all, &gpus, &none);
-        assert_eq!(refused.message, "the config no longer shares GPU 0 through MPS");
+        let refused = why_not(&all, &gpus, &none);
+        assert_eq!(refused.error().message, "the config no longer shares GPU 0 through MPS");
         let outlook = DesiredTargets::new(&none, &gpus, &all);
         assert!(outlook.serving().is_empty());
         assert_eq!(outlook.not_serving(&["GPU-0"]), [refused]);
@@ -207,9 +209,11 @@ mod tests {
         let (gpus, config) = (gpus(), config(""));
         let backing_off = SupervisorState::BackingOff { until: std::time::Duration::ZERO };
         let all = targets([gpu_target(0, report(backing_off))]);
-        assert_eq!(error(&all, &gpus, &config).message, "cannot grant a lease on GPU 0: its MPS daemon is backing off");
+        let why = why_not(&all, &gpus, &config);
+        assert_eq!(why.error().message, "cannot grant a lease on GPU 0: its MPS daemon is backing off");
         let found = targets([gpu_target(0, DaemonReport { wanted: false, ..report(READY) })]);
-        assert!(error(&found, &gpus, &config).retryable, "gpushd has not adopted the daemon yet");
+        let why = why_not(&found, &gpus, &config);
+        assert!(matches!(why, NotServing::ForNow(_)), "gpushd has not adopted the daemon yet");
         assert!(DesiredTargets::new(&config, &gpus, &found).is_starting());
     }
 

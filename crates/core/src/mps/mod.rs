@@ -23,6 +23,7 @@
 mod client_settings;
 mod describe;
 mod desired_targets;
+mod not_serving;
 mod offers;
 mod reasons;
 mod record;
@@ -35,6 +36,7 @@ pub use self::{
     client_settings::client_settings,
     describe::{ShownFacts, describe},
     desired_targets::{DesiredTargets, is_reading_conclusive},
+    not_serving::NotServing,
     offers::{OfferInputs, offers},
     reasons::reasons,
     record::{MpsSet, MpsStopped, MpsTargetRecord},

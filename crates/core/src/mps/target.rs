@@ -2,7 +2,7 @@
 
 use gpush_api::{ApiError, Code, MpsState};
 
-use super::{reasons::reasons, report::DaemonReport};
+use super::{not_serving::NotServing, reasons::reasons, report::DaemonReport};
 use crate::{sharing::SharingTarget, supervisor::SupervisorState};
 
 /// An MPS target whose daemon gpushd supervises.
@@ -63,10 +63,10 @@ impl MpsTarget {
         }
     }
 
-    /// Returns the error for a target that grants no leases. The reason is the state of its daemon. `is_stopped` is
-    /// whether an administrator has stopped the daemon.
+    /// Returns why the target grants no leases. The reason is the state of its daemon. `is_stopped` is whether an
+    /// administrator has stopped the daemon.
     #[must_use]
-    pub fn not_granting_error(&self, is_stopped: bool) -> ApiError {
+    pub fn not_granting(&self, is_stopped: bool) -> NotServing {
         let state = match self.report.shown_state() {
             MpsState::Fault => "has failed".to_owned(),
             other => format!("is {}", other.name().replace('_', " ")),
@@ -78,13 +78,13 @@ impl MpsTarget {
         match self.report.state {
             // The daemon runs, but this gpushd has not adopted it yet.
             SupervisorState::Ready { .. } => {
-                error.hint("try again in a moment: gpushd is about to adopt the daemon").retryable()
+                NotServing::for_now(error.hint("try again in a moment: gpushd is about to adopt the daemon"))
             }
             SupervisorState::Stopped if !is_stopped => {
-                error.hint("try again in a moment: gpushd is about to start the daemon").retryable()
+                NotServing::for_now(error.hint("try again in a moment: gpushd is about to start the daemon"))
             }
             SupervisorState::Stopped | SupervisorState::GivenUp => {
-                error.hint(format!("start it with `gpushctl mps start {name}` (administrator)"))
+                NotServing::lasting(error.hint(format!("start it with `gpushctl mps start {name}` (administrator)")))
             }
             SupervisorState::Starting { .. }
             | SupervisorState::Found { .. }
@@ -93,18 +93,19 @@ impl MpsTarget {
             | SupervisorState::BackingOff { .. }
             | SupervisorState::Draining { .. }
             | SupervisorState::Stopping { .. } => {
-                error.hint(format!("see its state with `gpushctl mps show {name}`")).retryable()
+                NotServing::for_now(error.hint(format!("see its state with `gpushctl mps show {name}`")))
             }
         }
     }
 
-    /// Returns the error for a target whose daemon has ended, although gpushd has not handled this yet.
+    /// Returns that the target serves no clients because its daemon has ended. gpushd has not handled this end yet.
     #[must_use]
-    pub fn just_ended_error(&self) -> ApiError {
+    pub fn just_ended(&self) -> NotServing {
         let message = format!("cannot grant a lease on {}: its MPS daemon has just ended", self.label());
-        ApiError::new(Code::Unavailable, message)
-            .hint("try again in a moment: gpushd is about to start the daemon")
-            .retryable()
+        NotServing::for_now(
+            ApiError::new(Code::Unavailable, message)
+                .hint("try again in a moment: gpushd is about to start the daemon"),
+        )
     }
 
     /// Returns the error if the daemon should serve clients but does not. A daemon that is starting, draining, or stopped
@@ -116,7 +117,7 @@ impl MpsTarget {
             SupervisorState::Hung { .. }
             | SupervisorState::Fault { .. }
             | SupervisorState::GivenUp
-            | SupervisorState::BackingOff { .. } => Some(self.not_granting_error(false)),
+            | SupervisorState::BackingOff { .. } => Some(self.not_granting(false).into()),
             SupervisorState::Stopped
             | SupervisorState::Starting { .. }
             | SupervisorState::Found { .. }
@@ -166,15 +167,18 @@ mod tests {
 
     #[test]
     fn refusal_is_retryable_unless_daemon_was_stopped() {
-        assert!(target(READY).not_granting_error(false).retryable, "gpushd adopts it");
-        assert!(target(SupervisorState::Stopped).not_granting_error(false).retryable, "gpushd starts it");
+        for state in [READY, SupervisorState::Stopped] {
+            let why = target(state.clone()).not_granting(false);
+            assert!(matches!(why, NotServing::ForNow(_)), "{state:?}");
+            assert!(ApiError::from(why).retryable, "{state:?}");
+        }
         for (state, is_stopped) in [(SupervisorState::Stopped, true), (SupervisorState::GivenUp, false)] {
-            let error = target(state).not_granting_error(is_stopped);
+            let NotServing::Lasting(error) = target(state).not_granting(is_stopped) else { panic!("is only for now") };
             assert!(!error.retryable);
             assert_eq!(error.hint.as_deref(), Some("start it with `gpushctl mps start 0` (administrator)"));
         }
-        let error = target(SupervisorState::Fault { pid: 1 }).not_granting_error(false);
-        assert_eq!(error.message, "cannot grant a lease on GPU 0: its MPS daemon has failed");
+        let error = target(SupervisorState::Fault { pid: 1 }).not_granting(false);
+        assert_eq!(error.error().message, "cannot grant a lease on GPU 0: its MPS daemon has failed");
     }
 
     #[test]

@@ -8,7 +8,10 @@ use gpush_api::{ApiError, Code, MpsUsers};
 use gpush_core::supervisor::SupervisorEvent;
 use tokio::time::Instant;
 
-use super::task::{DEADLINE, SupervisorTask};
+use super::{
+    request_error::RequestError,
+    task::{DEADLINE, SupervisorTask},
+};
 
 /// A function that returns the users that the store records for a target. The set is empty if an
 /// administrator has stopped the daemon.
@@ -20,7 +23,7 @@ impl SupervisorTask {
     ///
     /// # Errors
     /// Clients of the previous user are connected, or access cannot be set.
-    pub(super) async fn set_users(&mut self, users: BTreeSet<u32>) -> Result<(), ApiError> {
+    pub(super) async fn set_users(&mut self, users: BTreeSet<u32>) -> Result<(), RequestError> {
         let newcomer = users.iter().copied().find(|uid| !self.users.contains(uid));
         let served = self.spec.as_ref().and_then(|spec| spec.user);
         if let Some(uid) = newcomer.filter(|_| !self.is_multi_user()) {
@@ -37,7 +40,7 @@ impl SupervisorTask {
             return Ok(());
         }
         let message = format!("cannot grant access to the pipe directory of {}", self.target);
-        Err(ApiError::new(Code::Internal, message).hint("see the log of gpushd: `journalctl -u gpushd`"))
+        Err(RequestError::Failed(ApiError::internal(message)))
     }
 
     /// Tells the supervisor whether users hold leases. A draining daemon waits until no user holds
@@ -59,7 +62,7 @@ impl SupervisorTask {
     }
 
     /// Ends the daemon of the previous user, and starts a daemon for user `uid`.
-    async fn switch_user(&mut self, uid: u32) -> Result<(), ApiError> {
+    async fn switch_user(&mut self, uid: u32) -> Result<(), RequestError> {
         // The daemon has no clients, so it ends quickly, and the next daemon starts quickly. Two command deadlines
         // suffice for both.
         let until = Instant::now() + DEADLINE + DEADLINE;
@@ -75,12 +78,11 @@ impl SupervisorTask {
                     self.target
                 ),
             };
-            return Err(ApiError::new(Code::Conflict, message)
-                .hint(format!(
-                    "run `gpushctl mps clients {}` to see the clients; try again when they have ended",
-                    self.target
-                ))
-                .retryable());
+            let error = ApiError::new(Code::Conflict, message).hint(format!(
+                "run `gpushctl mps clients {}` to see the clients; try again when they have ended",
+                self.target
+            ));
+            return Err(RequestError::NotYet(error.retryable()));
         }
         // `start` uses this user for the new directory. Until then, the current directory belongs
         // to the previous user.
@@ -94,9 +96,9 @@ impl SupervisorTask {
             return Ok(());
         }
         let message = format!("the MPS daemon of {} did not restart in time", self.target);
-        Err(ApiError::new(Code::Unavailable, message)
-            .hint(format!("run `gpushctl mps show {}` to see the state of the daemon", self.target))
-            .retryable())
+        let error = ApiError::new(Code::Unavailable, message)
+            .hint(format!("run `gpushctl mps show {}` to see the state of the daemon", self.target));
+        Err(RequestError::NotYet(error.retryable()))
     }
 
     /// Returns whether the running daemon serves several users. If no daemon runs, returns whether the next daemon will
@@ -131,27 +133,27 @@ impl SupervisorTask {
         }
     }
 
-    fn record_user(&mut self, uid: u32) -> Result<(), ApiError> {
+    fn record_user(&mut self, uid: u32) -> Result<(), RequestError> {
         let Some(spec) = &mut self.spec else { return Ok(()) };
         spec.user = Some(uid);
         self.dir.write_spec(spec).map_err(|error| {
-            ApiError::new(Code::Internal, format!("cannot record which user owns the MPS daemon of {}", self.target))
-                .cause(error.to_string())
+            let message = format!("cannot record which user owns the MPS daemon of {}", self.target);
+            RequestError::Failed(ApiError::new(Code::Internal, message).cause(error.to_string()))
         })
     }
 
     /// Closes admission if no client is connected. [`Self::reopen_admission`] opens admission again.
     ///
     /// # Errors
-    /// [`Code::Blocked`] if a client is connected, or if gpushd does not know whether a client is
-    /// connected. Admission is then unchanged.
-    pub(super) async fn close_unless_used(&mut self) -> Result<(), ApiError> {
+    /// [`RequestError::InUse`] if a client is connected, or if gpushd does not know whether a client is connected.
+    /// Admission is then unchanged.
+    pub(super) async fn close_unless_used(&mut self) -> Result<(), RequestError> {
         if self.close_and_check_empty().await {
             return Ok(());
         }
         self.reopen_admission();
         let message = format!("the MPS daemon of {} has clients, or its clients cannot be listed", self.target);
-        Err(ApiError::new(Code::Blocked, message).retryable())
+        Err(RequestError::InUse(ApiError::new(Code::Blocked, message).retryable()))
     }
 
     /// Closes admission and returns whether the daemon is known to have no clients. Admission stays closed until

@@ -63,6 +63,7 @@ mod probe;
 mod probe_task;
 mod protocol_in_use;
 mod report;
+mod request_error;
 pub mod server_processes;
 mod server_record;
 mod settings;
@@ -76,6 +77,7 @@ pub use self::{
     admission::RecordedUsers,
     launcher::Launcher,
     pending::{DriverClients, blocked},
+    request_error::RequestError,
     target_dir::{SPEC, Spec, TargetDir, sweep_removed},
 };
 
@@ -152,7 +154,7 @@ struct QueuedRequest {
 }
 
 /// Receives the result of a request.
-type Reply = oneshot::Sender<Result<(), ApiError>>;
+type Reply = oneshot::Sender<Result<(), RequestError>>;
 
 /// A report of a supervisor task.
 #[derive(Debug, Clone)]
@@ -267,10 +269,11 @@ impl Daemon {
     /// Sends a request and waits for its result.
     ///
     /// # Errors
-    /// The refusal, or [`Code::Internal`] if the task has panicked.
-    pub async fn send(&self, what: DaemonRequest) -> Result<(), ApiError> {
+    /// Why the task did not execute the request, or that the task has panicked.
+    pub async fn send(&self, what: DaemonRequest) -> Result<(), RequestError> {
         let (done, answer) = oneshot::channel();
-        let gone = || ApiError::new(Code::Internal, "the task of gpushd that manages this MPS daemon has panicked");
+        let panicked = "the task of gpushd that manages this MPS daemon has panicked";
+        let gone = || RequestError::Failed(ApiError::new(Code::Internal, panicked));
         self.ask.send(QueuedRequest { what, done }).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
@@ -279,7 +282,7 @@ impl Daemon {
     ///
     /// # Errors
     /// As [`Self::send`].
-    pub async fn probe(&self) -> Result<(), ApiError> {
+    pub async fn probe(&self) -> Result<(), RequestError> {
         tokio::time::timeout(PROBE_WAIT, self.send(DaemonRequest::Probe)).await.unwrap_or(Ok(()))
     }
 

@@ -40,6 +40,7 @@ use super::{
     launcher::{DaemonProcess, Launcher},
     log::LogRotation,
     probe_task::{Probe, ProbeResult, finished},
+    request_error::RequestError,
     server_record::ServerRecord,
     target_dir::{Spec, TargetDir},
 };
@@ -342,7 +343,7 @@ impl SupervisorTask {
         self.supervisor.pid().is_some()
     }
 
-    async fn handle_request(&mut self, request: DaemonRequest) -> Result<(), ApiError> {
+    async fn handle_request(&mut self, request: DaemonRequest) -> Result<(), RequestError> {
         match request {
             DaemonRequest::Start => {
                 self.step(SupervisorEvent::ForceStart).await;
@@ -386,15 +387,14 @@ impl SupervisorTask {
     }
 
     /// Returns an error if a start failed immediately.
-    fn start_result(&self) -> Result<(), ApiError> {
+    fn start_result(&self) -> Result<(), RequestError> {
         if !self.supervisor.state().is_down() {
             return Ok(());
         }
         let mut error = ApiError::new(Code::Unavailable, format!("the MPS daemon of {} can't be started", self.target));
         error.causes.clone_from(&self.problems);
-        Err(error
-            .hint(format!("run `gpushctl mps logs {}` (administrator) to see the log of the daemon", self.target))
-            .retryable())
+        let hint = format!("run `gpushctl mps logs {}` (administrator) to see the log of the daemon", self.target);
+        Err(RequestError::NotYet(error.hint(hint).retryable()))
     }
 
     /// Returns the time since the task was created, which is the supervisor's clock.

@@ -86,7 +86,7 @@ async fn task_that_panics_runs_again() {
     let daemon = daemon(scratch.path(), Sources { driver_clients, ..Answers::new(None).sources() });
     daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
     let error = daemon.send(DaemonRequest::SetDesired(None)).await.unwrap_err();
-    assert!(!panics.load(Ordering::SeqCst) && error.message.contains("panicked"), "{error:?}");
+    assert!(!panics.load(Ordering::SeqCst) && error.to_string().contains("panicked"), "{error:?}");
     // The next task handles requests as usual.
     daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
     daemon.send(DaemonRequest::SetDesired(None)).await.unwrap();
