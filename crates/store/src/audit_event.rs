@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 
 use gpush_api::{Actor, LeaseHolder, LeaseMember, MemoryLimit, Percentage, Priority};
 use jiff::Timestamp;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::audit::{DENIED, NewAudit, PROCESS_END};
@@ -79,9 +79,17 @@ pub enum AuditEvent {
         holder: LeaseHolder,
     },
     /// The end time of a lease has changed.
-    LeaseRenew { expires_at: Option<Timestamp> },
+    LeaseRenew {
+        #[serde(serialize_with = "whole_second")]
+        expires_at: Option<Timestamp>,
+    },
     /// An administrator ends a lease. `end` is whether gpushd ends the processes of the lease.
-    LeaseRevoke { reason: Option<String>, end: bool, processes_end_at: Option<Timestamp> },
+    LeaseRevoke {
+        reason: Option<String>,
+        end: bool,
+        #[serde(serialize_with = "whole_second")]
+        processes_end_at: Option<Timestamp>,
+    },
     /// Maintenance begins. `gpu_uuids` are the GPUs that the caller resets.
     MaintenanceEnter {
         #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -142,6 +150,7 @@ pub enum AuditEvent {
         rule: Option<String>,
         layout: Vec<String>,
         reason: String,
+        #[serde(serialize_with = "whole_second")]
         expires_at: Option<Timestamp>,
     },
     /// An override was removed by an administrator, by an operation, or because a reload changed its rule.
@@ -157,6 +166,7 @@ pub enum AuditEvent {
     OverrideExpire {
         #[serde(flatten)]
         ended: EndedOverride,
+        #[serde(serialize_with = "whole_second")]
         expires_at: Option<Timestamp>,
     },
     /// gpushd ends a process that uses a GPU without a lease.
@@ -289,6 +299,11 @@ fn is_false(value: &bool) -> bool {
     !*value
 }
 
+#[expect(clippy::ref_option, reason = "the signature that serde calls")]
+fn whole_second<S: Serializer>(at: &Option<Timestamp>, to: S) -> Result<S::Ok, S::Error> {
+    at.map(gpush_api::whole_second).serialize(to)
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -323,6 +338,12 @@ mod tests {
         let entered = |gpu_uuids| AuditEvent::MaintenanceEnter { gpu_uuids, reason: None };
         assert_eq!(detail(&entered(Vec::new())), json!({ "reason": null }));
         assert_eq!(detail(&entered(vec!["GPU-6".to_owned()]))["gpu_uuids"], json!(["GPU-6"]));
+    }
+
+    #[test]
+    fn times_of_a_record_have_whole_seconds() {
+        let renewed = AuditEvent::LeaseRenew { expires_at: Some("2026-12-01T08:00:00.5Z".parse().unwrap()) };
+        assert_eq!(detail(&renewed), json!({ "expires_at": "2026-12-01T08:00:00Z" }));
     }
 
     #[test]

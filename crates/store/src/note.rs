@@ -16,10 +16,10 @@ pub(crate) type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 /// Limits on stored records.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bounds {
-    /// Maximum size in bytes of the records of one account. Ended leases, answers, audit records about leases, and audit
-    /// records about refused attempts each get a quarter.
+    /// Maximum size in bytes of the records of one account. Ended leases, answers, and the audit records about leases,
+    /// about refused attempts, and about ended processes each get a fifth.
     pub account_bytes: usize,
-    /// Maximum size in bytes of the records of all accounts, with the same quarters.
+    /// Maximum size in bytes of the records of all accounts, with the same fifths.
     pub all_bytes: usize,
     /// Disk space in bytes that is reserved for recording the ends of operations and leases.
     pub reserve: u64,

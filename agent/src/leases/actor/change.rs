@@ -76,11 +76,7 @@ impl Actor {
         });
         let at = Timestamp::now();
         let processes_end_at = end.and_then(|end| at.checked_add(SignedDuration::try_from(end.notice).ok()?).ok());
-        let event = AuditEvent::LeaseRevoke {
-            reason: Some(reason.clone()),
-            end: end.is_some(),
-            processes_end_at: processes_end_at.map(gpush_api::whole_second),
-        };
+        let event = AuditEvent::LeaseRevoke { reason: Some(reason.clone()), end: end.is_some(), processes_end_at };
         let revocation = LeaseRevocation { by: writes.by.clone(), reason, at, processes_end_at };
         self.record(move |tx, id| {
             let record = tx.revoke_lease(id, revocation.clone())?;
@@ -98,7 +94,7 @@ impl Actor {
         if self.state != State::Active {
             return Err(ChangeError::Inactive);
         }
-        let event = AuditEvent::LeaseRenew { expires_at: expires_at.map(gpush_api::whole_second) };
+        let event = AuditEvent::LeaseRenew { expires_at };
         let Some(id) = self.id() else { return Err(ChangeError::Inactive) };
         let written = self.leases.handles.context.store.write(move |tx| {
             let record = tx.renew_lease(id, expires_at)?;

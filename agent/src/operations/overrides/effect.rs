@@ -36,7 +36,7 @@ pub(crate) fn record_changes(
                     rule: rule.clone(),
                     layout: layout.clone(),
                     reason,
-                    expires_at: expires_at.map(gpush_api::whole_second),
+                    expires_at: *expires_at,
                 };
                 tx.audit(event.record(Some(operation.by.clone()), uuid, DONE))?;
                 effects.push(OverrideEffect::Made(made));

@@ -64,7 +64,7 @@ async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<OverrideEffect
             let same = |other: &Override| other.sequence == one.sequence;
             let on_record = tx.read(|view| Ok::<_, StoreError>(view.overrides()?.iter().any(same)))?;
             if on_record {
-                let expires_at = one.expires_at.map(gpush_api::whole_second);
+                let expires_at = one.expires_at;
                 effects.extend(end(tx, &one.gpu, None, |ended| AuditEvent::OverrideExpire { ended, expires_at })?);
             }
         }
