@@ -3,7 +3,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Code, EndReason, LONGEST_LEASE_S, Lease, LeaseRenewRequest, LeaseRevokeRequest, LeaseState};
+use gpush_api::{
+    ApiError, Code, EndReason, LONGEST_LEASE_S, Lease, LeaseRenewRequest, LeaseRevokeRequest, LeaseState,
+    text::local_time,
+};
 use gpush_core::lease::machine::EndProcesses;
 use tokio::sync::oneshot;
 
@@ -203,7 +206,7 @@ fn not_active(lease: &Lease) -> ApiError {
 /// Returns the error for a revocation of an ended lease. It says when and why the lease has ended.
 fn ended_already(lease: &Lease) -> ApiError {
     let why = lease.reason.map_or("ended", EndReason::name).replace('_', " ");
-    let at = lease.ended_at.map_or_else(String::new, |at| format!(" at {}", at.strftime("%Y-%m-%d %H:%M:%S UTC")));
+    let at = lease.ended_at.map_or_else(String::new, |at| format!(" at {}", local_time(at)));
     ApiError::new(Code::Conflict, format!("lease {} has ended already: {why}{at}", lease.id))
         .hint(format!("see `gpushctl lease show {}`", lease.id))
 }
@@ -260,7 +263,8 @@ mod tests {
         ended.state = LeaseState::Ended;
         (ended.reason, ended.ended_at) = (Some(EndReason::TimedOut), Some(Timestamp::UNIX_EPOCH));
         let error = ended_already(&to_api(&ended, Viewer::Admin));
-        assert_eq!(error.message, "lease L1 has ended already: timed out at 1970-01-01 00:00:00 UTC");
+        let ended_at = local_time(Timestamp::UNIX_EPOCH);
+        assert_eq!(error.message, format!("lease L1 has ended already: timed out at {ended_at}"));
         assert_eq!((error.code, error.hint.as_deref()), (Code::Conflict, Some("see `gpushctl lease show L1`")));
     }
 }

@@ -19,7 +19,7 @@ use std::{
 
 use gpush_api::{
     Gpu, Lease, LeaseBinding, LeaseChange, LeaseHolder, LeaseId, LeaseMember, LeaseQueuePosition, LeaseState, LeaseUse,
-    MemberShare, Placement, Process, ProcessKind, whole_second,
+    MemberShare, Placement, Process, ProcessKind, text::local_time, whole_second,
 };
 use gpush_core::lease::machine;
 use gpush_host::{cgroup, proc};
@@ -102,7 +102,7 @@ impl OpenLease {
     }
 
     /// Describes the lease for an error, with its holder and its end:
-    /// `lease L17 of alice until 2026-01-02 03:04:05 UTC`.
+    /// `lease L17 of alice until 2026-01-02 03:04:05 CET`.
     pub(crate) fn describe(&self) -> String {
         let holder = self.record.holder.user.clone().unwrap_or_else(|| format!("uid {}", self.record.holder.uid));
         let end = match (self.state.name(), self.record.expires_at) {
@@ -110,7 +110,7 @@ impl OpenLease {
                 " (releasing: its user keeps the GPU in use outside the job)".to_owned()
             }
             (LeaseState::Releasing, _) => " (releasing)".to_owned(),
-            (_, Some(at)) => format!(" until {}", at.strftime("%Y-%m-%d %H:%M:%S UTC")),
+            (_, Some(at)) => format!(" until {}", local_time(at)),
             (_, None) => String::new(),
         };
         format!("lease {} of {holder}{end}", self.id())

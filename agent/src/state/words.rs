@@ -1,6 +1,6 @@
 //! Conditions of GPUs as text, for reasons, errors and the log.
 
-use gpush_api::{Actor, ApiError, Code, Cordon, Maintenance};
+use gpush_api::{Actor, ApiError, Code, Cordon, Maintenance, text::local_time};
 
 use super::holder::Holder;
 
@@ -21,7 +21,7 @@ pub(crate) fn cordon(cordon: &Cordon) -> String {
 /// Describes a maintenance as a noun phrase, with its user, time and reason.
 pub(crate) fn maintenance(maintenance: &Maintenance) -> String {
     let by = maintenance.by.as_ref().map_or_else(|| "an unknown user".to_owned(), actor);
-    let since = maintenance.since.strftime("%Y-%m-%d %H:%M:%S UTC");
+    let since = local_time(maintenance.since);
     let reason = maintenance.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
     format!("maintenance, which {by} entered at {since}{reason}")
 }

@@ -1,9 +1,11 @@
-//! The rule that makes foreign text safe to show. gpushd and its clients use the same rule.
+//! Text for users: the rule that makes foreign text safe to show, and the notation of times. gpushd and its clients use
+//! the same rules.
 //!
 //! Users choose the command lines of their processes. Control characters could control another
 //! user's terminal. Bidirectional characters could reorder the text next to them. Characters
 //! without width could make one name look like another.
 
+use jiff::{Timestamp, tz::TimeZone};
 use unicode_width::UnicodeWidthChar;
 
 /// The character that replaces a character that must not be shown.
@@ -34,6 +36,12 @@ pub fn plain_char(c: char) -> char {
 #[must_use]
 pub fn plain(text: &str) -> String {
     text.chars().map(plain_char).collect()
+}
+
+/// Formats a time for users: in the time zone of the host, with the zone, such as `2026-12-01 08:00:00 CET`.
+#[must_use]
+pub fn local_time(at: Timestamp) -> String {
+    at.to_zoned(TimeZone::system()).strftime("%F %T %Z").to_string()
 }
 
 #[cfg(test)]

@@ -2,16 +2,23 @@
 //!
 //! | typed | meaning |
 //! |---|---|
-//! | `90s`, `15m`, `1h30m`, `2d`, `1w` | a duration |
+//! | `90s`, `15m`, `1h30m`, `2d`, `1w`, `12 hours`, `1 day` | a duration |
 //! | `90`, `0.5` | seconds |
 //! | `2026-12-01T08:00:00Z`, `2026-12-01T08:00+01:00` | a point in time (RFC 3339) |
+//! | `2026-12-01 08:00`, `2026-12-01` | a point in time in the time zone of the host |
+//! | `09:00` | the last, or the next, 9 o'clock |
+//! | `yesterday`, `today`, `tomorrow` | the start of that day |
 //!
 //! Every command and every request uses this notation. The crate jiff parses the units; a day has
 //! 24 hours.
 
 use std::{fmt, time::Duration};
 
-use jiff::{SignedDuration, Span, SpanRelativeTo, Timestamp, civil::DateTime};
+use jiff::{
+    SignedDuration, Span, SpanRelativeTo, Timestamp, ToSpan, Zoned,
+    civil::{Date, DateTime, Time},
+    tz::TimeZone,
+};
 
 /// The longest duration: 52 weeks. A longer duration is probably a typing error.
 pub const LONGEST: Duration = Duration::from_secs(52 * 7 * 86_400);
@@ -29,12 +36,10 @@ pub enum DurationError {
     Zero,
     /// The duration is longer than [`LONGEST`].
     TooLong,
-    /// A point in time has no time zone.
-    NoZone(String),
     /// A point in time is in the past, but must be in the future.
-    Past(Timestamp),
+    Past(Zoned),
     /// A point in time is in the future, but must be in the past.
-    Future(Timestamp),
+    Future(Zoned),
 }
 
 impl fmt::Display for DurationError {
@@ -43,9 +48,8 @@ impl fmt::Display for DurationError {
             Self::Malformed => f.write_str(EXAMPLES),
             Self::Zero => f.write_str("the duration must be longer than 0"),
             Self::TooLong => f.write_str("the duration must be 52w or less"),
-            Self::NoZone(text) => write!(f, "the time zone is missing: write {text}Z for UTC, or {text}+01:00"),
-            Self::Past(at) => write!(f, "{at} has passed"),
-            Self::Future(at) => write!(f, "{at} is in the future"),
+            Self::Past(at) => write!(f, "{} has passed", at.strftime("%F %T %Z")),
+            Self::Future(at) => write!(f, "{} is in the future", at.strftime("%F %T %Z")),
         }
     }
 }
@@ -92,7 +96,7 @@ fn bare_seconds(text: &str) -> Option<f64> {
 
 /// Parses numbers with units. jiff also accepts other notations; this function refuses them.
 fn with_units(text: &str) -> Result<Duration, DurationError> {
-    if !text.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase() || b == b'.') {
+    if !text.bytes().all(|b| b.is_ascii_digit() || b.is_ascii_lowercase() || b == b'.' || b == b' ') {
         return Err(DurationError::Malformed);
     }
     // jiff has no separate error for a number that is out of range. So a number with more than 9
@@ -105,46 +109,82 @@ fn with_units(text: &str) -> Result<Duration, DurationError> {
     Duration::try_from(duration).map_err(|_| error)
 }
 
-/// Parses an end time: a duration from `now`, or a point in time in the future.
+/// Parses an end time: a duration from `now`, or a point in time in the future. A time without a zone is in the zone of
+/// `now`.
 ///
 /// # Errors
 /// The text is neither a duration nor a point in time, or the point in time has passed.
-pub fn parse_end(text: &str, now: Timestamp) -> Result<Timestamp, DurationError> {
-    match parse_moment(text)? {
-        Moment::At(at) if at <= now => Err(DurationError::Past(at)),
+pub fn parse_end(text: &str, now: &Zoned) -> Result<Timestamp, DurationError> {
+    match parse_moment(text, now)? {
+        Moment::At(at) if at <= now.timestamp() => Err(DurationError::Past(at.to_zoned(now.time_zone().clone()))),
         Moment::At(at) => Ok(at),
+        Moment::Clock { today, .. } if today > now.timestamp() => Ok(today),
+        Moment::Clock { tomorrow, .. } => Ok(tomorrow),
         Moment::Span(span) if span.is_zero() => Err(DurationError::Zero),
-        Moment::Span(span) => now.checked_add(span).map_err(|_| DurationError::TooLong),
+        Moment::Span(span) => now.timestamp().checked_add(span).map_err(|_| DurationError::TooLong),
     }
 }
 
-/// Parses a start time: a duration before `now`, or a point in time in the past.
+/// Parses a start time: a duration before `now`, or a point in time in the past. A time without a zone is in the zone of
+/// `now`.
 ///
 /// # Errors
 /// The text is neither a duration nor a point in time, or the point in time is in the future.
-pub fn parse_start(text: &str, now: Timestamp) -> Result<Timestamp, DurationError> {
-    match parse_moment(text)? {
-        Moment::At(at) if at > now => Err(DurationError::Future(at)),
+pub fn parse_start(text: &str, now: &Zoned) -> Result<Timestamp, DurationError> {
+    match parse_moment(text, now)? {
+        Moment::At(at) if at > now.timestamp() => Err(DurationError::Future(at.to_zoned(now.time_zone().clone()))),
         Moment::At(at) => Ok(at),
-        Moment::Span(span) => now.checked_sub(span).map_err(|_| DurationError::TooLong),
+        Moment::Clock { today, .. } if today <= now.timestamp() => Ok(today),
+        Moment::Clock { yesterday, .. } => Ok(yesterday),
+        Moment::Span(span) => now.timestamp().checked_sub(span).map_err(|_| DurationError::TooLong),
     }
 }
 
 enum Moment {
     At(Timestamp),
+    /// A time of day without a date, on three days.
+    Clock {
+        yesterday: Timestamp,
+        today: Timestamp,
+        tomorrow: Timestamp,
+    },
     Span(Duration),
 }
 
-fn parse_moment(text: &str) -> Result<Moment, DurationError> {
+fn parse_moment(text: &str, now: &Zoned) -> Result<Moment, DurationError> {
     let text = text.trim();
+    let on = |date: Date, time: Time| {
+        let at = date.to_datetime(time).to_zoned(now.time_zone().clone());
+        at.map(|at| at.timestamp()).map_err(|_| DurationError::Malformed)
+    };
+    let day = |days: i64| now.date().checked_add(days.days()).map_err(|_| DurationError::Malformed);
+    match text {
+        "yesterday" => return on(day(-1)?, Time::midnight()).map(Moment::At),
+        "today" => return on(now.date(), Time::midnight()).map(Moment::At),
+        "tomorrow" => return on(day(1)?, Time::midnight()).map(Moment::At),
+        _ => {}
+    }
     if let Ok(at) = text.parse::<Timestamp>() {
         return Ok(Moment::At(at));
     }
-    if text.contains('-') && text.parse::<DateTime>().is_ok() {
-        let time = if text.contains(['T', 't', ' ']) { text.to_owned() } else { format!("{text}T00:00") };
-        return Err(DurationError::NoZone(time));
+    if text.contains('-')
+        && let Ok(at) = text.parse::<DateTime>()
+    {
+        return on(at.date(), at.time()).map(Moment::At);
+    }
+    if text.contains(':')
+        && let Ok(time) = text.parse::<Time>()
+    {
+        let (yesterday, today, tomorrow) = (on(day(-1)?, time)?, on(now.date(), time)?, on(day(1)?, time)?);
+        return Ok(Moment::Clock { yesterday, today, tomorrow });
     }
     parse(text).map(Moment::Span)
+}
+
+/// Returns the present time in the time zone of the host.
+#[must_use]
+pub fn now() -> Zoned {
+    Timestamp::now().to_zoned(TimeZone::system())
 }
 
 /// Formats a duration in the notation that [`parse`] reads: `1h30m`, and `0s` for zero.
@@ -208,6 +248,10 @@ mod tests {
             ("0.5", 0.5),
             (" 30 ", 30.0),
             ("52w", LONGEST.as_secs_f64()),
+            ("12 hours", 43_200.0),
+            ("1 day", 86_400.0),
+            ("2 h", 7200.0),
+            ("1h 30m", 5400.0),
         ] {
             assert_eq!(parse(text), Ok(Duration::from_secs_f64(seconds)), "{text}");
         }
@@ -216,7 +260,7 @@ mod tests {
     #[test]
     fn other_notations_are_refused_with_examples() {
         for text in
-            ["", "h", "-2h", "+2h", "2 h", "2y", "3mo", "PT2H", "1e9", "NaN", "inf", "1h 30m", "30m1h", "ü", "1.2.3"]
+            ["", "h", "-2h", "+2h", "2y", "3mo", "PT2H", "1e9", "NaN", "inf", "30m1h", "ü", "1.2.3", "1 day ago", "1 2"]
         {
             assert_eq!(parse(text), Err(DurationError::Malformed), "{text}");
         }
@@ -250,18 +294,43 @@ mod tests {
 
     #[test]
     fn ends_are_in_the_future_and_starts_in_the_past() {
-        let now = at("2026-01-31T12:00:00Z");
+        let now = &at("2026-01-31T12:00:00Z").to_zoned(TimeZone::UTC);
         assert_eq!(parse_end("1h30m", now), Ok(at("2026-01-31T13:30:00Z")));
         assert_eq!(parse_end("2026-12-01T08:00+01:00", now), Ok(at("2026-12-01T07:00:00Z")));
-        assert_eq!(parse_end("2001-12-01T08:00Z", now), Err(DurationError::Past(at("2001-12-01T08:00:00Z"))));
+        let past = parse_end("2001-12-01T08:00Z", now).unwrap_err();
+        assert_eq!(past.to_string(), "2001-12-01 08:00:00 UTC has passed");
         assert_eq!(parse_end("0", now), Err(DurationError::Zero));
         assert_eq!(parse_start("7d", now), Ok(at("2026-01-24T12:00:00Z")));
         assert_eq!(parse_start("2026-01-30T00:00:01Z", now), Ok(at("2026-01-30T00:00:01Z")));
-        assert_eq!(parse_start("2026-02-01T00:00:00Z", now), Err(DurationError::Future(at("2026-02-01T00:00:00Z"))));
-        let zone = parse_start("2026-01-30", now).unwrap_err().to_string();
-        assert_eq!(zone, "the time zone is missing: write 2026-01-30T00:00Z for UTC, or 2026-01-30T00:00+01:00");
-        assert!(parse_end("2126-12-01T08:00", now).unwrap_err().to_string().contains("2126-12-01T08:00Z"));
-        assert_eq!(parse_start("yesterday", now), Err(DurationError::Malformed));
+        let future = parse_start("2026-02-01T00:00:00Z", now).unwrap_err();
+        assert_eq!(future.to_string(), "2026-02-01 00:00:00 UTC is in the future");
+    }
+
+    #[test]
+    fn time_without_a_zone_is_in_the_zone_of_the_host() {
+        let zone = TimeZone::fixed(jiff::tz::offset(2));
+        // 14:00 in this zone.
+        let now = &at("2026-01-31T12:00:00Z").to_zoned(zone);
+        for (text, start) in [
+            ("09:00", "2026-01-31T07:00:00Z"),
+            ("15:30", "2026-01-30T13:30:00Z"),
+            ("today", "2026-01-30T22:00:00Z"),
+            ("yesterday", "2026-01-29T22:00:00Z"),
+            ("2026-01-30", "2026-01-29T22:00:00Z"),
+            ("2026-01-30 08:00", "2026-01-30T06:00:00Z"),
+        ] {
+            assert_eq!(parse_start(text, now), Ok(at(start)), "{text}");
+        }
+        for (text, end) in [
+            ("09:00", "2026-02-01T07:00:00Z"),
+            ("15:30", "2026-01-31T13:30:00Z"),
+            ("tomorrow", "2026-01-31T22:00:00Z"),
+            ("2126-12-01T08:00", "2126-12-01T06:00:00Z"),
+        ] {
+            assert_eq!(parse_end(text, now), Ok(at(end)), "{text}");
+        }
+        assert!(parse_start("tomorrow", now).is_err() && parse_end("today", now).is_err());
+        assert_eq!(parse_start("25:00", now), Err(DurationError::Malformed));
     }
 
     proptest! {
@@ -276,7 +345,8 @@ mod tests {
 
         #[test]
         fn any_text_parses_without_a_panic(text in "\\PC{0,24}") {
-            let _ = (parse(&text), parse_end(&text, Timestamp::UNIX_EPOCH), parse_start(&text, Timestamp::UNIX_EPOCH));
+            let now = Timestamp::UNIX_EPOCH.to_zoned(TimeZone::UTC);
+            let _ = (parse(&text), parse_end(&text, &now), parse_start(&text, &now));
         }
     }
 }

@@ -52,12 +52,12 @@ pub(super) fn wait(text_: &str) -> Result<u64, String> {
 
 /// Parses the time at which an override expires.
 pub(super) fn expiry(text_: &str) -> Result<Timestamp, String> {
-    core::parse_end(text_, Timestamp::now()).map_err(|error| or_a_time(error, "2026-12-01T08:00Z"))
+    core::parse_end(text_, &core::now()).map_err(|error| or_a_time(error, "18:00, tomorrow or 2026-12-01T08:00"))
 }
 
 /// Parses the time after which records or events are listed.
 pub(super) fn since(text_: &str) -> Result<Timestamp, String> {
-    core::parse_start(text_, Timestamp::now()).map_err(|error| or_a_time(error, "2026-01-31T08:00Z"))
+    core::parse_start(text_, &core::now()).map_err(|error| or_a_time(error, "09:00, yesterday or 2026-01-31T08:00"))
 }
 
 fn or_a_time(error: DurationError, example: &str) -> String {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use anstyle::{AnsiColor, Style};
-use gpush_api::text::{REPLACEMENT, plain_char};
+use gpush_api::text::{REPLACEMENT, local_time, plain_char};
 use jiff::Timestamp;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
@@ -120,12 +120,12 @@ impl Appearance {
         if self.is_administrator { text.replace(ADMINISTRATOR, "").into() } else { text.into() }
     }
 
-    /// Returns the local date and time, in whole seconds.
+    /// Returns the local date and time with the time zone, in whole seconds.
     pub(crate) fn clock(&self, then: Timestamp) -> String {
         if self.exact {
             return rfc3339(then);
         }
-        then.to_zoned(jiff::tz::TimeZone::system()).strftime("%F %T").to_string()
+        local_time(then)
     }
 
     /// Describes roughly how long ago the time `then` was: `40s ago`, `1h29m ago`.

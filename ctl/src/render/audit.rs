@@ -50,7 +50,7 @@ fn row(record: &AuditRecord, gpus: &[Gpu], look: &Appearance) -> Vec<String> {
 }
 
 /// Widths of the columns with `--follow`: the widths of later records are not known.
-const WIDTHS: [usize; 5] = ["2026-01-02 03:04:05".len(), 10, "maintenance.enter".len(), 10, "rolled back".len()];
+const WIDTHS: [usize; 5] = ["2026-01-02 03:04:05 CEST".len(), 10, "maintenance.enter".len(), 10, "rolled back".len()];
 
 /// Draws a record as one line, for `--follow`.
 pub(crate) fn line(record: &AuditRecord, gpus: &[Gpu], look: &Appearance) -> String {
@@ -193,11 +193,12 @@ mod tests {
             record(None, "maintenance.enter", "done", json!({"gpu_uuids": ["GPU-5e8c07a4-0000-0000"]})),
         ];
         let look = Appearance { wraps: false, ..fixtures::look(80, Charset::Ascii) };
-        let text = fixtures::plain(records(&all, &[], &look).text()).replace(&look.clock(at), "TTTT-TT-TT TT:TT:TT");
+        let text =
+            fixtures::plain(records(&all, &[], &look).text()).replace(&look.clock(at), "TTTT-TT-TT TT:TT:TT ZZZ");
         insta::assert_snapshot!(text);
         // Fault: with `--follow`, the columns had no heading and were not aligned.
         let lines = heading() + &all[1..4].iter().map(|one| line(one, &[], &look)).collect::<String>();
-        let text = fixtures::plain(&lines).replace(&look.clock(at), "TTTT-TT-TT TT:TT:TT");
+        let text = fixtures::plain(&lines).replace(&look.clock(at), "TTTT-TT-TT TT:TT:TT ZZZ");
         insta::assert_snapshot!("audit-follow", text);
         let look = fixtures::look(60, Charset::Ascii);
         let text = fixtures::plain(records(&all, &[], &look).text());

@@ -2,11 +2,11 @@
 
 use std::fmt::Write as _;
 
-use gpush_api::OperationState;
+use gpush_api::{OperationState, text::local_time};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Appearance, lease::point_in_time};
+use super::Appearance;
 
 /// What is known about a MIG device: the output of `--json`.
 #[derive(Debug, Serialize)]
@@ -67,8 +67,8 @@ pub(crate) fn text(history: &History, operations: usize, leases: usize, look: &A
         let _ = writeln!(text, "  GPU {} has now: {now}", last.gpu);
     }
     for one in &history.used_by {
-        let from = one.from.map_or_else(String::new, |from| format!(" from {}", point_in_time(from)));
-        let until = one.until.map_or_else(String::new, |until| format!(" until {}", point_in_time(until)));
+        let from = one.from.map_or_else(String::new, |from| format!(" from {}", local_time(from)));
+        let until = one.until.map_or_else(String::new, |until| format!(" until {}", local_time(until)));
         let _ = writeln!(text, "  leased by {} ({}){from}{until}", clean(&one.user), one.lease_id);
     }
     if history.device.is_none() && history.destroyed_by.is_empty() && history.used_by.is_empty() {
@@ -97,7 +97,7 @@ pub(crate) fn text(history: &History, operations: usize, leases: usize, look: &A
 fn destroyed(one: &Destroyed, look: &Appearance) -> String {
     let operation = look.clean(&one.operation_id);
     let origin = format!("{} of {}", look.clean(&one.kind), look.clean(&one.user));
-    let (at, place) = (point_in_time(one.at), look.clean(&one.place));
+    let (at, place) = (local_time(one.at), look.clean(&one.place));
     match one.operation_state {
         OperationState::Failed => {
             format!("{operation} ({origin}) failed at {at} and may have destroyed it: it was {place}")

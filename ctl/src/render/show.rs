@@ -2,6 +2,7 @@
 
 use gpush_api::{
     Architecture, ComputeMode, DeviceUse, Gpu, GpuState, Lease, Mig, MigDevice, Mode, MpsDaemon, NvLink, Process,
+    text::local_time,
 };
 use gpush_core::sharing;
 
@@ -72,7 +73,7 @@ pub(crate) fn gpu(
     if let Some(links) = &one.nvlink {
         fact("NVLink", nvlink(links, look));
     }
-    let read = format!("{} ({})", look.ago(one.observed_at), one.observed_at.strftime("%Y-%m-%d %H:%M:%S UTC"));
+    let read = format!("{} ({})", look.ago(one.observed_at), local_time(one.observed_at));
     if one.stale {
         fact("last read", format!("{read}; the values may have changed since"));
     } else {

@@ -138,9 +138,10 @@ fn values() {
             }
             Err(error) => assert!(error.to_string().len() < 256, "{error}"),
         }
-        let now = "2026-11-28T00:00:00Z".parse().unwrap();
-        let end = duration::parse_end(&text, now);
-        assert!(end.is_ok_and(|end| end > now) || duration::parse_end(&text, now).is_err());
-        let _ = duration::parse_start(&text, now);
+        let now = jiff::Timestamp::UNIX_EPOCH.to_zoned(jiff::tz::TimeZone::UTC);
+        if let Ok(end) = duration::parse_end(&text, &now) {
+            assert!(end > now.timestamp(), "{text}");
+        }
+        let _ = duration::parse_start(&text, &now);
     });
 }

@@ -53,7 +53,7 @@ impl fmt::Display for LeaseUse {
             None => write!(f, "uid {}", self.holder.uid)?,
         }
         match self.until {
-            Some(until) => write!(f, ", until {}", until.strftime("%Y-%m-%d %H:%M:%S UTC")),
+            Some(until) => write!(f, ", until {}", crate::text::local_time(until)),
             None => f.write_str(", without an end"),
         }
     }

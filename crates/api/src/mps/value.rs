@@ -153,15 +153,15 @@ impl fmt::Display for MemoryLimit {
 impl FromStr for MemoryLimit {
     type Err = BadValue;
 
-    /// Reads `8G`, `1536M`, `8GiB` or `1536 MiB`: whole numbers with binary units.
+    /// Reads `8G`, `8GB`, `8 GiB`, `1536M`, `1536 MiB`: whole numbers. As in the names of MIG profiles, `GB` means GiB.
     fn from_str(text: &str) -> Result<Self, BadValue> {
         let bad = |why| BadValue { text: text.to_owned(), what: "memory limit", why };
         let upper = text.trim().to_ascii_uppercase();
         let split = upper.find(|c: char| !c.is_ascii_digit()).unwrap_or(upper.len());
         let (number, unit) = upper.split_at(split);
         let factor = match unit.trim_start() {
-            "M" | "MIB" => 1,
-            "G" | "GIB" => 1024,
+            "M" | "MB" | "MIB" => 1,
+            "G" | "GB" | "GIB" => 1024,
             "" if !number.is_empty() && number.bytes().all(|digit| digit == b'0') => return Err(bad(NONE)),
             "" => return Err(bad("add the unit: 8G or 8192M")),
             unit if unit.starts_with('.') => return Err(bad("write whole GiB or MiB: 1536M for 1.5 GiB")),
@@ -254,7 +254,15 @@ mod tests {
 
     #[test]
     fn memory_limits_are_whole_and_have_a_unit() {
-        for (text, mib) in [("8G", 8192), ("1536M", 1536), ("8 GiB", 8192), ("1mib", 1)] {
+        for (text, mib) in [
+            ("8G", 8192),
+            ("1536M", 1536),
+            ("8 GiB", 8192),
+            ("1mib", 1),
+            ("10GB", 10240),
+            ("10gb", 10240),
+            ("8 GB", 8192),
+        ] {
             assert_eq!(text.parse::<MemoryLimit>().map(MemoryLimit::mib), Ok(mib), "{text}");
         }
         for text in

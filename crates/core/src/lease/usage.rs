@@ -45,7 +45,8 @@ mod tests {
 
     #[test]
     fn blocking_lease_names_holder_and_end() {
-        assert_eq!(lease(17, Some("alice")).to_string(), "lease L17 of alice, until 2026-12-01 08:00:00 UTC");
+        let until = gpush_api::text::local_time("2026-12-01T08:00:00Z".parse().unwrap());
+        assert_eq!(lease(17, Some("alice")).to_string(), format!("lease L17 of alice, until {until}"));
         assert_eq!(lease(18, None).to_string(), "lease L18 of uid 1000, without an end");
     }
 

@@ -1,5 +1,6 @@
 //! Why an MPS daemon is in its state, as sentences.
 
+use gpush_api::text::local_time;
 use jiff::Unit;
 
 use super::report::DaemonReport;
@@ -49,7 +50,7 @@ fn finishing(clients: &str, inside: usize, seen: &DaemonReport) -> String {
     let end = if inside == 1 { "is then ended" } else { "are then ended" };
     match seen.until {
         Some(until) => {
-            let until = until.strftime("%Y-%m-%d %H:%M:%S UTC");
+            let until = local_time(until);
             format!("no new client is admitted; {clients} may run until {until}, and {end}")
         }
         None => format!("no new client is admitted; {clients} may finish"),
@@ -99,7 +100,8 @@ mod tests {
         assert_eq!(reasons(&draining, "0"), ["no new client is admitted; its client may finish"]);
         let until = Some(jiff::Timestamp::UNIX_EPOCH);
         let ends = DaemonReport { until, ..draining.clone() };
-        let end = "no new client is admitted; its client may run until 1970-01-01 00:00:00 UTC, and is then ended";
+        let until = local_time(jiff::Timestamp::UNIX_EPOCH);
+        let end = format!("no new client is admitted; its client may run until {until}, and is then ended");
         assert_eq!(reasons(&ends, "0"), [end]);
         let for_leases = DaemonReport { serves_leases: true, clients: Vec::new(), ..draining };
         let why = "no new lease is granted; the daemon ends after the leases on its GPU or MIG device have ended";

@@ -14,7 +14,7 @@ mod grant;
 mod list;
 mod run;
 
-use gpush_api::{ApiError, Code, Gpu, Lease, LeaseGrant};
+use gpush_api::{ApiError, Code, Gpu, Lease, LeaseGrant, text::local_time};
 use gpush_client::Client;
 
 use self::grant::Asked;
@@ -112,7 +112,7 @@ pub(super) fn holders(gpu: &Gpu, leases: &[Lease]) -> Vec<String> {
     let holding = leases.iter().filter(|lease| lease.state.holds_capacity()).filter(has_gpu);
     let name = |lease: &Lease| {
         let user = lease.holder.user.clone().unwrap_or_else(|| format!("uid {}", lease.holder.uid));
-        let end = lease.expires_at.map_or_else(String::new, |at| format!(" until {}", lease::point_in_time(at)));
+        let end = lease.expires_at.map_or_else(String::new, |at| format!(" until {}", local_time(at)));
         format!("lease {} of {user}{end}", lease.id)
     };
     holding.map(name).collect()

@@ -1,6 +1,6 @@
 //! Results of lease commands, and what a lease waits for.
 
-use gpush_api::{Gpu, Lease, LeaseGrant, LeaseState};
+use gpush_api::{Gpu, Lease, LeaseGrant, LeaseState, text::local_time};
 use jiff::Timestamp;
 
 use super::{end, enforced_by, list::list, place, reason, share, show};
@@ -52,7 +52,7 @@ pub(crate) fn waits(lease: &Lease, look: &Appearance) -> String {
 
 /// Draws the result of `gpushctl lease renew`.
 pub(crate) fn renewed(lease: &Lease, look: &Appearance) -> String {
-    let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", super::point_in_time(at)));
+    let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", local_time(at)));
     lines(lease, &format!("ends {}{at}", end(lease, look)), look)
 }
 

@@ -17,7 +17,6 @@ use gpush_api::{
     EndReason, Enforcement, Gpu, Lease, LeaseBinding, LeaseMember, LeaseRequest, LeaseShare, LeaseState, MemberShare,
 };
 use gpush_core::sharing;
-use jiff::Timestamp;
 
 pub(crate) use self::{
     change::{ended, granted, renewed, started, waits},
@@ -165,11 +164,6 @@ pub(crate) fn end(lease: &Lease, look: &Appearance) -> String {
         (None, Some(at)) => look.ahead(at),
         (Some(with), Some(at)) => format!("{with}, {} at most", look.ahead(at)),
     }
-}
-
-/// Formats the exact time at which a lease ends: `2026-01-02 03:04:05 UTC`, as in errors of gpushd.
-pub(crate) fn point_in_time(at: Timestamp) -> String {
-    at.strftime("%F %T UTC").to_string()
 }
 
 fn duration(seconds: u64) -> String {

@@ -1,9 +1,9 @@
 //! All details of a lease.
 
-use gpush_api::{Gpu, Lease, LeaseBinding, LeaseState, MemberShare, Priority};
+use gpush_api::{Gpu, Lease, LeaseBinding, LeaseState, MemberShare, Priority, text::local_time};
 use gpush_core::{lease::request, refusal};
 
-use super::{end, enforced_by, list::list, place, point_in_time, reason, share, state, target, user};
+use super::{end, enforced_by, list::list, place, reason, share, state, target, user};
 use crate::render::{
     Appearance,
     appearance::{BAD, NOTE, QUIET, STRONG, gib, pad, paint},
@@ -45,7 +45,7 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     fact("share", &share(lease, look));
     fact("enforced by", enforced_by(lease.enforcement));
     if matches!(lease.state, LeaseState::Queued | LeaseState::Granting | LeaseState::Active) {
-        let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", point_in_time(at)));
+        let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", local_time(at)));
         fact("ends", &format!("{}{at}", end(lease, look)));
     }
     let bound = match &lease.binding {
@@ -80,7 +80,7 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
             if revocation.reason.is_empty() { String::new() } else { format!(": {}", look.clean(&revocation.reason)) };
         fact("revoked", &format!("by {by} {}{why}", look.ago(revocation.at)));
         if let Some(at) = revocation.processes_end_at {
-            let text = format!("gpushd ends the processes {} ({})", look.ahead(at), point_in_time(at));
+            let text = format!("gpushd ends the processes {} ({})", look.ahead(at), local_time(at));
             out += &self::fact("", &text, look).replace(&text, &paint(NOTE, &text));
         }
     }

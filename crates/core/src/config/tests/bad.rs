@@ -220,7 +220,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ),
         (
             "quota durations",
-            ["2 days", "0s", "99999w", "1.5s"]
+            ["2 fortnights", "0s", "99999w", "1.5s"]
                 .map(|longest| {
                     format!(
                         "[[quota]]\ngroups = [\"g{}\"]\nlongest = \"{longest}\"\n",
