@@ -114,7 +114,39 @@ fn prints(command: &Command) -> Prints {
 
 /// Runs a command that needs gpushd.
 fn ask(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Outcome {
-    with_agent(global, command)
+    with_agent(global, async |client| match command(client).await {
+        Err(Failure::Error(error)) if depends_on_config(error.code) => Err(with_changed_file(client, *error).await),
+        outcome => outcome,
+    })
+}
+
+/// Returns whether another config may permit what was refused with this code.
+fn depends_on_config(code: Code) -> bool {
+    match code {
+        Code::NotFound | Code::Denied | Code::UnknownProfile | Code::Blocked | Code::Conflict | Code::Unsupported => {
+            true
+        }
+        Code::BadRequest
+        | Code::LayoutImpossible
+        | Code::Resetting
+        | Code::Cancelled
+        | Code::DriverUnavailable
+        | Code::DriverError
+        | Code::DriverTimeout
+        | Code::GpuLost
+        | Code::ConfigInvalid
+        | Code::Unavailable
+        | Code::Stopping
+        | Code::Unreachable
+        | Code::TimedOut
+        | Code::Internal => false,
+    }
+}
+
+/// Adds to a refusal that gpushd uses an earlier content of the config file, if it does.
+async fn with_changed_file(client: &mut Client, refusal: ApiError) -> Failure {
+    let is_changed = client.health().await.is_ok_and(|health| health.config_file_changed);
+    Failure::from(if is_changed { refusal.cause(crate::render::status::FILE_CHANGED) } else { refusal })
 }
 
 /// Runs the part of a command that sends requests to gpushd.

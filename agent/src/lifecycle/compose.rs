@@ -219,6 +219,10 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         startup: startup.clone(),
         host_root,
         config: check(&context().settings, |settings| settings.trouble().into_iter().collect()),
+        config_file_changed: {
+            let settings = context().settings.clone();
+            Box::new(move || settings.is_file_changed())
+        },
         checks: vec![
             check(&tasks, Tasks::health),
             check(&engine, |engine| {

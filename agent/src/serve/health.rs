@@ -35,6 +35,8 @@ pub(crate) struct Sources {
     pub(crate) host_root: PathBuf,
     /// Returns the errors of the config file. Their causes contain lines of the file, so only administrators see them.
     pub(crate) config: Check,
+    /// Returns whether the config file has changed since gpushd loaded it.
+    pub(crate) config_file_changed: Box<dyn Fn() -> bool + Send + Sync>,
     /// Checks of the other parts of gpushd, in the order of the report.
     pub(crate) checks: Vec<Check>,
 }
@@ -75,14 +77,18 @@ impl Health {
         let HostContext { state, readings, tasks, .. } = &*self.0.context;
         let driver = self.driver().await;
         let simulated = driver.as_ref().is_ok_and(|driver| driver.simulated);
-        // Use a blocking thread, because some checks read cgroups.
+        // Use a blocking thread, because some checks read cgroups or files.
         let sources = Arc::clone(&self.0);
-        let checked = subtask::blocking(move || sources.checks.iter().flat_map(|check| check()).collect()).await;
+        let check = move || {
+            let problems: Vec<ApiError> = sources.checks.iter().flat_map(|check| check()).collect();
+            (problems, (sources.config_file_changed)())
+        };
+        let (problems, config_file_changed) = subtask::blocking(check).await.unwrap_or_default();
         let mut causes = (self.0.config)();
         if !viewer.is_admin() {
             causes.iter_mut().for_each(redact::config_error);
         }
-        causes.extend(checked.unwrap_or_else(Vec::new));
+        causes.extend(problems);
         let mut count = 0;
         let mut maintenance = state.maintenance();
         if let Some(maintenance) = &mut maintenance {
@@ -109,6 +115,7 @@ impl Health {
             maintenance,
             gpu_count: u32::try_from(count).unwrap_or(u32::MAX),
             layouts_at_start: self.0.startup.layouts(),
+            config_file_changed,
             pid: std::process::id(),
             tasks: tasks.report(viewer.is_admin()),
         }

@@ -189,6 +189,9 @@ pub struct Health {
     /// Progress of the layouts of this boot; absent if gpushd does not know the boot id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layouts_at_start: Option<LayoutsAtStart>,
+    /// Whether the config file has changed since gpushd loaded it. `gpushctl apply` loads the file.
+    #[serde(default)]
+    pub config_file_changed: bool,
     /// Process id of gpushd.
     pub pid: u32,
     /// The background tasks of gpushd.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     error::ApiError, lease::LeaseTerms, mode::Mode, mps::MpsPolicy, overrides::Override, pending::PendingChange,
-    timeslice::TimeslicePolicy,
+    process::UnleasedPolicy, timeslice::TimeslicePolicy,
 };
 
 /// A named layout of the config.
@@ -68,6 +68,9 @@ pub struct ConfigView {
     pub rules: Vec<RuleView>,
     /// Named layouts, in the order of their names.
     pub layouts: Vec<NamedLayout>,
+    /// What gpushd does about processes without a lease, where the rule requires leases.
+    #[serde(default)]
+    pub unleased: UnleasedPolicy,
     /// Whole effective config as TOML, with all defaults. For a user who is not an administrator, only rules, layouts and
     /// the quota of the user.
     pub effective: String,

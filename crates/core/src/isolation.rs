@@ -5,7 +5,7 @@
 //! Instances"), the Multi-Process Service documentation ("Memory Protection", "Error Containment"),
 //! and the documentation of time-slicing in NVIDIA's device plugin for Kubernetes.
 
-use gpush_api::{ComputeMode, ConfigView, LeaseRequirement, Mode, RuleView};
+use gpush_api::{ComputeMode, ConfigView, LeaseRequirement, Mode, MpsUsers, RuleView, UnleasedPolicy};
 
 mod table;
 
@@ -22,6 +22,10 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
         Mode::Timeslice if is_prohibited(rule) => {
             return "no program can use the GPU, because its compute mode is `prohibited`: gpushd grants no leases of it"
                 .to_owned();
+        }
+        Mode::Timeslice if rule.timeslice.as_ref().is_none_or(|policy| policy.replicas == 1) => {
+            "one lease at a time has the GPU, because `timeslice.replicas` is 1: write the number of leases that share \
+            the GPU, such as `timeslice = { replicas = 4 }`"
         }
         Mode::Exclusive => "one lease at a time has the GPU; nothing is shared",
         Mode::Mig if shares_devices => {
@@ -40,15 +44,29 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
     };
     let terms = rule.lease.unwrap_or_default();
     let through_mps = terms.requirement_for(true) == LeaseRequirement::Required;
-    let access = match terms.requirement_for(rule.mode == Mode::Mps) {
-        LeaseRequirement::Required => "gpushd reports processes without a lease, but does not prevent them",
-        LeaseRequirement::Optional if shares_devices && through_mps => {
-            "on devices that are shared through MPS, gpushd reports processes without a lease, but does not prevent \
-            them"
-        }
-        LeaseRequirement::Optional => "any user can use the GPU without a lease",
+    let does = match config.unleased {
+        UnleasedPolicy::Report | UnleasedPolicy::Warn => "reports",
+        UnleasedPolicy::End => "ends",
     };
-    format!("{apart}; {access}")
+    let access = match terms.requirement_for(rule.mode == Mode::Mps) {
+        LeaseRequirement::Required => format!("gpushd {does} processes without a lease, but does not prevent them"),
+        LeaseRequirement::Optional if shares_devices && through_mps => format!(
+            "on devices that are shared through MPS, gpushd {does} processes without a lease, but does not prevent them"
+        ),
+        LeaseRequirement::Optional => "any user can use the GPU without a lease".to_owned(),
+    };
+    let users = match &rule.mps {
+        Some(policy) if is_for_one_user(config, rule) && policy.users == MpsUsers::One => {
+            "; one user at a time: with `users = \"many\"` (driver 555 or later), several users share a daemon"
+        }
+        Some(_) | None => "",
+    };
+    format!("{apart}{users}; {access}")
+}
+
+/// Returns whether the rule has MPS daemons, which serve one user at a time by default.
+fn is_for_one_user(config: &ConfigView, rule: &RuleView) -> bool {
+    rule.mode == Mode::Mps || rule.mode == Mode::Mig && shares_devices(config, rule)
 }
 
 /// Returns whether the rule prohibits programs on the GPU.
@@ -75,6 +93,15 @@ mod tests {
     use crate::config::Config;
 
     use super::*;
+
+    #[test]
+    fn sentence_says_whether_gpushd_ends_unleased_processes() {
+        for (unleased, does) in [("report", "gpushd reports processes"), ("end", "gpushd ends processes")] {
+            let text = format!("[processes]\nunleased = \"{unleased}\"\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
+            let view = Config::parse(&text, "config.toml").unwrap().view(None, &[]);
+            assert!(sentence(&view, &view.rules[0]).contains(does), "{unleased}");
+        }
+    }
 
     #[test]
     fn isolation_sentence_of_each_mechanism() {

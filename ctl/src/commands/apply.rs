@@ -2,6 +2,7 @@
 
 use gpush_api::{
     ApiError, ApplyRequest, Code, Gpu, GpuLayout, GpuPlan, GpuState, LayoutSource, Maintenance, PlanRequest, Plans,
+    ReloadRequest,
 };
 use gpush_client::Client;
 
@@ -9,11 +10,13 @@ use crate::{
     args::{ApplyArgs, LayoutChange, Waiting},
     exit::{Failure, Outcome},
     output::Output,
-    render::{names::gpu_numbers, plan},
+    render::{names::gpu_numbers, overrides, plan},
 };
 
-/// Runs `gpushctl apply`: brings each GPU to its desired state, whatever its mode.
+/// Runs `gpushctl apply`: loads the config file if it has changed, then brings each GPU to its desired state, whatever
+/// its mode.
 pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output) -> Outcome {
+    load_config(client, args.execution.dry_run, out).await?;
     let all = client.gpus(false).await?;
     let selectors = args.which.selectors();
     let gpus =
@@ -38,6 +41,22 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
         expires_at: None,
     };
     run(client, request, args.execution.yes, &args.execution.waiting, out).await
+}
+
+/// Loads the config file if it has changed. A dry run does not load the file, but says that it has changed.
+async fn load_config(client: &mut Client, dry_run: bool, out: &Output) -> Result<(), Failure> {
+    if !client.health().await?.config_file_changed {
+        return Ok(());
+    }
+    if dry_run {
+        let differs = "the config file has changed since gpushd loaded it, and this plan is for the loaded config; \
+            `gpushctl config diff` shows the difference";
+        out.remark(&(out.look.wrap("! ", differs).join("\n") + "\n"));
+        return Ok(());
+    }
+    let reloaded = client.reload(&ReloadRequest::default()).await?;
+    out.remark(&overrides::loaded(&reloaded, &out.look));
+    Ok(())
 }
 
 /// Returns whether the command is for all GPUs that gpushd manages. The selector `all` means the same as no selector.

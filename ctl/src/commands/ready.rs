@@ -299,6 +299,7 @@ mod tests {
             simulated: true,
             maintenance: None,
             gpu_count: 1,
+            config_file_changed: false,
             layouts_at_start: Some(LayoutsAtStart { complete, ..LayoutsAtStart::default() }),
             tasks: Vec::new(),
             pid: 1,

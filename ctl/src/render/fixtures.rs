@@ -245,6 +245,7 @@ pub(crate) fn status(gpus: Vec<Gpu>, simulated: bool) -> Status {
             errors: Vec::new(),
             simulated,
             gpu_count: u32::try_from(gpus.len()).unwrap(),
+            config_file_changed: false,
             layouts_at_start: None,
             tasks: Vec::new(),
             pid: 812,

@@ -94,6 +94,26 @@ pub(crate) fn ended(ended: &OverrideEnded, now: Option<&Gpu>, look: &Appearance)
 
 /// Draws the result of `gpushctl config reload`.
 pub(crate) fn reloaded(reloaded: &Reloaded, look: &Appearance) -> String {
+    let mut out = loaded(reloaded, look);
+    if reloaded.gpus.is_empty() {
+        return out;
+    }
+    let wants = |one: &&GpuDiff| {
+        let differs = !one.drift.is_empty() || !one.pending.is_empty() || !one.drift_known;
+        differs && one.in_file.as_ref().is_some_and(|wanted| wanted.mode.is_managed())
+    };
+    // Name the GPUs in the command: without names, `apply` leaves some of them out.
+    let those: Vec<String> = reloaded.gpus.iter().filter(wants).map(|one| one.gpu.to_string()).collect();
+    let how = match those.as_slice() {
+        [] => ".".to_owned(),
+        those => format!("; `gpushctl apply {}` applies the new rules.", those.join(",")),
+    };
+    out += &format!("\n{}\n", look.wrap("", &format!("A reload changes no layout and no mode{how}")).join("\n"));
+    out
+}
+
+/// Draws the config that gpushd has loaded: what differs from the previous config, and what happens to MPS daemons.
+pub(crate) fn loaded(reloaded: &Reloaded, look: &Appearance) -> String {
     let file = reloaded.path.as_ref().map_or_else(|| "no config file".to_owned(), |path| look.clean(path));
     let mut out = format!("{file}: {}\n", paint(NEW, "loaded"));
     for finding in &reloaded.findings {
@@ -115,20 +135,37 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Appearance) -> String {
         let which = one.gpu.map_or_else(|| look.clean(&one.uuid), |index| gpu_numbers(&[index]));
         out += &(look.wrap("", &format!("{which}: ended the override {}", of(one, look))).join("\n") + "\n");
     }
-    if !reloaded.gpus.is_empty() {
-        let wants = |one: &&GpuDiff| {
-            let differs = !one.drift.is_empty() || !one.pending.is_empty() || !one.drift_known;
-            differs && one.in_file.as_ref().is_some_and(|wanted| wanted.mode.is_managed())
-        };
-        // Name the GPUs in the command: without names, `apply` leaves some of them out.
-        let those: Vec<String> = reloaded.gpus.iter().filter(wants).map(|one| one.gpu.to_string()).collect();
-        let how = match those.as_slice() {
-            [] => ".".to_owned(),
-            those => format!("; `gpushctl apply {} --dry-run` shows the difference.", those.join(",")),
-        };
-        out += &format!("\n{}\n", look.wrap("", &format!("A reload changes no GPU{how}")).join("\n"));
+    if let Some(text) = daemons(&reloaded.gpus) {
+        out += &format!("\n{}\n", look.wrap("", &text).join("\n"));
     }
     out
+}
+
+/// Says what gpushd does with the MPS daemons of GPUs whose MPS settings a reload changed; `None` if there are none.
+fn daemons(gpus: &[GpuDiff]) -> Option<String> {
+    let mps = |one: &GpuDiff| Some((one.in_force.mps.as_ref()?.clone(), one.in_file.as_ref()?.mps.as_ref()?.clone()));
+    let changed: Vec<(u32, bool)> = gpus
+        .iter()
+        .filter_map(|one| mps(one).map(|(before, now)| (one.gpu, before, now)))
+        .filter(|(_, before, now)| before != now)
+        .map(|(gpu, before, now)| (gpu, before.users != now.users))
+        .collect();
+    if changed.is_empty() {
+        return None;
+    }
+    let all: Vec<u32> = changed.iter().map(|(gpu, _)| *gpu).collect();
+    let restarts: Vec<u32> = changed.iter().filter(|(_, users)| *users).map(|(gpu, _)| *gpu).collect();
+    let mut text = format!(
+        "The MPS daemons of {} get the new settings now; clients that already run keep theirs.",
+        gpu_numbers(&all)
+    );
+    if !restarts.is_empty() {
+        let those = gpu_numbers(&restarts);
+        text += &format!(
+            " `users` takes effect with a restart: gpushd restarts the daemons of {those} when they have no lease and no client."
+        );
+    }
+    Some(text)
 }
 
 /// Returns whether there is a difference to show.

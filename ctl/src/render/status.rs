@@ -1,6 +1,6 @@
 //! `gpushctl status`: gpushd, the driver, all GPUs, and hints for problems.
 
-use gpush_api::{ComputeMode, Gpu, GpuState, Health, HealthStatus, Lease, MigDevice, Mode, MpsDaemon, Version};
+use gpush_api::{Code, ComputeMode, Gpu, GpuState, Health, HealthStatus, Lease, MigDevice, Mode, MpsDaemon, Version};
 use serde::Serialize;
 
 use super::{
@@ -191,8 +191,17 @@ pub(crate) fn header(status: &Status, look: &Appearance) -> Vec<String> {
             }
         }
     }
+    // If gpushd could not load the file, an error above says so.
+    let is_reported = status.health.errors.iter().any(|error| error.code == Code::ConfigInvalid);
+    if status.health.config_file_changed && !is_reported {
+        out.extend(look.wrap("! ", FILE_CHANGED).iter().map(|line| paint(NOTE, line)));
+    }
     out
 }
+
+/// Says that gpushd uses an earlier content of the config file.
+pub(crate) const FILE_CHANGED: &str = "the config file has changed since gpushd loaded it: `gpushctl apply` loads and \
+    applies it (administrator)";
 
 /// Counts the GPUs and MIG devices, and how many of both are in use. Of a GPU with MIG on, only the MIG devices count
 /// as in use.

@@ -40,6 +40,7 @@ fn health(causes: Vec<ApiError>) -> Health {
         simulated: true,
         gpu_count: 2,
         maintenance: None,
+        config_file_changed: false,
         layouts_at_start: None,
         tasks: Vec::new(),
         pid: 812,

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod agent;
+mod config_file;
 mod lease;
 mod mps;
 mod offline;

@@ -96,8 +96,7 @@ impl ConfigLoadError {
 /// If gpushd cannot use the file.
 pub(super) fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Config, Option<Vec<u8>>), ConfigLoadError> {
     let unreadable = |source| ConfigLoadError::Unreadable { path: path.to_owned(), source };
-    // With this flag, opening a pipe without a writer does not block.
-    let opened = fs::File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path);
+    let opened = open(path);
     // Check the trust even if the file is missing: another user must not be able to create the file.
     check_trust("config file", path, trust)?;
     let file = match opened {
@@ -114,14 +113,33 @@ pub(super) fn read(path: &Path, must_exist: bool, trust: Trust) -> Result<(Confi
         }
         Err(error) => return Err(unreadable(error)),
     };
-    if !file.metadata().map_err(unreadable)?.is_file() {
-        return Err(unreadable(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
+    let bytes = content(file).map_err(unreadable)?;
+    let config = parse(&bytes, path, trust)?;
+    Ok((config, Some(bytes)))
+}
+
+/// Returns whether the file now has other content than `loaded`, the content that gpushd loaded; `None` means no file.
+/// Returns true if the file cannot be read.
+pub(super) fn differs(path: &Path, loaded: Option<&[u8]>) -> bool {
+    match open(path).and_then(content) {
+        Ok(now) => loaded != Some(now.as_slice()),
+        Err(error) => error.kind() != io::ErrorKind::NotFound || loaded.is_some(),
+    }
+}
+
+fn open(path: &Path) -> io::Result<fs::File> {
+    // With this flag, opening a pipe without a writer does not block.
+    fs::File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)
+}
+
+fn content(file: fs::File) -> io::Result<Vec<u8>> {
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
     }
     let mut bytes = Vec::new();
     // Read one byte more than permitted, so that the parser reports a file that is too large.
-    file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-    let config = parse(&bytes, path, trust)?;
-    Ok((config, Some(bytes)))
+    file.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Parses the content of a config file, and checks the driver library that it names.

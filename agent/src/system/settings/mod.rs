@@ -216,6 +216,16 @@ impl Settings {
         self.0.state.lock().pending.clone()
     }
 
+    /// Returns whether the file has changed since gpushd loaded it. This includes a file that gpushd could not load.
+    pub(crate) fn is_file_changed(&self) -> bool {
+        let loaded = match &self.0.state.lock().source {
+            Source::File(content) => Some(content.clone()),
+            Source::Defaults => None,
+            Source::Copy | Source::Unknown => return true,
+        };
+        file::differs(&self.0.path, loaded.as_deref())
+    }
+
     /// Returns the error of the last start or reload; `None` if the file was loaded.
     pub(crate) fn trouble(&self) -> Option<ApiError> {
         self.0.state.lock().trouble.clone()
@@ -282,6 +292,24 @@ mod tests {
         assert_eq!(settings.trouble(), None);
         service.write("\u{0}");
         assert!(!service.start(true).config().auto_reconcile);
+    }
+
+    #[test]
+    fn file_counts_as_changed_until_it_is_loaded() {
+        let service = Service::new();
+        let settings = service.start(false);
+        assert!(!settings.is_file_changed(), "there is no file");
+        service.write("auto_reconcile = true\n");
+        assert!(settings.is_file_changed());
+        settings.activate(settings.candidate().unwrap());
+        assert!(!settings.is_file_changed());
+        // The content counts, not the time of the file.
+        service.write("auto_reconcile = true\n");
+        assert!(!settings.is_file_changed());
+        service.write("auto_reconcile = 7\n");
+        assert!(settings.is_file_changed() && settings.candidate().is_err());
+        service.remove();
+        assert!(settings.is_file_changed());
     }
 
     #[test]

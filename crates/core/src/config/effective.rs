@@ -165,6 +165,7 @@ impl Config {
                 .iter()
                 .map(|(name, layout)| NamedLayout { name: name.clone(), entries: layout.canonical() })
                 .collect(),
+            unleased: self.processes.unleased,
             effective: self.effective(),
             pending_restart: Vec::new(),
             trouble: None,

@@ -41,6 +41,7 @@ fn config_in_force() {
             name: "mixed".into(),
             entries: vec!["3g.40gb".into(), "2g.20gb".into(), "1g.10gb*2".into()],
         }],
+        unleased: gpush_api::UnleasedPolicy::Report,
         effective: String::new(),
         pending_restart: vec![
             PendingRestart {
@@ -66,6 +67,7 @@ fn config_in_force() {
         path: None,
         rules: Vec::new(),
         layouts: Vec::new(),
+        unleased: gpush_api::UnleasedPolicy::Report,
         effective: String::new(),
         pending_restart: Vec::new(),
         trouble: None,

@@ -72,6 +72,7 @@ fn health() -> Health {
         simulated: true,
         gpu_count: 2,
         maintenance: None,
+        config_file_changed: false,
         layouts_at_start: None,
         tasks: Vec::new(),
         pid: 812,

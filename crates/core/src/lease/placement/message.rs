@@ -464,6 +464,12 @@ fn gpus_of(obstacles: &[(u32, Obstacle)]) -> String {
     }
 }
 
+/// Returns whether the request is for a replica, and the rule of the GPU allows only one.
+fn has_one_replica(gpu: u32, wanted: &PlacementRequest, host: &Host) -> bool {
+    let offer = host.gpus.iter().find(|one| one.index == gpu).and_then(|one| one.timeslice);
+    wanted.share.kind() == LeaseKind::Timeslice && offer.is_some_and(|offer| offer.replicas == 1)
+}
+
 fn cause(gpu: u32, obstacle: Obstacle, wanted: &PlacementRequest, host: &Host) -> String {
     let count = wanted.count;
     if let Some(leases) = leases_at_limit(gpu, wanted, host).filter(|_| obstacle == Obstacle::InUse) {
@@ -487,13 +493,19 @@ fn cause(gpu: u32, obstacle: Obstacle, wanted: &PlacementRequest, host: &Host) -
         Obstacle::InUse if is_reserved(gpu, wanted, host) => {
             format!("the free capacity of GPU {gpu} is reserved for earlier requests")
         }
+        Obstacle::InUse if has_one_replica(gpu, wanted, host) => {
+            format!("GPU {gpu} has one lease at a time, because `timeslice.replicas` of its rule is 1")
+        }
         Obstacle::InUse => match wanted.targets {
             Some(_) => format!("the requested target on GPU {gpu} has no room"),
             None => format!("GPU {gpu} has no room"),
         },
         Obstacle::SharedThroughMps => format!("GPU {gpu} shares such a device through MPS: request it with --mps"),
         // The causes about leases and processes name the user.
-        Obstacle::OtherUser(_) => format!("the MPS daemon of GPU {gpu} serves another user"),
+        Obstacle::OtherUser(_) => format!(
+            "the MPS daemon of GPU {gpu} serves another user: with `users = \"many\"` in the rule of the GPU (driver 555 \
+            or later), it serves several"
+        ),
         Obstacle::Partly(room) => format!("GPU {gpu} has room for only {room} of the {count} devices"),
     }
 }
