@@ -77,3 +77,43 @@ pub(super) fn changed_by_others(gpu: &GpuIntent, reading: &Reading) -> Option<Ap
     }
     Some(error.hint(format!("see the present layout with `gpushctl gpu show {}`, then apply a layout", gpu.plan.gpu)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::modes::scene::{mig_gpu, plan_layout, reading};
+
+    fn error(message: &str) -> ApiError {
+        ApiError::new(Code::DriverError, message)
+    }
+
+    #[test]
+    fn rollback_reason_is_the_first_known_error() {
+        let reason = |rolling_back, failed: Option<&str>, other: Option<&str>, refused: Option<&str>| {
+            let others = other.map(error).into_iter().collect();
+            rollback_reason(rolling_back, failed.map(error), others, refused.map(error))
+        };
+        let failed = reason(true, Some("creating failed"), Some("GPU 0 was changed"), Some("GPU 1 is in use"));
+        assert_eq!(failed.sentences(), ["creating failed", "GPU 0 was changed"]);
+        let cannot = "the operation cannot continue after the restart of gpushd";
+        let changed = reason(false, None, Some("GPU 0 was changed"), Some("GPU 1 is in use"));
+        assert_eq!(changed.message, format!("{cannot}: GPU 0 was changed"));
+        assert_eq!(reason(false, None, None, Some("GPU 1 is in use")).message, format!("{cannot}: GPU 1 is in use"));
+        let (cancelled, ended) = (reason(true, None, None, None), reason(false, None, None, None));
+        assert_eq!(cancelled.message, "gpushd ended while it rolled the operation back");
+        assert_eq!(ended.message, "gpushd ended during the operation, which cannot continue");
+    }
+
+    #[test]
+    fn only_instances_of_other_programs_are_named() {
+        let before = mig_gpu(&["3g.40gb@4", "1g.10gb@0"]);
+        let intent = GpuIntent { before: before.mig.clone(), plan: plan_layout(&before, &["3g.40gb@4", "2g.20gb@0"]) };
+        for ours in [&["3g.40gb@4", "1g.10gb@0"][..], &["3g.40gb@4", "2g.20gb@0"], &["3g.40gb@4"], &[]] {
+            assert_eq!(changed_by_others(&intent, &reading(&mig_gpu(ours))), None, "{ours:?}");
+        }
+        let foreign = changed_by_others(&intent, &reading(&mig_gpu(&["3g.40gb@4", "1g.10gb@3"]))).unwrap();
+        assert_eq!(foreign.message, "GPU 0 (GPU-0) was changed by another program");
+        assert!(foreign.causes.len() == 1 && foreign.causes[0].starts_with("1g.10gb@3 (GPU instance "), "{foreign:?}");
+        assert!(foreign.hint.unwrap().contains("`gpushctl gpu show 0`"));
+    }
+}
