@@ -217,12 +217,7 @@ async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, target: &Arc<MpsTarg
     let (seen, label, name) = (&target.report, target.label(), target.name());
     let leases = leases_on(&host, &target.uuid);
     let inside = seen.client_count();
-    let why = match (seen.clients_known, inside, leases.len()) {
-        (false, _, _) | (true, 0, 0) => "gpushd cannot tell whether the MPS daemon has clients".to_owned(),
-        (true, 0, leases) => format!("{} in use", words::leases_clause(leases)),
-        (true, 1, _) => "1 client is connected".to_owned(),
-        (true, clients, _) => format!("{clients} clients are connected"),
-    };
+    let why = use_clause(seen.clients_known.then_some(inside), leases.len());
     let verb = act.verb();
     let mut error = ApiError::new(Code::Blocked, format!("cannot {verb} the MPS daemon of {label}: {why}"));
     for client in clients::of(mps, seen, &target.uuid).await {
@@ -250,6 +245,16 @@ async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, target: &Arc<MpsTarg
     error.hint(hint).retryable()
 }
 
+/// Describes the use of a target, as a clause. `clients` is `None` if gpushd does not know the clients.
+fn use_clause(clients: Option<usize>, leases: usize) -> String {
+    match (clients, leases) {
+        (None, _) | (Some(0), 0) => "gpushd cannot tell whether the MPS daemon has clients".to_owned(),
+        (Some(0), leases) => format!("{} in use", words::leases_clause(leases)),
+        (Some(1), _) => "1 client is connected".to_owned(),
+        (Some(clients), _) => format!("{clients} clients are connected"),
+    }
+}
+
 /// Changes the settings of a daemon's clients. The new settings override the settings of the rule.
 ///
 /// # Errors
@@ -275,12 +280,7 @@ pub(crate) async fn set(
     };
     let rule = desired.policy.settings.clone();
     let before = host.mps.record(uuid).set.map_or_else(|| rule.clone(), |set| set.settings);
-    let from = if change.reset { rule.clone() } else { before.clone() };
-    let settings = MpsSettings {
-        percentage: change.percentage.unwrap_or(from.percentage),
-        memory_limit_mib: change.memory_limit_mib.or(from.memory_limit_mib),
-        priority: change.priority.unwrap_or(from.priority),
-    };
+    let settings = changed_settings(&change, if change.reset { &rule } else { &before });
     if let Some(memory) = desired.memory_mib {
         sharing::check_memory_limit(&settings, memory, &label)?;
     }
@@ -301,9 +301,18 @@ pub(crate) async fn set(
     } else if is_changing && !is_desired(&seen, &settings) {
         vec!["the change takes effect when the operation that changes the GPU has ended".to_owned()]
     } else {
-        describe_effect(&before, &settings, &daemon, &seen)
+        describe_effect(&before, &settings, daemon.clients.len(), &seen)
     };
     Ok(MpsSetResponse { daemon, reaches })
+}
+
+/// Returns the settings `from` with the changes of a request.
+fn changed_settings(change: &MpsSetRequest, from: &MpsSettings) -> MpsSettings {
+    MpsSettings {
+        percentage: change.percentage.unwrap_or(from.percentage),
+        memory_limit_mib: change.memory_limit_mib.or(from.memory_limit_mib),
+        priority: change.priority.unwrap_or(from.priority),
+    }
 }
 
 /// Returns whether the report `seen` has `settings` as the desired settings.
@@ -366,8 +375,9 @@ fn asked_for(change: &MpsSetRequest, now: &MpsSettings) -> serde_json::Map<Strin
     asked
 }
 
-/// Describes which clients a change of settings affects, according to NVIDIA's documentation.
-fn describe_effect(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &DaemonReport) -> Vec<String> {
+/// Describes which clients a change of settings affects, according to NVIDIA's documentation. `running` is the number of
+/// clients.
+fn describe_effect(before: &MpsSettings, now: &MpsSettings, running: usize, seen: &DaemonReport) -> Vec<String> {
     let is_effective = seen.in_force.as_ref() == Some(now);
     if before == now && (is_effective || seen.pid.is_none()) {
         return vec!["no change: the daemon already had these settings".to_owned()];
@@ -391,12 +401,14 @@ fn describe_effect(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, 
         }
     }
     let mut reaches = vec!["the change applies to clients that start from now on".to_owned()];
-    let running = daemon.clients.len();
     if running > 0 {
         reaches.push(format!("the clients that run now ({running}) keep their settings"));
     }
-    if before.memory_limit_mib != now.memory_limit_mib && !daemon.servers.is_empty() {
+    if before.memory_limit_mib != now.memory_limit_mib && !seen.servers.is_empty() {
         reaches.push("an MPS server that runs now keeps its memory limit until it ends".to_owned());
     }
     reaches
 }
+
+#[cfg(test)]
+mod tests;
