@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Executor,
-    interrupted::{changed_by_others, interrupted, reading_error, repeat_commands, rollback_reason, superseded_error},
+    interrupted::{changed_by_others, interrupted, reading_error, repeat_hint, rollback_reason, superseded_error},
     order::{Order, RecordedRequest},
     part::{Part, outcome},
     phases::PartOutcome,
@@ -267,9 +267,10 @@ impl Recovery {
                 executor.finish(ongoing, &parts, OperationState::RolledBack, Some(error)).await;
             }
             RecoveryAction::Rebooted => {
+                let operation = ongoing.snapshot();
                 let error = interrupted("the host was restarted during the operation")
                     .cause("MIG instances do not survive a restart: the GPU has neither the new layout nor the previous one")
-                    .hint(format!("`gpushctl status` shows the present layout; to repeat the request: {}", repeat_commands(&parts)));
+                    .hint(repeat_hint(&operation.kind, &operation.plans));
                 executor.finish(ongoing, &parts, OperationState::Failed, Some(error)).await;
             }
             RecoveryAction::Back => {
