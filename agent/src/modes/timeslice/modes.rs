@@ -120,8 +120,9 @@ impl ModeAction {
                 Self::Set(wanted)
             }
             // If the driver does not report a compute mode, it cannot set one either.
-            (Some(Some(_)), Some(_) | None, _) | (Some(None), _, _) | (None, _, None) => Self::Nothing,
-            (None, _, Some(_)) => Self::Restore,
+            (Some(Some(_)), Some(_) | None, _) | (Some(None) | None, _, None) => Self::Nothing,
+            // With `keep`, the rule sets no compute mode, so an earlier rule has set it.
+            (Some(None) | None, _, Some(_)) => Self::Restore,
         }
     }
 
@@ -132,7 +133,7 @@ impl ModeAction {
     }
 }
 
-/// Sets the compute mode of a GPU, or restores the previous mode if the GPU is no longer time-sliced.
+/// Sets the compute mode of a GPU, or restores the previous mode if no rule sets one any more.
 async fn apply(timeslice: &Timeslice, aim: &TimeslicedGpu) -> Result<(), String> {
     match ModeAction::on(timeslice, aim) {
         ModeAction::Nothing => Ok(()),
@@ -161,7 +162,7 @@ async fn set_mode(timeslice: &Timeslice, gpu: &Gpu, wanted: ComputeMode) -> Resu
 
 async fn restore_mode(timeslice: &Timeslice, gpu: &Gpu) -> Result<(), String> {
     if let Some(before) = timeslice.shared_gpus.restore_compute_mode(&gpu.uuid, Mode::Timeslice).await? {
-        tracing::info!(gpu = gpu.uuid, "GPU {} is no longer time-sliced: restored its compute mode {before}", gpu.uuid);
+        tracing::info!(gpu = gpu.uuid, "GPU {}: its rule sets no compute mode any more: restored {before}", gpu.uuid);
     }
     Ok(())
 }
@@ -213,5 +214,15 @@ mod tests {
         // gpushd removes its record, although the driver does not report a mode.
         assert_eq!(ModeAction::of(None, None, Some(ours(EXCLUSIVE))), ModeAction::Restore);
         assert_eq!(ModeAction::of(None, Some(EXCLUSIVE), None), ModeAction::Nothing, "another program has set it");
+    }
+
+    /// Fault: if a rule was changed to `compute_mode = "keep"`, the GPU kept the mode that gpushd had set for the earlier
+    /// rule.
+    #[test]
+    fn rule_that_keeps_the_mode_ends_the_mode_of_an_earlier_rule() {
+        assert_eq!(action(None, Some(EXCLUSIVE), Some(EXCLUSIVE)), ModeAction::Restore);
+        for now in [DEFAULT, EXCLUSIVE] {
+            assert_eq!(action(None, Some(now), None), ModeAction::Nothing, "gpushd has not set it");
+        }
     }
 }
