@@ -218,12 +218,13 @@ fn is_late(host: &HostState, target: &MpsTarget) -> bool {
         | SupervisorState::Starting { .. }
         | SupervisorState::Found { .. }
         | SupervisorState::Stopping { .. } => !is_stopped,
+        // After the first failure, gpushd starts the daemon again at once. Wait for this second attempt.
+        SupervisorState::BackingOff { .. } => target.report.failures == 1 && !is_stopped,
         // Do not wait: the daemon serves clients, or its state shows the problem.
         SupervisorState::Ready { .. }
         | SupervisorState::Hung { .. }
         | SupervisorState::Fault { .. }
         | SupervisorState::Draining { .. }
-        | SupervisorState::BackingOff { .. }
         | SupervisorState::GivenUp => false,
     })
 }

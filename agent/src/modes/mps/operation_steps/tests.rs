@@ -67,6 +67,11 @@ fn operation_waits_for_a_daemon_that_may_still_start() {
         let (stopped, target) = host(daemon_report(state.clone()), true);
         assert!(!is_late(&stopped, &target), "an administrator has stopped it: {state:?}");
     }
+    // Fault: the operation reported that the daemon does not start, although its second attempt succeeded.
+    for (failures, expected) in [(0, false), (1, true), (2, false)] {
+        let (now, target) = host(failed(failures), false);
+        assert_eq!(is_late(&now, &target), expected, "{failures} failures");
+    }
     let (_, target) = host(daemon_report(SupervisorState::Stopped), false);
     assert!(!is_late(&State::empty().now(), &target), "the target was removed");
 }
