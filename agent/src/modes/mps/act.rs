@@ -217,7 +217,8 @@ async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, target: &Arc<MpsTarg
     let (seen, label, name) = (&target.report, target.label(), target.name());
     let leases = leases_on(&host, &target.uuid);
     let inside = seen.client_count();
-    let why = use_clause(seen.clients_known.then_some(inside), leases.len());
+    let is_leased = host.leases.is_occupied(&target.uuid);
+    let why = use_clause(seen.clients_known.then_some(inside), leases.len(), is_leased);
     let verb = act.verb();
     let mut error = ApiError::new(Code::Blocked, format!("cannot {verb} the MPS daemon of {label}: {why}"));
     for client in clients::of(mps, seen, &target.uuid).await {
@@ -240,15 +241,19 @@ async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, target: &Arc<MpsTarg
         (true, Some(lease)) => {
             format!("release the lease with `gpushctl lease release {}`, or use {force}", lease.id())
         }
-        _ => format!("wait for the clients with `gpushctl mps drain {name}`, or end them with {force}"),
+        (true, None) => format!("try again, or use {force}"),
+        (false, _) => format!("wait for the clients with `gpushctl mps drain {name}`, or end them with {force}"),
     };
     error.hint(hint).retryable()
 }
 
-/// Describes the use of a target, as a clause. `clients` is `None` if gpushd does not know the clients.
-fn use_clause(clients: Option<usize>, leases: usize) -> String {
+/// Describes the use of a target, as a clause. `clients` is `None` if gpushd does not know the clients. `is_leased` is
+/// whether the target has a lease, or a grant that is being recorded.
+fn use_clause(clients: Option<usize>, leases: usize, is_leased: bool) -> String {
     match (clients, leases) {
-        (None, _) | (Some(0), 0) => "gpushd cannot tell whether the MPS daemon has clients".to_owned(),
+        (None, _) => "gpushd cannot tell whether the MPS daemon has clients".to_owned(),
+        (Some(0), 0) if is_leased => "a lease on it is being granted".to_owned(),
+        (Some(0), 0) => "its last client has just ended".to_owned(),
         (Some(0), leases) => format!("{} in use", words::leases_clause(leases)),
         (Some(1), _) => "1 client is connected".to_owned(),
         (Some(clients), _) => format!("{clients} clients are connected"),

@@ -120,9 +120,16 @@ fn effect_of_a_change_depends_on_the_state_of_the_daemon() {
 
 #[test]
 fn clients_are_named_before_leases() {
-    assert_eq!(use_clause(None, 1), "gpushd cannot tell whether the MPS daemon has clients");
-    assert_eq!(use_clause(Some(1), 1), "1 client is connected");
-    assert_eq!(use_clause(Some(2), 0), "2 clients are connected");
-    assert_eq!(use_clause(Some(0), 1), "1 lease is in use");
-    assert_eq!(use_clause(Some(0), 2), "2 leases are in use");
+    assert_eq!(use_clause(None, 1, true), "gpushd cannot tell whether the MPS daemon has clients");
+    assert_eq!(use_clause(Some(1), 1, true), "1 client is connected");
+    assert_eq!(use_clause(Some(2), 0, false), "2 clients are connected");
+    assert_eq!(use_clause(Some(0), 1, true), "1 lease is in use");
+    assert_eq!(use_clause(Some(0), 2, true), "2 leases are in use");
+}
+
+/// Fault: during a grant, the refusal said that gpushd cannot tell whether the daemon has clients.
+#[test]
+fn grant_in_progress_is_named_as_the_use() {
+    assert_eq!(use_clause(Some(0), 0, true), "a lease on it is being granted");
+    assert_eq!(use_clause(Some(0), 0, false), "its last client has just ended");
 }
