@@ -227,18 +227,7 @@ pub(crate) async fn revoke(
     if is_repeated(leases, key.as_ref()).await? {
         return show::one(leases, caller.viewer, text).await;
     }
-    let times = [request.notice_s, request.grace_s];
-    if times.into_iter().flatten().any(|seconds| seconds > LONGEST_LEASE_S) {
-        return Err(ApiError::new(Code::BadRequest, "the notice and the grace period must be at most 52 weeks")
-            .hint("write 90s, 15m, 1h30m or 2d"));
-    }
-    if !request.end && times.iter().any(Option::is_some) {
-        return Err(ApiError::new(Code::BadRequest, "a notice or grace period needs `end`").hint("add `--end`"));
-    }
-    let end = request.end.then(|| EndProcesses {
-        notice: request.notice_s.map_or(NOTICE, Duration::from_secs),
-        grace: request.grace_s.map_or_else(|| leases.grace(), Duration::from_secs),
-    });
+    let end = end_of_processes(&request, leases.grace())?;
     match change(leases, caller, (text, "revoke"), key, RequestedChange::Revoke { reason: words, end }).await {
         Ok((lease, changed)) => {
             changed?;
@@ -247,6 +236,23 @@ pub(crate) async fn revoke(
         Err(Ok(ended)) => Err(ended_already(&ended)),
         Err(Err(error)) => Err(error),
     }
+}
+
+/// Returns when a revocation ends the processes of the lease; `None` if it does not end them. `grace` is the grace period
+/// of a request that names none.
+fn end_of_processes(request: &LeaseRevokeRequest, grace: Duration) -> Result<Option<EndProcesses>, ApiError> {
+    let times = [request.notice_s, request.grace_s];
+    if times.into_iter().flatten().any(|seconds| seconds > LONGEST_LEASE_S) {
+        return Err(ApiError::new(Code::BadRequest, "the notice and the grace period must be at most 52 weeks")
+            .hint("write 90s, 15m, 1h30m or 2d"));
+    }
+    if !request.end && times.iter().any(Option::is_some) {
+        return Err(ApiError::new(Code::BadRequest, "a notice or grace period needs `end`").hint("add `--end`"));
+    }
+    Ok(request.end.then(|| EndProcesses {
+        notice: request.notice_s.map_or(NOTICE, Duration::from_secs),
+        grace: request.grace_s.map_or(grace, Duration::from_secs),
+    }))
 }
 
 #[cfg(test)]
@@ -266,5 +272,38 @@ mod tests {
         let ended_at = local_time(Timestamp::UNIX_EPOCH);
         assert_eq!(error.message, format!("lease L1 has ended already: timed out at {ended_at}"));
         assert_eq!((error.code, error.hint.as_deref()), (Code::Conflict, Some("see `gpushctl lease show L1`")));
+    }
+
+    #[test]
+    fn revocation_ends_processes_only_if_the_request_says_so() {
+        let grace = Duration::from_secs(30);
+        let end = |end, notice_s, grace_s| {
+            let request = LeaseRevokeRequest { reason: "r".to_owned(), end, notice_s, grace_s };
+            end_of_processes(&request, grace).map(|end| end.map(|end| (end.notice, end.grace)))
+        };
+        let seconds = Duration::from_secs;
+        assert_eq!(end(false, None, None), Ok(None));
+        assert_eq!(end(true, None, None), Ok(Some((NOTICE, grace))));
+        assert_eq!(end(true, Some(0), Some(5)), Ok(Some((Duration::ZERO, seconds(5)))));
+        assert_eq!(end(true, Some(LONGEST_LEASE_S), None), Ok(Some((seconds(LONGEST_LEASE_S), grace))));
+        for refused in
+            [end(false, Some(5), None), end(false, None, Some(5)), end(true, Some(LONGEST_LEASE_S + 1), None)]
+        {
+            assert!(refused.is_err());
+        }
+    }
+
+    #[test]
+    fn hint_of_a_refused_renewal_depends_on_the_lease_state() {
+        let hint = |state| {
+            let lease = gpush_store::LeaseRecord { state, ..record(1, 1000, "GPU-0") };
+            not_active(&to_api(&lease, Viewer::Admin)).hint.unwrap()
+        };
+        for state in [LeaseState::Queued, LeaseState::Granting] {
+            assert!(hint(state).contains("`gpushctl lease show L1`"), "{state}");
+        }
+        for state in [LeaseState::Releasing, LeaseState::Ended] {
+            assert!(hint(state).contains("`gpushctl lease request`"), "{state}");
+        }
     }
 }

@@ -106,6 +106,34 @@ fn entries(state: &State, record: &LeaseRecord, first: &str, what: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        modes::scene::{mig_gpu, mig_member},
+        state::{State, leases::tests::record, tests::host_of},
+    };
+
+    fn named(members: &[LeaseMember], host: &HostState) -> Vec<String> {
+        let lease = LeaseRecord { members: members.to_vec(), ..record(1, 1000, "GPU-0") };
+        devices(&lease, host).into_iter().map(|device| device.name).collect()
+    }
+
+    #[test]
+    fn devices_of_a_lease_are_named_as_in_status() {
+        let host = host_of(vec![mig_gpu(&["3g.40gb@4"])]);
+        let of = |target: &str| named(&[mig_member("GPU-0", target, "3g.40gb")], &host);
+        assert_eq!(of("MIG-0"), ["MIG device 0:3g.40gb@4"]);
+        assert_eq!(of("GPU-0"), ["GPU 0"]);
+        assert_eq!(of(""), ["GPU 0"], "the device is being created");
+        assert_eq!(of("MIG-gone"), ["MIG device MIG-gone"]);
+        assert_eq!(named(&[mig_member("GPU-9", "GPU-9", "3g.40gb")], &State::empty().now()), ["GPU-9"]);
+    }
+
+    #[test]
+    fn device_with_several_shares_has_one_field() {
+        let host = host_of(vec![mig_gpu(&["3g.40gb@4", "3g.40gb@0"])]);
+        let member = |target| mig_member("GPU-0", target, "3g.40gb");
+        let names = named(&[member("MIG-0"), member("MIG-1"), member("MIG-0")], &host);
+        assert_eq!(names, ["MIG device 0:3g.40gb@0", "MIG device 0:3g.40gb@4"]);
+    }
 
     #[test]
     fn text_of_a_request_in_the_log_is_short() {

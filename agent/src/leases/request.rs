@@ -319,4 +319,36 @@ mod tests {
         let bound = process(&admin, 1000, own).unwrap();
         assert!(matches!(bound, LeaseBinding::Process { pid: Some(pid), start: Some(_) } if pid == own), "{bound:?}");
     }
+
+    #[test]
+    fn mig_device_is_found_by_uuid_and_by_place() {
+        let gpus = [crate::modes::scene::mig_gpu(&["3g.40gb@4", "2g.20gb@0"])];
+        let second = Some(("MIG-1".to_owned(), "3g.40gb".to_owned()));
+        for text in ["MIG-1", "mig-1", " 0:3g.40gb@4 ", "0:3G.40GB@4"] {
+            assert_eq!(mig_device(&gpus, text), second, "{text}");
+        }
+        for text in ["", "MIG-2", "3g.40gb@4", "1:3g.40gb@4", "0:3g.40gb"] {
+            assert_eq!(mig_device(&gpus, text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn uuid_of_a_missing_device_gets_the_command_that_explains_it() {
+        assert!(stale_hint(" MIG-0a1b-2c ").unwrap().contains("`gpushctl explain MIG-0a1b-2c`"));
+        // The hint is a command, so it must not contain other characters of the request.
+        for text in ["0:3g.40gb@4", "MIG", "MIG-1; rm x", "MIG-1`"] {
+            assert_eq!(stale_hint(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn request_is_bound_to_its_process_before_its_duration() {
+        let own = std::process::id();
+        let admin = caller(0, Viewer::Admin);
+        let bound = |process, duration_s| {
+            named_binding(&admin, 0, &LeaseRequest { process, duration_s, ..LeaseRequest::default() }).unwrap()
+        };
+        assert!(matches!(bound(Some(own), Some(60)), LeaseBinding::Process { .. }));
+        assert_eq!((bound(None, Some(60)), bound(None, None)), (LeaseBinding::Time, LeaseBinding::None));
+    }
 }

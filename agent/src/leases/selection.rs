@@ -151,9 +151,78 @@ pub(super) fn slurm_only_error(is_job: bool) -> ApiError {
 
 #[cfg(test)]
 mod tests {
-    use gpush_core::{lease::placement::WholeOffer, preset};
+    use gpush_core::{
+        config::Config,
+        lease::{placement::WholeOffer, quota},
+        preset,
+    };
+    use gpush_host::{accounts::Account, peer::Peer};
 
     use super::*;
+    use crate::state::{
+        OverrideEffect, State,
+        tests::{list, override_of, read},
+    };
+
+    /// Returns a host with three GPUs. Only Slurm may lease GPU 1, and GPU 2 has the layout `dynamic`.
+    fn host() -> State {
+        let config = "[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n\
+            [[gpu]]\nmatch = [\"2\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
+        let state = State::empty();
+        list(&state, &[0, 1, 2]);
+        (0..3).for_each(|gpu| read(&state, gpu));
+        state.replace_config(Arc::new(Config::parse(config, "c").unwrap()), 1);
+        state
+    }
+
+    fn caller(viewer: Viewer) -> Caller {
+        let peer = Peer { uid: 1000, pid: None, start: None, groups: Vec::new(), is_on_this_host: true };
+        Caller::with_viewer(peer, viewer, Ok(Account::User(1000)))
+    }
+
+    fn set<const N: usize>(indexes: [u32; N]) -> BTreeSet<u32> {
+        indexes.into()
+    }
+
+    #[test]
+    fn gpus_of_slurm_are_withheld_from_other_callers() {
+        let host = host().now();
+        for viewer in [Viewer::User(1000), Viewer::Admin] {
+            let select = |selected| for_caller(&caller(viewer), &host, selected);
+            assert_eq!(select(None), Ok((Some(set([0, 2])), set([1]))), "{viewer:?}");
+            assert_eq!(select(Some(set([0, 1]))), Ok((Some(set([0])), set([1]))), "{viewer:?}");
+            assert_eq!(select(Some(set([0]))), Ok((Some(set([0])), set([]))), "{viewer:?}");
+            assert!(select(Some(set([1]))).unwrap_err().message.starts_with("only Slurm jobs"), "{viewer:?}");
+        }
+    }
+
+    /// If Slurm allocated no GPU to a job, the hook selects none.
+    #[test]
+    fn hook_may_lease_the_gpus_that_slurm_allocated() {
+        let (state, hook) = (host(), caller(Viewer::Hook));
+        let host = state.now();
+        assert_eq!(for_caller(&hook, &host, Some(set([1]))), Ok((Some(set([1])), set([]))));
+        assert_eq!(for_caller(&hook, &host, None), Ok((Some(set([0, 2])), set([1]))));
+        let quota = |gpus| Effective { subject: None, limits: quota::Limits { gpus, ..quota::Limits::default() } };
+        assert_eq!(allowed(&hook, &host, &quota(None), Some(&set([1]))), set([1]));
+        assert_eq!(allowed(&hook, &host, &quota(None), None), set([0, 2]));
+        let user = caller(Viewer::User(1000));
+        assert_eq!(allowed(&user, &host, &quota(None), Some(&set([1]))), set([0, 2]));
+        assert_eq!(allowed(&user, &host, &quota(Some(set([1, 2]))), None), set([2]));
+    }
+
+    #[test]
+    fn job_gets_no_gpu_with_a_dynamic_layout() {
+        let state = host();
+        let without = |selected| without_dynamic(&state.now(), selected);
+        assert_eq!(without(None), Ok(set([0, 1])));
+        assert_eq!(without(Some(set([1, 2]))), Ok(set([1])));
+        assert!(without(Some(set([2]))).is_err());
+        assert_eq!(without(Some(set([]))), Ok(set([])), "the request selects no GPU");
+        // An override gives the GPU a static layout.
+        state.override_effects(&[OverrideEffect::Made(override_of("GPU-2", 1))]);
+        assert_eq!(without(Some(set([2]))), Ok(set([2])));
+    }
 
     /// Only Slurm jobs can lease GPU 1, and GPU 6 has no rule. Fault: the error for a request for GPU 6 said that only
     /// Slurm jobs can lease GPU 6.

@@ -319,3 +319,6 @@ fn warnings(record: &LeaseRecord) -> Vec<String> {
     }
     warnings
 }
+
+#[cfg(test)]
+mod tests;

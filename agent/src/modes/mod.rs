@@ -21,6 +21,8 @@ pub(crate) mod driver;
 pub(crate) mod eligibility;
 pub(crate) mod mig;
 pub(crate) mod mps;
+#[cfg(test)]
+pub(crate) mod scene;
 pub(crate) mod shared_gpus;
 pub(crate) mod timeslice;
 

@@ -261,7 +261,57 @@ pub(in crate::leases) fn may_be_repeated(record: &LeaseRecord) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use gpush_api::EndReason;
+
     use super::*;
+    use crate::state::leases::tests::record;
+
+    fn bound(binding: LeaseBinding) -> LeaseRecord {
+        LeaseRecord { binding, ..record(1, 1000, "GPU-0") }
+    }
+
+    /// gpushd does not know the process of the client, so it must not bind the lease to a cgroup or a scope.
+    #[test]
+    fn request_that_needs_its_client_is_not_resolved_without_it() {
+        let job = LeaseBinding::Job {
+            cluster: "c".to_owned(),
+            job: 7,
+            node: "n".to_owned(),
+            restart: 0,
+            leader: None,
+            cgroup: None,
+        };
+        for (binding, expected) in [
+            (LeaseBinding::Process { pid: Some(7), start: Some(1) }, true),
+            (LeaseBinding::Time, true),
+            (LeaseBinding::None, true),
+            (LeaseBinding::Scope { unit: None, cgroup: None }, false),
+            (LeaseBinding::Cgroup { cgroup: None, pid: None, start: None }, false),
+            (job, false),
+        ] {
+            assert_eq!(is_resolved_without_its_client(&bound(binding.clone())), expected, "{binding:?}");
+        }
+    }
+
+    #[test]
+    fn request_of_an_ended_process_is_abandoned() {
+        let own = std::process::id();
+        let process = |pid, start| has_ended(&bound(LeaseBinding::Process { pid, start }));
+        let start = proc::start(own);
+        assert!(start.is_some() && !process(Some(own), start));
+        assert!(process(Some(own), start.map(|start| start + 1)), "another process has the pid now");
+        assert!(process(Some(u32::MAX / 2), start));
+        assert!(!process(None, None) && !has_ended(&bound(LeaseBinding::Time)));
+    }
+
+    #[test]
+    fn repeated_request_is_executed_again_only_if_it_got_nothing() {
+        let ended =
+            || LeaseRecord { state: LeaseState::Ended, reason: Some(EndReason::TimedOut), ..record(1, 1000, "GPU-0") };
+        assert!(may_be_repeated(&ended()));
+        assert!(!may_be_repeated(&LeaseRecord { granted_at: Some(Timestamp::UNIX_EPOCH), ..ended() }));
+        assert!(!may_be_repeated(&record(1, 1000, "GPU-0")), "the lease is active");
+    }
 
     /// Fault: gpushd restarted, and meanwhile another process of the user got the pid of the process of a queued request.
     /// gpushd bound the lease to that process.

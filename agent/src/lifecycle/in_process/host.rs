@@ -23,7 +23,13 @@ use gpush_mps::daemon::Launcher;
 use gpush_nvml::Options;
 use tokio_util::sync::CancellationToken;
 
-use super::{InProcess, PATIENCE, daemons::ScriptedMps, gpus::ScriptedGpus, smi::ScriptedSmi};
+use super::{
+    InProcess, PATIENCE,
+    daemons::ScriptedMps,
+    gpus::ScriptedGpus,
+    scripted_services::{ScriptedHelpers, ScriptedServices},
+    smi::ScriptedSmi,
+};
 use crate::{
     leases,
     lifecycle::{
@@ -51,6 +57,7 @@ pub(super) struct ScriptedHost {
     pub(super) gpus: Arc<ScriptedGpus>,
     pub(super) daemons: Arc<ScriptedMps>,
     pub(super) smi: Arc<ScriptedSmi>,
+    pub(super) services: Arc<ScriptedServices>,
     /// Interval at which gpushd reads the time-slice levels.
     pub(super) level_interval: Locked<Duration>,
     /// The boot id; `None` if it cannot be read.
@@ -79,6 +86,7 @@ impl ScriptedHost {
             gpus: ScriptedGpus::new(gpus),
             daemons: ScriptedMps::new(),
             smi: ScriptedSmi::new(gpus.iter().map(|gpu| gpu.uuid.clone())),
+            services: Arc::default(),
             level_interval: Locked::new(timeslice::INTERVAL),
             boot: Locked::new(Some("boot-0".to_owned())),
             boots: AtomicU32::new(0),
@@ -168,11 +176,12 @@ impl ScriptedHost {
         let users = self.users();
         let boot = self.boot.lock().clone();
         let remembered = tokio::task::block_in_place(|| self.open(boot.as_deref(), &users));
+        let helpers = Arc::new(ScriptedHelpers { smi: Arc::clone(&self.smi), services: Arc::clone(&self.services) });
         let environment = HostEnvironment {
             boot: boot.ok_or_else(|| ApiError::new(Code::Internal, "cannot read the boot id")),
             host_root: self.directory.path().to_owned(),
             host_services: Arc::new(HostServices {
-                helpers: Helpers::new(&self.state_directory()).with_script(Arc::clone(&self.smi) as Arc<_>),
+                helpers: Helpers::new(&self.state_directory()).with_script(helpers),
                 proc: "/proc".into(),
                 nvidia_smi: Some("/bin/true".into()),
                 level_interval: *self.level_interval.lock(),

@@ -1,5 +1,5 @@
 //! gpushd inside a unit test: all its handles, its store and its tasks, but no socket, no worker process and no simulator.
-//! The driver, the MPS daemons and `nvidia-smi` are scripted. Requests go through the router, as from a client.
+//! The driver, the MPS daemons and the helper programs are scripted. Requests go through the router, as from a client.
 //!
 //! These tests are for policies: what gpushd refuses, which steps it executes and in which order, what it does when a step
 //! fails, and what it records. Tests of programs, permissions and crashes are in `tests/`.
@@ -33,8 +33,10 @@
 //! | `dynamic` | devices that are created for leases |
 //! | `daemons` | the scripted MPS daemons |
 //! | `smi` | the scripted `nvidia-smi compute-policy` |
+//! | `scripted_services` | the scripted `systemctl` and hooks |
 //! | `programs` | processes of users |
 //! | `mps` | leases of MPS targets, actions on daemons, faults of daemons, changes of mode |
+//! | `services` | services and hooks around an operation |
 //! | `timeslice` | levels and compute modes of time-sliced GPUs |
 //! | `unleased` | processes without a lease |
 
@@ -66,6 +68,8 @@ mod recovery;
 mod refusals;
 mod requests;
 mod rollback;
+mod scripted_services;
+mod services;
 mod smi;
 mod startup;
 mod timeslice;

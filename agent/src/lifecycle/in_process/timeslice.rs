@@ -207,6 +207,22 @@ fn leaving_timeslice_restores_level_and_compute_mode() {
 }
 
 #[test]
+fn rule_that_keeps_the_compute_mode_restores_the_previous_one() {
+    three().run_until(LONG, async |host| {
+        host.levels_are_kept().await;
+        host.reload(&LONG.replace("exclusive_process", "keep")).await;
+        let long = (TimesliceLevel::Long, ComputeMode::Default);
+        host.sliced_become([long, NOT_SET[1], long]).await;
+        // The mode that an administrator sets from now on stays.
+        host.gpus.alter(0, |reading| reading.compute_mode = Some(ComputeMode::Prohibited));
+        host.reload(&LONG.replace("exclusive_process", "keep").replace("long", "short")).await;
+        let short = TimesliceLevel::Short;
+        let expected = [(short, ComputeMode::Prohibited), NOT_SET[1], (short, ComputeMode::Default)];
+        host.sliced_become(expected).await;
+    });
+}
+
+#[test]
 fn failed_change_still_restores_earlier_settings() {
     let world = three();
     world.run_until(LONG, async |host| {

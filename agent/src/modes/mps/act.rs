@@ -222,12 +222,8 @@ async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, target: &Arc<MpsTarg
     let (seen, label, name) = (&target.report, target.label(), target.name());
     let leases = leases_on(&host, &target.uuid);
     let inside = seen.client_count();
-    let why = match (seen.clients_known, inside, leases.len()) {
-        (false, _, _) | (true, 0, 0) => "gpushd cannot tell whether the MPS daemon has clients".to_owned(),
-        (true, 0, leases) => format!("{} in use", words::leases_clause(leases)),
-        (true, 1, _) => "1 client is connected".to_owned(),
-        (true, clients, _) => format!("{clients} clients are connected"),
-    };
+    let is_leased = host.leases.is_occupied(&target.uuid);
+    let why = use_clause(seen.clients_known.then_some(inside), leases.len(), is_leased);
     let verb = act.verb();
     let mut error = ApiError::new(Code::Blocked, format!("cannot {verb} the MPS daemon of {label}: {why}"));
     for client in clients::of(mps, seen, &target.uuid).await {
@@ -250,9 +246,23 @@ async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, target: &Arc<MpsTarg
         (true, Some(lease)) => {
             format!("release the lease with `gpushctl lease release {}`, or use {force}", lease.id())
         }
-        _ => format!("wait for the clients with `gpushctl mps drain {name}`, or end them with {force}"),
+        (true, None) => format!("try again, or use {force}"),
+        (false, _) => format!("wait for the clients with `gpushctl mps drain {name}`, or end them with {force}"),
     };
     error.hint(hint).retryable()
+}
+
+/// Describes the use of a target, as a clause. `clients` is `None` if gpushd does not know the clients. `is_leased` is
+/// whether the target has a lease, or a grant that is being recorded.
+fn use_clause(clients: Option<usize>, leases: usize, is_leased: bool) -> String {
+    match (clients, leases) {
+        (None, _) => "gpushd cannot tell whether the MPS daemon has clients".to_owned(),
+        (Some(0), 0) if is_leased => "a lease on it is being granted".to_owned(),
+        (Some(0), 0) => "its last client has just ended".to_owned(),
+        (Some(0), leases) => format!("{} in use", words::leases_clause(leases)),
+        (Some(1), _) => "1 client is connected".to_owned(),
+        (Some(clients), _) => format!("{clients} clients are connected"),
+    }
 }
 
 /// Changes the settings of a daemon's clients. The new settings override the settings of the rule.
@@ -280,25 +290,14 @@ pub(crate) async fn set(
     };
     let rule = desired.policy.settings.clone();
     let before = host.mps.record(uuid).set.map_or_else(|| rule.clone(), |set| set.settings);
-    let from = if change.reset { rule.clone() } else { before.clone() };
-    let settings = MpsSettings {
-        percentage: change.percentage.unwrap_or(from.percentage),
-        memory_limit_mib: change.memory_limit_mib.or(from.memory_limit_mib),
-        priority: change.priority.unwrap_or(from.priority),
-    };
+    let settings = changed_settings(&change, if change.reset { &rule } else { &before });
     if let Some(memory) = desired.memory_mib {
         sharing::check_memory_limit(&settings, memory, &label)?;
     }
     let set = (settings != rule).then(|| MpsSet { settings: settings.clone(), rule: rule.clone() });
     let set = move |record: MpsTargetRecord| MpsTargetRecord { set: set.clone(), ..record };
-    let recorded = request.recorded(target.short.clone(), |reason| AuditEvent::MpsSet {
-        target: identity(&target),
-        percentage: change.percentage.map(|_| settings.percentage),
-        memory_limit_mib: change.memory_limit_mib.and(settings.memory_limit_mib),
-        priority: change.priority.map(|_| settings.priority),
-        from_rule: change.reset,
-        reason,
-    });
+    let recorded =
+        request.recorded(target.short.clone(), |reason| audited(&change, &settings, identity(&target), reason));
     records::change(mps, uuid, set, recorded).await?;
     drop(turn);
     let deadline = Instant::now() + EFFECTIVE_WAIT;
@@ -311,9 +310,18 @@ pub(crate) async fn set(
     } else if is_changing && !is_desired(&seen, &settings) {
         vec!["the change takes effect when the operation that changes the GPU has ended".to_owned()]
     } else {
-        describe_effect(&before, &settings, &daemon, &seen)
+        describe_effect(&before, &settings, daemon.clients.len(), &seen)
     };
     Ok(MpsSetResponse { daemon, reaches })
+}
+
+/// Returns the settings `from` with the changes of a request.
+fn changed_settings(change: &MpsSetRequest, from: &MpsSettings) -> MpsSettings {
+    MpsSettings {
+        percentage: change.percentage.unwrap_or(from.percentage),
+        memory_limit_mib: change.memory_limit_mib.or(from.memory_limit_mib),
+        priority: change.priority.unwrap_or(from.priority),
+    }
 }
 
 /// Returns whether the report `seen` has `settings` as the desired settings.
@@ -351,12 +359,25 @@ async fn wait_until_effective(
     mps.target(&target.uuid).unwrap_or_else(|| Arc::clone(target))
 }
 
+/// Returns the event of a change of settings: the settings that the request changes, with their new values.
+fn audited(change: &MpsSetRequest, now: &MpsSettings, target: AuditedTarget, reason: Option<String>) -> AuditEvent {
+    AuditEvent::MpsSet {
+        target,
+        percentage: change.percentage.map(|_| now.percentage),
+        memory_limit_mib: change.memory_limit_mib.and(now.memory_limit_mib),
+        priority: change.priority.map(|_| now.priority),
+        from_rule: change.reset,
+        reason,
+    }
+}
+
 fn identity(target: &MpsTarget) -> AuditedTarget {
     AuditedTarget { uuid: target.uuid.clone(), gpu_uuid: target.gpu_uuid.clone() }
 }
 
-/// Describes which clients a change of settings affects, according to NVIDIA's documentation.
-fn describe_effect(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, seen: &DaemonReport) -> Vec<String> {
+/// Describes which clients a change of settings affects, according to NVIDIA's documentation. `running` is the number of
+/// clients.
+fn describe_effect(before: &MpsSettings, now: &MpsSettings, running: usize, seen: &DaemonReport) -> Vec<String> {
     let is_effective = seen.in_force.as_ref() == Some(now);
     if before == now && (is_effective || seen.pid.is_none()) {
         return vec!["no change: the daemon already had these settings".to_owned()];
@@ -380,12 +401,14 @@ fn describe_effect(before: &MpsSettings, now: &MpsSettings, daemon: &MpsDaemon, 
         }
     }
     let mut reaches = vec!["the change applies to clients that start from now on".to_owned()];
-    let running = daemon.clients.len();
     if running > 0 {
         reaches.push(format!("the clients that run now ({running}) keep their settings"));
     }
-    if before.memory_limit_mib != now.memory_limit_mib && !daemon.servers.is_empty() {
+    if before.memory_limit_mib != now.memory_limit_mib && !seen.servers.is_empty() {
         reaches.push("an MPS server that runs now keeps its memory limit until it ends".to_owned());
     }
     reaches
 }
+
+#[cfg(test)]
+mod tests;

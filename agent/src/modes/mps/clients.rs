@@ -167,7 +167,40 @@ pub(super) async fn waiting(mps: &Mps, caller: &Caller, seen: &DaemonReport) -> 
 
 #[cfg(test)]
 mod tests {
+    use gpush_api::MpsPolicy;
+
     use super::*;
+    use crate::{
+        modes::scene::{READY, daemon_report},
+        state::leases::tests::record,
+    };
+
+    #[test]
+    fn clients_above_the_limit_of_the_rule_are_reported() {
+        let of = |count: usize, max_clients| {
+            let policy = Some(MpsPolicy { max_clients, ..MpsPolicy::default() });
+            let seen = DaemonReport { policy, findings: vec!["of the daemon".to_owned()], ..daemon_report(READY) };
+            findings(&seen, &vec![client(Some("L1"), false); count], &[])
+        };
+        assert_eq!(of(2, 2), ["of the daemon"]);
+        assert_eq!(of(3, 2), ["of the daemon", "3 clients are connected, but only 2 are allowed"]);
+        assert_eq!(of(2, 1), ["of the daemon", "2 clients are connected, but only 1 is allowed"]);
+    }
+
+    #[test]
+    fn clients_of_users_without_a_lease_are_counted() {
+        let of = |uids: &[u32], holders: &[u32]| {
+            let clients: Vec<MpsClient> =
+                uids.iter().map(|uid| MpsClient { uid: Some(*uid), ..client(Some("L1"), false) }).collect();
+            let leases: Vec<OpenLease> = holders.iter().map(|uid| OpenLease::new(record(1, *uid, "GPU-0"))).collect();
+            findings(&daemon_report(READY), &clients, &leases)
+        };
+        assert_eq!(of(&[1000, 1000], &[1000]), [] as [&str; 0]);
+        let strangers = |count| [format!("number of clients whose users have no lease on this daemon: {count}")];
+        assert_eq!(of(&[1000, 1001, 1001, 1002], &[1000, 1002]), strangers(2));
+        // No lease exists, so another finding says that the clients have none.
+        assert_eq!(of(&[1000], &[]), [] as [&str; 0]);
+    }
 
     fn client(lease: Option<&str>, unattributed: bool) -> MpsClient {
         MpsClient {

@@ -1,6 +1,9 @@
 //! The desired state of a daemon.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use gpush_core::sharing::SharingTarget;
 use gpush_mps::daemon::Desired;
@@ -33,8 +36,31 @@ pub(super) fn desired_state(
 
 /// Returns the path of one of NVIDIA's programs.
 pub(super) fn program(mps: &Mps, configured: &str, usual: &str) -> PathBuf {
-    match &mps.programs {
+    program_in(mps.programs.as_deref(), configured, usual)
+}
+
+/// `programs` is the directory of NVIDIA's programs if the command line names one.
+fn program_in(programs: Option<&Path>, configured: &str, usual: &str) -> PathBuf {
+    match programs {
         Some(dir) if configured == usual => dir.join(PathBuf::from(usual).file_name().unwrap_or_default()),
         Some(_) | None => PathBuf::from(configured),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn configured_program_outranks_the_directory_of_programs() {
+        let usual = "/usr/bin/nvidia-cuda-mps-control";
+        for (directory, configured, expected) in [
+            (None, usual, usual),
+            (None, "/opt/control", "/opt/control"),
+            (Some(Path::new("/sim")), usual, "/sim/nvidia-cuda-mps-control"),
+            (Some(Path::new("/sim")), "/opt/control", "/opt/control"),
+        ] {
+            assert_eq!(program_in(directory, configured, usual), Path::new(expected));
+        }
     }
 }

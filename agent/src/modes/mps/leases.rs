@@ -114,7 +114,22 @@ pub(crate) fn has_target(host: &HostState, gpus: &[String]) -> bool {
 mod tests {
     use std::{fs, process::Command};
 
+    use gpush_api::Priority;
+
     use super::*;
+    use crate::modes::scene::mig_member;
+
+    #[test]
+    fn only_shares_of_mps_targets_need_admission() {
+        let share = |share| LeaseMember { share, ..mig_member("GPU-0", "MIG-0", "1g.10gb") };
+        let percentage = "25".parse().unwrap();
+        let mps = MemberShare::Mps { percentage, memory_limit_mib: None, priority: Priority::default() };
+        let timeslice = MemberShare::Timeslice { replicas: 2, level: None, compute_mode: None };
+        let mig = MemberShare::Mig { profile: "1g.10gb".to_owned() };
+        let members = [mig, timeslice, MemberShare::Whole, mps].map(share);
+        assert_eq!(targets(&members).count(), 1);
+        assert_eq!(targets(&members[..3]).count(), 0);
+    }
 
     /// Fault: if the MPS pipe directory of a process was not created by gpushd, gpushd assumed that the process
     /// belonged to another gpushd. So the lease of the process ended while the process ran without using the GPU.

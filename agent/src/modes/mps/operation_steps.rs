@@ -23,7 +23,10 @@ use std::{
 
 use futures_util::future::join_all;
 use gpush_api::{ApiError, Code};
-use gpush_core::{mps::MpsTarget, supervisor::SupervisorState};
+use gpush_core::{
+    mps::{DaemonReport, MpsTarget},
+    supervisor::SupervisorState,
+};
 use gpush_mps::daemon::{DaemonRequest, TargetDir};
 use tokio::{task::JoinSet, time::timeout};
 
@@ -126,20 +129,8 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
         return Err(error.hint("remove the cause, then apply again"));
     }
     let mut snapshots = mps.handles.context.state.watch();
-    let decided = snapshots.wait_for(|host| {
-        host.mps.get(uuid).is_none_or(|target| match target.report.state {
-            SupervisorState::Ready { .. } | SupervisorState::GivenUp => true,
-            // After the first failure, gpushd starts the daemon again at once. Wait for this second attempt.
-            SupervisorState::BackingOff { .. } => target.report.failures != 1,
-            SupervisorState::Stopped => host.mps.is_stopped(uuid),
-            SupervisorState::Starting { .. }
-            | SupervisorState::Found { .. }
-            | SupervisorState::Hung { .. }
-            | SupervisorState::Fault { .. }
-            | SupervisorState::Draining { .. }
-            | SupervisorState::Stopping { .. } => false,
-        })
-    });
+    let decided = snapshots
+        .wait_for(|host| host.mps.get(uuid).is_none_or(|target| is_decided(&target.report, host.mps.is_stopped(uuid))));
     let _in_time = timeout(patience, decided).await.is_ok();
     let host = mps.handles.context.state.now();
     let seen = host.mps.get(uuid).map(|target| &target.report);
@@ -158,6 +149,23 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
         Some(logs) => error.hint(format!("see its log in {}", logs.display())),
         None => error.hint("remove the cause, then apply again"),
     })
+}
+
+/// Returns whether the start of a daemon has succeeded or failed. `is_stopped` is whether an administrator has stopped the
+/// daemon.
+fn is_decided(report: &DaemonReport, is_stopped: bool) -> bool {
+    match report.state {
+        SupervisorState::Ready { .. } | SupervisorState::GivenUp => true,
+        // After the first failure, gpushd starts the daemon again at once. Wait for this second attempt.
+        SupervisorState::BackingOff { .. } => report.failures != 1,
+        SupervisorState::Stopped => is_stopped,
+        SupervisorState::Starting { .. }
+        | SupervisorState::Found { .. }
+        | SupervisorState::Hung { .. }
+        | SupervisorState::Fault { .. }
+        | SupervisorState::Draining { .. }
+        | SupervisorState::Stopping { .. } => false,
+    }
 }
 
 /// Starts the desired daemons of these GPUs and their MIG devices. Waits until each daemon serves clients, has failed, or
@@ -210,12 +218,13 @@ fn is_late(host: &HostState, target: &MpsTarget) -> bool {
         | SupervisorState::Starting { .. }
         | SupervisorState::Found { .. }
         | SupervisorState::Stopping { .. } => !is_stopped,
+        // After the first failure, gpushd starts the daemon again at once. Wait for this second attempt.
+        SupervisorState::BackingOff { .. } => target.report.failures == 1 && !is_stopped,
         // Do not wait: the daemon serves clients, or its state shows the problem.
         SupervisorState::Ready { .. }
         | SupervisorState::Hung { .. }
         | SupervisorState::Fault { .. }
         | SupervisorState::Draining { .. }
-        | SupervisorState::BackingOff { .. }
         | SupervisorState::GivenUp => false,
     })
 }
@@ -241,3 +250,6 @@ impl Mps {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

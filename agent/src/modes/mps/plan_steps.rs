@@ -67,10 +67,14 @@ impl DaemonChanges {
 /// Returns what a plan needs exclusively on its GPU: certain targets, or the whole GPU. While the operation waits, it
 /// reserves these targets or this GPU, even if leases still use them. A refused plan reserves nothing.
 pub(crate) fn claimed_by_plan(mps: &Mps, gpu: &Gpu, plan: &GpuPlan, layout: Option<&Layout>) -> ClaimedTargets {
+    claimed(&mps.handles.context.state.mps(), gpu, plan, layout)
+}
+
+fn claimed(targets: &MpsTargets, gpu: &Gpu, plan: &GpuPlan, layout: Option<&Layout>) -> ClaimedTargets {
     if plan.error.is_some() {
         return ClaimedTargets::Targets(BTreeSet::new());
     }
-    let changes = DaemonChanges::of(&mps.handles.context.state.mps(), gpu, plan, layout);
+    let changes = DaemonChanges::of(targets, gpu, plan, layout);
     let is_pending = gpu.pending.iter().any(|change| change.aim.device().is_none());
     if plan.mig_mode().is_some() || plan.reset().is_some() || changes.starts_whole || is_pending {
         return ClaimedTargets::Gpu;
@@ -179,3 +183,6 @@ fn is_removed(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
     };
     plan.mig_mode() == Some(false) || plan.reset().is_some() || plan.instance_steps().any(gone)
 }
+
+#[cfg(test)]
+mod tests;

@@ -194,10 +194,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         // it is not desired.
         let kept_stopped = before.is_kept_stopped(uuid);
         let target = targets.get(uuid).filter(|target| before.gets_daemon(target) && !kept_stopped);
-        // If an operation started the daemon, only an operation may stop it. The daemon of a MIG device continues as
-        // long as the layout of the GPU differs from the config.
-        let stands = host.mps.is_active(uuid) && seen.as_ref().is_none_or(|gpu| gpu.mode.is_managed())
-            || seen.as_ref().is_some_and(|gpu| *uuid != gpu.uuid && (!gpu.drift.is_empty() || is_pending(gpu, uuid)));
+        let stands = continues_without_rule(uuid, host.mps.is_active(uuid), seen.as_ref());
         // After a reload, a daemon that is no longer desired continues until its leases have ended.
         if target.is_none() && !kept_stopped && (unseen || stands || host.leases.is_occupied(uuid)) {
             continue;
@@ -207,6 +204,15 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
         reconciled.spawn(async move { reconcile_target(&mps, &existing, wanted.map(Box::new)).await });
     }
     reconciled.join_all().await;
+}
+
+/// Returns whether the daemon of a target continues although no rule requests it any more. `is_active` is whether an
+/// operation has started the daemon.
+fn continues_without_rule(uuid: &str, is_active: bool, gpu: Option<&Gpu>) -> bool {
+    // If an operation started the daemon, only an operation may stop it. The daemon of a MIG device continues as long as
+    // the layout of the GPU differs from the config.
+    is_active && gpu.is_none_or(|gpu| gpu.mode.is_managed())
+        || gpu.is_some_and(|gpu| uuid != gpu.uuid && (!gpu.drift.is_empty() || is_pending(gpu, uuid)))
 }
 
 /// Returns whether a change of a MIG device is pending.
@@ -291,4 +297,64 @@ async fn reconcile_target(mps: &Mps, target: &MpsTarget, wanted: Option<Box<Desi
     supervise::remove(mps, uuid);
     records::remove_record(mps, uuid).await;
     mps.handles.timeslice.wake();
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{Mode, PendingAim, PendingChange};
+
+    use super::*;
+    use crate::{
+        modes::scene::{mig_gpu, whole_gpu},
+        state::{
+            State,
+            tests::{cordon, list, read},
+        },
+    };
+
+    #[test]
+    fn daemon_of_a_whole_gpu_continues_until_an_operation_ends_it() {
+        for (mode, expected) in [
+            (Mode::Mps, true),
+            (Mode::Mig, true),
+            (Mode::Exclusive, true),
+            (Mode::Timeslice, true),
+            (Mode::NoRule, false),
+            (Mode::Unmanaged, false),
+        ] {
+            let gpu = Gpu { mode, drift: vec!["it differs".to_owned()], ..whole_gpu() };
+            assert_eq!(continues_without_rule("GPU-0", true, Some(&gpu)), expected, "{mode:?}");
+            assert!(!continues_without_rule("GPU-0", false, Some(&gpu)), "no operation has started it: {mode:?}");
+        }
+        assert!(continues_without_rule("GPU-0", true, None), "the GPU is not known");
+    }
+
+    #[test]
+    fn daemon_of_a_mig_device_continues_while_its_gpu_differs() {
+        let gpu = mig_gpu(&["3g.40gb@4", "2g.20gb@0"]);
+        let aim = |uuid: &str| PendingAim::UnshareDevice { uuid: uuid.to_owned(), device: "3g.40gb@4".to_owned() };
+        let pending = |uuid| Gpu { pending: vec![PendingChange { aim: aim(uuid), leases: Vec::new() }], ..gpu.clone() };
+        let drifted = Gpu { drift: vec!["it differs".to_owned()], ..gpu.clone() };
+        assert!(!continues_without_rule("MIG-1", false, Some(&gpu)));
+        assert!(continues_without_rule("MIG-1", false, Some(&drifted)));
+        assert!(continues_without_rule("MIG-1", false, Some(&pending("MIG-1"))));
+        assert!(!continues_without_rule("MIG-1", false, Some(&pending("MIG-0"))), "another device is pending");
+        assert!(!continues_without_rule("MIG-1", false, None));
+    }
+
+    #[test]
+    fn only_changes_of_the_gpu_or_the_config_wake_its_reconciler() {
+        let state = State::empty();
+        list(&state, &[0, 1]);
+        (0..2).for_each(|gpu| read(&state, gpu));
+        let before = state.now();
+        let wakes = |gpu: &str| has_changed(&before, &state.now(), gpu);
+        assert!(!wakes("GPU-0") && !wakes("GPU-9"));
+        state.apply(&[cordon("GPU-1")]);
+        assert!(!wakes("GPU-0") && wakes("GPU-1"));
+        list(&state, &[0, 1, 2]);
+        assert!(!wakes("GPU-0") && wakes("GPU-2"), "it appears");
+        state.replace_config(Arc::new(Config::default()), 1);
+        assert!(wakes("GPU-0") && wakes("GPU-9"));
+    }
 }

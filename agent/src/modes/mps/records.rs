@@ -79,6 +79,16 @@ fn with_started_daemon(record: MpsTargetRecord) -> MpsTargetRecord {
 
 type RecordChange = fn(MpsTargetRecord) -> MpsTargetRecord;
 
+/// Returns how a plan changes the record of its GPU if the operation succeeds. `is_active` is whether the daemon of the
+/// whole GPU is in force.
+fn change_by(plan: &GpuPlan, is_active: bool) -> Option<RecordChange> {
+    if plan.starts_mps() {
+        return Some(with_started_daemon);
+    }
+    let stops = plan.stopped_daemons().any(|uuid| uuid == plan.uuid);
+    (stops && is_active).then_some(without_daemon)
+}
+
 /// For each whole GPU, by UUID, how an operation changes the record of the GPU.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RecordedSettings(Vec<(String, RecordChange)>);
@@ -87,14 +97,8 @@ impl RecordedSettings {
     /// Returns the changes that an operation with these plans makes if it succeeds.
     pub(crate) fn of(mps: &Mps, plans: &[GpuPlan]) -> Self {
         let targets = mps.handles.context.state.mps();
-        let made = |plan: &GpuPlan| -> Option<RecordChange> {
-            if plan.starts_mps() {
-                return Some(with_started_daemon);
-            }
-            let stops = plan.stopped_daemons().any(|uuid| uuid == plan.uuid);
-            (stops && targets.is_active(&plan.uuid)).then_some(without_daemon)
-        };
-        Self(plans.iter().filter_map(|plan| Some((plan.uuid.clone(), made(plan)?))).collect())
+        let made = |plan: &GpuPlan| Some((plan.uuid.clone(), change_by(plan, targets.is_active(&plan.uuid))?));
+        Self(plans.iter().filter_map(made).collect())
     }
 
     /// For each running daemon that a rule requests, returns the change that records the daemon as started. Used after
@@ -132,5 +136,62 @@ impl RecordedSettings {
     /// Applies the changes in memory.
     pub(crate) fn apply(&self, mps: &Mps) {
         self.0.iter().for_each(|(uuid, change)| apply_in_memory(mps, uuid, change));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{Actor, MpsSettings, MpsStep, Step};
+    use gpush_core::mps::{MpsSet, MpsStopped};
+
+    use super::*;
+
+    fn plan(steps: &[MpsStep]) -> GpuPlan {
+        let steps = steps.iter().cloned().map(Step::Mps).collect();
+        GpuPlan { uuid: "GPU-0".to_owned(), steps, ..GpuPlan::default() }
+    }
+
+    fn stop(uuid: &str) -> MpsStep {
+        MpsStep::StopDaemon { uuid: uuid.to_owned(), label: String::new() }
+    }
+
+    /// Returns whether the daemon is in force after an operation with these steps; `None` if the record does not change.
+    fn in_force_after(steps: &[MpsStep], is_active: bool) -> Option<bool> {
+        let record = MpsTargetRecord { in_force: is_active.then(String::new), ..MpsTargetRecord::default() };
+        Some(change_by(&plan(steps), is_active)?(record).in_force.is_some())
+    }
+
+    #[test]
+    fn daemon_is_in_force_after_the_operation_that_starts_it() {
+        let start = || MpsStep::StartDaemon { device: None };
+        let device = || MpsStep::StartDaemon { device: Some("2g.20gb@2".to_owned()) };
+        for (steps, is_active, expected) in [
+            (vec![], true, None),
+            (vec![start()], false, Some(true)),
+            (vec![stop("GPU-0")], true, Some(false)),
+            (vec![stop("GPU-0")], false, None),
+            // The daemons of MIG devices follow the layout, without a record.
+            (vec![stop("MIG-0"), device()], true, None),
+            // The daemon of the whole GPU replaces that of a device.
+            (vec![stop("MIG-0"), start()], false, Some(true)),
+            (vec![stop("GPU-0"), device()], true, Some(false)),
+        ] {
+            assert_eq!(in_force_after(&steps, is_active), expected, "{steps:?} {is_active}");
+        }
+    }
+
+    #[test]
+    fn removed_daemon_leaves_nothing_in_its_record() {
+        let settings = MpsSettings::default();
+        let record = MpsTargetRecord {
+            target: "GPU-0".to_owned(),
+            stopped: Some(MpsStopped { by: Actor { uid: 0, user: None, pid: None }, end_at: None }),
+            set: Some(MpsSet { settings: settings.clone(), rule: settings }),
+            in_force: Some("boot".to_owned()),
+        };
+        assert_eq!(
+            without_daemon(record),
+            MpsTargetRecord { target: "GPU-0".to_owned(), ..MpsTargetRecord::default() }
+        );
     }
 }

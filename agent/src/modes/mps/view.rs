@@ -153,3 +153,22 @@ fn tenths_on(lease: &OpenLease, target: &str) -> u32 {
     })
     .sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::LeaseMember;
+
+    use super::*;
+    use crate::{modes::scene::mig_member, state::leases::tests::record};
+
+    /// A gang may have several shares of a target.
+    #[test]
+    fn granted_part_is_the_sum_of_the_shares_on_the_target() {
+        let mut gang = record(1, 1000, "GPU-0");
+        gang.members.extend(record(1, 1000, "GPU-0").members);
+        gang.members.extend(record(1, 1000, "GPU-1").members);
+        gang.members.push(LeaseMember { target: "GPU-0".to_owned(), ..mig_member("GPU-0", "", "1g.10gb") });
+        let lease = OpenLease::new(gang);
+        assert_eq!(["GPU-0", "GPU-1", "GPU-2"].map(|target| tenths_on(&lease, target)), [500, 250, 0]);
+    }
+}

@@ -16,6 +16,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use backon::ExponentialBackoff;
 use gpush_api::{ApiError, Code, Gpu, GpuState, Mode};
 use gpush_host::subtask;
+use gpush_store::SharedGpu;
 use tokio::{
     task::JoinSet,
     time::{Instant, sleep_until},
@@ -157,7 +158,10 @@ async fn attempt(shared: &SharedGpus, needs: &NeedsComputeMode, uuid: &str) -> A
 
 /// Returns the UUIDs of the GPUs whose compute mode gpushd has set for MPS although no daemon needs it any more.
 fn leftovers(shared: &SharedGpus, needs: &NeedsComputeMode) -> Vec<String> {
-    let records = shared.records().clone();
+    leftovers_of(shared.records().clone(), &**needs)
+}
+
+fn leftovers_of(records: BTreeMap<String, SharedGpu>, needs: &dyn Fn(&str) -> bool) -> Vec<String> {
     let of_mps = records.into_iter().filter(|(_, record)| record.compute_mode.is_some_and(|set| set.by == Mode::Mps));
     of_mps.map(|(uuid, _)| uuid).filter(|uuid| !needs(uuid)).collect()
 }
@@ -179,4 +183,49 @@ fn error(gpu: &Gpu, why: &str) -> ApiError {
             gpu.index
         ))
         .retryable()
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::ComputeMode;
+    use gpush_store::{ComputeModeSet, LevelSet};
+
+    use super::*;
+    use crate::modes::scene::whole_gpu;
+
+    #[test]
+    fn only_modes_that_were_set_for_mps_are_left_over() {
+        let mode =
+            |by| ComputeModeSet { before: ComputeMode::Default, set: ComputeMode::ExclusiveProcess, last: None, by };
+        let level = LevelSet { set: gpush_api::TimesliceLevel::Long, last: None };
+        let record = |uuid: &str, compute_mode| {
+            let record = SharedGpu { gpu: uuid.to_owned(), compute_mode, level: Some(level), ..SharedGpu::default() };
+            (uuid.to_owned(), record)
+        };
+        let records = BTreeMap::from([
+            record("needed", Some(mode(Mode::Mps))),
+            record("left over", Some(mode(Mode::Mps))),
+            record("time-sliced", Some(mode(Mode::Timeslice))),
+            record("level", None),
+        ]);
+        assert_eq!(leftovers_of(records, &|uuid| uuid == "needed"), ["left over"]);
+    }
+
+    #[test]
+    fn compute_mode_is_restored_only_on_a_gpu_in_a_known_state() {
+        let gpu = |state, stale| Gpu { state, stale, ..whole_gpu() };
+        for (state, expected) in [
+            (GpuState::Ready, true),
+            (GpuState::Cordoned, true),
+            (GpuState::Degraded, true),
+            (GpuState::Changing, false),
+            (GpuState::Held, false),
+            (GpuState::Unknown, false),
+            (GpuState::Lost, false),
+            (GpuState::Maintenance, false),
+        ] {
+            assert_eq!(can_be_changed(&gpu(state, false)), expected, "{state:?}");
+            assert!(!can_be_changed(&gpu(state, true)), "the reading of the {state:?} GPU is old");
+        }
+    }
 }

@@ -115,6 +115,24 @@ fn is_timeslice_record(record: &SharedGpu) -> bool {
     record.level.is_some() || record.compute_mode.is_some_and(|set| set.by == Mode::Timeslice)
 }
 
+/// Returns the record of a GPU whose compute mode gpushd is about to change from `now` to `wanted`, for the sharing mode
+/// `by`; `None` if gpushd has not changed the mode and need not change it.
+fn record_of_change(
+    recorded: Option<ComputeModeSet>,
+    now: ComputeMode,
+    wanted: ComputeMode,
+    by: Mode,
+) -> Option<ComputeModeSet> {
+    match recorded {
+        // Keep `before`: gpushd later restores the mode from before its first change.
+        Some(set) => {
+            let last = Some(now).filter(|now| set.is_ours(*now)).or(set.last).filter(|last| *last != wanted);
+            Some(ComputeModeSet { set: wanted, last, by, ..set })
+        }
+        None => (now != wanted).then_some(ComputeModeSet { before: now, set: wanted, last: None, by }),
+    }
+}
+
 impl SharedGpus {
     /// Sets the compute mode of a GPU for a sharing mode. Returns the previous compute mode if it was different.
     ///
@@ -134,14 +152,7 @@ impl SharedGpus {
         }
         let Some(now) = self.read(uuid).await? else { return Ok(None) };
         let record = self.record(uuid);
-        let taken = match record.compute_mode {
-            // Keep `before`: gpushd later restores the mode from before its first change.
-            Some(set) => {
-                let last = Some(now).filter(|now| set.is_ours(*now)).or(set.last).filter(|last| *last != wanted);
-                Some(ComputeModeSet { set: wanted, last, by, ..set })
-            }
-            None => (now != wanted).then_some(ComputeModeSet { before: now, set: wanted, last: None, by }),
-        };
+        let taken = record_of_change(record.compute_mode, now, wanted, by);
         if taken != record.compute_mode {
             self.store_record(SharedGpu { compute_mode: taken, ..record.clone() }).await?;
         }
@@ -269,5 +280,81 @@ impl SharedGpus {
             records.insert(uuid, record);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::TimesliceLevel;
+
+    use super::*;
+
+    const DEFAULT: ComputeMode = ComputeMode::Default;
+    const EXCLUSIVE: ComputeMode = ComputeMode::ExclusiveProcess;
+    const PROHIBITED: ComputeMode = ComputeMode::Prohibited;
+
+    fn set(before: ComputeMode, set: ComputeMode, last: Option<ComputeMode>, by: Mode) -> ComputeModeSet {
+        ComputeModeSet { before, set, last, by }
+    }
+
+    #[test]
+    fn first_change_records_the_mode_to_restore() {
+        assert_eq!(record_of_change(None, EXCLUSIVE, EXCLUSIVE, Mode::Mps), None, "gpushd changes nothing");
+        for before in [DEFAULT, PROHIBITED] {
+            let record = record_of_change(None, before, EXCLUSIVE, Mode::Mps);
+            assert_eq!(record, Some(set(before, EXCLUSIVE, None, Mode::Mps)));
+        }
+    }
+
+    #[test]
+    fn later_change_keeps_the_mode_to_restore() {
+        let mps = set(DEFAULT, EXCLUSIVE, None, Mode::Mps);
+        for (recorded, now, wanted, last) in [
+            // The next use of the GPU takes the record over.
+            (mps, EXCLUSIVE, EXCLUSIVE, None),
+            (mps, EXCLUSIVE, PROHIBITED, Some(EXCLUSIVE)),
+            (mps, EXCLUSIVE, DEFAULT, Some(EXCLUSIVE)),
+            // Another program has set these modes.
+            (mps, PROHIBITED, EXCLUSIVE, None),
+            (mps, DEFAULT, PROHIBITED, None),
+            // An earlier change from EXCLUSIVE to PROHIBITED was not confirmed, so the GPU may have either mode.
+            (set(DEFAULT, PROHIBITED, Some(EXCLUSIVE), Mode::Mps), EXCLUSIVE, DEFAULT, Some(EXCLUSIVE)),
+            (set(DEFAULT, PROHIBITED, Some(EXCLUSIVE), Mode::Mps), DEFAULT, PROHIBITED, Some(EXCLUSIVE)),
+            (set(DEFAULT, PROHIBITED, Some(EXCLUSIVE), Mode::Mps), EXCLUSIVE, EXCLUSIVE, None),
+        ] {
+            let record = record_of_change(Some(recorded), now, wanted, Mode::Timeslice).unwrap();
+            assert_eq!(record, set(DEFAULT, wanted, last, Mode::Timeslice), "{recorded:?}: {now} to {wanted}");
+        }
+    }
+
+    /// The GPU may have the old or the new mode while gpushd changes it. If gpushd ends then, the next gpushd must recognize
+    /// both modes.
+    #[test]
+    fn mode_that_gpushd_has_set_is_recognized_during_each_change() {
+        for recorded in [set(DEFAULT, EXCLUSIVE, None, Mode::Mps), set(DEFAULT, EXCLUSIVE, Some(PROHIBITED), Mode::Mps)]
+        {
+            for now in ComputeMode::ALL.into_iter().filter(|now| recorded.is_ours(*now)) {
+                for wanted in ComputeMode::ALL {
+                    let record = record_of_change(Some(recorded), now, wanted, Mode::Mps).unwrap();
+                    assert!(record.is_ours(now) && record.is_ours(wanted), "{recorded:?}: {now} to {wanted}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn level_or_own_compute_mode_marks_a_time_slicing_record() {
+        let level = Some(LevelSet { set: TimesliceLevel::Long, last: None });
+        let mode = |by| Some(set(DEFAULT, EXCLUSIVE, None, by));
+        for (compute_mode, level, expected) in [
+            (None, None, false),
+            (None, level, true),
+            (mode(Mode::Timeslice), None, true),
+            (mode(Mode::Mps), None, false),
+            (mode(Mode::Mps), level, true),
+        ] {
+            let record = SharedGpu { compute_mode, level, ..SharedGpu::default() };
+            assert_eq!(is_timeslice_record(&record), expected, "{record:?}");
+        }
     }
 }

@@ -112,19 +112,20 @@ fn reported_level(
 ) -> Option<LevelReport> {
     let uuid = &aim.gpu.uuid;
     let reported = level_of(reported, aim.gpu.index, uuid, &aim.gpu.pci)?.clone();
-    let is_cut = aim.gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
-    Some(match reported {
-        LevelReport::Level(_) => {
-            round.mark_supporting(uuid);
-            reported
-        }
-        LevelReport::Unsupported
-            if !is_cut && (round.is_supporting(uuid) || timeslice.shared_gpus.level(uuid).is_some()) =>
-        {
-            LevelReport::Failed(DOUBTED.to_owned())
-        }
-        LevelReport::Unsupported | LevelReport::Failed(_) => reported,
-    })
+    let is_mig = aim.gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
+    let had_level = round.is_supporting(uuid) || timeslice.shared_gpus.level(uuid).is_some();
+    if matches!(reported, LevelReport::Level(_)) {
+        round.mark_supporting(uuid);
+    }
+    Some(without_doubtful(reported, is_mig, had_level))
+}
+
+/// Returns the report, or an error if the report says that a GPU without MIG lost its support for levels.
+fn without_doubtful(reported: LevelReport, is_mig: bool, had_level: bool) -> LevelReport {
+    match reported {
+        LevelReport::Unsupported if !is_mig && had_level => LevelReport::Failed(DOUBTED.to_owned()),
+        LevelReport::Unsupported | LevelReport::Level(_) | LevelReport::Failed(_) => reported,
+    }
 }
 
 /// Lists the levels with nvidia-smi. If this fails, stores the error and returns `None`.
@@ -187,9 +188,7 @@ async fn change(
     // If the GPU has a level other than the default, it supports levels. Then "not supported" is only a temporary
     // fault.
     let can_be_set = now != TimesliceLevel::Default || round.was_set_before(uuid);
-    // Until gpushd has read the new level, the GPU may have the old level or the new level. So record both levels.
-    let last = timeslice.shared_gpus.level(uuid).filter(|ours| ours.is_ours(now)).map(|_| now);
-    let about = LevelSet { set: wanted, last: last.filter(|last| *last != wanted) };
+    let about = record_of_change(timeslice.shared_gpus.level(uuid), now, wanted);
     if wanted != TimesliceLevel::Default
         && let Err(why) = timeslice.shared_gpus.note_level(uuid, Some(about)).await
     {
@@ -225,6 +224,14 @@ async fn change(
             false
         }
     }
+}
+
+/// Returns the record of a GPU whose level gpushd is about to change from `now` to `wanted`. Until gpushd has read the new
+/// level, the GPU may have the old level or the new level. So the record has both levels, if gpushd has also set the old
+/// level.
+fn record_of_change(ours: Option<LevelSet>, now: TimesliceLevel, wanted: TimesliceLevel) -> LevelSet {
+    let last = ours.filter(|ours| ours.is_ours(now)).map(|_| now);
+    LevelSet { set: wanted, last: last.filter(|last| *last != wanted) }
 }
 
 /// Logs that gpushd has set the desired level, and what the level was before.
@@ -298,4 +305,71 @@ fn error(aim: &TimeslicedGpu, why: &str) -> ApiError {
             compute-policy -l`",
         )
         .retryable()
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::TimeslicePolicy;
+
+    use super::*;
+    use crate::{modes::scene::whole_gpu, state::State};
+
+    const DEFAULT: TimesliceLevel = TimesliceLevel::Default;
+    const SHORT: TimesliceLevel = TimesliceLevel::Short;
+    const LONG: TimesliceLevel = TimesliceLevel::Long;
+
+    #[test]
+    fn record_has_the_old_level_only_if_gpushd_has_set_it() {
+        let set = |set, last| LevelSet { set, last };
+        for (ours, now, wanted, record) in [
+            (None, DEFAULT, LONG, set(LONG, None)),
+            (None, SHORT, LONG, set(LONG, None)),
+            (Some(set(SHORT, None)), SHORT, LONG, set(LONG, Some(SHORT))),
+            (Some(set(SHORT, None)), DEFAULT, LONG, set(LONG, None)),
+            (Some(set(LONG, None)), DEFAULT, LONG, set(LONG, None)),
+            // The previous change from short to long did not take effect.
+            (Some(set(LONG, Some(SHORT))), SHORT, LONG, set(LONG, Some(SHORT))),
+            (Some(set(LONG, Some(SHORT))), SHORT, DEFAULT, set(DEFAULT, Some(SHORT))),
+        ] {
+            let about = record_of_change(ours, now, wanted);
+            assert_eq!(about, record, "{ours:?}: {now} to {wanted}");
+            assert!(about.is_ours(wanted));
+        }
+    }
+
+    #[test]
+    fn gpu_that_had_a_level_is_not_unsupported_unless_mig_is_on() {
+        let doubted = LevelReport::Failed(DOUBTED.to_owned());
+        for (is_mig, had_level, expected) in [
+            (false, false, &LevelReport::Unsupported),
+            (false, true, &doubted),
+            (true, false, &LevelReport::Unsupported),
+            (true, true, &LevelReport::Unsupported),
+        ] {
+            assert_eq!(
+                without_doubtful(LevelReport::Unsupported, is_mig, had_level),
+                *expected,
+                "{is_mig} {had_level}"
+            );
+            let level = LevelReport::Level(LONG);
+            assert_eq!(without_doubtful(level.clone(), is_mig, had_level), level);
+        }
+    }
+
+    #[test]
+    fn level_is_stored_only_for_time_sliced_gpus() {
+        let policy = TimeslicePolicy { level: LONG, ..TimeslicePolicy::default() };
+        let target = |policy| TimeslicedGpu { gpu: whole_gpu(), policy };
+        for (report, level) in [
+            (Some(LevelReport::Level(LONG)), Level::Known(LONG)),
+            (Some(LevelReport::Level(SHORT)), Level::Known(SHORT)),
+            (Some(LevelReport::Unsupported), Level::Unsupported(UNSUPPORTED.to_owned())),
+            (None, Level::Unknown("nvidia-smi does not report the time-slice level".to_owned())),
+        ] {
+            let mut round = State::empty().begin_level_round();
+            assert_eq!(store_level(&mut round, &target(None), report.as_ref()), None);
+            assert_eq!(store_level(&mut round, &target(Some(policy.clone())), report.as_ref()), None, "no level yet");
+            assert_eq!(store_level(&mut round, &target(Some(policy.clone())), report.as_ref()), Some(level));
+        }
+    }
 }

@@ -117,3 +117,73 @@ pub(crate) fn gpus_to_release(timeslice: &Timeslice, plans: &[GpuPlan]) -> Vec<S
         .filter(|plan| !plan.sets_timeslice() && timeslice.shared_gpus.has_timeslice_settings_of(&plan.uuid));
     ours.map(|plan| plan.uuid.clone()).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{ApiError, Code, PendingAim, PendingChange, TimesliceLevel};
+
+    use super::*;
+    use crate::modes::scene::{mig_gpu, plan_layout, plan_mig_off, process, whole_gpu};
+
+    fn pending() -> PendingChange {
+        PendingChange {
+            aim: PendingAim::Timeslice { level: TimesliceLevel::Long, compute_mode: None },
+            leases: Vec::new(),
+        }
+    }
+
+    /// Returns the plan with the step for time-slicing.
+    fn planned(gpu: &Gpu, plan: GpuPlan) -> GpuPlan {
+        let mut plans = [plan];
+        super::plan(std::slice::from_ref(gpu), &mut plans);
+        let [plan] = plans;
+        plan
+    }
+
+    fn step(gpu: &Gpu, plan: GpuPlan) -> Option<TimesliceStep> {
+        let plan = planned(gpu, plan);
+        assert_eq!(plan.error, None);
+        plan.steps.iter().find_map(|step| if let Step::Timeslice(step) = step { Some(step.clone()) } else { None })
+    }
+
+    /// The reconciler sets the level of a GPU whose plan has no steps.
+    #[test]
+    fn time_slicing_begins_after_other_steps_or_a_pending_change() {
+        let whole = Gpu { mode: Mode::Timeslice, ..whole_gpu() };
+        let mig = Gpu { mode: Mode::Timeslice, ..mig_gpu(&["3g.40gb@4"]) };
+        assert_eq!(step(&whole, plan_mig_off(&whole)), None);
+        assert_eq!(step(&mig, plan_mig_off(&mig)), Some(TimesliceStep::Set));
+        let waited = Gpu { pending: vec![pending()], ..whole };
+        assert_eq!(step(&waited, plan_mig_off(&waited)), Some(TimesliceStep::Set));
+        // The request keeps MIG mode on.
+        assert_eq!(step(&mig, plan_layout(&mig, &["2g.20gb"])), None);
+    }
+
+    #[test]
+    fn time_slicing_ends_with_a_pending_change_to_exclusive() {
+        for mode in [Mode::Exclusive, Mode::NoRule, Mode::Unmanaged, Mode::Mig, Mode::Mps] {
+            let gpu = Gpu { mode, ..whole_gpu() };
+            assert_eq!(step(&gpu, plan_mig_off(&gpu)), None, "{mode:?}");
+            let waited = Gpu { pending: vec![pending()], ..gpu };
+            let expected = (mode == Mode::Exclusive).then_some(TimesliceStep::Clear);
+            assert_eq!(step(&waited, plan_mig_off(&waited)), expected, "{mode:?}");
+        }
+    }
+
+    #[test]
+    fn stopped_mps_daemon_needs_no_end_of_time_slicing() {
+        let gpu = Gpu { mode: Mode::Exclusive, pending: vec![pending()], ..whole_gpu() };
+        let stop = Step::Mps(gpush_api::MpsStep::StopDaemon { uuid: gpu.uuid.clone(), label: "GPU 0".to_owned() });
+        let plan = GpuPlan { steps: vec![stop], ..plan_mig_off(&gpu) };
+        assert_eq!(step(&gpu, plan), None);
+    }
+
+    #[test]
+    fn gpu_in_use_and_refused_plan_get_no_step() {
+        let gpu = Gpu { mode: Mode::Timeslice, pending: vec![pending()], processes: vec![process(7)], ..whole_gpu() };
+        let refused = planned(&gpu, plan_mig_off(&gpu));
+        assert!(refused.error.is_some() && refused.is_empty(), "{refused:?}");
+        let earlier = plan_mig_off(&gpu).refused(ApiError::new(Code::Conflict, "cordoned"));
+        assert_eq!(planned(&gpu, earlier.clone()), earlier);
+    }
+}

@@ -148,3 +148,31 @@ impl Reconciler {
         timeslice.context.state.report_levels(round);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each reading starts a program, so gpushd must not read the levels after every change of the host.
+    #[test]
+    fn levels_are_read_at_once_only_for_new_gpus_levels_or_programs() {
+        let check = |aims: &[(&str, u8)], workers, program: &str| LastCheck {
+            aims: aims.iter().map(|(uuid, level)| ((*uuid).to_owned(), *level)).collect(),
+            workers,
+            program: program.to_owned(),
+        };
+        let last = check(&[("GPU-0", 3), ("GPU-1", 3)], 1, "nvidia-smi");
+        for (now, is_new) in [
+            (check(&[("GPU-0", 3), ("GPU-1", 3)], 1, "nvidia-smi"), false),
+            (check(&[("GPU-0", 3)], 1, "nvidia-smi"), false),
+            (check(&[], 1, "nvidia-smi"), false),
+            (check(&[("GPU-0", 1), ("GPU-1", 3)], 1, "nvidia-smi"), true),
+            (check(&[("GPU-0", 3), ("GPU-2", 3)], 1, "nvidia-smi"), true),
+            (check(&[("GPU-0", 3), ("GPU-1", 3)], 2, "nvidia-smi"), true),
+            (check(&[("GPU-0", 3), ("GPU-1", 3)], 1, "/opt/nvidia-smi"), true),
+        ] {
+            assert_eq!(now.is_new_after(&last), is_new, "{now:?}");
+        }
+        assert!(last.is_new_after(&LastCheck::default()));
+    }
+}

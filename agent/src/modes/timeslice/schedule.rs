@@ -107,4 +107,20 @@ mod tests {
         pace.mark_ok(&TroubleSubject::Program);
         assert!(pace.may_try(&TroubleSubject::Program));
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn failure_of_one_gpu_delays_no_other_gpu() {
+        let (level, mode) =
+            (|gpu: &str| TroubleSubject::Level(gpu.to_owned()), TroubleSubject::ComputeMode("0".to_owned()));
+        let mut pace = Schedule::new(INTERVAL);
+        pace.failed(level("0"));
+        assert!(!pace.may_try(&level("0")));
+        assert!(pace.may_try(&level("1")) && pace.may_try(&mode) && pace.may_try(&TroubleSubject::Program));
+        // After a success, the next failure has the shortest pause again.
+        pace.failed(level("0"));
+        pace.mark_ok(&level("0"));
+        pace.failed(level("0"));
+        tokio::time::advance(INTERVAL).await;
+        assert!(pace.may_try(&level("0")));
+    }
 }

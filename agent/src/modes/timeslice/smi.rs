@@ -40,11 +40,15 @@ pub(super) async fn adopt(timeslice: &Timeslice) {
 /// # Errors
 /// If the program cannot run, does not exit in time, or reports no GPU.
 pub(super) async fn list(timeslice: &Timeslice) -> Result<Vec<(GpuIdentifier, LevelReport)>, ApiError> {
-    let ended = run(timeslice, "list", vec!["-l".to_owned()]).await?;
+    listed(&run(timeslice, "list", vec!["-l".to_owned()]).await?)
+}
+
+/// Returns the levels in the output of a list.
+fn listed(ended: &Ended) -> Result<Vec<(GpuIdentifier, LevelReport)>, ApiError> {
     let reported = compute_policy::levels(&ended.output);
     match (&ended.end, reported.is_empty()) {
         (End::Exited(_), false) => Ok(reported),
-        (End::Exited(0), true) => Err(failed("its output lists no known GPU", &ended)),
+        (End::Exited(0), true) => Err(failed("its output lists no known GPU", ended)),
         (
             end @ (End::Exited(_)
             | End::Signalled(_)
@@ -54,7 +58,7 @@ pub(super) async fn list(timeslice: &Timeslice) -> Result<Vec<(GpuIdentifier, Le
             | End::Void
             | End::Hangs),
             _,
-        ) => Err(failed(&format!("it {end}"), &ended)),
+        ) => Err(failed(&format!("it {end}"), ended)),
     }
 }
 
@@ -64,7 +68,11 @@ pub(super) async fn list(timeslice: &Timeslice) -> Result<Vec<(GpuIdentifier, Le
 /// If the program reports a failure, or its result is not known.
 pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel) -> Result<(), NotSet> {
     let args = vec!["--set-timeslice".to_owned(), level.number().to_string(), "-i".to_owned(), gpu.uuid.clone()];
-    let ended = run(timeslice, "set", args).await.map_err(NotSet::Failed)?;
+    was_set(gpu, &run(timeslice, "set", args).await.map_err(NotSet::Failed)?)
+}
+
+/// Returns whether a call that sets the level of a GPU reports success.
+fn was_set(gpu: &Gpu, ended: &Ended) -> Result<(), NotSet> {
     match &ended.end {
         End::Exited(0) => Ok(()),
         end @ (End::Exited(_)
@@ -78,7 +86,7 @@ pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel)
             match compute_policy::level_of(&reported, gpu.index, &gpu.uuid, &gpu.pci) {
                 Some(LevelReport::Unsupported) => Err(NotSet::Unsupported),
                 Some(LevelReport::Failed(_) | LevelReport::Level(_)) | None => {
-                    Err(NotSet::Failed(failed(&format!("it {end}"), &ended)))
+                    Err(NotSet::Failed(failed(&format!("it {end}"), ended)))
                 }
             }
         }
@@ -136,4 +144,53 @@ fn error(cause: &str) -> ApiError {
             reload` (administrator)",
         )
         .retryable()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::modes::scene::whole_gpu;
+
+    const LEVELS: &str = "| 0 Timeslice Long |\nFailed to get compute policies for GPU 1 : Not Supported\n";
+
+    fn ended(end: End, output: &str) -> Ended {
+        Ended { end, output: output.to_owned() }
+    }
+
+    /// If one GPU is in MIG mode, the command fails, but lists the levels of the other GPUs.
+    #[test]
+    fn failed_list_counts_if_it_names_a_gpu() {
+        for status in [0, 3] {
+            let found = listed(&ended(End::Exited(status), LEVELS)).unwrap();
+            let long = LevelReport::Level(TimesliceLevel::Long);
+            assert_eq!(
+                found,
+                [(GpuIdentifier::Index(0), long), (GpuIdentifier::Index(1), LevelReport::Unsupported)],
+                "{status}"
+            );
+        }
+    }
+
+    #[test]
+    fn list_without_gpus_or_without_an_end_is_an_error() {
+        let cause = |end, output| listed(&ended(end, output)).unwrap_err().causes.remove(0);
+        assert_eq!(cause(End::Exited(0), "no devices\n"), "its output lists no known GPU: no devices");
+        assert_eq!(cause(End::Exited(9), ""), "it ended with status 9");
+        // The output may be incomplete.
+        for end in [End::TimedOut, End::Signalled(9), End::Lost, End::Void, End::Hangs] {
+            assert!(cause(end.clone(), LEVELS).starts_with(&format!("it {end}")), "{end:?}");
+        }
+    }
+
+    #[test]
+    fn level_is_unsupported_only_if_the_output_says_so_of_the_gpu() {
+        let set = |end, output: &str| was_set(&whole_gpu(), &ended(end, output));
+        let of = |gpu: u32, why: &str| format!("Failed to set timeslice policy for GPU {gpu} : {why}\n");
+        assert!(set(End::Exited(0), "").is_ok());
+        assert!(matches!(set(End::Exited(3), &of(0, "Not Supported")), Err(NotSet::Unsupported)));
+        for output in [of(1, "Not Supported"), of(0, "Unknown Error"), String::new()] {
+            assert!(matches!(set(End::Exited(3), &output), Err(NotSet::Failed(_))), "{output}");
+        }
+        assert!(matches!(set(End::TimedOut, ""), Err(NotSet::Failed(_))));
+    }
 }

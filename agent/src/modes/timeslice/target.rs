@@ -18,6 +18,19 @@ pub(super) struct TimeslicedGpu {
 }
 
 impl TimeslicedGpu {
+    /// Returns `None` if gpushd must not change the settings now. `has_daemon` is whether the GPU has an MPS daemon.
+    fn of(gpu: &Gpu, plan: &TimeslicePlan, has_daemon: bool) -> Option<Self> {
+        let policy = match plan {
+            TimeslicePlan::Wait => return None,
+            // The MPS daemon still runs and needs the compute mode for MPS. gpushd checks the GPU again when the daemon
+            // has exited.
+            TimeslicePlan::Keep(_) if has_daemon => return None,
+            TimeslicePlan::Keep(policy) => Some(policy.clone()),
+            TimeslicePlan::Restore => None,
+        };
+        Some(Self { gpu: gpu.clone(), policy })
+    }
+
     /// Returns the desired level. Without a policy, this is the driver's default.
     pub(super) fn level(&self) -> TimesliceLevel {
         self.policy.as_ref().map_or(TimesliceLevel::Default, |policy| policy.level)
@@ -41,16 +54,35 @@ pub(super) fn targets(
     let is_tended = |uuid: &str| takes_turns(uuid) || timeslice.shared_gpus.has_timeslice_settings_of(uuid);
     round.retain(takes_turns);
     timeslice.retain_troubles(is_tended);
-    let aim = |(gpu, care): (&Gpu, &TimeslicePlan)| {
-        let policy = match care {
-            TimeslicePlan::Wait => return None,
-            // The MPS daemon still runs and needs the compute mode for MPS. gpushd checks the GPU again when the daemon
-            // has exited.
-            TimeslicePlan::Keep(_) if has_daemon(&gpu.uuid) => return None,
-            TimeslicePlan::Keep(policy) => Some(policy.clone()),
-            TimeslicePlan::Restore => None,
-        };
-        Some(TimeslicedGpu { gpu: gpu.clone(), policy })
-    };
-    gpus.iter().zip(&cares).filter_map(aim).collect()
+    gpus.iter().zip(&cares).filter_map(|(gpu, care)| TimeslicedGpu::of(gpu, care, has_daemon(&gpu.uuid))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::modes::scene::whole_gpu;
+
+    #[test]
+    fn gpu_with_an_mps_daemon_gets_no_settings_but_loses_them() {
+        let policy = TimeslicePolicy { level: TimesliceLevel::Long, ..TimeslicePolicy::default() };
+        let keep = TimeslicePlan::Keep(policy.clone());
+        for (plan, has_daemon, expected) in [
+            (&keep, false, Some(Some(policy))),
+            (&keep, true, None),
+            (&TimeslicePlan::Restore, false, Some(None)),
+            (&TimeslicePlan::Restore, true, Some(None)),
+            (&TimeslicePlan::Wait, false, None),
+            (&TimeslicePlan::Wait, true, None),
+        ] {
+            let target = TimeslicedGpu::of(&whole_gpu(), plan, has_daemon);
+            assert_eq!(target.map(|target| target.policy), expected, "{plan:?} {has_daemon}");
+        }
+    }
+
+    #[test]
+    fn gpu_that_is_not_time_sliced_any_more_gets_the_default_level() {
+        let level = |policy| TimeslicedGpu { gpu: whole_gpu(), policy }.level();
+        let long = TimeslicePolicy { level: TimesliceLevel::Long, ..TimeslicePolicy::default() };
+        assert_eq!((level(Some(long)), level(None)), (TimesliceLevel::Long, TimesliceLevel::Default));
+    }
 }

@@ -223,3 +223,21 @@ fn log_end(ongoing: &OperationHandle, state: OperationState, error: Option<&ApiE
         ),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::Code;
+
+    use super::*;
+
+    #[test]
+    fn full_error_names_each_holder_instead_of_its_public_text() {
+        let holder =
+            |number: u32| HeldBy { public: format!("holder {number}"), in_full: format!("pid {number} of alice") };
+        let public = ApiError::new(Code::Blocked, "GPU 0 is in use").cause("held by a process").cause("holder 1");
+        assert_eq!(in_full(public.clone(), &[holder(1)]).causes, ["held by a process", "pid 1 of alice"]);
+        let two = in_full(public.clone().cause("holder 2"), &[holder(1), holder(2)]);
+        assert_eq!(two.causes, ["held by a process", "pid 1 of alice", "pid 2 of alice"]);
+        assert_eq!(in_full(public.clone(), &[]), public);
+    }
+}

@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// Kind of the operations that create the MIG devices of a lease.
-const GRANT: &str = "lease.grant";
+pub(super) const GRANT: &str = "lease.grant";
 
 /// The operation that creates the MIG devices of a lease. It is recorded, but not executed yet. Dropping this value executes
 /// it in the background. So the operation is executed even if the task of the lease fails.

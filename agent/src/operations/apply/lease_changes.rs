@@ -114,15 +114,22 @@ async fn members(mig: &MigMode, record: &LeaseRecord, plans: &[GpuPlan]) -> Opti
                 return None;
             }
         };
-        let mut made = reading.mig.as_ref().map(|mig| created_devices(mig, plan)).unwrap_or_default();
-        for member in members.iter_mut().filter(|member| member.gpu == plan.uuid && member.target.is_empty()) {
-            let MemberShare::Mig { profile } = &member.share else { continue };
-            let at = made.iter().position(|device| device.profile == *profile)?;
-            let device = made.remove(at);
-            (member.target, member.memory_mib) = (device.uuid, device.memory_mib.unwrap_or(member.memory_mib));
-        }
+        let created = reading.mig.as_ref().map(|mig| created_devices(mig, plan)).unwrap_or_default();
+        assign_devices(&mut members, &plan.uuid, created)?;
     }
     members.iter().all(|member| !member.target.is_empty()).then_some(members)
+}
+
+/// Gives the devices that were created on a GPU to the members that do not have a device yet. Returns `None` if a device
+/// is missing.
+fn assign_devices(members: &mut [LeaseMember], gpu: &str, mut created: Vec<CreatedDevice>) -> Option<()> {
+    for member in members.iter_mut().filter(|member| member.gpu == gpu && member.target.is_empty()) {
+        let MemberShare::Mig { profile } = &member.share else { continue };
+        let at = created.iter().position(|device| device.profile == *profile)?;
+        let device = created.remove(at);
+        (member.target, member.memory_mib) = (device.uuid, device.memory_mib.unwrap_or(member.memory_mib));
+    }
+    Some(())
 }
 
 /// A MIG device that a plan created.
@@ -176,7 +183,74 @@ mod tests {
     use gpush_core::lease::machine::{self, Event};
 
     use super::*;
-    use crate::state::leases::tests::record;
+    use crate::{
+        modes::scene::{mig, mig_gpu, mig_member, plan_layout},
+        state::leases::tests::record,
+    };
+
+    fn device(uuid: &str, profile: &str, memory_mib: Option<u64>) -> CreatedDevice {
+        CreatedDevice { profile: profile.to_owned(), uuid: uuid.to_owned(), memory_mib }
+    }
+
+    #[test]
+    fn members_with_the_same_profile_get_different_devices() {
+        let mut members = [
+            mig_member("GPU-0", "MIG-9", "1g.10gb"),
+            mig_member("GPU-0", "", "1g.10gb"),
+            mig_member("GPU-1", "", "1g.10gb"),
+            mig_member("GPU-0", "", "1g.10gb"),
+            mig_member("GPU-0", "", "2g.20gb"),
+        ];
+        let created = || {
+            vec![
+                device("MIG-0", "2g.20gb", None),
+                device("MIG-1", "1g.10gb", Some(9728)),
+                device("MIG-2", "1g.10gb", Some(9728)),
+            ]
+        };
+        assert_eq!(assign_devices(&mut members, "GPU-0", created()), Some(()));
+        let devices = members.iter().map(|member| (member.target.as_str(), member.memory_mib));
+        let expected = [("MIG-9", 1), ("MIG-1", 9728), ("", 1), ("MIG-2", 9728), ("MIG-0", 1)];
+        assert_eq!(devices.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn lease_without_one_of_its_devices_is_not_granted() {
+        let mut members = [mig_member("GPU-0", "", "1g.10gb"), mig_member("GPU-0", "", "1g.10gb")];
+        assert_eq!(assign_devices(&mut members, "GPU-0", vec![device("MIG-1", "1g.10gb", None)]), None);
+    }
+
+    /// The other devices were there before, and other leases may use them.
+    #[test]
+    fn created_devices_are_those_that_the_plan_created() {
+        let gpu = mig_gpu(&["1g.10gb@0"]);
+        let plan = plan_layout(&gpu, &["1g.10gb@0", "1g.10gb@3"]);
+        let created = created_devices(&mig(&["1g.10gb@0", "1g.10gb@3"]), &plan);
+        assert_eq!(created.iter().map(|device| device.uuid.as_str()).collect::<Vec<_>>(), ["MIG-1"]);
+    }
+
+    /// gpushd may destroy only instances that it has created, so this set must never contain an instance of another
+    /// program, and must not lose an instance of gpushd.
+    #[test]
+    fn created_instances_follow_the_end_of_the_operation() {
+        let gpu = mig_gpu(&["1g.10gb@0", "3g.40gb@4"]);
+        let plan = plan_layout(&gpu, &["2g.20gb@0", "3g.40gb@4"]);
+        let at = |start, size| Placement { start, size };
+        let table = |placements: &[Placement]| {
+            let created = BTreeSet::from_iter(placements.iter().copied());
+            LeaseTable::new(Vec::new(), [("GPU-0".to_owned(), created)].into())
+        };
+        let after = |before: &[Placement], state| {
+            let changed = created(&table(before), std::slice::from_ref(&plan), state);
+            changed.into_iter().next().map(|(_, placements)| placements.into_iter().collect::<Vec<_>>())
+        };
+        let (own, new) = (at(0, 1), at(0, 2));
+        assert_eq!(after(&[own], OperationState::Done), Some(vec![new]));
+        assert_eq!(after(&[], OperationState::Done), Some(vec![new]), "the destroyed instance was of another program");
+        assert_eq!(after(&[own], OperationState::Failed), Some(vec![own, new]), "either may exist");
+        assert_eq!(after(&[own], OperationState::RolledBack), None);
+        assert_eq!(after(&[own], OperationState::NotStarted), None);
+    }
 
     /// Fault: if a holder released a lease while gpushd granted it, the event said `cancelled`, but the record of the
     /// lease said that the grant failed.

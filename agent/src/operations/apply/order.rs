@@ -86,3 +86,64 @@ pub(super) fn intent(order: &Order, parts: &[Part]) -> Intent {
     let more = RecordedRequest { order: order.clone(), lasting: lasting.collect() };
     Intent { gpus: gpus.collect(), more: serde_json::to_value(more).unwrap_or_default(), ..Intent::default() }
 }
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::LayoutSource;
+
+    use super::*;
+
+    fn order() -> Order {
+        let request = PlanRequest { gpus: vec!["0".to_owned()], layout: LayoutSource::Named("mixed".to_owned()) };
+        Order {
+            wait: Some(Duration::from_secs(60)),
+            expires_at: Some(Timestamp::UNIX_EPOCH),
+            ..Order::new("mig.apply", request)
+        }
+    }
+
+    fn part(uuid: &str, lasting: Option<OverrideChange>) -> Part {
+        Part { lasting, ..Part::unseen(0, GpuPlan { uuid: uuid.to_owned(), ..GpuPlan::default() }) }
+    }
+
+    #[test]
+    fn queued_request_is_read_back_from_the_journal() {
+        let recorded = intent(&order(), &[part("GPU-0", Some(OverrideChange::End)), part("GPU-1", None)]);
+        assert_eq!(recorded.gpus.iter().map(|gpu| gpu.plan.uuid.as_str()).collect::<Vec<_>>(), ["GPU-0", "GPU-1"]);
+        let read: RecordedRequest = serde_json::from_value(recorded.more).unwrap();
+        let wait = (read.order.wait, read.order.expires_at);
+        assert_eq!((read.order.request, wait), (order().request, (order().wait, order().expires_at)));
+        assert_eq!(read.lasting.keys().collect::<Vec<_>>(), ["GPU-0"]);
+        assert!(matches!(read.lasting["GPU-0"], OverrideChange::End));
+    }
+
+    /// After an upgrade, gpushd queues the operations of the previous version again.
+    #[test]
+    fn journal_of_an_earlier_version_is_read() {
+        let earlier = serde_json::json!({
+            "kind": "mig.apply",
+            "request": { "selectors": ["0"], "layout_source": "config" },
+            "reason": null,
+            "wait": { "secs": 60, "nanos": 0 },
+        });
+        let RecordedRequest { order, lasting } = serde_json::from_value(earlier).unwrap();
+        assert_eq!((order.wait, order.once, order.expires_at), (Some(Duration::from_secs(60)), false, None));
+        assert!(lasting.is_empty());
+    }
+
+    /// The caller expected this generation when it sent the request. It no longer holds when gpushd has restarted.
+    #[test]
+    fn expected_generation_is_not_recorded() {
+        let recorded = intent(&Order { expected: Some(7), ..order() }, &[]);
+        let read: RecordedRequest = serde_json::from_value(recorded.more).unwrap();
+        assert_eq!(read.order.expected, None);
+    }
+
+    #[test]
+    fn request_that_applies_once_changes_no_override() {
+        let once = Order { once: true, ..order() };
+        let plans = [GpuPlan::default(), GpuPlan::default()];
+        let changes = once.override_changes(&Config::default(), &[], &plans);
+        assert!(changes.len() == 2 && changes.iter().all(Option::is_none), "{changes:?}");
+    }
+}

@@ -165,3 +165,104 @@ fn possible_reset(plan: &GpuPlan, recorded: Option<&Reset>, reading: Option<&Rea
     };
     recorded.or(plan.reset()).cloned().or_else(by_architecture)
 }
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{ApiError, Architecture, Code, MigModeStep, Peer};
+
+    use super::*;
+    use crate::modes::scene::{mig_gpu, plan_layout, plan_mig_off, process, reading, whole_gpu};
+
+    fn reset(peers: &[u32]) -> Reset {
+        Reset { together: peers.iter().map(|gpu| Peer { gpu: *gpu, uuid: format!("GPU-{gpu}") }).collect() }
+    }
+
+    fn enabling(reset: Option<Reset>, at_reboot: bool) -> GpuPlan {
+        GpuPlan { steps: vec![Step::MigMode(MigModeStep::Enable { reset, at_reboot })], ..GpuPlan::default() }
+    }
+
+    /// The rollback of an instance may need the reset that the steps did not need.
+    #[test]
+    fn reset_is_that_of_the_journal_or_plan_or_architecture() {
+        let (plain, planned) = (enabling(None, false), enabling(Some(reset(&[1])), false));
+        let ampere = reading(&whole_gpu());
+        let on = |architecture, passed_through| {
+            let mut reading = reading(&whole_gpu());
+            (reading.identity.architecture, reading.identity.passed_through) = (architecture, passed_through);
+            reading
+        };
+        assert_eq!(possible_reset(&planned, Some(&reset(&[2])), Some(&ampere)), Some(reset(&[2])));
+        assert_eq!(possible_reset(&planned, None, Some(&ampere)), Some(reset(&[1])));
+        assert_eq!(possible_reset(&plain, None, Some(&ampere)), Some(reset(&[])));
+        assert_eq!(possible_reset(&plain, None, Some(&on(Architecture::Hopper, false))), None);
+        assert_eq!(possible_reset(&plain, None, Some(&on(Architecture::Ampere, true))), None, "a virtual machine");
+        assert_eq!(possible_reset(&plain, None, None), None, "the GPU cannot be read");
+    }
+
+    #[test]
+    fn mode_of_a_virtual_machine_is_completed_by_a_reboot() {
+        let completion = |plan: GpuPlan, reset| Part { reset, ..Part::unseen(0, plan) }.mode_change().completion;
+        assert_eq!(completion(enabling(None, false), None), Completion::Driver);
+        assert_eq!(completion(enabling(None, false), Some(reset(&[]))), Completion::Reset);
+        assert_eq!(completion(enabling(None, true), Some(reset(&[]))), Completion::Reboot);
+        let together = Part { reset: Some(reset(&[1, 2])), ..Part::unseen(0, enabling(None, false)) };
+        assert_eq!(together.mode_change().peers, ["GPU-1", "GPU-2"]);
+    }
+
+    /// Every user may read the operation.
+    #[test]
+    fn waiting_operation_shows_no_instance_and_no_refusal() {
+        let mut gpu = mig_gpu(&["3g.40gb@4"]);
+        let plan = plan_mig_off(&gpu);
+        assert!(plan.instance_steps().next().is_some());
+        let unseen = Part::unseen(0, plan);
+        assert!(unseen.plan.instance_steps().next().is_none() && unseen.plan.mig_mode() == Some(false));
+        gpu.mig.as_mut().unwrap().instances[0].compute[0].processes.push(process(4711));
+        let refused = plan_mig_off(&gpu);
+        assert!(serde_json::to_string(&refused).unwrap().contains("4711"));
+        assert!(!serde_json::to_string(&Part::unseen(0, refused).plan).unwrap().contains("4711"));
+    }
+
+    #[test]
+    fn gpu_recovers_with_the_planned_or_the_previous_layout() {
+        let before = mig_gpu(&["3g.40gb@4"]);
+        let (planned, other) = (mig_gpu(&["7g.80gb"]), mig_gpu(&["2g.20gb@0"]));
+        let part = Part::new(0, plan_layout(&before, &["7g.80gb"]), before.mig.clone(), &reading(&before));
+        assert_eq!(part.passes(&reading(&planned)), Some("as planned"));
+        assert_eq!(part.passes(&reading(&before)), Some("as before"));
+        assert_eq!(part.passes(&reading(&other)), None);
+        assert_eq!(part.passes(&reading(&whole_gpu())), None, "MIG mode is off");
+    }
+
+    #[test]
+    fn gpu_is_untouched_only_without_steps_and_changes() {
+        let (before, after) = (mig_gpu(&["3g.40gb@4"]), mig_gpu(&["7g.80gb"]));
+        let part = |plan, found| Part::new(0, plan, before.mig.clone(), &reading(found));
+        assert!(part(plan_layout(&before, &["3g.40gb@4"]), &before).is_untouched());
+        assert!(!part(plan_layout(&before, &["7g.80gb"]), &before).is_untouched(), "it has steps");
+        // The interrupted operation has executed all its steps.
+        assert!(!part(plan_layout(&after, &["7g.80gb"]), &after).is_untouched(), "it has changed");
+    }
+
+    #[test]
+    fn instances_after_an_interrupted_plan_are_those_of_the_journal() {
+        let (before, half_way) = (mig_gpu(&["3g.40gb@4", "2g.20gb@0"]), mig_gpu(&["3g.40gb@4"]));
+        let intent = GpuIntent { before: before.mig.clone(), plan: plan_layout(&before, &["4g.40gb", "3g.40gb"]) };
+        let rest = plan_layout(&half_way, &["4g.40gb", "3g.40gb"]);
+        let part = Part::interrupted(0, &intent, rest, Some(&reading(&half_way)), None);
+        let starts = |instances: &[GpuInstance]| instances.iter().map(|one| one.placement.start).collect::<Vec<_>>();
+        assert_eq!((starts(&part.outcome), starts(instances(part.found.as_ref()))), (vec![4, 0], vec![4]));
+        assert_eq!(part.outcome, Part::recorded(0, &intent).outcome);
+    }
+
+    #[test]
+    fn degraded_gpu_is_named_once_in_its_reason() {
+        let gpu = whole_gpu();
+        let part = Part::unseen(0, plan_layout(&gpu, &["7g.80gb"]));
+        let error = ApiError::new(Code::DriverError, format!("{}: creating failed", part.label()))
+            .cause(format!("{} is in use", part.label()));
+        let Change::Degrade(condition, _) = part.degrade("op-3", &error) else { panic!("degraded") };
+        assert_eq!((condition.cause.as_str(), condition.scope), ("op-3", Scope::Gpu("GPU-0".to_owned())));
+        assert_eq!(condition.reason, "GPU 0 (GPU-0): creating failed; GPU 0 is in use");
+    }
+}

@@ -214,3 +214,24 @@ pub(super) fn unreadable(plan: &GpuPlan, error: ApiError) -> ApiError {
         plan.gpu, plan.uuid
     ))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::modes::scene::{mig_gpu, plan_layout, process};
+
+    /// gpushd uses such a plan to find out what a waiting operation reserves.
+    #[test]
+    fn plan_of_a_gpu_in_use_is_made_as_if_it_were_idle() {
+        let mut gpu = mig_gpu(&["3g.40gb@4"]);
+        gpu.mig.as_mut().unwrap().instances[0].compute[0].processes.push(process(7));
+        (gpu.processes, gpu.processes_known) = (vec![process(8)], false);
+        assert!(matches!(
+            plan_layout(&gpu, &["7g.80gb"]).refusal,
+            Some(Refusal::Blocked { .. } | Refusal::Held { .. })
+        ));
+        let idle = plan_layout(&as_if_idle(gpu), &["7g.80gb"]);
+        assert_eq!((&idle.refusal, &idle.error), (&None, &None));
+        assert_eq!(idle.destroyed_devices().collect::<Vec<_>>(), ["MIG-0"]);
+    }
+}

@@ -384,3 +384,6 @@ fn too_long(id: &str, patience: Duration) -> ApiError {
         .hint("end the processes that block it, or repeat the command with a longer --wait")
         .retryable()
 }
+
+#[cfg(test)]
+mod tests;

@@ -101,3 +101,53 @@ pub(super) fn bare(reading: &Reading) -> Option<Mig> {
     }
     Some(mig)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::modes::scene::{mig_gpu, process, reading};
+
+    fn plan(gpu: u32, error: Option<&str>) -> GpuPlan {
+        let error = error.map(|message| ApiError::new(Code::Blocked, message));
+        GpuPlan { gpu, error, ..GpuPlan::default() }
+    }
+
+    #[test]
+    fn plans_without_an_error_are_not_refused() {
+        assert_eq!(refusal(&[]), None);
+        assert_eq!(refusal(&[plan(0, None), plan(1, None)]), None);
+    }
+
+    #[test]
+    fn single_refused_gpu_gives_its_own_error() {
+        let alone = refusal(&[plan(0, Some("GPU 0 is in use"))]).unwrap();
+        assert_eq!((alone.message.as_str(), alone.outcome), ("GPU 0 is in use", None));
+        // The caller must learn that the other GPU was not changed either.
+        let of_two = refusal(&[plan(0, None), plan(1, Some("GPU 1 is in use"))]).unwrap();
+        assert_eq!(of_two.message, "GPU 1 is in use");
+        assert!(of_two.outcome.unwrap().starts_with("no GPU was changed"));
+    }
+
+    #[test]
+    fn several_refused_gpus_are_named_in_one_error() {
+        let plans = [plan(0, Some("GPU 0 is in use")), plan(1, None), plan(5, Some("GPU 5 is cordoned"))];
+        let error = refusal(&plans).unwrap();
+        assert_eq!(error.message, "2 of 3 GPUs cannot be changed: GPUs 0, 5");
+        assert_eq!(error.sentences()[1..], ["GPU 0 is in use", "GPU 5 is cordoned"]);
+        assert!(error.outcome.unwrap().starts_with("no GPU was changed"));
+    }
+
+    /// Every user may read an operation, and the journal keeps its record.
+    #[test]
+    fn recorded_state_of_a_gpu_names_no_process() {
+        let mut gpu = mig_gpu(&["3g.40gb", "2g.20gb"]);
+        for instance in &mut gpu.mig.as_mut().unwrap().instances {
+            instance.processes.push(process(7));
+            instance.compute[0].processes.push(process(8));
+        }
+        let recorded = bare(&reading(&gpu)).unwrap();
+        assert_eq!(recorded.instances.len(), 2);
+        let text = serde_json::to_string(&recorded).unwrap();
+        assert!(!text.contains("alice") && !text.contains("train") && recorded.profiles.is_empty(), "{text}");
+    }
+}

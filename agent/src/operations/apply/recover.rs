@@ -18,7 +18,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Code, GpuLayout, GpuPlan, LayoutSource, OperationState, PlanRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, LayoutSource, OperationState, PlanRequest};
 use gpush_core::{
     config::Config,
     desired::plan_host,
@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     Executor,
-    interrupted::{changed_by_others, interrupted, reading_error, repeat_commands, rollback_reason, superseded_error},
+    interrupted::{changed_by_others, interrupted, reading_error, repeat_hint, rollback_reason, superseded_error},
     order::{Order, RecordedRequest},
     part::{Part, outcome},
     phases::PartOutcome,
@@ -267,9 +267,10 @@ impl Recovery {
                 executor.finish(ongoing, &parts, OperationState::RolledBack, Some(error)).await;
             }
             RecoveryAction::Rebooted => {
+                let operation = ongoing.snapshot();
                 let error = interrupted("the host was restarted during the operation")
                     .cause("MIG instances do not survive a restart: the GPU has neither the new layout nor the previous one")
-                    .hint(format!("`gpushctl status` shows the present layout; to repeat the request: {}", repeat_commands(&parts)));
+                    .hint(repeat_hint(&operation.kind, &operation.plans));
                 executor.finish(ongoing, &parts, OperationState::Failed, Some(error)).await;
             }
             RecoveryAction::Back => {
@@ -333,32 +334,30 @@ impl Recovery {
                 () = self.stopping.cancelled() => return None,
             }
         };
-        // The operation continues with its recorded plan, so the current config file does not matter.
-        let config = Config::default();
-        let rest = |gpu: &GpuIntent| {
-            let was_on = gpu.before.as_ref().is_some_and(|before| before.enabled);
-            let mig = gpu.plan.mig_mode().unwrap_or(was_on);
-            if !mig && gpu.plan.mig_mode().is_none() {
-                // The operation does not change MIG on this GPU, so keep the recorded plan.
-                return gpu.plan.clone();
-            }
-            let layout = if mig { plan::exact_layout(&outcome(gpu)) } else { Vec::new() };
-            let wanted = GpuLayout { gpu: gpu.plan.uuid.clone(), mig, layout };
-            let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(vec![wanted]) };
-            match plan_host(&config, &host, &request) {
-                Ok(mut plans) if plans.plans.len() == 1 => remaining(&gpu.plan, plans.plans.remove(0)),
-                Ok(_) => GpuPlan {
-                    error: Some(ApiError::new(
-                        Code::NotFound,
-                        "the GPU does not exist any \
-                    more",
-                    )),
-                    ..gpu.plan.clone()
-                },
-                Err(error) => GpuPlan { error: Some(error), ..gpu.plan.clone() },
-            }
-        };
-        Some(gpus.iter().map(rest).collect())
+        Some(gpus.iter().map(|gpu| remaining_plan(&host, gpu)).collect())
+    }
+}
+
+/// Plans the remaining steps on a GPU of an interrupted operation. `host` contains all GPUs as they are now.
+fn remaining_plan(host: &[Gpu], gpu: &GpuIntent) -> GpuPlan {
+    // The operation continues with its recorded plan, so the current config file does not matter.
+    let config = Config::default();
+    let was_on = gpu.before.as_ref().is_some_and(|before| before.enabled);
+    let mig = gpu.plan.mig_mode().unwrap_or(was_on);
+    if !mig && gpu.plan.mig_mode().is_none() {
+        // The operation does not change MIG on this GPU, so keep the recorded plan.
+        return gpu.plan.clone();
+    }
+    let layout = if mig { plan::exact_layout(&outcome(gpu)) } else { Vec::new() };
+    let wanted = GpuLayout { gpu: gpu.plan.uuid.clone(), mig, layout };
+    let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(vec![wanted]) };
+    match plan_host(&config, host, &request) {
+        Ok(mut plans) if plans.plans.len() == 1 => remaining(&gpu.plan, plans.plans.remove(0)),
+        Ok(_) => {
+            let error = ApiError::new(Code::NotFound, "the GPU does not exist any more");
+            GpuPlan { error: Some(error), ..gpu.plan.clone() }
+        }
+        Err(error) => GpuPlan { error: Some(error), ..gpu.plan.clone() },
     }
 }
 
@@ -385,3 +384,6 @@ fn note_the_gap(ongoing: &OperationHandle, left: &UnfinishedOperation) {
 fn is_gone(error: &DriverError) -> bool {
     matches!(error.kind, ErrorKind::GpuIsLost | ErrorKind::NotFound)
 }
+
+#[cfg(test)]
+mod tests;

@@ -293,3 +293,6 @@ fn partly(part: &Part, mut partial: PartialRestore) -> ApiError {
     redact::holders(&mut partial.stays);
     explain(&partial)
 }
+
+#[cfg(test)]
+mod tests;

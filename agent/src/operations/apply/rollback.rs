@@ -36,20 +36,14 @@ pub(super) async fn all(
     let mut left = Vec::new();
     let mut changed = Vec::new();
     for (part, end) in parts.iter().zip(ends) {
-        match end {
-            PartOutcome::Troubled(Trouble::Lost(_)) => left.push((part.clone(), "is lost")),
-            PartOutcome::Troubled(Trouble::Unknown(trouble)) => {
+        match PartRollback::of(end, part.is_untouched()) {
+            PartRollback::Nothing => {}
+            PartRollback::Restore => changed.push(part),
+            PartRollback::Leave(why) => left.push((part.clone(), why)),
+            PartRollback::Degrade(trouble, why) => {
                 changes.push(part.degrade(&id, trouble));
-                left.push((part.clone(), "is in an unknown state"));
+                left.push((part.clone(), why));
             }
-            // This operation has not changed the GPU, and gpushd does not undo changes by other programs.
-            PartOutcome::Troubled(Trouble::Failed(_) | Trouble::InUse(_)) if part.is_untouched() => {
-                left.push((part.clone(), "stays as it is: this operation has not changed it"));
-            }
-            PartOutcome::Done | PartOutcome::Stopped if part.is_untouched() => {}
-            PartOutcome::Done
-            | PartOutcome::Stopped
-            | PartOutcome::Troubled(Trouble::Failed(_) | Trouble::InUse(_)) => changed.push(part),
         }
     }
     for (part, trouble) in restore(mig, ongoing, &changed).await {
@@ -67,20 +61,59 @@ pub(super) async fn all(
             }
         }
     }
+    let (state, error) = rollback_end(error, &left);
+    (state, error, changes)
+}
+
+/// What the rollback does with a GPU.
+#[derive(Debug, PartialEq, Eq)]
+enum PartRollback<'a> {
+    /// The operation has not changed the GPU.
+    Nothing,
+    /// Restores the previous layout.
+    Restore,
+    /// Does not change the GPU. The text completes the sentence "GPU 0 …".
+    Leave(&'static str),
+    /// Does not change the GPU, and marks it as degraded because of this error.
+    Degrade(&'a ApiError, &'static str),
+}
+
+impl<'a> PartRollback<'a> {
+    /// `is_untouched` is whether the operation has not changed the GPU.
+    fn of(end: &'a PartOutcome, is_untouched: bool) -> Self {
+        match (end, is_untouched) {
+            (PartOutcome::Troubled(Trouble::Lost(_)), _) => Self::Leave("is lost"),
+            (PartOutcome::Troubled(Trouble::Unknown(trouble)), _) => Self::Degrade(trouble, "is in an unknown state"),
+            // gpushd does not undo changes by other programs.
+            (PartOutcome::Troubled(Trouble::Failed(_) | Trouble::InUse(_)), true) => {
+                Self::Leave("stays as it is: this operation has not changed it")
+            }
+            (PartOutcome::Done | PartOutcome::Stopped, true) => Self::Nothing,
+            (
+                PartOutcome::Done
+                | PartOutcome::Stopped
+                | PartOutcome::Troubled(Trouble::Failed(_) | Trouble::InUse(_)),
+                false,
+            ) => Self::Restore,
+        }
+    }
+}
+
+/// Returns the state and the error of an operation after its rollback. `left` contains the GPUs that do not have their
+/// previous layout, each with a text that completes the sentence "GPU 0 …".
+fn rollback_end(mut error: ApiError, left: &[(Part, &str)]) -> (OperationState, ApiError) {
     if left.is_empty() {
-        return (OperationState::RolledBack, error.outcome("the previous layout was restored and read back"), changes);
+        return (OperationState::RolledBack, error.outcome("the previous layout was restored and read back"));
     }
-    for (part, what) in &left {
-        error.causes.push(format!("{} {what}", part.label()));
-    }
+    error.causes.extend(left.iter().map(|(part, what)| format!("{} {what}", part.label())));
     if error.hint.is_none() {
-        let show = match left.as_slice() {
+        let show = match left {
             [(part, _)] => format!("gpushctl gpu show {}", part.plan.gpu),
             _ => "gpushctl status".to_owned(),
         };
         error = error.hint(format!("run `{show}` to see the present layout, then apply a layout again"));
     }
-    (OperationState::Failed, error, changes)
+    (OperationState::Failed, error)
 }
 
 /// Restores GPUs concurrently. Returns the GPUs that could not be restored.
@@ -112,4 +145,58 @@ async fn restore(mig: &MigMode, ongoing: &Arc<OperationHandle>, parts: &[&Part])
         });
     }
     tasks.join_all().await.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{Code, GpuPlan};
+
+    use super::*;
+
+    fn error() -> ApiError {
+        ApiError::new(Code::DriverError, "creating failed")
+    }
+
+    fn part(gpu: u32) -> Part {
+        Part::unseen(0, GpuPlan { gpu, uuid: format!("GPU-{gpu}"), ..GpuPlan::default() })
+    }
+
+    #[test]
+    fn gpu_is_restored_only_if_its_state_is_known_and_changed() {
+        let (unknown, lost, failed) =
+            (Trouble::Unknown(error()), Trouble::Lost(error()), || PartOutcome::Troubled(Trouble::Failed(error())));
+        let (unknown, lost) = (PartOutcome::Troubled(unknown), PartOutcome::Troubled(lost));
+        for is_untouched in [true, false] {
+            assert_eq!(PartRollback::of(&lost, is_untouched), PartRollback::Leave("is lost"));
+            let degraded = PartRollback::Degrade(&error(), "is in an unknown state");
+            assert_eq!(PartRollback::of(&unknown, is_untouched), degraded);
+        }
+        for end in [PartOutcome::Done, PartOutcome::Stopped] {
+            assert_eq!(PartRollback::of(&end, true), PartRollback::Nothing, "{end:?}");
+            assert_eq!(PartRollback::of(&end, false), PartRollback::Restore, "{end:?}");
+        }
+        assert_eq!(PartRollback::of(&failed(), false), PartRollback::Restore);
+        assert!(matches!(PartRollback::of(&failed(), true), PartRollback::Leave(_)), "another program has changed it");
+    }
+
+    #[test]
+    fn rollback_of_all_gpus_has_an_outcome_and_no_hint() {
+        let (state, ended) = rollback_end(error(), &[]);
+        assert_eq!((state, ended.hint.is_none()), (OperationState::RolledBack, true));
+        assert_eq!(ended.outcome.as_deref(), Some("the previous layout was restored and read back"));
+    }
+
+    #[test]
+    fn failed_rollback_names_each_gpu_and_a_command() {
+        let (state, one) = rollback_end(error(), &[(part(3), "is lost")]);
+        assert_eq!((state, one.outcome), (OperationState::Failed, None));
+        assert_eq!(one.causes, ["GPU 3 (GPU-3) is lost"]);
+        assert!(one.hint.unwrap().contains("`gpushctl gpu show 3`"));
+        let (_, two) = rollback_end(error(), &[(part(3), "is lost"), (part(4), "may not have its previous layout")]);
+        assert_eq!(two.causes, ["GPU 3 (GPU-3) is lost", "GPU 4 (GPU-4) may not have its previous layout"]);
+        assert!(two.hint.unwrap().contains("`gpushctl status`"));
+        // The hint of the failed step is more specific.
+        let (_, hinted) = rollback_end(error().hint("end the process"), &[(part(3), "is lost")]);
+        assert_eq!(hinted.hint.as_deref(), Some("end the process"));
+    }
 }

@@ -289,4 +289,33 @@ mod tests {
         entries.answer_operations();
         assert_eq!(name(&mut later), None);
     }
+
+    /// The pause prevents that a grant that fails at once is tried again and again.
+    #[tokio::test(start_paused = true)]
+    async fn paused_request_is_due_when_its_pause_ends() {
+        let mut entries = Entries::default();
+        let first = entries.push_lease(LeaseId(1), None, Arc::new(NoInbox));
+        let second = entries.push_lease(LeaseId(2), None, Arc::new(NoInbox));
+        let now = Instant::now();
+        assert_eq!(entries.next_due(now), None);
+        entries.pause(first, now + PAUSE * 2);
+        entries.pause(second, now + PAUSE);
+        assert_eq!(entries.next_due(now), Some(now + PAUSE));
+        assert_eq!(entries.next_due(now + PAUSE), Some(now + PAUSE * 2));
+        assert_eq!(entries.lease(second).unwrap().paused_until(now + PAUSE), None);
+        drop(entries.remove(first));
+        assert_eq!(entries.next_due(now + PAUSE), None);
+    }
+
+    #[test]
+    fn request_of_an_earlier_gpushd_reserves_nothing_at_first() {
+        let mut entries = Entries::default();
+        entries.push_lease(LeaseId(1), None, Arc::new(NoInbox));
+        let mut table = LeaseTable::default();
+        let mut queued = record(1, 1000, "GPU-0");
+        queued.state = LeaseState::Queued;
+        table.insert(queued);
+        assert_eq!((entries.unresolved().len(), entries.needing_capacity(&table).count()), (1, 0));
+        assert!(entries.has_leases());
+    }
 }

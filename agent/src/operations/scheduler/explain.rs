@@ -7,7 +7,7 @@ use gpush_api::{ApiError, Gpu, GpuInstance, LeaseBinding, LeaseKind, Placement, 
 use gpush_core::{
     desired::desired_states,
     lease::placement::{Assignment, Blockers, Closed, ErrorContext, NoAssignment, Obstacle, PlacementRequest},
-    mps::NotServing,
+    mps::{MpsTargets, NotServing},
     refusal,
     schedule::{QueuedEntry, Ticket},
     sharing,
@@ -86,17 +86,17 @@ fn explanation(
         gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.as_str()).collect();
     if demand.wanted.share.kind() == LeaseKind::Mps {
         let closed = outlook.not_serving(&uuids);
-        let is_final =
-            closed.len() == uuids.len() && closed.iter().all(|closed| matches!(closed, NotServing::Lasting(_)));
+        let none_serves = none_serves(&host.mps, &uuids, closed.len());
+        let is_final = none_serves && closed.iter().all(|closed| matches!(closed, NotServing::Lasting(_)));
         let mut closed: Vec<ApiError> = closed.into_iter().map(ApiError::from).collect();
         if is_final && let Some(first) = closed.pop() {
             // No MPS daemon of these GPUs serves clients, and waiting does not change that. So the error names the
             // daemons instead of the leases.
             return closed.into_iter().fold(first, |error, other| error.cause(other.message));
         }
-        if closed.len() == uuids.len() {
+        if let Some(first) = closed.first().filter(|_| none_serves) {
             // If an administrator must start a daemon, the hint must not suggest waiting.
-            error.hint = closed[0].hint.clone().or(error.hint);
+            error.hint = first.hint.clone().or(error.hint);
         }
         error.causes.extend(closed.into_iter().map(|closed| closed.message));
     }
@@ -130,6 +130,13 @@ fn explanation(
     });
     error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead of this request in the queue", entry.waiter)));
     error
+}
+
+/// Returns whether each of these GPUs has MPS targets, and none of the targets serves clients. `closed` is the number of
+/// targets on these GPUs that do not serve.
+fn none_serves(targets: &MpsTargets, gpus: &[&str], closed: usize) -> bool {
+    let on_each = gpus.iter().map(|gpu| targets.on_gpu(gpu).count());
+    on_each.clone().all(|targets| targets > 0) && on_each.sum::<usize>() == closed
 }
 
 /// Describes the processes that use these GPUs and MIG devices without a lease, one clause for each process.
@@ -259,9 +266,25 @@ fn is_on(lease: &OpenLease, uuids: &BTreeSet<String>) -> bool {
 #[cfg(test)]
 mod tests {
     use gpush_api::ProcessKind;
-    use gpush_core::preset;
+    use gpush_core::{mps::MpsTarget, preset};
 
     use super::*;
+    use crate::modes::scene::{READY, daemon_report, mps_target};
+
+    /// Fault: two stopped daemons of one GPU counted as the daemons of two GPUs. So the refusal named only the stopped
+    /// daemons, although the daemon of the other GPU serves and a lease on it will end.
+    #[test]
+    fn each_gpu_must_have_only_stopped_daemons_if_none_serves() {
+        let mut targets = MpsTargets::default();
+        for (uuid, gpu) in [("MIG-0", "GPU-0"), ("MIG-1", "GPU-0"), ("GPU-1", "GPU-1")] {
+            let target = MpsTarget { gpu_uuid: gpu.to_owned(), ..mps_target(uuid, daemon_report(READY)) };
+            targets.by_uuid.insert(uuid.to_owned(), Arc::new(target));
+        }
+        assert!(!none_serves(&targets, &["GPU-0", "GPU-1"], 2), "the daemon of GPU 1 serves");
+        assert!(none_serves(&targets, &["GPU-0", "GPU-1"], 3));
+        assert!(none_serves(&targets, &["GPU-0"], 2) && !none_serves(&targets, &["GPU-0"], 1));
+        assert!(!none_serves(&targets, &["GPU-0", "GPU-2"], 2), "GPU 2 has no daemon, but may get one");
+    }
 
     /// Fault: if a process without a lease blocked a request, the refusal said only that the GPU has no room.
     /// Fault: the tasks of a refused job printed the process of another user.

@@ -119,14 +119,69 @@ pub(super) fn gpus_of(members: &[LeaseMember]) -> BTreeSet<String> {
 
 #[cfg(test)]
 mod tests {
-    use gpush_core::{config::Config, lease::placement::Closed};
+    use gpush_api::{ComputeMode, Memory, TimesliceLevel};
+    use gpush_core::{
+        config::Config,
+        lease::placement::{Closed, GpuOffer, TimesliceOffer},
+    };
 
     use super::*;
-    use crate::state::{
-        Holder, State,
-        leases::tests::record,
-        tests::{list, read},
+    use crate::{
+        modes::scene::{mig_gpu, whole_gpu},
+        state::{
+            Holder, State,
+            leases::tests::record,
+            tests::{list, read},
+        },
     };
+
+    /// Returns the only member of an assignment on GPU 0.
+    fn member(gpu: Gpu, member: Member, timeslice: Option<TimesliceOffer>) -> LeaseMember {
+        let offered = Host { gpus: vec![GpuOffer { index: 0, timeslice, ..GpuOffer::default() }] };
+        let assignment = Assignment { members: vec![member], destroys: Vec::new() };
+        let now = State::empty().now();
+        members(&now, &assignment, &[gpu], &offered, &LeaseRequest::default()).unwrap().remove(0)
+    }
+
+    #[test]
+    fn whole_gpu_counts_with_all_its_memory() {
+        let memory = Memory { total_mib: 1001, used_mib: 0 };
+        let whole = member(Gpu { memory, ..whole_gpu() }, Member::Whole { gpu: 0 }, None);
+        assert_eq!((whole.target.as_str(), whole.share, whole.memory_mib), ("GPU-0", MemberShare::Whole, 1001));
+    }
+
+    /// A quota of memory must not let users get more than all of it, so the share is rounded up.
+    #[test]
+    fn replica_counts_with_its_part_and_keeps_the_terms_of_the_rule() {
+        let gpu = || Gpu { memory: Memory { total_mib: 1001, used_mib: 0 }, ..whole_gpu() };
+        let (level, compute_mode) = (TimesliceLevel::Long, Some(ComputeMode::Default));
+        let offer = |replicas| TimesliceOffer { replicas, level, compute_mode, taken: 0, excluding: 0 };
+        let replica = member(gpu(), Member::Timeslice { gpu: 0 }, Some(offer(4)));
+        assert_eq!(replica.memory_mib, 251);
+        assert_eq!(replica.share, MemberShare::Timeslice { replicas: 4, level: Some(level), compute_mode });
+        let only = member(gpu(), Member::Timeslice { gpu: 0 }, None);
+        assert_eq!((only.memory_mib, only.gpu_memory_mib), (1001, 1001), "the GPU offers none any more");
+    }
+
+    #[test]
+    fn mig_device_counts_with_its_read_or_nominal_memory() {
+        let mut gpu = mig_gpu(&["3g.40gb@4"]);
+        let device = |gpu: &Gpu| member(gpu.clone(), Member::Device { gpu: 0, uuid: "MIG-0".to_owned() }, None);
+        assert_eq!(device(&gpu).memory_mib, 40 * 1024);
+        gpu.mig.as_mut().unwrap().instances[0].memory = Some(Memory { total_mib: 39_936, used_mib: 0 });
+        let read = device(&gpu);
+        assert_eq!((read.target.as_str(), read.memory_mib), ("MIG-0", 39_936));
+        assert_eq!(read.share, MemberShare::Mig { profile: "3g.40gb".to_owned() });
+    }
+
+    #[test]
+    fn gpus_of_slurm_are_those_whose_rule_says_so() {
+        let state = state();
+        assert_eq!(slurm_gpus(&state.now()), BTreeSet::new());
+        let rule = "[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+        state.replace_config(Arc::new(Config::parse(rule, "c").unwrap()), 2);
+        assert_eq!(slurm_gpus(&state.now()), BTreeSet::from([1]));
+    }
 
     /// Returns a state with GPUs 0 and 1, which are offered as whole GPUs.
     fn state() -> State {

@@ -1,0 +1,94 @@
+//! The services and hooks of an in-process test: `systemctl` and the hooks do not run, but take and report a state.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use gpush_host::helper::{End, Ended, Job, scripted::ScriptedPrograms};
+use gpush_locked::Locked;
+
+use super::smi::ScriptedSmi;
+
+/// The scripted services and hooks.
+#[derive(Debug, Default)]
+pub(super) struct ScriptedServices(Locked<ServiceScript>);
+
+#[derive(Debug, Default)]
+struct ServiceScript {
+    /// The services that run.
+    running: BTreeSet<String>,
+    /// How calls end that do not succeed, such as `stop nvsm` or `hook-before`.
+    ends: BTreeMap<String, End>,
+    /// The calls, in the same form. A call of the hook `after` also has the result of the operation.
+    calls: Vec<String>,
+}
+
+impl ScriptedServices {
+    /// Starts a service, without gpushd.
+    pub(super) fn start(&self, service: &str) {
+        self.0.lock().running.insert(service.to_owned());
+    }
+
+    /// Returns whether a service runs.
+    pub(super) fn runs(&self, service: &str) -> bool {
+        self.0.lock().running.contains(service)
+    }
+
+    /// Lets calls such as `stop nvsm` or `hook-before` end like this, without an effect.
+    pub(super) fn end(&self, call: &str, end: End) {
+        self.0.lock().ends.insert(call.to_owned(), end);
+    }
+
+    /// Lets all calls succeed.
+    pub(super) fn clear_faults(&self) {
+        self.0.lock().ends.clear();
+    }
+
+    /// Returns the calls since the last call of this function.
+    pub(super) fn take_calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().calls)
+    }
+
+    fn run(&self, job: &Job) -> Ended {
+        let mut script = self.0.lock();
+        let unit = job.args.get(1).map(|unit| unit.trim_end_matches(".service").to_owned());
+        let call = match (job.args.first(), &unit) {
+            (Some(verb), Some(service)) => format!("{verb} {service}"),
+            _ => job.step.clone(),
+        };
+        let result = job.env.get("GPUSH_RESULT").map_or_else(String::new, |result| format!(" {result}"));
+        script.calls.push(format!("{call}{result}"));
+        let failed = script.ends.get(&call).cloned();
+        let end = failed.unwrap_or_else(|| match (job.args.first().map(String::as_str), unit) {
+            (Some("is-active"), Some(service)) => End::Exited(if script.running.contains(&service) { 0 } else { 3 }),
+            (Some("start"), Some(service)) => {
+                script.running.insert(service);
+                End::Exited(0)
+            }
+            (Some("stop"), Some(service)) => {
+                script.running.remove(&service);
+                End::Exited(0)
+            }
+            _ => End::Exited(0),
+        });
+        Ended { end, output: String::new() }
+    }
+}
+
+/// All helper programs of a host.
+#[derive(Debug)]
+pub(super) struct ScriptedHelpers {
+    pub(super) smi: Arc<ScriptedSmi>,
+    pub(super) services: Arc<ScriptedServices>,
+}
+
+impl ScriptedPrograms for ScriptedHelpers {
+    fn run(&self, job: &Job) -> Ended {
+        if job.args.first().is_some_and(|arg| arg == "compute-policy") {
+            self.smi.run(job)
+        } else {
+            self.services.run(job)
+        }
+    }
+}
