@@ -170,7 +170,7 @@ fn sources(folder: &std::path::Path, found: &mut Vec<String>) {
             if path.file_name().is_some_and(|name| name != "openapi" && name != "in_process") {
                 sources(&path, found);
             }
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
+        } else if path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("tests.rs") {
             let text = std::fs::read_to_string(&path).unwrap();
             found.push(text.split("#[cfg(test)]").next().unwrap_or_default().to_owned());
         }
