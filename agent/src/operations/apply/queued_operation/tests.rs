@@ -30,3 +30,18 @@ fn end_of_the_wait_names_the_error_of_each_gpu() {
         ]
     );
 }
+
+#[test]
+fn operation_waits_only_for_what_can_change_by_itself() {
+    let waits = |code, retryable| {
+        let error = ApiError::new(code, "GPU 0 cannot be changed");
+        is_retryable(&if retryable { error.retryable() } else { error })
+    };
+    for code in [Code::Blocked, Code::Conflict, Code::Resetting, Code::Unavailable, Code::Stopping] {
+        assert!(waits(code, true) && !waits(code, false), "{code:?}");
+    }
+    assert!(waits(Code::DriverUnavailable, false) && waits(Code::DriverTimeout, false));
+    for code in [Code::UnknownProfile, Code::LayoutImpossible, Code::GpuLost, Code::ConfigInvalid, Code::Denied] {
+        assert!(!waits(code, true), "{code:?}");
+    }
+}
