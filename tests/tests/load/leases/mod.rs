@@ -91,33 +91,14 @@ fn leases_follow_the_model_in_random_steps() {
     assert!(run.violation.is_none(), "{}", run.violation.unwrap_or_default());
 }
 
-fn finds(planted: Planted) {
-    let run = run(STEPS, seed(), Some(planted));
-    let violation = run.violation.expect("the planted fault is found");
-    println!("{planted:?}: found in step {}: {}", run.steps, violation.lines().next().unwrap_or_default());
-}
-
+/// Checks the test itself.
 #[test]
-fn planted_double_grant_is_found() {
-    finds(Planted::DoubleGrant);
-}
-
-#[test]
-fn planted_lost_release_is_found() {
-    finds(Planted::LostRelease);
-}
-
-#[test]
-fn planted_early_free_is_found() {
-    finds(Planted::FreedEarly);
-}
-
-#[test]
-fn planted_grant_of_another_kind_is_found() {
-    finds(Planted::OtherKind);
-}
-
-#[test]
-fn planted_change_of_the_compute_mode_is_found() {
-    finds(Planted::ComputeMode);
+fn every_planted_fault_is_found() {
+    for planted in
+        [Planted::DoubleGrant, Planted::LostRelease, Planted::FreedEarly, Planted::OtherKind, Planted::ComputeMode]
+    {
+        let run = run(STEPS, seed(), Some(planted));
+        let violation = run.violation.unwrap_or_else(|| panic!("{planted:?} is not found"));
+        println!("{planted:?}: found in step {}: {}", run.steps, violation.lines().next().unwrap_or_default());
+    }
 }
