@@ -259,7 +259,7 @@ fn kill_at_store_writes_in_mode_change_is_recovered() {
     let mut unbegun = 0;
     for call in ["pwrite64", "fdatasync"] {
         // Each kill of this test takes long. A soak kills gpushd at every write.
-        for number in (1..400).step_by(crate::write_step(8)) {
+        for number in (1..400).step_by(crate::write_step(6)) {
             // The helper programs also write files, and must not be killed. So the fault applies
             // only to files in the state directory.
             let (trace, inject) = (format!("trace={call}"), format!("inject={call}:signal=SIGKILL:when={number}"));
