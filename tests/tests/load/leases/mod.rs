@@ -3,7 +3,7 @@
 //! the simulated hardware with a reference model. The model follows the rules for leases, not the code
 //! of gpushd.
 //!
-//! The default is 1,000 steps. `GPUSH_TEST_LEASE_STEPS` sets another number, and `GPUSH_TEST_SEED`
+//! The default is 500 steps. `GPUSH_TEST_LEASE_STEPS` sets another number, and `GPUSH_TEST_SEED`
 //! repeats a run. `cargo xtask soak` runs 10,000 steps.
 //!
 //! To check the test itself, faults change the requests and responses between gpushd and the test, or
@@ -40,7 +40,7 @@ use self::{
 };
 
 /// Default number of steps. The test must find an inserted fault within this number of steps.
-const STEPS: u64 = 1000;
+const STEPS: u64 = 500;
 
 /// The rules at the start, and the number of GPUs with MIG.
 const RULES: [Rule; 5] = [Rule::Mig(Layout::PLAIN), Rule::Mps, Rule::Timeslice, Rule::Whole, Rule::Whole];
