@@ -165,3 +165,14 @@ fn one_flag_has_one_meaning() {
         }
     }
 }
+
+/// The help of `events --kind` gets its list from the type.
+#[test]
+fn api_page_has_every_event_kind() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/api.md")).unwrap();
+    let (_, table) = page.split_once("| kind | when |").expect("the table of kinds");
+    let table = table.split("\n\n").next().unwrap_or_default();
+    for kind in gpush_api::EventKind::ALL {
+        assert!(table.contains(&format!("| `{}` |", kind.name())), "docs/api.md lacks {}: {table}", kind.name());
+    }
+}

@@ -378,6 +378,20 @@ mod tests {
         assert_eq!(why(gpu.observed_at - second), None);
     }
 
+    /// A server may run on without clients.
+    #[test]
+    fn mps_client_keeps_a_drain_waiting_and_its_server_does_not() {
+        let daemon = fixtures::mps::busy();
+        let server = daemon.servers[0].pid.unwrap();
+        let mut gpu = fixtures::gpu(0, "A100", 40_960, None);
+        gpu.processes = vec![fixtures::process(server, "alice", "nvidia-cuda-mps-server", 30)];
+        let why = |gpu: &Gpu| reason_to_wait(gpu, std::slice::from_ref(&daemon), &[], Timestamp::MIN).unwrap();
+        assert_eq!(why(&gpu), None);
+        gpu.processes.push(fixtures::process(7001, "alice", "train.py", 400));
+        let named = why(&gpu).unwrap();
+        assert!(named.starts_with("used by pid 7001") && !named.contains(&server.to_string()), "{named}");
+    }
+
     /// Earlier fault: `gpu reset --wait` said that the GPU stays cordoned, and did not name `maintenance leave`.
     #[test]
     fn gpu_in_maintenance_has_the_command_that_ends_it() {

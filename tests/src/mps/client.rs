@@ -60,19 +60,6 @@ impl Client {
         Self::spawn(command, environment, uid)
     }
 
-    /// Does the same as [`Client::begin`], but the environment of the program does not contain `GPUSH_LEASE`. Only the
-    /// environment of its parent does.
-    ///
-    /// # Panics
-    /// If the program cannot be started.
-    #[must_use]
-    pub fn begin_with_named_parent(host: &Host, environment: &[(String, String)], uid: Option<u32>) -> Self {
-        let mut command = host.command("/bin/sh");
-        // The second command prevents the shell from becoming the program.
-        command.args(["-c", "env -u GPUSH_LEASE \"$0\" mps-client; :"]).arg(program("gpush-sim"));
-        Self::spawn(command, environment, uid)
-    }
-
     fn spawn(mut command: Command, environment: &[(String, String)], uid: Option<u32>) -> Self {
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());

@@ -5,7 +5,7 @@ use std::{
     io::{BufRead, BufReader, Read},
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::Path,
-    process::{Command, Stdio},
+    process::{Child, ChildStderr, Command, Stdio},
     time::Instant,
 };
 
@@ -125,12 +125,24 @@ fn layout_is_planned_applied_and_asserted() {
 }
 
 #[test]
-fn instance_in_use_is_kept_and_named() {
+fn failed_apply_is_rolled_back_and_used_instance_is_kept() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
     let agent = started(&host, CONFIG);
-    let pid = busy(&host, &agent, 9000);
     let before = real_layout(&host, 0);
+    // The second creation fails only once. So the rollback succeeds.
+    host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --times 1 --rc INSUFFICIENT_RESOURCES");
+    let text = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb*7"]);
+    assert!(text.contains("rolled back") && text.contains("as it was before"), "{text}");
+    assert!(text.contains("error: ") && text.contains("hint: "), "{text}");
+    assert!(text.ends_with("[exit 1]\n"), "{text}");
+    assert_eq!(real_layout(&host, 0), before);
+    let (code, operation) = json::<Operation>(&agent, &["operation", "show"]);
+    assert_eq!((code, operation.state), (0, OperationState::RolledBack));
+    let (code, _) = json::<Plans>(&agent, &["mig", "assert"]);
+    assert_eq!(code, 0, "the config's layout stands again");
+    host.clear_faults();
 
+    let pid = busy(&host, &agent, 9000);
     let refused = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "7g.80gb"]);
     assert!(refused.contains(&format!("pid {pid}")) && refused.contains("3g.40gb@4"), "{refused}");
     assert!(refused.contains("hint:") && refused.ends_with("[exit 4]\n"), "{refused}");
@@ -147,24 +159,6 @@ fn instance_in_use_is_kept_and_named() {
     let (_, gpus) = json::<Vec<Gpu>>(&agent, &["gpu", "show", "0"]);
     let kept = gpus[0].mig.as_ref().expect("MIG").instances.iter().find(|i| i.placement.start == 4).expect("kept");
     assert_eq!(kept.compute[0].processes[0].pid.map(|pid| pid.to_string()), Some(pid));
-}
-
-#[test]
-fn failed_apply_is_rolled_back_and_reported() {
-    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
-    let agent = started(&host, CONFIG);
-    let before = real_layout(&host, 0);
-    // The second creation fails only once. So the rollback succeeds.
-    host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --times 1 --rc INSUFFICIENT_RESOURCES");
-    let text = run(&agent, &["mig", "apply", "--gpu", "0", "--layout", "1g.10gb*7"]);
-    assert!(text.contains("rolled back") && text.contains("as it was before"), "{text}");
-    assert!(text.contains("error: ") && text.contains("hint: "), "{text}");
-    assert!(text.ends_with("[exit 1]\n"), "{text}");
-    assert_eq!(real_layout(&host, 0), before);
-    let (code, operation) = json::<Operation>(&agent, &["operation", "show"]);
-    assert_eq!((code, operation.state), (0, OperationState::RolledBack));
-    let (code, _) = json::<Plans>(&agent, &["mig", "assert"]);
-    assert_eq!(code, 0, "the config's layout stands again");
 }
 
 #[test]
@@ -320,20 +314,27 @@ fn override_is_created_listed_and_cleared() {
     assert_snapshot!(ageless(&text));
 }
 
-#[test]
-fn operation_continues_after_ctrl_c() {
-    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
-    let agent = Agent::start(&host, "");
+/// Begins an apply whose second creation hangs. Returns gpushctl and its standard error, of which the first line has been
+/// read.
+fn hung_apply(host: &Host, agent: &Agent, id: &str) -> (Child, BufReader<ChildStderr>) {
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --hang");
     let args = ["mig", "apply", "--gpu", "0", "--layout", "1g.10gb*2"];
     let mut child =
-        gpushctl(&agent, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl can be started");
+        gpushctl(agent, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl can be started");
     let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
     let mut line = String::new();
     // gpushctl prints that the operation has started. The second creation of the operation hangs
     // now.
     stderr.read_line(&mut line).expect("text");
-    assert_eq!(line, "op-1: 4 steps on GPU 0\n");
+    assert_eq!(line, format!("{id}: 4 steps on GPU 0\n"));
+    (child, stderr)
+}
+
+#[test]
+fn operation_continues_after_ctrl_c_and_a_killed_agent() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
+    let agent = Agent::start(&host, "");
+    let (mut child, mut stderr) = hung_apply(&host, &agent, "op-1");
     kill(Pid::from_raw(child.id().try_into().expect("a pid")), Signal::SIGINT).expect("it is there");
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).expect("text");
@@ -346,27 +347,18 @@ fn operation_continues_after_ctrl_c() {
     let ended = run(&agent, &["operation", "wait", "op-1", "--quiet"]);
     assert!(ended.contains("op-1 done") && ended.ends_with("[exit 0]\n"), "{ended}");
     assert_eq!(real_layout(&host, 0).len(), 2);
-}
 
-#[test]
-fn apply_survives_a_killed_agent() {
-    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n");
-    let agent = Agent::start(&host, "");
-    host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --after 1 --hang");
-    let args = ["mig", "apply", "--gpu", "0", "--layout", "1g.10gb*2"];
-    let mut child =
-        gpushctl(&agent, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("gpushctl can be started");
-    let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
-    let mut text = String::new();
-    stderr.read_line(&mut text).expect("text");
+    // The next agent resumes an operation of a killed agent, and gpushctl waits for it.
+    assert_eq!(agent.apply(&["0"], &["none"]).state, OperationState::Done);
+    let (mut child, mut stderr) = hung_apply(&host, &agent, "op-3");
     agent.kill();
     host.clear_faults();
     let again = Agent::start(&host, "");
+    let mut text = String::new();
     stderr.read_to_string(&mut text).expect("text");
-    // The next agent resumes the operation, and gpushctl waits for it.
     assert_eq!(child.wait().expect("it ends").code(), Some(0), "{text}");
-    let shown = run(&again, &["operation", "show", "op-1"]);
-    assert!(shown.contains("op-1 done") && shown.contains("gpushd ended while the operation was running"), "{shown}");
+    let shown = run(&again, &["operation", "show", "op-3"]);
+    assert!(shown.contains("op-3 done") && shown.contains("gpushd ended while the operation was running"), "{shown}");
     assert_eq!(real_layout(&host, 0).len(), 2);
     assert!(run(&again, &["status"]).ends_with("[exit 0]\n"));
 }
@@ -402,12 +394,6 @@ fn exit_codes_match_the_document() {
         let (with_json, _) = json::<serde_json::Value>(&agent, args);
         assert_eq!(with_json, status, "{args:?} --json");
     }
-}
-
-#[test]
-fn unknown_operation_is_an_error() {
-    let host = Host::up("a30x4");
-    let agent = Agent::start(&host, "");
     for args in [["operation", "show", "op-99"], ["operation", "wait", "nonsense"]] {
         let text = run(&agent, &args);
         assert!(text.contains("hint: `gpushctl operation list`") && text.ends_with("[exit 2]\n"), "{text}");

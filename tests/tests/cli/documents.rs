@@ -268,23 +268,3 @@ fn manual_install_puts_files_where_units_expect_them() {
         assert!(link.symlink_metadata().is_ok(), "{} is not enabled", link.display());
     }
 }
-
-#[test]
-fn socket_group_is_the_same_in_all_files() {
-    let read = |path: &str| std::fs::read_to_string(repository().join(path)).unwrap();
-    assert!(read("packaging/sysusers.d/gpush.conf").lines().any(|line| line == "g gpush -"));
-    assert!(read("systemd/gpushd.socket").lines().any(|line| line == "SocketGroup=gpush"));
-    assert!(read("config.example.toml").lines().any(|line| line == "#socket_group = \"gpush\""));
-    assert!(document("install.md").contains("group `gpush`"));
-}
-
-#[test]
-fn missing_named_config_is_an_error_with_a_hint() {
-    let output = shell("gpushd --config /nonexistent/config.toml", &[]);
-    let printed = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        printed.contains("there is no config file") && printed.contains("`install -D -m 644 /dev/null "),
-        "{printed}"
-    );
-    assert!(!output.status.success());
-}

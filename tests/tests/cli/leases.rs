@@ -97,7 +97,7 @@ fn run_holds_a_mig_device_until_its_command_ends() {
 }
 
 #[test]
-fn run_without_free_capacity_fails_and_waits_when_asked() {
+fn run_without_free_capacity_fails_or_waits_in_the_queue() {
     let (_host, agent) = started();
     let held = Held::start(&agent, &["--whole"]);
     let (code, text) = run(&agent, &["run", "--whole", "--", "true"]);
@@ -106,6 +106,16 @@ fn run_without_free_capacity_fails_and_waits_when_asked() {
     assert!(code == 4 && text.contains(held.line.split(' ').next().expect("an id")), "{text}");
     let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h", "--wait=1"]);
     assert_eq!(code, 8, "{text}");
+
+    // A killed client leaves the queue.
+    for words in
+        [&["run", "--whole", "--wait", "--", "true"][..], &["lease", "env", "--whole", "--wait", "--for", "1h"]]
+    {
+        let mut waiting = gpushctl(&agent, words, 100).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it");
+        agent.await_that("a lease is queued", || leases(&agent).iter().any(|one| one.state == LeaseState::Queued));
+        waiting.kill().and_then(|()| waiting.wait()).expect("it ends");
+        agent.await_that("the queue is empty", || leases(&agent).iter().all(|one| one.state != LeaseState::Queued));
+    }
 
     let waiting = gpushctl(&agent, &["run", "--whole", "--wait", "--", "/bin/echo", "granted"], 100)
         .stdout(Stdio::piped())
@@ -119,21 +129,6 @@ fn run_without_free_capacity_fails_and_waits_when_asked() {
     let output = waiting.wait_with_output().expect("an end");
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8_lossy(&output.stdout), "granted\n");
-}
-
-#[test]
-fn killed_waiting_client_leaves_the_queue() {
-    let (_host, agent) = started();
-    let held = Held::start(&agent, &["--whole"]);
-    for words in
-        [&["run", "--whole", "--wait", "--", "true"][..], &["lease", "env", "--whole", "--wait", "--for", "1h"]]
-    {
-        let mut waiting = gpushctl(&agent, words, 100).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it");
-        agent.await_that("a lease is queued", || leases(&agent).iter().any(|one| one.state == LeaseState::Queued));
-        waiting.kill().and_then(|()| waiting.wait()).expect("it ends");
-        agent.await_that("the queue is empty", || leases(&agent).iter().all(|one| one.state != LeaseState::Queued));
-    }
-    held.end();
 }
 
 #[test]
@@ -266,7 +261,7 @@ fn group_owner_and_quota_limit_leases() {
 }
 
 #[test]
-fn impossible_request_is_refused_with_alternatives() {
+fn refused_request_names_alternatives_and_quiet_no_warnings() {
     let (_host, agent) = started();
     for (words, code, part) in [
         (&["--mig", "2g.30gb"][..], 2, "2g.20gb"),
@@ -285,18 +280,20 @@ fn impossible_request_is_refused_with_alternatives() {
         assert!(text.contains(part) && text.contains("hint"), "{text}");
     }
     assert!(leases(&agent).is_empty());
-}
-
-#[test]
-fn blocking_leases_are_named() {
-    let (_host, agent) = started();
-    let id = request(&agent, &["--mig", "1g.10gb", "--for", "1h"]);
-    for args in [&["mig", "apply", "7g.80gb", "-g", "0", "--once"][..], &["gpu", "reset", "0"]] {
-        let (code, text) = run(&agent, args);
-        assert!(code == 4 && text.contains(&id), "{text}");
-    }
-    let (code, text) = run(&agent, &["gpu", "drain", "0", "--timeout", "1s"]);
-    assert!(code == 8 && text.contains(&id), "{text}");
+    request(&agent, &["--mig", "3g.40gb", "--for", "1h"]);
+    let (code, text) = run(&agent, &["lease", "request", "--mig", "3g.40gb", "--for", "1h"]);
+    assert!(code == 4 && text.contains("the largest free MIG device is 1g.10gb, on GPU 0"), "{text}");
+    assert!(text.contains("request 1g.10gb; to wait until the lease can be granted"), "{text}");
+    let two = ["lease", "request", "--mig", "1g.10gb", "--count", "2", "--for", "1h"];
+    let (code, text) = run(&agent, &[&two[..], &["-q"]].concat());
+    assert!(code == 0 && !text.contains("warning"), "{text}");
+    let id = leases(&agent).pop().expect("a lease").id.to_string();
+    done(&agent, &["lease", "release", &id]);
+    let (code, text) = run(&agent, &two);
+    assert!(
+        code == 0 && text.contains("warning: with a driver older than R570, a process can use only one MIG device"),
+        "{text}"
+    );
 }
 
 /// Starts a gpushctl command in the environment of the simulated host. In this environment,
@@ -316,15 +313,56 @@ fn is_cordoned(agent: &Agent, index: u32) -> bool {
     !agent.gpu(index).cordons.is_empty()
 }
 
+fn end_lease(agent: &Agent, id: &str) {
+    done(agent, &["lease", "release", id]);
+    agent.await_that("the lease has ended", || lease(agent, id).state == LeaseState::Ended);
+}
+
+/// Fault: a reset needs maintenance of the host, so a lease of any GPU prevented it.
 #[test]
-fn reset_and_maintenance_wait_for_a_lease_when_asked() {
+fn reset_and_maintenance_wait_for_leases_of_their_gpus() {
     let (host, agent) = started();
+    let id = request(&agent, &["--mig", "1g.10gb", "--for", "1h", "-g", "0"]);
+    let args = ["gpu", "reset", "1"];
+    let (code, text) = ended(&args, on_host(&host, &agent, &args));
+    assert!(code == 0 && text.contains("GPU 1: reset"), "{text}");
+    assert_eq!(lease(&agent, &id).state, LeaseState::Active);
+    // The audit trail of the GPU that was reset contains the reset.
+    for (gpu, has_reset) in [("1", true), ("0", false)] {
+        let trail = done(&agent, &["audit", "-g", gpu]);
+        assert_eq!(trail.contains("maintenance.enter") && trail.contains("reset of GPU 1"), has_reset, "{trail}");
+    }
+    // The lease blocks each change of its own GPU. Without GPUs as arguments, `maintenance enter` is for the whole host.
+    for (args, expected) in [
+        (&["gpu", "reset", "0"][..], 4),
+        (&["maintenance", "enter"], 4),
+        (&["mig", "apply", "7g.80gb", "-g", "0", "--once"], 4),
+        (&["gpu", "drain", "0", "--timeout", "1s"], 8),
+    ] {
+        let (code, text) = run(&agent, args);
+        assert!(code == expected && text.contains(&id), "{text}");
+        assert!(args[1] != "reset" || text.contains(&format!("lease revoke {id} --end")), "{text}");
+    }
+    done(&agent, &["gpu", "uncordon", "0"]);
+    end_lease(&agent, &id);
+
+    // A command that waits too long changes nothing.
+    let id = request(&agent, &["--whole", "-g", "1", "--for", "1h"]);
+    for args in [&["gpu", "reset", "1", "--wait=1s"][..], &["maintenance", "enter", "--wait=1s"]] {
+        let (code, text) = ended(args, on_host(&host, &agent, args));
+        assert!(code == 8 && text.contains(&id), "{text}");
+        assert!(!agent.get("/v1/health").json()["maintenance"].is_object(), "{text}");
+        assert!(!is_cordoned(&agent, 0) && !is_cordoned(&agent, 1), "{text}");
+    }
+    assert_eq!(lease(&agent, &id).state, LeaseState::Active);
+    end_lease(&agent, &id);
+
     for args in [&["gpu", "reset", "1", "--wait"][..], &["maintenance", "enter", "--wait"]] {
         let id = request(&agent, &["--whole", "-g", "1", "--for", "1h"]);
         let mut waiting = on_host(&host, &agent, args);
         agent.await_that("the GPU is cordoned", || is_cordoned(&agent, 1));
         assert!(waiting.try_wait().expect("a state").is_none(), "it waits for {id}");
-        // While the reset waits, gpushd grants no new lease.
+        // While the command waits, gpushd grants no new lease.
         let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "-g", "1"]);
         assert_ne!(code, 0, "{text}");
         done(&agent, &["lease", "release", &id]);
@@ -337,40 +375,6 @@ fn reset_and_maintenance_wait_for_a_lease_when_asked() {
         }
         agent.await_that("no cordon is left", || !is_cordoned(&agent, 0) && !is_cordoned(&agent, 1));
     }
-}
-
-/// Fault: a reset needs maintenance of the host, so a lease of any GPU prevented it.
-#[test]
-fn reset_ignores_leases_of_other_gpus() {
-    let (host, agent) = started();
-    let id = request(&agent, &["--mig", "1g.10gb", "--for", "1h", "-g", "0"]);
-    let args = ["gpu", "reset", "1"];
-    let (code, text) = ended(&args, on_host(&host, &agent, &args));
-    assert!(code == 0 && text.contains("GPU 1: reset"), "{text}");
-    assert_eq!(lease(&agent, &id).state, LeaseState::Active);
-    let (code, text) = run(&agent, &["gpu", "reset", "0"]);
-    assert!(code == 4 && text.contains(&format!("lease revoke {id} --end")), "{text}");
-    // The audit trail of the GPU that was reset contains the reset.
-    for (gpu, has_reset) in [("1", true), ("0", false)] {
-        let trail = done(&agent, &["audit", "-g", gpu]);
-        assert_eq!(trail.contains("maintenance.enter") && trail.contains("reset of GPU 1"), has_reset, "{trail}");
-    }
-    // Without GPUs as arguments, `maintenance enter` is for the whole host.
-    let (code, text) = run(&agent, &["maintenance", "enter"]);
-    assert!(code == 4 && text.contains(&id), "{text}");
-}
-
-#[test]
-fn reset_and_maintenance_that_wait_too_long_change_nothing() {
-    let (host, agent) = started();
-    let id = request(&agent, &["--whole", "-g", "1", "--for", "1h"]);
-    for args in [&["gpu", "reset", "1", "--wait=1s"][..], &["maintenance", "enter", "--wait=1s"]] {
-        let (code, text) = ended(args, on_host(&host, &agent, args));
-        assert!(code == 8 && text.contains(&id), "{text}");
-        assert!(!agent.get("/v1/health").json()["maintenance"].is_object(), "{text}");
-        assert!(!is_cordoned(&agent, 0) && !is_cordoned(&agent, 1), "{text}");
-    }
-    assert_eq!(lease(&agent, &id).state, LeaseState::Active);
 }
 
 #[test]
@@ -404,25 +408,6 @@ fn every_listed_name_of_a_device_is_a_target() {
     names.lines().for_each(|name| drop(request(&agent, &["--target", name, "--for", "1h"])));
     let shown = done(&agent, &["lease", "list"]);
     assert!(names.lines().all(|name| shown.contains(name)), "{shown}");
-}
-
-#[test]
-fn refusal_names_largest_free_device_and_quiet_hides_warnings() {
-    let (_host, agent) = started();
-    request(&agent, &["--mig", "3g.40gb", "--for", "1h"]);
-    let (code, text) = run(&agent, &["lease", "request", "--mig", "3g.40gb", "--for", "1h"]);
-    assert!(code == 4 && text.contains("the largest free MIG device is 1g.10gb, on GPU 0"), "{text}");
-    assert!(text.contains("request 1g.10gb; to wait until the lease can be granted"), "{text}");
-    let two = ["lease", "request", "--mig", "1g.10gb", "--count", "2", "--for", "1h"];
-    let (code, text) = run(&agent, &[&two[..], &["-q"]].concat());
-    assert!(code == 0 && !text.contains("warning"), "{text}");
-    let id = leases(&agent).pop().expect("a lease").id.to_string();
-    done(&agent, &["lease", "release", &id]);
-    let (code, text) = run(&agent, &two);
-    assert!(
-        code == 0 && text.contains("warning: with a driver older than R570, a process can use only one MIG device"),
-        "{text}"
-    );
 }
 
 #[test]

@@ -4,7 +4,6 @@ mod api_page;
 mod commands;
 mod completion;
 mod documents;
-mod event_kinds;
 mod hints;
 mod leases;
 mod requests;

@@ -9,11 +9,10 @@ use std::{
     process::{Command, Stdio},
 };
 
-use gpush_api::{Code, DeviceUse, MigDevice, MpsState, Operation, OperationState};
+use gpush_api::{Code, DeviceUse, MigDevice, Operation, OperationState};
 use gpush_tests::{
     agent::{Agent, real_layout},
     host::{Host, program},
-    mps::reaches,
 };
 
 use crate::transcript;
@@ -50,12 +49,30 @@ pub(crate) fn started(host: &Host, config: &str) -> Agent {
     agent
 }
 
-/// Fault: a hint suggested a command that destroyed an override. `mig apply` without a layout also
-/// ended an override.
+/// Faults: a hint suggested a command that destroyed an override. `mig apply` without a layout also ended an override.
+/// `mig on` for a GPU with MIG made an override of its present layout, which froze a dynamic layout.
 #[test]
-fn apply_keeps_an_override_until_it_is_cleared() {
+fn layout_commands_change_only_what_they_name() {
     let host = Host::up(TWO);
     let agent = started(&host, MIXED);
+    // `mig on` changes nothing on a GPU that has MIG.
+    let before = real_layout(&host, 0);
+    let (code, text) = run(&agent, &["mig", "on", "0"]);
+    assert!(code == 0 && text.contains("GPU 0: MIG mode is already on"), "{text}");
+    assert_eq!((agent.gpu(0).overridden, real_layout(&host, 0)), (None, before));
+
+    // `mig add` and `mig remove` keep the other instances.
+    done(&agent, &["mig", "add", "1g.10gb", "-g", "0", "--once"]);
+    assert_eq!(real_layout(&host, 0).len(), 4);
+    let starts = devices(&agent, &["0", "--profile", "1g.10gb"]);
+    done(&agent, &["mig", "remove", "1g.10gb*2", "-g", "0", "--once"]);
+    let left = devices(&agent, &["0", "--profile", "1g.10gb"]);
+    assert_eq!((starts.len(), left.len()), (3, 1));
+    assert!(starts.iter().any(|one| one.uuid == left[0].uuid), "the instance that stays is the same");
+    let (code, text) = run(&agent, &["mig", "remove", "2g.20gb", "-g", "0"]);
+    assert!(code == 2 && text.contains("GPU 0 has no instance `2g.20gb` to remove"), "{text}");
+
+    // `apply` keeps an override until the override is cleared.
     done(&agent, &["mig", "apply", "7g.80gb", "-g", "0", "--reason", "big run"]);
     for args in [&["apply"][..], &["apply", "0"], &["mig", "apply", "-g", "0"]] {
         done(&agent, args);
@@ -66,44 +83,9 @@ fn apply_keeps_an_override_until_it_is_cleared() {
     assert_eq!(real_layout(&host, 0).len(), 3);
 }
 
+/// Fault: during maintenance, `apply` and `ready` reported success, and `ready --json` printed nothing.
 #[test]
-fn instances_are_added_and_removed_next_to_others() {
-    let host = Host::up(TWO);
-    let agent = started(&host, MIXED);
-    done(&agent, &["mig", "add", "1g.10gb", "-g", "0", "--once"]);
-    assert_eq!(real_layout(&host, 0).len(), 4);
-    let starts = devices(&agent, &["0", "--profile", "1g.10gb"]);
-    done(&agent, &["mig", "remove", "1g.10gb*2", "-g", "0", "--once"]);
-    let left = devices(&agent, &["0", "--profile", "1g.10gb"]);
-    assert_eq!((starts.len(), left.len()), (3, 1));
-    assert!(starts.iter().any(|one| one.uuid == left[0].uuid), "the instance that stays is the same");
-    let (code, text) = run(&agent, &["mig", "remove", "2g.20gb", "-g", "0"]);
-    assert!(code == 2 && text.contains("GPU 0 has no instance `2g.20gb` to remove"), "{text}");
-}
-
-#[test]
-fn mig_mode_is_set_without_a_layout() {
-    let host = Host::up(TWO);
-    let agent = started(&host, "");
-    done(&agent, &["mig", "off", "1"]);
-    assert!(!agent.gpu(1).mig.unwrap().enabled);
-    done(&agent, &["mig", "on", "1"]);
-    assert!(agent.gpu(1).mig.unwrap().enabled);
-}
-
-/// Fault: `mig on` for a GPU with MIG made an override of its present layout, which froze a dynamic layout.
-#[test]
-fn mig_on_makes_no_override_of_a_gpu_that_has_mig() {
-    let host = Host::up(TWO);
-    let agent = started(&host, MIXED);
-    let before = real_layout(&host, 0);
-    let (code, text) = run(&agent, &["mig", "on", "0"]);
-    assert!(code == 0 && text.contains("GPU 0: MIG mode is already on"), "{text}");
-    assert_eq!((agent.gpu(0).overridden, real_layout(&host, 0)), (None, before));
-}
-
-#[test]
-fn free_devices_are_listed_and_reserved_ones_are_not() {
+fn cordon_and_maintenance_reserve_devices_and_are_reported() {
     let host = Host::up(TWO);
     let agent = started(&host, MIXED);
     let free = done(&agent, &["mig", "list", "--free", "--profile", "1g.10gb", "-o", "uuid"]);
@@ -113,13 +95,8 @@ fn free_devices_are_listed_and_reserved_ones_are_not() {
     assert!(all.iter().all(|one| one.usage == DeviceUse::Reserved && !one.available), "{all:?}");
     let (code, text) = run(&agent, &["mig", "list", "--free", "-o", "uuid"]);
     assert_eq!((code, text.lines().count()), (Code::Blocked.exit_status().into(), 2), "{text}");
-}
+    done(&agent, &["gpu", "uncordon", "0"]);
 
-/// Fault: during maintenance, `apply` and `ready` reported success, and `ready --json` printed nothing.
-#[test]
-fn apply_and_ready_say_that_the_host_is_in_maintenance() {
-    let host = Host::up(TWO);
-    let agent = started(&host, MIXED);
     let ready = || serde_json::from_str::<serde_json::Value>(&done(&agent, &["ready", "--json"])).unwrap();
     assert_eq!(ready(), serde_json::json!({ "ready": true }));
     done(&agent, &["maintenance", "enter", "--reason", "new driver"]);
@@ -128,26 +105,6 @@ fn apply_and_ready_say_that_the_host_is_in_maintenance() {
     assert!(code == 0 && text.contains("gpushctl maintenance leave"), "{text}");
     let (code, text) = run(&agent, &["apply"]);
     assert!(code == 4 && text.contains("in maintenance: new driver") && text.contains("maintenance leave"), "{text}");
-}
-
-/// Fault: while gpushd ran, `gpu reset` failed even for an idle GPU.
-#[test]
-fn only_idle_gpu_is_reset() {
-    let host = Host::up(TWO);
-    let agent = started(&host, "");
-    let (code, text) = run_in(&host, &agent, &["gpu", "reset", "1"]);
-    assert!(code == 0 && text.contains("GPU 1: reset"), "{text}");
-    let (_, maintenance) = run(&agent, &["maintenance", "status"]);
-    assert!(maintenance.contains("not in maintenance"), "{maintenance}");
-    let layout = ["mig", "apply", "7g.80gb", "-g", "0", "--once"];
-    done(&agent, &layout);
-    let device = devices(&agent, &["0"]).remove(0);
-    let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", device.gi));
-    while devices(&agent, &["0"])[0].usage != DeviceUse::InUse {
-        std::thread::yield_now();
-    }
-    let (code, text) = run_in(&host, &agent, &["gpu", "reset", "0"]);
-    assert!(code == 4 && text.contains(&pid.to_string()) && text.contains("gpu reset 0 --wait"), "{text}");
 }
 
 /// Does the same as `run`, in the environment of the simulated host. In this environment, nvidia-smi is the simulated
@@ -159,9 +116,10 @@ fn run_in(host: &Host, agent: &Agent, args: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), transcript::transcript(args, &output))
 }
 
-/// Fault: if a rule had mode `unmanaged`, `mig assert` refused an exported layout.
+/// Faults: if a rule had mode `unmanaged`, `mig assert` refused an exported layout. An `exclusive` rule on a GPU with MIG
+/// enabled made `mig assert || mig apply` fail every time.
 #[test]
-fn exported_layout_of_an_unmanaged_gpu_can_be_asserted() {
+fn assert_accepts_exported_layouts_and_exclusive_rules() {
     let host = Host::up(TWO);
     let agent = started(&host, "[[gpu]]\nmatch = [\"1\"]\nmode = \"unmanaged\"\n");
     done(&agent, &["mig", "apply", "3g.40gb", "-g", "0", "--once"]);
@@ -170,63 +128,33 @@ fn exported_layout_of_an_unmanaged_gpu_can_be_asserted() {
     done(&agent, &["mig", "assert", "--file", file.to_str().unwrap()]);
     done(&agent, &["mig", "apply", "none", "-g", "0", "--once"]);
     assert_eq!(run(&agent, &["mig", "assert", "--file", file.to_str().unwrap()]).0, 3);
-}
 
-/// Fault: an `exclusive` rule on a GPU with MIG enabled made `mig assert || mig apply` fail every
-/// time.
-#[test]
-fn assert_or_apply_succeeds_with_an_exclusive_rule() {
-    let host = Host::up(TWO);
-    let config = format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n");
-    let agent = started(&host, &config);
+    agent.reload(format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n"));
     if run(&agent, &["mig", "assert"]).0 != 0 {
-        done(&agent, &["mig", "apply"]);
+        done(&agent, &["mig", "apply", "--wait"]);
     }
     done(&agent, &["mig", "assert"]);
     done(&agent, &["apply", "1"]);
     assert!(!agent.gpu(1).mig.unwrap().enabled, "`apply` gives the GPU to its mode");
 }
 
-/// Fault: if gpushd refused the lease, the shell command `eval "$(gpushctl … )"`, which sets the environment of the
-/// lease, still succeeded.
+/// Faults: while gpushd ran, `gpu reset` failed even for an idle GPU. A cancelled operation ended with an error. An
+/// operation that had never started was shown as `rolled back`.
 #[test]
-fn evaluated_environment_of_a_refused_lease_fails() {
+fn used_gpu_is_not_reset_and_delays_an_operation() {
     let host = Host::up(TWO);
     let agent = started(&host, "");
-    for command in ["lease env --mps -g 9 --for 1h", "lease env L9", "lease env --mps --for soon"] {
-        let script =
-            format!("eval \"$({} {command} 2>/dev/null)\" && echo past || echo stopped", program("gpushctl").display());
-        let output = Command::new("sh").args(["-c", &script]).env("GPUSH_SOCKET", agent.socket()).output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&output.stdout), "stopped\n", "{command}");
-    }
-}
-
-/// Fault: the audit trail of a GPU had no records of its leases.
-#[test]
-fn audit_of_a_gpu_has_its_leases() {
-    let host = Host::up("[[gpu]]\nmodel = \"l4\"\n");
-    let agent = started(&host, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
-    reaches(&agent, "0", MpsState::Ready);
-    let lease = done(&agent, &["lease", "request", "--mps", "25", "--for", "1h", "-o", "name"]);
-    let user = nix::unistd::User::from_uid(nix::unistd::geteuid()).unwrap().unwrap().name;
-    for object in [&["-g", "0"][..], &["--object", "0"], &["--object", lease.trim()], &["--object", &user]] {
-        let text = done(&agent, &[&["audit"], object].concat());
-        assert!(text.contains("lease.grant"), "{object:?}: {text}");
-    }
-}
-
-/// Fault: a cancelled operation ended with an error. An operation that had never started was shown
-/// as `rolled back`.
-#[test]
-fn operation_that_never_started_is_not_called_rolled_back() {
-    let host = Host::up(TWO);
-    let agent = started(&host, "");
+    let (code, text) = run_in(&host, &agent, &["gpu", "reset", "1"]);
+    assert!(code == 0 && text.contains("GPU 1: reset"), "{text}");
+    let (_, maintenance) = run(&agent, &["maintenance", "status"]);
+    assert!(maintenance.contains("not in maintenance"), "{maintenance}");
     done(&agent, &["mig", "apply", "7g.80gb", "-g", "0", "--once"]);
     let device = devices(&agent, &["0"]).remove(0);
     let pid = host.process(&format!("--gpu 0 --gi {} --ci 0 --memory 100", device.gi));
-    while devices(&agent, &["0"])[0].usage != DeviceUse::InUse {
-        std::thread::yield_now();
-    }
+    agent.await_that("the process is seen", || devices(&agent, &["0"])[0].usage == DeviceUse::InUse);
+    let (code, text) = run_in(&host, &agent, &["gpu", "reset", "0"]);
+    assert!(code == 4 && text.contains(&pid.to_string()) && text.contains("gpu reset 0 --wait"), "{text}");
+
     let (code, text) = run(&agent, &["mig", "apply", "3g.40gb", "-g", "0", "--once", "--wait=1"]);
     assert!(code == 8 && text.contains("not started") && !text.contains("rolled back"), "{text}");
     assert!(text.contains(&format!("pid {pid}")), "an administrator sees what blocks the operation: {text}");
@@ -274,8 +202,8 @@ fn available_device_is_one_that_a_lease_request_gets() {
     assert!(code == 7 && text.contains("GPU 1 cannot be leased"), "{text}");
 }
 
-/// Fault: `operation list -g` filtered only one page of the list, so older operations of the GPU
-/// were missing.
+/// Faults: `operation list -g` filtered only one page of the list, so older operations of the GPU were missing. A finished
+/// operation was listed as if it had not begun.
 #[test]
 fn operations_of_a_gpu_are_found_on_later_pages() {
     let host = Host::up(TWO);
@@ -291,10 +219,30 @@ fn operations_of_a_gpu_are_found_on_later_pages() {
     let of_gpu_1 = done(&agent, &[&list[..], &["-g", "1"]].concat());
     assert!(of_gpu_1.starts_with("op-") && of_gpu_1.lines().count() == 1 && of_gpu_1 != last, "{of_gpu_1}");
     assert_eq!(done(&agent, &[&list[..], &["-g", "0"]].concat()), last);
-    // Earlier fault: a finished operation was listed as if it had not begun.
     let all: Vec<gpush_api::OperationSummary> =
         serde_json::from_str(&done(&agent, &["op", "list", "-o", "json"])).unwrap();
     assert!(all.len() == 3 && all.iter().all(|one| one.begun && one.gpu_uuids.len() == 1), "{all:?}");
+
+    // MIG mode is set without a layout.
+    apply("1", "none");
+    done(&agent, &["mig", "off", "1"]);
+    assert!(!agent.gpu(1).mig.unwrap().enabled);
+    done(&agent, &["mig", "on", "1"]);
+    assert!(agent.gpu(1).mig.unwrap().enabled);
+}
+
+/// Fault: if gpushd refused the lease, the shell command `eval "$(gpushctl … )"`, which sets the environment of the
+/// lease, still succeeded.
+#[test]
+fn evaluated_environment_of_a_refused_lease_fails() {
+    let host = Host::up(TWO);
+    let agent = started(&host, "");
+    for command in ["lease env --mps -g 9 --for 1h", "lease env L9", "lease env --mps --for soon"] {
+        let script =
+            format!("eval \"$({} {command} 2>/dev/null)\" && echo past || echo stopped", program("gpushctl").display());
+        let output = Command::new("sh").args(["-c", &script]).env("GPUSH_SOCKET", agent.socket()).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "stopped\n", "{command}");
+    }
 }
 
 /// Runs a command on a separate terminal (`script` of util-linux), and types an answer. Returns the

@@ -48,18 +48,6 @@ async fn change_makes_exactly_these_driver_calls() {
 }
 
 #[tokio::test]
-async fn ci_placement_has_size_from_driver() {
-    let host = Host::up("dgx-h100");
-    let hardware = hardware(&host);
-    let uuid = uuids(&hardware).await.remove(0);
-    let whole = create(&hardware, &uuid, "7g.80gb", 0).await;
-    // On this GPU, a compute instance with three slices occupies four slots.
-    let made =
-        hardware.create_compute_instance(&uuid, whole.id, 2, Some(Placement { start: 4, size: 3 })).await.unwrap();
-    assert_eq!(made.placement, Some(Placement { start: 4, size: 4 }));
-}
-
-#[tokio::test]
 async fn refusals_name_driver_code_and_object() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
@@ -89,16 +77,11 @@ async fn refusals_name_driver_code_and_object() {
     }
     let list = hardware.read(&uuid).await.unwrap();
     assert_eq!(mig(&list).instances.len(), 1, "nothing has changed");
-}
 
-#[tokio::test]
-async fn missing_permission_changes_nothing_and_gives_hint() {
-    let host = Host::up("dgx-a100");
-    let hardware = hardware(&host);
-    let uuid = uuids(&hardware).await.remove(0);
+    // The worker has no permission.
     host.fault("nvmlDeviceCreateGpuInstance* --rc NO_PERMISSION");
     host.fault("nvmlDeviceSetMigMode --rc NO_PERMISSION");
-    let (profile_id, placement) = place(&hardware, &uuid, "1g.10gb", 0).await;
+    let (profile_id, placement) = place(&hardware, &uuid, "1g.10gb", 4).await;
     for error in [
         hardware.create_gpu_instance(&uuid, profile_id, placement).await.unwrap_err(),
         hardware.set_mig_mode(&uuid, false).await.unwrap_err(),
@@ -108,7 +91,7 @@ async fn missing_permission_changes_nothing_and_gives_hint() {
         assert_eq!(api.code, Code::Denied);
         assert!(api.hint.unwrap().contains("root"));
     }
-    assert_eq!(mig(&hardware.read(&uuid).await.unwrap()).instances, []);
+    assert_eq!(mig(&hardware.read(&uuid).await.unwrap()).instances.len(), 1, "nothing has changed");
 }
 
 #[tokio::test]
@@ -116,33 +99,16 @@ async fn mig_mode_changes_at_once_on_hopper() {
     let host = Host::up("dgx-h100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
-    for wanted in [false, true, true] {
-        let change = hardware.set_mig_mode(&uuid, wanted).await.unwrap();
-        assert!(change.is(wanted) && change.activation.is_none(), "{change:?}");
-        let reading = hardware.read(&uuid).await.unwrap();
-        assert_eq!((mig(&reading).enabled, mig(&reading).pending_mode()), (wanted, wanted));
-    }
-    let (profile_id, placement) = place(&hardware, &uuid, "1g.10gb", 0).await;
-    hardware.create_gpu_instance(&uuid, profile_id, placement).await.unwrap();
-}
-
-#[tokio::test]
-async fn pending_mode_change_is_not_done() {
-    let host = Host::up("dgx-a100");
-    let hardware = hardware(&host);
-    let uuid = uuids(&hardware).await.remove(0);
     let change = hardware.set_mig_mode(&uuid, false).await.unwrap();
-    assert!(!change.is(false), "{change:?}");
-    assert!(change.enabled && !change.pending, "{change:?}");
+    assert!(change.is(false) && change.activation.is_none(), "{change:?}");
+    // A GPU with MIG mode off shows its profiles, but no capacity.
     let reading = hardware.read(&uuid).await.unwrap();
-    assert!(mig(&reading).enabled && !mig(&reading).pending_mode());
-}
+    let off = mig(&reading);
+    assert!(off.is_off());
+    assert_eq!((off.memory_slices, off.compute_slices, off.profiles.len()), (8, 7, 7));
+    assert!(off.profiles.iter().all(|p| p.remaining.is_none()));
+    assert_eq!(off.instances, []);
 
-#[tokio::test]
-async fn activation_status_is_reported_as_reason() {
-    let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n");
-    let hardware = hardware(&host);
-    let uuid = uuids(&hardware).await.remove(0);
     host.fault("nvmlDeviceSetMigMode --activation-status IN_USE --times 1");
     let change = hardware.set_mig_mode(&uuid, true).await.unwrap();
     assert!(!change.is(true), "{change:?}");
@@ -150,16 +116,33 @@ async fn activation_status_is_reported_as_reason() {
     let reason = change.activation.unwrap();
     assert_eq!(reason.kind, ErrorKind::InUse);
     assert!(reason.to_string().contains("activation status"), "{reason}");
+    for _ in 0..2 {
+        let change = hardware.set_mig_mode(&uuid, true).await.unwrap();
+        assert!(change.is(true) && change.activation.is_none(), "{change:?}");
+        let reading = hardware.read(&uuid).await.unwrap();
+        assert_eq!((mig(&reading).enabled, mig(&reading).pending_mode()), (true, true));
+    }
+    let whole = create(&hardware, &uuid, "7g.80gb", 0).await;
+    // On this GPU, a compute instance with three slices occupies four slots.
+    let made =
+        hardware.create_compute_instance(&uuid, whole.id, 2, Some(Placement { start: 4, size: 3 })).await.unwrap();
+    assert_eq!(made.placement, Some(Placement { start: 4, size: 4 }));
 }
 
 #[tokio::test]
-async fn gpu_without_mig_returns_unsupported() {
+async fn mode_is_pending_on_ampere_and_unsupported_without_mig() {
     let host = Host::up("mixed");
     let hardware = hardware(&host);
-    let uuid = uuids(&hardware).await.remove(4);
-    let error = hardware.set_mig_mode(&uuid, true).await.unwrap_err();
+    let list = uuids(&hardware).await;
+    let change = hardware.set_mig_mode(&list[0], false).await.unwrap();
+    assert!(!change.is(false), "{change:?}");
+    assert!(change.enabled && !change.pending, "{change:?}");
+    let reading = hardware.read(&list[0]).await.unwrap();
+    assert!(mig(&reading).enabled && !mig(&reading).pending_mode());
+
+    let error = hardware.set_mig_mode(&list[4], true).await.unwrap_err();
     assert_eq!((error.kind.clone(), error.to_api().code), (ErrorKind::NotSupported, Code::Unsupported));
-    let error = hardware.create_gpu_instance(&uuid, 0, Placement { start: 0, size: 8 }).await.unwrap_err();
+    let error = hardware.create_gpu_instance(&list[4], 0, Placement { start: 0, size: 8 }).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::NotSupported, "{error}");
 }
 

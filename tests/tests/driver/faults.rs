@@ -1,5 +1,5 @@
-//! The real worker with a simulated driver that hangs, crashes, is slow or is missing. One test
-//! uses a library that is not a driver.
+//! The real worker with a simulated driver that hangs, crashes, is slow or is missing, and with
+//! libraries that are not a driver. `crates/nvml/tests` has the supervision of a scripted worker.
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
@@ -50,33 +50,6 @@ async fn hung_creation_leaves_gpu_unknown_and_others_served() {
     assert_eq!(mig(&hardware.read(&list[0]).await.unwrap()).instances, []);
     host.clear_faults();
     hardware.create_gpu_instance(&list[0], profile_id, placement).await.unwrap();
-}
-
-#[tokio::test]
-async fn hung_read_of_one_gpu_delays_no_other() {
-    let host = Host::up("dgx-a100");
-    let mut options = options(&host);
-    options.deadlines.read = Duration::from_secs(2);
-    let hardware = Hardware::start(options);
-    let list = uuids(&hardware).await;
-    host.fault("nvmlDeviceGetMemoryInfo* --gpu 5 --hang");
-    let reads = list.iter().cloned().map(|uuid| {
-        let hardware = hardware.clone();
-        tokio::spawn(async move { hardware.read(&uuid).await })
-    });
-    let mut results = Vec::new();
-    for read in reads.collect::<Vec<_>>() {
-        results.push(read.await.unwrap());
-    }
-    for (index, result) in results.iter().enumerate() {
-        match result {
-            Ok(_) => assert_ne!(index, 5),
-            Err(error) => assert_eq!((index, &error.kind), (5, &ErrorKind::Deadline { may_land: false })),
-        }
-    }
-    hardware.settle(&list[5]).await;
-    host.clear_faults();
-    hardware.read(&list[5]).await.unwrap();
 }
 
 #[tokio::test]
@@ -240,10 +213,7 @@ fn worker_dies_with_parent_and_ignores_other_signals() {
     while !ended(worker) {
         std::thread::sleep(Duration::from_millis(2));
     }
-}
-
-#[test]
-fn worker_started_from_shell_names_its_starter() {
+    // A user who starts it from a shell learns which program starts it.
     let output = Command::new(program("driver_worker")).stdin(std::process::Stdio::null()).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&output.stderr).contains("only gpushd can start this command"));
@@ -270,7 +240,7 @@ async fn no_own_handle_is_left_after_worker_restart() {
 }
 
 #[tokio::test]
-async fn unloaded_or_mismatched_driver_is_explained_and_retried() {
+async fn unusable_driver_is_explained_and_retried() {
     let host = Host::up("dgx-a100");
     let mut options = options(&host);
     options.deadlines.retry = Duration::ZERO;
@@ -291,27 +261,21 @@ async fn unloaded_or_mismatched_driver_is_explained_and_retried() {
         assert!(hardware.driver().await.unwrap().simulated);
         hardware.restart().await.unwrap();
     }
-}
-
-#[tokio::test]
-async fn missing_library_is_named() {
-    let hardware = hardware_of(&PathBuf::from("/nowhere/libnvidia-ml.so.1"));
-    let error = hardware.list().await.unwrap_err();
-    assert_eq!(error.kind, ErrorKind::LibraryMissing);
-    assert!(error.to_string().contains("/nowhere/libnvidia-ml.so.1"), "{error}");
-    assert_eq!(error.to_api().code, Code::DriverUnavailable);
-}
-
-#[tokio::test]
-async fn wrong_library_and_non_library_are_distinguished() {
-    let error = hardware_of(&PathBuf::from("libc.so.6")).list().await.unwrap_err();
-    assert_eq!(error.kind, ErrorKind::NotNvml, "{error}");
-    let dir = tempfile::tempdir().unwrap();
-    let garbage = dir.path().join("libnvidia-ml.so.1");
+    // No file, another library, and a file that is not a library.
+    let garbage = host.scratch("libnvidia-ml.so.1");
     fs::write(&garbage, "no ELF").unwrap();
-    let error = hardware_of(&garbage).list().await.unwrap_err();
-    assert_eq!(error.kind, ErrorKind::LibraryMissing, "{error}");
-    assert!(error.to_string().contains("libnvidia-ml.so.1"), "{error}");
+    for (library, kind) in [
+        (PathBuf::from("/nowhere/libnvidia-ml.so.1"), ErrorKind::LibraryMissing),
+        (PathBuf::from("libc.so.6"), ErrorKind::NotNvml),
+        (garbage, ErrorKind::LibraryMissing),
+    ] {
+        let error = hardware_of(&library).list().await.unwrap_err();
+        assert_eq!(error.kind, kind, "{error}");
+        assert!(error.to_string().contains(library.to_str().unwrap()), "{error}");
+        let api = error.to_api();
+        assert_eq!(api.code, Code::DriverUnavailable, "{api:?}");
+        assert!(api.hint.as_ref().is_some_and(|hint| hint.contains("`library` under [driver]")), "{api:?}");
+    }
 }
 
 /// The source of an old NVML library. It has no calls for MIG and architectures, and no versioned

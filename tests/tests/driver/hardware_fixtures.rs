@@ -103,6 +103,10 @@ async fn recording_matches_itself_and_differences_are_found() {
     assert_eq!(changed.differences(&whole).len(), 1);
     changed.mig.as_mut().unwrap().profiles.pop();
     assert_eq!(changed.differences(&whole).len(), 2, "{:#?}", changed.differences(&whole));
+    // A GPU without MIG.
+    let recorded = record("l4", &[]).await;
+    assert_eq!((recorded.model(), &recorded.mig), (Some("l4"), &None));
+    assert_eq!(recorded.differences(&simulated("l4").await), Vec::<String>::new());
 }
 
 /// A program that prints what nvidia-smi would print on an H200 with two instances: a 3g.71gb
@@ -173,11 +177,4 @@ async fn difference_to_nvidia_smi_is_a_failure() {
     let (success, printed) = check("143000");
     assert!(!success && printed.contains("12 the same, 2 differ, 0 could not be compared"), "{printed}");
     assert!(printed.contains("DIFFERS  GPU 0 memory: gpush 143771, nvidia-smi 143000"), "{printed}");
-}
-
-#[tokio::test]
-async fn gpus_without_mig_are_recorded_too() {
-    let recorded = record("l4", &[]).await;
-    assert_eq!((recorded.model(), &recorded.mig), (Some("l4"), &None));
-    assert_eq!(recorded.differences(&simulated("l4").await), Vec::<String>::new());
 }

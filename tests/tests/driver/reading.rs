@@ -112,12 +112,16 @@ async fn every_preset_is_listed_and_read_completely() {
         let listed = uuids(&hardware).await;
         assert_eq!(listed.len(), keys.clone().count(), "{}", preset.name);
         let real_layout = host.show();
+        // `config check --offline` uses the GPUs of the preset.
+        let offline = gpush_core::preset::gpus(preset.name).unwrap();
         for (index, (uuid, key)) in listed.iter().zip(keys).enumerate() {
             let reading = hardware.read(uuid).await.unwrap();
             let shown = &real_layout["gpus"][index];
             assert_eq!(reading.identity.uuid, shown["uuid"].as_str().unwrap());
             assert_eq!(reading.identity.pci, shown["pci"].as_str().unwrap());
             assert_eq!(reading.identity.name, shown["name"].as_str().unwrap());
+            let known = (&offline[index].pci, &offline[index].name);
+            assert_eq!(known, (&reading.identity.pci, &reading.identity.name), "{}", preset.name);
             assert_eq!(u64::from(reading.identity.minor), shown["minor"].as_u64().unwrap());
             let model = gpush_geometry::model(key).unwrap();
             assert_eq!(reading.mig.is_some(), model.has_mig());
@@ -185,19 +189,6 @@ async fn processes_of_a_gpu_without_mig_are_listed() {
     let mut seen: Vec<_> = reading.processes.iter().map(|p| (p.kind, p.pid.unwrap(), p.memory_mib.unwrap())).collect();
     seen.sort_unstable();
     assert_eq!(seen, [(ProcessKind::Compute, server, 30), (ProcessKind::MpsClient, client, 400)]);
-}
-
-#[tokio::test]
-async fn mig_off_shows_profiles_and_no_capacity() {
-    let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n");
-    let hardware = hardware(&host);
-    let uuid = uuids(&hardware).await.remove(0);
-    let reading = hardware.read(&uuid).await.unwrap();
-    let side = mig(&reading);
-    assert!(side.is_off());
-    assert_eq!((side.memory_slices, side.compute_slices, side.profiles.len()), (8, 7, 7));
-    assert!(side.profiles.iter().all(|p| p.remaining.is_none()));
-    assert_eq!(side.instances, []);
 }
 
 #[tokio::test]
@@ -275,22 +266,6 @@ async fn lost_gpu_does_not_hide_others() {
     hardware.read(&list[3]).await.unwrap();
 }
 
-#[tokio::test]
-async fn partial_reading_names_missing_parts() {
-    let host = Host::up("dgx-a100");
-    let hardware = hardware(&host);
-    let uuid = uuids(&hardware).await.remove(0);
-    host.fault("nvmlDeviceGetComputeRunningProcesses* --gpu 0 --rc UNKNOWN");
-    let reading = hardware.read(&uuid).await.unwrap();
-    assert_eq!(reading.warnings.len(), 1, "{:?}", reading.warnings);
-    assert!(reading.warnings[0].error.contains("RunningProcesses"), "{:?}", reading.warnings);
-    // If gpush cannot read data that a plan needs, the whole reading of the GPU fails.
-    host.fault("nvmlDeviceGetGpuInstances --gpu 0 --rc UNKNOWN");
-    assert_eq!(hardware.read(&uuid).await.unwrap_err().kind, ErrorKind::Unknown);
-    let other = uuids(&hardware).await.remove(1);
-    hardware.read(&other).await.unwrap();
-}
-
 /// Returns a session that began while a 3g.40gb existed. Another client has replaced this instance
 /// with a 2g.20gb since then.
 async fn overtaken(host: &Host) -> (Hardware, String, GpuInstance) {
@@ -304,23 +279,15 @@ async fn overtaken(host: &Host) -> (Hardware, String, GpuInstance) {
 }
 
 #[tokio::test]
-async fn reading_succeeds_with_stale_handles_in_the_list() {
+async fn session_without_present_instances_is_replaced_once() {
     let host = Host::up("dgx-a100");
     let (hardware, uuid, new) = overtaken(&host).await;
-    host.fault("nvmlDeviceGetGpuInstances --gpu 0 --mutate stale");
     let started = hardware.status().started;
-    let reading = hardware.read(&uuid).await.unwrap();
-    assert_eq!(mig(&reading).instances, [new]);
-    assert_eq!(hardware.status().started, started, "each id tells what stands: the session will do");
-}
-
-#[tokio::test]
-async fn session_with_only_deleted_instances_is_replaced_once() {
-    let host = Host::up("dgx-a100");
-    let (hardware, uuid, new) = overtaken(&host).await;
+    // The list is stale, but the id of each instance gives the present one. So the session stays.
     host.fault("nvmlDeviceGetGpuInstances --gpu 0 --mutate stale");
+    assert_eq!(mig(&hardware.read(&uuid).await.unwrap()).instances, std::slice::from_ref(&new));
+    assert_eq!(hardware.status().started, started);
     host.fault("nvmlDeviceGetGpuInstanceById --gpu 0 --mutate stale");
-    let started = hardware.status().started;
     for _ in 0..3 {
         let reading = hardware.read(&uuid).await.unwrap();
         assert_eq!(mig(&reading).instances, std::slice::from_ref(&new));
@@ -360,9 +327,9 @@ async fn events_name_their_instances() {
 }
 
 /// A GPU in MIG mode reports no utilization. If one sensor fails, only the value of this sensor is
-/// absent.
+/// absent. If other data cannot be read, the reading names them.
 #[tokio::test]
-async fn sensor_that_is_not_supported_is_absent() {
+async fn partial_reading_names_missing_parts_but_no_sensors() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
@@ -378,4 +345,15 @@ async fn sensor_that_is_not_supported_is_absent() {
     let left = reading.sensors;
     assert_eq!((left.temperature_c, left.power_mw, left.ecc_corrected, left.ecc_uncorrected), (None, None, None, None));
     assert_eq!((left.power_limit_mw, reading.warnings.len()), (in_mig.power_limit_mw, 0), "{reading:?}");
+    host.clear_faults();
+
+    host.fault("nvmlDeviceGetComputeRunningProcesses* --gpu 0 --rc UNKNOWN");
+    let reading = hardware.read(&uuid).await.unwrap();
+    assert_eq!(reading.warnings.len(), 1, "{:?}", reading.warnings);
+    assert!(reading.warnings[0].error.contains("RunningProcesses"), "{:?}", reading.warnings);
+    // If gpush cannot read data that a plan needs, the whole reading of the GPU fails.
+    host.fault("nvmlDeviceGetGpuInstances --gpu 0 --rc UNKNOWN");
+    assert_eq!(hardware.read(&uuid).await.unwrap_err().kind, ErrorKind::Unknown);
+    let other = uuids(&hardware).await.remove(1);
+    hardware.read(&other).await.unwrap();
 }

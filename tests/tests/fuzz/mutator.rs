@@ -124,7 +124,7 @@ fn number_at(input: &[u8], from: usize) -> Range<usize> {
 }
 
 #[test]
-fn mutator_changes_inputs_and_keeps_them_short() {
+fn mutator_changes_inputs_by_seed_and_keeps_them_short() {
     let corpus = [b"count = 12\nname = \"a\"\n".to_vec(), b"x".to_vec(), Vec::new()];
     let mut rng = fastrand::Rng::with_seed(1);
     let inputs: Vec<_> = (0..5000).map(|_| mutated(&corpus, &mut rng)).collect();
@@ -136,11 +136,6 @@ fn mutator_changes_inputs_and_keeps_them_short() {
     assert!(has(b"count = 18446744073709551615\n"), "a number is replaced as a whole");
     assert!(has("\u{202e}".as_bytes()));
     assert!(has(b"xount") || has(b"xcount"), "inputs are combined");
-}
-
-#[test]
-fn mutator_gives_the_same_inputs_for_the_same_seed() {
-    let corpus = [b"1g.10gb*2,3g.40gb".to_vec()];
     let inputs = |seed| {
         let mut rng = fastrand::Rng::with_seed(seed);
         (0..100).map(|_| mutated(&corpus, &mut rng)).collect::<Vec<_>>()

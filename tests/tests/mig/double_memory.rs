@@ -3,6 +3,7 @@
 //! `1c.1g.20gb`, gpush creates compute profile 7 (`1g.20gb`).
 
 use std::{
+    collections::BTreeSet,
     io::Write,
     path::Path,
     process::{Command, Output, Stdio},
@@ -68,11 +69,11 @@ fn mig_parted(host: &Host, python: &Path, gpu: usize, labels: &[String]) -> Vec<
     lines.lines().map(profiles).collect()
 }
 
-/// Returns descriptions of hosts: one for each GPU model with MIG, and all presets.
+/// Returns descriptions of hosts: one for each GPU model with MIG, and one with several models.
 fn hosts() -> Vec<String> {
     let models = gpush_geometry::KEYS.iter().filter(|key| gpush_geometry::model(key).expect("a model").has_mig());
     let one_gpu = models.map(|key| format!("[[gpu]]\nmodel = \"{key}\"\n"));
-    one_gpu.chain(gpush_geometry::PRESETS.iter().map(|preset| preset.name.to_owned())).collect()
+    one_gpu.chain(["mixed".to_owned()]).collect()
 }
 
 fn model_of(host: &Host, gpu: usize) -> Model {
@@ -81,7 +82,7 @@ fn model_of(host: &Host, gpu: usize) -> Model {
 }
 
 #[test]
-fn mig_parted_labels_apply_on_every_model_and_preset() {
+fn mig_parted_labels_apply_on_every_model() {
     let Some(python) = python_program("python") else { return };
     let (mut hosts_tried, mut labels_tried, mut double_memory_hosts) = (0, 0, 0);
     for description in hosts() {
@@ -115,14 +116,18 @@ fn mig_parted_labels_apply_on_every_model_and_preset() {
     assert!(double_memory_hosts >= 15, "{double_memory_hosts}");
 }
 
+/// Tests one model of each architecture and number of profiles. The others differ from it only in sizes.
 #[test]
 fn foreign_double_memory_instances_are_kept_and_exported() {
     let Some(python) = python_program("python") else { return };
-    let mut parts = 0;
+    let (mut parts, mut tried) = (0, BTreeSet::new());
     for key in gpush_geometry::KEYS {
         let model = gpush_geometry::model(key).expect("a model");
         let widened = matches!(model.architecture, Architecture::Hopper | Architecture::Blackwell);
         let Some(whole) = double_memory(&model).filter(|_| widened) else { continue };
+        if !tried.insert((format!("{:?}", model.architecture), model.memory_slices, model.gi_profiles.len())) {
+            continue;
+        }
         let part = format!("1c.{whole}");
         let host = Host::up(&format!("[[gpu]]\nmodel = \"{key}\"\n"));
         mig_parted(&host, &python, 0, &[format!("{whole}=4")]);
@@ -171,5 +176,5 @@ fn foreign_double_memory_instances_are_kept_and_exported() {
         parts += 1;
     }
     println!("{parts} parts");
-    assert_eq!(parts, 14);
+    assert!(parts > 1, "{tried:?}");
 }

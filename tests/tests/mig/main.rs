@@ -4,14 +4,11 @@
 mod crash;
 mod double_memory;
 mod driver_answers;
-mod dynamic;
 mod faults;
-mod layouts;
 mod mode;
 mod mode_crash;
 mod mode_recover;
 mod parted;
-mod partly_back;
 mod refusals;
 mod rollback;
 mod start;

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeSet,
+    os::unix::fs::PermissionsExt,
     time::{Duration, Instant},
 };
 
@@ -59,22 +60,6 @@ fn ampere_mode_change_resets_only_that_gpu() {
     let operation = agent.follow(agent.begin_with(&off(&agent, 1)).expect("an operation"));
     assert_eq!((operation.state, host.trace().len()), (OperationState::Done, 0));
     assert_eq!(agent.gpu(1).state, GpuState::Ready);
-}
-
-#[test]
-fn one_operation_resets_several_gpus_at_once() {
-    let host = Host::up(AMPERE);
-    let around = Around::of(&host);
-    let agent = Agent::start(&host, &around.config(&[], ""));
-    let operation = agent.apply(&["all"], LAYOUT);
-    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
-    let calls = around.take_calls();
-    let resets: Vec<_> = calls.iter().filter(|call| call.starts_with("nvidia-smi")).collect();
-    assert_eq!(resets.len(), 1, "{calls:?}");
-    assert_eq!(resets[0].matches("GPU-").count(), 3);
-    for gpu in 0..3 {
-        assert_eq!(real_layout(&host, gpu).len(), 3);
-    }
 }
 
 #[test]
@@ -150,6 +135,23 @@ fn services_stop_and_start_around_mode_change_and_hooks() {
     // The helper units have left no files.
     let left = std::fs::read_dir(Setup::on(&host).state_dir().join("helper")).expect("a directory").count();
     assert_eq!(left, 0);
+
+    // One operation resets several GPUs at once.
+    let operation = agent.apply(&["1", "2"], LAYOUT);
+    assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
+    let calls = around.take_calls();
+    let resets: Vec<_> = calls.iter().filter(|call| call.starts_with("nvidia-smi")).collect();
+    assert_eq!(resets.len(), 1, "{calls:?}");
+    assert_eq!(resets[0].matches("GPU-").count(), 2);
+    assert_eq!([1, 2].map(|gpu| real_layout(&host, gpu).len()), [3, 3]);
+
+    // gpushd does not run a program that other users can write.
+    let hook = around.file("before");
+    std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o777)).unwrap();
+    let error = agent.begin_with(&off(&agent, 1)).expect_err("it is refused");
+    assert!(error.message.contains("can be written by other users"), "{error:?}");
+    assert_eq!(error.hint, Some(format!("check its content, then run `chmod go-w {}`", hook.display())));
+    assert_eq!(around.take_calls(), Vec::<String>::new());
 }
 
 /// Asserts that gpushd has restored layout, mode and services after a change that failed.
@@ -177,12 +179,15 @@ fn failed_hook_or_reset_restores_everything() {
     agent.wait_for_log("godot");
     assert_eq!(host.trace(), [], "nothing was changed");
 
-    around.hook("echo 'no licence' >&2; exit 7");
+    around.hook("echo 'no licence for bob, --token=hunter2' >&2; exit 7");
     let operation = agent.apply(&["0"], LAYOUT);
     taken_back(&host, &around, &agent, &operation);
     let error = operation.error.as_ref().expect("an error");
     assert!(error.message.contains("status 7"), "{error:?}");
-    agent.wait_for_log("status 7: no licence");
+    // The output is in the log, which only root may read, and in no operation.
+    agent.wait_for_log("status 7: no licence for bob, --token=hunter2");
+    let reported = agent.get(&format!("/v1/operations/{}", operation.id)).json().to_string();
+    assert!(!reported.contains("hunter2") && reported.contains("journalctl -u gpushd"), "{reported}");
     around.hook(":");
 
     host.fault("gpu-reset --rc UNKNOWN --times 1");
@@ -232,6 +237,20 @@ fn failed_service_start_is_reported_and_retried_by_next_gpushd() {
     let agent = Agent::start(&host, &config);
     wait_until(|| around.runs("nvidia-dcgm"), &agent);
     assert!(!agent.get("/v1/health").json()["errors"].to_string().contains("nvidia-dcgm"));
+
+    // In maintenance, gpushd starts no service.
+    around.break_service("nvidia-dcgm", true);
+    let operation = agent.apply(&["1"], LAYOUT);
+    assert_eq!((operation.state, operation.notes.len()), (OperationState::Done, 1), "{operation:?}");
+    assert!(agent.post("/v1/maintenance/enter", &json!({})).status < 300);
+    agent.kill();
+    around.break_service("nvidia-dcgm", false);
+    let agent = Agent::start(&host, &config);
+    assert!(agent.get("/v1/health").json()["maintenance"].is_object());
+    let _before = around.take_calls();
+    assert!(agent.post("/v1/maintenance/leave", &json!({})).status < 300);
+    wait_until(|| around.runs("nvidia-dcgm"), &agent);
+    assert_eq!(around.take_calls().iter().filter(|call| call.starts_with("systemctl start")).count(), 1);
 }
 
 fn wait_until(there: impl Fn() -> bool, agent: &Agent) {
@@ -338,18 +357,4 @@ fn reboot_of_virtual_machine_completes_mode_change() {
     host.sim::<&str>("reboot", &[]);
     let agent = Agent::start(&host, &config);
     agent.until("MIG mode is off", || agent.gpu(1).mig.is_some_and(|mig| mig.is_off()).then_some(()));
-}
-
-#[test]
-fn programs_writable_by_others_are_not_run() {
-    use std::os::unix::fs::PermissionsExt;
-    let host = Host::up(AMPERE);
-    let around = Around::of(&host);
-    let agent = Agent::start(&host, &around.config(&[], ""));
-    let hook = around.file("before");
-    std::fs::set_permissions(&hook, std::fs::Permissions::from_mode(0o777)).unwrap();
-    let error = refused(&agent, "0");
-    assert!(error.message.contains("can be written by other users"), "{error:?}");
-    assert_eq!(error.hint, Some(format!("check its content, then run `chmod go-w {}`", hook.display())));
-    assert_eq!(around.take_calls(), Vec::<String>::new());
 }

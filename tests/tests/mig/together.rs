@@ -33,11 +33,15 @@ fn reset_group_must_be_free_and_is_named() {
     assert_eq!(real_layout(&host, 0).len(), 3);
 }
 
+/// A hook that waits until the test creates the file `go`.
+const HELD: &str = "while [ ! -e \"$D/go\" ]; do sleep 0.05; done";
+
 #[test]
 fn nvswitch_gpu_resets_alone_only_with_fabric_manager() {
     for runs in [true, false] {
         let host = Host::up(&format!("fabric_manager = {runs}\n{AMPERE}"));
-        let agent = Agent::start(&host, "");
+        let around = Around::of(&host);
+        let agent = Agent::start(&host, &around.config(&[], ""));
         let nvlink = agent.gpu(0).nvlink.expect("links");
         assert_eq!((nvlink.links, nvlink.switched, nvlink.peers.len()), (12, true, 0));
         let plan =
@@ -47,7 +51,16 @@ fn nvswitch_gpu_resets_alone_only_with_fabric_manager() {
             Some(if runs { 0 } else { 2 })
         );
         host.start_trace();
-        let operation = agent.apply(&["0"], LAYOUT);
+        around.hook(HELD);
+        let first = agent.begin(&["0"], LAYOUT).expect("begun");
+        if !runs {
+            // The GPUs that are reset with GPU 0 are claimed meanwhile.
+            let other = agent.begin(&["1"], LAYOUT).expect_err("it is reset along");
+            assert_eq!(other.code, Code::Conflict, "{other:?}");
+            assert!(other.message.contains("GPU 1") && other.message.contains(&first.id), "{other:?}");
+        }
+        std::fs::write(around.file("go"), "").unwrap();
+        let operation = agent.follow(first);
         assert_eq!(operation.state, OperationState::Done, "{operation:?}\n{}", agent.log());
         let mut reset = resets(&host);
         reset.sort_unstable();
@@ -64,40 +77,33 @@ fn nvswitch_gpu_resets_alone_only_with_fabric_manager() {
 }
 
 #[test]
-fn reset_group_rolls_back_together() {
+fn reset_group_rolls_back_together_and_retries_a_failed_reset() {
     let host = Host::up(&format!("fabric_manager = false\n{AMPERE}"));
     let agent = Agent::start(&host, "");
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 1 --after 6 --rc UNKNOWN");
     // The rollback of GPU 0 now takes longer than all rollback attempts of another GPU. The other
     // GPUs must wait for GPU 0 and not give up.
     host.fault("nvmlGpuInstanceDestroy --gpu 0 --delay-ms 300");
-    let operation = agent.apply(&["all"], &["1g.10gb*7"]);
-    assert_eq!(operation.state, OperationState::RolledBack, "{operation:?}\n{}", agent.log());
-    for gpu in 0..3 {
-        assert_eq!(
-            (real_layout(&host, gpu as usize), agent.gpu(gpu).state),
-            (vec!["MIG off".to_owned()], GpuState::Ready),
-            "{gpu}"
-        );
-    }
-}
-
-#[test]
-fn reset_failing_once_in_rollback_is_retried() {
-    let host = Host::up(&format!("fabric_manager = false\n{AMPERE}"));
-    let agent = Agent::start(&host, "");
+    rolls_back(&host, &agent, &["1g.10gb*7"], "a slow rollback");
     for fault in ["gpu-reset --rc UNKNOWN --after 3 --times 1", "nvmlGpuInstanceDestroy --gpu 1 --rc UNKNOWN --times 1"]
     {
         host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --rc UNKNOWN --after 1 --times 1");
         host.fault(fault);
-        let operation = agent.apply(&["all"], LAYOUT);
-        assert_eq!(operation.state, OperationState::RolledBack, "{fault}: {operation:?}\n{}", agent.log());
-        for gpu in 0..3 {
-            assert_eq!(real_layout(&host, gpu), ["MIG off"], "{fault}");
-            assert!(agent.gpu(gpu as u32).mig.is_some_and(|mig| !mig.pending_mode()), "{fault}");
-        }
-        host.clear_faults();
+        rolls_back(&host, &agent, LAYOUT, fault);
     }
+}
+
+/// Applies a layout to all GPUs. gpushd must roll it back to MIG mode off.
+fn rolls_back(host: &Host, agent: &Agent, layout: &[&str], what: &str) {
+    let operation = agent.apply(&["all"], layout);
+    assert_eq!(operation.state, OperationState::RolledBack, "{what}: {operation:?}\n{}", agent.log());
+    for (gpu, index) in (0..3).zip(0..3) {
+        assert_eq!(real_layout(host, gpu), ["MIG off"], "{what}");
+        let now = agent.gpu(index);
+        assert_eq!(now.state, GpuState::Ready, "{what}");
+        assert!(now.mig.is_some_and(|mig| !mig.pending_mode()), "{what}");
+    }
+    host.clear_faults();
 }
 
 #[test]
@@ -131,24 +137,6 @@ fn shared_service_is_started_by_last_operation() {
     let at = |wanted: &str| calls.iter().rposition(|call| call.starts_with(wanted)).expect("a call");
     assert_eq!(calls.iter().filter(|call| call.starts_with("systemctl start")).count(), 1, "{calls:?}");
     assert!(at("systemctl start") > at("nvidia-smi"), "not while the other resets: {calls:?}");
-}
-
-/// A hook that waits until the test creates the file `go`.
-const HELD: &str = "while [ ! -e \"$D/go\" ]; do sleep 0.05; done";
-
-#[test]
-fn gpus_reset_together_are_claimed_meanwhile() {
-    let host = Host::up("fabric_manager = false\n[[gpu]]\nmodel = \"a100-80\"\ncount = 3\nmig = false\n");
-    let around = Around::of(&host);
-    around.hook(HELD);
-    let agent = Agent::start(&host, &around.config(&[], ""));
-    let first = agent.begin(&["0"], LAYOUT).expect("begun");
-    let other = agent.begin(&["1"], LAYOUT).expect_err("it is reset along");
-    assert_eq!(other.code, Code::Conflict, "{other:?}");
-    assert!(other.message.contains("GPU 1") && other.message.contains(&first.id), "{other:?}");
-    std::fs::write(around.file("go"), "").unwrap();
-    assert_eq!(agent.follow(first).state, OperationState::Done, "{}", agent.log());
-    assert_eq!(real_layout(&host, 0).len(), 3);
 }
 
 #[test]
@@ -191,38 +179,4 @@ fn operation_cancelled_during_another_reset_resets_nothing() {
     assert_eq!(agent.follow(first).state, OperationState::Done);
     assert_eq!(resets(&host), [Some(0)]);
     assert_eq!((real_layout(&host, 1), agent.gpu(1).state), (vec!["MIG off".to_owned()], GpuState::Ready));
-}
-
-#[test]
-fn hook_output_is_in_log_and_in_no_operation() {
-    let host = Host::up(AMPERE);
-    let around = Around::of(&host);
-    around.hook("echo 'bob 4242 train.py --token=hunter2' >&2; false");
-    let agent = Agent::start(&host, &around.config(&[], ""));
-    let operation = agent.apply(&["0"], LAYOUT);
-    assert_eq!(operation.state, OperationState::RolledBack);
-    let reported = agent.get(&format!("/v1/operations/{}", operation.id)).json().to_string();
-    assert!(!reported.contains("hunter2") && reported.contains("journalctl -u gpushd"), "{reported}");
-    agent.wait_for_log("hunter2");
-}
-
-#[test]
-fn no_service_is_started_in_maintenance() {
-    let host = Host::up(AMPERE);
-    let around = Around::of(&host);
-    around.run("nvidia-dcgm");
-    around.break_service("nvidia-dcgm", true);
-    let config = around.config(&["nvidia-dcgm"], "");
-    let agent = Agent::start(&host, &config);
-    let operation = agent.apply(&["0"], LAYOUT);
-    assert_eq!((operation.state, operation.notes.len()), (OperationState::Done, 1), "{operation:?}");
-    assert!(agent.post("/v1/maintenance/enter", &json!({})).status < 300);
-    agent.kill();
-    around.break_service("nvidia-dcgm", false);
-    let agent = Agent::start(&host, &config);
-    assert!(agent.get("/v1/health").json()["maintenance"].is_object());
-    let _before = around.take_calls();
-    assert!(agent.post("/v1/maintenance/leave", &json!({})).status < 300);
-    agent.until("the service runs", || around.runs("nvidia-dcgm").then_some(()));
-    assert_eq!(around.take_calls().iter().filter(|call| call.starts_with("systemctl start")).count(), 1);
 }

@@ -1,7 +1,21 @@
-//! Compares the driver calls of an apply with a snapshot, in order. All calls must succeed.
+//! Compares the driver calls of an apply with a snapshot, in order. All calls must succeed. The API must show the
+//! instances that then exist.
 
-use gpush_api::OperationState;
-use gpush_tests::{agent::Agent, host::Host};
+use gpush_api::{GpuInstance, OperationState};
+use gpush_tests::{
+    agent::{Agent, real_layout},
+    host::Host,
+};
+
+/// Returns the instances that the API shows, in the form of `real_layout`.
+fn shown(agent: &Agent, gpu: u32) -> Vec<String> {
+    let text = |instance: &GpuInstance| {
+        let compute = instance.compute.iter();
+        let compute = compute.map(|one| format!("{}@{}", one.profile, one.placement.expect("a placement").start));
+        format!("{}@{}[{}]", instance.profile, instance.placement.start, compute.collect::<Vec<_>>().join(" "))
+    };
+    agent.gpu(gpu).mig.expect("a GPU with MIG").instances.iter().map(text).collect()
+}
 
 #[test]
 fn apply_makes_only_the_calls_of_its_plan() {
@@ -27,9 +41,11 @@ fn apply_makes_only_the_calls_of_its_plan() {
             assert_eq!(call.rc, 0, "{call:?}");
             log.push_str(&format!("  {} {} {}\n", call.function, call.gpu.unwrap(), call.arguments));
         }
+        assert_eq!(shown(&agent, 2), real_layout(&host, 2), "{entries:?}");
         let destroyed = operation.plans[0].instance_steps().filter(|step| step.destroys().is_some()).count();
         counts.push((calls.len() - destroyed, destroyed));
     }
+    assert!(real_layout(&host, 1).is_empty(), "the request does not name GPU 1");
     println!("(creates, destroys) of each: {counts:?}; 0 failed calls");
     insta::assert_snapshot!(log);
 }

@@ -2,12 +2,12 @@
 //! While the daemon does not serve, access is closed. If two administrators send requests at the
 //! same time, both requests take effect.
 
-use std::path::Path;
+use std::{path::Path, process::Stdio};
 
-use gpush_api::{Code, MpsDaemon, MpsState};
+use gpush_api::{MpsDaemon, MpsState};
 use gpush_tests::{
     agent::Agent,
-    host::Host,
+    host::{Host, program},
     mps::{Client, act, becomes, clear_faults, daemon, fault, is_open, lease, reaches, release_all, signal},
 };
 use nix::sys::signal::Signal;
@@ -29,26 +29,6 @@ fn ready(host: &Host) -> Agent {
 
 fn pipe(daemon: &MpsDaemon) -> &Path {
     Path::new(daemon.pipe_directory.as_deref().expect("a pipe directory"))
-}
-
-#[test]
-fn client_waiting_for_its_server_counts_as_client() {
-    let host = Host::up(HOST);
-    let agent = ready(&host);
-    let environment = lease(&agent, "0", &json!({})).expect("a lease").environment;
-    fault(&host, "never-active");
-    let waits = Client::begin(&host, &environment, None);
-    becomes(&agent, "0", "with a server", |daemon| daemon.servers.len() == 1);
-    let refused = act(&agent, "0", "stop", &json!({})).error();
-    assert_eq!(refused.code, Code::Blocked, "{refused:?}");
-    assert!(refused.causes.iter().any(|why| why.contains("waits for an MPS server")), "{refused:?}");
-    assert_eq!(act(&agent, "0", "drain", &json!({})).status, 200);
-    assert_eq!(daemon(&agent, "0").state, MpsState::Draining);
-    clear_faults(&host);
-    assert!(waits.says().starts_with("active"), "the client is served until it ends");
-    release_all(&agent, "0");
-    waits.end();
-    reaches(&agent, "0", MpsState::Stopped);
 }
 
 /// While a server is not ready, gpushd does not probe it. So only the driver can report the clients
@@ -95,8 +75,14 @@ fn lease_holder_keeps_access_while_gpushd_waits_for_the_driver() {
     agent.await_that("the access follows the leases", || open() == [true, false]);
     let mut client = Client::start(&host, &taken.environment);
     assert!(client.first.starts_with("active"), "{}", client.first);
+    // `gpushctl run` waits until the driver has started.
+    let mut run = host.command(program("gpushctl"));
+    run.args(["run", "--mps", "10", "-g", "1", "--", "true"]).env("GPUSH_SOCKET", agent.socket());
+    let run = run.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("gpushctl");
     host.clear_faults();
     reaches(&agent, "0", MpsState::Ready);
+    let run = run.wait_with_output().expect("an end");
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     // The rule changes while gpushd does not run. At its next start, gpushd does not close access,
     // because only an operation changes the mode.
     agent.kill();

@@ -2,7 +2,14 @@
 //! tests check what gpushd reports to which users.
 
 use std::{
-    os::{fd::OwnedFd, unix::process::CommandExt},
+    fs,
+    os::{
+        fd::OwnedFd,
+        unix::{
+            fs::{PermissionsExt, symlink},
+            process::CommandExt,
+        },
+    },
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -10,6 +17,7 @@ use std::{
 use gpush_tests::{
     agent::{Agent, PATIENCE, parse},
     host::{Host, program},
+    mps::{Served, becomes, fault},
 };
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 use serde_json::{Value, json};
@@ -116,4 +124,28 @@ fn daemon_with_unknown_protocol_is_used_through_its_front_end() {
     assert_eq!((&front_end["state"], &front_end["pid"]), (&json!("ready"), &daemon["pid"]));
     let set = agent.post("/v1/mps/4/settings", &json!({"percentage": 30})).json();
     assert_eq!(set["daemon"]["effective_settings"]["percentage"], 30, "{set:#}");
+}
+
+/// Creates a directory with the simulated programs, in which a script starts the control daemon.
+fn through(host: &Host, script: &str) -> std::path::PathBuf {
+    let dir = host.dir().join("own");
+    fs::create_dir(&dir).expect("a directory");
+    symlink(program("gpush-sim"), dir.join("nvidia-cuda-mps-server")).expect("a link");
+    let control = host.dir().join("bin/nvidia-cuda-mps-control");
+    let path = dir.join("nvidia-cuda-mps-control");
+    fs::write(&path, format!("#!/bin/sh\n{}\n", script.replace("CONTROL", &control.display().to_string())))
+        .expect("a script");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("a program");
+    dir
+}
+
+#[test]
+fn silent_daemon_with_an_unsupported_protocol_is_reported() {
+    let host = Host::up(Served::HOST);
+    let programs = through(&host, "CUDA_MPS_PROTOCOL_VERSION=3 exec CONTROL \"$@\"");
+    let served = Served::on(host, Some(&programs));
+    fault(&served.host, "silent-hello");
+    becomes(&served.agent, "0", "reported with its protocol", |daemon| {
+        daemon.reasons.iter().any(|reason| reason == "the MPS daemon uses MPS v3, which gpushd does not support yet")
+    });
 }

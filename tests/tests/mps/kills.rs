@@ -2,7 +2,7 @@
 //! target must have one daemon, and no process may be left over. If the daemon has survived, gpushd
 //! must have adopted it.
 //!
-//! The default is one hundred rounds. `GPUSH_TEST_KILLS` sets another number, and `GPUSH_TEST_SEED`
+//! The default is sixty rounds. `GPUSH_TEST_KILLS` sets another number, and `GPUSH_TEST_SEED`
 //! repeats a run. `cargo xtask soak` runs a thousand rounds.
 
 use std::{
@@ -186,7 +186,7 @@ impl World {
 
 #[test]
 fn random_kills_leave_one_daemon_and_no_leftovers() {
-    let times = number("GPUSH_TEST_KILLS", 100);
+    let times = number("GPUSH_TEST_KILLS", 60);
     let (mut rng, seed) = seeded(20_261_122);
     let host = Host::up(HOST);
     let mut world = World { host, agent: None, environment: Vec::new(), client: None };

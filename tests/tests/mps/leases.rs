@@ -45,9 +45,10 @@ fn pipe(taken: &LeaseGrant) -> String {
 }
 
 /// Runs two clients, each with a lease of 50 % of a daemon. Kills one client at a time, and immediately requests its
-/// share again. If `reaps` is true, the parent of the client reaps the client before the request. Otherwise, the client
-/// is still a zombie at the request.
-fn request_right_after_a_kill(rounds: usize, reaps: bool) {
+/// share again. In every second round, the client is still a zombie at the request.
+#[test]
+fn share_of_a_killed_client_is_granted_at_once() {
+    const ROUNDS: usize = 16;
     let (host, agent) = ready(CONFIG);
     let run = || {
         let mut command = host.command(program("gpushctl"));
@@ -61,10 +62,10 @@ fn request_right_after_a_kill(rounds: usize, reaps: bool) {
         child
     };
     let (mut clients, mut refused) = (vec![run(), run()], Vec::new());
-    for round in 0..rounds {
+    for round in 0..ROUNDS {
         let mut killed = clients.remove(0);
         killed.kill().expect("it runs");
-        if reaps {
+        if round % 2 == 0 {
             killed.wait().expect("its end");
         }
         // The request has no `wait`. Nevertheless, gpushd lets the request wait, because the process of a lease has
@@ -82,17 +83,7 @@ fn request_right_after_a_kill(rounds: usize, reaps: bool) {
         client.kill().expect("it runs");
         client.wait().expect("its end");
     }
-    assert!(refused.is_empty(), "{} of {rounds}: {refused:#?}\n{}", refused.len(), agent.log());
-}
-
-#[test]
-fn share_of_a_killed_client_is_granted_at_once() {
-    request_right_after_a_kill(15, true);
-}
-
-#[test]
-fn share_of_a_zombie_client_is_granted_at_once() {
-    request_right_after_a_kill(15, false);
+    assert!(refused.is_empty(), "{} of {ROUNDS}: {refused:#?}\n{}", refused.len(), agent.log());
 }
 
 /// A daemon serves one user at a time. gpushd refuses a second user until the last client of the

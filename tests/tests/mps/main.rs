@@ -3,12 +3,8 @@
 
 mod access;
 mod adopt;
-mod available;
 mod control_connection;
 mod daemons;
-mod drains;
-mod eligibility;
-mod events;
 mod faults;
 mod hung_gpu;
 mod in_use;

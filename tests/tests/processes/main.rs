@@ -1,24 +1,19 @@
 //! gpushd shows unleased processes on a shared GPU, warns about them, and ends them. Some tests
-//! check that gpushd does not end certain processes.
+//! check that gpushd does not end certain processes. `agent/src/lifecycle/in_process/unleased` has
+//! the tests of the policy.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `ends` | the actions of gpushd on unleased processes, and the reports about these actions |
 //! | `servers` | MPS servers, which are not unleased processes |
-//! | `unseen` | unreadable GPUs, and a lost database |
 //! | `long` | processes with command lines of any length |
-//! | `jobs` | jobs of users who hold a lease |
-//! | `tenants` | processes of earlier holders on a device that another user has leased exclusively |
 //!
 //! A test may have to show that gpushd does not end a process. It then starts another unleased
 //! process, the witness. When gpushd has ended the witness, it has also checked the first process.
 
 mod ends;
-mod jobs;
 mod long;
 mod servers;
-mod tenants;
-mod unseen;
 
 use std::{
     fs,
@@ -32,7 +27,7 @@ use gpush_api::{
 use gpush_tests::{
     agent::{Agent, Listener},
     host::Host,
-    mps::{Client, lease_for, reaches},
+    mps::{lease_for, reaches},
 };
 use nix::unistd::geteuid;
 
@@ -53,15 +48,9 @@ fn start(what: &str, processes: &str) -> Option<(Host, Agent)> {
 }
 
 fn start_on(what: &str, host: &str, config: &str) -> Option<(Host, Agent)> {
-    let (host, agent) = start_without_mps(what, host, config)?;
-    reaches(&agent, "0", MpsState::Ready);
-    Some((host, agent))
-}
-
-/// Starts an agent on a host on which processes of all users can register.
-fn start_without_mps(what: &str, host: &str, config: &str) -> Option<(Host, Agent)> {
     let host = host_for_all_users(what, host)?;
     let agent = Agent::start_public(&host, config);
+    reaches(&agent, "0", MpsState::Ready);
     Some((host, agent))
 }
 
@@ -82,17 +71,6 @@ fn host_for_all_users(what: &str, host: &str) -> Option<Host> {
 /// Requests a lease for another user.
 fn lease_of(uid: u32, agent: &Agent) -> LeaseGrant {
     lease_for(agent, uid, "0", &serde_json::json!({ "duration_s": 3600 })).expect("a lease")
-}
-
-/// Starts two clients of one user: one without `GPUSH_LEASE` in its environment, and one with it.
-fn unleased_and_guest(host: &Host, agent: &Agent) -> (Client, Client) {
-    let taken = lease_of(NOBODY, agent);
-    let bare: Vec<_> = taken.environment.iter().filter(|(name, _)| name != "GPUSH_LEASE").cloned().collect();
-    let guest = Client::begin(host, &taken.environment, Some(NOBODY));
-    assert!(guest.says().starts_with("active"));
-    let unleased = Client::begin(host, &bare, Some(NOBODY));
-    assert!(unleased.says().starts_with("active"));
-    (unleased, guest)
 }
 
 fn all(agent: &Agent) -> GpuProcesses {

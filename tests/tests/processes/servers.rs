@@ -16,11 +16,11 @@ use gpush_tests::{
 use super::{END, HOST, NOBODY, OTHER, RULE, all, lease_of, listed, start_on, step_event, witness};
 
 #[test]
-fn new_mps_server_is_shown_as_server_and_not_as_unleased() {
+fn mps_server_is_not_unleased_before_a_probe_and_without_answer() {
     // The next probe of the daemon is an hour away. So the list of servers from gpushd's last probe
     // does not contain the new server.
     let config = format!("{END}[mps]\nhealth_s = 3600\n{RULE}");
-    let Some((host, agent)) = start_on("servers that are new", HOST, &config) else { return };
+    let Some((host, agent)) = start_on("servers that their daemon has not reported", HOST, &config) else { return };
     let taken = lease_of(NOBODY, &agent);
     let mut client = Client::begin(&host, &taken.environment, Some(NOBODY));
     assert!(client.says().starts_with("active"));
@@ -29,15 +29,8 @@ fn new_mps_server_is_shown_as_server_and_not_as_unleased() {
     let server = parts(&base(&host)).into_iter().find(|part| part.role == Role::Server).expect("a server");
     let server = listed(&agent, server.pid.cast_unsigned()).expect("the server is listed");
     assert_eq!((server.serves.as_deref(), server.unleased), (Some("MPS server of GPU 0"), None));
-}
 
-#[test]
-fn server_of_a_silent_daemon_is_not_unleased_after_a_restart() {
-    let config = format!("{END}[mps]\nhealth_s = 1\n{RULE}");
-    let Some((host, agent)) = start_on("servers of a silent daemon", HOST, &config) else { return };
-    let taken = lease_of(NOBODY, &agent);
-    let mut client = Client::begin(&host, &taken.environment, Some(NOBODY));
-    assert!(client.says().starts_with("active"));
+    // After a restart of gpushd, the daemon does not answer.
     agent.stop();
     fault(&host, "hung-daemon");
     let agent = Setup::on(&host).config(config).start();

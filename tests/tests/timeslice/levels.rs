@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use gpush_api::{ComputeMode, EventPayload, GpuAspect, Health, TimesliceLevel, TimesliceState, TimesliceView};
+use gpush_api::{ComputeMode, Event, EventPayload, GpuAspect, Health, TimesliceLevel, TimesliceState, TimesliceView};
 use gpush_tests::{
     agent::{Agent, Setup},
     driver::{hardware, uuids},
@@ -79,42 +79,24 @@ fn troubles(agent: &Agent) -> String {
     causes.map(|one| format!("{}: {}; ", one.message, one.causes.join("; "))).collect()
 }
 
-#[test]
-fn level_is_set_at_start_and_not_again_after_a_restart() {
+#[tokio::test]
+async fn level_is_set_repaired_and_not_set_again_after_a_restart() {
     let host = Host::up(THREE);
     host.start_trace();
-    let agent = Agent::start(&host, LONG);
+    let mut agent = Agent::start(&host, LONG);
     await_kept(&agent);
     assert!(are(&host, SET), "{:?}", real_layout(&host));
     let of = |gpu, value: &str| (Some(gpu), format!("value={value}"));
     assert_eq!(sets(&host), [of(0, "Long"), of(2, "Long")]);
-    let view = turns(&agent, 0);
-    assert_eq!((view.replicas, view.wanted, view.state), (1, TimesliceLevel::Long, TimesliceState::Known));
-    assert!(view.since.is_some() && view.reason.is_none(), "{view:?}");
-    assert_eq!(agent.gpu(0).compute_mode, Some(ComputeMode::ExclusiveProcess));
-    assert_eq!(agent.gpu(1).timeslice, None);
-    assert!(health(&agent).errors.is_empty());
     agent.wait_for_log("its time-slice level changed from `default` to `long`");
-    agent.stop();
-    let calls = host.trace().len();
-    let agent = Agent::start(&host, LONG);
-    await_kept(&agent);
-    agent.stop();
-    assert_eq!(host.trace().len(), calls, "nothing differs: {:?}", host.trace());
-}
 
-#[tokio::test]
-async fn foreign_level_is_drift_and_is_repaired() {
-    let host = Host::up(THREE);
-    let mut agent = Agent::start(&host, LONG);
-    await_kept(&agent);
+    // Another program changes a level and a compute mode. After a reload, gpushd notices this
+    // immediately.
     let mut listener = agent.listen("?kinds=gpu", None);
     smi(&host, "compute-policy --set-timeslice 0 -i 0");
     let driver = hardware(&host);
     let uuid = uuids(&driver).await.remove(2);
     driver.set_compute_mode(&uuid, ComputeMode::Default).await.unwrap();
-    // gpushd notices within a minute that another program has changed a level. After a reload,
-    // gpushd notices the change immediately.
     reload(&mut agent, LONG);
     agent.await_that("both levels are repaired", || are(&host, SET));
     await_kept(&agent);
@@ -125,10 +107,18 @@ async fn foreign_level_is_drift_and_is_repaired() {
         let log = agent.wait_for_log(printed);
         assert_eq!(log.matches(printed).count(), 1, "{printed}:\n{log}");
     }
-    let aspect = |wanted: GpuAspect| move |event: &gpush_api::Event| matches!(&event.what, EventPayload::Gpu(change) if change.changed.contains(&wanted));
-    let events = listener.until(aspect(GpuAspect::Timeslice));
+    let is_level = |event: &Event| matches!(&event.what, EventPayload::Gpu(change) if change.changed.contains(&GpuAspect::Timeslice));
+    let events = listener.until(is_level);
     let EventPayload::Gpu(change) = &events.last().unwrap().what else { panic!() };
     assert!(change.timeslice.is_some(), "{change:?}");
+
+    driver.stop().await.unwrap();
+    agent.stop();
+    let calls = host.trace().len();
+    let agent = Agent::start(&host, LONG);
+    await_kept(&agent);
+    agent.stop();
+    assert_eq!(host.trace().len(), calls, "nothing differs: {:?}", host.trace());
 }
 
 #[test]

@@ -119,3 +119,17 @@ async fn own_leases_are_those_that_gpushd_counts_for_the_caller() {
     let before = format!("&ended=9&before={}", granted[0]);
     assert_eq!(own(user(0), &before).await, []);
 }
+
+/// Fault: the audit trail of a GPU had no records of its leases.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn audit_of_gpu_lease_or_holder_has_the_grant() {
+    let host = InProcess::start("dgx-h100", 2, DYNAMIC).await;
+    let granted: LeaseGrant =
+        host.post_as(user(1000), "/v1/leases", &device(&json!({ "selectors": ["0"] }))).await.expect("a lease");
+    let id = granted.lease.id.to_string();
+    for (object, is_there) in [("0", true), (id.as_str(), true), ("user1000", true), ("1", false), ("user1001", false)]
+    {
+        let trail: Vec<AuditRecord> = host.get(&format!("/v1/audit?object={object}")).await;
+        assert_eq!(trail.iter().any(|record| record.action == "lease.grant"), is_there, "{object}: {trail:?}");
+    }
+}

@@ -38,6 +38,34 @@ fn assert_partly_restored(host: &InProcess, operation: &Operation) {
     assert_eq!(host.gpus.layout(0), ["3g.40gb@0[3g.40gb@0]", "3g.40gb@4[3g.40gb@0]"]);
 }
 
+/// Every user can read operations, conditions and health. So they do not name the process.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn entered_instance_stays_and_rest_is_restored() {
+    let host = started().await;
+    let pid = std::process::id();
+    let operation = fail_after(&host, || host.gpus.use_device_at(0, 0, pid)).await;
+    assert_partly_restored(&host, &operation);
+    let gpu = host.gpu(0).await;
+    assert_eq!(gpu.state, GpuState::Degraded);
+    let error = operation.error.as_ref().expect("a reason");
+    for says in [
+        "the previous layout was restored without 2g.20gb@0, 1g.10gb@2 and 1g.10gb@3",
+        "3g.40gb@0 (GPU instance",
+        "is in use by a process (`gpushctl gpu show 0` shows this process",
+        "2g.20gb@0 was not restored: 3g.40gb@0 is",
+        "1g.10gb@3 was not restored: 3g.40gb@0 is",
+    ] {
+        let says_so = |all: &[String]| all.iter().any(|cause| cause.contains(says));
+        assert!(says_so(&error.causes) && says_so(&gpu.reasons), "{says}: {error:?} {:?}", gpu.reasons);
+    }
+    let public = format!("{error:?} {:?} {:?} {:?}", operation.progress, gpu.reasons, host.health().await.errors);
+    assert!(!public.contains(&format!("pid {pid}")), "{public}");
+    // When the process has ended, gpushd can change the GPU again.
+    host.gpus.end_processes(0);
+    assert_eq!(host.apply(&["0"], BEFORE).await.state, OperationState::Done);
+    assert_eq!(host.gpu(0).await.state, GpuState::Ready);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_users_block_destruction_in_rollback() {
     let host = started().await;

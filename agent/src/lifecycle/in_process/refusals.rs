@@ -1,12 +1,14 @@
 //! Requests that gpushd refuses before it changes anything. The error names the object and a solution.
 
-use gpush_api::{Code, GpuPlan, GpuState, HealthStatus, OperationState, Plans};
-use serde_json::json;
+use gpush_api::{Code, Gpu, GpuPlan, GpuState, HealthStatus, OperationState, Plans};
+use gpush_nvml::ErrorKind;
+use serde_json::{Value, json};
 
 use super::{
     InProcess,
     call_rules::{CallEffect, CallRule, READ},
     host::ScriptedHost,
+    user,
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -84,7 +86,7 @@ async fn gpu_without_mig_refuses_layouts() {
         let refused = host.refused(&[gpu], &["1g.10gb"]).await;
         assert_eq!(refused.code, Code::Unsupported, "{refused:?}");
         assert!(refused.message.contains("does not support MIG"), "{refused:?}");
-        let profiles = host.get_as::<serde_json::Value>(super::user(0), &format!("/v1/gpus/{gpu}/profiles")).await;
+        let profiles = host.get_as::<Value>(user(0), &format!("/v1/gpus/{gpu}/profiles")).await;
         assert_eq!(profiles.unwrap_err().code, Code::Unsupported);
     }
     assert!(host.gpus.take_changes().is_empty());
@@ -189,7 +191,7 @@ async fn unknown_processes_block_destruction_and_mode_changes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn layouts_per_gpu_are_checked() {
     let host = InProcess::start("dgx-a100", 3, "").await;
-    let each = |layouts: serde_json::Value| json!({ "layout_source": { "per_gpu": layouts } });
+    let each = |layouts: Value| json!({ "layout_source": { "per_gpu": layouts } });
     let on = json!({ "selector": "0", "mig_enabled": true });
     for (body, says) in [
         (each(json!([])), "the request names no GPU"),
@@ -211,4 +213,29 @@ async fn layouts_per_gpu_are_checked() {
     assert_eq!(ended.state, OperationState::Done, "{ended:?}");
     assert_eq!(ended.plans.iter().map(|plan: &GpuPlan| plan.gpu).collect::<Vec<_>>(), [0, 2]);
     assert_eq!([0, 1, 2].map(|gpu| host.gpus.instances(gpu).len()), [1, 0, 7]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_without_a_driver_get_its_error_until_it_is_loaded() {
+    for (kind, says) in [
+        (ErrorKind::DriverNotLoaded, "modprobe nvidia"),
+        (ErrorKind::LibRmVersionMismatch, "reboot, or reload the module"),
+        (ErrorKind::Unknown, ""),
+    ] {
+        let world = ScriptedHost::new("a30x4", 2);
+        world.gpus.unload(Some(kind.clone()));
+        let host = world.start("").await;
+        for path in ["/v1/gpus", "/v1/gpus/0", "/v1/gpus/0/profiles"] {
+            let error = host.get_as::<Value>(user(0), path).await.expect_err("there is no driver");
+            assert_eq!(error.code, Code::DriverUnavailable, "{kind:?} {path}: {error:?}");
+            assert!(error.hint.as_ref().is_some_and(|hint| hint.contains(says)), "{kind:?} {path}: {error:?}");
+        }
+        assert_eq!(host.refused(&["0"], &["1g.6gb"]).await.code, Code::DriverUnavailable, "{kind:?}");
+        assert_eq!(host.health().await.status, HealthStatus::Degraded, "{kind:?}");
+        host.get::<Value>("/v1/config").await;
+        world.gpus.unload(None);
+        // Each request makes gpushd try to load the driver again.
+        host.until("the GPUs", async || host.get_as::<Vec<Gpu>>(user(0), "/v1/gpus").await.ok()).await;
+        assert_eq!(host.health().await.status, HealthStatus::Ok, "{kind:?}");
+    }
 }

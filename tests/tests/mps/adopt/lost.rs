@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use gpush_api::{MpsDaemon, MpsState};
+use gpush_api::{LeaseGrant, MpsDaemon, MpsState};
 use gpush_tests::{
     agent::Agent,
     host::{Host, program},
@@ -40,12 +40,13 @@ fn says(daemon: &MpsDaemon, words: &str) -> bool {
 
 /// While a client runs, gpushd must not end the daemon, and must not start another one.
 #[test]
-fn daemon_without_directory_but_with_clients_delays_next_one() {
+fn daemon_without_directory_is_ended_when_idle_or_by_force() {
     both(|mut served| {
         let mut client = served.client();
         served.restart(|served| fs::remove_dir_all(served.place()).expect("the directory can be deleted"));
-        let target = &served.target;
-        let reported = becomes(&served.agent, target, "reported", |daemon| says(daemon, "whose directory was deleted"));
+        let target = served.target.clone();
+        let reported =
+            becomes(&served.agent, &target, "reported", |daemon| says(daemon, "whose directory was deleted"));
         assert!(
             says(&reported, &format!("daemon {}", served.pid)) && says(&reported, "still serves 1 client"),
             "{reported:#?}"
@@ -55,33 +56,34 @@ fn daemon_without_directory_but_with_clients_delays_next_one() {
         assert!(client.lives() && client.printed().is_empty());
         assert_eq!(served.controls(), [served.pid]);
         // Even a start request must not start another daemon.
-        let refused = act(&served.agent, target, "start", &json!({}));
+        let refused = act(&served.agent, &target, "start", &json!({}));
         assert_eq!((refused.status >= 400, served.controls()), (true, vec![served.pid]));
         client.end();
-        served.another();
+        served.pid = pid_of(&served.another());
         assert_eq!(parts(&base(&served.host)).len(), 1);
-    });
-}
 
-#[test]
-fn idle_daemon_without_directory_is_ended() {
-    both(|mut served| {
+        // Without clients, gpushd ends such a daemon at its start.
         served.restart(|served| fs::remove_dir_all(served.place()).expect("the directory can be deleted"));
+        let ended = served.pid;
+        served.pid = pid_of(&served.another());
+        served.agent.wait_for_log(&format!("daemon {ended}, whose directory was deleted"));
+
+        // If the directory was renamed, gpushd treats it as deleted. A forced restart ends the daemon and its client.
+        served.environment = environment(&served);
+        let client = served.client();
+        served.restart(|served| fs::rename(served.place(), served.place().with_extension("away")).expect("a rename"));
+        becomes(&served.agent, &target, "reported", |daemon| says(daemon, "still serves 1 client"));
+        assert_eq!(act(&served.agent, &target, "restart", &json!({ "force": true })).status, 200);
+        assert_eq!(client.says(), "lost");
         served.another();
-        served.agent.wait_for_log(&format!("daemon {}, whose directory was deleted", served.pid));
     });
 }
 
-#[test]
-fn forced_restart_ends_a_daemon_without_directory() {
-    let mut served = Served::up();
-    let client = served.client();
-    // If the directory was renamed, gpushd treats it as deleted.
-    served.restart(|served| fs::rename(served.place(), served.place().with_extension("away")).expect("a rename"));
-    becomes(&served.agent, "0", "reported", |daemon| says(daemon, "still serves 1 client"));
-    assert_eq!(act(&served.agent, "0", "restart", &json!({ "force": true })).status, 200);
-    assert_eq!(client.says(), "lost");
-    served.another();
+/// Returns the present environment of the lease.
+fn environment(served: &Served) -> Vec<(String, String)> {
+    let id = daemon(&served.agent, &served.target).leases[0].id;
+    let granted = served.agent.get(&format!("/v1/leases/{id}/environment")).json();
+    serde_json::from_value::<LeaseGrant>(granted).expect("an environment").environment
 }
 
 #[test]

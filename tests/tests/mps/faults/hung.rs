@@ -11,40 +11,35 @@ use gpush_api::{Code, MpsState};
 use gpush_tests::{
     agent::PATIENCE,
     host::Host,
-    mps::{Served, act, clear_faults, daemon, fault, real_programs, signal},
+    mps::{Served, act, becomes, clear_faults, daemon, fault, pid_of, real_programs, signal},
 };
 use nix::sys::signal::Signal;
 use serde_json::json;
 
 use super::{reported_as, serves};
 
-/// If a daemon does not answer and has clients, gpushd must not end it.
+/// If a daemon does not answer and has clients, gpushd must not end it. With this fault, the daemon
+/// hangs at the first command, and does not greet the next connection.
 #[test]
 fn hung_daemon_is_replaced_after_its_last_client_ended() {
-    for (kind, words) in [
-        ("hung-daemon", "sends no greeting"),
-        // With this fault, the daemon hangs at the first command, and does not greet the next
-        // connection.
-        ("unread-pipe", "does not respond"),
-    ] {
-        let served = Served::up();
-        let mut client = served.client();
-        fault(&served.host, kind);
-        let hung = reported_as(&served, MpsState::Hung, words);
-        assert_eq!(hung.clients.len(), 1, "{kind}: {hung:#?}");
-        assert!(hung.reasons.iter().any(|reason| reason.contains("gpushd does not restart the daemon, because")));
-        assert!(client.lives() && client.printed().is_empty(), "{kind}");
-        assert_eq!(served.controls(), [served.pid], "{kind}");
-        // The daemon answers again, and continues to serve.
-        clear_faults(&served.host);
-        assert!(serves(&served), "{kind}");
-        // Let the daemon hang again, and then end its last client.
-        fault(&served.host, kind);
-        reported_as(&served, MpsState::Hung, words);
-        client.end();
-        clear_faults(&served.host);
-        served.another();
-    }
+    let (kind, words) = ("unread-pipe", "does not respond");
+    let served = Served::up();
+    let mut client = served.client();
+    fault(&served.host, kind);
+    let hung = reported_as(&served, MpsState::Hung, words);
+    assert_eq!(hung.clients.len(), 1, "{hung:#?}");
+    assert!(hung.reasons.iter().any(|reason| reason.contains("gpushd does not restart the daemon, because")));
+    assert!(client.lives() && client.printed().is_empty());
+    assert_eq!(served.controls(), [served.pid]);
+    // The daemon answers again, and continues to serve.
+    clear_faults(&served.host);
+    assert!(serves(&served));
+    // Let the daemon hang again, and then end its last client.
+    fault(&served.host, kind);
+    reported_as(&served, MpsState::Hung, words);
+    client.end();
+    clear_faults(&served.host);
+    served.another();
 }
 
 #[test]
@@ -137,5 +132,37 @@ fn changed_settings_are_effective_when_gpushd_answers() {
         assert_eq!(set["daemon"]["effective_settings"]["percentage"], percentage, "{kind}: {set:#}");
         assert_eq!(set["reaches"][0], "the change applies to clients that start from now on", "{kind}");
         assert!(served.host.sim("mps", &["fault", "list"]).contains("[happened 1]"), "{kind}");
+    }
+}
+
+/// A config without periodic probes: gpushd probes a daemon only on events and requests.
+const PROBED_ON_REQUEST: &str = "[mps]\nhealth_s = 3600\nstop_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
+
+/// gpushd replaces a daemon that is suspended by SIGSTOP. The commands that gpushd has sent to the
+/// suspended daemon must not end the new daemon.
+#[test]
+fn command_for_a_replaced_daemon_does_not_reach_the_next_one() {
+    for real in [false, true] {
+        let host = Host::up(Served::HOST);
+        let programs = if real { real_programs(&host, "a command for a replaced daemon") } else { None };
+        if real && programs.is_none() {
+            return;
+        }
+        let served = Served::of(host, "0", PROBED_ON_REQUEST, programs.as_deref());
+        let (agent, client) = (&served.agent, served.client());
+        let before = pid_of(&daemon(agent, "0"));
+        assert!(signal(before, Signal::SIGSTOP));
+        assert_eq!(act(agent, "0", "restart", &json!({ "force": true })).status, 200);
+        let next = becomes(agent, "0", "ready with another pid", |now| {
+            now.state == MpsState::Ready && now.pid != u32::try_from(before).ok()
+        });
+        assert_eq!(client.says(), "lost");
+        let new = served.client();
+        for _ in 0..40 {
+            let now = daemon(agent, "0");
+            assert_eq!((now.state, now.pid, now.failures), (MpsState::Ready, next.pid, 0), "{now:#?}\n{}", agent.log());
+        }
+        assert!(new.printed().is_empty());
+        new.end();
     }
 }

@@ -11,7 +11,7 @@ use std::{
 use gpush_api::{Code, MpsState};
 use gpush_tests::{
     host::Host,
-    mps::{Client, Served, act, becomes, clear_faults, daemon, end_leases, fault, reaches, real_programs},
+    mps::{Client, Served, act, becomes, clear_faults, daemon, end_leases, fault, reaches, real_programs, release_all},
 };
 use serde_json::json;
 
@@ -101,9 +101,13 @@ fn waiting_client_counts_despite_forged_log_lines() {
         let pid = format!("process {} is connected and waits for an MPS server", waits.pid());
         assert!(refused.causes.contains(&pid), "{refused:?}");
         assert!(waits.lives() && waits.printed().is_empty());
+        assert_eq!(act(&served.agent, "0", "drain", &json!({})).status, 200);
+        assert_eq!(daemon(&served.agent, "0").state, MpsState::Draining);
         clear_faults(&served.host);
-        assert!(waits.says().starts_with("active"));
+        assert!(waits.says().starts_with("active"), "the client is served until it ends");
+        release_all(&served.agent, "0");
         waits.end();
+        reaches(&served.agent, "0", MpsState::Stopped);
     });
 }
 
@@ -133,4 +137,23 @@ fn flooded_log_of_a_hung_daemon_is_truncated_and_reported() {
         clear_faults(&served.host);
         assert!(serves(&served));
     });
+}
+
+#[test]
+fn log_of_a_running_daemon_is_truncated_and_still_written() {
+    let config = Served::CONFIG.replace("health_s = 1", "health_s = 1\nlog_mib = 1");
+    let served = Served::of(Host::up(Served::HOST), "0", &config, None);
+    let mut client = served.client();
+    let logs = daemon(&served.agent, "0").log_directory.expect("logs");
+    let log = Path::new(&logs).join("control.log");
+    let mut grown = OpenOptions::new().append(true).open(&log).expect("its log");
+    grown.write_all("some line of it\n".repeat(70_000).as_bytes()).expect("the log can be written");
+    let length = |path: &Path| fs::metadata(path).map(|meta| meta.len()).unwrap_or_default();
+    served.agent.await_that("the log is truncated", || length(&log) < 1 << 20);
+    assert!(length(&Path::new(&logs).join("control.log.1")) > 1 << 20, "the earlier lines are kept");
+    let cut = length(&log);
+    let second = Client::start(&served.host, &served.environment);
+    served.agent.await_that("the daemon writes more lines", || length(&log) > cut);
+    assert!(second.first.starts_with("active") && client.lives());
+    assert_eq!(daemon(&served.agent, "0").pid.map(u32::cast_signed), Some(served.pid));
 }

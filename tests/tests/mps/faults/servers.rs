@@ -1,5 +1,5 @@
-//! Servers that end, never become ready, have a fatal fault, or continue after their daemon has
-//! ended. Other tests combine kills.
+//! Servers that end, never become ready, or continue after their daemon has ended. Other tests
+//! combine kills.
 
 use gpush_api::{Code, MpsState};
 use gpush_tests::{
@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::{reported_as, serves};
 
-/// The server ends at once, never becomes ready, or reports a fatal fault.
+/// The server ends at once, or never becomes ready.
 #[test]
 fn server_failure_revokes_access_to_the_pipe_directory() {
     let served = Served::up();
@@ -33,18 +33,6 @@ fn server_failure_revokes_access_to_the_pipe_directory() {
     assert_eq!(stuck.servers.len(), 1);
     clear_faults(&served.host);
     assert!(waits.says().starts_with("active") && serves(&served));
-
-    let served = Served::up();
-    let mut client = served.client();
-    fault(&served.host, "fault --times 1");
-    assert_eq!(client.says(), "fault");
-    let faulty = reported_as(&served, MpsState::Fault, "caused a fatal fault");
-    assert_eq!(faulty.clients.len(), 1, "the affected client is known although gpushd no longer probes the server");
-    let refused = act(&served.agent, "0", "stop", &json!({})).error();
-    assert!(refused.causes.iter().any(|cause| cause.contains(&client.pid().to_string())), "{refused:?}");
-    assert!(client.lives());
-    client.end();
-    assert!(serves(&served));
 }
 
 /// A daemon was killed, and its server still has a client. gpushd must start no other daemon.

@@ -1,7 +1,7 @@
 //! Daemons that do not start, do not answer, or lose their servers. A fault must not lead to a second daemon on a target,
 //! and must not end clients that could continue.
 
-use gpush_api::{Architecture, Code, Gpu, Health, MpsDaemon, MpsState};
+use gpush_api::{Architecture, Code, Event, EventPayload, Gpu, Health, MpsDaemon, MpsState};
 use serde_json::{Value, json};
 
 use super::{is_open, kill, shared};
@@ -9,6 +9,7 @@ use crate::lifecycle::in_process::{
     InProcess,
     daemons::{DaemonStart, Silence},
     host::ScriptedHost,
+    listener::EventListener,
     programs::UserProgram,
 };
 
@@ -160,6 +161,7 @@ async fn killed_server_is_reported_with_its_number_of_clients() {
     let client = host.client("0", &granted).await;
     let before = host.daemon("0").await;
     let server = before.servers[0].pid.expect("a server");
+    let mut listener = host.listen("?kinds=mps", None).await;
     host.host.daemons.kill_servers(before.pid.expect("a daemon"));
     host.gpus.end_process(0, client.pid());
     let reported = host.daemon_becomes("0", "reported", |daemon| !daemon.findings.is_empty()).await;
@@ -169,10 +171,42 @@ async fn killed_server_is_reported_with_its_number_of_clients() {
         "{reported:#?}"
     );
     assert!(!finding.contains(&server.to_string()), "every user may read it: {finding}");
+    let has_reason = |event: &Event| matches!(&event.what, EventPayload::Mps(change) if change.reasons.concat().contains("an MPS server ended"));
+    listener.until(has_reason).await;
     // The daemon still serves.
     host.connect("0", &client).await;
     let now = host.daemon("0").await;
     assert_eq!((now.pid, now.clients.len(), now.state), (before.pid, 1, MpsState::Ready));
+}
+
+/// Returns the state and the reasons in the next event of the daemon of GPU 0.
+async fn next(listener: &mut EventListener) -> (MpsState, String) {
+    let EventPayload::Mps(change) = listener.event().await.expect("an event").what else {
+        panic!("an event of another kind")
+    };
+    assert_eq!((change.gpu, change.uuid.as_str()), (Some(0), change.gpu_uuid.as_str()));
+    (change.state, change.reasons.join("; "))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn daemon_state_changes_are_events() {
+    let host = InProcess::with_daemon("").await;
+    host.host.daemons.start_next(DaemonStart::WithServer);
+    let mut listener = host.listen("?kinds=mps", None).await;
+    host.act("0", "stop", json!({})).await.expect("it is stopped");
+    assert_eq!([next(&mut listener).await.0, next(&mut listener).await.0], [MpsState::Stopping, MpsState::Stopped]);
+    host.act("0", "start", json!({})).await.expect("it is started");
+    assert_eq!([next(&mut listener).await.0, next(&mut listener).await.0], [MpsState::Starting, MpsState::Ready]);
+    let granted = host.share("0", json!({})).await.expect("a lease");
+    let client = host.client("0", &granted).await;
+    let daemon = host.daemon("0").await;
+    kill(daemon.pid.expect("a daemon"));
+    // The server still has a client, so gpushd cannot restart the daemon yet. The event says how the daemon ended.
+    let (state, why) = next(&mut listener).await;
+    assert_eq!(state, MpsState::BackingOff, "{why}");
+    assert!(why.contains("was ended by signal 9"), "{why}");
+    host.end_client(0, client).await;
+    while next(&mut listener).await.0 != MpsState::Ready {}
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

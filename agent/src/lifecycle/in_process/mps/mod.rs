@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `admission` | leases: grants, refusals, ends |
 //! | `actions` | stop, restart, settings, maintenance |
+//! | `availability` | a lost GPU, a cordon |
 //! | `drains` | drains, and servers that a killed daemon left |
 //! | `mode_changes` | operations to and from mode `mps` |
 //! | `compute_modes` | compute modes that cannot be set or restored |
@@ -14,6 +15,7 @@
 
 mod actions;
 mod admission;
+mod availability;
 mod compute_modes;
 mod drains;
 mod faults;

@@ -1,11 +1,19 @@
 //! Operations to and from mode `mps`. Each change is one operation, which ends and starts MPS daemons. A reload ends or
 //! starts no daemon. A lease on the GPU blocks the operation.
 
+use std::sync::Arc;
+
 use gpush_api::{Code, ComputeMode, LeaseGrant, MpsDaemon, MpsState, MpsStep, OperationState, Phase, Step};
 use serde_json::{Value, json};
 
 use super::{INTERVALS, kill, rule, shared};
-use crate::lifecycle::in_process::{InProcess, daemons::DaemonStart, host::ScriptedHost};
+use crate::lifecycle::in_process::{
+    InProcess,
+    call_rules::{ANY_CHANGE, CallEffect, CallRule, EndMoment},
+    daemons::DaemonStart,
+    host::ScriptedHost,
+    user,
+};
 
 const MIG: &str = "mode = \"mig\"\nlayout = [\"3g.40gb*2\"]";
 const MPS: &str = "mode = \"mps\"";
@@ -174,6 +182,44 @@ async fn mode_change_succeeds_when_the_daemon_is_killed() {
     kill(host.daemon("0").await.pid.expect("a daemon"));
     host.apply_rules(&["0"]).await;
     assert_eq!(host.host.daemons.running(), 0);
+}
+
+/// gpushd ends before or after each driver call of a mode change, in both directions. The next gpushd completes the change
+/// or rolls it back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_mode_change_never_has_mig_and_a_daemon() {
+    let wanted = json!({ "selectors": ["0"], "layout_source": "wanted" });
+    let mut points = 0;
+    for (from, to) in [(MPS, MIG), (MIG, MPS)] {
+        let host = in_mode(from).await;
+        host.reload(&rule(to)).await;
+        host.gpus.take_changes();
+        host.apply_rules(&["0"]).await;
+        let calls = u32::try_from(host.gpus.take_changes().len()).expect("a few");
+        for (call, moment) in (0..calls).flat_map(|call| [(call, EndMoment::Before), (call, EndMoment::After)]) {
+            let what = format!("{from} to {to}: {moment:?} call {call} of {calls}");
+            let host = in_mode(from).await;
+            let world = Arc::clone(&host.host);
+            host.reload(&rule(to)).await;
+            world.gpus.rule(CallRule::on(ANY_CHANGE, 0).after(call).once().with(CallEffect::EndGpushd(moment)));
+            let asked = host.begin_post(user(0), "/v1/mig/apply", &wanted);
+            host.died().await;
+            drop(asked);
+            world.gpus.clear_faults();
+            let host = world.start(&rule(to)).await;
+            host.operations().await;
+            let reached = || (world.daemons.running(), world.gpus.layout(0) != ["MIG off"]);
+            assert!([(0, false), (0, true), (1, false)].contains(&reached()), "{what}: {:?}", reached());
+            // A new request reaches the desired state from every state in between.
+            host.apply_rules(&["0"]).await;
+            assert_eq!(reached(), if to == MIG { (0, true) } else { (1, false) }, "{what}");
+            let mode = if to == MIG { ComputeMode::Default } else { ComputeMode::ExclusiveProcess };
+            assert_eq!(world.gpus.compute_mode(0), Some(mode), "{what}");
+            points += 1;
+        }
+    }
+    println!("ended at {points} points of mode changes");
+    assert!(points >= 12, "{points}");
 }
 
 /// If a GPU has no rule any more, gpushd grants no new lease on it. When the last client has ended, gpushd ends the

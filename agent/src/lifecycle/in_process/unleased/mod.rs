@@ -4,9 +4,11 @@
 //! | file | subject |
 //! |---|---|
 //! | `allowed` | processes that the config allows |
+//! | `changed` | processes that change their user; a lost database |
 //! | `tenants` | processes on devices of others |
 
 mod allowed;
+mod changed;
 mod tenants;
 
 use std::{fs, os::unix::fs::PermissionsExt, process::Command};
@@ -310,7 +312,14 @@ async fn due_processes_are_all_recorded_in_one_round() {
     let Some(host) = start("many unleased processes of one user", &ends(0, "")).await else { return };
     let mut jobs: Vec<UserProgram> = (0..40).map(|_| host.job(HOLDER, 0, ProcessKind::Compute)).collect();
     jobs.push(host.job(OTHER, 0, ProcessKind::Compute));
-    host.check().await;
+    let mut listener = host.listen("?kinds=unleased", None).await;
+    let recorded_at_first_event = async {
+        listener.event().await.expect("an event");
+        let trail: Vec<AuditRecord> = host.get("/v1/audit?limit=1000").await;
+        trail.iter().filter(|one| one.action == "process.end" && one.result == "asked to end").count()
+    };
+    let (recorded, ()) = tokio::join!(recorded_at_first_event, host.check());
+    assert_eq!(recorded, jobs.len());
     for job in &mut jobs {
         host.ended_by_gpushd(job).await;
         assert_eq!(host.steps(job).await, ["asked to end"]);

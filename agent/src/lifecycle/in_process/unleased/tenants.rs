@@ -1,6 +1,6 @@
 //! Processes on a device that another user has leased alone, or that Slurm owns.
 
-use gpush_api::{Health, LeaseGrant, LeaseState, ProcessKind};
+use gpush_api::{Event, EventPayload, Health, LeaseGrant, LeaseState, ProcessKind, UnleasedStep};
 use serde_json::json;
 
 use super::{HOLDER, OTHER, start};
@@ -90,8 +90,14 @@ async fn process_on_a_leased_whole_gpu_of_another_user_is_reported() {
     let body = json!({ "share": { "kind": "whole" }, "duration_s": 3600 });
     let granted: LeaseGrant =
         host.until("the GPU is free", async || host.post_as(user(OTHER), "/v1/leases", &body).await.ok()).await;
+    let mut listener = host.listen("?kinds=unleased", None).await;
     let job = host.job(HOLDER, 0, ProcessKind::Compute);
     host.shown_with_its_gpu(&job, &format!("lease {} of another user holds the device", granted.lease.id)).await;
+    let is_found = |event: &Event| {
+        let EventPayload::Unleased(change) = &event.what else { return false };
+        change.pid == Some(job.pid()) && change.step == UnleasedStep::Found
+    };
+    listener.until(is_found).await;
 }
 
 /// Fault: nothing reported a process outside Slurm on a GPU that Slurm owns.

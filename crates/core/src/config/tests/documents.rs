@@ -123,3 +123,14 @@ fn toml_blocks_of_the_reference_are_valid() {
     assert!(tried > 0);
     println!("{tried} examples of the reference");
 }
+
+#[test]
+fn socket_group_is_the_same_in_all_files() {
+    const SYSUSERS: &str = include_str!("../../../../../packaging/sysusers.d/gpush.conf");
+    const SOCKET: &str = include_str!("../../../../../systemd/gpushd.socket");
+    const INSTALL: &str = include_str!("../../../../../docs/install.md");
+    assert!(SYSUSERS.lines().any(|line| line == "g gpush -"));
+    assert!(SOCKET.lines().any(|line| line == "SocketGroup=gpush"));
+    assert!(EXAMPLE.lines().any(|line| line == "#socket_group = \"gpush\""));
+    assert!(INSTALL.contains("group `gpush`"));
+}
