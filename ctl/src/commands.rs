@@ -56,7 +56,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     }
     match cli.command {
         Command::Status(args) => ask(global, async |client| status::run(client, &args, out).await),
-        Command::Apply(args) => ask(global, async |client| apply::desired(client, &args, out).await),
+        Command::Apply(args) => with_agent(global, async |client| apply::desired(client, &args, out).await),
         Command::Run(args) => lease::become_command(global, &args, out),
         Command::Lease(command) => lease::run(global, command, out),
         Command::Gpu(command) => ask(global, async |client| gpu::run(client, &command, out).await),

@@ -50,7 +50,7 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
             let file = file.or_else(offline::environment).or_else(|| path_of_agent(global));
             check(file, offline.as_deref(), out)
         }
-        args::Config::Show { effective } => super::ask(global, async |client| {
+        args::Config::Show { effective } => super::with_agent(global, async |client| {
             let view = client.config().await?;
             if effective && !out.json {
                 out.verbatim(view.effective.as_bytes())?;
@@ -62,12 +62,12 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
             }
             Ok(0)
         }),
-        args::Config::Reload { clear_overrides } => super::ask(global, async |client| {
+        args::Config::Reload { clear_overrides } => super::with_agent(global, async |client| {
             let reloaded = client.reload(&ReloadRequest { clear_overrides }).await?;
             out.show(&reloaded, |look| render::overrides::reloaded(&reloaded, look))?;
             Ok(0)
         }),
-        args::Config::Diff => super::ask(global, async |client| {
+        args::Config::Diff => super::with_agent(global, async |client| {
             let diff = client.config_diff().await?;
             out.show(&diff, |look| render::overrides::diff(&diff, look))?;
             let unseen = diff.unseen.first().map_or(0, |error| error.code.exit_status());
@@ -79,7 +79,7 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
                 Some(args::Overrides::Clear { which }) => return clear(global, which, out),
                 None => Vec::new(),
             };
-            super::ask(global, async |client| {
+            super::with_agent(global, async |client| {
                 let all = overrides_of(client, &selectors).await?;
                 out.list(&all, |look| {
                     let list = render::overrides::list(&all, look);
@@ -113,7 +113,7 @@ async fn overrides_of(client: &mut Client, selectors: &[String]) -> Result<Overr
 
 /// Runs `gpushctl config overrides clear`. If a selected GPU has no override, clears none.
 fn clear(global: &Global, which: &SomeGpus, out: &Output) -> Outcome {
-    super::ask(global, async |client| {
+    super::with_agent(global, async |client| {
         let gpus = client.gpus(false).await;
         let overrides: Vec<String> = client.overrides().await?.overrides.into_iter().map(|one| one.uuid).collect();
         let mut selected = Vec::new();

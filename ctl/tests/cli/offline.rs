@@ -64,7 +64,7 @@ fn usage() {
         &["mig", "apply", "--timeout", "0"],
         &["mig", "apply", "--detach", "--timeout", "3"],
         &["events", "--kind", "weather"],
-        &["audit", "--since", "yesterday"],
+        &["audit", "--since", "someday"],
         &["mig", "apply", "--timeout", "-1"],
         &["mig", "apply", "mixed", "--layout", "3g.40gb"],
         &["mig", "plan", "--config", "x.toml"],

@@ -305,7 +305,7 @@ fn override_is_created_listed_and_cleared() {
             &["config", "overrides", "list", "--json"],
             &["config", "diff"],
             &["mig", "apply", "--once", "--expires", "2h"],
-            &["mig", "apply", "--gpu", "0", "-l", "7g.80gb", "--expires", "tomorrow"],
+            &["mig", "apply", "--gpu", "0", "-l", "7g.80gb", "--expires", "someday"],
             &["config", "overrides", "clear", "1"],
         ],
     );
