@@ -32,6 +32,7 @@
 //! | `lease_queue` | requests that wait for a lease |
 //! | `dynamic` | devices that are created for leases |
 //! | `daemons` | the scripted MPS daemons |
+//! | `slurm` | leases of Slurm jobs |
 //! | `smi` | the scripted `nvidia-smi compute-policy` |
 //! | `programs` | processes of users |
 //! | `mps` | leases of MPS targets, actions on daemons, faults of daemons, changes of mode |
@@ -66,6 +67,7 @@ mod recovery;
 mod refusals;
 mod requests;
 mod rollback;
+mod slurm;
 mod smi;
 mod startup;
 mod timeslice;
