@@ -7,5 +7,6 @@ mod agent;
 mod lease;
 mod mps;
 mod offline;
+mod slurm;
 mod support;
 mod unreachable;
