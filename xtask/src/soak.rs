@@ -7,7 +7,8 @@
 //!    gpush-ready.service waits.
 //! 3. Random steps on MPS daemons and random operations. After each step, the test checks
 //!    invariants from outside gpushd.
-//! 4. Random steps on leases, compared with a reference model.
+//! 4. Random steps on leases, compared with a reference model. Many scopes of leases, many Slurm jobs, and random requests
+//!    of Slurm jobs.
 //! 5. Mixed requests, after which gpushd must not use more memory than before. A hostile account, which must not delay
 //!    others.
 //! 6. Each fuzz target for a minute: random bytes for the parsers of requests, configs, files of Slurm, texts of the
@@ -40,6 +41,15 @@ const DRIVER_KILLS: u64 = 50_000;
 /// How often the other callers do their work while a hostile account sends requests. With more than 400 rounds, the other
 /// user's own records exceed the limit of an account, and gpushd deletes the oldest of them.
 const HOSTILE_ROUNDS: u64 = 300;
+
+/// Number of scopes that one test creates.
+const SCOPES: u64 = 1000;
+
+/// Number of Slurm jobs of each of two users.
+const JOBS_OF_A_USER: u64 = 100;
+
+/// Number of random requests of Slurm jobs.
+const JOB_REQUESTS: u64 = 1000;
 
 /// Seconds for each fuzz target.
 const FUZZ_S: u64 = 60;
@@ -91,6 +101,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     let kills = ("GPUSH_TEST_KILLS", arguments.kills);
     // systemd needs seconds for each kill, so this test has fewer kills.
     let unit_kills = ("GPUSH_TEST_UNIT_KILLS", arguments.kills / 5);
+    let daemon_kills = ("GPUSH_TEST_DAEMON_KILLS", arguments.kills / 50);
     let restarts = ("GPUSH_TEST_RESTARTS", arguments.kills / 10);
     let drained = ("GPUSH_TEST_DRAIN_RESTARTS", arguments.kills / 20);
     let late = ("GPUSH_TEST_READY_LIMIT_S", READY_LIMIT_S);
@@ -103,13 +114,17 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         ("kills at every write of the store", "mig", "kill_at_store_writes", ("GPUSH_TEST_WRITE_STEP", 1)),
         ("kills of what belongs to MPS", "mps", "kills::", kills),
         ("kills of units of systemd", "systemd", "mps::kills::", unit_kills),
-        ("restarts of gpushd beside MPS daemons", "systemd", "mps::daemons_and_clients_outlive_gpushd", restarts),
+        ("restarts of gpushd beside MPS daemons", "systemd", "mps::daemons_and_clients_outlive_a_gpushd", restarts),
+        ("kills of MPS daemons and of gpushd", "systemd", "mps::killed_daemons_and_gpushd", daemon_kills),
+        ("scopes of leases", "systemd", "leases::many_scopes::", ("GPUSH_TEST_SCOPES", SCOPES)),
         ("restarts of gpushd while commands wait for a drain", "systemd", "drains::", drained),
         ("a driver that is loaded too late", "systemd", "ready::ready_unit_fails_after_its_limit", late),
         ("random steps of MPS and of operations", "load", "steps::", steps),
         ("random steps of leases", "load", "leases::leases_follow_the_model_in_random_steps", leases),
         ("memory of gpushd under mixed requests", "load", "memory::", requests),
         ("a hostile account", "load", "hostile::", ("GPUSH_TEST_HOSTILE_ROUNDS", HOSTILE_ROUNDS)),
+        ("jobs of two users", "slurm", "load::many_jobs", ("GPUSH_TEST_SLURM_JOBS", JOBS_OF_A_USER)),
+        ("random requests of jobs", "slurm", "fuzz::", ("GPUSH_TEST_SLURM_REQUESTS", JOB_REQUESTS)),
         ("fuzz targets", "fuzz", "", ("GPUSH_TEST_FUZZ_S", FUZZ_S)),
     ] {
         let mut command = tests(test, filter);

@@ -242,3 +242,6 @@ fn allocated_share(devices: &[&Allocated], is_mig: bool) -> Result<LeaseShare, A
     }
     Ok(LeaseShare::Whole {})
 }
+
+#[cfg(test)]
+mod tests;

@@ -144,3 +144,39 @@ fn time_until(until_ms: i64) -> Duration {
     let left = until_ms.saturating_sub(Timestamp::now().as_millisecond());
     u64::try_from(left).map_or(Duration::ZERO, Duration::from_millis)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_the_key_of_a_job_are_checked() {
+        let longest = "x".repeat(LONGEST_NAME);
+        for (cluster, job, node) in [("ci", 1, "n1"), ("ci", u32::MAX, ""), (&*longest, 1, &*longest)] {
+            assert!(key(cluster, job, node).is_ok(), "{cluster} {job} {node}");
+        }
+        let too_long = "x".repeat(LONGEST_NAME + 1);
+        for (cluster, job, node, what) in [
+            ("", 1, "n1", "the cluster"),
+            ("c\ni", 1, "n1", "the cluster"),
+            (&*too_long, 1, "n1", "the cluster"),
+            ("ci", 1, "n\u{1b}1", "the node"),
+            ("ci", 1, &*too_long, "the node"),
+            ("ci", 0, "n1", "the id"),
+        ] {
+            let error = key(cluster, job, node).unwrap_err();
+            assert_eq!((error.code, error.message), (Code::BadRequest, format!("{what} of the job is not valid")));
+        }
+    }
+
+    #[test]
+    fn hook_whose_deadline_has_passed_has_no_time_left() {
+        let now = Timestamp::now().as_millisecond();
+        assert!(left(now + 600_000).unwrap() > Duration::from_secs(500));
+        for until_ms in [now, now - 1, 0, i64::MIN] {
+            assert_eq!(time_until(until_ms), Duration::ZERO, "{until_ms}");
+            assert_eq!(left(until_ms).unwrap_err().code, Code::TimedOut, "{until_ms}");
+        }
+        assert!(time_until(i64::MAX) > Duration::from_secs(1 << 40));
+    }
+}

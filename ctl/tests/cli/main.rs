@@ -8,5 +8,6 @@ mod config_file;
 mod lease;
 mod mps;
 mod offline;
+mod slurm;
 mod support;
 mod unreachable;

@@ -26,9 +26,6 @@ pub(super) fn write(setup: &Setup) {
     if setup.gres_by_default {
         put(dir, "ci-nodes.conf", &format!("NodeName=DEFAULT Gres={} CPUs=160\n", setup.node_gres));
     }
-    if let Some(lines) = &setup.fake_gpus {
-        put(dir, "fake_gpus.conf", lines);
-    }
 }
 
 fn put(dir: &Path, name: &str, text: &str) {

@@ -19,7 +19,6 @@ pub struct Setup {
     pub(super) node_gres: String,
     pub(super) gres_conf: String,
     pub(super) gres_by_default: bool,
-    pub(super) fake_gpus: Option<String>,
     pub(super) nodes: u16,
     pub(super) through: Vec<String>,
     pub(super) hooks: Vec<(&'static str, PathBuf)>,
@@ -59,7 +58,6 @@ impl Setup {
             node_gres: "gpu:h100:4".to_owned(),
             gres_conf,
             gres_by_default: false,
-            fake_gpus: None,
             nodes: 1,
             through: Vec::new(),
             hooks: Vec::new(),
@@ -97,13 +95,6 @@ impl Setup {
     #[must_use]
     pub fn gres_by_default(mut self) -> Self {
         self.gres_by_default = true;
-        self
-    }
-
-    /// Sets the lines of `fake_gpus.conf`. slurmd behaves as if NVML had found these devices.
-    #[must_use]
-    pub fn fake_gpus(mut self, lines: &str) -> Self {
-        self.fake_gpus = Some(lines.to_owned());
         self
     }
 

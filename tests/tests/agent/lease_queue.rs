@@ -86,39 +86,6 @@ fn whole_gpu_0() -> Value {
 }
 
 #[test]
-fn queued_requests_keep_their_order_after_kill_and_stop() {
-    let (host, mut agent) = two_gpus(WHOLE);
-    let body = json!({ "share": { "kind": "whole" }, "selectors": ["0"] });
-    let mut holder = request(&agent, &body).expect("a lease").lease.id;
-    let socket = agent.socket().to_owned();
-    let mut clients = Vec::new();
-    for number in 0..3 {
-        clients.push(Waiting::start(&socket, &format!("waits-{number}"), &whole_gpu_0()));
-        await_queued(&agent, number + 1);
-    }
-    let order = await_queued(&agent, 3);
-    for round in 0..4 {
-        if round % 2 == 0 {
-            agent.kill();
-        } else {
-            agent.stop();
-        }
-        agent = Agent::start(&host, WHOLE);
-        assert_eq!(await_queued(&agent, 3), order, "round {round}");
-    }
-    // A new request takes the last position in the queue.
-    clients.push(Waiting::start(&socket, "newcomer", &whole_gpu_0()));
-    let order = await_queued(&agent, 4);
-    for (client, id) in clients.into_iter().zip(order) {
-        release(&agent, holder);
-        assert_eq!(client.granted(), id);
-        holder = id;
-    }
-    let all: Vec<LeaseId> = leases(&agent).iter().map(|lease| lease.id).collect();
-    assert_eq!(all, [holder], "no request was executed twice");
-}
-
-#[test]
 fn queued_request_without_its_client_is_cancelled() {
     let (host, agent) = two_gpus(WHOLE);
     request(&agent, &json!({ "share": { "kind": "whole" }, "selectors": ["0"] })).expect("a lease");

@@ -1,12 +1,12 @@
-//! Leases with real processes: a lease ends them or waits for them, and a client disconnects.
+//! Leases with real processes: a lease ends them or waits for them.
 
-use std::{io::Write, process::Command};
+use std::process::Command;
 
-use gpush_api::{ApiError, Code, EndReason, Lease, LeaseGrant, LeaseId, LeaseState};
+use gpush_api::{ApiError, EndReason, Lease, LeaseGrant, LeaseId, LeaseState};
 use gpush_tests::{
     agent::Agent,
     host::Host,
-    mps::{lease_becomes, lease_now, release},
+    mps::{lease_becomes, lease_now},
 };
 use serde_json::{Value, json};
 
@@ -29,39 +29,6 @@ pub(crate) fn request(agent: &Agent, body: &Value) -> Result<LeaseGrant, ApiErro
 
 pub(crate) fn leases(agent: &Agent) -> Vec<Lease> {
     serde_json::from_value(agent.get("/v1/leases").json()).expect("leases")
-}
-
-fn queued(agent: &Agent) -> Option<Lease> {
-    leases(agent).into_iter().find(|lease| lease.state == LeaseState::Queued && lease.queue.is_some())
-}
-
-#[test]
-fn replicas_of_a_time_sliced_gpu_are_counted() {
-    let (_host, agent) = two_gpus("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 2 }\n");
-    // This request names no kind of share. gpushd grants a replica, because the host offers only replicas.
-    let replica = || request(&agent, &json!({}));
-    let first = replica().expect("a replica");
-    replica().expect("another one");
-    assert_eq!(replica().unwrap_err().code, Code::Blocked);
-    release(&agent, first.lease.id);
-    lease_becomes(&agent, first.lease.id, LeaseState::Ended);
-    replica().expect("the free one");
-}
-
-#[test]
-fn request_whose_client_disconnects_leaves_the_queue() {
-    let (_host, agent) = two_gpus(WHOLE);
-    let both = request(&agent, &json!({ "share": { "kind": "whole" }, "count": 2 })).expect("both");
-    let mut connection = agent.connect();
-    let body = json!({ "share": { "kind": "whole" }, "wait": "unlimited" }).to_string();
-    let head = "POST /v1/leases HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
-    write!(connection, "{head}content-length: {}\r\n\r\n{body}", body.len()).expect("sent");
-    let waiting = agent.until("a queued lease", || queued(&agent));
-    drop(connection);
-    let ended = lease_becomes(&agent, waiting.id, LeaseState::Ended);
-    assert_eq!(ended.reason, Some(EndReason::Cancelled));
-    release(&agent, both.lease.id);
-    request(&agent, &json!({ "share": { "kind": "whole" }, "count": 2 })).expect("both are free");
 }
 
 #[test]

@@ -1,8 +1,7 @@
-//! GPU states: cordons by administrators and after faults, maintenance, GPUs that are `held` after
-//! the loss of the database, and a host with nvidia-mig-manager. The tests check the state of the
+//! GPU states: cordons by administrators and after faults, maintenance, and a database of a newer gpushd. The tests check the state of the
 //! hardware.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use gpush_api::{ApiError, Code, GpuState, Health, OperationState};
 use gpush_tests::{
@@ -38,19 +37,6 @@ fn done(agent: &Agent, path: &str, reason: &str) -> Value {
 fn laid_out(agent: &Agent) {
     agent.wait_for_layouts_at_start();
     assert!(agent.gpus()[..2].iter().all(|gpu| gpu.drift.is_empty() && gpu.mig.is_some()));
-}
-
-/// Returns the actions in the audit trail, with their reasons. The agent must have ended.
-fn audit(state: &Path) -> Vec<(String, String)> {
-    let connection = rusqlite::Connection::open(state.join("gpush.db")).expect("the database can be opened");
-    let mut rows = connection.prepare("SELECT action, detail FROM audit ORDER BY sequence").expect("an audit trail");
-    let row = |row: &rusqlite::Row<'_>| Ok((row.get::<_, String>(0)?, row.get::<_, String>(1)?));
-    let all = rows.query_map([], row).expect("rows").map(|row| {
-        let (action, detail) = row.expect("a row");
-        let detail: Value = serde_json::from_str(&detail).unwrap_or_default();
-        (action, detail["reason"].as_str().unwrap_or_default().to_owned())
-    });
-    all.collect()
 }
 
 /// Returns the processes that have the simulated driver open.
@@ -213,53 +199,6 @@ fn health_reports_missing_and_mismatched_driver() {
         agent.until("the driver again", || code(&agent).is_none().then_some(()));
         assert_eq!(agent.gpus().into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>(), before);
     }
-}
-
-#[test]
-fn lost_database_holds_managed_gpus_until_recover() {
-    let host = Host::up("dgx-a100");
-    let state = Setup::on(&host).state_dir();
-    let agent = Agent::start(&host, CONFIG);
-    laid_out(&agent);
-    assert_eq!(agent.apply(&["0"], &["7g.80gb"]).state, OperationState::Done);
-    agent.stop();
-    fs::write(state.join("gpush.db"), "no database").unwrap();
-    host.start_trace();
-
-    let agent = Agent::start(&host, &format!("auto_reconcile = true\n{CONFIG}"));
-    let gpus = agent.until("readings", || Some(agent.gpus()).filter(|gpus| gpus.iter().all(|gpu| gpu.mig.is_some())));
-    assert_eq!([0, 1, 2].map(|n| gpus[n].state), [GpuState::Held, GpuState::Held, GpuState::Ready]);
-    assert!(gpus[0].reasons[0].contains("the database was lost"), "{:?}", gpus[0].reasons);
-    let refused = agent.begin(&["0"], &["3g.40gb"]).unwrap_err();
-    assert_eq!(refused.code, Code::Conflict, "{refused:?}");
-    assert!(refused.hint.unwrap().contains("gpushctl recover"));
-    // A GPU that no rule manages does not get the state `held`.
-    assert_eq!(agent.apply(&["2"], &["3g.40gb"]).state, OperationState::Done);
-    let reported = health(&agent);
-    let reported = cause(&reported, "the database was lost").expect("health says it");
-    let kept =
-        reported.causes.iter().find_map(|cause| cause.strip_prefix("the damaged database file is kept as ")).unwrap();
-    assert_eq!(fs::read_to_string(kept).unwrap(), "no database");
-    assert!(reported.causes.iter().any(|cause| cause.contains("GPUs 0, 1 are held")), "{reported:?}");
-    assert!(reported.hint.as_ref().unwrap().contains("`gpushctl recover`"));
-    agent.stop();
-
-    // The GPUs stay `held` after a restart of gpushd, but not after a reboot.
-    let agent = Agent::start(&host, CONFIG);
-    assert_eq!(agent.until("GPU", || Some(agent.gpu(0)).filter(|g| g.mig.is_some())).state, GpuState::Held);
-    let recovered = done(&agent, "/v1/recover", "no user is left");
-    assert_eq!((recovered["released"].as_array().unwrap().len(), recovered["kept"].as_str()), (2, Some(kept)));
-    assert_eq!(agent.gpu(0).state, GpuState::Ready);
-    assert!(cause(&health(&agent), "the database was lost").is_none());
-    assert_eq!(done(&agent, "/v1/recover", "")["released"], json!([]));
-    agent.stop();
-    // gpushd keeps the existing layout, also after a restart.
-    let agent = Agent::start(&host, CONFIG);
-    agent.settle_reads();
-    assert_eq!(agent.gpu(0).drift, ["missing 3g.40gb, 2g.20gb", "extra 7g.80gb@0"]);
-    assert!(host.trace().iter().all(|call| call.gpu == Some(2)), "{:?}", host.trace());
-    agent.stop();
-    assert!(audit(&state).contains(&("recover".to_owned(), "no user is left".to_owned())));
 }
 
 #[test]

@@ -9,11 +9,7 @@ use gpush_tests::{
 };
 use nix::sys::signal::Signal;
 
-use super::{
-    WHOLE, completed,
-    mapping::{MINORS, gres_conf, shuffled},
-    wait_for_output,
-};
+use super::{WHOLE, completed, mapping::gres_conf, wait_for_output};
 
 /// A script that mounts an overlay over `/dev`, creates device files of GPUs and MIG devices there, and then starts a
 /// program. The files exist only in memory.
@@ -31,6 +27,13 @@ for minor in $(sed 's/.* //' /proc/driver/nvidia-caps/mig-minors 2>/dev/null); d
 done
 exec "$@"
 "#;
+
+/// The GPU with index i has the minor number MINORS[i].
+const MINORS: [u32; 4] = [2, 0, 3, 1];
+
+fn shuffled() -> String {
+    MINORS.map(|minor| format!("[[gpu]]\nmodel = \"l4\"\nminor = {minor}\n")).concat()
+}
 
 /// Arguments that start a program through [`WITH_DEVICES`], which writes below the directory `around`.
 fn with_devices(around: &Path) -> Vec<String> {
@@ -74,22 +77,6 @@ fn devices(site: &Site, gres: &str) -> Vec<String> {
     devices
 }
 
-/// Fault: if a job had a whole GPU of `owner = "slurm"`, the node was always drained.
-#[test]
-fn whole_gpus_are_found_in_the_order_of_the_driver() {
-    let Some(plugins) = plugins() else { return };
-    let gres = |setup: Setup, host: &Host| with_nvml(setup, host, &plugins).gres("gpu", "gpu:4", "AutoDetect=nvml\n");
-    let Some(site) = Site::start(&shuffled(), WHOLE, |setup, host, _| gres(setup, host)) else { return };
-    let gpus = site.agent.gpus();
-    assert_eq!(gpus.iter().map(|gpu| gpu.minor).collect::<Vec<_>>(), MINORS);
-    for (count, expected) in [(1, &gpus[..1]), (3, &gpus[..3])] {
-        let mut uuids: Vec<String> = expected.iter().map(|gpu| gpu.uuid.clone()).collect();
-        uuids.sort_unstable();
-        assert_eq!(devices(&site, &format!("--gres=gpu:{count}")), uuids);
-    }
-    site.assert_clean();
-}
-
 /// slurmd numbers the GPUs that it detects in the order of the driver, even if slurm.conf lists the types in another
 /// order.
 #[test]
@@ -107,53 +94,41 @@ fn types_of_slurm_conf_do_not_change_the_order_of_detected_gpus() {
     let mut both = [gpus[0].uuid.clone(), gpus[2].uuid.clone()];
     both.sort_unstable();
     assert_eq!(devices(&site, "--gres=gpu:l4:2"), both);
-    site.assert_clean();
+    is_refused_after_change(&site, "AutoDetect=off\n");
 }
 
-/// Fault: slurmd had no NVML plugin and used the lines of gres.conf, but gpush used the order of the driver. So a job
-/// got a lease of a GPU that Slurm had not allocated to it.
+/// Faults: slurmd had no NVML plugin and used the lines of gres.conf, but gpush used the order of the driver. gpush did not
+/// read included files and `NodeName=DEFAULT`, so it did not know the order of the types. Both times, a job got a lease of
+/// a GPU that Slurm had not allocated to it.
 #[test]
-fn slurmd_without_nvml_uses_the_lines_of_gres_conf() {
+fn slurmd_without_nvml_uses_lines_in_the_order_of_slurm_conf() {
     let gres = |setup: Setup| {
         let devices = setup.devices().display().to_string();
         let line = |gres_type: &str, minors: &str| format!("Name=gpu Type={gres_type} File={devices}/nvidia{minors}\n");
-        let conf = format!("AutoDetect=nvml\n{}{}", line("b", "[2-3]"), line("a", "[0-1]"));
-        setup.gres("gpu", "gpu:b:2,gpu:a:2", &conf)
+        let conf = format!("AutoDetect=nvml\n{}{}", line("a", "[0-1]"), line("b", "[2-3]"));
+        setup.gres("gpu", "gpu:b:2,gpu:a:2", &conf).gres_by_default()
     };
     let Some(site) = Site::start(&shuffled(), WHOLE, |setup, _, _| gres(setup)) else { return };
     let gpus = site.agent.gpus();
+    assert_eq!(gpus.iter().map(|gpu| gpu.minor).collect::<Vec<_>>(), MINORS);
     let with_minor = |minor: u32| gpus.iter().find(|gpu| gpu.minor == minor).expect("a GPU").uuid.clone();
     assert_eq!(devices(&site, "--gres=gpu:b:1"), [with_minor(2)]);
     assert_eq!(devices(&site, "--gres=gpu:a:1"), [with_minor(0)]);
-    site.assert_clean();
+    let mut both = [with_minor(2), with_minor(3)];
+    both.sort_unstable();
+    assert_eq!(devices(&site, "--gres=gpu:b:2"), both);
+    is_refused_after_change(&site, "AutoDetect=nvml\n");
 }
 
-/// Faults: if `AutoDetect` was changed and slurmd was not restarted, Prolog failed, or a job got the lease of another
-/// GPU.
-#[test]
-fn change_of_auto_detect_without_a_restart_of_slurmd_refuses_jobs() {
-    let refused = |site: &Site, conf: &str, why: &str| {
-        fs::write(site.cluster.slurm_conf().with_file_name("gres.conf"), conf).expect("gres.conf");
-        let ended = site.cluster.run_job(ALICE, &["--gres=gpu:1"], "env");
-        assert_eq!(ended.state, "FAILED", "{}", ended.output);
-        assert!(ended.output.contains("gpush: ") && ended.output.contains(why), "{}", ended.output);
-        site.assert_clean();
-    };
-    let listed = |setup: &Setup| format!("Name=gpu File={}/nvidia[0-3]\n", setup.devices().display());
-    let start = |auto_detect: &str, plugins: Option<&str>| {
-        Site::start(&shuffled(), WHOLE, |setup, host, _| {
-            let conf = format!("AutoDetect={auto_detect}\n{}", listed(&setup));
-            let setup = if let Some(plugins) = plugins { with_nvml(setup, host, plugins) } else { setup };
-            setup.gres("gpu", "gpu:4", &conf)
-        })
-    };
-    let Some(site) = start("off", None) else { return };
-    refused(&site, "AutoDetect=nvml\n", "restart slurmd");
-    drop(site);
-    let Some(plugins) = plugins() else { return };
-    let Some(site) = start("nvml", Some(&plugins)) else { return };
-    let conf = fs::read_to_string(site.cluster.slurm_conf().with_file_name("gres.conf")).expect("gres.conf");
-    refused(&site, &conf.replace("nvml", "off"), "restart slurmd");
+/// Checks that a job is refused after gres.conf was changed and slurmd was not restarted. Faults: Prolog failed, or the job
+/// got the lease of another GPU.
+fn is_refused_after_change(site: &Site, conf: &str) {
+    site.assert_clean();
+    fs::write(site.cluster.slurm_conf().with_file_name("gres.conf"), conf).expect("gres.conf");
+    let ended = site.cluster.run_job(ALICE, &["--gres=gpu:1"], "env");
+    assert_eq!(ended.state, "FAILED", "{}", ended.output);
+    assert!(ended.output.contains("gpush: ") && ended.output.contains("restart slurmd"), "{}", ended.output);
+    site.assert_clean();
 }
 
 /// Slurm gets only some GPUs of a node, with whole GPUs and MIG devices. The lines that `gpushctl slurm gres-conf`
@@ -182,29 +157,6 @@ fn printed_lines_of_a_node_with_whole_gpus_and_mig_devices_serve_both() {
     site.assert_clean();
 }
 
-/// slurmd compares the printed lines with the MIG devices that its NVML plugin finds.
-#[test]
-fn printed_lines_with_mig_devices_are_accepted_and_a_job_gets_one() {
-    let Some(plugins) = plugins() else { return };
-    let host = "[[gpu]]\nmodel = \"h100-80-sxm\"\n";
-    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"1g.10gb*2\"]\nowner = \"slurm\"\n";
-    let start = Site::start(host, config, |setup, host, agent| {
-        let (text, node) = gres_conf(host, agent, &[]);
-        assert!(node.contains("gpu:3g.40gb:1") && node.contains("gpu:1g.10gb:2"), "{node}: {text}");
-        with_nvml(setup, host, &plugins).gres("gpu", &node, &text)
-    });
-    let Some(site) = start else { return };
-    let gpu = site.agent.gpu(0);
-    let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
-    let large = instances.filter(|instance| instance.profile == "3g.40gb").flat_map(|instance| &instance.compute);
-    let uuids: Vec<&str> = large.filter_map(|device| device.uuid.as_deref()).collect();
-    let [uuid] = uuids[..] else { panic!("{uuids:?}") };
-    assert_eq!(devices(&site, "--gres=gpu:3g.40gb:1"), [uuid]);
-    let small = devices(&site, "--gres=gpu:1g.10gb:2");
-    assert!(small.len() == 2 && !small.iter().any(|one| one == uuid), "{small:?}");
-    site.assert_clean();
-}
-
 /// Runs the commands of docs/slurm.md, section "Change the MIG layout", for Slurm 22.05.
 #[test]
 fn mig_layout_is_changed_on_a_drained_node() {
@@ -218,6 +170,8 @@ fn mig_layout_is_changed_on_a_drained_node() {
     });
     let Some(mut site) = start else { return };
     let before = devices(&site, "--gres=gpu:3g.40gb:1");
+    let small = devices(&site, "--gres=gpu:1g.10gb:2");
+    assert!(small.len() == 2 && !small.contains(&before[0]), "{small:?} {before:?}");
     let go = site.cluster.dir().join("go");
     let last = site.cluster.sbatch(
         ALICE,

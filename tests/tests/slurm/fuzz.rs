@@ -5,15 +5,32 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use gpush_tests::slurm::{ALICE, BOB, Site};
+use gpush_tests::{
+    random::number,
+    slurm::{ALICE, BOB, Site},
+};
 
 use super::{HOST, TIMESLICE};
 
-/// Number of requests that the test gives directly to the hooks.
-const DIRECT: usize = 1000;
+/// Default number of requests that the test gives directly to the hooks. `GPUSH_TEST_SLURM_REQUESTS` sets another number.
+const DIRECT: u64 = 150;
 
 /// Number of requests that the test submits as jobs to Slurm.
-const THROUGH_SLURM: usize = 36;
+const THROUGH_SLURM: usize = 16;
+
+/// Texts that the test always tries, as comments. The first one is granted.
+const TEXTS: [&str; 10] = [
+    "gpush:timeslice",
+    "",
+    "gpush:mps=25,mps=25",
+    "gpush:mig=../../etc",
+    "gpush:mps=25;reboot",
+    "a\nb gpush:mem=8G\nexport X=1",
+    "gpush:whole gpush:mps=25",
+    "\u{202e}gpush:mps=\u{661}",
+    "gpush:mps=99999999999999999999",
+    "mps-per-gpu",
+];
 
 const PIECES: [&str; 34] = [
     "gpush:",
@@ -85,16 +102,19 @@ fn hook(site: &Site, verb: &str, job: usize, comment: Option<&str>, option: Opti
 }
 
 #[test]
-fn thousand_requests_drain_no_node() {
+fn random_requests_drain_no_node() {
     let Some(site) = Site::start(HOST, TIMESLICE, |setup, _, _| setup) else { return };
     let mut rng = fastrand::Rng::with_seed(16);
-    let mut refused = 0;
-    for job in 0..DIRECT {
-        let request = text(&mut rng);
-        let (comment, option) = if rng.usize(..2) == 0 { (Some(&request), None) } else { (None, Some(&request)) };
+    let (mut refused, direct) = (0, usize::try_from(number("GPUSH_TEST_SLURM_REQUESTS", DIRECT)).expect("a number"));
+    for job in 0..direct {
+        let request = TEXTS.get(job).map_or_else(|| text(&mut rng), |text| (*text).to_owned());
+        let (comment, option) =
+            if job < TEXTS.len() || rng.usize(..2) == 0 { (Some(&request), None) } else { (None, Some(&request)) };
         let (comment, option) = (comment.map(String::as_str), option.map(String::as_str));
         let prolog = hook(&site, "prolog", job, comment, option);
         assert!(prolog.status.success() && prolog.stdout.is_empty(), "{request:?}: {prolog:?}");
+        let line = String::from_utf8_lossy(&prolog.stderr);
+        assert!(line.lines().count() <= 1 && line.chars().count() < 1100, "{request:?}: {line:?}");
         let task = hook(&site, "taskprolog", job, None, None);
         let lines = String::from_utf8(task.stdout.clone()).expect("UTF-8");
         let protocol = |line: &str| ["export ", "unset ", "print "].iter().any(|word| line.starts_with(word));
@@ -107,7 +127,7 @@ fn thousand_requests_drain_no_node() {
         let epilog = hook(&site, "epilog", job, comment, option);
         assert!(epilog.status.success() && epilog.stdout.is_empty(), "{request:?}: {epilog:?}");
     }
-    assert!(refused > DIRECT / 4 && refused < DIRECT, "{refused} of {DIRECT} are refused");
+    assert!(refused > direct / 4 && refused < direct, "{refused} of {direct} are refused");
     assert!(!std::path::Path::new("/gpush-fuzz").exists());
     site.assert_clean();
 

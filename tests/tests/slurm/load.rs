@@ -1,4 +1,4 @@
-//! Many jobs at the same time, and many tasks.
+//! Many jobs at the same time, and many requests of users.
 
 use std::{
     fs,
@@ -11,10 +11,11 @@ use std::{
 use gpush_api::{Lease, LeaseBinding};
 use gpush_tests::{
     agent::PATIENCE,
+    random::number,
     slurm::{ALICE, BOB, Setup, Site},
 };
 
-use super::{HOST, TIMESLICE, WHOLE, completed};
+use super::{HOST, TIMESLICE, completed, refused};
 
 /// Sets two shards for each GPU, so that eight jobs run at the same time.
 fn shards(setup: Setup) -> Setup {
@@ -22,15 +23,30 @@ fn shards(setup: Setup) -> Setup {
     setup.gres("gpu,shard", "gpu:4,shard:8", &conf)
 }
 
+/// Prolog cannot distinguish a shard from a whole GPU. So the job needs a request.
+fn shard_needs_a_request(site: &Site) {
+    refused(&site.cluster.run_job(ALICE, &["--gres=shard:1"], "env"), "gres/shard");
+    let comment = "--comment=gpush:timeslice";
+    let ended = completed(site.cluster.run_job(ALICE, &["--gres=shard:1", comment], "env | sort"));
+    let gpu = site.agent.gpu(0).uuid;
+    assert_eq!(ended.variable("CUDA_VISIBLE_DEVICES"), Some(gpu.as_str()), "{}", ended.output);
+    site.assert_clean();
+}
+
+/// The default is 24 jobs of each user. `GPUSH_TEST_SLURM_JOBS` sets another number.
 #[test]
-fn two_hundred_jobs_of_two_users_leave_nothing() {
+fn many_jobs_of_two_users_leave_nothing() {
     let Some(site) = Site::start(HOST, TIMESLICE, |setup, _, _| shards(setup)) else { return };
+    shard_needs_a_request(&site);
     let cluster = &site.cluster;
+    let earlier = fs::read_dir(cluster.dir().join("out")).expect("output").count();
+    let each = number("GPUSH_TEST_SLURM_JOBS", 24);
+    let array = format!("--array=1-{each}%4");
     let go = cluster.dir().join("go");
     let script =
         format!("echo \"$GPUSH_LEASE $CUDA_VISIBLE_DEVICES\"; while [ ! -e '{}' ]; do sleep 0.1; done", go.display());
     for user in [ALICE, BOB] {
-        let _array = cluster.sbatch(user, &["--array=1-100%4", "--gres=shard:1", "--comment=gpush:timeslice"], &script);
+        let _array = cluster.sbatch(user, &[array.as_str(), "--gres=shard:1", "--comment=gpush:timeslice"], &script);
     }
     // Each of the two users has four jobs at a time. The first eight jobs run until the test has
     // seen eight leases at the same time.
@@ -62,33 +78,9 @@ fn two_hundred_jobs_of_two_users_leave_nothing() {
         .map(|entry| fs::read_to_string(entry.path()).expect("output"))
         .collect();
     let leased = outputs.iter().filter(|text| text.starts_with('L') && text.contains("GPU-")).count();
-    assert_eq!((leased, outputs.len()), (200, 200), "{outputs:?}");
+    let count = usize::try_from(2 * each).expect("a number of jobs");
+    assert_eq!((leased, outputs.len() - earlier), (count, count), "{outputs:?}");
     assert_eq!(most, 8, "leases at a time");
-    site.assert_clean();
-}
-
-/// TaskProlog does not need gpushd.
-#[test]
-fn each_of_128_tasks_gets_the_environment_without_gpushd() {
-    let config = format!("[slurm]\nagent_down = \"pass\"\n{WHOLE}");
-    let Some(mut site) = Site::start(HOST, &config, |setup, _, _| setup) else { return };
-    let (ready, go) = (site.cluster.dir().join("out/ready"), site.cluster.dir().join("go"));
-    let script = format!(
-        "touch '{}'; while [ ! -e '{}' ]; do sleep 0.1; done; srun -n 128 sh -c 'echo task $GPUSH_LEASE'",
-        ready.display(),
-        go.display()
-    );
-    let job = site.cluster.sbatch(ALICE, &["--gres=gpu:1", "-n128"], &script);
-    site.cluster.until("running job", || ready.exists().then_some(()));
-    let lease = site.leases()[0].id;
-    site.restart_agent(|site| {
-        fs::write(&go, "").expect("a file");
-        let all = || site.cluster.output_of(job).lines().filter(|line| *line == format!("task {lease}")).count() == 128;
-        site.cluster.until("128 tasks", || all().then_some(()));
-    });
-    completed(site.cluster.ended(job));
-    // If Epilog did not reach gpushd, the next hook reports the end of the job.
-    completed(site.cluster.run_job(BOB, &["--gres=gpu:1"], "true"));
     site.assert_clean();
 }
 

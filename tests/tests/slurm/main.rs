@@ -7,6 +7,7 @@ mod cgroups;
 mod channels;
 mod failures;
 mod fuzz;
+mod held_prologs;
 mod hetjob;
 mod hooks;
 mod life;
@@ -37,6 +38,13 @@ const TIMESLICE: &str =
 fn completed(ended: Ended) -> Ended {
     assert_eq!(ended.state, "COMPLETED", "{}", ended.output);
     ended
+}
+
+/// Checks that gpush has refused a request: the tasks of the job fail, and the user sees the reason.
+#[track_caller]
+fn refused(ended: &Ended, why: &str) {
+    assert_eq!(ended.state, "FAILED", "{}", ended.output);
+    assert!(ended.output.contains("gpush: ") && ended.output.contains(why), "{}", ended.output);
 }
 
 /// Waits until the script of a job has written `text`. The state of the job is not enough, because

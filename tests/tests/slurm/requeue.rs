@@ -9,7 +9,7 @@ use gpush_tests::{
 };
 use nix::sys::signal::Signal;
 
-use super::{HOST, WHOLE, completed, life::epilog, wait_for_output};
+use super::{HOST, WHOLE, completed, wait_for_output};
 
 /// A script of a site. The first Epilog writes a file when it begins, and waits while the file `hold` exists. Then it
 /// runs gpushctl, and writes the exit status to `status`.
@@ -79,29 +79,5 @@ fn delayed_epilog_of_a_requeued_job_spares_its_next_run() {
     assert_eq!(site.cluster.job_state(job).as_deref(), Some("RUNNING"));
     fs::write(&go, "").expect("a file");
     completed(site.cluster.ended(job));
-    site.assert_clean();
-}
-
-#[test]
-fn late_epilog_of_an_earlier_run_does_not_end_the_lease_of_the_next() {
-    let Some(site) = Site::start(HOST, WHOLE, |setup, _, _| setup) else { return };
-    let cluster = &site.cluster;
-    let go = cluster.dir().join("go");
-    let run =
-        format!("echo run $SLURM_RESTART_COUNT $GPUSH_LEASE; while [ ! -e '{}' ]; do sleep 0.1; done", go.display());
-    let job = cluster.sbatch(ALICE, &["--gres=gpu:1", "--requeue", "--open-mode=append"], &run);
-    cluster.until("first run", || cluster.output_of(job).contains("run").then_some(()));
-    let first = site.leases()[0].id;
-    cluster.run("scontrol", &["requeuehold", &job.to_string()]);
-    release(&site, job);
-    wait_for_output(&site, job, "run 1");
-    let second = site.leases();
-    assert_eq!(second.len(), 1, "{}\n{}", cluster.output_of(job), site.agent.log());
-    assert!(second[0].id > first && matches!(second[0].binding, LeaseBinding::Job { restart: 1, .. }), "{second:?}");
-    let late = epilog(&site, job, 0);
-    assert!(late.status.success() && late.stderr.is_empty() && late.stdout.is_empty(), "{late:?}");
-    assert_eq!(site.leases(), second);
-    fs::write(&go, "").expect("a file");
-    completed(cluster.ended(job));
     site.assert_clean();
 }

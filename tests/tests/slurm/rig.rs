@@ -1,18 +1,19 @@
 //! Tests of the Slurm cluster that the other tests use, with trivial hooks.
 
-use gpush_tests::slurm::{ALICE, BOB, Setup};
+use gpush_tests::slurm::{ALICE, BOB, Cluster, Setup};
 
-/// Sets up hooks that record what Slurm passes to them.
+/// Sets up hooks that record what Slurm passes to them. Prolog fails if the file `fail` exists.
 fn recording() -> Option<Setup> {
     let setup = Setup::new()?;
     let seen = setup.dir().join("seen").display().to_string();
     let record = |hook: &str| format!("echo \"{hook} $SLURM_JOB_ID $SLURM_JOB_UID $SLURM_JOB_GPUS\" >> '{seen}'\n");
-    let (prolog, epilog) = (record("prolog"), record("epilog"));
+    let fail = format!("[ ! -e '{}' ] || exit 1\n", setup.dir().join("fail").display());
+    let (prolog, epilog) = (fail + &record("prolog"), record("epilog"));
     Some(setup.hook("Prolog", &prolog).hook("Epilog", &epilog).hook("TaskProlog", "echo 'export TASK_PROLOG=yes'\n"))
 }
 
 #[test]
-fn job_runs_as_its_user_between_prolog_and_epilog() {
+fn job_runs_between_hooks_and_failing_prolog_drains_the_node() {
     let Some(setup) = recording() else { return };
     let cluster = setup.start();
     let first = cluster.sbatch(ALICE, &["--gres=gpu:2"], "id -u; echo TASK_PROLOG=$TASK_PROLOG");
@@ -27,13 +28,12 @@ fn job_runs_as_its_user_between_prolog_and_epilog() {
         .collect();
     assert_eq!(seen.lines().collect::<Vec<_>>(), expected);
     cluster.assert_never_drained();
+    failing_prolog_drains_the_node(&cluster);
 }
 
-/// The other tests check that no node was drained. This test shows that this check can fail.
-#[test]
-fn failing_prolog_drains_the_node() {
-    let Some(setup) = Setup::new() else { return };
-    let cluster = setup.hook("Prolog", "exit 1\n").start();
+/// The other tests check that no node was drained. This step shows that this check can fail.
+fn failing_prolog_drains_the_node(cluster: &Cluster) {
+    std::fs::write(cluster.dir().join("fail"), "").expect("a file");
     let job = cluster.sbatch(ALICE, &["--gres=gpu:1"], "true");
     cluster.until("drained node", || (!cluster.drain_reasons().is_empty()).then_some(()));
     assert_eq!(cluster.drain_reasons(), ["Prolog error"]);

@@ -46,9 +46,29 @@ fn restart(machine: &Machine, problem: &str) {
 }
 
 #[test]
-fn service_keeps_the_last_valid_config_whatever_is_wrong() {
+fn service_without_a_usable_config_takes_nothing_away() {
     let Some(machine) = machine("configs that gpushd cannot use") else { return };
-    let before = shared(&machine);
+    reload_of_a_bad_config_fails_and_names_the_line(&machine);
+    service_keeps_the_last_valid_config_whatever_is_wrong(&machine);
+    service_without_a_usable_config_changes_nothing(&machine);
+    layouts_of_a_boot_wait_for_a_usable_config(&machine);
+}
+
+fn reload_of_a_bad_config_fails_and_names_the_line(machine: &Machine) {
+    machine.write(CONFIG, "[log]\nlevel = \"debug\"\n[mpz]\n");
+    let reload = machine.run("gpushctl config reload 2>&1");
+    let printed = String::from_utf8_lossy(&reload.stdout).into_owned();
+    assert!(!reload.status.success() && printed.contains("line 3, column 2"), "{printed}");
+    let status = machine.sh("systemctl status --no-pager --lines=0 gpushd.service");
+    assert!(status.contains("was not loaded: line 3, column 2"), "{status}");
+    machine.write(CONFIG, VALID);
+    machine.sh("gpushctl config reload");
+    let status = machine.sh("systemctl status --no-pager --lines=0 gpushd.service");
+    assert!(!status.contains("line 3"), "{status}");
+}
+
+fn service_keeps_the_last_valid_config_whatever_is_wrong(machine: &Machine) {
+    let before = shared(machine);
     for (make, problem) in [
         (format!("chmod 664 {CONFIG}"), "is not trusted"),
         (format!("chown nobody {CONFIG}"), "is not trusted"),
@@ -60,30 +80,28 @@ fn service_keeps_the_last_valid_config_whatever_is_wrong() {
         (format!("echo '{}' > {CONFIG}", UNKNOWN_KEY.trim()), "line 1, column 1"),
     ] {
         machine.sh(&make);
-        restart(&machine, problem);
+        restart(machine, problem);
         assert!(machine.sh("gpushctl config show 2>&1").contains("3g.40gb"), "{problem}");
-        assert_eq!(shared(&machine), before, "{problem}");
+        assert_eq!(shared(machine), before, "{problem}");
         machine.sh(&format!("rm -rf {CONFIG}; chmod 755 /etc/gpush"));
         machine.write(CONFIG, VALID);
         machine.sh("gpushctl config reload");
     }
 }
 
-#[test]
-fn service_without_a_usable_config_changes_nothing() {
-    let Some(machine) = machine("a config and a copy that gpushd cannot use") else { return };
-    let before = shared(&machine);
+fn service_without_a_usable_config_changes_nothing(machine: &Machine) {
+    let before = shared(machine);
     for damage in [format!("echo '{}' > {COPY}", UNKNOWN_KEY.trim()), format!("rm {COPY}"), format!("echo -n > {COPY}")]
     {
         machine.write(CONFIG, UNKNOWN_KEY);
         machine.sh(&damage);
         // The second restart must not treat an empty config as the last valid one.
         for _ in 0..2 {
-            restart(&machine, "`gpushctl config check");
+            restart(machine, "`gpushctl config check");
             machine.await_that("both GPUs are held", |machine| {
                 machine.sh("gpushctl status").matches("! held: gpushd can't use its config").count() == 2
             });
-            assert_eq!(shared(&machine), before, "{damage}");
+            assert_eq!(shared(machine), before, "{damage}");
             let refused = machine.run("gpushctl mig apply --gpu 0 --layout 7g.80gb --yes");
             assert_eq!(refused.status.code(), Some(4), "{refused:?}");
         }
@@ -91,20 +109,18 @@ fn service_without_a_usable_config_changes_nothing() {
         machine.sh("systemctl reload gpushd.service");
         machine.await_that("no GPU is held", |machine| !machine.sh("gpushctl status").contains("held"));
         machine.sh("gpushctl ready --timeout 30s");
-        assert_eq!(shared(&machine), before, "{damage}");
+        assert_eq!(shared(machine), before, "{damage}");
     }
 }
 
 /// A boot without a usable config must not count as a boot whose layouts are applied.
-#[test]
-fn layouts_of_a_boot_wait_for_a_usable_config() {
-    let Some(machine) = machine("a boot without a usable config") else { return };
+fn layouts_of_a_boot_wait_for_a_usable_config(machine: &Machine) {
     let rules = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\n";
     machine.write(CONFIG, rules);
     machine.sh("gpushctl config reload && systemctl stop gpushd.service 'gpushd-mps@*'");
     machine.sh(&format!("/opt/built/gpush-sim reboot /var/lib/gpush-sim && rm {COPY}"));
     machine.write(CONFIG, UNKNOWN_KEY);
-    restart(&machine, "`gpushctl config check");
+    restart(machine, "`gpushctl config check");
     machine.await_that("GPU 0 is held", |machine| machine.sh("gpushctl status").contains("held"));
     assert_eq!(machine.sh("gpushctl mig list -o uuid"), "");
     machine.write(CONFIG, rules);

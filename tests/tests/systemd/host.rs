@@ -20,8 +20,14 @@ fn machine(what: &str) -> Option<Machine> {
 }
 
 #[test]
-fn service_starts_reloads_recovers_and_stops() {
+fn service_works_in_the_sandbox_of_its_unit() {
     let Some(machine) = machine("gpushd under systemd") else { return };
+    service_starts_reloads_recovers_and_stops(&machine);
+    systemd_logs_no_warning_about_units(&machine);
+    emptied_state_directory_under_systemd_is_reported(&machine);
+}
+
+fn service_starts_reloads_recovers_and_stops(machine: &Machine) {
     // The unit has Type=notify. So the command returns when gpushd is ready.
     machine.sh("systemctl start gpushd.service");
     let first = machine.main_pid("gpushd.service");
@@ -124,32 +130,7 @@ fn driver_that_is_loaded_late_restarts_gpushd_once() {
     assert_eq!(restarts(&machine), "1", "once");
 }
 
-/// Runs the commands of docs/install.md that select entries of the journal by object.
-#[test]
-fn journalctl_finds_entries_by_their_objects() {
-    let Some(machine) = machine("journalctl with the fields of gpushd") else { return };
-    machine.write(
-        "/etc/gpush/config.toml",
-        "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-control\"\n\
-         server = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n",
-    );
-    machine.sh("systemctl start gpushd.service && gpushctl ready --timeout 60s");
-    machine.sh("gpushctl gpu cordon 0 --reason 'a new fan' && gpushctl mps restart 1");
-    let value = |command: &str| machine.sh(command).trim_matches('"').to_owned();
-    let gpu = value("gpushctl gpu list -o uuid | head -n1");
-    let target =
-        value("systemctl list-units --plain --no-legend 'gpushd-mps@*' | sed 's/gpushd-mps@\\(.*\\).service .*/\\1/'");
-    let _ = machine.journal_until(&format!("-u gpushd.service GPUSH_GPU={gpu}"), "a new fan");
-    let _ = machine.journal_until(&format!("-u gpushd.service GPUSH_MPS={target}"), "MPS daemon");
-    let operation = value("gpushctl operation list -o name | head -n1");
-    let _ = machine.journal_until(&format!("GPUSH_LEASE=L17 + GPUSH_OPERATION={operation}"), "begins: ");
-    let others = machine.run(&format!("journalctl --no-pager --output=cat GPUSH_GPU={gpu} | grep -c {target}"));
-    assert_eq!(others.stdout, b"0\n");
-}
-
-#[test]
-fn systemd_logs_no_warning_about_units() {
-    let Some(machine) = machine("systemd-analyze of the installed units") else { return };
+fn systemd_logs_no_warning_about_units(machine: &Machine) {
     let printed = machine.sh("systemd-analyze verify --man=no /usr/lib/systemd/system/gpush* 2>&1");
     assert_eq!(printed, "");
     for (unit, most) in [("gpushd.service", GPUSHD_EXPOSURE), ("gpushd-mps@g5d1b03a2.service", MPS_EXPOSURE)] {
@@ -164,9 +145,7 @@ fn systemd_logs_no_warning_about_units() {
 
 /// In the sandbox of its unit, gpushd can write the marker of its state directory. The unit limits
 /// the memory of gpushd.
-#[test]
-fn emptied_state_directory_under_systemd_is_reported() {
-    let Some(machine) = machine("an emptied state directory under systemd") else { return };
+fn emptied_state_directory_under_systemd_is_reported(machine: &Machine) {
     machine.write("/etc/gpush/config.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\"]\n");
     machine.sh("systemctl start gpushd.service");
     assert_eq!(machine.property("gpushd.service", "MemoryMax"), (1u64 << 30).to_string());

@@ -21,15 +21,21 @@ fn machine(what: &str) -> Option<(Machine, String)> {
 }
 
 #[test]
-fn gpushd_starts_while_a_daemon_stops() {
-    let Some((machine, unit)) = machine("a restart of gpushd while an MPS daemon stops") else { return };
+fn gpushd_and_daemons_stop_and_start_in_their_order() {
+    let Some((machine, unit)) = machine("the order of gpushd and its MPS daemons") else { return };
+    gpushd_stops_before_daemons_at_shutdown(&machine, &unit);
+    machine.sh("systemctl stop end.target; systemctl start gpushd.service && gpushctl ready --timeout 60s");
+    gpushd_starts_while_a_daemon_stops(&machine, &unit);
+}
+
+fn gpushd_starts_while_a_daemon_stops(machine: &Machine, unit: &str) {
     let before = machine.main_pid("gpushd.service");
     machine.write(
         &format!("/etc/systemd/system/{unit}.d/slow.conf"),
         "[Service]\nExecStop=/bin/sleep 1000\nTimeoutStopSec=1000\n",
     );
     machine.sh(&format!("systemctl daemon-reload && systemctl stop --no-block {unit}"));
-    let state = || machine.property(&unit, "ActiveState");
+    let state = || machine.property(unit, "ActiveState");
     machine.await_that("the daemon stops", |_| state() == "deactivating");
     machine.sh("systemctl restart gpushd.service && gpushctl version");
     assert_ne!(machine.main_pid("gpushd.service"), before);
@@ -37,9 +43,7 @@ fn gpushd_starts_while_a_daemon_stops() {
 }
 
 /// At shutdown, systemd stops all units in one transaction, because they conflict with shutdown.target.
-#[test]
-fn gpushd_stops_before_daemons_at_shutdown() {
-    let Some((machine, unit)) = machine("the order at shutdown") else { return };
+fn gpushd_stops_before_daemons_at_shutdown(machine: &Machine, unit: &str) {
     machine.write(
         "/etc/systemd/system/end.target",
         format!("[Unit]\nConflicts={unit} gpushd.service gpushd.socket gpushd-admin.socket gpush-mps.target\n"),

@@ -72,6 +72,20 @@ async fn padded_request_is_stored_in_its_normal_form() {
     }
 }
 
+/// A request that names no kind of share gets a replica, because the host offers only replicas.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn replicas_of_a_time_sliced_gpu_are_counted() {
+    let config = "[[gpu]]\nmatch = [\"all\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 2 }\n";
+    let host = whole_gpus(1).start(config).await;
+    let replica = async || host.lease(0, &json!({ "duration_s": 600 })).await;
+    let first = replica().await.expect("a replica");
+    replica().await.expect("another one");
+    assert_eq!(replica().await.unwrap_err().code, Code::Blocked);
+    host.release(&first).await;
+    host.wait_until_ended(&first).await;
+    replica().await.expect("the free one");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gang_of_whole_gpus_gets_all_or_none() {
     let host = whole_gpus(2).start(WHOLE).await;

@@ -32,6 +32,7 @@
 //! | `lease_queue` | requests that wait for a lease |
 //! | `dynamic` | devices that are created for leases |
 //! | `daemons` | the scripted MPS daemons |
+//! | `slurm` | leases of Slurm jobs |
 //! | `smi` | the scripted `nvidia-smi compute-policy` |
 //! | `scripted_services` | the scripted `systemctl` and hooks |
 //! | `programs` | processes of users |
@@ -70,6 +71,7 @@ mod requests;
 mod rollback;
 mod scripted_services;
 mod services;
+mod slurm;
 mod smi;
 mod startup;
 mod timeslice;

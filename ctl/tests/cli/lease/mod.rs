@@ -30,12 +30,12 @@ fn at(second: i64) -> jiff::Timestamp {
 }
 
 /// Returns the uid of the user who runs the tests.
-fn me() -> u32 {
+pub(crate) fn me() -> u32 {
     nix::unistd::getuid().as_raw()
 }
 
 /// Returns an active lease of 25 % of GPU 0, bound to a process.
-fn lease(id: u64, uid: u32) -> Lease {
+pub(crate) fn lease(id: u64, uid: u32) -> Lease {
     let share = MemberShare::Mps {
         percentage: "25".parse().unwrap(),
         memory_limit_mib: "8G".parse().ok(),
@@ -66,7 +66,7 @@ fn lease(id: u64, uid: u32) -> Lease {
     }
 }
 
-fn granted(id: u64, uid: u32) -> LeaseGrant {
+pub(crate) fn granted(id: u64, uid: u32) -> LeaseGrant {
     let variables = [
         ("CUDA_VISIBLE_DEVICES", GPU),
         ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),

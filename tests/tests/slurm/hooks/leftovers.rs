@@ -18,32 +18,28 @@ use super::{Job, NOBODY, Node, WHOLE, failure, first};
 
 const MPS: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
 
-const WHOLE_0: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
-
 const NODE: &str = "SLURMD_NODENAME";
 
 /// A process of a job on a GPU. Dropping this value kills the process.
-pub(super) struct Left(Child);
+struct Left(Child);
 
 impl Left {
     /// Starts a process that ignores SIGTERM, in the given cgroup.
-    pub(super) fn on(host: &Host, gpu: u32, cgroup: Option<&Cgroup>) -> Self {
+    fn on(host: &Host, gpu: u32, cgroup: &Cgroup) -> Self {
         Self::of("trap '' TERM; while :; do sleep 1; done", host, gpu, cgroup)
     }
 
     /// Starts a shell that executes a script on a GPU, in the given cgroup.
-    fn of(script: &str, host: &Host, gpu: u32, cgroup: Option<&Cgroup>) -> Self {
+    fn of(script: &str, host: &Host, gpu: u32, cgroup: &Cgroup) -> Self {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]).stdin(Stdio::null());
         let child = command.uid(NOBODY).gid(NOBODY).current_dir("/").spawn().expect("a program");
-        if let Some(cgroup) = cgroup {
-            cgroup.add(child.id());
-        }
+        cgroup.add(child.id());
         host.sim("process", &["add", "--gpu", &gpu.to_string(), "--kind", "compute", "--pid", &child.id().to_string()]);
         Self(child)
     }
 
-    pub(super) fn lives(&mut self) -> bool {
+    fn lives(&mut self) -> bool {
         matches!(self.0.try_wait(), Ok(None))
     }
 }
@@ -56,17 +52,17 @@ impl Drop for Left {
 }
 
 /// The cgroup of a job, as Slurm creates it with proctrack/cgroup in cgroup v1.
-pub(super) struct Cgroup(PathBuf);
+struct Cgroup(PathBuf);
 
 /// Returns a node name that no real Slurm on this host uses. Each test has a different suffix.
-pub(super) fn node_name(suffix: &str) -> String {
+fn node_name(suffix: &str) -> String {
     format!("gpush-test-{}{suffix}", std::process::id())
 }
 
 impl Cgroup {
     /// Creates the cgroup of a job on a node. If this is not possible, prints that the test is
     /// skipped.
-    pub(super) fn of(node: &str, job: u32) -> Option<Self> {
+    fn of(node: &str, job: u32) -> Option<Self> {
         let parent = format!("slurm_{node}/uid_{NOBODY}/job_{job}");
         let hierarchies = ["freezer", "pids", "cpuacct"].map(|name| Path::new("/sys/fs/cgroup").join(name));
         let dir = hierarchies.into_iter().filter(|dir| dir.is_dir()).map(|dir| dir.join(&parent));
@@ -90,7 +86,7 @@ impl Drop for Cgroup {
     }
 }
 
-pub(super) fn is_root(what: &str) -> bool {
+fn is_root(what: &str) -> bool {
     let is_root = nix::unistd::geteuid().is_root();
     if !is_root {
         println!("SKIPPED {what}: only root has processes of others");
@@ -106,103 +102,6 @@ fn epilog_while(node: &Node, job: &Job, mut has_ended: impl FnMut() -> bool) {
         node.agent().until("the process is ended", || has_ended().then_some(()));
         epilog.join().expect("Epilog passes");
     });
-}
-
-#[test]
-fn process_in_the_cgroup_of_the_job_is_ended() {
-    if !is_root("leftovers of a job") {
-        return;
-    }
-    let Some(cgroup) = Cgroup::of(&node_name("-c"), 21) else { return };
-    let node = Node::two_gpus(WHOLE);
-    let job = Job::new(21).on("0").with(NODE, node_name("-c"));
-    node.prolog(&job);
-    let mut left = Left::on(&node.host, first(&node), Some(&cgroup));
-    epilog_while(&node, &job, || !left.lives());
-    assert!(node.lease(21).is_none());
-}
-
-/// Without proctrack/cgroup, gpushd cannot know whether a process belongs to the job. Fault: any
-/// process of the user, such as a process of an SSH session, drained the node.
-#[test]
-fn process_outside_the_job_cgroup_only_reserves_the_gpu() {
-    if !is_root("leftovers without a cgroup") {
-        return;
-    }
-    let node = Node::two_gpus(WHOLE);
-    let job = Job::new(22).on("0");
-    node.prolog(&job);
-    let id = node.granted(22).id;
-    let mut left = Left::on(&node.host, first(&node), None);
-    node.epilog(&job);
-    assert!(left.lives());
-    let lease = lease_now(node.agent(), id);
-    assert_eq!(lease.state, LeaseState::Releasing);
-    let pid = left.0.id().to_string();
-    assert!(lease.waits_for.iter().any(|why| why.contains(&pid) && why.contains("cannot attribute")), "{lease:?}");
-    // gpushd refuses jobs on this GPU, and names the process outside the job. Jobs on other GPUs
-    // run.
-    let next = Job::new(23).on("0");
-    let refused = node.refusal(&next);
-    assert!(refused.contains(&id.to_string()) && refused.contains("outside the job"), "{refused}");
-    node.epilog(&next);
-    node.prolog(&Job::new(25).on("1"));
-    node.epilog(&job);
-    // With this setting, a process outside the job's cgroup drains the node.
-    let drain = format!("[slurm]\nunattributed = \"drain\"\n{WHOLE}");
-    fs::write(node.host.scratch("gpushd.toml"), drain).expect("the config can be written");
-    let text = failure(&node.run("epilog", &job));
-    assert!(text.contains(&format!("GPU {}", first(&node))) && text.contains(&pid), "{text}");
-    drop(left);
-    lease_becomes(node.agent(), id, LeaseState::Ended);
-    node.epilog(&job);
-    node.prolog(&next);
-    node.granted(23);
-}
-
-/// If two nodes run on one host, the cgroups of their jobs have different paths. Fault: the Epilog
-/// of a job on one node ended the processes of the job with the same id on the other node.
-#[test]
-fn job_of_another_node_with_the_same_id_keeps_its_processes() {
-    if !is_root("leftovers of two nodes") {
-        return;
-    }
-    let (here, there) = (node_name("-a"), node_name("-b"));
-    let Some(cgroup) = Cgroup::of(&here, 31) else { return };
-    let node = Node::two_gpus(WHOLE);
-    let (job, other) = (Job::new(31).on("0").with(NODE, &here), Job::new(31).on("1").with(NODE, &there));
-    node.prolog(&job);
-    node.prolog(&other);
-    let mut left = Left::on(&node.host, first(&node), Some(&cgroup));
-    node.epilog(&other);
-    assert!(left.lives());
-    epilog_while(&node, &job, || !left.lives());
-    assert!(node.lease(31).is_none());
-}
-
-/// If two clusters on one node have jobs with the same id, these jobs share a cgroup. While both
-/// jobs have a lease, gpushd does not know to which job a process belongs.
-#[test]
-fn process_that_may_belong_to_two_clusters_is_not_ended() {
-    if !is_root("leftovers of two clusters") {
-        return;
-    }
-    let name = node_name("-e");
-    let Some(cgroup) = Cgroup::of(&name, 32) else { return };
-    let node = Node::two_gpus(WHOLE);
-    let job = Job::new(32).on("0").with(NODE, &name);
-    let other = Job::new(32).on("1").with(NODE, &name).with("SLURM_CLUSTER_NAME", "other");
-    node.prolog(&job);
-    let id = node.granted(32).id;
-    node.prolog(&other);
-    let mut left = Left::on(&node.host, first(&node), Some(&cgroup));
-    node.epilog(&job);
-    assert!(left.lives());
-    assert_eq!(lease_now(node.agent(), id).state, LeaseState::Releasing);
-    // When the other job has ended, the cgroup can only belong to the first job.
-    node.epilog(&other);
-    node.agent().until("the process is ended", || (!left.lives()).then_some(()));
-    lease_becomes(node.agent(), id, LeaseState::Ended);
 }
 
 /// While gpushd did not run, one run of a job ended, and the next run started without a lease.
@@ -224,7 +123,7 @@ fn late_end_of_an_earlier_run_ends_no_process() {
     let again = job.with("SLURM_JOB_RESTART_COUNT", 1);
     node.prolog(&again);
     node.start_again();
-    let mut process = Left::of("while :; do sleep 1; done", &node.host, first(&node), Some(&cgroup));
+    let mut process = Left::of("while :; do sleep 1; done", &node.host, first(&node), &cgroup);
     let other = Job::new(42).on("1");
     node.prolog(&other);
     let pid = process.0.id().to_string();
@@ -237,32 +136,6 @@ fn late_end_of_an_earlier_run_ends_no_process() {
     assert!(process.lives());
     epilog_while(&node, &again, || !process.lives());
     assert!(node.lease(41).is_none());
-}
-
-/// A program outside the job has a copy of the job's environment, but uses no GPU. The program must
-/// not prevent the lease from ending.
-#[test]
-fn process_that_only_names_the_lease_does_not_block_epilog() {
-    if !is_root("programs of jobs") {
-        return;
-    }
-    for (config, comment) in [(WHOLE_0, "gpush:whole"), (MPS, "gpush:mps=25")] {
-        let node = Node::start("[[gpu]]\nmodel = \"l4\"\n", config);
-        if config == MPS {
-            reaches(node.agent(), "0", MpsState::Ready);
-        }
-        let job = Job::new(23).on("0").with("SLURM_JOB_COMMENT", comment);
-        let text = node.granted_task(&job);
-        let exported = text.lines().filter_map(|line| line.strip_prefix("export ")?.split_once('='));
-        let mut command = Command::new("/bin/sleep");
-        command.arg("1000").envs(exported).uid(NOBODY).current_dir("/");
-        let mut sleeper = command.spawn().expect("sleep");
-        node.epilog(&job);
-        assert!(node.lease(23).is_none(), "{comment}");
-        assert!(matches!(sleeper.try_wait(), Ok(None)));
-        sleeper.kill().expect("it runs");
-        sleeper.wait().expect("it ends");
-    }
 }
 
 /// If a client is killed while it computes, its MPS server may end, and other clients of the server with it. So gpushd
@@ -300,33 +173,11 @@ fn mps_client_in_the_cgroup_of_the_job_is_ended_through_its_daemon() {
     assert!(now.servers.iter().any(|one| one.pid == Some(server)), "the server {server} runs: {now:?}");
 }
 
-const REPORT: &str = "[slurm]\ndeadline_s = 3\nleftovers = \"report\"\n";
-
 /// Runs an Epilog that must fail because of this process of the job, and checks the reason.
 fn epilog_names(node: &Node, job: &Job, pid: u32) {
     let text = failure(&node.run("epilog", job));
     let gpu = format!("GPU {} is not free after the job, because lease ", first(node));
     assert!(text.contains(&gpu) && text.contains(&format!("process {pid} (sh) runs")), "{text}");
-}
-
-#[test]
-fn reported_leftover_keeps_running_and_fails_epilog() {
-    if !is_root("a leftover that is reported") {
-        return;
-    }
-    let name = node_name("-r");
-    let Some(cgroup) = Cgroup::of(&name, 51) else { return };
-    let node = Node::two_gpus(&format!("{REPORT}{WHOLE}"));
-    let job = Job::new(51).on("0").with(NODE, &name);
-    node.prolog(&job);
-    let id = node.granted(51).id;
-    let mut left = Left::of("while :; do sleep 1; done", &node.host, first(&node), Some(&cgroup));
-    epilog_names(&node, &job, left.0.id());
-    assert!(left.lives(), "gpushd sends no signal");
-    assert_eq!(lease_now(node.agent(), id).state, LeaseState::Releasing);
-    drop(left);
-    lease_becomes(node.agent(), id, LeaseState::Ended);
-    node.epilog(&job);
 }
 
 /// A frozen cgroup. Dropping this value thaws the cgroup.
@@ -345,27 +196,93 @@ impl Drop for Frozen {
     }
 }
 
-/// A frozen process of the job does not end, like a process that hangs in the driver.
 #[test]
-fn process_of_the_job_that_cannot_be_ended_fails_epilog() {
-    if !is_root("a process that does not end") {
+fn only_processes_of_the_ended_job_are_ended() {
+    if !is_root("leftovers of two jobs") {
         return;
     }
+    let node = Node::two_gpus(WHOLE);
+    job_of_another_node_with_the_same_id_keeps_its_processes(&node);
+    process_that_may_belong_to_two_clusters_is_not_ended(&node);
+}
+
+/// If two nodes run on one host, the cgroups of their jobs have different paths. Fault: the Epilog of a job on one node
+/// ended the processes of the job with the same id on the other node.
+fn job_of_another_node_with_the_same_id_keeps_its_processes(node: &Node) {
+    let (here, there) = (node_name("-a"), node_name("-b"));
+    let Some(cgroup) = Cgroup::of(&here, 31) else { return };
+    let (job, other) = (Job::new(31).on("0").with(NODE, &here), Job::new(31).on("1").with(NODE, &there));
+    node.prolog(&job);
+    node.prolog(&other);
+    let mut left = Left::on(&node.host, first(node), &cgroup);
+    node.epilog(&other);
+    assert!(left.lives());
+    epilog_while(node, &job, || !left.lives());
+    assert!(node.lease(31).is_none());
+}
+
+/// If two clusters on one node have jobs with the same id, these jobs share a cgroup. While both jobs have a lease, gpushd
+/// does not know to which job a process belongs.
+fn process_that_may_belong_to_two_clusters_is_not_ended(node: &Node) {
+    let name = node_name("-e");
+    let Some(cgroup) = Cgroup::of(&name, 32) else { return };
+    let job = Job::new(32).on("0").with(NODE, &name);
+    let other = Job::new(32).on("1").with(NODE, &name).with("SLURM_CLUSTER_NAME", "other");
+    node.prolog(&job);
+    let id = node.granted(32).id;
+    node.prolog(&other);
+    let mut left = Left::on(&node.host, first(node), &cgroup);
+    node.epilog(&job);
+    assert!(left.lives());
+    assert_eq!(lease_now(node.agent(), id).state, LeaseState::Releasing);
+    // When the other job has ended, the cgroup can only belong to the first job.
+    node.epilog(&other);
+    node.agent().until("the process is ended", || (!left.lives()).then_some(()));
+    lease_becomes(node.agent(), id, LeaseState::Ended);
+}
+
+#[test]
+fn process_of_the_job_that_is_not_ended_fails_epilog() {
+    if !is_root("processes that gpushd does not end") {
+        return;
+    }
+    let node = Node::two_gpus(&format!("[slurm]\ndeadline_s = 5\n{WHOLE}"));
+    frozen_process_is_ended_after_the_deadline(&node);
+    node.agent().reload(format!("[slurm]\ndeadline_s = 3\nleftovers = \"report\"\n{WHOLE}"));
+    reported_process_keeps_running(&node);
+}
+
+/// A frozen process of the job does not end, like a process that hangs in the driver.
+fn frozen_process_is_ended_after_the_deadline(node: &Node) {
     let name = node_name("-f");
     let Some(cgroup) = Cgroup::of(&name, 52) else { return };
     let freezer = cgroup.0.join("freezer.state");
     if !freezer.exists() {
         return println!("SKIPPED a process that does not end: no freezer of cgroup v1");
     }
-    let node = Node::two_gpus(&format!("[slurm]\ndeadline_s = 5\n{WHOLE}"));
     let job = Job::new(52).on("0").with(NODE, &name);
     node.prolog(&job);
     let id = node.granted(52).id;
-    let mut left = Left::on(&node.host, first(&node), Some(&cgroup));
+    let mut left = Left::on(&node.host, first(node), &cgroup);
     let frozen = Frozen::new(freezer);
-    epilog_names(&node, &job, left.0.id());
+    epilog_names(node, &job, left.0.id());
     drop(frozen);
     node.agent().until("the process is ended", || (!left.lives()).then_some(()));
+    lease_becomes(node.agent(), id, LeaseState::Ended);
+    node.epilog(&job);
+}
+
+fn reported_process_keeps_running(node: &Node) {
+    let name = node_name("-r");
+    let Some(cgroup) = Cgroup::of(&name, 51) else { return };
+    let job = Job::new(51).on("0").with(NODE, &name);
+    node.prolog(&job);
+    let id = node.granted(51).id;
+    let mut left = Left::of("while :; do sleep 1; done", &node.host, first(node), &cgroup);
+    epilog_names(node, &job, left.0.id());
+    assert!(left.lives(), "gpushd sends no signal");
+    assert_eq!(lease_now(node.agent(), id).state, LeaseState::Releasing);
+    drop(left);
     lease_becomes(node.agent(), id, LeaseState::Ended);
     node.epilog(&job);
 }

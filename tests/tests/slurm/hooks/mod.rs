@@ -3,29 +3,22 @@
 //!
 //! The environment of a hook contains only the variables that Slurm sets, so it has no `PATH`.
 //!
+//! What gpushd decides, and what the hooks print and write, is tested in `agent/src/lifecycle/in_process/slurm` and in
+//! `ctl/tests/cli/slurm`. These tests need both programs, other users, or cgroups.
+//!
 //! | file | subject |
 //! |---|---|
-//! | `life` | a job from Prolog to Epilog; requeued, repeated, after a crash of gpushd |
+//! | `life` | a job from Prolog to Epilog, after a crash of gpushd |
 //! | `requeue` | which run of a requeued job an Epilog ends |
-//! | `reconcile` | `gpushctl slurm reconcile`, and ends that hooks deliver later |
-//! | `refusals` | requests that are refused: the tasks fail, and the node stays in use |
-//! | `agent_down` | gpushd is not running, or is stopped by SIGSTOP |
-//! | `kinds` | MIG devices, MPS, time-slicing, gres.conf |
+//! | `agent_down` | gpushd is stopped by SIGSTOP |
+//! | `numbering` | the order in which slurmd numbers the devices |
 //! | `leftovers` | processes that still run after their job has ended |
-//! | `states` | GPUs and databases that do not work |
-//! | `tasks` | the file that a task finds |
-//! | `users` | actions that users may not perform |
 
 mod agent_down;
-mod kinds;
 mod leftovers;
 mod life;
-mod reconcile;
-mod refusals;
+mod numbering;
 mod requeue;
-mod states;
-mod tasks;
-mod users;
 
 use std::{
     fs,
@@ -42,9 +35,6 @@ use gpush_tests::{
 
 /// The uid of `nobody`.
 const NOBODY: u32 = 65534;
-
-/// The uid of another user, who has no account.
-const OTHER: u32 = 65532;
 
 /// A config with two GPUs for jobs of Slurm.
 const WHOLE: &str = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
@@ -114,15 +104,6 @@ impl Node {
         self.agent = Some(Setup::on(&self.host).config(&self.config).start());
     }
 
-    /// Reboots the host: it gets another boot id, and its processes end.
-    fn reboot(&mut self) {
-        self.kill();
-        let boot = self.host.scratch("boot-id");
-        fs::write(&boot, "after-the-reboot\n").expect("a file");
-        let setup = Setup::on(&self.host).config(&self.config).env("GPUSH_BOOT_ID_FILE", boot.display().to_string());
-        self.agent = Some(setup.start());
-    }
-
     fn command(&self, verb: &str) -> Command {
         self.command_at(verb, &self.host.scratch("gpushd.admin.sock"))
     }
@@ -183,15 +164,6 @@ impl Node {
             Some(1) => Err(text),
             other => panic!("{other:?}: {text}"),
         }
-    }
-
-    /// Runs Prolog, which must grant a lease, and then TaskProlog. Returns the output of
-    /// TaskProlog.
-    fn granted_task(&self, job: &Job) -> String {
-        self.prolog(job);
-        let text = self.task(job).expect("the task runs");
-        assert!(text.contains("export GPUSH_LEASE="), "{text}");
-        text
     }
 
     /// Runs Prolog for a job that gpush must refuse. Prolog succeeds, and prints one line for the

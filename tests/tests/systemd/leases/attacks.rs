@@ -1,14 +1,11 @@
-//! Forged cgroups, processes that change their user, and many scopes.
+//! Forged cgroups, processes that change their user, and processes that fork continuously.
 
-use std::time::Instant;
+use gpush_tests::machine::Machine;
 
 use super::{
-    ALICE, BOB, CGROUPS, active, in_session, leases, machine, none_left, on_gpu_0, pid_of, scopes, start_in_session,
-    text,
+    ALICE, BOB, CGROUPS, active, id, in_session, leases, machine, none_left, on_gpu_0, pid_of, scopes,
+    start_in_session, text,
 };
-
-/// Number of processes at the same time in the test of many scopes.
-const MANY: usize = 32;
 
 /// A Perl client that first connects and then sends its request. With `other`, it requests a lease for another process.
 /// With `passed`, it uses a connection of a process that has ended. With `user`, it changes its uid before it sends the
@@ -44,29 +41,16 @@ if ($ARGV[0] eq "other") {
 }
 "#;
 
-/// A Perl program that starts COUNT processes, at most MANY at the same time. Each process requests a lease with a
-/// scope. When it has the lease, it is killed.
-const SCOPES: &str = r#"
-use strict; use IO::Socket::UNIX; $| = 1;
-my ($count, $most) = @ARGV; my $running = 0;
-for (1 .. $count) {
-    if ($running == $most) { wait; $running-- }
-    my $child = fork // die; $running++;
-    next if $child;
-    my $to = IO::Socket::UNIX->new(Peer => "/run/gpush/gpushd.sock") or die "connect: $!";
-    my $body = "{\"share\":{\"kind\":\"timeslice\"},\"wait\":\"60s\",\"bind_to\":\"scope\",\"process\":$$}";
-    print $to "POST /v1/leases HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n"
-        . "content-length: " . length($body) . "\r\n\r\n$body";
-    $to->flush; local $/; my $answer = <$to>;
-    print $answer =~ /"kind":"scope"/ ? "granted\n" : $answer;
-    kill 9, $$;
-}
-1 while wait > 0;
-"#;
-
 #[test]
-fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
-    let Some(machine) = machine("forged cgroups") else { return };
+fn processes_cannot_escape_the_binding_of_their_lease() {
+    let Some(machine) = machine("attacks on the bindings of leases") else { return };
+    forged_cgroups_below_a_delegated_one_bind_nothing_else(&machine);
+    only_the_calling_process_is_moved(&machine);
+    process_outside_of_the_scope_is_unattributed_or_unleased(&machine);
+    process_that_forks_continuously_ends_with_its_lease(&machine);
+}
+
+fn forged_cgroups_below_a_delegated_one_bind_nothing_else(machine: &Machine) {
     let root = machine.sh(&format!("echo {CGROUPS}"));
     for forged in
         ["gpulease.slice/gpulease-0.slice/gpulease-0a1b2c3d-1.scope", "slurmstepd.scope/job_1", "docker-0.scope"]
@@ -79,14 +63,14 @@ fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
         machine.sh(&format!(
             "chmod 755 /srv/forge; systemd-run --quiet --unit=forger --property=Delegate=yes --uid={ALICE} /srv/forge"
         ));
-        let all = active(&machine, 1);
+        let all = active(machine, 1);
         assert_eq!(text(&all[0]["binding"], "cgroup"), "/system.slice/forger.service", "{forged}");
         machine.sh("systemctl stop forger.service");
-        none_left(&machine);
+        none_left(machine);
     }
     // A user cannot move a process into the scope of another lease, even if the lease belongs to the same user.
-    start_in_session(&machine, BOB, "1", "exec gpushctl run --timeslice -- sleep 1000");
-    let path = text(&active(&machine, 1)[0]["binding"], "cgroup").to_owned();
+    start_in_session(machine, BOB, "1", "exec gpushctl run --timeslice -- sleep 1000");
+    let path = text(&active(machine, 1)[0]["binding"], "cgroup").to_owned();
     let members = || machine.sh(&format!("cat {root}{path}/cgroup.procs"));
     let before = members();
     assert_eq!(before.lines().count(), 1, "the scope has the command: {before}");
@@ -98,11 +82,11 @@ fn forged_cgroups_below_a_delegated_one_bind_nothing_else() {
         assert!(printed.contains(&format!("/session-{session}.scope")) && !printed.contains(&path), "{entered:?}");
         assert_eq!(members(), before);
     }
+    machine.sh("pkill -KILL -x sleep");
+    none_left(machine);
 }
 
-#[test]
-fn only_the_calling_process_is_moved() {
-    let Some(machine) = machine("who is moved into a scope") else { return };
+fn only_the_calling_process_is_moved(machine: &Machine) {
     machine.write("/srv/client.pl", CLIENT);
     // The caller requests the lease for another process of the same user.
     let printed = machine.sh(&in_session(ALICE, "1", "perl /srv/client.pl other"));
@@ -112,7 +96,7 @@ fn only_the_calling_process_is_moved() {
     );
     // The process that opened the connection has ended. Another process may now have its pid.
     machine.sh("chmod 1777 /srv");
-    start_in_session(&machine, ALICE, "2", "perl /srv/client.pl passed");
+    start_in_session(machine, ALICE, "2", "perl /srv/client.pl passed");
     machine.await_that("the request was answered", |machine| machine.run("test -e /srv/passed.done").status.success());
     let printed = machine.sh("cat /srv/2");
     assert!(
@@ -126,20 +110,18 @@ fn only_the_calling_process_is_moved() {
         printed.contains("has changed its user since it connected") && printed.contains("session-3.scope"),
         "{printed}"
     );
-    assert_eq!(leases(&machine), [] as [serde_json::Value; 0]);
-    assert_eq!(scopes(&machine), [] as [&str; 0]);
+    assert_eq!(leases(machine), [] as [serde_json::Value; 0]);
+    assert_eq!(scopes(machine), [] as [&str; 0]);
 }
 
-#[test]
-fn process_outside_of_the_scope_is_unattributed_or_unleased() {
-    let Some(machine) = machine("processes without a lease") else { return };
-    start_in_session(&machine, ALICE, "1", "exec gpushctl run --whole -- sleep 1000");
-    active(&machine, 1);
-    let inside = pid_of(&machine, "sleep 1000");
+fn process_outside_of_the_scope_is_unattributed_or_unleased(machine: &Machine) {
+    start_in_session(machine, ALICE, "1", "exec gpushctl run --whole -- sleep 1000");
+    let lease = id(&active(machine, 1)[0]);
+    let inside = pid_of(machine, "sleep 1000");
     machine.sh(&format!("systemd-run --quiet --unit=same --uid={ALICE} sleep 1001; systemd-run --quiet --unit=other --uid={BOB} sleep 1002"));
     let (same, other) = (machine.main_pid("same.service").to_string(), machine.main_pid("other.service").to_string());
     for pid in [&inside, &same, &other] {
-        on_gpu_0(&machine, pid);
+        on_gpu_0(machine, pid);
     }
     let one = |pid: &str| {
         let pid: u64 = pid.parse().expect("a pid");
@@ -152,57 +134,37 @@ fn process_outside_of_the_scope_is_unattributed_or_unleased() {
     let (inside, same, other) = (one(&inside), one(&same), one(&other));
     assert_eq!(
         (&inside["lease_id"], &inside["unattributed"], &inside["unleased"]),
-        (&"L1".into(), &().into(), &().into())
+        (&lease.as_str().into(), &().into(), &().into())
     );
-    assert_eq!((&same["lease_id"], &same["unattributed"], &same["unleased"]), (&"L1".into(), &true.into(), &().into()));
+    assert_eq!(
+        (&same["lease_id"], &same["unattributed"], &same["unleased"]),
+        (&lease.as_str().into(), &true.into(), &().into())
+    );
     assert_eq!((&other["lease_id"], &other["unleased"]), (&().into(), &"its user holds no lease".into()));
     // The lease waits for both processes of its user. gpushd never ends the process that is unattributed.
-    machine.sh("gpushctl lease revoke L1 --reason test --end --notice 0s --grace 0s");
+    machine.sh(&format!("gpushctl lease revoke {lease} --reason test --end --notice 0s --grace 0s"));
     machine.await_that("the scope is empty", |machine| scopes(machine).is_empty());
-    let left = leases(&machine);
+    let left = leases(machine);
     assert!(left[0]["state"] == "releasing" && left[0]["waits_for"].to_string().contains("(sleep)"), "{left:?}");
     assert!(machine.run("systemctl is-active same.service").status.success());
-    machine.sh("systemctl stop same.service");
-    none_left(&machine);
+    machine.sh("systemctl stop same.service other.service");
+    none_left(machine);
 }
 
 /// A process that continuously starts its successor and ends may survive signals to single processes. gpushd asks
 /// systemd to kill all processes of the scope, also those of other users.
-#[test]
-fn process_that_forks_continuously_ends_with_its_lease() {
-    let Some(machine) = machine("a process that forks continuously") else { return };
+fn process_that_forks_continuously_ends_with_its_lease(machine: &Machine) {
     machine.sh("install -m 4755 $(command -v sleep) /srv/rootsleep");
     machine.write("/srv/fork.sh", "/srv/rootsleep 1001 &\nexec perl -e \"while (1) { exit if fork }\"\n");
-    start_in_session(&machine, BOB, "1", "exec gpushctl run --timeslice -- sh /srv/fork.sh");
-    let unit = text(&active(&machine, 1)[0]["binding"], "unit").to_owned();
+    start_in_session(machine, BOB, "1", "exec gpushctl run --timeslice -- sh /srv/fork.sh");
+    let all = active(machine, 1);
+    let (lease, unit) = (id(&all[0]), text(&all[0]["binding"], "unit"));
     machine.await_that("the programs run", |machine| {
         machine.run("pgrep -x perl").status.success() && machine.run("pgrep -x rootsleep").status.success()
     });
-    machine.sh("gpushctl lease revoke L1 --reason test --end --notice 0s --grace 0s");
-    none_left(&machine);
+    machine.sh(&format!("gpushctl lease revoke {lease} --reason test --end --notice 0s --grace 0s"));
+    none_left(machine);
     assert!(!machine.run("pgrep -x perl").status.success() && !machine.run("pgrep -x rootsleep").status.success());
     let log = machine.sh("journalctl -u gpushd.service --no-pager");
     assert!(log.contains(&format!("sent SIGKILL to all processes of {unit}")), "{log}");
-}
-
-#[test]
-fn thousand_scopes_are_created_and_all_end() {
-    const COUNT: usize = 1000;
-    let Some(machine) = machine("1,000 scopes") else { return };
-    machine.write("/srv/scopes.pl", SCOPES);
-    let descriptors = || machine.sh(&format!("ls /proc/{}/fd | wc -l", machine.main_pid("gpushd.service")));
-    // Root has no quota, so new requests wait until earlier leases have ended.
-    let run = |count: usize| {
-        let printed =
-            machine.sh(&in_session(0, &format!("of-{count}"), &format!("perl /srv/scopes.pl {count} {MANY}")));
-        let granted = printed.lines().filter(|line| *line == "granted").count();
-        assert_eq!(granted, count, "{}", printed.lines().find(|line| *line != "granted").unwrap_or_default());
-        none_left(&machine);
-    };
-    run(MANY);
-    let (before, begun) = (descriptors(), Instant::now());
-    run(COUNT);
-    println!("{COUNT} scopes, {MANY} at a time, in {:.1} s", begun.elapsed().as_secs_f64());
-    assert_eq!(machine.sh("systemctl list-units --all --no-legend 'gpulease-*.scope'"), "");
-    machine.await_that("no descriptor is left", |_| descriptors() == before);
 }

@@ -1,14 +1,22 @@
 //! Leases when gpushd, systemd or the bus restarts, or when the database is deleted.
 
-use super::{ALICE, BOB, active, in_session, leases, machine, none_left, on_gpu_0, scopes, start_in_session, text};
+use gpush_tests::machine::Machine;
+
+use super::{ALICE, BOB, active, id, in_session, leases, machine, none_left, on_gpu_0, scopes, start_in_session, text};
 
 const RUN: &str = "exec gpushctl run --whole -- sleep 1000";
 
 #[test]
-fn scope_is_found_again_after_restarts() {
-    let Some(machine) = machine("scopes after restarts") else { return };
-    start_in_session(&machine, ALICE, "1", RUN);
-    let before = active(&machine, 1);
+fn scopes_survive_restarts_a_missing_bus_and_a_lost_database() {
+    let Some(machine) = machine("scopes and faults") else { return };
+    scope_is_found_again_after_restarts(&machine);
+    scope_without_a_bus_is_refused_and_release_works(&machine);
+    scopes_of_a_deleted_database_are_shown_and_never_ended(&machine);
+}
+
+fn scope_is_found_again_after_restarts(machine: &Machine) {
+    start_in_session(machine, ALICE, "1", RUN);
+    let before = active(machine, 1);
     for restart in [
         "systemctl restart gpushd.service",
         "kill -9 $(systemctl show --value --property=MainPID gpushd.service | grep -v '^0$'); sleep 0.1; gpushctl status > /dev/null",
@@ -17,31 +25,31 @@ fn scope_is_found_again_after_restarts() {
         "systemctl stop gpush.slice",
     ] {
         machine.sh(restart);
-        let after = active(&machine, 1);
+        let after = active(machine, 1);
         assert_eq!(after[0]["binding"], before[0]["binding"], "{restart}");
-        assert_eq!(scopes(&machine), [text(&before[0]["binding"], "unit")], "{restart}");
+        assert_eq!(scopes(machine), [text(&before[0]["binding"], "unit")], "{restart}");
     }
     // The scope ends while gpushd does not run.
     machine.sh("systemctl stop gpushd.service; pkill -KILL -x sleep; systemctl start gpushd.service");
-    none_left(&machine);
+    none_left(machine);
     // gpushd connected to systemd before systemd's reexec. It must still be able to create scopes
     // through this connection.
-    start_in_session(&machine, ALICE, "2", RUN);
-    active(&machine, 1);
+    start_in_session(machine, ALICE, "2", RUN);
+    active(machine, 1);
     machine.sh("systemctl daemon-reexec; pkill -KILL -x sleep");
-    none_left(&machine);
-    start_in_session(&machine, ALICE, "3", RUN);
-    active(&machine, 1);
+    none_left(machine);
+    start_in_session(machine, ALICE, "3", RUN);
+    active(machine, 1);
+    machine.sh("pkill -KILL -x sleep");
+    none_left(machine);
 }
 
-#[test]
-fn scope_without_a_bus_is_refused_and_release_works() {
-    let Some(machine) = machine("scopes without a bus") else { return };
-    start_in_session(&machine, ALICE, "1", RUN);
-    active(&machine, 1);
+fn scope_without_a_bus_is_refused_and_release_works(machine: &Machine) {
+    start_in_session(machine, ALICE, "1", RUN);
+    let lease = id(&active(machine, 1)[0]);
     // Start the session now, because it cannot start without the bus.
     start_in_session(
-        &machine,
+        machine,
         ALICE,
         "2",
         "until [ -e /srv/go ]; do sleep 0.05; done; gpushctl run --timeslice -- true; echo ended $?",
@@ -57,23 +65,21 @@ fn scope_without_a_bus_is_refused_and_release_works() {
             && printed.contains("ended 125"),
         "{printed}"
     );
-    assert_eq!(leases(&machine).len(), 1, "nothing was granted");
-    machine.sh("gpushctl lease release L1; pkill -KILL -xf 'sleep 1000'");
-    none_left(&machine);
+    assert_eq!(leases(machine).len(), 1, "nothing was granted");
+    machine.sh(&format!("gpushctl lease release {lease}; pkill -KILL -xf 'sleep 1000'"));
+    none_left(machine);
     machine.sh("systemctl start dbus.socket");
     assert!(machine.run(&in_session(ALICE, "3", "gpushctl run --whole -- true")).status.success());
-    none_left(&machine);
+    none_left(machine);
 }
 
-#[test]
-fn scopes_of_a_deleted_database_are_shown_and_never_ended() {
-    let Some(machine) = machine("scopes of a lost database") else { return };
+fn scopes_of_a_deleted_database_are_shown_and_never_ended(machine: &Machine) {
     machine.write("/etc/gpush/config.toml", format!("[processes]\nunleased = \"end\"\ngrace_s = 1\n{}", super::RULES));
     machine.sh("systemctl reload gpushd.service");
-    start_in_session(&machine, ALICE, "1", RUN);
-    let unit = text(&active(&machine, 1)[0]["binding"], "unit").to_owned();
+    start_in_session(machine, ALICE, "1", RUN);
+    let unit = text(&active(machine, 1)[0]["binding"], "unit").to_owned();
     let pid = machine.sh("pgrep -xf 'sleep 1000' | head -n1");
-    on_gpu_0(&machine, &pid);
+    on_gpu_0(machine, &pid);
     machine.sh(
         "systemctl stop gpushd.service; rm -rf /var/lib/gpush/* /run/gpush/store-*; systemctl start gpushd.service",
     );
@@ -86,8 +92,8 @@ fn scopes_of_a_deleted_database_are_shown_and_never_ended() {
     machine.sh("gpushctl recover --reason test");
     machine.await_that("GPUs are read", super::gpus_are_read);
     machine.sh(&format!("systemd-run --quiet --unit=witness --uid={BOB} sleep 1002"));
-    on_gpu_0(&machine, &machine.main_pid("witness.service").to_string());
+    on_gpu_0(machine, &machine.main_pid("witness.service").to_string());
     let _ = machine.journal_until("-u gpushd.service", "asked to end");
     assert!(machine.run(&format!("kill -0 {pid}")).status.success());
-    assert_eq!(scopes(&machine), [unit]);
+    assert_eq!(scopes(machine), [unit]);
 }

@@ -3,13 +3,16 @@
 //! | file | subject |
 //! |---|---|
 //! | `bindings` | the binding of a lease, which depends on where the caller runs; the end of the lease |
-//! | `attacks` | forged cgroups, processes that change their identity, many scopes |
+//! | `attacks` | forged cgroups, processes that change their identity, processes that fork continuously |
+//! | `many_scopes` | D-Bus calls of a grant; many scopes |
 //! | `pids` | a pid that is reused before systemd moves the process |
 //! | `namespaces` | callers in a user namespace or a container |
 //! | `user_limits` | limits of a user's slice |
 //! | `user_manager` | units of `systemd --user`, and processes that leave a lease through it |
 //! | `hierarchies` | cgroup v1, and v1 together with v2 |
 //! | `faults` | restarts of gpushd, systemd or the bus; a deleted database |
+//!
+//! A boot takes longer than most of the steps, so the steps of a test use one machine. Each step ends its leases.
 //!
 //! The machine has no pam_systemd. So the tests create a login session as a scope in the slice of the user, with a name
 //! that logind would choose.
@@ -18,6 +21,7 @@ mod attacks;
 mod bindings;
 mod faults;
 mod hierarchies;
+mod many_scopes;
 mod namespaces;
 mod pids;
 mod user_limits;
@@ -97,6 +101,11 @@ fn active(machine: &Machine, count: usize) -> Vec<Value> {
         all.len() == count && all.iter().all(|lease| lease["state"] == "active")
     });
     leases(machine)
+}
+
+/// Returns the id of a lease.
+fn id(lease: &Value) -> String {
+    text(lease, "id").to_owned()
 }
 
 /// Waits until a process has this command line, and returns its pid. A lease is active before `gpushctl run` executes the

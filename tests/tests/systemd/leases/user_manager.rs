@@ -3,7 +3,9 @@
 
 use gpush_tests::machine::Machine;
 
-use super::{ALICE, CGROUPS, active, cgroup, in_session, leases, machine, none_left, on_gpu_0, start_in_session, text};
+use super::{
+    ALICE, CGROUPS, active, cgroup, id, in_session, leases, machine, none_left, on_gpu_0, start_in_session, text,
+};
 
 /// Starts the service manager of a user. Sets the variable that pam_systemd would set, because the
 /// machine has no pam_systemd.
@@ -28,9 +30,14 @@ fn sleeping(machine: &Machine, seconds: u32) -> String {
 }
 
 #[test]
-fn unit_of_the_users_manager_gets_a_scope_whatever_its_cgroup_is_called() {
-    let Some(machine) = machine("leases below user@.service") else { return };
+fn manager_of_a_user_neither_forges_nor_ends_leases() {
+    let Some(machine) = machine("the service manager of a user") else { return };
     start_manager(&machine, ALICE);
+    unit_of_the_users_manager_gets_a_scope(&machine);
+    process_that_left_its_scope_still_counts_for_the_lease(&machine);
+}
+
+fn unit_of_the_users_manager_gets_a_scope(machine: &Machine) {
     for forged in
         ["", "gpulease.slice/gpulease-0.slice/gpulease-0a1b2c3d-1.scope", "slurmstepd.scope/job_1", "docker-0.scope"]
     {
@@ -43,31 +50,28 @@ fn unit_of_the_users_manager_gets_a_scope_whatever_its_cgroup_is_called() {
         );
         machine.write("/srv/forge", script);
         machine.sh("chmod 755 /srv/forge; rm -f /tmp/before");
-        start_in_session(&machine, ALICE, "1", &format!("exec {}", in_user_scope("/srv/forge")));
-        let all = active(&machine, 1);
+        start_in_session(machine, ALICE, "1", &format!("exec {}", in_user_scope("/srv/forge")));
+        let all = active(machine, 1);
         let before = machine.sh("cat /tmp/before");
         assert!(before.contains(&format!("/user@{ALICE}.service/")) && before.ends_with(forged), "{before}");
         assert_eq!(text(&all[0]["binding"], "kind"), "scope", "{forged}");
-        let pid = sleeping(&machine, 1000);
+        let pid = sleeping(machine, 1000);
         machine.await_that("it is in the scope", |machine| cgroup(machine, &pid) == text(&all[0]["binding"], "cgroup"));
         machine.sh("pkill -KILL -x sleep");
-        none_left(&machine);
+        none_left(machine);
     }
     // A cgroup that a user has named like a login session is not a login session.
     machine.write("/srv/ask", "#!/bin/sh\ngpushctl lease request --timeslice\nexec sleep 1000\n");
     machine.sh("chmod 755 /srv/ask");
-    start_in_session(&machine, ALICE, "1", &format!("exec {}", in_user_scope("/srv/ask")));
-    assert_eq!(text(&active(&machine, 1)[0]["binding"], "kind"), "process");
+    start_in_session(machine, ALICE, "1", &format!("exec {}", in_user_scope("/srv/ask")));
+    assert_eq!(text(&active(machine, 1)[0]["binding"], "kind"), "process");
     machine.sh("systemctl stop session-1.scope; pkill -KILL -x sleep");
-    none_left(&machine);
+    none_left(machine);
 }
 
 /// A user can ask systemd to move a process of the user into the user's own service manager. The
 /// process then leaves the scope of its lease. The GPU must stay in use until the process ends.
-#[test]
-fn process_that_left_its_scope_still_counts_for_the_lease() {
-    let Some(machine) = machine("processes that left their scope") else { return };
-    start_manager(&machine, ALICE);
+fn process_that_left_its_scope_still_counts_for_the_lease(machine: &Machine) {
     // The environment of the second process does not name the lease. So gpushd finds this process
     // only because it uses the GPU.
     let (named, hidden) = (in_user_scope("sleep 1000"), in_user_scope("env --unset=GPUSH_LEASE sleep 1001"));
@@ -75,13 +79,13 @@ fn process_that_left_its_scope_still_counts_for_the_lease() {
     let line = format!(
         "exec gpushctl run --whole -- sh -c \"{named} & {hidden} & until [ -e /srv/go ]; do sleep 0.05; done\""
     );
-    start_in_session(&machine, ALICE, "1", &line);
-    active(&machine, 1);
-    let (named, hidden) = (sleeping(&machine, 1000), sleeping(&machine, 1001));
+    start_in_session(machine, ALICE, "1", &line);
+    let lease = id(&active(machine, 1)[0]);
+    let (named, hidden) = (sleeping(machine, 1000), sleeping(machine, 1001));
     for pid in [&named, &hidden] {
         let left = format!("/user@{ALICE}.service/");
         machine.await_that("it has left the scope", |machine| cgroup(machine, pid).contains(&left));
-        on_gpu_0(&machine, pid);
+        on_gpu_0(machine, pid);
     }
     machine.sh("touch /srv/go");
     let waits_for = |pid: &str| {
@@ -95,11 +99,11 @@ fn process_that_left_its_scope_still_counts_for_the_lease() {
     waits_for(&hidden);
     // gpushd ends the process that names the lease. It cannot prove that the other process belonged
     // to the lease.
-    machine.sh("gpushctl lease revoke L1 --reason test --end --notice 0s --grace 0s");
+    machine.sh(&format!("gpushctl lease revoke {lease} --reason test --end --notice 0s --grace 0s"));
     machine.await_that("the process is ended", |machine| !machine.run(&format!("kill -0 {named}")).status.success());
     let refused = machine.run(&in_session(ALICE, "2", "gpushctl run --whole -g 0 -- true"));
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");
     waits_for(&hidden);
     machine.sh(&format!("kill -KILL {hidden}"));
-    none_left(&machine);
+    none_left(machine);
 }

@@ -2,7 +2,7 @@
 //! round, each target must have one unit, one daemon and one directory. If a daemon was not killed,
 //! it must have the same pid as before.
 //!
-//! The default is twenty rounds. `GPUSH_TEST_UNIT_KILLS` sets another number, and `GPUSH_TEST_SEED`
+//! The default is eight rounds. `GPUSH_TEST_UNIT_KILLS` sets another number, and `GPUSH_TEST_SEED`
 //! repeats a run.
 
 use std::collections::BTreeMap;
@@ -41,7 +41,7 @@ fn random_unit_kills_leave_no_duplicates_or_leftovers() {
     let Some(machine) = machine("units that are killed at random") else { return };
     let targets = ['g', 'm'].map(|kind| target(&machine, kind));
     let (mut rng, seed) = seeded(20_261_122);
-    let times = number("GPUSH_TEST_UNIT_KILLS", 20);
+    let times = number("GPUSH_TEST_UNIT_KILLS", 8);
     let mut tried: BTreeMap<&str, u32> = BTreeMap::new();
     for time in 0..times {
         let mut before = ready(&machine);

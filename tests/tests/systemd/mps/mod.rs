@@ -114,20 +114,42 @@ fn printed_at(machine: &Machine, says: &str) -> f64 {
 }
 
 #[test]
-fn daemons_and_clients_outlive_gpushd() {
+fn daemons_and_clients_outlive_a_gpushd_that_ends_or_hangs() {
     let Some(machine) = machine("MPS daemons that outlive gpushd") else { return };
-    let (short, _) = ready(&machine).into_iter().next().expect("a daemon");
+    daemons_and_clients_outlive_gpushd(&machine);
+    hung_gpushd_is_restarted_and_daemons_stay(&machine);
+}
+
+#[test]
+fn killed_daemons_and_gpushd_leave_clean_units() {
+    let Some(machine) = machine("MPS daemons that are killed") else { return };
+    gpushd_killed_while_starting_daemons_orphans_none(&machine);
+    killed_daemon_restarts_with_clean_unit(&machine);
+}
+
+#[test]
+fn daemon_that_does_not_start_or_answer_is_reported() {
+    let Some(machine) = machine("MPS daemons that can't be started or reached") else { return };
+    failed_daemon_start_reports_cause(&machine);
+    unreachable_daemon_without_server_is_ended(&machine);
+}
+
+/// Default number of kills of one kind. `GPUSH_TEST_DAEMON_KILLS` sets another number.
+const KILLS: u64 = 4;
+
+fn daemons_and_clients_outlive_gpushd(machine: &Machine) {
+    let (short, _) = ready(machine).into_iter().next().expect("a daemon");
     let short = short.trim_start_matches("gpushd-mps@").trim_end_matches(".service");
-    let started = printed_at(&machine, &format!("the MPS daemon {short} is in state `starting`"));
+    let started = printed_at(machine, &format!("the MPS daemon {short} is in state `starting`"));
     println!(
         "served {:.0} ms after the last start began",
-        (printed_at(&machine, &format!("the MPS daemon {short} is in state `ready`")) - started) * 1e3
+        (printed_at(machine, &format!("the MPS daemon {short} is in state `ready`")) - started) * 1e3
     );
-    let served = ready(&machine);
+    let served = ready(machine);
     for (unit, pid) in &served {
         assert_eq!(u64::from(machine.main_pid(unit)), *pid, "{unit}");
     }
-    let clients = [("one", client(&machine, "one", "0")), ("two", client(&machine, "two", "1:2g.20gb@0"))];
+    let clients = [("one", client(machine, "one", "0")), ("two", client(machine, "two", "1:2g.20gb@0"))];
     let steps = [
         ("restart", "systemctl restart gpushd.service"),
         ("kill -9", "kill -9 $(systemctl show --value --property=MainPID gpushd.service | grep -v '^0$')"),
@@ -149,7 +171,7 @@ fn daemons_and_clients_outlive_gpushd() {
             agent != "0" && agent != before.to_string() && ready(machine) == served
         });
         for (name, pid) in clients {
-            assert!(computes(&machine, name, pid), "{name} after {what}");
+            assert!(computes(machine, name, pid), "{name} after {what}");
         }
     }
     let restarts = number("GPUSH_TEST_RESTARTS", 3);
@@ -159,9 +181,9 @@ fn daemons_and_clients_outlive_gpushd() {
     }
     println!("{restarts} more restarts of gpushd, the same pids of MPS daemons");
     for (name, pid) in clients {
-        assert!(computes(&machine, name, pid), "{name} after {restarts} restarts");
+        assert!(computes(machine, name, pid), "{name} after {restarts} restarts");
     }
-    let all = daemons(&machine);
+    let all = daemons(machine);
     for (_, pid) in clients {
         assert!(all.iter().any(|daemon| daemon["clients"][0]["pid"] == pid), "{pid}: {all:?}");
     }
@@ -171,14 +193,13 @@ fn daemons_and_clients_outlive_gpushd() {
     assert_eq!(journal.matches("started the MPS daemon").count(), 2, "{journal}");
 }
 
-#[test]
-fn hung_gpushd_is_restarted_and_daemons_stay() {
-    let Some(machine) = machine("the watchdog of gpushd.service") else { return };
+fn hung_gpushd_is_restarted_and_daemons_stay(machine: &Machine) {
     machine.write("/etc/systemd/system/gpushd.service.d/watchdog.conf", "[Service]\nWatchdogSec=2\n");
     machine.sh("systemctl daemon-reload && systemctl restart gpushd.service");
     machine.await_that("two targets are served", |machine| ready(machine).len() == 2);
-    let (served, hung) = (ready(&machine), machine.main_pid("gpushd.service"));
-    let one = client(&machine, "one", "0");
+    let (served, hung) = (ready(machine), machine.main_pid("gpushd.service"));
+    // The client of the previous step.
+    let one = machine.main_pid("one.service");
     machine.sh(&format!("kill -STOP {hung}"));
     let _ = machine.journal_until("_PID=1 UNIT=gpushd.service", "Watchdog timeout");
     machine.await_that("another gpushd", |machine| {
@@ -186,19 +207,18 @@ fn hung_gpushd_is_restarted_and_daemons_stay() {
             && ready(machine) == served
     });
     assert_eq!(machine.property("gpushd.service", "NRestarts"), "1");
-    assert!(computes(&machine, "one", one));
+    assert!(computes(machine, "one", one));
 }
 
-#[test]
-fn killed_daemon_restarts_with_clean_unit() {
-    let Some(machine) = machine("MPS daemons that are killed") else { return };
-    let target = target(&machine, 'g');
+fn killed_daemon_restarts_with_clean_unit(machine: &Machine) {
+    let target = target(machine, 'g');
     let unit = unit(&target);
     let mut slowest: f64 = 0.0;
-    for turn in 0..12_u32 {
+    let kills = number("GPUSH_TEST_DAEMON_KILLS", KILLS);
+    for turn in 0..kills {
         if turn % 3 == 0 {
             // Start a server. It must end together with the daemon.
-            client(&machine, &format!("client-{turn}"), "0");
+            client(machine, &format!("client-{turn}"), "0");
         }
         let (before, group) = (machine.main_pid(&unit), machine.property(&unit, "ControlGroup"));
         let killed = seconds();
@@ -206,7 +226,7 @@ fn killed_daemon_restarts_with_clean_unit() {
         machine.await_that("another daemon is ready", |machine| {
             ready(machine).iter().any(|(one, pid)| *one == unit && *pid != u64::from(before))
         });
-        slowest = slowest.max(printed_at(&machine, "the MPS daemon was ended by signal 9") - killed);
+        slowest = slowest.max(printed_at(machine, "the MPS daemon was ended by signal 9") - killed);
         let there = format!("cat /sys/fs/cgroup{group}/cgroup.procs");
         assert_eq!(
             machine.run(&there).stdout,
@@ -214,9 +234,9 @@ fn killed_daemon_restarts_with_clean_unit() {
             "no server is left"
         );
         // The delay before the kill differs between rounds.
-        std::thread::sleep(Duration::from_millis(u64::from(turn) * 37 % 100));
+        std::thread::sleep(Duration::from_millis(turn * 37 % 100));
     }
-    println!("12 kills, the slowest was reported after {:.0} ms", slowest * 1e3);
+    println!("{kills} kills, the slowest was reported after {:.0} ms", slowest * 1e3);
     assert_eq!(machine.property(&unit, "NRestarts"), "0", "that is gpushd's to decide");
 
     // An administrator stops the unit with systemctl. The config requires the daemon, so gpushd
@@ -233,9 +253,9 @@ fn killed_daemon_restarts_with_clean_unit() {
     machine.sh("gpushctl mps stop 0");
     machine.await_that("the unit is inactive", |machine| machine.property(&unit, "ActiveState") == "inactive");
     machine.sh("systemctl restart gpushd.service; gpushctl status");
-    assert_eq!(ready(&machine).len(), 1);
+    assert_eq!(ready(machine).len(), 1);
     machine.sh("gpushctl mps start 0");
-    assert_eq!(ready(&machine).len(), 2);
+    assert_eq!(ready(machine).len(), 2);
 
     // When the config has no rules for the targets, nothing of the targets is left except their
     // logs.
@@ -249,40 +269,37 @@ fn killed_daemon_restarts_with_clean_unit() {
     assert_eq!(machine.sh("systemctl list-units --no-legend --all 'gpushd-mps@*' | grep -v inactive || true"), "");
 }
 
-#[test]
-fn gpushd_killed_while_starting_daemons_orphans_none() {
-    let Some(machine) = machine("a gpushd that is killed") else { return };
-    let unit = unit(&target(&machine, 'g'));
-    for turn in 0..12_u64 {
+fn gpushd_killed_while_starting_daemons_orphans_none(machine: &Machine) {
+    let unit = unit(&target(machine, 'g'));
+    let kills = number("GPUSH_TEST_DAEMON_KILLS", KILLS);
+    for turn in 0..kills {
         // When a daemon has ended, gpushd restarts it after a second. The test kills gpushd before,
         // during or after that restart.
         machine.kill(machine.main_pid(&unit));
-        std::thread::sleep(Duration::from_millis(900 + turn * 20));
+        std::thread::sleep(Duration::from_millis(900 + turn * 240 / kills));
         machine.kill(machine.main_pid("gpushd.service"));
         machine.await_that("both are served", |machine| ready(machine).len() == 2);
         assert_eq!(machine.sh("pgrep -c -f '^/usr/bin/nvidia-cuda-mps-control -f'"), "2");
         assert_eq!(
-            ready(&machine).iter().find(|one| one.0 == unit).map(|one| one.1),
+            ready(machine).iter().find(|one| one.0 == unit).map(|one| one.1),
             Some(machine.main_pid(&unit).into())
         );
     }
 }
 
-#[test]
-fn failed_daemon_start_reports_cause() {
-    let Some(machine) = machine("MPS daemons that can't be started") else { return };
-    let target = target(&machine, 'g');
+fn failed_daemon_start_reports_cause(machine: &Machine) {
+    let target = target(machine, 'g');
     let unit = unit(&target);
 
     // Without a message bus, running daemons continue, but gpushd cannot start a daemon.
-    let others = ready(&machine);
+    let others = ready(machine);
     machine.sh("systemctl stop dbus.socket dbus.service");
     machine.kill(machine.main_pid(&unit));
     machine.await_that("the missing bus is reported", |machine| {
         reasons(machine, &target).starts_with("[\"cannot reach systemd over the system bus")
     });
-    println!("{}", reasons(&machine, &target));
-    assert_eq!(ready(&machine), others.iter().filter(|one| one.0 != unit).cloned().collect::<Vec<_>>());
+    println!("{}", reasons(machine, &target));
+    assert_eq!(ready(machine), others.iter().filter(|one| one.0 != unit).cloned().collect::<Vec<_>>());
     machine.sh("systemctl start dbus.socket");
     machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
 
@@ -295,7 +312,7 @@ fn failed_daemon_start_reports_cause() {
     machine.await_that("the failure is reported", |machine| {
         reasons(machine, &target).contains("ended with status 1: see `journalctl -u")
     });
-    println!("{}", reasons(&machine, &target));
+    println!("{}", reasons(machine, &target));
     let _ = machine.journal_until(&format!("GPUSH_MPS={target}"), "be run: Read-only file system");
     machine.write(
         &format!("/etc/systemd/system/{unit}.d/none.conf"),
@@ -304,15 +321,13 @@ fn failed_daemon_start_reports_cause() {
     machine.sh("systemctl daemon-reload");
     machine
         .await_that("the failure is reported", |machine| reasons(machine, &target).contains("ended with status 203"));
-    println!("{}", reasons(&machine, &target));
+    println!("{}", reasons(machine, &target));
     machine.sh(&format!("rm -r /etc/systemd/system/{unit}.d; systemctl daemon-reload"));
     machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
 }
 
-#[test]
-fn unreachable_daemon_without_server_is_ended() {
-    let Some(machine) = machine("MPS daemons without a directory") else { return };
-    let (whole, part) = (unit(&target(&machine, 'g')), unit(&target(&machine, 'm')));
+fn unreachable_daemon_without_server_is_ended(machine: &Machine) {
+    let (whole, part) = (unit(&target(machine, 'g')), unit(&target(machine, 'm')));
     let (kept, ended) = (machine.main_pid(&whole), machine.main_pid(&part));
     // This process stands in for a server. A simulated server would end with its directory.
     let group = machine.property(&whole, "ControlGroup");
@@ -324,7 +339,7 @@ fn unreachable_daemon_without_server_is_ended() {
     let journal = machine.sh("journalctl --no-pager --output=cat -n 40");
     assert_eq!(machine.main_pid(&whole), kept, "{journal}");
     let _ = machine.journal_until("-u gpushd.service", &format!("{whole} runs, but its directory is missing"));
-    assert!(reasons(&machine, &target(&machine, 'g')).contains("`systemctl stop"), "{:?}", daemons(&machine));
+    assert!(reasons(machine, &target(machine, 'g')).contains("`systemctl stop"), "{:?}", daemons(machine));
     machine.sh(&format!("systemctl stop {whole}"));
     machine.await_that("both targets are served again", |machine| ready(machine).len() == 2);
 }

@@ -31,10 +31,15 @@ fn package_with_conffile(machine: &Machine, file: &str) -> String {
 }
 
 #[test]
-fn config_is_created_once_and_belongs_to_the_administrator() {
+fn config_survives_upgrades_and_removals() {
     let Some(machine) = Machine::boot("the config over upgrades") else { return };
     let (Some(first), Some(later)) = (machine.package(FILE, None), machine.package(FILE, Some(LATER))) else { return };
-    unattended(&machine, &first);
+    config_is_created_once_and_belongs_to_the_administrator(&machine, &first, &later);
+    config_of_an_older_package_survives_the_upgrade(&machine, &first);
+}
+
+fn config_is_created_once_and_belongs_to_the_administrator(machine: &Machine, first: &str, later: &str) {
+    unattended(machine, first);
     assert_eq!(machine.sh(&format!("stat -c '%a %U' {CONFIG}")), "644 root");
     assert_eq!(machine.sh(&format!("grep -cv '^#' {CONFIG}; true")), "0", "the config has only a comment");
     // The file that the comment names has all settings.
@@ -43,25 +48,22 @@ fn config_is_created_once_and_belongs_to_the_administrator() {
     assert!(!machine.sh("dpkg-query --show --showformat='${Conffiles}' gpush").contains(CONFIG));
 
     machine.write(CONFIG, EDITED);
-    unattended(&machine, &later);
+    unattended(machine, later);
     assert_eq!(machine.sh(&format!("cat {CONFIG}")), EDITED.trim_end());
     machine.sh("apt-get -q remove --yes gpush 2>&1");
     assert_eq!(machine.sh(&format!("cat {CONFIG}")), EDITED.trim_end(), "a removal keeps the config");
     // A removal masks no unit, so gpush can be installed in another way.
     assert_eq!(machine.sh("systemctl list-unit-files --state=masked --no-legend 'gpush*'; true"), "");
-    unattended(&machine, &later);
+    unattended(machine, later);
     assert_eq!(machine.sh(&format!("cat {CONFIG}")), EDITED.trim_end());
     machine.sh("apt-get -q purge --yes gpush 2>&1");
     assert!(!machine.run("test -e /etc/gpush").status.success());
 }
 
-#[test]
-fn config_of_an_older_package_survives_the_upgrade() {
-    let Some(machine) = Machine::boot("an upgrade from a package whose config is a conffile") else { return };
-    let Some(file) = machine.package(FILE, None) else { return };
-    let old = package_with_conffile(&machine, &file);
+fn config_of_an_older_package_survives_the_upgrade(machine: &Machine, file: &str) {
+    let old = package_with_conffile(machine, file);
     for is_edited in [true, false] {
-        unattended(&machine, &old);
+        unattended(machine, &old);
         assert!(machine.sh("dpkg-query --show --showformat='${Conffiles}' gpush").contains(CONFIG));
         if is_edited {
             machine.write(CONFIG, EDITED);
@@ -69,7 +71,7 @@ fn config_of_an_older_package_survives_the_upgrade() {
         }
         let before = machine.sh(&format!("cat {CONFIG}"));
         assert_eq!(before.ends_with("# An older comment"), !is_edited);
-        unattended(&machine, &file);
+        unattended(machine, file);
         assert_eq!(machine.sh(&format!("cat {CONFIG}")), before);
         assert_eq!(machine.sh("gpushctl config show").contains("exclusive"), is_edited);
         machine.sh("apt-get -q purge --yes gpush 2>&1");

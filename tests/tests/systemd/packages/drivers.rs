@@ -103,14 +103,11 @@ fn state(machine: &Machine) -> [String; 4] {
     .map(|line| machine.sh(line))
 }
 
-fn check(driver: Driver) {
-    let Some(machine) = Machine::boot(&format!("apt on a host with driver: {driver:?}")) else { return };
-    let Some(file) = machine.package("gpush_VERSION-1_amd64.deb", None) else { return };
-    offer_stand_ins(&machine);
-    install_driver(&machine, driver);
-    machine.sh(&format!("mkdir /srv/new && cp {file} /srv/new"));
-    let before = state(&machine);
-    let recommending = simulate_with_recommendation(&machine);
+/// Checks that an installation of gpush changes nothing else on a host with this driver.
+fn check(machine: &Machine, driver: Driver) {
+    install_driver(machine, driver);
+    let before = state(machine);
+    let recommending = simulate_with_recommendation(machine);
     assert!(recommending.contains("Inst nvidia") == (driver != Driver::Packaged), "{driver:?}: {recommending}");
 
     // An interactive apt asks for confirmation only if it would change other packages. Here, the answer is the end of
@@ -122,7 +119,7 @@ fn check(driver: Driver) {
         let printed = machine.sh(&format!("cd /srv/new && {install} 2>&1"));
         assert!(!printed.contains("[Y/n]"), "{driver:?}: {install}: {printed}");
         assert_eq!(machine.sh("dpkg-query --show --showformat='${Status}' gpush"), "install ok installed", "{printed}");
-        assert_eq!(state(&machine), before, "{driver:?}: {install}: {printed}");
+        assert_eq!(state(machine), before, "{driver:?}: {install}: {printed}");
         assert_eq!(machine.sh("systemctl is-active gpushd.service"), "active", "{driver:?}: {install}");
         machine.sh("DEBIAN_FRONTEND=noninteractive apt-get purge --yes gpush 2>&1");
     }
@@ -136,22 +133,21 @@ fn simulate_with_recommendation(machine: &Machine) -> String {
          apt-get install --simulate --yes ./changed.deb 2>&1")
 }
 
-#[test]
-fn apt_changes_nothing_else_on_a_host_without_driver() {
-    check(Driver::None);
+/// Removes what [`install_driver`] has installed.
+fn remove_driver(machine: &Machine) {
+    machine.sh("DEBIAN_FRONTEND=noninteractive apt-get -q purge --yes 'nvidia-*' 2>&1");
+    machine.sh("rm -f /usr/bin/nvidia-smi /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1");
 }
 
 #[test]
-fn apt_keeps_a_packaged_driver() {
-    check(Driver::Packaged);
-}
-
-#[test]
-fn apt_keeps_a_driver_of_which_only_utilities_are_packaged() {
-    check(Driver::OnlyUtils);
-}
-
-#[test]
-fn apt_keeps_a_driver_from_nvidias_installer() {
-    check(Driver::Runfile);
+fn apt_changes_nothing_but_gpush_whatever_the_driver() {
+    let Some(machine) = Machine::boot("apt on hosts with and without drivers") else { return };
+    let Some(file) = machine.package("gpush_VERSION-1_amd64.deb", None) else { return };
+    offer_stand_ins(&machine);
+    machine.sh(&format!("mkdir /srv/new && cp {file} /srv/new"));
+    for driver in [Driver::None, Driver::OnlyUtils, Driver::Runfile, Driver::Packaged] {
+        println!("a host with driver {driver:?}");
+        check(&machine, driver);
+        remove_driver(&machine);
+    }
 }

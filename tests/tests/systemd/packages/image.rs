@@ -5,13 +5,14 @@ use gpush_tests::machine::Machine;
 use super::CONFIG;
 
 /// Boots a machine with an image in `/srv/image`. The image contains the files of the machine, without its mounts,
-/// and the package.
-fn image(what: &str, file: &str) -> Option<Machine> {
+/// and these packages.
+fn image(what: &str, files: &[&str]) -> Option<Machine> {
     let machine = Machine::boot(what)?;
-    let package = machine.package(file, None)?;
-    machine.sh(&format!(
-        "mkdir /srv/image && mount --bind / /srv/image && mount --bind /dev /srv/image/dev && cp {package} /srv/package"
-    ));
+    machine.sh("mkdir /srv/image && mount --bind / /srv/image && mount --bind /dev /srv/image/dev");
+    for file in files {
+        let package = machine.package(file, None)?;
+        machine.sh(&format!("cp {package} /srv/package.{}", file.rsplit('.').next().unwrap_or_default()));
+    }
     assert!(!machine.run("test -e /srv/image/proc/self -o -e /srv/image/run/systemd/system").status.success());
     Some(machine)
 }
@@ -25,20 +26,17 @@ fn inside(machine: &Machine, line: &str) -> String {
 const LINKS: &str = "ls -d /etc/systemd/system/*/gpush* 2>/dev/null; true";
 
 #[test]
-fn deb_in_an_image_is_installed_and_purged() {
-    let Some(machine) = image("the .deb in an image", "gpush_VERSION-1_amd64.deb") else { return };
-    let printed = inside(&machine, "dpkg --install /srv/package");
+fn packages_in_an_image_are_installed_and_removed() {
+    let files = ["gpush_VERSION-1_amd64.deb", "gpush-VERSION-1.x86_64.rpm"];
+    let Some(machine) = image("the packages in an image", &files) else { return };
+    let printed = inside(&machine, "dpkg --install /srv/package.deb");
     assert_eq!(machine.sh("dpkg-query --show --showformat='${Status}' gpush"), "install ok installed", "{printed}");
     assert_eq!(machine.sh(LINKS).lines().count(), 4, "the units are enabled: {printed}");
     let printed = inside(&machine, "dpkg --purge gpush");
     assert_eq!(machine.sh(LINKS), "", "{printed}");
     assert!(!machine.run(&format!("test -e {CONFIG}")).status.success());
-}
 
-#[test]
-fn rpm_in_an_image_is_installed_and_erased() {
-    let Some(machine) = image("the .rpm in an image", "gpush-VERSION-1.x86_64.rpm") else { return };
-    let printed = inside(&machine, "rpm --force-debian --nodeps --install /srv/package");
+    let printed = inside(&machine, "rpm --force-debian --nodeps --install /srv/package.rpm");
     assert_eq!(machine.sh(LINKS).lines().count(), 4, "the units are enabled: {printed}");
     let printed = inside(&machine, "rpm --force-debian --nodeps --erase gpush");
     assert_eq!(machine.sh(LINKS), "", "{printed}");

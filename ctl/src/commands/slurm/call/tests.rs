@@ -161,3 +161,23 @@ fn prolog_sends_no_request_after_the_next_run_has_begun() {
     assert!(matches!(answer, Ok(None)), "{answer:?}");
     assert_eq!(requests.try_iter().count(), 1);
 }
+
+/// At first, no process listens on the socket. Before the second attempt, gpushd has started.
+#[test]
+fn epilog_waits_for_a_gpushd_that_does_not_listen_yet() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("socket");
+    let attempts = std::cell::Cell::new(0);
+    let run = || {
+        attempts.set(attempts.get() + 1);
+        if attempts.get() == 2 {
+            serve(&socket, |_| Some((200, "{}".to_owned())));
+        }
+        let (cluster, node) = ("ci".to_owned(), "n1".to_owned());
+        Some(SlurmJobEnd { cluster, job: 42, node, restart: 0, until_ms: 0 })
+    };
+    let minutes = Duration::from_secs(600);
+    let ended = crate::commands::runtime().unwrap().block_on(Calls::to(&socket, minutes, minutes).end_run(run));
+    assert!(ended.is_ok_and(|ended| ended.left.is_empty()));
+    assert_eq!(attempts.get(), 2);
+}
