@@ -9,7 +9,8 @@ use gpush_core::step::{self, Verdict};
 use super::{
     MigMode,
     mode_change::{Completion, ModeChange},
-    reset::{NotReset, Purpose},
+    preflight::NotReset,
+    reset::Purpose,
 };
 use crate::modes::{
     GpuName, Trouble,

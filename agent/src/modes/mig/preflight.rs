@@ -10,12 +10,28 @@ use gpush_host::helper::Helpers;
 use super::{
     MigMode,
     holders::{self, HeldBy},
-    reset::NotReset,
 };
 use crate::{
     requests::caller::Viewer,
     state::{readings::Readings, redact},
 };
+
+/// Why a GPU was not reset.
+#[derive(Debug)]
+pub(super) enum NotReset {
+    /// The operation was cancelled before the reset began.
+    Cancelled(ApiError),
+    /// The reset did not begin, because a GPU that it needs is in use.
+    InUse(ApiError),
+    /// The reset failed, or could not begin.
+    Failed(ApiError),
+}
+
+impl From<ApiError> for NotReset {
+    fn from(error: ApiError) -> Self {
+        Self::Failed(error)
+    }
+}
 
 impl MigMode {
     /// Refuses the plans whose reset is blocked now. `gpus` are all GPUs of the host. Processes in `idle` do not block

@@ -7,7 +7,11 @@ use gpush_api::{ApiError, Code};
 use gpush_host::helper::{End, Job};
 use tokio_util::sync::CancellationToken;
 
-use super::{MigMode, holders, mode_change::ModeChange, preflight};
+use super::{
+    MigMode, holders,
+    mode_change::ModeChange,
+    preflight::{self, NotReset},
+};
 use crate::{state::redact, system::host_services::HostServices};
 
 /// Name of the helper unit's step that resets GPUs.
@@ -29,23 +33,6 @@ pub(crate) struct Cancel<'a> {
     pub(crate) cancelled: &'a CancellationToken,
     /// Returns the error of the cancelled operation. Call this only after the cancellation.
     pub(crate) why: &'a (dyn Fn() -> ApiError + Send + Sync),
-}
-
-/// Why a GPU was not reset.
-#[derive(Debug)]
-pub(super) enum NotReset {
-    /// The operation was cancelled before the reset began.
-    Cancelled(ApiError),
-    /// The reset did not begin, because a GPU that it needs is in use.
-    InUse(ApiError),
-    /// The reset failed, or could not begin.
-    Failed(ApiError),
-}
-
-impl From<ApiError> for NotReset {
-    fn from(error: ApiError) -> Self {
-        Self::Failed(error)
-    }
 }
 
 /// A pause of driver calls. Dropping this value ends the pause.

@@ -81,7 +81,7 @@ fn installed_package_serves_without_config_driver_and_gpu(machine: &Machine) {
     }
     // `docs/known-gaps.md` in a hint is a path below this directory.
     let hint = machine.sh("cd /usr/share/doc/gpush && cat docs/known-gaps.md config.example.toml README.md | wc -l");
-    assert!(hint.parse::<u32>().is_ok_and(|seconds| seconds > 300), "{hint}");
+    assert!(hint.parse::<u32>().is_ok_and(|lines| lines > 300), "{hint}");
     // The admin socket is only for root.
     let user =
         "setpriv --reuid=65534 --regid=65534 --clear-groups gpushctl --socket /run/gpush/admin.sock version 2>&1";

@@ -41,6 +41,7 @@
 //! | `error` | why a request cannot be placed, as a type |
 //! | `blockers` | the leases and processes without which a request would be granted |
 //! | `message` | why a request cannot be placed, as an error for the caller |
+//! | `obstacle_text` | why a GPU does not meet a request now, in words |
 //! | `reserve` | capacity that is reserved for a queued request |
 //! | `target` | the planner's target for an assignment |
 
@@ -57,6 +58,7 @@ mod gang;
 mod host;
 mod message;
 mod mig;
+mod obstacle_text;
 mod reserve;
 mod single;
 mod size;
