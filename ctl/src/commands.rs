@@ -21,6 +21,7 @@ mod mps;
 mod operation;
 mod parted;
 mod process;
+mod quota;
 mod ready;
 mod reset;
 mod slurm;
@@ -59,6 +60,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Apply(args) => with_agent(global, async |client| apply::desired(client, &args, out).await),
         Command::Run(args) => lease::become_command(global, &args, out),
         Command::Lease(command) => lease::run(global, command, out),
+        Command::Quota(args) => ask(global, async |client| quota::run(client, &args, out).await),
         Command::Gpu(command) => ask(global, async |client| gpu::run(client, &command, out).await),
         Command::Maintenance(command) => ask(global, async |client| host::maintenance(client, command, out).await),
         Command::Recover(why) => ask(global, async |client| host::recover(client, why, out).await),
@@ -94,6 +96,7 @@ fn prints(command: &Command) -> Prints {
         Command::Operation(operation) => operation.prints_list(),
         Command::Config(config) => config.prints_list(),
         Command::Audit(_) => true,
+        Command::Quota(quota) => quota.all,
         Command::Events(args) => !args.follow,
         Command::Status(_)
         | Command::Run(_)
@@ -123,10 +126,9 @@ fn ask(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Ou
 /// Returns whether another config may permit what was refused with this code.
 fn depends_on_config(code: Code) -> bool {
     match code {
-        Code::NotFound | Code::Denied | Code::UnknownProfile | Code::Blocked | Code::Conflict | Code::Unsupported => {
-            true
-        }
+        Code::NotFound | Code::UnknownProfile | Code::Blocked | Code::Conflict | Code::Unsupported => true,
         Code::BadRequest
+        | Code::Denied
         | Code::LayoutImpossible
         | Code::Resetting
         | Code::Cancelled
@@ -143,7 +145,7 @@ fn depends_on_config(code: Code) -> bool {
     }
 }
 
-/// Adds to a refusal that gpushd uses an earlier content of the config file, if it does.
+/// Adds a cause to a refusal if the config file has changed since gpushd loaded it.
 async fn with_changed_file(client: &mut Client, refusal: ApiError) -> Failure {
     let is_changed = client.health().await.is_ok_and(|health| health.config_file_changed);
     Failure::from(if is_changed { refusal.cause(crate::render::status::FILE_CHANGED) } else { refusal })

@@ -33,6 +33,7 @@ pub(crate) mod process_names;
 pub(crate) mod processes;
 pub(crate) mod profiles;
 pub(crate) mod progress;
+pub(crate) mod quota;
 mod sensors;
 pub(crate) mod show;
 pub(crate) mod slices;

@@ -85,7 +85,7 @@ pub(crate) use self::{
     grant::{Delivery, Outcome, request_lease},
     job::{end_job, environment_of_job, of_job, request_for_job},
     job_terms::{JobKey, JobTerms},
-    quotas::quota_subject,
+    quotas::{quota_subject, quota_view, users_with_quotas},
     scope::{Scopes, health},
     show::{MOST_ENDED, Whose, all, ended_before, environment, one},
 };

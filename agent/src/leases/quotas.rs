@@ -2,12 +2,39 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Code, Gpu};
-use gpush_core::lease::quota::{self, Effective, NamedId, Subject};
+use gpush_api::{ApiError, Code, Gpu, QuotaView};
+use gpush_core::lease::quota::{self, Effective, NamedId, Quota, Subject};
 use gpush_host::{accounts::Account, users::Unanswered};
 
 use super::Leases;
-use crate::requests::caller::Caller;
+use crate::{operations::scheduler::HeldLeases, requests::caller::Caller};
+
+/// What determines the quota of an account.
+struct QuotaFacts {
+    account: Account,
+    quotas: Vec<Quota>,
+    /// The ids of the users and groups that the quotas name, as far as they matter.
+    ids: Vec<(Subject, NamedId)>,
+    /// The groups of the user.
+    gids: Vec<u32>,
+    has_all_groups: bool,
+}
+
+impl QuotaFacts {
+    fn user(&self) -> quota::User<'_> {
+        match self.account {
+            // Root has no quota, so the name service does not matter.
+            Account::User(0) => quota::User::Root,
+            account => {
+                quota::User::Account { uid: account.user(), gids: &self.gids, has_all_groups: self.has_all_groups }
+            }
+        }
+    }
+
+    fn id_of(&self, subject: &Subject) -> NamedId {
+        self.ids.iter().find(|(one, _)| one == subject).map_or(NamedId::Unanswered, |(_, id)| *id)
+    }
+}
 
 /// Returns the account of a user, and the effective quota of the account.
 ///
@@ -19,6 +46,12 @@ pub(super) async fn quota(
     holder: u32,
     gpus: usize,
 ) -> Result<(Account, Effective), ApiError> {
+    let facts = facts(leases, caller, holder).await?;
+    let effective = quota::effective(&facts.quotas, facts.user(), |subject| facts.id_of(subject), gpus);
+    Ok((facts.account, effective.map_err(|unknown| ApiError::from(&unknown))?))
+}
+
+async fn facts(leases: &Leases, caller: &Caller, holder: u32) -> Result<QuotaFacts, ApiError> {
     let users = &leases.handles.context.users;
     let account = match holder {
         0 if caller.viewer.is_admin() || caller.holds(0) => Account::User(0),
@@ -26,10 +59,9 @@ pub(super) async fn quota(
         0 => Account::RootContainers,
         _ => users.accounts().of(holder).await.map_err(|unanswered| unknown_account(holder, unanswered))?,
     };
+    let none = QuotaFacts { account, quotas: Vec::new(), ids: Vec::new(), gids: Vec::new(), has_all_groups: true };
     if account == Account::User(0) {
-        // Root has no quota, so the name service does not matter.
-        let root = quota::effective(&[], quota::User::Root, |_| NamedId::Absent, gpus);
-        return Ok((account, root.map_err(|unknown| ApiError::from(&unknown))?));
+        return Ok(none);
     }
     let config = leases.handles.context.state.config();
     let known: Vec<Gpu> = leases.handles.context.state.now().gpus.iter().map(|gpu| gpu.gpu.clone()).collect();
@@ -61,12 +93,46 @@ pub(super) async fn quota(
     };
     // Root of a container can choose its groups, so they do not count.
     let own = if caller.holds(holder) { caller.peer.groups.as_slice() } else { &[] };
-    let gids = [own, &listed].concat();
-    let user = quota::User::Account { uid: account.user(), gids: &gids, has_all_groups };
-    let id_of =
-        |subject: &Subject| ids.iter().find(|(one, _)| one == subject).map_or(NamedId::Unanswered, |(_, id)| *id);
-    let effective = quota::effective(&quotas, user, id_of, gpus).map_err(|unknown| ApiError::from(&unknown))?;
-    Ok((account, effective))
+    Ok(QuotaFacts { quotas, ids, gids: [own, &listed].concat(), has_all_groups, ..none })
+}
+
+/// Returns the quota of a user, and how much of it is used. The caller may read it.
+///
+/// # Errors
+/// If the name service does not answer about the user, or about a holder of a lease.
+pub(crate) async fn quota_view(leases: &Leases, caller: &Caller, uid: u32) -> Result<QuotaView, ApiError> {
+    let host = leases.handles.context.state.now();
+    let facts = facts(leases, caller, uid).await?;
+    let id_of = |subject: &Subject| facts.id_of(subject);
+    let effective = quota::effective(&facts.quotas, facts.user(), id_of, host.gpus.len())
+        .map_err(|unknown| ApiError::from(&unknown))?;
+    know_holders(leases).await?;
+    let held = HeldLeases::of(leases.handles.context.users.accounts(), &host.leases).by(facts.account);
+    let ignored = quota::ignored(&facts.quotas, facts.user(), id_of);
+    let Effective { subject, limits } = &effective;
+    Ok(QuotaView {
+        uid,
+        user: leases.handles.context.users.user(uid).await,
+        quota: subject.as_ref().map(Subject::label),
+        ignored_quotas: ignored.iter().map(Subject::label).collect(),
+        allowed_kinds: limits.kinds.as_ref().map(|kinds| kinds.iter().copied().collect()),
+        allowed_gpus: limits.gpus.as_ref().map(|gpus| gpus.iter().copied().collect()),
+        longest_s: limits.longest_s,
+        limits: quota::standing(limits, &held),
+    })
+}
+
+/// Returns the users who hold leases, wait for leases, or have a quota of their own. In the order of their uids.
+pub(crate) async fn users_with_quotas(leases: &Leases) -> Vec<u32> {
+    let (table, config) = (leases.handles.context.state.leases(), leases.handles.context.state.config());
+    let mut uids: BTreeSet<u32> = table.open.values().map(|lease| lease.record.holder.uid).collect();
+    for quota in config.quotas(&[]) {
+        if let Subject::User(name) = &quota.subject {
+            // Leave out a name that belongs to no user, and one about which the name service does not answer.
+            uids.extend(leases.handles.context.users.names().uid(name).await.ok().flatten());
+        }
+    }
+    uids.into_iter().collect()
 }
 
 /// Returns what the caller's quota names: a user, a group, or everybody. `None` for root and for the standard limits.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use gpush_api::{
     LONGEST_LEASE_S, Lease, LeaseGrant, LeaseId, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest, LeaseState,
-    LeaseWait,
+    LeaseWait, QuotaView,
 };
 use serde::Serialize;
 
@@ -24,7 +24,30 @@ pub(crate) struct EmptyBody {}
 /// scope of the lease.
 const GRANTING: Duration = Duration::from_secs(40);
 
+/// Whose quotas to return.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum QuotaQuery {
+    /// That of the caller.
+    Caller,
+    /// That of the user with this uid; for administrators.
+    User(u32),
+    /// Those of all users with leases, and of all users that a quota names; for administrators.
+    All,
+}
+
 impl Client {
+    /// `GET /v1/quotas`. Returns the quotas, with what is left of them.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`]; [`gpush_api::Code::Denied`] for another user, unless the caller is an administrator.
+    pub async fn quotas(&mut self, query: QuotaQuery) -> Result<Vec<QuotaView>, Error> {
+        match query {
+            QuotaQuery::Caller => self.get("/v1/quotas").await,
+            QuotaQuery::User(uid) => self.get(&format!("/v1/quotas?uid={uid}")).await,
+            QuotaQuery::All => self.get("/v1/quotas?all=true").await,
+        }
+    }
+
     /// `POST /v1/leases`. Returns when the lease is granted.
     ///
     /// If the request may wait, the time limit is the request's `wait` plus the time for one

@@ -27,6 +27,7 @@ mod socket;
 pub use client::{AuditQuery, Client, DEFAULT_DEADLINE};
 pub use error::{Error, Kind};
 pub use events::{EventQuery, EventStream, ReceivedEvent};
+pub use leases::QuotaQuery;
 pub use socket::{ADMIN_SOCKET, DEFAULT_SOCKET, Origin, Socket};
 
 /// API version of this client, as in `/v1/…` and `Version::api`.

@@ -34,6 +34,7 @@ mod mps;
 #[cfg(test)]
 mod pages;
 mod process;
+mod quota;
 mod request;
 mod slurm;
 mod support_bundle;
@@ -54,9 +55,10 @@ pub(crate) use self::{
     gpu::{Gpu, Maintenance, Timeslice},
     gpus::{GpuOption, Gpus, SomeGpus},
     lease::{Lease, LeaseBindingFlags, RunArgs},
-    mig::{ApplyArgs, LayoutChange, Mig, Offline, Wanted},
+    mig::{ApplyArgs, Execution, LayoutChange, Mig, Offline, Wanted},
     mps::{Ceilings, Followed, Mps},
     process::Process,
+    quota::QuotaArgs,
     request::RequestFlags,
     slurm::{HookFiles, HookLimits, Slurm, of_script},
     support_bundle::SupportBundleArgs,
@@ -177,6 +179,16 @@ Examples:
     /// Request, list, show, renew and release leases of shares of GPUs
     #[command(subcommand, alias = "leases")]
     Lease(Lease),
+    /// Show your quota: limits, what you use, and what is left
+    #[command(after_help = "\
+Only the first quota of the config that names a user applies to the user. The
+page names later quotas, which have no effect.
+
+Examples:
+  gpushctl quota
+  gpushctl quota --user anna
+  gpushctl quota --all")]
+    Quota(QuotaArgs),
     /// List, show, cordon, drain and reset GPUs
     #[command(subcommand, alias = "gpus")]
     Gpu(Gpu),

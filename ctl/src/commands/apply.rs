@@ -1,22 +1,24 @@
 //! `gpushctl apply`, and code that all commands for layouts share: show the plan, ask the user, apply, wait.
 
 use gpush_api::{
-    ApiError, ApplyRequest, Code, Gpu, GpuLayout, GpuPlan, GpuState, LayoutSource, Maintenance, PlanRequest, Plans,
-    ReloadRequest,
+    ApiError, ApplyRequest, Code, ConfigDiff, Gpu, GpuLayout, GpuPlan, GpuState, LayoutSource, Maintenance,
+    PlanRequest, Plans, ReloadRequest,
 };
 use gpush_client::Client;
 
 use crate::{
-    args::{ApplyArgs, LayoutChange, Waiting},
+    args::{ApplyArgs, Execution, LayoutChange, Waiting},
     exit::{Failure, Outcome},
     output::Output,
-    render::{names::gpu_numbers, overrides, plan},
+    render::{names::gpu_numbers, overrides, plan, trouble},
 };
 
 /// Runs `gpushctl apply`: loads the config file if it has changed, then brings each GPU to its desired state, whatever
 /// its mode.
 pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output) -> Outcome {
-    load_config(client, args.execution.dry_run, out).await?;
+    if !load_config(client, &args.execution, out).await? {
+        return Ok(1);
+    }
     let all = client.gpus(false).await?;
     let selectors = args.which.selectors();
     let gpus =
@@ -43,20 +45,70 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
     run(client, request, args.execution.yes, &args.execution.waiting, out).await
 }
 
-/// Loads the config file if it has changed. A dry run does not load the file, but says that it has changed.
-async fn load_config(client: &mut Client, dry_run: bool, out: &Output) -> Result<(), Failure> {
+/// Loads the config file if it has changed. On a terminal, first shows the difference and asks the user to confirm it,
+/// unless `--yes` is given. Returns whether to continue.
+///
+/// If gpushd cannot load the file, the loaded config is applied, so that drift can be repaired meanwhile. A program
+/// (`--json`) gets the error instead. A dry run does not load the file.
+async fn load_config(client: &mut Client, execution: &Execution, out: &Output) -> Result<bool, Failure> {
     if !client.health().await?.config_file_changed {
-        return Ok(());
+        return Ok(true);
     }
-    if dry_run {
+    if execution.dry_run {
         let differs = "the config file has changed since gpushd loaded it, and this plan is for the loaded config; \
             `gpushctl config diff` shows the difference";
         out.remark(&(out.look.wrap("! ", differs).join("\n") + "\n"));
-        return Ok(());
+        return Ok(true);
     }
-    let reloaded = client.reload(&ReloadRequest::default()).await?;
-    out.remark(&overrides::loaded(&reloaded, &out.look));
-    Ok(())
+    let diff = match client.config_diff().await {
+        Ok(diff) => diff,
+        // Only administrators may load the config. If there is something to apply, the apply is refused too.
+        Err(error) if error.code() == Code::Denied => return Ok(true),
+        Err(error) => return Err(error.into()),
+    };
+    if let Some(why) = not_loadable(&diff) {
+        return not_loaded(why, out);
+    }
+    if !execution.yes && out.can_ask() {
+        out.text(&overrides::diff(&diff, &out.look))?;
+        if !out.confirmed("The config file has changed. Load it?")? {
+            out.remark("Nothing was changed.\n");
+            return Ok(false);
+        }
+    }
+    match client.reload(&ReloadRequest::default()).await {
+        Ok(reloaded) => {
+            out.remark(&overrides::loaded(&reloaded, &out.look));
+            Ok(true)
+        }
+        Err(error) => not_loaded(*error.error, out),
+    }
+}
+
+/// Returns why `apply` does not load a file: it has errors, or it has no rule for any GPU, although the loaded config has.
+/// The file may be missing, or another program may be writing it.
+fn not_loadable(diff: &ConfigDiff) -> Option<ApiError> {
+    if let Some(trouble) = &diff.trouble {
+        return Some(trouble.clone());
+    }
+    let had_rules = diff.gpus.iter().any(|one| one.in_force.mode.is_managed());
+    let has_rules = diff.gpus.iter().any(|one| one.in_file.as_ref().is_some_and(|file| file.mode.is_managed()));
+    (had_rules && !has_rules).then(|| {
+        ApiError::new(Code::Conflict, "the config file has no rule for a GPU of this host any more")
+            .hint("to load it anyway: `gpushctl config reload` (administrator)")
+    })
+}
+
+/// Says that the loaded config is applied, because the file was not loaded. For a program, returns the reason as an error.
+fn not_loaded(why: ApiError, out: &Output) -> Result<bool, Failure> {
+    if out.json {
+        return Err(why.into());
+    }
+    let text = "the config file has changed, but was not loaded. This command applies the loaded config";
+    let mut lines = out.look.wrap("! ", text);
+    lines.extend(trouble::lines("cause", &why, 2, &out.look));
+    out.remark(&(lines.join("\n") + "\n"));
+    Ok(true)
 }
 
 /// Returns whether the command is for all GPUs that gpushd manages. The selector `all` means the same as no selector.
@@ -142,7 +194,7 @@ pub(super) async fn run(
     // Read the GPUs now, so that the output can later show which instances are new.
     let before = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
     if !confirmed && out.can_ask() && !confirm(client, &request, &before, out).await? {
-        out.remark("Nothing was changed.\n");
+        out.remark("No GPU was changed.\n");
         return Ok(1);
     }
     let one = client.apply(&request).await?;

@@ -108,7 +108,8 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Appearance) -> String {
         [] => ".".to_owned(),
         those => format!("; `gpushctl apply {}` applies the new rules.", those.join(",")),
     };
-    out += &format!("\n{}\n", look.wrap("", &format!("A reload changes no layout and no mode{how}")).join("\n"));
+    out +=
+        &format!("\n{}\n", look.wrap("", &format!("A reload alone does not change layouts or modes{how}")).join("\n"));
     out
 }
 
@@ -143,9 +144,14 @@ pub(crate) fn loaded(reloaded: &Reloaded, look: &Appearance) -> String {
 
 /// Says what gpushd does with the MPS daemons of GPUs whose MPS settings a reload changed; `None` if there are none.
 fn daemons(gpus: &[GpuDiff]) -> Option<String> {
+    // If the mode changes too, or leases delay the change, the daemons change later.
+    let is_now = |one: &&GpuDiff| {
+        one.pending.is_empty() && one.in_file.as_ref().is_some_and(|file| file.mode == one.in_force.mode)
+    };
     let mps = |one: &GpuDiff| Some((one.in_force.mps.as_ref()?.clone(), one.in_file.as_ref()?.mps.as_ref()?.clone()));
     let changed: Vec<(u32, bool)> = gpus
         .iter()
+        .filter(is_now)
         .filter_map(|one| mps(one).map(|(before, now)| (one.gpu, before, now)))
         .filter(|(_, before, now)| before != now)
         .map(|(gpu, before, now)| (gpu, before.users != now.users))
@@ -156,7 +162,7 @@ fn daemons(gpus: &[GpuDiff]) -> Option<String> {
     let all: Vec<u32> = changed.iter().map(|(gpu, _)| *gpu).collect();
     let restarts: Vec<u32> = changed.iter().filter(|(_, users)| *users).map(|(gpu, _)| *gpu).collect();
     let mut text = format!(
-        "The MPS daemons of {} get the new settings now; clients that already run keep theirs.",
+        "Running MPS daemons of {} get the new settings now; clients that already run keep theirs.",
         gpu_numbers(&all)
     );
     if !restarts.is_empty() {

@@ -1,6 +1,9 @@
 //! Commands while the config file differs from the config that gpushd has loaded.
 
-use gpush_api::{ApiError, Code, Driver, Gpu, Health, HealthStatus, Mode, Plans, Reloaded, SettingDiff, Version};
+use gpush_api::{
+    ApiError, Code, ConfigDiff, DesiredView, Driver, Gpu, GpuDiff, Health, HealthStatus, Mode, Plans, Reloaded,
+    SettingDiff, Version,
+};
 
 use crate::support::{Agent, Answer, Host};
 
@@ -49,9 +52,39 @@ fn reloaded() -> Reloaded {
     }
 }
 
+/// Returns the difference between the file and the loaded config, whose rule manages the GPU. In the file, the GPU has
+/// the mode `in_file`.
+fn diff(in_file: Mode) -> ConfigDiff {
+    let view = |mode| DesiredView { mode, rule: None, layout: None, mps: None, timeslice: None, lease: None };
+    let gpu = GpuDiff {
+        gpu: 0,
+        gpu_uuid: gpus()[0].uuid.clone(),
+        in_file: Some(view(in_file)),
+        in_force: view(Mode::Exclusive),
+        overridden: None,
+        stands: None,
+        drift: Vec::new(),
+        pending: Vec::new(),
+        drift_known: true,
+    };
+    ConfigDiff {
+        path: Some("/etc/gpush/config.toml".into()),
+        trouble: None,
+        settings: Vec::new(),
+        gpus: vec![gpu],
+        unseen: Vec::new(),
+        generation: 1,
+    }
+}
+
 /// Starts an agent whose config file has changed if `changed` is set.
 fn agent(host: &Host, changed: bool) -> Agent {
+    agent_with(host, changed, diff(Mode::Exclusive))
+}
+
+fn agent_with(host: &Host, changed: bool, diff: ConfigDiff) -> Agent {
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
+        "/v1/config/diff" => Answer::ok(&diff),
         "/v1/version" => Answer::ok(&version()),
         "/v1/health" => Answer::ok(&health(changed)),
         "/v1/config/reload" => Answer::ok(&reloaded()),
@@ -73,7 +106,7 @@ fn apply_loads_a_changed_config_file_first() {
     let output = host.run(&["apply"]);
     assert!(output.contains("/etc/gpush/config.toml: loaded") && output.contains("log.level"), "{output}");
     assert!(output.contains("Every GPU has its desired state."), "{output}");
-    assert_eq!(agent.asked()[..3], ["GET /v1/health", "POST /v1/config/reload", "GET /v1/gpus"]);
+    assert_eq!(agent.asked()[..4], ["GET /v1/health", "GET /v1/config/diff", "POST /v1/config/reload", "GET /v1/gpus"]);
 }
 
 #[test]
@@ -103,5 +136,23 @@ fn status_and_refusals_say_that_the_config_file_has_changed() {
             |args: &[&str]| words(&host.run(args)).contains("the config file has changed since gpushd loaded it");
         assert_eq!(says(&["status"]), changed);
         assert_eq!(says(&["lease", "show", "L9"]), changed);
+    }
+}
+
+/// Another program may be writing the file, or have removed it.
+#[test]
+fn apply_does_not_load_a_file_without_rules_or_with_errors() {
+    let without_rules = diff(Mode::NoRule);
+    let trouble = ApiError::new(Code::ConfigInvalid, "the config has errors").hint("correct the file");
+    let with_errors = ConfigDiff { trouble: Some(trouble), ..diff(Mode::Exclusive) };
+    for (diff, why) in [(without_rules, "no rule for a GPU"), (with_errors, "the config has errors")] {
+        let host = Host::new();
+        let agent = agent_with(&host, true, diff);
+        let output = words(&host.run(&["apply"]));
+        assert!(output.contains("This command applies the loaded config") && output.contains(why), "{output}");
+        assert!(output.contains("[exit 0]"), "{output}");
+        let program = host.run(&["apply", "--json"]);
+        assert!(program.contains(why) && !program.contains("[exit 0]"), "{program}");
+        assert!(!agent.asked().iter().any(|request| request.contains("reload")), "{:?}", agent.asked());
     }
 }

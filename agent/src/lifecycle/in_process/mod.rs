@@ -65,6 +65,7 @@ mod partly_back;
 mod plans;
 mod programs;
 mod queue;
+mod quotas;
 mod recovery;
 mod refusals;
 mod requests;

@@ -29,6 +29,7 @@ pub(crate) mod openapi;
 mod operations;
 mod overrides;
 mod processes;
+mod quotas;
 pub(crate) mod requests;
 pub(crate) mod response_limiter;
 mod slurm;
@@ -150,6 +151,7 @@ pub(crate) fn router(handles: ApiHandles) -> Router {
         operations::routes(),
         overrides::routes(),
         processes::routes(),
+        quotas::routes(),
         slurm::routes(),
     ];
     let all = routes.into_iter().fold(Router::new(), Router::merge);

@@ -39,7 +39,8 @@ mod tests {
     use utoipa::OpenApi;
 
     use crate::serve::http::{
-        audit, config, events, gpus, health, host, leases, mig, mps, openapi, operations, overrides, processes, slurm,
+        audit, config, events, gpus, health, host, leases, mig, mps, openapi, operations, overrides, processes, quotas,
+        slurm,
     };
 
     /// The description without its paths.
@@ -85,6 +86,7 @@ mod tests {
             operations::OperationPaths::openapi(),
             overrides::OverridePaths::openapi(),
             processes::ProcessPaths::openapi(),
+            quotas::QuotaPaths::openapi(),
             slurm::SlurmPaths::openapi(),
         ];
         let mut document = paths.into_iter().fold(Api::openapi(), utoipa::openapi::OpenApi::merge_from);

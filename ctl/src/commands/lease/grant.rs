@@ -37,7 +37,7 @@ pub(super) struct Asked {
 /// session.
 pub(super) fn bound(flags: &RequestFlags, held: &LeaseBindingFlags) -> Result<LeaseRequest, ApiError> {
     let mut request = flags.request()?;
-    request.holder = held.user.as_deref().map(uid).transpose()?;
+    request.holder = held.user.as_deref().map(uid_of).transpose()?;
     (request.process, request.bind_to) = match (held.with, request.duration_s) {
         // gpushd binds the lease to the cgroup of the login session or container. If there is no such cgroup, gpushd
         // binds the lease to the session leader; if there is no session leader either, gpushd refuses the request.
@@ -103,7 +103,7 @@ pub(super) fn warn(granted: &LeaseGrant, quiet: bool, out: &Output) {
 }
 
 /// Converts a user name or a uid to a uid.
-fn uid(user: &str) -> Result<u32, ApiError> {
+pub(in crate::commands) fn uid_of(user: &str) -> Result<u32, ApiError> {
     if let Ok(uid) = user.parse() {
         return Ok(uid);
     }

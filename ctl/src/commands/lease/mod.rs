@@ -18,6 +18,7 @@ use gpush_api::{ApiError, Code, Gpu, Lease, LeaseGrant, text::local_time};
 use gpush_client::Client;
 
 use self::grant::Asked;
+pub(super) use self::grant::uid_of;
 use crate::{
     args::{self, Global, RunArgs},
     exit::{Failure, NO_COMMAND, Outcome},

@@ -3,7 +3,7 @@
 use gpush_api::{Event, EventPayload, Resync, ResyncReason, TimesliceState, TimesliceView};
 
 use super::*;
-use crate::render::{audit, devices, events, holders, lease, listing::Listing, mps, processes, timeslice};
+use crate::render::{audit, devices, events, holders, lease, listing::Listing, mps, processes, quota, timeslice};
 
 /// Returns a sample of each list, with the command that prints it.
 fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
@@ -72,6 +72,7 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
         ("lease list", lease::list(&leases, &gpus, look)),
         ("lease show", lease::show(&leases[..2], &gpus, look)),
         ("lease request", lease::granted(&granted, &gpus, look)),
+        ("quota --all", quota::list(&quota::tests::samples(), look)),
         ("operation list", operation_list::operations(&operations, look)),
         ("config overrides", overrides::list(&overridden, look)),
         ("events", events::list(&[gpush_client::ReceivedEvent::Known(Box::new(event))], &gpus, look)),

@@ -12,7 +12,7 @@ const EXCEPTIONS: [&str; 1] = [
 
 /// Fields of [`gpush_store::AuditEvent`], which are the details of audit records, with the type of each field. The details
 /// have no schema.
-const AUDIT_DETAILS: [(&str, &str); 31] = [
+const AUDIT_DETAILS: [(&str, &str); 35] = [
     ("attempt", "string"),
     ("author", "Actor"),
     ("cause", "string"),
@@ -30,11 +30,14 @@ const AUDIT_DETAILS: [(&str, &str); 31] = [
     ("gpus", "[object]"),
     ("kept", "string"),
     ("layout", "[string]"),
+    ("memory_limit_mib", "integer"),
     ("once", "boolean"),
     ("operation_id", "string"),
     ("overrides_ended", "[string]"),
     ("path", "string"),
+    ("percentage", "number"),
     ("pid", "integer"),
+    ("priority", "Priority"),
     ("processes_end_at", "string"),
     ("reason", "string"),
     ("reload", "string"),
@@ -43,6 +46,7 @@ const AUDIT_DETAILS: [(&str, &str); 31] = [
     ("targets", "[string]"),
     ("uid", "integer"),
     ("user", "string"),
+    ("uuid", "string"),
     ("why", "string"),
 ];
 

@@ -16,8 +16,10 @@ use std::collections::BTreeSet;
 use gpush_api::{LeaseId, LeaseKind, LeaseMember, MemberShare};
 
 mod denial;
+mod standing;
 
 pub use denial::{Denial, Exceeded};
+pub use standing::standing;
 
 /// The users that a quota applies to.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -177,30 +179,39 @@ pub fn effective(
     id_of: impl Fn(&Subject) -> NamedId,
     gpus: usize,
 ) -> Result<Effective, UnknownQuota> {
-    let User::Account { uid, gids, has_all_groups } = user else {
+    if matches!(user, User::Root) {
         return Ok(Effective { subject: None, limits: Limits::default() });
-    };
+    }
     for quota in quotas {
-        let applies = match (&quota.subject, id_of(&quota.subject)) {
-            (Subject::Everybody, _) => true,
-            // A uid that belongs to no user cannot be the user that the quota names.
-            (Subject::User(_), NamedId::Unanswered) if uid.is_none() => false,
-            (Subject::User(_) | Subject::Group(_), NamedId::Unanswered) => {
-                return Err(UnknownQuota(quota.subject.clone()));
-            }
-            (Subject::User(_) | Subject::Group(_), NamedId::Absent) => false,
-            (Subject::User(_), NamedId::Known(named)) => uid == Some(named),
-            (Subject::Group(_), NamedId::Known(gid)) if gids.contains(&gid) => true,
-            (Subject::Group(_), NamedId::Known(_)) if !has_all_groups => {
-                return Err(UnknownQuota(quota.subject.clone()));
-            }
-            (Subject::Group(_), NamedId::Known(_)) => false,
-        };
-        if applies {
+        if applies(&quota.subject, user, id_of(&quota.subject))? {
             return Ok(Effective { subject: Some(quota.subject.clone()), limits: quota.limits.clone() });
         }
     }
     Ok(Effective { subject: None, limits: Limits::standard(gpus) })
+}
+
+/// Returns the quotas that name a user but have no effect, because an earlier quota names the user too. Leaves out quotas
+/// of which this is unknown.
+pub fn ignored(quotas: &[Quota], user: User<'_>, id_of: impl Fn(&Subject) -> NamedId) -> Vec<Subject> {
+    let naming = quotas.iter().map(|quota| &quota.subject);
+    let naming = naming.filter(|subject| applies(subject, user, id_of(subject)).unwrap_or(false));
+    naming.skip(1).cloned().collect()
+}
+
+/// Returns whether a quota for `subject`, whose id is `named`, names a user.
+fn applies(subject: &Subject, user: User<'_>, named: NamedId) -> Result<bool, UnknownQuota> {
+    let User::Account { uid, gids, has_all_groups } = user else { return Ok(false) };
+    match (subject, named) {
+        (Subject::Everybody, _) => Ok(true),
+        // A uid that belongs to no user cannot be the user that the quota names.
+        (Subject::User(_), NamedId::Unanswered) if uid.is_none() => Ok(false),
+        (Subject::User(_) | Subject::Group(_), NamedId::Unanswered) => Err(UnknownQuota(subject.clone())),
+        (Subject::User(_) | Subject::Group(_), NamedId::Absent) => Ok(false),
+        (Subject::User(_), NamedId::Known(named)) => Ok(uid == Some(named)),
+        (Subject::Group(_), NamedId::Known(gid)) if gids.contains(&gid) => Ok(true),
+        (Subject::Group(_), NamedId::Known(_)) if !has_all_groups => Err(UnknownQuota(subject.clone())),
+        (Subject::Group(_), NamedId::Known(_)) => Ok(false),
+    }
 }
 
 /// Checks a request before placement.

@@ -54,6 +54,19 @@ fn first_quota_that_names_the_user_applies_alone() {
     assert_eq!((leases(Some(100), &[]), leases(Some(1002), &[1000])), (Some(1), Some(1)));
 }
 
+#[test]
+fn later_quotas_that_name_the_user_are_ignored() {
+    let ignored = |uid, gids: &[u32], id_of: fn(&Subject) -> NamedId| {
+        let user = User::Account { uid, gids, has_all_groups: true };
+        let subjects = ignored(&some_quotas(), user, id_of);
+        subjects.iter().map(Subject::label).collect::<Vec<_>>()
+    };
+    assert_eq!(ignored(Some(1000), &[100], id_of), ["group students", "everybody"]);
+    assert!(ignored(Some(1002), &[], id_of).is_empty());
+    let unanswered = |_: &Subject| NamedId::Unanswered;
+    assert!(ignored(Some(1000), &[100], unanswered).is_empty(), "only the quota for everybody is known to apply");
+}
+
 /// Fault: if the name service did not answer within 50 ms, the next quota applied. A user with `leases = 0` then got
 /// the GPU of the quota for everybody.
 #[test]

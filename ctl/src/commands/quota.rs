@@ -1,0 +1,22 @@
+//! `gpushctl quota`.
+
+use gpush_client::{Client, QuotaQuery};
+
+use crate::{args::QuotaArgs, exit::Outcome, output::Output, render::quota};
+
+pub(super) async fn run(client: &mut Client, args: &QuotaArgs, out: &Output) -> Outcome {
+    if args.all {
+        let quotas = client.quotas(QuotaQuery::All).await?;
+        out.list(&quotas, |look| quota::list(&quotas, look))?;
+        return Ok(0);
+    }
+    let query = match &args.user {
+        Some(user) => QuotaQuery::User(super::lease::uid_of(user)?),
+        None => QuotaQuery::Caller,
+    };
+    // gpushd answers about one user with one quota.
+    if let [quota] = client.quotas(query).await?.as_slice() {
+        out.show(quota, |look| quota::page(quota, look))?;
+    }
+    Ok(0)
+}
