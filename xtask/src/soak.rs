@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: the random tests of `cargo xtask test`, with at least ten times as many steps.
+//! `cargo xtask soak`: the random tests of `cargo xtask test`, with several times as many steps.
 //!
 //! 1. Clients of the simulated driver are killed at random.
 //! 2. MPS daemons, their servers, clients and gpushd are killed at random. Another test kills the systemd units of the

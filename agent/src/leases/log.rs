@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn device_with_several_shares_has_one_field() {
+    fn device_with_several_shares_is_logged_once() {
         let host = host_of(vec![mig_gpu(&["3g.40gb@4", "3g.40gb@0"])]);
         let member = |target| mig_member("GPU-0", target, "3g.40gb");
         let names = named(&[member("MIG-0"), member("MIG-1"), member("MIG-0")], &host);

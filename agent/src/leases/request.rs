@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn request_is_bound_to_its_process_before_its_duration() {
+    fn request_with_process_and_duration_is_bound_to_the_process() {
         let own = std::process::id();
         let admin = caller(0, Viewer::Admin);
         let bound = |process, duration_s| {

@@ -97,7 +97,7 @@ pub(super) fn explain(what: &str, error: &DriverError) -> ApiError {
     error.to_api().context(what)
 }
 
-/// Returns why a step failed whose driver call had no effect. `explained` is the error of the step.
+/// Returns why a step failed. The driver call of the step had no effect. `explained` is the error of the step.
 pub(super) fn no_effect(error: &DriverError, explained: ApiError) -> Trouble {
     if error.kind == ErrorKind::InUse { Trouble::InUse(explained) } else { Trouble::Failed(explained) }
 }

@@ -42,7 +42,7 @@ pub(crate) struct GpuName {
 pub(crate) enum Trouble {
     /// The step had no effect, and cannot take effect any more.
     Failed(ApiError),
-    /// As `Failed`: the driver or gpushd refused the step, because the GPU or an instance is in use.
+    /// The step had no effect: the driver or gpushd refused it, because the GPU or an instance is in use.
     InUse(ApiError),
     /// The driver has lost the GPU. Its instances are gone too.
     Lost(ApiError),

@@ -214,8 +214,7 @@ fn change_event(action: &str, request: &Request, resets: &[String]) -> Reported 
     }
 }
 
-/// Returns the details of the audit record. They contain the UUIDs of the reset GPUs, so a search for a GPU finds the
-/// record.
+/// Returns the object of the audit records.
 fn host() -> String {
     "host".to_owned()
 }

@@ -151,6 +151,7 @@ impl LossAcceptance {
         Ok(Recovered { cause: Some(lost.cause), kept, released: Vec::new() })
     }
 }
+
 /// Returns the event that an administrator has accepted a lost database.
 fn recovery(reason: Option<String>) -> AuditEvent {
     AuditEvent::Recover { cause: None, kept: None, reason }

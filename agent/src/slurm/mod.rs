@@ -150,7 +150,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_in_the_key_of_a_job_are_checked() {
+    fn job_key_with_an_invalid_name_is_refused() {
         let longest = "x".repeat(LONGEST_NAME);
         for (cluster, job, node) in [("ci", 1, "n1"), ("ci", u32::MAX, ""), (&*longest, 1, &*longest)] {
             assert!(key(cluster, job, node).is_ok(), "{cluster} {job} {node}");

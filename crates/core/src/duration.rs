@@ -167,18 +167,28 @@ fn parse_moment(text: &str, now: &Zoned) -> Result<Moment, DurationError> {
     if let Ok(at) = text.parse::<Timestamp>() {
         return Ok(Moment::At(at));
     }
+    // jiff ignores an offset or a zone after a civil time, so refuse both here.
+    let is_plain = |more: &[u8]| text.bytes().all(|b| b.is_ascii_digit() || more.contains(&b));
     if text.contains('-')
+        && is_plain(b"-:.Tt ")
+        && has_no_offset(text)
         && let Ok(at) = text.parse::<DateTime>()
     {
         return on(at.date(), at.time()).map(Moment::At);
     }
     if text.contains(':')
+        && is_plain(b":.")
         && let Ok(time) = text.parse::<Time>()
     {
         let (yesterday, today, tomorrow) = (on(day(-1)?, time)?, on(now.date(), time)?, on(day(1)?, time)?);
         return Ok(Moment::Clock { yesterday, today, tomorrow });
     }
     parse(text).map(Moment::Span)
+}
+
+/// Returns whether a date and time has no offset such as `-05:00`: a date has two hyphens.
+fn has_no_offset(text: &str) -> bool {
+    text.bytes().filter(|b| *b == b'-').count() == 2
 }
 
 /// Returns the present time in the time zone of the host.
@@ -330,7 +340,10 @@ mod tests {
             assert_eq!(parse_end(text, now), Ok(at(end)), "{text}");
         }
         assert!(parse_start("tomorrow", now).is_err() && parse_end("today", now).is_err());
-        assert_eq!(parse_start("25:00", now), Err(DurationError::Malformed));
+        for wrong in ["25:00", "09:00+05:00", "2026-01-30T08:00[America/New_York]", "2026-01-30 08:00-05:00 x"] {
+            assert_eq!(parse_start(wrong, now), Err(DurationError::Malformed), "{wrong}");
+        }
+        assert_eq!(parse_start("2026-01-30T08:00-05:00", now), Ok(at("2026-01-30T13:00:00Z")));
     }
 
     proptest! {

@@ -24,8 +24,8 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
                 .to_owned();
         }
         Mode::Timeslice if rule.timeslice.as_ref().is_none_or(|policy| policy.replicas == 1) => {
-            "one lease at a time has the GPU, because `timeslice.replicas` is 1: write the number of leases that share \
-            the GPU, such as `timeslice = { replicas = 4 }`"
+            "one lease at a time has the GPU, because `timeslice.replicas` is 1: to share the GPU, set for example \
+            `timeslice = { replicas = 4 }`"
         }
         Mode::Exclusive => "one lease at a time has the GPU; nothing is shared",
         Mode::Mig if shares_devices => {
@@ -57,7 +57,7 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
     };
     let users = match &rule.mps {
         Some(policy) if is_for_one_user(config, rule) && policy.users == MpsUsers::One => {
-            "; one user at a time: with `users = \"many\"` (driver 555 or later), several users share a daemon"
+            "; one user at a time, or several with `users = \"many\"` (driver 555 or later)"
         }
         Some(_) | None => "",
     };

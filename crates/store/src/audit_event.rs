@@ -3,7 +3,8 @@
 //! | events | object of the record | result |
 //! |---|---|---|
 //! | `AccessDenied` | `host` | `refused` |
-//! | `ConfigReload`, `Recover`, `Maintenance*` | `config`, `host` | `done` |
+//! | `ConfigReload` | `config` | `done` |
+//! | `Recover`, `Maintenance*` | `host` | `done` |
 //! | `Gpu*`, `Override*` | UUID of the GPU | `done` |
 //! | `LeaseQueue`, `LeaseCreate`, `LeaseGrant` | id of the lease | `queued`, `accepted`, `granted` |
 //! | `LeaseRelease`, `LeaseEnd` | id of the lease | `done`, or why the lease ends |
@@ -69,7 +70,7 @@ pub enum AuditEvent {
         #[serde(flatten)]
         holder: LeaseHolder,
     },
-    /// A lease has ended. Has devices if the operation that creates them has failed.
+    /// A lease has ended. Has devices if the lease ended because the operation that creates its devices did not succeed.
     LeaseEnd {
         #[serde(flatten, skip_serializing_if = "Option::is_none")]
         devices: Option<AuditedDevices>,

@@ -120,7 +120,7 @@ impl Appearance {
         if self.is_administrator { text.replace(ADMINISTRATOR, "").into() } else { text.into() }
     }
 
-    /// Returns the local date and time with the time zone, in whole seconds.
+    /// Returns a time in whole seconds: the local time with its zone, or RFC 3339 in UTC if `exact` is set.
     pub(crate) fn clock(&self, then: Timestamp) -> String {
         if self.exact {
             return rfc3339(then);

@@ -1,4 +1,4 @@
-//! Leases with real processes: a lease ends them or waits for them.
+//! Leases with real processes: gpushd ends the processes of a lease, or waits for their end.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! How gpush finds the device of an index of Slurm through gres.conf.
+//! How gpush uses gres.conf to find the device for an index that Slurm allocated.
 
 use std::fmt::Write as _;
 

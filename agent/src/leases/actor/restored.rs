@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_request_is_executed_again_only_if_it_got_nothing() {
+    fn repeated_request_runs_again_only_if_it_never_got_a_lease() {
         let ended =
             || LeaseRecord { state: LeaseState::Ended, reason: Some(EndReason::TimedOut), ..record(1, 1000, "GPU-0") };
         assert!(may_be_repeated(&ended()));

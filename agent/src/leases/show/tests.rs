@@ -66,7 +66,7 @@ fn lease_of_a_slurm_job_is_left_to_slurm() {
 }
 
 #[test]
-fn environment_of_an_ended_lease_names_the_end() {
+fn ended_lease_error_names_the_reason() {
     let ended_for = |reason| {
         let record = LeaseRecord { state: LeaseState::Ended, reason, ..record(1, 1000, "GPU-0") };
         ended(&in_full(&record)).message

@@ -1,4 +1,4 @@
-//! The services and hooks of an in-process test: `systemctl` and the hooks do not run, but take and report a state.
+//! The scripted `systemctl` and hooks of an in-process test. They record each call and report a state.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,7 +18,7 @@ pub(super) struct ScriptedServices(Locked<ServiceScript>);
 struct ServiceScript {
     /// The services that run.
     running: BTreeSet<String>,
-    /// How calls end that do not succeed, such as `stop nvsm` or `hook-before`.
+    /// How the calls end that fail, such as `stop nvsm` or `hook-before`.
     ends: BTreeMap<String, End>,
     /// The calls, in the same form. A call of the hook `after` also has the result of the operation.
     calls: Vec<String>,
@@ -35,7 +35,7 @@ impl ScriptedServices {
         self.0.lock().running.contains(service)
     }
 
-    /// Lets calls such as `stop nvsm` or `hook-before` end like this, without an effect.
+    /// Makes a call such as `stop nvsm` or `hook-before` end this way, without an effect.
     pub(super) fn end(&self, call: &str, end: End) {
         self.0.lock().ends.insert(call.to_owned(), end);
     }

@@ -1,5 +1,5 @@
-//! Services and hooks around an operation: gpushd stops the services that run, and starts them again at each end, also
-//! after a failure or a crash.
+//! Services and hooks around an operation: gpushd stops the services that run. It starts them again when the operation
+//! ends, also after a failure or a crash.
 
 use std::sync::Arc;
 

@@ -151,7 +151,7 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
     })
 }
 
-/// Returns whether the start of a daemon has succeeded or failed. `is_stopped` is whether an administrator has stopped the
+/// Returns whether the start of a daemon has ended, with success or with a failure. `is_stopped` is whether an administrator has stopped the
 /// daemon.
 fn is_decided(report: &DaemonReport, is_stopped: bool) -> bool {
     match report.state {

@@ -209,8 +209,9 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
 /// Returns whether the daemon of a target continues although no rule requests it any more. `is_active` is whether an
 /// operation has started the daemon.
 fn continues_without_rule(uuid: &str, is_active: bool, gpu: Option<&Gpu>) -> bool {
-    // If an operation started the daemon, only an operation may stop it. The daemon of a MIG device continues as long as
-    // the layout of the GPU differs from the config.
+    // If an operation started the daemon, it continues until an operation stops it or its GPU is no longer managed. The
+    // daemon of a MIG device also continues while its GPU differs from the config, or while a change of the device is
+    // pending.
     is_active && gpu.is_none_or(|gpu| gpu.mode.is_managed())
         || gpu.is_some_and(|gpu| uuid != gpu.uuid && (!gpu.drift.is_empty() || is_pending(gpu, uuid)))
 }

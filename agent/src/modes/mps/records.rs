@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn daemon_is_in_force_after_the_operation_that_starts_it() {
+    fn daemon_is_active_after_the_operation_that_starts_it() {
         let start = || MpsStep::StartDaemon { device: None };
         let device = || MpsStep::StartDaemon { device: Some("2g.20gb@2".to_owned()) };
         for (steps, is_active, expected) in [

@@ -115,8 +115,8 @@ fn is_timeslice_record(record: &SharedGpu) -> bool {
     record.level.is_some() || record.compute_mode.is_some_and(|set| set.by == Mode::Timeslice)
 }
 
-/// Returns the record of a GPU whose compute mode gpushd is about to change from `now` to `wanted`, for the sharing mode
-/// `by`; `None` if gpushd has not changed the mode and need not change it.
+/// Returns the record of a GPU before gpushd sets its compute mode from `now` to `wanted` for the sharing mode `by`.
+/// Returns `None` if no change is recorded and none is needed.
 fn record_of_change(
     recorded: Option<ComputeModeSet>,
     now: ComputeMode,
@@ -307,10 +307,10 @@ mod tests {
     }
 
     #[test]
-    fn later_change_keeps_the_mode_to_restore() {
+    fn later_sharing_mode_keeps_the_compute_mode_to_restore() {
         let mps = set(DEFAULT, EXCLUSIVE, None, Mode::Mps);
         for (recorded, now, wanted, last) in [
-            // The next use of the GPU takes the record over.
+            // The compute mode stays, and the record now belongs to the next sharing mode.
             (mps, EXCLUSIVE, EXCLUSIVE, None),
             (mps, EXCLUSIVE, PROHIBITED, Some(EXCLUSIVE)),
             (mps, EXCLUSIVE, DEFAULT, Some(EXCLUSIVE)),

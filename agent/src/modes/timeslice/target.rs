@@ -63,7 +63,7 @@ mod tests {
     use crate::modes::scene::whole_gpu;
 
     #[test]
-    fn gpu_with_an_mps_daemon_gets_no_settings_but_loses_them() {
+    fn mps_daemon_delays_new_timeslice_settings_but_no_removal() {
         let policy = TimeslicePolicy { level: TimesliceLevel::Long, ..TimeslicePolicy::default() };
         let keep = TimeslicePlan::Keep(policy.clone());
         for (plan, has_daemon, expected) in [

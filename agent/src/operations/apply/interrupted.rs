@@ -47,13 +47,17 @@ pub(super) fn superseded_error(id: &str, by: OperationId) -> ApiError {
         .hint(format!("`gpushctl operation show {by}` shows the later operation"))
 }
 
-/// Returns the hint of an operation that did not survive a restart of the host: how to repeat the request. `plans` are
-/// the plans that the operation began with.
+/// Returns a hint that says how to repeat the request of an operation that a reboot interrupted. `plans` are the plans
+/// that the operation began with.
 pub(super) fn repeat_hint(kind: &str, plans: &[GpuPlan]) -> String {
     if kind == GRANT {
         return "request the lease again".to_owned();
     }
-    let commands: Vec<String> = plans.iter().map(repeat_command).collect();
+    // A plan without steps needs no repetition.
+    let commands: Vec<String> = plans.iter().filter(|plan| !plan.steps.is_empty()).map(repeat_command).collect();
+    if commands.is_empty() {
+        return "`gpushctl status` shows the present layout".to_owned();
+    }
     format!(
         "`gpushctl status` shows the present layout; to repeat the request: {} (administrator)",
         commands.join(", ")

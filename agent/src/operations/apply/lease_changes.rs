@@ -229,8 +229,8 @@ mod tests {
         assert_eq!(created.iter().map(|device| device.uuid.as_str()).collect::<Vec<_>>(), ["MIG-1"]);
     }
 
-    /// gpushd may destroy only instances that it has created, so this set must never contain an instance of another
-    /// program, and must not lose an instance of gpushd.
+    /// gpushd destroys only instances in this record of what it created. The record must not contain an instance of another
+    /// program, and must not lose one of gpushd.
     #[test]
     fn created_instances_follow_the_end_of_the_operation() {
         let gpu = mig_gpu(&["1g.10gb@0", "3g.40gb@4"]);

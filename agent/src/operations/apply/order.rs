@@ -131,7 +131,7 @@ mod tests {
         assert!(lasting.is_empty());
     }
 
-    /// The caller expected this generation when it sent the request. It no longer holds when gpushd has restarted.
+    /// The generation that the caller expected is not valid after a restart of gpushd.
     #[test]
     fn expected_generation_is_not_recorded() {
         let recorded = intent(&Order { expected: Some(7), ..order() }, &[]);

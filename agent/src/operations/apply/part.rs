@@ -183,7 +183,7 @@ mod tests {
 
     /// The rollback of an instance may need the reset that the steps did not need.
     #[test]
-    fn reset_is_that_of_the_journal_or_plan_or_architecture() {
+    fn possible_reset_is_that_of_journal_else_plan_else_gpu() {
         let (plain, planned) = (enabling(None, false), enabling(Some(reset(&[1])), false));
         let ampere = reading(&whole_gpu());
         let on = |architecture, passed_through| {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn mode_of_a_virtual_machine_is_completed_by_a_reboot() {
+    fn mig_mode_change_in_a_vm_is_completed_by_a_reboot() {
         let completion = |plan: GpuPlan, reset| Part { reset, ..Part::unseen(0, plan) }.mode_change().completion;
         assert_eq!(completion(enabling(None, false), None), Completion::Driver);
         assert_eq!(completion(enabling(None, false), Some(reset(&[]))), Completion::Reset);

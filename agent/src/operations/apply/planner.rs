@@ -222,7 +222,7 @@ mod tests {
 
     /// gpushd uses such a plan to find out what a waiting operation reserves.
     #[test]
-    fn plan_of_a_gpu_in_use_is_made_as_if_it_were_idle() {
+    fn plan_for_a_reservation_ignores_processes_on_the_gpu() {
         let mut gpu = mig_gpu(&["3g.40gb@4"]);
         gpu.mig.as_mut().unwrap().instances[0].compute[0].processes.push(process(7));
         (gpu.processes, gpu.processes_known) = (vec![process(8)], false);

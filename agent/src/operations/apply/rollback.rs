@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn gpu_is_restored_only_if_its_state_is_known_and_changed() {
+    fn only_changed_gpus_of_known_state_are_restored() {
         let (unknown, lost, failed) =
             (Trouble::Unknown(error()), Trouble::Lost(error()), || PartOutcome::Troubled(Trouble::Failed(error())));
         let (unknown, lost) = (PartOutcome::Troubled(unknown), PartOutcome::Troubled(lost));

@@ -290,7 +290,7 @@ mod tests {
         assert_eq!(name(&mut later), None);
     }
 
-    /// The pause prevents that a grant that fails at once is tried again and again.
+    /// Without the pause, gpushd would repeat a grant that fails at once again and again.
     #[tokio::test(start_paused = true)]
     async fn paused_request_is_due_when_its_pause_ends() {
         let mut entries = Entries::default();

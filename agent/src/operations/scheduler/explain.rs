@@ -274,7 +274,7 @@ mod tests {
     /// Fault: two stopped daemons of one GPU counted as the daemons of two GPUs. So the refusal named only the stopped
     /// daemons, although the daemon of the other GPU serves and a lease on it will end.
     #[test]
-    fn each_gpu_must_have_only_stopped_daemons_if_none_serves() {
+    fn stopped_daemons_of_one_gpu_do_not_count_for_another() {
         let mut targets = MpsTargets::default();
         for (uuid, gpu) in [("MIG-0", "GPU-0"), ("MIG-1", "GPU-0"), ("GPU-1", "GPU-1")] {
             let target = MpsTarget { gpu_uuid: gpu.to_owned(), ..mps_target(uuid, daemon_report(READY)) };

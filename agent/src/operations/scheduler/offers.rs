@@ -150,9 +150,9 @@ mod tests {
         assert_eq!((whole.target.as_str(), whole.share, whole.memory_mib), ("GPU-0", MemberShare::Whole, 1001));
     }
 
-    /// A quota of memory must not let users get more than all of it, so the share is rounded up.
+    /// The share is rounded up, so that all replicas together never count as less than the memory of the GPU.
     #[test]
-    fn replica_counts_with_its_part_and_keeps_the_terms_of_the_rule() {
+    fn replica_counts_its_part_of_memory_and_has_rule_settings() {
         let gpu = || Gpu { memory: Memory { total_mib: 1001, used_mib: 0 }, ..whole_gpu() };
         let (level, compute_mode) = (TimesliceLevel::Long, Some(ComputeMode::Default));
         let offer = |replicas| TimesliceOffer { replicas, level, compute_mode, taken: 0, excluding: 0 };

@@ -55,7 +55,7 @@ fn gpu_is_found_by_its_uuid_in_any_case() {
 }
 
 #[test]
-fn detected_gpu_has_the_position_of_the_driver() {
+fn detected_index_is_the_index_of_the_driver() {
     let mut gpus = gpus(2);
     gpus.iter_mut().for_each(|gpu| gpu.mig = None);
     let detected = |devices| SlurmDevice::Detected { index: 1, devices, minors: Vec::new() };
@@ -64,7 +64,7 @@ fn detected_gpu_has_the_position_of_the_driver() {
 }
 
 #[test]
-fn every_state_but_ready_fails_the_node() {
+fn gpu_that_is_not_ready_fails_the_node() {
     for (state, named, passes) in [
         (GpuState::Changing, "being changed", true),
         (GpuState::Cordoned, "cordoned", false),
@@ -156,7 +156,7 @@ fn job_with_whole_gpus_and_mig_devices_is_refused() {
 }
 
 #[test]
-fn dynamic_layout_refuses_each_job_on_it() {
+fn job_on_a_gpu_with_dynamic_layout_is_refused() {
     let mut allocation = whole(&gpus(1));
     allocation.devices[0].dynamic = true;
     for explicit in [None, Some(parse("mig=1g.10gb").unwrap())] {

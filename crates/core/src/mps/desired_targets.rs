@@ -87,7 +87,7 @@ impl<'a> DesiredTargets<'a> {
         self.targets.all().filter(serves).map(|target| target.uuid.clone()).collect()
     }
 
-    /// Returns why each target on these GPUs that serves no clients does not serve any.
+    /// Returns the reason for each target on these GPUs that serves no clients.
     #[must_use]
     pub fn not_serving(&self, gpus: &[&str]) -> Vec<NotServing> {
         let here = self.targets.all().filter(|target| gpus.contains(&target.gpu_uuid.as_str()));

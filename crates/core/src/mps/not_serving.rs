@@ -5,7 +5,8 @@ use gpush_api::ApiError;
 /// Why a target serves no clients. Each variant contains the error for users.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NotServing {
-    /// The daemon may serve clients later without further action: it starts, stops, or has clients of another user.
+    /// The daemon may serve clients later without further action: for example, it is starting, or has clients of another
+    /// user.
     ForNow(Box<ApiError>),
     /// The target serves no clients until an administrator changes something.
     Lasting(Box<ApiError>),

@@ -98,7 +98,7 @@ impl MpsTarget {
         }
     }
 
-    /// Returns that the target serves no clients because its daemon has ended. gpushd has not handled this end yet.
+    /// Returns the reason for a target whose daemon has just ended. gpushd has not handled this end yet.
     #[must_use]
     pub fn just_ended(&self) -> NotServing {
         let message = format!("cannot grant a lease on {}: its MPS daemon has just ended", self.label());

@@ -269,7 +269,7 @@ impl Daemon {
     /// Sends a request and waits for its result.
     ///
     /// # Errors
-    /// Why the task did not execute the request, or that the task has panicked.
+    /// If the task did not execute the request, or has panicked.
     pub async fn send(&self, what: DaemonRequest) -> Result<(), RequestError> {
         let (done, answer) = oneshot::channel();
         let panicked = "the task of gpushd that manages this MPS daemon has panicked";

@@ -80,7 +80,7 @@ fn with_leftover(config: &str, unattributed: bool) -> std::process::Output {
 }
 
 #[test]
-fn process_of_the_job_fails_epilog_and_a_foreign_one_by_policy() {
+fn job_process_fails_epilog_and_unattributed_one_by_policy() {
     let why = "GPUs 0, 1 are not free after the job, because lease L17 waits: process 42 (sh) runs";
     assert!(failure(&with_leftover(WHOLE, false)).contains(why));
     super::silent(&with_leftover(WHOLE, true));

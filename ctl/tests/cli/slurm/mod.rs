@@ -43,7 +43,7 @@ const RESTARTS: &str = "SLURM_JOB_RESTART_COUNT";
 struct Node {
     host: Host,
     socket: PathBuf,
-    /// The time limit of the hooks. Without gpushd, hooks wait for it.
+    /// The time limit of the hooks. Without gpushd, the hooks wait until this limit.
     deadline: &'static str,
 }
 
@@ -57,7 +57,7 @@ impl Node {
         Self { host, socket, deadline: "1m" }
     }
 
-    /// Creates a node with a gpushd that grants each job lease L17, and ends it.
+    /// Creates a node with a gpushd that grants lease L17 to each job, and accepts the end of each job.
     fn granting(config: &str) -> (Self, Agent) {
         Self::answering(config, |_| grants())
     }

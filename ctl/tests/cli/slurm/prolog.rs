@@ -125,7 +125,7 @@ fn end_that_cannot_be_delivered_holds_up_no_other() {
 /// In Slurm 22.05, the Epilog of a requeued run has the restart count of the next run. The next Prolog reports the end of
 /// the earlier run.
 #[test]
-fn noted_end_of_an_earlier_run_is_delivered_with_its_own_count() {
+fn next_prolog_reports_the_earlier_end_with_its_own_count() {
     let (mut node, agent) = Node::granting(WHOLE);
     node.prolog(&Job::new(7).on("0"));
     let socket = node.socket.clone();

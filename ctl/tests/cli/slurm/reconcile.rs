@@ -43,8 +43,7 @@ fn leases_of_jobs_that_slurm_does_not_know_are_ended() {
     assert!(output.status.success(), "{output:?}");
     assert_eq!(String::from_utf8(output.stdout).unwrap(), "L17: ended, job 3 is not on this node any more\n");
     assert_eq!(ends(&agent), ["ci 3@n1 0"]);
-    // Earlier fault: the file of the job stayed. The tasks of a later job with this id could read the environment of the
-    // earlier job.
+    // Fault: the file of the ended job was not removed, so the tasks of a later job with this id could read its environment.
     assert!(!node.has("ci-3@n1") && !node.has("ci-3@n1+run") && node.has("ci-4@n1"));
     let arguments = fs::read_to_string(node.host.path("squeue.arguments")).unwrap();
     assert!(arguments.contains("--nodelist=n1") && arguments.contains("--states=all"), "{arguments}");
@@ -59,7 +58,9 @@ fn only_leases_of_the_cluster_of_slurm_conf_are_ended() {
     assert_eq!(ends(&agent), [""; 0]);
     node.host.write("slurm.conf", "ClusterName=CI\n");
     assert!(reconcile(&node, "true").status.success());
-    assert_eq!(ends(&agent), ["ci 3@n1 0", "ci 4@n1 0"]);
+    let mut ended = ends(&agent);
+    ended.sort();
+    assert_eq!(ended, ["ci 3@n1 0", "ci 4@n1 0"]);
 }
 
 /// Fault: all leases together had one time limit. If one lease did not end, no time was left for the other leases.

@@ -187,7 +187,7 @@ async fn mode_change_succeeds_when_the_daemon_is_killed() {
 /// gpushd ends before or after each driver call of a mode change, in both directions. The next gpushd completes the change
 /// or rolls it back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_mode_change_never_has_mig_and_a_daemon() {
+async fn crash_in_a_mode_change_never_leaves_mig_and_a_daemon() {
     let wanted = json!({ "selectors": ["0"], "layout_source": "wanted" });
     let mut points = 0;
     for (from, to) in [(MPS, MIG), (MIG, MPS)] {

@@ -91,7 +91,7 @@ async fn replicas_of_a_time_sliced_gpu_are_shared_by_jobs() {
 
 /// If Slurm allocated no GPU to a job, the job gets no GPU that belongs to Slurm. Users cannot lease a GPU of Slurm.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn request_without_devices_gets_a_gpu_of_users_only() {
+async fn job_without_devices_gets_only_a_gpu_of_users() {
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n\
                   [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
     let host = two_gpus(config).await;

@@ -51,7 +51,7 @@ async fn process_that_only_names_the_lease_does_not_delay_its_end() {
 /// The hook of another job may report an end late. The job may then run again without a lease, so gpushd does not wait
 /// and ends no process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn end_that_is_reported_late_is_not_waited_for() {
+async fn epilog_after_its_deadline_does_not_wait_for_processes() {
     if skips_other_users("a late end of a job") {
         return;
     }

@@ -8,7 +8,7 @@ use crate::lifecycle::in_process::lease_requests::whole_gpus;
 /// A late Epilog of an earlier run must not end the lease of the next run. In Slurm 22.05, another hook may report the
 /// end of the earlier run late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn end_of_an_earlier_run_keeps_the_next_lease() {
+async fn late_epilog_of_an_earlier_run_keeps_the_next_lease() {
     let host = two_gpus(WHOLE).await;
     let (first, second) = (Job::new(7).on(&[0]), Job::new(7).on(&[0]).run(1));
     let old = host.starts(&first).await;

@@ -48,9 +48,17 @@ impl InProcess {
         processes::check_once(&self.unleased).await;
     }
 
-    /// Returns what gpushd did about a process.
+    /// Returns what gpushd did about a process. If it has done nothing yet, because it could not check the process before,
+    /// executes another round.
     async fn action(&self, job: &UserProgram) -> String {
-        self.listed(job).await.unleased_action.expect("an action")
+        self.until("gpushd does something about the process", async || {
+            let action = self.listed(job).await.unleased_action;
+            if action.is_none() {
+                self.check().await;
+            }
+            action
+        })
+        .await
     }
 
     /// Starts a program that uses a GPU.

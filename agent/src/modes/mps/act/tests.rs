@@ -36,7 +36,7 @@ fn leases_block_only_actions_that_end_their_daemon() {
             let seen = DaemonReport { pid, ..daemon_report(state.clone()) };
             assert!(!ends_use(MpsAction::Start, &seen) && !ends_use(MpsAction::Drain, &seen), "{name}");
             assert_eq!(ends_use(MpsAction::Stop, &seen), !stopped, "{name}");
-            // An administrator may restart a daemon that has failed: no lease uses it.
+            // A restart ends the use only if the daemon has a process.
             assert_eq!(ends_use(MpsAction::Restart, &seen), pid.is_some(), "{name}");
         }
     }
@@ -75,7 +75,7 @@ fn audit_record_has_the_new_values_of_requested_settings() {
 }
 
 #[test]
-fn change_is_effective_when_the_daemon_reports_the_settings() {
+fn settings_change_is_effective_when_the_daemon_reports_it() {
     let (before, now) = (settings("50", None), settings("25", None));
     let policy = gpush_api::MpsPolicy { settings: now.clone(), ..gpush_api::MpsPolicy::default() };
     let seen = |in_force: &MpsSettings| DaemonReport {

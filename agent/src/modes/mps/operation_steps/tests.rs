@@ -29,7 +29,7 @@ fn host(report: DaemonReport, is_stopped: bool) -> (Arc<HostState>, MpsTarget) {
 }
 
 #[test]
-fn start_is_decided_when_the_daemon_serves_or_has_failed() {
+fn daemon_start_has_ended_when_it_serves_or_has_failed() {
     for (report, expected) in [
         (daemon_report(READY), true),
         (daemon_report(SupervisorState::GivenUp), true),

@@ -196,7 +196,7 @@ fn process_blocks_only_the_daemon_of_its_mig_device() {
 }
 
 #[test]
-fn plan_that_disables_mig_or_resets_removes_each_device() {
+fn plan_that_disables_mig_removes_all_targets_of_the_gpu() {
     let gpu = mig_gpu(&["3g.40gb@4", "2g.20gb@0"]);
     let removed = |plan: &GpuPlan| ["GPU-0", "MIG-0", "MIG-1", "MIG-9"].map(|uuid| is_removed(&gpu, plan, uuid));
     assert_eq!(removed(&plan_mig_off(&gpu)), [true, true, true, false]);

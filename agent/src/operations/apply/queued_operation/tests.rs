@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn end_of_the_wait_includes_what_the_operation_waited_for() {
+fn operation_error_includes_what_the_operation_waited_for() {
     let over = || too_long("op-3", Duration::from_secs(60));
     let last = ApiError::new(Code::Blocked, "GPU 0 is in use").cause("held by a process").hint("end it");
     let ended = because_of(over(), last);

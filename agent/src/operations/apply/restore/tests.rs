@@ -80,7 +80,7 @@ fn first_attempts_fail_while_the_processes_are_unknown() {
 }
 
 #[test]
-fn last_attempts_restore_around_what_cannot_be_destroyed() {
+fn last_rollback_attempts_keep_what_cannot_be_destroyed() {
     let refused = back(&mig_gpu(PLANNED), true, Some(&[1])).unwrap();
     assert_eq!((destroyed(&refused.0), refused.1.unwrap().missing.len()), ([0].into(), 1));
     let unknown = back(&mig_gpu(PLANNED), false, Some(&[])).unwrap();

@@ -105,10 +105,9 @@ pub(super) fn cause(gpu: u32, obstacle: Obstacle, wanted: &PlacementRequest, hos
         },
         Obstacle::SharedThroughMps => format!("GPU {gpu} shares such a device through MPS: request it with --mps"),
         // The causes about leases and processes name the user.
-        Obstacle::OtherUser(_) => format!(
-            "the MPS daemon of GPU {gpu} serves another user: with `users = \"many\"` in the rule of the GPU (driver 555 \
-            or later), it serves several"
-        ),
+        Obstacle::OtherUser(_) => {
+            format!("the MPS daemon of GPU {gpu} serves another user, and only one at a time (`mps.users` of its rule)")
+        }
         Obstacle::Partly(room) => format!("GPU {gpu} has room for only {room} of the {count} devices"),
     }
 }

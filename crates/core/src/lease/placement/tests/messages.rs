@@ -62,8 +62,7 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     let error = refusal(&host, &request);
     assert_eq!(error.message, "cannot grant an MPS share: the capacity is in use");
     let causes = [
-        "the MPS daemon of GPU 2 serves another user: with `users = \"many\"` in the rule of the GPU (driver 555 or later), \
-         it serves several",
+        "the MPS daemon of GPU 2 serves another user, and only one at a time (`mps.users` of its rule)",
         "GPU 3 has no room",
         "GPU 4 is cordoned",
         "GPU 3 has the most free capacity: 5 %",
