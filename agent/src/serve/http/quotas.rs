@@ -1,10 +1,10 @@
 //! `/v1/quotas`: the quotas of users, and what is left of them.
 
-use axum::{Json, Router, extract::State, routing::get};
+use axum::{Router, extract::State, http::StatusCode, response::Response, routing::get};
 use gpush_api::QuotaView;
 use serde::Deserialize;
 
-use super::{HttpHandles, extract::Parameters, failure::Failure};
+use super::{HttpHandles, extract::Parameters, failure::Failure, response_limiter::ResponseLimiter};
 use crate::{
     leases::{self, Leases},
     requests::caller::Caller,
@@ -39,19 +39,24 @@ struct QuotaParameters {
 async fn list(
     State(leases): State<Leases>,
     State(authorization): State<Authorization>,
+    State(limiter): State<ResponseLimiter>,
     caller: Caller,
     Parameters(QuotaParameters { uid, all }): Parameters<QuotaParameters>,
-) -> Result<Json<Vec<QuotaView>>, Failure> {
+) -> Result<Response, Failure> {
     let is_all = all.unwrap_or_default();
     if is_all || uid.is_some_and(|uid| uid != caller.uid()) {
         authorization.admin(&caller, "read the quotas of other users").await?;
     }
-    let uids = if is_all { leases::users_with_quotas(&leases).await } else { vec![uid.unwrap_or(caller.uid())] };
-    let mut views = Vec::new();
-    for uid in uids {
-        views.push(leases::quota_view(&leases, &caller, uid).await?);
-    }
-    Ok(Json(views))
+    let by = caller.clone();
+    let views = async move {
+        let uids = if is_all { leases::users_with_quotas(&leases).await } else { vec![uid.unwrap_or(by.uid())] };
+        let mut views: Vec<QuotaView> = Vec::new();
+        for uid in uids {
+            views.push(leases::quota_view(&leases, &by, uid).await?);
+        }
+        Ok::<_, Failure>(views)
+    };
+    limiter.answer(&caller, StatusCode::OK, views).await
 }
 
 /// The paths of this module, for the description of the API.
