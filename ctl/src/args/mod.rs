@@ -148,9 +148,10 @@ Examples:
     Status(StatusArgs),
     /// Bring GPUs to their desired state: the config and its overrides
     #[command(after_help = "\
-Applies the mode and layout that each GPU should have. GPUs without a rule do
-not change. If you name no GPU, cordoned GPUs do not change either.
-Instances in use are never destroyed.
+Applies the mode and layout that each GPU should have. If the config file has
+changed, gpushd loads it first. GPUs without a rule do not change. If you name
+no GPU, cordoned GPUs do not change either. Instances in use are never
+destroyed.
 
 Examples:
   gpushctl apply            all GPUs
