@@ -20,14 +20,13 @@ mod mig_history;
 mod mps;
 mod operation;
 mod parted;
-mod process;
+mod ps;
 mod quota;
 mod ready;
 mod reset;
 mod slurm;
 mod status;
 mod support_bundle;
-mod timeslice;
 mod version;
 
 use std::{io::Write, time::Duration};
@@ -66,8 +65,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Recover(why) => ask(global, async |client| host::recover(client, why, out).await),
         Command::Mig(command) => mig::run(global, command, out),
         Command::Mps(command) => mps::run(global, command, out),
-        Command::Timeslice(command) => ask(global, async |client| timeslice::run(client, &command, out).await),
-        Command::Process(command) => ask(global, async |client| process::run(client, &command, out).await),
+        Command::Ps(args) => ask(global, async |client| ps::run(client, &args, out).await),
         Command::Operation(command) => ask(global, async |client| operation::run(client, &command, out).await),
         Command::Events(args) => ask(global, async |client| events::run(client, &args, out).await),
         Command::Audit(args) => ask(global, async |client| audit::run(client, &args, out).await),
@@ -91,11 +89,9 @@ fn prints(command: &Command) -> Prints {
         Command::Gpu(gpu) => gpu.prints_list(),
         Command::Mig(mig) => mig.prints_list(),
         Command::Mps(mps) => mps.prints_list(),
-        Command::Timeslice(timeslice) => timeslice.prints_list(),
-        Command::Process(process) => process.prints_list(),
         Command::Operation(operation) => operation.prints_list(),
         Command::Config(config) => config.prints_list(),
-        Command::Audit(_) => true,
+        Command::Ps(_) | Command::Audit(_) => true,
         Command::Quota(quota) => quota.all,
         Command::Events(args) => !args.follow,
         Command::Status(_)

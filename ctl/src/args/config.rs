@@ -24,6 +24,10 @@ Examples:
         offline: Option<String>,
     },
     /// Show the effective config, with the GPUs that each rule claims
+    #[command(after_help = "\
+Examples:
+  gpushctl config show
+  gpushctl config show --effective    as TOML, with defaults")]
     Show {
         /// Print all settings as TOML, with defaults
         #[arg(long)]
@@ -32,13 +36,22 @@ Examples:
     /// Reload the config file, and show what changed
     #[command(after_help = "\
 The whole file takes effect, or none of it. A file that changes an overridden
-rule is refused. A reload does not change GPUs; `gpushctl apply` does.")]
+rule is refused. A reload does not change GPUs, but it restarts MPS daemons
+whose settings differ. `gpushctl apply` loads the file too, and then changes
+the GPUs.
+
+Examples:
+  gpushctl config check && gpushctl config reload
+  gpushctl config reload --clear-overrides")]
     Reload {
         /// Clear the overrides of GPUs whose rule differs in the new file
         #[arg(long)]
         clear_overrides: bool,
     },
     /// Compare the file, the effective config and the GPUs; exit with 3 when they differ
+    #[command(after_help = "\
+Examples:
+  gpushctl config diff || gpushctl apply")]
     Diff,
     /// List or clear overrides: layouts that replace those of the config
     #[command(
@@ -64,12 +77,20 @@ impl Config {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Overrides {
     /// List active overrides
-    #[command(alias = "ls")]
+    #[command(
+        alias = "ls",
+        after_help = "\
+Examples:
+  gpushctl config overrides list 0-3"
+    )]
     List {
         #[command(flatten)]
         which: Gpus,
     },
     /// Clear the overrides of GPUs; the instances stay as they are
+    #[command(after_help = "\
+Examples:
+  gpushctl config overrides clear 0 && gpushctl apply 0")]
     Clear {
         #[command(flatten)]
         which: SomeGpus,

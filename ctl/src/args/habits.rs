@@ -106,7 +106,7 @@ const DESTROY: &str = "use 'gpushctl mig remove PROFILE@START -g {gpu}'; 'gpushc
 /// Commands of nvidia-smi. The fields are those of `NVIDIA_SMI`.
 const NVIDIA_SMI_COMMANDS: [(&str, &str, &str); 3] = [
     ("topo", "show how GPUs are connected", "gpush does not show this: use 'nvidia-smi topo -m'"),
-    ("pmon", "show processes", "use 'gpushctl process list'"),
+    ("pmon", "show processes", "use 'gpushctl ps'"),
     ("dmon", "show sensors", "use 'gpushctl status --watch'"),
 ];
 
@@ -294,11 +294,13 @@ mod tests {
             ("gpushctl --gpu-reset -i 3", "use 'gpushctl gpu reset 3'"),
             ("gpushctl --query-gpu=name,uuid --format=csv", "use 'gpushctl gpu list -o csv'"),
             ("gpushctl -l 2", "use 'gpushctl status --watch'"),
-            ("gpushctl pmon", "use 'gpushctl process list'"),
+            ("gpushctl pmon", "use 'gpushctl ps'"),
         ] {
             assert_eq!(hint(line).as_deref(), Some(command), "{line}");
         }
-        for right in ["gpushctl mig apply -q", "gpushctl mig plan --file x -c all", "gpushctl -o json status"] {
+        for right in
+            ["gpushctl mig apply -q", "gpushctl mig apply --dry-run --file x -c all", "gpushctl -o json status"]
+        {
             assert_eq!(hint(right), None, "{right}");
         }
     }

@@ -170,8 +170,7 @@ fn is_for_administrators(command: &Command) -> bool {
         Command::Audit(_) | Command::Recover(_) => true,
         Command::Status(_)
         | Command::Run(_)
-        | Command::Timeslice(_)
-        | Command::Process(_)
+        | Command::Ps(_)
         | Command::Events(_)
         | Command::Ready { .. }
         | Command::Doctor { .. }
@@ -200,7 +199,7 @@ const FOR_ADMINISTRATORS: [(&str, &str); 16] = [
     ("agent/src/serve/http/slurm.rs", "errors of `slurm prolog` and `slurm epilog`"),
     ("ctl/src/commands/slurm/reconcile.rs", "errors of `slurm reconcile`"),
     ("ctl/src/commands/mig/room.rs", "errors of `mig add`"),
-    ("ctl/src/commands/mig/numbers.rs", "errors of `mig add`, `mig plan`, `mig apply`"),
+    ("ctl/src/commands/mig/numbers.rs", "errors of `mig add`, `mig apply --dry-run`, `mig apply`"),
     ("ctl/src/commands/apply.rs", "output of `apply`"),
     ("ctl/src/render/overrides.rs", "output of `config overrides clear`"),
     ("ctl/src/commands/reset.rs", "output of `gpu reset`"),

@@ -14,7 +14,7 @@ use gpush_doctor::{Area, Finding, Severity};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{config, doctor, explain, mig_history, mps, parted, ready, timeslice, version};
+use super::{config, doctor, explain, mig_history, mps, parted, ready, version};
 use crate::{
     output::ErrorDocument,
     render::{
@@ -25,14 +25,13 @@ use crate::{
 
 /// Files of gpushctl that define JSON output. [`samples`] returns at least one sample of the JSON
 /// that each of these files defines.
-const WITH_DOCUMENTS: [&str; 12] = [
+const WITH_DOCUMENTS: [&str; 11] = [
     "commands/config.rs",
     "commands/doctor.rs",
     "commands/explain.rs",
     "commands/mps/mod.rs",
     "commands/parted.rs",
     "commands/ready.rs",
-    "commands/timeslice.rs",
     "commands/version.rs",
     "output.rs",
     "render/mig_history.rs",
@@ -172,7 +171,6 @@ fn samples() -> Vec<(&'static str, Value)> {
         ("explain of a MIG device", value(&mig_history::tests::destroyed())),
         ("support-bundle", value(&bundle)),
         ("ready", value(&ready::Ready { ready: true, maintenance: None })),
-        ("timeslice list", value(&timeslice::TimeslicedGpu::from(&fixtures::mixed()[0]))),
         ("mps clients", Value::Array(clients)),
         ("slurm gres-conf", json!({ "gres_conf": "Name=gpu", "node": "node1", "gres": "gpu:1" })),
     ]

@@ -288,7 +288,7 @@ impl Service {
     /// # Errors
     /// If gpushd refuses the request.
     pub async fn release(&self, granted: &LeaseGrant) -> Result<(), String> {
-        self.ctl::<serde_json::Value>(&["lease", "release", &granted.lease.id.to_string()]).await.map(|_| ())
+        self.ctl::<serde_json::Value>(&["lease", "end", &granted.lease.id.to_string()]).await.map(|_| ())
     }
 
     /// Starts a client with the environment of a lease, or without MPS.

@@ -119,7 +119,7 @@ fn stop_with_clients_is_refused_and_stop_persists() {
             let error = act(&agent, "0", verb, &json!({})).error();
             assert_eq!(error.code, Code::Blocked, "{error:?}");
             assert!(error.causes.iter().any(|cause| cause.contains(&format!("pid {}", client.pid()))), "{error:?}");
-            assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("mps drain 0")), "{error:?}");
+            assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("mps stop 0 --wait")), "{error:?}");
         }
         assert_eq!(daemon(&agent, "0").pid, first.pid);
         let mut client = client;

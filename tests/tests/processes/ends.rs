@@ -27,7 +27,7 @@ fn unleased_process_is_warned_about_once_and_not_ended() {
     );
     assert_eq!((warned.next(), draws.lives()), (None, true));
     let mut list = host.command(program("gpushctl"));
-    let list = list.args(["process", "list", "--unleased"]).env("GPUSH_SOCKET", agent.socket()).output();
+    let list = list.args(["ps", "--unleased"]).env("GPUSH_SOCKET", agent.socket()).output();
     let list = list.expect("gpushctl");
     assert_eq!(list.status.code(), Some(3), "{list:?}");
 }

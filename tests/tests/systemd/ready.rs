@@ -15,7 +15,7 @@ const CONFIG: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-
 
 /// A unit with the name of Slurm's unit. When it starts, it writes the state of the GPUs and MPS
 /// daemons to a file.
-const SLURMD: &str = "[Service]\nType=oneshot\nExecStart=sh -c 'gpushctl mig assert -g 0 && gpushctl mps list > /run/found'\n\
+const SLURMD: &str = "[Service]\nType=oneshot\nExecStart=sh -c 'gpushctl mig apply --check -g 0 && gpushctl mps list > /run/found'\n\
                       RemainAfterExit=yes\n";
 
 fn machine(what: &str) -> Option<Machine> {

@@ -333,7 +333,7 @@ fn slurmd_registers_after_layouts_and_mps_of_a_reboot() {
     );
     machine.write(
         "/etc/systemd/system/slurmd.service.d/found.conf",
-        "[Service]\nExecStartPre=sh -c 'gpushctl mig assert -g 0 && gpushctl mps list > /srv/found'\n",
+        "[Service]\nExecStartPre=sh -c 'gpushctl mig apply --check -g 0 && gpushctl mps list > /srv/found'\n",
     );
     machine.sh("echo '127.0.0.1 n1' >> /etc/hosts; install -d -o slurm -g slurm /var/spool/slurmctld /var/spool/slurmd /var/log/slurm");
     machine.sh("systemctl daemon-reload && systemctl enable --quiet hardware munge slurmctld slurmd");

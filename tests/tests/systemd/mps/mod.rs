@@ -352,7 +352,7 @@ fn directories_logs_and_accounting_are_in_place() {
     let pid = client(&machine, "client", "0");
     let is = |what: &str, is: &dyn Fn(&Value) -> bool| {
         machine.await_that(what, |machine| {
-            let all: Value = serde_json::from_str(&machine.sh("gpushctl process list --json")).expect("processes");
+            let all: Value = serde_json::from_str(&machine.sh("gpushctl ps --json")).expect("processes");
             let all = all["gpu_processes"].as_array().expect("processes").clone();
             all.iter().any(|one| one["pid"] == pid && is(one))
         });

@@ -38,7 +38,7 @@ async fn client_since_the_last_probe_is_found_before_a_stop() {
         let refused = host.act("0", verb, json!({})).await.unwrap_err();
         assert_eq!(refused.code, Code::Blocked, "{verb}: {refused:?}");
         assert!(refused.causes.iter().any(|cause| cause.contains(&format!("pid {}", client.pid()))), "{refused:?}");
-        assert!(refused.hint.as_ref().is_some_and(|hint| hint.contains("mps drain 0")), "{refused:?}");
+        assert!(refused.hint.as_ref().is_some_and(|hint| hint.contains("mps stop 0 --wait")), "{refused:?}");
         host.daemon("0").await
     };
     for verb in ["stop", "restart"] {

@@ -90,7 +90,7 @@ async fn reload_ends_no_client_and_a_lease_blocks_the_mode_change() {
     let error = host.begin_rules(&["0"], None).await.unwrap_err();
     assert_eq!((error.code, error.retryable), (Code::Blocked, true), "{error:?}");
     assert!(error.causes.iter().any(|cause| cause.contains(&format!("lease {} of", granted.lease.id))), "{error:?}");
-    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("gpushctl lease revoke")), "{error:?}");
+    assert!(error.hint.as_deref().is_some_and(|hint| hint.contains("gpushctl lease end")), "{error:?}");
     let now = host.daemon("0").await;
     assert_eq!((now.pid, now.clients.len()), (pid, 1));
     // The operation waits, and starts when the last client and the last lease have ended.

@@ -244,7 +244,7 @@ async fn process_keeps_lease_named_late_in_its_environment() {
     let _ended = nix::sys::signal::kill(nix::unistd::Pid::from_raw(child), nix::sys::signal::Signal::SIGKILL);
 }
 
-/// Fault: `mps show` said that a client runs without a lease, and `process list` named a lease of this client.
+/// Fault: `mps show` said that a client runs without a lease, and `ps` named a lease of this client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mps_daemon_and_process_list_name_the_same_leases() {
     let Some(host) = start("the leases of MPS clients", RULE).await else { return };
