@@ -36,7 +36,7 @@ use gpush_client::{Client, Kind};
 use gpush_core::selector::Selector;
 
 use crate::{
-    args::{self, Cli, Command, Global},
+    args::{self, Cli, Command, Global, Topic},
     exit::{Failure, Outcome},
     output::{Output, Prints},
     socket,
@@ -74,7 +74,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Doctor { only } => doctor::run(global, &only, out),
         Command::SupportBundle(args) => support_bundle::run(global, &args, out),
         Command::Slurm(command) => slurm::run(global, &command, out),
-        Command::Explain { topic } => explain::run(global, topic, out),
+        Command::Explain { topic } => explain::run(global, topic.unwrap_or(Topic::All), out),
         Command::Version => ask(global, async |client| version::run(client, out).await),
         Command::Completions { shell } => completions::script(shell, out),
         Command::Man { dir } => man::pages(&dir),

@@ -17,6 +17,7 @@ pub(crate) fn correction(words: &[OsString]) -> Option<String> {
         duration_of_two_words,
         number_of_gpus,
         all_instances,
+        number_of_xid,
         swapped,
         without_noun,
         synonym,
@@ -203,6 +204,16 @@ fn all_instances(line: &Line<'_>) -> Vec<Vec<String>> {
     }
 }
 
+/// `explain xid 79` means `explain xid-79`.
+fn number_of_xid(line: &Line<'_>) -> Vec<Vec<String>> {
+    match (line.name(0), line.name(1), line.name(2)) {
+        (Some("explain"), Some(xid), Some(number)) if xid.eq_ignore_ascii_case("xid") => {
+            line.replaced(1, 2, &[&format!("xid-{number}")]).into_iter().collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
 /// `run python train.py` means `run -- python train.py`.
 fn without_dashes(line: &Line<'_>) -> Vec<Vec<String>> {
     if line.name(0) != Some("run") || line.words.contains(&"--") {
@@ -348,6 +359,7 @@ mod tests {
             ("mps drain 0", "mps stop --wait 0"),
             ("lease revoke L17 --reason x --end", "lease end L17 --reason x --kill"),
             ("maintenance status", "status"),
+            ("explain xid 79", "explain xid-79"),
             ("timeslice show 0", "gpu show 0"),
         ]);
     }

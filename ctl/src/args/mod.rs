@@ -16,6 +16,7 @@
 //! | `waitable` | the typed command with `--wait`, for hints |
 //! | `correction` | the command that was meant, for a command line that clap refuses |
 //! | `synonyms` | words of other tools, and the commands that gpushctl has instead |
+//! | `topic` | the topics of `explain` |
 //! | `typed` | command lines in hints |
 //! | `default_verb` | the verb that a group of commands has without one: `gpushctl lease` lists leases |
 //! | `help` | the order of a help page, and the groups of commands on the first page |
@@ -44,6 +45,7 @@ mod request;
 mod slurm;
 mod support_bundle;
 mod synonyms;
+pub(crate) mod topic;
 mod typed;
 mod values;
 pub(crate) mod waitable;
@@ -68,6 +70,7 @@ pub(crate) use self::{
     request::RequestFlags,
     slurm::{HookFiles, HookLimits, Slurm, of_script},
     support_bundle::SupportBundleArgs,
+    topic::Topic,
     values::AUDIT_USUALLY,
     waiting::{Lasting, Queueing, Waiting, Why},
 };
@@ -293,21 +296,22 @@ Examples:
     /// Write an archive for a bug report; works without the agent
     #[command(after_help = support_bundle::NOTES)]
     SupportBundle(SupportBundleArgs),
-    /// Explain what a mechanism isolates, or where a MIG device is
+    /// Explain a mechanism, a state, an Xid error or an error code
     #[command(after_help = "\
-Topics:
-  isolation  what each mechanism isolates: memory, faults, bandwidth,
-             compute, device access; works without the agent
-  MIG-UUID   where the MIG device is; after its end: which operation
-             destroyed it, who leased it, and what its GPU has now
+Without TOPIC, lists the topics. Except for a MIG device, the command works
+without gpushd. For a MIG device that has ended, it says which operation
+destroyed the device, who leased it, and what its GPU has now.
 
 Examples:
+  gpushctl explain
   gpushctl explain isolation
+  gpushctl explain xid-79
+  gpushctl explain layout_impossible
   gpushctl explain MIG-5d1b4e2a-7c33-5e0a-9d61-2f0d8a1c4b7e")]
     Explain {
-        /// `isolation`, or the UUID of a MIG device
+        /// Name of a topic, or the UUID of a MIG device
         #[arg(value_parser = Topic::parse)]
-        topic: Topic,
+        topic: Option<Topic>,
     },
     /// Run Slurm's hooks: prolog, epilog, task-prolog
     #[command(subcommand)]
@@ -340,26 +344,6 @@ Examples:
         /// Directory; created if it does not exist
         dir: PathBuf,
     },
-}
-
-/// The topic of `explain`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Topic {
-    Isolation,
-    /// UUID of a MIG device.
-    MigDevice(String),
-}
-
-impl Topic {
-    fn parse(text: &str) -> Result<Self, String> {
-        match text.trim() {
-            "isolation" => Ok(Self::Isolation),
-            uuid if uuid.len() > 4 && uuid.is_ascii() && uuid[..4].eq_ignore_ascii_case("MIG-") => {
-                Ok(Self::MigDevice(format!("MIG-{}", &uuid[4..])))
-            }
-            _ => Err("write `isolation`, or the UUID of a MIG device (MIG-…)".to_owned()),
-        }
-    }
 }
 
 #[derive(Debug, Args)]

@@ -167,6 +167,7 @@ fn samples() -> Vec<(&'static str, Value)> {
         ("config check of a wrong file", value(&config::Wrong { error: error.clone(), problems: wrong.located() })),
         ("mig export", value(&parted::Written { text: "", remarks: &remarks, error: Some(&error) })),
         ("doctor", value(&doctor::Examination { findings: &[finding] })),
+        ("explain", value(&explain::Explanation { topic: "mig", text: "MIG divides a GPU" })),
         ("explain isolation", value(&explain::Isolation::ALL)),
         ("explain of a MIG device", value(&mig_history::tests::destroyed())),
         ("support-bundle", value(&bundle)),
