@@ -136,7 +136,7 @@ fn settings(daemon: &MpsDaemon, look: &Appearance) -> String {
     let policy = &daemon.wanted;
     let users = match policy.users {
         MpsUsers::One => "of one user at a time",
-        MpsUsers::Many => "of any users",
+        MpsUsers::Many => "of any users: one server, which runs as root, serves them all",
     };
     out += &fact("clients", &format!("{} at most, {users}", policy.max_clients), look);
     let over = if policy.shares_percent > 100 { ", more than the GPU has" } else { "" };
