@@ -121,7 +121,7 @@ Examples:
         /// Time until SIGTERM [default: 1m]
         #[arg(long, value_name = "DURATION", requires = "end", value_parser = whole_seconds_or_zero, allow_negative_numbers = true)]
         notice: Option<u64>,
-        /// Time from SIGTERM to SIGKILL [default: `processes.grace_s` of the config]
+        /// Time from SIGTERM to SIGKILL [default: `processes.grace` of the config]
         #[arg(long, value_name = "DURATION", requires = "end", value_parser = whole_seconds_or_zero, allow_negative_numbers = true)]
         grace: Option<u64>,
     },

@@ -226,22 +226,14 @@ fn check(named: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
 /// Returns a finding for each group that the config names but this host does not have. This is not an error, because
 /// the config may be for another host.
 fn groups(config: &Config) -> Vec<String> {
-    let socket = config.api.socket_group.iter().map(|group| {
-        (
-            "socket_group",
-            group,
-            "gpushd cannot create its \
-        socket",
+    let missing = config.access.admin_groups.iter().filter(|group| matches!(Group::from_name(group), Ok(None)));
+    let finding = |group: &String| {
+        format!(
+            "admin_groups: this host has no group `{group}`, so the group has no members; `groupadd --system {group}` \
+             creates the group"
         )
-    });
-    let admins = config.access.admin_groups.iter().map(|group| ("admin_groups", group, "the group has no members"));
-    socket
-        .chain(admins)
-        .filter(|(_, group, _)| matches!(Group::from_name(group), Ok(None)))
-        .map(|(key, group, so)| {
-            format!("{key}: this host has no group `{group}`, so {so}; `groupadd --system {group}` creates the group")
-        })
-        .collect()
+    };
+    missing.map(finding).collect()
 }
 
 /// Returns a finding for each hook that the config names but this host cannot run.

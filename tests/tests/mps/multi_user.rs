@@ -11,7 +11,7 @@ use nix::unistd::geteuid;
 use serde_json::json;
 
 const GPU: &str = "[[gpu]]\nmodel = \"l4\"\n";
-const RULE: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
+const RULE: &str = "[mps]\nhealth = \"1s\"\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 const NOBODY: u32 = 65534;
 const OTHER: u32 = 65532;
 

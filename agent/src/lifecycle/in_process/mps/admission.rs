@@ -84,7 +84,7 @@ async fn lease_capacity_is_free_after_its_last_client() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_exceeding_the_rule_is_refused_and_a_key_gets_one_lease() {
-    let host = InProcess::with_daemon("mps = { percentage = 60, shares_percent = 100, max_clients = 3 }\n").await;
+    let host = InProcess::with_daemon("mps = { percentage = 60, total_percentage = 100, max_clients = 3 }\n").await;
     let bad = host.share("0", json!({ "percentage": 61 })).await.unwrap_err();
     assert_eq!(bad.code, Code::BadRequest, "{bad:?}");
     for memory in [json!(80 * 1024), json!(u64::MAX), json!(0), json!("1.5G")] {
