@@ -5,6 +5,7 @@ mod apply;
 mod audit;
 mod completions;
 mod config;
+mod config_check;
 mod doctor;
 #[cfg(test)]
 mod documents;

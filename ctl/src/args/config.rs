@@ -11,15 +11,16 @@ pub(crate) enum Config {
     /// Check a config file
     #[command(after_help = "\
 Examples:
-  gpushctl config check /etc/gpush/config.toml
-  gpushctl config check new.toml --offline dgx-a100   do the layouts fit?
-  gpushctl config check new.toml --offline host.json   or on a saved host?")]
+  gpushctl config check new.toml                      on this host
+  gpushctl config check new.toml --offline dgx-a100   on another host
+  gpushctl config check new.toml --offline host.json  on a saved host")]
     Check {
         /// File, or - for stdin [env: GPUSH_CONFIG] [default: the file of the gpushd that runs, or
         /// /etc/gpush/config.toml]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
-        /// Also check rules and layouts on a preset host, or on a host saved with `gpu list --json`
+        /// Check rules and layouts on a preset host, or on a host saved with `gpu list --json` [default: the GPUs that
+        /// the gpushd that runs lists]
         #[arg(long, value_name = "PRESET|FILE")]
         offline: Option<String>,
     },
@@ -81,7 +82,7 @@ pub(crate) enum Overrides {
         alias = "ls",
         after_help = "\
 Examples:
-  gpushctl config overrides list 0-3"
+  gpushctl config overrides 0-3"
     )]
     List {
         #[command(flatten)]

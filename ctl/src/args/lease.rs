@@ -164,7 +164,7 @@ pub(crate) struct LeaseEndArgs {
     #[arg(long, value_name = "DURATION", requires = "kill", value_parser = whole_seconds_or_zero,
           allow_negative_numbers = true)]
     pub(crate) notice: Option<u64>,
-    /// Time from SIGTERM to SIGKILL [default: `processes.grace_s` of the config]
+    /// Time from SIGTERM to SIGKILL [default: `processes.grace` of the config]
     #[arg(long, value_name = "DURATION", requires = "kill", value_parser = whole_seconds_or_zero,
           allow_negative_numbers = true)]
     pub(crate) grace: Option<u64>,

@@ -288,7 +288,7 @@ Examples:
   gpushctl doctor
   gpushctl doctor --only driver,config")]
     Doctor {
-        /// Examine only these areas: floor, driver, devices, mps, managers, agent, config, disk, security,
+        /// Examine only these areas: system, driver, devices, mps, managers, agent, config, disk, security,
         /// slurm
         #[arg(long, value_name = "AREA", value_delimiter = ',')]
         only: Vec<gpush_doctor::Area>,

@@ -120,7 +120,7 @@ pub(crate) struct HookFiles {
     /// Config of gpushd [default: /etc/gpush/config.toml]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Directory for the job files [default: slurm.directory of the config]
+    /// Directory for the job files [default: /run/gpush-slurm]
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
 }
@@ -128,7 +128,7 @@ pub(crate) struct HookFiles {
 /// Time limit of the hooks.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct HookLimits {
-    /// Give up after DURATION [default: slurm.deadline_s of the config]
+    /// Give up after DURATION [default: slurm.deadline of the config]
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) deadline: Option<Duration>,
 }

@@ -14,7 +14,7 @@ use gpush_doctor::{Area, Finding, Severity};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{config, doctor, explain, mig_history, mps, parted, ready, version};
+use super::{config_check, doctor, explain, mig_history, mps, parted, ready, version};
 use crate::{
     output::ErrorDocument,
     render::{
@@ -26,7 +26,7 @@ use crate::{
 /// Files of gpushctl that define JSON output. [`samples`] returns at least one sample of the JSON
 /// that each of these files defines.
 const WITH_DOCUMENTS: [&str; 11] = [
-    "commands/config.rs",
+    "commands/config_check.rs",
     "commands/doctor.rs",
     "commands/explain.rs",
     "commands/mps/mod.rs",
@@ -158,13 +158,16 @@ fn samples() -> Vec<(&'static str, Value)> {
         ("status", value(&status)),
         (
             "config check",
-            value(&config::Checked {
+            value(&config_check::Checked {
                 config: view,
                 findings: remarks.to_vec(),
                 plans: Some(Plans { plans: vec![fixtures::plan()] }),
             }),
         ),
-        ("config check of a wrong file", value(&config::Wrong { error: error.clone(), problems: wrong.located() })),
+        (
+            "config check of a wrong file",
+            value(&config_check::Wrong { error: error.clone(), problems: wrong.located() }),
+        ),
         ("mig export", value(&parted::Written { text: "", remarks: &remarks, error: Some(&error) })),
         ("doctor", value(&doctor::Examination { findings: &[finding] })),
         ("explain", value(&explain::Explanation { topic: "mig", text: "MIG divides a GPU" })),

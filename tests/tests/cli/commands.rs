@@ -473,3 +473,23 @@ fn effective_config_passes_check_and_bad_reload_is_shown() {
         assert!(text.ends_with("[exit 0]\n"), "{text}");
     }
 }
+
+/// Without `--offline`, `config check` uses the GPUs of the host.
+#[test]
+fn config_check_uses_the_gpus_of_the_running_host() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\nmig = true\n");
+    let agent = started(&host, CONFIG);
+    let check = |text: &str| {
+        let file = host.scratch("new.toml");
+        std::fs::write(&file, text).expect("a file");
+        run(&agent, &["config", "check", file.to_str().expect("a path")])
+    };
+    let rule =
+        |gpus: &str, layout: &str| format!("[[gpu]]\nmatch = \"{gpus}\"\nmode = \"mig\"\nlayout = [\"{layout}\"]\n");
+    let other = check(&rule("0", "1g.10gb*7"));
+    assert!(other.contains("GPU 0: the layout fits") && other.ends_with("[exit 0]\n"), "{other}");
+    let misfit = check(&rule("0", "4g.40gb*2"));
+    assert!(misfit.contains("refused") && misfit.ends_with("[exit 2]\n"), "{misfit}");
+    let absent = check(&rule("5", "7g.80gb"));
+    assert!(absent.contains("! rule 1: `5` matches no GPU of this host") && absent.ends_with("[exit 0]\n"), "{absent}");
+}

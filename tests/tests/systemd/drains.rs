@@ -9,7 +9,6 @@ const HOST: &str = "latencies = true\n[[gpu]]\nmodel = \"l4\"\n";
 
 /// A rule for the GPU, with the simulated control daemon.
 const CONFIG: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-control\"\n\
-                      server = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\n\
                       [[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
 /// Faults: after a restart of gpushd, `mps stop --wait` ended because "another user has started the daemon", or because the

@@ -35,7 +35,6 @@ use crate::{
     lifecycle::{
         UNKNOWN_BOOT,
         compose::{HostEnvironment, Parts, compose},
-        set_deadlines,
         stored_state::{self, StoredState},
         take_over::take_over,
     },
@@ -45,6 +44,7 @@ use crate::{
     reconcile::{reload::Reload, startup},
     serve::http,
     system::{
+        constants::Constants,
         host_services::HostServices,
         options::Trust,
         settings::Settings,
@@ -173,6 +173,7 @@ impl ScriptedHost {
     async fn run(&self, layouts: bool) -> (Router, Unleased, CancellationToken, Tasks) {
         let copy = self.path("config.last-valid.toml");
         let settings = Settings::load_as_service(&self.path("config.toml"), true, Trust::Logged, &copy, false);
+        let constants = constants_of(&std::fs::read_to_string(self.path("config.toml")).expect("a config"));
         let users = self.users();
         let boot = self.boot.lock().clone();
         let remembered = tokio::task::block_in_place(|| self.open(boot.as_deref(), &users));
@@ -185,6 +186,7 @@ impl ScriptedHost {
                 proc: "/proc".into(),
                 nvidia_smi: Some("/bin/true".into()),
                 level_interval: *self.level_interval.lock(),
+                constants: constants.clone(),
                 driverless: Default::default(),
                 services: Default::default(),
                 not_started: Default::default(),
@@ -195,7 +197,7 @@ impl ScriptedHost {
             mps_programs: Some(self.path("programs")),
         };
         let mut options = Options::scripted(Arc::clone(&self.gpus) as Arc<_>);
-        set_deadlines(&mut options, &settings.config());
+        options.deadlines = constants.driver;
         let parts = compose(settings, environment, remembered, options);
         let running = (
             http::router(parts.handles.clone()),
@@ -248,6 +250,12 @@ impl ScriptedHost {
     }
 }
 
+/// Returns the constants that the config of a test names, in comment lines `# --constants KEY=VALUE,…`.
+fn constants_of(config: &str) -> Constants {
+    let lines: Vec<&str> = config.lines().filter_map(|line| line.strip_prefix("# --constants ")).collect();
+    lines.join(",").parse().expect("constants")
+}
+
 impl Drop for ScriptedHost {
     fn drop(&mut self) {
         self.daemons.end(&self.path("mps"));
@@ -295,7 +303,7 @@ async fn serve(parts: Parts, layouts: bool) {
         loop {
             let (command, reply) = inbox.next().await;
             // Ignore a failed send: the caller has disconnected.
-            let _ = reply.send(Reload::carry_out(&reload, command, |_| Ok(())).await);
+            let _ = reply.send(Reload::carry_out(&reload, command).await);
         }
     });
 }

@@ -123,7 +123,7 @@ async fn waiting_operation_ends_on_cancel_or_timeout() {
 /// Two operations wait for processes. When both processes have ended, the reading for the first operation hangs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_operation_begins_while_another_gpu_hangs() {
-    let host = InProcess::start("dgx-a100", 2, "[driver]\nread_ms = 60000\n").await;
+    let host = InProcess::start("dgx-a100", 2, "# --constants driver.read=60000ms\n").await;
     in_use(&host).await;
     let hangs = host.ended_or(&host.begin_waiting(&["0"], &["7g.80gb"]).await, is_waiting).await;
     let works = host.ended_or(&host.begin_waiting(&["1"], &["7g.80gb"]).await, is_waiting).await;

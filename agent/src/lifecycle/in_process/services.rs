@@ -15,7 +15,7 @@ use super::{
     user,
 };
 
-const CONFIG: &str = "[mode_change]\nservices = [\"dcgm\", \"nvsm\"]\nsystemctl = \"/bin/true\"\n\
+const CONFIG: &str = "[mode_change]\nservices = [\"dcgm\", \"nvsm\"]\n# --constants systemctl=/bin/true\n\
     before = \"/bin/true\"\nafter = \"/bin/true\"\n";
 const LAYOUT: &[&str] = &["3g.40gb"];
 

@@ -6,7 +6,7 @@ use gpush_core::{config::Config, desired, layout, parted};
 
 use crate::{
     args::{Global, LayoutChange, Offline, Wanted, habits},
-    commands::{self, apply, config, parted as files},
+    commands::{self, apply, config_check, parted as files},
     exit::{DIFFERS, Failure, Outcome},
     offline,
     output::Output,
@@ -237,7 +237,7 @@ fn checked(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     })?;
     // A layout that is impossible on the GPU is an error of the caller. A layout that is only blocked counts as a
     // difference.
-    let wrong = apply::refusals(plans).find(|(_, plan)| config::never(plan));
+    let wrong = apply::refusals(plans).find(|(_, plan)| config_check::never(plan));
     Ok(match wrong {
         Some((code, _)) => code.exit_status(),
         None if plans.plans.iter().all(plan::needs_no_change) => 0,

@@ -168,7 +168,7 @@ async fn concurrent_actions_are_both_executed() {
 /// daemon.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn daemon_that_does_not_listen_yet_is_stopped_without_sigkill() {
-    let host = InProcess::start("dgx-h100", 1, &shared("\"0\"", "").replace("stop_s = 2", "stop_s = 600")).await;
+    let host = InProcess::start("dgx-h100", 1, &shared("\"0\"", "").replace("mps.stop=2s", "mps.stop=600s")).await;
     host.apply_rules(&["0"]).await;
     for _ in 0..3 {
         host.act("0", "stop", json!({})).await.expect("it is stopped");

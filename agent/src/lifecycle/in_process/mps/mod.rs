@@ -35,7 +35,7 @@ use super::{
 };
 
 /// Intervals that no test waits for. Tests probe a daemon with a request.
-const INTERVALS: &str = "[mps]\nhealth_s = 3600\nstop_s = 2\npause_s = 1\nlongest_pause_s = 1\n";
+const INTERVALS: &str = "[mps]\nhealth = \"3600s\"\n# --constants mps.stop=2s,mps.pause=1s,mps.longest_pause=1s\n";
 
 /// Returns a config in which these GPUs have mode `mps`.
 fn shared(gpus: &str, more: &str) -> String {

@@ -31,7 +31,7 @@ const OTHER: u32 = 3001;
 const RULE: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nmps = { compute_mode = \"keep\" }\n";
 
 fn ends(grace_s: u32, allow: &str) -> String {
-    format!("[processes]\nunleased = \"end\"\ngrace_s = {grace_s}\nallow = [{allow}]\n{RULE}")
+    format!("[processes]\nunleased = \"end\"\ngrace = \"{grace_s}s\"\nallow = [{allow}]\n{RULE}")
 }
 
 impl InProcess {
