@@ -15,7 +15,11 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{actor::Actor, error::ApiError, plan::GpuPlan};
+use crate::{
+    actor::Actor,
+    error::ApiError,
+    plan::{GpuLayout, GpuPlan},
+};
 
 /// State of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -150,6 +154,10 @@ pub struct Operation {
     pub reason: Option<String>,
     /// Plans, one for each GPU.
     pub plans: Vec<GpuPlan>,
+    /// MIG mode and layout before the operation, one entry for each GPU that supports MIG; empty until the operation
+    /// begins.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layouts_before: Vec<GpuLayout>,
     /// Progress, one entry for each GPU, in the order of `plans`.
     pub progress: Vec<StepState>,
     /// What the operation waits for before it begins, one sentence each.

@@ -264,6 +264,9 @@ pub(crate) struct LayoutChange {
 pub(crate) struct ApplyArgs {
     #[command(flatten)]
     pub(crate) which: Gpus,
+    /// Restore the layout before the last change, as an override
+    #[arg(long)]
+    pub(crate) undo: bool,
     #[command(flatten)]
     pub(crate) execution: Execution,
     #[command(flatten)]

@@ -162,9 +162,14 @@ changed, gpushd loads it first. GPUs without a rule do not change. If you name
 no GPU, cordoned GPUs do not change either. Instances in use are never
 destroyed.
 
+With --undo, the command restores the MIG layout that the GPUs had before the
+last operation that changed them. If you name no GPU, it restores the GPUs of
+the last operation.
+
 Examples:
   gpushctl apply            all GPUs
-  gpushctl apply 2 --wait   GPU 2, as soon as possible")]
+  gpushctl apply 2 --wait   GPU 2, as soon as possible
+  gpushctl apply --undo     the layout before the last change")]
     Apply(ApplyArgs),
     /// Run a command on a share of a GPU
     #[command(after_help = "\

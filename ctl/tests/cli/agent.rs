@@ -124,6 +124,7 @@ fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
     let now: jiff::Timestamp = "2999-01-01T00:00:00.123456789Z".parse().unwrap();
     Operation {
         begun: true,
+        layouts_before: Vec::new(),
         id: "op-1".into(),
         revision,
         kind: "mig.apply".into(),
