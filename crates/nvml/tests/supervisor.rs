@@ -13,7 +13,7 @@ mod scripted;
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use gpush_api::Placement;
+use gpush_api::{ComputeMode, Placement};
 use gpush_nvml::{ErrorKind, Event, EventKind, Hardware, Options, Settled};
 use nix::{sys::signal::kill, unistd::Pid};
 
@@ -105,7 +105,7 @@ async fn one_worker_serves_all_calls() {
     assert_eq!(made.placement, WHOLE);
     stage.hardware.destroy_gpu_instance(A, 1).await.unwrap();
     assert!(stage.hardware.set_mig_mode(B, true).await.unwrap().is(true));
-    stage.hardware.set_compute_mode(B, gpush_api::ComputeMode::ExclusiveProcess).await.unwrap();
+    stage.hardware.set_compute_mode(B, ComputeMode::ExclusiveProcess).await.unwrap();
     let (one, two) = tokio::join!(stage.hardware.read(A), stage.hardware.read(B));
     assert!(one.is_ok() && two.is_ok());
     let status = stage.hardware.status();
@@ -235,6 +235,30 @@ async fn worker_death_in_mutation_may_have_taken_effect() {
     assert_eq!(stage.hardware.settle(A).await, Settled::Nothing);
     stage.hardware.read(A).await.unwrap();
     assert_eq!(stage.log().iter().filter(|line| line.starts_with("create")).count(), 1, "never tried twice");
+}
+
+/// The change hangs, is late, or ends the worker. In each case it may have taken effect.
+#[tokio::test]
+async fn unfinished_compute_mode_change_leaves_its_gpu_unsettled() {
+    for (deed, outcome) in [("hang", Settled::Gone), ("gate", Settled::Late(Ok(()))), ("die", Settled::Nothing)] {
+        let grace = Duration::from_secs(if deed == "hang" { 2 } else { 60 });
+        let stage = Stage::with(&format!("set_compute_mode GPU-a {deed}\n* * ok"), |o| o.deadlines.grace = grace);
+        let (gate, hardware) = (stage.gate(), stage.hardware.clone());
+        let error = hardware.set_compute_mode(A, ComputeMode::Prohibited).await.unwrap_err();
+        let has_died = error.kind == ErrorKind::WorkerDied { may_have_landed: true };
+        assert!(error.may_land() || has_died, "{deed}: {error}");
+        let settling = tokio::spawn(async move { hardware.settle(A).await });
+        stage.hardware.set_compute_mode(B, ComputeMode::Prohibited).await.unwrap();
+        if deed != "die" {
+            assert_eq!(stage.hardware.read(A).await.unwrap_err().kind, ErrorKind::Unsettled, "{deed}");
+        }
+        if deed == "gate" {
+            tokio::task::spawn_blocking(move || gate.open()).await.unwrap();
+        }
+        assert_eq!(settling.await.unwrap(), outcome, "{deed}");
+        stage.hardware.read(A).await.unwrap();
+        assert_eq!(stage.log().iter().filter(|line| *line == "set_compute_mode GPU-a").count(), 1, "never tried twice");
+    }
 }
 
 #[tokio::test]

@@ -21,7 +21,6 @@ use gpush_host::{
 use gpush_locked::Locked;
 use gpush_mps::daemon::Launcher;
 use gpush_nvml::Options;
-use tokio_util::sync::CancellationToken;
 
 use super::{
     InProcess, PATIENCE,
@@ -39,17 +38,11 @@ use crate::{
         take_over::take_over,
     },
     modes::{mps, shared_gpus, timeslice},
-    operations::overrides,
+    operations::{apply::Engine, overrides},
     processes::Unleased,
     reconcile::{reload::Reload, startup},
     serve::http,
-    system::{
-        constants::Constants,
-        host_services::HostServices,
-        options::Trust,
-        settings::Settings,
-        tasks::{TaskName, Tasks},
-    },
+    system::{constants::Constants, host_services::HostServices, options::Trust, settings::Settings, tasks::TaskName},
 };
 
 /// A host. It survives its gpushd.
@@ -165,12 +158,13 @@ impl ScriptedHost {
         let runtime = runtime.expect("threads for gpushd");
         let host = Arc::clone(self);
         let started = runtime.spawn(async move { host.run(layouts).await });
-        let (router, unleased, stopping, tasks) = started.await.expect("gpushd starts");
-        let gpus = Arc::clone(&self.gpus);
-        InProcess { runtime: Some(runtime), router, gpus, unleased, stopping, tasks, host: Arc::clone(self) }
+        let (router, engine, unleased) = started.await.expect("gpushd starts");
+        let (stopping, tasks) = (engine.context.stopping.clone(), engine.context.tasks.clone());
+        let (runtime, engine, gpus) = (Some(runtime), Some(engine), Arc::clone(&self.gpus));
+        InProcess { runtime, router, engine, gpus, unleased, stopping, tasks, host: Arc::clone(self) }
     }
 
-    async fn run(&self, layouts: bool) -> (Router, Unleased, CancellationToken, Tasks) {
+    async fn run(&self, layouts: bool) -> (Router, Engine, Unleased) {
         let copy = self.path("config.last-valid.toml");
         let settings = Settings::load_as_service(&self.path("config.toml"), true, Trust::Logged, &copy, false);
         let constants = constants_of(&std::fs::read_to_string(self.path("config.toml")).expect("a config"));
@@ -199,12 +193,8 @@ impl ScriptedHost {
         let mut options = Options::scripted(Arc::clone(&self.gpus) as Arc<_>);
         options.deadlines = constants.driver;
         let parts = compose(settings, environment, remembered, options);
-        let running = (
-            http::router(parts.handles.clone()),
-            parts.handles.unleased.clone(),
-            parts.engine.context.stopping.clone(),
-            parts.engine.context.tasks.clone(),
-        );
+        let router = http::router(parts.handles.clone());
+        let running = (router, Engine::clone(&parts.engine), parts.handles.unleased.clone());
         serve(parts, layouts).await;
         running
     }

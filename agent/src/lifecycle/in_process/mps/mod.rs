@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `admission` | leases: grants, refusals, ends |
 //! | `actions` | stop, restart, settings, maintenance |
-//! | `availability` | a lost GPU, a cordon |
+//! | `availability` | a missing driver, a lost GPU, a cordon |
 //! | `drains` | drains, and servers that a killed daemon left |
 //! | `mode_changes` | operations to and from mode `mps` |
 //! | `compute_modes` | compute modes that cannot be set or restored |
