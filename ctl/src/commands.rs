@@ -6,6 +6,7 @@ mod audit;
 mod completions;
 mod config;
 mod config_check;
+mod config_init;
 mod doctor;
 #[cfg(test)]
 mod documents;

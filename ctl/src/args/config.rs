@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Subcommand;
+use clap::{Args, Subcommand, ValueEnum};
 
 use super::{Gpus, SomeGpus};
 
@@ -24,6 +24,17 @@ Examples:
         #[arg(long, value_name = "PRESET|FILE")]
         offline: Option<String>,
     },
+    /// Print a config to begin with, for the GPUs of this host
+    #[command(after_help = "\
+Without --site, the command asks what the host is for. The config has fewer
+than 20 lines for a host with one GPU model, and each rule has a comment.
+
+Examples:
+  gpushctl config init --site lab --group students
+  gpushctl config init --site inference --isolation shared
+  gpushctl config init --site slurm --file /etc/gpush/config.toml
+  gpushctl config init --site lab --offline dgx-h100")]
+    Init(ConfigInitArgs),
     /// Show the effective config, with the GPUs that each rule claims
     #[command(after_help = "\
 Examples:
@@ -68,6 +79,46 @@ Examples:
     },
 }
 
+/// `gpushctl config init`.
+#[derive(Debug, Args)]
+pub(crate) struct ConfigInitArgs {
+    /// What the host is for
+    #[arg(long, value_enum, value_name = "SITE")]
+    pub(crate) site: Option<SiteName>,
+    /// How users are separated: hard (MIG) or shared (MPS)
+    #[arg(long, value_enum, value_name = "ISOLATION", default_value_t = Isolation::Hard)]
+    pub(crate) isolation: Isolation,
+    /// Groups whose members may lease, for a lab; repeatable [default: all users]
+    #[arg(long = "group", value_name = "GROUP", value_delimiter = ',')]
+    pub(crate) groups: Vec<String>,
+    /// Use a preset host, a file of `gpu list --json`, or - for stdin, instead of gpushd
+    #[arg(long, value_name = "PRESET|FILE")]
+    pub(crate) offline: Option<String>,
+    /// Write to FILE, which must not exist, instead of stdout
+    #[arg(long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+}
+
+/// What a host is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum SiteName {
+    /// users log in and share the GPUs
+    Lab,
+    /// Slurm starts jobs
+    Slurm,
+    /// services share the GPUs
+    Inference,
+}
+
+/// How users are separated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Isolation {
+    /// MIG, or whole GPUs where the model has no MIG
+    Hard,
+    /// MPS
+    Shared,
+}
+
 impl Config {
     /// Returns whether the command prints a list. The formats `name`, `uuid` and `csv` are only for lists.
     pub(crate) fn prints_list(&self) -> bool {
@@ -106,7 +157,7 @@ impl Config {
             // `config diff` also shows a file that is not active yet.
             Self::Reload { .. } | Self::Diff => true,
             Self::Overrides { command } => matches!(command, Some(Overrides::Clear { .. })),
-            Self::Check { .. } | Self::Show { .. } => false,
+            Self::Check { .. } | Self::Init(_) | Self::Show { .. } => false,
         }
     }
 }

@@ -57,7 +57,7 @@ use clap::{Args, Parser, Subcommand};
 
 use self::values::{duration, duration_or_zero};
 pub(crate) use self::{
-    config::{Config, Overrides},
+    config::{Config, ConfigInitArgs, Isolation, Overrides, SiteName},
     follow::{AuditArgs, EventsArgs, Operation},
     format::{Color, Format, Shell},
     gpu::{Gpu, Maintenance},

@@ -3,7 +3,7 @@
 use gpush_api::{Gpu, Override, Overrides, ReloadRequest};
 use gpush_client::Client;
 
-use super::config_check;
+use super::{config_check, config_init};
 use crate::{
     args::{self, Global, SomeGpus},
     exit::{DIFFERS, Failure, Outcome},
@@ -13,6 +13,7 @@ use crate::{
 
 pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outcome {
     match command {
+        args::Config::Init(args) => config_init::run(global, &args, out),
         args::Config::Check { file, offline } => config_check::run(global, file, offline.as_deref(), out),
         args::Config::Show { effective } => super::with_agent(global, async |client| {
             let view = client.config().await?;

@@ -14,7 +14,7 @@ use gpush_doctor::{Area, Finding, Severity};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{config_check, doctor, explain, mig_history, mps, parted, ready, version};
+use super::{config_check, config_init, doctor, explain, mig_history, mps, parted, ready, version};
 use crate::{
     output::ErrorDocument,
     render::{
@@ -25,8 +25,9 @@ use crate::{
 
 /// Files of gpushctl that define JSON output. [`samples`] returns at least one sample of the JSON
 /// that each of these files defines.
-const WITH_DOCUMENTS: [&str; 11] = [
+const WITH_DOCUMENTS: [&str; 12] = [
     "commands/config_check.rs",
+    "commands/config_init.rs",
     "commands/doctor.rs",
     "commands/explain.rs",
     "commands/mps/mod.rs",
@@ -169,6 +170,7 @@ fn samples() -> Vec<(&'static str, Value)> {
             value(&config_check::Wrong { error: error.clone(), problems: wrong.located() }),
         ),
         ("mig export", value(&parted::Written { text: "", remarks: &remarks, error: Some(&error) })),
+        ("config init", value(&config_init::Initialized { file: Some(Path::new("config.toml")), text: "[[gpu]]" })),
         ("doctor", value(&doctor::Examination { findings: &[finding] })),
         ("explain", value(&explain::Explanation { topic: "mig", text: "MIG divides a GPU" })),
         ("explain isolation", value(&explain::Isolation::ALL)),

@@ -36,6 +36,7 @@ pub mod schema;
 mod settings;
 mod sharing;
 mod slurm;
+mod starter;
 mod timeslice;
 mod toml_text;
 
@@ -45,6 +46,7 @@ pub use mps::Mps;
 pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
 pub use slurm::{AgentDown, Leftovers, SLURM_DIRECTORY, Slurm, Unattributed};
+pub use starter::{Site, Starter, Wall};
 
 pub use crate::diagnostic::{FileErrors as ConfigErrors, Located, Problem};
 
