@@ -62,7 +62,7 @@ pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
             Some(Remedy::CorrectDevices) => "correct `devices` in the file, or name another host".to_owned(),
             None => hint
                 .replace("gpushctl mig profiles", &profiles)
-                .replace("gpushctl mig apply --dry-run ", &format!("gpushctl mig apply --dry-run --offline {host} ")),
+                .replace("gpushctl mig plan ", &format!("gpushctl mig plan --offline {host} ")),
         };
     }
     error
@@ -118,7 +118,7 @@ fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result
             (_, Some(selected)) => error.hint(format!("give GPUs and a layout: {selected}")),
             (_, None) => error
                 .cause("no GPU of the offline host supports MIG")
-                .hint("name another host; `gpushctl mig apply --dry-run --help` shows how"),
+                .hint("name another host; `gpushctl mig plan --help` shows how"),
         });
     }
     desired::plan_host(&config, gpus, request)
@@ -129,8 +129,8 @@ fn indexes(gpus: &[Gpu]) -> Option<String> {
     let mut spans: Vec<(u32, u32)> = Vec::new();
     for gpu in gpus.iter().filter(|gpu| gpu.mig.is_some()) {
         match spans.last_mut() {
-            Some((_, last)) if last.checked_add(1) == Some(gpu.index) => *last = gpu.index,
-            Some(_) | None => spans.push((gpu.index, gpu.index)),
+            Some((_, last)) if last.checked_add(1) == Some(gpu.index.0) => *last = gpu.index.0,
+            Some(_) | None => spans.push((gpu.index.0, gpu.index.0)),
         }
     }
     let text = |(from, to): &(u32, u32)| if from == to { from.to_string() } else { format!("{from}-{to}") };

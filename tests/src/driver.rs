@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use gpush_api::{GpuInstance, Mig, Placement};
+use gpush_api::{GpuInstance, GpuUuid, Mig, Placement};
 use gpush_nvml::{Hardware, Options, Reading};
 
 use crate::host::{Host, program};
@@ -42,7 +42,7 @@ pub fn hardware_of(library: &Path) -> Hardware {
 ///
 /// # Panics
 /// If a GPU cannot be listed.
-pub async fn uuids(hardware: &Hardware) -> Vec<String> {
+pub async fn uuids(hardware: &Hardware) -> Vec<GpuUuid> {
     let list = hardware.list().await.expect("the GPUs can be listed");
     list.into_iter().map(|listed| listed.identity.expect("the GPU has an identity").uuid).collect()
 }
@@ -62,7 +62,7 @@ pub fn mig(reading: &Reading) -> &Mig {
 /// If the profile or placement does not exist, or the driver refuses.
 pub async fn create(hardware: &Hardware, uuid: &str, profile: &str, start: u8) -> GpuInstance {
     let (profile_id, placement) = place(hardware, uuid, profile, start).await;
-    hardware.create_gpu_instance(uuid, profile_id, placement).await.expect("the instance can be created")
+    hardware.create_gpu_instance(&uuid.into(), profile_id, placement).await.expect("the instance can be created")
 }
 
 /// Returns the id of the profile with this name, and the profile's placement at a start slice.
@@ -70,7 +70,7 @@ pub async fn create(hardware: &Hardware, uuid: &str, profile: &str, start: u8) -
 /// # Panics
 /// If the profile or the placement does not exist.
 pub async fn place(hardware: &Hardware, uuid: &str, profile: &str, start: u8) -> (u32, Placement) {
-    let reading = hardware.read(uuid).await.expect("the GPU can be read");
+    let reading = hardware.read(&uuid.into()).await.expect("the GPU can be read");
     let profile = mig(&reading).profiles.iter().find(|p| p.name == profile).expect("such a profile");
     let placement = profile.placements.iter().find(|p| p.start == start).expect("such a placement");
     (profile.id, *placement)

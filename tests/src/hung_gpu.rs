@@ -19,8 +19,10 @@ use crate::{
 /// time-sliced.
 const HOST: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\ncount = 4\n";
 const CONFIG: &str = r#"
+[driver]
+read_ms = 10000
 [mps]
-health = "1s"
+health_s = 1
 [[gpu]]
 match = ["0-1"]
 mode = "mps"

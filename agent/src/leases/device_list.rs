@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{Lease, MigDevice, MpsDaemon};
+use gpush_api::{Lease, MigDevice, MpsDaemon, TargetUuid};
 use gpush_core::{
     devices::{CallerQuota, Offers},
     schedule::{Need, Needs, Ticket},
@@ -48,11 +48,12 @@ pub(crate) async fn devices(
 
 /// Returns the free MIG devices that queued requests and operations get first. The map contains the UUID of each such
 /// device, and the request or operation that gets it.
-fn takers(scheduler: &Scheduler, snapshot: &PlacementSnapshot) -> BTreeMap<String, String> {
+fn takers(scheduler: &Scheduler, snapshot: &PlacementSnapshot) -> BTreeMap<TargetUuid, String> {
     // The search runs without the lock of the queue.
     let takers = &snapshot.schedule().takers;
     scheduler.with_queue(|queue| {
-        let named = |(uuid, ticket): (&String, &Ticket)| Some((uuid.clone(), queue.get(*ticket)?.waiter.to_string()));
+        let named =
+            |(uuid, ticket): (&TargetUuid, &Ticket)| Some((uuid.clone(), queue.get(*ticket)?.waiter.to_string()));
         takers.iter().filter_map(named).collect()
     })
 }

@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest, SlurmLeftover};
+use gpush_api::{ApiError, Code, GpuIndex, GpuUuid, LeaseBinding, LeaseGrant, LeaseId, LeaseRequest, SlurmLeftover};
 use gpush_core::{config::Config, lease::machine::EndProcesses};
 
 use super::{
@@ -96,10 +96,10 @@ impl Leases {
     pub(crate) fn what_is_left(&self, id: LeaseId) -> Option<SlurmLeftover> {
         let host = self.handles.context.state.now();
         let lease = host.leases.open.get(&id)?;
-        let gpus = lease.record.members.iter().filter_map(|member| Some(host.gpu(&member.gpu)?.gpu.index));
+        let gpus = lease.record.members.iter().filter_map(|member| Some(host.gpu(&member.gpu_uuid)?.gpu.index));
         Some(SlurmLeftover {
             lease: id,
-            gpus: gpus.collect::<BTreeSet<u32>>().into_iter().collect(),
+            gpus: gpus.collect::<BTreeSet<GpuIndex>>().into_iter().collect(),
             waits_for: lease.waits_for.clone(),
             unattributed: lease.unattributed,
         })
@@ -121,13 +121,13 @@ impl Leases {
     }
 
     /// Returns whether one of these GPUs, or one of their MIG devices, is shared through MPS.
-    pub(crate) fn has_mps_target(&self, gpus: &[String]) -> bool {
+    pub(crate) fn has_mps_target(&self, gpus: &[GpuUuid]) -> bool {
         mps::has_target(&self.handles.context.state.now(), gpus)
     }
 
     /// Returns whether one of these GPUs has an MPS daemon that does not serve clients.
-    pub(crate) fn lacks_an_mps_daemon(&self, gpus: &[String]) -> bool {
-        let gpus: Vec<&str> = gpus.iter().map(String::as_str).collect();
+    pub(crate) fn lacks_an_mps_daemon(&self, gpus: &[GpuUuid]) -> bool {
+        let gpus: Vec<&GpuUuid> = gpus.iter().collect();
         let host = self.handles.context.state.now();
         !mps::outlook(&host, Viewer::Agent).not_serving(&gpus).is_empty()
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::LeaseBinding;
+use gpush_api::{LeaseBinding, TargetUuid};
 
 /// The additional data of a request from Slurm's hooks.
 #[derive(Debug, Clone)]
@@ -10,7 +10,7 @@ pub(crate) struct JobTerms {
     /// The binding to the Slurm job.
     pub(crate) binding: LeaseBinding,
     /// UUIDs of the MIG devices that Slurm allocated; `None` if Slurm allocated whole GPUs.
-    pub(crate) targets: Option<BTreeSet<String>>,
+    pub(crate) targets: Option<BTreeSet<TargetUuid>>,
     /// Whether Slurm allocated the devices. If so, Slurm also limits the number of devices and the
     /// time of the job.
     pub(crate) has_gres: bool,

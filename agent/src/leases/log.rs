@@ -7,7 +7,7 @@
 
 use std::fmt::Display;
 
-use gpush_api::LeaseMember;
+use gpush_api::{GpuUuid, LeaseMember, TargetUuid};
 use gpush_core::sharing;
 use gpush_store::LeaseRecord;
 
@@ -23,17 +23,17 @@ const MOST: usize = 1000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Device {
     /// UUID of the GPU.
-    gpu: String,
+    gpu: GpuUuid,
     /// UUID of the MIG device; `None` if the device is a whole GPU, or is being created.
-    mig: Option<String>,
+    mig: Option<TargetUuid>,
     /// The name, such as `GPU 0` or `MIG device 0:1g.10gb@4`.
     name: String,
 }
 
 impl Device {
     fn of(member: &LeaseMember, host: &HostState) -> Self {
-        let mig = (member.target != member.gpu && !member.target.is_empty()).then(|| member.target.clone());
-        let gpu = host.gpu(&member.gpu).map(|snapshot| &snapshot.gpu);
+        let mig = (member.target != member.gpu_uuid && !member.target.is_empty()).then(|| member.target.clone());
+        let gpu = host.gpu(&member.gpu_uuid).map(|snapshot| &snapshot.gpu);
         let place = gpu.and_then(|gpu| sharing::locate_target(std::slice::from_ref(gpu), &member.target));
         let name = match (place, gpu, &mig) {
             (Some((index, Some(device))), _, _) => format!("MIG device {index}:{device}"),
@@ -41,9 +41,9 @@ impl Device {
             (None, _, Some(mig)) => format!("MIG device {mig}"),
             (Some((index, None)), _, _) => format!("GPU {index}"),
             (None, Some(gpu), None) => format!("GPU {}", gpu.index),
-            (None, None, None) => member.gpu.clone(),
+            (None, None, None) => member.gpu_uuid.to_string(),
         };
-        Self { gpu: member.gpu.clone(), mig, name }
+        Self { gpu: member.gpu_uuid.clone(), mig, name }
     }
 }
 
@@ -92,7 +92,7 @@ fn entries(state: &State, record: &LeaseRecord, first: &str, what: &str) {
         let gpu = |at: usize| some.get(at).map(|device| device.gpu.as_str());
         // A field without a value is left out.
         let other_gpu = |at: usize| gpu(at).filter(|uuid| (0..at).all(|before| gpu(before) != Some(uuid)));
-        let mig = |at: usize| some.get(at).and_then(|device| device.mig.as_deref());
+        let mig = |at: usize| some.get(at).and_then(|device| device.mig.as_ref().map(TargetUuid::as_str));
         tracing::info!(
             %lease, uid,
             gpu = gpu(0), mig = mig(0), gpu = other_gpu(1), mig = mig(1), gpu = other_gpu(2), mig = mig(2),

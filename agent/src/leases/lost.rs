@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{GpuState, LeaseId, LeaseState};
+use gpush_api::{GpuState, GpuUuid, LeaseId, LeaseState, TargetUuid};
 
 use super::{Leases, actor::LeaseCommand};
 use crate::state::HostState;
@@ -18,7 +18,7 @@ pub(super) async fn end_lost(leases: Leases) {
             .open
             .values()
             .filter(|lease| lease.state.name() == LeaseState::Active)
-            .filter(|lease| lease.record.members.iter().any(|member| is_gone(&host, &member.gpu, &member.target)))
+            .filter(|lease| lease.record.members.iter().any(|member| is_gone(&host, &member.gpu_uuid, &member.target)))
             .map(|lease| lease.id())
             .collect();
         for id in gone {
@@ -68,7 +68,7 @@ async fn forget_gone(leases: &Leases, host: &HostState) -> Result<(), gpush_stor
 }
 
 /// Returns whether the GPU is lost, or a reading of the GPU does not show the leased MIG device.
-fn is_gone(host: &Arc<HostState>, gpu: &str, target: &str) -> bool {
+fn is_gone(host: &Arc<HostState>, gpu: &GpuUuid, target: &TargetUuid) -> bool {
     let Some(snapshot) = host.gpu(gpu) else { return false };
     let one = &snapshot.gpu;
     match one.state {
@@ -76,7 +76,7 @@ fn is_gone(host: &Arc<HostState>, gpu: &str, target: &str) -> bool {
         GpuState::Ready | GpuState::Cordoned | GpuState::Degraded if !one.stale && target != gpu => {
             let instances = one.mig.iter().flat_map(|mig| &mig.instances);
             let mut devices = instances.flat_map(|instance| &instance.compute);
-            !snapshot.is_unread() && !devices.any(|device| device.uuid.as_deref() == Some(target))
+            !snapshot.is_unread() && !devices.any(|device| device.uuid.as_ref() == Some(target))
         }
         GpuState::Ready
         | GpuState::Cordoned
@@ -102,15 +102,15 @@ mod tests {
         let gone = |state, stale, target: &str| {
             let mut gpu = gpus[0].clone();
             (gpu.state, gpu.stale) = (state, stale);
-            is_gone(&Arc::new(host_of(vec![gpu])), &uuid, target)
+            is_gone(&Arc::new(host_of(vec![gpu])), &uuid, &target.into())
         };
         assert!(gone(GpuState::Ready, false, device) && gone(GpuState::Degraded, false, device));
         assert!(!gone(GpuState::Ready, true, device), "an old reading shows nothing");
         for state in [GpuState::Changing, GpuState::Held, GpuState::Unknown, GpuState::Maintenance] {
             assert!(!gone(state, false, device), "{state:?}");
         }
-        assert!(gone(GpuState::Lost, true, device) && gone(GpuState::Lost, true, &uuid));
-        assert!(!gone(GpuState::Ready, false, &uuid), "the GPU is there");
-        assert!(!is_gone(&Arc::new(host_of(Vec::new())), &uuid, device), "gpushd has not listed the GPUs yet");
+        assert!(gone(GpuState::Lost, true, device) && gone(GpuState::Lost, true, uuid.as_str()));
+        assert!(!gone(GpuState::Ready, false, uuid.as_str()), "the GPU is there");
+        assert!(!is_gone(&Arc::new(host_of(Vec::new())), &uuid, &device.into()), "gpushd has not listed the GPUs yet");
     }
 }

@@ -221,17 +221,17 @@ async fn lists(leases: &Leases, lease: &OpenLease) -> Vec<MemberLists> {
 /// for the server.
 async fn driver_processes(leases: &Leases, member: &LeaseMember) -> Option<Vec<u32>> {
     let host = leases.handles.context.state.now();
-    if host.gpu(&member.gpu).is_some_and(|gpu| gpu.gpu.state == GpuState::Lost) {
+    if host.gpu(&member.gpu_uuid).is_some_and(|gpu| gpu.gpu.state == GpuState::Lost) {
         // No process computes on a lost GPU.
         return Some(Vec::new());
     }
-    let reading = leases.handles.context.readings.read_now_within(&member.gpu, DRIVER).await?.ok()?;
+    let reading = leases.handles.context.readings.read_now_within(&member.gpu_uuid, DRIVER).await?.ok()?;
     if !reading.processes_known {
         return None;
     }
     // Each process with whether the driver lists it on the MIG device.
     let mut processes: Vec<(&Process, bool)> = Vec::new();
-    if member.target == member.gpu {
+    if member.target == member.gpu_uuid {
         processes.extend(reading.processes.iter().map(|process| (process, false)));
     }
     for instance in reading.mig.iter().flat_map(|mig| &mig.instances) {
@@ -254,8 +254,8 @@ async fn driver_processes(leases: &Leases, member: &LeaseMember) -> Option<Vec<u
     let without_servers = subtask::blocking(move || {
         let servers = mps.servers();
         found.retain(|(pid, kind, on_device)| {
-            let device = on_device.then_some(member.target.as_str());
-            servers.of_process(*pid, *kind, Place::Device { gpu: &member.gpu, device }).is_none()
+            let device = on_device.then_some(&member.target);
+            servers.of_process(*pid, *kind, Place::Device { gpu: &member.gpu_uuid, device }).is_none()
         });
         found.into_iter().map(|(pid, ..)| pid).collect()
     });

@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, Code, Gpu, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest, LeaseShare};
+use gpush_api::{
+    ApiError, Code, Gpu, GpuIndex, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest, LeaseShare, TargetUuid,
+};
 use gpush_core::{
     lease::{
         placement::{GpuOffer, Host, PlacementRequest, RequestedShare},
@@ -112,8 +114,8 @@ pub(super) async fn resolve(
 /// - If only `withheld` GPUs offer the kind.
 fn share(
     request: &LeaseRequest,
-    selected: Option<&BTreeSet<u32>>,
-    withheld: &BTreeSet<u32>,
+    selected: Option<&BTreeSet<GpuIndex>>,
+    withheld: &BTreeSet<GpuIndex>,
     is_job: bool,
     offered: impl FnOnce() -> Host,
     of_target: impl FnOnce(&str) -> Result<LeaseShare, ApiError>,
@@ -126,7 +128,7 @@ fn share(
     let share = match named {
         Some(share) => share,
         None => {
-            let is_selected = |index: u32| selected.is_none_or(|selected| selected.contains(&index));
+            let is_selected = |index: GpuIndex| selected.is_none_or(|selected| selected.contains(&index));
             let kinds: Vec<LeaseKind> =
                 offered.gpus.iter().filter(|gpu| is_selected(gpu.index)).flat_map(GpuOffer::kinds).collect();
             let share = match &request.target {
@@ -157,7 +159,7 @@ fn holder(caller: &Caller, requested: Option<u32>) -> Result<u32, ApiError> {
 }
 
 /// Finds the UUID of the MPS target or MIG device that a text names.
-fn target(now: &Arc<HostState>, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<String, ApiError> {
+fn target(now: &Arc<HostState>, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<TargetUuid, ApiError> {
     match kind {
         LeaseKind::Mps => {
             let found = mps::find(now, text).map(|target| target.uuid.clone());
@@ -175,7 +177,7 @@ fn target(now: &Arc<HostState>, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Re
 }
 
 /// Returns the UUID and the profile of the MIG device that a text names.
-fn mig_device(gpus: &[Gpu], text: &str) -> Option<(String, String)> {
+fn mig_device(gpus: &[Gpu], text: &str) -> Option<(TargetUuid, String)> {
     let typed = text.trim();
     let instances =
         gpus.iter().flat_map(|gpu| gpu.mig.iter().flat_map(move |mig| mig.instances.iter().map(move |i| (gpu, i))));
@@ -185,7 +187,8 @@ fn mig_device(gpus: &[Gpu], text: &str) -> Option<(String, String)> {
             Some((compute.uuid.clone()?, name, compute.profile.clone()))
         })
     });
-    let found = devices.find(|(uuid, name, _)| uuid.eq_ignore_ascii_case(typed) || name.eq_ignore_ascii_case(typed));
+    let found =
+        devices.find(|(uuid, name, _)| uuid.as_str().eq_ignore_ascii_case(typed) || name.eq_ignore_ascii_case(typed));
     found.map(|(uuid, _, profile)| (uuid, profile))
 }
 
@@ -288,10 +291,10 @@ mod tests {
             let whole = Some(WholeOffer { free: true, leased: false });
             GpuOffer { index, whole, ..GpuOffer::default() }
         };
-        let offered = || Host { gpus: vec![offer(1)] };
+        let offered = || Host { gpus: vec![offer(GpuIndex(1))] };
         let unnamed = LeaseRequest::default();
         assert_eq!(share(&unnamed, None, &none, false, offered, no_target), Ok(RequestedShare::Whole));
-        let (selected, withheld) = (BTreeSet::from([0]), BTreeSet::from([1]));
+        let (selected, withheld) = (BTreeSet::from([GpuIndex(0)]), BTreeSet::from([GpuIndex(1)]));
         let denied = share(&named, Some(&selected), &withheld, false, offered, no_target).unwrap_err();
         assert_eq!(denied.code, Code::Denied);
     }
@@ -323,7 +326,7 @@ mod tests {
     #[test]
     fn mig_device_is_found_by_uuid_and_by_place() {
         let gpus = [crate::modes::scene::mig_gpu(&["3g.40gb@4", "2g.20gb@0"])];
-        let second = Some(("MIG-1".to_owned(), "3g.40gb".to_owned()));
+        let second = Some(("MIG-1".into(), "3g.40gb".to_owned()));
         for text in ["MIG-1", "mig-1", " 0:3g.40gb@4 ", "0:3G.40GB@4"] {
             assert_eq!(mig_device(&gpus, text), second, "{text}");
         }

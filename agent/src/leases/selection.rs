@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, Code, Gpu, LeaseKind, LeaseRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, LeaseKind, LeaseRequest, TargetUuid};
 use gpush_core::{
     config::Rule,
     lease::{
@@ -19,7 +19,7 @@ use crate::{
 
 /// Returns the indexes of the GPUs that the request selects; `None` if the request does not select GPUs, so that any
 /// GPU is possible.
-pub(super) fn selected(host: &HostState, request: &LeaseRequest) -> Result<Option<BTreeSet<u32>>, ApiError> {
+pub(super) fn selected(host: &HostState, request: &LeaseRequest) -> Result<Option<BTreeSet<GpuIndex>>, ApiError> {
     if request.gpus.is_empty() {
         return Ok(None);
     }
@@ -35,8 +35,8 @@ pub(super) fn selected(host: &HostState, request: &LeaseRequest) -> Result<Optio
 pub(super) fn for_caller(
     caller: &Caller,
     host: &HostState,
-    selected: Option<BTreeSet<u32>>,
-) -> Result<(Option<BTreeSet<u32>>, BTreeSet<u32>), ApiError> {
+    selected: Option<BTreeSet<GpuIndex>>,
+) -> Result<(Option<BTreeSet<GpuIndex>>, BTreeSet<GpuIndex>), ApiError> {
     let slurms = slurm_gpus(host);
     // A hook that selects GPUs may lease them, because Slurm allocated them. If Slurm allocated no GPU to a job, the
     // hook selects no GPU, and the job gets no GPU that only hooks may lease.
@@ -56,8 +56,8 @@ pub(super) fn for_caller(
 pub(super) fn is_offered_only_to_slurm(
     offered: &Host,
     kind: LeaseKind,
-    selected: Option<&BTreeSet<u32>>,
-    withheld: &BTreeSet<u32>,
+    selected: Option<&BTreeSet<GpuIndex>>,
+    withheld: &BTreeSet<GpuIndex>,
 ) -> bool {
     let mut offering = offered.gpus.iter().filter(|gpu| gpu.kinds().any(|offered| offered == kind));
     let is_selected = |gpu: &GpuOffer| selected.is_none_or(|selected| selected.contains(&gpu.index));
@@ -69,9 +69,9 @@ pub(super) fn allowed(
     caller: &Caller,
     host: &HostState,
     quota: &Effective,
-    selected: Option<&BTreeSet<u32>>,
-) -> BTreeSet<u32> {
-    let mut all: BTreeSet<u32> = host.gpus.iter().map(|gpu| gpu.gpu.index).collect();
+    selected: Option<&BTreeSet<GpuIndex>>,
+) -> BTreeSet<GpuIndex> {
+    let mut all: BTreeSet<GpuIndex> = host.gpus.iter().map(|gpu| gpu.gpu.index).collect();
     match (caller.viewer, selected) {
         (Viewer::Hook, Some(selected)) => all.clone_from(selected),
         _ => all = &all - &slurm_gpus(host),
@@ -88,16 +88,17 @@ pub(super) fn allowed(
 /// If no selected GPU has one of the targets.
 pub(super) fn on_targets(
     gpus: &[Gpu],
-    selected: Option<BTreeSet<u32>>,
-    targets: &BTreeSet<String>,
-    withheld: &BTreeSet<u32>,
+    selected: Option<BTreeSet<GpuIndex>>,
+    targets: &BTreeSet<TargetUuid>,
+    withheld: &BTreeSet<GpuIndex>,
     is_job: bool,
-) -> Result<Option<BTreeSet<u32>>, ApiError> {
+) -> Result<Option<BTreeSet<GpuIndex>>, ApiError> {
     let has_target = |gpu: &&Gpu| {
         let devices = gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
-        targets.contains(&gpu.uuid) || devices.filter_map(|one| one.uuid.as_ref()).any(|uuid| targets.contains(uuid))
+        targets.contains(gpu.uuid.as_target())
+            || devices.filter_map(|one| one.uuid.as_ref()).any(|uuid| targets.contains(uuid))
     };
-    let theirs: BTreeSet<u32> = gpus.iter().filter(has_target).map(|gpu| gpu.index).collect();
+    let theirs: BTreeSet<GpuIndex> = gpus.iter().filter(has_target).map(|gpu| gpu.index).collect();
     let left = match &selected {
         Some(selected) => selected & &theirs,
         None => theirs.clone(),
@@ -118,12 +119,15 @@ pub(super) fn on_targets(
 ///
 /// # Errors
 /// If all selected GPUs are excluded.
-pub(super) fn without_dynamic(host: &HostState, selected: Option<BTreeSet<u32>>) -> Result<BTreeSet<u32>, ApiError> {
+pub(super) fn without_dynamic(
+    host: &HostState,
+    selected: Option<BTreeSet<GpuIndex>>,
+) -> Result<BTreeSet<GpuIndex>, ApiError> {
     let is_dynamic = |gpu: &&Arc<GpuSnapshot>| {
         let rule = gpu.rule.and_then(|rule| host.config.rules.get(rule));
         rule.is_some_and(Rule::is_dynamic) && gpu.gpu.overridden.is_none()
     };
-    let dynamic: BTreeSet<u32> = host.gpus.iter().filter(is_dynamic).map(|gpu| gpu.gpu.index).collect();
+    let dynamic: BTreeSet<GpuIndex> = host.gpus.iter().filter(is_dynamic).map(|gpu| gpu.gpu.index).collect();
     let mut left = selected.unwrap_or_else(|| host.gpus.iter().map(|gpu| gpu.gpu.index).collect());
     let were_there = !left.is_empty();
     left.retain(|index| !dynamic.contains(index));
@@ -180,8 +184,8 @@ mod tests {
         Caller::with_viewer(peer, viewer, Ok(Account::User(1000)))
     }
 
-    fn set<const N: usize>(indexes: [u32; N]) -> BTreeSet<u32> {
-        indexes.into()
+    fn set<const N: usize>(indexes: [u32; N]) -> BTreeSet<GpuIndex> {
+        indexes.map(GpuIndex).into()
     }
 
     #[test]
@@ -231,13 +235,13 @@ mod tests {
         let whole = Some(WholeOffer { free: true, leased: false });
         let offered = Host {
             gpus: vec![
-                GpuOffer { index: 1, whole, ..GpuOffer::default() },
-                GpuOffer { index: 6, ..GpuOffer::default() },
+                GpuOffer { index: GpuIndex(1), whole, ..GpuOffer::default() },
+                GpuOffer { index: GpuIndex(6), ..GpuOffer::default() },
             ],
         };
         let is_slurms = |selected: u32, withheld: &[u32]| {
-            let withheld = withheld.iter().copied().collect();
-            is_offered_only_to_slurm(&offered, LeaseKind::Whole, Some(&BTreeSet::from([selected])), &withheld)
+            let withheld = withheld.iter().copied().map(GpuIndex).collect();
+            is_offered_only_to_slurm(&offered, LeaseKind::Whole, Some(&BTreeSet::from([GpuIndex(selected)])), &withheld)
         };
         assert!(!is_slurms(6, &[]), "-g 6");
         assert!(is_slurms(6, &[1]), "-g 1,6");
@@ -250,15 +254,15 @@ mod tests {
         let mut gpus = preset::gpus("dgx-a100").expect("a preset");
         gpus.truncate(3);
         let found = |target: &str, selected: Option<u32>| {
-            let selected = selected.map(|index| BTreeSet::from([index]));
-            on_targets(&gpus, selected, &BTreeSet::from([target.to_owned()]), &BTreeSet::from([2]), false)
+            let selected = selected.map(|index| BTreeSet::from([GpuIndex(index)]));
+            on_targets(&gpus, selected, &BTreeSet::from([target.into()]), &BTreeSet::from([GpuIndex(2)]), false)
         };
-        let one = |index: u32| Ok(Some(BTreeSet::from([index])));
-        assert_eq!(found(&gpus[1].uuid, None), one(1));
-        assert_eq!(found(&gpus[1].uuid, Some(1)), one(1));
+        let one = |index: u32| Ok(Some(BTreeSet::from([GpuIndex(index)])));
+        assert_eq!(found(gpus[1].uuid.as_str(), None), one(1));
+        assert_eq!(found(gpus[1].uuid.as_str(), Some(1)), one(1));
         assert_eq!(found("MIG-gone", Some(0)), one(0));
-        let error = found(&gpus[1].uuid, Some(0)).unwrap_err();
+        let error = found(gpus[1].uuid.as_str(), Some(0)).unwrap_err();
         assert_eq!(error.message, "the target is on GPU 1, which the request does not select");
-        assert_eq!(found(&gpus[2].uuid, Some(0)).unwrap_err().code, Code::Denied);
+        assert_eq!(found(gpus[2].uuid.as_str(), Some(0)).unwrap_err().code, Code::Denied);
     }
 }

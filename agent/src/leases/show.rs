@@ -279,7 +279,8 @@ fn variables(leases: &Leases, record: &LeaseRecord) -> Result<Environment, ApiEr
         ApiError::new(Code::Unavailable, format!("lease {} has no environment variables: {what}", record.id))
             .retryable()
     };
-    let device = |member: &LeaseMember| DeviceUuid::new(&member.target).map_err(|error| fault(&error.to_string()));
+    let device =
+        |member: &LeaseMember| DeviceUuid::new(member.target.as_str()).map_err(|error| fault(&error.to_string()));
     let devices = record.members.iter().map(device).collect::<Result<_, _>>()?;
     let client = |member: &LeaseMember| match &member.share {
         MemberShare::Mps { percentage, memory_limit_mib, priority } => {

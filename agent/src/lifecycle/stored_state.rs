@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{ApiError, Code, EndReason, text};
+use gpush_api::{ApiError, Code, EndReason, GpuUuid, text};
 use gpush_core::mps::MpsTargetRecord;
 use gpush_host::accounts::{Account, Accounts};
 use gpush_nvml::RemappedRows;
@@ -48,7 +48,7 @@ pub(crate) struct StoredState {
     /// Generation of the desired state.
     pub(crate) generation: u64,
     /// The last recorded numbers of remapped memory rows, by UUID of the GPU.
-    pub(crate) noticed: BTreeMap<String, RemappedRows>,
+    pub(crate) noticed: BTreeMap<GpuUuid, RemappedRows>,
     /// The loss of the database, if the loss was on this boot and no administrator has accepted it yet.
     pub(crate) lost: Option<Lost>,
     /// Time from which gpushd has recorded every grant on this boot. `None` if no loss of the database was accepted on
@@ -244,7 +244,7 @@ fn plan_of_condition(view: &View<'_>, condition: &Condition) -> Result<Option<Pa
     };
     let intent = view.intent(operation)?.unwrap_or_default();
     let mut gpus = intent.gpus.iter().enumerate();
-    Ok(gpus.find(|(_, gpu)| gpu.plan.uuid == *uuid).map(|(position, gpu)| Part::recorded(position, gpu)))
+    Ok(gpus.find(|(_, gpu)| gpu.plan.gpu_uuid == *uuid).map(|(position, gpu)| Part::recorded(position, gpu)))
 }
 
 /// Finds operations without a recorded end that must have ended, because a later operation has begun on one of their
@@ -272,7 +272,7 @@ fn superseded(
 }
 
 /// Returns the UUIDs of the GPUs that an operation claims when it begins.
-fn claimed(intent: &Intent) -> BTreeSet<String> {
+fn claimed(intent: &Intent) -> BTreeSet<GpuUuid> {
     operation::gpus(intent.gpus.iter().map(|gpu| &gpu.plan)).into_iter().map(|(_, uuid)| uuid).collect()
 }
 
@@ -314,14 +314,15 @@ pub(crate) fn health(notes: &[Note]) -> impl Iterator<Item = ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{Actor, GpuPlan, OperationState};
+    use gpush_api::{Actor, GpuIndex, GpuPlan, OperationState};
     use gpush_host::identity::Users;
     use gpush_store::{GpuIntent, NewOperation};
 
     use super::*;
 
     fn intent(gpus: &[u32]) -> Intent {
-        let plan = |gpu: &u32| GpuPlan { gpu: *gpu, uuid: format!("GPU-{gpu}"), ..GpuPlan::default() };
+        let plan =
+            |gpu: &u32| GpuPlan { gpu: GpuIndex(*gpu), gpu_uuid: format!("GPU-{gpu}").into(), ..GpuPlan::default() };
         let gpus = gpus.iter().map(|gpu| GpuIntent { before: None, plan: plan(gpu) });
         Intent { gpus: gpus.collect(), ..Intent::default() }
     }

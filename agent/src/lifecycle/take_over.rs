@@ -1,5 +1,6 @@
 //! Takes over the maintenance, the MPS daemons, the operations and the leases of an earlier gpushd.
 
+use gpush_api::GpuUuid;
 use std::{collections::BTreeMap, sync::Arc};
 
 use gpush_store::{OperationId, UnfinishedOperation};
@@ -23,7 +24,7 @@ pub(super) async fn take_over(
     unfinished: Vec<UnfinishedOperation>,
     superseded: &BTreeMap<OperationId, OperationId>,
     boot_id: &str,
-) -> Vec<String> {
+) -> Vec<GpuUuid> {
     let leases = &handles.leases;
     // Call this before any request or queued operation can begin, because they call the driver.
     handles.maintenance.resume();

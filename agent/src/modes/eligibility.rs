@@ -1,6 +1,6 @@
 //! Checks whether a GPU accepts new leases. docs/states.md shows in which states a GPU does.
 
-use gpush_api::{ApiError, Code, Gpu, GpuState};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, GpuState, GpuUuid};
 
 use crate::state::{Reason, State, words};
 
@@ -34,7 +34,7 @@ pub(crate) fn refusal(gpu: &Gpu, label: &str) -> Option<ApiError> {
     Some(if gpu.state == GpuState::Lost { error } else { error.retryable() })
 }
 
-fn show(index: u32) -> String {
+fn show(index: GpuIndex) -> String {
     format!("`gpushctl gpu show {index}` shows its state")
 }
 
@@ -42,7 +42,7 @@ fn show(index: u32) -> String {
 ///
 /// # Errors
 /// If an operation is changing the GPU. The error names the operation.
-pub(crate) fn not_changing(state: &State, index: u32, uuid: &str) -> Result<(), ApiError> {
+pub(crate) fn not_changing(state: &State, index: GpuIndex, uuid: &GpuUuid) -> Result<(), ApiError> {
     let host = state.now();
     let reasons = host.gpu(uuid).map(|gpu| gpu.reasons.as_slice()).unwrap_or_default();
     let holder = reasons.iter().find_map(|reason| match reason {

@@ -26,13 +26,13 @@ pub(crate) mod scene;
 pub(crate) mod shared_gpus;
 pub(crate) mod timeslice;
 
-use gpush_api::ApiError;
+use gpush_api::{ApiError, GpuUuid};
 
 /// A GPU that steps change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GpuName {
     /// UUID of the GPU.
-    pub(crate) uuid: String,
+    pub(crate) uuid: GpuUuid,
     /// Name of the GPU in messages: `GPU 0 (GPU-…)`.
     pub(crate) label: String,
 }

@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, slice};
 
 use gpush_api::{
-    ComputeMode, Gpu, GpuLayout, GpuPlan, LayoutSource, LeaseMember, MemberShare, Mig, MpsPolicy, PlanRequest, Process,
-    ProcessKind,
+    ComputeMode, Gpu, GpuIndex, GpuLayout, GpuPlan, LayoutSource, LeaseMember, MemberShare, Mig, MpsPolicy,
+    PlanRequest, Process, ProcessKind,
 };
 use gpush_core::{
     config::Config,
@@ -20,7 +20,7 @@ use jiff::Timestamp;
 /// Returns GPU 0, an A100 with the UUID `GPU-0`. MIG mode is off.
 pub(crate) fn whole_gpu() -> Gpu {
     let mut gpu = preset::gpus("dgx-a100").unwrap().remove(0);
-    gpu.uuid = "GPU-0".to_owned();
+    gpu.uuid = "GPU-0".into();
     gpu.mig.as_mut().unwrap().set_mode(false, false);
     gpu
 }
@@ -39,7 +39,7 @@ pub(crate) fn mig_gpu(layout: &[&str]) -> Gpu {
         instance.id = id;
         for (id, compute) in (0..).zip(&mut instance.compute) {
             compute.id = id;
-            compute.uuid = devices.next().map(|number| format!("MIG-{number}"));
+            compute.uuid = devices.next().map(|number| format!("MIG-{number}").into());
         }
     }
     gpu
@@ -65,7 +65,7 @@ pub(crate) fn plan_layout(gpu: &Gpu, layout: &[&str]) -> GpuPlan {
 
 /// Plans to disable MIG mode on GPU 0.
 pub(crate) fn plan_mig_off(gpu: &Gpu) -> GpuPlan {
-    let off = GpuLayout { gpu: gpu.uuid.clone(), mig: false, layout: Vec::new() };
+    let off = GpuLayout { gpu: gpu.uuid.to_string(), mig: false, layout: Vec::new() };
     plan_request(gpu, Vec::new(), LayoutSource::PerGpu(vec![off]))
 }
 
@@ -111,7 +111,7 @@ pub(crate) fn process(pid: u32) -> Process {
 /// Returns the member of a lease of a MIG device. `target` is empty if the device does not exist yet.
 pub(crate) fn mig_member(gpu: &str, target: &str, profile: &str) -> LeaseMember {
     let share = MemberShare::Mig { profile: profile.to_owned() };
-    LeaseMember { target: target.to_owned(), gpu: gpu.to_owned(), share, memory_mib: 1, gpu_memory_mib: 4 }
+    LeaseMember { target: target.into(), gpu_uuid: gpu.into(), share, memory_mib: 1, gpu_memory_mib: 4 }
 }
 
 /// The state of an MPS daemon that serves clients.
@@ -150,18 +150,18 @@ pub(crate) fn daemon_report(state: SupervisorState) -> DaemonReport {
 pub(crate) fn mps_target(uuid: &str, report: DaemonReport) -> MpsTarget {
     let full_gpu = uuid == "GPU-0";
     let desired = SharingTarget {
-        uuid: uuid.to_owned(),
-        gpu: 0,
-        gpu_uuid: "GPU-0".to_owned(),
+        uuid: uuid.into(),
+        gpu: GpuIndex(0),
+        gpu_uuid: "GPU-0".into(),
         device: (!full_gpu).then(|| "3g.40gb@4".to_owned()),
         memory_mib: Some(40_960),
         policy: MpsPolicy::default(),
         full_gpu,
     };
     MpsTarget {
-        uuid: uuid.to_owned(),
+        uuid: uuid.into(),
         short: "g1".to_owned(),
-        gpu_uuid: "GPU-0".to_owned(),
+        gpu_uuid: "GPU-0".into(),
         desired: Some(desired),
         supervisor: 0,
         report,

@@ -4,7 +4,7 @@
 //! changes nothing in the driver, so gpushd needs no operation for it. [`crate::state`] handles the
 //! cordons that gpushd sets itself.
 
-use gpush_api::{ApiError, Change as Reported};
+use gpush_api::{ApiError, Change as Reported, GpuUuid};
 use gpush_store::{AuditEvent, ConditionKind, NewCondition, Scope};
 
 use crate::{
@@ -20,7 +20,7 @@ const ADMIN: &str = "admin";
 ///
 /// # Errors
 /// If the change cannot be recorded.
-pub(crate) async fn set(commits: &Commits, host: &HostState, uuid: String, request: Request) -> Result<(), ApiError> {
+pub(crate) async fn set(commits: &Commits, host: &HostState, uuid: GpuUuid, request: Request) -> Result<(), ApiError> {
     let cordons = host.gpu(&uuid).map(|gpu| gpu.gpu.cordons.clone()).unwrap_or_default();
     let before = cordons.into_iter().find(|cordon| cordon.cause == ADMIN);
     let given = request.reason.clone().filter(|reason| !reason.is_empty());
@@ -31,13 +31,13 @@ pub(crate) async fn set(commits: &Commits, host: &HostState, uuid: String, reque
         reason: given.or_else(|| before.map(|cordon| cordon.reason)).unwrap_or_default(),
         by: Some(request.by.clone()),
     };
-    tracing::info!(gpu = uuid, uid = request.by.uid, "cordoned: {}", new.reason);
+    tracing::info!(gpu = uuid.as_str(), uid = request.by.uid, "cordoned: {}", new.reason);
     let reported = change_event("gpu.cordon", &uuid, &request);
     commits
         .change(
             Change::Set(new),
             reported,
-            request.recorded(uuid, |reason| AuditEvent::GpuCordon { cause: None, reason }),
+            request.recorded(uuid.to_string(), |reason| AuditEvent::GpuCordon { cause: None, reason }),
         )
         .await
 }
@@ -46,19 +46,21 @@ pub(crate) async fn set(commits: &Commits, host: &HostState, uuid: String, reque
 ///
 /// # Errors
 /// If the change cannot be recorded.
-pub(crate) async fn clear(commits: &Commits, uuid: String, request: Request) -> Result<(), ApiError> {
+pub(crate) async fn clear(commits: &Commits, uuid: GpuUuid, request: Request) -> Result<(), ApiError> {
     let change = Change::Clear(Scope::Gpu(uuid.clone()), ConditionKind::Cordon, None);
-    tracing::info!(gpu = uuid, uid = request.by.uid, "uncordoned");
+    tracing::info!(gpu = uuid.as_str(), uid = request.by.uid, "uncordoned");
     let reported = change_event("gpu.uncordon", &uuid, &request);
-    commits.change(change, reported, request.recorded(uuid, |reason| AuditEvent::GpuUncordon { reason })).await
+    commits
+        .change(change, reported, request.recorded(uuid.to_string(), |reason| AuditEvent::GpuUncordon { reason }))
+        .await
 }
 
-fn change_event(action: &str, uuid: &str, request: &Request) -> Reported {
+fn change_event(action: &str, uuid: &GpuUuid, request: &Request) -> Reported {
     Reported {
         action: action.to_owned(),
-        object: uuid.to_owned(),
+        object: uuid.to_string(),
         by: Some(request.by.clone()),
         reason: request.reason.clone(),
-        gpu_uuids: vec![uuid.to_owned()],
+        gpu_uuids: vec![uuid.clone()],
     }
 }

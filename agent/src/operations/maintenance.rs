@@ -14,7 +14,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Change as Reported, Code, Maintenance};
+use gpush_api::{ApiError, Change as Reported, Code, GpuIndex, GpuUuid, Maintenance};
 use gpush_core::lease::usage;
 use gpush_store::{AuditEvent, ConditionKind, NewCondition, Scope};
 use tokio::sync::Mutex;
@@ -54,7 +54,7 @@ impl MaintenanceControl {
     /// If the host is already in maintenance, a lease of a GPU in `resets` exists (any lease if `resets` is empty), an
     /// operation has claimed a GPU, or maintenance cannot be recorded. Also if the worker does not end; the host is
     /// then in maintenance anyway.
-    pub(crate) async fn enter(&self, request: Request, resets: Vec<String>) -> Result<Maintenance, ApiError> {
+    pub(crate) async fn enter(&self, request: Request, resets: Vec<GpuUuid>) -> Result<Maintenance, ApiError> {
         let _lock = self.host_lock.lock().await;
         if let Some(current) = self.context.state.maintenance() {
             return Err(ApiError { causes: Vec::new(), ..words::refusal(&current) });
@@ -111,7 +111,7 @@ impl MaintenanceControl {
     ///
     /// # Errors
     /// If the end of maintenance cannot be recorded.
-    pub(crate) async fn leave(&self, request: Request, resets: Vec<String>) -> Result<(), ApiError> {
+    pub(crate) async fn leave(&self, request: Request, resets: Vec<GpuUuid>) -> Result<(), ApiError> {
         let _lock = self.host_lock.lock().await;
         if self.context.state.maintenance().is_none() {
             return Ok(());
@@ -143,7 +143,7 @@ impl MaintenanceControl {
         );
         if let Err((uuid, holder)) = self.operations.close(words::refusal(&maintenance)) {
             tracing::error!(
-                gpu = uuid,
+                gpu = uuid.as_str(),
                 "{holder} has not finished its change of GPU {uuid}, and continues after \
                 maintenance"
             );
@@ -152,12 +152,13 @@ impl MaintenanceControl {
     }
 
     /// Returns the beginning of an error, which says what the caller tried to do.
-    fn attempt(&self, resets: &[String]) -> String {
+    fn attempt(&self, resets: &[GpuUuid]) -> String {
         if resets.is_empty() {
             return "cannot enter maintenance".to_owned();
         }
-        let name =
-            |uuid: &String| self.context.state.index_of(uuid).map_or_else(|| uuid.clone(), |index| index.to_string());
+        let name = |uuid: &GpuUuid| {
+            self.context.state.index_of(uuid).map_or_else(|| uuid.to_string(), |index| index.to_string())
+        };
         format!("cannot reset GPU {}", resets.iter().map(name).collect::<Vec<_>>().join(", "))
     }
 
@@ -181,7 +182,7 @@ impl MaintenanceControl {
     }
 }
 
-fn in_use(attempt: &str, index: Option<u32>, uuid: &str, holder: &Holder) -> ApiError {
+fn in_use(attempt: &str, index: Option<GpuIndex>, uuid: &GpuUuid, holder: &Holder) -> ApiError {
     let gpu = index.map_or_else(|| format!("GPU {uuid}"), |index| format!("GPU {index} ({uuid})"));
     let error = ApiError::new(Code::Conflict, format!("{attempt}: {holder} is changing {gpu}"))
         .cause("gpushd must first close its driver handles of all GPUs, but the change still needs the driver handle of its GPU");
@@ -193,9 +194,9 @@ fn in_use(attempt: &str, index: Option<u32>, uuid: &str, holder: &Holder) -> Api
 }
 
 /// Returns the error for leases that block maintenance or the resets; `None` if no lease does.
-fn leased(attempt: &str, leases: &LeaseTable, resets: &[String]) -> Option<ApiError> {
+fn leased(attempt: &str, leases: &LeaseTable, resets: &[GpuUuid]) -> Option<ApiError> {
     let concerns = |lease: &&OpenLease| {
-        resets.is_empty() || lease.record.members.iter().any(|member| resets.contains(&member.gpu))
+        resets.is_empty() || lease.record.members.iter().any(|member| resets.contains(&member.gpu_uuid))
     };
     let blocking: Vec<&OpenLease> = leases.holding().filter(concerns).collect();
     let hint = usage::hint(blocking.iter().map(|lease| lease.record.id))?;
@@ -204,7 +205,7 @@ fn leased(attempt: &str, leases: &LeaseTable, resets: &[String]) -> Option<ApiEr
     Some(ApiError { causes, ..ApiError::new(Code::Blocked, message).hint(hint).retryable() })
 }
 
-fn change_event(action: &str, request: &Request, resets: &[String]) -> Reported {
+fn change_event(action: &str, request: &Request, resets: &[GpuUuid]) -> Reported {
     Reported {
         action: action.to_owned(),
         object: host(),
@@ -226,7 +227,7 @@ mod tests {
     #[test]
     fn refused_reset_names_the_gpu_the_operation_and_the_reason() {
         let holder = Holder::Operation("op-3".to_owned());
-        let error = in_use("cannot reset GPU 6", Some(2), "GPU-2", &holder);
+        let error = in_use("cannot reset GPU 6", Some(GpuIndex(2)), &"GPU-2".into(), &holder);
         assert!(error.retryable && error.message.starts_with("cannot reset GPU 6: operation op-3 is changing GPU 2"));
         assert!(error.causes[0].contains("driver handles of all GPUs"), "{error:?}");
         assert!(error.hint.is_some_and(|hint| hint.contains("gpushctl operation wait op-3")));

@@ -25,7 +25,8 @@
 //! On a target shared through MPS, a process that bypasses the daemon is unleased, even if it belongs to a lease.
 
 use gpush_api::{
-    Gpu, GpuProcess, GpuState, LeaseId, LeaseOwner, LeaseRequirement, LeaseTerms, Mode, MpsScope, ProcessKind,
+    Gpu, GpuProcess, GpuState, GpuUuid, LeaseId, LeaseOwner, LeaseRequirement, LeaseTerms, Mode, MpsScope, ProcessKind,
+    TargetUuid,
 };
 use gpush_core::attribution::{Attribution, Facts, GpuUse};
 use gpush_host::{
@@ -67,7 +68,7 @@ pub(super) struct ClassifiedProcess {
     pub(super) exempt: Option<&'static str>,
     pub(super) trespass: Option<String>,
     /// UUID of the process's GPU or MIG device.
-    pub(super) target: String,
+    pub(super) target: TargetUuid,
 }
 
 /// The lease of a process, and why it is unleased.
@@ -112,7 +113,7 @@ impl<'a> Classifier<'a> {
     pub(super) fn classify(
         &self,
         gpu: &Gpu,
-        device: Option<&str>,
+        device: Option<&TargetUuid>,
         kind: ProcessKind,
         facts: &ProcessFacts<'_>,
     ) -> Classification {
@@ -129,7 +130,7 @@ impl<'a> Classifier<'a> {
             unattributed: shown.is_some_and(|(_, is_guess)| is_guess),
             ..found
         };
-        let is_granted = mps::grants_leases(&self.unleased.mps, device.unwrap_or(&gpu.uuid));
+        let is_granted = mps::grants_leases(&self.unleased.mps, device.unwrap_or(gpu.uuid.as_target()));
         let bypasses_mps = is_granted.is_some() && kind != ProcessKind::MpsClient;
         if attribution.is_identified() && !bypasses_mps {
             return found;
@@ -171,7 +172,7 @@ impl<'a> Classifier<'a> {
     /// none.
     pub(super) fn holder(&self, one: &ClassifiedProcess, uid: u32) -> Option<&'static str> {
         let gpu = &one.process.gpu_uuid;
-        let device = Some(one.target.as_str()).filter(|target| target != gpu);
+        let device = Some(&one.target).filter(|target| **target != *gpu);
         self.table.is_held_by(uid, gpu_use(gpu, device)).then_some(HOLDER)
     }
 
@@ -180,11 +181,11 @@ impl<'a> Classifier<'a> {
     fn device_of_others(
         &self,
         gpu: &Gpu,
-        device: Option<&str>,
+        device: Option<&TargetUuid>,
         kind: ProcessKind,
         facts: &ProcessFacts<'_>,
     ) -> Option<String> {
-        if let Some(id) = self.table.exclusive_lease_on(device.unwrap_or(&gpu.uuid)) {
+        if let Some(id) = self.table.exclusive_lease_on(device.unwrap_or(gpu.uuid.as_target())) {
             return reason_on_device_of(id, facts.environment_name());
         }
         let computes = match kind {
@@ -241,13 +242,13 @@ impl<'a> Classifier<'a> {
 }
 
 /// Returns the device that a process uses.
-fn gpu_use<'a>(gpu: &'a str, device: Option<&'a str>) -> GpuUse<'a> {
+fn gpu_use<'a>(gpu: &'a GpuUuid, device: Option<&'a TargetUuid>) -> GpuUse<'a> {
     device.map_or(GpuUse::Gpu(gpu), GpuUse::Target)
 }
 
 /// Returns whether the rule shares the GPU or its MIG device `device` through MPS. If not, processes there are not
 /// reported as bypassing a daemon, even while a daemon still serves clients there.
-fn is_shared_by_rule(gpu: &Gpu, device: Option<&str>) -> bool {
+fn is_shared_by_rule(gpu: &Gpu, device: Option<&TargetUuid>) -> bool {
     match gpu.mode.mps_scope() {
         MpsScope::WholeGpu => true,
         MpsScope::MigDevices => device.is_some(),

@@ -31,7 +31,7 @@ use std::{
 
 use futures_util::future::join_all;
 use gpush_api::{
-    GpuProcess, LeaseOwner, LeaseRequirement, ProcessKind, UnknownProcesses, UnleasedPolicy, UnleasedProcess,
+    GpuProcess, GpuUuid, LeaseOwner, LeaseRequirement, ProcessKind, UnknownProcesses, UnleasedPolicy, UnleasedProcess,
     UnleasedStep,
 };
 use gpush_core::config::{Config, Rule};
@@ -71,7 +71,7 @@ struct DueSignal {
     process: Arc<OpenedProcess>,
     signal: Signal,
     /// UUID of the process's GPU.
-    gpu: String,
+    gpu: GpuUuid,
 }
 
 impl DueSignal {
@@ -116,7 +116,7 @@ enum Rest {
 /// Reads the GPUs and executes a round at once, for tests.
 #[cfg(test)]
 pub(crate) async fn check_once(unleased: &Unleased) {
-    let uuids: Vec<String> = unleased.context.state.now().gpus.iter().map(|gpu| gpu.gpu.uuid.clone()).collect();
+    let uuids: Vec<GpuUuid> = unleased.context.state.now().gpus.iter().map(|gpu| gpu.gpu.uuid.clone()).collect();
     let _unread = unleased.context.readings.now(&uuids).await;
     round(unleased).await;
 }
@@ -145,7 +145,7 @@ async fn round(unleased: &Unleased) -> Rest {
 /// Shows the processes on devices of others with their GPUs, and publishes one event about each of them. Keeps what is
 /// known about the GPUs whose processes could not be read.
 fn show_trespassers(unleased: &Unleased, config: &Config, found: &[ClassifiedProcess], unread: &[UnknownProcesses]) {
-    let mut by_gpu: BTreeMap<String, Vec<UnleasedProcess>> = BTreeMap::new();
+    let mut by_gpu: BTreeMap<GpuUuid, Vec<UnleasedProcess>> = BTreeMap::new();
     let host = unleased.context.state.now();
     for one in unread {
         let known = host.gpu(&one.gpu_uuid).map(|gpu| gpu.gpu.unleased.clone()).unwrap_or_default();
@@ -294,12 +294,12 @@ async fn check_again<T: Send + 'static>(
     if due.is_empty() {
         return Vec::new();
     }
-    let gpus: BTreeSet<String> = due.iter().map(|due| due.gpu.clone()).collect();
+    let gpus: BTreeSet<GpuUuid> = due.iter().map(|due| due.gpu.clone()).collect();
     let readings = unleased.context.readings.now(&gpus.into_iter().collect::<Vec<_>>()).await;
-    let read: BTreeSet<String> = readings.into_iter().filter(|(_, one)| one.is_ok()).map(|(uuid, _)| uuid).collect();
+    let read: BTreeSet<GpuUuid> = readings.into_iter().filter(|(_, one)| one.is_ok()).map(|(uuid, _)| uuid).collect();
     let config = unleased.context.state.config();
     let Some(allow) = unleased.allow_list().await else { return Vec::new() };
-    let mut found: BTreeMap<(u32, String), ClassifiedProcess> = BTreeMap::new();
+    let mut found: BTreeMap<(u32, GpuUuid), ClassifiedProcess> = BTreeMap::new();
     if config.processes.unleased == UnleasedPolicy::End {
         for one in find(unleased, &config).await.map(|(found, _)| found).unwrap_or_default() {
             let Some(pid) = one.process.process.pid else { continue };
@@ -349,7 +349,7 @@ fn send(unleased: &Unleased, due: DueSignal, one: &GpuProcess) -> Option<()> {
         return None;
     }
     let (pid, start, step) = (due.process.pid, due.process.identity.start, due.step());
-    let grace = unleased.context.state.config().processes.grace;
+    let grace = Duration::from_secs(unleased.context.state.config().processes.grace_s.into());
     let action = match due.signal {
         Signal::SIGKILL => Action::Killed,
         _ => Action::Asked { process: due.process, kill_at: Instant::now() + grace },
@@ -372,7 +372,7 @@ fn exemption(
         return Some("gpushd never ends processes of root".to_owned());
     }
     let gpu = &one.process.gpu_uuid;
-    let place = Place::Device { gpu, device: Some(one.target.as_str()).filter(|target| target != gpu) };
+    let place = Place::Device { gpu, device: Some(&one.target).filter(|target| **target != *gpu) };
     if let Some(server) = classifier.servers.of_process(pid, one.process.process.kind, place) {
         return Some(format!("it is the {}", server.describe()));
     }

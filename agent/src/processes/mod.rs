@@ -29,7 +29,9 @@ mod unleased;
 
 use std::sync::Arc;
 
-use gpush_api::{ApiError, Code, Gpu, GpuProcess, GpuProcesses, GpuState, Process, USERS_UNKNOWN, UnknownProcesses};
+use gpush_api::{
+    ApiError, Code, Gpu, GpuProcess, GpuProcesses, GpuState, Process, TargetUuid, USERS_UNKNOWN, UnknownProcesses,
+};
 use gpush_core::sharing;
 use gpush_host::{process_facts::ProcessFacts, subtask};
 
@@ -81,7 +83,7 @@ fn trespass_error(gpu: &Gpu) -> Option<ApiError> {
             error.causes.push(one.why.clone());
         }
     }
-    Some(error.hint(format!("`gpushctl ps --unleased -g {}` lists the processes", gpu.index)))
+    Some(error.hint(format!("`gpushctl process list --unleased -g {}` lists the processes", gpu.index)))
 }
 
 /// Finds the leases of all processes, including details that only gpushd may see. Also returns the GPUs whose processes
@@ -121,14 +123,14 @@ fn unknown(gpu: &Gpu) -> Option<UnknownProcesses> {
 
 /// Returns the processes of a GPU and its MIG devices, sorted by device and pid.
 fn classify_gpu(classifier: &Classifier<'_>, gpu: &Gpu) -> Vec<ClassifiedProcess> {
-    let add = |device: Option<&str>, uuid: Option<&str>, listed: &[Process]| -> Vec<ClassifiedProcess> {
+    let add = |device: Option<&str>, uuid: Option<&TargetUuid>, listed: &[Process]| -> Vec<ClassifiedProcess> {
         listed.iter().map(|process| classify_process(classifier, gpu, device, uuid, process)).collect()
     };
     let mut all = add(None, None, &gpu.processes);
     for instance in gpu.mig.iter().flat_map(|mig| &mig.instances) {
         for compute in &instance.compute {
             let device = sharing::device_name(instance, compute);
-            all.extend(add(Some(&device), compute.uuid.as_deref(), &compute.processes));
+            all.extend(add(Some(&device), compute.uuid.as_ref(), &compute.processes));
         }
         let device = format!("{}@{}", instance.profile, instance.placement.start);
         all.extend(add(Some(&device), None, &instance.processes));
@@ -141,7 +143,7 @@ fn classify_process(
     classifier: &Classifier<'_>,
     gpu: &Gpu,
     device: Option<&str>,
-    device_uuid: Option<&str>,
+    device_uuid: Option<&TargetUuid>,
     process: &Process,
 ) -> ClassifiedProcess {
     let names = &classifier.unleased.lease_names;
@@ -172,7 +174,7 @@ fn classify_process(
         unleased_step: None,
         unleased_action: None,
     };
-    let target = device_uuid.unwrap_or(&gpu.uuid).to_owned();
+    let target = device_uuid.unwrap_or(gpu.uuid.as_target()).clone();
     ClassifiedProcess { process, exempt: found.exempt, trespass: found.trespass, target }
 }
 

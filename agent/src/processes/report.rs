@@ -10,7 +10,7 @@ use super::Unleased;
 pub(super) fn warn(one: &GpuProcess, done: &str) {
     let process = &one.process;
     tracing::warn!(
-        gpu = one.gpu_uuid,
+        gpu = one.gpu_uuid.as_str(),
         uid = process.uid,
         "process {} ({}) has no lease: {}{done}",
         process.pid.unwrap_or_default(),

@@ -113,7 +113,8 @@ impl Monitor {
 
     /// Returns when to read the GPUs next, after `misses` readings without a worker.
     fn next(&self, misses: u32) -> Option<Instant> {
-        let poll = Some(self.state.config().health.poll).filter(|poll| !poll.is_zero());
+        let seconds = self.state.config().health.poll_s;
+        let poll = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
         let soon = misses.checked_sub(1).map(|index| nth_pause(PAUSE, index));
         [poll, soon].into_iter().flatten().min().map(|pause| Instant::now() + pause)
     }
@@ -146,7 +147,7 @@ impl Monitor {
         let reason = format!("the driver reported Xid {xid}{known}{at}");
         // Do not log the Xid twice: the log entry of a new cordon contains it.
         if !(cordons && self.state.cordon_for_fault(&event.uuid, &format!("xid-{xid}"), reason)) {
-            tracing::warn!(gpu = event.uuid, "the driver reports Xid {xid}{known}{on}{at}");
+            tracing::warn!(gpu = event.uuid.as_str(), "the driver reports Xid {xid}{known}{on}{at}");
         }
     }
 }

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, Reloaded};
+use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, GpuUuid, Reloaded};
 use gpush_core::{config::Config, desired, sharing};
 use gpush_store::{AuditEvent, DONE};
 use tokio::sync::{mpsc, oneshot};
@@ -100,12 +100,16 @@ pub(crate) struct Reload {
 }
 
 impl Reload {
-    /// Reloads the config.
+    /// Reloads the config. `live` applies the settings of the socket and the log.
     ///
     /// # Errors
     /// If the file is invalid, cannot be applied, or changes a rule whose GPU has an override. The old config then
     /// stays active, and health reports the problem.
-    pub(crate) async fn carry_out(&self, wish: ReloadCommand) -> Result<Reloaded, ApiError> {
+    pub(crate) async fn carry_out(
+        &self,
+        wish: ReloadCommand,
+        live: impl Fn(&Config) -> Result<(), ApiError>,
+    ) -> Result<Reloaded, ApiError> {
         if wish.expected.is_some_and(|expected| expected != self.context.state.now().generation) {
             // Health does not report this refusal, because the file is not the problem.
             let current = self.context.state.now().generation;
@@ -115,7 +119,7 @@ impl Reload {
                     generation",
             ));
         }
-        match self.load(wish).await {
+        match self.load(wish, live).await {
             Ok(reloaded) => {
                 self.mps.wake_all();
                 self.timeslice.restart_reconcile();
@@ -127,7 +131,11 @@ impl Reload {
         }
     }
 
-    async fn load(&self, wish: ReloadCommand) -> Result<Reloaded, ApiError> {
+    async fn load(
+        &self,
+        wish: ReloadCommand,
+        live: impl Fn(&Config) -> Result<(), ApiError>,
+    ) -> Result<Reloaded, ApiError> {
         let candidate = self.context.settings.candidate()?;
         let before = self.context.settings.config();
         // Without a driver, gpushd does not know which GPUs a rule claims. The list is then empty, and any rule counts
@@ -141,8 +149,9 @@ impl Reload {
         if !touched.is_empty() && !wish.clear_overrides {
             return Err(overridden_error(&touched));
         }
+        live(&candidate.config)?;
         let changed = *before != candidate.config;
-        let uuids: Vec<String> = touched.iter().map(|one| one.uuid.clone()).collect();
+        let uuids: Vec<GpuUuid> = touched.iter().map(|one| one.gpu_uuid.clone()).collect();
         let path = self.context.settings.path().display().to_string();
         let (by, expected) = (wish.by, wish.expected);
         let written = self.context.store.write_ending(move |tx| {
@@ -164,7 +173,15 @@ impl Reload {
             tx.audit(event.record(by.clone(), "config", DONE))?;
             Ok((effects, generation))
         });
-        let (effects, generation) = written.await?;
+        let (effects, generation) = match written.await {
+            Ok(recorded) => recorded,
+            Err(error) => {
+                if let Err(error) = live(&before) {
+                    tracing::error!("cannot restore the previous settings of socket and log: {error}");
+                }
+                return Err(error.into());
+            }
+        };
         let settings = before.differences(&candidate.in_file);
         self.context.settings.activate(candidate);
         self.context.state.override_effects(&effects);
@@ -176,7 +193,9 @@ impl Reload {
         findings.extend(delayed_changes(&gpus));
         let gpus = differing(desired::compare(&before, Some(&now), &gpus));
         let ended = effects.into_iter().filter_map(|effect| match effect {
-            OverrideEffect::Ended { one, .. } => Some(touched.iter().find(|other| other.uuid == one.gpu)?.clone()),
+            OverrideEffect::Ended { one, .. } => {
+                Some(touched.iter().find(|other| other.gpu_uuid == one.gpu_uuid)?.clone())
+            }
             OverrideEffect::Made(_) => None,
         });
         Ok(Reloaded {
@@ -198,16 +217,16 @@ async fn read_gpus(readings: &Readings) -> Result<Vec<Gpu>, ApiError> {
 /// Returns the overrides of GPUs whose rule the new config changes.
 fn overridden_changes(state: &State, before: &Config, after: &Config, gpus: &[Gpu]) -> Vec<gpush_api::Override> {
     let standing = overrides::all(state, gpus, Viewer::Agent);
-    let uuids: Vec<String> = standing.iter().map(|one| one.uuid.clone()).collect();
+    let uuids: Vec<GpuUuid> = standing.iter().map(|one| one.gpu_uuid.clone()).collect();
     let changed = desired::changed_under(before, after, gpus, &uuids);
-    standing.into_iter().filter(|one| changed.contains(&one.uuid)).collect()
+    standing.into_iter().filter(|one| changed.contains(&one.gpu_uuid)).collect()
 }
 
 fn overridden_error(touched: &[gpush_api::Override]) -> ApiError {
     let say = |one: &gpush_api::Override| {
         let gpu = match one.gpu {
-            Some(index) => format!("GPU {index} ({})", one.uuid),
-            None => one.uuid.clone(),
+            Some(index) => format!("GPU {index} ({})", one.gpu_uuid),
+            None => one.gpu_uuid.to_string(),
         };
         let reason = if one.reason.is_empty() { String::new() } else { format!(": {}", one.reason) };
         format!("{gpu} has an override by {}{reason}", words::actor(&one.by))

@@ -5,7 +5,7 @@
 
 use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Code, Driver, GpuState, Health as Report, HealthStatus, Mode};
+use gpush_api::{ApiError, Code, Driver, GpuIndex, GpuState, Health as Report, HealthStatus, Mode};
 use gpush_host::{other_managers, subtask};
 use gpush_nvml::DriverError;
 
@@ -162,7 +162,7 @@ impl Health {
 
 /// Returns the hint for a GPU that cannot be read. If the driver gave a reason that has a remedy, such as a missing
 /// permission, the hint is that remedy.
-fn reading_hint(index: u32, error: Option<&DriverError>) -> String {
+fn reading_hint(index: GpuIndex, error: Option<&DriverError>) -> String {
     let remedy = error.filter(|error| !error.may_land()).and_then(|error| error.to_api().hint);
     remedy.unwrap_or_else(|| {
         format!(

@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, LeaseOwner, LeaseRequest, LeaseShare, Mode, SlurmDevice, SlurmGpu};
+use gpush_api::{
+    ApiError, Code, Gpu, GpuState, GpuUuid, LeaseOwner, LeaseRequest, LeaseShare, Mode, SlurmDevice, SlurmGpu,
+    TargetUuid,
+};
 use gpush_core::{config::Rule, quote::Quoted, slurm::numbering};
 use gpush_store::LeaseRecord;
 
@@ -13,7 +16,7 @@ use crate::state::HostState;
 struct Allocated {
     gpu: Gpu,
     /// UUID of the MIG device; `None` for the whole GPU.
-    mig: Option<String>,
+    mig: Option<TargetUuid>,
     /// Whether only Slurm's jobs may lease the GPU: its rule has `owner = "slurm"`.
     owned: bool,
     /// Whether the layout of the GPU is `dynamic`.
@@ -32,13 +35,13 @@ pub(super) struct Allocation {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Wanted {
     pub(super) request: LeaseRequest,
-    pub(super) targets: Option<BTreeSet<String>>,
+    pub(super) targets: Option<BTreeSet<TargetUuid>>,
 }
 
 impl Wanted {
     /// Returns whether a lease was granted for this request, on devices that Slurm allocated.
     pub(super) fn is_met_by(&self, lease: &LeaseRecord) -> bool {
-        let is_allocated = |target: &String| self.targets.as_ref().is_none_or(|targets| targets.contains(target));
+        let is_allocated = |target: &TargetUuid| self.targets.as_ref().is_none_or(|targets| targets.contains(target));
         lease.request == self.request && lease.members.iter().all(|member| is_allocated(&member.target))
     }
 }
@@ -54,7 +57,7 @@ fn is_owned(host: &HostState, gpu: &Gpu) -> bool {
     rule.and_then(|rule| rule.lease).is_some_and(|terms| terms.owner == LeaseOwner::Slurm)
 }
 
-fn mig_uuids(gpu: &Gpu) -> Vec<String> {
+fn mig_uuids(gpu: &Gpu) -> Vec<TargetUuid> {
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     instances.flat_map(|instance| &instance.compute).filter_map(|device| device.uuid.clone()).collect()
 }
@@ -76,9 +79,9 @@ impl Allocation {
                     let found = numbering::whole_gpu(gpus, *index, *devices, minors);
                     found.is_some_and(|found| found.uuid == gpu.uuid).then_some((gpu, None))
                 }
-                SlurmDevice::Uuid(uuid) if gpu.uuid.eq_ignore_ascii_case(uuid) => Some((gpu, None)),
+                SlurmDevice::Uuid(uuid) if gpu.uuid.as_str().eq_ignore_ascii_case(uuid) => Some((gpu, None)),
                 SlurmDevice::Uuid(uuid) => {
-                    let mig = mig_uuids(gpu).into_iter().find(|one| one.eq_ignore_ascii_case(uuid));
+                    let mig = mig_uuids(gpu).into_iter().find(|one| one.as_str().eq_ignore_ascii_case(uuid));
                     mig.map(|mig| (gpu, Some(mig)))
                 }
             });
@@ -101,7 +104,7 @@ impl Allocation {
     }
 
     /// Returns the UUIDs of the GPUs.
-    pub(super) fn gpus(&self) -> Vec<String> {
+    pub(super) fn gpus(&self) -> Vec<GpuUuid> {
         self.devices.iter().map(|device| device.gpu.uuid.clone()).collect()
     }
 
@@ -181,15 +184,15 @@ impl Allocation {
                 .cause("Slurm knows MIG devices only from gres.conf, so gpushd does not create any for a job")
                 .hint("ask the administrator to give the GPUs of Slurm a static layout"));
         }
-        let mig: BTreeSet<String> = devices.iter().filter_map(|device| device.mig.clone()).collect();
-        let whole: BTreeSet<&str> =
-            devices.iter().filter(|device| device.mig.is_none()).map(|device| device.gpu.uuid.as_str()).collect();
+        let mig: BTreeSet<TargetUuid> = devices.iter().filter_map(|device| device.mig.clone()).collect();
+        let whole: BTreeSet<&GpuUuid> =
+            devices.iter().filter(|device| device.mig.is_none()).map(|device| &device.gpu.uuid).collect();
         if !mig.is_empty() && !whole.is_empty() {
             return Err(refused("the job has whole GPUs and MIG devices".to_owned())
                 .cause("a lease is either for whole GPUs or for MIG devices")
                 .hint("submit the job with one kind of GPU: --gres=gpu:TYPE:COUNT"));
         }
-        let gpus: BTreeSet<String> = devices.iter().map(|device| device.gpu.uuid.clone()).collect();
+        let gpus: BTreeSet<GpuUuid> = devices.iter().map(|device| device.gpu.uuid.clone()).collect();
         let members = u32::try_from(if mig.is_empty() { whole.len() } else { mig.len() }).unwrap_or(u32::MAX);
         let targets = (!mig.is_empty()).then_some(mig);
         let share = match explicit {
@@ -210,7 +213,7 @@ impl Allocation {
         // Sort the GPUs, so that requests of the same job can be compared.
         let request = LeaseRequest {
             share,
-            gpus: gpus.into_iter().collect(),
+            gpus: gpus.iter().map(GpuUuid::to_string).collect(),
             count,
             holder: Some(uid),
             ..LeaseRequest::default()

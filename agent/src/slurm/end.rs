@@ -98,6 +98,7 @@ fn log_leftover(key: &JobKey, mut left: SlurmLeftover) -> SlurmLeftover {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpush_api::GpuIndex;
 
     /// The reason goes into Slurm's log and into the reason of a drain, so it must never be empty.
     #[test]
@@ -105,13 +106,13 @@ mod tests {
         let key = JobKey { cluster: "ci".to_owned(), job: 7, node: "n1".to_owned() };
         let left = |waits_for: &[&str]| {
             let waits_for = waits_for.iter().map(|why| (*why).to_owned()).collect();
-            SlurmLeftover { lease: LeaseId(3), gpus: vec![0], waits_for, unattributed: false }
+            SlurmLeftover { lease: LeaseId(3), gpus: vec![GpuIndex(0)], waits_for, unattributed: false }
         };
         let known = left(&["process 42 (sh) runs"]);
         assert_eq!(log_leftover(&key, known.clone()), known);
         let unknown = log_leftover(&key, left(&[]));
         let [why] = &unknown.waits_for[..] else { panic!("{unknown:?}") };
         assert!(why.starts_with("gpushd does not know yet"), "{why}");
-        assert_eq!((unknown.lease, unknown.gpus), (LeaseId(3), vec![0]));
+        assert_eq!((unknown.lease, unknown.gpus), (LeaseId(3), vec![GpuIndex(0)]));
     }
 }

@@ -16,7 +16,7 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use gpush_api::{Actor, Cordon, Maintenance};
+use gpush_api::{Actor, Cordon, GpuUuid, Maintenance};
 use gpush_nvml::{Reading, RemappedRows};
 use gpush_store::{Condition, ConditionKind, NewCondition, Scope, StoreError, Tx};
 use jiff::Timestamp;
@@ -39,7 +39,7 @@ type ConditionKey = (Scope, ConditionKind, String);
 pub(crate) struct Conditions {
     in_force: BTreeMap<ConditionKey, ActiveCondition>,
     /// The state of each GPU's remapped memory rows as last recorded, by UUID.
-    rows: BTreeMap<String, RemappedRows>,
+    rows: BTreeMap<GpuUuid, RemappedRows>,
 }
 
 /// An active condition.
@@ -67,8 +67,8 @@ pub(crate) enum Change {
 
 impl Change {
     /// Returns the change that ends the degraded state of a GPU, after a successful operation.
-    pub(crate) fn clear_degraded(uuid: &str) -> Self {
-        Self::Clear(Scope::Gpu(uuid.to_owned()), ConditionKind::Degraded, None)
+    pub(crate) fn clear_degraded(uuid: &GpuUuid) -> Self {
+        Self::Clear(Scope::Gpu(uuid.clone()), ConditionKind::Degraded, None)
     }
 
     /// Writes the change to the store.
@@ -107,7 +107,7 @@ pub(crate) type Recorded = Vec<(Condition, Option<Arc<dyn RecoveryCheck>>)>;
 
 impl Conditions {
     /// Restores the conditions that an earlier gpushd recorded.
-    pub(crate) fn new(recorded: Recorded, rows: BTreeMap<String, RemappedRows>) -> Self {
+    pub(crate) fn new(recorded: Recorded, rows: BTreeMap<GpuUuid, RemappedRows>) -> Self {
         let in_force = recorded.into_iter().map(|(one, check)| {
             let kept = ActiveCondition { reason: one.reason, by: one.by, since: one.since, set: None, check };
             ((one.scope, one.kind, one.cause), kept)
@@ -138,7 +138,7 @@ impl Conditions {
     }
 
     /// Returns the cordons of a GPU.
-    pub(super) fn cordons(&self, uuid: &str) -> Vec<Cordon> {
+    pub(super) fn cordons(&self, uuid: &GpuUuid) -> Vec<Cordon> {
         let cordon = |((_, _, cause), one): (&ConditionKey, &ActiveCondition)| Cordon {
             cause: cause.clone(),
             reason: one.reason.clone(),
@@ -149,7 +149,7 @@ impl Conditions {
     }
 
     /// Returns the errors that make a GPU degraded.
-    pub(super) fn degraded(&self, uuid: &str) -> Vec<String> {
+    pub(super) fn degraded(&self, uuid: &GpuUuid) -> Vec<String> {
         self.about(uuid, ConditionKind::Degraded).map(|(_, one)| one.reason.clone()).collect()
     }
 
@@ -165,7 +165,7 @@ impl Conditions {
 
     /// Returns the conditions of a kind that apply to a GPU: the conditions of the GPU itself, and those of the whole
     /// host.
-    fn about(&self, uuid: &str, kind: ConditionKind) -> impl Iterator<Item = (&ConditionKey, &ActiveCondition)> {
+    fn about(&self, uuid: &GpuUuid, kind: ConditionKind) -> impl Iterator<Item = (&ConditionKey, &ActiveCondition)> {
         let here = move |scope: &Scope| match scope {
             Scope::Host => true,
             Scope::Gpu(other) => other == uuid,
@@ -183,7 +183,7 @@ impl Conditions {
         for ((scope, kind, cause), one) in self.about(uuid, ConditionKind::Degraded) {
             let check = one.check.as_ref().filter(|_| one.set.is_none_or(|set| begun > set));
             let Some(stands) = check.and_then(|check| check.passes(reading)) else { continue };
-            tracing::info!(gpu = uuid, "GPU {uuid} is no longer degraded: after {cause} it is {stands}");
+            tracing::info!(gpu = uuid.as_str(), "GPU {uuid} is no longer degraded: after {cause} it is {stands}");
             ended.push(Change::Clear(scope.clone(), *kind, Some(cause.clone())));
         }
         ended.iter().for_each(|change| self.apply(change));
@@ -191,12 +191,12 @@ impl Conditions {
     }
 
     /// Stores the state of a GPU's memory rows in a reading. Returns what is new.
-    pub(super) fn note_rows(&mut self, uuid: &str, rows: RemappedRows) -> RowChange {
+    pub(super) fn note_rows(&mut self, uuid: &GpuUuid, rows: RemappedRows) -> RowChange {
         let before = self.rows.get(uuid).copied().unwrap_or_default();
         if before == rows {
             return RowChange::None;
         }
-        self.rows.insert(uuid.to_owned(), rows);
+        self.rows.insert(uuid.clone(), rows);
         let more = (rows.correctable, rows.uncorrectable) != (before.correctable, before.uncorrectable);
         if rows.failed && !before.failed {
             RowChange::Fault(
@@ -213,10 +213,11 @@ impl Conditions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpush_api::GpuIndex;
 
     fn cordon(uuid: &str, cause: &str) -> Change {
         Change::Set(NewCondition {
-            scope: Scope::Gpu(uuid.to_owned()),
+            scope: Scope::Gpu(uuid.into()),
             kind: ConditionKind::Cordon,
             cause: cause.to_owned(),
             reason: format!("because of {cause}"),
@@ -235,8 +236,8 @@ mod tests {
 
     fn reading(uuid: &str) -> Reading {
         let identity = gpush_nvml::Identity {
-            index: 0,
-            uuid: uuid.to_owned(),
+            index: GpuIndex(0),
+            uuid: uuid.into(),
             pci: "0000:07:00.0".to_owned(),
             pci_id: 0x20b2_10de,
             pci_subsystem: None,
@@ -264,7 +265,7 @@ mod tests {
         let mut conditions = Conditions::default();
         let before = Instant::now();
         let new = NewCondition {
-            scope: Scope::Gpu("GPU-0".to_owned()),
+            scope: Scope::Gpu("GPU-0".into()),
             kind: ConditionKind::Degraded,
             cause: "op-1".to_owned(),
             reason: "it failed".to_owned(),
@@ -277,11 +278,11 @@ mod tests {
             one.since = Timestamp::now() + jiff::SignedDuration::from_hours(24);
         }
         assert!(conditions.check_recovery(&reading("GPU-0"), before).is_empty(), "the reading is from before");
-        assert_eq!(conditions.degraded("GPU-0"), ["it failed"]);
+        assert_eq!(conditions.degraded(&"GPU-0".into()), ["it failed"]);
         let later = Instant::now() + std::time::Duration::from_nanos(1);
         assert!(conditions.check_recovery(&reading("GPU-1"), later).is_empty(), "another GPU");
         assert_eq!(conditions.check_recovery(&reading("GPU-0"), later).len(), 1);
-        assert!(conditions.degraded("GPU-0").is_empty());
+        assert!(conditions.degraded(&"GPU-0".into()).is_empty());
     }
 
     #[test]
@@ -290,11 +291,11 @@ mod tests {
         for change in [cordon("GPU-0", "admin"), cordon("GPU-0", "xid-79"), cordon("GPU-1", "xid-79")] {
             conditions.apply(&change);
         }
-        let count = |conditions: &Conditions, uuid| conditions.cordons(uuid).len();
+        let count = |conditions: &Conditions, uuid: &str| conditions.cordons(&uuid.into()).len();
         assert_eq!((count(&conditions, "GPU-0"), count(&conditions, "GPU-1"), count(&conditions, "GPU-2")), (2, 1, 0));
-        assert_eq!(conditions.cordons("GPU-0")[0].reason, "because of admin");
-        assert!(conditions.degraded("GPU-0").is_empty());
-        let gpu = || Scope::Gpu("GPU-0".to_owned());
+        assert_eq!(conditions.cordons(&"GPU-0".into())[0].reason, "because of admin");
+        assert!(conditions.degraded(&"GPU-0".into()).is_empty());
+        let gpu = || Scope::Gpu("GPU-0".into());
         conditions.apply(&Change::Clear(gpu(), ConditionKind::Cordon, Some("admin".to_owned())));
         assert_eq!(count(&conditions, "GPU-0"), 1);
         conditions.apply(&Change::Clear(gpu(), ConditionKind::Cordon, None));
@@ -315,7 +316,7 @@ mod tests {
             rows(2, true, true),
             rows(2, false, true),
         ] {
-            seen.push(match conditions.note_rows("GPU-0", rows) {
+            seen.push(match conditions.note_rows(&"GPU-0".into(), rows) {
                 RowChange::None => "none",
                 RowChange::Noticed => "noticed",
                 RowChange::Fault(_) => "fault",

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{GpuState, PendingAim};
+use gpush_api::{GpuState, GpuUuid, PendingAim};
 
 use super::{AffectedGpus, GpuSnapshot, State, sources::SnapshotSources};
 
@@ -35,8 +35,8 @@ impl SnapshotSources {
 impl State {
     /// Notes that an operation has brought these GPUs to the states that their rules require, so that no change of them
     /// waits any more, and nothing blocks them.
-    pub(crate) fn rules_applied(&self, uuids: impl Iterator<Item = String>) {
-        let uuids: BTreeSet<String> = uuids.collect();
+    pub(crate) fn rules_applied(&self, uuids: impl Iterator<Item = GpuUuid>) {
+        let uuids: BTreeSet<GpuUuid> = uuids.collect();
         self.update(|known| {
             known.delayed.retain(|uuid, _| !uuids.contains(uuid));
             known.blocked_by.retain(|uuid, _| !uuids.contains(uuid));
@@ -47,7 +47,7 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{LeaseId, LeaseKind, LeaseMember, LeaseState, MemberShare, PendingChange};
+    use gpush_api::{GpuIndex, LeaseId, LeaseKind, LeaseMember, LeaseState, MemberShare, PendingChange};
     use gpush_core::config::Config;
     use gpush_store::LeaseRecord;
 
@@ -67,7 +67,7 @@ mod tests {
 
     fn member() -> LeaseMember {
         let (target, gpu, share) = ("GPU-0".to_owned(), "GPU-0".to_owned(), MemberShare::Whole);
-        LeaseMember { target, gpu, share, memory_mib: 1, gpu_memory_mib: 1 }
+        LeaseMember { target: target.into(), gpu_uuid: gpu.into(), share, memory_mib: 1, gpu_memory_mib: 1 }
     }
 
     fn whole(id: u64) -> LeaseRecord {
@@ -84,7 +84,7 @@ mod tests {
     }
 
     fn pending(state: &State) -> Vec<String> {
-        state.now().gpus[0].gpu.pending.iter().map(|change: &PendingChange| change.describe(0)).collect()
+        state.now().gpus[0].gpu.pending.iter().map(|change: &PendingChange| change.describe(GpuIndex(0))).collect()
     }
 
     fn end(state: &State, id: u64) {
@@ -107,7 +107,7 @@ mod tests {
         let waits = "GPU 0 changes from mode `exclusive` to `timeslice` with `gpushctl apply 0` (administrator)";
         assert_eq!(pending(&state), [waits]);
         assert!(state.now().gpus[0].gpu.drift.contains(&waits.to_owned()));
-        state.rules_applied(["GPU-0".to_owned()].into_iter());
+        state.rules_applied(["GPU-0".into()].into_iter());
         assert!(pending(&state).is_empty() && state.now().gpus[0].gpu.drift.is_empty());
     }
 

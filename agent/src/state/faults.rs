@@ -1,5 +1,6 @@
 //! Faults that gpushd detects itself: a GPU with a fault is cordoned at once, and the cordon is recorded later.
 
+use gpush_api::GpuUuid;
 use std::collections::BTreeSet;
 
 use gpush_nvml::RemappedRows;
@@ -13,14 +14,14 @@ use super::{
 
 impl State {
     /// Cordons a GPU because the driver reported a fault. Returns false if the GPU has this cordon already.
-    pub(crate) fn cordon_for_fault(&self, uuid: &str, cause: &str, reason: String) -> bool {
+    pub(crate) fn cordon_for_fault(&self, uuid: &GpuUuid, cause: &str, reason: String) -> bool {
         self.update(|known| {
             let is_new = self.cordon_at_once(known, uuid, cause, reason, None);
-            (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), is_new)
+            (AffectedGpus::Gpus(BTreeSet::from([uuid.clone()])), is_new)
         })
     }
 
-    pub(super) fn apply_rows(&self, known: &mut SnapshotSources, uuid: &str, rows: RemappedRows) {
+    pub(super) fn apply_rows(&self, known: &mut SnapshotSources, uuid: &GpuUuid, rows: RemappedRows) {
         match known.conditions.note_rows(uuid, rows) {
             RowChange::None => {}
             RowChange::Noticed => self.record_rows(uuid, rows),
@@ -31,8 +32,8 @@ impl State {
     }
 
     /// Records the state of a GPU's memory rows. Does not wait for the commit.
-    fn record_rows(&self, uuid: &str, rows: RemappedRows) {
-        let (uuid, rows) = (uuid.to_owned(), serde_json::to_value(rows).unwrap_or_default());
+    fn record_rows(&self, uuid: &GpuUuid, rows: RemappedRows) {
+        let (uuid, rows) = (uuid.clone(), serde_json::to_value(rows).unwrap_or_default());
         drop(self.0.store.write(move |tx| tx.record_observation(&uuid, rows.clone())));
     }
 
@@ -41,7 +42,7 @@ impl State {
     fn cordon_at_once(
         &self,
         known: &mut SnapshotSources,
-        uuid: &str,
+        uuid: &GpuUuid,
         cause: &str,
         reason: String,
         noticed: Option<RemappedRows>,
@@ -52,18 +53,18 @@ impl State {
             }
             return false;
         }
-        tracing::warn!(gpu = uuid, "GPU {uuid} is cordoned: {reason}");
+        tracing::warn!(gpu = uuid.as_str(), "GPU {uuid} is cordoned: {reason}");
         let event = AuditEvent::GpuCordon { cause: Some(cause.to_owned()), reason: Some(reason.clone()) };
         let audit = event.record(None, uuid, DONE);
         let change = Change::Set(NewCondition {
-            scope: Scope::Gpu(uuid.to_owned()),
+            scope: Scope::Gpu(uuid.clone()),
             kind: ConditionKind::Cordon,
             cause: cause.to_owned(),
             reason,
             by: None,
         });
         known.conditions.apply(&change);
-        let uuid = uuid.to_owned();
+        let uuid = uuid.clone();
         // Use the reserved space of the store, so that a full disk does not prevent the record.
         drop(self.0.store.write_ending(move |tx| {
             change.record(tx)?;

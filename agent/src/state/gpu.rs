@@ -145,7 +145,7 @@ impl GpuSnapshot {
         let rule = known.claims.get(uuid).copied().flatten();
         gpu.leases = known.leases.uses_on(uuid);
         let desired_state = desired::describe(&known.config, rule, &mut gpu);
-        let is_shared = known.mps.is_active(uuid);
+        let is_shared = known.mps.is_active(uuid.as_target());
         gpu.drift.extend(sharing_drift(&gpu, is_shared));
         pending::complete(known, &desired_state, &mut gpu);
         if !is_shared && gpu.pending.is_empty() && gpu.state != GpuState::Lost {

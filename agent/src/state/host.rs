@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::Maintenance;
+use gpush_api::{GpuIndex, GpuUuid, Maintenance};
 use gpush_core::{config::Config, mps::MpsTargets};
 use gpush_nvml::DriverError;
 use gpush_store::Lost;
@@ -15,7 +15,7 @@ pub(crate) struct HostState {
     /// The GPUs, sorted by index. GPUs that the driver no longer lists come last.
     pub(crate) gpus: Vec<Arc<GpuSnapshot>>,
     /// The GPUs that the driver lists but cannot identify: their index and the error.
-    pub(crate) nameless: Vec<(u32, DriverError)>,
+    pub(crate) nameless: Vec<(GpuIndex, DriverError)>,
     /// Why gpushd cannot show any GPU: there is no driver, or it has not answered yet.
     pub(crate) driver: Option<DriverError>,
     /// Whether the driver has ever listed the GPUs.
@@ -38,7 +38,7 @@ pub(crate) struct HostState {
     /// MPS targets, with the last reports about their daemons.
     pub(crate) mps: Arc<MpsTargets>,
     /// UUIDs of the GPUs that operations have claimed.
-    pub(crate) claimed: BTreeSet<String>,
+    pub(crate) claimed: BTreeSet<GpuUuid>,
     /// Id of the last event that was published before this snapshot.
     pub(crate) last_event: String,
     /// How many GPU events were published so far. If two snapshots have the same number, no GPU has changed in between.

@@ -43,7 +43,7 @@ impl State {
             if known.leases.has_grants_since(table) {
                 return (AffectedGpus::None, Err(OutdatedPlacement::Capacity));
             }
-            let gpus = reservation.members.iter().map(|member| member.gpu.clone()).collect();
+            let gpus = reservation.members.iter().map(|member| member.gpu_uuid.clone()).collect();
             let id = Arc::make_mut(&mut known.leases).reserve(reservation);
             (AffectedGpus::Gpus(gpus), Ok(id))
         })

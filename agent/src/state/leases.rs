@@ -18,8 +18,8 @@ use std::{
 };
 
 use gpush_api::{
-    Gpu, Lease, LeaseBinding, LeaseChange, LeaseHolder, LeaseId, LeaseMember, LeaseQueuePosition, LeaseState, LeaseUse,
-    MemberShare, Placement, Process, ProcessKind, text::local_time, whole_second,
+    Gpu, GpuUuid, Lease, LeaseBinding, LeaseChange, LeaseHolder, LeaseId, LeaseMember, LeaseQueuePosition, LeaseState,
+    LeaseUse, MemberShare, Placement, Process, ProcessKind, TargetUuid, text::local_time, whole_second,
 };
 use gpush_core::lease::machine;
 use gpush_host::{cgroup, proc};
@@ -130,7 +130,7 @@ impl OpenLease {
     /// it was read from the store.
     pub(super) fn event(&self) -> LeaseChange {
         let record = &self.record;
-        let uuids: BTreeSet<String> = record.members.iter().map(|member| member.gpu.clone()).collect();
+        let uuids: BTreeSet<GpuUuid> = record.members.iter().map(|member| member.gpu_uuid.clone()).collect();
         let processes_end_at = record.revocation.as_ref().and_then(|revocation| revocation.processes_end_at);
         LeaseChange {
             lease_id: record.id,
@@ -218,7 +218,7 @@ pub(crate) struct OperationLeaseEffects {
     pub(crate) lease: Option<LeaseRecord>,
     /// For each GPU on which the operation created or destroyed instances: the UUID of the GPU, and the placements of
     /// all its instances that gpushd has created.
-    pub(crate) created: Vec<(String, BTreeSet<Placement>)>,
+    pub(crate) created: Vec<(GpuUuid, BTreeSet<Placement>)>,
 }
 
 /// Number of a [`Reservation`], unique until gpushd restarts.
@@ -274,14 +274,14 @@ impl LeaseTable {
     }
 
     /// Returns the leases that have a share of this GPU or MIG device.
-    pub(crate) fn on_target(&self, target: &str) -> impl Iterator<Item = &OpenLease> {
-        self.holding().filter(move |lease| lease.record.members.iter().any(|member| member.target == target))
+    pub(crate) fn on_target(&self, target: &TargetUuid) -> impl Iterator<Item = &OpenLease> {
+        self.holding().filter(move |lease| lease.record.members.iter().any(|member| member.target == *target))
     }
 
     /// Returns the lease that has this whole GPU or MIG device for itself.
-    pub(crate) fn exclusive_lease_on(&self, target: &str) -> Option<LeaseId> {
+    pub(crate) fn exclusive_lease_on(&self, target: &TargetUuid) -> Option<LeaseId> {
         let mut here = self.on_target(target);
-        here.find(|lease| lease.record.members.iter().any(|one| one.target == target && is_exclusive(one)))
+        here.find(|lease| lease.record.members.iter().any(|one| one.target == *target && is_exclusive(one)))
             .map(OpenLease::id)
     }
 
@@ -291,14 +291,15 @@ impl LeaseTable {
     }
 
     /// Returns whether a lease, or a grant that is being recorded, occupies this GPU or MIG device.
-    pub(crate) fn is_occupied(&self, target: &str) -> bool {
-        self.members().any(|(_, member)| member.target == target)
+    pub(crate) fn is_occupied(&self, target: &TargetUuid) -> bool {
+        self.members().any(|(_, member)| member.target == *target)
     }
 
     /// Returns the uids that may use an MPS target: the holders of active leases, and of grants that are being
     /// recorded.
-    pub(crate) fn admitted(&self, target: &str) -> BTreeSet<u32> {
-        let is_here = |member: &LeaseMember| member.target == target && matches!(member.share, MemberShare::Mps { .. });
+    pub(crate) fn admitted(&self, target: &TargetUuid) -> BTreeSet<u32> {
+        let is_here =
+            |member: &LeaseMember| member.target == *target && matches!(member.share, MemberShare::Mps { .. });
         let active = self.open.values().filter(|lease| lease.state.admits());
         let active = active.filter(|lease| lease.record.members.iter().any(is_here));
         let reserved = self.reserved.values().filter(|one| one.members.iter().any(is_here));
@@ -309,7 +310,7 @@ impl LeaseTable {
     /// has no id yet. It is added as a process without a pid, which every user may see.
     pub(crate) fn mark_reservations(&self, gpus: &mut [Gpu]) {
         for member in self.reserved.values().flat_map(|one| &one.members) {
-            let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.uuid == member.gpu) else { continue };
+            let Some(gpu) = gpus.iter_mut().find(|gpu| gpu.uuid == member.gpu_uuid) else { continue };
             let command = Some("a lease that is being granted".to_owned());
             let user = Process {
                 pid: None,
@@ -334,7 +335,7 @@ impl LeaseTable {
 
     /// Returns the leases on a GPU and on its MIG devices, and the grants on it that are being recorded. Such a grant has
     /// the id [`UNRECORDED`].
-    pub(super) fn uses_on(&self, gpu: &str) -> Vec<LeaseUse> {
+    pub(super) fn uses_on(&self, gpu: &GpuUuid) -> Vec<LeaseUse> {
         let of_lease = |lease: &'_ OpenLease, member: &LeaseMember| LeaseUse {
             id: lease.id(),
             target: member.target.clone(),
@@ -351,7 +352,7 @@ impl LeaseTable {
             holder: LeaseHolder { uid: reservation.holder, user: None },
             until: None,
         };
-        let is_here = |member: &&LeaseMember| member.gpu == gpu;
+        let is_here = |member: &&LeaseMember| member.gpu_uuid == *gpu;
         let leases = self
             .holding()
             .flat_map(|lease| lease.record.members.iter().filter(is_here).map(move |member| of_lease(lease, member)));
@@ -364,7 +365,7 @@ impl LeaseTable {
 
     /// Returns the UUIDs of the GPUs whose leases or reservations differ between two tables. Compares only the fields of
     /// leases that [`LeaseTable::uses_on`] returns.
-    pub(super) fn changed_gpus(&self, before: &Self) -> BTreeSet<String> {
+    pub(super) fn changed_gpus(&self, before: &Self) -> BTreeSet<GpuUuid> {
         let differs = |id: &LeaseId| match (self.open.get(id), before.open.get(id)) {
             (Some(now), Some(before)) => !Arc::ptr_eq(now, before) && now.use_fields() != before.use_fields(),
             (None, None) => false,
@@ -375,7 +376,7 @@ impl LeaseTable {
         let leased = ids.into_iter().flat_map(of_lease).flat_map(|lease| &lease.record.members);
         let changed = |(id, _): &(&ReservationId, &Reservation)| self.reserved.get(*id) != before.reserved.get(*id);
         let reserved = self.reserved.iter().chain(&before.reserved).filter(changed).flat_map(|(_, one)| &one.members);
-        leased.chain(reserved).map(|member| member.gpu.clone()).collect()
+        leased.chain(reserved).map(|member| member.gpu_uuid.clone()).collect()
     }
 
     /// Returns whether this table has a reservation that was made after the table `before`. Only reservations take

@@ -13,7 +13,7 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{TimesliceLevel, TimesliceState, TimesliceView};
+use gpush_api::{GpuUuid, TimesliceLevel, TimesliceState, TimesliceView};
 use jiff::Timestamp;
 
 use super::{AffectedGpus, State, readings::Moment};
@@ -45,15 +45,15 @@ struct LevelState {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Levels {
     /// The levels, by UUID of the GPU.
-    known: BTreeMap<String, LevelState>,
+    known: BTreeMap<GpuUuid, LevelState>,
     /// UUIDs of GPUs that are known to support levels, because their level was read at least once. Support cannot change
     /// while the host is up, so entries are never removed.
-    supporting: BTreeSet<String>,
+    supporting: BTreeSet<GpuUuid>,
 }
 
 impl Levels {
     /// Returns the level of a GPU for the API. The caller must add the desired level, which comes from the config.
-    pub(super) fn view(&self, uuid: &str) -> Option<TimesliceView> {
+    pub(super) fn view(&self, uuid: &GpuUuid) -> Option<TimesliceView> {
         let LevelState { level, since, read_at, failed, kept: _ } = self.known.get(uuid)?.clone();
         let (state, level, reason) = match level {
             Level::Known(level) => (TimesliceState::Known, Some(level), failed),
@@ -83,7 +83,7 @@ impl Levels {
     }
 
     /// Returns the UUIDs of the GPUs whose levels differ.
-    fn changed_gpus(&self, before: &Self) -> BTreeSet<String> {
+    fn changed_gpus(&self, before: &Self) -> BTreeSet<GpuUuid> {
         let all = self.known.keys().chain(before.known.keys());
         all.filter(|uuid| self.known.get(*uuid) != before.known.get(*uuid)).cloned().collect()
     }
@@ -94,7 +94,7 @@ impl Levels {
 pub(crate) struct LevelRound {
     levels: Levels,
     /// UUIDs of the GPUs whose levels this round has read or removed.
-    changed: BTreeSet<String>,
+    changed: BTreeSet<GpuUuid>,
     began: Moment,
 }
 
@@ -105,66 +105,66 @@ impl LevelRound {
     }
 
     /// Stores the level of a GPU. Returns the previous level.
-    pub(crate) fn set(&mut self, uuid: &str, level: Level) -> Option<Level> {
+    pub(crate) fn set(&mut self, uuid: &GpuUuid, level: Level) -> Option<Level> {
         let before = self.levels.known.remove(uuid);
         let same = before.as_ref().filter(|before| before.level == level);
         let read_at = Moment::now();
         let since = same.map_or(read_at.wall, |before| before.since);
         let failed = same.and_then(|before| before.failed.clone());
         let kept = before.as_ref().and_then(|before| before.kept);
-        self.levels.known.insert(uuid.to_owned(), LevelState { level, since, read_at, failed, kept });
-        self.changed.insert(uuid.to_owned());
+        self.levels.known.insert(uuid.clone(), LevelState { level, since, read_at, failed, kept });
+        self.changed.insert(uuid.clone());
         before.map(|before| before.level)
     }
 
     /// Stores why gpushd could not set the desired level.
-    pub(crate) fn failed(&mut self, uuid: &str, why: String) {
+    pub(crate) fn failed(&mut self, uuid: &GpuUuid, why: String) {
         if let Some(known) = self.levels.known.get_mut(uuid) {
             known.failed = Some(why);
-            self.changed.insert(uuid.to_owned());
+            self.changed.insert(uuid.clone());
         }
     }
 
     /// Stores that a GPU has its desired level.
-    pub(crate) fn mark_set(&mut self, uuid: &str, level: TimesliceLevel) {
+    pub(crate) fn mark_set(&mut self, uuid: &GpuUuid, level: TimesliceLevel) {
         if let Some(known) = self.levels.known.get_mut(uuid) {
             (known.failed, known.kept) = (None, Some(level));
-            self.changed.insert(uuid.to_owned());
+            self.changed.insert(uuid.clone());
         }
     }
 
     /// Remembers that a GPU supports levels, because its level was read.
-    pub(crate) fn mark_supporting(&mut self, uuid: &str) {
-        self.levels.supporting.insert(uuid.to_owned());
+    pub(crate) fn mark_supporting(&mut self, uuid: &GpuUuid) {
+        self.levels.supporting.insert(uuid.clone());
     }
 
     /// Removes the levels of the GPUs for which `is_kept` returns `false`.
-    pub(crate) fn retain(&mut self, is_kept: impl Fn(&str) -> bool) {
+    pub(crate) fn retain(&mut self, is_kept: impl Fn(&GpuUuid) -> bool) {
         let removed = self.levels.known.extract_if(.., |uuid, _| !is_kept(uuid)).map(|(uuid, _)| uuid);
         self.changed.extend(removed);
     }
 
     /// Returns whether this is the desired level that gpushd last set or found on a GPU.
-    pub(crate) fn was_set(&self, uuid: &str, level: TimesliceLevel) -> bool {
+    pub(crate) fn was_set(&self, uuid: &GpuUuid, level: TimesliceLevel) -> bool {
         self.kept(uuid) == Some(level)
     }
 
     /// Returns whether the desired level that gpushd last set or found on a GPU was not the driver's default.
-    pub(crate) fn was_set_before(&self, uuid: &str) -> bool {
+    pub(crate) fn was_set_before(&self, uuid: &GpuUuid) -> bool {
         self.kept(uuid).is_some_and(|kept| kept != TimesliceLevel::Default)
     }
 
-    fn kept(&self, uuid: &str) -> Option<TimesliceLevel> {
+    fn kept(&self, uuid: &GpuUuid) -> Option<TimesliceLevel> {
         self.levels.known.get(uuid)?.kept
     }
 
     /// Returns whether a GPU is known to support levels.
-    pub(crate) fn is_supporting(&self, uuid: &str) -> bool {
+    pub(crate) fn is_supporting(&self, uuid: &GpuUuid) -> bool {
         self.levels.supporting.contains(uuid)
     }
 
     /// Returns whether the driver reports no levels for a GPU.
-    pub(crate) fn is_unsupported(&self, uuid: &str) -> bool {
+    pub(crate) fn is_unsupported(&self, uuid: &GpuUuid) -> bool {
         matches!(self.levels.known.get(uuid), Some(LevelState { level: Level::Unsupported(_), .. }))
     }
 }
@@ -197,37 +197,37 @@ mod tests {
     const SHORT: Level = Level::Known(TimesliceLevel::Short);
 
     fn reported(levels: &Levels, uuid: &str) -> Option<TimesliceLevel> {
-        levels.view(uuid)?.level
+        levels.view(&uuid.into())?.level
     }
 
     #[test]
     fn unchanged_level_keeps_its_since_time() {
         let mut round = LevelRound::new(&Levels::default());
-        assert_eq!(round.set("GPU-0", LONG), None);
-        let since = |round: &LevelRound| round.levels.view("GPU-0").unwrap().since;
+        assert_eq!(round.set(&"GPU-0".into(), LONG), None);
+        let since = |round: &LevelRound| round.levels.view(&"GPU-0".into()).unwrap().since;
         let first = since(&round);
-        assert_eq!(round.set("GPU-0", LONG), Some(LONG));
+        assert_eq!(round.set(&"GPU-0".into(), LONG), Some(LONG));
         assert_eq!(since(&round), first);
-        assert_eq!(round.set("GPU-0", SHORT), Some(LONG));
-        assert!(since(&round) >= first && round.levels.view("GPU-0").unwrap().read_at >= first);
+        assert_eq!(round.set(&"GPU-0".into(), SHORT), Some(LONG));
+        assert!(since(&round) >= first && round.levels.view(&"GPU-0".into()).unwrap().read_at >= first);
     }
 
     #[test]
     fn failure_is_shown_until_the_level_changes_or_is_set() {
         let mut round = LevelRound::new(&Levels::default());
-        let reason = |round: &LevelRound| round.levels.view("GPU-0").unwrap().reason;
-        round.failed("GPU-0", "no level is known yet".to_owned());
-        assert_eq!(round.levels.view("GPU-0"), None);
-        round.set("GPU-0", LONG);
-        round.failed("GPU-0", "denied".to_owned());
-        round.set("GPU-0", LONG);
+        let reason = |round: &LevelRound| round.levels.view(&"GPU-0".into()).unwrap().reason;
+        round.failed(&"GPU-0".into(), "no level is known yet".to_owned());
+        assert_eq!(round.levels.view(&"GPU-0".into()), None);
+        round.set(&"GPU-0".into(), LONG);
+        round.failed(&"GPU-0".into(), "denied".to_owned());
+        round.set(&"GPU-0".into(), LONG);
         assert_eq!(reason(&round).as_deref(), Some("denied"));
-        round.mark_set("GPU-0", TimesliceLevel::Long);
+        round.mark_set(&"GPU-0".into(), TimesliceLevel::Long);
         assert_eq!(reason(&round), None);
-        round.failed("GPU-0", "denied".to_owned());
-        round.set("GPU-0", SHORT);
+        round.failed(&"GPU-0".into(), "denied".to_owned());
+        round.set(&"GPU-0".into(), SHORT);
         assert_eq!(reason(&round), None);
-        assert!(round.was_set("GPU-0", TimesliceLevel::Long) && round.was_set_before("GPU-0"));
+        assert!(round.was_set(&"GPU-0".into(), TimesliceLevel::Long) && round.was_set_before(&"GPU-0".into()));
     }
 
     /// An operation sets a level while the reconciler reads the levels of all GPUs.
@@ -235,10 +235,10 @@ mod tests {
     fn earlier_reading_does_not_replace_a_later_one() {
         let mut levels = Levels::default();
         let mut reconciler = LevelRound::new(&levels);
-        reconciler.set("GPU-0", SHORT);
-        reconciler.set("GPU-1", SHORT);
+        reconciler.set(&"GPU-0".into(), SHORT);
+        reconciler.set(&"GPU-1".into(), SHORT);
         let mut operation = LevelRound::new(&levels);
-        operation.set("GPU-0", LONG);
+        operation.set(&"GPU-0".into(), LONG);
         levels.apply(operation);
         levels.apply(reconciler);
         assert_eq!(reported(&levels, "GPU-0"), Some(TimesliceLevel::Long));
@@ -248,18 +248,18 @@ mod tests {
     #[test]
     fn round_removes_only_levels_from_before_its_begin() {
         let mut first = LevelRound::new(&Levels::default());
-        first.set("GPU-0", LONG);
-        first.set("GPU-1", LONG);
+        first.set(&"GPU-0".into(), LONG);
+        first.set(&"GPU-1".into(), LONG);
         let mut levels = Levels::default();
         levels.apply(first);
         let mut reconciler = LevelRound::new(&levels);
         reconciler.retain(|_| false);
         let mut operation = LevelRound::new(&levels);
-        operation.set("GPU-0", SHORT);
+        operation.set(&"GPU-0".into(), SHORT);
         levels.apply(operation);
         levels.apply(reconciler);
         assert_eq!(reported(&levels, "GPU-0"), Some(TimesliceLevel::Short));
-        assert_eq!(levels.view("GPU-1"), None);
+        assert_eq!(levels.view(&"GPU-1".into()), None);
     }
 
     /// Fault to prevent: if the driver temporarily reports no levels, gpushd would forget that it has set one.
@@ -267,13 +267,13 @@ mod tests {
     fn support_for_levels_is_remembered_when_the_level_is_removed() {
         let mut levels = Levels::default();
         let mut round = LevelRound::new(&levels);
-        round.mark_supporting("GPU-0");
+        round.mark_supporting(&"GPU-0".into());
         levels.apply(round);
         let mut round = LevelRound::new(&levels);
         round.retain(|_| false);
         levels.apply(round);
-        assert!(LevelRound::new(&levels).is_supporting("GPU-0"));
-        assert!(!LevelRound::new(&levels).is_supporting("GPU-1"));
+        assert!(LevelRound::new(&levels).is_supporting(&"GPU-0".into()));
+        assert!(!LevelRound::new(&levels).is_supporting(&"GPU-1".into()));
     }
 
     #[test]
@@ -283,7 +283,7 @@ mod tests {
         state.report_levels(state.begin_level_round());
         assert!(Arc::ptr_eq(&before, &state.now()));
         let mut round = state.begin_level_round();
-        round.mark_supporting("GPU-0");
+        round.mark_supporting(&"GPU-0".into());
         state.report_levels(round);
         assert!(!Arc::ptr_eq(&before, &state.now()));
     }
@@ -299,13 +299,13 @@ mod tests {
                 let mut round = LevelRound::new(&levels);
                 for (gpu, is_long) in set {
                     let level = if is_long { TimesliceLevel::Long } else { TimesliceLevel::Short };
-                    round.set(&format!("GPU-{gpu}"), Level::Known(level));
-                    expected.insert(format!("GPU-{gpu}"), level);
+                    round.set(&format!("GPU-{gpu}").into(), Level::Known(level));
+                    expected.insert(GpuUuid::from(format!("GPU-{gpu}")), level);
                 }
                 levels.apply(round);
             }
-            let found: BTreeMap<String, TimesliceLevel> =
-                levels.known.keys().filter_map(|uuid| Some((uuid.clone(), reported(&levels, uuid)?))).collect();
+            let found: BTreeMap<GpuUuid, TimesliceLevel> =
+                levels.known.keys().filter_map(|uuid| Some((uuid.clone(), reported(&levels, uuid.as_str())?))).collect();
             prop_assert_eq!(found, expected);
         }
     }

@@ -74,7 +74,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{EventPayload, Maintenance};
+use gpush_api::{EventPayload, GpuIndex, GpuUuid, Maintenance};
 use gpush_core::{
     config::Config,
     mps::{MpsTargetRecord, MpsTargets},
@@ -146,7 +146,7 @@ enum AffectedGpus {
     /// Nothing has changed, so the current snapshot stays.
     NoChange,
     None,
-    Gpus(BTreeSet<String>),
+    Gpus(BTreeSet<GpuUuid>),
     All,
 }
 
@@ -217,7 +217,7 @@ impl State {
     }
 
     /// Returns the index that a GPU had when it was last listed.
-    pub(crate) fn index_of(&self, uuid: &str) -> Option<u32> {
+    pub(crate) fn index_of(&self, uuid: &GpuUuid) -> Option<GpuIndex> {
         self.sources().sights.get(uuid).map(|sight| sight.identity.index)
     }
 
@@ -278,14 +278,14 @@ impl State {
     }
 
     /// Stores a reading of a GPU, or the error. A reading may cordon the GPU, or clear its degraded state.
-    fn set_reading(&self, uuid: &str, last: LastReading<Arc<Reading>>) {
+    fn set_reading(&self, uuid: &GpuUuid, last: LastReading<Arc<Reading>>) {
         self.update(|known| {
             // Ignore a stale reading, because it may show the GPU as it was before a change.
             let fresh = if last.error.is_none() && !last.stale { last.good.clone() } else { None };
             let Some(sight) = known.sights.get_mut(uuid) else { return (AffectedGpus::None, ()) };
             let listed = sight.listed && sight.list_error.is_none();
             sight.last = last;
-            let Some((reading, at)) = fresh else { return (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), ()) };
+            let Some((reading, at)) = fresh else { return (AffectedGpus::Gpus(BTreeSet::from([uuid.clone()])), ()) };
             let settled = listed && !known.unsettled.contains(uuid) && !known.lanes.contains_key(uuid);
             if settled {
                 for change in known.conditions.check_recovery(&reading, at.own) {
@@ -297,13 +297,13 @@ impl State {
             if let Some(rows) = reading.rows {
                 self.apply_rows(known, uuid, rows);
             }
-            (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), ())
+            (AffectedGpus::Gpus(BTreeSet::from([uuid.clone()])), ())
         });
     }
 
     /// Stores on which GPUs a driver call has not returned, and may therefore still take effect.
-    pub(crate) fn set_unsettled(&self, uuids: &[String]) {
-        let now: BTreeSet<String> = uuids.iter().cloned().collect();
+    pub(crate) fn set_unsettled(&self, uuids: &[GpuUuid]) {
+        let now: BTreeSet<GpuUuid> = uuids.iter().cloned().collect();
         if self.sources().unsettled == now {
             return;
         }
@@ -325,7 +325,7 @@ impl State {
                 Scope::Host => None,
                 Scope::Gpu(uuid) => Some(uuid.clone()),
             });
-            let gpus: Option<BTreeSet<String>> = gpus.collect();
+            let gpus: Option<BTreeSet<GpuUuid>> = gpus.collect();
             (gpus.map_or(AffectedGpus::All, AffectedGpus::Gpus), ())
         });
     }
@@ -338,7 +338,7 @@ impl State {
         self.update(|known| {
             known.overrides.apply(effects);
             effects.iter().for_each(|effect| self.0.events.publish(EventPayload::Change(effect.event())));
-            (AffectedGpus::Gpus(effects.iter().map(|effect| effect.uuid().to_owned()).collect()), ())
+            (AffectedGpus::Gpus(effects.iter().map(|effect| effect.uuid().clone()).collect()), ())
         });
     }
 
@@ -349,7 +349,7 @@ impl State {
     }
 
     /// Returns the active override of a GPU, whether or not the driver lists the GPU.
-    pub(crate) fn override_of(&self, uuid: &str) -> Option<Override> {
+    pub(crate) fn override_of(&self, uuid: &GpuUuid) -> Option<Override> {
         self.expire_overrides();
         self.sources().overrides.of(uuid).cloned()
     }
@@ -409,7 +409,7 @@ impl State {
     }
 
     /// Stores which operation has claimed these GPUs. `None` if no operation has.
-    pub(crate) fn set_lane(&self, uuids: &[String], holder: Option<&Holder>) {
+    pub(crate) fn set_lane(&self, uuids: &[GpuUuid], holder: Option<&Holder>) {
         self.update(|known| {
             for uuid in uuids {
                 match holder {
@@ -422,7 +422,7 @@ impl State {
     }
 
     /// Stores the processes that must not use their GPUs, by UUID of the GPU.
-    pub(crate) fn set_unleased(&self, unleased: BTreeMap<String, Vec<gpush_api::UnleasedProcess>>) {
+    pub(crate) fn set_unleased(&self, unleased: BTreeMap<GpuUuid, Vec<gpush_api::UnleasedProcess>>) {
         if self.sources().unleased == unleased {
             return;
         }
@@ -434,7 +434,7 @@ impl State {
     }
 
     /// Stores what prevents gpushd from applying the rule of a GPU. Returns whether it has changed.
-    pub(crate) fn set_blocked_by(&self, uuid: &str, holders: Vec<gpush_api::Holder>) -> bool {
+    pub(crate) fn set_blocked_by(&self, uuid: &GpuUuid, holders: Vec<gpush_api::Holder>) -> bool {
         if self.sources().blocked_by.get(uuid).map_or(&[][..], Vec::as_slice) == holders {
             return false;
         }
@@ -442,9 +442,9 @@ impl State {
             let _ = if holders.is_empty() {
                 known.blocked_by.remove(uuid)
             } else {
-                known.blocked_by.insert(uuid.to_owned(), holders)
+                known.blocked_by.insert(uuid.clone(), holders)
             };
-            (AffectedGpus::Gpus(BTreeSet::from([uuid.to_owned()])), true)
+            (AffectedGpus::Gpus(BTreeSet::from([uuid.clone()])), true)
         })
     }
 }

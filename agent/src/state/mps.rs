@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{EventPayload, MpsChange};
+use gpush_api::{EventPayload, MpsChange, TargetUuid};
 use gpush_core::mps::{DaemonReport, MpsTarget, MpsTargets};
 
 use super::{AffectedGpus, State, sources::SnapshotSources};
@@ -41,7 +41,7 @@ impl State {
     }
 
     /// Removes an MPS target.
-    pub(crate) fn remove_mps_target(&self, uuid: &str) {
+    pub(crate) fn remove_mps_target(&self, uuid: &TargetUuid) {
         self.update(|known| {
             known.mps_events.remove(uuid);
             known.change_mps(|targets| targets.by_uuid.remove(uuid))
@@ -53,7 +53,7 @@ impl State {
     /// the task does not supervise the target any more.
     pub(crate) fn report_daemon(
         &self,
-        (uuid, supervisor): (&str, u64),
+        (uuid, supervisor): (&TargetUuid, u64),
         report: DaemonReport,
         news: Option<Vec<String>>,
     ) -> Option<MpsChange> {
@@ -63,7 +63,7 @@ impl State {
             // The API has fewer states than the supervisor. So two states of the supervisor can give the same event.
             let is_new = event.as_ref().is_some_and(|event| known.mps_events.get(uuid) != Some(event));
             if let Some(event) = event.as_ref().filter(|_| is_new) {
-                known.mps_events.insert(uuid.to_owned(), event.clone());
+                known.mps_events.insert(uuid.clone().into(), event.clone());
             }
             (affected, (event, is_new))
         });
@@ -139,7 +139,14 @@ mod tests {
         read(&state, 1);
         let (uuid, gpu_uuid, short) = ("GPU-0".to_owned(), "GPU-0".to_owned(), "g0".to_owned());
         let report = DaemonReport { wanted: false, ..report(SupervisorState::Stopped) };
-        state.add_mps_target(MpsTarget { uuid, short, gpu_uuid, desired: None, supervisor: 1, report });
+        state.add_mps_target(MpsTarget {
+            uuid: uuid.into(),
+            short,
+            gpu_uuid: gpu_uuid.into(),
+            desired: None,
+            supervisor: 1,
+            report,
+        });
         let cursor = state.events().listen(None);
         (state, cursor)
     }
@@ -160,22 +167,22 @@ mod tests {
         let (state, mut cursor) = state();
         let before = state.now();
         let seen = DaemonReport { clients: vec![(1, 2)], ..report(SupervisorState::Stopped) };
-        assert_eq!(state.report_daemon(("GPU-0", 1), seen.clone(), None), None);
+        assert_eq!(state.report_daemon((&"GPU-0".into(), 1), seen.clone(), None), None);
         let now = state.now();
         assert_eq!(now.mps.by_uuid["GPU-0"].report, seen);
         assert_eq!((now.generation, now.changes), (before.generation, before.changes));
         assert!(events(&mut cursor).is_empty());
         assert!(Arc::ptr_eq(&before.gpus[1], &now.gpus[1]), "another GPU");
-        assert_eq!(now.gpus[0].gpu.mps_daemons, ["GPU-0".to_owned()].into());
+        assert_eq!(now.gpus[0].gpu.mps_daemons, ["GPU-0".into()].into());
     }
 
     #[test]
     fn equal_report_gets_no_new_snapshot() {
         let (state, _) = state();
-        state.report_daemon(("GPU-0", 1), report(READY), Some(Vec::new()));
+        state.report_daemon((&"GPU-0".into(), 1), report(READY), Some(Vec::new()));
         let before = state.now();
-        assert!(state.report_daemon(("GPU-0", 1), report(READY), Some(Vec::new())).is_some());
-        assert_eq!(state.report_daemon(("GPU-0", 1), report(READY), None), None);
+        assert!(state.report_daemon((&"GPU-0".into(), 1), report(READY), Some(Vec::new())).is_some());
+        assert_eq!(state.report_daemon((&"GPU-0".into(), 1), report(READY), None), None);
         assert!(Arc::ptr_eq(&before, &state.now()));
     }
 
@@ -185,9 +192,9 @@ mod tests {
         let (state, mut cursor) = state();
         let news = || Some(vec!["a server ended".to_owned()]);
         for _ in 0..2 {
-            assert!(state.report_daemon(("GPU-0", 1), report(READY), news()).is_some());
+            assert!(state.report_daemon((&"GPU-0".into(), 1), report(READY), news()).is_some());
         }
-        state.report_daemon(("GPU-0", 1), report(READY), Some(Vec::new()));
+        state.report_daemon((&"GPU-0".into(), 1), report(READY), Some(Vec::new()));
         let published = events(&mut cursor);
         assert_eq!(published, [(MpsState::Ready, news().unwrap()), (MpsState::Ready, Vec::new())]);
     }
@@ -196,7 +203,7 @@ mod tests {
     fn receiver_of_an_event_finds_the_report_in_the_snapshot() {
         let (state, _) = state();
         let snapshots = state.watch();
-        state.report_daemon(("GPU-0", 1), report(READY), Some(Vec::new()));
+        state.report_daemon((&"GPU-0".into(), 1), report(READY), Some(Vec::new()));
         let published = state.events().last_id();
         assert!(snapshots.borrow().mps.by_uuid["GPU-0"].report.admits());
         assert_ne!(snapshots.borrow().last_event, published, "the snapshot is older than the event");
@@ -206,9 +213,9 @@ mod tests {
     fn report_of_an_earlier_supervisor_task_is_ignored() {
         let (state, mut cursor) = state();
         let before = state.now();
-        assert_eq!(state.report_daemon(("GPU-0", 0), report(READY), Some(Vec::new())), None);
-        state.remove_mps_target("GPU-0");
-        assert_eq!(state.report_daemon(("GPU-0", 1), report(READY), Some(Vec::new())), None);
+        assert_eq!(state.report_daemon((&"GPU-0".into(), 0), report(READY), Some(Vec::new())), None);
+        state.remove_mps_target(&"GPU-0".into());
+        assert_eq!(state.report_daemon((&"GPU-0".into(), 1), report(READY), Some(Vec::new())), None);
         assert!(events(&mut cursor).is_empty() && state.mps().by_uuid.is_empty());
         assert!(before.gpus[0].gpu.mps_daemons.is_empty());
     }
@@ -216,11 +223,11 @@ mod tests {
     #[test]
     fn removed_target_that_returns_publishes_its_event_again() {
         let (state, mut cursor) = state();
-        state.report_daemon(("GPU-0", 1), report(READY), Some(Vec::new()));
+        state.report_daemon((&"GPU-0".into(), 1), report(READY), Some(Vec::new()));
         let target = MpsTarget::clone(&state.mps().by_uuid["GPU-0"]);
-        state.remove_mps_target("GPU-0");
+        state.remove_mps_target(&"GPU-0".into());
         state.add_mps_target(MpsTarget { supervisor: 2, ..target });
-        state.report_daemon(("GPU-0", 2), report(READY), Some(Vec::new()));
+        state.report_daemon((&"GPU-0".into(), 2), report(READY), Some(Vec::new()));
         assert_eq!(events(&mut cursor).len(), 2);
     }
 
@@ -232,7 +239,7 @@ mod tests {
         state.replace_config(Arc::new(gpush_core::config::Config::parse(config, "c").unwrap()), 1);
         assert_eq!(state.now().gpus[0].gpu.drift, ["it is not shared through MPS yet"]);
         let in_force = |record| MpsTargetRecord { in_force: Some(String::new()), ..record };
-        state.change_mps(|targets| targets.change_record("GPU-0", in_force));
+        state.change_mps(|targets| targets.change_record(&"GPU-0".into(), in_force));
         assert!(state.now().gpus[0].gpu.drift.is_empty());
     }
 }

@@ -19,7 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{Actor, Change};
+use gpush_api::{Actor, Change, GpuIndex, GpuUuid};
 use gpush_store::Override;
 use jiff::Timestamp;
 
@@ -52,9 +52,9 @@ impl OverrideEffect {
     }
 
     /// Returns the UUID of the override's GPU.
-    pub(super) fn uuid(&self) -> &str {
+    pub(super) fn uuid(&self) -> &GpuUuid {
         match self {
-            Self::Made(one) | Self::Ended { one, .. } => &one.gpu,
+            Self::Made(one) | Self::Ended { one, .. } => &one.gpu_uuid,
         }
     }
 
@@ -66,10 +66,10 @@ impl OverrideEffect {
         };
         Change {
             action: action.to_owned(),
-            object: one.gpu.clone(),
+            object: one.gpu_uuid.to_string(),
             by,
             reason: Some(one.reason.clone()).filter(|reason| !reason.is_empty()),
-            gpu_uuids: vec![one.gpu.clone()],
+            gpu_uuids: vec![one.gpu_uuid.clone()],
         }
     }
 }
@@ -78,11 +78,11 @@ impl OverrideEffect {
 #[derive(Debug, Default)]
 pub(crate) struct Overrides {
     generation: u64,
-    in_force: BTreeMap<String, ActiveOverride>,
+    in_force: BTreeMap<GpuUuid, ActiveOverride>,
     /// Overrides that have expired and whose end is not recorded yet.
     expired: Vec<Override>,
     /// For each GPU, the generation of the last applied change, because changes may arrive out of order.
-    latest: BTreeMap<String, u64>,
+    latest: BTreeMap<GpuUuid, u64>,
 }
 
 #[derive(Debug)]
@@ -108,7 +108,8 @@ impl Overrides {
     /// Restores the overrides that an earlier gpushd recorded.
     pub(crate) fn new(generation: u64, recorded: Vec<Override>) -> Self {
         let (now, at) = (Timestamp::now(), Instant::now());
-        let in_force = recorded.into_iter().map(|one| (one.gpu.clone(), ActiveOverride::new(one, now, at))).collect();
+        let in_force =
+            recorded.into_iter().map(|one| (one.gpu_uuid.clone(), ActiveOverride::new(one, now, at))).collect();
         Self { generation, in_force, ..Self::default() }
     }
 
@@ -118,7 +119,7 @@ impl Overrides {
     }
 
     /// Returns the override of a GPU.
-    pub(super) fn of(&self, uuid: &str) -> Option<&Override> {
+    pub(super) fn of(&self, uuid: &GpuUuid) -> Option<&Override> {
         self.in_force.get(uuid).map(|kept| &kept.one)
     }
 
@@ -135,7 +136,7 @@ impl Overrides {
         for effect in effects {
             let generation = effect.generation();
             self.raise_generation(generation);
-            let latest = self.latest.entry(effect.uuid().to_owned()).or_default();
+            let latest = self.latest.entry(effect.uuid().clone()).or_default();
             if *latest >= generation {
                 continue;
             }
@@ -143,10 +144,10 @@ impl Overrides {
             match effect {
                 OverrideEffect::Made(one) => {
                     let kept = ActiveOverride::new(one.clone(), Timestamp::now(), Instant::now());
-                    self.in_force.insert(one.gpu.clone(), kept);
+                    self.in_force.insert(one.gpu_uuid.clone(), kept);
                 }
                 OverrideEffect::Ended { one, .. } => {
-                    self.in_force.remove(&one.gpu);
+                    self.in_force.remove(&one.gpu_uuid);
                     self.expired.retain(|other| other.sequence != one.sequence);
                 }
             }
@@ -160,9 +161,9 @@ impl Overrides {
 
     /// Ends the overrides that have expired. Returns the UUIDs of their GPUs. The ended overrides stay in `expired`
     /// until their end is recorded.
-    pub(super) fn expire(&mut self, now: Timestamp, at: Instant) -> Vec<String> {
+    pub(super) fn expire(&mut self, now: Timestamp, at: Instant) -> Vec<GpuUuid> {
         let over = self.in_force.iter().filter(|(_, kept)| kept.has_expired(now, at));
-        let over: Vec<String> = over.map(|(uuid, _)| uuid.clone()).collect();
+        let over: Vec<GpuUuid> = over.map(|(uuid, _)| uuid.clone()).collect();
         self.expired.extend(over.iter().filter_map(|uuid| self.in_force.remove(uuid)).map(|kept| kept.one));
         over
     }
@@ -183,9 +184,9 @@ impl Overrides {
 }
 
 /// Converts an override for the API. `gpu` is the index of the override's GPU.
-pub(crate) fn overridden(one: Override, gpu: Option<u32>) -> gpush_api::Override {
+pub(crate) fn overridden(one: Override, gpu: Option<GpuIndex>) -> gpush_api::Override {
     gpush_api::Override {
-        uuid: one.gpu,
+        gpu_uuid: one.gpu_uuid,
         gpu,
         rule: one.rule,
         layout: one.layout,
@@ -203,7 +204,7 @@ mod tests {
 
     fn one(gpu: &str, generation: u64, expires_at: Option<Timestamp>) -> Override {
         Override {
-            gpu: gpu.to_owned(),
+            gpu_uuid: gpu.into(),
             rule: None,
             layout: vec!["7g.80gb".to_owned()],
             author: Actor { uid: 1000, user: None, pid: None },
@@ -232,7 +233,7 @@ mod tests {
         let mut overrides = two_hours();
         assert_eq!(ended(&mut overrides, hours(2), later(2)), (1, false));
         assert_eq!(ended(&mut overrides, hours(-20), at), (1, false), "its end is not recorded, it does not come back");
-        assert!(overrides.of("GPU-0").is_none() && overrides.of("GPU-1").is_some());
+        assert!(overrides.of(&"GPU-0".into()).is_none() && overrides.of(&"GPU-1".into()).is_some());
         let (over, _) = overrides.to_record(now, at);
         overrides.recorded(&over);
         assert_eq!(ended(&mut overrides, now, at), (0, false));
@@ -244,7 +245,7 @@ mod tests {
         let action = "override.clear".to_owned();
         overrides.apply(&[OverrideEffect::Ended { one: one("GPU-0", 4, None), generation: 5, action, by: None }]);
         overrides.apply(&[OverrideEffect::Made(one("GPU-0", 4, None))]);
-        assert!(overrides.of("GPU-0").is_none(), "it was ended after it was made");
+        assert!(overrides.of(&"GPU-0".into()).is_none(), "it was ended after it was made");
         assert_eq!(overrides.generation(), 5);
         overrides.apply(&[OverrideEffect::Made(one("GPU-0", 6, None))]);
         assert_eq!(overrides.all().len(), 1);

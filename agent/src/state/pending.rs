@@ -21,7 +21,7 @@ pub(super) fn complete(known: &SnapshotSources, desired_state: &DesiredState, gp
     let Some(before) = known.delayed.get(&gpu.uuid).filter(|_| !known.config.auto_reconcile) else { return };
     let is_delayed = |aim: &PendingAim| gpu.pending.iter().any(|change| change.aim == *aim);
     let others: Vec<PendingAim> = before.iter().filter(|aim| !is_delayed(aim)).cloned().collect();
-    let deferred = desired::deferred(desired_state, gpu, &others, known.mps.is_active(&gpu.uuid));
+    let deferred = desired::deferred(desired_state, gpu, &others, known.mps.is_active(gpu.uuid.as_target()));
     gpu.drift.extend(deferred.iter().map(|change| change.describe(gpu.index)));
     gpu.pending.extend(deferred);
 }

@@ -139,7 +139,7 @@ fn blank(process: &mut Process) {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{Code, ConfigChange, MpsServerState, ProcessKind, UnleasedChange, UnleasedStep};
+    use gpush_api::{Code, ConfigChange, GpuIndex, MpsServerState, ProcessKind, UnleasedChange, UnleasedStep};
 
     use super::*;
 
@@ -211,8 +211,8 @@ mod tests {
     fn unleased_process_is_named_to_its_owner_and_admins() {
         let unleased = || {
             EventPayload::Unleased(Box::new(UnleasedChange {
-                gpu: 0,
-                gpu_uuid: "GPU-0".to_owned(),
+                gpu: GpuIndex(0),
+                gpu_uuid: "GPU-0".into(),
                 device: None,
                 pid: Some(4711),
                 uid: Some(1000),
@@ -236,7 +236,7 @@ mod tests {
     fn error_in_config_file_is_hidden_from_users() {
         let failed = || {
             let error = ApiError::new(Code::ConfigInvalid, "3 errors").cause("line 4: users = [\"bob\"]");
-            let pending_restart = vec!["driver.library".to_owned()];
+            let pending_restart = vec!["driver.read_ms".to_owned()];
             EventPayload::Config(ConfigChange { taken: false, error: Some(error), pending_restart })
         };
         for (viewer, sees) in [(Viewer::Admin, true), (Viewer::User(1000), false)] {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{Gpu, GpuAspect, GpuChange};
+use gpush_api::{Gpu, GpuAspect, GpuChange, TargetUuid};
 use gpush_core::desired;
 use gpush_nvml::{DriverError, ErrorKind};
 
@@ -115,12 +115,12 @@ pub(super) fn difference(before: Option<&GpuChange>, now: &GpuChange) -> Option<
 }
 
 /// Returns the UUIDs of the MIG devices that existed before, and do not exist now.
-fn destroyed_device_uuids(before: &GpuChange, now: &GpuChange) -> Vec<String> {
+fn destroyed_device_uuids(before: &GpuChange, now: &GpuChange) -> Vec<TargetUuid> {
     // Without a reading, it is not known which devices exist.
     if now.mig.is_none() {
         return Vec::new();
     }
-    let now: BTreeSet<&String> = now.instances.iter().flat_map(|instance| &instance.device_uuids).collect();
+    let now: BTreeSet<&TargetUuid> = now.instances.iter().flat_map(|instance| &instance.device_uuids).collect();
     let before = before.instances.iter().flat_map(|instance| &instance.device_uuids);
     before.filter(|uuid| !now.contains(uuid)).cloned().collect()
 }

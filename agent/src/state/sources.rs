@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{GpuChange, MpsChange, PendingAim};
+use gpush_api::{GpuChange, GpuIndex, GpuUuid, MpsChange, PendingAim, TargetUuid};
 use gpush_core::{config::Config, mps::MpsTargets};
 use gpush_nvml::{DriverError, Identity, Listed, Reading};
 use gpush_store::Lost;
@@ -21,34 +21,34 @@ pub(super) struct SnapshotSources {
     /// has no rules.
     pub(super) rules_are_known: bool,
     /// For each GPU, by UUID, which rule of the config claims it: the position of the rule, or `None` if no rule does.
-    pub(super) claims: BTreeMap<String, Option<usize>>,
+    pub(super) claims: BTreeMap<GpuUuid, Option<usize>>,
     pub(super) loss: Loss,
     pub(super) conditions: Conditions,
     pub(super) overrides: Overrides,
     pub(super) list: LastReading<Arc<Vec<Listed>>>,
     /// All GPUs that the driver has ever listed, by UUID.
-    pub(super) sights: BTreeMap<String, ListedGpu>,
-    pub(super) nameless: Vec<(u32, DriverError)>,
+    pub(super) sights: BTreeMap<GpuUuid, ListedGpu>,
+    pub(super) nameless: Vec<(GpuIndex, DriverError)>,
     /// UUIDs of the GPUs on which a driver call may still take effect.
-    pub(super) unsettled: BTreeSet<String>,
+    pub(super) unsettled: BTreeSet<GpuUuid>,
     /// For each GPU that an operation has claimed, by UUID, that operation.
-    pub(super) lanes: BTreeMap<String, Holder>,
+    pub(super) lanes: BTreeMap<GpuUuid, Holder>,
     /// For each GPU, by UUID, the processes that must not use it.
-    pub(super) unleased: BTreeMap<String, Vec<gpush_api::UnleasedProcess>>,
+    pub(super) unleased: BTreeMap<GpuUuid, Vec<gpush_api::UnleasedProcess>>,
     /// For each GPU, by UUID, what prevents gpushd from applying its rule.
-    pub(super) blocked_by: BTreeMap<String, Vec<gpush_api::Holder>>,
+    pub(super) blocked_by: BTreeMap<GpuUuid, Vec<gpush_api::Holder>>,
     /// Time-slice levels as last read.
     pub(super) levels: Arc<Levels>,
     /// MPS targets, with the last reports about their daemons.
     pub(super) mps: Arc<MpsTargets>,
     /// For each MPS target, by UUID, its last event.
-    pub(super) mps_events: BTreeMap<String, MpsChange>,
+    pub(super) mps_events: BTreeMap<TargetUuid, MpsChange>,
     /// For each GPU, by UUID, the fields that the last event reported.
-    pub(super) reported: BTreeMap<String, GpuChange>,
+    pub(super) reported: BTreeMap<GpuUuid, GpuChange>,
     /// Leases that have not ended.
     pub(super) leases: Arc<LeaseTable>,
     /// For each GPU, by UUID, the changes that leases have delayed and that gpushd has not made since.
-    pub(super) delayed: BTreeMap<String, Vec<PendingAim>>,
+    pub(super) delayed: BTreeMap<GpuUuid, Vec<PendingAim>>,
 }
 
 #[derive(Debug)]

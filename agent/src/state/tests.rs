@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use gpush_api::{Actor, Architecture, Gpu, GpuAspect, GpuState, Maintenance, Memory};
+use gpush_api::{Actor, Architecture, Gpu, GpuAspect, GpuIndex, GpuState, Maintenance, Memory};
 use gpush_nvml::{DriverError, ErrorKind, Identity, RemappedRows};
 use gpush_store::{ConditionKind, NewCondition, Options};
 
@@ -37,8 +37,8 @@ pub(crate) fn host_of(gpus: Vec<Gpu>) -> HostState {
 
 fn identity(index: u32) -> Identity {
     Identity {
-        index,
-        uuid: format!("GPU-{index}"),
+        index: GpuIndex(index),
+        uuid: format!("GPU-{index}").into(),
         pci: format!("0000:{index:02}:00.0"),
         pci_id: 0x20b2_10de,
         pci_subsystem: None,
@@ -73,13 +73,13 @@ fn failed<V>(kind: ErrorKind) -> LastReading<Arc<V>> {
 }
 
 pub(crate) fn list(state: &State, indexes: &[u32]) {
-    let listed = indexes.iter().map(|index| Listed { index: *index, identity: Ok(identity(*index)) });
+    let listed = indexes.iter().map(|index| Listed { index: GpuIndex(*index), identity: Ok(identity(*index)) });
     state.set_list(good(listed.collect()));
 }
 
 /// Stores a reading of a GPU.
 pub(crate) fn read(state: &State, index: u32) {
-    state.set_reading(&format!("GPU-{index}"), good(reading(index)));
+    state.set_reading(&format!("GPU-{index}").into(), good(reading(index)));
 }
 
 /// Returns a state in which GPUs 0 and 1 were read, and a listener that starts after these
@@ -87,14 +87,14 @@ pub(crate) fn read(state: &State, index: u32) {
 fn two_gpus() -> (State, events::Cursor) {
     let state = State::empty();
     list(&state, &[0, 1]);
-    state.set_reading("GPU-0", good(reading(0)));
-    state.set_reading("GPU-1", good(reading(1)));
+    state.set_reading(&"GPU-0".into(), good(reading(0)));
+    state.set_reading(&"GPU-1".into(), good(reading(1)));
     let cursor = state.events().listen(None);
     (state, cursor)
 }
 
 /// Returns the GPU events since the last call: index, state, changed aspects.
-fn gpu_events(cursor: &mut events::Cursor) -> Vec<(u32, GpuState, Vec<GpuAspect>)> {
+fn gpu_events(cursor: &mut events::Cursor) -> Vec<(GpuIndex, GpuState, Vec<GpuAspect>)> {
     let mut reported = Vec::new();
     while let Next::Events(events) = cursor.poll() {
         for event in events {
@@ -108,7 +108,7 @@ fn gpu_events(cursor: &mut events::Cursor) -> Vec<(u32, GpuState, Vec<GpuAspect>
 
 pub(crate) fn cordon(uuid: &str) -> Change {
     Change::Set(NewCondition {
-        scope: Scope::Gpu(uuid.to_owned()),
+        scope: Scope::Gpu(uuid.into()),
         kind: ConditionKind::Cordon,
         cause: "admin".to_owned(),
         reason: "fan".to_owned(),
@@ -117,13 +117,13 @@ pub(crate) fn cordon(uuid: &str) -> Change {
 }
 
 pub(crate) fn uncordon(uuid: &str) -> Change {
-    Change::Clear(Scope::Gpu(uuid.to_owned()), ConditionKind::Cordon, None)
+    Change::Clear(Scope::Gpu(uuid.into()), ConditionKind::Cordon, None)
 }
 
 /// Returns an override without expiry, set at this generation.
 pub(crate) fn override_of(uuid: &str, generation: u64) -> Override {
     Override {
-        gpu: uuid.to_owned(),
+        gpu_uuid: uuid.into(),
         rule: None,
         layout: vec!["7g.80gb".to_owned()],
         author: Actor { uid: 1000, user: None, pid: None },
@@ -156,11 +156,14 @@ fn gpu_appears_unknown_and_is_ready_once_read() {
     assert!(state.now().driver.is_some() && !state.now().was_listed);
     list(&state, &[0]);
     assert!(state.now().driver.is_none());
-    state.set_reading("GPU-0", good(reading(0)));
+    state.set_reading(&"GPU-0".into(), good(reading(0)));
     let reported = gpu_events(&mut cursor);
     assert_eq!(
         reported,
-        [(0, GpuState::Unknown, vec![GpuAspect::Appeared]), (0, GpuState::Ready, vec![GpuAspect::State]),]
+        [
+            (GpuIndex(0), GpuState::Unknown, vec![GpuAspect::Appeared]),
+            (GpuIndex(0), GpuState::Ready, vec![GpuAspect::State]),
+        ]
     );
     assert_eq!(state.now().changes, 2);
     assert!(state.now().last_event.ends_with("-2"));
@@ -170,9 +173,9 @@ fn gpu_appears_unknown_and_is_ready_once_read() {
 fn cordon_is_published_without_a_reader() {
     let (state, mut cursor) = two_gpus();
     state.apply(&[cordon("GPU-1")]);
-    assert_eq!(gpu_events(&mut cursor), [(1, GpuState::Cordoned, vec![GpuAspect::State])]);
+    assert_eq!(gpu_events(&mut cursor), [(GpuIndex(1), GpuState::Cordoned, vec![GpuAspect::State])]);
     state.apply(&[uncordon("GPU-1")]);
-    assert_eq!(gpu_events(&mut cursor), [(1, GpuState::Ready, vec![GpuAspect::State])]);
+    assert_eq!(gpu_events(&mut cursor), [(GpuIndex(1), GpuState::Ready, vec![GpuAspect::State])]);
 }
 
 #[test]
@@ -199,9 +202,9 @@ fn rows(pending: bool) -> RemappedRows {
 fn reading_of_a_pending_row_cordons_its_gpu_once() {
     let (state, mut cursor) = two_gpus();
     for _ in 0..2 {
-        state.set_reading("GPU-0", good(Reading { rows: Some(rows(true)), ..reading(0) }));
+        state.set_reading(&"GPU-0".into(), good(Reading { rows: Some(rows(true)), ..reading(0) }));
     }
-    assert_eq!(gpu_events(&mut cursor), [(0, GpuState::Cordoned, vec![GpuAspect::State])]);
+    assert_eq!(gpu_events(&mut cursor), [(GpuIndex(0), GpuState::Cordoned, vec![GpuAspect::State])]);
     assert_eq!(state.now().gpus[0].gpu.cordons[0].cause, "row-remap");
 }
 
@@ -209,7 +212,7 @@ fn reading_of_a_pending_row_cordons_its_gpu_once() {
 fn stale_reading_does_not_change_conditions() {
     let (state, _) = two_gpus();
     let pending = Reading { rows: Some(rows(true)), ..reading(0) };
-    state.set_reading("GPU-0", LastReading { stale: true, ..good(pending) });
+    state.set_reading(&"GPU-0".into(), LastReading { stale: true, ..good(pending) });
     assert_eq!(states(&state)[0], GpuState::Ready);
 }
 
@@ -217,8 +220,10 @@ fn stale_reading_does_not_change_conditions() {
 async fn reading_begun_before_a_restart_changes_no_condition() {
     let (state, _) = two_gpus();
     let to = state.clone();
-    let cache =
-        Cached::new(crate::system::tasks::Tasks::for_tests(), Box::new(move |last| to.set_reading("GPU-0", last)));
+    let cache = Cached::new(
+        crate::system::tasks::Tasks::for_tests(),
+        Box::new(move |last| to.set_reading(&"GPU-0".into(), last)),
+    );
     let pending = || Ok(Arc::new(Reading { rows: Some(rows(true)), ..reading(0) }));
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
     cache.refresh(|| async move {
@@ -246,7 +251,7 @@ fn expired_override_is_in_no_answer() {
     assert!(state.overrides().is_empty() && !overridden(&state));
     let (state, _) = two_gpus();
     make(&state);
-    assert!(state.override_of("GPU-0").is_none() && !overridden(&state));
+    assert!(state.override_of(&"GPU-0".into()).is_none() && !overridden(&state));
     let (state, _) = two_gpus();
     make(&state);
     let planned_on = state.with(&[Arc::new(reading(0))]);
@@ -257,7 +262,7 @@ fn expired_override_is_in_no_answer() {
 fn maintenance_outranks_every_state_and_hides_driver_errors() {
     let (state, mut cursor) = two_gpus();
     state.apply(&[cordon("GPU-0")]);
-    state.set_reading("GPU-1", failed(ErrorKind::GpuIsLost));
+    state.set_reading(&"GPU-1".into(), failed(ErrorKind::GpuIsLost));
     assert_eq!(states(&state), [GpuState::Cordoned, GpuState::Lost]);
     state.apply(&[maintenance()]);
     assert_eq!(states(&state), [GpuState::Maintenance; 2]);
@@ -270,7 +275,7 @@ fn maintenance_outranks_every_state_and_hides_driver_errors() {
 #[test]
 fn operation_on_a_gpu_is_a_typed_reason_and_ends_with_the_lane() {
     let (state, mut cursor) = two_gpus();
-    let uuids = ["GPU-0".to_owned()];
+    let uuids = ["GPU-0".into()];
     let holder = |begun| if begun { Holder::Operation("op-1".to_owned()) } else { Holder::Planning };
     state.set_lane(&uuids, Some(&holder(false)));
     assert_eq!(states(&state)[0], GpuState::Ready, "it is only planned");
@@ -286,11 +291,11 @@ fn gpu_that_is_not_listed_is_lost_and_sorts_last() {
     let (state, mut cursor) = two_gpus();
     list(&state, &[1]);
     let host = state.now();
-    let order: Vec<(u32, GpuState)> = host.gpus.iter().map(|gpu| (gpu.gpu.index, gpu.gpu.state)).collect();
-    assert_eq!(order, [(1, GpuState::Ready), (0, GpuState::Lost)]);
+    let order: Vec<(GpuIndex, GpuState)> = host.gpus.iter().map(|gpu| (gpu.gpu.index, gpu.gpu.state)).collect();
+    assert_eq!(order, [(GpuIndex(1), GpuState::Ready), (GpuIndex(0), GpuState::Lost)]);
     // If the driver cannot identify GPU 0, gpushd assumes that it is the GPU that last had index 0.
-    let nameless = Listed { index: 0, identity: Err(DriverError::new(ErrorKind::Garbled, "identifying")) };
-    state.set_list(good(vec![nameless, Listed { index: 1, identity: Ok(identity(1)) }]));
+    let nameless = Listed { index: GpuIndex(0), identity: Err(DriverError::new(ErrorKind::Garbled, "identifying")) };
+    state.set_list(good(vec![nameless, Listed { index: GpuIndex(1), identity: Ok(identity(1)) }]));
     assert_eq!(states(&state), [GpuState::Unknown, GpuState::Ready]);
     assert!(state.now().nameless.is_empty());
     assert_eq!(gpu_events(&mut cursor).len(), 2);
@@ -302,7 +307,7 @@ fn gpu_events_pause_while_there_is_no_driver() {
     state.set_list(LastReading {
         error: Some(DriverError::new(ErrorKind::LibraryNotFound, "listing")),
         stale: true,
-        ..good(vec![Listed { index: 0, identity: Ok(identity(0)) }])
+        ..good(vec![Listed { index: GpuIndex(0), identity: Ok(identity(0)) }])
     });
     state.apply(&[cordon("GPU-0")]);
     assert!(state.now().driver.is_some());
@@ -310,7 +315,7 @@ fn gpu_events_pause_while_there_is_no_driver() {
     list(&state, &[0, 1]);
     assert_eq!(
         gpu_events(&mut cursor),
-        [(0, GpuState::Cordoned, vec![GpuAspect::State])],
+        [(GpuIndex(0), GpuState::Cordoned, vec![GpuAspect::State])],
         "reported when the GPU is back"
     );
 }
@@ -322,7 +327,7 @@ fn every_change_is_an_event_even_if_a_watcher_skips_snapshots() {
     snapshots.borrow_and_update();
     for _ in 0..50 {
         state.apply(&[cordon("GPU-0")]);
-        state.apply(&[Change::Clear(Scope::Gpu("GPU-0".to_owned()), ConditionKind::Cordon, None)]);
+        state.apply(&[Change::Clear(Scope::Gpu("GPU-0".into()), ConditionKind::Cordon, None)]);
     }
     assert_eq!(gpu_events(&mut cursor).len(), 100);
     assert!(snapshots.has_changed().unwrap());
@@ -342,7 +347,7 @@ fn loss_holds_managed_gpus_until_it_is_accepted() {
     });
     list(&state, &[0, 1]);
     for index in [0, 1] {
-        state.set_reading(&format!("GPU-{index}"), good(reading(index)));
+        state.set_reading(&format!("GPU-{index}").into(), good(reading(index)));
     }
     state.replace_config(Arc::new(config.unwrap()), 1);
     assert_eq!(states(&state), [GpuState::Held, GpuState::Ready]);
@@ -359,8 +364,8 @@ fn unknown_rules_hold_all_gpus_until_a_config_is_active() {
         (AffectedGpus::All, ())
     });
     list(&state, &[0, 1]);
-    state.set_reading("GPU-0", good(reading(0)));
-    state.set_reading("GPU-1", failed(ErrorKind::GpuIsLost));
+    state.set_reading(&"GPU-0".into(), good(reading(0)));
+    state.set_reading(&"GPU-1".into(), failed(ErrorKind::GpuIsLost));
     assert_eq!(states(&state), [GpuState::Held, GpuState::Lost]);
     assert_eq!(state.now().gpus[0].gpu.reasons, ["gpushd can't use its config, so it does not know the rules"]);
     state.replace_config(Arc::new(Config::default()), 1);
@@ -372,7 +377,7 @@ fn gpu_with_several_sources_appears_once_in_a_snapshot() {
     let (state, _) = two_gpus();
     for _ in 0..2 {
         let mut round = state.begin_level_round();
-        round.set("GPU-0", Level::Known(gpush_api::TimesliceLevel::Default));
+        round.set(&"GPU-0".into(), Level::Known(gpush_api::TimesliceLevel::Default));
         state.report_levels(round);
     }
     state.apply(&[cordon("GPU-0"), cordon("GPU-0")]);
@@ -392,7 +397,7 @@ fn idle_processes_are_left_out_for_every_viewer() {
         memory_mib: None,
         unidentified: false,
     };
-    state.set_reading("GPU-0", good(Reading { processes: vec![process(7), process(8)], ..reading(0) }));
+    state.set_reading(&"GPU-0".into(), good(Reading { processes: vec![process(7), process(8)], ..reading(0) }));
     let observed = state.with(&[]);
     for (viewer, pid) in [(Viewer::Agent, None), (Viewer::Admin, Some(8)), (Viewer::User(1001), None)] {
         let gpus = observed.gpus_for_plans(viewer, &BTreeSet::from([7]));

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, Code, Gpu, Process};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, GpuUuid, Process};
 use gpush_core::selector::Selector;
 use gpush_nvml::DriverError;
 
@@ -14,7 +14,7 @@ use crate::requests::caller::Viewer;
 pub(crate) struct Observed {
     pub(crate) host: Arc<HostState>,
     /// UUIDs of the GPUs that gpushd is still reading.
-    pub(crate) late: BTreeSet<String>,
+    pub(crate) late: BTreeSet<GpuUuid>,
 }
 
 impl Observed {
@@ -77,8 +77,8 @@ impl HostState {
     }
 
     /// Returns a GPU by UUID.
-    pub(crate) fn gpu(&self, uuid: &str) -> Option<&GpuSnapshot> {
-        self.gpus.iter().find(|gpu| gpu.gpu.uuid == uuid).map(AsRef::as_ref)
+    pub(crate) fn gpu(&self, uuid: &GpuUuid) -> Option<&GpuSnapshot> {
+        self.gpus.iter().find(|gpu| gpu.gpu.uuid == *uuid).map(AsRef::as_ref)
     }
 
     /// Returns the positions of the GPUs that match the selectors.
@@ -111,7 +111,7 @@ impl HostState {
     ///
     /// # Errors
     /// If a selector matches no GPU, or the driver has not listed the GPUs yet.
-    pub(crate) fn named(&self, text: &str) -> Result<Vec<String>, ApiError> {
+    pub(crate) fn named(&self, text: &str) -> Result<Vec<GpuUuid>, ApiError> {
         if let Some(error) = &self.driver {
             return Err(no_driver(error));
         }
@@ -142,7 +142,7 @@ impl HostState {
 }
 
 /// Returns the error that the driver cannot identify a GPU.
-pub(crate) fn unidentified(index: u32, error: &DriverError) -> ApiError {
+pub(crate) fn unidentified(index: GpuIndex, error: &DriverError) -> ApiError {
     error.to_api().context(format!("GPU {index} can't be identified"))
 }
 

@@ -1,6 +1,6 @@
 //! Conditions of GPUs as text, for reasons, errors and the log.
 
-use gpush_api::{Actor, ApiError, Code, Cordon, Maintenance, text::local_time};
+use gpush_api::{Actor, ApiError, Code, Cordon, GpuIndex, GpuUuid, Maintenance, text::local_time};
 
 use super::holder::Holder;
 
@@ -78,7 +78,7 @@ pub(crate) fn with_hint(line: String, error: &ApiError) -> String {
 }
 
 /// Returns the error about a GPU that an operation changes.
-pub(crate) fn changed_by(index: u32, uuid: &str, holder: &Holder) -> ApiError {
+pub(crate) fn changed_by(index: GpuIndex, uuid: &GpuUuid, holder: &Holder) -> ApiError {
     let hint = match holder {
         Holder::Operation(id) => format!("wait for it with `gpushctl operation wait {id}`, then try again"),
         Holder::Planning => "try again in a moment".to_owned(),

@@ -3,7 +3,10 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::process::Process;
+use crate::{
+    ids::{GpuIndex, GpuUuid, TargetUuid},
+    process::Process,
+};
 
 /// Use of a MIG device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -56,9 +59,11 @@ pub struct DeviceGrant {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MigDevice {
     /// Index of the GPU.
-    pub gpu: u32,
+    #[cfg_attr(feature = "openapi", schema(value_type = u32))]
+    pub gpu: GpuIndex,
     /// UUID of the GPU.
-    pub gpu_uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub gpu_uuid: GpuUuid,
     /// GPU instance as profile and placement, such as `3g.40gb@4`.
     pub instance: String,
     /// Name of the device in commands, without the GPU: `3g.40gb@4`; for a part of a GPU instance, with the first compute
@@ -75,7 +80,8 @@ pub struct MigDevice {
     pub ci: Option<u32>,
     /// UUID for programs, `MIG-<uuid>`; absent if there is no compute instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uuid: Option<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub uuid: Option<TargetUuid>,
     /// Memory of the GPU instance, in MiB; absent if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_mib: Option<u64>,

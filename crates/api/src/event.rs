@@ -14,6 +14,7 @@ use crate::{
     error::ApiError,
     gpu::GpuState,
     health::Driver,
+    ids::{GpuIndex, GpuUuid, TargetUuid},
     lease::{EndReason, LeaseHolder, LeaseId, LeaseKind, LeaseState},
     mps::MpsState,
     operation::{OperationSummary, StepState},
@@ -122,7 +123,7 @@ impl EventKind {
 impl EventPayload {
     /// Returns the UUIDs of the GPUs that the event is about. Empty for an event about gpushd or the host.
     #[must_use]
-    pub fn gpu_uuids(&self) -> &[String] {
+    pub fn gpu_uuids(&self) -> &[GpuUuid] {
         match self {
             Self::Operation(change) => &change.operation.gpu_uuids,
             Self::Gpu(change) => std::slice::from_ref(&change.gpu_uuid),
@@ -155,9 +156,11 @@ pub struct OperationChange {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuChange {
     /// Index of the GPU.
-    pub gpu: u32,
+    #[cfg_attr(feature = "openapi", schema(value_type = u32))]
+    pub gpu: GpuIndex,
     /// UUID of the GPU.
-    pub gpu_uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub gpu_uuid: GpuUuid,
     /// Parts of the GPU that differ from the previous event.
     pub changed: Vec<GpuAspect>,
     /// State of the GPU.
@@ -177,7 +180,8 @@ pub struct GpuChange {
     pub instances: Vec<InstanceSummary>,
     /// UUIDs of the MIG devices that existed at the previous event of this GPU, and that do not exist now.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub destroyed_device_uuids: Vec<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    pub destroyed_device_uuids: Vec<TargetUuid>,
     /// Which processes may create a CUDA context; absent if the driver does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_mode: Option<ComputeMode>,
@@ -225,7 +229,8 @@ pub struct InstanceSummary {
     pub compute: Vec<u32>,
     /// UUIDs of its MIG devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub device_uuids: Vec<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    pub device_uuids: Vec<TargetUuid>,
 }
 
 /// The state of an MPS daemon after a change.
@@ -235,12 +240,15 @@ pub struct MpsChange {
     /// Short name of the daemon's target.
     pub target: String,
     /// UUID of the GPU or MIG device.
-    pub uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub uuid: TargetUuid,
     /// UUID of the GPU that is the target, or that contains the MIG device.
-    pub gpu_uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub gpu_uuid: GpuUuid,
     /// Index of that GPU; absent while it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<u32>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>))]
+    pub gpu: Option<GpuIndex>,
     /// State of the daemon.
     pub state: MpsState,
     /// Reasons for the state.
@@ -266,10 +274,12 @@ pub struct LeaseChange {
     pub reason: Option<EndReason>,
     /// UUIDs of the lease's targets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub targets: Vec<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    pub targets: Vec<TargetUuid>,
     /// UUIDs of the GPUs of these targets.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub gpu_uuids: Vec<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    pub gpu_uuids: Vec<GpuUuid>,
     /// Time of expiry.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
@@ -286,9 +296,11 @@ pub struct LeaseChange {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UnleasedChange {
     /// Index of the process's GPU.
-    pub gpu: u32,
+    #[cfg_attr(feature = "openapi", schema(value_type = u32))]
+    pub gpu: GpuIndex,
     /// UUID of that GPU.
-    pub gpu_uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub gpu_uuid: GpuUuid,
     /// MIG device, such as `2g.20gb@2`; absent for the whole GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
@@ -319,7 +331,7 @@ pub struct ConfigChange {
     /// Why the reload failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
-    /// Changed settings that take effect at the next start of gpushd, such as `driver.library`.
+    /// Changed settings that take effect at the next start of gpushd, such as `driver.read_ms`.
     #[serde(default, rename = "pending_keys", skip_serializing_if = "Vec::is_empty")]
     pub pending_restart: Vec<String>,
 }
@@ -345,9 +357,11 @@ pub struct DriverChange {
 pub struct Xid {
     /// Index of the GPU; absent if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<u32>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>))]
+    pub gpu: Option<GpuIndex>,
     /// UUID of the GPU.
-    pub gpu_uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub gpu_uuid: GpuUuid,
     /// Xid number, as in NVIDIA's documentation of Xid errors.
     pub xid: u64,
     /// Id of the affected GPU instance, if the driver reports one.
@@ -374,7 +388,8 @@ pub struct Change {
     pub reason: Option<String>,
     /// UUIDs of the affected GPUs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub gpu_uuids: Vec<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    pub gpu_uuids: Vec<GpuUuid>,
 }
 
 /// Notice that events are missing.
@@ -403,7 +418,7 @@ mod tests {
     #[test]
     fn an_event_is_one_flat_object() {
         let at: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
-        let xid = Xid { gpu: Some(3), gpu_uuid: "GPU-3".to_owned(), xid: 79, gi: None, ci: None };
+        let xid = Xid { gpu: Some(crate::GpuIndex(3)), gpu_uuid: "GPU-3".into(), xid: 79, gi: None, ci: None };
         let event = Event { id: "ab-7".to_owned(), at, what: EventPayload::Xid(xid) };
         let text = serde_json::to_string(&event).unwrap();
         assert_eq!(

@@ -9,6 +9,7 @@ use crate::{
     actor::Actor,
     compute::ComputeMode,
     holder::Holder,
+    ids::{GpuIndex, GpuUuid, TargetUuid},
     lease::LeaseUse,
     mode::Mode,
     overrides::Override,
@@ -130,7 +131,8 @@ pub struct ComputeInstance {
     pub placement: Option<Placement>,
     /// UUID of the MIG device, `MIG-<uuid>`. An instance that is created again in the same slot gets the same UUID.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub uuid: Option<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub uuid: Option<TargetUuid>,
     /// Processes on the MIG device.
     #[serde(default)]
     pub processes: Vec<Process>,
@@ -319,9 +321,11 @@ fn is_true(flag: &bool) -> bool {
 pub struct Gpu {
     /// Index in the current driver session. The index may change when a GPU is lost; `uuid` never
     /// changes.
-    pub index: u32,
+    #[cfg_attr(feature = "openapi", schema(value_type = u32))]
+    pub index: GpuIndex,
     /// UUID, `GPU-<uuid>`.
-    pub uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub uuid: GpuUuid,
     /// PCI address, `0000:07:00.0`.
     pub pci: String,
     /// PCI device id and vendor id, in the format of NVML: `0x20B210DE`; absent if not known.
@@ -391,7 +395,8 @@ pub struct Gpu {
     /// UUIDs of the GPU and its MIG devices that have an MPS daemon. A plan destroys such a device only if no other plan
     /// is possible.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub mps_daemons: BTreeSet<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = BTreeSet<String>))]
+    pub mps_daemons: BTreeSet<TargetUuid>,
     /// Whether the driver reported all processes. If false, even an instance without processes may be in use, so gpushd
     /// destroys no instance on the GPU. The field is absent if its value is true.
     #[serde(default = "yes", skip_serializing_if = "is_true")]

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::actor::Actor;
+use crate::{actor::Actor, ids::GpuUuid};
 
 /// The driver that gpushd uses.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,11 +54,13 @@ pub struct LayoutsAtStart {
     /// UUIDs of the settled GPUs. A GPU is settled if its layout is applied, was refused, or failed too often, or if no
     /// rule requires a layout. A GPU is also settled if a caller changed it or cancelled the attempt. gpushd makes no
     /// further attempt before the next boot, except on the GPUs in `waiting`.
-    pub settled: Vec<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    pub settled: Vec<GpuUuid>,
     /// UUIDs of the settled GPUs that are still in use, such as by a monitor. gpushd tries to apply their layouts every
     /// 30 s.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub waiting: Vec<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    pub waiting: Vec<GpuUuid>,
 }
 
 /// Maintenance of the host. gpushd has no open driver handle, so that GPUs can be reset and the
@@ -99,7 +101,8 @@ pub struct MaintenanceRequest {
     /// UUIDs of the GPUs that the caller resets during the maintenance. If the list is empty, every lease on the host
     /// prevents the maintenance. Otherwise, only leases on these GPUs prevent it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub gpu_uuids: Vec<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    pub gpu_uuids: Vec<GpuUuid>,
 }
 
 /// Answer of `POST /v1/maintenance/enter` and `/leave`: the state after the request.
@@ -131,7 +134,8 @@ pub struct Recovered {
     pub kept: Option<String>,
     /// UUIDs of the GPUs that left the state `held`.
     #[serde(default)]
-    pub released: Vec<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    pub released: Vec<GpuUuid>,
 }
 
 /// How gpushd treats a failure of a background task.

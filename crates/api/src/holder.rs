@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::{GpuIndex, GpuUuid};
+
 /// A process or a kernel module that has a GPU open.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -50,9 +52,11 @@ impl Holder {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuHolders {
     /// Index of the GPU.
-    pub gpu: u32,
+    #[cfg_attr(feature = "openapi", schema(value_type = u32))]
+    pub gpu: GpuIndex,
     /// UUID of the GPU.
-    pub gpu_uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub gpu_uuid: GpuUuid,
     /// The holders. gpushd's own processes are left out.
     pub holders: Vec<Holder>,
 }

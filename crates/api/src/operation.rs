@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 use crate::{
     actor::Actor,
     error::ApiError,
-    plan::{GpuLayout, GpuPlan},
+    ids::{GpuIndex, GpuUuid},
+    plan::GpuPlan,
 };
 
 /// State of an operation.
@@ -98,7 +99,8 @@ impl OperationState {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct StepState {
     /// Index of the GPU.
-    pub gpu: u32,
+    #[cfg_attr(feature = "openapi", schema(value_type = u32))]
+    pub gpu: GpuIndex,
     /// Number of steps that were executed and verified.
     pub done: u32,
     /// Number of steps of the plan.
@@ -154,10 +156,6 @@ pub struct Operation {
     pub reason: Option<String>,
     /// Plans, one for each GPU.
     pub plans: Vec<GpuPlan>,
-    /// MIG mode and layout before the operation, one entry for each GPU that supports MIG; empty until the operation
-    /// begins.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub layouts_before: Vec<GpuLayout>,
     /// Progress, one entry for each GPU, in the order of `plans`.
     pub progress: Vec<StepState>,
     /// What the operation waits for before it begins, one sentence each.
@@ -195,10 +193,12 @@ pub struct OperationSummary {
     pub ended_at: Option<Timestamp>,
     /// Indexes of the operation's GPUs at the time of the request.
     #[serde(rename = "gpu_indexes")]
-    pub gpus: Vec<u32>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<u32>))]
+    pub gpus: Vec<GpuIndex>,
     /// UUIDs of the operation's GPUs, in the same order.
     #[serde(default)]
-    pub gpu_uuids: Vec<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    pub gpu_uuids: Vec<GpuUuid>,
     /// Whether the operation has begun. Until it begins, the operation has changed nothing.
     #[serde(default = "begun")]
     pub begun: bool,
@@ -222,7 +222,7 @@ impl From<&Operation> for OperationSummary {
             created_at: one.created_at,
             ended_at: one.ended_at,
             gpus: one.progress.iter().map(|progress| progress.gpu).collect(),
-            gpu_uuids: one.plans.iter().map(|plan| plan.uuid.clone()).collect(),
+            gpu_uuids: one.plans.iter().map(|plan| plan.gpu_uuid.clone()).collect(),
             begun: one.begun,
             done: one.progress.iter().map(|progress| progress.done).sum(),
             total: one.progress.iter().map(|progress| progress.total).sum(),

@@ -3,18 +3,22 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::actor::Actor;
+use crate::{
+    actor::Actor,
+    ids::{GpuIndex, GpuUuid},
+};
 
 /// A layout that replaces the layout of the rule that claims the GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Override {
     /// UUID of the GPU.
-    #[serde(rename = "gpu_uuid")]
-    pub uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub gpu_uuid: GpuUuid,
     /// Current index of the GPU; absent while the driver does not list the GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<u32>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>))]
+    pub gpu: Option<GpuIndex>,
     /// Rule that claimed the GPU when the override was made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,

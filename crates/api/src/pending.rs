@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     compute::{ComputeMode, TimesliceLevel},
+    ids::{GpuIndex, TargetUuid},
     lease::LeaseId,
     mode::Mode,
 };
@@ -50,14 +51,16 @@ pub enum PendingAim {
     /// A MIG device gets an MPS daemon.
     ShareDevice {
         /// UUID of the MIG device.
-        uuid: String,
+        #[cfg_attr(feature = "openapi", schema(value_type = String))]
+        uuid: TargetUuid,
         /// Name of the MIG device, such as `3g.40gb@4`.
         device: String,
     },
     /// A MIG device loses its MPS daemon.
     UnshareDevice {
         /// UUID of the MIG device.
-        uuid: String,
+        #[cfg_attr(feature = "openapi", schema(value_type = String))]
+        uuid: TargetUuid,
         /// Name of the MIG device, such as `3g.40gb@4`.
         device: String,
     },
@@ -66,7 +69,7 @@ pub enum PendingAim {
 impl PendingAim {
     /// Returns the UUID of the MIG device that changes; `None` if the whole GPU changes.
     #[must_use]
-    pub fn device(&self) -> Option<&str> {
+    pub fn device(&self) -> Option<&TargetUuid> {
         match self {
             Self::Mode { .. } | Self::Timeslice { .. } => None,
             Self::ShareDevice { uuid, .. } | Self::UnshareDevice { uuid, .. } => Some(uuid),
@@ -78,7 +81,7 @@ impl PendingChange {
     /// Describes the change of the GPU with this index, as a clause: `GPU 3 changes from mode `exclusive` to `mps` when L12
     /// ends`.
     #[must_use]
-    pub fn describe(&self, gpu: u32) -> String {
+    pub fn describe(&self, gpu: GpuIndex) -> String {
         let what = match &self.aim {
             PendingAim::Mode { from, mode: Mode::NoRule } => {
                 format!("GPU {gpu} loses its rule with mode `{}`", from.name())
@@ -102,7 +105,7 @@ impl PendingChange {
 }
 
 /// When a pending change is made.
-struct When<'a>(u32, &'a [LeaseId]);
+struct When<'a>(GpuIndex, &'a [LeaseId]);
 
 impl fmt::Display for When<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -127,14 +130,15 @@ mod tests {
 
     #[test]
     fn pending_change_names_the_gpu_and_what_it_waits_for() {
-        let mode =
-            |leases: &[u64]| change(PendingAim::Mode { from: Mode::Exclusive, mode: Mode::Mps }, leases).describe(3);
+        let mode = |leases: &[u64]| {
+            change(PendingAim::Mode { from: Mode::Exclusive, mode: Mode::Mps }, leases).describe(GpuIndex(3))
+        };
         assert_eq!(mode(&[12]), "GPU 3 changes from mode `exclusive` to `mps` when L12 ends");
         assert_eq!(mode(&[12, 14, 15]), "GPU 3 changes from mode `exclusive` to `mps` when L12, L14 and L15 end");
         assert_eq!(mode(&[]), "GPU 3 changes from mode `exclusive` to `mps` with `gpushctl apply 3` (administrator)");
-        let device = PendingAim::ShareDevice { uuid: "MIG-1".to_owned(), device: "3g.40gb@4".to_owned() };
+        let device = PendingAim::ShareDevice { uuid: "MIG-1".into(), device: "3g.40gb@4".to_owned() };
         let text = "0:3g.40gb@4 becomes shared through MPS when L1 ends";
-        assert_eq!(change(device, &[1]).describe(0), text);
+        assert_eq!(change(device, &[1]).describe(GpuIndex(0)), text);
     }
 
     #[test]
@@ -142,8 +146,8 @@ mod tests {
         let all = [
             PendingAim::Mode { from: Mode::Mps, mode: Mode::Timeslice },
             PendingAim::Timeslice { level: TimesliceLevel::Long, compute_mode: Some(ComputeMode::Prohibited) },
-            PendingAim::ShareDevice { uuid: "MIG-1".to_owned(), device: "3g.40gb@4".to_owned() },
-            PendingAim::UnshareDevice { uuid: "MIG-1".to_owned(), device: "3g.40gb@4".to_owned() },
+            PendingAim::ShareDevice { uuid: "MIG-1".into(), device: "3g.40gb@4".to_owned() },
+            PendingAim::UnshareDevice { uuid: "MIG-1".into(), device: "3g.40gb@4".to_owned() },
         ];
         for aim in all {
             let one = change(aim, &[7]);

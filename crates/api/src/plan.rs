@@ -12,6 +12,7 @@ use serde::{
 };
 
 use crate::{
+    ids::{GpuIndex, GpuUuid, TargetUuid},
     mode::Mode,
     refusal::Refusal,
     step::{InstanceStep, MigModeStep, MpsStep, Phase, Reset, Step, TimesliceStep},
@@ -132,10 +133,11 @@ pub struct ApplyRequest {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuPlan {
     /// Index of the GPU.
-    pub gpu: u32,
+    #[cfg_attr(feature = "openapi", schema(value_type = u32))]
+    pub gpu: GpuIndex,
     /// UUID of the GPU.
-    #[serde(rename = "gpu_uuid")]
-    pub uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub gpu_uuid: GpuUuid,
     /// Product name.
     pub name: String,
     /// Mode after the plan, if the rule of the GPU needs the whole GPU: `mps`, `timeslice` or `exclusive`.
@@ -186,9 +188,9 @@ impl GpuPlan {
     }
 
     /// Returns the UUIDs of the MIG devices that the plan destroys.
-    pub fn destroyed_devices(&self) -> impl Iterator<Item = &str> {
+    pub fn destroyed_devices(&self) -> impl Iterator<Item = &TargetUuid> {
         self.instance_steps().filter_map(|step| match step {
-            InstanceStep::DestroyCompute { uuid, .. } => uuid.as_deref(),
+            InstanceStep::DestroyCompute { uuid, .. } => uuid.as_ref(),
             InstanceStep::DestroyGpuInstance { .. }
             | InstanceStep::CreateGpuInstance { .. }
             | InstanceStep::CreateCompute { .. } => None,
@@ -228,18 +230,10 @@ impl GpuPlan {
         })
     }
 
-    /// Returns the MIG devices whose MPS daemons the plan starts; `None` for the daemon of the whole GPU.
-    pub fn started_daemons(&self) -> impl Iterator<Item = Option<&str>> {
-        self.steps.iter().filter_map(|step| match step {
-            Step::Mps(MpsStep::StartDaemon { device }) => Some(device.as_deref()),
-            Step::Mps(MpsStep::StopDaemon { .. }) | Step::MigMode(_) | Step::Instance(_) | Step::Timeslice(_) => None,
-        })
-    }
-
     /// Returns the UUIDs of the targets whose MPS daemons the plan stops.
-    pub fn stopped_daemons(&self) -> impl Iterator<Item = &str> {
+    pub fn stopped_daemons(&self) -> impl Iterator<Item = &TargetUuid> {
         self.steps.iter().filter_map(|step| match step {
-            Step::Mps(MpsStep::StopDaemon { uuid, .. }) => Some(uuid.as_str()),
+            Step::Mps(MpsStep::StopDaemon { uuid, .. }) => Some(uuid),
             Step::Mps(MpsStep::StartDaemon { .. }) | Step::MigMode(_) | Step::Instance(_) | Step::Timeslice(_) => None,
         })
     }
@@ -265,7 +259,7 @@ impl GpuPlan {
             "whole GPU, time-sliced".to_owned()
         } else if self.mig_mode() == Some(false) {
             "whole GPU, MIG mode off".to_owned()
-        } else if !self.changes_mig() && self.stopped_daemons().any(|uuid| uuid == self.uuid) {
+        } else if !self.changes_mig() && self.stopped_daemons().any(|uuid| *uuid == self.gpu_uuid) {
             "whole GPU, not shared through MPS".to_owned()
         } else {
             match self.mode {
@@ -301,8 +295,8 @@ impl GpuPlan {
     /// Returns a copy of the plan without steps and without a refusal.
     #[must_use]
     pub fn without_steps(&self) -> Self {
-        let Self { gpu, uuid, name, layout, .. } = self.clone();
-        Self { gpu, uuid, name, layout, ..Self::default() }
+        let Self { gpu, gpu_uuid, name, layout, .. } = self.clone();
+        Self { gpu, gpu_uuid, name, layout, ..Self::default() }
     }
 
     /// Returns the plan with this error.

@@ -3,8 +3,15 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    error::ApiError, lease::LeaseTerms, mode::Mode, mps::MpsPolicy, overrides::Override, pending::PendingChange,
-    process::UnleasedPolicy, timeslice::TimeslicePolicy,
+    error::ApiError,
+    ids::{GpuIndex, GpuUuid},
+    lease::LeaseTerms,
+    mode::Mode,
+    mps::MpsPolicy,
+    overrides::Override,
+    pending::PendingChange,
+    process::UnleasedPolicy,
+    timeslice::TimeslicePolicy,
 };
 
 /// A named layout of the config.
@@ -41,14 +48,15 @@ pub struct RuleView {
     #[serde(default, rename = "lease_terms", skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseTerms>,
     /// Indexes of the GPUs that the rule claims now.
-    pub claims: Vec<u32>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<u32>))]
+    pub claims: Vec<GpuIndex>,
 }
 
 /// A changed setting of the file that takes effect at the next start of gpushd.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PendingRestart {
-    /// Key with its table, such as `driver.library`.
+    /// Key with its table, such as `driver.read_ms`.
     pub key: String,
     /// Effective value, as TOML; absent if it is not set.
     #[serde(rename = "effective")]
@@ -113,9 +121,11 @@ pub struct DesiredView {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuDiff {
     /// Index of the GPU.
-    pub gpu: u32,
+    #[cfg_attr(feature = "openapi", schema(value_type = u32))]
+    pub gpu: GpuIndex,
     /// UUID of the GPU.
-    pub gpu_uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub gpu_uuid: GpuUuid,
     /// What the file says; absent while the file has errors.
     #[serde(default, rename = "file_policy", skip_serializing_if = "Option::is_none")]
     pub in_file: Option<DesiredView>,

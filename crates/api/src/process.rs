@@ -2,7 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::ApiError;
+use crate::{
+    error::ApiError,
+    ids::{GpuIndex, GpuUuid, TargetUuid},
+};
 
 /// Kind of GPU use. The driver has one list of processes for each kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -55,7 +58,7 @@ pub enum UnleasedPolicy {
     /// Shows the process, and logs a warning.
     Warn,
     /// Shows the process, logs a warning, and ends the process if its user has no lease on the
-    /// target: with SIGTERM, and with SIGKILL after `processes.grace`.
+    /// target: with SIGTERM, and with SIGKILL after `processes.grace_s`.
     End,
 }
 
@@ -96,9 +99,11 @@ impl UnleasedStep {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct GpuProcess {
     /// Index of the GPU.
-    pub gpu: u32,
+    #[cfg_attr(feature = "openapi", schema(value_type = u32))]
+    pub gpu: GpuIndex,
     /// UUID of the GPU.
-    pub gpu_uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub gpu_uuid: GpuUuid,
     /// MIG device, such as `2g.20gb@2`; absent for the whole GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
@@ -151,7 +156,8 @@ pub struct GpuProcess {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UnleasedProcess {
     /// UUID of the GPU or MIG device.
-    pub target: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub target: TargetUuid,
     /// MIG device, such as `2g.20gb@2`; absent for the whole GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
@@ -181,9 +187,11 @@ pub struct GpuProcesses {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UnknownProcesses {
     /// Index of the GPU.
-    pub gpu: u32,
+    #[cfg_attr(feature = "openapi", schema(value_type = u32))]
+    pub gpu: GpuIndex,
     /// UUID of the GPU.
-    pub gpu_uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub gpu_uuid: GpuUuid,
     /// Why its processes are not known.
     pub error: ApiError,
 }

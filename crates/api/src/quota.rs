@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::lease::LeaseKind;
+use crate::{ids::GpuIndex, lease::LeaseKind};
 
 /// What a limit of a quota counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +59,8 @@ pub struct QuotaView {
     pub allowed_kinds: Option<Vec<LeaseKind>>,
     /// Indexes of the GPUs that the user may lease; absent for all GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub allowed_gpus: Option<Vec<u32>>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<u32>>))]
+    pub allowed_gpus: Option<Vec<GpuIndex>>,
     /// Maximum duration of a lease in seconds; absent if a lease may have no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_s: Option<u64>,

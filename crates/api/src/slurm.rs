@@ -6,6 +6,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ids::{GpuIndex, GpuUuid, TargetUuid};
+
 use crate::lease::{LeaseGrant, LeaseId, LeaseRequest};
 
 /// A GPU or MIG device that Slurm allocated to a job.
@@ -102,12 +104,14 @@ pub enum SlurmOutcome {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SlurmGpu {
     /// `GPU-<uuid>`.
-    pub uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub uuid: GpuUuid,
     /// Minor number of `/dev/nvidia<minor>`.
     pub minor: u32,
     /// UUIDs of its MIG devices.
     #[serde(default)]
-    pub mig_uuids: Vec<String>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
+    pub mig_uuids: Vec<TargetUuid>,
 }
 
 /// Answer to [`SlurmJobStart`].
@@ -156,7 +160,8 @@ pub struct SlurmLeftover {
     pub lease: LeaseId,
     /// Indexes of its GPUs.
     #[serde(rename = "gpu_indexes")]
-    pub gpus: Vec<u32>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<u32>))]
+    pub gpus: Vec<GpuIndex>,
     /// What the lease waits for, one sentence each.
     pub waits_for: Vec<String>,
     /// Whether only processes outside the job's cgroup, or an MPS daemon that does not answer, keep the GPUs in use. A
@@ -191,7 +196,7 @@ mod tests {
         let reasons = vec!["GPU 0 has no room".to_owned()];
         let started = SlurmJobStarted {
             outcome: SlurmOutcome::Refused { reasons, hint: None },
-            owned: vec![SlurmGpu { uuid: "GPU-1".to_owned(), minor: 3, mig_uuids: Vec::new() }],
+            owned: vec![SlurmGpu { uuid: "GPU-1".into(), minor: 3, mig_uuids: Vec::new() }],
         };
         let json = serde_json::to_value(&started).unwrap();
         assert_eq!((&json["outcome"], &json["reasons"][0]), (&"refused".into(), &"GPU 0 has no room".into()));

@@ -13,7 +13,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::placement::Placement;
+use crate::{
+    ids::{GpuIndex, GpuUuid, TargetUuid},
+    placement::Placement,
+};
 
 /// A phase of an operation. Phases are executed in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,7 +64,8 @@ pub enum MpsStep {
     #[serde(rename = "stop_mps_daemon")]
     StopDaemon {
         /// UUID of the daemon's target: a MIG device or a whole GPU.
-        uuid: String,
+        #[cfg_attr(feature = "openapi", schema(value_type = String))]
+        uuid: TargetUuid,
         /// Target as text, such as `GPU 0` or `MIG device 0:2g.20gb@2`.
         label: String,
     },
@@ -117,7 +121,8 @@ pub enum InstanceStep {
         profile: String,
         /// UUID of the MIG device that the step destroys; absent if the driver reported none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
-        uuid: Option<String>,
+        #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+        uuid: Option<TargetUuid>,
     },
     /// Destroy a GPU instance. Its compute instances were destroyed by earlier steps.
     DestroyGpuInstance {
@@ -253,10 +258,11 @@ pub struct Reset {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Peer {
     /// Index of the GPU.
-    pub gpu: u32,
+    #[cfg_attr(feature = "openapi", schema(value_type = u32))]
+    pub gpu: GpuIndex,
     /// UUID of the GPU.
-    #[serde(rename = "gpu_uuid")]
-    pub uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub gpu_uuid: GpuUuid,
 }
 
 #[cfg(test)]
@@ -266,9 +272,9 @@ mod tests {
     fn of_each_kind() -> Vec<Step> {
         let placement = Placement { start: 0, size: 4 };
         let profile = || "3g.40gb".to_owned();
-        let reset = Some(Reset { together: vec![Peer { gpu: 1, uuid: "GPU-1".to_owned() }] });
+        let reset = Some(Reset { together: vec![Peer { gpu: GpuIndex(1), gpu_uuid: "GPU-1".into() }] });
         vec![
-            Step::Mps(MpsStep::StopDaemon { uuid: "GPU-1".to_owned(), label: "GPU 0".to_owned() }),
+            Step::Mps(MpsStep::StopDaemon { uuid: "GPU-1".into(), label: "GPU 0".to_owned() }),
             Step::MigMode(MigModeStep::Enable { reset, at_reboot: false }),
             Step::Instance(InstanceStep::DestroyCompute { gi: 1, ci: 0, profile: profile(), uuid: None }),
             Step::Instance(InstanceStep::DestroyGpuInstance { gi: 1, profile: profile(), placement }),

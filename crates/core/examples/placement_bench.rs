@@ -11,7 +11,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use gpush_api::Placement;
+use gpush_api::{GpuIndex, Placement};
 use gpush_core::{
     geometry::{Geometry, Slices},
     lease::placement::{
@@ -58,10 +58,10 @@ struct Ours {
 impl Ours {
     fn new(geometry: &Geometry, policy: PlacementPolicy) -> Self {
         let geometry = Arc::new(geometry.clone());
-        let gpu = |index| {
+        let gpu = |index: u32| {
             let (geometry, instances, reserved) = (Arc::clone(&geometry), Vec::new(), Vec::new());
             let mig = Some(MigOffer { geometry, dynamic: true, instances, reserved });
-            GpuOffer { index, uuid: index.to_string(), mig, ..GpuOffer::default() }
+            GpuOffer { index: GpuIndex(index), uuid: index.to_string().into(), mig, ..GpuOffer::default() }
         };
         Self { host: Host { gpus: (0..GPUS).map(gpu).collect() }, policy, held: BTreeMap::new(), created: 0 }
     }
@@ -81,12 +81,12 @@ impl Strategy for Ours {
         let wanted = PlacementRequest { share, count: 1, holder: 1000, gpus: None, targets: None };
         let Ok(assignment) = place(&self.host, &wanted, self.policy) else { return false };
         for (gpu, id) in &assignment.destroys {
-            let mig = self.mig(*gpu);
+            let mig = self.mig(gpu.0);
             mig.into_iter().for_each(|mig| mig.instances.retain(|instance| instance.id != *id));
         }
         for member in &assignment.members {
             let gpu = member.gpu();
-            let Some(mig) = self.mig(gpu) else { return false };
+            let Some(mig) = self.mig(gpu.0) else { return false };
             let at = match member {
                 Member::Device { uuid, .. } => {
                     let mut instances = mig.instances.iter_mut();
@@ -97,7 +97,7 @@ impl Strategy for Ours {
                 }
                 Member::Create { profile_id, placement, .. } => {
                     let device = Device {
-                        uuid: uuid(gpu, *placement),
+                        uuid: uuid(gpu.0, *placement).into(),
                         profile: profile.to_owned(),
                         whole: true,
                         free: false,
@@ -118,7 +118,7 @@ impl Strategy for Ours {
                 }
                 Member::Mps { .. } | Member::Timeslice { .. } | Member::Whole { .. } => return false,
             };
-            self.held.insert(request, (gpu, at));
+            self.held.insert(request, (gpu.0, at));
         }
         true
     }

@@ -13,13 +13,13 @@
 //! Failed to get compute policies for GPU 1 : Not Supported      GPU 1: unsupported
 //! ```
 
-use gpush_api::TimesliceLevel;
+use gpush_api::{GpuIndex, GpuUuid, TimesliceLevel};
 
 /// The name of a GPU in the output.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum GpuIdentifier {
     /// nvidia-smi's index: the position in NVML's list of GPUs, not the minor number.
-    Index(u32),
+    Index(GpuIndex),
     /// `GPU-<uuid>`, in lower case after the prefix.
     Uuid(String),
     /// PCI address in the API's form, `0000:07:00.0`.
@@ -29,10 +29,10 @@ pub enum GpuIdentifier {
 impl GpuIdentifier {
     /// Returns whether this name is the index, UUID or PCI address of a GPU.
     #[must_use]
-    pub fn matches(&self, index: u32, uuid: &str, pci: &str) -> bool {
+    pub fn matches(&self, index: GpuIndex, uuid: &GpuUuid, pci: &str) -> bool {
         match self {
             Self::Index(reported) => *reported == index,
-            Self::Uuid(reported) => reported.eq_ignore_ascii_case(uuid),
+            Self::Uuid(reported) => reported.eq_ignore_ascii_case(uuid.as_str()),
             Self::Pci(reported) => reported.eq_ignore_ascii_case(pci),
         }
     }
@@ -67,8 +67,8 @@ pub fn levels(output: &str) -> Vec<(GpuIdentifier, LevelReport)> {
 #[must_use]
 pub fn level_of<'a>(
     reported: &'a [(GpuIdentifier, LevelReport)],
-    index: u32,
-    uuid: &str,
+    index: GpuIndex,
+    uuid: &GpuUuid,
     pci: &str,
 ) -> Option<&'a LevelReport> {
     reported.iter().find(|(named, _)| named.matches(index, uuid, pci)).map(|(_, reported)| reported)
@@ -162,7 +162,7 @@ Failed to retrieve compute policies for requested devices : GPU is lost
 ";
 
     fn index(number: u32) -> GpuIdentifier {
-        GpuIdentifier::Index(number)
+        GpuIdentifier::Index(GpuIndex(number))
     }
 
     #[test]
@@ -177,8 +177,11 @@ Failed to retrieve compute policies for requested devices : GPU is lost
                 (index(3), LevelReport::Failed("GPU is lost".to_owned())),
             ]
         );
-        assert_eq!(level_of(&reported, 12, "GPU-x", "0000:01:00.0"), Some(&LevelReport::Level(TimesliceLevel::Short)));
-        assert_eq!(level_of(&reported, 4, "GPU-x", "0000:01:00.0"), None);
+        assert_eq!(
+            level_of(&reported, GpuIndex(12), &"GPU-x".into(), "0000:01:00.0"),
+            Some(&LevelReport::Level(TimesliceLevel::Short))
+        );
+        assert_eq!(level_of(&reported, GpuIndex(4), &"GPU-x".into(), "0000:01:00.0"), None);
     }
 
     #[test]
@@ -223,8 +226,8 @@ Failed to retrieve compute policies for requested devices : GPU is lost
     #[test]
     fn names_match_in_any_case_and_first_line_counts() {
         let uuid = GpuIdentifier::Uuid("GPU-696a7a08-9eda-2bfb-4515-85925dc57c9a".to_owned());
-        assert!(uuid.matches(9, "GPU-696A7A08-9eda-2bfb-4515-85925dc57c9a", "0000:09:00.0"));
-        assert!(GpuIdentifier::Pci("0000:af:00.0".to_owned()).matches(9, "", "0000:AF:00.0"));
+        assert!(uuid.matches(GpuIndex(9), &"GPU-696A7A08-9eda-2bfb-4515-85925dc57c9a".into(), "0000:09:00.0"));
+        assert!(GpuIdentifier::Pci("0000:af:00.0".to_owned()).matches(GpuIndex(9), &"".into(), "0000:AF:00.0"));
         let twice = "|  0  Timeslice  Long  |\nFailed to get compute policies for GPU 0 : Not Supported";
         assert_eq!(levels(twice), [(index(0), LevelReport::Level(TimesliceLevel::Long))]);
     }

@@ -151,7 +151,7 @@ fn reserved(gpu: &Gpu, compute: Option<&ComputeInstance>, daemon: Option<&MpsDae
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
-    use gpush_api::{Actor, ComputeMode, LeaseKind, Mode, PendingAim, PendingChange, Placement};
+    use gpush_api::{Actor, ComputeMode, GpuIndex, GpuUuid, LeaseKind, Mode, PendingAim, PendingChange, Placement};
 
     use super::*;
     use crate::{
@@ -180,7 +180,7 @@ mod tests {
                 profile_id: 0,
                 profile: "1g.10gb".to_owned(),
                 placement: None,
-                uuid: Some(format!("MIG-{id}")),
+                uuid: Some(format!("MIG-{id}").into()),
                 processes: Vec::new(),
             }],
             processes: Vec::new(),
@@ -290,7 +290,7 @@ mod tests {
         let queued = [HeldLease { queued: true, ..held[0] }];
         let none = Limits::default();
         let kinds = |kind| Limits { kinds: Some([kind].into()), ..Limits::default() };
-        let on = |gpu| Limits { gpus: Some([gpu].into()), ..Limits::default() };
+        let on = |gpu| Limits { gpus: Some([GpuIndex(gpu)].into()), ..Limits::default() };
         let leases = |most| Limits { leases: Some(most), ..Limits::default() };
         let memory = |most| Limits { memory: Some(most), ..Limits::default() };
         for (limits, held) in [
@@ -318,7 +318,7 @@ mod tests {
     }
 
     /// Returns what GPU 0 offers with a rule of mode `mig`.
-    fn offered(gpus: &[Gpu], claimed: &BTreeSet<String>) -> Host {
+    fn offered(gpus: &[Gpu], claimed: &BTreeSet<GpuUuid>) -> Host {
         let rule = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
         Host::of(&Snapshot {
             config: &crate::config::Config::parse(rule, "gpushd.toml").unwrap(),
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(unknown, no("your quota is unknown: the name service of the host does not answer"));
         let shared = first(&gpus, &[daemon("MIG-7")], offers);
         assert_eq!(shared, no("shared through MPS: request it with --mps"));
-        let slurm = BTreeSet::from([0]);
+        let slurm = BTreeSet::from([GpuIndex(0)]);
         assert_eq!(first(&gpus, &[], Offers { slurm: &slurm, ..offers }), no("only Slurm jobs can lease the GPU"));
         let claimed = offered(&gpus, &BTreeSet::from([gpus[0].uuid.clone()]));
         let claimed = first(&gpus, &[], Offers { host: &claimed, ..offers });

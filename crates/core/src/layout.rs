@@ -23,11 +23,10 @@ use std::fmt;
 
 use gpush_api::LayoutSource;
 
-mod before;
 pub mod edit;
 mod grammar;
 
-pub use self::{before::layout_before, grammar::LayoutError};
+pub use grammar::LayoutError;
 
 /// The reserved word for the empty layout.
 pub const NONE: &str = "none";

@@ -1,6 +1,6 @@
 //! Hosts for offline planning: presets, and hosts saved by `gpushctl gpu list --json`.
 //!
-//! `gpushctl mig apply --dry-run` and `config check` can plan for another host. The GPUs of that host come
+//! `gpushctl mig plan` and `config check` can plan for another host. The GPUs of that host come
 //! from a preset, which the simulator also has, or from a file that was saved on a real host. A
 //! preset GPU has MIG mode on, no instances, and a UUID of the form `GPU-00000000-…`. No real GPU
 //! has such a UUID, so users cannot confuse a preset with a real host.
@@ -8,7 +8,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{
-    ApiError, Architecture, Code, ComputeProfile, Engines, Gpu, GpuProfile, GpuState, Memory, Mig, Mode, Placement,
+    ApiError, Architecture, Code, ComputeProfile, Engines, Gpu, GpuIndex, GpuProfile, GpuState, Memory, Mig, Mode,
+    Placement,
 };
 use gpush_geometry::{Model, PRESETS};
 use jiff::Timestamp;
@@ -47,25 +48,25 @@ pub fn gpus(name: &str) -> Result<Vec<Gpu>, ApiError> {
         })?;
         for _ in 0..*count {
             let index = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-            gpus.push(gpu(&model, index));
+            gpus.push(gpu(&model, GpuIndex(index)));
         }
     }
     Ok(gpus)
 }
 
 /// Returns an idle GPU of a model at an index, as offline planning assumes it.
-pub(crate) fn gpu(model: &Model, index: u32) -> Gpu {
+pub(crate) fn gpu(model: &Model, index: GpuIndex) -> Gpu {
     Gpu {
         index,
-        uuid: format!("{UUID_PREFIX}{index:012x}"),
-        pci: format!("0000:{:02x}:00.0", gpush_geometry::preset_bus(index)),
+        uuid: format!("{UUID_PREFIX}{:012x}", index.0).into(),
+        pci: format!("0000:{:02x}:00.0", gpush_geometry::preset_bus(index.0)),
         pci_id: model.boards.first().map(|board| format!("0x{}10DE", board.device_id)),
         pci_subsystem: model
             .boards
             .first()
             .and_then(|board| board.subsystem_id.as_ref())
             .map(|id| format!("0x{id}10DE")),
-        minor: index,
+        minor: index.0,
         name: product(model),
         architecture: architecture(model.architecture),
         passed_through: false,
@@ -266,8 +267,8 @@ mod tests {
             let gpus = gpus(preset.name).unwrap();
             assert_eq!(gpus.len(), preset.gpus.iter().map(|(_, n)| *n as usize).sum::<usize>());
             for (at, gpu) in gpus.iter().enumerate() {
-                assert_eq!(gpu.index as usize, at);
-                assert!(gpu.uuid.starts_with(UUID_PREFIX) && gpu.uuid.len() == 40, "{}", gpu.uuid);
+                assert_eq!(gpu.index.0 as usize, at);
+                assert!(gpu.uuid.as_str().starts_with(UUID_PREFIX) && gpu.uuid.as_str().len() == 40, "{}", gpu.uuid);
                 assert!(gpu.name.starts_with("NVIDIA ") || gpu.name.starts_with("Tesla "), "{}", gpu.name);
                 assert_eq!(possible(gpu), Ok(()));
                 seen += 1;
@@ -307,7 +308,7 @@ mod tests {
             ("no GPU", b"[]".to_vec(), "lists no GPU"),
             ("not UTF-8", b"[\xff]".to_vec(), "byte 1"),
             ("no profiles", changed(&|h| h[3].mig.as_mut().unwrap().profiles = Arc::default()), "GPU 3"),
-            ("twice", changed(&|h| h[1].index = 0), "twice"),
+            ("twice", changed(&|h| h[1].index = GpuIndex(0)), "twice"),
             (
                 "beyond the part",
                 changed(&|h| {

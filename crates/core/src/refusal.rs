@@ -3,14 +3,14 @@
 //! A refusal is data ([`gpush_api::Refusal`]), so that programs can use it. Only this module
 //! converts refusals to text, for gpushd and for offline `gpushctl`.
 
-use gpush_api::{ApiError, Blocker, Code, LeaseUse, Process, Refusal, Remedy};
+use gpush_api::{ApiError, Blocker, Code, GpuIndex, LeaseUse, Process, Refusal, Remedy};
 
 use crate::{holders, lease::usage, plan::PartialRestore};
 
 /// Returns the error for a refusal on the GPU with this index. `gpu` is the GPU's name in the
 /// sentence, such as `GPU 0 (A100-SXM4-80GB)`.
 #[must_use]
-pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
+pub fn explain(refusal: &Refusal, index: GpuIndex, gpu: &str) -> ApiError {
     let profiles = format!("gpushctl mig profiles --gpu {index}");
     match refusal {
         Refusal::UnknownProfile { profile, nearest } => {
@@ -76,7 +76,7 @@ pub fn explain(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
 
 /// Returns the error for a refusal to disable MIG mode, like [`explain`].
 #[must_use]
-pub fn explain_mig_off(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
+pub fn explain_mig_off(refusal: &Refusal, index: GpuIndex, gpu: &str) -> ApiError {
     match refusal {
         Refusal::Blocked { blockers } => blocked(&format!("cannot disable MIG mode on {gpu}"), index, blockers),
         other => explain(other, index, gpu),
@@ -86,7 +86,7 @@ pub fn explain_mig_off(refusal: &Refusal, index: u32, gpu: &str) -> ApiError {
 /// Returns the error for a previous layout that was restored only in part. `gpu` is the GPU's name
 /// in the sentence.
 #[must_use]
-pub fn partly_restored(partial: &PartialRestore, index: u32, gpu: &str) -> ApiError {
+pub fn partly_restored(partial: &PartialRestore, index: GpuIndex, gpu: &str) -> ApiError {
     let missing: Vec<String> = partial.missing.iter().map(|missing| missing.what.clone()).collect();
     let but = if missing.is_empty() {
         "with additional instances".to_owned()
@@ -129,7 +129,7 @@ fn reboot_error(gpu: &str, enables: bool) -> ApiError {
 }
 
 /// Returns the error for instances in use. `failure` says what failed.
-fn blocked(failure: &str, index: u32, blockers: &[Blocker]) -> ApiError {
+fn blocked(failure: &str, index: GpuIndex, blockers: &[Blocker]) -> ApiError {
     let names: Vec<String> = blockers.iter().map(placement_name).collect();
     let verb = if blockers.len() == 1 { "is" } else { "are" };
     let mut error =
@@ -183,7 +183,7 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
 
 /// Describes the holders of one instance. If the caller may not see some holders, names the command
 /// that shows these holders to users with permission.
-fn held_by(blocker: &Blocker, index: u32) -> String {
+fn held_by(blocker: &Blocker, index: GpuIndex) -> String {
     let (named, hidden): (Vec<&Process>, Vec<&Process>) = blocker.holders.iter().partition(|one| one.pid.is_some());
     let mut holders: Vec<String> = blocker.leases.iter().map(LeaseUse::to_string).collect();
     holders.extend(named.into_iter().map(holder));

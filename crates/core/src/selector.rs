@@ -23,7 +23,7 @@ use std::{
     str::FromStr,
 };
 
-use gpush_api::{ApiError, Code, Gpu, Remedy};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, Remedy};
 
 pub use self::{device_id::DeviceId, ranges::ranges};
 use crate::quote::Quoted;
@@ -212,9 +212,9 @@ impl Selector {
     pub fn matches(&self, gpu: &Gpu) -> bool {
         match self {
             Self::All => true,
-            Self::Indexes(first, last) => (*first..=*last).contains(&gpu.index),
+            Self::Indexes(first, last) => (*first..=*last).contains(&gpu.index.0),
             Self::Uuid(prefix) => {
-                gpu.uuid.get(..prefix.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(prefix))
+                gpu.uuid.as_str().get(..prefix.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(prefix))
             }
             Self::Pci { .. } => pci(&gpu.pci.to_ascii_lowercase()).as_ref() == Some(self),
             Self::DeviceId(id) => id.matches(gpu) == Some(true),
@@ -232,10 +232,11 @@ impl Selector {
 
     /// Returns the first index in the selector for which no GPU exists.
     #[must_use]
-    pub fn absent<G: Borrow<Gpu>>(&self, gpus: &[G]) -> Option<u32> {
+    pub fn absent<G: Borrow<Gpu>>(&self, gpus: &[G]) -> Option<GpuIndex> {
         match self {
             Self::Indexes(first, last) => {
-                (*first..=*last).take(gpus.len() + 1).find(|index| !gpus.iter().any(|gpu| gpu.borrow().index == *index))
+                let mut indexes = (*first..=*last).take(gpus.len() + 1).map(GpuIndex);
+                indexes.find(|index| !gpus.iter().any(|gpu| gpu.borrow().index == *index))
             }
             Self::All | Self::Uuid(_) | Self::Pci { .. } | Self::DeviceId(_) | Self::Model(_) => None,
         }
@@ -276,7 +277,7 @@ impl Selector {
     /// Returns the first index in the texts for which no GPU exists. Ignores texts that are not
     /// selectors.
     #[must_use]
-    pub fn first_absent<S: AsRef<str>, G: Borrow<Gpu>>(texts: &[S], gpus: &[G]) -> Option<u32> {
+    pub fn first_absent<S: AsRef<str>, G: Borrow<Gpu>>(texts: &[S], gpus: &[G]) -> Option<GpuIndex> {
         let parts = texts.iter().flat_map(|text| text.as_ref().split(','));
         parts.filter_map(|text| text.parse::<Self>().ok()).find_map(|selector| selector.absent(gpus))
     }
@@ -333,7 +334,7 @@ impl Selector {
     }
 }
 
-fn no_gpu(index: u32) -> String {
+fn no_gpu(index: GpuIndex) -> String {
     format!("there is no GPU {index}")
 }
 
@@ -353,7 +354,7 @@ pub fn inventory<G: Borrow<Gpu>>(gpus: &[G]) -> String {
             .enumerate()
             .take_while(|(n, gpu)| {
                 gpu.name == gpus[at].name
-                    && u32::try_from(*n).is_ok_and(|n| gpu.index == gpus[at].index.wrapping_add(n))
+                    && u32::try_from(*n).is_ok_and(|n| gpu.index == gpus[at].index.0.wrapping_add(n))
             })
             .count();
         let last = &gpus[at + run - 1];

@@ -199,8 +199,8 @@ fn instances_with_mps_daemon_are_kept_even_at_higher_cost() {
     let with_daemon = |gi: usize| {
         let uuid = format!("MIG-{gi}");
         let mut instances = instances.clone();
-        instances[gi - 1].compute[0].uuid = Some(uuid.clone());
-        ProtectedInstances::default().with_mps_daemons(&instances, &[uuid].into())
+        instances[gi - 1].compute[0].uuid = Some(uuid.clone().into());
+        ProtectedInstances::default().with_mps_daemons(&instances, &[uuid.into()].into())
     };
     assert!(plan_protecting(&geometry, &instances, &target, &with_daemon(1)).is_ok());
 

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use gpush_api::{ApiError, Code, ComputeInstance, GpuInstance, Placement, Process, ProcessKind, Refusal};
+use gpush_api::{ApiError, Code, ComputeInstance, GpuIndex, GpuInstance, Placement, Process, ProcessKind, Refusal};
 use gpush_core::geometry::Geometry;
 use gpush_core::layout::Layout;
 use gpush_core::plan::{Target, plan};
@@ -104,7 +104,7 @@ fn impossible_layouts_name_the_smallest_reason() {
     ];
     let mut texts = String::new();
     for (key, layout) in cases {
-        let error = explain(&refuse(key, layout), 0, &format!("GPU 0 ({key})"));
+        let error = explain(&refuse(key, layout), GpuIndex(0), &format!("GPU 0 ({key})"));
         writeln!(texts, "{layout}\n{}", text(&error)).unwrap();
     }
     println!("{} layouts", cases.len());
@@ -118,7 +118,7 @@ fn blocking_instances_are_named_with_holders() {
     let standing = || vec![instance(&geometry, 1, "3g.40gb@0"), instance(&geometry, 2, "3g.40gb@4")];
     let mut texts = String::new();
     let mut refuse = |about: &str, instances: &[GpuInstance], layout: &str| {
-        let error = explain(&plan(&geometry, instances, &target(layout)).unwrap_err(), 0, GPU);
+        let error = explain(&plan(&geometry, instances, &target(layout)).unwrap_err(), GpuIndex(0), GPU);
         assert_eq!(error.code, Code::Blocked);
         writeln!(texts, "{about}: {layout}\n{}", text(&error)).unwrap();
     };
@@ -148,7 +148,7 @@ fn blocking_instances_are_named_with_holders() {
     small[0].compute[0] = compute(0, 0, "1c.1g.20gb", Placement { start: 0, size: 1 });
     small[0].compute[0].processes.push(process(Some(7), Some("dave"), Some("./fold")));
     let whole = Target::resolve(&h100, &Layout::parse("1g.20gb*4").unwrap()).unwrap();
-    let error = explain(&plan(&h100, &small, &whole).unwrap_err(), 0, "GPU 0 (H100)");
+    let error = explain(&plan(&h100, &small, &whole).unwrap_err(), GpuIndex(0), "GPU 0 (H100)");
     let small_in_use =
         format!("the smaller compute instance of a double-memory 1g in use: 1g.20gb*4\n{}", text(&error));
 
@@ -165,7 +165,7 @@ fn blocking_instances_are_named_with_holders() {
 fn mode_refusals_have_hints() {
     let mut texts = String::new();
     for refusal in [Refusal::Reboot { enables: true }, Refusal::Reboot { enables: false }, Refusal::NoMig] {
-        texts += &text(&explain(&refusal, 0, GPU));
+        texts += &text(&explain(&refusal, GpuIndex(0), GPU));
     }
     insta::assert_snapshot!(texts);
 }

@@ -261,8 +261,7 @@ fn deadline_of_a_script_is_compared_with_slurms_timeout() {
     host.write("usr/share/gpush/slurm/epilog", comment);
     assert_eq!(host.findings()[0].severity, Severity::Ok);
     // The option `--deadline` of a script replaces the deadline of the config.
-    let config =
-        "[slurm]\ndeadline = \"300s\"\n\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+    let config = "[slurm]\ndeadline_s = 300\n\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
     host.write("srv/gpush.toml", config);
     host.finds(Severity::Problem, "before gpush gives up", "PrologEpilogTimeout=305");
     let with_option = |command: &str| format!("#!/usr/bin/gpushctl slurm {command} --deadline 50s\n");

@@ -72,7 +72,7 @@ pub fn refuse(root: &Path, plans: &mut [GpuPlan]) {
     }
     let Some(other) = mig_manager(root) else { return };
     for plan in plans.iter_mut().filter(|plan| plan.changes_mig()) {
-        let error = other.error(&format!("cannot change the layout of GPU {} ({})", plan.gpu, plan.uuid));
+        let error = other.error(&format!("cannot change the layout of GPU {} ({})", plan.gpu, plan.gpu_uuid));
         *plan = plan.without_steps().refused(error);
     }
 }

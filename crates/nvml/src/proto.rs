@@ -15,7 +15,7 @@ use std::{
     path::PathBuf,
 };
 
-use gpush_api::{ComputeInstance, ComputeMode, Driver, GpuInstance, Placement};
+use gpush_api::{ComputeInstance, ComputeMode, Driver, GpuIndex, GpuInstance, GpuUuid, Placement};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -31,17 +31,17 @@ pub const MAX_FRAME: usize = 16 << 20;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuRef {
     /// `GPU-<uuid>`.
-    pub uuid: String,
+    pub uuid: GpuUuid,
     /// Index when last listed.
-    pub index: Option<u32>,
+    pub index: Option<GpuIndex>,
     /// PCI address when last listed.
     pub pci: Option<String>,
 }
 
 impl GpuRef {
     /// Creates a reference from the UUID alone.
-    pub fn new(uuid: impl Into<String>) -> Self {
-        Self { uuid: uuid.into(), index: None, pci: None }
+    pub fn new(uuid: &GpuUuid) -> Self {
+        Self { uuid: uuid.clone(), index: None, pci: None }
     }
 }
 
@@ -290,7 +290,7 @@ mod tests {
             ToParent::Ready(Err(DriverError::new(ErrorKind::DriverNotLoaded, "nvmlInit_v2"))),
             ToParent::Reply {
                 id: 1,
-                result: Ok(Answer::Listed(vec![Listed { index: 3, identity: Err(error.clone()) }])),
+                result: Ok(Answer::Listed(vec![Listed { index: GpuIndex(3), identity: Err(error.clone()) }])),
             },
             ToParent::Reply { id: u64::MAX, result: Err(error) },
             ToParent::Reply { id: 2, result: Ok(Answer::Destroyed) },
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn mutations_are_recognised() {
-        let gpu = || GpuRef::new("GPU-1");
+        let gpu = || GpuRef::new(&"GPU-1".into());
         let at = Placement { start: 0, size: 1 };
         let requests = [
             (Request::List { skip: Vec::new() }, false),

@@ -1,6 +1,6 @@
 //! Readings of a GPU from the driver, which contain everything in [`gpush_api::Gpu`] except policy.
 
-use gpush_api::{Architecture, ComputeMode, Memory, Mig, NvLink, Process, Sensors, USERS_UNKNOWN};
+use gpush_api::{Architecture, ComputeMode, GpuIndex, GpuUuid, Memory, Mig, NvLink, Process, Sensors, USERS_UNKNOWN};
 use serde::{Deserialize, Serialize};
 
 use crate::error::DriverError;
@@ -10,9 +10,9 @@ use crate::error::DriverError;
 pub struct Identity {
     /// Index in this driver session. The index changes when a GPU is lost, so use `uuid` to
     /// identify a GPU.
-    pub index: u32,
+    pub index: GpuIndex,
     /// `GPU-<uuid>`.
-    pub uuid: String,
+    pub uuid: GpuUuid,
     /// PCI address, `0000:07:00.0`.
     pub pci: String,
     /// PCI device id and vendor id as NVML packs them: 0x20b2_10de.
@@ -41,7 +41,7 @@ impl Identity {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed {
     /// Index in this driver session.
-    pub index: u32,
+    pub index: GpuIndex,
     /// The GPU's identity, or why it cannot be read.
     pub identity: Result<Identity, DriverError>,
 }
@@ -161,7 +161,7 @@ impl ModeChange {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Event {
     /// UUID of the GPU.
-    pub uuid: String,
+    pub uuid: GpuUuid,
     /// Kind of event.
     pub kind: EventKind,
     /// The GPU instance, if the driver names one.

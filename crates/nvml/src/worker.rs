@@ -17,6 +17,7 @@
 //! that exits during a mutation would leave the mutation half done.
 #![allow(unsafe_code)] // For the inherited descriptor, signals, and an exit without cleanup.
 
+use gpush_api::{GpuIndex, GpuUuid};
 use std::{
     collections::HashMap,
     fs::File,
@@ -135,7 +136,7 @@ fn distribute<E>(socket: &mut UnixStream, replies: &ReplySender, executor: impl 
 where
     E: FnMut(&Request) -> Result<Answer, DriverError> + Send + 'static,
 {
-    let mut threads: HashMap<Option<String>, mpsc::Sender<(u64, Request)>> = HashMap::new();
+    let mut threads: HashMap<Option<GpuUuid>, mpsc::Sender<(u64, Request)>> = HashMap::new();
     while let Some(frame) = proto::read(socket)? {
         let ToWorker::Call { id, request } = frame else {
             return Err(std::io::Error::other("a second init"));
@@ -146,7 +147,7 @@ where
             None => {
                 let (sender, calls) = mpsc::channel();
                 let (replies, execute) = (replies.clone(), executor());
-                let name = key.as_deref().unwrap_or("host").chars().take(15).collect();
+                let name = key.as_ref().map_or("host", GpuUuid::as_str).chars().take(15).collect();
                 thread::Builder::new().name(name).spawn(move || answer_calls(execute, &calls, &replies))?;
                 threads.entry(key).or_insert(sender)
             }
@@ -245,7 +246,7 @@ fn carry_out(driver: &Driver, request: &Request, cache: &mut ProfileCache) -> Re
 fn listen(driver: &'static Driver) -> Option<EventSet<'static>> {
     let mut registered = 0_u32;
     let set = driver.event_set().and_then(|mut set| {
-        for index in 0..driver.count()? {
+        for index in (0..driver.count()?).map(GpuIndex) {
             match driver.gpu_by_index(index).and_then(|gpu| set.register(&gpu)) {
                 Ok(true) => registered += 1,
                 Ok(false) => {}

@@ -17,7 +17,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{Actor, LeaseHolder, LeaseMember, MemoryLimit, Percentage, Priority};
+use gpush_api::{Actor, GpuIndex, GpuUuid, LeaseHolder, LeaseMember, MemoryLimit, Percentage, Priority, TargetUuid};
 use jiff::Timestamp;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -35,7 +35,7 @@ pub enum AuditEvent {
     /// A user tried an action of administrators.
     AccessDenied { attempt: &'static str },
     /// The config file was loaded again.
-    ConfigReload { path: String, config_changed: bool, overrides_ended: Vec<String> },
+    ConfigReload { path: String, config_changed: bool, overrides_ended: Vec<GpuUuid> },
     /// A GPU got a cordon: from an administrator, or from gpushd because of a fault.
     GpuCordon {
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -94,13 +94,13 @@ pub enum AuditEvent {
     /// Maintenance begins. `gpu_uuids` are the GPUs that the caller resets.
     MaintenanceEnter {
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        gpu_uuids: Vec<String>,
+        gpu_uuids: Vec<GpuUuid>,
         reason: Option<String>,
     },
     /// Maintenance ends.
     MaintenanceLeave {
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        gpu_uuids: Vec<String>,
+        gpu_uuids: Vec<GpuUuid>,
         reason: Option<String>,
     },
     /// An administrator starts, stops, restarts or drains an MPS daemon.
@@ -112,7 +112,7 @@ pub enum AuditEvent {
         reason: Option<String>,
     },
     /// gpushd killed an MPS daemon.
-    MpsKill { gpu_uuid: String, reason: String },
+    MpsKill { gpu_uuid: GpuUuid, reason: String },
     /// An administrator changed settings of an MPS daemon. Only the changed settings have values.
     MpsSet {
         #[serde(flatten)]
@@ -132,7 +132,7 @@ pub enum AuditEvent {
         #[serde(skip)]
         kind: String,
         gpus: Vec<AuditedPlan>,
-        targets: Vec<String>,
+        targets: Vec<TargetUuid>,
         reason: Option<String>,
         once: bool,
     },
@@ -172,7 +172,7 @@ pub enum AuditEvent {
     },
     /// gpushd ends a process that uses a GPU without a lease.
     ProcessEnd {
-        gpu: u32,
+        gpu: GpuIndex,
         device: Option<String>,
         pid: Option<u32>,
         uid: Option<u32>,
@@ -197,7 +197,7 @@ pub enum AuditEvent {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AuditedDevices {
     /// UUIDs of the GPUs and MIG devices.
-    pub targets: Vec<String>,
+    pub targets: Vec<TargetUuid>,
     /// GPUs of the devices.
     pub gpus: Vec<AuditedGpu>,
 }
@@ -206,14 +206,14 @@ pub struct AuditedDevices {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct AuditedGpu {
     /// UUID of the GPU.
-    pub gpu_uuid: String,
+    pub gpu_uuid: GpuUuid,
 }
 
 /// What an operation does to a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AuditedPlan {
     /// UUID of the GPU.
-    pub gpu_uuid: String,
+    pub gpu_uuid: GpuUuid,
     /// Planned layout.
     pub layout: Vec<String>,
     /// Planned state, in words.
@@ -224,9 +224,9 @@ pub struct AuditedPlan {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct AuditedTarget {
     /// UUID of the target.
-    pub uuid: String,
+    pub uuid: TargetUuid,
     /// UUID of its GPU.
-    pub gpu_uuid: String,
+    pub gpu_uuid: GpuUuid,
 }
 
 /// An override that has ended.
@@ -244,10 +244,10 @@ impl AuditedDevices {
     /// Returns the devices of a lease with these members.
     #[must_use]
     pub fn of(members: &[LeaseMember]) -> Self {
-        let gpus: BTreeSet<&str> = members.iter().map(|member| member.gpu.as_str()).collect();
+        let gpus: BTreeSet<&GpuUuid> = members.iter().map(|member| &member.gpu_uuid).collect();
         Self {
             targets: members.iter().map(|member| member.target.clone()).collect(),
-            gpus: gpus.into_iter().map(|gpu| AuditedGpu { gpu_uuid: gpu.to_owned() }).collect(),
+            gpus: gpus.into_iter().map(|gpu| AuditedGpu { gpu_uuid: gpu.clone() }).collect(),
         }
     }
 }
@@ -286,12 +286,12 @@ impl AuditEvent {
 
     /// Returns the record of the event. `by` is `None` for gpushd itself.
     #[must_use]
-    pub fn record(&self, by: Option<Actor>, object: impl Into<String>, result: impl Into<String>) -> NewAudit {
+    pub fn record(&self, by: Option<Actor>, object: impl std::fmt::Display, result: impl Into<String>) -> NewAudit {
         let detail = match serde_json::to_value(self).unwrap_or_default() {
             Value::Object(fields) if fields.is_empty() => Value::Null,
             detail => detail,
         };
-        NewAudit { by, action: self.action().to_owned(), object: object.into(), result: result.into(), detail }
+        NewAudit { by, action: self.action().to_owned(), object: object.to_string(), result: result.into(), detail }
     }
 }
 
@@ -318,10 +318,8 @@ mod tests {
     #[test]
     fn fields_of_an_event_are_the_details_of_its_record() {
         let holder = LeaseHolder { uid: 7, user: None };
-        let devices = AuditedDevices {
-            targets: vec!["MIG-1".to_owned()],
-            gpus: vec![AuditedGpu { gpu_uuid: "GPU-0".to_owned() }],
-        };
+        let devices =
+            AuditedDevices { targets: vec!["MIG-1".into()], gpus: vec![AuditedGpu { gpu_uuid: "GPU-0".into() }] };
         let request_spec = "mig=1g.10gb".to_owned();
         let granted = AuditEvent::LeaseGrant { devices, request_spec, holder: holder.clone() };
         let record = granted.record(None, "L1", "granted");
@@ -338,7 +336,7 @@ mod tests {
     fn record_of_maintenance_has_the_reset_gpus() {
         let entered = |gpu_uuids| AuditEvent::MaintenanceEnter { gpu_uuids, reason: None };
         assert_eq!(detail(&entered(Vec::new())), json!({ "reason": null }));
-        assert_eq!(detail(&entered(vec!["GPU-6".to_owned()]))["gpu_uuids"], json!(["GPU-6"]));
+        assert_eq!(detail(&entered(vec!["GPU-6".into()]))["gpu_uuids"], json!(["GPU-6"]));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! condition that an administrator set, and an administrator does not clear a condition that gpushd
 //! set.
 
-use gpush_api::Actor;
+use gpush_api::{Actor, GpuUuid};
 use jiff::Timestamp;
 
 use crate::{
@@ -18,14 +18,14 @@ pub enum Scope {
     /// The host with all its GPUs.
     Host,
     /// One GPU, by UUID.
-    Gpu(String),
+    Gpu(GpuUuid),
 }
 
 impl Scope {
     fn name(&self) -> &str {
         match self {
             Self::Host => "host",
-            Self::Gpu(uuid) => uuid,
+            Self::Gpu(uuid) => uuid.as_str(),
         }
     }
 }
@@ -115,7 +115,7 @@ impl Record for Condition {
         let scope = columns.text()?;
         let kind = columns.text()?;
         Ok(Self {
-            scope: if scope == Scope::Host.name() { Scope::Host } else { Scope::Gpu(scope) },
+            scope: if scope == Scope::Host.name() { Scope::Host } else { Scope::Gpu(scope.into()) },
             kind: ConditionKind::ALL
                 .into_iter()
                 .find(|known| known.name() == kind)

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::Placement;
+use gpush_api::{GpuUuid, Placement};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Placements by UUID of the GPU.
-pub type CreatedInstances = BTreeMap<String, BTreeSet<Placement>>;
+pub type CreatedInstances = BTreeMap<GpuUuid, BTreeSet<Placement>>;
 
 const CREATED: &str = "created_instances";
 
@@ -49,12 +49,12 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// The record cannot be written.
-    pub fn set_created_instances(&mut self, gpu: &str, placements: BTreeSet<Placement>) -> Result<(), StoreError> {
+    pub fn set_created_instances(&mut self, gpu: &GpuUuid, placements: BTreeSet<Placement>) -> Result<(), StoreError> {
         let mut gpus = self.view().created_instances(self.boot_id)?;
         if placements.is_empty() {
             gpus.remove(gpu);
         } else {
-            gpus.insert(gpu.to_owned(), placements);
+            gpus.insert(gpu.clone(), placements);
         }
         self.next_sequence();
         let created = Created { boot_id: self.boot_id.to_owned(), gpus };
@@ -76,7 +76,7 @@ mod tests {
         let store = Store::open(directory.path(), options("one")).unwrap().store;
         let write = |store: &Store, gpu: &'static str, starts: &[u8]| {
             let placements: BTreeSet<Placement> = starts.iter().map(|start| placement(*start)).collect();
-            store.write(move |tx| tx.set_created_instances(gpu, placements.clone())).wait().unwrap();
+            store.write(move |tx| tx.set_created_instances(&gpu.into(), placements.clone())).wait().unwrap();
         };
         write(&store, "GPU-0", &[0, 2]);
         write(&store, "GPU-1", &[4]);
@@ -84,7 +84,7 @@ mod tests {
         drop(store);
         let store = Store::open(directory.path(), options("two")).unwrap().store;
         let read = |boot: &'static str| store.read(move |view| view.created_instances(boot)).wait().unwrap();
-        assert_eq!(read("one"), BTreeMap::from([("GPU-0".to_owned(), [placement(0), placement(2)].into())]));
+        assert_eq!(read("one"), BTreeMap::from([("GPU-0".into(), [placement(0), placement(2)].into())]));
         assert_eq!(read("two"), CreatedInstances::new());
         write(&store, "GPU-1", &[0]);
         assert_eq!(read("two").len(), 1);

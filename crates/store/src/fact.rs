@@ -1,5 +1,6 @@
 //! Single values about the store and the host: schema, last boot, losses.
 
+use gpush_api::GpuUuid;
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
@@ -76,10 +77,10 @@ pub struct BootRecord {
     pub boot_id: String,
     /// UUIDs of the GPUs that need no further change on this boot: the GPU has its layout, gpushd no longer tries to
     /// apply the layout, or no rule claims the GPU.
-    pub settled: BTreeSet<String>,
+    pub settled: BTreeSet<GpuUuid>,
     /// UUIDs of the settled GPUs that were still in use. gpushd continues to try to apply their layouts.
     #[serde(default)]
-    pub waiting: BTreeSet<String>,
+    pub waiting: BTreeSet<GpuUuid>,
     /// Whether every GPU is settled.
     pub complete: bool,
 }
@@ -126,7 +127,7 @@ impl View<'_> {
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn observations(&self) -> Result<BTreeMap<String, Value>, StoreError> {
+    pub fn observations(&self) -> Result<BTreeMap<GpuUuid, Value>, StoreError> {
         let Some(text) = self.fact(OBSERVATIONS)? else { return Ok(BTreeMap::new()) };
         serde_json::from_str(&text).map_err(|error| corrupt(OBSERVATIONS, &error))
     }
@@ -167,9 +168,9 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// The record cannot be written.
-    pub fn record_observation(&mut self, uuid: &str, what: Value) -> Result<(), StoreError> {
+    pub fn record_observation(&mut self, uuid: &GpuUuid, what: Value) -> Result<(), StoreError> {
         let mut noticed = self.view().observations()?;
-        noticed.insert(uuid.to_owned(), what);
+        noticed.insert(uuid.clone(), what);
         self.next_sequence();
         let value = serde_json::to_string(&noticed).map_err(|error| StoreError::Internal(error.to_string()))?;
         record::put(self.connection, &Fact { name: OBSERVATIONS.to_owned(), value })

@@ -1,6 +1,7 @@
 //! Records of MPS targets: whether their daemons were stopped, and settings that override their rules. The module `shared_gpu`
 //! records the compute mode that a GPU had before it was shared.
 
+use gpush_api::TargetUuid;
 use gpush_core::mps::MpsTargetRecord;
 
 use crate::{
@@ -14,14 +15,19 @@ impl Record for MpsTargetRecord {
     const COLUMNS: &'static [&'static str] = &["target", "stopped", "settings", "in_force"];
 
     fn write(&self, columns: &mut Columns) -> Result<(), StoreError> {
-        columns.put_text(&self.target);
+        columns.put_text(self.target.as_str());
         columns.put_json(&self.stopped)?;
         columns.put_json(&self.set)?;
         columns.put_json(&self.in_force)
     }
 
     fn read(columns: &mut Columns) -> Result<Self, StoreError> {
-        Ok(Self { target: columns.text()?, stopped: columns.json()?, set: columns.json()?, in_force: columns.json()? })
+        Ok(Self {
+            target: columns.text()?.into(),
+            stopped: columns.json()?,
+            set: columns.json()?,
+            in_force: columns.json()?,
+        })
     }
 }
 
@@ -55,12 +61,11 @@ impl Tx<'_> {
     /// The record cannot be written.
     pub fn change_mps_target(
         &mut self,
-        target: &str,
+        target: &TargetUuid,
         change: impl FnOnce(MpsTargetRecord) -> MpsTargetRecord,
     ) -> Result<(), StoreError> {
-        let known = self.view().mps_targets()?.into_iter().find(|known| known.target == target);
-        let known =
-            known.unwrap_or_else(|| MpsTargetRecord { target: target.to_owned(), ..MpsTargetRecord::default() });
+        let known = self.view().mps_targets()?.into_iter().find(|known| known.target == *target);
+        let known = known.unwrap_or_else(|| MpsTargetRecord { target: target.clone(), ..MpsTargetRecord::default() });
         self.set_mps_target(&change(known))
     }
 
@@ -73,7 +78,7 @@ impl Tx<'_> {
         let in_force = target.in_force.as_ref().map(|_| self.boot_id.to_owned());
         let target = &MpsTargetRecord { in_force, ..target.clone() };
         if *target == (MpsTargetRecord { target: target.target.clone(), ..MpsTargetRecord::default() }) {
-            return record::delete::<MpsTargetRecord>(self.connection, "WHERE target = ?1", [&target.target])
+            return record::delete::<MpsTargetRecord>(self.connection, "WHERE target = ?1", [target.target.as_str()])
                 .map(|_| ());
         }
         record::put(self.connection, target)

@@ -22,7 +22,7 @@
 
 use std::fmt;
 
-use gpush_api::{Actor, ApiError, GpuPlan, Mig, OperationState, StepState};
+use gpush_api::{Actor, ApiError, GpuPlan, GpuUuid, Mig, OperationState, StepState};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -93,7 +93,7 @@ pub struct IntentSummary {
     /// Whether the operation has begun.
     pub begun: bool,
     /// UUIDs of the operation's GPUs.
-    pub gpu_uuids: Vec<String>,
+    pub gpu_uuids: Vec<GpuUuid>,
 }
 
 /// An operation to record.

@@ -1,7 +1,7 @@
 //! Overrides: layouts set through the API. An override replaces the layout of the config until it is cleared or
 //! expires.
 
-use gpush_api::Actor;
+use gpush_api::{Actor, GpuUuid};
 use jiff::Timestamp;
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewOverride {
     /// UUID of the GPU.
-    pub gpu: String,
+    pub gpu_uuid: GpuUuid,
     /// Config rule that claims the GPU now, if any.
     pub rule: Option<String>,
     /// Layout in canonical text.
@@ -31,7 +31,7 @@ pub struct NewOverride {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Override {
     /// UUID of the GPU.
-    pub gpu: String,
+    pub gpu_uuid: GpuUuid,
     /// Config rule that claimed the GPU when the override was set, if any.
     pub rule: Option<String>,
     /// Layout in canonical text.
@@ -56,7 +56,7 @@ impl Record for Override {
         &["gpu", "rule", "layout", "author", "reason", "created_at", "expires_at", "generation", "sequence"];
 
     fn write(&self, columns: &mut Columns) -> Result<(), StoreError> {
-        columns.put_text(&self.gpu);
+        columns.put_text(self.gpu_uuid.as_str());
         columns.put_json(&self.rule)?;
         columns.put_json(&self.layout)?;
         columns.put_json(&self.author)?;
@@ -69,7 +69,7 @@ impl Record for Override {
 
     fn read(columns: &mut Columns) -> Result<Self, StoreError> {
         Ok(Self {
-            gpu: columns.text()?,
+            gpu_uuid: columns.text()?.into(),
             rule: columns.json()?,
             layout: columns.json()?,
             author: columns.json()?,
@@ -110,7 +110,7 @@ impl Tx<'_> {
     pub fn set_override(&mut self, new: NewOverride) -> Result<Override, StoreError> {
         let generation = self.next_generation();
         let made = Override {
-            gpu: new.gpu,
+            gpu_uuid: new.gpu_uuid,
             rule: new.rule,
             layout: new.layout,
             author: new.author,
@@ -129,11 +129,11 @@ impl Tx<'_> {
     ///
     /// # Errors
     /// The record cannot be written.
-    pub fn clear_override(&mut self, gpu: &str) -> Result<Option<Override>, StoreError> {
-        let old = record::select::<Override>(self.connection, "WHERE gpu = ?1", [gpu], true)?.pop();
+    pub fn clear_override(&mut self, gpu: &GpuUuid) -> Result<Option<Override>, StoreError> {
+        let old = record::select::<Override>(self.connection, "WHERE gpu = ?1", [gpu.as_str()], true)?.pop();
         if old.is_some() {
             self.next_generation();
-            record::delete::<Override>(self.connection, "WHERE gpu = ?1", [gpu])?;
+            record::delete::<Override>(self.connection, "WHERE gpu = ?1", [gpu.as_str()])?;
         }
         Ok(old)
     }

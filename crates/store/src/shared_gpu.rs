@@ -3,7 +3,7 @@
 //!
 //! The driver resets the compute mode and the time-slice level at a reboot, so these records end with the boot.
 
-use gpush_api::{ComputeMode, Mode, TimesliceLevel};
+use gpush_api::{ComputeMode, GpuUuid, Mode, TimesliceLevel};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SharedGpu {
     /// UUID of the GPU.
-    pub gpu: String,
+    pub gpu_uuid: GpuUuid,
     /// The compute mode, if gpushd set it.
     pub compute_mode: Option<ComputeModeSet>,
     /// The time-slice level, if gpushd set it. When gpushd restores the level, it always restores the driver's default.
@@ -99,7 +99,7 @@ impl Record for SharedGpu {
     const COLUMNS: &'static [&'static str] = &["gpu", "compute_mode", "level", "boot_id"];
 
     fn write(&self, columns: &mut Columns) -> Result<(), StoreError> {
-        columns.put_text(&self.gpu);
+        columns.put_text(self.gpu_uuid.as_str());
         columns.put_json(&self.compute_mode)?;
         columns.put_json(&self.level)?;
         columns.put_text(&self.boot_id);
@@ -108,7 +108,7 @@ impl Record for SharedGpu {
 
     fn read(columns: &mut Columns) -> Result<Self, StoreError> {
         Ok(Self {
-            gpu: columns.text()?,
+            gpu_uuid: columns.text()?.into(),
             compute_mode: columns.json()?,
             level: columns.json()?,
             boot_id: columns.text()?,
@@ -136,7 +136,7 @@ impl Tx<'_> {
         self.next_sequence();
         let shared = SharedGpu { boot_id: self.boot_id.to_owned(), ..shared };
         if shared.compute_mode.is_none() && shared.level.is_none() {
-            record::delete::<SharedGpu>(self.connection, "WHERE gpu = ?1", [&shared.gpu])?;
+            record::delete::<SharedGpu>(self.connection, "WHERE gpu = ?1", [shared.gpu_uuid.as_str()])?;
         } else {
             record::put(self.connection, &shared)?;
         }
@@ -150,7 +150,7 @@ impl Tx<'_> {
     pub fn forget_shared_gpus_of_other_boots(&mut self) -> Result<(), StoreError> {
         for shared in self.view().shared_gpus()? {
             if shared.boot_id != self.boot_id {
-                self.set_shared_gpu(SharedGpu { gpu: shared.gpu, ..SharedGpu::default() })?;
+                self.set_shared_gpu(SharedGpu { gpu_uuid: shared.gpu_uuid, ..SharedGpu::default() })?;
             }
         }
         Ok(())

@@ -8,7 +8,7 @@ mod scene;
 
 use std::collections::BTreeMap;
 
-use gpush_api::OperationState;
+use gpush_api::{GpuUuid, OperationState};
 use gpush_store::{AuditQuery, ConditionKind, OperationId, Scope, Store, StoreError};
 use proptest::prelude::*;
 use scene::{audit, condition, intent, open, operation, override_of};
@@ -60,8 +60,8 @@ type Kept = (OperationState, u64, u64, Vec<bool>);
 #[derive(Debug, Default, PartialEq)]
 struct Model {
     operations: BTreeMap<u64, Kept>,
-    overrides: Vec<(String, String, u64)>,
-    conditions: Vec<(String, String)>,
+    overrides: Vec<(GpuUuid, String, u64)>,
+    conditions: Vec<(GpuUuid, String)>,
     audit: Vec<String>,
     generation: u64,
 }
@@ -80,11 +80,11 @@ fn look(store: &Store) -> Model {
         assert_eq!(unfinished, expected);
         Ok(Model {
             operations,
-            overrides: view.overrides()?.into_iter().map(|one| (one.gpu, one.reason, one.generation)).collect(),
+            overrides: view.overrides()?.into_iter().map(|one| (one.gpu_uuid, one.reason, one.generation)).collect(),
             conditions: view
                 .conditions()?
                 .into_iter()
-                .map(|one| (if let Scope::Gpu(gpu) = one.scope { gpu } else { String::new() }, one.cause))
+                .map(|one| (if let Scope::Gpu(gpu) = one.scope { gpu } else { String::new().into() }, one.cause))
                 .collect(),
             audit: view.audit(&AuditQuery::default())?.into_iter().map(|one| one.object).collect(),
             generation: view.generation(),
@@ -95,7 +95,7 @@ fn look(store: &Store) -> Model {
 
 /// Applies an action to store and model. Returns whether the results are equal.
 fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
-    let gpu = |gpu: u8| format!("GPU-{gpu}");
+    let gpu = |gpu: u8| GpuUuid::from(format!("GPU-{gpu}"));
     match *action {
         Action::Enqueue | Action::Begin => {
             let begins = matches!(action, Action::Begin);
@@ -166,14 +166,14 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
             }
         }
         Action::Override(n, reason) => {
-            let new = override_of(&gpu(n), &reason.to_string());
+            let new = override_of(gpu(n).as_str(), &reason.to_string());
             store.write(move |tx| tx.set_override(new.clone())).wait().unwrap();
             model.generation += 1;
             model.overrides.retain(|one| one.0 != gpu(n));
             model.overrides.push((gpu(n), reason.to_string(), model.generation));
         }
         Action::Clear(n) => {
-            let cleared = store.write(move |tx| tx.clear_override(&gpu(n))).wait().unwrap();
+            let cleared = store.write(move |tx| tx.clear_override(&gpu(n).into())).wait().unwrap();
             let before = model.overrides.len();
             model.overrides.retain(|one| one.0 != gpu(n));
             assert_eq!(cleared.is_some(), model.overrides.len() < before);
@@ -181,7 +181,7 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
         }
         Action::Cordon(n, cause) => {
             let key = (gpu(n), format!("xid-{cause}"));
-            let new = condition(&key.0, &key.1);
+            let new = condition(key.0.as_str(), &key.1);
             store.write(move |tx| tx.set_condition(new.clone())).wait().unwrap();
             model.conditions.retain(|one| *one != key);
             model.conditions.push(key);
@@ -205,7 +205,7 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
         Action::GivenUp(n) => {
             let outcome = store.write(move |tx| {
                 tx.begin(operation("never", 0))?;
-                tx.set_override(override_of(&gpu(n % 4), "never"))?;
+                tx.set_override(override_of(gpu(n % 4).as_str(), "never"))?;
                 tx.clear_conditions(&Scope::Gpu(gpu(n % 4)), ConditionKind::Cordon, None)?;
                 tx.audit(audit("never", "never"))?;
                 Err::<(), _>(StoreError::Closed)

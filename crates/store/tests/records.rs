@@ -6,7 +6,7 @@
 
 mod scene;
 
-use gpush_api::{ApiError, Code, ComputeMode, Mode, OperationState, StepState, TimesliceLevel};
+use gpush_api::{ApiError, Code, ComputeMode, GpuIndex, Mode, OperationState, StepState, TimesliceLevel};
 use gpush_core::mps::{MpsStopped, MpsTargetRecord};
 use gpush_store::{
     Answer, AuditQuery, Bounds, ComputeModeSet, ConditionKind, LevelSet, NewAnswer, NewCondition, Note, OperationId,
@@ -85,7 +85,7 @@ fn operation_follows_its_states_and_survives_reopening() {
     assert!(matches!(again, StoreError::Transition { from: OperationState::Running, .. }), "{again}");
 
     let step = StepState {
-        gpu: 0,
+        gpu: GpuIndex(0),
         done: 1,
         total: 4,
         doing: Some("x".to_owned()),
@@ -157,7 +157,7 @@ fn failed_transaction_leaves_others_of_its_batch() {
     // All writes are in one call, so that they share a batch.
     let fails = store.write(move |tx| {
         tx.begin(operation("mig.apply", 1))?;
-        tx.clear_override("GPU-0")?;
+        tx.clear_override(&"GPU-0".into())?;
         tx.audit(audit("mig.apply", "GPU-0"))?;
         Err::<(), _>(StoreError::from(own.clone()))
     });
@@ -235,8 +235,8 @@ fn overrides_are_cleared_or_expire_and_raise_generation() {
     let store = open(scratch.path()).store;
     assert_eq!(store.read(|view| view.overrides()).wait().unwrap(), [made.clone(), later.clone()]);
     assert_eq!(store.read(|view| view.expired_overrides()).wait().unwrap(), std::slice::from_ref(&later));
-    assert_eq!(store.write_ending(|tx| tx.clear_override("GPU-0")).wait().unwrap(), Some(later));
-    assert_eq!(store.write_ending(|tx| tx.clear_override("GPU-0")).wait().unwrap(), None);
+    assert_eq!(store.write_ending(|tx| tx.clear_override(&"GPU-0".into())).wait().unwrap(), Some(later));
+    assert_eq!(store.write_ending(|tx| tx.clear_override(&"GPU-0".into())).wait().unwrap(), None);
     assert_eq!(store.read(|view| Ok(view.generation())).wait().unwrap(), 3);
 }
 
@@ -255,7 +255,7 @@ fn conditions_are_distinguished_by_cause() {
         })
         .wait()
         .unwrap();
-    let gpu = Scope::Gpu("GPU-0".to_owned());
+    let gpu = Scope::Gpu("GPU-0".into());
     let cleared = {
         let gpu = gpu.clone();
         store.write(move |tx| tx.clear_conditions(&gpu, ConditionKind::Cordon, Some("xid-79"))).wait().unwrap()
@@ -411,7 +411,7 @@ fn last_notice_of_each_gpu_survives_restart() {
     let store = open(scratch.path()).store;
     assert!(store.read(|view| view.observations()).wait().unwrap().is_empty());
     for (uuid, what) in [("GPU-0", "first"), ("GPU-1", "other"), ("GPU-0", "second")] {
-        store.write(move |tx| tx.record_observation(uuid, serde_json::json!(what))).wait().unwrap();
+        store.write(move |tx| tx.record_observation(&uuid.into(), serde_json::json!(what))).wait().unwrap();
     }
     drop(store);
     let noticed = open(scratch.path()).store.read(|view| view.observations()).wait().unwrap();
@@ -424,7 +424,7 @@ fn mps_target_record_is_deleted_when_it_is_empty() {
     let scratch = tempfile::tempdir().unwrap();
     let store = open(scratch.path()).store;
     let target = MpsTargetRecord {
-        target: "GPU-0".to_owned(),
+        target: "GPU-0".into(),
         stopped: Some(MpsStopped { by: scene::actor(0), end_at: None }),
         set: None,
         in_force: Some(options().boot_id),
@@ -439,7 +439,7 @@ fn mps_target_record_is_deleted_when_it_is_empty() {
     store.write_ending(|tx| tx.forget_mps_of_other_boots()).wait().unwrap();
     let stopped = MpsTargetRecord { in_force: None, ..target };
     assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), [stopped]);
-    let empty = MpsTargetRecord { target: "GPU-0".to_owned(), ..MpsTargetRecord::default() };
+    let empty = MpsTargetRecord { target: "GPU-0".into(), ..MpsTargetRecord::default() };
     store.write(move |tx| tx.set_mps_target(&empty)).wait().unwrap();
     assert_eq!(store.read(|view| view.mps_targets()).wait().unwrap(), []);
 }
@@ -451,7 +451,7 @@ fn gpu_settings_last_until_reboot() {
     let level = |set, last| LevelSet { set, last };
     let mode =
         ComputeModeSet { before: ComputeMode::Default, set: ComputeMode::Prohibited, last: None, by: Mode::Timeslice };
-    let shared = |gpu: &str| SharedGpu { gpu: gpu.to_owned(), ..SharedGpu::default() };
+    let shared = |gpu: &str| SharedGpu { gpu_uuid: gpu.into(), ..SharedGpu::default() };
     let set = |shared: SharedGpu| store.write(move |tx| tx.set_shared_gpu(shared.clone())).wait().unwrap();
     let one =
         set(SharedGpu { compute_mode: Some(mode), level: Some(level(TimesliceLevel::Long, None)), ..shared("GPU-1") });

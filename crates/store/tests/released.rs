@@ -66,12 +66,12 @@ fn fill(store: &Store) {
         .write(|tx| {
             tx.queue_lease(new_lease(1002))?;
             tx.set_mps_target(&MpsTargetRecord {
-                target: "GPU-2".to_owned(),
+                target: "GPU-2".into(),
                 stopped: Some(MpsStopped { by: actor(0), end_at: None }),
                 ..MpsTargetRecord::default()
             })?;
             tx.set_shared_gpu(SharedGpu {
-                gpu: "GPU-3".to_owned(),
+                gpu_uuid: "GPU-3".into(),
                 level: Some(LevelSet { set: TimesliceLevel::Short, last: None }),
                 ..SharedGpu::default()
             })
@@ -145,7 +145,7 @@ fn database_of_each_release_is_read_completely() {
                 );
                 let unfinished = view.unfinished()?;
                 assert_eq!((unfinished.len(), unfinished[1].undo.len()), (2, 1), "{release}");
-                assert_eq!(unfinished[0].intent.gpus[0].plan.uuid, "GPU-0", "{release}");
+                assert_eq!(unfinished[0].intent.gpus[0].plan.gpu_uuid, "GPU-0", "{release}");
 
                 let open: Vec<_> = view.open_leases()?.into_iter().map(|one| (one.holder.uid, one.state)).collect();
                 assert_eq!(open, [(1000, LeaseState::Active), (1002, LeaseState::Queued)], "{release}");

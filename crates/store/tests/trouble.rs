@@ -212,7 +212,7 @@ fn newer_database_is_read_only() {
     let found = opened.store.read(|view| view.overrides()).wait().unwrap();
     assert_eq!(found[0].reason, "kept");
     for ending in [false, true] {
-        let change = |tx: &mut gpush_store::Tx<'_>| tx.clear_override("GPU-0");
+        let change = |tx: &mut gpush_store::Tx<'_>| tx.clear_override(&"GPU-0".into());
         let outcome = if ending { opened.store.write_ending(change) } else { opened.store.write(change) };
         let error = outcome.wait().unwrap_err();
         assert_eq!(error, StoreError::ReadOnly { file: file.clone(), found: 1000, known: SCHEMA });

@@ -13,17 +13,7 @@ use super::{correction, typed};
 /// Returns the error for a command line that has the form of another tool; `None` for all other command lines.
 pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
     let words: Vec<&str> = args.iter().skip(1).map_while(|arg| arg.to_str()).take_while(|word| *word != "--").collect();
-    let checks = [
-        value_after_optional,
-        number_after_ended,
-        gpu_as_entry,
-        detached,
-        mps_env,
-        kill_of_process,
-        config_edit,
-        nvidia_smi,
-        file_as_f,
-    ];
+    let checks = [value_after_optional, number_after_ended, gpu_as_entry, detached, mps_env, nvidia_smi, file_as_f];
     checks.iter().find_map(|check| check(&words))
 }
 
@@ -116,7 +106,7 @@ const DESTROY: &str = "use 'gpushctl mig remove PROFILE@START -g {gpu}'; 'gpushc
 /// Commands of nvidia-smi. The fields are those of `NVIDIA_SMI`.
 const NVIDIA_SMI_COMMANDS: [(&str, &str, &str); 3] = [
     ("topo", "show how GPUs are connected", "gpush does not show this: use 'nvidia-smi topo -m'"),
-    ("pmon", "show processes", "use 'gpushctl ps'"),
+    ("pmon", "show processes", "use 'gpushctl process list'"),
     ("dmon", "show sensors", "use 'gpushctl status --watch'"),
 ];
 
@@ -169,27 +159,6 @@ fn counted_profiles(list: &str) -> String {
     let entry =
         |(name, count): &(&str, usize)| if *count == 1 { (*name).to_owned() } else { format!("{name}*{count}") };
     counts.iter().map(entry).collect::<Vec<_>>().join(",")
-}
-
-/// Refuses `kill 1234`: gpushctl ends leases, not single processes.
-fn kill_of_process(words: &[&str]) -> Option<ApiError> {
-    let is_pid = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
-    let (["kill", pid] | ["process" | "ps", "kill", pid]) = words else { return None };
-    is_pid(pid).then(|| {
-        let message = format!("`kill` is not a command: gpushctl ends leases, not single processes such as {pid}");
-        ApiError::new(Code::BadRequest, message).hint(format!(
-            "`gpushctl ps` shows the lease of process {pid}; then end the lease and its processes with \
-            `gpushctl lease end L17 --kill --reason TEXT` (administrator), or end your process with `kill {pid}`"
-        ))
-    })
-}
-
-/// Refuses `config edit`: gpushctl changes no config file.
-fn config_edit(words: &[&str]) -> Option<ApiError> {
-    words.windows(2).any(|two| two[0] == "config" && matches!(two[1], "edit" | "set" | "change")).then(|| {
-        let error = ApiError::new(Code::BadRequest, "gpushctl does not edit the config file");
-        error.hint("edit /etc/gpush/config.toml, check it with 'gpushctl config check', then run 'gpushctl apply'")
-    })
 }
 
 /// Refuses `mps env`, and names `lease env` instead, because only a lease gives a program access to an MPS daemon.
@@ -306,13 +275,13 @@ mod tests {
     #[test]
     fn option_of_nvidia_smi_is_refused_with_the_gpushctl_command() {
         assert_eq!(hint("gpushctl mig -lgip").as_deref(), Some("use 'gpushctl mig profiles'"));
-        let create = |profiles: &str, gpu: u32| {
+        let create = |profiles: &str, gpu: GpuIndex| {
             let add = format!("use 'gpushctl mig add {profiles} -g {gpu}'");
             Some(format!("{add}; 'gpushctl mig profiles {gpu}' lists the profiles"))
         };
-        assert_eq!(hint("gpushctl mig -cgi 19,19 -C"), create("PROFILE", 0));
-        assert_eq!(hint("gpushctl mig -cgi 3g.40gb,3g.40gb -C -i 7"), create("3g.40gb*2", 7));
-        assert_eq!(hint("gpushctl mig --create-gpu-instance 9,9"), create("PROFILE", 0));
+        assert_eq!(hint("gpushctl mig -cgi 19,19 -C"), create("PROFILE", GpuIndex(0)));
+        assert_eq!(hint("gpushctl mig -cgi 3g.40gb,3g.40gb -C -i 7"), create("3g.40gb*2", GpuIndex(7)));
+        assert_eq!(hint("gpushctl mig --create-gpu-instance 9,9"), create("PROFILE", GpuIndex(0)));
         assert!(hint("gpushctl mig -dgi -gi 3 -i 0").unwrap().contains("mig remove PROFILE@START -g 0"));
         assert_eq!(hint("gpushctl mig apply -f x.yaml").as_deref(), Some("write `--file x.yaml`"));
         assert_eq!(hint("gpushctl events -f"), None);
@@ -325,13 +294,11 @@ mod tests {
             ("gpushctl --gpu-reset -i 3", "use 'gpushctl gpu reset 3'"),
             ("gpushctl --query-gpu=name,uuid --format=csv", "use 'gpushctl gpu list -o csv'"),
             ("gpushctl -l 2", "use 'gpushctl status --watch'"),
-            ("gpushctl pmon", "use 'gpushctl ps'"),
+            ("gpushctl pmon", "use 'gpushctl process list'"),
         ] {
             assert_eq!(hint(line).as_deref(), Some(command), "{line}");
         }
-        for right in
-            ["gpushctl mig apply -q", "gpushctl mig apply --dry-run --file x -c all", "gpushctl -o json status"]
-        {
+        for right in ["gpushctl mig apply -q", "gpushctl mig plan --file x -c all", "gpushctl -o json status"] {
             assert_eq!(hint(right), None, "{right}");
         }
     }

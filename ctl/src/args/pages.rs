@@ -3,16 +3,18 @@
 
 use std::fmt::Write as _;
 
-use clap::{Arg, ArgAction, Command, CommandFactory as _};
+use clap::{Arg, ArgAction, Command, CommandFactory};
 
-use super::{Cli, help};
+use super::Cli;
 
 /// If this environment variable is set, the test writes `docs/cli.md` instead of comparing the
 /// file.
 const WRITE: &str = "GPUSH_WRITE_CLI";
 
 fn command() -> Command {
-    help::arranged(Cli::command().disable_help_subcommand(true).term_width(80))
+    let mut command = Cli::command().disable_help_subcommand(true).term_width(80);
+    command.build();
+    command
 }
 
 /// Collects all commands that are not hidden, each with its path. A command comes before its

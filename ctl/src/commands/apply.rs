@@ -1,9 +1,7 @@
 //! `gpushctl apply`, and code that all commands for layouts share: show the plan, ask the user, apply, wait.
 
-mod undo;
-
 use gpush_api::{
-    ApiError, ApplyRequest, Code, ConfigDiff, Gpu, GpuLayout, GpuPlan, GpuState, LayoutSource, Maintenance,
+    ApiError, ApplyRequest, Code, ConfigDiff, Gpu, GpuIndex, GpuLayout, GpuPlan, GpuState, LayoutSource, Maintenance,
     PlanRequest, Plans, ReloadRequest,
 };
 use gpush_client::Client;
@@ -18,9 +16,6 @@ use crate::{
 /// Runs `gpushctl apply`: loads the config file if it has changed, then brings each GPU to its desired state, whatever
 /// its mode.
 pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output) -> Outcome {
-    if args.undo {
-        return undo::run(client, args, out).await;
-    }
     if !load_config(client, &args.execution, out).await? {
         return Ok(1);
     }
@@ -35,7 +30,7 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
         out.remark("Every GPU has its desired state.\n");
         return out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
     }
-    let gpus: Vec<String> = gpus.into_iter().map(|gpu| gpu.uuid).collect();
+    let gpus: Vec<String> = gpus.into_iter().map(|gpu| gpu.uuid.to_string()).collect();
     if args.execution.dry_run {
         return dry_run(client, &PlanRequest { gpus, layout: LayoutSource::Wanted }, out).await;
     }
@@ -143,8 +138,8 @@ fn managed(all: Vec<Gpu>, out: &Output) -> Result<Vec<Gpu>, ApiError> {
         all.into_iter().filter(|gpu| gpu.mode.is_managed() && (!gpu.drift.is_empty() || !gpu.pending.is_empty()));
     let (cordoned, gpus): (Vec<Gpu>, Vec<Gpu>) = differing.partition(|gpu| gpu.state == GpuState::Cordoned);
     if !cordoned.is_empty() {
-        let indexes: Vec<u32> = cordoned.iter().map(|gpu| gpu.index).collect();
-        let arguments = indexes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let indexes: Vec<GpuIndex> = cordoned.iter().map(|gpu| gpu.index).collect();
+        let arguments = indexes.iter().map(GpuIndex::to_string).collect::<Vec<_>>().join(",");
         let (are, them) = if indexes.len() == 1 { ("is", "it") } else { ("are", "them") };
         let which = gpu_numbers(&indexes);
         out.remark(&format!(

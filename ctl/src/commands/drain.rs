@@ -6,7 +6,7 @@
 
 use std::time::{Duration, Instant};
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, LOST_GPU_HINT, Lease, MpsDaemon, Process, ReasonRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, GpuState, LOST_GPU_HINT, Lease, MpsDaemon, Process, ReasonRequest};
 use gpush_client::{Client, Error};
 use gpush_core::{duration, refusal};
 use jiff::Timestamp;
@@ -40,7 +40,7 @@ async fn cordon_gpus(client: &mut Client, which: &SomeGpus, why: &Why) -> Result
     let why = ReasonRequest { reason: why.reason.clone() };
     let mut gpus = Vec::new();
     for gpu in selected(client, which).await? {
-        gpus.push(client.cordon(&gpu.uuid, &why).await?);
+        gpus.push(client.cordon(gpu.uuid.as_str(), &why).await?);
     }
     Ok(gpus)
 }
@@ -56,7 +56,7 @@ pub(super) async fn uncordon(client: &mut Client, which: &SomeGpus, why: &Why, o
     let before = selected(client, which).await?;
     let mut gpus = Vec::new();
     for gpu in &before {
-        gpus.push(client.uncordon(&gpu.uuid, &why).await?);
+        gpus.push(client.uncordon(gpu.uuid.as_str(), &why).await?);
     }
     out.show(&gpus, |look| cordon::uncordoned(&before, &gpus, look))?;
     Ok(0)
@@ -92,7 +92,7 @@ pub(super) async fn drain(
         Waited::TooLong if out.json => out.document(&gpus)?,
         Waited::TooLong => {
             let within = duration::format(timeout.unwrap_or_default());
-            let indexes = left.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+            let indexes = left.iter().map(GpuIndex::to_string).collect::<Vec<_>>().join(",");
             let next = format!(
                 "`gpushctl gpu drain {indexes}` waits again; `gpushctl gpu uncordon {indexes}` ends the cordon"
             );
@@ -117,7 +117,7 @@ fn still_cordoned(failure: Failure) -> Failure {
     }
 }
 
-fn was_or_were(gpus: &[u32]) -> &'static str {
+fn was_or_were(gpus: &[GpuIndex]) -> &'static str {
     if gpus.len() == 1 { "was" } else { "were" }
 }
 
@@ -140,14 +140,14 @@ impl Waited {
 }
 
 /// The index of a GPU that is not idle, and the reason.
-type WaitReason = (u32, String);
+type WaitReason = (GpuIndex, String);
 
 /// The end of waiting for idle GPUs.
 #[derive(Debug)]
 struct WaitEnd {
     waited: Waited,
     /// Indexes of the GPUs that are not idle.
-    left: Vec<u32>,
+    left: Vec<GpuIndex>,
     /// The error about lost GPUs, whose processes are not known. The command does not wait for them.
     lost: Option<ApiError>,
 }
@@ -166,9 +166,9 @@ async fn until_idle(
     let limit = tokio::time::sleep(timeout.unwrap_or(duration::LONGEST));
     let interrupt = tokio::signal::ctrl_c();
     tokio::pin!(limit, interrupt);
-    let mut printed: Vec<(u32, String)> = Vec::new();
+    let mut printed: Vec<(GpuIndex, String)> = Vec::new();
     let mut away: Option<Instant> = None;
-    let mut left: Vec<(u32, String)> = gpus.iter().map(|gpu| (gpu.index, UNREAD.to_owned())).collect();
+    let mut left: Vec<(GpuIndex, String)> = gpus.iter().map(|gpu| (gpu.index, UNREAD.to_owned())).collect();
     let mut lost = None;
     loop {
         match read_users(client, gpus).await {
@@ -202,7 +202,7 @@ async fn until_idle(
 /// Reads the GPUs again, and then the MPS daemons and leases of the host.
 async fn read_users(client: &mut Client, gpus: &mut [Gpu]) -> Result<(Vec<MpsDaemon>, Vec<Lease>), Error> {
     for gpu in gpus.iter_mut() {
-        *gpu = client.gpu(&gpu.uuid).await?;
+        *gpu = client.gpu(gpu.uuid.as_str()).await?;
     }
     Ok((client.mps().await?, client.leases(0).await?))
 }
@@ -217,14 +217,14 @@ impl TemporaryCordons {
     pub(super) async fn of(client: &mut Client, gpus: &mut [Gpu], reason: &str) -> Result<Self, Failure> {
         let mut kept = Self::default();
         for gpu in gpus.iter_mut().filter(|gpu| gpu.cordons.is_empty()) {
-            match client.cordon(&gpu.uuid, &ReasonRequest { reason: Some(reason.to_owned()) }).await {
+            match client.cordon(gpu.uuid.as_str(), &ReasonRequest { reason: Some(reason.to_owned()) }).await {
                 Ok(cordoned) => *gpu = cordoned,
                 Err(error) => {
                     kept.clear(client).await;
                     return Err(error.into());
                 }
             }
-            kept.0.push(gpu.uuid.clone());
+            kept.0.push(gpu.uuid.to_string());
         }
         Ok(kept)
     }
@@ -357,7 +357,7 @@ mod tests {
         let gpu = |index, state| Gpu { state, ..fixtures::gpu(index, "A100", 40_960, None) };
         let gpus = [gpu(0, GpuState::Lost), gpu(1, GpuState::Changing), gpu(2, GpuState::Ready)];
         let (left, lost) = reasons_to_wait(&gpus, &[], &[], Timestamp::MIN).unwrap();
-        assert_eq!(left, [(1, "an operation is changing the GPU".to_owned())]);
+        assert_eq!(left, [(GpuIndex(1), "an operation is changing the GPU".to_owned())]);
         let lost = lost.unwrap();
         assert!(lost.code == Code::GpuLost && lost.message.starts_with("GPU 0 "), "{lost:?}");
         let both = [gpu(0, GpuState::Lost), gpu(1, GpuState::Lost), gpu(2, GpuState::Ready)];

@@ -45,7 +45,7 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             let gpus = super::select_of(client, gpus, &which.selectors()).await?;
             let mut all = Vec::new();
             for gpu in &gpus {
-                all.push(client.holders(&gpu.uuid).await?);
+                all.push(client.holders(gpu.uuid.as_str()).await?);
             }
             out.list(&all, |look| holders::list(&all, look))?;
         }

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Code, GpuPlan, InstanceStep, Lease, LeaseState, MigDevice, Operation, OperationState};
+use gpush_api::{
+    ApiError, Code, GpuPlan, InstanceStep, Lease, LeaseState, MigDevice, Operation, OperationState, TargetUuid,
+};
 use gpush_client::{Client, Error};
 use gpush_core::nearest::nearest;
 
@@ -53,10 +55,10 @@ fn if_kept(answer: Result<Operation, Error>) -> Result<Option<Operation>, Error>
 
 /// Returns the UUIDs of all MIG devices that exist, that an operation has destroyed, or that had a lease.
 fn known_uuids<'a>(devices: &'a [MigDevice], operations: &'a [Operation], leases: &'a [Lease]) -> BTreeSet<&'a str> {
-    let present = devices.iter().filter_map(|one| one.uuid.as_deref());
+    let present = devices.iter().filter_map(|one| one.uuid.as_ref().map(TargetUuid::as_str));
     let steps = operations.iter().flat_map(|one| &one.plans).flat_map(GpuPlan::instance_steps);
     let destroyed = steps.filter_map(|step| match step {
-        InstanceStep::DestroyCompute { uuid, .. } => uuid.as_deref(),
+        InstanceStep::DestroyCompute { uuid, .. } => uuid.as_ref().map(TargetUuid::as_str),
         _ => None,
     });
     let targets = leases.iter().flat_map(|one| &one.members).map(|member| member.target.as_str());
@@ -127,7 +129,7 @@ fn place(plan: &GpuPlan, gi: u32, profile: &str) -> String {
 impl History {
     fn of(uuid: &str, devices: &[MigDevice], operations: &[Operation], leases: &[Lease]) -> Self {
         let same = |other: &str| other.eq_ignore_ascii_case(uuid);
-        let device = devices.iter().find(|one| one.uuid.as_deref().is_some_and(same)).map(name);
+        let device = devices.iter().find(|one| one.uuid.as_ref().map(TargetUuid::as_str).is_some_and(same)).map(name);
         let mut destroyed = Vec::new();
         let may_have_destroyed = |one: &&Operation| match one.state {
             OperationState::Done => true,
@@ -139,7 +141,7 @@ impl History {
         for operation in operations.iter().filter(may_have_destroyed) {
             for plan in &operation.plans {
                 let found = plan.instance_steps().find_map(|step| match step {
-                    InstanceStep::DestroyCompute { gi, profile, uuid: Some(other), .. } if same(other) => {
+                    InstanceStep::DestroyCompute { gi, profile, uuid: Some(other), .. } if same(other.as_str()) => {
                         Some((*gi, profile))
                     }
                     _ => None,
@@ -155,7 +157,7 @@ impl History {
                     place: place(plan, gi, profile),
                     present_devices: devices
                         .iter()
-                        .filter(|one| one.gpu_uuid == plan.uuid && one.device.is_some())
+                        .filter(|one| one.gpu_uuid == plan.gpu_uuid && one.device.is_some())
                         .map(name)
                         .collect(),
                 });
@@ -163,7 +165,7 @@ impl History {
         }
         let mut used: Vec<UsedBy> = leases
             .iter()
-            .filter(|lease| lease.members.iter().any(|member| same(&member.target)))
+            .filter(|lease| lease.members.iter().any(|member| same(member.target.as_str())))
             .map(|lease| UsedBy {
                 lease_id: lease.id.to_string(),
                 user: user_name(lease.holder.user.as_deref(), lease.holder.uid, lease.account.as_deref()),
@@ -190,7 +192,7 @@ pub(super) mod tests {
     fn operation(state: OperationState) -> (Operation, String) {
         let mut operation = fixtures::operation(state);
         let step = |uuid: &str| {
-            let (profile, uuid) = ("3g.40gb".to_owned(), Some(uuid.to_owned()));
+            let (profile, uuid) = ("3g.40gb".to_owned(), Some(uuid.into()));
             Step::Instance(InstanceStep::DestroyCompute { gi: 1, ci: 0, profile, uuid })
         };
         let plan = operation.plans.first_mut().unwrap();
@@ -214,7 +216,7 @@ pub(super) mod tests {
     fn device(uuid: &str, plan: &GpuPlan) -> MigDevice {
         serde_json::from_value(serde_json::json!({
             "gpu": plan.gpu,
-            "gpu_uuid": plan.uuid,
+            "gpu_uuid": plan.gpu_uuid,
             "instance": "3g.40gb@4",
             "device": "3g.40gb@4",
             "profile": "3g.40gb",

@@ -12,7 +12,9 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, ConfigView, Gpu, GpuState, Health, Maintenance, Mig, Mode, MpsDaemon, MpsState};
+use gpush_api::{
+    ApiError, Code, ConfigView, Gpu, GpuIndex, GpuState, Health, Maintenance, Mig, Mode, MpsDaemon, MpsState,
+};
 use gpush_client::{Client, Error, Kind};
 use gpush_core::{duration, holders};
 use serde::Serialize;
@@ -45,7 +47,7 @@ enum Unfinished {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Next {
     /// `gpushctl apply` for the GPU with this index.
-    Apply(u32),
+    Apply(GpuIndex),
     /// A reboot of this virtual machine.
     Reboot,
     /// Another command.
@@ -87,7 +89,7 @@ async fn wait(client: &mut Client, timeout: Duration, quiet: bool, out: &Output)
         };
         if left.is_empty() {
             if let Some(maintenance) = &maintenance {
-                out.remark(&host::in_maintenance(maintenance, &out.look));
+                out.remark(&host::status(Some(maintenance), &out.look));
             }
             if !quiet && !skipped.is_empty() {
                 out.remark(&(out.look.wrap("warning: ", &skipped).join("\n") + "\n"));
@@ -351,7 +353,7 @@ mod tests {
         let mut gpu = fixtures::gpu(0, "A100", 40_960, Some(fixtures::mig(7, Vec::new())));
         (gpu.mode, gpu.drift) = (Mode::Exclusive, vec!["MIG is enabled".to_owned()]);
         assert_eq!(failed(&unfinished(&health(false), &[gpu.clone()], &[])), None);
-        let other = Gpu { index: 5, ..gpu.clone() };
+        let other = Gpu { index: GpuIndex(5), ..gpu.clone() };
         let error = failed(&unfinished(&health(true), &[gpu, other], &[])).expect("they have failed");
         assert_eq!(error.hint.as_deref(), Some("run `gpushctl apply 0,5` (administrator)"));
     }
@@ -398,7 +400,7 @@ mod tests {
         assert_eq!(error.causes, ["GPU 0: the compute mode is `PROHIBITED`"]);
         assert_eq!(error.hint.as_deref(), Some("run `gpushctl gpu show 0`"));
         assert_eq!(left(false, &gpu, &[]), None, "gpushd has not applied all layouts");
-        let daemon = MpsDaemon { uuid: gpu.uuid.clone(), ..fixtures::mps::daemon(0) };
+        let daemon = MpsDaemon { uuid: gpu.uuid.clone().into(), ..fixtures::mps::daemon(0) };
         assert_eq!(left(true, &gpu, &[daemon]), None, "gpushd restores the mode after the end of the daemon");
         let timesliced = Gpu { mode: Mode::Timeslice, ..gpu.clone() };
         assert_eq!(left(true, &timesliced, &[]), None, "gpushd sets the mode of a time-sliced GPU");

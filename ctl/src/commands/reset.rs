@@ -5,7 +5,9 @@
 
 use std::{process::Stdio, time::Duration};
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, Holder, LOST_GPU_HINT, Lease, MaintenanceRequest, Mode, Process};
+use gpush_api::{
+    ApiError, Code, Gpu, GpuIndex, GpuState, GpuUuid, Holder, LOST_GPU_HINT, Lease, MaintenanceRequest, Mode, Process,
+};
 use gpush_client::Client;
 use gpush_core::{desired, holders, lease::usage, refusal, selector};
 
@@ -51,7 +53,7 @@ pub(super) async fn run(
         out.remark("Nothing was changed.\n");
         return Ok(1);
     }
-    let indexes: Vec<u32> = gpus.iter().map(|gpu| gpu.index).collect();
+    let indexes: Vec<GpuIndex> = gpus.iter().map(|gpu| gpu.index).collect();
     let numbers = gpu_numbers(&indexes);
     let reason = why.reason.clone().unwrap_or_else(|| format!("reset of {numbers}"));
     let mut target = ResetTarget { gpus, numbers, reason };
@@ -71,7 +73,7 @@ pub(super) async fn run(
 /// Resets GPUs that are idle. With `limit`, waits until no operation changes any GPU of the host.
 async fn reset(client: &mut Client, target: &ResetTarget, limit: Option<Duration>, out: &Output) -> Outcome {
     let ResetTarget { gpus, numbers, reason } = target;
-    let uuids: Vec<String> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+    let uuids: Vec<GpuUuid> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     let request = |reason: String| MaintenanceRequest { reason: Some(reason), gpu_uuids: uuids.clone() };
     let enter = request(reason.clone());
     match limit {
@@ -98,7 +100,7 @@ async fn reset(client: &mut Client, target: &ResetTarget, limit: Option<Duration
     if let Err(mut error) = result {
         error.message = format!("{numbers}: {}", error.message);
         for uuid in &uuids {
-            let found = client.holders(uuid).await.map(|found| found.holders).unwrap_or_default();
+            let found = client.holders(uuid.as_str()).await.map(|found| found.holders).unwrap_or_default();
             error.causes.extend(found.iter().map(|holder| format!("held by {}", holders::describe(holder))));
         }
         if left.is_err() {
@@ -117,9 +119,9 @@ async fn reset(client: &mut Client, target: &ResetTarget, limit: Option<Duration
 fn after_reset(now: &[Gpu], numbers: &str, look: &Appearance) -> String {
     let mut text = format!("{numbers}: reset\n");
     let mut next = |test: &dyn Fn(&Gpu) -> bool, what: &str, command: &str, effect: &str| {
-        let which: Vec<u32> = now.iter().filter(|gpu| test(gpu)).map(|gpu| gpu.index).collect();
+        let which: Vec<GpuIndex> = now.iter().filter(|gpu| test(gpu)).map(|gpu| gpu.index).collect();
         if !which.is_empty() {
-            let arguments = which.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+            let arguments = which.iter().map(GpuIndex::to_string).collect::<Vec<_>>().join(",");
             let line = format!("{}: {what}; `{command} {arguments}` {effect}", gpu_numbers(&which));
             text += &(look.wrap("", &line).join("\n") + "\n");
         }
@@ -179,7 +181,7 @@ async fn refuse_all_in_use(client: &mut Client, gpus: &[Gpu]) -> Result<(), Fail
     for gpu in gpus {
         refuse_in_use(gpu, super::lease::holders(gpu, &leases))?;
         // The driver lists only processes that compute, but nvidia-smi also fails because of monitors and services.
-        let found = client.holders(&gpu.uuid).await?;
+        let found = client.holders(gpu.uuid.as_str()).await?;
         refuse_held(gpu, found.holders)?;
     }
     Ok(())

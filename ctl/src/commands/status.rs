@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn gpus_that_are_listed_are_shown_without_an_absent_one() {
         let gpus = fixtures::mixed();
-        let indexes = |selectors: &[&str]| -> Vec<u32> {
+        let indexes = |selectors: &[&str]| -> Vec<GpuIndex> {
             let selectors: Vec<String> = selectors.iter().map(|one| (*one).to_owned()).collect();
             named_of(&gpus, &selectors).iter().map(|gpu| gpu.index).collect()
         };

@@ -109,7 +109,10 @@ fn is_selected(gpu: &Gpu) -> bool {
 fn gpus(current: &str) -> Vec<Candidate> {
     let found = ask(async |client| client.gpus(false).await);
     if current.to_ascii_lowercase().starts_with('g') {
-        return found.into_iter().map(|gpu| (gpu.uuid, format!("GPU {}, {}", gpu.index, gpu.name))).collect();
+        return found
+            .into_iter()
+            .map(|gpu| (gpu.uuid.to_string(), format!("GPU {}, {}", gpu.index, gpu.name)))
+            .collect();
     }
     let all = (found.len() > 1).then(|| ("all".to_owned(), "all GPUs".to_owned()));
     found.into_iter().map(|gpu| (gpu.index.to_string(), gpu.name)).chain(all).collect()

@@ -127,9 +127,10 @@ fn value_text(value: &Value, gpus: &[Gpu]) -> String {
         Value::Null => "none".to_owned(),
         Value::Bool(yes) => if *yes { "yes" } else { "no" }.to_owned(),
         Value::Number(number) => number.to_string(),
-        Value::String(text) => {
-            gpus.iter().find(|gpu| gpu.uuid == *text).map_or_else(|| text.clone(), |gpu| format!("GPU {}", gpu.index))
-        }
+        Value::String(text) => gpus
+            .iter()
+            .find(|gpu| gpu.uuid == *text.as_str())
+            .map_or_else(|| text.clone(), |gpu| format!("GPU {}", gpu.index)),
         Value::Array(values) => all(values.iter().map(|value| value_text(value, gpus)).collect()),
         Value::Object(fields) => {
             if let Some(user) = user(fields) {

@@ -1,6 +1,6 @@
 //! The active config, as tables.
 
-use gpush_api::{ApiError, ConfigView, Gpu, GpuPlan, PendingRestart, Plans, RuleView};
+use gpush_api::{ApiError, ConfigView, Gpu, GpuIndex, GpuPlan, PendingRestart, Plans, RuleView};
 use gpush_core::isolation;
 
 use super::{
@@ -120,7 +120,7 @@ pub(crate) fn checked(
         out += &rules(&view.rules, look);
     }
     out += &isolation(view, look);
-    let free: Vec<u32> =
+    let free: Vec<GpuIndex> =
         gpus.iter().map(|g| g.index).filter(|index| !view.rules.iter().any(|r| r.claims.contains(index))).collect();
     if !free.is_empty() {
         out += &format!("{}\n", paint(QUIET, &format!("without a rule: {}", gpu_numbers(&free))));
@@ -128,7 +128,7 @@ pub(crate) fn checked(
     out += &remarks();
     if let Some(plans) = plans {
         out.push('\n');
-        let fits: Vec<u32> = plans
+        let fits: Vec<GpuIndex> = plans
             .plans
             .iter()
             .filter(|p| p.refusal.is_none() && p.error.is_none() && is_cut(p))

@@ -1,6 +1,6 @@
 //! Results of `gpu cordon`, `drain` and `uncordon`, one line per GPU.
 
-use gpush_api::Gpu;
+use gpush_api::{Gpu, GpuIndex};
 
 use super::{Appearance, names};
 
@@ -35,7 +35,7 @@ pub(crate) fn uncordoned(before: &[Gpu], gpus: &[Gpu], look: &Appearance) -> Str
 }
 
 /// Draws why a drain is still waiting for a GPU.
-pub(crate) fn waits(index: u32, why: &str, look: &Appearance) -> String {
+pub(crate) fn waits(index: GpuIndex, why: &str, look: &Appearance) -> String {
     look.wrap(&format!("GPU {index}  "), &format!("waiting: {}", look.clean(why))).join("\n") + "\n"
 }
 

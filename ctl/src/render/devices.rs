@@ -41,8 +41,8 @@ pub(crate) fn list(devices: &[MigDevice], gpus: &[Gpu], look: &Appearance) -> Li
             one.memory_mib.map_or_else(dash, gib),
             usage(one.usage),
             pids(one),
-            one.uuid.as_ref().map_or_else(dash, |uuid| look.clean(uuid)),
-            look.clean(&one.gpu_uuid),
+            one.uuid.as_ref().map_or_else(dash, |uuid| look.clean(uuid.as_str())),
+            look.clean(one.gpu_uuid.as_str()),
             look.clean(&detail(one, look)),
         ];
         columns.iter().zip(row).filter(|((name, _), _)| is_shown(name)).map(|(_, cell)| cell).collect()
@@ -127,21 +127,21 @@ fn none(gpus: &[Gpu]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::DeviceGrant;
+    use gpush_api::{DeviceGrant, GpuIndex};
 
     use super::*;
     use crate::render::{Charset, fixtures};
 
     fn device(usage: DeviceUse) -> MigDevice {
         MigDevice {
-            gpu: 0,
-            gpu_uuid: "GPU-0".to_owned(),
+            gpu: GpuIndex(0),
+            gpu_uuid: "GPU-0".into(),
             instance: "1g.10gb@4".to_owned(),
             device: Some("1g.10gb@4".to_owned()),
             profile: "1g.10gb".to_owned(),
             gi: 11,
             ci: Some(0),
-            uuid: Some("MIG-2ae0b6f1-0000-5000-8000-000000000000".to_owned()),
+            uuid: Some("MIG-2ae0b6f1-0000-5000-8000-000000000000".into()),
             memory_mib: Some(9856),
             usage,
             available: usage == DeviceUse::Free,
@@ -203,11 +203,11 @@ mod tests {
             let look = fixtures::look(width, Charset::Utf8);
             let text = fixtures::plain(list(&devices, &[], &look).text());
             assert!(text.lines().all(|line| line.chars().count() <= width), "{width}:\n{text}");
-            let uuid = if width < 72 { "MIG-2ae0b6f1…" } else { devices[0].uuid.as_deref().unwrap() };
+            let uuid = if width < 72 { "MIG-2ae0b6f1…" } else { devices[0].uuid.as_ref().unwrap().as_str() };
             assert!(text.contains(uuid), "{width}:\n{text}");
         }
         let pipe = Appearance { wraps: false, ..fixtures::look(60, Charset::Utf8) };
-        assert!(list(&devices, &[], &pipe).text().contains(devices[0].uuid.as_deref().unwrap()));
+        assert!(list(&devices, &[], &pipe).text().contains(devices[0].uuid.as_ref().unwrap().as_str()));
     }
 
     #[test]

@@ -119,7 +119,8 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Appearance) -> (String, (&'static
             (about, ("xid", BAD), format!("Xid {}{instance}", xid.xid))
         }
         EventPayload::Mps(change) => {
-            let about = change.gpu.map_or_else(|| object(&change.gpu_uuid, gpus, look), |gpu| format!("GPU {gpu}"));
+            let about =
+                change.gpu.map_or_else(|| object(change.gpu_uuid.as_str(), gpus, look), |gpu| format!("GPU {gpu}"));
             let of = if change.uuid == change.gpu_uuid { String::new() } else { format!(" of {}", change.uuid) };
             let why = change.reasons.iter().map(|reason| format!("; {reason}")).collect::<String>();
             (about, mps::state(change.state), format!("MPS daemon{of}{why}"))
@@ -283,7 +284,7 @@ fn of_driver(change: &DriverChange) -> (String, (&'static str, Style), String) {
 #[cfg(test)]
 mod tests {
     use gpush_api::{
-        ApiError, Change, Code, Driver, MpsChange, MpsState, OperationSummary, Placement, Resync, StepState,
+        ApiError, Change, Code, Driver, GpuIndex, MpsChange, MpsState, OperationSummary, Placement, Resync, StepState,
         UnleasedStep, Xid,
     };
 
@@ -292,7 +293,7 @@ mod tests {
 
     fn operation(state: OperationState, doing: Option<&str>, note: Option<&str>, error: Option<&str>) -> EventPayload {
         let step = StepState {
-            gpu: 0,
+            gpu: GpuIndex(0),
             done: 2,
             total: 6,
             doing: doing.map(str::to_owned),
@@ -314,7 +315,7 @@ mod tests {
         let look = Appearance { wraps: false, ..fixtures::look(80, Charset::Ascii) };
         let gpu = |changed: &[GpuAspect], state, instances| {
             EventPayload::Gpu(Box::new(GpuChange {
-                gpu: 3,
+                gpu: GpuIndex(3),
                 gpu_uuid: "GPU-3".into(),
                 changed: changed.to_vec(),
                 state,
@@ -344,7 +345,7 @@ mod tests {
         };
         let error = |text: &str| ApiError::new(Code::DriverUnavailable, text);
         let unleased = UnleasedChange {
-            gpu: 4,
+            gpu: GpuIndex(4),
             gpu_uuid: "GPU-4".into(),
             device: None,
             pid: Some(7001),
@@ -375,7 +376,7 @@ mod tests {
             EventPayload::Config(ConfigChange {
                 taken: true,
                 error: None,
-                pending_restart: vec!["driver.library".into()],
+                pending_restart: vec!["driver.read_ms".into()],
             }),
             EventPayload::Config(ConfigChange {
                 taken: false,
@@ -393,12 +394,12 @@ mod tests {
                 before: Some("560.1".into()),
                 error: Some(error("the driver is not loaded")),
             }),
-            EventPayload::Xid(Xid { gpu: Some(3), gpu_uuid: "GPU-3".into(), xid: 79, gi: Some(2), ci: None }),
+            EventPayload::Xid(Xid { gpu: Some(GpuIndex(3)), gpu_uuid: "GPU-3".into(), xid: 79, gi: Some(2), ci: None }),
             EventPayload::Mps(Box::new(MpsChange {
                 target: "g5d1b03a2".into(),
                 uuid: "GPU-5d1b03a2".into(),
                 gpu_uuid: "GPU-5d1b03a2".into(),
-                gpu: Some(0),
+                gpu: Some(GpuIndex(0)),
                 state: MpsState::BackingOff,
                 reasons: vec!["the daemon was ended by signal 9".into(), "gpushd restarts it".into()],
             })),

@@ -1,7 +1,7 @@
 //! Sample hosts and operations for snapshot tests, as the API describes them.
 
 use gpush_api::{
-    Actor, Architecture, ComputeInstance, Driver, Gpu, GpuHolders, GpuInstance, GpuPlan, GpuState, Health,
+    Actor, Architecture, ComputeInstance, Driver, Gpu, GpuHolders, GpuIndex, GpuInstance, GpuPlan, GpuState, Health,
     HealthStatus, Holder, InstanceStep, Memory, Mig, MigDevice, Mode, Operation, OperationState, Placement, Process,
     ProcessKind, Step, StepState, Version,
 };
@@ -76,7 +76,7 @@ pub(crate) fn compute(gi: u32, id: u32, profile: &str, users: &[Process]) -> Com
         profile_id: 0,
         profile: profile.into(),
         placement: None,
-        uuid: Some(format!("MIG-{gi:04x}{id:04x}-aaaa-5bbb-8ccc-0123456789ab")),
+        uuid: Some(format!("MIG-{gi:04x}{id:04x}-aaaa-5bbb-8ccc-0123456789ab").into()),
         processes: users.to_vec(),
     }
 }
@@ -84,8 +84,8 @@ pub(crate) fn compute(gi: u32, id: u32, profile: &str, users: &[Process]) -> Com
 pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> Gpu {
     let used_mib = mig.iter().flat_map(|m| &m.instances).filter_map(|i| i.memory).map(|m| m.used_mib).sum();
     Gpu {
-        index,
-        uuid: format!("GPU-{index:08x}-1111-2222-3333-444444444444"),
+        index: GpuIndex(index),
+        uuid: format!("GPU-{index:08x}-1111-2222-3333-444444444444").into(),
         pci: format!("0000:{:02x}:00.0", 7 + index * 8),
         pci_id: None,
         pci_subsystem: None,
@@ -290,8 +290,8 @@ pub(crate) fn plan() -> GpuPlan {
     steps.extend(create(4));
     steps.extend(create(5));
     GpuPlan {
-        gpu: 0,
-        uuid: gpu.uuid.clone(),
+        gpu: GpuIndex(0),
+        gpu_uuid: gpu.uuid.clone(),
         name: gpu.name.clone(),
         layout: vec!["3g.40gb".into(), "1g.10gb*3".into()],
         steps,
@@ -303,7 +303,7 @@ pub(crate) fn plan() -> GpuPlan {
 /// A plan without steps for the GPU `index` of [`mixed`].
 pub(crate) fn plan_without_steps(index: u32) -> GpuPlan {
     let gpu = &mixed()[index as usize];
-    GpuPlan { gpu: index, uuid: gpu.uuid.clone(), name: gpu.name.clone(), steps: Vec::new(), ..plan() }
+    GpuPlan { gpu: GpuIndex(index), gpu_uuid: gpu.uuid.clone(), name: gpu.name.clone(), steps: Vec::new(), ..plan() }
 }
 
 /// An operation that executes [`plan`] on GPU 0 and needs no change on GPU 2.
@@ -320,7 +320,6 @@ pub(crate) fn operation(state: OperationState) -> Operation {
     });
     Operation {
         begun: true,
-        layouts_before: Vec::new(),
         id: "op-17".into(),
         revision: 4,
         kind: "mig.apply".into(),
@@ -371,5 +370,5 @@ pub(crate) fn holders() -> GpuHolders {
     };
     let hidden = Holder { unit: Some("session-3.scope".to_owned()), devices: devices(), ..Holder::default() };
     let module = Holder { module: Some("nvidia_drm".to_owned()), ..Holder::default() };
-    GpuHolders { gpu: 0, gpu_uuid: "GPU-0".to_owned(), holders: vec![monitor, server, hidden, module] }
+    GpuHolders { gpu: GpuIndex(0), gpu_uuid: "GPU-0".into(), holders: vec![monitor, server, hidden, module] }
 }

@@ -8,7 +8,7 @@
 //! ```
 
 use anstyle::Style;
-use gpush_api::{DeviceUse, Gpu, GpuInstance, GpuState, Lease, Memory, MigDevice, Mode, MpsDaemon, Process};
+use gpush_api::{DeviceUse, Gpu, GpuIndex, GpuInstance, GpuState, Lease, Memory, MigDevice, Mode, MpsDaemon, Process};
 
 use super::{
     Appearance,
@@ -81,14 +81,14 @@ fn sharing(gpu: &Gpu, look: &Appearance) -> String {
 /// Returns a text which says that none of these GPUs is shared in the way `way`, such as `time-sliced`. The text also
 /// names the modes of the GPUs.
 pub(crate) fn of_other_modes(gpus: &[Gpu], way: &str) -> String {
-    let mut modes: Vec<(Mode, Vec<u32>)> = Vec::new();
+    let mut modes: Vec<(Mode, Vec<GpuIndex>)> = Vec::new();
     for gpu in gpus {
         match modes.iter_mut().find(|(mode, _)| *mode == gpu.mode) {
             Some((_, indexes)) => indexes.push(gpu.index),
             None => modes.push((gpu.mode, vec![gpu.index])),
         }
     }
-    let sentence = |(mode, indexes): &(Mode, Vec<u32>)| {
+    let sentence = |(mode, indexes): &(Mode, Vec<GpuIndex>)| {
         let (are, their, them) = if indexes.len() == 1 { ("is", "its", "it") } else { ("are", "their", "them") };
         let why = match mode {
             Mode::NoRule => format!("no rule of the config claims {them}"),
@@ -145,7 +145,7 @@ pub(crate) fn usage(gpu: &Gpu, users: &Users<'_>) -> String {
 
 /// Draws a heading. `usage` is shown before the memory.
 fn heading_with(gpu: &Gpu, others: &[&Gpu], usage: &str, look: &Appearance) -> String {
-    let indexes: Vec<u32> = std::iter::once(gpu.index).chain(others.iter().map(|other| other.index)).collect();
+    let indexes: Vec<GpuIndex> = std::iter::once(gpu.index).chain(others.iter().map(|other| other.index)).collect();
     let mut number = gpu_numbers(&indexes);
     let (state_word, state_style) = state(gpu.state);
     let state_word = if gpu.state == GpuState::Ready { "" } else { state_word };
@@ -251,7 +251,7 @@ fn instance_rows(instance: &GpuInstance, devices: &[&MigDevice], with_reason: bo
         && one.profile == instance.profile
     {
         row.ids += &format!(" CI {}", one.id);
-        row.uuid = one.uuid.clone().unwrap_or_default();
+        row.uuid = one.uuid.clone().unwrap_or_default().to_string();
         row.processes.extend(one.processes.iter().cloned());
         row.reason = reason(one.id);
         return vec![row];
@@ -266,7 +266,7 @@ fn instance_rows(instance: &GpuInstance, devices: &[&MigDevice], with_reason: bo
             style: usage.style(),
             what: format!("{branch}{}", look.clean(&compute.profile)),
             ids: format!("GI {} CI {}", instance.id, compute.id),
-            uuid: compute.uuid.clone().unwrap_or_default(),
+            uuid: compute.uuid.clone().unwrap_or_default().to_string(),
             memory: None,
             processes: compute.processes.clone(),
             remark: "",

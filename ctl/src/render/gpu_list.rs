@@ -63,7 +63,7 @@ pub(crate) fn gpus(gpus: &[Gpu], look: &Appearance) -> Listing {
                 power,
                 ecc,
                 format!("/dev/nvidia{}", gpu.minor),
-                look.clean(&gpu.uuid),
+                look.clean(gpu.uuid.as_str()),
             ];
             let cells = columns.iter().zip(row).filter(|((name, _), _)| is_shown(name));
             cells.map(|(_, cell)| cell).collect()

@@ -39,7 +39,7 @@ fn row(gpu: &GpuHolders, holder: &Holder, look: &Appearance) -> Vec<String> {
         or_dash(what.map(|what| look.clean(&what))),
     ];
     if look.wide {
-        row.push(look.clean(&gpu.gpu_uuid));
+        row.push(look.clean(gpu.gpu_uuid.as_str()));
     }
     row
 }

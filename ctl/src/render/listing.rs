@@ -71,8 +71,8 @@ impl Listing {
     }
 
     /// Sets what `-o uuid` prints.
-    pub(crate) fn uuids(mut self, uuids: impl IntoIterator<Item = String>) -> Self {
-        self.uuids = Some(uuids.into_iter().collect());
+    pub(crate) fn uuids(mut self, uuids: impl IntoIterator<Item = impl ToString>) -> Self {
+        self.uuids = Some(uuids.into_iter().map(|uuid| uuid.to_string()).collect());
         self
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use gpush_api::{OperationState, text::local_time};
+use gpush_api::{GpuIndex, OperationState, text::local_time};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -29,7 +29,7 @@ pub(crate) struct Destroyed {
     pub(crate) kind: String,
     pub(crate) user: String,
     pub(crate) at: Timestamp,
-    pub(crate) gpu: u32,
+    pub(crate) gpu: GpuIndex,
     /// Name of the device in commands at that time, such as `0:3g.40gb@4`. Without the placement if the plan does not
     /// contain it.
     pub(crate) place: String,

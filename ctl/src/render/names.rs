@@ -1,7 +1,7 @@
 //! Names of GPUs and of their states.
 
 use anstyle::Style;
-use gpush_api::{Actor, GpuState};
+use gpush_api::{Actor, GpuIndex, GpuState};
 
 use super::{
     Appearance,
@@ -38,7 +38,7 @@ pub(crate) fn actor(actor: &Actor, look: &Appearance) -> String {
 }
 
 /// Returns `GPU 3` or `GPUs 0-3, 5`.
-pub(crate) fn gpu_numbers(indexes: &[u32]) -> String {
+pub(crate) fn gpu_numbers(indexes: &[GpuIndex]) -> String {
     let mut sorted = indexes.to_vec();
     sorted.sort_unstable();
     sorted.dedup();

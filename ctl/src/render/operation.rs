@@ -2,8 +2,8 @@
 
 use anstyle::Style;
 use gpush_api::{
-    ApiError, Code, ComputeInstance, Gpu, GpuPlan, InstanceStep, MigModeStep, Mode, MpsStep, Operation, OperationState,
-    OperationSummary, Step, TimesliceStep,
+    ApiError, Code, ComputeInstance, Gpu, GpuIndex, GpuPlan, InstanceStep, MigModeStep, Mode, MpsStep, Operation,
+    OperationState, OperationSummary, Step, TimesliceStep,
 };
 
 use super::{
@@ -79,7 +79,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
     // change.
     let is_same = |p: &&GpuPlan| operation.begun && plan::needs_no_change(p);
     let changed: Vec<_> = operation.plans.iter().filter(|p| !is_same(p)).collect();
-    let same: Vec<u32> = operation.plans.iter().filter(is_same).map(|p| p.gpu).collect();
+    let same: Vec<GpuIndex> = operation.plans.iter().filter(is_same).map(|p| p.gpu).collect();
     let by = names::actor(&operation.by, look);
     let mut out = vec![format!(
         "{} {}: {} by {by}, {}",
@@ -95,7 +95,7 @@ pub(crate) fn operation(operation: &Operation, before: &[Gpu], now: &[Gpu], just
     // may have the same error.
     let mut printed: Vec<&ApiError> = Vec::new();
     for plan in &changed {
-        let of = |gpus: &'_ [Gpu]| gpus.iter().find(|g| g.uuid == plan.uuid).cloned();
+        let of = |gpus: &'_ [Gpu]| gpus.iter().find(|g| g.uuid == plan.gpu_uuid).cloned();
         let (was, gpu) = (of(before), of(now));
         let address = gpu.as_ref().or(was.as_ref()).map_or("", |g| pci(&g.pci));
         let number = gpu_numbers(&[plan.gpu]);
@@ -159,13 +159,13 @@ fn not_started_line(plan: &GpuPlan, look: &Appearance) -> Vec<String> {
 }
 
 /// Returns whether the previous state of this GPU was restored, even if the operation as a whole has failed.
-fn was_rolled_back(operation: &Operation, gpu: u32) -> bool {
+fn was_rolled_back(operation: &Operation, gpu: GpuIndex) -> bool {
     operation.progress.iter().any(|p| p.gpu == gpu && p.restored)
 }
 
 /// Draws that a GPU is as it was before, and the reason. Leaves out the reason if the error of this GPU follows.
 fn unchanged_line(operation: &Operation, plan: &GpuPlan, look: &Appearance) -> Vec<String> {
-    let mut failed: Vec<u32> = operation.progress.iter().filter(|p| p.error.is_some()).map(|p| p.gpu).collect();
+    let mut failed: Vec<GpuIndex> = operation.progress.iter().filter(|p| p.error.is_some()).map(|p| p.gpu).collect();
     if failed.is_empty() || failed.contains(&plan.gpu) {
         return vec!["  as it was before".to_owned()];
     }
@@ -179,7 +179,7 @@ fn error_of<'o>(operation: &'o Operation, plan: &GpuPlan) -> Option<&'o ApiError
     let own = operation.progress.iter().find(|p| p.gpu == plan.gpu).and_then(|p| p.error.as_ref())?;
     // The operation's error has the UUID of a GPU only at its first mention, so compare without
     // UUIDs.
-    let bare = |sentence: &str| sentence.replace(&format!(" ({})", plan.uuid), "");
+    let bare = |sentence: &str| sentence.replace(&format!(" ({})", plan.gpu_uuid), "");
     let is_own = |sentence: &String| bare(sentence) == bare(&own.message);
     let tells = |whole: &&ApiError| std::iter::once(&whole.message).chain(&whole.causes).any(is_own);
     Some(operation.error.as_ref().filter(tells).unwrap_or(own))
@@ -321,7 +321,7 @@ fn created_instances(plan: &GpuPlan, before: Option<&Gpu>, gpu: Option<&Gpu>) ->
                     CreatedInstance {
                         what,
                         ids: found.map_or_else(String::new, |(gi, c)| format!("GI {gi} CI {}", c.id)),
-                        uuid: found.and_then(|(_, c)| c.uuid.clone()).unwrap_or_default(),
+                        uuid: found.and_then(|(_, c)| c.uuid.clone()).unwrap_or_default().to_string(),
                         in_kept: parent.is_none(),
                     },
                 ));

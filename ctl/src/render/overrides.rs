@@ -1,8 +1,8 @@
 //! Overrides, and what a reload of the config changes.
 
 use gpush_api::{
-    ConfigDiff, DesiredView, Gpu, GpuDiff, LeaseTerms, Mode, Operation, Override, OverrideEnded, Overrides, Reloaded,
-    SettingDiff,
+    ConfigDiff, DesiredView, Gpu, GpuDiff, GpuIndex, LeaseTerms, Mode, Operation, Override, OverrideEnded, Overrides,
+    Reloaded, SettingDiff,
 };
 
 use super::{
@@ -31,7 +31,7 @@ fn of(one: &Override, look: &Appearance) -> String {
 
 /// Returns the index of the override's GPU; the UUID if the driver does not list the GPU.
 fn number(one: &Override, look: &Appearance) -> String {
-    one.gpu.map_or_else(|| look.clean(&one.uuid), |index| index.to_string())
+    one.gpu.map_or_else(|| look.clean(one.gpu_uuid.as_str()), |index| index.to_string())
 }
 
 /// Lists the overrides of `gpushctl config overrides`.
@@ -65,20 +65,20 @@ pub(crate) fn list(all: &Overrides, look: &Appearance) -> Listing {
         &[
             ("MADE AT", &|one| look.clock(one.created_at)),
             ("EXPIRES AT", &|one| one.expires_at.map_or_else(|| "-".to_owned(), |at| look.clock(at))),
-            ("UUID", &|one| look.clean(&one.uuid)),
+            ("UUID", &|one| look.clean(one.gpu_uuid.as_str())),
         ],
         look,
     );
     Listing::new(&columns, rows, Narrow::default().prose(), look)
         .names(all.overrides.iter().map(|one| number(one, look)))
-        .uuids(all.overrides.iter().map(|one| one.uuid.clone()))
+        .uuids(all.overrides.iter().map(|one| one.gpu_uuid.clone()))
         .or_empty("No override is active: the rules of the config decide every layout.")
 }
 
 /// Draws the result of `gpushctl config overrides clear`. `now` is the GPU without the override, if it is known.
 pub(crate) fn ended(ended: &OverrideEnded, now: Option<&Gpu>, look: &Appearance) -> String {
     let one = &ended.ended;
-    let which = one.gpu.map_or_else(|| look.clean(&one.uuid), |index| gpu_numbers(&[index]));
+    let which = one.gpu.map_or_else(|| look.clean(one.gpu_uuid.as_str()), |index| gpu_numbers(&[index]));
     let text = format!("{which}: cleared the override {}", of(one, look));
     let mut out = look.wrap("", &text).join("\n") + "\n";
     let apply = one.gpu.map_or_else(|| "gpushctl apply".to_owned(), |index| format!("gpushctl apply {index}"));
@@ -133,7 +133,7 @@ pub(crate) fn loaded(reloaded: &Reloaded, look: &Appearance) -> String {
         out.push('\n');
     }
     for one in &reloaded.ended {
-        let which = one.gpu.map_or_else(|| look.clean(&one.uuid), |index| gpu_numbers(&[index]));
+        let which = one.gpu.map_or_else(|| look.clean(one.gpu_uuid.as_str()), |index| gpu_numbers(&[index]));
         out += &(look.wrap("", &format!("{which}: ended the override {}", of(one, look))).join("\n") + "\n");
     }
     if let Some(text) = daemons(&reloaded.gpus) {
@@ -149,7 +149,7 @@ fn daemons(gpus: &[GpuDiff]) -> Option<String> {
         one.pending.is_empty() && one.in_file.as_ref().is_some_and(|file| file.mode == one.in_force.mode)
     };
     let mps = |one: &GpuDiff| Some((one.in_force.mps.as_ref()?.clone(), one.in_file.as_ref()?.mps.as_ref()?.clone()));
-    let changed: Vec<(u32, bool)> = gpus
+    let changed: Vec<(GpuIndex, bool)> = gpus
         .iter()
         .filter(is_now)
         .filter_map(|one| mps(one).map(|(before, now)| (one.gpu, before, now)))
@@ -159,8 +159,8 @@ fn daemons(gpus: &[GpuDiff]) -> Option<String> {
     if changed.is_empty() {
         return None;
     }
-    let all: Vec<u32> = changed.iter().map(|(gpu, _)| *gpu).collect();
-    let restarts: Vec<u32> = changed.iter().filter(|(_, users)| *users).map(|(gpu, _)| *gpu).collect();
+    let all: Vec<GpuIndex> = changed.iter().map(|(gpu, _)| *gpu).collect();
+    let restarts: Vec<GpuIndex> = changed.iter().filter(|(_, users)| *users).map(|(gpu, _)| *gpu).collect();
     let mut text = format!(
         "Running MPS daemons of {} get the new settings now; clients that already run keep theirs.",
         gpu_numbers(&all)
@@ -213,7 +213,7 @@ pub(crate) fn diff(diff: &ConfigDiff, look: &Appearance) -> String {
         out += &format!("\n{}\n", trouble::lines("!", unseen, 0, look).join("\n"));
     }
     let is_same = |one: &&GpuDiff| !is_other(one) && one.drift_known;
-    let same: Vec<u32> = diff.gpus.iter().filter(is_same).map(|one| one.gpu).collect();
+    let same: Vec<GpuIndex> = diff.gpus.iter().filter(is_same).map(|one| one.gpu).collect();
     if !same.is_empty() {
         let verb = if same.len() == 1 { "matches" } else { "match" };
         let file_is_read = diff.gpus.iter().any(|one| one.in_file.is_some());
@@ -233,7 +233,7 @@ fn settings(settings: &[SettingDiff], before: &str, after: &str, look: &Appearan
         let when = match one.key.as_str() {
             _ if one.restart => "with the next start of gpushd",
             // Running daemons keep their program and their log directory.
-            "mps.control" | "mps.log_directory" => "with the next start of each daemon",
+            "mps.control" | "mps.server" | "mps.log_directory" => "with the next start of each daemon",
             _ => "at once",
         };
         vec![look.clean(&one.key), value(&one.in_force), value(&one.in_file), when.to_owned()]
@@ -312,8 +312,8 @@ pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu
     let on = |gpus: &[Gpu], uuid: &str| gpus.iter().find(|gpu| gpu.uuid == uuid)?.overridden.clone();
     for plan in &operation.plans {
         let number = gpu_numbers(&[plan.gpu]);
-        let text = match (on(before, &plan.uuid), on(now, &plan.uuid)) {
-            (_, Some(one)) if is_new(&one, operation, before, &plan.uuid) => {
+        let text = match (on(before, plan.gpu_uuid.as_str()), on(now, plan.gpu_uuid.as_str())) {
+            (_, Some(one)) if is_new(&one, operation, before, plan.gpu_uuid.as_str()) => {
                 let until =
                     one.expires_at.map_or_else(String::new, |at| format!(" until it expires {}", look.ahead(at)));
                 let clear = format!("`gpushctl config overrides clear {}` (administrator) removes it", plan.gpu);
@@ -322,7 +322,7 @@ pub(crate) fn override_results(operation: &Operation, before: &[Gpu], now: &[Gpu
             }
             (Some(one), None) => format!("{number}: cleared the override {}", self::of(&one, look)),
             // The user has applied the layout with `--once`.
-            (None, None) if drifts(now, &plan.uuid) && !plan.waits_for_reboot() => format!(
+            (None, None) if drifts(now, plan.gpu_uuid.as_str()) && !plan.waits_for_reboot() => format!(
                 "{number}: the layout differs from the config, and no override was made: gpushd applies the config \
                  after a reboot, or within about a minute if `auto_reconcile` is set; `gpushctl apply {}` applies it now",
                 plan.gpu

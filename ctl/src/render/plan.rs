@@ -11,7 +11,7 @@
 
 use anstyle::Style;
 use gpush_api::{
-    ApiError, Gpu, GpuPlan, InstanceStep, MigModeStep, MpsStep, Placement, Plans, Reset, Step, TimesliceStep,
+    ApiError, Gpu, GpuIndex, GpuPlan, InstanceStep, MigModeStep, MpsStep, Placement, Plans, Reset, Step, TimesliceStep,
 };
 use gpush_core::layout::Layout;
 
@@ -173,9 +173,9 @@ pub(super) fn draw(
     }
     // Group the equal plans. A group has the indexes of its GPUs, a heading and a body. The groups are in the order of
     // their first GPUs.
-    let mut groups: Vec<(Vec<u32>, Heading, Vec<String>)> = Vec::new();
+    let mut groups: Vec<(Vec<GpuIndex>, Heading, Vec<String>)> = Vec::new();
     for plan in &plans.plans {
-        let gpu = gpus.iter().find(|gpu| gpu.uuid == plan.uuid);
+        let gpu = gpus.iter().find(|gpu| gpu.uuid == plan.gpu_uuid);
         let body = match &plan.error {
             Some(error) => trouble(plan, error, look),
             None => body(plan, gpu, look),

@@ -1,6 +1,8 @@
 //! The table of processes on GPUs, and which of them have no lease.
 
-use gpush_api::{ApiError, GpuProcess, GpuProcesses, USERS_UNKNOWN, UnknownProcesses, UnleasedPolicy, UnleasedStep};
+use gpush_api::{
+    ApiError, GpuIndex, GpuProcess, GpuProcesses, USERS_UNKNOWN, UnknownProcesses, UnleasedPolicy, UnleasedStep,
+};
 
 use super::{
     Appearance,
@@ -20,7 +22,7 @@ fn command_columns(unleased: bool, look: &Appearance) -> usize {
 /// Text for a missing or unknown value.
 const NONE: &str = "-";
 
-/// Lists the processes for `gpushctl ps`. `unleased` is true if the user wants only unleased processes.
+/// Lists the processes for `gpushctl process list`. `unleased` is true if the user wants only unleased processes.
 pub(crate) fn list(all: &GpuProcesses, unleased: bool, look: &Appearance) -> Listing {
     let mut out = String::new();
     for error in unknown(&all.unknown) {
@@ -44,9 +46,9 @@ pub(crate) fn list(all: &GpuProcesses, unleased: bool, look: &Appearance) -> Lis
 
 /// Returns why the processes of some GPUs are not known. GPUs with the same reason, such as maintenance, get one error.
 fn unknown(all: &[UnknownProcesses]) -> Vec<ApiError> {
-    let mut groups: Vec<(Vec<u32>, &ApiError)> = Vec::new();
+    let mut groups: Vec<(Vec<GpuIndex>, &ApiError)> = Vec::new();
     for one in all {
-        let same = |(_, first): &&mut (Vec<u32>, &ApiError)| {
+        let same = |(_, first): &&mut (Vec<GpuIndex>, &ApiError)| {
             (first.code, &first.causes) == (one.error.code, &one.error.causes)
         };
         match groups.iter_mut().find(same) {
@@ -54,7 +56,7 @@ fn unknown(all: &[UnknownProcesses]) -> Vec<ApiError> {
             None => groups.push((vec![one.gpu], &one.error)),
         }
     }
-    let reported = |(indexes, first): (Vec<u32>, &ApiError)| match indexes.as_slice() {
+    let reported = |(indexes, first): (Vec<GpuIndex>, &ApiError)| match indexes.as_slice() {
         [] | [_] => first.clone(),
         several => ApiError { message: format!("{}: {USERS_UNKNOWN}", gpu_numbers(several)), ..first.clone() },
     };
@@ -110,7 +112,7 @@ fn table(processes: &[GpuProcess], look: &Appearance) -> Listing {
         row
     });
     let (columns, rows) =
-        widened(&columns, rows.collect(), processes, &[("GPU UUID", &|one| look.clean(&one.gpu_uuid))], look);
+        widened(&columns, rows.collect(), processes, &[("GPU UUID", &|one| look.clean(one.gpu_uuid.as_str()))], look);
     Listing::new(&columns, rows, Narrow::spare(&["KIND", "GIB"]).prose(), look)
         .names(processes.iter().filter_map(|one| Some(one.process.pid?.to_string())))
         .uuids(processes.iter().map(|one| one.gpu_uuid.clone()))
@@ -176,12 +178,17 @@ mod tests {
 
     #[test]
     fn gpus_whose_processes_are_unknown_for_one_reason_share_an_error() {
-        let of = |gpu: u32, cause: &str| UnknownProcesses {
+        let of = |gpu: GpuIndex, cause: &str| UnknownProcesses {
             gpu,
-            gpu_uuid: format!("GPU-{gpu}"),
+            gpu_uuid: format!("GPU-{gpu}").into(),
             error: ApiError::new(Code::DriverError, format!("GPU {gpu} (GPU-{gpu}): {USERS_UNKNOWN}")).cause(cause),
         };
-        let all = [of(0, "in maintenance"), of(1, "in maintenance"), of(2, "lost"), of(3, "in maintenance")];
+        let all = [
+            of(GpuIndex(0), "in maintenance"),
+            of(GpuIndex(1), "in maintenance"),
+            of(GpuIndex(2), "lost"),
+            of(GpuIndex(3), "in maintenance"),
+        ];
         let messages: Vec<String> = unknown(&all).into_iter().map(|error| error.message).collect();
         assert_eq!(messages, [format!("GPUs 0-1, 3: {USERS_UNKNOWN}"), format!("GPU 2 (GPU-2): {USERS_UNKNOWN}")]);
     }

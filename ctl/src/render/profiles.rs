@@ -1,6 +1,6 @@
 //! MIG profiles of GPUs: which instances are possible, and where.
 
-use gpush_api::{Engines, Gpu, GpuProfile, Placement};
+use gpush_api::{Engines, Gpu, GpuIndex, GpuProfile, Placement};
 
 use super::{
     Appearance,
@@ -159,7 +159,7 @@ pub(crate) fn tables(gpus: &[Gpu], look: &Appearance) -> String {
         if !out.is_empty() {
             out.push('\n');
         }
-        let indexes: Vec<u32> = group.iter().map(|g| g.index).collect();
+        let indexes: Vec<GpuIndex> = group.iter().map(|g| g.index).collect();
         out += &headline(&gpu_numbers(&indexes), &look.clean(product(&group[0].name)), "", look);
         out.push('\n');
         out += &match &group[0].mig {

@@ -5,7 +5,7 @@
 
 use std::io::Write;
 
-use gpush_api::{Operation, StepState};
+use gpush_api::{GpuIndex, Operation, StepState};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use super::{Appearance, Charset, appearance::count, names::gpu_numbers, plan};
@@ -173,7 +173,7 @@ fn doing(now: &StepState) -> String {
 /// Returns the line at the beginning, such as `op-7: 24 steps on GPUs 0-3`. Returns `None` if there are no steps.
 fn beginning(operation: &Operation) -> Option<String> {
     let changed = operation.progress.iter().filter(|gpu| gpu.total > 0);
-    let (gpus, steps): (Vec<u32>, Vec<u32>) = changed.map(|gpu| (gpu.gpu, gpu.total)).unzip();
+    let (gpus, steps): (Vec<GpuIndex>, Vec<u32>) = changed.map(|gpu| (gpu.gpu, gpu.total)).unzip();
     let steps = steps.iter().sum::<u32>() as usize;
     (steps > 0).then(|| format!("{}: {} on {}", operation.id, count(steps, "step"), gpu_numbers(&gpus)))
 }

@@ -192,7 +192,7 @@ pub(super) mod tests {
             quota: Some("group students".to_owned()),
             ignored_quotas: vec!["everybody".to_owned()],
             allowed_kinds: Some(vec![LeaseKind::Mig, LeaseKind::Mps]),
-            allowed_gpus: Some(vec![0, 1, 2, 3]),
+            allowed_gpus: Some(vec![GpuIndex(0), GpuIndex(1), GpuIndex(2), GpuIndex(3)]),
             longest_s: Some(43_200),
             limits: vec![
                 limit(QuotaResource::Leases, 1.0, Some(2.0)),

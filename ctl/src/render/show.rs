@@ -37,7 +37,7 @@ pub(crate) fn gpu(
             None => line,
         }));
     };
-    fact("UUID", look.clean(&one.uuid));
+    fact("UUID", look.clean(one.uuid.as_str()));
     fact("PCI address", look.clean(&one.pci));
     fact("device", format!("/dev/nvidia{}", one.minor));
     fact("architecture", architecture(one.architecture).to_owned());
@@ -181,7 +181,7 @@ fn devices(gpu: &Gpu, listed: &[&MigDevice], look: &Appearance) -> String {
             let what = look.clean(&sharing::device_name(instance, compute));
             let device = listed.iter().find(|one| (one.gi, one.ci) == (instance.id, Some(compute.id)));
             let usage = device.map_or("-", |one| one.usage.name()).to_owned();
-            let uuid = compute.uuid.as_ref().map_or_else(|| "-".to_owned(), |u| look.clean(u));
+            let uuid = compute.uuid.as_ref().map_or_else(|| "-".to_owned(), |u| look.clean(u.as_str()));
             push(what, compute.id.to_string(), usage, uuid);
         }
     }

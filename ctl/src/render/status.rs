@@ -1,6 +1,8 @@
 //! `gpushctl status`: gpushd, the driver, all GPUs, and hints for problems.
 
-use gpush_api::{Code, ComputeMode, Gpu, GpuState, Health, HealthStatus, Lease, MigDevice, Mode, MpsDaemon, Version};
+use gpush_api::{
+    Code, ComputeMode, Gpu, GpuIndex, GpuState, Health, HealthStatus, Lease, MigDevice, Mode, MpsDaemon, Version,
+};
 use serde::Serialize;
 
 use super::{
@@ -229,7 +231,7 @@ fn summary(status: &Status) -> String {
 /// Returns the commands with which the user can solve the problems of these GPUs, each only once.
 fn next_steps(gpus: &[Gpu], look: &Appearance) -> Vec<String> {
     let mut out = Vec::new();
-    let mut step = |which: &[u32], one: &str, many: &str, command: &str| {
+    let mut step = |which: &[GpuIndex], one: &str, many: &str, command: &str| {
         if !which.is_empty() {
             let text = format!("{} {}: {command}", gpu_numbers(which), if which.len() == 1 { one } else { many });
             out.extend(look.wrap("", &text).iter().map(|line| paint(NOTE, line)));
@@ -263,8 +265,8 @@ fn next_steps(gpus: &[Gpu], look: &Appearance) -> Vec<String> {
     out
 }
 
-fn list(gpus: &[u32]) -> String {
-    gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
+fn list(gpus: &[GpuIndex]) -> String {
+    gpus.iter().map(GpuIndex::to_string).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

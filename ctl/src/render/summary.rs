@@ -1,6 +1,6 @@
 //! `gpushctl status --summary`: totals per model and profile, for hosts with many GPUs.
 
-use gpush_api::{DeviceUse, Gpu, GpuState, MigDevice, Mode};
+use gpush_api::{DeviceUse, Gpu, GpuIndex, GpuState, MigDevice, Mode};
 
 use super::{
     Appearance,
@@ -73,7 +73,7 @@ pub(crate) fn summary(status: &Status, look: &Appearance) -> String {
     if totals.iter().any(|one| one.uses.is_some_and(|uses| uses.in_use + uses.granted + uses.free > one.total)) {
         out += &(look.wrap("", SHARED).join("\n") + "\n");
     }
-    let those = |test: &dyn Fn(&Gpu) -> bool| -> Vec<u32> {
+    let those = |test: &dyn Fn(&Gpu) -> bool| -> Vec<GpuIndex> {
         status.gpus.iter().filter(|gpu| test(gpu)).map(|gpu| gpu.index).collect()
     };
     for (which, what) in [
@@ -142,7 +142,7 @@ fn totals(status: &Status) -> Vec<Totals> {
 /// Returns whether a GPU that is shared through MPS or time-slicing has room for another lease.
 fn takes_shares(gpu: &Gpu, status: &Status) -> bool {
     match gpu.mode {
-        Mode::Mps => has_room(&gpu.uuid, status),
+        Mode::Mps => has_room(gpu.uuid.as_str(), status),
         Mode::Timeslice => gpu.timeslice.as_ref().is_some_and(|view| gpu.leases.len() < view.replicas as usize),
         Mode::Mig | Mode::Exclusive | Mode::NoRule | Mode::Unmanaged => false,
     }
@@ -151,12 +151,12 @@ fn takes_shares(gpu: &Gpu, status: &Status) -> bool {
 /// Returns whether an MPS target has room for another lease.
 fn has_room(uuid: &str, status: &Status) -> bool {
     let mut daemons = status.mps.iter().filter(|daemon| daemon.uuid == uuid);
-    daemons.any(|daemon| admits_leases(daemon) && daemon.granted_percent < daemon.wanted.total_percentage)
+    daemons.any(|daemon| admits_leases(daemon) && daemon.granted_percent < daemon.wanted.shares_percent)
 }
 
 /// Returns whether a MIG device is shared through MPS, and has room for another lease.
 fn takes_clients(device: &MigDevice, status: &Status) -> bool {
-    device.usage != DeviceUse::Reserved && device.uuid.as_ref().is_some_and(|uuid| has_room(uuid, status))
+    device.usage != DeviceUse::Reserved && device.uuid.as_ref().is_some_and(|uuid| has_room(uuid.as_str(), status))
 }
 
 fn entry<'a>(all: &'a mut Vec<Totals>, model: &str, what: &str) -> &'a mut Totals {
@@ -179,8 +179,8 @@ mod tests {
         let mut gpus = Vec::new();
         for index in (0..64).step_by(8) {
             gpus.extend(fixtures::mixed().into_iter().map(|gpu| Gpu {
-                index: gpu.index + index,
-                uuid: format!("{}-{index}", gpu.uuid),
+                index: GpuIndex(gpu.index.0 + index),
+                uuid: format!("{}-{index}", gpu.uuid).into(),
                 ..gpu
             }));
         }
@@ -200,9 +200,9 @@ mod tests {
         let gpu = Gpu { mode: Mode::Mps, ..fixtures::gpu(0, "A100", 40_960, None) };
         let mut status = fixtures::status(vec![gpu.clone()], false);
         let daemon = fixtures::mps::daemon(0);
-        let shares = daemon.wanted.total_percentage;
+        let shares = daemon.wanted.shares_percent;
         let mut free = |granted_percent, state| {
-            status.mps = vec![MpsDaemon { uuid: gpu.uuid.clone(), granted_percent, state, ..daemon.clone() }];
+            status.mps = vec![MpsDaemon { uuid: gpu.uuid.clone().into(), granted_percent, state, ..daemon.clone() }];
             totals(&status)[0].uses.unwrap().free
         };
         assert_eq!(free(shares - 1, MpsState::Ready), 1);

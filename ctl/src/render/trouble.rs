@@ -60,13 +60,14 @@ mod tests {
 
     #[test]
     fn error_of_each_gpu_keeps_its_causes_and_hint() {
-        let of = |gpu: u32, pid: u32| {
+        let of = |gpu: GpuIndex, pid: u32| {
             ApiError::new(Code::Blocked, format!("the layout can't be applied on GPU {gpu} while 3g.40gb@4 is in use"))
                 .cause(format!("3g.40gb@4 (GPU instance 2, compute instance 0) is held by pid {pid}"))
                 .hint(format!("stop pid {pid}, or wait for it to end, and try again"))
         };
-        let whole = ApiError::several("2 of 3 GPUs cannot be changed: GPUs 0, 2", vec![of(0, 7), of(2, 8)])
-            .outcome("no GPU was changed, because gpushd changes either all selected GPUs or none");
+        let whole =
+            ApiError::several("2 of 3 GPUs cannot be changed: GPUs 0, 2", vec![of(GpuIndex(0), 7), of(GpuIndex(2), 8)])
+                .outcome("no GPU was changed, because gpushd changes either all selected GPUs or none");
         let drawn = lines("error", &whole, 0, &fixtures::look(80, Charset::Ascii)).join("\n");
         insta::assert_snapshot!(fixtures::plain(&drawn), @"
         error: 2 of 3 GPUs cannot be changed: GPUs 0, 2

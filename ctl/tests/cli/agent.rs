@@ -11,8 +11,9 @@ use std::{
 };
 
 use gpush_api::{
-    Actor, ApiError, ApplyRequest, Code, ComputeInstance, Driver, Gpu, GpuInstance, GpuPlan, Health, HealthStatus,
-    InstanceStep, Operation, OperationState, OperationSummary, Placement, Plans, Refusal, Step, StepState, Version,
+    Actor, ApiError, ApplyRequest, Code, ComputeInstance, Driver, Gpu, GpuIndex, GpuInstance, GpuPlan, Health,
+    HealthStatus, InstanceStep, Operation, OperationState, OperationSummary, Placement, Plans, Refusal, Step,
+    StepState, Version,
 };
 use insta::assert_snapshot;
 
@@ -66,7 +67,7 @@ fn gpus(made: &[(u32, &str, u8, u8)]) -> Vec<Gpu> {
                 profile_id: 0,
                 profile: (*profile).into(),
                 placement: None,
-                uuid: Some(format!("MIG-0000000{id}-0000-0000-0000-000000000000")),
+                uuid: Some(format!("MIG-0000000{id}-0000-0000-0000-000000000000").into()),
                 processes: Vec::new(),
             }],
             processes: Vec::new(),
@@ -82,8 +83,8 @@ fn plan() -> GpuPlan {
     let at = |start, size| Placement { start, size };
     let gpu = &gpus(BEFORE)[0];
     GpuPlan {
-        gpu: 0,
-        uuid: gpu.uuid.clone(),
+        gpu: GpuIndex(0),
+        gpu_uuid: gpu.uuid.clone(),
         name: gpu.name.clone(),
         layout: vec!["3g.40gb".into(), "1g.10gb".into()],
         steps: [
@@ -106,7 +107,7 @@ fn plan() -> GpuPlan {
 
 fn as_wanted() -> GpuPlan {
     let gpu = &gpus(BEFORE)[1];
-    GpuPlan { gpu: 1, uuid: gpu.uuid.clone(), steps: Vec::new(), keeps: Vec::new(), ..plan() }
+    GpuPlan { gpu: GpuIndex(1), gpu_uuid: gpu.uuid.clone(), steps: Vec::new(), keeps: Vec::new(), ..plan() }
 }
 
 fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
@@ -124,7 +125,6 @@ fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
     let now: jiff::Timestamp = "2999-01-01T00:00:00.123456789Z".parse().unwrap();
     Operation {
         begun: true,
-        layouts_before: Vec::new(),
         id: "op-1".into(),
         revision,
         kind: "mig.apply".into(),
@@ -136,7 +136,7 @@ fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
         waits_for: Vec::new(),
         notes: Vec::new(),
         plans: vec![plan(), as_wanted()],
-        progress: vec![progress(0, done, 4), progress(1, 0, 0)],
+        progress: vec![progress(GpuIndex(0), done, 4), progress(GpuIndex(1), 0, 0)],
         error: None,
     }
 }
@@ -195,10 +195,9 @@ fn json_is_the_types_of_the_api() {
     };
     let (list, code) = json(&["gpu", "list"]);
     assert_eq!((serde_json::from_value::<Vec<Gpu>>(list.clone()).unwrap(), code), (gpus(BEFORE), Some(0)));
-    // `mig apply --dry-run --offline` must be able to read the output of `gpu list --json`.
+    // `mig plan --offline` must be able to read the output of `gpu list --json`.
     host.write("host.json", list.to_string());
-    let offline =
-        host.run(&["mig", "apply", "--dry-run", "--offline", "host.json", "--gpu", "0", "--layout", "3g.40gb,1g.10gb"]);
+    let offline = host.run(&["mig", "plan", "--offline", "host.json", "--gpu", "0", "--layout", "3g.40gb,1g.10gb"]);
     assert!(offline.contains("- GPU instance 2g.20gb@0 (GI 5)"), "{offline}");
 
     let (status, code) = json(&["status"]);
@@ -207,7 +206,7 @@ fn json_is_the_types_of_the_api() {
     assert_eq!(serde_json::from_value::<Health>(status["health"].clone()).unwrap(), health(Vec::new()));
     assert_eq!(serde_json::from_value::<Vec<Gpu>>(status["gpus"].clone()).unwrap().len(), 2);
 
-    let (plans, code) = json(&["mig", "apply", "--check"]);
+    let (plans, code) = json(&["mig", "assert"]);
     assert_eq!(serde_json::from_value::<Plans>(plans).unwrap().plans.len(), 2);
     assert_eq!(code, Some(3));
 
@@ -283,11 +282,11 @@ fn request_contains_the_arguments_as_typed() {
     let host = Host::new();
     let agent = agent(&host, usize::MAX, |_, _| Answer::ok(&Plans { plans: vec![as_wanted()] }));
     let cases: &[(&[&str], gpush_api::LayoutSource, &[&str])] = &[
-        (&["mig", "apply", "--dry-run"], Wanted, &[]),
-        (&["mig", "apply", "--dry-run", "mixed"], Named("mixed".into()), &[]),
-        (&["mig", "apply", "--dry-run", "--layout", "none", "-g", "3"], Named("none".into()), &["3"]),
+        (&["mig", "plan"], Wanted, &[]),
+        (&["mig", "plan", "mixed"], Named("mixed".into()), &[]),
+        (&["mig", "plan", "--layout", "none", "-g", "3"], Named("none".into()), &["3"]),
         (
-            &["mig", "apply", "--dry-run", "-l", "1c.3g.40gb*2, 1g.10gb@6"],
+            &["mig", "plan", "-l", "1c.3g.40gb*2, 1g.10gb@6"],
             Entries(vec!["1c.3g.40gb*2".into(), "1g.10gb@6".into()]),
             &[],
         ),
@@ -333,7 +332,7 @@ fn rolled_back_apply() {
     let host = Host::new();
     let error = ApiError::new(Code::DriverError, "the driver refused to create 1g.10gb@0 on GPU 0")
         .cause("NVML: insufficient resources (23)")
-        .hint("`gpushctl mig apply --dry-run --gpu 0` shows what is free now");
+        .hint("`gpushctl mig plan --gpu 0` shows what is free now");
     agent(&host, usize::MAX, move |request, polls| {
         let mut back = operation(2, OperationState::Running, 2);
         back.progress[0].rolling_back = polls > 0;

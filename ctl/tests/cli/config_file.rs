@@ -1,8 +1,8 @@
 //! Commands while the config file differs from the config that gpushd has loaded.
 
 use gpush_api::{
-    ApiError, Code, ConfigDiff, DesiredView, Driver, Gpu, GpuDiff, Health, HealthStatus, Mode, Plans, Reloaded,
-    SettingDiff, Version,
+    ApiError, Code, ConfigDiff, DesiredView, Driver, Gpu, GpuDiff, GpuIndex, Health, HealthStatus, Mode, Plans,
+    Reloaded, SettingDiff, Version,
 };
 
 use crate::support::{Agent, Answer, Host};
@@ -57,7 +57,7 @@ fn reloaded() -> Reloaded {
 fn diff(in_file: Mode) -> ConfigDiff {
     let view = |mode| DesiredView { mode, rule: None, layout: None, mps: None, timeslice: None, lease: None };
     let gpu = GpuDiff {
-        gpu: 0,
+        gpu: GpuIndex(0),
         gpu_uuid: gpus()[0].uuid.clone(),
         in_file: Some(view(in_file)),
         in_force: view(Mode::Exclusive),

@@ -187,7 +187,7 @@ fn mps_server_has_its_process_name() {
     let place = TestHost::new(HOST);
     let server = place.on_host("process", "add --spawn --gpu 3 --kind mps-server --memory 30");
     let client = place.on_host("process", "add --spawn --gpu 3 --kind mps --memory 400");
-    let listed = place.on_host("ps");
+    let listed = place.on_host("process", "list");
     assert!(listed.contains(&format!("(pid {}) compute 30 MiB", server.trim())), "{listed}");
     assert!(listed.contains(&format!("(pid {}) mps 400 MiB", client.trim())), "{listed}");
     let shown = |name: &str| Path::new("/proc").join(server.trim()).join(name);

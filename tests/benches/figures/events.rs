@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use gpush_api::{EventPayload, GpuState};
+use gpush_api::{EventPayload, GpuIndex, GpuState};
 use gpush_tests::{
     agent::{Agent, Listener, Setup},
     host::Host,
@@ -18,7 +18,7 @@ const ROUNDS: usize = 50;
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
     // Without the slow poll, only the cause itself can lead to the event.
-    let agent = Setup::on(&host).config("[health]\npoll = \"0s\"\n").start();
+    let agent = Setup::on(&host).config("[health]\npoll_s = 0\n").start();
     agent.settle_reads();
     let mut listener = agent.listen("?kinds=gpu", None);
     let post = |path: &str| assert_eq!(agent.post(path, &json!({ "reason": "a measurement" })).status, 200);
@@ -67,7 +67,7 @@ fn allow(agent: &Agent, gpu: u32) {
 /// Waits for the event that the GPU is in the state.
 fn reaches(listener: &mut Listener, gpu: u32, state: GpuState) {
     listener.until(|event| match &event.what {
-        EventPayload::Gpu(change) => (change.gpu, change.state) == (gpu, state),
+        EventPayload::Gpu(change) => (change.gpu, change.state) == (GpuIndex(gpu), state),
         _ => false,
     });
 }

@@ -174,7 +174,7 @@ fn dynamic() -> (f64, f64) {
         hardware.set_mig_mode(&uuid, true).await.expect("MIG mode");
         let mut took = Vec::new();
         for start in 0..7 {
-            let (profile, placement) = driver::place(&hardware, &uuid, "1g.10gb", start).await;
+            let (profile, placement) = driver::place(&hardware, uuid.as_str(), "1g.10gb", start).await;
             let begun = Instant::now();
             let made = hardware.create_gpu_instance(&uuid, profile, placement).await.expect("an instance");
             hardware.create_compute_instance(&uuid, made.id, 0, None).await.expect("a compute instance");

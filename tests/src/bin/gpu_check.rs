@@ -6,6 +6,7 @@
 //! `fixtures/<model>-<driver>.json`, and the original output of nvidia-smi. With `--simulated`, it
 //! accepts a simulated driver, for the test of this program.
 
+use gpush_api::GpuIndex;
 use std::{
     collections::BTreeMap,
     fs,
@@ -114,7 +115,7 @@ fn check(arguments: &Arguments) -> Result<Tally, Stop> {
     for index in 0..driver.count()? {
         let mut cache = ProfileCache::default();
         let began = Instant::now();
-        match driver.gpu_by_index(index).and_then(|gpu| gpu.read(&mut cache)) {
+        match driver.gpu_by_index(GpuIndex(index)).and_then(|gpu| gpu.read(&mut cache)) {
             Ok(reading) => {
                 println!("GPU {index}: {} read in {:?}", reading.identity.name, began.elapsed());
                 for warning in &reading.warnings {
@@ -202,12 +203,12 @@ fn against_smi(out: &Path, info: &gpush_api::Driver, readings: &[Reading], tally
 fn identities(gpus: &[smi::Gpu], info: &gpush_api::Driver, readings: &[Reading], tally: &mut Tally) {
     tally.compare("number of GPUs", &readings.len(), &gpus.len());
     for gpu in gpus {
-        let Some(reading) = readings.iter().find(|r| r.identity.uuid == gpu.uuid) else {
+        let Some(reading) = readings.iter().find(|r| r.identity.uuid == gpu.uuid.as_str()) else {
             tally.impossible(&gpu.uuid, "it could not be read");
             continue;
         };
         let about = |what: &str| format!("GPU {} {what}", gpu.index);
-        tally.compare(&about("index"), &reading.identity.index, &gpu.index);
+        tally.compare(&about("index"), &reading.identity.index.0, &gpu.index);
         tally.compare(&about("PCI address"), &reading.identity.pci, &gpu.pci);
         tally.compare(&about("name"), &reading.identity.name, &gpu.name);
         tally.compare(&about("memory"), &reading.memory.total_mib, &gpu.memory_mib);
@@ -225,7 +226,7 @@ fn profiles(theirs: &BTreeMap<u32, Vec<smi::Profile>>, readings: &[Reading], tal
     for reading in readings {
         let index = reading.identity.index;
         let Some(mig) = &reading.mig else { continue };
-        let theirs = theirs.get(&index).map(Vec::as_slice).unwrap_or_default();
+        let theirs = theirs.get(&index.0).map(Vec::as_slice).unwrap_or_default();
         tally.compare(&format!("GPU {index} number of profiles"), &mig.profiles.len(), &theirs.len());
         for profile in theirs {
             let ours = mig.profiles.iter().find(|p| p.id == profile.id).map(|p| {
@@ -268,7 +269,7 @@ fn instances(theirs: &[(u32, String, u32, u32, u8, u8)], readings: &[Reading], t
             let instances = r.mig.iter().flat_map(|mig| &mig.instances);
             instances.map(|gi| {
                 let at = gi.placement;
-                (r.identity.index, gi.profile.clone(), gi.profile_id, gi.id, at.start, at.size)
+                (r.identity.index.0, gi.profile.clone(), gi.profile_id, gi.id, at.start, at.size)
             })
         })
         .collect();
@@ -282,7 +283,7 @@ fn devices(theirs: &[String], readings: &[Reading], tally: &mut Tally) {
     let mut ours: Vec<_> = readings
         .iter()
         .flat_map(|r| r.mig.iter().flat_map(|mig| &mig.instances))
-        .flat_map(|gi| gi.compute.iter().filter_map(|ci| ci.uuid.clone()))
+        .flat_map(|gi| gi.compute.iter().filter_map(|ci| ci.uuid.as_ref().map(ToString::to_string)))
         .collect();
     ours.sort();
     tally.compare("MIG devices", &ours, &theirs.to_vec());

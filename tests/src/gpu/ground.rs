@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gpush_api::ComputeMode;
+use gpush_api::{ComputeMode, GpuIndex};
 use gpush_nvml::{
     Reading,
     driver::{Driver, ProfileCache},
@@ -98,13 +98,12 @@ impl Ground {
         let Some(control) = on_path(CONTROL) else {
             return skipped("nvidia-cuda-mps-control is not on PATH; it comes with the driver, in a separate package");
         };
-        let server = control.with_file_name(SERVER);
-        if !server.exists() {
-            return skipped("nvidia-cuda-mps-server is not in the directory of nvidia-cuda-mps-control");
-        }
+        let Some(server) = on_path(SERVER) else {
+            return skipped("nvidia-cuda-mps-server is not on PATH, and nvidia-cuda-mps-control is nothing without it");
+        };
         Ok(Self {
             name: reading.identity.name.clone(),
-            uuid: reading.identity.uuid.clone(),
+            uuid: reading.identity.uuid.to_string(),
             memory_mib: reading.memory.total_mib,
             driver: info.version,
             cuda: info.cuda,
@@ -144,7 +143,8 @@ fn read() -> Result<(Driver, gpush_api::Driver, Reading), Stop> {
     if driver.count().map_err(printed)? == 0 {
         return Err(Stop::Skipped("the driver shows no GPU".to_owned()));
     }
-    let reading = driver.gpu_by_index(0).and_then(|gpu| gpu.read(&mut ProfileCache::default())).map_err(printed)?;
+    let reading =
+        driver.gpu_by_index(GpuIndex(0)).and_then(|gpu| gpu.read(&mut ProfileCache::default())).map_err(printed)?;
     Ok((driver, info, reading))
 }
 

@@ -62,7 +62,7 @@ impl Scene {
     pub(crate) fn requests(&self) -> Vec<Request> {
         reaches(&self.agent, "0", MpsState::Ready);
         let uuid = self.agent.gpu(1).uuid;
-        let mut all = requests(&self.agent.get("/v1/openapi.json").json(), &|name| sample(name, &uuid));
+        let mut all = requests(&self.agent.get("/v1/openapi.json").json(), &|name| sample(name, uuid.as_str()));
         let is_endless = |request: &&mut Request| {
             request.template == "/v1/events" && request.parameters.iter().all(|parameter| parameter.name != "follow")
         };

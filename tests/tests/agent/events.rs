@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{Event, EventKind, EventPayload, GpuState, OperationState, ResyncReason};
+use gpush_api::{Event, EventKind, EventPayload, GpuIndex, GpuState, OperationState, ResyncReason, TargetUuid};
 use gpush_tests::{
     agent::{Agent, Listener, PATIENCE, number, state},
     host::Host,
@@ -68,7 +68,7 @@ fn each_change_is_one_event_in_order() {
     assert_eq!((gpu.state, gpu.instances.len(), gpu.mig), (GpuState::Ready, 2, Some(true)));
 
     // An event names the MIG devices that an operation destroys.
-    let before: BTreeSet<String> = gpu.instances.iter().flat_map(|one| one.device_uuids.clone()).collect();
+    let before: BTreeSet<TargetUuid> = gpu.instances.iter().flat_map(|one| one.device_uuids.clone()).collect();
     assert_eq!(before.len(), 2, "{gpu:?}");
     let begun = agent.begin_with(&serde_json::json!({"selectors": ["1"], "layout_source": {"entries": ["7g.80gb"]}}));
     let reported = listener.until_end_of(&begun.unwrap().id);
@@ -82,14 +82,14 @@ fn each_change_is_one_event_in_order() {
     agent.signal(Signal::SIGHUP);
     let EventPayload::Config(change) = listener.next_of(EventKind::Config).what else { panic!("another kind") };
     assert!(!change.taken && change.error.unwrap().message.contains("has errors"));
-    agent.write_config("[driver]\nlibrary = \"libother.so.1\"\n");
+    agent.write_config("[driver]\nread_ms = 9000\n");
     agent.signal(Signal::SIGHUP);
     let EventPayload::Config(change) = listener.next_of(EventKind::Config).what else { panic!("another kind") };
-    assert_eq!((change.taken, change.pending_restart), (true, vec!["driver.library".to_owned()]));
+    assert_eq!((change.taken, change.pending_restart), (true, vec!["driver.read_ms".to_owned()]));
 
     host.sim("xid", &["63", "--gpu", "3"]);
     let EventPayload::Xid(xid) = listener.next_of(EventKind::Xid).what else { panic!("another kind") };
-    assert_eq!((xid.gpu, xid.xid, xid.gi), (Some(3), 63, None));
+    assert_eq!((xid.gpu, xid.xid, xid.gi), (Some(GpuIndex(3)), 63, None));
     assert_eq!(xid.gpu_uuid, agent.gpu(3).uuid);
 
     // When the agent stops, the stream ends without an error.
@@ -133,12 +133,12 @@ fn driver_appearance_is_an_event() {
 #[test]
 fn cordons_xids_and_maintenance_are_events_without_a_reader() {
     let host = Host::up("dgx-a100");
-    let agent = Agent::start(&host, "[health]\npoll = \"0s\"\n");
+    let agent = Agent::start(&host, "[health]\npoll_s = 0\n");
     agent.settle_reads();
     let mut listener = agent.listen("", None);
     let reaches = |listener: &mut Listener, gpu: u32, state: GpuState| {
         listener.until(|event| match &event.what {
-            EventPayload::Gpu(change) => (change.gpu, change.state) == (gpu, state),
+            EventPayload::Gpu(change) => (change.gpu, change.state) == (GpuIndex(gpu), state),
             _ => false,
         })
     };

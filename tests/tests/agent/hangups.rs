@@ -84,7 +84,7 @@ fn cleared_override_stays_cleared_after_disconnect() {
     let ends = || {
         let trail: Vec<AuditRecord> =
             serde_json::from_value(agent.get("/v1/audit?limit=1000").json()).expect("a trail");
-        trail.iter().filter(|record| record.action == "override.clear" && record.object == uuid).count()
+        trail.iter().filter(|record| record.action == "override.clear" && record.object == uuid.as_str()).count()
     };
     let stand = || agent.get("/v1/overrides").json()["overrides"].as_array().map_or(0, Vec::len);
     for round in 0..ROUNDS {

@@ -137,7 +137,7 @@ fn entries_name_their_objects_in_fields_for_journalctl() {
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"none\"\n\
                   [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n";
     let agent = start_with(&host, &directory, config);
-    let uuid = agent.gpu(0).uuid;
+    let uuid = agent.gpu(0).uuid.to_string();
     let uid = nix::unistd::geteuid().to_string();
     let value = |entry: &String, name: &str| field(entry, name).map(str::to_owned);
 

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use gpush_api::{ApiError, Code, GpuState, Health, OperationState};
+use gpush_api::{ApiError, Code, GpuState, GpuUuid, Health, OperationState};
 use gpush_tests::{
     agent::{Agent, Setup, gi_at, real_layout},
     host::Host,
@@ -188,7 +188,7 @@ fn health_reports_missing_and_mismatched_driver() {
     agent.until("no driver", || code(&agent).filter(|(code, _)| *code == Code::DriverUnavailable));
     host.clear_faults();
     agent.until("the driver", || code(&agent).is_none().then_some(()));
-    let before: Vec<String> = agent.gpus().into_iter().map(|gpu| gpu.uuid).collect();
+    let before: Vec<GpuUuid> = agent.gpus().into_iter().map(|gpu| gpu.uuid).collect();
     for (rc, words) in [("DRIVER_NOT_LOADED", "not loaded"), ("LIB_RM_VERSION_MISMATCH", "version")] {
         host.fault(&format!("nvmlInit --rc {rc}"));
         let worker = i32::try_from(clients(&host)[0].as_i64().unwrap()).unwrap();

@@ -250,10 +250,19 @@ fn audit_needs_administrator_and_events_hide_pids() {
     // `--object` finds a record by any name of its GPU, but not by the name of another GPU.
     let gpu = agent.gpu(0);
     let device = gpu.mig.as_ref().unwrap().instances[0].compute[0].uuid.clone().unwrap();
-    let device_start = &device[..14];
-    for object in
-        ["0", "GPU 0", &gpu.uuid, &gpu.uuid[..12], &gpu.pci, "0,1", "op-7,0", "0:7g.80gb@0", &device, device_start]
-    {
+    let device_start = &device.as_str()[..14];
+    for object in [
+        "0",
+        "GPU 0",
+        gpu.uuid.as_str(),
+        &gpu.uuid.as_str()[..12],
+        &gpu.pci,
+        "0,1",
+        "op-7,0",
+        "0:7g.80gb@0",
+        device.as_str(),
+        device_start,
+    ] {
         let found: Vec<AuditRecord> = json(&run(&agent, &["audit", "--json", "--object", object]));
         assert_eq!(found, trail, "{object}");
     }

@@ -25,8 +25,8 @@ async fn change_makes_exactly_these_driver_calls() {
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(1);
     host.start_trace();
-    let half = create(&hardware, &uuid, "3g.40gb", 4).await;
-    let quarter = create(&hardware, &uuid, "2g.20gb", 2).await;
+    let half = create(&hardware, uuid.as_str(), "3g.40gb", 4).await;
+    let quarter = create(&hardware, uuid.as_str(), "2g.20gb", 2).await;
     let one = hardware.create_compute_instance(&uuid, half.id, 0, Some(Placement { start: 2, size: 1 })).await.unwrap();
     assert_eq!(one.placement, Some(Placement { start: 2, size: 1 }));
     let whole = hardware.create_compute_instance(&uuid, quarter.id, 1, None).await.unwrap();
@@ -52,10 +52,10 @@ async fn refusals_name_driver_code_and_object() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
-    let half = create(&hardware, &uuid, "3g.40gb", 0).await;
+    let half = create(&hardware, uuid.as_str(), "3g.40gb", 0).await;
     let ci = hardware.create_compute_instance(&uuid, half.id, 2, None).await.unwrap();
     host.process(&format!("--gpu 0 --gi {} --ci {}", half.id, ci.id));
-    let (profile_id, placement) = place(&hardware, &uuid, "4g.40gb", 0).await;
+    let (profile_id, placement) = place(&hardware, uuid.as_str(), "4g.40gb", 0).await;
     let cases = [
         (
             hardware.create_gpu_instance(&uuid, profile_id, placement).await.map(|_| ()),
@@ -81,7 +81,7 @@ async fn refusals_name_driver_code_and_object() {
     // The worker has no permission.
     host.fault("nvmlDeviceCreateGpuInstance* --rc NO_PERMISSION");
     host.fault("nvmlDeviceSetMigMode --rc NO_PERMISSION");
-    let (profile_id, placement) = place(&hardware, &uuid, "1g.10gb", 4).await;
+    let (profile_id, placement) = place(&hardware, uuid.as_str(), "1g.10gb", 4).await;
     for error in [
         hardware.create_gpu_instance(&uuid, profile_id, placement).await.unwrap_err(),
         hardware.set_mig_mode(&uuid, false).await.unwrap_err(),
@@ -122,7 +122,7 @@ async fn mig_mode_changes_at_once_on_hopper() {
         let reading = hardware.read(&uuid).await.unwrap();
         assert_eq!((mig(&reading).enabled, mig(&reading).pending_mode()), (true, true));
     }
-    let whole = create(&hardware, &uuid, "7g.80gb", 0).await;
+    let whole = create(&hardware, uuid.as_str(), "7g.80gb", 0).await;
     // On this GPU, a compute instance with three slices occupies four slots.
     let made =
         hardware.create_compute_instance(&uuid, whole.id, 2, Some(Placement { start: 4, size: 3 })).await.unwrap();
@@ -151,7 +151,7 @@ async fn stale_session_is_replaced_before_a_change_fails() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
-    let (profile_id, placement) = place(&hardware, &uuid, "2g.20gb", 2).await;
+    let (profile_id, placement) = place(&hardware, uuid.as_str(), "2g.20gb", 2).await;
     host.fault("nvmlDeviceGetGpuInstance* --gpu 0 --mutate stale");
     let before = hardware.status().started;
     let made = hardware.create_gpu_instance(&uuid, profile_id, placement).await.unwrap();
@@ -170,7 +170,7 @@ async fn two_workers_see_the_same_instances() {
     let (one, two) = (hardware(&host), gpush_nvml::Hardware::start(options(&host)));
     let uuid = uuids(&one).await.remove(7);
     two.read(&uuid).await.unwrap();
-    let made = create(&one, &uuid, "1g.18gb", 3).await;
+    let made = create(&one, uuid.as_str(), "1g.18gb", 3).await;
     let seen = two.read(&uuid).await.unwrap();
     assert_eq!(mig(&seen).instances, std::slice::from_ref(&made));
     two.destroy_gpu_instance(&uuid, made.id).await.unwrap();

@@ -23,7 +23,7 @@ const THREE: &str = "
 ";
 
 async fn mode(hardware: &Hardware, uuid: &str) -> Option<ComputeMode> {
-    hardware.read(uuid).await.unwrap().compute_mode
+    hardware.read(&uuid.into()).await.unwrap().compute_mode
 }
 
 fn set_calls(host: &Host) -> Vec<(Option<u32>, String, u32)> {
@@ -38,14 +38,14 @@ async fn compute_mode_is_set_and_read_back_or_refused() {
     let list = uuids(&hardware).await;
     host.start_trace();
     for uuid in &list {
-        assert_eq!(mode(&hardware, uuid).await, Some(ComputeMode::Default));
+        assert_eq!(mode(&hardware, uuid.as_str()).await, Some(ComputeMode::Default));
     }
     // The driver sets the mode although the GPU is in use.
     host.process("--gpu 0");
     for wanted in [ComputeMode::ExclusiveProcess, ComputeMode::Prohibited, ComputeMode::Default] {
         for uuid in [&list[0], &list[2]] {
             hardware.set_compute_mode(uuid, wanted).await.unwrap();
-            assert_eq!(mode(&hardware, uuid).await, Some(wanted));
+            assert_eq!(mode(&hardware, uuid.as_str()).await, Some(wanted));
         }
     }
     let values: Vec<_> = set_calls(&host).into_iter().map(|(gpu, value, rc)| (gpu.unwrap(), value, rc)).collect();
@@ -57,7 +57,7 @@ async fn compute_mode_is_set_and_read_back_or_refused() {
     let mig = hardware.set_compute_mode(&list[1], ComputeMode::ExclusiveProcess).await.unwrap_err();
     assert_eq!((&mig.kind, mig.gpu.as_deref()), (&ErrorKind::NotSupported, Some(list[1].as_str())));
     assert!(mig.to_string().contains("EXCLUSIVE_PROCESS"), "{mig}");
-    assert_eq!(mode(&hardware, &list[1]).await, Some(ComputeMode::Default));
+    assert_eq!(mode(&hardware, list[1].as_str()).await, Some(ComputeMode::Default));
     let old = hardware.set_compute_mode(&list[0], ComputeMode::ExclusiveThread).await.unwrap_err();
     assert_eq!(old.kind, ErrorKind::InvalidArgument);
     for (rc, kind, code) in [
@@ -69,8 +69,8 @@ async fn compute_mode_is_set_and_read_back_or_refused() {
         let error = hardware.set_compute_mode(&list[0], ComputeMode::Prohibited).await.unwrap_err();
         assert_eq!((&error.kind, error.to_api().code), (&kind, code));
     }
-    assert_eq!(mode(&hardware, &list[0]).await, Some(ComputeMode::Default));
-    let gone = hardware.set_compute_mode("GPU-none", ComputeMode::Default).await.unwrap_err();
+    assert_eq!(mode(&hardware, list[0].as_str()).await, Some(ComputeMode::Default));
+    let gone = hardware.set_compute_mode(&"GPU-none".into(), ComputeMode::Default).await.unwrap_err();
     assert_eq!(gone.kind, ErrorKind::GpuNotFound);
     host.clear_faults();
 
@@ -87,7 +87,7 @@ async fn compute_mode_is_set_and_read_back_or_refused() {
     hardware.set_compute_mode(&list[0], ComputeMode::ExclusiveProcess).await.unwrap();
     assert_eq!(hardware.status().started, started + 1);
     host.clear_faults();
-    assert_eq!(mode(&hardware, &list[0]).await, Some(ComputeMode::ExclusiveProcess));
+    assert_eq!(mode(&hardware, list[0].as_str()).await, Some(ComputeMode::ExclusiveProcess));
 
     // A reading succeeds although the mode cannot be read.
     host.fault("nvmlDeviceGetComputeMode --gpu 0 --rc NOT_SUPPORTED");
@@ -99,7 +99,10 @@ async fn compute_mode_is_set_and_read_back_or_refused() {
     assert_eq!(reading.compute_mode, None);
     let [warning] = reading.warnings.as_slice() else { panic!("{:?}", reading.warnings) };
     assert_eq!(warning.part, gpush_nvml::ReadingPart::ComputeMode);
-    assert!(warning.error.contains("nvmlDeviceGetComputeMode") && warning.error.contains(&list[0]), "{warning:?}");
+    assert!(
+        warning.error.contains("nvmlDeviceGetComputeMode") && warning.error.contains(list[0].as_str()),
+        "{warning:?}"
+    );
 }
 
 #[tokio::test]
@@ -117,12 +120,12 @@ async fn compute_mode_lost_at_reset_or_reboot_is_read() {
         }
         hardware.unpause();
         let kept = if lose == "restart" { ComputeMode::ExclusiveProcess } else { ComputeMode::Default };
-        assert_eq!(mode(&hardware, &list[0]).await, Some(kept), "{lose}: persistence mode is on");
+        assert_eq!(mode(&hardware, list[0].as_str()).await, Some(kept), "{lose}: persistence mode is on");
     }
     hardware.set_compute_mode(&list[0], ComputeMode::ExclusiveProcess).await.unwrap();
     let output = host.command(host.dir().join("bin/nvidia-smi")).args(["-i", "0", "-pm", "0"]).output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(mode(&hardware, &list[0]).await, Some(ComputeMode::ExclusiveProcess), "the worker has it open");
+    assert_eq!(mode(&hardware, list[0].as_str()).await, Some(ComputeMode::ExclusiveProcess), "the worker has it open");
     hardware.restart().await.unwrap();
-    assert_eq!(mode(&hardware, &list[0]).await, Some(ComputeMode::Default));
+    assert_eq!(mode(&hardware, list[0].as_str()).await, Some(ComputeMode::Default));
 }

@@ -5,7 +5,7 @@
 
 use std::{fs, path::PathBuf, process::Command, time::Duration};
 
-use gpush_api::{Architecture, Code};
+use gpush_api::{Architecture, Code, GpuIndex};
 use gpush_nvml::{ErrorKind, Hardware, Settled};
 use gpush_tests::{
     driver::{create, hardware, hardware_of, mig, options, place, uuids},
@@ -34,7 +34,7 @@ async fn hung_creation_leaves_gpu_unknown_and_others_served() {
     let host = Host::up("dgx-a100");
     let hardware = impatient(&host);
     let list = uuids(&hardware).await;
-    let (profile_id, placement) = place(&hardware, &list[0], "1g.10gb", 0).await;
+    let (profile_id, placement) = place(&hardware, list[0].as_str(), "1g.10gb", 0).await;
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --hang");
     let worker = hardware.status().worker.unwrap();
     let error = hardware.create_gpu_instance(&list[0], profile_id, placement).await.unwrap_err();
@@ -60,7 +60,7 @@ async fn late_creation_is_found() {
     options.deadlines.grace = Duration::from_secs(60);
     let hardware = Hardware::start(options);
     let uuid = uuids(&hardware).await.remove(0);
-    let (profile_id, placement) = place(&hardware, &uuid, "1g.10gb", 0).await;
+    let (profile_id, placement) = place(&hardware, uuid.as_str(), "1g.10gb", 0).await;
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --delay-ms 1200 --times 1");
     assert!(hardware.create_gpu_instance(&uuid, profile_id, placement).await.unwrap_err().may_land());
     assert_eq!(hardware.read(&uuid).await.unwrap_err().kind, ErrorKind::Unsettled);
@@ -73,7 +73,7 @@ async fn killed_worker_call_is_resolved_by_reading() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
-    let (profile_id, placement) = place(&hardware, &uuid, "1g.10gb", 0).await;
+    let (profile_id, placement) = place(&hardware, uuid.as_str(), "1g.10gb", 0).await;
     for (when, landed) in [("before", 0), ("after", 1)] {
         host.fault(&format!("nvmlDeviceCreateGpuInstance* --gpu 0 --kill {when} --times 1"));
         let error = hardware.create_gpu_instance(&uuid, profile_id, placement).await.unwrap_err();
@@ -90,7 +90,7 @@ async fn worker_killed_during_reading_is_replaced() {
     let host = Host::up("mixed");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
-    let made = create(&hardware, &uuid, "1g.10gb", 0).await;
+    let made = create(&hardware, uuid.as_str(), "1g.10gb", 0).await;
     hardware.create_compute_instance(&uuid, made.id, 0, None).await.unwrap();
     let mut killed = 0;
     for function in [
@@ -123,7 +123,7 @@ async fn random_worker_kills_lose_no_call() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let list = uuids(&hardware).await;
-    let (profile_id, placement) = place(&hardware, &list[0], "1g.10gb", 0).await;
+    let (profile_id, placement) = place(&hardware, list[0].as_str(), "1g.10gb", 0).await;
     let (mut killed, mut landed, mut lost, mut through) = (0_u32, 0_u32, 0_u32, 0_u32);
     for round in 0..120_u64 {
         let uuid = &list[usize::try_from(round % 4).unwrap()];
@@ -204,7 +204,7 @@ fn worker_dies_with_parent_and_ignores_other_signals() {
     for number in [signal::SIGTERM, signal::SIGINT, signal::SIGHUP] {
         signal::kill(Pid::from_raw(i32::try_from(worker).unwrap()), number).unwrap();
     }
-    let request = Request::Read { gpu: GpuRef { uuid: "?".to_owned(), index: Some(0), pci: None } };
+    let request = Request::Read { gpu: GpuRef { uuid: "?".into(), index: Some(GpuIndex(0)), pci: None } };
     proto::write(&mut ours, &ToWorker::Call { id: 1, request }).unwrap();
     let reply = proto::read(&mut ours).unwrap();
     assert!(matches!(reply, Some(ToParent::Reply { id: 1, result: Err(_) })), "{reply:?}");
@@ -324,17 +324,17 @@ async fn library_without_newer_symbols_reads_what_it_can() {
     let hardware = hardware_of(&library);
     let driver = hardware.driver().await.unwrap();
     assert_eq!((driver.cuda.as_str(), driver.simulated), ("9.2", false));
-    let reading = hardware.read("GPU-old").await;
+    let reading = hardware.read(&"GPU-old".into()).await;
     // This library cannot find a GPU by UUID, so gpush finds the GPU only through the list of GPUs.
     assert_eq!(reading.unwrap_err().kind, ErrorKind::MissingSymbol);
     assert_eq!(uuids(&hardware).await, ["GPU-old"]);
-    let reading = hardware.read("GPU-old").await.unwrap();
+    let reading = hardware.read(&"GPU-old".into()).await.unwrap();
     assert_eq!(reading.identity.architecture, Architecture::Unknown);
     assert_eq!((reading.identity.pci.as_str(), reading.identity.pci_device_id()), ("0000:05:00.0", 0x102d));
     assert_eq!((reading.memory.total_mib, reading.memory.used_mib), (11_441, 63));
     assert_eq!(reading.mig, None);
     let processes: Vec<_> = reading.processes.iter().map(|p| (p.pid.unwrap(), p.memory_mib)).collect();
     assert_eq!(processes, [(11, Some(5)), (12, None)]);
-    let error = hardware.set_mig_mode("GPU-old", true).await.unwrap_err();
+    let error = hardware.set_mig_mode(&"GPU-old".into(), true).await.unwrap_err();
     assert_eq!((error.kind.clone(), error.to_api().code), (ErrorKind::MissingSymbol, Code::Unsupported));
 }

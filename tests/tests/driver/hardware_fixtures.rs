@@ -18,7 +18,7 @@ async fn record(key: &str, instances: &[(&str, u8)]) -> Fixture {
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
     for (profile, start) in instances {
-        create(&hardware, &uuid, profile, *start).await;
+        create(&hardware, uuid.as_str(), profile, *start).await;
     }
     let out = host.scratch("out");
     let output = host.command(program("gpu_check")).arg(&out).arg("--simulated").output().unwrap();
@@ -150,12 +150,12 @@ async fn difference_to_nvidia_smi_is_a_failure() {
     let host = Host::up("[[gpu]]\nmodel = \"h200-141\"\n");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
-    let half = create(&hardware, &uuid, "3g.71gb", 0).await.id;
-    let one = create(&hardware, &uuid, "1g.18gb", 4).await.id;
+    let half = create(&hardware, uuid.as_str(), "3g.71gb", 0).await.id;
+    let one = create(&hardware, uuid.as_str(), "1g.18gb", 4).await.id;
     let device = hardware.create_compute_instance(&uuid, one, 0, None).await.unwrap().uuid.unwrap();
     let pci = hardware.read(&uuid).await.unwrap().identity.pci;
     let driver = hardware.driver().await.unwrap().version;
-    let smi = Smi { pci, uuid, device, driver, half, one };
+    let smi = Smi { pci, uuid: uuid.to_string(), device: device.to_string(), driver, half, one };
     let bin = host.scratch("smi");
     fs::create_dir(&bin).unwrap();
     let check = |memory: &str| {

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
-use gpush_api::{Architecture, GpuInstance, GpuProfile, Placement, ProcessKind};
+use gpush_api::{Architecture, GpuInstance, GpuProfile, GpuUuid, Placement, ProcessKind};
 use gpush_geometry::Model;
 use gpush_nvml::{ErrorKind, EventKind, Hardware};
 use gpush_tests::{
@@ -81,7 +81,7 @@ async fn reading_of_every_model_matches_its_geometry_data() {
             profiles += 1;
             assert_eq!(profile.remaining, Some(known.max), "{key} {}", known.name);
             // When a GPU instance exists, the driver itself reports the compute instance profiles.
-            let made = create(&hardware, &uuid, &known.name, known.placements[0].0).await;
+            let made = create(&hardware, uuid.as_str(), &known.name, known.placements[0].0).await;
             let reading = hardware.read(&uuid).await.unwrap();
             let profile = mig(&reading).profiles.iter().find(|p| p.id == known.id).unwrap();
             assert_same(profile, known, &format!("{key}, reported:"));
@@ -136,8 +136,8 @@ async fn instances_list_their_processes_and_memory() {
     let host = Host::up("dgx-a100");
     let hardware = hardware(&host);
     let uuid = uuids(&hardware).await.remove(0);
-    let bare = create(&hardware, &uuid, "1g.10gb", 6).await;
-    let full = create(&hardware, &uuid, "3g.40gb", 0).await;
+    let bare = create(&hardware, uuid.as_str(), "1g.10gb", 6).await;
+    let full = create(&hardware, uuid.as_str(), "3g.40gb", 0).await;
     let small = hardware.create_compute_instance(&uuid, full.id, 0, None).await.unwrap();
     let (small_pid, owner_pid, client_pid) = (
         host.process(&format!("--gpu 0 --gi {} --ci {} --memory 1024", full.id, small.id)),
@@ -153,7 +153,7 @@ async fn instances_list_their_processes_and_memory() {
     assert_eq!(first.id, full.id);
     assert!(first.memory.unwrap().total_mib > 39_000 && first.memory.unwrap().used_mib >= 1224, "{:?}", first.memory);
     assert_eq!(first.compute[0].profile, "1c.3g.40gb");
-    assert!(first.compute[0].uuid.as_ref().unwrap().starts_with("MIG-"));
+    assert!(first.compute[0].uuid.as_ref().unwrap().as_str().starts_with("MIG-"));
     let mut processes: Vec<_> =
         first.compute[0].processes.iter().map(|p| (p.pid.unwrap(), p.kind, p.memory_mib)).collect();
     processes.sort_unstable();
@@ -196,7 +196,7 @@ async fn instance_of_unknown_profile_is_shown() {
     let host = Host::up("dgx-a100");
     let first = hardware(&host);
     let uuid = uuids(&first).await.remove(0);
-    let made = create(&first, &uuid, "1g.10gb", 4).await;
+    let made = create(&first, uuid.as_str(), "1g.10gb", 4).await;
     first.create_compute_instance(&uuid, made.id, 0, None).await.unwrap();
     // In the next session, the driver does not know the index of the profile 1g.10gb: the fault
     // rule makes all three versions of the query fail.
@@ -224,7 +224,7 @@ async fn driver_without_profile_names_gets_computed_names() {
     for (uuid, key) in list.iter().zip(["a100-80", "a30-24", "h100-80-sxm", "h200-141"]) {
         let model = gpush_geometry::model(key).unwrap();
         for known in &model.gi_profiles {
-            let made = create(&hardware, uuid, &known.name, known.placements[0].0).await;
+            let made = create(&hardware, uuid.as_str(), &known.name, known.placements[0].0).await;
             let reading = hardware.read(uuid).await.unwrap();
             let profile = mig(&reading).profiles.iter().find(|p| p.id == known.id).unwrap();
             assert_same(profile, known, key);
@@ -257,7 +257,7 @@ async fn lost_gpu_does_not_hide_others() {
         assert_eq!(reading.is_err(), index == 3, "{index}: {reading:?}");
     }
     // A GPU that never existed gives a different error.
-    let error = hardware.read("GPU-00000000-0000-0000-0000-000000000000").await.unwrap_err();
+    let error = hardware.read(&"GPU-00000000-0000-0000-0000-000000000000".into()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::GpuNotFound);
     // After a reboot, the lost GPU works again. A new session finds it.
     host.sim("reboot", &[] as &[&str]);
@@ -268,13 +268,13 @@ async fn lost_gpu_does_not_hide_others() {
 
 /// Returns a session that began while a 3g.40gb existed. Another client has replaced this instance
 /// with a 2g.20gb since then.
-async fn overtaken(host: &Host) -> (Hardware, String, GpuInstance) {
+async fn overtaken(host: &Host) -> (Hardware, GpuUuid, GpuInstance) {
     let (other, ours) = (hardware(host), hardware(host));
     let uuid = uuids(&other).await.remove(0);
-    let old = driver::create(&other, &uuid, "3g.40gb", 0).await;
+    let old = driver::create(&other, uuid.as_str(), "3g.40gb", 0).await;
     assert_eq!(mig(&ours.read(&uuid).await.unwrap()).instances, std::slice::from_ref(&old));
     other.destroy_gpu_instance(&uuid, old.id).await.unwrap();
-    let new = driver::create(&other, &uuid, "2g.20gb", 4).await;
+    let new = driver::create(&other, uuid.as_str(), "2g.20gb", 4).await;
     (ours, uuid, new)
 }
 
@@ -315,7 +315,7 @@ async fn events_name_their_instances() {
     let hardware = gpush_nvml::Hardware::start(options);
     let mut events = hardware.events();
     let list = uuids(&hardware).await;
-    let made = driver::create(&hardware, &list[2], "1g.10gb", 0).await;
+    let made = driver::create(&hardware, list[2].as_str(), "1g.10gb", 0).await;
     host.sim("xid", &["79", "--gpu", "2", "--gi", &made.id.to_string()]);
     let event = loop {
         let event = events.recv().await.unwrap();

@@ -227,10 +227,10 @@ fn hostile_account_neither_delays_others_nor_exceeds_limits() {
     let held = agent.post("/v1/leases", &json!({ "share": { "kind": "mig_size", "slices": 1 }, "duration_s": 3600 }));
     assert_eq!(held.status, 200, "{}", String::from_utf8_lossy(&held.body));
     let mut others = Others { agent: &agent, client: &client, admin: host.scratch("gpushd.admin.sock"), jobs: 0 };
-    let mut calm = others.work(rounds, &gpu);
+    let mut calm = others.work(rounds, gpu.as_str());
     let before = sizes(&host);
     let flood = Flood::start(&client, agent.socket(), &expensive());
-    let mut work = others.work(rounds, &gpu);
+    let mut work = others.work(rounds, gpu.as_str());
     let memory = resident(&agent);
     let answers = flood.end();
     let after = sizes(&host);

@@ -9,7 +9,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use gpush_api::{Gpu, GpuState, Operation, OperationState};
+use gpush_api::{Gpu, GpuState, GpuUuid, Operation, OperationState};
 use gpush_tests::{
     agent::{Agent, gi_at, real_layout},
     host::{Host, program},
@@ -117,7 +117,7 @@ fn file_for_several_parts_applies_at_once_and_round_trips() {
     let text = String::from_utf8(exported.stdout).expect("text");
     insta::assert_snapshot!(text);
     assert_eq!((exported.status.code(), exported.stderr.as_slice()), (Some(0), &b""[..]));
-    let asserted = gpushctl(&agent, &["mig", "apply", "--check", "--file", "-"], &text);
+    let asserted = gpushctl(&agent, &["mig", "assert", "--file", "-"], &text);
     assert_eq!(asserted.status.code(), Some(0), "{asserted:?}");
     let path = host.scratch("now.yaml");
     let path = path.to_str().expect("a path");
@@ -217,7 +217,7 @@ fn missing_gpu_is_named_and_not_confused_with_others() {
     let exported = gpushctl(&agent, &["mig", "export"], "");
     assert!(String::from_utf8_lossy(&exported.stderr).contains("GPU 0 is left out"), "{exported:?}");
     // A request that names only the other GPUs changes them.
-    let rest: Vec<String> =
+    let rest: Vec<GpuUuid> =
         agent.gpus().into_iter().filter(|gpu| gpu.state == GpuState::Ready).map(|gpu| gpu.uuid).collect();
     let (status, printed) = run(&agent, "apply", "all-1g.10gb", &["--gpu", &rest.join(",")]);
     assert_eq!(status, 0, "{printed}");

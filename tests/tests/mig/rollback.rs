@@ -12,7 +12,7 @@ use crate::faults::fault_at;
 const BEFORE: &[&str] = &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"];
 /// A layout that keeps the 3g.40gb with other compute instances, and replaces all other instances.
 const AFTER: &[&str] = &["1c.3g.40gb*2", "4g.40gb"];
-const CONFIG: &str = "# --constants driver.change=1s,driver.read=2000ms\n";
+const CONFIG: &str = "[driver]\nchange_s = 1\nread_ms = 2000\n";
 
 /// Applies AFTER once to a GPU with BEFORE. Returns the driver calls that change the GPU.
 fn calls(host: &Host, agent: &Agent) -> Vec<Traced> {
@@ -80,7 +80,7 @@ fn worker_killed_at_any_call_leaves_target_or_previous_layout() {
     assert_eq!(died.len(), 2 * calls.len(), "{died:#?}");
     let uuid = agent.gpu(0).uuid;
     for line in died {
-        assert!(line.contains("signal SIGKILL") && line.contains(" during ") && line.contains(&uuid), "{line}");
+        assert!(line.contains("signal SIGKILL") && line.contains(" during ") && line.contains(uuid.as_str()), "{line}");
         assert!(line.contains("from the hardware"), "{line}");
     }
     println!("{} kills of the worker: {done} went on to the target, {back} back", done + back);

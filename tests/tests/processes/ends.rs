@@ -1,6 +1,6 @@
 //! What gpushd does with unleased processes, and how it reports this.
 
-use gpush_api::UnleasedStep;
+use gpush_api::{GpuIndex, UnleasedStep};
 use gpush_tests::host::program;
 
 use super::{Job, NOBODY, done, start, step_event};
@@ -27,19 +27,19 @@ fn unleased_process_is_warned_about_once_and_not_ended() {
     );
     assert_eq!((warned.next(), draws.lives()), (None, true));
     let mut list = host.command(program("gpushctl"));
-    let list = list.args(["ps", "--unleased"]).env("GPUSH_SOCKET", agent.socket()).output();
+    let list = list.args(["process", "list", "--unleased"]).env("GPUSH_SOCKET", agent.socket()).output();
     let list = list.expect("gpushctl");
     assert_eq!(list.status.code(), Some(3), "{list:?}");
 }
 
 #[test]
 fn unleased_process_that_ignores_sigterm_is_killed_after_grace() {
-    let config = "[processes]\nunleased = \"end\"\ngrace = \"2s\"\n";
+    let config = "[processes]\nunleased = \"end\"\ngrace_s = 2\n";
     let Some((host, agent)) = start("unleased processes that do not end", config) else { return };
     let mut listener = agent.listen("?kinds=unleased", None);
     let mut deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");
     let asked = step_event(&mut listener, deaf.pid(), UnleasedStep::Asked);
-    assert_eq!((asked.gpu, asked.uid, asked.why.as_str()), (0, Some(NOBODY), "it computes without MPS"));
+    assert_eq!((asked.gpu, asked.uid, asked.why.as_str()), (GpuIndex(0), Some(NOBODY), "it computes without MPS"));
     assert!(asked.command.is_some_and(|command| command.contains("trap")));
     let first = done(&agent, deaf.pid());
     let left = first.strip_prefix("asked to end (SIGTERM), will be killed in ").expect(&first);

@@ -1,5 +1,6 @@
 //! `AutoDetect=nvml`: slurmd finds the devices through Debian's NVML plugin and the simulated driver.
 
+use gpush_api::TargetUuid;
 use std::{fs, path::Path, process::Command};
 
 use gpush_tests::{
@@ -68,11 +69,11 @@ fn with_nvml(setup: Setup, host: &Host, plugins: &str) -> Setup {
 
 /// Runs a job, and returns the devices of its lease, sorted.
 #[track_caller]
-fn devices(site: &Site, gres: &str) -> Vec<String> {
+fn devices(site: &Site, gres: &str) -> Vec<TargetUuid> {
     let ended = site.cluster.run_job(ALICE, &[gres], "env");
     assert!(ended.variable("GPUSH_LEASE").is_some(), "{gres}: {}\n{}", ended.output, site.cluster.logs());
     let visible = ended.variable("CUDA_VISIBLE_DEVICES").unwrap_or_default();
-    let mut devices: Vec<String> = visible.split(',').map(str::to_owned).collect();
+    let mut devices: Vec<TargetUuid> = visible.split(',').map(TargetUuid::from).collect();
     devices.sort_unstable();
     devices
 }
@@ -151,7 +152,7 @@ fn printed_lines_of_a_node_with_whole_gpus_and_mig_devices_serve_both() {
     both.sort_unstable();
     assert_eq!(devices(&site, "--gres=gpu:l4:2"), both);
     let mig = gpus[0].mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
-    let mut mig: Vec<String> = mig.filter_map(|device| device.uuid.clone()).collect();
+    let mut mig: Vec<TargetUuid> = mig.filter_map(|device| device.uuid.clone()).collect();
     mig.sort_unstable();
     assert_eq!(devices(&site, "--gres=gpu:1g.10gb:2"), mig);
     site.assert_clean();
@@ -206,7 +207,7 @@ fn mig_layout_is_changed_on_a_drained_node() {
 
     let gpu = site.agent.gpu(0);
     let new = gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
-    let mut new: Vec<String> = new.filter_map(|device| device.uuid.clone()).collect();
+    let mut new: Vec<TargetUuid> = new.filter_map(|device| device.uuid.clone()).collect();
     new.sort_unstable();
     assert!(new.len() == 3 && !new.contains(&before[0]), "{new:?} {before:?}");
     assert_eq!(devices(&site, "--gres=gpu:2g.20gb:3"), new);

@@ -1,6 +1,6 @@
 //! Requests of jobs for a share through MPS, with each kind of GRES, and the environment of their tasks.
 
-use gpush_api::MpsState;
+use gpush_api::{GpuUuid, MpsState};
 use gpush_tests::{
     mps::reaches,
     slurm::{ALICE, BOB, Setup, Site},
@@ -51,7 +51,8 @@ fn second_user_is_refused(site: &Site) {
     let wait = format!("echo began; while [ ! -e '{}' ]; do sleep 0.1; done", end.display());
     let first = site.cluster.sbatch(ALICE, &["--gres=mps:30"], &wait);
     wait_for_output(site, first, "began");
-    let shared: Vec<String> = site.leases().iter().flat_map(|lease| &lease.members).map(|m| m.gpu.clone()).collect();
+    let shared: Vec<GpuUuid> =
+        site.leases().iter().flat_map(|lease| &lease.members).map(|m| m.gpu_uuid.clone()).collect();
     assert_eq!(shared, [site.agent.gpu(0).uuid]);
     refused(&site.cluster.run_job(BOB, &["--gres=mps:30"], ENV), "GPU 0");
     std::fs::write(&end, "").expect("a file");

@@ -1,5 +1,6 @@
 //! How gpush uses gres.conf to find the device for an index that Slurm allocated.
 
+use gpush_api::TargetUuid;
 use std::fmt::Write as _;
 
 use gpush_tests::{
@@ -46,8 +47,8 @@ fn node_with_whole_gpus_and_mig_devices_serves_both() {
     let Some(site) = start else { return };
     let devices = |gres: &str| {
         let ended = site.cluster.run_job(ALICE, &[gres], "env");
-        let mut devices: Vec<String> =
-            ended.variable("CUDA_VISIBLE_DEVICES").unwrap_or_default().split(',').map(str::to_owned).collect();
+        let mut devices: Vec<TargetUuid> =
+            ended.variable("CUDA_VISIBLE_DEVICES").unwrap_or_default().split(',').map(TargetUuid::from).collect();
         devices.sort_unstable();
         assert!(ended.variable("GPUSH_LEASE").is_some(), "{gres}: {}", ended.output);
         devices

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // A test fails by a panic.
 
-use gpush_api::TimesliceLevel;
+use gpush_api::{GpuIndex, TimesliceLevel};
 use gpush_core::compute_policy::{LevelReport, level_of, levels};
 use gpush_tests::host::Host;
 
@@ -25,7 +25,7 @@ fn levels_are_read_back_as_set() {
     assert_eq!(code, 3, "the last one is in MIG mode");
     let reported = levels(&text);
     assert_eq!(reported.len(), 13, "{text}");
-    let of = |gpu: u32| level_of(&reported, gpu, "", "").unwrap();
+    let of = |gpu: u32| level_of(&reported, GpuIndex(gpu), &"".into(), "").unwrap();
     for gpu in 0..8 {
         assert_eq!(of(gpu), &LevelReport::Level(TimesliceLevel::Default));
     }
@@ -36,5 +36,8 @@ fn levels_are_read_back_as_set() {
     host.fault("compute-policy-list --gpu 3 --rc GPU_IS_LOST");
     let (code, text) = run(&host, "--list -i 3,8");
     assert_eq!((code, levels(&text).len()), (15, 2), "{text}");
-    assert_eq!(level_of(&levels(&text), 3, "", ""), Some(&LevelReport::Failed("GPU is lost".to_owned())));
+    assert_eq!(
+        level_of(&levels(&text), GpuIndex(3), &"".into(), ""),
+        Some(&LevelReport::Failed("GPU is lost".to_owned()))
+    );
 }

@@ -201,14 +201,14 @@ impl Actor {
 impl Leases {
     /// Returns the time from SIGTERM to SIGKILL, for a revocation that does not set it.
     pub(in crate::leases) fn grace(&self) -> Duration {
-        self.handles.context.state.config().processes.grace
+        Duration::from_secs(self.handles.context.state.config().processes.grace_s.into())
     }
 
     /// Returns whether the config rule of a GPU of the lease says that gpushd ends the processes of the lease when the
     /// lease ends.
     pub(super) fn rule_ends_processes(&self, record: &LeaseRecord) -> bool {
         let host = self.handles.context.state.now();
-        let terms = |member: &LeaseMember| host.config.rules.get(host.gpu(&member.gpu)?.rule?)?.lease;
+        let terms = |member: &LeaseMember| host.config.rules.get(host.gpu(&member.gpu_uuid)?.rule?)?.lease;
         record.members.iter().filter_map(terms).any(|terms| terms.at_end == AtLeaseEnd::End)
     }
 }

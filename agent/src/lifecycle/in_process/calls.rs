@@ -68,10 +68,13 @@ pub(super) fn change(reading: &mut Reading, request: &Request) -> Result<Answer,
                 profile_id: profile.id,
                 profile: profile.name.clone(),
                 placement: placement.or_else(|| profile.placements.first().copied()),
-                uuid: Some(format!(
-                    "MIG-{index:08x}-{:04x}-{:04x}-0000-{id:012x}",
-                    instance.placement.start, instance.profile_id
-                )),
+                uuid: Some(
+                    format!(
+                        "MIG-{:08x}-{:04x}-{:04x}-0000-{id:012x}",
+                        index.0, instance.placement.start, instance.profile_id
+                    )
+                    .into(),
+                ),
                 processes: Vec::new(),
             };
             instance.compute.push(compute.clone());

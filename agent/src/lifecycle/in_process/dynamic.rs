@@ -15,7 +15,7 @@ use super::{
 };
 
 fn target(grant: &LeaseGrant) -> &str {
-    &grant.lease.members[0].target
+    grant.lease.members[0].target.as_str()
 }
 
 fn on(gpus: &str, profile: &str, count: u32) -> Value {
@@ -220,7 +220,7 @@ async fn end_around(fails: bool) -> BTreeMap<String, u32> {
             match lease.state {
                 LeaseState::Active => {
                     assert_eq!(host.gpus.layout(0), ["7g.80gb@0[7g.80gb@0]"], "{what}");
-                    assert!(lease.members[0].target.starts_with("MIG-"), "{what}: {lease:?}");
+                    assert!(lease.members[0].target.as_str().starts_with("MIG-"), "{what}: {lease:?}");
                     let path = format!("/v1/leases/{}/release", lease.id);
                     gpushd.post::<Value>(&path, &json!({})).await.expect("it is released");
                     gpushd.until("its end", async || gpushd.leases().await.is_empty().then_some(())).await;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{Code, Event, EventKind, EventPayload, GpuState, OperationState, ResyncReason};
+use gpush_api::{Code, Event, EventKind, EventPayload, GpuState, OperationState, ResyncReason, TargetUuid};
 use hyper::Method;
 use serde_json::{Value, json};
 
@@ -48,7 +48,7 @@ async fn each_change_is_one_event_in_order() {
     let gpu = gpu.unwrap_or_else(|| panic!("{reported:?}"));
     assert_eq!((gpu.state, gpu.instances.len(), gpu.mig), (GpuState::Ready, 2, Some(true)));
     // An event names the MIG devices that an operation destroys.
-    let before: BTreeSet<String> = gpu.instances.iter().flat_map(|one| one.device_uuids.clone()).collect();
+    let before: BTreeSet<TargetUuid> = gpu.instances.iter().flat_map(|one| one.device_uuids.clone()).collect();
     assert_eq!(before.len(), 2, "{gpu:?}");
     let begun = host.begin(&["1"], &["7g.80gb"], &json!({})).await.expect("it begins");
     let reported = listener.until_end_of(&begun.id).await;

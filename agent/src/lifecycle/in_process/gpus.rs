@@ -177,7 +177,7 @@ impl ScriptedGpus {
     /// Creates a MIG device without gpushd.
     pub(super) fn create_by_hand(&self, gpu: usize, profile: &str, start: u8) {
         self.alter(gpu, |reading| {
-            let uuid = GpuRef::new(reading.identity.uuid.clone());
+            let uuid = GpuRef::new(&reading.identity.uuid.clone());
             let mig = reading.mig.as_ref().expect("a GPU with MIG");
             let profile = mig.profiles.iter().find(|known| known.name == profile).expect("a profile").clone();
             let placement = profile.placements.iter().find(|place| place.start == start).expect("a placement");
@@ -307,7 +307,7 @@ impl ScriptedDriver for ScriptedGpus {
         if request.is_mutation() {
             script.changes.push(format!("{name} {index}"));
         }
-        let rule = call_rules::applicable(&mut script.rules, request, index);
+        let rule = call_rules::applicable(&mut script.rules, request, index.0);
         let (ended, releases) = (script.ended, script.releases);
         if rule.as_ref().is_some_and(|rule| rule.held) {
             script = self.wait(script, |now| now.releases == releases);
@@ -318,9 +318,9 @@ impl ScriptedDriver for ScriptedGpus {
         }
         let effect = rule.map_or(CallEffect::Succeed, |rule| rule.effect);
         if matches!(effect, CallEffect::LoseGpu) {
-            script.lost.insert(index);
+            script.lost.insert(index.0);
         }
-        if script.lost.contains(&index) {
+        if script.lost.contains(&index.0) {
             return refused(ErrorKind::GpuIsLost);
         }
         match effect {
@@ -361,9 +361,9 @@ impl Script {
         let listed = |reading: &Reading| {
             let index = reading.identity.index;
             let failed = |kind| Err(DriverError::new(kind, "nvmlDeviceGetUUID"));
-            let identity = if self.lost.contains(&index) {
+            let identity = if self.lost.contains(&index.0) {
                 failed(ErrorKind::GpuIsLost)
-            } else if self.without_uuid.contains(&index) {
+            } else if self.without_uuid.contains(&index.0) {
                 failed(ErrorKind::Unknown)
             } else {
                 Ok(reading.identity.clone())

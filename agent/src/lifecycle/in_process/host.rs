@@ -11,7 +11,7 @@ use std::{
 };
 
 use axum::Router;
-use gpush_api::{ApiError, Code, Gpu};
+use gpush_api::{ApiError, Code, Gpu, GpuUuid};
 use gpush_core::preset;
 use gpush_host::{
     helper::Helpers,
@@ -21,6 +21,7 @@ use gpush_host::{
 use gpush_locked::Locked;
 use gpush_mps::daemon::Launcher;
 use gpush_nvml::Options;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     InProcess, PATIENCE,
@@ -34,15 +35,21 @@ use crate::{
     lifecycle::{
         UNKNOWN_BOOT,
         compose::{HostEnvironment, Parts, compose},
+        set_deadlines,
         stored_state::{self, StoredState},
         take_over::take_over,
     },
     modes::{mps, shared_gpus, timeslice},
-    operations::{apply::Engine, overrides},
+    operations::overrides,
     processes::Unleased,
     reconcile::{reload::Reload, startup},
     serve::http,
-    system::{constants::Constants, host_services::HostServices, options::Trust, settings::Settings, tasks::TaskName},
+    system::{
+        host_services::HostServices,
+        options::Trust,
+        settings::Settings,
+        tasks::{TaskName, Tasks},
+    },
 };
 
 /// A host. It survives its gpushd.
@@ -78,7 +85,7 @@ impl ScriptedHost {
         let host = Self {
             gpus: ScriptedGpus::new(gpus),
             daemons: ScriptedMps::new(),
-            smi: ScriptedSmi::new(gpus.iter().map(|gpu| gpu.uuid.clone())),
+            smi: ScriptedSmi::new(gpus.iter().map(|gpu| gpu.uuid.to_string())),
             services: Arc::default(),
             level_interval: Locked::new(timeslice::INTERVAL),
             boot: Locked::new(Some("boot-0".to_owned())),
@@ -158,16 +165,14 @@ impl ScriptedHost {
         let runtime = runtime.expect("threads for gpushd");
         let host = Arc::clone(self);
         let started = runtime.spawn(async move { host.run(layouts).await });
-        let (router, engine, unleased) = started.await.expect("gpushd starts");
-        let (stopping, tasks) = (engine.context.stopping.clone(), engine.context.tasks.clone());
-        let (runtime, engine, gpus) = (Some(runtime), Some(engine), Arc::clone(&self.gpus));
-        InProcess { runtime, router, engine, gpus, unleased, stopping, tasks, host: Arc::clone(self) }
+        let (router, unleased, stopping, tasks) = started.await.expect("gpushd starts");
+        let gpus = Arc::clone(&self.gpus);
+        InProcess { runtime: Some(runtime), router, gpus, unleased, stopping, tasks, host: Arc::clone(self) }
     }
 
-    async fn run(&self, layouts: bool) -> (Router, Engine, Unleased) {
+    async fn run(&self, layouts: bool) -> (Router, Unleased, CancellationToken, Tasks) {
         let copy = self.path("config.last-valid.toml");
         let settings = Settings::load_as_service(&self.path("config.toml"), true, Trust::Logged, &copy, false);
-        let constants = constants_of(&std::fs::read_to_string(self.path("config.toml")).expect("a config"));
         let users = self.users();
         let boot = self.boot.lock().clone();
         let remembered = tokio::task::block_in_place(|| self.open(boot.as_deref(), &users));
@@ -180,7 +185,6 @@ impl ScriptedHost {
                 proc: "/proc".into(),
                 nvidia_smi: Some("/bin/true".into()),
                 level_interval: *self.level_interval.lock(),
-                constants: constants.clone(),
                 driverless: Default::default(),
                 services: Default::default(),
                 not_started: Default::default(),
@@ -191,10 +195,14 @@ impl ScriptedHost {
             mps_programs: Some(self.path("programs")),
         };
         let mut options = Options::scripted(Arc::clone(&self.gpus) as Arc<_>);
-        options.deadlines = constants.driver;
+        set_deadlines(&mut options, &settings.config());
         let parts = compose(settings, environment, remembered, options);
-        let router = http::router(parts.handles.clone());
-        let running = (router, Engine::clone(&parts.engine), parts.handles.unleased.clone());
+        let running = (
+            http::router(parts.handles.clone()),
+            parts.handles.unleased.clone(),
+            parts.engine.context.stopping.clone(),
+            parts.engine.context.tasks.clone(),
+        );
         serve(parts, layouts).await;
         running
     }
@@ -240,12 +248,6 @@ impl ScriptedHost {
     }
 }
 
-/// Returns the constants that the config of a test names, in comment lines `# --constants KEY=VALUE,…`.
-fn constants_of(config: &str) -> Constants {
-    let lines: Vec<&str> = config.lines().filter_map(|line| line.strip_prefix("# --constants ")).collect();
-    lines.join(",").parse().expect("constants")
-}
-
 impl Drop for ScriptedHost {
     fn drop(&mut self) {
         self.daemons.end(&self.path("mps"));
@@ -275,14 +277,14 @@ async fn serve(parts: Parts, layouts: bool) {
         let mps = mps.clone();
         move || {
             let mps = mps.clone();
-            timeslice::run(levels.clone(), move |uuid: &str| mps.has(uuid))
+            timeslice::run(levels.clone(), move |uuid: &GpuUuid| mps.has(uuid.as_target()))
         }
     }));
     drop(tasks.spawn(TaskName::ComputeModes, {
         let (mps, stopping) = (mps.clone(), engine.context.stopping.clone());
         move || {
             let mps = mps.clone();
-            let needs = move |uuid: &str| mps.needs_compute_mode(uuid);
+            let needs = move |uuid: &GpuUuid| mps.needs_compute_mode(uuid);
             shared_gpus::run(shared_gpus.clone(), needs, stopping.clone())
         }
     }));
@@ -293,7 +295,7 @@ async fn serve(parts: Parts, layouts: bool) {
         loop {
             let (command, reply) = inbox.next().await;
             // Ignore a failed send: the caller has disconnected.
-            let _ = reply.send(Reload::carry_out(&reload, command).await);
+            let _ = reply.send(Reload::carry_out(&reload, command, |_| Ok(())).await);
         }
     });
 }

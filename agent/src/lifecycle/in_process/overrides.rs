@@ -1,7 +1,8 @@
 //! Overrides, which replace the layouts of the config: how they begin, and which requests and reloads end them.
 
 use gpush_api::{
-    AuditRecord, Code, Event, EventPayload, Mode, Operation, OperationState, Override, OverrideEnded, Overrides,
+    AuditRecord, Code, Event, EventPayload, GpuIndex, Mode, Operation, OperationState, Override, OverrideEnded,
+    Overrides,
 };
 use gpush_nvml::ErrorKind;
 use hyper::{Method, StatusCode, header};
@@ -71,21 +72,6 @@ pub(super) fn empty(generation: u64) -> Overrides {
     Overrides { generation, overrides: Vec::new() }
 }
 
-/// `gpushctl apply --undo` sends the layout that an operation reports.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn layout_before_an_operation_is_reported_and_can_be_restored() {
-    let gpushd = started().await;
-    let changed = gpushd.done(&whole("big run")).await;
-    let before = &changed.layouts_before[0];
-    assert!(before.mig);
-    assert_eq!(before.layout, HALVES);
-    assert_eq!(gpushd.operation(&changed.id).await.layouts_before, changed.layouts_before, "also from the journal");
-    let body = json!({ "selectors": [], "layout_source": { "per_gpu": changed.layouts_before }, "reason": "undo" });
-    let restored = gpushd.done(&body).await;
-    assert_eq!(restored.layouts_before[0].layout, WHOLE);
-    assert_eq!(gpushd.only_override().await.layout, HALVES, "the override keeps the placements");
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn explicit_layout_is_desired_until_cleared() {
     let gpushd = started().await;
@@ -93,7 +79,10 @@ async fn explicit_layout_is_desired_until_cleared() {
     assert_eq!(gpushd.overrides().await, empty(0));
     let operation = gpushd.done(&whole("one big run")).await;
     let one = gpushd.only_override().await;
-    assert_eq!((one.gpu, &one.layout[..], one.reason.as_str()), (Some(0), &["7g.80gb".to_owned()][..], "one big run"));
+    assert_eq!(
+        (one.gpu, &one.layout[..], one.reason.as_str()),
+        (Some(GpuIndex(0)), &["7g.80gb".to_owned()][..], "one big run")
+    );
     assert_eq!((one.rule.as_deref(), one.by.uid, one.generation), (Some("training"), operation.by.uid, 1));
     assert!(one.created_at >= operation.created_at && one.expires_at.is_none());
     let shown = gpushd.gpu(0).await;
@@ -275,7 +264,7 @@ async fn override_changes_are_audited_and_are_events() {
     let uuid = host.gpu(0).await.uuid;
     let mut trail: Vec<AuditRecord> = host.get("/v1/audit").await;
     trail.sort_by_key(|record| record.sequence);
-    let about: Vec<&AuditRecord> = trail.iter().filter(|record| record.object == uuid).collect();
+    let about: Vec<&AuditRecord> = trail.iter().filter(|record| record.object == uuid.as_str()).collect();
     assert_eq!(about.iter().map(|record| record.action.as_str()).collect::<Vec<_>>(), expected);
     assert!(about[..6].iter().all(|record| record.by.is_some()) && about[6].by.is_none(), "{about:?}");
     assert_eq!(about[2].detail["reason"], "to be cleared");
@@ -351,7 +340,7 @@ async fn reload_of_an_overridden_rule_is_refused_until_cleared() {
     assert_eq!((reloaded.generation, reloaded.ended.len()), (2, 0));
     assert_eq!(reloaded.settings.iter().map(|one| one.key.as_str()).collect::<Vec<_>>(), ["log.level"]);
     let gpus: Vec<_> = reloaded.gpus.iter().map(|one| (one.gpu, one.in_force.rule.clone())).collect();
-    assert_eq!(gpus, [(0, Some("training".to_owned())), (1, Some("training".to_owned()))]);
+    assert_eq!(gpus, [(GpuIndex(0), Some("training".to_owned())), (GpuIndex(1), Some("training".to_owned()))]);
     assert_eq!(host.reload(&other).await.generation, 2, "nothing changed");
 
     let uuid = host.gpu(0).await.uuid;

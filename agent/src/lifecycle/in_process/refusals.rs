@@ -73,7 +73,7 @@ async fn unknown_gpus_and_invalid_selectors_are_refused() {
 async fn gpu_is_found_by_index_uuid_and_pci_address() {
     let host = InProcess::start("dgx-a100", 8, "").await;
     let gpu = host.gpu(5).await;
-    for name in [&gpu.uuid, &gpu.pci, &gpu.pci.to_uppercase(), &gpu.uuid.to_uppercase()] {
+    for name in [gpu.uuid.as_str(), &gpu.pci, &gpu.pci.to_uppercase(), &gpu.uuid.as_str().to_uppercase()] {
         let found: gpush_api::Gpu = host.get(&format!("/v1/gpus/{name}")).await;
         assert_eq!(found.index, 5, "{name}");
     }

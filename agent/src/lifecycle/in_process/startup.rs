@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{ApiError, HealthStatus, OperationState};
+use gpush_api::{ApiError, GpuIndex, HealthStatus, OperationState};
 use gpush_nvml::ErrorKind;
 use serde_json::{Value, json};
 
@@ -165,7 +165,7 @@ async fn unidentified_gpu_gets_its_layout_after_a_restart() {
     host.gpus.hide_uuid(1, false);
     let gpushd = settled(&host, CONFIG).await;
     assert_eq!(devices(&host), [1, 4]);
-    assert_eq!(gpushd.operations().await.last().map(|last| last.plans[0].gpu), Some(1));
+    assert_eq!(gpushd.operations().await.last().map(|last| last.plans[0].gpu), Some(GpuIndex(1)));
     assert!(gpushd.health().await.errors.is_empty());
 }
 

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use gpush_api::{ApiError, Code, Holder, ProcessKind};
+use gpush_api::{ApiError, Code, GpuUuid, Holder, ProcessKind};
 use gpush_core::holders as judged;
 use gpush_host::{device_files, subtask};
 use gpush_mps::daemon::server_processes::{Place, Server};
@@ -21,7 +21,7 @@ const SEARCH: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// If gpushd does not know one of the GPUs, or cannot search the processes of the host in time.
-pub(crate) async fn of(mig: &MigMode, uuids: &[String]) -> Result<Vec<Holder>, ApiError> {
+pub(crate) async fn of(mig: &MigMode, uuids: &[GpuUuid]) -> Result<Vec<Holder>, ApiError> {
     scan(mig, &minors(&mig.driver.readings, uuids)?).await
 }
 
@@ -29,9 +29,9 @@ pub(crate) async fn of(mig: &MigMode, uuids: &[String]) -> Result<Vec<Holder>, A
 ///
 /// # Errors
 /// If gpushd does not know one of the GPUs.
-pub(super) fn minors(readings: &Readings, uuids: &[String]) -> Result<Vec<u32>, ApiError> {
+pub(super) fn minors(readings: &Readings, uuids: &[GpuUuid]) -> Result<Vec<u32>, ApiError> {
     let host = readings.known()?;
-    let minor = |uuid: &String| {
+    let minor = |uuid: &GpuUuid| {
         host.gpu(uuid).map(|gpu| gpu.gpu.minor).ok_or_else(|| {
             ApiError::new(Code::NotFound, format!("{uuid} does not exist any more"))
                 .hint("`gpushctl status` shows the GPUs")

@@ -1,6 +1,6 @@
 //! Steps that create and destroy MIG instances.
 
-use gpush_api::InstanceStep;
+use gpush_api::{GpuUuid, InstanceStep};
 use gpush_core::step::{self, Instances, Verdict};
 use gpush_nvml::{DriverError, ErrorKind, Hardware};
 
@@ -36,7 +36,7 @@ pub(crate) async fn execute(
 
 async fn call(
     hardware: &Hardware,
-    uuid: &str,
+    uuid: &GpuUuid,
     step: &InstanceStep,
     instances: &mut Instances,
 ) -> Result<(), DriverError> {
@@ -56,7 +56,7 @@ async fn call(
                 // recognize it as created by gpushd.
                 if let Err(error) = hardware.destroy_gpu_instance(uuid, made.id).await {
                     tracing::warn!(
-                        gpu = uuid,
+                        gpu = uuid.as_str(),
                         %error,
                         "GPU {uuid}: the driver created another GPU instance than requested, and gpushd cannot destroy \
                         it"

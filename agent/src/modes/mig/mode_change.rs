@@ -1,6 +1,7 @@
 //! A change of MIG mode, and what makes it effective.
 
 use crate::modes::GpuName;
+use gpush_api::GpuUuid;
 
 /// A change of the MIG mode of one GPU.
 #[derive(Debug, Clone)]
@@ -11,7 +12,7 @@ pub(crate) struct ModeChange {
     /// What makes the mode effective.
     pub(crate) completion: Completion,
     /// UUIDs of the GPUs that are reset together with this GPU.
-    pub(crate) peers: Vec<String>,
+    pub(crate) peers: Vec<GpuUuid>,
 }
 
 /// What makes a new MIG mode effective.

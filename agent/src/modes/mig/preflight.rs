@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Code, Gpu, GpuPlan, Refusal};
+use gpush_api::{ApiError, Code, Gpu, GpuPlan, GpuUuid, Refusal};
 use gpush_core::holders as judged;
 use gpush_host::helper::Helpers;
 
@@ -50,9 +50,9 @@ impl MigMode {
                 continue;
             }
             let Some(reset) = plan.reset() else { continue };
-            let label = format!("GPU {} ({})", plan.gpu, plan.uuid);
+            let label = format!("GPU {} ({})", plan.gpu, plan.gpu_uuid);
             let concerned =
-                |gpu: &&Gpu| gpu.uuid == plan.uuid || reset.together.iter().any(|peer| peer.uuid == gpu.uuid);
+                |gpu: &&Gpu| gpu.uuid == plan.gpu_uuid || reset.together.iter().any(|peer| peer.gpu_uuid == gpu.uuid);
             let minors: Vec<u32> = gpus.iter().filter(concerned).map(|gpu| gpu.minor).collect();
             let refused = match holders::scan(self, &minors).await {
                 Err(error) => Some((error, None)),
@@ -81,7 +81,7 @@ impl MigMode {
     /// Checks that gpushd may run every program that a plan needs.
     fn programs_exist(&self, plan: &GpuPlan) -> Result<(), ApiError> {
         let change = &self.context.state.config().mode_change;
-        let systemctl = (!plan.services.is_empty()).then(|| self.context.host_services.constants.systemctl.clone());
+        let systemctl = (!plan.services.is_empty()).then(|| change.systemctl.clone());
         let nvidia_smi = plan.reset().map(|_| self.context.host_services.nvidia_smi(change));
         let programs = plan.hooks.iter().cloned().chain(systemctl).chain(nvidia_smi);
         programs.into_iter().try_for_each(|program| Helpers::may_run(&program).map(|_| ()))
@@ -89,11 +89,11 @@ impl MigMode {
 
     /// After the driver has refused a change because the GPU is in use, returns the holders of the GPU that may be the
     /// cause. The log names them, too.
-    pub(crate) async fn suspects(&self, uuid: &str) -> Vec<HeldBy> {
-        let Ok(found) = holders::of(self, &[uuid.to_owned()]).await else { return Vec::new() };
+    pub(crate) async fn suspects(&self, uuid: &GpuUuid) -> Vec<HeldBy> {
+        let Ok(found) = holders::of(self, &[uuid.clone()]).await else { return Vec::new() };
         let found: Vec<HeldBy> = found.iter().map(HeldBy::of).collect();
         for holder in &found {
-            tracing::warn!(gpu = uuid, "{}", holder.in_full);
+            tracing::warn!(gpu = uuid.as_str(), "{}", holder.in_full);
         }
         found
     }
@@ -104,7 +104,7 @@ impl MigMode {
 ///
 /// # Errors
 /// If such a GPU is in use, has instances, has a pending MIG mode that the operation did not set, or cannot be read.
-pub(super) async fn must_be_free(readings: &Readings, uuids: &[String], changes: &[String]) -> Result<(), NotReset> {
+pub(super) async fn must_be_free(readings: &Readings, uuids: &[GpuUuid], changes: &[GpuUuid]) -> Result<(), NotReset> {
     for (uuid, reading) in readings.now(uuids).await {
         let why = match reading {
             Err(error) => {

@@ -1,9 +1,9 @@
 //! Resets GPUs to make their MIG mode effective. During a reset gpushd has no GPU open, so it
 //! cannot read any GPU.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{ApiError, Code};
+use gpush_api::{ApiError, Code, GpuUuid};
 use gpush_host::helper::{End, Job};
 use tokio_util::sync::CancellationToken;
 
@@ -22,7 +22,7 @@ pub(crate) struct Purpose<'a> {
     /// Id of the operation.
     pub(crate) operation: &'a str,
     /// UUIDs of all GPUs whose MIG mode the operation changes.
-    pub(crate) changes: &'a [String],
+    pub(crate) changes: &'a [GpuUuid],
     /// How to find out whether the operation was cancelled; `None` during a rollback, which cannot
     /// be cancelled.
     pub(crate) cancel: Option<Cancel<'a>>,
@@ -61,7 +61,7 @@ impl MigMode {
     /// Resets GPUs, together with the GPUs that can only be reset with them. Closes all driver
     /// handles of gpushd during the reset. Does not start the reset if the operation is cancelled.
     pub(super) async fn reset(&self, purpose: &Purpose<'_>, due: &[&ModeChange]) -> Result<(), NotReset> {
-        let mut uuids: Vec<String> = due.iter().map(|change| change.gpu.uuid.clone()).collect();
+        let mut uuids: Vec<GpuUuid> = due.iter().map(|change| change.gpu.uuid.clone()).collect();
         uuids.extend(due.iter().flat_map(|change| change.peers.iter().cloned()));
         uuids.sort();
         uuids.dedup();
@@ -73,8 +73,8 @@ impl MigMode {
                 gate = self.context.host_services.driverless.write() => gate,
             },
         };
-        let is_peer = |uuid: &&String| due.iter().all(|change| change.gpu.uuid != **uuid);
-        let peers: Vec<String> = uuids.iter().filter(is_peer).cloned().collect();
+        let is_peer = |uuid: &&GpuUuid| due.iter().all(|change| change.gpu.uuid != **uuid);
+        let peers: Vec<GpuUuid> = uuids.iter().filter(is_peer).cloned().collect();
         preflight::must_be_free(&self.driver.readings, &peers, purpose.changes).await?;
         let minors = holders::minors(&self.driver.readings, &uuids)?;
         let _paused = PauseGuard(self);
@@ -95,7 +95,7 @@ impl MigMode {
     }
 
     /// Runs the program that resets GPUs.
-    async fn run(&self, operation: &str, uuids: &[String]) -> Result<(), ApiError> {
+    async fn run(&self, operation: &str, uuids: &[GpuUuid]) -> Result<(), ApiError> {
         let config = self.context.state.config();
         let change = &config.mode_change;
         let job = Job {
@@ -104,7 +104,7 @@ impl MigMode {
             program: self.context.host_services.nvidia_smi(change),
             args: vec!["--gpu-reset".to_owned(), "-i".to_owned(), uuids.join(",")],
             env: BTreeMap::new(),
-            deadline: self.context.host_services.constants.reset,
+            deadline: Duration::from_secs(change.reset_s.into()),
             routine: false,
         };
         let ended = self.context.host_services.helpers.run(job).await?;

@@ -1,11 +1,11 @@
 //! The clients of a daemon: their processes, users and leases.
 //!
 //! [`gpush_core::attribution`] finds the lease of a client, as for all processes. So `mps show` names the same lease as
-//! `ps`.
+//! `process list`.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use gpush_api::{LeaseId, MpsClient, ProcessKind};
+use gpush_api::{GpuUuid, LeaseId, MpsClient, ProcessKind, TargetUuid};
 use gpush_core::{attribution::GpuUse, mps::DaemonReport};
 use gpush_host::{process_facts::ProcessFacts, subtask};
 use gpush_mps::daemon::{DaemonRequest, DriverClients, blocked};
@@ -21,8 +21,8 @@ const DRIVER: Duration = Duration::from_secs(2);
 
 /// Returns a function that asks the driver for the MPS clients of a target. gpushd calls the function if the daemon
 /// does not report its clients.
-pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverClients {
-    let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.to_owned(), uuid.to_owned());
+pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &GpuUuid, uuid: &TargetUuid) -> DriverClients {
+    let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.clone(), uuid.clone());
     Arc::new(move || {
         let (mps, gpu_uuid, uuid) = (mps.clone(), gpu_uuid.clone(), uuid.clone());
         Box::pin(async move {
@@ -42,7 +42,7 @@ pub(super) fn driver_clients(mps: &Mps, gpu_uuid: &str, uuid: &str) -> DriverCli
 
 /// Returns whether leases are granted on a GPU or MIG device that is shared through MPS: `false` if its daemon is stopped
 /// or about to be removed. `None` if the GPU or MIG device is not shared through MPS.
-pub(crate) fn grants_leases(mps: &Mps, uuid: &str) -> Option<bool> {
+pub(crate) fn grants_leases(mps: &Mps, uuid: &TargetUuid) -> Option<bool> {
     Some(mps.handles.context.state.now().mps.get(uuid)?.report.wanted)
 }
 
@@ -65,11 +65,11 @@ pub(crate) async fn terminate(mps: &Mps, pid: u32) {
 }
 
 /// Returns the clients of the daemon of the target `uuid`, with their processes, users and leases.
-pub(super) async fn of(mps: &Mps, seen: &DaemonReport, uuid: &str) -> Vec<MpsClient> {
+pub(super) async fn of(mps: &Mps, seen: &DaemonReport, uuid: &TargetUuid) -> Vec<MpsClient> {
     let pids: Vec<u32> = seen.clients.iter().filter_map(|(_, client)| u32::try_from(*client).ok()).collect();
     let people = mps.handles.context.users.processes(pids).await;
     // Use a blocking thread: the environments of processes may be large and swapped out.
-    let (reader, uuid) = (mps.clone(), uuid.to_owned());
+    let (reader, uuid) = (mps.clone(), uuid.clone());
     let uids: Vec<(u32, u32)> = people.iter().map(|(pid, person)| (*pid, person.uid)).collect();
     let leases = subtask::blocking(move || {
         let lease = |(pid, uid)| Some((pid, lease_of(&reader, pid, uid, &uuid)?));
@@ -97,7 +97,7 @@ pub(super) async fn of(mps: &Mps, seen: &DaemonReport, uuid: &str) -> Vec<MpsCli
 }
 
 /// Returns the lease of a client, and whether the lease is only a guess. `uid` is the user that is shown with the client.
-fn lease_of(mps: &Mps, pid: u32, uid: u32, target: &str) -> Option<(LeaseId, bool)> {
+fn lease_of(mps: &Mps, pid: u32, uid: u32, target: &TargetUuid) -> Option<(LeaseId, bool)> {
     let table = mps.handles.context.state.leases();
     let lease = |facts: &ProcessFacts<'_>| {
         let attribution = table.attribute(facts, GpuUse::Target(target));
@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    /// Fault: `mps show` said that a client runs without a lease, and `ps` named a lease of this client.
+    /// Fault: `mps show` said that a client runs without a lease, and `process list` named a lease of this client.
     #[test]
     fn client_with_an_uncertain_lease_is_not_reported_as_without_one() {
         let (certain, perhaps, none) = (client(Some("L1"), false), client(Some("L1"), true), client(None, false));

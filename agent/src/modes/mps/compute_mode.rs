@@ -5,7 +5,7 @@
 //! have exited. If the operation could not start the daemon, the GPU no longer needs the mode, even if gpushd will try
 //! to start the daemon again.
 
-use gpush_api::{ComputeMode, Mode, MpsComputeMode};
+use gpush_api::{ComputeMode, GpuUuid, Mode, MpsComputeMode, TargetUuid};
 use gpush_core::{mps::MpsTarget, sharing::SharingTarget};
 use gpush_mps::daemon::TargetDir;
 
@@ -13,11 +13,11 @@ use super::Mps;
 
 impl Mps {
     /// Returns whether a whole GPU needs the compute mode EXCLUSIVE_PROCESS for a daemon.
-    pub(crate) fn needs_compute_mode(&self, uuid: &str) -> bool {
+    pub(crate) fn needs_compute_mode(&self, uuid: &GpuUuid) -> bool {
         let targets = self.handles.context.state.mps();
-        targets.is_active(uuid)
+        targets.is_active(uuid.as_target())
             || targets.is_starting(uuid)
-            || targets.get(uuid).is_some_and(|target| self.has_daemon_or_leftovers(target))
+            || targets.get(uuid.as_target()).is_some_and(|target| self.has_daemon_or_leftovers(target))
     }
 
     /// Returns whether a target has a daemon, or leftover processes of an exited daemon.
@@ -27,7 +27,7 @@ impl Mps {
     }
 
     /// Stores why gpushd could not set the compute mode of a GPU. Returns whether it has changed.
-    fn set_bypass_reason(&self, gpu: &str, why: Option<&str>) -> bool {
+    fn set_bypass_reason(&self, gpu: &GpuUuid, why: Option<&str>) -> bool {
         self.handles.context.state.change_mps(|targets| targets.set_bypass_reason(gpu, why))
     }
 }
@@ -48,7 +48,7 @@ pub(super) async fn set_compute_mode(mps: &Mps, target: &SharingTarget, wanted: 
         Ok(before) => {
             mps.set_bypass_reason(gpu, None);
             if let Some(before) = before {
-                tracing::info!(gpu, "GPU {gpu}: its compute mode changed from {before} to {mode}");
+                tracing::info!(gpu = gpu.as_str(), "GPU {gpu}: its compute mode changed from {before} to {mode}");
             }
         }
         // During maintenance gpushd cannot access the driver. The state `maintenance` already explains why the mode is
@@ -56,25 +56,28 @@ pub(super) async fn set_compute_mode(mps: &Mps, target: &SharingTarget, wanted: 
         Err(_) if mps.handles.context.state.maintenance().is_some() => {}
         Err(why) => {
             if mps.set_bypass_reason(gpu, Some(&why)) {
-                tracing::error!(gpu, "{why}");
+                tracing::error!(gpu = gpu.as_str(), "{why}");
             }
         }
     }
 }
 
-/// Restores the compute mode that a GPU had before it was shared. If that fails, gpushd retries later.
-pub(super) async fn restore_compute_mode(mps: &Mps, uuid: &str) {
-    mps.set_bypass_reason(uuid, None);
-    match mps.handles.shared_gpus.restore_compute_mode(uuid, Mode::Mps).await {
-        Ok(None) => {}
-        Ok(Some(mode)) => tracing::info!(gpu = uuid, "GPU {uuid}: its compute mode is {mode} again"),
-        Err(why) => tracing::error!(gpu = uuid, "GPU {uuid}: {why}; gpushd tries again"),
+/// Restores the compute mode that a whole GPU had before it was shared. If that fails, gpushd retries later. A MIG device
+/// has no compute mode.
+pub(super) async fn restore_compute_mode(mps: &Mps, target: &TargetUuid) {
+    if let Some(uuid) = target.to_gpu() {
+        mps.set_bypass_reason(&uuid, None);
+        match mps.handles.shared_gpus.restore_compute_mode(&uuid, Mode::Mps).await {
+            Ok(None) => {}
+            Ok(Some(mode)) => tracing::info!(gpu = uuid.as_str(), "GPU {uuid}: its compute mode is {mode} again"),
+            Err(why) => tracing::error!(gpu = uuid.as_str(), "GPU {uuid}: {why}; gpushd tries again"),
+        }
     }
     mps.handles.shared_gpus.wake_leftover_check();
 }
 
 /// Restores the compute mode if an operation could not start the daemon.
-pub(super) async fn restore_after_failed_start(mps: &Mps, operation: &str, uuid: &str) {
+pub(super) async fn restore_after_failed_start(mps: &Mps, operation: &str, uuid: &GpuUuid) {
     mps.handles.context.state.change_mps(|targets| {
         if let Some(daemons) = targets.operations.get_mut(operation) {
             daemons.starting.remove(uuid);
@@ -82,6 +85,6 @@ pub(super) async fn restore_after_failed_start(mps: &Mps, operation: &str, uuid:
     });
     // If the daemon runs but has not answered in time, keep the mode, so that programs cannot bypass the daemon.
     if !mps.needs_compute_mode(uuid) {
-        restore_compute_mode(mps, uuid).await;
+        restore_compute_mode(mps, uuid.as_target()).await;
     }
 }

@@ -1,8 +1,11 @@
 //! The desired state of a daemon.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
-use gpush_core::{sharing::SharingTarget, supervisor::SupervisorPolicy};
+use gpush_core::sharing::SharingTarget;
 use gpush_mps::daemon::Desired;
 
 use super::Mps;
@@ -17,21 +20,17 @@ pub(super) fn desired_state(
     driver: Option<String>,
 ) -> Desired {
     let settings = &host.config.mps;
-    let constants = &mps.handles.context.host_services.constants;
     let usual = gpush_core::config::Mps::default();
     Desired {
         policy: host.mps.policy(target),
         gpu_uuid: target.gpu_uuid.clone(),
-        supervision: SupervisorPolicy {
-            restart_hung_with_clients: settings.restart_hung_with_clients,
-            ..constants.mps.clone()
-        },
-        health: settings.health,
+        supervision: settings.policy(),
+        health: Duration::from_secs(settings.health_s.into()),
         control: program(mps, &settings.control, &usual.control),
-        server: program(mps, &settings.server(), &usual.server()),
+        server: program(mps, &settings.server, &usual.server),
         driver,
         logs: mps.log_directory(&settings.log_directory, &usual.log_directory).join(short),
-        log_bytes: constants.mps_log,
+        log_bytes: u64::from(settings.log_mib) << 20,
     }
 }
 

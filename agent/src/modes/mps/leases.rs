@@ -5,7 +5,7 @@
 
 use std::{ffi::OsStr, io, os::unix::ffi::OsStrExt, path::Path, time::Duration};
 
-use gpush_api::{LeaseMember, MemberShare};
+use gpush_api::{GpuUuid, LeaseMember, MemberShare, TargetUuid};
 use gpush_core::mps::{DaemonReport, MpsTarget, NotServing};
 use gpush_host::proc::{self, Environment, FileId};
 use gpush_mps::daemon::DaemonRequest;
@@ -41,7 +41,7 @@ pub(crate) async fn prepare(mps: &Mps, members: &[LeaseMember]) -> Result<(), No
 ///
 /// # Errors
 /// If no client can be admitted. The error says why.
-fn serves(mps: &Mps, target: &str) -> Result<MpsTarget, NotServing> {
+fn serves(mps: &Mps, target: &TargetUuid) -> Result<MpsTarget, NotServing> {
     let host = mps.handles.context.state.now();
     outlook(&host, Viewer::Agent).serves(target).cloned()
 }
@@ -68,18 +68,18 @@ pub(crate) async fn admit(mps: &Mps, members: &[LeaseMember]) {
     }
 }
 
-fn targets(members: &[LeaseMember]) -> impl Iterator<Item = &str> {
+fn targets(members: &[LeaseMember]) -> impl Iterator<Item = &TargetUuid> {
     let is_mps = |member: &&LeaseMember| matches!(member.share, MemberShare::Mps { .. });
-    members.iter().filter(is_mps).map(|member| member.target.as_str())
+    members.iter().filter(is_mps).map(|member| &member.target)
 }
 
 /// Returns the pipe directory of a target's daemon.
-pub(crate) fn pipe_directory(mps: &Mps, target: &str) -> Option<String> {
+pub(crate) fn pipe_directory(mps: &Mps, target: &TargetUuid) -> Option<String> {
     mps.target(target)?.report.pipe.as_ref().map(|path| path.display().to_string())
 }
 
 /// Polls a target's daemon and returns the pids of its clients. `None` if the daemon does not report them.
-pub(crate) async fn clients_now(mps: &Mps, target: &str) -> Option<Vec<u32>> {
+pub(crate) async fn clients_now(mps: &Mps, target: &TargetUuid) -> Option<Vec<u32>> {
     if let Some(handle) = mps.daemon(target) {
         handle.daemon.refresh(Duration::ZERO).await;
     }
@@ -106,7 +106,7 @@ pub(crate) fn is_of_another_agent(pid: u32, base: &Path) -> io::Result<bool> {
 }
 
 /// Returns whether one of these GPUs has a target with a daemon.
-pub(crate) fn has_target(host: &HostState, gpus: &[String]) -> bool {
+pub(crate) fn has_target(host: &HostState, gpus: &[GpuUuid]) -> bool {
     host.mps.all().any(|target| gpus.contains(&target.gpu_uuid))
 }
 

@@ -9,7 +9,7 @@
 //! | there is no driver, or gpushd was started in maintenance | the error of that condition | as that error |
 //! | none of these | `not_found` | no |
 
-use gpush_api::{ApiError, Code, GpuState};
+use gpush_api::{ApiError, Code, GpuState, GpuUuid};
 use gpush_core::mps::DesiredTargets;
 use gpush_nvml::{DriverError, ErrorKind};
 
@@ -39,7 +39,7 @@ pub(crate) fn gpus_known(host: &HostState) -> Result<(), ApiError> {
 /// If gpushd does not know the GPUs, or has not tried to read one of the `unplaced` GPUs yet. The error says why.
 pub(super) fn gpus_can_be_named<'a>(
     host: &HostState,
-    mut unplaced: impl Iterator<Item = &'a str>,
+    mut unplaced: impl Iterator<Item = &'a GpuUuid>,
 ) -> Result<(), ApiError> {
     if !host.was_listed {
         gpus_known(host)?;
@@ -50,7 +50,7 @@ pub(super) fn gpus_can_be_named<'a>(
     }
 }
 
-fn not_read(gpu: &str) -> ApiError {
+fn not_read(gpu: &GpuUuid) -> ApiError {
     ApiError::new(Code::Unavailable, format!("GPU {gpu} is not known yet: the driver has not answered"))
         .hint("try again in a moment; `gpushctl status` shows whether the driver answers")
         .retryable()
@@ -107,12 +107,12 @@ mod tests {
     #[test]
     fn daemons_are_unavailable_while_their_gpus_cannot_be_named() {
         let state = State::empty();
-        let error = gpus_can_be_named(&state.now(), ["GPU-0"].into_iter()).unwrap_err();
+        let error = gpus_can_be_named(&state.now(), [&"GPU-0".into()].into_iter()).unwrap_err();
         assert_eq!((error.code, error.retryable), (Code::Unavailable, true));
         // The driver listed the GPUs, but then its worker ended: gpushd still knows the GPUs.
         let host = HostState { was_listed: true, ..HostState::clone(&state.now()) };
         assert!(gpus_known(&host).is_err());
-        assert_eq!(gpus_can_be_named(&host, ["GPU-0"].into_iter()), Ok(()));
+        assert_eq!(gpus_can_be_named(&host, [&"GPU-0".into()].into_iter()), Ok(()));
     }
 
     #[test]

@@ -51,6 +51,7 @@ mod supervise;
 mod view;
 mod wakes;
 
+use gpush_api::{GpuUuid, TargetUuid};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -131,7 +132,7 @@ pub(crate) struct MpsParts {
     programs: Option<PathBuf>,
     /// The handles of the daemons, by UUID of the target. A target is in the state of the host exactly if it has a handle.
     /// Both change while this lock is held, so take it before the lock of the state.
-    daemons: Locked<BTreeMap<String, DaemonHandle>>,
+    daemons: Locked<BTreeMap<TargetUuid, DaemonHandle>>,
     /// Number of the last supervisor task.
     supervisors: AtomicU64,
     /// What gpushd knows about the MPS control program. Locked while gpushd probes the program.
@@ -169,8 +170,8 @@ impl Mps {
     }
 
     /// Wakes the reconciler of a GPU after a short pause.
-    fn wake_soon(&self, gpu: &str) {
-        let (mps, gpu) = (self.clone(), gpu.to_owned());
+    fn wake_soon(&self, gpu: &GpuUuid) {
+        let (mps, gpu) = (self.clone(), gpu.clone());
         self.handles.context.tasks.once(TaskName::ReconcilerWakeup, async move {
             tokio::time::sleep(SOON).await;
             mps.wakes.wake(&gpu);
@@ -192,21 +193,21 @@ impl Mps {
     }
 
     /// Returns whether a whole GPU is an MPS target, even if the target is about to be removed.
-    pub(crate) fn has(&self, uuid: &str) -> bool {
+    pub(crate) fn has(&self, uuid: &TargetUuid) -> bool {
         self.handles.context.state.mps().has(uuid)
     }
 
-    fn daemons(&self) -> MutexGuard<'_, BTreeMap<String, DaemonHandle>> {
+    fn daemons(&self) -> MutexGuard<'_, BTreeMap<TargetUuid, DaemonHandle>> {
         self.daemons.lock()
     }
 
     /// Returns the handle of a target's daemon.
-    fn daemon(&self, uuid: &str) -> Option<DaemonHandle> {
+    fn daemon(&self, uuid: &TargetUuid) -> Option<DaemonHandle> {
         self.daemons().get(uuid).cloned()
     }
 
     /// Returns a target as last reported.
-    fn target(&self, uuid: &str) -> Option<Arc<MpsTarget>> {
+    fn target(&self, uuid: &TargetUuid) -> Option<Arc<MpsTarget>> {
         self.handles.context.state.mps().get(uuid).cloned()
     }
 
@@ -222,13 +223,13 @@ impl Mps {
     }
 
     /// Returns the uids of the users who may use a target.
-    fn admitted(&self, uuid: &str) -> BTreeSet<u32> {
+    fn admitted(&self, uuid: &TargetUuid) -> BTreeSet<u32> {
         self.handles.context.state.leases().admitted(uuid)
     }
 }
 
 /// Returns the leases on a target, in order of arrival.
-fn leases_on(host: &HostState, uuid: &str) -> Vec<OpenLease> {
+fn leases_on(host: &HostState, uuid: &TargetUuid) -> Vec<OpenLease> {
     host.leases.on_target(uuid).cloned().collect()
 }
 

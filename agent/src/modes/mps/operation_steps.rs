@@ -22,7 +22,7 @@ use std::{
 };
 
 use futures_util::future::join_all;
-use gpush_api::{ApiError, Code};
+use gpush_api::{ApiError, Code, GpuUuid, TargetUuid};
 use gpush_core::{
     mps::{DaemonReport, MpsTarget},
     supervisor::SupervisorState,
@@ -47,8 +47,8 @@ const CHECK: Duration = Duration::from_millis(5);
 pub(crate) async fn stop_for_operation(
     mps: &Mps,
     operation: &str,
-    gpu: &str,
-    uuid: &str,
+    gpu: &GpuUuid,
+    uuid: &TargetUuid,
     label: &str,
 ) -> Result<(), ApiError> {
     // If the daemon no longer exists, there is nothing to stop.
@@ -67,10 +67,10 @@ pub(crate) async fn stop_for_operation(
         return Err(error);
     }
     shut?;
-    mps.handles.context.state.change_mps(|targets| targets.operation(operation).kept_stopped.insert(uuid.to_owned()));
+    mps.handles.context.state.change_mps(|targets| targets.operation(operation).kept_stopped.insert(uuid.clone()));
     daemon.send(DaemonRequest::Stop { unless_used: false }).await?;
     drop(turn);
-    wait_until_exited(mps, target, mps.handles.context.host_services.constants.mps.stop + MARGIN).await?;
+    wait_until_exited(mps, target, Duration::from_secs(host.config.mps.stop_s.into()) + MARGIN).await?;
     compute_mode::restore_compute_mode(mps, uuid).await;
     mps.handles.context.readings.invalidate(gpu);
     Ok(())
@@ -105,16 +105,16 @@ async fn wait_until_exited(mps: &Mps, target: &MpsTarget, patience: Duration) ->
 ///
 /// # Errors
 /// If the daemon does not serve in time.
-pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Result<(), ApiError> {
-    mps.handles.context.state.change_mps(|targets| targets.operation(operation).starting.insert(uuid.to_owned()));
+pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &GpuUuid) -> Result<(), ApiError> {
+    mps.handles.context.state.change_mps(|targets| targets.operation(operation).starting.insert(uuid.clone()));
     // Read the GPU, because the last reading may be from before the earlier steps of the operation.
     if let Err(error) = mps.handles.context.readings.read_now(uuid).await {
-        tracing::warn!(gpu = uuid, "cannot read GPU {uuid} before its MPS daemon is started: {error}");
+        tracing::warn!(gpu = uuid.as_str(), "cannot read GPU {uuid} before its MPS daemon is started: {error}");
     }
     reconcile::reconcile_owned(mps, uuid).await;
-    let patience = mps.handles.context.host_services.constants.mps.start + MARGIN;
+    let patience = Duration::from_secs(mps.handles.context.state.config().mps.start_s.into()) + MARGIN;
     let host = mps.handles.context.state.now();
-    let target = host.mps.get(uuid);
+    let target = host.mps.get(uuid.as_target());
     let label = target.map_or_else(|| format!("GPU {uuid}"), |target| target.label());
     if let Some(error) = host.mps.bypass_error(uuid, &label) {
         compute_mode::restore_after_failed_start(mps, operation, uuid).await;
@@ -129,15 +129,18 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &str) -> Re
         return Err(error.hint("remove the cause, then apply again"));
     }
     let mut snapshots = mps.handles.context.state.watch();
-    let decided = snapshots
-        .wait_for(|host| host.mps.get(uuid).is_none_or(|target| is_decided(&target.report, host.mps.is_stopped(uuid))));
+    let decided = snapshots.wait_for(|host| {
+        host.mps
+            .get(uuid.as_target())
+            .is_none_or(|target| is_decided(&target.report, host.mps.is_stopped(uuid.as_target())))
+    });
     let _in_time = timeout(patience, decided).await.is_ok();
     let host = mps.handles.context.state.now();
-    let seen = host.mps.get(uuid).map(|target| &target.report);
+    let seen = host.mps.get(uuid.as_target()).map(|target| &target.report);
     match seen.map(|seen| &seen.state) {
         Some(SupervisorState::Ready { .. }) => return Ok(()),
         // An administrator has stopped the daemon, so the operation does not start it.
-        Some(SupervisorState::Stopped) if host.mps.is_stopped(uuid) => return Ok(()),
+        Some(SupervisorState::Stopped) if host.mps.is_stopped(uuid.as_target()) => return Ok(()),
         _ => {}
     }
     compute_mode::restore_after_failed_start(mps, operation, uuid).await;
@@ -175,9 +178,9 @@ fn is_decided(report: &DaemonReport, is_stopped: bool) -> bool {
 pub(crate) async fn start_device_daemons(
     mps: &Mps,
     operation: &str,
-    layouts: BTreeMap<String, Option<Vec<String>>>,
+    layouts: BTreeMap<GpuUuid, Option<Vec<String>>>,
 ) -> Vec<String> {
-    let on: BTreeSet<String> = layouts.keys().cloned().collect();
+    let on: BTreeSet<GpuUuid> = layouts.keys().cloned().collect();
     if on.is_empty() {
         return Vec::new();
     }
@@ -187,7 +190,7 @@ pub(crate) async fn start_device_daemons(
         daemons.layouts.extend(layouts.into_iter().filter_map(|(gpu, layout)| Some((gpu, layout?))));
     });
     // The last readings may be from before the earlier steps of the operation.
-    let uuids: Vec<String> = on.iter().cloned().collect();
+    let uuids: Vec<GpuUuid> = on.iter().cloned().collect();
     let _read = mps.handles.context.readings.now(&uuids).await;
     // The operation already has the lanes of these GPUs, so reconcile without locking them.
     let reconciled = on.iter().map(|uuid| {
@@ -200,7 +203,7 @@ pub(crate) async fn start_device_daemons(
     // the daemon of a device that an earlier operation has destroyed stays stopped until gpushd removes the target.
     let awaited = host.mps.all().filter(|target| on.contains(&target.gpu_uuid) && target.report.wanted);
     let awaited: Vec<&Arc<MpsTarget>> = awaited.collect();
-    let patience = mps.handles.context.host_services.constants.mps.start + MARGIN;
+    let patience = Duration::from_secs(host.config.mps.start_s.into()) + MARGIN;
     let decided = awaited.iter().map(|target| async {
         let _is_decided = mps.handles.context.state.watch().wait_for(|host| !is_late(host, target)).await.is_ok();
     });

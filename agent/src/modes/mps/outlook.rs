@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(due.code, Code::NotFound);
         assert!(due.causes.iter().any(|cause| cause.contains("`gpushctl apply 0`")), "{due:?}");
         let in_force = |record| MpsTargetRecord { in_force: Some(String::new()), ..record };
-        state.change_mps(|targets| targets.change_record("GPU-0", in_force));
+        state.change_mps(|targets| targets.change_record(&"GPU-0".into(), in_force));
         let pending = error(&state);
         assert_eq!((pending.code, pending.retryable), (Code::Unavailable, true));
         assert_eq!(pending.causes, ["gpushd has not started the MPS daemons of the config yet"]);

@@ -13,7 +13,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, Code, Gpu, GpuPlan, InstanceStep, LeaseKind, Mig, Mode, MpsStep, Refusal, Step};
+use gpush_api::{ApiError, Code, Gpu, GpuPlan, InstanceStep, LeaseKind, Mig, Mode, MpsStep, Refusal, Step, TargetUuid};
 use gpush_core::{
     desired::in_use::{Scope, check},
     layout::Layout,
@@ -40,13 +40,13 @@ struct DaemonChanges {
 impl DaemonChanges {
     /// `layout` is the layout that the GPU should have after the operation.
     fn of(targets: &MpsTargets, gpu: &Gpu, plan: &GpuPlan, layout: Option<&Layout>) -> Self {
-        let had: BTreeSet<String> = targets.on_gpu(&gpu.uuid).map(|target| target.uuid.clone()).collect();
+        let had: BTreeSet<TargetUuid> = targets.on_gpu(&gpu.uuid).map(|target| target.uuid.clone()).collect();
         let shared = match layout {
             Some(layout) if plan.error.is_none() => sharing::shared_after(layout, gpu, plan, &had),
             Some(_) | None => Vec::new(),
         };
         // Without a layout, it is not known which devices are shared, so those that stay keep their daemons.
-        let loses_daemon = |uuid: &String| {
+        let loses_daemon = |uuid: &TargetUuid| {
             *uuid != gpu.uuid && layout.is_some() && !shared.iter().any(|one| one.uuid.as_ref() == Some(uuid))
         };
         let stops = targets.on_gpu(&gpu.uuid).filter(|target| {
@@ -58,7 +58,7 @@ impl DaemonChanges {
         let is_new = |one: &DeviceAfter| one.uuid.as_ref().is_none_or(|uuid| !had.contains(uuid));
         Self {
             stops: stops.cloned().collect(),
-            starts_whole: gpu.mode == Mode::Mps && plan.leaves_whole(gpu) && !targets.is_active(&gpu.uuid),
+            starts_whole: gpu.mode == Mode::Mps && plan.leaves_whole(gpu) && !targets.is_active(gpu.uuid.as_target()),
             starts: shared.into_iter().filter(is_new).collect(),
         }
     }
@@ -83,7 +83,7 @@ fn claimed(targets: &MpsTargets, gpu: &Gpu, plan: &GpuPlan, layout: Option<&Layo
     let devices = instances.flat_map(|instance| &instance.compute).filter_map(|compute| compute.uuid.as_ref());
     // If MIG is on, no lease can use the whole GPU.
     let is_whole = gpu.mig.as_ref().is_none_or(Mig::is_off);
-    let removed = devices.chain(is_whole.then_some(&gpu.uuid)).filter(|uuid| is_removed(gpu, plan, uuid));
+    let removed = devices.chain(is_whole.then_some(gpu.uuid.as_target())).filter(|uuid| is_removed(gpu, plan, uuid));
     let changed = changes
         .stops
         .iter()
@@ -97,7 +97,7 @@ fn claimed(targets: &MpsTargets, gpu: &Gpu, plan: &GpuPlan, layout: Option<&Layo
 pub(crate) fn plan(mps: &Mps, gpus: &[Gpu], plans: &mut [GpuPlan], layouts: &[Option<Layout>]) {
     let host = mps.handles.context.state.now();
     for (plan, layout) in plans.iter_mut().zip(layouts) {
-        let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
+        let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.gpu_uuid) else { continue };
         // Replace an earlier refusal, because it may name only the MPS server. The new refusal names the clients and
         // leases.
         let held = matches!(plan.refusal, Some(Refusal::Held { .. } | Refusal::Blocked { .. }));
@@ -164,17 +164,17 @@ fn starts(gpu: &Gpu, plan: &GpuPlan, changes: &DaemonChanges) -> Result<Vec<Step
 }
 
 /// Returns whether a plan removes the target `uuid` of a daemon.
-fn is_removed(gpu: &Gpu, plan: &GpuPlan, uuid: &str) -> bool {
+fn is_removed(gpu: &Gpu, plan: &GpuPlan, uuid: &TargetUuid) -> bool {
     if plan.error.is_some() {
         // A refused plan has no steps, so they do not show whether the plan would remove the target. Assume that it
         // would.
         return true;
     }
-    if uuid == gpu.uuid {
+    if *uuid == gpu.uuid {
         return plan.mig_mode().is_some() || gpu.mode != Mode::Mps;
     }
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
-    let mut devices = instances.flat_map(|gi| gi.compute.iter().map(move |ci| (gi.id, ci.id, ci.uuid.as_deref())));
+    let mut devices = instances.flat_map(|gi| gi.compute.iter().map(move |ci| (gi.id, ci.id, ci.uuid.as_ref())));
     let Some((gi, ci, _)) = devices.find(|(_, _, device)| *device == Some(uuid)) else { return false };
     let gone = |step: &InstanceStep| match step {
         InstanceStep::DestroyCompute { gi: of, ci: which, .. } => (*of, *which) == (gi, ci),

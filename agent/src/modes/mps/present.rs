@@ -1,5 +1,6 @@
 //! Which daemons have no user, and the poll of daemons, for plans and operations.
 
+use gpush_api::GpuUuid;
 use std::{collections::BTreeSet, time::Duration};
 
 use futures_util::future::join_all;
@@ -18,7 +19,7 @@ impl Mps {
 
 /// Polls the daemons of the GPUs in `asked`, so that clients that have exited do not block a plan. Does not poll other
 /// daemons, because they may hang.
-pub(crate) async fn poll(mps: &Mps, asked: &BTreeSet<String>) {
+pub(crate) async fn poll(mps: &Mps, asked: &BTreeSet<GpuUuid>) {
     let targets = mps.handles.context.state.mps();
     let asked = targets.all().filter(|target| asked.contains(&target.gpu_uuid));
     let daemons: Vec<DaemonHandle> = asked.filter_map(|target| mps.daemon(&target.uuid)).collect();

@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Actor, Gpu, GpuState, MpsScope, MpsUsers, Override};
+use gpush_api::{Actor, Gpu, GpuState, GpuUuid, MpsScope, MpsUsers, Override, TargetUuid};
 use gpush_core::{
     config::Config,
     desired,
@@ -72,7 +72,7 @@ pub(crate) async fn run(mps: Mps) {
 
 /// Reconciles the daemons of a GPU until gpushd stops: first at once, then when the GPU or the config changes, when
 /// another task wakes this one, and after each [`INTERVAL`].
-async fn reconcile_periodically(mps: Mps, gpu_uuid: String) {
+async fn reconcile_periodically(mps: Mps, gpu_uuid: GpuUuid) {
     let mut snapshots = mps.handles.context.state.watch();
     let mut wakeups = mps.wakes.follow(&gpu_uuid);
     let stopping = mps.handles.context.stopping.clone();
@@ -96,7 +96,7 @@ async fn reconcile_periodically(mps: Mps, gpu_uuid: String) {
 }
 
 /// Returns whether the GPU or the config has changed between two snapshots.
-fn has_changed(before: &HostState, now: &HostState, gpu_uuid: &str) -> bool {
+fn has_changed(before: &HostState, now: &HostState, gpu_uuid: &GpuUuid) -> bool {
     let differs = match (before.gpu(gpu_uuid), now.gpu(gpu_uuid)) {
         // An override changes the layout, but no field that events report.
         (Some(before), Some(now)) => before.differs_from(now) || before.gpu.layout != now.gpu.layout,
@@ -108,7 +108,7 @@ fn has_changed(before: &HostState, now: &HostState, gpu_uuid: &str) -> bool {
 
 /// Reconciles the daemons of a GPU with their desired state. Returns `true` if an operation is changing the GPU: that
 /// operation reconciles the daemons itself.
-pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) -> bool {
+pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &GpuUuid) -> bool {
     if !concerns(mps, gpu_uuid) {
         return false;
     }
@@ -119,7 +119,7 @@ pub(super) async fn reconcile(mps: &Mps, gpu_uuid: &str) -> bool {
 
 /// Returns whether a GPU has a daemon, or whether its rule or override requests a daemon. Otherwise the reconciler need
 /// not read the GPU.
-fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
+fn concerns(mps: &Mps, gpu_uuid: &GpuUuid) -> bool {
     let host = mps.handles.context.state.now();
     if host.mps.on_gpu(gpu_uuid).next().is_some() {
         return true;
@@ -140,21 +140,21 @@ fn concerns(mps: &Mps, gpu_uuid: &str) -> bool {
 }
 
 /// Stores why the desired targets of a GPU cannot exist. Logs the findings that are new.
-fn set_findings(mps: &Mps, gpu_uuid: &str, findings: Vec<Finding>) {
+fn set_findings(mps: &Mps, gpu_uuid: &GpuUuid, findings: Vec<Finding>) {
     for finding in mps.handles.context.state.change_mps(|targets| targets.set_findings(gpu_uuid, findings)) {
         tracing::warn!("not shared through MPS: {finding}");
     }
 }
 
 /// Reconciles the daemons of a GPU. The caller must hold the lane of the GPU.
-pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
+pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &GpuUuid) {
     let Ok(observed) = mps.handles.context.readings.gpu(gpu_uuid).await else { return };
     if observed.host.gpu(gpu_uuid).is_some_and(GpuSnapshot::is_unread) {
         // Running daemons keep their settings until gpushd has read the GPU. The first reading wakes this reconciler
         // again.
         return;
     }
-    let at = observed.host.gpus.iter().position(|gpu| gpu.gpu.uuid == gpu_uuid);
+    let at = observed.host.gpus.iter().position(|gpu| gpu.gpu.uuid == *gpu_uuid);
     let mut seen = at.map(|at| observed.at(at, Viewer::Log));
     let before = mps.handles.context.state.mps();
     // The state is `Changing` only because an operation starts the daemon as its last step. So treat it as `Ready`.
@@ -174,7 +174,7 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
     let config = &observed.host.config;
     let decided = seen.as_ref().map(|gpu| sharing::decide_gpu(config, rule, gpu, &before.uuids())).unwrap_or_default();
     set_findings(mps, gpu_uuid, decided.findings);
-    let targets: BTreeMap<String, SharingTarget> =
+    let targets: BTreeMap<TargetUuid, SharingTarget> =
         decided.targets.into_iter().map(|target| (target.uuid.clone(), target)).collect();
     for target in targets.values().filter(|target| before.gets_daemon(target)) {
         supervise::add_or_update(mps, target);
@@ -208,16 +208,16 @@ pub(super) async fn reconcile_owned(mps: &Mps, gpu_uuid: &str) {
 
 /// Returns whether the daemon of a target continues although no rule requests it any more. `is_active` is whether an
 /// operation has started the daemon.
-fn continues_without_rule(uuid: &str, is_active: bool, gpu: Option<&Gpu>) -> bool {
+fn continues_without_rule(uuid: &TargetUuid, is_active: bool, gpu: Option<&Gpu>) -> bool {
     // If an operation started the daemon, it continues until an operation stops it or its GPU is no longer managed. The
     // daemon of a MIG device also continues while its GPU differs from the config, or while a change of the device is
     // pending.
     is_active && gpu.is_none_or(|gpu| gpu.mode.is_managed())
-        || gpu.is_some_and(|gpu| uuid != gpu.uuid && (!gpu.drift.is_empty() || is_pending(gpu, uuid)))
+        || gpu.is_some_and(|gpu| *uuid != gpu.uuid && (!gpu.drift.is_empty() || is_pending(gpu, uuid)))
 }
 
 /// Returns whether a change of a MIG device is pending.
-fn is_pending(gpu: &Gpu, uuid: &str) -> bool {
+fn is_pending(gpu: &Gpu, uuid: &TargetUuid) -> bool {
     gpu.pending.iter().any(|change| change.aim.device() == Some(uuid))
 }
 
@@ -225,7 +225,7 @@ fn is_pending(gpu: &Gpu, uuid: &str) -> bool {
 /// of the operation.
 fn override_of_operation(gpu: &Gpu, layout: &[String]) -> Override {
     Override {
-        uuid: gpu.uuid.clone(),
+        gpu_uuid: gpu.uuid.clone(),
         gpu: Some(gpu.index),
         rule: gpu.rule.clone(),
         layout: layout.to_vec(),
@@ -324,23 +324,26 @@ mod tests {
             (Mode::Unmanaged, false),
         ] {
             let gpu = Gpu { mode, drift: vec!["it differs".to_owned()], ..whole_gpu() };
-            assert_eq!(continues_without_rule("GPU-0", true, Some(&gpu)), expected, "{mode:?}");
-            assert!(!continues_without_rule("GPU-0", false, Some(&gpu)), "no operation has started it: {mode:?}");
+            assert_eq!(continues_without_rule(&"GPU-0".into(), true, Some(&gpu)), expected, "{mode:?}");
+            assert!(
+                !continues_without_rule(&"GPU-0".into(), false, Some(&gpu)),
+                "no operation has started it: {mode:?}"
+            );
         }
-        assert!(continues_without_rule("GPU-0", true, None), "the GPU is not known");
+        assert!(continues_without_rule(&"GPU-0".into(), true, None), "the GPU is not known");
     }
 
     #[test]
     fn daemon_of_a_mig_device_continues_while_its_gpu_differs() {
         let gpu = mig_gpu(&["3g.40gb@4", "2g.20gb@0"]);
-        let aim = |uuid: &str| PendingAim::UnshareDevice { uuid: uuid.to_owned(), device: "3g.40gb@4".to_owned() };
+        let aim = |uuid: &str| PendingAim::UnshareDevice { uuid: uuid.into(), device: "3g.40gb@4".to_owned() };
         let pending = |uuid| Gpu { pending: vec![PendingChange { aim: aim(uuid), leases: Vec::new() }], ..gpu.clone() };
         let drifted = Gpu { drift: vec!["it differs".to_owned()], ..gpu.clone() };
-        assert!(!continues_without_rule("MIG-1", false, Some(&gpu)));
-        assert!(continues_without_rule("MIG-1", false, Some(&drifted)));
-        assert!(continues_without_rule("MIG-1", false, Some(&pending("MIG-1"))));
-        assert!(!continues_without_rule("MIG-1", false, Some(&pending("MIG-0"))), "another device is pending");
-        assert!(!continues_without_rule("MIG-1", false, None));
+        assert!(!continues_without_rule(&"MIG-1".into(), false, Some(&gpu)));
+        assert!(continues_without_rule(&"MIG-1".into(), false, Some(&drifted)));
+        assert!(continues_without_rule(&"MIG-1".into(), false, Some(&pending("MIG-1"))));
+        assert!(!continues_without_rule(&"MIG-1".into(), false, Some(&pending("MIG-0"))), "another device is pending");
+        assert!(!continues_without_rule(&"MIG-1".into(), false, None));
     }
 
     #[test]
@@ -349,7 +352,7 @@ mod tests {
         list(&state, &[0, 1]);
         (0..2).for_each(|gpu| read(&state, gpu));
         let before = state.now();
-        let wakes = |gpu: &str| has_changed(&before, &state.now(), gpu);
+        let wakes = |gpu: &str| has_changed(&before, &state.now(), &gpu.into());
         assert!(!wakes("GPU-0") && !wakes("GPU-9"));
         state.apply(&[cordon("GPU-1")]);
         assert!(!wakes("GPU-0") && wakes("GPU-1"));

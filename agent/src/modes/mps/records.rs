@@ -4,7 +4,7 @@
 //! A change takes effect in memory only after it is on disk. The changes by an operation are recorded in the
 //! transaction that ends the operation.
 
-use gpush_api::{Gpu, GpuPlan, Mode, MpsComputeMode};
+use gpush_api::{Gpu, GpuPlan, GpuUuid, Mode, MpsComputeMode, TargetUuid};
 use gpush_core::{desired, mps::MpsTargetRecord, sharing};
 use gpush_store::{StoreError, Tx};
 
@@ -17,11 +17,11 @@ use super::Mps;
 /// If the commit fails. After an error, the record is unchanged.
 pub(super) async fn change(
     mps: &Mps,
-    uuid: &str,
+    uuid: &TargetUuid,
     change: impl Fn(MpsTargetRecord) -> MpsTargetRecord + Clone + Send + 'static,
     mut also: impl FnMut(&mut Tx<'_>) -> Result<(), StoreError> + Send + 'static,
 ) -> Result<(), StoreError> {
-    let (target, recorded) = (uuid.to_owned(), change.clone());
+    let (target, recorded) = (uuid.clone(), change.clone());
     let written = mps.handles.context.store.write_ending(move |tx| {
         tx.change_mps_target(&target, recorded.clone())?;
         also(tx)
@@ -31,7 +31,7 @@ pub(super) async fn change(
     Ok(())
 }
 
-fn apply_in_memory(mps: &Mps, uuid: &str, change: impl FnOnce(MpsTargetRecord) -> MpsTargetRecord) {
+fn apply_in_memory(mps: &Mps, uuid: &TargetUuid, change: impl FnOnce(MpsTargetRecord) -> MpsTargetRecord) {
     mps.handles.context.state.change_mps(|targets| targets.change_record(uuid, change));
 }
 
@@ -57,13 +57,13 @@ pub(super) async fn drop_overridden_settings(mps: &Mps, target: &sharing::Sharin
 }
 
 /// Removes the record of a target. Call this when no rule requests the target and its daemon has exited.
-pub(super) async fn remove_record(mps: &Mps, uuid: &str) {
+pub(super) async fn remove_record(mps: &Mps, uuid: &TargetUuid) {
     let known = mps.handles.context.state.mps().record(uuid);
     if known == without_daemon(known.clone()) {
         return;
     }
     if let Err(error) = change(mps, uuid, without_daemon, |_| Ok(())).await {
-        tracing::error!(gpu = uuid, "cannot record that {uuid} is no longer shared through MPS: {error}");
+        tracing::error!(gpu = uuid.as_str(), "cannot record that {uuid} is no longer shared through MPS: {error}");
     }
 }
 
@@ -85,19 +85,21 @@ fn change_by(plan: &GpuPlan, is_active: bool) -> Option<RecordChange> {
     if plan.starts_mps() {
         return Some(with_started_daemon);
     }
-    let stops = plan.stopped_daemons().any(|uuid| uuid == plan.uuid);
+    let stops = plan.stopped_daemons().any(|uuid| *uuid == plan.gpu_uuid);
     (stops && is_active).then_some(without_daemon)
 }
 
 /// For each whole GPU, by UUID, how an operation changes the record of the GPU.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct RecordedSettings(Vec<(String, RecordChange)>);
+pub(crate) struct RecordedSettings(Vec<(TargetUuid, RecordChange)>);
 
 impl RecordedSettings {
     /// Returns the changes that an operation with these plans makes if it succeeds.
     pub(crate) fn of(mps: &Mps, plans: &[GpuPlan]) -> Self {
         let targets = mps.handles.context.state.mps();
-        let made = |plan: &GpuPlan| Some((plan.uuid.clone(), change_by(plan, targets.is_active(&plan.uuid))?));
+        let made = |plan: &GpuPlan| {
+            Some((TargetUuid::from(&plan.gpu_uuid), change_by(plan, targets.is_active(plan.gpu_uuid.as_target()))?))
+        };
         Self(plans.iter().filter_map(made).collect())
     }
 
@@ -106,9 +108,14 @@ impl RecordedSettings {
     pub(crate) fn of_running_daemons(mps: &Mps, gpus: &[Gpu]) -> Self {
         let targets = mps.handles.context.state.mps();
         let stands = |gpu: &&Gpu| {
-            gpu.mode == Mode::Mps && targets.get(&gpu.uuid).is_some_and(|target| target.report.pid.is_some())
+            gpu.mode == Mode::Mps && targets.get(gpu.uuid.as_target()).is_some_and(|target| target.report.pid.is_some())
         };
-        Self(gpus.iter().filter(stands).map(|gpu| (gpu.uuid.clone(), with_started_daemon as RecordChange)).collect())
+        Self(
+            gpus.iter()
+                .filter(stands)
+                .map(|gpu| (TargetUuid::from(&gpu.uuid), with_started_daemon as RecordChange))
+                .collect(),
+        )
     }
 
     /// Writes the changes in the transaction that ends the operation.
@@ -120,17 +127,17 @@ impl RecordedSettings {
     }
 
     /// Returns the UUIDs of the changed GPUs whose rules request EXCLUSIVE_PROCESS.
-    pub(crate) fn exclusive(&self, mps: &Mps, gpus: &[Gpu]) -> Vec<String> {
+    pub(crate) fn exclusive(&self, mps: &Mps, gpus: &[Gpu]) -> Vec<GpuUuid> {
         let config = mps.handles.context.state.config();
         let is_exclusive = |position: usize| {
             let rule = config.rules.get(position);
             rule.is_some_and(|rule| rule.mps_policy().compute_mode == MpsComputeMode::ExclusiveProcess)
         };
         let claims = desired::claims(&config, gpus).into_iter().zip(gpus);
-        let wanted: Vec<&str> =
-            claims.filter(|(claimed, _)| claimed.is_some_and(is_exclusive)).map(|(_, gpu)| gpu.uuid.as_str()).collect();
+        let wanted: Vec<&GpuUuid> =
+            claims.filter(|(claimed, _)| claimed.is_some_and(is_exclusive)).map(|(_, gpu)| &gpu.uuid).collect();
         let those = self.0.iter().map(|(uuid, _)| uuid);
-        those.filter(|uuid| wanted.contains(&uuid.as_str())).cloned().collect()
+        those.filter_map(TargetUuid::to_gpu).filter(|uuid| wanted.contains(&uuid)).collect()
     }
 
     /// Applies the changes in memory.
@@ -148,11 +155,11 @@ mod tests {
 
     fn plan(steps: &[MpsStep]) -> GpuPlan {
         let steps = steps.iter().cloned().map(Step::Mps).collect();
-        GpuPlan { uuid: "GPU-0".to_owned(), steps, ..GpuPlan::default() }
+        GpuPlan { gpu_uuid: "GPU-0".into(), steps, ..GpuPlan::default() }
     }
 
     fn stop(uuid: &str) -> MpsStep {
-        MpsStep::StopDaemon { uuid: uuid.to_owned(), label: String::new() }
+        MpsStep::StopDaemon { uuid: uuid.into(), label: String::new() }
     }
 
     /// Returns whether the daemon is in force after an operation with these steps; `None` if the record does not change.
@@ -184,14 +191,11 @@ mod tests {
     fn removed_daemon_leaves_nothing_in_its_record() {
         let settings = MpsSettings::default();
         let record = MpsTargetRecord {
-            target: "GPU-0".to_owned(),
+            target: "GPU-0".into(),
             stopped: Some(MpsStopped { by: Actor { uid: 0, user: None, pid: None }, end_at: None }),
             set: Some(MpsSet { settings: settings.clone(), rule: settings }),
             in_force: Some("boot".to_owned()),
         };
-        assert_eq!(
-            without_daemon(record),
-            MpsTargetRecord { target: "GPU-0".to_owned(), ..MpsTargetRecord::default() }
-        );
+        assert_eq!(without_daemon(record), MpsTargetRecord { target: "GPU-0".into(), ..MpsTargetRecord::default() });
     }
 }

@@ -1,5 +1,6 @@
 //! Adds targets, and runs the supervisor task of each daemon.
 
+use gpush_api::{GpuUuid, TargetUuid};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, atomic::Ordering},
@@ -51,7 +52,7 @@ pub(super) fn add_or_update(mps: &Mps, desired: &SharingTarget) {
 }
 
 /// Removes a target whose daemon has exited.
-pub(super) fn remove(mps: &Mps, uuid: &str) {
+pub(super) fn remove(mps: &Mps, uuid: &TargetUuid) {
     let mut daemons = mps.daemons();
     daemons.remove(uuid);
     mps.handles.context.state.remove_mps_target(uuid);
@@ -60,14 +61,14 @@ pub(super) fn remove(mps: &Mps, uuid: &str) {
 /// A target that gets a supervisor task.
 #[derive(Debug, Clone)]
 struct NewTarget {
-    uuid: String,
+    uuid: TargetUuid,
     short: String,
-    gpu_uuid: String,
+    gpu_uuid: GpuUuid,
     desired: Option<SharingTarget>,
 }
 
 /// Adds a target. `place` is the directory of its daemon.
-fn add(mps: &Mps, daemons: &mut BTreeMap<String, DaemonHandle>, new: &NewTarget, place: TargetDir) {
+fn add(mps: &Mps, daemons: &mut BTreeMap<TargetUuid, DaemonHandle>, new: &NewTarget, place: TargetDir) {
     let supervisor = mps.supervisors.fetch_add(1, Ordering::Relaxed) + 1;
     let (daemon, task) = supervise(mps, new, supervisor, place);
     let NewTarget { uuid, short, gpu_uuid, desired } = new.clone();
@@ -80,8 +81,8 @@ fn add(mps: &Mps, daemons: &mut BTreeMap<String, DaemonHandle>, new: &NewTarget,
 }
 
 /// Records in the audit trail that gpushd killed a daemon. Does not wait for the record.
-fn record_kill(mps: &Mps, uuid: &str, gpu_uuid: &str, why: KillReason) {
-    let event = AuditEvent::MpsKill { gpu_uuid: gpu_uuid.to_owned(), reason: why.to_string() };
+fn record_kill(mps: &Mps, uuid: &TargetUuid, gpu_uuid: &GpuUuid, why: KillReason) {
+    let event = AuditEvent::MpsKill { gpu_uuid: gpu_uuid.clone(), reason: why.to_string() };
     let audit = event.record(None, uuid, DONE);
     drop(mps.handles.context.store.write_ending(move |tx| tx.audit(audit.clone()).map(|_| ())));
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
-use gpush_api::{ApiError, Code, MemberShare, Mode, MpsDaemon, MpsLogs};
+use gpush_api::{ApiError, Code, GpuUuid, MemberShare, Mode, MpsDaemon, MpsLogs, TargetUuid};
 use gpush_core::{
     mps::{DesiredTargets, MpsTarget, ShownFacts, in_order},
     sharing,
@@ -77,8 +77,8 @@ pub(crate) async fn one(mps: &Mps, caller: &Caller, text: &str) -> Result<MpsDae
 }
 
 /// Returns the UUIDs of the GPUs of those targets that gpushd has not found yet.
-fn unplaced<'a>(targets: impl IntoIterator<Item = &'a Arc<MpsTarget>>) -> impl Iterator<Item = &'a str> {
-    targets.into_iter().filter(|target| target.desired.is_none()).map(|target| target.gpu_uuid.as_str())
+fn unplaced<'a>(targets: impl IntoIterator<Item = &'a Arc<MpsTarget>>) -> impl Iterator<Item = &'a GpuUuid> {
+    targets.into_iter().filter(|target| target.desired.is_none()).map(|target| &target.gpu_uuid)
 }
 
 /// Polls the daemon of a target, and describes it. If the target has been removed, describes it as it was in `last`.
@@ -145,8 +145,8 @@ async fn shown(
 }
 
 /// Returns which part of a target a lease may use, in tenths of a percent.
-fn tenths_on(lease: &OpenLease, target: &str) -> u32 {
-    let here = lease.record.members.iter().filter(|member| member.target == target);
+fn tenths_on(lease: &OpenLease, target: &TargetUuid) -> u32 {
+    let here = lease.record.members.iter().filter(|member| member.target == *target);
     here.map(|member| match &member.share {
         MemberShare::Mps { percentage, .. } => u32::from(percentage.tenths()),
         MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => 0,
@@ -167,8 +167,8 @@ mod tests {
         let mut gang = record(1, 1000, "GPU-0");
         gang.members.extend(record(1, 1000, "GPU-0").members);
         gang.members.extend(record(1, 1000, "GPU-1").members);
-        gang.members.push(LeaseMember { target: "GPU-0".to_owned(), ..mig_member("GPU-0", "", "1g.10gb") });
+        gang.members.push(LeaseMember { target: "GPU-0".into(), ..mig_member("GPU-0", "", "1g.10gb") });
         let lease = OpenLease::new(gang);
-        assert_eq!(["GPU-0", "GPU-1", "GPU-2"].map(|target| tenths_on(&lease, target)), [500, 250, 0]);
+        assert_eq!(["GPU-0", "GPU-1", "GPU-2"].map(|target| tenths_on(&lease, &target.into())), [500, 250, 0]);
     }
 }

@@ -14,7 +14,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use backon::ExponentialBackoff;
-use gpush_api::{ApiError, Code, Gpu, GpuState, Mode};
+use gpush_api::{ApiError, Code, Gpu, GpuState, GpuUuid, Mode};
 use gpush_host::subtask;
 use gpush_store::SharedGpu;
 use tokio::{
@@ -30,7 +30,7 @@ use crate::{requests::caller::Viewer, system::backoff::backoff};
 const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
 
 /// Returns whether MPS needs the compute mode of the GPU with this UUID.
-type NeedsComputeMode = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+type NeedsComputeMode = Arc<dyn Fn(&GpuUuid) -> bool + Send + Sync>;
 
 /// The attempts to restore the compute mode of one GPU.
 #[derive(Debug)]
@@ -64,12 +64,12 @@ impl Attempts {
 /// Restores leftover compute modes until gpushd stops.
 pub(crate) async fn run(
     shared: SharedGpus,
-    needs: impl Fn(&str) -> bool + Send + Sync + 'static,
+    needs: impl Fn(&GpuUuid) -> bool + Send + Sync + 'static,
     stopping: CancellationToken,
 ) {
     let needs: NeedsComputeMode = Arc::new(needs);
     let mut wake = shared.0.wake.subscribe();
-    let mut left: BTreeMap<String, Attempts> = BTreeMap::new();
+    let mut left: BTreeMap<GpuUuid, Attempts> = BTreeMap::new();
     let mut running = JoinSet::new();
     // Wait for the first reconciliation of a GPU before the first check.
     let mut is_woken = false;
@@ -79,7 +79,7 @@ pub(crate) async fn run(
             left.retain(|uuid, attempts| attempts.next == NextAttempt::Running || now.contains(uuid));
             shared.troubles().retain(|uuid, _| now.contains(uuid));
             for uuid in now {
-                left.entry(uuid).or_insert_with(Attempts::new);
+                left.entry(uuid.into()).or_insert_with(Attempts::new);
             }
         }
         for (uuid, attempts) in &mut left {
@@ -121,7 +121,7 @@ pub(crate) async fn run(
 }
 
 /// Tries to restore the compute mode of one GPU.
-async fn attempt(shared: &SharedGpus, needs: &NeedsComputeMode, uuid: &str) -> AttemptResult {
+async fn attempt(shared: &SharedGpus, needs: &NeedsComputeMode, uuid: &GpuUuid) -> AttemptResult {
     if shared.0.context.state.maintenance().is_some() {
         return AttemptResult::NotYet;
     }
@@ -131,7 +131,7 @@ async fn attempt(shared: &SharedGpus, needs: &NeedsComputeMode, uuid: &str) -> A
     }
     let observed = shared.0.context.readings.gpu(uuid).await;
     let gpus = observed.map(|observed| observed.gpus(Viewer::Agent)).unwrap_or_default();
-    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == uuid && can_be_changed(gpu)) else {
+    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == *uuid && can_be_changed(gpu)) else {
         return AttemptResult::NotYet;
     };
     match shared.restore_unless_needed(uuid, Mode::Mps, || needs(uuid)).await {
@@ -139,7 +139,7 @@ async fn attempt(shared: &SharedGpus, needs: &NeedsComputeMode, uuid: &str) -> A
             shared.troubles().remove(uuid);
             if let Some(mode) = mode {
                 tracing::info!(
-                    gpu = uuid,
+                    gpu = uuid.as_str(),
                     "GPU {uuid} is no longer shared through MPS: its compute mode is {mode} again"
                 );
             }
@@ -147,9 +147,9 @@ async fn attempt(shared: &SharedGpus, needs: &NeedsComputeMode, uuid: &str) -> A
         }
         Err(why) => {
             let error = error(gpu, &why);
-            let before = shared.troubles().insert(uuid.to_owned(), error.clone());
+            let before = shared.troubles().insert(uuid.clone(), error.clone());
             if before.as_ref() != Some(&error) {
-                tracing::error!(gpu = uuid, "{error}: {why}");
+                tracing::error!(gpu = uuid.as_str(), "{error}: {why}");
             }
             AttemptResult::Failed
         }
@@ -157,11 +157,11 @@ async fn attempt(shared: &SharedGpus, needs: &NeedsComputeMode, uuid: &str) -> A
 }
 
 /// Returns the UUIDs of the GPUs whose compute mode gpushd has set for MPS although no daemon needs it any more.
-fn leftovers(shared: &SharedGpus, needs: &NeedsComputeMode) -> Vec<String> {
+fn leftovers(shared: &SharedGpus, needs: &NeedsComputeMode) -> Vec<GpuUuid> {
     leftovers_of(shared.records().clone(), &**needs)
 }
 
-fn leftovers_of(records: BTreeMap<String, SharedGpu>, needs: &dyn Fn(&str) -> bool) -> Vec<String> {
+fn leftovers_of(records: BTreeMap<GpuUuid, SharedGpu>, needs: &dyn Fn(&GpuUuid) -> bool) -> Vec<GpuUuid> {
     let of_mps = records.into_iter().filter(|(_, record)| record.compute_mode.is_some_and(|set| set.by == Mode::Mps));
     of_mps.map(|(uuid, _)| uuid).filter(|uuid| !needs(uuid)).collect()
 }
@@ -199,8 +199,8 @@ mod tests {
             |by| ComputeModeSet { before: ComputeMode::Default, set: ComputeMode::ExclusiveProcess, last: None, by };
         let level = LevelSet { set: gpush_api::TimesliceLevel::Long, last: None };
         let record = |uuid: &str, compute_mode| {
-            let record = SharedGpu { gpu: uuid.to_owned(), compute_mode, level: Some(level), ..SharedGpu::default() };
-            (uuid.to_owned(), record)
+            let record = SharedGpu { gpu_uuid: uuid.into(), compute_mode, level: Some(level), ..SharedGpu::default() };
+            (GpuUuid::from(uuid), record)
         };
         let records = BTreeMap::from([
             record("needed", Some(mode(Mode::Mps))),
@@ -208,7 +208,7 @@ mod tests {
             record("time-sliced", Some(mode(Mode::Timeslice))),
             record("level", None),
         ]);
-        assert_eq!(leftovers_of(records, &|uuid| uuid == "needed"), ["left over"]);
+        assert_eq!(leftovers_of(records, &|uuid| *uuid == "needed"), ["left over"]);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use std::{
     sync::{Arc, MutexGuard},
 };
 
-use gpush_api::{ApiError, ComputeMode, Mode};
+use gpush_api::{ApiError, ComputeMode, GpuUuid, Mode};
 use gpush_locked::Locked;
 use gpush_nvml::ReadingPart;
 use gpush_store::{ComputeModeSet, LevelSet, SharedGpu};
@@ -41,11 +41,11 @@ pub(crate) struct SharedGpus(Arc<SharedGpuParts>);
 struct SharedGpuParts {
     context: Arc<HostContext>,
     /// Records by UUID of the GPU.
-    records: Locked<BTreeMap<String, SharedGpu>>,
+    records: Locked<BTreeMap<GpuUuid, SharedGpu>>,
     /// A lock for each GPU, by UUID. It is held while the record of the GPU changes.
-    locks: Locked<BTreeMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    locks: Locked<BTreeMap<GpuUuid, Arc<tokio::sync::Mutex<()>>>>,
     /// For each GPU, by UUID, why gpushd could not restore the compute mode yet.
-    troubles: Locked<BTreeMap<String, ApiError>>,
+    troubles: Locked<BTreeMap<GpuUuid, ApiError>>,
     /// Wakes the check for compute modes that no daemon needs any more.
     wake: watch::Sender<()>,
 }
@@ -53,41 +53,41 @@ struct SharedGpuParts {
 impl SharedGpus {
     /// Creates the handle with the recorded settings.
     pub(crate) fn new(context: Arc<HostContext>, records: Vec<SharedGpu>) -> Self {
-        let records = Locked::new(records.into_iter().map(|record| (record.gpu.clone(), record)).collect());
+        let records = Locked::new(records.into_iter().map(|record| (record.gpu_uuid.clone(), record)).collect());
         let (locks, troubles, wake) = (Locked::default(), Locked::default(), watch::Sender::new(()));
         Self(Arc::new(SharedGpuParts { context, records, locks, troubles, wake }))
     }
 
     /// Locks the record of a GPU. Waits while another caller changes the record.
-    async fn lock(&self, uuid: &str) -> OwnedMutexGuard<()> {
+    async fn lock(&self, uuid: &GpuUuid) -> OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.0.locks.lock();
-            Arc::clone(locks.entry(uuid.to_owned()).or_default())
+            Arc::clone(locks.entry(uuid.clone()).or_default())
         };
         lock.lock_owned().await
     }
 
-    fn records(&self) -> MutexGuard<'_, BTreeMap<String, SharedGpu>> {
+    fn records(&self) -> MutexGuard<'_, BTreeMap<GpuUuid, SharedGpu>> {
         self.0.records.lock()
     }
 
-    fn record(&self, uuid: &str) -> SharedGpu {
+    fn record(&self, uuid: &GpuUuid) -> SharedGpu {
         let known = self.records().get(uuid).cloned();
-        known.unwrap_or_else(|| SharedGpu { gpu: uuid.to_owned(), ..SharedGpu::default() })
+        known.unwrap_or_else(|| SharedGpu { gpu_uuid: uuid.clone(), ..SharedGpu::default() })
     }
 
     /// Returns the time-slice level that gpushd has set on a GPU.
-    pub(crate) fn level(&self, uuid: &str) -> Option<LevelSet> {
+    pub(crate) fn level(&self, uuid: &GpuUuid) -> Option<LevelSet> {
         self.record(uuid).level
     }
 
     /// Returns the compute mode that gpushd has set on a GPU for a sharing mode.
-    pub(crate) fn compute_mode(&self, uuid: &str, by: Mode) -> Option<ComputeModeSet> {
+    pub(crate) fn compute_mode(&self, uuid: &GpuUuid, by: Mode) -> Option<ComputeModeSet> {
         self.record(uuid).compute_mode.filter(|set| set.by == by)
     }
 
     /// Returns whether gpushd has set a compute mode or level for time-slicing on a GPU.
-    pub(crate) fn has_timeslice_settings_of(&self, uuid: &str) -> bool {
+    pub(crate) fn has_timeslice_settings_of(&self, uuid: &GpuUuid) -> bool {
         self.records().get(uuid).is_some_and(is_timeslice_record)
     }
 
@@ -101,7 +101,7 @@ impl SharedGpus {
         self.troubles().values().cloned().collect()
     }
 
-    fn troubles(&self) -> MutexGuard<'_, BTreeMap<String, ApiError>> {
+    fn troubles(&self) -> MutexGuard<'_, BTreeMap<GpuUuid, ApiError>> {
         self.0.troubles.lock()
     }
 
@@ -140,7 +140,7 @@ impl SharedGpus {
     /// If the GPU does not get the compute mode. The text says why.
     pub(crate) async fn set_compute_mode(
         &self,
-        uuid: &str,
+        uuid: &GpuUuid,
         wanted: ComputeMode,
         by: Mode,
         is_needed: impl Fn() -> bool,
@@ -170,7 +170,7 @@ impl SharedGpus {
     /// Returns new records for GPUs with running daemons, after the earlier records were lost with the database. If a
     /// GPU has the compute mode EXCLUSIVE_PROCESS, gpushd assumes that it has set this mode itself. Later, gpushd will
     /// restore the driver's default mode.
-    pub(crate) async fn records_of_running_daemons(&self, uuids: &[String]) -> Vec<SharedGpu> {
+    pub(crate) async fn records_of_running_daemons(&self, uuids: &[GpuUuid]) -> Vec<SharedGpu> {
         let mut found = Vec::new();
         for uuid in uuids {
             let record = self.record(uuid);
@@ -181,7 +181,7 @@ impl SharedGpus {
                     found.push(SharedGpu { compute_mode, ..record });
                 }
                 Ok(_) => {}
-                Err(why) => tracing::error!(gpu = uuid, "{why}"),
+                Err(why) => tracing::error!(gpu = uuid.as_str(), "{why}"),
             }
         }
         found
@@ -189,7 +189,7 @@ impl SharedGpus {
 
     /// Replaces records in memory.
     pub(crate) fn apply(&self, recorded: Vec<SharedGpu>) {
-        self.records().extend(recorded.into_iter().map(|record| (record.gpu.clone(), record)));
+        self.records().extend(recorded.into_iter().map(|record| (record.gpu_uuid.clone(), record)));
     }
 
     /// Restores the compute mode that a GPU had before gpushd set a mode for the sharing mode `by`. Changes nothing if
@@ -197,7 +197,7 @@ impl SharedGpus {
     ///
     /// # Errors
     /// If the mode could not be restored. The text says why. The record stays.
-    pub(crate) async fn restore_compute_mode(&self, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
+    pub(crate) async fn restore_compute_mode(&self, uuid: &GpuUuid, by: Mode) -> Result<Option<ComputeMode>, String> {
         let _lock = self.lock(uuid).await;
         self.restore(uuid, by).await
     }
@@ -208,7 +208,7 @@ impl SharedGpus {
     /// As [`Self::restore_compute_mode`].
     async fn restore_unless_needed(
         &self,
-        uuid: &str,
+        uuid: &GpuUuid,
         by: Mode,
         is_needed: impl Fn() -> bool,
     ) -> Result<Option<ComputeMode>, String> {
@@ -217,7 +217,7 @@ impl SharedGpus {
     }
 
     /// Does the same as [`Self::restore_compute_mode`], for a caller that holds the lock of the GPU.
-    async fn restore(&self, uuid: &str, by: Mode) -> Result<Option<ComputeMode>, String> {
+    async fn restore(&self, uuid: &GpuUuid, by: Mode) -> Result<Option<ComputeMode>, String> {
         let record = self.record(uuid);
         let Some(taken) = record.compute_mode.filter(|set| set.by == by) else { return Ok(None) };
         let ours = self.read(uuid).await?.is_some_and(|now| taken.is_ours(now));
@@ -234,7 +234,7 @@ impl SharedGpus {
     ///
     /// # Errors
     /// If the record cannot be written. In that case, the caller must not set the level.
-    pub(crate) async fn note_level(&self, uuid: &str, level: Option<LevelSet>) -> Result<(), String> {
+    pub(crate) async fn note_level(&self, uuid: &GpuUuid, level: Option<LevelSet>) -> Result<(), String> {
         let _lock = self.lock(uuid).await;
         let record = self.record(uuid);
         if record.level == level {
@@ -248,7 +248,7 @@ impl SharedGpus {
     /// # Errors
     /// If the mode is not known. The text says why. The caller must not assume that another program
     /// has changed the mode.
-    async fn read(&self, uuid: &str) -> Result<Option<ComputeMode>, String> {
+    async fn read(&self, uuid: &GpuUuid) -> Result<Option<ComputeMode>, String> {
         let why = |cause: String| format!("its compute mode can't be read: {cause}");
         let reading = self.0.context.readings.read_now(uuid).await.map_err(|error| why(error.to_string()))?;
         match (reading.compute_mode, reading.unread(ReadingPart::ComputeMode)) {
@@ -258,7 +258,7 @@ impl SharedGpus {
     }
 
     /// Sets a compute mode. Returns success only if the driver then reports the new mode.
-    async fn set(&self, uuid: &str, mode: ComputeMode) -> Result<(), String> {
+    async fn set(&self, uuid: &GpuUuid, mode: ComputeMode) -> Result<(), String> {
         let called = self.0.context.hardware.set_compute_mode(uuid, mode).await;
         self.0.context.readings.invalidate(uuid);
         called.map_err(|error| format!("cannot set its compute mode to {mode}: {error}"))?;
@@ -268,7 +268,7 @@ impl SharedGpus {
     }
 
     async fn store_record(&self, record: SharedGpu) -> Result<(), String> {
-        let uuid = record.gpu.clone();
+        let uuid = record.gpu_uuid.clone();
         let written = self.0.context.store.write_ending(move |tx| tx.set_shared_gpu(record.clone()));
         let record = written
             .await

@@ -7,7 +7,7 @@
 //!         recorded (unless it is the default) ───────► set ─► list ────┘ done only when listed
 //! ```
 
-use gpush_api::{ApiError, Code, TimesliceLevel};
+use gpush_api::{ApiError, Code, GpuUuid, TimesliceLevel};
 use gpush_core::{
     compute_policy::{GpuIdentifier, LevelReport, level_of},
     timeslice_plan::{self, LevelAction},
@@ -41,7 +41,7 @@ pub(super) async fn reconcile(
     round: &mut LevelRound,
     aims: &[TimeslicedGpu],
     setter: Setter,
-) -> Vec<String> {
+) -> Vec<GpuUuid> {
     let mut busy = Vec::new();
     let Some(reported) = list(timeslice, pace, round, aims).await else { return busy };
     let mut set = Vec::new();
@@ -238,13 +238,18 @@ fn record_of_change(ours: Option<LevelSet>, now: TimesliceLevel, wanted: Timesli
 fn log_change(round: &LevelRound, aim: &TimeslicedGpu, before: TimesliceLevel) {
     let (gpu, level) = (&aim.gpu.uuid, aim.level());
     match &aim.policy {
-        None => tracing::info!(gpu, "GPU {gpu} is no longer time-sliced: restored its time-slice level `{level}`"),
+        None => tracing::info!(
+            gpu = gpu.as_str(),
+            "GPU {gpu} is no longer time-sliced: restored its time-slice level `{level}`"
+        ),
         Some(_) if round.was_set(gpu, level) => tracing::warn!(
-            gpu,
+            gpu = gpu.as_str(),
             "GPU {gpu}: its time-slice level was `{before}`, because another program changed it or the driver lost \
             it: gpushd has set it to `{level}` again"
         ),
-        Some(_) => tracing::info!(gpu, "GPU {gpu}: its time-slice level changed from `{before}` to `{level}`"),
+        Some(_) => {
+            tracing::info!(gpu = gpu.as_str(), "GPU {gpu}: its time-slice level changed from `{before}` to `{level}`")
+        }
     }
 }
 
@@ -261,7 +266,7 @@ async fn mark_ok(timeslice: &Timeslice, pace: &mut Schedule, round: &mut LevelRo
     } else if timeslice.shared_gpus.level(&aim.gpu.uuid).is_some_and(|ours| ours.last.is_some()) {
         let done = LevelSet { set: aim.level(), last: None };
         if let Err(why) = timeslice.shared_gpus.note_level(&aim.gpu.uuid, Some(done)).await {
-            tracing::error!(gpu = aim.gpu.uuid, "{why}");
+            tracing::error!(gpu = aim.gpu.uuid.as_str(), "{why}");
         }
     }
 }
@@ -270,7 +275,7 @@ async fn mark_ok(timeslice: &Timeslice, pace: &mut Schedule, round: &mut LevelRo
 async fn unsupported(timeslice: &Timeslice, pace: &mut Schedule, aim: &TimeslicedGpu, before: Option<Level>) {
     if aim.level() != TimesliceLevel::Default && !matches!(before, Some(Level::Unsupported(_))) {
         tracing::warn!(
-            gpu = aim.gpu.uuid,
+            gpu = aim.gpu.uuid.as_str(),
             "GPU {}: {UNSUPPORTED}; the config wants the level `{}`",
             aim.gpu.uuid,
             aim.level()
@@ -285,7 +290,7 @@ async fn unsupported(timeslice: &Timeslice, pace: &mut Schedule, aim: &Timeslice
 /// Removes the record of the level that gpushd has set on the GPU.
 async fn forget(timeslice: &Timeslice, aim: &TimeslicedGpu) {
     if let Err(why) = timeslice.shared_gpus.note_level(&aim.gpu.uuid, None).await {
-        tracing::error!(gpu = aim.gpu.uuid, "{why}");
+        tracing::error!(gpu = aim.gpu.uuid.as_str(), "{why}");
     }
 }
 

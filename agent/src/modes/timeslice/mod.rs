@@ -51,7 +51,7 @@ use std::{
     },
 };
 
-use gpush_api::ApiError;
+use gpush_api::{ApiError, GpuUuid};
 use gpush_locked::Locked;
 use tokio::sync::watch;
 
@@ -96,9 +96,9 @@ enum TroubleSubject {
     /// `nvidia-smi`, which affects all levels.
     Program,
     /// The level of a GPU, by UUID.
-    Level(String),
+    Level(GpuUuid),
     /// The compute mode of a GPU, by UUID.
-    ComputeMode(String),
+    ComputeMode(GpuUuid),
 }
 
 impl Timeslice {
@@ -139,7 +139,7 @@ impl Timeslice {
     }
 
     /// Removes the problems of GPUs, unless gpushd still keeps their settings or must remove them.
-    fn retain_troubles(&self, is_tended: impl Fn(&str) -> bool) {
+    fn retain_troubles(&self, is_tended: impl Fn(&GpuUuid) -> bool) {
         self.all_troubles().retain(|subject, _| match subject {
             TroubleSubject::Program => true,
             TroubleSubject::Level(uuid) | TroubleSubject::ComputeMode(uuid) => is_tended(uuid),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpush_api::{ApiError, Code, ComputeMode, Gpu, Mode, TimeslicePolicy};
+use gpush_api::{ApiError, Code, ComputeMode, Gpu, GpuUuid, Mode, TimeslicePolicy};
 use gpush_host::subtask;
 use gpush_store::ComputeModeSet;
 use tokio::task::JoinSet;
@@ -14,7 +14,7 @@ use super::{Timeslice, TroubleSubject, schedule::Schedule, target::TimeslicedGpu
 pub(super) struct ModeTasks {
     tasks: JoinSet<(TimeslicedGpu, Option<Result<(), String>>)>,
     /// Running tasks, by UUID of the GPU.
-    running: BTreeMap<String, Running>,
+    running: BTreeMap<GpuUuid, Running>,
 }
 
 /// A task that has not ended yet.
@@ -148,13 +148,17 @@ async fn set_mode(timeslice: &Timeslice, gpu: &Gpu, wanted: ComputeMode) -> Resu
     match (taken, ours) {
         (None, _) => {}
         (Some(now), Some(ours)) if ours.set == wanted => tracing::warn!(
-            gpu = gpu.uuid,
+            gpu = gpu.uuid.as_str(),
             "GPU {}: its compute mode was {now}, because another program changed it or the driver lost it: gpushd has \
             set it to {wanted} again",
             gpu.uuid
         ),
         (Some(before), _) => {
-            tracing::info!(gpu = gpu.uuid, "GPU {}: its compute mode changed from {before} to {wanted}", gpu.uuid);
+            tracing::info!(
+                gpu = gpu.uuid.as_str(),
+                "GPU {}: its compute mode changed from {before} to {wanted}",
+                gpu.uuid
+            );
         }
     }
     Ok(())
@@ -162,7 +166,11 @@ async fn set_mode(timeslice: &Timeslice, gpu: &Gpu, wanted: ComputeMode) -> Resu
 
 async fn restore_mode(timeslice: &Timeslice, gpu: &Gpu) -> Result<(), String> {
     if let Some(before) = timeslice.shared_gpus.restore_compute_mode(&gpu.uuid, Mode::Timeslice).await? {
-        tracing::info!(gpu = gpu.uuid, "GPU {}: its rule sets no compute mode any more: restored {before}", gpu.uuid);
+        tracing::info!(
+            gpu = gpu.uuid.as_str(),
+            "GPU {}: its rule sets no compute mode any more: restored {before}",
+            gpu.uuid
+        );
     }
     Ok(())
 }

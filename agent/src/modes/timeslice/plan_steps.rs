@@ -14,7 +14,7 @@
 
 use std::time::Duration;
 
-use gpush_api::{Gpu, GpuPlan, GpuState, Mode, Step, TimesliceStep};
+use gpush_api::{Gpu, GpuPlan, GpuState, GpuUuid, Mode, Step, TimesliceStep};
 use gpush_core::desired::in_use::{Scope, check};
 
 use super::{
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// stays empty. A pending change is not made before an operation.
 pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
     for plan in plans.iter_mut().filter(|plan| plan.error.is_none()) {
-        let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
+        let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.gpu_uuid) else { continue };
         let is_pending = gpu.pending.iter().any(|change| change.aim.device().is_none());
         let (step, change) = match gpu.mode {
             Mode::Timeslice => (TimesliceStep::Set, "change the time-slicing"),
@@ -52,7 +52,7 @@ pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
             continue;
         }
         // A GPU that was shared through MPS was not time-sliced. The step that stops its daemon ends the sharing.
-        let stops_daemon = plan.stopped_daemons().any(|uuid| uuid == gpu.uuid);
+        let stops_daemon = plan.stopped_daemons().any(|uuid| *uuid == gpu.uuid);
         match check(gpu, plan, Scope::Gpu, None, change) {
             Ok(()) if step == TimesliceStep::Clear && stops_daemon => {}
             Ok(()) => plan.add(Step::Timeslice(step)),
@@ -63,7 +63,7 @@ pub(crate) fn plan(gpus: &[Gpu], plans: &mut [GpuPlan]) {
 
 /// Sets the time-slice level and the compute mode of GPUs, as their rules require. The operation that calls this must
 /// hold the lanes of these GPUs. Returns one sentence for each failure.
-pub(crate) async fn apply_and_read_back(timeslice: &Timeslice, uuids: &[String]) -> Vec<String> {
+pub(crate) async fn apply_and_read_back(timeslice: &Timeslice, uuids: &[GpuUuid]) -> Vec<String> {
     if uuids.is_empty() {
         return Vec::new();
     }
@@ -84,7 +84,7 @@ pub(crate) async fn apply_and_read_back(timeslice: &Timeslice, uuids: &[String])
 }
 
 /// Sets the level and compute mode of GPUs. Returns whether all of these GPUs could be read.
-async fn apply_now(timeslice: &Timeslice, round: &mut LevelRound, uuids: &[String]) -> bool {
+async fn apply_now(timeslice: &Timeslice, round: &mut LevelRound, uuids: &[GpuUuid]) -> bool {
     // Read the GPUs again, because the last readings may be from before the operation's last step.
     let _read = timeslice.context.readings.now(uuids).await;
     let Ok(host) = timeslice.context.readings.known() else { return false };
@@ -111,11 +111,11 @@ async fn apply_now(timeslice: &Timeslice, round: &mut LevelRound, uuids: &[Strin
 }
 
 /// Returns the UUIDs of GPUs from which an operation must remove the settings for time-slicing.
-pub(crate) fn gpus_to_release(timeslice: &Timeslice, plans: &[GpuPlan]) -> Vec<String> {
+pub(crate) fn gpus_to_release(timeslice: &Timeslice, plans: &[GpuPlan]) -> Vec<GpuUuid> {
     let ours = plans
         .iter()
-        .filter(|plan| !plan.sets_timeslice() && timeslice.shared_gpus.has_timeslice_settings_of(&plan.uuid));
-    ours.map(|plan| plan.uuid.clone()).collect()
+        .filter(|plan| !plan.sets_timeslice() && timeslice.shared_gpus.has_timeslice_settings_of(&plan.gpu_uuid));
+    ours.map(|plan| plan.gpu_uuid.clone()).collect()
 }
 
 #[cfg(test)]
@@ -173,7 +173,8 @@ mod tests {
     #[test]
     fn stopped_mps_daemon_needs_no_end_of_time_slicing() {
         let gpu = Gpu { mode: Mode::Exclusive, pending: vec![pending()], ..whole_gpu() };
-        let stop = Step::Mps(gpush_api::MpsStep::StopDaemon { uuid: gpu.uuid.clone(), label: "GPU 0".to_owned() });
+        let stop =
+            Step::Mps(gpush_api::MpsStep::StopDaemon { uuid: gpu.uuid.clone().into(), label: "GPU 0".to_owned() });
         let plan = GpuPlan { steps: vec![stop], ..plan_mig_off(&gpu) };
         assert_eq!(step(&gpu, plan), None);
     }

@@ -3,7 +3,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use gpush_api::Mode;
+use gpush_api::{GpuUuid, Mode};
 use tokio::time::sleep_until;
 
 use super::{
@@ -17,7 +17,7 @@ use super::{
 use crate::{requests::caller::Viewer, system::tasks::TaskName};
 
 /// Keeps the settings of time-sliced GPUs until gpushd stops. `has_daemon` returns whether a GPU has an MPS daemon.
-pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool + Send + Sync + 'static) {
+pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&GpuUuid) -> bool + Send + Sync + 'static) {
     let timeslice = &timeslice;
     let tend = async {
         smi::adopt(timeslice).await;
@@ -59,7 +59,7 @@ pub(crate) async fn run(timeslice: Timeslice, has_daemon: impl Fn(&str) -> bool 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct LastCheck {
     /// The UUID of each GPU, with the number of its desired level.
-    aims: BTreeSet<(String, u8)>,
+    aims: BTreeSet<(GpuUuid, u8)>,
     /// How many driver workers were started so far. A new worker may have another driver.
     workers: u64,
     program: String,
@@ -95,7 +95,7 @@ impl Reconciler {
     }
 
     /// Sets or removes the settings of all GPUs that are or were time-sliced.
-    async fn reconcile(&mut self, timeslice: &Timeslice, has_daemon: &impl Fn(&str) -> bool) {
+    async fn reconcile(&mut self, timeslice: &Timeslice, has_daemon: &impl Fn(&GpuUuid) -> bool) {
         let config = timeslice.context.state.config();
         let wanted = config.rules.iter().any(|rule| rule.mode == Mode::Timeslice);
         if !wanted && !timeslice.shared_gpus.has_timeslice_settings() {
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn levels_are_read_at_once_only_for_new_gpus_levels_or_programs() {
         let check = |aims: &[(&str, u8)], workers, program: &str| LastCheck {
-            aims: aims.iter().map(|(uuid, level)| ((*uuid).to_owned(), *level)).collect(),
+            aims: aims.iter().map(|(uuid, level)| ((*uuid).into(), *level)).collect(),
             workers,
             program: program.to_owned(),
         };

@@ -110,8 +110,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn failure_of_one_gpu_delays_no_other_gpu() {
-        let (level, mode) =
-            (|gpu: &str| TroubleSubject::Level(gpu.to_owned()), TroubleSubject::ComputeMode("0".to_owned()));
+        let (level, mode) = (|gpu: &str| TroubleSubject::Level(gpu.into()), TroubleSubject::ComputeMode("0".into()));
         let mut pace = Schedule::new(INTERVAL);
         pace.failed(level("0"));
         assert!(!pace.may_try(&level("0")));

@@ -67,7 +67,7 @@ fn listed(ended: &Ended) -> Result<Vec<(GpuIdentifier, LevelReport)>, ApiError> 
 /// # Errors
 /// If the program reports a failure, or its result is not known.
 pub(super) async fn set(timeslice: &Timeslice, gpu: &Gpu, level: TimesliceLevel) -> Result<(), NotSet> {
-    let args = vec!["--set-timeslice".to_owned(), level.number().to_string(), "-i".to_owned(), gpu.uuid.clone()];
+    let args = vec!["--set-timeslice".to_owned(), level.number().to_string(), "-i".to_owned(), gpu.uuid.to_string()];
     was_set(gpu, &run(timeslice, "set", args).await.map_err(NotSet::Failed)?)
 }
 
@@ -150,6 +150,7 @@ fn error(cause: &str) -> ApiError {
 mod tests {
     use super::*;
     use crate::modes::scene::whole_gpu;
+    use gpush_api::GpuIndex;
 
     const LEVELS: &str = "| 0 Timeslice Long |\nFailed to get compute policies for GPU 1 : Not Supported\n";
 
@@ -165,7 +166,10 @@ mod tests {
             let long = LevelReport::Level(TimesliceLevel::Long);
             assert_eq!(
                 found,
-                [(GpuIdentifier::Index(0), long), (GpuIdentifier::Index(1), LevelReport::Unsupported)],
+                [
+                    (GpuIdentifier::Index(GpuIndex(0)), long),
+                    (GpuIdentifier::Index(GpuIndex(1)), LevelReport::Unsupported)
+                ],
                 "{status}"
             );
         }

@@ -1,6 +1,6 @@
 //! The GPUs whose time-slice settings gpushd keeps or removes.
 
-use gpush_api::{Gpu, TimesliceLevel, TimeslicePolicy};
+use gpush_api::{Gpu, GpuUuid, TimesliceLevel, TimeslicePolicy};
 use gpush_core::{
     config::Config,
     timeslice_plan::{self, TimeslicePlan},
@@ -43,15 +43,16 @@ pub(super) fn targets(
     round: &mut LevelRound,
     config: &Config,
     gpus: &[Gpu],
-    has_daemon: &impl Fn(&str) -> bool,
+    has_daemon: &impl Fn(&GpuUuid) -> bool,
 ) -> Vec<TimeslicedGpu> {
     let cares = timeslice_plan::timeslice_plans(config, gpus);
-    let cared = |uuid: &str| gpus.iter().zip(&cares).find(|(gpu, _)| gpu.uuid == uuid);
+    let cared = |uuid: &GpuUuid| gpus.iter().zip(&cares).find(|(gpu, _)| gpu.uuid == *uuid);
     // If the state of a GPU is unclear, keep its data, because the GPU may return unchanged. But remove the level of a
     // GPU in MIG mode, because such a GPU has no level.
     let whole = |gpu: &Gpu| gpu.mig.as_ref().is_none_or(|mig| !mig.enabled);
-    let takes_turns = |uuid: &str| cared(uuid).is_some_and(|(gpu, care)| *care != TimeslicePlan::Restore && whole(gpu));
-    let is_tended = |uuid: &str| takes_turns(uuid) || timeslice.shared_gpus.has_timeslice_settings_of(uuid);
+    let takes_turns =
+        |uuid: &GpuUuid| cared(uuid).is_some_and(|(gpu, care)| *care != TimeslicePlan::Restore && whole(gpu));
+    let is_tended = |uuid: &GpuUuid| takes_turns(uuid) || timeslice.shared_gpus.has_timeslice_settings_of(uuid);
     round.retain(takes_turns);
     timeslice.retain_troubles(is_tended);
     gpus.iter().zip(&cares).filter_map(|(gpu, care)| TimeslicedGpu::of(gpu, care, has_daemon(&gpu.uuid))).collect()

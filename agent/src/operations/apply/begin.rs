@@ -81,7 +81,7 @@ async fn accept(engine: &Engine, caller: &Caller, order: Order) -> Result<Operat
             let new = new_operation(&order, by, &parts);
             let ongoing = engine.operations.begin(claim, new).await?;
             for part in &parts {
-                for waiting in waiting_for(engine, &part.plan.uuid) {
+                for waiting in waiting_for(engine, &part.plan.gpu_uuid) {
                     ongoing.note(format!(
                         "{}: {waiting} when this operation has ended; `gpushctl operation list` shows the queue",
                         part.label()
@@ -119,14 +119,14 @@ fn new_operation(order: &Order, by: Actor, parts: &[Part]) -> OperationSpec {
 fn begin_writes(order: &Order, by: Actor, parts: &[Part]) -> BeginWrites {
     let (expected, key) = (order.expected, order.key.clone());
     let audited = |part: &Part| AuditedPlan {
-        gpu_uuid: part.plan.uuid.clone(),
+        gpu_uuid: part.plan.gpu_uuid.clone(),
         layout: part.plan.layout.clone(),
         desired: part.plan.end_state(),
     };
     let event = AuditEvent::OperationBegin {
         kind: order.kind.clone(),
         gpus: parts.iter().map(audited).collect(),
-        targets: parts.iter().flat_map(|part| part.plan.destroyed_devices().map(str::to_owned)).collect(),
+        targets: parts.iter().flat_map(|part| part.plan.destroyed_devices().cloned()).collect(),
         reason: order.reason.clone(),
         once: order.once,
     };

@@ -15,7 +15,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{ApiError, GpuPlan, OperationState};
+use gpush_api::{ApiError, GpuPlan, GpuUuid, OperationState};
 use gpush_store::{AuditEvent, OperationId, Tx};
 
 use super::{
@@ -147,9 +147,9 @@ impl Executor {
         let is_done = state == OperationState::Done;
         if is_done {
             // Only a successful operation ends the degraded state of a GPU.
-            changes.extend(parts.iter().map(|part| Change::clear_degraded(&part.plan.uuid)));
+            changes.extend(parts.iter().map(|part| Change::clear_degraded(&part.plan.gpu_uuid)));
         }
-        parts.iter().for_each(|part| self.mig.driver.readings.invalidate(&part.plan.uuid));
+        parts.iter().for_each(|part| self.mig.driver.readings.invalidate(&part.plan.gpu_uuid));
         self.mig.context.state.apply(&changes);
         let plans: Vec<GpuPlan> = parts.iter().map(|part| part.plan.clone()).collect();
         let hook = self.mig.context.state.config().mode_change.after.clone();
@@ -166,7 +166,7 @@ impl Executor {
         let audit = event.record(None, &operation.id, state.name());
         // Overrides and the modes of MPS targets change only if the operation succeeded.
         let lasting: Vec<_> = if is_done {
-            parts.iter().filter_map(|part| Some((part.plan.uuid.clone(), part.lasting.clone()?))).collect()
+            parts.iter().filter_map(|part| Some((part.plan.gpu_uuid.clone(), part.lasting.clone()?))).collect()
         } else {
             Vec::new()
         };
@@ -186,7 +186,7 @@ impl Executor {
         };
         shared.apply(&self.mps);
         let host = self.mig.context.state.clone();
-        let applied: Vec<String> = parts.iter().map(|part| part.plan.uuid.clone()).collect();
+        let applied: Vec<GpuUuid> = parts.iter().map(|part| part.plan.gpu_uuid.clone()).collect();
         let then = move |effects: &EndEffects| {
             host.override_effects(&effects.overrides);
             host.change_leases(|table| table.apply_operation_end(&effects.leases));

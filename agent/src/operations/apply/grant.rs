@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{Actor, ApiError};
+use gpush_api::{Actor, ApiError, GpuIndex};
 use gpush_core::{
     desired::{add_services, plan_grant},
     lease::placement::{Assignment, Member},
@@ -58,8 +58,9 @@ impl Creation {
         not_resetting(&engine.context.host_services)?;
         claim.wait_until_alone().await;
         let host = engine.context.state.now();
-        let creates =
-            |index: u32| assignment.members.iter().any(|m| matches!(m, Member::Create { gpu, .. } if *gpu == index));
+        let creates = |index: GpuIndex| {
+            assignment.members.iter().any(|m| matches!(m, Member::Create { gpu, .. } if *gpu == index))
+        };
         let concerned = host.gpus.iter().filter(|gpu| creates(gpu.gpu.index));
         let mut readings = Vec::new();
         for (uuid, read) in

@@ -92,7 +92,7 @@ pub(super) fn changed_by_others(gpu: &GpuIntent, reading: &Reading) -> Option<Ap
     if others.is_empty() {
         return None;
     }
-    let message = format!("GPU {} ({}) was changed by another program", gpu.plan.gpu, gpu.plan.uuid);
+    let message = format!("GPU {} ({}) was changed by another program", gpu.plan.gpu, gpu.plan.gpu_uuid);
     let mut error = ApiError::new(Code::Conflict, message);
     for other in now.instances.iter().filter(|instance| others.contains(&instance.id)) {
         error = error.cause(format!(

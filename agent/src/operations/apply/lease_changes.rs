@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{EndReason, GpuPlan, LeaseMember, MemberShare, Mig, OperationState, Placement};
+use gpush_api::{EndReason, GpuPlan, GpuUuid, LeaseMember, MemberShare, Mig, OperationState, Placement, TargetUuid};
 use gpush_core::{desired::created_after, lease::request::spec};
 use gpush_store::{AuditEvent, AuditedDevices, LeaseRecord, LeaseTerms, OperationId, Store, StoreError, Tx};
 use jiff::{SignedDuration, Timestamp};
@@ -19,7 +19,7 @@ pub(super) struct LeaseChanges {
     lease: Option<Granted>,
     /// For each GPU on which the operation created or destroyed instances: the UUID of the GPU, and
     /// the placements of all its instances that gpushd has created.
-    created: Vec<(String, BTreeSet<Placement>)>,
+    created: Vec<(GpuUuid, BTreeSet<Placement>)>,
 }
 
 /// The lease for which the operation creates MIG devices.
@@ -107,7 +107,7 @@ fn expires_at(record: &LeaseRecord) -> Option<Timestamp> {
 async fn members(mig: &MigMode, record: &LeaseRecord, plans: &[GpuPlan]) -> Option<Vec<LeaseMember>> {
     let mut members = record.members.clone();
     for plan in plans {
-        let reading = match mig.driver.readings.read_now(&plan.uuid).await {
+        let reading = match mig.driver.readings.read_now(&plan.gpu_uuid).await {
             Ok(reading) => reading,
             Err(error) => {
                 tracing::error!(lease = %record.id, "lease {}: its MIG devices were created, but cannot be read: {error}", record.id);
@@ -115,15 +115,15 @@ async fn members(mig: &MigMode, record: &LeaseRecord, plans: &[GpuPlan]) -> Opti
             }
         };
         let created = reading.mig.as_ref().map(|mig| created_devices(mig, plan)).unwrap_or_default();
-        assign_devices(&mut members, &plan.uuid, created)?;
+        assign_devices(&mut members, &plan.gpu_uuid, created)?;
     }
     members.iter().all(|member| !member.target.is_empty()).then_some(members)
 }
 
 /// Gives the devices that were created on a GPU to the members that do not have a device yet. Returns `None` if a device
 /// is missing.
-fn assign_devices(members: &mut [LeaseMember], gpu: &str, mut created: Vec<CreatedDevice>) -> Option<()> {
-    for member in members.iter_mut().filter(|member| member.gpu == gpu && member.target.is_empty()) {
+fn assign_devices(members: &mut [LeaseMember], gpu: &GpuUuid, mut created: Vec<CreatedDevice>) -> Option<()> {
+    for member in members.iter_mut().filter(|member| member.gpu_uuid == *gpu && member.target.is_empty()) {
         let MemberShare::Mig { profile } = &member.share else { continue };
         let at = created.iter().position(|device| device.profile == *profile)?;
         let device = created.remove(at);
@@ -135,7 +135,7 @@ fn assign_devices(members: &mut [LeaseMember], gpu: &str, mut created: Vec<Creat
 /// A MIG device that a plan created.
 struct CreatedDevice {
     profile: String,
-    uuid: String,
+    uuid: TargetUuid,
     memory_mib: Option<u64>,
 }
 
@@ -153,9 +153,9 @@ fn created_devices(mig: &Mig, plan: &GpuPlan) -> Vec<CreatedDevice> {
 
 /// For each GPU on which the operation changed instances, returns the placements of the instances
 /// that gpushd has created.
-fn created(leases: &LeaseTable, plans: &[GpuPlan], state: OperationState) -> Vec<(String, BTreeSet<Placement>)> {
+fn created(leases: &LeaseTable, plans: &[GpuPlan], state: OperationState) -> Vec<(GpuUuid, BTreeSet<Placement>)> {
     let after = |plan: &GpuPlan| {
-        let before = leases.created.get(&plan.uuid).cloned().unwrap_or_default();
+        let before = leases.created.get(&plan.gpu_uuid).cloned().unwrap_or_default();
         let after = match state {
             OperationState::Done => created_after(&before, plan),
             // After a failed rollback, the GPU may have instances of the old and of the new layout.
@@ -172,7 +172,7 @@ fn created(leases: &LeaseTable, plans: &[GpuPlan], state: OperationState) -> Vec
             | OperationState::Interrupted
             | OperationState::Cancelling => before.clone(),
         };
-        (after != before).then(|| (plan.uuid.clone(), after))
+        (after != before).then(|| (plan.gpu_uuid.clone(), after))
     };
     plans.iter().filter_map(after).collect()
 }
@@ -189,7 +189,7 @@ mod tests {
     };
 
     fn device(uuid: &str, profile: &str, memory_mib: Option<u64>) -> CreatedDevice {
-        CreatedDevice { profile: profile.to_owned(), uuid: uuid.to_owned(), memory_mib }
+        CreatedDevice { profile: profile.to_owned(), uuid: uuid.into(), memory_mib }
     }
 
     #[test]
@@ -208,7 +208,7 @@ mod tests {
                 device("MIG-2", "1g.10gb", Some(9728)),
             ]
         };
-        assert_eq!(assign_devices(&mut members, "GPU-0", created()), Some(()));
+        assert_eq!(assign_devices(&mut members, &"GPU-0".into(), created()), Some(()));
         let devices = members.iter().map(|member| (member.target.as_str(), member.memory_mib));
         let expected = [("MIG-9", 1), ("MIG-1", 9728), ("", 1), ("MIG-2", 9728), ("MIG-0", 1)];
         assert_eq!(devices.collect::<Vec<_>>(), expected);
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn lease_without_one_of_its_devices_is_not_granted() {
         let mut members = [mig_member("GPU-0", "", "1g.10gb"), mig_member("GPU-0", "", "1g.10gb")];
-        assert_eq!(assign_devices(&mut members, "GPU-0", vec![device("MIG-1", "1g.10gb", None)]), None);
+        assert_eq!(assign_devices(&mut members, &"GPU-0".into(), vec![device("MIG-1", "1g.10gb", None)]), None);
     }
 
     /// The other devices were there before, and other leases may use them.
@@ -238,7 +238,7 @@ mod tests {
         let at = |start, size| Placement { start, size };
         let table = |placements: &[Placement]| {
             let created = BTreeSet::from_iter(placements.iter().copied());
-            LeaseTable::new(Vec::new(), [("GPU-0".to_owned(), created)].into())
+            LeaseTable::new(Vec::new(), [("GPU-0".into(), created)].into())
         };
         let after = |before: &[Placement], state| {
             let changed = created(&table(before), std::slice::from_ref(&plan), state);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{Gpu, GpuPlan, PlanRequest};
+use gpush_api::{Gpu, GpuPlan, GpuUuid, PlanRequest};
 use gpush_core::config::Config;
 use gpush_store::{GpuIntent, Intent};
 use jiff::Timestamp;
@@ -76,13 +76,13 @@ pub(super) struct RecordedRequest {
     pub(super) order: Order,
     /// Changes of overrides, by UUID of the GPU.
     #[serde(default)]
-    pub(super) lasting: BTreeMap<String, OverrideChange>,
+    pub(super) lasting: BTreeMap<GpuUuid, OverrideChange>,
 }
 
 /// Returns what the journal records about an operation: each GPU's plan and MIG state, and the request.
 pub(super) fn intent(order: &Order, parts: &[Part]) -> Intent {
     let gpus = parts.iter().map(|part| GpuIntent { before: part.before.clone(), plan: part.plan.clone() });
-    let lasting = parts.iter().filter_map(|part| Some((part.plan.uuid.clone(), part.lasting.clone()?)));
+    let lasting = parts.iter().filter_map(|part| Some((part.plan.gpu_uuid.clone(), part.lasting.clone()?)));
     let more = RecordedRequest { order: order.clone(), lasting: lasting.collect() };
     Intent { gpus: gpus.collect(), more: serde_json::to_value(more).unwrap_or_default(), ..Intent::default() }
 }
@@ -103,13 +103,13 @@ mod tests {
     }
 
     fn part(uuid: &str, lasting: Option<OverrideChange>) -> Part {
-        Part { lasting, ..Part::unseen(0, GpuPlan { uuid: uuid.to_owned(), ..GpuPlan::default() }) }
+        Part { lasting, ..Part::unseen(0, GpuPlan { gpu_uuid: uuid.into(), ..GpuPlan::default() }) }
     }
 
     #[test]
     fn queued_request_is_read_back_from_the_journal() {
         let recorded = intent(&order(), &[part("GPU-0", Some(OverrideChange::End)), part("GPU-1", None)]);
-        assert_eq!(recorded.gpus.iter().map(|gpu| gpu.plan.uuid.as_str()).collect::<Vec<_>>(), ["GPU-0", "GPU-1"]);
+        assert_eq!(recorded.gpus.iter().map(|gpu| gpu.plan.gpu_uuid.as_str()).collect::<Vec<_>>(), ["GPU-0", "GPU-1"]);
         let read: RecordedRequest = serde_json::from_value(recorded.more).unwrap();
         let wait = (read.order.wait, read.order.expires_at);
         assert_eq!((read.order.request, wait), (order().request, (order().wait, order().expires_at)));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{ApiError, GpuInstance, GpuPlan, Mig, Reset, Step};
+use gpush_api::{ApiError, GpuInstance, GpuPlan, GpuUuid, Mig, Reset, Step};
 use gpush_core::{
     desired::needs_reset,
     plan,
@@ -86,17 +86,17 @@ impl Part {
 
     /// Returns the name of the GPU for steps.
     pub(super) fn gpu(&self) -> GpuName {
-        GpuName { uuid: self.plan.uuid.clone(), label: self.label() }
+        GpuName { uuid: self.plan.gpu_uuid.clone(), label: self.label() }
     }
 
     /// Returns the name of the GPU for messages.
     pub(super) fn label(&self) -> String {
-        format!("GPU {} ({})", self.plan.gpu, self.plan.uuid)
+        format!("GPU {} ({})", self.plan.gpu, self.plan.gpu_uuid)
     }
 
     /// Returns the change of the GPU's MIG mode for a step.
     pub(super) fn mode_change(&self) -> ModeChange {
-        let peers = self.peers().map(str::to_owned).collect();
+        let peers = self.peers().cloned().collect();
         let completion = match &self.reset {
             _ if self.plan.waits_for_reboot() => Completion::Reboot,
             Some(_) => Completion::Reset,
@@ -106,15 +106,15 @@ impl Part {
     }
 
     /// Returns the UUIDs of the GPUs that are reset together with this GPU.
-    pub(super) fn peers(&self) -> impl Iterator<Item = &str> {
-        self.reset.iter().flat_map(|reset| &reset.together).map(|peer| peer.uuid.as_str())
+    pub(super) fn peers(&self) -> impl Iterator<Item = &GpuUuid> {
+        self.reset.iter().flat_map(|reset| &reset.together).map(|peer| &peer.gpu_uuid)
     }
 
     /// Marks the GPU as degraded, because an operation and its rollback failed, or because the outcome of the operation
     /// is unknown.
     pub(super) fn degrade(&self, operation: &str, error: &ApiError) -> Change {
         let new = NewCondition {
-            scope: Scope::Gpu(self.plan.uuid.clone()),
+            scope: Scope::Gpu(self.plan.gpu_uuid.clone()),
             kind: ConditionKind::Degraded,
             cause: operation.to_owned(),
             reason: named_once(error.clone(), std::slice::from_ref(&self.plan)).sentences().join("; "),
@@ -168,13 +168,18 @@ fn possible_reset(plan: &GpuPlan, recorded: Option<&Reset>, reading: Option<&Rea
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{ApiError, Architecture, Code, MigModeStep, Peer};
+    use gpush_api::{ApiError, Architecture, Code, GpuIndex, MigModeStep, Peer};
 
     use super::*;
     use crate::modes::scene::{mig_gpu, plan_layout, plan_mig_off, process, reading, whole_gpu};
 
     fn reset(peers: &[u32]) -> Reset {
-        Reset { together: peers.iter().map(|gpu| Peer { gpu: *gpu, uuid: format!("GPU-{gpu}") }).collect() }
+        Reset {
+            together: peers
+                .iter()
+                .map(|gpu| Peer { gpu: GpuIndex(*gpu), gpu_uuid: format!("GPU-{gpu}").into() })
+                .collect(),
+        }
     }
 
     fn enabling(reset: Option<Reset>, at_reboot: bool) -> GpuPlan {
@@ -262,7 +267,7 @@ mod tests {
         let error = ApiError::new(Code::DriverError, format!("{}: creating failed", part.label()))
             .cause(format!("{} is in use", part.label()));
         let Change::Degrade(condition, _) = part.degrade("op-3", &error) else { panic!("degraded") };
-        assert_eq!((condition.cause.as_str(), condition.scope), ("op-3", Scope::Gpu("GPU-0".to_owned())));
+        assert_eq!((condition.cause.as_str(), condition.scope), ("op-3", Scope::Gpu("GPU-0".into())));
         assert_eq!(condition.reason, "GPU 0 (GPU-0): creating failed; GPU 0 is in use");
     }
 }

@@ -12,7 +12,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{ApiError, Code, GpuPlan, MpsStep, Phase, Step, TimesliceStep};
+use gpush_api::{ApiError, Code, GpuPlan, GpuUuid, MpsStep, Phase, Step, TimesliceStep};
 use gpush_core::step::{self, Bracket, Instances, brackets, difference};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -145,7 +145,7 @@ impl Run<'_> {
         };
         let blocked: Vec<&Part> = self.parts.iter().filter(is_blocked).collect();
         // Search for all GPUs at the same time, because the rollback waits for the searches.
-        let searches = blocked.iter().map(|part| self.executor.mig.suspects(&part.plan.uuid));
+        let searches = blocked.iter().map(|part| self.executor.mig.suspects(&part.plan.gpu_uuid));
         let found = futures_util::future::join_all(searches).await;
         for (part, suspects) in blocked.into_iter().zip(found) {
             let PartOutcome::Troubled(Trouble::InUse(error)) = &mut self.ends[part.position] else { continue };
@@ -264,16 +264,16 @@ impl Run<'_> {
         devices.iter().for_each(|(part, step)| begin_step(self.ongoing, part.position, step::describe(step)));
         // An operation that changes no override does not change which devices are shared.
         let layout = |part: &Part| part.lasting.as_ref().map(|_| part.plan.layout.clone());
-        let layouts = devices.iter().map(|(part, _)| (part.plan.uuid.clone(), layout(part))).collect();
+        let layouts = devices.iter().map(|(part, _)| (part.plan.gpu_uuid.clone(), layout(part))).collect();
         for failure in mps::start_device_daemons(mps, &self.ongoing.id(), layouts).await {
             self.ongoing.note(failure);
         }
         devices.iter().for_each(|(part, _)| end_step(self.ongoing, part.position, None));
         for (part, step) in &time_sliced {
             begin_step(self.ongoing, part.position, step::describe(step));
-            mig.driver.readings.invalidate(&part.plan.uuid);
+            mig.driver.readings.invalidate(&part.plan.gpu_uuid);
         }
-        let uuids: Vec<String> = time_sliced.iter().map(|(part, _)| part.plan.uuid.clone()).collect();
+        let uuids: Vec<GpuUuid> = time_sliced.iter().map(|(part, _)| part.plan.gpu_uuid.clone()).collect();
         for failure in timeslice::apply_and_read_back(timeslice, &uuids).await {
             self.ongoing.note(failure);
         }
@@ -284,7 +284,7 @@ impl Run<'_> {
     /// Executes one MPS step of the GPU at `position`, such as starting or stopping an MPS daemon.
     async fn mps_step(&self, mps: &Mps, position: usize, step: &MpsStep) -> Result<(), ApiError> {
         begin_step(self.ongoing, position, step::describe(&Step::Mps(step.clone())));
-        let (id, uuid) = (self.ongoing.id(), &self.parts[position].plan.uuid);
+        let (id, uuid) = (self.ongoing.id(), &self.parts[position].plan.gpu_uuid);
         let done = match step {
             MpsStep::StopDaemon { uuid: target, label } => mps::stop_for_operation(mps, &id, uuid, target, label).await,
             MpsStep::StartDaemon { device: None } => mps::start_and_wait(mps, &id, uuid).await,
@@ -324,7 +324,7 @@ async fn instance_steps(
             return Ok(PartOutcome::Stopped);
         }
         let words = step::describe_instance(step);
-        tracing::debug!(operation = ongoing.id(), gpu = part.plan.uuid, "{words}");
+        tracing::debug!(operation = ongoing.id(), gpu = part.plan.gpu_uuid.as_str(), "{words}");
         begin_step(ongoing, part.position, words);
         mig::instances::execute(driver, &gpu, step, &mut known).await?;
         // Do not send an event here, because the next step sends an event at once.
@@ -350,9 +350,9 @@ async fn instance_steps(
 }
 
 /// Returns the UUIDs of the GPUs whose MIG mode the operation changes, according to its recorded plans.
-pub(super) fn changed_modes(ongoing: &OperationHandle) -> Vec<String> {
+pub(super) fn changed_modes(ongoing: &OperationHandle) -> Vec<GpuUuid> {
     let plans = ongoing.snapshot().plans.into_iter();
-    plans.filter(|plan| plan.mig_mode().is_some()).map(|plan| plan.uuid).collect()
+    plans.filter(|plan| plan.mig_mode().is_some()).map(|plan| plan.gpu_uuid).collect()
 }
 
 fn begin_step(ongoing: &OperationHandle, position: usize, words: String) {

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{ApiError, Gpu, GpuPlan, Holder, PlanRequest, Plans, Refusal};
+use gpush_api::{ApiError, Gpu, GpuPlan, GpuUuid, Holder, PlanRequest, Plans, Refusal};
 use gpush_core::{
     config::Config,
     desired::{check_mps_entries, is_switched, layouts_after, plan_host, without_fabric_manager},
@@ -59,16 +59,19 @@ impl Planner {
         // intermediate layout.
         for plan in &meant {
             unread.extend(
-                self.operations.check_not_changing(plan.gpu, &plan.uuid).err().map(|error| (plan.uuid.clone(), error)),
+                self.operations
+                    .check_not_changing(plan.gpu, &plan.gpu_uuid)
+                    .err()
+                    .map(|error| (plan.gpu_uuid.clone(), error)),
             );
         }
-        let meant: Vec<GpuPlan> = meant.into_iter().filter(|plan| !unread.contains_key(&plan.uuid)).collect();
-        let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
+        let meant: Vec<GpuPlan> = meant.into_iter().filter(|plan| !unread.contains_key(&plan.gpu_uuid)).collect();
+        let uuids: Vec<GpuUuid> = meant.iter().map(|plan| plan.gpu_uuid.clone()).collect();
         for ((uuid, outcome), plan) in self.mig.driver.readings.now(&uuids).await.into_iter().zip(&meant) {
             match outcome {
                 Ok(reading) => fresh.push(reading),
                 Err(error) => {
-                    unread.insert(uuid, unreadable(plan, error.to_api()));
+                    unread.insert(uuid.into(), unreadable(plan, error.to_api()));
                 }
             }
         }
@@ -78,8 +81,8 @@ impl Planner {
         self.refuse_blocked(viewer, &gpus, &mut plans).await;
         for plan in &mut plans {
             // An operation may have begun meanwhile.
-            let changing = || self.operations.check_not_changing(plan.gpu, &plan.uuid).err();
-            if let Some(error) = unread.remove(&plan.uuid).or_else(changing) {
+            let changing = || self.operations.check_not_changing(plan.gpu, &plan.gpu_uuid).err();
+            if let Some(error) = unread.remove(&plan.gpu_uuid).or_else(changing) {
                 *plan = plan.without_steps().refused(error);
             }
         }
@@ -90,7 +93,7 @@ impl Planner {
     ///
     /// # Errors
     /// If gpushd does not know one of the GPUs, or cannot search the processes of the host in time.
-    pub(crate) async fn holders(&self, uuids: &[String]) -> Result<Vec<Holder>, ApiError> {
+    pub(crate) async fn holders(&self, uuids: &[GpuUuid]) -> Result<Vec<Holder>, ApiError> {
         holders::of(&self.mig, uuids).await
     }
 
@@ -116,8 +119,9 @@ impl Planner {
     ) -> Result<(Vec<GpuPlan>, Needs), ApiError> {
         let config = self.mig.context.state.config();
         let mut plans = plan_host(&config, gpus, request)?.plans;
-        let on_switches =
-            |plan: &GpuPlan| plan.reset().is_some() && gpus.iter().any(|gpu| gpu.uuid == plan.uuid && is_switched(gpu));
+        let on_switches = |plan: &GpuPlan| {
+            plan.reset().is_some() && gpus.iter().any(|gpu| gpu.uuid == plan.gpu_uuid && is_switched(gpu))
+        };
         if plans.iter().any(on_switches) && !self.mig.fabric_manager_runs().await {
             without_fabric_manager(&config, gpus, &mut plans);
         }
@@ -148,11 +152,13 @@ impl Planner {
             once_idle = plan_host(config, &gpus, request)?.plans;
         }
         for (plan, layout) in plans.iter().zip(layouts) {
-            let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
+            let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.gpu_uuid) else { continue };
             // A refused plan does not show what it would need exclusively. So take the plan that was made as if all
             // GPUs were idle.
-            let plan = once_idle.iter().find(|one| one.uuid == plan.uuid).filter(|_| is_used(plan)).unwrap_or(plan);
-            needs.insert(plan.uuid.clone(), Need::Lane(mps::claimed_by_plan(&self.mps, gpu, plan, layout.as_ref())));
+            let plan =
+                once_idle.iter().find(|one| one.gpu_uuid == plan.gpu_uuid).filter(|_| is_used(plan)).unwrap_or(plan);
+            needs
+                .insert(plan.gpu_uuid.clone(), Need::Lane(mps::claimed_by_plan(&self.mps, gpu, plan, layout.as_ref())));
         }
         Ok(needs)
     }
@@ -173,7 +179,7 @@ impl Planner {
     }
 
     /// Returns the same as [`Planner::gpus`]. But first polls the MPS daemons of the GPUs in `asked`.
-    pub(super) async fn gpus_of(&self, viewer: Viewer, asked: &BTreeSet<String>) -> Result<Vec<Gpu>, ApiError> {
+    pub(super) async fn gpus_of(&self, viewer: Viewer, asked: &BTreeSet<GpuUuid>) -> Result<Vec<Gpu>, ApiError> {
         // Read the leases after polling the daemons, to include leases that were granted during the poll.
         mps::poll(&self.mps, asked).await;
         self.gpus(viewer).await
@@ -211,7 +217,7 @@ fn as_if_idle(mut gpu: Gpu) -> Gpu {
 pub(super) fn unreadable(plan: &GpuPlan, error: ApiError) -> ApiError {
     error.context(format!(
         "GPU {} ({}) can't be read, so nothing is planned and nothing was changed",
-        plan.gpu, plan.uuid
+        plan.gpu, plan.gpu_uuid
     ))
 }
 

@@ -1,6 +1,6 @@
 //! Shows on a GPU which operations wait for it, and the progress of the operation that changes it.
 
-use gpush_api::{Gpu, Operation};
+use gpush_api::{Gpu, GpuUuid, Operation};
 
 use super::Engine;
 use crate::state::{HostState, Reason};
@@ -21,9 +21,9 @@ pub(crate) fn add_progress(engine: &Engine, host: &HostState, gpu: &mut Gpu) {
 }
 
 /// Returns one sentence for each operation that waits for a GPU.
-pub(super) fn waiting_for(engine: &Engine, uuid: &str) -> Vec<String> {
+pub(super) fn waiting_for(engine: &Engine, uuid: &GpuUuid) -> Vec<String> {
     let sentence = |operation: &Operation| {
-        let plan = operation.plans.iter().find(|plan| plan.uuid == uuid)?;
+        let plan = operation.plans.iter().find(|plan| plan.gpu_uuid == *uuid)?;
         Some(format!("operation {} waits in the queue (desired: {})", operation.id, plan.end_state()))
     };
     engine.operations.waiting(sentence)

@@ -26,7 +26,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Code, Gpu, OperationState};
+use gpush_api::{ApiError, Code, Gpu, GpuUuid, OperationState};
 use gpush_core::{
     duration,
     schedule::{Ahead, ClaimedTargets, Need, Needs},
@@ -108,8 +108,9 @@ pub(super) fn has_room(engine: &Engine) -> Result<(), ApiError> {
 
 /// Creates the error of an operation that waits for an earlier entry in the queue.
 pub(super) fn behind(engine: &Engine, ahead: &Ahead) -> ApiError {
-    let index = engine.context.state.index_of(&ahead.gpu);
-    let gpu = index.map_or_else(|| format!("GPU {}", ahead.gpu), |index| format!("GPU {index} ({})", ahead.gpu));
+    let index = engine.context.state.index_of(&ahead.gpu_uuid);
+    let gpu =
+        index.map_or_else(|| format!("GPU {}", ahead.gpu_uuid), |index| format!("GPU {index} ({})", ahead.gpu_uuid));
     ApiError::new(Code::Conflict, format!("{} is ahead of this request in the queue of {gpu}", ahead.waiter))
         .hint("`gpushctl operation list` shows the queue")
         .retryable()
@@ -136,7 +137,7 @@ impl QueuedOperation {
     /// operation is planned again.
     pub(crate) fn recovered(engine: &Engine, ongoing: &Arc<OperationHandle>, order: Order, since: Timestamp) -> Self {
         let plans = ongoing.snapshot().plans;
-        let needs = plans.into_iter().map(|plan| (plan.uuid, Need::Lane(ClaimedTargets::Gpu))).collect();
+        let needs = plans.into_iter().map(|plan| (plan.gpu_uuid, Need::Lane(ClaimedTargets::Gpu))).collect();
         Self::new(engine, ongoing, order, since, needs)
     }
 
@@ -219,7 +220,8 @@ impl QueuedOperation {
     }
 
     async fn attempt(&mut self, engine: &Engine) -> Attempt {
-        let concerned: BTreeSet<String> = self.ongoing.snapshot().plans.into_iter().map(|plan| plan.uuid).collect();
+        let concerned: BTreeSet<GpuUuid> =
+            self.ongoing.snapshot().plans.into_iter().map(|plan| plan.gpu_uuid).collect();
         // Every user may read the reasons for waiting, so the view must not contain private details.
         let gpus = match engine.planner.gpus_of(Viewer::Agent, &concerned).await {
             Ok(gpus) => gpus,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{ApiError, Code, GpuPlan, Mig};
+use gpush_api::{ApiError, Code, GpuPlan, GpuUuid, Mig};
 use gpush_core::desired::check_mps_entries;
 use gpush_nvml::Reading;
 
@@ -38,7 +38,7 @@ impl Ready {
         claim: Claim,
     ) -> Result<Self, ApiError> {
         claim.wait_until_alone().await;
-        let uuids: Vec<String> = meant.iter().map(|plan| plan.uuid.clone()).collect();
+        let uuids: Vec<GpuUuid> = meant.iter().map(|plan| plan.gpu_uuid.clone()).collect();
         let mut readings = Vec::new();
         for ((_, outcome), plan) in engine.context.readings.now(&uuids).await.into_iter().zip(meant) {
             readings.push(outcome.map_err(|error| unreadable(plan, error.to_api()))?);
@@ -50,7 +50,7 @@ impl Ready {
         // refused.
         let claimed = operation::gpus(meant);
         let more = operation::gpus(&plans).iter().any(|gpu| !claimed.contains(gpu));
-        if more || plans.iter().map(|plan| &plan.uuid).ne(&uuids) {
+        if more || plans.iter().map(|plan| &plan.gpu_uuid).ne(&uuids) {
             let error =
                 ApiError::new(Code::Conflict, "the set of selected GPUs changed while gpushd planned the operation");
             return Err(error.hint("repeat the request").retryable());
@@ -106,10 +106,11 @@ pub(super) fn bare(reading: &Reading) -> Option<Mig> {
 mod tests {
     use super::*;
     use crate::modes::scene::{mig_gpu, process, reading};
+    use gpush_api::GpuIndex;
 
     fn plan(gpu: u32, error: Option<&str>) -> GpuPlan {
         let error = error.map(|message| ApiError::new(Code::Blocked, message));
-        GpuPlan { gpu, error, ..GpuPlan::default() }
+        GpuPlan { gpu: GpuIndex(gpu), error, ..GpuPlan::default() }
     }
 
     #[test]

@@ -18,7 +18,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, LayoutSource, OperationState, PlanRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuPlan, GpuUuid, LayoutSource, OperationState, PlanRequest};
 use gpush_core::{
     config::Config,
     desired::plan_host,
@@ -74,7 +74,7 @@ impl Recovery {
         superseded: &BTreeMap<OperationId, OperationId>,
         boot_id: &str,
         mut enqueue: impl FnMut(&Arc<OperationHandle>, Order, Timestamp),
-    ) -> Vec<String> {
+    ) -> Vec<GpuUuid> {
         let mut changed = Vec::new();
         self.wait_for_resets(&unfinished).await;
         for left in unfinished {
@@ -98,7 +98,7 @@ impl Recovery {
             if same_boot && left.record.kind != operation::START {
                 // Return the GPUs even if the operation fails. A caller has requested a change of these GPUs on this
                 // boot, so gpushd must not apply their layouts at start.
-                changed.extend(left.intent.gpus.iter().map(|gpu| gpu.plan.uuid.clone()));
+                changed.extend(left.intent.gpus.iter().map(|gpu| gpu.plan.gpu_uuid.clone()));
             }
             let lost = match superseded.get(&left.record.id) {
                 Some(by) => Some(superseded_error(&ongoing.id(), *by)),
@@ -221,7 +221,7 @@ impl Recovery {
             }
             let reading = read.as_deref().ok();
             others.extend(reading.and_then(|reading| changed_by_others(intent, reading)));
-            let lasting = lasting.remove(&intent.plan.uuid);
+            let lasting = lasting.remove(&intent.plan.gpu_uuid);
             parts.push(Part::interrupted(position, intent, plan, reading, lasting));
         }
         let as_before = std::iter::zip(&parts, &read).all(|(part, read)| {
@@ -296,10 +296,10 @@ impl Recovery {
     async fn read(&self, gpus: &[GpuIntent]) -> Option<Vec<Result<Arc<Reading>, Trouble>>> {
         let mut readings = Vec::new();
         for gpu in gpus {
-            let label = format!("GPU {} ({})", gpu.plan.gpu, gpu.plan.uuid);
+            let label = format!("GPU {} ({})", gpu.plan.gpu, gpu.plan.gpu_uuid);
             let (mut pauses, mut attempts) = (backoff(PAUSE), 0);
             readings.push(loop {
-                match self.executor.mig.driver.readings.read_now(&gpu.plan.uuid).await {
+                match self.executor.mig.driver.readings.read_now(&gpu.plan.gpu_uuid).await {
                     Ok(reading) => break Ok(reading),
                     Err(error) if is_gone(&error) => {
                         break Err(Trouble::Lost(reading_error(&label, "does not exist any more", &error)));
@@ -349,7 +349,7 @@ fn remaining_plan(host: &[Gpu], gpu: &GpuIntent) -> GpuPlan {
         return gpu.plan.clone();
     }
     let layout = if mig { plan::exact_layout(&outcome(gpu)) } else { Vec::new() };
-    let wanted = GpuLayout { gpu: gpu.plan.uuid.clone(), mig, layout };
+    let wanted = GpuLayout { gpu: gpu.plan.gpu_uuid.to_string(), mig, layout };
     let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(vec![wanted]) };
     match plan_host(&config, host, &request) {
         Ok(mut plans) if plans.plans.len() == 1 => remaining(&gpu.plan, plans.plans.remove(0)),

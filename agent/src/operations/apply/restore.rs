@@ -129,7 +129,7 @@ pub(super) async fn restore_previous_layout(mig: &MigMode, purpose: &Purpose<'_>
             Trouble::Failed(error) | Trouble::InUse(error) => error,
         };
         tracing::warn!(
-            gpu = part.plan.uuid,
+            gpu = part.plan.gpu_uuid.as_str(),
             "{}: attempt {attempt} to restore the previous layout failed: {}",
             part.label(),
             error.causes.first().unwrap_or(&error.message)
@@ -173,7 +173,7 @@ async fn once(
     let mut short = None;
     let geometry = Geometry::new(&now.profiles, now.memory_slices, now.compute_slices);
     if now.enabled {
-        let daemons = mig.context.state.mps().daemons_on(&part.plan.uuid);
+        let daemons = mig.context.state.mps().daemons_on(&part.plan.gpu_uuid);
         let holds = ProtectedInstances::default().with_mps_daemons(&now.instances, &daemons);
         let (steps, partial) = plan_back(part, before, now, &reading, &holds, stays).map_err(failed)?;
         short = partial;
@@ -255,7 +255,7 @@ fn plan_back(
 /// processes.
 fn not_feasible(part: &Part, mut refused: Refusal) -> ApiError {
     let in_full = refusal::explain(&refused, part.plan.gpu, &part.label());
-    tracing::error!(gpu = part.plan.uuid, "{}", words::one_line(&in_full));
+    tracing::error!(gpu = part.plan.gpu_uuid.as_str(), "{}", words::one_line(&in_full));
     if let Refusal::Blocked { blockers } = &mut refused {
         redact::holders(blockers);
     }
@@ -289,7 +289,7 @@ fn partly(part: &Part, mut partial: PartialRestore) -> ApiError {
         let stays_on = part.before.as_ref().is_some_and(|before| !before.enabled);
         if stays_on { error.cause("MIG mode stays on, although it was off before the operation") } else { error }
     };
-    tracing::error!(gpu = part.plan.uuid, "{}", words::one_line(&explain(&partial)));
+    tracing::error!(gpu = part.plan.gpu_uuid.as_str(), "{}", words::one_line(&explain(&partial)));
     redact::holders(&mut partial.stays);
     explain(&partial)
 }

@@ -149,7 +149,7 @@ async fn restore(mig: &MigMode, ongoing: &Arc<OperationHandle>, parts: &[&Part])
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{Code, GpuPlan};
+    use gpush_api::{Code, GpuIndex, GpuPlan};
 
     use super::*;
 
@@ -158,7 +158,7 @@ mod tests {
     }
 
     fn part(gpu: u32) -> Part {
-        Part::unseen(0, GpuPlan { gpu, uuid: format!("GPU-{gpu}"), ..GpuPlan::default() })
+        Part::unseen(0, GpuPlan { gpu: GpuIndex(gpu), gpu_uuid: format!("GPU-{gpu}").into(), ..GpuPlan::default() })
     }
 
     #[test]

@@ -324,14 +324,15 @@ impl Services {
     }
 
     async fn systemctl(&self, operation: OperationId, verb: &str, service: &str) -> Result<Ended, ApiError> {
+        let config = self.context.state.config();
         let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
         let job = Job {
             operation: operation.to_string(),
             step: format!("{verb}-{}", service.chars().map(plain).collect::<String>()),
-            program: self.context.host_services.constants.systemctl.clone(),
+            program: config.mode_change.systemctl.clone(),
             args: vec![verb.to_owned(), format!("{service}.service")],
             env: BTreeMap::new(),
-            deadline: self.context.state.config().mode_change.timeout,
+            deadline: Duration::from_secs(config.mode_change.service_s.into()),
             routine: false,
         };
         self.context.host_services.helpers.run(job).await
@@ -350,7 +351,7 @@ impl Services {
             program: program.to_owned(),
             args: Vec::new(),
             env,
-            deadline: self.context.state.config().mode_change.timeout,
+            deadline: Duration::from_secs(self.context.state.config().mode_change.hook_s.into()),
             routine: false,
         };
         self.context.host_services.helpers.run(job).await

@@ -61,7 +61,7 @@ impl Operations {
             object: audit.object.clone(),
             by: Some(by.clone()),
             reason: None,
-            gpu_uuids: live.watch.borrow().plans.iter().map(|plan| plan.uuid.clone()).collect(),
+            gpu_uuids: live.watch.borrow().plans.iter().map(|plan| plan.gpu_uuid.clone()).collect(),
         };
         let author = by.clone();
         // Record the cancellation before the answer, so that even after a crash the next gpushd rolls the operation

@@ -161,7 +161,7 @@ fn may_succeed_later(error: &StoreError) -> bool {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-    use gpush_api::{Actor, Code, GpuPlan};
+    use gpush_api::{Actor, Code, GpuIndex, GpuPlan};
     use gpush_store::{AuditQuery, GpuIntent, Intent, NewAudit, Options, Store};
     use tokio::sync::oneshot;
 
@@ -173,7 +173,7 @@ mod tests {
     };
 
     fn new(gpu: u32) -> OperationSpec {
-        let plan = GpuPlan { gpu, uuid: format!("GPU-{gpu}"), ..GpuPlan::default() };
+        let plan = GpuPlan { gpu: GpuIndex(gpu), gpu_uuid: format!("GPU-{gpu}").into(), ..GpuPlan::default() };
         OperationSpec {
             kind: "mig.apply".to_owned(),
             by: Actor { uid: 0, user: None, pid: None },
@@ -211,7 +211,7 @@ mod tests {
         }
 
         async fn begin(&self, gpu: u32) -> Result<Arc<OperationHandle>, ApiError> {
-            let claim = self.operations.0.lanes.claim(&[(gpu, format!("GPU-{gpu}"))]).unwrap();
+            let claim = self.operations.0.lanes.claim(&[(GpuIndex(gpu), format!("GPU-{gpu}").into())]).unwrap();
             self.operations.begin(claim, new(gpu)).await
         }
 
@@ -223,14 +223,14 @@ mod tests {
     #[tokio::test]
     async fn only_requested_operations_mark_their_gpus() {
         let scene = Scene::new();
-        let claim = |gpu: u32| scene.operations.0.lanes.claim(&[(gpu, format!("GPU-{gpu}"))]).unwrap();
+        let claim = |gpu: u32| scene.operations.0.lanes.claim(&[(GpuIndex(gpu), format!("GPU-{gpu}").into())]).unwrap();
         let at_start = OperationSpec { kind: START.to_owned(), ..new(0) };
         let _at_start = scene.operations.begin(claim(0), at_start).await.unwrap();
-        assert!(!scene.operations.began_on("GPU-0"));
+        assert!(!scene.operations.began_on(&"GPU-0".into()));
         let _planned = claim(1);
-        assert!(!scene.operations.began_on("GPU-1"), "a claim alone changes nothing");
+        assert!(!scene.operations.began_on(&"GPU-1".into()), "a claim alone changes nothing");
         let _requested = scene.begin(2).await.unwrap();
-        assert!(scene.operations.began_on("GPU-2"));
+        assert!(scene.operations.began_on(&"GPU-2".into()));
     }
 
     /// Case: a request is just beginning an operation when SIGTERM arrives.

@@ -26,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Actor, ApiError, Code, GpuPlan, Operation, OperationState, OperationSummary};
+use gpush_api::{Actor, ApiError, Code, GpuIndex, GpuPlan, GpuUuid, Operation, OperationState, OperationSummary};
 use gpush_core::quote::Quoted;
 use gpush_locked::Locked;
 use gpush_store::{
@@ -64,7 +64,7 @@ struct OperationParts {
     unrecorded: ending::Unrecorded,
     /// UUIDs of the GPUs on which an operation has begun since gpushd started. Operations that gpushd itself begins at
     /// start do not count.
-    requested: Locked<BTreeSet<String>>,
+    requested: Locked<BTreeSet<GpuUuid>>,
     /// A new value means that an operation has begun.
     begun: watch::Sender<()>,
 }
@@ -119,7 +119,7 @@ impl Operations {
     ///
     /// # Errors
     /// If an operation is changing a GPU. Returns the UUID of the GPU, and the operation.
-    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, Holder)> {
+    pub(crate) fn close(&self, why: ApiError) -> Result<(), (GpuUuid, Holder)> {
         self.0.lanes.close(why)
     }
 
@@ -137,7 +137,7 @@ impl Operations {
     ///
     /// # Errors
     /// If an operation is changing the GPU. The error names the operation.
-    pub(crate) fn check_not_changing(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
+    pub(crate) fn check_not_changing(&self, index: GpuIndex, uuid: &GpuUuid) -> Result<(), ApiError> {
         self.0.lanes.check_not_changing(index, uuid)
     }
 
@@ -180,14 +180,14 @@ impl Operations {
     /// Remembers on which GPUs an operation has begun, unless gpushd itself began it at start.
     fn note_begun(&self, operation: &Operation) {
         if operation.kind != START {
-            let gpus = operation.plans.iter().map(|plan| plan.uuid.clone());
+            let gpus = operation.plans.iter().map(|plan| plan.gpu_uuid.clone());
             self.0.requested.lock().extend(gpus);
         }
     }
 
     /// Returns whether an operation has begun on a GPU since gpushd started. This excludes GPUs that were only reset
     /// together with other GPUs.
-    pub(crate) fn began_on(&self, uuid: &str) -> bool {
+    pub(crate) fn began_on(&self, uuid: &GpuUuid) -> bool {
         self.0.requested.lock().contains(uuid)
     }
 
@@ -228,11 +228,11 @@ impl Operations {
     }
 
     /// Returns whether an operation of a previous gpushd is still changing the GPU.
-    pub(crate) fn is_being_recovered(&self, uuid: &str) -> bool {
+    pub(crate) fn is_being_recovered(&self, uuid: &GpuUuid) -> bool {
         let concerns = |live: &&ActiveOperation| {
             let operation = live.watch.borrow();
             let begun = !matches!(operation.state, OperationState::Queued | OperationState::Waiting);
-            begun && !operation.state.is_final() && operation.plans.iter().any(|plan| plan.uuid == uuid)
+            begun && !operation.state.is_final() && operation.plans.iter().any(|plan| plan.gpu_uuid == *uuid)
         };
         self.active().values().filter(|live| live.taken_over).any(|live| concerns(&live))
     }
@@ -381,14 +381,14 @@ impl Operations {
 }
 
 /// Returns the GPUs that an operation with these plans must claim, as (index, UUID).
-pub(crate) fn gpus<'a>(plans: impl IntoIterator<Item = &'a GpuPlan> + Clone) -> Vec<(u32, String)> {
-    let own = plans.clone().into_iter().map(|plan| (plan.gpu, plan.uuid.clone()));
-    let mut gpus: Vec<(u32, String)> = own.collect();
+pub(crate) fn gpus<'a>(plans: impl IntoIterator<Item = &'a GpuPlan> + Clone) -> Vec<(GpuIndex, GpuUuid)> {
+    let own = plans.clone().into_iter().map(|plan| (plan.gpu, plan.gpu_uuid.clone()));
+    let mut gpus: Vec<(GpuIndex, GpuUuid)> = own.collect();
     // Add the GPUs that are reset together with the GPUs of the plans.
     for plan in plans {
         for peer in plan.reset().into_iter().flat_map(|reset| &reset.together) {
-            if gpus.iter().all(|(_, known)| *known != peer.uuid) {
-                gpus.push((peer.gpu, peer.uuid.clone()));
+            if gpus.iter().all(|(_, known)| *known != peer.gpu_uuid) {
+                gpus.push((peer.gpu, peer.gpu_uuid.clone()));
             }
         }
     }

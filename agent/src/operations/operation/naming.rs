@@ -4,18 +4,22 @@
 //! Several layers of gpushd add sentences to an error, each with the full names of GPUs. Without this module, the error
 //! would repeat their UUIDs. Commands in the error keep the UUID.
 
-use gpush_api::{ApiError, GpuPlan};
+use gpush_api::{ApiError, GpuIndex, GpuPlan, GpuUuid};
 
 /// A GPU, and whether a sentence has already named it in full.
 struct GpuMention {
-    index: u32,
-    uuid: String,
+    index: GpuIndex,
+    uuid: GpuUuid,
     reported: bool,
 }
 
 /// Returns the error with each GPU of `plans` named in full only once.
 pub(crate) fn once(mut error: ApiError, plans: &[GpuPlan]) -> ApiError {
-    let name = |plan: &GpuPlan| GpuMention { index: plan.gpu, uuid: plan.uuid.clone(), reported: plan.uuid.is_empty() };
+    let name = |plan: &GpuPlan| GpuMention {
+        index: plan.gpu,
+        uuid: plan.gpu_uuid.clone(),
+        reported: plan.gpu_uuid.is_empty(),
+    };
     let mut names: Vec<GpuMention> = plans.iter().map(name).filter(|name| !name.reported).collect();
     shorten_error(&mut error, &mut names);
     error
@@ -31,7 +35,7 @@ fn shorten_error(error: &mut ApiError, names: &mut [GpuMention]) {
 
 fn shorten_sentence(sentence: &mut String, names: &mut [GpuMention]) {
     for name in names {
-        if sentence.contains(&name.uuid) {
+        if sentence.contains(name.uuid.as_str()) {
             *sentence = shorten(sentence, name);
         }
     }
@@ -78,8 +82,8 @@ mod tests {
     #[test]
     fn gpu_is_named_in_full_once_and_commands_keep_uuid() {
         let plans = [(1, "GPU-aaaa"), (12, "GPU-bbbb")].map(|(gpu, uuid)| GpuPlan {
-            gpu,
-            uuid: uuid.to_owned(),
+            gpu: GpuIndex(gpu),
+            gpu_uuid: uuid.into(),
             ..GpuPlan::default()
         });
         let error = ApiError::new(Code::GpuLost, "GPU 1 (GPU-aaaa): creating GPU instance 3g.40gb@4 failed")

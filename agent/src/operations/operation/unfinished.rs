@@ -1,16 +1,16 @@
 //! The operations that wait or run now.
 
-use gpush_api::{Operation, OperationState, StepState};
+use gpush_api::{GpuUuid, Operation, OperationState, StepState};
 
 use super::{ActiveOperation, Operations};
 
 impl Operations {
     /// Returns the progress of the operation that is changing the GPU.
-    pub(crate) fn progress(&self, uuid: &str) -> Option<StepState> {
+    pub(crate) fn progress(&self, uuid: &GpuUuid) -> Option<StepState> {
         self.active().values().find_map(|live| {
             let operation = live.watch.borrow();
             let begun = !matches!(operation.state, OperationState::Queued | OperationState::Waiting);
-            let at = operation.plans.iter().position(|plan| plan.uuid == uuid);
+            let at = operation.plans.iter().position(|plan| plan.gpu_uuid == *uuid);
             at.filter(|_| begun && !operation.state.is_final()).and_then(|at| operation.progress.get(at).cloned())
         })
     }

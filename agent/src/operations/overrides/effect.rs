@@ -1,6 +1,6 @@
 //! Sets, replaces or ends overrides in a transaction, with the audit records.
 
-use gpush_api::{Actor, ApiError, Code, Operation};
+use gpush_api::{Actor, ApiError, Code, GpuUuid, Operation};
 use gpush_store::{AuditEvent, DONE, EndedOverride, NewOverride, StoreError, Tx};
 
 use super::OverrideChange;
@@ -14,7 +14,7 @@ use crate::state::OverrideEffect;
 pub(crate) fn record_changes(
     tx: &mut Tx<'_>,
     operation: &Operation,
-    lasting: &[(String, OverrideChange)],
+    lasting: &[(GpuUuid, OverrideChange)],
 ) -> Result<Vec<OverrideEffect>, StoreError> {
     let mut effects = Vec::new();
     for (uuid, one) in lasting {
@@ -24,7 +24,7 @@ pub(crate) fn record_changes(
             OverrideChange::Make { rule, layout, expires_at } => {
                 let reason = operation.reason.clone().unwrap_or_default();
                 let made = tx.set_override(NewOverride {
-                    gpu: uuid.clone(),
+                    gpu_uuid: uuid.clone(),
                     rule: rule.clone(),
                     layout: layout.clone(),
                     author: operation.by.clone(),
@@ -59,7 +59,7 @@ pub(crate) fn record_changes(
 /// If the write fails.
 pub(crate) fn end(
     tx: &mut Tx<'_>,
-    uuid: &str,
+    uuid: &GpuUuid,
     by: Option<&Actor>,
     event: impl FnOnce(EndedOverride) -> AuditEvent,
 ) -> Result<Option<OverrideEffect>, StoreError> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gpush_api::{Actor, ApiError, Code};
+use gpush_api::{Actor, ApiError, Code, GpuUuid};
 use gpush_store::{AuditEvent, Override, Store, StoreError};
 use tokio_util::sync::CancellationToken;
 
@@ -25,9 +25,9 @@ pub(crate) async fn expire(state: State, store: Store, stopping: CancellationTok
         if !over.is_empty() {
             for one in over.iter().filter(|one| !logged.contains(&one.sequence)) {
                 tracing::info!(
-                    gpu = one.gpu,
+                    gpu = one.gpu_uuid.as_str(),
                     "GPU {}: the override by {} has expired",
-                    one.gpu,
+                    one.gpu_uuid,
                     words::actor(&one.author)
                 );
             }
@@ -65,7 +65,7 @@ async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<OverrideEffect
             let on_record = tx.read(|view| Ok::<_, StoreError>(view.overrides()?.iter().any(same)))?;
             if on_record {
                 let expires_at = one.expires_at;
-                effects.extend(end(tx, &one.gpu, None, |ended| AuditEvent::OverrideExpire { ended, expires_at })?);
+                effects.extend(end(tx, &one.gpu_uuid, None, |ended| AuditEvent::OverrideExpire { ended, expires_at })?);
             }
         }
         Ok(effects)
@@ -81,7 +81,7 @@ async fn record(store: &Store, over: Vec<Override>) -> Result<Vec<OverrideEffect
 pub(crate) async fn clear(
     state: &State,
     store: &Store,
-    uuid: String,
+    uuid: GpuUuid,
     label: &str,
     by: Actor,
     expected: Option<u64>,

@@ -12,7 +12,7 @@ mod effect;
 mod end;
 mod override_change;
 
-use gpush_api::Gpu;
+use gpush_api::{Gpu, GpuUuid};
 
 pub(crate) use self::{
     effect::{check_generation, end, record_changes},
@@ -27,9 +27,9 @@ use crate::{
 /// Returns all active overrides. Leaves out what `viewer` may not see. `gpus` are the GPUs that the
 /// driver lists.
 pub(crate) fn all(state: &State, gpus: &[Gpu], viewer: Viewer) -> Vec<gpush_api::Override> {
-    let index = |uuid: &str| gpus.iter().find(|gpu| gpu.uuid == uuid).map(|gpu| gpu.index);
+    let index = |uuid: &GpuUuid| gpus.iter().find(|gpu| gpu.uuid == *uuid).map(|gpu| gpu.index);
     let shown = |one: gpush_store::Override| {
-        let gpu = index(&one.gpu);
+        let gpu = index(&one.gpu_uuid);
         let mut shown = overridden(one, gpu);
         redact::actor(&mut shown.by, viewer);
         shown

@@ -1,5 +1,6 @@
 //! What a request for a lease asks for.
 
+use gpush_api::GpuIndex;
 use std::collections::BTreeSet;
 
 use gpush_core::lease::{placement::PlacementRequest, quota::Effective};
@@ -13,7 +14,7 @@ pub(crate) struct LeaseDemand {
     /// The share and the GPUs that the placement must find.
     pub(crate) wanted: PlacementRequest,
     /// Indexes of the GPUs that the caller may lease, also those that the request does not select.
-    pub(crate) allowed: BTreeSet<u32>,
+    pub(crate) allowed: BTreeSet<GpuIndex>,
     /// The account of the holder, for which quotas count.
     pub(crate) account: Account,
     /// The effective quota of the holder.

@@ -227,9 +227,9 @@ mod tests {
     fn request_beyond_its_quota_delays_no_operation_in_a_pass() {
         let mut entries = Entries::default();
         let lease = entries.push_lease(LeaseId(1), None, Arc::new(NoInbox));
-        let parts = Need::Parts(BTreeSet::from(["MIG-a".to_owned()]));
-        entries.set_needs(lease, Needs::from([("GPU-0".to_owned(), parts)]));
-        let lane = Needs::from([("GPU-0".to_owned(), Need::Lane(ClaimedTargets::Gpu))]);
+        let parts = Need::Parts(BTreeSet::from(["MIG-a".into()]));
+        entries.set_needs(lease, Needs::from([("GPU-0".into(), parts)]));
+        let lane = Needs::from([("GPU-0".into(), Need::Lane(ClaimedTargets::Gpu))]);
         let waits =
             |restrictions| entries.for_pass(&LeaseTable::default(), &restrictions).would_wait_for(&lane).is_some();
         let beyond = Restriction::beyond_quota(String::new());
@@ -262,10 +262,10 @@ mod tests {
 
     #[test]
     fn operation_is_notified_when_the_entry_ahead_changes() {
-        let parts = |target: &str| Needs::from([("GPU-0".to_owned(), Need::Parts([target.to_owned()].into()))]);
+        let parts = |target: &str| Needs::from([("GPU-0".into(), Need::Parts([target.into()].into()))]);
         let claims = |target: &str| {
-            let claimed = ClaimedTargets::Targets([target.to_owned()].into());
-            Needs::from([("GPU-0".to_owned(), Need::Lane(claimed))])
+            let claimed = ClaimedTargets::Targets([target.into()].into());
+            Needs::from([("GPU-0".into(), Need::Lane(claimed))])
         };
         let mut entries = Entries::default();
         let (first, _first_answer) = entries.push_operation("op-1".to_owned(), claims("MIG-1"));

@@ -3,7 +3,9 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Gpu, GpuInstance, LeaseBinding, LeaseKind, Placement, Process};
+use gpush_api::{
+    ApiError, Gpu, GpuIndex, GpuInstance, GpuUuid, LeaseBinding, LeaseKind, Placement, Process, TargetUuid,
+};
 use gpush_core::{
     desired::desired_states,
     lease::placement::{Assignment, Blockers, Closed, ErrorContext, NoAssignment, Obstacle, PlacementRequest},
@@ -76,14 +78,13 @@ fn explanation(
     let outlook = mps::outlook(host, Viewer::Agent);
     if let Some(target) = targets.filter(|targets| targets.len() == 1).and_then(|targets| targets.first())
         && demand.wanted.share.kind() == LeaseKind::Mps
-        && sharing::pending_target(target, gpus).is_none()
+        && sharing::pending_target(target.as_str(), gpus).is_none()
         && let Err(closed) = outlook.serves(target)
     {
         return closed.into();
     }
-    let indexes: BTreeSet<u32> = obstacles.iter().map(|(index, _)| *index).collect();
-    let uuids: Vec<&str> =
-        gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.as_str()).collect();
+    let indexes: BTreeSet<GpuIndex> = obstacles.iter().map(|(index, _)| *index).collect();
+    let uuids: Vec<&GpuUuid> = gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| &gpu.uuid).collect();
     if demand.wanted.share.kind() == LeaseKind::Mps {
         let closed = outlook.not_serving(&uuids);
         let none_serves = none_serves(&host.mps, &uuids, closed.len());
@@ -124,8 +125,7 @@ fn explanation(
     let ahead = entries.iter().filter(|(ticket, entry)| {
         queued.is_none_or(|(own, _)| *ticket < own)
             && entry.needs.iter().any(|(gpu, need)| {
-                uuids.contains(&gpu.as_str())
-                    && targets.is_none_or(|targets| targets.iter().any(|target| need.concerns(target)))
+                uuids.contains(&gpu) && targets.is_none_or(|targets| targets.iter().any(|target| need.concerns(target)))
             })
     });
     error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead of this request in the queue", entry.waiter)));
@@ -134,13 +134,13 @@ fn explanation(
 
 /// Returns whether each of these GPUs has MPS targets, and none of the targets serves clients. `closed` is the number of
 /// targets on these GPUs that do not serve.
-fn none_serves(targets: &MpsTargets, gpus: &[&str], closed: usize) -> bool {
+fn none_serves(targets: &MpsTargets, gpus: &[&GpuUuid], closed: usize) -> bool {
     let on_each = gpus.iter().map(|gpu| targets.on_gpu(gpu).count());
     on_each.clone().all(|targets| targets > 0) && on_each.sum::<usize>() == closed
 }
 
 /// Describes the processes that use these GPUs and MIG devices without a lease, one clause for each process.
-fn users_without_lease(gpus: &[Gpu], targets: &[String], viewer: Viewer) -> Vec<String> {
+fn users_without_lease(gpus: &[Gpu], targets: &[TargetUuid], viewer: Viewer) -> Vec<String> {
     let mut users: Vec<String> = Vec::new();
     for gpu in gpus {
         let mut add = |what: &str, process: &Process| {
@@ -154,11 +154,11 @@ fn users_without_lease(gpus: &[Gpu], targets: &[String], viewer: Viewer) -> Vec<
                 users.push(user);
             }
         };
-        if targets.contains(&gpu.uuid) {
+        if targets.contains(gpu.uuid.as_target()) {
             gpu.processes.iter().for_each(|process| add(&format!("GPU {}", gpu.index), process));
         }
         for instance in gpu.mig.iter().flat_map(|mig| &mig.instances) {
-            let is_used = |uuid: &String| targets.contains(uuid);
+            let is_used = |uuid: &TargetUuid| targets.contains(uuid);
             for compute in instance.compute.iter().filter(|compute| compute.uuid.as_ref().is_some_and(is_used)) {
                 let what = format!("MIG device {}:{}", gpu.index, sharing::device_name(instance, compute));
                 instance.processes.iter().chain(&compute.processes).for_each(|process| add(&what, process));
@@ -170,7 +170,7 @@ fn users_without_lease(gpus: &[Gpu], targets: &[String], viewer: Viewer) -> Vec<
 
 /// Describes a lease with its MIG devices: `lease L12 of alice on MIG device 0:1g.10gb@5`.
 fn describe(lease: &OpenLease, gpus: &[Gpu]) -> String {
-    let is_member = |uuid: &Option<String>| {
+    let is_member = |uuid: &Option<TargetUuid>| {
         uuid.as_ref().is_some_and(|uuid| lease.record.members.iter().any(|member| member.target == *uuid))
     };
     let mut devices = Vec::new();
@@ -193,7 +193,7 @@ fn describe(lease: &OpenLease, gpus: &[Gpu]) -> String {
 fn foreign_instances(
     host: &HostState,
     gpus: &[Gpu],
-    indexes: &BTreeSet<u32>,
+    indexes: &BTreeSet<GpuIndex>,
     (snapshot, wanted): (&PlacementSnapshot, &PlacementRequest),
 ) -> Vec<String> {
     let wishes = desired_states(&host.config, gpus);
@@ -204,8 +204,8 @@ fn foreign_instances(
         let others = instances.filter(move |one| !created.is_some_and(|created| created.contains(&one.placement)));
         others.map(move |one| (gpu.index, one))
     });
-    let foreign: Vec<(u32, &GpuInstance)> = foreign.collect();
-    let places: Vec<(u32, Placement)> = foreign.iter().map(|(index, one)| (*index, one.placement)).collect();
+    let foreign: Vec<(GpuIndex, &GpuInstance)> = foreign.collect();
+    let places: Vec<(GpuIndex, Placement)> = foreign.iter().map(|(index, one)| (*index, one.placement)).collect();
     let blocking = snapshot.instances_that_block(wanted, &places);
     let named = foreign.into_iter().filter(|(index, one)| blocking.contains(&(*index, one.placement)));
     let named = named.map(|(index, one)| {
@@ -241,7 +241,7 @@ pub(crate) async fn retry_hint(
     let is_mps = demand.wanted.share.kind() == LeaseKind::Mps;
     let host = scheduler.handles.context.state.now();
     let is_starting = is_mps && mps::outlook(&host, Viewer::Agent).is_starting();
-    let is_claimed = |(_, obstacle): &(u32, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
+    let is_claimed = |(_, obstacle): &(GpuIndex, Obstacle)| *obstacle == Obstacle::Closed(Closed::Claimed);
     let in_the_way = uuids_of(obstacles.iter().map(|(index, _)| *index), gpus);
     let table = Arc::clone(&host.leases);
     let one_ends =
@@ -253,14 +253,14 @@ pub(crate) async fn retry_hint(
 }
 
 /// Returns the UUIDs of the GPUs with these indexes.
-fn uuids_of(indexes: impl IntoIterator<Item = u32>, gpus: &[Gpu]) -> BTreeSet<String> {
-    let indexes: BTreeSet<u32> = indexes.into_iter().collect();
+fn uuids_of(indexes: impl IntoIterator<Item = GpuIndex>, gpus: &[Gpu]) -> BTreeSet<GpuUuid> {
+    let indexes: BTreeSet<GpuIndex> = indexes.into_iter().collect();
     gpus.iter().filter(|gpu| indexes.contains(&gpu.index)).map(|gpu| gpu.uuid.clone()).collect()
 }
 
 /// Returns whether a lease occupies one of these GPUs, or one of their MIG devices.
-fn is_on(lease: &OpenLease, uuids: &BTreeSet<String>) -> bool {
-    lease.record.members.iter().any(|member| uuids.contains(&member.gpu))
+fn is_on(lease: &OpenLease, uuids: &BTreeSet<GpuUuid>) -> bool {
+    lease.record.members.iter().any(|member| uuids.contains(&member.gpu_uuid))
 }
 
 #[cfg(test)]
@@ -277,13 +277,13 @@ mod tests {
     fn stopped_daemons_of_one_gpu_do_not_count_for_another() {
         let mut targets = MpsTargets::default();
         for (uuid, gpu) in [("MIG-0", "GPU-0"), ("MIG-1", "GPU-0"), ("GPU-1", "GPU-1")] {
-            let target = MpsTarget { gpu_uuid: gpu.to_owned(), ..mps_target(uuid, daemon_report(READY)) };
-            targets.by_uuid.insert(uuid.to_owned(), Arc::new(target));
+            let target = MpsTarget { gpu_uuid: gpu.into(), ..mps_target(uuid, daemon_report(READY)) };
+            targets.by_uuid.insert(uuid.into(), Arc::new(target));
         }
-        assert!(!none_serves(&targets, &["GPU-0", "GPU-1"], 2), "the daemon of GPU 1 serves");
-        assert!(none_serves(&targets, &["GPU-0", "GPU-1"], 3));
-        assert!(none_serves(&targets, &["GPU-0"], 2) && !none_serves(&targets, &["GPU-0"], 1));
-        assert!(!none_serves(&targets, &["GPU-0", "GPU-2"], 2), "GPU 2 has no daemon, but may get one");
+        assert!(!none_serves(&targets, &[&"GPU-0".into(), &"GPU-1".into()], 2), "the daemon of GPU 1 serves");
+        assert!(none_serves(&targets, &[&"GPU-0".into(), &"GPU-1".into()], 3));
+        assert!(none_serves(&targets, &[&"GPU-0".into()], 2) && !none_serves(&targets, &[&"GPU-0".into()], 1));
+        assert!(!none_serves(&targets, &[&"GPU-0".into(), &"GPU-2".into()], 2), "GPU 2 has no daemon, but may get one");
     }
 
     /// Fault: if a process without a lease blocked a request, the refusal said only that the GPU has no room.
@@ -299,11 +299,11 @@ mod tests {
     #[test]
     fn retry_hint_ignores_leases_on_other_gpus() {
         let gpus = preset::gpus("dgx-a100").expect("a preset");
-        let uuids = uuids_of([1, 3], &gpus);
+        let uuids = uuids_of([1, 3].map(GpuIndex), &gpus);
         assert_eq!(uuids.len(), 2);
         let on = |at: usize| {
             let mut record = crate::state::leases::tests::record(1, 1000, "target");
-            record.members[0].gpu.clone_from(&gpus[at].uuid);
+            record.members[0].gpu_uuid.clone_from(&gpus[at].uuid);
             is_on(&OpenLease::new(record), &uuids)
         };
         assert!(on(1) && on(3) && !on(0) && !on(2));
@@ -325,7 +325,7 @@ mod tests {
             unidentified: false,
         };
         gpus[5].processes.push(process);
-        let target = [gpus[5].uuid.clone()];
+        let target = [gpus[5].uuid.clone().into()];
         let named = |viewer: Viewer| users_without_lease(&gpus, &target, viewer).join("; ");
         let own = "pid 4123 (alice, python train.py), which uses GPU 5 without a lease,";
         assert_eq!((named(Viewer::User(1000)).as_str(), named(Viewer::Admin).as_str()), (own, own));
@@ -335,6 +335,6 @@ mod tests {
         (unknown[5].processes[0].uid, unknown[5].processes[0].unidentified) = (None, true);
         let unknown = users_without_lease(&unknown, &target, Viewer::User(1001)).join("; ");
         assert_eq!(unknown, "a process whose user is not known yet, which uses GPU 5 without a lease,");
-        assert!(users_without_lease(&gpus, &[gpus[0].uuid.clone()], Viewer::Admin).is_empty());
+        assert!(users_without_lease(&gpus, &[gpus[0].uuid.clone().into()], Viewer::Admin).is_empty());
     }
 }

@@ -3,7 +3,8 @@
 use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_api::{
-    ApiError, Gpu, LeaseMember, LeaseOwner, LeaseRequest, LeaseShare, LeaseState, MemberShare, MpsSettings,
+    ApiError, Gpu, GpuIndex, GpuUuid, LeaseMember, LeaseOwner, LeaseRequest, LeaseShare, LeaseState, MemberShare,
+    MpsSettings, TargetUuid,
 };
 use gpush_core::{
     lease::placement::{Assignment, Host, Member, nominal_mib},
@@ -32,7 +33,7 @@ pub(crate) fn host(read: &HostState, gpus: &[Gpu], now: &HostState, table: &Leas
 }
 
 /// Returns the indexes of the GPUs that only Slurm's hooks may lease.
-pub(crate) fn slurm_gpus(host: &HostState) -> BTreeSet<u32> {
+pub(crate) fn slurm_gpus(host: &HostState) -> BTreeSet<GpuIndex> {
     let is_slurms = |gpu: &&Arc<GpuSnapshot>| {
         let terms = gpu.rule.and_then(|rule| host.config.rules.get(rule)?.lease);
         terms.is_some_and(|terms| terms.owner == LeaseOwner::Slurm)
@@ -63,7 +64,7 @@ pub(crate) fn members(
             // The UUID and the memory become known when the operation has created the instance.
             Member::Create { profile_id, .. } => {
                 let (profile, memory) = to_create(offered, gpu.index, *profile_id);
-                (String::new(), MemberShare::Mig { profile }, memory)
+                (TargetUuid::default(), MemberShare::Mig { profile }, memory)
             }
             Member::Mps { target, percentage, .. } => {
                 let asked = match &request.share {
@@ -85,17 +86,17 @@ pub(crate) fn members(
                 let (level, compute_mode) =
                     (offer.map(|offer| offer.level), offer.and_then(|offer| offer.compute_mode));
                 let share = MemberShare::Timeslice { replicas, level, compute_mode };
-                (gpu.uuid.clone(), share, total.div_ceil(replicas.into()))
+                (gpu.uuid.clone().into(), share, total.div_ceil(replicas.into()))
             }
-            Member::Whole { .. } => (gpu.uuid.clone(), MemberShare::Whole, total),
+            Member::Whole { .. } => (gpu.uuid.clone().into(), MemberShare::Whole, total),
         };
-        members.push(LeaseMember { target, gpu: gpu.uuid.clone(), share, memory_mib, gpu_memory_mib: total });
+        members.push(LeaseMember { target, gpu_uuid: gpu.uuid.clone(), share, memory_mib, gpu_memory_mib: total });
     }
     Ok(members)
 }
 
 /// Returns the profile and the nominal memory of a MIG device that does not exist yet.
-fn to_create(offered: &Host, index: u32, profile_id: u32) -> (String, u64) {
+fn to_create(offered: &Host, index: GpuIndex, profile_id: u32) -> (String, u64) {
     let mig = offered.gpus.iter().find(|gpu| gpu.index == index).and_then(|gpu| gpu.mig.as_ref());
     let Some(profile) = mig.and_then(|mig| mig.geometry.profile(profile_id)) else { return (String::new(), 0) };
     let device = profile.whole().map_or(&profile.profile.name, |compute| &compute.profile.name);
@@ -103,18 +104,18 @@ fn to_create(offered: &Host, index: u32, profile_id: u32) -> (String, u64) {
 }
 
 /// Returns the profile and the memory of a MIG device.
-fn device(gpu: &Gpu, uuid: &str) -> (String, u64) {
+fn device(gpu: &Gpu, uuid: &TargetUuid) -> (String, u64) {
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let mut devices = instances.flat_map(|one| one.compute.iter().map(move |compute| (one, compute)));
-    let found = devices.find(|(_, compute)| compute.uuid.as_deref() == Some(uuid));
+    let found = devices.find(|(_, compute)| compute.uuid.as_ref() == Some(uuid));
     let Some((instance, compute)) = found else { return (String::new(), 0) };
     let memory = instance.memory.map(|memory| memory.total_mib).filter(|mib| *mib > 0);
     (compute.profile.clone(), memory.or(nominal_mib(&instance.profile)).unwrap_or_default())
 }
 
 /// Returns the UUIDs of the GPUs of these members.
-pub(super) fn gpus_of(members: &[LeaseMember]) -> BTreeSet<String> {
-    members.iter().map(|member| member.gpu.clone()).collect()
+pub(super) fn gpus_of(members: &[LeaseMember]) -> BTreeSet<GpuUuid> {
+    members.iter().map(|member| member.gpu_uuid.clone()).collect()
 }
 
 #[cfg(test)]
@@ -137,7 +138,7 @@ mod tests {
 
     /// Returns the only member of an assignment on GPU 0.
     fn member(gpu: Gpu, member: Member, timeslice: Option<TimesliceOffer>) -> LeaseMember {
-        let offered = Host { gpus: vec![GpuOffer { index: 0, timeslice, ..GpuOffer::default() }] };
+        let offered = Host { gpus: vec![GpuOffer { index: GpuIndex(0), timeslice, ..GpuOffer::default() }] };
         let assignment = Assignment { members: vec![member], destroys: Vec::new() };
         let now = State::empty().now();
         members(&now, &assignment, &[gpu], &offered, &LeaseRequest::default()).unwrap().remove(0)
@@ -146,7 +147,7 @@ mod tests {
     #[test]
     fn whole_gpu_counts_with_all_its_memory() {
         let memory = Memory { total_mib: 1001, used_mib: 0 };
-        let whole = member(Gpu { memory, ..whole_gpu() }, Member::Whole { gpu: 0 }, None);
+        let whole = member(Gpu { memory, ..whole_gpu() }, Member::Whole { gpu: GpuIndex(0) }, None);
         assert_eq!((whole.target.as_str(), whole.share, whole.memory_mib), ("GPU-0", MemberShare::Whole, 1001));
     }
 
@@ -156,17 +157,17 @@ mod tests {
         let gpu = || Gpu { memory: Memory { total_mib: 1001, used_mib: 0 }, ..whole_gpu() };
         let (level, compute_mode) = (TimesliceLevel::Long, Some(ComputeMode::Default));
         let offer = |replicas| TimesliceOffer { replicas, level, compute_mode, taken: 0, excluding: 0 };
-        let replica = member(gpu(), Member::Timeslice { gpu: 0 }, Some(offer(4)));
+        let replica = member(gpu(), Member::Timeslice { gpu: GpuIndex(0) }, Some(offer(4)));
         assert_eq!(replica.memory_mib, 251);
         assert_eq!(replica.share, MemberShare::Timeslice { replicas: 4, level: Some(level), compute_mode });
-        let only = member(gpu(), Member::Timeslice { gpu: 0 }, None);
+        let only = member(gpu(), Member::Timeslice { gpu: GpuIndex(0) }, None);
         assert_eq!((only.memory_mib, only.gpu_memory_mib), (1001, 1001), "the GPU offers none any more");
     }
 
     #[test]
     fn mig_device_counts_with_its_read_or_nominal_memory() {
         let mut gpu = mig_gpu(&["3g.40gb@4"]);
-        let device = |gpu: &Gpu| member(gpu.clone(), Member::Device { gpu: 0, uuid: "MIG-0".to_owned() }, None);
+        let device = |gpu: &Gpu| member(gpu.clone(), Member::Device { gpu: GpuIndex(0), uuid: "MIG-0".into() }, None);
         assert_eq!(device(&gpu).memory_mib, 40 * 1024);
         gpu.mig.as_mut().unwrap().instances[0].memory = Some(Memory { total_mib: 39_936, used_mib: 0 });
         let read = device(&gpu);
@@ -180,7 +181,7 @@ mod tests {
         assert_eq!(slurm_gpus(&state.now()), BTreeSet::new());
         let rule = "[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
         state.replace_config(Arc::new(Config::parse(rule, "c").unwrap()), 2);
-        assert_eq!(slurm_gpus(&state.now()), BTreeSet::from([1]));
+        assert_eq!(slurm_gpus(&state.now()), BTreeSet::from([GpuIndex(1)]));
     }
 
     /// Returns a state with GPUs 0 and 1, which are offered as whole GPUs.
@@ -202,7 +203,7 @@ mod tests {
     fn claimed_gpu_is_closed_in_snapshots_after_the_claim() {
         let state = state();
         let before = state.now();
-        state.set_lane(&["GPU-0".to_owned()], Some(&Holder::Planning));
+        state.set_lane(&["GPU-0".into()], Some(&Holder::Planning));
         let table = LeaseTable::default();
         assert_eq!(closed(&before, &table), [None, None]);
         assert_eq!(closed(&state.now(), &table), [Some(Closed::Claimed), None]);
@@ -213,7 +214,7 @@ mod tests {
     fn gpu_of_a_lease_that_is_being_granted_counts_as_claimed() {
         let (state, mut table, mut granting) = (state(), LeaseTable::default(), record(1, 1000, "MIG-1"));
         granting.state = LeaseState::Granting;
-        granting.members[0].gpu = "GPU-1".to_owned();
+        granting.members[0].gpu_uuid = "GPU-1".into();
         table.insert(granting);
         assert_eq!(closed(&state.now(), &table), [None, Some(Closed::Claimed)]);
     }

@@ -9,7 +9,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use gpush_api::{Gpu, LeaseId, LeaseMember, Placement};
+use gpush_api::{Gpu, GpuIndex, GpuUuid, LeaseId, LeaseMember, Placement, TargetUuid};
 use gpush_core::{
     lease::placement::{
         Assignment, Blockers, Host, NoAssignment, PlacementPolicy, PlacementRequest, blockers, instances_that_block,
@@ -51,7 +51,7 @@ impl<K: Eq + Hash, V: Clone> Memo<K, V> {
 }
 
 /// Instances, as the indexes of their GPUs and their placements.
-type Instances = Vec<(u32, Placement)>;
+type Instances = Vec<(GpuIndex, Placement)>;
 
 /// Everything that a placement depends on, and the results of searches.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ pub(crate) struct PlacementSnapshot {
     table: Arc<LeaseTable>,
     schedule: OnceLock<Schedule>,
     placed: Memo<PlacementRequest, Result<Assignment, NoAssignment>>,
-    blockers: Memo<(PlacementRequest, Option<BTreeSet<String>>), Blockers<LeaseId>>,
+    blockers: Memo<(PlacementRequest, Option<BTreeSet<TargetUuid>>), Blockers<LeaseId>>,
     blocking_instances: Memo<(PlacementRequest, Instances), Instances>,
 }
 
@@ -133,12 +133,12 @@ impl PlacementSnapshot {
         &self,
         wanted: &PlacementRequest,
         leases: &BTreeSet<LeaseId>,
-    ) -> Option<BTreeSet<u32>> {
+    ) -> Option<BTreeSet<GpuIndex>> {
         let members = leases.iter().filter_map(|id| self.table.get(*id)).flat_map(|lease| &lease.record.members);
-        let avoided: BTreeSet<&str> = members.map(|member| member.gpu.as_str()).collect();
-        let is_allowed = |index: &u32| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(index));
-        let rest = self.host.gpus.iter().filter(|gpu| !avoided.contains(gpu.uuid.as_str())).map(|gpu| gpu.index);
-        let rest: BTreeSet<u32> = rest.filter(is_allowed).collect();
+        let avoided: BTreeSet<&GpuUuid> = members.map(|member| &member.gpu_uuid).collect();
+        let is_allowed = |index: &GpuIndex| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(index));
+        let rest = self.host.gpus.iter().filter(|gpu| !avoided.contains(&gpu.uuid)).map(|gpu| gpu.index);
+        let rest: BTreeSet<GpuIndex> = rest.filter(is_allowed).collect();
         let there = PlacementRequest { gpus: Some(rest.clone()), ..wanted.clone() };
         self.host.reservation(&there, self.policy).map(|_| rest)
     }
@@ -162,7 +162,7 @@ mod tests {
 
     fn snapshot(free: bool, table: LeaseTable) -> PlacementSnapshot {
         let whole = Some(WholeOffer { free, leased: !free });
-        let gpu = GpuOffer { uuid: "GPU-0".to_owned(), whole, ..GpuOffer::default() };
+        let gpu = GpuOffer { uuid: "GPU-0".into(), whole, ..GpuOffer::default() };
         PlacementSnapshot::new(Host { gpus: vec![gpu] }, Queue::default(), PlacementPolicy::Pack, Arc::new(table))
     }
 

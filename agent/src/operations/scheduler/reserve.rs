@@ -15,7 +15,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{ApiError, Gpu, LeaseId};
+use gpush_api::{ApiError, Gpu, GpuIndex, GpuUuid, LeaseId};
 use gpush_core::lease::{
     placement::{Assignment, Host, NoAssignment},
     quota,
@@ -150,7 +150,7 @@ pub(super) fn reserve_assignment(
         return Err(NotTaken::Refused(why));
     }
     let (lanes, mut others) = (&scheduler.handles.context.lanes, gpus_of(&members));
-    let claimed: Vec<(u32, String)> =
+    let claimed: Vec<(GpuIndex, GpuUuid)> =
         gpus.iter().filter(|gpu| created.contains(&gpu.index)).map(|gpu| (gpu.index, gpu.uuid.clone())).collect();
     others.retain(|uuid| claimed.iter().all(|(_, claimed)| claimed != uuid));
     let grants = lanes.begin_grant(&others).map_err(|_| NotTaken::Claimed)?;

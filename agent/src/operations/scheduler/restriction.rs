@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::LeaseId;
+use gpush_api::{GpuIndex, LeaseId};
 use gpush_core::schedule::Ticket;
 
 use crate::state::{LeaseTable, OpenLease};
@@ -14,7 +14,7 @@ pub(super) type Restrictions = BTreeMap<Ticket, Restriction>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Restriction {
     /// The GPUs on which the request may reserve capacity, by index; `None` if it may not reserve any.
-    pub(super) only_on: Option<BTreeSet<u32>>,
+    pub(super) only_on: Option<BTreeSet<GpuIndex>>,
     /// Why the request is restricted.
     pub(super) why: String,
     /// The restriction applies while all of these leases hold capacity.
@@ -29,7 +29,7 @@ impl Restriction {
 
     /// Only leases of the account of the request block it, except perhaps on the GPUs `only_on`. `together` says whether all
     /// these leases must end, or one of them.
-    pub(super) fn blocked_by_own(leases: Vec<LeaseId>, together: bool, only_on: Option<BTreeSet<u32>>) -> Self {
+    pub(super) fn blocked_by_own(leases: Vec<LeaseId>, together: bool, only_on: Option<BTreeSet<GpuIndex>>) -> Self {
         let noun = if leases.len() > 1 && together { "leases" } else { "a lease" };
         let names: Vec<String> = leases.iter().map(LeaseId::to_string).collect();
         let names = names.join(if together { ", " } else { " or " });

@@ -77,7 +77,7 @@ impl InUse {
 
 /// Applies the layout of a GPU's override or rule. If this needs an operation, waits for the end of the operation.
 pub(super) async fn apply_layout(handles: &StartupHandles, kind: &str, gpu: &Gpu) -> LayoutResult {
-    let request = PlanRequest { gpus: vec![gpu.uuid.clone()], layout: LayoutSource::Wanted };
+    let request = PlanRequest { gpus: vec![gpu.uuid.to_string()], layout: LayoutSource::Wanted };
     let caller = Caller::agent();
     let begun = tokio::select! {
         biased;
@@ -186,7 +186,7 @@ fn refused(error: ApiError) -> LayoutResult {
 
 /// Logs why a GPU does not have its layout.
 pub(super) fn log(gpu: &Gpu, error: &ApiError) {
-    tracing::error!(gpu = gpu.uuid, "{}", words::one_line(error));
+    tracing::error!(gpu = gpu.uuid.as_str(), "{}", words::one_line(error));
 }
 
 #[cfg(test)]

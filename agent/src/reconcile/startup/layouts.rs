@@ -30,7 +30,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, Holder, Mode};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, GpuState, GpuUuid, Holder, Mode};
 use gpush_core::holders;
 use gpush_store::BootRecord;
 use tokio::time::Instant;
@@ -64,7 +64,7 @@ const REFUSED: Duration = Duration::from_secs(10 * 60);
 pub(super) struct Layouts {
     record: BootRecord,
     /// GPUs whose layout gpushd still has to apply, by UUID.
-    due: BTreeMap<String, GpuAttempts>,
+    due: BTreeMap<GpuUuid, GpuAttempts>,
     begun: Instant,
     /// Number of checks in which the driver did not answer or could not identify a GPU.
     checks: u32,
@@ -114,7 +114,7 @@ impl Layouts {
     }
 
     /// Returns whether gpushd still has to apply the layout of a GPU on this boot.
-    pub(super) fn is_due(&self, uuid: &str) -> bool {
+    pub(super) fn is_due(&self, uuid: &GpuUuid) -> bool {
         !self.record.settled.contains(uuid) || self.record.waiting.contains(uuid)
     }
 
@@ -164,7 +164,7 @@ impl Layouts {
                 return NextCheck::unsettled(Instant::now() + nth_pause(PAUSE, self.checks - 1));
             }
         };
-        let nameless: Vec<u32> = observed.host.nameless.iter().map(|(index, _)| *index).collect();
+        let nameless: Vec<GpuIndex> = observed.host.nameless.iter().map(|(index, _)| *index).collect();
         let gpus = observed.gpus(Viewer::Agent);
         let now = Instant::now();
         for gpu in gpus {
@@ -226,7 +226,11 @@ impl Layouts {
         };
         if handles.context.state.set_blocked_by(&gpu.uuid, holders.clone()) {
             for holder in &holders {
-                tracing::warn!(gpu = gpu.uuid, "the layout is not applied: held by {}", holders::describe(holder));
+                tracing::warn!(
+                    gpu = gpu.uuid.as_str(),
+                    "the layout is not applied: held by {}",
+                    holders::describe(holder)
+                );
             }
         }
         let subject = ProblemSubject::Gpu(gpu.uuid.clone());
@@ -237,7 +241,11 @@ impl Layouts {
                 None
             }
             LayoutResult::Cancelled(error) => {
-                tracing::info!(gpu = gpu.uuid, "GPU {}: its layout is not applied at start: {error}", gpu.uuid);
+                tracing::info!(
+                    gpu = gpu.uuid.as_str(),
+                    "GPU {}: its layout is not applied at start: {error}",
+                    gpu.uuid
+                );
                 handles.startup.forget(&subject);
                 None
             }
@@ -307,12 +315,12 @@ impl Layouts {
     }
 
     /// If the driver cannot identify some GPUs, returns when to check them again.
-    fn unidentified(&mut self, handles: &StartupHandles, nameless: &[u32]) -> Option<Instant> {
+    fn unidentified(&mut self, handles: &StartupHandles, nameless: &[GpuIndex]) -> Option<Instant> {
         if nameless.is_empty() {
             handles.startup.forget(&ProblemSubject::Unidentified);
             return None;
         }
-        let indices: Vec<String> = nameless.iter().map(u32::to_string).collect();
+        let indices: Vec<String> = nameless.iter().map(GpuIndex::to_string).collect();
         let message = format!(
             "the driver reports no UUID for GPU {}, so gpushd does not apply a layout there yet",
             indices.join(", ")

@@ -25,7 +25,7 @@ mod trigger;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, GpuState, LayoutsAtStart, Mig, Mode};
+use gpush_api::{ApiError, GpuState, GpuUuid, LayoutsAtStart, Mig, Mode};
 use gpush_core::config::Config;
 use gpush_locked::Locked;
 use gpush_store::BootRecord;
@@ -60,7 +60,7 @@ struct StartupParts {
     /// The record of this boot.
     recorded: Locked<Option<BootRecord>>,
     /// UUIDs of GPUs that users have changed on this boot. gpushd does not apply the layouts of these GPUs at start.
-    left: Locked<BTreeSet<String>>,
+    left: Locked<BTreeSet<GpuUuid>>,
 }
 
 /// What a problem is about.
@@ -71,7 +71,7 @@ enum ProblemSubject {
     /// GPUs that the driver cannot identify.
     Unidentified,
     /// A GPU by UUID.
-    Gpu(String),
+    Gpu(GpuUuid),
 }
 
 impl ProblemSubject {
@@ -122,11 +122,11 @@ impl Startup {
     }
 
     /// Marks that users have changed these GPUs on this boot.
-    pub(crate) fn mark_changed(&self, uuids: impl Iterator<Item = String>) {
+    pub(crate) fn mark_changed(&self, uuids: impl Iterator<Item = GpuUuid>) {
         self.0.left.lock().extend(uuids);
     }
 
-    fn is_changed_by_caller(&self, uuid: &str) -> bool {
+    fn is_changed_by_caller(&self, uuid: &GpuUuid) -> bool {
         self.0.left.lock().contains(uuid)
     }
 
@@ -357,19 +357,19 @@ async fn record(handles: &StartupHandles, ended: EndedAttempt, layouts: Option<&
             LayoutResult::Given => drop(handles.context.state.set_blocked_by(&gpu.uuid, Vec::new())),
             LayoutResult::Stopping => {}
             LayoutResult::Cancelled(error) | LayoutResult::Busy(error) => {
-                tracing::info!(gpu = gpu.uuid, "GPU {}: its drift is not corrected now: {error}", gpu.uuid);
+                tracing::info!(gpu = gpu.uuid.as_str(), "GPU {}: its drift is not corrected now: {error}", gpu.uuid);
                 drift.attempt_failed();
             }
             LayoutResult::InUse(InUse { error, holders, .. }) => {
                 if handles.context.state.set_blocked_by(&gpu.uuid, holders) {
                     attempt::log(&gpu, &error);
                 }
-                handles.startup.note(ProblemSubject::Gpu(gpu.uuid), error);
+                handles.startup.note(ProblemSubject::Gpu(gpu.uuid.clone()), error);
                 drift.attempt_failed();
             }
             LayoutResult::Never(error) | LayoutResult::NotYet(error) | LayoutResult::Failed(error) => {
                 attempt::log(&gpu, &error);
-                handles.startup.note(ProblemSubject::Gpu(gpu.uuid), error);
+                handles.startup.note(ProblemSubject::Gpu(gpu.uuid.clone()), error);
                 drift.attempt_failed();
             }
         },

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use gpush_api::Gpu;
+use gpush_api::{Gpu, GpuUuid};
 use gpush_host::subtask;
 use tokio::task::JoinSet;
 
@@ -34,12 +34,12 @@ pub(super) struct EndedAttempt {
 pub(super) struct RunningAttempts {
     tasks: JoinSet<EndedAttempt>,
     /// The purpose of each running attempt, by UUID of the GPU.
-    running: BTreeMap<String, AttemptPurpose>,
+    running: BTreeMap<GpuUuid, AttemptPurpose>,
 }
 
 impl RunningAttempts {
     /// Returns whether an attempt is running on a GPU.
-    pub(super) fn is_running(&self, uuid: &str) -> bool {
+    pub(super) fn is_running(&self, uuid: &GpuUuid) -> bool {
         self.running.contains_key(uuid)
     }
 
@@ -78,7 +78,7 @@ impl RunningAttempts {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{ApiError, Code};
+    use gpush_api::{ApiError, Code, GpuIndex};
 
     use super::*;
     use crate::state::{State, tests::list};
@@ -93,12 +93,12 @@ mod tests {
         for round in 0..3 {
             let error = ApiError::new(Code::DriverError, format!("attempt {round}"));
             attempts.start(AttemptPurpose::Drift, gpu(1), async { LayoutResult::Failed(error) });
-            assert!(attempts.is_running("GPU-1") && attempts.has(AttemptPurpose::Drift));
+            assert!(attempts.is_running(&"GPU-1".into()) && attempts.has(AttemptPurpose::Drift));
             let ended = attempts.next().await.unwrap();
-            assert_eq!((ended.purpose, ended.gpu.index), (AttemptPurpose::Drift, 1));
+            assert_eq!((ended.purpose, ended.gpu.index), (AttemptPurpose::Drift, GpuIndex(1)));
             assert!(matches!(ended.result, LayoutResult::Failed(_)));
         }
-        assert!(attempts.is_running("GPU-0") && attempts.has(AttemptPurpose::Boot));
-        assert!(!attempts.is_running("GPU-1") && !attempts.has(AttemptPurpose::Drift));
+        assert!(attempts.is_running(&"GPU-0".into()) && attempts.has(AttemptPurpose::Boot));
+        assert!(!attempts.is_running(&"GPU-1".into()) && !attempts.has(AttemptPurpose::Drift));
     }
 }

@@ -1,5 +1,6 @@
 //! Decides after which changes gpushd tries again immediately to apply layouts.
 
+use gpush_api::GpuUuid;
 use std::{collections::BTreeSet, sync::Arc};
 
 use gpush_core::config::Config;
@@ -17,10 +18,10 @@ pub(super) struct Trigger {
     config: Arc<Config>,
     in_maintenance: bool,
     is_lost: bool,
-    cordoned: BTreeSet<String>,
-    overridden: BTreeSet<String>,
+    cordoned: BTreeSet<GpuUuid>,
+    overridden: BTreeSet<GpuUuid>,
     /// GPUs with a change that leases delay.
-    delayed: BTreeSet<String>,
+    delayed: BTreeSet<GpuUuid>,
 }
 
 impl Trigger {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use axum::{Router, extract::State, http::StatusCode, response::Response, routing::get};
-use gpush_api::{ApiError, AuditRecord, Gpu};
+use gpush_api::{ApiError, AuditRecord, Gpu, GpuIndex, GpuUuid, TargetUuid};
 use gpush_core::selector::Selector;
 use gpush_store::{AuditQuery, Store};
 use jiff::Timestamp;
@@ -113,22 +113,21 @@ fn objects(host: &HostState, text: &str) -> Result<Objects, ApiError> {
 fn named(host: &HostState, word: &str) -> Result<Vec<String>, ApiError> {
     // Accept `GPU 4` in addition to `4`, because `gpushctl audit` prints `GPU 4`.
     let word = word.strip_prefix("GPU ").map_or(word, str::trim);
+    let gpus = |word: &str| Ok(host.named(word)?.iter().map(GpuUuid::to_string).collect());
     let selector: Selector = match word.parse() {
         Ok(selector) => selector,
-        Err(_) => return host.named(word),
+        Err(_) => return gpus(word),
     };
     match selector {
         Selector::Uuid(uuid) if uuid.len() == WHOLE_UUID => Ok(vec![uuid]),
         // Although `word` looks like a product name, it may name another object, such as `op-1` or `config`.
-        Selector::Model(name) if !name.contains(['*', '?']) => {
-            Ok(host.named(word).unwrap_or_else(|_| vec![word.to_owned()]))
-        }
+        Selector::Model(name) if !name.contains(['*', '?']) => Ok(gpus(word).unwrap_or_else(|_| vec![word.to_owned()])),
         Selector::All
         | Selector::Indexes(..)
         | Selector::Uuid(_)
         | Selector::Pci { .. }
         | Selector::DeviceId(_)
-        | Selector::Model(_) => host.named(word),
+        | Selector::Model(_) => gpus(word),
     }
 }
 
@@ -136,22 +135,24 @@ fn named(host: &HostState, word: &str) -> Result<Vec<String>, ApiError> {
 /// UUID of the device, and the UUID of its GPU if the driver lists the device.
 fn device(host: &HostState, text: &str) -> Option<(Option<String>, String)> {
     let gpus = || host.gpus.iter().map(|one| &one.gpu);
-    let devices = |gpu: &Gpu| -> Vec<String> {
+    let devices = |gpu: &Gpu| -> Vec<TargetUuid> {
         let instances = gpu.mig.iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
         instances.filter_map(|compute| compute.uuid.clone()).collect()
     };
     if text.starts_with("MIG-") {
         let mut known = gpus().flat_map(|gpu| devices(gpu).into_iter().map(|device| (gpu.uuid.clone(), device)));
-        let found = known.find(|(_, device)| device.starts_with(text));
-        return Some(found.map_or_else(|| (None, text.to_owned()), |(gpu, device)| (Some(gpu), device)));
+        let found = known.find(|(_, device)| device.as_str().starts_with(text));
+        return Some(
+            found.map_or_else(|| (None, text.to_owned()), |(gpu, device)| (Some(gpu.to_string()), device.to_string())),
+        );
     }
     let (gpu, device) = text.split_once(':')?;
     let (profile, start) = device.split_once('@')?;
-    let (index, start): (u32, u8) = (gpu.parse().ok()?, start.parse().ok()?);
+    let (index, start): (GpuIndex, u8) = (gpu.parse().ok()?, start.parse().ok()?);
     let gpu = gpus().find(|gpu| gpu.index == index)?;
     let mut instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     let instance = instances.find(|one| one.profile == profile && one.placement.start == start)?;
-    Some((Some(gpu.uuid.clone()), instance.compute.first()?.uuid.clone()?))
+    Some((Some(gpu.uuid.to_string()), instance.compute.first()?.uuid.clone()?.to_string()))
 }
 
 /// Returns a record for a response. `owners` has the owners of subordinate uids.

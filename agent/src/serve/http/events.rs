@@ -238,7 +238,7 @@ pub(super) struct EventPaths;
 mod tests {
     use std::sync::Arc;
 
-    use gpush_api::{UnleasedChange, UnleasedStep};
+    use gpush_api::{GpuIndex, UnleasedChange, UnleasedStep};
     use gpush_core::config::Config;
     use gpush_host::{
         identity::Users,
@@ -251,8 +251,8 @@ mod tests {
 
     fn unleased() -> EventPayload {
         EventPayload::Unleased(Box::new(UnleasedChange {
-            gpu: 0,
-            gpu_uuid: "GPU-0".to_owned(),
+            gpu: GpuIndex(0),
+            gpu_uuid: "GPU-0".into(),
             device: None,
             pid: Some(4711),
             uid: Some(1001),

@@ -1,5 +1,6 @@
 //! The JSON of the answers to `GET /v1/gpus`, until a GPU changes. Many clients poll this list, and its JSON is large.
 
+use gpush_api::GpuUuid;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -25,7 +26,7 @@ struct StoredLists {
     /// The GPUs that the answers show. A snapshot of the host without a change of its GPUs shares them.
     gpus: Vec<Arc<GpuSnapshot>>,
     /// The answers by viewer, and by the UUIDs of the GPUs that gpushd was still reading.
-    answers: BTreeMap<(Viewer, BTreeSet<String>), Bytes>,
+    answers: BTreeMap<(Viewer, BTreeSet<GpuUuid>), Bytes>,
 }
 
 impl StoredLists {
@@ -68,7 +69,7 @@ mod tests {
     const JSON: Bytes = Bytes::from_static(b"[]");
 
     fn observed(state: &State, late: &[&str]) -> Observed {
-        Observed { host: state.now(), late: late.iter().map(ToString::to_string).collect() }
+        Observed { host: state.now(), late: late.iter().map(|uuid| GpuUuid::from(*uuid)).collect() }
     }
 
     fn two_gpus() -> State {

@@ -187,7 +187,7 @@ async fn cordon(
     let (commits, state) = (change.commits.clone(), change.state.clone());
     change
         .make(&caller, &gpu, request, |uuid, request| async move {
-            cordon::set(&commits, &state.now(), uuid, request).await
+            cordon::set(&commits, &state.now(), uuid.into(), request).await
         })
         .await
 }
@@ -210,7 +210,12 @@ async fn uncordon(
     let request = change.requests.admit(by, key, why.reason.as_deref())?;
     let commits = change.commits.clone();
     change
-        .make(&caller, &gpu, request, |uuid, request| async move { cordon::clear(&commits, uuid, request).await })
+        .make(
+            &caller,
+            &gpu,
+            request,
+            |uuid, request| async move { cordon::clear(&commits, uuid.into(), request).await },
+        )
         .await
 }
 
@@ -246,8 +251,8 @@ impl CordonChange {
         let host = self.readings.host().await?.host;
         let uuid = host.gpus[host.position(gpu)?].gpu.uuid.clone();
         let which = uuid.clone();
-        self.requests.once(request, move |request| change(which, request)).await?;
-        let mut gpu = find(&self.engine, &self.readings, caller, &uuid).await?;
+        self.requests.once(request, move |request| change(which.to_string(), request)).await?;
+        let mut gpu = find(&self.engine, &self.readings, caller, uuid.as_str()).await?;
         leave_out_profiles(&mut gpu);
         Ok(Json(gpu))
     }

@@ -1,7 +1,7 @@
 //! `/v1/maintenance` and `/v1/recover`: requests about the whole host.
 
 use axum::{Json, Router, extract::State, routing::post};
-use gpush_api::{ApiError, Code, MaintenanceRequest, MaintenanceState, ReasonRequest, Recovered};
+use gpush_api::{ApiError, Code, GpuUuid, MaintenanceRequest, MaintenanceState, ReasonRequest, Recovered};
 use gpush_core::{
     quote::Quoted,
     selector::{self, Selector},
@@ -61,17 +61,17 @@ async fn enter(
 }
 
 /// Returns the UUIDs in the form of the driver. gpushd compares them with the GPUs of leases, and records them.
-fn gpu_uuids(texts: &[String]) -> Result<Vec<String>, ApiError> {
+fn gpu_uuids(given: &[GpuUuid]) -> Result<Vec<GpuUuid>, ApiError> {
     let bad =
         |message: String| ApiError::new(Code::BadRequest, message).hint("`gpushctl gpu list -o uuid` lists the UUIDs");
-    if texts.len() > selector::MOST {
-        return Err(bad(format!("{} GPUs are more than the limit of {}", texts.len(), selector::MOST)));
+    if given.len() > selector::MOST {
+        return Err(bad(format!("{} GPUs are more than the limit of {}", given.len(), selector::MOST)));
     }
-    let uuid = |text: &String| match text.parse() {
-        Ok(Selector::Uuid(uuid)) => Ok(uuid),
-        _ => Err(bad(format!("{} is not a GPU UUID", Quoted(text)))),
+    let uuid = |text: &GpuUuid| match text.as_str().parse() {
+        Ok(Selector::Uuid(uuid)) => Ok(GpuUuid::from(uuid)),
+        _ => Err(bad(format!("{} is not a GPU UUID", Quoted(text.as_str())))),
     };
-    texts.iter().map(uuid).collect()
+    given.iter().map(uuid).collect()
 }
 
 /// Leaves maintenance: gpushd opens the GPUs again. For administrators.
@@ -136,7 +136,7 @@ mod tests {
     /// Fault: a UUID with blanks was the UUID of no lease, so gpushd entered maintenance although the GPU was leased.
     #[test]
     fn uuids_for_maintenance_get_the_form_of_the_driver() {
-        let parsed = |texts: &[&str]| gpu_uuids(&texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>());
+        let parsed = |texts: &[&str]| gpu_uuids(&texts.iter().map(|&text| text.into()).collect::<Vec<_>>());
         assert_eq!(parsed(&[" gpu-5E8C07A4 "]).unwrap(), ["GPU-5e8c07a4"]);
         assert_eq!(parsed(&[]).unwrap(), [""; 0]);
         for bad in ["0", "all", "", "MIG-5e8c07a4", &"x".repeat(4000)] {

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{delete, get},
 };
-use gpush_api::{ApiError, Code, Gpu, OverrideEnded, Overrides};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, GpuUuid, OverrideEnded, Overrides};
 use gpush_core::selector::Selector;
 use gpush_store::Store;
 
@@ -87,7 +87,7 @@ fn find_gpu(
     state: &state::State,
     gpus: &Result<Vec<Gpu>, ApiError>,
     text: &str,
-) -> Result<(String, Option<u32>, String), ApiError> {
+) -> Result<(GpuUuid, Option<GpuIndex>, String), ApiError> {
     let seen = match gpus {
         Ok(gpus) => Selector::resolve(&[text], gpus).map(|found| (gpus, found)),
         Err(error) => Err(error.clone()),
@@ -105,7 +105,7 @@ fn find_gpu(
         },
         // A GPU that the driver does not list may still have an override, which can be cleared by
         // UUID.
-        Err(_) if state.override_of(text).is_some() => Ok((text.to_owned(), None, text.to_owned())),
+        Err(_) if state.override_of(&text.into()).is_some() => Ok((text.into(), None, text.to_owned())),
         Err(error) => Err(error),
     }
 }

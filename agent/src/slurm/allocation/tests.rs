@@ -1,6 +1,6 @@
 //! Tests of what Slurm allocated to a job, and of the lease request for it.
 
-use gpush_api::{LeaseHolder, LeaseId, LeaseKind, LeaseMember, LeaseState, MemberShare};
+use gpush_api::{GpuUuid, LeaseHolder, LeaseId, LeaseKind, LeaseMember, LeaseState, MemberShare, TargetUuid};
 use gpush_core::{lease::request::parse, preset};
 
 use super::*;
@@ -24,13 +24,12 @@ fn whole(gpus: &[Gpu]) -> Allocation {
 
 /// Returns an allocation of MIG devices of a GPU that belongs to Slurm.
 fn mig(gpu: &Gpu, uuids: &[&str]) -> Allocation {
-    let device =
-        |uuid: &&str| Allocated { gpu: gpu.clone(), mig: Some((*uuid).to_owned()), owned: true, dynamic: false };
+    let device = |uuid: &&str| Allocated { gpu: gpu.clone(), mig: Some((*uuid).into()), owned: true, dynamic: false };
     Allocation { devices: uuids.iter().map(device).collect(), unknown: Vec::new() }
 }
 
 /// Returns the UUIDs of the GPUs that were found, and the number of unknown devices.
-fn found(gpus: &[Gpu], devices: &[SlurmDevice]) -> (Vec<String>, usize) {
+fn found(gpus: &[Gpu], devices: &[SlurmDevice]) -> (Vec<GpuUuid>, usize) {
     let allocation = Allocation::of(&host_of(gpus.to_vec()), gpus, devices);
     assert_eq!(allocation.has_unknown(), !allocation.unknown.is_empty());
     assert!(!allocation.is_owned(), "the GPUs have no rule");
@@ -49,7 +48,7 @@ fn gpu_is_found_by_its_minor_number_not_its_index() {
 #[test]
 fn gpu_is_found_by_its_uuid_in_any_case() {
     let gpus = gpus(2);
-    let lower = SlurmDevice::Uuid(gpus[1].uuid.to_lowercase());
+    let lower = SlurmDevice::Uuid(gpus[1].uuid.as_str().to_lowercase());
     assert_eq!(found(&gpus, &[lower]), (vec![gpus[1].uuid.clone()], 0));
     assert_eq!(found(&gpus, &[SlurmDevice::Uuid("GPU-0".to_owned())]).1, 1);
 }
@@ -129,7 +128,7 @@ fn job_without_a_request_gets_its_whole_gpus_of_slurm() {
     // A GPU of users is part of the job's lease only if the job requests a share.
     allocation.devices[1].owned = false;
     let wanted = allocation.request(None, 1000).unwrap();
-    let mut expected = vec![gpus[0].uuid.clone(), gpus[2].uuid.clone()];
+    let mut expected = vec![gpus[0].uuid.to_string(), gpus[2].uuid.to_string()];
     expected.sort_unstable();
     assert_eq!((wanted.request.share, wanted.request.gpus), (LeaseShare::Whole {}, expected));
     assert_eq!((wanted.request.count, wanted.request.holder, wanted.targets), (2, Some(1000), None));
@@ -142,8 +141,8 @@ fn job_with_mig_devices_gets_these_devices() {
     let gpu = gpus(1).remove(0);
     let wanted = mig(&gpu, &["MIG-b", "MIG-a"]).request(None, 1000).unwrap();
     assert_eq!(wanted.request.share, LeaseShare::MigSize { memory_mib: None, slices: None });
-    assert_eq!((wanted.request.count, wanted.request.gpus.as_slice()), (2, [gpu.uuid].as_slice()));
-    assert_eq!(wanted.targets, Some(["MIG-a", "MIG-b"].map(str::to_owned).into()));
+    assert_eq!((wanted.request.count, wanted.request.gpus.as_slice()), (2, [gpu.uuid.to_string()].as_slice()));
+    assert_eq!(wanted.targets, Some(["MIG-a", "MIG-b"].map(TargetUuid::from).into()));
 }
 
 #[test]
@@ -215,8 +214,8 @@ fn order_of_the_devices_does_not_change_the_request() {
 /// Returns the record of a lease on these targets.
 fn record(request: &LeaseRequest, targets: &[&str]) -> LeaseRecord {
     let member = |target: &&str| LeaseMember {
-        target: (*target).to_owned(),
-        gpu: "GPU-0".to_owned(),
+        target: (*target).into(),
+        gpu_uuid: "GPU-0".into(),
         share: MemberShare::Mig { profile: "1g.10gb".to_owned() },
         memory_mib: 10_240,
         gpu_memory_mib: 81_920,

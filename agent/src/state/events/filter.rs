@@ -1,6 +1,6 @@
 //! Selects the events that a listener receives.
 
-use gpush_api::{Event, EventKind};
+use gpush_api::{Event, EventKind, GpuUuid};
 
 /// Which events a listener wants.
 #[derive(Debug, Clone, Default)]
@@ -8,7 +8,7 @@ pub(crate) struct Filter {
     /// Kinds of events; `None` selects all kinds.
     pub(crate) kinds: Option<Vec<EventKind>>,
     /// UUIDs of GPUs; `None` selects the events of all GPUs and of the host.
-    pub(crate) gpus: Option<Vec<String>>,
+    pub(crate) gpus: Option<Vec<GpuUuid>>,
 }
 
 impl Filter {
@@ -29,12 +29,11 @@ mod tests {
     #[test]
     fn filter_applies_kinds_and_gpus() {
         let event = |what| Event { id: String::new(), at: jiff::Timestamp::UNIX_EPOCH, what };
-        let xid =
-            event(EventPayload::Xid(Xid { gpu: None, gpu_uuid: "GPU-1".to_owned(), xid: 31, gi: None, ci: None }));
+        let xid = event(EventPayload::Xid(Xid { gpu: None, gpu_uuid: "GPU-1".into(), xid: 31, gi: None, ci: None }));
         let config =
             event(EventPayload::Config(ConfigChange { taken: true, error: None, pending_restart: Vec::new() }));
         let wanted = |kinds: Option<Vec<EventKind>>, gpus: Option<&str>| {
-            let filter = Filter { kinds, gpus: gpus.map(|gpu| vec![gpu.to_owned()]) };
+            let filter = Filter { kinds, gpus: gpus.map(|gpu| vec![gpu.into()]) };
             (filter.wants(&xid), filter.wants(&config))
         };
         assert_eq!(wanted(None, None), (true, true));

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::MutexGuard, time::Duration};
 
-use gpush_api::ApiError;
+use gpush_api::{ApiError, GpuIndex, GpuUuid};
 use tokio::time::Instant;
 
 use super::{LaneStates, Lanes};
@@ -16,7 +16,7 @@ const PLANNING: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Claim {
     lanes: Lanes,
-    uuids: Vec<String>,
+    uuids: Vec<GpuUuid>,
 }
 
 impl Lanes {
@@ -26,7 +26,7 @@ impl Lanes {
     /// # Errors
     /// If another operation has claimed one of the GPUs, or if the lanes are closed. In the first
     /// case, the error names the operation.
-    pub(crate) fn claim(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
+    pub(crate) fn claim(&self, gpus: &[(GpuIndex, GpuUuid)]) -> Result<Claim, ApiError> {
         let known = self.states();
         match &known.closed {
             Some(closed) => Err(closed.clone()),
@@ -39,7 +39,7 @@ impl Lanes {
     ///
     /// # Errors
     /// As [`Lanes::claim`].
-    pub(crate) async fn claim_after_planning(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
+    pub(crate) async fn claim_after_planning(&self, gpus: &[(GpuIndex, GpuUuid)]) -> Result<Claim, ApiError> {
         let mut room = self.room();
         let end = Instant::now() + PLANNING;
         loop {
@@ -57,7 +57,7 @@ impl Lanes {
     }
 
     /// Returns whether operations that are being planned have claimed some of these GPUs, and no other operation has.
-    fn is_being_planned(&self, gpus: &[(u32, String)]) -> bool {
+    fn is_being_planned(&self, gpus: &[(GpuIndex, GpuUuid)]) -> bool {
         let known = self.states();
         let holders: Vec<&Holder> = gpus.iter().filter_map(|(_, uuid)| known.claimed.get(uuid)).collect();
         known.closed.is_none() && holders.iter().all(|holder| !holder.has_begun())
@@ -67,11 +67,11 @@ impl Lanes {
     ///
     /// # Errors
     /// If another operation has claimed one of the GPUs. The error names that operation.
-    pub(crate) fn claim_again(&self, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
+    pub(crate) fn claim_again(&self, gpus: &[(GpuIndex, GpuUuid)]) -> Result<Claim, ApiError> {
         self.take(self.states(), gpus)
     }
 
-    fn take(&self, mut known: MutexGuard<'_, LaneStates>, gpus: &[(u32, String)]) -> Result<Claim, ApiError> {
+    fn take(&self, mut known: MutexGuard<'_, LaneStates>, gpus: &[(GpuIndex, GpuUuid)]) -> Result<Claim, ApiError> {
         for (index, uuid) in gpus {
             let Some(holder) = known.claimed.get(uuid) else { continue };
             return Err(words::changed_by(*index, uuid, holder));
@@ -105,7 +105,7 @@ impl Claim {
         self.lanes.make_room();
     }
 
-    fn show(&self, claimed: &mut BTreeMap<String, Holder>, holder: &Holder) {
+    fn show(&self, claimed: &mut BTreeMap<GpuUuid, Holder>, holder: &Holder) {
         claimed.extend(self.uuids.iter().map(|uuid| (uuid.clone(), holder.clone())));
         self.lanes.0.host.set_lane(&self.uuids, Some(holder));
     }

@@ -1,5 +1,6 @@
 //! Grants of leases. A grant never starts on a GPU that an operation has claimed.
 
+use gpush_api::GpuUuid;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Lanes;
@@ -10,17 +11,17 @@ use crate::state::Holder;
 #[derive(Debug)]
 pub(crate) struct Grant {
     lanes: Lanes,
-    gpu: String,
+    gpu: GpuUuid,
 }
 
 /// How often operations have begun or ended on each GPU, at one moment. Readings that began after this moment show the
 /// present instances of a GPU, as long as [`Lanes::has_changed`] returns `false` and no operation has claimed the GPU.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct LaneChanges(BTreeMap<String, u64>);
+pub(crate) struct LaneChanges(BTreeMap<GpuUuid, u64>);
 
 impl LaneChanges {
     /// Notes that an operation has begun or ended on these GPUs.
-    pub(super) fn note(&mut self, gpus: &[String]) {
+    pub(super) fn note(&mut self, gpus: &[GpuUuid]) {
         gpus.iter().for_each(|gpu| *self.0.entry(gpu.clone()).or_default() += 1);
     }
 }
@@ -33,7 +34,7 @@ impl Lanes {
 
     /// Returns whether an operation has begun or ended on one of these GPUs since `before`. Call this while a grant or a
     /// claim keeps operations from the GPUs.
-    pub(crate) fn has_changed<'a>(&self, mut gpus: impl Iterator<Item = &'a String>, before: &LaneChanges) -> bool {
+    pub(crate) fn has_changed<'a>(&self, mut gpus: impl Iterator<Item = &'a GpuUuid>, before: &LaneChanges) -> bool {
         let known = self.states();
         gpus.any(|gpu| known.changes.0.get(gpu) != before.0.get(gpu))
     }
@@ -43,7 +44,7 @@ impl Lanes {
     ///
     /// # Errors
     /// If an operation has claimed one of the GPUs. Returns the UUID of the GPU, and the operation.
-    pub(crate) fn begin_grant(&self, gpus: &BTreeSet<String>) -> Result<Vec<Grant>, (String, Holder)> {
+    pub(crate) fn begin_grant(&self, gpus: &BTreeSet<GpuUuid>) -> Result<Vec<Grant>, (GpuUuid, Holder)> {
         let mut known = self.states();
         if let Some((gpu, holder)) = gpus.iter().find_map(|gpu| Some((gpu, known.claimed.get(gpu)?))) {
             return Err((gpu.clone(), holder.clone()));

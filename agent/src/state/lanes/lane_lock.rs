@@ -2,29 +2,30 @@
 
 use super::Lanes;
 use crate::state::Holder;
+use gpush_api::GpuUuid;
 
 /// The lane of a GPU, locked by a reconciler. Dropping this value frees the lane.
 #[derive(Debug)]
 pub(crate) struct LaneLock {
     lanes: Lanes,
-    uuid: String,
+    uuid: GpuUuid,
 }
 
 impl Lanes {
     /// Locks the lane of a GPU for a reconciler if the lane is free.
-    pub(crate) fn try_lock(&self, uuid: &str) -> Option<LaneLock> {
+    pub(crate) fn try_lock(&self, uuid: &GpuUuid) -> Option<LaneLock> {
         let mut known = self.states();
         let is_free =
             !known.claimed.contains_key(uuid) && known.at_work.get(uuid).is_none_or(|at_work| !at_work.reconciler);
         is_free.then(|| {
             known.update_activity(uuid, |at_work| at_work.reconciler = true);
-            LaneLock { lanes: self.clone(), uuid: uuid.to_owned() }
+            LaneLock { lanes: self.clone(), uuid: uuid.clone() }
         })
     }
 
     /// Waits until the lane of a GPU is free, and locks it. Returns `None` if an operation is changing the GPU. That
     /// operation does the reconciler's work itself, and wakes the reconcilers when it ends.
-    pub(crate) async fn lock(&self, uuid: &str) -> Option<LaneLock> {
+    pub(crate) async fn lock(&self, uuid: &GpuUuid) -> Option<LaneLock> {
         let (mut room, mut finished) = (self.room(), self.0.finished.subscribe());
         loop {
             // Mark changes as seen before the attempt. So a change during the attempt wakes this task.

@@ -42,7 +42,7 @@ use std::{
     sync::{Arc, MutexGuard},
 };
 
-use gpush_api::ApiError;
+use gpush_api::{ApiError, GpuIndex, GpuUuid};
 use gpush_locked::Locked;
 use tokio::sync::watch;
 
@@ -72,9 +72,9 @@ struct LaneParts {
 #[derive(Debug, Default)]
 struct LaneStates {
     /// For each claimed GPU, by UUID, the operation that has claimed it.
-    claimed: BTreeMap<String, Holder>,
+    claimed: BTreeMap<GpuUuid, Holder>,
     /// For each GPU, by UUID, the reconciler and the grants that are running.
-    at_work: BTreeMap<String, LaneActivity>,
+    at_work: BTreeMap<GpuUuid, LaneActivity>,
     /// For each GPU, by UUID, how often an operation has begun or ended on it.
     changes: LaneChanges,
     /// The error for operations that try to claim a lane. `None` while the lanes are open.
@@ -119,7 +119,7 @@ impl Lanes {
     ///
     /// # Errors
     /// If an operation has claimed a GPU. Returns the UUID of the GPU, and the operation.
-    pub(crate) fn close(&self, why: ApiError) -> Result<(), (String, Holder)> {
+    pub(crate) fn close(&self, why: ApiError) -> Result<(), (GpuUuid, Holder)> {
         let mut known = self.states();
         match known.claimed.first_key_value() {
             Some((uuid, holder)) => Err((uuid.clone(), holder.clone())),
@@ -146,7 +146,7 @@ impl Lanes {
     ///
     /// # Errors
     /// If an operation is changing the GPU. The error names the operation.
-    pub(crate) fn check_not_changing(&self, index: u32, uuid: &str) -> Result<(), ApiError> {
+    pub(crate) fn check_not_changing(&self, index: GpuIndex, uuid: &GpuUuid) -> Result<(), ApiError> {
         match self.states().claimed.get(uuid) {
             Some(holder) if holder.has_begun() => Err(words::changed_by(index, uuid, holder)),
             Some(_) | None => Ok(()),
@@ -155,13 +155,13 @@ impl Lanes {
 }
 
 impl LaneStates {
-    fn is_idle(&self, uuid: &str) -> bool {
+    fn is_idle(&self, uuid: &GpuUuid) -> bool {
         self.at_work.get(uuid).is_none_or(|at_work| *at_work == LaneActivity::default())
     }
 
     /// Changes what is recorded as running on a GPU.
-    fn update_activity(&mut self, uuid: &str, change: impl FnOnce(&mut LaneActivity)) {
-        let at_work = self.at_work.entry(uuid.to_owned()).or_default();
+    fn update_activity(&mut self, uuid: &GpuUuid, change: impl FnOnce(&mut LaneActivity)) {
+        let at_work = self.at_work.entry(uuid.clone()).or_default();
         change(at_work);
         if *at_work == LaneActivity::default() {
             self.at_work.remove(uuid);

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use gpush_api::{ApiError, Code};
+use gpush_api::{ApiError, Code, GpuIndex, GpuUuid};
 use tokio::time::timeout;
 
 use super::*;
@@ -13,12 +13,12 @@ fn lanes() -> Lanes {
     Lanes::new(state::State::empty())
 }
 
-fn gpu(index: u32) -> (u32, String) {
-    (index, format!("GPU-{index}"))
+fn gpu(index: u32) -> (GpuIndex, GpuUuid) {
+    (GpuIndex(index), format!("GPU-{index}").into())
 }
 
-fn gpus(uuids: &[&str]) -> BTreeSet<String> {
-    uuids.iter().map(ToString::to_string).collect()
+fn gpus(uuids: &[&str]) -> BTreeSet<GpuUuid> {
+    uuids.iter().map(|uuid| GpuUuid::from(*uuid)).collect()
 }
 
 /// Polls a future once. Returns whether it is pending.
@@ -33,17 +33,21 @@ fn claimed_gpu_is_refused_and_the_holder_is_named() {
     let error = lanes.claim(&[gpu(2), gpu(1)]).unwrap_err();
     assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by an operation that is being planned");
     assert_eq!((error.code, error.retryable), (Code::Conflict, true));
-    assert_eq!(lanes.check_not_changing(1, "GPU-1"), Ok(()), "what is only being planned may be planned by others too");
+    assert_eq!(
+        lanes.check_not_changing(GpuIndex(1), &"GPU-1".into()),
+        Ok(()),
+        "what is only being planned may be planned by others too"
+    );
     first.begin("op-1");
     let error = lanes.claim(&[gpu(1)]).unwrap_err();
     assert_eq!(error.message, "GPU 1 (GPU-1) is being changed by operation op-1");
     assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("`gpushctl operation wait op-1`")), "{error:?}");
-    assert_eq!(lanes.check_not_changing(1, "GPU-1"), Err(error));
+    assert_eq!(lanes.check_not_changing(GpuIndex(1), &"GPU-1".into()), Err(error));
     // The refused claim must not have claimed GPU 2 either.
     let _other = lanes.claim(&[gpu(2)]).unwrap();
     drop(first);
     lanes.claim(&[gpu(0), gpu(1)]).unwrap();
-    assert_eq!(lanes.check_not_changing(0, "GPU-0"), Ok(()));
+    assert_eq!(lanes.check_not_changing(GpuIndex(0), &"GPU-0".into()), Ok(()));
 }
 
 /// Fault: right after a restart, `apply` was refused because gpushd itself was planning the layouts of the boot.
@@ -75,7 +79,7 @@ fn closed_lanes_accept_only_earlier_operations() {
     let holder = lanes.claim(&[gpu(0)]).unwrap();
     holder.begin("op-1");
     let why = || ApiError::new(Code::Conflict, "in maintenance");
-    assert_eq!(lanes.close(why()), Err(("GPU-0".to_owned(), Holder::Operation("op-1".to_owned()))));
+    assert_eq!(lanes.close(why()), Err(("GPU-0".into(), Holder::Operation("op-1".to_owned()))));
     assert_eq!(lanes.closed(), None);
     drop(holder);
     lanes.close(why()).unwrap();
@@ -88,10 +92,11 @@ fn closed_lanes_accept_only_earlier_operations() {
 #[tokio::test(start_paused = true)]
 async fn reconcilers_take_turns_on_one_gpu_and_not_across_gpus() {
     let lanes = lanes();
-    let turn = lanes.lock("GPU-0").await.unwrap();
-    let mut second = Box::pin(lanes.lock("GPU-0"));
+    let gpu_0 = "GPU-0".into();
+    let turn = lanes.lock(&gpu_0).await.unwrap();
+    let mut second = Box::pin(lanes.lock(&gpu_0));
     assert!(is_pending(&mut second).await);
-    let _elsewhere = lanes.lock("GPU-1").await.unwrap();
+    let _elsewhere = lanes.lock(&"GPU-1".into()).await.unwrap();
     drop(turn);
     let _second = timeout(SOON, second).await.unwrap().unwrap();
 }
@@ -99,15 +104,17 @@ async fn reconcilers_take_turns_on_one_gpu_and_not_across_gpus() {
 #[tokio::test(start_paused = true)]
 async fn operation_begins_after_reconcilers_and_grants_of_its_gpus() {
     let lanes = lanes();
-    let turn = lanes.lock("GPU-0").await.unwrap();
+    let gpu_0 = "GPU-0".into();
+    let turn = lanes.lock(&gpu_0).await.unwrap();
     let grant = lanes.begin_grant(&gpus(&["GPU-1"])).unwrap();
-    let _elsewhere = lanes.lock("GPU-2").await.unwrap();
+    let _elsewhere = lanes.lock(&"GPU-2".into()).await.unwrap();
     let claim = lanes.claim(&[gpu(0), gpu(1)]).unwrap();
     let mut alone = Box::pin(claim.wait_until_alone());
     assert!(is_pending(&mut alone).await);
     // A reconciler that arrives after the claim waits while the operation is being planned. When the operation has
     // begun, the reconciler returns.
-    let mut late = Box::pin(lanes.lock("GPU-1"));
+    let gpu_1 = "GPU-1".into();
+    let mut late = Box::pin(lanes.lock(&gpu_1));
     assert!(is_pending(&mut late).await);
     drop(turn);
     assert!(is_pending(&mut alone).await);
@@ -117,7 +124,7 @@ async fn operation_begins_after_reconcilers_and_grants_of_its_gpus() {
     claim.begin("op-1");
     assert!(timeout(SOON, late).await.unwrap().is_none());
     drop(claim);
-    assert!(lanes.lock("GPU-1").await.is_some());
+    assert!(lanes.lock(&"GPU-1".into()).await.is_some());
 }
 
 #[test]
@@ -129,12 +136,12 @@ fn grant_on_a_claimed_gpu_is_refused() {
     let (uuid, holder) = lanes.begin_grant(&gpus(&["GPU-0", "GPU-1"])).unwrap_err();
     assert_eq!((uuid.as_str(), holder), ("GPU-0", Holder::Operation("op-1".to_owned())));
     // The refused grant must not be registered on any GPU.
-    assert!(lanes.states().is_idle("GPU-1"));
+    assert!(lanes.states().is_idle(&"GPU-1".into()));
     drop(claim);
     let grants = lanes.begin_grant(&gpus(&["GPU-0", "GPU-1"])).unwrap();
-    assert!(!lanes.states().is_idle("GPU-1"));
+    assert!(!lanes.states().is_idle(&"GPU-1".into()));
     drop(grants);
-    assert!(lanes.states().is_idle("GPU-0") && lanes.states().is_idle("GPU-1"));
+    assert!(lanes.states().is_idle(&"GPU-0".into()) && lanes.states().is_idle(&"GPU-1".into()));
 }
 
 /// Fault: a lease was granted on a MIG device that an operation had destroyed between the reading and the grant.

@@ -40,7 +40,7 @@ fn member(target: &str) -> LeaseMember {
         memory_limit_mib: None,
         priority: gpush_api::Priority::default(),
     };
-    LeaseMember { target: target.to_owned(), gpu: "GPU-0".to_owned(), share, memory_mib: 1, gpu_memory_mib: 4 }
+    LeaseMember { target: target.into(), gpu_uuid: "GPU-0".into(), share, memory_mib: 1, gpu_memory_mib: 4 }
 }
 
 /// Returns the lease events since the last call.
@@ -84,8 +84,8 @@ fn reservation_occupies_its_target_until_it_ends() {
     let reservation = || Reservation { holder: 1000, members: vec![member("GPU-0")], lease: None };
     let (first, second) = state.change_leases(|table| (table.reserve(reservation()), table.reserve(reservation())));
     assert_ne!(first, second);
-    assert!(state.leases().is_occupied("GPU-0") && state.leases().on_target("GPU-0").next().is_none());
-    assert_eq!(state.leases().admitted("GPU-0"), BTreeSet::from([1000]));
+    assert!(state.leases().is_occupied(&"GPU-0".into()) && state.leases().on_target(&"GPU-0".into()).next().is_none());
+    assert_eq!(state.leases().admitted(&"GPU-0".into()), BTreeSet::from([1000]));
     state.change_leases(|table| {
         table.reserved.remove(&first);
         table.insert(record(1, 1000, "GPU-0"));
@@ -116,15 +116,15 @@ fn releasing_lease_keeps_its_capacity_without_admission() {
     let mut cursor = state.events().listen(None);
     state.change_leases(|table| table.insert(record(1, 1000, "GPU-0")));
     step(&state, Event::Released);
-    assert!(state.leases().is_occupied("GPU-0"));
-    assert_eq!(state.leases().admitted("GPU-0"), BTreeSet::new());
+    assert!(state.leases().is_occupied(&"GPU-0".into()));
+    assert_eq!(state.leases().admitted(&"GPU-0".into()), BTreeSet::new());
     let unknown = Remaining { driver: None, ..Remaining::NONE };
     step(&state, Event::Probed(unknown));
-    assert!(state.leases().is_occupied("GPU-0"), "a source that does not answer may have processes");
+    assert!(state.leases().is_occupied(&"GPU-0".into()), "a source that does not answer may have processes");
     step(&state, Event::Probed(Remaining::NONE));
-    assert!(state.leases().is_occupied("GPU-0"), "the end is not durable yet");
+    assert!(state.leases().is_occupied(&"GPU-0".into()), "the end is not durable yet");
     step(&state, Event::EndRecorded);
-    assert!(!state.leases().is_occupied("GPU-0") && state.leases().open.is_empty());
+    assert!(!state.leases().is_occupied(&"GPU-0".into()) && state.leases().open.is_empty());
     let released = Some(EndReason::Released);
     let expected = [LeaseState::Active, LeaseState::Releasing, LeaseState::Ended];
     let reported: Vec<_> = events(&mut cursor);
@@ -182,7 +182,7 @@ fn plan_sees_idle_leases_as_users_of_their_targets() {
     table.reserve(Reservation { holder: 1001, members: vec![member("GPU-0")], lease: None });
     let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
     gpus.truncate(1);
-    gpus[0].uuid = "GPU-0".to_owned();
+    gpus[0].uuid = "GPU-0".into();
     let instance = |n: u8| gpush_api::GpuInstance {
         id: u32::from(n),
         profile_id: 19,
@@ -194,7 +194,7 @@ fn plan_sees_idle_leases_as_users_of_their_targets() {
             profile_id: 0,
             profile: "1g.10gb".to_owned(),
             placement: None,
-            uuid: Some(format!("MIG-{n}")),
+            uuid: Some(format!("MIG-{n}").into()),
             processes: Vec::new(),
         }],
         processes: Vec::new(),
@@ -203,7 +203,7 @@ fn plan_sees_idle_leases_as_users_of_their_targets() {
     table.mark_reservations(&mut gpus);
     let instances = &gpus[0].mig.as_ref().unwrap().instances;
     assert!(instances.iter().all(|instance| instance.compute[0].processes.is_empty()));
-    let uses = table.uses_on("GPU-0");
+    let uses = table.uses_on(&"GPU-0".into());
     let uses: Vec<(&str, String)> = uses.iter().map(|one| (one.target.as_str(), one.to_string())).collect();
     let reserved = ("GPU-0", format!("lease {UNRECORDED} of uid 1001, without an end"));
     let leased = ("MIG-1", "lease L7 of user1000, without an end".to_owned());

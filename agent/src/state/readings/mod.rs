@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::ApiError;
+use gpush_api::{ApiError, GpuUuid};
 use gpush_host::{accounts::Accounts, identity::Users, subtask};
 use gpush_locked::Locked;
 use gpush_nvml::{DriverError, ErrorKind, Hardware, Listed, Reading, Status};
@@ -49,9 +49,9 @@ struct ReadingParts {
     state: State,
     tasks: Tasks,
     list: Cached<Arc<Vec<Listed>>>,
-    gpus: Locked<BTreeMap<String, Cached<Arc<Reading>>>>,
+    gpus: Locked<BTreeMap<GpuUuid, Cached<Arc<Reading>>>>,
     /// For each GPU, readings that begin only after a caller has asked. Concurrent callers share a reading.
-    fresh: Locked<BTreeMap<String, Arc<Coalesced<ReadOutcome>>>>,
+    fresh: Locked<BTreeMap<GpuUuid, Arc<Coalesced<ReadOutcome>>>>,
 }
 
 /// The outcome of a reading.
@@ -78,19 +78,19 @@ impl Readings {
         self.0.users.accounts()
     }
 
-    fn gpus(&self) -> MutexGuard<'_, BTreeMap<String, Cached<Arc<Reading>>>> {
+    fn gpus(&self) -> MutexGuard<'_, BTreeMap<GpuUuid, Cached<Arc<Reading>>>> {
         self.0.gpus.lock()
     }
 
     /// Returns the cache of a GPU that the driver has listed.
-    fn cache(&self, uuid: &str) -> Option<Cached<Arc<Reading>>> {
+    fn cache(&self, uuid: &GpuUuid) -> Option<Cached<Arc<Reading>>> {
         if let Some(cache) = self.gpus().get(uuid) {
             return Some(cache.clone());
         }
         self.0.state.index_of(uuid)?;
-        let (to, of) = (self.0.state.clone(), uuid.to_owned());
+        let (to, of) = (self.0.state.clone(), uuid.clone());
         let cache = || Cached::new(self.0.tasks.clone(), Box::new(move |last| to.set_reading(&of, last)));
-        Some(self.gpus().entry(uuid.to_owned()).or_insert_with(cache).clone())
+        Some(self.gpus().entry(uuid.clone()).or_insert_with(cache).clone())
     }
 
     /// Returns the host with readings that are at most one second old. If the driver does not answer in time, returns
@@ -128,7 +128,7 @@ impl Readings {
         self.0.state.expire_overrides();
         self.0.state.set_unsettled(&self.0.hardware.status().unsettled);
         // Start to read the known GPUs already while the driver lists the GPUs.
-        let known: Vec<String> = self.gpus().keys().cloned().collect();
+        let known: Vec<GpuUuid> = self.gpus().keys().cloned().collect();
         known.iter().for_each(|uuid| self.refresh(uuid));
         self.0.list.refresh(|| self.list());
         self.0.list.wait(patience(&self.0.list)).await;
@@ -136,7 +136,7 @@ impl Readings {
         if let Some(error) = &host.driver {
             return Err(error.clone());
         }
-        let uuids: Vec<String> = host.gpus.iter().map(|gpu| gpu.gpu.uuid.clone()).collect();
+        let uuids: Vec<GpuUuid> = host.gpus.iter().map(|gpu| gpu.gpu.uuid.clone()).collect();
         // Also read the GPUs that are new in the list.
         uuids.iter().filter(|uuid| !known.contains(uuid)).for_each(|uuid| self.refresh(uuid));
         let mut late = BTreeSet::new();
@@ -154,7 +154,7 @@ impl Readings {
     ///
     /// # Errors
     /// As [`Readings::host`].
-    pub(crate) async fn gpu(&self, uuid: &str) -> Result<Observed, ApiError> {
+    pub(crate) async fn gpu(&self, uuid: &GpuUuid) -> Result<Observed, ApiError> {
         if self.0.state.maintenance().is_some() {
             return self.host().await;
         }
@@ -172,7 +172,7 @@ impl Readings {
         if let Some(cache) = self.cache(uuid)
             && cache.wait(patience(&cache)).await
         {
-            late.insert(uuid.to_owned());
+            late.insert(uuid.clone());
         }
         Ok(Observed { host: self.0.state.now(), late })
     }
@@ -184,7 +184,7 @@ impl Readings {
     }
 
     /// Reads these GPUs. Does not use a reading that began before the call.
-    pub(crate) async fn now(&self, uuids: &[String]) -> Vec<(String, Result<Arc<Reading>, DriverError>)> {
+    pub(crate) async fn now(&self, uuids: &[GpuUuid]) -> Vec<(GpuUuid, Result<Arc<Reading>, DriverError>)> {
         let mut tasks = tokio::task::JoinSet::new();
         for (position, uuid) in uuids.iter().enumerate() {
             let (readings, uuid) = (self.clone(), uuid.clone());
@@ -199,22 +199,22 @@ impl Readings {
     }
 
     /// Reads one GPU. Does not use a reading that began before the call.
-    pub(crate) async fn read_now(&self, uuid: &str) -> ReadOutcome {
+    pub(crate) async fn read_now(&self, uuid: &GpuUuid) -> ReadOutcome {
         self.fresh(uuid).after_now(|| self.read_into_cache(uuid)).await
     }
 
     /// Does the same as [`Readings::read_now`], but returns `None` if the reading takes longer than `limit`. Time spent
     /// waiting for another reading of the GPU does not count.
-    pub(crate) async fn read_now_within(&self, uuid: &str, limit: Duration) -> Option<ReadOutcome> {
+    pub(crate) async fn read_now_within(&self, uuid: &GpuUuid, limit: Duration) -> Option<ReadOutcome> {
         self.fresh(uuid).after_now_within(limit, || self.read_into_cache(uuid)).await
     }
 
-    fn fresh(&self, uuid: &str) -> Arc<Coalesced<ReadOutcome>> {
+    fn fresh(&self, uuid: &GpuUuid) -> Arc<Coalesced<ReadOutcome>> {
         let mut fresh = self.0.fresh.lock();
-        Arc::clone(fresh.entry(uuid.to_owned()).or_default())
+        Arc::clone(fresh.entry(uuid.clone()).or_default())
     }
 
-    async fn read_into_cache(&self, uuid: &str) -> ReadOutcome {
+    async fn read_into_cache(&self, uuid: &GpuUuid) -> ReadOutcome {
         let begun = Moment::now();
         let outcome = self.read(uuid).await;
         if let Some(cache) = self.cache(uuid) {
@@ -224,7 +224,7 @@ impl Readings {
     }
 
     /// Makes the next caller read this GPU again, because gpushd has changed it.
-    pub(crate) fn invalidate(&self, uuid: &str) {
+    pub(crate) fn invalidate(&self, uuid: &GpuUuid) {
         if let Some(cache) = self.cache(uuid) {
             cache.invalidate();
         }
@@ -236,15 +236,15 @@ impl Readings {
         caches.iter().for_each(Cached::invalidate);
     }
 
-    fn refresh(&self, uuid: &str) {
+    fn refresh(&self, uuid: &GpuUuid) {
         let Some(cache) = self.cache(uuid) else { return };
         cache.refresh(|| {
-            let (readings, uuid) = (self.clone(), uuid.to_owned());
+            let (readings, uuid) = (self.clone(), uuid.clone());
             async move { readings.read(&uuid).await }
         });
     }
 
-    async fn read(&self, uuid: &str) -> Result<Arc<Reading>, DriverError> {
+    async fn read(&self, uuid: &GpuUuid) -> Result<Arc<Reading>, DriverError> {
         let begun = self.0.hardware.status();
         let mut reading = self.0.hardware.read(uuid).await?;
         if may_be_of_previous_worker(&begun, &self.0.hardware.status()) {

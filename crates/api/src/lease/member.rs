@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::LeaseKind;
 use crate::{
     compute::{ComputeMode, TimesliceLevel},
+    ids::{GpuUuid, TargetUuid},
     mps::{MemoryLimit, Percentage, Priority},
 };
 
@@ -64,10 +65,11 @@ impl MemberShare {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseMember {
     /// UUID of the GPU, or of the MIG device; empty while the device is being created.
-    pub target: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub target: TargetUuid,
     /// UUID of the GPU.
-    #[serde(rename = "gpu_uuid")]
-    pub gpu: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub gpu_uuid: GpuUuid,
     /// Share that is granted on the target.
     #[serde(rename = "granted_share")]
     pub share: MemberShare,

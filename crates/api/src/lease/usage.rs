@@ -5,6 +5,8 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::ids::{GpuUuid, TargetUuid};
+
 use super::{Lease, LeaseHolder, LeaseId, LeaseKind, MemberShare};
 
 /// A lease on a GPU or MIG device. It contains only fields that every caller may see.
@@ -15,7 +17,8 @@ pub struct LeaseUse {
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub id: LeaseId,
     /// UUID of the GPU or MIG device.
-    pub target: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub target: TargetUuid,
     /// Kind of the lease: how it shares the target.
     pub kind: LeaseKind,
     /// Share that is granted on the target.
@@ -32,9 +35,9 @@ pub struct LeaseUse {
 impl LeaseUse {
     /// Returns one entry for each target that the lease has on the GPU with this UUID. Returns no
     /// entries while the lease occupies no capacity.
-    pub fn of<'a>(lease: &'a Lease, gpu: &'a str) -> impl Iterator<Item = Self> + 'a {
+    pub fn of<'a>(lease: &'a Lease, gpu: &'a GpuUuid) -> impl Iterator<Item = Self> + 'a {
         let members = lease.members.iter().filter(|_| lease.state.holds_capacity());
-        members.filter(move |member| member.gpu == gpu).map(|member| Self {
+        members.filter(move |member| member.gpu_uuid == *gpu).map(|member| Self {
             id: lease.id,
             target: member.target.clone(),
             kind: lease.kind,

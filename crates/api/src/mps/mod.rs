@@ -7,7 +7,11 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::{error::ApiError, lease::Lease};
+use crate::{
+    error::ApiError,
+    ids::{GpuIndex, TargetUuid},
+    lease::Lease,
+};
 
 mod value;
 
@@ -73,7 +77,7 @@ pub struct MpsPolicy {
     /// Maximum number of clients at the same time.
     pub max_clients: u32,
     /// Maximum sum of the percentages of all leases. More than 100 oversubscribes the target.
-    pub total_percentage: u32,
+    pub shares_percent: u32,
     /// Number of users whose clients the daemon serves at the same time.
     pub users: MpsUsers,
     /// Compute mode of a whole GPU. It has no effect on MIG devices.
@@ -89,7 +93,7 @@ impl Default for MpsPolicy {
         Self {
             settings: MpsSettings::default(),
             max_clients: MPS_CLIENTS,
-            total_percentage: 100,
+            shares_percent: 100,
             users: MpsUsers::One,
             compute_mode: MpsComputeMode::ExclusiveProcess,
         }
@@ -211,10 +215,12 @@ pub struct MpsDaemon {
     /// directory and systemd unit.
     pub target: String,
     /// UUID of the GPU, or of the MIG device.
-    pub uuid: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub uuid: TargetUuid,
     /// Index of the GPU; absent while the driver does not list it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub gpu: Option<u32>,
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>))]
+    pub gpu: Option<GpuIndex>,
     /// MIG device, such as `2g.20gb@2`; absent for a whole GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
@@ -253,7 +259,7 @@ pub struct MpsDaemon {
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub clients_end_at: Option<Timestamp>,
-    /// Number of failures within the last 10 minutes.
+    /// Number of failures within the last `mps.within_s` seconds.
     #[serde(default)]
     pub failures: u32,
     /// Why the target is no longer shared through MPS; absent while it is shared. Leases and
@@ -306,7 +312,7 @@ impl MpsDaemon {
         match (self.gpu, &self.device) {
             (Some(gpu), None) => format!("GPU {gpu}"),
             (Some(gpu), Some(device)) => format!("MIG device {gpu}:{device}"),
-            (None, _) => self.uuid.clone(),
+            (None, _) => self.uuid.to_string(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! A lease as attribution sees it, and its relation to the device and the cgroups of a process.
 
-use gpush_api::{LeaseBinding, LeaseId, LeaseMember, MemberShare};
+use gpush_api::{GpuUuid, LeaseBinding, LeaseId, LeaseMember, MemberShare, TargetUuid};
 
 use super::{Cgroups, Evidence, SlurmJob};
 
@@ -21,9 +21,9 @@ pub struct AttributableLease<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GpuUse<'a> {
     /// The GPU or MIG device with this UUID.
-    Target(&'a str),
+    Target(&'a TargetUuid),
     /// The GPU with this UUID, or one of its MIG devices: the driver does not tell which.
-    Gpu(&'a str),
+    Gpu(&'a GpuUuid),
     /// None, as far as known.
     None,
 }
@@ -38,8 +38,8 @@ impl GpuUse<'_> {
 
     fn is_on(self, member: &LeaseMember) -> bool {
         match self {
-            Self::Target(target) => member.target == target,
-            Self::Gpu(gpu) => member.gpu == gpu,
+            Self::Target(target) => member.target == *target,
+            Self::Gpu(gpu) => member.gpu_uuid == *gpu,
             Self::None => false,
         }
     }

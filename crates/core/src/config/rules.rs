@@ -10,7 +10,7 @@ use gpush_api::Mode;
 use toml::de::{DeTable, DeValue};
 
 use super::{
-    Rule, RuleDefaults, RuleLayout,
+    Rule, RuleLayout,
     layouts::{entries, layout_texts},
     leasing,
     reader::{Reader, Text, Value, get, key_span, unknown},
@@ -35,9 +35,6 @@ const MODES: [(&str, Option<Mode>); 6] = [
     ("hami", None),
 ];
 
-/// Example of a selector.
-const SELECTOR: &str = "\"0-3\"";
-
 /// A selector, with the position of the selector in the file and the rule that contains it.
 struct Claim {
     rule: usize,
@@ -45,12 +42,7 @@ struct Claim {
     span: Range<usize>,
 }
 
-pub(super) fn read(
-    reader: &mut Reader<'_>,
-    top: &DeTable<'_>,
-    layouts: &[String],
-    defaults: &RuleDefaults,
-) -> Vec<Rule> {
+pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String]) -> Vec<Rule> {
     let Some(value) = get(top, "gpu") else { return Vec::new() };
     let DeValue::Array(items) = value.get_ref() else {
         let span = key_span(top, "gpu").unwrap_or_else(|| reader.clip(value.span()));
@@ -83,7 +75,7 @@ pub(super) fn read(
         let layout = layout(reader, table, &header, &meant, mode, layouts);
         let mps = sharing::mps(reader, table, mode);
         let timeslice = timeslice::read(reader, table, mode);
-        let lease = leasing::read(reader, table, mode, defaults);
+        let lease = leasing::read(reader, table, mode);
         if let (Some(matches), Some(mode)) = (matches, mode) {
             rules.push(Rule { name, matches, mode, layout, mps, timeslice, lease });
         }
@@ -115,6 +107,7 @@ fn matches(
     rule: usize,
     claims: &mut Vec<Claim>,
 ) -> Option<Vec<Selector>> {
+    let example = "[\"0-3\"]";
     if get(table, "match").is_none() {
         if meant.iter().any(|key| key == "match") {
             return None;
@@ -122,17 +115,17 @@ fn matches(
         reader.report(Problem::new(
             header.clone(),
             "this rule has no `match`",
-            "write match = \"all\", or select GPUs: match = \"0-3\", match = [\"0\", \"*A100*\"]",
+            "write match = [\"all\"], or select GPUs: match = [\"0-3\"], match = [\"*A100*\"]",
         ));
         return None;
     }
-    let texts = reader.one_or_more(table, "match", SELECTOR)?;
+    let texts = reader.words(table, "match", example)?;
     if texts.is_empty() {
         let span = get(table, "match").map_or_else(|| header.clone(), toml::Spanned::span);
         reader.report(Problem::new(
             span,
             "`match` is empty, so the rule claims no GPU",
-            format!("write match = {SELECTOR}"),
+            format!("write match = {example}"),
         ));
         return None;
     }
@@ -145,13 +138,14 @@ fn matches(
 
 /// Reads a key with GPU selectors. The key may be missing, but an empty list is an error.
 pub(super) fn selectors(reader: &mut Reader<'_>, table: &DeTable<'_>, key: &str) -> Option<Vec<Selector>> {
-    let texts = reader.one_or_more(table, key, SELECTOR)?;
+    let example = "[\"0-3\"]";
+    let texts = reader.words(table, key, example)?;
     if texts.is_empty() {
         reader.report_at(
             table,
             key,
             format!("`{key}` is empty"),
-            format!("write {key} = {SELECTOR}, or leave `{key}` out"),
+            format!("write {key} = {example}, or leave `{key}` out"),
         );
         return None;
     }
@@ -166,7 +160,7 @@ fn parse_selectors(reader: &mut Reader<'_>, texts: &[Text]) -> Option<Vec<Select
             Ok(selector) => selectors.push(selector),
             Err(error) => {
                 let hint = if text.value.contains(',') {
-                    "write a list with each GPU selector in its own quotes: [\"0\", \"2\"]".to_owned()
+                    "write each GPU selector in its own quotes: [\"0\", \"2\"]".to_owned()
                 } else {
                     error.hint
                 };

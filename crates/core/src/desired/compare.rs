@@ -1,6 +1,6 @@
 //! Compares two configs by the desired state of each GPU.
 
-use gpush_api::{DesiredView, Gpu, GpuDiff, GpuState};
+use gpush_api::{DesiredView, Gpu, GpuDiff, GpuState, GpuUuid};
 
 use super::{DesiredState, claims, desired_states};
 use crate::{config::Config, layout::DYNAMIC};
@@ -35,10 +35,10 @@ fn same(one: &DesiredView, other: &DesiredView) -> bool {
 /// For a GPU that is not in `gpus`, the matching rule is unknown, so any difference between the
 /// rules or layouts counts.
 #[must_use]
-pub fn changed_under(old: &Config, new: &Config, gpus: &[Gpu], uuids: &[String]) -> Vec<String> {
+pub fn changed_under(old: &Config, new: &Config, gpus: &[Gpu], uuids: &[GpuUuid]) -> Vec<GpuUuid> {
     let (before, after) = (desired_by_rule(old, gpus), desired_by_rule(new, gpus));
     let others = (&old.rules, &old.layouts) != (&new.rules, &new.layouts);
-    let changed = |uuid: &&String| match gpus.iter().position(|gpu| gpu.uuid == **uuid) {
+    let changed = |uuid: &&GpuUuid| match gpus.iter().position(|gpu| gpu.uuid == **uuid) {
         Some(at) => !same(&before[at], &after[at]),
         None => others,
     };

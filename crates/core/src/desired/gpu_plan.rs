@@ -107,7 +107,7 @@ pub(super) fn check_plannable(gpu: &Gpu, implied: Option<&str>) -> Result<(), Ap
 pub(super) fn empty_plan(gpu: &Gpu, layout: &Layout) -> GpuPlan {
     GpuPlan {
         gpu: gpu.index,
-        uuid: gpu.uuid.clone(),
+        gpu_uuid: gpu.uuid.clone(),
         name: gpu.name.clone(),
         layout: layout.canonical(),
         ..GpuPlan::default()

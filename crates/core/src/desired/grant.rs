@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Code, Gpu, GpuInstance, GpuPlan, InstanceStep, Placement, Refusal, Step};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, GpuInstance, GpuPlan, InstanceStep, Placement, Refusal, Step};
 
 use super::{
     gpu_label::label,
@@ -78,7 +78,7 @@ fn destroy_obstacle(
     created: &BTreeSet<Placement>,
 ) -> Option<String> {
     let on_gpu = assignment.destroys.iter().filter(|(index, _)| *index == gpu.index);
-    let unfit = |(_, id): &(u32, u32)| match instances.iter().find(|instance| instance.id == *id) {
+    let unfit = |(_, id): &(GpuIndex, u32)| match instances.iter().find(|instance| instance.id == *id) {
         None => Some(format!("GPU instance {id} does not exist any more")),
         Some(instance) if !created.contains(&instance.placement) => {
             let (profile, start) = (&instance.profile, instance.placement.start);

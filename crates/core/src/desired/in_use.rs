@@ -7,7 +7,7 @@
 //! planned, and again when it has claimed the GPU. The planner checks the instances, because a plan may keep an instance
 //! in use.
 
-use gpush_api::{ApiError, Gpu, GpuPlan, Holder, LeaseKind, LeaseUse, Process, Refusal, USERS_UNKNOWN};
+use gpush_api::{ApiError, Gpu, GpuPlan, Holder, LeaseKind, LeaseUse, Process, Refusal, TargetUuid, USERS_UNKNOWN};
 
 use super::gpu_label::label;
 use crate::{
@@ -23,7 +23,7 @@ pub enum Scope<'a> {
     /// The whole GPU without its MIG devices, which the planner checks.
     OutsideInstances,
     /// A MIG device, by UUID.
-    Device(&'a str),
+    Device(&'a TargetUuid),
 }
 
 /// The users of what a change affects. At least one of the lists is not empty.
@@ -44,7 +44,7 @@ impl From<Users> for Refusal {
 #[must_use]
 pub fn in_use(gpu: &Gpu, scope: Scope<'_>, kept: Option<LeaseKind>) -> Option<Users> {
     let target = match scope {
-        Scope::Gpu | Scope::OutsideInstances => gpu.uuid.as_str(),
+        Scope::Gpu | Scope::OutsideInstances => gpu.uuid.as_target(),
         Scope::Device(uuid) => uuid,
     };
     let excludes = |lease: &&LeaseUse| {
@@ -61,7 +61,7 @@ pub fn in_use(gpu: &Gpu, scope: Scope<'_>, kept: Option<LeaseKind>) -> Option<Us
         Scope::Gpu | Scope::OutsideInstances => gpu.processes.iter().collect(),
         Scope::Device(uuid) => {
             let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
-            let of = |compute: &gpush_api::ComputeInstance| compute.uuid.as_deref() == Some(uuid);
+            let of = |compute: &gpush_api::ComputeInstance| compute.uuid.as_ref() == Some(uuid);
             let here = instances.filter(|instance| instance.compute.iter().any(of));
             here.flat_map(|instance| {
                 let device = instance.compute.iter().filter(|compute| of(compute));
@@ -110,15 +110,15 @@ fn holder(process: &Process) -> Holder {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{LeaseHolder, LeaseId, MemberShare, ProcessKind};
+    use gpush_api::{GpuIndex, LeaseHolder, LeaseId, MemberShare, ProcessKind};
 
     use super::*;
     use crate::preset;
 
     fn lease(gpu: &Gpu, target: &str, share: MemberShare) -> LeaseUse {
-        let target = if target.is_empty() { gpu.uuid.clone() } else { target.to_owned() };
+        let target = if target.is_empty() { gpu.uuid.as_target().clone() } else { target.into() };
         let holder = LeaseHolder { uid: 1000, user: Some("alice".to_owned()) };
-        LeaseUse { id: LeaseId(12), target, kind: share.kind(), share, holder, until: None }
+        LeaseUse { id: LeaseId(12), target: target.into(), kind: share.kind(), share, holder, until: None }
     }
 
     fn mps() -> MemberShare {
@@ -135,14 +135,14 @@ mod tests {
         assert!(in_use(&gpu, Scope::Gpu, None).is_some());
         gpu.leases = vec![lease(&gpu, "MIG-1", mps())];
         assert!(in_use(&gpu, Scope::Gpu, Some(LeaseKind::Mps)).is_some(), "a lease on a part of the GPU");
-        assert!(in_use(&gpu, Scope::Device("MIG-1"), None).is_some());
-        assert_eq!(in_use(&gpu, Scope::Device("MIG-2"), None), None);
+        assert!(in_use(&gpu, Scope::Device(&"MIG-1".into()), None).is_some());
+        assert_eq!(in_use(&gpu, Scope::Device(&"MIG-2".into()), None), None);
     }
 
     #[test]
     fn refusal_names_processes_leases_and_unknown_users() {
         let mut gpu = preset::gpus("dgx-a100").unwrap().remove(0);
-        let plan = GpuPlan { gpu: 0, uuid: gpu.uuid.clone(), ..GpuPlan::default() };
+        let plan = GpuPlan { gpu: GpuIndex(0), gpu_uuid: gpu.uuid.clone(), ..GpuPlan::default() };
         let change = "change how MPS shares";
         assert!(check(&gpu, &plan, Scope::Gpu, None, change).is_ok());
         gpu.leases = vec![lease(&gpu, "", MemberShare::Whole)];

@@ -2,7 +2,7 @@
 //! blocks the reset according to the readings.
 
 use gpush_api::{
-    ApiError, Architecture, Code, Gpu, GpuPlan, InstanceStep, Mig, MigModeStep, Peer, Refusal, Reset, Step,
+    ApiError, Architecture, Code, Gpu, GpuPlan, GpuUuid, InstanceStep, Mig, MigModeStep, Peer, Refusal, Reset, Step,
 };
 
 use super::gpu_label::label;
@@ -74,7 +74,7 @@ pub(super) fn complete(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
 pub fn add_services(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan]) {
     let change = &config.mode_change;
     for plan in plans {
-        let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.uuid) else { continue };
+        let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == plan.gpu_uuid) else { continue };
         let is_changed = |enable: bool| gpu.mig.as_ref().is_none_or(|mig| mig.enabled != enable);
         let changes_mode = plan.mig_mode().is_some_and(is_changed) && !plan.waits_for_reboot();
         if changes_mode || (!needs_reset(gpu.architecture) && creates_first_instance(gpu, plan)) {
@@ -101,15 +101,19 @@ pub fn without_fabric_manager(config: &Config, gpus: &[Gpu], plans: &mut [GpuPla
 }
 
 fn complete_resets(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric: Fabric) {
-    let changing: Vec<(String, Option<bool>)> =
-        plans.iter().filter(|plan| plan.reset().is_some()).map(|plan| (plan.uuid.clone(), plan.mig_mode())).collect();
+    let changing: Vec<(GpuUuid, Option<bool>)> = plans
+        .iter()
+        .filter(|plan| plan.reset().is_some())
+        .map(|plan| (plan.gpu_uuid.clone(), plan.mig_mode()))
+        .collect();
     let whole: Vec<GpuPlan> = plans.to_vec();
     for plan in plans {
         let sets = plan.mig_mode();
-        let own = gpus.iter().position(|gpu| gpu.uuid == plan.uuid);
+        let own = gpus.iter().position(|gpu| gpu.uuid == plan.gpu_uuid);
         let Some(reset) = plan.reset_mut() else { continue };
         let peers = own.map(|own| reset_peers(config, gpus, own, fabric)).unwrap_or_default();
-        reset.together = peers.iter().map(|at| Peer { gpu: gpus[*at].index, uuid: gpus[*at].uuid.clone() }).collect();
+        reset.together =
+            peers.iter().map(|at| Peer { gpu: gpus[*at].index, gpu_uuid: gpus[*at].uuid.clone() }).collect();
         let with_it = |gpu: &Gpu| changing.contains(&(gpu.uuid.clone(), sets));
         let in_the_way: Vec<String> =
             peers.iter().map(|at| &gpus[*at]).filter(|gpu| !with_it(gpu)).filter_map(reset_obstacle).collect();
@@ -118,7 +122,7 @@ fn complete_resets(config: &Config, gpus: &[Gpu], plans: &mut [GpuPlan], fabric:
         if in_the_way.is_empty() {
             continue;
         }
-        let label = gpus.iter().find(|gpu| gpu.uuid == plan.uuid).map(label).unwrap_or_default();
+        let label = gpus.iter().find(|gpu| gpu.uuid == plan.gpu_uuid).map(label).unwrap_or_default();
         let mut error = ApiError::new(Code::Blocked, format!("{label} can be reset only together with other GPUs"));
         error.causes.extend(in_the_way);
         let by_switch = fabric == Fabric::Unmanaged && own.is_some_and(|own| is_switched(&gpus[own]));
@@ -144,7 +148,7 @@ fn blocked_by_same_request(plan: &GpuPlan, gpus: &[Gpu], peers: &[usize], own: &
         matches!(step, InstanceStep::CreateGpuInstance { .. } | InstanceStep::CreateCompute { .. })
     };
     let filled = |gpu: &Gpu| {
-        let peer = own.iter().find(|one| one.uuid == gpu.uuid)?;
+        let peer = own.iter().find(|one| one.gpu_uuid == gpu.uuid)?;
         let text = || format!("{} gets instances in the same operation, and the reset would destroy them", label(gpu));
         peer.instance_steps().any(creates).then(text)
     };

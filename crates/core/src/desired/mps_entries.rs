@@ -27,7 +27,7 @@ pub fn check_mps_entries(
 ) -> Result<(), ApiError> {
     let desired_states = desired_states(config, gpus);
     for (plan, effect) in plans.iter().zip(override_effects(config, gpus, request, plans)) {
-        let Some(at) = gpus.iter().position(|gpu| gpu.uuid == plan.uuid) else { continue };
+        let Some(at) = gpus.iter().position(|gpu| gpu.uuid == plan.gpu_uuid) else { continue };
         match effect {
             OverrideEffect::Made { .. } | OverrideEffect::Ended if !once => {}
             OverrideEffect::Stays | OverrideEffect::Made { .. } | OverrideEffect::Ended => {

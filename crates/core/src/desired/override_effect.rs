@@ -47,7 +47,7 @@ pub fn override_effects(
 ) -> Vec<OverrideEffect> {
     let desired_states = desired_states(config, gpus);
     let of = |plan: &GpuPlan| {
-        let Some(at) = gpus.iter().position(|gpu| gpu.uuid == plan.uuid) else { return OverrideEffect::Stays };
+        let Some(at) = gpus.iter().position(|gpu| gpu.uuid == plan.gpu_uuid) else { return OverrideEffect::Stays };
         let desired_state = &desired_states[at];
         if desired_state.mode != Mode::Mig || !desired_state.has_rule_layout() {
             return OverrideEffect::Stays;
@@ -90,7 +90,7 @@ pub fn layouts_after(
 ) -> Vec<Option<Layout>> {
     let desired_states = desired_states(config, gpus);
     let after = |(plan, effect): (&GpuPlan, OverrideEffect)| {
-        let at = gpus.iter().position(|gpu| gpu.uuid == plan.uuid)?;
+        let at = gpus.iter().position(|gpu| gpu.uuid == plan.gpu_uuid)?;
         let desired_state = &desired_states[at];
         match effect {
             OverrideEffect::Made { layout, .. } if !once => Layout::parse_list(&layout).ok(),

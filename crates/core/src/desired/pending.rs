@@ -18,7 +18,9 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{Gpu, LeaseId, LeaseKind, LeaseUse, MemberShare, Mode, PendingAim, PendingChange, TimeslicePolicy};
+use gpush_api::{
+    Gpu, LeaseId, LeaseKind, LeaseUse, MemberShare, Mode, PendingAim, PendingChange, TargetUuid, TimeslicePolicy,
+};
 
 use super::DesiredState;
 use crate::sharing;
@@ -108,9 +110,9 @@ fn shared(desired_state: &DesiredState, gpu: &Gpu) -> Vec<sharing::NamedDevice> 
     }
 }
 
-fn exists(gpu: &Gpu, uuid: &str) -> bool {
+fn exists(gpu: &Gpu, uuid: &TargetUuid) -> bool {
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
-    instances.flat_map(|instance| &instance.compute).any(|compute| compute.uuid.as_deref() == Some(uuid))
+    instances.flat_map(|instance| &instance.compute).any(|compute| compute.uuid.as_ref() == Some(uuid))
 }
 
 /// Returns the MIG devices that change between a device for one lease and a device that is shared through MPS.

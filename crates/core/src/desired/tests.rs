@@ -1,8 +1,8 @@
 use std::fmt::Write as _;
 
 use gpush_api::{
-    ApiError, Architecture, Code, ComputeInstance, ComputeMode, Gpu, GpuInstance, GpuLayout, GpuPlan, GpuState,
-    InstanceStep, LayoutSource, Mode, Placement, PlanRequest, Process, ProcessKind, Refusal,
+    ApiError, Architecture, Code, ComputeInstance, ComputeMode, Gpu, GpuIndex, GpuInstance, GpuLayout, GpuPlan,
+    GpuState, InstanceStep, LayoutSource, Mode, Placement, PlanRequest, Process, ProcessKind, Refusal,
 };
 use proptest::prelude::*;
 
@@ -191,7 +191,7 @@ fn first_matching_rule_claims_a_gpu() {
 #[test]
 fn config_view_lists_claims() {
     let view = config().view(Some("config.toml"), &host());
-    let claims: Vec<Vec<u32>> = view.rules.iter().map(|rule| rule.claims.clone()).collect();
+    let claims: Vec<Vec<GpuIndex>> = view.rules.iter().map(|rule| rule.claims.clone()).collect();
     assert_eq!(claims, [vec![0, 1], vec![2], vec![3], vec![4], vec![5]]);
     assert_eq!(view.rules[0].layout.as_deref(), Some(&["halves".to_owned()][..]));
     assert_eq!(view.layouts[0].entries, ["3g.40gb*2"]);
@@ -369,7 +369,7 @@ fn gpus_reset_together_must_be_free_or_change_too() {
     let plan =
         |gpus: &[Gpu], which: &[&str]| plan_host(&config, gpus, &request(which, entries("7g.80gb"))).unwrap().plans;
     let alone = plan(&gpus, &["0"]);
-    assert_eq!(alone[0].reset().unwrap().together[0].uuid, gpus[1].uuid);
+    assert_eq!(alone[0].reset().unwrap().together[0].gpu_uuid, gpus[1].uuid);
     gpus[1].processes.push(process(4711));
     let refused = plan(&gpus, &["0"]).remove(0);
     assert!(refused.is_empty());

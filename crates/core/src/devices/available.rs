@@ -5,7 +5,7 @@ use std::{
     fmt,
 };
 
-use gpush_api::{Gpu, LeaseKind, LeaseMember, MemberShare, MigDevice, Mode, MpsDaemon};
+use gpush_api::{Gpu, GpuIndex, LeaseKind, LeaseMember, MemberShare, MigDevice, Mode, MpsDaemon, TargetUuid};
 
 use crate::{
     desired::whole_gpu_obstacles,
@@ -72,9 +72,9 @@ pub struct Offers<'a> {
     /// What the GPUs offer now. A free device counts as free here even if an entry of the queue gets it first.
     pub host: &'a Host,
     /// The entries of the queue that get free devices first, by UUID of the device: `lease L3`.
-    pub takers: &'a BTreeMap<String, String>,
+    pub takers: &'a BTreeMap<TargetUuid, String>,
     /// Indexes of the GPUs that the caller may not lease, because only Slurm's hooks may lease them.
-    pub slurm: &'a BTreeSet<u32>,
+    pub slurm: &'a BTreeSet<GpuIndex>,
     /// The quota of the caller; `None` if the name service did not answer about the caller.
     pub quota: Option<CallerQuota<'a>>,
 }
@@ -104,7 +104,7 @@ impl CallerQuota<'_> {
         let memory_mib = device.memory_mib.filter(|mib| *mib > 0).or(nominal_mib(profile)).unwrap_or_default();
         let member = LeaseMember {
             target: device.uuid.clone().unwrap_or_default(),
-            gpu: device.gpu_uuid.clone(),
+            gpu_uuid: device.gpu_uuid.clone(),
             share: MemberShare::Mig { profile: device.profile.clone() },
             memory_mib,
             gpu_memory_mib: gpu.map_or(0, |gpu| gpu.memory.total_mib),
@@ -127,7 +127,7 @@ impl Offers<'_> {
         if let Some(waiter) = uuid.and_then(|uuid| self.takers.get(uuid)) {
             return Some(Unavailable::Ahead(waiter.clone()));
         }
-        if self.host.free_devices().any(|free| Some(free) == device.uuid.as_deref()) {
+        if self.host.free_devices().any(|free| Some(free) == device.uuid.as_ref()) {
             return None;
         }
         let gpu = self.host.gpus.iter().find(|gpu| gpu.uuid == device.gpu_uuid);

@@ -50,7 +50,7 @@ fn present(gpu: &Gpu, shared: impl Fn(&ComputeInstance) -> bool) -> Vec<Present>
 
 /// Returns a GPU instance as entries: one entry for each profile of its compute instances, and for
 /// each kind of sharing.
-pub(super) fn entries(instance: &GpuInstance, shared: impl Fn(&ComputeInstance) -> bool) -> Vec<Entry> {
+fn entries(instance: &GpuInstance, shared: impl Fn(&ComputeInstance) -> bool) -> Vec<Entry> {
     let mut counts: BTreeMap<(&str, bool), u8> = BTreeMap::new();
     for compute in &instance.compute {
         *counts.entry((compute.profile.as_str(), shared(compute))).or_default() += 1;
@@ -144,7 +144,7 @@ pub fn removed(gpu: &Gpu, shared: impl Fn(&ComputeInstance) -> bool, entries: &[
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{LeaseHolder, LeaseId, LeaseKind, LeaseUse, Placement, Process, ProcessKind};
+    use gpush_api::{LeaseHolder, LeaseId, LeaseKind, LeaseUse, Placement, Process, ProcessKind, TargetUuid};
 
     use super::*;
     use crate::preset;
@@ -177,7 +177,7 @@ mod tests {
                         profile_id: 0,
                         profile: (*profile).to_owned(),
                         placement: None,
-                        uuid: Some(format!("MIG-{start}-{id}")),
+                        uuid: Some(format!("MIG-{start}-{id}").into()),
                         processes: in_use.then(process).into_iter().collect(),
                     })
                     .collect(),
@@ -198,7 +198,9 @@ mod tests {
     #[test]
     fn present_instances_keep_their_placement_and_sharing() {
         let gpu = gpu(&[("3g.40gb", 0, &["1c.3g.40gb", "1c.3g.40gb"], false), ("2g.20gb", 4, &["2g.20gb"], true)]);
-        let shared = |compute: &ComputeInstance| ["MIG-0-1", "MIG-4-0"].map(Some).contains(&compute.uuid.as_deref());
+        let shared = |compute: &ComputeInstance| {
+            ["MIG-0-1", "MIG-4-0"].map(Some).contains(&compute.uuid.as_ref().map(TargetUuid::as_str))
+        };
         let more = added(&gpu, shared, &["1g.10gb".to_owned()]);
         assert_eq!(text(more), "1c.3g.40gb@0,1c.3g.40gb@0:mps,2g.20gb@4:mps,1g.10gb");
     }
@@ -207,7 +209,7 @@ mod tests {
         gpu.leases.push(LeaseUse {
             share: gpush_api::MemberShare::Mig { profile: "1g.10gb".to_owned() },
             id: LeaseId(3),
-            target: target.to_owned(),
+            target: target.into(),
             kind: LeaseKind::Mig,
             holder: LeaseHolder { uid: 1000, user: None },
             until: None,
@@ -240,7 +242,7 @@ mod tests {
     fn leased_and_shared_instances_are_removed_last() {
         let one = "1g.10gb";
         let three = gpu(&[(one, 0, &[one], false), (one, 1, &[one], false), (one, 2, &[one], false)]);
-        let shared = |compute: &ComputeInstance| compute.uuid.as_deref() == Some("MIG-1-0");
+        let shared = |compute: &ComputeInstance| compute.uuid.as_ref().is_some_and(|uuid| *uuid == "MIG-1-0");
         let less = |entry: &str| text(removed(&leased(three.clone(), "MIG-2-0"), shared, &[entry.to_owned()]));
         assert_eq!(less("1g.10gb"), "1g.10gb@1:mps,1g.10gb@2");
         assert_eq!(less("1g.10gb*2"), "1g.10gb@2");

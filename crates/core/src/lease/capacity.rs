@@ -13,15 +13,15 @@
 //! target. Every other lease on an overlapping target excludes a new lease, whatever the mode of the GPU is now: the mode
 //! may have changed since the grant.
 
-use gpush_api::{LeaseKind, LeaseMember, LeaseUse, MemberShare};
+use gpush_api::{GpuUuid, LeaseKind, LeaseMember, LeaseUse, MemberShare, TargetUuid};
 
 /// What one lease holds on one target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held<'a> {
     /// UUID of the GPU.
-    pub gpu: &'a str,
+    pub gpu: &'a GpuUuid,
     /// UUID of the target; empty while the MIG device is being created.
-    pub target: &'a str,
+    pub target: &'a TargetUuid,
     /// The share.
     pub share: &'a MemberShare,
 }
@@ -41,23 +41,23 @@ impl<'a> Held<'a> {
     /// Returns what a member of a lease holds.
     #[must_use]
     pub fn by_member(member: &'a LeaseMember) -> Self {
-        Self { gpu: &member.gpu, target: &member.target, share: &member.share }
+        Self { gpu: &member.gpu_uuid, target: &member.target, share: &member.share }
     }
 
     /// Returns what a lease holds on the GPU with the UUID `gpu`.
     #[must_use]
-    pub fn by_use(gpu: &'a str, lease: &'a LeaseUse) -> Self {
+    pub fn by_use(gpu: &'a GpuUuid, lease: &'a LeaseUse) -> Self {
         Self { gpu, target: &lease.target, share: &lease.share }
     }
 
     /// Returns the relation to a share of kind `kind` on a target of the GPU `gpu`.
     #[must_use]
-    pub fn relation(self, gpu: &str, target: &str, kind: LeaseKind) -> Relation {
+    pub fn relation(self, gpu: &GpuUuid, target: &TargetUuid, kind: LeaseKind) -> Relation {
         if self.gpu != gpu {
             return Relation::None;
         }
         let is_same = self.target == target;
-        if !is_same && self.target != gpu && target != gpu {
+        if !is_same && *self.target != *gpu && *target != *gpu {
             return Relation::None;
         }
         match (self.share.kind(), kind) {
@@ -88,14 +88,15 @@ mod tests {
     /// All kinds of a lease, all kinds of a request, and all pairs of targets on two GPUs.
     #[test]
     fn only_equal_shareable_kinds_on_one_target_share_it() {
-        let targets = [("GPU-0", "GPU-0"), ("GPU-0", "MIG-a"), ("GPU-0", "MIG-b"), ("GPU-1", "GPU-1")];
+        let targets = [("GPU-0", "GPU-0"), ("GPU-0", "MIG-a"), ("GPU-0", "MIG-b"), ("GPU-1", "GPU-1")]
+            .map(|(gpu, target)| (GpuUuid::from(gpu), TargetUuid::from(target)));
         let mut pairs = 0;
         for share in &shares() {
-            for (of, held) in targets {
+            for (of, held) in &targets {
                 for kind in [LeaseKind::Mig, LeaseKind::Mps, LeaseKind::Timeslice, LeaseKind::Whole] {
-                    for (gpu, target) in targets {
+                    for (gpu, target) in &targets {
                         let relation = Held { gpu: of, target: held, share }.relation(gpu, target, kind);
-                        let overlap = of == gpu && (held == target || held == of || target == gpu);
+                        let overlap = of == gpu && (held == target || *held == *of || *target == *gpu);
                         let shareable = matches!(kind, LeaseKind::Mps | LeaseKind::Timeslice);
                         let expected = match (overlap, held == target && share.kind() == kind && shareable) {
                             (false, _) => Relation::None,
@@ -114,8 +115,8 @@ mod tests {
     #[test]
     fn device_in_creation_excludes_only_its_whole_gpu() {
         let share = &shares()[0];
-        let held = Held { gpu: "GPU-0", target: "", share };
-        assert_eq!(held.relation("GPU-0", "GPU-0", LeaseKind::Whole), Relation::Excludes);
-        assert_eq!(held.relation("GPU-0", "MIG-a", LeaseKind::Mig), Relation::None);
+        let held = Held { gpu: &"GPU-0".into(), target: &"".into(), share };
+        assert_eq!(held.relation(&"GPU-0".into(), &"GPU-0".into(), LeaseKind::Whole), Relation::Excludes);
+        assert_eq!(held.relation(&"GPU-0".into(), &"MIG-a".into(), LeaseKind::Mig), Relation::None);
     }
 }

@@ -148,7 +148,7 @@ mod tests {
         let mut target = gpu_target(0, report(READY));
         target.desired.as_mut().unwrap().policy.users = MpsUsers::Many;
         let mut all = targets([target]);
-        all.set_bypass_reason("GPU-0", Some("denied"));
+        all.set_bypass_reason(&"GPU-0".into(), Some("denied"));
         all.multi_user = MultiUserSupport::Unsupported("one user at a time".to_owned());
         let outlook = DesiredTargets::new(&config, &gpus, &all);
         let found = describe(&outlook, &all.by_uuid["GPU-0"], ShownFacts::default());

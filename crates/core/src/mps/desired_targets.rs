@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, Mode, MpsDaemon, MpsState};
+use gpush_api::{ApiError, Code, Gpu, GpuState, GpuUuid, Mode, MpsDaemon, MpsState, TargetUuid};
 
 use super::{
     not_serving::NotServing,
@@ -34,8 +34,8 @@ impl<'a> DesiredTargets<'a> {
         Self { gpus, targets, decided }
     }
 
-    fn gpu(&self, uuid: &str) -> Option<&Gpu> {
-        self.gpus.iter().find(|gpu| gpu.uuid == uuid)
+    fn gpu(&self, uuid: &GpuUuid) -> Option<&Gpu> {
+        self.gpus.iter().find(|gpu| gpu.uuid == *uuid)
     }
 
     /// Returns whether a target will soon appear: its GPU was read, and no operation is needed, but the reconciler has
@@ -68,7 +68,7 @@ impl<'a> DesiredTargets<'a> {
     ///
     /// # Errors
     /// If no client can be admitted. The error says why.
-    pub fn serves(&self, uuid: &str) -> Result<&'a MpsTarget, NotServing> {
+    pub fn serves(&self, uuid: &TargetUuid) -> Result<&'a MpsTarget, NotServing> {
         let Some(target) = self.targets.get(uuid) else {
             let error = ApiError::new(Code::Conflict, format!("{uuid} is no longer shared through MPS"));
             return Err(NotServing::lasting(error.hint("list the targets with `gpushctl mps list`")));
@@ -82,15 +82,15 @@ impl<'a> DesiredTargets<'a> {
 
     /// Returns the UUIDs of the targets whose daemons admit new clients.
     #[must_use]
-    pub fn serving(&self) -> BTreeSet<String> {
+    pub fn serving(&self) -> BTreeSet<TargetUuid> {
         let serves = |target: &&Arc<MpsTarget>| target.report.admits() && self.why_removed(target).is_none();
         self.targets.all().filter(serves).map(|target| target.uuid.clone()).collect()
     }
 
     /// Returns the reason for each target on these GPUs that serves no clients.
     #[must_use]
-    pub fn not_serving(&self, gpus: &[&str]) -> Vec<NotServing> {
-        let here = self.targets.all().filter(|target| gpus.contains(&target.gpu_uuid.as_str()));
+    pub fn not_serving(&self, gpus: &[&GpuUuid]) -> Vec<NotServing> {
+        let here = self.targets.all().filter(|target| gpus.contains(&&target.gpu_uuid));
         here.filter_map(|target| self.serves(&target.uuid).err()).collect()
     }
 
@@ -116,7 +116,7 @@ impl<'a> DesiredTargets<'a> {
             Ok(at) => Ok(targets[at]),
             Err(mut error) => {
                 error.causes.extend(self.findings());
-                let due = |gpu: &&Gpu| gpu.mode == Mode::Mps && self.targets.get(&gpu.uuid).is_none();
+                let due = |gpu: &&Gpu| gpu.mode == Mode::Mps && self.targets.get(gpu.uuid.as_target()).is_none();
                 let due = self.gpus.iter().filter(due).filter(|gpu| sharing::mps_unsupported_reason(gpu).is_none());
                 error.causes.extend(due.map(|gpu| {
                     format!(
@@ -161,7 +161,7 @@ mod tests {
     };
 
     fn why_not(targets: &MpsTargets, gpus: &[Gpu], config: &Config) -> NotServing {
-        DesiredTargets::new(config, gpus, targets).serves("GPU-0").unwrap_err()
+        DesiredTargets::new(config, gpus, targets).serves(&"GPU-0".into()).unwrap_err()
     }
 
     #[test]
@@ -169,10 +169,10 @@ mod tests {
         let (all, gpus) = (targets([gpu_target(0, report(READY))]), gpus());
         let config = config("");
         let outlook = DesiredTargets::new(&config, &gpus, &all);
-        assert_eq!(outlook.serves("GPU-0").unwrap().uuid, "GPU-0");
-        assert_eq!(outlook.serving(), ["GPU-0".to_owned()].into());
-        assert!(outlook.not_serving(&["GPU-0", "GPU-1"]).is_empty() && !outlook.is_starting());
-        let unknown = outlook.serves("GPU-1").unwrap_err();
+        assert_eq!(outlook.serves(&"GPU-0".into()).unwrap().uuid, "GPU-0");
+        assert_eq!(outlook.serving(), ["GPU-0".into()].into());
+        assert!(outlook.not_serving(&[&"GPU-0".into(), &"GPU-1".into()]).is_empty() && !outlook.is_starting());
+        let unknown = outlook.serves(&"GPU-1".into()).unwrap_err();
         assert_eq!(unknown.error().message, "GPU-1 is no longer shared through MPS");
     }
 
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!(refused.error().message, "the config no longer shares GPU 0 through MPS");
         let outlook = DesiredTargets::new(&none, &gpus, &all);
         assert!(outlook.serving().is_empty());
-        assert_eq!(outlook.not_serving(&["GPU-0"]), [refused]);
+        assert_eq!(outlook.not_serving(&[&"GPU-0".into()]), [refused]);
     }
 
     /// A GPU that cannot be read may be unchanged, so its target stays.
@@ -194,7 +194,7 @@ mod tests {
         for change in [
             |gpu: &mut Gpu| gpu.stale = true,
             |gpu: &mut Gpu| gpu.state = GpuState::Unknown,
-            |gpu: &mut Gpu| gpu.uuid = "GPU-other".to_owned(),
+            |gpu: &mut Gpu| gpu.uuid = "GPU-other".into(),
         ] {
             let mut gpus = gpus();
             change(&mut gpus[0]);
@@ -222,7 +222,10 @@ mod tests {
         let (gpus, config) = (gpus(), config(""));
         let mut all = targets([]);
         assert!(!DesiredTargets::new(&config, &gpus, &all).has_pending(), "only an operation starts the daemon");
-        all.change_record("GPU-0", |record| crate::mps::MpsTargetRecord { in_force: Some(String::new()), ..record });
+        all.change_record(&"GPU-0".into(), |record| crate::mps::MpsTargetRecord {
+            in_force: Some(String::new()),
+            ..record
+        });
         let outlook = DesiredTargets::new(&config, &gpus, &all);
         assert!(outlook.has_pending() && outlook.is_starting());
     }
@@ -234,8 +237,8 @@ mod tests {
         let mut all = targets([]);
         let finding =
             |label: &str| vec![sharing::Finding { target: None, label: label.to_owned(), reason: "no".to_owned() }];
-        all.set_findings("GPU-1", finding("GPU 1"));
-        all.set_findings("GPU-0", finding("GPU 0"));
+        all.set_findings(&"GPU-1".into(), finding("GPU 1"));
+        all.set_findings(&"GPU-0".into(), finding("GPU 0"));
         let outlook = DesiredTargets::new(&config, &gpus, &all);
         let error = outlook.find("0").unwrap_err();
         assert_eq!(error.causes[1..3], ["GPU 0: no", "GPU 1: no"]);

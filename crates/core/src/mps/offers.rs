@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{LeaseMember, Placement};
+use gpush_api::{GpuUuid, LeaseMember, Placement};
 
 use super::desired_targets::DesiredTargets;
 use crate::{
@@ -18,9 +18,9 @@ pub struct OfferInputs<'a> {
     /// Members of all leases that hold capacity, each with the uid of the holder.
     pub members: &'a [(u32, &'a LeaseMember)],
     /// UUIDs of the GPUs that an operation has claimed.
-    pub claimed: &'a BTreeSet<String>,
+    pub claimed: &'a BTreeSet<GpuUuid>,
     /// Instances that gpushd created, by GPU UUID.
-    pub created: &'a BTreeMap<String, BTreeSet<Placement>>,
+    pub created: &'a BTreeMap<GpuUuid, BTreeSet<Placement>>,
 }
 
 /// Returns what the GPUs of a snapshot offer, and which capacity leases and operations already occupy.
@@ -86,8 +86,8 @@ mod tests {
     fn limit_of_the_daemon_to_one_user_counts_before_the_rule() {
         let many = "users = \"many\"";
         let member = LeaseMember {
-            target: "GPU-0".to_owned(),
-            gpu: "GPU-0".to_owned(),
+            target: "GPU-0".into(),
+            gpu_uuid: "GPU-0".into(),
             share: MemberShare::Mps {
                 percentage: "10".parse().unwrap(),
                 memory_limit_mib: None,
@@ -108,7 +108,7 @@ mod tests {
     fn claimed_gpu_is_closed() {
         let (config, gpus, all) = (config(""), gpus(), targets([gpu_target(0, report(READY))]));
         let outlook = DesiredTargets::new(&config, &gpus, &all);
-        let (claimed, created) = (BTreeSet::from(["GPU-0".to_owned()]), BTreeMap::new());
+        let (claimed, created) = (BTreeSet::from(["GPU-0".into()]), BTreeMap::new());
         let inputs = OfferInputs { config: &config, members: &[], claimed: &claimed, created: &created };
         assert_eq!(offers(&outlook, inputs).gpus[0].closed, Some(Closed::Claimed));
     }

@@ -1,6 +1,6 @@
 //! What is recorded about an MPS target.
 
-use gpush_api::{Actor, MpsSettings};
+use gpush_api::{Actor, MpsSettings, TargetUuid};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +27,7 @@ pub struct MpsSet {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MpsTargetRecord {
     /// GPU or MIG device by UUID.
-    pub target: String,
+    pub target: TargetUuid,
     /// Set if a user stopped the daemon, until a user starts it.
     pub stopped: Option<MpsStopped>,
     /// Settings that override the rule's.

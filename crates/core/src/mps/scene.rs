@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{Gpu, MpsPolicy};
+use gpush_api::{Gpu, GpuIndex, MpsPolicy};
 use jiff::Timestamp;
 
 use super::{report::DaemonReport, target::MpsTarget, targets::MpsTargets};
@@ -43,18 +43,18 @@ pub(super) fn report(state: SupervisorState) -> DaemonReport {
 pub(super) fn gpu_target(index: u32, report: DaemonReport) -> MpsTarget {
     let uuid = format!("GPU-{index}");
     let desired = SharingTarget {
-        uuid: uuid.clone(),
-        gpu: index,
-        gpu_uuid: uuid.clone(),
+        uuid: uuid.clone().into(),
+        gpu: GpuIndex(index),
+        gpu_uuid: uuid.clone().into(),
         device: None,
         memory_mib: Some(81_920),
         policy: MpsPolicy::default(),
         full_gpu: true,
     };
     MpsTarget {
-        uuid: uuid.clone(),
+        uuid: uuid.clone().into(),
         short: format!("g{index}"),
-        gpu_uuid: uuid,
+        gpu_uuid: uuid.into(),
         desired: Some(desired),
         supervisor: 0,
         report,
@@ -66,7 +66,7 @@ pub(super) fn gpus() -> Vec<Gpu> {
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     gpus.truncate(2);
     for (gpu, uuid) in gpus.iter_mut().zip(["GPU-0", "GPU-1"]) {
-        gpu.uuid = uuid.to_owned();
+        gpu.uuid = uuid.into();
         gpu.mig.iter_mut().for_each(|mig| mig.set_mode(false, false));
     }
     gpus

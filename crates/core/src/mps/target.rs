@@ -1,6 +1,6 @@
 //! A target with the last report about its daemon, and the errors that follow from the report.
 
-use gpush_api::{ApiError, Code, MpsState};
+use gpush_api::{ApiError, Code, GpuUuid, MpsState, TargetUuid};
 
 use super::{not_serving::NotServing, reasons::reasons, report::DaemonReport};
 use crate::{sharing::SharingTarget, supervisor::SupervisorState};
@@ -9,11 +9,11 @@ use crate::{sharing::SharingTarget, supervisor::SupervisorState};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MpsTarget {
     /// UUID of the GPU or MIG device.
-    pub uuid: String,
+    pub uuid: TargetUuid,
     /// Short name.
     pub short: String,
     /// UUID of the GPU that is the target or contains it.
-    pub gpu_uuid: String,
+    pub gpu_uuid: GpuUuid,
     /// The target according to the config; `None` if the config no longer has the target, but its daemon still exists.
     pub desired: Option<SharingTarget>,
     /// Number of the supervisor task that reports about the daemon. If a target is removed and added again, it gets
@@ -27,7 +27,7 @@ impl MpsTarget {
     /// Returns the name in messages, such as `GPU 0`.
     #[must_use]
     pub fn label(&self) -> String {
-        self.desired.as_ref().map_or_else(|| self.uuid.clone(), SharingTarget::label)
+        self.desired.as_ref().map_or_else(|| self.uuid.to_string(), SharingTarget::label)
     }
 
     /// Returns the name in commands, such as `0` or `0:2g.20gb@2`.
@@ -58,9 +58,7 @@ impl MpsTarget {
         let message = format!("the config no longer shares {} through MPS", self.label());
         let error = ApiError::new(Code::Conflict, message).cause(why);
         match self.desired.as_ref().map(|target| target.gpu) {
-            Some(gpu) => {
-                error.hint(format!("`gpushctl mig apply --dry-run --gpu {gpu}` shows the layout that the config wants"))
-            }
+            Some(gpu) => error.hint(format!("`gpushctl mig plan --gpu {gpu}` shows the layout that the config wants")),
             None => error.hint("`gpushctl config show` lists the rules"),
         }
     }

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{ApiError, Code, LeaseMember, MpsPolicy, MpsUsers};
+use gpush_api::{ApiError, Code, GpuUuid, LeaseMember, MpsPolicy, MpsUsers, TargetUuid};
 
 use super::{record::MpsTargetRecord, report::DaemonReport, target::MpsTarget};
 use crate::sharing::{Finding, SharingTarget};
@@ -14,12 +14,12 @@ use crate::sharing::{Finding, SharingTarget};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct OperationDaemons {
     /// UUIDs of the targets whose daemons the operation keeps stopped.
-    pub kept_stopped: BTreeSet<String>,
+    pub kept_stopped: BTreeSet<TargetUuid>,
     /// UUIDs of the GPUs on which the operation starts daemons.
-    pub starting: BTreeSet<String>,
+    pub starting: BTreeSet<GpuUuid>,
     /// For each GPU on which the operation starts daemons of MIG devices and changes the override, by UUID, the layout
     /// after the operation. The change of the override is recorded only with the end of the operation.
-    pub layouts: BTreeMap<String, Vec<String>>,
+    pub layouts: BTreeMap<GpuUuid, Vec<String>>,
 }
 
 /// Whether the MPS control program can serve several users.
@@ -38,24 +38,24 @@ pub enum MultiUserSupport {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SupervisedTargets {
     /// UUIDs of all targets with a daemon.
-    pub targets: BTreeSet<String>,
+    pub targets: BTreeSet<TargetUuid>,
     /// UUIDs of the targets whose daemon an operation has ended. gpushd removes such a daemon soon after the operation.
-    pub ended: BTreeSet<String>,
+    pub ended: BTreeSet<TargetUuid>,
     /// For each target in use, by UUID, the user whose clients are connected.
-    pub users: BTreeMap<String, u32>,
+    pub users: BTreeMap<TargetUuid, u32>,
 }
 
 /// The MPS targets of a host. Cheap to clone: the targets are shared.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MpsTargets {
     /// The targets whose daemons gpushd supervises, by UUID.
-    pub by_uuid: BTreeMap<String, Arc<MpsTarget>>,
+    pub by_uuid: BTreeMap<TargetUuid, Arc<MpsTarget>>,
     /// Records of targets, by UUID.
-    pub records: BTreeMap<String, MpsTargetRecord>,
+    pub records: BTreeMap<TargetUuid, MpsTargetRecord>,
     /// For each GPU, by UUID, why its desired targets cannot exist.
-    pub findings: BTreeMap<String, Vec<Finding>>,
+    pub findings: BTreeMap<GpuUuid, Vec<Finding>>,
     /// For each GPU, by UUID, why gpushd could not set the compute mode that prevents programs from bypassing MPS.
-    pub bypass_reasons: BTreeMap<String, String>,
+    pub bypass_reasons: BTreeMap<GpuUuid, String>,
     /// For each running operation, by id, which daemons it keeps stopped and which it starts.
     pub operations: BTreeMap<String, OperationDaemons>,
     /// Whether the MPS control program supports several users.
@@ -65,7 +65,7 @@ pub struct MpsTargets {
 impl MpsTargets {
     /// Returns a target.
     #[must_use]
-    pub fn get(&self, uuid: &str) -> Option<&Arc<MpsTarget>> {
+    pub fn get(&self, uuid: &TargetUuid) -> Option<&Arc<MpsTarget>> {
         self.by_uuid.get(uuid)
     }
 
@@ -75,25 +75,25 @@ impl MpsTargets {
     }
 
     /// Returns the targets on a GPU: the GPU itself, and its MIG devices.
-    pub fn on_gpu(&self, gpu: &str) -> impl Iterator<Item = &Arc<MpsTarget>> {
-        self.all().filter(move |target| target.gpu_uuid == gpu)
+    pub fn on_gpu(&self, gpu: &GpuUuid) -> impl Iterator<Item = &Arc<MpsTarget>> {
+        self.all().filter(move |target| target.gpu_uuid == *gpu)
     }
 
     /// Returns the UUIDs of all targets.
     #[must_use]
-    pub fn uuids(&self) -> BTreeSet<String> {
+    pub fn uuids(&self) -> BTreeSet<TargetUuid> {
         self.by_uuid.keys().cloned().collect()
     }
 
     /// Returns the UUIDs of the targets on a GPU whose daemon is desired or runs.
     #[must_use]
-    pub fn daemons_on(&self, gpu: &str) -> BTreeSet<String> {
+    pub fn daemons_on(&self, gpu: &GpuUuid) -> BTreeSet<TargetUuid> {
         self.on_gpu(gpu).filter(|target| target.report.is_present()).map(|target| target.uuid.clone()).collect()
     }
 
     /// Stores a report about the daemon of a target. Returns the target. Ignores the report, and returns `None`, if the
     /// target has been removed, or if another supervisor task reports about it now.
-    pub fn report(&mut self, uuid: &str, supervisor: u64, report: DaemonReport) -> Option<&MpsTarget> {
+    pub fn report(&mut self, uuid: &TargetUuid, supervisor: u64, report: DaemonReport) -> Option<&MpsTarget> {
         let target = self.by_uuid.get_mut(uuid).filter(|target| target.supervisor == supervisor)?;
         let report = report.with_times_of(&target.report);
         if report != target.report {
@@ -113,32 +113,32 @@ impl MpsTargets {
 
     /// Returns the record of a target.
     #[must_use]
-    pub fn record(&self, uuid: &str) -> MpsTargetRecord {
+    pub fn record(&self, uuid: &TargetUuid) -> MpsTargetRecord {
         let record = self.records.get(uuid).cloned();
-        record.unwrap_or_else(|| MpsTargetRecord { target: uuid.to_owned(), ..MpsTargetRecord::default() })
+        record.unwrap_or_else(|| MpsTargetRecord { target: uuid.clone(), ..MpsTargetRecord::default() })
     }
 
     /// Changes the record of a target.
-    pub fn change_record(&mut self, uuid: &str, change: impl FnOnce(MpsTargetRecord) -> MpsTargetRecord) {
+    pub fn change_record(&mut self, uuid: &TargetUuid, change: impl FnOnce(MpsTargetRecord) -> MpsTargetRecord) {
         let record = change(self.record(uuid));
-        self.records.insert(uuid.to_owned(), record);
+        self.records.insert(uuid.clone(), record);
     }
 
     /// Returns whether a daemon is in force: an operation has started it for the whole GPU on this boot.
     #[must_use]
-    pub fn is_active(&self, uuid: &str) -> bool {
+    pub fn is_active(&self, uuid: &TargetUuid) -> bool {
         self.records.get(uuid).is_some_and(|record| record.in_force.is_some())
     }
 
     /// Returns whether an administrator has stopped the daemon of a target.
     #[must_use]
-    pub fn is_stopped(&self, uuid: &str) -> bool {
+    pub fn is_stopped(&self, uuid: &TargetUuid) -> bool {
         self.records.get(uuid).is_some_and(|record| record.stopped.is_some())
     }
 
     /// Returns whether a whole GPU is an MPS target, even if the target is about to be removed.
     #[must_use]
-    pub fn has(&self, uuid: &str) -> bool {
+    pub fn has(&self, uuid: &TargetUuid) -> bool {
         self.is_active(uuid) || self.by_uuid.contains_key(uuid)
     }
 
@@ -146,24 +146,24 @@ impl MpsTargets {
     /// whole GPU gets a daemon only if an operation has started it on this boot or is starting it.
     #[must_use]
     pub fn gets_daemon(&self, target: &SharingTarget) -> bool {
-        !target.full_gpu || self.is_active(&target.uuid) || self.is_starting(&target.uuid)
+        !target.full_gpu || self.is_active(&target.uuid) || self.is_starting(&target.gpu_uuid)
     }
 
     /// Returns whether an operation keeps the daemon of a target stopped.
     #[must_use]
-    pub fn is_kept_stopped(&self, uuid: &str) -> bool {
+    pub fn is_kept_stopped(&self, uuid: &TargetUuid) -> bool {
         self.operations.values().any(|daemons| daemons.kept_stopped.contains(uuid))
     }
 
     /// Returns whether an operation starts daemons on a GPU.
     #[must_use]
-    pub fn is_starting(&self, gpu: &str) -> bool {
+    pub fn is_starting(&self, gpu: &GpuUuid) -> bool {
         self.operations.values().any(|daemons| daemons.starting.contains(gpu))
     }
 
     /// Returns the layout that a GPU has after the running operation that starts daemons on its MIG devices.
     #[must_use]
-    pub fn layout_after_operation(&self, gpu: &str) -> Option<&Vec<String>> {
+    pub fn layout_after_operation(&self, gpu: &GpuUuid) -> Option<&Vec<String>> {
         self.operations.values().rev().find_map(|daemons| daemons.layouts.get(gpu))
     }
 
@@ -173,11 +173,11 @@ impl MpsTargets {
     }
 
     /// Stores why the desired targets of a GPU cannot exist. Returns the findings that are new.
-    pub fn set_findings(&mut self, gpu: &str, findings: Vec<Finding>) -> Vec<Finding> {
+    pub fn set_findings(&mut self, gpu: &GpuUuid, findings: Vec<Finding>) -> Vec<Finding> {
         let before = self.findings.remove(gpu).unwrap_or_default();
         let new = findings.iter().filter(|finding| !before.contains(finding)).cloned().collect();
         if !findings.is_empty() {
-            self.findings.insert(gpu.to_owned(), findings);
+            self.findings.insert(gpu.clone(), findings);
         }
         new
     }
@@ -191,12 +191,12 @@ impl MpsTargets {
 
     /// Stores why gpushd could not set the compute mode of a GPU; `None` if programs cannot bypass MPS on it. Returns
     /// whether this has changed.
-    pub fn set_bypass_reason(&mut self, gpu: &str, why: Option<&str>) -> bool {
+    pub fn set_bypass_reason(&mut self, gpu: &GpuUuid, why: Option<&str>) -> bool {
         if self.bypass_reasons.get(gpu).map(String::as_str) == why {
             return false;
         }
         match why {
-            Some(why) => self.bypass_reasons.insert(gpu.to_owned(), why.to_owned()),
+            Some(why) => self.bypass_reasons.insert(gpu.clone(), why.to_owned()),
             None => self.bypass_reasons.remove(gpu),
         };
         true
@@ -205,7 +205,7 @@ impl MpsTargets {
     /// Returns the error if programs can bypass MPS on a GPU, because its compute mode could not be set. `label` is the
     /// GPU's name in the message.
     #[must_use]
-    pub fn bypass_error(&self, gpu: &str, label: &str) -> Option<ApiError> {
+    pub fn bypass_error(&self, gpu: &GpuUuid, label: &str) -> Option<ApiError> {
         let why = self.bypass_reasons.get(gpu)?;
         let message = format!("programs can bypass MPS on {label}: it is not in compute mode EXCLUSIVE_PROCESS");
         let hint = "gpushd tries again; to leave the compute mode unchanged, set `compute_mode = \"keep\"` in the rule";
@@ -253,7 +253,7 @@ impl MpsTargets {
     /// else the user whose clients are connected. `members` are the members of all leases, each with the uid of its
     /// holder.
     #[must_use]
-    pub fn single_users(&self, members: &[(u32, &LeaseMember)]) -> BTreeMap<String, u32> {
+    pub fn single_users(&self, members: &[(u32, &LeaseMember)]) -> BTreeMap<TargetUuid, u32> {
         let connected = self.supervised().users;
         let user = |target: &Arc<MpsTarget>| {
             let serves_one = target.report.policy.as_ref().is_some_and(|policy| policy.users == MpsUsers::One);
@@ -267,11 +267,11 @@ impl MpsTargets {
     /// Returns the UUIDs of the GPUs of which [`MpsTargets::is_active`] or [`MpsTargets::daemons_on`] differ between two
     /// states.
     #[must_use]
-    pub fn changed_gpus(&self, before: &Self) -> BTreeSet<String> {
+    pub fn changed_gpus(&self, before: &Self) -> BTreeSet<GpuUuid> {
         let mut gpus = BTreeSet::new();
         for uuid in self.records.keys().chain(before.records.keys()) {
             if self.is_active(uuid) != before.is_active(uuid) {
-                gpus.insert(uuid.clone());
+                gpus.extend(uuid.to_gpu());
             }
         }
         for target in self.all().chain(before.all()) {
@@ -299,18 +299,28 @@ mod tests {
 
     fn member(target: &str) -> LeaseMember {
         let (target, gpu) = (target.to_owned(), target.to_owned());
-        LeaseMember { target, gpu, share: MemberShare::Whole, memory_mib: 0, gpu_memory_mib: 0 }
+        LeaseMember {
+            target: target.into(),
+            gpu_uuid: gpu.into(),
+            share: MemberShare::Whole,
+            memory_mib: 0,
+            gpu_memory_mib: 0,
+        }
     }
 
     #[test]
     fn report_about_the_same_facts_changes_nothing() {
         let mut now = targets([gpu_target(0, report(READY))]);
         let before = now.clone();
-        assert!(now.report("GPU-0", 0, report(READY)).is_some());
-        assert_eq!(now.report("GPU-1", 0, report(READY)), None);
-        assert_eq!(now.report("GPU-0", 1, report(SupervisorState::Stopped)), None, "an earlier supervisor task");
+        assert!(now.report(&"GPU-0".into(), 0, report(READY)).is_some());
+        assert_eq!(now.report(&"GPU-1".into(), 0, report(READY)), None);
+        assert_eq!(
+            now.report(&"GPU-0".into(), 1, report(SupervisorState::Stopped)),
+            None,
+            "an earlier supervisor task"
+        );
         assert!(now == before && Arc::ptr_eq(&now.by_uuid["GPU-0"], &before.by_uuid["GPU-0"]));
-        now.report("GPU-0", 0, DaemonReport { clients: vec![(1, 2)], ..report(READY) });
+        now.report(&"GPU-0".into(), 0, DaemonReport { clients: vec![(1, 2)], ..report(READY) });
         assert!(now != before && now.changed_gpus(&before).is_empty());
     }
 
@@ -318,34 +328,37 @@ mod tests {
     fn gpu_changes_when_its_daemon_ends_or_an_operation_stops_it() {
         let before = targets([gpu_target(0, report(READY)), gpu_target(1, report(READY))]);
         let mut now = before.clone();
-        now.report("GPU-1", 0, DaemonReport { wanted: false, ..report(SupervisorState::Stopped) });
-        assert_eq!(now.changed_gpus(&before), ["GPU-1".to_owned()].into());
+        now.report(&"GPU-1".into(), 0, DaemonReport { wanted: false, ..report(SupervisorState::Stopped) });
+        assert_eq!(now.changed_gpus(&before), ["GPU-1".into()].into());
         let mut now = before.clone();
-        now.change_record("GPU-0", |record| MpsTargetRecord { in_force: None, ..record });
-        assert_eq!(now.changed_gpus(&before), ["GPU-0".to_owned()].into());
+        now.change_record(&"GPU-0".into(), |record| MpsTargetRecord { in_force: None, ..record });
+        assert_eq!(now.changed_gpus(&before), ["GPU-0".into()].into());
         let mut now = before.clone();
         now.by_uuid.remove("GPU-1");
         assert_eq!(now.changed_gpus(&before), before.changed_gpus(&now));
-        assert_eq!(now.changed_gpus(&before), ["GPU-1".to_owned()].into());
+        assert_eq!(now.changed_gpus(&before), ["GPU-1".into()].into());
     }
 
     #[test]
     fn only_new_findings_are_returned() {
         let finding = |reason: &str| Finding { target: None, label: "GPU 0".to_owned(), reason: reason.to_owned() };
         let mut all = MpsTargets::default();
-        assert_eq!(all.set_findings("GPU-0", vec![finding("a")]), [finding("a")]);
-        assert_eq!(all.set_findings("GPU-0", vec![finding("a"), finding("b")]), [finding("b")]);
-        assert!(all.set_findings("GPU-0", Vec::new()).is_empty() && all.findings.is_empty());
+        assert_eq!(all.set_findings(&"GPU-0".into(), vec![finding("a")]), [finding("a")]);
+        assert_eq!(all.set_findings(&"GPU-0".into(), vec![finding("a"), finding("b")]), [finding("b")]);
+        assert!(all.set_findings(&"GPU-0".into(), Vec::new()).is_empty() && all.findings.is_empty());
     }
 
     #[test]
     fn bypass_is_news_until_its_reason_is_known() {
         let mut all = MpsTargets::default();
-        assert!(all.set_bypass_reason("GPU-0", Some("denied")) && !all.set_bypass_reason("GPU-0", Some("denied")));
-        let error = all.bypass_error("GPU-0", "GPU 0").unwrap();
+        assert!(
+            all.set_bypass_reason(&"GPU-0".into(), Some("denied"))
+                && !all.set_bypass_reason(&"GPU-0".into(), Some("denied"))
+        );
+        let error = all.bypass_error(&"GPU-0".into(), "GPU 0").unwrap();
         assert_eq!((error.causes.as_slice(), error.retryable), (["denied".to_owned()].as_slice(), true));
-        assert!(all.set_bypass_reason("GPU-0", None) && !all.set_bypass_reason("GPU-0", None));
-        assert_eq!(all.bypass_error("GPU-0", "GPU 0"), None);
+        assert!(all.set_bypass_reason(&"GPU-0".into(), None) && !all.set_bypass_reason(&"GPU-0".into(), None));
+        assert_eq!(all.bypass_error(&"GPU-0".into(), "GPU 0"), None);
     }
 
     #[test]
@@ -369,7 +382,7 @@ mod tests {
         let rule = target.policy.settings.clone();
         let half = MpsSettings { percentage: "50".parse().unwrap(), ..rule.clone() };
         let set = Some(MpsSet { settings: half.clone(), rule: rule.clone() });
-        all.change_record("GPU-0", |record| MpsTargetRecord { set, ..record });
+        all.change_record(&"GPU-0".into(), |record| MpsTargetRecord { set, ..record });
         assert_eq!(all.policy(&target).settings, half);
         target.policy.settings.percentage = "80".parse().unwrap();
         assert_eq!(all.policy(&target).settings, target.policy.settings);
@@ -394,8 +407,8 @@ mod tests {
     fn daemon_has_ended_only_if_no_operation_has_started_it() {
         let stopped = || report(SupervisorState::Stopped);
         let mut all = targets([gpu_target(0, stopped()), gpu_target(1, stopped())]);
-        all.change_record("GPU-1", |record| MpsTargetRecord { in_force: None, ..record });
+        all.change_record(&"GPU-1".into(), |record| MpsTargetRecord { in_force: None, ..record });
         let supervised = all.supervised();
-        assert_eq!((supervised.targets.len(), supervised.ended), (2, ["GPU-1".to_owned()].into()));
+        assert_eq!((supervised.targets.len(), supervised.ended), (2, ["GPU-1".into()].into()));
     }
 }

@@ -5,6 +5,7 @@
 //! but a rule is permanent. The import reports what rules cannot express. A config can have only
 //! one `[layouts]` table, so the rules contain their layouts and can be appended to any config.
 
+use gpush_api::GpuIndex;
 use std::{collections::BTreeSet, fmt::Write as _};
 
 use super::{DesiredMode, Devices, File, Group, Label};
@@ -134,7 +135,7 @@ impl Names {
 #[derive(Default)]
 struct Claimed {
     all: bool,
-    indexes: BTreeSet<u32>,
+    indexes: BTreeSet<GpuIndex>,
     ids: BTreeSet<DeviceId>,
 }
 
@@ -198,7 +199,7 @@ fn selectors(group: &Group, place: &str, claimed: &mut Claimed, remarks: &mut Ve
                     "{place}: the device-filter is left out, because the rule selects the GPUs of this group by index"
                 ));
             }
-            let fresh: Vec<u32> = indexes.iter().copied().filter(|index| claimed.indexes.insert(*index)).collect();
+            let fresh: Vec<GpuIndex> = indexes.iter().copied().filter(|index| claimed.indexes.insert(*index)).collect();
             if fresh.len() < indexes.len() {
                 remarks.push(format!(
                     "{place}: later groups select some of these GPUs too, so this group leaves them out"

@@ -24,7 +24,7 @@
 //! not have, filters that are not PCI ids, and counts of zero. `docs/migrating-from-mig-parted.md`
 //! lists the differences.
 
-use gpush_api::ApiError;
+use gpush_api::{ApiError, GpuIndex};
 
 use crate::{diagnostic::FileErrors, layout::Layout, quote::Quoted, selector::DeviceId};
 
@@ -101,7 +101,7 @@ pub enum Devices {
     /// `all`
     All,
     /// Indexes in ascending order.
-    Listed(Vec<u32>),
+    Listed(Vec<GpuIndex>),
 }
 
 /// `mig-enabled` and `mig-devices`

@@ -3,7 +3,7 @@
 //! The result identifies GPUs by UUID, so that gpushd plans for the same GPUs even if indexes
 //! change.
 
-use gpush_api::{ApiError, Code, Gpu, GpuLayout, GpuState, Remedy};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, GpuLayout, GpuState, Remedy};
 
 use super::{DesiredMode, Devices, File, Group, Label, double_memory};
 use crate::{
@@ -80,7 +80,7 @@ pub fn resolve(file: &File, label: &Label, gpus: &[Gpu], only: &[String]) -> Res
                     },
                 ),
             };
-            Some(GpuLayout { gpu: gpus[at].uuid.clone(), mig, layout })
+            Some(GpuLayout { gpu: gpus[at].uuid.to_string(), mig, layout })
         })
         .collect();
     if layouts.is_empty() {
@@ -155,7 +155,7 @@ fn matching_devices(group: &Group, gpus: &[Gpu], parts: &[usize], place: &str) -
         Devices::Listed(indexes) => indexes,
     };
     let absent: Vec<String> =
-        indexes.iter().filter(|index| gpus.iter().all(|gpu| gpu.index != **index)).map(u32::to_string).collect();
+        indexes.iter().filter(|index| gpus.iter().all(|gpu| gpu.index != **index)).map(GpuIndex::to_string).collect();
     if !absent.is_empty() {
         let message = format!("{place}: there is no GPU {} on this host", absent.join(", "));
         return Err(ApiError::new(Code::NotFound, message).cause(inventory(gpus)).remedy(

@@ -1,5 +1,6 @@
 //! Parses the values of a group: filters, devices, booleans, and profiles with their counts.
 
+use gpush_api::GpuIndex;
 use std::rc::Rc;
 
 use super::{
@@ -89,7 +90,7 @@ impl PartedReader<'_> {
         }
         indexes.sort_unstable();
         indexes.dedup();
-        well.then_some(Devices::Listed(indexes))
+        well.then_some(Devices::Listed(indexes.into_iter().map(GpuIndex).collect()))
     }
 
     /// Parses `true`, `false`, and the other booleans of YAML 1.1 that mig-parted accepts.

@@ -46,7 +46,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{ComputeInstance, Gpu, GpuInstance, InstanceStep, LeaseUse, Placement, Refusal};
+use gpush_api::{ComputeInstance, Gpu, GpuInstance, InstanceStep, LeaseUse, Placement, Refusal, TargetUuid};
 
 use crate::geometry::Geometry;
 
@@ -101,7 +101,7 @@ impl ProtectedInstances {
     /// Adds the instances whose MIG devices have an MPS daemon. `daemons` contains the UUIDs of the
     /// targets with a daemon.
     #[must_use]
-    pub fn with_mps_daemons(mut self, instances: &[GpuInstance], daemons: &BTreeSet<String>) -> Self {
+    pub fn with_mps_daemons(mut self, instances: &[GpuInstance], daemons: &BTreeSet<TargetUuid>) -> Self {
         let has_daemon = |compute: &ComputeInstance| compute.uuid.as_ref().is_some_and(|uuid| daemons.contains(uuid));
         for instance in instances {
             let own = instance.compute.iter().filter(|compute| has_daemon(compute));

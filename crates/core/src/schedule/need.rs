@@ -1,5 +1,6 @@
 //! What an entry of the queue needs, and which needs conflict.
 
+use gpush_api::{GpuUuid, TargetUuid};
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +14,7 @@ use super::waiter::Ticket;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClaimedTargets {
     /// Targets with these UUIDs.
-    Targets(BTreeSet<String>),
+    Targets(BTreeSet<TargetUuid>),
     /// The whole GPU: the plan changes its mode or resets it, or there is no plan yet.
     Gpu,
 }
@@ -24,16 +25,16 @@ pub enum Need {
     /// An operation needs the lane of the GPU, and exclusive use of these targets.
     Lane(ClaimedTargets),
     /// A lease needs parts of these targets, by UUID.
-    Parts(BTreeSet<String>),
+    Parts(BTreeSet<TargetUuid>),
 }
 
 /// The needs of an entry, by UUID of the GPU.
-pub type Needs = BTreeMap<String, Need>;
+pub type Needs = BTreeMap<GpuUuid, Need>;
 
 impl Need {
     /// Returns whether the entry needs a part of this target, or needs it exclusively.
     #[must_use]
-    pub fn concerns(&self, target: &str) -> bool {
+    pub fn concerns(&self, target: &TargetUuid) -> bool {
         match self {
             Self::Lane(ClaimedTargets::Gpu) => true,
             Self::Lane(ClaimedTargets::Targets(targets)) | Self::Parts(targets) => targets.contains(target),
@@ -55,8 +56,8 @@ impl Need {
 }
 
 /// Returns the UUID of a GPU on which two entries conflict.
-pub(super) fn conflict<'a>(one: &'a Needs, other: &Needs) -> Option<&'a String> {
-    let both = |(uuid, need): &(&String, &Need)| other.get(*uuid).is_some_and(|other| other.conflicts(need));
+pub(super) fn conflict<'a>(one: &'a Needs, other: &Needs) -> Option<&'a GpuUuid> {
+    let both = |(uuid, need): &(&GpuUuid, &Need)| other.get(*uuid).is_some_and(|other| other.conflicts(need));
     one.iter().find(both).map(|(uuid, _)| uuid)
 }
 
@@ -69,9 +70,9 @@ pub fn reserved_parts(host: &Host, assignment: &Assignment) -> Needs {
         let target = match member {
             Member::Device { uuid, .. } => uuid,
             Member::Mps { target, .. } => target,
-            Member::Create { .. } | Member::Timeslice { .. } | Member::Whole { .. } => &gpu.uuid,
+            Member::Create { .. } | Member::Timeslice { .. } | Member::Whole { .. } => gpu.uuid.as_target(),
         };
-        match needs.entry(gpu.uuid.clone()).or_insert_with(|| Need::Parts(BTreeSet::new())) {
+        match needs.entry(gpu.uuid.clone().into()).or_insert_with(|| Need::Parts(BTreeSet::new())) {
             Need::Parts(parts) => drop(parts.insert(target.clone())),
             Need::Lane(_) => {}
         }
@@ -85,7 +86,7 @@ pub(super) struct FirstEntries<'a>(Vec<(Ticket, Cow<'a, Needs>)>);
 
 impl<'a> FirstEntries<'a> {
     /// Returns the earliest first entry that conflicts with these needs, and the UUID of a GPU on which it does.
-    pub(super) fn ahead_of(&self, needs: &Needs) -> Option<(Ticket, &String)> {
+    pub(super) fn ahead_of(&self, needs: &Needs) -> Option<(Ticket, &GpuUuid)> {
         self.0.iter().find_map(|(ticket, first)| Some((*ticket, conflict(first, needs)?)))
     }
 

@@ -1,5 +1,6 @@
 //! One pass through the queue: the decision about each entry.
 
+use gpush_api::{GpuIndex, GpuUuid, TargetUuid};
 use std::{
     borrow::Cow,
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -41,7 +42,7 @@ impl Queue {
     #[must_use]
     pub fn schedule(&self, host: &Host, policy: PlacementPolicy) -> Schedule {
         let mut pass = Pass::new(host, policy);
-        let free = |pass: &Pass<'_>| -> BTreeSet<String> { pass.host.free_devices().map(str::to_owned).collect() };
+        let free = |pass: &Pass<'_>| -> BTreeSet<TargetUuid> { pass.host.free_devices().cloned().collect() };
         let (mut outcomes, mut takers, mut before) = (Vec::new(), BTreeMap::new(), free(&pass));
         for (ticket, entry) in self.entries() {
             let Some(outcome) = pass.decide(ticket, entry) else { continue };
@@ -62,7 +63,7 @@ pub struct Schedule {
     /// The host as a new request sees it: with the grants and reservations of all entries.
     pub host: Host,
     /// The free MIG devices that entries take or reserve, each with the first such entry.
-    pub takers: BTreeMap<String, Ticket>,
+    pub takers: BTreeMap<TargetUuid, Ticket>,
 }
 
 /// One pass through the entries.
@@ -73,7 +74,7 @@ struct Pass<'a> {
     /// The earlier entries that are first.
     first: FirstEntries<'a>,
     /// For each GPU index, the earlier entries that have reservations on the GPU.
-    heads: BTreeMap<u32, BTreeSet<Ticket>>,
+    heads: BTreeMap<GpuIndex, BTreeSet<Ticket>>,
     /// Requests that could not be placed in this pass. Capacity only decreases during a pass, so
     /// equal requests cannot be placed either.
     failed: HashSet<PlacementRequest>,
@@ -137,7 +138,7 @@ impl<'a> Pass<'a> {
         };
         self.failed.insert(key);
         let behind = self.entries_on(candidates.iter().copied());
-        let free: BTreeSet<u32> = candidates.into_iter().filter(|gpu| !self.heads.contains_key(gpu)).collect();
+        let free: BTreeSet<GpuIndex> = candidates.into_iter().filter(|gpu| !self.heads.contains_key(gpu)).collect();
         let reserves = if free.is_empty() {
             None
         } else {
@@ -158,34 +159,34 @@ impl<'a> Pass<'a> {
     fn grant(&mut self, assignment: &Assignment, holder: u32) {
         self.host.occupy(assignment, holder);
         let creates = |member: &&Member| matches!(member, Member::Create { .. });
-        let claimed: BTreeSet<u32> = assignment.members.iter().filter(creates).map(Member::gpu).collect();
+        let claimed: BTreeSet<GpuIndex> = assignment.members.iter().filter(creates).map(Member::gpu).collect();
         for gpu in self.host.gpus.iter_mut().filter(|gpu| claimed.contains(&gpu.index)) {
             gpu.closed = gpu.closed.or(Some(Closed::Claimed));
         }
     }
 
     /// Returns the indexes of the GPUs that a request could use.
-    fn candidates(&self, wanted: &PlacementRequest) -> BTreeSet<u32> {
+    fn candidates(&self, wanted: &PlacementRequest) -> BTreeSet<GpuIndex> {
         let kind = wanted.share.kind();
-        let selected = |index: &u32| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(index));
+        let selected = |index: &GpuIndex| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(index));
         let offering = self.host.gpus.iter().filter(|gpu| gpu.kinds().any(|offered| offered == kind));
         offering.map(|gpu| gpu.index).filter(selected).collect()
     }
 
     /// Returns whether any GPU that the request may use is closed.
     fn is_closed(&self, wanted: &PlacementRequest) -> bool {
-        let selected = |index: u32| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&index));
+        let selected = |index: GpuIndex| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&index));
         self.host.gpus.iter().any(|gpu| gpu.closed.is_some() && selected(gpu.index))
     }
 
     /// Returns the entries that have reservations on these GPUs, in order.
-    fn entries_on(&self, gpus: impl Iterator<Item = u32>) -> Vec<Ticket> {
+    fn entries_on(&self, gpus: impl Iterator<Item = GpuIndex>) -> Vec<Ticket> {
         let heads: BTreeSet<Ticket> = gpus.filter_map(|gpu| self.heads.get(&gpu)).flatten().copied().collect();
         heads.into_iter().collect()
     }
 
     /// Reserves the targets on a GPU that an operation removes or changes.
-    fn reserve_targets(&mut self, ticket: Ticket, uuid: &str, claimed: &ClaimedTargets) {
+    fn reserve_targets(&mut self, ticket: Ticket, uuid: &GpuUuid, claimed: &ClaimedTargets) {
         let Some(gpu) = self.host.gpus.iter_mut().find(|gpu| gpu.uuid == *uuid) else { return };
         self.heads.entry(gpu.index).or_default().insert(ticket);
         match claimed {
@@ -200,7 +201,7 @@ impl<'a> Pass<'a> {
                 for mps in gpu.mps.iter_mut().filter(|mps| targets.contains(&mps.target)) {
                     mps.leases = mps.leases.max(mps.most_leases);
                 }
-                if targets.contains(&gpu.uuid) {
+                if targets.contains(gpu.uuid.as_target()) {
                     gpu.closed = gpu.closed.or(Some(Closed::Claimed));
                 }
             }

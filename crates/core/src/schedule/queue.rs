@@ -1,5 +1,6 @@
 //! The order of arrival of all leases and operations that wait for GPUs.
 
+use gpush_api::GpuUuid;
 use std::{borrow::Cow, collections::BTreeMap};
 
 use crate::lease::placement::PlacementRequest;
@@ -25,7 +26,7 @@ pub struct QueuedEntry {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ahead {
     /// UUID of a GPU on which the two entries conflict.
-    pub gpu: String,
+    pub gpu_uuid: GpuUuid,
     /// The earlier entry.
     pub waiter: Waiter,
 }
@@ -113,7 +114,7 @@ impl Queue {
 
     fn ahead(&self, first: &FirstEntries<'_>, needs: &Needs) -> Option<Ahead> {
         let (ticket, gpu) = first.ahead_of(needs)?;
-        Some(Ahead { gpu: gpu.clone(), waiter: self.entries.get(&ticket)?.waiter.clone() })
+        Some(Ahead { gpu_uuid: gpu.clone(), waiter: self.entries.get(&ticket)?.waiter.clone() })
     }
 
     /// Returns a copy for a pass. It contains the requests of only those leases that need capacity now. A pass decides
@@ -134,6 +135,7 @@ impl Queue {
 
 #[cfg(test)]
 mod tests {
+    use gpush_api::TargetUuid;
     use std::collections::BTreeSet;
 
     use proptest::{collection::btree_map, prelude::*};
@@ -141,17 +143,17 @@ mod tests {
     use super::*;
     use crate::schedule::{ClaimedTargets, Need};
 
-    fn gpu(index: u8) -> String {
-        format!("GPU-{index}")
+    fn gpu(index: u8) -> GpuUuid {
+        format!("GPU-{index}").into()
     }
 
     fn lane(gpus: &[u8], targets: &[&str]) -> Needs {
-        let claimed = || ClaimedTargets::Targets(targets.iter().map(ToString::to_string).collect());
+        let claimed = || ClaimedTargets::Targets(targets.iter().map(|target| TargetUuid::from(*target)).collect());
         gpus.iter().map(|index| (gpu(*index), Need::Lane(claimed()))).collect()
     }
 
     fn part(index: u8, target: &str) -> Needs {
-        Needs::from([(gpu(index), Need::Parts(BTreeSet::from([target.to_owned()])))])
+        Needs::from([(gpu(index), Need::Parts(BTreeSet::from([target.into()])))])
     }
 
     fn push(queue: &mut Queue, id: &str, needs: Needs) -> Ticket {
@@ -159,7 +161,7 @@ mod tests {
     }
 
     fn ahead(index: u8, id: &str) -> Option<Ahead> {
-        Some(Ahead { gpu: gpu(index), waiter: Waiter::Operation(id.to_owned()) })
+        Some(Ahead { gpu_uuid: gpu(index).into(), waiter: Waiter::Operation(id.to_owned()) })
     }
 
     fn ahead_of(queue: &Queue, ticket: Ticket) -> Option<Ahead> {
@@ -187,7 +189,7 @@ mod tests {
         let mut queue = Queue::default();
         let lease = queue.push(Waiter::Lease("L1".to_owned()), None, part(0, "GPU-0"));
         let operation = push(&mut queue, "op-1", lane(&[0], &["GPU-0"]));
-        let expected = Some(Ahead { gpu: gpu(0), waiter: Waiter::Lease("L1".to_owned()) });
+        let expected = Some(Ahead { gpu_uuid: gpu(0).into(), waiter: Waiter::Lease("L1".to_owned()) });
         assert_eq!(queue.operations().collect::<Vec<_>>(), [(operation, expected)]);
         assert_eq!((queue.position(operation), queue.position(Ticket(9))), (Some(2), None));
         assert!(queue.remove(lease), "the operation was behind it");
@@ -208,7 +210,7 @@ mod tests {
     }
 
     fn any_need() -> impl Strategy<Value = Need> {
-        let target = || prop_oneof![Just("a".to_owned()), Just("b".to_owned()), Just("c".to_owned())];
+        let target = || prop_oneof![Just("a"), Just("b"), Just("c")].prop_map(TargetUuid::from);
         prop_oneof![
             proptest::collection::btree_set(target(), 0..3).prop_map(|set| Need::Lane(ClaimedTargets::Targets(set))),
             Just(Need::Lane(ClaimedTargets::Gpu)),

@@ -1,5 +1,6 @@
 //! Tests of whole passes.
 
+use gpush_api::{GpuIndex, TargetUuid};
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
@@ -23,7 +24,7 @@ fn lease(share: RequestedShare, count: usize) -> Added {
 }
 
 fn operation(gpu: u32, claimed: ClaimedTargets) -> Added {
-    (Waiter::Operation(String::new()), None, Needs::from([(format!("GPU-{gpu}"), Need::Lane(claimed))]))
+    (Waiter::Operation(String::new()), None, Needs::from([(format!("GPU-{gpu}").into(), Need::Lane(claimed))]))
 }
 
 fn profile(name: &str) -> RequestedShare {
@@ -77,7 +78,7 @@ fn gang_that_is_not_first_on_all_gpus_reserves_nothing() {
     let host = Host { gpus: vec![whole(0, false), whole(1, true)] };
     let only =
         |gpu| requested(PlacementRequest { gpus: Some(BTreeSet::from([gpu])), ..wanted(RequestedShare::Whole, 1) });
-    let queue = queue(vec![only(0), lease(RequestedShare::Whole, 2), only(1)]);
+    let queue = queue(vec![only(GpuIndex(0)), lease(RequestedShare::Whole, 2), only(GpuIndex(1))]);
     assert_eq!(decisions(&queue, &host), ["1: reserves {0}", "2: behind [Ticket(1)]", "3: grant {1}"]);
 }
 
@@ -85,7 +86,7 @@ fn gang_that_is_not_first_on_all_gpus_reserves_nothing() {
 fn operation_reserves_what_it_takes_and_waits_behind_a_lease() {
     let host =
         Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0, 3g.40gb@4"), whole(1, true), mps(2, 1000, None)] };
-    let device = ClaimedTargets::Targets(BTreeSet::from(["3g.40gb@0".to_owned()]));
+    let device = ClaimedTargets::Targets(BTreeSet::from(["3g.40gb@0".into()]));
     let share = RequestedShare::Mps { percentage: "10".parse().ok(), memory_limit: None, priority: None };
     let queue = queue(vec![
         operation(0, device),
@@ -130,7 +131,7 @@ fn impossible_request_is_reported_and_delays_no_other() {
 /// A dynamic host that executes grants.
 struct World {
     host: Host,
-    held: Vec<(Ticket, Vec<(u32, u32)>)>,
+    held: Vec<(Ticket, Vec<(GpuIndex, u32)>)>,
 }
 
 const MODEL: &str = "a100-80";
@@ -146,7 +147,7 @@ impl World {
                     Member::Create { profile_id, placement, .. } => {
                         assert!(mig.instances.iter().all(|one| !one.placement.overlaps(*placement)));
                         let mut one = instance(MODEL, *profile_id, *placement, false);
-                        one.devices[0].uuid = format!("{}/{}", gpu.index, placement.start);
+                        one.devices[0].uuid = format!("{}/{}", gpu.index, placement.start).into();
                         ids.push((gpu.index, one.id));
                         mig.instances.push(one);
                     }
@@ -167,7 +168,7 @@ impl World {
     fn release(&mut self, n: usize) {
         let (_, ids) = self.held.swap_remove(n);
         for (gpu, id) in ids {
-            let mig = self.host.gpus[gpu as usize].mig.as_mut().unwrap();
+            let mig = self.host.gpus[gpu.0 as usize].mig.as_mut().unwrap();
             mig.instances.iter_mut().find(|one| one.id == id).unwrap().devices[0].free = true;
         }
     }
@@ -185,7 +186,7 @@ fn blockers(world: &World, assignment: &Assignment) -> usize {
     };
     let in_use = |gpu: &GpuOffer| {
         let instances = &gpu.mig.as_ref().unwrap().instances;
-        instances.iter().filter(|one| !one.is_free() && blocks(gpu.index, one)).count()
+        instances.iter().filter(|one| !one.is_free() && blocks(gpu.index.0, one)).count()
     };
     world.host.gpus.iter().map(in_use).sum()
 }
@@ -253,7 +254,7 @@ fn push_random(rng: &mut fastrand::Rng, queue: &mut Queue) {
         3 => lease(profile(["1g.10gb", "3g.40gb"][rng.usize(..2)]), 1),
         4 => operation(gpu, ClaimedTargets::Gpu),
         _ => {
-            let targets = ["GPU-0", "GPU-2", "3g.40gb@0", "3g.40gb@4"].map(str::to_owned);
+            let targets = ["GPU-0", "GPU-2", "3g.40gb@0", "3g.40gb@4"].map(TargetUuid::from);
             operation(gpu, ClaimedTargets::Targets(targets.into_iter().filter(|_| rng.bool()).collect()))
         }
     };
@@ -306,9 +307,9 @@ fn operation_reserves_targets_on_a_gpu_with_a_waiting_lease() {
     let host = Host { gpus: vec![mig(0, MODEL, false, "3g.40gb@0 used, 3g.40gb@4")] };
     let only = |target: &str| {
         let wanted = wanted(profile("3g.40gb"), 1);
-        requested(PlacementRequest { targets: Some(BTreeSet::from([target.to_owned()])), ..wanted })
+        requested(PlacementRequest { targets: Some(BTreeSet::from([target.into()])), ..wanted })
     };
-    let device = ClaimedTargets::Targets(BTreeSet::from(["3g.40gb@4".to_owned()]));
+    let device = ClaimedTargets::Targets(BTreeSet::from(["3g.40gb@4".into()]));
     let queue = queue(vec![only("3g.40gb@0"), operation(0, device), only("3g.40gb@4")]);
     assert_eq!(decisions(&queue, &host), ["1: reserves {0}", "2: ready", "3: behind [Ticket(1), Ticket(2)]"]);
 }

@@ -1,3 +1,4 @@
+use gpush_api::GpuIndex;
 use proptest::prelude::*;
 
 use super::*;
@@ -7,8 +8,8 @@ fn host() -> Vec<Gpu> {
     let mut gpus = preset::gpus("mixed").unwrap();
     gpus.extend(preset::gpus("dgx-h100").unwrap().drain(..2));
     for (at, gpu) in gpus.iter_mut().enumerate() {
-        gpu.index = u32::try_from(at).unwrap();
-        gpu.uuid = format!("GPU-{}a3b1c2d-0000-0000-0000-{at:012}", at / 2);
+        gpu.index = GpuIndex(u32::try_from(at).unwrap());
+        gpu.uuid = format!("GPU-{}a3b1c2d-0000-0000-0000-{at:012}", at / 2).into();
         gpu.pci = format!("0000:{:02X}:00.0", 7 + at);
     }
     gpus
@@ -61,7 +62,7 @@ fn each_selector_form_matches_its_gpus() {
 #[test]
 fn unique_uuid_prefix_matches() {
     let mut gpus = host();
-    gpus[3].uuid = "GPU-f0000000-0000-0000-0000-000000000001".to_owned();
+    gpus[3].uuid = "GPU-f0000000-0000-0000-0000-000000000001".into();
     assert_eq!(Selector::resolve(&["GPU-f"], &gpus), Ok(vec![3]));
 }
 

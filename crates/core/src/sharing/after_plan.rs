@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{Gpu, GpuPlan, Mig};
+use gpush_api::{Gpu, GpuPlan, Mig, TargetUuid};
 
 use super::devices::{self, DeviceUses, SharedDevice};
 use crate::{layout::Layout, plan::outcome};
@@ -11,7 +11,7 @@ use crate::{layout::Layout, plan::outcome};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DeviceAfter {
     /// UUID; `None` if the plan creates the device.
-    pub uuid: Option<String>,
+    pub uuid: Option<TargetUuid>,
     /// Name, such as `3g.40gb@4`.
     pub device: String,
 }
@@ -19,7 +19,12 @@ pub struct DeviceAfter {
 /// Returns the devices that `layout` shares on a GPU after a plan, sorted by placement. `shared_before` contains the
 /// UUIDs of the devices that have a daemon now.
 #[must_use]
-pub fn shared_after(layout: &Layout, gpu: &Gpu, plan: &GpuPlan, shared_before: &BTreeSet<String>) -> Vec<DeviceAfter> {
+pub fn shared_after(
+    layout: &Layout,
+    gpu: &Gpu,
+    plan: &GpuPlan,
+    shared_before: &BTreeSet<TargetUuid>,
+) -> Vec<DeviceAfter> {
     let Some(mig) = &gpu.mig else { return Vec::new() };
     if !plan.mig_mode().unwrap_or(mig.enabled) {
         return Vec::new();
@@ -39,7 +44,7 @@ mod tests {
     use crate::{config::Config, desired, preset};
 
     /// Plans a layout on a GPU with MIG devices `MIG-0`, `MIG-1` …, and returns the devices that it then shares.
-    fn after(have: &[&str], layout: &[&str], shared_before: &[&str]) -> Vec<(Option<String>, String)> {
+    fn after(have: &[&str], layout: &[&str], shared_before: &[&str]) -> Vec<(Option<TargetUuid>, String)> {
         let mut gpus = preset::gpus("dgx-a100").unwrap();
         gpus.truncate(1);
         let config = Config::parse("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"none\"]\n", "c").unwrap();
@@ -55,20 +60,23 @@ mod tests {
         mig.instances.sort_by_key(|instance| instance.placement);
         for (number, instance) in (0_u32..).zip(&mut mig.instances) {
             instance.id = number;
-            instance.compute[0].uuid = Some(format!("MIG-{number}"));
+            instance.compute[0].uuid = Some(format!("MIG-{number}").into());
         }
         let wanted: Vec<String> = layout.iter().map(|entry| (*entry).to_owned()).collect();
-        let before = shared_before.iter().map(|uuid| (*uuid).to_owned()).collect();
+        let before = shared_before.iter().map(|uuid| (*uuid).into()).collect();
         let shared = shared_after(&Layout::parse_list(&wanted).unwrap(), &gpus[0], &plan(&gpus, layout), &before);
         shared.into_iter().map(|one| (one.uuid, one.device)).collect()
     }
 
     #[test]
     fn kept_device_has_its_uuid_and_a_new_device_has_none() {
-        let kept = |uuid: &str, device: &str| (Some(uuid.to_owned()), device.to_owned());
-        assert_eq!(after(&["3g.40gb@4"], &["3g.40gb:mps"], &[]), [kept("MIG-0", "3g.40gb@4")]);
+        let kept = |uuid: &TargetUuid, device: &str| (Some(uuid.clone()), device.to_owned());
+        assert_eq!(after(&["3g.40gb@4"], &["3g.40gb:mps"], &[]), [kept(&"MIG-0".into(), "3g.40gb@4")]);
         assert_eq!(after(&["3g.40gb@4"], &["3g.40gb@4", "3g.40gb@0:mps"], &[]), [(None, "3g.40gb@0".to_owned())]);
         assert_eq!(after(&["3g.40gb@4"], &["3g.40gb"], &["MIG-0"]), []);
-        assert_eq!(after(&["3g.40gb*2"], &["3g.40gb:mps", "3g.40gb"], &["MIG-1"]), [kept("MIG-1", "3g.40gb@4")]);
+        assert_eq!(
+            after(&["3g.40gb*2"], &["3g.40gb:mps", "3g.40gb"], &["MIG-1"]),
+            [kept(&"MIG-1".into(), "3g.40gb@4")]
+        );
     }
 }

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{ComputeInstance, Gpu, GpuInstance, LeaseKind, Mig};
+use gpush_api::{ComputeInstance, Gpu, GpuInstance, LeaseKind, Mig, TargetUuid};
 
 use crate::geometry::{Geometry, Profile};
 use crate::layout::{Entry, Layout};
@@ -44,7 +44,7 @@ impl SharedDevice<'_> {
             .unwrap_or(mig.compute_slices)
     }
 
-    fn was_shared(&self, shared_before: &BTreeSet<String>) -> bool {
+    fn was_shared(&self, shared_before: &BTreeSet<TargetUuid>) -> bool {
         self.compute.uuid.as_ref().is_some_and(|uuid| shared_before.contains(uuid))
     }
 
@@ -122,15 +122,15 @@ impl DesiredDevices {
 #[derive(Debug, Clone, Default)]
 pub(super) struct DeviceUses<'a> {
     /// UUIDs of the devices that were shared before, or have a lease of kind `mps`.
-    shared: BTreeSet<&'a str>,
+    shared: BTreeSet<&'a TargetUuid>,
     /// UUIDs of the devices that a lease has for itself.
-    alone: BTreeSet<&'a str>,
+    alone: BTreeSet<&'a TargetUuid>,
 }
 
 impl<'a> DeviceUses<'a> {
     /// Returns the uses of a GPU's devices. `shared_before` contains the UUIDs of the devices that were shared before.
-    pub(super) fn of(gpu: &'a Gpu, shared_before: &'a BTreeSet<String>) -> Self {
-        let mut uses = Self { shared: shared_before.iter().map(String::as_str).collect(), alone: BTreeSet::new() };
+    pub(super) fn of(gpu: &'a Gpu, shared_before: &'a BTreeSet<TargetUuid>) -> Self {
+        let mut uses = Self { shared: shared_before.iter().collect(), alone: BTreeSet::new() };
         for lease in &gpu.leases {
             match lease.kind {
                 LeaseKind::Mig => uses.alone.insert(&lease.target),
@@ -153,8 +153,8 @@ pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, uses: &DeviceUses<'_>) -
     let mut chosen = Vec::new();
     for (kind, mut places) in wanted {
         let mut pool: Vec<SharedDevice<'a>> = all_devices(mig).filter(|device| device.kind() == kind).collect();
-        let is_in = |uuids: &BTreeSet<&str>, device: &SharedDevice<'_>| {
-            device.compute.uuid.as_ref().is_some_and(|uuid| uuids.contains(uuid.as_str()))
+        let is_in = |uuids: &BTreeSet<&TargetUuid>, device: &SharedDevice<'_>| {
+            device.compute.uuid.as_ref().is_some_and(|uuid| uuids.contains(uuid))
         };
         pool.sort_by_key(|device| (!is_in(&uses.shared, device), is_in(&uses.alone, device), device.position()));
         let anywhere = places.remove(&None).unwrap_or_default();
@@ -174,7 +174,7 @@ pub(super) fn shared<'a>(layout: &Layout, mig: &'a Mig, uses: &DeviceUses<'_>) -
 }
 
 /// Returns the existing devices that were shared before, sorted by placement.
-pub(super) fn previously_shared<'a>(mig: &'a Mig, shared_before: &BTreeSet<String>) -> Vec<SharedDevice<'a>> {
+pub(super) fn previously_shared<'a>(mig: &'a Mig, shared_before: &BTreeSet<TargetUuid>) -> Vec<SharedDevice<'a>> {
     let mut devices: Vec<SharedDevice<'a>> =
         all_devices(mig).filter(|device| device.was_shared(shared_before)).collect();
     devices.sort_by_key(SharedDevice::position);

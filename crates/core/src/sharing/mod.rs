@@ -17,7 +17,9 @@
 
 use std::{collections::BTreeSet, fmt};
 
-use gpush_api::{Architecture, Gpu, GpuState, Mig, Mode, MpsPolicy, MpsScope, PendingAim};
+use gpush_api::{
+    Architecture, Gpu, GpuIndex, GpuState, GpuUuid, Mig, Mode, MpsPolicy, MpsScope, PendingAim, TargetUuid,
+};
 
 use self::devices::DeviceUses;
 use crate::{
@@ -40,11 +42,11 @@ pub use names::{name_of, pending_target, resolve, short_name};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharingTarget {
     /// UUID of the GPU or MIG device that the daemon sees.
-    pub uuid: String,
+    pub uuid: TargetUuid,
     /// Index of the GPU.
-    pub gpu: u32,
+    pub gpu: GpuIndex,
     /// UUID of the GPU.
-    pub gpu_uuid: String,
+    pub gpu_uuid: GpuUuid,
     /// Display name of the MIG device, `2g.20gb@2` or `1c.3g.40gb@0/2`; `None` for a whole GPU.
     pub device: Option<String>,
     /// Memory in MiB, if known.
@@ -67,7 +69,7 @@ impl SharingTarget {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
     /// UUID of the GPU or MIG device; `None` if the driver does not report it.
-    pub target: Option<String>,
+    pub target: Option<TargetUuid>,
     /// Name of the target for messages, as in [`SharingTarget::label`].
     pub label: String,
     /// The reason, as a clause.
@@ -76,7 +78,7 @@ pub struct Finding {
 
 impl Finding {
     fn of_gpu(gpu: &Gpu, reason: impl Into<String>) -> Self {
-        Self { target: Some(gpu.uuid.clone()), label: label(gpu.index, None), reason: reason.into() }
+        Self { target: Some(gpu.uuid.clone().into()), label: label(gpu.index, None), reason: reason.into() }
     }
 
     fn of(target: &SharingTarget, reason: impl Into<String>) -> Self {
@@ -100,13 +102,13 @@ pub struct Sharing {
     /// Desired sharing that is not possible.
     pub findings: Vec<Finding>,
     /// UUIDs of GPUs whose MIG devices cannot be read now. The daemons of these GPUs do not change.
-    pub unseen: BTreeSet<String>,
+    pub unseen: BTreeSet<GpuUuid>,
 }
 
 /// Determines which targets are shared through MPS. `shared_before` contains the UUIDs of the
 /// targets that already have a daemon.
 #[must_use]
-pub fn decide(config: &Config, gpus: &[Gpu], shared_before: &BTreeSet<String>) -> Sharing {
+pub fn decide(config: &Config, gpus: &[Gpu], shared_before: &BTreeSet<TargetUuid>) -> Sharing {
     let mut sharing = Sharing::default();
     for (gpu, claimed) in gpus.iter().zip(desired::claims(config, gpus)) {
         decide_one(&mut sharing, config, claimed, gpu, shared_before);
@@ -117,7 +119,7 @@ pub fn decide(config: &Config, gpus: &[Gpu], shared_before: &BTreeSet<String>) -
 /// Determines the sharing of one GPU in the same way as [`decide`]. `claimed` is the position of
 /// the GPU's rule, from [`desired::claims`].
 #[must_use]
-pub fn decide_gpu(config: &Config, claimed: Option<usize>, gpu: &Gpu, shared_before: &BTreeSet<String>) -> Sharing {
+pub fn decide_gpu(config: &Config, claimed: Option<usize>, gpu: &Gpu, shared_before: &BTreeSet<TargetUuid>) -> Sharing {
     let mut sharing = Sharing::default();
     decide_one(&mut sharing, config, claimed, gpu, shared_before);
     sharing
@@ -128,7 +130,7 @@ fn decide_one(
     config: &Config,
     claimed: Option<usize>,
     gpu: &Gpu,
-    shared_before: &BTreeSet<String>,
+    shared_before: &BTreeSet<TargetUuid>,
 ) {
     let Some(rule) = claimed.and_then(|position| config.rules.get(position)) else { return };
     let desired_state = desired::desired_state(config, claimed, gpu);
@@ -141,29 +143,29 @@ fn decide_one(
 
 /// Returns only the targets of [`decide`].
 #[must_use]
-pub fn targets(config: &Config, gpus: &[Gpu], shared_before: &BTreeSet<String>) -> Vec<SharingTarget> {
+pub fn targets(config: &Config, gpus: &[Gpu], shared_before: &BTreeSet<TargetUuid>) -> Vec<SharingTarget> {
     decide(config, gpus, shared_before).targets
 }
 
 /// Finds a target among the current GPUs. Returns the index of its GPU and, for a MIG device, the
 /// display name.
 #[must_use]
-pub fn locate_target(gpus: &[Gpu], uuid: &str) -> Option<(u32, Option<String>)> {
-    let only = BTreeSet::from([uuid.to_owned()]);
+pub fn locate_target(gpus: &[Gpu], uuid: &TargetUuid) -> Option<(GpuIndex, Option<String>)> {
+    let only = BTreeSet::from([uuid.clone()]);
     gpus.iter().find_map(|gpu| {
         let device =
             || devices::previously_shared(gpu.mig.as_ref()?, &only).first().map(devices::SharedDevice::display_name);
-        if gpu.uuid == uuid { Some((gpu.index, None)) } else { Some((gpu.index, Some(device()?))) }
+        if gpu.uuid == *uuid { Some((gpu.index, None)) } else { Some((gpu.index, Some(device()?))) }
     })
 }
 
 /// Returns only the problems of [`decide`], as sentences.
 #[must_use]
-pub fn findings(config: &Config, gpus: &[Gpu], shared_before: &BTreeSet<String>) -> Vec<String> {
+pub fn findings(config: &Config, gpus: &[Gpu], shared_before: &BTreeSet<TargetUuid>) -> Vec<String> {
     decide(config, gpus, shared_before).findings.iter().map(Finding::to_string).collect()
 }
 
-fn decide_whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, shared_before: &BTreeSet<String>) {
+fn decide_whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, shared_before: &BTreeSet<TargetUuid>) {
     if let Some(reason) = mps_unsupported_reason(gpu) {
         sharing.findings.push(Finding::of_gpu(gpu, reason));
         return;
@@ -174,7 +176,7 @@ fn decide_whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, shared_before: &B
         return;
     }
     let target = SharingTarget {
-        uuid: gpu.uuid.clone(),
+        uuid: gpu.uuid.clone().into(),
         gpu: gpu.index,
         gpu_uuid: gpu.uuid.clone(),
         device: None,
@@ -189,14 +191,14 @@ fn decide_whole(sharing: &mut Sharing, gpu: &Gpu, rule: &Rule, shared_before: &B
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NamedDevice {
     /// UUID.
-    pub uuid: String,
+    pub uuid: TargetUuid,
     /// Name, such as `3g.40gb@4`.
     pub device: String,
 }
 
 /// Returns the existing MIG devices that a layout shares on a GPU, as far as their UUIDs are known.
 #[must_use]
-pub fn shared_devices(layout: &Layout, gpu: &Gpu, mig: &Mig, shared_before: &BTreeSet<String>) -> Vec<NamedDevice> {
+pub fn shared_devices(layout: &Layout, gpu: &Gpu, mig: &Mig, shared_before: &BTreeSet<TargetUuid>) -> Vec<NamedDevice> {
     let shared = devices::shared(layout, mig, &DeviceUses::of(gpu, shared_before));
     let named = |device: devices::SharedDevice<'_>| {
         Some(NamedDevice { uuid: device.compute.uuid.clone()?, device: device.display_name() })
@@ -210,7 +212,7 @@ fn decide_mig(
     gpu: &Gpu,
     desired_state: &DesiredState,
     rule: &Rule,
-    shared_before: &BTreeSet<String>,
+    shared_before: &BTreeSet<TargetUuid>,
 ) {
     let known = match (&desired_state.layout, &gpu.overridden) {
         (Some(layout), _) if layout.shared().is_none() => return,
@@ -261,7 +263,7 @@ fn decide_mig(
 }
 
 /// Adds the targets that the state of the GPU allows, and reports the other targets.
-fn accept_targets(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<SharingTarget>, shared_before: &BTreeSet<String>) {
+fn accept_targets(sharing: &mut Sharing, gpu: &Gpu, targets: Vec<SharingTarget>, shared_before: &BTreeSet<TargetUuid>) {
     let start = daemon_start(gpu);
     let is_pending = |target: &SharingTarget| {
         gpu.pending.iter().any(|change| match &change.aim {
@@ -347,7 +349,7 @@ pub fn mps_unsupported_reason(gpu: &Gpu) -> Option<String> {
     }
 }
 
-fn label(gpu: u32, device: Option<&str>) -> String {
+fn label(gpu: GpuIndex, device: Option<&str>) -> String {
     match device {
         Some(device) => format!("MIG device {gpu}:{device}"),
         None => format!("GPU {gpu}"),

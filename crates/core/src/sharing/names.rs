@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Code, Gpu, Mode, MpsDaemon, PendingAim};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, Mode, MpsDaemon, PendingAim, TargetUuid};
 
 use crate::{nearest::nearest, quote::Quoted};
 
@@ -18,8 +18,8 @@ const LONGEST: usize = 20;
 /// eight hexadecimal digits of its UUID. If `taken` already contains that name, the name has more
 /// digits. The name consists of at most 20 letters and digits.
 #[must_use]
-pub fn short_name(uuid: &str, taken: &BTreeSet<String>) -> String {
-    let upper = uuid.to_ascii_uppercase();
+pub fn short_name(uuid: &TargetUuid, taken: &BTreeSet<String>) -> String {
+    let upper = uuid.as_str().to_ascii_uppercase();
     let (kind, rest) = match upper.strip_prefix("MIG-") {
         Some(rest) => ('m', rest),
         None => ('g', upper.as_str()),
@@ -51,15 +51,16 @@ pub fn name_of(daemon: &MpsDaemon) -> String {
 /// Returns the UUID of the target that a text names, if the target gets an MPS daemon only after a pending change. The
 /// text may be a UUID, or a name such as `0` or `0:2g.20gb@2`. Case is ignored.
 #[must_use]
-pub fn pending_target(text: &str, gpus: &[Gpu]) -> Option<String> {
+pub fn pending_target(text: &str, gpus: &[Gpu]) -> Option<TargetUuid> {
     let typed = text.trim();
     let aims = gpus.iter().flat_map(|gpu| gpu.pending.iter().map(move |change| (gpu, &change.aim)));
     let mut targets = aims.filter_map(|(gpu, aim)| match aim {
-        PendingAim::Mode { mode: Mode::Mps, .. } => Some((&gpu.uuid, gpu.index.to_string())),
+        PendingAim::Mode { mode: Mode::Mps, .. } => Some((gpu.uuid.as_target(), gpu.index.to_string())),
         PendingAim::ShareDevice { uuid, device } => Some((uuid, format!("{}:{device}", gpu.index))),
         PendingAim::Mode { .. } | PendingAim::Timeslice { .. } | PendingAim::UnshareDevice { .. } => None,
     });
-    let found = targets.find(|(uuid, name)| uuid.eq_ignore_ascii_case(typed) || name.eq_ignore_ascii_case(typed));
+    let found =
+        targets.find(|(uuid, name)| uuid.as_str().eq_ignore_ascii_case(typed) || name.eq_ignore_ascii_case(typed));
     found.map(|(uuid, _)| uuid.clone())
 }
 
@@ -83,7 +84,9 @@ pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
         ));
     }
     let is = |name: &str| name.eq_ignore_ascii_case(typed);
-    if let Some(at) = daemons.iter().position(|daemon| is(&daemon.target) || is(&name_of(daemon)) || is(&daemon.uuid)) {
+    if let Some(at) =
+        daemons.iter().position(|daemon| is(&daemon.target) || is(&name_of(daemon)) || is(daemon.uuid.as_str()))
+    {
         return Ok(at);
     }
     let meant: Vec<usize> = (0..daemons.len()).filter(|at| is_uuid_prefix(&daemons[*at].uuid, typed)).collect();
@@ -102,9 +105,9 @@ pub fn resolve(text: &str, daemons: &[MpsDaemon]) -> Result<usize, ApiError> {
 
 /// Returns whether a UUID begins with the text. The text must contain `GPU-` or `MIG-` and at least
 /// one digit.
-fn is_uuid_prefix(uuid: &str, typed: &str) -> bool {
+fn is_uuid_prefix(uuid: &TargetUuid, typed: &str) -> bool {
     let kind = |text: &str| text.split_once('-').is_some_and(|(kind, rest)| !kind.is_empty() && !rest.is_empty());
-    kind(typed) && uuid.get(..typed.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(typed))
+    kind(typed) && uuid.as_str().get(..typed.len()).is_some_and(|beginning| beginning.eq_ignore_ascii_case(typed))
 }
 
 fn no_such_target(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
@@ -113,7 +116,7 @@ fn no_such_target(typed: &str, daemons: &[MpsDaemon]) -> ApiError {
         .cause(format!("the targets are: {}", listed.join(", ")));
     // If the text is the index of a GPU whose MIG devices are shared, the user must name one of
     // these devices.
-    if let Ok(gpu) = typed.parse::<u32>() {
+    if let Ok(gpu) = typed.parse::<GpuIndex>() {
         let on_it = daemons.iter().filter(|daemon| daemon.gpu == Some(gpu)).map(name_of);
         let devices: Vec<String> = on_it.filter(|name| name.contains(':')).collect();
         if !devices.is_empty() {

@@ -1,8 +1,8 @@
 use std::fmt::Write as _;
 
 use gpush_api::{
-    Actor, ApiError, Code, ComputeInstance, GpuInstance, Memory, MemoryLimit, MpsComputeMode, MpsSettings, Override,
-    Placement,
+    Actor, ApiError, Code, ComputeInstance, GpuInstance, GpuUuid, Memory, MemoryLimit, MpsComputeMode, MpsSettings,
+    Override, Placement, TargetUuid,
 };
 use proptest::prelude::*;
 
@@ -35,7 +35,7 @@ fn put(gpu: &mut Gpu, profile: &str, start: u8, slots: &[(&str, u8)]) {
         profile_id: 0,
         profile: (*name).to_owned(),
         placement: Some(Placement { start: *slot, size: 1 }),
-        uuid: Some(format!("MIG-{index:02x}{start:02x}{slot:04x}-0000-0000-0000-{profile}")),
+        uuid: Some(format!("MIG-{:02x}{start:02x}{slot:04x}-0000-0000-0000-{profile}", index.0).into()),
         processes: Vec::new(),
     });
     let instance = GpuInstance {
@@ -54,7 +54,7 @@ fn words_of(targets: &[SharingTarget]) -> Vec<String> {
     targets.iter().map(SharingTarget::label).collect()
 }
 
-fn uuids(targets: &[SharingTarget]) -> BTreeSet<String> {
+fn uuids(targets: &[SharingTarget]) -> BTreeSet<TargetUuid> {
     targets.iter().map(|target| target.uuid.clone()).collect()
 }
 
@@ -91,7 +91,7 @@ fn mps_rule_shares_whole_gpus() {
 
 #[test]
 fn whole_gpu_that_cannot_be_shared_is_reported() {
-    let config = config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mps\"\nmps = { memory = \"90G\" }\n");
+    let config = config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mps\"\nmps = { memory_limit = \"90G\" }\n");
     let mut gpus = whole_host("dgx-a100");
     let mig = |gpu: &mut Gpu, enabled, pending| {
         let mig = gpu.mig.as_mut().unwrap();
@@ -103,7 +103,7 @@ fn whole_gpu_that_cannot_be_shared_is_reported() {
     gpus[3].state = GpuState::Unknown;
     gpus[4].state = GpuState::Lost;
     gpus[5].stale = true;
-    let shared_before: BTreeSet<String> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+    let shared_before: BTreeSet<TargetUuid> = gpus.iter().map(|gpu| gpu.uuid.clone().into()).collect();
     let mut shown = String::new();
     for (what, shared_before) in [("nothing was shared", &BTreeSet::new()), ("all were shared", &shared_before)] {
         let found = decide(&config, &gpus, shared_before);
@@ -151,7 +151,7 @@ fn shared_devices_stay_among_equal_ones() {
     let shares = |layout: &str, shared_before: &[u8]| {
         let config = config(&format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"{layout}\"\n"));
         let uuid = |start: &u8| gpus[0].mig.as_ref().unwrap().instances[usize::from(start / 2)].compute[0].uuid.clone();
-        let shared_before: BTreeSet<String> = shared_before.iter().filter_map(uuid).collect();
+        let shared_before: BTreeSet<TargetUuid> = shared_before.iter().filter_map(uuid).collect();
         targets(&config, &gpus, &shared_before)
             .into_iter()
             .map(|target| target.device.unwrap())
@@ -178,7 +178,7 @@ fn override_replaces_the_rules_sharing() {
     put(&mut gpus[0], "3g.40gb", 4, &[("3g.40gb", 0)]);
     assert_eq!(words_of(&targets(&config, &gpus, &BTreeSet::new())), ["MIG device 0:2g.20gb@0"]);
     let overridden = |layout: &str| Override {
-        uuid: gpus[0].uuid.clone(),
+        gpu_uuid: gpus[0].uuid.clone(),
         gpu: None,
         rule: None,
         layout: vec![layout.to_owned()],
@@ -238,8 +238,9 @@ fn memory_limit_above_the_memory_is_reported() {
         "memory limit 1537M is more than the 1.5 GiB that GPU 0 has"
     );
 
-    let config =
-        config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"2g.20gb:mps\"\nmps = { memory = \"30G\" }\n");
+    let config = config(
+        "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"2g.20gb:mps\"\nmps = { memory_limit = \"30G\" }\n",
+    );
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     gpus.truncate(1);
     put(&mut gpus[0], "2g.20gb", 0, &[("2g.20gb", 0)]);

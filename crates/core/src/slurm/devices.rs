@@ -183,7 +183,9 @@ pub fn is_owned(devices: &[SlurmDevice], cached: Option<&[SlurmGpu]>, has_rule: 
             // Only gpushd knows the driver's order, so this device counts as a GPU with `owner = "slurm"`.
             SlurmDevice::Detected { .. } => true,
             SlurmDevice::Minor(minor) | SlurmDevice::Mig { minor, .. } => gpu.minor == *minor,
-            SlurmDevice::Uuid(uuid) => gpu.uuid == *uuid || gpu.mig_uuids.contains(uuid),
+            SlurmDevice::Uuid(uuid) => {
+                gpu.uuid == uuid.as_str() || gpu.mig_uuids.iter().any(|mig| *mig == uuid.as_str())
+            }
         })
     })
 }
@@ -236,7 +238,7 @@ mod tests {
         let mixed = devices(&job(&[2, 3], &["2", MIG]), &nvml).unwrap();
         let whole = SlurmDevice::Detected { index: 2, devices: 4, minors: Vec::new() };
         assert_eq!(mixed, [whole.clone(), SlurmDevice::Uuid(MIG.to_owned())]);
-        let owned = [SlurmGpu { uuid: "GPU-1".to_owned(), minor: 2, mig_uuids: Vec::new() }];
+        let owned = [SlurmGpu { uuid: "GPU-1".into(), minor: 2, mig_uuids: Vec::new() }];
         assert!(is_owned(std::slice::from_ref(&whole), Some(&owned), false) && !is_owned(&[whole], Some(&[]), true));
         let unknown = Numbering::of(conf("AutoDetect=nvidia"), Some("gpu:4"), None);
         let error = devices(&job(&[2], &["2"]), &unknown).unwrap_err();
@@ -268,7 +270,7 @@ mod tests {
 
     #[test]
     fn ownership_is_the_last_report_of_gpushd_or_the_config() {
-        let owned = [SlurmGpu { uuid: "GPU-1".to_owned(), minor: 2, mig_uuids: vec![MIG.to_owned()] }];
+        let owned = [SlurmGpu { uuid: "GPU-1".into(), minor: 2, mig_uuids: vec![MIG.into()] }];
         let minor = |minor| vec![SlurmDevice::Minor(minor)];
         assert!(is_owned(&minor(2), Some(&owned), false) && !is_owned(&minor(3), Some(&owned), true));
         assert!(is_owned(&[SlurmDevice::Uuid(MIG.to_owned())], Some(&owned), false));

@@ -8,7 +8,7 @@
 
 use std::fmt::{self, Write as _};
 
-use gpush_api::{Gpu, GpuInstance, GpuState, Mode};
+use gpush_api::{Gpu, GpuIndex, GpuInstance, GpuState, Mode};
 
 /// The lines about GPUs for the gres.conf and slurm.conf of a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,7 +89,7 @@ impl GresLines {
             let gres_type = device.profile.clone();
             self.count(&gres_type);
             let caps = [access, access + 1 + device.id].map(|cap| format!("/dev/nvidia-caps/nvidia-cap{cap}"));
-            let uuid = device.uuid.as_deref().map(|uuid| format!("  # {uuid}")).unwrap_or_default();
+            let uuid = device.uuid.as_ref().map(|uuid| format!("  # {uuid}")).unwrap_or_default();
             self.records.push(format!(
                 "Name=gpu Type={gres_type} MultipleFiles=/dev/nvidia{},{}{uuid}",
                 gpu.minor,
@@ -101,10 +101,10 @@ impl GresLines {
     /// Adds a comment with these GPU indexes. The comment says that users can also lease these
     /// GPUs.
     #[must_use]
-    pub fn leased_by_users(mut self, gpus: &[u32]) -> Self {
+    pub fn leased_by_users(mut self, gpus: &[GpuIndex]) -> Self {
         if !gpus.is_empty() {
             let noun = if gpus.len() == 1 { "GPU" } else { "GPUs" };
-            let gpus = range(gpus);
+            let gpus = range(&gpus.iter().map(|index| index.0).collect::<Vec<_>>());
             let gpus = gpus.trim_matches(['[', ']']);
             let note = format!(
                 "users can also lease {noun} {gpus}: set owner = \"slurm\" in the config, or remove the GPU from gres.conf"
@@ -195,7 +195,7 @@ mod tests {
             profile_id: 0,
             profile: (*profile).to_owned(),
             placement: None,
-            uuid: Some(format!("MIG-{id}")),
+            uuid: Some(format!("MIG-{id}").into()),
             processes: Vec::new(),
         };
         GpuInstance {
@@ -249,7 +249,11 @@ mod tests {
     /// Fault: the output did not say that a job and a lease of a user can get the same GPU.
     #[test]
     fn gpus_that_users_can_lease_are_named() {
-        let note = |gpus: &[u32]| gres_lines("n1", &host()).leased_by_users(gpus).gres_conf();
+        let note = |gpus: &[u32]| {
+            gres_lines("n1", &host())
+                .leased_by_users(&gpus.iter().copied().map(GpuIndex).collect::<Vec<_>>())
+                .gres_conf()
+        };
         assert!(
             note(&[0, 2, 3]).contains("# users can also lease GPUs 0,2-3: set owner = \"slurm\""),
             "{}",

@@ -122,7 +122,7 @@ pub fn whole_gpu<'a>(gpus: &'a [Gpu], index: u32, devices: u32, minors: &[u32]) 
         false => (position as usize) < count(gpu),
     };
     let mut before = 0;
-    for position in 0..=gpus.iter().map(|gpu| gpu.index).max()? {
+    for position in 0..=gpus.iter().map(|gpu| gpu.index.0).max()? {
         let here = used.iter().filter(|gpu| has_device_at(gpu, position)).count();
         if (before..before + here).contains(&(index as usize)) {
             return used.into_iter().find(|gpu| is_whole(gpu) && gpu.index == position);
@@ -184,7 +184,7 @@ mod tests {
             profile_id: 0,
             profile: "1g.10gb".to_owned(),
             placement: None,
-            uuid: Some(format!("MIG-{id}")),
+            uuid: Some(format!("MIG-{id}").into()),
             processes: Vec::new(),
         };
         GpuInstance {
@@ -200,7 +200,7 @@ mod tests {
 
     /// Returns the driver's index of the GPU at each of Slurm's indexes.
     fn found(gpus: &[Gpu], indexes: std::ops::Range<u32>, devices: u32, minors: &[u32]) -> Vec<Option<u32>> {
-        indexes.map(|index| whole_gpu(gpus, index, devices, minors).map(|gpu| gpu.index)).collect()
+        indexes.map(|index| whole_gpu(gpus, index, devices, minors).map(|gpu| gpu.index.0)).collect()
     }
 
     #[test]

@@ -92,7 +92,7 @@ pub fn brackets(plans: &[GpuPlan], operation: &str, change: &ModeChange) -> Vec<
 #[must_use]
 pub fn hook_environment(plans: &[GpuPlan], operation: &str, phase: &str) -> BTreeMap<String, String> {
     let switched = |enable: bool| {
-        let uuids = plans.iter().filter(|plan| plan.mig_mode() == Some(enable)).map(|plan| plan.uuid.as_str());
+        let uuids = plans.iter().filter(|plan| plan.mig_mode() == Some(enable)).map(|plan| plan.gpu_uuid.as_str());
         uuids.collect::<Vec<_>>().join(",")
     };
     let facts = [

@@ -2,7 +2,7 @@
 //! brackets.
 
 use gpush_api::{
-    Gpu, GpuInstance, GpuLayout, GpuPlan, InstanceStep, LayoutSource, Mig, MigModeStep, MpsStep, Peer, Phase,
+    Gpu, GpuIndex, GpuInstance, GpuLayout, GpuPlan, InstanceStep, LayoutSource, Mig, MigModeStep, MpsStep, Peer, Phase,
     PlanRequest, Reset, Step, TimesliceStep,
 };
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ fn gpu_with(layout: &[&str]) -> Gpu {
 
 fn plan_of(gpu: &Gpu, mig: bool, layout: &[&str]) -> GpuPlan {
     let layout = layout.iter().map(|entry| (*entry).to_owned()).collect();
-    let each = vec![GpuLayout { gpu: gpu.uuid.clone(), mig, layout }];
+    let each = vec![GpuLayout { gpu: gpu.uuid.to_string(), mig, layout }];
     let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) };
     plan_host(&Config::default(), std::slice::from_ref(gpu), &request).unwrap().plans.remove(0)
 }
@@ -94,13 +94,13 @@ fn mode_that_is_only_pending_may_take_effect() {
 }
 
 fn stop() -> Step {
-    Step::Mps(MpsStep::StopDaemon { uuid: "MIG-1".to_owned(), label: "MIG device 0:1g.10gb@0".to_owned() })
+    Step::Mps(MpsStep::StopDaemon { uuid: "MIG-1".into(), label: "MIG device 0:1g.10gb@0".to_owned() })
 }
 
 /// Returns a plan with a reset and steps of all phases.
 fn recorded(gpu: &Gpu, target: &[&str]) -> GpuPlan {
     let mut plan = plan_of(gpu, !target.is_empty(), target);
-    let peer = Peer { gpu: 1, uuid: "GPU-1".to_owned() };
+    let peer = Peer { gpu: GpuIndex(1), gpu_uuid: "GPU-1".into() };
     if let Some(Step::MigMode(MigModeStep::Disable { reset, .. } | MigModeStep::Enable { reset, .. })) =
         plan.steps.iter_mut().find(|step| matches!(step, Step::MigMode(_)))
     {
@@ -155,7 +155,7 @@ proptest! {
             .iter()
             .zip(&needs)
             .map(|(count, needs)| {
-                let mut plan = GpuPlan { uuid: "GPU-0".to_owned(), ..GpuPlan::default() };
+                let mut plan = GpuPlan { gpu_uuid: "GPU-0".into(), ..GpuPlan::default() };
                 (0..*count).for_each(|_| plan.add(stop()));
                 if *needs {
                     (plan.services, plan.hooks) = (change.services.clone(), hooks.clone());
@@ -201,7 +201,7 @@ fn plan_of_earlier_version_with_reset_still_stops_services() {
 #[test]
 fn hook_learns_which_modes_change() {
     let (mut on, mut off, other) = (GpuPlan::default(), GpuPlan::default(), GpuPlan::default());
-    (on.uuid, off.uuid) = ("GPU-1".to_owned(), "GPU-2".to_owned());
+    (on.gpu_uuid, off.gpu_uuid) = ("GPU-1".into(), "GPU-2".into());
     on.add(Step::MigMode(MigModeStep::Enable { reset: None, at_reboot: false }));
     off.add(Step::MigMode(MigModeStep::Disable { reset: None, at_reboot: false }));
     let env = hook_environment(&[on, off, other], "op-7", "before");

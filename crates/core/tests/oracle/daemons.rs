@@ -41,9 +41,9 @@ fn gpu(part: &ModelStates, state: State, with_daemon: State) -> Gpu {
     mig.profiles = Arc::new(profiles_of_model(&part.model));
     mig.instances = wire::instances(part, state, 0);
     for instance in &mut mig.instances {
-        instance.compute[0].uuid = Some(format!("MIG-{}", instance.id));
+        instance.compute[0].uuid = Some(format!("MIG-{}", instance.id).into());
     }
-    gpu.mps_daemons = members(with_daemon).map(|pair| format!("MIG-{}", wire::gi_of(pair))).collect();
+    gpu.mps_daemons = members(with_daemon).map(|pair| format!("MIG-{}", wire::gi_of(pair)).into()).collect();
     gpu
 }
 

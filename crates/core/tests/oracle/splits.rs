@@ -8,7 +8,7 @@
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement, Refusal};
+use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement, Refusal, TargetUuid};
 use gpush_core::geometry::Geometry;
 use gpush_core::plan::{Plan, ProtectedInstances, RequestedCompute, RequestedInstance, Target, plan_protecting};
 
@@ -105,7 +105,7 @@ impl Sample {
                 let profile = &part.model.gi_profiles[pair.profile];
                 let compute = standing.compute.iter().enumerate().map(|(id, c)| {
                     let (of, start, size) = c.slot;
-                    let uuid = format!("MIG-{n}-{id}");
+                    let uuid = TargetUuid::from(format!("MIG-{n}-{id}"));
                     if c.has_daemon {
                         daemons.insert(uuid.clone());
                     }

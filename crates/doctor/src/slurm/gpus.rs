@@ -1,6 +1,6 @@
 //! The GPUs that Slurm uses, and those that gpushd knows.
 
-use gpush_api::LeaseOwner;
+use gpush_api::{GpuIndex, LeaseOwner};
 use gpush_core::slurm::{
     GresDevice,
     numbering::{Numbering, count, is_whole, used},
@@ -48,7 +48,7 @@ pub(super) fn leased_by_users(agent: &Agent, path: &str, numbering: &Numbering) 
         Numbering::Nvml { .. } | Numbering::Unknown(_) => None,
     };
     let of_users = rules.iter().filter(|rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Users));
-    let of_users: Vec<u32> = of_users.flat_map(|rule| rule.claims.iter().copied()).collect();
+    let of_users: Vec<GpuIndex> = of_users.flat_map(|rule| rule.claims.iter().copied()).collect();
     let of_both = gpus.iter().filter(|gpu| minors.as_ref().is_none_or(|minors| minors.contains(&gpu.minor)));
     let of_both: Vec<String> =
         of_both.filter(|gpu| of_users.contains(&gpu.index)).map(|gpu| gpu.index.to_string()).collect();

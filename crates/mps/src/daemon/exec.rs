@@ -76,7 +76,7 @@ fn daemon(place: &TargetDir, spec: &Spec, lock: File, log: File) -> io::Error {
         .env_clear()
         .env("PATH", search)
         .env("LANG", "C.UTF-8")
-        .env("CUDA_VISIBLE_DEVICES", &spec.uuid)
+        .env("CUDA_VISIBLE_DEVICES", spec.uuid.as_str())
         .env("CUDA_MPS_PIPE_DIRECTORY", place.pipe(spec.tenure))
         .env("CUDA_MPS_LOG_DIRECTORY", &spec.logs)
         .env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", spec.settings.percentage.to_string())

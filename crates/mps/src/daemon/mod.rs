@@ -37,7 +37,7 @@
 
 use std::{collections::BTreeSet, fmt, path::PathBuf, sync::Arc, time::Duration};
 
-use gpush_api::{ApiError, Code, MpsPolicy};
+use gpush_api::{ApiError, Code, GpuUuid, MpsPolicy, TargetUuid};
 use gpush_core::{
     mps::DaemonReport,
     supervisor::{KillReason, SupervisorPolicy, SupervisorState},
@@ -97,7 +97,7 @@ pub struct Desired {
     /// The policy of the rule, with overrides.
     pub policy: MpsPolicy,
     /// UUID of the GPU that is the target or contains it.
-    pub gpu_uuid: String,
+    pub gpu_uuid: GpuUuid,
     /// Timeouts and limits of the supervisor.
     pub supervision: SupervisorPolicy,
     /// Interval between two probes.
@@ -240,14 +240,14 @@ impl Daemon {
     /// daemon. The task calls `receive` with each report, before it answers the request that has caused the report.
     pub fn with_task(
         target: &str,
-        uuid: &str,
+        uuid: &TargetUuid,
         place: TargetDir,
         launcher: Launcher,
         sources: Sources,
         receive: impl Fn(&Report, Option<ReportChange>) + Send + Sync + 'static,
     ) -> (Self, DaemonTask) {
         let (ask, asks) = mpsc::channel(WAITING);
-        let (target, uuid) = (target.to_owned(), uuid.to_owned());
+        let (target, uuid) = (target.to_owned(), uuid.clone());
         let create = move || SupervisorTask::new(&target, &uuid, place.clone(), launcher.clone(), sources.clone());
         let first = create();
         let (publish, seen) = watch::channel(first.report());

@@ -24,7 +24,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gpush_api::ProcessKind;
+use gpush_api::{GpuUuid, ProcessKind, TargetUuid};
 use gpush_core::config;
 use gpush_host::{
     cgroup,
@@ -61,9 +61,9 @@ pub struct ServedTarget {
 pub struct SupervisedTarget {
     names: ServedTarget,
     /// UUID of the GPU or MIG device.
-    uuid: String,
+    uuid: TargetUuid,
     /// UUID of the GPU that is the target or contains it.
-    gpu_uuid: String,
+    gpu_uuid: GpuUuid,
     /// Unit of the daemon.
     unit: String,
     /// The control daemon; `None` if gpushd watches none.
@@ -75,11 +75,11 @@ pub struct SupervisedTarget {
 impl SupervisedTarget {
     /// Describes a target. `short` is its short name, `report` the last report about its daemon.
     #[must_use]
-    pub fn of(names: ServedTarget, short: &str, uuid: &str, gpu_uuid: &str, report: &Report) -> Self {
+    pub fn of(names: ServedTarget, short: &str, uuid: &TargetUuid, gpu_uuid: &GpuUuid, report: &Report) -> Self {
         Self {
             names,
-            uuid: uuid.to_owned(),
-            gpu_uuid: gpu_uuid.to_owned(),
+            uuid: uuid.clone(),
+            gpu_uuid: gpu_uuid.clone(),
             unit: launcher::unit_of_target(short),
             daemon: report.process,
             recorded: report.recorded_servers.clone(),
@@ -93,10 +93,10 @@ pub enum Place<'a> {
     /// The driver lists the process.
     Device {
         /// UUID of the GPU.
-        gpu: &'a str,
+        gpu: &'a GpuUuid,
         /// UUID of the MIG device; `None` if the driver lists the process on the whole GPU, or on a GPU instance
         /// without a compute instance.
-        device: Option<&'a str>,
+        device: Option<&'a TargetUuid>,
     },
     /// The process has device files open. CUDA opens the files of all GPUs, so they do not show which GPU it uses.
     DeviceFiles,
@@ -105,8 +105,8 @@ pub enum Place<'a> {
 impl Place<'_> {
     fn is_on(self, target: &SupervisedTarget) -> bool {
         match self {
-            Self::Device { device: Some(device), .. } => device == target.uuid,
-            Self::Device { gpu, device: None } => gpu == target.gpu_uuid,
+            Self::Device { device: Some(device), .. } => *device == target.uuid,
+            Self::Device { gpu, device: None } => *gpu == target.gpu_uuid,
             Self::DeviceFiles => true,
         }
     }
@@ -142,7 +142,7 @@ impl Servers {
         let controls = places.iter().map(|(_, spec)| spec.control.clone());
         Self {
             supervised,
-            servers: files(servers.chain([programs.server().into()])),
+            servers: files(servers.chain([programs.server.clone().into()])),
             controls: files(controls.chain([programs.control.clone().into()])),
             own_uid,
             has_units: Launcher::of(base).has_units(),
@@ -211,12 +211,17 @@ mod tests {
         io::{BufRead, BufReader},
         os::unix::process::CommandExt,
         process::{Child, Command, Stdio},
+        sync::LazyLock,
     };
 
     use super::*;
 
-    const GPU_0: Place<'_> = Place::Device { gpu: "GPU-0", device: None };
-    const GPU_1: Place<'_> = Place::Device { gpu: "GPU-1", device: None };
+    static GPU_0: LazyLock<GpuUuid> = LazyLock::new(|| "GPU-0".into());
+    static GPU_1: LazyLock<GpuUuid> = LazyLock::new(|| "GPU-1".into());
+
+    fn whole(gpu: &GpuUuid) -> Place<'_> {
+        Place::Device { gpu, device: None }
+    }
 
     /// Starts a shell that starts `tail`. Returns the shell and the pid of its child.
     fn family(shell: &mut Command) -> (Child, u32) {
@@ -257,8 +262,8 @@ mod tests {
     fn servers(daemon: Option<ProcessId>) -> Servers {
         let target = SupervisedTarget {
             names: gpu_0(),
-            uuid: "GPU-0".to_owned(),
-            gpu_uuid: "GPU-0".to_owned(),
+            uuid: "GPU-0".into(),
+            gpu_uuid: "GPU-0".into(),
             unit: launcher::unit_of_target("g0"),
             daemon,
             recorded: BTreeSet::new(),
@@ -281,17 +286,17 @@ mod tests {
         let expected = Some("MPS server of GPU 0".to_owned());
         let known = servers(Some(id));
         for (pid, what) in [(server, "server"), (daemon.id(), "daemon")] {
-            assert_eq!(at(&known, pid, GPU_0), expected, "{what}");
+            assert_eq!(at(&known, pid, whole(&GPU_0)), expected, "{what}");
             assert_eq!(at(&known, pid, Place::DeviceFiles), expected, "{what}");
-            assert_eq!(at(&known, pid, GPU_1), None, "{what}");
+            assert_eq!(at(&known, pid, whole(&GPU_1)), None, "{what}");
         }
-        assert_eq!(at(&known, std::process::id(), GPU_0), None);
+        assert_eq!(at(&known, std::process::id(), whole(&GPU_0)), None);
         // Another process had the pid of the daemon before.
         let reused = servers(Some(ProcessId { start: id.start.wrapping_sub(1), ..id }));
-        assert_eq!(at(&reused, server, GPU_0), None);
+        assert_eq!(at(&reused, server, whole(&GPU_0)), None);
         // These processes are in no unit.
         let with_units = Servers { has_units: true, ..servers(Some(id)) };
-        assert_eq!(at(&with_units, server, GPU_0), None);
+        assert_eq!(at(&with_units, server, whole(&GPU_0)), None);
         end(daemon);
     }
 
@@ -299,11 +304,12 @@ mod tests {
     fn server_of_a_mig_device_is_not_a_server_on_another_device() {
         let (daemon, server) = family(&mut shell());
         let mut known = servers(ProcessId::of(daemon.id()));
-        known.supervised[0].uuid = "MIG-a".to_owned();
+        known.supervised[0].uuid = "MIG-a".into();
         let on =
-            |device| known.of_process(server, ProcessKind::Compute, Place::Device { gpu: "GPU-0", device }).is_some();
+            |device| known.of_process(server, ProcessKind::Compute, Place::Device { gpu: &GPU_0, device }).is_some();
+        let (a, b) = (TargetUuid::from("MIG-a"), TargetUuid::from("MIG-b"));
         // The driver may list the process only on the GPU instance.
-        assert!(on(Some("MIG-a")) && on(None) && !on(Some("MIG-b")));
+        assert!(on(Some(&a)) && on(None) && !on(Some(&b)));
         end(daemon);
     }
 
@@ -319,7 +325,7 @@ mod tests {
         let tail = proc::executable_id(child).unwrap();
         let known = Servers { servers: vec![tail], ..servers(ProcessId::of(daemon.id())) };
         for pid in [setuid.id(), child] {
-            for place in [GPU_0, Place::DeviceFiles] {
+            for place in [whole(&GPU_0), Place::DeviceFiles] {
                 assert_eq!(known.of_process(pid, ProcessKind::Compute, place), None);
             }
         }
@@ -331,13 +337,17 @@ mod tests {
     fn leftover_is_a_server_only_if_gpushd_recorded_it() {
         let (former, leftover) = family(&mut shell());
         let mut known = servers(None);
-        assert_eq!(known.of_process(leftover, ProcessKind::Compute, GPU_0), None);
+        assert_eq!(known.of_process(leftover, ProcessKind::Compute, whole(&GPU_0)), None);
         let id = ProcessId::of(leftover).unwrap();
         known.supervised[0].recorded = BTreeSet::from([ProcessId { start: id.start + 1, ..id }]);
-        assert_eq!(known.of_process(leftover, ProcessKind::Compute, GPU_0), None, "another process had the pid");
+        assert_eq!(
+            known.of_process(leftover, ProcessKind::Compute, whole(&GPU_0)),
+            None,
+            "another process had the pid"
+        );
         known.supervised[0].recorded = BTreeSet::from([id]);
-        assert_eq!(known.of_process(leftover, ProcessKind::Compute, GPU_0), Some(Server::Of(&gpu_0())));
-        assert_eq!(known.of_process(leftover, ProcessKind::Compute, GPU_1), None);
+        assert_eq!(known.of_process(leftover, ProcessKind::Compute, whole(&GPU_0)), Some(Server::Of(&gpu_0())));
+        assert_eq!(known.of_process(leftover, ProcessKind::Compute, whole(&GPU_1)), None);
         end(former);
     }
 
@@ -346,15 +356,15 @@ mod tests {
         let (parent, child) = family(&mut shell());
         let [tail, shell] = [child, parent.id()].map(|pid| proc::executable_id(pid).unwrap());
         let evaded = Servers { servers: vec![tail], ..servers(None) };
-        assert_eq!(evaded.of_process(child, ProcessKind::Compute, GPU_0), None);
+        assert_eq!(evaded.of_process(child, ProcessKind::Compute, whole(&GPU_0)), None);
         let below_a_daemon = Servers { controls: vec![shell], ..evaded };
-        assert_eq!(below_a_daemon.of_process(child, ProcessKind::Compute, GPU_0), Some(Server::Foreign));
-        assert_eq!(below_a_daemon.of_process(child, ProcessKind::MpsClient, GPU_0), None);
+        assert_eq!(below_a_daemon.of_process(child, ProcessKind::Compute, whole(&GPU_0)), Some(Server::Foreign));
+        assert_eq!(below_a_daemon.of_process(child, ProcessKind::MpsClient, whole(&GPU_0)), None);
         // A server of gpushd's daemon on a GPU that is not its own.
         let of_gpushd = Servers { supervised: servers(ProcessId::of(parent.id())).supervised, ..below_a_daemon };
-        assert_eq!(of_gpushd.of_process(child, ProcessKind::Compute, GPU_1), None);
+        assert_eq!(of_gpushd.of_process(child, ProcessKind::Compute, whole(&GPU_1)), None);
         let of_a_user = Servers { own_uid: own_uid() + 1, supervised: Vec::new(), ..of_gpushd };
-        let found = of_a_user.of_process(child, ProcessKind::Compute, GPU_0);
+        let found = of_a_user.of_process(child, ProcessKind::Compute, whole(&GPU_0));
         assert_eq!(found.is_some(), own_uid() == 0);
         end(parent);
     }

@@ -26,7 +26,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, MpsSettings};
+use gpush_api::{ApiError, Code, GpuUuid, MpsSettings, TargetUuid};
 use gpush_host::{acl, proc::FileId};
 use serde::{Deserialize, Serialize};
 
@@ -50,9 +50,9 @@ pub struct Spec {
     /// Short name of the target.
     pub target: String,
     /// UUID of the GPU or MIG device.
-    pub uuid: String,
+    pub uuid: TargetUuid,
     /// UUID of the GPU that is the target or contains it.
-    pub gpu_uuid: String,
+    pub gpu_uuid: GpuUuid,
     /// Number of the pipe directory.
     pub tenure: u32,
     /// User of the pipe directory; `None` if there is no user yet, or several.
@@ -290,8 +290,8 @@ mod tests {
     fn spec(base: &Path, tenure: u32) -> Spec {
         Spec {
             target: "g5d1b03a2".to_owned(),
-            uuid: "GPU-5d1b03a2".to_owned(),
-            gpu_uuid: "GPU-5d1b03a2".to_owned(),
+            uuid: "GPU-5d1b03a2".into(),
+            gpu_uuid: "GPU-5d1b03a2".into(),
             tenure,
             user: None,
             multi_user: false,

@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, MpsSettings};
+use gpush_api::{ApiError, Code, MpsSettings, TargetUuid};
 use gpush_core::supervisor::{
     KillReason, Supervisor, SupervisorEffect, SupervisorEvent, SupervisorPolicy, SupervisorState,
 };
@@ -64,7 +64,7 @@ const DRAIN_PROBE: Duration = Duration::from_secs(15);
 pub(super) struct SupervisorTask {
     /// Short name of the target.
     pub(super) target: String,
-    pub(super) uuid: String,
+    pub(super) uuid: TargetUuid,
     pub(super) dir: TargetDir,
     pub(super) launcher: Launcher,
     pub(super) supervisor: Supervisor,
@@ -152,12 +152,12 @@ enum Wakeup {
 }
 
 impl SupervisorTask {
-    pub(super) fn new(target: &str, uuid: &str, dir: TargetDir, launcher: Launcher, sources: Sources) -> Self {
+    pub(super) fn new(target: &str, uuid: &TargetUuid, dir: TargetDir, launcher: Launcher, sources: Sources) -> Self {
         let supervisor = Supervisor::new(SupervisorPolicy::default());
         Self {
             target: target.to_owned(),
-            uuid: uuid.to_owned(),
-            spec: dir.known_spec().filter(|spec| spec.uuid == uuid),
+            uuid: uuid.clone(),
+            spec: dir.known_spec().filter(|spec| spec.uuid == *uuid),
             server_record: ServerRecord::read(dir.dir()),
             dir,
             launcher,

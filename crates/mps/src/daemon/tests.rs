@@ -40,7 +40,7 @@ impl Answers {
 
 fn daemon(base: &Path, sources: Sources) -> Daemon {
     let (daemon, task) =
-        Daemon::with_task("g1", "GPU-1", TargetDir::of(base, "g1"), Launcher::of(base), sources, |_, _| {});
+        Daemon::with_task("g1", &"GPU-1".into(), TargetDir::of(base, "g1"), Launcher::of(base), sources, |_, _| {});
     let task = Arc::new(task);
     // Run the task again after a panic, as gpushd does.
     tokio::spawn(async move { while tokio::spawn(Arc::clone(&task).run()).await.is_err() {} });
@@ -52,7 +52,7 @@ fn desired(base: &Path) -> Option<Box<Desired>> {
     let supervision = SupervisorPolicy { pause: Duration::from_millis(5), failures: 2, ..SupervisorPolicy::default() };
     Some(Box::new(Desired {
         policy: MpsPolicy::default(),
-        gpu_uuid: "GPU-1".to_owned(),
+        gpu_uuid: "GPU-1".into(),
         supervision,
         health: Duration::from_secs(15),
         control: "/bin/true".into(),

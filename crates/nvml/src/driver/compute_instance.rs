@@ -4,7 +4,7 @@
 //! search by UUID took seconds while other calls ran, and a MIG index changes whenever any instance
 //! is created or destroyed.
 
-use gpush_api::{ComputeInstance, Memory, Placement};
+use gpush_api::{ComputeInstance, Memory, Placement, TargetUuid};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlComputeInstance_t, nvmlDevice_t, nvmlGpuInstance_t};
 
 use super::{Gpu, profiles::placement, wrapped};
@@ -193,13 +193,19 @@ impl OpenComputeInstance<'_> {
     ///
     /// # Errors
     /// Errors of the call.
-    pub fn uuid(&self) -> Result<Option<String>, DriverError> {
+    pub fn uuid(&self) -> Result<Option<TargetUuid>, DriverError> {
         if self.device.is_null() {
             return Ok(None);
         }
-        self.gpu.driver.device(self.device).uuid().map(Some).map_err(wrapped("nvmlDeviceGetUUID")).map_err(|e| {
-            e.on(&self.gpu.uuid).detail(format!("compute instance {} of GPU instance {}", self.id, self.gi))
-        })
+        self.gpu
+            .driver
+            .device(self.device)
+            .uuid()
+            .map(|uuid| Some(uuid.into()))
+            .map_err(wrapped("nvmlDeviceGetUUID"))
+            .map_err(|e| {
+                e.on(&self.gpu.uuid).detail(format!("compute instance {} of GPU instance {}", self.id, self.gi))
+            })
     }
 
     /// Reads the memory of the MIG device, which is the memory of its GPU instance.
@@ -215,7 +221,7 @@ impl OpenComputeInstance<'_> {
 
     /// Converts to the API's type. Sets the profile name to `profile`, and lists no processes.
     #[must_use]
-    pub fn describe(&self, profile: String, uuid: Option<String>) -> ComputeInstance {
+    pub fn describe(&self, profile: String, uuid: Option<TargetUuid>) -> ComputeInstance {
         ComputeInstance {
             id: self.id,
             profile_id: self.profile_id,

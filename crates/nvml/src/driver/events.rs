@@ -1,6 +1,7 @@
 //! Driver events: Xid errors and MIG configuration changes. Unlike the wait function of
 //! nvml-wrapper, [`EventSet::wait`] reports the instances of an event.
 
+use gpush_api::GpuUuid;
 use std::time::Duration;
 
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t, nvmlEventSet_t};
@@ -56,7 +57,7 @@ impl<'d> EventSet<'d> {
         // SAFETY: the set is open until drop.
         unsafe { nvml!(self.driver, nvmlDeviceRegisterEvents(gpu.handle, wanted, self.set)) }
             .map_err(|e| e.on(&gpu.uuid))?;
-        self.registered.push((gpu.handle, gpu.uuid.clone()));
+        self.registered.push((gpu.handle, gpu.uuid.to_string()));
         Ok(true)
     }
 
@@ -80,7 +81,7 @@ impl<'d> EventSet<'d> {
         let known = self.registered.iter().find(|(handle, _)| *handle == data.device);
         let uuid = match known {
             Some((_, uuid)) => uuid.clone(),
-            None => self.driver.device(data.device).uuid().unwrap_or_default(),
+            None => self.driver.device(data.device).uuid().map(GpuUuid::from).unwrap_or_default().to_string(),
         };
         let kind = if data.eventType & u64::from(sys::nvmlEventTypeXidCriticalError) != 0 {
             EventKind::Xid(data.eventData)
@@ -90,7 +91,7 @@ impl<'d> EventSet<'d> {
             EventKind::Other(data.eventType)
         };
         let id = |id: u32| (id != u32::MAX).then_some(id);
-        Event { uuid, kind, gi: id(data.gpuInstanceId), ci: id(data.computeInstanceId) }
+        Event { uuid: uuid.into(), kind, gi: id(data.gpuInstanceId), ci: id(data.computeInstanceId) }
     }
 }
 

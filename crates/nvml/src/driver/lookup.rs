@@ -6,7 +6,7 @@
 
 use std::ffi::CString;
 
-use gpush_api::Architecture;
+use gpush_api::{Architecture, GpuIndex, GpuUuid};
 use nvml_wrapper::{Device, enum_wrappers::device::GpuVirtualizationMode};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t};
 
@@ -22,10 +22,10 @@ impl Driver {
     ///
     /// # Errors
     /// Errors of the calls, which name the GPU as `index N`.
-    pub fn gpu_by_index(&self, index: u32) -> Result<Gpu<'_>, DriverError> {
+    pub fn gpu_by_index(&self, index: GpuIndex) -> Result<Gpu<'_>, DriverError> {
         let mut handle: nvmlDevice_t = std::ptr::null_mut();
         // SAFETY: `handle` outlives the call, which writes one pointer.
-        unsafe { nvml!(self, nvmlDeviceGetHandleByIndex_v2(index, &raw mut handle)) }
+        unsafe { nvml!(self, nvmlDeviceGetHandleByIndex_v2(index.0, &raw mut handle)) }
             .and_then(|()| self.gpu(handle, Some(index)))
             .map_err(|e| e.on(format!("index {index}")))
     }
@@ -60,8 +60,8 @@ impl Driver {
             .map_err(|e| e.on(pci))
     }
 
-    fn gpu_by_uuid(&self, uuid: &str) -> Result<Gpu<'_>, DriverError> {
-        let name = c_string(uuid, "nvmlDeviceGetHandleByUUID")?;
+    fn gpu_by_uuid(&self, uuid: &GpuUuid) -> Result<Gpu<'_>, DriverError> {
+        let name = c_string(uuid.as_str(), "nvmlDeviceGetHandleByUUID")?;
         let mut handle: nvmlDevice_t = std::ptr::null_mut();
         // SAFETY: `name` is NUL-terminated, `handle` outlives the call.
         unsafe { nvml!(self, nvmlDeviceGetHandleByUUID(name.as_ptr(), &raw mut handle)) }
@@ -74,12 +74,12 @@ impl Driver {
             })
     }
 
-    fn gpu(&self, handle: nvmlDevice_t, index: Option<u32>) -> Result<Gpu<'_>, DriverError> {
+    fn gpu(&self, handle: nvmlDevice_t, index: Option<GpuIndex>) -> Result<Gpu<'_>, DriverError> {
         let device = self.device(handle);
-        let uuid = device.uuid().map_err(wrapped("nvmlDeviceGetUUID"))?;
+        let uuid = device.uuid().map(GpuUuid::from).map_err(wrapped("nvmlDeviceGetUUID"))?;
         let index = match index {
             Some(index) => index,
-            None => device.index().map_err(wrapped("nvmlDeviceGetIndex")).map_err(|e| e.on(&uuid))?,
+            None => device.index().map(GpuIndex).map_err(wrapped("nvmlDeviceGetIndex")).map_err(|e| e.on(&uuid))?,
         };
         Ok(Gpu { driver: self, handle, index, uuid })
     }
@@ -96,7 +96,7 @@ impl Driver {
     /// # Errors
     /// The number of GPUs cannot be read.
     pub fn list(&self, skip: &[GpuRef]) -> Result<Vec<Listed>, DriverError> {
-        let listed = (0..self.count()?).map(|index| {
+        let listed = (0..self.count()?).map(GpuIndex).map(|index| {
             let skipped = skip.iter().find(|gpu| gpu.index == Some(index));
             let identity = match skipped {
                 Some(gpu) => Err(DriverError::new(ErrorKind::Unsettled, "listing the GPUs").on(&gpu.uuid)),

@@ -10,6 +10,7 @@
 //! `processes`, `events`, `nvlink`, `sensors`, and `names` (profile names for old drivers).
 #![allow(unsafe_code)] // NVML is a C library: every call into it is unsafe.
 
+use gpush_api::{GpuIndex, GpuUuid};
 use nvml_wrapper::{Nvml, error::NvmlError};
 use nvml_wrapper_sys::bindings::{NvmlLib, nvmlDevice_t};
 
@@ -69,14 +70,14 @@ impl Driver {
 pub struct Gpu<'d> {
     driver: &'d Driver,
     handle: nvmlDevice_t,
-    index: u32,
-    uuid: String,
+    index: GpuIndex,
+    uuid: GpuUuid,
 }
 
 impl Gpu<'_> {
     /// Returns `GPU-<uuid>`.
     #[must_use]
-    pub fn uuid(&self) -> &str {
+    pub fn uuid(&self) -> &GpuUuid {
         &self.uuid
     }
 }

@@ -5,7 +5,7 @@
 //! warning names it. The reading fails only if data is missing that a plan needs: memory, MIG mode,
 //! profiles, and the list of instances.
 
-use gpush_api::{ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, Memory, Mig, NvLink, Placement};
+use gpush_api::{ComputeInstance, ComputeProfile, GpuInstance, GpuProfile, GpuUuid, Memory, Mig, NvLink, Placement};
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t};
 
 use super::{
@@ -23,11 +23,11 @@ use crate::{
 /// driver has reported so far.
 #[derive(Debug, Default)]
 pub struct ProfileCache {
-    uuid: String,
+    uuid: GpuUuid,
     profiles: Vec<GpuProfile>,
     reported: Vec<(u32, Vec<ComputeProfile>)>,
     /// Peers of the NVLink ports, by UUID. The wiring does not change.
-    links: Option<(String, Option<NvLink>)>,
+    links: Option<(GpuUuid, Option<NvLink>)>,
 }
 
 impl ProfileCache {

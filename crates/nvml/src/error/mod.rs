@@ -32,8 +32,8 @@ impl DriverError {
 
     /// Sets the GPU, unless one is set already.
     #[must_use]
-    pub fn on(mut self, gpu: impl Into<String>) -> Self {
-        self.gpu.get_or_insert_with(|| gpu.into());
+    pub fn on(mut self, gpu: impl std::fmt::Display) -> Self {
+        self.gpu.get_or_insert_with(|| gpu.to_string());
         self
     }
 

@@ -5,7 +5,7 @@
 //! fresh session, and reads the GPU again. If this second reading does not show the change either,
 //! the mutation is reported as failed.
 
-use gpush_api::{ComputeInstance, ComputeMode, GpuInstance, Mig, Placement};
+use gpush_api::{ComputeInstance, ComputeMode, GpuInstance, GpuUuid, Mig, Placement};
 
 use super::Hardware;
 use crate::{
@@ -18,7 +18,7 @@ impl Hardware {
     /// Otherwise returns the error.
     pub(super) async fn confirm_in_fresh_session<T>(
         &self,
-        uuid: &str,
+        uuid: &GpuUuid,
         error: DriverError,
         find: impl Fn(&Mig) -> Option<T>,
     ) -> Result<T, DriverError> {
@@ -28,7 +28,7 @@ impl Hardware {
     /// Like `confirm_in_fresh_session`, but passes the whole reading to `find`.
     pub(super) async fn confirm_reading_in_fresh_session<T>(
         &self,
-        uuid: &str,
+        uuid: &GpuUuid,
         error: DriverError,
         find: impl Fn(&Reading) -> Option<T>,
     ) -> Result<T, DriverError> {
@@ -39,7 +39,7 @@ impl Hardware {
         let reading = self.read(uuid).await?;
         match find(&reading) {
             Some(found) => {
-                tracing::warn!(gpu = uuid, %error, "the change is visible only in a new driver session");
+                tracing::warn!(gpu = uuid.as_str(), %error, "the change is visible only in a new driver session");
                 Ok(found)
             }
             None => Err(error),

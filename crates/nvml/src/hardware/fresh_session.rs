@@ -6,6 +6,7 @@
 //! further restart follows until a reading of that GPU has succeeded: gpushd reads each second, and
 //! each restart delays the calls to all GPUs.
 
+use gpush_api::GpuUuid;
 use std::{collections::BTreeSet, sync::MutexGuard};
 
 use super::{Hardware, mixed_up};
@@ -16,7 +17,7 @@ use crate::{
 };
 
 impl Hardware {
-    pub(super) async fn read_with_fresh_session(&self, uuid: &str) -> Result<Reading, DriverError> {
+    pub(super) async fn read_with_fresh_session(&self, uuid: &GpuUuid) -> Result<Reading, DriverError> {
         let sessions = self.status().started;
         let first = match self.read_once(uuid).await {
             Err(error) if error.kind.is_stale_handle() => error,
@@ -27,10 +28,10 @@ impl Hardware {
         };
         // If `started` has changed, another call has already restarted the worker.
         if self.status().started == sessions {
-            if !self.still_stale().insert(uuid.to_owned()) {
+            if !self.still_stale().insert(uuid.clone()) {
                 return Err(first);
             }
-            tracing::warn!(gpu = uuid, error = %first, "starting a new driver session");
+            tracing::warn!(gpu = uuid.as_str(), error = %first, "starting a new driver session");
             self.restart().await?;
         }
         let again = self.read_once(uuid).await;
@@ -40,14 +41,14 @@ impl Hardware {
         again
     }
 
-    async fn read_once(&self, uuid: &str) -> Result<Reading, DriverError> {
+    async fn read_once(&self, uuid: &GpuUuid) -> Result<Reading, DriverError> {
         match self.call(Request::Read { gpu: GpuRef::new(uuid) }).await? {
             Answer::Reading(reading) => Ok(*reading),
             other => Err(mixed_up("reading the GPU", &other)),
         }
     }
 
-    fn still_stale(&self) -> MutexGuard<'_, BTreeSet<String>> {
+    fn still_stale(&self) -> MutexGuard<'_, BTreeSet<GpuUuid>> {
         self.unmended.lock()
     }
 }

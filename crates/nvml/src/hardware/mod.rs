@@ -24,7 +24,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use gpush_api::{ComputeInstance, ComputeMode, Driver, GpuInstance, Placement};
+use gpush_api::{ComputeInstance, ComputeMode, Driver, GpuInstance, GpuUuid, Placement};
 use gpush_locked::Locked;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
@@ -143,7 +143,7 @@ pub struct Status {
     /// Abandoned workers that have not ended yet.
     pub abandoned: Vec<AbandonedWorker>,
     /// UUIDs of the GPUs with a call whose outcome is unknown.
-    pub unsettled: Vec<String>,
+    pub unsettled: Vec<GpuUuid>,
 }
 
 /// A worker that was abandoned because a call in it did not return.
@@ -167,7 +167,7 @@ pub struct Hardware {
     status: watch::Receiver<Status>,
     events: broadcast::Sender<Event>,
     /// GPUs whose reading also failed in a fresh session: see `fresh_session`.
-    unmended: Arc<Locked<BTreeSet<String>>>,
+    unmended: Arc<Locked<BTreeSet<GpuUuid>>>,
 }
 
 type Sender<T> = oneshot::Sender<T>;
@@ -177,7 +177,7 @@ type Sender<T> = oneshot::Sender<T>;
 enum Message {
     Driver(Sender<Result<Driver, DriverError>>),
     Call(Request, Sender<Result<Answer, DriverError>>),
-    Settle(String, Sender<Settled>),
+    Settle(GpuUuid, Sender<Settled>),
     Restart(Sender<Result<(), DriverError>>),
     Stop(Sender<Result<(), DriverError>>),
     Resume,
@@ -232,7 +232,7 @@ impl Hardware {
     ///
     /// # Errors
     /// The GPU cannot be read at all. Partial failures are in [`Reading::warnings`].
-    pub async fn read(&self, uuid: &str) -> Result<Reading, DriverError> {
+    pub async fn read(&self, uuid: &GpuUuid) -> Result<Reading, DriverError> {
         self.read_with_fresh_session(uuid).await
     }
 
@@ -242,7 +242,7 @@ impl Hardware {
     /// Errors of the driver. If the outcome is unknown, [`DriverError::may_land`] returns true.
     pub async fn create_gpu_instance(
         &self,
-        uuid: &str,
+        uuid: &GpuUuid,
         profile_id: u32,
         placement: Placement,
     ) -> Result<GpuInstance, DriverError> {
@@ -263,7 +263,7 @@ impl Hardware {
     /// As [`Self::create_gpu_instance`].
     pub async fn create_compute_instance(
         &self,
-        uuid: &str,
+        uuid: &GpuUuid,
         gi: u32,
         profile_id: u32,
         placement: Option<Placement>,
@@ -285,7 +285,7 @@ impl Hardware {
     ///
     /// # Errors
     /// As [`Self::create_gpu_instance`].
-    pub async fn destroy_compute_instance(&self, uuid: &str, gi: u32, ci: u32) -> Result<(), DriverError> {
+    pub async fn destroy_compute_instance(&self, uuid: &GpuUuid, gi: u32, ci: u32) -> Result<(), DriverError> {
         match self.change(Request::DestroyComputeInstance { gpu: GpuRef::new(uuid), gi, ci }).await {
             Ok(Answer::Destroyed) => Ok(()),
             Ok(other) => Err(mixed_up("destroying a compute instance", &other)),
@@ -299,7 +299,7 @@ impl Hardware {
     ///
     /// # Errors
     /// As [`Self::create_gpu_instance`].
-    pub async fn destroy_gpu_instance(&self, uuid: &str, gi: u32) -> Result<(), DriverError> {
+    pub async fn destroy_gpu_instance(&self, uuid: &GpuUuid, gi: u32) -> Result<(), DriverError> {
         match self.change(Request::DestroyGpuInstance { gpu: GpuRef::new(uuid), gi }).await {
             Ok(Answer::Destroyed) => Ok(()),
             Ok(other) => Err(mixed_up("destroying a GPU instance", &other)),
@@ -311,7 +311,7 @@ impl Hardware {
     ///
     /// # Errors
     /// As [`Self::create_gpu_instance`].
-    pub async fn set_mig_mode(&self, uuid: &str, enabled: bool) -> Result<ModeChange, DriverError> {
+    pub async fn set_mig_mode(&self, uuid: &GpuUuid, enabled: bool) -> Result<ModeChange, DriverError> {
         match self.call(Request::SetMigMode { gpu: GpuRef::new(uuid), enabled }).await? {
             Answer::Mode(change) => Ok(change),
             other => Err(mixed_up("setting MIG mode", &other)),
@@ -324,7 +324,7 @@ impl Hardware {
     ///
     /// # Errors
     /// As [`Self::create_gpu_instance`].
-    pub async fn set_compute_mode(&self, uuid: &str, mode: ComputeMode) -> Result<(), DriverError> {
+    pub async fn set_compute_mode(&self, uuid: &GpuUuid, mode: ComputeMode) -> Result<(), DriverError> {
         match self.call(Request::SetComputeMode { gpu: GpuRef::new(uuid), mode }).await {
             Ok(Answer::ComputeModeSet) => Ok(()),
             Ok(other) => Err(mixed_up("setting the compute mode", &other)),
@@ -336,8 +336,8 @@ impl Hardware {
 
     /// Waits until the GPU has no call with an unknown outcome. If a worker hangs in the kernel,
     /// this function may never return, so use a timeout.
-    pub async fn settle(&self, uuid: &str) -> Settled {
-        self.ask(|tx| Message::Settle(uuid.to_owned(), tx)).await.unwrap_or(Settled::Gone)
+    pub async fn settle(&self, uuid: &GpuUuid) -> Settled {
+        self.ask(|tx| Message::Settle(uuid.clone(), tx)).await.unwrap_or(Settled::Gone)
     }
 
     /// Ends the worker and verifies that it has ended, so that gpush has no open handle. The next call starts a new

@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use gpush_api::{Architecture, Driver, GpuInstance, Memory};
+use gpush_api::{Architecture, Driver, GpuIndex, GpuInstance, Memory};
 use gpush_nvml::{
     DriverError, ErrorKind, Event, EventKind, Identity, ModeChange, Reading,
     proto::{self, Answer, Request, ToParent, ToWorker},
@@ -107,7 +107,7 @@ fn play(stage: &Path, request: &Request, outbox: &Mutex<UnixStream>) -> Result<A
         }
         "nonsense" => outbox.lock().unwrap().write_all(b"\x05\0\0\0{{{{{").unwrap(),
         "event" => {
-            let event = Event { uuid: uuid.to_owned(), kind: EventKind::Xid(79), gi: Some(1), ci: None };
+            let event = Event { uuid: uuid.into(), kind: EventKind::Xid(79), gi: Some(1), ci: None };
             proto::write(&mut *outbox.lock().unwrap(), &ToParent::Event(event)).unwrap();
         }
         _ => {}
@@ -115,7 +115,7 @@ fn play(stage: &Path, request: &Request, outbox: &Mutex<UnixStream>) -> Result<A
     Ok(match request {
         Request::List { skip } => Answer::Listed(listed(skip)),
         Request::Read { .. } => Answer::Reading(Box::new(Reading {
-            identity: identity(uuid, 0),
+            identity: identity(uuid, GpuIndex(0)),
             memory: Memory::default(),
             mig: None,
             compute_mode: None,
@@ -147,7 +147,7 @@ fn play(stage: &Path, request: &Request, outbox: &Mutex<UnixStream>) -> Result<A
 }
 
 fn listed(skip: &[proto::GpuRef]) -> Vec<gpush_nvml::Listed> {
-    let gpus = (0..).zip([A, B]);
+    let gpus = (0..).map(GpuIndex).zip([A, B]);
     gpus.map(|(index, uuid)| {
         let skipped = skip.iter().any(|gpu| gpu.uuid == uuid && gpu.index == Some(index));
         let error = DriverError::new(ErrorKind::Unsettled, "listing the GPUs").on(uuid);
@@ -156,14 +156,14 @@ fn listed(skip: &[proto::GpuRef]) -> Vec<gpush_nvml::Listed> {
     .collect()
 }
 
-fn identity(uuid: &str, index: u32) -> Identity {
+fn identity(uuid: &str, index: GpuIndex) -> Identity {
     Identity {
         index,
-        uuid: uuid.to_owned(),
+        uuid: uuid.into(),
         pci: format!("0000:0{index}:00.0"),
         pci_id: 0x20b2_10de,
         pci_subsystem: None,
-        minor: index,
+        minor: index.0,
         name: "scripted".to_owned(),
         architecture: Architecture::Ampere,
         passed_through: false,

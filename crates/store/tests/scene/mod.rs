@@ -7,8 +7,8 @@ pub(crate) mod writer;
 use std::{fmt::Write as _, path::Path};
 
 use gpush_api::{
-    Actor, GpuInstance, GpuPlan, LeaseBinding, LeaseHolder, LeaseKind, LeaseMember, LeaseRequest, MemberShare, Mig,
-    Placement, Priority,
+    Actor, GpuIndex, GpuInstance, GpuPlan, LeaseBinding, LeaseHolder, LeaseKind, LeaseMember, LeaseRequest,
+    MemberShare, Mig, Placement, Priority,
 };
 use gpush_store::{
     AuditQuery, GpuIntent, Intent, LeaseHistory, LeaseTerms, NewAudit, NewCondition, NewLease, NewOperation,
@@ -32,8 +32,8 @@ pub(crate) fn new_lease(uid: u32) -> NewLease {
 
 pub(crate) fn lease_terms(targets: &[&str]) -> LeaseTerms {
     let member = |target: &&str| LeaseMember {
-        target: (*target).to_owned(),
-        gpu: "GPU-0".to_owned(),
+        target: (*target).into(),
+        gpu_uuid: "GPU-0".into(),
         share: MemberShare::Mps {
             percentage: "12.5".parse().unwrap(),
             memory_limit_mib: "8G".parse().ok(),
@@ -65,8 +65,8 @@ pub(crate) fn intent(mark: u64) -> Intent {
         profiles: std::sync::Arc::default(),
     };
     let plan = GpuPlan {
-        gpu: 0,
-        uuid: "GPU-0".to_owned(),
+        gpu: GpuIndex(0),
+        gpu_uuid: "GPU-0".into(),
         name: "NVIDIA H100".to_owned(),
         layout: vec!["3g.40gb".to_owned(), "2g.20gb".to_owned()],
         keeps: vec![1, 2],
@@ -95,7 +95,7 @@ pub(crate) fn audit(action: &str, object: &str) -> NewAudit {
 
 pub(crate) fn override_of(gpu: &str, reason: &str) -> NewOverride {
     NewOverride {
-        gpu: gpu.to_owned(),
+        gpu_uuid: gpu.into(),
         rule: Some("rule 1".to_owned()),
         layout: vec!["3g.40gb".to_owned(), "1g.10gb*2".to_owned()],
         author: actor(0),
@@ -106,7 +106,7 @@ pub(crate) fn override_of(gpu: &str, reason: &str) -> NewOverride {
 
 pub(crate) fn condition(gpu: &str, cause: &str) -> NewCondition {
     NewCondition {
-        scope: gpush_store::Scope::Gpu(gpu.to_owned()),
+        scope: gpush_store::Scope::Gpu(gpu.into()),
         kind: gpush_store::ConditionKind::Cordon,
         cause: cause.to_owned(),
         reason: "fan replaced".to_owned(),

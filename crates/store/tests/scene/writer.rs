@@ -81,7 +81,7 @@ pub(crate) fn reached(store: &Store) -> BTreeMap<u64, u64> {
             let leases = view.ended_leases(&history)?;
             assert_eq!(leases.len() as u64, last, "{name}");
             assert!(leases.iter().all(|lease| lease.members.len() == 2), "{name}");
-            let set = overrides.iter().find(|one| one.gpu == format!("GPU-{thread}"));
+            let set = overrides.iter().find(|one| one.gpu_uuid == format!("GPU-{thread}").as_str());
             assert_eq!(set.map_or(0, |one| one.reason.parse().unwrap()), last, "{name}");
             reached.insert(thread, last);
         }

@@ -26,9 +26,9 @@ pub(super) async fn list(client: &mut Client, which: &Gpus, mine: bool, ended: u
 }
 
 /// Returns whether a lease has a share of a GPU in `chosen`, or waits for such a share.
-pub(super) fn concerns(lease: &Lease, chosen: &[Gpu], all: &[Gpu]) -> bool {
+fn concerns(lease: &Lease, chosen: &[Gpu], all: &[Gpu]) -> bool {
     if !lease.members.is_empty() {
-        return lease.members.iter().any(|member| chosen.iter().any(|gpu| gpu.uuid == member.gpu));
+        return lease.members.iter().any(|member| chosen.iter().any(|gpu| gpu.uuid == member.gpu_uuid));
     }
     // gpushd does not show the requests of other users. A lease without a visible request may wait
     // for any GPU.

@@ -6,7 +6,7 @@
 //! | `run` | `run`: this process becomes the command |
 //! | `env` | `lease env`: the environment as text |
 //! | `list` | `lease list`, `lease show` |
-//! | `end` | `lease renew`, `lease end` |
+//! | `end` | `lease renew`, `release`, `revoke` |
 
 mod end;
 mod env;
@@ -49,7 +49,11 @@ pub(super) fn run(global: &Global, command: args::Lease, out: &Output) -> Outcom
         args::Lease::Renew { lease, duration } => {
             super::ask(global, async |client| end::renew(client, lease, duration, out).await)
         }
-        args::Lease::End(args) => super::ask(global, async |client| end::end(client, &args, out).await),
+        args::Lease::Release { leases } => super::ask(global, async |client| end::release(client, &leases, out).await),
+        args::Lease::Revoke { leases, reason, end, notice, grace } => {
+            let request = gpush_api::LeaseRevokeRequest { reason, end, notice_s: notice, grace_s: grace };
+            super::ask(global, async |client| end::revoke(client, &leases, &request, out).await)
+        }
     }
 }
 
@@ -105,7 +109,7 @@ pub(super) async fn of(client: &mut Client, gpus: &[Gpu], out: &Output) -> Vec<L
 /// Describes the leases on a GPU with their holders, such as `lease L17 of alice`. Includes leases
 /// without a process, because their holders can start programs at any time.
 pub(super) fn holders(gpu: &Gpu, leases: &[Lease]) -> Vec<String> {
-    let has_gpu = |lease: &&Lease| lease.members.iter().any(|member| member.gpu == gpu.uuid);
+    let has_gpu = |lease: &&Lease| lease.members.iter().any(|member| member.gpu_uuid == gpu.uuid);
     let holding = leases.iter().filter(|lease| lease.state.holds_capacity()).filter(has_gpu);
     let name = |lease: &Lease| {
         let user = lease.holder.user.clone().unwrap_or_else(|| format!("uid {}", lease.holder.uid));
@@ -129,7 +133,7 @@ mod tests {
         let mut gpu = fixtures::gpu(0, "NVIDIA A100", 81_920, None);
         gpu.rule = None;
         assert!(!may_have_leases(&gpu));
-        gpu.leases = LeaseUse::of(&lease, &lease.members[0].gpu).collect();
+        gpu.leases = LeaseUse::of(&lease, &lease.members[0].gpu_uuid).collect();
         assert!(may_have_leases(&gpu));
     }
 }

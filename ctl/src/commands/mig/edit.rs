@@ -1,6 +1,8 @@
 //! `gpushctl mig add|remove|on|off`: computes the new layouts from the current ones.
 
-use gpush_api::{ApiError, Code, ComputeInstance, Gpu, GpuLayout, LayoutSource, MpsDaemon, PlanRequest, Plans};
+use gpush_api::{
+    ApiError, Code, ComputeInstance, Gpu, GpuIndex, GpuLayout, LayoutSource, MpsDaemon, PlanRequest, Plans,
+};
 use gpush_client::Client;
 use gpush_core::layout::{Layout, edit};
 
@@ -37,7 +39,7 @@ async fn edited(
     for gpu in &gpus {
         let shared = |compute: &ComputeInstance| daemons.iter().any(|daemon| serves(daemon, compute));
         let entries = layout(gpu, &shared)?.canonical();
-        layouts.push(GpuLayout { gpu: gpu.uuid.clone(), mig: true, layout: entries });
+        layouts.push(GpuLayout { gpu: gpu.uuid.to_string(), mig: true, layout: entries });
     }
     Ok(layouts)
 }
@@ -61,7 +63,7 @@ pub(super) async fn add(
         let mut plans = client.plan(&request).await?;
         let gpus = client.gpus(true).await?;
         for plan in &mut plans.plans {
-            let gpu = gpus.iter().find(|gpu| gpu.uuid == plan.uuid);
+            let gpu = gpus.iter().find(|gpu| gpu.uuid == plan.gpu_uuid);
             let better = gpu.filter(|_| plan.refusal.is_some()).and_then(|gpu| super::room::explain(gpu, entries));
             plan.error = better.or(plan.error.take());
         }
@@ -71,7 +73,7 @@ pub(super) async fn add(
     match apply::layouts(client, layouts, change, out).await {
         Err(Failure::Error(error)) if error.code == Code::LayoutImpossible => {
             let gpus = client.gpus(true).await.unwrap_or_default();
-            let mut chosen = gpus.iter().filter(|gpu| chosen.contains(&gpu.uuid));
+            let mut chosen = gpus.iter().filter(|gpu| chosen.iter().any(|uuid| gpu.uuid == uuid.as_str()));
             Err(chosen.find_map(|gpu| super::room::explain(gpu, entries)).unwrap_or(*error).into())
         }
         other => other,
@@ -100,7 +102,7 @@ pub(super) async fn enable(client: &mut Client, selectors: &[String], change: &L
     let (already, off): (Vec<Gpu>, Vec<Gpu>) =
         gpus.into_iter().partition(|gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled && !mig.reset_pending));
     if !already.is_empty() {
-        let indexes: Vec<u32> = already.iter().map(|gpu| gpu.index).collect();
+        let indexes: Vec<GpuIndex> = already.iter().map(|gpu| gpu.index).collect();
         out.remark(&format!("{}: MIG mode is already on\n", gpu_numbers(&indexes)));
     }
     if off.is_empty() {
@@ -108,7 +110,7 @@ pub(super) async fn enable(client: &mut Client, selectors: &[String], change: &L
     }
     // Request the present instances again, so that they are kept: a GPU with a pending change of the MIG mode may still
     // have instances.
-    let off: Vec<String> = off.into_iter().map(|gpu| gpu.uuid).collect();
+    let off: Vec<String> = off.into_iter().map(|gpu| gpu.uuid.to_string()).collect();
     let layouts = edited(client, &off, |gpu, shared| edit::added(gpu, shared, &["none".to_owned()])).await?;
     apply::layouts(client, layouts, change, out).await
 }
@@ -116,6 +118,6 @@ pub(super) async fn enable(client: &mut Client, selectors: &[String], change: &L
 /// Disables MIG mode on the selected GPUs.
 pub(super) async fn disable(client: &mut Client, selectors: &[String], change: &LayoutChange, out: &Output) -> Outcome {
     let gpus = chosen(client, selectors).await?;
-    let layouts = gpus.into_iter().map(|gpu| GpuLayout { gpu: gpu.uuid, mig: false, layout: Vec::new() });
+    let layouts = gpus.into_iter().map(|gpu| GpuLayout { gpu: gpu.uuid.to_string(), mig: false, layout: Vec::new() });
     apply::layouts(client, layouts.collect(), change, out).await
 }

@@ -1,12 +1,12 @@
-//! `gpushctl mig apply`, also with `--dry-run` and `--check`: finds out which layout the user wants, and what it would change.
+//! `gpushctl mig plan|apply|assert`: finds out which layout the user wants, and what it would change.
 
-use gpush_api::{ApiError, ApplyRequest, Code, Gpu, LayoutSource, Mode, PlanRequest, Plans};
+use gpush_api::{ApiError, ApplyRequest, Code, Gpu, GpuIndex, LayoutSource, Mode, PlanRequest, Plans};
 use gpush_client::Client;
 use gpush_core::{config::Config, desired, layout, parted};
 
 use crate::{
     args::{Global, LayoutChange, Offline, Wanted, habits},
-    commands::{self, apply, config_check, parted as files},
+    commands::{self, apply, config, parted as files},
     exit::{DIFFERS, Failure, Outcome},
     offline,
     output::Output,
@@ -76,16 +76,18 @@ fn explain_name_error(request: &PlanRequest, error: gpush_client::Error) -> Fail
 }
 
 /// Explains numbers instead of a layout, with the profiles of the GPUs. For other wrong layouts, returns `error`.
-async fn explain_numbers(client: &mut Client, wanted: &Wanted, error: ApiError) -> ApiError {
+async fn explain_numbers(client: &mut Client, verb: &str, wanted: &Wanted, error: ApiError) -> ApiError {
     let Some(text) = wanted.name.as_ref().or(wanted.layout.as_ref()) else { return error };
-    super::numbers::explain(client, "apply", std::slice::from_ref(text), &wanted.which.gpus).await.unwrap_or(error)
+    super::numbers::explain(client, verb, std::slice::from_ref(text), &wanted.which.gpus).await.unwrap_or(error)
 }
 
-/// Runs `mig apply --dry-run`.
+/// Runs `mig plan` and `mig apply --dry-run`.
 pub(super) fn run_plan(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
     let typed = match LayoutArgument::of(wanted) {
         Err(error) if how.offline.is_none() => {
-            return super::super::ask(global, async |client| Err(explain_numbers(client, wanted, error).await.into()));
+            return super::super::ask(global, async |client| {
+                Err(explain_numbers(client, "plan", wanted, error).await.into())
+            });
         }
         typed => typed?,
     };
@@ -115,8 +117,8 @@ fn offline_plans(
     Ok((plans, gpus))
 }
 
-/// Runs `mig apply --check`. Without a layout, checks whether the GPUs of mode `mig` have their desired layouts.
-pub(super) fn run_check(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
+/// Runs `gpushctl mig assert`. Without a layout, checks whether the GPUs of mode `mig` have their desired layouts.
+pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
     let typed = LayoutArgument::of(wanted)?;
     if let Some(host) = &how.offline {
         let gpus = offline::host(host)?;
@@ -126,11 +128,11 @@ pub(super) fn run_check(global: &Global, wanted: &Wanted, how: &Offline, out: &O
             let selected = commands::select(described, &request.gpus)?;
             request.gpus = with_desired_layout(selected, out);
             if request.gpus.is_empty() {
-                return nothing_to_check(out);
+                return assert_nothing(out);
             }
         }
         let plans = offline::plan(host, &gpus, how.config.as_deref(), &request)?;
-        return checked(&plans, &gpus, out);
+        return assert(&plans, &gpus, out);
     }
     super::super::ask(global, async |client| {
         let mut request = typed.ask(wanted, client, out).await?;
@@ -141,13 +143,14 @@ pub(super) fn run_check(global: &Global, wanted: &Wanted, how: &Offline, out: &O
             if let Some(text) = not_checked(&gpus) {
                 out.remark(&(out.look.wrap("note: ", &text).join("\n") + "\n"));
             }
-            request.gpus = gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mig).map(|gpu| gpu.uuid).collect();
+            request.gpus =
+                gpus.into_iter().filter(|gpu| gpu.mode == Mode::Mig).map(|gpu| gpu.uuid.to_string()).collect();
         } else if request.layout == LayoutSource::Wanted {
             let gpus = client.gpus(false).await?;
             let gpus = commands::select_of(client, gpus, &request.gpus).await?;
             request.gpus = with_desired_layout(gpus, out);
             if request.gpus.is_empty() {
-                return nothing_to_check(out);
+                return assert_nothing(out);
             }
         }
         let plans = match request.layout {
@@ -157,7 +160,7 @@ pub(super) fn run_check(global: &Global, wanted: &Wanted, how: &Offline, out: &O
             }
         };
         let gpus = if out.json { Vec::new() } else { client.gpus(false).await? };
-        let status = checked(&plans, &gpus, out)?;
+        let status = assert(&plans, &gpus, out)?;
         if !of_all || status != 0 {
             return Ok(status);
         }
@@ -179,26 +182,26 @@ fn with_desired_layout(gpus: Vec<Gpu>, out: &Output) -> Vec<String> {
         let which = gpu_numbers(&unmanaged.iter().map(|gpu| gpu.index).collect::<Vec<_>>());
         out.remark(&format!("note: {which}: not checked, because a rule of the config sets the mode `unmanaged`\n"));
     }
-    others.into_iter().map(|gpu| gpu.uuid).collect()
+    others.into_iter().map(|gpu| gpu.uuid.to_string()).collect()
 }
 
-/// Ends the check if no GPU has a desired layout to check.
-fn nothing_to_check(out: &Output) -> Outcome {
+/// Ends `mig assert` if no GPU has a desired layout to check.
+fn assert_nothing(out: &Output) -> Outcome {
     out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0)
 }
 
-/// Names the GPUs that differ from their rule but that `mig apply --check` does not check, because `mig apply` does not change
+/// Names the GPUs that differ from their rule but that `mig assert` does not check, because `mig apply` does not change
 /// them either.
 fn not_checked(gpus: &[Gpu]) -> Option<String> {
     let is_cut = |gpu: &&Gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
     let needs_whole = |gpu: &&Gpu| gpu.mode.needs_whole_gpu();
-    let indexes: Vec<u32> = gpus.iter().filter(is_cut).filter(needs_whole).map(|gpu| gpu.index).collect();
+    let indexes: Vec<GpuIndex> = gpus.iter().filter(is_cut).filter(needs_whole).map(|gpu| gpu.index).collect();
     if indexes.is_empty() {
         return None;
     }
     let (is, its) = if indexes.len() == 1 { ("is", "its rule needs") } else { ("are", "their rules need") };
     let which = gpu_numbers(&indexes);
-    let arguments = indexes.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let arguments = indexes.iter().map(GpuIndex::to_string).collect::<Vec<_>>().join(",");
     Some(format!(
         "{which} {is} not checked: MIG is enabled, but {its} the whole GPU. `gpushctl apply {arguments} --dry-run` shows \
          what would change"
@@ -218,7 +221,7 @@ async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, F
         }
     }
     if request.gpus.is_empty() && !matches!(request.layout, LayoutSource::PerGpu(_)) {
-        request.gpus = gpus.iter().filter(|gpu| gpu.mode == Mode::Mig).map(|gpu| gpu.uuid.clone()).collect();
+        request.gpus = gpus.iter().filter(|gpu| gpu.mode == Mode::Mig).map(|gpu| gpu.uuid.to_string()).collect();
         if request.gpus.is_empty() {
             return Ok(client.plan(&request).await?);
         }
@@ -228,7 +231,7 @@ async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, F
 
 /// Returns the exit status: 0 if every GPU has its layout, 3 if a GPU differs, or another status if a GPU's layout is
 /// not known.
-fn checked(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
+fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     out.show(plans, |look| {
         if !plans.plans.is_empty() && plans.plans.iter().all(plan::needs_no_change) {
             return String::new();
@@ -237,7 +240,7 @@ fn checked(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     })?;
     // A layout that is impossible on the GPU is an error of the caller. A layout that is only blocked counts as a
     // difference.
-    let wrong = apply::refusals(plans).find(|(_, plan)| config_check::never(plan));
+    let wrong = apply::refusals(plans).find(|(_, plan)| config::never(plan));
     Ok(match wrong {
         Some((code, _)) => code.exit_status(),
         None if plans.plans.iter().all(plan::needs_no_change) => 0,
@@ -249,7 +252,7 @@ fn checked(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
 pub(super) async fn apply(client: &mut Client, wanted: &Wanted, change: &LayoutChange, out: &Output) -> Outcome {
     let typed = match LayoutArgument::of(wanted) {
         Ok(typed) => typed,
-        Err(error) => return Err(explain_numbers(client, wanted, error).await.into()),
+        Err(error) => return Err(explain_numbers(client, "apply", wanted, error).await.into()),
     };
     let request = typed.ask(wanted, client, out).await?;
     let PlanRequest { gpus, layout } = request.clone();

@@ -133,7 +133,7 @@ fn fits(gpu: &Gpu, layout: Vec<String>) -> bool {
 
 /// Returns the plan for this layout on the GPU; `None` if the layout is not valid.
 fn plan(gpu: &Gpu, layout: Vec<String>) -> Option<GpuPlan> {
-    let layout = LayoutSource::PerGpu(vec![GpuLayout { gpu: gpu.uuid.clone(), mig: true, layout }]);
+    let layout = LayoutSource::PerGpu(vec![GpuLayout { gpu: gpu.uuid.to_string(), mig: true, layout }]);
     let request = PlanRequest { gpus: Vec::new(), layout };
     desired::plan_host(&Config::default(), std::slice::from_ref(gpu), &request).ok()?.plans.pop()
 }
@@ -181,7 +181,7 @@ mod tests {
                     profile: (*profile).to_owned(),
                     profile_id: profile_of(profile).compute.iter().find(|one| one.name == *profile).unwrap().id,
                     placement: None,
-                    uuid: Some(format!("MIG-{id}")),
+                    uuid: Some(format!("MIG-{id}").into()),
                     processes: if used == Some(*start) { vec![process.clone()] } else { Vec::new() },
                 }],
                 processes: Vec::new(),
@@ -233,7 +233,7 @@ mod tests {
         let leases = ["MIG-1", "MIG-2"].map(|target| LeaseUse {
             share: MemberShare::Mig { profile: "1g.10gb".to_owned() },
             id: LeaseId(3),
-            target: target.to_owned(),
+            target: target.into(),
             kind: LeaseKind::Mig,
             holder: LeaseHolder { uid: 1000, user: None },
             until: None,

@@ -1,6 +1,6 @@
 //! `gpushctl slurm epilog`. It needs only the job id, and can run more than once for a job.
 
-use gpush_api::{SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
+use gpush_api::{GpuIndex, SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
 use gpush_core::slurm::{
     Job,
     decide::{Concern, Ended, epilog_fails},
@@ -132,7 +132,7 @@ fn finish(directory: &Directory, job: &Job, end: &SlurmJobEnd, ended: Ended, had
 
 /// Describes in one sentence what remains of a lease.
 fn words(left: &SlurmLeftover) -> String {
-    let gpus: Vec<String> = left.gpus.iter().map(u32::to_string).collect();
+    let gpus: Vec<String> = left.gpus.iter().map(GpuIndex::to_string).collect();
     let gpus = match gpus.as_slice() {
         [] => "its GPUs are".to_owned(),
         [one] => format!("GPU {one} is"),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Code, LeaseOwner};
+use gpush_api::{ApiError, Code, GpuIndex, LeaseOwner};
 use gpush_core::{lease::request::parse, slurm::gres_lines};
 use serde_json::json;
 
@@ -23,8 +23,9 @@ pub(super) fn run(global: &Global, which: &Gpus, node: Option<&str>, out: &Outpu
         let gpus = super::super::select_of(client, gpus, &which.selectors()).await?;
         let rules = client.config().await?.rules;
         let of_users = rules.iter().filter(|rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Users));
-        let of_users: BTreeSet<u32> = of_users.flat_map(|rule| &rule.claims).copied().collect();
-        let of_users: Vec<u32> = gpus.iter().map(|gpu| gpu.index).filter(|index| of_users.contains(index)).collect();
+        let of_users: BTreeSet<GpuIndex> = of_users.flat_map(|rule| &rule.claims).copied().collect();
+        let of_users: Vec<GpuIndex> =
+            gpus.iter().map(|gpu| gpu.index).filter(|index| of_users.contains(index)).collect();
         let lines = gres_lines(&node, &gpus).leased_by_users(&of_users);
         let value = json!({ "gres_conf": lines.gres_conf(), "node": node, "gres": lines.node_gres() });
         out.show(&value, |_| lines.to_string())?;

@@ -44,7 +44,7 @@ pub(crate) fn each(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Appearance
 /// Describes a lease: `L17 alice mps 25%, in 2h`. Returns `None` if the lease has no share of this
 /// GPU and does not wait for it.
 fn text(lease: &Lease, gpu: &Gpu, look: &Appearance) -> Option<String> {
-    let here: Vec<_> = lease.members.iter().filter(|member| member.gpu == gpu.uuid).collect();
+    let here: Vec<_> = lease.members.iter().filter(|member| member.gpu_uuid == gpu.uuid).collect();
     let (id, user) = (lease.id, user(lease, look));
     if here.is_empty() {
         // A lease without members is still waiting. Show it only if it requests just this GPU.

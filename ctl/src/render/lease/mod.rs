@@ -116,7 +116,9 @@ fn requested(request: &LeaseRequest, look: &Appearance) -> String {
 /// Returns the name of a target as commands accept it: the index of a GPU, or `1:2g.20gb@2`. If the
 /// driver does not list the GPU, returns the UUID.
 fn target(member: &LeaseMember, gpus: &[Gpu], look: &Appearance) -> String {
-    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == member.gpu) else { return look.clean(&member.target) };
+    let Some(gpu) = gpus.iter().find(|gpu| gpu.uuid == member.gpu_uuid) else {
+        return look.clean(member.target.as_str());
+    };
     if member.target == gpu.uuid {
         return gpu.index.to_string();
     }

@@ -86,11 +86,11 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     }
     let is_here = |target: &str| lease.members.iter().any(|member| member.target == target);
     // The drift of a GPU that is leased as a whole can keep programs from the GPU, for example if MIG mode is on.
-    for gpu in gpus.iter().filter(|gpu| lease.state == LeaseState::Active && is_here(&gpu.uuid)) {
+    for gpu in gpus.iter().filter(|gpu| lease.state == LeaseState::Active && is_here(gpu.uuid.as_str())) {
         let drift = gpu.drift.iter().map(|drift| look.clean(&format!("GPU {}: {drift}", gpu.index)));
         out.extend(drift.flat_map(|text| look.wrap("  ! ", &text)).map(|line| paint(NOTE, &line) + "\n"));
     }
-    let unleased = gpus.iter().flat_map(|gpu| &gpu.unleased).filter(|one| is_here(&one.target));
+    let unleased = gpus.iter().flat_map(|gpu| &gpu.unleased).filter(|one| is_here(one.target.as_str()));
     for one in unleased.filter(|_| lease.state != LeaseState::Ended) {
         let text = look.clean(&format!("unleased: {}: {}", refusal::holder(&one.process), one.why));
         out.extend(look.wrap("  ! ", &text).iter().map(|line| paint(BAD, line) + "\n"));
@@ -126,7 +126,7 @@ fn members(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
             MemberShare::Timeslice { replicas, .. } => format!("1 of {replicas} replicas"),
             MemberShare::Whole => "whole".to_owned(),
         };
-        vec![target(member, gpus, look), share, gib(member.memory_mib), look.clean(&member.target)]
+        vec![target(member, gpus, look), share, gib(member.memory_mib), look.clean(member.target.as_str())]
     };
     // Never shorten a UUID, because users copy it. If there is no room, draw it on its own line.
     let rows = lease.members.iter().map(row).collect();

@@ -56,7 +56,8 @@ fn rows(daemons: &[MpsDaemon], from: usize, look: &Appearance) -> (Vec<(&'static
         clients.iter().map(|(daemon, client)| row(client, &displayed_argument(daemon, look), look)[from..].to_vec());
     let uid =
         |(_, client): &(&MpsDaemon, &MpsClient)| client.uid.map_or_else(|| NONE.to_owned(), |uid| uid.to_string());
-    let more: [WideColumn<'_, _>; 2] = [("UID", &uid), ("TARGET UUID", &|(daemon, _)| look.clean(&daemon.uuid))];
+    let more: [WideColumn<'_, _>; 2] =
+        [("UID", &uid), ("TARGET UUID", &|(daemon, _)| look.clean(daemon.uuid.as_str()))];
     widened(&COLUMNS[from..], cells.collect(), &clients, &more, look)
 }
 

@@ -60,7 +60,7 @@ fn fact(name: &str, value: &str, look: &Appearance) -> String {
 
 /// Draws facts about the daemon: its identity, process, user and directories.
 fn daemon_facts(daemon: &MpsDaemon, look: &Appearance) -> String {
-    let mut out = fact("UUID", &look.clean(&daemon.uuid), look);
+    let mut out = fact("UUID", &look.clean(daemon.uuid.as_str()), look);
     out += &fact("short name", &look.clean(&daemon.target), look);
     let spoken = daemon.protocol.as_ref().map_or_else(String::new, |how| format!(", {}", look.clean(how)));
     let pid = daemon.pid.map_or_else(|| "none".to_owned(), |pid| format!("pid {pid}{spoken}"));
@@ -136,11 +136,11 @@ fn settings(daemon: &MpsDaemon, look: &Appearance) -> String {
     let policy = &daemon.wanted;
     let users = match policy.users {
         MpsUsers::One => "of one user at a time",
-        MpsUsers::Many => "of any users: one server, which runs as root, serves them all",
+        MpsUsers::Many => "of any users",
     };
     out += &fact("clients", &format!("{} at most, {users}", policy.max_clients), look);
-    let over = if policy.total_percentage > 100 { ", more than the GPU has" } else { "" };
-    out += &fact("leases", &format!("at most {} % in total{over}", policy.total_percentage), look);
+    let over = if policy.shares_percent > 100 { ", more than the GPU has" } else { "" };
+    out += &fact("leases", &format!("at most {} % in total{over}", policy.shares_percent), look);
     if daemon.device.is_none() {
         let mode = match policy.compute_mode {
             MpsComputeMode::ExclusiveProcess => "exclusive process: programs cannot bypass MPS",

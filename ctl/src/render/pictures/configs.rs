@@ -1,6 +1,7 @@
 //! Drawings of the config and its overrides.
 
 use super::*;
+use gpush_api::GpuIndex;
 
 #[test]
 fn config_in_force() {
@@ -13,14 +14,14 @@ fn config_in_force() {
         mps: None,
         timeslice: None,
         lease: None,
-        claims: claims.to_vec(),
+        claims: claims.iter().copied().map(GpuIndex).collect(),
     };
     let limits = MpsSettings {
         percentage: "50".parse().unwrap(),
         memory_limit_mib: Some("8G".parse().unwrap()),
         ..MpsSettings::default()
     };
-    let shares = MpsPolicy { settings: limits, max_clients: 10, total_percentage: 150, ..MpsPolicy::default() };
+    let shares = MpsPolicy { settings: limits, max_clients: 10, shares_percent: 150, ..MpsPolicy::default() };
     let turns = TimeslicePolicy { replicas: 4, level: TimesliceLevel::Long, ..TimeslicePolicy::default() };
     let view = ConfigView {
         path: Some("/etc/gpush/config.toml".into()),
@@ -80,10 +81,10 @@ fn config_in_force() {
     assert_snapshot!("config-checked", fits(&text, &look));
 }
 
-fn an_override(gpu: u32, layout: &[&str], reason: &str, expires_in: Option<i64>) -> Override {
+fn an_override(gpu: GpuIndex, layout: &[&str], reason: &str, expires_in: Option<i64>) -> Override {
     let at = |seconds: i64| jiff::Timestamp::from_second(fixtures::READ_AT + 3 + seconds).unwrap();
     Override {
-        uuid: format!("GPU-{gpu}"),
+        gpu_uuid: format!("GPU-{gpu}").into(),
         gpu: Some(gpu),
         rule: Some("training".into()),
         layout: layout.iter().map(|entry| (*entry).to_owned()).collect(),
@@ -99,7 +100,10 @@ fn an_override(gpu: u32, layout: &[&str], reason: &str, expires_in: Option<i64>)
 fn override_is_shown_in_every_view() {
     let look = fixtures::look(80, UTF8);
     let long = "the quarterly run of the group for weather needs one large instance for some days";
-    let both = [an_override(0, &["7g.80gb"], long, Some(3 * 3600)), an_override(3, &["1g.10gb*7"], "", None)];
+    let both = [
+        an_override(GpuIndex(0), &["7g.80gb"], long, Some(3 * 3600)),
+        an_override(GpuIndex(3), &["1g.10gb*7"], "", None),
+    ];
     let all = Overrides { generation: 4, overrides: both.to_vec() };
     let none = Overrides { generation: 4, overrides: Vec::new() };
     let ended = OverrideEnded { generation: 5, ended: both[0].clone() };
@@ -131,7 +135,7 @@ fn config_diff_shows_the_changes_of_a_file() {
     };
     let gpu = |gpu, in_file: Option<DesiredView>, in_force, stands: &[&str]| GpuDiff {
         gpu,
-        gpu_uuid: format!("GPU-{gpu}"),
+        gpu_uuid: format!("GPU-{gpu}").into(),
         in_file,
         in_force,
         overridden: None,
@@ -145,13 +149,14 @@ fn config_diff_shows_the_changes_of_a_file() {
         timeslice: Some(TimeslicePolicy { level, ..TimeslicePolicy::default() }),
         ..wish(Mode::Timeslice, "turns", None)
     };
-    let mut shared = gpu(3, Some(turns(TimesliceLevel::Short)), turns(TimesliceLevel::Long), &[]);
+    let mut shared = gpu(GpuIndex(3), Some(turns(TimesliceLevel::Short)), turns(TimesliceLevel::Long), &[]);
     shared.stands = None;
-    let changed = gpu(0, Some(wish(Mode::Mig, "training", Some("7g.80gb"))), training(), &["3g.40gb@0", "3g.40gb@4"]);
-    let mut overridden = gpu(1, Some(training()), training(), &[]);
-    overridden.overridden = Some(an_override(1, &["1g.10gb*7"], "tests", Some(60)));
+    let changed =
+        gpu(GpuIndex(0), Some(wish(Mode::Mig, "training", Some("7g.80gb"))), training(), &["3g.40gb@0", "3g.40gb@4"]);
+    let mut overridden = gpu(GpuIndex(1), Some(training()), training(), &[]);
+    overridden.overridden = Some(an_override(GpuIndex(1), &["1g.10gb*7"], "tests", Some(60)));
     overridden.drift = vec!["missing 1g.10gb*7".into()];
-    let same = gpu(2, Some(training()), training(), &["3g.40gb@0", "3g.40gb@4"]);
+    let same = gpu(GpuIndex(2), Some(training()), training(), &["3g.40gb@0", "3g.40gb@4"]);
     let same_uuid = same.gpu_uuid.clone();
     let setting = |key: &str, in_force: &str, in_file: Option<&str>, restart| SettingDiff {
         key: key.into(),
@@ -197,7 +202,7 @@ fn config_diff_shows_the_changes_of_a_file() {
         path: diff.path.clone(),
         settings,
         gpus: vec![changed],
-        ended: vec![an_override(1, &["1g.10gb*7"], "tests", None)],
+        ended: vec![an_override(GpuIndex(1), &["1g.10gb*7"], "tests", None)],
         findings: vec!["memory limit 64G is more than the 23034 MiB that GPU 4 has: it would limit nothing".into()],
         generation: 5,
     };
@@ -227,8 +232,11 @@ fn only_a_new_override_is_a_result_of_an_operation() {
     let operation = fixtures::operation(OperationState::Done);
     let mut before = fixtures::mixed();
     let uuid = before[0].uuid.clone();
-    before[0].overridden =
-        Some(Override { created_at: operation.created_at, uuid, ..an_override(0, &["7g.80gb"], "", None) });
+    before[0].overridden = Some(Override {
+        created_at: operation.created_at,
+        gpu_uuid: uuid,
+        ..an_override(GpuIndex(0), &["7g.80gb"], "", None)
+    });
     let results = |now: &[Gpu]| overrides::override_results(&operation, &before, now, &look);
     assert_eq!(results(&before), [""; 0]);
     let mut now = before.clone();

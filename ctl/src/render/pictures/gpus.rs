@@ -1,6 +1,7 @@
 //! Drawings of GPUs, their profiles and MIG devices.
 
 use super::*;
+use gpush_api::GpuIndex;
 
 #[test]
 fn gpus_as_a_table() {
@@ -21,7 +22,7 @@ fn list_of_gpus_shortens_uuids_only_if_there_is_no_room() {
     for width in 60..140 {
         let look = fixtures::look(width, UTF8);
         let text = fits(gpu_list::gpus(&gpus, &look).text(), &look);
-        let (has_whole, has_short) = (text.contains(&gpus[0].uuid), text.contains("GPU-00000000…"));
+        let (has_whole, has_short) = (text.contains(gpus[0].uuid.as_str()), text.contains("GPU-00000000…"));
         assert_eq!((has_whole, has_short), (width >= 86, width < 86), "{width}:\n{text}");
     }
 }
@@ -68,7 +69,7 @@ fn profiles_as_tables() {
     let look = fixtures::look(80, UTF8);
     let mut gpus = gpush_core::preset::gpus("mixed").unwrap();
     let mut twin = gpus[0].clone();
-    twin.index = 6;
+    twin.index = GpuIndex(6);
     for (gpu, left) in [(&mut gpus[0], 3), (&mut twin, 7)] {
         Arc::make_mut(&mut gpu.mig.as_mut().unwrap().profiles)[0].remaining = Some(left);
     }

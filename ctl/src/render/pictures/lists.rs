@@ -1,9 +1,9 @@
 //! Drawings of every list of gpushctl, at 60 and 120 columns.
 
-use gpush_api::{Event, EventPayload, Resync, ResyncReason};
+use gpush_api::{Event, EventPayload, GpuIndex, Resync, ResyncReason, TimesliceState, TimesliceView};
 
 use super::*;
-use crate::render::{audit, devices, events, holders, lease, listing::Listing, mps, processes, quota};
+use crate::render::{audit, devices, events, holders, lease, listing::Listing, mps, processes, quota, timeslice};
 
 /// Returns a sample of each list, with the command that prints it.
 fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
@@ -16,8 +16,8 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
     operations[3].begun = false;
     let actor = Actor { uid: 1000, user: Some("alice".to_owned()), pid: Some(4123) };
     let one = Override {
-        uuid: gpus[0].uuid.clone(),
-        gpu: Some(0),
+        gpu_uuid: gpus[0].uuid.clone(),
+        gpu: Some(GpuIndex(0)),
         rule: Some("training".to_owned()),
         layout: vec!["7g.80gb".to_owned()],
         by: actor.clone(),
@@ -26,6 +26,17 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
         expires_at: Some(look.now + jiff::SignedDuration::from_hours(6)),
         generation: 4,
     };
+    let mut sliced = gpus[5].clone();
+    sliced.mode = Mode::Timeslice;
+    sliced.timeslice = Some(TimesliceView {
+        replicas: 4,
+        wanted: TimesliceLevel::Long,
+        state: TimesliceState::Known,
+        level: Some(TimesliceLevel::Long),
+        reason: None,
+        since: Some(look.now - jiff::SignedDuration::from_hours(1)),
+        read_at: Some(look.now - jiff::SignedDuration::from_secs(40)),
+    });
     let record = gpush_api::AuditRecord {
         sequence: 1,
         at: look.now,
@@ -54,9 +65,10 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
         ("gpu holders", holders::list(&[fixtures::holders()], look)),
         ("mig list", devices::list(&gpush_core::devices::list(&gpus, &[], &[]), &gpus, look)),
         ("mig profiles", profiles::profiles(&gpush_core::preset::gpus("a30x4").unwrap(), look)),
+        ("timeslice list", timeslice::list(&[sliced], look)),
         ("mps list", mps::list::list(&daemons, &[], look)),
         ("mps clients", mps::clients::all(&daemons, look)),
-        ("ps", processes::list(&fixtures::mps::processes(), false, look)),
+        ("process list", processes::list(&fixtures::mps::processes(), false, look)),
         ("lease list", lease::list(&leases, &gpus, look)),
         ("lease show", lease::show(&leases[..2], &gpus, look)),
         ("lease request", lease::granted(&granted, &gpus, look)),

@@ -1,6 +1,7 @@
 //! Drawings of plans and operations.
 
 use super::*;
+use gpush_api::GpuIndex;
 
 #[test]
 fn plans_before_and_after() {
@@ -9,8 +10,8 @@ fn plans_before_and_after() {
     let span = |start, size| Placement { start, size };
 
     let split = gpush_api::GpuPlan {
-        gpu: 1,
-        uuid: gpus[1].uuid.clone(),
+        gpu: GpuIndex(1),
+        gpu_uuid: gpus[1].uuid.clone(),
         layout: vec!["1c.4g.40gb*2".into(), "2g.20gb".into(), "1g.10gb".into()],
         steps: [
             InstanceStep::DestroyCompute { gi: 1, ci: 2, profile: "2c.4g.40gb".into(), uuid: None },
@@ -40,8 +41,8 @@ fn plans_before_and_after() {
         ..fixtures::plan()
     };
     let mut enables = gpush_api::GpuPlan {
-        gpu: 4,
-        uuid: gpus[4].uuid.clone(),
+        gpu: GpuIndex(4),
+        gpu_uuid: gpus[4].uuid.clone(),
         name: gpus[4].name.clone(),
         layout: vec!["4g.24gb".into()],
         steps: [
@@ -59,8 +60,8 @@ fn plans_before_and_after() {
     };
     enables.add(Step::MigMode(MigModeStep::Enable { reset: None, at_reboot: false }));
     let blocked = gpush_api::GpuPlan {
-        gpu: 6,
-        uuid: gpus[6].uuid.clone(),
+        gpu: GpuIndex(6),
+        gpu_uuid: gpus[6].uuid.clone(),
         name: gpus[6].name.clone(),
         layout: vec!["4g.96gb".into()],
         refusal: Some(Refusal::Blocked { blockers: Vec::new() }),
@@ -130,7 +131,7 @@ fn operations_and_their_ends() {
 
     let error = ApiError::new(Code::DriverError, "the driver refused to create 1g.10gb@5 on GPU 0")
         .cause("NVML: insufficient resources")
-        .hint("gpushctl mig apply --dry-run --gpu 0 shows what is free now");
+        .hint("gpushctl mig plan --gpu 0 shows what is free now");
     let mut rolled = fixtures::operation(OperationState::RolledBack);
     rolled.progress[0].error = Some(error.clone());
     rolled.error = Some(error.clone());
@@ -158,9 +159,9 @@ fn operations_and_their_ends() {
     // In this sample, the steps of a second GPU had succeeded when the first GPU failed. gpushd
     // rolled them back, and the drawing must say why.
     let mut both = failed.clone();
-    both.plans[1] = gpush_api::GpuPlan { gpu: 1, ..fixtures::plan() };
+    both.plans[1] = gpush_api::GpuPlan { gpu: GpuIndex(1), ..fixtures::plan() };
     both.progress[1] = gpush_api::StepState {
-        gpu: 1,
+        gpu: GpuIndex(1),
         done: 6,
         total: 6,
         rolling_back: true,

@@ -202,7 +202,7 @@ fn output_to_a_pipe_is_not_cut() {
     for (at, text) in shown.iter().enumerate() {
         assert!(!text.contains('…'), "{text}");
         assert!(at == 2 || text.contains(&command), "{text}");
-        assert!(at == 0 || gpus.iter().all(|gpu| text.contains(&gpu.uuid)), "{text}");
+        assert!(at == 0 || gpus.iter().all(|gpu| text.contains(gpu.uuid.as_str())), "{text}");
     }
 }
 

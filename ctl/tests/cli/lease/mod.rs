@@ -42,7 +42,7 @@ pub(crate) fn lease(id: u64, uid: u32) -> Lease {
         priority: Priority::Normal,
     };
     let member =
-        LeaseMember { target: GPU.to_owned(), gpu: GPU.to_owned(), share, memory_mib: 8192, gpu_memory_mib: 81_920 };
+        LeaseMember { target: GPU.into(), gpu_uuid: GPU.into(), share, memory_mib: 8192, gpu_memory_mib: 81_920 };
     Lease {
         id: LeaseId(id),
         holder: LeaseHolder { uid, user: Some("alice".to_owned()) },
@@ -84,7 +84,7 @@ fn gpus() -> Vec<gpush_api::Gpu> {
     let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
     gpus.truncate(2);
     gpus[0].mig = None;
-    (gpus[0].mode, gpus[0].rule, gpus[0].uuid) = (Mode::Mps, Some("shared".to_owned()), GPU.to_owned());
+    (gpus[0].mode, gpus[0].rule, gpus[0].uuid) = (Mode::Mps, Some("shared".to_owned()), GPU.into());
     gpus
 }
 
@@ -116,7 +116,7 @@ fn revoked() -> Lease {
     }
 }
 
-/// Returns the answer to `lease end --kill` for a lease without processes.
+/// Returns the answer to `lease revoke --end` for a lease without processes.
 fn revoked_without_processes() -> Lease {
     let revocation = revoked().revocation.map(|one| LeaseRevocation { processes_end_at: Some(at(3)), ..one });
     let (state, waits_for, ended_at) = (LeaseState::Ended, Vec::new(), Some(at(2)));

@@ -1,6 +1,7 @@
-//! Tests of commands that change nothing: `mps list`, `show`, `clients` and `logs`, and `ps`.
+//! Tests of commands that change nothing: `mps list`, `show`, `clients` and `logs`, and `process list`.
 
 use super::{life::agent_with_states, *};
+use gpush_api::GpuIndex;
 
 #[test]
 fn lists_of_targets_clients_and_processes() {
@@ -14,9 +15,9 @@ fn lists_of_targets_clients_and_processes() {
         &["mps", "set", "0", "--percentage", "50%"],
         &["mps", "logs", "0", "-n", "2"],
         &["mps", "show", "7"],
-        &["ps"],
-        &["ps", "--unleased", "--gpu", "0"],
-        &["ps", "--unleased", "--gpu", "1"],
+        &["process", "list"],
+        &["process", "list", "--unleased", "--gpu", "0"],
+        &["process", "list", "--unleased", "--gpu", "1"],
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
     assert_snapshot!(text.join("\n"));
@@ -28,7 +29,7 @@ fn lists_of_targets_clients_and_processes() {
 fn nothing_shared_and_no_unleased_processes() {
     let host = Host::new();
     let error = ApiError::new(Code::GpuLost, "GPU 3 (GPU-3): the processes that use the GPU are not known");
-    let lost = UnknownProcesses { gpu: 3, gpu_uuid: "GPU-3".to_owned(), error };
+    let lost = UnknownProcesses { gpu: GpuIndex(3), gpu_uuid: "GPU-3".into(), error };
     let asked = AtomicUsize::new(0);
     Agent::listen(&host.path("gpushd.sock"), move |request| match request.path.as_str() {
         "/v1/mps" => Answer::ok::<[MpsDaemon]>(&[]),
@@ -38,8 +39,8 @@ fn nothing_shared_and_no_unleased_processes() {
     });
     let mut text = host.run(&["mps", "list"]);
     text += &host.run(&["mps", "clients"]);
-    text += &host.run(&["ps", "--unleased"]);
-    text += &host.run(&["ps", "--unleased"]);
+    text += &host.run(&["process", "list", "--unleased"]);
+    text += &host.run(&["process", "list", "--unleased"]);
     assert_snapshot!(text);
 }
 
@@ -134,13 +135,13 @@ fn json_is_the_types_of_the_api() {
     for which in [&["mps", "clients"][..], &["mps", "clients", "0"]] {
         let (clients, code) = json::<Vec<serde_json::Value>>(&host, which);
         assert_eq!((clients.len(), code), (busy().clients.len(), Some(0)), "{which:?}");
-        assert_eq!((&clients[0]["target"], &clients[0]["uuid"]), (&busy().target.into(), &busy().uuid.into()));
+        assert_eq!((&clients[0]["target"], &clients[0]["uuid"]), (&busy().target.into(), &busy().uuid.as_str().into()));
     }
     assert_eq!(json(&host, &["mps", "show", "0"]), (busy(), Some(0)));
     assert_eq!(json::<MpsSetResponse>(&host, &["mps", "set", "0", "--percentage", "50"]).1, Some(0));
     assert_eq!(json::<MpsLogs>(&host, &["mps", "logs", "0"]).0.files.len(), 1);
-    assert_eq!(json(&host, &["ps"]), (processes(true), Some(0)));
-    assert_eq!(json::<GpuProcesses>(&host, &["ps", "--unleased"]).1, Some(3));
+    assert_eq!(json(&host, &["process", "list"]), (processes(true), Some(0)));
+    assert_eq!(json::<GpuProcesses>(&host, &["process", "list", "--unleased"]).1, Some(3));
 
     let host = Host::new();
     let ready = daemon(MpsState::Ready, 4, &[]);

@@ -11,8 +11,8 @@ use std::{
 };
 
 use gpush_api::{
-    ApiError, Code, Gpu, GpuProcess, GpuProcesses, Health, HealthStatus, Lease, Mode, MpsClient, MpsDaemon, MpsLog,
-    MpsLogs, MpsPolicy, MpsServer, MpsServerState, MpsSetResponse, MpsSettings, MpsState, Process, ProcessKind,
+    ApiError, Code, Gpu, GpuIndex, GpuProcess, GpuProcesses, Health, HealthStatus, Lease, Mode, MpsClient, MpsDaemon,
+    MpsLog, MpsLogs, MpsPolicy, MpsServer, MpsServerState, MpsSetResponse, MpsSettings, MpsState, Process, ProcessKind,
     UnknownProcesses, UnleasedPolicy, UnleasedStep, Version,
 };
 use insta::assert_snapshot;
@@ -56,7 +56,7 @@ fn daemon(state: MpsState, second: i64, clients: &[MpsClient]) -> MpsDaemon {
     MpsDaemon {
         target: "g5d1b03a2".into(),
         uuid: "GPU-00000000-0000-0000-0000-000000000000".into(),
-        gpu: Some(0),
+        gpu: Some(GpuIndex(0)),
         device: None,
         state,
         reasons: Vec::new(),
@@ -102,7 +102,7 @@ fn idle_device() -> MpsDaemon {
     MpsDaemon {
         target: "m00000001".into(),
         uuid: "MIG-00000001-aaaa-5bbb-8ccc-0123456789ab".into(),
-        gpu: Some(1),
+        gpu: Some(GpuIndex(1)),
         device: Some("2g.20gb@2".into()),
         findings: vec!["pid 7001 of mallory computes without a lease".into()],
         ..daemon(MpsState::Ready, 1, &[])
@@ -111,7 +111,7 @@ fn idle_device() -> MpsDaemon {
 
 fn processes(with_unleased: bool) -> GpuProcesses {
     let one = |pid: u32, user: &str, command: &str| GpuProcess {
-        gpu: 0,
+        gpu: GpuIndex(0),
         gpu_uuid: "GPU-00000000-0000-0000-0000-000000000000".into(),
         device: None,
         process: Process {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use gpush_api::{LeaseId, SlurmJobEnded, SlurmLeftover};
+use gpush_api::{GpuIndex, LeaseId, SlurmJobEnded, SlurmLeftover};
 
 use super::{CLUSTER, END, Job, NODE, Node, RESTARTS, WHOLE, ends, failure, grants};
 use crate::support::{Agent, Answer};
@@ -68,7 +68,12 @@ fn with_leftover(config: &str, unattributed: bool) -> std::process::Output {
     let _agent = Agent::listen(&node.socket, move |request| match request.path.as_str() {
         END => {
             let waits_for = vec!["process 42 (sh) runs".to_owned()];
-            let left = vec![SlurmLeftover { lease: LeaseId(17), gpus: vec![0, 1], waits_for, unattributed }];
+            let left = vec![SlurmLeftover {
+                lease: LeaseId(17),
+                gpus: vec![GpuIndex(0), GpuIndex(1)],
+                waits_for,
+                unattributed,
+            }];
             Answer::ok(&SlurmJobEnded { left, ..SlurmJobEnded::default() })
         }
         _ => grants(),

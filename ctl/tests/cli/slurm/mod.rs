@@ -187,7 +187,7 @@ fn failure(output: &Output) -> String {
 
 /// Returns an answer to Prolog. The GPU with minor number 1 belongs to Slurm.
 fn started(outcome: SlurmOutcome) -> Answer {
-    let owned = vec![SlurmGpu { uuid: "GPU-1".to_owned(), minor: 1, mig_uuids: Vec::new() }];
+    let owned = vec![SlurmGpu { uuid: "GPU-1".into(), minor: 1, mig_uuids: Vec::new() }];
     Answer::ok(&SlurmJobStarted { outcome, owned })
 }
 

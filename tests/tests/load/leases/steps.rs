@@ -119,7 +119,7 @@ fn record(world: &mut World, grant: &LeaseGrant, share: Share, count: usize, hol
         return Err(format!("{share:?} for uid {holder}: {grant:?}"));
     }
     if world.observed.changes_compute_mode() && share == Share::Whole {
-        world.change_compute_mode(&grant.lease.members[0].gpu);
+        world.change_compute_mode(grant.lease.members[0].gpu_uuid.as_str());
     }
     Ok(())
 }

@@ -6,8 +6,8 @@ use std::{
 };
 
 use gpush_api::{
-    ApiError, ComputeMode, Gpu, GpuState, Lease as Shown, LeaseGrant, LeaseKind, LeaseState, MemberShare, MpsDaemon,
-    MpsState, Operation, OperationSummary,
+    ApiError, ComputeMode, Gpu, GpuIndex, GpuState, Lease as Shown, LeaseGrant, LeaseKind, LeaseState, MemberShare,
+    MpsDaemon, MpsState, Operation, OperationSummary,
 };
 use gpush_tests::{
     agent::{Agent, PATIENCE, Setup},
@@ -139,7 +139,7 @@ impl World {
     /// Changes the compute mode of a GPU as another program would do it.
     pub(super) fn change_compute_mode(&self, uuid: &str) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-        let change = async { hardware(&self.host).set_compute_mode(uuid, ComputeMode::Prohibited).await };
+        let change = async { hardware(&self.host).set_compute_mode(&uuid.into(), ComputeMode::Prohibited).await };
         runtime.block_on(change).expect("the compute mode can be changed");
     }
 
@@ -156,16 +156,16 @@ impl World {
     pub(super) fn learn_targets(&mut self) {
         let mut targets = BTreeMap::new();
         for shown in self.agent().gpus() {
-            let index = shown.index as usize;
+            let index = shown.index.0 as usize;
             let gpu = &mut self.model.gpus[index];
-            gpu.uuid.clone_from(&shown.uuid);
+            gpu.uuid = shown.uuid.to_string();
             let mut add = |uuid: String, offer: Offer, instance: Option<(u32, u32)>| {
                 let old = self.model.targets.get(&uuid);
                 let processes = old.map(|old| old.processes.clone()).unwrap_or_default();
                 targets.insert(uuid, Target { gpu: index, offer, instance, processes });
             };
             let Some(layout) = gpu.in_force.layout() else {
-                add(shown.uuid, gpu.in_force.offer().expect("the offer of a whole GPU"), None);
+                add(shown.uuid.to_string(), gpu.in_force.offer().expect("the offer of a whole GPU"), None);
                 continue;
             };
             for instance in shown.mig.iter().flat_map(|mig| &mig.instances) {
@@ -177,7 +177,7 @@ impl World {
                 };
                 // While a change is pending, a device can have a profile that the layout in force lacks.
                 let offer = layout.offer(profile).unwrap_or(Offer::Mig(profile));
-                add(uuid, offer, Some((instance.id, device.id)));
+                add(uuid.to_string(), offer, Some((instance.id, device.id)));
             }
         }
         self.model.targets = targets;
@@ -229,7 +229,7 @@ impl World {
             };
             let desired = instances.filter(|instance| is_shared(&instance.profile)).count();
             let daemons = mps::daemons(self.agent());
-            let here: Vec<&MpsDaemon> = daemons.iter().filter(|daemon| daemon.gpu == Some(index)).collect();
+            let here: Vec<&MpsDaemon> = daemons.iter().filter(|daemon| daemon.gpu == Some(GpuIndex(index))).collect();
             here.len() == desired && here.iter().all(|one| one.state == MpsState::Ready && one.ends.is_none())
         };
         is_current && shown.pending.is_empty() && shown.drift.is_empty() && has_desired_daemons()
@@ -343,7 +343,9 @@ fn shared_targets(model: &Model, shown: &[MpsDaemon]) -> Option<String> {
         if daemon.granted_percent > 100 {
             return Some(format!("{} % of {} are granted", daemon.granted_percent, daemon.label()));
         }
-        let is_other = |lease: &Lease| lease.targets.contains(&daemon.uuid) && lease.kind != LeaseKind::Mps;
+        let is_other = |lease: &Lease| {
+            lease.targets.iter().any(|target| daemon.uuid == target.as_str()) && lease.kind != LeaseKind::Mps
+        };
         if let Some((id, lease)) = model.open.iter().find(|(_, lease)| daemon.pid.is_some() && is_other(lease)) {
             return Some(format!("gpushd shows an MPS daemon on {} of {id} ({:?})", daemon.label(), lease.kind));
         }
@@ -353,7 +355,7 @@ fn shared_targets(model: &Model, shown: &[MpsDaemon]) -> Option<String> {
 
 /// Converts a lease of the API into a lease of the model.
 pub(super) fn lease_of(lease: &Shown) -> Lease {
-    let mut targets: Vec<String> = lease.members.iter().map(|member| member.target.clone()).collect();
+    let mut targets: Vec<String> = lease.members.iter().map(|member| member.target.to_string()).collect();
     targets.sort();
     let reason = lease.reason.filter(|_| matches!(lease.state, LeaseState::Releasing | LeaseState::Ended));
     let percent = |share: &MemberShare| match share {
@@ -366,7 +368,7 @@ pub(super) fn lease_of(lease: &Shown) -> Lease {
         state: lease.state,
         reason,
         targets,
-        gpus: lease.members.iter().map(|member| member.gpu.clone()).collect(),
+        gpus: lease.members.iter().map(|member| member.gpu_uuid.to_string()).collect(),
         percent: lease.members.iter().map(|member| percent(&member.share)).sum(),
     }
 }

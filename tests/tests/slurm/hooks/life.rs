@@ -17,7 +17,7 @@ fn job_has_the_gpu_of_its_device_file_until_epilog() {
     assert_eq!((lease.kind, lease.holder.uid), (LeaseKind::Whole, user()));
     // gres.conf lists the devices in reverse order of their minor numbers.
     let last = node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU");
-    assert_eq!(lease.members[0].gpu, last.uuid, "index 0 of gres.conf is not index 0 of the driver");
+    assert_eq!(lease.members[0].gpu_uuid, last.uuid, "index 0 of gres.conf is not index 0 of the driver");
     let file = fs::metadata(node.directory().join("ci-42@n1")).expect("the file of the job");
     let root = nix::unistd::geteuid().as_raw();
     let mode = if user() == root { 0o400 } else { 0o440 };

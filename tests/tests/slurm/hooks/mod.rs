@@ -193,7 +193,7 @@ impl Node {
 
 /// Returns the index in the driver of the first GPU in gres.conf.
 fn first(node: &Node) -> u32 {
-    node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU").index
+    node.agent().gpus().into_iter().max_by_key(|gpu| gpu.minor).expect("a GPU").index.0
 }
 
 /// The environment variables of a job's hooks.

@@ -1,7 +1,7 @@
 //! Daemons that do not start, do not answer, or lose their servers. A fault must not lead to a second daemon on a target,
 //! and must not end clients that could continue.
 
-use gpush_api::{Architecture, Code, Event, EventPayload, Gpu, Health, MpsDaemon, MpsState};
+use gpush_api::{Architecture, Code, Event, EventPayload, Gpu, GpuIndex, Health, MpsDaemon, MpsState};
 use serde_json::{Value, json};
 
 use super::{is_open, kill, shared};
@@ -61,8 +61,7 @@ async fn hung_daemon_is_replaced_after_its_last_client_ended() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hung_daemon_with_clients_is_restarted_when_configured() {
-    let config =
-        shared("\"0\"", "").replace("health = \"3600s\"", "health = \"3600s\"\nrestart_hung_with_clients = true");
+    let config = shared("\"0\"", "").replace("health_s = 3600", "health_s = 3600\nrestart_hung_with_clients = true");
     let host = InProcess::start("dgx-h100", 1, &config).await;
     host.apply_rules(&["0"]).await;
     let granted = host.share("0", json!({})).await.expect("a lease");
@@ -118,7 +117,7 @@ fn daemon_with_unknown_clients_is_not_ended() {
 /// A daemon that starts or stops slowly is killed at the time limit, and gpushd records this.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_daemon_is_killed_and_recorded() {
-    let config = shared("\"0\"", "").replace("mps.stop=2s", "mps.stop=1s,mps.start=1s");
+    let config = shared("\"0\"", "").replace("stop_s = 2", "stop_s = 1\nstart_s = 1");
     let host = InProcess::start("dgx-h100", 1, &config).await;
     host.apply_rules(&["0"]).await;
     host.host.daemons.ignore_quit();
@@ -142,7 +141,7 @@ async fn slow_daemon_is_killed_and_recorded() {
 /// gpushd reports the exit status, and the command that starts the daemon again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failing_daemon_is_given_up_and_can_be_started_manually() {
-    let config = shared("\"0\"", "").replace("mps.stop=2s", "mps.stop=2s,mps.failures=2");
+    let config = shared("\"0\"", "").replace("stop_s = 2", "stop_s = 2\nfailures = 2");
     let host = InProcess::start("dgx-h100", 1, &config).await;
     host.apply_rules(&["0"]).await;
     host.host.daemons.start_next(DaemonStart::Ends);
@@ -185,7 +184,7 @@ async fn next(listener: &mut EventListener) -> (MpsState, String) {
     let EventPayload::Mps(change) = listener.event().await.expect("an event").what else {
         panic!("an event of another kind")
     };
-    assert_eq!((change.gpu, change.uuid.as_str()), (Some(0), change.gpu_uuid.as_str()));
+    assert_eq!((change.gpu, change.uuid.as_str()), (Some(GpuIndex(0)), change.gpu_uuid.as_str()));
     (change.state, change.reasons.join("; "))
 }
 
@@ -267,7 +266,7 @@ fn gpu_without_mps_is_reported_and_gets_no_daemon() {
     let is_l4 = |gpu: &Gpu| gpu.name.contains("L4");
     let l4 = gpus.iter().position(is_l4).expect("an L4");
     let mut old = gpus.swap_remove(l4);
-    (old.index, old.minor, old.architecture) = (0, 0, Architecture::Volta);
+    (old.index, old.minor, old.architecture) = (GpuIndex(0), 0, Architecture::Volta);
     ScriptedHost::with(&[old.clone()]).run_until(&shared("\"0\"", ""), async |host| {
         host.apply_rules(&["0"]).await;
         assert_eq!(host.daemon("0").await.state, MpsState::Ready, "a Volta GPU supports MPS");

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `admission` | leases: grants, refusals, ends |
 //! | `actions` | stop, restart, settings, maintenance |
-//! | `availability` | a missing driver, a lost GPU, a cordon |
+//! | `availability` | a lost GPU, a cordon |
 //! | `drains` | drains, and servers that a killed daemon left |
 //! | `mode_changes` | operations to and from mode `mps` |
 //! | `compute_modes` | compute modes that cannot be set or restored |
@@ -35,7 +35,7 @@ use super::{
 };
 
 /// Intervals that no test waits for. Tests probe a daemon with a request.
-const INTERVALS: &str = "[mps]\nhealth = \"3600s\"\n# --constants mps.stop=2s,mps.pause=1s,mps.longest_pause=1s\n";
+const INTERVALS: &str = "[mps]\nhealth_s = 3600\nstop_s = 2\npause_s = 1\nlongest_pause_s = 1\n";
 
 /// Returns a config in which these GPUs have mode `mps`.
 fn shared(gpus: &str, more: &str) -> String {
@@ -147,7 +147,7 @@ impl InProcess {
     pub(super) async fn connect(&self, target: &str, client: &UserProgram) {
         let daemon = self.daemon(target).await;
         self.host.daemons.connect(daemon.pid.expect("a daemon"), client);
-        let gpu = usize::try_from(daemon.gpu.expect("a GPU")).expect("an index");
+        let gpu = usize::try_from(daemon.gpu.expect("a GPU").0).expect("an index");
         self.gpus.use_as(gpu, client.pid(), ProcessKind::MpsClient);
     }
 

@@ -20,7 +20,7 @@ async fn job_has_its_gpu_from_prolog_until_epilog() {
     assert_eq!((cluster.as_str(), node.as_str(), *restart), ("ci", "n1", 0));
     let gpu = host.gpu(1).await.uuid;
     assert_eq!(targets(&granted), [gpu.as_str()]);
-    assert!(granted.environment.contains(&("CUDA_VISIBLE_DEVICES".to_owned(), gpu)), "{granted:?}");
+    assert!(granted.environment.contains(&("CUDA_VISIBLE_DEVICES".to_owned(), gpu.to_string())), "{granted:?}");
     // A second Prolog of the same run gets the same lease.
     assert_eq!(host.starts(&job).await.lease.id, lease.id);
     // Epilog knows only the job, not its devices.
@@ -45,17 +45,17 @@ async fn job_without_a_request_needs_no_lease_of_a_users_gpu() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn job_gets_the_mig_devices_of_its_uuids() {
     let (host, uuids) = mig_devices().await;
-    let job = Job::new(1).on_uuid(&uuids[2]).on_uuid(&uuids[0]);
+    let job = Job::new(1).on_uuid(uuids[2].as_str()).on_uuid(uuids[0].as_str());
     let granted = host.starts(&job).await;
     let mut expected = [uuids[0].clone(), uuids[2].clone()];
     expected.sort_unstable();
     assert_eq!((granted.lease.kind, targets(&granted)), (LeaseKind::Mig, expected.to_vec()));
-    let second = Job::new(2).on_uuid(&uuids[0]);
+    let second = Job::new(2).on_uuid(uuids[0].as_str());
     assert!(host.refuses(&second).await.contains("MIG"));
     // gres.conf lists this GPU as a whole GPU, but the GPU has MIG devices.
     let whole = host.refuses(&Job::new(3).on(&[0])).await;
     assert!(whole.contains("partitioned with MIG"), "{whole}");
-    let mixed = host.refuses(&Job::new(3).on(&[0]).on_uuid(&uuids[1]).requests("mig=1g.10gb")).await;
+    let mixed = host.refuses(&Job::new(3).on(&[0]).on_uuid(uuids[1].as_str()).requests("mig=1g.10gb")).await;
     assert!(mixed.contains("whole GPUs and MIG devices"), "{mixed}");
     // With a request for a profile, a job gets a device on this GPU.
     assert_eq!(targets(&host.starts(&Job::new(4).on(&[0]).requests("mig=1g.10gb")).await), [uuids[1].as_str()]);
@@ -68,8 +68,8 @@ async fn job_gets_the_mig_devices_of_its_uuids() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repeated_prolog_with_another_mig_device_gets_that_device() {
     let (host, uuids) = mig_devices().await;
-    let first = host.starts(&Job::new(1).on_uuid(&uuids[0])).await;
-    let second = host.starts(&Job::new(1).on_uuid(&uuids[1])).await;
+    let first = host.starts(&Job::new(1).on_uuid(uuids[0].as_str())).await;
+    let second = host.starts(&Job::new(1).on_uuid(uuids[1].as_str())).await;
     assert_eq!((targets(&first), targets(&second)), (vec![uuids[0].clone()], vec![uuids[1].clone()]));
     assert_eq!(host.state_of(&first).await, LeaseState::Ended);
 }

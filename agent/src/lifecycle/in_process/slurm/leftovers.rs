@@ -1,6 +1,6 @@
 //! Processes that still run after the end of their job. Tests of processes in a job's cgroup are in `tests/`.
 
-use gpush_api::{LeaseState, ProcessKind};
+use gpush_api::{GpuIndex, LeaseState, ProcessKind};
 
 use super::{ALICE, Job, WHOLE, two_gpus};
 use crate::lifecycle::in_process::programs::{UserProgram, skips_other_users};
@@ -19,7 +19,10 @@ async fn process_outside_the_job_reserves_its_gpu_and_is_not_ended() {
     host.gpus.use_as(0, process.pid(), ProcessKind::Compute);
     let ended = host.epilog(&job).await;
     let [left] = &ended.left[..] else { panic!("{ended:?}") };
-    assert_eq!((left.lease, left.gpus.as_slice(), left.unattributed), (granted.lease.id, [0].as_slice(), true));
+    assert_eq!(
+        (left.lease, left.gpus.as_slice(), left.unattributed),
+        (granted.lease.id, [GpuIndex(0)].as_slice(), true)
+    );
     let named = format!("process {} ", process.pid());
     assert!(left.waits_for.iter().any(|why| why.contains(&named) && why.contains("cannot attribute")), "{left:?}");
     assert!(process.lives());

@@ -16,7 +16,7 @@ mod runs;
 
 use gpush_api::{
     ApiError, Code, Lease, LeaseBinding, LeaseGrant, LeaseState, SlurmDevice, SlurmJobEnd, SlurmJobEnded,
-    SlurmJobStart, SlurmJobStarted, SlurmOutcome,
+    SlurmJobStart, SlurmJobStarted, SlurmOutcome, TargetUuid,
 };
 use gpush_core::lease::request::parse;
 use gpush_host::peer::Peer;
@@ -115,7 +115,7 @@ async fn two_gpus(config: &str) -> InProcess {
 }
 
 /// Starts gpushd on a host with one GPU that has three MIG devices for jobs. Returns the UUIDs of the devices.
-async fn mig_devices() -> (InProcess, Vec<String>) {
+async fn mig_devices() -> (InProcess, Vec<TargetUuid>) {
     let host = InProcess::start("dgx-h100", 1, MIG).await;
     host.apply(&["0"], &["1g.10gb*3"]).await;
     let uuids = host.device_uuids(0).await;
@@ -125,7 +125,7 @@ async fn mig_devices() -> (InProcess, Vec<String>) {
 
 impl InProcess {
     /// Returns the UUIDs of the MIG devices of a GPU.
-    async fn device_uuids(&self, gpu: u32) -> Vec<String> {
+    async fn device_uuids(&self, gpu: u32) -> Vec<TargetUuid> {
         let instances = self.gpu(gpu).await.mig.expect("a GPU with MIG").instances;
         instances.iter().flat_map(|instance| &instance.compute).filter_map(|device| device.uuid.clone()).collect()
     }
@@ -185,8 +185,8 @@ impl InProcess {
 }
 
 /// Returns the UUIDs of the devices of a lease, sorted.
-fn targets(lease: &LeaseGrant) -> Vec<String> {
-    let mut targets: Vec<String> = lease.lease.members.iter().map(|member| member.target.clone()).collect();
+fn targets(lease: &LeaseGrant) -> Vec<TargetUuid> {
+    let mut targets: Vec<TargetUuid> = lease.lease.members.iter().map(|member| member.target.clone()).collect();
     targets.sort_unstable();
     targets
 }

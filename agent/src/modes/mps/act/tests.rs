@@ -56,7 +56,7 @@ fn settings_that_the_request_leaves_out_are_kept() {
 #[test]
 fn audit_record_has_the_new_values_of_requested_settings() {
     let now = settings("25", Some("512"));
-    let target = || AuditedTarget { uuid: "MIG-1".to_owned(), gpu_uuid: "GPU-0".to_owned() };
+    let target = || AuditedTarget { uuid: "MIG-1".into(), gpu_uuid: "GPU-0".into() };
     let asked = |text: &str| {
         let event = audited(&serde_json::from_str(text).unwrap(), &now, target(), None);
         event.record(None, "g1", "done").detail

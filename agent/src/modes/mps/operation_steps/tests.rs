@@ -24,7 +24,7 @@ fn host(report: DaemonReport, is_stopped: bool) -> (Arc<HostState>, MpsTarget) {
     let stopped = MpsStopped { by: Actor { uid: 0, user: None, pid: None }, end_at: None };
     let stopped = is_stopped.then_some(stopped);
     let record = move |record: MpsTargetRecord| MpsTargetRecord { stopped, ..record };
-    state.change_mps(|targets| targets.change_record("GPU-0", record));
+    state.change_mps(|targets| targets.change_record(&"GPU-0".into(), record));
     (state.now(), target)
 }
 

@@ -1,6 +1,6 @@
 //! Which MPS daemons a plan stops and starts, and what it needs exclusively.
 
-use gpush_api::{Architecture, PendingAim, PendingChange};
+use gpush_api::{Architecture, PendingAim, PendingChange, TargetUuid};
 use gpush_core::{
     mps::{DaemonReport, MpsTargetRecord},
     supervisor::SupervisorState,
@@ -22,10 +22,10 @@ fn stopped() -> DaemonReport {
 fn targets(all: &[(&str, DaemonReport)], active: &[&str]) -> MpsTargets {
     let mut targets = MpsTargets::default();
     for (uuid, report) in all {
-        targets.by_uuid.insert((*uuid).to_owned(), Arc::new(mps_target(uuid, report.clone())));
+        targets.by_uuid.insert((*uuid).into(), Arc::new(mps_target(uuid, report.clone())));
     }
     for uuid in active {
-        targets.change_record(uuid, |record| MpsTargetRecord { in_force: Some(String::new()), ..record });
+        targets.change_record(&(*uuid).into(), |record| MpsTargetRecord { in_force: Some(String::new()), ..record });
     }
     targets
 }
@@ -44,7 +44,7 @@ fn changes(
     gpu: &Gpu,
     plan: &GpuPlan,
     layout: Option<&Layout>,
-) -> (Vec<String>, bool, Vec<String>) {
+) -> (Vec<TargetUuid>, bool, Vec<String>) {
     let DaemonChanges { stops, starts_whole, starts } = DaemonChanges::of(targets, gpu, plan, layout);
     let stops = stops.iter().map(|target| target.uuid.clone()).collect();
     (stops, starts_whole, starts.into_iter().map(|one| one.device).collect())
@@ -122,7 +122,7 @@ fn daemon_starts_for_each_newly_shared_device() {
 fn operation_reserves_the_whole_gpu_or_the_targets_that_change() {
     let (whole, mig) = (whole_gpu(), mig_gpu(&["3g.40gb@4", "2g.20gb@0"]));
     let none = MpsTargets::default();
-    let only = |uuids: &[&str]| ClaimedTargets::Targets(uuids.iter().map(|uuid| (*uuid).to_owned()).collect());
+    let only = |uuids: &[&str]| ClaimedTargets::Targets(uuids.iter().map(|uuid| (*uuid).into()).collect());
     assert_eq!(claimed(&none, &whole, &plan_layout(&whole, &["7g.80gb"]), None), ClaimedTargets::Gpu, "MIG mode");
     assert_eq!(claimed(&none, &mig, &plan_mig_off(&mig), None), ClaimedTargets::Gpu, "MIG mode");
     let mps = Gpu { mode: Mode::Mps, ..whole.clone() };
@@ -198,7 +198,8 @@ fn process_blocks_only_the_daemon_of_its_mig_device() {
 #[test]
 fn plan_that_disables_mig_removes_all_targets_of_the_gpu() {
     let gpu = mig_gpu(&["3g.40gb@4", "2g.20gb@0"]);
-    let removed = |plan: &GpuPlan| ["GPU-0", "MIG-0", "MIG-1", "MIG-9"].map(|uuid| is_removed(&gpu, plan, uuid));
+    let removed =
+        |plan: &GpuPlan| ["GPU-0", "MIG-0", "MIG-1", "MIG-9"].map(|uuid| is_removed(&gpu, plan, &uuid.into()));
     assert_eq!(removed(&plan_mig_off(&gpu)), [true, true, true, false]);
     assert_eq!(removed(&plan_layout(&gpu, &["3g.40gb@4", "1g.10gb@0"])), [true, true, false, false]);
     // A refused plan has no steps that show what it would remove.

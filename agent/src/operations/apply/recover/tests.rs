@@ -53,7 +53,7 @@ fn mig_mode_that_is_off_needs_no_more_steps() {
 fn sharing_of_a_whole_gpu_is_set_up_again() {
     let gpu = whole_gpu();
     for step in [Step::Timeslice(TimesliceStep::Set), Step::Mps(MpsStep::StartDaemon { device: None })] {
-        let plan = GpuPlan { uuid: gpu.uuid.clone(), steps: vec![step], ..GpuPlan::default() };
+        let plan = GpuPlan { gpu_uuid: gpu.uuid.clone(), steps: vec![step], ..GpuPlan::default() };
         for before in [gpu.mig.clone(), None::<Mig>] {
             let recorded = GpuIntent { before, plan: plan.clone() };
             assert_eq!(remaining_plan(std::slice::from_ref(&gpu), &recorded), plan);
@@ -66,7 +66,7 @@ fn missing_gpu_gets_a_plan_with_an_error() {
     let before = mig_gpu(&[]);
     let recorded = intent(&before, plan_layout(&before, &["7g.80gb"]));
     assert!(remaining_plan(&[], &recorded).error.is_some());
-    let other = Gpu { uuid: "GPU-9".to_owned(), ..before };
+    let other = Gpu { uuid: "GPU-9".into(), ..before };
     assert!(remaining_plan(&[other], &recorded).error.is_some());
 }
 

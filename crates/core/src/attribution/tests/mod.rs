@@ -35,7 +35,7 @@ impl Leased {
 }
 
 fn member(gpu: &str, target: &str, share: MemberShare) -> LeaseMember {
-    LeaseMember { target: target.to_owned(), gpu: gpu.to_owned(), share, memory_mib: 1, gpu_memory_mib: 4 }
+    LeaseMember { target: target.into(), gpu_uuid: gpu.into(), share, memory_mib: 1, gpu_memory_mib: 4 }
 }
 
 fn shared() -> MemberShare {
@@ -134,7 +134,7 @@ impl Facts for Process {
 
 /// Attributes a process on GPU-0, or on this device.
 fn on(device: &str, process: &Process, leases: &[Leased]) -> Attribution {
-    attribute(process, GpuUse::Target(device), leases.iter().map(Leased::view))
+    attribute(process, GpuUse::Target(&device.into()), leases.iter().map(Leased::view))
 }
 
 fn on_gpu(process: &Process, leases: &[Leased]) -> Attribution {

@@ -1,10 +1,15 @@
 //! Properties of attribution, for random processes and leases.
 
+use gpush_api::{GpuUuid, TargetUuid};
+use std::sync::LazyLock;
+
 use proptest::{collection::vec, option, prelude::*};
 
 use super::*;
 
 const PATHS: [&str; 4] = ["/", "/scope-1", "/scope-1/below", "/session"];
+static TARGETS: LazyLock<[TargetUuid; 3]> = LazyLock::new(|| DEVICES.map(|(_, target)| target.into()));
+static GPU_1: LazyLock<GpuUuid> = LazyLock::new(|| "GPU-1".into());
 const DEVICES: [(&str, &str); 3] = [("GPU-0", "GPU-0"), ("GPU-1", "MIG-a"), ("GPU-1", "MIG-b")];
 
 /// A uid that no random process has.
@@ -55,8 +60,8 @@ fn processes() -> impl Strategy<Value = Process> {
 
 fn gpu_uses() -> impl Strategy<Value = GpuUse<'static>> {
     prop_oneof![
-        3 => (0..DEVICES.len()).prop_map(|at| GpuUse::Target(DEVICES[at].1)),
-        1 => Just(GpuUse::Gpu("GPU-1")),
+        3 => (0..DEVICES.len()).prop_map(|at| GpuUse::Target(&TARGETS[at])),
+        1 => Just(()).prop_map(|()| GpuUse::Gpu(&GPU_1)),
         1 => Just(GpuUse::None),
     ]
 }
@@ -86,7 +91,7 @@ proptest! {
     #[test]
     fn at_most_one_lease_gets_a_process_with_certainty(process in processes(), leases in leases()) {
         let mut identified = Vec::new();
-        let uses = [GpuUse::Target("GPU-0"), GpuUse::Target("MIG-a"), GpuUse::Target("MIG-b"), GpuUse::None];
+        let uses = [GpuUse::Target(&"GPU-0".into()), GpuUse::Target(&"MIG-a".into()), GpuUse::Target(&"MIG-b".into()), GpuUse::None];
         for gpu_use in uses {
             let found = found(&process, gpu_use, &leases);
             let certain = ended_with(&found, &leases);

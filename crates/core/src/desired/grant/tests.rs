@@ -1,6 +1,8 @@
 use std::collections::BTreeMap;
 
-use gpush_api::{ComputeInstance, LeaseHolder, LeaseId, LeaseKind, LeaseMember, LeaseUse, MemberShare, Process};
+use gpush_api::{
+    ComputeInstance, GpuIndex, LeaseHolder, LeaseId, LeaseKind, LeaseMember, LeaseUse, MemberShare, Process,
+};
 use proptest::prelude::*;
 
 use super::*;
@@ -84,7 +86,7 @@ impl Scene {
                 profile_id: whole.id,
                 profile: whole.name,
                 placement: None,
-                uuid: Some(format!("MIG-{}-{}", profile.id, placement.start)),
+                uuid: Some(format!("MIG-{}-{}", profile.id, placement.start).into()),
                 processes: Vec::new(),
             }],
             processes: Vec::new(),
@@ -143,7 +145,7 @@ impl Scene {
         let config = Config::parse("[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n", "c").unwrap();
         let member = |lease: &LeaseUse| LeaseMember {
             target: lease.target.clone(),
-            gpu: self.gpu.uuid.clone(),
+            gpu_uuid: self.gpu.uuid.clone(),
             share: MemberShare::Mig { profile: String::new() },
             memory_mib: 0,
             gpu_memory_mib: 0,
@@ -203,10 +205,10 @@ proptest! {
             let plan = plan_grant(&scene.gpu, &assignment, &scene.created());
             prop_assert!(plan.error.is_none(), "{:?}", plan.error);
             scene.check(&plan);
-            let destroyed: BTreeSet<(u32, u32)> = plan
+            let destroyed: BTreeSet<(GpuIndex, u32)> = plan
                 .instance_steps()
                 .filter_map(|step| match step {
-                    InstanceStep::DestroyGpuInstance { gi, .. } => Some((0, *gi)),
+                    InstanceStep::DestroyGpuInstance { gi, .. } => Some((GpuIndex(0), *gi)),
                     _ => None,
                 })
                 .collect();

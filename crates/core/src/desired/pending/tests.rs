@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpush_api::{
-    ComputeInstance, ComputeMode, GpuInstance, LeaseHolder, LeaseMember, Placement, Priority, TimesliceLevel,
+    ComputeInstance, ComputeMode, GpuInstance, LeaseHolder, LeaseMember, Placement, Priority, TargetUuid,
+    TimesliceLevel,
 };
 
 use super::*;
@@ -54,7 +55,7 @@ impl Kind {
             profile_id: 2,
             profile: "3g.40gb".to_owned(),
             placement: None,
-            uuid: Some("MIG-0".to_owned()),
+            uuid: Some("MIG-0".into()),
             processes: Vec::new(),
         };
         let instance = GpuInstance {
@@ -99,9 +100,9 @@ impl Kind {
     }
 
     fn lease(self, gpu: &Gpu) -> LeaseUse {
-        let target = if self.is_mig() { "MIG-0".to_owned() } else { gpu.uuid.clone() };
+        let target = if self.is_mig() { "MIG-0".to_owned() } else { gpu.uuid.to_string() };
         let (share, holder) = (self.share(), LeaseHolder { uid: 1000, user: None });
-        LeaseUse { id: LeaseId(12), target, kind: share.kind(), share, holder, until: None }
+        LeaseUse { id: LeaseId(12), target: target.into(), kind: share.kind(), share, holder, until: None }
     }
 
     fn request(self) -> RequestedShare {
@@ -117,10 +118,10 @@ impl Kind {
     }
 
     /// Returns the targets that have a daemon in this mode.
-    fn daemons(self, gpu: &Gpu) -> BTreeSet<String> {
+    fn daemons(self, gpu: &Gpu) -> BTreeSet<TargetUuid> {
         match self {
-            Self::Mps => BTreeSet::from([gpu.uuid.clone()]),
-            Self::SharedDevice => BTreeSet::from(["MIG-0".to_owned()]),
+            Self::Mps => BTreeSet::from([gpu.uuid.clone().into()]),
+            Self::SharedDevice => BTreeSet::from(["MIG-0".into()]),
             Self::Whole | Self::Timeslice | Self::MigDevice => BTreeSet::new(),
         }
     }
@@ -128,7 +129,7 @@ impl Kind {
 
 /// GPU 0 with a lease of the kind `from`, after the rule has become `to`. `made` is whether gpushd has already made the
 /// change, for example because an administrator forced it.
-fn scene(from: Kind, to: Kind, made: bool) -> (Config, Gpu, BTreeSet<String>) {
+fn scene(from: Kind, to: Kind, made: bool) -> (Config, Gpu, BTreeSet<TargetUuid>) {
     let config = to.config();
     let stands = if made && from.is_mig() == to.is_mig() { to } else { from };
     let mut gpu = stands.gpu();
@@ -138,13 +139,13 @@ fn scene(from: Kind, to: Kind, made: bool) -> (Config, Gpu, BTreeSet<String>) {
     (config, gpu, daemons)
 }
 
-fn is_granted(config: &Config, gpu: &Gpu, daemons: &BTreeSet<String>, share: RequestedShare) -> bool {
+fn is_granted(config: &Config, gpu: &Gpu, daemons: &BTreeSet<TargetUuid>, share: RequestedShare) -> bool {
     let members: Vec<LeaseMember> = gpu
         .leases
         .iter()
         .map(|lease| {
             let (target, gpu, share) = (lease.target.clone(), gpu.uuid.clone(), lease.share.clone());
-            LeaseMember { target, gpu, share, memory_mib: 0, gpu_memory_mib: 0 }
+            LeaseMember { target, gpu_uuid: gpu, share, memory_mib: 0, gpu_memory_mib: 0 }
         })
         .collect();
     let members: Vec<(u32, &LeaseMember)> = members.iter().map(|member| (1000, member)).collect();
@@ -194,11 +195,11 @@ fn change_of_a_leased_gpu_is_pending_and_names_its_leases() {
                 _ if from == to => None,
                 (Kind::MigDevice, Kind::SharedDevice) => {
                     let (uuid, device) = device();
-                    Some(PendingAim::ShareDevice { uuid, device })
+                    Some(PendingAim::ShareDevice { uuid: uuid.into(), device })
                 }
                 (Kind::SharedDevice, Kind::MigDevice) => {
                     let (uuid, device) = device();
-                    Some(PendingAim::UnshareDevice { uuid, device })
+                    Some(PendingAim::UnshareDevice { uuid: uuid.into(), device })
                 }
                 _ => Some(PendingAim::Mode { from: from.mode(), mode: config.rules[0].mode }),
             };
@@ -277,10 +278,10 @@ fn equal_device_without_a_lease_is_shared_instead() {
     let config = Config::parse(text, "c").unwrap();
     let mut gpu = Kind::MigDevice.gpu();
     let mut other = gpu.mig.as_ref().unwrap().instances[0].clone();
-    (other.id, other.placement.start, other.compute[0].uuid) = (1, 0, Some("MIG-1".to_owned()));
+    (other.id, other.placement.start, other.compute[0].uuid) = (1, 0, Some("MIG-1".into()));
     gpu.mig.as_mut().unwrap().instances.insert(0, other);
     for (leased, shared) in [("MIG-0", "MIG-1"), ("MIG-1", "MIG-0")] {
-        gpu.leases = vec![LeaseUse { target: leased.to_owned(), ..Kind::MigDevice.lease(&gpu) }];
+        gpu.leases = vec![LeaseUse { target: leased.into(), ..Kind::MigDevice.lease(&gpu) }];
         describe_all(&config, std::slice::from_mut(&mut gpu));
         assert!(gpu.pending.is_empty(), "{:?}", gpu.pending);
         let targets = decide(&config, std::slice::from_ref(&gpu), &BTreeSet::new()).targets;

@@ -7,7 +7,7 @@ use super::*;
 fn lease(id: u64, target: &str) -> LeaseUse {
     LeaseUse {
         id: LeaseId(id),
-        target: target.to_owned(),
+        target: target.into(),
         kind: LeaseKind::Mig,
         share: gpush_api::MemberShare::Mig { profile: "1g.10gb".to_owned() },
         holder: LeaseHolder { uid: 1000, user: Some("alice".to_owned()) },
@@ -19,7 +19,7 @@ fn lease(id: u64, target: &str) -> LeaseUse {
 fn idle_leased_instance_blocks_a_layout() {
     let mut host = host();
     set(&mut host[0], &[("3g.40gb", 0, &[]), ("3g.40gb", 4, &[])]);
-    host[0].mig.as_mut().unwrap().instances[1].compute[0].uuid = Some("MIG-1".to_owned());
+    host[0].mig.as_mut().unwrap().instances[1].compute[0].uuid = Some("MIG-1".into());
     host[0].leases = vec![lease(17, "MIG-1")];
     // The layout keeps the leased instance. The other instance is free, so the layout may destroy
     // it.
@@ -38,7 +38,7 @@ fn leased_gpu_blocks_a_change_of_mig_mode() {
     let mig = host[0].mig.as_mut().unwrap();
     (mig.enabled, mig.reset_pending) = (false, false);
     let uuid = host[0].uuid.clone();
-    host[0].leases = vec![lease(21, &uuid), lease(17, &uuid)];
+    host[0].leases = vec![lease(21, uuid.as_str()), lease(17, uuid.as_str())];
     let plan = one(&config(), &host, &request(&["0"], LayoutSource::Config));
     assert!(plan.steps.is_empty());
     assert!(
@@ -51,7 +51,7 @@ fn leased_gpu_blocks_a_change_of_mig_mode() {
 fn leased_instance_blocks_disabling_mig_mode() {
     let mut host = host();
     set(&mut host[3], &[("1g.10gb", 0, &[])]);
-    host[3].mig.as_mut().unwrap().instances[0].compute[0].uuid = Some("MIG-1".to_owned());
+    host[3].mig.as_mut().unwrap().instances[0].compute[0].uuid = Some("MIG-1".into());
     host[3].leases = vec![lease(17, "MIG-1")];
     let plan = one(&config(), &host, &request(&["3"], LayoutSource::Config));
     assert!(matches!(&plan.refusal, Some(Refusal::Blocked { .. })), "{:?}", plan.refusal);

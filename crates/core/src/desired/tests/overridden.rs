@@ -1,10 +1,10 @@
-use gpush_api::{Actor, GpuLayout, Override};
+use gpush_api::{Actor, GpuIndex, GpuLayout, GpuUuid, Override};
 
 use super::*;
 
 fn an_override(gpu: &Gpu, layout: &[String]) -> Override {
     Override {
-        uuid: gpu.uuid.clone(),
+        gpu_uuid: gpu.uuid.clone(),
         gpu: Some(gpu.index),
         rule: None,
         layout: layout.to_vec(),
@@ -30,7 +30,7 @@ fn apply(gpus: &mut [Gpu], request: &PlanRequest) -> Option<Vec<OverrideEffect>>
     }
     let standing = override_effects(&config(), gpus, request, &plans);
     for (plan, standing) in plans.iter().zip(&standing) {
-        let gpu = gpus.iter_mut().find(|gpu| gpu.uuid == plan.uuid).unwrap();
+        let gpu = gpus.iter_mut().find(|gpu| gpu.uuid == plan.gpu_uuid).unwrap();
         carry_out(gpu, plan);
         match standing {
             OverrideEffect::Stays => {}
@@ -41,7 +41,7 @@ fn apply(gpus: &mut [Gpu], request: &PlanRequest) -> Option<Vec<OverrideEffect>>
     Some(standing)
 }
 
-fn drifting(gpus: &[Gpu]) -> Vec<u32> {
+fn drifting(gpus: &[Gpu]) -> Vec<GpuIndex> {
     let mut gpus = gpus.to_vec();
     describe_all(&config(), &mut gpus);
     gpus.iter().filter(|gpu| !gpu.drift.is_empty() && gpu.mode == Mode::Mig).map(|gpu| gpu.index).collect()
@@ -122,11 +122,11 @@ fn request_without_mig_sets_no_override() {
 #[test]
 fn config_changes_under_overrides_are_found() {
     let gpus = host();
-    let uuids: Vec<String> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+    let uuids: Vec<GpuUuid> = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
     let changed = |text: &str, gpus: &[Gpu]| -> Vec<usize> {
         let new = Config::parse(text, "config.toml").unwrap_or_else(|e| panic!("{e}"));
         let changed = changed_under(&config(), &new, gpus, &uuids);
-        changed.iter().map(|uuid| uuids.iter().position(|other| other == uuid).unwrap()).collect()
+        changed.iter().map(|uuid| uuids.iter().position(|other| other == uuid.as_str()).unwrap()).collect()
     };
     assert_eq!(changed(CONFIG, &gpus), [0; 0]);
     assert_eq!(changed(&CONFIG.replace("training", "learning"), &gpus), [0; 0], "a name is no change");
@@ -187,8 +187,8 @@ proptest! {
                 prop_assert_eq!(&before, &gpus);
                 continue;
             };
-            let meant: Vec<String> =
-                plan_host(&config(), &before, &request).unwrap().plans.into_iter().map(|plan| plan.uuid).collect();
+            let meant: Vec<GpuUuid> =
+                plan_host(&config(), &before, &request).unwrap().plans.into_iter().map(|plan| plan.gpu_uuid).collect();
             prop_assert_eq!(meant.len(), standing.len());
             let drifting = drifting(&gpus);
             for (gpu, was) in gpus.iter().zip(&before) {
@@ -200,7 +200,7 @@ proptest! {
             }
             // After the requests, a repair of drift changes nothing on these GPUs, and keeps every
             // override.
-            let wanted = PlanRequest { gpus: meant, layout: LayoutSource::Wanted };
+            let wanted = PlanRequest { gpus: meant.iter().map(GpuUuid::to_string).collect(), layout: LayoutSource::Wanted };
             let plans = plan_host(&config(), &gpus, &wanted).unwrap().plans;
             prop_assert!(plans.iter().all(|plan| plan.steps.is_empty()), "{:?}", plans);
             let after = gpus.clone();

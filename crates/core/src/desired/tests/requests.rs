@@ -1,13 +1,15 @@
 //! Which GPUs a request selects, and why requests are refused.
 
 use super::*;
+use gpush_api::GpuIndex;
 
 #[test]
 fn request_without_selector_means_gpus_claimed_for_mig() {
     let plans = plan_host(&config(), &host(), &PlanRequest::default()).unwrap().plans;
-    let shown: Vec<(u32, String, usize)> = plans.iter().map(|p| (p.gpu, p.layout.join(","), p.steps.len())).collect();
+    let shown: Vec<(GpuIndex, String, usize)> =
+        plans.iter().map(|p| (p.gpu, p.layout.join(","), p.steps.len())).collect();
     let expected = [(0, "3g.40gb*2", 4), (1, "3g.40gb*2", 4), (2, "3g.40gb,1c.3g.40gb*3", 6), (5, "none", 0)];
-    assert_eq!(shown, expected.map(|(gpu, layout, steps)| (gpu, layout.to_owned(), steps)));
+    assert_eq!(shown, expected.map(|(gpu, layout, steps)| (GpuIndex(gpu), layout.to_owned(), steps)));
     // If a request with a layout names no GPU, it applies to the same GPUs as a request without a
     // layout.
     let plans = plan_host(&config(), &host(), &request(&[], entries("7g.80gb"))).unwrap().plans;
@@ -18,7 +20,7 @@ fn request_without_selector_means_gpus_claimed_for_mig() {
 fn named_layouts_and_entries_apply_to_unclaimed_gpus() {
     let named = LayoutSource::Named("halves".to_owned());
     let plan = one(&config(), &host(), &request(&["7"], named));
-    assert_eq!((plan.gpu, plan.layout.join(",").as_str(), plan.steps.len()), (7, "3g.40gb*2", 4));
+    assert_eq!((plan.gpu, plan.layout.join(",").as_str(), plan.steps.len()), (GpuIndex(7), "3g.40gb*2", 4));
     let plan = one(&Config::default(), &host(), &request(&["7"], entries("3G.40GB")));
     assert_eq!((plan.layout.join(",").as_str(), plan.steps.len()), ("3g.40gb", 2));
     let none = LayoutSource::Named("none".to_owned());
@@ -37,10 +39,7 @@ fn hint_names_other_gpus_in_a_command_that_works() {
     assert!(apply(&["4"]).starts_with("choose other GPUs: `gpushctl apply 0-3,5` (administrator); or "));
     assert!(apply(&["2-5"]).starts_with("choose other GPUs: `gpushctl apply 2-3,5` (administrator); or "));
     let layout = hint(&["4"], entries("1G.10gb*2"));
-    assert!(
-        layout.starts_with("choose other GPUs: `gpushctl mig apply --dry-run '1g.10gb*2' -g 0-2,5-7`; or "),
-        "{layout}"
-    );
+    assert!(layout.starts_with("choose other GPUs: `gpushctl mig plan '1g.10gb*2' -g 0-2,5-7`; or "), "{layout}");
     let each = |layout: &[&str]| {
         let layout = layout.iter().map(|entry| (*entry).to_owned()).collect();
         LayoutSource::PerGpu(vec![GpuLayout { gpu: "4".to_owned(), mig: true, layout }])
@@ -233,8 +232,7 @@ layout = "none"
                         None => continue,
                     },
                 };
-                let plan = between(&hint, "`gpushctl mig apply --dry-run ", &['`'])
-                    .and_then(|command| command.split_once(" -g "));
+                let plan = between(&hint, "`gpushctl mig plan ", &['`']).and_then(|command| command.split_once(" -g "));
                 let others = between(&hint, "`gpushctl apply ", &['`']);
                 if let Some(others) = others {
                     let plans = plan_host(&config, &host, &request(&[others], LayoutSource::Wanted));

@@ -1,6 +1,6 @@
 //! GPUs on NVSwitches, which are reset together.
 
-use gpush_api::NvLink;
+use gpush_api::{GpuIndex, NvLink};
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn gpus_on_a_switch_reset_together_without_fabric_manager() {
     for gpu in &mut gpus {
         let mig = gpu.mig.as_mut().unwrap();
         mig.set_mode(false, false);
-        gpu.nvlink = Some(NvLink { links: 12, switched: gpu.index < 4, peers: Vec::new() });
+        gpu.nvlink = Some(NvLink { links: 12, switched: gpu.index < GpuIndex(4), peers: Vec::new() });
     }
     let none = Config::default();
     let plan = |config: &Config, gpus: &[Gpu]| {
@@ -28,7 +28,7 @@ fn gpus_on_a_switch_reset_together_without_fabric_manager() {
     let mig = gpus[0].mig.as_mut().unwrap();
     mig.set_mode(true, true);
     let each = |gpu: &Gpu, mig| GpuLayout {
-        gpu: gpu.uuid.clone(),
+        gpu: gpu.uuid.to_string(),
         mig,
         layout: if mig { vec!["7g.80gb".to_owned()] } else { Vec::new() },
     };

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{LeaseKind, LeaseMember, MemberShare, Placement};
+use gpush_api::{GpuIndex, GpuUuid, LeaseKind, LeaseMember, MemberShare, Placement, TargetUuid};
 
 use crate::lease::capacity::{Held, Relation};
 
@@ -27,7 +27,7 @@ pub struct Blockers<L> {
     pub leases: Vec<L>,
     /// UUIDs of GPUs and MIG devices that processes without a lease use. If these processes end, the
     /// grant is possible.
-    pub in_use: Vec<String>,
+    pub in_use: Vec<TargetUuid>,
     /// Whether all of these leases and processes must end. If not, the end of one of them is enough.
     pub together: bool,
 }
@@ -36,7 +36,7 @@ pub struct Blockers<L> {
 #[derive(Clone, Copy)]
 enum Occupant<'a, L> {
     Lease(L, &'a [&'a LeaseMember]),
-    Target(&'a str),
+    Target(&'a TargetUuid),
 }
 
 /// Finds what blocks a request. `host` must not contain the reservations of the queue. `leases` are
@@ -58,7 +58,7 @@ pub fn blockers<L: Copy>(
     let kind = wanted.share.kind();
     let offers = |gpu: &GpuOffer| gpu.closed.is_none() && gpu.kinds().any(|one| one == kind);
     let is_here = |members: &[&LeaseMember]| {
-        members.iter().any(|member| selected.gpus.iter().any(|gpu| gpu.uuid == member.gpu && offers(gpu)))
+        members.iter().any(|member| selected.gpus.iter().any(|gpu| gpu.uuid == member.gpu_uuid && offers(gpu)))
     };
     let here = leases.iter().filter(|(_, members)| is_here(members));
     let leases = here.map(|(lease, members)| Occupant::Lease(*lease, members.as_slice()));
@@ -70,8 +70,8 @@ pub fn blockers<L: Copy>(
     }
     let on_gpu = |gpu: &GpuOffer| -> Vec<Occupant<'_, L>> {
         let is_on = |one: &Occupant<'_, L>| match one {
-            Occupant::Lease(_, members) => members.iter().any(|member| member.gpu == gpu.uuid),
-            Occupant::Target(target) => gpu.targets().any(|uuid| uuid == target),
+            Occupant::Lease(_, members) => members.iter().any(|member| member.gpu_uuid == gpu.uuid),
+            Occupant::Target(target) => gpu.targets().any(|uuid| uuid == *target),
         };
         candidates.iter().copied().filter(is_on).collect()
     };
@@ -98,7 +98,7 @@ impl<L: Copy> Blockers<L> {
         for one in found {
             match one {
                 Occupant::Lease(lease, _) => all.leases.push(*lease),
-                Occupant::Target(target) => all.in_use.push((*target).to_owned()),
+                Occupant::Target(target) => all.in_use.push((*target).clone()),
             }
         }
         all
@@ -112,10 +112,10 @@ pub fn instances_that_block(
     host: &Host,
     wanted: &PlacementRequest,
     policy: PlacementPolicy,
-    instances: &[(u32, Placement)],
-) -> Vec<(u32, Placement)> {
+    instances: &[(GpuIndex, Placement)],
+) -> Vec<(GpuIndex, Placement)> {
     let selected = host.selected(wanted);
-    let fits_without = |(index, placement): &&(u32, Placement)| {
+    let fits_without = |(index, placement): &&(GpuIndex, Placement)| {
         let mut host = selected.clone();
         let gpu = host.gpus.iter_mut().find(|gpu| gpu.index == *index);
         if let Some(mig) = gpu.and_then(|gpu| gpu.mig.as_mut()) {
@@ -123,21 +123,21 @@ pub fn instances_that_block(
         }
         gang::best(&host, wanted, policy, UseOccupied::Never).is_some()
     };
-    let alone: Vec<(u32, Placement)> = instances.iter().take(MOST_TESTED).filter(fits_without).copied().collect();
+    let alone: Vec<(GpuIndex, Placement)> = instances.iter().take(MOST_TESTED).filter(fits_without).copied().collect();
     if alone.is_empty() { instances.to_vec() } else { alone }
 }
 
 /// Returns the UUIDs of the targets that an assignment grants. Where the assignment creates an
 /// instance, returns the UUIDs of the MIG devices that are in use there now.
 #[must_use]
-pub fn occupied_targets(host: &Host, assignment: &Assignment) -> BTreeSet<String> {
+pub fn occupied_targets(host: &Host, assignment: &Assignment) -> BTreeSet<TargetUuid> {
     let mut targets = BTreeSet::new();
     for member in &assignment.members {
         let Some(gpu) = host.gpus.iter().find(|gpu| gpu.index == member.gpu()) else { continue };
         match member {
             Member::Device { uuid, .. } => drop(targets.insert(uuid.clone())),
             Member::Mps { target, .. } => drop(targets.insert(target.clone())),
-            Member::Timeslice { .. } | Member::Whole { .. } => drop(targets.insert(gpu.uuid.clone())),
+            Member::Timeslice { .. } | Member::Whole { .. } => drop(targets.insert(gpu.uuid.clone().into())),
             Member::Create { placement, .. } => {
                 let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
                 let here = instances.filter(|instance| instance.placement.overlaps(*placement));
@@ -182,23 +182,23 @@ impl GpuOffer {
     }
 
     /// Returns the UUIDs of the GPU and of its MIG devices that processes use without a lease.
-    fn used_without_lease(&self) -> impl Iterator<Item = &str> {
+    fn used_without_lease(&self) -> impl Iterator<Item = &TargetUuid> {
         let instances = self.mig.iter().flat_map(|mig| &mig.instances);
         let devices = instances.flat_map(|one| one.devices.iter().map(move |device| (one.busy, device)));
         let used = devices.filter(|(busy, device)| !device.leased && !device.shared && (*busy || !device.free));
-        let whole = self.whole.filter(|whole| !whole.free && !whole.leased).map(|_| self.uuid.as_str());
-        used.map(|(_, device)| device.uuid.as_str()).chain(whole)
+        let whole = self.whole.filter(|whole| !whole.free && !whole.leased).map(|_| self.uuid.as_target());
+        used.map(|(_, device)| &device.uuid).chain(whole)
     }
 
     /// Frees a target, because its lease and the processes on it end. The end of a lease on the GPU frees all devices.
-    fn free_target(&mut self, target: &str) {
+    fn free_target(&mut self, target: &TargetUuid) {
         for instance in self.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
-            if let Some(device) = instance.devices.iter_mut().find(|device| device.uuid == target) {
+            if let Some(device) = instance.devices.iter_mut().find(|device| device.uuid == *target) {
                 (device.free, device.leased) = (!device.shared, false);
                 instance.busy = false;
             }
         }
-        if let Some(whole) = self.whole.as_mut().filter(|_| self.uuid == target) {
+        if let Some(whole) = self.whole.as_mut().filter(|_| self.uuid == *target) {
             (whole.free, whole.leased) = (true, false);
         }
     }
@@ -206,13 +206,14 @@ impl GpuOffer {
     /// Frees the share of a member whose lease ends.
     fn free_member(&mut self, member: &LeaseMember) {
         let held = Held::by_member(member);
-        let excludes =
-            |gpu: &str, target: &str, kind| u32::from(held.relation(gpu, target, kind) == Relation::Excludes);
+        let excludes = |gpu: &GpuUuid, target: &TargetUuid, kind| {
+            u32::from(held.relation(gpu, target, kind) == Relation::Excludes)
+        };
         for mps in &mut self.mps {
             mps.excluding = mps.excluding.saturating_sub(excludes(&self.uuid, &mps.target, LeaseKind::Mps));
         }
         if let Some(slices) = &mut self.timeslice {
-            let one = excludes(&self.uuid, &self.uuid, LeaseKind::Timeslice);
+            let one = excludes(&self.uuid, self.uuid.as_target(), LeaseKind::Timeslice);
             slices.excluding = slices.excluding.saturating_sub(one);
         }
         match &member.share {
@@ -243,7 +244,7 @@ impl Host {
                 match one {
                     Occupant::Lease(_, members) => {
                         for member in *members {
-                            if member.gpu == gpu.uuid {
+                            if member.gpu_uuid == gpu.uuid {
                                 gpu.free_member(member);
                             }
                         }

@@ -4,6 +4,7 @@
 //! UUIDs and ids of its devices. So the choices for one GPU are also valid for an equal GPU, with its own names.
 
 use super::{GpuOffer, Instance, Member, MigOffer, PlacementRequest, RequestedShare, choice::GpuChoice};
+use gpush_api::{GpuIndex, TargetUuid};
 
 /// The choices on one GPU, by number of members.
 type Choices = Vec<Option<GpuChoice>>;
@@ -51,7 +52,7 @@ fn have_equal_devices(one: &MigOffer, other: &MigOffer) -> bool {
 /// Returns an instance without its id and the UUIDs of its devices.
 fn without_names(instance: &Instance) -> Instance {
     let mut instance = Instance { id: 0, ..instance.clone() };
-    instance.devices.iter_mut().for_each(|device| device.uuid.clear());
+    instance.devices.iter_mut().for_each(|device| device.uuid = TargetUuid::default());
     instance
 }
 
@@ -63,7 +64,7 @@ fn renamed(choice: &GpuChoice, from: &GpuOffer, to: &GpuOffer) -> GpuChoice {
     let member = |member: &Member| match member {
         Member::Device { uuid, .. } => {
             let device = devices().find(|(from, _)| from.uuid == *uuid);
-            let uuid = device.map_or_else(|| uuid.clone(), |(_, to)| to.uuid.clone());
+            let uuid = device.map_or_else(|| uuid.clone(), |(_, to)| to.uuid.clone().into());
             Member::Device { gpu: to.index, uuid }
         }
         Member::Create { profile_id, placement, .. } => {
@@ -71,7 +72,7 @@ fn renamed(choice: &GpuChoice, from: &GpuOffer, to: &GpuOffer) -> GpuChoice {
         }
         Member::Mps { .. } | Member::Timeslice { .. } | Member::Whole { .. } => member.clone(),
     };
-    let destroyed = |(_, id): &(u32, u32)| {
+    let destroyed = |(_, id): &(GpuIndex, u32)| {
         let instance = pairs.iter().find(|(from, _)| from.id == *id);
         (to.index, instance.map_or(*id, |(_, to)| to.id))
     };
@@ -96,10 +97,10 @@ mod tests {
         for round in 0..300 {
             let model = ["a100-80", "a30-24"][rng.usize(..2)];
             let first = random(&mut rng, 0, model);
-            let mut second = GpuOffer { index: 1, uuid: "GPU-second".to_owned(), ..first.clone() };
+            let mut second = GpuOffer { index: GpuIndex(1), uuid: "GPU-second".into(), ..first.clone() };
             for instance in second.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
                 instance.id += 20;
-                instance.devices.iter_mut().for_each(|device| device.uuid.insert_str(0, "second-"));
+                instance.devices.iter_mut().for_each(|device| device.uuid = format!("second-{}", device.uuid).into());
             }
             let gpus = [&first, &second, &random(&mut rng, 2, model)];
             let device = RequestedDevice::AtLeast { memory_mib: 0, slices: rng.u8(0..3) };

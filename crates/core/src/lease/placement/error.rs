@@ -1,6 +1,6 @@
 //! Why a request cannot be placed.
 
-use gpush_api::LeaseKind;
+use gpush_api::{GpuIndex, LeaseKind};
 
 use crate::nearest::nearest_few;
 
@@ -20,7 +20,7 @@ pub enum NoAssignment {
         /// `mig=1g.10gb`.
         offered: Vec<(LeaseKind, String)>,
         /// GPUs that offer nothing, by index.
-        unoffered: Vec<(u32, Unoffered)>,
+        unoffered: Vec<(GpuIndex, Unoffered)>,
     },
     /// None of the GPUs has the profile.
     UnknownProfile {
@@ -31,7 +31,7 @@ pub enum NoAssignment {
     },
     /// All MIG devices that match the request are shared through MPS. Contains these devices, each
     /// with the index of its GPU.
-    SharedThroughMps(Vec<(u32, String)>),
+    SharedThroughMps(Vec<(GpuIndex, String)>),
     /// The GPUs could not fulfil the request even if all of them were empty.
     TooLarge {
         /// Maximum number of members that the empty GPUs can hold.
@@ -41,7 +41,7 @@ pub enum NoAssignment {
     Busy {
         /// What prevents the grant, by GPU index. GPUs that cannot fulfil the request even when empty are
         /// omitted, unless an operation is changing them.
-        obstacles: Vec<(u32, Obstacle)>,
+        obstacles: Vec<(GpuIndex, Obstacle)>,
         /// A free share of the requested kind, which the user can request instead; `None` if no share is
         /// free, or if all shares have the same size.
         free: Option<FreeShare>,
@@ -54,21 +54,21 @@ pub enum FreeShare {
     /// The largest free part of an MPS target, in tenths of a percent.
     Percentage {
         /// Index of the target's GPU.
-        gpu: u32,
+        gpu: GpuIndex,
         /// Size of the part.
         tenths: u32,
     },
     /// The smallest free MIG device that is at least as large as the requested one.
     Larger {
         /// Index of the device's GPU.
-        gpu: u32,
+        gpu: GpuIndex,
         /// Profile of the compute instance.
         profile: String,
     },
     /// The largest free MIG device; no free device is as large as the requested one.
     Smaller {
         /// Index of the device's GPU.
-        gpu: u32,
+        gpu: GpuIndex,
         /// Profile of the compute instance.
         profile: String,
     },
@@ -144,9 +144,9 @@ fn example(host: &Host, kind: LeaseKind) -> String {
 
 /// Returns the MIG devices that meet a request, but are shared through MPS, each with the index of
 /// its GPU.
-fn shared_devices(gpus: &[GpuOffer], wanted: &PlacementRequest) -> Vec<(u32, String)> {
+fn shared_devices(gpus: &[GpuOffer], wanted: &PlacementRequest) -> Vec<(GpuIndex, String)> {
     let RequestedShare::Mig(requested) = &wanted.share else { return Vec::new() };
-    let of_gpu = |gpu: &GpuOffer| -> Vec<(u32, String)> {
+    let of_gpu = |gpu: &GpuOffer| -> Vec<(GpuIndex, String)> {
         let instances = gpu.mig.iter().flat_map(|mig| mig.instances.iter().map(move |one| (mig, one)));
         let devices = instances.flat_map(|(mig, one)| one.devices.iter().map(move |device| (mig, one, device)));
         let shared = devices.filter(|(mig, one, device)| device.shared && mig.meets(requested, one, device));
@@ -161,7 +161,7 @@ fn free_share(host: &Host, wanted: &PlacementRequest) -> Option<FreeShare> {
     match &wanted.share {
         RequestedShare::Mps { .. } => {
             let targets = open.flat_map(|gpu| gpu.mps.iter().map(move |mps| (gpu.index, mps)));
-            let fits = |(_, mps): &(u32, &MpsOffer)| {
+            let fits = |(_, mps): &(GpuIndex, &MpsOffer)| {
                 wanted.has_target(&mps.target)
                     && mps.excluding == 0
                     && mps.user.is_none_or(|user| user == wanted.holder)
@@ -183,7 +183,7 @@ fn free_share(host: &Host, wanted: &PlacementRequest) -> Option<FreeShare> {
                 let free = one.devices.iter().filter(|device| device.free && wanted.has_target(&device.uuid));
                 free.map(move |device| (gpu, mig, one, device))
             });
-            let devices: Vec<(u32, &MigOffer, &Instance, &Device)> = devices.collect();
+            let devices: Vec<(GpuIndex, &MigOffer, &Instance, &Device)> = devices.collect();
             let larger = devices.iter().filter_map(|(gpu, mig, one, device)| {
                 let profile = mig.geometry.profile(one.profile_id).filter(|_| device.whole)?;
                 requested.fits_in(&mig.geometry, profile).then(|| (rank(profile), *gpu, &device.profile))
@@ -192,7 +192,7 @@ fn free_share(host: &Host, wanted: &PlacementRequest) -> Option<FreeShare> {
                 return Some(FreeShare::Larger { gpu, profile: profile.clone() });
             }
             // Among devices of equal size, prefer a device that occupies its whole GPU instance.
-            let size = |(gpu, _, one, device): &&(u32, &MigOffer, &Instance, &Device)| {
+            let size = |(gpu, _, one, device): &&(GpuIndex, &MigOffer, &Instance, &Device)| {
                 (one.placement.size, device.whole, std::cmp::Reverse(*gpu))
             };
             let (gpu, _, _, device) = devices.iter().max_by_key(size)?;

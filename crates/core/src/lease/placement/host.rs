@@ -5,7 +5,9 @@
 
 use std::sync::Arc;
 
-use gpush_api::{ComputeMode, LeaseKind, Mode, PendingChange, Percentage, Placement, TimesliceLevel};
+use gpush_api::{
+    ComputeMode, GpuIndex, GpuUuid, LeaseKind, Mode, PendingChange, Percentage, Placement, TargetUuid, TimesliceLevel,
+};
 
 use crate::geometry::Geometry;
 
@@ -22,9 +24,9 @@ pub struct Host {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GpuOffer {
     /// Index.
-    pub index: u32,
+    pub index: GpuIndex,
     /// `GPU-<uuid>`.
-    pub uuid: String,
+    pub uuid: GpuUuid,
     /// Why the GPU accepts no grants now; `None` if it accepts grants.
     pub closed: Option<Closed>,
     /// Why the GPU offers nothing; `None` if it offers leases.
@@ -143,7 +145,7 @@ impl Instance {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     /// `MIG-<uuid>`.
-    pub uuid: String,
+    pub uuid: TargetUuid,
     /// Compute instance profile, such as `1g.10gb`, or `1c.3g.40gb` for a part of the GPU instance.
     pub profile: String,
     /// Whether the device occupies the whole GPU instance.
@@ -160,7 +162,7 @@ pub struct Device {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MpsOffer {
     /// UUID of the GPU or MIG device.
-    pub target: String,
+    pub target: TargetUuid,
     /// Memory of the target in MiB.
     pub memory_mib: u64,
     /// Maximum sum of the shares of all leases, in tenths of a percent. A value above 1000
@@ -207,17 +209,17 @@ pub struct WholeOffer {
 impl Device {
     /// Returns the name of the device in messages, such as `0:3g.40gb@4`. A device that does not occupy its whole GPU
     /// instance has its UUID as its name.
-    pub(super) fn name(&self, gpu: u32, instance: &Instance) -> String {
-        if self.whole { format!("{gpu}:{}@{}", self.profile, instance.placement.start) } else { self.uuid.clone() }
+    pub(super) fn name(&self, gpu: GpuIndex, instance: &Instance) -> String {
+        if self.whole { format!("{gpu}:{}@{}", self.profile, instance.placement.start) } else { self.uuid.to_string() }
     }
 }
 
 impl GpuOffer {
     /// Returns the UUIDs of the GPU, its MIG devices and its MPS targets.
-    pub(super) fn targets(&self) -> impl Iterator<Item = &String> {
+    pub(super) fn targets(&self) -> impl Iterator<Item = &TargetUuid> {
         let instances = self.mig.iter().flat_map(|mig| &mig.instances);
         let devices = instances.flat_map(|instance| &instance.devices).map(|device| &device.uuid);
-        devices.chain(self.mps.iter().map(|mps| &mps.target)).chain([&self.uuid])
+        devices.chain(self.mps.iter().map(|mps| &mps.target)).chain([self.uuid.as_target()])
     }
 
     /// Returns the kinds of leases that the GPU offers, even if no capacity of a kind is free.
@@ -267,10 +269,10 @@ impl Host {
     }
 
     /// Returns the UUIDs of the existing MIG devices that a request can get now.
-    pub fn free_devices(&self) -> impl Iterator<Item = &str> {
+    pub fn free_devices(&self) -> impl Iterator<Item = &TargetUuid> {
         let open = self.gpus.iter().filter(|gpu| gpu.closed.is_none()).flat_map(|gpu| &gpu.mig);
         let instances = open.flat_map(|mig| mig.instances.iter().filter(|instance| mig.is_grantable(instance)));
-        instances.flat_map(|instance| &instance.devices).filter(|device| device.free).map(|device| device.uuid.as_str())
+        instances.flat_map(|instance| &instance.devices).filter(|device| device.free).map(|device| &device.uuid)
     }
 
     /// Returns the kinds of leases that the GPUs offer, sorted.

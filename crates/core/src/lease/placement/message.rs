@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, ComputeMode, Gpu, GpuState, LOST_GPU_HINT, LeaseKind, Mode};
+use gpush_api::{ApiError, Code, ComputeMode, Gpu, GpuIndex, GpuState, LOST_GPU_HINT, LeaseKind, Mode};
 
 use super::{
     Closed, FreeShare, GpuOffer, Host, NoAssignment, Obstacle, PlacementPolicy, PlacementRequest, RequestedShare,
@@ -25,7 +25,7 @@ pub struct ErrorContext<'a> {
     /// The GPUs as the caller may see them.
     pub gpus: &'a [Gpu],
     /// Indexes of the GPUs that the caller may lease; `None` for all GPUs.
-    pub allowed: Option<&'a BTreeSet<u32>>,
+    pub allowed: Option<&'a BTreeSet<GpuIndex>>,
     /// Duration of the requested lease, for the commands in hints.
     pub duration: Option<Duration>,
 }
@@ -102,7 +102,7 @@ impl NoAssignment {
             Self::SharedThroughMps(devices) => {
                 let names: Vec<&str> = devices.iter().take(MOST_NAMED).map(|(_, name)| name.as_str()).collect();
                 let first = names.first().copied().unwrap_or_default();
-                let gpus: BTreeSet<u32> = devices.iter().map(|(gpu, _)| *gpu).collect();
+                let gpus: BTreeSet<GpuIndex> = devices.iter().map(|(gpu, _)| *gpu).collect();
                 let changes: Vec<String> = gpus.into_iter().flat_map(|gpu| pending_of(gpu, context)).collect();
                 let (are, wait) = match (names.len(), changes.is_empty()) {
                     (1, true) => ("is shared", ""),
@@ -211,7 +211,7 @@ impl NoAssignment {
 
 /// Returns the names of the GPUs that a request may use, and whether there is exactly one such GPU.
 fn named_gpus(wanted: &PlacementRequest) -> (String, bool) {
-    let indexes: Vec<u32> = wanted.gpus.iter().flatten().copied().collect();
+    let indexes: Vec<GpuIndex> = wanted.gpus.iter().flatten().copied().collect();
     match indexes.as_slice() {
         [] => ("the GPUs".to_owned(), false),
         some if some.len() <= MOST_NAMED => (gpu_names(some), some.len() == 1),
@@ -222,13 +222,13 @@ fn named_gpus(wanted: &PlacementRequest) -> (String, bool) {
 /// Returns the option that selects the GPUs of a request: ` -g 0,2`. Empty if the request may use all GPUs, or too many
 /// to name.
 fn gpu_option(wanted: &PlacementRequest) -> String {
-    let indexes: Vec<String> = wanted.gpus.iter().flatten().map(u32::to_string).collect();
+    let indexes: Vec<String> = wanted.gpus.iter().flatten().map(GpuIndex::to_string).collect();
     if (1..=MOST_NAMED).contains(&indexes.len()) { format!(" -g {}", indexes.join(",")) } else { String::new() }
 }
 
 /// Names GPUs: `GPU 3`, or `GPUs 0, 2`.
-fn gpu_names(indexes: &[u32]) -> String {
-    let names: Vec<String> = indexes.iter().map(u32::to_string).collect();
+fn gpu_names(indexes: &[GpuIndex]) -> String {
+    let names: Vec<String> = indexes.iter().map(GpuIndex::to_string).collect();
     format!("GPU{} {}", if names.len() == 1 { "" } else { "s" }, names.join(", "))
 }
 
@@ -241,7 +241,7 @@ fn percent(tenths: u32) -> String {
 }
 
 /// Describes the pending changes of a GPU, one clause each.
-fn pending_of(gpu: u32, context: ErrorContext<'_>) -> Vec<String> {
+fn pending_of(gpu: GpuIndex, context: ErrorContext<'_>) -> Vec<String> {
     let of_gpu = context.host.gpus.iter().filter(|one| one.index == gpu);
     of_gpu.flat_map(|gpu| gpu.pending.iter().map(|change| change.describe(gpu.index))).collect()
 }
@@ -253,7 +253,7 @@ fn pending(wanted: &PlacementRequest, context: ErrorContext<'_>) -> Vec<String> 
 }
 
 /// Returns why a GPU offers no lease, one clause for each reason.
-fn unoffered_causes(gpu: u32, why: Unoffered, context: ErrorContext<'_>) -> Vec<String> {
+fn unoffered_causes(gpu: GpuIndex, why: Unoffered, context: ErrorContext<'_>) -> Vec<String> {
     match why {
         Unoffered::Pending(_) => pending_of(gpu, context),
         Unoffered::NotReady(_)
@@ -267,7 +267,7 @@ fn unoffered_causes(gpu: u32, why: Unoffered, context: ErrorContext<'_>) -> Vec<
 
 /// Returns the code of the error that GPUs offer nothing: `blocked` if a GPU will offer leases without a change of the
 /// config or a command.
-fn unoffered_code<'a>(mut unoffered: impl Iterator<Item = &'a (u32, Unoffered)>) -> Code {
+fn unoffered_code<'a>(mut unoffered: impl Iterator<Item = &'a (GpuIndex, Unoffered)>) -> Code {
     let changes_later = |why: &Unoffered| match why {
         Unoffered::Pending(_) | Unoffered::NotReady(_) | Unoffered::Reboot(_) => true,
         Unoffered::NoRule | Unoffered::Unmanaged | Unoffered::NoMps | Unoffered::OtherMode(_) => false,
@@ -275,7 +275,7 @@ fn unoffered_code<'a>(mut unoffered: impl Iterator<Item = &'a (u32, Unoffered)>)
     if unoffered.any(|(_, why)| changes_later(why)) { Code::Blocked } else { Code::Unsupported }
 }
 
-fn unoffered_cause(gpu: u32, why: Unoffered) -> String {
+fn unoffered_cause(gpu: GpuIndex, why: Unoffered) -> String {
     match why {
         Unoffered::Pending(mode) => format!("GPU {gpu} changes to mode `{}` later", mode.name()),
         Unoffered::Reboot(mode) => {
@@ -307,7 +307,7 @@ fn kind_of(why: Unoffered) -> Option<LeaseKind> {
 }
 
 /// Returns the hint to bring GPUs to the mode of their rules; `None` if no GPU is in another mode.
-fn apply_hint<'a>(unoffered: impl Iterator<Item = &'a (u32, Unoffered)>) -> Option<String> {
+fn apply_hint<'a>(unoffered: impl Iterator<Item = &'a (GpuIndex, Unoffered)>) -> Option<String> {
     let differ = unoffered.filter(|(_, why)| matches!(why, Unoffered::OtherMode(_)));
     let gpus: Vec<String> = differ.map(|(gpu, _)| gpu.to_string()).collect();
     let text =
@@ -316,7 +316,7 @@ fn apply_hint<'a>(unoffered: impl Iterator<Item = &'a (u32, Unoffered)>) -> Opti
 }
 
 /// Returns the hint to let programs use GPUs in compute mode PROHIBITED; `None` if there is no such GPU.
-fn compute_mode_hint(obstacles: &[(u32, Obstacle)], host: &Host) -> Option<String> {
+fn compute_mode_hint(obstacles: &[(GpuIndex, Obstacle)], host: &Host) -> Option<String> {
     let prohibited = obstacles.iter().filter(|(_, obstacle)| *obstacle == Obstacle::Closed(Closed::Prohibited));
     let offers = prohibited.filter_map(|(index, _)| host.gpus.iter().find(|gpu| gpu.index == *index));
     let by_rule = |gpu: &&GpuOffer| gpu.timeslice.is_some_and(|one| one.compute_mode == Some(ComputeMode::Prohibited));
@@ -325,7 +325,7 @@ fn compute_mode_hint(obstacles: &[(u32, Obstacle)], host: &Host) -> Option<Strin
         let rule = "its `compute_mode` keeps all programs from the GPU";
         return Some(format!("an administrator can change the rule of GPU {}: {rule}", gpu.index));
     }
-    let (indexes, uuids): (Vec<u32>, Vec<&str>) =
+    let (indexes, uuids): (Vec<GpuIndex>, Vec<&str>) =
         offers.into_iter().take(MOST_NAMED).map(|gpu| (gpu.index, gpu.uuid.as_str())).unzip();
     (!uuids.is_empty()).then(|| {
         let gpus = gpu_names(&indexes);
@@ -335,10 +335,10 @@ fn compute_mode_hint(obstacles: &[(u32, Obstacle)], host: &Host) -> Option<Strin
 
 /// Returns the hint to start the MPS daemons of GPUs; `None` if no GPU lacks the daemon
 /// that its rule requires.
-fn share_hint(obstacles: &[(u32, Obstacle)]) -> Option<String> {
+fn share_hint(obstacles: &[(GpuIndex, Obstacle)]) -> Option<String> {
     let not_shared = obstacles.iter().filter(|(_, obstacle)| *obstacle == Obstacle::Closed(Closed::NotShared));
-    let gpus: Vec<u32> = not_shared.take(MOST_NAMED).map(|(index, _)| *index).collect();
-    let list = || gpus.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let gpus: Vec<GpuIndex> = not_shared.take(MOST_NAMED).map(|(index, _)| *index).collect();
+    let list = || gpus.iter().map(GpuIndex::to_string).collect::<Vec<_>>().join(",");
     (!gpus.is_empty())
         .then(|| format!("`gpushctl apply {}` shares {} through MPS (administrator)", list(), gpu_names(&gpus)))
 }
@@ -349,7 +349,7 @@ fn layouts(wanted: &PlacementRequest, context: ErrorContext<'_>) -> Vec<String> 
         return Vec::new();
     }
     let selected = context.host.selected(wanted);
-    let mut gpus_of: BTreeMap<(String, Option<String>), Vec<u32>> = BTreeMap::new();
+    let mut gpus_of: BTreeMap<(String, Option<String>), Vec<GpuIndex>> = BTreeMap::new();
     for gpu in context.gpus.iter().filter(|gpu| selected.gpus.iter().any(|one| one.index == gpu.index)) {
         let Some(layout) = gpu.layout.as_ref().filter(|layout| gpu.mode == Mode::Mig && **layout != [DYNAMIC]) else {
             continue;
@@ -358,7 +358,7 @@ fn layouts(wanted: &PlacementRequest, context: ErrorContext<'_>) -> Vec<String> 
             gpu.overridden.as_ref().map(|one| one.by.user.clone().unwrap_or_else(|| format!("uid {}", one.by.uid)));
         gpus_of.entry((layout.join(", "), by)).or_default().push(gpu.index);
     }
-    let sentence = |((layout, by), gpus): ((String, Option<String>), Vec<u32>)| {
+    let sentence = |((layout, by), gpus): ((String, Option<String>), Vec<GpuIndex>)| {
         let gpus = gpu_names(&gpus);
         match by {
             None => format!("the layout of {gpus} is {layout}"),

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::Placement;
+use gpush_api::{Placement, TargetUuid};
 
 use crate::{
     geometry::{Profile, Slices, Spot},
@@ -32,7 +32,7 @@ const MOST_SETS: usize = 50_000;
 /// An option for one member.
 enum DeviceOption<'a> {
     /// An existing device: the position of its instance in the list, and the device's UUID.
-    Device { instance: usize, uuid: &'a str, free: bool, size: [u32; 3] },
+    Device { instance: usize, uuid: &'a TargetUuid, free: bool, size: [u32; 3] },
     /// A new instance to create.
     Create { profile: &'a Profile, spot: &'a Spot },
 }
@@ -42,7 +42,7 @@ enum DeviceOption<'a> {
 pub(super) fn best_choices(
     gpu: &GpuOffer,
     wanted: &RequestedDevice,
-    targets: Option<&BTreeSet<String>>,
+    targets: Option<&BTreeSet<TargetUuid>>,
     most: usize,
     policy: PlacementPolicy,
     blocked: UseOccupied,
@@ -119,7 +119,7 @@ impl RestOfOptions {
 fn options<'a>(
     mig: &'a MigOffer,
     wanted: &RequestedDevice,
-    targets: Option<&BTreeSet<String>>,
+    targets: Option<&BTreeSet<TargetUuid>>,
     blocked: UseOccupied,
 ) -> Vec<DeviceOption<'a>> {
     let mut options = Vec::new();
@@ -225,7 +225,7 @@ impl PlacementSearch<'_> {
                     parts.blocked += u32::from(!free);
                     add(&mut parts.size, *size);
                     used.push(*instance);
-                    members.push(Member::Device { gpu: self.gpu.index, uuid: (*uuid).to_owned() });
+                    members.push(Member::Device { gpu: self.gpu.index, uuid: (*uuid).clone() });
                 }
                 DeviceOption::Create { profile, spot } => {
                     if spot.slices.overlaps(slices) {

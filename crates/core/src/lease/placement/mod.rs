@@ -47,7 +47,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{LeaseShare, MemoryLimit, Percentage, Placement, Priority};
+use gpush_api::{GpuIndex, LeaseShare, MemoryLimit, Percentage, Placement, Priority, TargetUuid};
 
 mod blockers;
 mod choice;
@@ -113,9 +113,9 @@ pub struct PlacementRequest {
     /// User id of the holder.
     pub holder: u32,
     /// Indexes of the GPUs that may be used; `None` for all GPUs.
-    pub gpus: Option<BTreeSet<u32>>,
+    pub gpus: Option<BTreeSet<GpuIndex>>,
     /// UUIDs of the MPS targets or MIG devices that may be used; `None` for all targets.
-    pub targets: Option<BTreeSet<String>>,
+    pub targets: Option<BTreeSet<TargetUuid>>,
 }
 
 impl PlacementRequest {
@@ -128,7 +128,7 @@ impl PlacementRequest {
     }
 
     /// Returns whether the request may use this target.
-    pub(super) fn has_target(&self, uuid: &String) -> bool {
+    pub(super) fn has_target(&self, uuid: &TargetUuid) -> bool {
         self.targets.as_ref().is_none_or(|targets| targets.contains(uuid))
     }
 }
@@ -139,14 +139,14 @@ pub enum Member {
     /// An existing MIG device.
     Device {
         /// Index of the GPU.
-        gpu: u32,
+        gpu: GpuIndex,
         /// UUID of the MIG device.
-        uuid: String,
+        uuid: TargetUuid,
     },
     /// A GPU instance to create, with one compute instance that occupies the whole GPU instance.
     Create {
         /// Index of the GPU.
-        gpu: u32,
+        gpu: GpuIndex,
         /// Profile id.
         profile_id: u32,
         /// Placement.
@@ -155,21 +155,21 @@ pub enum Member {
     /// A part of an MPS target.
     Mps {
         /// Index of the GPU.
-        gpu: u32,
+        gpu: GpuIndex,
         /// UUID of the target.
-        target: String,
+        target: TargetUuid,
         /// Active thread percentage.
         percentage: Percentage,
     },
     /// A time-slice replica.
     Timeslice {
         /// Index of the GPU.
-        gpu: u32,
+        gpu: GpuIndex,
     },
     /// A whole GPU.
     Whole {
         /// Index of the GPU.
-        gpu: u32,
+        gpu: GpuIndex,
     },
 }
 
@@ -179,7 +179,7 @@ pub struct Assignment {
     /// Members, sorted by GPU.
     pub members: Vec<Member>,
     /// Free GPU instances to destroy before the grant: GPU index and GPU instance id.
-    pub destroys: Vec<(u32, u32)>,
+    pub destroys: Vec<(GpuIndex, u32)>,
 }
 
 impl Assignment {
@@ -191,14 +191,14 @@ impl Assignment {
 
     /// Returns the indexes of the GPUs on which the grant creates an instance, sorted.
     #[must_use]
-    pub fn creates(&self) -> BTreeSet<u32> {
+    pub fn creates(&self) -> BTreeSet<GpuIndex> {
         let creates = |member: &&Member| matches!(member, Member::Create { .. });
         self.members.iter().filter(creates).map(Member::gpu).collect()
     }
 
     /// Returns the indexes of the members' GPUs, sorted.
     #[must_use]
-    pub fn gpus(&self) -> BTreeSet<u32> {
+    pub fn gpus(&self) -> BTreeSet<GpuIndex> {
         self.members.iter().map(Member::gpu).collect()
     }
 }
@@ -206,7 +206,7 @@ impl Assignment {
 impl Member {
     /// Returns the index of the member's GPU.
     #[must_use]
-    pub fn gpu(&self) -> u32 {
+    pub fn gpu(&self) -> GpuIndex {
         match self {
             Self::Device { gpu, .. }
             | Self::Create { gpu, .. }

@@ -1,12 +1,12 @@
 //! Why GPUs that could meet a request do not do so now, in words.
 
-use gpush_api::LeaseKind;
+use gpush_api::{GpuIndex, LeaseKind};
 
 use super::{Closed, GpuOffer, Host, MpsOffer, Obstacle, PlacementPolicy, PlacementRequest, RequestedShare, gang};
 
 /// Returns the number of leases on an MPS GPU if the GPU has room for the share, but `max_clients` allows no further
 /// lease on any of its targets.
-fn leases_at_limit(gpu: u32, wanted: &PlacementRequest, host: &Host) -> Option<u32> {
+fn leases_at_limit(gpu: GpuIndex, wanted: &PlacementRequest, host: &Host) -> Option<u32> {
     let RequestedShare::Mps { .. } = wanted.share else { return None };
     let offer = host.gpus.iter().find(|offer| offer.index == gpu)?;
     let targets: Vec<&MpsOffer> = offer.mps.iter().filter(|mps| wanted.has_target(&mps.target)).collect();
@@ -20,13 +20,13 @@ fn leases_at_limit(gpu: u32, wanted: &PlacementRequest, host: &Host) -> Option<u
 }
 
 /// Returns whether a GPU could fulfil the request if the queue had reserved nothing.
-fn is_reserved(gpu: u32, wanted: &PlacementRequest, host: &Host) -> bool {
+fn is_reserved(gpu: GpuIndex, wanted: &PlacementRequest, host: &Host) -> bool {
     let offer = host.gpus.iter().find(|offer| offer.index == gpu && offer.closed.is_none());
     offer.is_some_and(|offer| gang::capacity(offer, wanted, PlacementPolicy::Pack) >= wanted.count)
 }
 
 /// Says why GPUs that could meet a request do not do so now.
-pub(super) fn busy(obstacles: &[(u32, Obstacle)], wanted: &PlacementRequest, host: &Host) -> String {
+pub(super) fn busy(obstacles: &[(GpuIndex, Obstacle)], wanted: &PlacementRequest, host: &Host) -> String {
     let verb = |one: &str, several: &str| verb_for(obstacles, one, several);
     let all = |closed: Closed| obstacles.iter().all(|(_, obstacle)| *obstacle == Obstacle::Closed(closed));
     if all(Closed::Cordoned) {
@@ -55,11 +55,11 @@ pub(super) fn busy(obstacles: &[(u32, Obstacle)], wanted: &PlacementRequest, hos
 }
 
 /// Returns a clause about the GPUs of these obstacles: `GPU 3 is cordoned`, `the GPUs are cordoned`.
-pub(super) fn verb_for(obstacles: &[(u32, Obstacle)], one: &str, several: &str) -> String {
+pub(super) fn verb_for(obstacles: &[(GpuIndex, Obstacle)], one: &str, several: &str) -> String {
     format!("{} {}", gpus_of(obstacles), if obstacles.len() == 1 { one } else { several })
 }
 
-fn gpus_of(obstacles: &[(u32, Obstacle)]) -> String {
+fn gpus_of(obstacles: &[(GpuIndex, Obstacle)]) -> String {
     match obstacles {
         [(gpu, _)] => format!("GPU {gpu}"),
         _ => "the GPUs".to_owned(),
@@ -67,13 +67,13 @@ fn gpus_of(obstacles: &[(u32, Obstacle)]) -> String {
 }
 
 /// Returns whether the request is for a replica, and the rule of the GPU allows only one.
-fn has_one_replica(gpu: u32, wanted: &PlacementRequest, host: &Host) -> bool {
+fn has_one_replica(gpu: GpuIndex, wanted: &PlacementRequest, host: &Host) -> bool {
     let offer = host.gpus.iter().find(|one| one.index == gpu).and_then(|one| one.timeslice);
     wanted.share.kind() == LeaseKind::Timeslice && offer.is_some_and(|offer| offer.replicas == 1)
 }
 
 /// Says why one GPU does not meet the request now.
-pub(super) fn cause(gpu: u32, obstacle: Obstacle, wanted: &PlacementRequest, host: &Host) -> String {
+pub(super) fn cause(gpu: GpuIndex, obstacle: Obstacle, wanted: &PlacementRequest, host: &Host) -> String {
     let count = wanted.count;
     if let Some(leases) = leases_at_limit(gpu, wanted, host).filter(|_| obstacle == Obstacle::InUse) {
         let leases = if leases == 1 { "1 lease".to_owned() } else { format!("{leases} leases") };

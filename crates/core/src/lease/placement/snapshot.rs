@@ -14,7 +14,10 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{ComputeMode, Gpu, GpuInstance, GpuState, LeaseKind, LeaseMember, MemberShare, Mig, Mode, Placement};
+use gpush_api::{
+    ComputeMode, Gpu, GpuInstance, GpuState, GpuUuid, LeaseKind, LeaseMember, MemberShare, Mig, Mode, Placement,
+    TargetUuid,
+};
 
 use crate::{
     config::Config,
@@ -36,21 +39,21 @@ pub struct Snapshot<'a> {
     /// Members of all leases that hold capacity, each with the uid of the holder.
     pub members: &'a [(u32, &'a LeaseMember)],
     /// UUIDs of the GPUs that an operation has claimed.
-    pub claimed: &'a BTreeSet<String>,
+    pub claimed: &'a BTreeSet<GpuUuid>,
     /// UUIDs of MPS targets that have a daemon.
-    pub daemons: &'a BTreeSet<String>,
+    pub daemons: &'a BTreeSet<TargetUuid>,
     /// UUIDs of the targets in `daemons` whose daemon has ended and does not start again. Programs can use these targets
     /// without MPS.
-    pub ended: &'a BTreeSet<String>,
+    pub ended: &'a BTreeSet<TargetUuid>,
     /// By UUID of each MPS target, the uid of a user who has clients on the daemon of this target.
-    pub users: &'a BTreeMap<String, u32>,
+    pub users: &'a BTreeMap<TargetUuid, u32>,
     /// Instances that gpushd created, by GPU UUID.
-    pub created: &'a BTreeMap<String, BTreeSet<Placement>>,
+    pub created: &'a BTreeMap<GpuUuid, BTreeSet<Placement>>,
 }
 
 impl Snapshot<'_> {
     /// Returns whether a target has a daemon that runs or starts again.
-    fn has_daemon(&self, target: &String) -> bool {
+    fn has_daemon(&self, target: &TargetUuid) -> bool {
         self.daemons.contains(target) && !self.ended.contains(target)
     }
 }
@@ -96,7 +99,7 @@ fn offer(
                 enabled.map(|mig| MigOffer { dynamic: desired_state.dynamic, ..mig_offer(snapshot, gpu, mig, &own) });
         }
         Mode::Timeslice if is_whole() => {
-            let leases = Occupants::of(snapshot, gpu, &gpu.uuid, LeaseKind::Timeslice);
+            let leases = Occupants::of(snapshot, gpu, gpu.uuid.as_target(), LeaseKind::Timeslice);
             offer.timeslice = desired_state.timeslice.as_ref().map(|policy| TimesliceOffer {
                 replicas: policy.replicas,
                 level: policy.level,
@@ -106,7 +109,7 @@ fn offer(
             });
         }
         Mode::Exclusive if is_whole() => {
-            let leased = Occupants::of(snapshot, gpu, &gpu.uuid, LeaseKind::Whole).excluding > 0;
+            let leased = Occupants::of(snapshot, gpu, gpu.uuid.as_target(), LeaseKind::Whole).excluding > 0;
             offer.whole = Some(WholeOffer { free: gpu.processes.is_empty() && !leased, leased });
         }
         Mode::NoRule | Mode::Unmanaged | Mode::Mps | Mode::Timeslice | Mode::Exclusive => {}
@@ -145,9 +148,13 @@ fn closed(snapshot: &Snapshot<'_>, gpu: &Gpu, desired_state: &DesiredState) -> O
         }
         // Only an operation starts the daemon. A waiting request must not reserve the GPU, because the operation would then
         // wait for this request.
-        GpuState::Ready if mode == Mode::Mps && !snapshot.daemons.contains(&gpu.uuid) => Some(Closed::NotShared),
+        GpuState::Ready if mode == Mode::Mps && !snapshot.daemons.contains(gpu.uuid.as_target()) => {
+            Some(Closed::NotShared)
+        }
         // The MPS daemon of the earlier rule still runs, and no program can use the GPU without it.
-        GpuState::Ready if matches!(mode, Mode::Timeslice | Mode::Exclusive) && snapshot.has_daemon(&gpu.uuid) => {
+        GpuState::Ready
+            if matches!(mode, Mode::Timeslice | Mode::Exclusive) && snapshot.has_daemon(gpu.uuid.as_target()) =>
+        {
             Some(Closed::StillShared)
         }
         GpuState::Ready => None,
@@ -167,7 +174,7 @@ struct Occupants<'a> {
 
 impl<'a> Occupants<'a> {
     /// Returns the members that occupy `target` for a share of kind `kind`.
-    fn of(snapshot: &Snapshot<'a>, gpu: &Gpu, target: &str, kind: LeaseKind) -> Self {
+    fn of(snapshot: &Snapshot<'a>, gpu: &Gpu, target: &TargetUuid, kind: LeaseKind) -> Self {
         let mut all = Self { sharing: Vec::new(), excluding: 0 };
         for (holder, member) in snapshot.members {
             match Held::by_member(member).relation(&gpu.uuid, target, kind) {
@@ -198,7 +205,7 @@ fn mps(snapshot: &Snapshot<'_>, gpu: &Gpu, target: &sharing::SharingTarget) -> M
     MpsOffer {
         target: target.uuid.clone(),
         memory_mib: target.memory_mib.unwrap_or(gpu.memory.total_mib),
-        capacity_tenths: target.policy.total_percentage.saturating_mul(10),
+        capacity_tenths: target.policy.shares_percent.saturating_mul(10),
         taken_tenths: sharing.iter().copied().map(tenths).fold(0, u32::saturating_add),
         leases: count(sharing.len()),
         most_leases: target.policy.max_clients,

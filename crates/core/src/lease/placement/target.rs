@@ -1,7 +1,7 @@
 //! Converts an assignment to a target of the planner. So the planner plans a dynamic grant in the
 //! same way as an `apply`.
 
-use gpush_api::GpuInstance;
+use gpush_api::{GpuIndex, GpuInstance};
 
 use crate::{
     geometry::Geometry,
@@ -13,7 +13,7 @@ use super::{Assignment, Member};
 /// Returns the instances of a GPU after a grant: the remaining instances at their current
 /// placements, and the instances to create.
 #[must_use]
-pub fn target(geometry: &Geometry, instances: &[GpuInstance], gpu: u32, assignment: &Assignment) -> Target {
+pub fn target(geometry: &Geometry, instances: &[GpuInstance], gpu: GpuIndex, assignment: &Assignment) -> Target {
     let stays = |instance: &&GpuInstance| !assignment.destroys.contains(&(gpu, instance.id));
     let stays: Vec<GpuInstance> = instances.iter().filter(stays).cloned().collect();
     let mut target = Target::of_instances(geometry, &stays);

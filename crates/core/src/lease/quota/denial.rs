@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
-use gpush_api::{ApiError, Code, LeaseId, LeaseKind};
+use gpush_api::{ApiError, Code, GpuIndex, LeaseId, LeaseKind};
 
 use super::{MemoryAmount, Subject, UnknownQuota};
 use crate::{duration, quote::Quoted};
@@ -44,7 +44,7 @@ pub enum Exceeded {
     /// None of the requested GPUs is allowed.
     Gpus {
         /// Indexes of the allowed GPUs.
-        allowed: BTreeSet<u32>,
+        allowed: BTreeSet<GpuIndex>,
     },
     /// The requested duration is too long.
     Duration {
@@ -143,8 +143,8 @@ fn leases(number: u32) -> String {
 }
 
 /// Formats GPU indexes: `GPU 3`, or `GPUs 0, 2`.
-fn gpus(indexes: &BTreeSet<u32>) -> String {
-    let names: Vec<String> = indexes.iter().map(u32::to_string).collect();
+fn gpus(indexes: &BTreeSet<GpuIndex>) -> String {
+    let names: Vec<String> = indexes.iter().map(GpuIndex::to_string).collect();
     format!("GPU{} {}", if names.len() == 1 { "" } else { "s" }, names.join(", "))
 }
 
@@ -194,7 +194,7 @@ impl Denial {
     #[must_use]
     pub fn hint(&self) -> String {
         let release = || match self.releasable {
-            Some(id) => format!("release a lease: `gpushctl lease end {id}`"),
+            Some(id) => format!("release a lease: `gpushctl lease release {id}`"),
             None if self.held.is_empty() => "request less".to_owned(),
             None => {
                 "try again when one of these leases has ended; the holder or an administrator can end it".to_owned()
@@ -210,7 +210,7 @@ impl Denial {
             }
             Exceeded::Gpus { allowed } if allowed.is_empty() => "ask an administrator to change the quota".to_owned(),
             Exceeded::Gpus { allowed } => {
-                let indexes: Vec<String> = allowed.iter().map(u32::to_string).collect();
+                let indexes: Vec<String> = allowed.iter().map(GpuIndex::to_string).collect();
                 format!("add `-g {}`", indexes.join(","))
             }
             Exceeded::Leases { most: 0 } | Exceeded::Queued { most: 0 } => {

@@ -13,7 +13,7 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{LeaseId, LeaseKind, LeaseMember, MemberShare};
+use gpush_api::{GpuIndex, LeaseId, LeaseKind, LeaseMember, MemberShare};
 
 mod denial;
 mod standing;
@@ -69,7 +69,7 @@ pub struct Limits {
     /// Maximum duration of a lease, in seconds. A lease without an end time exceeds any limit.
     pub longest_s: Option<u64>,
     /// Indexes of the allowed GPUs.
-    pub gpus: Option<BTreeSet<u32>>,
+    pub gpus: Option<BTreeSet<GpuIndex>>,
 }
 
 impl Limits {
@@ -287,9 +287,12 @@ pub fn check_size(quota: &Effective, held: &[HeldLease], size: Size) -> Result<(
 ///
 /// # Errors
 /// The quota allows none of the GPUs that the request names.
-pub fn allowed_gpus(quota: &Effective, named: Option<&BTreeSet<u32>>) -> Result<Option<BTreeSet<u32>>, Denial> {
+pub fn allowed_gpus(
+    quota: &Effective,
+    named: Option<&BTreeSet<GpuIndex>>,
+) -> Result<Option<BTreeSet<GpuIndex>>, Denial> {
     let Some(allowed) = &quota.limits.gpus else { return Ok(named.cloned()) };
-    let usable: BTreeSet<u32> = match named {
+    let usable: BTreeSet<GpuIndex> = match named {
         Some(named) => named.intersection(allowed).copied().collect(),
         None => allowed.clone(),
     };

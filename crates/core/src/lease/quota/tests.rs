@@ -1,3 +1,4 @@
+use gpush_api::GpuIndex;
 use proptest::prelude::*;
 
 use super::*;
@@ -100,14 +101,14 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     let two = [held(21, 0), held(17, 0)];
     let denial = check_request(&of(limits(2)), &two, LeaseKind::Mig, None).unwrap_err();
     assert_eq!(denial.to_string(), "group students may hold 2 leases; the user holds L17, L21");
-    assert_eq!(denial.hint(), "release a lease: `gpushctl lease end L17`");
+    assert_eq!(denial.hint(), "release a lease: `gpushctl lease release L17`");
     assert_eq!(denial.hint_for_job(), "submit the job again when another job or lease of the user has ended");
     let error = gpush_api::ApiError::from(&denial);
     assert_eq!((error.code, error.retryable), (gpush_api::Code::Denied, false));
     // Fault: the hint named a lease of another uid of the account, which the caller may not release.
     let others = HeldLease { releasable: false, ..two[1] };
     let denial = check_request(&of(limits(2)), &[two[0], others], LeaseKind::Mig, None).unwrap_err();
-    assert_eq!(denial.hint(), "release a lease: `gpushctl lease end L21`");
+    assert_eq!(denial.hint(), "release a lease: `gpushctl lease release L21`");
     let denial = check_request(&of(limits(1)), &[others], LeaseKind::Mig, None).unwrap_err();
     assert!(denial.hint().starts_with("try again when one of these leases has ended"), "{}", denial.hint());
 
@@ -226,7 +227,7 @@ proptest! {
 
 #[test]
 fn quota_gpus_narrow_the_request() {
-    let set = |gpus: &[u32]| gpus.iter().copied().collect::<BTreeSet<u32>>();
+    let set = |gpus: &[u32]| gpus.iter().copied().map(GpuIndex).collect::<BTreeSet<GpuIndex>>();
     let quota = of(Limits { gpus: Some(set(&[0, 1])), ..Limits::default() });
     assert_eq!(allowed_gpus(&quota, None), Ok(Some(set(&[0, 1]))));
     assert_eq!(allowed_gpus(&quota, Some(&set(&[1, 2]))), Ok(Some(set(&[1]))));

@@ -1,6 +1,7 @@
 //! Valid files in every notation, and the layouts that they give to the GPUs of a host.
 
 use super::*;
+use gpush_api::GpuIndex;
 
 /// Several labels, which together use every feature of the format.
 const FEATURES: &str = r#"
@@ -93,8 +94,8 @@ fn every_format_feature_is_accepted() {
     assert_eq!(group("graphics", 0).want, layout("1g.24gb+gfx,1g.24gb+me.all,1g.24gb-me*2"));
     assert_eq!(group("graphics", 0).filter, [DeviceId { id: 0x2bb5_10de, subsystem: None }]);
     assert_eq!(group("shared", 0).want, layout("1c.3g.40gb*3,3c.3g.40gb"));
-    assert_eq!(group("custom", 1).devices, Devices::Listed(vec![4]));
-    assert_eq!(group("custom", 2).devices, Devices::Listed(vec![5]));
+    assert_eq!(group("custom", 1).devices, Devices::Listed(vec![GpuIndex(4)]));
+    assert_eq!(group("custom", 2).devices, Devices::Listed(vec![GpuIndex(5)]));
     assert_eq!(group("balanced", 0).filter[1].to_string(), "0x233110DE:0x162610DE");
     assert_eq!(group("balanced", 1).filter, []);
     assert_eq!(group("balanced", 1).line, 70);
@@ -114,7 +115,11 @@ fn anchors_merges_json_and_crlf_are_accepted() {
     let shared = "version: v1\nmig-configs:\n  a: &a\n    - &one\n      devices: all\n      mig-enabled: true\n      mig-devices: {1g.10gb: 7}\n  b: *a\n  c:\n    - <<: *one\n      devices: [3]\n";
     let file = file(shared);
     assert_eq!(file.labels[0].groups, file.labels[1].groups);
-    assert_eq!(file.labels[2].groups[0].devices, Devices::Listed(vec![3]), "the label's key overrides a merged one");
+    assert_eq!(
+        file.labels[2].groups[0].devices,
+        Devices::Listed(vec![GpuIndex(3)]),
+        "the label's key overrides a merged one"
+    );
     assert_eq!(file.labels[2].groups[0].want, plain.groups[0].want);
 }
 
@@ -148,7 +153,7 @@ fn imported_rule_claims_the_gpus_of_its_filter() {
             continue;
         }
         for board in &model.boards {
-            let mut gpu = preset::gpu(&model, 0);
+            let mut gpu = preset::gpu(&model, GpuIndex(0));
             gpu.name = board.product.clone();
             gpu.pci_id = Some(format!("0x{}10DE", board.device_id));
             gpu.pci_subsystem = board.subsystem_id.as_ref().map(|id| format!("0x{id}10DE"));
@@ -218,8 +223,8 @@ fn group_for_all_gpus_skips_those_without_mig() {
     };
     let all = resolved(&group("all", on), &[]).unwrap();
     assert_eq!(
-        all.layouts.iter().map(|one| &one.gpu).collect::<Vec<_>>(),
-        host[..4].iter().map(|g| &g.uuid).collect::<Vec<_>>()
+        all.layouts.iter().map(|one| one.gpu.as_str()).collect::<Vec<_>>(),
+        host[..4].iter().map(|g| g.uuid.as_str()).collect::<Vec<_>>()
     );
     let left_out = [
         "GPU 4 (NVIDIA L4) is left out: it does not support MIG",
@@ -270,7 +275,10 @@ fn selectors_limit_the_gpus() {
     let file = file(FEATURES);
     let label = file.select(Some("custom")).unwrap();
     let some = resolve(&file, label, &host, &["4-5".to_owned()]).unwrap().layouts;
-    assert_eq!(some.iter().map(|one| one.gpu.as_str()).collect::<Vec<_>>(), [&host[4].uuid, &host[5].uuid]);
+    assert_eq!(
+        some.iter().map(|one| one.gpu.as_str()).collect::<Vec<_>>(),
+        [host[4].uuid.as_str(), host[5].uuid.as_str()]
+    );
     let error = resolve(&file, label, &host, &["5-6".to_owned()]).unwrap_err();
     assert_eq!(error.message, "label `custom` has no group for GPU 6");
 }
@@ -285,7 +293,8 @@ fn desired_state_includes_mig_mode() {
     }
     host[4].mig = None;
     let plans = |mig: bool| {
-        let each = host[..5].iter().map(|gpu| GpuLayout { gpu: gpu.uuid.clone(), mig, layout: Vec::new() }).collect();
+        let each =
+            host[..5].iter().map(|gpu| GpuLayout { gpu: gpu.uuid.to_string(), mig, layout: Vec::new() }).collect();
         let request = PlanRequest { gpus: Vec::new(), layout: LayoutSource::PerGpu(each) };
         plan_host(&Config::default(), &host, &request).unwrap().plans
     };
@@ -311,7 +320,7 @@ fn invalid_requests_per_gpu_are_refused() {
     };
     let cases = [
         (vec![], "the request names no GPU"),
-        (vec![one("0", true, &[]), one(&host[0].uuid, true, &[])], "is named twice"),
+        (vec![one("0", true, &[]), one(host[0].uuid.as_str(), true, &[])], "is named twice"),
         (vec![one("0-1", true, &[])], "`0-1` does not name exactly one GPU"),
         (vec![one("9", true, &[])], "no GPU 9"),
         (vec![one("0", false, &["1g.6gb"])], "cannot have MIG instances with MIG mode off"),
@@ -348,7 +357,7 @@ fn lost_gpu_makes_indexes_ambiguous() {
     host[3].mig = None;
     // After the loss, the driver gives new indexes to the GPUs after the lost GPU.
     for (at, gpu) in host.iter_mut().enumerate().skip(4) {
-        gpu.index = u32::try_from(at - 1).unwrap();
+        gpu.index = GpuIndex(u32::try_from(at - 1).unwrap());
     }
     let group = |devices: &str| {
         label(&format!("    - devices: {devices}\n      mig-enabled: true\n      mig-devices: {{1g.10gb: 7}}\n"))

@@ -1,7 +1,7 @@
 //! Exports the state of GPUs. A comparison of the exported file with the same GPUs must find no
 //! difference.
 
-use gpush_api::{ComputeInstance, GpuInstance, GpuPlan, InstanceStep};
+use gpush_api::{ComputeInstance, GpuIndex, GpuInstance, GpuPlan, InstanceStep};
 use proptest::prelude::*;
 
 use super::*;
@@ -83,28 +83,28 @@ proptest! {
             let mut layout = Vec::new();
             for drawn in entries {
                 layout.push(entry(gpu, *drawn).to_string());
-                let each = vec![GpuLayout { gpu: gpu.uuid.clone(), mig: true, layout: layout.clone() }];
+                let each = vec![GpuLayout { gpu: gpu.uuid.to_string(), mig: true, layout: layout.clone() }];
                 if plans(std::slice::from_ref(gpu), each)[0].error.is_some() {
                     layout.pop();
                 }
             }
-            let each = vec![GpuLayout { gpu: gpu.uuid.clone(), mig: true, layout }];
+            let each = vec![GpuLayout { gpu: gpu.uuid.to_string(), mig: true, layout }];
             let plan = plans(std::slice::from_ref(gpu), each).remove(0);
             make(gpu, &plan);
         }
         let exported = export(&gpus, "current", |_| true).unwrap();
-        let differs: Vec<u32> = asserted(&exported, &gpus).iter().filter(|plan| !as_wanted(plan)).map(|plan| plan.gpu).collect();
+        let differs: Vec<GpuIndex> = asserted(&exported, &gpus).iter().filter(|plan| !as_wanted(plan)).map(|plan| plan.gpu).collect();
         // If counts cannot express the state of a GPU, the export reports that GPU.
-        let reported: Vec<u32> = gpus.iter().map(|gpu| gpu.index).filter(|index| exported.remarks.iter().any(|r| r.starts_with(&format!("GPU {index}: ")))).collect();
+        let reported: Vec<GpuIndex> = gpus.iter().map(|gpu| gpu.index).filter(|index| exported.remarks.iter().any(|r| r.starts_with(&format!("GPU {index}: ")))).collect();
         prop_assert_eq!(&differs, &reported, "{}\n{:?}", exported.text, exported.remarks);
         let mut named: Vec<usize> = (0..gpus.len()).collect();
-        named.retain(|at| !asserted(&exported, &gpus).iter().any(|plan| plan.uuid == gpus[*at].uuid));
+        named.retain(|at| !asserted(&exported, &gpus).iter().any(|plan| plan.gpu_uuid == gpus[*at].uuid));
         prop_assert!(named.is_empty(), "left out: {named:?}\n{}", exported.text);
     }
 }
 
 fn with(gpu: &mut Gpu, layout: &str) {
-    let each = vec![GpuLayout { gpu: gpu.uuid.clone(), mig: true, layout: vec![layout.to_owned()] }];
+    let each = vec![GpuLayout { gpu: gpu.uuid.to_string(), mig: true, layout: vec![layout.to_owned()] }];
     let plan = plans(std::slice::from_ref(gpu), each).remove(0);
     assert!(plan.error.is_none(), "{:?}", plan.error);
     make(gpu, &plan);
@@ -118,7 +118,7 @@ fn equal_gpus_share_a_group_and_parts_differ_by_id() {
     let odd = gpus[6].mig.as_mut().unwrap();
     odd.instances.clear();
     let one_differs = export(&gpus, "no", |_| true).unwrap();
-    let some = export(&gpus, "current", |gpu| gpu.index < 2).unwrap();
+    let some = export(&gpus, "current", |gpu| gpu.index < GpuIndex(2)).unwrap();
     let mixed = export(&preset::gpus("mixed").unwrap(), "current", |_| true).unwrap();
     insta::assert_snapshot!([alike.text, one_differs.text, some.text, mixed.text].join("\n"));
 }
@@ -148,7 +148,7 @@ fn exported_file_passes_the_assert_of_mig_parted() {
         let model = gpush_geometry::model(key).unwrap();
         for profile in &model.gi_profiles {
             for compute in &profile.compute {
-                let mut gpu = preset::gpu(&model, 0);
+                let mut gpu = preset::gpu(&model, GpuIndex(0));
                 with(&mut gpu, &compute.name);
                 let exported = export(std::slice::from_ref(&gpu), "current", |_| true).unwrap();
                 let instance = &gpu.mig.as_ref().unwrap().instances[0];

@@ -1,14 +1,14 @@
 //! Names of targets, and how texts of users are resolved to targets.
 
-use gpush_api::{MpsDaemon, MpsState};
+use gpush_api::{GpuIndex, MpsDaemon, MpsState};
 
 use super::*;
 
 fn daemon(uuid: &str, gpu: Option<u32>, device: Option<&str>) -> MpsDaemon {
     MpsDaemon {
-        target: short_name(uuid, &BTreeSet::new()),
-        uuid: uuid.to_owned(),
-        gpu,
+        target: short_name(&uuid.into(), &BTreeSet::new()),
+        uuid: uuid.into(),
+        gpu: gpu.map(GpuIndex),
         device: device.map(str::to_owned),
         state: MpsState::Ready,
         reasons: Vec::new(),
@@ -52,15 +52,15 @@ fn target_of_a_pending_change_resolves() {
     let aims = [
         PendingAim::Mode { from: Mode::Exclusive, mode: Mode::Mps },
         PendingAim::Mode { from: Mode::Mps, mode: Mode::Exclusive },
-        PendingAim::ShareDevice { uuid: "MIG-2".to_owned(), device: "3g.40gb@4".to_owned() },
+        PendingAim::ShareDevice { uuid: "MIG-2".into(), device: "3g.40gb@4".to_owned() },
     ];
     for (gpu, aim) in gpus.iter_mut().zip(aims) {
         gpu.pending = vec![gpush_api::PendingChange { aim, leases: Vec::new() }];
     }
     let found = |text: &str| pending_target(text, &gpus);
-    assert_eq!(found(" 0 "), Some(gpus[0].uuid.clone()));
-    assert_eq!(found(&gpus[0].uuid.to_lowercase()), Some(gpus[0].uuid.clone()));
-    assert_eq!(found("2:3G.40GB@4"), Some("MIG-2".to_owned()));
+    assert_eq!(found(" 0 "), Some(gpus[0].uuid.clone().into()));
+    assert_eq!(found(&gpus[0].uuid.as_str().to_lowercase()), Some(gpus[0].uuid.clone().into()));
+    assert_eq!(found("2:3G.40GB@4"), Some("MIG-2".into()));
     assert_eq!([found("1"), found("2"), found("2:3g.40gb@0"), found("")], [None, None, None, None]);
 }
 
@@ -114,16 +114,16 @@ fn unknown_target_names_are_refused() {
 fn short_names_are_distinct() {
     let none = BTreeSet::new();
     let uuid = "GPU-5D1B03A2-1111-2222-3333-444444444444";
-    assert_eq!(short_name(uuid, &none), "g5d1b03a2");
-    assert_eq!(short_name("MIG-c0ffee00-1111-2222-3333-444444444444", &none), "mc0ffee00");
-    assert_eq!(short_name("MIG-GPU-c0ffee00-1111-2222-3333-444444444444/1/0", &none), "mc0ffee00");
-    assert_eq!(short_name(uuid, &BTreeSet::from(["g5d1b03a2".to_owned()])), "g5d1b03a21");
-    assert_eq!(short_name("", &none), "gx2");
+    assert_eq!(short_name(&uuid.into(), &none), "g5d1b03a2");
+    assert_eq!(short_name(&"MIG-c0ffee00-1111-2222-3333-444444444444".into(), &none), "mc0ffee00");
+    assert_eq!(short_name(&"MIG-GPU-c0ffee00-1111-2222-3333-444444444444/1/0".into(), &none), "mc0ffee00");
+    assert_eq!(short_name(&uuid.into(), &BTreeSet::from(["g5d1b03a2".to_owned()])), "g5d1b03a21");
+    assert_eq!(short_name(&"".into(), &none), "gx2");
     let mut taken = BTreeSet::new();
     for n in 0..40 {
         // The UUIDs of preset GPUs differ only in their last digits, so all digits that a short
         // name can contain are equal.
-        let name = short_name(&format!("GPU-00000000-0000-0000-0000-{n:012x}"), &taken);
+        let name = short_name(&format!("GPU-00000000-0000-0000-0000-{n:012x}").into(), &taken);
         assert!(taken.insert(name));
     }
     assert!(taken.contains("g0000000000000000000") && taken.contains("g00000000x2"));
@@ -134,7 +134,7 @@ proptest! {
     fn any_uuid_gets_a_unique_name(uuids in prop::collection::vec("(GPU|MIG)-[0-2]{8}-[0-1]{4}-.{0,4}", 1..30)) {
         let mut taken = BTreeSet::new();
         for uuid in &uuids {
-            let name = short_name(uuid, &taken);
+            let name = short_name(&uuid.as_str().into(), &taken);
             prop_assert!(name.len() <= 20 && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()), "{}", name);
             prop_assert!(taken.insert(name));
         }
@@ -142,6 +142,6 @@ proptest! {
 
     #[test]
     fn target_resolution_never_panics(text in ".{0,60}") {
-        let _ = (resolve(&text, &daemons()), short_name(&text, &BTreeSet::new()));
+        let _ = (resolve(&text, &daemons()), short_name(&text.into(), &BTreeSet::new()));
     }
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use crate::protocol::lock;
-use gpush_api::MpsSettings;
+use gpush_api::{MpsSettings, TargetUuid};
 use gpush_host::proc;
 
 use super::ownership;
@@ -64,7 +64,7 @@ fn of(place: &TargetDir, daemon: i32, parts: &[i32]) -> Option<Spec> {
     if place.pipe(tenure) != pipe || lock::holder(&pipe).ok()? != Some(daemon) {
         return None;
     }
-    let uuid = ownership::variable(daemon, "CUDA_VISIBLE_DEVICES")?;
+    let uuid = TargetUuid::from(ownership::variable(daemon, "CUDA_VISIBLE_DEVICES")?);
     let name = proc::words(daemon)?.swap_remove(0);
     let multi_user = proc::words(daemon)?.iter().any(|word| word == multi_user::OPTION.as_bytes());
     let server = parts.iter().filter(|pid| **pid != daemon).find_map(|server| proc::owner(*server));
@@ -72,7 +72,7 @@ fn of(place: &TargetDir, daemon: i32, parts: &[i32]) -> Option<Spec> {
     Some(Spec {
         target: place.dir().file_name()?.to_str()?.to_owned(),
         // The GPU of a MIG device is not known before the first reading.
-        gpu_uuid: if uuid.starts_with("GPU-") { uuid.clone() } else { String::new() },
+        gpu_uuid: uuid.to_gpu().unwrap_or_default(),
         uuid,
         tenure,
         // If the user is unknown, the daemon's own user is recorded, so that the next user gets another directory.

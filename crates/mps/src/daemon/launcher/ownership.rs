@@ -18,6 +18,7 @@
 //! the path of a deleted `lock`. So gpush still finds the processes of such a daemon. A process is an orphan if its
 //! lock file is not the current lock file of its directory: no user can reach the process, but it still uses the GPU.
 
+use gpush_api::TargetUuid;
 use std::{
     collections::BTreeSet,
     fs, io,
@@ -112,7 +113,7 @@ pub(super) fn find_scripted(place: &TargetDir, spec: &Spec) -> io::Result<LockOw
 }
 
 /// Returns all processes of a target, including orphans.
-pub(in crate::daemon) fn processes(place: &TargetDir, uuid: &str) -> Vec<OwnedProcess> {
+pub(in crate::daemon) fn processes(place: &TargetDir, uuid: &TargetUuid) -> Vec<OwnedProcess> {
     let base = place.dir().parent().map(canonical);
     let here = place.lock_file();
     let part = |pid: i32| {
@@ -185,8 +186,8 @@ pub(super) fn variable(pid: i32, name: &str) -> Option<String> {
     }
 }
 
-fn serves(pid: i32, uuid: &str) -> bool {
-    variable(pid, "CUDA_VISIBLE_DEVICES").as_deref() == Some(uuid)
+fn serves(pid: i32, uuid: &TargetUuid) -> bool {
+    variable(pid, "CUDA_VISIBLE_DEVICES").as_deref() == Some(uuid.as_str())
 }
 
 fn own_uid() -> u32 {
@@ -222,6 +223,6 @@ mod tests {
         assert!(program(me).is_some() && !is_daemon(me));
         let scratch = tempfile::tempdir().unwrap();
         let place = TargetDir::of(scratch.path(), "g1");
-        assert!(!has_lock_of(&place, me) && processes(&place, "GPU-1").is_empty());
+        assert!(!has_lock_of(&place, me) && processes(&place, &"GPU-1".into()).is_empty());
     }
 }

@@ -1,6 +1,7 @@
 //! Selects queued calls for the worker: in order, and only for GPUs without a call in flight. While
 //! the machine repeats the reads of a dead worker, this module selects only one call at a time.
 
+use gpush_api::GpuUuid;
 use std::{
     collections::{BTreeSet, VecDeque},
     time::Instant,
@@ -28,7 +29,7 @@ impl Machine {
     }
 
     fn send(&mut self, now: Instant, worker: WorkerId) {
-        let mut busy: BTreeSet<Option<String>> = self.flights.values().map(|f| target(&f.request)).collect();
+        let mut busy: BTreeSet<Option<GpuUuid>> = self.flights.values().map(|f| target(&f.request)).collect();
         let mut waiting = VecDeque::new();
         let mut cautious =
             self.queue.iter().any(|p| p.suspect) || self.flights.values().any(|f| f.suspect && f.late.is_none());

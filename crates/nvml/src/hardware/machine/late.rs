@@ -1,6 +1,7 @@
 //! Calls that pass their deadline. The machine abandons the worker of such a call, and the GPU of
 //! the call is unsettled until the outcome is known.
 
+use gpush_api::GpuUuid;
 use std::{
     collections::{BTreeSet, VecDeque},
     time::{Duration, Instant},
@@ -14,7 +15,7 @@ use crate::{
 };
 
 impl Machine {
-    pub(super) fn settle(&mut self, ticket: Ticket, uuid: String) {
+    pub(super) fn settle(&mut self, ticket: Ticket, uuid: GpuUuid) {
         if self.is_unsettled(&Some(uuid.clone())) {
             self.settling.push((ticket, uuid));
         } else {
@@ -22,7 +23,7 @@ impl Machine {
         }
     }
 
-    pub(super) fn is_unsettled(&self, target_of: &Option<String>) -> bool {
+    pub(super) fn is_unsettled(&self, target_of: &Option<GpuUuid>) -> bool {
         self.flights.values().any(|f| f.late.is_some() && target(&f.request) == *target_of)
     }
 
@@ -146,7 +147,7 @@ impl Machine {
     }
 
     /// Returns the GPUs with a late call.
-    pub(in crate::hardware) fn unsettled(&self) -> Vec<String> {
+    pub(in crate::hardware) fn unsettled(&self) -> Vec<GpuUuid> {
         let late = self.flights.values().filter(|f| f.late.is_some());
         late.filter_map(|f| target(&f.request)).collect::<BTreeSet<_>>().into_iter().collect()
     }

@@ -41,7 +41,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::Driver;
+use gpush_api::{Driver, GpuUuid};
 
 use super::{Deadlines, Settled};
 use crate::{
@@ -80,7 +80,7 @@ pub(super) enum Ask {
 #[derive(Debug)]
 pub(super) enum Event {
     Call { ticket: Ticket, ask: Ask },
-    Settle { ticket: Ticket, uuid: String },
+    Settle { ticket: Ticket, uuid: GpuUuid },
     Restart { ticket: Ticket },
     Stop { ticket: Ticket },
     Resume,
@@ -183,9 +183,9 @@ pub(super) struct Machine {
     queue: VecDeque<Pending>,
     flights: BTreeMap<Ticket, Flight>,
     abandoned: BTreeMap<WorkerId, Abandoned>,
-    known: BTreeMap<String, GpuRef>,
-    strikes: BTreeMap<String, Strike>,
-    settling: Vec<(Ticket, String)>,
+    known: BTreeMap<GpuUuid, GpuRef>,
+    strikes: BTreeMap<GpuUuid, Strike>,
+    settling: Vec<(Ticket, GpuUuid)>,
     ending: Vec<Ticket>,
     driver: Option<Driver>,
     started: u64,
@@ -197,7 +197,7 @@ fn doubled((first, longest): (Duration, Duration), times: u32) -> Duration {
     first.saturating_mul(1_u32.checked_shl(times.min(16)).unwrap_or(u32::MAX)).min(longest)
 }
 
-fn target(request: &Request) -> Option<String> {
+fn target(request: &Request) -> Option<GpuUuid> {
     request.gpu().map(|gpu| gpu.uuid.clone())
 }
 

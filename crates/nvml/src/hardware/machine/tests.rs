@@ -1,6 +1,7 @@
 //! Tests of the machine without processes. They cover cases that the scripted worker of `tests/supervisor.rs` cannot
 //! produce, such as a worker that exits slowly or hangs in the kernel. Long random walks check that no call is lost.
 
+use gpush_api::GpuUuid;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
@@ -20,11 +21,11 @@ fn limits() -> Deadlines {
 }
 
 fn read(uuid: &str) -> Ask {
-    Ask::Request(Request::Read { gpu: GpuRef::new(uuid) })
+    Ask::Request(Request::Read { gpu: GpuRef::new(&uuid.into()) })
 }
 
 fn destroy(uuid: &str) -> Ask {
-    Ask::Request(Request::DestroyGpuInstance { gpu: GpuRef::new(uuid), gi: 1 })
+    Ask::Request(Request::DestroyGpuInstance { gpu: GpuRef::new(&uuid.into()), gi: 1 })
 }
 
 fn driver() -> Driver {
@@ -57,7 +58,7 @@ fn worker_hanging_in_kernel_is_reported_and_not_awaited() {
     let late = now + limits().change;
     let effects = machine.step(late, Event::Tick);
     assert_eq!(kind_of(&effects, 1), Some(ErrorKind::Deadline { may_land: true }));
-    machine.step(late, Event::Settle { ticket: 2, uuid: "a".to_owned() });
+    machine.step(late, Event::Settle { ticket: 2, uuid: "a".into() });
     machine.step(late, Event::Restart { ticket: 3 });
     assert_eq!(machine.next_tick(), Some(late + limits().grace));
     assert_eq!(machine.step(late + limits().grace, Event::Tick), [Effect::Kill(1)]);
@@ -180,7 +181,7 @@ struct World {
     ready: BTreeSet<WorkerId>,
     doomed: BTreeSet<WorkerId>,
     /// Calls in flight, with their worker and their GPU.
-    held: BTreeMap<Ticket, (WorkerId, Option<String>)>,
+    held: BTreeMap<Ticket, (WorkerId, Option<GpuUuid>)>,
     open: BTreeSet<Ticket>,
     mutations: BTreeSet<Ticket>,
     sent: BTreeMap<Ticket, u32>,
@@ -260,7 +261,7 @@ fn walk(seed: u64, length: u32) -> (u64, u64) {
                 match rng.u64(..8) {
                     0 => Event::Restart { ticket: next },
                     1 => Event::Stop { ticket: next },
-                    _ => Event::Settle { ticket: next, uuid: "a".to_owned() },
+                    _ => Event::Settle { ticket: next, uuid: "a".into() },
                 }
             }
             6 => Event::Resume,

@@ -1,4 +1,4 @@
-use gpush_api::{ComputeInstance, Process, ProcessKind};
+use gpush_api::{ComputeInstance, GpuIndex, GpuUuid, Process, ProcessKind, TargetUuid};
 
 use super::*;
 use crate::{
@@ -10,7 +10,7 @@ use crate::{
 };
 
 const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n\
-    [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n[gpu.mps]\ntotal_percentage = 150\n\
+    [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n[gpu.mps]\nshares_percent = 150\n\
     [[gpu]]\nmatch = [\"2\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 3 }\n\
     [[gpu]]\nmatch = [\"3\"]\nmode = \"exclusive\"\n";
 
@@ -30,7 +30,7 @@ fn gpus() -> Vec<Gpu> {
             profile_id: 0,
             profile: "1g.10gb".to_owned(),
             placement: None,
-            uuid: Some(format!("MIG-{n}")),
+            uuid: Some(format!("MIG-{n}").into()),
             processes: Vec::new(),
         }],
         processes: Vec::new(),
@@ -43,10 +43,10 @@ struct Scene {
     config: Config,
     gpus: Vec<Gpu>,
     members: Vec<(u32, LeaseMember)>,
-    claimed: BTreeSet<String>,
-    daemons: BTreeSet<String>,
-    ended: BTreeSet<String>,
-    created: BTreeMap<String, BTreeSet<Placement>>,
+    claimed: BTreeSet<GpuUuid>,
+    daemons: BTreeSet<TargetUuid>,
+    ended: BTreeSet<TargetUuid>,
+    created: BTreeMap<GpuUuid, BTreeSet<Placement>>,
 }
 
 impl Scene {
@@ -60,7 +60,10 @@ impl Scene {
         // The MIG devices are on GPU 0.
         let gpu = if target.starts_with("MIG-") { self.uuid(0) } else { target.to_owned() };
         let target = target.to_owned();
-        self.members.push((holder, LeaseMember { target, gpu, share, memory_mib: 0, gpu_memory_mib: 0 }));
+        self.members.push((
+            holder,
+            LeaseMember { target: target.into(), gpu_uuid: gpu.into(), share, memory_mib: 0, gpu_memory_mib: 0 },
+        ));
     }
 
     fn host(&self) -> Host {
@@ -78,7 +81,7 @@ impl Scene {
     }
 
     fn uuid(&self, gpu: usize) -> String {
-        self.gpus[gpu].uuid.clone()
+        self.gpus[gpu].uuid.to_string()
     }
 }
 
@@ -113,7 +116,7 @@ fn gpu_without_an_offer_has_the_reason() {
 #[test]
 fn gpu_that_leaves_mps_is_closed_but_offers_its_next_mode() {
     let mut scene = Scene::new();
-    scene.daemons = [scene.uuid(2), scene.uuid(3)].into();
+    scene.daemons = [scene.uuid(2), scene.uuid(3)].map(TargetUuid::from).into();
     let kinds = |host: &Host, gpu: usize| host.gpus[gpu].kinds().collect::<Vec<_>>();
     for closed in [Closed::StillShared, Closed::Pending] {
         let host = scene.host();
@@ -137,9 +140,9 @@ fn mps_gpu_without_a_daemon_is_closed_and_not_reserved() {
         Err(NoAssignment::Busy { obstacles, .. }) => obstacles,
         other => panic!("{other:?}"),
     };
-    assert_eq!(obstacles, [(1, Obstacle::Closed(Closed::NotShared))]);
+    assert_eq!(obstacles, [(GpuIndex(1), Obstacle::Closed(Closed::NotShared))]);
     assert_eq!(scene.host().reservation(&wanted, PlacementPolicy::Pack), None);
-    scene.daemons.insert(scene.uuid(1));
+    scene.daemons.insert(scene.uuid(1).into());
     assert!(place(&scene.host(), &wanted, PlacementPolicy::Pack).is_ok());
 }
 
@@ -156,16 +159,16 @@ fn rule_that_prohibits_programs_closes_the_gpu() {
 #[test]
 fn device_is_in_use_until_its_mps_daemon_has_ended() {
     let mut scene = Scene::new();
-    scene.daemons = ["MIG-0", "MIG-1"].map(str::to_owned).into();
+    scene.daemons = ["MIG-0", "MIG-1"].map(TargetUuid::from).into();
     let share = RequestedShare::Mig(RequestedDevice::Profile("1g.10gb".to_owned()));
     let wanted = PlacementRequest { share, count: 1, holder: 1000, gpus: None, targets: None };
     let busy = place(&scene.host(), &wanted, PlacementPolicy::Pack);
     assert!(
-        matches!(&busy, Err(NoAssignment::Busy { obstacles, .. }) if *obstacles == [(0, Obstacle::InUse)]),
+        matches!(&busy, Err(NoAssignment::Busy { obstacles, .. }) if *obstacles == [(GpuIndex(0), Obstacle::InUse)]),
         "{busy:?}"
     );
     // Fault: directly after an apply, a request was refused, because gpushd had not removed the ended daemon yet.
-    scene.ended.insert("MIG-0".to_owned());
+    scene.ended.insert("MIG-0".into());
     assert!(place(&scene.host(), &wanted, PlacementPolicy::Pack).is_ok());
 }
 
@@ -217,12 +220,12 @@ fn instance_of_another_program_is_foreign_on_a_dynamic_gpu() {
     scene.config = Config::parse(&dynamic, "gpushd.toml").unwrap();
     assert!(place(&scene.host(), &wanted("2g.20gb"), PlacementPolicy::Pack).unwrap().needs_operation());
     let uuid = scene.uuid(0);
-    scene.created.insert(uuid.clone(), BTreeSet::from([Placement { start: 0, size: 1 }]));
+    scene.created.insert(uuid.clone().into(), BTreeSet::from([Placement { start: 0, size: 1 }]));
     let assignment = place(&scene.host(), &wanted("7g.80gb"), PlacementPolicy::Pack);
     assert!(assignment.is_err(), "the instance at start 1 is foreign");
-    scene.created.insert(uuid, (0..2).map(|start| Placement { start, size: 1 }).collect());
+    scene.created.insert(uuid.into(), (0..2).map(|start| Placement { start, size: 1 }).collect());
     let assignment = place(&scene.host(), &wanted("7g.80gb"), PlacementPolicy::Pack).unwrap();
-    assert_eq!(assignment.destroys, [(0, 0), (0, 1)]);
+    assert_eq!(assignment.destroys, [(GpuIndex(0), 0), (GpuIndex(0), 1)]);
 }
 
 #[test]
@@ -239,15 +242,15 @@ fn gpu_that_is_not_ready_read_or_free_of_claims_is_closed() {
     for state in [GpuState::Degraded, GpuState::Held, GpuState::Unknown, GpuState::Lost, GpuState::Maintenance] {
         let mut scene = Scene::new();
         scene.gpus[3].state = state;
-        assert_eq!(obstacle(&scene), Some(vec![(3, Obstacle::Closed(Closed::NotReady))]), "{state:?}");
+        assert_eq!(obstacle(&scene), Some(vec![(GpuIndex(3), Obstacle::Closed(Closed::NotReady))]), "{state:?}");
     }
     let mut scene = Scene::new();
     scene.gpus[3].compute_mode = Some(ComputeMode::Prohibited);
-    assert_eq!(obstacle(&scene), Some(vec![(3, Obstacle::Closed(Closed::Prohibited))]));
+    assert_eq!(obstacle(&scene), Some(vec![(GpuIndex(3), Obstacle::Closed(Closed::Prohibited))]));
     let mut scene = Scene::new();
     scene.gpus[3].processes_known = false;
-    assert_eq!(obstacle(&scene), Some(vec![(3, Obstacle::Closed(Closed::NotReady))]));
+    assert_eq!(obstacle(&scene), Some(vec![(GpuIndex(3), Obstacle::Closed(Closed::NotReady))]));
     let mut scene = Scene::new();
-    scene.claimed.insert(scene.uuid(3));
-    assert_eq!(obstacle(&scene), Some(vec![(3, Obstacle::Closed(Closed::Claimed))]));
+    scene.claimed.insert(scene.uuid(3).into());
+    assert_eq!(obstacle(&scene), Some(vec![(GpuIndex(3), Obstacle::Closed(Closed::Claimed))]));
 }

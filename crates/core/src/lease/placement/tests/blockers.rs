@@ -1,12 +1,12 @@
 //! What blocks a request.
 
-use gpush_api::{LeaseMember, MemberShare};
+use gpush_api::{GpuIndex, LeaseMember, MemberShare};
 
 use super::*;
 
 fn member(gpu: u32, target: &str, share: MemberShare) -> LeaseMember {
     let (target, gpu) = (target.to_owned(), format!("GPU-{gpu}"));
-    LeaseMember { target, gpu, share, memory_mib: 0, gpu_memory_mib: 0 }
+    LeaseMember { target: target.into(), gpu_uuid: gpu.into(), share, memory_mib: 0, gpu_memory_mib: 0 }
 }
 
 fn device(gpu: u32, target: &str) -> LeaseMember {
@@ -47,7 +47,7 @@ fn instance_that_alone_blocks_is_found() {
     let leases = [device(0, "1g.10gb@0"), device(0, "1g.10gb@1"), device(0, "1g.10gb@5")];
     let request = wanted(profile("3g.40gb"), 1);
     assert_eq!(found(&host, &request, &leases), "[2] []");
-    let at = |start| (0, gpush_api::Placement { start, size: 1 });
+    let at = |start| (GpuIndex(0), gpush_api::Placement { start, size: 1 });
     let blocking = |request: &PlacementRequest| {
         instances_that_block(&host, request, PlacementPolicy::Pack, &[at(0), at(1), at(5)])
     };
@@ -110,7 +110,7 @@ fn closed_gpu_and_free_capacity_have_no_blockers() {
 fn reservation_names_the_targets_that_must_become_free() {
     let host = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@4 used, 1g.10gb@0 used, 1g.10gb@5")] };
     let reservation = host.reservation(&wanted(profile("3g.40gb"), 1), PlacementPolicy::Pack).unwrap();
-    assert_eq!(occupied_targets(&host, &reservation), BTreeSet::from(["1g.10gb@4".to_owned()]));
+    assert_eq!(occupied_targets(&host, &reservation), BTreeSet::from(["1g.10gb@4".into()]));
 }
 
 /// Fault: a request for a target whose daemon served a client without a lease waited for up to 30 s after the client had

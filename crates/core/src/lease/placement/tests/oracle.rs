@@ -1,7 +1,7 @@
 //! Placement of MIG devices by an exhaustive search. The documentation of `placement` describes the
 //! objective. This module is an independent implementation of that objective.
 
-use gpush_api::{ComputeInstance, GpuInstance, InstanceStep, Placement};
+use gpush_api::{ComputeInstance, GpuIndex, GpuInstance, InstanceStep, Placement};
 
 use super::*;
 use crate::{
@@ -167,8 +167,8 @@ fn choose(
 
 /// For each set of free instances, calculates the cost of destroying this set, and keeps the least cost.
 fn destroy(host: &Host, members: &[Member], policy: PlacementPolicy, least: &mut Option<OracleCost>) {
-    let creates = |gpu: u32| members.iter().any(|m| matches!(m, Member::Create { .. }) && m.gpu() == gpu);
-    let free: Vec<(u32, u32)> = host
+    let creates = |gpu: GpuIndex| members.iter().any(|m| matches!(m, Member::Create { .. }) && m.gpu() == gpu);
+    let free: Vec<(GpuIndex, u32)> = host
         .gpus
         .iter()
         .filter(|gpu| creates(gpu.index))
@@ -220,7 +220,7 @@ pub(super) fn executes(host: &Host, assignment: &Assignment) {
         expected.sort_by_key(|(_, placement)| *placement);
         created.sort_by_key(|(_, placement)| *placement);
         assert_eq!(created, expected);
-        let mut gone: Vec<(u32, u32)> =
+        let mut gone: Vec<(GpuIndex, u32)> =
             assignment.destroys.iter().copied().filter(|(on, _)| *on == gpu.index).collect();
         gone.sort_unstable();
         destroyed.sort_unstable();

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{ComputeMode, Placement, TimesliceLevel};
+use gpush_api::{ComputeMode, GpuIndex, Placement, TimesliceLevel};
 
 use crate::geometry::Geometry;
 
@@ -14,7 +14,7 @@ pub(crate) fn wanted(share: RequestedShare, count: usize) -> PlacementRequest {
 
 /// Returns a GPU without offers.
 pub(crate) fn gpu(index: u32) -> GpuOffer {
-    GpuOffer { index, uuid: format!("GPU-{index}"), ..GpuOffer::default() }
+    GpuOffer { index: GpuIndex(index), uuid: format!("GPU-{index}").into(), ..GpuOffer::default() }
 }
 
 pub(crate) fn whole(index: u32, free: bool) -> GpuOffer {
@@ -36,7 +36,7 @@ pub(crate) fn mps(index: u32, taken_tenths: u32, user: Option<u32>) -> GpuOffer 
     let (leases, most_leases) = (0, gpush_api::MPS_CLIENTS);
     let memory_mib = 81_920;
     let offer = MpsOffer {
-        target,
+        target: target.into(),
         memory_mib,
         capacity_tenths,
         taken_tenths,
@@ -57,7 +57,7 @@ fn geometry(model: &str) -> Geometry {
 pub(crate) fn instance(model: &str, profile_id: u32, placement: Placement, free: bool) -> Instance {
     let name = geometry(model).profile(profile_id).unwrap().profile.name.clone();
     let uuid = format!("{name}@{}", placement.start);
-    let devices = vec![Device { uuid, profile: name, whole: true, free, leased: !free, shared: false }];
+    let devices = vec![Device { uuid: uuid.into(), profile: name, whole: true, free, leased: !free, shared: false }];
     Instance {
         id: u32::from(placement.start),
         profile_id,
@@ -102,7 +102,7 @@ pub(crate) fn random(rng: &mut fastrand::Rng, index: u32, model: &str) -> GpuOff
         if oracle::legal(&offer.geometry, &all) {
             let mut one = instance(model, profile.profile.id, placement, rng.usize(..2) == 0);
             one.foreign = rng.usize(..4) == 0;
-            one.devices[0].uuid = format!("{index}/{}", placement.start);
+            one.devices[0].uuid = format!("{index}/{}", placement.start).into();
             offer.instances.push(one);
         }
     }

@@ -1,27 +1,28 @@
-//! `gpushctl ps`.
+//! `gpushctl process list`.
 
 use gpush_api::GpuProcesses;
 use gpush_client::Client;
 
 use crate::{
-    args::PsArgs,
+    args::Process,
     exit::{DIFFERS, Failure, Outcome},
     output::Output,
     render::processes,
 };
 
-pub(super) async fn run(client: &mut Client, args: &PsArgs, out: &Output) -> Outcome {
+pub(super) async fn run(client: &mut Client, command: &Process, out: &Output) -> Outcome {
+    let Process::List { unleased, which } = command;
     let mut all = client.processes().await?;
-    let selectors = args.which.selectors();
+    let selectors = which.selectors();
     if !selectors.is_empty() {
         only(client, &mut all, &selectors).await?;
     }
-    if args.unleased {
+    if *unleased {
         all.processes.retain(|one| one.unleased.is_some());
     }
-    out.list(&all, |look| processes::list(&all, args.unleased, look))?;
+    out.list(&all, |look| processes::list(&all, *unleased, look))?;
     Ok(match all.unknown.first() {
-        _ if !args.unleased => 0,
+        _ if !unleased => 0,
         _ if !all.processes.is_empty() => DIFFERS,
         // The processes of a GPU are unknown, so some may be unleased: this is an error.
         Some(one) => one.error.code.exit_status(),
@@ -34,7 +35,7 @@ async fn only(client: &mut Client, all: &mut GpuProcesses, selectors: &[String])
     let host = client.gpus(false).await?;
     let chosen = super::select_of(client, host, selectors).await?;
     let is_chosen = |uuid: &str| chosen.iter().any(|gpu| gpu.uuid == uuid);
-    all.processes.retain(|one| is_chosen(&one.gpu_uuid));
-    all.unknown.retain(|one| is_chosen(&one.gpu_uuid));
+    all.processes.retain(|one| is_chosen(one.gpu_uuid.as_str()));
+    all.unknown.retain(|one| is_chosen(one.gpu_uuid.as_str()));
     Ok(())
 }
