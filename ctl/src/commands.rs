@@ -5,6 +5,8 @@ mod apply;
 mod audit;
 mod completions;
 mod config;
+mod config_check;
+mod config_init;
 mod doctor;
 #[cfg(test)]
 mod documents;
@@ -20,14 +22,13 @@ mod mig_history;
 mod mps;
 mod operation;
 mod parted;
-mod process;
+mod ps;
 mod quota;
 mod ready;
 mod reset;
 mod slurm;
 mod status;
 mod support_bundle;
-mod timeslice;
 mod version;
 
 use std::{io::Write, time::Duration};
@@ -37,7 +38,7 @@ use gpush_client::{Client, Kind};
 use gpush_core::selector::Selector;
 
 use crate::{
-    args::{self, Cli, Command, Global},
+    args::{self, Cli, Command, Global, Topic},
     exit::{Failure, Outcome},
     output::{Output, Prints},
     socket,
@@ -66,8 +67,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Recover(why) => ask(global, async |client| host::recover(client, why, out).await),
         Command::Mig(command) => mig::run(global, command, out),
         Command::Mps(command) => mps::run(global, command, out),
-        Command::Timeslice(command) => ask(global, async |client| timeslice::run(client, &command, out).await),
-        Command::Process(command) => ask(global, async |client| process::run(client, &command, out).await),
+        Command::Ps(args) => ask(global, async |client| ps::run(client, &args, out).await),
         Command::Operation(command) => ask(global, async |client| operation::run(client, &command, out).await),
         Command::Events(args) => ask(global, async |client| events::run(client, &args, out).await),
         Command::Audit(args) => ask(global, async |client| audit::run(client, &args, out).await),
@@ -76,7 +76,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Doctor { only } => doctor::run(global, &only, out),
         Command::SupportBundle(args) => support_bundle::run(global, &args, out),
         Command::Slurm(command) => slurm::run(global, &command, out),
-        Command::Explain { topic } => explain::run(global, topic, out),
+        Command::Explain { topic } => explain::run(global, topic.unwrap_or(Topic::All), out),
         Command::Version => ask(global, async |client| version::run(client, out).await),
         Command::Completions { shell } => completions::script(shell, out),
         Command::Man { dir } => man::pages(&dir),
@@ -91,11 +91,9 @@ fn prints(command: &Command) -> Prints {
         Command::Gpu(gpu) => gpu.prints_list(),
         Command::Mig(mig) => mig.prints_list(),
         Command::Mps(mps) => mps.prints_list(),
-        Command::Timeslice(timeslice) => timeslice.prints_list(),
-        Command::Process(process) => process.prints_list(),
         Command::Operation(operation) => operation.prints_list(),
         Command::Config(config) => config.prints_list(),
-        Command::Audit(_) => true,
+        Command::Ps(_) | Command::Audit(_) => true,
         Command::Quota(quota) => quota.all,
         Command::Events(args) => !args.follow,
         Command::Status(_)

@@ -98,9 +98,11 @@ fn visible() -> Command {
 fn without_hidden(command: Command) -> Command {
     let aliases: Vec<String> = command.get_visible_aliases().map(str::to_owned).collect();
     let command = command.alias(None).visible_aliases(aliases);
-    command.mut_args(argument).mut_subcommands(|one| {
-        // clap cannot remove a command. So give it a name that a user cannot type.
-        if one.is_hide_set() { one.name("\u{1}") } else { without_hidden(one) }
+    // clap cannot remove a command. So give each hidden command a name that a user cannot type.
+    let mut untypable = ["\u{1}", "\u{2}", "\u{3}", "\u{4}", "\u{5}", "\u{6}", "\u{7}"].into_iter();
+    command.mut_args(argument).mut_subcommands(|one| match one.is_hide_set() {
+        true => one.name(untypable.next().unwrap_or("\u{8}")),
+        false => without_hidden(one),
     })
 }
 
@@ -157,7 +159,11 @@ mod tests {
                 assert!(!arg.is_hide_set(), "{}", arg.get_id());
             }
             for one in command.get_subcommands() {
-                if one.is_hide_set() { assert_eq!(one.get_name(), "\u{1}") } else { check(one) }
+                if one.is_hide_set() {
+                    assert!(one.get_name().chars().all(char::is_control), "{}", one.get_name());
+                } else {
+                    check(one);
+                }
             }
         }
         check(&visible());

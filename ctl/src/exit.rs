@@ -2,8 +2,8 @@
 
 use gpush_api::{ApiError, Code};
 
-/// Exit status if something is not as requested: a GPU does not have its layout (`mig assert`), or there are unleased
-/// processes (`process list --unleased`).
+/// Exit status if something is not as requested: a GPU does not have its layout (`mig apply --check`), or there are unleased
+/// processes (`ps --unleased`).
 pub(crate) const DIFFERS: u8 = 3;
 
 /// Exit status of `gpushctl run` if it got no lease and so did not run the command.

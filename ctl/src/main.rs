@@ -34,6 +34,7 @@ fn main() -> ExitCode {
     if let Some(error) = args::habits::error(&words) {
         return refused(&error, &words);
     }
+    let words = args::default_verb::insert(words);
     let cli = match args::Cli::try_parse_from(&words) {
         Ok(cli) => cli,
         Err(error) => return usage(error, &words),
@@ -46,7 +47,7 @@ fn main() -> ExitCode {
 /// Prints the error for a command line that clap refuses, or the help that the user requested.
 fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
     if !error.use_stderr() {
-        let _ = error.print();
+        let _ = args::help::command().try_get_matches_from(words).map_or_else(|help| help.print(), |_| error.print());
         return ExitCode::SUCCESS;
     }
     if let Some(meant) = args::correction::correction(words) {

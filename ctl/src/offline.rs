@@ -62,7 +62,7 @@ pub(crate) fn about(host: &str, mut error: ApiError) -> ApiError {
             Some(Remedy::CorrectDevices) => "correct `devices` in the file, or name another host".to_owned(),
             None => hint
                 .replace("gpushctl mig profiles", &profiles)
-                .replace("gpushctl mig plan ", &format!("gpushctl mig plan --offline {host} ")),
+                .replace("gpushctl mig apply --dry-run ", &format!("gpushctl mig apply --dry-run --offline {host} ")),
         };
     }
     error
@@ -118,7 +118,7 @@ fn planned(gpus: &[Gpu], config: Option<&Path>, request: &PlanRequest) -> Result
             (_, Some(selected)) => error.hint(format!("give GPUs and a layout: {selected}")),
             (_, None) => error
                 .cause("no GPU of the offline host supports MIG")
-                .hint("name another host; `gpushctl mig plan --help` shows how"),
+                .hint("name another host; `gpushctl mig apply --dry-run --help` shows how"),
         });
     }
     desired::plan_host(&config, gpus, request)

@@ -42,6 +42,7 @@ pub(crate) mod summary;
 pub(crate) mod support_bundle;
 pub(crate) mod table;
 pub(crate) mod timeslice;
+pub(crate) mod topics;
 pub(crate) mod trouble;
 
 #[cfg(test)]

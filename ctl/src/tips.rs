@@ -56,7 +56,9 @@ mod tests {
 
     #[test]
     fn suggestions_that_mislead_are_dropped() {
-        for words in ["gpushctl mig plan --socks x", "gpushctl config diff -x 0", "gpushctl completions bsh2"] {
+        for words in
+            ["gpushctl mig apply --dry-run --socks x", "gpushctl config diff -x 0", "gpushctl completions bsh2"]
+        {
             let text = text(words);
             assert!(!text.contains("-- -x") && !text.contains("csh'"), "{text}");
         }

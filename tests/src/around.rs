@@ -89,7 +89,7 @@ exit $rc
         let services: Vec<String> = services.iter().map(|name| format!("\"{name}\"")).collect();
         format!(
             "[mode_change]\nservices = [{}]\nbefore = \"{at}/before\"\nafter = \"{at}/after\"\n\
-             systemctl = \"{at}/systemctl\"\nnvidia_smi = \"{at}/nvidia-smi\"\n{more}\n",
+             # --constants systemctl={at}/systemctl\nnvidia_smi = \"{at}/nvidia-smi\"\n{more}\n",
             services.join(", ")
         )
     }

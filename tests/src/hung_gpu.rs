@@ -19,10 +19,8 @@ use crate::{
 /// time-sliced.
 const HOST: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\ncount = 4\n";
 const CONFIG: &str = r#"
-[driver]
-read_ms = 10000
 [mps]
-health_s = 1
+health = "1s"
 [[gpu]]
 match = ["0-1"]
 mode = "mps"

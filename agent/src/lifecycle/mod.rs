@@ -19,7 +19,7 @@
 //! | `config` | loads the config at start, logs its errors, and checks the driver library |
 //! | `compose` | creates the handles and passes them to the modules |
 //! | `identities` | keeps the users and groups of the config resolved |
-//! | `reloading` | a reload of the config, with the socket and the log |
+//! | `reloading` | a reload of the config, with the log |
 
 mod compose;
 mod config;
@@ -68,7 +68,7 @@ use crate::{
         http::{self, ApiHandles},
         listen::{
             accept::{self, Identities, Serving, SocketKind},
-            socket::{Listening, PassedSockets, SocketAccess, SocketError},
+            socket::{Listening, PassedSockets, SocketError, SocketUsers},
         },
     },
     state::{State, readings::Readings, words},
@@ -138,6 +138,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         proc: arguments.proc.clone(),
         nvidia_smi: arguments.nvidia_smi.clone(),
         level_interval: timeslice::INTERVAL,
+        constants: arguments.constants.clone(),
         driverless: Default::default(),
         services: Default::default(),
         not_started: Default::default(),
@@ -200,19 +201,15 @@ fn sockets(handed_over: Option<PassedSockets>, paths: &Paths, config: &Config) -
         Some(PassedSockets { public, admin }) => (public, admin, None),
         None => {
             let default_admin = Some(paths.socket.with_file_name("admin.sock")).filter(|path| *path != paths.socket);
-            (Listening::bind(&paths.socket, &access(config), "--socket")?, None, default_admin)
+            (Listening::bind(&paths.socket, SocketUsers::All, "--socket")?, None, default_admin)
         }
     };
     let admin = match (admin, named.or(default_admin)) {
         (Some(admin), _) => Some(admin),
-        (None, Some(path)) => Some(Listening::bind(&path, &SocketAccess::own(), "--admin-socket")?),
+        (None, Some(path)) => Some(Listening::bind(&path, SocketUsers::Own, "--admin-socket")?),
         (None, None) => None,
     };
     Ok(Sockets { public, admin })
-}
-
-fn access(config: &Config) -> SocketAccess {
-    SocketAccess { mode: config.api.socket_mode, group: config.api.socket_group.clone() }
 }
 
 /// Returns the options of the driver worker. The library on the command line has priority over the config.
@@ -224,15 +221,8 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
         (config.driver != gpush_core::config::Driver::default()).then(|| PathBuf::from(&config.driver.library));
     options.library = arguments.library.clone().or(configured);
     options.events = true;
-    set_deadlines(&mut options, config);
+    options.deadlines = arguments.constants.driver;
     options
-}
-
-fn set_deadlines(options: &mut Options, config: &Config) {
-    options.deadlines.start = Duration::from_secs(config.driver.start_s.into());
-    options.deadlines.read = Duration::from_millis(config.driver.read_ms.into());
-    options.deadlines.change = Duration::from_secs(config.driver.change_s.into());
-    options.deadlines.grace = options.deadlines.grace.min(options.deadlines.change);
 }
 
 async fn serve(
@@ -361,7 +351,7 @@ async fn serve(
         tasks.spawn(TaskName::UnleasedProcesses, move || processes::run(unleased.clone())),
     ]);
 
-    let reloading = Reloading { reload: &reload, socket_file: &socket_file, level };
+    let reloading = Reloading { reload: &reload, level };
     let mut needs_restart = pin!(here.late_driver.needs_restart(hardware.watch()));
     let mut fatal = pin!(tasks.fatal());
     let fatal_reason = loop {

@@ -1,22 +1,18 @@
-//! Reloads the config, and applies it to the socket and the log.
+//! Reloads the config, and applies it to the log.
 
-use gpush_api::{ApiError, Code, ConfigChange, EventPayload, PendingRestart, Reloaded};
-use gpush_core::config::Config;
+use gpush_api::{ApiError, ConfigChange, EventPayload, PendingRestart, Reloaded};
 use gpush_host::notify::{self, Notification};
-use gpush_locked::Locked;
 
-use super::{access, config};
+use super::config;
 use crate::{
     reconcile::reload::{Reload, ReloadCommand},
-    serve::listen::socket::{SocketError, SocketFile},
     state::{context::HostContext, words},
     system::logging::Log,
 };
 
-/// The access of the socket and the level of the log, which a reload changes in addition to the state.
+/// What a reload changes: the state and the level of the log.
 pub(super) struct Reloading<'a> {
     pub(super) reload: &'a Reload,
-    pub(super) socket_file: &'a SocketFile,
     /// `None` if the command line sets the log level.
     pub(super) level: Option<&'a Log>,
 }
@@ -27,24 +23,14 @@ impl Reloading<'_> {
     /// # Errors
     /// As [`Reload::carry_out`].
     pub(super) async fn carry_out(&self, wish: ReloadCommand) -> Result<Reloaded, ApiError> {
-        let Self { reload, socket_file, level } = self;
+        let Self { reload, level } = self;
         let HostContext { settings, state, .. } = &*reload.context;
-        let in_force = Locked::new(settings.config().as_ref().clone());
-        let live = |wanted: &Config| {
-            let mut before = in_force.lock();
-            let access = access(wanted);
-            if self::access(&before) != access {
-                socket_file.set_access(&access).map_err(|error| to_api(&error))?;
-            }
-            if let Some(log) = level.filter(|_| before.log != wanted.log) {
-                log.set_level(wanted.log.level);
-            }
-            before.clone_from(wanted);
-            Ok(())
-        };
-        let reloaded = self.reload.carry_out(wish, live).await;
+        let reloaded = reload.carry_out(wish).await;
         match &reloaded {
             Ok(reloaded) => {
+                if let Some(log) = level {
+                    log.set_level(settings.config().log.level);
+                }
                 tracing::info!("the config was reloaded");
                 for one in &reloaded.ended {
                     tracing::info!(
@@ -81,14 +67,4 @@ impl Reloading<'_> {
         }
         reloaded
     }
-}
-
-fn to_api(error: &SocketError) -> ApiError {
-    let mut answer = ApiError::new(Code::ConfigInvalid, error.to_string());
-    let mut at: &dyn std::error::Error = error;
-    while let Some(source) = at.source() {
-        answer = answer.cause(source.to_string());
-        at = source;
-    }
-    answer.hint("correct socket_group and socket_mode under [api], then run `gpushctl config reload`")
 }

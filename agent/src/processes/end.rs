@@ -349,7 +349,7 @@ fn send(unleased: &Unleased, due: DueSignal, one: &GpuProcess) -> Option<()> {
         return None;
     }
     let (pid, start, step) = (due.process.pid, due.process.identity.start, due.step());
-    let grace = Duration::from_secs(unleased.context.state.config().processes.grace_s.into());
+    let grace = unleased.context.state.config().processes.grace;
     let action = match due.signal {
         Signal::SIGKILL => Action::Killed,
         _ => Action::Asked { process: due.process, kill_at: Instant::now() + grace },

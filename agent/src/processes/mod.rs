@@ -83,7 +83,7 @@ fn trespass_error(gpu: &Gpu) -> Option<ApiError> {
             error.causes.push(one.why.clone());
         }
     }
-    Some(error.hint(format!("`gpushctl process list --unleased -g {}` lists the processes", gpu.index)))
+    Some(error.hint(format!("`gpushctl ps --unleased -g {}` lists the processes", gpu.index)))
 }
 
 /// Finds the leases of all processes, including details that only gpushd may see. Also returns the GPUs whose processes

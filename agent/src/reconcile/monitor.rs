@@ -113,8 +113,7 @@ impl Monitor {
 
     /// Returns when to read the GPUs next, after `misses` readings without a worker.
     fn next(&self, misses: u32) -> Option<Instant> {
-        let seconds = self.state.config().health.poll_s;
-        let poll = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+        let poll = Some(self.state.config().health.poll).filter(|poll| !poll.is_zero());
         let soon = misses.checked_sub(1).map(|index| nth_pause(PAUSE, index));
         [poll, soon].into_iter().flatten().min().map(|pause| Instant::now() + pause)
     }

@@ -100,16 +100,12 @@ pub(crate) struct Reload {
 }
 
 impl Reload {
-    /// Reloads the config. `live` applies the settings of the socket and the log.
+    /// Reloads the config.
     ///
     /// # Errors
     /// If the file is invalid, cannot be applied, or changes a rule whose GPU has an override. The old config then
     /// stays active, and health reports the problem.
-    pub(crate) async fn carry_out(
-        &self,
-        wish: ReloadCommand,
-        live: impl Fn(&Config) -> Result<(), ApiError>,
-    ) -> Result<Reloaded, ApiError> {
+    pub(crate) async fn carry_out(&self, wish: ReloadCommand) -> Result<Reloaded, ApiError> {
         if wish.expected.is_some_and(|expected| expected != self.context.state.now().generation) {
             // Health does not report this refusal, because the file is not the problem.
             let current = self.context.state.now().generation;
@@ -119,7 +115,7 @@ impl Reload {
                     generation",
             ));
         }
-        match self.load(wish, live).await {
+        match self.load(wish).await {
             Ok(reloaded) => {
                 self.mps.wake_all();
                 self.timeslice.restart_reconcile();
@@ -131,11 +127,7 @@ impl Reload {
         }
     }
 
-    async fn load(
-        &self,
-        wish: ReloadCommand,
-        live: impl Fn(&Config) -> Result<(), ApiError>,
-    ) -> Result<Reloaded, ApiError> {
+    async fn load(&self, wish: ReloadCommand) -> Result<Reloaded, ApiError> {
         let candidate = self.context.settings.candidate()?;
         let before = self.context.settings.config();
         // Without a driver, gpushd does not know which GPUs a rule claims. The list is then empty, and any rule counts
@@ -149,7 +141,6 @@ impl Reload {
         if !touched.is_empty() && !wish.clear_overrides {
             return Err(overridden_error(&touched));
         }
-        live(&candidate.config)?;
         let changed = *before != candidate.config;
         let uuids: Vec<GpuUuid> = touched.iter().map(|one| one.gpu_uuid.clone()).collect();
         let path = self.context.settings.path().display().to_string();
@@ -173,15 +164,7 @@ impl Reload {
             tx.audit(event.record(by.clone(), "config", DONE))?;
             Ok((effects, generation))
         });
-        let (effects, generation) = match written.await {
-            Ok(recorded) => recorded,
-            Err(error) => {
-                if let Err(error) = live(&before) {
-                    tracing::error!("cannot restore the previous settings of socket and log: {error}");
-                }
-                return Err(error.into());
-            }
-        };
+        let (effects, generation) = written.await?;
         let settings = before.differences(&candidate.in_file);
         self.context.settings.activate(candidate);
         self.context.state.override_effects(&effects);

@@ -236,7 +236,7 @@ mod tests {
     fn error_in_config_file_is_hidden_from_users() {
         let failed = || {
             let error = ApiError::new(Code::ConfigInvalid, "3 errors").cause("line 4: users = [\"bob\"]");
-            let pending_restart = vec!["driver.read_ms".to_owned()];
+            let pending_restart = vec!["driver.library".to_owned()];
             EventPayload::Config(ConfigChange { taken: false, error: Some(error), pending_restart })
         };
         for (viewer, sees) in [(Viewer::Admin, true), (Viewer::User(1000), false)] {

@@ -8,6 +8,8 @@ use gpush_locked::Locked;
 use gpush_store::OperationId;
 use tokio::sync::{Mutex, RwLock};
 
+use super::constants::Constants;
+
 #[derive(Debug)]
 pub(crate) struct HostServices {
     /// Runs helper units, such as the units of hooks.
@@ -18,6 +20,8 @@ pub(crate) struct HostServices {
     pub(crate) nvidia_smi: Option<PathBuf>,
     /// Interval at which gpushd reads time-slice levels if nothing changes.
     pub(crate) level_interval: Duration,
+    /// Time limits and other values that the config does not set.
+    pub(crate) constants: Constants,
     /// The lock for use of the driver. Locked for writing while the driver worker is stopped for a
     /// reset.
     pub(crate) driverless: Arc<RwLock<()>>,

@@ -3,6 +3,7 @@
 pub(crate) mod account_permits;
 pub(crate) mod backoff;
 pub(crate) mod coalesced;
+pub(crate) mod constants;
 pub(crate) mod host_services;
 pub(crate) mod late_driver;
 pub(crate) mod logging;

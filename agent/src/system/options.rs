@@ -7,6 +7,8 @@ use std::{
 
 use clap::{Parser, Subcommand};
 
+use super::constants::Constants;
+
 /// Notes at the end of the help text. Lines have at most 78 columns.
 const NOTES: &str = "\
 Socket:
@@ -14,8 +16,8 @@ Socket:
   --socket. Otherwise gpushd creates a socket at PATH. It creates missing
   parent directories with mode 0755, and does not remove them. It replaces a
   socket on which no process listens. If a process listens, or the file is not
-  a socket, gpushd leaves the file unchanged and exits. socket_group and
-  socket_mode under [api] in the config set group and mode. gpushd removes the
+  a socket, gpushd leaves the file unchanged and exits. Every user may connect
+  to the socket, unless a directory of PATH prevents it. gpushd removes the
   socket that it created when it exits.
 
 Signals:
@@ -103,9 +105,13 @@ pub(crate) struct Arguments {
     #[arg(long, env = "GPUSH_MPS_DIR", value_name = "DIR")]
     pub(crate) mps_dir: Option<PathBuf>,
 
-    /// Directory of NVIDIA's MPS programs, if the config does not set `mps.control` and `mps.server`
+    /// Directory of NVIDIA's MPS programs, if the config does not set `mps.control`
     #[arg(long, env = "GPUSH_MPS_PROGRAMS", value_name = "DIR", hide = true)]
     pub(crate) mps_programs: Option<PathBuf>,
+
+    /// Time limits and other values of gpushd, for tests
+    #[arg(long, value_name = "KEY=VALUE,…", hide = true, default_value = "")]
+    pub(crate) constants: Constants,
 
     #[command(subcommand)]
     pub(crate) command: Option<Command>,

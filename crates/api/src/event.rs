@@ -331,7 +331,7 @@ pub struct ConfigChange {
     /// Why the reload failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<ApiError>,
-    /// Changed settings that take effect at the next start of gpushd, such as `driver.read_ms`.
+    /// Changed settings that take effect at the next start of gpushd, such as `driver.library`.
     #[serde(default, rename = "pending_keys", skip_serializing_if = "Vec::is_empty")]
     pub pending_restart: Vec<String>,
 }

@@ -19,7 +19,7 @@ use crate::{
     actor::Actor,
     error::ApiError,
     ids::{GpuIndex, GpuUuid},
-    plan::GpuPlan,
+    plan::{GpuLayout, GpuPlan},
 };
 
 /// State of an operation.
@@ -156,6 +156,10 @@ pub struct Operation {
     pub reason: Option<String>,
     /// Plans, one for each GPU.
     pub plans: Vec<GpuPlan>,
+    /// MIG mode and layout before the operation, one entry for each GPU that supports MIG; empty until the operation
+    /// begins.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub layouts_before: Vec<GpuLayout>,
     /// Progress, one entry for each GPU, in the order of `plans`.
     pub progress: Vec<StepState>,
     /// What the operation waits for before it begins, one sentence each.

@@ -230,6 +230,14 @@ impl GpuPlan {
         })
     }
 
+    /// Returns the MIG devices whose MPS daemons the plan starts; `None` for the daemon of the whole GPU.
+    pub fn started_daemons(&self) -> impl Iterator<Item = Option<&str>> {
+        self.steps.iter().filter_map(|step| match step {
+            Step::Mps(MpsStep::StartDaemon { device }) => Some(device.as_deref()),
+            Step::Mps(MpsStep::StopDaemon { .. }) | Step::MigMode(_) | Step::Instance(_) | Step::Timeslice(_) => None,
+        })
+    }
+
     /// Returns the UUIDs of the targets whose MPS daemons the plan stops.
     pub fn stopped_daemons(&self) -> impl Iterator<Item = &TargetUuid> {
         self.steps.iter().filter_map(|step| match step {

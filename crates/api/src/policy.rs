@@ -56,7 +56,7 @@ pub struct RuleView {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct PendingRestart {
-    /// Key with its table, such as `driver.read_ms`.
+    /// Key with its table, such as `driver.library`.
     pub key: String,
     /// Effective value, as TOML; absent if it is not set.
     #[serde(rename = "effective")]

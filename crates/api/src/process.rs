@@ -58,7 +58,7 @@ pub enum UnleasedPolicy {
     /// Shows the process, and logs a warning.
     Warn,
     /// Shows the process, logs a warning, and ends the process if its user has no lease on the
-    /// target: with SIGTERM, and with SIGKILL after `processes.grace_s`.
+    /// target: with SIGTERM, and with SIGKILL after `processes.grace`.
     End,
 }
 

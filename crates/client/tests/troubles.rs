@@ -129,6 +129,7 @@ fn operation() -> Vec<u8> {
     let by = Actor { uid: 0, user: None, pid: None };
     let operation = Operation {
         begun: true,
+        layouts_before: Vec::new(),
         id: "op-1".into(),
         revision: 1,
         kind: "mig.apply".into(),

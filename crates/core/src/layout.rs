@@ -23,10 +23,11 @@ use std::fmt;
 
 use gpush_api::LayoutSource;
 
+mod before;
 pub mod edit;
 mod grammar;
 
-pub use grammar::LayoutError;
+pub use self::{before::layout_before, grammar::LayoutError};
 
 /// The reserved word for the empty layout.
 pub const NONE: &str = "none";

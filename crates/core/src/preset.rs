@@ -1,6 +1,6 @@
 //! Hosts for offline planning: presets, and hosts saved by `gpushctl gpu list --json`.
 //!
-//! `gpushctl mig plan` and `config check` can plan for another host. The GPUs of that host come
+//! `gpushctl mig apply --dry-run` and `config check` can plan for another host. The GPUs of that host come
 //! from a preset, which the simulator also has, or from a file that was saved on a real host. A
 //! preset GPU has MIG mode on, no instances, and a UUID of the form `GPU-00000000-…`. No real GPU
 //! has such a UUID, so users cannot confuse a preset with a real host.

@@ -9,7 +9,7 @@ use serde::Serialize;
 #[serde(rename_all = "snake_case")]
 pub enum Area {
     /// Kernel and systemd.
-    Floor,
+    System,
     /// Kernel module and library of the NVIDIA driver.
     Driver,
     /// Device nodes.
@@ -33,7 +33,7 @@ pub enum Area {
 impl Area {
     /// All areas, in the order in which to solve their problems.
     pub const ALL: [Self; 10] = [
-        Self::Floor,
+        Self::System,
         Self::Driver,
         Self::Devices,
         Self::Mps,
@@ -49,7 +49,7 @@ impl Area {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Self::Floor => "floor",
+            Self::System => "system",
             Self::Driver => "driver",
             Self::Devices => "devices",
             Self::Mps => "mps",

@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `host` | access to files, processes and programs below a root directory |
 //! | `finding` | areas, findings and their severity |
-//! | `floor` | kernel and systemd |
+//! | `system` | kernel and systemd |
 //! | `driver` | kernel module and library of the NVIDIA driver |
 //! | `devices` | device nodes and which users may open them |
 //! | `mps` | NVIDIA's MPS programs |
@@ -29,13 +29,13 @@ mod devices;
 mod disk;
 mod driver;
 mod finding;
-mod floor;
 mod host;
 mod managers;
 mod mps;
 mod security;
 mod service;
 mod slurm;
+mod system;
 mod user_limits;
 
 pub use self::{
@@ -61,7 +61,7 @@ pub fn examine(host: &Host, agent: &Agent, areas: &[Area]) -> Vec<Finding> {
     let examined = Area::ALL.into_iter().filter(|area| areas.contains(area));
     examined
         .flat_map(|area| match area {
-            Area::Floor => floor::examine(host),
+            Area::System => system::examine(host),
             Area::Driver => driver::examine(host, &config),
             Area::Devices => devices::examine(host),
             Area::Mps => mps::examine(host, &config),

@@ -9,13 +9,12 @@ use gpush_mps::protocol::version;
 use crate::{Area, Finding, Host, driver};
 
 pub(crate) fn examine(host: &Host, config: &Config) -> Vec<Finding> {
-    let programs = [&config.mps.control, &config.mps.server];
-    let missing: Vec<&String> = programs.into_iter().filter(|path| !host.has(path)).collect();
+    let programs = [config.mps.control.clone(), config.mps.server()];
     let is_used = is_used(config);
-    if let Some(path) = missing.first() {
+    if let Some(path) = programs.iter().find(|path| !host.has(path)) {
         let message = format!("{path} is not installed");
-        let hint = "install NVIDIA's MPS programs (Debian: nvidia-cuda-mps; RHEL: nvidia-driver-cuda), or set their \
-                    paths in [mps] of the config";
+        let hint = "install NVIDIA's MPS programs (Debian: nvidia-cuda-mps; RHEL: nvidia-driver-cuda), or set the path \
+                    of the control daemon, mps.control of the config";
         return vec![if is_used {
             Finding::problem(Area::Mps, message, hint).cause("a rule or a layout of the config shares GPUs through MPS")
         } else {

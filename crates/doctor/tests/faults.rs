@@ -138,20 +138,20 @@ fn every_planted_fault_is_found_with_a_command() {
     type Plant<'p> = &'p dyn Fn(&Planted);
     let plants: &[(Area, Severity, &str, Plant, Agent)] = &[
         (
-            Area::Floor,
+            Area::System,
             Severity::Problem,
             "Linux 4.18.0-553.el8 is too old",
             &|h| h.write("proc/sys/kernel/osrelease", "4.18.0-553.el8"),
             reached(),
         ),
         (
-            Area::Floor,
+            Area::System,
             Severity::Problem,
             "systemd 239 is too old",
             &|h| h.program("usr/bin/systemctl", "#!/bin/sh\necho 'systemd 239 (239-82.el8)'\n"),
             reached(),
         ),
-        (Area::Floor, Severity::Warning, "systemd is not running", &|h| h.remove("run/systemd"), reached()),
+        (Area::System, Severity::Warning, "systemd is not running", &|h| h.remove("run/systemd"), reached()),
         (Area::Driver, Severity::Problem, "kernel module is not loaded", &|h| h.remove("sys/module/nvidia"), reached()),
         (
             Area::Driver,

@@ -3,7 +3,7 @@
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
-use gpush_api::{ApiError, Code, Gpu, LeaseOwner, LeaseTerms, Mode, RuleView};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, LeaseOwner, LeaseTerms, Mode, RuleView};
 use gpush_core::preset;
 use gpush_doctor::{Agent, Area, Finding, Host, Severity, examine};
 use tempfile::TempDir;
@@ -135,7 +135,7 @@ fn rule(name: &str, owner: LeaseOwner, claims: &[u32]) -> RuleView {
         mps: None,
         timeslice: None,
         lease: Some(LeaseTerms { owner, ..LeaseTerms::default() }),
-        claims: claims.to_vec(),
+        claims: claims.iter().copied().map(GpuIndex).collect(),
     }
 }
 
@@ -261,7 +261,8 @@ fn deadline_of_a_script_is_compared_with_slurms_timeout() {
     host.write("usr/share/gpush/slurm/epilog", comment);
     assert_eq!(host.findings()[0].severity, Severity::Ok);
     // The option `--deadline` of a script replaces the deadline of the config.
-    let config = "[slurm]\ndeadline_s = 300\n\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+    let config =
+        "[slurm]\ndeadline = \"300s\"\n\n[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
     host.write("srv/gpush.toml", config);
     host.finds(Severity::Problem, "before gpush gives up", "PrologEpilogTimeout=305");
     let with_option = |command: &str| format!("#!/usr/bin/gpushctl slurm {command} --deadline 50s\n");

@@ -13,7 +13,7 @@ mod scripted;
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use gpush_api::{GpuUuid, Placement};
+use gpush_api::{ComputeMode, GpuUuid, Placement};
 use gpush_nvml::{ErrorKind, Event, EventKind, Hardware, Options, Settled};
 use nix::{sys::signal::kill, unistd::Pid};
 
@@ -109,7 +109,7 @@ async fn one_worker_serves_all_calls() {
     assert_eq!(made.placement, WHOLE);
     stage.hardware.destroy_gpu_instance(&gpu(A), 1).await.unwrap();
     assert!(stage.hardware.set_mig_mode(&gpu(B), true).await.unwrap().is(true));
-    stage.hardware.set_compute_mode(&gpu(B), gpush_api::ComputeMode::ExclusiveProcess).await.unwrap();
+    stage.hardware.set_compute_mode(&gpu(B), ComputeMode::ExclusiveProcess).await.unwrap();
     let (a, b) = (gpu(A), gpu(B));
     let (one, two) = tokio::join!(stage.hardware.read(&a), stage.hardware.read(&b));
     assert!(one.is_ok() && two.is_ok());
@@ -242,6 +242,30 @@ async fn worker_death_in_mutation_may_have_taken_effect() {
     assert_eq!(stage.hardware.settle(&gpu(A)).await, Settled::Nothing);
     stage.hardware.read(&gpu(A)).await.unwrap();
     assert_eq!(stage.log().iter().filter(|line| line.starts_with("create")).count(), 1, "never tried twice");
+}
+
+/// The change hangs, is late, or ends the worker. In each case it may have taken effect.
+#[tokio::test]
+async fn unfinished_compute_mode_change_leaves_its_gpu_unsettled() {
+    for (deed, outcome) in [("hang", Settled::Gone), ("gate", Settled::Late(Ok(()))), ("die", Settled::Nothing)] {
+        let grace = Duration::from_secs(if deed == "hang" { 2 } else { 60 });
+        let stage = Stage::with(&format!("set_compute_mode GPU-a {deed}\n* * ok"), |o| o.deadlines.grace = grace);
+        let (gate, hardware) = (stage.gate(), stage.hardware.clone());
+        let error = hardware.set_compute_mode(&gpu(A), ComputeMode::Prohibited).await.unwrap_err();
+        let has_died = error.kind == ErrorKind::WorkerDied { may_have_landed: true };
+        assert!(error.may_land() || has_died, "{deed}: {error}");
+        let settling = tokio::spawn(async move { hardware.settle(&gpu(A)).await });
+        stage.hardware.set_compute_mode(&gpu(B), ComputeMode::Prohibited).await.unwrap();
+        if deed != "die" {
+            assert_eq!(stage.hardware.read(&gpu(A)).await.unwrap_err().kind, ErrorKind::Unsettled, "{deed}");
+        }
+        if deed == "gate" {
+            tokio::task::spawn_blocking(move || gate.open()).await.unwrap();
+        }
+        assert_eq!(settling.await.unwrap(), outcome, "{deed}");
+        stage.hardware.read(&gpu(A)).await.unwrap();
+        assert_eq!(stage.log().iter().filter(|line| *line == "set_compute_mode GPU-a").count(), 1, "never tried twice");
+    }
 }
 
 #[tokio::test]

@@ -4,19 +4,42 @@
 use std::ffi::OsString;
 
 use clap::{CommandFactory as _, Parser as _, error::ErrorKind};
+use gpush_core::duration;
 
-use super::{Cli, typed};
+use super::{Cli, default_verb, synonyms, typed};
 
 /// Returns the command line that the user probably meant.
 pub(crate) fn correction(words: &[OsString]) -> Option<String> {
     let words: Vec<&str> = words.iter().skip(1).map(|word| word.to_str()).collect::<Option<_>>()?;
     let line = Line::of(words);
-    let sources = [swapped, without_noun, synonym, gpu_as_argument, without_dashes, share_as_argument, option];
+    let sources = [
+        layout_of_several_words,
+        duration_of_two_words,
+        number_of_gpus,
+        all_instances,
+        number_of_xid,
+        swapped,
+        without_noun,
+        synonym,
+        gpu_as_argument,
+        without_dashes,
+        share_as_argument,
+        option,
+    ];
     let help = vec!["--help".to_owned()];
-    let accepted =
-        |words: &Vec<String>| Cli::try_parse_from([&["gpushctl".to_owned()], words.as_slice()].concat()).is_ok();
-    let mut found = sources.iter().flat_map(|source| source(&line));
-    let found = found.find(accepted).or_else(|| incomplete(&line).map(|words| [words, help].concat()))?;
+    let accepted = |words: &Vec<String>| {
+        let words = ["gpushctl".into()].into_iter().chain(words.iter().map(OsString::from)).collect();
+        Cli::try_parse_from(default_verb::insert(words)).is_ok()
+    };
+    let found: Vec<Vec<String>> = sources.iter().flat_map(|source| source(&line)).collect();
+    // An option of the corrected command may also have another name.
+    let with_options = found.iter().flat_map(|words| option(&Line::of(words.iter().map(String::as_str).collect())));
+    let found = found
+        .iter()
+        .cloned()
+        .chain(with_options)
+        .find(accepted)
+        .or_else(|| incomplete(&line).map(|words| [words, help].concat()))?;
     typed::command_line(["gpushctl"].into_iter().chain(found.iter().map(String::as_str)))
 }
 
@@ -67,7 +90,7 @@ impl<'w> Line<'w> {
 }
 
 /// Groups of commands, in the order in which they are tried for a verb without a group.
-const NOUNS: [&str; 8] = ["gpu", "mig", "lease", "mps", "operation", "config", "maintenance", "process"];
+const NOUNS: [&str; 7] = ["gpu", "mig", "lease", "mps", "operation", "config", "maintenance"];
 
 /// Returns whether a group has a subcommand of this name.
 fn has_verb(noun: &str, verb: &str) -> bool {
@@ -78,7 +101,7 @@ fn has_verb(noun: &str, verb: &str) -> bool {
 /// `reset 3` means `gpu reset 3`. An id among the arguments says which group is meant.
 fn without_noun(line: &Line<'_>) -> Vec<Vec<String>> {
     let Some(first) = line.name(0) else { return Vec::new() };
-    let verb = meant_verb(first);
+    let verb = synonyms::verb(first);
     let is_id = |prefix: &str| {
         (1..line.named.len()).filter_map(|n| line.name(n)).any(|word| {
             word.strip_prefix(prefix).is_some_and(|id| !id.is_empty() && id.bytes().all(|b| b.is_ascii_digit()))
@@ -93,71 +116,19 @@ fn without_noun(line: &Line<'_>) -> Vec<Vec<String>> {
 fn swapped(line: &Line<'_>) -> Vec<Vec<String>> {
     let (Some(verb), Some(noun)) = (line.name(0), line.name(1)) else { return Vec::new() };
     let nouns = [noun.strip_suffix('s').unwrap_or(noun), noun];
-    let nouns = nouns.into_iter().filter(|noun| has_verb(noun, meant_verb(verb)));
-    nouns.filter_map(|noun| line.replaced(0, 1, &[noun, meant_verb(verb)])).collect()
-}
-
-/// Returns gpushctl's verb for a verb of another tool.
-fn meant_verb(verb: &str) -> &str {
-    match verb {
-        "get" | "describe" | "info" | "details" => "show",
-        "ls" | "status" => "list",
-        "enable" => "on",
-        "disable" => "off",
-        "create" | "new" => "add",
-        "delete" | "del" | "destroy" | "rm" => "remove",
-        "validate" | "test" | "verify" => "check",
-        "end" | "return" | "free" => "release",
-        "extend" => "renew",
-        "kill" | "abort" => "cancel",
-        "limits" | "limit" => "set",
-        other => other,
-    }
+    let nouns = nouns.into_iter().filter(|noun| has_verb(noun, synonyms::verb(verb)));
+    nouns.filter_map(|noun| line.replaced(0, 1, &[noun, synonyms::verb(verb)])).collect()
 }
 
 /// Replaces a verb that the group does not have, and commands that gpushctl has under another name.
 fn synonym(line: &Line<'_>) -> Vec<Vec<String>> {
     let (Some(first), second) = (line.name(0), line.name(1).unwrap_or_default()) else { return Vec::new() };
-    let whole: &[&[&str]] = match (first, second) {
-        ("top", _) => return line.replaced(0, 0, &["status", "--watch"]).into_iter().collect(),
-        ("info" | "list" | "ls" | "smi", _) => return line.replaced(0, 0, &["status"]).into_iter().collect(),
-        ("log" | "logs", "") => &[&["events"]],
-        ("log" | "logs", _) => return line.replaced(0, 0, &["mps", "logs"]).into_iter().collect(),
-        ("overrides" | "override", _) => {
-            return line.replaced(0, 0, &["config", "overrides"]).into_iter().collect();
-        }
-        ("gpu" | "gpus", "status") => &[&["status"]],
-        ("gpu" | "gpus", "release" | "free" | "enable" | "resume") => &[&["gpu", "uncordon"]],
-        ("gpu" | "gpus", "disable") => &[&["gpu", "cordon"]],
-        ("mig", "status" | "devices" | "instances") => &[&["mig", "list"]],
-        ("mig", "set" | "layout" | "change") => &[&["mig", "apply"]],
-        ("mig", "check" | "diff") => &[&["mig", "assert"]],
-        ("mps", "status" | "daemons") => &[&["mps", "list"]],
-        ("mps", "on" | "enable") => &[&["mps", "start"]],
-        ("mps", "off" | "disable" | "kill" | "quit") => &[&["mps", "stop"]],
-        ("lease" | "leases", "new" | "create" | "add" | "get" | "grant" | "acquire") => {
-            &[&["lease", "request"], &["lease", "show"]]
-        }
-        ("lease" | "leases", "end" | "cancel" | "stop" | "delete" | "rm" | "remove" | "free" | "return") => {
-            &[&["lease", "release"]]
-        }
-        ("lease" | "leases", "kill") => &[&["lease", "revoke"]],
-        ("lease" | "leases", "status") => &[&["lease", "list"], &["lease", "show"]],
-        ("op" | "ops" | "operation" | "operations", "status") => &[&["operation", "show"], &["operation", "list"]],
-        ("maintenance", "on" | "start" | "begin" | "enable") => &[&["maintenance", "enter"]],
-        ("maintenance", "off" | "stop" | "end" | "exit" | "disable") => &[&["maintenance", "leave"]],
-        ("maintenance", "show" | "list") => &[&["maintenance", "status"]],
-        ("config", "apply") => &[&["apply"]],
-        ("config", "clear") => &[&["config", "overrides", "clear"]],
-        ("config", "list" | "get" | "print") => &[&["config", "show"]],
-        ("timeslice", "status") => &[&["timeslice", "list"]],
-        _ => &[],
-    };
-    let last = if second.is_empty() { 0 } else { 1 };
-    let mut found: Vec<Vec<String>> = whole.iter().filter_map(|new| line.replaced(0, last, new)).collect();
-    let verb = meant_verb(second);
+    let of_two = synonyms::of_words(first, second).iter().filter_map(|new| line.replaced(0, 1, new));
+    let of_one = synonyms::of_word(first).iter().filter_map(|new| line.replaced(0, 0, new));
+    let mut found: Vec<Vec<String>> = of_two.chain(of_one).collect();
+    let verb = synonyms::verb(second);
     if verb != second {
-        found.extend(line.replaced(0, last, &[first, verb]));
+        found.extend(line.replaced(0, 1, &[first, verb]));
     }
     found
 }
@@ -177,6 +148,70 @@ fn gpu_as_argument(line: &Line<'_>) -> Vec<Vec<String>> {
     let joined = indexes.iter().map(|at| line.words[*at]).collect::<Vec<_>>().join(",");
     let all = (indexes.len() > 1).then(|| line.moved(&indexes, &["-g", &joined]));
     last.into_iter().chain(all).collect()
+}
+
+/// `mig apply -g 0 3g.40gb 1g.10gb` means `mig apply 3g.40gb,1g.10gb -g 0`.
+fn layout_of_several_words(line: &Line<'_>) -> Vec<Vec<String>> {
+    if (line.name(0), line.name(1)) != (Some("mig"), Some("apply")) {
+        return Vec::new();
+    }
+    let entries: Vec<usize> = line.named.iter().copied().filter(|at| line.words[*at].contains("g.")).collect();
+    if entries.len() < 2 {
+        return Vec::new();
+    }
+    let layout = entries.iter().map(|at| line.words[*at].trim_end_matches(',')).collect::<Vec<_>>().join(",");
+    vec![line.moved(&entries, &[&layout])]
+}
+
+/// `run --whole --for 1 day -- x` means `run --whole --for 1d -- x`.
+fn duration_of_two_words(line: &Line<'_>) -> Vec<Vec<String>> {
+    let is_number = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+    let takes_duration = |word: &str| matches!(word, "--for" | "--timeout" | "--notice" | "--grace" | "--expires");
+    let at = line.words.windows(3).position(|three| {
+        takes_duration(three[0]) && is_number(three[1]) && duration::is_duration(&[three[1], three[2]].concat())
+    });
+    let Some(at) = at else { return Vec::new() };
+    let unit = line.words[at + 2].chars().next().unwrap_or_default();
+    let value = format!("{}{unit}", line.words[at + 1]);
+    let words = line.words[..=at].iter().copied().chain([value.as_str()]).chain(line.words[at + 3..].iter().copied());
+    vec![words.map(str::to_owned).collect()]
+}
+
+/// `run --gpus 2` means `run --whole --count 2`, as in other tools.
+fn number_of_gpus(line: &Line<'_>) -> Vec<Vec<String>> {
+    let is_number = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+    let option = |word: &str| matches!(word, "--gpus" | "-G" | "--ngpus");
+    let Some(at) = line.words.windows(2).position(|two| option(two[0]) && is_number(two[1])) else { return Vec::new() };
+    let number = line.words[at + 1];
+    let new: &[&str] = if number == "1" { &["--whole"] } else { &["--whole", "--count", number] };
+    let words = line.words[..at].iter().chain(new).chain(&line.words[at + 2..]).map(|word| (*word).to_owned());
+    let words: Vec<String> = words.collect();
+    let with_dashes = |words: &[String]| {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        without_dashes(&Line::of(words))
+    };
+    [vec![words.clone()], with_dashes(&words)].concat()
+}
+
+/// `mig destroy 0` means `mig apply none -g 0`: it names a GPU, not an instance.
+fn all_instances(line: &Line<'_>) -> Vec<Vec<String>> {
+    let is_removal = |verb: &str| synonyms::verb(verb) == "remove" || verb == "clear" || verb == "reset";
+    match (line.name(0), line.name(1), line.name(2)) {
+        (Some("mig"), Some(verb), Some(gpus)) if is_removal(verb) && is_index_list(gpus) && line.named.len() == 3 => {
+            line.replaced(1, 2, &["apply", "none", "-g", gpus]).into_iter().collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// `explain xid 79` means `explain xid-79`.
+fn number_of_xid(line: &Line<'_>) -> Vec<Vec<String>> {
+    match (line.name(0), line.name(1), line.name(2)) {
+        (Some("explain"), Some(xid), Some(number)) if xid.eq_ignore_ascii_case("xid") => {
+            line.replaced(1, 2, &[&format!("xid-{number}")]).into_iter().collect()
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// `run python train.py` means `run -- python train.py`.
@@ -217,34 +252,11 @@ fn share_as_argument(line: &Line<'_>) -> Vec<Vec<String>> {
     vec![words.map(|word| (*word).to_owned()).collect()]
 }
 
-/// Options of other tools, each with the options of gpushctl that are tried instead; an empty text means that the
-/// option is removed.
-const OPTIONS: [(&str, &[&str]); 18] = [
-    ("--id", &["--gpu"]),
-    ("--gpus", &["--gpu", "--count"]),
-    ("--device", &["--gpu"]),
-    ("--devices", &["--gpu"]),
-    ("--index", &["--gpu"]),
-    ("--profile", &["--mig"]),
-    ("--memory", &["--mem"]),
-    ("--mem", &["--memory"]),
-    ("--percent", &["--percentage", "--mps"]),
-    ("--percentage", &["--mps"]),
-    ("--time", &["--for", "--timeout", "--since"]),
-    ("--duration", &["--for"]),
-    ("--until", &["--expires"]),
-    ("--number", &["--count"]),
-    ("-n", &["--count"]),
-    ("--format", &["--output"]),
-    ("--all", &["", "all"]),
-    ("--shell", &[""]),
-];
-
 fn option(line: &Line<'_>) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for (at, word) in line.words.iter().enumerate() {
         let (name, value) = word.split_once('=').map_or((*word, None), |(name, value)| (name, Some(value)));
-        let Some((_, meant)) = OPTIONS.iter().find(|(typed, _)| *typed == name) else { continue };
+        let Some((_, meant)) = synonyms::OPTIONS.iter().find(|(typed, _)| *typed == name) else { continue };
         for new in *meant {
             let mut words: Vec<String> = line.words.iter().map(|word| (*word).to_owned()).collect();
             match (new.is_empty(), value) {
@@ -284,11 +296,11 @@ mod tests {
             ("show 3", "gpu show 3"),
             ("show L17", "lease show L17"),
             ("show op-3", "operation show op-3"),
-            ("release L17", "lease release L17"),
+            ("release L17", "lease end L17"),
             ("cancel op-3", "operation cancel op-3"),
             ("reload", "config reload"),
             ("overrides clear 0", "config overrides clear 0"),
-            ("plan 3g.40gb -g 0", "mig plan 3g.40gb -g 0"),
+            ("revoke L17 --reason x", "lease end L17 --reason x"),
             ("list", "gpu list"),
             ("list gpus", "gpu list"),
             ("list leases", "lease list"),
@@ -308,7 +320,7 @@ mod tests {
             ("mps status", "mps list"),
             ("mps enable 4", "mps start 4"),
             ("lease create --whole", "lease request --whole"),
-            ("lease end L17", "lease release L17"),
+            ("lease release L17", "lease end L17"),
             ("lease extend L17 --for 2h", "lease renew L17 --for 2h"),
             ("maintenance start", "maintenance enter"),
             ("maintenance end", "maintenance leave"),
@@ -321,17 +333,48 @@ mod tests {
         ]);
     }
 
+    /// The guesses of a trial with new users, for which earlier versions had no hint or a wrong one.
+    #[test]
+    fn guesses_of_new_users_lead_to_the_command_that_they_meant() {
+        assert_corrected(&[
+            ("mig apply -g 0 3g.40gb 1g.10gb", "mig apply -g 0 3g.40gb,1g.10gb"),
+            ("run --whole --for 1 day -- ./x", "run --whole --for 1d -- ./x"),
+            ("mig destroy 0", "mig apply none -g 0"),
+            ("lease get", "lease show"),
+            ("lease get L17", "lease show L17"),
+            ("run --gpus 1 -- ./x", "run --whole -- ./x"),
+            ("run --gpus 2 python x.py", "run --whole --count 2 -- python x.py"),
+            ("run --exclusive -- ./x", "run --whole -- ./x"),
+            ("who", "lease list"),
+            ("users", "lease list"),
+            ("queue", "lease list"),
+            ("history", "lease list --ended"),
+            ("usage", "lease list --ended"),
+            ("free", "mig list --free"),
+            ("events --tail", "events --follow"),
+            ("process list", "ps"),
+            ("process list --unleased", "ps --unleased"),
+            ("mig plan 3g.40gb -g 0", "mig apply --dry-run 3g.40gb -g 0"),
+            ("mig assert", "mig apply --check"),
+            ("mps drain 0", "mps stop --wait 0"),
+            ("lease revoke L17 --reason x --end", "lease end L17 --reason x --kill"),
+            ("maintenance status", "status"),
+            ("explain xid 79", "explain xid-79"),
+            ("timeslice show 0", "gpu show 0"),
+        ]);
+    }
+
     #[test]
     fn misplaced_arguments_are_moved() {
         assert_corrected(&[
             ("mig apply 3g.40gb 0", "mig apply 3g.40gb -g 0"),
-            ("mig plan 0 3g.40gb", "mig plan 3g.40gb -g 0"),
+            ("mig apply --dry-run 0 3g.40gb", "mig apply --dry-run 3g.40gb -g 0"),
             ("mig apply 3g.40gb 0 1", "mig apply 3g.40gb -g 0,1"),
             ("run python train.py", "run -- python train.py"),
             ("run --mps 25 python -u x", "run --mps 25 -- python -u x"),
             ("lease request 1g.10gb --for 2h", "lease request --mig 1g.10gb --for 2h"),
             ("lease request mps=25", "lease request --request mps=25"),
-            ("lease request --whole --gpus 0", "lease request --whole --gpu 0"),
+            ("lease request --whole --device 0", "lease request --whole --gpu 0"),
             ("lease request --profile 1g.10gb", "lease request --mig 1g.10gb"),
             ("mps set 4 --percent 30", "mps set 4 --percentage 30"),
             ("gpu list --all", "gpu list"),

@@ -14,7 +14,13 @@ use super::{
 #[derive(Debug, Subcommand)]
 pub(crate) enum Operation {
     /// List the last operations, oldest first
-    #[command(alias = "ls")]
+    #[command(
+        alias = "ls",
+        after_help = "\
+Examples:
+  gpushctl operation list -n 5
+  gpushctl operation list -g 3"
+    )]
     List {
         /// Number of operations
         #[arg(long, short, value_name = "NUMBER", default_value = "50", value_parser = some_number, allow_negative_numbers = true)]
@@ -26,12 +32,19 @@ pub(crate) enum Operation {
         which: Gpus,
     },
     /// Show one operation
+    #[command(after_help = "\
+Examples:
+  gpushctl operation show           the last one
+  gpushctl operation show op-17")]
     Show {
         /// Operation, such as op-17 or 17 [default: the last one]
         #[arg(value_name = "ID", value_parser = operation)]
         id: Option<String>,
     },
     /// Wait until an operation ends; exit with its result
+    #[command(after_help = "\
+Examples:
+  gpushctl operation wait op-17 --timeout 5m")]
     Wait {
         /// Operation, such as op-17 or 17
         #[arg(value_name = "ID", value_parser = operation)]

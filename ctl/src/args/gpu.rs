@@ -1,4 +1,4 @@
-//! `gpushctl gpu`, `timeslice` and `maintenance`.
+//! `gpushctl gpu` and `maintenance`.
 
 use std::time::Duration;
 
@@ -12,9 +12,12 @@ pub(crate) enum Gpu {
     #[command(
         alias = "ls",
         after_help = "\
-A list saved as JSON describes a host for offline plans:
+A list saved as JSON describes a host for offline plans.
+
+Examples:
+  gpushctl gpu list
   gpushctl gpu list --json > host.json
-  gpushctl mig plan 3g.40gb,2g.20gb --offline host.json"
+  gpushctl mig apply 3g.40gb,2g.20gb --dry-run --offline host.json"
     )]
     List(Gpus),
     /// Show all details of GPUs
@@ -71,7 +74,13 @@ Examples:
         quiet: bool,
     },
     /// Allow new work on GPUs again
-    #[command(visible_alias = "undrain")]
+    #[command(
+        visible_alias = "undrain",
+        after_help = "\
+Examples:
+  gpushctl gpu uncordon 3
+  gpushctl gpu uncordon all --reason 'maintenance is over'"
+    )]
     Uncordon {
         #[command(flatten)]
         which: SomeGpus,
@@ -110,22 +119,6 @@ impl Gpu {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Timeslice {
-    /// List time-sliced GPUs, one line each
-    #[command(alias = "ls")]
-    List(Gpus),
-    /// Show time-sliced GPUs with their settings and processes
-    Show(Gpus),
-}
-
-impl Timeslice {
-    /// Returns whether the command prints a list. The formats `name`, `uuid` and `csv` are only for lists.
-    pub(crate) fn prints_list(&self) -> bool {
-        matches!(self, Self::List(_))
-    }
-}
-
-#[derive(Debug, Subcommand)]
 pub(crate) enum Maintenance {
     /// Close all driver handles of gpushd until `maintenance leave`
     #[command(after_help = "\
@@ -146,9 +139,10 @@ Examples:
         queueing: Queueing,
     },
     /// End maintenance: gpushd opens the GPUs again
+    #[command(after_help = "\
+Examples:
+  gpushctl maintenance leave && gpushctl status")]
     Leave(Why),
-    /// Show whether the host is in maintenance, since when, and why
-    Status,
 }
 
 #[cfg(test)]
@@ -168,7 +162,6 @@ impl Maintenance {
     pub(super) fn is_for_administrators(&self) -> bool {
         match self {
             Self::Enter { .. } | Self::Leave(_) => true,
-            Self::Status => false,
         }
     }
 }

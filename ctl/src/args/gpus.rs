@@ -25,7 +25,7 @@ impl Gpus {
 pub(crate) struct SomeGpus {
     /// GPUs: index, range 0-3, (start of) UUID, PCI address, model '*A100*'
     #[arg(value_name = "GPU", value_delimiter = ',', required_unless_present = "options")]
-    arguments: Vec<String>,
+    some_gpus: Vec<String>,
     /// The same as the argument; repeatable
     #[arg(long = "gpu", short = 'g', short_alias = 'i', value_name = "GPU", value_delimiter = ',')]
     options: Vec<String>,
@@ -34,7 +34,7 @@ pub(crate) struct SomeGpus {
 impl SomeGpus {
     /// Returns the selectors.
     pub(crate) fn selectors(&self) -> Vec<String> {
-        [self.arguments.as_slice(), &self.options].concat()
+        [self.some_gpus.as_slice(), &self.options].concat()
     }
 }
 

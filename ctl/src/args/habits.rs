@@ -13,7 +13,17 @@ use super::{correction, typed};
 /// Returns the error for a command line that has the form of another tool; `None` for all other command lines.
 pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
     let words: Vec<&str> = args.iter().skip(1).map_while(|arg| arg.to_str()).take_while(|word| *word != "--").collect();
-    let checks = [value_after_optional, number_after_ended, gpu_as_entry, detached, mps_env, nvidia_smi, file_as_f];
+    let checks = [
+        value_after_optional,
+        number_after_ended,
+        gpu_as_entry,
+        detached,
+        mps_env,
+        kill_of_process,
+        config_edit,
+        nvidia_smi,
+        file_as_f,
+    ];
     checks.iter().find_map(|check| check(&words))
 }
 
@@ -106,7 +116,7 @@ const DESTROY: &str = "use 'gpushctl mig remove PROFILE@START -g {gpu}'; 'gpushc
 /// Commands of nvidia-smi. The fields are those of `NVIDIA_SMI`.
 const NVIDIA_SMI_COMMANDS: [(&str, &str, &str); 3] = [
     ("topo", "show how GPUs are connected", "gpush does not show this: use 'nvidia-smi topo -m'"),
-    ("pmon", "show processes", "use 'gpushctl process list'"),
+    ("pmon", "show processes", "use 'gpushctl ps'"),
     ("dmon", "show sensors", "use 'gpushctl status --watch'"),
 ];
 
@@ -159,6 +169,27 @@ fn counted_profiles(list: &str) -> String {
     let entry =
         |(name, count): &(&str, usize)| if *count == 1 { (*name).to_owned() } else { format!("{name}*{count}") };
     counts.iter().map(entry).collect::<Vec<_>>().join(",")
+}
+
+/// Refuses `kill 1234`: gpushctl ends leases, not single processes.
+fn kill_of_process(words: &[&str]) -> Option<ApiError> {
+    let is_pid = |word: &&str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
+    let (["kill", pid] | ["process" | "ps", "kill", pid]) = words else { return None };
+    is_pid(pid).then(|| {
+        let message = format!("`kill` is not a command: gpushctl ends leases, not single processes such as {pid}");
+        ApiError::new(Code::BadRequest, message).hint(format!(
+            "`gpushctl ps` shows the lease of process {pid}; then end the lease and its processes with \
+            `gpushctl lease end L17 --kill --reason TEXT` (administrator), or end your process with `kill {pid}`"
+        ))
+    })
+}
+
+/// Refuses `config edit`: gpushctl changes no config file.
+fn config_edit(words: &[&str]) -> Option<ApiError> {
+    words.windows(2).any(|two| two[0] == "config" && matches!(two[1], "edit" | "set" | "change")).then(|| {
+        let error = ApiError::new(Code::BadRequest, "gpushctl does not edit the config file");
+        error.hint("edit /etc/gpush/config.toml, check it with 'gpushctl config check', then run 'gpushctl apply'")
+    })
 }
 
 /// Refuses `mps env`, and names `lease env` instead, because only a lease gives a program access to an MPS daemon.
@@ -294,11 +325,13 @@ mod tests {
             ("gpushctl --gpu-reset -i 3", "use 'gpushctl gpu reset 3'"),
             ("gpushctl --query-gpu=name,uuid --format=csv", "use 'gpushctl gpu list -o csv'"),
             ("gpushctl -l 2", "use 'gpushctl status --watch'"),
-            ("gpushctl pmon", "use 'gpushctl process list'"),
+            ("gpushctl pmon", "use 'gpushctl ps'"),
         ] {
             assert_eq!(hint(line).as_deref(), Some(command), "{line}");
         }
-        for right in ["gpushctl mig apply -q", "gpushctl mig plan --file x -c all", "gpushctl -o json status"] {
+        for right in
+            ["gpushctl mig apply -q", "gpushctl mig apply --dry-run --file x -c all", "gpushctl -o json status"]
+        {
             assert_eq!(hint(right), None, "{right}");
         }
     }

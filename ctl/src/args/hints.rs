@@ -170,8 +170,7 @@ fn is_for_administrators(command: &Command) -> bool {
         Command::Audit(_) | Command::Recover(_) => true,
         Command::Status(_)
         | Command::Run(_)
-        | Command::Timeslice(_)
-        | Command::Process(_)
+        | Command::Ps(_)
         | Command::Events(_)
         | Command::Ready { .. }
         | Command::Doctor { .. }
@@ -195,12 +194,12 @@ fn is_for_administrators(command: &Command) -> bool {
 
 /// Files and directories whose messages may name commands for administrators without saying so. The
 /// second text is the reason: only administrators read these messages.
-const FOR_ADMINISTRATORS: [(&str, &str); 16] = [
+const FOR_ADMINISTRATORS: [(&str, &str); 15] = [
     ("ctl/src/args/", "help and usage errors of the command itself"),
     ("agent/src/serve/http/slurm.rs", "errors of `slurm prolog` and `slurm epilog`"),
     ("ctl/src/commands/slurm/reconcile.rs", "errors of `slurm reconcile`"),
     ("ctl/src/commands/mig/room.rs", "errors of `mig add`"),
-    ("ctl/src/commands/mig/numbers.rs", "errors of `mig add`, `mig plan`, `mig apply`"),
+    ("ctl/src/commands/mig/numbers.rs", "errors of `mig add`, `mig apply --dry-run`, `mig apply`"),
     ("ctl/src/commands/apply.rs", "output of `apply`"),
     ("ctl/src/render/overrides.rs", "output of `config overrides clear`"),
     ("ctl/src/commands/reset.rs", "output of `gpu reset`"),
@@ -208,7 +207,6 @@ const FOR_ADMINISTRATORS: [(&str, &str); 16] = [
     ("ctl/src/render/mps/change.rs", "output of `mps stop`"),
     ("agent/src/modes/mps/act.rs", "errors of `mps stop`, `restart`, `drain`"),
     ("agent/src/reconcile/reload.rs", "errors of `config reload`"),
-    ("agent/src/lifecycle/reloading.rs", "errors of `config reload`"),
     ("agent/src/requests/caller.rs", "a sentence that begins with `ask an administrator to`"),
     ("agent/src/operations/apply/interrupted.rs", "a list of commands that is marked at its end"),
     ("crates/core/src/lease/usage.rs", "a command that is marked in the texts that contain it"),

@@ -75,6 +75,10 @@ Examples:
         ended: Option<usize>,
     },
     /// Show leases: state, shares, end, place in the queue, what they wait for
+    #[command(after_help = "\
+Examples:
+  gpushctl lease show              your leases
+  gpushctl lease show L17 L18")]
     Show {
         /// Leases, such as L17 [default: your leases]
         #[arg(value_name = "LEASE", value_parser = lease)]
@@ -92,39 +96,21 @@ Examples:
         #[arg(long = "for", value_name = "DURATION", value_parser = whole_seconds, allow_negative_numbers = true)]
         duration: u64,
     },
-    /// End your leases, or cancel waiting ones
+    /// End leases, or cancel waiting ones
     #[command(after_help = "\
-A released lease admits no new process. Its capacity is free when its processes
-have ended; `lease show` lists what the lease waits for.")]
-    Release {
-        /// Leases, such as L17
-        #[arg(value_name = "LEASE", required = true, value_parser = lease)]
-        leases: Vec<LeaseId>,
-    },
-    /// End leases of any user; for administrators
-    #[command(after_help = "\
-Without --end, running processes may finish.
+An ended lease admits no new process. Its capacity is free when its processes
+have ended; `lease show` lists what the lease waits for.
+
+Without --reason, the command ends your own leases. With --reason, it ends
+leases of any user, which only administrators may do; the holders see the
+reason. Running processes may finish, unless --kill is given.
 
 Examples:
-  gpushctl lease revoke L17 --reason 'driver update at 18:00'
-  gpushctl lease revoke L17 L18 --reason maintenance --end --notice 10m")]
-    Revoke {
-        /// Leases, such as L17
-        #[arg(value_name = "LEASE", required = true, value_parser = lease)]
-        leases: Vec<LeaseId>,
-        /// Reason, shown to the holders
-        #[arg(long, value_name = "TEXT")]
-        reason: String,
-        /// End their processes: SIGTERM, then SIGKILL
-        #[arg(long)]
-        end: bool,
-        /// Time until SIGTERM [default: 1m]
-        #[arg(long, value_name = "DURATION", requires = "end", value_parser = whole_seconds_or_zero, allow_negative_numbers = true)]
-        notice: Option<u64>,
-        /// Time from SIGTERM to SIGKILL [default: `processes.grace_s` of the config]
-        #[arg(long, value_name = "DURATION", requires = "end", value_parser = whole_seconds_or_zero, allow_negative_numbers = true)]
-        grace: Option<u64>,
-    },
+  gpushctl lease end L17
+  gpushctl lease end --all                  all your leases
+  gpushctl lease end -g 3 --reason 'new driver at 18:00'
+  gpushctl lease end --user anna --reason maintenance --kill --notice 10m")]
+    End(LeaseEndArgs),
     /// Print the environment of a lease; without LEASE, request a lease first
     #[command(after_help = "\
 Output (-o): sh (default), fish, csh, json, or docker: arguments of
@@ -152,6 +138,41 @@ Examples:
     },
 }
 
+/// `gpushctl lease end`.
+#[derive(Debug, Args)]
+pub(crate) struct LeaseEndArgs {
+    /// Leases, such as L17
+    #[arg(value_name = "LEASE", value_parser = lease, required_unless_present_any = ["all", "gpus", "user"],
+          conflicts_with_all = ["all", "gpus", "user"])]
+    pub(crate) leases: Vec<LeaseId>,
+    /// All your leases; with --reason, all leases of the host
+    #[arg(long, conflicts_with_all = ["gpus", "user"])]
+    pub(crate) all: bool,
+    /// Your leases on these GPUs; with --reason, all leases on them
+    #[arg(long = "gpu", short = 'g', short_alias = 'i', value_name = "GPU", value_delimiter = ',')]
+    pub(crate) gpus: Vec<String>,
+    /// Leases of USER
+    #[arg(long, value_name = "USER", requires = "reason")]
+    pub(crate) user: Option<String>,
+    /// End leases of any user, and show TEXT to the holders; for administrators
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
+    /// End the processes too: SIGTERM, then SIGKILL
+    #[arg(long, requires = "reason")]
+    pub(crate) kill: bool,
+    /// Time until SIGTERM [default: 1m]
+    #[arg(long, value_name = "DURATION", requires = "kill", value_parser = whole_seconds_or_zero,
+          allow_negative_numbers = true)]
+    pub(crate) notice: Option<u64>,
+    /// Time from SIGTERM to SIGKILL [default: `processes.grace` of the config]
+    #[arg(long, value_name = "DURATION", requires = "kill", value_parser = whole_seconds_or_zero,
+          allow_negative_numbers = true)]
+    pub(crate) grace: Option<u64>,
+    /// Do not ask before leases of other users end
+    #[arg(long, short)]
+    pub(crate) yes: bool,
+}
+
 impl Lease {
     /// Returns whether the command prints a list. The formats `name`, `uuid` and `csv` are only for lists.
     pub(crate) fn prints_list(&self) -> bool {
@@ -175,13 +196,10 @@ impl Lease {
     /// Returns whether only administrators may run the command.
     pub(super) fn is_for_administrators(&self) -> bool {
         match self {
-            Self::Revoke { .. } => true,
-            Self::Request { .. }
-            | Self::List { .. }
-            | Self::Show { .. }
-            | Self::Renew { .. }
-            | Self::Release { .. }
-            | Self::Env { .. } => false,
+            Self::End(args) => args.reason.is_some(),
+            Self::Request { .. } | Self::List { .. } | Self::Show { .. } | Self::Renew { .. } | Self::Env { .. } => {
+                false
+            }
         }
     }
 }

@@ -79,26 +79,17 @@ Examples:
         #[arg(long, value_name = "PRESET|FILE")]
         offline: Option<String>,
     },
-    /// Show what a layout would change
-    #[command(after_help = with_layouts!(
-        "\x20 gpushctl mig plan                              the desired layouts
-  gpushctl mig plan '3g.40gb,2g.20gb,1g.10gb*2' -g 0
-  gpushctl mig plan '1g.10gb*7' -g 0 --offline dgx-h100"
-    ))]
-    Plan {
-        #[command(flatten)]
-        wanted: Wanted,
-        #[command(flatten)]
-        offline: Offline,
-    },
     /// Apply a layout; instances in use are never destroyed
     #[command(after_help = with_layouts!(
         "\x20 gpushctl mig apply                             the desired layouts
   gpushctl mig apply training -g 0-3             a layout of the config
   gpushctl mig apply training --wait             as soon as possible
+  gpushctl mig apply '1g.10gb*7' --dry-run -g 0  show what would change
+  gpushctl mig apply --check || gpushctl mig apply
   gpushctl mig apply --file c.yaml -c balanced   a mig-parted label
   gpushctl mig apply '3g.40gb,2g.20gb,1g.10gb*2' -g 0
   gpushctl mig apply 7g.80gb -g 0 --reason 'big run' --expires 2h
+  gpushctl mig apply '1g.10gb*7' --dry-run -g 0 --offline dgx-h100
 
 Without -g, LAYOUT is applied to each GPU whose rule has mode `mig`.
 
@@ -110,6 +101,11 @@ destroys instances is shown and must be confirmed."
     Apply {
         #[command(flatten)]
         wanted: Wanted,
+        /// Change nothing; exit with 3 when a GPU does not have its layout
+        #[arg(long, group = "preview")]
+        check: bool,
+        #[command(flatten)]
+        offline: Offline,
         #[command(flatten)]
         change: LayoutChange,
     },
@@ -185,7 +181,8 @@ Examples:
     /// Print the present layouts as a mig-parted file
     #[command(after_help = "\
 Examples:
-  gpushctl mig export > now.yaml && gpushctl mig assert --file now.yaml
+  gpushctl mig export > now.yaml
+  gpushctl mig apply --check --file now.yaml
   gpushctl mig export 0-3 --label training")]
     Export {
         #[command(flatten)]
@@ -209,18 +206,6 @@ Examples:
         /// Print this label as rules, which you can append to a config
         #[arg(long, short = 'c', value_name = "LABEL")]
         label: Option<String>,
-    },
-    /// Check whether GPUs have a layout; exit with 3 when they differ
-    #[command(after_help = with_layouts!(
-        "\x20 gpushctl mig assert || gpushctl mig apply
-  gpushctl mig assert --file config.yaml -c all-balanced
-  gpushctl mig assert 7g.80gb -g 0"
-    ))]
-    Assert {
-        #[command(flatten)]
-        wanted: Wanted,
-        #[command(flatten)]
-        offline: Offline,
     },
 }
 
@@ -254,7 +239,7 @@ pub(crate) struct Wanted {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Execution {
     /// Only show the plan
-    #[arg(long)]
+    #[arg(long, group = "preview")]
     pub(crate) dry_run: bool,
     /// Do not ask before instances are destroyed
     #[arg(long, short)]
@@ -279,6 +264,9 @@ pub(crate) struct LayoutChange {
 pub(crate) struct ApplyArgs {
     #[command(flatten)]
     pub(crate) which: Gpus,
+    /// Restore the layout before the last change, as an override
+    #[arg(long)]
+    pub(crate) undo: bool,
     #[command(flatten)]
     pub(crate) execution: Execution,
     #[command(flatten)]
@@ -288,8 +276,8 @@ pub(crate) struct ApplyArgs {
 /// Planning without gpushd.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Offline {
-    /// Plan for a preset host, a file of `gpu list --json`, or - for stdin, instead of gpushd
-    #[arg(long, value_name = "PRESET|FILE")]
+    /// Plan or check for a preset host, a file of `gpu list --json`, or - for stdin, instead of gpushd
+    #[arg(long, value_name = "PRESET|FILE", requires = "preview")]
     pub(crate) offline: Option<String>,
     /// Config for an offline plan that uses rules or layout names [env: GPUSH_CONFIG]
     #[arg(long, value_name = "FILE", requires = "offline")]
@@ -301,17 +289,12 @@ impl Mig {
     /// Returns whether only administrators may run the command.
     pub(super) fn is_for_administrators(&self) -> bool {
         match self {
-            Self::Apply { change, .. }
-            | Self::Add { change, .. }
-            | Self::Remove { change, .. }
-            | Self::On { change, .. } => !change.execution.dry_run,
+            Self::Apply { change, check, .. } => !change.execution.dry_run && !check,
+            Self::Add { change, .. } | Self::Remove { change, .. } | Self::On { change, .. } => {
+                !change.execution.dry_run
+            }
             Self::Off { execution, .. } => !execution.dry_run,
-            Self::List { .. }
-            | Self::Profiles { .. }
-            | Self::Plan { .. }
-            | Self::Export { .. }
-            | Self::Import { .. }
-            | Self::Assert { .. } => false,
+            Self::List { .. } | Self::Profiles { .. } | Self::Export { .. } | Self::Import { .. } => false,
         }
     }
 }

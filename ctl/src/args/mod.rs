@@ -2,8 +2,8 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mps`, `process`, `config` | the commands of these names |
-//! | `gpu` | `gpu`, `timeslice` and `maintenance` |
+//! | `mps`, `ps`, `config`, `quota` | the commands of these names |
+//! | `gpu` | `gpu` and `maintenance` |
 //! | `mig` | `mig` and `apply` |
 //! | `lease` | `lease` and `run` |
 //! | `request` | the flags of a lease request |
@@ -15,17 +15,23 @@
 //! | `waiting` | how a command waits, and the reason and end of a change |
 //! | `waitable` | the typed command with `--wait`, for hints |
 //! | `correction` | the command that was meant, for a command line that clap refuses |
+//! | `synonyms` | words of other tools, and the commands that gpushctl has instead |
+//! | `topic` | the topics of `explain` |
 //! | `typed` | command lines in hints |
+//! | `default_verb` | the verb that a group of commands has without one: `gpushctl lease` lists leases |
+//! | `help` | the order of a help page, and the groups of commands on the first page |
 //! | `habits` | command lines in the form of nvidia-smi and other tools |
 //! | `values` | durations, times, numbers |
 
 mod config;
 pub(crate) mod correction;
+pub(crate) mod default_verb;
 mod follow;
 mod format;
 mod gpu;
 mod gpus;
 pub(crate) mod habits;
+pub(crate) mod help;
 #[cfg(test)]
 mod hints;
 mod lease;
@@ -33,11 +39,13 @@ mod mig;
 mod mps;
 #[cfg(test)]
 mod pages;
-mod process;
+mod ps;
 mod quota;
 mod request;
 mod slurm;
 mod support_bundle;
+mod synonyms;
+pub(crate) mod topic;
 mod typed;
 mod values;
 pub(crate) mod waitable;
@@ -49,19 +57,20 @@ use clap::{Args, Parser, Subcommand};
 
 use self::values::{duration, duration_or_zero};
 pub(crate) use self::{
-    config::{Config, Overrides},
+    config::{Config, ConfigInitArgs, Isolation, Overrides, SiteName},
     follow::{AuditArgs, EventsArgs, Operation},
     format::{Color, Format, Shell},
-    gpu::{Gpu, Maintenance, Timeslice},
+    gpu::{Gpu, Maintenance},
     gpus::{GpuOption, Gpus, SomeGpus},
-    lease::{Lease, LeaseBindingFlags, RunArgs},
+    lease::{Lease, LeaseBindingFlags, LeaseEndArgs, RunArgs},
     mig::{ApplyArgs, Execution, LayoutChange, Mig, Offline, Wanted},
     mps::{Ceilings, Followed, Mps},
-    process::Process,
+    ps::PsArgs,
     quota::QuotaArgs,
     request::RequestFlags,
     slurm::{HookFiles, HookLimits, Slurm, of_script},
     support_bundle::SupportBundleArgs,
+    topic::Topic,
     values::AUDIT_USUALLY,
     waiting::{Lasting, Queueing, Waiting, Why},
 };
@@ -124,7 +133,7 @@ pub(crate) struct Global {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Show every GPU with its slices: which are free, and who uses the others
+    /// Show GPUs with their slices: who uses which, and what is free
     #[command(after_help = "\
 Marks: ● in use   ◐ granted by a lease   ⊘ reserved   ○ idle
        ! no compute instance
@@ -153,9 +162,14 @@ changed, gpushd loads it first. GPUs without a rule do not change. If you name
 no GPU, cordoned GPUs do not change either. Instances in use are never
 destroyed.
 
+With --undo, the command restores the MIG layout that the GPUs had before the
+last operation that changed them. If you name no GPU, it restores the GPUs of
+the last operation.
+
 Examples:
   gpushctl apply            all GPUs
-  gpushctl apply 2 --wait   GPU 2, as soon as possible")]
+  gpushctl apply 2 --wait   GPU 2, as soon as possible
+  gpushctl apply --undo     the layout before the last change")]
     Apply(ApplyArgs),
     /// Run a command on a share of a GPU
     #[command(after_help = "\
@@ -177,7 +191,7 @@ Examples:
   gpushctl run --whole --count 2 --for 8h -- torchrun train.py
   gpushctl run --lease L17 -- nvidia-smi")]
     Run(RunArgs),
-    /// Request, list, show, renew and release leases of shares of GPUs
+    /// Request, list, show, renew and end leases of shares of GPUs
     #[command(subcommand, alias = "leases")]
     Lease(Lease),
     /// Show your quota: limits, what you use, and what is left
@@ -193,18 +207,22 @@ Examples:
     /// List, show, cordon, drain and reset GPUs
     #[command(subcommand, alias = "gpus")]
     Gpu(Gpu),
-    /// Plan, apply and check MIG layouts; list MIG devices
+    /// Apply and check MIG layouts; list MIG devices
     #[command(subcommand)]
     Mig(Mig),
-    /// Start, stop, drain and show MPS daemons; list their clients
+    /// Start, stop and show MPS daemons; list their clients
     #[command(subcommand)]
     Mps(Mps),
-    /// Show time-sliced GPUs
-    #[command(subcommand, alias = "timeslices")]
-    Timeslice(Timeslice),
-    /// List processes on GPUs, or only those without a lease
-    #[command(subcommand, alias = "processes", alias = "ps")]
-    Process(Process),
+    /// List processes on GPUs with their users, jobs and leases
+    #[command(after_help = "\
+A process is unleased if it has no lease on a GPU whose rule requires one. The
+config sets what gpushd does about unleased processes.
+
+Examples:
+  gpushctl ps
+  gpushctl ps 0-3
+  gpushctl ps --unleased || mail -s unleased root")]
+    Ps(PsArgs),
     /// List, show, wait for and cancel operations
     #[command(subcommand, visible_alias = "op", alias = "operations", alias = "ops")]
     Operation(Operation),
@@ -232,15 +250,20 @@ Examples:
     /// Enter and leave maintenance, to replace drivers or hardware
     #[command(subcommand)]
     Maintenance(Maintenance),
-    /// Release held GPUs after the agent's database was lost
-    #[command(after_help = "\
+    /// Release held GPUs after gpushd's database was lost
+    #[command(
+        hide = true,
+        after_help = "\
 While GPUs are held, gpushd changes nothing on them and grants nothing: it does
 not know which leases were granted. First check with `gpushctl status` that no
 user relies on the present instances. Afterwards, gpushctl shows differences
-from the config as drift.")]
+from the config as drift."
+    )]
     Recover(Why),
     /// After a start, wait until layouts are applied and MPS daemons are ready
-    #[command(after_help = "\
+    #[command(
+        hide = true,
+        after_help = "\
 Waits until the layouts are applied after a boot and all MPS daemons are ready.
 If the config has a rule, it also waits until the driver is loaded.
 It does not wait for GPUs that are held, cordoned or in maintenance, or for MPS
@@ -250,7 +273,8 @@ The unit gpush-ready.service runs this command, so that services can start
 after it.
 
 Examples:
-  gpushctl ready --timeout 5m && gpushctl status")]
+  gpushctl ready --timeout 5m && gpushctl status"
+    )]
     Ready {
         /// Stop waiting after DURATION
         #[arg(long, value_name = "DURATION", value_parser = duration_or_zero, default_value = "90s",
@@ -269,7 +293,7 @@ Examples:
   gpushctl doctor
   gpushctl doctor --only driver,config")]
     Doctor {
-        /// Examine only these areas: floor, driver, devices, mps, managers, agent, config, disk, security,
+        /// Examine only these areas: system, driver, devices, mps, managers, agent, config, disk, security,
         /// slurm
         #[arg(long, value_name = "AREA", value_delimiter = ',')]
         only: Vec<gpush_doctor::Area>,
@@ -277,36 +301,44 @@ Examples:
     /// Write an archive for a bug report; works without the agent
     #[command(after_help = support_bundle::NOTES)]
     SupportBundle(SupportBundleArgs),
-    /// Explain what sharing mechanisms do, or what happened to a MIG device
+    /// Explain a mechanism, a state, an Xid error or an error code
     #[command(after_help = "\
-Topics:
-  isolation  what each mechanism isolates: memory, faults, bandwidth,
-             compute, device access; works without the agent
-  MIG-UUID   where the MIG device is; after its end: which operation
-             destroyed it, who leased it, and what its GPU has now
+Without TOPIC, lists the topics. Except for a MIG device, the command works
+without gpushd. For a MIG device that has ended, it says which operation
+destroyed the device, who leased it, and what its GPU has now.
 
 Examples:
+  gpushctl explain
   gpushctl explain isolation
+  gpushctl explain xid-79
+  gpushctl explain layout_impossible
   gpushctl explain MIG-5d1b4e2a-7c33-5e0a-9d61-2f0d8a1c4b7e")]
     Explain {
-        /// `isolation`, or the UUID of a MIG device
+        /// Name of a topic, or the UUID of a MIG device
         #[arg(value_parser = Topic::parse)]
-        topic: Topic,
+        topic: Option<Topic>,
     },
     /// Run Slurm's hooks: prolog, epilog, task-prolog
     #[command(subcommand)]
     Slurm(Slurm),
-    /// Show the versions of gpushctl, the agent, its API and the driver
+    /// Show the versions of gpushctl, gpushd, its API and the driver
+    #[command(after_help = "\
+Examples:
+  gpushctl version
+  gpushctl version --json")]
     Version,
     /// Print the script with which a shell completes commands and values
-    #[command(after_help = "\
+    #[command(
+        hide = true,
+        after_help = "\
 The shell calls gpushctl for completions, which asks the agent for GPUs,
 profiles, layouts, MPS targets, leases and operations.
 
 Examples:
   source <(gpushctl completions bash)
   gpushctl completions bash > /etc/bash_completion.d/gpushctl
-  gpushctl completions zsh > \"${fpath[1]}/_gpushctl\"")]
+  gpushctl completions zsh > \"${fpath[1]}/_gpushctl\""
+    )]
     Completions {
         /// Shell
         shell: Shell,
@@ -317,26 +349,6 @@ Examples:
         /// Directory; created if it does not exist
         dir: PathBuf,
     },
-}
-
-/// The topic of `explain`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Topic {
-    Isolation,
-    /// UUID of a MIG device.
-    MigDevice(String),
-}
-
-impl Topic {
-    fn parse(text: &str) -> Result<Self, String> {
-        match text.trim() {
-            "isolation" => Ok(Self::Isolation),
-            uuid if uuid.len() > 4 && uuid.is_ascii() && uuid[..4].eq_ignore_ascii_case("MIG-") => {
-                Ok(Self::MigDevice(format!("MIG-{}", &uuid[4..])))
-            }
-            _ => Err("write `isolation`, or the UUID of a MIG device (MIG-…)".to_owned()),
-        }
-    }
 }
 
 #[derive(Debug, Args)]
@@ -419,7 +431,7 @@ mod tests {
             (&["gpus", "ls"], &["gpu", "list"]),
             (&["gpu", "undrain", "3"], &["gpu", "uncordon", "3"]),
             (&["mig", "show"], &["mig", "list"]),
-            (&["processes", "list", "-o", "json"], &["process", "list", "-o", "json"]),
+            (&["leases", "ls", "-o", "json"], &["lease", "list", "-o", "json"]),
         ] {
             let parsed =
                 |words: &[&str]| format!("{:?}", Cli::try_parse_from([&["gpushctl"], words].concat()).unwrap().command);
@@ -459,7 +471,7 @@ mod tests {
     fn wait_takes_its_duration_after_an_equals_sign_only() {
         let wait = |words: &[&str]| match Cli::try_parse_from([&["gpushctl", "mig", "apply"], words].concat())?.command
         {
-            Command::Mig(Mig::Apply { change, wanted }) => Ok((change.execution.queueing.seconds, wanted.name)),
+            Command::Mig(Mig::Apply { change, wanted, .. }) => Ok((change.execution.queueing.seconds, wanted.name)),
             other => panic!("{other:?}"),
         };
         let wait = |words: &[&str]| wait(words).map_err(|error: clap::Error| error.to_string());

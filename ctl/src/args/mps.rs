@@ -13,17 +13,31 @@ use super::{
 #[derive(Debug, Subcommand)]
 pub(crate) enum Mps {
     /// List GPUs and MIG devices shared through MPS, one line each
-    #[command(alias = "ls")]
+    #[command(
+        alias = "ls",
+        after_help = "\
+Examples:
+  gpushctl mps list
+  gpushctl mps list 0-3 -o wide"
+    )]
     List {
         #[command(flatten)]
         which: Gpus,
     },
     /// Show one MPS target: settings, servers, clients, leases
+    #[command(after_help = "\
+Examples:
+  gpushctl mps show 0
+  gpushctl mps show 1:2g.20gb@2")]
     Show {
         #[command(flatten)]
         of: Target,
     },
     /// List MPS clients
+    #[command(after_help = "\
+Examples:
+  gpushctl mps clients
+  gpushctl mps clients 0")]
     Clients {
         /// GPU or MIG device, as for `mps show` [default: all]
         #[arg(value_name = "TARGET")]
@@ -32,7 +46,7 @@ pub(crate) enum Mps {
         which: GpuOption,
     },
     /// Set limits for each client, instead of the limits in the rule
-    #[command(group = at_least_one(), override_usage = "gpushctl mps set [OPTIONS] TARGET", after_help = "\
+    #[command(group = at_least_one(), override_usage = "gpushctl mps set [OPTIONS] <TARGET>", after_help = "\
 The limits last until `--reset`, or until the rule changes. The output says
 which clients they apply to, because a running server keeps some settings.
 
@@ -49,6 +63,9 @@ Examples:
         reset: bool,
     },
     /// Start a daemon that was stopped, is draining, or failed too often
+    #[command(after_help = "\
+Examples:
+  gpushctl mps start 0")]
     Start {
         #[command(flatten)]
         of: Target,
@@ -57,12 +74,15 @@ Examples:
     },
     /// Stop a daemon until `mps start`; fails while it is in use
     #[command(after_help = "\
-A daemon with clients or leases is in use. With --wait, gpushd grants no new
-leases, and stops the daemon when the present leases and clients have ended.
-If they do not end in time, the daemon admits new clients again.
+A daemon with clients or leases is in use. With --wait, the daemon admits no
+new clients, and gpushd stops the daemon when the present clients and leases
+have ended, also if this command has ended before. If they do not end within
+the DURATION of --wait, the daemon admits new clients again.
 
 Examples:
-  gpushctl mps stop 0 --wait=30m")]
+  gpushctl mps stop 0
+  gpushctl mps stop 0 --wait=30m
+  gpushctl mps stop 0 --wait --end-after 30m --detach")]
     Stop {
         #[command(flatten)]
         of: Target,
@@ -70,10 +90,18 @@ Examples:
         force: Force,
         #[command(flatten)]
         queueing: Queueing,
+        /// With --wait: end the remaining clients after DURATION [default: never]
+        #[arg(long, value_name = "DURATION", requires = "seconds", conflicts_with = "force",
+              value_parser = whole_seconds, allow_negative_numbers = true)]
+        end_after: Option<u64>,
         #[command(flatten)]
         followed: Followed,
     },
     /// Restart a daemon; fails while it has clients or leases
+    #[command(after_help = "\
+Examples:
+  gpushctl mps restart 0
+  gpushctl mps stop 0 --wait && gpushctl mps start 0")]
     Restart {
         #[command(flatten)]
         of: Target,
@@ -82,32 +110,14 @@ Examples:
         #[command(flatten)]
         followed: Followed,
     },
-    /// Admit no new clients, wait until the present ones finish, and stop the daemon
-    #[command(after_help = "\
-Clients may run as long as they like, unless --end-after sets a deadline. The
-drain continues in gpushd when the command ends.
-
-Examples:
-  gpushctl mps drain 0 && gpushctl mps start 0
-  gpushctl mps drain 0 --end-after 30m --detach")]
-    Drain {
-        #[command(flatten)]
-        of: Target,
-        /// End the remaining clients after DURATION [default: never]
-        #[arg(long, value_name = "DURATION", value_parser = whole_seconds, allow_negative_numbers = true)]
-        end_after: Option<u64>,
-        /// Stop waiting after DURATION; gpushd continues [default: no limit]
-        #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
-        timeout: Option<Duration>,
-        /// Do not wait until the daemon is stopped
-        #[arg(long, conflicts_with_all = ["timeout", "quiet"])]
-        detach: bool,
-        /// Do not show what the command waits for
-        #[arg(long, short)]
-        quiet: bool,
-    },
     /// Print the last lines of a daemon's logs
-    #[command(alias = "log")]
+    #[command(
+        alias = "log",
+        after_help = "\
+Examples:
+  gpushctl mps logs 0
+  gpushctl mps logs 0 -f --number 5"
+    )]
     Logs {
         #[command(flatten)]
         of: Target,
@@ -140,16 +150,16 @@ fn at_least_one() -> ArgGroup {
 pub(crate) struct Target {
     /// GPU or MIG device: index, 0:2g.20gb@2, (start of) UUID, or short name
     #[arg(value_name = "TARGET", required_unless_present = "gpu")]
-    target: Option<String>,
+    target_or_gpu: Option<String>,
     /// The same as the argument
-    #[arg(long, short, short_alias = 'i', value_name = "TARGET", conflicts_with = "target")]
+    #[arg(long, short, short_alias = 'i', value_name = "TARGET", conflicts_with = "target_or_gpu")]
     gpu: Option<String>,
 }
 
 impl Target {
     /// Returns the target as the user typed it.
     pub(crate) fn text(&self) -> &str {
-        self.target.as_deref().or(self.gpu.as_deref()).unwrap_or_default()
+        self.target_or_gpu.as_deref().or(self.gpu.as_deref()).unwrap_or_default()
     }
 }
 
@@ -178,9 +188,9 @@ pub(crate) struct Force {
 /// How a command waits for a daemon. gpushd finishes the change in any case.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Followed {
-    /// Stop waiting after DURATION; gpushd continues
-    #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration, allow_negative_numbers = true)]
-    pub(crate) timeout: Duration,
+    /// Stop waiting after DURATION; gpushd continues [default: 1m, but no limit with `stop --wait`]
+    #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
+    pub(crate) timeout: Option<Duration>,
     /// Do not wait until the change is done
     #[arg(long, conflicts_with_all = ["timeout", "quiet"])]
     pub(crate) detach: bool,
@@ -194,12 +204,9 @@ impl Mps {
     /// Returns whether only administrators may run the command.
     pub(super) fn is_for_administrators(&self) -> bool {
         match self {
-            Self::Set { .. }
-            | Self::Start { .. }
-            | Self::Stop { .. }
-            | Self::Restart { .. }
-            | Self::Drain { .. }
-            | Self::Logs { .. } => true,
+            Self::Set { .. } | Self::Start { .. } | Self::Stop { .. } | Self::Restart { .. } | Self::Logs { .. } => {
+                true
+            }
             Self::List { .. } | Self::Show { .. } | Self::Clients { .. } => false,
         }
     }

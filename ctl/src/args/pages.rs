@@ -3,18 +3,16 @@
 
 use std::fmt::Write as _;
 
-use clap::{Arg, ArgAction, Command, CommandFactory};
+use clap::{Arg, ArgAction, Command, CommandFactory as _};
 
-use super::Cli;
+use super::{Cli, help};
 
 /// If this environment variable is set, the test writes `docs/cli.md` instead of comparing the
 /// file.
 const WRITE: &str = "GPUSH_WRITE_CLI";
 
 fn command() -> Command {
-    let mut command = Cli::command().disable_help_subcommand(true).term_width(80);
-    command.build();
-    command
+    help::arranged(Cli::command().disable_help_subcommand(true).term_width(80))
 }
 
 /// Collects all commands that are not hidden, each with its path. A command comes before its

@@ -9,14 +9,17 @@ use super::{Cli, Command, Global, Gpus, values::duration};
 #[derive(Debug, Subcommand)]
 pub(crate) enum Slurm {
     /// Begin a job on this node; for Slurm's Prolog
-    #[command(after_help = "\
+    #[command(
+        hide = true,
+        after_help = "\
 Requests the lease of the job. Prints nothing if all is well. Exits with 1 if
 gpushd does not answer, or if a GPU of the job is not usable; Slurm then drains
 the node. If the request is refused, prints the reason, sends it to the system
 log, and exits with 0; TaskProlog then fails the tasks.
 
 The script for Prolog, one line; the path is absolute, as PATH is not set:
-  #!/usr/bin/gpushctl slurm prolog")]
+  #!/usr/bin/gpushctl slurm prolog"
+    )]
     Prolog {
         #[command(flatten)]
         files: HookFiles,
@@ -27,13 +30,16 @@ The script for Prolog, one line; the path is absolute, as PATH is not set:
         gres_conf: Option<PathBuf>,
     },
     /// End a job on this node; for Slurm's Epilog
-    #[command(after_help = "\
+    #[command(
+        hide = true,
+        after_help = "\
 Ends the lease of the job, and the processes that the job left on its GPUs.
 Prints nothing if all is well. Exits with 1 if a process of the job does not
 end, or if gpushd does not answer; Slurm then drains the node.
 
 The script for Epilog, one line:
-  #!/usr/bin/gpushctl slurm epilog")]
+  #!/usr/bin/gpushctl slurm epilog"
+    )]
     Epilog {
         #[command(flatten)]
         files: HookFiles,
@@ -41,13 +47,16 @@ The script for Epilog, one line:
         limits: HookLimits,
     },
     /// Print the environment of a task; for Slurm's TaskProlog
-    #[command(after_help = "\
+    #[command(
+        hide = true,
+        after_help = "\
 Prints lines such as `export NAME=value`. Does not need gpushd. If the request
 of the job was refused, prints the reason and exits with 1; Slurm then fails
 the task.
 
 The script for TaskProlog, one line:
-  #!/usr/bin/gpushctl slurm task-prolog")]
+  #!/usr/bin/gpushctl slurm task-prolog"
+    )]
     TaskProlog {
         #[command(flatten)]
         files: HookFiles,
@@ -89,12 +98,15 @@ Examples:
         node: Option<String>,
     },
     /// Check the request of a job, without gpushd; for the SPANK plugin
-    #[command(after_help = "\
+    #[command(
+        hide = true,
+        after_help = "\
 Prints nothing if the request is valid. Whether it can be granted depends on
 the node of the job.
 
 Examples:
-  gpushctl slurm check-spec mps=25,mem=8G")]
+  gpushctl slurm check-spec mps=25,mem=8G"
+    )]
     CheckSpec {
         /// Request, as in --gpush=SPEC
         #[arg(value_name = "SPEC", allow_hyphen_values = true)]
@@ -108,7 +120,7 @@ pub(crate) struct HookFiles {
     /// Config of gpushd [default: /etc/gpush/config.toml]
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Directory for the job files [default: slurm.directory of the config]
+    /// Directory for the job files [default: /run/gpush-slurm]
     #[arg(long, value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
 }
@@ -116,7 +128,7 @@ pub(crate) struct HookFiles {
 /// Time limit of the hooks.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct HookLimits {
-    /// Give up after DURATION [default: slurm.deadline_s of the config]
+    /// Give up after DURATION [default: slurm.deadline of the config]
     #[arg(long, value_name = "DURATION", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) deadline: Option<Duration>,
 }

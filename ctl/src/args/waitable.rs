@@ -80,7 +80,7 @@ mod tests {
         for typed in [
             &["mig", "add", "1g.10gb", "--wait"][..],
             &["mig", "add", "1g.10gb", "--dry-run"],
-            &["mig", "plan", "1g.10gb"],
+            &["mig", "apply", "--dry-run", "1g.10gb"],
             &["mps", "start", "0"],
             &["config", "overrides", "clear", "0"],
             &["run", "--mps", "--wait=5m", "--", "true"],

@@ -41,6 +41,11 @@ impl Queueing {
     pub(crate) fn limit(self) -> Option<Duration> {
         self.seconds.map(Duration::from_secs)
     }
+
+    /// Returns the duration of `--wait`; `None` if the user gave no duration.
+    pub(crate) fn finite(self) -> Option<Duration> {
+        self.limit().filter(|limit| wait(LONGEST_WAIT) != Ok(limit.as_secs()))
+    }
 }
 
 /// Why a change is made and for how long.

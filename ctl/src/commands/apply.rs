@@ -1,5 +1,7 @@
 //! `gpushctl apply`, and code that all commands for layouts share: show the plan, ask the user, apply, wait.
 
+mod undo;
+
 use gpush_api::{
     ApiError, ApplyRequest, Code, ConfigDiff, Gpu, GpuIndex, GpuLayout, GpuPlan, GpuState, LayoutSource, Maintenance,
     PlanRequest, Plans, ReloadRequest,
@@ -16,6 +18,9 @@ use crate::{
 /// Runs `gpushctl apply`: loads the config file if it has changed, then brings each GPU to its desired state, whatever
 /// its mode.
 pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output) -> Outcome {
+    if args.undo {
+        return undo::run(client, args, out).await;
+    }
     if !load_config(client, &args.execution, out).await? {
         return Ok(1);
     }

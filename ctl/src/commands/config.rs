@@ -1,55 +1,20 @@
-//! `gpushctl config check|show|reload|diff|overrides`.
+//! `gpushctl config show|reload|diff|overrides`.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
-
-use gpush_api::{
-    ApiError, Code, ConfigView, Gpu, GpuPlan, Override, Overrides, PlanRequest, Plans, Refusal, ReloadRequest,
-};
+use gpush_api::{Gpu, Override, Overrides, ReloadRequest};
 use gpush_client::Client;
-use gpush_core::{
-    config::{Config, ConfigErrors, Located},
-    desired,
-};
-use nix::unistd::Group;
-use serde::Serialize;
 
+use super::{config_check, config_init};
 use crate::{
     args::{self, Global, SomeGpus},
     exit::{DIFFERS, Failure, Outcome},
-    offline,
     output::Output,
-    render, socket,
+    render,
 };
-
-/// The output of `gpushctl config check --json` for a valid file.
-#[derive(Serialize)]
-pub(super) struct Checked {
-    /// The config in the form in which gpushd shows it.
-    pub(super) config: ConfigView,
-    /// Remarks that are not errors.
-    #[serde(rename = "remarks")]
-    pub(super) findings: Vec<String>,
-    /// The plans for the offline host. `None` if no host was given, or if no rule claims a GPU of this host for MIG.
-    #[serde(flatten)]
-    pub(super) plans: Option<Plans>,
-}
-
-/// The output of `gpushctl config check --json` for an invalid file.
-#[derive(Serialize)]
-pub(super) struct Wrong {
-    pub(super) error: ApiError,
-    pub(super) problems: Vec<Located>,
-}
 
 pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outcome {
     match command {
-        args::Config::Check { file, offline } => {
-            let file = file.or_else(offline::environment).or_else(|| path_of_agent(global));
-            check(file, offline.as_deref(), out)
-        }
+        args::Config::Init(args) => config_init::run(global, &args, out),
+        args::Config::Check { file, offline } => config_check::run(global, file, offline.as_deref(), out),
         args::Config::Show { effective } => super::with_agent(global, async |client| {
             let view = client.config().await?;
             if effective && !out.json {
@@ -160,155 +125,6 @@ fn clearable(selected: Vec<Vec<String>>, overrides: &[String]) -> Vec<String> {
     }
     uuids.sort_by_key(has_override);
     uuids
-}
-
-/// How long `config check` waits for gpushd. Without an answer, it reads the default file.
-const ANSWER: Duration = Duration::from_secs(2);
-
-/// Returns the config file of the gpushd that runs. Returns `None` if no gpushd answers, or if it uses no file.
-fn path_of_agent(global: &Global) -> Option<PathBuf> {
-    let runtime = super::runtime().ok()?;
-    let mut client = Client::new(socket::chosen(global)).deadline(ANSWER).without_waiting_for_start();
-    runtime.block_on(client.config()).ok()?.path.map(PathBuf::from)
-}
-
-fn check(named: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
-    if named.is_none() && !Path::new(offline::DEFAULT_CONFIG).exists() {
-        let message = format!("there is no {}", offline::DEFAULT_CONFIG);
-        let error = ApiError::new(Code::NotFound, message).cause("without a config, gpushd runs but manages no GPU");
-        let hint = format!(
-            "create an empty config with `install -D -m 644 /dev/null {}` (the man page gpush-config(5) describes the \
-             settings), or name another file",
-            offline::DEFAULT_CONFIG
-        );
-        return Err(error.hint(hint).into());
-    }
-    let file = named.unwrap_or_else(|| PathBuf::from(offline::DEFAULT_CONFIG));
-    if file == Path::new("-") && host == Some("-") {
-        let error = ApiError::new(Code::BadRequest, "the config and the host can't both be read from stdin");
-        return Err(error.hint("save one of them in a file").into());
-    }
-    let bytes = offline::read(&file)?;
-    let name = offline::name(&file);
-    let config = match Config::from_bytes(&bytes, &name) {
-        Ok(config) => config,
-        Err(errors) => return wrong(&errors, out),
-    };
-    let gpus = host.map(offline::host).transpose()?;
-    let known = gpus.as_deref().unwrap_or_default();
-    let view = config.view(Some(&name), known);
-    let mut findings = groups(&config);
-    findings.extend(programs(&config));
-    findings.extend(config.slurm_rules_with_dynamic_layout().map(|rule| {
-        format!("{rule}: gpushd refuses every Slurm job on these GPUs, because owner = \"slurm\" needs a static layout")
-    }));
-    findings.extend(gpus.iter().flat_map(|gpus| desired::findings(&config, gpus)));
-    let plans = match &gpus {
-        None => None,
-        // No rule claims a GPU for MIG, so there is nothing to plan. Report this as a finding.
-        Some(_) if !view.rules.iter().any(|r| r.mode == gpush_api::Mode::Mig && !r.claims.is_empty()) => {
-            findings.push("no rule claims a GPU for MIG".to_owned());
-            None
-        }
-        Some(gpus) => {
-            let host = host.unwrap_or_default();
-            let planned = desired::plan_host(&config, gpus, &PlanRequest::default());
-            let mut plans = planned.map_err(|error| offline::about(host, error))?;
-            offline::about_all(host, &mut plans);
-            Some(plans)
-        }
-    };
-    let checked = Checked { config: view, findings, plans };
-    out.show(&checked, |look| {
-        render::config::checked(&checked.config, &checked.findings, checked.plans.as_ref(), known, look)
-    })?;
-    let impossible = checked.plans.iter().flat_map(|p| &p.plans).find(|p| never(p));
-    Ok(impossible.map_or(0, |p| p.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code).exit_status()))
-}
-
-/// Returns a finding for each group that the config names but this host does not have. This is not an error, because
-/// the config may be for another host.
-fn groups(config: &Config) -> Vec<String> {
-    let socket = config.api.socket_group.iter().map(|group| {
-        (
-            "socket_group",
-            group,
-            "gpushd cannot create its \
-        socket",
-        )
-    });
-    let admins = config.access.admin_groups.iter().map(|group| ("admin_groups", group, "the group has no members"));
-    socket
-        .chain(admins)
-        .filter(|(_, group, _)| matches!(Group::from_name(group), Ok(None)))
-        .map(|(key, group, so)| {
-            format!("{key}: this host has no group `{group}`, so {so}; `groupadd --system {group}` creates the group")
-        })
-        .collect()
-}
-
-/// Returns a finding for each hook that the config names but this host cannot run.
-fn programs(config: &Config) -> Vec<String> {
-    use std::os::unix::fs::PermissionsExt;
-    let change = &config.mode_change;
-    let hooks = [("before", &change.before), ("after", &change.after)];
-    let named = hooks.into_iter().filter_map(|(key, program)| Some((key, program.as_ref()?)));
-    let wrong = |(key, program): (&str, &String)| {
-        let what = match std::fs::metadata(program) {
-            Err(error) => format!("{program} can't be run here: {error}"),
-            Ok(of) if !of.is_file() || of.permissions().mode() & 0o111 == 0 => {
-                format!("{program} is not an executable file")
-            }
-            Ok(of) if of.permissions().mode() & 0o022 != 0 => {
-                format!(
-                    "gpushd does not run {program}, because other users can write to it; remove their access with \
-                    `chmod go-w {program}`"
-                )
-            }
-            Ok(_) => return None,
-        };
-        Some(format!("mode_change.{key}: {what}"))
-    };
-    named.filter_map(wrong).collect()
-}
-
-/// Returns whether a plan can never succeed with this config and GPU model. Returns `false` if only the current use of
-/// the GPU prevents success.
-pub(crate) fn never(plan: &GpuPlan) -> bool {
-    match &plan.refusal {
-        Some(Refusal::Blocked { .. } | Refusal::Held { .. } | Refusal::Reboot { .. }) => false,
-        Some(
-            Refusal::UnknownProfile { .. }
-            | Refusal::NoSuchPlacement { .. }
-            | Refusal::PlacementsOverlap { .. }
-            | Refusal::TooMany { .. }
-            | Refusal::TooManySlices { .. }
-            | Refusal::NoEngine { .. }
-            | Refusal::NoArrangement { .. }
-            | Refusal::ComputeDoesNotFit { .. }
-            | Refusal::NoMig,
-        ) => true,
-        None => plan.error.is_some(),
-    }
-}
-
-fn wrong(errors: &ConfigErrors, out: &Output) -> Outcome {
-    let error = ApiError::from(errors);
-    let status = error.code.exit_status();
-    if out.json {
-        out.document(&Wrong { error, problems: errors.located() })?;
-        return Ok(status);
-    }
-    // Print this text instead of the API's error: it shows each problem with its line and a caret.
-    let mut text = errors.to_string();
-    if !text.ends_with('\n') {
-        text.push('\n');
-    }
-    out.remark(&format!("{text}\n"));
-    let mut short = error;
-    short.causes.clear();
-    short.hint = None;
-    Err(short.into())
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use gpush_doctor::{Area, Finding, Severity};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{config, doctor, explain, mig_history, mps, parted, ready, timeslice, version};
+use super::{config_check, config_init, doctor, explain, mig_history, mps, parted, ready, version};
 use crate::{
     output::ErrorDocument,
     render::{
@@ -26,13 +26,13 @@ use crate::{
 /// Files of gpushctl that define JSON output. [`samples`] returns at least one sample of the JSON
 /// that each of these files defines.
 const WITH_DOCUMENTS: [&str; 12] = [
-    "commands/config.rs",
+    "commands/config_check.rs",
+    "commands/config_init.rs",
     "commands/doctor.rs",
     "commands/explain.rs",
     "commands/mps/mod.rs",
     "commands/parted.rs",
     "commands/ready.rs",
-    "commands/timeslice.rs",
     "commands/version.rs",
     "output.rs",
     "render/mig_history.rs",
@@ -159,20 +159,24 @@ fn samples() -> Vec<(&'static str, Value)> {
         ("status", value(&status)),
         (
             "config check",
-            value(&config::Checked {
+            value(&config_check::Checked {
                 config: view,
                 findings: remarks.to_vec(),
                 plans: Some(Plans { plans: vec![fixtures::plan()] }),
             }),
         ),
-        ("config check of a wrong file", value(&config::Wrong { error: error.clone(), problems: wrong.located() })),
+        (
+            "config check of a wrong file",
+            value(&config_check::Wrong { error: error.clone(), problems: wrong.located() }),
+        ),
         ("mig export", value(&parted::Written { text: "", remarks: &remarks, error: Some(&error) })),
+        ("config init", value(&config_init::Initialized { file: Some(Path::new("config.toml")), text: "[[gpu]]" })),
         ("doctor", value(&doctor::Examination { findings: &[finding] })),
+        ("explain", value(&explain::Explanation { topic: "mig", text: "MIG divides a GPU" })),
         ("explain isolation", value(&explain::Isolation::ALL)),
         ("explain of a MIG device", value(&mig_history::tests::destroyed())),
         ("support-bundle", value(&bundle)),
         ("ready", value(&ready::Ready { ready: true, maintenance: None })),
-        ("timeslice list", value(&timeslice::TimeslicedGpu::from(&fixtures::mixed()[0]))),
         ("mps clients", Value::Array(clients)),
         ("slurm gres-conf", json!({ "gres_conf": "Name=gpu", "node": "node1", "gres": "gpu:1" })),
     ]

@@ -19,10 +19,6 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) async fn maintenance(client: &mut Client, command: Maintenance, out: &Output) -> Outcome {
     match command {
-        Maintenance::Status => {
-            let state = MaintenanceState::from(client.health().await?.maintenance);
-            out.show(&state, |look| host::status(state.maintenance.as_ref(), look))?;
-        }
         Maintenance::Enter { why, queueing } => {
             let state = match queueing.limit() {
                 None => client.enter_maintenance(&of_host(why.reason)).await?,

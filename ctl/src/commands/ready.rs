@@ -89,7 +89,7 @@ async fn wait(client: &mut Client, timeout: Duration, quiet: bool, out: &Output)
         };
         if left.is_empty() {
             if let Some(maintenance) = &maintenance {
-                out.remark(&host::status(Some(maintenance), &out.look));
+                out.remark(&host::in_maintenance(maintenance, &out.look));
             }
             if !quiet && !skipped.is_empty() {
                 out.remark(&(out.look.wrap("warning: ", &skipped).join("\n") + "\n"));

@@ -1,4 +1,4 @@
-//! The result of `gpushctl mig assert`: plans of a check that changes nothing.
+//! The result of `gpushctl mig apply --check`: plans of a check that changes nothing.
 
 use gpush_api::{ApiError, Gpu, GpuPlan, Plans, Refusal};
 
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
     use crate::render::{Charset, fixtures};
 
-    /// Earlier fault: `mig assert` said that it cannot apply the layout.
+    /// Earlier fault: the check said that it cannot apply the layout.
     #[test]
     fn blocked_layout_is_a_difference() {
         let mut plan = fixtures::plan_without_steps(0);

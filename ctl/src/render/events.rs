@@ -376,7 +376,7 @@ mod tests {
             EventPayload::Config(ConfigChange {
                 taken: true,
                 error: None,
-                pending_restart: vec!["driver.read_ms".into()],
+                pending_restart: vec!["driver.library".into()],
             }),
             EventPayload::Config(ConfigChange {
                 taken: false,

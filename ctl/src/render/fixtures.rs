@@ -320,6 +320,7 @@ pub(crate) fn operation(state: OperationState) -> Operation {
     });
     Operation {
         begun: true,
+        layouts_before: Vec::new(),
         id: "op-17".into(),
         revision: 4,
         kind: "mig.apply".into(),

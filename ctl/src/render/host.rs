@@ -32,9 +32,8 @@ pub(crate) fn left(before: Option<&Maintenance>, look: &Appearance) -> String {
     paragraph(&text, look)
 }
 
-/// Draws the output of `maintenance status`.
-pub(crate) fn status(maintenance: Option<&Maintenance>, look: &Appearance) -> String {
-    let Some(maintenance) = maintenance else { return "The host is not in maintenance.\n".to_owned() };
+/// Says that the host is in maintenance, since when and why.
+pub(crate) fn in_maintenance(maintenance: &Maintenance, look: &Appearance) -> String {
     let by = maintenance.by.as_ref().map_or_else(String::new, |by| format!(" by {}", names::actor(by, look)));
     let since = look.ago(maintenance.since);
     let reason = reason(maintenance, look);
@@ -53,7 +52,7 @@ pub(crate) fn recovered(recovered: &Recovered, gpus: &[Gpu], look: &Appearance) 
     if !numbers.is_empty() {
         let (is, its) = if numbers.len() == 1 { ("is", "its") } else { ("are", "their") };
         let text = format!(
-            "{} {is} no longer held, and {its} instances are unchanged; `gpushctl mig plan` shows the difference from \
+            "{} {is} no longer held, and {its} instances are unchanged; `gpushctl mig apply --dry-run` shows the difference from \
             the config.",
             gpu_numbers(&numbers)
         );
@@ -81,15 +80,13 @@ mod tests {
             entered(Some(&maintenance), &look),
             left(Some(&maintenance), &look),
             left(None, &look),
-            status(Some(&maintenance), &look),
-            status(None, &look),
+            in_maintenance(&maintenance, &look),
         ];
         insta::assert_snapshot!(texts.concat(), @r"
         In maintenance (driver 570): gpushd has no driver handle open, and changes nothing until an administrator runs `gpushctl maintenance leave`.
         Maintenance ended (driver 570): gpushd opens the GPUs again.
         No change: the host was not in maintenance.
         In maintenance (driver 570), entered by root 40s ago: gpushd has no driver handle open, and changes nothing until an administrator runs `gpushctl maintenance leave`.
-        The host is not in maintenance.
         ");
     }
 }

@@ -233,7 +233,7 @@ fn settings(settings: &[SettingDiff], before: &str, after: &str, look: &Appearan
         let when = match one.key.as_str() {
             _ if one.restart => "with the next start of gpushd",
             // Running daemons keep their program and their log directory.
-            "mps.control" | "mps.server" | "mps.log_directory" => "with the next start of each daemon",
+            "mps.control" | "mps.log_directory" => "with the next start of each daemon",
             _ => "at once",
         };
         vec![look.clean(&one.key), value(&one.in_force), value(&one.in_file), when.to_owned()]

@@ -18,7 +18,7 @@ pub(crate) fn describe(mps: Option<&MpsPolicy>, timeslice: Option<&TimeslicePoli
     }
 }
 
-fn through_mps(MpsPolicy { settings, max_clients, shares_percent, users, compute_mode }: &MpsPolicy) -> String {
+fn through_mps(MpsPolicy { settings, max_clients, total_percentage, users, compute_mode }: &MpsPolicy) -> String {
     let memory =
         settings.memory_limit_mib.map_or_else(String::new, |limit| format!(" and {} of memory", memory(Some(limit))));
     let users = match users {
@@ -31,7 +31,7 @@ fn through_mps(MpsPolicy { settings, max_clients, shares_percent, users, compute
     };
     format!(
         "{} % of the GPU{memory} for each client, priority {}; {} at most{users}; lease shares of at most \
-         {shares_percent} % in total{kept}",
+         {total_percentage} % in total{kept}",
         settings.percentage,
         settings.priority,
         count(*max_clients as usize, "client"),

@@ -22,7 +22,7 @@ fn command_columns(unleased: bool, look: &Appearance) -> usize {
 /// Text for a missing or unknown value.
 const NONE: &str = "-";
 
-/// Lists the processes for `gpushctl process list`. `unleased` is true if the user wants only unleased processes.
+/// Lists the processes for `gpushctl ps`. `unleased` is true if the user wants only unleased processes.
 pub(crate) fn list(all: &GpuProcesses, unleased: bool, look: &Appearance) -> Listing {
     let mut out = String::new();
     for error in unknown(&all.unknown) {

@@ -151,7 +151,7 @@ fn takes_shares(gpu: &Gpu, status: &Status) -> bool {
 /// Returns whether an MPS target has room for another lease.
 fn has_room(uuid: &str, status: &Status) -> bool {
     let mut daemons = status.mps.iter().filter(|daemon| daemon.uuid == uuid);
-    daemons.any(|daemon| admits_leases(daemon) && daemon.granted_percent < daemon.wanted.shares_percent)
+    daemons.any(|daemon| admits_leases(daemon) && daemon.granted_percent < daemon.wanted.total_percentage)
 }
 
 /// Returns whether a MIG device is shared through MPS, and has room for another lease.
@@ -200,7 +200,7 @@ mod tests {
         let gpu = Gpu { mode: Mode::Mps, ..fixtures::gpu(0, "A100", 40_960, None) };
         let mut status = fixtures::status(vec![gpu.clone()], false);
         let daemon = fixtures::mps::daemon(0);
-        let shares = daemon.wanted.shares_percent;
+        let shares = daemon.wanted.total_percentage;
         let mut free = |granted_percent, state| {
             status.mps = vec![MpsDaemon { uuid: gpu.uuid.clone().into(), granted_percent, state, ..daemon.clone() }];
             totals(&status)[0].uses.unwrap().free

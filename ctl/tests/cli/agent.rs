@@ -125,6 +125,7 @@ fn operation(revision: u64, state: OperationState, done: u32) -> Operation {
     let now: jiff::Timestamp = "2999-01-01T00:00:00.123456789Z".parse().unwrap();
     Operation {
         begun: true,
+        layouts_before: Vec::new(),
         id: "op-1".into(),
         revision,
         kind: "mig.apply".into(),
@@ -195,9 +196,10 @@ fn json_is_the_types_of_the_api() {
     };
     let (list, code) = json(&["gpu", "list"]);
     assert_eq!((serde_json::from_value::<Vec<Gpu>>(list.clone()).unwrap(), code), (gpus(BEFORE), Some(0)));
-    // `mig plan --offline` must be able to read the output of `gpu list --json`.
+    // `mig apply --dry-run --offline` must be able to read the output of `gpu list --json`.
     host.write("host.json", list.to_string());
-    let offline = host.run(&["mig", "plan", "--offline", "host.json", "--gpu", "0", "--layout", "3g.40gb,1g.10gb"]);
+    let offline =
+        host.run(&["mig", "apply", "--dry-run", "--offline", "host.json", "--gpu", "0", "--layout", "3g.40gb,1g.10gb"]);
     assert!(offline.contains("- GPU instance 2g.20gb@0 (GI 5)"), "{offline}");
 
     let (status, code) = json(&["status"]);
@@ -206,7 +208,7 @@ fn json_is_the_types_of_the_api() {
     assert_eq!(serde_json::from_value::<Health>(status["health"].clone()).unwrap(), health(Vec::new()));
     assert_eq!(serde_json::from_value::<Vec<Gpu>>(status["gpus"].clone()).unwrap().len(), 2);
 
-    let (plans, code) = json(&["mig", "assert"]);
+    let (plans, code) = json(&["mig", "apply", "--check"]);
     assert_eq!(serde_json::from_value::<Plans>(plans).unwrap().plans.len(), 2);
     assert_eq!(code, Some(3));
 
@@ -282,11 +284,11 @@ fn request_contains_the_arguments_as_typed() {
     let host = Host::new();
     let agent = agent(&host, usize::MAX, |_, _| Answer::ok(&Plans { plans: vec![as_wanted()] }));
     let cases: &[(&[&str], gpush_api::LayoutSource, &[&str])] = &[
-        (&["mig", "plan"], Wanted, &[]),
-        (&["mig", "plan", "mixed"], Named("mixed".into()), &[]),
-        (&["mig", "plan", "--layout", "none", "-g", "3"], Named("none".into()), &["3"]),
+        (&["mig", "apply", "--dry-run"], Wanted, &[]),
+        (&["mig", "apply", "--dry-run", "mixed"], Named("mixed".into()), &[]),
+        (&["mig", "apply", "--dry-run", "--layout", "none", "-g", "3"], Named("none".into()), &["3"]),
         (
-            &["mig", "plan", "-l", "1c.3g.40gb*2, 1g.10gb@6"],
+            &["mig", "apply", "--dry-run", "-l", "1c.3g.40gb*2, 1g.10gb@6"],
             Entries(vec!["1c.3g.40gb*2".into(), "1g.10gb@6".into()]),
             &[],
         ),
@@ -332,7 +334,7 @@ fn rolled_back_apply() {
     let host = Host::new();
     let error = ApiError::new(Code::DriverError, "the driver refused to create 1g.10gb@0 on GPU 0")
         .cause("NVML: insufficient resources (23)")
-        .hint("`gpushctl mig plan --gpu 0` shows what is free now");
+        .hint("`gpushctl mig apply --dry-run --gpu 0` shows what is free now");
     agent(&host, usize::MAX, move |request, polls| {
         let mut back = operation(2, OperationState::Running, 2);
         back.progress[0].rolling_back = polls > 0;

@@ -67,13 +67,13 @@ fn usage() {
         &["audit", "--since", "someday"],
         &["mig", "apply", "--timeout", "-1"],
         &["mig", "apply", "mixed", "--layout", "3g.40gb"],
-        &["mig", "plan", "--config", "x.toml"],
+        &["mig", "apply", "--dry-run", "--config", "x.toml"],
         &["gpu", "list", "--color", "blue"],
         &["--json", "gpu"],
-        &["--json", "mig", "plan", "--config", "x"],
+        &["--json", "mig", "apply", "--dry-run", "--config", "x"],
         &["mig", "apply", "--wait", "30"],
-        &["mig", "plan", "0"],
-        &["mig", "plan", "nope", "--offline", "a30x4", "--config", "/dev/null"],
+        &["mig", "apply", "--dry-run", "0"],
+        &["mig", "apply", "--dry-run", "nope", "--offline", "a30x4", "--config", "/dev/null"],
         &["completions", "tcsh"],
         &["mig", "-lgip"],
         &["mig", "apply", "-f", "x.yaml"],
@@ -100,13 +100,13 @@ fn plans_for_presets_and_saved_hosts() {
     let cases: &[&[&str]] = &[
         &["mig", "profiles", "--offline", "a30x4"],
         &["mig", "profiles", "--offline", "mixed", "--gpu", "4"],
-        &["mig", "plan", "--offline", "a30x4", "--gpu", "0-1", "--layout", "2g.12gb,1g.6gb*2"],
-        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "0", "--layout", "1c.3g.40gb*3,1g.10gb+me"],
-        &["mig", "plan", "--offline", &saved, "--config", "config.toml"],
-        &["mig", "plan", "--offline", &saved, "--config", "config.toml", "--gpu", "*A100*", "mixed"],
-        &["mig", "plan", "--offline", &saved, "--gpu", "0", "--layout", "2g.20gb@0,3g.40gb@4"],
-        &["mig", "plan", "--offline", &saved, "--gpu", "0", "--layout", "none"],
-        &["mig", "plan", "--offline", &saved, "--gpu", "0", "--layout", "7g.80gb"],
+        &["mig", "apply", "--dry-run", "--offline", "a30x4", "--gpu", "0-1", "--layout", "2g.12gb,1g.6gb*2"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--gpu", "0", "--layout", "1c.3g.40gb*3,1g.10gb+me"],
+        &["mig", "apply", "--dry-run", "--offline", &saved, "--config", "config.toml"],
+        &["mig", "apply", "--dry-run", "--offline", &saved, "--config", "config.toml", "--gpu", "*A100*", "mixed"],
+        &["mig", "apply", "--dry-run", "--offline", &saved, "--gpu", "0", "--layout", "2g.20gb@0,3g.40gb@4"],
+        &["mig", "apply", "--dry-run", "--offline", &saved, "--gpu", "0", "--layout", "none"],
+        &["mig", "apply", "--dry-run", "--offline", &saved, "--gpu", "0", "--layout", "7g.80gb"],
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
     assert_snapshot!(text.join("\n"));
@@ -119,24 +119,24 @@ fn impossible_plans_are_refused() {
     host.write("notes.txt", "just some text");
     host.write("latin1.json", b"[\xe9]");
     let cases: &[&[&str]] = &[
-        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "0", "--layout", "3g.48gb"],
-        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "0", "--layout", "4g.40gb*2"],
-        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "0", "--layout", "1g.10gb*8"],
-        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "0", "--layout", ""],
-        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "0", "--layout", "3g.40gb,,"],
-        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "9", "--layout", "3g.40gb"],
-        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "5-2", "--layout", "3g.40gb"],
-        &["mig", "plan", "--offline", "dgx-a100", "--gpu", "?!", "--layout", "3g.40gb"],
-        &["mig", "plan", "--offline", "mixed", "--gpu", "4", "--layout", "3g.40gb"],
-        &["mig", "plan", "--offline", "dgx-a100", "--layout", "3g.40gb"],
-        &["mig", "plan", "--offline", "dgx-a100"],
-        &["mig", "plan", "--offline", "dgx-a1000", "--gpu", "0", "--layout", "3g.40gb"],
-        &["mig", "plan", "--offline", "gone.json", "--gpu", "0", "--layout", "3g.40gb"],
-        &["mig", "plan", "--offline", "notes.txt", "--gpu", "0", "--layout", "3g.40gb"],
-        &["mig", "plan", "--offline", "latin1.json", "--gpu", "0", "--layout", "3g.40gb"],
-        &["mig", "plan", "--offline", "/", "--gpu", "0", "--layout", "3g.40gb"],
-        &["mig", "plan", "--offline", &saved, "--config", "gone.toml"],
-        &["--json", "mig", "plan", "--offline", "dgx-a100", "--gpu", "9", "--layout", "3g.40gb"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--gpu", "0", "--layout", "3g.48gb"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--gpu", "0", "--layout", "4g.40gb*2"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--gpu", "0", "--layout", "1g.10gb*8"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--gpu", "0", "--layout", ""],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--gpu", "0", "--layout", "3g.40gb,,"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--gpu", "9", "--layout", "3g.40gb"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--gpu", "5-2", "--layout", "3g.40gb"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--gpu", "?!", "--layout", "3g.40gb"],
+        &["mig", "apply", "--dry-run", "--offline", "mixed", "--gpu", "4", "--layout", "3g.40gb"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--layout", "3g.40gb"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a1000", "--gpu", "0", "--layout", "3g.40gb"],
+        &["mig", "apply", "--dry-run", "--offline", "gone.json", "--gpu", "0", "--layout", "3g.40gb"],
+        &["mig", "apply", "--dry-run", "--offline", "notes.txt", "--gpu", "0", "--layout", "3g.40gb"],
+        &["mig", "apply", "--dry-run", "--offline", "latin1.json", "--gpu", "0", "--layout", "3g.40gb"],
+        &["mig", "apply", "--dry-run", "--offline", "/", "--gpu", "0", "--layout", "3g.40gb"],
+        &["mig", "apply", "--dry-run", "--offline", &saved, "--config", "gone.toml"],
+        &["--json", "mig", "apply", "--dry-run", "--offline", "dgx-a100", "--gpu", "9", "--layout", "3g.40gb"],
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
     assert_snapshot!(text.join("\n"));
@@ -153,7 +153,7 @@ fn hints_of_offline_plans_work_as_typed() {
     for offline in ["dgx-a100", "mixed", "rtx-pro-6000x2", &saved] {
         let layout = if offline.starts_with("rtx") { "2g.48gb" } else { "none" };
         for typed in [&[][..], &config, &["--layout", layout], &["--layout", layout, "--config", "empty.toml"]] {
-            let args = [&["--json", "mig", "plan", "--offline", offline][..], typed].concat();
+            let args = [&["--json", "mig", "apply", "--dry-run", "--offline", offline][..], typed].concat();
             let run = |args: &[&str]| -> (Option<i32>, serde_json::Value) {
                 let output = host.command(args).output().unwrap();
                 (output.status.code(), serde_json::from_slice(&output.stdout).unwrap())
@@ -178,9 +178,9 @@ fn label_for_all_gpus_names_gpus_without_mig() {
     let on = "version: v1\nmig-configs:\n  on:\n    - devices: all\n      mig-enabled: true\n      mig-devices: {}\n";
     host.write("on.yaml", on);
     let cases: &[&[&str]] = &[
-        &["mig", "plan", "--offline", "mixed", "--file", "on.yaml"],
-        &["mig", "assert", "--offline", "mixed", "--file", "on.yaml"],
-        &["mig", "plan", "--offline", "mixed", "--file", "on.yaml", "--gpu", "5"],
+        &["mig", "apply", "--dry-run", "--offline", "mixed", "--file", "on.yaml"],
+        &["mig", "apply", "--check", "--offline", "mixed", "--file", "on.yaml"],
+        &["mig", "apply", "--dry-run", "--offline", "mixed", "--file", "on.yaml", "--gpu", "5"],
         &["mig", "import", "on.yaml", "-c", "on"],
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
@@ -191,7 +191,7 @@ fn label_for_all_gpus_names_gpus_without_mig() {
 fn saved_host_on_stdin_gives_a_json_plan() {
     let host = Host::new();
     let saved = std::fs::read(host.path(&saved(&host))).unwrap();
-    let args = ["mig", "plan", "--offline", "-", "--gpu", "0", "--layout", "3g.40gb,1g.10gb@0", "--json"];
+    let args = ["mig", "apply", "--dry-run", "--offline", "-", "--gpu", "0", "--layout", "3g.40gb,1g.10gb@0", "--json"];
     assert_snapshot!(host.run_with(&args, &saved));
 }
 
@@ -200,13 +200,13 @@ fn asserting_a_layout() {
     let host = Host::new();
     let saved = saved(&host);
     let cases: &[&[&str]] = &[
-        &["mig", "assert", "--offline", &saved, "--gpu", "0", "--layout", "2g.20gb,3g.40gb"],
-        &["mig", "assert", "--offline", &saved, "--gpu", "0", "--layout", "3g.40gb"],
-        &["mig", "assert", "--offline", &saved, "--gpu", "0", "--layout", "7g.80gb"],
-        &["mig", "assert", "--offline", &saved, "--gpu", "0", "--layout", "9g.99gb"],
-        &["mig", "assert", "--offline", "mixed", "--gpu", "5", "--layout", "1g.10gb"],
+        &["mig", "apply", "--check", "--offline", &saved, "--gpu", "0", "--layout", "2g.20gb,3g.40gb"],
+        &["mig", "apply", "--check", "--offline", &saved, "--gpu", "0", "--layout", "3g.40gb"],
+        &["mig", "apply", "--check", "--offline", &saved, "--gpu", "0", "--layout", "7g.80gb"],
+        &["mig", "apply", "--check", "--offline", &saved, "--gpu", "0", "--layout", "9g.99gb"],
+        &["mig", "apply", "--check", "--offline", "mixed", "--gpu", "5", "--layout", "1g.10gb"],
         // The rule forbids a change of this GPU, but a check must still work.
-        &["mig", "assert", "--offline", "mixed", "--gpu", "0", "--config", "unmanaged.toml"],
+        &["mig", "apply", "--check", "--offline", "mixed", "--gpu", "0", "--config", "unmanaged.toml"],
     ];
     host.write("unmanaged.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\n");
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
@@ -244,22 +244,58 @@ fn labels_of_mig_parted_files() {
     host.write("one.yaml", "version: v1\nmig-configs:\n  x:\n    - devices: all\n      mig-enabled: true\n      mig-devices: {3g.40gb: 1, 2g.20gb: 1}\n");
     host.write("large.yaml", "#".repeat(2 << 20));
     let cases: &[&[&str]] = &[
-        &["mig", "plan", "--offline", "dgx-a100", "--file", "parted.yaml", "-c", "balanced"],
-        &["mig", "plan", "--offline", "dgx-a100", "--file", "parted.yaml", "-c", "balanced", "--gpu", "1"],
-        &["mig", "plan", "--offline", "dgx-a100", "--file", "parted.yaml", "-c", "balanced", "--gpu", "4"],
-        &["mig", "assert", "--offline", &saved, "--file", "one.yaml"],
-        &["mig", "assert", "--offline", "dgx-h100", "--file", "parted.yaml", "-c", "all-disabled", "--gpu", "0"],
-        &["mig", "plan", "--offline", "dgx-a100", "--file", "parted.yaml"],
-        &["mig", "plan", "--offline", "dgx-a100", "--file", "parted.yaml", "-c", "balancd"],
-        &["mig", "plan", "--offline", "a30x4", "--file", "parted.yaml", "-c", "balanced"],
-        &["mig", "plan", "--offline", "dgx-a100", "--file", "wrong.yaml"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--file", "parted.yaml", "-c", "balanced"],
+        &[
+            "mig",
+            "apply",
+            "--dry-run",
+            "--offline",
+            "dgx-a100",
+            "--file",
+            "parted.yaml",
+            "-c",
+            "balanced",
+            "--gpu",
+            "1",
+        ],
+        &[
+            "mig",
+            "apply",
+            "--dry-run",
+            "--offline",
+            "dgx-a100",
+            "--file",
+            "parted.yaml",
+            "-c",
+            "balanced",
+            "--gpu",
+            "4",
+        ],
+        &["mig", "apply", "--check", "--offline", &saved, "--file", "one.yaml"],
+        &[
+            "mig",
+            "apply",
+            "--check",
+            "--offline",
+            "dgx-h100",
+            "--file",
+            "parted.yaml",
+            "-c",
+            "all-disabled",
+            "--gpu",
+            "0",
+        ],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--file", "parted.yaml"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--file", "parted.yaml", "-c", "balancd"],
+        &["mig", "apply", "--dry-run", "--offline", "a30x4", "--file", "parted.yaml", "-c", "balanced"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--file", "wrong.yaml"],
         &["mig", "apply", "--file", "gone.yaml"],
         &["mig", "apply", "--file", "."],
         &["mig", "apply", "--file", "/dev/zero"],
         &["mig", "apply", "--file", "large.yaml"],
         &["mig", "apply", "--file", "parted.yaml", "--layout", "1g.10gb"],
         &["mig", "apply", "mixed", "-c", "balanced"],
-        &["mig", "plan", "--offline", "dgx-a100", "--file", "parted.yaml", "-c", "x", "--json"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--file", "parted.yaml", "-c", "x", "--json"],
         &["mig", "import", "parted.yaml"],
         &["mig", "import", "parted.yaml", "-c", "balanced"],
         &["mig", "import", "parted.yaml", "-c", "balanced", "--json"],
@@ -268,7 +304,7 @@ fn labels_of_mig_parted_files() {
         &["mig", "import", "partly.yaml", "--json"],
         &["mig", "import", "partly.yaml", "-c", "balanced"],
         &["mig", "import", "partly.yaml", "-c", "typo"],
-        &["mig", "plan", "--offline", "dgx-a100", "--file", "partly.yaml", "-c", "balanced"],
+        &["mig", "apply", "--dry-run", "--offline", "dgx-a100", "--file", "partly.yaml", "-c", "balanced"],
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
     assert_snapshot!(text.join("\n"));
@@ -364,13 +400,13 @@ fn completion_without_gpushd_offers_static_words() {
     let host = Host::new();
     for (line, expected) in [
         ("gpushctl st", "status"),
-        ("gpushctl mig pl", "plan"),
+        ("gpushctl mig prof", "profiles"),
         ("gpushctl -o u", "uuid"),
         ("gpushctl events --kind x", "xid"),
         ("gpushctl doctor --only driver,con", "driver,config"),
         ("gpushctl mig profiles --offline dgx-h1", "dgx-h100"),
         ("gpushctl lease env -o fi", "fish"),
-        ("gpushctl mig plan no", "none"),
+        ("gpushctl mig apply --dry-run no", "none"),
         ("gpushctl gpu drain --rea", "--reason"),
         // Here, only hidden names match, and completion must not offer them.
         ("gpushctl man", ""),
@@ -389,10 +425,31 @@ fn completion_without_gpushd_offers_static_words() {
 #[test]
 fn completion_offers_no_hidden_words() {
     let host = Host::new();
-    let hidden = ["man", "ls", "gpus", "leases", "ps", "rm", "--lines", "sh", "csh", "docker", "\u{1}"];
-    for line in
-        ["gpushctl ", "gpushctl -o ", "gpushctl mig ", "gpushctl mps logs -", "gpushctl status -o ", "gpushctl help "]
-    {
+    let hidden = [
+        "man",
+        "ready",
+        "recover",
+        "completions",
+        "prolog",
+        "ls",
+        "gpus",
+        "leases",
+        "rm",
+        "--lines",
+        "sh",
+        "csh",
+        "docker",
+        "\u{1}",
+    ];
+    for line in [
+        "gpushctl ",
+        "gpushctl -o ",
+        "gpushctl mig ",
+        "gpushctl mps logs -",
+        "gpushctl status -o ",
+        "gpushctl help ",
+        "gpushctl slurm ",
+    ] {
         let offered = completions(&host, line);
         assert!(!offered.is_empty(), "{line}");
         assert!(!offered.iter().any(|word| hidden.contains(&word.as_str())), "{line}: {offered:?}");
@@ -435,9 +492,9 @@ fn man_pages_of_every_command() {
 #[test]
 fn missing_groups_are_a_warning() {
     let host = Host::new();
-    let groups = "[api]\nsocket_group = \"no-such-group\"\n[access]\nadmin_groups = [\"root\", \"nor-this\"]\n";
+    let groups = "[access]\nadmin_groups = [\"root\", \"no-such-group\"]\n";
     host.write("config.toml", groups);
     assert_snapshot!(host.run(&["config", "check", "config.toml"]));
     let text = host.run(&["config", "check", "config.toml", "--json"]);
-    assert!(text.contains("no-such-group") && text.contains("nor-this") && text.ends_with("[exit 0]\n"), "{text}");
+    assert!(text.contains("no-such-group") && text.ends_with("[exit 0]\n"), "{text}");
 }

@@ -18,7 +18,7 @@ const ROUNDS: usize = 50;
 pub(crate) fn run() -> Report {
     let host = Host::up("dgx-a100");
     // Without the slow poll, only the cause itself can lead to the event.
-    let agent = Setup::on(&host).config("[health]\npoll_s = 0\n").start();
+    let agent = Setup::on(&host).config("[health]\npoll = \"0s\"\n").start();
     agent.settle_reads();
     let mut listener = agent.listen("?kinds=gpu", None);
     let post = |path: &str| assert_eq!(agent.post(path, &json!({ "reason": "a measurement" })).status, 200);

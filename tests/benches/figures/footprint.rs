@@ -16,7 +16,7 @@ const SILENT: Duration = Duration::from_secs(20);
 /// is idle, and the calls during one request for all GPUs.
 fn calls() -> (u64, u64) {
     let host = Host::up("dgx-a100");
-    let agent = Agent::start(&host, "[health]\npoll_s = 0\n");
+    let agent = Agent::start(&host, "[health]\npoll = \"0s\"\n");
     assert_eq!(agent.gpus().len(), 8);
     // When no reading is stale, the agent has finished the work of its start.
     agent.settle_reads();

@@ -77,7 +77,7 @@ impl Times {
     /// Measures the simulated daemons of a host. If `programs` is given, measures the daemons from
     /// this directory instead.
     fn of(host: &Host, programs: Option<&Path>) -> Self {
-        let setup = Setup::on(host).config("[mps]\nwithin_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
+        let setup = Setup::on(host).config("# --constants mps.within=1s\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n");
         let agent = match programs {
             Some(dir) => setup.env("GPUSH_MPS_PROGRAMS", dir.display().to_string()).start(),
             None => setup.start(),

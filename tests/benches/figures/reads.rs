@@ -24,7 +24,7 @@ const PATH: &str = "/v1/gpus";
 const CLIENTS: (usize, usize, usize) = (200, 10, 5);
 /// Duration for which the driver call hangs. The agent's deadline is longer.
 const HANG: Duration = Duration::from_secs(10);
-const CONFIG: &str = "[driver]\nread_ms = 15000\n";
+const CONFIG: &str = "# --constants driver.read=15000ms\n";
 
 /// Alternately requests the list of GPUs from gpushd and the fixed response from the reference
 /// server, while `go_on` returns true. Returns the durations of both kinds of requests in seconds.

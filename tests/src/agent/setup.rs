@@ -46,7 +46,8 @@ impl<'h> Setup<'h> {
         }
     }
 
-    /// Sets the config.
+    /// Sets the config. Its comment lines `# --constants KEY=VALUE,…` set constants of gpushd, such as
+    /// `# --constants mps.stop=2s`.
     #[must_use]
     pub fn config(mut self, text: impl AsRef<[u8]>) -> Self {
         self.config = Some(text.as_ref().to_vec());
@@ -161,6 +162,8 @@ impl<'h> Setup<'h> {
             .arg(&socket)
             .arg("--state-dir")
             .arg(self.state_dir())
+            .arg("--constants")
+            .arg(constants(self.config.as_deref().unwrap_or_default()))
             .args(&self.arguments)
             .env("NOTIFY_SOCKET", &notify)
             .env("GPUSH_LOG", "debug")
@@ -251,4 +254,10 @@ impl<'h> Setup<'h> {
         }
         (status, std::fs::read_to_string(log).expect("a log"))
     }
+}
+
+/// Returns the constants that the comments of a config name.
+fn constants(config: &[u8]) -> String {
+    let config = String::from_utf8_lossy(config);
+    config.lines().filter_map(|line| line.strip_prefix("# --constants ")).collect::<Vec<_>>().join(",")
 }

@@ -98,9 +98,10 @@ impl Ground {
         let Some(control) = on_path(CONTROL) else {
             return skipped("nvidia-cuda-mps-control is not on PATH; it comes with the driver, in a separate package");
         };
-        let Some(server) = on_path(SERVER) else {
-            return skipped("nvidia-cuda-mps-server is not on PATH, and nvidia-cuda-mps-control is nothing without it");
-        };
+        let server = control.with_file_name(SERVER);
+        if !server.exists() {
+            return skipped("nvidia-cuda-mps-server is not in the directory of nvidia-cuda-mps-control");
+        }
         Ok(Self {
             name: reading.identity.name.clone(),
             uuid: reading.identity.uuid.to_string(),

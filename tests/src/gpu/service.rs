@@ -69,9 +69,9 @@ impl Service {
         // Set one health check per second. gpushd finds clients only through its health check, and
         // the checks wait for clients to appear.
         let config = format!(
-            "[mps]\ncontrol = {:?}\nserver = {:?}\nhealth_s = 1\n\n[[gpu]]\nmatch = [\"{TARGET}\"]\nmode = \"mps\"\n\
+            "[mps]\ncontrol = {:?}\nhealth = \"1s\"\n\n[[gpu]]\nmatch = [\"{TARGET}\"]\nmode = \"mps\"\n\
              mps = {{ compute_mode = \"keep\", users = \"{users}\" }}\n",
-            ground.control, ground.server
+            ground.control
         );
         fs::write(scratch.path().join("config.toml"), config).map_err(cannot)?;
         let (programs, client, uuid) = (programs.to_owned(), client.to_vec(), ground.uuid.clone());
@@ -288,7 +288,7 @@ impl Service {
     /// # Errors
     /// If gpushd refuses the request.
     pub async fn release(&self, granted: &LeaseGrant) -> Result<(), String> {
-        self.ctl::<serde_json::Value>(&["lease", "release", &granted.lease.id.to_string()]).await.map(|_| ())
+        self.ctl::<serde_json::Value>(&["lease", "end", &granted.lease.id.to_string()]).await.map(|_| ())
     }
 
     /// Starts a client with the environment of a lease, or without MPS.

@@ -33,8 +33,7 @@ impl Served {
     /// A host with one GPU.
     pub const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
     /// A config that shares the GPU through MPS, with short intervals.
-    pub const CONFIG: &str =
-        "[mps]\nhealth_s = 1\nstart_s = 2\nstop_s = 2\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
+    pub const CONFIG: &str = "[mps]\nhealth = \"1s\"\n# --constants mps.start=2s,mps.stop=2s\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
     /// Starts [`Self::HOST`] with [`Self::CONFIG`].
     ///

@@ -82,10 +82,10 @@ fn each_change_is_one_event_in_order() {
     agent.signal(Signal::SIGHUP);
     let EventPayload::Config(change) = listener.next_of(EventKind::Config).what else { panic!("another kind") };
     assert!(!change.taken && change.error.unwrap().message.contains("has errors"));
-    agent.write_config("[driver]\nread_ms = 9000\n");
+    agent.write_config("[driver]\nlibrary = \"libother.so.1\"\n");
     agent.signal(Signal::SIGHUP);
     let EventPayload::Config(change) = listener.next_of(EventKind::Config).what else { panic!("another kind") };
-    assert_eq!((change.taken, change.pending_restart), (true, vec!["driver.read_ms".to_owned()]));
+    assert_eq!((change.taken, change.pending_restart), (true, vec!["driver.library".to_owned()]));
 
     host.sim("xid", &["63", "--gpu", "3"]);
     let EventPayload::Xid(xid) = listener.next_of(EventKind::Xid).what else { panic!("another kind") };
@@ -133,7 +133,7 @@ fn driver_appearance_is_an_event() {
 #[test]
 fn cordons_xids_and_maintenance_are_events_without_a_reader() {
     let host = Host::up("dgx-a100");
-    let agent = Agent::start(&host, "[health]\npoll_s = 0\n");
+    let agent = Agent::start(&host, "[health]\npoll = \"0s\"\n");
     agent.settle_reads();
     let mut listener = agent.listen("", None);
     let reaches = |listener: &mut Listener, gpu: u32, state: GpuState| {

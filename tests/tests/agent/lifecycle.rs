@@ -2,11 +2,7 @@
 
 use std::{
     io::{Read, Write},
-    os::unix::{
-        fs::{FileTypeExt, PermissionsExt},
-        net::UnixListener,
-        process::ExitStatusExt,
-    },
+    os::unix::{fs::FileTypeExt, net::UnixListener, process::ExitStatusExt},
     process::Command,
     time::{Duration, Instant},
 };
@@ -187,39 +183,37 @@ fn reload_takes_effect_and_shows_pending_restart() {
     // variable here.
     let setup = Setup::on(&host).config("[log]\nlevel = \"error\"\n").through(&["env", "-u", "GPUSH_LOG"]);
     let mut agent = setup.start();
-    let mode = |agent: &Agent| agent.socket().metadata().unwrap().permissions().mode() & 0o777;
-    assert_eq!((mode(&agent), agent.log().as_str()), (0o666, ""));
-    agent.write_config("[log]\nlevel = \"info\"\n[driver]\nread_ms = 5000\n[api]\nsocket_mode = \"0600\"\n");
+    assert_eq!(agent.log(), "");
+    agent.write_config("[log]\nlevel = \"info\"\n[driver]\nlibrary = \"libother.so.1\"\n[health]\npoll = \"2m\"\n");
     agent.signal(Signal::SIGHUP);
     agent.wait_for("STATUS=the config was reloaded");
-    assert_eq!(mode(&agent), 0o600);
     let shown = agent.get("/v1/config").json();
-    let pending = serde_json::json!([{"key": "driver.read_ms", "effective": "10000", "in_file": "5000"}]);
+    let pending = serde_json::json!([{"key": "driver.library", "effective": "\"libnvidia-ml.so.1\"", "in_file": "\"libother.so.1\""}]);
     assert_eq!(shown["pending_settings"], pending);
     let effective = shown["effective"].as_str().unwrap();
-    for line in ["level = \"info\"", "read_ms = 10000", "socket_mode = \"0600\""] {
+    for line in ["level = \"info\"", "library = \"libnvidia-ml.so.1\"", "poll = \"2m\""] {
         assert!(effective.contains(line), "{effective}");
     }
     agent.wait_for_log(
-        "driver.read_ms changes only when gpushd is restarted: present value 10000, value in the config file 5000",
+        "driver.library changes only when gpushd is restarted: present value \"libnvidia-ml.so.1\", value in the config \
+         file \"libother.so.1\"",
     );
 
-    // If gpushd cannot apply one setting of a file, it refuses the whole file.
-    agent.write_config("[log]\nlevel = \"error\"\n[api]\nsocket_group = \"no-such-group-here\"\n");
+    // If one setting of a file is wrong, gpushd refuses the whole file.
+    agent.write_config("[log]\nlevel = \"error\"\n[health]\npoll = 120\n");
     agent.signal(Signal::SIGHUP);
     agent.wait_for("STATUS=the config has errors and was not loaded");
     let shown = agent.get("/v1/config").json();
     assert!(shown["effective"].as_str().unwrap().contains("level = \"info\""), "{shown}");
-    assert_eq!((&shown["pending_settings"], mode(&agent)), (&pending, 0o600));
+    assert_eq!(shown["pending_settings"], pending);
     let health = agent.get("/v1/health").json();
-    assert!(health["errors"][0]["message"].as_str().unwrap().contains("no-such-group-here"), "{health}");
+    assert!(health["errors"][0]["causes"][0].as_str().unwrap().contains("`poll` takes a duration"), "{health}");
 
-    // The empty file does not change `read_ms` any more. So no setting waits for a restart.
+    // The empty file does not change `library` any more. So no setting waits for a restart.
     agent.write_config("");
     agent.signal(Signal::SIGHUP);
     agent.wait_for("STATUS=the config was reloaded");
     assert_eq!(agent.get("/v1/config").json()["pending_settings"], serde_json::json!([]));
-    assert_eq!(mode(&agent), 0o666);
 }
 
 #[test]

@@ -59,14 +59,14 @@ fn mig_assert_checks_only_mode_mig_but_also_cordoned_gpus() {
     agent.wait_for_layouts_at_start();
     agent.reload(format!("{mig}[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n"));
     // MIG is enabled on GPU 1, but the rule of the GPU says `exclusive`. Without a GPU as argument,
-    // `mig assert` ignores this difference, and `apply` disables MIG.
-    let (status, text) = gpushctl(&agent, &["mig", "assert"]);
+    // `mig apply --check` ignores this difference, and `apply` disables MIG.
+    let (status, text) = gpushctl(&agent, &["mig", "apply", "--check"]);
     assert_eq!(status, Some(0), "{text}");
     assert_eq!(gpushctl(&agent, &["config", "diff"]).0, Some(3));
     assert_eq!(gpushctl(&agent, &["apply"]).0, Some(0));
     assert_eq!(gpushctl(&agent, &["config", "diff"]).0, Some(0));
     assert_eq!(gpushctl(&agent, &["gpu", "cordon", "0", "--reason", "fan"]).0, Some(0));
-    let (status, text) = gpushctl(&agent, &["mig", "assert"]);
+    let (status, text) = gpushctl(&agent, &["mig", "apply", "--check"]);
     assert_eq!(status, Some(0), "{text}");
     // If a second drain has no reason, the first reason stays. This matters because a client that
     // resumes a drain sends no reason.

@@ -71,9 +71,9 @@ fn owner_reads_renews_and_releases_leases_of_subordinate_uids() {
     // The environment is for processes of the holder.
     let (code, text) = run(&agent, OWNER, &["lease", "env", "L1"]);
     assert!(code != Some(0) && text.contains("only the holder and administrators may use a lease"), "{text}");
-    let (code, text) = run(&agent, OTHER, &["lease", "release", "L1"]);
+    let (code, text) = run(&agent, OTHER, &["lease", "end", "L1"]);
     assert!(code != Some(0) && text.contains("you may not release lease L1"), "{text}");
-    let (code, text) = run(&agent, OWNER, &["lease", "release", "L1"]);
+    let (code, text) = run(&agent, OWNER, &["lease", "end", "L1"]);
     assert_eq!(code, Some(0), "{text}");
     lease_becomes(&agent, "L1".parse().expect("an id"), LeaseState::Ended);
     for (uid, is_visible) in [(OWNER, true), (SUBORDINATE, true), (OTHER, false), (ANOTHER_SUBORDINATE, false)] {
@@ -97,14 +97,13 @@ fn hint_after_quota_denial_names_only_releasable_leases() {
     for (uid, may_release) in [(SUBORDINATE, true), (ANOTHER_SUBORDINATE, false), (OWNER, true)] {
         let (code, text) = run(&agent, uid, &REQUEST);
         assert!(code != Some(0) && text.contains("the user holds L1"), "{uid}: {text}");
-        let hint =
-            if may_release { "`gpushctl lease release L1`" } else { "the holder or an administrator can end it" };
-        assert!(text.contains(hint) && may_release == text.contains("lease release"), "{uid}: {text}");
+        let hint = if may_release { "`gpushctl lease end L1`" } else { "the holder or an administrator can end it" };
+        assert!(text.contains(hint) && may_release == text.contains("lease end"), "{uid}: {text}");
     }
     // An administrator who requests a lease for the user may release every lease.
     let holder = SUBORDINATE.to_string();
     let (_, text) = run(&agent, 0, &[&REQUEST[..], &["--user", &holder]].concat());
-    assert!(text.contains("`gpushctl lease release L1`"), "{text}");
-    let (code, text) = run(&agent, OWNER, &["lease", "release", "L1"]);
+    assert!(text.contains("`gpushctl lease end L1`"), "{text}");
+    let (code, text) = run(&agent, OWNER, &["lease", "end", "L1"]);
     assert_eq!(code, Some(0), "{text}");
 }

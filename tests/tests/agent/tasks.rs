@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::leases::{leases, request};
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n[[gpu]]\nmodel = \"h100-80-sxm\"\n";
-const CONFIG: &str = "[mps]\nhealth_s = 1\nstart_s = 2\nstop_s = 2\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n\
+const CONFIG: &str = "[mps]\nhealth = \"1s\"\n# --constants mps.start=2s,mps.stop=2s\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n\
                       [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"2\"]\nmode = \"mig\"\n\
                       layout = [\"1g.10gb\"]\n";
 
@@ -170,7 +170,7 @@ fn failure_of_a_final_task_ends_gpushd_and_leases_survive() {
 fn lease_ends_if_its_task_fails_before_the_answer() {
     let host = Host::up("[[gpu]]\nmodel = \"h100-80-sxm\"\n");
     let faults = fifo(&host);
-    let dynamic = "[driver]\nchange_s = 60\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
+    let dynamic = "# --constants driver.change=60s\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
     let agent = start(&host, dynamic, &faults);
     agent.wait_for_layouts_at_start();
     host.fault("nvmlDeviceCreateGpuInstance* --gpu 0 --hang");

@@ -106,13 +106,13 @@ fn layout_is_planned_applied_and_asserted() {
     let mut text = String::new();
     for args in [
         &["status"][..],
-        &["mig", "assert"],
-        &["mig", "plan", "--gpu", "0", "--layout", "3g.40gb,1g.10gb*3"],
+        &["mig", "apply", "--check"],
+        &["mig", "apply", "--dry-run", "--gpu", "0", "--layout", "3g.40gb,1g.10gb*3"],
         &["mig", "apply", "--gpu", "0", "--layout", "3g.40gb,1g.10gb*3", "--once"],
-        &["mig", "assert"],
+        &["mig", "apply", "--check"],
         &["status", "--gpu", "0"],
         &["mig", "apply"],
-        &["mig", "assert"],
+        &["mig", "apply", "--check"],
         &["mig", "apply"],
         &["mig", "list"],
     ] {
@@ -138,7 +138,7 @@ fn failed_apply_is_rolled_back_and_used_instance_is_kept() {
     assert_eq!(real_layout(&host, 0), before);
     let (code, operation) = json::<Operation>(&agent, &["operation", "show"]);
     assert_eq!((code, operation.state), (0, OperationState::RolledBack));
-    let (code, _) = json::<Plans>(&agent, &["mig", "assert"]);
+    let (code, _) = json::<Plans>(&agent, &["mig", "apply", "--check"]);
     assert_eq!(code, 0, "the config's layout stands again");
     host.clear_faults();
 
@@ -236,7 +236,7 @@ fn other_user_can_read_and_not_change() {
     let denied = as_nobody(&["mig", "apply", "--gpu", "0", "--layout", "none"]);
     assert!(denied.contains("uid 65534") && denied.contains("hint:") && denied.ends_with("[exit 5]\n"), "{denied}");
     assert_eq!(real_layout(&host, 0), before);
-    let planned = as_nobody(&["mig", "plan", "--gpu", "0", "--layout", "3g.40gb"]);
+    let planned = as_nobody(&["mig", "apply", "--dry-run", "--gpu", "0", "--layout", "3g.40gb"]);
     assert!(planned.ends_with("[exit 0]\n"), "to look is free: {planned}");
 
     let why = ["--reason", "for all to read"];
@@ -284,7 +284,7 @@ fn override_is_created_listed_and_cleared() {
             &["mig", "apply", "--gpu", "0", "-l", "7g.80gb", "--reason", reason, "--expires", "8d12h", "--quiet"],
             &["mig", "apply", "--gpu", "1", "-l", "1g.10gb*2", "--quiet"],
             &["status", "--brief"],
-            &["mig", "assert"],
+            &["mig", "apply", "--check"],
             &["config", "overrides"],
             &["config", "diff"],
         ],
@@ -373,20 +373,20 @@ fn exit_codes_match_the_document() {
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --gpu 2 --rc INSUFFICIENT_RESOURCES");
     let cases: [(i32, &[&str]); 15] = [
         (0, &["status"]),
-        (0, &["mig", "plan", "--gpu", "2", "--layout", "3g.40gb"]),
-        (0, &["mig", "assert", "--gpu", "2", "--layout", "none"]),
-        (0, &["mig", "assert", "--gpu", "1"]),
+        (0, &["mig", "apply", "--dry-run", "--gpu", "2", "--layout", "3g.40gb"]),
+        (0, &["mig", "apply", "--check", "--gpu", "2", "--layout", "none"]),
+        (0, &["mig", "apply", "--check", "--gpu", "1"]),
         (1, &["mig", "apply", "--gpu", "2", "--layout", "3g.40gb"]),
-        (2, &["mig", "plan", "--gpu", "2", "--layout", "9g.90gb"]),
-        (2, &["mig", "plan", "--gpu", "77", "--layout", "none"]),
+        (2, &["mig", "apply", "--dry-run", "--gpu", "2", "--layout", "9g.90gb"]),
+        (2, &["mig", "apply", "--dry-run", "--gpu", "77", "--layout", "none"]),
         (2, &["operation", "show", "op-99"]),
-        (3, &["mig", "assert", "--gpu", "2", "--layout", "3g.40gb"]),
-        (4, &["mig", "plan", "--gpu", "0", "--layout", "3g.40gb"]),
+        (3, &["mig", "apply", "--check", "--gpu", "2", "--layout", "3g.40gb"]),
+        (4, &["mig", "apply", "--dry-run", "--gpu", "0", "--layout", "3g.40gb"]),
         (4, &["mig", "apply", "--gpu", "1", "--layout", "2g.12gb"]),
-        (3, &["mig", "assert", "--gpu", "0", "--layout", "3g.40gb"]),
-        (7, &["mig", "plan", "--gpu", "4", "--layout", "3g.40gb"]),
+        (3, &["mig", "apply", "--check", "--gpu", "0", "--layout", "3g.40gb"]),
+        (7, &["mig", "apply", "--dry-run", "--gpu", "4", "--layout", "3g.40gb"]),
         (7, &["mig", "apply", "--gpu", "5", "--layout", "3g.40gb"]),
-        (7, &["mig", "assert", "--gpu", "4", "--layout", "none"]),
+        (7, &["mig", "apply", "--check", "--gpu", "4", "--layout", "none"]),
     ];
     for (status, args) in cases {
         let text = run(&agent, args);
@@ -426,7 +426,7 @@ fn lost_gpu_is_an_error_and_others_work() {
         &["status", "--gpu", "0"][..],
         &["gpu", "show", "0"],
         &["mig", "list", "--gpu", "0-1"],
-        &["mig", "plan", "--gpu", "0", "--layout", "1g.10gb"],
+        &["mig", "apply", "--dry-run", "--gpu", "0", "--layout", "1g.10gb"],
         &["mig", "apply", "--gpu", "1,0", "--layout", "1g.10gb"],
         &["gpu", "cordon", "0"],
         &["events", "--gpu", "0"],
@@ -472,4 +472,24 @@ fn effective_config_passes_check_and_bad_reload_is_shown() {
         assert!(text.contains("config not loaded: ") && text.contains("libary") && text.contains("training"), "{text}");
         assert!(text.ends_with("[exit 0]\n"), "{text}");
     }
+}
+
+/// Without `--offline`, `config check` uses the GPUs of the host.
+#[test]
+fn config_check_uses_the_gpus_of_the_running_host() {
+    let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\nmig = true\n");
+    let agent = started(&host, CONFIG);
+    let check = |text: &str| {
+        let file = host.scratch("new.toml");
+        std::fs::write(&file, text).expect("a file");
+        run(&agent, &["config", "check", file.to_str().expect("a path")])
+    };
+    let rule =
+        |gpus: &str, layout: &str| format!("[[gpu]]\nmatch = \"{gpus}\"\nmode = \"mig\"\nlayout = [\"{layout}\"]\n");
+    let other = check(&rule("0", "1g.10gb*7"));
+    assert!(other.contains("GPU 0: the layout fits") && other.ends_with("[exit 0]\n"), "{other}");
+    let misfit = check(&rule("0", "4g.40gb*2"));
+    assert!(misfit.contains("refused") && misfit.ends_with("[exit 2]\n"), "{misfit}");
+    let absent = check(&rule("5", "7g.80gb"));
+    assert!(absent.contains("! rule 1: `5` matches no GPU of this host") && absent.ends_with("[exit 0]\n"), "{absent}");
 }

@@ -72,7 +72,7 @@ fn bash_completes_values_of_the_host() {
         (format!("gpushctl mig remove -g 0 1{ALL}"), String::new()),
         ("gpushctl run --mig 1g.10gb\t".to_owned(), "gpushctl run --mig 1g.10gb".to_owned()),
         (format!("gpushctl mps show {ALL}"), "gpushctl mps show 1".to_owned()),
-        (format!("gpushctl lease release {ALL}"), format!("gpushctl lease release {lease}")),
+        (format!("gpushctl lease end {ALL}"), format!("gpushctl lease end {lease}")),
         (format!("gpushctl operation show {ALL}"), String::new()),
         ("gpushctl status --gpu=1\t".to_owned(), "gpushctl status --gpu=1".to_owned()),
         ("gpushctl lease env -o doc\t".to_owned(), "gpushctl lease env -o docker".to_owned()),

@@ -62,7 +62,7 @@ fn hinted_commands_of_refusals_solve_the_problem() {
     helps(&agent, &["mig", "apply"], "gpu uncordon");
     done(&agent, &["mig", "off", "0", "--yes"]);
     helps(&agent, &["lease", "request", "--mig", "1g.10gb", "-g", "0", "--for", "1h"], "apply 0");
-    type_hint(&agent, &["maintenance", "enter"], "lease revoke");
+    type_hint(&agent, &["maintenance", "enter"], "lease end");
     // A revoked lease ends when the driver has listed its processes, so the command can return earlier.
     let has_none = || agent.get("/v1/leases").json().as_array().is_some_and(Vec::is_empty).then_some(());
     agent.until("the lease has ended", has_none);
@@ -70,7 +70,7 @@ fn hinted_commands_of_refusals_solve_the_problem() {
     helps(&agent, &["mig", "apply", "7g.80gb", "-g", "0"], "maintenance leave");
     let share = ["lease", "request", "--mps", "25", "-g", "1", "--for", "1h"];
     done(&agent, &share);
-    helps(&agent, &["mps", "stop", "1"], "lease release");
+    helps(&agent, &["mps", "stop", "1"], "lease end");
     done(&agent, &["mps", "start", "1"]);
     reaches(&agent, "1", MpsState::Ready);
     done(&agent, &share);
@@ -78,7 +78,7 @@ fn hinted_commands_of_refusals_solve_the_problem() {
     done(&agent, &["mps", "start", "1"]);
     reaches(&agent, "1", MpsState::Ready);
     for lease in done(&agent, &["lease", "list", "-o", "name"]).lines() {
-        done(&agent, &["lease", "revoke", lease, "--reason", "test"]);
+        done(&agent, &["lease", "end", lease, "--reason", "test"]);
     }
     type_hint(&agent, &["run", "--whole", "--", "true"], "run --request");
     done(&agent, &["mps", "stop", "1"]);
@@ -94,8 +94,8 @@ fn hinted_read_commands_succeed() {
     let agent = started(&host, "");
     for args in [
         &["gpu", "show", "9"][..],
-        &["mig", "plan", "3g.48gb", "-g", "0"],
-        &["mig", "plan", "7g.80gb,1g.10gb", "-g", "0"],
+        &["mig", "apply", "--dry-run", "3g.48gb", "-g", "0"],
+        &["mig", "apply", "--dry-run", "7g.80gb,1g.10gb", "-g", "0"],
         &["mps", "show", "0"],
         &["apply"],
         &["timeslice", "show", "0"],
@@ -201,11 +201,11 @@ fn hinted_commands_are_permitted_to_the_user() {
         for args in [
             &["status"][..],
             &["gpu", "show"],
-            &["mig", "plan"],
-            &["mig", "plan", "7g.80gb", "-g", "0"],
+            &["mig", "apply", "--dry-run"],
+            &["mig", "apply", "--dry-run", "7g.80gb", "-g", "0"],
             &["mig", "list", "--free"],
             &["mps", "show", "1"],
-            &["process", "list"],
+            &["ps"],
             &["config", "overrides"],
             &["maintenance", "status"],
             &["operation", "show"],
@@ -230,7 +230,7 @@ fn hinted_commands_are_permitted_to_the_user() {
         // Release the leases that are left, because they would prevent the change to the next state
         // of the host.
         for lease in done(&agent, &["lease", "list", "-o", "name"]).lines() {
-            done(&agent, &["lease", "revoke", lease, "--reason", "test"]);
+            done(&agent, &["lease", "end", lease, "--reason", "test"]);
         }
         agent.await_that("no lease is left", || done(&agent, &["lease", "list", "-o", "name"]).is_empty());
     };

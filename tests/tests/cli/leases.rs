@@ -153,13 +153,13 @@ fn lease_is_entered_shown_renewed_and_ended() {
     for part in ["active, granted", "enforced by", "hardware", "3g.40gb", "ends"] {
         assert!(shown.contains(part), "{part}: {shown}");
     }
-    done(&agent, &["lease", "release", &id]);
+    done(&agent, &["lease", "end", &id]);
     agent.await_that("the lease has ended", || lease(&agent, &id).state == LeaseState::Ended);
     let (code, text) = run(&agent, &["run", "--lease", &id, "--", "true"]);
     assert_eq!(code, 125, "{text}");
 
     let id = request(&agent, &["--whole", "--for", "1h"]);
-    done(&agent, &["lease", "revoke", &id, "--reason", "new fan"]);
+    done(&agent, &["lease", "end", &id, "--reason", "new fan"]);
     agent.await_that("the lease has ended", || lease(&agent, &id).state == LeaseState::Ended);
     let shown = done(&agent, &["lease", "show", &id]);
     assert!(shown.contains("ended: revoked") && shown.contains("new fan"), "{shown}");
@@ -177,7 +177,7 @@ fn lease_is_kept_by_its_program_and_not_by_its_shell() {
     let mut line = String::new();
     BufReader::new(program.stdout.take().expect("stdout")).read_line(&mut line).expect("a line");
     assert_eq!(line, "started\n");
-    done(&agent, &["lease", "release", &id]);
+    done(&agent, &["lease", "end", &id]);
     let says = format!("process {} ", program.id());
     agent.await_that("what it waits for", || lease(&agent, &id).waits_for.iter().any(|one| one.starts_with(&says)));
     let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h"]);
@@ -208,9 +208,9 @@ fn lease_belongs_to_its_holder() {
     for (args, expected) in [
         (&["run", "--lease", id.as_str(), "--", "true"][..], 125),
         (&["lease", "env", &id], 5),
-        (&["lease", "release", &id], 5),
+        (&["lease", "end", &id], 5),
         (&["lease", "renew", &id, "--for", "9h"], 5),
-        (&["lease", "revoke", &id, "--reason", "mine"], 5),
+        (&["lease", "end", &id, "--reason", "mine"], 5),
         (&["lease", "request", "--mig", "1g.10gb", "--for", "1h", "--user", "0"], 5),
     ] {
         let (code, text) = as_user(65532, args);
@@ -254,7 +254,7 @@ fn group_owner_and_quota_limit_leases() {
     let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "--user", "65534"]);
     assert!(code == 5 && text.contains(&format!("group {group} may hold 1 lease")), "{text}");
     assert!(text.contains(&first), "{text}");
-    done(&agent, &["lease", "release", &first]);
+    done(&agent, &["lease", "end", &first]);
     agent.await_that("the lease has ended", || lease(&agent, &first).state == LeaseState::Ended);
     let (code, text) = as_nobody(&["lease", "request", "--mig", "1g.10gb", "--for", "1h"]);
     assert_eq!(code, 0, "{text}");
@@ -288,7 +288,7 @@ fn refused_request_names_alternatives_and_quiet_no_warnings() {
     let (code, text) = run(&agent, &[&two[..], &["-q"]].concat());
     assert!(code == 0 && !text.contains("warning"), "{text}");
     let id = leases(&agent).pop().expect("a lease").id.to_string();
-    done(&agent, &["lease", "release", &id]);
+    done(&agent, &["lease", "end", &id]);
     let (code, text) = run(&agent, &two);
     assert!(
         code == 0 && text.contains("warning: with a driver older than R570, a process can use only one MIG device"),
@@ -314,7 +314,7 @@ fn is_cordoned(agent: &Agent, index: u32) -> bool {
 }
 
 fn end_lease(agent: &Agent, id: &str) {
-    done(agent, &["lease", "release", id]);
+    done(agent, &["lease", "end", id]);
     agent.await_that("the lease has ended", || lease(agent, id).state == LeaseState::Ended);
 }
 
@@ -341,7 +341,7 @@ fn reset_and_maintenance_wait_for_leases_of_their_gpus() {
     ] {
         let (code, text) = run(&agent, args);
         assert!(code == expected && text.contains(&id), "{text}");
-        assert!(args[1] != "reset" || text.contains(&format!("lease revoke {id} --end")), "{text}");
+        assert!(args[1] != "reset" || text.contains(&format!("lease end {id} --kill")), "{text}");
     }
     done(&agent, &["gpu", "uncordon", "0"]);
     end_lease(&agent, &id);
@@ -365,7 +365,7 @@ fn reset_and_maintenance_wait_for_leases_of_their_gpus() {
         // While the command waits, gpushd grants no new lease.
         let (code, text) = run(&agent, &["lease", "request", "--mig", "1g.10gb", "--for", "1h", "-g", "1"]);
         assert_ne!(code, 0, "{text}");
-        done(&agent, &["lease", "release", &id]);
+        done(&agent, &["lease", "end", &id]);
         let (code, text) = ended(args, waiting);
         assert_eq!(code, 0, "{text}");
         let is_in = agent.get("/v1/health").json()["maintenance"].is_object();
@@ -390,7 +390,7 @@ fn leased_devices_are_shown_as_granted_in_every_list() {
     let devices: Vec<MigDevice> = serde_json::from_str(&done(&agent, &["mig", "list", "--json"])).expect("devices");
     let usage = |profile: &str| devices.iter().find(|one| one.profile == profile).expect("a device").usage;
     assert_eq!((usage("3g.40gb"), usage("1g.10gb")), (DeviceUse::Granted, DeviceUse::Free));
-    done(&agent, &["lease", "release", &id, &whole]);
+    done(&agent, &["lease", "end", &id, &whole]);
     // Wait: before gpushd ends the leases, it asks the driver whether a process of a lease still
     // runs.
     agent.until("no device is granted", || (!done(&agent, &["status"]).contains('◐')).then_some(()));

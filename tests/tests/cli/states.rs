@@ -97,11 +97,11 @@ fn maintenance_and_recover() {
     let mut all = run(&agent, &["maintenance", "enter", "--reason", "driver 570"]);
     all += &run(&agent, &["maintenance", "enter"]);
     all += &run(&agent, &["mig", "apply", "--gpu", "1", "--layout", "3g.40gb"]);
-    all += &run(&agent, &["mig", "plan", "--gpu", "1", "--layout", "3g.40gb"]);
+    all += &run(&agent, &["mig", "apply", "--dry-run", "--gpu", "1", "--layout", "3g.40gb"]);
     agent.stop();
     let agent = Agent::start(&host, CONFIG);
     all += &run(&agent, &["status"]);
-    all += &run(&agent, &["mig", "plan", "--gpu", "1", "--layout", "3g.40gb"]);
+    all += &run(&agent, &["mig", "apply", "--dry-run", "--gpu", "1", "--layout", "3g.40gb"]);
     all += &run(&agent, &["maintenance", "leave"]);
     all += &run(&agent, &["recover"]);
     agent.stop();

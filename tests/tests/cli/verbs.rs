@@ -116,8 +116,8 @@ fn run_in(host: &Host, agent: &Agent, args: &[&str]) -> (i32, String) {
     (output.status.code().unwrap(), transcript::transcript(args, &output))
 }
 
-/// Faults: if a rule had mode `unmanaged`, `mig assert` refused an exported layout. An `exclusive` rule on a GPU with MIG
-/// enabled made `mig assert || mig apply` fail every time.
+/// Faults: if a rule had mode `unmanaged`, `mig apply --check` refused an exported layout. An `exclusive` rule on a GPU with MIG
+/// enabled made `mig apply --check || mig apply` fail every time.
 #[test]
 fn assert_accepts_exported_layouts_and_exclusive_rules() {
     let host = Host::up(TWO);
@@ -125,15 +125,15 @@ fn assert_accepts_exported_layouts_and_exclusive_rules() {
     done(&agent, &["mig", "apply", "3g.40gb", "-g", "0", "--once"]);
     let file = host.dir().join("now.yaml");
     std::fs::write(&file, done(&agent, &["mig", "export"])).unwrap();
-    done(&agent, &["mig", "assert", "--file", file.to_str().unwrap()]);
+    done(&agent, &["mig", "apply", "--check", "--file", file.to_str().unwrap()]);
     done(&agent, &["mig", "apply", "none", "-g", "0", "--once"]);
-    assert_eq!(run(&agent, &["mig", "assert", "--file", file.to_str().unwrap()]).0, 3);
+    assert_eq!(run(&agent, &["mig", "apply", "--check", "--file", file.to_str().unwrap()]).0, 3);
 
     agent.reload(format!("{MIXED}[[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n"));
-    if run(&agent, &["mig", "assert"]).0 != 0 {
+    if run(&agent, &["mig", "apply", "--check"]).0 != 0 {
         done(&agent, &["mig", "apply", "--wait"]);
     }
-    done(&agent, &["mig", "assert"]);
+    done(&agent, &["mig", "apply", "--check"]);
     done(&agent, &["apply", "1"]);
     assert!(!agent.gpu(1).mig.unwrap().enabled, "`apply` gives the GPU to its mode");
 }

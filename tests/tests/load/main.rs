@@ -97,7 +97,7 @@ fn cheap_reads_are_not_delayed_by_expensive_requests() {
 #[test]
 fn reads_are_not_delayed_by_plans_for_hung_gpu() {
     let host = Host::up("a30x4");
-    let agent = Setup::on(&host).config("[driver]\nread_ms = 3000\n").start();
+    let agent = Setup::on(&host).config("# --constants driver.read=3000ms\n").start();
     agent.settle_reads();
     host.fault("nvmlDeviceGetGpuInstances --gpu 0 --hang");
     let body = json!({"selectors": ["0"], "layout_source": {"entries": ["2g.12gb*2"]}});

@@ -18,7 +18,7 @@ use serde_json::json;
 
 use crate::faults::fault_at;
 
-const CONFIG: &str = "[driver]\nchange_s = 5\n";
+const CONFIG: &str = "# --constants driver.change=5s\n";
 
 /// A change of layout. The change must keep an instance that is in use.
 struct Change {

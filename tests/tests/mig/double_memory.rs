@@ -142,7 +142,8 @@ fn foreign_double_memory_instances_are_kept_and_exported() {
         };
         assert_eq!((compute(&part), compute(whole)), (4, 0), "{key}");
         let apply = |layout: &str| gpushctl(&agent, &["mig", "apply", "--gpu", "0", "--layout", layout], "");
-        let assert_ = |layout: &str| gpushctl(&agent, &["mig", "assert", "--gpu", "0", "--layout", layout], "");
+        let assert_ =
+            |layout: &str| gpushctl(&agent, &["mig", "apply", "--check", "--gpu", "0", "--layout", layout], "");
         assert_eq!(status(&assert_(&format!("{part}*4"))), 0, "{key}");
         assert_eq!(status(&assert_(&format!("{whole}*4"))), 3, "{key}");
         // The instances are in use, but they already match the request. So gpushd changes nothing.

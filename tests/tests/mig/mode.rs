@@ -169,7 +169,7 @@ fn failed_hook_or_reset_restores_everything() {
     let host = Host::up(AMPERE);
     let around = Around::of(&host);
     around.run("nvidia-dcgm");
-    let agent = Agent::start(&host, &around.config(&["nvidia-dcgm"], "hook_s = 1"));
+    let agent = Agent::start(&host, &around.config(&["nvidia-dcgm"], "timeout = \"5s\""));
     around.hook("echo waiting for godot; sleep 600");
     host.start_trace();
     let operation = agent.apply(&["0"], LAYOUT);

@@ -117,7 +117,7 @@ fn file_for_several_parts_applies_at_once_and_round_trips() {
     let text = String::from_utf8(exported.stdout).expect("text");
     insta::assert_snapshot!(text);
     assert_eq!((exported.status.code(), exported.stderr.as_slice()), (Some(0), &b""[..]));
-    let asserted = gpushctl(&agent, &["mig", "assert", "--file", "-"], &text);
+    let asserted = gpushctl(&agent, &["mig", "apply", "--check", "--file", "-"], &text);
     assert_eq!(asserted.status.code(), Some(0), "{asserted:?}");
     let path = host.scratch("now.yaml");
     let path = path.to_str().expect("a path");

@@ -12,7 +12,7 @@ use crate::faults::fault_at;
 const BEFORE: &[&str] = &["2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4"];
 /// A layout that keeps the 3g.40gb with other compute instances, and replaces all other instances.
 const AFTER: &[&str] = &["1c.3g.40gb*2", "4g.40gb"];
-const CONFIG: &str = "[driver]\nchange_s = 1\nread_ms = 2000\n";
+const CONFIG: &str = "# --constants driver.change=1s,driver.read=2000ms\n";
 
 /// Applies AFTER once to a GPU with BEFORE. Returns the driver calls that change the GPU.
 fn calls(host: &Host, agent: &Agent) -> Vec<Traced> {

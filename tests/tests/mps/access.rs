@@ -15,8 +15,7 @@ use serde_json::json;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 /// A config without periodic probes: gpushd probes a daemon only on events and requests.
-const CONFIG: &str =
-    "[mps]\nhealth_s = 3600\nstart_s = 3\n[[gpu]]\nname = \"lab\"\nmatch = [\"0-1\"]\nmode = \"mps\"\n";
+const CONFIG: &str = "[mps]\nhealth = \"3600s\"\n# --constants mps.start=3s\n[[gpu]]\nname = \"lab\"\nmatch = [\"0-1\"]\nmode = \"mps\"\n";
 
 fn ready(host: &Host) -> Agent {
     let agent = Agent::start(host, CONFIG);

@@ -22,7 +22,7 @@ use gpush_tests::{
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, UnixAddr};
 use serde_json::{Value, json};
 
-const CONFIG: &str = "[mps]\nhealth_s = 1\n\n[[gpu]]\nmatch = [\"4\"]\nmode = \"mps\"\n";
+const CONFIG: &str = "[mps]\nhealth = \"1s\"\n\n[[gpu]]\nmatch = [\"4\"]\nmode = \"mps\"\n";
 
 /// Uid of `nobody`, who is in no group of this test.
 const NOBODY: u32 = 65534;

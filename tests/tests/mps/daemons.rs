@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
-const MANAGE: &str = "[mps]\nhealth_s = 1\n";
+const MANAGE: &str = "[mps]\nhealth = \"1s\"\n";
 
 /// Returns a config in which GPU 0 is shared with these settings, and GPU 1 has no rule.
 fn config(rule: &str) -> String {
@@ -54,7 +54,7 @@ fn both(what: &str, test: impl Fn(&Host, Option<&Path>)) {
 #[test]
 fn daemon_follows_its_rule_and_outlives_gpushd() {
     both("rule and restarts with NVIDIA's own MPS daemon", |host, programs| {
-        let config = config("mps = { percentage = 50, memory_limit = \"4G\" }\n");
+        let config = config("mps = { percentage = 50, memory = \"4G\" }\n");
         let agent = start(host, programs, &config);
         let ready = reaches(&agent, "0", MpsState::Ready);
         let pid = ready.pid.expect("a pid").cast_signed();
@@ -119,7 +119,7 @@ fn stop_with_clients_is_refused_and_stop_persists() {
             let error = act(&agent, "0", verb, &json!({})).error();
             assert_eq!(error.code, Code::Blocked, "{error:?}");
             assert!(error.causes.iter().any(|cause| cause.contains(&format!("pid {}", client.pid()))), "{error:?}");
-            assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("mps drain 0")), "{error:?}");
+            assert!(error.hint.as_ref().is_some_and(|hint| hint.contains("mps stop 0 --wait")), "{error:?}");
         }
         assert_eq!(daemon(&agent, "0").pid, first.pid);
         let mut client = client;

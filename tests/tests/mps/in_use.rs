@@ -13,7 +13,7 @@ use gpush_tests::{
 use serde_json::{Value, json};
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
-const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
+const CONFIG: &str = "[mps]\nhealth = \"1s\"\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
 #[test]
 fn stop_that_waits_ends_the_daemon_after_the_last_lease() {

@@ -24,7 +24,7 @@ use nix::sys::signal::Signal;
 use serde_json::json;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
-const CONFIG: &str = "[mps]\nhealth_s = 1\nstart_s = 3\nstop_s = 2\npause_s = 1\nlongest_pause_s = 1\nfailures = 100\nwithin_s = 60\n\
+const CONFIG: &str = "[mps]\nhealth = \"1s\"\n# --constants mps.start=3s,mps.stop=2s,mps.pause=1s,mps.longest_pause=1s,mps.failures=100,mps.within=60s\n\
                       [[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
 /// The actions. Each round chooses one of them.

@@ -22,7 +22,7 @@ use nix::{sys::signal::Signal, unistd::geteuid};
 use serde_json::json;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
-const CONFIG: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
+const CONFIG: &str = "[mps]\nhealth = \"1s\"\n[[gpu]]\nname = \"lab\"\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
 /// Uid of `nobody`. The next constant is the uid of another user.
 const NOBODY: u32 = 65534;

@@ -11,7 +11,7 @@ use gpush_tests::{
 use serde_json::json;
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
-const SHARED: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
+const SHARED: &str = "[mps]\nhealth = \"1s\"\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
 /// Returns the lines of `control.log` that the API shows.
 fn reported(agent: &Agent, query: &str) -> Vec<String> {

@@ -27,14 +27,14 @@ fn unleased_process_is_warned_about_once_and_not_ended() {
     );
     assert_eq!((warned.next(), draws.lives()), (None, true));
     let mut list = host.command(program("gpushctl"));
-    let list = list.args(["process", "list", "--unleased"]).env("GPUSH_SOCKET", agent.socket()).output();
+    let list = list.args(["ps", "--unleased"]).env("GPUSH_SOCKET", agent.socket()).output();
     let list = list.expect("gpushctl");
     assert_eq!(list.status.code(), Some(3), "{list:?}");
 }
 
 #[test]
 fn unleased_process_that_ignores_sigterm_is_killed_after_grace() {
-    let config = "[processes]\nunleased = \"end\"\ngrace_s = 2\n";
+    let config = "[processes]\nunleased = \"end\"\ngrace = \"2s\"\n";
     let Some((host, agent)) = start("unleased processes that do not end", config) else { return };
     let mut listener = agent.listen("?kinds=unleased", None);
     let mut deaf = Job::deaf(NOBODY).on(&host, "--gpu 0 --kind compute");

@@ -35,8 +35,8 @@ const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 /// Keeps the compute mode: in EXCLUSIVE_PROCESS, the driver would refuse programs that bypass MPS, so the tests would have
 /// no unleased process.
 const RULE: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nmps = { compute_mode = \"keep\" }\n";
-const FAST: &str = "[mps]\nhealth_s = 1\n";
-const END: &str = "[processes]\nunleased = \"end\"\ngrace_s = 1\n";
+const FAST: &str = "[mps]\nhealth = \"1s\"\n";
+const END: &str = "[processes]\nunleased = \"end\"\ngrace = \"1s\"\n";
 
 /// The uid of `nobody`.
 const NOBODY: u32 = 65534;

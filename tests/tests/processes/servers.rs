@@ -19,7 +19,7 @@ use super::{END, HOST, NOBODY, OTHER, RULE, all, lease_of, listed, start_on, ste
 fn mps_server_is_not_unleased_before_a_probe_and_without_answer() {
     // The next probe of the daemon is an hour away. So the list of servers from gpushd's last probe
     // does not contain the new server.
-    let config = format!("{END}[mps]\nhealth_s = 3600\n{RULE}");
+    let config = format!("{END}[mps]\nhealth = \"3600s\"\n{RULE}");
     let Some((host, agent)) = start_on("servers that their daemon has not reported", HOST, &config) else { return };
     let taken = lease_of(NOBODY, &agent);
     let mut client = Client::begin(&host, &taken.environment, Some(NOBODY));
@@ -87,7 +87,7 @@ impl Imitation {
 /// while the process still ran.
 #[test]
 fn child_of_a_setuid_program_with_the_lock_is_not_an_mps_server() {
-    let config = format!("{END}[mps]\nhealth_s = 1\n{RULE}");
+    let config = format!("{END}[mps]\nhealth = \"1s\"\n{RULE}");
     let Some((host, agent)) = start_on("processes that imitate servers", HOST, &config) else { return };
     let taken = lease_of(NOBODY, &agent);
     let mut listener = agent.listen("?kinds=unleased", None);

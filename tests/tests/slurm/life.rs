@@ -14,14 +14,14 @@ use super::{HOST, WHOLE, completed, refused};
 /// Several times as long as gpushd waits between two checks of the processes of a lease.
 const SEVERAL_CHECKS: Duration = Duration::from_secs(5);
 
-fn config(deadline_s: u32) -> String {
-    format!("[slurm]\nagent_down = \"pass\"\ndeadline_s = {deadline_s}\n{WHOLE}")
+fn config(deadline: &str) -> String {
+    format!("[slurm]\nagent_down = \"pass\"\ndeadline = \"{deadline}\"\n{WHOLE}")
 }
 
 #[test]
 fn lease_lasts_from_prolog_to_epilog_whatever_happens_to_gpushd() {
     let change = |setup: Setup| setup.line("PrologEpilogTimeout=50");
-    let Some(mut site) = Site::start(HOST, &config(20), |setup, _, _| change(setup)) else { return };
+    let Some(mut site) = Site::start(HOST, &config("20s"), |setup, _, _| change(setup)) else { return };
     tasks_get_the_gpus_that_slurm_allocated(&site);
     environment_of_the_user_does_not_skip_a_refusal(&site);
     epilog_is_harmless_for_jobs_without_a_lease(&site);
@@ -151,7 +151,7 @@ fn jobs_run_while_gpushd_is_down(site: &mut Site) {
 /// gpushd is stopped by SIGSTOP: the kernel accepts connections for it, but gpushd does not answer. Prolog must end within
 /// its own deadline.
 fn prolog_ends_while_gpushd_is_stopped(site: &Site) {
-    site.agent.write_config(config(3));
+    site.agent.write_config(config("3s"));
     site.agent.signal(Signal::SIGSTOP);
     let began = Instant::now();
     let ended = site.cluster.run_job(ALICE, &["--gres=gpu:1"], "env");

@@ -6,8 +6,7 @@ use gpush_tests::machine::Machine;
 const HOST: &str = "[[gpu]]\nmodel = \"a100-80\"\nmig = true\n\n[[gpu]]\nmodel = \"l4\"\n";
 
 /// A config that also uses the simulated control daemon.
-const VALID: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-control\"\n\
-                     server = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\n\n\
+const VALID: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-control\"\n\n\
                      [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\n\n\
                      [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n";
 

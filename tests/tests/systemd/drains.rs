@@ -9,10 +9,9 @@ const HOST: &str = "latencies = true\n[[gpu]]\nmodel = \"l4\"\n";
 
 /// A rule for the GPU, with the simulated control daemon.
 const CONFIG: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-control\"\n\
-                      server = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\n\
                       [[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
-/// Faults: after a restart of gpushd, `mps drain` ended because "another user has started the daemon", or because the
+/// Faults: after a restart of gpushd, `mps stop --wait` ended because "another user has started the daemon", or because the
 /// driver had not answered yet. `gpu drain` ended in the second case.
 #[test]
 fn restarts_of_gpushd_end_no_drain() {

@@ -6,7 +6,6 @@ const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 
 /// A rule for the GPU, with the simulated control daemon.
 const CONFIG: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-control\"\n\
-                      server = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\n\
                       [[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
 /// Starts a machine with an MPS control daemon. Returns the machine and the unit of the daemon.

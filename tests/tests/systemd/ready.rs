@@ -8,14 +8,13 @@ use gpush_tests::{machine::Machine, random::number};
 const HOST: &str = "latencies = true\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n\n[[gpu]]\nmodel = \"l4\"\n";
 
 /// A config that also uses the simulated control daemon.
-const CONFIG: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-control\"\n\
-                      server = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\n\n\
+const CONFIG: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-control\"\n\n\
                       [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\n\n\
                       [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n";
 
 /// A unit with the name of Slurm's unit. When it starts, it writes the state of the GPUs and MPS
 /// daemons to a file.
-const SLURMD: &str = "[Service]\nType=oneshot\nExecStart=sh -c 'gpushctl mig assert -g 0 && gpushctl mps list > /run/found'\n\
+const SLURMD: &str = "[Service]\nType=oneshot\nExecStart=sh -c 'gpushctl mig apply --check -g 0 && gpushctl mps list > /run/found'\n\
                       RemainAfterExit=yes\n";
 
 fn machine(what: &str) -> Option<Machine> {

@@ -299,14 +299,11 @@ fn slurmd_registers_after_layouts_and_mps_of_a_reboot() {
         return println!("SKIPPED {what}: the machine permits no device files");
     }
     machine.simulated_host("latencies = true\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n[[gpu]]\nmodel = \"l4\"\n");
-    let bin = "/var/lib/gpush-sim/bin/nvidia-cuda-mps";
     machine.write(
         "/etc/gpush/config.toml",
-        format!(
-            "[mps]\ncontrol = \"{bin}-control\"\nserver = \"{bin}-server\"\n\
+        "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-control\"\n\
              [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\nowner = \"slurm\"\n\
-             [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n"
-        ),
+             [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n",
     );
     machine.sh("systemctl restart gpushd.service && gpushctl ready --timeout 90s && gpushctl apply 0");
     let lines = machine.sh("gpushctl slurm gres-conf --node n1 0").replace("AutoDetect=nvml", "AutoDetect=off");
@@ -333,7 +330,7 @@ fn slurmd_registers_after_layouts_and_mps_of_a_reboot() {
     );
     machine.write(
         "/etc/systemd/system/slurmd.service.d/found.conf",
-        "[Service]\nExecStartPre=sh -c 'gpushctl mig assert -g 0 && gpushctl mps list > /srv/found'\n",
+        "[Service]\nExecStartPre=sh -c 'gpushctl mig apply --check -g 0 && gpushctl mps list > /srv/found'\n",
     );
     machine.sh("echo '127.0.0.1 n1' >> /etc/hosts; install -d -o slurm -g slurm /var/spool/slurmctld /var/spool/slurmd /var/log/slurm");
     machine.sh("systemctl daemon-reload && systemctl enable --quiet hardware munge slurmctld slurmd");

@@ -94,8 +94,10 @@ fn inside(arguments: &Arguments, tour: &Tour, programs: &Path) -> Result<bool> {
     let mut session = Session::start(programs, "")?;
     let good = if arguments.shell {
         session.reload(&tour.config())?;
-        say("A shell on that host; config.toml has layouts for it. Try `gpushctl status`, `gpushctl mig plan`,\n\
-             `gpush-sim --help`; $NVML_SIM_STATE is the host's folder. `exit` takes it all down.");
+        say(
+            "A shell on that host; config.toml has layouts for it. Try `gpushctl status`, `gpushctl mig apply --dry-run`,\n\
+             `gpush-sim --help`; $NVML_SIM_STATE is the host's folder. `exit` takes it all down.",
+        );
         session.shell()?
     } else if arguments.full {
         full(tour, &mut session)?
@@ -166,7 +168,7 @@ fn full(tour: &Tour, session: &mut Session) -> Result<bool> {
     say("gpushd has read it again (systemctl reload gpushd). It shows the difference, and does nothing unasked.");
     types(session, &mut wrong, "gpushctl status 0", 0)?;
     say("What would be done.");
-    types(session, &mut wrong, "gpushctl mig plan", 0)?;
+    types(session, &mut wrong, "gpushctl mig apply --dry-run", 0)?;
     say("Do it. Every step is read back from the hardware.");
     types(session, &mut wrong, "gpushctl mig apply", 0)?;
     types(session, &mut wrong, "gpushctl status", 0)?;
@@ -183,11 +185,11 @@ fn full(tour: &Tour, session: &mut Session) -> Result<bool> {
     types(session, &mut wrong, "gpushctl config overrides", 0)?;
     types(session, &mut wrong, "gpushctl config overrides clear 0", 0)?;
     say("A script asks whether the host is as the config says. Exit status 3: it is not any more.");
-    types(session, &mut wrong, "gpushctl mig assert", 3)?;
+    types(session, &mut wrong, "gpushctl mig apply --check", 3)?;
     say("The program ends; the config's layout goes back on.");
     drop(program);
     types(session, &mut wrong, "gpushctl mig apply", 0)?;
-    types(session, &mut wrong, "gpushctl mig assert", 0)?;
+    types(session, &mut wrong, "gpushctl mig apply --check", 0)?;
     share(tour, session, &mut wrong)?;
 
     end(&wrong, "`cargo xtask demo --shell` leaves you on such a host.")

@@ -49,7 +49,7 @@ const FOUR_96: Layouts =
     Layouts { mixed: &["2g.48gb", "1g.24gb*2"], even: &["1g.24gb*4"], reshaped: &["2g.48gb*2"], whole: "4g.96gb" };
 
 /// The MPS settings at the end of the tour.
-pub(super) const MPS: &str = "mode = \"mps\"\nmps = { percentage = 50, shares_percent = 100 }";
+pub(super) const MPS: &str = "mode = \"mps\"\nmps = { percentage = 50, total_percentage = 100 }";
 
 /// Layouts with the profile names of one GPU model.
 struct Layouts {

@@ -201,7 +201,7 @@ impl Actor {
 impl Leases {
     /// Returns the time from SIGTERM to SIGKILL, for a revocation that does not set it.
     pub(in crate::leases) fn grace(&self) -> Duration {
-        Duration::from_secs(self.handles.context.state.config().processes.grace_s.into())
+        self.handles.context.state.config().processes.grace
     }
 
     /// Returns whether the config rule of a GPU of the lease says that gpushd ends the processes of the lease when the

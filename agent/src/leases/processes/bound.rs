@@ -150,6 +150,8 @@ impl<'a> BoundScan<'a> {
         match proc::try_owner(pid)? {
             None => return Ok(Reading::Ended),
             Some(owner) if owner != self.uid => return Ok(Reading::Other),
+            // Most processes of root are kernel threads. They use no GPU, and reading their other facts takes long.
+            Some(0) if proc::try_is_kernel_thread(pid)? => return Ok(Reading::Other),
             Some(_) => {}
         }
         let attribution = |facts: &ProcessFacts<'_>| match facts.owner() == self.uid {

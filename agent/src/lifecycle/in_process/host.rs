@@ -21,7 +21,6 @@ use gpush_host::{
 use gpush_locked::Locked;
 use gpush_mps::daemon::Launcher;
 use gpush_nvml::Options;
-use tokio_util::sync::CancellationToken;
 
 use super::{
     InProcess, PATIENCE,
@@ -35,21 +34,15 @@ use crate::{
     lifecycle::{
         UNKNOWN_BOOT,
         compose::{HostEnvironment, Parts, compose},
-        set_deadlines,
         stored_state::{self, StoredState},
         take_over::take_over,
     },
     modes::{mps, shared_gpus, timeslice},
-    operations::overrides,
+    operations::{apply::Engine, overrides},
     processes::Unleased,
     reconcile::{reload::Reload, startup},
     serve::http,
-    system::{
-        host_services::HostServices,
-        options::Trust,
-        settings::Settings,
-        tasks::{TaskName, Tasks},
-    },
+    system::{constants::Constants, host_services::HostServices, options::Trust, settings::Settings, tasks::TaskName},
 };
 
 /// A host. It survives its gpushd.
@@ -165,14 +158,16 @@ impl ScriptedHost {
         let runtime = runtime.expect("threads for gpushd");
         let host = Arc::clone(self);
         let started = runtime.spawn(async move { host.run(layouts).await });
-        let (router, unleased, stopping, tasks) = started.await.expect("gpushd starts");
-        let gpus = Arc::clone(&self.gpus);
-        InProcess { runtime: Some(runtime), router, gpus, unleased, stopping, tasks, host: Arc::clone(self) }
+        let (router, engine, unleased) = started.await.expect("gpushd starts");
+        let (stopping, tasks) = (engine.context.stopping.clone(), engine.context.tasks.clone());
+        let (runtime, engine, gpus) = (Some(runtime), Some(engine), Arc::clone(&self.gpus));
+        InProcess { runtime, router, engine, gpus, unleased, stopping, tasks, host: Arc::clone(self) }
     }
 
-    async fn run(&self, layouts: bool) -> (Router, Unleased, CancellationToken, Tasks) {
+    async fn run(&self, layouts: bool) -> (Router, Engine, Unleased) {
         let copy = self.path("config.last-valid.toml");
         let settings = Settings::load_as_service(&self.path("config.toml"), true, Trust::Logged, &copy, false);
+        let constants = constants_of(&std::fs::read_to_string(self.path("config.toml")).expect("a config"));
         let users = self.users();
         let boot = self.boot.lock().clone();
         let remembered = tokio::task::block_in_place(|| self.open(boot.as_deref(), &users));
@@ -185,6 +180,7 @@ impl ScriptedHost {
                 proc: "/proc".into(),
                 nvidia_smi: Some("/bin/true".into()),
                 level_interval: *self.level_interval.lock(),
+                constants: constants.clone(),
                 driverless: Default::default(),
                 services: Default::default(),
                 not_started: Default::default(),
@@ -195,14 +191,10 @@ impl ScriptedHost {
             mps_programs: Some(self.path("programs")),
         };
         let mut options = Options::scripted(Arc::clone(&self.gpus) as Arc<_>);
-        set_deadlines(&mut options, &settings.config());
+        options.deadlines = constants.driver;
         let parts = compose(settings, environment, remembered, options);
-        let running = (
-            http::router(parts.handles.clone()),
-            parts.handles.unleased.clone(),
-            parts.engine.context.stopping.clone(),
-            parts.engine.context.tasks.clone(),
-        );
+        let router = http::router(parts.handles.clone());
+        let running = (router, Engine::clone(&parts.engine), parts.handles.unleased.clone());
         serve(parts, layouts).await;
         running
     }
@@ -246,6 +238,12 @@ impl ScriptedHost {
             }
         }
     }
+}
+
+/// Returns the constants that the config of a test names, in comment lines `# --constants KEY=VALUE,…`.
+fn constants_of(config: &str) -> Constants {
+    let lines: Vec<&str> = config.lines().filter_map(|line| line.strip_prefix("# --constants ")).collect();
+    lines.join(",").parse().expect("constants")
 }
 
 impl Drop for ScriptedHost {
@@ -295,7 +293,7 @@ async fn serve(parts: Parts, layouts: bool) {
         loop {
             let (command, reply) = inbox.next().await;
             // Ignore a failed send: the caller has disconnected.
-            let _ = reply.send(Reload::carry_out(&reload, command, |_| Ok(())).await);
+            let _ = reply.send(Reload::carry_out(&reload, command).await);
         }
     });
 }

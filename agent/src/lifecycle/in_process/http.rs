@@ -151,7 +151,7 @@ async fn operations_are_listed_without_plans_in_pages() {
 /// together share a reading.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readings_are_coalesced_and_a_hung_gpu_is_stale() {
-    let host = InProcess::start("dgx-a100", 4, "[driver]\nread_ms = 3000\n").await;
+    let host = InProcess::start("dgx-a100", 4, "# --constants driver.read=3000ms\n").await;
     let before = host.gpus.calls();
     let asking: Vec<_> = (0..24)
         .map(|_| host.begin_request(super::requests::request(user(0), Method::GET, "/v1/gpus", &[], Vec::new())))

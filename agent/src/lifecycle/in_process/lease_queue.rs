@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{
     InProcess,
     host::ScriptedHost,
-    lease_requests::{WHOLE, whole, whole_gpus},
+    lease_requests::{SLOW_READINGS, WHOLE, whole, whole_gpus},
     leases::{FIXED, devices, waiting},
     requests::{self, PendingAnswer},
     user,
@@ -25,6 +25,13 @@ impl InProcess {
 
     async fn lease_now(&self, id: LeaseId) -> Lease {
         self.get(&format!("/v1/leases/{id}")).await
+    }
+
+    /// Waits until this number of requests is queued. Returns them in the order of the queue.
+    async fn order_of_queue(&self, number: usize) -> Vec<LeaseId> {
+        let mut queued = self.wait_for_queued(number).await;
+        queued.sort_by_key(|lease| lease.queue.as_ref().map(|queue| queue.position));
+        queued.into_iter().map(|lease| lease.id).collect()
     }
 
     /// Waits until a quota denies a queued request, for a reason that contains `says`.
@@ -129,6 +136,42 @@ async fn queue_of_leases_and_operations_survives_a_restart() {
     gpushd.cancel(&operation.id).await.expect("it is cancelled");
 }
 
+/// gpushd is stopped and killed several times. A request that comes afterwards takes the last place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn queue_keeps_its_order_over_restarts_and_a_newcomer_is_last() {
+    let host = whole_gpus(1);
+    let mut gpushd = host.start(WHOLE).await;
+    let mut holder = gpushd.lease(0, &whole("0", 1)).await.expect("a lease");
+    let (body, keys) = (waiting(whole("0", 1)), ["first", "second", "third"]);
+    let mut clients = Vec::new();
+    for key in keys {
+        clients.push(gpushd.begin_lease(key, &body));
+        gpushd.wait_for_queued(clients.len()).await;
+    }
+    let order = gpushd.order_of_queue(3).await;
+    for is_killed in [true, false, true, false] {
+        if is_killed {
+            gpushd.kill();
+        } else {
+            gpushd.stop().await;
+        }
+        gpushd = host.start(WHOLE).await;
+        // The clients reconnect in another order.
+        clients = keys.into_iter().rev().map(|key| gpushd.begin_lease(key, &body)).collect();
+        assert_eq!(gpushd.order_of_queue(3).await, order, "after a kill: {is_killed}");
+    }
+    clients.reverse();
+    clients.push(gpushd.begin_lease("newcomer", &body));
+    let last = gpushd.order_of_queue(4).await;
+    assert_eq!(last[..3], order, "the newcomer is last");
+    for (client, id) in clients.into_iter().zip(last) {
+        gpushd.release(&holder).await;
+        holder = granted(client).await;
+        assert_eq!(holder.lease.id, id);
+    }
+    assert_eq!(gpushd.leases().await.len(), 1, "no request was executed twice");
+}
+
 /// Fault: a queued request that exceeded a quota still kept its GPU from others, although its holder could not get it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queued_request_beyond_its_quota_keeps_no_gpu() {
@@ -185,4 +228,16 @@ async fn queued_requests_reserve_no_more_than_the_quota() {
     assert_eq!(refused.code, Code::Blocked, "the first request reserves it");
     host.lease(0, &whole("3", 1)).await.expect("the second request reserves nothing");
     host.lease(0, &whole("5", 1)).await.expect("the third request reserves nothing");
+}
+
+/// While a reading of a GPU hangs, gpushd does not know whether the GPU is free.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_for_a_gpu_with_a_late_reading_is_granted_afterwards() {
+    let host = whole_gpus(2).start(&format!("{SLOW_READINGS}{WHOLE}")).await;
+    host.reading_hangs(1).await;
+    let client = host.begin_post(user(0), "/v1/leases", &waiting(whole("1", 1)));
+    let queued = host.wait_for_queued(1).await[0].id;
+    host.lease(0, &whole("0", 1)).await.expect("the other GPU does not wait");
+    host.gpus.release();
+    assert_eq!(granted(client).await.lease.id, queued);
 }

@@ -2,17 +2,36 @@
 
 use std::{fs, sync::Arc};
 
-use gpush_api::{Code, EndReason, Lease, LeaseBinding, LeaseGrant, LeaseState, OperationState};
+use gpush_api::{
+    Code, EndReason, GpuState, Lease, LeaseBinding, LeaseGrant, LeaseMember, LeaseState, MemberShare, OperationState,
+};
 use serde_json::{Value, json};
 
 use super::{
     InProcess,
+    call_rules::{CallRule, READ},
     host::ScriptedHost,
     leases::{FIXED, devices, waiting},
     user,
 };
+use crate::{operations::scheduler::Reserved, state::Reservation};
 
 pub(super) const WHOLE: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n";
+
+/// A limit that no reading exceeds while a test runs.
+pub(super) const SLOW_READINGS: &str = "# --constants driver.read=600000ms\n";
+
+impl InProcess {
+    /// Lets the next readings of a GPU hang, until [`super::gpus::ScriptedGpus::release`]. Returns when gpushd shows the
+    /// last reading as old. The config must contain [`SLOW_READINGS`].
+    pub(super) async fn reading_hangs(&self, gpu: u32) {
+        let is_ready = |gpu: gpush_api::Gpu| gpu.state == GpuState::Ready && !gpu.stale;
+        self.until("the first reading", async || is_ready(self.gpu(gpu).await).then_some(())).await;
+        self.gpus.rule(CallRule::on(READ, gpu).held());
+        let is_stale = async || self.gpu(gpu).await.stale.then_some(());
+        self.until("a late reading", is_stale).await;
+    }
+}
 
 /// Creates a host whose GPUs have MIG off.
 pub(super) fn whole_gpus(count: usize) -> Arc<ScriptedHost> {
@@ -312,4 +331,26 @@ async fn waiting_request_beyond_the_quota_is_refused_before_a_search() {
     let denied = host.post_as::<LeaseGrant>(user(1000), "/v1/leases", &waiting(json!({ "duration_s": 600 }))).await;
     assert_eq!(denied.unwrap_err().code, Code::Denied);
     host.lease(1000, &json!({ "duration_s": 600 })).await.expect("it need not wait");
+}
+
+/// A grant may come after its request has left the queue. Then no lease uses its capacity.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn capacity_of_an_unused_grant_is_free_again() {
+    let host = whole_gpus(1).start(WHOLE).await;
+    let engine = host.engine.as_ref().expect("gpushd runs");
+    let gpu = host.gpu(0).await.uuid;
+    let now = engine.context.state.now();
+    let members = vec![LeaseMember {
+        target: gpu.clone().into(),
+        gpu_uuid: gpu,
+        share: MemberShare::Whole,
+        memory_mib: 1,
+        gpu_memory_mib: 1,
+    }];
+    let reservation = Reservation { holder: 0, members: members.clone(), lease: None };
+    let id = engine.context.state.reserve(&now, &now.leases, reservation).expect("nothing has changed");
+    let unused = Reserved::new(&engine.scheduler, id, members, None, Vec::new());
+    assert_eq!(host.lease(0, &whole("0", 1)).await.unwrap_err().code, Code::Blocked);
+    drop(unused);
+    host.lease(0, &whole("0", 1)).await.expect("the GPU is free");
 }

@@ -6,7 +6,13 @@ use gpush_api::{Code, EndReason, Lease, LeaseGrant, LeaseState, Operation, Opera
 use gpush_nvml::ErrorKind;
 use serde_json::{Value, json};
 
-use super::{InProcess, host::ScriptedHost, user};
+use super::{
+    InProcess,
+    call_rules::{CallEffect, CallRule, READ},
+    host::ScriptedHost,
+    programs::{UserProgram, own_uid},
+    user,
+};
 
 pub(super) const DYNAMIC: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n";
 pub(super) const FIXED: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n";
@@ -231,7 +237,7 @@ async fn denial_by_quota_names_a_lease_to_release() {
     let lease = host.lease(1000, &devices("1g.10gb", 1)).await.expect("a device");
     let denied = host.lease(1000, &devices("1g.10gb", 1)).await.unwrap_err();
     assert_eq!(denied.code, Code::Denied, "{denied:?}");
-    assert_eq!(denied.hint, Some(format!("release a lease: `gpushctl lease release {}`", lease.lease.id)));
+    assert_eq!(denied.hint, Some(format!("release a lease: `gpushctl lease end {}`", lease.lease.id)));
     host.lease(1001, &devices("1g.10gb", 1)).await.expect("another user");
     host.release(&lease).await;
     host.wait_until_ended(&lease).await;
@@ -260,4 +266,52 @@ async fn lease_ends_at_its_time_and_frees_its_device() {
     let lease = host.lease(1000, &short).await.expect("both devices");
     host.lease(1001, &waiting(devices("1g.10gb", 2))).await.expect("granted when the first has expired");
     assert_eq!(host.wait_until_ended(&lease).await.reason, Some(EndReason::Expired));
+}
+
+/// A device is free only if the driver says that no process uses it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn released_lease_keeps_its_device_while_processes_are_unknown() {
+    let host = InProcess::start("dgx-h100", 1, FIXED).await;
+    host.apply(&["0"], &["1g.10gb*2"]).await;
+    let lease = host.lease(1000, &devices("1g.10gb", 2)).await.expect("both devices");
+    let hidden = CallEffect::HideProcesses("nvmlDeviceGetComputeRunningProcesses_v3: Unknown Error");
+    host.gpus.rule(CallRule::on(READ, 0).with(hidden));
+    host.release(&lease).await;
+    let says = "gpushd cannot read from the driver which processes use the GPUs of the lease";
+    host.until("what the lease waits for", async || {
+        let now = host.leases().await.remove(0);
+        assert_eq!(now.state, LeaseState::Releasing);
+        now.waits_for.iter().any(|why| why == says).then_some(())
+    })
+    .await;
+    host.gpus.clear_faults();
+    assert_eq!(host.wait_until_ended(&lease).await.reason, Some(EndReason::Released));
+    host.lease(1001, &devices("1g.10gb", 2)).await.expect("both devices are free");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn processes_end_with_an_expired_lease_only_if_the_rule_says_so() {
+    for at_end in ["report", "end"] {
+        let config = format!("[processes]\ngrace = \"0s\"\n{FIXED}at_end = \"{at_end}\"\n");
+        let host = InProcess::start("dgx-h100", 1, &config).await;
+        host.apply(&["0"], &["1g.10gb*2"]).await;
+        let mut short = devices("1g.10gb", 1);
+        short["duration_s"] = json!(1);
+        let lease = host.lease(own_uid(), &short).await.expect("a device");
+        let mut program = UserProgram::with_environment(own_uid(), &lease.environment);
+        let waits = format!("process {} ", program.pid());
+        if at_end == "report" {
+            host.until("what the lease waits for", async || {
+                let now = host.leases().await.remove(0);
+                now.waits_for.iter().any(|why| why.starts_with(&waits)).then_some(())
+            })
+            .await;
+            assert!(program.lives());
+            drop(program);
+            assert_eq!(host.wait_until_ended(&lease).await.reason, Some(EndReason::Expired));
+        } else {
+            assert_eq!(host.wait_until_ended(&lease).await.reason, Some(EndReason::Expired));
+            assert!(!program.lives());
+        }
+    }
 }

@@ -87,7 +87,7 @@ use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
 use self::{gpus::ScriptedGpus, host::ScriptedHost};
-use crate::{processes::Unleased, system::tasks::Tasks};
+use crate::{operations::apply::Engine, processes::Unleased, system::tasks::Tasks};
 
 /// Time limit for every wait in a test. It is long, because the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -97,6 +97,8 @@ struct InProcess {
     /// `None` if gpushd has ended.
     runtime: Option<Runtime>,
     router: Router,
+    /// `None` if gpushd has ended.
+    engine: Option<Engine>,
     gpus: Arc<ScriptedGpus>,
     unleased: Unleased,
     stopping: CancellationToken,
@@ -132,7 +134,7 @@ impl InProcess {
     }
 
     fn end(&mut self) {
-        self.router = Router::new();
+        (self.router, self.engine) = (Router::new(), None);
         if let Some(runtime) = self.runtime.take() {
             tokio::task::block_in_place(|| runtime.shutdown_timeout(PATIENCE));
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::OperationState;
+use gpush_api::{Operation, OperationState};
 use serde_json::{Value, json};
 
 use super::{
@@ -130,4 +130,19 @@ async fn impossible_override_at_boot_leaves_the_gpu_and_is_reported() {
     assert_eq!(host.gpus.instances(0), ["1g.10gb@0"], "neither the override's layout nor the rule's");
     assert_eq!(gpushd.gpu(0).await.drift, ["missing 7g.80gb", "extra 1g.10gb@0"]);
     assert_eq!(gpushd.only_override().await.reason, "blocked at boot");
+}
+
+/// The layout is applied, but it is not desired any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn override_that_expires_in_the_queue_is_not_set() {
+    let gpushd = started().await;
+    gpushd.gpus.use_first_device(0, std::process::id());
+    let expires_at = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(1);
+    let mut body = whole("too late");
+    (body["expires_at"], body["wait_s"]) = (json!(expires_at.to_string()), json!(600));
+    let waiting: Operation = gpushd.post("/v1/mig/apply", &body).await.expect("it waits");
+    until_expired(expires_at).await;
+    gpushd.gpus.end_processes(0);
+    assert_eq!(gpushd.ended(&waiting).await.state, OperationState::Done);
+    assert_eq!((gpushd.overrides().await, gpushd.gpus.instances(0)), (empty(0), WHOLE.map(str::to_owned).to_vec()));
 }

@@ -72,6 +72,21 @@ pub(super) fn empty(generation: u64) -> Overrides {
     Overrides { generation, overrides: Vec::new() }
 }
 
+/// `gpushctl apply --undo` sends the layout that an operation reports.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn layout_before_an_operation_is_reported_and_can_be_restored() {
+    let gpushd = started().await;
+    let changed = gpushd.done(&whole("big run")).await;
+    let before = &changed.layouts_before[0];
+    assert!(before.mig);
+    assert_eq!(before.layout, HALVES);
+    assert_eq!(gpushd.operation(&changed.id).await.layouts_before, changed.layouts_before, "also from the journal");
+    let body = json!({ "selectors": [], "layout_source": { "per_gpu": changed.layouts_before }, "reason": "undo" });
+    let restored = gpushd.done(&body).await;
+    assert_eq!(restored.layouts_before[0].layout, WHOLE);
+    assert_eq!(gpushd.only_override().await.layout, HALVES, "the override keeps the placements");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn explicit_layout_is_desired_until_cleared() {
     let gpushd = started().await;

@@ -33,7 +33,7 @@ async fn plan_includes_a_process_that_has_just_started() {
 /// The plan of a GPU that cannot be read has an error instead of steps.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unreadable_gpu_has_no_plan_and_others_do() {
-    let host = InProcess::start("a30x4", 4, "[driver]\nread_ms = 300\n").await;
+    let host = InProcess::start("a30x4", 4, "# --constants driver.read=300ms\n").await;
     assert_eq!(host.gpus().await.len(), 4);
     host.gpus.hold(READ, 2);
     let plans = plans(&host, &["1", "2", "3"], &["2g.12gb*2"]).await;

@@ -1,7 +1,10 @@
 //! Operations that cannot start immediately: gpushd refuses or queues them, or they wait until instances are idle.
 
-use gpush_api::{ApiError, Code, Operation, OperationState};
-use serde_json::json;
+use std::time::Duration;
+
+use gpush_api::{ApiError, AuditRecord, Code, Operation, OperationState};
+use gpush_nvml::ErrorKind;
+use serde_json::{Value, json};
 
 use super::{
     InProcess,
@@ -123,7 +126,7 @@ async fn waiting_operation_ends_on_cancel_or_timeout() {
 /// Two operations wait for processes. When both processes have ended, the reading for the first operation hangs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_operation_begins_while_another_gpu_hangs() {
-    let host = InProcess::start("dgx-a100", 2, "[driver]\nread_ms = 60000\n").await;
+    let host = InProcess::start("dgx-a100", 2, "# --constants driver.read=60000ms\n").await;
     in_use(&host).await;
     let hangs = host.ended_or(&host.begin_waiting(&["0"], &["7g.80gb"]).await, is_waiting).await;
     let works = host.ended_or(&host.begin_waiting(&["1"], &["7g.80gb"]).await, is_waiting).await;
@@ -218,4 +221,46 @@ async fn reported_cancellation_survives_gpushd_crash() {
     let ended = gpushd.ended(&running).await;
     assert_eq!(ended.state, OperationState::RolledBack, "{ended:?}");
     assert_eq!(host.gpus.layout(0), before);
+}
+
+/// The time limit counts from the request, also if gpushd does not run for a part of that time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn wait_of_an_operation_is_not_extended_by_a_restart() {
+    let host = ScriptedHost::new("dgx-a100", 1);
+    let gpushd = host.start("").await;
+    in_use(&gpushd).await;
+    let limit = Duration::from_secs(2);
+    let earlier = gpushd.begin(&["0"], &["7g.80gb"], &json!({ "wait_s": limit.as_secs() })).await.expect("it waits");
+    gpushd.kill();
+    // The limit passes while no gpushd runs.
+    tokio::time::sleep(limit).await;
+    let gpushd = host.start("").await;
+    let later = gpushd.begin(&["0"], &["7g.80gb"], &json!({ "wait_s": 1 })).await.expect("it waits");
+    assert_eq!(outcome(gpushd.ended(&later).await).1.code, Code::TimedOut);
+    let (state, error) = outcome(gpushd.operation(&earlier.id).await);
+    assert_eq!((state, error.code), (OperationState::NotStarted, Code::TimedOut), "{error:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn end_of_each_operation_is_in_the_audit_trail() {
+    let host = InProcess::start("dgx-a100", 1, "").await;
+    let done = host.apply(&["0"], &["3g.40gb@4"]).await;
+    host.gpus.fail(CREATE, 0, 1, ErrorKind::Unknown);
+    let rolled_back = host.apply(&["0"], &["1g.10gb*2"]).await;
+    host.gpus.use_first_device(0, std::process::id());
+    let waiting = host.begin_waiting(&["0"], &["7g.80gb"]).await;
+    host.cancel(&waiting.id).await.expect("it is cancelled");
+    let not_started = host.ended(&waiting).await;
+    for (ended, state) in [
+        (done, OperationState::Done),
+        (rolled_back, OperationState::RolledBack),
+        (not_started, OperationState::NotStarted),
+    ] {
+        assert_eq!(ended.state, state, "{ended:?}");
+        let trail: Vec<AuditRecord> = host.get(&format!("/v1/audit?object={}", ended.id)).await;
+        let results: Vec<&str> = trail.iter().map(|record| record.result.as_str()).collect();
+        assert!(results.contains(&"accepted") && results.contains(&state.name()), "{state}: {results:?}");
+        let why = trail.iter().find(|record| record.result == state.name()).map(|record| &record.detail["why"]);
+        assert_eq!(why.and_then(Value::as_str), ended.error.as_ref().map(|error| error.message.as_str()), "{trail:?}");
+    }
 }

@@ -194,7 +194,7 @@ async fn unlisted_handle_is_refused_with_a_hint_to_its_holder() {
 /// The deadline of the call has passed, but it returns within the grace period.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_call_counts_as_a_completed_step() {
-    let host = InProcess::start("dgx-a100", 2, "[driver]\nchange_s = 3\n").await;
+    let host = InProcess::start("dgx-a100", 2, "# --constants driver.change=3s\n").await;
     assert_eq!(host.apply(&["0"], BEFORE).await.state, OperationState::Done);
     host.gpus.rule(CallRule::on(ANY_CHANGE, 0).after(2).once().held());
     let begun = host.begin(&["0"], AFTER, &serde_json::json!({})).await.expect("it begins");

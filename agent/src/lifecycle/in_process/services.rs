@@ -15,7 +15,7 @@ use super::{
     user,
 };
 
-const CONFIG: &str = "[mode_change]\nservices = [\"dcgm\", \"nvsm\"]\nsystemctl = \"/bin/true\"\n\
+const CONFIG: &str = "[mode_change]\nservices = [\"dcgm\", \"nvsm\"]\n# --constants systemctl=/bin/true\n\
     before = \"/bin/true\"\nafter = \"/bin/true\"\n";
 const LAYOUT: &[&str] = &["3g.40gb"];
 
@@ -73,9 +73,14 @@ async fn hook_after_a_rollback_gets_its_result() {
     let ended = gpushd.apply(&["0"], LAYOUT).await;
     assert_eq!(ended.state, OperationState::RolledBack, "{ended:?}");
     assert!(host.services.take_calls().contains(&"hook-after rolled_back".to_owned()));
-    // The hook runs once, because a second run might do harm. Its failure is only noted.
+    // Its failure is only noted.
     assert!(ended.notes.iter().any(|note| note.contains("the hook /bin/true ended with status 1")), "{ended:?}");
     assert!(host.services.runs("dcgm"));
+    // The hook runs once, because a second run might do harm. The next gpushd does not run it again.
+    gpushd.stop().await;
+    let gpushd = host.start(CONFIG).await;
+    gpushd.stop().await;
+    assert_eq!(host.services.take_calls(), [] as [String; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -206,6 +206,47 @@ fn leaving_timeslice_restores_level_and_compute_mode() {
     assert_eq!(world.smi.level(0), TimesliceLevel::Short);
 }
 
+/// Another program sets a level while gpushd does not run. The next gpushd has no rule for the GPU, so it keeps the level.
+#[test]
+fn level_of_another_program_is_kept_when_time_slicing_ends() {
+    let world = three();
+    let levels = |world: &ScriptedHost| world.sliced().map(|(level, _)| level);
+    let (long, short, default) = (TimesliceLevel::Long, TimesliceLevel::Short, TimesliceLevel::Default);
+    world.run_until(&LONG.replace("exclusive_process", "keep"), async |host| host.levels_are_kept().await);
+    world.smi.set_level(0, short);
+    // gpushd handles the GPUs in their order.
+    let restored = async |host: &InProcess| {
+        host.until("GPU 2 is restored", async || (host.host.smi.level(2) == default).then_some(())).await;
+    };
+    world.run_until(EXCLUSIVE, async |host| restored(host).await);
+    assert_eq!(levels(&world), [short, default, default]);
+    // gpushd has forgotten its level, so it also keeps the same level if another program sets it.
+    world.smi.set_level(0, long);
+    world.run_until(EXCLUSIVE, async |host| {
+        host.reload(EXCLUSIVE).await;
+        assert_eq!(host.troubles().await, "");
+    });
+    assert_eq!(levels(&world), [long, default, default]);
+}
+
+/// While another task changes a GPU, gpushd sets no level on it. It does so as soon as that task has ended.
+#[test]
+fn level_of_a_busy_gpu_is_set_afterwards() {
+    let world = three();
+    *world.level_interval.lock() = Duration::from_secs(3600);
+    world.gpus.hold("setting the compute mode", 0);
+    world.smi.hold();
+    world.run_until(LONG, async |host| {
+        // gpushd reads the levels only when the other task has begun.
+        host.until_held().await;
+        host.host.smi.release();
+        host.sliced_becomes(2, "the level of the other GPU", |view| view.level == Some(TimesliceLevel::Long)).await;
+        assert_eq!(host.host.smi.level(0), TimesliceLevel::Default);
+        host.gpus.release();
+        host.sliced_become(SET).await;
+    });
+}
+
 #[test]
 fn rule_that_keeps_the_compute_mode_restores_the_previous_one() {
     three().run_until(LONG, async |host| {

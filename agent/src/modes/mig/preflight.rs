@@ -81,7 +81,7 @@ impl MigMode {
     /// Checks that gpushd may run every program that a plan needs.
     fn programs_exist(&self, plan: &GpuPlan) -> Result<(), ApiError> {
         let change = &self.context.state.config().mode_change;
-        let systemctl = (!plan.services.is_empty()).then(|| change.systemctl.clone());
+        let systemctl = (!plan.services.is_empty()).then(|| self.context.host_services.constants.systemctl.clone());
         let nvidia_smi = plan.reset().map(|_| self.context.host_services.nvidia_smi(change));
         let programs = plan.hooks.iter().cloned().chain(systemctl).chain(nvidia_smi);
         programs.into_iter().try_for_each(|program| Helpers::may_run(&program).map(|_| ()))

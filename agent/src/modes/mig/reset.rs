@@ -1,7 +1,7 @@
 //! Resets GPUs to make their MIG mode effective. During a reset gpushd has no GPU open, so it
 //! cannot read any GPU.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use gpush_api::{ApiError, Code, GpuUuid};
 use gpush_host::helper::{End, Job};
@@ -104,7 +104,7 @@ impl MigMode {
             program: self.context.host_services.nvidia_smi(change),
             args: vec!["--gpu-reset".to_owned(), "-i".to_owned(), uuids.join(",")],
             env: BTreeMap::new(),
-            deadline: Duration::from_secs(change.reset_s.into()),
+            deadline: self.context.host_services.constants.reset,
             routine: false,
         };
         let ended = self.context.host_services.helpers.run(job).await?;

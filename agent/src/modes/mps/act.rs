@@ -244,10 +244,10 @@ async fn in_use(mps: &Mps, caller: &Caller, act: MpsAction, target: &Arc<MpsTarg
     let force = format!("`gpushctl mps {verb} {name} --force`");
     let hint = match (seen.clients_known && inside == 0, leases.first()) {
         (true, Some(lease)) => {
-            format!("release the lease with `gpushctl lease release {}`, or use {force}", lease.id())
+            format!("release the lease with `gpushctl lease end {}`, or use {force}", lease.id())
         }
         (true, None) => format!("try again, or use {force}"),
-        (false, _) => format!("wait for the clients with `gpushctl mps drain {name}`, or end them with {force}"),
+        (false, _) => format!("wait for the clients with `gpushctl mps stop {name} --wait`, or end them with {force}"),
     };
     error.hint(hint).retryable()
 }

@@ -1,7 +1,7 @@
 //! The clients of a daemon: their processes, users and leases.
 //!
 //! [`gpush_core::attribution`] finds the lease of a client, as for all processes. So `mps show` names the same lease as
-//! `process list`.
+//! `ps`.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    /// Fault: `mps show` said that a client runs without a lease, and `process list` named a lease of this client.
+    /// Fault: `mps show` said that a client runs without a lease, and `ps` named a lease of this client.
     #[test]
     fn client_with_an_uncertain_lease_is_not_reported_as_without_one() {
         let (certain, perhaps, none) = (client(Some("L1"), false), client(Some("L1"), true), client(None, false));

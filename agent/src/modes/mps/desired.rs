@@ -1,11 +1,8 @@
 //! The desired state of a daemon.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::path::{Path, PathBuf};
 
-use gpush_core::sharing::SharingTarget;
+use gpush_core::{sharing::SharingTarget, supervisor::SupervisorPolicy};
 use gpush_mps::daemon::Desired;
 
 use super::Mps;
@@ -20,17 +17,21 @@ pub(super) fn desired_state(
     driver: Option<String>,
 ) -> Desired {
     let settings = &host.config.mps;
+    let constants = &mps.handles.context.host_services.constants;
     let usual = gpush_core::config::Mps::default();
     Desired {
         policy: host.mps.policy(target),
         gpu_uuid: target.gpu_uuid.clone(),
-        supervision: settings.policy(),
-        health: Duration::from_secs(settings.health_s.into()),
+        supervision: SupervisorPolicy {
+            restart_hung_with_clients: settings.restart_hung_with_clients,
+            ..constants.mps.clone()
+        },
+        health: settings.health,
         control: program(mps, &settings.control, &usual.control),
-        server: program(mps, &settings.server, &usual.server),
+        server: program(mps, &settings.server(), &usual.server()),
         driver,
         logs: mps.log_directory(&settings.log_directory, &usual.log_directory).join(short),
-        log_bytes: u64::from(settings.log_mib) << 20,
+        log_bytes: constants.mps_log,
     }
 }
 

@@ -70,7 +70,7 @@ pub(crate) async fn stop_for_operation(
     mps.handles.context.state.change_mps(|targets| targets.operation(operation).kept_stopped.insert(uuid.clone()));
     daemon.send(DaemonRequest::Stop { unless_used: false }).await?;
     drop(turn);
-    wait_until_exited(mps, target, Duration::from_secs(host.config.mps.stop_s.into()) + MARGIN).await?;
+    wait_until_exited(mps, target, mps.handles.context.host_services.constants.mps.stop + MARGIN).await?;
     compute_mode::restore_compute_mode(mps, uuid).await;
     mps.handles.context.readings.invalidate(gpu);
     Ok(())
@@ -112,7 +112,7 @@ pub(crate) async fn start_and_wait(mps: &Mps, operation: &str, uuid: &GpuUuid) -
         tracing::warn!(gpu = uuid.as_str(), "cannot read GPU {uuid} before its MPS daemon is started: {error}");
     }
     reconcile::reconcile_owned(mps, uuid).await;
-    let patience = Duration::from_secs(mps.handles.context.state.config().mps.start_s.into()) + MARGIN;
+    let patience = mps.handles.context.host_services.constants.mps.start + MARGIN;
     let host = mps.handles.context.state.now();
     let target = host.mps.get(uuid.as_target());
     let label = target.map_or_else(|| format!("GPU {uuid}"), |target| target.label());
@@ -203,7 +203,7 @@ pub(crate) async fn start_device_daemons(
     // the daemon of a device that an earlier operation has destroyed stays stopped until gpushd removes the target.
     let awaited = host.mps.all().filter(|target| on.contains(&target.gpu_uuid) && target.report.wanted);
     let awaited: Vec<&Arc<MpsTarget>> = awaited.collect();
-    let patience = Duration::from_secs(host.config.mps.start_s.into()) + MARGIN;
+    let patience = mps.handles.context.host_services.constants.mps.start + MARGIN;
     let decided = awaited.iter().map(|target| async {
         let _is_decided = mps.handles.context.state.watch().wait_for(|host| !is_late(host, target)).await.is_ok();
     });

@@ -324,15 +324,14 @@ impl Services {
     }
 
     async fn systemctl(&self, operation: OperationId, verb: &str, service: &str) -> Result<Ended, ApiError> {
-        let config = self.context.state.config();
         let plain = |c: char| if c.is_ascii_alphanumeric() { c } else { '-' };
         let job = Job {
             operation: operation.to_string(),
             step: format!("{verb}-{}", service.chars().map(plain).collect::<String>()),
-            program: config.mode_change.systemctl.clone(),
+            program: self.context.host_services.constants.systemctl.clone(),
             args: vec![verb.to_owned(), format!("{service}.service")],
             env: BTreeMap::new(),
-            deadline: Duration::from_secs(config.mode_change.service_s.into()),
+            deadline: self.context.state.config().mode_change.timeout,
             routine: false,
         };
         self.context.host_services.helpers.run(job).await
@@ -351,7 +350,7 @@ impl Services {
             program: program.to_owned(),
             args: Vec::new(),
             env,
-            deadline: Duration::from_secs(self.context.state.config().mode_change.hook_s.into()),
+            deadline: self.context.state.config().mode_change.timeout,
             routine: false,
         };
         self.context.host_services.helpers.run(job).await

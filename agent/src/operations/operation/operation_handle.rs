@@ -180,12 +180,14 @@ impl OperationHandle {
         let id = self.id;
         let progress: Vec<StepState> = plans.iter().map(wire::not_begun).collect();
         let recorded = progress.clone();
+        let before = wire::layouts_before(&intent.gpus);
         self.operations.store().write(move |tx| tx.start(id, intent.clone(), recorded.clone())).await?;
         *self.claim.lock() = Some(claim);
         let mut reasons = Vec::new();
         self.update(|operation| {
             operation.state = OperationState::Running;
             operation.begun = true;
+            operation.layouts_before = before;
             operation.plans = plans;
             operation.progress = progress;
             reasons = std::mem::take(&mut operation.waits_for);

@@ -1,12 +1,15 @@
 //! A recorded operation in the form of the API.
 
-use gpush_api::{ApiError, EventPayload, GpuPlan, Operation, OperationChange, OperationSummary, StepState};
-use gpush_store::{Intent, OperationId, OperationRecord};
+use gpush_api::{ApiError, EventPayload, GpuLayout, GpuPlan, Operation, OperationChange, OperationSummary, StepState};
+use gpush_core::layout::layout_before;
+use gpush_store::{GpuIntent, Intent, OperationId, OperationRecord};
 
 /// Converts the journal's record of an operation to the API's type.
 pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
+    let begun = intent.begun.is_some();
     Operation {
-        begun: intent.begun.is_some(),
+        begun,
+        layouts_before: if begun { layouts_before(&intent.gpus) } else { Vec::new() },
         id: record.id.to_string(),
         revision: record.revision,
         kind: record.kind,
@@ -23,6 +26,11 @@ pub(super) fn operation(record: OperationRecord, intent: Intent) -> Operation {
         notes: record.notes,
         error: record.error,
     }
+}
+
+/// Returns MIG mode and layout of each GPU before an operation.
+pub(super) fn layouts_before(gpus: &[GpuIntent]) -> Vec<GpuLayout> {
+    gpus.iter().filter_map(|gpu| Some(layout_before(&gpu.plan, gpu.before.as_ref()?))).collect()
 }
 
 /// Returns an event with an operation's current state. `note` is the note that was just added.

@@ -1,6 +1,6 @@
 //! The listening sockets: passed by systemd, or created by gpushd.
 //!
-//! gpushd binds a new socket under a temporary name, sets its group and mode, and then renames it. So no client can
+//! gpushd binds a new socket under a temporary name, sets its mode, and then renames it. So no client can
 //! connect before the permissions are right. gpushd replaces a socket file only if no process listens on it. It never
 //! replaces a file that is not a socket.
 //!
@@ -18,23 +18,25 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use nix::unistd::{Gid, Group};
-
 use gpush_host::path_lock::{LockError, PathLock};
 
-/// Access permissions of a socket.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct SocketAccess {
-    /// Permission bits of the socket file.
-    pub(crate) mode: u32,
-    /// Group of the socket file; `None` means the group of gpushd.
-    pub(crate) group: Option<String>,
+/// Who may connect to a socket that gpushd creates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SocketUsers {
+    /// Every user that can enter the directory of the socket. The socket peer credentials determine what a user may see
+    /// and do.
+    All,
+    /// Root and the user that gpushd runs as.
+    Own,
 }
 
-impl SocketAccess {
-    /// Returns permissions for root and the user that gpushd runs as.
-    pub(crate) fn own() -> Self {
-        Self { mode: 0o600, group: None }
+impl SocketUsers {
+    /// Returns the permission bits of the socket file.
+    fn mode(self) -> u32 {
+        match self {
+            Self::All => 0o666,
+            Self::Own => 0o600,
+        }
     }
 }
 
@@ -100,22 +102,6 @@ pub(crate) enum SocketError {
         path: PathBuf,
         /// The option that sets another path.
         option: &'static str,
-    },
-    /// The group that the config names does not exist.
-    #[error(
-        "the socket's group {group:?} does not exist; create it (`groupadd --system {group}`), or change \
-        `socket_group` under [api] in the config"
-    )]
-    NoGroup {
-        /// Name of the group.
-        group: String,
-    },
-    /// The permissions of the socket cannot be changed.
-    #[error("cannot change the permissions of the socket {}", path.display())]
-    Access {
-        /// Path of the socket.
-        path: PathBuf,
-        source: io::Error,
     },
     /// Another error.
     #[error("cannot create the socket {}", path.display())]
@@ -185,13 +171,12 @@ impl Listening {
     }
 
     /// Creates the socket at `path`. `option` is the command-line option that sets this path; errors name the option.
-    pub(crate) fn bind(path: &Path, access: &SocketAccess, option: &'static str) -> Result<Self, SocketError> {
+    pub(crate) fn bind(path: &Path, users: SocketUsers, option: &'static str) -> Result<Self, SocketError> {
         let here = || path.to_owned();
         let failed = |source| SocketError::Bind { path: here(), source };
         if path.as_os_str().len() > 100 {
             return Err(SocketError::TooLong { path: here(), option });
         }
-        let gid = group(access)?;
         if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
             fs::DirBuilder::new().recursive(true).mode(0o755).create(dir).map_err(|source| SocketError::Directory {
                 path: here(),
@@ -214,10 +199,7 @@ impl Listening {
         // The permissions of the socket are set under the temporary name, before any client can connect.
         let listener = UnixListener::bind(&draft).map_err(failed)?;
         let finish = || -> io::Result<u64> {
-            if let Some(gid) = gid {
-                std::os::unix::fs::chown(&draft, None, Some(gid.as_raw()))?;
-            }
-            fs::set_permissions(&draft, fs::Permissions::from_mode(access.mode))?;
+            fs::set_permissions(&draft, fs::Permissions::from_mode(users.mode()))?;
             listener.set_nonblocking(true)?;
             let inode = fs::metadata(&draft)?.ino();
             fs::rename(&draft, path)?;
@@ -243,29 +225,7 @@ impl Listening {
 
 /// The file of the socket, if gpushd owns it.
 #[derive(Debug)]
-pub(crate) struct SocketFile(Option<OwnedFile>);
-
-impl SocketFile {
-    /// Sets the permissions of the socket file, unless systemd owns it. Existing connections stay open.
-    pub(crate) fn set_access(&self, access: &SocketAccess) -> Result<(), SocketError> {
-        let Some(OwnedFile { path, inode, .. }) = &self.0 else { return Ok(()) };
-        let gid = group(access)?.unwrap_or_else(nix::unistd::getegid);
-        let change = || -> io::Result<()> {
-            let before = fs::symlink_metadata(path)?;
-            if before.ino() != *inode {
-                return Err(io::Error::new(ErrorKind::NotFound, "another program has replaced it"));
-            }
-            // Take all permissions from the group while the group and the mode change. Otherwise, the old group could
-            // briefly have the new mode, or the new group the old mode.
-            fs::set_permissions(path, fs::Permissions::from_mode(0o600 & access.mode))?;
-            let given = std::os::unix::fs::lchown(path, None, Some(gid.as_raw()));
-            let mode = if given.is_ok() { access.mode } else { before.mode() & 0o777 };
-            fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
-            given
-        };
-        change().map_err(|source| SocketError::Access { path: path.clone(), source })
-    }
-}
+pub(crate) struct SocketFile(#[expect(dead_code, reason = "its drop removes the file")] Option<OwnedFile>);
 
 impl Drop for OwnedFile {
     fn drop(&mut self) {
@@ -295,47 +255,30 @@ fn refuse_unless_free(path: &Path, option: &'static str) -> Result<(), SocketErr
     }
 }
 
-fn group(access: &SocketAccess) -> Result<Option<Gid>, SocketError> {
-    let Some(name) = &access.group else { return Ok(None) };
-    match Group::from_name(name) {
-        Ok(Some(group)) => Ok(Some(group.gid)),
-        Ok(None) | Err(_) => Err(SocketError::NoGroup { group: name.clone() }),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn access() -> SocketAccess {
-        SocketAccess { mode: 0o660, group: None }
-    }
 
     #[test]
     fn stale_socket_file_is_replaced_and_live_one_refused() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("run/gpushd.sock");
-        let first = Listening::bind(&path, &access(), "--socket").unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
-        let error = Listening::bind(&path, &access(), "--socket").unwrap_err().to_string();
+        let first = Listening::bind(&path, SocketUsers::All, "--socket").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o666);
+        let error = Listening::bind(&path, SocketUsers::All, "--socket").unwrap_err().to_string();
         let pid = std::process::id();
         assert!(error.starts_with(&format!("another gpushd (pid {pid}) has the socket")), "{error}");
         drop(first);
         // The other process listens without taking gpushd's lock.
         fs::remove_file(&path).unwrap_or_default();
         let other = UnixListener::bind(&path).unwrap();
-        assert!(matches!(Listening::bind(&path, &access(), "--socket"), Err(SocketError::Live { .. })));
+        assert!(matches!(Listening::bind(&path, SocketUsers::All, "--socket"), Err(SocketError::Live { .. })));
         // Simulates that the process was killed: the file remains, but no process listens on it.
         drop(other);
         assert!(path.exists());
-        let second = Listening::bind(&path, &access(), "--socket").unwrap();
+        let second = Listening::bind(&path, SocketUsers::All, "--socket").unwrap();
         UnixStream::connect(&path).unwrap();
         let (_listener, file) = second.split();
-        file.set_access(&SocketAccess { mode: 0o600, group: None }).unwrap();
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-        let nobody = SocketAccess { mode: 0o666, group: Some("no-such-group-here".to_owned()) };
-        assert!(file.set_access(&nobody).is_err());
-        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         drop(file);
         assert!(!path.exists());
     }
@@ -344,7 +287,7 @@ mod tests {
     fn foreign_socket_file_is_not_removed() {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("gpushd.sock");
-        let (_listener, file) = Listening::bind(&path, &access(), "--socket").unwrap().split();
+        let (_listener, file) = Listening::bind(&path, SocketUsers::All, "--socket").unwrap().split();
         fs::remove_file(&path).unwrap();
         let _other = UnixListener::bind(&path).unwrap();
         drop(file);
@@ -356,18 +299,23 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().join("gpushd.sock");
         fs::write(&path, "precious").unwrap();
-        let error = Listening::bind(&path, &access(), "--socket").unwrap_err().to_string();
+        let error = Listening::bind(&path, SocketUsers::All, "--socket").unwrap_err().to_string();
         assert!(error.contains("is not a socket") && error.contains("--socket"), "{error}");
         assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
     }
 
     #[test]
-    fn unknown_group_and_long_path_are_reported() {
+    fn admin_socket_is_only_for_its_own_user() {
         let scratch = tempfile::tempdir().unwrap();
-        let nobody = SocketAccess { mode: 0o660, group: Some("no-such-group-here".to_owned()) };
-        let error = Listening::bind(&scratch.path().join("s"), &nobody, "--socket").unwrap_err().to_string();
-        assert!(error.contains("groupadd --system no-such-group-here"), "{error}");
+        let path = scratch.path().join("admin.sock");
+        let _socket = Listening::bind(&path, SocketUsers::Own, "--admin-socket").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn long_socket_path_is_refused() {
+        let scratch = tempfile::tempdir().unwrap();
         let long = scratch.path().join("x".repeat(120));
-        assert!(matches!(Listening::bind(&long, &access(), "--socket"), Err(SocketError::TooLong { .. })));
+        assert!(matches!(Listening::bind(&long, SocketUsers::All, "--socket"), Err(SocketError::TooLong { .. })));
     }
 }

@@ -188,7 +188,7 @@ pub struct LeaseRevokeRequest {
     /// Seconds until SIGTERM; 60 if absent. Allowed only with `end`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice_s: Option<u64>,
-    /// Seconds from SIGTERM to SIGKILL; `processes.grace_s` of the config if absent. Allowed only with `end`.
+    /// Seconds from SIGTERM to SIGKILL; `processes.grace` of the config if absent. Allowed only with `end`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub grace_s: Option<u64>,
 }

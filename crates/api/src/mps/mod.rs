@@ -77,7 +77,7 @@ pub struct MpsPolicy {
     /// Maximum number of clients at the same time.
     pub max_clients: u32,
     /// Maximum sum of the percentages of all leases. More than 100 oversubscribes the target.
-    pub shares_percent: u32,
+    pub total_percentage: u32,
     /// Number of users whose clients the daemon serves at the same time.
     pub users: MpsUsers,
     /// Compute mode of a whole GPU. It has no effect on MIG devices.
@@ -93,7 +93,7 @@ impl Default for MpsPolicy {
         Self {
             settings: MpsSettings::default(),
             max_clients: MPS_CLIENTS,
-            shares_percent: 100,
+            total_percentage: 100,
             users: MpsUsers::One,
             compute_mode: MpsComputeMode::ExclusiveProcess,
         }
@@ -259,7 +259,7 @@ pub struct MpsDaemon {
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub clients_end_at: Option<Timestamp>,
-    /// Number of failures within the last `mps.within_s` seconds.
+    /// Number of failures within the last 10 minutes.
     #[serde(default)]
     pub failures: u32,
     /// Why the target is no longer shared through MPS; absent while it is shared. Leases and

@@ -133,8 +133,7 @@ fn denied(facts: &Facts, directory: Option<&Path>, access: &Access, group_bit: u
                 "to set SocketMode= and SocketGroup= with `systemctl edit {unit}` so that your user may connect, then \
                  to run `systemctl restart {unit}`"
             ),
-            None => "to set socket_group and socket_mode in [api] of gpushd's config so that your user may connect"
-                .to_owned(),
+            None => format!("for access to {}", facts.socket.path.display()),
         };
         let is_for_root = facts.socket.path.to_string_lossy().ends_with(ADMIN_SOCKET);
         return error.hint(match directory {
@@ -337,7 +336,7 @@ mod tests {
         assert!(!hint.contains("usermod") && hint.contains("`systemctl edit gpushd.socket`"), "{hint}");
         let own = Facts { socket_unit_installed: false, ..private.clone() };
         let hint = explained(io::ErrorKind::PermissionDenied, &own).2;
-        assert!(hint.contains("socket_group and socket_mode"), "{hint}");
+        assert!(hint.ends_with("or for access to /run/gpush/gpushd.sock"), "{hint}");
         // Earlier fault: the hint named settings that do not concern the admin socket, and told a user to be root.
         let mut of_root = private.clone();
         of_root.socket.path = DEFAULT_SOCKET.replace("gpushd.sock", ADMIN_SOCKET).into();

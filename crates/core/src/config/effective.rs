@@ -20,13 +20,12 @@ impl Config {
         let mut out = String::new();
         let mut table = "";
         for (section, key, value) in self.settings() {
+            let Some(value) = value else { continue };
             if section != table {
                 let _ = writeln!(out, "\n[{section}]");
                 table = section;
             }
-            if let Some(value) = value {
-                let _ = writeln!(out, "{key} = {value}");
-            }
+            let _ = writeln!(out, "{key} = {value}");
         }
         self.quotas.iter().for_each(|quota| write_quota(&mut out, quota));
         self.write_layouts_and_rules(&mut out);

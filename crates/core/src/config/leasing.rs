@@ -1,9 +1,12 @@
-//! The keys of a rule about leases: `lease`, `at_end` and `owner`.
+//! The keys of a rule about leases: `lease`, `at_end` and `owner`. The table `[defaults]` has the same keys.
 
 use gpush_api::{AtLeaseEnd, LeaseOwner, LeaseRequirement, LeaseTerms, Mode};
 use toml::de::DeTable;
 
-use super::reader::{Reader, get};
+use super::{
+    RuleDefaults,
+    reader::{Reader, get},
+};
 
 /// Values of the key `lease`. `None` marks a value that is not supported yet.
 const REQUIREMENTS: [(&str, Option<LeaseRequirement>); 3] = [
@@ -16,9 +19,14 @@ const AT_END: [(&str, AtLeaseEnd); 2] = [("report", AtLeaseEnd::Report), ("end",
 
 const OWNERS: [(&str, LeaseOwner); 2] = [("users", LeaseOwner::Users), ("slurm", LeaseOwner::Slurm)];
 
-/// Reads the lease keys of a rule. Reports these keys in mode `unmanaged`, because gpushd grants no
-/// leases on the GPUs of such a rule.
-pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode>) -> Option<LeaseTerms> {
+/// Reads the lease keys of a rule; a key that is missing has the value of `defaults`. Reports these keys in mode
+/// `unmanaged`, because gpushd grants no leases on the GPUs of such a rule. The defaults do not concern such a rule.
+pub(super) fn read(
+    reader: &mut Reader<'_>,
+    rule: &DeTable<'_>,
+    mode: Option<Mode>,
+    defaults: &RuleDefaults,
+) -> Option<LeaseTerms> {
     if mode == Some(Mode::Unmanaged) {
         for key in ["lease", "at_end", "owner"] {
             if get(rule, key).is_some() {
@@ -30,19 +38,29 @@ pub(super) fn read(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mod
         }
         return None;
     }
-    let requirement = reader.choice(rule, "lease", "valid value of `lease`", &REQUIREMENTS);
+    let own = keys(reader, rule);
+    Some(LeaseTerms {
+        requirement: own.lease.or(defaults.lease).or_else(|| default_requirement(mode)),
+        at_end: own.at_end.or(defaults.at_end).unwrap_or_default(),
+        owner: own.owner.or(defaults.owner).unwrap_or_default(),
+    })
+}
+
+/// Reads the lease keys of a rule or of `[defaults]`.
+pub(super) fn keys(reader: &mut Reader<'_>, table: &DeTable<'_>) -> RuleDefaults {
+    let requirement = reader.choice(table, "lease", "valid value of `lease`", &REQUIREMENTS);
     if requirement == Some(None) {
         let problem = "`lease = \"enforced\"` is not supported yet: gpushd cannot deny device access to processes \
                        without a lease";
         let hint = "write lease = \"required\"; `unleased` under [processes] says what gpushd does with processes \
         without a lease";
-        reader.report_at(rule, "lease", problem, hint);
+        reader.report_at(table, "lease", problem, hint);
     }
-    Some(LeaseTerms {
-        requirement: requirement.flatten().or_else(|| default_requirement(mode)),
-        at_end: reader.choice(rule, "at_end", "valid value of `at_end`", &AT_END).unwrap_or_default(),
-        owner: reader.choice(rule, "owner", "valid value of `owner`", &OWNERS).unwrap_or_default(),
-    })
+    RuleDefaults {
+        lease: requirement.flatten(),
+        at_end: reader.choice(table, "at_end", "valid value of `at_end`", &AT_END),
+        owner: reader.choice(table, "owner", "valid value of `owner`", &OWNERS),
+    }
 }
 
 /// Returns whether a rule without the key `lease` requires leases. Returns `None` in mode `mig`,

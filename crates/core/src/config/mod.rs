@@ -13,13 +13,14 @@
 //! `docs/config.md` with that list. A file with an error has no effect at all. A missing file at
 //! the default path is not an error: without a file, every GPU is unmanaged.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use gpush_api::{LeaseTerms, Mode, MpsPolicy, TimeslicePolicy};
 
 use crate::{layout::Layout, selector::Selector};
 
 mod bounded_syntax;
+mod defaults;
 mod effective;
 mod layouts;
 mod leasing;
@@ -35,14 +36,17 @@ pub mod schema;
 mod settings;
 mod sharing;
 mod slurm;
+mod starter;
 mod timeslice;
 mod toml_text;
 
+pub use defaults::RuleDefaults;
 pub use limits::RequestLimits;
 pub use mps::Mps;
 pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
-pub use slurm::{AgentDown, Leftovers, Slurm, Unattributed};
+pub use slurm::{AgentDown, Leftovers, SLURM_DIRECTORY, Slurm, Unattributed};
+pub use starter::{Site, Starter, Wall};
 
 pub use crate::diagnostic::{FileErrors as ConfigErrors, Located, Problem};
 
@@ -81,6 +85,8 @@ pub struct Config {
     pub quotas: Vec<QuotaRule>,
     /// `[layouts]`, without the reserved layout `none`.
     pub layouts: BTreeMap<String, Layout>,
+    /// `[defaults]`. The rules contain these values already.
+    pub defaults: RuleDefaults,
     /// `[[gpu]]` rules, in order. The first rule that matches a GPU claims that GPU.
     pub rules: Vec<Rule>,
 }
@@ -125,44 +131,24 @@ impl LogLevel {
     }
 }
 
-/// `[driver]`: the library to load, and time limits for its calls.
+/// `[driver]`: the library to load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Driver {
     /// An absolute path, or a file name that the dynamic linker searches for.
     pub library: String,
-    /// Maximum number of seconds for loading and initialising the library.
-    pub start_s: u32,
-    /// Maximum number of milliseconds for listing the GPUs or for reading one GPU.
-    pub read_ms: u32,
-    /// Maximum number of seconds for one driver call that changes a GPU.
-    pub change_s: u32,
 }
 
 impl Default for Driver {
     fn default() -> Self {
-        // Without persistence mode, the first driver call initialises every GPU, which takes
-        // seconds for each GPU. So the default of `start_s` is one minute.
-        Self { library: "libnvidia-ml.so.1".to_owned(), start_s: 60, read_ms: 10_000, change_s: 60 }
+        Self { library: "libnvidia-ml.so.1".to_owned() }
     }
 }
 
-/// `[api]`: the socket.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// `[api]`: the sockets.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Api {
-    /// Group that owns the socket; `None` for gpushd's own group.
-    pub socket_group: Option<String>,
-    /// Permission bits of the socket.
-    pub socket_mode: u32,
     /// Path of the second socket, for root; `None` for a path in the directory of the first socket.
     pub admin_socket: Option<String>,
-}
-
-impl Default for Api {
-    fn default() -> Self {
-        // Any user may connect. The peer credentials from the kernel determine what that user may
-        // see and do.
-        Self { socket_group: None, socket_mode: 0o666, admin_socket: None }
-    }
 }
 
 /// `[access]`: who may make changes, in addition to root and gpushd's own user.
@@ -177,9 +163,9 @@ pub struct Access {
 pub struct Health {
     /// Numbers of the Xid errors for which gpushd cordons the GPU, in order.
     pub cordon_xids: Vec<u32>,
-    /// Interval in seconds between gpushd's own readings of a GPU while no caller requests the GPU;
-    /// 0 disables these readings.
-    pub poll_s: u32,
+    /// Interval between gpushd's own readings of a GPU while no caller requests the GPU; zero
+    /// disables these readings.
+    pub poll: Duration,
 }
 
 /// Xid errors after which NVIDIA recommends to drain and reset the GPU, or to replace it:
@@ -202,7 +188,7 @@ pub const CORDON_XIDS: [u32; 10] = [46, 48, 62, 64, 74, 79, 95, 119, 120, 140];
 
 impl Default for Health {
     fn default() -> Self {
-        Self { cordon_xids: CORDON_XIDS.to_vec(), poll_s: 60 }
+        Self { cordon_xids: CORDON_XIDS.to_vec(), poll: Duration::from_secs(60) }
     }
 }
 
@@ -217,16 +203,10 @@ pub struct ModeChange {
     pub before: Option<String>,
     /// Absolute path of a program to run after the change.
     pub after: Option<String>,
-    /// Maximum number of seconds for the program in `before` or `after`.
-    pub hook_s: u32,
-    /// Maximum number of seconds for stopping or starting a service.
-    pub service_s: u32,
-    /// Maximum number of seconds for a reset.
-    pub reset_s: u32,
+    /// Maximum time for the program in `before` or `after`, and for stopping or starting a service.
+    pub timeout: Duration,
     /// Absolute path of `nvidia-smi`.
     pub nvidia_smi: String,
-    /// Absolute path of `systemctl`.
-    pub systemctl: String,
     /// Groups of GPUs that can only be reset together.
     pub reset_together: Vec<Selector>,
 }
@@ -237,11 +217,8 @@ impl Default for ModeChange {
             services: Vec::new(),
             before: None,
             after: None,
-            hook_s: 60,
-            service_s: 60,
-            reset_s: 120,
+            timeout: Duration::from_secs(60),
             nvidia_smi: "/usr/bin/nvidia-smi".to_owned(),
-            systemctl: "/usr/bin/systemctl".to_owned(),
             reset_together: Vec::new(),
         }
     }

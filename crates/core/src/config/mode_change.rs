@@ -4,7 +4,7 @@ use toml::de::DeTable;
 
 use super::{
     ModeChange,
-    reader::{Reader, Text},
+    reader::{HOUR, Reader, SECOND, Text},
 };
 use crate::{diagnostic::Problem, quote::Quoted, selector::Selector};
 
@@ -16,11 +16,8 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> ModeChange {
         services: services.into_iter().filter_map(|text| service(reader, text)).collect(),
         before: reader.absolute(table, "before", "/etc/gpush/hooks/before"),
         after: reader.absolute(table, "after", "/etc/gpush/hooks/after"),
-        hook_s: reader.number(table, "hook_s", 1..=3600, default.hook_s),
-        service_s: reader.number(table, "service_s", 1..=3600, default.service_s),
-        reset_s: reader.number(table, "reset_s", 1..=3600, default.reset_s),
+        timeout: reader.duration(table, "timeout", SECOND..=HOUR, default.timeout),
         nvidia_smi: reader.absolute(table, "nvidia_smi", &default.nvidia_smi).unwrap_or(default.nvidia_smi),
-        systemctl: reader.absolute(table, "systemctl", &default.systemctl).unwrap_or(default.systemctl),
         reset_together: groups.into_iter().filter_map(|text| group(reader, &text)).collect(),
     }
 }

@@ -1,7 +1,7 @@
 //! Parses the bytes of a config: UTF-8, then TOML, then the settings. The module `rules` parses the
 //! rules.
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use toml::{
     Spanned,
@@ -11,11 +11,12 @@ use toml::{
 use super::{
     Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, bounded_syntax,
     layouts::{entries, layout_texts},
-    limits, mode_change, mps, processes, quotas,
-    reader::{Reader, Text, Value, get, unknown},
+    leasing, limits, mode_change, mps, processes, quotas,
+    reader::{Reader, Text, Value, unknown},
     rules,
     schema::{
-        ACCESS, API, DRIVER, HEALTH, LAYOUTS, LEASES, LIMITS, LOG, MODE_CHANGE, MPS, PROCESSES, QUOTA, RULE, SLURM, TOP,
+        ACCESS, API, DEFAULTS, DRIVER, HEALTH, LAYOUTS, LEASES, LIMITS, LOG, MODE_CHANGE, MPS, PROCESSES, QUOTA, RULE,
+        SLURM, TOP,
     },
     slurm,
 };
@@ -127,8 +128,23 @@ fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Ra
 }
 
 fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
-    let tables =
-        [LOG, DRIVER, API, ACCESS, LIMITS, HEALTH, MODE_CHANGE, MPS, PROCESSES, LEASES, SLURM, QUOTA, LAYOUTS, RULE];
+    let tables = [
+        LOG,
+        DRIVER,
+        API,
+        ACCESS,
+        LIMITS,
+        HEALTH,
+        MODE_CHANGE,
+        MPS,
+        PROCESSES,
+        LEASES,
+        SLURM,
+        QUOTA,
+        LAYOUTS,
+        DEFAULTS,
+        RULE,
+    ];
     let tables = tables.map(|section| section.table());
     reader.report_unknown_keys(top, TOP, &tables);
     let mut config = Config::default();
@@ -194,7 +210,11 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
             }
         }
     }
-    config.rules = rules::read(reader, top, &names);
+    if let Some(table) = reader.table(top, DEFAULTS) {
+        reader.report_unknown_keys(table, DEFAULTS, &[]);
+        config.defaults = leasing::keys(reader, table);
+    }
+    config.rules = rules::read(reader, top, &names, &config.defaults);
     config
 }
 
@@ -224,22 +244,11 @@ fn driver(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Driver {
         }
         Some(text.value)
     });
-    Driver {
-        library: library.unwrap_or(default.library),
-        start_s: reader.number(table, "start_s", 1..=3600, default.start_s),
-        read_ms: reader.number(table, "read_ms", 10..=600_000, default.read_ms),
-        change_s: reader.number(table, "change_s", 1..=3600, default.change_s),
-    }
+    Driver { library: library.unwrap_or(default.library) }
 }
 
 fn api(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Api {
-    let default = Api::default();
-    let group = reader.word(table, "socket_group", "\"gpu\"").and_then(|text| group(reader, text));
-    Api {
-        socket_group: group,
-        socket_mode: socket_mode(reader, table).unwrap_or(default.socket_mode),
-        admin_socket: admin_socket(reader, table),
-    }
+    Api { admin_socket: admin_socket(reader, table) }
 }
 
 fn admin_socket(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<String> {
@@ -250,29 +259,6 @@ fn admin_socket(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<String> 
     }
     let problem = format!("`admin_socket` is a relative path: {}", Quoted(&text.value));
     reader.report(Problem::new(text.span, problem, format!("write an absolute path, such as {example}")));
-    None
-}
-
-fn socket_mode(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<u32> {
-    let hint = "write the mode in octal between quotes: \"0666\" for all users, \"0660\" for one group";
-    let text = match get(table, "socket_mode").map(|value| (value.get_ref(), value.span())) {
-        Some((DeValue::Integer(integer), span)) => {
-            let message = format!("`socket_mode` takes a string, not the integer {}", integer.as_str());
-            reader.report(Problem::new(span, message, hint));
-            return None;
-        }
-        Some(_) | None => reader.word(table, "socket_mode", "\"0666\"")?,
-    };
-    let octal = (3..=4).contains(&text.value.len()) && text.value.bytes().all(|b| (b'0'..=b'7').contains(&b));
-    let problem = match u32::from_str_radix(&text.value, 8) {
-        Ok(mode) if octal && mode & !0o666 == 0 && mode & 0o600 == 0o600 => return Some(mode),
-        Ok(mode) if octal && mode & !0o666 != 0 => {
-            format!("`socket_mode` {} has bits that have no effect on a socket", Quoted(&text.value))
-        }
-        Ok(_) if octal => format!("`socket_mode` {} denies access to the owner", Quoted(&text.value)),
-        Ok(_) | Err(_) => format!("{} is not a file mode", Quoted(&text.value)),
-    };
-    reader.report(Problem::new(text.span, problem, hint));
     None
 }
 
@@ -293,6 +279,9 @@ fn access(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Access {
     Access { admin_groups: seen.into_iter().map(|(group, _)| group).collect() }
 }
 
+/// Longest interval between two health checks of a GPU.
+const DAY: Duration = Duration::from_secs(86_400);
+
 fn health(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Health {
     let default = Health::default();
     let cordon_xids = reader.numbers(table, "cordon_xids", 1..=9999, "[79, 95]").map(|mut xids| {
@@ -302,7 +291,7 @@ fn health(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Health {
     });
     Health {
         cordon_xids: cordon_xids.unwrap_or(default.cordon_xids),
-        poll_s: reader.number(table, "poll_s", 0..=86_400, default.poll_s),
+        poll: reader.duration(table, "poll", Duration::ZERO..=DAY, default.poll),
     }
 }
 

@@ -1,12 +1,12 @@
 //! `[processes]`: what gpushd does about unleased processes, which use a GPU without a lease.
 
-use std::ops::Range;
+use std::{ops::Range, time::Duration};
 
 use gpush_api::UnleasedPolicy;
 use toml::de::{DeTable, DeValue};
 
 use super::{
-    reader::{Reader, Value, get},
+    reader::{HOUR, Reader, Value, get},
     schema::ALLOW,
 };
 use crate::diagnostic::Problem;
@@ -16,15 +16,15 @@ use crate::diagnostic::Problem;
 pub struct Processes {
     /// What gpushd does about unleased processes.
     pub unleased: UnleasedPolicy,
-    /// Seconds between SIGTERM and SIGKILL.
-    pub grace_s: u32,
+    /// Time between SIGTERM and SIGKILL.
+    pub grace: Duration,
     /// Processes that gpushd never treats as unleased.
     pub allow: Vec<Allowed>,
 }
 
 impl Default for Processes {
     fn default() -> Self {
-        Self { unleased: UnleasedPolicy::Report, grace_s: 30, allow: Vec::new() }
+        Self { unleased: UnleasedPolicy::Report, grace: Duration::from_secs(30), allow: Vec::new() }
     }
 }
 
@@ -58,7 +58,7 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Processes {
     let default = Processes::default();
     Processes {
         unleased: reader.choice(table, "unleased", "valid value of `unleased`", &POLICIES).unwrap_or(default.unleased),
-        grace_s: reader.number(table, "grace_s", 0..=3600, default.grace_s),
+        grace: reader.duration(table, "grace", Duration::ZERO..=HOUR, default.grace),
         allow: allow(reader, table),
     }
 }

@@ -51,7 +51,7 @@ pub struct QuotaRule {
     /// Maximum memory of all leases together.
     pub memory: Option<QuotaMemory>,
     /// Maximum MPS percentage of all leases together.
-    pub mps_percent: Option<u32>,
+    pub mps_percentage: Option<u32>,
     /// Maximum duration of a lease in seconds.
     pub longest_s: Option<u64>,
     /// Allowed GPUs; `None` for all GPUs.
@@ -133,7 +133,7 @@ fn quota(reader: &mut Reader<'_>, table: &DeTable<'_>, subjects: Vec<Subject>) -
         leases: count(reader, "leases", 0, MOST_LEASES, 2),
         waiting: count(reader, "waiting", 0, MOST_LEASES, 4),
         memory: memory(reader, table),
-        mps_percent: count(reader, "mps_percent", 1, 1_000_000, 50),
+        mps_percentage: count(reader, "mps_percentage", 1, 1_000_000, 50),
         longest_s: longest(reader, table),
         gpus: selectors(reader, table, "gpus"),
     }
@@ -338,7 +338,7 @@ impl QuotaRule {
             ("leases", self.leases.map(|most| most.to_string())),
             ("waiting", self.waiting.map(|most| most.to_string())),
             ("memory", self.memory.map(|memory| text(&memory.written()))),
-            ("mps_percent", self.mps_percent.map(|percent| percent.to_string())),
+            ("mps_percentage", self.mps_percentage.map(|percent| percent.to_string())),
             ("longest", longest),
             ("gpus", gpus.map(|gpus| list(&gpus))),
         ];
@@ -356,7 +356,7 @@ impl QuotaRule {
             leases: self.leases,
             queued: self.waiting,
             memory: self.memory.map(|memory| memory.on_host(gpus.len())),
-            mps_tenths: self.mps_percent.map(|percent| percent.saturating_mul(10)),
+            mps_tenths: self.mps_percentage.map(|percent| percent.saturating_mul(10)),
             longest_s: self.longest_s,
             gpus: self.gpus.as_ref().map(allowed),
         }

@@ -6,6 +6,7 @@
 use std::{
     ops::{Range, RangeInclusive},
     str::FromStr,
+    time::Duration,
 };
 
 use gpush_api::BadValue;
@@ -14,11 +15,17 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use super::schema::{SECTIONS, Section};
-use crate::{diagnostic::Problem, nearest::nearest, quote::Quoted};
+use super::schema::{FORMER_KEYS, SECTIONS, Section};
+use crate::{diagnostic::Problem, duration, nearest::nearest, quote::Quoted};
 
 /// A value with its position in the file.
 pub(super) type Value<'a, 'i> = &'a Spanned<DeValue<'i>>;
+
+/// Shortest time limit of a setting.
+pub(super) const SECOND: Duration = Duration::from_secs(1);
+
+/// Longest time limit of a setting.
+pub(super) const HOUR: Duration = Duration::from_secs(3600);
 
 /// The text of the file, and the problems that the reader has found so far.
 pub(super) struct Reader<'t> {
@@ -128,7 +135,10 @@ impl<'t> Reader<'t> {
                 .filter(|inner| inner.table() == format!("{}.{}", section.table(), inner.key()))
                 .map(|inner| format!("`{} = {{ {name} = … }}`", inner.key()))
                 .collect();
-            let hint = if !within.is_empty() {
+            let former = FORMER_KEYS.iter().find(|(header, keys, _)| *header == section.header && keys.contains(&name));
+            let hint = if let Some((_, _, hint)) = former {
+                (*hint).to_owned()
+            } else if !within.is_empty() {
                 format!("write `{name}` inside this table: {}", within.join(" or "))
             } else if let Some(meant) = nearest(name, known.clone()) {
                 meant_keys.push(meant.to_owned());
@@ -178,6 +188,38 @@ impl<'t> Reader<'t> {
             return default;
         }
         self.bounded(key, value, &bounds).unwrap_or(default)
+    }
+
+    /// Reads a duration of whole seconds within bounds, such as `"30s"`. Returns `default` if the key is missing or its
+    /// value is wrong.
+    pub(super) fn duration(
+        &mut self,
+        table: &DeTable<'_>,
+        key: &str,
+        bounds: RangeInclusive<Duration>,
+        default: Duration,
+    ) -> Duration {
+        let Some(value) = get(table, key) else { return default };
+        let Some(text) = self.text_of(value) else {
+            let example = match value.get_ref() {
+                DeValue::Integer(seconds) if seconds.radix() == 10 && seconds.as_str().parse::<u32>().is_ok() => {
+                    format!("{}s", seconds.as_str())
+                }
+                _ => duration::format(default),
+            };
+            self.expected(key, value, "a duration in quotes", &format!("\"{example}\""));
+            return default;
+        };
+        let hint = match duration::parse(&text.value) {
+            Ok(found) if found.subsec_nanos() == 0 && bounds.contains(&found) => return found,
+            Ok(_) => {
+                let [least, most] = [bounds.start(), bounds.end()].map(|bound| duration::format(*bound));
+                format!("write whole seconds from \"{least}\" to \"{most}\"")
+            }
+            Err(error) => error.to_string(),
+        };
+        self.report(Problem::new(text.span, format!("`{key}` can't be {}", Quoted(&text.value)), hint));
+        default
     }
 
     /// Reads a list of whole numbers within bounds.
@@ -299,6 +341,19 @@ impl<'t> Reader<'t> {
                 self.report(Problem::new(self.clip(span), message, error.why));
                 None
             }
+        }
+    }
+
+    /// Reads one string, or a list of strings. The strings are not blank.
+    pub(super) fn one_or_more(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<Vec<Text>> {
+        match get(table, key)?.get_ref() {
+            DeValue::String(_) => Some(vec![self.word(table, key, example)?]),
+            DeValue::Integer(number) => {
+                let example = format!("\"{}\"", shortened(number.as_str()));
+                self.expected(key, get(table, key)?, "a string or a list of strings", &example);
+                None
+            }
+            _ => self.words(table, key, example),
         }
     }
 

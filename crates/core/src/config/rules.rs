@@ -10,7 +10,7 @@ use gpush_api::Mode;
 use toml::de::{DeTable, DeValue};
 
 use super::{
-    Rule, RuleLayout,
+    Rule, RuleDefaults, RuleLayout,
     layouts::{entries, layout_texts},
     leasing,
     reader::{Reader, Text, Value, get, key_span, unknown},
@@ -35,6 +35,9 @@ const MODES: [(&str, Option<Mode>); 6] = [
     ("hami", None),
 ];
 
+/// Example of a selector.
+const SELECTOR: &str = "\"0-3\"";
+
 /// A selector, with the position of the selector in the file and the rule that contains it.
 struct Claim {
     rule: usize,
@@ -42,7 +45,12 @@ struct Claim {
     span: Range<usize>,
 }
 
-pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String]) -> Vec<Rule> {
+pub(super) fn read(
+    reader: &mut Reader<'_>,
+    top: &DeTable<'_>,
+    layouts: &[String],
+    defaults: &RuleDefaults,
+) -> Vec<Rule> {
     let Some(value) = get(top, "gpu") else { return Vec::new() };
     let DeValue::Array(items) = value.get_ref() else {
         let span = key_span(top, "gpu").unwrap_or_else(|| reader.clip(value.span()));
@@ -75,7 +83,7 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>, layouts: &[String
         let layout = layout(reader, table, &header, &meant, mode, layouts);
         let mps = sharing::mps(reader, table, mode);
         let timeslice = timeslice::read(reader, table, mode);
-        let lease = leasing::read(reader, table, mode);
+        let lease = leasing::read(reader, table, mode, defaults);
         if let (Some(matches), Some(mode)) = (matches, mode) {
             rules.push(Rule { name, matches, mode, layout, mps, timeslice, lease });
         }
@@ -107,7 +115,6 @@ fn matches(
     rule: usize,
     claims: &mut Vec<Claim>,
 ) -> Option<Vec<Selector>> {
-    let example = "[\"0-3\"]";
     if get(table, "match").is_none() {
         if meant.iter().any(|key| key == "match") {
             return None;
@@ -115,17 +122,17 @@ fn matches(
         reader.report(Problem::new(
             header.clone(),
             "this rule has no `match`",
-            "write match = [\"all\"], or select GPUs: match = [\"0-3\"], match = [\"*A100*\"]",
+            "write match = \"all\", or select GPUs: match = \"0-3\", match = [\"0\", \"*A100*\"]",
         ));
         return None;
     }
-    let texts = reader.words(table, "match", example)?;
+    let texts = reader.one_or_more(table, "match", SELECTOR)?;
     if texts.is_empty() {
         let span = get(table, "match").map_or_else(|| header.clone(), toml::Spanned::span);
         reader.report(Problem::new(
             span,
             "`match` is empty, so the rule claims no GPU",
-            format!("write match = {example}"),
+            format!("write match = {SELECTOR}"),
         ));
         return None;
     }
@@ -138,14 +145,13 @@ fn matches(
 
 /// Reads a key with GPU selectors. The key may be missing, but an empty list is an error.
 pub(super) fn selectors(reader: &mut Reader<'_>, table: &DeTable<'_>, key: &str) -> Option<Vec<Selector>> {
-    let example = "[\"0-3\"]";
-    let texts = reader.words(table, key, example)?;
+    let texts = reader.one_or_more(table, key, SELECTOR)?;
     if texts.is_empty() {
         reader.report_at(
             table,
             key,
             format!("`{key}` is empty"),
-            format!("write {key} = {example}, or leave `{key}` out"),
+            format!("write {key} = {SELECTOR}, or leave `{key}` out"),
         );
         return None;
     }
@@ -160,7 +166,7 @@ fn parse_selectors(reader: &mut Reader<'_>, texts: &[Text]) -> Option<Vec<Select
             Ok(selector) => selectors.push(selector),
             Err(error) => {
                 let hint = if text.value.contains(',') {
-                    "write each GPU selector in its own quotes: [\"0\", \"2\"]".to_owned()
+                    "write a list with each GPU selector in its own quotes: [\"0\", \"2\"]".to_owned()
                 } else {
                     error.hint
                 };

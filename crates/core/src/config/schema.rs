@@ -15,74 +15,85 @@ pub const TOP: Section = Section { header: "", keys: &["auto_reconcile"] };
 /// `[log]`
 pub const LOG: Section = Section { header: "[log]", keys: &["level"] };
 /// `[driver]`
-pub const DRIVER: Section = Section { header: "[driver]", keys: &["library", "start_s", "read_ms", "change_s"] };
+pub const DRIVER: Section = Section { header: "[driver]", keys: &["library"] };
 /// `[api]`
-pub const API: Section = Section { header: "[api]", keys: &["socket_group", "socket_mode", "admin_socket"] };
+pub const API: Section = Section { header: "[api]", keys: &["admin_socket"] };
 /// `[access]`
 pub const ACCESS: Section = Section { header: "[access]", keys: &["admin_groups"] };
 /// `[limits]`
 pub const LIMITS: Section = Section { header: "[limits]", keys: &["changes_burst", "changes_per_second"] };
 /// `[health]`
-pub const HEALTH: Section = Section { header: "[health]", keys: &["cordon_xids", "poll_s"] };
+pub const HEALTH: Section = Section { header: "[health]", keys: &["cordon_xids", "poll"] };
 /// `[mode_change]`
 pub const MODE_CHANGE: Section = Section {
     header: "[mode_change]",
-    keys: &[
-        "services",
-        "before",
-        "after",
-        "hook_s",
-        "service_s",
-        "reset_s",
-        "nvidia_smi",
-        "systemctl",
-        "reset_together",
-    ],
+    keys: &["services", "before", "after", "timeout", "nvidia_smi", "reset_together"],
 };
 /// `[mps]`
-pub const MPS: Section = Section {
-    header: "[mps]",
-    keys: &[
-        "control",
-        "server",
-        "log_directory",
-        "log_mib",
-        "health_s",
-        "start_s",
-        "pause_s",
-        "longest_pause_s",
-        "failures",
-        "within_s",
-        "stop_s",
-        "restart_hung_with_clients",
-    ],
-};
+pub const MPS: Section =
+    Section { header: "[mps]", keys: &["control", "log_directory", "health", "restart_hung_with_clients"] };
 /// `[processes]`
-pub const PROCESSES: Section = Section { header: "[processes]", keys: &["unleased", "grace_s", "allow"] };
+pub const PROCESSES: Section = Section { header: "[processes]", keys: &["unleased", "grace", "allow"] };
 /// An entry of `processes.allow`, which is an inline table in the file, not a section.
 pub const ALLOW: Section = Section { header: "[[processes.allow]]", keys: &["exe", "uid"] };
 /// `[leases]`
 pub const LEASES: Section = Section { header: "[leases]", keys: &["placement", "user_limits"] };
 /// `[slurm]`
 pub const SLURM: Section =
-    Section { header: "[slurm]", keys: &["agent_down", "deadline_s", "leftovers", "unattributed", "directory"] };
+    Section { header: "[slurm]", keys: &["agent_down", "deadline", "leftovers", "unattributed"] };
 /// `[[quota]]`
 pub const QUOTA: Section = Section {
     header: "[[quota]]",
-    keys: &["users", "groups", "everybody", "kinds", "leases", "waiting", "memory", "mps_percent", "longest", "gpus"],
+    keys: &[
+        "users",
+        "groups",
+        "everybody",
+        "kinds",
+        "leases",
+        "waiting",
+        "memory",
+        "mps_percentage",
+        "longest",
+        "gpus",
+    ],
 };
 /// `[layouts]`. The administrator chooses its keys: they are names of layouts.
 pub const LAYOUTS: Section = Section { header: "[layouts]", keys: &[] };
+/// `[defaults]`: keys of all rules that do not set them.
+pub const DEFAULTS: Section = Section { header: "[defaults]", keys: &["lease", "at_end", "owner"] };
 /// `[[gpu]]`
 pub const RULE: Section =
     Section { header: "[[gpu]]", keys: &["name", "match", "mode", "layout", "lease", "at_end", "owner"] };
 /// `[gpu.mps]`, which belongs to the rule above it.
 pub const RULE_MPS: Section = Section {
     header: "[gpu.mps]",
-    keys: &["percentage", "memory_limit", "priority", "max_clients", "shares_percent", "users", "compute_mode"],
+    keys: &["percentage", "memory", "priority", "max_clients", "total_percentage", "users", "compute_mode"],
 };
 /// `[gpu.timeslice]`, which belongs to the rule above it.
 pub const RULE_TIMESLICE: Section = Section { header: "[gpu.timeslice]", keys: &["replicas", "level", "compute_mode"] };
+
+/// Keys that the config no longer has and that are not similar to their successors: table, key, and what to do.
+pub(super) const FORMER_KEYS: &[(&str, &[&str], &str)] = &[
+    ("[driver]", &["start_s", "read_ms", "change_s"], "remove the line: the time limits of driver calls are fixed"),
+    (
+        "[api]",
+        &["socket_group", "socket_mode"],
+        "remove the line: the unit gpushd.socket sets the group and the mode of the socket (`systemctl edit \
+         gpushd.socket`)",
+    ),
+    ("[mode_change]", &["hook_s", "service_s"], "write timeout = \"1m\", the limit for hooks and for services"),
+    ("[mode_change]", &["reset_s"], "remove the line: the time limit of a reset is fixed"),
+    ("[mode_change]", &["systemctl"], "remove the line: gpushd runs /usr/bin/systemctl"),
+    ("[mps]", &["server"], "remove the line: gpushd uses the server in the directory of `control`"),
+    (
+        "[mps]",
+        &["log_mib", "start_s", "pause_s", "longest_pause_s", "failures", "within_s", "stop_s"],
+        "remove the line: the time limits of MPS daemons, their restarts and the size of their logs are fixed",
+    ),
+    ("[slurm]", &["directory"], "remove the line: the option --dir of the hooks sets another directory"),
+    ("[gpu.mps]", &["memory_limit"], "write memory = \"8G\""),
+    ("[gpu.mps]", &["shares_percent"], "write total_percentage = 100"),
+];
 
 /// All sections, in the order of the file.
 pub const SECTIONS: &[Section] = &[
@@ -100,6 +111,7 @@ pub const SECTIONS: &[Section] = &[
     SLURM,
     QUOTA,
     LAYOUTS,
+    DEFAULTS,
     RULE,
     RULE_MPS,
     RULE_TIMESLICE,

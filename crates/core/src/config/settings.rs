@@ -6,7 +6,7 @@ use super::{
     processes::policy_name,
     quotas::{placement_name, user_limits_name},
     slurm,
-    toml_text::{list, text},
+    toml_text::{list, span, text},
 };
 
 /// Table, key, and value as TOML. The value is `None` if the setting is not set.
@@ -28,6 +28,7 @@ impl Config {
             processes,
             leases,
             slurm,
+            defaults,
             ..
         } = self;
         let xids: Vec<String> = health.cordon_xids.iter().map(u32::to_string).collect();
@@ -37,37 +38,30 @@ impl Config {
             ("", "auto_reconcile", Some(auto_reconcile.to_string())),
             ("log", "level", Some(text(log.level.name()))),
             ("driver", "library", Some(text(&driver.library))),
-            ("driver", "start_s", Some(driver.start_s.to_string())),
-            ("driver", "read_ms", Some(driver.read_ms.to_string())),
-            ("driver", "change_s", Some(driver.change_s.to_string())),
-            ("api", "socket_group", api.socket_group.as_deref().map(text)),
-            ("api", "socket_mode", Some(format!("\"{:04o}\"", api.socket_mode))),
             ("api", "admin_socket", api.admin_socket.as_deref().map(text)),
             ("access", "admin_groups", Some(list(&access.admin_groups))),
         ];
         all.extend(limits::written(limits).map(|(key, value)| ("limits", key, Some(value))));
         all.extend([
             ("health", "cordon_xids", Some(format!("[{}]", xids.join(", ")))),
-            ("health", "poll_s", Some(health.poll_s.to_string())),
+            ("health", "poll", Some(span(health.poll))),
             ("mode_change", "services", Some(list(&mode_change.services))),
             ("mode_change", "before", mode_change.before.as_deref().map(text)),
             ("mode_change", "after", mode_change.after.as_deref().map(text)),
-            ("mode_change", "hook_s", Some(mode_change.hook_s.to_string())),
-            ("mode_change", "service_s", Some(mode_change.service_s.to_string())),
-            ("mode_change", "reset_s", Some(mode_change.reset_s.to_string())),
+            ("mode_change", "timeout", Some(span(mode_change.timeout))),
             ("mode_change", "nvidia_smi", Some(text(&mode_change.nvidia_smi))),
-            ("mode_change", "systemctl", Some(text(&mode_change.systemctl))),
             ("mode_change", "reset_together", Some(list(&together))),
         ]);
         all.extend(mps::written(mps).map(|(key, value)| ("mps", key, Some(value))));
         all.extend([
             ("processes", "unleased", Some(text(policy_name(processes.unleased)))),
-            ("processes", "grace_s", Some(processes.grace_s.to_string())),
+            ("processes", "grace", Some(span(processes.grace))),
             ("processes", "allow", Some(format!("[{}]", allowed.join(", ")))),
             ("leases", "placement", Some(text(placement_name(leases.placement)))),
             ("leases", "user_limits", Some(text(user_limits_name(leases.user_limits)))),
         ]);
         all.extend(slurm::written(slurm).map(|(key, value)| ("slurm", key, Some(value))));
+        all.extend(defaults.written().map(|(key, value)| ("defaults", key, value.map(text))));
         all
     }
 }

@@ -45,7 +45,7 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
     let settings = MpsSettings {
         percentage: percentage(reader, table).unwrap_or(default.settings.percentage),
         memory_limit_mib: reader
-            .word(table, "memory_limit", "\"8G\"")
+            .word(table, "memory", "\"8G\"")
             .and_then(|text| reader.valued(&text.value, text.span.clone())),
         priority: reader
             .word(table, "priority", "\"normal\"")
@@ -61,7 +61,7 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
     Some(MpsPolicy {
         settings,
         max_clients: reader.number(table, "max_clients", 1..=MOST_CLIENTS, default.max_clients),
-        shares_percent: reader.number(table, "shares_percent", 1..=10_000, default.shares_percent),
+        total_percentage: reader.number(table, "total_percentage", 1..=10_000, default.total_percentage),
         users: reader.choice(table, "users", "valid value of `users`", &USERS).unwrap_or(default.users),
         compute_mode: compute_mode.unwrap_or(default.compute_mode),
     })
@@ -96,13 +96,13 @@ fn percentage(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<Percentage
 
 /// Formats the policy on one line, as the value of the rule's key `mps`.
 pub(super) fn written(policy: &MpsPolicy, mode: Mode) -> String {
-    let MpsPolicy { settings, max_clients, shares_percent, users, compute_mode } = policy;
+    let MpsPolicy { settings, max_clients, total_percentage, users, compute_mode } = policy;
     let MpsSettings { percentage, memory_limit_mib, priority } = settings;
     let mut pairs = vec![format!("percentage = {percentage}")];
-    pairs.extend(memory_limit_mib.map(|limit| format!("memory_limit = \"{limit}\"")));
+    pairs.extend(memory_limit_mib.map(|limit| format!("memory = \"{limit}\"")));
     pairs.push(format!("priority = \"{priority}\""));
     pairs.push(format!("max_clients = {max_clients}"));
-    pairs.push(format!("shares_percent = {shares_percent}"));
+    pairs.push(format!("total_percentage = {total_percentage}"));
     let users = match users {
         MpsUsers::One => "one",
         MpsUsers::Many => "many",

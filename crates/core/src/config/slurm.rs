@@ -1,24 +1,28 @@
 //! `[slurm]`: how Slurm's hooks treat jobs, and what Epilog does about processes that remain after
 //! a job.
 
+use std::time::Duration;
+
 use gpush_api::LeaseOwner;
 use toml::de::DeTable;
 
-use super::{Config, Rule, reader::Reader};
+use super::{
+    Config, Rule,
+    reader::{HOUR, Reader, SECOND},
+    toml_text::{span, text},
+};
 
 /// `[slurm]`
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slurm {
     /// What Prolog and Epilog do if a job needs gpushd and gpushd does not answer.
     pub agent_down: AgentDown,
-    /// Seconds after which Prolog and Epilog give up. Slurm's PrologEpilogTimeout must be longer.
-    pub deadline_s: u32,
+    /// Time after which Prolog and Epilog give up. Slurm's PrologEpilogTimeout must be longer.
+    pub deadline: Duration,
     /// What Epilog does about processes of a job that still use the job's GPUs.
     pub leftovers: Leftovers,
     /// What Epilog does while a process outside the job's cgroup keeps a GPU of the job in use.
     pub unattributed: Unattributed,
-    /// Absolute path of the directory for the files that Prolog writes for TaskProlog.
-    pub directory: String,
 }
 
 /// What Prolog and Epilog do while gpushd does not answer.
@@ -53,17 +57,16 @@ pub enum Unattributed {
     Drain,
 }
 
-/// Default of `directory`.
-const DIRECTORY: &str = "/run/gpush-slurm";
+/// Directory for the files that Prolog writes for TaskProlog.
+pub const SLURM_DIRECTORY: &str = "/run/gpush-slurm";
 
 impl Default for Slurm {
     fn default() -> Self {
         Self {
             agent_down: AgentDown::default(),
-            deadline_s: 20,
+            deadline: Duration::from_secs(20),
             leftovers: Leftovers::default(),
             unattributed: Unattributed::default(),
-            directory: DIRECTORY.to_owned(),
         }
     }
 }
@@ -90,27 +93,24 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Slurm {
         agent_down: reader
             .choice(table, "agent_down", "valid value of `agent_down`", &AGENT_DOWN)
             .unwrap_or(default.agent_down),
-        deadline_s: reader.number(table, "deadline_s", 1..=3600, default.deadline_s),
+        deadline: reader.duration(table, "deadline", SECOND..=HOUR, default.deadline),
         leftovers: reader
             .choice(table, "leftovers", "valid value of `leftovers`", &LEFTOVERS)
             .unwrap_or(default.leftovers),
         unattributed: reader
             .choice(table, "unattributed", "valid value of `unattributed`", &UNATTRIBUTED)
             .unwrap_or(default.unattributed),
-        directory: reader.absolute(table, "directory", DIRECTORY).unwrap_or(default.directory),
     }
 }
 
 /// Returns the keys with their values.
-pub(super) fn written(slurm: &Slurm) -> [(&'static str, String); 5] {
-    let Slurm { agent_down, deadline_s, leftovers, unattributed, directory } = slurm;
-    let text = super::toml_text::text;
+pub(super) fn written(slurm: &Slurm) -> [(&'static str, String); 4] {
+    let Slurm { agent_down, deadline, leftovers, unattributed } = slurm;
     [
         ("agent_down", text(name(&AGENT_DOWN, agent_down))),
-        ("deadline_s", deadline_s.to_string()),
+        ("deadline", span(*deadline)),
         ("leftovers", text(name(&LEFTOVERS, leftovers))),
         ("unattributed", text(name(&UNATTRIBUTED, unattributed))),
-        ("directory", text(directory)),
     ]
 }
 

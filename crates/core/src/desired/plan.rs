@@ -173,7 +173,7 @@ fn selected_gpus(gpus: &[Gpu], desired_states: &[DesiredState], request: &PlanRe
         );
         return Err(ApiError::new(Code::NotFound, message)
             .cause("disabling MIG destroys instances, so gpushd disables MIG only on GPUs that you name")
-            .hint(format!("`gpushctl mig plan --gpu {index}` shows what would be destroyed")));
+            .hint(format!("`gpushctl mig apply --dry-run --gpu {index}` shows what would be destroyed")));
     }
     let error = ApiError::new(Code::NotFound, "no config rule claims a GPU for MIG").cause(inventory(gpus));
     Err(error.hint(plan_hints::without_claim(gpus, desired_states, &request.layout)))

@@ -91,7 +91,7 @@ pub(super) fn alternatives(
         LayoutSource::PerGpu(_) => return alternatives_per_gpu(gpus, desired_states, Change::Layout, chosen),
     };
     let list = able(gpus, desired_states, chosen, takes_layout)?;
-    Some(format!("`gpushctl mig plan {} -g {list}`", quoted(&layout)))
+    Some(format!("`gpushctl mig apply --dry-run {} -g {list}`", quoted(&layout)))
 }
 
 /// Returns a command for the GPUs that a request with a layout for each GPU could name instead. gpushd does not know
@@ -169,7 +169,7 @@ pub(super) fn without_layout(gpu: &Gpu) -> String {
     let index = gpu.index;
     let entries = example_profile(gpu).unwrap_or("none");
     format!(
-        "name a layout, as in `gpushctl mig plan {entries} -g {index}`; or add to the config a rule with match = \
+        "name a layout, as in `gpushctl mig apply --dry-run {entries} -g {index}`; or add to the config a rule with match = \
         [\"{index}\"], mode = \"mig\" and a layout, {RELOAD}"
     )
 }

@@ -50,7 +50,7 @@ fn present(gpu: &Gpu, shared: impl Fn(&ComputeInstance) -> bool) -> Vec<Present>
 
 /// Returns a GPU instance as entries: one entry for each profile of its compute instances, and for
 /// each kind of sharing.
-fn entries(instance: &GpuInstance, shared: impl Fn(&ComputeInstance) -> bool) -> Vec<Entry> {
+pub(super) fn entries(instance: &GpuInstance, shared: impl Fn(&ComputeInstance) -> bool) -> Vec<Entry> {
     let mut counts: BTreeMap<(&str, bool), u8> = BTreeMap::new();
     for compute in &instance.compute {
         *counts.entry((compute.profile.as_str(), shared(compute))).or_default() += 1;

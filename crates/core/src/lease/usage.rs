@@ -14,7 +14,7 @@ pub fn hint(leases: impl IntoIterator<Item = LeaseId>) -> Option<String> {
     ids.dedup();
     let first = ids.first()?;
     // Without `--end`, a revoked lease still waits until its processes end.
-    let revoke = format!("`gpushctl lease revoke {first} --end --reason TEXT`");
+    let revoke = format!("`gpushctl lease end {first} --kill --reason TEXT`");
     let more: Vec<String> = ids.iter().skip(1).take(MOST_NAMED).map(LeaseId::to_string).collect();
     Some(match more.as_slice() {
         [] => format!("to end the lease and its processes: {revoke} (administrator)"),
@@ -56,7 +56,7 @@ mod tests {
         let one = hint([LeaseId(17), LeaseId(17)]).unwrap();
         assert_eq!(
             one,
-            "to end the lease and its processes: `gpushctl lease revoke L17 --end --reason TEXT` (administrator)"
+            "to end the lease and its processes: `gpushctl lease end L17 --kill --reason TEXT` (administrator)"
         );
         let two = hint([LeaseId(21), LeaseId(17)]).unwrap();
         assert!(two.contains("revoke L17 --end --reason TEXT`, then the same for L21 (administrator)"), "{two}");

@@ -58,7 +58,9 @@ impl MpsTarget {
         let message = format!("the config no longer shares {} through MPS", self.label());
         let error = ApiError::new(Code::Conflict, message).cause(why);
         match self.desired.as_ref().map(|target| target.gpu) {
-            Some(gpu) => error.hint(format!("`gpushctl mig plan --gpu {gpu}` shows the layout that the config wants")),
+            Some(gpu) => {
+                error.hint(format!("`gpushctl mig apply --dry-run --gpu {gpu}` shows the layout that the config wants"))
+            }
             None => error.hint("`gpushctl config show` lists the rules"),
         }
     }

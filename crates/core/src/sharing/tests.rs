@@ -1,8 +1,8 @@
 use std::fmt::Write as _;
 
 use gpush_api::{
-    Actor, ApiError, Code, ComputeInstance, GpuInstance, GpuUuid, Memory, MemoryLimit, MpsComputeMode, MpsSettings,
-    Override, Placement, TargetUuid,
+    Actor, ApiError, Code, ComputeInstance, GpuInstance, Memory, MemoryLimit, MpsComputeMode, MpsSettings, Override,
+    Placement, TargetUuid,
 };
 use proptest::prelude::*;
 
@@ -91,7 +91,7 @@ fn mps_rule_shares_whole_gpus() {
 
 #[test]
 fn whole_gpu_that_cannot_be_shared_is_reported() {
-    let config = config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mps\"\nmps = { memory_limit = \"90G\" }\n");
+    let config = config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mps\"\nmps = { memory = \"90G\" }\n");
     let mut gpus = whole_host("dgx-a100");
     let mig = |gpu: &mut Gpu, enabled, pending| {
         let mig = gpu.mig.as_mut().unwrap();
@@ -238,9 +238,8 @@ fn memory_limit_above_the_memory_is_reported() {
         "memory limit 1537M is more than the 1.5 GiB that GPU 0 has"
     );
 
-    let config = config(
-        "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"2g.20gb:mps\"\nmps = { memory_limit = \"30G\" }\n",
-    );
+    let config =
+        config("[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"2g.20gb:mps\"\nmps = { memory = \"30G\" }\n");
     let mut gpus = preset::gpus("dgx-a100").unwrap();
     gpus.truncate(1);
     put(&mut gpus[0], "2g.20gb", 0, &[("2g.20gb", 0)]);

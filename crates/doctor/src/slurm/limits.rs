@@ -97,7 +97,10 @@ fn constrains_devices(host: &Host, files: &Files) -> bool {
 /// Checks that a hook gives up before Slurm ends it. If Slurm ends a hook, Slurm drains the node,
 /// even with `agent_down = "pass"`.
 fn timeout(host: &Host, files: &Files, config: &Config) -> Option<Finding> {
-    let of_config = || (config.slurm.deadline_s, "slurm.deadline_s of gpush's config".to_owned());
+    let of_config = || {
+        let seconds = u32::try_from(config.slurm.deadline.as_secs()).unwrap_or(u32::MAX);
+        (seconds, "slurm.deadline of gpush's config".to_owned())
+    };
     let deadlines = hooks::deadlines(host, files).into_iter().map(|(script, option)| match option {
         Some(seconds) => (seconds, format!("--deadline in {script}")),
         None => of_config(),

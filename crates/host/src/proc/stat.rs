@@ -83,6 +83,17 @@ pub fn try_start(pid: impl AnyPid) -> io::Result<Option<u64>> {
     Ok(try_stat(pid)?.filter(is_living).map(|stat| stat.starttime))
 }
 
+/// Set in the flags of a kernel thread (`PF_KTHREAD`).
+const KERNEL_THREAD: u32 = 0x0020_0000;
+
+/// Returns whether a process is a kernel thread, which executes no program. Returns `false` if there is no such process.
+///
+/// # Errors
+/// The process cannot be read, for example because of too many open files.
+pub fn try_is_kernel_thread(pid: impl AnyPid) -> io::Result<bool> {
+    Ok(try_stat(pid)?.is_some_and(|stat| stat.flags & KERNEL_THREAD != 0))
+}
+
 /// The program that a process executes, identified by the start time of the process and the
 /// addresses of its environment. These values do not change until the process executes another
 /// program.
@@ -177,6 +188,17 @@ mod tests {
         let me = std::process::id();
         assert!(start(me).is_some() && is_alive(me) && !is_suspended(me) && !is_executing(me));
         assert_eq!(parent(me), Some(std::os::unix::process::parent_id()));
+    }
+
+    #[test]
+    fn kernel_thread_is_told_from_a_program() {
+        assert!(!try_is_kernel_thread(std::process::id()).unwrap());
+        assert!(!try_is_kernel_thread(i32::MAX).unwrap(), "there is no such process");
+        // In a container, process 2 may be missing or an ordinary process.
+        match super::super::name(2).as_str() {
+            "kthreadd" => assert!(try_is_kernel_thread(2).unwrap()),
+            _ => eprintln!("SKIPPED: process 2 is not kthreadd"),
+        }
     }
 
     #[test]

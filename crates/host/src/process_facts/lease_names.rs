@@ -83,6 +83,9 @@ impl LeaseNames {
                 std::thread::sleep(ATTEMPTS.1);
             }
             let before = program()?;
+            if let Some(known) = before.0.and_then(|image| self.known_name(pid, image)) {
+                return Ok(known);
+            }
             let found = self.name(pid)?;
             let is_named = matches!(found, EnvironmentName::Lease(_));
             if is_named || before != (None, true) && before == program()? {
@@ -98,8 +101,8 @@ impl LeaseNames {
     /// gpushd has no free file descriptor or memory, or the kernel does not answer.
     pub(super) fn name(&self, pid: u32) -> io::Result<EnvironmentName> {
         let Some(image) = proc::image(pid) else { return self.read_name(pid) };
-        if let Some((_, known)) = self.read.lock().get(&pid).filter(|(of, _)| *of == image) {
-            return Ok(*known);
+        if let Some(known) = self.known_name(pid, image) {
+            return Ok(known);
         }
         let found = self.read_name(pid)?;
         // If the process executed another program meanwhile, the result may belong to either
@@ -109,6 +112,11 @@ impl LeaseNames {
             remember(&mut self.read.lock(), pid, (image, found), is_current);
         }
         Ok(found)
+    }
+
+    /// Returns the lease that the environment of a program names, if gpushd has read the environment.
+    fn known_name(&self, pid: u32, image: Image) -> Option<EnvironmentName> {
+        self.read.lock().get(&pid).filter(|(of, _)| *of == image).map(|(_, known)| *known)
     }
 
     fn read_name(&self, pid: u32) -> io::Result<EnvironmentName> {

@@ -15,10 +15,6 @@ use super::{
 /// Size limit of a log in bytes, if the config is not known.
 const DEFAULT_LOG_BYTES: u64 = 16 << 20;
 
-/// The warning to users of a shared server.
-const MULTI_USER: &str = "the clients of all users share one MPS server, which runs as root, and one log: a fatal \
-fault of one client ends the clients of all users";
-
 impl SupervisorTask {
     /// Updates the description of the protocol in use, but only if the protocol or the driver
     /// version has changed, because a new description requires reading the daemon's program.
@@ -108,7 +104,6 @@ impl SupervisorTask {
 
     /// Returns the findings that users should know about although the daemon may serve.
     fn findings(&self) -> Vec<String> {
-        let multi_user = (self.process.is_some() && self.is_multi_user()).then(|| MULTI_USER.to_owned());
         let pending = (self.desired.is_some() && self.is_multi_user() != self.desires_multi_user()).then(|| {
             format!(
                 "the value of `users` in the rule has changed: the new value takes effect when the MPS daemon has no \
@@ -118,9 +113,8 @@ impl SupervisorTask {
         });
         let drift = self.drift.iter().cloned();
         let own = self.effective.iter().flat_map(|now| settings::own_limits(&self.health.settings, now));
-        multi_user
+        pending
             .into_iter()
-            .chain(pending)
             .chain(drift)
             .chain(own)
             .chain(self.log_rotation.finding())

@@ -142,7 +142,7 @@ impl Servers {
         let controls = places.iter().map(|(_, spec)| spec.control.clone());
         Self {
             supervised,
-            servers: files(servers.chain([programs.server.clone().into()])),
+            servers: files(servers.chain([programs.server().into()])),
             controls: files(controls.chain([programs.control.clone().into()])),
             own_uid,
             has_units: Launcher::of(base).has_units(),

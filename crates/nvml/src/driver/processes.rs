@@ -17,7 +17,7 @@ const NO_MEMORY: u64 = u64::MAX;
 /// The driver's instance id for a process that is not in an instance.
 const NO_INSTANCE: u32 = u32::MAX;
 
-/// Maximum length of a process list. A GPU has at most a few thousand processes, so a larger number from the driver is
+/// Maximum length of a ps. A GPU has at most a few thousand processes, so a larger number from the driver is
 /// an error.
 const MOST_ENTRIES: usize = 1 << 16;
 
@@ -27,7 +27,7 @@ const ROUNDS: u32 = 8;
 /// Name of this action in errors.
 const LISTING: &str = "listing processes";
 
-/// An entry of a process list.
+/// An entry of a ps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     pub(super) pid: u32,

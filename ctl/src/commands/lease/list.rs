@@ -26,7 +26,7 @@ pub(super) async fn list(client: &mut Client, which: &Gpus, mine: bool, ended: u
 }
 
 /// Returns whether a lease has a share of a GPU in `chosen`, or waits for such a share.
-fn concerns(lease: &Lease, chosen: &[Gpu], all: &[Gpu]) -> bool {
+pub(super) fn concerns(lease: &Lease, chosen: &[Gpu], all: &[Gpu]) -> bool {
     if !lease.members.is_empty() {
         return lease.members.iter().any(|member| chosen.iter().any(|gpu| gpu.uuid == member.gpu_uuid));
     }

@@ -6,7 +6,7 @@
 //! | `run` | `run`: this process becomes the command |
 //! | `env` | `lease env`: the environment as text |
 //! | `list` | `lease list`, `lease show` |
-//! | `end` | `lease renew`, `release`, `revoke` |
+//! | `end` | `lease renew`, `lease end` |
 
 mod end;
 mod env;
@@ -49,11 +49,7 @@ pub(super) fn run(global: &Global, command: args::Lease, out: &Output) -> Outcom
         args::Lease::Renew { lease, duration } => {
             super::ask(global, async |client| end::renew(client, lease, duration, out).await)
         }
-        args::Lease::Release { leases } => super::ask(global, async |client| end::release(client, &leases, out).await),
-        args::Lease::Revoke { leases, reason, end, notice, grace } => {
-            let request = gpush_api::LeaseRevokeRequest { reason, end, notice_s: notice, grace_s: grace };
-            super::ask(global, async |client| end::revoke(client, &leases, &request, out).await)
-        }
+        args::Lease::End(args) => super::ask(global, async |client| end::end(client, &args, out).await),
     }
 }
 

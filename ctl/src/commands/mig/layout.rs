@@ -1,4 +1,4 @@
-//! `gpushctl mig plan|apply|assert`: finds out which layout the user wants, and what it would change.
+//! `gpushctl mig apply`, also with `--dry-run` and `--check`: finds out which layout the user wants, and what it would change.
 
 use gpush_api::{ApiError, ApplyRequest, Code, Gpu, GpuIndex, LayoutSource, Mode, PlanRequest, Plans};
 use gpush_client::Client;
@@ -6,7 +6,7 @@ use gpush_core::{config::Config, desired, layout, parted};
 
 use crate::{
     args::{Global, LayoutChange, Offline, Wanted, habits},
-    commands::{self, apply, config, parted as files},
+    commands::{self, apply, config_check, parted as files},
     exit::{DIFFERS, Failure, Outcome},
     offline,
     output::Output,
@@ -76,18 +76,16 @@ fn explain_name_error(request: &PlanRequest, error: gpush_client::Error) -> Fail
 }
 
 /// Explains numbers instead of a layout, with the profiles of the GPUs. For other wrong layouts, returns `error`.
-async fn explain_numbers(client: &mut Client, verb: &str, wanted: &Wanted, error: ApiError) -> ApiError {
+async fn explain_numbers(client: &mut Client, wanted: &Wanted, error: ApiError) -> ApiError {
     let Some(text) = wanted.name.as_ref().or(wanted.layout.as_ref()) else { return error };
-    super::numbers::explain(client, verb, std::slice::from_ref(text), &wanted.which.gpus).await.unwrap_or(error)
+    super::numbers::explain(client, "apply", std::slice::from_ref(text), &wanted.which.gpus).await.unwrap_or(error)
 }
 
-/// Runs `mig plan` and `mig apply --dry-run`.
+/// Runs `mig apply --dry-run`.
 pub(super) fn run_plan(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
     let typed = match LayoutArgument::of(wanted) {
         Err(error) if how.offline.is_none() => {
-            return super::super::ask(global, async |client| {
-                Err(explain_numbers(client, "plan", wanted, error).await.into())
-            });
+            return super::super::ask(global, async |client| Err(explain_numbers(client, wanted, error).await.into()));
         }
         typed => typed?,
     };
@@ -117,8 +115,8 @@ fn offline_plans(
     Ok((plans, gpus))
 }
 
-/// Runs `gpushctl mig assert`. Without a layout, checks whether the GPUs of mode `mig` have their desired layouts.
-pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
+/// Runs `mig apply --check`. Without a layout, checks whether the GPUs of mode `mig` have their desired layouts.
+pub(super) fn run_check(global: &Global, wanted: &Wanted, how: &Offline, out: &Output) -> Outcome {
     let typed = LayoutArgument::of(wanted)?;
     if let Some(host) = &how.offline {
         let gpus = offline::host(host)?;
@@ -128,11 +126,11 @@ pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &
             let selected = commands::select(described, &request.gpus)?;
             request.gpus = with_desired_layout(selected, out);
             if request.gpus.is_empty() {
-                return assert_nothing(out);
+                return nothing_to_check(out);
             }
         }
         let plans = offline::plan(host, &gpus, how.config.as_deref(), &request)?;
-        return assert(&plans, &gpus, out);
+        return checked(&plans, &gpus, out);
     }
     super::super::ask(global, async |client| {
         let mut request = typed.ask(wanted, client, out).await?;
@@ -150,7 +148,7 @@ pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &
             let gpus = commands::select_of(client, gpus, &request.gpus).await?;
             request.gpus = with_desired_layout(gpus, out);
             if request.gpus.is_empty() {
-                return assert_nothing(out);
+                return nothing_to_check(out);
             }
         }
         let plans = match request.layout {
@@ -160,7 +158,7 @@ pub(super) fn run_assert(global: &Global, wanted: &Wanted, how: &Offline, out: &
             }
         };
         let gpus = if out.json { Vec::new() } else { client.gpus(false).await? };
-        let status = assert(&plans, &gpus, out)?;
+        let status = checked(&plans, &gpus, out)?;
         if !of_all || status != 0 {
             return Ok(status);
         }
@@ -185,12 +183,12 @@ fn with_desired_layout(gpus: Vec<Gpu>, out: &Output) -> Vec<String> {
     others.into_iter().map(|gpu| gpu.uuid.to_string()).collect()
 }
 
-/// Ends `mig assert` if no GPU has a desired layout to check.
-fn assert_nothing(out: &Output) -> Outcome {
+/// Ends the check if no GPU has a desired layout to check.
+fn nothing_to_check(out: &Output) -> Outcome {
     out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0)
 }
 
-/// Names the GPUs that differ from their rule but that `mig assert` does not check, because `mig apply` does not change
+/// Names the GPUs that differ from their rule but that `mig apply --check` does not check, because `mig apply` does not change
 /// them either.
 fn not_checked(gpus: &[Gpu]) -> Option<String> {
     let is_cut = |gpu: &&Gpu| gpu.mig.as_ref().is_some_and(|mig| mig.enabled);
@@ -231,7 +229,7 @@ async fn check(client: &mut Client, mut request: PlanRequest) -> Result<Plans, F
 
 /// Returns the exit status: 0 if every GPU has its layout, 3 if a GPU differs, or another status if a GPU's layout is
 /// not known.
-fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
+fn checked(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     out.show(plans, |look| {
         if !plans.plans.is_empty() && plans.plans.iter().all(plan::needs_no_change) {
             return String::new();
@@ -240,7 +238,7 @@ fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
     })?;
     // A layout that is impossible on the GPU is an error of the caller. A layout that is only blocked counts as a
     // difference.
-    let wrong = apply::refusals(plans).find(|(_, plan)| config::never(plan));
+    let wrong = apply::refusals(plans).find(|(_, plan)| config_check::never(plan));
     Ok(match wrong {
         Some((code, _)) => code.exit_status(),
         None if plans.plans.iter().all(plan::needs_no_change) => 0,
@@ -252,7 +250,7 @@ fn assert(plans: &Plans, gpus: &[Gpu], out: &Output) -> Outcome {
 pub(super) async fn apply(client: &mut Client, wanted: &Wanted, change: &LayoutChange, out: &Output) -> Outcome {
     let typed = match LayoutArgument::of(wanted) {
         Ok(typed) => typed,
-        Err(error) => return Err(explain_numbers(client, "apply", wanted, error).await.into()),
+        Err(error) => return Err(explain_numbers(client, wanted, error).await.into()),
     };
     let request = typed.ask(wanted, client, out).await?;
     let PlanRequest { gpus, layout } = request.clone();

@@ -2,7 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `layout` | `plan`, `apply`, `assert`: the requested layout and what it changes |
+//! | `layout` | `apply`, `apply --dry-run`, `apply --check`: the requested layout and what it changes |
 //! | `edit` | `add`, `remove`, `on`, `off`: changes of the current layout |
 //! | `numbers` | numbers instead of a layout, such as the profile ids of nvidia-smi |
 //! | `room` | why `mig add` has no room |
@@ -18,7 +18,7 @@ use gpush_client::Client;
 use gpush_core::{layout::DYNAMIC, nearest::nearest};
 
 use crate::{
-    args::{Global, Gpus, Lasting, LayoutChange, Mig, Offline},
+    args::{Global, Gpus, Lasting, LayoutChange, Mig},
     exit::Outcome,
     offline,
     output::Output,
@@ -42,12 +42,11 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
             super::parted::export(global, &which.selectors(), &label, file.as_deref(), out)
         }
         Mig::Import { file, label } => super::parted::import(&file, label.as_deref(), out),
-        Mig::Plan { wanted, offline } => layout::run_plan(global, &wanted, &offline, out),
-        Mig::Assert { wanted, offline } => layout::run_assert(global, &wanted, &offline, out),
-        Mig::Apply { wanted, change } if change.execution.dry_run => {
-            layout::run_plan(global, &wanted, &Offline::default(), out)
+        Mig::Apply { wanted, check: true, offline, .. } => layout::run_check(global, &wanted, &offline, out),
+        Mig::Apply { wanted, offline, change, .. } if change.execution.dry_run => {
+            layout::run_plan(global, &wanted, &offline, out)
         }
-        Mig::Apply { wanted, change } => {
+        Mig::Apply { wanted, change, .. } => {
             super::ask(global, async |client| layout::apply(client, &wanted, &change, out).await)
         }
         Mig::Add { entries, which, change } => {

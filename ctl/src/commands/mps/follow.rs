@@ -1,4 +1,4 @@
-//! `gpushctl mps start|stop|restart|drain`: sends the request, and then polls the daemon until the change ends.
+//! `gpushctl mps start|stop|restart`: sends the request, and then polls the daemon until the change ends.
 //!
 //! ```text
 //!          request ──► in progress ──► requested state   exit status 0
@@ -19,6 +19,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::super::events::may_pass;
 use crate::{
+    args::Followed,
     exit::{Failure, INTERRUPTED, Outcome},
     output::Output,
     render::mps::{change, displayed_argument, label},
@@ -91,20 +92,27 @@ pub(super) async fn end(
     watch_change(client, what, &before, accepted, watch, out).await
 }
 
-/// Stops a daemon when it has no clients any more. If the daemon still has clients after `limit`, starts it again.
+/// Stops a daemon when it has no clients any more. If there is a limit and the daemon still has clients then, starts it
+/// again.
 pub(super) async fn stop_when_free(
     client: &mut Client,
     target: &str,
-    limit: Duration,
-    detach: bool,
-    quiet: bool,
+    limit: Option<Duration>,
+    end_after_s: Option<u64>,
+    Followed { timeout, detach, quiet }: Followed,
     out: &Output,
 ) -> Outcome {
+    let undone = limit.is_some();
+    if undone && (detach || timeout.is_some()) {
+        let error = ApiError::new(Code::BadRequest, "`--wait` with a duration excludes `--detach` and `--timeout`")
+            .cause("after the duration, gpushctl itself makes the daemon admit new clients again");
+        return Err(error.hint("leave out the duration of `--wait`").into());
+    }
     let before = client.mps_daemon(target).await?;
-    let watch = if detach { Watch::Not } else { Watch::For { limit: Some(limit), quiet, undone: true } };
-    let how = MpsActionRequest { force: false, end_after_s: None };
+    let watch = if detach { Watch::Not } else { Watch::For { limit: limit.or(timeout), quiet, undone } };
+    let how = MpsActionRequest { force: false, end_after_s };
     let ended = end(client, Change::Drain, &before.target, &how, watch, out).await;
-    if matches!(ended, Ok(status) if status == Code::TimedOut.exit_status() || status == INTERRUPTED) {
+    if undone && matches!(ended, Ok(status) if status == Code::TimedOut.exit_status() || status == INTERRUPTED) {
         let draining = client.mps_daemon(&before.target).await?;
         client.mps_start(&before.target).await?;
         out.remark(&change::not_stopped(&draining, &out.look));
@@ -390,7 +398,7 @@ mod tests {
         }
     }
 
-    /// Fault: after a restart of gpushd, `mps drain` said that another user had started the daemon: the new gpushd shows
+    /// Fault: after a restart of gpushd, `mps stop --wait` said that another user had started the daemon: the new gpushd shows
     /// the daemon as starting until it has examined it. `mps restart` took the new time of the same daemon for its end.
     #[test]
     fn restart_of_gpushd_ends_no_change() {

@@ -2,11 +2,13 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `follow` | `start`, `stop`, `restart`, `drain`: makes the request and waits for its end |
+//! | `follow` | `start`, `stop`, `restart`: makes the request and waits for its end |
 //! | `logs` | `logs`: the last lines of the logs, and new lines |
 
 mod follow;
 mod logs;
+
+use std::time::Duration;
 
 use gpush_api::{Gpu, GpuIndex, Mode, MpsActionRequest, MpsClient, MpsDaemon, MpsSetRequest, TargetUuid};
 use gpush_client::Client;
@@ -22,6 +24,9 @@ use crate::{
         mps::{change, clients, list, show},
     },
 };
+
+/// How long a command waits for a daemon to start or stop, without `--timeout`.
+const USUAL_CHANGE: Duration = Duration::from_secs(60);
 
 /// A client in the output of `gpushctl mps clients -o json`, with its target.
 #[derive(Debug, Serialize)]
@@ -91,11 +96,10 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
             out.show(&set, |look| change::set(&set, look))?;
         }
         Mps::Start { of, followed } => return follow::start(client, of.text(), watch(followed), out).await,
-        Mps::Stop { of, force, queueing, followed } if queueing.seconds.is_some() && !force.force => {
-            let limit = queueing.limit().unwrap_or_default();
-            return follow::stop_when_free(client, of.text(), limit, followed.detach, followed.quiet, out).await;
+        Mps::Stop { of, force, queueing, end_after, followed } if queueing.seconds.is_some() && !force.force => {
+            return follow::stop_when_free(client, of.text(), queueing.finite(), end_after, followed, out).await;
         }
-        Mps::Stop { of, force, queueing: _, followed } => {
+        Mps::Stop { of, force, queueing: _, end_after: _, followed } => {
             let how = MpsActionRequest { force: force.force, end_after_s: None };
             return follow::end(client, Change::Stop, of.text(), &how, watch(followed), out).await;
         }
@@ -103,19 +107,16 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
             let how = MpsActionRequest { force: force.force, end_after_s: None };
             return follow::end(client, Change::Restart, of.text(), &how, watch(followed), out).await;
         }
-        Mps::Drain { of, end_after, timeout, detach, quiet } => {
-            let how = MpsActionRequest { force: false, end_after_s: end_after };
-            let watch = if detach { Watch::Not } else { Watch::For { limit: timeout, quiet, undone: false } };
-            return follow::end(client, Change::Drain, of.text(), &how, watch, out).await;
-        }
         Mps::Logs { of, number, all, follow: false } => logs::last(client, of.text(), number, all, out).await?,
         Mps::Logs { of, number, all, follow: true } => return logs::follow(client, of.text(), number, all, out).await,
     }
     Ok(0)
 }
 
+/// Returns how to wait for a change that takes seconds.
 fn watch(Followed { timeout, detach, quiet }: Followed) -> Watch {
-    if detach { Watch::Not } else { Watch::For { limit: Some(timeout), quiet, undone: false } }
+    let limit = Some(timeout.unwrap_or(USUAL_CHANGE));
+    if detach { Watch::Not } else { Watch::For { limit, quiet, undone: false } }
 }
 
 /// Returns the targets on the selected GPUs; all targets if there are no selectors. With selectors, also returns a text

@@ -7,7 +7,7 @@ use std::{
 
 use gpush_api::LeaseOwner;
 use gpush_client::Socket;
-use gpush_core::config::{Config, Slurm};
+use gpush_core::config::{Config, SLURM_DIRECTORY, Slurm};
 
 use crate::{
     args::{Global, HookFiles, HookLimits},
@@ -44,7 +44,7 @@ impl Settings {
         let path = files.config.clone().or_else(offline::environment);
         let path = path.as_deref().unwrap_or(Path::new(offline::DEFAULT_CONFIG));
         let config = read(path);
-        let deadline = limits.deadline.unwrap_or(Duration::from_secs(config.slurm.deadline_s.into()));
+        let deadline = limits.deadline.unwrap_or(config.slurm.deadline);
         Self { has_config: path.exists(), ..Self::new(config, files, deadline) }
     }
 
@@ -64,9 +64,9 @@ impl Settings {
         let is_slurms =
             |rule: &gpush_core::config::Rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Slurm);
         let until = Instant::now() + deadline;
-        let path = files.dir.clone().unwrap_or_else(|| PathBuf::from(&config.slurm.directory));
+        let path = files.dir.as_deref().unwrap_or(Path::new(SLURM_DIRECTORY));
         Self {
-            directory: Directory::new(&path, until),
+            directory: Directory::new(path, until),
             has_config: false,
             admin_socket: config.api.admin_socket.map(PathBuf::from),
             has_owner_slurm: config.rules.iter().any(is_slurms),

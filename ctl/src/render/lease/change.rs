@@ -18,7 +18,7 @@ pub(crate) fn granted(granted: &LeaseGrant, gpus: &[Gpu], look: &Appearance) -> 
     for (command, what) in [
         (format!("gpushctl run --lease {id} -- COMMAND"), "run a command in the lease"),
         (format!("eval \"$(gpushctl lease env {id})\""), "or use the lease in this shell"),
-        (format!("gpushctl lease release {id}"), "end the lease"),
+        (format!("gpushctl lease end {id}"), "end the lease"),
     ] {
         drawn += &format!("{command:<40}  {}\n", paint(QUIET, what));
     }
@@ -56,7 +56,7 @@ pub(crate) fn renewed(lease: &Lease, look: &Appearance) -> String {
     lines(lease, &format!("ends {}{at}", end(lease, look)), look)
 }
 
-/// Draws the result of `gpushctl lease release` and `revoke`. `began` is the time at which the command began.
+/// Draws the result of `gpushctl lease end` and `revoke`. `began` is the time at which the command began.
 pub(crate) fn ended(lease: &Lease, began: Timestamp, look: &Appearance) -> String {
     let why = lease.reason.map_or("ends", reason);
     // Times of gpushd have whole seconds.

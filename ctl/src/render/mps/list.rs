@@ -57,7 +57,7 @@ pub(crate) fn list(daemons: &[MpsDaemon], rules: &[String], look: &Appearance) -
             daemon.wanted.max_clients.to_string(),
             bar,
             figures,
-            daemon.wanted.shares_percent.to_string(),
+            daemon.wanted.total_percentage.to_string(),
             current_user(daemon, look)
                 .map_or_else(|| NONE.to_owned(), |user| look.fit(&user, if look.width < 100 { 12 } else { 16 })),
             in_force.map_or_else(|| NONE.to_owned(), |settings| settings.percentage.to_string()),

@@ -108,8 +108,8 @@ pub(crate) fn of_how_many(daemon: &MpsDaemon) -> String {
 
 /// Returns the sum of the percentages of all leases and the limit of this sum: as a bar, and as text.
 fn granted_bar(daemon: &MpsDaemon, columns: usize, look: &Appearance) -> (String, String) {
-    let line = bar::part(daemon.granted_percent.into(), daemon.wanted.shares_percent.into(), columns, look);
-    (line, format!("{}/{}%", daemon.granted_percent, daemon.wanted.shares_percent))
+    let line = bar::part(daemon.granted_percent.into(), daemon.wanted.total_percentage.into(), columns, look);
+    (line, format!("{}/{}%", daemon.granted_percent, daemon.wanted.total_percentage))
 }
 
 /// Returns the width of the bar of `granted_bar`.

@@ -136,11 +136,11 @@ fn settings(daemon: &MpsDaemon, look: &Appearance) -> String {
     let policy = &daemon.wanted;
     let users = match policy.users {
         MpsUsers::One => "of one user at a time",
-        MpsUsers::Many => "of any users",
+        MpsUsers::Many => "of any users: one server, which runs as root, serves them all",
     };
     out += &fact("clients", &format!("{} at most, {users}", policy.max_clients), look);
-    let over = if policy.shares_percent > 100 { ", more than the GPU has" } else { "" };
-    out += &fact("leases", &format!("at most {} % in total{over}", policy.shares_percent), look);
+    let over = if policy.total_percentage > 100 { ", more than the GPU has" } else { "" };
+    out += &fact("leases", &format!("at most {} % in total{over}", policy.total_percentage), look);
     if daemon.device.is_none() {
         let mode = match policy.compute_mode {
             MpsComputeMode::ExclusiveProcess => "exclusive process: programs cannot bypass MPS",

@@ -21,7 +21,7 @@ fn config_in_force() {
         memory_limit_mib: Some("8G".parse().unwrap()),
         ..MpsSettings::default()
     };
-    let shares = MpsPolicy { settings: limits, max_clients: 10, shares_percent: 150, ..MpsPolicy::default() };
+    let shares = MpsPolicy { settings: limits, max_clients: 10, total_percentage: 150, ..MpsPolicy::default() };
     let turns = TimeslicePolicy { replicas: 4, level: TimesliceLevel::Long, ..TimeslicePolicy::default() };
     let view = ConfigView {
         path: Some("/etc/gpush/config.toml".into()),

@@ -1,9 +1,9 @@
 //! Drawings of every list of gpushctl, at 60 and 120 columns.
 
-use gpush_api::{Event, EventPayload, GpuIndex, Resync, ResyncReason, TimesliceState, TimesliceView};
+use gpush_api::{Event, EventPayload, GpuIndex, Resync, ResyncReason};
 
 use super::*;
-use crate::render::{audit, devices, events, holders, lease, listing::Listing, mps, processes, quota, timeslice};
+use crate::render::{audit, devices, events, holders, lease, listing::Listing, mps, processes, quota};
 
 /// Returns a sample of each list, with the command that prints it.
 fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
@@ -26,17 +26,6 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
         expires_at: Some(look.now + jiff::SignedDuration::from_hours(6)),
         generation: 4,
     };
-    let mut sliced = gpus[5].clone();
-    sliced.mode = Mode::Timeslice;
-    sliced.timeslice = Some(TimesliceView {
-        replicas: 4,
-        wanted: TimesliceLevel::Long,
-        state: TimesliceState::Known,
-        level: Some(TimesliceLevel::Long),
-        reason: None,
-        since: Some(look.now - jiff::SignedDuration::from_hours(1)),
-        read_at: Some(look.now - jiff::SignedDuration::from_secs(40)),
-    });
     let record = gpush_api::AuditRecord {
         sequence: 1,
         at: look.now,
@@ -65,10 +54,9 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
         ("gpu holders", holders::list(&[fixtures::holders()], look)),
         ("mig list", devices::list(&gpush_core::devices::list(&gpus, &[], &[]), &gpus, look)),
         ("mig profiles", profiles::profiles(&gpush_core::preset::gpus("a30x4").unwrap(), look)),
-        ("timeslice list", timeslice::list(&[sliced], look)),
         ("mps list", mps::list::list(&daemons, &[], look)),
         ("mps clients", mps::clients::all(&daemons, look)),
-        ("process list", processes::list(&fixtures::mps::processes(), false, look)),
+        ("ps", processes::list(&fixtures::mps::processes(), false, look)),
         ("lease list", lease::list(&leases, &gpus, look)),
         ("lease show", lease::show(&leases[..2], &gpus, look)),
         ("lease request", lease::granted(&granted, &gpus, look)),

@@ -131,7 +131,7 @@ fn operations_and_their_ends() {
 
     let error = ApiError::new(Code::DriverError, "the driver refused to create 1g.10gb@5 on GPU 0")
         .cause("NVML: insufficient resources")
-        .hint("gpushctl mig plan --gpu 0 shows what is free now");
+        .hint("gpushctl mig apply --dry-run --gpu 0 shows what is free now");
     let mut rolled = fixtures::operation(OperationState::RolledBack);
     rolled.progress[0].error = Some(error.clone());
     rolled.error = Some(error.clone());

@@ -19,13 +19,16 @@ fn leases_are_listed_shown_and_ended() {
         &["lease", "show", "x17"],
         &["lease", "renew", "L17", "--for", "2h"],
         &["lease", "renew", "L17"],
-        &["lease", "release", "L17", "L98", "L99"],
-        &["lease", "release", "L17"],
-        &["lease", "revoke", "L17", "--reason", "fan"],
-        &["lease", "revoke", "L17", "L20", "--reason", "fan", "--end"],
-        &["lease", "revoke", "L20", "L98", "L99", "--reason", "fan"],
-        &["lease", "revoke", "L17", "--reason", "fan", "--notice", "10m"],
-        &["lease", "revoke", "L17"],
+        &["lease", "end", "L17", "L98", "L99"],
+        &["lease", "end", "L17"],
+        &["lease", "end", "L17", "--reason", "fan"],
+        &["lease", "end", "L17", "L20", "--reason", "fan", "--kill"],
+        &["lease", "end", "L20", "L98", "L99", "--reason", "fan"],
+        &["lease", "end", "L17", "--reason", "fan", "--notice", "10m"],
+        &["lease", "end"],
+        &["lease", "end", "--all"],
+        &["lease", "end", "--user", "anna"],
+        &["lease", "end", "-g", "0", "--reason", "fan", "--yes"],
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
     // Remove times of day, which depend on the current time and the time zone.
@@ -52,8 +55,8 @@ fn json_of_leases_is_the_types_of_the_api() {
     assert_eq!(json(&host, &["lease", "show", "L17"]), (lease(17, me()), Some(0)));
     assert_eq!(json::<Vec<Lease>>(&host, &["lease", "show"]).0.len(), 2);
     assert_eq!(json(&host, &["lease", "request", "--for", "1h"]), (granted(17, me()), Some(0)));
-    assert_eq!(json(&host, &["lease", "revoke", "L17", "--reason", "x"]), (vec![revoked()], Some(0)));
-    assert_eq!(json::<Vec<Lease>>(&host, &["lease", "release", "L17"]).0[0].state, LeaseState::Ended);
+    assert_eq!(json(&host, &["lease", "end", "L17", "--reason", "x"]), (vec![revoked()], Some(0)));
+    assert_eq!(json::<Vec<Lease>>(&host, &["lease", "end", "L17"]).0[0].state, LeaseState::Ended);
     let (environment, _) = json::<serde_json::Value>(&host, &["lease", "env", "L17"]);
     assert_eq!(environment["GPUSH_LEASE"], "L17");
 }

@@ -116,7 +116,7 @@ fn revoked() -> Lease {
     }
 }
 
-/// Returns the answer to `lease revoke --end` for a lease without processes.
+/// Returns the answer to `lease end --kill` for a lease without processes.
 fn revoked_without_processes() -> Lease {
     let revocation = revoked().revocation.map(|one| LeaseRevocation { processes_end_at: Some(at(3)), ..one });
     let (state, waits_for, ended_at) = (LeaseState::Ended, Vec::new(), Some(at(2)));

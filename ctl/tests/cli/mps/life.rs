@@ -38,19 +38,20 @@ fn daemon_change_is_watched_to_its_end() {
         (&["start", "0", "--timeout", "1s"], &stopped, &starting, vec![starting.clone()]),
         (&["restart", "0", "--force"], &old, &old, vec![stopping.clone(), starting.clone(), ready.clone()]),
         (
-            &["drain", "0", "--end-after", "30m"],
+            &["stop", "0", "--wait", "--end-after", "30m"],
             &old,
             &draining(&two),
             vec![draining(&two), draining(&two[1..]), stopping, stopped.clone()],
         ),
-        (&["drain", "0", "-q"], &old, &draining(&two), vec![draining(&two), ready.clone()]),
+        (&["stop", "0", "--wait", "-q"], &old, &draining(&two), vec![draining(&two), ready.clone()]),
     ];
     let mut text = Vec::new();
     for (args, before, accepted, states) in cases {
         let host = Host::new();
         let agent = agent_with_states(&host, before.clone(), Answer::ok(accepted), states);
         text.push(host.run(&[&["mps"], args].concat()));
-        let body = agent.bodies(&format!("/v1/mps/g5d1b03a2/{}", args[0])).pop().unwrap();
+        let action = if args.contains(&"--wait") { "drain" } else { args[0] };
+        let body = agent.bodies(&format!("/v1/mps/g5d1b03a2/{action}")).pop().unwrap();
         text.push(format!("[body {body}]\n"));
     }
     assert_snapshot!(text.concat());
@@ -61,15 +62,15 @@ fn stop_with_clients_is_refused() {
     let host = Host::new();
     let blocked = ApiError::new(Code::Blocked, "MPS on GPU 0 (GPU-00000000) has 2 clients")
         .cause("pid 5120 of alice (python train.py), and one of another user")
-        .hint("`gpushctl mps drain 0` lets them finish, `gpushctl mps stop 0 --force` ends them");
+        .hint("`gpushctl mps stop 0 --wait` lets them finish, `gpushctl mps stop 0 --force` ends them");
     agent_with_states(&host, busy(), Answer::error(&blocked), vec![busy()]);
     assert_snapshot!(host.run(&["mps", "stop", "0"]), @"
     $ gpushctl mps stop 0
     [stderr]
     error: MPS on GPU 0 (GPU-00000000) has 2 clients
       cause: pid 5120 of alice (python train.py), and one of another user
-      hint: `gpushctl mps drain 0` lets them finish, `gpushctl mps stop 0 --force`
-            ends them
+      hint: `gpushctl mps stop 0 --wait` lets them finish,
+            `gpushctl mps stop 0 --force` ends them
     [exit 4]
     ");
 }
@@ -79,7 +80,8 @@ fn ctrl_c_leaves_a_drain_to_the_agent() {
     let host = Host::new();
     let draining = daemon(MpsState::Draining, 2, &[client(5120)]);
     agent_with_states(&host, busy(), Answer::ok(&draining), vec![draining.clone()]);
-    let mut child = host.command(&["mps", "drain", "0"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child =
+        host.command(&["mps", "stop", "0", "--wait"]).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut line = String::new();
     // gpushctl prints this line to name the clients that it waits for. From then on, gpushctl

@@ -1,4 +1,4 @@
-//! Tests of commands that change nothing: `mps list`, `show`, `clients` and `logs`, and `process list`.
+//! Tests of commands that change nothing: `mps list`, `show`, `clients` and `logs`, and `ps`.
 
 use super::{life::agent_with_states, *};
 use gpush_api::GpuIndex;
@@ -15,9 +15,9 @@ fn lists_of_targets_clients_and_processes() {
         &["mps", "set", "0", "--percentage", "50%"],
         &["mps", "logs", "0", "-n", "2"],
         &["mps", "show", "7"],
-        &["process", "list"],
-        &["process", "list", "--unleased", "--gpu", "0"],
-        &["process", "list", "--unleased", "--gpu", "1"],
+        &["ps"],
+        &["ps", "--unleased", "--gpu", "0"],
+        &["ps", "--unleased", "--gpu", "1"],
     ];
     let text: Vec<_> = cases.iter().map(|args| host.run(args)).collect();
     assert_snapshot!(text.join("\n"));
@@ -39,8 +39,8 @@ fn nothing_shared_and_no_unleased_processes() {
     });
     let mut text = host.run(&["mps", "list"]);
     text += &host.run(&["mps", "clients"]);
-    text += &host.run(&["process", "list", "--unleased"]);
-    text += &host.run(&["process", "list", "--unleased"]);
+    text += &host.run(&["ps", "--unleased"]);
+    text += &host.run(&["ps", "--unleased"]);
     assert_snapshot!(text);
 }
 
@@ -140,8 +140,8 @@ fn json_is_the_types_of_the_api() {
     assert_eq!(json(&host, &["mps", "show", "0"]), (busy(), Some(0)));
     assert_eq!(json::<MpsSetResponse>(&host, &["mps", "set", "0", "--percentage", "50"]).1, Some(0));
     assert_eq!(json::<MpsLogs>(&host, &["mps", "logs", "0"]).0.files.len(), 1);
-    assert_eq!(json(&host, &["process", "list"]), (processes(true), Some(0)));
-    assert_eq!(json::<GpuProcesses>(&host, &["process", "list", "--unleased"]).1, Some(3));
+    assert_eq!(json(&host, &["ps"]), (processes(true), Some(0)));
+    assert_eq!(json::<GpuProcesses>(&host, &["ps", "--unleased"]).1, Some(3));
 
     let host = Host::new();
     let ready = daemon(MpsState::Ready, 4, &[]);

@@ -14,7 +14,7 @@ use gpush_tests::{
 use nix::sys::signal::Signal;
 
 const HOST: &str = "[[gpu]]\nmodel = \"a100-40\"\nmig = true\ncount = 2\n[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
-const CONFIG: &str = "[mps]\nhealth_s = 1\nstart_s = 5\nstop_s = 2\npause_s = 1\nlongest_pause_s = 1\nfailures = 100\nwithin_s = 60\n\
+const CONFIG: &str = "[mps]\nhealth = \"1s\"\n# --constants mps.start=5s,mps.stop=2s,mps.pause=1s,mps.longest_pause=1s,mps.failures=100,mps.within=60s\n\
                       [[gpu]]\nname = \"cut\"\nmatch = [\"0-1\"]\nmode = \"mig\"\nlayout = [\"7g.40gb\"]\n\
                       [[gpu]]\nname = \"shared\"\nmatch = [\"2-3\"]\nmode = \"mps\"\n";
 

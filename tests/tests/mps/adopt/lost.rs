@@ -18,7 +18,7 @@ use nix::{
 use serde_json::json;
 
 const MIG: &str = "[[gpu]]\nmodel = \"a100-40\"\n";
-const LAYOUT: &str = "[mps]\nhealth_s = 1\nstop_s = 2\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\n\
+const LAYOUT: &str = "[mps]\nhealth = \"1s\"\n# --constants mps.stop=2s\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\n\
                       layout = [\"3g.20gb@0:mps\", \"1g.5gb@4\"]\n";
 const DEVICE: &str = "0:3g.20gb@0";
 

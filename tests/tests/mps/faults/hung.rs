@@ -125,8 +125,12 @@ fn daemon_with_a_busy_control_connection_is_not_killed() {
 #[test]
 fn changed_settings_are_effective_when_gpushd_answers() {
     for (kind, percentage) in [("empty-reply", 30), ("busy-ui", 40)] {
-        let served =
-            Served::of(Host::up(Served::HOST), "0", &Served::CONFIG.replace("health_s = 1", "health_s = 2"), None);
+        let served = Served::of(
+            Host::up(Served::HOST),
+            "0",
+            &Served::CONFIG.replace("health = \"1s\"", "health = \"2s\""),
+            None,
+        );
         fault(&served.host, &format!("{kind} --times 1"));
         let set = act(&served.agent, "0", "settings", &json!({ "percentage": percentage })).json();
         assert_eq!(set["daemon"]["effective_settings"]["percentage"], percentage, "{kind}: {set:#}");
@@ -136,7 +140,8 @@ fn changed_settings_are_effective_when_gpushd_answers() {
 }
 
 /// A config without periodic probes: gpushd probes a daemon only on events and requests.
-const PROBED_ON_REQUEST: &str = "[mps]\nhealth_s = 3600\nstop_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
+const PROBED_ON_REQUEST: &str =
+    "[mps]\nhealth = \"3600s\"\n# --constants mps.stop=1s\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
 /// gpushd replaces a daemon that is suspended by SIGSTOP. The commands that gpushd has sent to the
 /// suspended daemon must not end the new daemon.

@@ -113,7 +113,7 @@ fn waiting_client_counts_despite_forged_log_lines() {
 
 #[test]
 fn flooded_log_of_a_hung_daemon_is_truncated_and_reported() {
-    let config = Served::CONFIG.replace("health_s = 1", "health_s = 1\nlog_mib = 1");
+    let config = Served::CONFIG.replace("health = \"1s\"", "health = \"1s\"\n# --constants mps.log=1M");
     each("a flood of the log", &config, |served| {
         fault(&served.host, "busy-ui");
         let log = control_log(&served);
@@ -141,7 +141,7 @@ fn flooded_log_of_a_hung_daemon_is_truncated_and_reported() {
 
 #[test]
 fn log_of_a_running_daemon_is_truncated_and_still_written() {
-    let config = Served::CONFIG.replace("health_s = 1", "health_s = 1\nlog_mib = 1");
+    let config = Served::CONFIG.replace("health = \"1s\"", "health = \"1s\"\n# --constants mps.log=1M");
     let served = Served::of(Host::up(Served::HOST), "0", &config, None);
     let mut client = served.client();
     let logs = daemon(&served.agent, "0").log_directory.expect("logs");

@@ -87,7 +87,7 @@ fn full_log_disk_is_reported_and_ends_no_client() {
             println!("SKIPPED a full disk for logs: no file system can be mounted here");
             return;
         }
-        let config = Served::CONFIG.replace("health_s = 1", &format!("health_s = 1\nlog_directory = \"{dir}\""));
+        let config = Served::CONFIG.replace("health = \"1s\"", &format!("health = \"1s\"\nlog_directory = \"{dir}\""));
         let setup = Setup::on(&host).config(&config).through(&["unshare", "-m", "sh", "-c", &full, "sh"]);
         let agent = match &programs {
             Some(dir) => setup.env("GPUSH_MPS_PROGRAMS", dir.display().to_string()).start(),

@@ -16,7 +16,7 @@ use gpush_tests::{
 
 use super::{Job, NOBODY, Node, WHOLE, failure, first};
 
-const MPS: &str = "[mps]\nhealth_s = 1\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
+const MPS: &str = "[mps]\nhealth = \"1s\"\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
 
 const NODE: &str = "SLURMD_NODENAME";
 
@@ -246,9 +246,9 @@ fn process_of_the_job_that_is_not_ended_fails_epilog() {
     if !is_root("processes that gpushd does not end") {
         return;
     }
-    let node = Node::two_gpus(&format!("[slurm]\ndeadline_s = 5\n{WHOLE}"));
+    let node = Node::two_gpus(&format!("[slurm]\ndeadline = \"5s\"\n{WHOLE}"));
     frozen_process_is_ended_after_the_deadline(&node);
-    node.agent().reload(format!("[slurm]\ndeadline_s = 3\nleftovers = \"report\"\n{WHOLE}"));
+    node.agent().reload(format!("[slurm]\ndeadline = \"3s\"\nleftovers = \"report\"\n{WHOLE}"));
     reported_process_keeps_running(&node);
 }
 

@@ -125,8 +125,7 @@ fn process_outside_of_the_scope_is_unattributed_or_unleased(machine: &Machine) {
     }
     let one = |pid: &str| {
         let pid: u64 = pid.parse().expect("a pid");
-        let all: serde_json::Value =
-            serde_json::from_str(&machine.sh("gpushctl process list --json")).expect("processes");
+        let all: serde_json::Value = serde_json::from_str(&machine.sh("gpushctl ps --json")).expect("processes");
         let all = all["gpu_processes"].as_array().expect("processes").clone();
         all.into_iter().find(|one| one["pid"] == pid).unwrap_or_default()
     };
@@ -142,7 +141,7 @@ fn process_outside_of_the_scope_is_unattributed_or_unleased(machine: &Machine) {
     );
     assert_eq!((&other["lease_id"], &other["unleased"]), (&().into(), &"its user holds no lease".into()));
     // The lease waits for both processes of its user. gpushd never ends the process that is unattributed.
-    machine.sh(&format!("gpushctl lease revoke {lease} --reason test --end --notice 0s --grace 0s"));
+    machine.sh(&format!("gpushctl lease end {lease} --reason test --kill --notice 0s --grace 0s"));
     machine.await_that("the scope is empty", |machine| scopes(machine).is_empty());
     let left = leases(machine);
     assert!(left[0]["state"] == "releasing" && left[0]["waits_for"].to_string().contains("(sleep)"), "{left:?}");
@@ -162,7 +161,7 @@ fn process_that_forks_continuously_ends_with_its_lease(machine: &Machine) {
     machine.await_that("the programs run", |machine| {
         machine.run("pgrep -x perl").status.success() && machine.run("pgrep -x rootsleep").status.success()
     });
-    machine.sh(&format!("gpushctl lease revoke {lease} --reason test --end --notice 0s --grace 0s"));
+    machine.sh(&format!("gpushctl lease end {lease} --reason test --kill --notice 0s --grace 0s"));
     none_left(machine);
     assert!(!machine.run("pgrep -x perl").status.success() && !machine.run("pgrep -x rootsleep").status.success());
     let log = machine.sh("journalctl -u gpushd.service --no-pager");

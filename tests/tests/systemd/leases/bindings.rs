@@ -35,7 +35,7 @@ fn run_in_a_session_gets_a_scope_and_keeps_it(machine: &Machine) {
     // While a process of the scope runs, the whole GPU stays in use.
     let refused = machine.run(&in_session(ALICE, "2", "gpushctl run --whole -- true"));
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");
-    machine.sh(&format!("gpushctl lease release {}", id(&all[0])));
+    machine.sh(&format!("gpushctl lease end {}", id(&all[0])));
     let all = leases(machine);
     assert_eq!(all[0]["state"], "releasing");
     assert!(all[0]["waits_for"].to_string().contains("(sleep) runs"), "{all:?}");
@@ -134,7 +134,7 @@ fn command_of_run_in_a_service_ends_its_own_lease_only(machine: &Machine) {
     let ids = [lease_of(&pids[0]), lease_of(&pids[1])];
     pids.iter().for_each(|pid| on_gpu(machine, 1, pid));
     let listed = |machine: &Machine| -> Vec<serde_json::Value> {
-        let shown = machine.sh("gpushctl process list --json");
+        let shown = machine.sh("gpushctl ps --json");
         let shown: serde_json::Value = serde_json::from_str(&shown).expect("processes");
         shown["gpu_processes"].as_array().expect("processes").clone()
     };
@@ -145,7 +145,7 @@ fn command_of_run_in_a_service_ends_its_own_lease_only(machine: &Machine) {
     }
     // A process whose environment names no lease counts for the older lease.
     let first = usize::from(ids[0] != id(&all[0]));
-    machine.sh(&format!("gpushctl lease revoke {} --reason test --end --notice 0s --grace 0s", ids[first]));
+    machine.sh(&format!("gpushctl lease end {} --reason test --kill --notice 0s --grace 0s", ids[first]));
     assert_eq!(text(&active(machine, 1)[0], "id"), ids[1 - first]);
     assert!(machine.run(&format!("kill -0 {}", pids[1 - first])).status.success());
     machine.sh(&format!("kill -KILL {}", pids[1 - first]));

@@ -66,7 +66,7 @@ fn scope_without_a_bus_is_refused_and_release_works(machine: &Machine) {
         "{printed}"
     );
     assert_eq!(leases(machine).len(), 1, "nothing was granted");
-    machine.sh(&format!("gpushctl lease release {lease}; pkill -KILL -xf 'sleep 1000'"));
+    machine.sh(&format!("gpushctl lease end {lease}; pkill -KILL -xf 'sleep 1000'"));
     none_left(machine);
     machine.sh("systemctl start dbus.socket");
     assert!(machine.run(&in_session(ALICE, "3", "gpushctl run --whole -- true")).status.success());
@@ -74,7 +74,8 @@ fn scope_without_a_bus_is_refused_and_release_works(machine: &Machine) {
 }
 
 fn scopes_of_a_deleted_database_are_shown_and_never_ended(machine: &Machine) {
-    machine.write("/etc/gpush/config.toml", format!("[processes]\nunleased = \"end\"\ngrace_s = 1\n{}", super::RULES));
+    machine
+        .write("/etc/gpush/config.toml", format!("[processes]\nunleased = \"end\"\ngrace = \"1s\"\n{}", super::RULES));
     machine.sh("systemctl reload gpushd.service");
     start_in_session(machine, ALICE, "1", RUN);
     let unit = text(&active(machine, 1)[0]["binding"], "unit").to_owned();

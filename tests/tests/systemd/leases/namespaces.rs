@@ -30,7 +30,7 @@ fn root_of_a_user_namespace_stays_the_user_and_is_not_moved(machine: &Machine) {
     start_in_session(machine, ALICE, "3", "exec gpushctl run --whole -- unshare --user --map-root-user sleep 1000");
     let lease = id(&active(machine, 1)[0]);
     pid_of(machine, "sleep 1000");
-    machine.sh(&format!("gpushctl lease release {lease}"));
+    machine.sh(&format!("gpushctl lease end {lease}"));
     let all = leases(machine);
     assert!(all[0]["waits_for"].to_string().contains("(sleep) runs"), "{all:?}");
     machine.sh("pkill -KILL -x sleep");
@@ -59,8 +59,8 @@ fn container_with_the_sockets_is_not_moved_and_has_no_rights(machine: &Machine) 
     let of_alice = active(machine, 1);
     let lease = id(&of_alice[0]);
     let changes = [
-        format!("lease revoke {lease} --reason test --end"),
-        format!("lease release {lease}"),
+        format!("lease end {lease} --reason test --kill"),
+        format!("lease end {lease}"),
         "gpu cordon 1 --reason test".to_owned(),
         "mig off 1".to_owned(),
     ];

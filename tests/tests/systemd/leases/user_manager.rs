@@ -99,7 +99,7 @@ fn process_that_left_its_scope_still_counts_for_the_lease(machine: &Machine) {
     waits_for(&hidden);
     // gpushd ends the process that names the lease. It cannot prove that the other process belonged
     // to the lease.
-    machine.sh(&format!("gpushctl lease revoke {lease} --reason test --end --notice 0s --grace 0s"));
+    machine.sh(&format!("gpushctl lease end {lease} --reason test --kill --notice 0s --grace 0s"));
     machine.await_that("the process is ended", |machine| !machine.run(&format!("kill -0 {named}")).status.success());
     let refused = machine.run(&in_session(ALICE, "2", "gpushctl run --whole -g 0 -- true"));
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");

@@ -14,8 +14,12 @@ use serde_json::Value;
 /// Two GPUs. The first one is shared as a whole. The second one has a MIG device that is shared.
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n";
 
-/// The server is that of the simulated host. NVIDIA's control daemon is at its default path.
-const MPS: &str = "[mps]\nserver = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\nfailures = 100\nlongest_pause_s = 1\nhealth_s = 1\n";
+/// NVIDIA's control daemon, and the server of the simulated host next to it.
+const MPS: &str = "[mps]\ncontrol = \"/opt/mps/nvidia-cuda-mps-control\"\nhealth = \"1s\"\n";
+
+/// A drop-in with which gpushd restarts daemons more often than usual.
+const RESTARTS: &str =
+    "[Service]\nExecStart=\nExecStart=/usr/sbin/gpushd --constants mps.failures=100,mps.longest_pause=1s\n";
 
 const RULES: &str = r#"
 [layouts]
@@ -47,7 +51,10 @@ fn machine(what: &str) -> Option<Machine> {
     // Servers and clients of other users write into this directory which GPUs they have open. With
     // a real driver, this would not be necessary.
     machine.sh("chmod 1777 /var/lib/gpush-sim/proc");
-    machine.put("/usr/bin/nvidia-cuda-mps-control", control);
+    machine.put("/opt/mps/nvidia-cuda-mps-control", control);
+    machine.sh("ln -s /var/lib/gpush-sim/bin/nvidia-cuda-mps-server /opt/mps/");
+    machine.write("/etc/systemd/system/gpushd.service.d/restarts.conf", RESTARTS);
+    machine.sh("systemctl daemon-reload");
     machine.write("/etc/gpush/config.toml", format!("{MPS}{RULES}"));
     machine.sh("systemctl start gpushd.service");
     machine.await_that("two targets are served", |machine| ready(machine).len() == 2);
@@ -352,7 +359,7 @@ fn directories_logs_and_accounting_are_in_place() {
     let pid = client(&machine, "client", "0");
     let is = |what: &str, is: &dyn Fn(&Value) -> bool| {
         machine.await_that(what, |machine| {
-            let all: Value = serde_json::from_str(&machine.sh("gpushctl process list --json")).expect("processes");
+            let all: Value = serde_json::from_str(&machine.sh("gpushctl ps --json")).expect("processes");
             let all = all["gpu_processes"].as_array().expect("processes").clone();
             all.iter().any(|one| one["pid"] == pid && is(one))
         });

@@ -8,7 +8,6 @@ const HOST: &str = "[[gpu]]\nmodel = \"l4\"\n";
 
 /// A rule for the GPU, with the simulated control daemon.
 const RULES: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-control\"\n\
-                     server = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\n\
                      [[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n";
 
 /// Starts an MPS control daemon with a client. Returns the unit of the daemon.

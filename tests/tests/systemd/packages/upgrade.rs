@@ -12,7 +12,6 @@ const HOST: &str = "latencies = true\n[[gpu]]\nmodel = \"a100-80\"\nmig = true\n
 
 /// Rules for the GPUs, with the simulated control daemon.
 const RULES: &str = "[mps]\ncontrol = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-control\"\n\
-                     server = \"/var/lib/gpush-sim/bin/nvidia-cuda-mps-server\"\n\
                      [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\"]\n\
                      [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n[[gpu]]\nmatch = [\"2\"]\nmode = \"exclusive\"\n";
 

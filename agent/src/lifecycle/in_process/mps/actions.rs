@@ -38,7 +38,7 @@ async fn client_since_the_last_probe_is_found_before_a_stop() {
         let refused = host.act("0", verb, json!({})).await.unwrap_err();
         assert_eq!(refused.code, Code::Blocked, "{verb}: {refused:?}");
         assert!(refused.causes.iter().any(|cause| cause.contains(&format!("pid {}", client.pid()))), "{refused:?}");
-        assert!(refused.hint.as_ref().is_some_and(|hint| hint.contains("mps drain 0")), "{refused:?}");
+        assert!(refused.hint.as_ref().is_some_and(|hint| hint.contains("mps stop 0 --wait")), "{refused:?}");
         host.daemon("0").await
     };
     for verb in ["stop", "restart"] {
@@ -168,7 +168,7 @@ async fn concurrent_actions_are_both_executed() {
 /// daemon.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn daemon_that_does_not_listen_yet_is_stopped_without_sigkill() {
-    let host = InProcess::start("dgx-h100", 1, &shared("\"0\"", "").replace("stop_s = 2", "stop_s = 600")).await;
+    let host = InProcess::start("dgx-h100", 1, &shared("\"0\"", "").replace("mps.stop=2s", "mps.stop=600s")).await;
     host.apply_rules(&["0"]).await;
     for _ in 0..3 {
         host.act("0", "stop", json!({})).await.expect("it is stopped");

@@ -1,12 +1,17 @@
-//! Compute modes that gpushd has set for MPS and cannot restore at once. gpushd reports the failure and retries, also
-//! after a restart.
+//! Compute modes that gpushd cannot set or restore at once: the call fails, is late, or ends the driver worker. gpushd
+//! reports the failure and retries, also after a restart.
 
-use gpush_api::{Code, ComputeMode, Health, OperationState};
+use gpush_api::{Code, ComputeMode, GpuState, Health, OperationState};
 use gpush_nvml::{ErrorKind, ReadingPart, Unread};
 use serde_json::json;
 
 use super::{INTERVALS, rule, shared};
-use crate::lifecycle::in_process::{InProcess, daemons::DaemonStart, host::ScriptedHost};
+use crate::lifecycle::in_process::{
+    InProcess,
+    call_rules::{CallEffect, CallRule, EndMoment},
+    daemons::DaemonStart,
+    host::ScriptedHost,
+};
 
 const SET: &str = "setting the compute mode";
 const TROUBLE: &str = "still has the compute mode that gpushd set for MPS";
@@ -152,4 +157,46 @@ fn failed_daemon_start_leaves_the_compute_mode_unchanged() {
         let health: Health = host.get("/v1/health").await;
         assert_eq!(health.errors, [] as [gpush_api::ApiError; 0], "{:?}", json!(health));
     });
+}
+
+/// The worker ends during the call that sets the mode, before or after the driver has set it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn worker_that_ends_in_a_compute_mode_call_leaves_no_mode() {
+    for moment in [EndMoment::Before, EndMoment::After] {
+        let host = InProcess::start("dgx-h100", 1, &rule("mode = \"exclusive\"")).await;
+        host.apply_rules(&["0"]).await;
+        host.reload(&shared("\"0\"", "")).await;
+        host.gpus.rule(CallRule::on(SET, 0).once().with(CallEffect::EndWorker(moment)));
+        let begun = host.begin_rules(&["0"], None).await.expect("it begins");
+        let ended = host.ended(&begun).await;
+        assert_eq!(ended.state, OperationState::RolledBack, "{moment:?}: {ended:#?}");
+        host.compute_mode_becomes(0, ComputeMode::Default).await;
+        host.apply_rules(&["0"]).await;
+        assert_eq!(host.gpus.compute_mode(0), EXCLUSIVE, "{moment:?}");
+    }
+}
+
+/// The call takes effect after its deadline. The operation fails, so gpushd restores the mode.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn late_compute_mode_is_restored_and_delays_no_other_gpu() {
+    let config = format!("# --constants driver.change=3s\n{}", shared("\"0-1\"", ""));
+    let world = ScriptedHost::new("dgx-h100", 2);
+    world.gpus.without_mig();
+    let host = world.start(&config).await;
+    host.gpus.rule(CallRule::on(SET, 0).once().held());
+    let late = host.begin_rules(&["0"], None).await.expect("it begins");
+    host.until_held().await;
+    host.apply_rules(&["1"]).await;
+    assert_eq!(host.gpus.compute_mode(1), EXCLUSIVE);
+    host.until("the deadline", async || (host.gpu(0).await.state == GpuState::Unknown).then_some(())).await;
+    host.gpus.release();
+    let ended = host.ended(&late).await;
+    assert_eq!(ended.state, OperationState::RolledBack, "{ended:#?}");
+    let is_restored = async || {
+        let calls = host.gpus.changes().iter().filter(|call| **call == format!("{SET} 0")).count();
+        (calls == 2 && host.gpus.compute_mode(0) == Some(ComputeMode::Default)).then_some(())
+    };
+    host.until("the mode is restored", is_restored).await;
+    host.apply_rules(&["0"]).await;
+    assert_eq!(host.gpus.compute_mode(0), EXCLUSIVE);
 }

@@ -61,7 +61,8 @@ async fn hung_daemon_is_replaced_after_its_last_client_ended() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hung_daemon_with_clients_is_restarted_when_configured() {
-    let config = shared("\"0\"", "").replace("health_s = 3600", "health_s = 3600\nrestart_hung_with_clients = true");
+    let config =
+        shared("\"0\"", "").replace("health = \"3600s\"", "health = \"3600s\"\nrestart_hung_with_clients = true");
     let host = InProcess::start("dgx-h100", 1, &config).await;
     host.apply_rules(&["0"]).await;
     let granted = host.share("0", json!({})).await.expect("a lease");
@@ -117,7 +118,7 @@ fn daemon_with_unknown_clients_is_not_ended() {
 /// A daemon that starts or stops slowly is killed at the time limit, and gpushd records this.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_daemon_is_killed_and_recorded() {
-    let config = shared("\"0\"", "").replace("stop_s = 2", "stop_s = 1\nstart_s = 1");
+    let config = shared("\"0\"", "").replace("mps.stop=2s", "mps.stop=1s,mps.start=1s");
     let host = InProcess::start("dgx-h100", 1, &config).await;
     host.apply_rules(&["0"]).await;
     host.host.daemons.ignore_quit();
@@ -141,7 +142,7 @@ async fn slow_daemon_is_killed_and_recorded() {
 /// gpushd reports the exit status, and the command that starts the daemon again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failing_daemon_is_given_up_and_can_be_started_manually() {
-    let config = shared("\"0\"", "").replace("stop_s = 2", "stop_s = 2\nfailures = 2");
+    let config = shared("\"0\"", "").replace("mps.stop=2s", "mps.stop=2s,mps.failures=2");
     let host = InProcess::start("dgx-h100", 1, &config).await;
     host.apply_rules(&["0"]).await;
     host.host.daemons.start_next(DaemonStart::Ends);

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `admission` | leases: grants, refusals, ends |
 //! | `actions` | stop, restart, settings, maintenance |
-//! | `availability` | a lost GPU, a cordon |
+//! | `availability` | a missing driver, a lost GPU, a cordon |
 //! | `drains` | drains, and servers that a killed daemon left |
 //! | `mode_changes` | operations to and from mode `mps` |
 //! | `compute_modes` | compute modes that cannot be set or restored |
@@ -35,7 +35,7 @@ use super::{
 };
 
 /// Intervals that no test waits for. Tests probe a daemon with a request.
-const INTERVALS: &str = "[mps]\nhealth_s = 3600\nstop_s = 2\npause_s = 1\nlongest_pause_s = 1\n";
+const INTERVALS: &str = "[mps]\nhealth = \"3600s\"\n# --constants mps.stop=2s,mps.pause=1s,mps.longest_pause=1s\n";
 
 /// Returns a config in which these GPUs have mode `mps`.
 fn shared(gpus: &str, more: &str) -> String {

@@ -8,7 +8,7 @@ use super::{Job, WHOLE, two_gpus};
 use crate::lifecycle::in_process::{
     InProcess,
     call_rules::{CREATE, CallRule},
-    lease_requests::whole_gpus,
+    lease_requests::{SLOW_READINGS, whole_gpus},
 };
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -64,6 +64,22 @@ async fn lost_database_fails_jobs_until_recover() {
     assert!(error.message.contains("GPU 0 is held"), "{error:?}");
     gpushd.post::<Value>("/v1/recover", &json!({ "reason": "a test" })).await.expect("the loss is accepted");
     gpushd.starts(&Job::new(4).on(&[0])).await;
+}
+
+/// Fault: if the last reading of the job's GPU was old, gpushd refused the job.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn job_waits_for_a_late_reading_of_its_gpu() {
+    let host = two_gpus(&format!("{SLOW_READINGS}{WHOLE}")).await;
+    host.reading_hangs(1).await;
+    let (quick, slow) = (Job::new(1).on(&[0]), Job::new(2).on(&[1]));
+    let waiting = host.starts(&slow);
+    tokio::pin!(waiting);
+    tokio::select! {
+        early = &mut waiting => panic!("{early:?}"),
+        granted = host.starts(&quick) => assert_eq!(granted.lease.members[0].gpu_uuid, host.gpu(0).await.uuid),
+    }
+    host.gpus.release();
+    assert_eq!(waiting.await.lease.members[0].gpu_uuid, host.gpu(1).await.uuid);
 }
 
 /// Earlier fault: after the first answer of gpushd, Prolog let the job run without a lease or a message. The list of the

@@ -14,7 +14,7 @@ use crate::lifecycle::in_process::{
 };
 
 /// A config in which only jobs use GPU 0, through MPS. No test waits for a probe.
-const MPS: &str = "[mps]\nhealth_s = 3600\nstop_s = 2\npause_s = 1\nlongest_pause_s = 1\n\
+const MPS: &str = "[mps]\nhealth = \"3600s\"\n# --constants mps.stop=2s,mps.pause=1s,mps.longest_pause=1s\n\
                    [[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
 
 /// Time limit of a hook that waits until its deadline, in milliseconds. An attempt takes longer on a busy machine.
@@ -55,7 +55,7 @@ async fn job_beyond_the_quota_of_its_user_is_refused() {
     let host = two_gpus(&format!("{quota}{WHOLE}")).await;
     host.starts(&Job::new(1).on(&[0])).await;
     let over = host.refuses(&Job::new(2).on(&[1])).await;
-    assert!(over.contains("may hold 1 lease") && !over.contains("lease release"), "{over}");
+    assert!(over.contains("may hold 1 lease") && !over.contains("lease end"), "{over}");
     host.starts(&Job::new(3).of(BOB).on(&[1])).await;
     // The user never gets a lease of this kind, so the hint does not suggest to try again.
     let host = two_gpus(&format!("[[quota]]\neverybody = true\nkinds = [\"mps\"]\n{WHOLE}")).await;

@@ -31,7 +31,7 @@ const OTHER: u32 = 3001;
 const RULE: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nmps = { compute_mode = \"keep\" }\n";
 
 fn ends(grace_s: u32, allow: &str) -> String {
-    format!("[processes]\nunleased = \"end\"\ngrace_s = {grace_s}\nallow = [{allow}]\n{RULE}")
+    format!("[processes]\nunleased = \"end\"\ngrace = \"{grace_s}s\"\nallow = [{allow}]\n{RULE}")
 }
 
 impl InProcess {
@@ -244,7 +244,7 @@ async fn process_keeps_lease_named_late_in_its_environment() {
     let _ended = nix::sys::signal::kill(nix::unistd::Pid::from_raw(child), nix::sys::signal::Signal::SIGKILL);
 }
 
-/// Fault: `mps show` said that a client runs without a lease, and `process list` named a lease of this client.
+/// Fault: `mps show` said that a client runs without a lease, and `ps` named a lease of this client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mps_daemon_and_process_list_name_the_same_leases() {
     let Some(host) = start("the leases of MPS clients", RULE).await else { return };

@@ -13,7 +13,7 @@ async fn old_environment_on_the_device_of_the_next_holder_is_reported() {
     // No other test has these users, because the processes here name their lease without its host.
     const HOLDER: u32 = 3003;
     const OTHER: u32 = 3004;
-    let config = "[processes]\nunleased = \"end\"\ngrace_s = 0\n\
+    let config = "[processes]\nunleased = \"end\"\ngrace = \"0s\"\n\
         [[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb\"]\n";
     let Some(host) = start("processes of earlier holders", config).await else { return };
     let device = async |uid: u32| -> LeaseGrant {

@@ -162,7 +162,7 @@ fn process_that_names_a_lease_is_not_ended_with_a_lease_on_another_device() {
     assert_eq!(on_gpu(&process, &leases), perhaps(2, Doubt::OtherDevice { is_named: false }));
 }
 
-/// Fault: gpushd ended a process that did not name the lease of the device. `process list` showed this process as
+/// Fault: gpushd ended a process that did not name the lease of the device. `ps` showed this process as
 /// `perhaps lease L1`, which says that gpushd does not end it.
 #[test]
 fn process_on_a_device_belongs_to_its_lease_only_if_it_names_it() {
@@ -176,7 +176,7 @@ fn process_on_a_device_belongs_to_its_lease_only_if_it_names_it() {
     }
 }
 
-/// Fault: `process list` reported such a process as unleased, and the policy `end` ended it.
+/// Fault: `ps` reported such a process as unleased, and the policy `end` ended it.
 #[test]
 fn setuid_program_and_root_of_a_container_count_for_the_lease_of_their_cgroup() {
     let leases = [free(1), Leased::new(2, ALICE, within(SERVICE)), Leased::new(3, ALICE, within(SERVICE))];

@@ -27,11 +27,12 @@ fn commented_settings_of_the_example_are_the_defaults() {
     let text = uncommented(EXAMPLE);
     let config = Config::parse(&text, "config.example.toml, uncommented").unwrap_or_else(|e| panic!("{e}"));
     assert!(config.rules.len() >= 3 && !config.layouts.is_empty());
-    // The example contains a group and paths for these settings, which have no default value.
-    let api = Api { socket_group: None, admin_socket: None, ..config.api };
+    // The example contains values for these settings, which have no default value.
+    let api = Api { admin_socket: None };
     let mode_change = ModeChange { before: None, after: None, ..config.mode_change };
-    let settings =
-        Config { api, mode_change, layouts: BTreeMap::new(), quotas: Vec::new(), rules: Vec::new(), ..config };
+    let defaults = RuleDefaults::default();
+    let (layouts, quotas, rules) = (BTreeMap::new(), Vec::new(), Vec::new());
+    let settings = Config { api, mode_change, layouts, quotas, defaults, rules, ..config };
     assert_eq!(settings, Config::default());
 }
 
@@ -131,6 +132,5 @@ fn socket_group_is_the_same_in_all_files() {
     const INSTALL: &str = include_str!("../../../../../docs/install.md");
     assert!(SYSUSERS.lines().any(|line| line == "g gpush -"));
     assert!(SOCKET.lines().any(|line| line == "SocketGroup=gpush"));
-    assert!(EXAMPLE.lines().any(|line| line == "#socket_group = \"gpush\""));
     assert!(INSTALL.contains("group `gpush`"));
 }

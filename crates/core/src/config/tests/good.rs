@@ -17,13 +17,8 @@ log.level = "debug"
 
 [driver]
 library = "/opt/driver/libnvidia-ml.so.1"
-start_s = 5
-read_ms = 500
-change_s = 7
 
 [api]
-socket_group = "gpu"
-socket_mode = "0660"
 admin_socket = "/run/gpush/root.sock"
 
 [access]
@@ -31,12 +26,11 @@ admin_groups = ["gpuadmin", "wheel"]
 
 [health]
 cordon_xids = [95, 79, 79]
-poll_s = 0
+poll = "0"
 
 [mps]
 control = "/opt/mps/control"
-server = "/opt/mps/nvidia-cuda-mps-server"
-pause_s = 90
+health = "1m 30s"
 
 [processes]
 unleased = "end"
@@ -58,13 +52,14 @@ kinds = ["mps", "mig"]
 leases = 4
 waiting = 0
 memory = "1.5 gpu"
-mps_percent = 150
+mps_percentage = 150
 longest = "2d12h"
 gpus = ["0-1", "*A30*"]
 
 [[quota]]
 groups = ["students"]
 memory = "40g"
+gpus = "all"
 
 [[quota]]
 everybody = true
@@ -93,7 +88,7 @@ mode = "mig"
 layout = "1g.6gb*4"
 
 [[gpu]]
-match = ["3"]
+match = "3"
 mode = "mig"
 layout = "none"
 
@@ -101,7 +96,7 @@ layout = "none"
 match = ["4"]
 mode = "mig"
 layout = ["2g.20gb*2:mps", "1c.3g.40gb:MPS"]
-mps = { percentage = "12.5%", memory_limit = "1536M", max_clients = 60 }
+mps = { percentage = "12.5%", memory = "1536M", max_clients = 60 }
 
 [[gpu]]
 match = ["5"]
@@ -112,10 +107,10 @@ match = ["6"]
 mode = "mps"
 [gpu.mps]
 percentage = 33.3
-memory_limit = "8G"
+memory = "8G"
 priority = "below-normal"
 max_clients = 1
-shares_percent = 10000
+total_percentage = 10000
 users = "many"
 compute_mode = "keep"
 
@@ -153,14 +148,10 @@ fn every_key_is_read() {
     let config = Config::parse(WHOLE, "config.toml").unwrap_or_else(|e| panic!("{e}"));
     assert!(config.auto_reconcile);
     assert_eq!(config.log.level, LogLevel::Debug);
-    assert_eq!(
-        config.driver,
-        Driver { library: "/opt/driver/libnvidia-ml.so.1".to_owned(), start_s: 5, read_ms: 500, change_s: 7 }
-    );
-    let admin_socket = Some("/run/gpush/root.sock".to_owned());
-    assert_eq!(config.api, Api { socket_group: Some("gpu".to_owned()), socket_mode: 0o660, admin_socket });
+    assert_eq!(config.driver.library, "/opt/driver/libnvidia-ml.so.1");
+    assert_eq!(config.api, Api { admin_socket: Some("/run/gpush/root.sock".to_owned()) });
     assert_eq!(config.access.admin_groups, ["gpuadmin", "wheel"]);
-    assert_eq!(config.health, Health { cordon_xids: vec![79, 95], poll_s: 0 });
+    assert_eq!(config.health, Health { cordon_xids: vec![79, 95], poll: Duration::ZERO });
     assert_eq!(config.layouts["text"].to_string(), "3g.40gb,2g.20gb");
     let modes: Vec<Mode> = config.rules.iter().map(|rule| rule.mode).collect();
     let first = [Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mig, Mode::Mps, Mode::Mps];
@@ -186,7 +177,7 @@ fn mps_policy_of_a_rule_is_read() {
         priority: Priority::BelowNormal,
     };
     let (users, compute_mode) = (MpsUsers::Many, MpsComputeMode::Keep);
-    assert_eq!(policy(6), MpsPolicy { settings, max_clients: 1, shares_percent: 10_000, users, compute_mode });
+    assert_eq!(policy(6), MpsPolicy { settings, max_clients: 1, total_percentage: 10_000, users, compute_mode });
     // On a MIG device, gpushd cannot set a compute mode.
     let cut = policy(4);
     assert_eq!((cut.settings.percentage.tenths(), cut.compute_mode), (125, MpsComputeMode::Keep));
@@ -248,7 +239,12 @@ fn quotas_are_resolved_for_the_host() {
         gpus: Some([0, 1].map(GpuIndex).into()),
     };
     assert!(quotas[..3].iter().all(|quota| quota.limits == limits), "{quotas:?}");
-    assert_eq!(quotas[3].limits, Limits { memory: Some(MemoryAmount::Mib(40 * 1024)), ..Limits::default() });
+    let limits = Limits {
+        memory: Some(MemoryAmount::Mib(40 * 1024)),
+        gpus: Some((0..8).map(GpuIndex).collect()),
+        ..Limits::default()
+    };
+    assert_eq!(quotas[3].limits, limits);
     // 37.5 % of 8 GPUs is 3000 thousandths of a GPU.
     assert_eq!(quotas[4].limits.memory, Some(MemoryAmount::Gpus(3000)));
     assert!(Config::default().quotas(&[]).is_empty());
@@ -264,7 +260,7 @@ fn each_key_of_a_quota_has_an_effect() {
         "leases = 1",
         "waiting = 1",
         "memory = \"2 GPUs\"",
-        "mps_percent = 1",
+        "mps_percentage = 1",
         "longest = \"1h\"",
         "gpus = [\"all\"]",
     ];
@@ -280,13 +276,41 @@ fn each_key_of_a_quota_has_an_effect() {
 }
 
 #[test]
-fn mps_settings_become_the_policy_of_the_supervisor() {
-    use crate::supervisor::SupervisorPolicy;
-    assert_eq!(Mps::default().policy(), SupervisorPolicy::default());
-    let mps = Config::parse(WHOLE, "config.toml").unwrap().mps;
-    // If the config does not set `longest_pause_s`, its value is never less than `pause_s`.
-    assert_eq!((mps.pause_s, mps.longest_pause_s), (90, 90));
-    assert_eq!(mps.policy().pause.as_secs(), 90);
+fn duration_is_a_string_in_the_notation_of_commands() {
+    for (text, seconds) in [("90s", 90), ("1m30s", 90), ("1m 30s", 90), ("90", 90), ("2 minutes", 120), ("1h", 3600)] {
+        let config = Config::parse(&format!("[mps]\nhealth = \"{text}\"\n"), "config.toml").unwrap();
+        assert_eq!(config.mps.health.as_secs(), seconds, "{text}");
+    }
+}
+
+#[test]
+fn one_selector_needs_no_list() {
+    let rule = |gpus: &str| {
+        let text = format!("[[gpu]]\nmatch = {gpus}\nmode = \"exclusive\"\n");
+        Config::parse(&text, "config.toml").unwrap().rules
+    };
+    assert_eq!(rule("\"0-3\""), rule("[\"0-3\"]"));
+}
+
+/// A GPU of mode `unmanaged` has no leases, so the defaults do not concern its rule.
+#[test]
+fn rules_have_the_defaults_unless_they_set_the_key() {
+    let rule = |gpu: u32, rest: &str| format!("[[gpu]]\nmatch = \"{gpu}\"\n{rest}\n");
+    let text = [
+        "[defaults]\nlease = \"required\"\nat_end = \"end\"\nowner = \"slurm\"\n".to_owned(),
+        rule(0, "mode = \"exclusive\""),
+        rule(1, "mode = \"mig\"\nlayout = \"none\"\nat_end = \"report\""),
+        rule(2, "mode = \"mps\"\nlease = \"optional\"\nowner = \"users\""),
+        rule(3, "mode = \"unmanaged\""),
+    ];
+    let config = Config::parse(&text.concat(), "config.toml").unwrap();
+    let terms = |rule: usize| config.rules[rule].lease.map(|terms| (terms.requirement, terms.at_end, terms.owner));
+    let (required, slurm) = (Some(LeaseRequirement::Required), LeaseOwner::Slurm);
+    assert_eq!(terms(0), Some((required, AtLeaseEnd::End, slurm)));
+    assert_eq!(terms(1), Some((required, AtLeaseEnd::Report, slurm)));
+    assert_eq!(terms(2), Some((Some(LeaseRequirement::Optional), AtLeaseEnd::End, LeaseOwner::Users)));
+    assert_eq!(terms(3), None);
+    assert_eq!(Config::parse(&config.effective(), "effective").unwrap(), config);
 }
 
 #[test]

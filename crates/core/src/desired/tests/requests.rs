@@ -39,7 +39,10 @@ fn hint_names_other_gpus_in_a_command_that_works() {
     assert!(apply(&["4"]).starts_with("choose other GPUs: `gpushctl apply 0-3,5` (administrator); or "));
     assert!(apply(&["2-5"]).starts_with("choose other GPUs: `gpushctl apply 2-3,5` (administrator); or "));
     let layout = hint(&["4"], entries("1G.10gb*2"));
-    assert!(layout.starts_with("choose other GPUs: `gpushctl mig plan '1g.10gb*2' -g 0-2,5-7`; or "), "{layout}");
+    assert!(
+        layout.starts_with("choose other GPUs: `gpushctl mig apply --dry-run '1g.10gb*2' -g 0-2,5-7`; or "),
+        "{layout}"
+    );
     let each = |layout: &[&str]| {
         let layout = layout.iter().map(|entry| (*entry).to_owned()).collect();
         LayoutSource::PerGpu(vec![GpuLayout { gpu: "4".to_owned(), mig: true, layout }])
@@ -232,7 +235,8 @@ layout = "none"
                         None => continue,
                     },
                 };
-                let plan = between(&hint, "`gpushctl mig plan ", &['`']).and_then(|command| command.split_once(" -g "));
+                let plan = between(&hint, "`gpushctl mig apply --dry-run ", &['`'])
+                    .and_then(|command| command.split_once(" -g "));
                 let others = between(&hint, "`gpushctl apply ", &['`']);
                 if let Some(others) = others {
                     let plans = plan_host(&config, &host, &request(&[others], LayoutSource::Wanted));

@@ -205,7 +205,7 @@ fn mps(snapshot: &Snapshot<'_>, gpu: &Gpu, target: &sharing::SharingTarget) -> M
     MpsOffer {
         target: target.uuid.clone(),
         memory_mib: target.memory_mib.unwrap_or(gpu.memory.total_mib),
-        capacity_tenths: target.policy.shares_percent.saturating_mul(10),
+        capacity_tenths: target.policy.total_percentage.saturating_mul(10),
         taken_tenths: sharing.iter().copied().map(tenths).fold(0, u32::saturating_add),
         leases: count(sharing.len()),
         most_leases: target.policy.max_clients,

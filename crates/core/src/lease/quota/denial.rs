@@ -194,7 +194,7 @@ impl Denial {
     #[must_use]
     pub fn hint(&self) -> String {
         let release = || match self.releasable {
-            Some(id) => format!("release a lease: `gpushctl lease release {id}`"),
+            Some(id) => format!("release a lease: `gpushctl lease end {id}`"),
             None if self.held.is_empty() => "request less".to_owned(),
             None => {
                 "try again when one of these leases has ended; the holder or an administrator can end it".to_owned()

@@ -101,14 +101,14 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     let two = [held(21, 0), held(17, 0)];
     let denial = check_request(&of(limits(2)), &two, LeaseKind::Mig, None).unwrap_err();
     assert_eq!(denial.to_string(), "group students may hold 2 leases; the user holds L17, L21");
-    assert_eq!(denial.hint(), "release a lease: `gpushctl lease release L17`");
+    assert_eq!(denial.hint(), "release a lease: `gpushctl lease end L17`");
     assert_eq!(denial.hint_for_job(), "submit the job again when another job or lease of the user has ended");
     let error = gpush_api::ApiError::from(&denial);
     assert_eq!((error.code, error.retryable), (gpush_api::Code::Denied, false));
     // Fault: the hint named a lease of another uid of the account, which the caller may not release.
     let others = HeldLease { releasable: false, ..two[1] };
     let denial = check_request(&of(limits(2)), &[two[0], others], LeaseKind::Mig, None).unwrap_err();
-    assert_eq!(denial.hint(), "release a lease: `gpushctl lease release L21`");
+    assert_eq!(denial.hint(), "release a lease: `gpushctl lease end L21`");
     let denial = check_request(&of(limits(1)), &[others], LeaseKind::Mig, None).unwrap_err();
     assert!(denial.hint().starts_with("try again when one of these leases has ended"), "{}", denial.hint());
 

@@ -10,7 +10,7 @@ use crate::{
 };
 
 const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n\
-    [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n[gpu.mps]\nshares_percent = 150\n\
+    [[gpu]]\nmatch = [\"1\"]\nmode = \"mps\"\n[gpu.mps]\ntotal_percentage = 150\n\
     [[gpu]]\nmatch = [\"2\"]\nmode = \"timeslice\"\ntimeslice = { replicas = 3 }\n\
     [[gpu]]\nmatch = [\"3\"]\nmode = \"exclusive\"\n";
 

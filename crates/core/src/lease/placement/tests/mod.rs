@@ -170,11 +170,20 @@ fn timeslice_replicas_are_counted() {
 
 #[test]
 fn closed_gpu_and_unselected_gpu_are_not_used() {
-    let closed = |closed| GpuOffer { closed: Some(closed), ..whole(0, true) };
-    for reason in [Closed::Cordoned, Closed::Claimed, Closed::NotReady] {
-        let host = Host { gpus: vec![closed(reason)] };
-        let error = place(&host, &wanted(RequestedShare::Whole, 1), PlacementPolicy::Pack).unwrap_err();
-        assert_eq!(error, NoAssignment::Busy { obstacles: vec![(GpuIndex(0), Obstacle::Closed(reason))], free: None });
+    for (gpu, share) in [
+        (whole(0, true), RequestedShare::Whole),
+        (timeslice(0, 4, 0), RequestedShare::Timeslice),
+        (mps(0, 0, None), some_mps("10")),
+        (mig(0, "a100-80", false, "3g.40gb@4"), profile("3g.40gb")),
+        (mig(0, "a100-80", true, ""), profile("3g.40gb")),
+    ] {
+        assert!(place(&Host { gpus: vec![gpu.clone()] }, &wanted(share.clone(), 1), PlacementPolicy::Pack).is_ok());
+        for reason in [Closed::Cordoned, Closed::Claimed, Closed::NotReady] {
+            let host = Host { gpus: vec![GpuOffer { closed: Some(reason), ..gpu.clone() }] };
+            let error = place(&host, &wanted(share.clone(), 1), PlacementPolicy::Pack).unwrap_err();
+            let obstacles = vec![(GpuIndex(0), Obstacle::Closed(reason))];
+            assert!(matches!(&error, NoAssignment::Busy { obstacles: found, .. } if *found == obstacles), "{error:?}");
+        }
     }
     let host = Host { gpus: vec![whole(0, true), mps(1, 0, None)] };
     let only =

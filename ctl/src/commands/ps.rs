@@ -1,28 +1,27 @@
-//! `gpushctl process list`.
+//! `gpushctl ps`.
 
 use gpush_api::GpuProcesses;
 use gpush_client::Client;
 
 use crate::{
-    args::Process,
+    args::PsArgs,
     exit::{DIFFERS, Failure, Outcome},
     output::Output,
     render::processes,
 };
 
-pub(super) async fn run(client: &mut Client, command: &Process, out: &Output) -> Outcome {
-    let Process::List { unleased, which } = command;
+pub(super) async fn run(client: &mut Client, args: &PsArgs, out: &Output) -> Outcome {
     let mut all = client.processes().await?;
-    let selectors = which.selectors();
+    let selectors = args.which.selectors();
     if !selectors.is_empty() {
         only(client, &mut all, &selectors).await?;
     }
-    if *unleased {
+    if args.unleased {
         all.processes.retain(|one| one.unleased.is_some());
     }
-    out.list(&all, |look| processes::list(&all, *unleased, look))?;
+    out.list(&all, |look| processes::list(&all, args.unleased, look))?;
     Ok(match all.unknown.first() {
-        _ if !unleased => 0,
+        _ if !args.unleased => 0,
         _ if !all.processes.is_empty() => DIFFERS,
         // The processes of a GPU are unknown, so some may be unleased: this is an error.
         Some(one) => one.error.code.exit_status(),

@@ -19,25 +19,25 @@ fn kernel(host: &Host) -> Finding {
         (Some(Ok(major)), Some(Ok(minor))) => (major, minor),
         _ => {
             let hint = "see /proc/sys/kernel/osrelease";
-            return Finding::warning(Area::Floor, "the version of the kernel is unknown", hint);
+            return Finding::warning(Area::System, "the version of the kernel is unknown", hint);
         }
     };
     if version < KERNEL {
         let message = format!("Linux {release} is too old: gpush needs {}.{} or later", KERNEL.0, KERNEL.1);
         return Finding::problem(
-            Area::Floor,
+            Area::System,
             message,
             "install a newer kernel, or a newer release of the distribution",
         );
     }
-    Finding::ok(Area::Floor, format!("Linux {release}"))
+    Finding::ok(Area::System, format!("Linux {release}"))
 }
 
 fn systemd(host: &Host) -> Finding {
     if !host.has("run/systemd/system") {
         let message = "systemd is not running, so MPS daemons are child processes of gpushd";
         let hint = "run gpushd as a systemd service; docs/known-gaps.md lists the limits without systemd";
-        return Finding::warning(Area::Floor, message, hint);
+        return Finding::warning(Area::System, message, hint);
     }
     let printed = host.run("usr/bin/systemctl", &["--version"]).unwrap_or_default();
     let version = printed.split_whitespace().nth(1).and_then(|word| {
@@ -45,11 +45,11 @@ fn systemd(host: &Host) -> Finding {
         digits.parse::<u32>().ok()
     });
     match version {
-        None => Finding::warning(Area::Floor, "the version of systemd is unknown", "see `systemctl --version`"),
+        None => Finding::warning(Area::System, "the version of systemd is unknown", "see `systemctl --version`"),
         Some(version) if version < SYSTEMD => {
             let message = format!("systemd {version} is too old: gpush needs {SYSTEMD} or later");
-            Finding::problem(Area::Floor, message, "install a newer release of the distribution")
+            Finding::problem(Area::System, message, "install a newer release of the distribution")
         }
-        Some(version) => Finding::ok(Area::Floor, format!("systemd {version}")),
+        Some(version) => Finding::ok(Area::System, format!("systemd {version}")),
     }
 }

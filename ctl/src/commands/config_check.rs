@@ -1,0 +1,251 @@
+//! `gpushctl config check`: errors of a config file, and what the file does on the GPUs of this or of another host.
+
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use gpush_api::{ApiError, Code, ConfigView, Gpu, GpuPlan, GpuState, Mode, PlanRequest, Plans, Refusal};
+use gpush_client::Client;
+use gpush_core::{
+    config::{Config, ConfigErrors, Located},
+    desired,
+};
+use nix::unistd::Group;
+use serde::Serialize;
+
+use crate::{args::Global, exit::Outcome, offline, output::Output, render, socket};
+
+/// The output of `gpushctl config check --json` for a valid file.
+#[derive(Serialize)]
+pub(super) struct Checked {
+    /// The config in the form in which gpushd shows it.
+    pub(super) config: ConfigView,
+    /// Remarks that are not errors.
+    #[serde(rename = "remarks")]
+    pub(super) findings: Vec<String>,
+    /// The plans for the GPUs of the host. `None` if no GPUs are known, or if no rule claims a GPU for MIG.
+    #[serde(flatten)]
+    pub(super) plans: Option<Plans>,
+}
+
+/// The output of `gpushctl config check --json` for an invalid file.
+#[derive(Serialize)]
+pub(super) struct Wrong {
+    pub(super) error: ApiError,
+    pub(super) problems: Vec<Located>,
+}
+
+/// How long `config check` waits for gpushd. Without an answer, it reads the default file, and checks no GPU.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// Returns the config file of the gpushd that runs. Returns `None` if no gpushd answers, or if it uses no file.
+fn path_of_agent(global: &Global) -> Option<PathBuf> {
+    let runtime = super::runtime().ok()?;
+    let mut client = Client::new(socket::chosen(global)).deadline(ANSWER).without_waiting_for_start();
+    runtime.block_on(client.config()).ok()?.path.map(PathBuf::from)
+}
+
+/// Runs `gpushctl config check`.
+pub(super) fn run(global: &Global, file: Option<PathBuf>, offline: Option<&str>, out: &Output) -> Outcome {
+    let named = file.or_else(offline::environment).or_else(|| path_of_agent(global));
+    if named.is_none() && !Path::new(offline::DEFAULT_CONFIG).exists() {
+        let message = format!("there is no {}", offline::DEFAULT_CONFIG);
+        let error = ApiError::new(Code::NotFound, message).cause("without a config, gpushd runs but manages no GPU");
+        let hint = format!(
+            "create an empty config with `install -D -m 644 /dev/null {}` (the man page gpush-config(5) describes the \
+             settings), or name another file",
+            offline::DEFAULT_CONFIG
+        );
+        return Err(error.hint(hint).into());
+    }
+    let file = named.unwrap_or_else(|| PathBuf::from(offline::DEFAULT_CONFIG));
+    if file == Path::new("-") && offline == Some("-") {
+        let error = ApiError::new(Code::BadRequest, "the config and the host can't both be read from stdin");
+        return Err(error.hint("save one of them in a file").into());
+    }
+    let bytes = offline::read(&file)?;
+    let name = offline::name(&file);
+    let config = match Config::from_bytes(&bytes, &name) {
+        Ok(config) => config,
+        Err(errors) => return wrong(&errors, out),
+    };
+    let mut findings = groups(&config);
+    findings.extend(programs(&config));
+    findings.extend(config.slurm_rules_with_dynamic_layout().map(|rule| {
+        format!("{rule}: gpushd refuses every Slurm job on these GPUs, because owner = \"slurm\" needs a static layout")
+    }));
+    let gpus = match offline {
+        Some(host) => Some(offline::host(host)?),
+        None if !selects_gpus(&config) => None,
+        None => match gpus_of_agent(global) {
+            Ok(gpus) => Some(gpus),
+            Err(error) => {
+                let why = if error.code == Code::Unreachable { "no gpushd answers" } else { &error.message };
+                findings.push(format!(
+                    "not checked: selectors and layouts, because {why}; for another host, add --offline"
+                ));
+                None
+            }
+        },
+    };
+    let known = gpus.as_deref().unwrap_or_default();
+    let view = config.view(Some(&name), known);
+    findings.extend(gpus.iter().flat_map(|gpus| desired::findings(&config, gpus)));
+    let has_layouts = view.rules.iter().any(|rule| rule.mode == Mode::Mig && !rule.claims.is_empty());
+    let plans = match (&gpus, offline) {
+        (None, _) => None,
+        // No rule claims a GPU for MIG, so there is nothing to plan. Report this as a finding.
+        (Some(_), Some(_)) if !has_layouts => {
+            findings.push("no rule claims a GPU for MIG".to_owned());
+            None
+        }
+        (Some(_), None) if !has_layouts => None,
+        (Some(gpus), Some(host)) => {
+            let planned = desired::plan_host(&config, gpus, &PlanRequest::default());
+            let mut plans = planned.map_err(|error| offline::about(host, error))?;
+            offline::about_all(host, &mut plans);
+            Some(plans)
+        }
+        (Some(gpus), None) => Some(possible(&config, gpus)?),
+    };
+    let checked = Checked { config: view, findings, plans };
+    out.show(&checked, |look| {
+        render::config::checked(&checked.config, &checked.findings, checked.plans.as_ref(), known, look)
+    })?;
+    let impossible = checked.plans.iter().flat_map(|p| &p.plans).find(|p| never(p));
+    Ok(impossible.map_or(0, |p| p.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code).exit_status()))
+}
+
+/// Returns whether a config has selectors of GPUs.
+fn selects_gpus(config: &Config) -> bool {
+    !config.rules.is_empty() || config.quotas.iter().any(|quota| quota.gpus.is_some())
+}
+
+/// Returns the GPUs of the host, with their profiles, from the gpushd that runs.
+fn gpus_of_agent(global: &Global) -> Result<Vec<Gpu>, ApiError> {
+    let runtime = super::runtime()?;
+    let mut client = Client::new(socket::chosen(global)).deadline(ANSWER).without_waiting_for_start();
+    Ok(runtime.block_on(client.gpus(true))?)
+}
+
+/// Plans the layouts of the config on the GPUs of the host as if nothing used them. So a plan is refused only if its
+/// layout is impossible.
+fn possible(config: &Config, gpus: &[Gpu]) -> Result<Plans, ApiError> {
+    let mut gpus = gpus.to_vec();
+    for gpu in &mut gpus {
+        (gpu.state, gpu.stale, gpu.overridden, gpu.processes_known) = (GpuState::Ready, false, None, true);
+        gpu.processes.clear();
+        gpu.leases.clear();
+        gpu.cordons.clear();
+        gpu.mps_daemons.clear();
+        if let Some(mig) = &mut gpu.mig {
+            mig.instances.clear();
+        }
+    }
+    let mut plans = desired::plan_host(config, &gpus, &PlanRequest::default())?;
+    for plan in plans.plans.iter_mut().filter(|plan| !never(plan)) {
+        (plan.refusal, plan.error) = (None, None);
+    }
+    Ok(plans)
+}
+
+/// Returns a finding for each group that the config names but this host does not have. This is not an error, because
+/// the config may be for another host.
+fn groups(config: &Config) -> Vec<String> {
+    let missing = config.access.admin_groups.iter().filter(|group| matches!(Group::from_name(group), Ok(None)));
+    let finding = |group: &String| {
+        format!(
+            "admin_groups: this host has no group `{group}`, so the group has no members; `groupadd --system {group}` \
+             creates the group"
+        )
+    };
+    missing.map(finding).collect()
+}
+
+/// Returns a finding for each hook that the config names but this host cannot run.
+fn programs(config: &Config) -> Vec<String> {
+    use std::os::unix::fs::PermissionsExt;
+    let change = &config.mode_change;
+    let hooks = [("before", &change.before), ("after", &change.after)];
+    let named = hooks.into_iter().filter_map(|(key, program)| Some((key, program.as_ref()?)));
+    let wrong = |(key, program): (&str, &String)| {
+        let what = match std::fs::metadata(program) {
+            Err(error) => format!("{program} can't be run here: {error}"),
+            Ok(of) if !of.is_file() || of.permissions().mode() & 0o111 == 0 => {
+                format!("{program} is not an executable file")
+            }
+            Ok(of) if of.permissions().mode() & 0o022 != 0 => {
+                format!(
+                    "gpushd does not run {program}, because other users can write to it; remove their access with \
+                    `chmod go-w {program}`"
+                )
+            }
+            Ok(_) => return None,
+        };
+        Some(format!("mode_change.{key}: {what}"))
+    };
+    named.filter_map(wrong).collect()
+}
+
+/// Returns whether a plan can never succeed with this config and GPU model. Returns `false` if only the current use of
+/// the GPU prevents success.
+pub(crate) fn never(plan: &GpuPlan) -> bool {
+    match &plan.refusal {
+        Some(Refusal::Blocked { .. } | Refusal::Held { .. } | Refusal::Reboot { .. }) => false,
+        Some(
+            Refusal::UnknownProfile { .. }
+            | Refusal::NoSuchPlacement { .. }
+            | Refusal::PlacementsOverlap { .. }
+            | Refusal::TooMany { .. }
+            | Refusal::TooManySlices { .. }
+            | Refusal::NoEngine { .. }
+            | Refusal::NoArrangement { .. }
+            | Refusal::ComputeDoesNotFit { .. }
+            | Refusal::NoMig,
+        ) => true,
+        None => plan.error.is_some(),
+    }
+}
+
+fn wrong(errors: &ConfigErrors, out: &Output) -> Outcome {
+    let error = ApiError::from(errors);
+    let status = error.code.exit_status();
+    if out.json {
+        out.document(&Wrong { error, problems: errors.located() })?;
+        return Ok(status);
+    }
+    // Print this text instead of the API's error: it shows each problem with its line and a caret.
+    let mut text = errors.to_string();
+    if !text.ends_with('\n') {
+        text.push('\n');
+    }
+    out.remark(&format!("{text}\n"));
+    let mut short = error;
+    short.causes.clear();
+    short.hint = None;
+    Err(short.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_core::preset;
+
+    use super::*;
+
+    /// A user of the GPU blocks the change now, but does not make the layout impossible.
+    #[test]
+    fn layout_of_a_gpu_in_use_is_possible() {
+        let mut gpus = preset::gpus("dgx-a100").unwrap();
+        gpus.truncate(1);
+        gpus[0].processes_known = false;
+        gpus[0].state = GpuState::Unknown;
+        let refused = |layout: &str| {
+            let text = format!("[[gpu]]\nmatch = \"0\"\nmode = \"mig\"\nlayout = [\"{layout}\"]\n");
+            let plans = possible(&Config::parse(&text, "config.toml").unwrap(), &gpus).unwrap();
+            plans.plans.iter().any(never)
+        };
+        assert!(!refused("1g.10gb*7"));
+        assert!(refused("4g.40gb*2"));
+    }
+}

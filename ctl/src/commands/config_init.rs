@@ -1,0 +1,105 @@
+//! `gpushctl config init`: writes a config to begin with.
+
+use std::{fs::OpenOptions, io::Write as _, os::unix::fs::OpenOptionsExt as _, path::Path};
+
+use gpush_api::{ApiError, Code, Gpu};
+use gpush_core::config::{Site, Starter, Wall};
+use serde::Serialize;
+
+use crate::{
+    args::{ConfigInitArgs, Global, Isolation, SiteName},
+    exit::{self, Failure, Outcome},
+    offline,
+    output::Output,
+};
+
+/// The output of `gpushctl config init --json`.
+#[derive(Debug, Serialize)]
+pub(super) struct Initialized<'t> {
+    pub(super) file: Option<&'t Path>,
+    pub(super) text: &'t str,
+}
+
+pub(super) fn run(global: &Global, args: &ConfigInitArgs, out: &Output) -> Outcome {
+    let gpus = gpus(global, args)?;
+    if gpus.is_empty() {
+        return Err(super::no_gpu().into());
+    }
+    let site = match args.site {
+        Some(site) => site,
+        None if out.can_ask() => asked(out)?,
+        None => {
+            let error = ApiError::new(Code::BadRequest, "the config needs to know what the host is for");
+            return Err(error.hint("add `--site lab`, `--site slurm` or `--site inference`").into());
+        }
+    };
+    let wall = match args.isolation {
+        Isolation::Hard => Wall::Hard,
+        Isolation::Shared => Wall::Shared,
+    };
+    let site = match site {
+        SiteName::Lab => Site::Lab,
+        SiteName::Slurm => Site::Slurm,
+        SiteName::Inference => Site::Inference,
+    };
+    let text = Starter { site, wall, groups: args.groups.clone() }.config(&gpus);
+    if let Some(file) = &args.file {
+        write(file, &text)?;
+        let next = format!("gpushctl config check {}", file.display());
+        return out
+            .show(&Initialized { file: Some(file), text: &text }, |look| {
+                format!(
+                    "written to {}; check it with `{}`\n",
+                    look.clean(&file.display().to_string()),
+                    look.clean(&next)
+                )
+            })
+            .map(|()| 0);
+    }
+    out.show(&Initialized { file: None, text: &text }, |_| text.clone())?;
+    Ok(0)
+}
+
+/// Returns the GPUs for which the config is: those of a preset or a saved host, else those of gpushd.
+fn gpus(global: &Global, args: &ConfigInitArgs) -> Result<Vec<Gpu>, Failure> {
+    match &args.offline {
+        Some(host) => Ok(offline::host(host)?),
+        None => super::with_agent(global, async |client| {
+            client.gpus(true).await.map_err(|error| {
+                let error = ApiError::from(error);
+                let preset =
+                    "without gpushd, name a similar host: `gpushctl config init --site lab --offline dgx-a100`";
+                Failure::from(if error.code == Code::Unreachable { error.hint(preset) } else { error })
+            })
+        }),
+    }
+}
+
+/// Asks what the host is for.
+fn asked(out: &Output) -> Result<SiteName, Failure> {
+    for (site, question) in [
+        (SiteName::Lab, "Do users log in to this host and share its GPUs?"),
+        (SiteName::Slurm, "Does Slurm start jobs on this host?"),
+        (SiteName::Inference, "Do services run on its GPUs?"),
+    ] {
+        if out.confirmed(question)? {
+            return Ok(site);
+        }
+    }
+    let error = ApiError::new(Code::BadRequest, "gpushctl has a config for each of these uses only");
+    Err(error.hint("begin with `--site lab`, and change the rules; docs/config.md explains them").into())
+}
+
+/// Writes a new file. Never overwrites a file.
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    let opened = OpenOptions::new().write(true).create_new(true).mode(0o644).open(path);
+    let written = opened.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => {
+            ApiError::new(Code::BadRequest, format!("{} exists, and is not overwritten", path.display()))
+                .hint("name another file, or leave out --file to print the config")
+                .into()
+        }
+        _ => exit::io(format!("cannot write {}", path.display()), &error).into(),
+    })
+}
