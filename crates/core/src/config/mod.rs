@@ -15,10 +15,11 @@
 
 use std::collections::BTreeMap;
 
-use gpush_api::{LeaseTerms, Mode, MpsPolicy, TimeslicePolicy};
+use gpush_api::{LeaseAccess, LeaseTerms, Mode, MpsPolicy, TimeslicePolicy};
 
 use crate::{layout::Layout, selector::Selector};
 
+mod account_name;
 mod bounded_syntax;
 mod effective;
 mod layouts;
@@ -28,6 +29,7 @@ mod mode_change;
 mod mps;
 mod parse;
 mod processes;
+mod quota_default;
 mod quotas;
 mod reader;
 mod rules;
@@ -266,6 +268,8 @@ pub struct Rule {
     pub timeslice: Option<TimeslicePolicy>,
     /// How the GPUs are leased; `None` only in mode `unmanaged`.
     pub lease: Option<LeaseTerms>,
+    /// Users who may lease the GPUs; `None` for all users.
+    pub access: Option<LeaseAccess>,
 }
 
 /// The layout of a rule.

@@ -69,13 +69,27 @@ pub const SLURM: Section =
 /// `[[quota]]`
 pub const QUOTA: Section = Section {
     header: "[[quota]]",
-    keys: &["users", "groups", "everybody", "kinds", "leases", "waiting", "memory", "mps_percent", "longest", "gpus"],
+    keys: &[
+        "users",
+        "groups",
+        "everybody",
+        "kinds",
+        "leases",
+        "waiting",
+        "memory",
+        "mps_percent",
+        "longest",
+        "gpus",
+        "default",
+    ],
 };
 /// `[layouts]`. The administrator chooses its keys: they are names of layouts.
 pub const LAYOUTS: Section = Section { header: "[layouts]", keys: &[] };
 /// `[[gpu]]`
-pub const RULE: Section =
-    Section { header: "[[gpu]]", keys: &["name", "match", "mode", "layout", "lease", "at_end", "owner"] };
+pub const RULE: Section = Section {
+    header: "[[gpu]]",
+    keys: &["name", "match", "mode", "layout", "lease", "at_end", "owner", "users", "groups"],
+};
 /// `[gpu.mps]`, which belongs to the rule above it.
 pub const RULE_MPS: Section = Section {
     header: "[gpu.mps]",

@@ -267,6 +267,7 @@ fn each_key_of_a_quota_has_an_effect() {
         "mps_percent = 1",
         "longest = \"1h\"",
         "gpus = [\"all\"]",
+        "default = \"mps=25,for=90m\"",
     ];
     let plain = Config::parse("[[quota]]\nusers = [\"bob\"]\n", "config.toml").unwrap();
     for line in keys {
@@ -277,6 +278,19 @@ fn each_key_of_a_quota_has_an_effect() {
     }
     let tried: Vec<&str> = keys.iter().filter_map(|line| line.split(' ').next()).collect();
     assert_eq!(tried, schema::QUOTA.keys);
+}
+
+#[test]
+fn users_and_groups_of_a_rule_say_who_may_lease() {
+    let text = |keys: &str| format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n{keys}");
+    let access = |keys: &str| {
+        let config = Config::parse(&text(keys), "config.toml").unwrap();
+        assert_eq!(Config::parse(&config.effective(), "effective").unwrap(), config, "{keys}");
+        config.rules[0].access.as_ref().map(ToString::to_string)
+    };
+    assert_eq!(access(""), None);
+    assert_eq!(access("users = [\"anna\"]\n").as_deref(), Some("user anna"));
+    assert_eq!(access("groups = [\"ml\", \"bio\"]\nusers = []\n").as_deref(), Some("group ml, group bio"));
 }
 
 #[test]
