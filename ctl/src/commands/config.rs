@@ -10,9 +10,10 @@ use gpush_api::{
 };
 use gpush_client::Client;
 use gpush_core::{
-    config::{Config, ConfigErrors, Located},
+    config::{Config, ConfigErrors, Located, accounts_in},
     desired,
 };
+use gpush_host::config_accounts::notes_blocking;
 use nix::unistd::Group;
 use serde::Serialize;
 
@@ -194,7 +195,12 @@ fn check(named: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     let gpus = host.map(offline::host).transpose()?;
     let known = gpus.as_deref().unwrap_or_default();
     let view = config.view(Some(&name), known);
-    let mut findings = groups(&config);
+    let mut findings = Vec::new();
+    // A config for another host names accounts of that host.
+    if host.is_none() {
+        findings.extend(socket_group(&config));
+        findings.extend(accounts(&name, &bytes));
+    }
     findings.extend(programs(&config));
     findings.extend(config.slurm_rules_with_dynamic_layout().map(|rule| {
         format!("{rule}: gpushd refuses every Slurm job on these GPUs, because owner = \"slurm\" needs a static layout")
@@ -223,25 +229,20 @@ fn check(named: Option<PathBuf>, host: Option<&str>, out: &Output) -> Outcome {
     Ok(impossible.map_or(0, |p| p.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code).exit_status()))
 }
 
-/// Returns a finding for each group that the config names but this host does not have. This is not an error, because
-/// the config may be for another host.
-fn groups(config: &Config) -> Vec<String> {
-    let socket = config.api.socket_group.iter().map(|group| {
-        (
-            "socket_group",
-            group,
-            "gpushd cannot create its \
-        socket",
-        )
-    });
-    let admins = config.access.admin_groups.iter().map(|group| ("admin_groups", group, "the group has no members"));
-    socket
-        .chain(admins)
-        .filter(|(_, group, _)| matches!(Group::from_name(group), Ok(None)))
-        .map(|(key, group, so)| {
-            format!("{key}: this host has no group `{group}`, so {so}; `groupadd --system {group}` creates the group")
-        })
-        .collect()
+/// Returns a finding if the host has no group of the name in `socket_group`. This is not an error, because the config may
+/// be for another host.
+fn socket_group(config: &Config) -> Option<String> {
+    let group = config.api.socket_group.as_ref().filter(|group| matches!(Group::from_name(group), Ok(None)))?;
+    Some(format!(
+        "socket_group: this host has no group `{group}`, so gpushd cannot create its socket; `groupadd --system {group}` \
+         creates the group"
+    ))
+}
+
+/// Returns a finding for each user and group that the config names but this host does not have.
+fn accounts(file: &str, bytes: &[u8]) -> Vec<String> {
+    let accounts = std::str::from_utf8(bytes).map(accounts_in).unwrap_or_default();
+    notes_blocking(Path::new("/"), Some(file), &accounts).unwrap_or_default()
 }
 
 /// Returns a finding for each hook that the config names but this host cannot run.

@@ -1,6 +1,6 @@
 //! Quotas and rules for teams: what users see of them, what they refuse, and what they add to a request.
 
-use gpush_api::{ApiError, Code, LeaseGrant, LeaseKind, QuotaResource, QuotaView};
+use gpush_api::{ApiError, Code, LeaseGrant, LeaseKind, QuotaResource, QuotaView, Reloaded};
 use serde_json::json;
 
 use super::{
@@ -155,4 +155,15 @@ async fn users_of_a_rule_are_shown() {
     assert_eq!(shown.collect::<Vec<_>>(), expected);
     let seen: Vec<QuotaView> = host.get_as(user(1001), "/v1/quotas").await.expect("the own quota");
     assert_eq!(seen[0].closed_gpus, [0]);
+}
+
+/// Fault: only the log named a misspelt group, so everybody got the quota for everybody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reload_reports_names_that_the_host_does_not_have() {
+    let host = whole_gpus(1).start(WHOLE).await;
+    let text = format!("[[quota]]\ngroups = [\n\"group7\",\n\"studnets\"]\nleases = 1\n{WHOLE}");
+    let reloaded: Reloaded = host.try_reload(&text, &json!({})).await.expect("the config is loaded");
+    let [finding] = reloaded.findings.as_slice() else { panic!("{:?}", reloaded.findings) };
+    let note = ":4: this host has no group `studnets`, so `quota.groups` ignores this name";
+    assert!(finding.ends_with(note), "{finding}");
 }

@@ -20,6 +20,7 @@ use gpush_api::{LeaseAccess, LeaseTerms, Mode, MpsPolicy, TimeslicePolicy};
 use crate::{layout::Layout, selector::Selector};
 
 mod account_name;
+mod accounts;
 mod bounded_syntax;
 mod effective;
 mod layouts;
@@ -40,6 +41,7 @@ mod slurm;
 mod timeslice;
 mod toml_text;
 
+pub use accounts::{NamedAccount, accounts_in};
 pub use limits::RequestLimits;
 pub use mps::Mps;
 pub use processes::{Allowed, Processes};
