@@ -8,7 +8,7 @@ use gpush_core::{
     schedule::{Need, Needs, Ticket},
 };
 
-use super::{Leases, quotas};
+use super::{Leases, access, holder_facts::HolderFacts};
 use crate::{
     operations::scheduler::{HeldLeases, PlacementSnapshot, Scheduler, slurm_gpus},
     requests::caller::{Caller, Viewer},
@@ -24,7 +24,10 @@ pub(crate) async fn devices(
     daemons: &[MpsDaemon],
 ) -> Vec<MigDevice> {
     let viewer = caller.viewer;
-    let known = quotas::quota(leases, caller, caller.uid(), seen.host.gpus.len()).await.ok();
+    let facts = HolderFacts::of(leases, caller, caller.uid()).await.ok();
+    let closed =
+        facts.as_ref().map(|facts| access::closed(&seen.host, facts)).unwrap_or_default().into_keys().collect();
+    let known = facts.and_then(|facts| Some((facts.account, facts.effective(seen.host.gpus.len()).ok()?)));
     let open: Vec<Lease> =
         leases.handles.context.state.leases().open.values().map(|lease| lease.to_api(viewer)).collect();
     let gpus = seen.gpus(viewer);
@@ -41,7 +44,7 @@ pub(crate) async fn devices(
     let held = HeldLeases::of(leases.handles.context.users.accounts(), &leases.handles.context.state.leases());
     let known = known.map(|(account, effective)| (effective, held.by(account)));
     let quota = known.as_ref().map(|(effective, held)| CallerQuota { effective, held, gpus: &gpus });
-    let offers = Offers { host: &snapshot.host, takers: &takers, slurm: &slurm, quota };
+    let offers = Offers { host: &snapshot.host, takers: &takers, slurm: &slurm, closed: &closed, quota };
     gpush_core::devices::apply_queue(&mut listed, needed_by, offers);
     listed
 }

@@ -29,8 +29,8 @@ use super::{
 use crate::{
     modes::mps,
     operations::scheduler::{
-        self, LeaseDemand, NotReserved, PlacementSnapshot, ReadHost, RetryHint, Unplaced, check_quotas, explain,
-        reserve, retry_hint,
+        self, HeldLeases, LeaseDemand, NotReserved, PlacementSnapshot, ReadHost, RetryHint, Unplaced, check_quotas,
+        explain, reserve, retry_hint,
     },
     requests::{
         caller::{Caller, Viewer},
@@ -201,9 +201,12 @@ async fn explain_on_a_thread(
     gpus: Vec<Gpu>,
 ) -> Result<ApiError, ApiError> {
     let (searching, viewer) = (leases.handles.scheduler.clone(), caller.viewer);
+    let context = &leases.handles.context;
+    let (accounts, table) = (context.users.accounts().clone(), context.state.leases());
     let search = move || {
         let (demand, snapshot, gpus) = (&*demand, &*snapshot, gpus.as_slice());
-        explain(&searching, &why, Unplaced { demand, viewer, snapshot, gpus, queued: None })
+        let held = &HeldLeases::of(&accounts, &table);
+        explain(&searching, &why, Unplaced { demand, viewer, snapshot, held, gpus, queued: None })
     };
     leases.handles.scheduler.searches().run(caller, search).await
 }

@@ -28,7 +28,9 @@
 //! | `scope` | scopes of leases, which systemd creates and kills |
 //! | `device_list` | the MIG devices, and what a new request can get |
 //! | `grant` | requests: resolving, reserving, waiting |
+//! | `holder_facts` | what determines the quota of a user, and the GPUs that the user may lease |
 //! | `quotas` | the accounts of users, and their quotas |
+//! | `access` | the GPUs that the rules of the config close to a user |
 //! | `pending` | a client that waits for its lease |
 //! | `change` | requests for release, renewal, revocation |
 //! | `job_terms` | what Slurm's hooks say about a job |
@@ -39,12 +41,14 @@
 //! | `show` | leases as the API shows them |
 //! | `log` | log entries about the devices of a lease |
 
+mod access;
 mod actor;
 mod bind;
 mod calling_process;
 mod change;
 mod device_list;
 mod grant;
+mod holder_facts;
 mod job;
 mod job_terms;
 mod log;

@@ -2,39 +2,18 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Code, Gpu, QuotaView};
-use gpush_core::lease::quota::{self, Effective, NamedId, Quota, Subject};
-use gpush_host::{accounts::Account, users::Unanswered};
+use gpush_api::{ApiError, QuotaView};
+use gpush_core::lease::{
+    quota::{self, Effective, Subject},
+    request::DefaultRequest,
+};
+use gpush_host::accounts::Account;
 
-use super::Leases;
+use super::{
+    Leases, access,
+    holder_facts::{HolderFacts, unknown_account},
+};
 use crate::{operations::scheduler::HeldLeases, requests::caller::Caller};
-
-/// What determines the quota of an account.
-struct QuotaFacts {
-    account: Account,
-    quotas: Vec<Quota>,
-    /// The ids of the users and groups that the quotas name, as far as they matter.
-    ids: Vec<(Subject, NamedId)>,
-    /// The groups of the user.
-    gids: Vec<u32>,
-    has_all_groups: bool,
-}
-
-impl QuotaFacts {
-    fn user(&self) -> quota::User<'_> {
-        match self.account {
-            // Root has no quota, so the name service does not matter.
-            Account::User(0) => quota::User::Root,
-            account => {
-                quota::User::Account { uid: account.user(), gids: &self.gids, has_all_groups: self.has_all_groups }
-            }
-        }
-    }
-
-    fn id_of(&self, subject: &Subject) -> NamedId {
-        self.ids.iter().find(|(one, _)| one == subject).map_or(NamedId::Unanswered, |(_, id)| *id)
-    }
-}
 
 /// Returns the account of a user, and the effective quota of the account.
 ///
@@ -46,54 +25,8 @@ pub(super) async fn quota(
     holder: u32,
     gpus: usize,
 ) -> Result<(Account, Effective), ApiError> {
-    let facts = facts(leases, caller, holder).await?;
-    let effective = quota::effective(&facts.quotas, facts.user(), |subject| facts.id_of(subject), gpus);
-    Ok((facts.account, effective.map_err(|unknown| ApiError::from(&unknown))?))
-}
-
-async fn facts(leases: &Leases, caller: &Caller, holder: u32) -> Result<QuotaFacts, ApiError> {
-    let users = &leases.handles.context.users;
-    let account = match holder {
-        0 if caller.viewer.is_admin() || caller.holds(0) => Account::User(0),
-        // Root of a container has the uid of the host's root, but not its rights.
-        0 => Account::RootContainers,
-        _ => users.accounts().of(holder).await.map_err(|unanswered| unknown_account(holder, unanswered))?,
-    };
-    let none = QuotaFacts { account, quotas: Vec::new(), ids: Vec::new(), gids: Vec::new(), has_all_groups: true };
-    if account == Account::User(0) {
-        return Ok(none);
-    }
-    let config = leases.handles.context.state.config();
-    let known: Vec<Gpu> = leases.handles.context.state.now().gpus.iter().map(|gpu| gpu.gpu.clone()).collect();
-    let quotas = config.quotas(&known);
-    let mut ids = Vec::new();
-    for quota in &quotas {
-        let id = match &quota.subject {
-            Subject::User(name) => users.names().uid(name).await,
-            Subject::Group(name) => users.names().group(name).await,
-            Subject::Everybody => Ok(None),
-        };
-        ids.push((
-            quota.subject.clone(),
-            id.map_or(NamedId::Unanswered, |id| id.map_or(NamedId::Absent, NamedId::Known)),
-        ));
-        if id.is_err() {
-            // Later quotas do not matter: an unknown quota never makes a later one apply.
-            break;
-        }
-    }
-    let has_groups = quotas.iter().any(|quota| matches!(quota.subject, Subject::Group(_)));
-    let (listed, has_all_groups) = match account.user().filter(|_| has_groups) {
-        // A process can drop a group in a user namespace. The group still counts.
-        Some(uid) => match users.names().groups_of(uid).await {
-            Ok(groups) => (groups.unwrap_or_default(), true),
-            Err(_) => (Vec::new(), false),
-        },
-        None => (Vec::new(), true),
-    };
-    // Root of a container can choose its groups, so they do not count.
-    let own = if caller.holds(holder) { caller.peer.groups.as_slice() } else { &[] };
-    Ok(QuotaFacts { quotas, ids, gids: [own, &listed].concat(), has_all_groups, ..none })
+    let facts = HolderFacts::of(leases, caller, holder).await?;
+    Ok((facts.account, facts.effective(gpus)?))
 }
 
 /// Returns the quota of a user, and how much of it is used. The caller may read it.
@@ -102,14 +35,13 @@ async fn facts(leases: &Leases, caller: &Caller, holder: u32) -> Result<QuotaFac
 /// If the name service does not answer about the user, or about a holder of a lease.
 pub(crate) async fn quota_view(leases: &Leases, caller: &Caller, uid: u32) -> Result<QuotaView, ApiError> {
     let host = leases.handles.context.state.now();
-    let facts = facts(leases, caller, uid).await?;
+    let facts = HolderFacts::of(leases, caller, uid).await?;
     let id_of = |subject: &Subject| facts.id_of(subject);
-    let effective = quota::effective(&facts.quotas, facts.user(), id_of, host.gpus.len())
-        .map_err(|unknown| ApiError::from(&unknown))?;
+    let effective = facts.effective(host.gpus.len())?;
     know_holders(leases).await?;
     let held = HeldLeases::of(leases.handles.context.users.accounts(), &host.leases).by(facts.account);
     let ignored = quota::ignored(&facts.quotas, facts.user(), id_of);
-    let Effective { subject, limits } = &effective;
+    let Effective { subject, limits, default } = &effective;
     Ok(QuotaView {
         uid,
         user: leases.handles.context.users.user(uid).await,
@@ -117,7 +49,9 @@ pub(crate) async fn quota_view(leases: &Leases, caller: &Caller, uid: u32) -> Re
         ignored_quotas: ignored.iter().map(Subject::label).collect(),
         allowed_kinds: limits.kinds.as_ref().map(|kinds| kinds.iter().copied().collect()),
         allowed_gpus: limits.gpus.as_ref().map(|gpus| gpus.iter().copied().collect()),
+        closed_gpus: access::closed(&host, &facts).into_keys().collect(),
         longest_s: limits.longest_s,
+        default_request: default.as_ref().map(DefaultRequest::text),
         limits: quota::standing(limits, &held),
     })
 }
@@ -142,14 +76,6 @@ pub(crate) async fn users_with_quotas(leases: &Leases) -> Vec<u32> {
 pub(crate) async fn quota_subject(leases: &Leases, caller: &Caller) -> Result<Option<Subject>, ApiError> {
     let gpus = leases.handles.context.state.now().gpus.len();
     quota(leases, caller, caller.uid(), gpus).await.map(|(_, quota)| quota.subject)
-}
-
-/// Returns the error for a uid whose account is not known.
-pub(super) fn unknown_account(uid: u32, unanswered: Unanswered) -> ApiError {
-    ApiError::new(Code::Unavailable, format!("cannot determine the user of uid {uid}"))
-        .cause(unanswered.to_string())
-        .hint(format!("try again; if the error remains, check the name service: `getent passwd {uid}`"))
-        .retryable()
 }
 
 /// Looks up the accounts of all holders, so that [`crate::operations::scheduler::HeldLeases::of`] knows them. Waits only for holders

@@ -1,14 +1,16 @@
 //! Resolves a request: determines the holder, the share, the GPUs and the binding of the lease.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use gpush_api::{
     ApiError, Code, Gpu, GpuIndex, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest, LeaseShare, TargetUuid,
 };
 use gpush_core::{
+    duration,
     lease::{
         placement::{GpuOffer, Host, PlacementRequest, RequestedShare},
-        quota, request,
+        quota::{self, Denial, Effective, Exceeded},
+        request,
     },
     quote::Quoted,
     sharing,
@@ -19,11 +21,13 @@ use jiff::Timestamp;
 
 use super::{
     Leases,
+    access::{self, closed_error},
     bind::{self, ResolvedBinding},
+    holder_facts::HolderFacts,
     job_terms::JobTerms,
     quotas,
     selection::{
-        allowed, for_caller, is_offered_only_to_slurm, on_targets, selected, slurm_only_error, without_dynamic,
+        Withheld, allowed, for_caller, offered_only_on, on_targets, selected, slurm_only_error, without_dynamic,
     },
 };
 use crate::{
@@ -39,6 +43,8 @@ pub(super) struct Resolved {
     /// What the scheduler needs.
     pub(super) demand: Arc<LeaseDemand>,
     pub(super) bound: ResolvedBinding,
+    /// What the quota has added to the request, one sentence each.
+    pub(super) notes: Vec<String>,
 }
 
 /// Checks a request and resolves it. `job` has the additional data of a request from Slurm's hooks.
@@ -53,23 +59,42 @@ pub(super) async fn resolve(
     gpus: &[Gpu],
     job: Option<&JobTerms>,
 ) -> Result<Resolved, ApiError> {
-    let request = request::normalized(request)?;
+    let mut request = request::normalized(request)?;
     let holder = holder(caller, request.holder)?;
-    let (mut selected, withheld) = for_caller(caller, host, selected(host, &request)?)?;
+    let facts = HolderFacts::of(leases, caller, holder).await?;
+    let (account, mut quota) = (facts.account, facts.effective(gpus.len())?);
+    if let Some(job) = job {
+        // Slurm limits the time of a job, and the job names its share.
+        (quota.limits.longest_s, quota.default) = (None, None);
+        // Slurm also limits the number of devices that it allocates. So gpushd limits this number only if the config has a
+        // quota for the user.
+        if job.has_gres && quota.subject.is_none() {
+            quota.limits = quota::Limits::default();
+        }
+    }
+    let notes = apply_defaults(&mut request, &quota);
+    let closed = access::closed(host, &facts);
+    let selected_by_request = selected(host, &request)?;
+    let allowed = allowed(caller, host, &quota, selected_by_request.as_ref(), &closed);
+    let (selected, slurm) = for_caller(caller, host, selected_by_request)?;
+    let (mut selected, closed) = access::without_closed(host, selected, &closed, &allowed)?;
+    let withheld = Withheld { slurm, closed };
     if job.is_some() {
         selected = Some(without_dynamic(host, selected)?);
     }
     let now = leases.handles.context.state.now();
     let offered = || scheduler::offered_host(host, gpus, &now, &LeaseTable::default());
     let of_target = |text: &str| share_of_target(&now, gpus, text);
-    let share = share(&request, selected.as_ref(), &withheld, job.is_some(), offered, of_target)?;
+    let (choice, is_job) =
+        (Choice { selected: selected.as_ref(), withheld: &withheld, allowed: &allowed }, job.is_some());
+    let share = share(&request, choice, quota.limits.kinds.as_ref(), is_job, offered, of_target)?;
     let targets = match (&request.target, job) {
         (Some(text), _) => Some([target(&now, share.kind(), gpus, text)?].into()),
         (None, Some(job)) => job.targets.clone(),
         (None, None) => None,
     };
     if let Some(targets) = &targets {
-        selected = on_targets(gpus, selected, targets, &withheld, job.is_some())?;
+        selected = on_targets(gpus, selected, targets, &withheld, &allowed, is_job)?;
     }
     let bound = match job {
         Some(job) => ResolvedBinding::to_job(job.binding.clone()),
@@ -82,40 +107,65 @@ pub(super) async fn resolve(
     let (uid, user) = (caller.uid(), &leases.handles.context.users);
     let asked_by = caller.actor(user.user(uid).await);
     let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
-    let (account, mut quota) = quotas::quota(leases, caller, holder, gpus.len()).await?;
-    if job.is_some_and(|job| job.has_gres) {
-        // Slurm limits the time and the number of devices of a job. So gpushd never limits the time, and
-        // limits the number only if the config has a quota for the user.
-        quota.limits.longest_s = None;
-        if quota.subject.is_none() {
-            quota.limits = quota::Limits::default();
-        }
-    }
     if quota.limits != quota::Limits::default() {
         quotas::know_holders(leases).await?;
     }
-    let allowed = allowed(caller, host, &quota, selected.as_ref());
-    let selected = quota::allowed_gpus(&quota, selected.as_ref()).map_err(|denial| denied(&denial, &binding))?;
-    let wanted = PlacementRequest { share, count: request.count as usize, holder, gpus: selected, targets };
-    let kind = wanted.share.kind();
+    let kind = share.kind();
+    let mut wanted = PlacementRequest { share, count: request.count as usize, holder, gpus: None, targets };
     let holder = LeaseHolder { uid: holder, user: name };
     let new = NewLease { holder, asked_by, kind, request, binding };
-    Ok(Resolved { demand: Arc::new(LeaseDemand { new, wanted, allowed, account, quota }), bound })
+    wanted.gpus = quota::allowed_gpus(&quota, selected.as_ref()).map_err(|denial| {
+        // The quota may also allow GPUs that a rule closes to the user.
+        let denial = Denial { exceeded: Exceeded::Gpus { allowed: allowed.clone() }, ..denial };
+        denied(&denial, &new, &wanted, None)
+    })?;
+    Ok(Resolved { demand: Arc::new(LeaseDemand { new, wanted, allowed, account, quota }), bound, notes })
 }
 
-/// Returns the share that a request means. `withheld` are the selected GPUs that only Slurm's hooks may lease. `offered`
-/// composes what the host would offer if nothing were occupied. If the request names its share and `withheld` is empty,
-/// `offered` is not called. `of_target` returns the share of the target that the request names.
+/// Sets what the request leaves out: the share that the quota has as its default, and the longest duration that the quota
+/// allows. Returns a note about each.
+fn apply_defaults(request: &mut LeaseRequest, quota: &Effective) -> Vec<String> {
+    let span = |seconds| duration::format(Duration::from_secs(seconds));
+    let mut notes = Vec::new();
+    if let (Some(default), LeaseShare::Default {}, None) = (&quota.default, &request.share, &request.target) {
+        request.share = default.share.clone();
+        request.duration_s = request.duration_s.or(default.duration_s);
+        notes.push(format!("the request names no share, so it is the default of the quota: {}", default.text()));
+    }
+    if let (None, Some(longest_s)) = (request.duration_s, quota.limits.longest_s) {
+        request.duration_s = Some(longest_s);
+        notes.push(format!(
+            "the request names no duration, so the lease lasts {}, as long as the quota allows",
+            span(longest_s)
+        ));
+    }
+    notes
+}
+
+/// The GPUs among which a request chooses.
+#[derive(Debug, Clone, Copy)]
+struct Choice<'a> {
+    /// Indexes of the selected GPUs that the holder may lease; `None` for all GPUs.
+    selected: Option<&'a BTreeSet<GpuIndex>>,
+    /// The other selected GPUs.
+    withheld: &'a Withheld,
+    /// Indexes of all GPUs that the holder may lease.
+    allowed: &'a BTreeSet<GpuIndex>,
+}
+
+/// Returns the share that a request means. `allowed_kinds` are the kinds that the quota allows; `None` for all kinds.
+/// `offered` composes what the host would offer if nothing were occupied. If the request names its share and no selected
+/// GPU is withheld, `offered` is not called. `of_target` returns the share of the target that the request names.
 ///
 /// # Errors
 /// - If the request names neither a share nor a target, and the GPUs do not offer exactly one kind of lease.
 /// - If the request names no share, and its target does not exist.
 /// - If the request is not valid for the share that the function finds.
-/// - If only `withheld` GPUs offer the kind.
+/// - If only withheld GPUs offer the kind.
 fn share(
     request: &LeaseRequest,
-    selected: Option<&BTreeSet<GpuIndex>>,
-    withheld: &BTreeSet<GpuIndex>,
+    Choice { selected, withheld, allowed }: Choice<'_>,
+    allowed_kinds: Option<&BTreeSet<LeaseKind>>,
     is_job: bool,
     offered: impl FnOnce() -> Host,
     of_target: impl FnOnce(&str) -> Result<LeaseShare, ApiError>,
@@ -129,8 +179,15 @@ fn share(
         Some(share) => share,
         None => {
             let is_selected = |index: GpuIndex| selected.is_none_or(|selected| selected.contains(&index));
-            let kinds: Vec<LeaseKind> =
+            let mut kinds: Vec<LeaseKind> =
                 offered.gpus.iter().filter(|gpu| is_selected(gpu.index)).flat_map(GpuOffer::kinds).collect();
+            let is_allowed = |kind: &LeaseKind| allowed_kinds.is_none_or(|allowed| allowed.contains(kind));
+            if kinds.iter().any(is_allowed) {
+                kinds.retain(is_allowed);
+            } else {
+                // The quota then denies the request, and names the kinds that it allows.
+                kinds.truncate(1);
+            }
             let share = match &request.target {
                 Some(text) => of_target(text)?,
                 None => request::default_share(&kinds)?,
@@ -140,8 +197,13 @@ fn share(
             RequestedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
         }
     };
-    if is_offered_only_to_slurm(&offered, share.kind(), selected, withheld) {
+    if !offered_only_on(&offered, share.kind(), selected, withheld.slurm.iter()).is_empty() {
         return Err(slurm_only_error(is_job));
+    }
+    let closed = offered_only_on(&offered, share.kind(), selected, withheld.closed.keys());
+    if !closed.is_empty() {
+        let closed = withheld.closed.iter().filter(|(index, _)| closed.contains(index));
+        return Err(closed_error(&closed.map(|(index, why)| (*index, why.clone())).collect(), allowed));
     }
     Ok(share)
 }
@@ -267,7 +329,7 @@ pub(super) async fn check_duration(
 
 #[cfg(test)]
 mod tests {
-    use gpush_core::lease::placement::WholeOffer;
+    use gpush_core::lease::placement::{TimesliceOffer, WholeOffer};
     use gpush_host::{accounts::Account, peer::Peer};
 
     use super::*;
@@ -284,8 +346,10 @@ mod tests {
     fn named_share_needs_no_offers_unless_gpus_are_withheld() {
         let no_target = |_: &str| unreachable!("the request names no target");
         let named = LeaseRequest { share: LeaseShare::Whole {}, ..LeaseRequest::default() };
-        let none = BTreeSet::new();
-        let found = share(&named, None, &none, false, || unreachable!("the share is named"), no_target);
+        let (none, all, zero) =
+            (Withheld::default(), BTreeSet::from([0, 1].map(GpuIndex)), BTreeSet::from([GpuIndex(0)]));
+        let any = Choice { selected: None, withheld: &none, allowed: &all };
+        let found = share(&named, any, None, false, || unreachable!("the share is named"), no_target);
         assert_eq!(found, Ok(RequestedShare::Whole));
         let offer = |index| {
             let whole = Some(WholeOffer { free: true, leased: false });
@@ -293,10 +357,61 @@ mod tests {
         };
         let offered = || Host { gpus: vec![offer(GpuIndex(1))] };
         let unnamed = LeaseRequest::default();
-        assert_eq!(share(&unnamed, None, &none, false, offered, no_target), Ok(RequestedShare::Whole));
-        let (selected, withheld) = (BTreeSet::from([GpuIndex(0)]), BTreeSet::from([GpuIndex(1)]));
-        let denied = share(&named, Some(&selected), &withheld, false, offered, no_target).unwrap_err();
+        assert_eq!(share(&unnamed, any, None, false, offered, no_target), Ok(RequestedShare::Whole));
+        let withheld = Withheld { slurm: BTreeSet::from([GpuIndex(1)]), ..Withheld::default() };
+        let choice = Choice { selected: Some(&zero), withheld: &withheld, allowed: &zero };
+        let denied = share(&named, choice, None, false, offered, no_target).unwrap_err();
         assert_eq!(denied.code, Code::Denied);
+    }
+
+    /// A request without a share gets the only kind that the GPUs offer and the quota allows.
+    #[test]
+    fn unnamed_share_is_of_a_kind_that_the_quota_allows() {
+        let no_target = |_: &str| unreachable!("the request names no target");
+        let whole = Some(WholeOffer { free: true, leased: false });
+        let timeslice = TimesliceOffer {
+            replicas: 2,
+            level: gpush_api::TimesliceLevel::Default,
+            compute_mode: None,
+            taken: 0,
+            excluding: 0,
+        };
+        let offered = || Host {
+            gpus: vec![
+                GpuOffer { index: GpuIndex(0), whole, ..GpuOffer::default() },
+                GpuOffer { index: GpuIndex(1), timeslice: Some(timeslice), ..GpuOffer::default() },
+            ],
+        };
+        let (none, all) = (Withheld::default(), BTreeSet::from([0, 1].map(GpuIndex)));
+        let found = |kinds: Option<&[LeaseKind]>| {
+            let kinds: Option<BTreeSet<LeaseKind>> = kinds.map(|kinds| kinds.iter().copied().collect());
+            let any = Choice { selected: None, withheld: &none, allowed: &all };
+            share(&LeaseRequest::default(), any, kinds.as_ref(), false, offered, no_target)
+        };
+        assert_eq!(found(None).unwrap_err().code, Code::BadRequest, "there are two kinds");
+        assert_eq!(found(Some(&[LeaseKind::Whole, LeaseKind::Mig])), Ok(RequestedShare::Whole));
+        assert_eq!(found(Some(&[LeaseKind::Timeslice])), Ok(RequestedShare::Timeslice));
+        // The quota denies the request later, and names the kinds that it allows.
+        assert_eq!(found(Some(&[LeaseKind::Mig])), Ok(RequestedShare::Whole));
+    }
+
+    #[test]
+    fn quota_sets_only_what_the_request_leaves_out() {
+        let limits = quota::Limits { longest_s: Some(43_200), ..quota::Limits::default() };
+        let default = request::parse_default("mig=1g.10gb,for=4h").ok();
+        let quota = Effective { default, ..Effective::without_quota(limits) };
+        let applied = |mut request: LeaseRequest| {
+            let notes = apply_defaults(&mut request, &quota);
+            (request.share.kind(), request.duration_s, notes.len())
+        };
+        let whole = || LeaseRequest { share: LeaseShare::Whole {}, ..LeaseRequest::default() };
+        assert_eq!(applied(LeaseRequest::default()), (Some(LeaseKind::Mig), Some(14_400), 1));
+        let short = LeaseRequest { duration_s: Some(60), ..LeaseRequest::default() };
+        assert_eq!(applied(short), (Some(LeaseKind::Mig), Some(60), 1));
+        assert_eq!(applied(whole()), (Some(LeaseKind::Whole), Some(43_200), 1));
+        assert_eq!(applied(LeaseRequest { duration_s: Some(60), ..whole() }), (Some(LeaseKind::Whole), Some(60), 0));
+        let target = LeaseRequest { target: Some("0:1g.10gb@0".to_owned()), ..LeaseRequest::default() };
+        assert_eq!(applied(target), (None, Some(43_200), 1), "the target decides about the share");
     }
 
     #[test]

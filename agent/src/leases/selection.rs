@@ -5,17 +5,30 @@ use std::{collections::BTreeSet, sync::Arc};
 use gpush_api::{ApiError, Code, Gpu, GpuIndex, LeaseKind, LeaseRequest, TargetUuid};
 use gpush_core::{
     config::Rule,
-    lease::{
-        placement::{GpuOffer, Host},
-        quota::Effective,
-    },
+    lease::{placement::Host, quota::Effective},
 };
 
+use super::access::{ClosedGpus, closed_error};
 use crate::{
     operations::scheduler::slurm_gpus,
     requests::caller::{Caller, Viewer},
     state::{GpuSnapshot, HostState},
 };
+
+/// The selected GPUs that the holder may not lease.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Withheld {
+    /// GPUs that only Slurm's hooks may lease.
+    pub(super) slurm: BTreeSet<GpuIndex>,
+    /// GPUs whose rules permit only other users.
+    pub(super) closed: ClosedGpus,
+}
+
+impl Withheld {
+    pub(super) fn is_empty(&self) -> bool {
+        self.slurm.is_empty() && self.closed.is_empty()
+    }
+}
 
 /// Returns the indexes of the GPUs that the request selects; `None` if the request does not select GPUs, so that any
 /// GPU is possible.
@@ -51,38 +64,45 @@ pub(super) fn for_caller(
     Ok((Some(left), withheld))
 }
 
-/// Returns whether GPUs that the request selects offer this kind of lease, but only to Slurm. `selected` are the other
+/// Returns the withheld GPUs that offer this kind of lease, if no other selected GPU offers it. `selected` are the other
 /// selected GPUs.
-pub(super) fn is_offered_only_to_slurm(
+pub(super) fn offered_only_on<'w>(
     offered: &Host,
     kind: LeaseKind,
     selected: Option<&BTreeSet<GpuIndex>>,
-    withheld: &BTreeSet<GpuIndex>,
-) -> bool {
-    let mut offering = offered.gpus.iter().filter(|gpu| gpu.kinds().any(|offered| offered == kind));
-    let is_selected = |gpu: &GpuOffer| selected.is_none_or(|selected| selected.contains(&gpu.index));
-    offering.clone().any(|gpu| withheld.contains(&gpu.index)) && !offering.any(is_selected)
+    withheld: impl Iterator<Item = &'w GpuIndex>,
+) -> BTreeSet<GpuIndex> {
+    let offering = offered.gpus.iter().filter(|gpu| gpu.kinds().any(|offered| offered == kind));
+    let offering: BTreeSet<GpuIndex> = offering.map(|gpu| gpu.index).collect();
+    let mut others = offering.iter().filter(|index| selected.is_none_or(|selected| selected.contains(index)));
+    if others.next().is_some() {
+        BTreeSet::new()
+    } else {
+        withheld.copied().filter(|index| offering.contains(index)).collect()
+    }
 }
 
-/// Returns the indexes of the GPUs that the caller may lease. A hook may lease the GPUs that it selects.
+/// Returns the indexes of the GPUs that the holder may lease. A hook may lease the GPUs that it selects, except `closed`.
 pub(super) fn allowed(
     caller: &Caller,
     host: &HostState,
     quota: &Effective,
     selected: Option<&BTreeSet<GpuIndex>>,
+    closed: &ClosedGpus,
 ) -> BTreeSet<GpuIndex> {
     let mut all: BTreeSet<GpuIndex> = host.gpus.iter().map(|gpu| gpu.gpu.index).collect();
     match (caller.viewer, selected) {
         (Viewer::Hook, Some(selected)) => all.clone_from(selected),
         _ => all = &all - &slurm_gpus(host),
     }
+    all.retain(|index| !closed.contains_key(index));
     if let Some(of_quota) = &quota.limits.gpus {
         all.retain(|index| of_quota.contains(index));
     }
     all
 }
 
-/// Limits the selected GPUs to those of the targets.
+/// Limits the selected GPUs to those of the targets. `allowed` are the GPUs that the holder may lease.
 ///
 /// # Errors
 /// If no selected GPU has one of the targets.
@@ -90,7 +110,8 @@ pub(super) fn on_targets(
     gpus: &[Gpu],
     selected: Option<BTreeSet<GpuIndex>>,
     targets: &BTreeSet<TargetUuid>,
-    withheld: &BTreeSet<GpuIndex>,
+    withheld: &Withheld,
+    allowed: &BTreeSet<GpuIndex>,
     is_job: bool,
 ) -> Result<Option<BTreeSet<GpuIndex>>, ApiError> {
     let has_target = |gpu: &&Gpu| {
@@ -107,7 +128,11 @@ pub(super) fn on_targets(
         // The devices do not exist any more.
         None => Ok(selected),
         Some(_) if !left.is_empty() => Ok(Some(left)),
-        Some(index) if withheld.contains(index) => Err(slurm_only_error(is_job)),
+        Some(index) if withheld.slurm.contains(index) => Err(slurm_only_error(is_job)),
+        Some(index) if withheld.closed.contains_key(index) => {
+            let closed = withheld.closed.iter().filter(|(one, _)| theirs.contains(one));
+            Err(closed_error(&closed.map(|(one, why)| (*one, why.clone())).collect(), allowed))
+        }
         Some(index) => {
             let message = format!("the target is on GPU {index}, which the request does not select");
             Err(ApiError::new(Code::BadRequest, message).hint(format!("add `-g {index}`, or name only the target")))
@@ -157,7 +182,10 @@ pub(super) fn slurm_only_error(is_job: bool) -> ApiError {
 mod tests {
     use gpush_core::{
         config::Config,
-        lease::{placement::WholeOffer, quota},
+        lease::{
+            placement::{GpuOffer, WholeOffer},
+            quota,
+        },
         preset,
     };
     use gpush_host::{accounts::Account, peer::Peer};
@@ -207,12 +235,13 @@ mod tests {
         let host = state.now();
         assert_eq!(for_caller(&hook, &host, Some(set([1]))), Ok((Some(set([1])), set([]))));
         assert_eq!(for_caller(&hook, &host, None), Ok((Some(set([0, 2])), set([1]))));
-        let quota = |gpus| Effective { subject: None, limits: quota::Limits { gpus, ..quota::Limits::default() } };
-        assert_eq!(allowed(&hook, &host, &quota(None), Some(&set([1]))), set([1]));
-        assert_eq!(allowed(&hook, &host, &quota(None), None), set([0, 2]));
+        let quota = |gpus| Effective::without_quota(quota::Limits { gpus, ..quota::Limits::default() });
+        let open = ClosedGpus::new();
+        assert_eq!(allowed(&hook, &host, &quota(None), Some(&set([1])), &open), set([1]));
+        assert_eq!(allowed(&hook, &host, &quota(None), None, &open), set([0, 2]));
         let user = caller(Viewer::User(1000));
-        assert_eq!(allowed(&user, &host, &quota(None), Some(&set([1]))), set([0, 2]));
-        assert_eq!(allowed(&user, &host, &quota(Some(set([1, 2]))), None), set([2]));
+        assert_eq!(allowed(&user, &host, &quota(None), Some(&set([1])), &open), set([0, 2]));
+        assert_eq!(allowed(&user, &host, &quota(Some(set([1, 2]))), None, &open), set([2]));
     }
 
     #[test]
@@ -240,8 +269,9 @@ mod tests {
             ],
         };
         let is_slurms = |selected: u32, withheld: &[u32]| {
-            let withheld = withheld.iter().copied().map(GpuIndex).collect();
-            is_offered_only_to_slurm(&offered, LeaseKind::Whole, Some(&BTreeSet::from([GpuIndex(selected)])), &withheld)
+            let withheld: Vec<GpuIndex> = withheld.iter().copied().map(GpuIndex).collect();
+            let selected = BTreeSet::from([GpuIndex(selected)]);
+            !offered_only_on(&offered, LeaseKind::Whole, Some(&selected), withheld.iter()).is_empty()
         };
         assert!(!is_slurms(6, &[]), "-g 6");
         assert!(is_slurms(6, &[1]), "-g 1,6");
@@ -255,7 +285,8 @@ mod tests {
         gpus.truncate(3);
         let found = |target: &str, selected: Option<u32>| {
             let selected = selected.map(|index| BTreeSet::from([GpuIndex(index)]));
-            on_targets(&gpus, selected, &BTreeSet::from([target.into()]), &BTreeSet::from([GpuIndex(2)]), false)
+            let withheld = Withheld { slurm: BTreeSet::from([GpuIndex(2)]), ..Withheld::default() };
+            on_targets(&gpus, selected, &BTreeSet::from([target.into()]), &withheld, &BTreeSet::new(), false)
         };
         let one = |index: u32| Ok(Some(BTreeSet::from([GpuIndex(index)])));
         assert_eq!(found(gpus[1].uuid.as_str(), None), one(1));

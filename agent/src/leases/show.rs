@@ -9,7 +9,7 @@ use gpush_core::{
 };
 use gpush_store::{LeaseHistory, LeaseRecord};
 
-use super::{Leases, quotas::unknown_account};
+use super::{Leases, holder_facts::unknown_account};
 use crate::{
     modes::mps,
     requests::caller::{Caller, Viewer},
@@ -271,7 +271,13 @@ pub(super) fn granted(leases: &Leases, lease: &OpenLease, viewer: Viewer) -> Res
     let record = &lease.record;
     let environment = variables(leases, record)?;
     let environment = environment.variables().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    Ok(LeaseGrant { lease: lease.to_api(viewer), environment, warnings: warnings(record), binding_reason: None })
+    Ok(LeaseGrant {
+        lease: lease.to_api(viewer),
+        environment,
+        warnings: warnings(record),
+        quota_notes: Vec::new(),
+        binding_reason: None,
+    })
 }
 
 fn variables(leases: &Leases, record: &LeaseRecord) -> Result<Environment, ApiError> {

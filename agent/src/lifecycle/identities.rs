@@ -31,19 +31,17 @@ pub(super) fn health(users: &Users) -> Vec<ApiError> {
 /// the ranges of subordinate uids. Ends when `stopping` is cancelled.
 pub(super) async fn keep_resolved(state: State, users: Users, stopping: CancellationToken) {
     let mut snapshots = state.watch();
-    let mut absent = Vec::new();
+    let mut reported = Vec::new();
     while !stopping.is_cancelled() {
         let config = state.config();
         let (names, groups) = named(&config);
         let resolving = async {
             users.names().resolve(&names, &groups).await;
-            let now = self::absent(&users, &names, &groups);
-            for what in now.iter().filter(|what| !absent.contains(*what)) {
-                tracing::warn!(
-                    "the config names the {what}, which does not exist: gpushd ignores this name in quotas and `admin_groups`"
-                );
+            let now = users.account_notes(None, &config.accounts()).await;
+            for note in now.iter().filter(|note| !reported.contains(*note)) {
+                tracing::warn!("the config names an account that gpushd cannot use: {note}");
             }
-            absent = now;
+            reported = now;
             users.names().retry_failed();
             users.accounts().refresh().await;
         };
@@ -56,23 +54,13 @@ pub(super) async fn keep_resolved(state: State, users: Users, stopping: Cancella
     }
 }
 
-/// Returns the users and groups among these names that do not exist.
-fn absent(users: &Users, names: &[String], groups: &[String]) -> Vec<String> {
-    let is_absent = |answer: Result<Option<u32>, _>| matches!(answer, Ok(None));
-    let names = names.iter().filter(|name| is_absent(users.names().last_uid(name))).map(|name| format!("user {name}"));
-    let groups = groups.iter().filter(|name| is_absent(users.names().last_group(name)));
-    names.chain(groups.map(|name| format!("group {name}"))).collect()
-}
-
 /// Returns the users and the groups that the config names.
 fn named(config: &Config) -> (Vec<String>, Vec<String>) {
-    let subjects = config.quotas.iter().flat_map(|quota| &quota.subjects);
-    let mut groups = config.access.admin_groups.clone();
-    let mut users = Vec::new();
-    for subject in subjects {
-        match subject {
-            Subject::User(name) => users.push(name.clone()),
-            Subject::Group(name) => groups.push(name.clone()),
+    let (mut users, mut groups) = (Vec::new(), Vec::new());
+    for account in config.accounts() {
+        match account.subject {
+            Subject::User(name) => users.push(name),
+            Subject::Group(name) => groups.push(name),
             Subject::Everybody => {}
         }
     }
@@ -99,10 +87,12 @@ mod tests {
     }
 
     #[test]
-    fn users_and_groups_of_quotas_and_access_are_resolved() {
+    fn users_and_groups_of_the_config_are_resolved() {
         let text = "[access]\nadmin_groups = [\"ops\"]\n[[quota]]\nusers = [\"alice\"]\ngroups = [\"staff\"]\nleases = 1\n\
-                    [[quota]]\neverybody = true\nleases = 2\n";
+                    [[quota]]\neverybody = true\nleases = 2\n\
+                    [[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\nusers = [\"anna\"]\ngroups = [\"ml\"]\n";
         let config = Config::parse(text, "config.toml").unwrap();
-        assert_eq!(named(&config), (vec!["alice".to_owned()], vec!["ops".to_owned(), "staff".to_owned()]));
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        assert_eq!(named(&config), (names(&["alice", "anna"]), names(&["ops", "staff", "ml"])));
     }
 }

@@ -165,7 +165,7 @@ impl Reload {
             Ok((effects, generation))
         });
         let (effects, generation) = written.await?;
-        let settings = before.differences(&candidate.in_file);
+        let (settings, accounts) = (before.differences(&candidate.in_file), candidate.accounts());
         self.context.settings.activate(candidate);
         self.context.state.override_effects(&effects);
         self.context.state.replace_config(self.context.settings.config(), generation);
@@ -174,6 +174,8 @@ impl Reload {
         let now = self.context.settings.config();
         let mut findings = sharing::unfit_settings(&now, &gpus);
         findings.extend(delayed_changes(&gpus));
+        let file = self.context.settings.file();
+        findings.extend(self.context.users.account_notes(file.as_deref(), &accounts).await);
         let gpus = differing(desired::compare(&before, Some(&now), &gpus));
         let ended = effects.into_iter().filter_map(|effect| match effect {
             OverrideEffect::Ended { one, .. } => {

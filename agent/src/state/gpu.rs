@@ -89,6 +89,7 @@ impl GpuSnapshot {
             memory: Memory::default(),
             mode: Mode::NoRule,
             rule: None,
+            access: None,
             layout: None,
             overridden: None,
             drift: Vec::new(),

@@ -10,7 +10,7 @@ use crate::{
     compute::ComputeMode,
     holder::Holder,
     ids::{GpuIndex, GpuUuid, TargetUuid},
-    lease::LeaseUse,
+    lease::{LeaseAccess, LeaseUse},
     mode::Mode,
     overrides::Override,
     pending::PendingChange,
@@ -350,6 +350,9 @@ pub struct Gpu {
     /// Name or position of the config rule that claims the GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
+    /// Users who may lease the GPU, as the rule says; absent if all users may.
+    #[serde(default, rename = "lease_access", skip_serializing_if = "Option::is_none")]
+    pub access: Option<LeaseAccess>,
     /// Desired layout in canonical text: the layout of the active override, or of the rule if there
     /// is no override.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     error::ApiError,
     ids::{GpuIndex, GpuUuid},
-    lease::LeaseTerms,
+    lease::{LeaseAccess, LeaseTerms},
     mode::Mode,
     mps::MpsPolicy,
     overrides::Override,
@@ -47,6 +47,9 @@ pub struct RuleView {
     /// Lease settings; absent in mode `unmanaged`.
     #[serde(default, rename = "lease_terms", skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseTerms>,
+    /// Users who may lease the GPUs of the rule; absent if all users may.
+    #[serde(default, rename = "lease_access", skip_serializing_if = "Option::is_none")]
+    pub access: Option<LeaseAccess>,
     /// Indexes of the GPUs that the rule claims now.
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<u32>))]
     pub claims: Vec<GpuIndex>,
@@ -114,6 +117,9 @@ pub struct DesiredView {
     /// Lease settings, as in [`RuleView`].
     #[serde(default, rename = "lease_terms", skip_serializing_if = "Option::is_none")]
     pub lease: Option<LeaseTerms>,
+    /// Users who may lease the GPU, as in [`RuleView`].
+    #[serde(default, rename = "lease_access", skip_serializing_if = "Option::is_none")]
+    pub access: Option<LeaseAccess>,
 }
 
 /// One GPU: what the file and the effective config say, and its actual state.
@@ -213,8 +219,8 @@ pub struct Reloaded {
     /// Overrides that the reload ended.
     #[serde(rename = "ended_overrides")]
     pub ended: Vec<Override>,
-    /// What the rules require of GPUs that do not support it, and the leases on GPUs whose mode the reload changed, one
-    /// sentence each. Such a lease continues until it ends.
+    /// What the rules require of GPUs that do not support it, the leases on GPUs whose mode the reload changed, and the users
+    /// and groups that the file names but the host does not have, one sentence each. Such a lease continues until it ends.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<String>,
     /// Generation of the desired state, as in [`crate::Overrides`].

@@ -57,13 +57,22 @@ pub struct QuotaView {
     /// Kinds of leases that the user may request; absent for all kinds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed_kinds: Option<Vec<LeaseKind>>,
-    /// Indexes of the GPUs that the user may lease; absent for all GPUs.
+    /// Indexes of the GPUs that the quota allows; absent for all GPUs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<u32>>))]
     pub allowed_gpus: Option<Vec<GpuIndex>>,
-    /// Maximum duration of a lease in seconds; absent if a lease may have no end.
+    /// Indexes of the GPUs whose rules permit only other users; empty if there is none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<u32>))]
+    pub closed_gpus: Vec<GpuIndex>,
+    /// Maximum duration of a lease in seconds; absent if a lease may have no end. A request without a duration gets this
+    /// duration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub longest_s: Option<u64>,
+    /// What a request without a share means, such as `mig=1g.10gb,for=4h`; absent if it means the only kind that the GPUs
+    /// offer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default_request: Option<String>,
     /// The limits with their use.
     pub limits: Vec<QuotaLimit>,
 }

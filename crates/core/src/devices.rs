@@ -253,9 +253,14 @@ mod tests {
         let needed_by = |device: &MigDevice| (device.gi == 7).then(|| "operation op-3".to_owned());
         let offered = offered(&gpus, &BTreeSet::new());
         let none = (BTreeMap::new(), BTreeSet::new());
-        let root = Effective { subject: None, limits: Limits::default() };
-        let offers =
-            Offers { host: &offered, takers: &none.0, slurm: &none.1, quota: Some(limited(&root, &[], &gpus)) };
+        let root = Effective::without_quota(Limits::default());
+        let offers = Offers {
+            host: &offered,
+            takers: &none.0,
+            slurm: &none.1,
+            closed: &none.1,
+            quota: Some(limited(&root, &[], &gpus)),
+        };
         apply_queue(&mut devices, needed_by, offers);
         let found: Vec<_> = devices.iter().map(|device| (device.usage, device.available)).collect();
         assert_eq!(found, [(DeviceUse::Reserved, false), (DeviceUse::Free, true)]);
@@ -277,10 +282,14 @@ mod tests {
         let offered = offered(&gpus, &BTreeSet::new());
         let (takers, slurm) = (BTreeMap::new(), BTreeSet::new());
         let list_for = |limits: Limits, held: &[HeldLease]| {
-            let effective = Effective { subject: None, limits };
+            let effective = Effective::without_quota(limits);
             let mut devices = list(&gpus, &[], &[]);
             let quota = Some(limited(&effective, held, &gpus));
-            apply_queue(&mut devices, |_| None, Offers { host: &offered, takers: &takers, slurm: &slurm, quota });
+            apply_queue(
+                &mut devices,
+                |_| None,
+                Offers { host: &offered, takers: &takers, slurm: &slurm, closed: &slurm, quota },
+            );
             assert!(devices.iter().all(|device| device.usage == DeviceUse::Free));
             assert_eq!(devices[0].available, devices[1].available);
             devices.remove(0).reason
@@ -345,8 +354,9 @@ mod tests {
         };
         let mut gpus = host();
         let (open, none, all) = (offered(&gpus, &BTreeSet::new()), BTreeMap::new(), BTreeSet::new());
-        let (root, listed) = (Effective { subject: None, limits: Limits::default() }, gpus.clone());
-        let offers = Offers { host: &open, takers: &none, slurm: &all, quota: Some(limited(&root, &[], &listed)) };
+        let (root, listed) = (Effective::without_quota(Limits::default()), gpus.clone());
+        let offers =
+            Offers { host: &open, takers: &none, slurm: &all, closed: &all, quota: Some(limited(&root, &[], &listed)) };
         assert_eq!(first(&gpus, &[], offers), (true, String::new()));
         let no = |why: &str| (false, why.to_owned());
         let unknown = first(&gpus, &[], Offers { quota: None, ..offers });
@@ -355,6 +365,8 @@ mod tests {
         assert_eq!(shared, no("shared through MPS: request it with --mps"));
         let slurm = BTreeSet::from([GpuIndex(0)]);
         assert_eq!(first(&gpus, &[], Offers { slurm: &slurm, ..offers }), no("only Slurm jobs can lease the GPU"));
+        let closed = first(&gpus, &[], Offers { closed: &slurm, ..offers });
+        assert_eq!(closed, no("the rule of the GPU permits only other users"));
         let claimed = offered(&gpus, &BTreeSet::from([gpus[0].uuid.clone()]));
         let claimed = first(&gpus, &[], Offers { host: &claimed, ..offers });
         assert_eq!(claimed, no("an operation is about to change the GPU"));

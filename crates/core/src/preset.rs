@@ -73,6 +73,7 @@ pub(crate) fn gpu(model: &Model, index: GpuIndex) -> Gpu {
         memory: Memory { total_mib: model.board_memory_mib, used_mib: 0 },
         mode: Mode::NoRule,
         rule: None,
+        access: None,
         layout: None,
         overridden: None,
         drift: Vec::new(),

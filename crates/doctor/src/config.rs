@@ -2,9 +2,22 @@
 
 use std::{fs, os::unix::fs::MetadataExt};
 
-use gpush_core::config::Config;
+use gpush_core::config::{Config, accounts_in};
+use gpush_host::config_accounts::notes_blocking;
 
 use crate::{Agent, Area, Finding, Host, agent::CONFIG};
+
+/// Returns a warning if the config names users or groups that the host does not have.
+fn unknown_accounts(host: &Host, path: &str, bytes: &[u8]) -> Option<Finding> {
+    let accounts = std::str::from_utf8(bytes).map(accounts_in).unwrap_or_default();
+    let notes = notes_blocking(host.root(), Some(path), &accounts).unwrap_or_default();
+    if notes.is_empty() {
+        return None;
+    }
+    let message = format!("{path} names users or groups that gpushd cannot use");
+    let hint = format!("correct the names, then run `gpushctl config check {path}` and `gpushctl config reload`");
+    Some(notes.into_iter().fold(Finding::warning(Area::Config, message, hint), Finding::cause))
+}
 
 /// Returns the config with findings about it. If no config can be read, returns the defaults. If
 /// gpushd runs with another file than that of the system service, examines the file that it uses.
@@ -51,6 +64,7 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> (Config, Vec<Finding>) {
                 };
                 findings.push(Finding::ok(Area::Config, format!("{path}: {text}")));
             }
+            findings.extend(unknown_accounts(host, path, &bytes));
             (config, findings)
         }
         Err(errors) => {

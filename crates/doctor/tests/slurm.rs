@@ -135,6 +135,7 @@ fn rule(name: &str, owner: LeaseOwner, claims: &[u32]) -> RuleView {
         mps: None,
         timeslice: None,
         lease: Some(LeaseTerms { owner, ..LeaseTerms::default() }),
+        access: None,
         claims: claims.iter().copied().map(GpuIndex).collect(),
     }
 }

@@ -18,12 +18,13 @@ use std::{
 };
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use gpush_core::config::NamedAccount;
 use gpush_locked::Locked;
 use tokio::sync::{Mutex as Lock, OwnedMutexGuard};
 
 use crate::{
     accounts::{Account, Accounts},
-    proc, subtask,
+    config_accounts, proc, subtask,
     users::{NameService, Unanswered},
 };
 
@@ -60,6 +61,7 @@ pub struct Users {
     names: NameService,
     accounts: Accounts,
     commands: Commands,
+    host_root: Arc<Path>,
 }
 
 impl Users {
@@ -76,7 +78,7 @@ impl Users {
     #[must_use]
     pub fn new(names: NameService, own_uid: u32, host_root: &Path) -> Self {
         let accounts = Accounts::new(names.clone(), own_uid, host_root);
-        Self { names, accounts, commands: Commands::new(proc::command_line) }
+        Self { names, accounts, commands: Commands::new(proc::command_line), host_root: host_root.into() }
     }
 
     /// Returns the accounts of users, for which limits count.
@@ -110,6 +112,12 @@ impl Users {
         };
         let _omits_the_others = tokio::time::timeout(WAIT, find).await;
         owners
+    }
+
+    /// Returns a note for each of these users and groups that does not exist. `file` is the path of the config that names
+    /// them.
+    pub async fn account_notes(&self, file: Option<&str>, accounts: &[NamedAccount]) -> Vec<String> {
+        config_accounts::notes(&self.names, &self.host_root, file, accounts).await
     }
 
     /// Returns whether `gids` contains the id of one of the groups with these names. Waits for all groups at the same time.

@@ -8,6 +8,7 @@
 //! | [`peer`] | the process at the other end of a Unix socket |
 //! | [`users`] | users and groups, from the name service |
 //! | [`accounts`] | the account of a uid: a user with all subordinate uids |
+//! | [`config_accounts`] | notes about users and groups that the config names but the host does not have |
 //! | [`identity`] | user and command line of a process |
 //! | [`device_files`] | processes that have a GPU's device node open |
 //! | [`driver_devices`] | major numbers of the driver's devices |
@@ -30,6 +31,7 @@ pub mod accounts;
 pub mod acl;
 pub mod boot;
 pub mod cgroup;
+pub mod config_accounts;
 pub mod device_files;
 pub mod driver_devices;
 pub mod error_chain;

@@ -275,6 +275,7 @@ pub(crate) fn parted_label(name: &str) -> Option<ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpush_api::GpuIndex;
 
     fn hint(line: &str) -> Option<String> {
         let args: Vec<OsString> = line.split(' ').map(OsString::from).collect();

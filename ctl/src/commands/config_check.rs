@@ -8,10 +8,10 @@ use std::{
 use gpush_api::{ApiError, Code, ConfigView, Gpu, GpuPlan, GpuState, Mode, PlanRequest, Plans, Refusal};
 use gpush_client::Client;
 use gpush_core::{
-    config::{Config, ConfigErrors, Located},
+    config::{Config, ConfigErrors, Located, accounts_in},
     desired,
 };
-use nix::unistd::Group;
+use gpush_host::config_accounts::notes_blocking;
 use serde::Serialize;
 
 use crate::{args::Global, exit::Outcome, offline, output::Output, render, socket};
@@ -70,7 +70,8 @@ pub(super) fn run(global: &Global, file: Option<PathBuf>, offline: Option<&str>,
         Ok(config) => config,
         Err(errors) => return wrong(&errors, out),
     };
-    let mut findings = groups(&config);
+    // A config for another host names accounts of that host.
+    let mut findings = if offline.is_none() { accounts(&name, &bytes) } else { Vec::new() };
     findings.extend(programs(&config));
     findings.extend(config.slurm_rules_with_dynamic_layout().map(|rule| {
         format!("{rule}: gpushd refuses every Slurm job on these GPUs, because owner = \"slurm\" needs a static layout")
@@ -150,17 +151,10 @@ fn possible(config: &Config, gpus: &[Gpu]) -> Result<Plans, ApiError> {
     Ok(plans)
 }
 
-/// Returns a finding for each group that the config names but this host does not have. This is not an error, because
-/// the config may be for another host.
-fn groups(config: &Config) -> Vec<String> {
-    let missing = config.access.admin_groups.iter().filter(|group| matches!(Group::from_name(group), Ok(None)));
-    let finding = |group: &String| {
-        format!(
-            "admin_groups: this host has no group `{group}`, so the group has no members; `groupadd --system {group}` \
-             creates the group"
-        )
-    };
-    missing.map(finding).collect()
+/// Returns a finding for each user and group that the config names but this host does not have.
+fn accounts(file: &str, bytes: &[u8]) -> Vec<String> {
+    let accounts = std::str::from_utf8(bytes).map(accounts_in).unwrap_or_default();
+    notes_blocking(Path::new("/"), Some(file), &accounts).unwrap_or_default()
 }
 
 /// Returns a finding for each hook that the config names but this host cannot run.

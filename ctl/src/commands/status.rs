@@ -110,6 +110,7 @@ fn named_of(gpus: &[Gpu], selectors: &[String]) -> Vec<Gpu> {
 mod tests {
     use super::*;
     use crate::render::fixtures;
+    use gpush_api::GpuIndex;
 
     #[test]
     fn gpus_that_are_listed_are_shown_without_an_absent_one() {

@@ -75,10 +75,18 @@ pub(crate) fn rules(rules: &[RuleView], look: &Appearance) -> String {
         })
         .collect();
     let table = table(&columns, rows, 0, look);
-    match policy::of_rules(rules, look) {
-        shared if shared.is_empty() => table,
-        shared => format!("{table}\n{shared}"),
+    match policy::of_rules(rules, look) + &access(rules, look) {
+        more if more.is_empty() => table,
+        more => format!("{table}\n{more}"),
     }
+}
+
+/// Says who may lease the GPUs of each rule that does not permit all users.
+fn access(rules: &[RuleView], look: &Appearance) -> String {
+    let lines = rules.iter().filter_map(|rule| Some((rule, rule.access.as_ref()?))).flat_map(|(rule, access)| {
+        look.wrap(&format!("{}  leases for ", look.clean(&rule.name)), &look.clean(&access.to_string()))
+    });
+    lines.map(|line| paint(QUIET, &line) + "\n").collect()
 }
 
 /// Returns whether a plan is about a MIG layout, not about a GPU that is shared as a whole.

@@ -96,6 +96,7 @@ pub(crate) fn gpu(index: u32, name: &str, total_mib: u64, mig: Option<Mig>) -> G
         memory: Memory { total_mib, used_mib },
         mode: Mode::Mig,
         rule: Some("training".into()),
+        access: None,
         layout: None,
         overridden: None,
         drift: Vec::new(),

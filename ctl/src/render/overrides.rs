@@ -287,7 +287,11 @@ fn wish(view: &DesiredView, look: &Appearance) -> String {
     let shared = policy::describe(view.mps.as_ref(), view.timeslice.as_ref());
     let shared = shared.map_or_else(String::new, |words| format!("; {words}"));
     let leases = view.lease.map_or_else(String::new, terms);
-    format!("{} ({rule}){layout}{shared}{leases}", view.mode.name())
+    let access = view
+        .access
+        .as_ref()
+        .map_or_else(String::new, |access| format!("; leases for {}", look.clean(&access.to_string())));
+    format!("{} ({rule}){layout}{shared}{leases}{access}", view.mode.name())
 }
 
 /// Describes the settings of a rule for leases. Leaves out settings that have their default values.

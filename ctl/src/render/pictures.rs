@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use gpush_api::{
-    Actor, ApiError, Code, ConfigDiff, ConfigView, DesiredView, Gpu, GpuDiff, GpuState, InstanceStep, MigModeStep,
-    Mode, MpsPolicy, MpsSettings, NamedLayout, OperationState, OperationSummary, Override, OverrideEnded, Overrides,
-    PendingRestart, Placement, Plans, Refusal, Reloaded, RuleView, SettingDiff, Step, TimesliceLevel, TimeslicePolicy,
+    Actor, ApiError, Code, ConfigDiff, ConfigView, DesiredView, Gpu, GpuDiff, GpuState, InstanceStep, LeaseAccess,
+    MigModeStep, Mode, MpsPolicy, MpsSettings, NamedLayout, OperationState, OperationSummary, Override, OverrideEnded,
+    Overrides, PendingRestart, Placement, Plans, Refusal, Reloaded, RuleView, SettingDiff, Step, TimesliceLevel,
+    TimeslicePolicy,
 };
 use insta::assert_snapshot;
 

@@ -38,8 +38,14 @@ pub(crate) fn page(quota: &QuotaView, look: &Appearance) -> String {
             format!("Only {}.", gpu_numbers(gpus))
         });
     }
+    if !quota.closed_gpus.is_empty() {
+        facts.push(format!("The rules of {} permit only other users.", gpu_numbers(&quota.closed_gpus)));
+    }
     if let Some(seconds) = quota.longest_s {
-        facts.push(format!("A lease lasts at most {}.", span(seconds)));
+        facts.push(format!("A lease lasts at most {0}, and {0} without --for.", span(seconds)));
+    }
+    if let Some(default) = &quota.default_request {
+        facts.push(format!("A request without a share means {}.", look.clean(default)));
     }
     if !quota.ignored_quotas.is_empty() {
         let others = look.clean(&quota.ignored_quotas.join(", "));
@@ -93,6 +99,9 @@ fn shares(quotas: &[QuotaView], look: &Appearance) -> Listing {
             ("UID", &|quota| quota.uid.to_string()),
             ("KINDS", &kinds),
             ("GPUS", &gpus),
+            ("DEFAULT", &|quota| {
+                quota.default_request.as_ref().map_or_else(|| NONE.to_owned(), |text| look.clean(text))
+            }),
             ("LONGEST", &|quota| quota.longest_s.map_or_else(|| NONE.to_owned(), span)),
         ],
         look,
@@ -176,6 +185,7 @@ fn share(limit: &QuotaLimit) -> String {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use gpush_api::GpuIndex;
     use insta::assert_snapshot;
 
     use super::*;
@@ -193,7 +203,9 @@ pub(super) mod tests {
             ignored_quotas: vec!["everybody".to_owned()],
             allowed_kinds: Some(vec![LeaseKind::Mig, LeaseKind::Mps]),
             allowed_gpus: Some(vec![GpuIndex(0), GpuIndex(1), GpuIndex(2), GpuIndex(3)]),
+            closed_gpus: vec![GpuIndex(2)],
             longest_s: Some(43_200),
+            default_request: Some("mig=1g.10gb,for=4h".to_owned()),
             limits: vec![
                 limit(QuotaResource::Leases, 1.0, Some(2.0)),
                 limit(QuotaResource::Waiting, 0.0, Some(4.0)),
@@ -212,7 +224,9 @@ pub(super) mod tests {
             user: Some("root".to_owned()),
             allowed_kinds: None,
             allowed_gpus: None,
+            closed_gpus: Vec::new(),
             longest_s: None,
+            default_request: None,
             limits,
             ..none
         }

@@ -56,6 +56,9 @@ pub(crate) fn gpu(
         format!(", by {word}{}", look.clean(rule))
     });
     fact("mode", format!("{}{}", one.mode.name(), rule.unwrap_or_default()));
+    if let Some(access) = &one.access {
+        fact("leases for", look.clean(&access.to_string()));
+    }
     if let Some(layout) = &one.layout {
         fact("layout", look.clean(&layout.join(", ")));
     }

@@ -53,7 +53,7 @@ fn labelled(label: &str, style: Style, text: &str, indent: usize, look: &Appeara
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::Code;
+    use gpush_api::{Code, GpuIndex};
 
     use super::*;
     use crate::render::{Charset, fixtures};

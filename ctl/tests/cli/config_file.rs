@@ -55,7 +55,8 @@ fn reloaded() -> Reloaded {
 /// Returns the difference between the file and the loaded config, whose rule manages the GPU. In the file, the GPU has
 /// the mode `in_file`.
 fn diff(in_file: Mode) -> ConfigDiff {
-    let view = |mode| DesiredView { mode, rule: None, layout: None, mps: None, timeslice: None, lease: None };
+    let view =
+        |mode| DesiredView { mode, rule: None, layout: None, mps: None, timeslice: None, lease: None, access: None };
     let gpu = GpuDiff {
         gpu: GpuIndex(0),
         gpu_uuid: gpus()[0].uuid.clone(),

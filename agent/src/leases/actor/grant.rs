@@ -325,6 +325,7 @@ impl Actor {
         }
         let mut granted = show::granted(&self.leases, lease, request.viewer)?;
         request.resolved.bound.explain(&mut granted);
+        granted.quota_notes.clone_from(&request.resolved.notes);
         Ok(granted)
     }
 

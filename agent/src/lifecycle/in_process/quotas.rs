@@ -1,8 +1,14 @@
-//! Quotas that users can see: limits, use, and what is left.
+//! Quotas and rules for teams: what users see of them, what they refuse, and what they add to a request.
 
-use gpush_api::{ApiError, Code, QuotaResource, QuotaView};
+use gpush_api::{ApiError, Code, LeaseGrant, LeaseKind, QuotaResource, QuotaView, Reloaded};
+use serde_json::json;
 
-use super::{InProcess, leases::devices, user};
+use super::{
+    InProcess,
+    lease_requests::{WHOLE, whole, whole_gpus},
+    leases::devices,
+    user,
+};
 
 const CONFIG: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n\
                       [[quota]]\neverybody = true\nkinds = [\"mig\"]\nleases = 2\nmemory = \"40G\"\nlongest = \"12h\"\n";
@@ -47,4 +53,117 @@ async fn quotas_of_other_users_are_for_administrators() {
     assert!(root[0].quota.is_none() && root[0].limits.iter().all(|limit| limit.maximum.is_none()), "{root:?}");
     let bad = host.get_as::<Vec<QuotaView>>(user(1000), "/v1/quotas?user=anna").await.unwrap_err();
     assert_eq!(bad.code, Code::BadRequest);
+}
+
+/// Returns the first cause and the hint of a refusal.
+fn cause_and_hint(refused: &ApiError) -> (&str, &str) {
+    (refused.causes.first().map_or("", String::as_str), refused.hint.as_deref().unwrap_or_default())
+}
+
+/// The hint names a smaller share and a lease, and both commands work.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusal_beyond_the_memory_quota_says_the_sums() {
+    let host = InProcess::start("dgx-h100", 1, CONFIG).await;
+    let held = host.lease(1000, &devices("2g.20gb", 1)).await.expect("a lease");
+    let refused = host.lease(1000, &devices("3g.40gb", 1)).await.unwrap_err();
+    let id = held.lease.id;
+    let (cause, hint) = cause_and_hint(&refused);
+    assert_eq!(refused.code, Code::Denied);
+    assert!(refused.message.starts_with("cannot grant 3g.40gb: your leases would hold 5"), "{refused:?}");
+    assert!(refused.message.ends_with(" GiB of at most 40 GiB"), "{refused:?}");
+    assert!(cause.starts_with("1 lease holds 1") && cause.contains(&format!("({id}: 1")), "{refused:?}");
+    assert_eq!(refused.causes[1], "the quota for everybody applies");
+    let release = format!("or release a lease: `gpushctl lease end {id}`");
+    assert_eq!(hint, format!("request less, such as `--mig 2g.20gb`, {release}"));
+    host.lease(1000, &devices("2g.20gb", 1)).await.expect("what the hint proposes");
+    let refused = host.lease(1000, &devices("1g.10gb", 1)).await.unwrap_err();
+    assert_eq!(refused.message, "cannot grant 1g.10gb: you hold 2 leases of at most 2");
+    assert_eq!(cause_and_hint(&refused).1, format!("release a lease: `gpushctl lease end {id}`"));
+    // An administrator who requests a lease for the user reads the name of the user.
+    let mut body = devices("1g.10gb", 1);
+    body["holder_uid"] = json!(1000);
+    let refused = host.lease(0, &body).await.unwrap_err();
+    assert_eq!(refused.message, "cannot grant 1g.10gb: user1000 holds 2 leases of at most 2");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_without_a_share_gets_the_default_of_the_quota() {
+    let config = format!("{CONFIG}default = \"mig=1g.10gb,for=4h\"\n");
+    let host = InProcess::start("dgx-h100", 1, &config).await;
+    let granted = host.lease(1000, &json!({})).await.expect("a lease");
+    let request = granted.lease.request.as_ref().expect("the own request");
+    assert_eq!((granted.lease.kind, request.duration_s), (LeaseKind::Mig, Some(14_400)));
+    assert!(granted.lease.expires_at.is_some(), "{granted:?}");
+    let note = "the request names no share, so it is the default of the quota: mig=1g.10gb,for=4h";
+    assert_eq!(granted.quota_notes, [note]);
+    let named = host.lease(1000, &json!({ "share": { "kind": "mig_profile", "profile": "2g.20gb" } })).await;
+    let named = named.expect("a lease");
+    assert_eq!(named.lease.request.expect("the own request").duration_s, Some(43_200), "the longest that is allowed");
+    let note = "the request names no duration, so the lease lasts 12h, as long as the quota allows";
+    assert_eq!(named.quota_notes, [note]);
+    let seen: Vec<QuotaView> = host.get_as(user(1000), "/v1/quotas").await.expect("the own quota");
+    assert_eq!(seen[0].default_request.as_deref(), Some("mig=1g.10gb,for=4h"));
+    let by_root = host.lease(0, &json!({ "duration_s": 600 })).await.expect("a lease");
+    assert!(by_root.quota_notes.is_empty(), "root has no quota");
+}
+
+const TEAMS: &str = "[[gpu]]\nname = \"vision\"\nmatch = [\"0\"]\nmode = \"exclusive\"\nusers = [\"user1000\"]\n\
+                     [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\ngroups = [\"group1\"]\n\
+                     [[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gpus_of_a_team_are_for_its_members() {
+    let host = whole_gpus(3).start(TEAMS).await;
+    let refused = host.lease(1001, &whole("0", 1)).await.unwrap_err();
+    assert_eq!((refused.code, refused.retryable), (Code::Denied, false));
+    assert_eq!(refused.message, "cannot lease GPU 0: its rule permits only other users");
+    assert_eq!(
+        cause_and_hint(&refused),
+        ("`users` of rule `vision` permits only user user1000 on GPU 0", "choose a GPU that you may lease: `-g 1,2`")
+    );
+    let refused = host.lease(1002, &whole("0-1", 1)).await.unwrap_err();
+    assert_eq!(refused.message, "cannot lease GPUs 0, 1: their rules permit only other users");
+    assert_eq!(refused.hint.as_deref(), Some("choose a GPU that you may lease: `-g 2`"));
+    // A request without GPUs chooses among those that the user may lease.
+    let free: LeaseGrant = host.lease(1002, &whole("all", 1)).await.expect("the open GPU");
+    let index = async |grant: &LeaseGrant| {
+        let gpus = host.gpus().await;
+        gpus.iter().find(|gpu| gpu.uuid == grant.lease.members[0].gpu_uuid).expect("the GPU").index
+    };
+    assert_eq!(index(&free).await, 2);
+    assert_eq!(host.lease(1002, &whole("all", 1)).await.unwrap_err().code, Code::Blocked, "GPU 2 is leased");
+    let member = host.lease(1001, &whole("1", 1)).await.expect("a member of the group");
+    assert_eq!(index(&member).await, 1);
+    // The rights of the holder count, not those of the administrator. Root may lease every GPU.
+    let for_user = |uid: u32| {
+        let mut body = whole("0", 1);
+        body["holder_uid"] = json!(uid);
+        body
+    };
+    assert_eq!(host.lease(0, &for_user(1002)).await.unwrap_err().code, Code::Denied);
+    let own = host.lease(0, &for_user(1000)).await.expect("the user of the rule");
+    host.release(&own).await;
+    host.wait_until_ended(&own).await;
+    host.lease(0, &whole("0", 1)).await.expect("root");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn users_of_a_rule_are_shown() {
+    let host = whole_gpus(3).start(TEAMS).await;
+    let shown = host.gpus().await.into_iter().map(|gpu| gpu.access.map(|access| access.to_string()));
+    let expected = [Some("user user1000".to_owned()), Some("group group1".to_owned()), None];
+    assert_eq!(shown.collect::<Vec<_>>(), expected);
+    let seen: Vec<QuotaView> = host.get_as(user(1001), "/v1/quotas").await.expect("the own quota");
+    assert_eq!(seen[0].closed_gpus, [0]);
+}
+
+/// Fault: only the log named a misspelt group, so everybody got the quota for everybody.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reload_reports_names_that_the_host_does_not_have() {
+    let host = whole_gpus(1).start(WHOLE).await;
+    let text = format!("[[quota]]\ngroups = [\n\"group7\",\n\"studnets\"]\nleases = 1\n{WHOLE}");
+    let reloaded: Reloaded = host.try_reload(&text, &json!({})).await.expect("the config is loaded");
+    let [finding] = reloaded.findings.as_slice() else { panic!("{:?}", reloaded.findings) };
+    let note = ":4: this host has no group `studnets`, so `quota.groups` ignores this name";
+    assert!(finding.ends_with(note), "{finding}");
 }

@@ -187,8 +187,8 @@ impl Entries {
         let last = self.leases.iter().filter_map(|(ticket, lease)| Some((*ticket, lease.restriction.clone()?)));
         let mut restrictions: Restrictions = last.filter(|(_, one)| one.applies(table)).collect();
         for (ticket, demand) in self.needing_capacity(table) {
-            if let Err(error) = limits::within_quota(held, demand) {
-                restrictions.insert(ticket, Restriction::beyond_quota(error.message));
+            if let Err(denial) = limits::within_quota(held, demand) {
+                restrictions.insert(ticket, Restriction::beyond_quota(denial.to_string()));
             }
         }
         restrictions

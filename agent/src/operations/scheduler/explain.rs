@@ -8,7 +8,10 @@ use gpush_api::{
 };
 use gpush_core::{
     desired::desired_states,
-    lease::placement::{Assignment, Blockers, Closed, ErrorContext, NoAssignment, Obstacle, PlacementRequest},
+    lease::{
+        placement::{Assignment, Blockers, Closed, ErrorContext, NoAssignment, Obstacle, PlacementRequest},
+        quota::Allowance,
+    },
     mps::{MpsTargets, NotServing},
     refusal,
     schedule::{QueuedEntry, Ticket},
@@ -16,7 +19,7 @@ use gpush_core::{
 };
 use gpush_host::subtask;
 
-use super::{Scheduler, demand::LeaseDemand, placement_snapshot::PlacementSnapshot};
+use super::{Scheduler, demand::LeaseDemand, held::HeldLeases, placement_snapshot::PlacementSnapshot};
 use crate::{
     modes::mps,
     requests::caller::Viewer,
@@ -34,6 +37,8 @@ pub(crate) struct Unplaced<'a> {
     pub(crate) viewer: Viewer,
     /// The snapshot with which the request was placed.
     pub(crate) snapshot: &'a PlacementSnapshot,
+    /// The leases of each account.
+    pub(crate) held: &'a HeldLeases,
     pub(crate) gpus: &'a [Gpu],
     /// The position of the request in the queue, and what the request reserves; `None` if it is not queued.
     pub(crate) queued: Option<(Ticket, Option<&'a Assignment>)>,
@@ -65,13 +70,15 @@ fn explanation(
     why: &NoAssignment,
     unplaced: Unplaced<'_>,
 ) -> ApiError {
-    let Unplaced { demand, viewer, snapshot, gpus, queued } = unplaced;
+    let Unplaced { demand, viewer, snapshot, held, gpus, queued } = unplaced;
     let viewer = reader(viewer, demand.wanted.holder);
     let duration = demand.new.request.duration_s.map(Duration::from_secs);
-    let context = ErrorContext { host: &snapshot.host, gpus, allowed: Some(&demand.allowed), duration };
+    let held = held.of_requester(demand);
+    let allowance = Some(Allowance { effective: &demand.quota, held: &held });
+    let context = ErrorContext { host: &snapshot.host, gpus, allowed: Some(&demand.allowed), duration, allowance };
     let mut error = why.error(&demand.wanted, context);
     if matches!(demand.new.binding, LeaseBinding::Job { .. }) {
-        error.hint = why.hint_for_job().or(error.hint);
+        error.hint = why.hint_for_job(&demand.wanted, context).or(error.hint);
     }
     let NoAssignment::Busy { obstacles, .. } = why else { return error };
     let targets = demand.wanted.targets.as_ref();

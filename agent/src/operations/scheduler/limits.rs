@@ -1,7 +1,11 @@
 //! The limits of the holder of a request: its quota.
 
 use gpush_api::{ApiError, LeaseBinding, LeaseWait};
-use gpush_core::lease::quota::{self, Denial, HeldLease};
+use gpush_core::lease::{
+    placement::PlacementRequest,
+    quota::{self, Denial, DeniedRequest, HeldLease},
+};
+use gpush_store::NewLease;
 
 use super::{Scheduler, demand::LeaseDemand, held::HeldLeases};
 use crate::state::LeaseTable;
@@ -9,7 +13,8 @@ use crate::state::LeaseTable;
 /// Checks the limits of the holder that do not depend on the placement. A refused request costs no search.
 pub(crate) fn check_quotas(scheduler: &Scheduler, demand: &LeaseDemand, wait: LeaseWait) -> Result<(), ApiError> {
     let table = scheduler.handles.context.state.leases();
-    within_quota(&HeldLeases::of(scheduler.handles.context.users.accounts(), &table), demand)?;
+    let held = HeldLeases::of(scheduler.handles.context.users.accounts(), &table);
+    within_quota(&held, demand).map_err(|denial| denied(&denial, &demand.new, &demand.wanted, None))?;
     match wait {
         LeaseWait::No => Ok(()),
         LeaseWait::Seconds(_) | LeaseWait::Unlimited => may_wait(scheduler, demand, &table),
@@ -19,27 +24,31 @@ pub(crate) fn check_quotas(scheduler: &Scheduler, demand: &LeaseDemand, wait: Le
 /// Checks that the quota of the holder allows one more waiting request.
 pub(crate) fn may_wait(scheduler: &Scheduler, demand: &LeaseDemand, table: &LeaseTable) -> Result<(), ApiError> {
     let held = HeldLeases::of(scheduler.handles.context.users.accounts(), table).of_requester(demand);
-    quota::check_queue(&demand.quota, &held).map_err(|denial| ApiError::from(&denial))
+    quota::check_queue(&demand.quota, &held).map_err(|denial| denied(&denial, &demand.new, &demand.wanted, None))
 }
 
 /// Checks those limits of the holder that do not depend on which GPUs the lease gets.
-pub(crate) fn within_quota(held: &HeldLeases, demand: &LeaseDemand) -> Result<(), ApiError> {
+pub(crate) fn within_quota(held: &HeldLeases, demand: &LeaseDemand) -> Result<(), Denial> {
     check_limits(&held.of_requester(demand), demand)
 }
 
 /// Does the same as [`within_quota`], with these leases of the holder.
-pub(crate) fn check_limits(held: &[HeldLease], demand: &LeaseDemand) -> Result<(), ApiError> {
+pub(crate) fn check_limits(held: &[HeldLease], demand: &LeaseDemand) -> Result<(), Denial> {
     let (kind, duration) = (demand.wanted.share.kind(), demand.new.request.duration_s);
-    quota::check_request(&demand.quota, held, kind, duration).map_err(|denial| denied(&denial, &demand.new.binding))
+    quota::check_request(&demand.quota, held, kind, duration)
 }
 
 /// Checks the limits that depend on the size of the assignment, with these leases of the holder.
-pub(crate) fn check_size(held: &[HeldLease], demand: &LeaseDemand, size: quota::Size) -> Result<(), ApiError> {
-    quota::check_size(&demand.quota, held, size).map_err(|denial| denied(&denial, &demand.new.binding))
+pub(crate) fn check_size(held: &[HeldLease], demand: &LeaseDemand, size: quota::Size) -> Result<(), Denial> {
+    quota::check_size(&demand.quota, held, size)
 }
 
-/// Returns a denial by a quota as an error. For a Slurm job, the hint says what the user of the job can do.
-pub(crate) fn denied(denial: &Denial, binding: &LeaseBinding) -> ApiError {
-    let error = ApiError::from(denial);
-    if matches!(binding, LeaseBinding::Job { .. }) { error.hint(denial.hint_for_job()) } else { error }
+/// Returns a denial by a quota as an error. For a Slurm job, the hint says what the user of the job can do. `smaller` are
+/// the flags of a smaller request that the quota allows.
+pub(crate) fn denied(denial: &Denial, new: &NewLease, wanted: &PlacementRequest, smaller: Option<&str>) -> ApiError {
+    let named = || new.holder.user.clone().unwrap_or_else(|| format!("uid {}", new.holder.uid));
+    let other = (new.holder.uid != new.asked_by.uid).then(named);
+    let what = wanted.describe();
+    let error = denial.error(DeniedRequest { what: &what, holder: other.as_deref(), smaller });
+    if matches!(new.binding, LeaseBinding::Job { .. }) { error.hint(denial.hint_for_job()) } else { error }
 }

@@ -36,7 +36,7 @@ use crate::state::{HostState, LeaseTable, OpenLease};
 /// gpushd.
 pub(super) fn decide(scheduler: &Scheduler, read: &ReadHost) -> bool {
     let (mut denied, mut overtaken) = (Restrictions::new(), 0);
-    let snapshot = loop {
+    let (snapshot, held) = loop {
         let turn = (overtaken >= MOST_OVERTAKEN).then(|| scheduler.turn.lock());
         let now = scheduler.handles.context.state.now();
         let held = HeldLeases::of(scheduler.handles.context.users.accounts(), &now.leases);
@@ -53,22 +53,22 @@ pub(super) fn decide(scheduler: &Scheduler, read: &ReadHost) -> bool {
         }
         let _turn = turn.unwrap_or_else(|| scheduler.turn.lock());
         match grant_first(scheduler, read, &snapshot, (&now, &held), &mut denied) {
-            GrantAttempt::Nothing => break snapshot,
+            GrantAttempt::Nothing => break (snapshot, held),
             // Decide again about the other requests, because the grant has taken capacity.
             GrantAttempt::One => overtaken = 0,
             GrantAttempt::Overtaken => overtaken += 1,
         }
     };
     note_needs(scheduler, snapshot.schedule(), &denied);
-    show(scheduler, &snapshot, &read.gpus, &denied);
+    show(scheduler, &snapshot, &held, &read.gpus, &denied);
     snapshot.host.gpus.iter().any(GpuOffer::may_improve_with_a_reading)
 }
 
 /// Adds the requests that exceed a quota, wherever they are placed.
 fn deny_beyond_quota(scheduler: &Scheduler, table: &LeaseTable, held: &HeldLeases, denied: &mut Restrictions) {
     for (ticket, demand) in scheduler.entries().needing_capacity(table) {
-        if let Err(error) = limits::within_quota(held, demand) {
-            denied.insert(ticket, Restriction::beyond_quota(error.message));
+        if let Err(denial) = limits::within_quota(held, demand) {
+            denied.insert(ticket, Restriction::beyond_quota(denial.to_string()));
         }
     }
 }
@@ -96,7 +96,7 @@ fn reserve_beyond_quota(
         let size = Size::of(&members);
         match limits::check_limits(&all, &demand).and_then(|()| limits::check_size(&all, &demand, size)) {
             Ok(()) => of_account.push(HeldLease { id, queued: false, size, releasable: false }),
-            Err(error) => beyond.push((*ticket, Restriction::beyond_quota(error.message))),
+            Err(denial) => beyond.push((*ticket, Restriction::beyond_quota(denial.to_string()))),
         }
     }
     beyond
@@ -170,6 +170,9 @@ fn grant_first(
                 inbox.answer(LeaseAnswer::Grant(reserved));
             }
             Err(NotTaken::Refused(error)) => drop(denied.insert(*ticket, Restriction::beyond_quota(error.message))),
+            Err(NotTaken::Denied(denial, _)) => {
+                denied.insert(*ticket, Restriction::beyond_quota(denial.to_string()));
+            }
             Err(NotTaken::Overtaken) => return Some(GrantAttempt::Overtaken),
             // An operation has claimed the GPU, or the readings are outdated. This change wakes the scheduler.
             Err(NotTaken::Claimed | NotTaken::Outdated) => return None,
@@ -203,18 +206,18 @@ fn note_needs(scheduler: &Scheduler, schedule: &Schedule, denied: &Restrictions)
 }
 
 /// Shows each waiting request what it waits for, and refuses the requests that can never be granted.
-fn show(scheduler: &Scheduler, snapshot: &PlacementSnapshot, gpus: &[Gpu], denied: &Restrictions) {
+fn show(scheduler: &Scheduler, snapshot: &PlacementSnapshot, held: &HeldLeases, gpus: &[Gpu], denied: &Restrictions) {
     for (ticket, outcome) in &snapshot.schedule().outcomes {
         match outcome {
             Outcome::Never(why) => {
-                let Some(error) = explained(scheduler, snapshot, *ticket, None, why, gpus) else { continue };
+                let Some(error) = explained(scheduler, (snapshot, held), *ticket, None, why, gpus) else { continue };
                 let inbox = scheduler.entries().lease(*ticket).map(|lease| Arc::clone(&lease.inbox));
                 if let Some(inbox) = inbox {
                     inbox.answer(LeaseAnswer::Never(error));
                 }
             }
             Outcome::Waits { reserves, behind, why } => {
-                let explained = |why| explained(scheduler, snapshot, *ticket, reserves.as_ref(), why, gpus);
+                let explained = |why| explained(scheduler, (snapshot, held), *ticket, reserves.as_ref(), why, gpus);
                 let reasons = why.as_ref().and_then(explained).map_or_else(Vec::new, |error| error.causes);
                 show_position(scheduler, *ticket, behind, reasons);
             }
@@ -230,14 +233,14 @@ fn show(scheduler: &Scheduler, snapshot: &PlacementSnapshot, gpus: &[Gpu], denie
 /// queue.
 fn explained(
     scheduler: &Scheduler,
-    snapshot: &PlacementSnapshot,
+    (snapshot, held): (&PlacementSnapshot, &HeldLeases),
     ticket: Ticket,
     reserves: Option<&Assignment>,
     why: &NoAssignment,
     gpus: &[Gpu],
 ) -> Option<ApiError> {
     let (demand, viewer) = scheduler.entries().lease(ticket)?.demand.clone()?;
-    let unplaced = Unplaced { demand: &demand, viewer, snapshot, gpus, queued: Some((ticket, reserves)) };
+    let unplaced = Unplaced { demand: &demand, viewer, snapshot, held, gpus, queued: Some((ticket, reserves)) };
     Some(explain(scheduler, why, unplaced))
 }
 

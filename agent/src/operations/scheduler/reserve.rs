@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use gpush_api::{ApiError, Gpu, GpuIndex, GpuUuid, LeaseId};
 use gpush_core::lease::{
-    placement::{Assignment, Host, NoAssignment},
-    quota,
+    placement::{Assignment, Host, NoAssignment, smaller},
+    quota::{Allowance, Denial, Size},
 };
 
 use super::{
@@ -26,7 +26,7 @@ use super::{
     capacity::{DevicesToCreate, Reserved},
     demand::LeaseDemand,
     held::HeldLeases,
-    limits::{check_size, within_quota},
+    limits::{check_size, denied, within_quota},
     offers::{self, gpus_of},
     placement_snapshot::PlacementSnapshot,
 };
@@ -57,8 +57,10 @@ pub(crate) struct ReadHost {
 /// Why gpushd did not reserve an assignment.
 #[derive(Debug)]
 pub(super) enum NotTaken {
-    /// A quota, or a limit of the target, refuses the assignment.
+    /// A limit of the target refuses the assignment.
     Refused(ApiError),
+    /// A quota denies an assignment of this size.
+    Denied(Denial, Size),
     /// As [`NotReserved::Outdated`].
     Outdated,
     /// An operation has claimed one of the GPUs.
@@ -90,7 +92,8 @@ pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDema
         let turn = (overtaken >= MOST_OVERTAKEN).then(|| scheduler.turn.lock());
         let now = scheduler.handles.context.state.now();
         let held = &HeldLeases::of(scheduler.handles.context.users.accounts(), &now.leases);
-        within_quota(held, demand).map_err(NotReserved::Refused)?;
+        within_quota(held, demand)
+            .map_err(|denial| NotReserved::Refused(denied(&denial, &demand.new, &demand.wanted, None)))?;
         let snapshot = scheduler.snapshot_with(&read.host, &read.gpus, &now, held);
         let placed = snapshot.place(&demand.wanted);
         // While gpushd stops, the waiting requests leave the queue. A new request must not get their capacity.
@@ -104,6 +107,13 @@ pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDema
         match reserve_assignment(scheduler, placed, demand, None) {
             Ok(reserved) => return Ok(reserved),
             Err(NotTaken::Refused(error)) => return Err(NotReserved::Refused(error)),
+            Err(NotTaken::Denied(denial, size)) => {
+                let of_requester = held.of_requester(demand);
+                let allowance = Allowance { effective: &demand.quota, held: &of_requester };
+                let smaller = smaller(host, &read.gpus, &demand.wanted, size, allowance);
+                let error = denied(&denial, &demand.new, &demand.wanted, smaller.as_deref());
+                return Err(NotReserved::Refused(error));
+            }
             Err(NotTaken::Outdated) => return Err(NotReserved::Outdated),
             // Place the request again. A claimed GPU now counts as closed.
             Err(NotTaken::Claimed) => {}
@@ -142,7 +152,8 @@ pub(super) fn reserve_assignment(
     let Placed { read, host, now, held, assignment } = placed;
     let gpus = read.gpus.as_slice();
     let members = offers::members(now, assignment, gpus, host, &demand.new.request).map_err(NotTaken::Refused)?;
-    check_size(&held.of_requester(demand), demand, quota::Size::of(&members)).map_err(NotTaken::Refused)?;
+    let size = Size::of(&members);
+    check_size(&held.of_requester(demand), demand, size).map_err(|denial| NotTaken::Denied(denial, size))?;
     let created = assignment.creates();
     if !created.is_empty()
         && let Some(why) = scheduler.handles.context.lanes.closed()

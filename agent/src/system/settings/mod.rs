@@ -28,7 +28,7 @@ use std::{
 };
 
 use gpush_api::{ApiError, PendingRestart};
-use gpush_core::config::Config;
+use gpush_core::config::{Config, NamedAccount, accounts_in};
 use gpush_locked::Locked;
 
 use self::copy::{ConfigCopy, CopyError};
@@ -90,6 +90,14 @@ pub(crate) struct Candidate {
     /// The config as it is in the file.
     pub(crate) in_file: Config,
     text: Option<Vec<u8>>,
+}
+
+impl Candidate {
+    /// Returns the users and groups that the file names, with their lines.
+    pub(crate) fn accounts(&self) -> Vec<NamedAccount> {
+        let text = self.text.as_deref().and_then(|bytes| std::str::from_utf8(bytes).ok());
+        text.map_or_else(Vec::new, accounts_in)
+    }
 }
 
 impl Settings {

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::actor::Actor;
 
+mod access;
 mod id;
 mod member;
 mod request;
@@ -18,6 +19,7 @@ mod state;
 mod terms;
 mod usage;
 
+pub use access::LeaseAccess;
 pub use id::{LeaseId, NotALeaseId};
 pub use member::{LeaseBinding, LeaseMember, MemberShare};
 pub use request::{BindTo, LONGEST_LEASE_S, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS};
@@ -160,6 +162,9 @@ pub struct LeaseGrant {
     /// Warnings for the holder, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+    /// What the quota of the holder has added to the request, one sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quota_notes: Vec<String>,
     /// Why gpushd could not bind the lease as requested, one clause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub binding_reason: Option<String>,

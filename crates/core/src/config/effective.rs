@@ -75,6 +75,9 @@ impl Config {
             for (key, value) in rule.lease.iter().flat_map(leasing::written) {
                 let _ = writeln!(out, "{key} = {}", text(value));
             }
+            for (key, names) in rule.access.iter().flat_map(leasing::written_access) {
+                let _ = writeln!(out, "{key} = {}", list(names));
+            }
             if let Some(policy) = &rule.mps {
                 let _ = writeln!(out, "mps = {}", sharing::written(policy, rule.mode));
             }
@@ -151,6 +154,7 @@ impl Config {
                     mps: rule.mps.clone(),
                     timeslice: rule.timeslice.clone(),
                     lease: rule.lease,
+                    access: rule.access.clone(),
                     claims: gpus
                         .iter()
                         .zip(&claimed)

@@ -1,10 +1,12 @@
-//! The keys of a rule about leases: `lease`, `at_end` and `owner`. The table `[defaults]` has the same keys.
+//! The keys of a rule about leases: `lease`, `at_end`, `owner`, `users` and `groups`. The table `[defaults]` has the first
+//! three keys too.
 
-use gpush_api::{AtLeaseEnd, LeaseOwner, LeaseRequirement, LeaseTerms, Mode};
+use gpush_api::{AtLeaseEnd, LeaseAccess, LeaseOwner, LeaseRequirement, LeaseTerms, Mode};
 use toml::de::DeTable;
 
 use super::{
     RuleDefaults,
+    account_name::account,
     reader::{Reader, get},
 };
 
@@ -28,7 +30,7 @@ pub(super) fn read(
     defaults: &RuleDefaults,
 ) -> Option<LeaseTerms> {
     if mode == Some(Mode::Unmanaged) {
-        for key in ["lease", "at_end", "owner"] {
+        for key in ["lease", "at_end", "owner", "users", "groups"] {
             if get(rule, key).is_some() {
                 let problem = format!(
                     "`{key}` has no effect in mode `unmanaged`: gpushd grants no leases on the GPUs of this rule"
@@ -72,6 +74,53 @@ fn default_requirement(mode: Option<Mode>) -> Option<LeaseRequirement> {
         Mode::Timeslice | Mode::Exclusive => Some(LeaseRequirement::Optional),
         Mode::Mig | Mode::NoRule | Mode::Unmanaged => None,
     }
+}
+
+/// Reads the keys `users` and `groups` of a rule. `lease` has the other lease keys of the rule.
+pub(super) fn access(
+    reader: &mut Reader<'_>,
+    rule: &DeTable<'_>,
+    mode: Option<Mode>,
+    lease: Option<LeaseTerms>,
+) -> Option<LeaseAccess> {
+    let keys: Vec<&str> = ["users", "groups"].into_iter().filter(|key| get(rule, key).is_some()).collect();
+    // In mode `unmanaged`, these keys are already reported.
+    if keys.is_empty() || mode == Some(Mode::Unmanaged) {
+        return None;
+    }
+    if lease.is_some_and(|lease| lease.owner == LeaseOwner::Slurm) {
+        for key in keys {
+            let problem =
+                format!("`{key}` contradicts `owner = \"slurm\"`: Slurm decides who uses the GPUs of this rule");
+            let hint = format!(
+                "leave `{key}` out, and limit the users of the partition in slurm.conf: AllowGroups=, AllowAccounts="
+            );
+            reader.report_at(rule, key, problem, hint);
+        }
+        return None;
+    }
+    let before = reader.problems.len();
+    let mut names = |key: &str, example: &str| -> Vec<String> {
+        let texts = reader.words(rule, key, example).unwrap_or_default();
+        let all = format!("leave `{key}` out");
+        texts.into_iter().filter_map(|text| account(reader, text, key, &all)).collect()
+    };
+    let access = LeaseAccess { users: names("users", "[\"anna\"]"), groups: names("groups", "[\"ml\"]") };
+    if access.users.is_empty() && access.groups.is_empty() && reader.problems.len() == before {
+        for key in keys {
+            let hint = format!("write {key} = [\"NAME\"]; to permit all users, leave `{key}` out");
+            reader.report_at(rule, key, format!("`{key}` is empty, so the rule permits no user"), hint);
+        }
+        return None;
+    }
+    Some(access)
+}
+
+/// Returns the keys `users` and `groups` of a rule, with their values.
+pub(super) fn written_access(access: &LeaseAccess) -> Vec<(&'static str, &[String])> {
+    let LeaseAccess { users, groups } = access;
+    let all = [("users", users.as_slice()), ("groups", groups.as_slice())];
+    all.into_iter().filter(|(_, names)| !names.is_empty()).collect()
 }
 
 /// Returns the lease keys of a rule, with their values.

@@ -15,10 +15,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{LeaseTerms, Mode, MpsPolicy, TimeslicePolicy};
+use gpush_api::{LeaseAccess, LeaseTerms, Mode, MpsPolicy, TimeslicePolicy};
 
 use crate::{layout::Layout, selector::Selector};
 
+mod account_name;
+mod accounts;
 mod bounded_syntax;
 mod defaults;
 mod effective;
@@ -29,6 +31,7 @@ mod mode_change;
 mod mps;
 mod parse;
 mod processes;
+mod quota_default;
 mod quotas;
 mod reader;
 mod rules;
@@ -40,6 +43,7 @@ mod starter;
 mod timeslice;
 mod toml_text;
 
+pub use accounts::{NamedAccount, accounts_in};
 pub use defaults::RuleDefaults;
 pub use limits::RequestLimits;
 pub use mps::Mps;
@@ -243,6 +247,8 @@ pub struct Rule {
     pub timeslice: Option<TimeslicePolicy>,
     /// How the GPUs are leased; `None` only in mode `unmanaged`.
     pub lease: Option<LeaseTerms>,
+    /// Users who may lease the GPUs; `None` for all users.
+    pub access: Option<LeaseAccess>,
 }
 
 /// The layout of a rule.

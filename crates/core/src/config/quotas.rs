@@ -11,7 +11,9 @@ use toml::de::{DeTable, DeValue};
 
 use super::{
     Config,
-    reader::{Reader, Text, get, unknown},
+    account_name::account,
+    quota_default::{self, DefaultBounds},
+    reader::{Reader, get, unknown},
     rules::selectors,
     schema::QUOTA,
     toml_text::{list, text},
@@ -22,6 +24,7 @@ use crate::{
     lease::{
         placement::PlacementPolicy,
         quota::{Limits, MemoryAmount, Quota, Subject},
+        request::DefaultRequest,
         user_limits::UserLimits,
     },
     quote::Quoted,
@@ -56,6 +59,8 @@ pub struct QuotaRule {
     pub longest_s: Option<u64>,
     /// Allowed GPUs; `None` for all GPUs.
     pub gpus: Option<Vec<Selector>>,
+    /// What a request without a share means.
+    pub default: Option<DefaultRequest>,
 }
 
 /// Amount of memory in a quota.
@@ -127,7 +132,7 @@ fn quota(reader: &mut Reader<'_>, table: &DeTable<'_>, subjects: Vec<Subject>) -
     let count = |reader: &mut Reader<'_>, key: &str, from: u32, to: u32, example: u32| {
         get(table, key).map(|_| reader.number(table, key, from..=to, example))
     };
-    QuotaRule {
+    let mut rule = QuotaRule {
         subjects,
         kinds: kinds(reader, table),
         leases: count(reader, "leases", 0, MOST_LEASES, 2),
@@ -136,7 +141,21 @@ fn quota(reader: &mut Reader<'_>, table: &DeTable<'_>, subjects: Vec<Subject>) -
         mps_percentage: count(reader, "mps_percentage", 1, 1_000_000, 50),
         longest_s: longest(reader, table),
         gpus: selectors(reader, table, "gpus"),
-    }
+        default: None,
+    };
+    let memory_mib = match rule.memory {
+        Some(QuotaMemory::Limit(limit)) => Some(limit.mib()),
+        Some(QuotaMemory::Gpus(_) | QuotaMemory::Host(_)) | None => None,
+    };
+    let bounds = DefaultBounds {
+        leases: rule.leases,
+        kinds: rule.kinds.as_ref(),
+        longest_s: rule.longest_s,
+        mps_percentage: rule.mps_percentage,
+        memory_mib,
+    };
+    rule.default = quota_default::read(reader, table, bounds);
+    rule
 }
 
 /// Reads the users of a quota. Reports an error if an earlier quota is for the same user or for
@@ -153,7 +172,7 @@ fn subjects(
     for (key, example) in [("users", "[\"alice\"]"), ("groups", "[\"students\"]")] {
         for text in reader.words(table, key, example).unwrap_or_default() {
             let span = text.span.clone();
-            let Some(name) = account(reader, text, key) else { continue };
+            let Some(name) = account(reader, text, key, "write everybody = true") else { continue };
             let subject = if key == "users" { Subject::User(name) } else { Subject::Group(name) };
             found.push((subject, span));
         }
@@ -194,17 +213,6 @@ fn whose(subject: &Subject) -> String {
         Subject::Group(name) => format!("group {}", Quoted(name)),
         Subject::Everybody => "everybody".to_owned(),
     }
-}
-
-/// Checks the form of a user or group name, but not whether the host has this user or group.
-fn account(reader: &mut Reader<'_>, text: Text, key: &str) -> Option<String> {
-    if text.value.chars().any(|c| c.is_whitespace() || matches!(c, ':' | ',' | '/' | '*')) {
-        let what = if key == "users" { "user" } else { "group" };
-        let hint = format!("write the name of one {what} in each string; for all users, write everybody = true");
-        reader.report(Problem::new(text.span, format!("{} is not the name of a {what}", Quoted(&text.value)), hint));
-        return None;
-    }
-    Some(text.value)
 }
 
 fn kinds(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<BTreeSet<LeaseKind>> {
@@ -341,6 +349,7 @@ impl QuotaRule {
             ("mps_percentage", self.mps_percentage.map(|percent| percent.to_string())),
             ("longest", longest),
             ("gpus", gpus.map(|gpus| list(&gpus))),
+            ("default", self.default.as_ref().map(|default| text(&default.text()))),
         ];
         all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
     }
@@ -370,7 +379,10 @@ impl Config {
     pub fn quotas(&self, gpus: &[Gpu]) -> Vec<Quota> {
         let of = |rule: &QuotaRule| {
             let limits = rule.limits(gpus);
-            let quota = |subject: &Subject| Quota { subject: subject.clone(), limits: limits.clone() };
+            let quota = |subject: &Subject| {
+                let (subject, default) = (subject.clone(), rule.default.clone());
+                Quota { subject, limits: limits.clone(), default }
+            };
             rule.subjects.iter().map(quota).collect::<Vec<_>>()
         };
         self.quotas.iter().flat_map(of).collect()

@@ -84,8 +84,9 @@ pub(super) fn read(
         let mps = sharing::mps(reader, table, mode);
         let timeslice = timeslice::read(reader, table, mode);
         let lease = leasing::read(reader, table, mode, defaults);
+        let access = leasing::access(reader, table, mode, lease);
         if let (Some(matches), Some(mode)) = (matches, mode) {
-            rules.push(Rule { name, matches, mode, layout, mps, timeslice, lease });
+            rules.push(Rule { name, matches, mode, layout, mps, timeslice, lease, access });
         }
     }
     never_matching(reader, &claims);

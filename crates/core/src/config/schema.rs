@@ -55,6 +55,7 @@ pub const QUOTA: Section = Section {
         "mps_percentage",
         "longest",
         "gpus",
+        "default",
     ],
 };
 /// `[layouts]`. The administrator chooses its keys: they are names of layouts.
@@ -62,8 +63,10 @@ pub const LAYOUTS: Section = Section { header: "[layouts]", keys: &[] };
 /// `[defaults]`: keys of all rules that do not set them.
 pub const DEFAULTS: Section = Section { header: "[defaults]", keys: &["lease", "at_end", "owner"] };
 /// `[[gpu]]`
-pub const RULE: Section =
-    Section { header: "[[gpu]]", keys: &["name", "match", "mode", "layout", "lease", "at_end", "owner"] };
+pub const RULE: Section = Section {
+    header: "[[gpu]]",
+    keys: &["name", "match", "mode", "layout", "lease", "at_end", "owner", "users", "groups"],
+};
 /// `[gpu.mps]`, which belongs to the rule above it.
 pub const RULE_MPS: Section = Section {
     header: "[gpu.mps]",

@@ -19,6 +19,7 @@ fn desired_by_rule(config: &Config, gpus: &[Gpu]) -> Vec<DesiredView> {
             mps: rule.and_then(|rule| rule.mps.clone()),
             timeslice: rule.and_then(|rule| rule.timeslice.clone()),
             lease: rule.and_then(|rule| rule.lease),
+            access: rule.and_then(|rule| rule.access.clone()),
         }
     };
     desired_states(config, gpus).into_iter().zip(claims(config, gpus)).map(view).collect()

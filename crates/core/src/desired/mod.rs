@@ -149,7 +149,7 @@ pub fn desired_state(config: &Config, claimed: Option<usize>, gpu: &Gpu) -> Desi
 }
 
 /// Adds the desired state and the drift to the reading of a GPU. Sets the fields `mode`, `rule`,
-/// `layout`, `drift` and `pending`, and the desired part of `timeslice`. The caller must already have
+/// `access`, `layout`, `drift` and `pending`, and the desired part of `timeslice`. The caller must already have
 /// set `leases`, and the level in `timeslice` if that level is known. `claimed` is the position of
 /// the GPU's rule, from [`claims`]. Returns the desired state.
 pub fn describe(config: &Config, claimed: Option<usize>, gpu: &mut Gpu) -> DesiredState {
@@ -161,6 +161,7 @@ pub fn describe(config: &Config, claimed: Option<usize>, gpu: &mut Gpu) -> Desir
     gpu.mode = desired_state.mode;
     gpu.layout = desired_state.layout_view();
     gpu.rule.clone_from(&desired_state.rule);
+    gpu.access = claimed.and_then(|position| config.rules.get(position)?.access.clone());
     desired_state
 }
 

@@ -26,6 +26,8 @@ pub(super) enum Unavailable {
     OtherMode(String),
     /// Only Slurm's hooks may lease the GPU.
     OnlySlurm,
+    /// The rule of the GPU permits only other users.
+    OtherUsers,
     /// The quota of the caller does not allow a lease of the device.
     Quota(Denial),
     /// The quota of the caller is unknown, because the name service did not answer.
@@ -53,6 +55,7 @@ impl fmt::Display for Unavailable {
             Self::Unmanaged => f.write_str("mode `unmanaged`: gpushd grants no leases"),
             Self::OtherMode(difference) => write!(f, "the GPU is not in its mode: {difference}"),
             Self::OnlySlurm => f.write_str("only Slurm jobs can lease the GPU"),
+            Self::OtherUsers => f.write_str("the rule of the GPU permits only other users"),
             Self::Quota(denial) => write!(f, "not allowed by your quota: {denial}"),
             Self::UnknownQuota => f.write_str("your quota is unknown: the name service of the host does not answer"),
             Self::Mps => f.write_str("shared through MPS: request it with --mps"),
@@ -75,6 +78,8 @@ pub struct Offers<'a> {
     pub takers: &'a BTreeMap<TargetUuid, String>,
     /// Indexes of the GPUs that the caller may not lease, because only Slurm's hooks may lease them.
     pub slurm: &'a BTreeSet<GpuIndex>,
+    /// Indexes of the GPUs whose rules do not permit the caller.
+    pub closed: &'a BTreeSet<GpuIndex>,
     /// The quota of the caller; `None` if the name service did not answer about the caller.
     pub quota: Option<CallerQuota<'a>>,
 }
@@ -118,6 +123,9 @@ impl Offers<'_> {
     pub(super) fn unavailable(&self, device: &MigDevice) -> Option<Unavailable> {
         if self.slurm.contains(&device.gpu) {
             return Some(Unavailable::OnlySlurm);
+        }
+        if self.closed.contains(&device.gpu) {
+            return Some(Unavailable::OtherUsers);
         }
         let Some(quota) = self.quota else { return Some(Unavailable::UnknownQuota) };
         if let Err(denial) = quota.check(device) {

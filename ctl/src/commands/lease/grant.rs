@@ -88,7 +88,7 @@ fn is_own(lease: &Lease) -> bool {
     matches!(lease.state, LeaseState::Queued | LeaseState::Granting) && pid == Some(std::process::id())
 }
 
-/// Prints the warnings of a granted lease. On a terminal, also prints why the lease is not bound to a cgroup.
+/// Prints the warnings of a granted lease, and what the quota has added to the request. On a terminal, also prints why the lease is not bound to a cgroup.
 pub(super) fn warn(granted: &LeaseGrant, quiet: bool, out: &Output) {
     if quiet {
         return;
@@ -96,6 +96,9 @@ pub(super) fn warn(granted: &LeaseGrant, quiet: bool, out: &Output) {
     let remark = |label: &str, text: &str| out.remark(&(out.look.wrap(label, &out.look.clean(text)).join("\n") + "\n"));
     for warning in &granted.warnings {
         remark("warning: ", warning);
+    }
+    for note in &granted.quota_notes {
+        remark("note: ", note);
     }
     if let Some(reason) = granted.binding_reason.as_ref().filter(|_| std::io::stderr().is_terminal()) {
         remark("note: ", &format!("lease {} is not bound to a cgroup, because {reason}", granted.lease.id));

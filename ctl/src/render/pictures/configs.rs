@@ -14,6 +14,7 @@ fn config_in_force() {
         mps: None,
         timeslice: None,
         lease: None,
+        access: None,
         claims: claims.iter().copied().map(GpuIndex).collect(),
     };
     let limits = MpsSettings {
@@ -23,6 +24,7 @@ fn config_in_force() {
     };
     let shares = MpsPolicy { settings: limits, max_clients: 10, total_percentage: 150, ..MpsPolicy::default() };
     let turns = TimeslicePolicy { replicas: 4, level: TimesliceLevel::Long, ..TimeslicePolicy::default() };
+    let access = LeaseAccess { users: vec!["anna".to_owned()], groups: vec!["vision".to_owned()] };
     let view = ConfigView {
         path: Some("/etc/gpush/config.toml".into()),
         rules: vec![
@@ -34,7 +36,7 @@ fn config_in_force() {
                 Some(&["2g.12gb*2"]),
                 &[],
             ),
-            RuleView { mps: Some(shares), ..rule("small", &["6"], Mode::Mps, None, &[6]) },
+            RuleView { access: Some(access), mps: Some(shares), ..rule("small", &["6"], Mode::Mps, None, &[6]) },
             RuleView { timeslice: Some(turns), ..rule("by turns", &["8"], Mode::Timeslice, None, &[]) },
             rule("rule 5", &["all"], Mode::Unmanaged, None, &[4, 5, 7]),
         ],
@@ -132,6 +134,7 @@ fn config_diff_shows_the_changes_of_a_file() {
         mps: None,
         timeslice: None,
         lease: None,
+        access: None,
     };
     let gpu = |gpu, in_file: Option<DesiredView>, in_force, stands: &[&str]| GpuDiff {
         gpu,

@@ -49,7 +49,13 @@ fn lease_show_of_every_kind_and_state() {
 fn lease_changes_in_a_line() {
     let look = fixtures::look(80, UTF8);
     let gpus = host();
-    let granted = |lease| LeaseGrant { lease, environment: Vec::new(), warnings: Vec::new(), binding_reason: None };
+    let granted = |lease| LeaseGrant {
+        lease,
+        environment: Vec::new(),
+        warnings: Vec::new(),
+        quota_notes: Vec::new(),
+        binding_reason: None,
+    };
     let mut text = fixtures::plain(lease::granted(&granted(fixtures::lease::mps()), &gpus, &look).text());
     text += "---\n";
     for one in fixtures::lease::all() {

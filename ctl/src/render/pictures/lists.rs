@@ -46,6 +46,7 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
         lease: fixtures::lease::mps(),
         environment: Default::default(),
         warnings: vec!["percentage and memory limit are ceilings of MPS clients".to_owned()],
+        quota_notes: Vec::new(),
         binding_reason: None,
     };
     let overridden = Overrides { generation: 4, overrides: vec![one] };

@@ -43,9 +43,9 @@ fn device_that_a_queued_operation_needs_is_reserved_in_every_drawing() {
     let mut shown = fixtures::status(gpus.clone(), false);
     let needs = |device: &gpush_api::MigDevice| (device.instance == "2g.20gb@4").then(|| "operation op-7".to_owned());
     let (host, takers, slurm) = Default::default();
-    let effective = Effective { subject: None, limits: Limits::default() };
+    let effective = Effective::without_quota(Limits::default());
     let quota = Some(CallerQuota { effective: &effective, held: &[], gpus: &shown.gpus });
-    let offers = gpush_core::devices::Offers { host: &host, takers: &takers, slurm: &slurm, quota };
+    let offers = gpush_core::devices::Offers { host: &host, takers: &takers, slurm: &slurm, closed: &slurm, quota };
     gpush_core::devices::apply_queue(&mut shown.devices, needs, offers);
     let look = fixtures::look(100, UTF8);
     let mut text = drawn(&shown, false, &look);

@@ -77,7 +77,13 @@ pub(crate) fn granted(id: u64, uid: u32) -> LeaseGrant {
         ("GPUSH_LEASE", if id == 17 { "L17" } else { "L18" }),
     ];
     let environment = variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
-    LeaseGrant { lease: lease(id, uid), environment, warnings: Vec::new(), binding_reason: None }
+    LeaseGrant {
+        lease: lease(id, uid),
+        environment,
+        warnings: Vec::new(),
+        quota_notes: Vec::new(),
+        binding_reason: None,
+    }
 }
 
 fn gpus() -> Vec<gpush_api::Gpu> {

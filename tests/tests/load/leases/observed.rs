@@ -84,7 +84,13 @@ impl Observed {
         let kinds = [LeaseKind::Mig, LeaseKind::Mps, LeaseKind::Timeslice, LeaseKind::Whole];
         lease.kind = kinds.into_iter().find(|kind| requested.starts_with(kind.name())).expect("a kind");
         self.invented.borrow_mut().push(lease.clone());
-        Ok(LeaseGrant { lease, environment: Vec::new(), binding_reason: None, warnings: Vec::new() })
+        Ok(LeaseGrant {
+            lease,
+            environment: Vec::new(),
+            warnings: Vec::new(),
+            quota_notes: Vec::new(),
+            binding_reason: None,
+        })
     }
 
     /// Returns a lease that gpushd did not grant, on the target of a lease for which `is` returns true.

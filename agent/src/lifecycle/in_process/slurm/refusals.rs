@@ -55,7 +55,7 @@ async fn job_beyond_the_quota_of_its_user_is_refused() {
     let host = two_gpus(&format!("{quota}{WHOLE}")).await;
     host.starts(&Job::new(1).on(&[0])).await;
     let over = host.refuses(&Job::new(2).on(&[1])).await;
-    assert!(over.contains("may hold 1 lease") && !over.contains("lease end"), "{over}");
+    assert!(over.contains("holds 1 lease of at most 1") && !over.contains("lease end"), "{over}");
     host.starts(&Job::new(3).of(BOB).on(&[1])).await;
     // The user never gets a lease of this kind, so the hint does not suggest to try again.
     let host = two_gpus(&format!("[[quota]]\neverybody = true\nkinds = [\"mps\"]\n{WHOLE}")).await;

@@ -243,6 +243,33 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
                 .concat(),
             4,
         ),
+        (
+            "quota default",
+            ["big", "for=4h", "mps=25,wait", "mig=1g.10gb,for=2 fortnights"]
+                .map(|default| format!("[[quota]]\nusers = [\"u{}\"]\ndefault = \"{default}\"\n", default.len()))
+                .concat(),
+            4,
+        ),
+        (
+            "quota default beyond the quota",
+            [
+                ("leases = 0", "whole"),
+                ("kinds = [\"mig\", \"mps\"]", "whole"),
+                ("longest = \"2h\"", "mig=1g.10gb,for=4h"),
+                ("mps_percentage = 20", "mps=25"),
+                ("memory = \"10G\"", "mig=2g.20gb"),
+                ("memory = \"1G\"", "mps=25,mem=2G"),
+            ]
+            .iter()
+            .enumerate()
+            .map(|(n, (limit, default))| format!("[[quota]]\nusers = [\"u{n}\"]\n{limit}\ndefault = \"{default}\"\n"))
+            .collect(),
+            6,
+        ),
+        ("users of a rule, empty", rule("layout = \"none\"\nusers = []\ngroups = []"), 2),
+        ("users of a rule, names", rule("layout = \"none\"\nusers = [\"*\"]\ngroups = [\"a b\"]"), 2),
+        ("users of a rule of Slurm", rule("layout = \"none\"\nowner = \"slurm\"\nusers = [\"anna\"]"), 1),
+        ("users of an unmanaged rule", own("[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\ngroups = [\"ml\"]\n"), 1),
         ("quota GPUs", own("[[quota]]\neverybody = true\ngpus = [\"3-1\", \"0,2\"]\n"), 2),
         ("quota GPUs empty", own("[[quota]]\neverybody = true\ngpus = []\n"), 1),
         // Mistakes in time-slicing settings

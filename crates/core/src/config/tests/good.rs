@@ -263,6 +263,7 @@ fn each_key_of_a_quota_has_an_effect() {
         "mps_percentage = 1",
         "longest = \"1h\"",
         "gpus = [\"all\"]",
+        "default = \"mps=25,for=90m\"",
     ];
     let plain = Config::parse("[[quota]]\nusers = [\"bob\"]\n", "config.toml").unwrap();
     for line in keys {
@@ -311,6 +312,19 @@ fn rules_have_the_defaults_unless_they_set_the_key() {
     assert_eq!(terms(2), Some((Some(LeaseRequirement::Optional), AtLeaseEnd::End, LeaseOwner::Users)));
     assert_eq!(terms(3), None);
     assert_eq!(Config::parse(&config.effective(), "effective").unwrap(), config);
+}
+
+#[test]
+fn users_and_groups_of_a_rule_say_who_may_lease() {
+    let text = |keys: &str| format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n{keys}");
+    let access = |keys: &str| {
+        let config = Config::parse(&text(keys), "config.toml").unwrap();
+        assert_eq!(Config::parse(&config.effective(), "effective").unwrap(), config, "{keys}");
+        config.rules[0].access.as_ref().map(ToString::to_string)
+    };
+    assert_eq!(access(""), None);
+    assert_eq!(access("users = [\"anna\"]\n").as_deref(), Some("user anna"));
+    assert_eq!(access("groups = [\"ml\", \"bio\"]\nusers = []\n").as_deref(), Some("group ml, group bio"));
 }
 
 #[test]

@@ -1,34 +1,20 @@
 //! Error messages for requests that cannot be placed.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{ApiError, Code, ComputeMode, Gpu, GpuIndex, GpuState, LOST_GPU_HINT, LeaseKind, Mode};
+use gpush_api::{ApiError, Code, ComputeMode, GpuIndex, GpuState, LOST_GPU_HINT, LeaseKind, Mode};
 
 use super::{
     Closed, FreeShare, GpuOffer, Host, NoAssignment, Obstacle, PlacementPolicy, PlacementRequest, RequestedShare,
-    Unoffered, gang,
+    Unoffered,
+    error_context::{ErrorContext, percent},
+    gang, nominal_mib,
     obstacle_text::{busy, cause, verb_for},
 };
 use crate::{duration, layout::DYNAMIC};
 
 /// Maximum number of GPUs that a message names.
 const MOST_NAMED: usize = 16;
-
-/// What an error needs to know about the host in addition to the reason.
-#[derive(Debug, Clone, Copy)]
-pub struct ErrorContext<'a> {
-    /// The host without the reservations of the queue.
-    pub host: &'a Host,
-    /// The GPUs as the caller may see them.
-    pub gpus: &'a [Gpu],
-    /// Indexes of the GPUs that the caller may lease; `None` for all GPUs.
-    pub allowed: Option<&'a BTreeSet<GpuIndex>>,
-    /// Duration of the requested lease, for the commands in hints.
-    pub duration: Option<Duration>,
-}
 
 impl NoAssignment {
     /// Returns the error for the caller. gpushd adds the leases and processes that hold the
@@ -74,14 +60,18 @@ impl NoAssignment {
                     error.hint = apply_hint(would_offer.into_iter());
                     return error;
                 }
-                let examples: Vec<String> = offered.iter().map(|(_, request)| format!("`{request}`")).collect();
-                let first = offered.first().map_or("", |(_, request)| request);
+                let selected = context.host.selected(wanted);
+                let requests = offered.iter().filter_map(|(_, request)| context.permitted(&selected, request));
+                let requests: Vec<String> = requests.collect();
                 let offer = format!("{} only leases of kind {}", verb("offers", "offer"), kinds.join(", "));
-                let mut error = error(Code::Unsupported, offer).hint(format!(
-                    "request {}, as with `gpushctl run --request {first}{} -- COMMAND`",
-                    examples.join(" or "),
-                    gpu_option(wanted)
-                ));
+                let mut error = error(Code::Unsupported, offer).hint(match requests.first() {
+                    None => "choose other GPUs; `gpushctl quota` shows what you may lease".to_owned(),
+                    Some(first) => {
+                        let examples: Vec<String> = requests.iter().map(|request| format!("`{request}`")).collect();
+                        let (examples, gpus) = (examples.join(" or "), gpu_option(wanted));
+                        format!("request {examples}, as with `gpushctl run --request {first}{gpus} -- COMMAND`")
+                    }
+                });
                 error.causes.extend(pending(wanted, context));
                 error
             }
@@ -91,11 +81,13 @@ impl NoAssignment {
                     None => format!("no GPU has the profile {profile}"),
                 };
                 let error = error(Code::UnknownProfile, has_not);
-                match nearest.as_slice() {
+                let near = nearest.iter().map(String::as_str);
+                let near: Vec<&str> = near.filter(|name| context.permits_device_somewhere(name)).collect();
+                match near.as_slice() {
                     [] => error.hint("list the profiles with `gpushctl mig profiles`"),
-                    nearest => error.hint(format!(
+                    near => error.hint(format!(
                         "did you mean {}? List the profiles with `gpushctl mig profiles`",
-                        nearest.join(" or ")
+                        near.join(" or ")
                     )),
                 }
             }
@@ -112,10 +104,18 @@ impl NoAssignment {
                 };
                 let devices = if names.len() == 1 { "MIG device" } else { "MIG devices" };
                 let end = context.duration.map_or_else(String::new, |d| format!(" --for {}", duration::format(d)));
-                let mut error = error(Code::Unsupported, format!("{devices} {} {are} through MPS", names.join(", ")))
-                    .hint(format!(
-                        "request a share of the device: `gpushctl lease request --mps 25 --target {first}{end}{wait}`"
-                    ));
+                let mut error = error(Code::Unsupported, format!("{devices} {} {are} through MPS", names.join(", ")));
+                let named = first.split_once(':').and_then(|(gpu, device)| Some((gpu.parse().ok()?, device)));
+                let share = named.and_then(|(gpu, device): (u32, &str)| {
+                    let memory_mib = nominal_mib(device).unwrap_or_default();
+                    context.largest_percentage(GpuIndex(gpu), memory_mib, 250)
+                });
+                error.hint = share.map(|tenths| {
+                    let share = percent(tenths);
+                    format!(
+                        "request a share of the device: `gpushctl lease request --mps {share} --target {first}{end}{wait}`"
+                    )
+                });
                 error.causes.extend(changes);
                 error
             }
@@ -179,10 +179,20 @@ impl NoAssignment {
                 match free {
                     None => error,
                     Some(FreeShare::Percentage { gpu, tenths }) => {
-                        let percent = percent(*tenths);
+                        let offer = context.host.gpus.iter().find(|offer| offer.index == *gpu);
+                        let target_mib = offer.iter().flat_map(|offer| &offer.mps).map(|mps| mps.memory_mib).max();
+                        let possible = context.largest_percentage(*gpu, target_mib.unwrap_or_default(), *tenths);
+                        let free = percent(*tenths);
+                        let mut error = error.cause(format!("GPU {gpu} has the most free capacity: {free} %"));
+                        if let Some(tenths) = possible {
+                            error.hint = Some(format!("request {} % or less", percent(tenths)));
+                        }
                         error
-                            .cause(format!("GPU {gpu} has the most free capacity: {percent} %"))
-                            .hint(format!("request {percent} % or less"))
+                    }
+                    Some(FreeShare::Larger { gpu, profile } | FreeShare::Smaller { gpu, profile })
+                        if wanted.count == 1 && !context.permits_device(*gpu, profile) =>
+                    {
+                        error
                     }
                     Some(FreeShare::Larger { gpu, profile }) if wanted.count == 1 => error
                         .cause(format!("the smallest free MIG device that is large enough is {profile}, on GPU {gpu}"))
@@ -202,9 +212,11 @@ impl NoAssignment {
 impl NoAssignment {
     /// Returns the hint for the user of a Slurm job, if it differs from the hint of [`Self::error`].
     #[must_use]
-    pub fn hint_for_job(&self) -> Option<String> {
+    pub fn hint_for_job(&self, wanted: &PlacementRequest, context: ErrorContext<'_>) -> Option<String> {
         let Self::NotOffered { offered, .. } = self else { return None };
-        let options = offered.iter().map(|(_, request)| format!("`--comment=gpush:{request}`")).collect::<Vec<_>>();
+        let selected = context.host.selected(wanted);
+        let requests = offered.iter().filter_map(|(_, request)| context.permitted(&selected, request));
+        let options = requests.map(|request| format!("`--comment=gpush:{request}`")).collect::<Vec<_>>();
         (!options.is_empty()).then(|| format!("submit the job with {}", options.join(" or ")))
     }
 }
@@ -230,14 +242,6 @@ fn gpu_option(wanted: &PlacementRequest) -> String {
 fn gpu_names(indexes: &[GpuIndex]) -> String {
     let names: Vec<String> = indexes.iter().map(GpuIndex::to_string).collect();
     format!("GPU{} {}", if names.len() == 1 { "" } else { "s" }, names.join(", "))
-}
-
-/// Formats tenths of a percent as users write them: `12.5`.
-fn percent(tenths: u32) -> String {
-    match tenths % 10 {
-        0 => (tenths / 10).to_string(),
-        rest => format!("{}.{rest}", tenths / 10),
-    }
 }
 
 /// Describes the pending changes of a GPU, one clause each.
@@ -385,12 +389,15 @@ fn too_large_hint(wanted: &PlacementRequest, context: ErrorContext<'_>) -> Strin
     }
     match &wanted.share {
         RequestedShare::Mig(_) => {
-            let migs = || selected.gpus.iter().filter_map(|gpu| gpu.mig.as_ref());
-            let instances = migs().flat_map(|mig| &mig.instances);
-            let devices = instances.flat_map(|one| one.devices.iter().map(move |device| (one.placement.size, device)));
-            let granted = devices.filter(|(_, device)| !device.shared);
-            let sizes: BTreeSet<(u8, &str)> = granted.map(|(size, device)| (size, device.profile.as_str())).collect();
-            match sizes.is_empty() || migs().any(|mig| mig.dynamic) {
+            let migs = || selected.gpus.iter().filter_map(|gpu| Some((gpu.index, gpu.mig.as_ref()?)));
+            let instances = migs().flat_map(|(gpu, mig)| mig.instances.iter().map(move |one| (gpu, one)));
+            let devices = instances
+                .flat_map(|(gpu, one)| one.devices.iter().map(move |device| (gpu, one.placement.size, device)));
+            let granted =
+                devices.filter(|(gpu, _, device)| !device.shared && context.permits_device(*gpu, &device.profile));
+            let sizes: BTreeSet<(u8, &str)> =
+                granted.map(|(_, size, device)| (size, device.profile.as_str())).collect();
+            match sizes.is_empty() || migs().any(|(_, mig)| mig.dynamic) {
                 true => "request less; `gpushctl status` shows what the GPUs have".to_owned(),
                 false => {
                     let names: Vec<&str> = sizes.into_iter().rev().map(|(_, name)| name).collect();

@@ -41,6 +41,8 @@
 //! | `error` | why a request cannot be placed, as a type |
 //! | `blockers` | the leases and processes without which a request would be granted |
 //! | `message` | why a request cannot be placed, as an error for the caller |
+//! | `error_context` | what an error needs to know, and which shares the quota of the user allows |
+//! | `offer` | the names of requests, and smaller requests |
 //! | `obstacle_text` | why a GPU does not meet a request now, in words |
 //! | `reserve` | capacity that is reserved for a queued request |
 //! | `target` | the planner's target for an assignment |
@@ -54,11 +56,13 @@ mod choice;
 mod cost;
 mod equal_gpus;
 mod error;
+mod error_context;
 mod gang;
 mod host;
 mod message;
 mod mig;
 mod obstacle_text;
+mod offer;
 mod reserve;
 mod single;
 mod size;
@@ -67,8 +71,9 @@ mod target;
 
 pub use blockers::{Blockers, blockers, instances_that_block, occupied_targets};
 pub use error::{FreeShare, NoAssignment, Obstacle};
+pub use error_context::ErrorContext;
 pub use host::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, Unoffered, WholeOffer};
-pub use message::ErrorContext;
+pub use offer::smaller;
 pub use size::{RequestedDevice, nominal_mib};
 pub use snapshot::Snapshot;
 pub use target::target;

@@ -1,11 +1,11 @@
-//! Denials of requests, with their explanation.
+//! Denials of requests by a quota.
 
-use std::{collections::BTreeSet, fmt, time::Duration};
+use std::collections::BTreeSet;
 
 use gpush_api::{ApiError, Code, GpuIndex, LeaseId, LeaseKind};
 
-use super::{MemoryAmount, Subject, UnknownQuota};
-use crate::{duration, quote::Quoted};
+use super::{HeldLease, MemoryAmount, Size, Subject, UnknownQuota};
+use crate::quote::Quoted;
 
 /// The limit that a request exceeds.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,188 +77,69 @@ pub struct Denial {
     pub subject: Option<Subject>,
     /// The exceeded limit.
     pub exceeded: Exceeded,
-    /// The user's leases that count towards the limit.
-    pub held: Vec<LeaseId>,
-    /// The first of these leases that the caller may release.
-    pub releasable: Option<LeaseId>,
+    /// The user's leases that count towards the limit, in the order of their ids.
+    pub held: Vec<HeldLease>,
 }
 
-impl fmt::Display for Denial {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.subject {
-            Some(Subject::User(name)) => write!(f, "user {name} may ")?,
-            Some(Subject::Group(name)) => write!(f, "group {name} may ")?,
-            Some(Subject::Everybody) | None => f.write_str("each user may ")?,
-        }
-        match &self.exceeded {
-            Exceeded::Kind { kind, .. } => write!(f, "not hold leases of kind {kind}")?,
-            Exceeded::Leases { most } => write!(f, "hold {}", leases(*most))?,
-            Exceeded::Queued { most: 0 } => f.write_str("not wait for leases")?,
-            Exceeded::Queued { most } => write!(f, "wait for {}", leases(*most))?,
-            Exceeded::Memory { most, wanted } => {
-                let (most, wanted) = in_one_unit(*most, *wanted);
-                write!(f, "hold {most}; the request adds {wanted}")?;
+/// A limit on a sum over leases, in units of the limit.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sum {
+    /// The limit.
+    pub(super) most: u64,
+    /// The amount that the request adds.
+    pub(super) wanted: u64,
+    /// Returns the amount of a lease.
+    pub(super) of: fn(Size) -> u64,
+}
+
+impl Denial {
+    /// Returns the exceeded sum; `None` if the limit is not about a sum of amounts.
+    pub(super) fn sum(&self) -> Option<Sum> {
+        match self.exceeded {
+            Exceeded::Memory { most: MemoryAmount::Mib(most), wanted: MemoryAmount::Mib(wanted) } => {
+                Some(Sum { most, wanted, of: |size| size.memory_mib })
+            }
+            Exceeded::Memory { most: MemoryAmount::Gpus(most), wanted: MemoryAmount::Gpus(wanted) } => {
+                Some(Sum { most: most.into(), wanted: wanted.into(), of: |size| size.gpu_thousandths.into() })
             }
             Exceeded::MpsPercentage { most_tenths, wanted_tenths } => {
-                let (most, wanted) = (Percent(*most_tenths), Percent(*wanted_tenths));
-                write!(f, "hold MPS shares of {most} in total; the request adds {wanted}")?;
+                Some(Sum { most: most_tenths.into(), wanted: wanted_tenths.into(), of: |size| size.mps_tenths.into() })
             }
-            Exceeded::Gpus { allowed } if allowed.is_empty() => f.write_str("hold no lease on GPUs of this host")?,
-            Exceeded::Gpus { allowed } => write!(f, "hold leases on {} only", gpus(allowed))?,
-            Exceeded::Duration { longest_s, wanted_s } => {
-                write!(f, "hold a lease for at most {}; the request ", span(*longest_s))?;
-                match wanted_s {
-                    Some(wanted_s) => write!(f, "is for {}", span(*wanted_s))?,
-                    None => f.write_str("has no end")?,
-                }
-            }
-        }
-        // An administrator or a hook of Slurm may request the lease of another user, so do not write "you".
-        let verb = if matches!(self.exceeded, Exceeded::Queued { .. }) { "waits for" } else { "holds" };
-        match self.held.as_slice() {
-            [] => Ok(()),
-            held => {
-                let ids: Vec<String> = held.iter().take(MOST_NAMED).map(LeaseId::to_string).collect();
-                write!(f, "; the user {verb} {}", ids.join(", "))?;
-                match held.len().saturating_sub(MOST_NAMED) {
-                    0 => Ok(()),
-                    more => write!(f, " and {more} more"),
-                }
-            }
-        }
-    }
-}
-
-impl std::error::Error for Denial {}
-
-/// Maximum number of leases in one message.
-const MOST_NAMED: usize = 8;
-
-fn leases(number: u32) -> String {
-    match number {
-        0 => "no lease".to_owned(),
-        1 => "1 lease".to_owned(),
-        number => format!("{number} leases"),
-    }
-}
-
-/// Formats GPU indexes: `GPU 3`, or `GPUs 0, 2`.
-fn gpus(indexes: &BTreeSet<GpuIndex>) -> String {
-    let names: Vec<String> = indexes.iter().map(GpuIndex::to_string).collect();
-    format!("GPU{} {}", if names.len() == 1 { "" } else { "s" }, names.join(", "))
-}
-
-fn span(seconds: u64) -> String {
-    duration::format(Duration::from_secs(seconds))
-}
-
-/// A percentage in tenths of a percent, for messages.
-struct Percent(u32);
-
-impl fmt::Display for Percent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.0 / 10, self.0 % 10) {
-            (whole, 0) => write!(f, "{whole} %"),
-            (whole, tenth) => write!(f, "{whole}.{tenth} %"),
-        }
-    }
-}
-
-/// Formats a limit and the amount that a request adds, both in the unit of the limit. Rounds the
-/// amount up, so that it never looks smaller than it is.
-fn in_one_unit(most: MemoryAmount, wanted: MemoryAmount) -> (String, String) {
-    let gib = |mib: u64| {
-        let tenths = mib.saturating_mul(10).div_ceil(1024);
-        match tenths % 10 {
-            0 => format!("{} GiB of GPU memory", tenths / 10),
-            rest => format!("{}.{rest} GiB of GPU memory", tenths / 10),
-        }
-    };
-    let is_gib = matches!(most, MemoryAmount::Mib(most) if most.is_multiple_of(1024));
-    let text = |amount: MemoryAmount| match amount {
-        MemoryAmount::Gpus(1000) => "the memory of 1 GPU".to_owned(),
-        MemoryAmount::Gpus(thousandths) => {
-            let fraction = format!("{:03}", thousandths % 1000);
-            let fraction = fraction.trim_end_matches('0');
-            let point = if fraction.is_empty() { "" } else { "." };
-            format!("the memory of {}{point}{fraction} GPUs", thousandths / 1000)
-        }
-        MemoryAmount::Mib(mib) if is_gib => gib(mib),
-        MemoryAmount::Mib(mib) => format!("{mib} MiB of GPU memory"),
-    };
-    (text(most), text(wanted))
-}
-
-impl Denial {
-    /// Returns a hint: what the user can do next.
-    #[must_use]
-    pub fn hint(&self) -> String {
-        let release = || match self.releasable {
-            Some(id) => format!("release a lease: `gpushctl lease end {id}`"),
-            None if self.held.is_empty() => "request less".to_owned(),
-            None => {
-                "try again when one of these leases has ended; the holder or an administrator can end it".to_owned()
-            }
-        };
-        match &self.exceeded {
-            Exceeded::Kind { allowed, .. } if allowed.is_empty() => {
-                "ask an administrator to change the quota".to_owned()
-            }
-            Exceeded::Kind { allowed, .. } => {
-                let names: Vec<&str> = allowed.iter().map(|kind| kind.name()).collect();
-                format!("request {}", names.join(" or "))
-            }
-            Exceeded::Gpus { allowed } if allowed.is_empty() => "ask an administrator to change the quota".to_owned(),
-            Exceeded::Gpus { allowed } => {
-                let indexes: Vec<String> = allowed.iter().map(GpuIndex::to_string).collect();
-                format!("add `-g {}`", indexes.join(","))
-            }
-            Exceeded::Leases { most: 0 } | Exceeded::Queued { most: 0 } => {
-                "ask an administrator to change the quota".to_owned()
-            }
-            Exceeded::Leases { .. } | Exceeded::Queued { .. } => release(),
-            Exceeded::Memory { .. } | Exceeded::MpsPercentage { .. } => release(),
-            Exceeded::Duration { longest_s, .. } => format!("use `--for {}` or a shorter duration", span(*longest_s)),
-        }
-    }
-}
-
-impl Denial {
-    /// Returns the hint for the user of a Slurm job, who cannot release leases of jobs.
-    #[must_use]
-    pub fn hint_for_job(&self) -> String {
-        match &self.exceeded {
-            Exceeded::Kind { .. } => self.hint(),
-            Exceeded::Leases { .. }
+            Exceeded::Memory { .. }
+            | Exceeded::Kind { .. }
+            | Exceeded::Leases { .. }
             | Exceeded::Queued { .. }
-            | Exceeded::Memory { .. }
-            | Exceeded::MpsPercentage { .. }
-                if !self.held.is_empty() =>
-            {
-                "submit the job again when another job or lease of the user has ended".to_owned()
-            }
-            Exceeded::Memory { .. } | Exceeded::MpsPercentage { .. } => {
-                "request less, or ask an administrator to change the quota".to_owned()
-            }
-            Exceeded::Leases { .. } | Exceeded::Queued { .. } | Exceeded::Duration { .. } | Exceeded::Gpus { .. } => {
-                "ask an administrator to change the quota".to_owned()
-            }
+            | Exceeded::Gpus { .. }
+            | Exceeded::Duration { .. } => None,
         }
     }
-}
 
-impl Denial {
-    /// Returns the error for a denied renewal of a lease.
-    #[must_use]
-    pub fn of_renewal(&self, lease: LeaseId) -> ApiError {
-        ApiError::new(Code::Denied, format!("cannot renew lease {lease}: {self}")).hint(self.hint())
+    /// Returns the amount that the leases hold.
+    pub(super) fn held_amount(&self, sum: Sum) -> u64 {
+        self.held.iter().map(|held| (sum.of)(held.size)).fold(0, u64::saturating_add)
     }
-}
 
-impl From<&Denial> for ApiError {
-    fn from(denial: &Denial) -> Self {
-        // The request can succeed only after the user has released a lease, so the error is not
-        // retryable.
-        Self::new(Code::Denied, format!("cannot grant a lease: {denial}")).hint(denial.hint())
+    /// Returns the leases that the caller can release so that the request fits: one lease if that is enough, else as few
+    /// as possible. Returns no lease if the request does not fit even then.
+    pub(super) fn to_release(&self) -> Vec<LeaseId> {
+        let releasable = || self.held.iter().filter(|held| held.releasable);
+        let Some(sum) = self.sum() else { return releasable().take(1).map(|held| held.id).collect() };
+        let excess = self.held_amount(sum).saturating_add(sum.wanted).saturating_sub(sum.most);
+        let amount = |held: &HeldLease| (sum.of)(held.size);
+        if let Some(one) = releasable().filter(|held| amount(held) >= excess).min_by_key(|held| (amount(held), held.id))
+        {
+            return vec![one.id];
+        }
+        let mut largest_first: Vec<&HeldLease> = releasable().collect();
+        largest_first.sort_by_key(|held| (std::cmp::Reverse(amount(held)), held.id));
+        let (mut freed, mut ids) = (0_u64, Vec::new());
+        for held in largest_first {
+            if freed >= excess {
+                break;
+            }
+            freed = freed.saturating_add(amount(held));
+            ids.push(held.id);
+        }
+        if freed >= excess { ids } else { Vec::new() }
     }
 }

@@ -13,16 +13,22 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{GpuIndex, LeaseId, LeaseKind, LeaseMember, MemberShare};
+use gpush_api::{GpuIndex, LeaseAccess, LeaseId, LeaseKind, LeaseMember, MemberShare};
 
+use super::request::DefaultRequest;
+
+mod allowance;
 mod denial;
+mod denial_text;
 mod standing;
 
+pub use allowance::Allowance;
 pub use denial::{Denial, Exceeded};
+pub use denial_text::DeniedRequest;
 pub use standing::standing;
 
-/// The users that a quota applies to.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The users that a quota applies to, or that a rule permits.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     /// A user, by name.
     User(String),
@@ -30,6 +36,14 @@ pub enum Subject {
     Group(String),
     /// Each user.
     Everybody,
+}
+
+impl Subject {
+    /// Returns the users and groups that a rule permits.
+    pub fn permitted(access: &LeaseAccess) -> impl Iterator<Item = Self> {
+        let users = access.users.iter().cloned().map(Self::User);
+        users.chain(access.groups.iter().cloned().map(Self::Group))
+    }
 }
 
 /// An amount of GPU memory.
@@ -48,6 +62,8 @@ pub struct Quota {
     pub subject: Subject,
     /// The limits.
     pub limits: Limits,
+    /// What a request without a share means.
+    pub default: Option<DefaultRequest>,
 }
 
 /// Limits for the leases of a user; `None` means no limit.
@@ -141,6 +157,14 @@ pub struct Size {
 }
 
 impl Size {
+    /// Returns the size of a lease with one member that has this memory, on a GPU with `gpu_mib` MiB.
+    #[must_use]
+    pub fn of_one(memory_mib: u64, gpu_mib: u64, mps_tenths: u32) -> Self {
+        let gpu_thousandths = memory_mib.saturating_mul(1000).div_ceil(gpu_mib.max(1));
+        let gpu_thousandths = u32::try_from(gpu_thousandths).unwrap_or(u32::MAX);
+        Self { members: 1, memory_mib, gpu_thousandths, mps_tenths }
+    }
+
     /// Returns the total size of a lease's members.
     #[must_use]
     pub fn of(members: &[LeaseMember]) -> Self {
@@ -167,6 +191,8 @@ pub struct Effective {
     pub subject: Option<Subject>,
     /// The limits.
     pub limits: Limits,
+    /// What a request without a share means; `None` if the request must name its share, or the GPUs offer only one kind.
+    pub default: Option<DefaultRequest>,
 }
 
 /// Finds the quota of a user on a host with `gpus` GPUs. `id_of` returns the id of a user or group that a quota names.
@@ -180,14 +206,15 @@ pub fn effective(
     gpus: usize,
 ) -> Result<Effective, UnknownQuota> {
     if matches!(user, User::Root) {
-        return Ok(Effective { subject: None, limits: Limits::default() });
+        return Ok(Effective::without_quota(Limits::default()));
     }
     for quota in quotas {
         if applies(&quota.subject, user, id_of(&quota.subject))? {
-            return Ok(Effective { subject: Some(quota.subject.clone()), limits: quota.limits.clone() });
+            let Quota { subject, limits, default } = quota.clone();
+            return Ok(Effective { subject: Some(subject), limits, default });
         }
     }
-    Ok(Effective { subject: None, limits: Limits::standard(gpus) })
+    Ok(Effective::without_quota(Limits::standard(gpus)))
 }
 
 /// Returns the quotas that name a user but have no effect, because an earlier quota names the user too. Leaves out quotas
@@ -198,8 +225,11 @@ pub fn ignored(quotas: &[Quota], user: User<'_>, id_of: impl Fn(&Subject) -> Nam
     naming.skip(1).cloned().collect()
 }
 
-/// Returns whether a quota for `subject`, whose id is `named`, names a user.
-fn applies(subject: &Subject, user: User<'_>, named: NamedId) -> Result<bool, UnknownQuota> {
+/// Returns whether `subject`, whose id is `named`, is the user or a group of the user. `everybody` is each user except root.
+///
+/// # Errors
+/// The id of `subject`, or the groups of the user, are unknown.
+pub fn applies(subject: &Subject, user: User<'_>, named: NamedId) -> Result<bool, UnknownQuota> {
     let User::Account { uid, gids, has_all_groups } = user else { return Ok(false) };
     match (subject, named) {
         (Subject::Everybody, _) => Ok(true),
@@ -307,11 +337,15 @@ fn with_state(held: &[HeldLease], queued: bool) -> Vec<&HeldLease> {
 }
 
 impl Effective {
+    /// Returns the limits of a user that no quota names.
+    #[must_use]
+    pub fn without_quota(limits: Limits) -> Self {
+        Self { subject: None, limits, default: None }
+    }
+
     fn denial(&self, exceeded: Exceeded, mut held: Vec<&HeldLease>) -> Denial {
         held.sort_unstable_by_key(|held| held.id);
-        let releasable = held.iter().find(|held| held.releasable).map(|held| held.id);
-        let held = held.into_iter().map(|held| held.id).collect();
-        Denial { subject: self.subject.clone(), exceeded, held, releasable }
+        Denial { subject: self.subject.clone(), exceeded, held: held.into_iter().copied().collect() }
     }
 }
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn group(name: &str, limits: Limits) -> Quota {
-    Quota { subject: Subject::Group(name.to_owned()), limits }
+    Quota { subject: Subject::Group(name.to_owned()), limits, default: None }
 }
 
 fn held(id: u64, memory_mib: u64) -> HeldLease {
@@ -12,8 +12,12 @@ fn held(id: u64, memory_mib: u64) -> HeldLease {
     HeldLease { id: LeaseId(id), queued: false, size, releasable: true }
 }
 
+fn request(what: &str) -> DeniedRequest<'_> {
+    DeniedRequest { what, holder: None, smaller: None }
+}
+
 fn of(limits: Limits) -> Effective {
-    Effective { subject: Some(Subject::Group("students".to_owned())), limits }
+    Effective { subject: Some(Subject::Group("students".to_owned())), limits, default: None }
 }
 
 fn limits(leases: u32) -> Limits {
@@ -32,11 +36,11 @@ fn id_of(subject: &Subject) -> NamedId {
 
 fn some_quotas() -> [Quota; 5] {
     [
-        Quota { subject: Subject::User("alice".to_owned()), limits: limits(9) },
+        Quota { subject: Subject::User("alice".to_owned()), limits: limits(9), default: None },
         group("gone", limits(7)),
         group("students", limits(2)),
         group("staff", limits(4)),
-        Quota { subject: Subject::Everybody, limits: limits(1) },
+        Quota { subject: Subject::Everybody, limits: limits(1), default: None },
     ]
 }
 
@@ -101,64 +105,120 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     let two = [held(21, 0), held(17, 0)];
     let denial = check_request(&of(limits(2)), &two, LeaseKind::Mig, None).unwrap_err();
     assert_eq!(denial.to_string(), "group students may hold 2 leases; the user holds L17, L21");
-    assert_eq!(denial.hint(), "release a lease: `gpushctl lease end L17`");
+    assert_eq!(denial.hint(None), "release a lease: `gpushctl lease end L17`");
     assert_eq!(denial.hint_for_job(), "submit the job again when another job or lease of the user has ended");
-    let error = gpush_api::ApiError::from(&denial);
+    let error = denial.error(request("1g.10gb"));
     assert_eq!((error.code, error.retryable), (gpush_api::Code::Denied, false));
     // Fault: the hint named a lease of another uid of the account, which the caller may not release.
     let others = HeldLease { releasable: false, ..two[1] };
     let denial = check_request(&of(limits(2)), &[two[0], others], LeaseKind::Mig, None).unwrap_err();
-    assert_eq!(denial.hint(), "release a lease: `gpushctl lease end L21`");
+    assert_eq!(denial.hint(None), "release a lease: `gpushctl lease end L21`");
     let denial = check_request(&of(limits(1)), &[others], LeaseKind::Mig, None).unwrap_err();
-    assert!(denial.hint().starts_with("try again when one of these leases has ended"), "{}", denial.hint());
+    assert!(denial.hint(None).starts_with("try again when one of these leases has ended"), "{}", denial.hint(None));
 
     let day = Limits { longest_s: Some(86_400), ..Limits::default() };
     let denial = check_request(&of(day.clone()), &[], LeaseKind::Mig, Some(90_000)).unwrap_err();
     assert_eq!(denial.to_string(), "group students may hold a lease for at most 1d; the request is for 1d1h");
     let denial = check_request(&of(day), &[], LeaseKind::Mig, None).unwrap_err();
     assert_eq!(denial.to_string(), "group students may hold a lease for at most 1d; the request has no end");
-    assert_eq!(denial.hint(), "use `--for 1d` or a shorter duration");
+    assert_eq!(denial.hint(None), "use `--for 1d` or a shorter duration");
     let renewal = denial.of_renewal(LeaseId(5)).message;
     assert!(renewal.starts_with("cannot renew lease L5: group students may hold"), "{renewal}");
 
     let kinds = Some(BTreeSet::from([LeaseKind::Mig, LeaseKind::Mps]));
     let denial = check_request(&of(Limits { kinds, ..Limits::default() }), &[], LeaseKind::Whole, None).unwrap_err();
     assert_eq!(denial.to_string(), "group students may not hold leases of kind whole");
-    assert_eq!(denial.hint(), "request mig or mps");
+    assert_eq!(denial.hint(None), "request an allowed kind, such as `--mem 10G` or `--mps 25`");
     assert_eq!(denial.hint_for_job(), "request mig or mps", "waiting does not help");
 
     // Fault: the hint was to request less, although the user may hold no lease.
     let none = Limits { leases: Some(0), ..Limits::default() };
     let denial = check_request(&of(none), &[], LeaseKind::Whole, None).unwrap_err();
-    assert_eq!(denial.hint(), "ask an administrator to change the quota");
+    assert_eq!(denial.hint(None), "ask an administrator to change the quota");
 
     let memory = Limits { memory: Some(MemoryAmount::Gpus(1500)), ..Limits::default() };
     let denial = check_size(&of(memory), &[held(17, 80_000)], held(0, 60_000).size).unwrap_err();
-    let text =
-        "group students may hold the memory of 1.5 GPUs; the request adds the memory of 0.75 GPUs; the user holds L17";
+    let text = "group students may hold the memory of 1.5 GPUs; the request adds 0.75 GPUs; the user holds L17";
     assert_eq!(denial.to_string(), text);
 
     let memory = Limits { memory: Some(MemoryAmount::Mib(40 * 1024)), ..Limits::default() };
     let denial = check_size(&of(memory), &[], Size { members: 1, memory_mib: 81_920, ..Size::default() }).unwrap_err();
-    let text = "group students may hold 40 GiB of GPU memory; the request adds 80 GiB of GPU memory";
+    let text = "group students may hold 40 GiB of GPU memory; the request adds 80 GiB";
     assert_eq!(denial.to_string(), text);
-    assert_eq!(denial.hint(), "request less");
+    assert_eq!(denial.hint(None), "request at most 40 GiB");
     // Fault: the limit was in GiB, and the request in MiB.
     let of_memory = |most: u64, wanted: u64| {
         let memory = Limits { memory: Some(MemoryAmount::Mib(most)), ..Limits::default() };
         let size = Size { members: 1, memory_mib: wanted, ..Size::default() };
         check_size(&of(memory), &[], size).unwrap_err().to_string()
     };
-    let text = "group students may hold 50 GiB of GPU memory; the request adds 78.5 GiB of GPU memory";
+    let text = "group students may hold 50 GiB of GPU memory; the request adds 78.5 GiB";
     assert_eq!(of_memory(50 * 1024, 80_384), text);
-    let text = "group students may hold 50 GiB of GPU memory; the request adds 50.1 GiB of GPU memory";
+    let text = "group students may hold 50 GiB of GPU memory; the request adds 50.1 GiB";
     assert_eq!(of_memory(50 * 1024, 50 * 1024 + 1), text);
-    let text = "group students may hold 500 MiB of GPU memory; the request adds 2048 MiB of GPU memory";
+    let text = "group students may hold 500 MiB of GPU memory; the request adds 2048 MiB";
     assert_eq!(of_memory(500, 2048), text);
 
     let percent = Limits { mps_tenths: Some(500), ..Limits::default() };
     let denial = check_size(&of(percent), &[], Size { members: 1, mps_tenths: 505, ..Size::default() }).unwrap_err();
     assert_eq!(denial.to_string(), "group students may hold MPS shares of 50 % in total; the request adds 50.5 %");
+}
+
+/// Returns a denied error as text: message, causes and hint.
+fn text(error: &gpush_api::ApiError) -> String {
+    let hint = error.hint.clone().unwrap_or_default();
+    format!("{}\n{}\n{hint}", error.message, error.causes.join("\n"))
+}
+
+#[test]
+fn error_of_a_denial_says_the_sums_and_a_command_that_helps() {
+    let memory = |gib: u64| of(Limits { memory: Some(MemoryAmount::Mib(gib * 1024)), ..Limits::default() });
+    let gib = |id, gib: u64| held(id, gib * 1024);
+    let two = [gib(12, 20), gib(15, 10)];
+    let denial = check_size(&memory(40), &two, gib(0, 20).size).unwrap_err();
+    let smaller = DeniedRequest { smaller: Some("--mig 1g.10gb"), ..request("2g.20gb") };
+    assert_eq!(
+        text(&denial.error(smaller)),
+        "cannot grant 2g.20gb: your leases would hold 50 GiB of at most 40 GiB\n\
+         2 leases hold 30 GiB (L12: 20 GiB, L15: 10 GiB), and this request adds 20 GiB\n\
+         the quota for group students applies\n\
+         request less, such as `--mig 1g.10gb`, or release a lease: `gpushctl lease end L15`"
+    );
+    let other = DeniedRequest { holder: Some("anna"), ..request("2g.20gb") };
+    let denied = text(&denial.error(other));
+    assert!(
+        denied.starts_with("cannot grant 2g.20gb: the leases of anna would hold 50 GiB of at most 40 GiB"),
+        "{denied}"
+    );
+    assert!(denied.ends_with("request at most 10 GiB, or release a lease: `gpushctl lease end L15`"), "{denied}");
+    // One lease is not enough, so the hint names two.
+    let denial = check_size(&memory(40), &two, gib(0, 40).size).unwrap_err();
+    let denied = text(&denial.error(request("4g.40gb")));
+    assert!(denied.ends_with("or release leases: `gpushctl lease end L12 L15`"), "{denied}");
+    // No release helps.
+    let denial = check_size(&memory(40), &two, gib(0, 80).size).unwrap_err();
+    assert!(denial.hint(None).ends_with("request at most 10 GiB"), "{}", denial.hint(None));
+    let denial = check_size(&memory(40), &[], gib(0, 80).size).unwrap_err();
+    assert_eq!(
+        text(&denial.error(request("7g.80gb"))),
+        "cannot grant 7g.80gb: your leases would hold 80 GiB of at most 40 GiB\n\
+         the quota for group students applies\nrequest at most 40 GiB"
+    );
+    let shares = Limits { mps_tenths: Some(500), ..Limits::default() };
+    let half = HeldLease { size: Size { members: 1, mps_tenths: 500, ..Size::default() }, ..gib(3, 0) };
+    let denial = check_size(&of(shares), &[half], Size { members: 1, mps_tenths: 250, ..Size::default() }).unwrap_err();
+    assert_eq!(
+        text(&denial.error(request("an MPS share of 25 %"))),
+        "cannot grant an MPS share of 25 %: your leases would have MPS shares of 75 %, and may have 50 %\n\
+         1 lease holds 50 % (L3: 50 %), and this request adds 25 %\nthe quota for group students applies\n\
+         release a lease: `gpushctl lease end L3`"
+    );
+    let denial = check_request(&Effective::without_quota(limits(1)), &[half], LeaseKind::Mps, None).unwrap_err();
+    assert_eq!(
+        text(&denial.error(request("a whole GPU"))),
+        "cannot grant a whole GPU: you hold 1 lease of at most 1\nleases: L3\n\
+         no quota names you, so the built-in limits apply\nrelease a lease: `gpushctl lease end L3`"
+    );
 }
 
 #[test]
@@ -233,7 +293,7 @@ fn quota_gpus_narrow_the_request() {
     assert_eq!(allowed_gpus(&quota, Some(&set(&[1, 2]))), Ok(Some(set(&[1]))));
     let denial = allowed_gpus(&quota, Some(&set(&[2]))).unwrap_err();
     assert_eq!(denial.to_string(), "group students may hold leases on GPUs 0, 1 only");
-    assert_eq!(denial.hint(), "add `-g 0,1`");
+    assert_eq!(denial.hint(None), "use `-g 0,1`");
     assert_eq!(allowed_gpus(&of(Limits::default()), Some(&set(&[2]))), Ok(Some(set(&[2]))));
     let none = of(Limits { gpus: Some(BTreeSet::new()), ..Limits::default() });
     assert!(allowed_gpus(&none, None).is_err(), "a selector that matches no GPU allows none");

@@ -39,6 +39,13 @@ pub enum RequestError {
         /// The key.
         key: Key,
     },
+    /// The default request of a quota contains a key that only a user can set.
+    NotInDefault {
+        /// The key.
+        key: Key,
+    },
+    /// The default request of a quota names no share.
+    NoShare,
     /// A key was given twice.
     Repeated {
         /// The key.
@@ -139,6 +146,10 @@ impl fmt::Display for RequestError {
             Self::EmptyTerm => f.write_str("the request has an empty entry"),
             Self::UnknownKey { key, .. } => write!(f, "{key} is not a key of a request"),
             Self::ChosenBySlurm { key } => write!(f, "`{}` is not allowed in a Slurm request", key.name()),
+            Self::NotInDefault { key } => {
+                write!(f, "`{}` is not allowed in the default request of a quota", key.name())
+            }
+            Self::NoShare => f.write_str("the default request of a quota names no share"),
             Self::Repeated { key, spelling } => write!(f, "`{}` is given twice", key.written(*spelling)),
             Self::MissingValue { key, spelling } => write!(f, "`{}` needs a value", key.written(*spelling)),
             Self::UnexpectedValue { key, spelling } => write!(f, "`{}` takes no value", key.written(*spelling)),
@@ -192,6 +203,8 @@ impl RequestError {
             the job without an option"
                 .to_owned(),
             Self::ChosenBySlurm { .. } => "use Slurm's --gres; Slurm chooses the GPUs".to_owned(),
+            Self::NotInDefault { key } => format!("leave out `{}`", key.name()),
+            Self::NoShare => "write a share, such as mig=1g.10gb,for=4h".to_owned(),
             Self::Repeated { key, spelling } => format!("give `{}` once", key.written(*spelling)),
             Self::MissingValue { key, spelling } | Self::BadValue { key, spelling, .. } => {
                 format!("write for example `{}`", key.written(*spelling).with(key.example()))

@@ -36,6 +36,8 @@ pub enum Spelling {
     Flags,
     /// A Slurm request: `mps=25`.
     Slurm,
+    /// The default request of a quota: `mps=25,for=4h`.
+    Quota,
 }
 
 /// Whether a key takes a value.
@@ -138,7 +140,7 @@ impl Written {
             _ if value.is_empty() => "",
             // After `--wait`, the command line would not read a separate word as the value of the
             // flag.
-            (Spelling::Slurm, _) | (Spelling::Flags, Key::Wait) => "=",
+            (Spelling::Slurm | Spelling::Quota, _) | (Spelling::Flags, Key::Wait) => "=",
             (Spelling::Flags, _) => " ",
         };
         format!("{self}{separator}{value}")
@@ -149,7 +151,7 @@ impl fmt::Display for Written {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.spelling {
             Spelling::Flags => write!(f, "--{}", self.key.name()),
-            Spelling::Slurm => f.write_str(self.key.name()),
+            Spelling::Slurm | Spelling::Quota => f.write_str(self.key.name()),
         }
     }
 }

@@ -19,7 +19,7 @@
 //! | `wait` | `--wait` | `5m`, or none | wait for capacity, at most this long |
 //!
 //! Slurm chooses the GPUs and the time of its jobs, so Slurm requests cannot contain the last four
-//! keys.
+//! keys. Of these keys, the default request of a quota can contain only `for`.
 //!
 //! The text can come from any user. Its length is limited, and control characters and shell syntax
 //! are errors. The module returns only typed values.
@@ -31,6 +31,7 @@ use gpush_api::{LeaseRequest, LeaseShare, LeaseWait, MemoryLimit};
 use crate::{duration, quote::Quoted, selector::Selector};
 
 mod check;
+mod default;
 mod error;
 mod key;
 mod normal;
@@ -40,6 +41,7 @@ mod term;
 mod text;
 
 pub use check::check;
+pub use default::{DefaultRequest, parse_default};
 pub use error::RequestError;
 pub use key::{Key, Spelling};
 pub use normal::normalized;
@@ -63,6 +65,11 @@ pub struct Term<'a> {
 /// # Errors
 /// The first wrong term. The error shows the correct notation.
 pub fn parse(text: &str) -> Result<LeaseRequest, RequestError> {
+    build(&terms(text)?, Spelling::Slurm)
+}
+
+/// Splits a text into terms.
+fn terms(text: &str) -> Result<Vec<Term<'_>>, RequestError> {
     if text.len() > LONGEST_SPEC {
         return Err(RequestError::TooLong { bytes: text.len() });
     }
@@ -81,7 +88,7 @@ pub fn parse(text: &str) -> Result<LeaseRequest, RequestError> {
         }
         terms.push(Term { key: Key::parse(key)?, value });
     }
-    build(&terms, Spelling::Slurm)
+    Ok(terms)
 }
 
 /// Builds a request from terms in any order. `spelling` determines which keys are allowed, and how
@@ -97,6 +104,9 @@ pub fn build(terms: &[Term<'_>], spelling: Spelling) -> Result<LeaseRequest, Req
         let key = term.key;
         if spelling == Spelling::Slurm && key.is_chosen_by_slurm() {
             return Err(RequestError::ChosenBySlurm { key });
+        }
+        if spelling == Spelling::Quota && key.is_chosen_by_slurm() && key != Key::For {
+            return Err(RequestError::NotInDefault { key });
         }
         if given.contains(&key) && key != Key::Gpu {
             return Err(RequestError::Repeated { key, spelling });

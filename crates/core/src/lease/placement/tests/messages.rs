@@ -84,7 +84,10 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
                 `gpushctl run --request mig=1g.10gb -- COMMAND`";
     assert_eq!(message(RequestedShare::Whole, 1), text);
     let refused = place(&host, &wanted(RequestedShare::Whole, 1), PlacementPolicy::Pack).unwrap_err();
-    assert_eq!(refused.hint_for_job().as_deref(), Some("submit the job with `--comment=gpush:mig=1g.10gb`"));
+    assert_eq!(
+        refused.hint_for_job(&request, context(&host)).as_deref(),
+        Some("submit the job with `--comment=gpush:mig=1g.10gb`")
+    );
     let unoffered = |index, why| GpuOffer { unoffered: Some(why), ..gpu(index) };
     let all = [unoffered(0, Unoffered::OtherMode(Mode::Mig)), unoffered(1, Unoffered::NoRule)];
     let request = wanted(RequestedShare::Whole, 1);

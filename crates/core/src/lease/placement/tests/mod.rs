@@ -1,5 +1,6 @@
 mod blockers;
 mod messages;
+mod offers;
 mod oracle;
 pub(crate) mod scene;
 
@@ -44,7 +45,7 @@ fn refusal(host: &Host, wanted: &PlacementRequest) -> ApiError {
 }
 
 fn context(host: &Host) -> ErrorContext<'_> {
-    ErrorContext { host, gpus: &[], allowed: None, duration: None }
+    ErrorContext { host, gpus: &[], allowed: None, duration: None, allowance: None }
 }
 
 #[test]

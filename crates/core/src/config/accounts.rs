@@ -1,0 +1,158 @@
+//! The users and groups that a config names, with their lines in the file.
+//!
+//! gpushd ignores a name that the host does not have. So a misspelt group gives its members the next quota, without an
+//! error. [`NamedAccount::absent_note`] reports such a name.
+
+use gpush_api::LeaseAccess;
+use toml::de::{DeTable, DeValue};
+
+use super::Config;
+use crate::{lease::quota::Subject, quote::Quoted};
+
+/// A user or group that a config names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedAccount {
+    /// The user or group.
+    pub subject: Subject,
+    /// Key that names it: `quota.groups`.
+    pub key: &'static str,
+    /// Line of the file; `None` if it is not known.
+    pub line: Option<usize>,
+}
+
+impl NamedAccount {
+    fn new(key: &'static str, name: &str, line: Option<usize>) -> Self {
+        let name = name.to_owned();
+        let subject = if key.ends_with("users") { Subject::User(name) } else { Subject::Group(name) };
+        Self { subject, key, line }
+    }
+
+    /// Returns the name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match &self.subject {
+            Subject::User(name) | Subject::Group(name) => name,
+            Subject::Everybody => "",
+        }
+    }
+
+    /// Returns a note that the host has no such user or group. `file` is the path of the config, and `nearest` the most
+    /// similar name of the host.
+    #[must_use]
+    pub fn absent_note(&self, file: Option<&str>, nearest: Option<&str>) -> String {
+        let place = match (file, self.line) {
+            (Some(file), Some(line)) => format!("{file}:{line}: "),
+            (Some(_) | None, _) => String::new(),
+        };
+        let what = if matches!(self.subject, Subject::User(_)) { "user" } else { "group" };
+        let meant = nearest.map_or_else(String::new, |name| format!("; did you mean {}?", Quoted(name)));
+        let name = Quoted(self.name());
+        format!("{place}this host has no {what} {name}, so `{}` ignores this name{meant}", self.key)
+    }
+}
+
+impl Config {
+    /// Returns the users and groups that the config names, without their lines.
+    #[must_use]
+    pub fn accounts(&self) -> Vec<NamedAccount> {
+        let mut all = Vec::new();
+        let mut add = |key: &'static str, names: &[String]| {
+            all.extend(names.iter().map(|name| NamedAccount::new(key, name, None)));
+        };
+        add("access.admin_groups", &self.access.admin_groups);
+        for subject in self.quotas.iter().flat_map(|quota| &quota.subjects) {
+            match subject {
+                Subject::User(name) => add("quota.users", std::slice::from_ref(name)),
+                Subject::Group(name) => add("quota.groups", std::slice::from_ref(name)),
+                Subject::Everybody => {}
+            }
+        }
+        for LeaseAccess { users, groups } in self.rules.iter().filter_map(|rule| rule.access.as_ref()) {
+            add("gpu.users", users);
+            add("gpu.groups", groups);
+        }
+        all
+    }
+}
+
+/// Returns the users and groups that the text of a valid config names, in the order of the file.
+#[must_use]
+pub fn accounts_in(text: &str) -> Vec<NamedAccount> {
+    let (table, _) = DeTable::parse_recoverable(text);
+    let mut all = Vec::new();
+    let mut add = |key: &'static str, table: &DeTable<'_>| {
+        let own = key.rsplit('.').next().unwrap_or(key);
+        let Some(value) = table.iter().find(|(one, _)| one.get_ref() == own).map(|(_, value)| value) else { return };
+        let DeValue::Array(items) = value.get_ref() else { return };
+        for item in items {
+            if let DeValue::String(name) = item.get_ref() {
+                let before = text.get(..item.span().start).unwrap_or_default();
+                all.push(NamedAccount::new(key, name, Some(before.matches('\n').count() + 1)));
+            }
+        }
+    };
+    for (key, value) in table.get_ref() {
+        match (key.get_ref().as_ref(), value.get_ref()) {
+            ("access", DeValue::Table(access)) => add("access.admin_groups", access),
+            (name @ ("quota" | "gpu"), DeValue::Array(items)) => {
+                let [users, groups] =
+                    if name == "quota" { ["quota.users", "quota.groups"] } else { ["gpu.users", "gpu.groups"] };
+                for item in items {
+                    if let DeValue::Table(item) = item.get_ref() {
+                        add(users, item);
+                        add(groups, item);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    all.sort_by_key(|account| account.line);
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "[access]\nadmin_groups = [\"ops\"]\n\n[[quota]]\ngroups = [\n  \"studnets\",\n  \"staff\",\n]\n\
+                        users = [\"alice\"]\nleases = 1\n\n[[quota]]\neverybody = true\n\n\
+                        [[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\nusers = [\"anna\"]\ngroups = [\"ml\"]\n";
+
+    #[test]
+    fn accounts_have_their_lines_and_keys() {
+        let found = accounts_in(TEXT);
+        let of = |account: &NamedAccount| (account.key, account.name().to_owned(), account.line);
+        let named: Vec<_> = found.iter().map(of).collect();
+        let expected = [
+            ("access.admin_groups", "ops", 2),
+            ("quota.groups", "studnets", 6),
+            ("quota.groups", "staff", 7),
+            ("quota.users", "alice", 9),
+            ("gpu.users", "anna", 18),
+            ("gpu.groups", "ml", 19),
+        ];
+        assert_eq!(named, expected.map(|(key, name, line)| (key, name.to_owned(), Some(line))));
+        let mut of_config = Config::parse(TEXT, "config.toml").unwrap().accounts();
+        let key = |one: &NamedAccount| (one.key, one.name().to_owned());
+        of_config.sort_by_key(key);
+        let mut of_text: Vec<_> = found.iter().map(|one| NamedAccount { line: None, ..one.clone() }).collect();
+        of_text.sort_by_key(key);
+        assert_eq!(of_config, of_text);
+    }
+
+    #[test]
+    fn note_names_the_line_the_key_and_a_similar_name() {
+        let account = &accounts_in(TEXT)[1];
+        assert_eq!(
+            account.absent_note(Some("/etc/gpush/config.toml"), Some("students")),
+            "/etc/gpush/config.toml:6: this host has no group `studnets`, so `quota.groups` ignores this name; \
+             did you mean `students`?"
+        );
+        let no_line = NamedAccount { line: None, ..account.clone() };
+        assert_eq!(
+            no_line.absent_note(None, None),
+            "this host has no group `studnets`, so `quota.groups` ignores this name"
+        );
+    }
+}
