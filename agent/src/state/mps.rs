@@ -63,7 +63,7 @@ impl State {
             // The API has fewer states than the supervisor. So two states of the supervisor can give the same event.
             let is_new = event.as_ref().is_some_and(|event| known.mps_events.get(uuid) != Some(event));
             if let Some(event) = event.as_ref().filter(|_| is_new) {
-                known.mps_events.insert(uuid.clone().into(), event.clone());
+                known.mps_events.insert(uuid.clone(), event.clone());
             }
             (affected, (event, is_new))
         });

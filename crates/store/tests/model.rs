@@ -173,7 +173,7 @@ fn apply(store: &Store, model: &mut Model, action: &Action, mark: u64) {
             model.overrides.push((gpu(n), reason.to_string(), model.generation));
         }
         Action::Clear(n) => {
-            let cleared = store.write(move |tx| tx.clear_override(&gpu(n).into())).wait().unwrap();
+            let cleared = store.write(move |tx| tx.clear_override(&gpu(n))).wait().unwrap();
             let before = model.overrides.len();
             model.overrides.retain(|one| one.0 != gpu(n));
             assert_eq!(cleared.is_some(), model.overrides.len() < before);

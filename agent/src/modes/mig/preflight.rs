@@ -90,7 +90,7 @@ impl MigMode {
     /// After the driver has refused a change because the GPU is in use, returns the holders of the GPU that may be the
     /// cause. The log names them, too.
     pub(crate) async fn suspects(&self, uuid: &GpuUuid) -> Vec<HeldBy> {
-        let Ok(found) = holders::of(self, &[uuid.clone()]).await else { return Vec::new() };
+        let Ok(found) = holders::of(self, std::slice::from_ref(uuid)).await else { return Vec::new() };
         let found: Vec<HeldBy> = found.iter().map(HeldBy::of).collect();
         for holder in &found {
             tracing::warn!(gpu = uuid.as_str(), "{}", holder.in_full);

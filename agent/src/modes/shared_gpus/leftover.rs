@@ -79,7 +79,7 @@ pub(crate) async fn run(
             left.retain(|uuid, attempts| attempts.next == NextAttempt::Running || now.contains(uuid));
             shared.troubles().retain(|uuid, _| now.contains(uuid));
             for uuid in now {
-                left.entry(uuid.into()).or_insert_with(Attempts::new);
+                left.entry(uuid).or_insert_with(Attempts::new);
             }
         }
         for (uuid, attempts) in &mut left {

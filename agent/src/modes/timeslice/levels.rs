@@ -248,7 +248,7 @@ fn log_change(round: &LevelRound, aim: &TimeslicedGpu, before: TimesliceLevel) {
             it: gpushd has set it to `{level}` again"
         ),
         Some(_) => {
-            tracing::info!(gpu = gpu.as_str(), "GPU {gpu}: its time-slice level changed from `{before}` to `{level}`")
+            tracing::info!(gpu = gpu.as_str(), "GPU {gpu}: its time-slice level changed from `{before}` to `{level}`");
         }
     }
 }

@@ -71,7 +71,7 @@ impl Planner {
             match outcome {
                 Ok(reading) => fresh.push(reading),
                 Err(error) => {
-                    unread.insert(uuid.into(), unreadable(plan, error.to_api()));
+                    unread.insert(uuid, unreadable(plan, error.to_api()));
                 }
             }
         }

@@ -118,7 +118,7 @@ mod tests {
     fn lease(gpu: &Gpu, target: &str, share: MemberShare) -> LeaseUse {
         let target = if target.is_empty() { gpu.uuid.as_target().clone() } else { target.into() };
         let holder = LeaseHolder { uid: 1000, user: Some("alice".to_owned()) };
-        LeaseUse { id: LeaseId(12), target: target.into(), kind: share.kind(), share, holder, until: None }
+        LeaseUse { id: LeaseId(12), target, kind: share.kind(), share, holder, until: None }
     }
 
     fn mps() -> MemberShare {

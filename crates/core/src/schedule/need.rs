@@ -72,7 +72,7 @@ pub fn reserved_parts(host: &Host, assignment: &Assignment) -> Needs {
             Member::Mps { target, .. } => target,
             Member::Create { .. } | Member::Timeslice { .. } | Member::Whole { .. } => gpu.uuid.as_target(),
         };
-        match needs.entry(gpu.uuid.clone().into()).or_insert_with(|| Need::Parts(BTreeSet::new())) {
+        match needs.entry(gpu.uuid.clone()).or_insert_with(|| Need::Parts(BTreeSet::new())) {
             Need::Parts(parts) => drop(parts.insert(target.clone())),
             Need::Lane(_) => {}
         }

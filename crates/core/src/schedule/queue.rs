@@ -161,7 +161,7 @@ mod tests {
     }
 
     fn ahead(index: u8, id: &str) -> Option<Ahead> {
-        Some(Ahead { gpu_uuid: gpu(index).into(), waiter: Waiter::Operation(id.to_owned()) })
+        Some(Ahead { gpu_uuid: gpu(index), waiter: Waiter::Operation(id.to_owned()) })
     }
 
     fn ahead_of(queue: &Queue, ticket: Ticket) -> Option<Ahead> {
@@ -189,7 +189,7 @@ mod tests {
         let mut queue = Queue::default();
         let lease = queue.push(Waiter::Lease("L1".to_owned()), None, part(0, "GPU-0"));
         let operation = push(&mut queue, "op-1", lane(&[0], &["GPU-0"]));
-        let expected = Some(Ahead { gpu_uuid: gpu(0).into(), waiter: Waiter::Lease("L1".to_owned()) });
+        let expected = Some(Ahead { gpu_uuid: gpu(0), waiter: Waiter::Lease("L1".to_owned()) });
         assert_eq!(queue.operations().collect::<Vec<_>>(), [(operation, expected)]);
         assert_eq!((queue.position(operation), queue.position(Ticket(9))), (Some(2), None));
         assert!(queue.remove(lease), "the operation was behind it");

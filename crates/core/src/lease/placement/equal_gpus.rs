@@ -64,7 +64,7 @@ fn renamed(choice: &GpuChoice, from: &GpuOffer, to: &GpuOffer) -> GpuChoice {
     let member = |member: &Member| match member {
         Member::Device { uuid, .. } => {
             let device = devices().find(|(from, _)| from.uuid == *uuid);
-            let uuid = device.map_or_else(|| uuid.clone(), |(_, to)| to.uuid.clone().into());
+            let uuid = device.map_or_else(|| uuid.clone(), |(_, to)| to.uuid.clone());
             Member::Device { gpu: to.index, uuid }
         }
         Member::Create { profile_id, placement, .. } => {
