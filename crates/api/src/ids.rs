@@ -15,21 +15,39 @@ const GPU_PREFIX: &str = "GPU-";
 const MIG_PREFIX: &str = "MIG-";
 
 /// UUID of a whole GPU, `GPU-<uuid>`. It never changes.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GpuUuid(TargetUuid);
 
 /// UUID of a target: `GPU-<uuid>` for a whole GPU, `MIG-<uuid>` for a MIG device.
 ///
 /// A MIG device that is created again in the same slot gets the same UUID.
-#[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct TargetUuid(Arc<str>);
 
 /// Index of a GPU in the driver's list. It may change when a GPU is lost, or at the next start of the driver.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct GpuIndex(pub u32);
+
+impl fmt::Debug for GpuUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for TargetUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for GpuIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
 
 /// Error: the text is not a UUID of this kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

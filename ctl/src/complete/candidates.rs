@@ -13,7 +13,7 @@ use gpush_client::{Client, Error, Origin, Socket};
 use gpush_core::{preset, selector::Selector};
 
 use super::{is_one_of, typed};
-use crate::{commands, render::mps, socket};
+use crate::{args::topic::Page, commands, render::mps, socket};
 
 /// Maximum time for the answers of gpushd.
 const LIMIT: Duration = Duration::from_millis(400);
@@ -39,7 +39,7 @@ pub(super) fn of(arg: &Arg) -> Option<ArgValueCompleter> {
         "OBJECT" => objects,
         "KIND" => |_| named(EventKind::ALL.iter().map(|kind| kind.name())),
         "AREA" => |_| named(gpush_doctor::Area::ALL.map(gpush_doctor::Area::name)),
-        "TOPIC" => |_| named(["isolation"]),
+        "TOPIC" => |_| named(std::iter::once("isolation").chain(Page::ALL.map(Page::name))),
         "PRIORITY" => |_| named(["normal", "below-normal"]),
         "FORMAT" => |_| formats(),
         "PRESET|FILE" => return Some(ArgValueCompleter::new(preset_or_file)),

@@ -3,7 +3,7 @@
 use gpush_api::LeaseId;
 
 /// Maximum number of leases that a hint names.
-const MOST_NAMED: usize = 3;
+const MOST_NAMED: usize = 8;
 
 /// Returns a hint about what an administrator can do about the leases; `None` if there are no
 /// leases.
@@ -12,18 +12,19 @@ pub fn hint(leases: impl IntoIterator<Item = LeaseId>) -> Option<String> {
     let mut ids: Vec<LeaseId> = leases.into_iter().collect();
     ids.sort_unstable();
     ids.dedup();
-    let first = ids.first()?;
-    // Without `--end`, a revoked lease still waits until its processes end.
-    let revoke = format!("`gpushctl lease end {first} --kill --reason TEXT`");
-    let more: Vec<String> = ids.iter().skip(1).take(MOST_NAMED).map(LeaseId::to_string).collect();
-    Some(match more.as_slice() {
-        [] => format!("to end the lease and its processes: {revoke} (administrator)"),
-        more => {
-            let rest = if ids.len() > MOST_NAMED + 1 { ", …" } else { "" };
-            let more = more.join(", ");
-            format!("to end the leases and their processes: {revoke}, then the same for {more}{rest} (administrator)")
-        }
-    })
+    // Without `--kill`, an ended lease still waits until its processes end.
+    let (lease, its) = match ids.len() {
+        0 => return None,
+        1 => ("lease", "its"),
+        _ => ("leases", "their"),
+    };
+    let named: Vec<String> = ids.iter().take(MOST_NAMED).map(LeaseId::to_string).collect();
+    let more = match ids.len().saturating_sub(MOST_NAMED) {
+        0 => String::new(),
+        more => format!("; {more} more leases block it"),
+    };
+    let command = format!("`gpushctl lease end {} --kill --reason TEXT`", named.join(" "));
+    Some(format!("to end the {lease} and {its} processes: {command} (administrator){more}"))
 }
 
 #[cfg(test)]
@@ -59,6 +60,11 @@ mod tests {
             "to end the lease and its processes: `gpushctl lease end L17 --kill --reason TEXT` (administrator)"
         );
         let two = hint([LeaseId(21), LeaseId(17)]).unwrap();
-        assert!(two.contains("revoke L17 --end --reason TEXT`, then the same for L21 (administrator)"), "{two}");
+        assert_eq!(
+            two,
+            "to end the leases and their processes: `gpushctl lease end L17 L21 --kill --reason TEXT` (administrator)"
+        );
+        let many = hint((1..=20).map(LeaseId)).unwrap();
+        assert!(many.ends_with("(administrator); 12 more leases block it"), "{many}");
     }
 }

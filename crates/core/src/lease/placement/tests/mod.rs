@@ -60,7 +60,7 @@ fn tightest_free_instance_is_taken_first() {
     assert_eq!(placed(&host, &wanted(at_least(30, 1), 1), PlacementPolicy::Pack), "1:3g.40gb@0");
     assert_eq!(
         placed(&host, &wanted(profile("1g.10gb"), 1), PlacementPolicy::Pack),
-        "Busy { obstacles: [(1, InUse)], free: Some(Larger { gpu: GpuIndex(0), profile: \"2g.20gb\" }) }"
+        "Busy { obstacles: [(1, InUse)], free: Some(Larger { gpu: 0, profile: \"2g.20gb\" }) }"
     );
 }
 
@@ -78,7 +78,7 @@ fn dynamic_gpu_reuses_instances_then_saves_placements() {
     let foreign = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@0 foreign, 3g.40gb@4 used")] };
     assert_eq!(
         placed(&foreign, &wanted(profile("3g.40gb"), 1), PlacementPolicy::Pack),
-        "Busy { obstacles: [(0, InUse)], free: Some(Smaller { gpu: GpuIndex(0), profile: \"1g.10gb\" }) }"
+        "Busy { obstacles: [(0, InUse)], free: Some(Smaller { gpu: 0, profile: \"1g.10gb\" }) }"
     );
     assert_eq!(placed(&foreign, &wanted(profile("1g.10gb"), 1), PlacementPolicy::Pack), "0:1g.10gb@0");
 }
