@@ -96,7 +96,7 @@ fn hint_after_quota_denial_names_only_releasable_leases() {
     assert_eq!(code, Some(0), "{text}");
     for (uid, may_release) in [(SUBORDINATE, true), (ANOTHER_SUBORDINATE, false), (OWNER, true)] {
         let (code, text) = run(&agent, uid, &REQUEST);
-        assert!(code != Some(0) && text.contains("the user holds L1"), "{uid}: {text}");
+        assert!(code != Some(0) && text.contains("leases: L1"), "{uid}: {text}");
         let hint = if may_release { "`gpushctl lease end L1`" } else { "the holder or an administrator can end it" };
         assert!(text.contains(hint) && may_release == text.contains("lease end"), "{uid}: {text}");
     }

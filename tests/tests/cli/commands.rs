@@ -183,8 +183,8 @@ fn offline_plan_equals_plan_of_agent() {
         &["--gpu", "*H100*", "--layout", "1c.3g.40gb*3,1g.10gb+me"],
         &["--gpu", "9", "--layout", "1g.10gb"],
     ] {
-        for verb in ["plan", "assert"] {
-            let online: Vec<&str> = ["mig", verb].iter().chain(request).copied().collect();
+        for verb in ["--dry-run", "--check"] {
+            let online: Vec<&str> = ["mig", "apply", verb].iter().chain(request).copied().collect();
             let off: Vec<&str> = online.iter().chain(&offline).copied().collect();
             let (online, offline) = (json::<serde_json::Value>(&agent, &online), json(&agent, &off));
             // With `--offline`, the commands in hints also have `--offline`.

@@ -127,7 +127,7 @@ fn hinted_commands_of_leases_and_layouts_work() {
     assert!(done(&agent, &["mig", "list", "0"]).contains("granted"));
     let apply = ["mig", "apply", "none", "-g", "0", "--yes"];
     let revoke =
-        hinted(&agent, &apply).into_iter().find(|command| command.starts_with(&["lease".into(), "revoke".into()]));
+        hinted(&agent, &apply).into_iter().find(|command| command.starts_with(&["lease".into(), "end".into()]));
     done(&agent, &words(&revoke.unwrap()));
     agent.await_that("the revoked lease has ended", || devices(&agent, &["0"]).iter().all(|one| one.grants.is_empty()));
     done(&agent, &apply);

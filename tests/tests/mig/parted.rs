@@ -72,10 +72,11 @@ fn gpushctl(agent: &Agent, args: &[&str], stdin: &str) -> Output {
     child.wait_with_output().expect("gpushctl ends")
 }
 
-/// Runs `mig COMMAND --file - -c LABEL ARGS…` with [`FILE`] as standard input. Returns the exit
+/// Runs `mig COMMAND --file - -c LABEL ARGS…` with [`FILE`] as standard input. COMMAND can have several words. Returns the exit
 /// code and all output.
 fn run(agent: &Agent, command: &str, label: &str, args: &[&str]) -> (i32, String) {
-    let args = [&["mig", command, "--file", "-", "-c", label], args].concat();
+    let command: Vec<&str> = command.split(' ').collect();
+    let args = [&["mig"], command.as_slice(), &["--file", "-", "-c", label], args].concat();
     let output = gpushctl(agent, &args, FILE);
     let printed = [output.stdout, output.stderr].concat();
     (output.status.code().expect("it ends by itself"), String::from_utf8_lossy(&printed).into_owned())
@@ -102,7 +103,7 @@ fn resets(host: &Host) -> usize {
 fn file_for_several_parts_applies_at_once_and_round_trips() {
     let host = Host::up("[[gpu]]\nmodel = \"a100-80\"\n[[gpu]]\nmodel = \"a30-24\"\n[[gpu]]\nmodel = \"l4\"\n");
     let agent = Agent::start(&host, "");
-    assert_eq!(run(&agent, "assert", "by-part", &[]).0, 3);
+    assert_eq!(run(&agent, "apply --check", "by-part", &[]).0, 3);
     let (status, printed) = run(&agent, "apply", "by-part", &["--json"]);
     assert_eq!(status, 0, "{printed}");
     let operation: Operation = serde_json::from_str(&printed).expect("an operation");
@@ -110,8 +111,8 @@ fn file_for_several_parts_applies_at_once_and_round_trips() {
     let a100 = ["2g.20gb@0[2g.20gb@0]", "1g.10gb@2[1g.10gb@0]", "1g.10gb@3[1g.10gb@0]", "3g.40gb@4[3g.40gb@0]"];
     assert_eq!(real_layout(&host, 0), a100);
     assert_eq!(real_layout(&host, 1), ["2g.12gb@0[1c.2g.12gb@0 1c.2g.12gb@1]", "1g.6gb+me@2[1g.6gb+me@0]"]);
-    assert_eq!(run(&agent, "assert", "by-part", &[]), (0, String::new()));
-    assert_eq!(run(&agent, "assert", "by-part", &["--gpu", "1"]), (0, String::new()));
+    assert_eq!(run(&agent, "apply --check", "by-part", &[]), (0, String::new()));
+    assert_eq!(run(&agent, "apply --check", "by-part", &["--gpu", "1"]), (0, String::new()));
 
     let exported = gpushctl(&agent, &["mig", "export", "--label", "now"], "");
     let text = String::from_utf8(exported.stdout).expect("text");
@@ -156,7 +157,7 @@ fn file_changes_only_the_gpus_of_its_label() {
     let (status, printed) = run(&agent, "apply", "all-1g.10gb", &[]);
     assert_eq!(status, 4, "{printed}");
     assert!(printed.contains(&format!("pid {pid}")) && printed.contains("no GPU was changed"), "{printed}");
-    for command in ["plan", "apply", "assert"] {
+    for command in ["apply --dry-run", "apply", "apply --check"] {
         let (status, printed) = run(&agent, command, "past-the-end", &[]);
         assert_eq!(status, 2, "{command}: {printed}");
         assert!(printed.contains("stdin:37: there is no GPU 9 on this host"), "{command}: {printed}");
@@ -170,7 +171,7 @@ fn file_changes_only_the_gpus_of_its_label() {
 
     // The label disables MIG mode, but `--gpu` limits it to GPU 0.
     host.end_process(pid);
-    assert_eq!(run(&agent, "assert", "all-disabled", &[]).0, 3);
+    assert_eq!(run(&agent, "apply --check", "all-disabled", &[]).0, 3);
     let before = real_layout(&host, 1);
     host.start_trace();
     let (status, printed) = run(&agent, "apply", "all-disabled", &["--gpu", "0"]);
@@ -179,7 +180,7 @@ fn file_changes_only_the_gpus_of_its_label() {
     let resets: Vec<_> = host.trace().into_iter().filter(|call| call.function == "gpu-reset").collect();
     assert_eq!(resets.iter().map(|call| call.gpu).collect::<Vec<_>>(), [Some(0)]);
     assert_eq!(run(&agent, "apply", "all-disabled", &[]).0, 0);
-    assert_eq!(run(&agent, "assert", "all-disabled", &[]).0, 0);
+    assert_eq!(run(&agent, "apply --check", "all-disabled", &[]).0, 0);
     let (status, printed) = run(&agent, "apply", "second", &[]);
     assert_eq!(status, 0, "and on again: {printed}");
 }
@@ -209,7 +210,7 @@ fn missing_gpu_is_named_and_not_confused_with_others() {
     assert!(printed.contains("lost") && !printed.contains("panicked"), "{printed}");
     let (status, printed) = run(&agent, "apply", "all-1g.10gb", &[]);
     assert!(status != 0 && printed.contains("GPU 0") && printed.contains("fallen off the bus"), "{printed}");
-    let (status, printed) = run(&agent, "plan", "last", &[]);
+    let (status, printed) = run(&agent, "apply --dry-run", "last", &[]);
     assert!(status != 0 && printed.contains("index 2 is ambiguous while GPU 0 is lost"), "{printed}");
     assert_eq!(host.trace(), []);
     assert_eq!([real_layout(&host, 1), real_layout(&host, 2)], before);
