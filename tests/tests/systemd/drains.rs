@@ -24,10 +24,9 @@ fn restarts_of_gpushd_end_no_drain() {
     machine.sh("systemd-run --quiet --unit=client --uid=65534 --gid=65534 --setenv=NVML_SIM_STATE=/var/lib/gpush-sim \
          gpushctl run --mps --target 0 -- /opt/built/gpush-sim mps-client");
     let _ = machine.journal_until("_SYSTEMD_UNIT=client.service", "active server=");
-    let drains = ["mps", "gpu"].map(|noun| {
+    let drains = [("mps", "mps stop 0 --wait"), ("gpu", "gpu drain 0")].map(|(noun, command)| {
         let unit = format!("{noun}-drain.service");
-        machine
-            .sh(&format!("systemd-run --quiet --unit={unit} --property=RemainAfterExit=yes gpushctl {noun} drain 0"));
+        machine.sh(&format!("systemd-run --quiet --unit={unit} --property=RemainAfterExit=yes gpushctl {command}"));
         let _ = machine.journal_until(&format!("_SYSTEMD_UNIT={unit}"), "nobody");
         unit
     });

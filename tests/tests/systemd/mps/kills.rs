@@ -31,7 +31,7 @@ const DEEDS: [(&str, bool); 9] = [
 /// Counts the units, processes and directories of MPS daemons. The test expects two of each.
 fn count(machine: &Machine) -> String {
     machine.sh("echo $(systemctl list-units --no-legend --state=active 'gpushd-mps@*' | wc -l) units, \
-         $(pgrep -c -f '^/usr/bin/nvidia-cuda-mps-control -f') daemons, \
+         $(pgrep -c -f '^/opt/mps/nvidia-cuda-mps-control -f') daemons, \
          $(ls -d /run/gpush-mps/*/spec.json | wc -l) directories, \
          $(systemctl list-units --no-legend --state=failed 'gpush*' | wc -l) failed")
 }

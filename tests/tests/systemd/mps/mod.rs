@@ -286,7 +286,7 @@ fn gpushd_killed_while_starting_daemons_orphans_none(machine: &Machine) {
         std::thread::sleep(Duration::from_millis(900 + turn * 240 / kills));
         machine.kill(machine.main_pid("gpushd.service"));
         machine.await_that("both are served", |machine| ready(machine).len() == 2);
-        assert_eq!(machine.sh("pgrep -c -f '^/usr/bin/nvidia-cuda-mps-control -f'"), "2");
+        assert_eq!(machine.sh("pgrep -c -f '^/opt/mps/nvidia-cuda-mps-control -f'"), "2");
         assert_eq!(
             ready(machine).iter().find(|one| one.0 == unit).map(|one| one.1),
             Some(machine.main_pid(&unit).into())
