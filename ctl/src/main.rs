@@ -47,7 +47,11 @@ fn main() -> ExitCode {
 /// Prints the error for a command line that clap refuses, or the help that the user requested.
 fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
     if !error.use_stderr() {
-        let _ = args::help::command().try_get_matches_from(words).map_or_else(|help| help.print(), |_| error.print());
+        if error.kind() == clap::error::ErrorKind::DisplayHelp {
+            args::help::print(&commands(words));
+        } else {
+            let _ = error.print();
+        }
         return ExitCode::SUCCESS;
     }
     if let Some(meant) = args::correction::correction(words) {

@@ -9,7 +9,10 @@
 //!
 //! Only help needs this order, so a command line without `--help` does not pay for it.
 
-use std::fmt::Write as _;
+use std::{
+    fmt::Write as _,
+    io::{IsTerminal as _, Write as _},
+};
 
 use clap::{Arg, Command, CommandFactory as _};
 
@@ -28,9 +31,26 @@ const GLOBAL: &str = "Global options such as -o json, --no-headers and --socket:
 /// Ids of arguments that are required unless an option replaces them. clap would show them as optional.
 const REQUIRED: [&str; 2] = ["some_gpus", "target_or_gpu"];
 
-/// Returns the definition of the command line for help pages and docs/cli.md.
-pub(crate) fn command() -> Command {
-    arranged(Cli::command())
+/// Prints the help page of the command that these words name.
+pub(crate) fn print(words: &[&str]) {
+    let mut page = page_of(words);
+    let help = page.render_help();
+    let is_colored = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let text = if is_colored { help.ansi().to_string() } else { help.to_string() };
+    // The reader may have closed the pipe, as in `gpushctl --help | head -1`.
+    let _ = std::io::stdout().write_all(text.as_bytes());
+}
+
+/// Returns the command that these words name, as far as they name one. `help lease` means `lease --help`.
+fn page_of(words: &[&str]) -> Command {
+    let mut command = arranged(Cli::command());
+    for word in words.iter().skip_while(|word| **word == "help") {
+        match command.find_subcommand(word) {
+            Some(found) => command = found.clone(),
+            None => break,
+        }
+    }
+    command
 }
 
 /// Arranges all help pages of a command line.
@@ -121,6 +141,20 @@ mod tests {
             command.get_subcommands().filter(|one| !one.is_hide_set()).for_each(|one| check(one, &path));
         }
         check(&Cli::command(), "");
+    }
+
+    #[test]
+    fn page_is_that_of_the_named_command() {
+        for (words, about) in [
+            (&["lease"][..], "Request, list, show"),
+            (&["help", "lease", "end"], "End leases"),
+            (&["mig", "apply", "3g.40gb"], "Apply a layout"),
+            (&["leases", "ls"], "List leases"),
+            (&[], "Share and observe"),
+        ] {
+            let text = page_of(words).render_help().to_string();
+            assert!(text.starts_with(about), "{words:?}: {text}");
+        }
     }
 
     #[test]

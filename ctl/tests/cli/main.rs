@@ -5,6 +5,7 @@
 
 mod agent;
 mod config_file;
+mod help;
 mod lease;
 mod mps;
 mod offline;
