@@ -52,11 +52,6 @@ impl ScriptedSmi {
         std::mem::take(&mut self.script.lock().calls)
     }
 
-    /// Returns whether there was a call since the last call of [`Self::take_calls`].
-    pub(super) fn is_called(&self) -> bool {
-        !self.script.lock().calls.is_empty()
-    }
-
     /// Lets all lists report this text in place of each level, such as `Not Supported`.
     pub(super) fn fail_list(&self, text: &'static str) {
         self.script.lock().list_fails = Some(text);

@@ -3,9 +3,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{
-    Code, ComputeMode, LeaseGrant, MpsDaemon, MpsState, MpsStep, OperationState, Phase, Step, TimesliceLevel,
-};
+use gpush_api::{Code, ComputeMode, LeaseGrant, MpsDaemon, MpsState, MpsStep, OperationState, Phase, Step};
 use serde_json::{Value, json};
 
 use super::{INTERVALS, kill, rule, shared};
@@ -14,7 +12,6 @@ use crate::lifecycle::in_process::{
     call_rules::{ANY_CHANGE, CallEffect, CallRule, EndMoment},
     daemons::DaemonStart,
     host::ScriptedHost,
-    programs::{UserProgram, own_uid},
     user,
 };
 
@@ -326,31 +323,4 @@ async fn started_daemon_is_rolled_back_when_another_fails_to_start() {
     std::fs::remove_file(&file).expect("the file can be removed");
     host.apply_rules(&["0-1"]).await;
     assert_eq!(host.host.daemons.running(), 2);
-}
-
-/// A client connects after the operation was planned. The daemon is not stopped under it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn daemon_with_a_client_since_the_plan_is_not_stopped() {
-    let rules = |first: &str, second: &str| {
-        format!("{INTERVALS}[[gpu]]\nmatch = [\"0\"]\n{first}\n[[gpu]]\nmatch = [\"1\"]\n{second}\n")
-    };
-    let sliced = "mode = \"timeslice\"\ntimeslice = { level = \"long\" }";
-    let host = InProcess::start("dgx-h100", 2, &rules(MPS, sliced)).await;
-    host.apply_rules(&["0", "1"]).await;
-    let before = host.daemon("0").await;
-    host.reload(&rules(MIG, MIG)).await;
-    // Before it stops daemons, the operation removes the time-slice level of GPU 1.
-    host.host.smi.set_level(1, TimesliceLevel::Long);
-    host.host.smi.hold();
-    let begun = host.begin_rules(&["0", "1"], None).await.expect("it begins");
-    host.until("the call of nvidia-smi", async || host.host.smi.is_called().then_some(())).await;
-    let client = UserProgram::sleep(own_uid());
-    host.connect("0", &client).await;
-    host.host.smi.release();
-    let ended = host.ended(&begun).await;
-    let error = ended.error.clone().expect("an error");
-    assert_eq!((ended.state, error.code), (OperationState::RolledBack, Code::Blocked), "{ended:#?}");
-    assert!(error.message.contains("is in use now"), "{error:?}");
-    let after = host.daemon("0").await;
-    assert_eq!((after.pid, after.clients.len()), (before.pid, 1));
 }
