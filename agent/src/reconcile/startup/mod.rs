@@ -19,6 +19,7 @@
 //! | `trigger` | snapshots after which gpushd tries again at once |
 
 mod attempt;
+mod due_layout;
 mod layouts;
 mod running;
 mod trigger;
@@ -335,7 +336,7 @@ async fn start_reconciling(handles: &StartupHandles, layouts: Option<&Layouts>, 
         let next_mode = gpu.mig.as_ref().map(Mig::pending_mode);
         let waits = gpu.waits_for_reboot() && next_mode == Some(gpu.mode == Mode::Mig);
         let skipped = due || kept || delayed || waits || attempts.is_running(&gpu.uuid);
-        if skipped || !layouts::needs_operation(&gpu) || gpu.drift.is_empty() {
+        if skipped || !due_layout::needs_operation(&gpu) || gpu.drift.is_empty() {
             continue;
         }
         let (handles, one) = (handles.clone(), gpu.clone());
