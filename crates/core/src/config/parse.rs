@@ -15,8 +15,8 @@ use super::{
     reader::{Reader, Text, Value, unknown},
     rules,
     schema::{
-        ACCESS, API, DEFAULTS, DRIVER, HEALTH, LAYOUTS, LEASES, LIMITS, LOG, MODE_CHANGE, MPS, PROCESSES, QUOTA, RULE,
-        SLURM, TOP,
+        ACCESS, API, DEFAULTS, DRIVER, HEALTH, LAYOUTS, LEASES, LIMITS, LOG, MODE_CHANGE, MPS, PROCESSES, SECTIONS,
+        SLURM, Section, TOP,
     },
     slurm,
 };
@@ -128,24 +128,8 @@ fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Ra
 }
 
 fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
-    let tables = [
-        LOG,
-        DRIVER,
-        API,
-        ACCESS,
-        LIMITS,
-        HEALTH,
-        MODE_CHANGE,
-        MPS,
-        PROCESSES,
-        LEASES,
-        SLURM,
-        QUOTA,
-        LAYOUTS,
-        DEFAULTS,
-        RULE,
-    ];
-    let tables = tables.map(|section| section.table());
+    let tables: Vec<&str> =
+        SECTIONS.iter().map(Section::table).filter(|name| !name.is_empty() && !name.contains('.')).collect();
     reader.report_unknown_keys(top, TOP, &tables);
     let mut config = Config::default();
     if let Some(flag) = reader.flag(top, "auto_reconcile") {
