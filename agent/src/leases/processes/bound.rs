@@ -146,20 +146,26 @@ impl<'a> BoundScan<'a> {
     /// # Errors
     /// The process cannot be read. It may then belong to a lease.
     fn read<T>(&self, pid: u32, select: impl Fn(&Attribution) -> Option<T>) -> io::Result<Reading<T>> {
-        // Check the user first, because most processes of the host belong to other users.
-        match proc::try_owner(pid)? {
-            None => return Ok(Reading::Ended),
-            Some(owner) if owner != self.uid => return Ok(Reading::Other),
-            // Most processes of root are kernel threads. They use no GPU, and reading their other facts takes long.
-            Some(0) if proc::try_is_kernel_thread(pid)? => return Ok(Reading::Other),
-            Some(_) => {}
+        // Read as few files as possible, because this is called for each process of the host. Most processes are
+        // kernel threads, which belong to root and use no GPU, or processes of other users.
+        if self.uid != 0 {
+            match proc::try_owner(pid)? {
+                None => return Ok(Reading::Ended),
+                Some(owner) if owner != self.uid => return Ok(Reading::Other),
+                Some(_) => {}
+            }
+        }
+        let first = proc::try_reading(pid)?;
+        if first.is_kernel_thread {
+            return Ok(Reading::Other);
         }
         let attribution = |facts: &ProcessFacts<'_>| match facts.owner() == self.uid {
             _ if facts.has_ended() => Reading::Ended,
-            true => Reading::Found(self.table.attribute(facts, GpuUse::None)),
+            true => Reading::Found((self.table.attribute(facts, GpuUse::None), facts.executes_program())),
             false => Reading::Other,
         };
-        let found = match ProcessFacts::examine(&self.leases.handles.lease_names, pid, attribution)? {
+        let names = &self.leases.handles.lease_names;
+        let (found, executes_program) = match ProcessFacts::examine_since(names, pid, first, attribution)? {
             None | Some(Reading::Ended) => return Ok(Reading::Ended),
             Some(Reading::Other) => return Ok(Reading::Other),
             Some(Reading::Found(found)) => found,
@@ -174,7 +180,7 @@ impl<'a> BoundScan<'a> {
             return Ok(Reading::Found(selected));
         }
         // A process that is ending has no environment any more.
-        let has_ended = found == Attribution::NoLease && proc::try_image(pid)?.is_none() && proc::is_ending(pid);
+        let has_ended = found == Attribution::NoLease && !executes_program && proc::is_ending(pid);
         Ok(if has_ended { Reading::Ended } else { Reading::Other })
     }
 }

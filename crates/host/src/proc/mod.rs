@@ -60,8 +60,8 @@ pub use self::{
     process_id::ProcessId,
     read::{LIMIT, read},
     stat::{
-        Image, ancestors, child_resource_use, image, is_alive, is_alive_since, is_suspended, now, parent, start,
-        try_ancestors, try_image, try_is_kernel_thread, try_start,
+        Image, ProcessReading, ancestors, child_resource_use, image, is_alive, is_alive_since, is_suspended, now,
+        parent, start, try_ancestors, try_image, try_reading, try_start,
     },
     status::{Status, local_pid, owner, try_owner, try_uids, uids},
     threads::children,

@@ -86,12 +86,28 @@ pub fn try_start(pid: impl AnyPid) -> io::Result<Option<u64>> {
 /// Set in the flags of a kernel thread (`PF_KTHREAD`).
 const KERNEL_THREAD: u32 = 0x0020_0000;
 
-/// Returns whether a process is a kernel thread, which executes no program. Returns `false` if there is no such process.
+/// One reading of a process.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ProcessReading {
+    /// Start in clock ticks since boot; `None` if the process has ended, or does not exist.
+    pub start: Option<u64>,
+    /// The program that it executes, as in [`image`].
+    pub image: Option<Image>,
+    /// Whether it is a kernel thread, which executes no program.
+    pub is_kernel_thread: bool,
+}
+
+/// Reads start and program of a process at once. If there is no such process, everything is absent.
 ///
 /// # Errors
 /// The process cannot be read, for example because of too many open files.
-pub fn try_is_kernel_thread(pid: impl AnyPid) -> io::Result<bool> {
-    Ok(try_stat(pid)?.is_some_and(|stat| stat.flags & KERNEL_THREAD != 0))
+pub fn try_reading(pid: impl AnyPid) -> io::Result<ProcessReading> {
+    let Some(stat) = try_stat(pid)?.filter(is_living) else { return Ok(ProcessReading::default()) };
+    Ok(ProcessReading {
+        start: Some(stat.starttime),
+        image: Image::of(&stat),
+        is_kernel_thread: stat.flags & KERNEL_THREAD != 0,
+    })
 }
 
 /// The program that a process executes, identified by the start time of the process and the
@@ -113,11 +129,16 @@ pub fn image(pid: impl AnyPid) -> Option<Image> {
 /// # Errors
 /// The process cannot be read, for example because of too many open files.
 pub fn try_image(pid: impl AnyPid) -> io::Result<Option<Image>> {
-    Ok(try_stat(pid)?.filter(is_living).and_then(|stat| {
+    Ok(try_reading(pid)?.image)
+}
+
+impl Image {
+    /// Returns the image of a living process.
+    fn of(stat: &Stat) -> Option<Self> {
         let environment = (stat.env_start?, stat.env_end?);
         // Without permission, the kernel reports 0 for both addresses.
-        (environment.1 > environment.0).then_some(Image { start: stat.starttime, environment })
-    }))
+        (environment.1 > environment.0).then_some(Self { start: stat.starttime, environment })
+    }
 }
 
 /// Returns whether a process is stopped (SIGSTOP) or traced, and so executes nothing.
@@ -192,11 +213,12 @@ mod tests {
 
     #[test]
     fn kernel_thread_is_told_from_a_program() {
-        assert!(!try_is_kernel_thread(std::process::id()).unwrap());
-        assert!(!try_is_kernel_thread(i32::MAX).unwrap(), "there is no such process");
+        let own = try_reading(std::process::id()).unwrap();
+        assert!(!own.is_kernel_thread && own.start.is_some() && own.image.is_some(), "{own:?}");
+        assert_eq!(try_reading(i32::MAX).unwrap(), ProcessReading::default(), "there is no such process");
         // In a container, process 2 may be missing or an ordinary process.
         match super::super::name(2).as_str() {
-            "kthreadd" => assert!(try_is_kernel_thread(2).unwrap()),
+            "kthreadd" => assert!(try_reading(2).unwrap().is_kernel_thread),
             _ => eprintln!("SKIPPED: process 2 is not kthreadd"),
         }
     }

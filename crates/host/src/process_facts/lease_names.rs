@@ -71,8 +71,11 @@ impl LeaseNames {
         Self { remembered: Locked::default(), read: Locked::default(), is_of_another_agent }
     }
 
-    /// Does the same as [`Self::name`], but waits while the process executes a program.
-    pub(super) fn settled_name(&self, pid: u32) -> io::Result<EnvironmentName> {
+    /// Does the same as [`Self::name`], but waits while the process executes a program. `image` is its last known program.
+    pub(super) fn settled_name(&self, pid: u32, image: Option<Image>) -> io::Result<EnvironmentName> {
+        if let Some(known) = image.and_then(|image| self.known_name(pid, image)) {
+            return Ok(known);
+        }
         // The program of the process, and whether the process is executing another one.
         let program = || -> io::Result<_> {
             let image = proc::try_image(pid)?;
@@ -237,7 +240,7 @@ mod tests {
     #[test]
     fn name_of_a_client_of_another_gpushd_does_not_count() {
         let mut child = std::process::Command::new("sleep").arg("600").env(LEASE_VARIABLE, "L7").spawn().unwrap();
-        let name = |is_of_another| LeaseNames::new(move |_| Ok(is_of_another)).settled_name(child.id()).unwrap();
+        let name = |is_of_another| LeaseNames::new(move |_| Ok(is_of_another)).settled_name(child.id(), None).unwrap();
         assert_eq!((name(false), name(true)), (EnvironmentName::Lease(LeaseId(7)), EnvironmentName::None));
         child.kill().and_then(|()| child.wait()).unwrap();
     }

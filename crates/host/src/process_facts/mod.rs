@@ -1,9 +1,9 @@
 //! The facts about a process that decide to which lease it belongs ([`gpush_core::attribution`]).
 //!
 //! ```text
-//! start and uids ──► the decision reads cgroups and environment, if it needs them ──► start again
+//! start, program, uids ──► the decision reads cgroups and environment, if needed ──► start and program again
 //!       ▲                                                                               │ same: the answer
-//!       └───────────────── another process has the pid now ◄────────────────────────────┘
+//!       └────────── another process has the pid now, or it executes another program ◄───┘
 //! ```
 //!
 //! The uids and the cgroups are read once, so one decision never mixes two readings of them. The environment is read again
@@ -19,7 +19,7 @@ use gpush_core::attribution::{Cgroups, Fact, FactName, Facts, NamedLease, Unread
 pub use self::lease_names::{EnvironmentName, LeaseNames};
 use crate::{
     cgroup::{CgroupKind, Membership},
-    proc,
+    proc::{self, ProcessReading},
 };
 
 /// Maximum number of attempts if the pid gets a new process each time.
@@ -30,8 +30,8 @@ const ATTEMPTS: u32 = 8;
 pub struct ProcessFacts<'a> {
     names: &'a LeaseNames,
     pid: u32,
-    /// Start in clock ticks since boot; `None` if the process has ended, but its parent has not waited for it yet.
-    start: Option<u64>,
+    /// Its start is `None` if the process has ended, but its parent has not waited for it yet.
+    reading: ProcessReading,
     /// Real, effective, saved and file system uid.
     uids: [u32; 4],
     /// The text of `/proc/PID/cgroup`, empty if there is none.
@@ -40,21 +40,36 @@ pub struct ProcessFacts<'a> {
 }
 
 impl<'a> ProcessFacts<'a> {
-    /// Calls `decide` with the facts about the process that has this pid. If another process gets the pid meanwhile,
-    /// decides again. Returns `None` if there is no such process.
+    /// Calls `decide` with the facts about the process that has this pid. If another process gets the pid meanwhile, or
+    /// the process executes another program, decides again. Returns `None` if there is no such process.
     ///
     /// # Errors
     /// The start or the uids of the process cannot be read, for example because of too many open files. Or the pid
     /// changes its process at each attempt.
     pub fn examine<T>(names: &'a LeaseNames, pid: u32, decide: impl Fn(&Self) -> T) -> io::Result<Option<T>> {
+        Self::examine_since(names, pid, proc::try_reading(pid)?, decide)
+    }
+
+    /// Does the same as [`Self::examine`]. `first` is what the caller has just read from the process.
+    ///
+    /// # Errors
+    /// As [`Self::examine`].
+    pub fn examine_since<T>(
+        names: &'a LeaseNames,
+        pid: u32,
+        first: ProcessReading,
+        decide: impl Fn(&Self) -> T,
+    ) -> io::Result<Option<T>> {
+        let mut reading = first;
         for _ in 0..ATTEMPTS {
-            let start = proc::try_start(pid)?;
             let Some(uids) = proc::try_uids(pid)? else { return Ok(None) };
             let (cgroups, membership) = (OnceCell::new(), OnceCell::new());
-            let answer = decide(&Self { names, pid, start, uids, cgroups, membership });
-            if proc::try_start(pid)? == start {
+            let answer = decide(&Self { names, pid, reading, uids, cgroups, membership });
+            let now = proc::try_reading(pid)?;
+            if now == reading {
                 return Ok(Some(answer));
             }
+            reading = now;
         }
         Err(io::Error::other(format!("pid {pid} belongs to another process at each attempt")))
     }
@@ -71,7 +86,12 @@ impl<'a> ProcessFacts<'a> {
 
     /// Returns whether the process has ended, but its parent has not waited for it yet.
     pub fn has_ended(&self) -> bool {
-        self.start.is_none()
+        self.reading.start.is_none()
+    }
+
+    /// Returns whether the process executes a program. A process that is ending does not any more.
+    pub fn executes_program(&self) -> bool {
+        self.reading.image.is_some()
     }
 
     /// Returns the unit and the Slurm job of the process; `None` if its cgroup cannot be read, or it is in no cgroup.
@@ -138,22 +158,25 @@ impl Facts for ProcessFacts<'_> {
         if !self.has_one_user() {
             return Ok(NamedLease::None);
         }
-        let name = self.names.settled_name(self.pid).map_err(|error| unreadable(FactName::Environment, &error))?;
+        let name = self
+            .names
+            .settled_name(self.pid, self.reading.image)
+            .map_err(|error| unreadable(FactName::Environment, &error))?;
         Ok(match name {
             EnvironmentName::Lease(id) if accepts(id) => {
-                self.names.remember_own(self.pid, self.start, id);
+                self.names.remember_own(self.pid, self.reading.start, id);
                 NamedLease::Named(id)
             }
             EnvironmentName::Lease(_) | EnvironmentName::None => NamedLease::None,
             EnvironmentName::Unknown => {
-                let before = self.names.remembered_own(self.pid, self.start).filter(|id| accepts(*id));
+                let before = self.names.remembered_own(self.pid, self.reading.start).filter(|id| accepts(*id));
                 before.map_or(NamedLease::Overwritten, NamedLease::Named)
             }
         })
     }
 
     fn inherited_lease(&self, accepts: &dyn Fn(LeaseId) -> bool) -> Fact<Option<LeaseId>> {
-        let own = self.names.remembered(self.pid, self.start).filter(|id| self.has_one_user() && accepts(*id));
+        let own = self.names.remembered(self.pid, self.reading.start).filter(|id| self.has_one_user() && accepts(*id));
         let found = match own {
             Some(own) => Ok(Some(own)),
             None => {
@@ -163,7 +186,7 @@ impl Facts for ProcessFacts<'_> {
         };
         let found = found.map_err(|error| unreadable(FactName::Environment, &error))?;
         if let Some(id) = found {
-            self.names.remember_inherited(self.pid, self.start, id);
+            self.names.remember_inherited(self.pid, self.reading.start, id);
         }
         Ok(found)
     }
