@@ -30,7 +30,7 @@ use crate::{
     modes::mps,
     operations::scheduler::{
         self, HeldLeases, LeaseDemand, NotReserved, PlacementSnapshot, ReadHost, RetryHint, Unplaced, check_quotas,
-        explain, reserve, retry_hint,
+        explain, reserve, reserve_at_once, retry_hint,
     },
     requests::{
         caller::{Caller, Viewer},
@@ -151,11 +151,16 @@ pub(super) async fn request_with(
         let now = leases.handles.context.readings.host().await?;
         let gpus = if now.is_same(&seen) { gpus } else { now.gpus(Viewer::Log) };
         let (searching, read) = (leases.handles.scheduler.clone(), ReadHost { host: now.host, gpus, changes });
-        let search = move || {
-            let reserved = reserve(&searching, &read, &resolved.demand);
-            (reserved, resolved, read.gpus)
+        let (reserved, resolved, gpus) = match reserve_at_once(&searching, &read, &resolved.demand) {
+            Some(reserved) => (reserved, resolved, read.gpus),
+            None => {
+                let search = move || {
+                    let reserved = reserve(&searching, &read, &resolved.demand);
+                    (reserved, resolved, read.gpus)
+                };
+                leases.handles.scheduler.searches().run(caller, search).await?
+            }
         };
-        let (reserved, resolved, gpus) = leases.handles.scheduler.searches().run(caller, search).await?;
         let (not_placed, snapshot) = match reserved {
             Ok(reserved) => {
                 let has_key = key.is_some();

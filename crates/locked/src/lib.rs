@@ -1,6 +1,6 @@
 //! A mutex that stays usable after a panic.
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 /// A value behind a mutex. Unlike [`Mutex`], it can still be locked after a thread has panicked while it held the lock.
 ///
@@ -20,6 +20,15 @@ impl<T> Locked<T> {
     pub fn lock(&self) -> MutexGuard<'_, T> {
         self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
+
+    /// Takes the lock; `None` if another thread holds it.
+    pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
+        match self.0.try_lock() {
+            Ok(held) => Some(held),
+            Err(TryLockError::Poisoned(held)) => Some(held.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -36,5 +45,15 @@ mod tests {
         });
         assert!(panicked.is_err());
         assert_eq!(*value.lock(), 2);
+        assert_eq!(value.try_lock().as_deref(), Some(&2));
+    }
+
+    #[test]
+    fn lock_that_is_held_is_not_taken_again() {
+        let value = Locked::new(());
+        let held = value.lock();
+        assert!(value.try_lock().is_none());
+        drop(held);
+        assert!(value.try_lock().is_some());
     }
 }

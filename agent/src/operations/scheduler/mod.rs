@@ -74,7 +74,7 @@ pub(crate) use self::{
     offers::{host as offered_host, slurm_gpus},
     placement_snapshot::PlacementSnapshot,
     places::{LeasePlace, OperationPlace},
-    reserve::{NotReserved, ReadHost, reserve},
+    reserve::{NotReserved, ReadHost, reserve, reserve_at_once},
     run::resolve_all,
 };
 use self::{entries::Entries, searches::Searches};

@@ -13,9 +13,9 @@
 //! request is placed again. A request is placed again at most as often as other requests get
 //! capacity, or operations claim one of its GPUs.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
-use gpush_api::{ApiError, Gpu, GpuIndex, GpuUuid, LeaseId};
+use gpush_api::{ApiError, Gpu, GpuIndex, GpuUuid, LeaseId, LeaseKind};
 use gpush_core::lease::{
     placement::{Assignment, Host, NoAssignment, smaller},
     quota::{Allowance, Denial, Size},
@@ -84,41 +84,84 @@ pub(super) struct Placed<'a> {
 /// Number of attempts to place requests after which gpushd lets no other grant come first.
 pub(super) const MOST_OVERTAKEN: u32 = 8;
 
+/// The result of one attempt to place a request.
+enum Attempt {
+    Ended(Result<Reserved, NotReserved>),
+    /// An operation has claimed a GPU of the assignment. It now counts as closed.
+    Claimed,
+    /// Another grant came first.
+    Overtaken,
+}
+
 /// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment. Searches, so call
 /// this function on a blocking thread.
 pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDemand) -> Result<Reserved, NotReserved> {
     let mut overtaken = 0;
     loop {
         let turn = (overtaken >= MOST_OVERTAKEN).then(|| scheduler.turn.lock());
-        let now = scheduler.handles.context.state.now();
-        let held = &HeldLeases::of(scheduler.handles.context.users.accounts(), &now.leases);
-        within_quota(held, demand)
-            .map_err(|denial| NotReserved::Refused(denied(&denial, &demand.new, &demand.wanted, None)))?;
-        let snapshot = scheduler.snapshot_with(&read.host, &read.gpus, &now, held);
-        let placed = snapshot.place(&demand.wanted);
-        // While gpushd stops, the waiting requests leave the queue. A new request must not get their capacity.
-        if scheduler.handles.context.stopping.is_cancelled() {
-            return Err(NotReserved::Refused(ApiError::stopping("gpushd is stopping")));
+        match attempt(scheduler, read, demand, || Some(turn.unwrap_or_else(|| scheduler.turn.lock()))) {
+            Attempt::Ended(result) => return result,
+            Attempt::Claimed => {}
+            Attempt::Overtaken => overtaken += 1,
         }
-        let assignment = placed.map_err(|why| NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })?;
-        let host = &snapshot.schedule().host;
-        let placed = Placed { read, host, now: &now, held, assignment: &assignment };
-        let _turn = turn.unwrap_or_else(|| scheduler.turn.lock());
-        match reserve_assignment(scheduler, placed, demand, None) {
-            Ok(reserved) => return Ok(reserved),
-            Err(NotTaken::Refused(error)) => return Err(NotReserved::Refused(error)),
-            Err(NotTaken::Denied(denial, size)) => {
-                let of_requester = held.of_requester(demand);
-                let allowance = Allowance { effective: &demand.quota, held: &of_requester };
-                let smaller = smaller(host, &read.gpus, &demand.wanted, size, allowance);
-                let error = denied(&denial, &demand.new, &demand.wanted, smaller.as_deref());
-                return Err(NotReserved::Refused(error));
-            }
-            Err(NotTaken::Outdated) => return Err(NotReserved::Outdated),
-            // Place the request again. A claimed GPU now counts as closed.
-            Err(NotTaken::Claimed) => {}
-            Err(NotTaken::Overtaken) => overtaken += 1,
+    }
+}
+
+/// Does the same as [`reserve`] if this takes only microseconds, so that it needs no blocking thread. Returns `None` if it
+/// may take longer: the request is for MIG devices, other requests wait, or another grant comes first.
+pub(crate) fn reserve_at_once(
+    scheduler: &Scheduler,
+    read: &ReadHost,
+    demand: &LeaseDemand,
+) -> Option<Result<Reserved, NotReserved>> {
+    if demand.wanted.share.kind() == LeaseKind::Mig || scheduler.with_queue(|queue| queue.entries().next().is_some()) {
+        return None;
+    }
+    match attempt(scheduler, read, demand, || scheduler.turn.try_lock()) {
+        Attempt::Ended(result) => Some(result),
+        Attempt::Claimed | Attempt::Overtaken => None,
+    }
+}
+
+/// Places a request once, and reserves the assignment. `turn` returns the lock for the reservation; `None` if another
+/// grant has it.
+fn attempt<'s>(
+    scheduler: &'s Scheduler,
+    read: &ReadHost,
+    demand: &LeaseDemand,
+    turn: impl FnOnce() -> Option<MutexGuard<'s, ()>>,
+) -> Attempt {
+    let refused = |error| Attempt::Ended(Err(NotReserved::Refused(error)));
+    let now = scheduler.handles.context.state.now();
+    let held = &HeldLeases::of(scheduler.handles.context.users.accounts(), &now.leases);
+    if let Err(denial) = within_quota(held, demand) {
+        return refused(denied(&denial, &demand.new, &demand.wanted, None));
+    }
+    let snapshot = scheduler.snapshot_with(&read.host, &read.gpus, &now, held);
+    let placed = snapshot.place(&demand.wanted);
+    // While gpushd stops, the waiting requests leave the queue. A new request must not get their capacity.
+    if scheduler.handles.context.stopping.is_cancelled() {
+        return refused(ApiError::stopping("gpushd is stopping"));
+    }
+    let assignment = match placed {
+        Ok(assignment) => assignment,
+        Err(why) => return Attempt::Ended(Err(NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })),
+    };
+    let host = &snapshot.schedule().host;
+    let placed = Placed { read, host, now: &now, held, assignment: &assignment };
+    let Some(_turn) = turn() else { return Attempt::Overtaken };
+    match reserve_assignment(scheduler, placed, demand, None) {
+        Ok(reserved) => Attempt::Ended(Ok(reserved)),
+        Err(NotTaken::Refused(error)) => refused(error),
+        Err(NotTaken::Denied(denial, size)) => {
+            let of_requester = held.of_requester(demand);
+            let allowance = Allowance { effective: &demand.quota, held: &of_requester };
+            let smaller = smaller(host, &read.gpus, &demand.wanted, size, allowance);
+            refused(denied(&denial, &demand.new, &demand.wanted, smaller.as_deref()))
         }
+        Err(NotTaken::Outdated) => Attempt::Ended(Err(NotReserved::Outdated)),
+        Err(NotTaken::Claimed) => Attempt::Claimed,
+        Err(NotTaken::Overtaken) => Attempt::Overtaken,
     }
 }
 
