@@ -35,7 +35,7 @@ static int accept_option(int val, const char *spec, int remote);
 
 static struct spank_option option = {
 	"gpush", "SPEC",
-	"Share of the job's GPU, such as mps=25,mem=8G (see gpushctl run --help)",
+	"Share of the job's GPU, such as mps=25,memory=8G (see gpushctl run --help)",
 	1, 0, accept_option
 };
 

@@ -122,7 +122,7 @@ printed on stderr.
 
 Examples:
   eval \"$(gpushctl lease env L17)\"
-  eval \"$(gpushctl lease env --mps 25 --mem 8G)\"   until you log out
+  eval \"$(gpushctl lease env --mps 25 --memory 8G)\"   until you log out
   docker run --rm $(gpushctl lease env L17 -o docker) IMAGE")]
     Env {
         /// Lease, such as L17 [default: a new one]

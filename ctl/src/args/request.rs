@@ -13,7 +13,7 @@ pub(crate) struct RequestFlags {
     mig: Option<String>,
     /// MIG: minimum memory of the device. With --mps: maximum memory of each process
     #[arg(long, value_name = "MEMORY", allow_negative_numbers = true)]
-    mem: Option<String>,
+    memory: Option<String>,
     /// MIG: minimum number of compute slices of the device
     #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
     slices: Option<String>,
@@ -29,8 +29,8 @@ pub(crate) struct RequestFlags {
     /// A whole GPU
     #[arg(long)]
     whole: bool,
-    /// The request as text, as in Slurm: mps=25,mem=8G
-    #[arg(long, value_name = "SPEC", conflicts_with_all = ["mig", "mem", "slices", "mps", "priority", "timeslice", "whole"])]
+    /// The request as text, as in Slurm: mps=25,memory=8G
+    #[arg(long, value_name = "SPEC", conflicts_with_all = ["mig", "memory", "slices", "mps", "priority", "timeslice", "whole"])]
     request: Option<String>,
     /// GPUs that may be used: index, range 0-3, (start of) UUID, PCI address, model; repeatable
     #[arg(long = "gpu", short = 'g', short_alias = 'i', value_name = "GPU", value_delimiter = ',')]
@@ -77,7 +77,7 @@ impl RequestFlags {
     fn terms(&self) -> Vec<Term<'_>> {
         let valued = [
             (Key::Mig, &self.mig),
-            (Key::Mem, &self.mem),
+            (Key::Memory, &self.memory),
             (Key::Slices, &self.slices),
             (Key::Priority, &self.priority),
             (Key::Count, &self.count),
@@ -119,7 +119,7 @@ mod tests {
             request(&["--whole", "--count", "2", "-g", "0-3,5", "-i", "7", "--for", "2h", "--wait=5m"]).unwrap();
         assert_eq!((&whole.share, whole.count, whole.duration_s), (&LeaseShare::Whole {}, 2, Some(7200)));
         assert_eq!((whole.gpus, whole.wait), (vec!["0-3".into(), "5".into(), "7".into()], LeaseWait::Seconds(300)));
-        let mps = request(&["--mps", "--mem", "4G", "--wait", "--", "true"]).unwrap();
+        let mps = request(&["--mps", "--memory", "4G", "--wait", "--", "true"]).unwrap();
         assert_eq!((mps.share.kind().unwrap().name(), mps.wait), ("mps", LeaseWait::Unlimited));
         assert_eq!(request(&["--mps", "25"]).unwrap().share, request(&["--request", "mps=25"]).unwrap().share);
         assert_eq!(request(&["--request", "mig=1g.10gb", "--count", "2"]).unwrap().count, 2);
@@ -133,7 +133,7 @@ mod tests {
             (&["--mps", "101"][..], "`--mps`: `101` is not valid"),
             (&["--mps", "-5"], "`--mps`: `-5` is not valid"),
             (&["--mig", "big"], "`--mig`: `big` is not valid"),
-            (&["--mig", "1g.10gb", "--mem", "10G"], "`--mem` does not apply to `--mig`"),
+            (&["--mig", "1g.10gb", "--memory", "10G"], "`--memory` does not apply to `--mig`"),
             (&["--whole", "--timeslice"], "exclude each other"),
             (&["--count", "0"], "the count 0 is not possible"),
             (&["--request", "mps=25", "--count", "2"], "a lease of kind mps has only one share, so it takes no count"),

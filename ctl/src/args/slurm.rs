@@ -105,7 +105,7 @@ Prints nothing if the request is valid. Whether it can be granted depends on
 the node of the job.
 
 Examples:
-  gpushctl slurm check-spec mps=25,mem=8G"
+  gpushctl slurm check-spec mps=25,memory=8G"
     )]
     CheckSpec {
         /// Request, as in --gpush=SPEC

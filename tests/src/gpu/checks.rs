@@ -90,7 +90,7 @@ async fn throughput(service: &mut Service, seconds: f64) -> Result<Found, String
 async fn memory_limit(service: &mut Service) -> Result<Found, String> {
     service.idle().await?;
     let limit = format!("{LIMIT_MIB}M");
-    let limited = ["--mps", "--mem", limit.as_str()];
+    let limited = ["--mps", "--memory", limit.as_str()];
     let allocating = |mib| Work { allocate: mib, ..Work::NONE };
     service.run(&limited, allocating(BELOW_MIB))?.ended().await.map_err(|why| format!("{BELOW_MIB} MiB: {why}"))?;
     // If even this allocation fails, the GPU may be too small for the check.

@@ -134,7 +134,7 @@ fn run_without_free_capacity_fails_or_waits_in_the_queue() {
 #[test]
 fn lease_is_entered_shown_renewed_and_ended() {
     let (_host, agent) = started();
-    let id = request(&agent, &["--mem", "30G", "--for", "1h"]);
+    let id = request(&agent, &["--memory", "30G", "--for", "1h"]);
     let first = lease(&agent, &id);
     assert_eq!(first.state, LeaseState::Active);
     let entered = done(&agent, &["run", "--lease", &id, "--", "/bin/sh", "-c", "echo $CUDA_VISIBLE_DEVICES"]);
@@ -265,7 +265,7 @@ fn refused_request_names_alternatives_and_quiet_no_warnings() {
     let (_host, agent) = started();
     for (words, code, part) in [
         (&["--mig", "2g.30gb"][..], 2, "2g.20gb"),
-        (&["--mem", "500G"], 2, ""),
+        (&["--memory", "500G"], 2, ""),
         (&["--whole", "--count", "9"], 2, ""),
         (&["--mps", "25"], 7, ""),
         (&["--mig", "1g.10gb", "-g", "9"], 2, "9"),

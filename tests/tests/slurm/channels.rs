@@ -26,7 +26,7 @@ fn share_of_an_mps_gpu_comes_from_the_comment_or_from_gres_mps() {
 
 fn comment_requests_a_share(site: &Site) {
     let gres = "--gres=gpu:1";
-    let ended = completed(site.cluster.run_job(ALICE, &[gres, "--comment=gpush:mps=25,mem=2G"], ENV));
+    let ended = completed(site.cluster.run_job(ALICE, &[gres, "--comment=gpush:mps=25,memory=2G"], ENV));
     assert_eq!(ended.variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), Some("25"), "{}", ended.output);
     assert!(ended.variable("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT").is_some_and(|limit| limit.contains("2048M")));
     assert!(ended.variable("CUDA_MPS_PIPE_DIRECTORY").is_some_and(|pipe| pipe.starts_with('/')), "{}", ended.output);

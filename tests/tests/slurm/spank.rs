@@ -47,7 +47,7 @@ fn spank_option_is_checked_at_submit_and_overrides_comment() {
     std::fs::set_permissions(scratch.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("a mode");
     let Some(site) = Site::start(HOST, MPS, |setup, _, _| with_plugin(setup, &built)) else { return };
     reaches(&site.agent, "0", MpsState::Ready);
-    let arguments = ["--gres=gpu:1", "--gpush=mps=25,mem=2G", "--comment=gpush:mps=75"];
+    let arguments = ["--gres=gpu:1", "--gpush=mps=25,memory=2G", "--comment=gpush:mps=75"];
     let ended = site.cluster.run_job(ALICE, &arguments, "env");
     assert_eq!(ended.state, "COMPLETED", "{}", ended.output);
     assert_eq!(ended.variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), Some("25"), "{}", ended.output);

@@ -134,7 +134,7 @@ fn short(tour: &Tour, session: &mut Session) -> Result<bool> {
     types(
         session,
         &mut wrong,
-        &format!("gpushctl run -g {gpu} --mps 25 --mem 4G -- gpush-sim mps-client --compute --seconds 0.2"),
+        &format!("gpushctl run -g {gpu} --mps 25 --memory 4G -- gpush-sim mps-client --compute --seconds 0.2"),
         0,
     )?;
     end(&wrong, "`cargo xtask demo --full` shows more, `--shell` leaves you on such a host.")
@@ -208,7 +208,7 @@ fn share(tour: &Tour, session: &mut Session, wrong: &mut Vec<String>) -> Result<
     types(
         session,
         wrong,
-        &format!("gpushctl run -g {gpu} --mps 25 --mem 4G -- gpush-sim mps-client --compute --seconds 0.2"),
+        &format!("gpushctl run -g {gpu} --mps 25 --memory 4G -- gpush-sim mps-client --compute --seconds 0.2"),
         0,
     )?;
     say("Leases are counted: two for the next hour, and one that is more than is left, which ends with status 4.");

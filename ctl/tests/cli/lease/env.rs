@@ -8,11 +8,11 @@ fn request_flags_reach_the_agent() {
     let agent = agent(&host);
     for (words, expected) in [
         (
-            &["--mps", "25", "--mem", "8G", "--for", "2h"][..],
+            &["--mps", "25", "--memory", "8G", "--for", "2h"][..],
             r#"{"kind":"mps","percentage":25,"memory_limit_mib":8192}"#,
         ),
         (&["--mig", "1g.10gb", "--count", "2", "--for", "2h"], r#"{"kind":"mig_profile","profile":"1g.10gb"}"#),
-        (&["--request", "mem=10G,slices=2", "--for", "2h"], r#"{"kind":"mig_size","memory_mib":10240,"slices":2}"#),
+        (&["--request", "memory=10G,slices=2", "--for", "2h"], r#"{"kind":"mig_size","memory_mib":10240,"slices":2}"#),
         (&["--for", "2h"], r#"{"kind":"default"}"#),
     ] {
         let status = host.command(&[&["lease", "request"], words].concat()).output().unwrap().status;

@@ -85,7 +85,7 @@ async fn share_of_an_mps_gpu_needs_a_request_and_a_daemon() {
     // Prolog cannot distinguish a shard from a whole GPU.
     let unclear = host.refuses(&job(1)).await;
     assert!(unclear.contains("requests no share") && unclear.contains("gpush:mps=25"), "{unclear}");
-    let granted = host.starts(&job(2).requests("mps=20,mem=2G")).await;
+    let granted = host.starts(&job(2).requests("mps=20,memory=2G")).await;
     let MemberShare::Mps { percentage, .. } = &granted.lease.members[0].share else { panic!("{granted:?}") };
     assert_eq!((granted.lease.kind, percentage.to_string().as_str()), (LeaseKind::Mps, "20"));
     // A daemon serves one user at a time.

@@ -338,7 +338,7 @@ impl Denial {
 /// Returns flags that request a lease of this kind.
 fn flag(kind: LeaseKind) -> &'static str {
     match kind {
-        LeaseKind::Mig => "--mem 10G",
+        LeaseKind::Mig => "--memory 10G",
         LeaseKind::Mps => "--mps 25",
         LeaseKind::Timeslice => "--timeslice",
         LeaseKind::Whole => "--whole",

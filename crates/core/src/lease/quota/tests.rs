@@ -128,7 +128,7 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     let kinds = Some(BTreeSet::from([LeaseKind::Mig, LeaseKind::Mps]));
     let denial = check_request(&of(Limits { kinds, ..Limits::default() }), &[], LeaseKind::Whole, None).unwrap_err();
     assert_eq!(denial.to_string(), "group students may not hold leases of kind whole");
-    assert_eq!(denial.hint(None), "request an allowed kind, such as `--mem 10G` or `--mps 25`");
+    assert_eq!(denial.hint(None), "request an allowed kind, such as `--memory 10G` or `--mps 25`");
     assert_eq!(denial.hint_for_job(), "request mig or mps", "waiting does not help");
 
     // Fault: the hint was to request less, although the user may hold no lease.

@@ -46,9 +46,9 @@ mod tests {
     fn default_has_a_share_and_perhaps_a_duration() {
         for (text, normal, duration_s) in [
             ("mig=1g.10gb,for=4h", "mig=1g.10gb,for=4h", Some(14_400)),
-            ("for=90m, mps=25, mem=8G", "mps=25,mem=8G,for=1h30m", Some(5400)),
+            ("for=90m, mps=25, memory=8G", "mps=25,memory=8G,for=1h30m", Some(5400)),
             ("whole", "whole", None),
-            ("mem=10G", "mem=10G", None),
+            ("memory=10G", "memory=10G", None),
         ] {
             let default = parse_default(text).unwrap();
             assert_eq!((default.text().as_str(), default.duration_s), (normal, duration_s));

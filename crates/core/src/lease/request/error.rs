@@ -195,7 +195,7 @@ impl RequestError {
         match self {
             Self::SeveralInComment => "write only one word that begins with `gpush:` in the comment".to_owned(),
             Self::TooLong { .. } | Self::BadCharacter { .. } | Self::EmptyTerm => {
-                "write a request such as mps=25,mem=8G".to_owned()
+                "write a request such as mps=25,memory=8G".to_owned()
             }
             Self::UnknownKey { nearest: Some(nearest), .. } => format!("did you mean `{nearest}`?"),
             Self::UnknownKey { nearest: None, .. } => format!("the keys are {}", keys()),
@@ -226,7 +226,7 @@ impl RequestError {
             Self::NoDefault { offered } if offered.is_empty() => "list the GPUs with `gpushctl status`".to_owned(),
             Self::NoDefault { offered } => {
                 let flag = |kind: &LeaseKind| match kind {
-                    LeaseKind::Mig => "--mem 10G",
+                    LeaseKind::Mig => "--memory 10G",
                     LeaseKind::Mps => "--mps 25",
                     LeaseKind::Timeslice => "--timeslice",
                     LeaseKind::Whole => "--whole",

@@ -8,7 +8,7 @@ pub enum Key {
     /// MIG profile.
     Mig,
     /// Memory.
-    Mem,
+    Memory,
     /// Compute slices.
     Slices,
     /// Active thread percentage.
@@ -54,7 +54,7 @@ impl Key {
         Self::Mps,
         Self::Timeslice,
         Self::Whole,
-        Self::Mem,
+        Self::Memory,
         Self::Slices,
         Self::Priority,
         Self::Gpu,
@@ -68,7 +68,7 @@ impl Key {
     pub fn name(self) -> &'static str {
         match self {
             Self::Mig => "mig",
-            Self::Mem => "mem",
+            Self::Memory => "memory",
             Self::Slices => "slices",
             Self::Mps => "mps",
             Self::Priority => "priority",
@@ -97,7 +97,7 @@ impl Key {
         match self {
             Self::Timeslice | Self::Whole => Arity::None,
             Self::Mps | Self::Wait => Arity::Optional,
-            Self::Mig | Self::Mem | Self::Slices | Self::Priority | Self::Gpu | Self::Count | Self::For => {
+            Self::Mig | Self::Memory | Self::Slices | Self::Priority | Self::Gpu | Self::Count | Self::For => {
                 Arity::Required
             }
         }
@@ -107,7 +107,7 @@ impl Key {
     pub(super) fn example(self) -> &'static str {
         match self {
             Self::Mig => "1g.10gb",
-            Self::Mem => "10G",
+            Self::Memory => "10G",
             Self::Slices => "2",
             Self::Mps => "25",
             Self::Priority => "below-normal",

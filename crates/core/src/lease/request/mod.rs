@@ -7,7 +7,7 @@
 //! | key | flag | value | meaning |
 //! |---|---|---|---|
 //! | `mig` | `--mig` | `1g.10gb` | a MIG device of this profile |
-//! | `mem` | `--mem` | `10G`, `512M` | MIG: at least this memory; with `mps`: at most this memory |
+//! | `memory` | `--memory` | `10G`, `512M` | MIG: at least this memory; with `mps`: at most this memory |
 //! | `slices` | `--slices` | `2` | MIG: at least this many compute slices |
 //! | `mps` | `--mps` | `25`, or none | a part of an MPS target: this percentage, or the rule's |
 //! | `priority` | `--priority` | `below-normal` | with `mps`: priority of kernels |
@@ -46,7 +46,7 @@ pub use error::RequestError;
 pub use key::{Key, Spelling};
 pub use normal::normalized;
 pub use slurm::from_comment;
-pub use text::spec;
+pub use text::{flags, spec};
 
 /// Maximum length of a request's text in bytes.
 pub const LONGEST_SPEC: usize = 1024;
@@ -60,7 +60,7 @@ pub struct Term<'a> {
     pub value: Option<&'a str>,
 }
 
-/// Parses a Slurm request, such as `mps=25,mem=8G`.
+/// Parses a Slurm request, such as `mps=25,memory=8G`.
 ///
 /// # Errors
 /// The first wrong term. The error shows the correct notation.
@@ -129,7 +129,7 @@ pub fn build(terms: &[Term<'_>], spelling: Spelling) -> Result<LeaseRequest, Req
             Key::For => request.duration_s = Some(seconds(value).map_err(bad)?),
             Key::Wait if value.is_none() => request.wait = LeaseWait::Unlimited,
             Key::Wait => request.wait = LeaseWait::Seconds(seconds(value).map_err(bad)?),
-            Key::Mig | Key::Mem | Key::Slices | Key::Mps | Key::Priority | Key::Timeslice | Key::Whole => {
+            Key::Mig | Key::Memory | Key::Slices | Key::Mps | Key::Priority | Key::Timeslice | Key::Whole => {
                 share.add(key, value).map_err(bad)?;
             }
         }

@@ -34,7 +34,7 @@ impl ShareTerms {
                 self.kinds.push(key);
             }
             Key::Timeslice | Key::Whole => self.kinds.push(key),
-            Key::Mem => self.memory = Some(mebibytes(value)?),
+            Key::Memory => self.memory = Some(mebibytes(value)?),
             Key::Slices => {
                 let slices = number(value)?;
                 self.slices = Some(u8::try_from(slices).map_err(|_| "no GPU has that many slices".to_owned())?);
@@ -57,7 +57,7 @@ impl ShareTerms {
         let refuse = |given: bool, key: Key| if given { Err(unfit(key)) } else { Ok(()) };
         match kind {
             Some(Key::Mig) => {
-                refuse(self.memory.is_some(), Key::Mem)?;
+                refuse(self.memory.is_some(), Key::Memory)?;
                 refuse(self.slices.is_some(), Key::Slices)?;
                 refuse(self.priority.is_some(), Key::Priority)?;
                 Ok(LeaseShare::MigProfile { profile: self.profile.unwrap_or_default() })
@@ -68,7 +68,7 @@ impl ShareTerms {
                 Ok(LeaseShare::Mps { percentage, memory_limit_mib, priority })
             }
             Some(kind @ (Key::Timeslice | Key::Whole)) => {
-                refuse(self.memory.is_some(), Key::Mem)?;
+                refuse(self.memory.is_some(), Key::Memory)?;
                 refuse(self.slices.is_some(), Key::Slices)?;
                 refuse(self.priority.is_some(), Key::Priority)?;
                 Ok(if kind == Key::Whole { LeaseShare::Whole {} } else { LeaseShare::Timeslice {} })

@@ -3,7 +3,7 @@
 //! The user chooses the comment, so it can contain any text. Only these texts are requests; all
 //! other text is ignored:
 //!
-//! - a word that begins with `gpush:`, such as `gpush:mps=25,mem=8G`;
+//! - a word that begins with `gpush:`, such as `gpush:mps=25,memory=8G`;
 //! - the whole comment `mps` or `mps-per-gpu`, which sites already use: MPS with the rule's
 //!   settings. gpush has one daemon for each target, so `mps` and `mps-per-gpu` have the same
 //!   meaning.

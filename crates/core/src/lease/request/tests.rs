@@ -19,13 +19,13 @@ fn spec_terms_become_typed_shares() {
         memory_limit_mib: mib.and_then(MemoryLimit::of_mib),
         priority,
     };
-    assert_eq!(share("mps=25,mem=8G"), mps("25", Some(8192), None));
-    assert_eq!(share("mem=8G , mps = 12.5%"), mps("12.5", Some(8192), None));
+    assert_eq!(share("mps=25,memory=8G"), mps("25", Some(8192), None));
+    assert_eq!(share("memory=8G , mps = 12.5%"), mps("12.5", Some(8192), None));
     assert_eq!(share("mps"), mps("", None, None));
     assert_eq!(share("priority=below-normal,mps"), mps("", None, Some(Priority::BelowNormal)));
     assert_eq!(share("mig=1g.10gb"), LeaseShare::MigProfile { profile: "1g.10gb".to_owned() });
     assert_eq!(share("mig=1G.10GB+ME"), LeaseShare::MigProfile { profile: "1g.10gb+me".to_owned() });
-    assert_eq!(share("mem=10G"), LeaseShare::MigSize { memory_mib: Some(10240), slices: None });
+    assert_eq!(share("memory=10G"), LeaseShare::MigSize { memory_mib: Some(10240), slices: None });
     assert_eq!(share("slices=2"), LeaseShare::MigSize { memory_mib: None, slices: Some(2) });
     assert_eq!((share("timeslice"), share("whole")), (LeaseShare::Timeslice {}, LeaseShare::Whole {}));
 }
@@ -51,10 +51,10 @@ fn flags_take_gpus_count_and_times() {
 #[test]
 fn wrong_spec_names_the_term_and_an_example() {
     let cases = [
-        ("", "the request has an empty entry", "write a request such as mps=25,mem=8G"),
-        ("mps=25,", "the request has an empty entry", "write a request such as mps=25,mem=8G"),
+        ("", "the request has an empty entry", "write a request such as mps=25,memory=8G"),
+        ("mps=25,", "the request has an empty entry", "write a request such as mps=25,memory=8G"),
         ("msp=25", "`msp` is not a key of a request", "did you mean `mps`?"),
-        ("foo", "`foo` is not a key of a request", "the keys are mig, mps, timeslice, whole, mem, slices, priority"),
+        ("foo", "`foo` is not a key of a request", "the keys are mig, mps, timeslice, whole, memory, slices, priority"),
         ("MPS=25", "`MPS` is not a key of a request", "did you mean `mps`?"),
         (
             "mps=0",
@@ -77,9 +77,9 @@ fn wrong_spec_names_the_term_and_an_example() {
         ("mps=25,mps=25", "`mps` is given twice", "give `mps` once"),
         ("mps=25,whole", "`mps` and `whole` exclude each other", "give `mps` or `whole`"),
         ("mps=25,slices=2", "`slices` does not apply to `mps`", "leave out `slices`"),
-        ("mig=1g.10gb,mem=8G", "`mem` does not apply to `mig`", "leave out `mem`"),
+        ("mig=1g.10gb,memory=8G", "`memory` does not apply to `mig`", "leave out `memory`"),
         ("priority=normal", "`priority` needs `mps`", "leave out `priority`"),
-        ("mem=8", "`mem`: `8` is not valid: add the unit: 8G or 8192M", "write for example `mem=10G`"),
+        ("memory=8", "`memory`: `8` is not valid: add the unit: 8G or 8192M", "write for example `memory=10G`"),
         (
             "slices=0",
             "the number of compute slices must be 1 or more",
@@ -134,7 +134,7 @@ fn wrong_flag_is_named_as_it_is_typed() {
 
 #[test]
 fn hostile_spec_is_refused_with_a_short_plain_message() {
-    let long = format!("mps=25,mem={}", "9".repeat(20_000));
+    let long = format!("mps=25,memory={}", "9".repeat(20_000));
     let many = "mps=25,".repeat(3000);
     for text in [
         long.as_str(),
@@ -149,7 +149,7 @@ fn hostile_spec_is_refused_with_a_short_plain_message() {
         "mig=../../etc",
         "mig=1g.10gb --gpu 3",
         "mps=２５",
-        "mem=8Ｇ",
+        "memory=8Ｇ",
         "\u{1b}[31mmps",
         "mps=25,\u{0}",
         "=",
@@ -176,8 +176,8 @@ fn job_comment_without_a_request_is_ignored() {
     for text in ["mps", " mps-per-gpu\n"] {
         assert_eq!(from_comment(text).unwrap().unwrap().share.kind(), Some(LeaseKind::Mps), "{text}");
     }
-    let found = from_comment("epoch 3\ngpush:mps=25,mem=8G $(rm -rf /)").unwrap().unwrap();
-    assert_eq!(spec(&found), "mps=25,mem=8G");
+    let found = from_comment("epoch 3\ngpush:mps=25,memory=8G $(rm -rf /)").unwrap().unwrap();
+    assert_eq!(spec(&found), "mps=25,memory=8G");
     assert_eq!(from_comment("gpush:mps gpush:whole"), Err(RequestError::SeveralInComment));
     assert!(from_comment("gpush:").is_err() && from_comment("gpush:mpss=3").is_err());
 }
@@ -189,7 +189,7 @@ fn request_without_share_takes_the_only_kind_offered() {
     }
     let error = default_share(&[LeaseKind::Whole, LeaseKind::Mig]).unwrap_err();
     assert_eq!(error.to_string(), "the request must name a kind of lease: the GPUs offer mig, whole");
-    assert_eq!(error.hint(), "add --mem 10G or --whole");
+    assert_eq!(error.hint(), "add --memory 10G or --whole");
     assert!(default_share(&[]).is_err());
 }
 
@@ -263,7 +263,7 @@ proptest! {
     /// An accepted request contains no free text of the user: each value is typed, or has the form
     /// of a name.
     #[test]
-    fn parsed_requests_always_pass_the_check(text in "(mps|mig|mem|slices|priority|whole|[a-z]{1,4}|.{0,5})(=.{0,12})?(,(mem|mps)=.{0,8})?") {
+    fn parsed_requests_always_pass_the_check(text in "(mps|mig|memory|slices|priority|whole|[a-z]{1,4}|.{0,5})(=.{0,12})?(,(memory|mps)=.{0,8})?") {
         if let Ok(request) = parse(&text) {
             prop_assert!(check(&request).is_ok());
             let plain = |c: char| c.is_ascii_alphanumeric() || ".,=+-%".contains(c);

@@ -13,12 +13,12 @@ pub fn spec(request: &LeaseRequest) -> String {
         LeaseShare::Default {} => {}
         LeaseShare::MigProfile { profile } => terms.push((Key::Mig, Some(profile.clone()))),
         LeaseShare::MigSize { memory_mib, slices } => {
-            terms.extend(memory_mib.map(|mib| (Key::Mem, Some(memory(mib)))));
+            terms.extend(memory_mib.map(|mib| (Key::Memory, Some(memory(mib)))));
             terms.extend(slices.map(|slices| (Key::Slices, Some(slices.to_string()))));
         }
         LeaseShare::Mps { percentage, memory_limit_mib, priority } => {
             terms.push((Key::Mps, percentage.map(|percentage| percentage.to_string())));
-            terms.extend(memory_limit_mib.map(|limit| (Key::Mem, Some(memory(limit.mib())))));
+            terms.extend(memory_limit_mib.map(|limit| (Key::Memory, Some(memory(limit.mib())))));
             terms.extend(priority.map(|priority| (Key::Priority, Some(priority.to_string()))));
         }
         LeaseShare::Timeslice {} => terms.push((Key::Timeslice, None)),
@@ -39,6 +39,16 @@ pub fn spec(request: &LeaseRequest) -> String {
         None => key.name().to_owned(),
     };
     terms.into_iter().map(term).collect::<Vec<_>>().join(",")
+}
+
+/// Writes a request of the grammar as flags of `gpushctl run`: `mps=25,memory=8G` as `--mps 25 --memory 8G`.
+#[must_use]
+pub fn flags(spec: &str) -> String {
+    let flag = |term: &str| match term.split_once('=') {
+        Some((key, value)) => format!("--{key} {value}"),
+        None => format!("--{term}"),
+    };
+    spec.split(',').map(flag).collect::<Vec<_>>().join(" ")
 }
 
 fn duration(seconds: u64) -> String {
