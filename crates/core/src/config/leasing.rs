@@ -2,12 +2,13 @@
 //! three keys too.
 
 use gpush_api::{AtLeaseEnd, LeaseAccess, LeaseOwner, LeaseRequirement, LeaseTerms, Mode};
-use toml::de::DeTable;
+use toml::de::{DeTable, DeValue};
 
 use super::{
     RuleDefaults,
     account_name::account,
     reader::{Reader, get},
+    sharing::USERS,
 };
 
 /// Values of the key `lease`. `None` marks a value that is not supported yet.
@@ -97,6 +98,15 @@ pub(super) fn access(
             );
             reader.report_at(rule, key, problem, hint);
         }
+        return None;
+    }
+    // The key of the same name in the MPS table says how many users a daemon serves.
+    if let Some(DeValue::String(word)) = get(rule, "users").map(toml::Spanned::get_ref)
+        && let Some((word, _)) = USERS.iter().find(|(name, _)| *name == word.as_ref())
+    {
+        let problem = format!("`users` of a rule takes a list of user names, not \"{word}\"");
+        let hint = format!("for the number of users of an MPS daemon, write mps = {{ users = \"{word}\" }}");
+        reader.report_at(rule, "users", problem, hint);
         return None;
     }
     let before = reader.problems.len();

@@ -15,7 +15,7 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use super::schema::{FORMER_KEYS, SECTIONS, Section};
+use super::schema::{FORMER_KEYS, OTHER_WORDS, SECTIONS, Section};
 use crate::{diagnostic::Problem, duration, nearest::nearest, quote::Quoted};
 
 /// A value with its position in the file.
@@ -136,8 +136,13 @@ impl<'t> Reader<'t> {
                 .map(|inner| format!("`{} = {{ {name} = … }}`", inner.key()))
                 .collect();
             let former = FORMER_KEYS.iter().find(|(header, keys, _)| *header == section.header && keys.contains(&name));
+            let other =
+                OTHER_WORDS.iter().find(|(header, words, _)| *header == section.header && words.contains(&name));
             let hint = if let Some((_, _, hint)) = former {
                 (*hint).to_owned()
+            } else if let Some((_, _, meant)) = other {
+                meant_keys.push((*meant).to_owned());
+                format!("did you mean `{meant}`?")
             } else if !within.is_empty() {
                 format!("write `{name}` inside this table: {}", within.join(" or "))
             } else if let Some(meant) = nearest(name, known.clone()) {

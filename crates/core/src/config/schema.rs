@@ -98,6 +98,10 @@ pub(super) const FORMER_KEYS: &[(&str, &[&str], &str)] = &[
     ("[gpu.mps]", &["shares_percent"], "write total_percentage = 100"),
 ];
 
+/// Words that people write for a key and that are not similar to it: table, words, and the key.
+pub(super) const OTHER_WORDS: &[(&str, &[&str], &str)] =
+    &[("[[gpu]]", &["gpu", "gpus", "index", "indexes", "device", "devices", "select", "selectors", "uuid"], "match")];
+
 /// All sections, in the order of the file.
 pub const SECTIONS: &[Section] = &[
     TOP,

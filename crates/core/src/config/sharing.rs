@@ -15,7 +15,7 @@ use super::{
 /// Maximum number of clients of any daemon. CUDA 13.1 introduced this maximum.
 const MOST_CLIENTS: u32 = 60;
 
-const USERS: [(&str, MpsUsers); 2] = [("one", MpsUsers::One), ("many", MpsUsers::Many)];
+pub(super) const USERS: [(&str, MpsUsers); 2] = [("one", MpsUsers::One), ("many", MpsUsers::Many)];
 
 const MPS_COMPUTE_MODES: [(&str, MpsComputeMode); 2] =
     [("exclusive_process", MpsComputeMode::ExclusiveProcess), ("keep", MpsComputeMode::Keep)];

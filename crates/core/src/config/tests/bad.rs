@@ -39,6 +39,8 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("rule with one bracket", own("[gpu]\nmatch = [\"all\"]\nmode = \"mig\"\n"), 1),
         ("unknown key of a rule", rule("layuot = \"none\""), 1),
         ("unknown keys of a rule", own("[[gpu]]\nmatches = [\"0\"]\nmdoe = \"mig\"\n"), 2),
+        ("rule with gpus in place of match", own("[[gpu]]\ngpus = [\"0\"]\nmode = \"unmanaged\"\n"), 1),
+        ("rule with the users of an MPS daemon", own("[[gpu]]\nmatch = \"0\"\nmode = \"mps\"\nusers = \"many\"\n"), 1),
         // Mistakes in types
         ("flag as a string", own("auto_reconcile = \"yes\"\n"), 1),
         ("number as a string", own("[limits]\nchanges_burst = \"10\"\n"), 1),
@@ -258,7 +260,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
                 ("longest = \"2h\"", "mig=1g.10gb,for=4h"),
                 ("mps_percentage = 20", "mps=25"),
                 ("memory = \"10G\"", "mig=2g.20gb"),
-                ("memory = \"1G\"", "mps=25,mem=2G"),
+                ("memory = \"1G\"", "mps=25,memory=2G"),
             ]
             .iter()
             .enumerate()
