@@ -15,6 +15,8 @@ mod events;
 mod explain;
 mod gpu;
 mod host;
+#[cfg(test)]
+mod json_page;
 mod lease;
 mod man;
 mod mig;
@@ -27,6 +29,7 @@ mod quota;
 mod ready;
 mod reset;
 mod slurm;
+mod startup;
 mod status;
 mod support_bundle;
 mod version;
@@ -58,7 +61,10 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     }
     match cli.command {
         Command::Status(args) => ask(global, async |client| status::run(client, &args, out).await),
-        Command::Apply(args) => with_agent(global, async |client| apply::desired(client, &args, out).await),
+        Command::Apply(args) => with_agent(global, async |client| {
+            startup::done(client, out).await;
+            apply::desired(client, &args, out).await
+        }),
         Command::Run(args) => lease::become_command(global, &args, out),
         Command::Lease(command) => lease::run(global, command, out),
         Command::Quota(args) => ask(global, async |client| quota::run(client, &args, out).await),
@@ -118,6 +124,14 @@ fn ask(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Ou
     with_agent(global, async |client| match command(client).await {
         Err(Failure::Error(error)) if depends_on_config(error.code) => Err(with_changed_file(client, *error).await),
         outcome => outcome,
+    })
+}
+
+/// Does the same as [`ask`], but first waits until gpushd has done the work of its start.
+fn ask_after_start(global: &Global, out: &Output, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Outcome {
+    ask(global, async |client| {
+        startup::done(client, out).await;
+        command(client).await
     })
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anstream::{AutoStream, ColorChoice};
-use gpush_api::{ApiError, Code};
+use gpush_api::{ApiError, Code, Gpu, Lease, OverrideEnded};
 use gpush_core::lease::environment;
 use serde::Serialize;
 
@@ -50,6 +50,33 @@ pub(crate) struct Output {
 #[derive(Serialize)]
 pub(crate) struct ErrorDocument<'a> {
     pub(crate) error: &'a ApiError,
+}
+
+/// The `--json` document of a command that changes something: the fields of `result`, and `changed`.
+#[derive(Serialize)]
+pub(crate) struct ChangeDocument<'a, T> {
+    /// Whether the command has changed something. If false, everything was as requested before.
+    pub(crate) changed: bool,
+    #[serde(flatten)]
+    pub(crate) result: &'a T,
+}
+
+/// The GPUs that a command changed.
+#[derive(Serialize)]
+pub(crate) struct ChangedGpus<'a> {
+    pub(crate) gpus: &'a [Gpu],
+}
+
+/// The leases that a command changed.
+#[derive(Serialize)]
+pub(crate) struct ChangedLeases<'a> {
+    pub(crate) leases: &'a [Lease],
+}
+
+/// The overrides that a command ended.
+#[derive(Serialize)]
+pub(crate) struct EndedOverrides<'a> {
+    pub(crate) ended_overrides: &'a [OverrideEnded],
 }
 
 impl Output {
@@ -149,6 +176,17 @@ impl Output {
         draw: impl FnOnce(&Appearance) -> String,
     ) -> Result<(), Failure> {
         if self.json { self.document(value) } else { self.text(&draw(&self.look_now())) }
+    }
+
+    /// Prints the result of a command that changes something, as JSON or as the text that `draw` returns. The JSON also
+    /// says whether the command has changed something.
+    pub(crate) fn change<T: Serialize>(
+        &self,
+        changed: bool,
+        result: &T,
+        draw: impl FnOnce(&Appearance) -> String,
+    ) -> Result<(), Failure> {
+        self.show(&ChangeDocument { changed, result }, draw)
     }
 
     /// Prints a list in the requested format.

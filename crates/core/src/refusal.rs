@@ -250,11 +250,33 @@ fn counted(words: &[String]) -> Vec<String> {
     counts.into_iter().map(text).collect()
 }
 
-/// Joins words to a list: `a`, `a or b`, `a, b or c`.
-fn list(words: &[String], last: &str) -> String {
+/// Maximum number of words in a list.
+const MOST_NAMED: usize = 8;
+
+/// Joins words to a list: `a`, `a or b`, `a, b or c`. Of many words, joins the first ones, with the number of the others:
+/// `a, b and 12 more`.
+#[must_use]
+pub fn list(words: &[String], last: &str) -> String {
     match words {
+        // Name all if only one is left: the number would be as long.
+        many if many.len() > MOST_NAMED + 1 => {
+            format!("{} {last} {} more", many[..MOST_NAMED].join(", "), many.len() - MOST_NAMED)
+        }
         [] => String::new(),
         [one] => one.clone(),
         [first @ .., end] => format!("{} {last} {end}", first.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_list_is_folded() {
+        let words = |number: u32| (1..=number).map(|pid| format!("pid {pid}")).collect::<Vec<_>>();
+        assert_eq!(list(&words(2), "and"), "pid 1 and pid 2");
+        assert!(list(&words(9), "and").ends_with("pid 8 and pid 9"));
+        assert_eq!(list(&words(20), "and"), "pid 1, pid 2, pid 3, pid 4, pid 5, pid 6, pid 7, pid 8 and 12 more");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 
 use super::{Gpus, Queueing, SomeGpus, Why, values::duration_or_zero};
 
@@ -55,24 +55,15 @@ Exits with 8 after --timeout and with 130 on Ctrl-C. The GPUs stay cordoned.
 The wait is not an operation of gpushd, so --detach prints no operation id. To
 wait later, run the command again.
 
+--end-after ends leases, and the processes that belong to them: the lease one
+--notice before, when its holder sees the reason, and then its processes with
+SIGTERM, then SIGKILL. Processes without a lease are never ended.
+
 Examples:
   gpushctl gpu drain 3 --reason 'new fan' --timeout 1h && echo idle
+  gpushctl gpu drain 0-3 --reason 'new driver' --end-after 2h --notice 10m
   gpushctl gpu drain 3 --detach")]
-    Drain {
-        #[command(flatten)]
-        which: SomeGpus,
-        #[command(flatten)]
-        why: Why,
-        /// Stop waiting after DURATION [default: no limit]
-        #[arg(long, value_name = "DURATION", value_parser = duration_or_zero, allow_negative_numbers = true)]
-        timeout: Option<Duration>,
-        /// Do not wait until the GPUs are idle; exit once they are cordoned
-        #[arg(long, conflicts_with_all = ["timeout", "quiet"])]
-        detach: bool,
-        /// Do not show what the command waits for
-        #[arg(long, short)]
-        quiet: bool,
-    },
+    Drain(DrainArgs),
     /// Allow new work on GPUs again
     #[command(
         visible_alias = "undrain",
@@ -109,6 +100,32 @@ Examples:
         #[command(flatten)]
         queueing: Queueing,
     },
+}
+
+/// `gpushctl gpu drain`.
+#[derive(Debug, Args)]
+pub(crate) struct DrainArgs {
+    #[command(flatten)]
+    pub(crate) which: SomeGpus,
+    #[command(flatten)]
+    pub(crate) why: Why,
+    /// Stop waiting after DURATION [default: no limit]
+    #[arg(long, value_name = "DURATION", value_parser = duration_or_zero, allow_negative_numbers = true)]
+    pub(crate) timeout: Option<Duration>,
+    /// End remaining leases and their processes after DURATION [default: never]
+    #[arg(long, value_name = "DURATION", conflicts_with = "detach", value_parser = duration_or_zero,
+          allow_negative_numbers = true)]
+    pub(crate) end_after: Option<Duration>,
+    /// How long before their processes the leases end [default: 1m]
+    #[arg(long, value_name = "DURATION", requires = "end_after", value_parser = duration_or_zero,
+          allow_negative_numbers = true)]
+    pub(crate) notice: Option<Duration>,
+    /// Do not wait until the GPUs are idle; exit once they are cordoned
+    #[arg(long, conflicts_with_all = ["timeout", "quiet"])]
+    pub(crate) detach: bool,
+    /// Do not show what the command waits for
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
 }
 
 impl Gpu {
@@ -150,7 +167,7 @@ impl Gpu {
     /// Returns whether only administrators may run the command.
     pub(super) fn is_for_administrators(&self) -> bool {
         match self {
-            Self::Cordon { .. } | Self::Drain { .. } | Self::Uncordon { .. } | Self::Reset { .. } => true,
+            Self::Cordon { .. } | Self::Drain(_) | Self::Uncordon { .. } | Self::Reset { .. } => true,
             Self::List(_) | Self::Show(_) | Self::Holders(_) => false,
         }
     }

@@ -38,7 +38,7 @@ mod lease;
 mod mig;
 mod mps;
 #[cfg(test)]
-mod pages;
+pub(crate) mod pages;
 mod ps;
 mod quota;
 mod request;
@@ -46,7 +46,7 @@ mod slurm;
 mod support_bundle;
 mod synonyms;
 pub(crate) mod topic;
-mod typed;
+pub(crate) mod typed;
 mod values;
 pub(crate) mod waitable;
 mod waiting;
@@ -60,7 +60,7 @@ pub(crate) use self::{
     config::{Config, ConfigInitArgs, Isolation, Overrides, SiteName},
     follow::{AuditArgs, EventsArgs, Operation},
     format::{Color, Format, Shell},
-    gpu::{Gpu, Maintenance},
+    gpu::{DrainArgs, Gpu, Maintenance},
     gpus::{GpuOption, Gpus, SomeGpus},
     lease::{Lease, LeaseBindingFlags, LeaseEndArgs, RunArgs},
     mig::{ApplyArgs, Execution, LayoutChange, Mig, Offline, Wanted},
@@ -186,8 +186,8 @@ not found. Signals reach the command.
 
 Examples:
   gpushctl run --mig 1g.10gb -- python train.py
-  gpushctl run --mem 10G --wait -- python train.py
-  gpushctl run --mps 25 --mem 8G -- ./simulate
+  gpushctl run --memory 10G --wait -- python train.py
+  gpushctl run --mps 25 --memory 8G -- ./simulate
   gpushctl run --whole --count 2 --for 8h -- torchrun train.py
   gpushctl run --lease L17 -- nvidia-smi")]
     Run(RunArgs),

@@ -31,6 +31,12 @@ fn all() -> Vec<(String, Command)> {
     found
 }
 
+/// Returns the commands that are not hidden and do something, without the name of the program.
+pub(crate) fn leaves() -> Vec<String> {
+    let does = |(_, command): &(String, Command)| !command.has_subcommands();
+    all().into_iter().filter(does).map(|(path, _)| path.trim_start_matches("gpushctl ").to_owned()).collect()
+}
+
 fn is_own(arg: &&Arg) -> bool {
     !arg.is_hide_set() && !arg.is_global_set() && arg.get_id() != "help" && arg.get_id() != "version"
 }

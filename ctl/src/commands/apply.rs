@@ -8,6 +8,7 @@ use gpush_api::{
 };
 use gpush_client::Client;
 
+use super::config::has_changed;
 use crate::{
     args::{ApplyArgs, Execution, LayoutChange, Waiting},
     exit::{Failure, Outcome},
@@ -21,7 +22,8 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
     if args.undo {
         return undo::run(client, args, out).await;
     }
-    if !load_config(client, &args.execution, out).await? {
+    let config = load_config(client, &args.execution, out).await?;
+    if config == ConfigLoad::Declined {
         return Ok(1);
     }
     let all = client.gpus(false).await?;
@@ -33,7 +35,8 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
             return Err(in_maintenance(&maintenance).into());
         }
         out.remark("Every GPU has its desired state.\n");
-        return out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
+        let changed = config == ConfigLoad::Changed;
+        return out.change(changed, &Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
     }
     let gpus: Vec<String> = gpus.into_iter().map(|gpu| gpu.uuid.to_string()).collect();
     if args.execution.dry_run {
@@ -50,25 +53,36 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
     run(client, request, args.execution.yes, &args.execution.waiting, out).await
 }
 
+/// What `gpushctl apply` did to the loaded config.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ConfigLoad {
+    /// The loaded config stays.
+    Same,
+    /// The config file was loaded, and something in it is different.
+    Changed,
+    /// The user did not want to load the file. The command ends.
+    Declined,
+}
+
 /// Loads the config file if it has changed. On a terminal, first shows the difference and asks the user to confirm it,
-/// unless `--yes` is given. Returns whether to continue.
+/// unless `--yes` is given.
 ///
 /// If gpushd cannot load the file, the loaded config is applied, so that drift can be repaired meanwhile. A program
 /// (`--json`) gets the error instead. A dry run does not load the file.
-async fn load_config(client: &mut Client, execution: &Execution, out: &Output) -> Result<bool, Failure> {
+async fn load_config(client: &mut Client, execution: &Execution, out: &Output) -> Result<ConfigLoad, Failure> {
     if !client.health().await?.config_file_changed {
-        return Ok(true);
+        return Ok(ConfigLoad::Same);
     }
     if execution.dry_run {
         let differs = "the config file has changed since gpushd loaded it, and this plan is for the loaded config; \
             `gpushctl config diff` shows the difference";
         out.remark(&(out.look.wrap("! ", differs).join("\n") + "\n"));
-        return Ok(true);
+        return Ok(ConfigLoad::Same);
     }
     let diff = match client.config_diff().await {
         Ok(diff) => diff,
         // Only administrators may load the config. If there is something to apply, the apply is refused too.
-        Err(error) if error.code() == Code::Denied => return Ok(true),
+        Err(error) if error.code() == Code::Denied => return Ok(ConfigLoad::Same),
         Err(error) => return Err(error.into()),
     };
     if let Some(why) = not_loadable(&diff) {
@@ -78,13 +92,13 @@ async fn load_config(client: &mut Client, execution: &Execution, out: &Output) -
         out.text(&overrides::diff(&diff, &out.look))?;
         if !out.confirmed("The config file has changed. Load it?")? {
             out.remark("Nothing was changed.\n");
-            return Ok(false);
+            return Ok(ConfigLoad::Declined);
         }
     }
     match client.reload(&ReloadRequest::default()).await {
         Ok(reloaded) => {
             out.remark(&overrides::loaded(&reloaded, &out.look));
-            Ok(true)
+            Ok(if has_changed(&reloaded) { ConfigLoad::Changed } else { ConfigLoad::Same })
         }
         Err(error) => not_loaded(*error.error, out),
     }
@@ -105,7 +119,7 @@ fn not_loadable(diff: &ConfigDiff) -> Option<ApiError> {
 }
 
 /// Says that the loaded config is applied, because the file was not loaded. For a program, returns the reason as an error.
-fn not_loaded(why: ApiError, out: &Output) -> Result<bool, Failure> {
+fn not_loaded(why: ApiError, out: &Output) -> Result<ConfigLoad, Failure> {
     if out.json {
         return Err(why.into());
     }
@@ -113,7 +127,7 @@ fn not_loaded(why: ApiError, out: &Output) -> Result<bool, Failure> {
     let mut lines = out.look.wrap("! ", text);
     lines.extend(trouble::lines("cause", &why, 2, &out.look));
     out.remark(&(lines.join("\n") + "\n"));
-    Ok(true)
+    Ok(ConfigLoad::Same)
 }
 
 /// Returns whether the command is for all GPUs that gpushd manages. The selector `all` means the same as no selector.

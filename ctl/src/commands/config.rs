@@ -1,13 +1,13 @@
 //! `gpushctl config show|reload|diff|overrides`.
 
-use gpush_api::{Gpu, Override, Overrides, ReloadRequest};
+use gpush_api::{Gpu, Override, Overrides, ReloadRequest, Reloaded};
 use gpush_client::Client;
 
 use super::{config_check, config_init};
 use crate::{
     args::{self, Global, SomeGpus},
     exit::{DIFFERS, Failure, Outcome},
-    output::Output,
+    output::{EndedOverrides, Output},
     render,
 };
 
@@ -29,7 +29,7 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
         }),
         args::Config::Reload { clear_overrides } => super::with_agent(global, async |client| {
             let reloaded = client.reload(&ReloadRequest { clear_overrides }).await?;
-            out.show(&reloaded, |look| render::overrides::reloaded(&reloaded, look))?;
+            out.change(has_changed(&reloaded), &reloaded, |look| render::overrides::reloaded(&reloaded, look))?;
             Ok(0)
         }),
         args::Config::Diff => super::with_agent(global, async |client| {
@@ -54,6 +54,11 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
             })
         }
     }
+}
+
+/// Returns whether a reload has changed something.
+pub(super) fn has_changed(reloaded: &Reloaded) -> bool {
+    !(reloaded.settings.is_empty() && reloaded.gpus.is_empty() && reloaded.ended.is_empty())
 }
 
 /// Returns the overrides of the selected GPUs; all overrides if there are no selectors.
@@ -102,7 +107,9 @@ fn clear(global: &Global, which: &SomeGpus, out: &Output) -> Outcome {
         }
         let now = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
         let gpu_of = |ended: &gpush_api::OverrideEnded| now.iter().find(|gpu| gpu.uuid == ended.ended.gpu_uuid);
-        out.show(&ended, |look| ended.iter().map(|one| render::overrides::ended(one, gpu_of(one), look)).collect())?;
+        out.change(true, &EndedOverrides { ended_overrides: &ended }, |look| {
+            ended.iter().map(|one| render::overrides::ended(one, gpu_of(one), look)).collect()
+        })?;
         Ok(0)
     })
 }

@@ -121,7 +121,7 @@ fn value(document: &impl Serialize) -> Value {
 }
 
 /// Returns a sample of each document that gpushctl composes, with the name of the document.
-fn samples() -> Vec<(&'static str, Value)> {
+pub(super) fn samples() -> Vec<(&'static str, Value)> {
     let error = ApiError::new(Code::BadRequest, "wrong").cause("so").hint("write it right");
     let status = fixtures::status(fixtures::mixed(), false);
     let rule = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\"]\n";

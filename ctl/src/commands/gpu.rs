@@ -50,10 +50,7 @@ pub(super) async fn run(client: &mut Client, command: &Gpu, out: &Output) -> Out
             out.list(&all, |look| holders::list(&all, look))?;
         }
         Gpu::Cordon { which, why } => return drain::cordon(client, which, why, out).await,
-        Gpu::Drain { which, why, detach: true, .. } => return drain::begin(client, which, why, out).await,
-        Gpu::Drain { which, why, timeout, detach: false, quiet } => {
-            return drain::drain(client, which, why, *timeout, *quiet, out).await;
-        }
+        Gpu::Drain(args) => return drain::drain(client, args, out).await,
         Gpu::Uncordon { which, why } => return drain::uncordon(client, which, why, out).await,
         Gpu::Reset { which, yes, why, queueing } => {
             return reset::run(client, which, why, *yes, queueing.limit(), out).await;

@@ -27,12 +27,12 @@ pub(super) async fn maintenance(client: &mut Client, command: Maintenance, out: 
                     Entered::Not(status) => return Ok(status),
                 },
             };
-            out.show(&state, |look| host::entered(state.maintenance.as_ref(), look))?;
+            out.change(true, &state, |look| host::entered(state.maintenance.as_ref(), look))?;
         }
         Maintenance::Leave(Why { reason }) => {
             let before = client.health().await?.maintenance;
             let state = client.leave_maintenance(&of_host(reason)).await?;
-            out.show(&state, |look| host::left(before.as_ref(), look))?;
+            out.change(before.is_some(), &state, |look| host::left(before.as_ref(), look))?;
         }
     }
     Ok(0)
@@ -108,6 +108,6 @@ pub(super) async fn recover(client: &mut Client, Why { reason }: Why, out: &Outp
     let recovered = client.recover(&ReasonRequest { reason }).await?;
     // Read the GPUs to show their indexes; the response has only UUIDs.
     let gpus = if out.json { Vec::new() } else { client.gpus(false).await.unwrap_or_default() };
-    out.show(&recovered, |look| host::recovered(&recovered, &gpus, look))?;
+    out.change(recovered.cause.is_some(), &recovered, |look| host::recovered(&recovered, &gpus, look))?;
     Ok(0)
 }

@@ -209,12 +209,12 @@ async fn watch_until(
     match watched? {
         Watched::Ended => {
             let after = client.gpus(false).await.unwrap_or_default();
-            out.show(&one, |look| operation::operation(&one, before, &after, just, look))?;
+            out.change(has_changed(&one), &one, |look| operation::operation(&one, before, &after, just, look))?;
             Ok(status(&one))
         }
         Watched::TooLong => {
             if out.json {
-                out.document(&one)?;
+                out.change(has_changed(&one), &one, |_| String::new())?;
             } else if detach {
                 out.text(&format!("{}\n", one.id))?;
             } else {
@@ -226,6 +226,21 @@ async fn watch_until(
             out.remark(&goes_on(&one, None));
             Ok(INTERRUPTED)
         }
+    }
+}
+
+/// Returns whether an operation has changed a GPU, or is changing it.
+fn has_changed(one: &Operation) -> bool {
+    let has_steps = one.plans.iter().any(|plan| !plan.is_empty());
+    match one.state {
+        OperationState::Queued | OperationState::Waiting | OperationState::NotStarted | OperationState::RolledBack => {
+            false
+        }
+        OperationState::Running
+        | OperationState::Cancelling
+        | OperationState::Interrupted
+        | OperationState::Done
+        | OperationState::Failed => one.begun && has_steps,
     }
 }
 

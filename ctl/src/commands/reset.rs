@@ -18,7 +18,7 @@ use super::{
 use crate::{
     args::{SomeGpus, Why},
     exit::{Failure, Outcome},
-    output::Output,
+    output::{ChangedGpus, Output},
     program,
     render::{Appearance, names::gpu_numbers},
 };
@@ -111,7 +111,7 @@ async fn reset(client: &mut Client, target: &ResetTarget, limit: Option<Duration
     left?;
     let now = client.gpus(false).await?;
     let now: Vec<Gpu> = now.into_iter().filter(|gpu| uuids.contains(&gpu.uuid)).collect();
-    out.show(&now, |look| after_reset(&now, numbers, look))?;
+    out.change(true, &ChangedGpus { gpus: &now }, |look| after_reset(&now, numbers, look))?;
     Ok(0)
 }
 

@@ -1,6 +1,9 @@
-//! Results of `gpu cordon`, `drain` and `uncordon`, one line per GPU.
+//! Results of `gpu cordon`, `drain` and `uncordon`, one line for each GPU or lease.
 
-use gpush_api::{Gpu, GpuIndex};
+use std::time::Duration;
+
+use gpush_api::{ApiError, Gpu, GpuIndex, Lease, LeaseId};
+use gpush_core::duration;
 
 use super::{Appearance, names};
 
@@ -37,6 +40,20 @@ pub(crate) fn uncordoned(before: &[Gpu], gpus: &[Gpu], look: &Appearance) -> Str
 /// Draws why a drain is still waiting for a GPU.
 pub(crate) fn waits(index: GpuIndex, why: &str, look: &Appearance) -> String {
     look.wrap(&format!("GPU {index}  "), &format!("waiting: {}", look.clean(why))).join("\n") + "\n"
+}
+
+/// Draws that a drain has ended a lease. `notice` is the time until its processes end.
+pub(crate) fn lease_ended(gpu: GpuIndex, lease: &Lease, notice: Duration, look: &Appearance) -> String {
+    let user = lease.holder.user.clone().unwrap_or_else(|| format!("uid {}", lease.holder.uid));
+    let when = if notice.is_zero() { "now".to_owned() } else { format!("in {}", duration::format(notice)) };
+    let text = format!("ended lease {} of {}; its processes end {when}", lease.id, look.clean(&user));
+    look.wrap(&format!("GPU {gpu}  "), &text).join("\n") + "\n"
+}
+
+/// Draws why a drain cannot end a lease.
+pub(crate) fn lease_not_ended(gpu: GpuIndex, lease: LeaseId, error: &ApiError, look: &Appearance) -> String {
+    let text = format!("lease {lease} can't be ended: {}", look.clean(&error.message));
+    look.wrap(&format!("GPU {gpu}  "), &text).join("\n") + "\n"
 }
 
 fn lines(gpus: &[Gpu], look: &Appearance, what: impl Fn(&Gpu) -> String) -> String {

@@ -46,6 +46,11 @@ pub(crate) fn gpu_numbers(indexes: &[GpuIndex]) -> String {
     if indexes.len() == 1 { format!("GPU {text}") } else { format!("GPUs {text}") }
 }
 
+/// Returns the verb for this number of GPUs: `was` or `were`.
+pub(crate) fn was_or_were(gpus: &[GpuIndex]) -> &'static str {
+    if gpus.len() == 1 { "was" } else { "were" }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,12 +8,22 @@ use super::{
     appearance::{BAD, IDLE, QUIET, paint},
 };
 
+/// Maximum number of causes of an error to print. JSON has all.
+const MOST_CAUSES: usize = 8;
+
 /// Draws an error: its message after `word`, its causes, its nested errors, its outcome and its hint. Each line starts
 /// with `indent` blanks.
 pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Appearance) -> Vec<String> {
     let mut out = labelled(word, BAD, &error.message, indent, look);
-    for cause in &error.causes {
+    // Print all if only one is left: the line about it would be as long.
+    let printed = if error.causes.len() > MOST_CAUSES + 1 { MOST_CAUSES } else { error.causes.len() };
+    let (printed, more) = error.causes.split_at(printed);
+    for cause in printed {
         out.extend(labelled("  cause", QUIET, cause, indent, look));
+    }
+    if !more.is_empty() {
+        let text = format!("{} more; `--json` prints all", more.len());
+        out.extend(labelled("  causes", QUIET, &text, indent, look));
     }
     for one in &error.errors {
         out.extend(lines(word, one, indent + 2, look));
@@ -80,6 +90,19 @@ mod tests {
           outcome: no GPU was changed, because gpushd changes either all selected GPUs
                    or none
         ");
+    }
+
+    #[test]
+    fn many_causes_are_folded() {
+        let drawn = |number: u32| {
+            let error = ApiError::new(Code::Blocked, "GPU 0 is in use");
+            let error = (1..=number).fold(error, |error, pid| error.cause(format!("held by pid {pid}")));
+            lines("error", &error, 0, &fixtures::look(80, Charset::Ascii))
+        };
+        let plain = |lines: Vec<String>| lines.iter().map(|line| fixtures::plain(line)).collect::<Vec<_>>();
+        assert_eq!(plain(drawn(9)).last().unwrap(), "  cause: held by pid 9");
+        let folded = plain(drawn(20));
+        assert_eq!(folded[8..], ["  cause: held by pid 8", "  causes: 12 more; `--json` prints all"]);
     }
 
     /// Lines that are not indented would look like further errors.

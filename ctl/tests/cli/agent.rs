@@ -265,6 +265,8 @@ fn apply_shows_progress_and_the_new_reading() {
     assert_eq!(
         agent.asked(),
         [
+            "GET /v1/health",
+            "GET /v1/gpus",
             "GET /v1/gpus",
             "POST /v1/mig/apply",
             "GET /v1/operations/op-1?after=1&wait_ms=20000",

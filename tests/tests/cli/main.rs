@@ -5,6 +5,7 @@ mod commands;
 mod completion;
 mod documents;
 mod hints;
+mod json;
 mod leases;
 mod requests;
 mod states;

@@ -8,13 +8,13 @@ use super::list::concerns;
 use crate::{
     args::LeaseEndArgs,
     exit::{Failure, Outcome},
-    output::Output,
+    output::{ChangedLeases, Output},
     render::{appearance::count, lease},
 };
 
 pub(super) async fn renew(client: &mut Client, id: LeaseId, duration_s: u64, out: &Output) -> Outcome {
     let renewed = client.lease_renew(id, LeaseRenewRequest { duration_s }).await?;
-    out.show(&renewed, |look| lease::renewed(&renewed, look))?;
+    out.change(true, &renewed, |look| lease::renewed(&renewed, look))?;
     Ok(0)
 }
 
@@ -64,7 +64,7 @@ fn nothing_to_end(args: &LeaseEndArgs, out: &Output) -> Outcome {
         (None, false) => "you hold no lease".to_owned(),
     };
     let here = if args.gpus.is_empty() { "" } else { " there" };
-    out.show(&Vec::<Lease>::new(), |_| format!("Nothing to end: {whose}{here}.\n"))?;
+    out.change(false, &ChangedLeases { leases: &[] }, |_| format!("Nothing to end: {whose}{here}.\n"))?;
     Ok(0)
 }
 
@@ -92,7 +92,12 @@ async fn end_each(ids: &[LeaseId], out: &Output, mut end: impl AsyncFnMut(LeaseI
         }
     }
     if errors.is_empty() {
-        out.show(&ended, |look| ended.iter().map(|one| lease::ended(one, began, look)).collect())?;
+        // Times of gpushd have whole seconds.
+        let is_new = |lease: &Lease| lease.ended_at.is_none_or(|at| at.as_second() >= began.as_second());
+        let changed = ended.iter().any(is_new);
+        out.change(changed, &ChangedLeases { leases: &ended }, |look| {
+            ended.iter().map(|one| lease::ended(one, began, look)).collect()
+        })?;
         return Ok(0);
     }
     let mut error = if errors.len() == 1 {

@@ -68,7 +68,7 @@ async fn requested(client: &mut Client, global: &Global, asked: &Asked, out: &Ou
 fn print(granted: &LeaseGrant, gpus: &[Gpu], quiet: bool, out: &Output) -> Result<(), Failure> {
     grant::warn(granted, quiet, out);
     if out.json {
-        return out.document(granted);
+        return out.change(true, granted, |_| String::new());
     }
     out.list(granted, |look| lease::granted(granted, gpus, look))
 }

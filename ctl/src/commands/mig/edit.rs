@@ -106,7 +106,7 @@ pub(super) async fn enable(client: &mut Client, selectors: &[String], change: &L
         out.remark(&format!("{}: MIG mode is already on\n", gpu_numbers(&indexes)));
     }
     if off.is_empty() {
-        return out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
+        return out.change(false, &Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
     }
     // Request the present instances again, so that they are kept: a GPU with a pending change of the MIG mode may still
     // have instances.

@@ -47,23 +47,25 @@ pub(super) fn run(global: &Global, command: Mig, out: &Output) -> Outcome {
             layout::run_plan(global, &wanted, &offline, out)
         }
         Mig::Apply { wanted, change, .. } => {
-            super::ask(global, async |client| layout::apply(client, &wanted, &change, out).await)
+            super::ask_after_start(global, out, async |client| layout::apply(client, &wanted, &change, out).await)
         }
-        Mig::Add { entries, which, change } => {
-            super::ask(global, async |client| edit::add(client, &which.gpus, &entries, &change, out).await)
-        }
-        Mig::Remove { entries, which, change } => super::ask(global, async |client| {
+        Mig::Add { entries, which, change } => super::ask_after_start(global, out, async |client| {
+            edit::add(client, &which.gpus, &entries, &change, out).await
+        }),
+        Mig::Remove { entries, which, change } => super::ask_after_start(global, out, async |client| {
             let layouts = edit::removed(client, &which.gpus, &entries).await?;
             super::apply::layouts(client, layouts, &change, out).await
         }),
-        Mig::On { which, change } => {
-            super::ask(global, async |client| edit::enable(client, &which.selectors(), &change, out).await)
-        }
+        Mig::On { which, change } => super::ask_after_start(global, out, async |client| {
+            edit::enable(client, &which.selectors(), &change, out).await
+        }),
         Mig::Off { which, execution, why } => {
             // Disabling MIG mode does not create an override.
             let lasting = Lasting { once: false, reason: why.reason, expires: None };
             let change = LayoutChange { execution, lasting };
-            super::ask(global, async |client| edit::disable(client, &which.selectors(), &change, out).await)
+            super::ask_after_start(global, out, async |client| {
+                edit::disable(client, &which.selectors(), &change, out).await
+            })
         }
     }
 }

@@ -188,11 +188,27 @@ fn explain_other_state(what: Change, state: MpsState) -> &'static str {
     }
 }
 
+/// Returns whether the request has changed something: the daemon, or whether it stays stopped.
+fn has_changed(what: Change, before: &MpsDaemon, now: &MpsDaemon) -> bool {
+    let was_so = match what {
+        Change::Start => before.state == MpsState::Ready && before.pid == now.pid,
+        Change::Stop | Change::Drain => before.state == MpsState::Stopped,
+        Change::Restart => false,
+    };
+    !was_so || before.stays_stopped != now.stays_stopped
+}
+
 /// Prints the state of a daemon after a change.
-async fn show_end(client: &mut Client, now: &MpsDaemon, out: &Output) -> Result<(), Failure> {
+async fn show_end(
+    client: &mut Client,
+    what: Change,
+    before: &MpsDaemon,
+    now: &MpsDaemon,
+    out: &Output,
+) -> Result<(), Failure> {
     let is_stopped = now.state == MpsState::Stopped && !out.json;
     let in_maintenance = is_stopped && client.health().await.is_ok_and(|health| health.maintenance.is_some());
-    out.show(now, |look| change::ended(now, in_maintenance, look))
+    out.change(has_changed(what, before, now), now, |look| change::ended(now, in_maintenance, look))
 }
 
 async fn watch_change(
@@ -204,7 +220,7 @@ async fn watch_change(
     out: &Output,
 ) -> Outcome {
     let Watch::For { limit: timeout, quiet, undone } = watch else {
-        show_end(client, &now, out).await?;
+        show_end(client, what, before, &now, out).await?;
         return Ok(0);
     };
     let mut progress = FollowProgress::new(quiet || out.json);
@@ -222,7 +238,7 @@ async fn watch_change(
             ChangeState::InProgress => {}
             reached @ (ChangeState::Done | ChangeState::Otherwise) => {
                 progress.end();
-                show_end(client, &now, out).await?;
+                show_end(client, what, before, &now, out).await?;
                 if reached == ChangeState::Done {
                     return Ok(0);
                 }
@@ -242,7 +258,7 @@ async fn watch_change(
             () = &mut limit => {
                 progress.end();
                 if out.json {
-                    out.document(&now)?;
+                    out.change(has_changed(what, before, &now), &now, |_| String::new())?;
                 } else if !undone {
                     out.remark(&continues_note(&now, timeout, out));
                 }
@@ -272,7 +288,7 @@ async fn watch_change(
                 progress.end();
                 now = MpsDaemon { state: MpsState::Stopped, pid: None, clients: Vec::new(), ..now };
                 now.ends.get_or_insert_with(|| "it has ended".to_owned());
-                show_end(client, &now, out).await?;
+                show_end(client, what, before, &now, out).await?;
                 return Ok(0);
             }
             Err(error) => {

@@ -92,8 +92,11 @@ async fn asked(client: &mut Client, command: Mps, out: &Output) -> Outcome {
         Mps::Set { of, ceilings, reset } => {
             let Ceilings { percentage, memory, priority } = ceilings;
             let request = MpsSetRequest { percentage, memory_limit_mib: memory, priority, reset };
+            // Only JSON says whether the request has changed something.
+            let before = if out.json { Some(client.mps_daemon(of.text()).await?.wanted) } else { None };
             let set = client.mps_set(of.text(), &request).await?;
-            out.show(&set, |look| change::set(&set, look))?;
+            let changed = before.is_none_or(|before| before != set.daemon.wanted);
+            out.change(changed, &set, |look| change::set(&set, look))?;
         }
         Mps::Start { of, followed } => return follow::start(client, of.text(), watch(followed), out).await,
         Mps::Stop { of, force, queueing, end_after, followed } if queueing.seconds.is_some() && !force.force => {

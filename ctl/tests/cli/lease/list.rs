@@ -55,8 +55,13 @@ fn json_of_leases_is_the_types_of_the_api() {
     assert_eq!(json(&host, &["lease", "show", "L17"]), (lease(17, me()), Some(0)));
     assert_eq!(json::<Vec<Lease>>(&host, &["lease", "show"]).0.len(), 2);
     assert_eq!(json(&host, &["lease", "request", "--for", "1h"]), (granted(17, me()), Some(0)));
-    assert_eq!(json(&host, &["lease", "end", "L17", "--reason", "x"]), (vec![revoked()], Some(0)));
-    assert_eq!(json::<Vec<Lease>>(&host, &["lease", "end", "L17"]).0[0].state, LeaseState::Ended);
+    let ended = |args: &[&str]| {
+        let (document, code) = json::<serde_json::Value>(&host, args);
+        assert_eq!(code, Some(0));
+        serde_json::from_value::<Vec<Lease>>(document["leases"].clone()).unwrap()
+    };
+    assert_eq!(ended(&["lease", "end", "L17", "--reason", "x"]), [revoked()]);
+    assert_eq!(ended(&["lease", "end", "L17"])[0].state, LeaseState::Ended);
     let (environment, _) = json::<serde_json::Value>(&host, &["lease", "env", "L17"]);
     assert_eq!(environment["GPUSH_LEASE"], "L17");
 }

@@ -1,0 +1,74 @@
+//! Waits until gpushd has done the work of its start, before a command that changes GPUs.
+//!
+//! After the boot, gpushd reads the GPUs and applies their layouts. A change that a script requests meanwhile would be
+//! refused, because an operation of gpushd itself changes the GPU. So the command first waits, but not for long: it then
+//! sends its request, and the answer names what is left.
+
+use std::time::Duration;
+
+use gpush_api::Health;
+use gpush_client::{Client, Error, Kind};
+use tokio::time::Instant;
+
+use super::{SILENCE, events::may_pass};
+use crate::output::Output;
+
+/// How long a command waits for the work of gpushd's start.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// Pause between two requests.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Waits until gpushd has applied the layouts of this boot and knows the GPUs.
+pub(super) async fn done(client: &mut Client, out: &Output) {
+    let (began, mut is_told) = (Instant::now(), false);
+    while began.elapsed() < LONGEST {
+        // The command itself reports why gpushd does not answer.
+        let Ok(health) = client.health().await else { return };
+        let gpus = client.gpus(false).await.map(|_| ());
+        let Some(what) = unfinished(&health, &gpus) else { return };
+        if began.elapsed() > SILENCE && !is_told {
+            let text = format!("{what}; waiting up to {}", gpush_core::duration::format(LONGEST));
+            out.remark(&(out.look.wrap("", &text).join("\n") + "\n"));
+            is_told = true;
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Returns what gpushd has not done yet; `None` if a wait does not help.
+fn unfinished(health: &Health, gpus: &Result<(), Error>) -> Option<&'static str> {
+    match gpus {
+        _ if health.maintenance.is_some() => None,
+        Err(error) if error.kind == Kind::Answer && may_pass(error) => Some("gpushd has not read the GPUs yet"),
+        Err(_) => None,
+        Ok(()) => {
+            let is_complete = health.layouts_at_start.as_ref().is_none_or(|layouts| layouts.complete);
+            (!is_complete).then_some("gpushd has not yet applied all layouts since the host booted")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::{ApiError, Code, LayoutsAtStart, Maintenance};
+
+    use super::*;
+    use crate::render::fixtures;
+
+    #[test]
+    fn change_waits_for_the_layouts_of_the_boot_and_the_first_reading() {
+        let answer = |error: ApiError| Err(Error { kind: Kind::Answer, error: Box::new(error) });
+        let unread = || answer(ApiError::new(Code::Unavailable, "the GPUs are not known yet").retryable());
+        let no_driver = || answer(ApiError::new(Code::DriverUnavailable, "the driver is not loaded"));
+        let mut health = fixtures::status(fixtures::mixed(), false).health;
+        health.layouts_at_start = Some(LayoutsAtStart { complete: true, ..LayoutsAtStart::default() });
+        assert_eq!(unfinished(&health, &Ok(())), None);
+        assert!(unfinished(&health, &unread()).is_some());
+        assert_eq!(unfinished(&health, &no_driver()), None, "it may never be loaded");
+        health.layouts_at_start = Some(LayoutsAtStart::default());
+        assert!(unfinished(&health, &Ok(())).is_some());
+        health.maintenance = Some(Maintenance { reason: None, by: None, since: jiff::Timestamp::UNIX_EPOCH });
+        assert_eq!(unfinished(&health, &unread()), None, "gpushd does nothing in maintenance");
+    }
+}
