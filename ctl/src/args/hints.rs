@@ -117,6 +117,10 @@ fn parsed(command: &str) -> Result<Option<Command>, String> {
             _ => {}
         }
     }
+    // In `run {flags}{gpus}`, the placeholders are for options.
+    if words.get(1).is_some_and(|command| command == "run") {
+        words.retain(|word| word != "00");
+    }
     // Replace placeholders for the id of a lease by `L17`.
     if words.iter().any(|word| word == "lease" || word == "--lease") {
         words.iter_mut().filter(|word| *word == "0" || *word == "LEASE").for_each(|word| *word = "L17".to_owned());

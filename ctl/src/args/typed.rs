@@ -4,7 +4,7 @@ use gpush_api::text::is_plain;
 
 /// Returns the words of a command as a user types them. Returns `None` if a word cannot be shown in backquotes on one
 /// line.
-pub(super) fn command_line<'w>(words: impl IntoIterator<Item = &'w str>) -> Option<String> {
+pub(crate) fn command_line<'w>(words: impl IntoIterator<Item = &'w str>) -> Option<String> {
     let words: Option<Vec<String>> = words.into_iter().map(quoted).collect();
     Some(words?.join(" "))
 }

@@ -24,7 +24,7 @@ use gpush_host::cgroup::is_in_container;
 
 use super::{env, grant};
 use crate::{
-    args::{Global, RunArgs},
+    args::{Global, RunArgs, typed::command_line},
     exit::{self, Failure, NO_COMMAND, NOT_FOUND, NOT_RUN, Outcome},
     output::Output,
     render::lease,
@@ -33,6 +33,9 @@ use crate::{
 /// Maximum time for the release of a lease if the command cannot run. Without a release, the lease ends when this
 /// process exits.
 const RELEASE: Duration = Duration::from_secs(2);
+
+/// Maximum length of a command in a hint, in bytes.
+const LONGEST_TYPED: usize = 60;
 
 /// Environment variable that names the lease of a process.
 const LEASE: &str = "GPUSH_LEASE";
@@ -47,6 +50,10 @@ pub(super) fn run(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
     };
     let (granted, environment, is_new) = match lease(global, args, out) {
         Ok(found) => found,
+        Err(Failure::Error(error)) => {
+            let error = with_typed_command(*error, &args.command);
+            return report_error(error.into(), NO_COMMAND, out);
+        }
         Err(failure) => return report_error(failure, NO_COMMAND, out),
     };
     grant::warn(&granted, args.quiet, out);
@@ -59,6 +66,16 @@ pub(super) fn run(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
     }
     let status = if cause.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN };
     report_error(exit::io(format!("cannot run {}", Path::new(program).display()), &cause).into(), status, out)
+}
+
+/// Puts the typed command into the hint of an error, in place of `COMMAND`, so that the user can copy the hint.
+fn with_typed_command(mut error: ApiError, command: &[OsString]) -> ApiError {
+    let words: Option<Vec<&str>> = command.iter().map(|word| word.to_str()).collect();
+    let typed = words.and_then(command_line).filter(|typed| typed.len() <= LONGEST_TYPED);
+    if let (Some(hint), Some(typed)) = (&mut error.hint, typed) {
+        *hint = hint.replace(" -- COMMAND`", &format!(" -- {typed}`"));
+    }
+    error
 }
 
 /// Prints an error of `gpushctl run` itself, and returns its exit status.
@@ -175,4 +192,22 @@ fn release(global: &Global, id: LeaseId) {
         let _ = tokio::time::timeout(RELEASE, client.lease_release(id)).await;
         Ok(())
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hint_contains_the_typed_command() {
+        let error =
+            || ApiError::new(Code::Unsupported, "no whole GPU").hint("as with `gpushctl run --mps 25 -- COMMAND`");
+        let hint = |words: &[&str]| {
+            let words: Vec<OsString> = words.iter().map(OsString::from).collect();
+            with_typed_command(error(), &words).hint.unwrap()
+        };
+        assert_eq!(hint(&["python", "a b.py"]), "as with `gpushctl run --mps 25 -- python 'a b.py'`");
+        assert_eq!(hint(&["python", &"x".repeat(80)]), "as with `gpushctl run --mps 25 -- COMMAND`");
+        assert_eq!(hint(&["a`b"]), "as with `gpushctl run --mps 25 -- COMMAND`", "it would end the quotes");
+    }
 }

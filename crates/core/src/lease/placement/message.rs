@@ -11,7 +11,7 @@ use super::{
     gang, nominal_mib,
     obstacle_text::{busy, cause, verb_for},
 };
-use crate::{duration, layout::DYNAMIC};
+use crate::{duration, layout::DYNAMIC, lease::request::flags};
 
 /// Maximum number of GPUs that a message names.
 const MOST_NAMED: usize = 16;
@@ -67,9 +67,10 @@ impl NoAssignment {
                 let mut error = error(Code::Unsupported, offer).hint(match requests.first() {
                     None => "choose other GPUs; `gpushctl quota` shows what you may lease".to_owned(),
                     Some(first) => {
-                        let examples: Vec<String> = requests.iter().map(|request| format!("`{request}`")).collect();
-                        let (examples, gpus) = (examples.join(" or "), gpu_option(wanted));
-                        format!("request {examples}, as with `gpushctl run --request {first}{gpus} -- COMMAND`")
+                        let examples: Vec<String> =
+                            requests.iter().map(|request| format!("`{}`", flags(request))).collect();
+                        let (examples, first, gpus) = (examples.join(" or "), flags(first), gpu_option(wanted));
+                        format!("request {examples}, as with `gpushctl run {first}{gpus} -- COMMAND`")
                     }
                 });
                 error.causes.extend(pending(wanted, context));

@@ -80,8 +80,8 @@ fn error_names_each_gpu_and_why_it_does_not_fit() {
     assert!(message(profile("1g.12gb"), 1).starts_with(&text[..90]), "{}", message(profile("1g.12gb"), 1));
     let text = "cannot grant 3 MIG devices: the GPUs have room for only 2, even when idle / request 2 or fewer";
     assert_eq!(message(profile("3g.40gb"), 3), text);
-    let text = "cannot grant a whole GPU: the GPUs offer only leases of kind mig / request `mig=1g.10gb`, as with \
-                `gpushctl run --request mig=1g.10gb -- COMMAND`";
+    let text = "cannot grant a whole GPU: the GPUs offer only leases of kind mig / request `--mig 1g.10gb`, as \
+                with `gpushctl run --mig 1g.10gb -- COMMAND`";
     assert_eq!(message(RequestedShare::Whole, 1), text);
     let refused = place(&host, &wanted(RequestedShare::Whole, 1), PlacementPolicy::Pack).unwrap_err();
     assert_eq!(

@@ -30,10 +30,10 @@ fn offered_kinds_are_those_of_the_quota() {
     let host = Host { gpus: vec![mig(0, "a100-80", true, ""), mps(1, 0, None)] };
     let request = wanted(RequestedShare::Whole, 1);
     let of = |limits| hint(&host, &request, limits).unwrap();
-    assert!(of(Limits::default()).starts_with("request `mig=1g.10gb` or `mps=25`, as with"));
-    assert!(of(kinds([LeaseKind::Mps, LeaseKind::Whole])).starts_with("request `mps=25`, as with"));
+    assert!(of(Limits::default()).starts_with("request `--mig 1g.10gb` or `--mps 25`, as with"));
+    assert!(of(kinds([LeaseKind::Mps, LeaseKind::Whole])).starts_with("request `--mps 25`, as with"));
     // A quarter of 80 GiB is more than 10 GiB.
-    assert!(of(memory(10)).starts_with("request `mig=1g.10gb` or `mps=12.5`, as with"), "{}", of(memory(10)));
+    assert!(of(memory(10)).starts_with("request `--mig 1g.10gb` or `--mps 12.5`, as with"), "{}", of(memory(10)));
     assert_eq!(of(kinds([LeaseKind::Whole])), "choose other GPUs; `gpushctl quota` shows what you may lease");
     let why = place(&host, &request, PlacementPolicy::Pack).unwrap_err();
     let (effective, gpus) = (Effective::without_quota(kinds([LeaseKind::Mps])), gpus());
