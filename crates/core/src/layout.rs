@@ -19,7 +19,7 @@
 //! and suggests a correction. Any user may send a layout, so parsing must be cheap: this module
 //! refuses layouts that are larger than any GPU ([`MOST_IN_ALL`], [`LONGEST`]).
 
-use std::fmt;
+use std::{collections::BTreeMap, fmt};
 
 use gpush_api::LayoutSource;
 
@@ -27,7 +27,10 @@ mod before;
 pub mod edit;
 mod grammar;
 
-pub use self::{before::layout_before, grammar::LayoutError};
+pub use self::{
+    before::{is_of_rule, layout_before},
+    grammar::LayoutError,
+};
 
 /// The reserved word for the empty layout.
 pub const NONE: &str = "none";
@@ -123,6 +126,18 @@ impl Layout {
             return vec![NONE.to_owned()];
         }
         self.entries.iter().map(ToString::to_string).collect()
+    }
+
+    /// Returns how often the layout contains each entry, by its text without a count. Two layouts with equal counts are
+    /// the same.
+    #[must_use]
+    pub fn counts(&self) -> BTreeMap<String, u32> {
+        let mut counts = BTreeMap::new();
+        for entry in &self.entries {
+            let one = Entry { count: 1, ..entry.clone() };
+            *counts.entry(one.to_string()).or_default() += u32::from(entry.count);
+        }
+        counts
     }
 
     /// Returns whether any of these entries requests a shared MIG device. Returns `false` if an entry is invalid.

@@ -72,12 +72,20 @@ fn layout_commands_change_only_what_they_name() {
     let (code, text) = run(&agent, &["mig", "remove", "2g.20gb", "-g", "0"]);
     assert!(code == 2 && text.contains("GPU 0 has no instance `2g.20gb` to remove"), "{text}");
 
+    done(&agent, &["apply"]);
     // `apply` keeps an override until the override is cleared.
     done(&agent, &["mig", "apply", "7g.80gb", "-g", "0", "--reason", "big run"]);
     for args in [&["apply"][..], &["apply", "0"], &["mig", "apply", "-g", "0"]] {
         done(&agent, args);
         assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"], "{args:?}");
     }
+    // The undo of this change restores the layout of the rule, so it also ends the override.
+    done(&agent, &["apply", "--undo", "--yes"]);
+    assert_eq!((agent.gpu(0).overridden, real_layout(&host, 0).len()), (None, 3));
+    // It is a change too, so a second undo restores the layout before it.
+    done(&agent, &["apply", "--undo", "--yes"]);
+    assert_eq!(real_layout(&host, 0), ["7g.80gb@0[7g.80gb@0]"]);
+    assert!(agent.gpu(0).overridden.is_some());
     done(&agent, &["config", "overrides", "clear", "0"]);
     done(&agent, &["apply"]);
     assert_eq!(real_layout(&host, 0).len(), 3);

@@ -10,16 +10,10 @@
 //! A request has no effect on the override of a GPU that no rule with mode `mig` claims: no rule
 //! gives such a GPU a layout that an override could replace.
 
-use std::collections::BTreeMap;
-
 use gpush_api::{Gpu, GpuPlan, LayoutSource, Mode, PlanRequest};
 
 use super::desired_states;
-use crate::{
-    config::Config,
-    layout::{Entry, Layout},
-    selector::Selector,
-};
+use crate::{config::Config, layout::Layout, selector::Selector};
 
 /// The effect of a request on the override of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -104,15 +98,5 @@ pub fn layouts_after(
 /// Returns whether both layouts are the same. The order of entries does not matter, and two equal
 /// entries are the same as one entry with a count of 2.
 fn equals_canonical(layout: &Layout, canonical: &[String]) -> bool {
-    Layout::parse_list(canonical).is_ok_and(|other| counted(layout) == counted(&other))
-}
-
-/// Returns how often the layout contains each entry.
-fn counted(layout: &Layout) -> BTreeMap<String, u32> {
-    let mut counts = BTreeMap::new();
-    for entry in &layout.entries {
-        let one = Entry { count: 1, ..entry.clone() };
-        *counts.entry(one.to_string()).or_default() += u32::from(entry.count);
-    }
-    counts
+    Layout::parse_list(canonical).is_ok_and(|other| layout.counts() == other.counts())
 }

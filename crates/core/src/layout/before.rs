@@ -37,6 +37,17 @@ pub fn layout_before(plan: &GpuPlan, mig: &Mig) -> GpuLayout {
     GpuLayout { gpu, mig: true, layout: layout.into_iter().filter(|entry| entry != NONE).collect() }
 }
 
+/// Returns whether a layout from a record is the layout of the rule. If the rule has no starts, the instances may be
+/// anywhere.
+#[must_use]
+pub fn is_of_rule(recorded: &[String], rule: &[String]) -> bool {
+    let (Ok(mut recorded), Ok(rule)) = (Layout::parse_list(recorded), Layout::parse_list(rule)) else { return false };
+    if rule.entries.iter().all(|entry| entry.start.is_none()) {
+        recorded.entries.iter_mut().for_each(|entry| entry.start = None);
+    }
+    recorded.counts() == rule.counts()
+}
+
 #[cfg(test)]
 mod tests {
     use gpush_api::{GpuInstance, Placement, Step, step::MpsStep};
@@ -87,6 +98,18 @@ mod tests {
         assert_eq!(layout_before(&plan, &mig(Vec::new())).layout, [] as [&str; 0]);
         let off = layout_before(&plan, &Mig { enabled: false, ..mig(vec![instance(1, "3g.40gb", 0, "MIG-a")]) });
         assert_eq!((off.mig, off.layout.len()), (false, 0));
+    }
+
+    #[test]
+    fn recorded_layout_is_that_of_the_rule_wherever_the_rule_lets_it_be() {
+        let is = |recorded: &[&str], rule: &[&str]| {
+            let texts = |all: &[&str]| all.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
+            is_of_rule(&texts(recorded), &texts(rule))
+        };
+        assert!(is(&["3g.40gb@4", "3g.40gb@0"], &["3g.40gb*2"]));
+        assert!(!is(&["3g.40gb@0"], &["3g.40gb*2"]));
+        assert!(!is(&["3g.40gb@0"], &["3g.40gb@4"]) && is(&["3g.40gb@4"], &["3g.40gb@4"]));
+        assert!(!is(&["3g.40gb@0:mps"], &["3g.40gb"]) && !is(&["3g.40gb@0"], &["dynamic"]));
     }
 
     #[test]

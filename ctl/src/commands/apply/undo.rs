@@ -2,6 +2,7 @@
 
 use gpush_api::{ApiError, Code, GpuIndex, GpuLayout, GpuUuid, Operation, OperationState};
 use gpush_client::Client;
+use gpush_core::layout::is_of_rule;
 
 use super::super::select_of;
 use crate::{
@@ -22,7 +23,8 @@ pub(super) async fn run(client: &mut Client, args: &ApplyArgs, out: &Output) -> 
     let gpus = client.gpus(false).await?;
     let chosen = if selectors.is_empty() { None } else { Some(select_of(client, gpus, &selectors).await?) };
     let uuids = chosen.map(|gpus| gpus.into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>());
-    let found = layouts(client, uuids.as_deref()).await?;
+    let mut found = layouts(client, uuids.as_deref()).await?;
+    use_rules(client, &mut found).await?;
     let operations = found.iter().map(|(id, _)| id.as_str()).collect::<std::collections::BTreeSet<_>>();
     let ids = operations.into_iter().collect::<Vec<_>>().join(", ");
     out.remark(&format!("restoring the layout before {ids}\n"));
@@ -30,6 +32,19 @@ pub(super) async fn run(client: &mut Client, args: &ApplyArgs, out: &Output) -> 
     let lasting = Lasting { once: false, reason, expires: None };
     let change = LayoutChange { execution: args.execution.clone(), lasting };
     super::layouts(client, found.into_iter().map(|(_, layout)| layout).collect(), &change, out).await
+}
+
+/// Replaces layouts by those of the rules where they are the same. So gpushd creates no override for them.
+async fn use_rules(client: &mut Client, found: &mut [(String, GpuLayout)]) -> Result<(), Failure> {
+    let diff = client.config_diff().await?;
+    for (_, layout) in found {
+        let of_gpu = diff.gpus.iter().find(|gpu| gpu.gpu_uuid == layout.gpu.as_str());
+        let rule = of_gpu.and_then(|gpu| gpu.in_force.layout.as_ref());
+        if let Some(rule) = rule.filter(|rule| layout.mig && is_of_rule(&layout.layout, rule)) {
+            layout.layout.clone_from(rule);
+        }
+    }
+    Ok(())
 }
 
 /// Returns the layout to restore for each GPU, with the operation that changed it. `None` means the GPUs of the last
