@@ -3,6 +3,7 @@
 mod api_page;
 mod commands;
 mod completion;
+mod config_init;
 mod documents;
 mod hints;
 mod json;

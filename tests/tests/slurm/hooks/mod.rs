@@ -11,10 +11,12 @@
 //! | `life` | a job from Prolog to Epilog, after a crash of gpushd |
 //! | `requeue` | which run of a requeued job an Epilog ends |
 //! | `agent_down` | gpushd is stopped by SIGSTOP |
+//! | `config_init` | the config that gpushctl writes for a node |
 //! | `numbering` | the order in which slurmd numbers the devices |
 //! | `leftovers` | processes that still run after their job has ended |
 
 mod agent_down;
+mod config_init;
 mod leftovers;
 mod life;
 mod numbering;
