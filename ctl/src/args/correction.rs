@@ -4,52 +4,64 @@
 use std::ffi::OsString;
 
 use clap::{CommandFactory as _, Parser as _, error::ErrorKind};
-use gpush_core::duration;
 
-use super::{Cli, default_verb, synonyms, typed};
+use super::{
+    Cli, default_verb,
+    phrases::{self, Meant, joined_duration},
+    request_line, synonyms, typed,
+};
 
 /// Returns the command line that the user probably meant.
 pub(crate) fn correction(words: &[OsString]) -> Option<String> {
     let words: Vec<&str> = words.iter().skip(1).map(|word| word.to_str()).collect::<Option<_>>()?;
+    let joined = joined_durations(&words).unwrap_or_default();
+    let words = if joined.is_empty() { words } else { joined.iter().map(String::as_str).collect() };
     let line = Line::of(words);
     let sources = [
+        unchanged,
+        request,
         layout_of_several_words,
-        duration_of_two_words,
-        number_of_gpus,
         all_instances,
         number_of_xid,
         swapped,
         without_noun,
         synonym,
         gpu_as_argument,
-        without_dashes,
-        share_as_argument,
         option,
     ];
-    let help = vec!["--help".to_owned()];
-    let accepted = |words: &Vec<String>| {
-        let words = ["gpushctl".into()].into_iter().chain(words.iter().map(OsString::from)).collect();
-        Cli::try_parse_from(default_verb::insert(words)).is_ok()
-    };
-    let found: Vec<Vec<String>> = sources.iter().flat_map(|source| source(&line)).collect();
+    let mut of_phrases = Vec::new();
+    for meant in line.meant() {
+        match meant {
+            Meant::Gpushctl(words) if accepted(&words) => {
+                of_phrases.push(words);
+                break;
+            }
+            // A command of another program is the best hint if no command of gpushctl came before it.
+            Meant::Other(command) => return Some(command),
+            Meant::Gpushctl(words) => of_phrases.push(words),
+        }
+    }
+    let mut found = of_phrases.clone();
+    found.extend(sources.iter().flat_map(|source| source(&line)));
     // An option of the corrected command may also have another name.
     let with_options = found.iter().flat_map(|words| option(&Line::of(words.iter().map(String::as_str).collect())));
-    let found = found
-        .iter()
-        .cloned()
-        .chain(with_options)
-        .find(accepted)
-        .or_else(|| incomplete(&line).map(|words| [words, help].concat()))?;
+    let help = vec!["--help".to_owned()];
+    let found = found.iter().cloned().chain(with_options).find(accepted).or_else(|| {
+        of_phrases.into_iter().chain(synonym(&line)).find(lacks_arguments).map(|words| [words, help].concat())
+    })?;
     typed::command_line(["gpushctl"].into_iter().chain(found.iter().map(String::as_str)))
 }
 
-/// Returns the command that the user meant, if its arguments are missing: `mig destroy` means `mig remove`.
-fn incomplete(line: &Line<'_>) -> Option<Vec<String>> {
-    let lacks_arguments = |words: &Vec<String>| {
-        let parsed = Cli::try_parse_from([&["gpushctl".to_owned()], words.as_slice()].concat());
-        parsed.is_err_and(|error| error.kind() == ErrorKind::MissingRequiredArgument)
-    };
-    synonym(line).into_iter().find(lacks_arguments)
+/// Returns whether gpushctl accepts a command line.
+pub(super) fn accepted(words: &Vec<String>) -> bool {
+    let words = ["gpushctl".into()].into_iter().chain(words.iter().map(OsString::from)).collect();
+    Cli::try_parse_from(default_verb::insert(words)).is_ok()
+}
+
+/// Returns whether only the arguments of a command are missing: `mig destroy` means `mig remove`.
+fn lacks_arguments(words: &Vec<String>) -> bool {
+    let parsed = Cli::try_parse_from([&["gpushctl".to_owned()], words.as_slice()].concat());
+    parsed.is_err_and(|error| error.kind() == ErrorKind::MissingRequiredArgument)
 }
 
 /// The words of a refused command line, without `gpushctl`.
@@ -65,6 +77,24 @@ impl<'w> Line<'w> {
         let is_value = |at: usize| at > 0 && crate::WITH_VALUE.contains(&words[at - 1]);
         let named = (0..end).filter(|at| !words[*at].starts_with('-') && !is_value(*at)).collect();
         Self { words, named }
+    }
+
+    /// Returns the words before the command, and those from the command on.
+    fn parts(&self) -> (&[&'w str], &[&'w str]) {
+        self.words.split_at(self.named.first().copied().unwrap_or(0))
+    }
+
+    /// Returns the command lines that `phrases` has for the line, the best first.
+    fn meant(&self) -> Vec<Meant> {
+        let (before, after) = self.parts();
+        let with_options = |words: Vec<String>| before.iter().map(|word| (*word).to_owned()).chain(words).collect();
+        let meant = phrases::meant(after).into_iter();
+        meant
+            .map(|meant| match meant {
+                Meant::Gpushctl(words) => Meant::Gpushctl(with_options(words)),
+                Meant::Other(command) => Meant::Other(command),
+            })
+            .collect()
     }
 
     /// Returns the `n`th word that is not an option.
@@ -98,26 +128,32 @@ fn has_verb(noun: &str, verb: &str) -> bool {
     cli.find_subcommand(noun).is_some_and(|noun| noun.find_subcommand(verb).is_some())
 }
 
-/// `reset 3` means `gpu reset 3`. An id among the arguments says which group is meant.
+/// Returns gpushctl's verbs for a typed verb: the same word, and its synonym.
+fn verbs(typed: &str) -> impl Iterator<Item = &str> {
+    let synonym = synonyms::verb(typed);
+    [typed].into_iter().chain((synonym != typed).then_some(synonym))
+}
+
+/// `reset 3` means `gpu reset 3`. An id among the arguments says which group is meant. A lease is ended only by its id,
+/// and MIG mode is changed only by a command that names MIG.
 fn without_noun(line: &Line<'_>) -> Vec<Vec<String>> {
     let Some(first) = line.name(0) else { return Vec::new() };
-    let verb = synonyms::verb(first);
-    let is_id = |prefix: &str| {
-        (1..line.named.len()).filter_map(|n| line.name(n)).any(|word| {
-            word.strip_prefix(prefix).is_some_and(|id| !id.is_empty() && id.bytes().all(|b| b.is_ascii_digit()))
-        })
-    };
-    let by_id = [("lease", "L"), ("operation", "op-")].into_iter().filter(|(_, id)| is_id(id)).map(|(noun, _)| noun);
-    let nouns = by_id.chain(NOUNS).filter(|noun| has_verb(noun, verb));
-    nouns.filter_map(|noun| line.replaced(0, 0, &[noun, verb])).collect()
+    let mut arguments = (1..line.named.len()).filter_map(|n| line.name(n));
+    let has_operation = arguments.any(|word| word.strip_prefix("op-").is_some_and(phrases::is_number));
+    let nouns = has_operation.then_some("operation").into_iter().chain(NOUNS);
+    let is_safe = |noun: &str, verb: &str| !matches!((noun, verb), ("lease", "end") | ("mig", "on" | "off"));
+    let pairs = nouns.flat_map(|noun| verbs(first).map(move |verb| (noun, verb)));
+    let pairs = pairs.filter(|(noun, verb)| has_verb(noun, verb) && is_safe(noun, verb));
+    pairs.filter_map(|(noun, verb)| line.replaced(0, 0, &[noun, verb])).collect()
 }
 
 /// `list gpus` means `gpu list`.
 fn swapped(line: &Line<'_>) -> Vec<Vec<String>> {
     let (Some(verb), Some(noun)) = (line.name(0), line.name(1)) else { return Vec::new() };
     let nouns = [noun.strip_suffix('s').unwrap_or(noun), noun];
-    let nouns = nouns.into_iter().filter(|noun| has_verb(noun, synonyms::verb(verb)));
-    nouns.filter_map(|noun| line.replaced(0, 1, &[noun, synonyms::verb(verb)])).collect()
+    let pairs = nouns.into_iter().flat_map(|noun| verbs(verb).map(move |verb| (noun, verb)));
+    let pairs = pairs.filter(|(noun, verb)| has_verb(noun, verb));
+    pairs.filter_map(|(noun, verb)| line.replaced(0, 1, &[noun, verb])).collect()
 }
 
 /// Replaces a verb that the group does not have, and commands that gpushctl has under another name.
@@ -140,7 +176,7 @@ pub(super) fn is_index_list(word: &str) -> bool {
 
 /// `mig apply 3g.40gb 0` means `mig apply 3g.40gb -g 0`.
 fn gpu_as_argument(line: &Line<'_>) -> Vec<Vec<String>> {
-    if line.name(0) != Some("mig") && line.name(0) != Some("lease") && line.name(0) != Some("run") {
+    if line.name(0) != Some("mig") && line.name(0) != Some("lease") {
         return Vec::new();
     }
     let indexes: Vec<usize> = line.named.iter().skip(1).copied().filter(|at| is_index_list(line.words[*at])).collect();
@@ -163,42 +199,71 @@ fn layout_of_several_words(line: &Line<'_>) -> Vec<Vec<String>> {
     vec![line.moved(&entries, &[&layout])]
 }
 
-/// `run --whole --for 1 day -- x` means `run --whole --for 1d -- x`.
-fn duration_of_two_words(line: &Line<'_>) -> Vec<Vec<String>> {
-    let is_number = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
-    let takes_duration = |word: &str| matches!(word, "--for" | "--timeout" | "--notice" | "--grace" | "--expires");
-    let at = line.words.windows(3).position(|three| {
-        takes_duration(three[0]) && is_number(three[1]) && duration::is_duration(&[three[1], three[2]].concat())
-    });
-    let Some(at) = at else { return Vec::new() };
-    let unit = line.words[at + 2].chars().next().unwrap_or_default();
-    let value = format!("{}{unit}", line.words[at + 1]);
-    let words = line.words[..=at].iter().copied().chain([value.as_str()]).chain(line.words[at + 3..].iter().copied());
-    vec![words.map(str::to_owned).collect()]
+/// Options whose value is a duration or a time.
+const DURATIONS: [&str; 13] = [
+    "--for",
+    "--timeout",
+    "--notice",
+    "--grace",
+    "--expires",
+    "--since",
+    "--end-after",
+    "--time",
+    "-t",
+    "--until",
+    "--duration",
+    "--request-timeout",
+    "--by",
+];
+
+/// Joins the two words of each duration before `--`: `--for 1 day` becomes `--for 1d`. Returns `None` if there is none.
+pub(super) fn joined_durations(words: &[&str]) -> Option<Vec<String>> {
+    let end = words.iter().position(|word| *word == "--").unwrap_or(words.len());
+    let (mut joined, mut at) = (Vec::new(), 0);
+    while at < words.len() {
+        let three = words[..end].get(at..at + 3).unwrap_or_default();
+        match three {
+            [option, number, unit] if DURATIONS.contains(option) => {
+                if let Some(value) = joined_duration(number, unit) {
+                    joined.extend([(*option).to_owned(), value]);
+                    at += 3;
+                    continue;
+                }
+            }
+            _ => {}
+        }
+        joined.push(words[at].to_owned());
+        at += 1;
+    }
+    (joined.len() < words.len()).then_some(joined)
 }
 
-/// `run --gpus 2` means `run --whole --count 2`, as in other tools.
-fn number_of_gpus(line: &Line<'_>) -> Vec<Vec<String>> {
-    let is_number = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
-    let option = |word: &str| matches!(word, "--gpus" | "-G" | "--ngpus");
-    let Some(at) = line.words.windows(2).position(|two| option(two[0]) && is_number(two[1])) else { return Vec::new() };
-    let number = line.words[at + 1];
-    let new: &[&str] = if number == "1" { &["--whole"] } else { &["--whole", "--count", number] };
-    let words = line.words[..at].iter().chain(new).chain(&line.words[at + 2..]).map(|word| (*word).to_owned());
-    let words: Vec<String> = words.collect();
-    let with_dashes = |words: &[String]| {
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        without_dashes(&Line::of(words))
-    };
-    [vec![words.clone()], with_dashes(&words)].concat()
+/// Returns the words themselves, which differ from the typed ones if a duration was joined.
+fn unchanged(line: &Line<'_>) -> Vec<Vec<String>> {
+    vec![line.words.iter().map(|word| (*word).to_owned()).collect()]
 }
 
-/// `mig destroy 0` means `mig apply none -g 0`: it names a GPU, not an instance.
+/// `srun --gres=gpu:2 ./x` means `run --whole --count 2 -- ./x`.
+fn request(line: &Line<'_>) -> Vec<Vec<String>> {
+    let (before, after) = line.parts();
+    let found = request_line::rewritten(after);
+    found.into_iter().map(|words| before.iter().map(|word| (*word).to_owned()).chain(words).collect()).collect()
+}
+
+/// `mig destroy 0` and `mig remove -g 0 --all` mean `mig apply none -g 0`: they name a GPU, not an instance.
 fn all_instances(line: &Line<'_>) -> Vec<Vec<String>> {
     let is_removal = |verb: &str| synonyms::verb(verb) == "remove" || verb == "clear" || verb == "reset";
-    match (line.name(0), line.name(1), line.name(2)) {
-        (Some("mig"), Some(verb), Some(gpus)) if is_removal(verb) && is_index_list(gpus) && line.named.len() == 3 => {
-            line.replaced(1, 2, &["apply", "none", "-g", gpus]).into_iter().collect()
+    if line.name(0) != Some("mig") || !line.name(1).is_some_and(is_removal) {
+        return Vec::new();
+    }
+    let without_all = Line::of(line.words.iter().filter(|word| **word != "--all").copied().collect());
+    let names_gpu = line.words.iter().any(|word| matches!(*word, "-g" | "-i" | "--gpu"));
+    match without_all.name(2) {
+        Some(gpus) if is_index_list(gpus) && without_all.named.len() == 3 && !names_gpu => {
+            without_all.replaced(1, 2, &["apply", "none", "-g", gpus]).into_iter().collect()
+        }
+        Some(gpus) if is_index_list(gpus) && without_all.named.len() == 3 => {
+            without_all.replaced(1, 1, &["apply", "none"]).into_iter().collect()
         }
         _ => Vec::new(),
     }
@@ -214,47 +279,9 @@ fn number_of_xid(line: &Line<'_>) -> Vec<Vec<String>> {
     }
 }
 
-/// `run python train.py` means `run -- python train.py`.
-fn without_dashes(line: &Line<'_>) -> Vec<Vec<String>> {
-    if line.name(0) != Some("run") || line.words.contains(&"--") {
-        return Vec::new();
-    }
-    let at = |position: usize| {
-        let words = line.words[..position].iter().chain(&["--"]).chain(&line.words[position..]);
-        words.map(|word| (*word).to_owned()).collect()
-    };
-    // A word after an option may be the value of the option, so try the other words first.
-    let after_option = |position: &&usize| line.words[**position - 1].starts_with('-');
-    let (values, others): (Vec<&usize>, Vec<&usize>) = line.named.iter().skip(1).partition(after_option);
-    // A number after an option is the option's value, as in `--mps 25`.
-    let values = values.into_iter().filter(|at| !line.words[**at].starts_with(|c: char| c.is_ascii_digit()));
-    others.into_iter().chain(values).map(|position| at(*position)).collect()
-}
-
-/// `lease request 1g.10gb` means `lease request --mig 1g.10gb`.
-fn share_as_argument(line: &Line<'_>) -> Vec<Vec<String>> {
-    let first = match (line.name(0), line.name(1)) {
-        (Some("lease" | "leases"), Some("request" | "env")) => 2,
-        (Some("run"), _) => 1,
-        _ => return Vec::new(),
-    };
-    let Some(at) = line.named.get(first).copied() else { return Vec::new() };
-    let word = line.words[at];
-    let new: &[&str] = match word {
-        "mps" => &["--mps"],
-        "whole" => &["--whole"],
-        "timeslice" => &["--timeslice"],
-        word if word.contains('=') => &["--request", word],
-        word if word.contains("g.") => &["--mig", word],
-        _ => return Vec::new(),
-    };
-    let words = line.words[..at].iter().chain(new).chain(&line.words[at + 1..]);
-    vec![words.map(|word| (*word).to_owned()).collect()]
-}
-
 fn option(line: &Line<'_>) -> Vec<Vec<String>> {
     let mut found = Vec::new();
-    for (at, word) in line.words.iter().enumerate() {
+    for (at, word) in line.words.iter().enumerate().take_while(|(_, word)| **word != "--") {
         let (name, value) = word.split_once('=').map_or((*word, None), |(name, value)| (name, Some(value)));
         let Some((_, meant)) = synonyms::OPTIONS.iter().find(|(typed, _)| *typed == name) else { continue };
         for new in *meant {
@@ -333,6 +360,167 @@ mod tests {
         ]);
     }
 
+    #[test]
+    fn id_of_a_lease_leads_to_a_command_for_leases() {
+        assert_corrected(&[
+            ("cancel L19", "lease end L19"),
+            ("rm L19", "lease end L19"),
+            ("delete L19", "lease end L19"),
+            ("delete lease L19", "lease end L19"),
+            ("kill L19", "lease end L19"),
+            ("stop L19 L20", "lease end L19 L20"),
+            ("scancel L19", "lease end L19"),
+            ("scancel 12", "lease end L12"),
+            ("lease end all", "lease end --all"),
+            ("lease end -a", "lease end --all"),
+            ("lease cancel all", "lease end --all"),
+            ("logs L19", "lease show L19"),
+            ("get L19", "lease show L19"),
+            ("describe L19", "lease show L19"),
+            ("L19", "lease show L19"),
+            ("lease L19", "lease show L19"),
+            ("renew L19", "lease renew L19 --for 2h"),
+            ("renew L19 3h", "lease renew L19 --for 3h"),
+            ("extend L19 2h", "lease renew L19 --for 2h"),
+            ("lease extend L19 2h", "lease renew L19 --for 2h"),
+            ("lease renew L19 3h", "lease renew L19 --for 3h"),
+            ("lease renew L19", "lease renew L19 --for 2h"),
+            ("lease renew L19 --for 1 day", "lease renew L19 --for 1d"),
+            ("exec L1 python x.py", "run --lease L1 -- python x.py"),
+            ("exec L1 -- python x.py", "run --lease L1 -- python x.py"),
+            ("create lease", "lease request --for 2h"),
+            ("create lease --mig 1g.10gb", "lease request --mig 1g.10gb"),
+            ("lease mine", "lease list --mine"),
+            ("lease history", "lease list --ended"),
+            ("lease list --user anna", "lease list"),
+        ]);
+    }
+
+    /// A hint must not end or destroy what the user did not name.
+    #[test]
+    fn verb_without_its_object_does_not_lead_to_an_end() {
+        assert_corrected(&[("free 3", "mig list --free 3"), ("free", "mig list --free"), ("stop 3", "mps stop 3")]);
+        assert_corrected(&[("disable 0", "gpu cordon 0"), ("enable 0", "gpu uncordon 0")]);
+        for typed in ["release 3", "release", "revoke 3", "return 3", "end 3", "off 0", "on 0"] {
+            assert_eq!(corrected(&format!("gpushctl {typed}")), None, "{typed}");
+        }
+    }
+
+    #[test]
+    fn option_of_another_tool_does_not_hide_the_command() {
+        assert_corrected(&[
+            ("top -n 1", "status --watch"),
+            ("history -n 5", "lease list --ended=5"),
+            ("usage --since 1d", "lease list --ended"),
+            ("who -u", "lease list"),
+            ("queue -u anna", "lease list"),
+            ("users -a", "lease list"),
+            ("reload gpushd", "config reload"),
+            ("squeue --me", "lease list --mine"),
+            ("ps --user anna", "ps"),
+            ("ps --mine", "ps"),
+            ("ps -ef", "ps"),
+            ("events --last 5", "events -n 5"),
+            ("events --limit 5", "events -n 5"),
+            ("events --tail 5", "events -n 5"),
+            ("audit --tail 5", "audit -n 5"),
+            ("apply --rollback", "apply --undo"),
+            ("status -n 2", "status --watch=2s"),
+        ]);
+    }
+
+    #[test]
+    fn words_of_schedulers_and_services_lead_to_a_command() {
+        assert_corrected(&[
+            ("squeue", "lease list"),
+            ("sinfo", "status"),
+            ("sinfo -N", "status"),
+            ("scontrol show node", "status"),
+            ("whoami", "quota"),
+            ("user list", "quota --all"),
+            ("avail", "mig list --free"),
+            ("job", "lease list"),
+            ("jobs", "lease list"),
+            ("limit", "quota"),
+            ("quota nobody", "quota --user nobody"),
+            ("health", "doctor"),
+            ("doctor mps", "doctor --only mps"),
+            ("plan", "apply --dry-run"),
+            ("plan 3g.40gb -g 0", "mig apply 3g.40gb --dry-run -g 0"),
+            ("edit", "config show"),
+            ("config view", "config show"),
+            ("config lint", "config check"),
+            ("config path", "config check"),
+            ("config undo", "config diff"),
+            ("undo op-1", "apply --undo --dry-run"),
+            ("mig undo", "apply --undo"),
+            ("mig split", "mig profiles"),
+            ("mig split 0", "mig profiles 0"),
+            ("mig set 4", "mig profiles 4"),
+            ("mps set 0 25", "mps set 0 --percentage 25"),
+            ("gpu 2", "gpu show 2"),
+            ("gpu offline 2", "gpu cordon 2"),
+            ("gpu lock 2", "gpu cordon 2"),
+            ("operation op-1", "operation show op-1"),
+            ("get pods", "ps"),
+            ("get nodes", "status"),
+            ("describe node gpu01", "status"),
+            ("uncordon node", "gpu uncordon all"),
+            ("mig remove -g 4 --all", "mig apply none -g 4"),
+            ("destroy 3", "mig apply none -g 3"),
+            ("remove 3", "mig apply none -g 3"),
+            ("restart mps 0", "mps restart 0"),
+            ("restart 0", "mps restart 0"),
+        ]);
+        for (typed, meant) in [
+            ("restart", "systemctl restart gpushd"),
+            ("restart gpushd", "systemctl restart gpushd"),
+            ("start", "systemctl start gpushd"),
+            ("stop", "systemctl stop gpushd"),
+            ("daemon-reload", "systemctl daemon-reload"),
+            ("journal", "journalctl -u gpushd"),
+            ("journal -f", "journalctl -u gpushd"),
+        ] {
+            assert_eq!(corrected(&format!("gpushctl {typed}")).as_deref(), Some(meant), "{typed}");
+        }
+    }
+
+    #[test]
+    fn request_in_the_form_of_another_tool_is_rewritten() {
+        assert_corrected(&[
+            ("run --gpus=1 -- true", "run --whole -- true"),
+            ("run --gpus 2 -- true", "run --whole --count 2 -- true"),
+            ("run --gpus all -- true", "run --whole -- true"),
+            ("run --gpus 0 -- true", "run --whole -- true"),
+            ("run --gpus-per-task 1 -- true", "run --whole -- true"),
+            ("run --gres gpu:1 -- true", "run --whole -- true"),
+            ("run --gres=gpu:a100:2 -- true", "run --whole --count 2 -- true"),
+            ("run -t 2h --whole -- true", "run --for 2h --whole -- true"),
+            ("run --whole --time 2h -- true", "run --whole --for 2h -- true"),
+            ("run --whole --time 2 h -- true", "run --whole --for 2h -- true"),
+            ("run --whole --time=02:30:00 -- true", "run --whole --for 2h30m -- true"),
+            ("run --whole --until 18:00 -- true", "run --whole --for 2h -- true"),
+            ("run --whole --for 2 h -- true", "run --whole --for 2h -- true"),
+            ("run --mem 8G -- true", "run --memory 8G -- true"),
+            ("run --mem-per-gpu 8G -- true", "run --memory 8G -- true"),
+            ("run --shared -- true", "run --mps -- true"),
+            ("run --share 25 -- true", "run --mps 25 -- true"),
+            ("run -it --rm --whole -- true", "run --whole -- true"),
+            ("run --detach --whole -- true", "run --whole -- true"),
+            ("run nvidia-smi -L", "run -- nvidia-smi -L"),
+            ("run true", "run -- true"),
+            ("run 1g.10gb python x.py", "run --mig 1g.10gb -- python x.py"),
+            ("run python x.py --mig 1g.10gb", "run --mig 1g.10gb -- python x.py"),
+            ("run --mps 50 25 -- true", "run --mps 50 -- true"),
+            ("run --mps 25 --time 2h python x.py --time 3", "run --mps 25 --for 2h -- python x.py --time 3"),
+            ("sbatch --gres=gpu:1 ./job.sh", "run --whole -- ./job.sh"),
+            ("srun -p gpu --gpus 2 ./x", "run --whole --count 2 -- ./x"),
+            ("salloc", "run -- COMMAND"),
+            ("alloc 1g.10gb", "run --mig 1g.10gb -- COMMAND"),
+            ("lease request --gpus 2 --time 2h", "lease request --whole --count 2 --for 2h"),
+        ]);
+    }
+
     /// The guesses of a trial with new users, for which earlier versions had no hint or a wrong one.
     #[test]
     fn guesses_of_new_users_lead_to_the_command_that_they_meant() {
@@ -385,7 +573,7 @@ mod tests {
 
     #[test]
     fn nothing_is_suggested_without_a_command_that_parses() {
-        for typed in ["bogus", "run --mps 25", "mps start", "mig apply 1g.10gb x y", "gpu drain", "lease renew L17"] {
+        for typed in ["bogus", "run --mps 25", "mps start", "mig apply 1g.10gb x y", "gpu drain"] {
             assert_eq!(corrected(&format!("gpushctl {typed}")), None, "{typed}");
         }
     }

@@ -15,12 +15,14 @@ pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
     let words: Vec<&str> = args.iter().skip(1).map_while(|arg| arg.to_str()).take_while(|word| *word != "--").collect();
     let checks = [
         value_after_optional,
+        duration_of_two_words,
         number_after_ended,
         gpu_as_entry,
         detached,
         mps_env,
         kill_of_process,
         config_edit,
+        timeslice_set,
         nvidia_smi,
         file_as_f,
     ];
@@ -53,6 +55,34 @@ fn value_after_optional(words: &[&str]) -> Option<ApiError> {
     let (option, long, value) = found?;
     let message = format!("`{option} {value}` is ambiguous: the duration of {long} must follow an equals sign");
     Some(ApiError::new(Code::BadRequest, message).hint(format!("write `{long}={value}`")))
+}
+
+/// Refuses `--since 1 hour`. Without this error, gpushctl would read `hour` as a GPU.
+fn duration_of_two_words(words: &[&str]) -> Option<ApiError> {
+    let joined = correction::joined_durations(words)?;
+    let at = words.iter().zip(&joined).position(|(typed, joined)| typed != joined)?;
+    let (number, unit) = (words.get(at)?, words.get(at + 1)?);
+    // The command of `run` is not among these words.
+    if matches!(words.first(), Some(&"run")) || !correction::accepted(&joined) {
+        return None;
+    }
+    let meant = typed::command_line(["gpushctl"].into_iter().chain(joined.iter().map(String::as_str)))?;
+    let message = format!("`{number} {unit}` is not valid: a duration is one word, such as {}", joined[at]);
+    Some(ApiError::new(Code::BadRequest, message).hint(format!("did you mean `{meant}`?")))
+}
+
+/// Refuses `timeslice set`: the rule of a GPU sets how it is time-sliced.
+fn timeslice_set(words: &[&str]) -> Option<ApiError> {
+    let verbs = ["set", "on", "off", "enable", "disable", "start", "stop", "create", "apply"];
+    let [group, verb, ..] = words else { return None };
+    (group.starts_with("timeslic") || *group == "time-slicing").then_some(())?;
+    verbs.contains(verb).then(|| {
+        let message = format!("`{group} {verb}` is not a command: the rule of a GPU sets time-slicing");
+        ApiError::new(Code::BadRequest, message).hint(
+            "set `mode` and `timeslice` in the rule of the GPU, check the file with `gpushctl config check`, then run \
+            `gpushctl apply`",
+        )
+    })
 }
 
 /// Refuses `mig add 1g.10gb 0`, because GPUs are named with `-g`.
@@ -89,50 +119,74 @@ fn detached(words: &[&str]) -> Option<ApiError> {
 
 /// Options of nvidia-smi that gpushctl does not have: what nvidia-smi does, and a hint. `{gpu}` is replaced by the GPU
 /// after `-i`, and `{profiles}` by the names of the profiles after the option.
-const NVIDIA_SMI: [(&str, &str, &str); 17] = [
-    ("-lgip", "list GPU instance profiles", "use 'gpushctl mig profiles'"),
-    ("-lgipp", "list possible placements", "use 'gpushctl mig profiles'"),
-    ("-lcip", "list compute instance profiles", "use 'gpushctl mig profiles'"),
-    ("-lgi", "list GPU instances", "use 'gpushctl mig list'"),
-    ("-lci", "list compute instances", "use 'gpushctl mig list'"),
+const NVIDIA_SMI: [(&str, &str, &str); 18] = [
+    ("-lgip", "list GPU instance profiles", "use `gpushctl mig profiles`"),
+    ("-lgipp", "list possible placements", "use `gpushctl mig profiles`"),
+    ("-lcip", "list compute instance profiles", "use `gpushctl mig profiles`"),
+    ("-lgi", "list GPU instances", "use `gpushctl mig list`"),
+    ("-lci", "list compute instances", "use `gpushctl mig list`"),
     ("-cgi", "create GPU instances", CREATE),
     ("--create-gpu-instance", "create GPU instances", CREATE),
-    ("-cci", "create compute instances", "name them in the entry, such as 'gpushctl mig add 1c.3g.40gb -g {gpu}'"),
+    ("-cci", "create compute instances", "name them in the entry, such as `gpushctl mig add 1c.3g.40gb -g {gpu}`"),
     ("-dgi", "destroy GPU instances", DESTROY),
     ("--destroy-gpu-instance", "destroy GPU instances", DESTROY),
     ("-dci", "destroy compute instances", DESTROY),
-    ("-mig", "set the MIG mode", "use 'gpushctl mig on {gpu}' or 'gpushctl mig off {gpu}'"),
-    ("-L", "list GPUs", "use 'gpushctl gpu list'"),
-    ("-pm", "set the persistence mode", "gpush does not change this mode: use 'nvidia-smi -pm 1'"),
-    ("--persistence-mode", "set the persistence mode", "gpush does not change this mode: use 'nvidia-smi -pm 1'"),
-    ("-pl", "set the power limit", "gpush does not change this limit: use 'nvidia-smi -pl WATTS'"),
-    ("--gpu-reset", "reset a GPU", "use 'gpushctl gpu reset {gpu}'"),
+    ("-mig", "set the MIG mode", "use `gpushctl mig on {gpu}` or `gpushctl mig off {gpu}`"),
+    ("-L", "list GPUs", "use `gpushctl gpu list`"),
+    ("--list-gpus", "list GPUs", "use `gpushctl gpu list`"),
+    ("-pm", "set the persistence mode", "gpush does not change this mode: use `nvidia-smi -pm 1`"),
+    ("--persistence-mode", "set the persistence mode", "gpush does not change this mode: use `nvidia-smi -pm 1`"),
+    ("-pl", "set the power limit", "gpush does not change this limit: use `nvidia-smi -pl WATTS`"),
+    ("--gpu-reset", "reset a GPU", "use `gpushctl gpu reset {gpu}`"),
 ];
 
-const CREATE: &str = "use 'gpushctl mig add {profiles} -g {gpu}'; 'gpushctl mig profiles {gpu}' lists the profiles";
+const CREATE: &str = "use `gpushctl mig add {profiles} -g {gpu}`; `gpushctl mig profiles {gpu}` lists the profiles";
 
-const DESTROY: &str = "use 'gpushctl mig remove PROFILE@START -g {gpu}'; 'gpushctl mig list {gpu}' lists the instances";
+const DESTROY: &str = "use `gpushctl mig remove PROFILE@START -g {gpu}`; `gpushctl mig list {gpu}` lists the instances";
 
 /// Commands of nvidia-smi. The fields are those of `NVIDIA_SMI`.
-const NVIDIA_SMI_COMMANDS: [(&str, &str, &str); 3] = [
-    ("topo", "show how GPUs are connected", "gpush does not show this: use 'nvidia-smi topo -m'"),
-    ("pmon", "show processes", "use 'gpushctl ps'"),
-    ("dmon", "show sensors", "use 'gpushctl status --watch'"),
+const NVIDIA_SMI_COMMANDS: [(&str, &str, &str); 5] = [
+    ("topo", "show how GPUs are connected", "gpush does not show this: use `nvidia-smi topo -m`"),
+    ("pmon", "show processes", "use `gpushctl ps`"),
+    ("dmon", "show sensors", "use `gpushctl status --watch`"),
+    (
+        "compute-policy",
+        "set the time-slice",
+        "set `timeslice.level` in the rule of the GPU; `gpushctl config show` shows the rules",
+    ),
+    ("nvlink", "show NVLinks", "gpush does not show them: use `nvidia-smi nvlink -s`"),
 ];
 
 /// Options that both nvidia-smi and gpushctl have. If no command precedes such an option, the user meant nvidia-smi.
 /// The fields are those of `NVIDIA_SMI`.
-const NVIDIA_SMI_ALONE: [(&str, &str, &str); 7] = [
-    ("-q", "show details of GPUs", "use 'gpushctl gpu show {gpu}'"),
-    ("--query", "show details of GPUs", "use 'gpushctl gpu show {gpu}'"),
-    ("--query-gpu", "print values of GPUs", "use 'gpushctl gpu list -o csv'"),
-    ("-r", "reset a GPU", "use 'gpushctl gpu reset {gpu}'"),
-    ("-l", "repeat the output", "use 'gpushctl status --watch'"),
-    ("--loop", "repeat the output", "use 'gpushctl status --watch'"),
-    ("-c", "set the compute mode", "set `compute_mode` in the rule of the GPU; 'gpushctl config show' shows the rules"),
+const NVIDIA_SMI_ALONE: [(&str, &str, &str); 10] = [
+    ("-q", "show details of GPUs", "use `gpushctl gpu show {gpu}`"),
+    ("--query", "show details of GPUs", "use `gpushctl gpu show {gpu}`"),
+    ("--query-gpu", "print values of GPUs", "use `gpushctl gpu list -o csv`"),
+    ("-r", "reset a GPU", "use `gpushctl gpu reset {gpu}`"),
+    ("-l", "repeat the output", "use `gpushctl status --watch`"),
+    ("--loop", "repeat the output", "use `gpushctl status --watch`"),
+    (
+        "-c",
+        "set the compute mode",
+        "set `mps.compute_mode` or `timeslice.compute_mode` in the rule of the GPU; `gpushctl config show` shows the rules",
+    ),
+    ("-a", "show details of GPUs", "use `gpushctl gpu show`"),
+    ("-i", "name a GPU", "use `gpushctl status {gpu}`"),
+    ("--id", "name a GPU", "use `gpushctl status {gpu}`"),
 ];
 
 fn nvidia_smi(words: &[&str]) -> Option<ApiError> {
+    let words = match words {
+        ["nvidia-smi"] => {
+            let error = ApiError::new(Code::BadRequest, "`nvidia-smi` is not a command of gpushctl");
+            return Some(error.hint("use `gpushctl status`"));
+        }
+        ["nvidia-smi", rest @ ..] => rest,
+        // The options after these words belong to the program that the user starts.
+        ["run" | "exec" | "srun" | "sbatch" | "salloc" | "alloc", ..] => return None,
+        all => all,
+    };
     // Leave out a value after `=`, because nvidia-smi also accepts `--query-gpu=name`.
     let names = |word: &str| word.split('=').next().unwrap_or_default().to_owned();
     let is_value = |word: &&str| word.starts_with('-') || word.bytes().all(|b| b.is_ascii_digit() || b == b',');
@@ -153,7 +207,7 @@ fn nvidia_smi(words: &[&str]) -> Option<ApiError> {
     Some(ApiError::new(Code::BadRequest, message).hint(hint))
 }
 
-/// Writes a list of profile names as a layout: `3g.40gb,3g.40gb` as `3g.40gb*2`. For other values, such as profile ids,
+/// Writes a list of profile names as a layout for a shell: `3g.40gb,3g.40gb` as `'3g.40gb*2'`. For other values, such as profile ids,
 /// returns the placeholder `PROFILE`.
 fn counted_profiles(list: &str) -> String {
     let mut counts: Vec<(&str, usize)> = Vec::new();
@@ -168,7 +222,8 @@ fn counted_profiles(list: &str) -> String {
     }
     let entry =
         |(name, count): &(&str, usize)| if *count == 1 { (*name).to_owned() } else { format!("{name}*{count}") };
-    counts.iter().map(entry).collect::<Vec<_>>().join(",")
+    let layout = counts.iter().map(entry).collect::<Vec<_>>().join(",");
+    if layout.contains('*') { format!("'{layout}'") } else { layout }
 }
 
 /// Refuses `kill 1234`: gpushctl ends leases, not single processes.
@@ -188,7 +243,7 @@ fn kill_of_process(words: &[&str]) -> Option<ApiError> {
 fn config_edit(words: &[&str]) -> Option<ApiError> {
     words.windows(2).any(|two| two[0] == "config" && matches!(two[1], "edit" | "set" | "change")).then(|| {
         let error = ApiError::new(Code::BadRequest, "gpushctl does not edit the config file");
-        error.hint("edit /etc/gpush/config.toml, check it with 'gpushctl config check', then run 'gpushctl apply'")
+        error.hint("edit /etc/gpush/config.toml, check it with `gpushctl config check`, then run `gpushctl apply`")
     })
 }
 
@@ -199,17 +254,34 @@ fn mps_env(words: &[&str]) -> Option<ApiError> {
     let message = "`mps env` is not a command: the environment belongs to a lease";
     let error = ApiError::new(Code::BadRequest, message);
     Some(error.hint(format!(
-        "use 'gpushctl lease env --mps --target {target}', or 'gpushctl lease env L17' for a lease that you hold"
+        "use `gpushctl lease env --mps --target {target}`, or `gpushctl lease env L17` for a lease that you hold"
     )))
 }
 
-/// Refuses `mig apply -f FILE`. In gpushctl, `-f` is short for `--follow`.
+/// Refuses `mig apply -f FILE` and `apply -f FILE`. In gpushctl, `-f` is short for `--follow`.
 fn file_as_f(words: &[&str]) -> Option<ApiError> {
     let is_mig = words.windows(2).any(|two| two[0] == "mig" && ["plan", "apply", "assert"].contains(&two[1]));
-    let file = words.iter().position(|word| *word == "-f").filter(|_| is_mig)?;
+    let is_apply = words.first() == Some(&"apply");
+    let is_file =
+        |word: &str| word == "-f" || (is_apply && matches!(word, "--file" | "--filename" | "-c" | "--config"));
+    let file = words.iter().position(|word| is_file(word)).filter(|_| is_mig || is_apply)?;
     let path = words.get(file + 1).copied().unwrap_or("FILE");
-    let error = ApiError::new(Code::BadRequest, "`-f` is not an option of this command");
-    Some(error.hint(format!("write `--file {path}`")))
+    let error = ApiError::new(Code::BadRequest, format!("`{}` is not an option of this command", words[file]));
+    if is_mig {
+        return Some(error.hint(format!("write `--file {path}`")));
+    }
+    let command = |words: &[&str]| typed::command_line(words.iter().copied().chain([path]));
+    Some(if path.ends_with(".toml") {
+        error.hint(format!(
+            "`apply` uses the config file of gpushd; `{}` checks another file",
+            command(&["gpushctl", "config", "check"])?
+        ))
+    } else {
+        error.hint(format!(
+            "for a mig-parted file, use `{}`; `apply` uses the config file of gpushd",
+            command(&["gpushctl", "mig", "apply", "--file"])?
+        ))
+    })
 }
 
 /// Returns the error for a layout in the form of another tool; `None` if the layout may be correct.
@@ -256,8 +328,8 @@ pub(crate) fn parted_label(name: &str) -> Option<ApiError> {
     let error = ApiError::new(Code::NotFound, format!("the config has no layout `{name}`"));
     if matches!(profile, "disabled" | "enabled" | "balanced") {
         let hint = match profile {
-            "disabled" => "disable MIG mode with 'gpushctl mig off all'".to_owned(),
-            "enabled" => "enable MIG mode with 'gpushctl mig on all'".to_owned(),
+            "disabled" => "disable MIG mode with `gpushctl mig off all`".to_owned(),
+            "enabled" => "enable MIG mode with `gpushctl mig on all`".to_owned(),
             _ => format!("name the file of the label: `--file config.yaml -c {name}`"),
         };
         return Some(error.cause(format!("`{name}` is a label in the default config of mig-parted")).hint(hint));
@@ -306,30 +378,39 @@ mod tests {
 
     #[test]
     fn option_of_nvidia_smi_is_refused_with_the_gpushctl_command() {
-        assert_eq!(hint("gpushctl mig -lgip").as_deref(), Some("use 'gpushctl mig profiles'"));
+        assert_eq!(hint("gpushctl mig -lgip").as_deref(), Some("use `gpushctl mig profiles`"));
         let create = |profiles: &str, gpu: GpuIndex| {
-            let add = format!("use 'gpushctl mig add {profiles} -g {gpu}'");
-            Some(format!("{add}; 'gpushctl mig profiles {gpu}' lists the profiles"))
+            let add = format!("use `gpushctl mig add {profiles} -g {gpu}`");
+            Some(format!("{add}; `gpushctl mig profiles {gpu}` lists the profiles"))
         };
         assert_eq!(hint("gpushctl mig -cgi 19,19 -C"), create("PROFILE", GpuIndex(0)));
-        assert_eq!(hint("gpushctl mig -cgi 3g.40gb,3g.40gb -C -i 7"), create("3g.40gb*2", GpuIndex(7)));
+        assert_eq!(hint("gpushctl mig -cgi 3g.40gb,3g.40gb -C -i 7"), create("'3g.40gb*2'", GpuIndex(7)));
         assert_eq!(hint("gpushctl mig --create-gpu-instance 9,9"), create("PROFILE", GpuIndex(0)));
         assert!(hint("gpushctl mig -dgi -gi 3 -i 0").unwrap().contains("mig remove PROFILE@START -g 0"));
         assert_eq!(hint("gpushctl mig apply -f x.yaml").as_deref(), Some("write `--file x.yaml`"));
         assert_eq!(hint("gpushctl events -f"), None);
         for (line, command) in [
-            ("gpushctl -q", "use 'gpushctl gpu show 0'"),
-            ("gpushctl -q -d MEMORY -i 3", "use 'gpushctl gpu show 3'"),
-            ("gpushctl -pm 1", "gpush does not change this mode: use 'nvidia-smi -pm 1'"),
-            ("gpushctl -r", "use 'gpushctl gpu reset 0'"),
-            ("gpushctl -i 2 -r", "use 'gpushctl gpu reset 2'"),
-            ("gpushctl --gpu-reset -i 3", "use 'gpushctl gpu reset 3'"),
-            ("gpushctl --query-gpu=name,uuid --format=csv", "use 'gpushctl gpu list -o csv'"),
-            ("gpushctl -l 2", "use 'gpushctl status --watch'"),
-            ("gpushctl pmon", "use 'gpushctl ps'"),
+            ("gpushctl -q", "use `gpushctl gpu show 0`"),
+            ("gpushctl -q -d MEMORY -i 3", "use `gpushctl gpu show 3`"),
+            ("gpushctl -pm 1", "gpush does not change this mode: use `nvidia-smi -pm 1`"),
+            ("gpushctl -r", "use `gpushctl gpu reset 0`"),
+            ("gpushctl -i 2 -r", "use `gpushctl gpu reset 2`"),
+            ("gpushctl --gpu-reset -i 3", "use `gpushctl gpu reset 3`"),
+            ("gpushctl --query-gpu=name,uuid --format=csv", "use `gpushctl gpu list -o csv`"),
+            ("gpushctl -l 2", "use `gpushctl status --watch`"),
+            ("gpushctl pmon", "use `gpushctl ps`"),
+            ("gpushctl -i 0", "use `gpushctl status 0`"),
+            ("gpushctl -a", "use `gpushctl gpu show`"),
+            ("gpushctl --list-gpus", "use `gpushctl gpu list`"),
+            ("gpushctl nvidia-smi", "use `gpushctl status`"),
+            ("gpushctl nvidia-smi -L", "use `gpushctl gpu list`"),
+            ("gpushctl nvidia-smi -q -i 3", "use `gpushctl gpu show 3`"),
         ] {
             assert_eq!(hint(line).as_deref(), Some(command), "{line}");
         }
+        assert!(hint("gpushctl compute-policy --set-timeslice=1").unwrap().starts_with("set `timeslice.level`"));
+        assert!(hint("gpushctl -c 3").unwrap().starts_with("set `mps.compute_mode` or `timeslice.compute_mode`"));
+        assert_eq!(hint("gpushctl run nvidia-smi -L"), None);
         for right in
             ["gpushctl mig apply -q", "gpushctl mig apply --dry-run --file x -c all", "gpushctl -o json status"]
         {
@@ -364,7 +445,7 @@ mod tests {
     #[test]
     fn mps_env_names_lease_env() {
         let printed = hint("gpushctl mps env 9").unwrap();
-        assert!(printed.starts_with("use 'gpushctl lease env --mps --target 9'"), "{printed}");
+        assert!(printed.starts_with("use `gpushctl lease env --mps --target 9`"), "{printed}");
         assert_eq!(hint("gpushctl lease env --mps"), None);
     }
 
@@ -382,5 +463,29 @@ mod tests {
         assert!(label("all-1g.10gb").unwrap().contains("'1g.10gb*7'"));
         assert!(label("all-disabled").unwrap().contains("mig off all"));
         assert_eq!(label("all-mine"), None);
+    }
+
+    #[test]
+    fn duration_of_two_words_is_refused_with_one_word() {
+        for (typed, meant) in [
+            ("events --since 1 hour", "events --since 1h"),
+            ("gpu drain 2 --end-after 5 seconds", "gpu drain 2 --end-after 5s"),
+            ("lease renew L1 --for 1 day", "lease renew L1 --for 1d"),
+            ("mig apply mixed -g 0 --expires 2 h", "mig apply mixed -g 0 --expires 2h"),
+        ] {
+            assert_eq!(hint(&format!("gpushctl {typed}")), Some(format!("did you mean `gpushctl {meant}`?")));
+        }
+        for right in
+            ["gpushctl events --since 1h 0", "gpushctl events --since 1 0", "gpushctl gpu drain 2 --timeout 5 3"]
+        {
+            assert_eq!(hint(right), None, "{right}");
+        }
+    }
+
+    #[test]
+    fn settings_of_rules_lead_to_the_config() {
+        assert!(hint("gpushctl timeslice set 0 short").unwrap().starts_with("set `mode` and `timeslice`"));
+        assert!(hint("gpushctl apply -f x.toml").unwrap().contains("`gpushctl config check x.toml`"));
+        assert!(hint("gpushctl apply -f x.yaml").unwrap().contains("`gpushctl mig apply --file x.yaml`"));
     }
 }

@@ -16,6 +16,8 @@
 //! | `waitable` | the typed command with `--wait`, for hints |
 //! | `correction` | the command that was meant, for a command line that clap refuses |
 //! | `synonyms` | words of other tools, and the commands that gpushctl has instead |
+//! | `phrases` | command lines of other tools, and the command lines that gpushctl has instead |
+//! | `request_line` | command lines that request a share in the form of Slurm, Docker and other tools |
 //! | `topic` | the topics of `explain` |
 //! | `typed` | command lines in hints |
 //! | `default_verb` | the verb that a group of commands has without one: `gpushctl lease` lists leases |
@@ -39,9 +41,11 @@ mod mig;
 mod mps;
 #[cfg(test)]
 pub(crate) mod pages;
+mod phrases;
 mod ps;
 mod quota;
 mod request;
+mod request_line;
 mod slurm;
 mod support_bundle;
 mod synonyms;

@@ -10,7 +10,7 @@ pub(super) fn verb(verb: &str) -> &str {
         "create" | "new" => "add",
         "delete" | "del" | "destroy" | "rm" => "remove",
         "validate" | "test" | "verify" => "check",
-        "release" | "revoke" | "return" | "free" | "stop" => "end",
+        "release" | "revoke" => "end",
         "extend" => "renew",
         "abort" => "cancel",
         "limits" | "limit" => "set",
@@ -21,17 +21,10 @@ pub(super) fn verb(verb: &str) -> &str {
 /// Returns the commands that a single word may mean, the best first. The rest of the command line follows the command.
 pub(super) fn of_word(word: &str) -> &'static [&'static [&'static str]] {
     match word {
-        "top" | "watch" | "monitor" => &[&["status", "--watch"]],
         "info" | "list" | "ls" | "smi" | "show" => &[&["status"]],
         "process" | "processes" | "procs" | "holders" => &[&["ps"]],
-        "who" | "users" | "queue" | "jobs" | "leases-of" => &[&["lease", "list"]],
-        "history" | "usage" | "sacct" => &[&["lease", "list", "--ended"]],
         "undo" | "rollback" | "revert" => &[&["apply", "--undo"]],
-        "free" | "available" => &[&["mig", "list", "--free"], &["status"]],
-        "limits" | "quotas" => &[&["quota"]],
         "overrides" | "override" => &[&["config", "overrides"]],
-        "exec" | "srun" => &[&["run"]],
-        "alloc" | "salloc" | "request" => &[&["lease", "request"]],
         "init" => &[&["config", "init"]],
         "log" | "logs" => &[&["events"], &["mps", "logs"]],
         "timeslice" | "timeslices" => &[&["gpu", "show"]],
@@ -78,7 +71,7 @@ pub(super) fn of_words(first: &str, second: &str) -> &'static [&'static [&'stati
 
 /// Options of other tools, each with the options of gpushctl that are tried instead. An empty text means that the option
 /// is removed.
-pub(super) const OPTIONS: [(&str, &[&str]); 24] = [
+pub(super) const OPTIONS: [(&str, &[&str]); 28] = [
     ("--id", &["--gpu"]),
     ("--device", &["--gpu"]),
     ("--devices", &["--gpu"]),
@@ -90,13 +83,17 @@ pub(super) const OPTIONS: [(&str, &[&str]); 24] = [
     ("--time", &["--for", "--timeout", "--since"]),
     ("--duration", &["--for"]),
     ("--until", &["--expires"]),
-    ("--number", &["--count"]),
+    ("--number", &["--count", "-n"]),
     ("-n", &["--count"]),
     ("--format", &["--output"]),
     ("--all", &["", "all"]),
     ("--shell", &[""]),
     ("--exclusive", &["--whole"]),
-    ("--tail", &["--follow"]),
+    ("--tail", &["-n", "--follow"]),
+    ("--last", &["-n"]),
+    ("--limit", &["-n"]),
+    ("--head", &["-n"]),
+    ("--lines", &["-n"]),
     ("--plan", &["--dry-run"]),
     ("--end", &["--kill"]),
     ("--force", &["--kill", "--yes"]),

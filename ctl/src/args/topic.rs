@@ -26,15 +26,34 @@ pub(crate) enum Page {
     Mps,
     Timeslice,
     Lease,
+    Quota,
     States,
+    Held,
+    Cordoned,
+    Lost,
+    Drift,
+    MigMode,
     Xid,
     ExitCodes,
 }
 
 impl Page {
     /// All pages, in the order of the list of topics.
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Mig, Self::Mps, Self::Timeslice, Self::Lease, Self::States, Self::Xid, Self::ExitCodes];
+    pub(crate) const ALL: [Self; 13] = [
+        Self::Mig,
+        Self::MigMode,
+        Self::Mps,
+        Self::Timeslice,
+        Self::Lease,
+        Self::Quota,
+        Self::States,
+        Self::Held,
+        Self::Cordoned,
+        Self::Lost,
+        Self::Drift,
+        Self::Xid,
+        Self::ExitCodes,
+    ];
 
     /// Returns the name of the topic on the command line.
     pub(crate) fn name(self) -> &'static str {
@@ -43,7 +62,13 @@ impl Page {
             Self::Mps => "mps",
             Self::Timeslice => "timeslice",
             Self::Lease => "lease",
+            Self::Quota => "quota",
             Self::States => "states",
+            Self::Held => "held",
+            Self::Cordoned => "cordoned",
+            Self::Lost => "lost",
+            Self::Drift => "drift",
+            Self::MigMode => "mig-mode",
             Self::Xid => "xid",
             Self::ExitCodes => "exit-codes",
         }
@@ -52,8 +77,12 @@ impl Page {
     fn named(name: &str) -> Option<Self> {
         let name = match name {
             "time-slicing" | "timeslicing" => "timeslice",
-            "leases" => "lease",
-            "state" => "states",
+            "leases" | "releasing" | "granting" | "queued" | "active" | "ended" => "lease",
+            "quotas" | "limits" => "quota",
+            "state" | "ready" | "maintenance" | "unknown" | "changing" | "degraded" => "states",
+            "cordon" | "drain" | "drained" | "uncordon" => "cordoned",
+            "mig_mode" | "migmode" => "mig-mode",
+            "xids" => "xid",
             "exit" | "exit-status" | "exit-code" | "status" => "exit-codes",
             other => other,
         };
@@ -95,8 +124,13 @@ impl Topic {
         if let Some(page) = Page::named(&word) {
             return Ok(Self::Page(page));
         }
-        let number = word.strip_prefix("xid").map(|rest| rest.trim_start_matches(['-', '=', ' ', ':']));
-        if let Some(number) = number.and_then(|number| number.parse().ok()) {
+        // No known Xid error has the number of an exit status.
+        let is_exit_status = |number: u64| matches!(number, 0..=8 | 125..=127 | 130);
+        if word.parse().is_ok_and(is_exit_status) {
+            return Ok(Self::Page(Page::ExitCodes));
+        }
+        let number = word.strip_prefix("xid").unwrap_or(&word).trim_start_matches(['-', '=', ' ', ':', '_']);
+        if let Ok(number) = number.parse() {
             return Ok(Self::Xid(number));
         }
         if let Some(code) = CODES.into_iter().find(|code| code_name(*code) == word) {
@@ -114,4 +148,31 @@ impl Topic {
 /// Returns the name of a code in JSON documents, such as `not_found`.
 pub(crate) fn code_name(code: Code) -> String {
     serde_json::to_value(code).ok().and_then(|name| name.as_str().map(str::to_owned)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_the_output_name_topics() {
+        for (typed, topic) in [
+            ("48", Topic::Xid(48)),
+            ("xid-79", Topic::Xid(79)),
+            ("XID 79", Topic::Xid(79)),
+            ("4", Topic::Page(Page::ExitCodes)),
+            ("130", Topic::Page(Page::ExitCodes)),
+            ("releasing", Topic::Page(Page::Lease)),
+            ("degraded", Topic::Page(Page::States)),
+            ("held", Topic::Page(Page::Held)),
+            ("cordon", Topic::Page(Page::Cordoned)),
+            ("lost", Topic::Page(Page::Lost)),
+            ("drift", Topic::Page(Page::Drift)),
+            ("quota", Topic::Page(Page::Quota)),
+            ("mig-mode", Topic::Page(Page::MigMode)),
+        ] {
+            assert_eq!(Topic::parse(typed), Ok(topic), "{typed}");
+        }
+        assert!(Topic::parse("bogus").is_err());
+    }
 }

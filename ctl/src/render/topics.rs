@@ -86,14 +86,84 @@ State of a GPU:
   unknown      a driver call did not return, or the GPU cannot be read:
                `gpushctl doctor`
   held         the database was lost or the config is invalid, so gpushd
-               grants nothing: `gpushctl recover`, or mend the config
+               grants nothing: `gpushctl explain held`
   changing     an operation changes the GPU; wait for its end
   degraded     a change and its rollback failed: `gpushctl apply GPU`
   cordoned     no new work, after a fault or for an administrator:
-               `gpushctl gpu uncordon GPU`
+               `gpushctl explain cordoned`
   ready        none of the others
 
 If several states apply to a GPU, gpushctl shows the first of them.
+"
+        }
+        Page::Held => {
+            "\
+On a held GPU, gpushd changes nothing and grants nothing, because it does not know how the GPU is used. Programs and leases that already run continue.
+
+gpushd holds all managed GPUs for one of two reasons:
+
+  - gpushd cannot use the config file. Correct the file and reload it:
+    `gpushctl config check`, then `gpushctl config reload` (administrator).
+  - The database of gpushd was lost. `gpushctl status` shows the command that
+    releases the GPUs. A reboot also releases them.
+"
+        }
+        Page::Cordoned => {
+            "\
+A cordoned GPU accepts no new work. Running processes and leases continue.
+
+gpushd cordons a GPU after an Xid error in `health.cordon_xids`. An administrator cordons a GPU with `gpushctl gpu cordon GPU` or `gpushctl gpu drain GPU`. The second command also waits until the GPU is idle.
+
+  gpushctl gpu show GPU           why the GPU is cordoned
+  gpushctl gpu holders GPU        what still uses it
+  gpushctl gpu uncordon GPU       allow new work again (administrator)
+"
+        }
+        Page::Lost => {
+            "\
+A lost GPU has fallen off the bus (Xid 79): the driver cannot reach it any more. Its programs have failed.
+
+A GPU that is off the bus cannot be reset. Reboot the host. If it happens again, check power, temperature and the slot, or replace the GPU.
+
+  gpushctl explain xid-79
+  gpushctl events -k xid          when it happened
+"
+        }
+        Page::Drift => {
+            "\
+Drift is a difference between a GPU and its desired state: the rule in the config, or the override that replaces the layout of the rule.
+
+Examples are missing or additional MIG instances, and MIG mode that is enabled on a GPU whose rule has mode `mps`. A layout that an administrator has applied is an override, not drift. With --once, it is drift.
+
+gpushd repairs drift after a boot. It repairs drift every minute only if the config has `auto_reconcile = true`.
+
+  gpushctl config diff            the differences (administrator)
+  gpushctl config overrides       layouts that replace those of the config
+  gpushctl apply --dry-run        what a repair would change
+  gpushctl apply                  repair all GPUs (administrator)
+"
+        }
+        Page::Quota => {
+            "\
+A quota limits the leases of each user that it names: how many, how large, and how long. A `[[quota]]` section of the config sets it. Only the first quota that names a user applies. If no quota names a user, standard limits apply.
+
+If a quota denies a request, the error names the limit. To free a part of your quota, end a lease that you do not need.
+
+  gpushctl quota                  your limits, what you use, what is left
+  gpushctl quota --user anna      of another user (administrator)
+  gpushctl lease list --mine      your leases
+  gpushctl lease end L17          end one
+"
+        }
+        Page::MigMode => {
+            "\
+MIG mode is a setting of a GPU. While it is enabled, programs compute only on MIG instances. While it is disabled, the GPU has no instances and programs use the whole GPU.
+
+`gpushctl mig apply LAYOUT` (administrator) enables MIG mode if the layout needs it. The mode changes only while the GPU is idle. On Ampere GPUs, the change needs a reset of the GPU. From Hopper on, a reboot of the host disables MIG mode, and gpushd enables it again if the layout of the rule needs it.
+
+  gpushctl gpu show 0             the present mode
+  gpushctl mig on 0               enable, without instances (administrator)
+  gpushctl mig off 0              disable, destroy instances (administrator)
 "
         }
         Page::Xid => {
@@ -260,7 +330,7 @@ pub(crate) fn topics(look: &Appearance) -> String {
     let mut out = String::new();
     for (name, what) in [
         ("mechanisms and terms: ", format!("isolation, {pages}")),
-        ("an Xid error: ", "xid-79".to_owned()),
+        ("an Xid error: ", "xid-79, or only its number".to_owned()),
         ("the code of an error: ", codes),
         ("a MIG device: ", "its UUID, MIG-…".to_owned()),
     ] {

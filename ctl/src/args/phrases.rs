@@ -1,0 +1,346 @@
+//! Command lines of other tools, and the command lines that gpushctl has instead.
+//!
+//! A pattern is a list of words separated by spaces:
+//!
+//! | word of a pattern | matches |
+//! |---|---|
+//! | `top`, `top|watch` | one of these words |
+//! | `<end>` | a word of the set with this name in `SETS` |
+//! | `{L}` | the id of a lease, such as L17 |
+//! | `{op}` | the id of an operation, such as op-3 |
+//! | `{gpu}` | an index, a range or a list of GPUs |
+//! | `{n}` | a number |
+//! | `{D}` | a duration, in one or two words |
+//! | `{layout}` | an entry of a MIG layout |
+//! | `{w}` | a word that is not an option |
+//! | `[...]` | the same as the word in brackets, or no word |
+//! | `$` | the end of the command line |
+//!
+//! The words after the pattern follow the new command, unless the pattern ends with `$`.
+
+use gpush_core::duration;
+
+use super::correction::is_index_list;
+
+/// Sets of words with the same meaning.
+const SETS: [(&str, &[&str]); 8] = [
+    (
+        "<end>",
+        &[
+            "cancel",
+            "rm",
+            "delete",
+            "del",
+            "remove",
+            "kill",
+            "stop",
+            "scancel",
+            "end",
+            "release",
+            "revoke",
+            "free",
+            "return",
+            "terminate",
+            "destroy",
+            "drop",
+        ],
+    ),
+    ("<show>", &["logs", "log", "get", "describe", "show", "info", "status", "inspect", "details", "wait", "list"]),
+    ("<create>", &["create", "new", "add", "make", "acquire", "grant", "request", "reserve"]),
+    ("<renew>", &["renew", "extend", "prolong"]),
+    ("<remove>", &["destroy", "remove", "rm", "delete", "del"]),
+    ("<agent>", &["gpushd", "gpushd.service", "gpush", "agent", "daemon", "service"]),
+    ("<lease>", &["lease", "leases", "job", "jobs"]),
+    ("<list>", &["list", "ls", "show", "get", "view"]),
+];
+
+/// Patterns, and the commands that are tried instead, the best first. A command that begins with `!` is not one of
+/// gpushctl. The first pattern that leads to a command is used.
+const PHRASES: &[(&str, &[&str])] = &[
+    // Leases.
+    ("<end> {L}", &["lease end {L}"]),
+    ("<end> <lease> {L}", &["lease end {L}"]),
+    ("<lease> <end> {L}", &["lease end {L}"]),
+    ("<end> lease|leases {n}", &["lease end L{n}"]),
+    ("lease|leases <end> all|-a|--all $", &["lease end --all"]),
+    ("cancel|stop|kill|abort {op}", &["operation cancel {op}"]),
+    ("scancel {n}", &["lease end L{n}"]),
+    ("<renew> {L} [--for|--by|--time|--duration|-t] {D} $", &["lease renew {L} --for {D}"]),
+    ("<lease> <renew> {L} [--for|--by|--time|--duration|-t] {D} $", &["lease renew {L} --for {D}"]),
+    ("<renew> {L} $", &["lease renew {L} --for 2h"]),
+    ("<lease> <renew> {L} $", &["lease renew {L} --for 2h"]),
+    ("<show> {L}", &["lease show {L}"]),
+    ("<lease> <show> {L}", &["lease show {L}"]),
+    ("<show> <lease> {L}", &["lease show {L}"]),
+    ("<lease>|squeue {L}", &["lease show {L}"]),
+    ("{L} $", &["lease show {L}"]),
+    ("<create> lease|leases $", &["lease request --for 2h"]),
+    ("<create> lease|leases", &["lease request"]),
+    ("list|ls|get leases|lease|jobs|job $", &["lease list"]),
+    ("lease|leases mine|my|me", &["lease list --mine"]),
+    ("lease|leases list|ls --me|--my|-m", &["lease list --mine"]),
+    ("lease|leases history|ended|past|old [-n|--number|--last|--limit] {n} $", &["lease list --ended={n}"]),
+    ("lease|leases history|ended|past|old", &["lease list --ended"]),
+    ("lease|leases list|ls -n|--number|--last|--limit|--tail {n} $", &["lease list --ended={n}"]),
+    ("lease|leases list|ls --user|-u|--users [{w}]", &["lease list"]),
+    ("lease|leases list|ls --all|-a", &["lease list"]),
+    ("lease|leases all $", &["lease list"]),
+    ("history|usage|sacct -n|--number|--last|--limit {n} $", &["lease list --ended={n}"]),
+    ("history|usage|sacct", &["lease list --ended"]),
+    ("squeue|queue|jobs|job|who --me|--mine $", &["lease list --mine"]),
+    ("squeue|queue|jobs|job|who -u|--user|-j|--job {w}", &["lease list"]),
+    ("squeue|queue|jobs|job|who|users|sstat", &["lease list"]),
+    ("scontrol show job {n}", &["lease show L{n}"]),
+    // Quotas and users.
+    ("whoami|limit|limits|quotas $", &["quota"]),
+    ("user|users|quota list|ls $", &["quota --all"]),
+    ("user|users show|get|info {w} $", &["quota --user {w}"]),
+    ("quota show|get|info|me|mine $", &["quota"]),
+    ("quota show|get|-u {w} $", &["quota --user {w}"]),
+    ("quota all|-a $", &["quota --all"]),
+    ("quota {w} $", &["quota --user {w}"]),
+    ("get quota|quotas $", &["quota"]),
+    // GPUs.
+    ("{gpu}", &["status {gpu}"]),
+    ("gpu|gpus {gpu}", &["gpu show {gpu}"]),
+    ("get gpus|gpu $", &["gpu list"]),
+    ("gpu|gpus offline|lock|disable|block|hold", &["gpu cordon"]),
+    ("gpu|gpus online|unlock|enable|unblock|resume|free|release", &["gpu uncordon"]),
+    ("disable|lock|offline {gpu}", &["gpu cordon {gpu}"]),
+    ("enable|unlock|online {gpu}", &["gpu uncordon {gpu}"]),
+    ("cordon node|nodes|host [{w}] $", &["gpu cordon all"]),
+    ("uncordon|undrain node|nodes|host [{w}] $", &["gpu uncordon all"]),
+    ("drain node|nodes|host [{w}] $", &["gpu drain all"]),
+    ("get|describe|list nodes|node|no|host|all [{w}]", &["status"]),
+    ("get|describe|list pods|pod|po [{w}]", &["ps"]),
+    ("status -n|-l|-d|--interval|--loop|--refresh {D}", &["status --watch={D}"]),
+    ("top|watch|monitor", &["status --watch"]),
+    ("free|available|avail", &["mig list --free", "status"]),
+    ("sinfo|scontrol", &["status"]),
+    ("timeslice|timeslices|time-slicing list|ls|status", &["gpu list"]),
+    ("ps -u|--user {w}", &["ps"]),
+    ("ps --mine|--me|-ef|-e|-a|-A|--all|aux|list|ls", &["ps"]),
+    // MIG.
+    ("mig {gpu}", &["mig list {gpu}"]),
+    ("<remove> {gpu} $", &["mig apply none -g {gpu}"]),
+    ("mig split|partition|slice|divide|cut|set|change|layout {gpu} $", &["mig profiles {gpu}"]),
+    ("mig split|partition|slice|divide|cut $", &["mig profiles"]),
+    ("mig split|partition|slice|divide|cut {gpu} {layout}", &["mig apply {layout} -g {gpu}"]),
+    ("mig split|partition|slice|divide|cut", &["mig apply"]),
+    ("plan {layout}", &["mig apply {layout} --dry-run"]),
+    ("plan", &["apply --dry-run"]),
+    ("undo|rollback|revert {op} $", &["apply --undo --dry-run"]),
+    ("mig undo|rollback|revert", &["apply --undo"]),
+    ("apply --rollback|--revert", &["apply --undo"]),
+    // MPS.
+    ("mps {gpu} $", &["mps show {gpu}"]),
+    ("mps set|limit {w} {n} $", &["mps set {w} --percentage {n}"]),
+    // Operations, events and the audit trail.
+    ("operation|operations|op|ops {op}", &["operation show {op}"]),
+    ("operation|operations|op|ops {n}", &["operation show op-{n}"]),
+    ("operation|operations|op|ops -a|--all", &["operation list"]),
+    ("<show> {op}", &["operation show {op}"]),
+    ("{op} $", &["operation show {op}"]),
+    ("get|list|show events|event", &["events"]),
+    // The config and the host.
+    ("config view|get|cat|print|list", &["config show"]),
+    ("config lint|validate|test|verify|path|file", &["config check"]),
+    ("config undo|rollback|revert $", &["config diff"]),
+    ("edit", &["config show"]),
+    ("reload config|<agent> $", &["config reload"]),
+    ("health|healthcheck|check|diagnose|diag", &["doctor"]),
+    ("doctor {w}", &["doctor --only {w}"]),
+    // systemd.
+    ("restart [<agent>] $", &["!systemctl restart gpushd"]),
+    ("start|up [<agent>] $", &["!systemctl start gpushd"]),
+    ("stop|down|shutdown [<agent>] $", &["!systemctl stop gpushd"]),
+    ("enable <agent> $", &["!systemctl enable gpushd"]),
+    ("disable <agent> $", &["!systemctl disable gpushd"]),
+    ("daemon-reload", &["!systemctl daemon-reload"]),
+    ("journal|journalctl|syslog", &["!journalctl -u gpushd"]),
+    ("log|logs <agent> $", &["!journalctl -u gpushd"]),
+];
+
+/// Commands that change nothing. A hint may omit options of the typed command if it names one of these commands.
+const READ_ONLY: [&str; 14] = [
+    "status",
+    "ps",
+    "quota",
+    "events",
+    "doctor",
+    "lease list",
+    "lease show",
+    "mig list",
+    "mig profiles",
+    "gpu list",
+    "gpu show",
+    "config show",
+    "config check",
+    "operation list",
+];
+
+/// A command line that the user may have meant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Meant {
+    /// Words after `gpushctl`.
+    Gpushctl(Vec<String>),
+    /// A command line of another program.
+    Other(String),
+}
+
+/// Returns the command lines that the words may mean, the best first. The words contain no options before the command.
+pub(super) fn meant(words: &[&str]) -> Vec<Meant> {
+    PHRASES.iter().flat_map(|(pattern, commands)| of_phrase(pattern, commands, words)).collect()
+}
+
+/// Returns the command lines of one phrase; none if the pattern does not match.
+fn of_phrase(pattern: &str, commands: &[&str], words: &[&str]) -> Vec<Meant> {
+    let Some(matched) = matched(pattern, words) else { return Vec::new() };
+    let rest = &words[matched.used..];
+    // A word of letters is not the name of a GPU, so a command that lists GPUs must not get it.
+    let is_other = |at: usize| {
+        rest[at].bytes().all(|byte| byte.is_ascii_alphabetic()) && !(at > 0 && rest[at - 1].starts_with('-'))
+    };
+    let has_other = (0..rest.len()).any(is_other);
+    let mut found = Vec::new();
+    for command in commands {
+        if let Some(other) = command.strip_prefix('!') {
+            found.push(Meant::Other(other.to_owned()));
+            continue;
+        }
+        let filled = matched.values.iter().fold((*command).to_owned(), |text, (name, value)| text.replace(name, value));
+        let base: Vec<String> = filled.split(' ').map(str::to_owned).collect();
+        if !(has_other && is_read_only(command)) {
+            let all = base.iter().cloned().chain(rest.iter().map(|word| (*word).to_owned())).collect();
+            found.push(Meant::Gpushctl(all));
+        }
+        if !rest.is_empty() && is_read_only(command) {
+            found.push(Meant::Gpushctl(base));
+        }
+    }
+    found
+}
+
+/// Returns whether a command changes nothing.
+pub(super) fn is_read_only(command: &str) -> bool {
+    READ_ONLY
+        .iter()
+        .any(|known| command.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with(' ')))
+}
+
+/// What a pattern matched.
+#[derive(Default)]
+struct Matched {
+    /// Number of the words that the pattern matched.
+    used: usize,
+    /// Placeholders, and the words that they matched.
+    values: Vec<(String, String)>,
+}
+
+fn matched(pattern: &str, words: &[&str]) -> Option<Matched> {
+    let mut matched = Matched::default();
+    for token in pattern.split(' ') {
+        let rest = &words[matched.used..];
+        if token == "$" {
+            return rest.is_empty().then_some(matched);
+        }
+        let (token, is_optional) = match token.strip_prefix('[').and_then(|token| token.strip_suffix(']')) {
+            Some(token) => (token, true),
+            None => (token, false),
+        };
+        match value(token, rest) {
+            Some((used, value)) => {
+                matched.used += used;
+                matched.values.push((token.to_owned(), value));
+            }
+            None if is_optional => {}
+            None => return None,
+        }
+    }
+    Some(matched)
+}
+
+/// Returns the number of words that a token of a pattern matches, and their value.
+fn value(token: &str, words: &[&str]) -> Option<(usize, String)> {
+    let first = *words.first()?;
+    let one = |matches: bool| matches.then(|| (1, first.to_owned()));
+    match token {
+        "{L}" => lease(first).map(|id| (1, id)),
+        "{op}" => one(first.strip_prefix("op-").is_some_and(is_number)),
+        "{gpu}" => one(is_index_list(first)),
+        "{n}" => {
+            let number = first.trim_end_matches('%');
+            is_number(number).then(|| (1, number.to_owned()))
+        }
+        "{D}" => {
+            let two = words.get(1).and_then(|second| joined_duration(first, second));
+            two.map(|value| (2, value)).or_else(|| match first {
+                number if is_number(number) => Some((1, format!("{number}s"))),
+                text => duration::is_duration(text).then(|| (1, text.to_owned())),
+            })
+        }
+        "{layout}" => one(is_profile(first)),
+        "{w}" => one(!first.starts_with('-')),
+        _ => one(token.split('|').any(|word| {
+            let set = SETS.iter().find(|(name, _)| *name == word);
+            set.map_or(word == first, |(_, words)| words.contains(&first))
+        })),
+    }
+}
+
+/// Returns whether a word consists of digits.
+pub(super) fn is_number(word: &str) -> bool {
+    !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())
+}
+
+/// Returns whether a word begins as a MIG profile does, such as 1g.10gb or 1c.3g.40gb.
+pub(super) fn is_profile(word: &str) -> bool {
+    word.starts_with(|c: char| c.is_ascii_digit()) && word.contains("g.")
+}
+
+/// Returns the id of a lease if the word is one: the letter L and a number.
+pub(super) fn lease(word: &str) -> Option<String> {
+    let number = word.strip_prefix(['L', 'l'])?;
+    is_number(number).then(|| format!("L{number}"))
+}
+
+/// Joins a number and a unit to a duration: `1` and `day` to `1d`.
+pub(super) fn joined_duration(number: &str, unit: &str) -> Option<String> {
+    let is_unit = unit.starts_with(|c: char| c.is_ascii_lowercase()) && is_number(number);
+    (is_unit && duration::is_duration(&format!("{number}{unit}"))).then(|| {
+        let letters = if unit.starts_with("ms") || unit.starts_with("mil") { "ms" } else { &unit[..1] };
+        format!("{number}{letters}")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pattern_matches_words_sets_and_values() {
+        let values = |pattern: &str, line: &str| {
+            let words: Vec<&str> = line.split(' ').collect();
+            matched(pattern, &words)
+                .map(|found| (found.used, found.values.into_iter().map(|(_, value)| value).collect()))
+        };
+        let some =
+            |used, values: &[&str]| Some((used, values.iter().map(|value| (*value).to_owned()).collect::<Vec<_>>()));
+        assert_eq!(values("<end> {L}", "kill l19 x"), some(2, &["kill", "L19"]));
+        assert_eq!(values("a|b [-n] {n} $", "b 5"), some(2, &["b", "5"]));
+        assert_eq!(values("a {D}", "a 2 hours"), some(3, &["a", "2h"]));
+        assert_eq!(values("a {D}", "a 2"), some(2, &["a", "2s"]));
+        for (pattern, line) in [("a $", "a b"), ("<end> {L}", "kill 19"), ("a {w}", "a -x"), ("a {D}", "a soon")] {
+            assert_eq!(values(pattern, line), None, "{pattern}: {line}");
+        }
+    }
+
+    #[test]
+    fn every_set_of_a_pattern_exists() {
+        for (pattern, _) in PHRASES {
+            for word in pattern.split([' ', '|', '[', ']']).filter(|word| word.starts_with('<')) {
+                assert!(SETS.iter().any(|(name, _)| *name == word), "{pattern}");
+            }
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Rewrites a command line that requests a share in the form of Slurm, Docker and other tools: `srun --gres=gpu:2 ./x`
+//! means `run --whole --count 2 -- ./x`.
+
+use clap::{Arg, CommandFactory as _};
+use gpush_core::duration;
+
+use super::{
+    Cli,
+    correction::is_index_list,
+    phrases::{is_number, is_profile, joined_duration, lease},
+};
+
+/// The command that a request belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// `run`. If `is_foreign`, the user typed the command of another tool, such as `srun`.
+    Run { is_foreign: bool },
+    /// `lease request`.
+    Request,
+    /// `lease env`.
+    Env,
+}
+
+/// Options of other tools that have no meaning for a request, without a value.
+const IGNORED: [&str; 9] = ["-it", "-ti", "-t", "--rm", "-d", "--detach", "--tty", "--pty", "--interactive"];
+
+/// Options of other tools that have no meaning for a request, with a value.
+const IGNORED_WITH_VALUE: [&str; 11] = [
+    "-p",
+    "--partition",
+    "-c",
+    "--cpus",
+    "--cpus-per-task",
+    "-N",
+    "--nodes",
+    "--ntasks",
+    "-J",
+    "--job-name",
+    "--account",
+];
+
+/// Options of other tools, and the option of gpushctl that takes the same value.
+const RENAMED: [(&str, &str); 15] = [
+    ("--mem", "--memory"),
+    ("--mem-per-gpu", "--memory"),
+    ("--gpu-memory", "--memory"),
+    ("--vram", "--memory"),
+    ("--profile", "--mig"),
+    ("--slice", "--mig"),
+    ("--shared", "--mps"),
+    ("--share", "--mps"),
+    ("--percent", "--mps"),
+    ("--percentage", "--mps"),
+    ("--exclusive", "--whole"),
+    ("-n", "--count"),
+    ("--number", "--count"),
+    ("--device", "--gpu"),
+    ("--id", "--gpu"),
+];
+
+/// Options of other tools whose value is a number of GPUs.
+const NUMBER_OF_GPUS: [&str; 8] =
+    ["--gpus", "-G", "--ngpus", "--num-gpus", "--gpus-per-task", "--gpus-per-node", "--gres", "--nproc-gpus"];
+
+/// Options of other tools whose value is a duration.
+const DURATIONS: [&str; 6] = ["-t", "--time", "--until", "--duration", "--timeout", "--for"];
+
+/// Options that name the kind of share.
+const SHARES: [&str; 4] = ["--mig", "--mps", "--whole", "--timeslice"];
+
+/// Largest number that may be the index of a GPU.
+const LARGEST_INDEX: u32 = 31;
+
+/// Returns the command line that the words mean, if they request a share. The words contain no options before the
+/// command.
+pub(super) fn rewritten(words: &[&str]) -> Option<Vec<String>> {
+    let (kind, rest) = kind(words)?;
+    let mut line = Rewritten { kind, flags: Vec::new(), command: Vec::new() };
+    line.read(rest)?;
+    if !rest.contains(&"--") {
+        line.find_flags_after_command();
+    }
+    let found = line.words()?;
+    (found.iter().map(String::as_str).ne(words.iter().copied())).then_some(found)
+}
+
+/// Returns the command, and the words after it.
+fn kind<'w>(words: &'w [&'w str]) -> Option<(Kind, &'w [&'w str])> {
+    let foreign = Kind::Run { is_foreign: true };
+    Some(match words {
+        ["run", rest @ ..] => (Kind::Run { is_foreign: false }, rest),
+        ["exec" | "srun" | "sbatch" | "salloc" | "alloc" | "launch" | "submit" | "attach" | "enter", rest @ ..]
+        | ["lease" | "leases", "exec" | "run" | "attach" | "enter", rest @ ..] => (foreign, rest),
+        ["request" | "reserve" | "acquire", rest @ ..]
+        | ["lease" | "leases", "request" | "create" | "new" | "add" | "grant" | "acquire", rest @ ..] => {
+            (Kind::Request, rest)
+        }
+        ["lease" | "leases", "env", rest @ ..] => (Kind::Env, rest),
+        _ => return None,
+    })
+}
+
+struct Rewritten {
+    kind: Kind,
+    flags: Vec<String>,
+    command: Vec<String>,
+}
+
+impl Rewritten {
+    /// Reads the words after the command. Returns `None` if a word before `--` has no meaning.
+    fn read(&mut self, words: &[&str]) -> Option<()> {
+        let has_dashes = words.contains(&"--");
+        let mut at = 0;
+        while let Some(word) = words.get(at) {
+            let rest = &words[at + 1..];
+            if *word == "--" {
+                self.command = rest.iter().map(|word| (*word).to_owned()).collect();
+                return Some(());
+            }
+            if word.starts_with('-') && word.len() > 1 {
+                at += 1 + self.read_option(word, rest);
+            } else if let Some(used) = self.read_argument(word, rest) {
+                at += used;
+            } else if has_dashes || !matches!(self.kind, Kind::Run { .. }) {
+                return None;
+            } else {
+                self.command = words[at..].iter().map(|word| (*word).to_owned()).collect();
+                return Some(());
+            }
+        }
+        Some(())
+    }
+
+    /// Reads an option. Returns how many of the words after it are its value.
+    fn read_option(&mut self, word: &str, rest: &[&str]) -> usize {
+        let (name, attached) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+        let next = rest.first().copied().filter(|next| !next.starts_with('-'));
+        let value = attached.or(next);
+        let used = usize::from(attached.is_none() && next.is_some());
+        if NUMBER_OF_GPUS.contains(&name)
+            && let Some(value) = value
+            && self.add_gpus(value)
+        {
+            return used;
+        }
+        if DURATIONS.contains(&name) {
+            if attached.is_none()
+                && let [number, unit, ..] = rest
+                && let Some(value) = joined_duration(number, unit)
+            {
+                self.add("--for", Some(&value));
+                return 2;
+            }
+            if let Some(value) = value.and_then(|value| duration_of(name, value)) {
+                self.add("--for", Some(&value));
+                return used;
+            }
+            if name == "--until" {
+                self.add("--for", Some("2h"));
+                return used;
+            }
+        }
+        if IGNORED.contains(&name) {
+            return 0;
+        }
+        if IGNORED_WITH_VALUE.contains(&name) {
+            return used;
+        }
+        if let Some((_, new)) = RENAMED.iter().find(|(typed, _)| *typed == name) {
+            let takes_value = match *new {
+                "--whole" => false,
+                "--mps" => value.is_some_and(|value| is_number(value.trim_end_matches('%'))),
+                _ => value.is_some(),
+            };
+            let value = value.map(|value| if *new == "--mps" { value.trim_end_matches('%') } else { value });
+            self.add(new, value.filter(|_| takes_value));
+            return if takes_value { used } else { 0 };
+        }
+        self.flags.push(word.to_owned());
+        match (attached, next) {
+            (None, Some(next)) if self.takes_value(name) && (name != "--mps" || is_number(next)) => {
+                self.flags.push(next.to_owned());
+                1
+            }
+            _ => 0,
+        }
+    }
+
+    /// Reads an argument that describes the share, and returns how many words it has. Returns `None` for other words.
+    fn read_argument(&mut self, word: &str, rest: &[&str]) -> Option<usize> {
+        let next_number = rest.first().filter(|next| is_number(next));
+        match word {
+            "mps" => {
+                self.add("--mps", next_number.copied());
+                return Some(1 + usize::from(next_number.is_some()));
+            }
+            "whole" | "exclusive" => self.add("--whole", None),
+            "timeslice" => self.add("--timeslice", None),
+            _ if is_profile(word) => self.add("--mig", Some(word)),
+            _ if self.kind == Kind::Request && word.contains('=') => self.add("--request", Some(word)),
+            _ if self.kind == Kind::Env && lease(word).is_some() => self.flags.push(word.to_owned()),
+            _ => {
+                if let Some(id) = lease(word).filter(|_| matches!(self.kind, Kind::Run { .. })) {
+                    self.add("--lease", Some(&id));
+                } else if is_number(word) && self.flags.iter().any(|flag| flag == "--mps") {
+                    // `--mps 50 25` has one value too many, unless it is the index of a GPU.
+                    if word.parse::<u32>().is_ok_and(|index| index < 16) {
+                        self.add("-g", Some(word));
+                    }
+                } else if is_index_list(word) && word.parse::<u32>().map_or(true, |index| index <= LARGEST_INDEX) {
+                    self.add("-g", Some(word));
+                } else if !is_number(word)
+                    && word.starts_with(|c: char| c.is_ascii_digit())
+                    && duration::is_duration(word)
+                {
+                    self.add("--for", Some(word));
+                } else {
+                    return None;
+                }
+            }
+        }
+        Some(1)
+    }
+
+    /// Adds a request for a number of whole GPUs. Returns whether the value is such a number.
+    fn add_gpus(&mut self, value: &str) -> bool {
+        let value = value.trim_matches('"');
+        if let Some(index) = value.strip_prefix("device=") {
+            self.add("--whole", None);
+            self.add("--gpu", Some(index));
+            return true;
+        }
+        let number = if value.starts_with("gpu") { value.rsplit(':').next().unwrap_or_default() } else { value };
+        let number = match number {
+            "all" | "gpu" => "1".to_owned(),
+            list if list.contains(',') => list.split(',').count().to_string(),
+            number if is_number(number) => number.to_owned(),
+            _ => return false,
+        };
+        self.add("--whole", None);
+        if !matches!(number.as_str(), "0" | "1") {
+            self.add("--count", Some(&number));
+        }
+        true
+    }
+
+    fn add(&mut self, flag: &str, value: Option<&str>) {
+        if value.is_none() && self.flags.iter().any(|known| known == flag) {
+            return;
+        }
+        self.flags.push(flag.to_owned());
+        self.flags.extend(value.map(str::to_owned));
+    }
+
+    /// Returns whether an option of `run` or `lease request` takes the next word as its value.
+    fn takes_value(&self, name: &str) -> bool {
+        let cli = Cli::command();
+        let command = match self.kind {
+            Kind::Run { .. } => cli.find_subcommand("run"),
+            Kind::Request => cli.find_subcommand("lease").and_then(|lease| lease.find_subcommand("request")),
+            Kind::Env => cli.find_subcommand("lease").and_then(|lease| lease.find_subcommand("env")),
+        };
+        let is_named = |arg: &&Arg| match name.strip_prefix("--") {
+            Some(long) => arg.get_long() == Some(long),
+            None => {
+                let mut short = name.chars().skip(1);
+                let (first, second) = (short.next(), short.next());
+                second.is_none()
+                    && (arg.get_short() == first
+                        || arg.get_all_short_aliases().is_some_and(|all| first.is_some_and(|c| all.contains(&c))))
+            }
+        };
+        let args = command.into_iter().flat_map(clap::Command::get_arguments).chain(cli.get_arguments());
+        args.filter(is_named).any(|arg| arg.get_action().takes_values() && !arg.is_require_equals_set())
+    }
+
+    /// Moves options that name a share from the end of the command to the front: `run ./x --mig 1g.10gb`.
+    fn find_flags_after_command(&mut self) {
+        if self.flags.iter().any(|flag| SHARES.contains(&flag.as_str())) {
+            return;
+        }
+        let name = |word: &String| word.split('=').next().unwrap_or_default().to_owned();
+        let Some(at) = self.command.iter().position(|word| SHARES.contains(&name(word).as_str())) else { return };
+        if at == 0 {
+            return;
+        }
+        let mut flags = Self { kind: self.kind, flags: Vec::new(), command: Vec::new() };
+        let words: Vec<&str> = self.command[at..].iter().map(String::as_str).collect();
+        if flags.read(&words).is_some() && flags.command.is_empty() {
+            self.flags.extend(flags.flags);
+            self.command.truncate(at);
+        }
+    }
+
+    /// Returns the words of the command line. Returns `None` if `run` has no command.
+    fn words(&self) -> Option<Vec<String>> {
+        let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+        match self.kind {
+            Kind::Request => Some([owned(&["lease", "request"]), self.flags.clone()].concat()),
+            Kind::Env => Some([owned(&["lease", "env"]), self.flags.clone()].concat()),
+            Kind::Run { is_foreign } => {
+                let command = match (self.command.is_empty(), is_foreign) {
+                    (true, false) => return None,
+                    (true, true) => owned(&["COMMAND"]),
+                    (false, _) => self.command.clone(),
+                };
+                Some([owned(&["run"]), self.flags.clone(), owned(&["--"]), command].concat())
+            }
+        }
+    }
+}
+
+/// Returns a duration in the notation of gpush. Slurm writes minutes, or `hours:minutes:seconds`.
+fn duration_of(option: &str, value: &str) -> Option<String> {
+    let parts: Vec<u64> = value
+        .split(':')
+        .map(str::parse)
+        .collect::<Result<_, _>>()
+        .ok()
+        .or_else(|| duration::is_duration(value).then(Vec::new))?;
+    match (parts.as_slice(), option) {
+        ([], _) => Some(value.to_owned()),
+        ([minutes], "-t" | "--time") => Some(format!("{minutes}m")),
+        ([_], _) => Some(value.to_owned()),
+        ([hours, minutes, seconds], "-t" | "--time") => {
+            let parts = [(hours, "h"), (minutes, "m"), (seconds, "s")];
+            let text: String = parts
+                .iter()
+                .filter(|(number, _)| **number > 0)
+                .map(|(number, unit)| format!("{number}{unit}"))
+                .collect();
+            (!text.is_empty()).then_some(text)
+        }
+        _ => None,
+    }
+}
