@@ -41,13 +41,20 @@ pub(crate) fn correction(words: &[OsString]) -> Option<String> {
             Meant::Gpushctl(words) => of_phrases.push(words),
         }
     }
-    let mut found = of_phrases.clone();
+    // A phrase may lead to a request in the form of another tool: `create lease 1g.10gb`.
+    let requests = of_phrases.iter().flat_map(|words| request(&Line::of(words.iter().map(String::as_str).collect())));
+    let mut found: Vec<Vec<String>> = of_phrases.iter().cloned().chain(requests).collect();
     found.extend(sources.iter().flat_map(|source| source(&line)));
     // An option of the corrected command may also have another name.
     let with_options = found.iter().flat_map(|words| option(&Line::of(words.iter().map(String::as_str).collect())));
     let help = vec!["--help".to_owned()];
     let found = found.iter().cloned().chain(with_options).find(accepted).or_else(|| {
-        of_phrases.into_iter().chain(synonym(&line)).find(lacks_arguments).map(|words| [words, help].concat())
+        of_phrases
+            .into_iter()
+            .chain(synonym(&line))
+            .chain(swapped(&line))
+            .find(lacks_arguments)
+            .map(|words| [words, help].concat())
     })?;
     typed::command_line(["gpushctl"].into_iter().chain(found.iter().map(String::as_str)))
 }
@@ -128,10 +135,10 @@ fn has_verb(noun: &str, verb: &str) -> bool {
     cli.find_subcommand(noun).is_some_and(|noun| noun.find_subcommand(verb).is_some())
 }
 
-/// Returns gpushctl's verbs for a typed verb: the same word, and its synonym.
+/// Returns gpushctl's verbs for a typed verb: its synonym, and the same word.
 fn verbs(typed: &str) -> impl Iterator<Item = &str> {
     let synonym = synonyms::verb(typed);
-    [typed].into_iter().chain((synonym != typed).then_some(synonym))
+    [synonym].into_iter().chain((synonym != typed).then_some(typed))
 }
 
 /// `reset 3` means `gpu reset 3`. An id among the arguments says which group is meant. A lease is ended only by its id,
@@ -139,6 +146,10 @@ fn verbs(typed: &str) -> impl Iterator<Item = &str> {
 fn without_noun(line: &Line<'_>) -> Vec<Vec<String>> {
     let Some(first) = line.name(0) else { return Vec::new() };
     let mut arguments = (1..line.named.len()).filter_map(|n| line.name(n));
+    let names_group = |word: &str| NOUNS.iter().any(|noun| word == *noun || word.strip_suffix('s') == Some(*noun));
+    if line.name(1).is_some_and(names_group) {
+        return Vec::new();
+    }
     let has_operation = arguments.any(|word| word.strip_prefix("op-").is_some_and(phrases::is_number));
     let nouns = has_operation.then_some("operation").into_iter().chain(NOUNS);
     let is_safe = |noun: &str, verb: &str| !matches!((noun, verb), ("lease", "end") | ("mig", "on" | "off"));
@@ -265,6 +276,9 @@ fn all_instances(line: &Line<'_>) -> Vec<Vec<String>> {
         Some(gpus) if is_index_list(gpus) && without_all.named.len() == 3 => {
             without_all.replaced(1, 1, &["apply", "none"]).into_iter().collect()
         }
+        None if line.words.contains(&"--all") => {
+            without_all.replaced(1, 1, &["apply", "none", "-g", "all"]).into_iter().collect()
+        }
         _ => Vec::new(),
     }
 }
@@ -288,6 +302,9 @@ fn option(line: &Line<'_>) -> Vec<Vec<String>> {
             let mut words: Vec<String> = line.words.iter().map(|word| (*word).to_owned()).collect();
             match (new.is_empty(), value) {
                 (true, _) => drop(words.remove(at)),
+                (false, Some(value)) if !new.starts_with("--") => {
+                    words.splice(at..=at, [(*new).to_owned(), value.to_owned()]);
+                }
                 (false, Some(value)) => words[at] = format!("{new}={value}"),
                 (false, None) => words[at] = (*new).to_owned(),
             }
@@ -390,6 +407,10 @@ mod tests {
             ("exec L1 -- python x.py", "run --lease L1 -- python x.py"),
             ("create lease", "lease request --for 2h"),
             ("create lease --mig 1g.10gb", "lease request --mig 1g.10gb"),
+            ("create lease 1g.10gb", "lease request --mig 1g.10gb"),
+            ("cancel", "lease end --help"),
+            ("renew", "lease renew --help"),
+            ("--json cancel L19", "--json lease end L19"),
             ("lease mine", "lease list --mine"),
             ("lease history", "lease list --ended"),
             ("lease list --user anna", "lease list"),
@@ -401,7 +422,7 @@ mod tests {
     fn verb_without_its_object_does_not_lead_to_an_end() {
         assert_corrected(&[("free 3", "mig list --free 3"), ("free", "mig list --free"), ("stop 3", "mps stop 3")]);
         assert_corrected(&[("disable 0", "gpu cordon 0"), ("enable 0", "gpu uncordon 0")]);
-        for typed in ["release 3", "release", "revoke 3", "return 3", "end 3", "off 0", "on 0"] {
+        for typed in ["release 3", "revoke 3", "return 3", "end 3", "off 0", "on 0"] {
             assert_eq!(corrected(&format!("gpushctl {typed}")), None, "{typed}");
         }
     }
@@ -422,6 +443,9 @@ mod tests {
             ("ps -ef", "ps"),
             ("events --last 5", "events -n 5"),
             ("events --limit 5", "events -n 5"),
+            ("events --limit=5", "events -n 5"),
+            ("status -l", "status --watch"),
+            ("reload --force", "config reload"),
             ("events --tail 5", "events -n 5"),
             ("audit --tail 5", "audit -n 5"),
             ("apply --rollback", "apply --undo"),
@@ -471,6 +495,18 @@ mod tests {
             ("remove 3", "mig apply none -g 3"),
             ("restart mps 0", "mps restart 0"),
             ("restart 0", "mps restart 0"),
+            ("restart mps", "mps restart --help"),
+            ("restart gpu 0", "gpu reset 0"),
+            ("plan mixed -g 0", "mig apply mixed --dry-run -g 0"),
+            ("mig set 4 3g.40gb", "mig apply 3g.40gb -g 4"),
+            ("mig remove --all", "mig apply none -g all"),
+            ("avail 1g.10gb", "mig list --free --profile 1g.10gb"),
+            ("user anna", "quota --user anna"),
+            ("doctor --fix", "doctor"),
+            ("scancel -u anna", "lease list"),
+            ("audit --user anna", "audit --object anna"),
+            ("ls", "gpu list"),
+            ("free 1g.10gb", "mig list --free --profile 1g.10gb"),
         ]);
         for (typed, meant) in [
             ("restart", "systemctl restart gpushd"),
@@ -489,6 +525,10 @@ mod tests {
     fn request_in_the_form_of_another_tool_is_rewritten() {
         assert_corrected(&[
             ("run --gpus=1 -- true", "run --whole -- true"),
+            ("run --gpus=1", "run --whole -- COMMAND"),
+            ("run --gpus", "run --whole -- COMMAND"),
+            ("run 1g.10gb", "run --mig 1g.10gb -- COMMAND"),
+            ("run --hours 2 --whole ./x", "run --for 2h --whole -- ./x"),
             ("run --gpus 2 -- true", "run --whole --count 2 -- true"),
             ("run --gpus all -- true", "run --whole -- true"),
             ("run --gpus 0 -- true", "run --whole -- true"),

@@ -13,20 +13,26 @@ use super::{correction, typed};
 /// Returns the error for a command line that has the form of another tool; `None` for all other command lines.
 pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
     let words: Vec<&str> = args.iter().skip(1).map_while(|arg| arg.to_str()).take_while(|word| *word != "--").collect();
-    let checks = [
-        value_after_optional,
-        duration_of_two_words,
-        number_after_ended,
-        gpu_as_entry,
-        detached,
-        mps_env,
-        kill_of_process,
-        config_edit,
-        timeslice_set,
-        nvidia_smi,
-        file_as_f,
-    ];
-    checks.iter().find_map(|check| check(&words))
+    let after_options = &words[command_at(&words)..];
+    let checks =
+        [value_after_optional, duration_of_two_words, number_after_ended, gpu_as_entry, detached, mps_env, config_edit];
+    let of_command = [kill_of_process, timeslice_set, nvidia_smi, file_as_f];
+    let found = checks.iter().find_map(|check| check(&words));
+    found.or_else(|| of_command.iter().find_map(|check| check(after_options)))
+}
+
+/// Returns the position of the first word that is not a global option of gpushctl.
+fn command_at(words: &[&str]) -> usize {
+    let mut at = 0;
+    while let Some(word) = words.get(at) {
+        let name = word.split('=').next().unwrap_or_default();
+        match name {
+            "--json" | "--no-headers" | "--ascii" => at += 1,
+            _ if crate::WITH_VALUE.contains(&name) => at += if word.contains('=') { 1 } else { 2 },
+            _ => break,
+        }
+    }
+    at.min(words.len())
 }
 
 /// Options whose value must follow an equals sign; the second text is the long form.
@@ -63,7 +69,7 @@ fn duration_of_two_words(words: &[&str]) -> Option<ApiError> {
     let at = words.iter().zip(&joined).position(|(typed, joined)| typed != joined)?;
     let (number, unit) = (words.get(at)?, words.get(at + 1)?);
     // The command of `run` is not among these words.
-    if matches!(words.first(), Some(&"run")) || !correction::accepted(&joined) {
+    if words.get(command_at(words)) == Some(&"run") || !correction::accepted(&joined) {
         return None;
     }
     let meant = typed::command_line(["gpushctl"].into_iter().chain(joined.iter().map(String::as_str)))?;
@@ -400,6 +406,7 @@ mod tests {
             ("gpushctl -l 2", "use `gpushctl status --watch`"),
             ("gpushctl pmon", "use `gpushctl ps`"),
             ("gpushctl -i 0", "use `gpushctl status 0`"),
+            ("gpushctl -o json -i 0", "use `gpushctl status 0`"),
             ("gpushctl -a", "use `gpushctl gpu show`"),
             ("gpushctl --list-gpus", "use `gpushctl gpu list`"),
             ("gpushctl nvidia-smi", "use `gpushctl status`"),

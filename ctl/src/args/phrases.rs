@@ -91,10 +91,12 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("squeue|queue|jobs|job|who -u|--user|-j|--job {w}", &["lease list"]),
     ("squeue|queue|jobs|job|who|users|sstat", &["lease list"]),
     ("scontrol show job {n}", &["lease show L{n}"]),
+    ("scancel", &["lease list"]),
     // Quotas and users.
     ("whoami|limit|limits|quotas $", &["quota"]),
     ("user|users|quota list|ls $", &["quota --all"]),
     ("user|users show|get|info {w} $", &["quota --user {w}"]),
+    ("user {w} $", &["quota --user {w}"]),
     ("quota show|get|info|me|mine $", &["quota"]),
     ("quota show|get|-u {w} $", &["quota --user {w}"]),
     ("quota all|-a $", &["quota --all"]),
@@ -104,6 +106,8 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("{gpu}", &["status {gpu}"]),
     ("gpu|gpus {gpu}", &["gpu show {gpu}"]),
     ("get gpus|gpu $", &["gpu list"]),
+    ("gpu|gpus restart|reboot", &["gpu reset"]),
+    ("restart|reboot gpu|gpus", &["gpu reset"]),
     ("gpu|gpus offline|lock|disable|block|hold", &["gpu cordon"]),
     ("gpu|gpus online|unlock|enable|unblock|resume|free|release", &["gpu uncordon"]),
     ("disable|lock|offline {gpu}", &["gpu cordon {gpu}"]),
@@ -114,7 +118,9 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("get|describe|list nodes|node|no|host|all [{w}]", &["status"]),
     ("get|describe|list pods|pod|po [{w}]", &["ps"]),
     ("status -n|-l|-d|--interval|--loop|--refresh {D}", &["status --watch={D}"]),
+    ("status -l|--loop|--refresh|--follow|-f", &["status --watch"]),
     ("top|watch|monitor", &["status --watch"]),
+    ("free|available|avail {layout}", &["mig list --free --profile {layout}"]),
     ("free|available|avail", &["mig list --free", "status"]),
     ("sinfo|scontrol", &["status"]),
     ("timeslice|timeslices|time-slicing list|ls|status", &["gpu list"]),
@@ -123,11 +129,13 @@ const PHRASES: &[(&str, &[&str])] = &[
     // MIG.
     ("mig {gpu}", &["mig list {gpu}"]),
     ("<remove> {gpu} $", &["mig apply none -g {gpu}"]),
-    ("mig split|partition|slice|divide|cut|set|change|layout {gpu} $", &["mig profiles {gpu}"]),
+    ("mig split|partition|slice|divide|cut|set|change|layout {gpu} {layout}", &["mig apply {layout} -g {gpu}"]),
+    ("mig split|partition|slice|divide|cut|set|change|layout {gpu}", &["mig profiles {gpu}"]),
     ("mig split|partition|slice|divide|cut $", &["mig profiles"]),
-    ("mig split|partition|slice|divide|cut {gpu} {layout}", &["mig apply {layout} -g {gpu}"]),
     ("mig split|partition|slice|divide|cut", &["mig apply"]),
     ("plan {layout}", &["mig apply {layout} --dry-run"]),
+    ("plan {gpu}", &["apply {gpu} --dry-run"]),
+    ("plan {w}", &["mig apply {w} --dry-run"]),
     ("plan", &["apply --dry-run"]),
     ("undo|rollback|revert {op} $", &["apply --undo --dry-run"]),
     ("mig undo|rollback|revert", &["apply --undo"]),
@@ -142,13 +150,16 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("<show> {op}", &["operation show {op}"]),
     ("{op} $", &["operation show {op}"]),
     ("get|list|show events|event", &["events"]),
+    ("audit --user|-u|--who {w}", &["audit --object {w}"]),
     // The config and the host.
     ("config view|get|cat|print|list", &["config show"]),
     ("config lint|validate|test|verify|path|file", &["config check"]),
     ("config undo|rollback|revert $", &["config diff"]),
     ("edit", &["config show"]),
-    ("reload config|<agent> $", &["config reload"]),
+    ("reload config|<agent>|--force|-f|--now|--all $", &["config reload"]),
+    ("ping", &["version"]),
     ("health|healthcheck|check|diagnose|diag", &["doctor"]),
+    ("doctor --fix|-v|--verbose|--all|-a|check|run|gpu|gpus|all", &["doctor"]),
     ("doctor {w}", &["doctor --only {w}"]),
     // systemd.
     ("restart [<agent>] $", &["!systemctl restart gpushd"]),
@@ -159,10 +170,15 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("daemon-reload", &["!systemctl daemon-reload"]),
     ("journal|journalctl|syslog", &["!journalctl -u gpushd"]),
     ("log|logs <agent> $", &["!journalctl -u gpushd"]),
+    // Verbs whose object is missing: the hint names the help.
+    ("<renew> $", &["lease renew"]),
+    ("destroy|remove|rm $", &["mig remove"]),
+    ("cancel|delete|kill|release|revoke|return|terminate|end $", &["lease end"]),
 ];
 
 /// Commands that change nothing. A hint may omit options of the typed command if it names one of these commands.
-const READ_ONLY: [&str; 14] = [
+const READ_ONLY: [&str; 15] = [
+    "version",
     "status",
     "ps",
     "quota",
@@ -340,6 +356,19 @@ mod tests {
         for (pattern, _) in PHRASES {
             for word in pattern.split([' ', '|', '[', ']']).filter(|word| word.starts_with('<')) {
                 assert!(SETS.iter().any(|(name, _)| *name == word), "{pattern}");
+            }
+        }
+    }
+
+    /// A hint must not name a command that ends or destroys something if the user asked for something else.
+    #[test]
+    fn phrase_that_ends_something_has_a_verb_of_that_meaning() {
+        let ends =
+            ["lease end", "mig apply none", "mig remove", "gpu reset", "operation cancel", "mps stop", "mig off"];
+        let asks = ["<end>", "<remove>", "scancel", "cancel", "destroy", "restart"];
+        for (pattern, commands) in PHRASES {
+            if commands.iter().any(|command| ends.iter().any(|end| command.starts_with(end))) {
+                assert!(asks.iter().any(|verb| pattern.contains(verb)), "{pattern}");
             }
         }
     }

@@ -80,7 +80,8 @@ pub(super) fn rewritten(words: &[&str]) -> Option<Vec<String>> {
     if !rest.contains(&"--") {
         line.find_flags_after_command();
     }
-    let found = line.words()?;
+    let is_rewritten = !line.flags.iter().map(String::as_str).eq(rest.iter().copied());
+    let found = line.words(is_rewritten)?;
     (found.iter().map(String::as_str).ne(words.iter().copied())).then_some(found)
 }
 
@@ -137,10 +138,24 @@ impl Rewritten {
         let next = rest.first().copied().filter(|next| !next.starts_with('-'));
         let value = attached.or(next);
         let used = usize::from(attached.is_none() && next.is_some());
+        if name == "--gpus" && value.is_none() {
+            self.add("--whole", None);
+            return 0;
+        }
         if NUMBER_OF_GPUS.contains(&name)
             && let Some(value) = value
             && self.add_gpus(value)
         {
+            return used;
+        }
+        let unit = match name {
+            "--hours" => Some("h"),
+            "--minutes" => Some("m"),
+            "--days" => Some("d"),
+            _ => None,
+        };
+        if let (Some(unit), Some(number)) = (unit, value.filter(|value| is_number(value))) {
+            self.add("--for", Some(&format!("{number}{unit}")));
             return used;
         }
         if DURATIONS.contains(&name) {
@@ -292,14 +307,15 @@ impl Rewritten {
         }
     }
 
-    /// Returns the words of the command line. Returns `None` if `run` has no command.
-    fn words(&self) -> Option<Vec<String>> {
+    /// Returns the words of the command line. Adds the placeholder `COMMAND` if `run` has no command. But returns `None`
+    /// if only the command is missing: the error then says so.
+    fn words(&self, is_rewritten: bool) -> Option<Vec<String>> {
         let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         match self.kind {
             Kind::Request => Some([owned(&["lease", "request"]), self.flags.clone()].concat()),
             Kind::Env => Some([owned(&["lease", "env"]), self.flags.clone()].concat()),
             Kind::Run { is_foreign } => {
-                let command = match (self.command.is_empty(), is_foreign) {
+                let command = match (self.command.is_empty(), is_foreign || is_rewritten) {
                     (true, false) => return None,
                     (true, true) => owned(&["COMMAND"]),
                     (false, _) => self.command.clone(),
