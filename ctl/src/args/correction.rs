@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::{CommandFactory as _, Parser as _, error::ErrorKind};
 
 use super::{
-    Cli, default_verb,
+    Cli, default_verb, habits,
     phrases::{self, Meant, joined_duration},
     request_line, synonyms, typed,
 };
@@ -46,13 +46,17 @@ pub(crate) fn correction(words: &[OsString]) -> Option<String> {
     let mut found: Vec<Vec<String>> = of_phrases.iter().cloned().chain(requests).collect();
     found.extend(sources.iter().flat_map(|source| source(&line)));
     // An option of the corrected command may also have another name.
-    let with_options = found.iter().flat_map(|words| option(&Line::of(words.iter().map(String::as_str).collect())));
+    let with_options = found.iter().flat_map(|words| {
+        let line = Line::of(words.iter().map(String::as_str).collect());
+        option(&line).into_iter().chain(gpu_as_argument(&line))
+    });
     let help = vec!["--help".to_owned()];
     let found = found.iter().cloned().chain(with_options).find(accepted).or_else(|| {
         of_phrases
             .into_iter()
             .chain(synonym(&line))
             .chain(swapped(&line))
+            .chain(without_noun(&line))
             .find(lacks_arguments)
             .map(|words| [words, help].concat())
     })?;
@@ -61,8 +65,8 @@ pub(crate) fn correction(words: &[OsString]) -> Option<String> {
 
 /// Returns whether gpushctl accepts a command line.
 pub(super) fn accepted(words: &Vec<String>) -> bool {
-    let words = ["gpushctl".into()].into_iter().chain(words.iter().map(OsString::from)).collect();
-    Cli::try_parse_from(default_verb::insert(words)).is_ok()
+    let words: Vec<OsString> = ["gpushctl".into()].into_iter().chain(words.iter().map(OsString::from)).collect();
+    habits::error(&words).is_none() && Cli::try_parse_from(default_verb::insert(words)).is_ok()
 }
 
 /// Returns whether only the arguments of a command are missing: `mig destroy` means `mig remove`.
@@ -152,7 +156,12 @@ fn without_noun(line: &Line<'_>) -> Vec<Vec<String>> {
     }
     let has_operation = arguments.any(|word| word.strip_prefix("op-").is_some_and(phrases::is_number));
     let nouns = has_operation.then_some("operation").into_iter().chain(NOUNS);
-    let is_safe = |noun: &str, verb: &str| !matches!((noun, verb), ("lease", "end") | ("mig", "on" | "off"));
+    let names_profile = line.words.iter().any(|word| phrases::is_profile(word));
+    let is_safe = |noun: &str, verb: &str| match (noun, verb) {
+        ("lease", "end") | ("mig", "on" | "off") => false,
+        ("mig", "add" | "remove") => names_profile,
+        _ => true,
+    };
     let pairs = nouns.flat_map(|noun| verbs(first).map(move |verb| (noun, verb)));
     let pairs = pairs.filter(|(noun, verb)| has_verb(noun, verb) && is_safe(noun, verb));
     pairs.filter_map(|(noun, verb)| line.replaced(0, 0, &[noun, verb])).collect()
@@ -390,6 +399,9 @@ mod tests {
             ("scancel 12", "lease end L12"),
             ("lease end all", "lease end --all"),
             ("lease end -a", "lease end --all"),
+            ("lease end --mine", "lease end --all"),
+            ("lease end -u anna", "lease end --user anna --reason TEXT"),
+            ("lease renew L19 +2h", "lease renew L19 --for 2h"),
             ("lease cancel all", "lease end --all"),
             ("logs L19", "lease show L19"),
             ("get L19", "lease show L19"),
@@ -422,7 +434,7 @@ mod tests {
     fn verb_without_its_object_does_not_lead_to_an_end() {
         assert_corrected(&[("free 3", "mig list --free 3"), ("free", "mig list --free"), ("stop 3", "mps stop 3")]);
         assert_corrected(&[("disable 0", "gpu cordon 0"), ("enable 0", "gpu uncordon 0")]);
-        for typed in ["release 3", "revoke 3", "return 3", "end 3", "off 0", "on 0"] {
+        for typed in ["release 3", "revoke 3", "return 3", "end 3", "off 0", "on 0", "destroy all"] {
             assert_eq!(corrected(&format!("gpushctl {typed}")), None, "{typed}");
         }
     }
@@ -431,6 +443,8 @@ mod tests {
     fn option_of_another_tool_does_not_hide_the_command() {
         assert_corrected(&[
             ("top -n 1", "status --watch"),
+            ("top 3", "status 3 --watch"),
+            ("history 3", "lease list --ended"),
             ("history -n 5", "lease list --ended=5"),
             ("usage --since 1d", "lease list --ended"),
             ("who -u", "lease list"),
@@ -496,6 +510,18 @@ mod tests {
             ("restart mps 0", "mps restart 0"),
             ("restart 0", "mps restart 0"),
             ("restart mps", "mps restart --help"),
+            ("mig delete 3g.40gb 0", "mig remove 3g.40gb -g 0"),
+            ("mig destroy all", "mig apply none -g all"),
+            ("mps set 0 percentage 25", "mps set 0 --percentage 25"),
+            ("reset", "gpu reset --help"),
+            ("explain exit 4", "explain 4"),
+            ("explain mig layouts", "explain mig"),
+            ("explain L17", "lease show L17"),
+            ("gpu list --free", "status --summary"),
+            ("gpu drain 2 --wait", "gpu drain 2"),
+            ("events --type xid", "events --kind xid"),
+            ("operation undo op-1", "apply --undo --dry-run"),
+            ("config overrides remove 0", "config overrides clear 0"),
             ("restart gpu 0", "gpu reset 0"),
             ("plan mixed -g 0", "mig apply mixed --dry-run -g 0"),
             ("mig set 4 3g.40gb", "mig apply 3g.40gb -g 4"),
@@ -525,6 +551,9 @@ mod tests {
     fn request_in_the_form_of_another_tool_is_rewritten() {
         assert_corrected(&[
             ("run --gpus=1 -- true", "run --whole -- true"),
+            ("run --whole=2 ./x", "run --whole --count 2 -- ./x"),
+            ("run --mps 25% ./x", "run --mps 25 -- ./x"),
+            ("run 25% ./x", "run --mps 25 -- ./x"),
             ("run --gpus=1", "run --whole -- COMMAND"),
             ("run --gpus", "run --whole -- COMMAND"),
             ("run 1g.10gb", "run --mig 1g.10gb -- COMMAND"),
@@ -584,7 +613,7 @@ mod tests {
             ("process list --unleased", "ps --unleased"),
             ("mig plan 3g.40gb -g 0", "mig apply --dry-run 3g.40gb -g 0"),
             ("mig assert", "mig apply --check"),
-            ("mps drain 0", "mps stop --wait 0"),
+            ("mps drain 0", "mps stop 0 --wait"),
             ("lease revoke L17 --reason x --end", "lease end L17 --reason x --kill"),
             ("maintenance status", "status"),
             ("explain xid 79", "explain xid-79"),

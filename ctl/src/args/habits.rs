@@ -183,11 +183,10 @@ const NVIDIA_SMI_ALONE: [(&str, &str, &str); 10] = [
 ];
 
 fn nvidia_smi(words: &[&str]) -> Option<ApiError> {
+    let is_named = words.first() == Some(&"nvidia-smi");
+    let unknown =
+        || ApiError::new(Code::BadRequest, "`nvidia-smi` is not a command of gpushctl").hint("use `gpushctl status`");
     let words = match words {
-        ["nvidia-smi"] => {
-            let error = ApiError::new(Code::BadRequest, "`nvidia-smi` is not a command of gpushctl");
-            return Some(error.hint("use `gpushctl status`"));
-        }
         ["nvidia-smi", rest @ ..] => rest,
         // The options after these words belong to the program that the user starts.
         ["run" | "exec" | "srun" | "sbatch" | "salloc" | "alloc", ..] => return None,
@@ -203,7 +202,7 @@ fn nvidia_smi(words: &[&str]) -> Option<ApiError> {
     };
     let first = words.first().and_then(|first| NVIDIA_SMI_COMMANDS.iter().find(|(command, ..)| command == first));
     let found = find(&NVIDIA_SMI, &all).or_else(|| find(&NVIDIA_SMI_ALONE, &alone));
-    let (word, what, hint) = found.or(first)?;
+    let Some((word, what, hint)) = found.or(first) else { return is_named.then(unknown) };
     let after = |two: &&[&str]| two[0] == "-i" || two[0] == "--id";
     let gpu = words.windows(2).find(after).map_or("0", |two| two[1]);
     let kind = if word.starts_with('-') { "an option" } else { "a command" };

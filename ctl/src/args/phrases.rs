@@ -64,6 +64,9 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("<end> lease|leases {n}", &["lease end L{n}"]),
     ("lease|leases <end> all|-a|--all $", &["lease end --all"]),
     ("cancel|stop|kill|abort {op}", &["operation cancel {op}"]),
+    ("lease|leases <end> mine|--mine|--me $", &["lease end --all"]),
+    ("lease|leases <end> -u|--user {w} $", &["lease end --user {w} --reason TEXT"]),
+    ("lease|leases show all", &["lease list"]),
     ("scancel {n}", &["lease end L{n}"]),
     ("<renew> {L} [--for|--by|--time|--duration|-t] {D} $", &["lease renew {L} --for {D}"]),
     ("<lease> <renew> {L} [--for|--by|--time|--duration|-t] {D} $", &["lease renew {L} --for {D}"]),
@@ -97,7 +100,7 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("user|users|quota list|ls $", &["quota --all"]),
     ("user|users show|get|info {w} $", &["quota --user {w}"]),
     ("user {w} $", &["quota --user {w}"]),
-    ("quota show|get|info|me|mine $", &["quota"]),
+    ("quota show|get|info|me|mine|--me|--mine $", &["quota"]),
     ("quota show|get|-u {w} $", &["quota --user {w}"]),
     ("quota all|-a $", &["quota --all"]),
     ("quota {w} $", &["quota --user {w}"]),
@@ -106,6 +109,9 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("{gpu}", &["status {gpu}"]),
     ("gpu|gpus {gpu}", &["gpu show {gpu}"]),
     ("get gpus|gpu $", &["gpu list"]),
+    ("gpu|gpus list|ls --free|--available", &["status --summary"]),
+    ("gpu|gpus free|available $", &["status --summary"]),
+    ("gpu|gpus top|watch|monitor", &["status --watch"]),
     ("gpu|gpus restart|reboot", &["gpu reset"]),
     ("restart|reboot gpu|gpus", &["gpu reset"]),
     ("gpu|gpus offline|lock|disable|block|hold", &["gpu cordon"]),
@@ -119,6 +125,7 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("get|describe|list pods|pod|po [{w}]", &["ps"]),
     ("status -n|-l|-d|--interval|--loop|--refresh {D}", &["status --watch={D}"]),
     ("status -l|--loop|--refresh|--follow|-f", &["status --watch"]),
+    ("top|watch|monitor {gpu}", &["status {gpu} --watch"]),
     ("top|watch|monitor", &["status --watch"]),
     ("free|available|avail {layout}", &["mig list --free --profile {layout}"]),
     ("free|available|avail", &["mig list --free", "status"]),
@@ -138,15 +145,25 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("plan {w}", &["mig apply {w} --dry-run"]),
     ("plan", &["apply --dry-run"]),
     ("undo|rollback|revert {op} $", &["apply --undo --dry-run"]),
+    ("operation|operations|op|ops undo|rollback|revert {op} $", &["apply --undo --dry-run"]),
+    ("operation|operations|op|ops <show> {op}", &["operation show {op}"]),
+    ("mig free|available", &["mig list --free"]),
+    ("mig <remove>|clear all $", &["mig apply none -g all"]),
     ("mig undo|rollback|revert", &["apply --undo"]),
     ("apply --rollback|--revert", &["apply --undo"]),
     // MPS.
+    ("mps drain {w}", &["mps stop {w} --wait"]),
     ("mps {gpu} $", &["mps show {gpu}"]),
-    ("mps set|limit {w} {n} $", &["mps set {w} --percentage {n}"]),
+    ("mps set|limit {w} [percentage|percent|mps|--limit|--mps|--percent] {n} $", &["mps set {w} --percentage {n}"]),
     // Operations, events and the audit trail.
     ("operation|operations|op|ops {op}", &["operation show {op}"]),
     ("operation|operations|op|ops {n}", &["operation show op-{n}"]),
     ("operation|operations|op|ops -a|--all", &["operation list"]),
+    ("explain {L} $", &["lease show {L}"]),
+    ("explain {op} $", &["operation show {op}"]),
+    ("explain xid {n} $", &["explain xid-{n}"]),
+    ("explain exit|status|code {n} $", &["explain {n}"]),
+    ("explain {w}", &["explain {w}"]),
     ("<show> {op}", &["operation show {op}"]),
     ("{op} $", &["operation show {op}"]),
     ("get|list|show events|event", &["events"]),
@@ -154,6 +171,7 @@ const PHRASES: &[(&str, &[&str])] = &[
     // The config and the host.
     ("config view|get|cat|print|list", &["config show"]),
     ("config lint|validate|test|verify|path|file", &["config check"]),
+    ("config overrides|override remove|delete|rm|reset|end|undo", &["config overrides clear"]),
     ("config undo|rollback|revert $", &["config diff"]),
     ("edit", &["config show"]),
     ("reload config|<agent>|--force|-f|--now|--all $", &["config reload"]),
@@ -163,8 +181,8 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("doctor {w}", &["doctor --only {w}"]),
     // systemd.
     ("restart [<agent>] $", &["!systemctl restart gpushd"]),
-    ("start|up [<agent>] $", &["!systemctl start gpushd"]),
-    ("stop|down|shutdown [<agent>] $", &["!systemctl stop gpushd"]),
+    ("start [<agent>] $", &["!systemctl start gpushd"]),
+    ("stop [<agent>] $", &["!systemctl stop gpushd"]),
     ("enable <agent> $", &["!systemctl enable gpushd"]),
     ("disable <agent> $", &["!systemctl disable gpushd"]),
     ("daemon-reload", &["!systemctl daemon-reload"]),
@@ -177,7 +195,8 @@ const PHRASES: &[(&str, &[&str])] = &[
 ];
 
 /// Commands that change nothing. A hint may omit options of the typed command if it names one of these commands.
-const READ_ONLY: [&str; 15] = [
+const READ_ONLY: [&str; 16] = [
+    "explain",
     "version",
     "status",
     "ps",
@@ -289,6 +308,7 @@ fn value(token: &str, words: &[&str]) -> Option<(usize, String)> {
             is_number(number).then(|| (1, number.to_owned()))
         }
         "{D}" => {
+            let first = first.strip_prefix('+').unwrap_or(first);
             let two = words.get(1).and_then(|second| joined_duration(first, second));
             two.map(|value| (2, value)).or_else(|| match first {
                 number if is_number(number) => Some((1, format!("{number}s"))),
@@ -365,7 +385,7 @@ mod tests {
     fn phrase_that_ends_something_has_a_verb_of_that_meaning() {
         let ends =
             ["lease end", "mig apply none", "mig remove", "gpu reset", "operation cancel", "mps stop", "mig off"];
-        let asks = ["<end>", "<remove>", "scancel", "cancel", "destroy", "restart"];
+        let asks = ["<end>", "<remove>", "scancel", "cancel", "destroy", "restart", "mps drain"];
         for (pattern, commands) in PHRASES {
             if commands.iter().any(|command| ends.iter().any(|end| command.starts_with(end))) {
                 assert!(asks.iter().any(|verb| pattern.contains(verb)), "{pattern}");

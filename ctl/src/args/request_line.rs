@@ -25,19 +25,11 @@ enum Kind {
 const IGNORED: [&str; 9] = ["-it", "-ti", "-t", "--rm", "-d", "--detach", "--tty", "--pty", "--interactive"];
 
 /// Options of other tools that have no meaning for a request, with a value.
-const IGNORED_WITH_VALUE: [&str; 11] = [
-    "-p",
-    "--partition",
-    "-c",
-    "--cpus",
-    "--cpus-per-task",
-    "-N",
-    "--nodes",
-    "--ntasks",
-    "-J",
-    "--job-name",
-    "--account",
-];
+const IGNORED_WITH_VALUE: [&str; 9] =
+    ["--partition", "--cpus", "--cpus-per-task", "--nodes", "--ntasks", "--job-name", "--account", "--name", "--image"];
+
+/// Short options of Slurm that have no meaning for a request, with a value.
+const IGNORED_OF_SLURM: [&str; 4] = ["-p", "-c", "-N", "-J"];
 
 /// Options of other tools, and the option of gpushctl that takes the same value.
 const RENAMED: [(&str, &str); 15] = [
@@ -178,23 +170,27 @@ impl Rewritten {
         if IGNORED.contains(&name) {
             return 0;
         }
-        if IGNORED_WITH_VALUE.contains(&name) {
+        let is_foreign = self.kind == Kind::Run { is_foreign: true };
+        if IGNORED_WITH_VALUE.contains(&name) || (is_foreign && IGNORED_OF_SLURM.contains(&name)) {
             return used;
         }
         if let Some((_, new)) = RENAMED.iter().find(|(typed, _)| *typed == name) {
             let takes_value = match *new {
                 "--whole" => false,
-                "--mps" => value.is_some_and(|value| is_number(value.trim_end_matches('%'))),
+                "--mps" => value.is_some_and(is_percentage),
                 _ => value.is_some(),
             };
             let value = value.map(|value| if *new == "--mps" { value.trim_end_matches('%') } else { value });
             self.add(new, value.filter(|_| takes_value));
             return if takes_value { used } else { 0 };
         }
+        if let ("--whole", Some(number)) = (name, attached) {
+            return usize::from(!self.add_gpus(number));
+        }
         self.flags.push(word.to_owned());
         match (attached, next) {
-            (None, Some(next)) if self.takes_value(name) && (name != "--mps" || is_number(next)) => {
-                self.flags.push(next.to_owned());
+            (None, Some(next)) if self.takes_value(name) && (name != "--mps" || is_percentage(next)) => {
+                self.flags.push(if name == "--mps" { next.trim_end_matches('%') } else { next }.to_owned());
                 1
             }
             _ => 0,
@@ -212,6 +208,7 @@ impl Rewritten {
             "whole" | "exclusive" => self.add("--whole", None),
             "timeslice" => self.add("--timeslice", None),
             _ if is_profile(word) => self.add("--mig", Some(word)),
+            _ if word.ends_with('%') && is_percentage(word) => self.add("--mps", Some(word.trim_end_matches('%'))),
             _ if self.kind == Kind::Request && word.contains('=') => self.add("--request", Some(word)),
             _ if self.kind == Kind::Env && lease(word).is_some() => self.flags.push(word.to_owned()),
             _ => {
@@ -324,6 +321,11 @@ impl Rewritten {
             }
         }
     }
+}
+
+/// Returns whether a word is a number, perhaps with a percent sign.
+fn is_percentage(word: &str) -> bool {
+    is_number(word.strip_suffix('%').unwrap_or(word))
 }
 
 /// Returns a duration in the notation of gpush. Slurm writes minutes, or `hours:minutes:seconds`.

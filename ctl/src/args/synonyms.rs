@@ -12,6 +12,7 @@ pub(super) fn verb(verb: &str) -> &str {
         "validate" | "test" | "verify" => "check",
         "release" | "revoke" => "end",
         "extend" => "renew",
+        "log" => "logs",
         "abort" => "cancel",
         "limits" | "limit" => "set",
         other => other,
@@ -71,7 +72,7 @@ pub(super) fn of_words(first: &str, second: &str) -> &'static [&'static [&'stati
 
 /// Options of other tools, each with the options of gpushctl that are tried instead. An empty text means that the option
 /// is removed.
-pub(super) const OPTIONS: [(&str, &[&str]); 28] = [
+pub(super) const OPTIONS: [(&str, &[&str]); 31] = [
     ("--id", &["--gpu"]),
     ("--device", &["--gpu"]),
     ("--devices", &["--gpu"]),
@@ -96,7 +97,10 @@ pub(super) const OPTIONS: [(&str, &[&str]); 28] = [
     ("--lines", &["-n"]),
     ("--plan", &["--dry-run"]),
     ("--end", &["--kill"]),
-    ("--force", &["--kill", "--yes"]),
+    ("--force", &["--kill", "--yes", ""]),
+    ("--wait", &[""]),
+    ("--type", &["--kind"]),
+    ("-w", &["--follow"]),
     ("--preset", &["--offline"]),
     ("--drain", &["--wait"]),
     ("--follow", &["--watch"]),
