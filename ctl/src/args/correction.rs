@@ -8,7 +8,7 @@ use clap::{CommandFactory as _, Parser as _, error::ErrorKind};
 use super::{
     Cli, default_verb, habits,
     phrases::{self, Meant, joined_duration},
-    request_line, synonyms, typed,
+    request_line, spelling, synonyms, typed,
 };
 
 /// Returns the command line that the user probably meant.
@@ -51,7 +51,7 @@ pub(crate) fn correction(words: &[OsString]) -> Option<String> {
         option(&line).into_iter().chain(gpu_as_argument(&line))
     });
     let help = vec!["--help".to_owned()];
-    let found = found.iter().cloned().chain(with_options).find(accepted).or_else(|| {
+    let found = found.iter().cloned().chain(with_options).find(|words| accepted(words)).or_else(|| {
         of_phrases
             .into_iter()
             .chain(synonym(&line))
@@ -59,12 +59,13 @@ pub(crate) fn correction(words: &[OsString]) -> Option<String> {
             .chain(without_noun(&line))
             .find(lacks_arguments)
             .map(|words| [words, help].concat())
+            .or_else(|| spelling::corrected(&line.words).filter(|words| accepted(words)))
     })?;
     typed::command_line(["gpushctl"].into_iter().chain(found.iter().map(String::as_str)))
 }
 
 /// Returns whether gpushctl accepts a command line.
-pub(super) fn accepted(words: &Vec<String>) -> bool {
+pub(super) fn accepted(words: &[String]) -> bool {
     let words: Vec<OsString> = ["gpushctl".into()].into_iter().chain(words.iter().map(OsString::from)).collect();
     habits::error(&words).is_none() && Cli::try_parse_from(default_verb::insert(words)).is_ok()
 }
@@ -159,7 +160,12 @@ fn without_noun(line: &Line<'_>) -> Vec<Vec<String>> {
     let names_profile = line.words.iter().any(|word| phrases::is_profile(word));
     let is_safe = |noun: &str, verb: &str| match (noun, verb) {
         ("lease", "end") | ("mig", "on" | "off") => false,
-        ("mig", "add" | "remove") => names_profile,
+        ("mig", "add" | "remove" | "rm") => names_profile,
+        ("operation", "cancel") => has_operation,
+        // The name of a GPU or of a MIG device has a digit.
+        ("mps", "start" | "stop" | "restart") => {
+            line.name(1).is_none_or(|target| target.bytes().any(|byte| byte.is_ascii_digit()))
+        }
         _ => true,
     };
     let pairs = nouns.flat_map(|noun| verbs(first).map(move |verb| (noun, verb)));
@@ -400,6 +406,12 @@ mod tests {
             ("lease end all", "lease end --all"),
             ("lease end -a", "lease end --all"),
             ("lease end --mine", "lease end --all"),
+            ("cancel all leases", "lease end --all"),
+            ("kill all", "lease end --help"),
+            ("delete leases", "lease end --help"),
+            ("L19 end", "lease end L19"),
+            ("lease L19 cancel", "lease end L19"),
+            ("wait op-3", "operation wait op-3"),
             ("lease end -u anna", "lease end --user anna --reason TEXT"),
             ("lease renew L19 +2h", "lease renew L19 --for 2h"),
             ("lease cancel all", "lease end --all"),
@@ -434,7 +446,19 @@ mod tests {
     fn verb_without_its_object_does_not_lead_to_an_end() {
         assert_corrected(&[("free 3", "mig list --free 3"), ("free", "mig list --free"), ("stop 3", "mps stop 3")]);
         assert_corrected(&[("disable 0", "gpu cordon 0"), ("enable 0", "gpu uncordon 0")]);
-        for typed in ["release 3", "revoke 3", "return 3", "end 3", "off 0", "on 0", "destroy all"] {
+        assert_corrected(&[("gpu free 3", "status 3"), ("gpu free", "status --summary")]);
+        for typed in [
+            "stop all",
+            "release 3",
+            "revoke 3",
+            "return 3",
+            "end 3",
+            "off 0",
+            "on 0",
+            "destroy all",
+            "rm x",
+            "restart x",
+        ] {
             assert_eq!(corrected(&format!("gpushctl {typed}")), None, "{typed}");
         }
     }
@@ -510,6 +534,8 @@ mod tests {
             ("restart mps 0", "mps restart 0"),
             ("restart 0", "mps restart 0"),
             ("restart mps", "mps restart --help"),
+            ("enter maintenance", "maintenance enter"),
+            ("end maintenance", "maintenance leave"),
             ("mig delete 3g.40gb 0", "mig remove 3g.40gb -g 0"),
             ("mig destroy all", "mig apply none -g all"),
             ("mps set 0 percentage 25", "mps set 0 --percentage 25"),
@@ -544,6 +570,20 @@ mod tests {
             ("journal -f", "journalctl -u gpushd"),
         ] {
             assert_eq!(corrected(&format!("gpushctl {typed}")).as_deref(), Some(meant), "{typed}");
+        }
+    }
+
+    #[test]
+    fn misspelled_words_are_corrected() {
+        assert_corrected(&[
+            ("stauts", "status"),
+            ("status --sumary", "status --summary"),
+            ("leese list --mien", "lease list --mine"),
+            ("gpu shwo 2", "gpu show 2"),
+            ("lease renw L3 --for 2h", "lease renew L3 --for 2h"),
+        ]);
+        for typed in ["mig of 0", "maintenance lease", "rcover", "bogus"] {
+            assert_eq!(corrected(&format!("gpushctl {typed}")), None, "{typed}");
         }
     }
 

@@ -18,6 +18,7 @@
 //! | `synonyms` | words of other tools, and the commands that gpushctl has instead |
 //! | `phrases` | command lines of other tools, and the command lines that gpushctl has instead |
 //! | `request_line` | command lines that request a share in the form of Slurm, Docker and other tools |
+//! | `spelling` | misspelled commands and options |
 //! | `topic` | the topics of `explain` |
 //! | `typed` | command lines in hints |
 //! | `default_verb` | the verb that a group of commands has without one: `gpushctl lease` lists leases |
@@ -47,6 +48,7 @@ mod quota;
 mod request;
 mod request_line;
 mod slurm;
+mod spelling;
 mod support_bundle;
 mod synonyms;
 pub(crate) mod topic;

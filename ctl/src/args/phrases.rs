@@ -64,6 +64,11 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("<end> lease|leases {n}", &["lease end L{n}"]),
     ("lease|leases <end> all|-a|--all $", &["lease end --all"]),
     ("cancel|stop|kill|abort {op}", &["operation cancel {op}"]),
+    ("<end> all leases|lease|jobs $", &["lease end --all"]),
+    ("<end> leases|lease|jobs all|--all|-a $", &["lease end --all"]),
+    ("<end> leases|lease|jobs|job $", &["lease end"]),
+    ("<lease> {L} <end> $", &["lease end {L}"]),
+    ("{L} <end> $", &["lease end {L}"]),
     ("lease|leases <end> mine|--mine|--me $", &["lease end --all"]),
     ("lease|leases <end> -u|--user {w} $", &["lease end --user {w} --reason TEXT"]),
     ("lease|leases show all", &["lease list"]),
@@ -102,7 +107,8 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("user {w} $", &["quota --user {w}"]),
     ("quota show|get|info|me|mine|--me|--mine $", &["quota"]),
     ("quota show|get|-u {w} $", &["quota --user {w}"]),
-    ("quota all|-a $", &["quota --all"]),
+    ("quota set|limit|edit", &["config show"]),
+    ("quota all|-a|--users $", &["quota --all"]),
     ("quota {w} $", &["quota --user {w}"]),
     ("get quota|quotas $", &["quota"]),
     // GPUs.
@@ -110,12 +116,13 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("gpu|gpus {gpu}", &["gpu show {gpu}"]),
     ("get gpus|gpu $", &["gpu list"]),
     ("gpu|gpus list|ls --free|--available", &["status --summary"]),
+    ("gpu|gpus free|available {gpu}", &["status {gpu}"]),
     ("gpu|gpus free|available $", &["status --summary"]),
     ("gpu|gpus top|watch|monitor", &["status --watch"]),
     ("gpu|gpus restart|reboot", &["gpu reset"]),
     ("restart|reboot gpu|gpus", &["gpu reset"]),
     ("gpu|gpus offline|lock|disable|block|hold", &["gpu cordon"]),
-    ("gpu|gpus online|unlock|enable|unblock|resume|free|release", &["gpu uncordon"]),
+    ("gpu|gpus online|unlock|enable|unblock|resume|release", &["gpu uncordon"]),
     ("disable|lock|offline {gpu}", &["gpu cordon {gpu}"]),
     ("enable|unlock|online {gpu}", &["gpu uncordon {gpu}"]),
     ("cordon node|nodes|host [{w}] $", &["gpu cordon all"]),
@@ -164,8 +171,10 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("explain xid {n} $", &["explain xid-{n}"]),
     ("explain exit|status|code {n} $", &["explain {n}"]),
     ("explain {w}", &["explain {w}"]),
+    ("wait {op}", &["operation wait {op}"]),
     ("<show> {op}", &["operation show {op}"]),
     ("{op} $", &["operation show {op}"]),
+    ("events --xid", &["events --kind xid"]),
     ("get|list|show events|event", &["events"]),
     ("audit --user|-u|--who {w}", &["audit --object {w}"]),
     // The config and the host.
@@ -179,6 +188,8 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("health|healthcheck|check|diagnose|diag", &["doctor"]),
     ("doctor --fix|-v|--verbose|--all|-a|check|run|gpu|gpus|all", &["doctor"]),
     ("doctor {w}", &["doctor --only {w}"]),
+    ("enter|start|begin maintenance", &["maintenance enter"]),
+    ("leave|stop|end|exit|finish maintenance", &["maintenance leave"]),
     // systemd.
     ("restart [<agent>] $", &["!systemctl restart gpushd"]),
     ("start [<agent>] $", &["!systemctl start gpushd"]),
@@ -191,6 +202,8 @@ const PHRASES: &[(&str, &[&str])] = &[
     // Verbs whose object is missing: the hint names the help.
     ("<renew> $", &["lease renew"]),
     ("destroy|remove|rm $", &["mig remove"]),
+    ("mig clear|reset|wipe $", &["mig remove"]),
+    ("cancel|kill|release|revoke|terminate|end all|--all|-a $", &["lease end"]),
     ("cancel|delete|kill|release|revoke|return|terminate|end $", &["lease end"]),
 ];
 
@@ -385,7 +398,7 @@ mod tests {
     fn phrase_that_ends_something_has_a_verb_of_that_meaning() {
         let ends =
             ["lease end", "mig apply none", "mig remove", "gpu reset", "operation cancel", "mps stop", "mig off"];
-        let asks = ["<end>", "<remove>", "scancel", "cancel", "destroy", "restart", "mps drain"];
+        let asks = ["<end>", "<remove>", "scancel", "cancel", "destroy", "restart", "wipe", "mps drain"];
         for (pattern, commands) in PHRASES {
             if commands.iter().any(|command| ends.iter().any(|end| command.starts_with(end))) {
                 assert!(asks.iter().any(|verb| pattern.contains(verb)), "{pattern}");

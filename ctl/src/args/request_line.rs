@@ -82,8 +82,9 @@ fn kind<'w>(words: &'w [&'w str]) -> Option<(Kind, &'w [&'w str])> {
     let foreign = Kind::Run { is_foreign: true };
     Some(match words {
         ["run", rest @ ..] => (Kind::Run { is_foreign: false }, rest),
-        ["exec" | "srun" | "sbatch" | "salloc" | "alloc" | "launch" | "submit" | "attach" | "enter", rest @ ..]
+        ["exec" | "srun" | "sbatch" | "salloc" | "alloc" | "launch" | "submit", rest @ ..]
         | ["lease" | "leases", "exec" | "run" | "attach" | "enter", rest @ ..] => (foreign, rest),
+        ["attach" | "enter", id, ..] if lease(id).is_some() => (foreign, &words[1..]),
         ["request" | "reserve" | "acquire", rest @ ..]
         | ["lease" | "leases", "request" | "create" | "new" | "add" | "grant" | "acquire", rest @ ..] => {
             (Kind::Request, rest)

@@ -39,7 +39,7 @@ pub(super) fn of_words(first: &str, second: &str) -> &'static [&'static [&'stati
     match (first, second) {
         ("ps" | "process" | "processes", "list" | "ls" | "show") => &[&["ps"]],
         ("gpu" | "gpus", "status") => &[&["status"]],
-        ("gpu" | "gpus", "release" | "free" | "enable" | "resume") => &[&["gpu", "uncordon"]],
+        ("gpu" | "gpus", "release" | "enable" | "resume") => &[&["gpu", "uncordon"]],
         ("gpu" | "gpus", "disable") => &[&["gpu", "cordon"]],
         ("mig", "status" | "devices" | "instances" | "ps") => &[&["mig", "list"]],
         ("mig", "set" | "layout" | "change") => &[&["mig", "apply"]],
