@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use gpush_api::{ApiError, Code};
 use gpush_core::duration::is_duration;
 
-use super::{correction, typed};
+use super::{correction, phrases, typed};
 
 /// Returns the error for a command line that has the form of another tool; `None` for all other command lines.
 pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
@@ -54,13 +54,16 @@ fn value_after_optional(words: &[&str]) -> Option<ApiError> {
         let message = format!("`-w{value}` is not valid: the duration of --watch must follow an equals sign");
         return Some(ApiError::new(Code::BadRequest, message).hint(format!("write `--watch={value}`")));
     }
-    let found = words.windows(2).find_map(|two| {
+    let found = words.windows(2).enumerate().find_map(|(at, two)| {
         let (_, long) = OPTIONAL.iter().find(|(option, _)| *option == two[0])?;
-        is_duration(two[1]).then_some((two[0], *long, two[1]))
+        // The unit may be the next word: `--wait 5 minutes`.
+        let joined = words.get(at + 2).and_then(|unit| phrases::joined_duration(two[1], unit));
+        is_duration(two[1]).then(|| (two[0], *long, two[1], joined))
     });
-    let (option, long, value) = found?;
+    let (option, long, value, joined) = found?;
     let message = format!("`{option} {value}` is ambiguous: the duration of {long} must follow an equals sign");
-    Some(ApiError::new(Code::BadRequest, message).hint(format!("write `{long}={value}`")))
+    let hint = format!("write `{long}={}`", joined.as_deref().unwrap_or(value));
+    Some(ApiError::new(Code::BadRequest, message).hint(hint))
 }
 
 /// Refuses `--since 1 hour`. Without this error, gpushctl would read `hour` as a GPU.
@@ -364,6 +367,8 @@ mod tests {
         assert_eq!(hint("gpushctl mig apply --wait 30 -g 0").as_deref(), Some("write `--wait=30`"));
         assert_eq!(hint("gpushctl mig apply --wait 1h30m").as_deref(), Some("write `--wait=1h30m`"));
         assert_eq!(hint("gpushctl status --watch 2").as_deref(), Some("write `--watch=2`"));
+        assert_eq!(hint("gpushctl status --watch 2 seconds").as_deref(), Some("write `--watch=2s`"));
+        assert_eq!(hint("gpushctl gpu reset 0 --wait 1 hour").as_deref(), Some("write `--wait=1h`"));
         assert_eq!(hint("gpushctl status -w 5").as_deref(), Some("write `--watch=5`"));
         assert_eq!(hint("gpushctl status -w5").as_deref(), Some("write `--watch=5`"));
         assert!(hint("gpushctl lease list --ended 3").unwrap().starts_with("write `--ended=3` for the last 3 leases"));

@@ -110,7 +110,7 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("quota set|limit|edit", &["config show"]),
     ("quota all|-a|--users $", &["quota --all"]),
     ("quota {w} $", &["quota --user {w}"]),
-    ("get quota|quotas $", &["quota"]),
+    ("get|describe|list quota|quotas $", &["quota"]),
     // GPUs.
     ("{gpu}", &["status {gpu}"]),
     ("gpu|gpus {gpu}", &["gpu show {gpu}"]),

@@ -29,7 +29,7 @@ const IGNORED_WITH_VALUE: [&str; 9] =
     ["--partition", "--cpus", "--cpus-per-task", "--nodes", "--ntasks", "--job-name", "--account", "--name", "--image"];
 
 /// Short options of Slurm that have no meaning for a request, with a value.
-const IGNORED_OF_SLURM: [&str; 4] = ["-p", "-c", "-N", "-J"];
+const IGNORED_OF_SLURM: [&str; 5] = ["-p", "-c", "-N", "-J", "-n"];
 
 /// Options of other tools, and the option of gpushctl that takes the same value.
 const RENAMED: [(&str, &str); 15] = [
@@ -59,6 +59,9 @@ const DURATIONS: [&str; 6] = ["-t", "--time", "--until", "--duration", "--timeou
 
 /// Options that name the kind of share.
 const SHARES: [&str; 4] = ["--mig", "--mps", "--whole", "--timeslice"];
+
+/// Options that may come with the kind of share.
+const WITH_SHARE: [&str; 6] = ["--for", "--memory", "--count", "--wait", "--gpu", "-g"];
 
 /// Largest number that may be the index of a GPU.
 const LARGEST_INDEX: u32 = 31;
@@ -293,10 +296,11 @@ impl Rewritten {
             return;
         }
         let name = |word: &String| word.split('=').next().unwrap_or_default().to_owned();
-        let Some(at) = self.command.iter().position(|word| SHARES.contains(&name(word).as_str())) else { return };
-        if at == 0 {
+        if !self.command.iter().any(|word| SHARES.contains(&name(word).as_str())) {
             return;
         }
+        let is_flag = |word: &String| [&SHARES[..], &WITH_SHARE].concat().contains(&name(word).as_str());
+        let Some(at) = self.command.iter().position(is_flag).filter(|at| *at > 0) else { return };
         let mut flags = Self { kind: self.kind, flags: Vec::new(), command: Vec::new() };
         let words: Vec<&str> = self.command[at..].iter().map(String::as_str).collect();
         if flags.read(&words).is_some() && flags.command.is_empty() {
@@ -329,27 +333,25 @@ fn is_percentage(word: &str) -> bool {
     is_number(word.strip_suffix('%').unwrap_or(word))
 }
 
-/// Returns a duration in the notation of gpush. Slurm writes minutes, or `hours:minutes:seconds`.
+/// Returns a duration in the notation of gpush. Slurm writes minutes, `minutes:seconds`, `hours:minutes:seconds` or
+/// `days-hours:minutes:seconds`.
 fn duration_of(option: &str, value: &str) -> Option<String> {
-    let parts: Vec<u64> = value
-        .split(':')
-        .map(str::parse)
-        .collect::<Result<_, _>>()
-        .ok()
-        .or_else(|| duration::is_duration(value).then(Vec::new))?;
-    match (parts.as_slice(), option) {
-        ([], _) => Some(value.to_owned()),
-        ([minutes], "-t" | "--time") => Some(format!("{minutes}m")),
-        ([_], _) => Some(value.to_owned()),
-        ([hours, minutes, seconds], "-t" | "--time") => {
-            let parts = [(hours, "h"), (minutes, "m"), (seconds, "s")];
-            let text: String = parts
-                .iter()
-                .filter(|(number, _)| **number > 0)
-                .map(|(number, unit)| format!("{number}{unit}"))
-                .collect();
-            (!text.is_empty()).then_some(text)
-        }
-        _ => None,
+    let is_of_slurm = matches!(option, "-t" | "--time");
+    if duration::is_duration(value) {
+        return Some(if is_of_slurm && is_number(value) { format!("{value}m") } else { value.to_owned() });
     }
+    let (days, time) = value.split_once('-').unwrap_or(("0", value));
+    let parts: Vec<u64> = time.split(':').map(str::parse).collect::<Result<_, _>>().ok().filter(|_| is_of_slurm)?;
+    let days: u64 = days.parse().ok()?;
+    let (hours, minutes, seconds) = match (parts.as_slice(), value.contains('-')) {
+        ([hours], true) => (*hours, 0, 0),
+        ([hours, minutes], true) => (*hours, *minutes, 0),
+        ([minutes, seconds], false) => (0, *minutes, *seconds),
+        ([hours, minutes, seconds], _) => (*hours, *minutes, *seconds),
+        _ => return None,
+    };
+    let parts = [(days, 'd'), (hours, 'h'), (minutes, 'm'), (seconds, 's')];
+    let text: String =
+        parts.iter().filter(|(number, _)| *number > 0).map(|(number, unit)| format!("{number}{unit}")).collect();
+    (!text.is_empty()).then_some(text)
 }
