@@ -316,7 +316,9 @@ fn option(line: &Line<'_>) -> Vec<Vec<String>> {
         for new in *meant {
             let mut words: Vec<String> = line.words.iter().map(|word| (*word).to_owned()).collect();
             match (new.is_empty(), value) {
-                (true, _) => drop(words.remove(at)),
+                // A value shows that the user wants the option.
+                (true, Some(_)) => continue,
+                (true, None) => drop(words.remove(at)),
                 (false, Some(value)) if !new.starts_with("--") => {
                     words.splice(at..=at, [(*new).to_owned(), value.to_owned()]);
                 }
@@ -687,7 +689,9 @@ mod tests {
 
     #[test]
     fn nothing_is_suggested_without_a_command_that_parses() {
-        for typed in ["bogus", "run --mps 25", "mps start", "mig apply 1g.10gb x y", "gpu drain"] {
+        for typed in
+            ["bogus", "run --mps 25", "mps start", "mig apply 1g.10gb x y", "mig apply --wait=soon", "gpu drain"]
+        {
             assert_eq!(corrected(&format!("gpushctl {typed}")), None, "{typed}");
         }
     }
