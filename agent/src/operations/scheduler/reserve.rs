@@ -99,7 +99,7 @@ pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDema
     let mut overtaken = 0;
     loop {
         let turn = (overtaken >= MOST_OVERTAKEN).then(|| scheduler.turn.lock());
-        match attempt(scheduler, read, demand, || Some(turn.unwrap_or_else(|| scheduler.turn.lock()))) {
+        match attempt(scheduler, read, demand, true, || Some(turn.unwrap_or_else(|| scheduler.turn.lock()))) {
             Attempt::Ended(result) => return result,
             Attempt::Claimed => {}
             Attempt::Overtaken => overtaken += 1,
@@ -114,21 +114,22 @@ pub(crate) fn reserve_at_once(
     read: &ReadHost,
     demand: &LeaseDemand,
 ) -> Option<Result<Reserved, NotReserved>> {
-    if demand.wanted.share.kind() == LeaseKind::Mig || scheduler.with_queue(|queue| queue.entries().next().is_some()) {
+    if demand.wanted.share.kind() == LeaseKind::Mig {
         return None;
     }
-    match attempt(scheduler, read, demand, || scheduler.turn.try_lock()) {
+    match attempt(scheduler, read, demand, false, || scheduler.turn.try_lock()) {
         Attempt::Ended(result) => Some(result),
         Attempt::Claimed | Attempt::Overtaken => None,
     }
 }
 
-/// Places a request once, and reserves the assignment. `turn` returns the lock for the reservation; `None` if another
-/// grant has it.
+/// Places a request once, and reserves the assignment. `may_search` says whether this may take long. `turn` returns the
+/// lock for the reservation; `None` if another grant has it.
 fn attempt<'s>(
     scheduler: &'s Scheduler,
     read: &ReadHost,
     demand: &LeaseDemand,
+    may_search: bool,
     turn: impl FnOnce() -> Option<MutexGuard<'s, ()>>,
 ) -> Attempt {
     let refused = |error| Attempt::Ended(Err(NotReserved::Refused(error)));
@@ -138,6 +139,9 @@ fn attempt<'s>(
         return refused(denied(&denial, &demand.new, &demand.wanted, None));
     }
     let snapshot = scheduler.snapshot_with(&read.host, &read.gpus, &now, held);
+    if !may_search && !snapshot.has_no_queue() {
+        return Attempt::Overtaken;
+    }
     let placed = snapshot.place(&demand.wanted);
     // While gpushd stops, the waiting requests leave the queue. A new request must not get their capacity.
     if scheduler.handles.context.stopping.is_cancelled() {
