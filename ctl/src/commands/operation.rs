@@ -208,8 +208,10 @@ async fn watch_until(
     progress.end();
     match watched? {
         Watched::Ended => {
+            // An operation that had ended before has changed nothing since the command began.
+            let changed = just && has_changed(&one);
             let after = client.gpus(false).await.unwrap_or_default();
-            out.change(has_changed(&one), &one, |look| operation::operation(&one, before, &after, just, look))?;
+            out.change(changed, &one, |look| operation::operation(&one, before, &after, just, look))?;
             Ok(status(&one))
         }
         Watched::TooLong => {

@@ -57,7 +57,7 @@ const COMMANDS: &[(&str, &str, Option<bool>)] = &[
     ("ps", "ps", None),
     ("operation list", "operation list", None),
     ("operation show", "operation show OPERATION", None),
-    ("operation wait", "operation wait OPERATION", Some(true)),
+    ("operation wait", "operation wait OPERATION", Some(false)),
     ("events", "events --since 1h", None),
     ("audit", "audit", None),
     ("maintenance enter", "maintenance enter", Some(true)),
