@@ -10,7 +10,7 @@ use gpush_core::{
     lease::{
         placement::{GpuOffer, Host, PlacementRequest, RequestedShare},
         quota::{self, Denial, Effective, Exceeded},
-        request,
+        request::{self, DefaultRequest},
     },
     quote::Quoted,
     sharing,
@@ -137,8 +137,12 @@ fn apply_defaults(request: &mut LeaseRequest, quota: &Effective) -> Vec<String> 
     let mut notes = Vec::new();
     if let (Some(default), LeaseShare::Default {}, None) = (&quota.default, &request.share, &request.target) {
         request.share = default.share.clone();
+        let text = match (request.duration_s, default.duration_s) {
+            (Some(_), Some(_)) => DefaultRequest { duration_s: None, ..default.clone() }.text(),
+            (None, _) | (_, None) => default.text(),
+        };
         request.duration_s = request.duration_s.or(default.duration_s);
-        notes.push(format!("the request names no share, so it is the default of the quota: {}", default.text()));
+        notes.push(format!("the request names no share, so it is the default of the quota: {text}"));
     }
     if let (None, Some(longest_s)) = (request.duration_s, quota.limits.longest_s) {
         request.duration_s = Some(longest_s);
