@@ -63,7 +63,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Status(args) => ask(global, async |client| status::run(client, &args, out).await),
         Command::Apply(args) => with_agent(global, async |client| {
             if !args.execution.dry_run {
-                startup::done(client, out).await;
+                startup::wait_until_finished(client, out).await;
             }
             apply::desired(client, &args, out).await
         }),
@@ -132,7 +132,7 @@ fn ask<T>(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Result<T, F
 /// Does the same as [`ask`], but first waits until gpushd has done the work of its start.
 fn ask_after_start(global: &Global, out: &Output, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Outcome {
     ask(global, async |client| {
-        startup::done(client, out).await;
+        startup::wait_until_finished(client, out).await;
         command(client).await
     })
 }

@@ -323,7 +323,7 @@ fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, Api
 /// Checks that a lease may last this many seconds from now.
 ///
 /// # Errors
-/// If the quota of the holder does not allow the duration or a GPU of the lease, or a rule closes such a GPU to the holder.
+/// If the holder's quota does not allow the duration or a GPU of the lease. If a rule closes one of its GPUs to the holder.
 pub(super) async fn check_duration(
     leases: &Leases,
     caller: &Caller,
@@ -337,11 +337,11 @@ pub(super) async fn check_duration(
     let own: BTreeSet<GpuIndex> =
         lease.record.members.iter().filter_map(|member| host.gpu(&member.gpu_uuid).map(|gpu| gpu.gpu.index)).collect();
     let mut closed = access::closed(&host, &facts);
-    closed.retain(|index, _| own.contains(index));
+    closed.retain(|index, _| lease_gpus.contains(index));
     if !closed.is_empty() {
         return Err(closed_error(&closed, &BTreeSet::new()));
     }
-    for index in own {
+    for index in lease_gpus {
         quota::allowed_gpus(&quota, Some(&[index].into())).map_err(|denial| denial.of_renewal(lease.id()))?;
     }
     // Check the whole duration of the existing lease, from the grant to the new end.

@@ -8,7 +8,7 @@ use gpush_api::{
 };
 use gpush_client::Client;
 
-use super::config::has_changed;
+use super::config::reload_changed_config;
 use crate::{
     args::{ApplyArgs, Execution, LayoutChange, Waiting},
     exit::{Failure, Outcome},
@@ -107,7 +107,7 @@ async fn load_config(client: &mut Client, execution: &Execution, out: &Output) -
     match client.reload(&ReloadRequest::default()).await {
         Ok(reloaded) => {
             out.remark(&overrides::loaded(&reloaded, &out.look));
-            Ok(if has_changed(&reloaded) { ConfigLoad::Changed } else { ConfigLoad::Same })
+            Ok(if reload_changed_config(&reloaded) { ConfigLoad::Changed } else { ConfigLoad::Same })
         }
         Err(error) => not_loaded(*error.error, out),
     }

@@ -37,7 +37,7 @@ async fn selected(client: &mut Client, which: &SomeGpus) -> Result<Vec<Gpu>, Fai
 /// GPUs that a command has cordoned.
 struct Cordoned {
     gpus: Vec<Gpu>,
-    /// Whether a GPU was not cordoned before, or for another reason.
+    /// Whether the command has added a cordon or changed the reason of a cordon.
     changed: bool,
 }
 

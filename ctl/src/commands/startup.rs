@@ -20,7 +20,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Waits until gpushd has applied the layouts of this boot and knows the GPUs.
-pub(super) async fn done(client: &mut Client, out: &Output) {
+pub(super) async fn wait_until_finished(client: &mut Client, out: &Output) {
     let (began, mut is_told) = (Instant::now(), false);
     while began.elapsed() < LONGEST {
         // The command itself reports why gpushd does not answer.
@@ -36,7 +36,7 @@ pub(super) async fn done(client: &mut Client, out: &Output) {
     }
 }
 
-/// Returns what gpushd has not done yet; `None` if a wait does not help.
+/// Returns the startup work that is not finished; `None` if all is finished, or if waiting does not help.
 fn unfinished(health: &Health, gpus: &Result<Vec<Gpu>, Error>) -> Option<&'static str> {
     match gpus {
         _ if health.maintenance.is_some() => None,
@@ -61,7 +61,7 @@ mod tests {
     use crate::render::fixtures;
 
     #[test]
-    fn change_waits_for_the_layouts_of_the_boot_and_the_first_reading() {
+    fn change_waits_for_startup_layouts_and_first_gpu_reading() {
         let answer = |error: ApiError| Err::<Vec<Gpu>, _>(Error { kind: Kind::Answer, error: Box::new(error) });
         let unread = || answer(ApiError::new(Code::Unavailable, "the GPUs are not known yet").retryable());
         let no_driver = || answer(ApiError::new(Code::DriverUnavailable, "the driver is not loaded"));

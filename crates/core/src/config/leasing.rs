@@ -51,9 +51,8 @@ pub(super) fn read(
 
 /// Reads the lease keys of a rule or of `[defaults]`.
 pub(super) fn keys(reader: &mut Reader<'_>, table: &DeTable<'_>) -> RuleDefaults {
-    let is_enforced = get(table, "lease").is_some_and(|value| {
-        matches!(value.get_ref(), DeValue::String(word) if word.as_ref() == ENFORCED)
-    });
+    let is_enforced = get(table, "lease")
+        .is_some_and(|value| matches!(value.get_ref(), DeValue::String(word) if word.as_ref() == ENFORCED));
     let requirement =
         if is_enforced { None } else { reader.choice(table, "lease", "valid value of `lease`", &REQUIREMENTS) };
     if is_enforced {
@@ -104,7 +103,7 @@ pub(super) fn access(
         }
         return None;
     }
-    // The key of the same name in the MPS table says how many users a daemon serves.
+    // People write `mps.users`, which is `one` or `many`, as `users` of the rule.
     if let Some(DeValue::String(word)) = get(rule, "users").map(toml::Spanned::get_ref)
         && let Some((word, _)) = USERS.iter().find(|(name, _)| *name == word.as_ref())
     {

@@ -4,7 +4,7 @@ use gpush_api::{
     ApiError, Code, GpuIndex, GpuLayout, GpuUuid, Operation, OperationState, OperationSummary, OverrideEnded,
 };
 use gpush_client::Client;
-use gpush_core::layout::{DYNAMIC, is_of_rule};
+use gpush_core::layout::{DYNAMIC, equals_rule_layout};
 
 use super::super::select_of;
 use crate::{
@@ -57,11 +57,11 @@ async fn end_each_override(client: &mut Client, gpus: &[String]) -> Result<Vec<O
     Ok(ended)
 }
 
-/// Replaces layouts by those of the rules where they are the same. So gpushd creates no override for them. Removes the
-/// GPUs whose rule has a dynamic layout, and returns their UUIDs: there, the end of the override is the undo.
+/// If a layout equals that of the GPU's rule, uses the text of the rule, so that gpushd creates no override. Removes the GPUs
+/// with a dynamic layout from `found`, and returns their UUIDs. For these GPUs, the caller ends the override instead.
 ///
 /// # Errors
-/// If such a GPU has no override: then gpushd itself has changed its instances for leases.
+/// If a GPU with a dynamic layout has no override: gpushd itself has changed its instances for leases.
 async fn use_rules(client: &mut Client, found: &mut Vec<(String, GpuLayout)>) -> Result<Vec<String>, Failure> {
     let diff = client.config_diff().await?;
     let of_gpu = |uuid: &str| diff.gpus.iter().find(|gpu| gpu.gpu_uuid == uuid);
@@ -74,10 +74,10 @@ async fn use_rules(client: &mut Client, found: &mut Vec<(String, GpuLayout)>) ->
             if gpu.overridden.is_none() {
                 let message = format!("nothing to undo on GPU {}: its layout is dynamic", gpu.gpu);
                 let error = ApiError::new(Code::Conflict, message);
-                return Err(error.cause("gpushd creates and destroys its devices for leases").into());
+                return Err(error.cause("gpushd creates and destroys the MIG devices of this GPU for leases").into());
             }
             dynamic.push(layout.gpu.clone());
-        } else if layout.mig && is_of_rule(&layout.layout, rule) {
+        } else if layout.mig && equals_rule_layout(&layout.layout, rule) {
             layout.layout.clone_from(rule);
         }
     }
@@ -150,7 +150,7 @@ fn may_have_changed(one: &OperationSummary) -> bool {
     }
 }
 
-/// Returns the error about a GPU that an operation has changed last, and that operation is not undone.
+/// Returns the error for a GPU whose last change cannot be undone: no user requested it, or it still runs.
 fn not_on_request(by: &Operation, gpu: GpuIndex) -> ApiError {
     let id = &by.id;
     if !by.state.is_final() {

@@ -46,7 +46,7 @@ impl Waited {
 /// The index of a GPU that is not idle, and the reason.
 type WaitReason = (GpuIndex, String);
 
-/// The end of waiting for idle GPUs.
+/// The result of waiting for idle GPUs, with the GPUs that are still in use or lost.
 #[derive(Debug)]
 pub(super) struct WaitEnd {
     pub(super) waited: Waited,
@@ -241,7 +241,7 @@ mod tests {
 
     /// Fault: a reading from the same second, but from before the cordon, did not show a process that had just started.
     #[test]
-    fn reading_from_the_second_of_the_cordon_is_not_accepted() {
+    fn reading_in_same_second_as_cordon_is_not_accepted() {
         let gpu = cordoned(0);
         let second = jiff::SignedDuration::from_secs(1);
         let why = |since| reason_to_wait(&gpu, &[], &[], since).unwrap();
@@ -265,7 +265,7 @@ mod tests {
 
     /// Earlier fault: `gpu reset --wait` said that the GPU stays cordoned, and did not name `maintenance leave`.
     #[test]
-    fn gpu_in_maintenance_has_the_command_that_ends_it() {
+    fn error_for_gpu_in_maintenance_names_maintenance_leave() {
         let mut gpu = fixtures::mixed().remove(0);
         gpu.state = GpuState::Maintenance;
         let error = reason_to_wait(&gpu, &[], &[], Timestamp::UNIX_EPOCH).unwrap_err();

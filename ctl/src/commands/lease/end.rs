@@ -34,7 +34,7 @@ pub(super) async fn end(client: &mut Client, args: &LeaseEndArgs, out: &Output) 
     } else {
         args.leases.clone()
     };
-    let before = before(client, &ids).await;
+    let before = read_leases(client, &ids).await;
     let Some(reason) = args.reason.clone() else {
         refuse_others(&before)?;
         return end_each(&ids, &before, out, async |id| client.lease_release(id).await).await;
@@ -45,7 +45,7 @@ pub(super) async fn end(client: &mut Client, args: &LeaseEndArgs, out: &Output) 
 
 /// Returns the leases as they are before the command ends them. Leaves out leases that cannot be read: gpushd refuses to
 /// end them.
-async fn before(client: &mut Client, ids: &[LeaseId]) -> Vec<Lease> {
+async fn read_leases(client: &mut Client, ids: &[LeaseId]) -> Vec<Lease> {
     let mut leases = Vec::new();
     for id in ids {
         leases.extend(client.lease_of(*id).await);
@@ -56,15 +56,15 @@ async fn before(client: &mut Client, ids: &[LeaseId]) -> Vec<Lease> {
 /// Refuses to release leases of other users without a reason. gpushd permits this to administrators, but the holders would
 /// not learn why their leases ended.
 fn refuse_others(leases: &[Lease]) -> Result<(), ApiError> {
-    let own = nix::unistd::geteuid().as_raw();
-    if own != 0 {
+    let caller = nix::unistd::geteuid().as_raw();
+    if caller != 0 {
         return Ok(());
     }
     let others: Vec<String> = leases
         .iter()
-        .filter(|lease| lease.holder.uid != own && lease.state != LeaseState::Ended)
+        .filter(|lease| lease.holder.uid != caller && lease.state != LeaseState::Ended)
         // The administrator who requested a lease for a user may release it.
-        .filter(|lease| lease.asked_by.as_ref().is_none_or(|by| by.uid != own))
+        .filter(|lease| lease.asked_by.as_ref().is_none_or(|by| by.uid != caller))
         .map(|lease| lease.id.to_string())
         .collect();
     if others.is_empty() {
@@ -145,7 +145,7 @@ async fn end_each(
         }
     }
     if errors.is_empty() {
-        let changed = ended.iter().any(|lease| has_changed(before, lease));
+        let changed = ended.iter().any(|lease| command_changed_lease(before, lease));
         out.change(changed, &ChangedLeases { leases: &ended }, |look| {
             ended.iter().map(|one| lease::ended(one, began, look)).collect()
         })?;
@@ -169,7 +169,7 @@ fn with_ended(error: ApiError, ended: &[Lease]) -> ApiError {
 }
 
 /// Returns whether the command has changed a lease: its state, or when its processes end.
-fn has_changed(before: &[Lease], now: &Lease) -> bool {
+fn command_changed_lease(before: &[Lease], now: &Lease) -> bool {
     let earlier = before.iter().find(|lease| lease.id == now.id);
     earlier.is_none_or(|earlier| {
         let was_open = matches!(earlier.state, LeaseState::Queued | LeaseState::Granting | LeaseState::Active);
@@ -194,7 +194,12 @@ mod tests {
             (&releasing, &ended, false),
             (&ended, &ended, false),
         ] {
-            assert_eq!(has_changed(std::slice::from_ref(before), now), changed, "{:?}", (before.state, now.state));
+            assert_eq!(
+                command_changed_lease(std::slice::from_ref(before), now),
+                changed,
+                "{:?}",
+                (before.state, now.state)
+            );
         }
     }
 

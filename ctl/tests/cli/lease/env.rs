@@ -133,7 +133,7 @@ fn lease_without_another_end_is_bound_to_the_session() {
 /// The script continues in the background after its session leader has ended. The end of stdin shows that the leader
 /// has ended.
 #[test]
-fn request_whose_session_leader_has_ended_names_no_process() {
+fn lease_env_without_a_session_leader_sends_no_process() {
     let host = Host::new();
     let agent = agent(&host);
     let script = format!("(cat; {GPUSHCTL} lease env --mps 25 > out 2>&1; echo \"exit $?\" >> out) <&3 & exit 0");
