@@ -62,7 +62,9 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     match cli.command {
         Command::Status(args) => ask(global, async |client| status::run(client, &args, out).await),
         Command::Apply(args) => with_agent(global, async |client| {
-            startup::done(client, out).await;
+            if !args.execution.dry_run {
+                startup::wait_until_finished(client, out).await;
+            }
             apply::desired(client, &args, out).await
         }),
         Command::Run(args) => lease::become_command(global, &args, out),
@@ -119,8 +121,8 @@ fn prints(command: &Command) -> Prints {
     if is_list { Prints::List } else { Prints::Other }
 }
 
-/// Runs a command that needs gpushd.
-fn ask(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Outcome {
+/// Runs a command that needs gpushd. If the config file has changed since gpushd loaded it, a refusal says so.
+fn ask<T>(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Result<T, Failure>) -> Result<T, Failure> {
     with_agent(global, async |client| match command(client).await {
         Err(Failure::Error(error)) if depends_on_config(error.code) => Err(with_changed_file(client, *error).await),
         outcome => outcome,
@@ -130,7 +132,7 @@ fn ask(global: &Global, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Ou
 /// Does the same as [`ask`], but first waits until gpushd has done the work of its start.
 fn ask_after_start(global: &Global, out: &Output, command: impl AsyncFnOnce(&mut Client) -> Outcome) -> Outcome {
     ask(global, async |client| {
-        startup::done(client, out).await;
+        startup::wait_until_finished(client, out).await;
         command(client).await
     })
 }
@@ -138,9 +140,10 @@ fn ask_after_start(global: &Global, out: &Output, command: impl AsyncFnOnce(&mut
 /// Returns whether another config may permit what was refused with this code.
 fn depends_on_config(code: Code) -> bool {
     match code {
-        Code::NotFound | Code::UnknownProfile | Code::Blocked | Code::Conflict | Code::Unsupported => true,
+        Code::NotFound | Code::UnknownProfile | Code::Blocked | Code::Conflict | Code::Unsupported | Code::Denied => {
+            true
+        }
         Code::BadRequest
-        | Code::Denied
         | Code::LayoutImpossible
         | Code::Resetting
         | Code::Cancelled

@@ -149,6 +149,9 @@ pub(super) async fn request_with(
         // `resolve` may have taken seconds to look up users and groups. So place the request with a new snapshot.
         let changes = leases.handles.context.lanes.changes();
         let now = leases.handles.context.readings.host().await?;
+        if !Arc::ptr_eq(&now.host.config, &seen.host.config) {
+            continue;
+        }
         let gpus = if now.is_same(&seen) { gpus } else { now.gpus(Viewer::Log) };
         let (searching, read) = (leases.handles.scheduler.clone(), ReadHost { host: now.host, gpus, changes });
         let (reserved, resolved, gpus) = match reserve_at_once(&searching, &read, &resolved.demand) {

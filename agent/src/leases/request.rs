@@ -10,7 +10,7 @@ use gpush_core::{
     lease::{
         placement::{GpuOffer, Host, PlacementRequest, RequestedShare},
         quota::{self, Denial, Effective, Exceeded},
-        request,
+        request::{self, DefaultRequest},
     },
     quote::Quoted,
     sharing,
@@ -45,6 +45,10 @@ pub(super) struct Resolved {
     pub(super) bound: ResolvedBinding,
     /// What the quota has added to the request, one sentence each.
     pub(super) notes: Vec<String>,
+    /// Who requests the lease.
+    pub(super) caller: Caller,
+    /// The additional data of a request from Slurm's hooks.
+    pub(super) job: Option<JobTerms>,
 }
 
 /// Checks a request and resolves it. `job` has the additional data of a request from Slurm's hooks.
@@ -73,6 +77,8 @@ pub(super) async fn resolve(
         }
     }
     let notes = apply_defaults(&mut request, &quota);
+    // The valid counts depend on the share, which may come from the quota.
+    request::check(&request)?;
     let closed = access::closed(host, &facts);
     let selected_by_request = selected(host, &request)?;
     let allowed = allowed(caller, host, &quota, selected_by_request.as_ref(), &closed);
@@ -119,7 +125,9 @@ pub(super) async fn resolve(
         let denial = Denial { exceeded: Exceeded::Gpus { allowed: allowed.clone() }, ..denial };
         denied(&denial, &new, &wanted, None)
     })?;
-    Ok(Resolved { demand: Arc::new(LeaseDemand { new, wanted, allowed, account, quota }), bound, notes })
+    let config = Arc::clone(&host.config);
+    let demand = Arc::new(LeaseDemand { new, wanted, allowed, account, quota, config });
+    Ok(Resolved { demand, bound, notes, caller: caller.clone(), job: job.cloned() })
 }
 
 /// Sets what the request leaves out: the share that the quota has as its default, and the longest duration that the quota
@@ -129,8 +137,12 @@ fn apply_defaults(request: &mut LeaseRequest, quota: &Effective) -> Vec<String> 
     let mut notes = Vec::new();
     if let (Some(default), LeaseShare::Default {}, None) = (&quota.default, &request.share, &request.target) {
         request.share = default.share.clone();
+        let text = match (request.duration_s, default.duration_s) {
+            (Some(_), Some(_)) => DefaultRequest { duration_s: None, ..default.clone() }.text(),
+            (None, _) | (_, None) => default.text(),
+        };
         request.duration_s = request.duration_s.or(default.duration_s);
-        notes.push(format!("the request names no share, so it is the default of the quota: {}", default.text()));
+        notes.push(format!("the request names no share, so it is the default of the quota: {text}"));
     }
     if let (None, Some(longest_s)) = (request.duration_s, quota.limits.longest_s) {
         request.duration_s = Some(longest_s);
@@ -311,7 +323,7 @@ fn process(caller: &Caller, holder: u32, named: u32) -> Result<LeaseBinding, Api
 /// Checks that a lease may last this many seconds from now.
 ///
 /// # Errors
-/// If the quota of the holder does not allow the duration.
+/// If the holder's quota does not allow the duration or a GPU of the lease. If a rule closes one of its GPUs to the holder.
 pub(super) async fn check_duration(
     leases: &Leases,
     caller: &Caller,
@@ -319,8 +331,19 @@ pub(super) async fn check_duration(
     duration_s: u64,
 ) -> Result<(), ApiError> {
     let holder = &lease.record.holder;
-    let gpus = leases.handles.context.state.now().gpus.len();
-    let (_, quota) = quotas::quota(leases, caller, holder.uid, gpus).await?;
+    let facts = HolderFacts::of(leases, caller, holder.uid).await?;
+    let host = leases.handles.context.state.now();
+    let quota = facts.effective(host.gpus.len())?;
+    let own: BTreeSet<GpuIndex> =
+        lease.record.members.iter().filter_map(|member| host.gpu(&member.gpu_uuid).map(|gpu| gpu.gpu.index)).collect();
+    let mut closed = access::closed(&host, &facts);
+    closed.retain(|index, _| lease_gpus.contains(index));
+    if !closed.is_empty() {
+        return Err(closed_error(&closed, &BTreeSet::new()));
+    }
+    for index in lease_gpus {
+        quota::allowed_gpus(&quota, Some(&[index].into())).map_err(|denial| denial.of_renewal(lease.id()))?;
+    }
     // Check the whole duration of the existing lease, from the grant to the new end.
     let since = lease.record.granted_at.map_or(0, |at| Timestamp::now().duration_since(at).as_secs());
     let all = duration_s.saturating_add(u64::try_from(since).unwrap_or(0));

@@ -28,7 +28,7 @@ pub mod edit;
 mod grammar;
 
 pub use self::{
-    before::{is_of_rule, layout_before},
+    before::{equals_rule_layout, layout_before},
     grammar::LayoutError,
 };
 
@@ -128,8 +128,8 @@ impl Layout {
         self.entries.iter().map(ToString::to_string).collect()
     }
 
-    /// Returns how often the layout contains each entry, by its text without a count. Two layouts with equal counts are
-    /// the same.
+    /// Returns the number of instances of each entry. The key is the text of the entry without its count. Two layouts with
+    /// equal numbers are the same.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<String, u32> {
         let mut counts = BTreeMap::new();

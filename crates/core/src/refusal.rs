@@ -258,7 +258,7 @@ const MOST_NAMED: usize = 8;
 #[must_use]
 pub fn list(words: &[String], last: &str) -> String {
     match words {
-        // Name all if only one is left: the number would be as long.
+        // Name one word more than the limit: the text `1 more` would take as much space.
         many if many.len() > MOST_NAMED + 1 => {
             format!("{} {last} {} more", many[..MOST_NAMED].join(", "), many.len() - MOST_NAMED)
         }

@@ -55,9 +55,9 @@ Exits with 8 after --timeout and with 130 on Ctrl-C. The GPUs stay cordoned.
 The wait is not an operation of gpushd, so --detach prints no operation id. To
 wait later, run the command again.
 
---end-after ends leases, and the processes that belong to them: the lease one
---notice before, when its holder sees the reason, and then its processes with
-SIGTERM, then SIGKILL. Processes without a lease are never ended.
+--end-after ends leases and their processes. A lease ends one --notice before
+its processes, and `lease show` then has the reason. At --end-after, the
+processes get SIGTERM, and later SIGKILL. Other processes are never ended.
 
 Examples:
   gpushctl gpu drain 3 --reason 'new fan' --timeout 1h && echo idle

@@ -32,7 +32,7 @@ fn all() -> Vec<(String, Command)> {
 }
 
 /// Returns the commands that are not hidden and do something, without the name of the program.
-pub(crate) fn leaves() -> Vec<String> {
+pub(crate) fn runnable_commands() -> Vec<String> {
     let does = |(_, command): &(String, Command)| !command.has_subcommands();
     all().into_iter().filter(does).map(|(path, _)| path.trim_start_matches("gpushctl ").to_owned()).collect()
 }

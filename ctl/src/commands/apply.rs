@@ -8,7 +8,7 @@ use gpush_api::{
 };
 use gpush_client::Client;
 
-use super::config::has_changed;
+use super::config::reload_changed_config;
 use crate::{
     args::{ApplyArgs, Execution, LayoutChange, Waiting},
     exit::{Failure, Outcome},
@@ -23,9 +23,17 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
         return undo::run(client, args, out).await;
     }
     let config = load_config(client, &args.execution, out).await?;
-    if config == ConfigLoad::Declined {
-        return Ok(1);
+    let status = apply_loaded(client, args, config == ConfigLoad::Changed, out);
+    match config {
+        ConfigLoad::Declined => Ok(1),
+        ConfigLoad::Same | ConfigLoad::Changed => status.await,
+        // The GPUs have the state that the loaded config requires, but the file requires something else.
+        ConfigLoad::NotLoaded(not_loaded) => status.await.map(|status| if status == 0 { not_loaded } else { status }),
     }
+}
+
+/// Brings each GPU to its desired state. `config_changed` says whether another config has been loaded for this.
+async fn apply_loaded(client: &mut Client, args: &ApplyArgs, config_changed: bool, out: &Output) -> Outcome {
     let all = client.gpus(false).await?;
     let selectors = args.which.selectors();
     let gpus =
@@ -35,8 +43,7 @@ pub(super) async fn desired(client: &mut Client, args: &ApplyArgs, out: &Output)
             return Err(in_maintenance(&maintenance).into());
         }
         out.remark("Every GPU has its desired state.\n");
-        let changed = config == ConfigLoad::Changed;
-        return out.change(changed, &Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
+        return out.change(config_changed, &Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
     }
     let gpus: Vec<String> = gpus.into_iter().map(|gpu| gpu.uuid.to_string()).collect();
     if args.execution.dry_run {
@@ -60,6 +67,8 @@ enum ConfigLoad {
     Same,
     /// The config file was loaded, and something in it is different.
     Changed,
+    /// The file cannot be loaded. The command applies the loaded config, and then exits with this status.
+    NotLoaded(u8),
     /// The user did not want to load the file. The command ends.
     Declined,
 }
@@ -98,7 +107,7 @@ async fn load_config(client: &mut Client, execution: &Execution, out: &Output) -
     match client.reload(&ReloadRequest::default()).await {
         Ok(reloaded) => {
             out.remark(&overrides::loaded(&reloaded, &out.look));
-            Ok(if has_changed(&reloaded) { ConfigLoad::Changed } else { ConfigLoad::Same })
+            Ok(if reload_changed_config(&reloaded) { ConfigLoad::Changed } else { ConfigLoad::Same })
         }
         Err(error) => not_loaded(*error.error, out),
     }
@@ -127,7 +136,7 @@ fn not_loaded(why: ApiError, out: &Output) -> Result<ConfigLoad, Failure> {
     let mut lines = out.look.wrap("! ", text);
     lines.extend(trouble::lines("cause", &why, 2, &out.look));
     out.remark(&(lines.join("\n") + "\n"));
-    Ok(ConfigLoad::Same)
+    Ok(ConfigLoad::NotLoaded(why.code.exit_status()))
 }
 
 /// Returns whether the command is for all GPUs that gpushd manages. The selector `all` means the same as no selector.

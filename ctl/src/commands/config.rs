@@ -29,7 +29,9 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
         }),
         args::Config::Reload { clear_overrides } => super::with_agent(global, async |client| {
             let reloaded = client.reload(&ReloadRequest { clear_overrides }).await?;
-            out.change(has_changed(&reloaded), &reloaded, |look| render::overrides::reloaded(&reloaded, look))?;
+            out.change(reload_changed_config(&reloaded), &reloaded, |look| {
+                render::overrides::reloaded(&reloaded, look)
+            })?;
             Ok(0)
         }),
         args::Config::Diff => super::with_agent(global, async |client| {
@@ -57,7 +59,7 @@ pub(super) fn run(global: &Global, command: args::Config, out: &Output) -> Outco
 }
 
 /// Returns whether a reload has changed something.
-pub(super) fn has_changed(reloaded: &Reloaded) -> bool {
+pub(super) fn reload_changed_config(reloaded: &Reloaded) -> bool {
     !(reloaded.settings.is_empty() && reloaded.gpus.is_empty() && reloaded.ended.is_empty())
 }
 

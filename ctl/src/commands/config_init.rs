@@ -3,11 +3,11 @@
 use std::{fs::OpenOptions, io::Write as _, os::unix::fs::OpenOptionsExt as _, path::Path};
 
 use gpush_api::{ApiError, Code, Gpu};
-use gpush_core::config::{Site, Starter, Wall};
+use gpush_core::config::{Config, Site, Starter, Wall};
 use serde::Serialize;
 
 use crate::{
-    args::{ConfigInitArgs, Global, Isolation, SiteName},
+    args::{ConfigInitArgs, Global, Isolation, SiteName, typed::command_line},
     exit::{self, Failure, Outcome},
     offline,
     output::Output,
@@ -42,10 +42,21 @@ pub(super) fn run(global: &Global, args: &ConfigInitArgs, out: &Output) -> Outco
         SiteName::Slurm => Site::Slurm,
         SiteName::Inference => Site::Inference,
     };
+    if site != Site::Lab && !args.groups.is_empty() {
+        let error = ApiError::new(Code::BadRequest, "`--group` is for `--site lab` only");
+        return Err(error.hint("leave out `--group`: Slurm and services decide who uses the GPUs").into());
+    }
     let text = Starter { site, wall, groups: args.groups.clone() }.config(&gpus);
+    // Only the names of groups can make the config invalid.
+    Config::parse(&text, "config.toml").map_err(|errors| {
+        let error = ApiError::new(Code::BadRequest, "`--group` takes the name of one group of this host");
+        error.cause(errors.to_string())
+    })?;
     if let Some(file) = &args.file {
         write(file, &text)?;
-        let next = format!("gpushctl config check {}", file.display());
+        let path = file.display().to_string();
+        let next =
+            command_line(["gpushctl", "config", "check", &path]).unwrap_or_else(|| "gpushctl config check".to_owned());
         return out
             .show(&Initialized { file: Some(file), text: &text }, |look| {
                 format!(

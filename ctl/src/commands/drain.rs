@@ -8,7 +8,7 @@ mod idle;
 mod lease_end;
 mod temporary;
 
-use gpush_api::{Code, Gpu, GpuIndex, GpuState, ReasonRequest};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, GpuState, ReasonRequest};
 use gpush_client::Client;
 use gpush_core::duration;
 
@@ -37,7 +37,7 @@ async fn selected(client: &mut Client, which: &SomeGpus) -> Result<Vec<Gpu>, Fai
 /// GPUs that a command has cordoned.
 struct Cordoned {
     gpus: Vec<Gpu>,
-    /// Whether a GPU was not cordoned before, or for another reason.
+    /// Whether the command has added a cordon or changed the reason of a cordon.
     changed: bool,
 }
 
@@ -88,6 +88,13 @@ pub(super) async fn drain(client: &mut Client, args: &DrainArgs, out: &Output) -
     if *detach {
         return begin(client, which, why, out).await;
     }
+    if let (Some(after), Some(notice)) = (end_after, notice)
+        && notice > after
+    {
+        let message = "the notice is longer than the time of `--end-after`";
+        let error = ApiError::new(Code::BadRequest, message);
+        return Err(error.hint("give a shorter `--notice`: the leases end this long before their processes").into());
+    }
     let Cordoned { mut gpus, changed } = cordon_gpus(client, which, why).await?;
     let lease_end = end_after.map(|after| {
         let indexes: Vec<GpuIndex> = gpus.iter().map(|gpu| gpu.index).collect();
@@ -127,7 +134,7 @@ pub(super) async fn drain(client: &mut Client, args: &DrainArgs, out: &Output) -
 /// Adds to an error that the GPUs of `gpu drain` are still cordoned.
 fn still_cordoned(failure: Failure) -> Failure {
     match failure {
-        Failure::Error(error) if matches!(error.code, Code::GpuLost | Code::Conflict) => {
+        Failure::Error(error) if matches!(error.code, Code::GpuLost | Code::Conflict) && error.outcome.is_none() => {
             (*error).outcome("the GPUs stay cordoned").into()
         }
         other => other,

@@ -208,13 +208,15 @@ async fn watch_until(
     progress.end();
     match watched? {
         Watched::Ended => {
+            // An operation that had ended before has changed nothing since the command began.
+            let changed = just && operation_changed_gpu(&one);
             let after = client.gpus(false).await.unwrap_or_default();
-            out.change(has_changed(&one), &one, |look| operation::operation(&one, before, &after, just, look))?;
+            out.change(changed, &one, |look| operation::operation(&one, before, &after, just, look))?;
             Ok(status(&one))
         }
         Watched::TooLong => {
             if out.json {
-                out.change(has_changed(&one), &one, |_| String::new())?;
+                out.change(operation_changed_gpu(&one), &one, |_| String::new())?;
             } else if detach {
                 out.text(&format!("{}\n", one.id))?;
             } else {
@@ -230,7 +232,7 @@ async fn watch_until(
 }
 
 /// Returns whether an operation has changed a GPU, or is changing it.
-fn has_changed(one: &Operation) -> bool {
+fn operation_changed_gpu(one: &Operation) -> bool {
     let has_steps = one.plans.iter().any(|plan| !plan.is_empty());
     match one.state {
         OperationState::Queued | OperationState::Waiting | OperationState::NotStarted | OperationState::RolledBack => {

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use gpush_api::Health;
+use gpush_api::{Gpu, Health, LayoutsAtStart};
 use gpush_client::{Client, Error, Kind};
 use tokio::time::Instant;
 
@@ -20,12 +20,12 @@ const LONGEST: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Waits until gpushd has applied the layouts of this boot and knows the GPUs.
-pub(super) async fn done(client: &mut Client, out: &Output) {
+pub(super) async fn wait_until_finished(client: &mut Client, out: &Output) {
     let (began, mut is_told) = (Instant::now(), false);
     while began.elapsed() < LONGEST {
         // The command itself reports why gpushd does not answer.
         let Ok(health) = client.health().await else { return };
-        let gpus = client.gpus(false).await.map(|_| ());
+        let gpus = client.gpus(false).await;
         let Some(what) = unfinished(&health, &gpus) else { return };
         if began.elapsed() > SILENCE && !is_told {
             let text = format!("{what}; waiting up to {}", gpush_core::duration::format(LONGEST));
@@ -36,14 +36,18 @@ pub(super) async fn done(client: &mut Client, out: &Output) {
     }
 }
 
-/// Returns what gpushd has not done yet; `None` if a wait does not help.
-fn unfinished(health: &Health, gpus: &Result<(), Error>) -> Option<&'static str> {
+/// Returns the startup work that is not finished; `None` if all is finished, or if waiting does not help.
+fn unfinished(health: &Health, gpus: &Result<Vec<Gpu>, Error>) -> Option<&'static str> {
     match gpus {
         _ if health.maintenance.is_some() => None,
         Err(error) if error.kind == Kind::Answer && may_pass(error) => Some("gpushd has not read the GPUs yet"),
         Err(_) => None,
-        Ok(()) => {
-            let is_complete = health.layouts_at_start.as_ref().is_none_or(|layouts| layouts.complete);
+        Ok(gpus) => {
+            // A GPU that the driver cannot identify is not listed. It is never settled, so do not wait for it.
+            let is_settled = |layouts: &LayoutsAtStart| {
+                layouts.complete || gpus.iter().all(|gpu| layouts.settled.contains(&gpu.uuid))
+            };
+            let is_complete = health.layouts_at_start.as_ref().is_none_or(is_settled);
             (!is_complete).then_some("gpushd has not yet applied all layouts since the host booted")
         }
     }
@@ -51,23 +55,31 @@ fn unfinished(health: &Health, gpus: &Result<(), Error>) -> Option<&'static str>
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{ApiError, Code, LayoutsAtStart, Maintenance};
+    use gpush_api::{ApiError, Code, Maintenance};
 
     use super::*;
     use crate::render::fixtures;
 
     #[test]
-    fn change_waits_for_the_layouts_of_the_boot_and_the_first_reading() {
-        let answer = |error: ApiError| Err(Error { kind: Kind::Answer, error: Box::new(error) });
+    fn change_waits_for_startup_layouts_and_first_gpu_reading() {
+        let answer = |error: ApiError| Err::<Vec<Gpu>, _>(Error { kind: Kind::Answer, error: Box::new(error) });
         let unread = || answer(ApiError::new(Code::Unavailable, "the GPUs are not known yet").retryable());
         let no_driver = || answer(ApiError::new(Code::DriverUnavailable, "the driver is not loaded"));
-        let mut health = fixtures::status(fixtures::mixed(), false).health;
+        let gpus = fixtures::mixed();
+        let known = || Ok(gpus.clone());
+        let mut health = fixtures::status(gpus.clone(), false).health;
+        let settled = |number: usize| LayoutsAtStart {
+            settled: gpus.iter().take(number).map(|gpu| gpu.uuid.clone()).collect(),
+            ..LayoutsAtStart::default()
+        };
         health.layouts_at_start = Some(LayoutsAtStart { complete: true, ..LayoutsAtStart::default() });
-        assert_eq!(unfinished(&health, &Ok(())), None);
+        assert_eq!(unfinished(&health, &known()), None);
         assert!(unfinished(&health, &unread()).is_some());
         assert_eq!(unfinished(&health, &no_driver()), None, "it may never be loaded");
-        health.layouts_at_start = Some(LayoutsAtStart::default());
-        assert!(unfinished(&health, &Ok(())).is_some());
+        health.layouts_at_start = Some(settled(1));
+        assert!(unfinished(&health, &known()).is_some());
+        health.layouts_at_start = Some(settled(gpus.len()));
+        assert_eq!(unfinished(&health, &known()), None, "only a GPU that is not listed is not settled");
         health.maintenance = Some(Maintenance { reason: None, by: None, since: jiff::Timestamp::UNIX_EPOCH });
         assert_eq!(unfinished(&health, &unread()), None, "gpushd does nothing in maintenance");
     }

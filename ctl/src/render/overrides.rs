@@ -108,8 +108,10 @@ pub(crate) fn reloaded(reloaded: &Reloaded, look: &Appearance) -> String {
         [] => ".".to_owned(),
         those => format!("; `gpushctl apply {}` applies the new rules.", those.join(",")),
     };
-    out +=
-        &format!("\n{}\n", look.wrap("", &format!("A reload alone does not change layouts or modes{how}")).join("\n"));
+    out += &format!(
+        "\n{}\n",
+        look.wrap("", &format!("A reload changes layouts and modes only with `auto_reconcile`{how}")).join("\n")
+    );
     out
 }
 

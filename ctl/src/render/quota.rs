@@ -42,7 +42,9 @@ pub(crate) fn page(quota: &QuotaView, look: &Appearance) -> String {
         facts.push(format!("The rules of {} permit only other users.", gpu_numbers(&quota.closed_gpus)));
     }
     if let Some(seconds) = quota.longest_s {
-        facts.push(format!("A lease lasts at most {0}, and {0} without --for.", span(seconds)));
+        // The default request may set a shorter duration.
+        let share = if quota.default_request.is_some() { "With a share but without" } else { "Without" };
+        facts.push(format!("A lease lasts at most {0}. {share} --for, it lasts {0}.", span(seconds)));
     }
     if let Some(default) = &quota.default_request {
         facts.push(format!("A request without a share means {}.", look.clean(default)));

@@ -15,7 +15,7 @@ const MOST_CAUSES: usize = 8;
 /// with `indent` blanks.
 pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Appearance) -> Vec<String> {
     let mut out = labelled(word, BAD, &error.message, indent, look);
-    // Print all if only one is left: the line about it would be as long.
+    // Print one cause more than the limit: the line `1 more` would take as much space.
     let printed = if error.causes.len() > MOST_CAUSES + 1 { MOST_CAUSES } else { error.causes.len() };
     let (printed, more) = error.causes.split_at(printed);
     for cause in printed {

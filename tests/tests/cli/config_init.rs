@@ -1,4 +1,4 @@
-//! The configs of `gpushctl config init`: written for the GPUs of a running gpushd, loaded, and used for a lease.
+//! Tests that gpushd can load the configs that `gpushctl config init` writes, and can grant a lease with them.
 
 use gpush_tests::{
     agent::{Agent, Setup, real_layout},

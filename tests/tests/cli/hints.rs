@@ -80,7 +80,7 @@ fn hinted_commands_of_refusals_solve_the_problem() {
     for lease in done(&agent, &["lease", "list", "-o", "name"]).lines() {
         done(&agent, &["lease", "end", lease, "--reason", "test"]);
     }
-    type_hint(&agent, &["run", "--whole", "--", "true"], "run --request");
+    type_hint(&agent, &["run", "--whole", "--", "true"], "run --mig");
     done(&agent, &["mps", "stop", "1"]);
     helps(&agent, &["lease", "request", "--mps", "-g", "1", "--for", "1h"], "mps start");
     // An override for GPU 0 is active at this point.

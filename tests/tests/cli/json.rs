@@ -16,8 +16,8 @@ const CONFIG: &str = "[[gpu]]\nmatch = \"0\"\nmode = \"mig\"\nlayout = [\"3g.40g
                       [[gpu]]\nmatch = \"1\"\nmode = \"timeslice\"\ntimeslice = { replicas = 4 }\n\
                       [[quota]]\neverybody = true\nleases = 4\n";
 
-/// Commands, in order, each with the name that the table gives it and the expected `changed`. `LEASE` and `OPERATION` are
-/// the last lease and the last operation.
+/// The commands in the order of execution. Each entry has the name in the table, the command, and the expected `changed`.
+/// `LEASE` is the id of the last lease. `OPERATION` is the id of the last `mig apply` that changed a layout.
 const COMMANDS: &[(&str, &str, Option<bool>)] = &[
     ("apply", "apply --yes", Some(true)),
     ("apply", "apply --yes", Some(false)),
@@ -57,7 +57,7 @@ const COMMANDS: &[(&str, &str, Option<bool>)] = &[
     ("ps", "ps", None),
     ("operation list", "operation list", None),
     ("operation show", "operation show OPERATION", None),
-    ("operation wait", "operation wait OPERATION", Some(true)),
+    ("operation wait", "operation wait OPERATION", Some(false)),
     ("events", "events --since 1h", None),
     ("audit", "audit", None),
     ("maintenance enter", "maintenance enter", Some(true)),
@@ -91,13 +91,13 @@ impl Schemas {
             .then(|| format!("{name}: unknown {unknown:?}, missing {missing:?}"))
     }
 
-    /// Returns why a list has something other than objects of this type.
+    /// Returns why a value is not a list of objects of this type; `None` if it is.
     fn difference_in_list(&self, name: &str, value: &Value) -> Option<String> {
         let Some(all) = value.as_array() else { return Some(format!("not a list of {name}: {value}")) };
         all.iter().find_map(|one| self.difference(name, one, false))
     }
 
-    /// Returns why a document is not as a cell of the table describes it.
+    /// Returns how a document differs from its description in the table; `None` if it does not.
     fn difference_from_cell(&self, cell: &str, value: &Value) -> Option<String> {
         let name = |text: &str| text.trim_matches('`').to_owned();
         if let Some(listed) = cell.strip_prefix("list of ") {
@@ -137,7 +137,7 @@ fn run(agent: &Agent, command: &str) -> (Option<i32>, Value) {
 
 /// Fault: five documents were not as the page described them.
 #[test]
-fn printed_documents_are_as_the_page_and_the_types_say() {
+fn json_output_matches_the_page_and_the_types_of_the_api() {
     let host = Host::up("dgx-a100");
     let agent = Setup::on(&host).config("").start();
     agent.write_config(CONFIG);

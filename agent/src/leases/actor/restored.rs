@@ -104,10 +104,27 @@ impl Actor {
         }
     }
 
-    /// Resolves the request without its client, if this is possible.
+    /// Resolves the request of an earlier gpushd without its client, if this is possible. Resolves any other request again
+    /// if the config has changed, so that no request is granted that the rules and quotas do not allow any more.
     pub(super) async fn resolve(&mut self, seen: &Observed) {
-        let (State::Queued { .. }, true, Some(lease)) = (self.state, self.is_unresolved(), &self.lease) else { return };
+        let (State::Queued { .. }, Some(place), Some(lease)) = (self.state, &self.place, &self.lease) else { return };
         let record = lease.record.clone();
+        if let Some(request) = &self.request {
+            if Arc::ptr_eq(&request.resolved.demand.config, &seen.host.config) {
+                return;
+            }
+            let (caller, job) = (request.resolved.caller.clone(), request.resolved.job.clone());
+            match resolved(&self.leases, &caller, &record, seen, job.as_ref()).await {
+                Ok(resolved) => self.use_new_rules(resolved),
+                // For example, the name service does not answer. The scheduler asks again.
+                Err(error) if error.retryable => place.clear_demand(),
+                Err(error) => {
+                    self.refusal = Some(error.cause("the config has changed while the request waited"));
+                    self.apply(Event::Refused);
+                }
+            }
+            return;
+        }
         if !is_resolved_without_its_client(&record) {
             return;
         }
@@ -120,6 +137,14 @@ impl Actor {
     /// Returns whether the request waits and is not resolved yet.
     fn is_unresolved(&self) -> bool {
         self.place.is_some() && self.request.is_none()
+    }
+
+    /// Replaces what the request asks for. Its client, key and binding stay the same.
+    fn use_new_rules(&mut self, new: Resolved) {
+        let (Some(place), Some(request)) = (&self.place, &mut self.request) else { return };
+        place.set_demand(&new.demand, request.viewer);
+        let bound = request.resolved.bound.clone();
+        request.resolved = Resolved { bound, ..new };
     }
 
     /// Sets the resolved request, or replaces it.

@@ -160,9 +160,9 @@ impl<'a> BoundScan<'a> {
             return Ok(Reading::Other);
         }
         let attribution = |facts: &ProcessFacts<'_>| match facts.owner() == self.uid {
-            _ if facts.has_ended() => Reading::Ended,
-            true => Reading::Found((self.table.attribute(facts, GpuUse::None), facts.executes_program())),
             false => Reading::Other,
+            true if facts.has_ended() => Reading::Ended,
+            true => Reading::Found((self.table.attribute(facts, GpuUse::None), facts.executes_program())),
         };
         let names = &self.leases.handles.lease_names;
         let (found, executes_program) = match ProcessFacts::examine_since(names, pid, first, attribution)? {

@@ -35,7 +35,7 @@ impl InProcess {
     }
 
     /// Waits until a quota denies a queued request, for a reason that contains `says`.
-    async fn until_denied(&self, id: LeaseId, says: &str) {
+    pub(super) async fn until_denied(&self, id: LeaseId, says: &str) {
         self.until("the quota denies the request", async || {
             let reasons = self.lease_now(id).await.queue.map(|queue| queue.reasons).unwrap_or_default();
             reasons.iter().any(|reason| reason.contains(says)).then_some(())

@@ -1,12 +1,12 @@
 //! Quotas and rules for teams: what users see of them, what they refuse, and what they add to a request.
 
-use gpush_api::{ApiError, Code, LeaseGrant, LeaseKind, QuotaResource, QuotaView, Reloaded};
+use gpush_api::{ApiError, Code, Lease, LeaseGrant, LeaseKind, QuotaResource, QuotaView, Reloaded};
 use serde_json::json;
 
 use super::{
     InProcess,
     lease_requests::{WHOLE, whole, whole_gpus},
-    leases::devices,
+    leases::{devices, waiting},
     user,
 };
 
@@ -107,6 +107,9 @@ async fn request_without_a_share_gets_the_default_of_the_quota() {
     assert!(by_root.quota_notes.is_empty(), "root has no quota");
 }
 
+/// A rule that permits everybody.
+const OPEN: &str = "[[gpu]]\nmatch = \"0\"\nmode = \"exclusive\"\n";
+
 const TEAMS: &str = "[[gpu]]\nname = \"vision\"\nmatch = [\"0\"]\nmode = \"exclusive\"\nusers = [\"user1000\"]\n\
                      [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\ngroups = [\"group1\"]\n\
                      [[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\n";
@@ -145,6 +148,68 @@ async fn gpus_of_a_team_are_for_its_members() {
     host.release(&own).await;
     host.wait_until_ended(&own).await;
     host.lease(0, &whole("0", 1)).await.expect("root");
+}
+
+/// Fault: a request that waited got a GPU that a reload had closed to its user.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_request_is_refused_when_a_reload_closes_its_gpu() {
+    let host = whole_gpus(1).start(OPEN).await;
+    let _holder = host.lease(0, &whole("0", 1)).await.expect("a lease");
+    let client = host.begin_post(user(1002), "/v1/leases", &waiting(whole("0", 1)));
+    host.wait_for_queued(1).await;
+    host.reload(&format!("{OPEN}groups = [\"group1\"]\n")).await;
+    let refused = client.await.expect("an answer").error();
+    assert_eq!(refused.message, "cannot lease GPU 0: its rule permits only other users");
+    let cause = "the config has changed while the request waited";
+    assert!(refused.code == Code::Denied && refused.causes.iter().any(|one| one == cause), "{refused:?}");
+}
+
+/// Fault: a request that waited got more than the quota of a reload allowed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn waiting_request_obeys_the_quota_of_a_reload() {
+    let host = whole_gpus(1).start(OPEN).await;
+    let holder = host.lease(0, &whole("0", 1)).await.expect("a lease");
+    let client = host.begin_post(user(1002), "/v1/leases", &waiting(whole("0", 1)));
+    let queued = host.wait_for_queued(1).await[0].id;
+    host.reload(&format!("{OPEN}[[quota]]\neverybody = true\nleases = 0\n")).await;
+    host.release(&holder).await;
+    host.wait_until_ended(&holder).await;
+    host.until_denied(queued, "each user may hold").await;
+    host.reload(OPEN).await;
+    let granted: LeaseGrant = client.await.expect("an answer").document().expect("the quota allows it again");
+    assert_eq!(granted.lease.id, queued);
+}
+
+/// Fault: a user renewed a lease again and again on a GPU that a reload had closed to the user.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_on_a_gpu_that_a_reload_has_closed_is_not_renewed() {
+    let host = whole_gpus(1).start(OPEN).await;
+    let mut body = whole("0", 1);
+    body["duration_s"] = json!(3600);
+    let held = host.lease(1002, &body).await.expect("a lease");
+    let renew = async || {
+        let path = format!("/v1/leases/{}/renew", held.lease.id);
+        host.post_as::<Lease>(user(1002), &path, &json!({ "duration_s": 7200 })).await
+    };
+    renew().await.expect("a renewal");
+    host.reload(&format!("{OPEN}groups = [\"group1\"]\n")).await;
+    let refused = renew().await.unwrap_err();
+    assert_eq!((refused.code, refused.message.contains("only other users")), (Code::Denied, true), "{refused:?}");
+    host.reload(&format!("{OPEN}[[quota]]\neverybody = true\ngpus = \"1\"\n")).await;
+    let refused = renew().await.unwrap_err();
+    assert!(refused.message.starts_with("cannot renew lease"), "{refused:?}");
+}
+
+/// Fault: the default of a quota set the share after the check of the count, so one lease got two MPS shares.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn count_is_checked_for_the_share_of_the_quota() {
+    let config = "[[gpu]]\nmatch = \"all\"\nmode = \"timeslice\"\ntimeslice = { replicas = 2 }\n\
+                  [[quota]]\neverybody = true\ndefault = \"timeslice,for=1h\"\n";
+    let host = whole_gpus(2).start(config).await;
+    host.apply_rules(&["all"]).await;
+    let refused = host.lease(1000, &json!({ "count": 2 })).await.unwrap_err();
+    assert_eq!(refused.code, Code::BadRequest, "{refused:?}");
+    host.lease(1000, &json!({})).await.expect("one replica");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -17,8 +17,8 @@ pub(crate) enum LeaseAnswer {
     Waits(LeaseQueuePosition),
     /// The request can never be granted.
     Never(ApiError),
-    /// Resolve the request of an earlier gpushd with these readings, if its client is not needed for this. Drop the sender
-    /// afterwards.
+    /// Resolve the request with these readings, if its client is not needed for this: the request is of an earlier gpushd,
+    /// or the config has changed. Drop the sender afterwards.
     Resolve(Observed, oneshot::Sender<()>),
 }
 

@@ -1,9 +1,12 @@
 //! What a request for a lease asks for.
 
-use gpush_api::GpuIndex;
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_core::lease::{placement::PlacementRequest, quota::Effective};
+use gpush_api::GpuIndex;
+use gpush_core::{
+    config::Config,
+    lease::{placement::PlacementRequest, quota::Effective},
+};
 use gpush_host::accounts::Account;
 use gpush_store::NewLease;
 
@@ -19,4 +22,6 @@ pub(crate) struct LeaseDemand {
     pub(crate) account: Account,
     /// The effective quota of the holder.
     pub(crate) quota: Effective,
+    /// The config whose rules and quotas the request was checked against. With another config, it must be resolved again.
+    pub(crate) config: Arc<Config>,
 }

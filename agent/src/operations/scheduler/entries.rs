@@ -8,6 +8,7 @@ use std::{
 
 use gpush_api::LeaseId;
 use gpush_core::{
+    config::Config,
     lease::{machine::State, placement::PlacementRequest},
     schedule::{Ahead, Needs, Queue, Ticket, Waiter},
 };
@@ -97,6 +98,13 @@ impl Entries {
         lease.demand = Some((demand, viewer));
     }
 
+    /// Removes what a request asks for, so that it reserves nothing and is not granted.
+    pub(super) fn clear_demand(&mut self, ticket: Ticket) {
+        if let Some(lease) = self.leases.get_mut(&ticket) {
+            lease.demand = None;
+        }
+    }
+
     /// Replaces the needs of an entry. Returns whether they have changed.
     pub(super) fn set_needs(&mut self, ticket: Ticket, needs: Needs) -> bool {
         self.queue.set_needs(ticket, needs)
@@ -141,9 +149,12 @@ impl Entries {
         !self.leases.is_empty()
     }
 
-    /// Returns the requests of an earlier gpushd that are not resolved yet.
-    pub(super) fn unresolved(&self) -> Vec<Arc<dyn LeaseInbox>> {
-        self.leases.values().filter(|lease| lease.demand.is_none()).map(|lease| Arc::clone(&lease.inbox)).collect()
+    /// Returns the requests that are not resolved with this config: those of an earlier gpushd, and those that waited when
+    /// the config changed.
+    pub(super) fn unresolved(&self, config: &Arc<Config>) -> Vec<Arc<dyn LeaseInbox>> {
+        let is_resolved = |(demand, _): &(Arc<LeaseDemand>, Viewer)| Arc::ptr_eq(&demand.config, config);
+        let unresolved = self.leases.values().filter(|lease| !lease.demand.as_ref().is_some_and(is_resolved));
+        unresolved.map(|lease| Arc::clone(&lease.inbox)).collect()
     }
 
     /// Returns the earliest time after `now` at which gpushd may grant a request again.
@@ -315,7 +326,7 @@ mod tests {
         let mut queued = record(1, 1000, "GPU-0");
         queued.state = LeaseState::Queued;
         table.insert(queued);
-        assert_eq!((entries.unresolved().len(), entries.needing_capacity(&table).count()), (1, 0));
+        assert_eq!((entries.unresolved(&Arc::default()).len(), entries.needing_capacity(&table).count()), (1, 0));
         assert!(entries.has_leases());
     }
 }

@@ -100,6 +100,11 @@ impl PlacementSnapshot {
                     && self.table.holding().zip(other.table.holding()).all(|(one, other)| holding(one, other)))
     }
 
+    /// Returns whether no other request waits. Otherwise a placement first searches for the places of these requests.
+    pub(super) fn has_no_queue(&self) -> bool {
+        self.queue.entries().next().is_none()
+    }
+
     /// Returns the decisions about the queue.
     pub(crate) fn schedule(&self) -> &Schedule {
         self.schedule.get_or_init(|| self.queue.schedule(&self.host, self.policy))

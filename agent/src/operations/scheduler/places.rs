@@ -61,6 +61,11 @@ impl LeasePlace {
         self.scheduler.wake();
     }
 
+    /// Removes what the request asks for, so that it reserves nothing until [`Self::set_demand`].
+    pub(crate) fn clear_demand(&self) {
+        self.scheduler.change_entries(|entries| entries.clear_demand(self.ticket));
+    }
+
     /// Postpones the next attempt to grant the request. Call this before the capacity of the failed attempt is free.
     /// Otherwise the scheduler tries again at once.
     pub(crate) fn pause(&self) {

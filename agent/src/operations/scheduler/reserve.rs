@@ -89,8 +89,8 @@ enum Attempt {
     Ended(Result<Reserved, NotReserved>),
     /// An operation has claimed a GPU of the assignment. It now counts as closed.
     Claimed,
-    /// Another grant came first.
-    Overtaken,
+    /// Another grant came first, or the request must wait for another thread.
+    NotNow,
 }
 
 /// Places a request, but not on capacity that earlier waiting requests need. Reserves the assignment. Searches, so call
@@ -99,36 +99,37 @@ pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDema
     let mut overtaken = 0;
     loop {
         let turn = (overtaken >= MOST_OVERTAKEN).then(|| scheduler.turn.lock());
-        match attempt(scheduler, read, demand, || Some(turn.unwrap_or_else(|| scheduler.turn.lock()))) {
+        match attempt(scheduler, read, demand, true, || Some(turn.unwrap_or_else(|| scheduler.turn.lock()))) {
             Attempt::Ended(result) => return result,
             Attempt::Claimed => {}
-            Attempt::Overtaken => overtaken += 1,
+            Attempt::NotNow => overtaken += 1,
         }
     }
 }
 
-/// Does the same as [`reserve`] if this takes only microseconds, so that it needs no blocking thread. Returns `None` if it
-/// may take longer: the request is for MIG devices, other requests wait, or another grant comes first.
+/// Does the same as [`reserve`] if this takes only microseconds, so that it needs no blocking thread. Returns `None` for MIG
+/// devices, while other requests wait, and if another grant or an operation comes first.
 pub(crate) fn reserve_at_once(
     scheduler: &Scheduler,
     read: &ReadHost,
     demand: &LeaseDemand,
 ) -> Option<Result<Reserved, NotReserved>> {
-    if demand.wanted.share.kind() == LeaseKind::Mig || scheduler.with_queue(|queue| queue.entries().next().is_some()) {
+    if demand.wanted.share.kind() == LeaseKind::Mig {
         return None;
     }
-    match attempt(scheduler, read, demand, || scheduler.turn.try_lock()) {
+    match attempt(scheduler, read, demand, false, || scheduler.turn.try_lock()) {
         Attempt::Ended(result) => Some(result),
-        Attempt::Claimed | Attempt::Overtaken => None,
+        Attempt::Claimed | Attempt::NotNow => None,
     }
 }
 
-/// Places a request once, and reserves the assignment. `turn` returns the lock for the reservation; `None` if another
-/// grant has it.
+/// Places a request once, and reserves the assignment. `may_search` says whether this may take long. `turn` returns the
+/// lock for the reservation; `None` if another grant has it.
 fn attempt<'s>(
     scheduler: &'s Scheduler,
     read: &ReadHost,
     demand: &LeaseDemand,
+    may_search: bool,
     turn: impl FnOnce() -> Option<MutexGuard<'s, ()>>,
 ) -> Attempt {
     let refused = |error| Attempt::Ended(Err(NotReserved::Refused(error)));
@@ -138,6 +139,9 @@ fn attempt<'s>(
         return refused(denied(&denial, &demand.new, &demand.wanted, None));
     }
     let snapshot = scheduler.snapshot_with(&read.host, &read.gpus, &now, held);
+    if !may_search && !snapshot.has_no_queue() {
+        return Attempt::NotNow;
+    }
     let placed = snapshot.place(&demand.wanted);
     // While gpushd stops, the waiting requests leave the queue. A new request must not get their capacity.
     if scheduler.handles.context.stopping.is_cancelled() {
@@ -149,7 +153,7 @@ fn attempt<'s>(
     };
     let host = &snapshot.schedule().host;
     let placed = Placed { read, host, now: &now, held, assignment: &assignment };
-    let Some(_turn) = turn() else { return Attempt::Overtaken };
+    let Some(_turn) = turn() else { return Attempt::NotNow };
     match reserve_assignment(scheduler, placed, demand, None) {
         Ok(reserved) => Attempt::Ended(Ok(reserved)),
         Err(NotTaken::Refused(error)) => refused(error),
@@ -161,7 +165,7 @@ fn attempt<'s>(
         }
         Err(NotTaken::Outdated) => Attempt::Ended(Err(NotReserved::Outdated)),
         Err(NotTaken::Claimed) => Attempt::Claimed,
-        Err(NotTaken::Overtaken) => Attempt::Overtaken,
+        Err(NotTaken::Overtaken) => Attempt::NotNow,
     }
 }
 

@@ -58,10 +58,10 @@ async fn pass(scheduler: &Scheduler) -> Duration {
     if decided.unwrap_or(true) { READ } else { FALLBACK }
 }
 
-/// Asks the task of each restored request to resolve the request, and waits until each task has tried. Call this before any
-/// placement.
+/// Resolves each request again that was resolved with an older config, or by an earlier gpushd. Waits until the tasks of
+/// these requests have tried. Call this before any placement.
 pub(crate) async fn resolve_all(scheduler: &Scheduler, seen: &Observed) {
-    let unresolved = scheduler.entries().unresolved();
+    let unresolved = scheduler.entries().unresolved(&seen.host.config);
     let resolving: Vec<_> = unresolved
         .into_iter()
         .map(|inbox| {

@@ -11,12 +11,12 @@ use super::{
     sharing::USERS,
 };
 
-/// Values of the key `lease`. `None` marks a value that is not supported yet.
-const REQUIREMENTS: [(&str, Option<LeaseRequirement>); 3] = [
-    ("optional", Some(LeaseRequirement::Optional)),
-    ("required", Some(LeaseRequirement::Required)),
-    ("enforced", None),
-];
+/// Values of the key `lease`.
+const REQUIREMENTS: [(&str, LeaseRequirement); 2] =
+    [("optional", LeaseRequirement::Optional), ("required", LeaseRequirement::Required)];
+
+/// A value of the key `lease` that is not supported yet.
+const ENFORCED: &str = "enforced";
 
 const AT_END: [(&str, AtLeaseEnd); 2] = [("report", AtLeaseEnd::Report), ("end", AtLeaseEnd::End)];
 
@@ -51,8 +51,11 @@ pub(super) fn read(
 
 /// Reads the lease keys of a rule or of `[defaults]`.
 pub(super) fn keys(reader: &mut Reader<'_>, table: &DeTable<'_>) -> RuleDefaults {
-    let requirement = reader.choice(table, "lease", "valid value of `lease`", &REQUIREMENTS);
-    if requirement == Some(None) {
+    let is_enforced = get(table, "lease")
+        .is_some_and(|value| matches!(value.get_ref(), DeValue::String(word) if word.as_ref() == ENFORCED));
+    let requirement =
+        if is_enforced { None } else { reader.choice(table, "lease", "valid value of `lease`", &REQUIREMENTS) };
+    if is_enforced {
         let problem = "`lease = \"enforced\"` is not supported yet: gpushd cannot deny device access to processes \
                        without a lease";
         let hint = "write lease = \"required\"; `unleased` under [processes] says what gpushd does with processes \
@@ -60,7 +63,7 @@ pub(super) fn keys(reader: &mut Reader<'_>, table: &DeTable<'_>) -> RuleDefaults
         reader.report_at(table, "lease", problem, hint);
     }
     RuleDefaults {
-        lease: requirement.flatten(),
+        lease: requirement,
         at_end: reader.choice(table, "at_end", "valid value of `at_end`", &AT_END),
         owner: reader.choice(table, "owner", "valid value of `owner`", &OWNERS),
     }
@@ -100,7 +103,7 @@ pub(super) fn access(
         }
         return None;
     }
-    // The key of the same name in the MPS table says how many users a daemon serves.
+    // People write `mps.users`, which is `one` or `many`, as `users` of the rule.
     if let Some(DeValue::String(word)) = get(rule, "users").map(toml::Spanned::get_ref)
         && let Some((word, _)) = USERS.iter().find(|(name, _)| *name == word.as_ref())
     {

@@ -74,7 +74,8 @@ fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> 
     let is_value = text.get(..span.start).is_some_and(|before| before.trim_end().ends_with(['=', '[', ',']));
     let hint = if is_value && bare.is_empty() {
         "write a value after the `=`".to_owned()
-    } else if is_value && ["yes", "no", "on", "off"].iter().any(|word| bare.eq_ignore_ascii_case(word)) {
+    } else if is_value && ["yes", "no", "on", "off", "true", "false"].iter().any(|word| bare.eq_ignore_ascii_case(word))
+    {
         "write true or false".to_owned()
     } else if is_value && bare.starts_with(|c: char| c.is_alphabetic() || c == '/') && !bare.contains(['"', '\n']) {
         format!("write \"{bare}\" with quotes")

@@ -41,7 +41,8 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>, bounds: Default
         },
         Err(error) => {
             let message = format!("`default` can't be {}: {error}", Quoted(&text.value));
-            Problem::new(text.span, message, error.hint())
+            let hint = format!("{}; for example, default = \"mig=1g.10gb,for=4h\"", error.hint());
+            Problem::new(text.span, message, hint)
         }
     };
     reader.report(problem);

@@ -128,7 +128,13 @@ impl<'t> Reader<'t> {
             // `processes.allow`, so do not suggest that the keys of such an entry belong to another
             // table.
             let listed = !SECTIONS.iter().any(|own| own.header == section.header);
-            let elsewhere = SECTIONS.iter().find(|other| other.keys.contains(&name) && !listed);
+            let elsewhere: Vec<&Section> =
+                SECTIONS.iter().filter(|other| other.keys.contains(&name) && !listed).collect();
+            // `[mps]` has settings of all daemons, and `[gpu.mps]` those of a rule.
+            let elsewhere = match elsewhere.iter().find(|other| other.key() == section.key()) {
+                Some(same) => vec![*same],
+                None => elsewhere,
+            };
             let within: Vec<String> = SECTIONS
                 .iter()
                 .filter(|inner| tables.contains(&inner.key()) && inner.keys.contains(&name))
@@ -145,12 +151,15 @@ impl<'t> Reader<'t> {
                 format!("did you mean `{meant}`?")
             } else if !within.is_empty() {
                 format!("write `{name}` inside this table: {}", within.join(" or "))
+            } else if !elsewhere.is_empty() {
+                let place = |other: &&Section| {
+                    if other.header.is_empty() { "the top of the file" } else { other.header }
+                };
+                let places: Vec<&str> = elsewhere.iter().map(place).collect();
+                format!("move `{name}` to {}", places.join(" or "))
             } else if let Some(meant) = nearest(name, known.clone()) {
                 meant_keys.push(meant.to_owned());
                 format!("did you mean `{meant}`?")
-            } else if let Some(other) = elsewhere {
-                let place = if other.header.is_empty() { "the top of the file" } else { other.header };
-                format!("move `{name}` to {place}")
             } else {
                 format!("write one of: {}", known.collect::<Vec<_>>().join(", "))
             };
@@ -371,6 +380,17 @@ impl<'t> Reader<'t> {
             self.expected(key, value, what, own.as_deref().unwrap_or(example));
             return None;
         };
+        let is_integer = |item: &toml::Spanned<DeValue<'_>>| matches!(item.get_ref(), DeValue::Integer(_));
+        if !array.is_empty() && array.iter().all(is_integer) {
+            let written = array.iter().filter_map(|item| self.text.get(item.span()));
+            let quoted: Vec<String> = written.map(|number| format!("\"{number}\"")).collect();
+            self.report(Problem::new(
+                self.clip(value.span()),
+                format!("`{key}` takes {what}, not of numbers"),
+                format!("write {key} = [{}]", quoted.join(", ")),
+            ));
+            return None;
+        }
         let mut texts = Vec::new();
         for item in array {
             match self.text_of(item) {

@@ -58,10 +58,20 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
         return None;
     }
     let compute_mode = reader.choice(table, "compute_mode", "compute mode", &MPS_COMPUTE_MODES);
+    let total_percentage = reader.number(table, "total_percentage", 1..=10_000, default.total_percentage);
+    if u32::from(settings.percentage.tenths()) > total_percentage.saturating_mul(10) {
+        let problem = format!(
+            "`total_percentage` is {total_percentage}, less than the {} % of one lease, so no lease without a \
+             percentage is ever granted",
+            settings.percentage
+        );
+        reader.report_at(table, "total_percentage", problem, format!("write percentage = {total_percentage}, or less"));
+        return None;
+    }
     Some(MpsPolicy {
         settings,
         max_clients: reader.number(table, "max_clients", 1..=MOST_CLIENTS, default.max_clients),
-        total_percentage: reader.number(table, "total_percentage", 1..=10_000, default.total_percentage),
+        total_percentage,
         users: reader.choice(table, "users", "valid value of `users`", &USERS).unwrap_or(default.users),
         compute_mode: compute_mode.unwrap_or(default.compute_mode),
     })

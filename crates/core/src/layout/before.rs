@@ -40,7 +40,7 @@ pub fn layout_before(plan: &GpuPlan, mig: &Mig) -> GpuLayout {
 /// Returns whether a layout from a record is the layout of the rule. If the rule has no starts, the instances may be
 /// anywhere.
 #[must_use]
-pub fn is_of_rule(recorded: &[String], rule: &[String]) -> bool {
+pub fn equals_rule_layout(recorded: &[String], rule: &[String]) -> bool {
     let (Ok(mut recorded), Ok(rule)) = (Layout::parse_list(recorded), Layout::parse_list(rule)) else { return false };
     if rule.entries.iter().all(|entry| entry.start.is_none()) {
         recorded.entries.iter_mut().for_each(|entry| entry.start = None);
@@ -101,10 +101,10 @@ mod tests {
     }
 
     #[test]
-    fn recorded_layout_is_that_of_the_rule_wherever_the_rule_lets_it_be() {
+    fn recorded_layout_equals_rule_layout_without_starts() {
         let is = |recorded: &[&str], rule: &[&str]| {
             let texts = |all: &[&str]| all.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
-            is_of_rule(&texts(recorded), &texts(rule))
+            equals_rule_layout(&texts(recorded), &texts(rule))
         };
         assert!(is(&["3g.40gb@4", "3g.40gb@0"], &["3g.40gb*2"]));
         assert!(!is(&["3g.40gb@0"], &["3g.40gb*2"]));

@@ -1,21 +1,22 @@
 //! `gpushctl apply --undo`: restores the layouts that GPUs had before the last operation that changed them.
 
-use gpush_api::{ApiError, Code, GpuIndex, GpuLayout, GpuUuid, Operation, OperationState};
+use gpush_api::{
+    ApiError, Code, GpuIndex, GpuLayout, GpuUuid, Operation, OperationState, OperationSummary, OverrideEnded,
+};
 use gpush_client::Client;
-use gpush_core::layout::is_of_rule;
+use gpush_core::layout::{DYNAMIC, equals_rule_layout};
 
 use super::super::select_of;
 use crate::{
     args::{ApplyArgs, Lasting, LayoutChange},
     exit::{Failure, Outcome},
-    output::Output,
+    output::{EndedOverrides, Output},
 };
 
-/// Number of operations that the command looks through.
-const MOST: usize = 200;
+/// Number of operations in one request.
+const PAGE: usize = 200;
 
-/// Kind of the operations that change layouts on request or by gpushd itself. Operations that create devices for leases
-/// have other kinds: they change a dynamic layout, which has nothing to restore.
+/// Kind of the operations that change layouts on request. Only such an operation is undone.
 const KIND: &str = "mig.apply";
 
 pub(super) async fn run(client: &mut Client, args: &ApplyArgs, out: &Output) -> Outcome {
@@ -24,61 +25,141 @@ pub(super) async fn run(client: &mut Client, args: &ApplyArgs, out: &Output) -> 
     let chosen = if selectors.is_empty() { None } else { Some(select_of(client, gpus, &selectors).await?) };
     let uuids = chosen.map(|gpus| gpus.into_iter().map(|gpu| gpu.uuid).collect::<Vec<_>>());
     let mut found = layouts(client, uuids.as_deref()).await?;
-    use_rules(client, &mut found).await?;
+    let dynamic = use_rules(client, &mut found).await?;
+    if found.is_empty() {
+        return end_overrides(client, &dynamic, out).await;
+    }
     let operations = found.iter().map(|(id, _)| id.as_str()).collect::<std::collections::BTreeSet<_>>();
     let ids = operations.into_iter().collect::<Vec<_>>().join(", ");
     out.remark(&format!("restoring the layout before {ids}\n"));
     let reason = args.why.reason.clone().or_else(|| Some(format!("undo of {ids}")));
     let lasting = Lasting { once: false, reason, expires: None };
     let change = LayoutChange { execution: args.execution.clone(), lasting };
+    if !args.execution.dry_run {
+        end_each_override(client, &dynamic).await?;
+    }
     super::layouts(client, found.into_iter().map(|(_, layout)| layout).collect(), &change, out).await
 }
 
-/// Replaces layouts by those of the rules where they are the same. So gpushd creates no override for them.
-async fn use_rules(client: &mut Client, found: &mut [(String, GpuLayout)]) -> Result<(), Failure> {
+/// Ends the overrides of GPUs with a dynamic layout, if nothing else has to be restored.
+async fn end_overrides(client: &mut Client, gpus: &[String], out: &Output) -> Outcome {
+    let ended = end_each_override(client, gpus).await?;
+    let text = || "the layout is dynamic again: gpushd creates devices for leases\n".to_owned();
+    out.change(!ended.is_empty(), &EndedOverrides { ended_overrides: &ended }, |_| text())?;
+    Ok(0)
+}
+
+async fn end_each_override(client: &mut Client, gpus: &[String]) -> Result<Vec<OverrideEnded>, Failure> {
+    let mut ended = Vec::new();
+    for uuid in gpus {
+        ended.push(client.end_override(uuid).await?);
+    }
+    Ok(ended)
+}
+
+/// If a layout equals that of the GPU's rule, uses the text of the rule, so that gpushd creates no override. Removes the GPUs
+/// with a dynamic layout from `found`, and returns their UUIDs. For these GPUs, the caller ends the override instead.
+///
+/// # Errors
+/// If a GPU with a dynamic layout has no override: gpushd itself has changed its instances for leases.
+async fn use_rules(client: &mut Client, found: &mut Vec<(String, GpuLayout)>) -> Result<Vec<String>, Failure> {
     let diff = client.config_diff().await?;
-    for (_, layout) in found {
-        let of_gpu = diff.gpus.iter().find(|gpu| gpu.gpu_uuid == layout.gpu.as_str());
-        let rule = of_gpu.and_then(|gpu| gpu.in_force.layout.as_ref());
-        if let Some(rule) = rule.filter(|rule| layout.mig && is_of_rule(&layout.layout, rule)) {
+    let of_gpu = |uuid: &str| diff.gpus.iter().find(|gpu| gpu.gpu_uuid == uuid);
+    let mut dynamic = Vec::new();
+    for (_, layout) in found.iter_mut() {
+        let Some((gpu, rule)) = of_gpu(&layout.gpu).and_then(|gpu| Some((gpu, gpu.in_force.layout.as_ref()?))) else {
+            continue;
+        };
+        if *rule == [DYNAMIC] {
+            if gpu.overridden.is_none() {
+                let message = format!("nothing to undo on GPU {}: its layout is dynamic", gpu.gpu);
+                let error = ApiError::new(Code::Conflict, message);
+                return Err(error.cause("gpushd creates and destroys the MIG devices of this GPU for leases").into());
+            }
+            dynamic.push(layout.gpu.clone());
+        } else if layout.mig && equals_rule_layout(&layout.layout, rule) {
             layout.layout.clone_from(rule);
         }
     }
-    Ok(())
+    found.retain(|(_, layout)| !dynamic.contains(&layout.gpu));
+    Ok(dynamic)
 }
 
 /// Returns the layout to restore for each GPU, with the operation that changed it. `None` means the GPUs of the last
-/// operation.
+/// operation on request.
+///
+/// # Errors
+/// If no operation has changed the GPUs, or the last one was not on request, or has not ended.
 async fn layouts(client: &mut Client, gpus: Option<&[GpuUuid]>) -> Result<Vec<(String, GpuLayout)>, Failure> {
-    let mut operations = client.last_operations(MOST, None).await?;
-    operations.retain(|one| one.kind == KIND && one.begun && one.state == OperationState::Done);
-    let mut left: Vec<GpuUuid> = gpus.map(<[GpuUuid]>::to_vec).unwrap_or_default();
-    let mut found = Vec::new();
-    for summary in operations.iter().rev() {
-        if gpus.is_some() && !summary.gpu_uuids.iter().any(|uuid| left.contains(uuid)) {
-            continue;
-        }
-        let operation = client.operation(&summary.id).await?;
-        for (gpu, uuid) in changed(&operation) {
-            if gpus.is_some() && !left.contains(&uuid) {
+    let mut left: Option<Vec<GpuUuid>> = gpus.map(<[GpuUuid]>::to_vec);
+    let (mut found, mut later, mut before) = (Vec::new(), Vec::new(), None);
+    loop {
+        let page = client.last_operations(PAGE, before.as_deref()).await?;
+        for summary in page.iter().rev().filter(|one| may_have_changed(one)) {
+            let concerns = |uuid: &GpuUuid| left.as_ref().is_none_or(|left| left.contains(uuid));
+            if !summary.gpu_uuids.iter().any(concerns) {
                 continue;
             }
-            left.retain(|one| *one != uuid);
-            found.push((operation.id.clone(), layout_before(&operation, gpu, &uuid)?));
+            let operation = client.operation(&summary.id).await?;
+            let of_operation: Vec<_> = changed(&operation).into_iter().filter(|(_, uuid)| concerns(uuid)).collect();
+            if operation.kind != KIND || !operation.state.is_final() {
+                match of_operation.first() {
+                    Some((gpu, _)) if left.is_some() => return Err(not_on_request(&operation, *gpu).into()),
+                    _ => later.extend(of_operation.into_iter().map(|(gpu, uuid)| (gpu, uuid, operation.clone()))),
+                }
+                continue;
+            }
+            for (gpu, uuid) in of_operation {
+                if let Some((_, _, by)) = later.iter().find(|(_, other, _)| *other == uuid) {
+                    return Err(not_on_request(by, gpu).into());
+                }
+                found.push((operation.id.clone(), layout_before(&operation, gpu, &uuid)?));
+                if let Some(left) = &mut left {
+                    left.retain(|one| *one != uuid);
+                }
+            }
+            if !found.is_empty() && left.as_ref().is_none_or(Vec::is_empty) {
+                return Ok(found);
+            }
         }
-        if left.is_empty() && !found.is_empty() {
+        before = page.first().map(|first| first.id.clone());
+        if page.len() < PAGE {
             break;
         }
     }
-    match (left.is_empty(), found.is_empty()) {
-        (true, false) => Ok(found),
-        (_, true) => Err(nothing(gpus.is_some()).into()),
-        (false, false) => {
-            let names: Vec<&str> = left.iter().map(GpuUuid::as_str).collect();
-            let error = nothing(true).cause(format!("no change is recorded for {}", names.join(", ")));
-            Err(error.into())
-        }
+    let left = left.unwrap_or_default();
+    let mut error = nothing(gpus.is_some());
+    if !found.is_empty() {
+        let names: Vec<&str> = left.iter().map(GpuUuid::as_str).collect();
+        error = error.cause(format!("no change is recorded for {}", names.join(", ")));
     }
+    Err(error.into())
+}
+
+/// Returns whether an operation may have changed a layout that it has not restored.
+fn may_have_changed(one: &OperationSummary) -> bool {
+    match one.state {
+        OperationState::NotStarted | OperationState::RolledBack => false,
+        OperationState::Queued
+        | OperationState::Waiting
+        | OperationState::Running
+        | OperationState::Cancelling
+        | OperationState::Interrupted
+        | OperationState::Done
+        | OperationState::Failed => one.begun,
+    }
+}
+
+/// Returns the error for a GPU whose last change cannot be undone: no user requested it, or it still runs.
+fn not_on_request(by: &Operation, gpu: GpuIndex) -> ApiError {
+    let id = &by.id;
+    if !by.state.is_final() {
+        let error = ApiError::new(Code::Conflict, format!("cannot undo a change of GPU {gpu}: {id} is changing it"));
+        return error.hint(format!("wait for its end: `gpushctl operation wait {id}`"));
+    }
+    ApiError::new(Code::Conflict, format!("cannot undo a change of GPU {gpu}: gpushd itself has changed it since"))
+        .cause(format!("{id} ({}) has changed it last", by.kind))
+        .hint(format!("see `gpushctl operation show {id}`; to apply a layout: `gpushctl mig apply LAYOUT -g {gpu}` (administrator)"))
 }
 
 /// Returns index and UUID of the GPUs that an operation changed.

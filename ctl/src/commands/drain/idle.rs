@@ -46,7 +46,7 @@ impl Waited {
 /// The index of a GPU that is not idle, and the reason.
 type WaitReason = (GpuIndex, String);
 
-/// The end of waiting for idle GPUs.
+/// The result of waiting for idle GPUs, with the GPUs that are still in use or lost.
 #[derive(Debug)]
 pub(super) struct WaitEnd {
     pub(super) waited: Waited,
@@ -171,6 +171,11 @@ fn reason_to_wait(
     }
     let mut users: Vec<String> = users(gpu, daemons).into_iter().map(refusal::holder).collect();
     users.extend(lease::holders(gpu, leases));
+    if gpu.cordons.is_empty() {
+        let message = format!("GPU {} is not cordoned any more: somebody has run `gpu uncordon`", gpu.index);
+        let hint = format!("to drain it again: `gpushctl gpu drain {}` (administrator)", gpu.index);
+        return Err(ApiError::new(Code::Conflict, message).hint(hint));
+    }
     if !users.is_empty() {
         return Ok(Some(format!("used by {}", refusal::list(&users, "and"))));
     }
@@ -196,10 +201,31 @@ mod tests {
     use super::*;
     use crate::render::fixtures;
 
+    fn cordoned(index: u32) -> Gpu {
+        let cordon = gpush_api::Cordon {
+            cause: "admin".to_owned(),
+            reason: String::new(),
+            by: None,
+            since: Timestamp::UNIX_EPOCH,
+        };
+        Gpu { cordons: vec![cordon], ..fixtures::gpu(index, "A100", 40_960, None) }
+    }
+
+    /// Fault: `gpu drain --end-after` ended the lease of a GPU that somebody had uncordoned meanwhile.
+    #[test]
+    fn drain_ends_when_somebody_uncordons_the_gpu() {
+        let gpu = Gpu { cordons: Vec::new(), ..cordoned(3) };
+        let error = reason_to_wait(&gpu, &[], &[], Timestamp::MIN).unwrap_err();
+        assert!(
+            error.code == Code::Conflict && error.message.starts_with("GPU 3 is not cordoned any more"),
+            "{error:?}"
+        );
+    }
+
     /// Fault: `gpu drain all` ended at the first lost GPU, and did not wait for the others.
     #[test]
     fn lost_gpu_does_not_end_the_wait_for_others() {
-        let gpu = |index, state| Gpu { state, ..fixtures::gpu(index, "A100", 40_960, None) };
+        let gpu = |index, state| Gpu { state, ..cordoned(index) };
         let gpus = [gpu(0, GpuState::Lost), gpu(1, GpuState::Changing), gpu(2, GpuState::Ready)];
         let (left, lost) = reasons_to_wait(&gpus, &[], &[], Timestamp::MIN).unwrap();
         assert_eq!(left, [(GpuIndex(1), "an operation is changing the GPU".to_owned())]);
@@ -215,8 +241,8 @@ mod tests {
 
     /// Fault: a reading from the same second, but from before the cordon, did not show a process that had just started.
     #[test]
-    fn reading_from_the_second_of_the_cordon_is_not_accepted() {
-        let gpu = fixtures::gpu(0, "A100", 40_960, None);
+    fn reading_in_same_second_as_cordon_is_not_accepted() {
+        let gpu = cordoned(0);
         let second = jiff::SignedDuration::from_secs(1);
         let why = |since| reason_to_wait(&gpu, &[], &[], since).unwrap();
         assert_eq!(why(gpu.observed_at), Some(UNREAD.to_owned()));
@@ -228,7 +254,7 @@ mod tests {
     fn mps_client_keeps_a_drain_waiting_and_its_server_does_not() {
         let daemon = fixtures::mps::busy();
         let server = daemon.servers[0].pid.unwrap();
-        let mut gpu = fixtures::gpu(0, "A100", 40_960, None);
+        let mut gpu = cordoned(0);
         gpu.processes = vec![fixtures::process(server, "alice", "nvidia-cuda-mps-server", 30)];
         let why = |gpu: &Gpu| reason_to_wait(gpu, std::slice::from_ref(&daemon), &[], Timestamp::MIN).unwrap();
         assert_eq!(why(&gpu), None);
@@ -239,7 +265,7 @@ mod tests {
 
     /// Earlier fault: `gpu reset --wait` said that the GPU stays cordoned, and did not name `maintenance leave`.
     #[test]
-    fn gpu_in_maintenance_has_the_command_that_ends_it() {
+    fn error_for_gpu_in_maintenance_names_maintenance_leave() {
         let mut gpu = fixtures::mixed().remove(0);
         gpu.state = GpuState::Maintenance;
         let error = reason_to_wait(&gpu, &[], &[], Timestamp::UNIX_EPOCH).unwrap_err();

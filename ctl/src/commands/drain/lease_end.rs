@@ -83,7 +83,7 @@ mod tests {
     const HOUR: Duration = Duration::from_secs(3600);
 
     #[test]
-    fn leases_on_the_drained_gpus_are_ended_one_notice_before_the_end() {
+    fn drain_ends_leases_on_its_gpus_before_their_processes() {
         let lease = fixtures::lease::mps();
         let here = Gpu { uuid: lease.members[0].gpu_uuid.clone(), ..fixtures::gpu(3, "A100", 40_960, None) };
         let elsewhere = fixtures::gpu(4, "A100", 40_960, None);

@@ -1,6 +1,6 @@
 //! `gpushctl lease renew` and `gpushctl lease end`.
 
-use gpush_api::{ApiError, Lease, LeaseId, LeaseRenewRequest, LeaseRevokeRequest};
+use gpush_api::{ApiError, Code, Gpu, Lease, LeaseId, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest, LeaseState};
 use gpush_client::{Client, Error, Kind};
 use jiff::Timestamp;
 
@@ -34,11 +34,45 @@ pub(super) async fn end(client: &mut Client, args: &LeaseEndArgs, out: &Output) 
     } else {
         args.leases.clone()
     };
+    let before = read_leases(client, &ids).await;
     let Some(reason) = args.reason.clone() else {
-        return end_each(&ids, out, async |id| client.lease_release(id).await).await;
+        refuse_others(&before)?;
+        return end_each(&ids, &before, out, async |id| client.lease_release(id).await).await;
     };
     let request = LeaseRevokeRequest { reason, end: args.kill, notice_s: args.notice, grace_s: args.grace };
-    end_each(&ids, out, async |id| client.lease_revoke(id, &request).await).await
+    end_each(&ids, &before, out, async |id| client.lease_revoke(id, &request).await).await
+}
+
+/// Returns the leases as they are before the command ends them. Leaves out leases that cannot be read: gpushd refuses to
+/// end them.
+async fn read_leases(client: &mut Client, ids: &[LeaseId]) -> Vec<Lease> {
+    let mut leases = Vec::new();
+    for id in ids {
+        leases.extend(client.lease_of(*id).await);
+    }
+    leases
+}
+
+/// Refuses to release leases of other users without a reason. gpushd permits this to administrators, but the holders would
+/// not learn why their leases ended.
+fn refuse_others(leases: &[Lease]) -> Result<(), ApiError> {
+    let caller = nix::unistd::geteuid().as_raw();
+    if caller != 0 {
+        return Ok(());
+    }
+    let others: Vec<String> = leases
+        .iter()
+        .filter(|lease| lease.holder.uid != caller && lease.state != LeaseState::Ended)
+        // The administrator who requested a lease for a user may release it.
+        .filter(|lease| lease.asked_by.as_ref().is_none_or(|by| by.uid != caller))
+        .map(|lease| lease.id.to_string())
+        .collect();
+    if others.is_empty() {
+        return Ok(());
+    }
+    let (which, belong) = (others.join(" "), if others.len() == 1 { "belongs" } else { "belong" });
+    Err(ApiError::new(Code::BadRequest, format!("{which} {belong} to other users, who must learn the reason"))
+        .hint(format!("add the reason: `gpushctl lease end {which} --reason TEXT` (administrator)")))
 }
 
 /// Returns the open leases that `--all`, `-g` or `--user` selects.
@@ -51,9 +85,23 @@ async fn selected(client: &mut Client, args: &LeaseEndArgs) -> Result<Vec<Lease>
     if !args.gpus.is_empty() {
         let gpus = client.gpus(false).await?;
         let chosen = super::super::select_of(client, gpus.clone(), &args.gpus).await?;
-        leases.retain(|lease| concerns(lease, &chosen, &gpus));
+        // A waiting request that may get another GPU does not end.
+        let waits_elsewhere = |lease: &Lease| {
+            lease.members.is_empty()
+                && !lease.request.as_ref().is_some_and(|request| is_only_on(request, &chosen, &gpus))
+        };
+        leases.retain(|lease| concerns(lease, &chosen, &gpus) && !waits_elsewhere(lease));
     }
     Ok(leases)
+}
+
+/// Returns whether a request names GPUs, and all of them are among the chosen ones.
+fn is_only_on(request: &LeaseRequest, chosen: &[Gpu], all: &[Gpu]) -> bool {
+    if request.gpus.is_empty() {
+        return false;
+    }
+    let Ok(named) = super::super::select(all.to_vec(), &request.gpus) else { return false };
+    !named.is_empty() && named.iter().all(|gpu| chosen.iter().any(|one| one.uuid == gpu.uuid))
 }
 
 /// Says that no lease is selected. This is not an error, because the leases have the requested state.
@@ -81,33 +129,91 @@ async fn confirmed(client: &mut Client, args: &LeaseEndArgs, leases: &[Lease], o
 }
 
 /// Ends leases one after the other. If one lease cannot be ended, still ends the others.
-async fn end_each(ids: &[LeaseId], out: &Output, mut end: impl AsyncFnMut(LeaseId) -> Result<Lease, Error>) -> Outcome {
+async fn end_each(
+    ids: &[LeaseId],
+    before: &[Lease],
+    out: &Output,
+    mut end: impl AsyncFnMut(LeaseId) -> Result<Lease, Error>,
+) -> Outcome {
     let began = Timestamp::now();
     let (mut ended, mut errors) = (Vec::new(), Vec::new());
     for id in ids {
         match end(*id).await {
             Ok(lease) => ended.push(lease),
             Err(error) if error.kind == Kind::Answer => errors.push(ApiError::from(error)),
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(with_ended(*error.error, &ended).into()),
         }
     }
     if errors.is_empty() {
-        // Times of gpushd have whole seconds.
-        let is_new = |lease: &Lease| lease.ended_at.is_none_or(|at| at.as_second() >= began.as_second());
-        let changed = ended.iter().any(is_new);
+        let changed = ended.iter().any(|lease| command_changed_lease(before, lease));
         out.change(changed, &ChangedLeases { leases: &ended }, |look| {
             ended.iter().map(|one| lease::ended(one, began, look)).collect()
         })?;
         return Ok(0);
     }
-    let mut error = if errors.len() == 1 {
+    let error = if errors.len() == 1 {
         errors.swap_remove(0)
     } else {
         ApiError::several(format!("cannot end {} of {} leases", errors.len(), ids.len()), errors)
     };
-    if !ended.is_empty() {
-        let names: Vec<String> = ended.iter().map(|lease| lease.id.to_string()).collect();
-        error = error.outcome(format!("ended: {}", names.join(", ")));
+    Err(with_ended(error, &ended).into())
+}
+
+/// Adds to an error which leases have ended before it.
+fn with_ended(error: ApiError, ended: &[Lease]) -> ApiError {
+    if ended.is_empty() {
+        return error;
     }
-    Err(error.into())
+    let names: Vec<String> = ended.iter().map(|lease| lease.id.to_string()).collect();
+    error.outcome(format!("ended: {}", names.join(", ")))
+}
+
+/// Returns whether the command has changed a lease: its state, or when its processes end.
+fn command_changed_lease(before: &[Lease], now: &Lease) -> bool {
+    let earlier = before.iter().find(|lease| lease.id == now.id);
+    earlier.is_none_or(|earlier| {
+        let was_open = matches!(earlier.state, LeaseState::Queued | LeaseState::Granting | LeaseState::Active);
+        was_open || earlier.state != LeaseState::Ended && earlier.revocation != now.revocation
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::render::fixtures;
+
+    /// Fault: `lease end` of a lease whose processes still run said each time that it had changed something.
+    #[test]
+    fn second_end_of_a_lease_changes_nothing() {
+        let active = fixtures::lease::mps();
+        let releasing = Lease { state: LeaseState::Releasing, ..active.clone() };
+        let ended = Lease { state: LeaseState::Ended, ..active.clone() };
+        for (before, now, changed) in [
+            (&active, &releasing, true),
+            (&releasing, &releasing, false),
+            (&releasing, &ended, false),
+            (&ended, &ended, false),
+        ] {
+            assert_eq!(
+                command_changed_lease(std::slice::from_ref(before), now),
+                changed,
+                "{:?}",
+                (before.state, now.state)
+            );
+        }
+    }
+
+    /// Fault: `lease end -g 6 --reason x` also revoked waiting requests that could get any GPU.
+    #[test]
+    fn request_that_may_get_another_gpu_is_not_only_on_the_chosen_ones() {
+        let all = fixtures::mixed();
+        let chosen = &all[..1];
+        let request = |gpus: &[&str]| LeaseRequest {
+            gpus: gpus.iter().map(|&text| text.to_owned()).collect(),
+            ..LeaseRequest::default()
+        };
+        for (gpus, is_only) in [(&[][..], false), (&["0"], true), (&["0-1"], false), (&["all"], false)] {
+            assert_eq!(is_only_on(&request(gpus), chosen, &all), is_only, "{gpus:?}");
+        }
+    }
 }

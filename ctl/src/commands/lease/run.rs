@@ -101,7 +101,7 @@ fn lease(global: &Global, args: &RunArgs, out: &Output) -> Result<(LeaseGrant, E
     // lease ends when this process exits.
     request.bind_to = BindTo::Scope;
     let asked = grant::Asked { request, quiet: args.quiet };
-    super::super::with_agent(global, async |client| {
+    super::super::ask(global, async |client| {
         let around = match args.lease {
             Some(_) => None,
             None => open_lease(client).await,

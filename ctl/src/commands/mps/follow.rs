@@ -189,7 +189,7 @@ fn explain_other_state(what: Change, state: MpsState) -> &'static str {
 }
 
 /// Returns whether the request has changed something: the daemon, or whether it stays stopped.
-fn has_changed(what: Change, before: &MpsDaemon, now: &MpsDaemon) -> bool {
+fn request_changed_daemon(what: Change, before: &MpsDaemon, now: &MpsDaemon) -> bool {
     let was_so = match what {
         Change::Start => before.state == MpsState::Ready && before.pid == now.pid,
         Change::Stop | Change::Drain => before.state == MpsState::Stopped,
@@ -208,7 +208,7 @@ async fn show_end(
 ) -> Result<(), Failure> {
     let is_stopped = now.state == MpsState::Stopped && !out.json;
     let in_maintenance = is_stopped && client.health().await.is_ok_and(|health| health.maintenance.is_some());
-    out.change(has_changed(what, before, now), now, |look| change::ended(now, in_maintenance, look))
+    out.change(request_changed_daemon(what, before, now), now, |look| change::ended(now, in_maintenance, look))
 }
 
 async fn watch_change(
@@ -258,7 +258,7 @@ async fn watch_change(
             () = &mut limit => {
                 progress.end();
                 if out.json {
-                    out.change(has_changed(what, before, &now), &now, |_| String::new())?;
+                    out.change(request_changed_daemon(what, before, &now), &now, |_| String::new())?;
                 } else if !undone {
                     out.remark(&continues_note(&now, timeout, out));
                 }

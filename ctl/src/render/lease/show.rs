@@ -79,7 +79,8 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
         let why =
             if revocation.reason.is_empty() { String::new() } else { format!(": {}", look.clean(&revocation.reason)) };
         fact("revoked", &format!("by {by} {}{why}", look.ago(revocation.at)));
-        if let Some(at) = revocation.processes_end_at {
+        // An ended lease has no processes any more.
+        if let Some(at) = revocation.processes_end_at.filter(|_| lease.state != LeaseState::Ended) {
             let text = format!("gpushd ends the processes {} ({})", look.ahead(at), local_time(at));
             out += &self::fact("", &text, look).replace(&text, &paint(NOTE, &text));
         }

@@ -40,7 +40,11 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("unknown key of a rule", rule("layuot = \"none\""), 1),
         ("unknown keys of a rule", own("[[gpu]]\nmatches = [\"0\"]\nmdoe = \"mig\"\n"), 2),
         ("rule with gpus in place of match", own("[[gpu]]\ngpus = [\"0\"]\nmode = \"unmanaged\"\n"), 1),
-        ("rule with the users of an MPS daemon", own("[[gpu]]\nmatch = \"0\"\nmode = \"mps\"\nusers = \"many\"\n"), 1),
+        (
+            "rule with users of a daemon outside the mps table",
+            own("[[gpu]]\nmatch = \"0\"\nmode = \"mps\"\nusers = \"many\"\n"),
+            1,
+        ),
         // Mistakes in types
         ("flag as a string", own("auto_reconcile = \"yes\"\n"), 1),
         ("number as a string", own("[limits]\nchanges_burst = \"10\"\n"), 1),
