@@ -334,7 +334,7 @@ pub(super) async fn check_duration(
     let facts = HolderFacts::of(leases, caller, holder.uid).await?;
     let host = leases.handles.context.state.now();
     let quota = facts.effective(host.gpus.len())?;
-    let own: BTreeSet<GpuIndex> =
+    let lease_gpus: BTreeSet<GpuIndex> =
         lease.record.members.iter().filter_map(|member| host.gpu(&member.gpu_uuid).map(|gpu| gpu.gpu.index)).collect();
     let mut closed = access::closed(&host, &facts);
     closed.retain(|index, _| lease_gpus.contains(index));

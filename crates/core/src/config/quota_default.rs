@@ -41,7 +41,12 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>, bounds: Default
         },
         Err(error) => {
             let message = format!("`default` can't be {}: {error}", Quoted(&text.value));
-            let hint = format!("{}; for example, default = \"mig=1g.10gb,for=4h\"", error.hint());
+            let hint = match error.hint() {
+                hint if hint.starts_with("the keys are ") => {
+                    format!("{hint}; for example, default = \"mig=1g.10gb,for=4h\"")
+                }
+                hint => hint,
+            };
             Problem::new(text.span, message, hint)
         }
     };

@@ -156,7 +156,13 @@ impl<'t> Reader<'t> {
                     if other.header.is_empty() { "the top of the file" } else { other.header }
                 };
                 let places: Vec<&str> = elsewhere.iter().map(place).collect();
-                format!("move `{name}` to {}", places.join(" or "))
+                match nearest(name, known.clone()) {
+                    Some(meant) => {
+                        meant_keys.push(meant.to_owned());
+                        format!("did you mean `{meant}`? Or move `{name}` to {}", places.join(" or "))
+                    }
+                    None => format!("move `{name}` to {}", places.join(" or ")),
+                }
             } else if let Some(meant) = nearest(name, known.clone()) {
                 meant_keys.push(meant.to_owned());
                 format!("did you mean `{meant}`?")

@@ -89,7 +89,7 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("rule without anything", own("[[gpu]]\n"), 2),
         ("rule with match a number", own("[[gpu]]\nmatch = 3\nmode = \"unmanaged\"\n"), 1),
         ("rule with match empty", own("[[gpu]]\nmatch = []\nmode = \"unmanaged\"\n"), 1),
-        ("rule with match numbers", own("[[gpu]]\nmatch = [0, 1]\nmode = \"unmanaged\"\n"), 2),
+        ("rule with match numbers", own("[[gpu]]\nmatch = [0, 1]\nmode = \"unmanaged\"\n"), 1),
         ("rule with garbage", own("[[gpu]]\nmatch = [\"GPU-zz\", \"3-1\"]\nmode = \"unmanaged\"\n"), 2),
         ("rule with a comma", own("[[gpu]]\nmatch = [\"0,2\"]\nmode = \"unmanaged\"\n"), 1),
         ("rule with a MIG device", own("[[gpu]]\nmatch = [\"MIG-1\"]\nmode = \"unmanaged\"\n"), 1),
