@@ -35,7 +35,7 @@ fn run_in_a_session_gets_a_scope_and_keeps_it(machine: &Machine) {
     // While a process of the scope runs, the whole GPU stays in use.
     let refused = machine.run(&in_session(ALICE, "2", "gpushctl run --whole -- true"));
     assert_eq!(refused.status.code(), Some(125), "{refused:?}");
-    machine.sh(&format!("gpushctl lease end {}", id(&all[0])));
+    machine.sh(&format!("gpushctl lease end {} --reason test", id(&all[0])));
     let all = leases(machine);
     assert_eq!(all[0]["state"], "releasing");
     assert!(all[0]["waits_for"].to_string().contains("(sleep) runs"), "{all:?}");

@@ -66,7 +66,7 @@ fn scope_without_a_bus_is_refused_and_release_works(machine: &Machine) {
         "{printed}"
     );
     assert_eq!(leases(machine).len(), 1, "nothing was granted");
-    machine.sh(&format!("gpushctl lease end {lease}; pkill -KILL -xf 'sleep 1000'"));
+    machine.sh(&format!("gpushctl lease end {lease} --reason test; pkill -KILL -xf 'sleep 1000'"));
     none_left(machine);
     machine.sh("systemctl start dbus.socket");
     assert!(machine.run(&in_session(ALICE, "3", "gpushctl run --whole -- true")).status.success());

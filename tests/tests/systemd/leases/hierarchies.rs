@@ -41,7 +41,7 @@ fn is_bound_and_ends(what: &str, hierarchy: Hierarchy) {
         assert!(is_in(&pid, &scope), "{scope}");
     }
     on_gpu_0(&machine, &of(1000));
-    machine.sh("pkill -KILL -xf 'sleep 1001'; gpushctl lease end L1");
+    machine.sh("pkill -KILL -xf 'sleep 1001'; gpushctl lease end L1 --reason test");
     assert!(leases(&machine)[0]["waits_for"].to_string().contains("(sleep) runs"));
     assert_eq!(scopes(&machine).len(), 1);
     machine.sh("pkill -KILL -xf 'sleep 1000'");

@@ -30,7 +30,7 @@ fn root_of_a_user_namespace_stays_the_user_and_is_not_moved(machine: &Machine) {
     start_in_session(machine, ALICE, "3", "exec gpushctl run --whole -- unshare --user --map-root-user sleep 1000");
     let lease = id(&active(machine, 1)[0]);
     pid_of(machine, "sleep 1000");
-    machine.sh(&format!("gpushctl lease end {lease}"));
+    machine.sh(&format!("gpushctl lease end {lease} --reason test"));
     let all = leases(machine);
     assert!(all[0]["waits_for"].to_string().contains("(sleep) runs"), "{all:?}");
     machine.sh("pkill -KILL -x sleep");
