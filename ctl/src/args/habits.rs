@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use gpush_api::{ApiError, Code};
 use gpush_core::duration::is_duration;
 
-use super::{correction, phrases, typed};
+use super::{typed, words};
 
 /// Returns the error for a command line that has the form of another tool; `None` for all other command lines.
 pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
@@ -57,7 +57,7 @@ fn value_after_optional(words: &[&str]) -> Option<ApiError> {
     let found = words.windows(2).enumerate().find_map(|(at, two)| {
         let (_, long) = OPTIONAL.iter().find(|(option, _)| *option == two[0])?;
         // The unit may be the next word: `--wait 5 minutes`.
-        let joined = words.get(at + 2).and_then(|unit| phrases::joined_duration(two[1], unit));
+        let joined = words.get(at + 2).and_then(|unit| words::joined_duration(two[1], unit));
         is_duration(two[1]).then(|| (two[0], *long, two[1], joined))
     });
     let (option, long, value, joined) = found?;
@@ -68,11 +68,11 @@ fn value_after_optional(words: &[&str]) -> Option<ApiError> {
 
 /// Refuses `--since 1 hour`. Without this error, gpushctl would read `hour` as a GPU.
 fn duration_of_two_words(words: &[&str]) -> Option<ApiError> {
-    let joined = correction::joined_durations(words)?;
+    let joined = words::joined_durations(words)?;
     let at = words.iter().zip(&joined).position(|(typed, joined)| typed != joined)?;
     let (number, unit) = (words.get(at)?, words.get(at + 1)?);
     // The command of `run` is not among these words.
-    if words.get(command_at(words)) == Some(&"run") || !correction::accepted(&joined) {
+    if words.get(command_at(words)) == Some(&"run") || !words::can_be_parsed(&joined) {
         return None;
     }
     let meant = typed::command_line(["gpushctl"].into_iter().chain(joined.iter().map(String::as_str)))?;
@@ -99,7 +99,7 @@ fn gpu_as_entry(words: &[&str]) -> Option<ApiError> {
     let at = words.windows(2).position(|two| two[0] == "mig" && ["add", "remove", "rm"].contains(&two[1]))?;
     let entries: Vec<&str> = words[at + 2..].iter().take_while(|word| !word.starts_with('-')).copied().collect();
     let (last, profiles) = entries.split_last()?;
-    let is_gpu = |word: &str| correction::is_index_list(word);
+    let is_gpu = |word: &str| words::is_index_list(word);
     if !is_gpu(last) || profiles.is_empty() || profiles.iter().any(|word| is_gpu(word)) {
         return None;
     }

@@ -19,6 +19,7 @@
 //! | `phrases` | command lines of other tools, and the command lines that gpushctl has instead |
 //! | `request_line` | command lines that request a share in the form of Slurm, Docker and other tools |
 //! | `spelling` | misspelled commands and options |
+//! | `words` | what a typed word can mean: an index, a profile, a lease, a duration |
 //! | `topic` | the topics of `explain` |
 //! | `typed` | command lines in hints |
 //! | `default_verb` | the verb that a group of commands has without one: `gpushctl lease` lists leases |
@@ -56,6 +57,7 @@ pub(crate) mod typed;
 mod values;
 pub(crate) mod waitable;
 mod waiting;
+mod words;
 
 use std::{path::PathBuf, time::Duration};
 

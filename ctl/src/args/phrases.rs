@@ -20,7 +20,7 @@
 
 use gpush_core::duration;
 
-use super::correction::is_index_list;
+use super::words::{is_index_list, is_number, is_profile, joined_duration, lease};
 
 /// Sets of words with the same meaning.
 const SETS: [(&str, &[&str]); 8] = [
@@ -335,31 +335,6 @@ fn value(token: &str, words: &[&str]) -> Option<(usize, String)> {
             set.map_or(word == first, |(_, words)| words.contains(&first))
         })),
     }
-}
-
-/// Returns whether a word consists of digits.
-pub(super) fn is_number(word: &str) -> bool {
-    !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())
-}
-
-/// Returns whether a word begins as a MIG profile does, such as 1g.10gb or 1c.3g.40gb.
-pub(super) fn is_profile(word: &str) -> bool {
-    word.starts_with(|c: char| c.is_ascii_digit()) && word.contains("g.")
-}
-
-/// Returns the id of a lease if the word is one: the letter L and a number.
-pub(super) fn lease(word: &str) -> Option<String> {
-    let number = word.strip_prefix(['L', 'l'])?;
-    is_number(number).then(|| format!("L{number}"))
-}
-
-/// Joins a number and a unit to a duration: `1` and `day` to `1d`.
-pub(super) fn joined_duration(number: &str, unit: &str) -> Option<String> {
-    let is_unit = unit.starts_with(|c: char| c.is_ascii_lowercase()) && is_number(number);
-    (is_unit && duration::is_duration(&format!("{number}{unit}"))).then(|| {
-        let letters = if unit.starts_with("ms") || unit.starts_with("mil") { "ms" } else { &unit[..1] };
-        format!("{number}{letters}")
-    })
 }
 
 #[cfg(test)]

@@ -6,8 +6,7 @@ use gpush_core::duration;
 
 use super::{
     Cli,
-    correction::is_index_list,
-    phrases::{is_number, is_profile, joined_duration, lease},
+    words::{is_index_list, is_number, is_profile, joined_duration, lease},
 };
 
 /// The command that a request belongs to.

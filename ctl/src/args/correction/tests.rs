@@ -1,0 +1,353 @@
+//! Tests of corrections: each wrong command line has the command that it means.
+
+use super::*;
+
+fn corrected(line: &str) -> Option<String> {
+    let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+    assert!(Cli::try_parse_from(&words).is_err(), "`{line}` is a command");
+    correction(&words)
+}
+
+/// Checks the correction of each command line: what was typed, and what was meant.
+fn assert_corrected(lines: &[(&str, &str)]) {
+    for (typed, meant) in lines {
+        assert_eq!(corrected(&format!("gpushctl {typed}")), Some(format!("gpushctl {meant}")), "{typed}");
+    }
+}
+
+#[test]
+fn command_without_its_group_is_completed() {
+    assert_corrected(&[
+        ("reset 3", "gpu reset 3"),
+        ("drain 0-1 --reason fan", "gpu drain 0-1 --reason fan"),
+        ("undrain 3", "gpu undrain 3"),
+        ("show 3", "gpu show 3"),
+        ("show L17", "lease show L17"),
+        ("show op-3", "operation show op-3"),
+        ("release L17", "lease end L17"),
+        ("cancel op-3", "operation cancel op-3"),
+        ("reload", "config reload"),
+        ("overrides clear 0", "config overrides clear 0"),
+        ("revoke L17 --reason x", "lease end L17 --reason x"),
+        ("list", "gpu list"),
+        ("list gpus", "gpu list"),
+        ("list leases", "lease list"),
+        ("reset gpu 3", "gpu reset 3"),
+        ("top", "status --watch"),
+    ]);
+}
+
+#[test]
+fn verbs_of_other_tools_are_translated() {
+    assert_corrected(&[
+        ("mig enable 0", "mig on 0"),
+        ("mig disable 0", "mig off 0"),
+        ("mig create 1g.10gb -g 0", "mig add 1g.10gb -g 0"),
+        ("mig destroy 1g.10gb -g 0", "mig remove 1g.10gb -g 0"),
+        ("mig status", "mig list"),
+        ("mps status", "mps list"),
+        ("mps enable 4", "mps start 4"),
+        ("lease create --whole", "lease request --whole"),
+        ("lease release L17", "lease end L17"),
+        ("lease extend L17 --for 2h", "lease renew L17 --for 2h"),
+        ("maintenance start", "maintenance enter"),
+        ("maintenance end", "maintenance leave"),
+        ("config validate x.toml", "config check x.toml"),
+        ("gpu status", "status"),
+        ("gpu enable 3", "gpu uncordon 3"),
+        ("gpu resume 3", "gpu uncordon 3"),
+        ("gpu resume", "gpu uncordon --help"),
+        ("mig destroy", "mig remove --help"),
+    ]);
+}
+
+#[test]
+fn id_of_a_lease_leads_to_a_command_for_leases() {
+    assert_corrected(&[
+        ("cancel L19", "lease end L19"),
+        ("rm L19", "lease end L19"),
+        ("delete L19", "lease end L19"),
+        ("delete lease L19", "lease end L19"),
+        ("kill L19", "lease end L19"),
+        ("stop L19 L20", "lease end L19 L20"),
+        ("scancel L19", "lease end L19"),
+        ("scancel 12", "lease end L12"),
+        ("lease end all", "lease end --all"),
+        ("lease end -a", "lease end --all"),
+        ("lease end --mine", "lease end --all"),
+        ("cancel all leases", "lease end --all"),
+        ("kill all", "lease end --help"),
+        ("delete leases", "lease end --help"),
+        ("L19 end", "lease end L19"),
+        ("lease L19 cancel", "lease end L19"),
+        ("wait op-3", "operation wait op-3"),
+        ("lease end -u anna", "lease end --user anna --reason TEXT"),
+        ("lease renew L19 +2h", "lease renew L19 --for 2h"),
+        ("lease cancel all", "lease end --all"),
+        ("logs L19", "lease show L19"),
+        ("get L19", "lease show L19"),
+        ("describe L19", "lease show L19"),
+        ("L19", "lease show L19"),
+        ("lease L19", "lease show L19"),
+        ("renew L19", "lease renew L19 --for 2h"),
+        ("renew L19 3h", "lease renew L19 --for 3h"),
+        ("extend L19 2h", "lease renew L19 --for 2h"),
+        ("lease extend L19 2h", "lease renew L19 --for 2h"),
+        ("lease renew L19 3h", "lease renew L19 --for 3h"),
+        ("lease renew L19", "lease renew L19 --for 2h"),
+        ("lease renew L19 --for 1 day", "lease renew L19 --for 1d"),
+        ("exec L1 python x.py", "run --lease L1 -- python x.py"),
+        ("exec L1 -- python x.py", "run --lease L1 -- python x.py"),
+        ("create lease", "lease request --for 2h"),
+        ("create lease --mig 1g.10gb", "lease request --mig 1g.10gb"),
+        ("create lease 1g.10gb", "lease request --mig 1g.10gb"),
+        ("cancel", "lease end --help"),
+        ("renew", "lease renew --help"),
+        ("--json cancel L19", "--json lease end L19"),
+        ("lease mine", "lease list --mine"),
+        ("lease history", "lease list --ended"),
+        ("lease list --user anna", "lease list"),
+    ]);
+}
+
+/// A hint must not end or destroy what the user did not name.
+#[test]
+fn verb_without_its_object_does_not_lead_to_an_end() {
+    assert_corrected(&[("free 3", "mig list --free 3"), ("free", "mig list --free"), ("stop 3", "mps stop 3")]);
+    assert_corrected(&[("disable 0", "gpu cordon 0"), ("enable 0", "gpu uncordon 0")]);
+    assert_corrected(&[("gpu free 3", "status 3"), ("gpu free", "status --summary")]);
+    for typed in
+        ["stop all", "release 3", "revoke 3", "return 3", "end 3", "off 0", "on 0", "destroy all", "rm x", "restart x"]
+    {
+        assert_eq!(corrected(&format!("gpushctl {typed}")), None, "{typed}");
+    }
+}
+
+#[test]
+fn option_of_another_tool_does_not_hide_the_command() {
+    assert_corrected(&[
+        ("top -n 1", "status --watch"),
+        ("top 3", "status 3 --watch"),
+        ("history 3", "lease list --ended"),
+        ("history -n 5", "lease list --ended=5"),
+        ("usage --since 1d", "lease list --ended"),
+        ("who -u", "lease list"),
+        ("queue -u anna", "lease list"),
+        ("users -a", "lease list"),
+        ("reload gpushd", "config reload"),
+        ("squeue --me", "lease list --mine"),
+        ("ps --user anna", "ps"),
+        ("ps --mine", "ps"),
+        ("ps -ef", "ps"),
+        ("events --last 5", "events -n 5"),
+        ("events --limit 5", "events -n 5"),
+        ("events --limit=5", "events -n 5"),
+        ("status -l", "status --watch"),
+        ("reload --force", "config reload"),
+        ("events --tail 5", "events -n 5"),
+        ("audit --tail 5", "audit -n 5"),
+        ("apply --rollback", "apply --undo"),
+        ("status -n 2", "status --watch=2s"),
+    ]);
+}
+
+#[test]
+fn words_of_schedulers_and_services_lead_to_a_command() {
+    assert_corrected(&[
+        ("squeue", "lease list"),
+        ("sinfo", "status"),
+        ("sinfo -N", "status"),
+        ("scontrol show node", "status"),
+        ("whoami", "quota"),
+        ("user list", "quota --all"),
+        ("avail", "mig list --free"),
+        ("job", "lease list"),
+        ("jobs", "lease list"),
+        ("limit", "quota"),
+        ("quota nobody", "quota --user nobody"),
+        ("health", "doctor"),
+        ("doctor mps", "doctor --only mps"),
+        ("plan", "apply --dry-run"),
+        ("plan 3g.40gb -g 0", "mig apply 3g.40gb --dry-run -g 0"),
+        ("edit", "config show"),
+        ("config view", "config show"),
+        ("config lint", "config check"),
+        ("config path", "config check"),
+        ("config undo", "config diff"),
+        ("undo op-1", "apply --undo --dry-run"),
+        ("mig undo", "apply --undo"),
+        ("mig split", "mig profiles"),
+        ("mig split 0", "mig profiles 0"),
+        ("mig set 4", "mig profiles 4"),
+        ("mps set 0 25", "mps set 0 --percentage 25"),
+        ("gpu 2", "gpu show 2"),
+        ("gpu offline 2", "gpu cordon 2"),
+        ("gpu lock 2", "gpu cordon 2"),
+        ("operation op-1", "operation show op-1"),
+        ("get pods", "ps"),
+        ("get nodes", "status"),
+        ("describe node gpu01", "status"),
+        ("uncordon node", "gpu uncordon all"),
+        ("mig remove -g 4 --all", "mig apply none -g 4"),
+        ("destroy 3", "mig apply none -g 3"),
+        ("remove 3", "mig apply none -g 3"),
+        ("restart mps 0", "mps restart 0"),
+        ("restart 0", "mps restart 0"),
+        ("restart mps", "mps restart --help"),
+        ("enter maintenance", "maintenance enter"),
+        ("end maintenance", "maintenance leave"),
+        ("mig delete 3g.40gb 0", "mig remove 3g.40gb -g 0"),
+        ("mig destroy all", "mig apply none -g all"),
+        ("mps set 0 percentage 25", "mps set 0 --percentage 25"),
+        ("reset", "gpu reset --help"),
+        ("explain exit 4", "explain 4"),
+        ("explain mig layouts", "explain mig"),
+        ("explain L17", "lease show L17"),
+        ("gpu list --free", "status --summary"),
+        ("gpu drain 2 --wait", "gpu drain 2"),
+        ("events --type xid", "events --kind xid"),
+        ("operation undo op-1", "apply --undo --dry-run"),
+        ("config overrides remove 0", "config overrides clear 0"),
+        ("restart gpu 0", "gpu reset 0"),
+        ("plan mixed -g 0", "mig apply mixed --dry-run -g 0"),
+        ("mig set 4 3g.40gb", "mig apply 3g.40gb -g 4"),
+        ("mig remove --all", "mig apply none -g all"),
+        ("avail 1g.10gb", "mig list --free --profile 1g.10gb"),
+        ("user anna", "quota --user anna"),
+        ("doctor --fix", "doctor"),
+        ("scancel -u anna", "lease list"),
+        ("audit --user anna", "audit --object anna"),
+        ("ls", "gpu list"),
+        ("free 1g.10gb", "mig list --free --profile 1g.10gb"),
+    ]);
+    for (typed, meant) in [
+        ("restart", "systemctl restart gpushd"),
+        ("restart gpushd", "systemctl restart gpushd"),
+        ("start", "systemctl start gpushd"),
+        ("stop", "systemctl stop gpushd"),
+        ("daemon-reload", "systemctl daemon-reload"),
+        ("journal", "journalctl -u gpushd"),
+        ("journal -f", "journalctl -u gpushd"),
+    ] {
+        assert_eq!(corrected(&format!("gpushctl {typed}")).as_deref(), Some(meant), "{typed}");
+    }
+}
+
+#[test]
+fn misspelled_words_are_corrected() {
+    assert_corrected(&[
+        ("stauts", "status"),
+        ("status --sumary", "status --summary"),
+        ("leese list --mien", "lease list --mine"),
+        ("gpu shwo 2", "gpu show 2"),
+        ("lease renw L3 --for 2h", "lease renew L3 --for 2h"),
+    ]);
+    for typed in ["mig of 0", "maintenance lease", "rcover", "bogus"] {
+        assert_eq!(corrected(&format!("gpushctl {typed}")), None, "{typed}");
+    }
+}
+
+#[test]
+fn request_in_the_form_of_another_tool_is_rewritten() {
+    assert_corrected(&[
+        ("run --gpus=1 -- true", "run --whole -- true"),
+        ("run --whole=2 ./x", "run --whole --count 2 -- ./x"),
+        ("run --mps 25% ./x", "run --mps 25 -- ./x"),
+        ("run 25% ./x", "run --mps 25 -- ./x"),
+        ("run ./x --for 2h --whole", "run --for 2h --whole -- ./x"),
+        ("run ./x --memory 8G", "run -- ./x --memory 8G"),
+        ("srun -n 4 ./x", "run -- ./x"),
+        ("sbatch --time=1-12:00:00 ./x", "run --for 1d12h -- ./x"),
+        ("run --whole -t 30 ./x", "run --whole --for 30m -- ./x"),
+        ("run --gpus=1", "run --whole -- COMMAND"),
+        ("run --gpus", "run --whole -- COMMAND"),
+        ("run 1g.10gb", "run --mig 1g.10gb -- COMMAND"),
+        ("run --hours 2 --whole ./x", "run --for 2h --whole -- ./x"),
+        ("run --gpus 2 -- true", "run --whole --count 2 -- true"),
+        ("run --gpus all -- true", "run --whole -- true"),
+        ("run --gpus 0 -- true", "run --whole -- true"),
+        ("run --gpus-per-task 1 -- true", "run --whole -- true"),
+        ("run --gres gpu:1 -- true", "run --whole -- true"),
+        ("run --gres=gpu:a100:2 -- true", "run --whole --count 2 -- true"),
+        ("run -t 2h --whole -- true", "run --for 2h --whole -- true"),
+        ("run --whole --time 2h -- true", "run --whole --for 2h -- true"),
+        ("run --whole --time 2 h -- true", "run --whole --for 2h -- true"),
+        ("run --whole --time=02:30:00 -- true", "run --whole --for 2h30m -- true"),
+        ("run --whole --until 18:00 -- true", "run --whole --for 2h -- true"),
+        ("run --whole --for 2 h -- true", "run --whole --for 2h -- true"),
+        ("run --mem 8G -- true", "run --memory 8G -- true"),
+        ("run --mem-per-gpu 8G -- true", "run --memory 8G -- true"),
+        ("run --shared -- true", "run --mps -- true"),
+        ("run --share 25 -- true", "run --mps 25 -- true"),
+        ("run -it --rm --whole -- true", "run --whole -- true"),
+        ("run --detach --whole -- true", "run --whole -- true"),
+        ("run nvidia-smi -L", "run -- nvidia-smi -L"),
+        ("run true", "run -- true"),
+        ("run 1g.10gb python x.py", "run --mig 1g.10gb -- python x.py"),
+        ("run python x.py --mig 1g.10gb", "run --mig 1g.10gb -- python x.py"),
+        ("run --mps 50 25 -- true", "run --mps 50 -- true"),
+        ("run --mps 25 --time 2h python x.py --time 3", "run --mps 25 --for 2h -- python x.py --time 3"),
+        ("sbatch --gres=gpu:1 ./job.sh", "run --whole -- ./job.sh"),
+        ("srun -p gpu --gpus 2 ./x", "run --whole --count 2 -- ./x"),
+        ("salloc", "run -- COMMAND"),
+        ("alloc 1g.10gb", "run --mig 1g.10gb -- COMMAND"),
+        ("lease request --gpus 2 --time 2h", "lease request --whole --count 2 --for 2h"),
+    ]);
+}
+
+/// The guesses of a trial with new users, for which earlier versions had no hint or a wrong one.
+#[test]
+fn guesses_of_new_users_lead_to_the_command_that_they_meant() {
+    assert_corrected(&[
+        ("mig apply -g 0 3g.40gb 1g.10gb", "mig apply -g 0 3g.40gb,1g.10gb"),
+        ("run --whole --for 1 day -- ./x", "run --whole --for 1d -- ./x"),
+        ("mig destroy 0", "mig apply none -g 0"),
+        ("lease get", "lease show"),
+        ("lease get L17", "lease show L17"),
+        ("run --gpus 1 -- ./x", "run --whole -- ./x"),
+        ("run --gpus 2 python x.py", "run --whole --count 2 -- python x.py"),
+        ("run --exclusive -- ./x", "run --whole -- ./x"),
+        ("who", "lease list"),
+        ("users", "lease list"),
+        ("queue", "lease list"),
+        ("history", "lease list --ended"),
+        ("usage", "lease list --ended"),
+        ("free", "mig list --free"),
+        ("events --tail", "events --follow"),
+        ("process list", "ps"),
+        ("process list --unleased", "ps --unleased"),
+        ("mig plan 3g.40gb -g 0", "mig apply --dry-run 3g.40gb -g 0"),
+        ("mig assert", "mig apply --check"),
+        ("mps drain 0", "mps stop 0 --wait"),
+        ("lease revoke L17 --reason x --end", "lease end L17 --reason x --kill"),
+        ("maintenance status", "status"),
+        ("explain xid 79", "explain xid-79"),
+        ("timeslice show 0", "gpu show 0"),
+    ]);
+}
+
+#[test]
+fn misplaced_arguments_are_moved() {
+    assert_corrected(&[
+        ("mig apply 3g.40gb 0", "mig apply 3g.40gb -g 0"),
+        ("mig apply --dry-run 0 3g.40gb", "mig apply --dry-run 3g.40gb -g 0"),
+        ("mig apply 3g.40gb 0 1", "mig apply 3g.40gb -g 0,1"),
+        ("run python train.py", "run -- python train.py"),
+        ("run --mps 25 python -u x", "run --mps 25 -- python -u x"),
+        ("lease request 1g.10gb --for 2h", "lease request --mig 1g.10gb --for 2h"),
+        ("lease request mps=25", "lease request --request mps=25"),
+        ("lease request --whole --device 0", "lease request --whole --gpu 0"),
+        ("lease request --profile 1g.10gb", "lease request --mig 1g.10gb"),
+        ("mps set 4 --percent 30", "mps set 4 --percentage 30"),
+        ("gpu list --all", "gpu list"),
+        ("mig off --all", "mig off all"),
+        ("completions --shell bash", "completions bash"),
+    ]);
+}
+
+#[test]
+fn nothing_is_suggested_without_a_command_that_parses() {
+    for typed in ["bogus", "run --mps 25", "mps start", "mig apply 1g.10gb x y", "mig apply --wait=soon", "gpu drain"] {
+        assert_eq!(corrected(&format!("gpushctl {typed}")), None, "{typed}");
+    }
+}
