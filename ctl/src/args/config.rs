@@ -86,8 +86,8 @@ pub(crate) struct ConfigInitArgs {
     #[arg(long, value_enum, value_name = "SITE")]
     pub(crate) site: Option<SiteName>,
     /// How users are separated: hard (MIG) or shared (MPS)
-    #[arg(long, value_enum, value_name = "ISOLATION", default_value_t = Isolation::Hard)]
-    pub(crate) isolation: Isolation,
+    #[arg(long, value_enum, value_name = "ISOLATION", default_value_t = IsolationName::Hard)]
+    pub(crate) isolation: IsolationName,
     /// Groups whose members may lease, for a lab; repeatable [default: all users]
     #[arg(long = "group", value_name = "GROUP", value_delimiter = ',')]
     pub(crate) groups: Vec<String>,
@@ -112,7 +112,7 @@ pub(crate) enum SiteName {
 
 /// How users are separated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Isolation {
+pub(crate) enum IsolationName {
     /// MIG, or whole GPUs where the model has no MIG
     Hard,
     /// MPS

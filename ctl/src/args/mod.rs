@@ -65,7 +65,7 @@ use clap::{Args, Parser, Subcommand};
 
 use self::values::{duration, duration_or_zero};
 pub(crate) use self::{
-    config::{Config, ConfigInitArgs, Isolation, Overrides, SiteName},
+    config::{Config, ConfigInitArgs, IsolationName, Overrides, SiteName},
     follow::{AuditArgs, EventsArgs, Operation},
     format::{Color, Format, Shell},
     gpu::{DrainArgs, Gpu, Maintenance},

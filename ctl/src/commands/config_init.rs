@@ -7,7 +7,7 @@ use gpush_core::config::{Config, Site, Starter, Wall};
 use serde::Serialize;
 
 use crate::{
-    args::{ConfigInitArgs, Global, Isolation, SiteName, typed::command_line},
+    args::{ConfigInitArgs, Global, IsolationName, SiteName, typed::command_line},
     exit::{self, Failure, Outcome},
     offline,
     output::Output,
@@ -34,8 +34,8 @@ pub(super) fn run(global: &Global, args: &ConfigInitArgs, out: &Output) -> Outco
         }
     };
     let wall = match args.isolation {
-        Isolation::Hard => Wall::Hard,
-        Isolation::Shared => Wall::Shared,
+        IsolationName::Hard => Wall::Hard,
+        IsolationName::Shared => Wall::Shared,
     };
     let site = match site {
         SiteName::Lab => Site::Lab,

@@ -85,7 +85,7 @@ pub(super) struct Placed<'a> {
 pub(super) const MOST_OVERTAKEN: u32 = 8;
 
 /// The result of one attempt to place a request.
-enum Attempt {
+enum PlacementAttempt {
     Ended(Result<Reserved, NotReserved>),
     /// An operation has claimed a GPU of the assignment. It now counts as closed.
     Claimed,
@@ -100,9 +100,9 @@ pub(crate) fn reserve(scheduler: &Scheduler, read: &ReadHost, demand: &LeaseDema
     loop {
         let turn = (overtaken >= MOST_OVERTAKEN).then(|| scheduler.turn.lock());
         match attempt(scheduler, read, demand, true, || Some(turn.unwrap_or_else(|| scheduler.turn.lock()))) {
-            Attempt::Ended(result) => return result,
-            Attempt::Claimed => {}
-            Attempt::NotNow => overtaken += 1,
+            PlacementAttempt::Ended(result) => return result,
+            PlacementAttempt::Claimed => {}
+            PlacementAttempt::NotNow => overtaken += 1,
         }
     }
 }
@@ -118,8 +118,8 @@ pub(crate) fn reserve_at_once(
         return None;
     }
     match attempt(scheduler, read, demand, false, || scheduler.turn.try_lock()) {
-        Attempt::Ended(result) => Some(result),
-        Attempt::Claimed | Attempt::NotNow => None,
+        PlacementAttempt::Ended(result) => Some(result),
+        PlacementAttempt::Claimed | PlacementAttempt::NotNow => None,
     }
 }
 
@@ -131,8 +131,8 @@ fn attempt<'s>(
     demand: &LeaseDemand,
     may_search: bool,
     turn: impl FnOnce() -> Option<MutexGuard<'s, ()>>,
-) -> Attempt {
-    let refused = |error| Attempt::Ended(Err(NotReserved::Refused(error)));
+) -> PlacementAttempt {
+    let refused = |error| PlacementAttempt::Ended(Err(NotReserved::Refused(error)));
     let now = scheduler.handles.context.state.now();
     let held = &HeldLeases::of(scheduler.handles.context.users.accounts(), &now.leases);
     if let Err(denial) = within_quota(held, demand) {
@@ -140,7 +140,7 @@ fn attempt<'s>(
     }
     let snapshot = scheduler.snapshot_with(&read.host, &read.gpus, &now, held);
     if !may_search && !snapshot.has_no_queue() {
-        return Attempt::NotNow;
+        return PlacementAttempt::NotNow;
     }
     let placed = snapshot.place(&demand.wanted);
     // While gpushd stops, the waiting requests leave the queue. A new request must not get their capacity.
@@ -149,13 +149,13 @@ fn attempt<'s>(
     }
     let assignment = match placed {
         Ok(assignment) => assignment,
-        Err(why) => return Attempt::Ended(Err(NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })),
+        Err(why) => return PlacementAttempt::Ended(Err(NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })),
     };
     let host = &snapshot.schedule().host;
     let placed = Placed { read, host, now: &now, held, assignment: &assignment };
-    let Some(_turn) = turn() else { return Attempt::NotNow };
+    let Some(_turn) = turn() else { return PlacementAttempt::NotNow };
     match reserve_assignment(scheduler, placed, demand, None) {
-        Ok(reserved) => Attempt::Ended(Ok(reserved)),
+        Ok(reserved) => PlacementAttempt::Ended(Ok(reserved)),
         Err(NotTaken::Refused(error)) => refused(error),
         Err(NotTaken::Denied(denial, size)) => {
             let of_requester = held.of_requester(demand);
@@ -163,9 +163,9 @@ fn attempt<'s>(
             let smaller = smaller(host, &read.gpus, &demand.wanted, size, allowance);
             refused(denied(&denial, &demand.new, &demand.wanted, smaller.as_deref()))
         }
-        Err(NotTaken::Outdated) => Attempt::Ended(Err(NotReserved::Outdated)),
-        Err(NotTaken::Claimed) => Attempt::Claimed,
-        Err(NotTaken::Overtaken) => Attempt::NotNow,
+        Err(NotTaken::Outdated) => PlacementAttempt::Ended(Err(NotReserved::Outdated)),
+        Err(NotTaken::Claimed) => PlacementAttempt::Claimed,
+        Err(NotTaken::Overtaken) => PlacementAttempt::NotNow,
     }
 }
 
