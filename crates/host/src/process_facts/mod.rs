@@ -1,9 +1,9 @@
 //! The facts about a process that decide to which lease it belongs ([`gpush_core::attribution`]).
 //!
 //! ```text
-//! start, program, uids ──► the decision reads cgroups and environment, if needed ──► start and program again
+//! start, program, uids ──► the decision reads cgroups and environment, if it needs them ──► start again
 //!       ▲                                                                               │ same: the answer
-//!       └────────── another process has the pid now, or it executes another program ◄───┘
+//!       └───────────────── another process has the pid now ◄────────────────────────────┘
 //! ```
 //!
 //! The uids and the cgroups are read once, so one decision never mixes two readings of them. The environment is read again
@@ -40,8 +40,8 @@ pub struct ProcessFacts<'a> {
 }
 
 impl<'a> ProcessFacts<'a> {
-    /// Calls `decide` with the facts about the process that has this pid. If another process gets the pid meanwhile, or
-    /// the process executes another program, decides again. Returns `None` if there is no such process.
+    /// Calls `decide` with the facts about the process that has this pid. If another process gets the pid meanwhile, decides
+    /// again. Returns `None` if there is no such process.
     ///
     /// # Errors
     /// The start or the uids of the process cannot be read, for example because of too many open files. Or the pid
@@ -66,7 +66,8 @@ impl<'a> ProcessFacts<'a> {
             let (cgroups, membership) = (OnceCell::new(), OnceCell::new());
             let answer = decide(&Self { names, pid, reading, uids, cgroups, membership });
             let now = proc::try_reading(pid)?;
-            if now == reading {
+            // The process may have executed another program. The answer is then about the earlier one.
+            if now.start == reading.start {
                 return Ok(Some(answer));
             }
             reading = now;
