@@ -1,7 +1,7 @@
 //! `gpushctl apply --undo`: restores the layouts that GPUs had before the last operation that changed them.
 
 use gpush_api::{
-    ApiError, Code, GpuIndex, GpuLayout, GpuUuid, Operation, OperationState, OperationSummary, OverrideEnded,
+    ApiError, Code, GpuIndex, GpuLayout, GpuUuid, Operation, OperationState, OperationSummary, OverrideEnded, Plans,
 };
 use gpush_client::Client;
 use gpush_core::layout::{DYNAMIC, equals_rule_layout};
@@ -27,7 +27,7 @@ pub(super) async fn run(client: &mut Client, args: &ApplyArgs, out: &Output) -> 
     let mut found = layouts(client, uuids.as_deref()).await?;
     let dynamic = use_rules(client, &mut found).await?;
     if found.is_empty() {
-        return end_overrides(client, &dynamic, out).await;
+        return end_overrides(client, &dynamic, args.execution.dry_run, out).await;
     }
     let operations = found.iter().map(|(id, _)| id.as_str()).collect::<std::collections::BTreeSet<_>>();
     let ids = operations.into_iter().collect::<Vec<_>>().join(", ");
@@ -35,14 +35,19 @@ pub(super) async fn run(client: &mut Client, args: &ApplyArgs, out: &Output) -> 
     let reason = args.why.reason.clone().or_else(|| Some(format!("undo of {ids}")));
     let lasting = Lasting { once: false, reason, expires: None };
     let change = LayoutChange { execution: args.execution.clone(), lasting };
-    if !args.execution.dry_run {
+    let status = super::layouts(client, found.into_iter().map(|(_, layout)| layout).collect(), &change, out).await?;
+    if status == 0 && !args.execution.dry_run {
         end_each_override(client, &dynamic).await?;
     }
-    super::layouts(client, found.into_iter().map(|(_, layout)| layout).collect(), &change, out).await
+    Ok(status)
 }
 
 /// Ends the overrides of GPUs with a dynamic layout, if nothing else has to be restored.
-async fn end_overrides(client: &mut Client, gpus: &[String], out: &Output) -> Outcome {
+async fn end_overrides(client: &mut Client, gpus: &[String], dry_run: bool, out: &Output) -> Outcome {
+    if dry_run {
+        out.remark(&format!("this ends the override of {}\n", gpus.join(", ")));
+        return out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
+    }
     let ended = end_each_override(client, gpus).await?;
     let text = || "the layout is dynamic again: gpushd creates devices for leases\n".to_owned();
     out.change(!ended.is_empty(), &EndedOverrides { ended_overrides: &ended }, |_| text())?;

@@ -172,7 +172,8 @@ fn reason_to_wait(
     let mut users: Vec<String> = users(gpu, daemons).into_iter().map(refusal::holder).collect();
     users.extend(lease::holders(gpu, leases));
     if gpu.cordons.is_empty() {
-        let message = format!("GPU {} is not cordoned any more: somebody has run `gpu uncordon`", gpu.index);
+        let message =
+            format!("GPU {} is not cordoned any more: another administrator has run `gpu uncordon`", gpu.index);
         let hint = format!("to drain it again: `gpushctl gpu drain {}` (administrator)", gpu.index);
         return Err(ApiError::new(Code::Conflict, message).hint(hint));
     }
@@ -211,9 +212,9 @@ mod tests {
         Gpu { cordons: vec![cordon], ..fixtures::gpu(index, "A100", 40_960, None) }
     }
 
-    /// Fault: `gpu drain --end-after` ended the lease of a GPU that somebody had uncordoned meanwhile.
+    /// Fault: `gpu drain --end-after` ended the lease of a GPU that another administrator had uncordoned meanwhile.
     #[test]
-    fn drain_ends_when_somebody_uncordons_the_gpu() {
+    fn drain_ends_when_its_gpu_is_uncordoned() {
         let gpu = Gpu { cordons: Vec::new(), ..cordoned(3) };
         let error = reason_to_wait(&gpu, &[], &[], Timestamp::MIN).unwrap_err();
         assert!(
