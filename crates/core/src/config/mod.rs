@@ -34,12 +34,14 @@ mod processes;
 mod quota_default;
 mod quotas;
 mod reader;
+mod rule_lines;
 mod rules;
 pub mod schema;
 mod settings;
 mod sharing;
 mod slurm;
 mod starter;
+mod syntax_error;
 mod timeslice;
 mod toml_text;
 
@@ -49,6 +51,7 @@ pub use limits::RequestLimits;
 pub use mps::Mps;
 pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
+pub use rule_lines::rule_lines;
 pub use slurm::{AgentDown, Leftovers, SLURM_DIRECTORY, Slurm, Unattributed};
 pub use starter::{Site, Starter, Wall};
 

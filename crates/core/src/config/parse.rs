@@ -3,10 +3,7 @@
 
 use std::{ops::Range, time::Duration};
 
-use toml::{
-    Spanned,
-    de::{DeTable, DeValue},
-};
+use toml::de::DeTable;
 
 use super::{
     Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, bounded_syntax,
@@ -18,10 +15,10 @@ use super::{
         ACCESS, API, DEFAULTS, DRIVER, HEALTH, LAYOUTS, LEASES, LIMITS, LOG, MODE_CHANGE, MPS, PROCESSES, SECTIONS,
         SLURM, Section, TOP,
     },
-    slurm,
+    slurm, syntax_error,
 };
 use crate::{
-    diagnostic::{self, Document, FileErrors as ConfigErrors, MOST_PROBLEMS, Problem},
+    diagnostic::{self, Document, FileErrors as ConfigErrors, Problem},
     layout::{self, Layout},
     quote::Quoted,
 };
@@ -40,7 +37,7 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<Config, ConfigErrors> {
     let readable = bounded_syntax::readable(text);
     let (table, errors) = DeTable::parse_recoverable(readable);
     if !errors.is_empty() {
-        let problems = errors.iter().take(MOST_PROBLEMS + 1).map(|error| syntax(text, &table, error)).collect();
+        let problems = syntax_error::problems(text, &table, &errors);
         return Err(ConfigErrors::new(Document::Config, path, text, problems));
     }
     let mut reader = Reader::new(text);
@@ -49,82 +46,6 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<Config, ConfigErrors> {
         Ok(config)
     } else {
         Err(ConfigErrors::new(Document::Config, path, text, reader.problems))
-    }
-}
-
-/// Converts a TOML error. Replaces the parser's message if that message does not help to fix the
-/// error.
-fn syntax(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> Problem {
-    let end = text.len();
-    let span = error.span().unwrap_or(end..end);
-    let message = error.message().trim_end_matches('.').to_owned();
-    if message.contains("duplicate key") {
-        let name = text.get(span.clone()).unwrap_or_default().trim_matches(['"', '\'']).to_owned();
-        let problem =
-            Problem::new(span.clone(), format!("{} is repeated here", Quoted(&name)), "keep one of the two".to_owned());
-        let mut first = None;
-        earlier(table.get_ref(), &name, span.start, &mut first);
-        return match first.or_else(|| earlier_header(text, &name, span.start)) {
-            Some(first) => problem.also(first, "the first is"),
-            None => problem,
-        };
-    }
-    let written = text.get(span.clone()).unwrap_or_default();
-    let bare = written.trim();
-    let is_value = text.get(..span.start).is_some_and(|before| before.trim_end().ends_with(['=', '[', ',']));
-    let hint = if is_value && bare.is_empty() {
-        "write a value after the `=`".to_owned()
-    } else if is_value && ["yes", "no", "on", "off", "true", "false"].iter().any(|word| bare.eq_ignore_ascii_case(word))
-    {
-        "write true or false".to_owned()
-    } else if is_value && bare.starts_with(|c: char| c.is_alphabetic() || c == '/') && !bare.contains(['"', '\n']) {
-        format!("write \"{bare}\" with quotes")
-    } else if message.contains("unclosed") || message.contains("invalid basic string") {
-        "close the string or list: each \" and [ needs a matching end".to_owned()
-    } else {
-        "write TOML: `key = value` lines under `[table]` headers, as https://toml.io describes".to_owned()
-    };
-    Problem::new(span, format!("this is not TOML: {message}"), hint)
-}
-
-/// Finds the last header `[name]` before the position `before`. Searches the text, because the TOML
-/// parser keeps only one position if two tables have the same name.
-fn earlier_header(text: &str, name: &str, before: usize) -> Option<Range<usize>> {
-    let header = format!("[{name}]");
-    let mut at = 0;
-    let mut found = None;
-    for line in text.split_inclusive('\n') {
-        let indent = line.len() - line.trim_start().len();
-        if at + indent + 1 < before && line.trim_start().starts_with(&header) {
-            found = Some(at + indent + 1..at + indent + 1 + name.len());
-        }
-        at += line.len();
-    }
-    found
-}
-
-/// Finds the last key with this name before the position `before`.
-fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Range<usize>>) {
-    for (key, value) in table {
-        let span = key.span();
-        if key.get_ref() == name && span.start < before && found.as_ref().is_none_or(|f| f.start < span.start) {
-            *found = Some(span);
-        }
-        match value.get_ref() {
-            DeValue::Table(inner) => earlier(inner, name, before, found),
-            DeValue::Array(items) => {
-                for item in items {
-                    if let DeValue::Table(inner) = item.get_ref() {
-                        earlier(inner, name, before, found);
-                    }
-                }
-            }
-            DeValue::String(_)
-            | DeValue::Integer(_)
-            | DeValue::Float(_)
-            | DeValue::Boolean(_)
-            | DeValue::Datetime(_) => {}
-        }
     }
 }
 

@@ -355,7 +355,7 @@ impl QuotaRule {
     }
 
     /// Returns the limits of the quota on a host with these GPUs.
-    fn limits(&self, gpus: &[Gpu]) -> Limits {
+    pub(crate) fn limits(&self, gpus: &[Gpu]) -> Limits {
         let allowed = |selectors: &Vec<Selector>| {
             let found = selectors.iter().flat_map(|selector| selector.matching(gpus));
             found.map(|at| gpus[at].index).collect()

@@ -1,8 +1,8 @@
 //! Warnings about a config on a given host.
 
-use gpush_api::{ComputeMode, Gpu, TimeslicePolicy};
+use gpush_api::{ComputeMode, Gpu, Mode, TimeslicePolicy};
 
-use super::claims;
+use super::{claims, quota_findings};
 use crate::{
     config::{Config, QuotaRule, Rule},
     sharing,
@@ -27,12 +27,14 @@ pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
             }
             silent += 1;
         }
+        findings.extend(mps_without_devices(config, rule).map(|finding| format!("{label}: {finding}")));
         findings.extend(compute_mode_conflict(rule).map(|finding| format!("{label}: {finding}")));
         if silent < rule.matches.len() && !claimed.contains(&Some(position)) {
             findings.push(format!("{label} claims no GPU: earlier rules claim all GPUs that it matches"));
         }
     }
     findings.extend(quota_selectors(config, gpus));
+    findings.extend(quota_findings::without_effect(config, gpus));
     findings.extend(sharing::unfit_settings(config, gpus));
     findings
 }
@@ -46,6 +48,17 @@ fn quota_selectors(config: &Config, gpus: &[Gpu]) -> Vec<String> {
             .collect::<Vec<_>>()
     };
     config.quotas.iter().enumerate().flat_map(of).collect()
+}
+
+/// Returns a warning if a rule has settings of MPS, but its layout shares no MIG device.
+fn mps_without_devices(config: &Config, rule: &Rule) -> Option<String> {
+    let shares_none = rule.mode == Mode::Mig && config.layout_of(rule).is_none_or(|layout| layout.shared().is_none());
+    let finding = || {
+        "`mps` has no effect, because no entry of the layout ends in `:mps`; to share a MIG device through MPS, write \
+         for example \"3g.40gb:mps\""
+            .to_owned()
+    };
+    (shares_none && rule.mps.is_some()).then(finding)
 }
 
 /// Returns a warning if the compute mode of a rule allows no process. The parser has already

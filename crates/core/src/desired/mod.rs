@@ -34,6 +34,7 @@ mod pending;
 mod per_gpu;
 mod plan;
 mod plan_hints;
+mod quota_findings;
 mod timeslice_state;
 mod whole_gpu;
 

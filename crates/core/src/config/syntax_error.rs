@@ -1,0 +1,194 @@
+//! Syntax errors of a config: the messages of the TOML parser, with hints for habits from other formats.
+
+use std::ops::Range;
+
+use toml::{
+    Spanned,
+    de::{DeTable, DeValue},
+};
+
+use crate::{
+    diagnostic::{MOST_PROBLEMS, Problem},
+    quote::Quoted,
+};
+
+/// Returns the problems to report for the errors of the TOML parser: the first error of each line. If the first error
+/// shows that the author writes another format, returns only that error, because the others have the same cause.
+pub(super) fn problems(text: &str, table: &Spanned<DeTable<'_>>, errors: &[toml::de::Error]) -> Vec<Problem> {
+    if let Some(other) = errors.first().and_then(|first| other_format(text, first)) {
+        return vec![other];
+    }
+    let line = |error: &toml::de::Error| error.span().and_then(|span| text.get(..span.start)).map(newlines);
+    let mut first_of_lines: Vec<&toml::de::Error> = Vec::new();
+    for error in errors {
+        let is_next = first_of_lines.last().is_none_or(|last| line(last).is_none() || line(last) != line(error));
+        if is_next {
+            first_of_lines.push(error);
+        }
+    }
+    first_of_lines.into_iter().take(MOST_PROBLEMS + 1).map(|error| problem(text, table, error)).collect()
+}
+
+fn newlines(text: &str) -> usize {
+    text.matches('\n').count()
+}
+
+/// Returns a problem for a line that is written in another format: a comment with `//`, a key of YAML, or quotation marks
+/// of a word processor.
+fn other_format(text: &str, error: &toml::de::Error) -> Option<Problem> {
+    let at = error.span()?.start;
+    let start = text.get(..at)?.rfind('\n').map_or(0, |newline| newline + 1);
+    let whole = text.get(start..)?.lines().next()?;
+    let line = whole.trim_start();
+    let span = |from: usize, length: usize| start + from..start + from + length;
+    let indent = whole.len() - line.len();
+    if line.starts_with("//") {
+        let message = "`//` does not begin a comment in TOML";
+        return Some(Problem::new(span(indent, 2), message, "begin comments with #"));
+    }
+    if let Some(quote) = whole.find(['\u{201c}', '\u{201d}', '\u{201e}', '\u{2018}', '\u{2019}']) {
+        let length = whole[quote..].chars().next().map_or(1, char::len_utf8);
+        let message = "this quotation mark does not quote a string in TOML";
+        return Some(Problem::new(
+            span(quote, length),
+            message,
+            "write straight quotation marks (\") in the whole file",
+        ));
+    }
+    let unlisted = line.strip_prefix("- ").unwrap_or(line);
+    let (key, value) = unlisted.split_once(':')?;
+    let is_key = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
+    if !is_key || value.contains('=') {
+        return None;
+    }
+    let example = match value.trim() {
+        "" => format!("a table `[{key}]`, or [[{key}]] for an item of a list, on a line of its own"),
+        value => format!("`{key} = {}`", if value.parse::<i64>().is_ok() { value.to_owned() } else { quoted(value) }),
+    };
+    let message = "this looks like YAML; the config is TOML";
+    Some(Problem::new(span(indent, whole.trim_end().len() - indent), message, format!("write {example}")))
+}
+
+/// Returns a value of YAML as a value of TOML.
+fn quoted(value: &str) -> String {
+    let is_ready = value.starts_with(['"', '\'', '[', '{']) || matches!(value, "true" | "false");
+    if is_ready { value.to_owned() } else { format!("\"{}\"", value.replace('"', "")) }
+}
+
+/// Converts a TOML error. Replaces the parser's message if that message does not help to fix the
+/// error.
+fn problem(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) -> Problem {
+    let end = text.len();
+    let span = error.span().unwrap_or(end..end);
+    let message = error.message().trim_end_matches('.').to_owned();
+    if message.contains("duplicate key") {
+        let name = text.get(span.clone()).unwrap_or_default().trim_matches(['"', '\'']).to_owned();
+        let problem =
+            Problem::new(span.clone(), format!("{} is repeated here", Quoted(&name)), "keep one of the two".to_owned());
+        let mut first = None;
+        earlier(table.get_ref(), &name, span.start, &mut first);
+        return match first.or_else(|| earlier_header(text, &name, span.start)) {
+            Some(first) => problem.also(first, "the first is"),
+            None => problem,
+        };
+    }
+    let written = text.get(span.clone()).unwrap_or_default();
+    let bare = written.trim();
+    let is_value = text.get(..span.start).is_some_and(|before| before.trim_end().ends_with(['=', '[', ',']));
+    let hint = if is_value && bare.is_empty() {
+        "write a value after the `=`".to_owned()
+    } else if is_value && ["yes", "no", "on", "off", "true", "false"].iter().any(|word| bare.eq_ignore_ascii_case(word))
+    {
+        "write true or false".to_owned()
+    } else if is_value && bare.starts_with(|c: char| c.is_alphabetic() || c == '/') && !bare.contains(['"', '\n']) {
+        format!("write \"{bare}\" with quotes")
+    } else if message.contains("unclosed") || message.contains("invalid basic string") {
+        "close the string or list: each \" and [ needs a matching end".to_owned()
+    } else {
+        "write TOML: `key = value` lines under `[table]` headers, as https://toml.io describes".to_owned()
+    };
+    Problem::new(span, format!("this is not TOML: {message}"), hint)
+}
+
+/// Finds the last header `[name]` before the position `before`. Searches the text, because the TOML
+/// parser keeps only one position if two tables have the same name.
+fn earlier_header(text: &str, name: &str, before: usize) -> Option<Range<usize>> {
+    let header = format!("[{name}]");
+    let mut at = 0;
+    let mut found = None;
+    for line in text.split_inclusive('\n') {
+        let indent = line.len() - line.trim_start().len();
+        if at + indent + 1 < before && line.trim_start().starts_with(&header) {
+            found = Some(at + indent + 1..at + indent + 1 + name.len());
+        }
+        at += line.len();
+    }
+    found
+}
+
+/// Finds the last key with this name before the position `before`.
+fn earlier(table: &DeTable<'_>, name: &str, before: usize, found: &mut Option<Range<usize>>) {
+    for (key, value) in table {
+        let span = key.span();
+        if key.get_ref() == name && span.start < before && found.as_ref().is_none_or(|f| f.start < span.start) {
+            *found = Some(span);
+        }
+        match value.get_ref() {
+            DeValue::Table(inner) => earlier(inner, name, before, found),
+            DeValue::Array(items) => {
+                for item in items {
+                    if let DeValue::Table(inner) = item.get_ref() {
+                        earlier(inner, name, before, found);
+                    }
+                }
+            }
+            DeValue::String(_)
+            | DeValue::Integer(_)
+            | DeValue::Float(_)
+            | DeValue::Boolean(_)
+            | DeValue::Datetime(_) => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    fn errors(text: &str) -> String {
+        Config::parse(text, "config.toml").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn file_in_another_format_has_one_error_that_says_what_to_write() {
+        for (text, place, hint) in [
+            ("// the lab\n// by Ann\n[[gpu]]\nmatch = \"0\"\n", "config.toml:1:1:", "begin comments with #"),
+            ("gpu:\n  - match: all\n    mode: mps\n", "config.toml:1:1:", "write a table `[gpu]`, or [[gpu]]"),
+            ("[[gpu]]\nmatch: all\nmode: mps\n", "config.toml:2:1:", "write `match = \"all\"`"),
+            ("[[gpu]]\n- replicas: 4\n", "config.toml:2:1:", "write `replicas = 4`"),
+            (
+                "[[gpu]]\nmatch = \u{201c}0\u{201d}\nmode = \u{201c}mps\u{201d}\n",
+                "config.toml:2:9:",
+                "straight quotation marks",
+            ),
+        ] {
+            let shown = errors(text);
+            assert_eq!(shown.matches("config.toml:").count(), 1, "{shown}");
+            assert!(shown.starts_with(place) && shown.contains(hint), "{shown}");
+        }
+    }
+
+    #[test]
+    fn line_with_several_errors_is_reported_once() {
+        let shown = errors("match mode\nauto_reconcile true\n");
+        assert_eq!(shown.matches("config.toml:").count(), 2, "{shown}");
+    }
+
+    /// A colon in a string or a time is no YAML.
+    #[test]
+    fn error_beside_a_colon_keeps_the_message_of_toml() {
+        for text in ["[[gpu]]\nmatch = 07:00.0\n", "[[gpu]]\nlayout = [\"1g.10gb:mps\"\nmode = \"mig\"\n"] {
+            assert!(errors(text).contains("this is not TOML"), "{}", errors(text));
+        }
+    }
+}

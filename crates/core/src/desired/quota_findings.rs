@@ -1,0 +1,246 @@
+//! Warnings about quotas on a given host: limits that permit no lease at all, because no GPU that the quota allows offers
+//! what the quota permits.
+//!
+//! gpushd refuses each request of such a quota's users, one by one and with the reason. Here the administrator learns it
+//! before.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use gpush_api::{Gpu, GpuIndex, LeaseKind, LeaseShare, Mode};
+
+use super::{DesiredState, desired_states};
+use crate::{
+    config::{Config, QuotaRule},
+    duration,
+    layout::Entry,
+    lease::{placement::nominal_mib, quota::MemoryAmount, request::DefaultRequest},
+};
+
+/// A lease shorter than this is probably a number without its unit: `for=4` means 4 seconds.
+const SHORT_S: u64 = 60;
+
+/// What one GPU offers when it has its desired state.
+struct Offer {
+    kind: LeaseKind,
+    /// Profile of the MIG device.
+    profile: Option<Profile>,
+    /// Memory of the GPU or MIG device in MiB.
+    memory_mib: u64,
+}
+
+/// The profile of an offered MIG device.
+struct Profile {
+    /// `3g.40gb`, or `1c.3g.40gb` for a part of the GPU instance.
+    name: String,
+    /// Compute slices of the GPU instance.
+    slices: u8,
+    /// Whether the device is a part of its GPU instance.
+    is_part: bool,
+    /// Whether leases create the devices: then each compute profile of the GPU instance profile is offered too.
+    is_dynamic: bool,
+}
+
+/// Returns one sentence for each limit of a quota that permits no lease on this host.
+pub(super) fn without_effect(config: &Config, gpus: &[Gpu]) -> Vec<String> {
+    let offers: Option<Vec<(GpuIndex, Vec<Offer>)>> = desired_states(config, gpus)
+        .iter()
+        .zip(gpus)
+        .map(|(desired, gpu)| Some((gpu.index, offers(desired, gpu)?)))
+        .collect();
+    let offers = offers.unwrap_or_default();
+    let nothing_offered = offers.iter().all(|(_, of_gpu)| of_gpu.is_empty());
+    let mut findings = Vec::new();
+    for (position, quota) in config.quotas.iter().enumerate() {
+        let mut find = |text: String| findings.push(format!("quota {}: {text}", position + 1));
+        let short = [("longest", quota.longest_s), ("default", quota.default.as_ref().and_then(|one| one.duration_s))];
+        for (key, seconds) in short {
+            if let Some(seconds) = seconds.filter(|seconds| *seconds < SHORT_S) {
+                let span = duration::format(Duration::from_secs(seconds));
+                find(format!("`{key}` gives leases of {span}; a number without a unit means seconds"));
+            }
+        }
+        if !nothing_offered {
+            findings_of(quota, gpus, &offers).into_iter().for_each(find);
+        }
+    }
+    findings
+}
+
+fn findings_of(quota: &QuotaRule, gpus: &[Gpu], offers: &[(GpuIndex, Vec<Offer>)]) -> Vec<String> {
+    let limits = quota.limits(gpus);
+    let is_allowed = |gpu: &GpuIndex| limits.gpus.as_ref().is_none_or(|allowed| allowed.contains(gpu));
+    let offered: Vec<&Offer> =
+        offers.iter().filter(|(gpu, _)| is_allowed(gpu)).flat_map(|(_, of_gpu)| of_gpu).collect();
+    if limits.gpus.as_ref().is_some_and(BTreeSet::is_empty) || limits.leases == Some(0) {
+        // Selectors without a GPU are reported elsewhere. A quota without leases is on purpose.
+        return Vec::new();
+    }
+    if offered.is_empty() {
+        return vec!["`gpus` allows only GPUs that no rule offers to leases".to_owned()];
+    }
+    let mut findings = Vec::new();
+    let permitted: Vec<&Offer> = offered
+        .into_iter()
+        .filter(|offer| limits.kinds.as_ref().is_none_or(|kinds| kinds.contains(&offer.kind)))
+        .collect();
+    if permitted.is_empty() {
+        let kinds: Vec<&str> = limits.kinds.iter().flatten().map(|kind| kind.name()).collect();
+        return vec![format!("no GPU that it allows offers a lease of kind {}", kinds.join(" or "))];
+    }
+    if let Some(MemoryAmount::Mib(most)) = limits.memory {
+        // A share of a daemon or of the time of a GPU counts as less than its device.
+        let smallest = |offer: &&Offer| match offer.kind {
+            LeaseKind::Mig | LeaseKind::Whole => offer.memory_mib,
+            LeaseKind::Mps | LeaseKind::Timeslice => 0,
+        };
+        let least = permitted.iter().map(smallest).min().unwrap_or(0);
+        if least > most {
+            findings.push(format!("`memory` is {most} MiB, but each device that it allows has at least {least} MiB"));
+        }
+    }
+    if let Some(default) = &quota.default
+        && !permitted.iter().any(|offer| meets(offer, &default.share))
+    {
+        let DefaultRequest { share, .. } = default;
+        let text = DefaultRequest { share: share.clone(), duration_s: None }.text();
+        findings.push(format!("no GPU that it allows offers its default, {text}"));
+    }
+    findings
+}
+
+/// Returns what a GPU offers; `None` if its profiles are not known.
+fn offers(desired: &DesiredState, gpu: &Gpu) -> Option<Vec<Offer>> {
+    let whole = |kind| vec![Offer { kind, profile: None, memory_mib: gpu.memory.total_mib }];
+    match desired.mode {
+        Mode::NoRule | Mode::Unmanaged => Some(Vec::new()),
+        Mode::Exclusive => Some(whole(LeaseKind::Whole)),
+        Mode::Mps => Some(whole(LeaseKind::Mps)),
+        Mode::Timeslice => Some(whole(LeaseKind::Timeslice)),
+        Mode::Mig => {
+            let Some(mig) = &gpu.mig else { return Some(Vec::new()) };
+            if mig.profiles.is_empty() {
+                return None;
+            }
+            let dynamic =
+                desired.dynamic.then(|| mig.profiles.iter().map(|one| (LeaseKind::Mig, one.name.as_str(), None)));
+            let fixed = desired.layout.iter().flat_map(|layout| &layout.entries).map(kind_of);
+            let devices = dynamic.into_iter().flatten().chain(fixed).filter_map(|(kind, profile, compute)| {
+                let of = mig.profiles.iter().find(|one| one.name == profile)?;
+                let name = compute.map_or_else(|| profile.to_owned(), |slices| format!("{slices}c.{profile}"));
+                let profile =
+                    Profile { name, slices: of.slices, is_part: compute.is_some(), is_dynamic: desired.dynamic };
+                Some(Offer { kind, profile: Some(profile), memory_mib: of.memory_mib })
+            });
+            Some(devices.collect())
+        }
+    }
+}
+
+/// Returns the kind of lease, the profile and the compute slices of the MIG devices of an entry.
+fn kind_of(entry: &Entry) -> (LeaseKind, &str, Option<u8>) {
+    let kind = if entry.share.is_some() { LeaseKind::Mps } else { LeaseKind::Mig };
+    (kind, entry.profile.as_str(), entry.compute_slices)
+}
+
+/// Returns whether an offer meets a requested share.
+fn meets(offer: &Offer, share: &LeaseShare) -> bool {
+    if share.kind().is_some_and(|kind| kind != offer.kind) {
+        return false;
+    }
+    match (share, &offer.profile) {
+        (LeaseShare::MigProfile { profile: wanted }, Some(offered)) => {
+            offered.name == *wanted
+                || (offered.is_dynamic && wanted.split_once("c.").is_some_and(|(_, base)| base == offered.name))
+        }
+        (LeaseShare::MigSize { memory_mib, slices }, Some(offered)) => {
+            let nominal = nominal_mib(&offered.name).unwrap_or(0).max(offer.memory_mib);
+            !offered.is_part
+                && memory_mib.is_none_or(|least| nominal >= least)
+                && slices.is_none_or(|least| offered.slices >= least)
+        }
+        (LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. }, None) => false,
+        (LeaseShare::Mps { memory_limit_mib, .. }, _) => {
+            memory_limit_mib.is_none_or(|wanted| wanted.mib() <= offer.memory_mib)
+        }
+        (LeaseShare::Default {} | LeaseShare::Timeslice {} | LeaseShare::Whole {}, _) => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{config::Config, desired::findings, preset};
+
+    const RULES: &str = "[[gpu]]\nmatch = \"0-1\"\nmode = \"mig\"\nlayout = [\"1g.10gb*3\", \"3g.40gb:mps\"]\n\
+                         [[gpu]]\nmatch = \"2\"\nmode = \"mig\"\nlayout = \"dynamic\"\n\
+                         [[gpu]]\nmatch = \"3\"\nmode = \"exclusive\"\n\
+                         [[gpu]]\nmatch = \"4\"\nmode = \"timeslice\"\ntimeslice = { replicas = 4 }\n";
+
+    fn of(quota: &str) -> Vec<String> {
+        let text = format!("{RULES}[[quota]]\neverybody = true\n{quota}\n");
+        findings(&Config::parse(&text, "config.toml").unwrap(), &preset::gpus("dgx-a100").unwrap())
+    }
+
+    #[test]
+    fn quota_that_permits_no_lease_is_found() {
+        for (quota, finding) in [
+            ("gpus = \"5-7\"", "quota 1: `gpus` allows only GPUs that no rule offers to leases"),
+            ("gpus = \"3\"\nkinds = [\"mig\"]", "quota 1: no GPU that it allows offers a lease of kind mig"),
+            (
+                "gpus = \"0\"\nkinds = [\"whole\", \"timeslice\"]",
+                "quota 1: no GPU that it allows offers a lease of kind timeslice or whole",
+            ),
+            (
+                "gpus = \"0\"\nkinds = [\"mig\"]\nmemory = \"4G\"",
+                "quota 1: `memory` is 4096 MiB, but each device that it allows has at least 9728 MiB",
+            ),
+            (
+                "gpus = \"0\"\ndefault = \"mig=2g.20gb\"",
+                "quota 1: no GPU that it allows offers its default, mig=2g.20gb",
+            ),
+            (
+                "gpus = \"2\"\ndefault = \"mig=9g.90gb\"",
+                "quota 1: no GPU that it allows offers its default, mig=9g.90gb",
+            ),
+            ("gpus = \"0\"\ndefault = \"memory=30G\"", "quota 1: no GPU that it allows offers its default, memory=30G"),
+            ("gpus = \"2-4\"\ndefault = \"mps=25\"", "quota 1: no GPU that it allows offers its default, mps=25"),
+            (
+                "default = \"mig=1g.10gb,for=4\"",
+                "quota 1: `default` gives leases of 4s; a number without a unit means seconds",
+            ),
+        ] {
+            assert_eq!(of(quota), [finding], "{quota}");
+        }
+    }
+
+    #[test]
+    fn quota_that_permits_a_lease_has_no_finding() {
+        for quota in [
+            "leases = 2",
+            "leases = 0",
+            "kinds = [\"mps\"]",
+            "memory = \"10G\"",
+            "kinds = [\"mps\"]\nmemory = \"1G\"",
+            "memory = \"0.5 GPUs\"",
+            "default = \"mig=1g.10gb,for=4h\"",
+            "gpus = \"2\"\ndefault = \"mig=2g.20gb\"",
+            "gpus = \"2\"\ndefault = \"mig=1c.2g.20gb\"",
+            "gpus = \"0\"\ndefault = \"memory=10G\"",
+            "default = \"mps=25,memory=8G\"",
+            "default = \"whole\"",
+            "default = \"timeslice\"",
+        ] {
+            assert_eq!(of(quota), [""; 0], "{quota}");
+        }
+    }
+
+    /// gpushd does not know the profiles of a GPU that it cannot read.
+    #[test]
+    fn quota_of_gpus_with_unknown_profiles_has_no_finding() {
+        let mut gpus = preset::gpus("dgx-a100").unwrap();
+        for gpu in &mut gpus {
+            gpu.mig.as_mut().unwrap().profiles = std::sync::Arc::default();
+        }
+        let text = format!("{RULES}[[quota]]\neverybody = true\ngpus = \"0\"\nkinds = [\"whole\"]\n");
+        assert_eq!(findings(&Config::parse(&text, "config.toml").unwrap(), &gpus), [""; 0]);
+    }
+}
