@@ -12,6 +12,7 @@ use crate::lifecycle::in_process::{
     call_rules::{ANY_CHANGE, CallEffect, CallRule, EndMoment},
     daemons::DaemonStart,
     host::ScriptedHost,
+    programs::{UserProgram, own_uid},
     user,
 };
 
@@ -323,4 +324,28 @@ async fn started_daemon_is_rolled_back_when_another_fails_to_start() {
     std::fs::remove_file(&file).expect("the file can be removed");
     host.apply_rules(&["0-1"]).await;
     assert_eq!(host.host.daemons.running(), 2);
+}
+
+/// A client connects after the operation was planned, while its hook runs. The daemon is not stopped under the client.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn daemon_with_a_client_since_the_plan_is_not_stopped() {
+    let config = |mode: &str| format!("[mode_change]\nbefore = \"/bin/true\"\n{}", rule(mode));
+    let host = InProcess::start("dgx-h100", 1, &config(MPS)).await;
+    host.apply_rules(&["0"]).await;
+    let before = host.daemon("0").await;
+    host.reload(&config(MIG)).await;
+    let services = &host.host.services;
+    services.take_calls();
+    services.hold("hook-before");
+    let begun = host.begin_rules(&["0"], None).await.expect("it begins");
+    host.until("the hook", async || services.is_called("hook-before").then_some(())).await;
+    let client = UserProgram::sleep(own_uid());
+    host.connect("0", &client).await;
+    services.release();
+    let ended = host.ended(&begun).await;
+    let error = ended.error.clone().expect("an error");
+    assert_eq!((ended.state, error.code), (OperationState::RolledBack, Code::Blocked), "{ended:#?}");
+    assert!(error.message.contains("is in use now"), "{error:?}");
+    let after = host.daemon("0").await;
+    assert_eq!((after.pid, after.clients.len()), (before.pid, 1));
 }
