@@ -12,6 +12,7 @@ pub(crate) mod config;
 pub(crate) mod cordon;
 pub(crate) mod devices;
 pub(crate) mod doctor;
+mod equal_errors;
 pub(crate) mod events;
 pub(crate) mod gpu;
 pub(crate) mod gpu_list;

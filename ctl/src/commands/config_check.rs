@@ -5,10 +5,10 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, ConfigView, Gpu, GpuPlan, GpuState, Mode, PlanRequest, Plans, Refusal};
+use gpush_api::{ApiError, Code, ConfigView, Gpu, GpuPlan, GpuState, Mode, PlanRequest, Plans, Refusal, RuleView};
 use gpush_client::Client;
 use gpush_core::{
-    config::{Config, ConfigErrors, Located, accounts_in},
+    config::{Config, ConfigErrors, Located, accounts_in, rule_lines},
     desired,
 };
 use gpush_host::config_accounts::notes_blocking;
@@ -110,6 +110,7 @@ pub(super) fn run(global: &Global, file: Option<PathBuf>, offline: Option<&str>,
         }
         (Some(gpus), None) => Some(possible(&config, gpus)?),
     };
+    let plans = plans.map(|plans| with_lines(plans, &view, &name, &bytes));
     let checked = Checked { config: view, findings, plans };
     out.show(&checked, |look| {
         render::config::checked(&checked.config, &checked.findings, checked.plans.as_ref(), known, look)
@@ -149,6 +150,19 @@ fn possible(config: &Config, gpus: &[Gpu]) -> Result<Plans, ApiError> {
         (plan.refusal, plan.error) = (None, None);
     }
     Ok(plans)
+}
+
+/// Adds the rule and its line in the file to the error of each layout that a GPU can never have.
+fn with_lines(mut plans: Plans, view: &ConfigView, file: &str, bytes: &[u8]) -> Plans {
+    let lines = std::str::from_utf8(bytes).map(rule_lines).unwrap_or_default();
+    for plan in plans.plans.iter_mut().filter(|plan| never(plan)) {
+        let claims = |rule: &RuleView| rule.claims.contains(&plan.gpu);
+        let rule = view.rules.iter().position(claims).and_then(|at| Some((view.rules.get(at)?, lines.get(at)?)));
+        if let (Some(error), Some((rule, line))) = (&mut plan.error, rule) {
+            error.causes.insert(0, format!("{file}:{line}: {} sets this layout", rule.name));
+        }
+    }
+    plans
 }
 
 /// Returns a finding for each user and group that the config names but this host does not have.

@@ -145,9 +145,9 @@ pub(crate) fn checked(
         if !fits.is_empty() {
             out += &format!("{}: the layout fits\n", gpu_numbers(&fits));
         }
-        for error in plans.plans.iter().filter_map(|p| p.error.as_ref()) {
-            out += &trouble::lines("refused", error, 0, look).join("\n");
-            out.push('\n');
+        let errors = plans.plans.iter().filter_map(|plan| plan.error.as_ref());
+        for line in trouble::of_gpus("refused", errors, 0, look) {
+            out += &(line + "\n");
         }
     }
     out

@@ -6,6 +6,8 @@ use gpush_api::ApiError;
 use super::{
     Appearance,
     appearance::{BAD, IDLE, QUIET, paint},
+    equal_errors::{self, EqualErrors},
+    names::gpu_numbers,
 };
 
 /// Maximum number of causes of an error to print. JSON has all.
@@ -25,14 +27,29 @@ pub(crate) fn lines(word: &str, error: &ApiError, indent: usize, look: &Appearan
         let text = format!("{} more; `--json` prints all", more.len());
         out.extend(labelled("  causes", QUIET, &text, indent, look));
     }
-    for one in &error.errors {
-        out.extend(lines(word, one, indent + 2, look));
-    }
+    out.extend(of_gpus(word, &error.errors, indent + 2, look));
     if let Some(outcome) = &error.outcome {
         out.extend(labelled("  outcome", QUIET, outcome, indent, look));
     }
     if let Some(hint) = &error.hint {
         out.extend(labelled("  hint", IDLE, hint, indent, look));
+    }
+    out
+}
+
+/// Draws the errors of several GPUs. Errors that differ only in their GPU are drawn once.
+pub(crate) fn of_gpus<'a>(
+    word: &str,
+    errors: impl IntoIterator<Item = &'a ApiError>,
+    indent: usize,
+    look: &Appearance,
+) -> Vec<String> {
+    let mut out = Vec::new();
+    for EqualErrors { first, others } in equal_errors::join(errors) {
+        out.extend(lines(word, first, indent, look));
+        if !others.is_empty() {
+            out.extend(labelled("  same for", QUIET, &gpu_numbers(&others), indent, look));
+        }
     }
     out
 }
