@@ -55,6 +55,7 @@ Leases of other users are shown with user, share and end only.
 
 Examples:
   gpushctl lease list 0-3
+  gpushctl lease list --user anna
   gpushctl lease list --mine --ended=5"
     )]
     List {
@@ -63,6 +64,9 @@ Examples:
         /// Only your leases
         #[arg(long)]
         mine: bool,
+        /// Only leases of USER
+        #[arg(long, short, value_name = "USER", conflicts_with = "mine")]
+        user: Option<String>,
         /// Also list the last NUMBER ended leases [if =NUMBER is omitted: 20]
         #[arg(
             long,

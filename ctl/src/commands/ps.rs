@@ -16,6 +16,10 @@ pub(super) async fn run(client: &mut Client, args: &PsArgs, out: &Output) -> Out
     if !selectors.is_empty() {
         only(client, &mut all, &selectors).await?;
     }
+    if let Some(user) = &args.user {
+        let uid = super::lease::uid_of(user)?;
+        all.processes.retain(|one| one.process.uid == Some(uid) || one.account.as_ref() == Some(user));
+    }
     if args.unleased {
         all.processes.retain(|one| one.unleased.is_some());
     }

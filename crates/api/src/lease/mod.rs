@@ -134,6 +134,12 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// Returns whether a user holds the lease, also with a subordinate uid.
+    #[must_use]
+    pub fn belongs_to(&self, uid: u32, user: &str) -> bool {
+        self.holder.uid == uid || self.account.as_deref() == Some(user)
+    }
+
     /// Removes the data that only the holder and administrators may see: process ids, cgroups, the
     /// request, and the sentences that can name processes.
     pub fn redact(&mut self) {

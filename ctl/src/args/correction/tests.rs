@@ -106,7 +106,7 @@ fn id_of_a_lease_leads_to_a_command_for_leases() {
         ("--json cancel L19", "--json lease end L19"),
         ("lease mine", "lease list --mine"),
         ("lease history", "lease list --ended"),
-        ("lease list --user anna", "lease list"),
+        ("lease list --users anna", "lease list --user anna"),
     ]);
 }
 
@@ -132,11 +132,10 @@ fn option_of_another_tool_does_not_hide_the_command() {
         ("history -n 5", "lease list --ended=5"),
         ("usage --since 1d", "lease list --ended"),
         ("who -u", "lease list"),
-        ("queue -u anna", "lease list"),
+        ("queue -u anna", "lease list --user anna"),
         ("users -a", "lease list"),
         ("reload gpushd", "config reload"),
         ("squeue --me", "lease list --mine"),
-        ("ps --user anna", "ps"),
         ("ps --mine", "ps"),
         ("ps -ef", "ps"),
         ("events --last 5", "events -n 5"),

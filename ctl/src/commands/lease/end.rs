@@ -81,7 +81,7 @@ async fn selected(client: &mut Client, args: &LeaseEndArgs) -> Result<Vec<Lease>
     let mut leases = if args.reason.is_some() { client.leases(0).await? } else { client.own_leases(0).await? };
     if let Some(user) = &args.user {
         let uid = super::uid_of(user)?;
-        leases.retain(|lease| lease.holder.uid == uid || lease.account.as_ref() == Some(user));
+        leases.retain(|lease| lease.belongs_to(uid, user));
     }
     if !args.gpus.is_empty() {
         let gpus = client.gpus(false).await?;

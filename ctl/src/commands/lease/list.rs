@@ -10,8 +10,31 @@ use crate::{
     render::lease,
 };
 
-pub(super) async fn list(client: &mut Client, which: &Gpus, mine: bool, ended: usize, out: &Output) -> Outcome {
-    let mut leases = if mine { client.own_leases(ended).await? } else { client.leases(ended).await? };
+/// Whose leases a list has.
+pub(super) enum Holders<'a> {
+    All,
+    Caller,
+    /// The user with this name or uid.
+    User(&'a str),
+}
+
+pub(super) async fn list(
+    client: &mut Client,
+    which: &Gpus,
+    holders: Holders<'_>,
+    ended: usize,
+    out: &Output,
+) -> Outcome {
+    let mut leases = match holders {
+        Holders::Caller => client.own_leases(ended).await?,
+        Holders::All => client.leases(ended).await?,
+        Holders::User(user) => {
+            let uid = super::uid_of(user)?;
+            let mut leases = client.leases(ended).await?;
+            leases.retain(|lease| lease.belongs_to(uid, user));
+            leases
+        }
+    };
     let selectors = which.selectors();
     let gpus = if selectors.is_empty() {
         super::gpus(client).await

@@ -17,8 +17,8 @@ mod run;
 use gpush_api::{ApiError, Code, Gpu, Lease, LeaseGrant, text::local_time};
 use gpush_client::Client;
 
-use self::grant::Asked;
 pub(super) use self::grant::uid_of;
+use self::{grant::Asked, list::Holders};
 use crate::{
     args::{self, Global, RunArgs},
     exit::{Failure, NO_COMMAND, Outcome},
@@ -42,8 +42,13 @@ pub(super) fn run(global: &Global, command: args::Lease, out: &Output) -> Outcom
             super::ask(global, async |client| requested(client, global, &asked, out).await)
         }
         args::Lease::Env { lease, request, held, quiet } => env::run(global, lease, &request, &held, quiet, out),
-        args::Lease::List { which, mine, ended } => {
-            super::ask(global, async |client| list::list(client, &which, mine, ended.unwrap_or(0), out).await)
+        args::Lease::List { which, mine, user, ended } => {
+            let holders = match &user {
+                Some(user) => Holders::User(user),
+                None if mine => Holders::Caller,
+                None => Holders::All,
+            };
+            super::ask(global, async |client| list::list(client, &which, holders, ended.unwrap_or(0), out).await)
         }
         args::Lease::Show { leases } => super::ask(global, async |client| list::show(client, &leases, out).await),
         args::Lease::Renew { lease, duration } => {
