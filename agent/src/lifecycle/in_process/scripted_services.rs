@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Condvar},
+    sync::Arc,
 };
 
 use gpush_host::helper::{End, Ended, Job, scripted::ScriptedPrograms};
@@ -12,10 +12,7 @@ use super::smi::ScriptedSmi;
 
 /// The scripted services and hooks.
 #[derive(Debug, Default)]
-pub(super) struct ScriptedServices {
-    script: Locked<ServiceScript>,
-    released: Condvar,
-}
+pub(super) struct ScriptedServices(Locked<ServiceScript>);
 
 #[derive(Debug, Default)]
 struct ServiceScript {
@@ -25,54 +22,36 @@ struct ServiceScript {
     ends: BTreeMap<String, End>,
     /// The calls, in the same form. A call of the hook `after` also has the result of the operation.
     calls: Vec<String>,
-    /// The call that is held, such as `hook-before`.
-    held: Option<String>,
 }
 
 impl ScriptedServices {
     /// Starts a service, without gpushd.
     pub(super) fn start(&self, service: &str) {
-        self.script.lock().running.insert(service.to_owned());
+        self.0.lock().running.insert(service.to_owned());
     }
 
     /// Returns whether a service runs.
     pub(super) fn runs(&self, service: &str) -> bool {
-        self.script.lock().running.contains(service)
+        self.0.lock().running.contains(service)
     }
 
     /// Makes a call such as `stop nvsm` or `hook-before` end this way, without an effect.
     pub(super) fn end(&self, call: &str, end: End) {
-        self.script.lock().ends.insert(call.to_owned(), end);
-    }
-
-    /// Holds this call, such as `hook-before`, until [`Self::release`].
-    pub(super) fn hold(&self, call: &str) {
-        self.script.lock().held = Some(call.to_owned());
-    }
-
-    /// Returns whether there was this call since the last call of [`Self::take_calls`].
-    pub(super) fn is_called(&self, call: &str) -> bool {
-        self.script.lock().calls.iter().any(|one| one == call)
-    }
-
-    /// Lets the held call go on.
-    pub(super) fn release(&self) {
-        self.script.lock().held = None;
-        self.released.notify_all();
+        self.0.lock().ends.insert(call.to_owned(), end);
     }
 
     /// Lets all calls succeed.
     pub(super) fn clear_faults(&self) {
-        self.script.lock().ends.clear();
+        self.0.lock().ends.clear();
     }
 
     /// Returns the calls since the last call of this function.
     pub(super) fn take_calls(&self) -> Vec<String> {
-        std::mem::take(&mut self.script.lock().calls)
+        std::mem::take(&mut self.0.lock().calls)
     }
 
     fn run(&self, job: &Job) -> Ended {
-        let mut script = self.script.lock();
+        let mut script = self.0.lock();
         let unit = job.args.get(1).map(|unit| unit.trim_end_matches(".service").to_owned());
         let call = match (job.args.first(), &unit) {
             (Some(verb), Some(service)) => format!("{verb} {service}"),
@@ -80,9 +59,6 @@ impl ScriptedServices {
         };
         let result = job.env.get("GPUSH_RESULT").map_or_else(String::new, |result| format!(" {result}"));
         script.calls.push(format!("{call}{result}"));
-        while script.held.as_ref() == Some(&call) {
-            script = self.released.wait(script).expect("no test panics while it holds the lock");
-        }
         let failed = script.ends.get(&call).cloned();
         let end = failed.unwrap_or_else(|| match (job.args.first().map(String::as_str), unit) {
             (Some("is-active"), Some(service)) => End::Exited(if script.running.contains(&service) { 0 } else { 3 }),

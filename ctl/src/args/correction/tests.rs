@@ -214,7 +214,7 @@ fn words_of_schedulers_and_services_lead_to_a_command() {
         ("avail 1g.10gb", "mig list --free --profile 1g.10gb"),
         ("user anna", "quota --user anna"),
         ("doctor --fix", "doctor"),
-        ("scancel -u anna", "lease list"),
+        ("scancel -u anna", "lease list -u anna"),
         ("audit --user anna", "audit --object anna"),
         ("ls", "gpu list"),
         ("free 1g.10gb", "mig list --free --profile 1g.10gb"),

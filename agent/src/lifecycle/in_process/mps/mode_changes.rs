@@ -326,26 +326,34 @@ async fn started_daemon_is_rolled_back_when_another_fails_to_start() {
     assert_eq!(host.host.daemons.running(), 2);
 }
 
-/// A client connects after the operation was planned, while its hook runs. The daemon is not stopped under the client.
+/// A client connects after the operation was planned, while the operation stops the daemon of another GPU. The daemon is
+/// not stopped under the client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn daemon_with_a_client_since_the_plan_is_not_stopped() {
-    let config = |mode: &str| format!("[mode_change]\nbefore = \"/bin/true\"\n{}", rule(mode));
-    let host = InProcess::start("dgx-h100", 1, &config(MPS)).await;
-    host.apply_rules(&["0"]).await;
-    let before = host.daemon("0").await;
+    let config = |mode: &str| {
+        let patient = INTERVALS.replace("mps.stop=2s", "mps.stop=600s");
+        format!("{patient}[[gpu]]\nmatch = \"0-1\"\n{mode}\n")
+    };
+    let mut gpus = gpush_core::preset::gpus("dgx-h100").expect("a preset");
+    gpus.truncate(2);
+    // The names of the directories differ.
+    gpus[1].uuid = gpus[1].uuid.as_str().replacen("0000", "1111", 1).into();
+    let host = ScriptedHost::with(&gpus).start(&config(MPS)).await;
+    host.apply_rules(&["0-1"]).await;
+    let (first, second) = (host.daemon("0").await, host.daemon("1").await);
     host.reload(&config(MIG)).await;
-    let services = &host.host.services;
-    services.take_calls();
-    services.hold("hook-before");
-    let begun = host.begin_rules(&["0"], None).await.expect("it begins");
-    host.until("the hook", async || services.is_called("hook-before").then_some(())).await;
+    let daemons = &host.host.daemons;
+    daemons.ignore_quit();
+    let begun = host.begin_rules(&["0-1"], None).await.expect("it begins");
+    host.until("the end of the first daemon is requested", async || (daemons.count("quit") > 0).then_some(())).await;
     let client = UserProgram::sleep(own_uid());
-    host.connect("0", &client).await;
-    services.release();
+    host.connect("1", &client).await;
+    kill(first.pid.expect("it runs"));
     let ended = host.ended(&begun).await;
     let error = ended.error.clone().expect("an error");
     assert_eq!((ended.state, error.code), (OperationState::RolledBack, Code::Blocked), "{ended:#?}");
     assert!(error.message.contains("is in use now"), "{error:?}");
-    let after = host.daemon("0").await;
-    assert_eq!((after.pid, after.clients.len()), (before.pid, 1));
+    let after = host.daemon("1").await;
+    assert_eq!((after.pid, after.clients.len()), (second.pid, 1));
+    daemons.clear_faults();
 }
