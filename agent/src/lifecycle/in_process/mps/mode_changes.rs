@@ -355,5 +355,6 @@ async fn daemon_with_a_client_since_the_plan_is_not_stopped() {
     assert!(error.message.contains("is in use now"), "{error:?}");
     let after = host.daemon("1").await;
     assert_eq!((after.pid, after.clients.len()), (second.pid, 1));
-    daemons.clear_faults();
+    host.end_client(1, client).await;
+    daemons.kill_servers(after.pid.expect("it runs"));
 }
