@@ -95,7 +95,7 @@ const BUDGETS: [(&str, u64); 14] = [
     ("links", 60),
     ("lints", 600),
     ("packages for tests", 120),
-    ("tests", 1800),
+    ("tests", 1200),
     ("failed tests, alone", 300),
     ("a real GPU", 120),
     ("man pages, completions", 60),
@@ -148,12 +148,21 @@ fn cargo(name: &str, arguments: &[&str], verbose: bool) -> Step {
     step::run(name, command, verbose)
 }
 
+/// Number of tests that run at the same time on each core: most end-to-end tests wait for programs and for the disk. With
+/// one test on each core, the tests take 1.5 times as long.
+const THREADS_OF_A_CORE: usize = 2;
+
+fn threads() -> usize {
+    THREADS_OF_A_CORE * std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
 fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
     let mut command = workspace::cargo();
     command.args(["test", "--locked", "--no-fail-fast"]).args(which).arg("--");
     // With this option, successful tests also print which parts they have skipped.
     command.arg("--show-output").env("GPUSH_TEST_VENV", install::venv());
     command.env("GPUSH_TEST_SLURM_PLUGINS", install::slurm_plugins());
+    command.env("RUST_TEST_THREADS", threads().to_string());
     step::run(name, command, verbose)
 }
 
