@@ -177,7 +177,8 @@ const MOST_BYTES: usize = 64 << 20;
 /// The file has another format or contains impossible values. In that case, no part of the file is
 /// used.
 pub fn saved(bytes: &[u8], source: &str) -> Result<Vec<Gpu>, ApiError> {
-    let again = "write the file again on the host with `gpushctl gpu list --json > FILE`";
+    let again =
+        "name a preset, such as dgx-a100, or a file that `gpushctl gpu list --json > HOST.json` wrote on the host";
     let wrong = |cause: String| {
         ApiError::new(Code::BadRequest, format!("{source} is not a saved state of a host")).cause(cause).hint(again)
     };

@@ -96,12 +96,12 @@ pub(super) fn run(global: &Global, file: Option<PathBuf>, offline: Option<&str>,
     let has_layouts = view.rules.iter().any(|rule| rule.mode == Mode::Mig && !rule.claims.is_empty());
     let plans = match (&gpus, offline) {
         (None, _) => None,
-        // No rule claims a GPU for MIG, so there is nothing to plan. Report this as a finding.
-        (Some(_), Some(_)) if !has_layouts => {
-            findings.push("no rule claims a GPU for MIG".to_owned());
+        (Some(_), Some(_)) if view.rules.iter().all(|rule| rule.claims.is_empty()) => {
+            findings.push("no rule claims a GPU".to_owned());
             None
         }
-        (Some(_), None) if !has_layouts => None,
+        // No rule claims a GPU for MIG, so there is nothing to plan.
+        (Some(_), _) if !has_layouts => None,
         (Some(gpus), Some(host)) => {
             let planned = desired::plan_host(&config, gpus, &PlanRequest::default());
             let mut plans = planned.map_err(|error| offline::about(host, error))?;

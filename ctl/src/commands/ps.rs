@@ -18,7 +18,13 @@ pub(super) async fn run(client: &mut Client, args: &PsArgs, out: &Output) -> Out
     }
     if let Some(user) = &args.user {
         let uid = super::lease::uid_of(user)?;
+        let hidden = all.processes.iter().filter(|one| one.process.uid.is_none()).count();
         all.processes.retain(|one| one.process.uid == Some(uid) || one.account.as_ref() == Some(user));
+        if hidden > 0 && all.processes.is_empty() {
+            let what = if hidden == 1 { "1 process of another user is" } else { "processes of other users are" };
+            let text = format!("{what} not shown: only administrators see whose processes these are");
+            out.remark(&(out.look.wrap("! ", &text).join("\n") + "\n"));
+        }
     }
     if args.unleased {
         all.processes.retain(|one| one.unleased.is_some());

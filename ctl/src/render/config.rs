@@ -5,7 +5,7 @@ use gpush_core::isolation;
 
 use super::{
     Appearance,
-    appearance::{NEW, NOTE, QUIET, STRONG, count, paint},
+    appearance::{BAD, NEW, NOTE, QUIET, STRONG, count, paint},
     names::gpu_numbers,
     policy,
     table::{Align, table},
@@ -115,7 +115,9 @@ pub(crate) fn checked(
 ) -> String {
     let path = view.path.as_deref().unwrap_or_default();
     let (rules_in, layouts) = (count(view.rules.len(), "rule"), count(view.layouts.len(), "layout"));
-    let mut out = format!("{}: {}, {rules_in}, {layouts}\n", look.clean(path), paint(NEW, "no errors"));
+    let is_refused = plans.is_some_and(|plans| plans.plans.iter().any(|plan| plan.error.is_some()));
+    let verdict = if is_refused { paint(BAD, "a layout is impossible") } else { paint(NEW, "no errors") };
+    let mut out = format!("{}: {verdict}, {rules_in}, {layouts}\n", look.clean(path));
     let remarks = || {
         let lines = findings.iter().flat_map(|finding| look.wrap("! ", &look.clean(finding)));
         lines.map(|line| paint(NOTE, &line) + "\n").collect::<String>()

@@ -41,7 +41,7 @@ fn gpu_of(message: &str) -> Option<GpuIndex> {
 fn without_gpu(error: &ApiError, gpu: GpuIndex) -> ApiError {
     let general = |text: &String| {
         let mut text = text.clone();
-        for before in ["GPU ", "--gpu ", "-g ", "apply "] {
+        for before in ["GPU ", "--gpu ", "-g ", "apply ", "profiles ", "show ", "list "] {
             text = replace_number(&text, before, gpu);
         }
         text

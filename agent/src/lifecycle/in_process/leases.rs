@@ -237,7 +237,13 @@ async fn denial_by_quota_names_a_lease_to_release() {
     let lease = host.lease(1000, &devices("1g.10gb", 1)).await.expect("a device");
     let denied = host.lease(1000, &devices("1g.10gb", 1)).await.unwrap_err();
     assert_eq!(denied.code, Code::Denied, "{denied:?}");
-    assert_eq!(denied.hint, Some(format!("release a lease: `gpushctl lease end {}`", lease.lease.id)));
+    assert_eq!(
+        denied.hint,
+        Some(format!(
+            "use {0}: `gpushctl run --lease {0} -- COMMAND`, or release it: `gpushctl lease end {0}`",
+            lease.lease.id
+        ))
+    );
     host.lease(1001, &devices("1g.10gb", 1)).await.expect("another user");
     host.release(&lease).await;
     host.wait_until_ended(&lease).await;

@@ -78,7 +78,10 @@ async fn refusal_beyond_the_memory_quota_says_the_sums() {
     host.lease(1000, &devices("2g.20gb", 1)).await.expect("what the hint proposes");
     let refused = host.lease(1000, &devices("1g.10gb", 1)).await.unwrap_err();
     assert_eq!(refused.message, "cannot grant 1g.10gb: you hold 2 leases of at most 2");
-    assert_eq!(cause_and_hint(&refused).1, format!("release a lease: `gpushctl lease end {id}`"));
+    assert_eq!(
+        cause_and_hint(&refused).1,
+        format!("use {id}: `gpushctl run --lease {id} -- COMMAND`, or release it: `gpushctl lease end {id}`")
+    );
     // An administrator who requests a lease for the user reads the name of the user.
     let mut body = devices("1g.10gb", 1);
     body["holder_uid"] = json!(1000);

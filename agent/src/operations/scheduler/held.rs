@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{LeaseBinding, LeaseId};
+use gpush_api::{LeaseBinding, LeaseId, LeaseState};
 use gpush_core::lease::quota::{HeldLease, Size};
 use gpush_host::accounts::{Account, Accounts};
 
@@ -25,6 +25,8 @@ struct HolderLease {
     holder: u32,
     /// Whether the lease belongs to a Slurm job. Such a lease ends only with its job.
     is_of_job: bool,
+    /// Whether the lease is releasing already: another release changes nothing.
+    is_releasing: bool,
 }
 
 impl HeldLeases {
@@ -40,6 +42,7 @@ impl HeldLeases {
             lease: lease(LeaseId(next), false, Size::of(&one.members)),
             holder: one.holder,
             is_of_job: false,
+            is_releasing: false,
         });
         let open = table.open.values().map(|one| {
             let queued = !one.state.name().holds_capacity();
@@ -47,12 +50,14 @@ impl HeldLeases {
                 lease: lease(one.id(), queued, Size::of(&one.record.members)),
                 holder: one.record.holder.uid,
                 is_of_job: matches!(one.record.binding, LeaseBinding::Job { .. }),
+                is_releasing: one.state.name() == LeaseState::Releasing,
             }
         });
         let entering = table.entering.values().map(|holder| HolderLease {
             lease: lease(LeaseId(next), true, Size::default()),
             holder: *holder,
             is_of_job: false,
+            is_releasing: false,
         });
         for one in open.chain(reserved).chain(entering) {
             match account(one.holder) {
@@ -84,7 +89,7 @@ impl HeldLeases {
         let owned: BTreeSet<LeaseId> = owned.map(|one| one.lease.id).collect();
         let is_releasable = |one: &HolderLease| {
             let is_own = one.holder == caller && caller != 0;
-            is_admin || !one.is_of_job && (is_own || owned.contains(&one.lease.id))
+            !one.is_releasing && (is_admin || !one.is_of_job && (is_own || owned.contains(&one.lease.id)))
         };
         let entries = self.entries(demand.account);
         entries.map(|one| HeldLease { releasable: is_releasable(one), ..one.lease }).collect()

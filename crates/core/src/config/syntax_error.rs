@@ -18,6 +18,15 @@ pub(super) fn problems(text: &str, table: &Spanned<DeTable<'_>>, errors: &[toml:
     if let Some(other) = errors.first().and_then(|first| other_format(text, first)) {
         return vec![other];
     }
+    // Everything after an open list or string is read as a part of it, so the other errors are no mistakes of the author.
+    if let Some(first) = errors.first() {
+        if first.message().contains("unclosed") {
+            return vec![problem(text, table, first)];
+        }
+        if let Some(open) = open_list(text, first) {
+            return vec![open];
+        }
+    }
     let line = |error: &toml::de::Error| error.span().and_then(|span| text.get(..span.start)).map(newlines);
     let mut first_of_lines: Vec<&toml::de::Error> = Vec::new();
     for error in errors {
@@ -27,6 +36,16 @@ pub(super) fn problems(text: &str, table: &Spanned<DeTable<'_>>, errors: &[toml:
         }
     }
     first_of_lines.into_iter().take(MOST_PROBLEMS + 1).map(|error| problem(text, table, error)).collect()
+}
+
+/// Returns a problem if an error shows that a list in an earlier line is not closed: a line in the list begins like a key.
+fn open_list(text: &str, error: &toml::de::Error) -> Option<Problem> {
+    let at = error.span().filter(|_| error.message().contains("between array elements"))?.start;
+    let (before, after) = text.split_at_checked(at)?;
+    let begins_line = before.trim_end_matches([' ', '\t']).ends_with('\n');
+    let is_key = after.lines().next().is_some_and(|line| line.contains('=') || line.starts_with('['));
+    let open = before.rfind('[').filter(|_| begins_line && is_key)?;
+    Some(Problem::new(open..open + 1, "this list is not closed", "close the list with ]"))
 }
 
 fn newlines(text: &str) -> usize {
@@ -55,6 +74,15 @@ fn other_format(text: &str, error: &toml::de::Error) -> Option<Problem> {
             "write straight quotation marks (\") in the whole file",
         ));
     }
+    if line.starts_with('{') && text.trim_start().starts_with('{') {
+        let message = "this looks like JSON; the config is TOML";
+        return Some(Problem::new(span(indent, 1), message, "write `key = value` lines under `[table]` headers"));
+    }
+    if matches!(line.split_once(':'), Some(("version" | "mig-configs", _))) {
+        let message = "this looks like a file of nvidia-mig-parted";
+        let hint = "convert it with `gpushctl mig import FILE`, which prints a config";
+        return Some(Problem::new(span(indent, whole.trim_end().len() - indent), message, hint));
+    }
     let unlisted = line.strip_prefix("- ").unwrap_or(line);
     let (key, value) = unlisted.split_once(':')?;
     let is_key = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
@@ -62,7 +90,8 @@ fn other_format(text: &str, error: &toml::de::Error) -> Option<Problem> {
         return None;
     }
     let example = match value.trim() {
-        "" => format!("a table `[{key}]`, or [[{key}]] for an item of a list, on a line of its own"),
+        "" if matches!(key, "gpu" | "quota") => format!("[[{key}]] on a line of its own above each item"),
+        "" => format!("[{key}] on a line of its own"),
         value => format!("`{key} = {}`", if value.parse::<i64>().is_ok() { value.to_owned() } else { quoted(value) }),
     };
     let message = "this looks like YAML; the config is TOML";
@@ -163,7 +192,19 @@ mod tests {
     fn file_in_another_format_has_one_error_that_says_what_to_write() {
         for (text, place, hint) in [
             ("// the lab\n// by Ann\n[[gpu]]\nmatch = \"0\"\n", "config.toml:1:1:", "begin comments with #"),
-            ("gpu:\n  - match: all\n    mode: mps\n", "config.toml:1:1:", "write a table `[gpu]`, or [[gpu]]"),
+            (
+                "gpu:\n  - match: all\n    mode: mps\n",
+                "config.toml:1:1:",
+                "write [[gpu]] on a line of its own above each item",
+            ),
+            ("mps:\n  health: 5s\n", "config.toml:1:1:", "write [mps] on a line of its own"),
+            ("version: v1\nmig-configs:\n  a: []\n", "config.toml:1:1:", "gpushctl mig import"),
+            ("{\n  \"gpu\": []\n}\n", "config.toml:1:1:", "`key = value` lines"),
+            (
+                "[[gpu]]\nlayout = [\"3g.40gb*2\"\nmatch = \"0\"\nmode = \"mig\"\n",
+                "config.toml:2:10:",
+                "close the list with ]",
+            ),
             ("[[gpu]]\nmatch: all\nmode: mps\n", "config.toml:2:1:", "write `match = \"all\"`"),
             ("[[gpu]]\n- replicas: 4\n", "config.toml:2:1:", "write `replicas = 4`"),
             (
@@ -187,7 +228,7 @@ mod tests {
     /// A colon in a string or a time is no YAML.
     #[test]
     fn error_beside_a_colon_keeps_the_message_of_toml() {
-        for text in ["[[gpu]]\nmatch = 07:00.0\n", "[[gpu]]\nlayout = [\"1g.10gb:mps\"\nmode = \"mig\"\n"] {
+        for text in ["[[gpu]]\nmatch = 07:00.0\n", "[[gpu]]\nlayout = \"1g.10gb:mps\nmode = \"mig\"\n"] {
             assert!(errors(text).contains("this is not TOML"), "{}", errors(text));
         }
     }

@@ -6,9 +6,9 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use gpush_api::{Gpu, GpuIndex, LeaseKind, LeaseShare, Mode};
+use gpush_api::{Gpu, GpuIndex, LeaseKind, LeaseOwner, LeaseShare, Mode, MpsPolicy};
 
-use super::{DesiredState, desired_states};
+use super::{DesiredState, claims, desired_states};
 use crate::{
     config::{Config, QuotaRule},
     duration,
@@ -26,6 +26,8 @@ struct Offer {
     profile: Option<Profile>,
     /// Memory of the GPU or MIG device in MiB.
     memory_mib: u64,
+    /// Maximum MPS percentage of one lease, in tenths of a percent.
+    mps_tenths: u32,
 }
 
 /// The profile of an offered MIG device.
@@ -42,11 +44,20 @@ struct Profile {
 
 /// Returns one sentence for each limit of a quota that permits no lease on this host.
 pub(super) fn without_effect(config: &Config, gpus: &[Gpu]) -> Vec<String> {
-    let offers: Option<Vec<(GpuIndex, Vec<Offer>)>> = desired_states(config, gpus)
-        .iter()
-        .zip(gpus)
-        .map(|(desired, gpu)| Some((gpu.index, offers(desired, gpu)?)))
-        .collect();
+    let of_gpu = |((desired, gpu), claimed): ((&DesiredState, &Gpu), Option<usize>)| {
+        let rule = claimed.and_then(|position| config.rules.get(position));
+        let mut offers = offers(desired, gpu)?;
+        if rule.is_some_and(|rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Slurm)) {
+            // Only Slurm's hooks lease this GPU.
+            offers.clear();
+        }
+        let most = rule.map(|rule| rule.mps_policy()).map(|policy| most_tenths(&policy));
+        offers.iter_mut().for_each(|offer| offer.mps_tenths = most.unwrap_or(0));
+        Some((gpu.index, offers))
+    };
+    let states = desired_states(config, gpus);
+    let offers: Option<Vec<(GpuIndex, Vec<Offer>)>> =
+        states.iter().zip(gpus).zip(claims(config, gpus)).map(of_gpu).collect();
     let offers = offers.unwrap_or_default();
     let nothing_offered = offers.iter().all(|(_, of_gpu)| of_gpu.is_empty());
     let mut findings = Vec::new();
@@ -108,9 +119,14 @@ fn findings_of(quota: &QuotaRule, gpus: &[Gpu], offers: &[(GpuIndex, Vec<Offer>)
     findings
 }
 
+/// Returns the maximum percentage of one lease, in tenths of a percent.
+fn most_tenths(policy: &MpsPolicy) -> u32 {
+    u32::from(policy.settings.percentage.tenths()).min(policy.total_percentage.saturating_mul(10))
+}
+
 /// Returns what a GPU offers; `None` if its profiles are not known.
 fn offers(desired: &DesiredState, gpu: &Gpu) -> Option<Vec<Offer>> {
-    let whole = |kind| vec![Offer { kind, profile: None, memory_mib: gpu.memory.total_mib }];
+    let whole = |kind| vec![Offer { kind, profile: None, memory_mib: gpu.memory.total_mib, mps_tenths: 0 }];
     match desired.mode {
         Mode::NoRule | Mode::Unmanaged => Some(Vec::new()),
         Mode::Exclusive => Some(whole(LeaseKind::Whole)),
@@ -129,7 +145,7 @@ fn offers(desired: &DesiredState, gpu: &Gpu) -> Option<Vec<Offer>> {
                 let name = compute.map_or_else(|| profile.to_owned(), |slices| format!("{slices}c.{profile}"));
                 let profile =
                     Profile { name, slices: of.slices, is_part: compute.is_some(), is_dynamic: desired.dynamic };
-                Some(Offer { kind, profile: Some(profile), memory_mib: of.memory_mib })
+                Some(Offer { kind, profile: Some(profile), memory_mib: of.memory_mib, mps_tenths: 0 })
             });
             Some(devices.collect())
         }
@@ -159,8 +175,9 @@ fn meets(offer: &Offer, share: &LeaseShare) -> bool {
                 && slices.is_none_or(|least| offered.slices >= least)
         }
         (LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. }, None) => false,
-        (LeaseShare::Mps { memory_limit_mib, .. }, _) => {
+        (LeaseShare::Mps { percentage, memory_limit_mib, .. }, _) => {
             memory_limit_mib.is_none_or(|wanted| wanted.mib() <= offer.memory_mib)
+                && percentage.is_none_or(|wanted| u32::from(wanted.tenths()) <= offer.mps_tenths)
         }
         (LeaseShare::Default {} | LeaseShare::Timeslice {} | LeaseShare::Whole {}, _) => true,
     }
@@ -173,7 +190,9 @@ mod tests {
     const RULES: &str = "[[gpu]]\nmatch = \"0-1\"\nmode = \"mig\"\nlayout = [\"1g.10gb*3\", \"3g.40gb:mps\"]\n\
                          [[gpu]]\nmatch = \"2\"\nmode = \"mig\"\nlayout = \"dynamic\"\n\
                          [[gpu]]\nmatch = \"3\"\nmode = \"exclusive\"\n\
-                         [[gpu]]\nmatch = \"4\"\nmode = \"timeslice\"\ntimeslice = { replicas = 4 }\n";
+                         [[gpu]]\nmatch = \"4\"\nmode = \"timeslice\"\ntimeslice = { replicas = 4 }\n\
+                         [[gpu]]\nmatch = \"5\"\nmode = \"mps\"\nmps = { percentage = 50 }\n\
+                         [[gpu]]\nmatch = \"6\"\nmode = \"exclusive\"\nowner = \"slurm\"\n";
 
     fn of(quota: &str) -> Vec<String> {
         let text = format!("{RULES}[[quota]]\neverybody = true\n{quota}\n");
@@ -183,7 +202,7 @@ mod tests {
     #[test]
     fn quota_that_permits_no_lease_is_found() {
         for (quota, finding) in [
-            ("gpus = \"5-7\"", "quota 1: `gpus` allows only GPUs that no rule offers to leases"),
+            ("gpus = \"7\"", "quota 1: `gpus` allows only GPUs that no rule offers to leases"),
             ("gpus = \"3\"\nkinds = [\"mig\"]", "quota 1: no GPU that it allows offers a lease of kind mig"),
             (
                 "gpus = \"0\"\nkinds = [\"whole\", \"timeslice\"]",
@@ -203,6 +222,8 @@ mod tests {
             ),
             ("gpus = \"0\"\ndefault = \"memory=30G\"", "quota 1: no GPU that it allows offers its default, memory=30G"),
             ("gpus = \"2-4\"\ndefault = \"mps=25\"", "quota 1: no GPU that it allows offers its default, mps=25"),
+            ("gpus = \"5\"\ndefault = \"mps=75\"", "quota 1: no GPU that it allows offers its default, mps=75"),
+            ("gpus = \"6\"", "quota 1: `gpus` allows only GPUs that no rule offers to leases"),
             (
                 "default = \"mig=1g.10gb,for=4\"",
                 "quota 1: `default` gives leases of 4s; a number without a unit means seconds",

@@ -282,6 +282,12 @@ fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), Lay
     };
     let Some(slices) = gpu_slices(name) else {
         let message = format!("{} is not a MIG profile name", Quoted(trimmed));
+        // Separators of other tools. A correction of the first entry alone would leave the others out.
+        let joined: Vec<&str> = word.split(['+', '/', ';', '|']).map(str::trim).collect();
+        if joined.len() > 1 && joined.iter().all(|one| gpu_slices(one).is_some()) {
+            let hint = format!("separate the instances with commas: `{}`", joined.join(","));
+            return Err(piece.error(span, message, hint));
+        }
         let meant = suggest_entry(&word);
         let hint = match &meant {
             Some(meant) => format!("did you mean `{meant}`?"),

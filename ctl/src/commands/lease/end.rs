@@ -13,8 +13,9 @@ use crate::{
 };
 
 pub(super) async fn renew(client: &mut Client, id: LeaseId, duration_s: u64, out: &Output) -> Outcome {
+    let before = if out.json { None } else { client.lease_of(id).await.ok().and_then(|lease| lease.expires_at) };
     let renewed = client.lease_renew(id, LeaseRenewRequest { duration_s }).await?;
-    out.change(true, &renewed, |look| lease::renewed(&renewed, look))?;
+    out.change(true, &renewed, |look| lease::renewed(&renewed, before, look))?;
     Ok(0)
 }
 

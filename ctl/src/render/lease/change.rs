@@ -51,9 +51,16 @@ pub(crate) fn waits(lease: &Lease, look: &Appearance) -> String {
 }
 
 /// Draws the result of `gpushctl lease renew`.
-pub(crate) fn renewed(lease: &Lease, look: &Appearance) -> String {
+/// `before` is the end before the change, if it is known.
+pub(crate) fn renewed(lease: &Lease, before: Option<Timestamp>, look: &Appearance) -> String {
     let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", local_time(at)));
-    lines(lease, &format!("ends {}{at}", end(lease, look)), look)
+    let mut out = lines(lease, &format!("ends {}{at}", end(lease, look)), look);
+    // The duration counts from now, so a lease can also become shorter.
+    if let Some(before) = before.filter(|before| lease.expires_at.is_some_and(|now| now < *before)) {
+        let text = format!("earlier than before, which was {}: --for counts from now", local_time(before));
+        out.extend(look.wrap("! ", &text).into_iter().map(|line| paint(NOTE, &line) + "\n"));
+    }
+    out
 }
 
 /// Draws the result of `gpushctl lease end` and `revoke`. `began` is the time at which the command began.

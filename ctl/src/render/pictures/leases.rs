@@ -66,7 +66,7 @@ fn lease_changes_in_a_line() {
         text += &lease::waits(&one, &look);
     }
     text += "---\n";
-    text += &lease::renewed(&fixtures::lease::mig(), &look);
+    text += &lease::renewed(&fixtures::lease::mig(), None, &look);
     let at_end = fixtures::lease::expired().ended_at.unwrap();
     for one in [fixtures::lease::revoked(), fixtures::lease::expired()] {
         text += &lease::ended(&one, at_end, &look);

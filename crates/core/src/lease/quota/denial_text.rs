@@ -282,7 +282,13 @@ impl Denial {
                 format!("use `-g {}`", indexes.join(","))
             }
             Exceeded::Leases { most: 0 } | Exceeded::Queued { most: 0 } => ask(),
-            Exceeded::Leases { .. } | Exceeded::Queued { .. } => self.release().unwrap_or_else(|| others().to_owned()),
+            Exceeded::Leases { .. } => match self.to_release().as_slice() {
+                [lease] => format!(
+                    "use {lease}: `gpushctl run --lease {lease} -- COMMAND`, or release it: `gpushctl lease end {lease}`"
+                ),
+                _ => self.release().unwrap_or_else(|| others().to_owned()),
+            },
+            Exceeded::Queued { .. } => self.release().unwrap_or_else(|| others().to_owned()),
             Exceeded::Memory { .. } | Exceeded::MpsPercentage { .. } => {
                 let less = match smaller {
                     Some(flags) => Some(format!("request less, such as `{flags}`")),

@@ -105,14 +105,20 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     let two = [held(21, 0), held(17, 0)];
     let denial = check_request(&of(limits(2)), &two, LeaseKind::Mig, None).unwrap_err();
     assert_eq!(denial.to_string(), "group students may hold 2 leases; the user holds L17, L21");
-    assert_eq!(denial.hint(None), "release a lease: `gpushctl lease end L17`");
+    assert_eq!(
+        denial.hint(None),
+        "use L17: `gpushctl run --lease L17 -- COMMAND`, or release it: `gpushctl lease end L17`"
+    );
     assert_eq!(denial.hint_for_job(), "submit the job again when another job or lease of the user has ended");
     let error = denial.error(request("1g.10gb"));
     assert_eq!((error.code, error.retryable), (gpush_api::Code::Denied, false));
     // Fault: the hint named a lease of another uid of the account, which the caller may not release.
     let others = HeldLease { releasable: false, ..two[1] };
     let denial = check_request(&of(limits(2)), &[two[0], others], LeaseKind::Mig, None).unwrap_err();
-    assert_eq!(denial.hint(None), "release a lease: `gpushctl lease end L21`");
+    assert_eq!(
+        denial.hint(None),
+        "use L21: `gpushctl run --lease L21 -- COMMAND`, or release it: `gpushctl lease end L21`"
+    );
     let denial = check_request(&of(limits(1)), &[others], LeaseKind::Mig, None).unwrap_err();
     assert!(denial.hint(None).starts_with("try again when one of these leases has ended"), "{}", denial.hint(None));
 
@@ -217,7 +223,7 @@ fn error_of_a_denial_says_the_sums_and_a_command_that_helps() {
     assert_eq!(
         text(&denial.error(request("a whole GPU"))),
         "cannot grant a whole GPU: you hold 1 lease of at most 1\nleases: L3\n\
-         no quota names you, so the built-in limits apply\nrelease a lease: `gpushctl lease end L3`"
+         no quota names you, so the built-in limits apply\nuse L3: `gpushctl run --lease L3 -- COMMAND`, or release it: `gpushctl lease end L3`"
     );
 }
 
