@@ -21,6 +21,7 @@ use crate::system::options;
 mod leases;
 mod lifecycle;
 mod modes;
+mod notices;
 mod operations;
 mod processes;
 mod reconcile;

@@ -19,7 +19,7 @@ use gpush_core::lease::placement::NoAssignment;
 use tokio::time::{Instant, timeout_at};
 
 use super::{
-    Leases,
+    Leases, about_to_end,
     actor::{self, Inbox, LeaseCommand},
     job_terms::JobTerms,
     pending::PendingGrant,
@@ -145,7 +145,12 @@ pub(super) async fn request_with(
         scheduler::resolve_all(&leases.handles.scheduler, &seen).await;
         let gpus = seen.gpus(Viewer::Log);
         let resolved = resolve(leases, caller, request.clone(), &seen.host, &gpus, job).await?;
-        check_quotas(&leases.handles.scheduler, &resolved.demand, wait)?;
+        if let Err(error) = check_quotas(&leases.handles.scheduler, &resolved.demand, wait) {
+            if about_to_end::one_ends(leases, &resolved.demand, until).await {
+                continue;
+            }
+            return Err(error);
+        }
         // `resolve` may have taken seconds to look up users and groups. So place the request with a new snapshot.
         let changes = leases.handles.context.lanes.changes();
         let now = leases.handles.context.readings.host().await?;
@@ -170,7 +175,12 @@ pub(super) async fn request_with(
                 let (granted, inbox) = actor::grant(leases, resolved, caller.viewer, key, lock, reserved).await?;
                 return Ok(Outcome::Granted(Delivery::new(granted, (!has_key).then_some(inbox))));
             }
-            Err(NotReserved::Refused(error)) => return Err(error),
+            Err(NotReserved::Refused(error)) => {
+                if about_to_end::one_ends(leases, &resolved.demand, until).await {
+                    continue;
+                }
+                return Err(error);
+            }
             Err(NotReserved::Outdated) => continue,
             Err(NotReserved::NoRoom { why, snapshot }) => (why, snapshot),
         };

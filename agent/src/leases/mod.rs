@@ -41,6 +41,7 @@
 //! | `show` | leases as the API shows them |
 //! | `log` | log entries about the devices of a lease |
 
+mod about_to_end;
 mod access;
 mod actor;
 mod bind;
@@ -63,6 +64,7 @@ mod selection;
 mod show;
 mod unit_owner;
 mod user_limits;
+mod warned;
 
 use std::{
     collections::BTreeMap,
@@ -76,6 +78,7 @@ use tokio::task::JoinHandle;
 
 use crate::{
     modes::mps::Mps,
+    notices::Notices,
     operations::{apply::Engine, scheduler::Scheduler},
     requests::idempotency::Idempotency,
     state::context::HostContext,
@@ -107,6 +110,8 @@ pub(crate) struct LeaseHandles {
     pub(crate) scopes: Scopes,
     /// The leases that processes name in their environments.
     pub(crate) lease_names: Arc<LeaseNames>,
+    /// Tells holders what happens to their leases.
+    pub(crate) notices: Notices,
     /// Idempotency keys and their answers.
     pub(crate) idempotency: Idempotency,
 }
@@ -151,8 +156,12 @@ impl Leases {
     }
 }
 
-/// Starts the task that ends leases whose device is gone. It runs until gpushd stops.
-pub(crate) fn spawn(leases: &Leases) -> JoinHandle<()> {
-    let lost = leases.clone();
-    leases.handles.context.tasks.spawn(TaskName::LostLeases, move || lost::end_lost(lost.clone()))
+/// Starts the tasks that end leases whose device is gone, and that warn holders. They run until gpushd stops.
+pub(crate) fn spawn(leases: &Leases) -> [JoinHandle<()>; 2] {
+    let (lost, warned) = (leases.clone(), leases.clone());
+    let tasks = &leases.handles.context.tasks;
+    [
+        tasks.spawn(TaskName::LostLeases, move || lost::end_lost(lost.clone())),
+        tasks.spawn(TaskName::LeaseWarnings, move || warned::warn(warned.clone())),
+    ]
 }

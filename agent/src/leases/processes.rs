@@ -142,6 +142,28 @@ impl RemainingProcesses {
     }
 }
 
+/// Finds the processes whose terminals show a notice about a lease: those that belong to the lease, and the process that it
+/// is bound to.
+pub(super) async fn told_processes(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
+    let mut pids = bound_processes(leases, lease).await.pids;
+    pids.extend(processes_in_scope(lease, false).await.pids);
+    match &lease.record.binding {
+        LeaseBinding::Process { pid: Some(pid), start } => {
+            pids.extend(Some(*pid).filter(|pid| proc::start(*pid) == *start));
+        }
+        LeaseBinding::Cgroup { pid: Some(pid), start, .. } => {
+            pids.extend(Some(*pid).filter(|pid| proc::start(*pid) == *start));
+        }
+        LeaseBinding::None
+        | LeaseBinding::Time
+        | LeaseBinding::Process { pid: None, .. }
+        | LeaseBinding::Cgroup { pid: None, .. }
+        | LeaseBinding::Scope { .. }
+        | LeaseBinding::Job { .. } => {}
+    }
+    pids
+}
+
 /// Finds the remaining processes of a lease. `is_moving` says whether systemd is still moving a process into the scope of
 /// the lease.
 pub(super) async fn remaining_processes(leases: &Leases, lease: &OpenLease, is_moving: bool) -> RemainingProcesses {

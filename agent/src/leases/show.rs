@@ -1,10 +1,11 @@
 //! Leases as the API shows them.
 
 use gpush_api::{
-    ApiError, Code, Lease, LeaseBinding, LeaseGrant, LeaseId, LeaseKind, LeaseMember, LeaseState, MemberShare,
+    ApiError, Code, Lease, LeaseBinding, LeaseGrant, LeaseId, LeaseKind, LeaseMember, LeaseShare, LeaseState,
+    MemberShare,
 };
 use gpush_core::{
-    lease::environment::{DeviceUuid, Environment, MpsClient, PipeDirectory},
+    lease::environment::{DeviceUuid, Environment, MpsClient, NoticeFile, PipeDirectory},
     quote::Quoted,
 };
 use gpush_store::{LeaseHistory, LeaseRecord};
@@ -303,7 +304,8 @@ fn variables(leases: &Leases, record: &LeaseRecord) -> Result<Environment, ApiEr
             Some(MpsClient { pipe_directory, percentage, memory_limit, priority })
         }
     };
-    Ok(Environment { lease: record.id, devices, mps })
+    let notice = leases.handles.notices.path(record.id).and_then(|path| NoticeFile::new(&path).ok());
+    Ok(Environment { lease: record.id, devices, mps, notice })
 }
 
 /// Returns warnings for the holder about resources that the share does not limit.
@@ -315,16 +317,37 @@ fn warnings(record: &LeaseRecord) -> Vec<String> {
                 .to_owned(),
         ),
         LeaseKind::Mig | LeaseKind::Whole => {}
-        LeaseKind::Mps => warnings.push(
-            "the percentage and memory limit of the lease are not enforced: a process can change them in its \
+        LeaseKind::Mps => {
+            warnings.extend(takes_everything(record));
+            warnings.push(
+                "the percentage and memory limit of the lease are not enforced: a process can change them in its \
             environment, up to the limits of the MPS daemon"
-                .to_owned(),
-        ),
+                    .to_owned(),
+            )
+        }
         LeaseKind::Timeslice => warnings.push(
             "a time-slice replica limits neither memory nor compute time: gpushd only counts replicas".to_owned(),
         ),
     }
     warnings
+}
+
+/// Returns a warning if a request without a percentage got all of an MPS target, so that nothing is left for others.
+fn takes_everything(record: &LeaseRecord) -> Option<String> {
+    let names_none = match &record.request.share {
+        LeaseShare::Mps { percentage, .. } => percentage.is_none(),
+        LeaseShare::Default {} => true,
+        LeaseShare::MigProfile { .. }
+        | LeaseShare::MigSize { .. }
+        | LeaseShare::Timeslice {}
+        | LeaseShare::Whole {} => false,
+    };
+    let is_all = |member: &LeaseMember| match &member.share {
+        MemberShare::Mps { percentage, .. } => percentage.tenths() >= 1000,
+        MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => false,
+    };
+    let warning = "the request names no percentage, so the lease takes 100 %; `--mps 25` takes a quarter";
+    (names_none && record.members.iter().any(is_all)).then(|| warning.to_owned())
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ use crate::{
         shared_gpus::SharedGpus,
         timeslice::Timeslice,
     },
+    notices::Notices,
     operations::{
         apply::{self, Engine, EngineHandles, Executor, Planner, Recovery, Services},
         maintenance::MaintenanceControl,
@@ -69,6 +70,8 @@ pub(super) struct HostEnvironment {
     pub(super) users: Users,
     /// Directory that contains one subdirectory for each MPS daemon.
     pub(super) mps_dir: PathBuf,
+    /// Directory of the files with notices to the holders of leases.
+    pub(super) notice_dir: PathBuf,
     /// Starts and ends MPS daemons.
     pub(super) mps_launcher: Launcher,
     /// Directory of NVIDIA's MPS programs. Used if the config does not set the paths of these
@@ -103,7 +106,8 @@ pub(super) struct Parts {
 
 /// Creates all handles. Starts only one thread: the supervisor of the driver.
 pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: StoredState, options: Options) -> Parts {
-    let HostEnvironment { boot, host_root, host_services, users, mps_dir, mps_launcher, mps_programs } = origin;
+    let HostEnvironment { boot, host_root, host_services, users, mps_dir, notice_dir, mps_launcher, mps_programs } =
+        origin;
     let StoredState {
         store,
         notes,
@@ -212,6 +216,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         mps: mps.clone(),
         scopes,
         lease_names,
+        notices: Notices::new(state.clone(), notice_dir),
         idempotency: idempotency.clone(),
     });
     let health = Health::new(Sources {

@@ -148,10 +148,21 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // If the command line sets a log filter, a reload must not change the level.
     let level = own_filter.is_none().then_some(&log);
     let (mps_dir, mps_programs) = (paths.mps_dir.clone(), arguments.mps_programs.clone());
+    let notice_dir = paths.notice_dir();
     let host_root = arguments.host_root.clone();
     let for_users = users_runtime.handle().clone();
-    let here =
-        StartupContext { boot, host_root, host_services, users, early, mps_dir, mps_programs, late_driver, for_users };
+    let here = StartupContext {
+        boot,
+        host_root,
+        host_services,
+        users,
+        early,
+        mps_dir,
+        notice_dir,
+        mps_programs,
+        late_driver,
+        for_users,
+    };
     let result = runtime.block_on(serve(settings, here, remembered, sockets, options, level));
     users_runtime.shutdown_timeout(RUNTIME_END);
     runtime.shutdown_timeout(RUNTIME_END);
@@ -178,6 +189,8 @@ struct StartupContext {
     early: signals::EarlyStop,
     /// Directory that contains one subdirectory for each MPS daemon.
     mps_dir: PathBuf,
+    /// Directory of the files with notices.
+    notice_dir: PathBuf,
     /// Directory of NVIDIA's MPS programs. Used if the config does not set the paths of these programs.
     mps_programs: Option<PathBuf>,
     /// Restarts gpushd if the driver was loaded after gpushd started.
@@ -241,6 +254,7 @@ async fn serve(
         users: here.users.clone(),
         mps_launcher: Launcher::of(&here.mps_dir),
         mps_dir: here.mps_dir,
+        notice_dir: here.notice_dir,
         mps_programs: here.mps_programs,
     };
     let Parts {
@@ -319,7 +333,8 @@ async fn serve(
     tracing::info!("ready: gpushd {} serves on {name}", env!("CARGO_PKG_VERSION"));
     let first_reading = tasks.once(TaskName::GpuReading, read_first(readings, hardware.clone(), state.clone()));
     let first_reading = first_reading.abort_on_drop();
-    let mut services = vec![leases::spawn(&leases), engine.scheduler.spawn()];
+    let mut services = vec![engine.scheduler.spawn()];
+    services.extend(leases::spawn(&leases));
     services.extend([
         tasks.spawn(TaskName::StartupLayouts, move || startup::run(startup.clone(), due.clone())),
         tasks.spawn(TaskName::OverrideExpiry, {

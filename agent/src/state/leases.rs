@@ -18,8 +18,8 @@ use std::{
 };
 
 use gpush_api::{
-    Gpu, GpuUuid, Lease, LeaseBinding, LeaseChange, LeaseHolder, LeaseId, LeaseMember, LeaseQueuePosition, LeaseState,
-    LeaseUse, MemberShare, Placement, Process, ProcessKind, TargetUuid, text::local_time, whole_second,
+    Gpu, GpuUuid, Lease, LeaseBinding, LeaseChange, LeaseHolder, LeaseId, LeaseMember, LeaseNotice, LeaseQueuePosition,
+    LeaseState, LeaseUse, MemberShare, Placement, Process, ProcessKind, TargetUuid, text::local_time, whole_second,
 };
 use gpush_core::lease::machine;
 use gpush_host::{cgroup, proc};
@@ -45,6 +45,8 @@ pub(crate) struct OpenLease {
     pub(crate) left: Vec<u32>,
     /// Whether the lease of a Slurm job waits only for something outside the job. The job's user can cause such a wait.
     pub(crate) unattributed: bool,
+    /// The last notice to the holder.
+    pub(crate) notice: Option<LeaseNotice>,
 }
 
 impl OpenLease {
@@ -52,7 +54,16 @@ impl OpenLease {
     pub(crate) fn new(record: LeaseRecord) -> Self {
         let state = machine::State::restored(record.state, record.reason);
         let deadline = deadline(record.expires_at);
-        Self { record, state, deadline, queue: None, waits_for: Vec::new(), left: Vec::new(), unattributed: false }
+        Self {
+            record,
+            state,
+            deadline,
+            queue: None,
+            waits_for: Vec::new(),
+            left: Vec::new(),
+            unattributed: false,
+            notice: None,
+        }
     }
 
     /// Returns the id.
@@ -122,6 +133,7 @@ impl OpenLease {
         (lease.state, lease.reason) = (self.state.name(), self.state.reason());
         lease.queue.clone_from(&self.queue);
         lease.waits_for.clone_from(&self.waits_for);
+        lease.notice.clone_from(&self.notice);
         redact_lease(lease, viewer)
     }
 
@@ -180,6 +192,7 @@ fn full(record: &LeaseRecord) -> Lease {
         queue: None,
         waits_for: Vec::new(),
         revocation: record.revocation.clone(),
+        notice: None,
     }
 }
 

@@ -111,6 +111,7 @@ pub(crate) fn event(what: &mut EventPayload, viewer: Viewer) {
         EventPayload::Unleased(change) if !viewer.may_see(change.uid) => {
             (change.pid, change.uid, change.user, change.command) = (None, None, None, None);
         }
+        EventPayload::Notice(change) if !viewer.may_see(Some(change.holder.uid)) => change.notice.text.clear(),
         // Every user may read these events completely.
         EventPayload::Gpu(_)
         | EventPayload::Config(_)
@@ -118,6 +119,7 @@ pub(crate) fn event(what: &mut EventPayload, viewer: Viewer) {
         | EventPayload::Xid(_)
         | EventPayload::Mps(_)
         | EventPayload::Lease(_)
+        | EventPayload::Notice(_)
         | EventPayload::Unleased(_)
         | EventPayload::Resync(_) => {}
     }

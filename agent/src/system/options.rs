@@ -26,10 +26,11 @@ Signals:
            least a tenth of a second later makes gpushd exit at once";
 
 /// Files of gpushd, for the man page gpushd(8).
-const FILES: [(&str, &str); 12] = [
+const FILES: [(&str, &str); 13] = [
     ("/etc/gpush/config.toml", "Config. Without it, gpushd manages no GPU"),
     ("/run/gpush/gpushd.sock", "Socket for all users"),
     ("/run/gpush/admin.sock", "Socket for root and hooks"),
+    ("/run/gpush/notices", "One file for each lease, with the notices to its holder"),
     ("/run/gpush-mps", "One subdirectory for each MPS daemon, with its start settings, lock and pipe directory"),
     ("/var/log/gpush-mps", "One subdirectory for each MPS daemon, with its log and the log of its servers"),
     ("/var/lib/gpush/gpush.db", "Database: operations, overrides, states of GPUs, audit trail"),
@@ -225,6 +226,12 @@ impl ProcessEnvironment {
 }
 
 impl Paths {
+    /// Returns the directory of the files with notices to the holders of leases, next to the socket.
+    pub(crate) fn notice_dir(&self) -> PathBuf {
+        let socket = std::path::absolute(&self.socket).unwrap_or_else(|_| self.socket.clone());
+        socket.parent().unwrap_or(Path::new("/")).join("notices")
+    }
+
     /// Fills in the defaults.
     pub(crate) fn resolve(arguments: &Arguments, here: &ProcessEnvironment) -> Result<Self, NoDefault> {
         let below_home = |set: &Option<PathBuf>, usual: &str, what, variable, option| {

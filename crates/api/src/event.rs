@@ -15,7 +15,7 @@ use crate::{
     gpu::GpuState,
     health::Driver,
     ids::{GpuIndex, GpuUuid, TargetUuid},
-    lease::{EndReason, LeaseHolder, LeaseId, LeaseKind, LeaseState},
+    lease::{EndReason, LeaseHolder, LeaseId, LeaseKind, LeaseState, NoticeChange},
     mps::MpsState,
     operation::{OperationSummary, StepState},
     pending::PendingChange,
@@ -98,6 +98,8 @@ kinds! {
     Mps(Box<MpsChange>) = "mps",
     /// The state or the end time of a lease changed, or the lease was revoked with notice.
     Lease(Box<LeaseChange>) = "lease",
+    /// gpushd told the holder of a lease something.
+    Notice(Box<NoticeChange>) = "notice",
     /// gpushd asked an unleased process to end, or killed it.
     Unleased(Box<UnleasedChange>) = "unleased",
     /// Another change. The audit trail contains it too.
@@ -130,6 +132,7 @@ impl EventPayload {
             Self::Xid(xid) => std::slice::from_ref(&xid.gpu_uuid),
             Self::Mps(change) => std::slice::from_ref(&change.gpu_uuid),
             Self::Lease(change) => &change.gpu_uuids,
+            Self::Notice(change) => &change.gpu_uuids,
             Self::Unleased(change) => std::slice::from_ref(&change.gpu_uuid),
             Self::Change(change) => &change.gpu_uuids,
             Self::Config(_) | Self::Driver(_) | Self::Resync(_) => &[],

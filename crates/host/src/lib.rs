@@ -18,6 +18,7 @@
 //! | [`acl`] | POSIX access lists of directories and files |
 //! | [`boot`] | the boot id |
 //! | [`machine`] | a description of the host, for the log |
+//! | [`terminal`] | lines on the terminals of a user's processes |
 //! | [`systemd`] | units, through D-Bus |
 //! | [`notify`] | notifications to the service manager |
 //! | [`helper`] | helper units: programs that run outside gpushd's own unit |
@@ -49,5 +50,6 @@ pub mod proc;
 pub mod process_facts;
 pub mod subtask;
 pub mod systemd;
+pub mod terminal;
 mod transient_uids;
 pub mod users;

@@ -3,7 +3,7 @@
 use anstyle::Style;
 use gpush_api::{
     Actor, ConfigChange, DriverChange, Event, EventPayload, Gpu, GpuAspect, GpuChange, GpuState, InstanceSummary,
-    LeaseChange, LeaseState, OperationChange, OperationState, ResyncReason, UnleasedChange,
+    LeaseChange, LeaseState, NoticeChange, OperationChange, OperationState, ResyncReason, UnleasedChange,
 };
 use gpush_client::ReceivedEvent;
 use jiff::Timestamp;
@@ -54,6 +54,7 @@ pub(crate) fn is_step(reported: &ReceivedEvent) -> bool {
         | EventPayload::Xid(_)
         | EventPayload::Mps(_)
         | EventPayload::Lease(_)
+        | EventPayload::Notice(_)
         | EventPayload::Unleased(_)
         | EventPayload::Change(_)
         | EventPayload::Resync(_) => false,
@@ -126,6 +127,7 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Appearance) -> (String, (&'static
             (about, mps::state(change.state), format!("MPS daemon{of}{why}"))
         }
         EventPayload::Lease(change) => (change.lease_id.to_string(), lease_state(change), of_lease(change)),
+        EventPayload::Notice(change) => (change.lease_id.to_string(), ("notice", NOTE), of_notice(change)),
         EventPayload::Unleased(change) => (format!("GPU {}", change.gpu), ("unleased", NOTE), of_unleased(change)),
         EventPayload::Change(change) => {
             let reason = change.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
@@ -190,6 +192,17 @@ fn of_operation(change: &OperationChange) -> String {
     match &one.error {
         Some(error) => format!("{whose}: {}", error.message),
         None => whose,
+    }
+}
+
+/// Describes a notice. Only its holder and administrators see the text.
+fn of_notice(change: &NoticeChange) -> String {
+    let holder = change.holder.user.clone().unwrap_or_else(|| format!("uid {}", change.holder.uid));
+    let text = &change.notice.text;
+    if text.is_empty() {
+        format!("{holder} was told: {}", change.notice.kind.name())
+    } else {
+        format!("{holder} was told: {text}")
     }
 }
 

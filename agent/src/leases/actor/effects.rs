@@ -51,12 +51,17 @@ impl Actor {
                 self.start_probe();
                 None
             }
+            Effect::TellEnd(reason) => {
+                self.tell_end(reason).await;
+                None
+            }
             Effect::Notify(at) => {
                 if let Some(lease) = &self.lease {
                     let left = at.saturating_sub(super::now()).as_secs();
                     let what = format!("ends: its processes get SIGTERM in {left} s");
                     log::change(&self.leases.handles.context.state, &lease.record, what);
                 }
+                self.tell_revocation().await;
                 None
             }
             Effect::Terminate => {
@@ -166,6 +171,9 @@ impl Actor {
 
     async fn report_end(&mut self, reason: EndReason) {
         self.place = None;
+        if let Some(id) = self.id() {
+            self.leases.handles.notices.close(id);
+        }
         self.moving.stop();
         let client = std::mem::replace(&mut self.client, LeaseClient::None);
         if let LeaseClient::Waits { reply, .. } = client {

@@ -78,6 +78,11 @@ pub(super) struct EndProgress {
 }
 
 impl EndProgress {
+    /// Returns the processes of the lease that the last probe found.
+    pub(super) fn left_own(&self) -> std::collections::BTreeSet<u32> {
+        self.left.own.clone()
+    }
+
     /// Returns the time of the next probe. `signal` is the time until the next signal, before which gpushd also probes.
     pub(super) fn next_probe(&self, signal: Option<Duration>) -> Option<Instant> {
         if self.probe.is_running() {

@@ -253,6 +253,7 @@ impl Actor {
     pub(super) async fn report_grant(&mut self) {
         self.place = None;
         let (Some(lease), Some(request)) = (&self.lease, &self.request) else { return };
+        self.leases.handles.notices.open(&lease.record);
         log::granted(&self.leases.handles.context.state, &lease.record, spec(&lease.record.request));
         let (leases, record) = (self.leases.clone(), lease.record.clone());
         let Some(process) = request.resolved.bound.mover() else { return self.answer_grant(Ok(())) };

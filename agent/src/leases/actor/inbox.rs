@@ -27,10 +27,21 @@ pub(in crate::leases) enum LeaseCommand {
     ClientGone,
     /// A GPU or MIG device of the lease is gone.
     GpuLost,
+    /// Something has happened to a GPU or MPS daemon of the lease that does not end it.
+    Warn(Warning),
     /// The scheduler has decided about the request.
     Scheduled(LeaseAnswer),
     /// The client of a request of an earlier gpushd is connected again.
     Rejoin(Box<Rejoin>),
+}
+
+/// What has happened to a GPU or MPS daemon of a lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::leases) enum Warning {
+    /// A GPU takes no new leases. `by` is the administrator; `None` if a fault has cordoned the GPU.
+    Cordoned { gpu: String, reason: String, by: Option<String> },
+    /// An MPS daemon has stopped serving.
+    MpsFault { target: String, reason: String },
 }
 
 /// A change of a lease that a user has requested. gpushd records it before the reply.

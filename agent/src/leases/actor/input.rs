@@ -91,7 +91,8 @@ impl Actor {
             State::Active => self.lease.as_ref().and_then(|lease| {
                 lease.record.expires_at?;
                 let left = lease.deadline.map_or(CLOCK, |end| end.saturating_duration_since(std::time::Instant::now()));
-                Some(Instant::now() + left.min(CLOCK))
+                let end = Instant::now() + left.min(CLOCK);
+                Some(self.next_warning().map_or(end, |warning| warning.min(end)))
             }),
             State::Releasing(_) if self.state.needs_retry() => None,
             State::Releasing(_) => self.ending.next_probe(self.state.due().map(|due| due.saturating_sub(now()))),
@@ -115,7 +116,10 @@ impl Actor {
             Input::Moved(result) => self.scope_moved(result).await,
             Input::Probed(probe) => self.probed(probe),
             Input::ProcessEnded => self.probe_soon(),
-            Input::Timer => self.time_has_come(),
+            Input::Timer => {
+                self.time_has_come();
+                self.warn_of_expiry().await;
+            }
             // The request stays recorded as queued, and the next gpushd takes it over. Dropping the channel answers the
             // client with an error.
             Input::Stopping => return Flow::Stop,
@@ -174,6 +178,7 @@ impl Actor {
                 }
                 self.apply(Event::GpuLost);
             }
+            LeaseCommand::Warn(warning) => self.warn(warning).await,
             LeaseCommand::Scheduled(answer) => self.follow_scheduler(answer).await,
             LeaseCommand::Rejoin(rejoin) => self.rejoin(*rejoin).await,
         }

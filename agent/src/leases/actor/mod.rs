@@ -25,6 +25,7 @@
 //! | `change` | release, renewal, revocation |
 //! | `end` | waits for the processes of the lease, and ends them |
 //! | `binding` | waits until the binding of the lease has ended |
+//! | `notice` | tells the holder what happens to the lease |
 //! | `queued` | records a request that must wait |
 //! | `restored` | requests that were queued when an earlier gpushd ended |
 
@@ -36,6 +37,7 @@ mod end;
 mod grant;
 mod inbox;
 mod input;
+mod notice;
 mod queued;
 mod restored;
 
@@ -49,7 +51,10 @@ use std::{
 };
 
 use gpush_api::{ApiError, EndReason, LeaseId, LeaseState};
-use gpush_core::lease::machine::{self, Effect, EndProcesses, Event, ReleaseStep, Releasing, State};
+use gpush_core::lease::{
+    machine::{self, Effect, EndProcesses, Event, ReleaseStep, Releasing, State},
+    notice::ExpiryWarnings,
+};
 use jiff::Timestamp;
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 
@@ -58,7 +63,7 @@ use self::{background::Background, end::EndProgress, inbox::Reply};
 pub(super) use self::{
     change::NOTICE,
     grant::{expires_at, grant, wait_until_decided},
-    inbox::{ChangeError, ChangeRequest, Inbox, Inboxes, Joined, LeaseCommand, Rejoin, RequestedChange},
+    inbox::{ChangeError, ChangeRequest, Inbox, Inboxes, Joined, LeaseCommand, Rejoin, RequestedChange, Warning},
     queued::enter_queue,
     restored::{ending_error, may_be_repeated, rejoin},
 };
@@ -137,6 +142,8 @@ pub(super) struct Actor {
     /// Why an effect of a requested change has failed.
     failure: Option<ChangeError>,
     ending: EndProgress,
+    /// The warnings before the lease expires.
+    warnings: ExpiryWarnings,
     inbox: Inbox,
     commands: mpsc::UnboundedReceiver<LeaseCommand>,
     /// Whether the actor runs in its own task.
@@ -184,6 +191,7 @@ impl Actor {
             changed_by: None,
             failure: None,
             ending: EndProgress::default(),
+            warnings: ExpiryWarnings::default(),
             inbox,
             commands,
             has_task: false,

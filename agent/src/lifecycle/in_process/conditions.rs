@@ -18,7 +18,7 @@ layout = ["3g.40gb", "2g.20gb"]
 
 impl InProcess {
     /// Sends a changing request with a reason, which must succeed.
-    async fn change(&self, path: &str, reason: &str) -> Value {
+    pub(super) async fn change(&self, path: &str, reason: &str) -> Value {
         self.post(path, &json!({ "reason": reason })).await.unwrap_or_else(|error| panic!("{path}: {error:?}"))
     }
 

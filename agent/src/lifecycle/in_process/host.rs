@@ -187,6 +187,7 @@ impl ScriptedHost {
             }),
             users,
             mps_dir: self.path("mps"),
+            notice_dir: self.path("notices"),
             mps_launcher: Launcher::scripted(Arc::clone(&self.daemons) as Arc<_>),
             mps_programs: Some(self.path("programs")),
         };

@@ -59,6 +59,7 @@ mod lease_requests;
 mod leases;
 mod listener;
 mod mps;
+mod notices;
 mod override_ends;
 mod overrides;
 mod partly_back;

@@ -15,10 +15,15 @@ pub(super) struct UserProgram {
 impl UserProgram {
     /// Starts a program as a user.
     pub(super) fn start(command: &mut Command, uid: u32) -> Self {
+        Self::start_with_input(command, uid, Stdio::null())
+    }
+
+    /// Starts a program as a user, with this input.
+    pub(super) fn start_with_input(command: &mut Command, uid: u32, input: impl Into<Stdio>) -> Self {
         if uid != own_uid() {
             command.uid(uid).gid(uid);
         }
-        let child = command.stdin(Stdio::null()).current_dir("/").spawn().expect("a program");
+        let child = command.stdin(input).current_dir("/").spawn().expect("a program");
         Self { child, uid }
     }
 

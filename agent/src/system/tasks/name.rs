@@ -47,6 +47,8 @@ task_names! {
     MpsReconciler = "mps_reconciler", Service;
     /// Ends leases whose GPU or MIG device is gone.
     LostLeases = "lost_leases", Service;
+    /// Tells holders of leases about cordoned GPUs and MPS daemons that stopped serving.
+    LeaseWarnings = "lease_warnings", Service;
     /// Decides about the operations and leases that wait.
     Scheduler = "scheduler", Service;
     /// Keeps the settings of time-sliced GPUs.

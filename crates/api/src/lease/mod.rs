@@ -14,6 +14,7 @@ use crate::actor::Actor;
 mod access;
 mod id;
 mod member;
+mod notice;
 mod request;
 mod state;
 mod terms;
@@ -22,6 +23,7 @@ mod usage;
 pub use access::LeaseAccess;
 pub use id::{LeaseId, NotALeaseId};
 pub use member::{LeaseBinding, LeaseMember, MemberShare};
+pub use notice::{LeaseNotice, NoticeChange, NoticeKind};
 pub use request::{BindTo, LONGEST_LEASE_S, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS};
 pub use state::{EndReason, Enforcement, LeaseKind, LeaseState};
 pub use terms::{AtLeaseEnd, LeaseOwner, LeaseRequirement, LeaseTerms};
@@ -131,6 +133,9 @@ pub struct Lease {
     /// Revocation by an administrator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub revocation: Option<LeaseRevocation>,
+    /// The last notice to the holder; absent if there was none, or if the caller may not see it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice: Option<LeaseNotice>,
 }
 
 impl Lease {
@@ -145,6 +150,7 @@ impl Lease {
     pub fn redact(&mut self) {
         self.asked_by = None;
         self.request = None;
+        self.notice = None;
         self.binding.redact();
         self.waits_for.clear();
         if let Some(queue) = &mut self.queue {
@@ -238,6 +244,13 @@ mod tests {
                 reason: "secret-words".to_owned(),
                 at: Timestamp::UNIX_EPOCH,
                 processes_end_at: None,
+            }),
+            notice: Some(LeaseNotice {
+                at: Timestamp::UNIX_EPOCH,
+                kind: NoticeKind::Revoked,
+                text: "secret-notice".to_owned(),
+                ends_at: None,
+                terminals: 1,
             }),
         }
     }

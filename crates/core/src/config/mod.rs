@@ -29,6 +29,7 @@ mod leasing;
 mod limits;
 mod mode_change;
 mod mps;
+mod notify;
 mod parse;
 mod processes;
 mod quota_default;
@@ -49,6 +50,7 @@ pub use accounts::{NamedAccount, accounts_in};
 pub use defaults::RuleDefaults;
 pub use limits::RequestLimits;
 pub use mps::Mps;
+pub use notify::Notify;
 pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
 pub use rule_lines::rule_lines;
@@ -86,6 +88,8 @@ pub struct Config {
     pub processes: Processes,
     /// `[leases]`
     pub leases: Leases,
+    /// `[notify]`
+    pub notify: Notify,
     /// `[slurm]`
     pub slurm: Slurm,
     /// `[[quota]]` tables, in order. For a user, only the first table that matches applies.

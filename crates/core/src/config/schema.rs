@@ -38,6 +38,8 @@ pub const PROCESSES: Section = Section { header: "[processes]", keys: &["unlease
 pub const ALLOW: Section = Section { header: "[[processes.allow]]", keys: &["exe", "uid"] };
 /// `[leases]`
 pub const LEASES: Section = Section { header: "[leases]", keys: &["placement", "user_limits"] };
+/// `[notify]`
+pub const NOTIFY: Section = Section { header: "[notify]", keys: &["before"] };
 /// `[slurm]`
 pub const SLURM: Section =
     Section { header: "[slurm]", keys: &["agent_down", "deadline", "leftovers", "unattributed"] };
@@ -115,6 +117,7 @@ pub const SECTIONS: &[Section] = &[
     MPS,
     PROCESSES,
     LEASES,
+    NOTIFY,
     SLURM,
     QUOTA,
     LAYOUTS,

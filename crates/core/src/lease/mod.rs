@@ -11,6 +11,7 @@
 //! | `placement` | chooses targets for a request; a gang gets all of its targets or none |
 //! | `quota` | limits by user and group |
 //! | `machine` | states of one lease |
+//! | `notice` | what gpushd tells the holder of a lease, and when |
 //! | `usage` | leases that block a change |
 //! | `user_limits` | limits of a user's slice for the slice of the user's leases |
 //! | `environment` | the environment variables of a lease's processes |
@@ -18,6 +19,7 @@
 pub mod capacity;
 pub mod environment;
 pub mod machine;
+pub mod notice;
 pub mod placement;
 pub mod quota;
 pub mod request;

@@ -83,6 +83,13 @@ pub fn try_start(pid: impl AnyPid) -> io::Result<Option<u64>> {
     Ok(try_stat(pid)?.filter(is_living).map(|stat| stat.starttime))
 }
 
+/// Returns the major and minor device number of the controlling terminal of a process; `None` if the process has none, has
+/// ended or cannot be read.
+pub fn terminal(pid: impl AnyPid) -> Option<(u32, u32)> {
+    let (major, minor) = stat_if_alive(pid)?.tty_nr();
+    Some((u32::try_from(major).ok().filter(|major| *major > 0)?, u32::try_from(minor).ok()?))
+}
+
 /// Set in the flags of a kernel thread (`PF_KTHREAD`).
 const KERNEL_THREAD: u32 = 0x0020_0000;
 

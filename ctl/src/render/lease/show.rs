@@ -85,6 +85,14 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
             out += &self::fact("", &text, look).replace(&text, &paint(NOTE, &text));
         }
     }
+    if let Some(notice) = &lease.notice {
+        let shown = match notice.terminals {
+            0 => "on no terminal".to_owned(),
+            1 => "on 1 terminal".to_owned(),
+            number => format!("on {number} terminals"),
+        };
+        out += &self::fact("told", &format!("{} ({}, {shown})", look.clean(&notice.text), look.ago(notice.at)), look);
+    }
     let is_here = |target: &str| lease.members.iter().any(|member| member.target == target);
     // The drift of a GPU that is leased as a whole can keep programs from the GPU, for example if MIG mode is on.
     for gpu in gpus.iter().filter(|gpu| lease.state == LeaseState::Active && is_here(gpu.uuid.as_str())) {

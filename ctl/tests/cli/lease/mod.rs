@@ -63,6 +63,7 @@ pub(crate) fn lease(id: u64, uid: u32) -> Lease {
         queue: None,
         waits_for: Vec::new(),
         revocation: None,
+        notice: None,
     }
 }
 

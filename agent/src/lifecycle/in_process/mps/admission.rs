@@ -48,6 +48,7 @@ async fn lease_capacity_is_free_after_its_last_client() {
             "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
             "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
             "CUDA_MPS_CLIENT_PRIORITY",
+            "GPUSH_NOTICE",
             "GPUSH_LEASE",
         ]
     );

@@ -21,6 +21,12 @@ pub const LEASE_VARIABLE: &str = "GPUSH_LEASE";
 /// nvidia-cuda-mps-control fails without a message.
 const LONGEST_PIPE_DIRECTORY: usize = 87;
 
+/// Name of the variable with the path of the file to which gpushd writes notices.
+const NOTICE_VARIABLE: &str = "GPUSH_NOTICE";
+
+/// Maximum length of the path of that file, in bytes.
+const LONGEST_NOTICE_FILE: usize = 255;
+
 /// UUID of a GPU or MIG device.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct DeviceUuid(String);
@@ -29,6 +35,10 @@ pub struct DeviceUuid(String);
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct PipeDirectory(String);
 
+/// Path of the file with the notices of a lease: an absolute path of at most 255 bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct NoticeFile(String);
+
 /// A value that cannot be part of an environment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotAValue {
@@ -36,6 +46,8 @@ pub enum NotAValue {
     Uuid,
     /// The text is not a valid pipe directory.
     PipeDirectory,
+    /// The text is not a valid path of a file with notices.
+    NoticeFile,
 }
 
 impl fmt::Display for NotAValue {
@@ -43,6 +55,7 @@ impl fmt::Display for NotAValue {
         f.write_str(match self {
             Self::Uuid => "the value is not the UUID of a GPU or MIG device",
             Self::PipeDirectory => "the pipe directory is not an absolute path of at most 87 plain characters",
+            Self::NoticeFile => "the file with notices is not an absolute path of at most 255 plain characters",
         })
     }
 }
@@ -84,13 +97,28 @@ impl PipeDirectory {
     /// # Errors
     /// The path has another form, or is too long for nvidia-cuda-mps-control.
     pub fn new(path: &str) -> Result<Self, NotAValue> {
-        let plain = |b: u8| b.is_ascii_alphanumeric() || b"/_.-".contains(&b);
-        let is_path = path.starts_with('/')
-            && path.len() <= LONGEST_PIPE_DIRECTORY
-            && path.bytes().all(plain)
-            && path.split('/').all(|part| part != "..");
-        if is_path { Ok(Self(path.to_owned())) } else { Err(NotAValue::PipeDirectory) }
+        let is_short = path.len() <= LONGEST_PIPE_DIRECTORY;
+        if is_short && is_plain_path(path) { Ok(Self(path.to_owned())) } else { Err(NotAValue::PipeDirectory) }
     }
+}
+
+impl NoticeFile {
+    /// Accepts an absolute path that consists of letters, digits and `/_.-`, without `..`.
+    ///
+    /// # Errors
+    /// The path has another form, or is too long.
+    pub fn new(path: &str) -> Result<Self, NotAValue> {
+        if path.len() <= LONGEST_NOTICE_FILE && is_plain_path(path) {
+            Ok(Self(path.to_owned()))
+        } else {
+            Err(NotAValue::NoticeFile)
+        }
+    }
+}
+
+fn is_plain_path(path: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"/_.-".contains(&b);
+    path.starts_with('/') && path.bytes().all(plain) && path.split('/').all(|part| part != "..")
 }
 
 /// The variables that make processes clients of an MPS daemon.
@@ -115,6 +143,8 @@ pub struct Environment {
     pub devices: Vec<DeviceUuid>,
     /// Variables for MPS clients; only in leases of kind `mps`.
     pub mps: Option<MpsClient>,
+    /// File to which gpushd writes notices; `None` if gpushd could not create it.
+    pub notice: Option<NoticeFile>,
 }
 
 impl Environment {
@@ -136,6 +166,7 @@ impl Environment {
             variables.extend(limit.map(|limit| ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limit)));
             variables.push(("CUDA_MPS_CLIENT_PRIORITY", mps.priority.number().to_string()));
         }
+        variables.extend(self.notice.as_ref().map(|file| (NOTICE_VARIABLE, file.0.clone())));
         variables.push((LEASE_VARIABLE, self.lease.to_string()));
         variables
     }
@@ -156,13 +187,14 @@ impl Environment {
 }
 
 /// All variables that an environment can set.
-const ALL: [&str; 7] = [
+const ALL: [&str; 8] = [
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
     "CUDA_MPS_PIPE_DIRECTORY",
     "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
     "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
     "CUDA_MPS_CLIENT_PRIORITY",
+    NOTICE_VARIABLE,
     LEASE_VARIABLE,
 ];
 

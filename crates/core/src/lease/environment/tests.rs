@@ -17,11 +17,12 @@ fn mps() -> Environment {
             memory_limit: MemoryLimit::of_mib(8192),
             priority: Priority::BelowNormal,
         }),
+        notice: Some(NoticeFile::new("/run/gpush/notices/L17").unwrap()),
     }
 }
 
 fn mig() -> Environment {
-    Environment { lease: LeaseId(18), devices: vec![DeviceUuid::new(MIG).unwrap(); 2], mps: None }
+    Environment { lease: LeaseId(18), devices: vec![DeviceUuid::new(MIG).unwrap(); 2], mps: None, notice: None }
 }
 
 #[test]
@@ -33,6 +34,7 @@ fn mps_lease_has_all_variables_in_every_format() {
         ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "12.5"),
         ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=8192M"),
         ("CUDA_MPS_CLIENT_PRIORITY", "1"),
+        ("GPUSH_NOTICE", "/run/gpush/notices/L17"),
         ("GPUSH_LEASE", "L17"),
     ];
     let found = mps().variables();
@@ -136,6 +138,7 @@ fn hostile_value_is_refused() {
     assert!(PipeDirectory::new(&longest).is_ok());
     for path in ["", "run", "/run/../etc", "/run/a b", "/run/'", "/run/$(id)", "/run/\n", longer.as_str()] {
         assert_eq!(PipeDirectory::new(path), Err(NotAValue::PipeDirectory), "{path}");
+        assert_eq!(NoticeFile::new(path).is_ok(), path == longer, "{path}");
     }
 }
 
@@ -147,7 +150,8 @@ proptest! {
         let devices: Vec<DeviceUuid> = DeviceUuid::new(&uuid).into_iter().chain(DeviceUuid::new(GPU)).collect();
         let client = mps().mps.unwrap();
         let mps = PipeDirectory::new(&path).ok().map(|pipe_directory| MpsClient { pipe_directory, ..client });
-        let environment = Environment { lease: LeaseId(lease), devices, mps };
+        let notice = NoticeFile::new(&path).ok();
+        let environment = Environment { lease: LeaseId(lease), devices, mps, notice };
         for (_, value) in environment.variables() {
             prop_assert!(value.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_./=,".contains(&b)), "{}", value);
         }

@@ -8,7 +8,7 @@ use std::fmt;
 
 use gpush_api::{MemoryLimit, Percentage, Priority};
 
-use super::{DeviceUuid, Environment, LEASE_VARIABLE, MpsClient, PipeDirectory};
+use super::{DeviceUuid, Environment, LEASE_VARIABLE, MpsClient, NOTICE_VARIABLE, NoticeFile, PipeDirectory};
 
 /// Error: a variable of the environment is missing or unknown, or its value has the wrong type.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +58,9 @@ impl Environment {
                     .ok_or_else(|| wrong("CUDA_MPS_CLIENT_PRIORITY"))?,
             }),
         };
-        Ok(Self { lease, devices, mps })
+        let notice = value(NOTICE_VARIABLE).ok().map(NoticeFile::new).transpose();
+        let notice = notice.map_err(|_| wrong(NOTICE_VARIABLE))?;
+        Ok(Self { lease, devices, mps, notice })
     }
 }
 

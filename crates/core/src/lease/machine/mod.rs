@@ -272,8 +272,19 @@ fn leaving(reason: EndReason, retry: bool, event: Event) -> (State, Vec<Effect>)
 fn start_release(reason: EndReason, admitted: bool) -> (State, Vec<Effect>) {
     let (step, remaining, ending) = (ReleaseStep::Processes, Remaining::default(), ProcessEnding::No);
     let close = admitted.then_some(Effect::CloseAdmission);
-    let effects = close.into_iter().chain([Effect::WatchProcesses]).collect();
+    let tell = (admitted && is_unexpected(reason)).then_some(Effect::TellEnd(reason));
+    let effects = close.into_iter().chain(tell).chain([Effect::WatchProcesses]).collect();
     (State::Releasing(Releasing { reason, recorded: false, step, remaining, ending }), effects)
+}
+
+/// Returns whether the holder of a granted lease does not know that it ends, because the holder did not end it.
+fn is_unexpected(reason: EndReason) -> bool {
+    match reason {
+        EndReason::Expired | EndReason::Revoked | EndReason::GpuLost => true,
+        EndReason::Released | EndReason::Cancelled | EndReason::TimedOut | EndReason::Rebooted | EndReason::Failed => {
+            false
+        }
+    }
 }
 
 #[cfg(test)]

@@ -61,6 +61,7 @@ fn recorded_by(effect: Effect) -> &'static [LeaseState] {
         | Effect::OpenAdmission
         | Effect::CloseAdmission
         | Effect::WatchProcesses
+        | Effect::TellEnd(_)
         | Effect::Notify(_)
         | Effect::Terminate
         | Effect::Kill

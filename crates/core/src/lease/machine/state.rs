@@ -198,6 +198,8 @@ pub enum Effect {
     /// Probe the processes of the lease now and after each change. Report the results as
     /// [`Event::Probed`].
     WatchProcesses,
+    /// Tell the holder that the lease ends, and why.
+    TellEnd(EndReason),
     /// Tell the holder when the processes of the lease will be ended.
     Notify(Instant),
     /// Send SIGTERM to the processes of the lease.

@@ -48,7 +48,32 @@ fn free_share_needs_one_commit_and_ends_after_its_processes() {
 #[test]
 fn lease_without_processes_needs_only_the_record_of_its_end() {
     let (_, effects) = run(State::Active, &[Event::Expired, Event::Probed(Remaining::NONE)]);
-    assert_eq!(effects, [Effect::CloseAdmission, Effect::WatchProcesses, Effect::RecordEnd(EndReason::Expired)]);
+    let told = Effect::TellEnd(EndReason::Expired);
+    let end = Effect::RecordEnd(EndReason::Expired);
+    assert_eq!(effects, [Effect::CloseAdmission, told, Effect::WatchProcesses, end]);
+}
+
+/// The holder of a lease is told of its end, before a signal, unless the holder has ended it.
+#[test]
+fn holder_is_told_of_an_end_by_others_before_any_signal() {
+    for (event, reason) in [
+        (Event::Expired, EndReason::Expired),
+        (Event::Revoked, EndReason::Revoked),
+        (Event::GpuLost, EndReason::GpuLost),
+    ] {
+        let (_, effects) = run(State::Active, &[event, END, Event::Tick, Event::Probed(one(1))]);
+        let told = effects.iter().position(|effect| *effect == Effect::TellEnd(reason));
+        let signal = effects.iter().position(|effect| matches!(effect, Effect::Terminate | Effect::Kill));
+        assert!(told.is_some() && signal.is_none_or(|signal| told < Some(signal)), "{effects:?}");
+        assert_eq!(effects.iter().filter(|effect| matches!(effect, Effect::TellEnd(_))).count(), 1);
+    }
+    for event in [Event::Released, Event::BindingEnded] {
+        let (_, effects) = step(State::Active, event, at(0));
+        assert!(!effects.iter().any(|effect| matches!(effect, Effect::TellEnd(_))), "{effects:?}");
+    }
+    // The holder never had access, and its client gets an error.
+    let (_, effects) = run(NEW, &[Event::Reserved, Event::Revoked, Event::Committed]);
+    assert!(!effects.iter().any(|effect| matches!(effect, Effect::TellEnd(_))), "{effects:?}");
 }
 
 #[test]
@@ -248,6 +273,7 @@ fn execute(world: &mut World, effect: Effect) -> Result<(), TestCaseError> {
         | Effect::WaitAgain
         | Effect::RecordReleasing(_)
         | Effect::WatchProcesses
+        | Effect::TellEnd(_)
         | Effect::Notify(_)
         | Effect::Terminate
         | Effect::RecordEnd(_)

@@ -1,0 +1,217 @@
+//! The file of a lease, to which gpushd appends its notices. Programs of the lease get the path in `GPUSH_NOTICE`, and can
+//! watch the file (`tail -f`, inotify).
+//!
+//! ```text
+//! granted ─► empty file, readable for the holder only ─► notice ─► one more line ─► lease ended ─┬─ no notice: removed
+//!                                                                                               └─ removed an hour later
+//! ```
+//!
+//! The directory belongs to gpushd, and no other user can create a file in it. So the paths need no check for links.
+
+use std::{
+    collections::VecDeque,
+    fs::{DirBuilder, File, OpenOptions, Permissions},
+    io::{self, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown},
+    path::{Path, PathBuf},
+    time::{Duration, Instant, SystemTime},
+};
+
+use gpush_api::{LeaseId, LeaseNotice};
+use gpush_locked::Locked;
+use serde::Serialize;
+
+/// How long the file of an ended lease stays.
+const KEPT: Duration = Duration::from_secs(3600);
+
+/// Maximum size of a file in bytes.
+const LARGEST: u64 = 64 << 10;
+
+/// The files of all leases.
+#[derive(Debug)]
+pub(super) struct NoticeFiles {
+    directory: PathBuf,
+    /// Ended leases whose files stay for a while, oldest first.
+    ended: Locked<VecDeque<(Instant, LeaseId)>>,
+}
+
+/// One line of a file.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    lease_id: String,
+    #[serde(flatten)]
+    notice: &'a LeaseNotice,
+}
+
+impl NoticeFiles {
+    /// Creates the directory.
+    pub(super) fn new(directory: PathBuf) -> Self {
+        let created = DirBuilder::new().recursive(true).mode(0o711).create(&directory);
+        // The mode of a new directory also depends on the umask.
+        let opened = created.and_then(|()| std::fs::set_permissions(&directory, Permissions::from_mode(0o711)));
+        if let Err(error) = opened {
+            tracing::warn!("leases have no files with notices, because {} is not usable: {error}", directory.display());
+        }
+        Self { directory, ended: Locked::default() }
+    }
+
+    fn file(&self, id: LeaseId) -> PathBuf {
+        self.directory.join(id.to_string())
+    }
+
+    /// Creates the file of a lease.
+    pub(super) fn create(&self, id: LeaseId, uid: u32) {
+        if let Err(error) = create(&self.file(id), uid) {
+            tracing::debug!(lease = %id, "lease {id} has no file with notices: {error}");
+        }
+    }
+
+    /// Returns the path of the file of a lease; `None` if there is no file.
+    pub(super) fn path(&self, id: LeaseId) -> Option<String> {
+        let path = self.file(id);
+        path.exists().then(|| path.to_string_lossy().into_owned())
+    }
+
+    /// Appends a notice to the file of a lease.
+    pub(super) fn append(&self, id: LeaseId, notice: &LeaseNotice) {
+        if let Err(error) = append(&self.file(id), id, notice) {
+            tracing::debug!(lease = %id, "lease {id}: cannot write a notice to its file: {error}");
+        }
+    }
+
+    /// Removes the file of an ended lease if it is empty. Otherwise it is removed after [`KEPT`].
+    pub(super) fn close(&self, id: LeaseId) {
+        let path = self.file(id);
+        let is_empty = std::fs::metadata(&path).is_ok_and(|found| found.len() == 0);
+        let now = Instant::now();
+        let mut ended = self.ended.lock();
+        if is_empty {
+            remove(&path);
+        } else {
+            ended.push_back((now, id));
+        }
+        while let Some((at, id)) = ended.front().copied()
+            && now.saturating_duration_since(at) >= KEPT
+        {
+            ended.pop_front();
+            remove(&self.file(id));
+        }
+    }
+
+    /// Removes the old files of leases that have ended before this gpushd began.
+    pub(super) fn remove_others(&self, is_open: impl Fn(LeaseId) -> bool) {
+        for entry in std::fs::read_dir(&self.directory).into_iter().flatten().flatten() {
+            let id = entry.file_name().to_str().and_then(|name| name.parse::<LeaseId>().ok());
+            let is_old = entry
+                .metadata()
+                .and_then(|found| found.modified())
+                .is_ok_and(|at| SystemTime::now().duration_since(at).is_ok_and(|age| age >= KEPT));
+            match id {
+                Some(id) if is_open(id) => {}
+                Some(_) if is_old => remove(&entry.path()),
+                Some(id) => self.ended.lock().push_back((Instant::now(), id)),
+                None => {}
+            }
+        }
+    }
+}
+
+fn create(path: &Path, uid: u32) -> io::Result<()> {
+    let file = File::options().write(true).create_new(true).mode(0o400).open(path)?;
+    fchown(&file, Some(uid), None).inspect_err(|_| remove(path))
+}
+
+fn append(path: &Path, id: LeaseId, notice: &LeaseNotice) -> io::Result<()> {
+    let mut line = serde_json::to_vec(&Line { lease_id: id.to_string(), notice })?;
+    line.push(b'\n');
+    let mut file = OpenOptions::new().append(true).open(path)?;
+    if file.metadata()?.len() >= LARGEST {
+        return Err(io::Error::other("the file is full"));
+    }
+    file.write_all(&line)
+}
+
+fn remove(path: &Path) {
+    let _it_may_be_gone = std::fs::remove_file(path);
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::NoticeKind;
+    use jiff::Timestamp;
+    use nix::unistd::geteuid;
+
+    use super::*;
+
+    fn files() -> (tempfile::TempDir, NoticeFiles) {
+        let directory = tempfile::tempdir().unwrap();
+        let files = NoticeFiles::new(directory.path().join("notices"));
+        (directory, files)
+    }
+
+    fn notice(text: &str) -> LeaseNotice {
+        let (at, kind) = (Timestamp::UNIX_EPOCH, NoticeKind::Revoked);
+        LeaseNotice { at, kind, text: text.to_owned(), ends_at: None, terminals: 1 }
+    }
+
+    #[test]
+    fn each_notice_is_one_line_that_only_the_holder_can_read() {
+        let (_directory, files) = files();
+        assert_eq!(files.path(LeaseId(7)), None);
+        files.create(LeaseId(7), geteuid().as_raw());
+        for text in ["lease L7 ends in 10m", "lease L7 has ended"] {
+            // Root may write the file, although its mode has no write permission.
+            if geteuid().is_root() {
+                files.append(LeaseId(7), &notice(text));
+            }
+        }
+        let path = files.path(LeaseId(7)).unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o400);
+        assert_eq!(std::fs::metadata(&files.directory).unwrap().permissions().mode() & 0o777, 0o711);
+        let text = std::fs::read_to_string(path).unwrap();
+        let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        if geteuid().is_root() {
+            assert_eq!(lines.len(), 2);
+            assert_eq!((&lines[0]["lease_id"], &lines[0]["notice_kind"]), (&"L7".into(), &"revoked".into()));
+        }
+    }
+
+    #[test]
+    fn file_without_notices_goes_with_the_lease() {
+        let (_directory, files) = files();
+        for id in [LeaseId(1), LeaseId(2)] {
+            files.create(id, geteuid().as_raw());
+        }
+        std::fs::set_permissions(files.file(LeaseId(2)), Permissions::from_mode(0o600)).unwrap();
+        files.append(LeaseId(2), &notice("x"));
+        files.close(LeaseId(1));
+        files.close(LeaseId(2));
+        assert_eq!(files.path(LeaseId(1)), None);
+        assert!(files.path(LeaseId(2)).is_some(), "a program may still read it");
+    }
+
+    #[test]
+    fn old_files_of_an_earlier_gpushd_are_removed() {
+        let (_directory, files) = files();
+        for (id, age) in [(1, 7200), (2, 7200), (3, 60)] {
+            files.create(LeaseId(id), geteuid().as_raw());
+            let file = File::open(files.file(LeaseId(id))).unwrap();
+            file.set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
+        }
+        files.remove_others(|id| id == LeaseId(1));
+        let left: Vec<bool> = (1..=3).map(|id| files.path(LeaseId(id)).is_some()).collect();
+        assert_eq!(left, [true, false, true], "open, old, recent");
+    }
+
+    #[test]
+    fn file_does_not_grow_without_limit() {
+        let (_directory, files) = files();
+        files.create(LeaseId(1), geteuid().as_raw());
+        std::fs::set_permissions(files.file(LeaseId(1)), Permissions::from_mode(0o600)).unwrap();
+        for _ in 0..1000 {
+            files.append(LeaseId(1), &notice(&"x".repeat(400)));
+        }
+        let size = std::fs::metadata(files.file(LeaseId(1))).unwrap().len();
+        assert!((LARGEST..LARGEST + 1000).contains(&size), "{size}");
+    }
+}

@@ -1,0 +1,135 @@
+//! Notices: delivers to the holder of a lease what happens to the lease. The task of the lease decides what to say, and
+//! says it before gpushd ends a process of the lease.
+//!
+//! ```text
+//! leases/actor ─► limit ─┬─► terminals of the lease's processes (gpush_host::terminal)
+//!                        ├─► the file of the lease, GPUSH_NOTICE, one JSON object a line
+//!                        ├─► event `notice`
+//!                        └─► the hook `notify.command`
+//! ```
+//!
+//! A terminal or a file that cannot be written delays nothing, and never prevents the end of a lease. The notice is in the
+//! log, in the events and in `gpushctl lease show` anyway.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `files` | the files of leases |
+//! | `limit` | how many notices a lease gets |
+
+mod files;
+mod limit;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use gpush_api::{EventPayload, LeaseId, LeaseNotice, NoticeChange};
+use gpush_core::lease::notice::NoticeCause;
+use gpush_host::{subtask, terminal::Terminal};
+use gpush_locked::Locked;
+use gpush_store::LeaseRecord;
+use jiff::Timestamp;
+
+use self::{files::NoticeFiles, limit::Limit};
+use crate::state::State;
+
+/// Maximum time to show a notice on terminals and to write it to the file.
+const DELIVERY: Duration = Duration::from_secs(1);
+
+/// Maximum number of terminals that show a notice.
+const MOST_TERMINALS: usize = 64;
+
+/// Delivers notices. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Notices(Arc<NoticeParts>);
+
+#[derive(Debug)]
+struct NoticeParts {
+    state: State,
+    files: NoticeFiles,
+    limits: Locked<BTreeMap<LeaseId, Limit>>,
+}
+
+impl Notices {
+    /// Creates the handle. `directory` contains the files of the leases; gpushd creates it.
+    pub(crate) fn new(state: State, directory: PathBuf) -> Self {
+        let files = NoticeFiles::new(directory);
+        let is_open = |id| state.leases().get(id).is_some();
+        files.remove_others(is_open);
+        Self(Arc::new(NoticeParts { state, files, limits: Locked::default() }))
+    }
+
+    /// Creates the file of a lease, so that its holder can watch it.
+    pub(crate) fn open(&self, record: &LeaseRecord) {
+        self.0.files.create(record.id, record.holder.uid);
+    }
+
+    /// Returns the path of the file of a lease; `None` if there is no file.
+    pub(crate) fn path(&self, id: LeaseId) -> Option<String> {
+        self.0.files.path(id)
+    }
+
+    /// Removes the file of a lease that has ended. If it has notices, they stay for a while.
+    pub(crate) fn close(&self, id: LeaseId) {
+        self.0.limits.lock().remove(&id);
+        self.0.files.close(id);
+    }
+
+    /// Tells the holder of a lease what happens. `find_pids` finds the processes of the lease. Returns the notice; `None` if
+    /// the lease has had too many.
+    pub(crate) async fn deliver(
+        &self,
+        record: &LeaseRecord,
+        cause: &NoticeCause<'_>,
+        pids: impl Future<Output = BTreeSet<u32>>,
+    ) -> Option<LeaseNotice> {
+        let id = record.id;
+        if !self.0.limits.lock().entry(id).or_default().permits(cause.kind(), Instant::now()) {
+            tracing::debug!(lease = %id, "lease {id}: too many notices, so one of kind {} is left out", cause.kind().name());
+            return None;
+        }
+        let at = Timestamp::now();
+        let text = cause.text(id, at);
+        let mut notice = LeaseNotice { at, kind: cause.kind(), text, ends_at: cause.ends_at(), terminals: 0 };
+        let (parts, owner, told) = (Arc::clone(&self.0), record.holder.uid, notice.clone());
+        let delivered = async {
+            let pids = pids.await;
+            subtask::blocking(move || {
+                let terminals = show(id, owner, &pids, &told.text);
+                parts.files.append(id, &LeaseNotice { terminals, ..told });
+                terminals
+            })
+            .await
+        };
+        match tokio::time::timeout(DELIVERY, delivered).await {
+            Ok(terminals) => notice.terminals = terminals.unwrap_or(0),
+            Err(_) => tracing::warn!(lease = %id, "lease {id}: its terminals did not take a notice in time"),
+        }
+        tracing::info!(lease = %id, uid = owner, "told the holder, on {} terminals: {}", notice.terminals, notice.text);
+        let gpu_uuids: BTreeSet<_> = record.members.iter().map(|member| member.gpu_uuid.clone()).collect();
+        self.0.state.events().publish(EventPayload::Notice(Box::new(NoticeChange {
+            lease_id: id,
+            holder: record.holder.clone(),
+            gpu_uuids: gpu_uuids.into_iter().collect(),
+            notice: notice.clone(),
+        })));
+        Some(notice)
+    }
+}
+
+/// Shows a text on the terminals of processes, as far as the terminals belong to the user `owner`. Returns the number of
+/// terminals that show it.
+fn show(id: LeaseId, owner: u32, pids: &BTreeSet<u32>, text: &str) -> u32 {
+    let terminals: BTreeSet<Terminal> = pids.iter().filter_map(|pid| Terminal::of(*pid)).collect();
+    let mut shown = 0;
+    for terminal in terminals.into_iter().take(MOST_TERMINALS) {
+        match terminal.show(owner, &format!("gpush: {text}")) {
+            Ok(()) => shown += 1,
+            Err(why) => tracing::debug!(lease = %id, "lease {id}: {terminal} does not show the notice: {why}"),
+        }
+    }
+    shown
+}
