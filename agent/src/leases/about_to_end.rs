@@ -8,7 +8,10 @@ use gpush_host::subtask;
 use tokio::time::{Instant, timeout_at};
 
 use super::Leases;
-use crate::operations::scheduler::{HeldLeases, LeaseDemand};
+use crate::{
+    operations::scheduler::{HeldLeases, LeaseDemand},
+    state::OpenLease,
+};
 
 /// Maximum time to wait. Such a lease usually ends within milliseconds.
 const LONGEST: Duration = Duration::from_secs(2);
@@ -22,7 +25,7 @@ pub(super) async fn one_ends(leases: &Leases, demand: &LeaseDemand, until: Insta
     let ids = HeldLeases::of(context.users.accounts(), &table).ids_of(demand.account);
     // Reads processes and cgroups.
     let ending = subtask::blocking(move || {
-        let ends = |id: &LeaseId| table.get(*id).is_some_and(|lease| lease.ends_now());
+        let ends = |id: &LeaseId| table.get(*id).is_some_and(OpenLease::ends_now);
         ids.into_iter().filter(ends).collect::<BTreeSet<LeaseId>>()
     });
     let ending = ending.await.unwrap_or_default();

@@ -321,9 +321,9 @@ fn warnings(record: &LeaseRecord) -> Vec<String> {
             warnings.extend(takes_everything(record));
             warnings.push(
                 "the percentage and memory limit of the lease are not enforced: a process can change them in its \
-            environment, up to the limits of the MPS daemon"
+                environment, up to the limits of the MPS daemon"
                     .to_owned(),
-            )
+            );
         }
         LeaseKind::Timeslice => warnings.push(
             "a time-slice replica limits neither memory nor compute time: gpushd only counts replicas".to_owned(),

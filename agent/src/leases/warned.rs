@@ -78,6 +78,6 @@ impl Known {
 }
 
 /// Returns the leases that have a member like this.
-fn holding<'a>(host: &'a HostState, is_its: impl Fn(&LeaseMember) -> bool) -> impl Iterator<Item = &'a OpenLease> {
+fn holding(host: &HostState, is_its: impl Fn(&LeaseMember) -> bool) -> impl Iterator<Item = &OpenLease> {
     host.leases.holding().filter(move |lease| lease.record.members.iter().any(&is_its))
 }

@@ -196,8 +196,12 @@ mod tests {
 
     #[test]
     fn process_without_a_terminal_has_none() {
-        let mut child = Command::new("setsid").args(["--wait", "cat"]).stdin(Stdio::piped()).spawn().unwrap();
-        assert_eq!(Terminal::of(child.id()).and_then(|_| None::<Terminal>), None);
+        let mut command = Command::new("setsid");
+        command.args(["sh", "-c", "echo ready; cat"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!((line.trim(), Terminal::of(child.id())), ("ready", None));
         drop(child.stdin.take());
         child.wait().unwrap();
         assert_eq!(Terminal::of(child.id()), None);

@@ -51,7 +51,7 @@ pub(super) fn without_effect(config: &Config, gpus: &[Gpu]) -> Vec<String> {
             // Only Slurm's hooks lease this GPU.
             offers.clear();
         }
-        let most = rule.map(|rule| rule.mps_policy()).map(|policy| most_tenths(&policy));
+        let most = rule.map(|rule| most_tenths(&rule.mps_policy()));
         offers.iter_mut().for_each(|offer| offer.mps_tenths = most.unwrap_or(0));
         Some((gpu.index, offers))
     };

@@ -5,6 +5,7 @@
 //! | `bindings` | the binding of a lease, which depends on where the caller runs; the end of the lease |
 //! | `attacks` | forged cgroups, processes that change their identity, processes that fork continuously |
 //! | `many_scopes` | D-Bus calls of a grant; many scopes |
+//! | `notices` | what the sandboxed gpushd writes to terminals and files |
 //! | `pids` | a pid that is reused before systemd moves the process |
 //! | `namespaces` | callers in a user namespace or a container |
 //! | `user_limits` | limits of a user's slice |
@@ -23,6 +24,7 @@ mod faults;
 mod hierarchies;
 mod many_scopes;
 mod namespaces;
+mod notices;
 mod pids;
 mod user_limits;
 mod user_manager;
