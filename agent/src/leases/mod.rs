@@ -156,12 +156,13 @@ impl Leases {
     }
 }
 
-/// Starts the tasks that end leases whose device is gone, and that warn holders. They run until gpushd stops.
-pub(crate) fn spawn(leases: &Leases) -> [JoinHandle<()>; 2] {
+/// Starts the tasks that end leases whose device is gone, that warn holders, and that run the hook for notices. They run until gpushd stops.
+pub(crate) fn spawn(leases: &Leases) -> [JoinHandle<()>; 3] {
     let (lost, warned) = (leases.clone(), leases.clone());
     let tasks = &leases.handles.context.tasks;
     [
         tasks.spawn(TaskName::LostLeases, move || lost::end_lost(lost.clone())),
+        leases.handles.notices.spawn(&leases.handles.context),
         tasks.spawn(TaskName::LeaseWarnings, move || warned::warn(warned.clone())),
     ]
 }

@@ -14,9 +14,11 @@
 //! | file | subject |
 //! |---|---|
 //! | `files` | the files of leases |
+//! | `hook` | the program in `notify.command` |
 //! | `limit` | how many notices a lease gets |
 
 mod files;
+mod hook;
 mod limit;
 
 use std::{
@@ -32,9 +34,13 @@ use gpush_host::{subtask, terminal::Terminal};
 use gpush_locked::Locked;
 use gpush_store::LeaseRecord;
 use jiff::Timestamp;
+use tokio::task::JoinHandle;
 
-use self::{files::NoticeFiles, limit::Limit};
-use crate::state::State;
+use self::{files::NoticeFiles, hook::Hook, limit::Limit};
+use crate::{
+    state::{State, context::HostContext},
+    system::tasks::TaskName,
+};
 
 /// Maximum time to show a notice on terminals and to write it to the file.
 const DELIVERY: Duration = Duration::from_secs(1);
@@ -50,6 +56,7 @@ pub(crate) struct Notices(Arc<NoticeParts>);
 struct NoticeParts {
     state: State,
     files: NoticeFiles,
+    hook: Hook,
     limits: Locked<BTreeMap<LeaseId, Limit>>,
 }
 
@@ -59,7 +66,13 @@ impl Notices {
         let files = NoticeFiles::new(directory);
         let is_open = |id| state.leases().get(id).is_some();
         files.remove_others(is_open);
-        Self(Arc::new(NoticeParts { state, files, limits: Locked::default() }))
+        Self(Arc::new(NoticeParts { state, files, hook: Hook::new(), limits: Locked::default() }))
+    }
+
+    /// Starts the task that runs the hook. It runs until gpushd stops.
+    pub(crate) fn spawn(&self, context: &HostContext) -> JoinHandle<()> {
+        let (hook, services, tasks) = (self.0.hook.clone(), Arc::clone(&context.host_services), context.tasks.clone());
+        context.tasks.spawn(TaskName::NoticeHook, move || hook.clone().serve(Arc::clone(&services), tasks.clone()))
     }
 
     /// Creates the file of a lease, so that its holder can watch it.
@@ -110,12 +123,14 @@ impl Notices {
         }
         tracing::info!(lease = %id, uid = owner, "told the holder, on {} terminals: {}", notice.terminals, notice.text);
         let gpu_uuids: BTreeSet<_> = record.members.iter().map(|member| member.gpu_uuid.clone()).collect();
-        self.0.state.events().publish(EventPayload::Notice(Box::new(NoticeChange {
+        let change = NoticeChange {
             lease_id: id,
             holder: record.holder.clone(),
             gpu_uuids: gpu_uuids.into_iter().collect(),
             notice: notice.clone(),
-        })));
+        };
+        self.0.hook.run(&self.0.state.config().notify, &change);
+        self.0.state.events().publish(EventPayload::Notice(Box::new(change)));
         Some(notice)
     }
 }

@@ -175,7 +175,9 @@ fn accounts(file: &str, bytes: &[u8]) -> Vec<String> {
 fn programs(config: &Config) -> Vec<String> {
     use std::os::unix::fs::PermissionsExt;
     let change = &config.mode_change;
-    let hooks = [("before", &change.before), ("after", &change.after)];
+    let notify = &config.notify.command;
+    let hooks =
+        [("mode_change.before", &change.before), ("mode_change.after", &change.after), ("notify.command", notify)];
     let named = hooks.into_iter().filter_map(|(key, program)| Some((key, program.as_ref()?)));
     let wrong = |(key, program): (&str, &String)| {
         let what = match std::fs::metadata(program) {
@@ -191,7 +193,7 @@ fn programs(config: &Config) -> Vec<String> {
             }
             Ok(_) => return None,
         };
-        Some(format!("mode_change.{key}: {what}"))
+        Some(format!("{key}: {what}"))
     };
     named.filter_map(wrong).collect()
 }

@@ -196,3 +196,17 @@ async fn release_by_the_holder_is_not_told() {
     assert_eq!(host.wait_until_ended(&granted).await.notice, None);
     assert!(!PathBuf::from(file_of(&granted)).exists());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hook_gets_the_notice_as_json() {
+    let host = InProcess::with_devices("[notify]\ncommand = \"/bin/true\"\n").await;
+    let granted = host.lease(own_uid(), &devices("1g.10gb", 1)).await.expect("a device");
+    host.revoke(&granted, "exam").await;
+    let input = host.until("the hook", async || host.host.services.inputs().pop()).await;
+    let notice: Value = serde_json::from_str(&input).expect("a JSON object");
+    assert_eq!((&notice["lease_id"], &notice["notice_kind"]), (&"L1".into(), &"revoked".into()));
+    assert_eq!(notice["holder"]["uid"], json!(own_uid()));
+    assert!(notice["text"].as_str().is_some_and(|text| text.contains("exam")), "{notice}");
+    host.wait_until_ended(&granted).await;
+    assert_eq!(host.host.services.inputs().len(), 1, "one run for one notice");
+}

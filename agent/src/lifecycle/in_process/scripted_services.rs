@@ -22,6 +22,8 @@ struct ServiceScript {
     ends: BTreeMap<String, End>,
     /// The calls, in the same form. A call of the hook `after` also has the result of the operation.
     calls: Vec<String>,
+    /// What programs have read from their standard input.
+    inputs: Vec<String>,
 }
 
 impl ScriptedServices {
@@ -50,6 +52,11 @@ impl ScriptedServices {
         std::mem::take(&mut self.0.lock().calls)
     }
 
+    /// Returns what programs have read from their standard input.
+    pub(super) fn inputs(&self) -> Vec<String> {
+        self.0.lock().inputs.clone()
+    }
+
     fn run(&self, job: &Job) -> Ended {
         let mut script = self.0.lock();
         let unit = job.args.get(1).map(|unit| unit.trim_end_matches(".service").to_owned());
@@ -59,6 +66,7 @@ impl ScriptedServices {
         };
         let result = job.env.get("GPUSH_RESULT").map_or_else(String::new, |result| format!(" {result}"));
         script.calls.push(format!("{call}{result}"));
+        script.inputs.extend(job.input.clone());
         let failed = script.ends.get(&call).cloned();
         let end = failed.unwrap_or_else(|| match (job.args.first().map(String::as_str), unit) {
             (Some("is-active"), Some(service)) => End::Exited(if script.running.contains(&service) { 0 } else { 3 }),

@@ -104,6 +104,7 @@ impl MigMode {
             program: self.context.host_services.nvidia_smi(change),
             args: vec!["--gpu-reset".to_owned(), "-i".to_owned(), uuids.join(",")],
             env: BTreeMap::new(),
+            input: None,
             deadline: self.context.host_services.constants.reset,
             routine: false,
         };

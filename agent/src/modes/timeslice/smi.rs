@@ -120,6 +120,7 @@ async fn run_to_its_end(timeslice: &Timeslice, step: &str, args: Vec<String>) ->
         program,
         args: [vec!["compute-policy".to_owned()], args].concat(),
         env: BTreeMap::new(),
+        input: None,
         deadline: DEADLINE,
         routine: true,
     };

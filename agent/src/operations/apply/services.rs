@@ -331,6 +331,7 @@ impl Services {
             program: self.context.host_services.constants.systemctl.clone(),
             args: vec![verb.to_owned(), format!("{service}.service")],
             env: BTreeMap::new(),
+            input: None,
             deadline: self.context.state.config().mode_change.timeout,
             routine: false,
         };
@@ -350,6 +351,7 @@ impl Services {
             program: program.to_owned(),
             args: Vec::new(),
             env,
+            input: None,
             deadline: self.context.state.config().mode_change.timeout,
             routine: false,
         };

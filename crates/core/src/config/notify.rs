@@ -6,7 +6,7 @@ use toml::de::DeTable;
 
 use super::{
     reader::Reader,
-    toml_text::{list, span},
+    toml_text::{list, span, text},
 };
 use crate::{diagnostic::Problem, duration, quote::Quoted};
 
@@ -21,27 +21,58 @@ const LONGEST: Duration = Duration::from_secs(30 * 86_400);
 pub struct Notify {
     /// How long before the end of a lease gpushd warns its holder, longest first.
     pub before: Vec<Duration>,
+    /// Absolute path of a program that gpushd runs for each notice.
+    pub command: Option<String>,
+    /// User that runs the program; `None` for a user that systemd creates for the run.
+    pub user: Option<String>,
 }
 
 impl Default for Notify {
     fn default() -> Self {
-        Self { before: vec![Duration::from_secs(15 * 60), Duration::from_secs(2 * 60)] }
+        let before = vec![Duration::from_secs(15 * 60), Duration::from_secs(2 * 60)];
+        Self { before, command: None, user: None }
     }
 }
 
 impl Notify {
     /// Returns the keys and their values as TOML.
-    pub(super) fn written(&self) -> impl Iterator<Item = (&'static str, String)> {
+    pub(super) fn written(&self) -> [(&'static str, Option<String>); 3] {
         let before: Vec<String> = self.before.iter().map(|before| duration::format(*before)).collect();
-        std::iter::once(("before", list(&before)))
+        [
+            ("before", Some(list(&before))),
+            ("command", self.command.as_deref().map(text)),
+            ("user", self.user.as_deref().map(text)),
+        ]
     }
 }
 
 pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Notify {
-    let Some(texts) = reader.one_or_more(table, "before", "[\"15m\", \"2m\"]") else { return Notify::default() };
+    let before = before(reader, table).unwrap_or_else(|| Notify::default().before);
+    let command = reader.absolute(table, "command", "/etc/gpush/hooks/notify");
+    Notify { before, command, user: user(reader, table) }
+}
+
+fn user(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<String> {
+    let named = reader.word(table, "user", "\"gpush-notify\"")?;
+    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+    let problem = if named.value == "root" || named.value == "0" {
+        "the hook of [notify] must not run as root".to_owned()
+    } else if named.value.is_empty() || named.value.starts_with('-') || !named.value.chars().all(is_name) {
+        format!("{} is not the name of a user", Quoted(&named.value))
+    } else {
+        return Some(named.value);
+    };
+    let hint =
+        "write the name of a user without privileges, or leave `user` out: then systemd creates one for each run";
+    reader.report(Problem::new(named.span, problem, hint));
+    None
+}
+
+fn before(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<Vec<Duration>> {
+    let texts = reader.one_or_more(table, "before", "[\"15m\", \"2m\"]")?;
     let mut before = Vec::new();
-    for text in &texts {
-        let why = match duration::parse_positive(&text.value) {
+    for one in &texts {
+        let why = match duration::parse_positive(&one.value) {
             Ok(time) if time > LONGEST => format!("is longer than {}", span(LONGEST)),
             Ok(time) => {
                 before.push(time);
@@ -49,21 +80,38 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Notify {
             }
             Err(error) => format!("is not a duration: {error}"),
         };
-        let message = format!("{} in `before` {why}", Quoted(&text.value));
-        reader.report(Problem::new(text.span.clone(), message, "write for example before = [\"15m\", \"2m\"]"));
+        let message = format!("{} in `before` {why}", Quoted(&one.value));
+        reader.report(Problem::new(one.span.clone(), message, "write for example before = [\"15m\", \"2m\"]"));
     }
-    if let Some(text) = texts.get(MOST_WARNINGS) {
+    if let Some(one) = texts.get(MOST_WARNINGS) {
         let message = format!("`before` has more than {MOST_WARNINGS} times");
-        reader.report(Problem::new(text.span.clone(), message, "remove some of them"));
+        reader.report(Problem::new(one.span.clone(), message, "remove some of them"));
     }
     before.sort_unstable_by(|a, b| b.cmp(a));
     before.dedup();
-    Notify { before }
+    Some(before)
 }
 
 #[cfg(test)]
 mod tests {
     use crate::config::Config;
+
+    #[test]
+    fn hook_has_an_absolute_path_and_never_runs_as_root() {
+        let notify = |lines: &str| Config::parse(&format!("[notify]\n{lines}\n"), "config.toml").map(|one| one.notify);
+        let found = notify("command = \"/etc/gpush/mail\"\nuser = \"mailer\"").unwrap();
+        assert_eq!((found.command.as_deref(), found.user.as_deref()), (Some("/etc/gpush/mail"), Some("mailer")));
+        for (lines, part) in [
+            ("command = \"mail\"", "is not an absolute path"),
+            ("user = \"root\"", "must not run as root"),
+            ("user = \"0\"", "must not run as root"),
+            ("user = \"a b\"", "is not the name of a user"),
+            ("user = \"-x\"", "is not the name of a user"),
+        ] {
+            let error = notify(lines).unwrap_err().to_string();
+            assert!(error.contains(part), "{lines}: {error}");
+        }
+    }
 
     #[test]
     fn warnings_are_sorted_and_may_be_one_or_none() {

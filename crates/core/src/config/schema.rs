@@ -39,7 +39,7 @@ pub const ALLOW: Section = Section { header: "[[processes.allow]]", keys: &["exe
 /// `[leases]`
 pub const LEASES: Section = Section { header: "[leases]", keys: &["placement", "user_limits"] };
 /// `[notify]`
-pub const NOTIFY: Section = Section { header: "[notify]", keys: &["before"] };
+pub const NOTIFY: Section = Section { header: "[notify]", keys: &["before", "command", "user"] };
 /// `[slurm]`
 pub const SLURM: Section =
     Section { header: "[slurm]", keys: &["agent_down", "deadline", "leftovers", "unattributed"] };

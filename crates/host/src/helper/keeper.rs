@@ -3,7 +3,8 @@
 //! communicate with gpushd, and outlives gpushd.
 
 use std::{
-    io::{self, PipeReader, Read, Write},
+    fs::File,
+    io::{self, PipeReader, Read, Seek, Write},
     os::unix::process::{CommandExt, ExitStatusExt},
     path::Path,
     process::{Command, ExitCode, ExitStatus},
@@ -17,6 +18,7 @@ use nix::{
     sys::signal::{Signal, killpg},
     unistd::Pid,
 };
+use rustix::{fs::MemfdFlags, io::FdFlags};
 
 use super::run_dir::{End, Ended, RunDir, Spec};
 
@@ -58,6 +60,16 @@ fn keep(run: &RunDir) -> io::Result<()> {
 
 fn execute(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
     let (reader, writer) = io::pipe()?;
+    // The program inherits a descriptor of the lock, so the lock is held while the program runs: as its empty standard
+    // input, or in addition to its input.
+    let held = lock.try_clone()?;
+    let input = match &spec.input {
+        None => held.try_clone()?,
+        Some(text) => {
+            rustix::io::fcntl_setfd(&held, FdFlags::empty())?;
+            in_memory(text)?
+        }
+    };
     let mut command = Command::new(&spec.program);
     command
         .arg0(&spec.name)
@@ -67,8 +79,7 @@ fn execute(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
         .env("LANG", "C.UTF-8")
         .envs(&spec.env)
         .current_dir("/")
-        // The program's standard input is the empty lock file. So the lock is held while the program runs.
-        .stdin(lock.try_clone()?)
+        .stdin(input)
         .stdout(writer.try_clone()?)
         .stderr(writer)
         .process_group(0);
@@ -76,6 +87,7 @@ fn execute(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
         Ok(child) => child,
         Err(error) => return Ok(Ended { end: End::NotStarted(error.to_string()), output: String::new() }),
     };
+    drop(held);
     // Drop `command` to close the keeper's write end of the pipe. Otherwise the pipe would never end.
     drop(command);
     let kept = read_output(reader);
@@ -101,6 +113,14 @@ fn execute(spec: &Spec, lock: &std::fs::File) -> io::Result<Ended> {
     let _ = killpg(group, Signal::SIGKILL);
     let end = if timed_out { End::TimedOut } else { end_of(status?) };
     Ok(Ended { end, output: kept.output() })
+}
+
+/// Returns a file that contains a text and exists only in memory.
+fn in_memory(text: &str) -> io::Result<File> {
+    let mut file = File::from(rustix::fs::memfd_create("input", MemfdFlags::CLOEXEC)?);
+    file.write_all(text.as_bytes())?;
+    file.rewind()?;
+    Ok(file)
 }
 
 fn end_of(status: ExitStatus) -> End {

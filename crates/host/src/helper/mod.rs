@@ -22,7 +22,7 @@
 //! the lock, so the kernel releases the lock when both have ended, in either order. Only the
 //! process that holds the lock may change the run.
 //!
-//! gpushd runs only trusted programs ([`trust`]), with a clean environment and no input. A keeper
+//! gpushd runs only trusted programs ([`trust`]), with a clean environment. A keeper
 //! stores the output of its program, up to a limit.
 //!
 //! | module | subject |
@@ -80,6 +80,8 @@ pub struct Job {
     pub args: Vec<String>,
     /// Environment of the program, in addition to `PATH`.
     pub env: BTreeMap<String, String>,
+    /// What the program reads from its standard input; nothing if `None`.
+    pub input: Option<String>,
     /// Maximum run time.
     pub deadline: Duration,
     /// Whether the job runs often. gpushd logs the runs of such a job only at debug level, and the
@@ -134,6 +136,7 @@ impl Helpers {
             name: job.program.clone(),
             args: job.args.clone(),
             env: job.env.clone(),
+            input: job.input.clone(),
             deadline_ms: millis(job.deadline),
             grace_ms: millis(GRACE),
         };

@@ -25,6 +25,9 @@ pub(super) struct Spec {
     pub(super) name: String,
     pub(super) args: Vec<String>,
     pub(super) env: BTreeMap<String, String>,
+    /// Standard input; empty if `None`.
+    #[serde(default)]
+    pub(super) input: Option<String>,
     pub(super) deadline_ms: u64,
     pub(super) grace_ms: u64,
 }
@@ -236,6 +239,7 @@ mod tests {
             name: "true".to_owned(),
             args: Vec::new(),
             env: BTreeMap::new(),
+            input: None,
             deadline_ms: 1,
             grace_ms: 1,
         };

@@ -38,6 +38,22 @@ fn holder_is_told_on_a_terminal_before_a_program_is_ended() {
     assert!(!refused.status.success(), "{refused:?}");
     machine.sh("pkill -KILL -xf 'sleep 1000'");
     none_left(&machine);
+    hook_runs_without_privileges(&machine);
+}
+
+/// The hook prints who it is and what it reads. gpushd logs this.
+fn hook_runs_without_privileges(machine: &Machine) {
+    machine.write("/usr/local/bin/told", "#!/bin/sh\necho uid $(id -u); touch /srv/touched; cat\n");
+    machine.sh("chmod 755 /usr/local/bin/told; printf '\\n[notify]\\ncommand = \"/usr/local/bin/told\"\\n' >> /etc/gpush/config.toml; gpushctl config reload");
+    machine.sh(&in_session(ALICE, "5", "gpushctl lease request --whole --for 1h -o name"));
+    let lease = id(&active(machine, 1)[0]);
+    machine.sh(&format!("gpushctl lease end {lease} --reason 'exam starts'"));
+    let log = machine.journal_until("-u gpushd.service", "the hook /usr/local/bin/told has run");
+    let line = log.lines().rev().find(|line| line.contains("/usr/local/bin/told has run")).unwrap_or_default();
+    assert!(line.contains("\"notice_kind\":\"revoked\"") && line.contains("exam starts"), "{line}");
+    assert!(line.contains("uid ") && !line.contains("uid 0 "), "it must not run as root: {line}");
+    assert!(!machine.run("test -e /srv/touched").status.success(), "it writes nothing on the host");
+    none_left(machine);
 }
 
 /// Starts a terminal of another user. Returns the name of the file with what it shows.
