@@ -37,7 +37,7 @@ pub(super) struct NoticeFiles {
 
 /// One line of a file.
 #[derive(Debug, Serialize)]
-struct Line<'a> {
+struct FileLine<'a> {
     lease_id: String,
     #[serde(flatten)]
     notice: &'a LeaseNotice,
@@ -122,7 +122,7 @@ fn create(path: &Path, uid: u32) -> io::Result<()> {
 }
 
 fn append(path: &Path, id: LeaseId, notice: &LeaseNotice) -> io::Result<()> {
-    let mut line = serde_json::to_vec(&Line { lease_id: id.to_string(), notice })?;
+    let mut line = serde_json::to_vec(&FileLine { lease_id: id.to_string(), notice })?;
     line.push(b'\n');
     let mut file = OpenOptions::new().append(true).open(path)?;
     if file.metadata()?.len() >= LARGEST {

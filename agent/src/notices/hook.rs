@@ -31,17 +31,17 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const OPERATION: &str = "notify";
 
 /// A notice, and the settings with which its hook runs.
-type Run = (Notify, NoticeChange);
+type WaitingNotice = (Notify, NoticeChange);
 
 /// The hook. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(super) struct Hook {
-    runs: mpsc::Sender<Run>,
+pub(super) struct NoticeHook {
+    runs: mpsc::Sender<WaitingNotice>,
     /// Where the task gets the runs. The task takes it when it starts.
-    waiting: Arc<Locked<Option<mpsc::Receiver<Run>>>>,
+    waiting: Arc<Locked<Option<mpsc::Receiver<WaitingNotice>>>>,
 }
 
-impl Hook {
+impl NoticeHook {
     pub(super) fn new() -> Self {
         let (runs, waiting) = mpsc::channel(WAITING);
         Self { runs, waiting: Arc::new(Locked::new(Some(waiting))) }

@@ -36,7 +36,7 @@ use gpush_store::LeaseRecord;
 use jiff::Timestamp;
 use tokio::task::JoinHandle;
 
-use self::{files::NoticeFiles, hook::Hook, limit::Limit};
+use self::{files::NoticeFiles, hook::NoticeHook, limit::Limit};
 use crate::{
     state::{State, context::HostContext},
     system::tasks::TaskName,
@@ -56,7 +56,7 @@ pub(crate) struct Notices(Arc<NoticeParts>);
 struct NoticeParts {
     state: State,
     files: NoticeFiles,
-    hook: Hook,
+    hook: NoticeHook,
     limits: Locked<BTreeMap<LeaseId, Limit>>,
 }
 
@@ -66,7 +66,7 @@ impl Notices {
         let files = NoticeFiles::new(directory);
         let is_open = |id| state.leases().get(id).is_some();
         files.remove_others(is_open);
-        Self(Arc::new(NoticeParts { state, files, hook: Hook::new(), limits: Locked::default() }))
+        Self(Arc::new(NoticeParts { state, files, hook: NoticeHook::new(), limits: Locked::default() }))
     }
 
     /// Starts the task that runs the hook. It runs until gpushd stops.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use gpush_api::{EndReason, LeaseBinding, NoticeKind};
 use gpush_core::lease::{
     machine::State,
-    notice::{NoticeCause, Term},
+    notice::{LeaseTerm, NoticeCause},
 };
 use jiff::Timestamp;
 use tokio::time::Instant;
@@ -31,9 +31,9 @@ impl Actor {
         }
     }
 
-    fn term(&self) -> Option<Term> {
+    fn term(&self) -> Option<LeaseTerm> {
         let record = &self.lease.as_ref()?.record;
-        Some(Term { granted_at: record.granted_at?, expires_at: record.expires_at? })
+        Some(LeaseTerm { granted_at: record.granted_at?, expires_at: record.expires_at? })
     }
 
     /// Returns whether the lease belongs to a Slurm job.

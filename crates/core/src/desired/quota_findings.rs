@@ -23,7 +23,7 @@ const SHORT_S: u64 = 60;
 struct Offer {
     kind: LeaseKind,
     /// Profile of the MIG device.
-    profile: Option<Profile>,
+    profile: Option<OfferedProfile>,
     /// Memory of the GPU or MIG device in MiB.
     memory_mib: u64,
     /// Maximum MPS percentage of one lease, in tenths of a percent.
@@ -31,7 +31,7 @@ struct Offer {
 }
 
 /// The profile of an offered MIG device.
-struct Profile {
+struct OfferedProfile {
     /// `3g.40gb`, or `1c.3g.40gb` for a part of the GPU instance.
     name: String,
     /// Compute slices of the GPU instance.
@@ -144,7 +144,7 @@ fn offers(desired: &DesiredState, gpu: &Gpu) -> Option<Vec<Offer>> {
                 let of = mig.profiles.iter().find(|one| one.name == profile)?;
                 let name = compute.map_or_else(|| profile.to_owned(), |slices| format!("{slices}c.{profile}"));
                 let profile =
-                    Profile { name, slices: of.slices, is_part: compute.is_some(), is_dynamic: desired.dynamic };
+                    OfferedProfile { name, slices: of.slices, is_part: compute.is_some(), is_dynamic: desired.dynamic };
                 Some(Offer { kind, profile: Some(profile), memory_mib: of.memory_mib, mps_tenths: 0 })
             });
             Some(devices.collect())

@@ -28,7 +28,7 @@ const LONGEST_REASON: usize = 200;
 
 /// The time between the grant and the end of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Term {
+pub struct LeaseTerm {
     /// Time of the grant.
     pub granted_at: Timestamp,
     /// Time of the end.
@@ -46,12 +46,12 @@ impl ExpiryWarnings {
     /// Returns the time of the next warning. It may have passed. Returns `None` if no warning follows. `before` are the
     /// times between the warnings and the end.
     #[must_use]
-    pub fn next(&self, term: Term, before: &[Duration]) -> Option<Timestamp> {
+    pub fn next(&self, term: LeaseTerm, before: &[Duration]) -> Option<Timestamp> {
         self.remaining(term, before).max().and_then(|longest| earlier(term.expires_at, longest))
     }
 
     /// Returns whether a warning is due, and notes that the holder gets it. Several warnings that are due count as one.
-    pub fn take_due(&mut self, term: Term, before: &[Duration], now: Timestamp) -> bool {
+    pub fn take_due(&mut self, term: LeaseTerm, before: &[Duration], now: Timestamp) -> bool {
         let is_due = |before: &Duration| earlier(term.expires_at, *before).is_some_and(|at| at <= now);
         let due = self.remaining(term, before).filter(is_due).min();
         if let Some(shortest) = due {
@@ -61,7 +61,7 @@ impl ExpiryWarnings {
     }
 
     /// Returns the warnings that the holder has not got for this end.
-    fn remaining(&self, term: Term, before: &[Duration]) -> impl Iterator<Item = Duration> {
+    fn remaining(&self, term: LeaseTerm, before: &[Duration]) -> impl Iterator<Item = Duration> {
         let length = Duration::try_from(term.expires_at.duration_since(term.granted_at)).unwrap_or_default();
         let last = self.last.filter(|(end, _)| *end == term.expires_at).map(|(_, before)| before);
         let is_left = move |before: &Duration| *before * 2 <= length && last.is_none_or(|last| *before < last);
@@ -215,8 +215,8 @@ mod tests {
         Timestamp::from_second(1_800_000_000 + second).unwrap()
     }
 
-    fn term(end: i64) -> Term {
-        Term { granted_at: at(0), expires_at: at(end) }
+    fn term(end: i64) -> LeaseTerm {
+        LeaseTerm { granted_at: at(0), expires_at: at(end) }
     }
 
     #[test]
