@@ -82,13 +82,13 @@ impl NoticeFiles {
     /// Removes the file of an ended lease if it is empty. Otherwise it is removed after [`KEPT`].
     pub(super) fn close(&self, id: LeaseId) {
         let path = self.file(id);
-        let is_empty = std::fs::metadata(&path).is_ok_and(|found| found.len() == 0);
         let now = Instant::now();
         let mut ended = self.ended.lock();
-        if is_empty {
-            remove(&path);
-        } else {
-            ended.push_back((now, id));
+        match std::fs::metadata(&path) {
+            Ok(found) if found.len() == 0 => remove(&path),
+            Ok(_) => ended.push_back((now, id)),
+            // A request that was never granted has no file.
+            Err(_) => {}
         }
         while let Some((at, id)) = ended.front().copied()
             && now.saturating_duration_since(at) >= KEPT
@@ -117,6 +117,8 @@ impl NoticeFiles {
 }
 
 fn create(path: &Path, uid: u32) -> io::Result<()> {
+    // A lease of a deleted database may have had the same number. It has ended.
+    remove(path);
     let file = File::options().write(true).create_new(true).mode(0o400).open(path)?;
     fchown(&file, Some(uid), None).inspect_err(|_| remove(path))
 }
@@ -174,6 +176,16 @@ mod tests {
             assert_eq!(lines.len(), 2);
             assert_eq!((&lines[0]["lease_id"], &lines[0]["notice_kind"]), (&"L7".into(), &"revoked".into()));
         }
+    }
+
+    #[test]
+    fn file_of_an_earlier_lease_with_the_same_number_is_replaced() {
+        let (_directory, files) = files();
+        std::fs::write(files.file(LeaseId(1)), "an old notice\n").unwrap();
+        files.create(LeaseId(1), geteuid().as_raw());
+        assert_eq!(std::fs::read_to_string(files.file(LeaseId(1))).unwrap(), "");
+        files.close(LeaseId(2));
+        assert!(files.ended.lock().is_empty(), "a request without a file leaves nothing");
     }
 
     #[test]
