@@ -57,7 +57,7 @@ fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
     if let Some(meant) = args::correction::correction(words) {
         let text = error.render().to_string();
         let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
-        return refused(&ApiError::new(Code::BadRequest, message).hint(format!("did you mean `{meant}`?")), words);
+        return refused(&ApiError::new(Code::BadRequest, message).hint(args::correction::as_hint(&meant)), words);
     }
     let fallthrough = evaluated(words);
     if wants_json(words) {

@@ -12,6 +12,17 @@ use super::{
     words::{self, is_index_list, joined_durations},
 };
 
+/// Returns the hint that proposes a corrected command line. A program without a share may need one, because a host can offer
+/// several kinds.
+pub(crate) fn as_hint(meant: &str) -> String {
+    let share = if meant.starts_with("gpushctl run -- ") {
+        "; if the host offers several kinds of shares, add yours, such as --mps 25 or --memory 10G"
+    } else {
+        ""
+    };
+    format!("did you mean `{meant}`?{share}")
+}
+
 /// Returns the command line that the user probably meant.
 pub(crate) fn correction(words: &[OsString]) -> Option<String> {
     let words: Vec<&str> = words.iter().skip(1).map(|word| word.to_str()).collect::<Option<_>>()?;

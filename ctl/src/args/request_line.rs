@@ -62,8 +62,8 @@ const SHARES: [&str; 4] = ["--mig", "--mps", "--whole", "--timeslice"];
 /// Options that may come with the kind of share.
 const WITH_SHARE: [&str; 6] = ["--for", "--memory", "--count", "--wait", "--gpu", "-g"];
 
-/// Largest number that may be the index of a GPU.
-const LARGEST_INDEX: u32 = 31;
+/// Largest number that may be the index of a GPU. A larger number before a command is a percentage.
+const LARGEST_INDEX: u32 = 15;
 
 /// Returns the command line that the words mean, if they request a share. The words contain no options before the
 /// command.
@@ -77,6 +77,21 @@ pub(super) fn rewritten(words: &[&str]) -> Option<Vec<String>> {
     let is_rewritten = !line.flags.iter().map(String::as_str).eq(rest.iter().copied());
     let found = line.words(is_rewritten)?;
     (found.iter().map(String::as_str).ne(words.iter().copied())).then_some(found)
+}
+
+/// Returns the percentage that a part of a GPU means: `25` for `1/4`, `0.25` and `quarter`.
+fn fraction(word: &str) -> Option<String> {
+    let part = match word {
+        "half" => 0.5,
+        "quarter" => 0.25,
+        _ => match word.split_once('/') {
+            Some((part, whole)) => {
+                part.parse::<f64>().ok()? / whole.parse::<f64>().ok().filter(|whole| *whole > 0.0)?
+            }
+            None => word.strip_prefix("0.").and_then(|_| word.parse::<f64>().ok())?,
+        },
+    };
+    (part > 0.0 && part < 1.0).then(|| format!("{:.0}", (part * 100.0).max(1.0)))
 }
 
 /// Returns the command, and the words after it.
@@ -170,7 +185,8 @@ impl Rewritten {
                 return used;
             }
         }
-        if IGNORED.contains(&name) {
+        // Without `--wait`, a request does not wait.
+        if IGNORED.contains(&name) || matches!(name, "--nowait" | "--no-wait") {
             return 0;
         }
         let is_foreign = self.kind == Kind::Run { is_foreign: true };
@@ -210,6 +226,7 @@ impl Rewritten {
             }
             "whole" | "exclusive" => self.add("--whole", None),
             "timeslice" => self.add("--timeslice", None),
+            _ if fraction(word).is_some() => self.add("--mps", fraction(word).as_deref()),
             _ if is_profile(word) => self.add("--mig", Some(word)),
             _ if word.ends_with('%') && is_percentage(word) => self.add("--mps", Some(word.trim_end_matches('%'))),
             _ if self.kind == Kind::Request && word.contains('=') => self.add("--request", Some(word)),
@@ -224,6 +241,8 @@ impl Rewritten {
                     }
                 } else if is_index_list(word) && word.parse::<u32>().map_or(true, |index| index <= LARGEST_INDEX) {
                     self.add("-g", Some(word));
+                } else if is_number(word) && is_percentage(word) && matches!(self.kind, Kind::Run { .. }) {
+                    self.add("--mps", Some(word));
                 } else if !is_number(word)
                     && word.starts_with(|c: char| c.is_ascii_digit())
                     && duration::is_duration(word)
