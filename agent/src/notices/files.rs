@@ -2,7 +2,7 @@
 //! watch the file (`tail -f`, inotify).
 //!
 //! ```text
-//! granted ─► empty file, readable for the holder only ─► notice ─► one more line ─► lease ended ─┬─ no notice: removed
+//! granted ─► empty file, which the holder may only read ─► notice ─► one more line ─► lease ended ─┬─ no notice: removed
 //!                                                                                               └─ removed an hour later
 //! ```
 //!
@@ -18,8 +18,10 @@ use std::{
 };
 
 use gpush_api::{LeaseId, LeaseNotice};
+use gpush_host::acl;
 use gpush_locked::Locked;
-use serde::Serialize;
+use nix::unistd::geteuid;
+use serde::{Deserialize, Serialize};
 
 /// How long the file of an ended lease stays.
 const KEPT: Duration = Duration::from_secs(3600);
@@ -36,11 +38,12 @@ pub(super) struct NoticeFiles {
 }
 
 /// One line of a file.
-#[derive(Debug, Serialize)]
-struct FileLine<'a> {
-    lease_id: String,
+#[derive(Debug, Serialize, Deserialize)]
+struct FileLine {
+    lease_id: LeaseId,
+    /// Without the number of terminals, which is known only later.
     #[serde(flatten)]
-    notice: &'a LeaseNotice,
+    notice: LeaseNotice,
 }
 
 impl NoticeFiles {
@@ -77,6 +80,13 @@ impl NoticeFiles {
         if let Err(error) = append(&self.file(id), id, notice) {
             tracing::debug!(lease = %id, "lease {id}: cannot write a notice to its file: {error}");
         }
+    }
+
+    /// Returns the last notice in the file of a lease. The number of its terminals is not known.
+    pub(super) fn last(&self, id: LeaseId) -> Option<LeaseNotice> {
+        let text = std::fs::read_to_string(self.file(id)).ok()?;
+        let line: FileLine = serde_json::from_str(text.lines().next_back()?).ok()?;
+        Some(line.notice)
     }
 
     /// Removes the file of an ended lease if it is empty. Otherwise it is removed after [`KEPT`].
@@ -119,12 +129,23 @@ impl NoticeFiles {
 fn create(path: &Path, uid: u32) -> io::Result<()> {
     // A lease of a deleted database may have had the same number. It has ended.
     remove(path);
-    let file = File::options().write(true).create_new(true).mode(0o400).open(path)?;
-    fchown(&file, Some(uid), None).inspect_err(|_| remove(path))
+    let file = File::options().write(true).create_new(true).mode(0o600).open(path)?;
+    if uid == geteuid().as_raw() {
+        return Ok(());
+    }
+    // The file stays gpushd's. Its owner could change the mode, and fill the file system.
+    let opened = match acl::grant_read(path, uid) {
+        Ok(true) => Ok(()),
+        // The file system has no access lists.
+        Ok(false) => fchown(&file, Some(uid), None).and_then(|()| file.set_permissions(Permissions::from_mode(0o400))),
+        Err(error) => Err(error),
+    };
+    opened.inspect_err(|_| remove(path))
 }
 
 fn append(path: &Path, id: LeaseId, notice: &LeaseNotice) -> io::Result<()> {
-    let mut line = serde_json::to_vec(&FileLine { lease_id: id.to_string(), notice })?;
+    let notice = LeaseNotice { terminals: None, ..notice.clone() };
+    let mut line = serde_json::to_vec(&FileLine { lease_id: id, notice })?;
     line.push(b'\n');
     let mut file = OpenOptions::new().append(true).open(path)?;
     if file.metadata()?.len() >= LARGEST {
@@ -141,7 +162,6 @@ fn remove(path: &Path) {
 mod tests {
     use gpush_api::NoticeKind;
     use jiff::Timestamp;
-    use nix::unistd::geteuid;
 
     use super::*;
 
@@ -153,7 +173,7 @@ mod tests {
 
     fn notice(text: &str) -> LeaseNotice {
         let (at, kind) = (Timestamp::UNIX_EPOCH, NoticeKind::Revoked);
-        LeaseNotice { at, kind, text: text.to_owned(), ends_at: None, terminals: 1 }
+        LeaseNotice { at, kind, text: text.to_owned(), ends_at: None, terminals: None }
     }
 
     #[test]
@@ -162,20 +182,33 @@ mod tests {
         assert_eq!(files.path(LeaseId(7)), None);
         files.create(LeaseId(7), geteuid().as_raw());
         for text in ["lease L7 ends in 10m", "lease L7 has ended"] {
-            // Root may write the file, although its mode has no write permission.
-            if geteuid().is_root() {
-                files.append(LeaseId(7), &notice(text));
-            }
+            files.append(LeaseId(7), &notice(text));
         }
         let path = files.path(LeaseId(7)).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o400);
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o077, 0);
         assert_eq!(std::fs::metadata(&files.directory).unwrap().permissions().mode() & 0o777, 0o711);
         let text = std::fs::read_to_string(path).unwrap();
         let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        if geteuid().is_root() {
-            assert_eq!(lines.len(), 2);
-            assert_eq!((&lines[0]["lease_id"], &lines[0]["notice_kind"]), (&"L7".into(), &"revoked".into()));
+        assert_eq!(lines.len(), 2);
+        assert_eq!((&lines[0]["lease_id"], &lines[0]["notice_kind"]), (&"L7".into(), &"revoked".into()));
+        let last = files.last(LeaseId(7)).unwrap();
+        assert_eq!((last.kind, last.text.as_str()), (NoticeKind::Revoked, "lease L7 has ended"));
+        assert_eq!(files.last(LeaseId(8)), None);
+    }
+
+    /// The owner of a file can change its mode, and then fill the file system.
+    #[test]
+    fn file_of_another_user_belongs_to_gpushd() {
+        if !geteuid().is_root() {
+            println!("SKIPPED files of other users: only root can create them");
+            return;
         }
+        let (_directory, files) = files();
+        files.create(LeaseId(1), 65_534);
+        let found = std::fs::metadata(files.file(LeaseId(1))).unwrap();
+        assert_eq!(std::os::unix::fs::MetadataExt::uid(&found), 0);
+        files.append(LeaseId(1), &notice("x"));
+        assert!(files.last(LeaseId(1)).is_some(), "gpushd may write it");
     }
 
     #[test]
@@ -194,7 +227,6 @@ mod tests {
         for id in [LeaseId(1), LeaseId(2)] {
             files.create(id, geteuid().as_raw());
         }
-        std::fs::set_permissions(files.file(LeaseId(2)), Permissions::from_mode(0o600)).unwrap();
         files.append(LeaseId(2), &notice("x"));
         files.close(LeaseId(1));
         files.close(LeaseId(2));
@@ -219,7 +251,6 @@ mod tests {
     fn file_does_not_grow_without_limit() {
         let (_directory, files) = files();
         files.create(LeaseId(1), geteuid().as_raw());
-        std::fs::set_permissions(files.file(LeaseId(1)), Permissions::from_mode(0o600)).unwrap();
         for _ in 0..1000 {
             files.append(LeaseId(1), &notice(&"x".repeat(400)));
         }

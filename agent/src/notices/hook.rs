@@ -14,10 +14,11 @@ use gpush_api::NoticeChange;
 use gpush_core::config::Notify;
 use gpush_host::{
     helper::{End, Job},
-    systemd,
+    subtask, systemd,
 };
-use gpush_locked::Locked;
-use tokio::sync::mpsc;
+use nix::unistd::User;
+use tokio::sync::{Mutex, mpsc};
+use tokio_util::sync::CancellationToken;
 
 use crate::system::{host_services::HostServices, tasks::Tasks};
 
@@ -26,6 +27,9 @@ const WAITING: usize = 64;
 
 /// Maximum run time of the hook.
 const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Uid and gid of `nobody`.
+const NOBODY: u32 = 65_534;
 
 /// The name of the runs.
 const OPERATION: &str = "notify";
@@ -37,14 +41,14 @@ type WaitingNotice = (Notify, NoticeChange);
 #[derive(Debug, Clone)]
 pub(super) struct NoticeHook {
     runs: mpsc::Sender<WaitingNotice>,
-    /// Where the task gets the runs. The task takes it when it starts.
-    waiting: Arc<Locked<Option<mpsc::Receiver<WaitingNotice>>>>,
+    /// The receiving end of the queue.
+    waiting: Arc<Mutex<mpsc::Receiver<WaitingNotice>>>,
 }
 
 impl NoticeHook {
     pub(super) fn new() -> Self {
         let (runs, waiting) = mpsc::channel(WAITING);
-        Self { runs, waiting: Arc::new(Locked::new(Some(waiting))) }
+        Self { runs, waiting: Arc::new(Mutex::new(waiting)) }
     }
 
     /// Runs the hook for a notice, if the config has one.
@@ -55,10 +59,10 @@ impl NoticeHook {
         }
     }
 
-    /// Runs the hook for the notices that wait, one after the other.
-    pub(super) async fn serve(self, host_services: Arc<HostServices>, tasks: Tasks) {
-        let Some(mut waiting) = self.waiting.lock().take() else { return std::future::pending().await };
-        while let Some((notify, change)) = waiting.recv().await {
+    /// Runs the hook for the notices that wait, one after the other, until gpushd stops.
+    pub(super) async fn serve(self, host_services: Arc<HostServices>, tasks: Tasks, stopping: CancellationToken) {
+        let mut waiting = self.waiting.lock().await;
+        while let Some(Some((notify, change))) = stopping.run_until_cancelled(waiting.recv()).await {
             let _unfinished = tasks.unfinished();
             execute(&host_services, &notify, &change).await;
         }
@@ -68,11 +72,16 @@ impl NoticeHook {
 async fn execute(host_services: &HostServices, notify: &Notify, change: &NoticeChange) {
     let (Some(command), Ok(input)) = (&notify.command, serde_json::to_string(change)) else { return };
     let lease = change.lease_id;
-    // The program that changes the user runs the hook, so check the hook itself here.
+    // The helper checks only setpriv or systemd-run, so check the hook here.
     if let Err(error) = gpush_host::helper::Helpers::may_run(command) {
         return tracing::warn!(%lease, "lease {lease}: {error}");
     }
-    let (program, args) = as_user(command, notify.user.as_deref());
+    let user = notify.user.clone();
+    let Some(user) = subtask::blocking(move || unprivileged(user.as_deref())).await else { return };
+    let (program, args) = match user {
+        Ok(user) => as_user(command, user),
+        Err(why) => return tracing::warn!(%lease, "lease {lease}: the hook {command} does not run: {why}"),
+    };
     let job = Job {
         operation: OPERATION.to_owned(),
         step: format!("{lease}"),
@@ -95,8 +104,25 @@ async fn execute(host_services: &HostServices, notify: &Notify, change: &NoticeC
     host_services.helpers.forget(OPERATION);
 }
 
+/// Uid and gid of the user that runs the hook.
+type Ids = (u32, u32);
+
+/// Looks up the user that runs the hook. Returns `Ok(None)` if the config names none.
+///
+/// # Errors
+/// The host has no such user, or the user is root under another name.
+fn unprivileged(user: Option<&str>) -> Result<Option<Ids>, String> {
+    let Some(user) = user else { return Ok(None) };
+    match User::from_name(user) {
+        Ok(Some(found)) if found.uid.is_root() => Err(format!("{user} has uid 0")),
+        Ok(Some(found)) => Ok(Some((found.uid.as_raw(), found.gid.as_raw()))),
+        Ok(None) => Err(format!("this host has no user {user}")),
+        Err(errno) => Err(format!("cannot look up {user}: {errno}")),
+    }
+}
+
 /// Returns the program and the arguments that run a command as a user, without privileges.
-fn as_user(command: &str, user: Option<&str>) -> (String, Vec<String>) {
+fn as_user(command: &str, user: Option<Ids>) -> (String, Vec<String>) {
     let is_root = nix::unistd::geteuid().is_root();
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     if !is_root {
@@ -104,15 +130,14 @@ fn as_user(command: &str, user: Option<&str>) -> (String, Vec<String>) {
         return (command.to_owned(), Vec::new());
     }
     if !systemd::is_the_service_manager() {
-        let user = user.unwrap_or("nobody");
-        let (uid, group) = (format!("--reuid={user}"), format!("--regid={user}"));
-        let group = if user == "nobody" { "--regid=65534" } else { &group };
+        let (uid, gid) = user.unwrap_or((NOBODY, NOBODY));
+        let (uid, gid) = (format!("--reuid={uid}"), format!("--regid={gid}"));
         return (
             "/usr/bin/setpriv".to_owned(),
-            words(&[&uid, group, "--clear-groups", "--no-new-privs", "--", command]),
+            words(&[&uid, &gid, "--clear-groups", "--no-new-privs", "--", command]),
         );
     }
-    let user = user.map_or_else(|| "DynamicUser=yes".to_owned(), |user| format!("User={user}"));
+    let user = user.map_or_else(|| "DynamicUser=yes".to_owned(), |(uid, _)| format!("User={uid}"));
     let mut args: Vec<String> = words(&["--quiet", "--pipe", "--wait", "--collect", "--service-type=exec"]);
     let properties = [
         user.as_str(),
@@ -128,4 +153,22 @@ fn as_user(command: &str, user: Option<&str>) -> (String, Vec<String>) {
     args.extend(properties.iter().map(|property| format!("--property={property}")));
     args.extend(words(&["--", command]));
     ("/usr/bin/systemd-run".to_owned(), args)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hook_never_runs_as_root() {
+        assert_eq!(unprivileged(None), Ok(None));
+        assert!(unprivileged(Some("root")).unwrap_err().contains("uid 0"));
+        assert!(unprivileged(Some("no-such-user")).unwrap_err().contains("no user"));
+        assert_eq!(unprivileged(Some("daemon")).map(|ids| ids.map(|(uid, _)| uid > 0)), Ok(Some(true)));
+        if nix::unistd::geteuid().is_root() {
+            let (program, args) = as_user("/bin/true", None);
+            let drops = args.iter().any(|arg| arg == "--reuid=65534" || arg == "--property=DynamicUser=yes");
+            assert!(drops && program != "/bin/true" && args.last().is_some_and(|last| last == "/bin/true"), "{args:?}");
+        }
+    }
 }

@@ -24,8 +24,8 @@ impl Limit {
     pub(super) fn permits(&mut self, kind: NoticeKind, now: Instant) -> bool {
         match kind {
             // Each lease has few of these, and its holder must not miss one.
-            NoticeKind::Expired | NoticeKind::Revoked | NoticeKind::GpuLost => return true,
-            NoticeKind::EndsSoon | NoticeKind::Cordoned | NoticeKind::MpsFault => {}
+            NoticeKind::EndsSoon | NoticeKind::Expired | NoticeKind::Revoked | NoticeKind::GpuLost => return true,
+            NoticeKind::Cordoned | NoticeKind::MpsFault => {}
         }
         if self.began.is_none_or(|began| now.saturating_duration_since(began) >= WINDOW) {
             *self = Self { began: Some(now), number: 0 };
@@ -46,6 +46,7 @@ mod tests {
         assert_eq!(given(&mut limit, NoticeKind::Cordoned, start), 6);
         assert_eq!(given(&mut limit, NoticeKind::MpsFault, start + WINDOW - Duration::from_secs(1)), 0);
         assert_eq!(given(&mut limit, NoticeKind::Revoked, start), 1000);
-        assert_eq!(given(&mut limit, NoticeKind::EndsSoon, start + WINDOW), 6);
+        assert_eq!(given(&mut limit, NoticeKind::EndsSoon, start), 1000);
+        assert_eq!(given(&mut limit, NoticeKind::Cordoned, start + WINDOW), 6);
     }
 }

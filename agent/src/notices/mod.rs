@@ -1,5 +1,5 @@
-//! Notices: delivers to the holder of a lease what happens to the lease. The task of the lease decides what to say, and
-//! says it before gpushd ends a process of the lease.
+//! Tells the holder of a lease what happens to it. The task of the lease decides the text, and sends it before gpushd
+//! signals a process.
 //!
 //! ```text
 //! leases/actor ─► limit ─┬─► terminals of the lease's processes (gpush_host::terminal)
@@ -42,7 +42,7 @@ use crate::{
     system::tasks::TaskName,
 };
 
-/// Maximum time to show a notice on terminals and to write it to the file.
+/// Maximum time to find the terminals of a lease, and to show a notice on them.
 const DELIVERY: Duration = Duration::from_secs(1);
 
 /// Maximum number of terminals that show a notice.
@@ -72,7 +72,10 @@ impl Notices {
     /// Starts the task that runs the hook. It runs until gpushd stops.
     pub(crate) fn spawn(&self, context: &HostContext) -> JoinHandle<()> {
         let (hook, services, tasks) = (self.0.hook.clone(), Arc::clone(&context.host_services), context.tasks.clone());
-        context.tasks.spawn(TaskName::NoticeHook, move || hook.clone().serve(Arc::clone(&services), tasks.clone()))
+        let stopping = context.stopping.clone();
+        context.tasks.spawn(TaskName::NoticeHook, move || {
+            hook.clone().serve(Arc::clone(&services), tasks.clone(), stopping.clone())
+        })
     }
 
     /// Creates the file of a lease, so that its holder can watch it.
@@ -83,6 +86,11 @@ impl Notices {
     /// Returns the path of the file of a lease; `None` if there is no file.
     pub(crate) fn path(&self, id: LeaseId) -> Option<String> {
         self.0.files.path(id)
+    }
+
+    /// Returns the last notice to the holder of a lease of an earlier gpushd.
+    pub(crate) fn last(&self, id: LeaseId) -> Option<LeaseNotice> {
+        self.0.files.last(id)
     }
 
     /// Removes the file of a lease that has ended. If it has notices, they stay for a while.
@@ -106,22 +114,22 @@ impl Notices {
         }
         let at = Timestamp::now();
         let text = cause.text(id, at);
-        let mut notice = LeaseNotice { at, kind: cause.kind(), text, ends_at: cause.ends_at(), terminals: 0 };
+        let mut notice = LeaseNotice { at, kind: cause.kind(), text, ends_at: cause.ends_at(), terminals: None };
+        // Write the file first: the search for terminals may take long.
         let (parts, owner, told) = (Arc::clone(&self.0), record.holder.uid, notice.clone());
+        let _gpushd_may_be_stopping = subtask::blocking(move || parts.files.append(id, &told)).await;
+        let shown = notice.text.clone();
         let delivered = async {
             let pids = pids.await;
-            subtask::blocking(move || {
-                let terminals = show(id, owner, &pids, &told.text);
-                parts.files.append(id, &LeaseNotice { terminals, ..told });
-                terminals
-            })
-            .await
+            subtask::blocking(move || show(id, owner, &pids, &shown)).await
         };
         match tokio::time::timeout(DELIVERY, delivered).await {
-            Ok(terminals) => notice.terminals = terminals.unwrap_or(0),
-            Err(_) => tracing::warn!(lease = %id, "lease {id}: its terminals did not take a notice in time"),
+            Ok(terminals) => notice.terminals = terminals,
+            Err(_) => {
+                tracing::warn!(lease = %id, "lease {id}: its terminals were not found in time, so they do not show a notice")
+            }
         }
-        tracing::info!(lease = %id, uid = owner, "told the holder, on {} terminals: {}", notice.terminals, notice.text);
+        tracing::info!(lease = %id, uid = owner, "told the holder: {}", notice.text);
         let gpu_uuids: BTreeSet<_> = record.members.iter().map(|member| member.gpu_uuid.clone()).collect();
         let change = NoticeChange {
             lease_id: id,

@@ -1,7 +1,7 @@
 //! Lines on the terminals of a user's processes.
 //!
 //! ```text
-//! process ──/proc/PID/stat──► device number ──► /dev/pts/N, opened without blocking and without becoming our terminal
+//! process ──/proc/PID/stat──► device number ──► /dev/pts/N, opened with O_NONBLOCK and O_NOCTTY
 //!    on the descriptor: is it this device? does it belong to the user? is it open to messages (`mesg y`)? ──► one write
 //! ```
 //!
@@ -17,12 +17,6 @@ use crate::proc::{self, AnyPid};
 /// Major device number of pseudo terminals (`UNIX98_PTY_SLAVE_MAJOR` of the kernel).
 const PSEUDO_TERMINAL: u32 = 136;
 
-/// Major device number of virtual consoles and serial ports. Minor numbers from [`SERIAL`] are serial ports.
-const CONSOLE: u32 = 4;
-
-/// First minor number of a serial port.
-const SERIAL: u32 = 64;
-
 /// A terminal, by its device number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Terminal {
@@ -33,7 +27,7 @@ pub struct Terminal {
 /// Why a line was not shown on a terminal.
 #[derive(Debug)]
 pub enum NotShown {
-    /// gpushd writes only to pseudo terminals and virtual consoles.
+    /// gpushd writes only to pseudo terminals. Its unit permits no other terminals.
     OtherDevice,
     /// The terminal belongs to another user.
     OtherUser,
@@ -48,7 +42,7 @@ pub enum NotShown {
 impl fmt::Display for NotShown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::OtherDevice => f.write_str("it is neither a pseudo terminal nor a virtual console"),
+            Self::OtherDevice => f.write_str("it is no pseudo terminal"),
             Self::OtherUser => f.write_str("it belongs to another user"),
             Self::Closed => f.write_str("its user has closed it to messages (`mesg n`)"),
             Self::Full => f.write_str("its output is stopped, or nobody reads it"),
@@ -76,11 +70,7 @@ impl Terminal {
     }
 
     fn path(self) -> Option<PathBuf> {
-        match (self.major, self.minor) {
-            (PSEUDO_TERMINAL, number) => Some(format!("/dev/pts/{number}").into()),
-            (CONSOLE, number) if number > 0 && number < SERIAL => Some(format!("/dev/tty{number}").into()),
-            _ => None,
-        }
+        (self.major == PSEUDO_TERMINAL).then(|| format!("/dev/pts/{}", self.minor).into())
     }
 
     /// Shows a line on the terminal, if it belongs to the user `owner`. Never waits. `text` must not contain control
@@ -187,7 +177,7 @@ mod tests {
 
     #[test]
     fn device_that_is_no_terminal_is_refused() {
-        for (major, minor) in [(1, 3), (CONSOLE, 0), (CONSOLE, SERIAL), (5, 0)] {
+        for (major, minor) in [(1, 3), (4, 1), (5, 0)] {
             assert!(matches!(Terminal { major, minor }.show(0, "x"), Err(NotShown::OtherDevice)), "{major}:{minor}");
         }
         let gone = Terminal { major: PSEUDO_TERMINAL, minor: 1_000_000 };

@@ -102,6 +102,7 @@ impl Actor {
             Ok(record)
         });
         self.set_record(written.await.map_err(ChangeError::Unrecorded)?);
+        self.warnings.renewed(Timestamp::now());
         self.publish();
         Ok(())
     }

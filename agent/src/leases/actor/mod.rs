@@ -231,8 +231,13 @@ impl Actor {
             | State::Active
             | State::Ended(_)) => (state, Vec::new()),
         };
+        let mut lease = lease;
+        if lease.notice.is_none() {
+            lease.notice = leases.handles.notices.last(lease.id());
+        }
+        let warnings = lease.notice.as_ref().map(ExpiryWarnings::after).unwrap_or_default();
         let mut actor = Self::new(leases, state, Some(lease));
-        actor.effects = effects.into();
+        (actor.effects, actor.warnings) = (effects.into(), warnings);
         actor
     }
 

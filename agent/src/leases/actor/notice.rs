@@ -64,8 +64,12 @@ impl Actor {
         let Some(lease) = &self.lease else { return };
         let Some(revocation) = lease.record.revocation.clone() else { return };
         let cause = NoticeCause::Revoked(&revocation);
+        // A notice that was read from the file has whole seconds.
+        let second = |at: Option<Timestamp>| at.map(Timestamp::as_second);
         let is_told = |told: &gpush_api::LeaseNotice| {
-            told.kind == NoticeKind::Revoked && told.at >= revocation.at && told.ends_at == cause.ends_at()
+            told.kind == NoticeKind::Revoked
+                && told.at.as_second() >= revocation.at.as_second()
+                && second(told.ends_at) == second(cause.ends_at())
         };
         if !lease.notice.as_ref().is_some_and(is_told) {
             self.tell(&cause).await;

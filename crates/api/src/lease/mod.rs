@@ -250,7 +250,7 @@ mod tests {
                 kind: NoticeKind::Revoked,
                 text: "secret-notice".to_owned(),
                 ends_at: None,
-                terminals: 1,
+                terminals: Some(1),
             }),
         }
     }

@@ -61,9 +61,10 @@ pub struct LeaseNotice {
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ends_at: Option<Timestamp>,
-    /// Number of terminals that show the notice. It can be 0: the lease has no process on a terminal, or the holder has
-    /// closed them to messages (`mesg n`).
-    pub terminals: u32,
+    /// Number of terminals that show the notice; absent if it is not known. It can be 0: the lease has no process on a
+    /// terminal, or the holder has closed them to messages (`mesg n`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminals: Option<u32>,
 }
 
 /// A notice to the holder of a lease, as an event. Only the holder and administrators see `text`.

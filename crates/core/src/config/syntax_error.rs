@@ -13,14 +13,14 @@ use crate::{
 };
 
 /// Returns the problems to report for the errors of the TOML parser: the first error of each line. If the first error
-/// shows that the author writes another format, returns only that error, because the others have the same cause.
+/// shows that the file has another format, returns only this error: the others follow from it.
 pub(super) fn problems(text: &str, table: &Spanned<DeTable<'_>>, errors: &[toml::de::Error]) -> Vec<Problem> {
     if let Some(other) = errors.first().and_then(|first| other_format(text, first)) {
         return vec![other];
     }
     // Everything after an open list or string is read as a part of it, so the other errors are no mistakes of the author.
     if let Some(first) = errors.first() {
-        if first.message().contains("unclosed") {
+        if ["unclosed array", "unclosed inline table"].iter().any(|open| first.message().contains(open)) {
             return vec![problem(text, table, first)];
         }
         if let Some(open) = open_list(text, first) {
@@ -43,9 +43,21 @@ fn open_list(text: &str, error: &toml::de::Error) -> Option<Problem> {
     let at = error.span().filter(|_| error.message().contains("between array elements"))?.start;
     let (before, after) = text.split_at_checked(at)?;
     let begins_line = before.trim_end_matches([' ', '\t']).ends_with('\n');
-    let is_key = after.lines().next().is_some_and(|line| line.contains('=') || line.starts_with('['));
-    let open = before.rfind('[').filter(|_| begins_line && is_key)?;
+    let is_key = after.lines().next().is_some_and(begins_table_or_value);
+    let open = before.rfind("= [").map(|at| at + 2).or_else(|| before.rfind("=[").map(|at| at + 1));
+    let open = open.filter(|_| begins_line && is_key)?;
     Some(Problem::new(open..open + 1, "this list is not closed", "close the list with ]"))
+}
+
+/// Returns whether a line begins with a key and `=`, or is the header of a table.
+fn begins_table_or_value(line: &str) -> bool {
+    let is_word = |word: &str| {
+        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        !word.is_empty() && word.chars().all(fits)
+    };
+    let header = line.trim_end().strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let header = header.map(|rest| rest.trim_start_matches('[').trim_end_matches(']'));
+    header.is_some_and(is_word) || line.split_once('=').is_some_and(|(key, _)| is_word(key.trim_end()))
 }
 
 fn newlines(text: &str) -> usize {
@@ -65,7 +77,8 @@ fn other_format(text: &str, error: &toml::de::Error) -> Option<Problem> {
         let message = "`//` does not begin a comment in TOML";
         return Some(Problem::new(span(indent, 2), message, "begin comments with #"));
     }
-    if let Some(quote) = whole.find(['\u{201c}', '\u{201d}', '\u{201e}', '\u{2018}', '\u{2019}']) {
+    let quote = at - start;
+    if whole.get(quote..)?.starts_with(['\u{201c}', '\u{201d}', '\u{201e}', '\u{2018}', '\u{2019}']) {
         let length = whole[quote..].chars().next().map_or(1, char::len_utf8);
         let message = "this quotation mark does not quote a string in TOML";
         return Some(Problem::new(
@@ -85,6 +98,7 @@ fn other_format(text: &str, error: &toml::de::Error) -> Option<Problem> {
     }
     let unlisted = line.strip_prefix("- ").unwrap_or(line);
     let (key, value) = unlisted.split_once(':')?;
+    let value = value.split_once(" #").map_or(value, |(value, _comment)| value);
     let is_key = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
     if !is_key || value.contains('=') {
         return None;
@@ -223,6 +237,14 @@ mod tests {
     fn line_with_several_errors_is_reported_once() {
         let shown = errors("match mode\nauto_reconcile true\n");
         assert_eq!(shown.matches("config.toml:").count(), 2, "{shown}");
+    }
+
+    #[test]
+    fn list_with_a_missing_comma_is_not_called_open() {
+        let shown = errors("[processes]\nallow = [\n  { uid = 1 }\n  { uid = 2 },\n]\n");
+        assert!(!shown.contains("not closed"), "{shown}");
+        let shown = errors("auto_reconcile = yes # the lab\u{2019}s host\n");
+        assert!(shown.contains("write true or false"), "{shown}");
     }
 
     /// A colon in a string or a time is no YAML.

@@ -1,8 +1,7 @@
-//! Warnings about quotas on a given host: limits that permit no lease at all, because no GPU that the quota allows offers
-//! what the quota permits.
+//! Warnings about quotas under which this host grants no lease: no allowed GPU offers a permitted share.
 //!
-//! gpushd refuses each request of such a quota's users, one by one and with the reason. Here the administrator learns it
-//! before.
+//! gpushd refuses each request of such a quota's users, with the reason. These warnings tell the administrator before a
+//! request fails.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -28,6 +27,8 @@ struct Offer {
     memory_mib: u64,
     /// Maximum MPS percentage of one lease, in tenths of a percent.
     mps_tenths: u32,
+    /// Whether only Slurm's hooks lease the GPU.
+    is_for_jobs: bool,
 }
 
 /// The profile of an offered MIG device.
@@ -47,9 +48,10 @@ pub(super) fn without_effect(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let of_gpu = |((desired, gpu), claimed): ((&DesiredState, &Gpu), Option<usize>)| {
         let rule = claimed.and_then(|position| config.rules.get(position));
         let mut offers = offers(desired, gpu)?;
-        if rule.is_some_and(|rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Slurm)) {
-            // Only Slurm's hooks lease this GPU.
-            offers.clear();
+        // The shares of Slurm's jobs come from Slurm, so nothing is known about them.
+        let is_slurm = rule.is_some_and(|rule| rule.lease.is_some_and(|terms| terms.owner == LeaseOwner::Slurm));
+        if is_slurm {
+            offers.iter_mut().for_each(|offer| offer.is_for_jobs = true);
         }
         let most = rule.map(|rule| most_tenths(&rule.mps_policy()));
         offers.iter_mut().for_each(|offer| offer.mps_tenths = most.unwrap_or(0));
@@ -67,7 +69,7 @@ pub(super) fn without_effect(config: &Config, gpus: &[Gpu]) -> Vec<String> {
         for (key, seconds) in short {
             if let Some(seconds) = seconds.filter(|seconds| *seconds < SHORT_S) {
                 let span = duration::format(Duration::from_secs(seconds));
-                find(format!("`{key}` gives leases of {span}; a number without a unit means seconds"));
+                find(format!("`{key}` gives leases of {span}: check the unit"));
             }
         }
         if !nothing_offered {
@@ -84,6 +86,9 @@ fn findings_of(quota: &QuotaRule, gpus: &[Gpu], offers: &[(GpuIndex, Vec<Offer>)
         offers.iter().filter(|(gpu, _)| is_allowed(gpu)).flat_map(|(_, of_gpu)| of_gpu).collect();
     if limits.gpus.as_ref().is_some_and(BTreeSet::is_empty) || limits.leases == Some(0) {
         // Selectors without a GPU are reported elsewhere. A quota without leases is on purpose.
+        return Vec::new();
+    }
+    if offered.iter().any(|offer| offer.is_for_jobs) {
         return Vec::new();
     }
     if offered.is_empty() {
@@ -126,7 +131,8 @@ fn most_tenths(policy: &MpsPolicy) -> u32 {
 
 /// Returns what a GPU offers; `None` if its profiles are not known.
 fn offers(desired: &DesiredState, gpu: &Gpu) -> Option<Vec<Offer>> {
-    let whole = |kind| vec![Offer { kind, profile: None, memory_mib: gpu.memory.total_mib, mps_tenths: 0 }];
+    let whole =
+        |kind| vec![Offer { kind, profile: None, memory_mib: gpu.memory.total_mib, mps_tenths: 0, is_for_jobs: false }];
     match desired.mode {
         Mode::NoRule | Mode::Unmanaged => Some(Vec::new()),
         Mode::Exclusive => Some(whole(LeaseKind::Whole)),
@@ -145,7 +151,13 @@ fn offers(desired: &DesiredState, gpu: &Gpu) -> Option<Vec<Offer>> {
                 let name = compute.map_or_else(|| profile.to_owned(), |slices| format!("{slices}c.{profile}"));
                 let profile =
                     OfferedProfile { name, slices: of.slices, is_part: compute.is_some(), is_dynamic: desired.dynamic };
-                Some(Offer { kind, profile: Some(profile), memory_mib: of.memory_mib, mps_tenths: 0 })
+                Some(Offer {
+                    kind,
+                    profile: Some(profile),
+                    memory_mib: of.memory_mib,
+                    mps_tenths: 0,
+                    is_for_jobs: false,
+                })
             });
             Some(devices.collect())
         }
@@ -223,11 +235,7 @@ mod tests {
             ("gpus = \"0\"\ndefault = \"memory=30G\"", "quota 1: no GPU that it allows offers its default, memory=30G"),
             ("gpus = \"2-4\"\ndefault = \"mps=25\"", "quota 1: no GPU that it allows offers its default, mps=25"),
             ("gpus = \"5\"\ndefault = \"mps=75\"", "quota 1: no GPU that it allows offers its default, mps=75"),
-            ("gpus = \"6\"", "quota 1: `gpus` allows only GPUs that no rule offers to leases"),
-            (
-                "default = \"mig=1g.10gb,for=4\"",
-                "quota 1: `default` gives leases of 4s; a number without a unit means seconds",
-            ),
+            ("default = \"mig=1g.10gb,for=4\"", "quota 1: `default` gives leases of 4s: check the unit"),
         ] {
             assert_eq!(of(quota), [finding], "{quota}");
         }
@@ -249,6 +257,7 @@ mod tests {
             "default = \"mps=25,memory=8G\"",
             "default = \"whole\"",
             "default = \"timeslice\"",
+            "gpus = \"6\"\nkinds = [\"mps\"]",
         ] {
             assert_eq!(of(quota), [""; 0], "{quota}");
         }

@@ -7,13 +7,13 @@
 //! renewed: the warnings begin again for the new end
 //! ```
 //!
-//! A warning is left out if it would come in the first half of the lease: who has just requested a lease of 10 minutes
-//! knows its end.
+//! A warning is left out if it would come in the first half of the lease. A user who has just requested or renewed a lease
+//! for 10 minutes knows when it ends.
 
 use std::time::Duration;
 
 use gpush_api::{
-    LeaseId, LeaseRevocation, NoticeKind,
+    LeaseId, LeaseNotice, LeaseRevocation, NoticeKind,
     text::{local_time, plain},
 };
 use jiff::{SignedDuration, Timestamp};
@@ -38,11 +38,26 @@ pub struct LeaseTerm {
 /// The warnings that the holder of a lease has got.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExpiryWarnings {
-    /// The end of which the last warning told, and how long before the end it was due.
+    /// The end time that the last warning named, and how long before it the warning was due.
     last: Option<(Timestamp, Duration)>,
+    /// Time of the last renewal.
+    renewed_at: Option<Timestamp>,
 }
 
 impl ExpiryWarnings {
+    /// Returns the warnings of a lease whose holder has got this notice from an earlier gpushd.
+    #[must_use]
+    pub fn after(notice: &LeaseNotice) -> Self {
+        let end = notice.ends_at.filter(|_| notice.kind == NoticeKind::EndsSoon);
+        let left = |end: &Timestamp| Duration::try_from(end.duration_since(notice.at)).unwrap_or_default();
+        Self { last: end.map(|end| (end, left(&end))), renewed_at: None }
+    }
+
+    /// Notes that the holder has just renewed the lease, and so knows its end.
+    pub fn renewed(&mut self, at: Timestamp) {
+        self.renewed_at = Some(at);
+    }
+
     /// Returns the time of the next warning. It may have passed. Returns `None` if no warning follows. `before` are the
     /// times between the warnings and the end.
     #[must_use]
@@ -62,7 +77,8 @@ impl ExpiryWarnings {
 
     /// Returns the warnings that the holder has not got for this end.
     fn remaining(&self, term: LeaseTerm, before: &[Duration]) -> impl Iterator<Item = Duration> {
-        let length = Duration::try_from(term.expires_at.duration_since(term.granted_at)).unwrap_or_default();
+        let began = self.renewed_at.unwrap_or(term.granted_at);
+        let length = Duration::try_from(term.expires_at.duration_since(began)).unwrap_or_default();
         let last = self.last.filter(|(end, _)| *end == term.expires_at).map(|(_, before)| before);
         let is_left = move |before: &Duration| *before * 2 <= length && last.is_none_or(|last| *before < last);
         before.iter().copied().filter(is_left)
@@ -239,6 +255,25 @@ mod tests {
         let warnings = ExpiryWarnings::default();
         assert_eq!(warnings.next(term(1200), &before), Some(at(1080)));
         assert_eq!(warnings.next(term(60), &before), None);
+    }
+
+    #[test]
+    fn holder_who_has_just_renewed_is_not_warned_at_once() {
+        let before = [15 * MINUTE, 2 * MINUTE];
+        let mut warnings = ExpiryWarnings::default();
+        warnings.renewed(at(36_000));
+        assert_eq!(warnings.next(term(36_600), &before), Some(at(36_480)), "not 15 minutes before");
+    }
+
+    #[test]
+    fn restarted_gpushd_does_not_repeat_a_warning() {
+        let before = [15 * MINUTE, 2 * MINUTE];
+        let told =
+            |kind| LeaseNotice { at: at(2701), kind, text: String::new(), ends_at: Some(at(3600)), terminals: None };
+        let mut warnings = ExpiryWarnings::after(&told(NoticeKind::EndsSoon));
+        assert!(!warnings.take_due(term(3600), &before, at(3000)));
+        assert_eq!(warnings.next(term(3600), &before), Some(at(3480)));
+        assert!(ExpiryWarnings::after(&told(NoticeKind::Revoked)).take_due(term(3600), &before, at(3000)));
     }
 
     fn revocation(reason: &str, end: Option<i64>) -> LeaseRevocation {

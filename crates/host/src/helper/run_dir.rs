@@ -167,7 +167,8 @@ impl RunDir {
 
     /// Takes the lock; `None` if another process holds it.
     pub(super) fn lock(&self) -> io::Result<Option<File>> {
-        let file = OpenOptions::new().read(true).write(true).open(self.dir.join("lock"))?;
+        // The program of a hook inherits the descriptor, and must not be able to write the file.
+        let file = File::open(self.dir.join("lock"))?;
         match file.try_lock() {
             Ok(()) => Ok(Some(file)),
             Err(TryLockError::WouldBlock) => Ok(None),

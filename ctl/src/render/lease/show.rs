@@ -87,11 +87,12 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     }
     if let Some(notice) = &lease.notice {
         let shown = match notice.terminals {
-            0 => "on no terminal".to_owned(),
-            1 => "on 1 terminal".to_owned(),
-            number => format!("on {number} terminals"),
+            None => String::new(),
+            Some(0) => ", on no terminal".to_owned(),
+            Some(1) => ", on 1 terminal".to_owned(),
+            Some(number) => format!(", on {number} terminals"),
         };
-        out += &self::fact("told", &format!("{} ({}, {shown})", look.clean(&notice.text), look.ago(notice.at)), look);
+        out += &self::fact("told", &format!("{} ({}{shown})", look.clean(&notice.text), look.ago(notice.at)), look);
     }
     let is_here = |target: &str| lease.members.iter().any(|member| member.target == target);
     // The drift of a GPU that is leased as a whole can keep programs from the GPU, for example if MIG mode is on.
