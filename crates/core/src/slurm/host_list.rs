@@ -217,7 +217,8 @@ mod tests {
         #[test]
         fn membership_agrees_with_expansion(text in "([a-c]{0,2}(\\[[0-9]{1,2}(-[0-9]{1,2})?(,[0-9]{1,2})?\\])?,?){0,3}") {
             if let Ok(list) = HostList::parse(&text) {
-                let names = list.expand().expect("few names");
+                // Three long ranges together can have more names than a list may have.
+                let Ok(names) = list.expand() else { return Ok(()) };
                 for name in &names {
                     prop_assert!(list.contains(name), "{name}");
                 }
