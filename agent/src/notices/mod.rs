@@ -99,7 +99,7 @@ impl Notices {
         self.0.files.close(id);
     }
 
-    /// Tells the holder of a lease what happens. `find_pids` finds the processes of the lease. Returns the notice; `None` if
+    /// Tells the holder of a lease what happens. `pids` finds the processes of the lease. Returns the notice; `None` if
     /// the lease has had too many.
     pub(crate) async fn deliver(
         &self,
@@ -126,7 +126,10 @@ impl Notices {
         match tokio::time::timeout(DELIVERY, delivered).await {
             Ok(terminals) => notice.terminals = terminals,
             Err(_) => {
-                tracing::warn!(lease = %id, "lease {id}: its terminals were not found in time, so they do not show a notice")
+                tracing::warn!(
+                    lease = %id,
+                    "lease {id}: its terminals were not found in time, so they do not show a notice"
+                );
             }
         }
         tracing::info!(lease = %id, uid = owner, "told the holder: {}", notice.text);
