@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Everything is checked on the open descriptor, because another terminal may have got the same path meanwhile. A
-//! terminal whose output is stopped, or that nobody reads, is full: then the line is lost, and gpushd does not wait.
+//! terminal is full if its output is stopped or no program reads it: then the line is lost, and gpushd does not wait.
 
 use std::{fmt, io, path::PathBuf};
 
@@ -33,7 +33,7 @@ pub enum NotShown {
     OtherUser,
     /// The user has closed the terminal to messages (`mesg n`).
     Closed,
-    /// Nobody reads the output of the terminal, or it is stopped.
+    /// The output of the terminal is stopped, or no program reads it.
     Full,
     /// The terminal can't be opened or written.
     Unwritable(io::Error),
@@ -45,7 +45,7 @@ impl fmt::Display for NotShown {
             Self::OtherDevice => f.write_str("it is no pseudo terminal"),
             Self::OtherUser => f.write_str("it belongs to another user"),
             Self::Closed => f.write_str("its user has closed it to messages (`mesg n`)"),
-            Self::Full => f.write_str("its output is stopped, or nobody reads it"),
+            Self::Full => f.write_str("its output is stopped, or no program reads it"),
             Self::Unwritable(error) => write!(f, "it can't be written: {error}"),
         }
     }
@@ -167,7 +167,7 @@ mod tests {
 
     /// A user stops the output with Ctrl-S. The notice must not wait.
     #[test]
-    fn terminal_that_nobody_reads_is_full_at_some_time() {
+    fn terminal_that_no_program_reads_is_full_at_some_time() {
         let pty = Pty::open();
         let _user = File::options().read(true).write(true).open(&pty.path).unwrap();
         let text = "x".repeat(4000);

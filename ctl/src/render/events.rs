@@ -200,9 +200,9 @@ fn of_notice(change: &NoticeChange) -> String {
     let holder = change.holder.user.clone().unwrap_or_else(|| format!("uid {}", change.holder.uid));
     let text = &change.notice.text;
     if text.is_empty() {
-        format!("{holder} was told: {}", change.notice.kind.name())
+        format!("notice to {holder}: {}", change.notice.kind.name())
     } else {
-        format!("{holder} was told: {text}")
+        format!("notice to {holder}: {text}")
     }
 }
 

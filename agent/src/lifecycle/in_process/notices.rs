@@ -1,5 +1,5 @@
-//! What the holder of a lease is told: on the terminals of the lease's processes, in the file of the lease, in events and
-//! in the lease itself.
+//! What gpushd tells the holder of a lease: on the terminals of the lease's processes, in the file of the lease, in events
+//! and in the lease itself.
 
 use std::{
     fs::File,

@@ -53,7 +53,7 @@ fn lease_without_processes_needs_only_the_record_of_its_end() {
     assert_eq!(effects, [Effect::CloseAdmission, told, Effect::WatchProcesses, end]);
 }
 
-/// The holder of a lease is told of its end, before a signal, unless the holder has ended it.
+/// gpushd tells the holder about the end of the lease before a signal, unless the holder has ended the lease.
 #[test]
 fn holder_is_told_of_an_end_by_others_before_any_signal() {
     for (event, reason) in [
