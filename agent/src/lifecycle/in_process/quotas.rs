@@ -7,6 +7,7 @@ use super::{
     InProcess,
     lease_requests::{WHOLE, whole, whole_gpus},
     leases::{devices, waiting},
+    programs::{UserProgram, skips_other_users},
     user,
 };
 
@@ -234,4 +235,40 @@ async fn reload_reports_names_that_the_host_does_not_have() {
     let [finding] = reloaded.findings.as_slice() else { panic!("{:?}", reloaded.findings) };
     let note = ":4: this host has no group `studnets`, so `quota.groups` ignores this name";
     assert!(finding.ends_with(note), "{finding}");
+}
+
+/// Fault: a quota refused the second of two commands that run one after the other, because the lease of the first had not
+/// ended yet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_that_is_about_to_end_does_not_prevent_the_next() {
+    if skips_other_users("leases of a user with a quota") {
+        return;
+    }
+    let host = InProcess::start("dgx-h100", 1, &CONFIG.replace("leases = 2", "leases = 1")).await;
+    for number in 0..20 {
+        let program = UserProgram::sleep(1000);
+        let mut body = devices("1g.10gb", 1);
+        body["process"] = json!(program.pid());
+        let granted = host.lease(1000, &body).await;
+        assert!(granted.is_ok(), "request {number}: {granted:?}");
+        drop(program);
+    }
+}
+
+/// Fault: the hint proposed to release a lease that was releasing already.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn releasing_lease_is_not_proposed_for_release() {
+    if skips_other_users("leases of a user with a quota") {
+        return;
+    }
+    let host = InProcess::start("dgx-h100", 1, &CONFIG.replace("leases = 2", "leases = 1")).await;
+    let granted = host.lease(1000, &devices("1g.10gb", 1)).await.expect("a lease");
+    let program = UserProgram::with_environment(1000, &granted.environment);
+    let refused = host.lease(1000, &devices("1g.10gb", 1)).await.unwrap_err();
+    assert!(cause_and_hint(&refused).1.contains("lease end L1"), "{refused:?}");
+    host.release(&granted).await;
+    let refused = host.lease(1000, &devices("1g.10gb", 1)).await.unwrap_err();
+    assert!(!cause_and_hint(&refused).1.contains("lease end"), "{refused:?}");
+    drop(program);
+    host.wait_until_ended(&granted).await;
 }
