@@ -280,14 +280,15 @@ fn profile(piece: &Piece<'_>, written: &str) -> Result<(Option<u8>, String), Lay
         Some((slices, name)) if digits(slices) => (Some(slices), name),
         Some(_) | None => (None, word.as_str()),
     };
+    // Separators of other tools; `+` also begins the suffix of a profile. A correction of the first entry alone would leave
+    // the others out.
+    let joined: Vec<&str> = word.split(['+', '/', ';', '|']).map(str::trim).collect();
+    if joined.len() > 1 && joined.iter().all(|one| gpu_slices(one).is_some()) {
+        let message = format!("{} is not a MIG profile name", Quoted(trimmed));
+        return Err(piece.error(span, message, format!("separate the instances with commas: `{}`", joined.join(","))));
+    }
     let Some(slices) = gpu_slices(name) else {
         let message = format!("{} is not a MIG profile name", Quoted(trimmed));
-        // Separators of other tools. A correction of the first entry alone would leave the others out.
-        let joined: Vec<&str> = word.split(['+', '/', ';', '|']).map(str::trim).collect();
-        if joined.len() > 1 && joined.iter().all(|one| gpu_slices(one).is_some()) {
-            let hint = format!("separate the instances with commas: `{}`", joined.join(","));
-            return Err(piece.error(span, message, hint));
-        }
         let meant = suggest_entry(&word);
         let hint = match &meant {
             Some(meant) => format!("did you mean `{meant}`?"),

@@ -261,3 +261,13 @@ fn only_valid_entries_with_the_suffix_share_devices() {
         assert_eq!(Layout::shares_devices(entries), shares, "{entries:?}");
     }
 }
+
+/// Fault: the hint for `3g.40gb+2g.20gb` was `3g.40gb` alone, which destroys all other instances.
+#[test]
+fn layout_with_a_separator_of_another_tool_gets_commas() {
+    for typed in ["3g.40gb+2g.20gb", "3g.40gb/2g.20gb", "3g.40gb;2g.20gb", "3g.40gb|2g.20gb"] {
+        let error = Layout::parse(typed).unwrap_err();
+        let hint = "separate the instances with commas: `3g.40gb,2g.20gb`";
+        assert_eq!((error.hint.as_deref(), error.meant), (Some(hint), None), "{typed}");
+    }
+}
