@@ -153,15 +153,15 @@ impl fmt::Display for MemoryLimit {
 impl FromStr for MemoryLimit {
     type Err = BadValue;
 
-    /// Reads `8G`, `8GB`, `8 GiB`, `1536M`, `1536 MiB`: whole numbers. As in the names of MIG profiles, `GB` means GiB.
+    /// Reads `8G`, `8GB`, `8Gi`, `8 GiB`, `1536M`, `1536 MiB`: whole numbers. As in the names of MIG profiles, `GB` means GiB.
     fn from_str(text: &str) -> Result<Self, BadValue> {
         let bad = |why| BadValue { text: text.to_owned(), what: "memory limit", why };
         let upper = text.trim().to_ascii_uppercase();
         let split = upper.find(|c: char| !c.is_ascii_digit()).unwrap_or(upper.len());
         let (number, unit) = upper.split_at(split);
         let factor = match unit.trim_start() {
-            "M" | "MB" | "MIB" => 1,
-            "G" | "GB" | "GIB" => 1024,
+            "M" | "MB" | "MI" | "MIB" => 1,
+            "G" | "GB" | "GI" | "GIB" => 1024,
             "" if !number.is_empty() && number.bytes().all(|digit| digit == b'0') => return Err(bad(NONE)),
             "" => return Err(bad("add the unit: 8G or 8192M")),
             unit if unit.starts_with('.') => return Err(bad("write whole GiB or MiB: 1536M for 1.5 GiB")),
@@ -258,6 +258,7 @@ mod tests {
             ("8G", 8192),
             ("1536M", 1536),
             ("8 GiB", 8192),
+            ("8Gi", 8192),
             ("1mib", 1),
             ("10GB", 10240),
             ("10gb", 10240),

@@ -206,8 +206,22 @@ impl RequestError {
             Self::NotInDefault { key } => format!("leave out `{}`", key.name()),
             Self::NoShare => "write a share, such as mig=1g.10gb,for=4h".to_owned(),
             Self::Repeated { key, spelling } => format!("give `{}` once", key.written(*spelling)),
-            Self::MissingValue { key, spelling } | Self::BadValue { key, spelling, .. } => {
+            Self::MissingValue { key, spelling } => {
                 format!("write for example `{}`", key.written(*spelling).with(key.example()))
+            }
+            Self::BadValue { key, spelling, value, .. } => {
+                let typed = value.trim_matches('`');
+                let example = |value: &str| key.written(*spelling).with(value);
+                match (key, profile_with_slices(typed)) {
+                    (Key::Mig, Some(profile)) => format!(
+                        "write the memory too, such as `{}`; `gpushctl mig profiles` lists the profiles",
+                        example(profile)
+                    ),
+                    (Key::Memory, _) if lacks_unit(typed) => {
+                        format!("write for example `{}`", example(&format!("{typed}G")))
+                    }
+                    _ => format!("write for example `{}`", example(key.example())),
+                }
             }
             Self::UnexpectedValue { key, spelling } => format!("write `{}` alone", key.written(*spelling)),
             Self::Contradiction { first, second, spelling } => {
@@ -235,6 +249,24 @@ impl RequestError {
             }
         }
     }
+}
+
+/// Returns a profile for a text that names only the number of its slices: `3g.40gb` for `3g`. The profiles are those of
+/// GPUs with 80 GB.
+fn profile_with_slices(text: &str) -> Option<&'static str> {
+    match text {
+        "1g" => Some("1g.10gb"),
+        "2g" => Some("2g.20gb"),
+        "3g" => Some("3g.40gb"),
+        "4g" => Some("4g.40gb"),
+        "7g" => Some("7g.80gb"),
+        _ => None,
+    }
+}
+
+/// Returns whether a text is a number without a unit.
+fn lacks_unit(text: &str) -> bool {
+    (1..=4).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_digit()) && !text.starts_with('0')
 }
 
 impl From<RequestError> for ApiError {

@@ -79,7 +79,12 @@ fn wrong_spec_names_the_term_and_an_example() {
         ("mps=25,slices=2", "`slices` does not apply to `mps`", "leave out `slices`"),
         ("mig=1g.10gb,memory=8G", "`memory` does not apply to `mig`", "leave out `memory`"),
         ("priority=normal", "`priority` needs `mps`", "leave out `priority`"),
-        ("memory=8", "`memory`: `8` is not valid: add the unit: 8G or 8192M", "write for example `memory=10G`"),
+        ("memory=8", "`memory`: `8` is not valid: add the unit: 8G or 8192M", "write for example `memory=8G`"),
+        (
+            "mig=3g",
+            "`mig`: `3g` is not valid: write a profile name, such as 1g.10gb or 1c.3g.40gb",
+            "write the memory too, such as `mig=3g.40gb`; `gpushctl mig profiles` lists the profiles",
+        ),
         (
             "slices=0",
             "the number of compute slices must be 1 or more",
