@@ -18,11 +18,7 @@ pub(super) async fn run(client: &mut Client, args: &PsArgs, out: &Output) -> Out
     }
     if let Some(user) = &args.user {
         let uid = super::lease::uid_of(user)?;
-        let hidden = all.processes.iter().filter(|one| one.process.uid.is_none()).count();
-        all.processes.retain(|one| one.process.uid == Some(uid) || one.account.as_ref() == Some(user));
-        if hidden > 0 && all.processes.is_empty() {
-            let what = if hidden == 1 { "1 process of another user is" } else { "processes of other users are" };
-            let text = format!("{what} not shown: only administrators see whose processes these are");
+        if let Some(text) = keep_user(&mut all, uid, user) {
             out.remark(&(out.look.wrap("! ", &text).join("\n") + "\n"));
         }
     }
@@ -47,4 +43,41 @@ async fn only(client: &mut Client, all: &mut GpuProcesses, selectors: &[String])
     all.processes.retain(|one| is_chosen(one.gpu_uuid.as_str()));
     all.unknown.retain(|one| is_chosen(one.gpu_uuid.as_str()));
     Ok(())
+}
+
+/// Keeps only the processes of a user. If none is left, returns a remark about the processes whose users the caller may not
+/// see.
+fn keep_user(all: &mut GpuProcesses, uid: u32, user: &str) -> Option<String> {
+    let hidden = all.processes.iter().filter(|one| one.process.uid.is_none()).count();
+    all.processes.retain(|one| one.process.uid == Some(uid) || one.account.as_deref() == Some(user));
+    (hidden > 0 && all.processes.is_empty()).then(|| {
+        let what = if hidden == 1 { "1 process of another user is" } else { "processes of other users are" };
+        format!("{what} not shown: only administrators see whose processes these are")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fault: for a caller who is not an administrator, the list was empty without a reason.
+    #[test]
+    fn processes_of_unknown_users_are_mentioned_if_no_process_is_left() {
+        let host = |uids: &[Option<u32>]| {
+            let process = |uid: &Option<u32>| serde_json::json!({"gpu": 0, "gpu_uuid": "GPU-1", "target": "GPU-1", "uid": uid, "kind": "compute"});
+            let processes: Vec<_> = uids.iter().map(process).collect();
+            serde_json::from_value::<GpuProcesses>(serde_json::json!({"policy": "report", "gpu_processes": processes}))
+                .unwrap()
+        };
+        let kept = |uids: &[Option<u32>]| {
+            let mut all = host(uids);
+            let remark = keep_user(&mut all, 1000, "alice");
+            (all.processes.len(), remark)
+        };
+        assert_eq!(kept(&[Some(1000), None]), (1, None));
+        assert_eq!(kept(&[Some(1001)]), (0, None));
+        let (left, remark) = kept(&[None, Some(1001)]);
+        assert!(left == 0 && remark.unwrap().starts_with("1 process of another user is not shown"));
+        assert!(kept(&[None, None]).1.unwrap().starts_with("processes of other users are not shown"));
+    }
 }

@@ -86,3 +86,19 @@ fn holder_is_warned_of_what_the_share_does_not_limit() {
     assert_eq!((of(LeaseKind::Mig, 1), of(LeaseKind::Mig, 2)), (0, 1));
     assert_eq!((of(LeaseKind::Mps, 1), of(LeaseKind::Timeslice, 1)), (1, 1));
 }
+
+/// Fault: the first `gpushctl run --mps` took the whole GPU, and did not say so.
+#[test]
+fn holder_of_a_whole_target_without_a_percentage_is_warned() {
+    let of = |requested: Option<&str>, granted: &str| {
+        let percentage = |text: &str| text.parse().unwrap();
+        let mut record = record(1, 1000, "GPU-0");
+        let (memory_limit_mib, priority) = (None, None);
+        record.request.share = LeaseShare::Mps { percentage: requested.map(percentage), memory_limit_mib, priority };
+        let (percentage, priority) = (percentage(granted), gpush_api::Priority::default());
+        record.members[0].share = MemberShare::Mps { percentage, memory_limit_mib, priority };
+        warnings(&record).iter().any(|warning| warning.contains("takes 100 %"))
+    };
+    assert!(of(None, "100"));
+    assert_eq!((of(Some("100"), "100"), of(None, "50")), (false, false));
+}

@@ -76,6 +76,20 @@ fn lease_changes_in_a_line() {
     assert_snapshot!("lease-changes", fixtures::plain(&text));
 }
 
+/// Fault: `lease renew --for 1h` shortened a lease of 4 hours, and did not say so.
+#[test]
+fn renewal_that_shortens_a_lease_is_mentioned() {
+    let look = fixtures::look(80, UTF8);
+    let one = fixtures::lease::mig();
+    let end = one.expires_at.unwrap();
+    let renewed = |before| fixtures::plain(&lease::renewed(&one, before, &look));
+    let hour = jiff::SignedDuration::from_hours(1);
+    assert!(renewed(Some(end + hour)).contains("! earlier than before, which was"), "{}", renewed(Some(end + hour)));
+    for before in [None, Some(end), Some(end - hour)] {
+        assert!(!renewed(before).contains("earlier"), "{before:?}");
+    }
+}
+
 #[test]
 fn every_word_of_a_lease_is_distinct() {
     let look = fixtures::look(120, UTF8);
