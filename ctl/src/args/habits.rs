@@ -1,7 +1,4 @@
-//! Finds command lines in the form of nvidia-smi, mig-parted or other tools. The error names the form that gpushctl
-//! accepts.
-//!
-//! A layout never consists of numbers alone, because `mig apply 0` could mean GPU 0 or profile 0.
+//! Finds command lines in the form of nvidia-smi or other tools. The error names the form that gpushctl accepts.
 
 use std::ffi::OsString;
 
@@ -16,7 +13,7 @@ pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
     let after_options = &words[command_at(&words)..];
     let checks =
         [value_after_optional, duration_of_two_words, number_after_ended, gpu_as_entry, detached, mps_env, config_edit];
-    let of_command = [kill_of_process, timeslice_set, nvidia_smi, file_as_f];
+    let of_command = [kill_of_process, options_of_ps, timeslice_set, nvidia_smi, file_as_f];
     let found = checks.iter().find_map(|check| check(&words));
     found.or_else(|| of_command.iter().find_map(|check| check(after_options)))
 }
@@ -247,6 +244,13 @@ fn kill_of_process(words: &[&str]) -> Option<ApiError> {
     })
 }
 
+/// Refuses `ps aux`. Without this error, gpushctl would read `aux` as a GPU.
+fn options_of_ps(words: &[&str]) -> Option<ApiError> {
+    let ["ps", options @ ("aux" | "auxw" | "auxww" | "auxf" | "ax" | "ef"), ..] = words else { return None };
+    let message = format!("`{options}` is an option of another `ps`: gpushctl lists the processes on GPUs");
+    Some(ApiError::new(Code::BadRequest, message).hint("use `gpushctl ps`"))
+}
+
 /// Refuses `config edit`: gpushctl changes no config file.
 fn config_edit(words: &[&str]) -> Option<ApiError> {
     words.windows(2).any(|two| two[0] == "config" && matches!(two[1], "edit" | "set" | "change")).then(|| {
@@ -288,66 +292,6 @@ fn file_as_f(words: &[&str]) -> Option<ApiError> {
         error.hint(format!(
             "for a mig-parted file, use `{}`; `apply` uses the config file of gpushd",
             command(&["gpushctl", "mig", "apply", "--file"])?
-        ))
-    })
-}
-
-/// Returns the error for a layout in the form of another tool; `None` if the layout may be correct.
-pub(crate) fn layout(text: &str) -> Option<ApiError> {
-    let entries: Vec<&str> = text.split(',').map(str::trim).collect();
-    let bad = |message: String, hint: String| Some(ApiError::new(Code::BadRequest, message).hint(hint));
-    if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit() || b"-, ".contains(&b)) {
-        let message = format!("`{text}` is not a layout: layouts name profiles, never numbers");
-        let hint = match entries.as_slice() {
-            [_] => format!(
-                "to name GPU {text}, write `-g {text}`; profiles have names such as `1g.10gb`: `gpushctl mig profiles` \
-                lists them"
-            ),
-            _ => "write profile names, such as '1g.10gb*2'; `gpushctl mig profiles` lists them".to_owned(),
-        };
-        return bad(message, hint);
-    }
-    if text.contains('.')
-        && let Some(error) = parted_label(text)
-    {
-        return Some(error);
-    }
-    for entry in entries {
-        // People often write `7x1g.10gb` for `1g.10gb*7`.
-        if let Some((count, profile)) = entry.split_once(['x', 'X'])
-            && count.parse::<u8>().is_ok()
-            && profile.starts_with(|c: char| c.is_ascii_digit())
-        {
-            return bad(format!("`{entry}` is not a layout entry"), format!("write '{profile}*{count}'"));
-        }
-        // `0:1g.10gb@0` is the name of a MIG device, not a layout.
-        if let Some((gpu, instance)) = entry.split_once(':')
-            && gpu.parse::<u32>().is_ok()
-        {
-            return bad(format!("`{entry}` is not a layout entry"), format!("write `{instance} -g {gpu}`"));
-        }
-    }
-    None
-}
-
-/// Returns the error for a layout name that does not exist here, but is a label in the default config of mig-parted.
-pub(crate) fn parted_label(name: &str) -> Option<ApiError> {
-    let profile = name.strip_prefix("all-")?;
-    let error = ApiError::new(Code::NotFound, format!("the config has no layout `{name}`"));
-    if matches!(profile, "disabled" | "enabled" | "balanced") {
-        let hint = match profile {
-            "disabled" => "disable MIG mode with `gpushctl mig off all`".to_owned(),
-            "enabled" => "enable MIG mode with `gpushctl mig on all`".to_owned(),
-            _ => format!("name the file of the label: `--file config.yaml -c {name}`"),
-        };
-        return Some(error.cause(format!("`{name}` is a label in the default config of mig-parted")).hint(hint));
-    }
-    let is_profile = profile.split_once("g.").is_some_and(|(slices, rest)| {
-        slices.parse::<u8>().is_ok() && rest.split_once("gb").is_some_and(|(memory, _)| memory.parse::<u16>().is_ok())
-    });
-    is_profile.then(|| {
-        error.cause(format!("`{name}` is a label in the default config of mig-parted")).hint(format!(
-            "write the entries of the layout, such as '{profile}*7', or use --file config.yaml -c {name}"
         ))
     })
 }
@@ -461,22 +405,6 @@ mod tests {
     }
 
     #[test]
-    fn layout_of_another_tool_is_refused_with_a_hint() {
-        let hint = |text: &str| layout(text).map(|error| error.hint.unwrap_or_default());
-        assert_eq!(hint("7x1g.10gb").as_deref(), Some("write '1g.10gb*7'"));
-        assert_eq!(hint("0:1g.10gb@0").as_deref(), Some("write `1g.10gb@0 -g 0`"));
-        assert!(hint("19,19").unwrap().contains("'1g.10gb*2'"));
-        assert!(hint("0").unwrap().contains("-g 0"));
-        for right in ["3g.40gb", "1g.10gb*2", "2g.20gb:mps", "mixed", "none", "training-2x"] {
-            assert_eq!(hint(right), None, "{right}");
-        }
-        let label = |text: &str| parted_label(text).map(|error| error.hint.unwrap_or_default());
-        assert!(label("all-1g.10gb").unwrap().contains("'1g.10gb*7'"));
-        assert!(label("all-disabled").unwrap().contains("mig off all"));
-        assert_eq!(label("all-mine"), None);
-    }
-
-    #[test]
     fn duration_of_two_words_is_refused_with_one_word() {
         for (typed, meant) in [
             ("events --since 1 hour", "events --since 1h"),
@@ -491,6 +419,12 @@ mod tests {
         {
             assert_eq!(hint(right), None, "{right}");
         }
+    }
+
+    #[test]
+    fn options_of_another_ps_are_refused() {
+        assert_eq!(hint("gpushctl ps aux").as_deref(), Some("use `gpushctl ps`"));
+        assert_eq!(hint("gpushctl ps 0"), None);
     }
 
     #[test]

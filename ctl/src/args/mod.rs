@@ -25,12 +25,14 @@
 //! | `default_verb` | the verb that a group of commands has without one: `gpushctl lease` lists leases |
 //! | `help` | the order of a help page, and the groups of commands on the first page |
 //! | `habits` | command lines in the form of nvidia-smi and other tools |
+//! | `foreign_layout` | layouts in the form of other tools |
 //! | `values` | durations, times, numbers |
 
 mod config;
 pub(crate) mod correction;
 pub(crate) mod default_verb;
 mod follow;
+pub(crate) mod foreign_layout;
 mod format;
 mod gpu;
 mod gpus;

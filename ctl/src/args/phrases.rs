@@ -12,6 +12,7 @@
 //! | `{n}` | a number |
 //! | `{D}` | a duration, in one or two words |
 //! | `{layout}` | an entry of a MIG layout |
+//! | `{file}` | a path: a word with `/`, or with a suffix of a config file |
 //! | `{w}` | a word that is not an option |
 //! | `[...]` | the same as the word in brackets, or no word |
 //! | `$` | the end of the command line |
@@ -62,6 +63,8 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("<end> <lease> {L}", &["lease end {L}"]),
     ("<lease> <end> {L}", &["lease end {L}"]),
     ("<end> lease|leases {n}", &["lease end L{n}"]),
+    ("lease|leases <end> -g|--gpu|-i {gpu} {L} $", &["lease end {L}"]),
+    ("lease|leases <end> {L} -g|--gpu|-i {gpu} $", &["lease end {L}"]),
     ("lease|leases <end> all|-a|--all $", &["lease end --all"]),
     ("cancel|stop|kill|abort {op}", &["operation cancel {op}"]),
     ("<end> all leases|lease|jobs $", &["lease end --all"]),
@@ -132,6 +135,7 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("get|describe|list nodes|node|no|host|all [{w}]", &["status"]),
     ("get|describe|list pods|pod|po [{w}]", &["ps"]),
     ("status -n|-l|-d|--interval|--loop|--refresh {D}", &["status --watch={D}"]),
+    ("status -f|--file|--config {file} $", &["status"]),
     ("status -l|--loop|--refresh|--follow|-f", &["status --watch"]),
     ("top|watch|monitor {gpu}", &["status {gpu} --watch"]),
     ("top|watch|monitor", &["status --watch"]),
@@ -168,7 +172,7 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("operation|operations|op|ops -a|--all", &["operation list"]),
     ("explain {L} $", &["lease show {L}"]),
     ("explain {op} $", &["operation show {op}"]),
-    ("explain xid {n} $", &["explain xid-{n}"]),
+    ("explain xid|Xid|XID {n} $", &["explain xid-{n}"]),
     ("explain exit|status|code {n} $", &["explain {n}"]),
     ("explain {w}", &["explain {w}"]),
     ("wait {op}", &["operation wait {op}"]),
@@ -178,6 +182,8 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("get|list|show events|event", &["events"]),
     ("audit --user|-u|--who {w}", &["audit --object {w}"]),
     // The config and the host.
+    ("check|validate|lint|verify|test {file} $", &["config check {file}"]),
+    ("config check|validate|lint|verify {w} {file} $", &["config check --offline {w} {file}"]),
     ("config view|get|cat|print|list", &["config show"]),
     ("config lint|validate|test|verify|path|file", &["config check"]),
     ("config overrides|override remove|delete|rm|reset|end|undo", &["config overrides clear"]),
@@ -329,6 +335,9 @@ fn value(token: &str, words: &[&str]) -> Option<(usize, String)> {
             })
         }
         "{layout}" => one(is_profile(first)),
+        "{file}" => {
+            one(first.contains('/') || [".toml", ".yaml", ".yml", ".json"].iter().any(|end| first.ends_with(end)))
+        }
         "{w}" => one(!first.starts_with('-')),
         _ => one(token.split('|').any(|word| {
             let set = SETS.iter().find(|(name, _)| *name == word);

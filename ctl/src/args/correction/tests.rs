@@ -53,6 +53,11 @@ fn verbs_of_other_tools_are_translated() {
         ("maintenance start", "maintenance enter"),
         ("maintenance end", "maintenance leave"),
         ("config validate x.toml", "config check x.toml"),
+        ("check x.toml", "config check x.toml"),
+        ("validate /etc/x", "config check /etc/x"),
+        ("config check dgx-a100 x.toml", "config check --offline dgx-a100 x.toml"),
+        ("status -f x.toml", "status"),
+        ("explain Xid 79", "explain xid-79"),
         ("gpu status", "status"),
         ("gpu enable 3", "gpu uncordon 3"),
         ("gpu resume 3", "gpu uncordon 3"),
@@ -107,6 +112,7 @@ fn id_of_a_lease_leads_to_a_command_for_leases() {
         ("lease mine", "lease list --mine"),
         ("lease history", "lease list --ended"),
         ("lease list --users anna", "lease list --user anna"),
+        ("lease end -g 3 L19", "lease end L19"),
     ]);
 }
 

@@ -91,7 +91,9 @@ pub(super) async fn removed(
 }
 
 async fn check(client: &mut Client, verb: &str, entries: &[String], selectors: &[String]) -> Result<(), ApiError> {
-    let Some(error) = entries.iter().find_map(|entry| crate::args::habits::layout(entry)) else { return Ok(()) };
+    let Some(error) = entries.iter().find_map(|entry| crate::args::foreign_layout::layout(entry)) else {
+        return Ok(());
+    };
     Err(super::numbers::explain(client, verb, entries, selectors).await.unwrap_or(error))
 }
 

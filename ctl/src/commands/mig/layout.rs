@@ -5,7 +5,7 @@ use gpush_client::Client;
 use gpush_core::{config::Config, desired, layout, parted};
 
 use crate::{
-    args::{Global, LayoutChange, Offline, Wanted, habits},
+    args::{Global, LayoutChange, Offline, Wanted, foreign_layout},
     commands::{self, apply, config_check, parted as files},
     exit::{DIFFERS, Failure, Outcome},
     offline,
@@ -30,7 +30,7 @@ impl LayoutArgument {
         let Some(text) = wanted.name.as_ref().or(wanted.layout.as_ref()) else {
             return Ok(Self::Layout(LayoutSource::Wanted));
         };
-        if let Some(error) = habits::layout(text) {
+        if let Some(error) = foreign_layout::layout(text) {
             return Err(error);
         }
         Ok(Self::Layout(layout::source_of(text)))
@@ -65,7 +65,7 @@ impl LayoutArgument {
 fn explain_name_error(request: &PlanRequest, error: gpush_client::Error) -> Failure {
     match &request.layout {
         LayoutSource::Named(name) if error.code() == Code::NotFound => {
-            habits::parted_label(name).map_or_else(|| Failure::from(error), Failure::from)
+            foreign_layout::parted_label(name).map_or_else(|| Failure::from(error), Failure::from)
         }
         LayoutSource::Config
         | LayoutSource::Wanted
@@ -259,7 +259,7 @@ pub(super) async fn apply(client: &mut Client, wanted: &Wanted, change: &LayoutC
     match apply::run(client, order, change.execution.yes || !named, &change.execution.waiting, out).await {
         Err(Failure::Error(error)) if error.code == Code::NotFound => {
             let label = match &request.layout {
-                LayoutSource::Named(name) => habits::parted_label(name),
+                LayoutSource::Named(name) => foreign_layout::parted_label(name),
                 LayoutSource::Config | LayoutSource::Wanted | LayoutSource::Entries(_) | LayoutSource::PerGpu(_) => {
                     None
                 }
