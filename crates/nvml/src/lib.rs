@@ -12,10 +12,11 @@ pub mod error;
 pub mod hardware;
 pub mod proto;
 pub mod reading;
+pub mod sample;
 pub mod worker;
 
 pub use error::{DriverError, ErrorKind};
-pub use hardware::{AbandonedWorker, Deadlines, Hardware, Options, Settled, Status};
+pub use hardware::{AbandonedWorker, Deadlines, Hardware, Options, SampleError, Settled, Status};
 pub use worker::ScriptedDriver;
 
 pub use reading::{Event, EventKind, Identity, Listed, ModeChange, Reading, ReadingPart, RemappedRows, Unread};

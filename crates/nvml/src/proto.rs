@@ -20,7 +20,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     error::DriverError,
-    reading::{Event, Listed, ModeChange, Reading},
+    reading::{Event, Identity, Listed, ModeChange, Reading},
+    sample::{InstanceRef, Sample, Wanted},
 };
 
 /// Largest frame in bytes. A reading of a GPU with all profiles is about 40 kB.
@@ -45,6 +46,12 @@ impl GpuRef {
     }
 }
 
+impl From<&Identity> for GpuRef {
+    fn from(identity: &Identity) -> Self {
+        Self { uuid: identity.uuid.clone(), index: Some(identity.index), pci: Some(identity.pci.clone()) }
+    }
+}
+
 /// A driver call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -58,6 +65,15 @@ pub enum Request {
     Read {
         /// The GPU.
         gpu: GpuRef,
+    },
+    /// Sample one GPU. Only the worker for samples gets this.
+    Sample {
+        /// The GPU.
+        gpu: GpuRef,
+        /// GPU instances; `None` if MIG is off.
+        instances: Option<Vec<InstanceRef>>,
+        /// What to read.
+        wanted: Wanted,
     },
     /// Create a GPU instance.
     CreateGpuInstance {
@@ -118,6 +134,7 @@ impl Request {
         match self {
             Self::List { .. } => None,
             Self::Read { gpu }
+            | Self::Sample { gpu, .. }
             | Self::CreateGpuInstance { gpu, .. }
             | Self::CreateComputeInstance { gpu, .. }
             | Self::DestroyComputeInstance { gpu, .. }
@@ -132,6 +149,7 @@ impl Request {
         match self {
             Self::List { .. } => None,
             Self::Read { gpu }
+            | Self::Sample { gpu, .. }
             | Self::CreateGpuInstance { gpu, .. }
             | Self::CreateComputeInstance { gpu, .. }
             | Self::DestroyComputeInstance { gpu, .. }
@@ -145,7 +163,7 @@ impl Request {
     #[must_use]
     pub fn is_mutation(&self) -> bool {
         match self {
-            Self::List { .. } | Self::Read { .. } => false,
+            Self::List { .. } | Self::Read { .. } | Self::Sample { .. } => false,
             Self::CreateGpuInstance { .. }
             | Self::CreateComputeInstance { .. }
             | Self::DestroyComputeInstance { .. }
@@ -161,6 +179,7 @@ impl Request {
         match self {
             Self::List { .. } => "listing the GPUs",
             Self::Read { .. } => "reading the GPU",
+            Self::Sample { .. } => "sampling the GPU",
             Self::CreateGpuInstance { .. } => "creating a GPU instance",
             Self::CreateComputeInstance { .. } => "creating a compute instance",
             Self::DestroyComputeInstance { .. } => "destroying a compute instance",
@@ -179,6 +198,8 @@ pub enum Answer {
     Listed(Vec<Listed>),
     /// Answer to [`Request::Read`].
     Reading(Box<Reading>),
+    /// Answer to [`Request::Sample`].
+    Sample(Box<Sample>),
     /// Answer to [`Request::CreateGpuInstance`]: the instance, read back.
     GpuInstance(GpuInstance),
     /// Answer to [`Request::CreateComputeInstance`]: the instance, read back.
@@ -349,6 +370,7 @@ mod tests {
         let requests = [
             (Request::List { skip: Vec::new() }, false),
             (Request::Read { gpu: gpu() }, false),
+            (Request::Sample { gpu: gpu(), instances: None, wanted: Wanted::default() }, false),
             (Request::CreateGpuInstance { gpu: gpu(), profile_id: 0, placement: at }, true),
             (Request::CreateComputeInstance { gpu: gpu(), gi: 0, profile_id: 0, placement: None }, true),
             (Request::DestroyComputeInstance { gpu: gpu(), gi: 0, ci: 0 }, true),

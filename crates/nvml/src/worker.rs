@@ -37,7 +37,7 @@ use nix::sys::{
 };
 
 use crate::{
-    driver::{Driver, EventSet, ProfileCache},
+    driver::{Driver, EventSet, ProfileCache, Sampling},
     error::{DriverError, ErrorKind},
     proto::{self, Answer, Request, ToParent, ToWorker},
 };
@@ -125,8 +125,8 @@ fn serve(mut socket: UnixStream) -> std::io::Result<()> {
         thread::Builder::new().name("events".to_owned()).spawn(move || report_events(&set, &replies))?;
     }
     distribute(&mut socket, &replies, || {
-        let mut cache = ProfileCache::default();
-        move |request: &Request| carry_out(driver, request, &mut cache)
+        let (mut cache, mut sampling) = (ProfileCache::default(), Sampling::default());
+        move |request: &Request| carry_out(driver, request, &mut cache, &mut sampling)
     })
 }
 
@@ -219,10 +219,19 @@ pub(crate) fn serve_scripted(mut socket: UnixStream, driver: &Arc<dyn ScriptedDr
     })
 }
 
-fn carry_out(driver: &Driver, request: &Request, cache: &mut ProfileCache) -> Result<Answer, DriverError> {
+fn carry_out(
+    driver: &'static Driver,
+    request: &Request,
+    cache: &mut ProfileCache,
+    sampling: &mut Sampling<'static>,
+) -> Result<Answer, DriverError> {
     match request {
         Request::List { skip } => driver.list(skip).map(Answer::Listed),
         Request::Read { gpu } => driver.find(gpu)?.read(cache).map(|reading| Answer::Reading(Box::new(reading))),
+        Request::Sample { gpu, instances, wanted } => {
+            let sample = sampling.sample(driver, gpu, instances.as_deref(), *wanted)?;
+            Ok(Answer::Sample(Box::new(sample)))
+        }
         Request::CreateGpuInstance { gpu, profile_id, placement } => {
             driver.find(gpu)?.make_gpu_instance(*profile_id, *placement, cache).map(Answer::GpuInstance)
         }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand, ValueEnum};
 use mps_sim::outln;
-use silicon::fault::{Code, Kill, Mutation, Rule};
+use silicon::fault::{Code, Kill, Mutation, Rule, Sensor};
 use silicon::{Host, Return};
 
 #[derive(Subcommand)]
@@ -75,6 +75,19 @@ pub(crate) struct Add {
     /// Xid error to report
     #[arg(long)]
     xid: Option<u64>,
+    /// Let the call succeed with wrong values. zero: all are 0; nan: all are NaN; foreign: other
+    /// processes are listed too; excess: above 100 %; stale: an hour old
+    #[arg(long, value_enum)]
+    sensor: Option<Lie>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Lie {
+    Zero,
+    Nan,
+    Foreign,
+    Excess,
+    Stale,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -115,6 +128,13 @@ impl Add {
                 What::Stale => Mutation::Stale,
             }),
             xid: self.xid,
+            sensor: self.sensor.map(|lie| match lie {
+                Lie::Zero => Sensor::Zero,
+                Lie::Nan => Sensor::Nan,
+                Lie::Foreign => Sensor::Foreign,
+                Lie::Excess => Sensor::Excess,
+                Lie::Stale => Sensor::Stale,
+            }),
             ..Rule::new(&self.function)
         }
     }

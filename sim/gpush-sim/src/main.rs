@@ -17,6 +17,7 @@ use silicon::{Description, Host};
 mod directory;
 mod exec;
 mod fault;
+mod load;
 mod mps;
 mod nvidia_smi;
 mod pids;
@@ -140,6 +141,20 @@ enum Command {
         #[arg(long)]
         fail: bool,
     },
+    /// Change the clock of a simulated host
+    Clock {
+        /// Directory of the host
+        dir: PathBuf,
+        #[command(subcommand)]
+        action: load::ClockAction,
+    },
+    /// Change the power limit and the temperature of a board
+    Board {
+        /// Directory of the host
+        dir: PathBuf,
+        #[command(flatten)]
+        wanted: load::BoardConditions,
+    },
     /// Reboot a simulated host
     Reboot {
         /// Directory of the host
@@ -237,6 +252,8 @@ fn act(cli: Cli) -> anyhow::Result<ExitCode> {
                 .map_err(|rc| anyhow::anyhow!("GPU {gpu} has no row to remap: {rc}"))?;
             Ok(ExitCode::SUCCESS)
         }
+        Command::Clock { dir, action } => load::clock(&Host::open(&dir)?, &action),
+        Command::Board { dir, wanted } => load::board(&Host::open(&dir)?, &wanted),
         Command::Reboot { dir } => {
             Host::open(&dir)?.reboot()?;
             Ok(ExitCode::SUCCESS)

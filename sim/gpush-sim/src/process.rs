@@ -11,15 +11,17 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use mps_sim::{out, outln};
-use silicon::machine::{COMPUTE_MODES, Pid, Process, ProcessKind};
+use silicon::machine::{COMPUTE_MODES, Load, Pid, Process, ProcessKind};
 use silicon::{Host, Return};
 
-use crate::pids;
+use crate::{load, pids};
 
 #[derive(Subcommand)]
 pub(crate) enum Action {
     /// Add a process to a GPU or MIG device
     Add(Add),
+    /// Change the load or the memory of a process
+    Set(load::Set),
     /// Remove a process; a process that `add --spawn` started is also ended
     Remove {
         /// Process id
@@ -64,6 +66,8 @@ pub(crate) struct Add {
     /// Memory in use, in MiB
     #[arg(long, default_value_t = 512)]
     memory: u64,
+    #[command(flatten)]
+    load: load::LoadArgs,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -110,6 +114,7 @@ pub(crate) fn known_gpu(host: &Host, gpu: u32) -> anyhow::Result<()> {
 pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
     match action {
         Action::Add(wanted) => add(host, &wanted)?,
+        Action::Set(wanted) => load::set(host, &wanted)?,
         Action::Remove { pid, gpu } => {
             let gone = host.update(|machine| Ok::<_, silicon::HostError>(machine.detach(pid, gpu)))?;
             if gone == 0 {
@@ -160,6 +165,11 @@ fn add(host: &Host, wanted: &Add) -> anyhow::Result<()> {
             }
             rc => bail!("cannot put pid {} on GPU {gpu}: {rc}", pid.pid),
         }
+    }
+    // An MPS server only schedules the work of its clients.
+    let usual = matches!(wanted.kind, Kind::MpsServer).then_some(Load::IDLE);
+    if let Some(load) = wanted.load.load().or(usual) {
+        load::start_with(host, gpu, pid.pid, load)?;
     }
     host.show_open(gpu, pid.pid)?;
     outln!("{}", pid.pid);
@@ -225,8 +235,10 @@ fn list(host: &Host, json: bool) -> anyhow::Result<String> {
                 (None, _) => String::new(),
             };
             let (kind, mib) = (process.kind.name(), process.memory_mib);
+            let load = machine.load(gpu.index, process).ok().filter(|_| process.kind != ProcessKind::Handle);
+            let load = load.map_or_else(String::new, |load| format!(" SM {} %", load.sm_ppm / 10_000));
             let _infallible =
-                writeln!(text, "GPU {}{place}: {} {kind} {mib} MiB", gpu.index, pids::describe(process.pid.pid));
+                writeln!(text, "GPU {}{place}: {} {kind} {mib} MiB{load}", gpu.index, pids::describe(process.pid.pid));
         }
     }
     for client in machine.clients(None).filter(|client| client.pid.is_alive()) {

@@ -434,3 +434,45 @@ fn wrong_sources_are_explained() {
     let blocked = place.path("library.so").join("x").display().to_string();
     place.refused(&["up", "mixed", &blocked], "cannot make");
 }
+
+#[test]
+fn load_and_memory_of_a_process_change_while_it_lives() {
+    let test = TestHost::new();
+    let (dir, host) = test.up("a30x4");
+    test.ok(&["clock", &host, "stop"]);
+    test.smi(&dir, &["-i", "0", "-mig", "0"]);
+    test.ok(&["reset", &host, "--gpu", "0"]);
+    let pid = test.ok(&["process", &host, "add", "--gpu", "0", "--spawn", "--sm", "50", "--power", "60"]);
+    let pid = pid.trim();
+    let open = || Host::open(&dir).unwrap().read().unwrap();
+    let reading = open().reading(0).unwrap();
+    assert_eq!((reading.gpu_percent, reading.memory_percent), (50, 0));
+    let before = open().energy_uj(0, Host::open(&dir).unwrap().now_ms(&open())).unwrap();
+    test.ok(&["clock", &host, "advance", "10s"]);
+    let after = open().energy_uj(0, Host::open(&dir).unwrap().now_ms(&open())).unwrap();
+    assert_eq!(after - before, u64::from(reading.power_mw) * 10_000);
+    test.ok(&["process", &host, "set", pid, "--sm", "20", "--dram", "12.5", "--memory", "900"]);
+    assert!(test.ok(&["process", &host, "list"]).contains("compute 900 MiB SM 20 %"));
+    assert_eq!(open().reading(0).unwrap().gpu_percent, 20);
+    test.ok(&["board", &host, "--gpu", "0", "--power-limit", "20"]);
+    assert_eq!(open().reading(0).unwrap().power_mw, 20_000);
+    test.refused(&["board", &host, "--gpu", "0", "--power-limit", "9000"], "at most that of the model");
+    test.refused(&["process", &host, "set", pid], "nothing to change");
+    test.refused(&["process", &host, "set", "1", "--sm", "5"], "is on no GPU");
+    test.refused(&["process", &host, "set", pid, "--memory", "999999"], "has no 999999 MiB left");
+    let (code, _, err) = test.call(&["process", &host, "set", pid, "--sm", "101"]);
+    assert!(code == 2 && err.contains("not a percentage from 0 to 100"), "{code} {err}");
+    let now: u64 = test.ok(&["clock", &host, "show"]).trim().parse().unwrap();
+    test.ok(&["clock", &host, "set", "1000"]);
+    assert_eq!(test.ok(&["clock", &host, "show"]).trim(), "1000");
+    test.ok(&["clock", &host, "start"]);
+    assert!(now > 1_700_000_000_000);
+    test.refused(
+        &["fault", &host, "add", "nvmlDeviceGetPowerUsage", "--sensor", "nan"],
+        "has no values that can be wrong in this way",
+    );
+    test.ok(&["fault", &host, "add", "nvmlGpmMetricsGet", "--sensor", "nan"]);
+    assert!(test.ok(&["fault", &host, "list"]).contains("nvmlGpmMetricsGet sensor=nan"));
+    test.ok(&["process", &host, "remove", pid]);
+    test.ok(&["down", &host]);
+}

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use nix::sys::stat::Mode;
-use silicon::machine::{Pid, Process, ProcessKind};
+use silicon::machine::{Load, Pid, Process, ProcessKind};
 use silicon::{Host, HostError, Return};
 
 use crate::fault::{self, FaultFile, Faults};
@@ -187,6 +187,17 @@ impl Environment {
                 Ok(())
             }
         }
+    }
+
+    /// Sets the load of this process to 0 on all GPUs. An MPS server only schedules the work of its clients.
+    pub(crate) fn stay_idle(&self) -> Result<(), HostError> {
+        let Some(host) = &self.host else { return Ok(()) };
+        host.update(|machine| {
+            for gpu in 0..host.hardware().slots.len() as u32 {
+                let _not_there = machine.set_load(gpu, std::process::id(), Some(Load::IDLE));
+            }
+            Ok(())
+        })
     }
 
     /// Returns the number of processes that compute on a whole device, including MPS servers.

@@ -81,6 +81,7 @@ pub(crate) fn run(place: Environment) -> anyhow::Result<ExitCode> {
         log.say(&format!("Failed to start : {error}"));
         return Ok(ExitCode::FAILURE);
     }
+    place.stay_idle()?;
     let control = Socket::introduced(&place.pipe.join("control"), Kind::Server).context("no daemon")?;
     control.send(&0_u32.to_le_bytes())?;
     let mut state = State { percentage: f64::from_le_bytes(control.receive_array()?), ..State::default() };

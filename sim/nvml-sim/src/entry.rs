@@ -9,10 +9,12 @@
 //! The body gets a [`Call`], and can access the simulated host only through it. So the fault rules apply to every call,
 //! and the trace contains every change.
 
+use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Once};
 
+use silicon::fault::Sensor;
 use silicon::machine::{ComputeInstanceHandle, GpuInstanceHandle, Handle, Placement};
 use silicon::{Machine, Return};
 
@@ -34,7 +36,7 @@ pub(crate) use exports;
 /// Runs the body of a function that needs a session. If `nvmlInit` was not called, returns `UNINITIALIZED` and does not
 /// run the body.
 pub(crate) fn run(function: &'static str, body: impl FnOnce(&Call) -> Outcome) -> u32 {
-    guard(|| body(&Call { function, session: session::current()? }))
+    guard(|| body(&Call { function, session: session::current()?, sensor: Cell::new(None) }))
 }
 
 /// Runs a body and converts its result to a return code.
@@ -130,12 +132,19 @@ impl fmt::Display for About {
 pub(crate) struct Call {
     function: &'static str,
     session: Arc<Session>,
+    /// How the values of the call are wrong, as a fault rule demands.
+    sensor: Cell<Option<Sensor>>,
 }
 
 impl Call {
     /// Returns the session of the call.
     pub(crate) fn session(&self) -> &Session {
         &self.session
+    }
+
+    /// Returns how the values of the call are wrong. A function with sensors asks this after it has read them.
+    pub(crate) fn sensor(&self) -> Option<Sensor> {
+        self.sensor.get()
     }
 
     fn named(&self, about: About) -> silicon::Call<'static> {
@@ -150,6 +159,7 @@ impl Call {
     fn read<T>(&self, about: About, body: impl FnOnce(&Machine) -> Outcome<T>) -> Outcome<T> {
         let session = &self.session;
         let decision = session.host.before(&self.named(about))?;
+        self.sensor.set(decision.sensor);
         let outcome = match decision.rc {
             Some(code) => Err(code),
             None if decision.stale => body(&session.at_init),
@@ -191,10 +201,26 @@ impl Call {
         self.read(About { gpu: Some(index), ..About::HOST }, body)
     }
 
+    /// Runs the body of a call about a GPU, or about one of its GPU instances.
+    pub(crate) fn place<T>(
+        &self,
+        gpu: u32,
+        gpu_instance: Option<u32>,
+        body: impl FnOnce(&Machine) -> Outcome<T>,
+    ) -> Outcome<T> {
+        self.read(About { gpu: Some(gpu), gpu_instance, compute_instance: None }, body)
+    }
+
     /// Runs the body of a call about a GPU or a MIG device.
     pub(crate) fn device<T>(&self, device: Opaque, body: impl FnOnce(&Machine, Device) -> Outcome<T>) -> Outcome<T> {
         let handle = device.open()?;
         self.read(About::of(handle), |machine| body(machine, resolve_device(machine, handle)?))
+    }
+
+    /// Runs the body of a call that reads a whole GPU at the present time of the host's clock, in ms. For a MIG device,
+    /// returns `NOT_SUPPORTED`.
+    pub(crate) fn now<T>(&self, device: Opaque, body: impl FnOnce(&Machine, u32, u64) -> Outcome<T>) -> Outcome<T> {
+        self.gpu(device, |machine, gpu| body(machine, gpu, self.session.host.now_ms(machine)))
     }
 
     /// Runs the body of a call that reads a whole GPU. For a MIG device, returns `NOT_SUPPORTED`.
@@ -202,6 +228,22 @@ impl Call {
         self.device(device, |machine, at| match at {
             Device::Gpu(index) => body(machine, index),
             Device::Mig(_) => Err(Return::NotSupported),
+        })
+    }
+
+    /// Runs the body of a call that reads a GPU instance, which the caller names by its id on a GPU, at the present time
+    /// of the host's clock, in ms.
+    pub(crate) fn instance_now<T>(
+        &self,
+        device: Opaque,
+        gpu_instance: u32,
+        body: impl FnOnce(&Machine, u32, u64) -> Outcome<T>,
+    ) -> Outcome<T> {
+        let handle = device.open()?;
+        let about = About { gpu_instance: Some(gpu_instance), ..About::of(handle) };
+        self.read(about, |machine| match resolve_device(machine, handle)? {
+            Device::Gpu(index) => body(machine, index, self.session.host.now_ms(machine)),
+            Device::Mig(_) => Err(Return::InvalidArgument),
         })
     }
 

@@ -1,5 +1,11 @@
 //! GPU performance monitoring (GPM), on Hopper and later models: the activity of a GPU or of a GPU
 //! instance between two samples. If MIG mode is enabled, only GPM shows the load.
+//!
+//! A sample has sums over the whole past, so a metric is the exact mean over the window, and no burst is missed:
+//! - A window below 100 ms has the value NaN.
+//! - A GPU instance without compute instance has no data, and its metrics about PCIe are not supported.
+//! - The library does not know that a GPU instance was created again with the same id. The sums then start from 0, and
+//!   a window across that moment has nonsense above 100 %.
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char};
@@ -8,12 +14,12 @@ use std::sync::MutexGuard;
 use gpush_geometry::Architecture;
 use gpush_locked::Locked;
 use nvml_wrapper_sys::bindings::{nvmlGpmMetric_t, nvmlGpmSupport_t};
-use silicon::machine::{Process, ProcessKind};
+use silicon::fault::Sensor;
+use silicon::machine::{Activity, PCIE_RX_KIB_S, PCIE_TX_KIB_S, WHOLE_PPM};
 use silicon::{Machine, Return};
 
 use crate::caller::{Opaque, Outcome, Ptr};
 use crate::entry::exports;
-use crate::readings::now_ms;
 
 /// Version of both structs. It is a plain number, which does not contain the size of the struct.
 const VERSION: u32 = 1;
@@ -32,18 +38,15 @@ pub(crate) struct MetricsHead {
     later: usize,
 }
 
+/// Shortest window in ms.
+const SHORTEST_MS: u64 = 100;
+
 /// A measurement.
 #[derive(Clone, Copy)]
 struct Sample {
-    at_ms: u64,
     gpu: u32,
     gpu_instance: Option<u32>,
-    /// Percentage of time in which the streaming multiprocessors were active.
-    active: f64,
-    /// Percentage of time in which memory was used.
-    memory: f64,
-    /// PCIe traffic to the host and from the host, in KiB/s.
-    pcie: (f64, f64),
+    activity: Activity,
 }
 
 struct Samples {
@@ -92,16 +95,13 @@ exports! {
 
     /// Measures a whole GPU.
     fn nvmlGpmSampleGet(device: Opaque, sample: usize) |call| {
-        let measured = call.gpu(device, |m, gpu| measure(m, gpu, None))?;
+        let measured = call.now(device, |m, gpu, now| measure(m, gpu, None, now))?;
         keep(sample, measured)
     }
 
     /// Measures one GPU instance.
     fn nvmlGpmMigSampleGet(device: Opaque, gpu_instance: u32, sample: usize) |call| {
-        let measured = call.parent(device, |m, gpu| {
-            m.gpu_instance(gpu, gpu_instance)?;
-            measure(m, gpu, Some(gpu_instance))
-        })?;
+        let measured = call.instance_now(device, gpu_instance, |m, gpu, now| measure(m, gpu, Some(gpu_instance), now))?;
         keep(sample, measured)
     }
 
@@ -111,17 +111,18 @@ exports! {
         if head.version != VERSION {
             return Err(Return::ArgumentVersionMismatch);
         }
-        call.host(|_| Ok(()))?;
         let taken = |id: usize| samples().open.get(&id).copied().flatten().ok_or(Return::InvalidArgument);
         let (earlier, later) = (taken(head.earlier)?, taken(head.later)?);
-        if (earlier.gpu, earlier.gpu_instance) != (later.gpu, later.gpu_instance) || later.at_ms < earlier.at_ms {
+        call.place(later.gpu, later.gpu_instance, |m| m.gpu(later.gpu).map(|_| ()))?;
+        let place = |sample: &Sample| (sample.gpu, sample.gpu_instance);
+        if place(&earlier) != place(&later) || later.activity.at_ms < earlier.activity.at_ms {
             return Err(Return::InvalidArgument);
         }
         let metrics = request.at(1)?.cast::<nvmlGpmMetric_t>();
         for index in 0..head.count as usize {
             let place = metrics.at(index)?;
             let mut metric = place.get()?;
-            match value(metric.metricId, &earlier, &later) {
+            match value(metric.metricId, &earlier, &later, call.sensor()) {
                 Ok((value, short, long, unit)) => {
                     metric.nvmlReturn = Return::Success.code();
                     metric.value = value;
@@ -159,62 +160,53 @@ fn keep(sample: usize, measured: Sample) -> Outcome {
     Ok(())
 }
 
-/// Returns the current activity. The activity of a GPU instance comes from its processes, in
-/// proportion to the size of the instance.
-fn measure(m: &Machine, gpu: u32, gpu_instance: Option<u32>) -> Outcome<Sample> {
+fn measure(m: &Machine, gpu: u32, gpu_instance: Option<u32>, now_ms: u64) -> Outcome<Sample> {
     if !has_gpm(m, gpu)? {
         return Err(Return::NotSupported);
     }
-    let at_ms = now_ms();
-    let whole = m.reading(gpu, at_ms)?;
-    let part = m.part(gpu)?;
-    let at = m.gpu(gpu)?;
-    let share_of = |id: u32| -> f64 {
-        let profile = at.instance(id).and_then(|gi| part.profile(gi.profile_id).ok());
-        profile.map_or(1.0, |p| f64::from(p.data.slices) / f64::from(part.model.compute_slices.max(1)))
-    };
-    let scale = match gpu_instance {
-        None => 1.0,
-        Some(id) => {
-            let weight = |process: &Process| process.gpu_instance.map_or(1.0, share_of);
-            let contexts = || at.processes.iter().filter(|process| process.kind != ProcessKind::Handle);
-            let all: f64 = contexts().map(weight).sum();
-            let own: f64 = contexts().filter(|process| process.gpu_instance == Some(id)).map(weight).sum();
-            if all > 0.0 { own / all / share_of(id) } else { 0.0 }
-        }
-    };
-    let percent = |value: u32| (f64::from(value) * scale).min(100.0);
-    Ok(Sample {
-        at_ms,
-        gpu,
-        gpu_instance,
-        active: percent(whole.gpu_percent),
-        memory: percent(whole.memory_percent),
-        pcie: (f64::from(whole.pcie_tx_kib_s) * scale, f64::from(whole.pcie_rx_kib_s) * scale),
-    })
+    Ok(Sample { gpu, gpu_instance, activity: m.activity(gpu, gpu_instance, now_ms)? })
 }
 
 type Named = (f64, &'static CStr, &'static CStr, &'static CStr);
 
-/// Returns the value of a metric: the mean of both samples, scaled for this metric.
-fn value(metric: u32, a: &Sample, b: &Sample) -> Outcome<Named> {
-    let active = f64::midpoint(a.active, b.active);
-    let memory = f64::midpoint(a.memory, b.memory);
+/// Returns the value of a metric: the mean over the window.
+fn value(metric: u32, a: &Sample, b: &Sample, sensor: Option<Sensor>) -> Outcome<Named> {
+    if !b.activity.has_data {
+        return Err(Return::NoData);
+    }
+    let (from, to) = (&a.activity.sums, &b.activity.sums);
+    let window_ms = b.activity.at_ms - a.activity.at_ms;
+    // The subtraction wraps around if the instance was created again, and the value is then far above 100 %.
+    let part = |from: u64, to: u64| to.wrapping_sub(from) as f64 / window_ms as f64 / f64::from(WHOLE_PPM);
+    let checked = |value: f64| match sensor {
+        Some(Sensor::Nan) => f64::NAN,
+        _ if window_ms < SHORTEST_MS => f64::NAN,
+        Some(Sensor::Zero) => 0.0,
+        Some(Sensor::Excess) => value + 1e12,
+        Some(Sensor::Foreign | Sensor::Stale) | None => value,
+    };
+    let percent = |factor: f64, from: u64, to: u64| checked(part(from, to) * factor * 100.0);
+    let pcie = |most_kib_s: u32| match b.gpu_instance {
+        Some(_) => Err(Return::NotSupported),
+        None => Ok(checked(part(from.busy, to.busy) * f64::from(most_kib_s) / 1024.0)),
+    };
+    let sm = |factor: f64| percent(factor, from.sm, to.sm);
+    let tensor = percent(1.0, from.tensor, to.tensor);
     Ok(match metric {
-        1 => (active, c"GraphicsUtil", c"Graphics/Compute Engine Utilization", c"%"),
-        2 => (active * 0.92, c"SmUtil", c"SM Utilization", c"%"),
-        3 => (active * 0.48, c"SmOccupancy", c"SM Occupancy", c"%"),
-        4 => (active * 0.12, c"IntegerUtil", c"Integer Utilization", c"%"),
-        5 => (active * 0.55, c"AnyTensorUtil", c"Any Tensor Utilization", c"%"),
-        6 => (0.0, c"DfmaTensorUtil", c"DFMA Tensor Utilization", c"%"),
-        7 => (active * 0.55, c"HmmaTensorUtil", c"HMMA Tensor Utilization", c"%"),
-        9 => (0.0, c"ImmaTensorUtil", c"IMMA Tensor Utilization", c"%"),
-        10 => (memory, c"DramBwUtil", c"DRAM Bandwidth Utilization", c"%"),
-        11 => (0.0, c"Fp64Util", c"FP64 Utilization", c"%"),
-        12 => (active * 0.10, c"Fp32Util", c"FP32 Utilization", c"%"),
-        13 => (active * 0.20, c"Fp16Util", c"FP16 Utilization", c"%"),
-        20 => (f64::midpoint(a.pcie.0, b.pcie.0) / 1024.0, c"PcieTxPerSec", c"PCIe TX per second", c"MiB/sec"),
-        21 => (f64::midpoint(a.pcie.1, b.pcie.1) / 1024.0, c"PcieRxPerSec", c"PCIe RX per second", c"MiB/sec"),
+        1 => (percent(1.0, from.busy, to.busy), c"GraphicsUtil", c"Graphics/Compute Engine Utilization", c"%"),
+        2 => (sm(1.0), c"SmUtil", c"SM Utilization", c"%"),
+        3 => (sm(0.52), c"SmOccupancy", c"SM Occupancy", c"%"),
+        4 => (sm(0.13), c"IntegerUtil", c"Integer Utilization", c"%"),
+        5 => (tensor, c"AnyTensorUtil", c"Any Tensor Utilization", c"%"),
+        6 => (checked(0.0), c"DfmaTensorUtil", c"DFMA Tensor Utilization", c"%"),
+        7 => (tensor, c"HmmaTensorUtil", c"HMMA Tensor Utilization", c"%"),
+        9 => (checked(0.0), c"ImmaTensorUtil", c"IMMA Tensor Utilization", c"%"),
+        10 => (percent(1.0, from.dram, to.dram), c"DramBwUtil", c"DRAM Bandwidth Utilization", c"%"),
+        11 => (checked(0.0), c"Fp64Util", c"FP64 Utilization", c"%"),
+        12 => (sm(0.11), c"Fp32Util", c"FP32 Utilization", c"%"),
+        13 => (sm(0.22), c"Fp16Util", c"FP16 Utilization", c"%"),
+        20 => (pcie(PCIE_TX_KIB_S)?, c"PcieTxPerSec", c"PCIe TX per second", c"MiB/sec"),
+        21 => (pcie(PCIE_RX_KIB_S)?, c"PcieRxPerSec", c"PCIe RX per second", c"MiB/sec"),
         0 | METRICS.. => return Err(Return::InvalidArgument),
         _ => return Err(Return::NotSupported),
     })

@@ -33,6 +33,7 @@ mod mig_mode;
 mod nvlink;
 mod processes;
 mod readings;
+mod samples;
 mod session;
 mod stubs;
 mod system;

@@ -7,12 +7,14 @@
 use nvml_wrapper_sys::bindings::{
     nvmlAccountingStats_t, nvmlProcessInfo_v1_t, nvmlProcessInfo_v2_t, nvmlProcessUtilizationSample_t,
 };
-use silicon::machine::{Process, ProcessKind};
+use silicon::fault::Sensor;
+use silicon::machine::{Process, ProcessActivity, ProcessKind};
 use silicon::{Machine, Return};
 
 use crate::caller::{Opaque, Outcome, Ptr};
 use crate::entry::{Change, Device, exports};
-use crate::readings::{now_ms, reading, without_mig};
+use crate::fields::STALE_MS;
+use crate::readings::{EXCESS, reading, without_mig};
 
 const MIB: u64 = 1 << 20;
 /// The instance id in the entry of a process that does not belong to an instance.
@@ -66,22 +68,28 @@ exports! {
         infos.put_list(count, call.device(device, |m, at| listed(m, at, ProcessKind::Mps, second))?)
     }
 
-    /// Returns the load of each process since a time in µs. If MIG is on, returns `NOT_SUPPORTED`.
+    /// Returns the mean load of each process over the complete sampling periods since a time in µs. Processes that did
+    /// nothing are missing. If MIG is on, returns `NOT_SUPPORTED`.
     fn nvmlDeviceGetProcessUtilization(
         device: Opaque, samples: Ptr<nvmlProcessUtilizationSample_t>, count: Ptr<u32>, since: u64,
     ) |call| {
         count.required()?;
-        let found = call.gpu(device, |m, gpu| without_mig(m, gpu).and_then(|()| samples_of(m, gpu)))?;
-        let newer: Vec<_> = found.into_iter().filter(|sample| sample.timeStamp > since).collect();
-        if newer.is_empty() {
+        let (now, found) = call.now(device, |m, gpu, now| {
+            without_mig(m, gpu)?;
+            // A client that starts with 0 gets the newest sample, as with the real driver.
+            let since_ms = if since == 0 { now.saturating_sub(2000) } else { since / 1000 };
+            Ok((now, m.process_activity(gpu, since_ms, now)?))
+        })?;
+        let entries: Vec<_> = reported(&found, now, call.sensor());
+        if entries.is_empty() {
             count.put(0)?;
             return Err(Return::NotFound);
         }
         if samples.is_null() {
-            count.put(u32::try_from(newer.len()).map_err(|_| Return::Unknown)?)?;
+            count.put(u32::try_from(entries.len()).map_err(|_| Return::Unknown)?)?;
             return Err(Return::InsufficientSize);
         }
-        samples.put_list(count, newer)
+        samples.put_list(count, entries)
     }
 
     /// Returns accounting mode: whether the driver records statistics about processes.
@@ -173,18 +181,37 @@ fn accounted(m: &Machine, gpu: u32) -> Outcome {
     if m.gpu(gpu)?.accounting { Ok(()) } else { Err(Return::NotSupported) }
 }
 
-/// Divides the GPU's load equally among its processes.
-fn samples_of(m: &Machine, gpu: u32) -> Outcome<Vec<nvmlProcessUtilizationSample_t>> {
-    let now = reading(m, gpu)?;
-    let processes: Vec<&Process> = contexts(m, gpu)?.collect();
-    let parts = u32::try_from(processes.len().max(1)).map_err(|_| Return::Unknown)?;
-    let sample = |process: &&Process| nvmlProcessUtilizationSample_t {
-        pid: process.pid.pid,
-        timeStamp: now_ms() * 1000,
-        smUtil: now.gpu_percent / parts,
-        memUtil: now.memory_percent / parts,
-        encUtil: 0,
-        decUtil: 0,
+/// Pid of a process that does not exist, because it is above the kernel's largest pid.
+const NO_PROCESS: u32 = 1 << 23;
+
+/// Returns the entries as the driver reports them, with the wrong values that a fault rule demands.
+fn reported(found: &[ProcessActivity], now_ms: u64, sensor: Option<Sensor>) -> Vec<nvmlProcessUtilizationSample_t> {
+    let entry = |one: &ProcessActivity| {
+        let at_ms = if sensor == Some(Sensor::Stale) { one.at_ms.saturating_sub(STALE_MS) } else { one.at_ms };
+        let of = |percent: u32| match sensor {
+            Some(Sensor::Zero) => 0,
+            Some(Sensor::Excess) => percent + EXCESS,
+            Some(Sensor::Nan | Sensor::Foreign | Sensor::Stale) | None => percent,
+        };
+        nvmlProcessUtilizationSample_t {
+            pid: one.pid.pid,
+            timeStamp: at_ms * 1000,
+            smUtil: of(one.busy_percent),
+            memUtil: of(one.dram_percent),
+            encUtil: 0,
+            decUtil: 0,
+        }
     };
-    Ok(processes.iter().map(sample).collect())
+    let mut entries: Vec<_> = found.iter().map(entry).collect();
+    if sensor == Some(Sensor::Foreign) {
+        entries.push(nvmlProcessUtilizationSample_t {
+            pid: NO_PROCESS,
+            timeStamp: now_ms * 1000,
+            smUtil: 40,
+            memUtil: 10,
+            encUtil: 0,
+            decUtil: 0,
+        });
+    }
+    entries
 }

@@ -4,9 +4,8 @@
 //! MIG device. As with real drivers, the functions for the load also return `NOT_SUPPORTED` for a
 //! GPU in MIG mode.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use nvml_wrapper_sys::bindings::{nvmlBAR1Memory_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlUtilization_t};
+use silicon::fault::Sensor;
 use silicon::machine::{Board, Memory, Reading};
 use silicon::{Machine, Return};
 
@@ -60,7 +59,12 @@ exports! {
     /// Returns the load in percent.
     fn nvmlDeviceGetUtilizationRates(device: Opaque, rates: Ptr<nvmlUtilization_t>) |call| {
         let now = call.gpu(device, |m, gpu| without_mig(m, gpu).and_then(|()| reading(m, gpu)))?;
-        rates.put(nvmlUtilization_t { gpu: now.gpu_percent, memory: now.memory_percent })
+        let (gpu, memory) = match call.sensor() {
+            Some(Sensor::Zero) => (0, 0),
+            Some(Sensor::Excess) => (now.gpu_percent + EXCESS, now.memory_percent + EXCESS),
+            Some(Sensor::Nan | Sensor::Foreign | Sensor::Stale) | None => (now.gpu_percent, now.memory_percent),
+        };
+        rates.put(nvmlUtilization_t { gpu, memory })
     }
 
     /// Returns the load of the video encoders in percent, and the sampling period. The load is
@@ -84,7 +88,8 @@ exports! {
         if sensor != 0 {
             return Err(Return::InvalidArgument);
         }
-        celsius.put(call.gpu(device, reading)?.temperature_c)
+        let celsius_now = call.gpu(device, reading)?.temperature_c;
+        celsius.put(unless_zero(call.sensor(), celsius_now))
     }
 
     /// Returns the temperatures in °C at which the board reacts.
@@ -107,17 +112,18 @@ exports! {
 
     /// Returns the power draw in mW.
     fn nvmlDeviceGetPowerUsage(device: Opaque, milliwatts: Ptr<u32>) |call| {
-        milliwatts.put(call.gpu(device, reading)?.power_mw)
+        let power_mw = call.gpu(device, reading)?.power_mw;
+        milliwatts.put(unless_zero(call.sensor(), power_mw))
     }
 
     /// Returns the effective power limit, in mW.
     fn nvmlDeviceGetEnforcedPowerLimit(device: Opaque, milliwatts: Ptr<u32>) |call| {
-        milliwatts.put(call.gpu(device, board)?.power_limit_mw)
+        milliwatts.put(call.gpu(device, reading)?.power_limit_mw)
     }
 
     /// Returns the configured power limit, in mW.
     fn nvmlDeviceGetPowerManagementLimit(device: Opaque, milliwatts: Ptr<u32>) |call| {
-        milliwatts.put(call.gpu(device, board)?.power_limit_mw)
+        milliwatts.put(call.gpu(device, reading)?.power_limit_mw)
     }
 
     /// Returns the current clock of a clock domain, in MHz.
@@ -176,7 +182,8 @@ exports! {
     /// Returns the energy in mJ since the driver was loaded. A GPU older than Volta has no such
     /// counter.
     fn nvmlDeviceGetTotalEnergyConsumption(device: Opaque, millijoules: Ptr<u64>) |call| {
-        millijoules.put(call.gpu(device, |m, gpu| m.energy_mj(gpu, now_ms()))?)
+        let energy_mj = call.now(device, |m, gpu, now| m.energy_mj(gpu, now))?;
+        millijoules.put(unless_zero(call.sensor(), energy_mj))
     }
 
     /// Returns the memory clocks that applications can choose, in MHz, highest first. With a count
@@ -199,15 +206,20 @@ exports! {
     }
 }
 
-/// Returns the current time in milliseconds since the epoch.
-pub(crate) fn now_ms() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+/// What a sensor that reads too much adds to a percentage.
+pub(crate) const EXCESS: u32 = 2000;
+
+/// Returns the value, or 0 if a fault rule demands it.
+pub(crate) fn unless_zero<T: Default>(sensor: Option<Sensor>, value: T) -> T {
+    match sensor {
+        Some(Sensor::Zero) => T::default(),
+        Some(Sensor::Nan | Sensor::Foreign | Sensor::Excess | Sensor::Stale) | None => value,
+    }
 }
 
 /// Returns the current sensor values.
 pub(crate) fn reading(m: &Machine, gpu: u32) -> Outcome<Reading> {
-    m.reading(gpu, now_ms())
+    m.reading(gpu)
 }
 
 /// Returns the board's limits. Fails if the GPU is lost.

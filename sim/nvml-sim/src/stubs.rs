@@ -26,8 +26,8 @@ stubs! {
     nvmlDeviceGetBridgeChipInfo nvmlDeviceGetBusType nvmlDeviceGetC2cModeInfoV nvmlDeviceGetClkMonStatus
     nvmlDeviceGetClock nvmlDeviceGetConfComputeGpuAttestationReport nvmlDeviceGetConfComputeGpuCertificate
     nvmlDeviceGetConfComputeMemSizeInfo nvmlDeviceGetConfComputeProtectedMemoryUsage
-    nvmlDeviceGetCpuAffinityWithinScope nvmlDeviceGetCreatableVgpus nvmlDeviceGetCurrentClocksEventReasons
-    nvmlDeviceGetCurrentClocksThrottleReasons nvmlDeviceGetDefaultApplicationsClock nvmlDeviceGetDefaultEccMode
+    nvmlDeviceGetCpuAffinityWithinScope nvmlDeviceGetCreatableVgpus
+    nvmlDeviceGetDefaultApplicationsClock nvmlDeviceGetDefaultEccMode
     nvmlDeviceGetDetailedEccErrors nvmlDeviceGetDynamicPstatesInfo nvmlDeviceGetEncoderCapacity
     nvmlDeviceGetEncoderSessions nvmlDeviceGetEncoderStats nvmlDeviceGetFBCSessions nvmlDeviceGetFBCStats
     nvmlDeviceGetFanControlPolicy_v2 nvmlDeviceGetFanSpeed_v2 nvmlDeviceGetGpcClkMinMaxVfOffset
@@ -47,9 +47,8 @@ stubs! {
     nvmlDeviceGetPowerManagementLimitConstraints nvmlDeviceGetPowerManagementMode nvmlDeviceGetPowerSource
     nvmlDeviceGetProcessesUtilizationInfo
     nvmlDeviceGetRetiredPages nvmlDeviceGetRetiredPagesPendingStatus nvmlDeviceGetRetiredPages_v2
-    nvmlDeviceGetRowRemapperHistogram nvmlDeviceGetRunningProcessDetailList nvmlDeviceGetSamples
-    nvmlDeviceGetSramEccErrorStatus nvmlDeviceGetSupportedClocksEventReasons
-    nvmlDeviceGetSupportedClocksThrottleReasons
+    nvmlDeviceGetRowRemapperHistogram nvmlDeviceGetRunningProcessDetailList
+    nvmlDeviceGetSramEccErrorStatus
     nvmlDeviceGetSupportedPerformanceStates nvmlDeviceGetSupportedVgpus
     nvmlDeviceGetTargetFanSpeed nvmlDeviceGetThermalSettings nvmlDeviceGetTopologyCommonAncestor
     nvmlDeviceGetTopologyNearestGpus nvmlDeviceGetVbiosVersion

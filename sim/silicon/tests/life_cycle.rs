@@ -272,15 +272,16 @@ fn device_index_is_dense_and_ordered_by_ids() {
 }
 
 #[test]
-fn readings_depend_only_on_seed_load_and_time() {
+fn readings_depend_only_on_load_and_conditions() {
     let mut machine = Machine::of_model("h100-80-sxm").unwrap();
-    let idle = machine.reading(0, 1_000_000).unwrap();
-    assert_eq!(machine.reading(0, 1_000_000).unwrap(), idle);
+    let idle = machine.reading(0).unwrap();
     assert_eq!((idle.gpu_percent, idle.performance_state), (0, 8));
     let gi = machine.create_gpu_instance(0, 0, None).unwrap();
     machine.attach(0, process(8, ProcessKind::Compute, Some((gi.id, None)))).unwrap();
-    let busy: Vec<_> = (0..100).map(|second| machine.reading(0, second * 1000).unwrap()).collect();
-    assert!(busy.iter().all(|r| r.gpu_percent > 0 && r.gpu_percent <= 100 && r.power_mw > idle.power_mw));
-    assert!(busy.iter().all(|r| r.power_mw < 700_000 && r.temperature_c < 95));
-    assert!(busy.windows(2).any(|pair| pair[0] != pair[1]), "a curve, not a line");
+    machine.set_time(1_000_000);
+    let busy = machine.reading(0).unwrap();
+    assert!((60..=100).contains(&busy.gpu_percent) && busy.power_mw > idle.power_mw, "{busy:?}");
+    assert!(busy.power_mw < 700_000 && busy.temperature_c < 87, "{busy:?}");
+    machine.detach(8, None);
+    assert_eq!(machine.reading(0).unwrap(), idle);
 }

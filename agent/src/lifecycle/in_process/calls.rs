@@ -14,6 +14,7 @@ pub(super) fn change(reading: &mut Reading, request: &Request) -> Result<Answer,
     let index = reading.identity.index;
     match request {
         Request::List { .. } => Err(refused(ErrorKind::InvalidArgument)),
+        Request::Sample { .. } => Err(refused(ErrorKind::NotSupported)),
         Request::Read { .. } => {
             let mut read = reading.clone();
             if let Some(mig) = &mut read.mig {

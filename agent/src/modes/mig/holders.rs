@@ -46,9 +46,7 @@ pub(super) fn minors(readings: &Readings, uuids: &[GpuUuid]) -> Result<Vec<u32>,
 /// # Errors
 /// If gpushd cannot search the processes of the host in time.
 pub(super) async fn scan(mig: &MigMode, minors: &[u32]) -> Result<Vec<Holder>, ApiError> {
-    let status = mig.driver.hardware.status();
-    let own = [Some(std::process::id()), status.worker];
-    let own: Vec<u32> = own.into_iter().chain(status.abandoned.iter().map(|worker| worker.pid)).flatten().collect();
+    let own: Vec<u32> = std::iter::once(std::process::id()).chain(mig.driver.hardware.worker_pids()).collect();
     let (proc, minors, servers) = (mig.context.host_services.proc.clone(), minors.to_vec(), mig.mps.servers());
     let search = subtask::blocking(move || {
         let mut found = device_files::holders(&proc, &minors, &own)?;

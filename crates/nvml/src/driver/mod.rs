@@ -7,7 +7,7 @@
 //!
 //! Each file has one subject: `load` (the library), `system` (versions), `lookup` (of GPUs), `reading` (of a whole
 //! GPU), `profiles` and `compute_profiles`, `gpu_instance`, `compute_instance`, `mode` (MIG mode), `compute_mode`,
-//! `processes`, `events`, `nvlink`, `sensors`, and `names` (profile names for old drivers).
+//! `processes`, `events`, `nvlink`, `sensors`, `sampling` (of use), and `names` (profile names for old drivers).
 #![allow(unsafe_code)] // NVML is a C library: every call into it is unsafe.
 
 use gpush_api::{GpuIndex, GpuUuid};
@@ -39,11 +39,13 @@ mod nvlink;
 mod processes;
 mod profiles;
 mod reading;
+mod sampling;
 mod sensors;
 mod system;
 
 pub use events::EventSet;
 pub use reading::ProfileCache;
+pub use sampling::Sampling;
 
 /// A loaded library with an open session, which is closed on drop.
 #[derive(Debug)]

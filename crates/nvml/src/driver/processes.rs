@@ -65,7 +65,7 @@ impl Gpu<'_> {
     pub(super) fn processes(&self, of: nvmlDevice_t) -> Result<Vec<Entry>, DriverError> {
         let mut all = Vec::new();
         for kind in [ProcessKind::Compute, ProcessKind::Graphics, ProcessKind::MpsClient] {
-            match self.driver.process_list(of, kind) {
+            match self.driver.process_list(of, kind, 0) {
                 Ok(entries) => all.extend(entries),
                 Err(error)
                     if kind != ProcessKind::Compute
@@ -83,8 +83,14 @@ impl Gpu<'_> {
 }
 
 impl Driver {
-    fn process_list(&self, of: nvmlDevice_t, kind: ProcessKind) -> Result<Vec<Entry>, DriverError> {
-        let newest = grow(|count, buffer: *mut nvmlProcessInfo_v2_t| {
+    /// Reads a list of processes. The first call has room for `room` entries. Without room, it only asks for the length.
+    pub(super) fn process_list(
+        &self,
+        of: nvmlDevice_t,
+        kind: ProcessKind,
+        room: usize,
+    ) -> Result<Vec<Entry>, DriverError> {
+        let newest = grow(room, |count, buffer: *mut nvmlProcessInfo_v2_t| {
             // SAFETY: the buffer has room for `count` entries of this version's struct.
             unsafe {
                 match kind {
@@ -97,26 +103,30 @@ impl Driver {
             }
         });
         let second = match newest {
-            Err(error) if error.kind == ErrorKind::MissingSymbol => grow(|count, buffer: *mut nvmlProcessInfo_v2_t| {
-                // SAFETY: the buffer has room for `count` entries. The second version of the call uses the same struct.
-                unsafe {
-                    match kind {
-                        ProcessKind::Compute => nvml!(self, nvmlDeviceGetComputeRunningProcesses_v2(of, count, buffer)),
-                        ProcessKind::Graphics => {
-                            nvml!(self, nvmlDeviceGetGraphicsRunningProcesses_v2(of, count, buffer))
-                        }
-                        ProcessKind::MpsClient => {
-                            nvml!(self, nvmlDeviceGetMPSComputeRunningProcesses_v2(of, count, buffer))
+            Err(error) if error.kind == ErrorKind::MissingSymbol => {
+                grow(room, |count, buffer: *mut nvmlProcessInfo_v2_t| {
+                    // SAFETY: the buffer has room for `count` entries. The second version of the call uses the same struct.
+                    unsafe {
+                        match kind {
+                            ProcessKind::Compute => {
+                                nvml!(self, nvmlDeviceGetComputeRunningProcesses_v2(of, count, buffer))
+                            }
+                            ProcessKind::Graphics => {
+                                nvml!(self, nvmlDeviceGetGraphicsRunningProcesses_v2(of, count, buffer))
+                            }
+                            ProcessKind::MpsClient => {
+                                nvml!(self, nvmlDeviceGetMPSComputeRunningProcesses_v2(of, count, buffer))
+                            }
                         }
                     }
-                }
-            }),
+                })
+            }
             other => other,
         };
         match second {
             Ok(list) => Ok(list.iter().map(|info| placed(info, kind)).collect()),
             Err(error) if error.kind == ErrorKind::MissingSymbol => {
-                let list = grow(|count, buffer: *mut nvmlProcessInfo_v1_t| {
+                let list = grow(room, |count, buffer: *mut nvmlProcessInfo_v1_t| {
                     // SAFETY: the functions without a version write the 16-byte struct of the first version. The
                     // bindings declare another pointer type.
                     unsafe {
@@ -140,15 +150,16 @@ impl Driver {
     }
 }
 
-/// Reads a list whose length the driver reports. The first call passes an empty buffer. The next
+/// Reads a list whose length the driver reports. The first call passes a buffer of `room` entries. The next
 /// calls pass a buffer of the reported size plus a reserve, until the list fits.
 ///
 /// # Errors
 /// Errors of `ask`; `Garbled` for an impossible length.
 fn grow<T: Clone + Blank>(
+    room: usize,
     mut ask: impl FnMut(*mut u32, *mut T) -> Result<(), DriverError>,
 ) -> Result<Vec<T>, DriverError> {
-    let mut buffer: Vec<T> = Vec::new();
+    let mut buffer: Vec<T> = vec![T::blank(); room];
     let mut last = None;
     for _ in 0..ROUNDS {
         let mut count = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
@@ -285,7 +296,7 @@ mod tests {
     fn list_that_grows_during_a_read_is_read_completely() {
         let mut population = 3_u32;
         let mut births = 2;
-        let list = grow(|count, buffer: *mut nvmlProcessInfo_v1_t| {
+        let list = grow(0, |count, buffer: *mut nvmlProcessInfo_v1_t| {
             // SAFETY: `grow` passes either a pointer to `*count` entries, or null and zero.
             let room = unsafe { *count };
             // SAFETY: `count` belongs to `grow`.
@@ -311,7 +322,7 @@ mod tests {
     fn impossible_list_length_is_refused_without_allocating() {
         for count in [u32::MAX, 1 << 31, (1 << 16) + 1] {
             let mut calls = 0;
-            let result = grow(|wanted, _: *mut nvmlProcessInfo_v2_t| {
+            let result = grow(0, |wanted, _: *mut nvmlProcessInfo_v2_t| {
                 calls += 1;
                 // SAFETY: `wanted` belongs to `grow`.
                 unsafe { *wanted = count };
@@ -321,7 +332,7 @@ mod tests {
             assert_eq!((&error.kind, calls), (&ErrorKind::Garbled, 1), "{count}: {error}");
         }
         // The call succeeds, but reports more entries than the buffer can hold.
-        let result = grow(|wanted, _: *mut nvmlProcessInfo_v2_t| {
+        let result = grow(0, |wanted, _: *mut nvmlProcessInfo_v2_t| {
             // SAFETY: `wanted` belongs to `grow`.
             unsafe { *wanted = 5 };
             Ok(())
@@ -331,7 +342,7 @@ mod tests {
 
     #[test]
     fn list_that_never_fits_is_an_error() {
-        let result = grow(|count, _: *mut nvmlProcessInfo_v1_t| {
+        let result = grow(0, |count, _: *mut nvmlProcessInfo_v1_t| {
             // SAFETY: `count` belongs to `grow`.
             unsafe { *count += 100 };
             Err(DriverError::new(ErrorKind::InsufficientSize, "x"))

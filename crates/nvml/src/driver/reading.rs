@@ -333,27 +333,27 @@ impl Gpu<'_> {
         self.memory_of(self.device_handle())
     }
 
-    /// Reads the memory of the GPU or of one of its MIG devices. The second version of the call
-    /// reports reserved memory separately; the first version includes it in the used memory.
     pub(super) fn memory_of(&self, device: nvmlDevice_t) -> Result<Memory, DriverError> {
+        let (total, used) = self.memory_bytes_of(device)?;
+        Ok(Memory { total_mib: total >> 20, used_mib: used >> 20 })
+    }
+
+    /// Reads the memory of the GPU or of one of its MIG devices: total and used bytes. The second version of the call
+    /// reports reserved memory separately; the first version includes it in the used memory.
+    pub(super) fn memory_bytes_of(&self, device: nvmlDevice_t) -> Result<(u64, u64), DriverError> {
         // SAFETY: a struct of integers, for which all zeroes are a valid value.
         let mut info: sys::nvmlMemory_v2_t = unsafe { std::mem::zeroed() };
         info.version = super::profiles::version::<sys::nvmlMemory_v2_t>(2);
         // SAFETY: the version word tells the driver which struct the pointer refers to.
         match unsafe { nvml!(self.driver, nvmlDeviceGetMemoryInfo_v2(device, &raw mut info)) } {
-            Ok(()) => {
-                return Ok(Memory {
-                    total_mib: info.total >> 20,
-                    used_mib: info.used.saturating_add(info.reserved) >> 20,
-                });
-            }
+            Ok(()) => return Ok((info.total, info.used.saturating_add(info.reserved))),
             Err(error) if matches!(error.kind, ErrorKind::MissingSymbol | ErrorKind::ArgumentVersionMismatch) => {}
             Err(error) => return Err(error.on(&self.uuid)),
         }
         let mut info = sys::nvmlMemory_t { total: 0, free: 0, used: 0 };
         // SAFETY: this call fills this struct.
         unsafe { nvml!(self.driver, nvmlDeviceGetMemoryInfo(device, &raw mut info)) }.map_err(|e| e.on(&self.uuid))?;
-        Ok(Memory { total_mib: info.total >> 20, used_mib: info.used >> 20 })
+        Ok((info.total, info.used))
     }
 }
 

@@ -30,7 +30,7 @@ impl Gpu<'_> {
     }
 
     /// Returns the temperature of the GPU core in °C.
-    fn temperature(&self) -> Result<u32, DriverError> {
+    pub(super) fn temperature(&self) -> Result<u32, DriverError> {
         let mut celsius = 0;
         let sensor = sys::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
         // SAFETY: the call takes a value and writes one integer.

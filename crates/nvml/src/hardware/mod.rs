@@ -7,6 +7,8 @@
 //! task's decisions as a pure state machine, and `supervisor` executes them. `keeper` is the thread
 //! that owns a worker process.
 //!
+//! A second child takes samples, so that samples never affect commands: see `sampler`.
+//!
 //! A mutation may still take effect after its deadline. Its caller gets [`ErrorKind::Deadline`] with `may_land`. Every
 //! further call to that GPU gets [`ErrorKind::Unsettled`]. [`Hardware::settle`] returns when the outcome can be read.
 
@@ -15,6 +17,7 @@ mod fresh_session;
 mod keeper;
 mod machine;
 mod retry_in_use;
+mod sampler;
 mod supervisor;
 
 use std::{
@@ -32,8 +35,12 @@ use crate::{
     error::{DriverError, ErrorKind},
     proto::{Answer, GpuRef, Request},
     reading::{Event, Listed, ModeChange, Reading},
+    sample::{InstanceRef, Sample, Wanted},
     worker::ScriptedDriver,
 };
+
+pub use sampler::SampleError;
+use sampler::Sampler;
 
 /// Options of the worker.
 #[derive(Debug, Clone)]
@@ -93,6 +100,10 @@ pub struct Deadlines {
     pub read: Duration,
     /// For one mutation.
     pub change: Duration,
+    /// For one sample, which is dropped when it is late.
+    pub sample: Duration,
+    /// For waiting until a sample begins. The start of the worker for samples is included.
+    pub sample_wait: Duration,
     /// For waiting in the queue, until the worker has started or earlier calls to the same GPU have finished.
     pub queue: Duration,
     /// Additional time for a late mutation to take effect before its worker is killed. The same
@@ -109,6 +120,8 @@ impl Default for Deadlines {
             start: Duration::from_secs(60),
             read: Duration::from_secs(10),
             change: Duration::from_secs(60),
+            sample: Duration::from_secs(2),
+            sample_wait: Duration::from_secs(5),
             queue: Duration::from_secs(90),
             grace: Duration::from_secs(10),
             retry: Duration::from_millis(500),
@@ -168,6 +181,7 @@ pub struct Hardware {
     events: broadcast::Sender<Event>,
     /// GPUs whose reading also failed in a fresh session: see `fresh_session`.
     unmended: Arc<Locked<BTreeSet<GpuUuid>>>,
+    sampler: Sampler,
 }
 
 type Sender<T> = oneshot::Sender<T>;
@@ -204,8 +218,10 @@ impl Hardware {
         let (tx, rx) = mpsc::unbounded_channel();
         let (status_tx, status) = watch::channel(Status::default());
         let (events, _) = broadcast::channel(256);
-        let task = supervisor::run(options, rx, status_tx, events.clone());
-        (Self { tx, status, events, unmended: Arc::default() }, task)
+        let (sampler, sampling) = Sampler::with_task(options.clone());
+        let commands = supervisor::run(options, rx, status_tx, events.clone());
+        let task = async move { _ = tokio::join!(commands, sampling) };
+        (Self { tx, status, events, unmended: Arc::default(), sampler }, task)
     }
 
     /// Returns the driver's versions and library, and whether the library is simulated.
@@ -234,6 +250,23 @@ impl Hardware {
     /// The GPU cannot be read at all. Partial failures are in [`Reading::warnings`].
     pub async fn read(&self, uuid: &GpuUuid) -> Result<Reading, DriverError> {
         self.read_with_fresh_session(uuid).await
+    }
+
+    /// Samples one GPU. `instances` are its GPU instances with the caller's generations; `None` means that MIG is off.
+    /// The first sample of a GPU or an instance begins a window, so it has no activity.
+    ///
+    /// A second worker process takes the samples. A sample that hangs is dropped after [`Deadlines::sample`]: it delays
+    /// no other call, and the GPU does not become unsettled. One window lasts at least 100 ms.
+    ///
+    /// # Errors
+    /// There is no sample. This says nothing about the state of the GPU.
+    pub async fn sample(
+        &self,
+        gpu: GpuRef,
+        instances: Option<Vec<InstanceRef>>,
+        wanted: Wanted,
+    ) -> Result<Sample, SampleError> {
+        self.sampler.sample(gpu, instances, wanted).await
     }
 
     /// Creates a GPU instance at a placement, and reads it back.
@@ -312,6 +345,8 @@ impl Hardware {
     /// # Errors
     /// As [`Self::create_gpu_instance`].
     pub async fn set_mig_mode(&self, uuid: &GpuUuid, enabled: bool) -> Result<ModeChange, DriverError> {
+        // The driver refuses the change while any other process has a driver session.
+        let _held = self.sampler.hold().await;
         match self.call(Request::SetMigMode { gpu: GpuRef::new(uuid), enabled }).await? {
             Answer::Mode(change) => Ok(change),
             other => Err(mixed_up("setting MIG mode", &other)),
@@ -340,13 +375,14 @@ impl Hardware {
         self.ask(|tx| Message::Settle(uuid.clone(), tx)).await.unwrap_or(Settled::Gone)
     }
 
-    /// Ends the worker and verifies that it has ended, so that gpush has no open handle. The next call starts a new
+    /// Ends both workers and verifies that they have ended, so that gpush has no open handle. The next call starts a new
     /// worker. Calls in flight finish first; queued calls wait for the new worker.
     ///
     /// # Errors
     /// A worker hangs in the kernel and cannot be ended.
     pub async fn restart(&self) -> Result<(), DriverError> {
-        self.ask(Message::Restart).await.unwrap_or_else(|| Err(ended("restarting gpushd's driver worker")))
+        let (commands, samples) = tokio::join!(self.ask(Message::Restart), self.sampler.restart());
+        commands.unwrap_or_else(|| Err(ended("restarting gpushd's driver worker"))).and(samples)
     }
 
     /// Ends the worker like [`Self::restart`]. After that, every call fails with [`ErrorKind::Stopped`] until
@@ -355,18 +391,21 @@ impl Hardware {
     /// # Errors
     /// As [`Self::restart`].
     pub async fn stop(&self) -> Result<(), DriverError> {
-        self.ask(Message::Stop).await.unwrap_or(Ok(()))
+        let (commands, samples) = tokio::join!(self.ask(Message::Stop), self.sampler.stop());
+        commands.unwrap_or(Ok(())).and(samples)
     }
 
     /// Makes later calls fail, as [`Self::stop`] does, but does not wait for the worker to end.
     pub fn suspend(&self) {
         let (tx, _) = oneshot::channel();
         let _ = self.tx.send(Message::Stop(tx));
+        self.sampler.suspend();
     }
 
     /// Accepts calls again.
     pub fn resume(&self) {
         let _ = self.tx.send(Message::Resume);
+        self.sampler.resume();
     }
 
     /// Ends the worker like [`Self::restart`], but starts no new worker before [`Self::unpause`].
@@ -377,12 +416,30 @@ impl Hardware {
     /// # Errors
     /// As [`Self::restart`].
     pub async fn pause(&self) -> Result<(), DriverError> {
-        self.ask(Message::Pause).await.unwrap_or_else(|| Err(ended("pausing gpushd's driver worker")))
+        let (commands, samples) = tokio::join!(self.ask(Message::Pause), self.sampler.pause());
+        commands.unwrap_or_else(|| Err(ended("pausing gpushd's driver worker"))).and(samples)
     }
 
     /// Permits workers to start again.
     pub fn unpause(&self) {
         let _ = self.tx.send(Message::Unpause);
+        self.sampler.unpause();
+    }
+
+    /// Returns the pids of all workers, including abandoned ones and the worker for samples.
+    #[must_use]
+    pub fn worker_pids(&self) -> Vec<u32> {
+        let of = |status: Status| {
+            let abandoned: Vec<_> = status.abandoned.iter().map(|worker| worker.pid).collect();
+            std::iter::once(status.worker).chain(abandoned).flatten().collect::<Vec<_>>()
+        };
+        [self.status(), self.sampler.status()].into_iter().flat_map(of).collect()
+    }
+
+    /// Returns the state of the worker for samples. Its failures do not concern the GPUs.
+    #[must_use]
+    pub fn sampling_status(&self) -> Status {
+        self.sampler.status()
     }
 
     /// Returns the state of the worker.

@@ -34,6 +34,8 @@ impl Hardware {
             %error,
             "no process uses the object that the driver reports as in use: trying again in a new driver session"
         );
+        // The session of the samples also must not have a handle, until the second attempt has ended.
+        let _held = self.sampler.hold().await;
         if let Err(stuck) = self.restart().await {
             tracing::warn!(error = %stuck, "the driver session can't be ended");
             return Err(error);
@@ -67,9 +69,11 @@ fn object(request: &Request, reading: &Reading) -> Option<Object> {
             let idle = found.processes.is_empty() && found.compute.iter().all(|compute| compute.processes.is_empty());
             (found, idle && (reading.processes_known || found.compute.is_empty()))
         }
-        Request::List { .. } | Request::Read { .. } | Request::SetMigMode { .. } | Request::SetComputeMode { .. } => {
-            return None;
-        }
+        Request::List { .. }
+        | Request::Read { .. }
+        | Request::Sample { .. }
+        | Request::SetMigMode { .. }
+        | Request::SetComputeMode { .. } => return None,
     };
     free.then_some(Object::Instance(found.id, found.profile_id, found.placement))
 }

@@ -10,14 +10,17 @@ use std::{
     thread,
 };
 
-use gpush_api::{Architecture, Driver, GpuIndex, GpuInstance, Memory};
+use gpush_api::{Architecture, Driver, GpuIndex, GpuInstance, GpuUuid, Memory};
 use gpush_nvml::{
     DriverError, ErrorKind, Event, EventKind, Identity, ModeChange, Reading,
     proto::{self, Answer, Request, ToParent, ToWorker},
+    sample::{Activity, Doubts, LimitedTime, Sample},
 };
 use nix::{sys::signal::kill, unistd::Pid};
 
 use super::{A, B};
+
+pub(crate) mod stage;
 
 #[test]
 #[ignore = "it is the worker of the other tests, not a test"]
@@ -62,6 +65,7 @@ fn name(request: &Request) -> &'static str {
     match request {
         Request::List { .. } => "list",
         Request::Read { .. } => "read",
+        Request::Sample { .. } => "sample",
         Request::CreateGpuInstance { .. } => "create_gpu_instance",
         Request::CreateComputeInstance { .. } => "create_compute_instance",
         Request::DestroyComputeInstance { .. } => "destroy_compute_instance",
@@ -126,6 +130,7 @@ fn play(stage: &Path, request: &Request, outbox: &Mutex<UnixStream>) -> Result<A
             rows: None,
             warnings: Vec::new(),
         })),
+        Request::Sample { gpu, .. } => Answer::Sample(Box::new(sample(&gpu.uuid))),
         Request::CreateGpuInstance { profile_id, placement, .. } => Answer::GpuInstance(GpuInstance {
             id: 1,
             profile_id: *profile_id,
@@ -144,6 +149,29 @@ fn play(stage: &Path, request: &Request, outbox: &Mutex<UnixStream>) -> Result<A
         }
         Request::SetComputeMode { .. } => Answer::ComputeModeSet,
     })
+}
+
+fn sample(uuid: &GpuUuid) -> Sample {
+    Sample {
+        uuid: uuid.clone(),
+        at_us: 1,
+        activity: Activity::default(),
+        memory: None,
+        instances: Vec::new(),
+        processes: None,
+        // The test sees from this value which worker has answered.
+        energy_mj: Some(std::process::id().into()),
+        power_mw: None,
+        power_limit_mw: None,
+        temperature_c: None,
+        memory_temperature_c: None,
+        sm_clock_mhz: None,
+        memory_clock_mhz: None,
+        event_reasons: None,
+        limited: LimitedTime { power_ns: None, thermal_ns: None },
+        doubts: Doubts::default(),
+        took_us: 0,
+    }
 }
 
 fn listed(skip: &[proto::GpuRef]) -> Vec<gpush_nvml::Listed> {

@@ -5,7 +5,6 @@
 //! is an error with exit code 2.
 
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use mps_sim::outln;
 use silicon::machine::{Board, COMPUTE_MODES, Machine, Reading, Slot};
@@ -97,12 +96,10 @@ pub(super) fn act(host: &Host, query: &Query) -> Result<ExitCode, HostError> {
         Err(code) => return Ok(code),
     };
     let machine = host.read()?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    let now = u64::try_from(now).unwrap_or(u64::MAX);
     let mut rows = Vec::new();
     for gpu in gpus {
         let made = match query.about {
-            About::Gpus => gpu_row(host, &machine, gpu, now, &query.fields).map(|row| vec![row]),
+            About::Gpus => gpu_row(host, &machine, gpu, &query.fields).map(|row| vec![row]),
             About::ComputeApps => app_rows(host, &machine, gpu, &query.fields),
         };
         match made {
@@ -141,17 +138,11 @@ fn unit(field: &str) -> Option<&'static str> {
 }
 
 /// Returns the requested values of a GPU. The error names an unknown field.
-pub(super) fn gpu_row(
-    host: &Host,
-    machine: &Machine,
-    gpu: u32,
-    now: u64,
-    fields: &[String],
-) -> Result<Vec<Value>, String> {
+pub(super) fn gpu_row(host: &Host, machine: &Machine, gpu: u32, fields: &[String]) -> Result<Vec<Value>, String> {
     let slot = &host.hardware().slots[gpu as usize];
     let state = machine.gpus().get(gpu as usize);
     // A lost GPU has no readings.
-    let reading = machine.reading(gpu, now).ok();
+    let reading = machine.reading(gpu).ok();
     fields.iter().map(|field| gpu_field(host, machine, slot, state, reading, field)).collect()
 }
 

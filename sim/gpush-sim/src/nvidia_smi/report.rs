@@ -4,7 +4,6 @@
 
 use std::fmt::Write as _;
 use std::process::ExitCode;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use mps_sim::{errln, out};
 use silicon::machine::{Gpu, Machine, Process, ProcessKind, Slot};
@@ -99,7 +98,6 @@ pub(super) fn act(host: &Host, report: &Report) -> Result<ExitCode, HostError> {
 
 /// Formats the report. The error names a field that [`query`] does not know.
 fn text(host: &Host, machine: &Machine, gpus: &[u32], sections: &[Section]) -> Result<String, String> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let cuda = host.hardware().cuda;
     let mut lines = Lines { text: String::from("\n==============NVSMI LOG==============\n\n") };
     lines.value(0, "Timestamp", &jiff::Zoned::now().strftime("%a %b %e %H:%M:%S %Y").to_string());
@@ -107,11 +105,10 @@ fn text(host: &Host, machine: &Machine, gpus: &[u32], sections: &[Section]) -> R
     lines.value(0, "CUDA Version", &format!("{}.{}", cuda / 1000, cuda % 1000 / 10));
     lines.text.push('\n');
     lines.value(0, "Attached GPUs", &host.hardware().slots.len().to_string());
-    let now = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
     for &gpu in gpus {
         let slot = &host.hardware().slots[gpu as usize];
         let _ = writeln!(lines.text, "GPU 0000{}", slot.identity.pci_address().to_uppercase());
-        let mut of = OfGpu { host, machine, slot, gpu, now, lines: &mut lines };
+        let mut of = OfGpu { host, machine, slot, gpu, lines: &mut lines };
         if sections.is_empty() {
             of.whole()?;
         } else {
@@ -144,7 +141,6 @@ struct OfGpu<'a> {
     machine: &'a Machine,
     slot: &'a Slot,
     gpu: u32,
-    now: u64,
     lines: &'a mut Lines,
 }
 
@@ -152,7 +148,7 @@ impl OfGpu<'_> {
     /// Adds lines with the values of query fields: (name, field).
     fn fields(&mut self, depth: usize, named: &[(&str, &str)]) -> Result<(), String> {
         let fields: Vec<String> = named.iter().map(|(_, field)| (*field).to_owned()).collect();
-        let values = query::gpu_row(self.host, self.machine, self.gpu, self.now, &fields)?;
+        let values = query::gpu_row(self.host, self.machine, self.gpu, &fields)?;
         for ((name, _), value) in named.iter().zip(values) {
             self.lines.value(depth, name, &value.text(true).unwrap_or_else(|| "N/A".to_owned()));
         }
@@ -238,7 +234,7 @@ impl OfGpu<'_> {
             Section::Utilization => ("Utilization", &[("Gpu", "utilization.gpu"), ("Memory", "utilization.memory")]),
             Section::Temperature => {
                 self.lines.head(1, "Temperature");
-                let now = self.machine.reading(self.gpu, self.now).ok();
+                let now = self.machine.reading(self.gpu).ok();
                 let value = now.map_or_else(|| "N/A".to_owned(), |now| format!("{} C", now.temperature_c));
                 self.lines.value(2, "GPU Current Temp", &value);
                 return Ok(());

@@ -32,6 +32,7 @@ mod rule;
 pub(crate) use rule::numbered;
 pub use rule::{
     COMPUTE_POLICY_LIST, COMPUTE_POLICY_SET, Code, GPU_RESET, Kill, Mutation, Rule, RuleError, Rules as RuleFile,
+    Sensor,
 };
 
 /// Initial content of `faults.toml`.
@@ -87,6 +88,8 @@ pub struct Decision {
     /// Whether the call returns the objects that existed at the caller's `nvmlInit`, not the
     /// present objects.
     pub stale: bool,
+    /// How the values of the call are wrong.
+    pub sensor: Option<Sensor>,
     /// The process to kill when the call has ended.
     pub(crate) kill_after: Option<Victim>,
 }
@@ -125,6 +128,7 @@ pub(crate) fn judge(machine: &mut Machine, rules: &[&(u64, Rule)], call: &Call<'
         let decision = &mut outcome.decision;
         decision.rc = decision.rc.or(rule.rc.map(Return::from));
         decision.activation_status = decision.activation_status.or(rule.activation_status.map(Return::from));
+        decision.sensor = decision.sensor.or(rule.sensor);
         outcome.delay += Duration::from_millis(rule.delay_ms);
         if rule.hang {
             outcome.hang = Some(*fingerprint);

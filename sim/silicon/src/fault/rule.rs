@@ -64,6 +64,49 @@ pub enum Mutation {
     Stale,
 }
 
+/// How the values of a call are wrong, although the call succeeds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Sensor {
+    /// All values are 0.
+    Zero,
+    /// All values are NaN.
+    Nan,
+    /// The list also has processes that do not use the GPU.
+    Foreign,
+    /// The values are above 100 %.
+    Excess,
+    /// The timestamps are an hour old, and the caller already has these values.
+    Stale,
+}
+
+impl Sensor {
+    /// Returns the functions whose values can be wrong in this way.
+    const fn functions(self) -> &'static [&'static str] {
+        match self {
+            Self::Zero => &[
+                "nvmlDeviceGetUtilizationRates",
+                "nvmlDeviceGetTemperature",
+                "nvmlDeviceGetPowerUsage",
+                "nvmlDeviceGetTotalEnergyConsumption",
+                "nvmlDeviceGetFieldValues",
+                "nvmlDeviceGetSamples",
+                "nvmlDeviceGetProcessUtilization",
+                "nvmlGpmMetricsGet",
+            ],
+            Self::Nan => &["nvmlGpmMetricsGet"],
+            Self::Foreign => &["nvmlDeviceGetProcessUtilization"],
+            Self::Excess => &[
+                "nvmlDeviceGetUtilizationRates",
+                "nvmlDeviceGetSamples",
+                "nvmlDeviceGetProcessUtilization",
+                "nvmlGpmMetricsGet",
+            ],
+            Self::Stale => &["nvmlDeviceGetFieldValues", "nvmlDeviceGetSamples", "nvmlDeviceGetProcessUtilization"],
+        }
+    }
+}
+
 /// A fault rule.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -119,6 +162,9 @@ pub struct Rule {
     /// Number of the Xid error that the driver reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub xid: Option<u64>,
+    /// The call succeeds, but its values are wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sensor: Option<Sensor>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for this signature")]
@@ -236,6 +282,7 @@ impl Rule {
             parent: false,
             mutate: None,
             xid: None,
+            sensor: None,
         }
     }
 
@@ -269,17 +316,26 @@ impl Rule {
             || self.hang
             || self.kill.is_some()
             || self.mutate.is_some()
-            || self.xid.is_some();
+            || self.xid.is_some()
+            || self.sensor.is_some();
         if !does {
             return wrong(
                 format!("the rule for {name} does nothing"),
-                "give one of rc, delay_ms, hang, kill, mutate, xid, activation_status",
+                "give one of rc, delay_ms, hang, kill, mutate, xid, sensor, activation_status",
             );
         }
         if self.parent && self.kill.is_none() {
             return wrong(
                 format!("the rule for {name} does nothing to the caller's parent"),
                 "`parent` goes with `kill`",
+            );
+        }
+        if let Some(sensor) = self.sensor
+            && !sensor.functions().iter().any(|function| self.matches_name(function))
+        {
+            return wrong(
+                format!("{name} has no values that can be wrong in this way"),
+                &format!("`sensor` of this kind goes with {}", sensor.functions().join(", ")),
             );
         }
         if self.activation_status.is_some() && !self.matches_name("nvmlDeviceSetMigMode") {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::description::{Description, DescriptionError};
-use crate::machine::{Event, Hardware, Machine, Pid, State, uuid};
+use crate::machine::{Clock, Event, Hardware, Machine, Pid, State, uuid};
 use crate::returns::Return;
 use crate::{fault, fingerprint};
 
@@ -152,9 +152,9 @@ pub struct Host {
 }
 
 /// Returns the size of a slot in bytes for a host with `gpus` GPUs. The slot has room for all
-/// possible instances, a hundred processes per GPU, and the data of the host.
+/// possible instances, a hundred processes with changing loads per GPU, and the data of the host.
 fn slot_bytes(gpus: usize) -> usize {
-    256 * 1024 + gpus * 32 * 1024
+    256 * 1024 + gpus * 64 * 1024
 }
 
 fn encode(state: &State) -> Vec<u8> {
@@ -179,6 +179,7 @@ impl Host {
         let text = toml::to_string(description)
             .map_err(|error| wrong(DescriptionError::new(format!("cannot be written: {error}"), "")))?;
         let mut first = Machine::first_boot(Arc::clone(&hardware));
+        first.load_driver(real_ms());
         first.state.boot_id = fresh_boot_id(1);
         write_whole(&path, text.as_bytes())?;
         write_whole(&dir.join("boot_id"), format!("{}\n", first.state.boot_id).as_bytes())?;
@@ -314,6 +315,7 @@ impl Host {
             }
         };
         let mut after = Machine::clone(&before);
+        after.set_time(self.now_ms(&before));
         after.reap(Pid::is_alive);
         let result = change(&mut after)?;
         if after.state != before.state {
@@ -325,6 +327,33 @@ impl Host {
             *local.decoded.lock() = Some((generation, after));
         }
         Ok(result)
+    }
+
+    /// Returns the time of the host's clock, in milliseconds since the epoch.
+    #[must_use]
+    pub fn now_ms(&self, machine: &Machine) -> u64 {
+        machine.state.clock.at(real_ms())
+    }
+
+    /// Changes the clock of the host. `change` gets the clock and the real time in ms.
+    ///
+    /// # Errors
+    /// As [`Host::update`].
+    pub fn set_clock(&self, change: impl FnOnce(Clock, u64) -> Clock) -> Result<(), HostError> {
+        self.update(|machine| {
+            // If the clock is set back, the counters must keep what programs have seen.
+            machine.settle_all();
+            machine.state.clock = change(machine.state.clock, real_ms());
+            Ok(())
+        })
+    }
+
+    /// Advances the clock of the host. No process waits: all programs see that the time has passed.
+    ///
+    /// # Errors
+    /// As [`Host::update`].
+    pub fn advance(&self, by: Duration) -> Result<(), HostError> {
+        self.set_clock(|clock, _| clock.advanced(by))
     }
 
     /// Registers this process as a client of the driver (`nvmlInit`).
@@ -401,6 +430,12 @@ impl Local {
             living: Living::default(),
         })
     }
+}
+
+/// Returns the real time in milliseconds since the epoch.
+fn real_ms() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Returns a unique boot id.

@@ -37,7 +37,7 @@ use super::HostError;
 const MAGIC: u64 = u64::from_be_bytes(*b"gpushsil");
 /// Layout version of the header, the slots and the encoded state. Every incompatible change
 /// increments this version.
-const LAYOUT: u64 = 1;
+const LAYOUT: u64 = 2;
 /// Header length in bytes: one page.
 const HEADER: usize = 4096;
 /// Maximum duration of a single wait. A writer may be killed before it wakes the waiting processes,

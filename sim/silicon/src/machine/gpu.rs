@@ -12,7 +12,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{GpuInstance, Machine, Process, ProcessKind, Timeslice};
+use super::{GpuInstance, Machine, Process, ProcessKind, Timeslice, Usage};
 use crate::returns::Return;
 
 /// The variable state of a GPU.
@@ -42,6 +42,21 @@ pub struct Gpu {
     /// Counts of the row remapper. They survive resets and boots, as on a real GPU.
     #[serde(default)]
     pub rows: RemappedRows,
+    /// What processes have done on the GPU.
+    #[serde(default)]
+    pub usage: Usage,
+    /// Conditions that limit the clocks. They last until they are changed.
+    #[serde(default)]
+    pub conditions: Conditions,
+}
+
+/// Conditions of a board, which a test can set.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conditions {
+    /// Power limit in mW. `None` is the limit of the model.
+    pub power_limit_mw: Option<u32>,
+    /// Additional temperature in °C, as with a blocked air flow.
+    pub heat_c: u32,
 }
 
 /// Rows of memory that were replaced by spare rows.
@@ -69,7 +84,8 @@ pub struct Memory {
 }
 
 impl Gpu {
-    pub(super) fn new(index: u32, mig: bool) -> Self {
+    /// Creates a GPU whose driver was loaded at this time.
+    pub(super) fn new(index: u32, mig: bool, now_ms: u64) -> Self {
         Self {
             index,
             mig,
@@ -82,6 +98,8 @@ impl Gpu {
             persistence: true,
             accounting: false,
             rows: RemappedRows::default(),
+            usage: Usage::starting(now_ms),
+            conditions: Conditions::default(),
         }
     }
 
@@ -153,6 +171,9 @@ impl Machine {
         };
         if activation == Return::Success && at.mig != enable {
             self.activate(gpu)?;
+            if part.mode_needs_reset() {
+                self.restart_usage(gpu)?;
+            }
         }
         Ok(activation)
     }
@@ -190,6 +211,28 @@ impl Machine {
         Ok(())
     }
 
+    /// Sets all counters of activity and energy to 0, as a reset does.
+    fn restart_usage(&mut self, gpu: u32) -> Result<(), Return> {
+        let now_ms = self.now_ms;
+        self.gpu_mut(gpu)?.usage = Usage::starting(now_ms);
+        Ok(())
+    }
+
+    /// Sets the conditions of a board.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a power limit of 0 or above the limit of the model, `GpuIsLost`.
+    pub fn set_conditions(&mut self, gpu: u32, conditions: Conditions) -> Result<(), Return> {
+        self.gpu(gpu)?;
+        let most = super::Board::of(self.model(gpu)?).power_limit_mw;
+        if conditions.power_limit_mw.is_some_and(|limit| limit == 0 || limit > most) {
+            return Err(Return::InvalidArgument);
+        }
+        self.settle(gpu);
+        self.gpu_mut(gpu)?.conditions = conditions;
+        Ok(())
+    }
+
     /// Activates the pending mode.
     fn activate(&mut self, gpu: u32) -> Result<(), Return> {
         let at = self.gpu_mut(gpu)?;
@@ -216,10 +259,17 @@ impl Machine {
         at.forget_instances();
         at.forget_settings();
         at.rows.pending = false;
+        self.restart_usage(gpu)?;
         if changed {
             self.activate(gpu)?;
         }
         Ok(())
+    }
+
+    /// Starts the counters of all GPUs, as loading the driver does.
+    pub fn load_driver(&mut self, now_ms: u64) {
+        self.now_ms = now_ms;
+        self.state.gpus.iter_mut().for_each(|at| at.usage = Usage::starting(now_ms));
     }
 
     /// Boots the host again. Removes instances, processes and clients, and restores lost GPUs. The
@@ -234,7 +284,8 @@ impl Machine {
             let kept = slot.part.mode_needs_reset() && at.mig_pending;
             let mig = slot.part.has_mig() && (kept || slot.identity.mig_at_boot);
             let rows = RemappedRows { pending: false, ..at.rows };
-            *at = Gpu { persistence: at.persistence, rows, ..Gpu::new(at.index, mig) };
+            let (persistence, conditions) = (at.persistence, at.conditions);
+            *at = Gpu { persistence, rows, conditions, ..Gpu::new(at.index, mig, self.now_ms) };
         }
     }
 
@@ -243,6 +294,7 @@ impl Machine {
     /// # Errors
     /// `InvalidArgument` if the GPU does not exist.
     pub fn lose(&mut self, gpu: u32) -> Result<(), Return> {
+        self.settle(gpu);
         let at = self.state.gpus.get_mut(gpu as usize).ok_or(Return::InvalidArgument)?;
         at.lost = true;
         Ok(())

@@ -22,31 +22,39 @@ use crate::description::DriverVersion;
 use crate::returns::Return;
 
 pub mod capability;
+mod clock;
 mod compute_instance;
 mod event;
 mod gpu;
 mod gpu_instance;
 mod handle;
 mod instance;
+mod load;
 mod nvlink;
 mod part;
 mod process;
 mod reading;
 mod sharing;
+mod sums;
 mod timeslice;
+mod usage;
 pub mod uuid;
 
+pub use clock::Clock;
 pub use event::{Event, Events, MIG_CONFIG_CHANGE, XID_CRITICAL_ERROR};
-pub use gpu::{Gpu, Memory, RemappedRows};
+pub use gpu::{Conditions, Gpu, Memory, RemappedRows};
 pub use gpu_instance::MigDevice;
 pub use handle::{ComputeInstanceHandle, GpuHandle, GpuInstanceHandle, Handle};
 pub use instance::{ComputeInstance, GpuInstance};
+pub use load::{Load, WHOLE_PPM};
 pub use nvlink::{End, Links, Wiring};
 pub use part::{Chip, Part, Profile};
 pub use process::{Client, Pid, Process, ProcessKind};
-pub use reading::{Board, Reading};
+pub use reading::{Board, PCIE_RX_KIB_S, PCIE_TX_KIB_S, Reading, reason};
 pub use sharing::COMPUTE_MODES;
+pub use sums::{Rates, Sums};
 pub use timeslice::Timeslice;
+pub use usage::{Activity, GpuSample, PROCESS_PERIOD_MS, ProcessActivity, SLOWDOWN_C, Usage};
 
 /// Maximum number of GPU instances on a GPU.
 pub const MAX_GPU_INSTANCES: usize = 8;
@@ -167,6 +175,9 @@ pub struct State {
     pub events: Events,
     /// Counters of the fault rules, by fingerprint of the rule.
     pub faults: BTreeMap<u64, Counter>,
+    /// Clock of the host.
+    #[serde(default)]
+    pub clock: Clock,
 }
 
 /// The state machine of one host: its GPUs and their state.
@@ -174,13 +185,16 @@ pub struct State {
 pub struct Machine {
     hardware: Arc<Hardware>,
     pub(crate) state: State,
+    /// Time of the following changes, in ms of the host's clock. It is an argument of the changes, not a part of the
+    /// state.
+    now_ms: u64,
 }
 
 impl Machine {
     /// Creates a host with this hardware, at its first boot.
     #[must_use]
     pub fn first_boot(hardware: Arc<Hardware>) -> Self {
-        let gpus = hardware.slots.iter().zip(0..).map(|(slot, index)| Gpu::new(index, slot.identity.mig_at_start));
+        let gpus = hardware.slots.iter().zip(0..).map(|(slot, index)| Gpu::new(index, slot.identity.mig_at_start, 0));
         let state = State {
             boot: 1,
             boot_id: String::new(),
@@ -189,14 +203,15 @@ impl Machine {
             clients: Vec::new(),
             events: Events::default(),
             faults: BTreeMap::new(),
+            clock: Clock::default(),
         };
-        Self { hardware, state }
+        Self { hardware, state, now_ms: 0 }
     }
 
     /// Combines hardware and a state. Returns `None` if they do not match.
     #[must_use]
     pub fn resume(hardware: Arc<Hardware>, state: State) -> Option<Self> {
-        (hardware.slots.len() == state.gpus.len()).then_some(Self { hardware, state })
+        (hardware.slots.len() == state.gpus.len()).then_some(Self { hardware, state, now_ms: 0 })
     }
 
     /// Returns the fixed properties of the host.

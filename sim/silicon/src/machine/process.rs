@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Machine;
+use super::{Gpu, Machine};
 use crate::returns::Return;
 
 /// How a process uses the GPU.
@@ -116,15 +116,34 @@ impl Machine {
         if used.saturating_add(process.memory_mib) > room {
             return Err(Return::InsufficientResources);
         }
+        self.settle(gpu);
         let at = self.gpu_mut(gpu)?;
         at.processes.retain(|p| !same(p));
         at.processes.push(process);
         Ok(())
     }
 
+    /// Changes the memory of a process in all its places on a GPU.
+    ///
+    /// # Errors
+    /// `NotFound` if the process is not on the GPU, otherwise as [`Machine::attach`].
+    pub fn set_memory(&mut self, gpu: u32, pid: u32, memory_mib: u64) -> Result<(), Return> {
+        let own: Vec<Process> = self.gpu(gpu)?.processes.iter().filter(|p| p.pid.pid == pid).copied().collect();
+        if own.is_empty() {
+            return Err(Return::NotFound);
+        }
+        let mut after = self.clone();
+        for process in own {
+            after.attach(gpu, Process { memory_mib, ..process })?;
+        }
+        *self = after;
+        Ok(())
+    }
+
     /// Removes a process from a GPU, or from all GPUs if `gpu` is `None`. Returns the number of
     /// removed entries.
     pub fn detach(&mut self, pid: u32, gpu: Option<u32>) -> usize {
+        self.settle_some(gpu);
         let mut gone = 0;
         for at in self.state.gpus.iter_mut().filter(|at| gpu.is_none_or(|index| index == at.index)) {
             let before = at.processes.len();
@@ -162,6 +181,9 @@ impl Machine {
             reaped |= !lives;
             lives
         };
+        let ended = |gpu: &Gpu| gpu.processes.iter().any(|p| !alive(p.pid));
+        let changed: Vec<u32> = self.state.gpus.iter().filter(|gpu| ended(gpu)).map(|gpu| gpu.index).collect();
+        changed.into_iter().for_each(|gpu| self.settle(gpu));
         for gpu in &mut self.state.gpus {
             gpu.processes.retain(|p| keep(p.pid));
         }

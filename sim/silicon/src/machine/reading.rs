@@ -1,12 +1,17 @@
 //! Readings of a GPU: utilization, power, temperature, clocks.
 //!
-//! A reading depends only on the GPU's seed, the GPU's load and the time. So two clients that read
-//! at the same time get the same values, and a test can use any time.
+//! A reading depends only on the load and the conditions of the board. Between two changes of the load, all values
+//! are constant, so that the power is the slope of the energy counter.
 
 use gpush_geometry::{Architecture, Model};
 
-use super::{Machine, ProcessKind};
+use super::{Machine, WHOLE_PPM};
 use crate::returns::Return;
+
+/// PCIe traffic to the host of a GPU that is always busy, in KiB/s.
+pub const PCIE_TX_KIB_S: u32 = 450_000;
+/// PCIe traffic from the host of a GPU that is always busy, in KiB/s.
+pub const PCIE_RX_KIB_S: u32 = 700_000;
 
 /// Sensors and counters of a GPU at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +22,8 @@ pub struct Reading {
     pub memory_percent: u32,
     /// Power draw, mW.
     pub power_mw: u32,
+    /// Effective power limit, mW.
+    pub power_limit_mw: u32,
     /// Core temperature, °C.
     pub temperature_c: u32,
     /// Clock of the streaming multiprocessors, MHz.
@@ -29,6 +36,8 @@ pub struct Reading {
     pub pcie_rx_kib_s: u32,
     /// Performance state, which is 0 when the GPU is busy and 8 when it is idle.
     pub performance_state: u32,
+    /// Why the clocks are below their maximum, as [`reason`] bits.
+    pub event_reasons: u64,
 }
 
 /// Limits of a board, from public data sheets. If boards of one model differ, a value is rounded.
@@ -114,67 +123,66 @@ impl Board {
     }
 }
 
-/// Returns a smooth curve between 0 and 1 with a period of some tens of seconds.
-fn wave(seed: u64, at_ms: u64, of: u64) -> f64 {
-    let mixed = (seed ^ of.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let phase = (mixed >> 40) as f64 / f64::from(1 << 24) * std::f64::consts::TAU;
-    let period = 20_000.0 + (mixed & 0x3fff) as f64;
-    let t = (at_ms % 86_400_000) as f64 / period * std::f64::consts::TAU;
-    0.5 + 0.35 * (t + phase).sin() + 0.15 * (3.1 * t + 2.0 * phase).sin()
+/// Clock event reasons, with NVML's bits.
+pub mod reason {
+    /// The GPU is idle.
+    pub const IDLE: u64 = 0x1;
+    /// The power limit lowers the clocks.
+    pub const POWER_CAP: u64 = 0x4;
+    /// The temperature lowers the clocks.
+    pub const THERMAL: u64 = 0x20;
 }
 
 impl Machine {
-    /// Returns the energy in mJ that a GPU has used since its driver was loaded. The energy depends
-    /// only on the time, and is the energy of an idle GPU. If the counter followed the load, every
-    /// reading would have to change the state.
+    /// Returns the energy in mJ that a GPU has used since the driver was loaded or the GPU was reset.
     ///
     /// # Errors
     /// `NotSupported` before Volta, `GpuIsLost`, `InvalidArgument`.
     pub fn energy_mj(&self, gpu: u32, at_ms: u64) -> Result<u64, Return> {
-        /// 2025-01-01. Every simulated host was created after this time.
-        const LOADED_MS: u64 = 1_735_689_600_000;
-        self.gpu(gpu)?;
-        let model = self.model(gpu)?;
-        if model.architecture == Architecture::Pascal {
-            return Err(Return::NotSupported);
+        let energy_uj = self.energy_uj(gpu, at_ms)?;
+        match self.model(gpu)?.architecture {
+            Architecture::Pascal => Err(Return::NotSupported),
+            Architecture::Volta
+            | Architecture::Turing
+            | Architecture::Ampere
+            | Architecture::Ada
+            | Architecture::Hopper
+            | Architecture::Blackwell => Ok(energy_uj / 1000),
         }
-        let at_rest_mw = u64::from(Board::of(model).power_limit_mw) * 12 / 100;
-        Ok(at_ms.saturating_sub(LOADED_MS).saturating_mul(at_rest_mw) / 1000)
     }
 
-    /// Returns the sensor values of a GPU at a time in milliseconds since the epoch. The load is a
-    /// sum over the compute processes: each adds the fraction of the GPU that it uses.
+    /// Returns the present sensor values of a GPU.
     ///
     /// # Errors
     /// `GpuIsLost`, `InvalidArgument`.
-    pub fn reading(&self, gpu: u32, at_ms: u64) -> Result<Reading, Return> {
+    pub fn reading(&self, gpu: u32) -> Result<Reading, Return> {
         let at = self.gpu(gpu)?;
-        let part = self.part(gpu)?;
-        let seed = self.identity(gpu)?.seed;
-        let board = Board::of(&part.model);
-        let mut load = 0.0_f64;
-        for process in at.processes.iter().filter(|p| p.kind != ProcessKind::Handle) {
-            let share = process
-                .gpu_instance
-                .and_then(|id| at.instance(id))
-                .and_then(|gi| part.profile(gi.profile_id).ok())
-                .map_or(1.0, |profile| f64::from(profile.data.slices) / f64::from(part.model.compute_slices.max(1)));
-            load += share * (0.55 + 0.45 * wave(seed ^ u64::from(process.pid.pid), at_ms, 1));
+        let board = Board::of(self.model(gpu)?);
+        let now = self.now(at);
+        let busy = now.whole.busy > 0;
+        let of = |rate: u32, whole: u32| (u64::from(rate) * u64::from(whole) / u64::from(WHOLE_PPM)) as u32;
+        let percent = |rate: u32| of(rate + 5000, 100);
+        // A limited GPU runs at about four fifths of its clock.
+        let limited = now.power_limited || now.heat_limited;
+        let highest = if limited { board.max_sm_clock_mhz / 5 * 4 } else { board.max_sm_clock_mhz };
+        let mut event_reasons = 0;
+        for (yes, bit) in
+            [(!busy, reason::IDLE), (now.power_limited, reason::POWER_CAP), (now.heat_limited, reason::THERMAL)]
+        {
+            event_reasons |= if yes { bit } else { 0 };
         }
-        let load = load.min(1.0);
-        let busy = load > 0.0;
-        let hum = wave(seed, at_ms, 2);
-        let watts = board.power_limit_mw as f64;
         Ok(Reading {
-            gpu_percent: (load * 100.0).round() as u32,
-            memory_percent: (load * (30.0 + 40.0 * wave(seed, at_ms, 3))).round() as u32,
-            power_mw: (watts * (0.11 + 0.02 * hum + 0.75 * load)) as u32,
-            temperature_c: (29.0 + 5.0 * hum + 38.0 * load).round() as u32,
-            sm_clock_mhz: if busy { board.max_sm_clock_mhz - (hum * 60.0) as u32 } else { 210 },
+            gpu_percent: percent(now.whole.busy),
+            memory_percent: percent(now.whole.dram),
+            power_mw: u32::try_from(now.power_mw).unwrap_or(u32::MAX),
+            power_limit_mw: at.conditions.power_limit_mw.unwrap_or(board.power_limit_mw),
+            temperature_c: now.temperature_c,
+            sm_clock_mhz: if busy { highest } else { 210 },
             memory_clock_mhz: board.max_memory_clock_mhz,
-            pcie_tx_kib_s: (load * 900_000.0 * hum) as u32,
-            pcie_rx_kib_s: (load * 1_400_000.0 * (1.0 - hum)) as u32,
+            pcie_tx_kib_s: of(now.whole.busy, PCIE_TX_KIB_S),
+            pcie_rx_kib_s: of(now.whole.busy, PCIE_RX_KIB_S),
             performance_state: if busy { 0 } else { 8 },
+            event_reasons,
         })
     }
 }

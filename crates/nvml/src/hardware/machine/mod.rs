@@ -347,11 +347,11 @@ impl Machine {
     /// Stores the last index and PCI address of each GPU. With these values, the worker needs no
     /// search.
     fn learn(&mut self, answer: &Answer) {
-        use Answer::{ComputeInstance, ComputeModeSet, Destroyed, GpuInstance, Listed, Mode, Reading};
+        use Answer::{ComputeInstance, ComputeModeSet, Destroyed, GpuInstance, Listed, Mode, Reading, Sample};
         let identities: Vec<_> = match answer {
             Listed(list) => list.iter().filter_map(|listed| listed.identity.as_ref().ok()).collect(),
             Reading(reading) => vec![&reading.identity],
-            GpuInstance(_) | ComputeInstance(_) | Destroyed | Mode(_) | ComputeModeSet => Vec::new(),
+            Sample(_) | GpuInstance(_) | ComputeInstance(_) | Destroyed | Mode(_) | ComputeModeSet => Vec::new(),
         };
         for identity in identities {
             let (index, pci) = (Some(identity.index), Some(identity.pci.clone()));

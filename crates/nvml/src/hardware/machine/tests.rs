@@ -14,6 +14,8 @@ fn limits() -> Deadlines {
         start: 30 * SECOND,
         read: 10 * SECOND,
         change: 60 * SECOND,
+        sample: 2 * SECOND,
+        sample_wait: 5 * SECOND,
         queue: 90 * SECOND,
         grace: 10 * SECOND,
         retry: SECOND,

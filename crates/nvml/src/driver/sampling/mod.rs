@@ -1,0 +1,451 @@
+//! Samples of one GPU: what the worker keeps between two samples, and the order of the driver calls.
+//!
+//! ```text
+//!   field values ─▶ process list ─▶ MIG off: GPM window or utilization, memory, utilization of the processes
+//!                                   MIG on:  GPM windows of some instances, memory if wanted
+//!                                ─▶ board if wanted
+//! ```
+//!
+//! A failure of one part leaves its values absent. The sample fails only if the GPU itself is gone. All handles end with
+//! the worker, so no handle survives a reset or maintenance.
+
+use std::{
+    collections::BTreeMap,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+use gpush_api::ProcessKind;
+use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t};
+
+use self::{fields::Fields, gpm::Window, utilization::OfProcess};
+use super::{Driver, Gpu, processes::Entry};
+use crate::{
+    error::{DriverError, ErrorKind},
+    proto::GpuRef,
+    sample::{
+        Activity, Doubt, Doubts, InstanceRef, InstanceSample, LimitedTime, MemoryUse, ProcessSample, Ratio, Sample,
+        Source, Wanted,
+    },
+};
+
+mod fields;
+mod gpm;
+mod utilization;
+
+/// Room for the processes of a GPU. More processes cost a second call.
+const PROCESSES: usize = 64;
+
+/// Time without any entry of the process utilization after which a process without an entry did nothing. The driver
+/// leaves such processes out, but also has no entries if the last sampling period is not complete.
+const QUIET_US: u64 = 2_000_000;
+
+/// What the worker keeps between two samples of one GPU.
+#[derive(Debug, Default)]
+pub struct Sampling<'d> {
+    gpu: Option<Gpu<'d>>,
+    has_gpm: Option<bool>,
+    whole: Option<Window<'d>>,
+    instances: BTreeMap<u32, Window<'d>>,
+    /// Number of the sample.
+    round: u64,
+    request: gpm::Request,
+    time: DriverTime,
+    /// Newest entry of the utilization buffer.
+    utilization_us: u64,
+    /// Newest entry of the process utilization.
+    processes_us: u64,
+    /// Handle of a MIG device in each GPU instance, and the instances for which they were looked up.
+    devices: (Vec<InstanceRef>, BTreeMap<u32, nvmlDevice_t>),
+}
+
+// SAFETY: NVML's handles belong to the session of the process. NVML is thread-safe, and allows any thread to use them.
+unsafe impl Send for Sampling<'_> {}
+
+/// The driver's clock. It is the host's real-time clock, so it can be set back.
+#[derive(Debug, Default)]
+struct DriverTime {
+    newest_us: u64,
+    wall_us: u64,
+}
+
+impl DriverTime {
+    /// Accepts the time of new values. Returns whether the values are newer than the last ones.
+    fn accept(&mut self, at_us: u64, wall_us: u64) -> bool {
+        if wall_us < self.wall_us {
+            // The host's clock was set back, so older times are right.
+            self.newest_us = 0;
+        }
+        self.wall_us = wall_us;
+        let fresh = at_us > self.newest_us;
+        self.newest_us = self.newest_us.max(at_us);
+        fresh
+    }
+}
+
+fn wall_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Returns whether an error concerns the whole GPU or session, so that further calls are useless.
+fn ends_the_sample(error: &DriverError) -> bool {
+    matches!(
+        error.kind,
+        ErrorKind::GpuIsLost
+            | ErrorKind::ResetRequired
+            | ErrorKind::Uninitialized
+            | ErrorKind::InvalidArgument
+            | ErrorKind::DriverNotLoaded
+            | ErrorKind::LibRmVersionMismatch
+    )
+}
+
+impl<'d> Sampling<'d> {
+    /// Samples a GPU. `instances` are its GPU instances; `None` means that MIG is off.
+    ///
+    /// # Errors
+    /// The GPU cannot be found or is lost. All handles of the GPU are then dropped.
+    pub fn sample(
+        &mut self,
+        driver: &'d Driver,
+        gpu: &GpuRef,
+        instances: Option<&[InstanceRef]>,
+        wanted: Wanted,
+    ) -> Result<Sample, DriverError> {
+        let began = Instant::now();
+        let sampled = self.sample_parts(driver, gpu, instances, wanted);
+        match sampled {
+            Ok(sample) => {
+                Ok(Sample { took_us: u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX), ..sample })
+            }
+            Err(error) => {
+                *self = Self::default();
+                Err(error.on(&gpu.uuid))
+            }
+        }
+    }
+
+    fn sample_parts(
+        &mut self,
+        driver: &'d Driver,
+        gpu: &GpuRef,
+        instances: Option<&[InstanceRef]>,
+        wanted: Wanted,
+    ) -> Result<Sample, DriverError> {
+        let found = match self.gpu.take() {
+            Some(known) if known.uuid == gpu.uuid => known,
+            Some(_) | None => driver.find(gpu)?,
+        };
+        let gpu = self.gpu.insert(found).clone();
+        self.round += 1;
+        let mut doubts = Doubts::default();
+        let (fields, at_us) = self.fields(&gpu, &mut doubts)?;
+        let entries = if wanted.processes { optional(gpu.compute_processes(PROCESSES))? } else { None };
+        let mut processes = entries.map(|entries| entries.iter().map(described).collect::<Vec<_>>());
+        let mut sample = Sample {
+            uuid: gpu.uuid.clone(),
+            at_us,
+            activity: Activity::default(),
+            memory: None,
+            instances: Vec::new(),
+            processes: None,
+            energy_mj: fields.energy_mj,
+            power_mw: fields.power_mw,
+            power_limit_mw: fields.power_limit_mw,
+            temperature_c: None,
+            memory_temperature_c: fields.memory_temperature_c,
+            sm_clock_mhz: None,
+            memory_clock_mhz: None,
+            event_reasons: None,
+            limited: LimitedTime { power_ns: fields.power_limited_ns, thermal_ns: fields.thermal_limited_ns },
+            doubts,
+            took_us: 0,
+        };
+        match instances {
+            None => {
+                self.instances.clear();
+                sample.memory = memory_of(&gpu, gpu.device_handle())?;
+                sample.activity = self.whole(&gpu, at_us)?;
+                if let Some(processes) = &mut processes
+                    && wanted.process_activity
+                {
+                    let counted = self.process_activity(&gpu, processes, at_us, &mut sample.doubts)?;
+                    if sample.activity.source == Source::None && counted {
+                        sample.activity.source = Source::ProcessSamples;
+                    }
+                }
+            }
+            Some(instances) => {
+                self.whole = None;
+                if wanted.memory {
+                    sample.memory = memory_of(&gpu, gpu.device_handle())?;
+                }
+                sample.instances = self.instances(&gpu, instances, wanted, at_us)?;
+            }
+        }
+        if sample.activity.source == Source::None && processes.is_some() {
+            sample.activity.source = Source::MemoryOnly;
+        }
+        if let Some(doubt) = sample.activity.doubt {
+            sample.doubts.count(doubt);
+        }
+        for one in &mut sample.instances {
+            if one.activity.source == Source::None && processes.is_some() {
+                one.activity.source = Source::MemoryOnly;
+            }
+            if let Some(doubt) = one.activity.doubt {
+                sample.doubts.count(doubt);
+            }
+        }
+        sample.processes = processes;
+        if wanted.board {
+            sample.temperature_c = optional(gpu.temperature())?.filter(|celsius| *celsius <= MOST_C);
+            sample.sm_clock_mhz = optional(gpu.clock(sys::nvmlClockType_enum_NVML_CLOCK_SM))?;
+            sample.memory_clock_mhz = optional(gpu.clock(sys::nvmlClockType_enum_NVML_CLOCK_MEM))?;
+            sample.event_reasons = optional(gpu.event_reasons())?;
+        }
+        Ok(sample)
+    }
+
+    /// Reads the field values, and leaves them out if they are not newer than the last ones.
+    fn fields(&mut self, gpu: &Gpu<'d>, doubts: &mut Doubts) -> Result<(Fields, u64), DriverError> {
+        let fields = optional(gpu.fields())?.unwrap_or_default();
+        let wall_us = wall_us();
+        let at_us = fields.at_us.unwrap_or(wall_us);
+        if self.time.accept(at_us, wall_us) {
+            return Ok((fields, at_us));
+        }
+        doubts.count(Doubt::StaleTime);
+        Ok((Fields::default(), at_us))
+    }
+
+    /// Reads the activity of a GPU with MIG off.
+    fn whole(&mut self, gpu: &Gpu<'d>, now_us: u64) -> Result<Activity, DriverError> {
+        if !self.gpm(gpu)? {
+            return Ok(optional(gpu.utilization_since(&mut self.utilization_us))?.unwrap_or_default());
+        }
+        let round = self.round;
+        let turned = match &mut self.whole {
+            Some(window) => window.turn(gpu, None, round, now_us, &mut self.request),
+            None => Window::begin(gpu, None, 0, round, now_us).map(|window| {
+                self.whole = Some(window);
+                waiting(Doubt::FirstSample)
+            }),
+        };
+        Ok(optional(turned)?.unwrap_or_else(|| {
+            self.whole = None;
+            Activity::default()
+        }))
+    }
+
+    fn gpm(&mut self, gpu: &Gpu<'d>) -> Result<bool, DriverError> {
+        if let Some(known) = self.has_gpm {
+            return Ok(known);
+        }
+        let has_gpm = optional(gpu.has_gpm())?.unwrap_or(false);
+        self.has_gpm = Some(has_gpm);
+        Ok(has_gpm)
+    }
+
+    /// Reads the activity, and the memory if wanted, of the GPU instances.
+    fn instances(
+        &mut self,
+        gpu: &Gpu<'d>,
+        instances: &[InstanceRef],
+        wanted: Wanted,
+        now_us: u64,
+    ) -> Result<Vec<InstanceSample>, DriverError> {
+        let known = |gi: &u32, window: &mut Window<'d>| {
+            instances.iter().any(|one| one.gi == *gi && one.generation == window.generation)
+        };
+        self.instances.retain(known);
+        let has_gpm = !instances.is_empty() && self.gpm(gpu)?;
+        // A new instance comes first, and then the one whose window is the longest.
+        let mut order: Vec<InstanceRef> = instances.to_vec();
+        order.sort_by_key(|one| (self.instances.get(&one.gi).map_or(0, |window| window.round), one.gi));
+        order.truncate(if has_gpm { wanted.windows.into() } else { 0 });
+        let mut sampled = Vec::with_capacity(instances.len());
+        for instance in instances {
+            let activity = match (has_gpm, order.contains(instance)) {
+                (false, _) => Activity::default(),
+                (true, false) => waiting(Doubt::Skipped),
+                (true, true) => self.instance(gpu, *instance, now_us)?,
+            };
+            let memory = if wanted.memory { self.instance_memory(gpu, instances, instance.gi)? } else { None };
+            sampled.push(InstanceSample { instance: *instance, activity, memory });
+        }
+        Ok(sampled)
+    }
+
+    fn instance(&mut self, gpu: &Gpu<'d>, instance: InstanceRef, now_us: u64) -> Result<Activity, DriverError> {
+        let (round, gi) = (self.round, instance.gi);
+        let read = match self.instances.get_mut(&gi) {
+            Some(window) => window.turn(gpu, Some(gi), round, now_us, &mut self.request),
+            None => Window::begin(gpu, Some(gi), instance.generation, round, now_us).map(|window| {
+                self.instances.insert(gi, window);
+                waiting(Doubt::FirstSample)
+            }),
+        };
+        match read {
+            Ok(activity) => Ok(activity),
+            Err(error) if error.kind == ErrorKind::GpuIsLost => Err(error),
+            // The instance does not exist, or has no performance monitoring now. Its window begins again.
+            Err(_) => {
+                self.instances.remove(&gi);
+                Ok(Activity::default())
+            }
+        }
+    }
+
+    /// Reads the memory of a GPU instance through one of its MIG devices.
+    fn instance_memory(
+        &mut self,
+        gpu: &Gpu<'d>,
+        instances: &[InstanceRef],
+        gi: u32,
+    ) -> Result<Option<MemoryUse>, DriverError> {
+        if self.devices.0 != instances {
+            self.devices = (instances.to_vec(), optional(gpu.mig_device_of_each_instance())?.unwrap_or_default());
+        }
+        let Some(device) = self.devices.1.get(&gi) else { return Ok(None) };
+        match memory_of(gpu, *device) {
+            Err(error) if error.kind != ErrorKind::GpuIsLost => {
+                // The MIG device was replaced. The next sample looks the devices up again.
+                self.devices.0.clear();
+                Ok(None)
+            }
+            other => other,
+        }
+    }
+
+    /// Adds the utilization to the processes. Returns whether the driver reports it.
+    fn process_activity(
+        &mut self,
+        gpu: &Gpu<'d>,
+        processes: &mut [ProcessSample],
+        now_us: u64,
+        doubts: &mut Doubts,
+    ) -> Result<bool, DriverError> {
+        let since = self.processes_us;
+        let Some(Some(entries)) = optional(gpu.process_utilization(&mut self.processes_us, doubts))? else {
+            return Ok(false);
+        };
+        if since == 0 && self.processes_us == 0 {
+            // From now on, ask for what is newer than this sample.
+            self.processes_us = now_us;
+        }
+        let quiet = since > 0 && now_us.saturating_sub(since) >= QUIET_US;
+        add_utilization(processes, &entries, quiet, doubts);
+        Ok(true)
+    }
+}
+
+/// Largest plausible temperature in °C.
+const MOST_C: u32 = 200;
+
+/// Adds utilization to processes. If `quiet`, a process without an entry did nothing.
+fn add_utilization(processes: &mut [ProcessSample], entries: &[OfProcess], quiet: bool, doubts: &mut Doubts) {
+    for entry in entries {
+        let own = processes.iter_mut().filter(|process| process.pid == entry.pid);
+        let mut known = false;
+        for process in own {
+            (process.busy, process.dram, known) = (entry.busy.ok(), entry.dram.ok(), true);
+        }
+        match entry.busy.err().or(entry.dram.err()) {
+            _ if !known => doubts.count(Doubt::ForeignProcess),
+            // The caller has counted stale times already.
+            Some(Doubt::StaleTime) | None => {}
+            Some(doubt) => doubts.count(doubt),
+        }
+    }
+    for process in processes.iter_mut().filter(|process| entries.iter().all(|entry| entry.pid != process.pid)) {
+        (process.busy, process.dram) = if quiet { (Some(Ratio::ZERO), Some(Ratio::ZERO)) } else { (None, None) };
+    }
+}
+
+/// An activity that is not known yet.
+fn waiting(doubt: Doubt) -> Activity {
+    Activity { source: Source::Gpm, doubt: Some(doubt), ..Activity::default() }
+}
+
+/// Converts a failed part of a sample to an absent one, unless the failure concerns the whole GPU.
+fn optional<T>(read: Result<T, DriverError>) -> Result<Option<T>, DriverError> {
+    match read {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if ends_the_sample(&error) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+fn described(entry: &Entry) -> ProcessSample {
+    ProcessSample { pid: entry.pid, gi: entry.gi, ci: entry.ci, memory_bytes: entry.memory, busy: None, dram: None }
+}
+
+fn memory_of(gpu: &Gpu<'_>, device: nvmlDevice_t) -> Result<Option<MemoryUse>, DriverError> {
+    let read = gpu.memory_bytes_of(device);
+    optional(read).map(|memory| memory.map(|(total_bytes, used_bytes)| MemoryUse { total_bytes, used_bytes }))
+}
+
+impl Gpu<'_> {
+    /// Lists the compute processes, which include MPS clients.
+    fn compute_processes(&self, room: usize) -> Result<Vec<Entry>, DriverError> {
+        self.driver.process_list(self.device_handle(), ProcessKind::Compute, room)
+    }
+
+    fn clock(&self, domain: sys::nvmlClockType_t) -> Result<u32, DriverError> {
+        let mut megahertz = 0;
+        // SAFETY: the call takes a value and writes one number.
+        unsafe { nvml!(self.driver, nvmlDeviceGetClockInfo(self.device_handle(), domain, &raw mut megahertz)) }?;
+        Ok(megahertz)
+    }
+
+    fn event_reasons(&self) -> Result<u64, DriverError> {
+        let mut reasons = 0;
+        // SAFETY: the call writes one number.
+        let newest = unsafe {
+            nvml!(self.driver, nvmlDeviceGetCurrentClocksEventReasons(self.device_handle(), &raw mut reasons))
+        };
+        match newest {
+            Err(error) if error.kind == ErrorKind::MissingSymbol => {
+                // SAFETY: the old name of the same call.
+                unsafe {
+                    nvml!(
+                        self.driver,
+                        nvmlDeviceGetCurrentClocksThrottleReasons(self.device_handle(), &raw mut reasons)
+                    )
+                }?;
+            }
+            other => other?,
+        }
+        Ok(reasons)
+    }
+
+    /// Returns a MIG device in each GPU instance that has one. The memory belongs to the GPU instance, so any of its
+    /// devices will do.
+    fn mig_device_of_each_instance(&self) -> Result<BTreeMap<u32, nvmlDevice_t>, DriverError> {
+        let mut most = 0;
+        // SAFETY: the call writes one number.
+        unsafe { nvml!(self.driver, nvmlDeviceGetMaxMigDeviceCount(self.device_handle(), &raw mut most)) }?;
+        let mut devices = BTreeMap::new();
+        for index in 0..most {
+            let (mut device, mut gi): (nvmlDevice_t, u32) = (std::ptr::null_mut(), 0);
+            // SAFETY: the call writes one handle.
+            let found = unsafe {
+                nvml!(self.driver, nvmlDeviceGetMigDeviceHandleByIndex(self.device_handle(), index, &raw mut device))
+            };
+            match found {
+                Ok(()) => {}
+                // The indexes have no gaps.
+                Err(error) if error.kind == ErrorKind::NotFound => break,
+                Err(error) => return Err(error),
+            }
+            // SAFETY: the call writes one number.
+            unsafe { nvml!(self.driver, nvmlDeviceGetGpuInstanceId(device, &raw mut gi)) }?;
+            devices.entry(gi).or_insert(device);
+        }
+        Ok(devices)
+    }
+}
+
+#[cfg(test)]
+mod tests;
