@@ -14,11 +14,15 @@
 //! | `input` | samples of GPUs, what leases hold |
 //! | `judge` | busy, idle, empty or unknown |
 //! | `energy` | attributes the energy of a board |
+//! | `idle` | when an unused lease is reported, warned of and ended |
 //! | `ledger` | sums of time, memory, activity and energy, which add up exactly for each GPU |
 
 pub mod energy;
+pub mod idle;
 pub mod input;
 pub mod judge;
 pub mod ledger;
 pub mod moment;
+#[cfg(test)]
+mod samples;
 pub mod share;

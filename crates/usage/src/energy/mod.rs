@@ -50,3 +50,6 @@ impl EnergyMethod {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

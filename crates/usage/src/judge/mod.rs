@@ -18,3 +18,6 @@ pub(crate) use decide::decide;
 pub use decide::{Judgement, SignalSource, UnknownReason, UseState};
 pub use power::PowerLevels;
 pub(crate) use signals::{ProcessTrace, Signals};
+
+#[cfg(test)]
+mod tests;

@@ -4,7 +4,7 @@ use gpush_api::LeaseId;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    decide::{MeasuredActivity, ObservedProcesses, Observation, SignalSource},
+    decide::{MeasuredActivity, Observation, ObservedProcesses, SignalSource},
     power::{BoardActivity, BoardPower, PowerLevels},
 };
 use crate::input::{Activity, ActivityWindow, GpuProcess, GpuSample, Hold, ProcessOwner, Ratio, Reading, WindowScope};
@@ -49,7 +49,14 @@ impl<'a> Signals<'a> {
     }
 
     /// Returns what was observed about a hold.
-    pub(crate) fn observe(&self, lease: LeaseId, hold: &Hold, last: Option<ProcessTrace>, mean_mw: Option<u64>, levels: &PowerLevels) -> Observation {
+    pub(crate) fn observe(
+        &self,
+        lease: LeaseId,
+        hold: &Hold,
+        last: Option<ProcessTrace>,
+        mean_mw: Option<u64>,
+        levels: &PowerLevels,
+    ) -> Observation {
         Observation {
             activity: self.activity(lease, hold),
             processes: self.observed_processes(lease, hold, last),

@@ -83,7 +83,8 @@ impl<const N: usize> Ring<N> {
     fn list(&self) -> Vec<(i64, Bucket)> {
         let Some(newest) = self.newest else { return Vec::new() };
         let count = i64::try_from(N).unwrap_or(i64::MAX);
-        let all = (newest - count + 1..=newest).map(|number| (number * self.length_ms, self.buckets[Self::place(number)]));
+        let all =
+            (newest - count + 1..=newest).map(|number| (number * self.length_ms, self.buckets[Self::place(number)]));
         all.skip_while(|(_, bucket)| *bucket == Bucket::default()).collect()
     }
 }

@@ -34,7 +34,6 @@ pub(crate) struct GpuAccount {
     pub(crate) total: GpuSums,
     row: GpuSums,
     hour_ms: i64,
-    number: u32,
     counter: EnergyCounter,
     pub(crate) levels: PowerLevels,
 }
@@ -51,7 +50,6 @@ impl GpuAccount {
             total: GpuSums::default(),
             row: GpuSums::default(),
             hour_ms: now.hour_ms(),
-            number: 0,
             counter: EnergyCounter::default(),
             levels: PowerLevels::default(),
         }
@@ -119,7 +117,9 @@ impl GpuAccount {
         if let Some((mj, ms)) = difference {
             let window = energy_window(&signals, &self.holds, (mj, ms), self.levels.least.unwrap_or(0));
             let attributed = attribute(&window);
-            for (sums, unattributed) in [(&mut self.total, attributed.unattributed_mj), (&mut self.row, attributed.unattributed_mj)] {
+            for (sums, unattributed) in
+                [(&mut self.total, attributed.unattributed_mj), (&mut self.row, attributed.unattributed_mj)]
+            {
                 sums.energy_mj += mj;
                 sums.unattributed_mj += unattributed;
             }
@@ -177,7 +177,6 @@ impl GpuAccount {
             return;
         }
         let sums = std::mem::take(&mut self.row);
-        closed.gpus.push(GpuHour { gpu: self.gpu.clone(), number: self.number, hour_ms: self.hour_ms, sums });
-        self.number += 1;
+        closed.gpus.push(GpuHour { gpu: self.gpu.clone(), number: 0, hour_ms: self.hour_ms, sums });
     }
 }

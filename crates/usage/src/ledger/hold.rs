@@ -33,8 +33,6 @@ pub(crate) struct HoldAccount {
     row: HoldSums,
     /// Start of the hour of the row.
     hour_ms: i64,
-    /// Number of the row.
-    number: u32,
     /// Units times ms, and ms, since the last reading of the energy counter.
     pub(crate) window_unit_ms: u64,
     pub(crate) window_ms: u64,
@@ -52,7 +50,6 @@ impl HoldAccount {
             histogram: MemoryHistogram::new(hold.memory_mib),
             row: HoldSums::default(),
             hour_ms: now.hour_ms(),
-            number: 0,
             window_unit_ms: 0,
             window_ms: 0,
             hold,
@@ -130,8 +127,7 @@ impl HoldAccount {
         }
         let sums = std::mem::take(&mut self.row);
         let (lease, hold) = (self.lease, self.hold.clone());
-        closed.leases.push(LeaseHour { lease, hold, number: self.number, hour_ms: self.hour_ms, sums });
-        self.number += 1;
+        closed.leases.push(LeaseHour { lease, hold, number: 0, hour_ms: self.hour_ms, sums });
     }
 
     /// Returns the totals.

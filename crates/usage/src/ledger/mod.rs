@@ -54,6 +54,8 @@ pub struct Ledger {
     gpus: BTreeMap<GpuUuid, GpuAccount>,
     leases: BTreeMap<LeaseId, LeaseAccount>,
     closed: ClosedRows,
+    /// Number of the next row.
+    next_row: u64,
 }
 
 impl Ledger {
@@ -113,7 +115,7 @@ impl Ledger {
             self.add_gpu(gpu, now);
             self.settle(gpu, now);
         }
-        let Self { gpus: accounts, leases, closed } = self;
+        let Self { gpus: accounts, leases, closed, next_row: _ } = self;
         let lease_account = leases.entry(lease).or_insert_with(|| LeaseAccount::new(lease, now));
         for gpu in &gpus {
             let Some(account) = accounts.get_mut(gpu) else { continue };
@@ -205,9 +207,15 @@ impl Ledger {
         }
     }
 
-    /// Takes the closed rows.
+    /// Takes the closed rows, and numbers them.
     pub fn take_closed(&mut self) -> ClosedRows {
-        std::mem::take(&mut self.closed)
+        let mut closed = std::mem::take(&mut self.closed);
+        let numbers = closed.leases.iter_mut().map(|row| &mut row.number);
+        for number in numbers.chain(closed.gpus.iter_mut().map(|row| &mut row.number)) {
+            *number = self.next_row;
+            self.next_row += 1;
+        }
+        closed
     }
 
     /// Returns the ids of the leases.
@@ -323,12 +331,15 @@ impl Ledger {
     }
 
     fn holds_of(&self, lease: LeaseId) -> impl Iterator<Item = (&GpuAccount, &HoldAccount)> {
-        self.gpus.values().flat_map(move |gpu| {
-            gpu.holds.iter().filter(move |hold| hold.lease == lease).map(move |hold| (gpu, hold))
-        })
+        self.gpus
+            .values()
+            .flat_map(move |gpu| gpu.holds.iter().filter(move |hold| hold.lease == lease).map(move |hold| (gpu, hold)))
     }
 
     fn gpus_of(&self, lease: LeaseId) -> Vec<GpuUuid> {
         self.holds_of(lease).map(|(_, hold)| hold.hold.gpu.clone()).collect()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,10 +15,10 @@ use crate::{input::Hold, judge::UseState, share::Share};
 pub struct LeaseHour {
     /// Lease.
     pub lease: LeaseId,
-    /// What the lease held. Its GPU and target identify the row, together with the lease and the number.
+    /// What the lease held.
     pub hold: Hold,
-    /// Number of the row among the rows of this lease and target, from 0.
-    pub number: u32,
+    /// Number of the row. [`super::Ledger::take_closed`] gives each row a number that no other row has.
+    pub number: u64,
     /// Start of the hour.
     pub hour_ms: i64,
     /// Sums.
@@ -30,8 +30,8 @@ pub struct LeaseHour {
 pub struct GpuHour {
     /// GPU.
     pub gpu: GpuUuid,
-    /// Number of the row among the rows of this GPU, from 0.
-    pub number: u32,
+    /// Number of the row. [`super::Ledger::take_closed`] gives each row a number that no other row has.
+    pub number: u64,
     /// Start of the hour.
     pub hour_ms: i64,
     /// Sums.

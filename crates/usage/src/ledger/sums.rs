@@ -3,12 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::times::StateTimes;
-use crate::{
-    energy::EnergyMethod,
-    input::Ratio,
-    judge::UseState,
-    share::Share,
-};
+use crate::{energy::EnergyMethod, input::Ratio, judge::UseState, share::Share};
 
 /// A mean that is weighted by time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]

@@ -25,10 +25,9 @@ pub(super) fn energy_window(
             process_use: process_use(own),
         }
     });
-    let others = signals.without_holder().map(|process| OtherProcesses {
-        instance: process.instance,
-        process_use: process_use([process]),
-    });
+    let others = signals
+        .without_holder()
+        .map(|process| OtherProcesses { instance: process.instance, process_use: process_use([process]) });
     EnergyWindow {
         energy_mj: difference.0,
         length_ms: difference.1,
