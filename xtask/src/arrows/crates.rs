@@ -24,6 +24,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("gpush-doctor", &["gpush-api", "gpush-core", "gpush-host", "gpush-mps"]),
     ("gpush-client", &["gpush-api"]),
     ("gpush-store", &["gpush-api", "gpush-core", "gpush-locked"]),
+    ("gpush-usage", &["gpush-api", "gpush-core"]),
     ("gpush-man", &[]),
     ("gpush-locked", &[]),
     (
@@ -37,6 +38,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "gpush-mps",
             "gpush-nvml",
             "gpush-store",
+            "gpush-usage",
         ],
     ),
     ("gpushctl", &["gpush-api", "gpush-client", "gpush-core", "gpush-doctor", "gpush-host", "gpush-man"]),
@@ -55,6 +57,11 @@ const MUST_NOT_REACH: &[(&str, &[&str], &str)] = &[
         "gpush-core",
         &["tokio*", "nvml-wrapper*", "nix", "libc", "rustix", "hyper*", "axum", "tracing*", "libloading"],
         "core decides and does no I/O",
+    ),
+    (
+        "gpush-usage",
+        &["tokio*", "nvml-wrapper*", "nix", "libc", "rustix", "hyper*", "axum", "tracing*", "libloading"],
+        "usage computes and does no I/O",
     ),
     ("gpush-api", &["tokio*", "nix", "libc", "hyper*", "axum"], "wire types do no I/O"),
     ("gpush-geometry", &["gpush-*", "silicon", "tokio*", "nix", "libc"], "geometry is data"),

@@ -1,0 +1,33 @@
+//! Decides when an unused lease is reported, warned of and ended.
+//!
+//! ```text
+//!                    deadline - warn_before             deadline, notice recorded,
+//!                                                       shortest warning has passed
+//!  ┌──────────┐ ───────────► ┌──────────────────────┐ ──────────► ┌────────┐
+//!  │ Watching │              │ Warned(notice sent)  │             │ Ending │
+//!  └──────────┘ ◄─────────── └──────────────────────┘             └────────┘
+//!       ▲      busy, unknown,     │ notice recorded                    │ end refused
+//!       │      kept, exempt       ▼                                    │
+//!       │                    Warned(recorded)                          │
+//!       └──────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! - Unused time begins with the first idle or empty sample, but not before the end of `start_grace` or of a `keep`. The
+//!   deadline is `after` later, or `empty_after` after the lease has become empty, whichever is earlier.
+//! - A busy or unknown sample begins everything again. So nothing ends a lease whose state is unknown.
+//! - Nothing is ended before the holder was told: a notice must be recorded (delivered, or stored where the holder sees it),
+//!   and after it the shortest of the warnings must pass.
+//! - Slurm jobs and rules with `action = "report"` are only reported. `action = "warn"` warns and reports.
+
+mod keep;
+mod machine;
+mod policy;
+mod replay;
+
+pub use keep::{Keep, KeepError};
+pub use machine::{IdleEffect, IdleEvent, IdleMachine, IdleStage, UnusedReport};
+pub use policy::{IdleAction, IdleDeadline, IdlePolicy, LeaseTerms};
+pub use replay::{WouldEnd, replay};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,9 @@
+//! What the agent reports: samples of GPUs, the leases of processes, and what each lease holds.
+//!
+//! The agent translates the samples of the driver worker and the answers of `core::attribution` into these types.
+
+mod hold;
+mod sample;
+
+pub use hold::{Hold, unique_holds};
+pub use sample::{Activity, ActivityWindow, GpuProcess, GpuSample, ProcessOwner, Ratio, Reading, WindowScope};

@@ -1,0 +1,225 @@
+//! The decision about one hold, from what was observed in one window.
+
+use serde::{Deserialize, Serialize};
+
+use super::power::BoardPower;
+
+/// What a lease does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UseState {
+    /// It works.
+    Busy,
+    /// It has a process on the GPU, and does no work.
+    Idle,
+    /// It has no process on the GPU.
+    Empty,
+    /// It is not known.
+    Unknown,
+}
+
+impl UseState {
+    /// All states.
+    pub const ALL: [Self; 4] = [Self::Busy, Self::Idle, Self::Empty, Self::Unknown];
+
+    /// Returns the name in JSON and in messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Busy => "busy",
+            Self::Idle => "idle",
+            Self::Empty => "empty",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// Returns the state of a lease with several members. One busy member makes the lease busy, and one unknown member
+    /// keeps it from being idle.
+    #[must_use]
+    pub fn of_members(members: impl IntoIterator<Item = Self>) -> Self {
+        let rank = |state: &Self| match state {
+            Self::Busy => 3,
+            Self::Unknown => 2,
+            Self::Idle => 1,
+            Self::Empty => 0,
+        };
+        members.into_iter().max_by_key(rank).unwrap_or(Self::Unknown)
+    }
+}
+
+/// Why a state is unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnknownReason {
+    /// There is no sample: the lease has just begun, sampling has paused, or samples were late.
+    NoSample,
+    /// A wanted reading has failed.
+    SourceFailed,
+    /// The GPU reports no activity in its mode, only memory and processes.
+    MemoryOnly,
+    /// The activity is zero, but the board needs more power than with an idle context.
+    PowerDisagrees,
+    /// The activity is zero, but it is not yet known how much power the board needs without work.
+    NoPowerLevel,
+    /// The activity is zero, but the memory of a process has changed.
+    MemoryChanged,
+    /// The activity is zero, but a process has started or ended.
+    ProcessesChanged,
+    /// It is not certain whether a process belongs to the lease.
+    UncertainProcess,
+    /// The device is active, and several leases use it. The driver does not report which of them works.
+    SharedDevice,
+}
+
+impl UnknownReason {
+    /// Returns the name in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoSample => "no_sample",
+            Self::SourceFailed => "source_failed",
+            Self::MemoryOnly => "memory_only",
+            Self::PowerDisagrees => "power_disagrees",
+            Self::NoPowerLevel => "no_power_level",
+            Self::MemoryChanged => "memory_changed",
+            Self::ProcessesChanged => "processes_changed",
+            Self::UncertainProcess => "uncertain_process",
+            Self::SharedDevice => "shared_device",
+        }
+    }
+}
+
+/// What a state is based on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SignalSource {
+    /// GPM window of the GPU or GPU instance.
+    Gpm,
+    /// Utilization of the GPU.
+    Utilization,
+    /// Utilization of each process.
+    Processes,
+    /// Process list and memory only.
+    MemoryOnly,
+    /// Nothing.
+    None,
+}
+
+/// A state, with what it is based on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Judgement {
+    /// The state.
+    pub state: UseState,
+    /// Why the state is unknown; `None` for other states.
+    pub reason: Option<UnknownReason>,
+    /// The source.
+    pub source: SignalSource,
+    /// Whether the figures of single processes are only estimates, because processes share the device.
+    pub is_estimate: bool,
+}
+
+impl Judgement {
+    /// There is no sample.
+    pub const NO_SAMPLE: Self = Self::unknown(UnknownReason::NoSample, SignalSource::None);
+
+    pub(super) const fn unknown(reason: UnknownReason, source: SignalSource) -> Self {
+        Self { state: UseState::Unknown, reason: Some(reason), source, is_estimate: false }
+    }
+}
+
+/// The activity that the driver reports for a hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MeasuredActivity {
+    /// There was work.
+    Active {
+        source: SignalSource,
+        is_estimate: bool,
+        /// Whether nothing but this lease can have done the work.
+        is_own: bool,
+    },
+    /// Every wanted reading is present and zero.
+    Zero { source: SignalSource, is_estimate: bool },
+    /// The device was active, but several leases use it, and there are no readings of single processes.
+    Ambiguous,
+    /// The GPU does not report activity in its mode.
+    Unsupported,
+    /// A wanted reading has failed.
+    Failed,
+}
+
+/// The processes of a hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ObservedProcesses {
+    /// The list could not be read.
+    Failed,
+    /// Only processes that may belong to other leases.
+    Uncertain,
+    /// The complete list has no process of the lease.
+    None,
+    /// The lease has processes.
+    Some {
+        /// Whether a process has started or ended since the last sample, or no sample precedes this one.
+        is_changed: bool,
+        /// Whether their memory differs from the last sample; `None` if the memory could not be read.
+        is_memory_changed: Option<bool>,
+    },
+}
+
+/// What was observed about a hold in one window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Observation {
+    pub(crate) activity: MeasuredActivity,
+    pub(crate) processes: ObservedProcesses,
+    pub(crate) board: BoardPower,
+}
+
+/// Decides what a hold does.
+pub(crate) fn decide(observation: Observation) -> Judgement {
+    let Observation { activity, processes, board } = observation;
+    let unknown = |reason, source| Judgement::unknown(reason, source);
+    match (activity, processes) {
+        (MeasuredActivity::Active { source, is_estimate, is_own: true }, _)
+        | (MeasuredActivity::Active { source, is_estimate, is_own: false }, ObservedProcesses::Some { .. }) => {
+            Judgement { state: UseState::Busy, reason: None, source, is_estimate }
+        }
+        (_, ObservedProcesses::Failed) | (MeasuredActivity::Failed, _) => {
+            unknown(UnknownReason::SourceFailed, SignalSource::None)
+        }
+        (_, ObservedProcesses::Uncertain) => unknown(UnknownReason::UncertainProcess, SignalSource::None),
+        (
+            MeasuredActivity::Active { .. }
+            | MeasuredActivity::Zero { .. }
+            | MeasuredActivity::Ambiguous
+            | MeasuredActivity::Unsupported,
+            ObservedProcesses::None,
+        ) => {
+            let source = match activity {
+                MeasuredActivity::Zero { source, .. } => source,
+                MeasuredActivity::Active { .. }
+                | MeasuredActivity::Ambiguous
+                | MeasuredActivity::Unsupported
+                | MeasuredActivity::Failed => SignalSource::MemoryOnly,
+            };
+            Judgement { state: UseState::Empty, reason: None, source, is_estimate: false }
+        }
+        (MeasuredActivity::Ambiguous, ObservedProcesses::Some { .. }) => {
+            unknown(UnknownReason::SharedDevice, SignalSource::MemoryOnly)
+        }
+        (MeasuredActivity::Unsupported, ObservedProcesses::Some { .. }) => {
+            unknown(UnknownReason::MemoryOnly, SignalSource::MemoryOnly)
+        }
+        (MeasuredActivity::Zero { source, is_estimate }, ObservedProcesses::Some { is_changed, is_memory_changed }) => {
+            let reason = match (is_changed, is_memory_changed, board) {
+                (true, _, _) => UnknownReason::ProcessesChanged,
+                (false, None, _) => UnknownReason::SourceFailed,
+                (false, Some(true), _) => UnknownReason::MemoryChanged,
+                (false, Some(false), BoardPower::Above) => UnknownReason::PowerDisagrees,
+                (false, Some(false), BoardPower::NotKnown) => UnknownReason::NoPowerLevel,
+                (false, Some(false), BoardPower::Idle | BoardPower::Explained) => {
+                    return Judgement { state: UseState::Idle, reason: None, source, is_estimate };
+                }
+            };
+            Judgement { is_estimate, ..unknown(reason, source) }
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Judges what a lease does on one GPU: busy, idle, empty or unknown.
+//!
+//! ```text
+//!  sample ──► signals ──► observation of a hold ──► decide ──► Judgement
+//!               ▲            │ processes, activity, board power
+//!  PowerLevels ─┘
+//! ```
+//!
+//! A lease is idle only if two kinds of evidence agree: every wanted activity reading of the window is present and zero;
+//! and no process is new, its memory has not changed, and the board needs no more power than with an idle context. If one
+//! reading is missing or disagrees, the state is unknown. Nothing ends a lease whose state is unknown.
+
+mod decide;
+mod power;
+mod signals;
+
+pub(crate) use decide::decide;
+pub use decide::{Judgement, SignalSource, UnknownReason, UseState};
+pub use power::PowerLevels;
+pub(crate) use signals::{ProcessTrace, Signals};
+
+#[cfg(test)]
+mod tests;

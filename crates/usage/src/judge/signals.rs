@@ -1,0 +1,277 @@
+//! What a sample says about each hold of a GPU.
+
+use gpush_api::LeaseId;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    decide::{MeasuredActivity, Observation, ObservedProcesses, SignalSource},
+    power::{BoardActivity, BoardPower, PowerLevels},
+};
+use crate::input::{Activity, ActivityWindow, GpuProcess, GpuSample, Hold, ProcessOwner, Ratio, Reading, WindowScope};
+
+/// The processes of a hold in the last sample, for the comparison with the next one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct ProcessTrace {
+    /// Hash of the pids and start times.
+    fingerprint: u64,
+    /// Memory of the processes in MiB; `None` if it is not known.
+    memory_mib: Option<u64>,
+}
+
+/// The activity of a GPU or GPU instance.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DeviceActivity {
+    Active(SignalSource),
+    Zero(SignalSource),
+    Unsupported,
+    Failed,
+}
+
+/// The activity of the processes of one hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum OwnActivity {
+    Active,
+    Zero,
+    Unsupported,
+    Failed,
+}
+
+/// A sample together with the leases of the GPU.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Signals<'a> {
+    sample: &'a GpuSample,
+    holds: &'a [(LeaseId, &'a Hold)],
+}
+
+impl<'a> Signals<'a> {
+    pub(crate) fn new(sample: &'a GpuSample, holds: &'a [(LeaseId, &'a Hold)]) -> Self {
+        Self { sample, holds }
+    }
+
+    /// Returns what was observed about a hold.
+    pub(crate) fn observe(
+        &self,
+        lease: LeaseId,
+        hold: &Hold,
+        last: Option<ProcessTrace>,
+        mean_mw: Option<u64>,
+        levels: &PowerLevels,
+    ) -> Observation {
+        Observation {
+            activity: self.activity(lease, hold),
+            processes: self.observed_processes(lease, hold, last),
+            board: if self.is_any_device_active() {
+                BoardPower::Explained
+            } else {
+                levels.compare(mean_mw, self.sample.power_limit_mw)
+            },
+        }
+    }
+
+    /// Returns the processes that certainly belong to a hold.
+    pub(crate) fn own(&self, lease: LeaseId, hold: &'a Hold) -> impl Iterator<Item = &'a GpuProcess> {
+        self.on_device(hold).filter(move |process| process.owner == ProcessOwner::Lease(lease))
+    }
+
+    /// Returns the memory of the processes of a hold, in MiB; `None` if it is not known.
+    pub(crate) fn memory_mib(&self, lease: LeaseId, hold: &'a Hold) -> Option<u64> {
+        if self.sample.processes.is_failed() {
+            return None;
+        }
+        self.own(lease, hold).map(|process| process.memory_mib.value()).sum()
+    }
+
+    /// Returns the processes of a hold for the comparison with the next sample.
+    pub(crate) fn trace(&self, lease: LeaseId, hold: &'a Hold) -> Option<ProcessTrace> {
+        if self.sample.processes.is_failed() {
+            return None;
+        }
+        let mut ids: Vec<(u32, u64)> = self.own(lease, hold).map(|process| (process.pid, process.start)).collect();
+        ids.sort_unstable();
+        let bytes = ids.iter().flat_map(|(pid, start)| pid.to_le_bytes().into_iter().chain(start.to_le_bytes()));
+        let fingerprint = bytes.fold(FNV_OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
+        Some(ProcessTrace { fingerprint, memory_mib: self.memory_mib(lease, hold) })
+    }
+
+    /// Returns the activity window of a hold's GPU or GPU instance.
+    pub(crate) fn window(&self, hold: &Hold) -> Option<&'a ActivityWindow> {
+        let scope = hold.instance.map_or(WindowScope::Gpu, WindowScope::Instance);
+        self.sample.windows.iter().find(|window| window.scope == scope)
+    }
+
+    /// Returns all activity windows.
+    pub(crate) fn windows(&self) -> &'a [ActivityWindow] {
+        &self.sample.windows
+    }
+
+    /// Returns the processes that do not certainly belong to a lease of this GPU.
+    pub(crate) fn without_holder(&self) -> impl Iterator<Item = &'a GpuProcess> {
+        let all = match &self.sample.processes {
+            Reading::Value(all) => all.as_slice(),
+            Reading::Unsupported | Reading::Failed => &[],
+        };
+        let holds = self.holds;
+        all.iter().filter(move |process| match &process.owner {
+            ProcessOwner::Lease(id) => holds.iter().all(|(lease, _)| lease != id),
+            ProcessOwner::Perhaps(_) | ProcessOwner::NoLease => true,
+        })
+    }
+
+    /// Returns what happened on the board, for learning its levels of power.
+    pub(crate) fn board_activity(&self) -> BoardActivity {
+        let Reading::Value(processes) = &self.sample.processes else { return BoardActivity::Other };
+        if self.is_any_device_active() {
+            return BoardActivity::Other;
+        }
+        let is_zero = |device| matches!(device, DeviceActivity::Zero(_));
+        match (processes.is_empty(), self.devices().all(is_zero)) {
+            (true, _) => BoardActivity::NoProcess,
+            (false, true) => BoardActivity::Zero,
+            (false, false) => BoardActivity::Other,
+        }
+    }
+
+    /// Returns the processes on the GPU or GPU instance of a hold. A process whose GPU instance is not known counts
+    /// everywhere.
+    fn on_device(&self, hold: &'a Hold) -> impl Iterator<Item = &'a GpuProcess> {
+        let all = match &self.sample.processes {
+            Reading::Value(all) => all.as_slice(),
+            Reading::Unsupported | Reading::Failed => &[],
+        };
+        all.iter().filter(|process| match (process.instance, hold.instance) {
+            (Some(used), Some(held)) => used == held,
+            (Some(_) | None, None) | (None, Some(_)) => true,
+        })
+    }
+
+    fn observed_processes(&self, lease: LeaseId, hold: &Hold, last: Option<ProcessTrace>) -> ObservedProcesses {
+        let Some(now) = self.trace(lease, hold).filter(|_| matches!(self.sample.processes, Reading::Value(_))) else {
+            return ObservedProcesses::Failed;
+        };
+        let mut own = self.own(lease, hold).peekable();
+        if own.peek().is_none() {
+            let is_uncertain = |process: &GpuProcess| matches!(&process.owner, ProcessOwner::Perhaps(leases) if leases.contains(&lease));
+            let uncertain = self.on_device(hold).any(is_uncertain);
+            return if uncertain { ObservedProcesses::Uncertain } else { ObservedProcesses::None };
+        }
+        let is_memory_failed = own.any(|process| process.memory_mib.is_failed());
+        let is_memory_changed =
+            if is_memory_failed { None } else { Some(last.is_none_or(|last| last.memory_mib != now.memory_mib)) };
+        let is_changed = last.is_none_or(|last| last.fingerprint != now.fingerprint);
+        ObservedProcesses::Some { is_changed, is_memory_changed }
+    }
+
+    fn activity(&self, lease: LeaseId, hold: &Hold) -> MeasuredActivity {
+        let own = self.own_activity(lease, hold);
+        let is_shared = self.is_shared(lease, hold);
+        let is_estimate = is_shared || !hold.is_exclusive();
+        let processes = SignalSource::Processes;
+        match (self.device(hold.instance), own) {
+            (DeviceActivity::Active(source), _) if !is_shared => {
+                MeasuredActivity::Active { source, is_estimate: false, is_own: true }
+            }
+            (_, OwnActivity::Active) => MeasuredActivity::Active { source: processes, is_estimate, is_own: true },
+            (DeviceActivity::Failed, _) | (_, OwnActivity::Failed) => MeasuredActivity::Failed,
+            (DeviceActivity::Zero(source), OwnActivity::Zero | OwnActivity::Unsupported) => {
+                MeasuredActivity::Zero { source, is_estimate: false }
+            }
+            (DeviceActivity::Active(_) | DeviceActivity::Unsupported, OwnActivity::Zero) => {
+                MeasuredActivity::Zero { source: processes, is_estimate }
+            }
+            (DeviceActivity::Active(source), OwnActivity::Unsupported) if !self.has_other_process(lease, hold) => {
+                MeasuredActivity::Active { source, is_estimate, is_own: false }
+            }
+            (DeviceActivity::Active(_), OwnActivity::Unsupported) => MeasuredActivity::Ambiguous,
+            (DeviceActivity::Unsupported, OwnActivity::Unsupported) => MeasuredActivity::Unsupported,
+        }
+    }
+
+    /// Returns whether another lease, or a process that is not of the lease, can cause activity of the hold's device.
+    fn is_shared(&self, lease: LeaseId, hold: &Hold) -> bool {
+        let is_other = |(id, other): &(LeaseId, &Hold)| *id != lease && other.instance == hold.instance;
+        self.holds.iter().any(is_other) || self.has_other_process(lease, hold)
+    }
+
+    fn has_other_process(&self, lease: LeaseId, hold: &Hold) -> bool {
+        self.on_device(hold).any(|process| match &process.owner {
+            ProcessOwner::Lease(id) => *id != lease,
+            ProcessOwner::Perhaps(leases) => !leases.contains(&lease),
+            ProcessOwner::NoLease => true,
+        })
+    }
+
+    fn own_activity(&self, lease: LeaseId, hold: &Hold) -> OwnActivity {
+        let readings: Vec<Reading<Ratio>> = self.own(lease, hold).map(|process| process.sm).collect();
+        let is_active = |sm: &Reading<Ratio>| sm.value().is_some_and(|sm| !sm.is_zero());
+        if readings.iter().any(is_active) {
+            OwnActivity::Active
+        } else if readings.iter().any(Reading::is_failed) {
+            OwnActivity::Failed
+        } else if readings.is_empty() || readings.contains(&Reading::Unsupported) {
+            OwnActivity::Unsupported
+        } else {
+            OwnActivity::Zero
+        }
+    }
+
+    fn is_any_device_active(&self) -> bool {
+        self.devices().any(|device| matches!(device, DeviceActivity::Active(_)))
+            || self.holds.iter().any(|(lease, hold)| self.own_activity(*lease, hold) == OwnActivity::Active)
+    }
+
+    /// Returns the activity of each GPU instance that has a window, or of the GPU.
+    fn devices(&self) -> impl Iterator<Item = DeviceActivity> {
+        let instances = self.sample.windows.iter().filter_map(|window| match window.scope {
+            WindowScope::Gpu => None,
+            WindowScope::Instance(id) => Some(id),
+        });
+        let instances: Vec<Option<u32>> = instances.map(Some).collect();
+        let devices = if instances.is_empty() { vec![None] } else { instances };
+        devices.into_iter().map(|instance| self.device(instance))
+    }
+
+    fn device(&self, instance: Option<u32>) -> DeviceActivity {
+        let scope = instance.map_or(WindowScope::Gpu, WindowScope::Instance);
+        let window = match self.sample.windows.iter().find(|window| window.scope == scope) {
+            Some(window) => in_window(window.activity),
+            None if self.sample.windows.is_empty() => DeviceActivity::Unsupported,
+            // The GPU has GPM, so the window of this device is missing.
+            None => DeviceActivity::Failed,
+        };
+        // The utilization of the GPU says nothing about one of its GPU instances.
+        let utilization = match self.sample.utilization {
+            Reading::Unsupported => DeviceActivity::Unsupported,
+            _ if instance.is_some() => DeviceActivity::Unsupported,
+            Reading::Failed => DeviceActivity::Failed,
+            Reading::Value(ratio) if ratio.is_zero() => DeviceActivity::Zero(SignalSource::Utilization),
+            Reading::Value(_) => DeviceActivity::Active(SignalSource::Utilization),
+        };
+        match (window, utilization) {
+            (active @ DeviceActivity::Active(_), _) | (_, active @ DeviceActivity::Active(_)) => active,
+            (DeviceActivity::Failed, _) | (_, DeviceActivity::Failed) => DeviceActivity::Failed,
+            (zero @ DeviceActivity::Zero(_), _) | (_, zero @ DeviceActivity::Zero(_)) => zero,
+            (DeviceActivity::Unsupported, DeviceActivity::Unsupported) => DeviceActivity::Unsupported,
+        }
+    }
+}
+
+/// Constants of the hash FNV-1a.
+const FNV_OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
+const FNV_PRIME: u64 = 0x0100_0000_01b3;
+
+fn in_window(activity: Reading<Activity>) -> DeviceActivity {
+    match activity {
+        Reading::Failed => DeviceActivity::Failed,
+        Reading::Unsupported => DeviceActivity::Unsupported,
+        Reading::Value(Activity { graphics, sm, tensor, dram }) => {
+            let wanted = [graphics, sm, dram];
+            if wanted.iter().chain([&tensor]).flatten().any(|ratio| !ratio.is_zero()) {
+                DeviceActivity::Active(SignalSource::Gpm)
+            } else if wanted.contains(&None) {
+                DeviceActivity::Failed
+            } else {
+                DeviceActivity::Zero(SignalSource::Gpm)
+            }
+        }
+    }
+}

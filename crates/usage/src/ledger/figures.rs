@@ -1,0 +1,65 @@
+//! The present figures of leases and GPUs, for answers, metrics and the idle policy.
+
+use gpush_api::{GpuUuid, TargetUuid};
+
+use super::{rows::MemberTotals, sums::GpuSums, times::StateTimes};
+use crate::{
+    input::Ratio,
+    judge::{Judgement, PowerLevels, UseState},
+    moment::Moment,
+};
+
+/// The present figures of a lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaseFigures {
+    /// What the lease does.
+    pub state: UseState,
+    /// Start of this state.
+    pub since: Moment,
+    /// Start of the time in which the lease was idle or empty without interruption.
+    pub unused_since: Option<Moment>,
+    /// Start of the lease.
+    pub begun: Moment,
+    /// Time by state, up to now.
+    pub times: StateTimes,
+    /// The targets.
+    pub members: Vec<MemberFigures>,
+}
+
+/// The present figures of a lease on one target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemberFigures {
+    /// What the lease does there, why this is unknown, and what it is based on.
+    pub judgement: Judgement,
+    /// Memory in MiB; `None` if it is not known.
+    pub memory_mib: Option<u64>,
+    /// SM activity in the last window.
+    pub sm: Option<Ratio>,
+    /// Activity of device memory in the last window.
+    pub dram: Option<Ratio>,
+    /// Sums up to the last sample.
+    pub totals: MemberTotals,
+}
+
+/// The present figures of a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuFigures {
+    /// GPU.
+    pub gpu: GpuUuid,
+    /// Whether a recent sample exists.
+    pub is_sampled: bool,
+    /// Units that are leased, and the part of them that is idle or empty.
+    pub leased: u32,
+    /// Units of leases that are idle or empty.
+    pub unused: u32,
+    /// Units that a lease could have.
+    pub free: u32,
+    /// Units that no lease can have.
+    pub unusable: u32,
+    /// Targets that are leased.
+    pub targets: Vec<TargetUuid>,
+    /// Sums since the GPU was added, up to the last event.
+    pub sums: GpuSums,
+    /// Levels of power.
+    pub levels: PowerLevels,
+}

@@ -1,0 +1,182 @@
+//! The account of one GPU. All its holds are accounted up to the same moment, so that their sums add up.
+
+use gpush_api::{GpuUuid, LeaseId};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    hold::HoldAccount,
+    rows::{ClosedRows, GpuHour},
+    sums::GpuSums,
+    windows::energy_window,
+};
+use crate::{
+    energy::{EnergyCounter, attribute},
+    input::{GpuSample, Hold, Reading},
+    judge::{PowerLevels, Signals, decide},
+    moment::{Moment, hours},
+};
+
+/// A silence of more than this many intervals is unknown time.
+const MOST_INTERVALS: u64 = 3;
+
+/// The account of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GpuAccount {
+    gpu: GpuUuid,
+    /// Moment up to which all time is accounted.
+    settled: Moment,
+    /// Time of the last sample, and the interval that it promised; `None` without a recent sample.
+    sampled: Option<(Moment, u64)>,
+    /// Whether the last sample has listed no process at all.
+    had_no_process: bool,
+    pub(crate) holds: Vec<HoldAccount>,
+    unusable: u32,
+    pub(crate) total: GpuSums,
+    row: GpuSums,
+    hour_ms: i64,
+    counter: EnergyCounter,
+    pub(crate) levels: PowerLevels,
+}
+
+impl GpuAccount {
+    pub(crate) fn new(gpu: GpuUuid, now: Moment) -> Self {
+        Self {
+            gpu,
+            settled: now,
+            sampled: None,
+            had_no_process: false,
+            holds: Vec::new(),
+            unusable: 0,
+            total: GpuSums::default(),
+            row: GpuSums::default(),
+            hour_ms: now.hour_ms(),
+            counter: EnergyCounter::default(),
+            levels: PowerLevels::default(),
+        }
+    }
+
+    /// Returns the moment up to which all time is accounted.
+    pub(crate) fn settled(&self) -> Moment {
+        self.settled
+    }
+
+    /// Returns whether an event is older than what is already accounted. Its time would count twice.
+    pub(crate) fn is_late(&self, at: Moment) -> bool {
+        self.settled.boot == at.boot && at.monotonic_ms < self.settled.monotonic_ms
+    }
+
+    /// Returns whether the last sample is too old, or from before a boot, to say anything about the time until `at`.
+    pub(crate) fn is_silent(&self, at: Moment) -> bool {
+        self.sampled.is_none_or(|(sampled, interval)| {
+            sampled.boot != at.boot || at.ms_since(sampled) > interval.saturating_mul(MOST_INTERVALS)
+        })
+    }
+
+    /// Accounts the time until a moment. After a silence, that time is unknown.
+    pub(crate) fn settle(&mut self, to: Moment, closed: &mut ClosedRows) {
+        if self.is_late(to) {
+            return;
+        }
+        if self.is_silent(to) {
+            self.forget_sample();
+        }
+        let units = self.holds.iter().map(|account| u64::from(account.hold.share.units)).sum();
+        let charged = self.holds.iter().map(|account| u64::from(account.hold.share.charged)).sum();
+        for (from, ms) in hours(self.settled, to.ms_since(self.settled)) {
+            if self.hour_ms != from.hour_ms() {
+                self.close(closed);
+                self.hour_ms = from.hour_ms();
+            }
+            for sums in [&mut self.total, &mut self.row] {
+                sums.add_time(units, charged, self.unusable.into(), ms);
+            }
+            for account in &mut self.holds {
+                account.add_time(from, ms, closed);
+            }
+        }
+        self.settled = to;
+    }
+
+    /// Takes a sample whose moment is already settled. Returns the energy of each hold.
+    pub(crate) fn take(&mut self, sample: &GpuSample) -> Vec<u64> {
+        let since_last = self.sampled.map(|(at, _)| sample.at.ms_since(at));
+        let holds: Vec<(LeaseId, Hold)> =
+            self.holds.iter().map(|account| (account.lease, account.hold.clone())).collect();
+        let holds: Vec<(LeaseId, &Hold)> = holds.iter().map(|(lease, hold)| (*lease, hold)).collect();
+        let signals = Signals::new(sample, &holds);
+        let (difference, is_new_window) = self.counter.take(sample.energy_mj, sample.at);
+        let mean_mw = match difference {
+            Some((mj, ms)) => u64::try_from(u128::from(mj) * 1000 / u128::from(ms.max(1))).ok().map(|mw| (mw, ms)),
+            None => sample.power_mw.value().map(|mw| (mw, sample.interval_ms)),
+        };
+        if let Some((mw, ms)) = mean_mw {
+            let activity = signals.board_activity().after(self.had_no_process);
+            self.levels.learn(mw, ms, activity, sample.power_limit_mw);
+        }
+        let mut energies = vec![0; self.holds.len()];
+        if let Some((mj, ms)) = difference {
+            let window = energy_window(&signals, &self.holds, (mj, ms), self.levels.least.unwrap_or(0));
+            let attributed = attribute(&window);
+            for (sums, unattributed) in
+                [(&mut self.total, attributed.unattributed_mj), (&mut self.row, attributed.unattributed_mj)]
+            {
+                sums.energy_mj += mj;
+                sums.unattributed_mj += unattributed;
+            }
+            for ((account, energy), (mj, method)) in self.holds.iter_mut().zip(&mut energies).zip(attributed.holds) {
+                account.add_energy(mj, method);
+                *energy = mj;
+            }
+        }
+        for account in &mut self.holds {
+            if is_new_window {
+                account.begin_window();
+            }
+            let (lease, hold) = (account.lease, account.hold.clone());
+            let observation = signals.observe(lease, &hold, account.trace, mean_mw.map(|(mw, _)| mw), &self.levels);
+            account.judgement = decide(observation);
+            account.trace = signals.trace(lease, &hold);
+            account.set_memory(signals.memory_mib(lease, &hold));
+            if let Some(Reading::Value(activity)) = signals.window(&hold).map(|window| window.activity) {
+                account.add_activity(activity.sm, activity.dram, since_last.unwrap_or(0));
+            }
+        }
+        self.had_no_process = sample.processes.as_ref().value().is_some_and(Vec::is_empty);
+        self.sampled = Some((sample.at, sample.interval_ms));
+        energies
+    }
+
+    /// Forgets the last sample: the time until the next one is unknown.
+    pub(crate) fn forget_sample(&mut self) {
+        self.sampled = None;
+        self.had_no_process = false;
+        for account in &mut self.holds {
+            account.forget_sample();
+        }
+    }
+
+    /// Begins a new base of the energy counter.
+    pub(crate) fn reset_counter(&mut self) {
+        self.counter.reset();
+        for account in &mut self.holds {
+            account.begin_window();
+        }
+    }
+
+    pub(crate) fn set_unusable(&mut self, units: u32) {
+        self.unusable = units;
+    }
+
+    pub(crate) fn unusable(&self) -> u32 {
+        self.unusable
+    }
+
+    /// Closes the row of the GPU, if it is not empty.
+    pub(crate) fn close(&mut self, closed: &mut ClosedRows) {
+        if self.row == GpuSums::default() {
+            return;
+        }
+        let sums = std::mem::take(&mut self.row);
+        closed.gpus.push(GpuHour { gpu: self.gpu.clone(), number: 0, hour_ms: self.hour_ms, sums });
+    }
+}

@@ -1,0 +1,145 @@
+//! The account of one hold: sums over the life of the lease, and the row of the current hour.
+
+use gpush_api::LeaseId;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    memory::MemoryHistogram,
+    rows::{ClosedRows, LeaseHour, MemberTotals},
+    sums::HoldSums,
+};
+use crate::{
+    energy::EnergyMethod,
+    input::{Hold, Ratio},
+    judge::{Judgement, ProcessTrace},
+    moment::Moment,
+};
+
+/// The account of what one lease holds on one target.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HoldAccount {
+    pub(crate) lease: LeaseId,
+    pub(crate) hold: Hold,
+    /// What the lease does, since the last sample.
+    pub(crate) judgement: Judgement,
+    /// Memory of its processes at the last sample, in MiB.
+    pub(crate) memory_mib: Option<u64>,
+    /// Activities of the last window.
+    pub(crate) activity: (Option<Ratio>, Option<Ratio>),
+    /// Processes at the last sample; `None` without a recent sample.
+    pub(crate) trace: Option<ProcessTrace>,
+    pub(crate) total: HoldSums,
+    histogram: MemoryHistogram,
+    row: HoldSums,
+    /// Start of the hour of the row.
+    hour_ms: i64,
+    /// Units times ms, and ms, since the last reading of the energy counter.
+    pub(crate) window_unit_ms: u64,
+    pub(crate) window_ms: u64,
+}
+
+impl HoldAccount {
+    pub(crate) fn new(lease: LeaseId, hold: Hold, now: Moment) -> Self {
+        Self {
+            lease,
+            judgement: Judgement::NO_SAMPLE,
+            memory_mib: None,
+            activity: (None, None),
+            trace: None,
+            total: HoldSums::default(),
+            histogram: MemoryHistogram::new(hold.memory_mib),
+            row: HoldSums::default(),
+            hour_ms: now.hour_ms(),
+            window_unit_ms: 0,
+            window_ms: 0,
+            hold,
+        }
+    }
+
+    /// Adds a time that lies within one hour, in the state of the last sample.
+    pub(crate) fn add_time(&mut self, from: Moment, ms: u64, closed: &mut ClosedRows) {
+        self.enter_hour(from.hour_ms(), closed);
+        for sums in [&mut self.total, &mut self.row] {
+            sums.add_time(self.hold.share, self.judgement.state, ms);
+            if let Some(mib) = self.memory_mib {
+                sums.add_memory(mib, ms);
+            }
+        }
+        if let Some(mib) = self.memory_mib {
+            self.histogram.add(mib, ms);
+        }
+        self.window_unit_ms += u64::from(self.hold.share.units) * ms;
+        self.window_ms += ms;
+    }
+
+    /// Adds the activity of a window that ends now.
+    pub(crate) fn add_activity(&mut self, sm: Option<Ratio>, dram: Option<Ratio>, ms: u64) {
+        self.activity = (sm, dram);
+        for sums in [&mut self.total, &mut self.row] {
+            sums.add_activity(sm, dram, ms);
+        }
+    }
+
+    /// Adds energy. It counts in the hour in which its window ends.
+    pub(crate) fn add_energy(&mut self, mj: u64, method: EnergyMethod) {
+        for sums in [&mut self.total, &mut self.row] {
+            sums.add_energy(mj, method);
+        }
+    }
+
+    /// Notes the memory of a sample. It counts from now on, and its peak at once.
+    pub(crate) fn set_memory(&mut self, mib: Option<u64>) {
+        self.memory_mib = mib;
+        if let Some(mib) = mib {
+            for sums in [&mut self.total, &mut self.row] {
+                sums.add_memory(mib, 0);
+            }
+            self.histogram.add(mib, 0);
+        }
+    }
+
+    /// Forgets the last sample.
+    pub(crate) fn forget_sample(&mut self) {
+        self.judgement = Judgement::NO_SAMPLE;
+        self.memory_mib = None;
+        self.activity = (None, None);
+        self.trace = None;
+    }
+
+    /// Begins a new energy window.
+    pub(crate) fn begin_window(&mut self) {
+        self.window_unit_ms = 0;
+        self.window_ms = 0;
+    }
+
+    /// Changes the share, from now on.
+    pub(crate) fn change(&mut self, hold: Hold, closed: &mut ClosedRows) {
+        if hold.share != self.hold.share || hold.kind != self.hold.kind {
+            self.close(closed);
+        }
+        self.hold = hold;
+    }
+
+    /// Closes the row, if it is not empty.
+    pub(crate) fn close(&mut self, closed: &mut ClosedRows) {
+        if self.row == HoldSums::default() {
+            return;
+        }
+        let sums = std::mem::take(&mut self.row);
+        let (lease, hold) = (self.lease, self.hold.clone());
+        closed.leases.push(LeaseHour { lease, hold, number: 0, hour_ms: self.hour_ms, sums });
+    }
+
+    /// Returns the totals.
+    pub(crate) fn totals(&self) -> MemberTotals {
+        let memory_p98_mib = self.histogram.percentile_mib(98);
+        MemberTotals { hold: self.hold.clone(), sums: self.total, memory_p98_mib }
+    }
+
+    fn enter_hour(&mut self, hour_ms: i64, closed: &mut ClosedRows) {
+        if self.hour_ms != hour_ms {
+            self.close(closed);
+            self.hour_ms = hour_ms;
+        }
+    }
+}

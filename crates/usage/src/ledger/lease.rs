@@ -1,0 +1,94 @@
+//! The account of one lease as a whole: its state, since when, and its recent past.
+
+use gpush_api::LeaseId;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    buckets::Buckets,
+    rows::{ClosedRows, MemberTotals, UnusedSpan},
+    times::StateTimes,
+};
+use crate::{judge::UseState, moment::Moment};
+
+/// Shortest unused time that is recorded, in ms.
+const SHORTEST_SPAN_MS: u64 = 5 * 60_000;
+
+/// The account of one lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LeaseAccount {
+    pub(crate) lease: LeaseId,
+    pub(crate) begun: Moment,
+    settled: Moment,
+    pub(crate) state: UseState,
+    /// Start of the state.
+    pub(crate) since: Moment,
+    /// Start of the time in which the lease was idle or empty without interruption.
+    pub(crate) unused_since: Option<Moment>,
+    pub(crate) times: StateTimes,
+    /// Totals of targets that the lease does not hold any more.
+    pub(crate) left: Vec<MemberTotals>,
+    #[serde(skip)]
+    pub(crate) buckets: Buckets,
+}
+
+impl LeaseAccount {
+    pub(crate) fn new(lease: LeaseId, now: Moment) -> Self {
+        Self {
+            lease,
+            begun: now,
+            settled: now,
+            state: UseState::Unknown,
+            since: now,
+            unused_since: None,
+            times: StateTimes::default(),
+            left: Vec::new(),
+            buckets: Buckets::default(),
+        }
+    }
+
+    /// Accounts the time until a moment. `elapsed` is the state in that time: the present state, or unknown after a
+    /// silence.
+    pub(crate) fn settle(&mut self, to: Moment, elapsed: UseState, closed: &mut ClosedRows) {
+        if self.is_late(to) {
+            return;
+        }
+        self.enter(self.settled, elapsed, closed);
+        let ms = to.ms_since(self.settled);
+        self.times.add(elapsed, ms);
+        self.buckets.add_time(self.settled.wall_ms, ms, elapsed);
+        self.settled = to;
+    }
+
+    /// Changes the state, from a moment on.
+    pub(crate) fn enter(&mut self, at: Moment, state: UseState, closed: &mut ClosedRows) {
+        if state == self.state {
+            return;
+        }
+        // The GPUs of a lease are sampled one after the other, so the change can be older than what is accounted.
+        let at = if self.is_late(at) { self.settled } else { at };
+        let length = at.ms_since(self.since);
+        if is_unused(self.state) && length >= SHORTEST_SPAN_MS {
+            let from_ms = self.since.wall_ms;
+            let until_ms = self.since.plus_ms(length).wall_ms;
+            closed.spans.push(UnusedSpan { lease: self.lease, state: self.state, from_ms, until_ms });
+        }
+        self.unused_since = if is_unused(state) { self.unused_since.or(Some(at)) } else { None };
+        self.state = state;
+        self.since = at;
+    }
+
+    fn is_late(&self, at: Moment) -> bool {
+        self.settled.boot == at.boot && at.monotonic_ms < self.settled.monotonic_ms
+    }
+
+    pub(crate) fn settled(&self) -> Moment {
+        self.settled
+    }
+}
+
+fn is_unused(state: UseState) -> bool {
+    match state {
+        UseState::Idle | UseState::Empty => true,
+        UseState::Busy | UseState::Unknown => false,
+    }
+}

@@ -1,0 +1,345 @@
+//! Sums of time, memory, activity and energy for each lease and each GPU.
+//!
+//! ```text
+//! sample      sample      share changes   sample                          sample
+//!   │  busy     │  busy         │  busy     │  unknown: > 3 intervals        │
+//!   ├───────────┼───────────────┼───────────┼────────────────────────────────┼──► time
+//!   state of the sample at its start        the state begins again here ─────┘
+//! ```
+//!
+//! - The time between two samples belongs to the state of the first. If no sample follows within three intervals, the
+//!   whole time since the last event is unknown, and the state begins again.
+//! - All accounts of a GPU end at the same moment, and each event settles all of them. Shares and times are integers, so
+//!   the sums of a GPU add up exactly: see [`GpuSums`].
+//! - Each hour of UTC closes a row for each lease and target, and for each GPU. The agent takes closed rows with
+//!   [`Ledger::take_closed`], and writes them in one transaction with the [`Ledger`] itself, which is the checkpoint:
+//!   with each begin, change and end of a lease, and each hour. After a start, [`Ledger::resume`] continues from there.
+//!   So a crash loses the states since the last checkpoint, and no held time.
+//! - An event that is older than what is accounted is late. It counts at the moment that is already accounted.
+
+mod buckets;
+mod figures;
+mod gpu;
+mod hold;
+mod lease;
+mod memory;
+mod rows;
+mod sums;
+mod times;
+mod windows;
+
+pub use buckets::{Bucket, Buckets};
+pub use figures::{GpuFigures, LeaseFigures, MemberFigures};
+pub use memory::MemoryHistogram;
+pub use rows::{ClosedRows, GpuHour, LeaseHour, LeaseTotals, MemberTotals, UnusedSpan};
+pub use sums::{GpuSums, HoldSums, TimeMean};
+pub use times::StateTimes;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpush_api::{GpuUuid, LeaseId};
+use serde::{Deserialize, Serialize};
+
+use self::{gpu::GpuAccount, hold::HoldAccount, lease::LeaseAccount};
+use crate::{
+    input::{GpuSample, Hold, unique_holds},
+    judge::{PowerLevels, UseState},
+    moment::Moment,
+    share::GPU_UNITS,
+};
+
+/// The accounts of all leases and GPUs of the host.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Ledger {
+    gpus: BTreeMap<GpuUuid, GpuAccount>,
+    leases: BTreeMap<LeaseId, LeaseAccount>,
+    closed: ClosedRows,
+    /// Number of the next row.
+    next_row: u64,
+}
+
+impl Ledger {
+    /// Returns an empty ledger.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Continues from a checkpoint. The time since the checkpoint is unknown, and the leases have held their shares.
+    pub fn resume(&mut self, now: Moment) {
+        for gpu in self.gpus.values_mut() {
+            gpu.forget_sample();
+        }
+        self.advance(now);
+    }
+
+    /// Begins to account a GPU. Has no effect if the GPU is known.
+    pub fn add_gpu(&mut self, gpu: &GpuUuid, now: Moment) {
+        if !self.gpus.contains_key(gpu) {
+            self.gpus.insert(gpu.clone(), GpuAccount::new(gpu.clone(), now));
+        }
+    }
+
+    /// Ends the account of a GPU that does not exist any more. The leases keep what they have used there. Returns the sums
+    /// of the GPU.
+    pub fn remove_gpu(&mut self, gpu: &GpuUuid, now: Moment) -> Option<GpuSums> {
+        self.settle(gpu, now);
+        let mut account = self.gpus.remove(gpu)?;
+        account.close(&mut self.closed);
+        for mut hold in account.holds {
+            hold.close(&mut self.closed);
+            if let Some(lease) = self.leases.get_mut(&hold.lease) {
+                lease.left.push(hold.totals());
+            }
+        }
+        Some(account.total)
+    }
+
+    /// Sets the units of a GPU that no lease can have: slices that the layout leaves over, or the whole GPU if it is
+    /// cordoned or lost. What leases hold counts as leased.
+    pub fn set_unusable(&mut self, gpu: &GpuUuid, units: u32, now: Moment) {
+        self.settle(gpu, now);
+        if let Some(account) = self.gpus.get_mut(gpu) {
+            account.set_unusable(units.min(GPU_UNITS));
+        }
+    }
+
+    /// Begins a lease, or changes what a lease holds. A target that the lease held before keeps its sums. GPUs that are not
+    /// known are added.
+    pub fn set_lease(&mut self, lease: LeaseId, holds: Vec<Hold>, now: Moment) {
+        let holds = unique_holds(holds);
+        let mut gpus: BTreeSet<GpuUuid> = holds.iter().map(|hold| hold.gpu.clone()).collect();
+        gpus.extend(self.gpus_of(lease));
+        let now = self.not_late(&gpus, now);
+        for gpu in &gpus {
+            self.add_gpu(gpu, now);
+            self.settle(gpu, now);
+        }
+        let Self { gpus: accounts, leases, closed, next_row: _ } = self;
+        let lease_account = leases.entry(lease).or_insert_with(|| LeaseAccount::new(lease, now));
+        for gpu in &gpus {
+            let Some(account) = accounts.get_mut(gpu) else { continue };
+            let is_kept = |old: &HoldAccount| {
+                old.lease != lease || holds.iter().any(|hold| hold.gpu == *gpu && hold.target == old.hold.target)
+            };
+            for mut old in account.holds.extract_if(.., |old| !is_kept(old)) {
+                old.close(closed);
+                lease_account.left.push(old.totals());
+            }
+            for hold in holds.iter().filter(|hold| hold.gpu == *gpu) {
+                let same = |old: &&mut HoldAccount| old.lease == lease && old.hold.target == hold.target;
+                match account.holds.iter_mut().find(same) {
+                    Some(old) => old.change(hold.clone(), closed),
+                    None => account.holds.push(HoldAccount::new(lease, hold.clone(), account.settled())),
+                }
+            }
+        }
+        self.enter_states([lease], now);
+    }
+
+    /// Ends a lease. Returns its totals; `None` if the lease is not known. To attribute its last energy, take a sample
+    /// of its GPUs first.
+    pub fn end_lease(&mut self, lease: LeaseId, now: Moment) -> Option<LeaseTotals> {
+        self.leases.get(&lease)?;
+        self.set_lease(lease, Vec::new(), now);
+        let mut account = self.leases.remove(&lease)?;
+        // A lease whose GPUs were removed is settled by no GPU.
+        account.settle(now, UseState::Unknown, &mut self.closed);
+        // Leaving the state records the last unused time.
+        account.enter(account.settled(), UseState::Unknown, &mut self.closed);
+        let until_ms = account.settled().wall_ms;
+        Some(LeaseTotals {
+            lease,
+            begun_ms: account.begun.wall_ms,
+            until_ms,
+            times: account.times,
+            members: account.left,
+        })
+    }
+
+    /// Takes a sample. Returns whether it was used: a sample of an unknown GPU is not used, nor a sample that is older than
+    /// what is accounted.
+    pub fn sample(&mut self, sample: &GpuSample) -> bool {
+        let Some(account) = self.gpus.get(&sample.gpu) else { return false };
+        if account.is_late(sample.at) {
+            return false;
+        }
+        self.settle(&sample.gpu, sample.at);
+        let Some(account) = self.gpus.get_mut(&sample.gpu) else { return false };
+        let energies = account.take(sample);
+        let mut leases = BTreeSet::new();
+        for (hold, energy) in account.holds.iter().zip(energies) {
+            leases.insert(hold.lease);
+            if let Some(lease) = self.leases.get_mut(&hold.lease) {
+                lease.buckets.add_sample(sample.at.wall_ms, hold.memory_mib, energy);
+            }
+        }
+        self.enter_states(leases, sample.at);
+        true
+    }
+
+    /// Notes that samples of a GPU are missing from now on, until the next one: a restart of the driver worker, or
+    /// maintenance. The energy counter goes on.
+    pub fn gap(&mut self, gpu: &GpuUuid, now: Moment) {
+        self.settle(gpu, now);
+        let Some(account) = self.gpus.get_mut(gpu) else { return };
+        account.forget_sample();
+        let at = account.settled();
+        let leases: BTreeSet<LeaseId> = account.holds.iter().map(|hold| hold.lease).collect();
+        self.enter_states(leases, at);
+    }
+
+    /// Notes that the driver was loaded or the GPU was reset: a gap, after which the energy counter has a new base.
+    pub fn reset(&mut self, gpu: &GpuUuid, now: Moment) {
+        self.gap(gpu, now);
+        if let Some(account) = self.gpus.get_mut(gpu) {
+            account.reset_counter();
+        }
+    }
+
+    /// Accounts the time of all GPUs that have no recent sample, so that their hours are closed. Other GPUs are accounted
+    /// with their next sample, which decides about the time.
+    pub fn advance(&mut self, now: Moment) {
+        let silent: Vec<GpuUuid> =
+            self.gpus.iter().filter(|(_, account)| account.is_silent(now)).map(|(gpu, _)| gpu.clone()).collect();
+        for gpu in silent {
+            self.settle(&gpu, now);
+        }
+    }
+
+    /// Takes the closed rows, and numbers them.
+    pub fn take_closed(&mut self) -> ClosedRows {
+        let mut closed = std::mem::take(&mut self.closed);
+        let numbers = closed.leases.iter_mut().map(|row| &mut row.number);
+        for number in numbers.chain(closed.gpus.iter_mut().map(|row| &mut row.number)) {
+            *number = self.next_row;
+            self.next_row += 1;
+        }
+        closed
+    }
+
+    /// Returns the ids of the leases.
+    pub fn leases(&self) -> impl Iterator<Item = LeaseId> {
+        self.leases.keys().copied()
+    }
+
+    /// Returns the present figures of a lease.
+    #[must_use]
+    pub fn lease(&self, lease: LeaseId, now: Moment) -> Option<LeaseFigures> {
+        let account = self.leases.get(&lease)?;
+        // Settling a copy does not decide about the time that has passed since the last sample.
+        let mut present = account.clone();
+        present.settle(now, self.state_of(lease, now), &mut ClosedRows::default());
+        let members = self.holds_of(lease).map(|(gpu, hold)| MemberFigures {
+            judgement: if gpu.is_silent(now) { crate::judge::Judgement::NO_SAMPLE } else { hold.judgement },
+            memory_mib: hold.memory_mib.filter(|_| !gpu.is_silent(now)),
+            sm: hold.activity.0.filter(|_| !gpu.is_silent(now)),
+            dram: hold.activity.1.filter(|_| !gpu.is_silent(now)),
+            totals: hold.totals(),
+        });
+        Some(LeaseFigures {
+            members: members.collect(),
+            state: present.state,
+            since: present.since,
+            unused_since: present.unused_since,
+            begun: present.begun,
+            times: present.times,
+        })
+    }
+
+    /// Returns the totals of a lease up to now, also of targets that it does not hold any more.
+    #[must_use]
+    pub fn totals(&self, lease: LeaseId, now: Moment) -> Option<LeaseTotals> {
+        let figures = self.lease(lease, now)?;
+        let mut members = self.leases.get(&lease)?.left.clone();
+        members.extend(figures.members.into_iter().map(|member| member.totals));
+        let (begun_ms, until_ms) = (figures.begun.wall_ms, now.wall_ms);
+        Some(LeaseTotals { lease, begun_ms, until_ms, times: figures.times, members })
+    }
+
+    /// Returns the recent past of a lease.
+    #[must_use]
+    pub fn buckets(&self, lease: LeaseId) -> Option<&Buckets> {
+        self.leases.get(&lease).map(|account| &account.buckets)
+    }
+
+    /// Returns the present figures of all GPUs.
+    pub fn gpus(&self, now: Moment) -> impl Iterator<Item = GpuFigures> {
+        self.gpus.iter().map(move |(gpu, account)| {
+            let units = |state: fn(UseState) -> bool| {
+                let held = account.holds.iter().filter(|hold| state(hold.judgement.state));
+                held.map(|hold| hold.hold.share.units).fold(0, u32::saturating_add)
+            };
+            let leased = units(|_| true);
+            let is_sampled = !account.is_silent(now);
+            let unusable = account.unusable().min(GPU_UNITS.saturating_sub(leased));
+            GpuFigures {
+                gpu: gpu.clone(),
+                is_sampled,
+                leased,
+                unused: if is_sampled { units(|state| matches!(state, UseState::Idle | UseState::Empty)) } else { 0 },
+                free: GPU_UNITS.saturating_sub(leased).saturating_sub(unusable),
+                unusable,
+                targets: account.holds.iter().map(|hold| hold.hold.target.clone()).collect(),
+                sums: account.total,
+                levels: account.levels,
+            }
+        })
+    }
+
+    /// Sets levels of power that were learned before, such as from the store.
+    pub fn set_levels(&mut self, gpu: &GpuUuid, levels: PowerLevels) {
+        if let Some(account) = self.gpus.get_mut(gpu) {
+            account.levels = levels;
+        }
+    }
+
+    /// Accounts the time of a GPU and of the leases on it.
+    fn settle(&mut self, gpu: &GpuUuid, to: Moment) {
+        let Some(account) = self.gpus.get_mut(gpu) else { return };
+        account.settle(to, &mut self.closed);
+        let leases: BTreeSet<LeaseId> = account.holds.iter().map(|hold| hold.lease).collect();
+        for lease in leases {
+            let elapsed = self.state_of(lease, to);
+            if let Some(account) = self.leases.get_mut(&lease) {
+                account.settle(to, elapsed, &mut self.closed);
+            }
+        }
+    }
+
+    /// Returns the moment of an event, or the last moment that one of the GPUs has accounted if the event is late.
+    fn not_late(&self, gpus: &BTreeSet<GpuUuid>, now: Moment) -> Moment {
+        let settled = gpus.iter().filter_map(|gpu| self.gpus.get(gpu)).filter(|account| account.is_late(now));
+        settled.map(GpuAccount::settled).max_by_key(|settled| settled.monotonic_ms).unwrap_or(now)
+    }
+
+    fn enter_states(&mut self, leases: impl IntoIterator<Item = LeaseId>, now: Moment) {
+        for lease in leases {
+            let state = self.state_of(lease, now);
+            if let Some(account) = self.leases.get_mut(&lease) {
+                account.enter(now, state, &mut self.closed);
+            }
+        }
+    }
+
+    /// Returns the state of a lease, from the last samples of its GPUs. GPUs without a recent sample are unknown.
+    fn state_of(&self, lease: LeaseId, now: Moment) -> UseState {
+        UseState::of_members(
+            self.holds_of(lease)
+                .map(|(gpu, hold)| if gpu.is_silent(now) { UseState::Unknown } else { hold.judgement.state }),
+        )
+    }
+
+    fn holds_of(&self, lease: LeaseId) -> impl Iterator<Item = (&GpuAccount, &HoldAccount)> {
+        self.gpus
+            .values()
+            .flat_map(move |gpu| gpu.holds.iter().filter(move |hold| hold.lease == lease).map(move |hold| (gpu, hold)))
+    }
+
+    fn gpus_of(&self, lease: LeaseId) -> Vec<GpuUuid> {
+        self.holds_of(lease).map(|(_, hold)| hold.hold.gpu.clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,180 @@
+//! Sums of one hold: over the life of a lease, or over one hour.
+
+use serde::{Deserialize, Serialize};
+
+use super::times::StateTimes;
+use crate::{energy::EnergyMethod, input::Ratio, judge::UseState, share::Share};
+
+/// A mean that is weighted by time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+pub struct TimeMean {
+    /// Sum of value times milliseconds.
+    pub value_ms: u64,
+    /// Milliseconds for which there was a value.
+    pub known_ms: u64,
+}
+
+impl TimeMean {
+    pub(crate) fn add(&mut self, value: u64, ms: u64) {
+        self.value_ms = self.value_ms.saturating_add(value.saturating_mul(ms));
+        self.known_ms += ms;
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.value_ms = self.value_ms.saturating_add(other.value_ms);
+        self.known_ms += other.known_ms;
+    }
+
+    /// Returns the mean, rounded down; `None` if there was no value.
+    #[must_use]
+    pub fn mean(self) -> Option<u64> {
+        self.value_ms.checked_div(self.known_ms)
+    }
+}
+
+/// Sums of one hold. All of them can be added.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+pub struct HoldSums {
+    /// Time by state.
+    pub times: StateTimes,
+    /// Compute part times time, in units times milliseconds. See [`crate::share::GPU_UNITS`].
+    pub unit_ms: u64,
+    /// Compute part times the time of work.
+    pub busy_unit_ms: u64,
+    /// Charged part times time.
+    pub charged_unit_ms: u64,
+    /// Charged part times the time of work.
+    pub busy_charged_unit_ms: u64,
+    /// Energy in mJ.
+    pub energy_mj: u64,
+    /// The least exact method by which active energy was found. See [`HoldSums::energy_method`].
+    pub method: EnergyMethod,
+    /// Memory in MiB, over the time for which it is known.
+    pub memory: TimeMean,
+    /// Largest memory in MiB.
+    pub memory_peak_mib: u64,
+    /// SM activity in millionths.
+    pub sm: TimeMean,
+    /// Activity of device memory in millionths.
+    pub dram: TimeMean,
+}
+
+impl HoldSums {
+    pub(crate) fn add_time(&mut self, share: Share, state: UseState, ms: u64) {
+        let (unit_ms, charged) = (u64::from(share.units) * ms, u64::from(share.charged) * ms);
+        self.times.add(state, ms);
+        self.unit_ms += unit_ms;
+        self.charged_unit_ms += charged;
+        if state == UseState::Busy {
+            self.busy_unit_ms += unit_ms;
+            self.busy_charged_unit_ms += charged;
+        }
+    }
+
+    pub(crate) fn add_memory(&mut self, mib: u64, ms: u64) {
+        self.memory.add(mib, ms);
+        self.memory_peak_mib = self.memory_peak_mib.max(mib);
+    }
+
+    pub(crate) fn add_activity(&mut self, sm: Option<Ratio>, dram: Option<Ratio>, ms: u64) {
+        for (mean, value) in [(&mut self.sm, sm), (&mut self.dram, dram)] {
+            if let Some(value) = value {
+                mean.add(value.millionths().into(), ms);
+            }
+        }
+    }
+
+    pub(crate) fn add_energy(&mut self, mj: u64, method: EnergyMethod) {
+        self.energy_mj += mj;
+        self.method = self.method.max(method);
+    }
+
+    /// Returns how the energy was found. Energy without an active part was shared out by slices.
+    #[must_use]
+    pub fn energy_method(&self) -> EnergyMethod {
+        match self.method {
+            EnergyMethod::None if self.energy_mj > 0 => EnergyMethod::Slices,
+            method => method,
+        }
+    }
+
+    /// Adds the sums of another time.
+    pub fn merge(&mut self, other: &Self) {
+        self.times += other.times;
+        self.unit_ms += other.unit_ms;
+        self.busy_unit_ms += other.busy_unit_ms;
+        self.charged_unit_ms += other.charged_unit_ms;
+        self.busy_charged_unit_ms += other.busy_charged_unit_ms;
+        self.energy_mj += other.energy_mj;
+        self.method = self.method.max(other.method);
+        self.memory.merge(other.memory);
+        self.memory_peak_mib = self.memory_peak_mib.max(other.memory_peak_mib);
+        self.sm.merge(other.sm);
+        self.dram.merge(other.dram);
+    }
+}
+
+/// Sums of the capacity and the energy of one GPU.
+///
+/// Two equations always hold, and the energy of all leases and `unattributed_mj` add up to `energy_mj`:
+/// ```text
+/// leased  + free + unusable = capacity + excess
+/// charged + uncharged       = capacity + overlap
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+pub struct GpuSums {
+    /// Time for which the GPU is accounted, in ms.
+    pub known_ms: u64,
+    /// All units times milliseconds.
+    pub capacity: u64,
+    /// Compute parts of the leases.
+    pub leased: u64,
+    /// What a lease could have had.
+    pub free: u64,
+    /// What no lease can have, because of the layout, a cordon or a fault.
+    pub unusable: u64,
+    /// What leases held beyond the capacity: a target that was shared out more than once.
+    pub excess: u64,
+    /// Charged parts of the leases.
+    pub charged: u64,
+    /// What no lease is charged for.
+    pub uncharged: u64,
+    /// What is charged twice: one lease is charged by its memory, and its neighbour by its compute part.
+    pub overlap: u64,
+    /// Difference of the energy counter, in mJ.
+    pub energy_mj: u64,
+    /// Energy that no lease has got, in mJ.
+    pub unattributed_mj: u64,
+}
+
+impl GpuSums {
+    /// Adds a time in which leases held these compute parts and these charged parts.
+    pub(crate) fn add_time(&mut self, units: u64, charged: u64, unusable: u64, ms: u64) {
+        let all = u64::from(crate::share::GPU_UNITS);
+        let unusable = unusable.min(all.saturating_sub(units));
+        self.known_ms += ms;
+        self.capacity += all * ms;
+        self.leased += units * ms;
+        self.unusable += unusable * ms;
+        self.free += all.saturating_sub(units).saturating_sub(unusable) * ms;
+        self.excess += units.saturating_sub(all) * ms;
+        self.charged += charged * ms;
+        self.uncharged += all.saturating_sub(charged) * ms;
+        self.overlap += charged.saturating_sub(all) * ms;
+    }
+
+    /// Adds the sums of another time or of another GPU.
+    pub fn merge(&mut self, other: &Self) {
+        self.known_ms += other.known_ms;
+        self.capacity += other.capacity;
+        self.leased += other.leased;
+        self.free += other.free;
+        self.unusable += other.unusable;
+        self.excess += other.excess;
+        self.charged += other.charged;
+        self.uncharged += other.uncharged;
+        self.overlap += other.overlap;
+        self.energy_mj += other.energy_mj;
+        self.unattributed_mj += other.unattributed_mj;
+    }
+}

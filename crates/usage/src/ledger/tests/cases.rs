@@ -1,0 +1,274 @@
+use gpush_api::LeaseKind;
+
+use super::*;
+use crate::{
+    energy::EnergyMethod,
+    input::{GpuProcess, Ratio, Reading, WindowScope},
+    judge::UnknownReason,
+    moment::HOUR_MS,
+    samples::{INTERVAL_MS, at, hold, process, sample, whole, window},
+    share::Share,
+};
+
+const LEASE: LeaseId = LeaseId(1);
+
+/// A sample with a busy process of the lease.
+fn busy(ms: u64) -> GpuSample {
+    let mut one = sample(ms);
+    one.processes = Reading::Value(vec![process(1, 100)]);
+    one.windows = vec![window(WindowScope::Gpu, GPU_UNITS, 500_000)];
+    one.power_mw = Reading::Value(400_000);
+    one
+}
+
+/// A sample with an idle process of the lease.
+fn idle(ms: u64) -> GpuSample {
+    GpuSample { windows: sample(ms).windows, power_mw: Reading::Value(100_000), ..busy(ms) }
+}
+
+/// A ledger with a whole GPU, which was seen without a process.
+fn ledger() -> Ledger {
+    let mut ledger = Ledger::new();
+    ledger.add_gpu(&"GPU-1".into(), at(0));
+    assert!(ledger.sample(&sample(1_000)));
+    assert!(ledger.sample(&sample(2_000)));
+    ledger
+}
+
+fn times(busy_ms: u64, idle_ms: u64, empty_ms: u64, unknown_ms: u64) -> StateTimes {
+    StateTimes { busy_ms, idle_ms, empty_ms, unknown_ms }
+}
+
+#[test]
+fn time_belongs_to_the_state_of_the_sample_at_its_start() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(3_000));
+    for one in [sample(4_000), busy(5_000), busy(15_000), idle(25_000), idle(35_000), sample(50_000)] {
+        assert!(ledger.sample(&one));
+    }
+    let totals = ledger.end_lease(LEASE, at(51_000)).unwrap();
+    // From the start to the first sample nothing is known.
+    assert_eq!(totals.times, times(20_000, 25_000, 2_000, 1_000));
+    assert_eq!(totals.members[0].sums.times, totals.times);
+    assert_eq!(totals.members[0].sums.memory_peak_mib, 1_000);
+    assert_eq!(totals.until_ms - totals.begun_ms, 48_000);
+    assert_eq!(ledger.end_lease(LEASE, at(52_000)), None);
+}
+
+#[test]
+fn silence_of_more_than_three_intervals_is_unknown_and_restarts_the_state() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    for ms in [3_000, 13_000, 13_000 + 3 * INTERVAL_MS] {
+        assert!(ledger.sample(&idle(ms)));
+    }
+    let figures = ledger.lease(LEASE, at(60_000)).unwrap();
+    // The first sample has no sample before it, so it cannot show that no process is new.
+    assert_eq!((figures.state, figures.since, figures.unused_since), (UseState::Idle, at(13_000), Some(at(13_000))));
+    assert_eq!(figures.times, times(0, 47_000, 0, 11_000));
+    let late = 58_000 + 3 * INTERVAL_MS + 1;
+    let figures = ledger.lease(LEASE, at(late)).unwrap();
+    assert_eq!((figures.state, figures.unused_since), (UseState::Unknown, None));
+    assert!(ledger.sample(&idle(late)));
+    assert!(ledger.sample(&idle(late + 5_000)));
+    let figures = ledger.lease(LEASE, at(late + 6_000)).unwrap();
+    assert_eq!(figures.times, times(0, 45_000 + 1_000, 0, 11_000 + 45_001 + 5_000));
+    assert_eq!((figures.state, figures.since), (UseState::Idle, at(late + 5_000)));
+}
+
+#[test]
+fn worker_restart_is_a_gap_and_not_idle() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    for ms in [3_000, 13_000] {
+        assert!(ledger.sample(&idle(ms)));
+    }
+    ledger.gap(&"GPU-1".into(), at(14_000));
+    let figures = ledger.lease(LEASE, at(20_000)).unwrap();
+    assert_eq!((figures.state, figures.times), (UseState::Unknown, times(0, 1_000, 0, 17_000)));
+    assert_eq!(figures.members[0].judgement.reason, Some(UnknownReason::NoSample));
+    assert_eq!(figures.members[0].memory_mib, None);
+}
+
+#[test]
+fn late_sample_is_dropped_and_late_end_counts_nothing_twice() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    assert!(ledger.sample(&busy(10_000)));
+    assert!(!ledger.sample(&busy(9_999)));
+    let totals = ledger.end_lease(LEASE, at(5_000)).unwrap();
+    assert_eq!(totals.times.held_ms(), 8_000);
+    assert!(!ledger.sample(&GpuSample { gpu: "GPU-2".into(), ..busy(20_000) }), "an unknown GPU");
+}
+
+#[test]
+fn change_of_a_share_splits_the_row_and_keeps_the_sums() {
+    let mut ledger = ledger();
+    let half = hold(LeaseKind::Mps, GPU_UNITS / 2, None);
+    let quarter = hold(LeaseKind::Mps, GPU_UNITS / 4, None);
+    ledger.set_lease(LEASE, vec![half], at(2_000));
+    ledger.set_lease(LEASE, vec![quarter], at(12_000));
+    let totals = ledger.end_lease(LEASE, at(32_000)).unwrap();
+    let expected = u64::from(GPU_UNITS) * (10_000 / 2 + 20_000 / 4);
+    assert_eq!((totals.members.len(), totals.sums().unit_ms), (1, expected));
+    let rows = ledger.take_closed().leases;
+    let shares: Vec<(u32, u64)> = rows.iter().map(|row| (row.hold.share.units, row.sums.times.held_ms())).collect();
+    assert_eq!(shares, [(GPU_UNITS / 2, 10_000), (GPU_UNITS / 4, 20_000)]);
+    assert_eq!(rows.iter().map(|row| row.number).collect::<Vec<_>>(), [0, 1]);
+}
+
+#[test]
+fn lease_that_moves_to_another_target_keeps_what_it_used() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![hold(LeaseKind::Mig, GPU_UNITS / 7, Some(1))], at(2_000));
+    ledger.set_lease(LEASE, vec![hold(LeaseKind::Mig, GPU_UNITS / 7, Some(2))], at(5_000));
+    let totals = ledger.totals(LEASE, at(6_000)).unwrap();
+    assert_eq!(totals.members.iter().map(|member| member.sums.times.held_ms()).collect::<Vec<_>>(), [3_000, 0]);
+    assert_eq!(ledger.end_lease(LEASE, at(9_000)).unwrap().times.held_ms(), 7_000);
+}
+
+#[test]
+fn hours_close_rows_of_leases_and_gpus() {
+    let mut ledger = Ledger::new();
+    let hour = u64::try_from(HOUR_MS).unwrap();
+    let start = Moment { boot: 1, monotonic_ms: 0, wall_ms: 10 * HOUR_MS - 1_000 };
+    ledger.set_lease(LEASE, vec![whole()], start);
+    ledger.advance(start.plus_ms(2 * hour));
+    let closed = ledger.take_closed();
+    let held: Vec<(i64, u64)> =
+        closed.leases.iter().map(|row| (row.hour_ms / HOUR_MS, row.sums.times.held_ms())).collect();
+    assert_eq!(held, [(9, 1_000), (10, hour)]);
+    let known: Vec<(i64, u64)> = closed.gpus.iter().map(|row| (row.hour_ms / HOUR_MS, row.sums.known_ms)).collect();
+    assert_eq!(known, held);
+    assert!(ledger.take_closed().is_empty());
+}
+
+/// The wall clock goes back by a day: held time is neither lost nor counted twice.
+#[test]
+fn wall_clock_set_back_changes_no_sum() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    assert!(ledger.sample(&busy(10_000)));
+    let back = |ms| Moment { wall_ms: at(ms).wall_ms - 24 * HOUR_MS, ..at(ms) };
+    assert!(ledger.sample(&GpuSample { at: back(20_000), ..busy(0) }));
+    assert!(ledger.sample(&GpuSample { at: back(30_000), ..busy(0) }));
+    let totals = ledger.end_lease(LEASE, back(31_000)).unwrap();
+    assert_eq!(totals.times, times(21_000, 0, 0, 8_000));
+    let rows = ledger.take_closed().leases;
+    assert_eq!(rows.iter().map(|row| row.sums.times.held_ms()).sum::<u64>(), 29_000);
+}
+
+#[test]
+fn crash_loses_states_and_no_held_time() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    assert!(ledger.sample(&busy(10_000)));
+    let json = serde_json::to_string(&ledger).unwrap();
+    let mut restarted: Ledger = serde_json::from_str(&json).unwrap();
+    restarted.resume(at(100_000));
+    let boot = Moment { boot: 2, monotonic_ms: 5, wall_ms: at(150_000).wall_ms };
+    restarted.resume(boot);
+    let totals = restarted.end_lease(LEASE, boot.plus_ms(50)).unwrap();
+    assert_eq!(totals.times, times(0, 0, 0, 98_000 + 50_000 + 50));
+    let gpu = restarted.gpus(boot.plus_ms(50)).next().unwrap();
+    assert_eq!(gpu.sums.capacity, u64::from(GPU_UNITS) * 150_050);
+}
+
+#[test]
+fn whole_gpu_gets_the_difference_of_the_counter() {
+    let mut ledger = ledger();
+    let energy = |ms, mj| GpuSample { energy_mj: Reading::Value(mj), ..busy(ms) };
+    assert!(ledger.sample(&energy(3_000, 5_000)));
+    ledger.set_lease(LEASE, vec![whole()], at(3_000));
+    for one in [energy(10_000, 9_000), energy(20_000, 10_500)] {
+        assert!(ledger.sample(&one));
+    }
+    // The driver was loaded again: the counter has fallen.
+    assert!(ledger.sample(&energy(30_000, 100)));
+    assert!(ledger.sample(&energy(40_000, 350)));
+    let totals = ledger.end_lease(LEASE, at(40_000)).unwrap();
+    let sums = totals.sums();
+    assert_eq!((sums.energy_mj, sums.energy_method()), (5_500 + 250, EnergyMethod::Board));
+    let gpu = ledger.gpus(at(40_000)).next().unwrap();
+    assert_eq!((gpu.sums.energy_mj, gpu.sums.unattributed_mj), (5_750, 0));
+}
+
+#[test]
+fn reset_begins_a_new_base_of_the_counter() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    assert!(ledger.sample(&GpuSample { energy_mj: Reading::Value(1_000), ..busy(10_000) }));
+    ledger.reset(&"GPU-1".into(), at(11_000));
+    assert!(ledger.sample(&GpuSample { energy_mj: Reading::Value(9_000), ..busy(20_000) }));
+    assert_eq!(ledger.lease(LEASE, at(20_000)).unwrap().members[0].totals.sums.energy_mj, 0);
+}
+
+#[test]
+fn unused_times_of_five_minutes_are_recorded() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    let mut ms = 3_000;
+    while ms < 500_000 {
+        assert!(ledger.sample(&if ms < 350_000 { idle(ms) } else { sample(ms) }));
+        ms += 10_000;
+    }
+    let totals = ledger.end_lease(LEASE, at(ms)).unwrap();
+    assert!(totals.times.empty_ms > 100_000);
+    let spans = ledger.take_closed().spans;
+    let spans: Vec<(UseState, i64)> = spans.iter().map(|span| (span.state, span.until_ms - span.from_ms)).collect();
+    assert_eq!(spans, [(UseState::Idle, 340_000)]);
+}
+
+#[test]
+fn figures_of_a_gpu_tell_idle_shares_from_free_ones() {
+    let mut ledger = ledger();
+    let seventh = GPU_UNITS / 7;
+    ledger.set_lease(LEASE, vec![hold(LeaseKind::Mig, 2 * seventh, Some(1))], at(2_000));
+    ledger.set_unusable(&"GPU-1".into(), seventh, at(2_000));
+    let mut one = idle(3_000);
+    one.windows = vec![window(WindowScope::Instance(1), 2 * seventh, 0)];
+    one.utilization = Reading::Unsupported;
+    assert!(ledger.sample(&one));
+    assert!(ledger.sample(&GpuSample { at: at(4_000), ..one }));
+    let gpu = ledger.gpus(at(5_000)).next().unwrap();
+    assert_eq!((gpu.leased, gpu.unused, gpu.free, gpu.unusable), (2 * seventh, 2 * seventh, 4 * seventh, seventh));
+    assert!(gpu.is_sampled);
+}
+
+#[test]
+fn leased_target_that_was_shared_out_twice_is_excess() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    let charged = Share { units: 0, charged: GPU_UNITS / 2 };
+    let other = Hold { share: charged, ..hold(LeaseKind::Mps, 0, None) };
+    ledger.set_lease(LeaseId(2), vec![other, hold(LeaseKind::Mig, GPU_UNITS / 4, Some(1))], at(2_000));
+    ledger.advance(at(102_000));
+    let sums = ledger.gpus(at(102_000)).next().unwrap().sums;
+    assert_eq!(sums.excess, u64::from(GPU_UNITS) / 4 * 100_000);
+    assert_eq!(sums.overlap, u64::from(GPU_UNITS) / 4 * 3 * 100_000);
+}
+
+/// A whole lease whose processes are estimated alone is not an estimate.
+#[test]
+fn mean_activity_is_weighted_by_time() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    let with = |ms, activity| GpuSample { windows: vec![window(WindowScope::Gpu, GPU_UNITS, activity)], ..busy(ms) };
+    assert!(ledger.sample(&with(2_000, 0)));
+    assert!(ledger.sample(&with(12_000, 900_000)));
+    assert!(ledger.sample(&with(42_000, 100_000)));
+    let member = ledger.lease(LEASE, at(42_000)).unwrap().members.remove(0);
+    assert_eq!(member.totals.sums.sm.mean(), Some((900_000 * 10 + 100_000 * 30) / 40));
+    assert_eq!(member.sm, Some(Ratio::from_millionths(100_000)));
+}
+
+#[test]
+fn memory_of_unsupported_readings_is_absent() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    let unsupported = GpuProcess { memory_mib: Reading::Unsupported, ..process(1, 100) };
+    let one = GpuSample { processes: Reading::Value(vec![unsupported]), ..busy(3_000) };
+    assert!(ledger.sample(&one));
+    let member = ledger.end_lease(LEASE, at(9_000)).unwrap().members.remove(0);
+    assert_eq!((member.memory_p98_mib, member.sums.memory.mean()), (None, None));
+}

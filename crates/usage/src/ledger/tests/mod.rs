@@ -1,0 +1,4 @@
+use super::*;
+
+mod cases;
+mod properties;

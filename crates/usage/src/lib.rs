@@ -1,0 +1,28 @@
+//! What leases do with their shares: states, time, energy, the idle policy, history and bills. Pure functions without
+//! I/O: the agent brings samples and times, and stores the results.
+//!
+//! ```text
+//! samples, processes ──input──► judge ──► ledger ──► rows ──► accounts ──► reports, bills
+//! leases begin, change, end ───────────────┘ │ ▲
+//!                                            │ └─ energy
+//!                                            └──► idle ──► notices, ends
+//! ```
+//!
+//! | module | subject |
+//! |---|---|
+//! | `moment`, `share` | points in time; shares of a GPU as integers |
+//! | `input` | samples of GPUs, what leases hold |
+//! | `judge` | busy, idle, empty or unknown |
+//! | `energy` | attributes the energy of a board |
+//! | `idle` | when an unused lease is reported, warned of and ended |
+//! | `ledger` | sums of time, memory, activity and energy, which add up exactly for each GPU |
+
+pub mod energy;
+pub mod idle;
+pub mod input;
+pub mod judge;
+pub mod ledger;
+pub mod moment;
+#[cfg(test)]
+mod samples;
+pub mod share;
