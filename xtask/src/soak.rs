@@ -9,13 +9,14 @@
 //!    invariants from outside gpushd.
 //! 4. Random steps on leases, compared with a reference model. Many scopes of leases, many Slurm jobs, and random requests
 //!    of Slurm jobs.
-//! 5. Mixed requests, after which gpushd must not use more memory than before. A hostile account, which must not delay
+//! 5. Simulated weeks of leases under an idle policy, and simulated days of accounts with faults.
+//! 6. Mixed requests, after which gpushd must not use more memory than before. A hostile account, which must not delay
 //!    others.
-//! 6. Each fuzz target for a minute: random bytes for the parsers of requests, configs, files of Slurm, texts of the
+//! 7. Each fuzz target for a minute: random bytes for the parsers of requests, configs, files of Slurm, texts of the
 //!    kernel, and frames.
-//! 7. The packages for hosts. They are built twice, in different folders with different umasks, and must be equal. On
+//! 8. The packages for hosts. They are built twice, in different folders with different umasks, and must be equal. On
 //!    Debian 11, 12 and 13, a test upgrades the packages under 2,000 requests. lintian and rpmlint check the packages.
-//! 8. The packages for Arm hosts. The test runs their programs in an emulator, because this machine cannot run them.
+//! 9. The packages for Arm hosts. The test runs their programs in an emulator, because this machine cannot run them.
 //!
 //! If a test fails, its message has the seed and the step. `--seed` repeats the run.
 
@@ -50,6 +51,12 @@ const JOBS_OF_A_USER: u64 = 100;
 
 /// Number of random requests of Slurm jobs.
 const JOB_REQUESTS: u64 = 1000;
+
+/// Number of simulated weeks of leases under an idle policy.
+const IDLE_WEEKS: u64 = 10_000;
+
+/// Number of simulated days of accounts.
+const ACCOUNT_DAYS: u64 = 30;
 
 /// Seconds for each fuzz target.
 const FUZZ_S: u64 = 60;
@@ -125,6 +132,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         ("a hostile account", "load", "hostile::", ("GPUSH_TEST_HOSTILE_ROUNDS", HOSTILE_ROUNDS)),
         ("jobs of two users", "slurm", "load::many_jobs", ("GPUSH_TEST_SLURM_JOBS", JOBS_OF_A_USER)),
         ("random requests of jobs", "slurm", "fuzz::", ("GPUSH_TEST_SLURM_REQUESTS", JOB_REQUESTS)),
+        ("weeks of leases under an idle policy", "idle_weeks", "", ("GPUSH_TEST_IDLE_WEEKS", IDLE_WEEKS)),
+        ("days of accounts with faults", "account_days", "", ("GPUSH_TEST_ACCOUNT_DAYS", ACCOUNT_DAYS)),
         ("fuzz targets", "fuzz", "", ("GPUSH_TEST_FUZZ_S", FUZZ_S)),
     ] {
         let mut command = tests(test, filter);

@@ -16,7 +16,11 @@
 //! | `energy` | attributes the energy of a board |
 //! | `idle` | when an unused lease is reported, warned of and ended |
 //! | `ledger` | sums of time, memory, activity and energy, which add up exactly for each GPU |
+//! | `account` | rows of leases and days, reports |
+//! | `bill` | bills of a month, CSV, FOCUS |
 
+pub mod account;
+pub mod bill;
 pub mod energy;
 pub mod idle;
 pub mod input;

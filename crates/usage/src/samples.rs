@@ -24,6 +24,7 @@ pub(crate) fn sample(ms: u64) -> GpuSample {
         energy_mj: Reading::Unsupported,
         power_mw: Reading::Value(70_000),
         power_limit_mw: Reading::Value(700_000),
+        limits: Reading::Unsupported,
         utilization: Reading::Value(Ratio::ZERO),
         windows: vec![window(WindowScope::Gpu, GPU_UNITS, 0)],
         processes: Reading::Value(Vec::new()),

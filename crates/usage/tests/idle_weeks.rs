@@ -16,6 +16,8 @@
 //! | crashed rank | the other ranks wait busily, then all processes end: from then on the lease is unused |
 //! | forgotten notebook | a process stays without work: unused |
 
+#![allow(clippy::unwrap_used, reason = "a test that meets nothing fails")]
+
 use std::{env, time::Instant};
 
 use gpush_api::{GpuUuid, LeaseId, LeaseKind};
@@ -206,6 +208,7 @@ fn sample(
         energy_mj: Reading::Unsupported,
         power_mw: Reading::Value(mw + random.u64(0..2_000)),
         power_limit_mw: Reading::Value(700_000),
+        limits: Reading::Unsupported,
         utilization: if is_a100 { Reading::Unsupported } else { Reading::Value(ratio.unwrap_or_default()) },
         windows: if is_a100 { Vec::new() } else { vec![window] },
         processes: if phase == Phase::NoProcess { Reading::Value(Vec::new()) } else { Reading::Value(vec![process]) },

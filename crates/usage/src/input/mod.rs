@@ -6,4 +6,6 @@ mod hold;
 mod sample;
 
 pub use hold::{Hold, unique_holds};
-pub use sample::{Activity, ActivityWindow, GpuProcess, GpuSample, ProcessOwner, Ratio, Reading, WindowScope};
+pub use sample::{
+    Activity, ActivityWindow, ClockLimits, GpuProcess, GpuSample, ProcessOwner, Ratio, Reading, WindowScope,
+};

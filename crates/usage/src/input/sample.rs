@@ -159,6 +159,15 @@ pub struct GpuProcess {
     pub sm: Reading<Ratio>,
 }
 
+/// Why the clocks of the board are lower than they could be, from the clock event reasons of the driver.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ClockLimits {
+    /// A power limit, in software or hardware.
+    pub power: bool,
+    /// The temperature.
+    pub thermal: bool,
+}
+
 /// One sample of a GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuSample {
@@ -174,6 +183,8 @@ pub struct GpuSample {
     pub power_mw: Reading<u64>,
     /// Power limit of the board, in mW.
     pub power_limit_mw: Reading<u64>,
+    /// Limits of the clocks. They count until the next sample.
+    pub limits: Reading<ClockLimits>,
     /// Part of the time in which a kernel ran. Unsupported under MIG.
     pub utilization: Reading<Ratio>,
     /// Activity windows: one for the GPU, or one for each GPU instance. Empty if the GPU does not have GPM.

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     energy::{EnergyCounter, attribute},
-    input::{GpuSample, Hold, Reading},
+    input::{ClockLimits, GpuSample, Hold, Reading},
     judge::{PowerLevels, Signals, decide},
     moment::{Moment, hours},
 };
@@ -29,6 +29,9 @@ pub(crate) struct GpuAccount {
     sampled: Option<(Moment, u64)>,
     /// Whether the last sample has listed no process at all.
     had_no_process: bool,
+    /// Limits of the clocks at the last sample.
+    #[serde(skip)]
+    limits: Option<ClockLimits>,
     pub(crate) holds: Vec<HoldAccount>,
     unusable: u32,
     pub(crate) total: GpuSums,
@@ -45,6 +48,7 @@ impl GpuAccount {
             settled: now,
             sampled: None,
             had_no_process: false,
+            limits: None,
             holds: Vec::new(),
             unusable: 0,
             total: GpuSums::default(),
@@ -91,7 +95,7 @@ impl GpuAccount {
                 sums.add_time(units, charged, self.unusable.into(), ms);
             }
             for account in &mut self.holds {
-                account.add_time(from, ms, closed);
+                account.add_time(from, ms, self.limits, closed);
             }
         }
         self.settled = to;
@@ -142,6 +146,7 @@ impl GpuAccount {
             }
         }
         self.had_no_process = sample.processes.as_ref().value().is_some_and(Vec::is_empty);
+        self.limits = sample.limits.value();
         self.sampled = Some((sample.at, sample.interval_ms));
         energies
     }
@@ -149,6 +154,7 @@ impl GpuAccount {
     /// Forgets the last sample: the time until the next one is unknown.
     pub(crate) fn forget_sample(&mut self) {
         self.sampled = None;
+        self.limits = None;
         self.had_no_process = false;
         for account in &mut self.holds {
             account.forget_sample();

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     energy::EnergyMethod,
-    input::{Hold, Ratio},
+    input::{ClockLimits, Hold, Ratio},
     judge::{Judgement, ProcessTrace},
     moment::Moment,
 };
@@ -56,13 +56,17 @@ impl HoldAccount {
         }
     }
 
-    /// Adds a time that lies within one hour, in the state of the last sample.
-    pub(crate) fn add_time(&mut self, from: Moment, ms: u64, closed: &mut ClosedRows) {
+    /// Adds a time that lies within one hour, in the state of the last sample and with the limits of the board's
+    /// clocks.
+    pub(crate) fn add_time(&mut self, from: Moment, ms: u64, limits: Option<ClockLimits>, closed: &mut ClosedRows) {
         self.enter_hour(from.hour_ms(), closed);
         for sums in [&mut self.total, &mut self.row] {
             sums.add_time(self.hold.share, self.judgement.state, ms);
             if let Some(mib) = self.memory_mib {
                 sums.add_memory(mib, ms);
+            }
+            if let Some(limits) = limits {
+                sums.add_limits(limits, ms);
             }
         }
         if let Some(mib) = self.memory_mib {

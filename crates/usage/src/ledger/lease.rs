@@ -66,15 +66,18 @@ impl LeaseAccount {
         }
         // The GPUs of a lease are sampled one after the other, so the change can be older than what is accounted.
         let at = if self.is_late(at) { self.settled } else { at };
-        let length = at.ms_since(self.since);
-        if is_unused(self.state) && length >= SHORTEST_SPAN_MS {
-            let from_ms = self.since.wall_ms;
-            let until_ms = self.since.plus_ms(length).wall_ms;
-            closed.spans.push(UnusedSpan { lease: self.lease, state: self.state, from_ms, until_ms });
-        }
+        closed.spans.extend(self.span(at));
         self.unused_since = if is_unused(state) { self.unused_since.or(Some(at)) } else { None };
         self.state = state;
         self.since = at;
+    }
+
+    /// Returns the unused time from the start of the present state until a moment, if it is long enough.
+    pub(crate) fn span(&self, until: Moment) -> Option<UnusedSpan> {
+        let length = until.ms_since(self.since);
+        let (from_ms, until_ms) = (self.since.wall_ms, self.since.plus_ms(length).wall_ms);
+        let is_recorded = is_unused(self.state) && length >= SHORTEST_SPAN_MS;
+        is_recorded.then_some(UnusedSpan { lease: self.lease, state: self.state, from_ms, until_ms })
     }
 
     fn is_late(&self, at: Moment) -> bool {

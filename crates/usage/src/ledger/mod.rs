@@ -257,6 +257,14 @@ impl Ledger {
         Some(LeaseTotals { lease, begun_ms, until_ms, times: figures.times, members })
     }
 
+    /// Returns the unused time of a lease that still lasts, for a dry run together with the recorded ones.
+    #[must_use]
+    pub fn open_span(&self, lease: LeaseId, now: Moment) -> Option<UnusedSpan> {
+        let mut present = self.leases.get(&lease)?.clone();
+        present.settle(now, self.state_of(lease, now), &mut ClosedRows::default());
+        present.span(now)
+    }
+
     /// Returns the recent past of a lease.
     #[must_use]
     pub fn buckets(&self, lease: LeaseId) -> Option<&Buckets> {

@@ -3,7 +3,12 @@
 use serde::{Deserialize, Serialize};
 
 use super::times::StateTimes;
-use crate::{energy::EnergyMethod, input::Ratio, judge::UseState, share::Share};
+use crate::{
+    energy::EnergyMethod,
+    input::{ClockLimits, Ratio},
+    judge::UseState,
+    share::Share,
+};
 
 /// A mean that is weighted by time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
@@ -57,6 +62,12 @@ pub struct HoldSums {
     pub sm: TimeMean,
     /// Activity of device memory in millionths.
     pub dram: TimeMean,
+    /// Time for which the limits of the board's clocks are known, in ms. On a shared GPU, neighbours can cause a limit.
+    pub limits_known_ms: u64,
+    /// Part of it under a power limit.
+    pub power_limited_ms: u64,
+    /// Part of it under a thermal limit.
+    pub thermal_limited_ms: u64,
 }
 
 impl HoldSums {
@@ -74,6 +85,12 @@ impl HoldSums {
     pub(crate) fn add_memory(&mut self, mib: u64, ms: u64) {
         self.memory.add(mib, ms);
         self.memory_peak_mib = self.memory_peak_mib.max(mib);
+    }
+
+    pub(crate) fn add_limits(&mut self, limits: ClockLimits, ms: u64) {
+        self.limits_known_ms += ms;
+        self.power_limited_ms += if limits.power { ms } else { 0 };
+        self.thermal_limited_ms += if limits.thermal { ms } else { 0 };
     }
 
     pub(crate) fn add_activity(&mut self, sm: Option<Ratio>, dram: Option<Ratio>, ms: u64) {
@@ -111,6 +128,9 @@ impl HoldSums {
         self.memory_peak_mib = self.memory_peak_mib.max(other.memory_peak_mib);
         self.sm.merge(other.sm);
         self.dram.merge(other.dram);
+        self.limits_known_ms += other.limits_known_ms;
+        self.power_limited_ms += other.power_limited_ms;
+        self.thermal_limited_ms += other.thermal_limited_ms;
     }
 }
 

@@ -3,7 +3,7 @@
 use super::hold::HoldAccount;
 use crate::{
     energy::{EnergyWindow, HeldInWindow, InstanceActivity, OtherProcesses},
-    input::{Activity, GpuProcess, Reading, WindowScope},
+    input::{Activity, GpuProcess, Ratio, Reading, WindowScope},
     judge::Signals,
 };
 
@@ -60,5 +60,5 @@ fn instances(signals: &Signals<'_>) -> Option<Vec<InstanceActivity>> {
 
 /// Returns the activity that says most about energy: that of the SMs, or else of the engines.
 fn best(activity: Activity) -> Option<u32> {
-    activity.sm.or(activity.graphics).map(|ratio| ratio.millionths())
+    activity.sm.or(activity.graphics).map(Ratio::millionths)
 }

@@ -3,7 +3,7 @@ use gpush_api::LeaseKind;
 use super::*;
 use crate::{
     energy::EnergyMethod,
-    input::{GpuProcess, Ratio, Reading, WindowScope},
+    input::{ClockLimits, GpuProcess, Ratio, Reading, WindowScope},
     judge::UnknownReason,
     moment::HOUR_MS,
     samples::{INTERVAL_MS, at, hold, process, sample, whole, window},
@@ -212,6 +212,7 @@ fn unused_times_of_five_minutes_are_recorded() {
         assert!(ledger.sample(&if ms < 350_000 { idle(ms) } else { sample(ms) }));
         ms += 10_000;
     }
+    assert_eq!(ledger.open_span(LEASE, at(ms)), None, "shorter than 5 minutes");
     let totals = ledger.end_lease(LEASE, at(ms)).unwrap();
     assert!(totals.times.empty_ms > 100_000);
     let spans = ledger.take_closed().spans;
@@ -271,4 +272,27 @@ fn memory_of_unsupported_readings_is_absent() {
     assert!(ledger.sample(&one));
     let member = ledger.end_lease(LEASE, at(9_000)).unwrap().members.remove(0);
     assert_eq!((member.memory_p98_mib, member.sums.memory.mean()), (None, None));
+}
+
+#[test]
+fn time_under_a_power_limit_counts_for_the_lease() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    let with = |ms, power, thermal| GpuSample { limits: Reading::Value(ClockLimits { power, thermal }), ..busy(ms) };
+    for one in [with(3_000, true, false), with(10_000, true, true), with(12_000, false, false), busy(20_000)] {
+        assert!(ledger.sample(&one));
+    }
+    let sums = ledger.end_lease(LEASE, at(30_000)).unwrap().sums();
+    assert_eq!((sums.limits_known_ms, sums.power_limited_ms, sums.thermal_limited_ms), (17_000, 9_000, 2_000));
+}
+
+#[test]
+fn unused_time_that_lasts_is_known_to_a_dry_run() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    for ms in (3_000..400_000).step_by(10_000) {
+        assert!(ledger.sample(&idle(ms)));
+    }
+    let open = ledger.open_span(LEASE, at(400_000)).unwrap();
+    assert_eq!((open.state, open.until_ms - open.from_ms), (UseState::Idle, 387_000));
 }

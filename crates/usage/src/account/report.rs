@@ -1,0 +1,119 @@
+//! Sums over a period, by user, group, job, account, kind or GPU.
+
+use std::{collections::BTreeMap, fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    day::{GpuDay, LeaseDay},
+    ended::LeaseOwner,
+};
+use crate::ledger::{GpuSums, HoldSums};
+
+/// By what a report groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Grouping {
+    /// User.
+    User,
+    /// Primary group of the user.
+    Group,
+    /// Slurm job.
+    Job,
+    /// Slurm account.
+    Account,
+    /// Kind of the lease.
+    Kind,
+    /// GPU.
+    Gpu,
+}
+
+impl Grouping {
+    /// All groupings.
+    pub const ALL: [Self; 6] = [Self::User, Self::Group, Self::Job, Self::Account, Self::Kind, Self::Gpu];
+
+    /// Returns the name in requests and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Group => "group",
+            Self::Job => "job",
+            Self::Account => "account",
+            Self::Kind => "kind",
+            Self::Gpu => "gpu",
+        }
+    }
+
+    fn key(self, day: &LeaseDay) -> Option<String> {
+        let LeaseOwner { user, group, account, job } = &day.owner;
+        match self {
+            Self::User => Some(user.clone()),
+            Self::Group => group.clone(),
+            Self::Job => job.clone(),
+            Self::Account => account.clone(),
+            Self::Kind => Some(day.kind.name().to_owned()),
+            Self::Gpu => Some(day.gpu.as_str().to_owned()),
+        }
+    }
+}
+
+/// Error: the text is not a grouping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BadGrouping;
+
+impl fmt::Display for BadGrouping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("write user, group, job, account, kind or gpu")
+    }
+}
+
+impl std::error::Error for BadGrouping {}
+
+impl FromStr for Grouping {
+    type Err = BadGrouping;
+
+    fn from_str(text: &str) -> Result<Self, BadGrouping> {
+        Self::ALL.into_iter().find(|grouping| grouping.name() == text).ok_or(BadGrouping)
+    }
+}
+
+/// One line of a report.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReportLine {
+    /// User, group, job, account, kind or GPU; `None` for leases without one.
+    pub key: Option<String>,
+    /// Sums.
+    pub sums: HoldSums,
+}
+
+/// Sums over a period.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsageReport {
+    /// One line for each key, in the order of the keys.
+    pub lines: Vec<ReportLine>,
+    /// Sums of all lines.
+    pub all: HoldSums,
+    /// Sums of the GPUs.
+    pub gpus: GpuSums,
+}
+
+/// Makes a report over days. The caller leaves out the days outside the period, and what the reader may not see.
+pub fn report<'a>(
+    leases: impl IntoIterator<Item = &'a LeaseDay>,
+    gpus: impl IntoIterator<Item = &'a GpuDay>,
+    by: Grouping,
+) -> UsageReport {
+    let mut lines: BTreeMap<Option<String>, HoldSums> = BTreeMap::new();
+    let mut all = HoldSums::default();
+    for day in leases {
+        lines.entry(by.key(day)).or_default().merge(&day.sums);
+        all.merge(&day.sums);
+    }
+    let mut capacity = GpuSums::default();
+    for day in gpus {
+        capacity.merge(&day.sums);
+    }
+    let lines = lines.into_iter().map(|(key, sums)| ReportLine { key, sums }).collect();
+    UsageReport { lines, all, gpus: capacity }
+}

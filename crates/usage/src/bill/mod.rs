@@ -1,0 +1,33 @@
+//! Bills of a calendar month (UTC) from rows of hours.
+//!
+//! ```text
+//! LeaseHour + owner ──► share × time, by price ──► BillLine, one for each row ──► CSV, FOCUS 1.2
+//! GpuHour           ──► capacity that nobody was charged for ──┘
+//! ```
+//!
+//! | model | quantity |
+//! |---|---|
+//! | `requested` | charged share × held time |
+//! | `used` | charged share × busy time; the unused time is shown beside it |
+//! | `flat` | nothing but the price per lease, once for each lease and month |
+//!
+//! All quantities and amounts are decimals. GPU hours have nine decimals, slice hours
+//! are GPU hours × slices, and an amount is exactly slice hours × price. The
+//! order of the lines depends only on the rows, so a closed month gives the same bytes each time.
+
+mod csv;
+mod focus;
+mod lines;
+mod month;
+mod price;
+mod quantity;
+
+pub use self::csv::{CsvError, bill_csv};
+pub use focus::{FOCUS_COLUMNS, FocusSite, focus_csv};
+pub use lines::{Adjustment, Bill, BillLine, BillModel, BillRows, BilledGpu, ChargeKind, LineOwner, bill};
+pub use month::{BadMonth, Month};
+pub use price::{Price, PriceError, PriceList};
+pub use quantity::{gpu_hours, kilowatt_hours, seconds, slice_hours};
+
+#[cfg(test)]
+mod tests;
