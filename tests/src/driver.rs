@@ -21,6 +21,8 @@ pub fn options_in<'a>(env: impl Iterator<Item = (&'a str, &'a str)>) -> Options 
     options.args = env.map(|(key, value)| format!("{key}={value}")).collect();
     options.args.push(program("driver_worker").display().to_string());
     options.deadlines.read = Duration::from_secs(60);
+    options.deadlines.sample = Duration::from_secs(60);
+    options.deadlines.sample_wait = Duration::from_secs(60);
     options
 }
 

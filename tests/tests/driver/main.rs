@@ -9,4 +9,5 @@ mod file_clients;
 mod gpu_checks;
 mod hardware_fixtures;
 mod reading;
+mod samples;
 mod sigkill;

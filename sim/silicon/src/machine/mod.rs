@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::description::DriverVersion;
 use crate::returns::Return;
 
+mod buffers;
 pub mod capability;
 mod clock;
 mod compute_instance;
@@ -40,6 +41,7 @@ mod timeslice;
 mod usage;
 pub mod uuid;
 
+pub use buffers::{GpuSample, PROCESS_PERIOD_MS, ProcessActivity};
 pub use clock::Clock;
 pub use event::{Event, Events, MIG_CONFIG_CHANGE, XID_CRITICAL_ERROR};
 pub use gpu::{Conditions, Gpu, Memory, RemappedRows};
@@ -54,7 +56,7 @@ pub use reading::{Board, PCIE_RX_KIB_S, PCIE_TX_KIB_S, Reading, reason};
 pub use sharing::COMPUTE_MODES;
 pub use sums::{Rates, Sums};
 pub use timeslice::Timeslice;
-pub use usage::{Activity, GpuSample, PROCESS_PERIOD_MS, ProcessActivity, SLOWDOWN_C, Usage};
+pub use usage::{Activity, SLOWDOWN_C, Usage};
 
 /// Maximum number of GPU instances on a GPU.
 pub const MAX_GPU_INSTANCES: usize = 8;

@@ -158,7 +158,7 @@ impl Machine {
     pub fn reading(&self, gpu: u32) -> Result<Reading, Return> {
         let at = self.gpu(gpu)?;
         let board = Board::of(self.model(gpu)?);
-        let now = self.now(at);
+        let now = self.current_use(at);
         let busy = now.whole.busy > 0;
         let of = |rate: u32, whole: u32| (u64::from(rate) * u64::from(whole) / u64::from(WHOLE_PPM)) as u32;
         let percent = |rate: u32| of(rate + 5000, 100);

@@ -22,11 +22,11 @@ use crate::returns::Return;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Usage {
     /// Time up to which the sums are complete, in ms.
-    since_ms: u64,
+    pub(super) since_ms: u64,
     /// Sums of the whole GPU.
-    whole: Sums,
+    pub(super) whole: Sums,
     /// Energy since the driver was loaded or the GPU was reset, in µJ.
-    energy_uj: u64,
+    pub(super) energy_uj: u64,
     /// Time under the power limit, in ms.
     power_limited_ms: u64,
     /// Time above the slowdown temperature, in ms.
@@ -34,9 +34,9 @@ pub struct Usage {
     /// Sums of GPU instances that had a process.
     instances: Vec<InstanceSums>,
     /// Processes with a set load or with sums.
-    tasks: Vec<Task>,
+    pub(super) tasks: Vec<ProcessSums>,
     /// The whole GPU at recent changes of the load.
-    past: Vec<Mark>,
+    pub(super) past: Vec<Mark>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,15 +47,15 @@ struct InstanceSums {
 
 /// A process of a GPU: its load, and what it has done.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Task {
+pub(super) struct ProcessSums {
     #[serde(flatten)]
-    pid: Pid,
-    gpu_instance: Option<u32>,
+    pub(super) pid: Pid,
+    pub(super) gpu_instance: Option<u32>,
     /// `None` is the usual load.
     load: Option<Load>,
-    busy: u64,
-    dram: u64,
-    past: Vec<Mark>,
+    pub(super) busy: u64,
+    pub(super) dram: u64,
+    pub(super) past: Vec<Mark>,
 }
 
 impl Usage {
@@ -64,11 +64,11 @@ impl Usage {
         Self { since_ms: now_ms, past: vec![Mark { at_ms: now_ms, ..Mark::default() }], ..Self::default() }
     }
 
-    fn task(&mut self, pid: Pid, gpu_instance: Option<u32>) -> &mut Task {
+    fn task(&mut self, pid: Pid, gpu_instance: Option<u32>) -> &mut ProcessSums {
         let found = self.tasks.iter().position(|task| task.pid == pid && task.gpu_instance == gpu_instance);
         let at = found.unwrap_or_else(|| {
             let past = vec![Mark { at_ms: self.since_ms, ..Mark::default() }];
-            self.tasks.push(Task { pid, gpu_instance, load: None, busy: 0, dram: 0, past });
+            self.tasks.push(ProcessSums { pid, gpu_instance, load: None, busy: 0, dram: 0, past });
             self.tasks.len() - 1
         });
         &mut self.tasks[at]
@@ -81,12 +81,12 @@ impl Usage {
 
 /// What a GPU does between two changes of its load.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Now {
+pub(super) struct CurrentUse {
     pub(super) whole: Rates,
     /// Rates of the GPU instances with processes, relative to the instance, by generation.
     instances: Vec<(u64, Rates)>,
     /// Rates of the processes, relative to the place of the process.
-    tasks: Vec<(Pid, Option<u32>, Rates)>,
+    pub(super) tasks: Vec<(Pid, Option<u32>, Rates)>,
     pub(super) power_mw: u64,
     pub(super) power_limited: bool,
     pub(super) heat_limited: bool,
@@ -104,30 +104,8 @@ pub struct Activity {
     pub has_data: bool,
 }
 
-/// Mean activity of a process over time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ProcessActivity {
-    /// The process.
-    pub pid: Pid,
-    /// End of the time, in ms.
-    pub at_ms: u64,
-    /// Part of the time in which a kernel of the process ran, in percent.
-    pub busy_percent: u32,
-    /// Part of the memory bandwidth, in percent.
-    pub dram_percent: u32,
-}
-
-/// Period of the driver's samples of processes, in ms.
-pub const PROCESS_PERIOD_MS: u64 = 1000;
-/// Time that the driver's buffer of process samples covers, in ms.
-const PROCESS_BUFFER_MS: u64 = 60_000;
-
 /// Core temperature in °C from which the GPU lowers its clocks.
 pub const SLOWDOWN_C: u32 = 87;
-
-fn percent(sum: u64, ms: u64) -> u32 {
-    u32::try_from((sum + ms * 5000) / (ms * 10_000)).unwrap_or(u32::MAX)
-}
 
 impl Machine {
     /// Sets the time of the following changes, in milliseconds of the host's clock.
@@ -136,13 +114,13 @@ impl Machine {
     }
 
     /// Returns what a GPU does at present, even if the GPU is lost.
-    pub(super) fn now(&self, at: &Gpu) -> Now {
+    pub(super) fn current_use(&self, at: &Gpu) -> CurrentUse {
         let slot = &self.hardware().slots[at.index as usize];
         let (part, seed) = (&slot.part, slot.identity.seed);
         let board = Board::of(&part.model);
         let limit = at.conditions.power_limit_mw.unwrap_or(board.power_limit_mw);
         let contexts: Vec<&Process> = at.processes.iter().filter(|p| p.kind != ProcessKind::Handle).collect();
-        let mut now = Now::default();
+        let mut now = CurrentUse::default();
         // Without load, a board needs 12 % of its power, and the first context 5 % more.
         let board_mw = u64::from(board.power_limit_mw);
         let mut demand = board_mw * 12 / 100 + if contexts.is_empty() { 0 } else { board_mw * 5 / 100 };
@@ -204,7 +182,7 @@ impl Machine {
         let Some(at) = self.state.gpus.get(gpu as usize) else { return };
         // If the clock was set back, the sums wait until it has caught up.
         let ms = now_ms.saturating_sub(at.usage.since_ms);
-        let now = (ms > 0 && !at.lost).then(|| self.now(at));
+        let now = (ms > 0 && !at.lost).then(|| self.current_use(at));
         let Some(at) = self.state.gpus.get_mut(gpu as usize) else { return };
         let generations: Vec<u64> = at.instances.iter().map(|gi| gi.generation).collect();
         let usage = &mut at.usage;
@@ -213,7 +191,7 @@ impl Machine {
         }
         usage.since_ms = usage.since_ms.max(now_ms);
         usage.instances.retain(|one| generations.contains(&one.generation));
-        let present = |task: &Task| {
+        let present = |task: &ProcessSums| {
             at.processes.iter().any(|process| process.pid == task.pid && process.gpu_instance == task.gpu_instance)
         };
         usage.tasks.retain(present);
@@ -271,7 +249,7 @@ impl Machine {
     /// `InvalidArgument`.
     pub fn activity(&self, gpu: u32, gpu_instance: Option<u32>, at_ms: u64) -> Result<Activity, Return> {
         let at = self.gpu(gpu)?;
-        let now = self.now(at);
+        let now = self.current_use(at);
         let ms = at_ms.saturating_sub(at.usage.since_ms);
         let Some(id) = gpu_instance else {
             return Ok(Activity { at_ms, sums: at.usage.whole.after(now.whole, ms), has_data: true });
@@ -291,7 +269,7 @@ impl Machine {
     pub fn energy_uj(&self, gpu: u32, at_ms: u64) -> Result<u64, Return> {
         let at = self.gpu(gpu)?;
         let ms = at_ms.saturating_sub(at.usage.since_ms);
-        Ok(at.usage.energy_uj.saturating_add(self.now(at).power_mw.saturating_mul(ms)))
+        Ok(at.usage.energy_uj.saturating_add(self.current_use(at).power_mw.saturating_mul(ms)))
     }
 
     /// Returns how long a GPU was under its power limit, and how long above its slowdown temperature, in ms.
@@ -301,102 +279,16 @@ impl Machine {
     pub fn limited_ms(&self, gpu: u32, at_ms: u64) -> Result<(u64, u64), Return> {
         let at = self.gpu(gpu)?;
         let ms = at_ms.saturating_sub(at.usage.since_ms);
-        let now = self.now(at);
+        let now = self.current_use(at);
         Ok((
             at.usage.power_limited_ms + u64::from(now.power_limited) * ms,
             at.usage.heat_limited_ms + u64::from(now.heat_limited) * ms,
         ))
     }
-
-    /// Returns the mean activity of each process over the driver's complete sampling periods after `since_ms`.
-    /// Processes that did nothing are missing, as with the real driver.
-    ///
-    /// # Errors
-    /// `GpuIsLost`, `InvalidArgument`.
-    pub fn process_activity(&self, gpu: u32, since_ms: u64, at_ms: u64) -> Result<Vec<ProcessActivity>, Return> {
-        let at = self.gpu(gpu)?;
-        let end = at_ms - at_ms % PROCESS_PERIOD_MS;
-        let begin = since_ms.max(end.saturating_sub(PROCESS_BUFFER_MS)).next_multiple_of(PROCESS_PERIOD_MS);
-        let now = self.now(at);
-        let mut all: Vec<ProcessActivity> = Vec::new();
-        for (pid, place, rates) in now.tasks {
-            let task = at.usage.tasks.iter().find(|task| task.pid == pid && task.gpu_instance == place);
-            let mut past = task.map_or_else(Vec::new, |task| task.past.clone());
-            let (busy, dram) = task.map_or((0, 0), |task| (task.busy, task.dram));
-            let since = at.usage.since_ms;
-            past.push(Mark { at_ms: since, busy, dram, energy_uj: 0 });
-            if let Some(ms) = end.checked_sub(since) {
-                let sums = Sums { busy, dram, ..Sums::default() }.after(rates, ms);
-                past.push(Mark { at_ms: end, busy: sums.busy, dram: sums.dram, energy_uj: 0 });
-            }
-            if end <= begin {
-                continue;
-            }
-            let (from, to) = (sums::between(&past, begin), sums::between(&past, end));
-            let busy_percent = percent(to.busy.saturating_sub(from.busy), end - begin);
-            let dram_percent = percent(to.dram.saturating_sub(from.dram), end - begin);
-            if busy_percent > 0 || dram_percent > 0 {
-                all.push(ProcessActivity { pid, at_ms: end, busy_percent, dram_percent });
-            }
-        }
-        Ok(all)
-    }
-
-    /// Returns the values of the driver's sample buffer: the mean of busy and of memory activity in percent, and of
-    /// the power in mW, over each complete period after `since_ms`, oldest first.
-    ///
-    /// # Errors
-    /// `GpuIsLost`, `InvalidArgument`.
-    pub fn samples(&self, gpu: u32, since_ms: u64, at_ms: u64, period_ms: u64) -> Result<Vec<GpuSample>, Return> {
-        let at = self.gpu(gpu)?;
-        let period_ms = period_ms.max(1);
-        let now = self.now(at);
-        let usage = &at.usage;
-        let mut past = usage.past.clone();
-        let last =
-            Mark { at_ms: usage.since_ms, busy: usage.whole.busy, dram: usage.whole.dram, energy_uj: usage.energy_uj };
-        past.push(last);
-        if let Some(ms) = at_ms.checked_sub(usage.since_ms) {
-            let sums = usage.whole.after(now.whole, ms);
-            let energy_uj = usage.energy_uj.saturating_add(now.power_mw.saturating_mul(ms));
-            past.push(Mark { at_ms, busy: sums.busy, dram: sums.dram, energy_uj });
-        }
-        // Nothing is known before the first mark.
-        let known = past.first().map_or(at_ms, |mark| mark.at_ms);
-        let (end, buffer) = (at_ms / period_ms, SAMPLES);
-        let first = (since_ms.max(known) / period_ms + 1).max(end.saturating_sub(buffer) + 1);
-        let sample = |tick: u64| {
-            let (from, to) = (sums::between(&past, (tick - 1) * period_ms), sums::between(&past, tick * period_ms));
-            let ms = (tick * period_ms).saturating_sub(((tick - 1) * period_ms).max(known)).max(1);
-            GpuSample {
-                at_ms: tick * period_ms,
-                busy_percent: percent(to.busy.saturating_sub(from.busy), ms),
-                dram_percent: percent(to.dram.saturating_sub(from.dram), ms),
-                power_mw: u32::try_from(to.energy_uj.saturating_sub(from.energy_uj) / ms).unwrap_or(u32::MAX),
-            }
-        };
-        Ok((first..=end).map(sample).collect())
-    }
-}
-
-/// Number of samples in the driver's buffer.
-const SAMPLES: u64 = 120;
-
-/// An entry of the driver's sample buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct GpuSample {
-    /// End of the period, in ms.
-    pub at_ms: u64,
-    /// Part of the time in which a kernel ran, in percent.
-    pub busy_percent: u32,
-    /// Part of the memory bandwidth, in percent.
-    pub dram_percent: u32,
-    /// Mean power in mW.
-    pub power_mw: u32,
 }
 
 impl Usage {
-    fn add(&mut self, now: &Now, ms: u64) {
+    fn add(&mut self, now: &CurrentUse, ms: u64) {
         self.whole = self.whole.after(now.whole, ms);
         self.energy_uj = self.energy_uj.saturating_add(now.power_mw.saturating_mul(ms));
         self.power_limited_ms += u64::from(now.power_limited) * ms;

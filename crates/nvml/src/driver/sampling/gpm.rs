@@ -63,16 +63,16 @@ impl Drop for GpmSample<'_> {
 
 /// The arguments of `nvmlGpmMetricsGet`. The struct has 8 KiB, so each GPU uses one again and again.
 #[derive(Debug)]
-pub(super) struct Request(Box<nvmlGpmMetricsGet_t>);
+pub(super) struct MetricsRequest(Box<nvmlGpmMetricsGet_t>);
 
-impl Default for Request {
+impl Default for MetricsRequest {
     fn default() -> Self {
         // SAFETY: a struct of numbers and pointers, for which all zeroes are a valid value.
         Self(Box::new(unsafe { std::mem::zeroed() }))
     }
 }
 
-impl Request {
+impl MetricsRequest {
     fn ask(&mut self, earlier: &GpmSample<'_>, later: &GpmSample<'_>) -> Result<Activity, DriverError> {
         let (driver, request) = (later.driver, &mut *self.0);
         (request.version, request.numMetrics) = (VERSION, METRICS.len() as u32);
@@ -131,7 +131,7 @@ impl<'d> Window<'d> {
         gi: Option<u32>,
         round: u64,
         now_us: u64,
-        request: &mut Request,
+        request: &mut MetricsRequest,
     ) -> Result<Activity, DriverError> {
         self.round = round;
         self.later.measure(gpu, gi)?;

@@ -14,10 +14,9 @@ use std::{
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
-use gpush_api::ProcessKind;
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t};
 
-use self::{fields::Fields, gpm::Window, utilization::OfProcess};
+use self::{fields::Fields, gpm::Window, utilization::ProcessUtilization};
 use super::{Driver, Gpu, processes::Entry};
 use crate::{
     error::{DriverError, ErrorKind},
@@ -28,6 +27,7 @@ use crate::{
     },
 };
 
+mod calls;
 mod fields;
 mod gpm;
 mod utilization;
@@ -39,6 +39,10 @@ const PROCESSES: usize = 64;
 /// leaves such processes out, but also has no entries if the last sampling period is not complete.
 const QUIET_US: u64 = 2_000_000;
 
+/// How far before this sample the next mean of the process utilization begins, if no process did anything. This is more
+/// than the driver's sampling period of at most 1 s, whose end has not been seen yet.
+const OVERLAP_US: u64 = 1_250_000;
+
 /// What the worker keeps between two samples of one GPU.
 #[derive(Debug, Default)]
 pub struct Sampling<'d> {
@@ -48,7 +52,7 @@ pub struct Sampling<'d> {
     instances: BTreeMap<u32, Window<'d>>,
     /// Number of the sample.
     round: u64,
-    request: gpm::Request,
+    request: gpm::MetricsRequest,
     time: DriverTime,
     /// Newest entry of the utilization buffer.
     utilization_us: u64,
@@ -330,10 +334,8 @@ impl<'d> Sampling<'d> {
         let Some(Some(entries)) = optional(gpu.process_utilization(&mut self.processes_us, doubts))? else {
             return Ok(false);
         };
-        if since == 0 && self.processes_us == 0 {
-            // From now on, ask for what is newer than this sample.
-            self.processes_us = now_us;
-        }
+        // If no process did anything for some time, the next mean must not include that time again.
+        self.processes_us = self.processes_us.max(now_us.saturating_sub(OVERLAP_US));
         let quiet = since > 0 && now_us.saturating_sub(since) >= QUIET_US;
         add_utilization(processes, &entries, quiet, doubts);
         Ok(true)
@@ -344,7 +346,7 @@ impl<'d> Sampling<'d> {
 const MOST_C: u32 = 200;
 
 /// Adds utilization to processes. If `quiet`, a process without an entry did nothing.
-fn add_utilization(processes: &mut [ProcessSample], entries: &[OfProcess], quiet: bool, doubts: &mut Doubts) {
+fn add_utilization(processes: &mut [ProcessSample], entries: &[ProcessUtilization], quiet: bool, doubts: &mut Doubts) {
     for entry in entries {
         let own = processes.iter_mut().filter(|process| process.pid == entry.pid);
         let mut known = false;
@@ -384,67 +386,6 @@ fn described(entry: &Entry) -> ProcessSample {
 fn memory_of(gpu: &Gpu<'_>, device: nvmlDevice_t) -> Result<Option<MemoryUse>, DriverError> {
     let read = gpu.memory_bytes_of(device);
     optional(read).map(|memory| memory.map(|(total_bytes, used_bytes)| MemoryUse { total_bytes, used_bytes }))
-}
-
-impl Gpu<'_> {
-    /// Lists the compute processes, which include MPS clients.
-    fn compute_processes(&self, room: usize) -> Result<Vec<Entry>, DriverError> {
-        self.driver.process_list(self.device_handle(), ProcessKind::Compute, room)
-    }
-
-    fn clock(&self, domain: sys::nvmlClockType_t) -> Result<u32, DriverError> {
-        let mut megahertz = 0;
-        // SAFETY: the call takes a value and writes one number.
-        unsafe { nvml!(self.driver, nvmlDeviceGetClockInfo(self.device_handle(), domain, &raw mut megahertz)) }?;
-        Ok(megahertz)
-    }
-
-    fn event_reasons(&self) -> Result<u64, DriverError> {
-        let mut reasons = 0;
-        // SAFETY: the call writes one number.
-        let newest = unsafe {
-            nvml!(self.driver, nvmlDeviceGetCurrentClocksEventReasons(self.device_handle(), &raw mut reasons))
-        };
-        match newest {
-            Err(error) if error.kind == ErrorKind::MissingSymbol => {
-                // SAFETY: the old name of the same call.
-                unsafe {
-                    nvml!(
-                        self.driver,
-                        nvmlDeviceGetCurrentClocksThrottleReasons(self.device_handle(), &raw mut reasons)
-                    )
-                }?;
-            }
-            other => other?,
-        }
-        Ok(reasons)
-    }
-
-    /// Returns a MIG device in each GPU instance that has one. The memory belongs to the GPU instance, so any of its
-    /// devices will do.
-    fn mig_device_of_each_instance(&self) -> Result<BTreeMap<u32, nvmlDevice_t>, DriverError> {
-        let mut most = 0;
-        // SAFETY: the call writes one number.
-        unsafe { nvml!(self.driver, nvmlDeviceGetMaxMigDeviceCount(self.device_handle(), &raw mut most)) }?;
-        let mut devices = BTreeMap::new();
-        for index in 0..most {
-            let (mut device, mut gi): (nvmlDevice_t, u32) = (std::ptr::null_mut(), 0);
-            // SAFETY: the call writes one handle.
-            let found = unsafe {
-                nvml!(self.driver, nvmlDeviceGetMigDeviceHandleByIndex(self.device_handle(), index, &raw mut device))
-            };
-            match found {
-                Ok(()) => {}
-                // The indexes have no gaps.
-                Err(error) if error.kind == ErrorKind::NotFound => break,
-                Err(error) => return Err(error),
-            }
-            // SAFETY: the call writes one number.
-            unsafe { nvml!(self.driver, nvmlDeviceGetGpuInstanceId(device, &raw mut gi)) }?;
-            devices.entry(gi).or_insert(device);
-        }
-        Ok(devices)
-    }
 }
 
 #[cfg(test)]

@@ -6,8 +6,8 @@ fn process(pid: u32) -> ProcessSample {
     ProcessSample { pid, gi: None, ci: None, memory_bytes: None, busy: None, dram: None }
 }
 
-fn entry(pid: u32, percent: f64) -> OfProcess {
-    OfProcess { pid, at_us: 9, busy: Ratio::from_percent(percent), dram: Ok(Ratio::ZERO) }
+fn entry(pid: u32, percent: f64) -> ProcessUtilization {
+    ProcessUtilization { pid, at_us: 9, busy: Ratio::from_percent(percent), dram: Ok(Ratio::ZERO) }
 }
 
 #[test]
@@ -27,7 +27,7 @@ fn process_without_entry_is_idle_only_after_a_whole_period() {
     assert_eq!(processes[0].busy, None);
     add_utilization(&mut processes, &[], true, &mut Doubts::default());
     assert_eq!(processes[0].busy, Some(Ratio::ZERO));
-    let stale = OfProcess { busy: Err(Doubt::StaleTime), dram: Err(Doubt::StaleTime), ..entry(1, 0.0) };
+    let stale = ProcessUtilization { busy: Err(Doubt::StaleTime), dram: Err(Doubt::StaleTime), ..entry(1, 0.0) };
     add_utilization(&mut processes, &[stale], true, &mut Doubts::default());
     assert_eq!(processes[0].busy, None, "a stale entry is not idleness");
 }

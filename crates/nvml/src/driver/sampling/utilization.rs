@@ -18,7 +18,7 @@ const PROCESSES: usize = 64;
 
 /// Utilization of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct OfProcess {
+pub(super) struct ProcessUtilization {
     pub(super) pid: u32,
     pub(super) at_us: u64,
     pub(super) busy: Result<Ratio, Doubt>,
@@ -106,7 +106,7 @@ impl Gpu<'_> {
         &self,
         seen_us: &mut u64,
         doubts: &mut Doubts,
-    ) -> Result<Option<Vec<OfProcess>>, DriverError> {
+    ) -> Result<Option<Vec<ProcessUtilization>>, DriverError> {
         let mut room = PROCESSES;
         let entries = loop {
             // SAFETY: a struct of numbers, for which all zeroes are a valid value.
@@ -142,14 +142,14 @@ impl Gpu<'_> {
         let newest = |entry: &&nvmlProcessUtilizationSample_t| {
             fresh.iter().all(|other| other.pid != entry.pid || other.timeStamp <= entry.timeStamp)
         };
-        let read = |entry: &nvmlProcessUtilizationSample_t| OfProcess {
+        let read = |entry: &nvmlProcessUtilizationSample_t| ProcessUtilization {
             pid: entry.pid,
             at_us: entry.timeStamp,
             busy: Ratio::from_percent(entry.smUtil.into()),
             dram: Ratio::from_percent(entry.memUtil.into()),
         };
         // The values of a stale entry are not known, so the process must not appear as idle.
-        let unknown = stale.iter().map(|entry| OfProcess {
+        let unknown = stale.iter().map(|entry| ProcessUtilization {
             busy: Err(Doubt::StaleTime),
             dram: Err(Doubt::StaleTime),
             ..read(entry)
