@@ -20,6 +20,7 @@ use crate::system::options;
 
 mod leases;
 mod lifecycle;
+mod metrics;
 mod modes;
 mod notices;
 mod operations;
@@ -30,6 +31,7 @@ mod serve;
 mod slurm;
 mod state;
 mod system;
+mod usage;
 
 fn main() -> ExitCode {
     // Check this first: the driver worker is the same program, and must not run code that it does not need.

@@ -17,6 +17,7 @@ use super::{UNKNOWN_BOOT, identities};
 use crate::{
     leases::{self, Leases, Scopes},
     lifecycle::stored_state::{self, StoredState},
+    metrics::Metrics,
     modes::{
         driver::Driver,
         mig::MigMode,
@@ -56,6 +57,7 @@ use crate::{
         settings::Settings,
         tasks::{TaskName, Tasks},
     },
+    usage::Usage,
 };
 
 /// What gpushd knows about the host before it creates the handles.
@@ -182,6 +184,8 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
     let scopes = Scopes::new(mps_dir == Path::new(MPS_DIRECTORY));
     let mps = Mps::new(mps_dir, mps_programs, mps_launcher, mps_handles);
     let unleased = Unleased::new(context(), mps.clone(), Arc::clone(&lease_names));
+    let usage = Usage::new(context(), mps.clone(), Arc::clone(&lease_names), &boot_id);
+    let metrics = Metrics::new(context(), usage.clone());
     let commits = Commits::new(store.clone(), state.clone());
     let operations = Operations::new(store.clone(), state.events().clone(), lanes.clone(), tasks.clone());
     let mig = MigMode {
@@ -285,6 +289,8 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         leases,
         unleased,
         slurm,
+        usage,
+        metrics,
     };
     Parts {
         engine,

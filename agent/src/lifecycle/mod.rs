@@ -272,7 +272,7 @@ async fn serve(
         boot_id,
         due,
     } = compose::compose(settings, origin, remembered, options);
-    let ApiHandles { context, operations, mps, leases, unleased, .. } = handles.clone();
+    let ApiHandles { context, operations, mps, leases, unleased, usage, .. } = handles.clone();
     let (state, readings) = (context.state.clone(), context.readings.clone());
     let (stopping, tasks) = (context.stopping.clone(), context.tasks.clone());
     let changed = take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;
@@ -364,6 +364,7 @@ async fn serve(
             }
         }),
         tasks.spawn(TaskName::UnleasedProcesses, move || processes::run(unleased.clone())),
+        tasks.spawn(TaskName::UsageSampler, move || usage.clone().run()),
     ]);
 
     let reloading = Reloading { reload: &reload, level };

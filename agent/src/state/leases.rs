@@ -281,9 +281,14 @@ impl LeaseTable {
         self.open.get_mut(&id).map(Arc::make_mut)
     }
 
+    /// Returns all leases that have not ended.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &OpenLease> {
+        self.open.values().map(Arc::as_ref)
+    }
+
     /// Returns the leases that occupy capacity.
     pub(crate) fn holding(&self) -> impl Iterator<Item = &OpenLease> {
-        self.open.values().map(Arc::as_ref).filter(|lease| lease.state.name().holds_capacity())
+        self.all().filter(|lease| lease.state.name().holds_capacity())
     }
 
     /// Returns the leases that have a share of this GPU or MIG device.

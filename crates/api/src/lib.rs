@@ -32,6 +32,7 @@ pub mod step;
 pub mod text;
 pub mod timeslice;
 mod timestamp;
+pub mod usage;
 
 pub use actor::*;
 pub use audit::*;
@@ -59,3 +60,4 @@ pub use slurm::*;
 pub use step::*;
 pub use timeslice::*;
 pub use timestamp::whole_second;
+pub use usage::*;

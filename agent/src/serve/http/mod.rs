@@ -33,6 +33,7 @@ mod quotas;
 pub(crate) mod requests;
 pub(crate) mod response_limiter;
 mod slurm;
+mod usage;
 
 use std::sync::Arc;
 
@@ -52,6 +53,7 @@ use self::{
 };
 use crate::{
     leases::Leases,
+    metrics::Metrics,
     modes::mps::Mps,
     operations::{
         apply::{Engine, Planner},
@@ -65,6 +67,7 @@ use crate::{
     slurm::Slurm,
     state::{Commits, State, context::HostContext, readings::Readings},
     system::{settings::Settings, tasks::Tasks},
+    usage::Usage,
 };
 
 /// Maximum size of a request body in bytes. Only administrators send such large bodies, with layouts.
@@ -97,6 +100,8 @@ pub(crate) struct ApiHandles {
     pub(crate) leases: Leases,
     pub(crate) unleased: Unleased,
     pub(crate) slurm: Slurm,
+    pub(crate) usage: Usage,
+    pub(crate) metrics: Metrics,
 }
 
 /// Lets handlers extract fields of [`HttpHandles`] by type.
@@ -133,6 +138,8 @@ extractable! {
     leases: Leases,
     unleased: Unleased,
     slurm: Slurm,
+    usage: Usage,
+    metrics: Metrics,
 }
 
 /// Returns the router of the whole API.
@@ -153,6 +160,7 @@ pub(crate) fn router(handles: ApiHandles) -> Router {
         processes::routes(),
         quotas::routes(),
         slurm::routes(),
+        usage::routes(),
     ];
     let all = routes.into_iter().fold(Router::new(), Router::merge);
     let handles = HttpHandles(Arc::new(handles));

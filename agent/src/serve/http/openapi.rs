@@ -88,6 +88,7 @@ mod tests {
             processes::ProcessPaths::openapi(),
             quotas::QuotaPaths::openapi(),
             slurm::SlurmPaths::openapi(),
+            usage::UsagePaths::openapi(),
         ];
         let mut document = paths.into_iter().fold(Api::openapi(), utoipa::openapi::OpenApi::merge_from);
         constrain(&mut document);

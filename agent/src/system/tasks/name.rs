@@ -49,6 +49,8 @@ task_names! {
     LostLeases = "lost_leases", Service;
     /// Tells holders of leases about cordoned GPUs and MPS daemons that stopped serving.
     LeaseWarnings = "lease_warnings", Service;
+    /// Takes samples of the GPUs, and accounts what leases use.
+    UsageSampler = "usage_sampler", Service;
     /// Runs the hook for notices.
     NoticeHook = "notice_hook", Service;
     /// Decides about the operations and leases that wait.

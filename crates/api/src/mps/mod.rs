@@ -126,6 +126,19 @@ pub enum MpsState {
 }
 
 impl MpsState {
+    /// All states.
+    pub const ALL: [Self; 9] = [
+        Self::Stopped,
+        Self::Starting,
+        Self::Ready,
+        Self::Fault,
+        Self::Hung,
+        Self::BackingOff,
+        Self::GivenUp,
+        Self::Draining,
+        Self::Stopping,
+    ];
+
     /// Returns the name in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -23,7 +23,8 @@ pub struct NamedAccount {
 impl NamedAccount {
     fn new(key: &'static str, name: &str, line: Option<usize>) -> Self {
         let name = name.to_owned();
-        let subject = if key.ends_with("users") { Subject::User(name) } else { Subject::Group(name) };
+        let is_group = key.ends_with("groups");
+        let subject = if is_group { Subject::Group(name) } else { Subject::User(name) };
         Self { subject, key, line }
     }
 
@@ -60,6 +61,7 @@ impl Config {
             all.extend(names.iter().map(|name| NamedAccount::new(key, name, None)));
         };
         add("access.admin_groups", &self.access.admin_groups);
+        add("metrics.readers", &self.metrics.readers);
         for subject in self.quotas.iter().flat_map(|quota| &quota.subjects) {
             match subject {
                 Subject::User(name) => add("quota.users", std::slice::from_ref(name)),
@@ -94,6 +96,7 @@ pub fn accounts_in(text: &str) -> Vec<NamedAccount> {
     for (key, value) in table.get_ref() {
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("access", DeValue::Table(access)) => add("access.admin_groups", access),
+            ("metrics", DeValue::Table(metrics)) => add("metrics.readers", metrics),
             (name @ ("quota" | "gpu"), DeValue::Array(items)) => {
                 let [users, groups] =
                     if name == "quota" { ["quota.users", "quota.groups"] } else { ["gpu.users", "gpu.groups"] };

@@ -27,6 +27,7 @@ mod effective;
 mod layouts;
 mod leasing;
 mod limits;
+mod metrics;
 mod mode_change;
 mod mps;
 mod notify;
@@ -49,6 +50,7 @@ mod toml_text;
 pub use accounts::{NamedAccount, accounts_in};
 pub use defaults::RuleDefaults;
 pub use limits::RequestLimits;
+pub use metrics::Metrics;
 pub use mps::Mps;
 pub use notify::Notify;
 pub use processes::{Allowed, Processes};
@@ -88,6 +90,8 @@ pub struct Config {
     pub processes: Processes,
     /// `[leases]`
     pub leases: Leases,
+    /// `[metrics]`
+    pub metrics: Metrics,
     /// `[notify]`
     pub notify: Notify,
     /// `[slurm]`

@@ -8,12 +8,12 @@ use toml::de::DeTable;
 use super::{
     Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, bounded_syntax,
     layouts::{entries, layout_texts},
-    leasing, limits, mode_change, mps, notify, processes, quotas,
+    leasing, limits, metrics, mode_change, mps, notify, processes, quotas,
     reader::{Reader, Text, Value, unknown},
     rules,
     schema::{
-        ACCESS, API, DEFAULTS, DRIVER, HEALTH, LAYOUTS, LEASES, LIMITS, LOG, MODE_CHANGE, MPS, NOTIFY, PROCESSES,
-        SECTIONS, SLURM, Section, TOP,
+        ACCESS, API, DEFAULTS, DRIVER, HEALTH, LAYOUTS, LEASES, LIMITS, LOG, METRICS, MODE_CHANGE, MPS, NOTIFY,
+        PROCESSES, SECTIONS, SLURM, Section, TOP,
     },
     slurm, syntax_error,
 };
@@ -96,6 +96,10 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
     if let Some(table) = reader.table(top, LEASES) {
         reader.report_unknown_keys(table, LEASES, &[]);
         config.leases = quotas::leases(reader, table);
+    }
+    if let Some(table) = reader.table(top, METRICS) {
+        reader.report_unknown_keys(table, METRICS, &[]);
+        config.metrics = metrics::read(reader, table);
     }
     if let Some(table) = reader.table(top, NOTIFY) {
         reader.report_unknown_keys(table, NOTIFY, &[]);

@@ -38,6 +38,8 @@ pub const PROCESSES: Section = Section { header: "[processes]", keys: &["unlease
 pub const ALLOW: Section = Section { header: "[[processes.allow]]", keys: &["exe", "uid"] };
 /// `[leases]`
 pub const LEASES: Section = Section { header: "[leases]", keys: &["placement", "user_limits"] };
+/// `[metrics]`
+pub const METRICS: Section = Section { header: "[metrics]", keys: &["readers"] };
 /// `[notify]`
 pub const NOTIFY: Section = Section { header: "[notify]", keys: &["before", "command", "user"] };
 /// `[slurm]`
@@ -117,6 +119,7 @@ pub const SECTIONS: &[Section] = &[
     MPS,
     PROCESSES,
     LEASES,
+    METRICS,
     NOTIFY,
     SLURM,
     QUOTA,

@@ -27,6 +27,7 @@ impl Config {
             mps,
             processes,
             leases,
+            metrics,
             notify,
             slurm,
             defaults,
@@ -61,6 +62,7 @@ impl Config {
             ("leases", "placement", Some(text(placement_name(leases.placement)))),
             ("leases", "user_limits", Some(text(user_limits_name(leases.user_limits)))),
         ]);
+        all.extend(metrics.written().map(|(key, value)| ("metrics", key, value)));
         all.extend(notify.written().map(|(key, value)| ("notify", key, value)));
         all.extend(slurm::written(slurm).map(|(key, value)| ("slurm", key, Some(value))));
         all.extend(defaults.written().map(|(key, value)| ("defaults", key, value.map(text))));

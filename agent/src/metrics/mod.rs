@@ -1,0 +1,81 @@
+//! `/metrics`: the figures of gpushd as metrics. A scrape causes no driver call: it shows the last samples.
+//!
+//! ```text
+//! snapshot of the host ──┬─► GPUs, MIG devices, MPS ──► every caller
+//! figures of use ────────┘
+//! open leases, queue, gpushd itself ──────────────────► administrators, and the users in `metrics.readers`
+//! ```
+//!
+//! Only live objects have series. The identity of a lease is in `gpush_lease_info`, so that the other series of the lease
+//! keep few labels. Values have base units. A figure that is not known has no series: it is never 0.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `gpus` | GPUs, MIG devices and MPS targets |
+//! | `leases` | leases and the queue |
+//! | `host` | gpushd itself |
+//! | `cache` | answers to scrapes that follow each other closely |
+
+mod cache;
+mod gpus;
+mod host;
+mod leases;
+
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use gpush_openmetrics::{Family, Format, render};
+
+use self::cache::Cache;
+use crate::{
+    requests::caller::{Caller, Viewer},
+    state::context::HostContext,
+    usage::{Need, Usage},
+};
+
+/// Composes metrics. A handle, cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Metrics(Arc<MetricsParts>);
+
+#[derive(Debug)]
+struct MetricsParts {
+    context: Arc<HostContext>,
+    usage: Usage,
+    cache: Cache,
+}
+
+/// Which series a caller may see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Scope {
+    /// GPUs, MIG devices and MPS targets, without users.
+    Devices,
+    /// Everything.
+    All,
+}
+
+impl Metrics {
+    /// Creates the handle.
+    pub(crate) fn new(context: Arc<HostContext>, usage: Usage) -> Self {
+        Self(Arc::new(MetricsParts { context, usage, cache: Cache::default() }))
+    }
+
+    /// Returns the metrics that a caller may see, as text. `name` is the name of the caller's user, if it has one.
+    pub(crate) fn text(&self, caller: &Caller, name: Option<&str>, format: Format) -> Bytes {
+        self.0.usage.need(Need::Scrape);
+        let readers = &self.0.context.state.config().metrics.readers;
+        let is_reader = name.is_some_and(|name| readers.iter().any(|reader| reader == name));
+        let scope = if caller.viewer.is_admin() || is_reader { Scope::All } else { Scope::Devices };
+        self.0.cache.text(scope, format, || render(&self.families(scope), format))
+    }
+
+    fn families(&self, scope: Scope) -> Vec<Family> {
+        let host = self.0.context.state.now();
+        let usage = self.0.usage.figures(Viewer::Admin);
+        let mut families = gpus::families(&host, &usage);
+        if scope == Scope::All {
+            families.extend(leases::families(&host, &usage));
+            families.extend(host::families(&self.0.context, &host));
+        }
+        families
+    }
+}

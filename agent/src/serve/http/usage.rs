@@ -1,0 +1,67 @@
+//! `/v1/usage` and `/metrics`: what GPUs and leases are used for.
+
+use axum::{
+    Router,
+    extract::State,
+    http::{HeaderMap, StatusCode, header},
+    response::{IntoResponse as _, Response},
+    routing::get,
+};
+use gpush_api::HostUsage;
+use gpush_openmetrics::Format;
+
+use super::{HttpHandles, failure::Failure, response_limiter::ResponseLimiter, without_parameters};
+use crate::{
+    metrics::Metrics,
+    requests::caller::Caller,
+    serve::authorization::Authorization,
+    usage::{Need, Usage},
+};
+
+/// Returns the routes of this module.
+pub(super) fn routes() -> Router<HttpHandles> {
+    without_parameters(Router::new().route("/v1/usage", get(usage)).route("/metrics", get(metrics)))
+}
+
+/// Returns what GPUs and leases are used for at present.
+///
+/// gpushd takes samples of the GPUs while a client requests them, each second. So the first answer has few figures: repeat
+/// the request. Users see the figures of their own leases, administrators those of all leases.
+#[cfg_attr(test, utoipa::path(
+    get, path = "/v1/usage", operation_id = "getUsage", tag = "gpus",
+    responses((status = 200, description = "The answer", body = HostUsage), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+async fn usage(
+    State(usage): State<Usage>,
+    State(limiter): State<ResponseLimiter>,
+    caller: Caller,
+) -> Result<Response, Failure> {
+    usage.need(Need::Watch);
+    let viewer = caller.viewer;
+    limiter.answer(&caller, StatusCode::OK, async move { Ok::<HostUsage, Failure>(usage.figures(viewer)) }).await
+}
+
+/// Returns metrics as text for Prometheus, in the classic format or as OpenMetrics, as the header `Accept` says.
+///
+/// A scrape causes no driver call: gpushd takes samples each 15 seconds, until 5 minutes after the last scrape. Only
+/// administrators and the users in `metrics.readers` get the metrics of leases.
+#[cfg_attr(test, utoipa::path(
+    get, path = "/metrics", operation_id = "getMetrics", tag = "gpus",
+    responses((status = 200, description = "The metrics", body = String, content_type = "text/plain"), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+async fn metrics(
+    State(metrics): State<Metrics>,
+    State(authorization): State<Authorization>,
+    caller: Caller,
+    headers: HeaderMap,
+) -> Response {
+    let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    let format = Format::accepted(accept);
+    let user = authorization.actor(&caller).await.user;
+    let text = metrics.text(&caller, user.as_deref(), format);
+    ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
+}
+
+/// The paths of this module, for the description of the API.
+#[cfg(test)]
+#[derive(utoipa::OpenApi)]
+#[openapi(paths(usage, metrics))]
+pub(super) struct UsagePaths;

@@ -1,0 +1,109 @@
+//! A sample of the driver as input of the ledger.
+
+use gpush_api::Gpu;
+use gpush_nvml::sample::{self, Activity, Doubt, InstanceSample, LimitedTime, Sample, Source};
+use gpush_usage::{
+    input::{
+        Activity as WindowActivity, ActivityWindow, ClockLimits, GpuProcess, GpuSample, Ratio, Reading, WindowScope,
+    },
+    moment::Moment,
+    share::GPU_UNITS,
+};
+
+use super::{TakenSample, holds};
+
+/// Translates a sample. `earlier` is the sample before it: the windows of GPU instances take turns, and the activity of
+/// the last complete window counts until the next one.
+pub(super) fn translated(
+    gpu: &Gpu,
+    sample: &Sample,
+    earlier: Option<&TakenSample>,
+    processes: Reading<Vec<GpuProcess>>,
+    at: Moment,
+    interval_ms: u64,
+) -> GpuSample {
+    let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
+    let windows = match mig {
+        None => whole_gpu(&sample.activity).into_iter().collect(),
+        Some(mig) => {
+            let of_instance = |one: &InstanceSample| {
+                let instance = mig.instances.iter().find(|instance| instance.id == one.instance.gi)?;
+                let scope = WindowScope::Instance(instance.id);
+                let activity = match (window(&one.activity)?, one.activity.doubt) {
+                    (_, Some(Doubt::Skipped)) => before(earlier.map(|earlier| &earlier.translated), scope),
+                    (activity, _) => activity,
+                };
+                Some(ActivityWindow { scope, units: holds::units_of_instance(mig, instance), activity })
+            };
+            sample.instances.iter().filter_map(of_instance).collect()
+        }
+    };
+    let optional = |value: Option<u64>| value.map_or(Reading::Unsupported, Reading::Value);
+    GpuSample {
+        gpu: sample.uuid.clone(),
+        at,
+        interval_ms,
+        energy_mj: optional(sample.energy_mj),
+        power_mw: optional(sample.power_mw.map(u64::from)),
+        power_limit_mw: optional(sample.power_limit_mw.map(u64::from)),
+        limits: limits(&sample.limited, earlier.map(|earlier| &earlier.sample.limited)),
+        utilization: match (sample.activity.source, sample.activity.busy) {
+            (Source::Utilization, Some(busy)) => Reading::Value(Ratio::from_millionths(busy.ppm())),
+            (Source::Utilization, None) => Reading::Failed,
+            (Source::Gpm | Source::ProcessSamples | Source::MemoryOnly | Source::None, _) => Reading::Unsupported,
+        },
+        windows,
+        processes,
+    }
+}
+
+/// Returns what limited the clocks since the sample before. The driver counts the time of each limit.
+fn limits(now: &LimitedTime, earlier: Option<&LimitedTime>) -> Reading<ClockLimits> {
+    let has_grown = |time: fn(&LimitedTime) -> Option<u64>| Some(time(now)? > time(earlier?)?);
+    match (has_grown(|limited| limited.power_ns), has_grown(|limited| limited.thermal_ns)) {
+        (None, None) => Reading::Unsupported,
+        (power, thermal) => {
+            Reading::Value(ClockLimits { power: power.unwrap_or(false), thermal: thermal.unwrap_or(false) })
+        }
+    }
+}
+
+/// Returns the window of a whole GPU; `None` if the GPU has no performance monitoring.
+fn whole_gpu(activity: &Activity) -> Option<ActivityWindow> {
+    Some(ActivityWindow { scope: WindowScope::Gpu, units: GPU_UNITS, activity: window(activity)? })
+}
+
+/// Returns the activity of a window; `None` if the device has no performance monitoring.
+fn window(activity: &Activity) -> Option<Reading<WindowActivity>> {
+    match (activity.source, activity.doubt) {
+        (Source::Gpm, None) => {
+            let ratio = |ratio: sample::Ratio| Ratio::from_millionths(ratio.ppm());
+            Some(Reading::Value(WindowActivity {
+                graphics: activity.busy.map(ratio),
+                sm: activity.sm.map(ratio),
+                tensor: activity.tensor.map(ratio),
+                dram: activity.dram.map(ratio),
+            }))
+        }
+        // Without a compute instance, no process can use the GPU instance.
+        (Source::Gpm, Some(Doubt::NoData)) => Some(Reading::Unsupported),
+        (
+            Source::Gpm,
+            Some(
+                Doubt::NotANumber
+                | Doubt::Impossible
+                | Doubt::ForeignProcess
+                | Doubt::StaleTime
+                | Doubt::FirstSample
+                | Doubt::Skipped,
+            ),
+        ) => Some(Reading::Failed),
+        (Source::Utilization | Source::ProcessSamples | Source::MemoryOnly | Source::None, _) => None,
+    }
+}
+
+/// Returns the activity of a window in the sample before.
+fn before(earlier: Option<&GpuSample>, scope: WindowScope) -> Reading<WindowActivity> {
+    let window = earlier.and_then(|sample| sample.windows.iter().find(|window| window.scope == scope));
+    window.map_or(Reading::Failed, |window| window.activity)
+}

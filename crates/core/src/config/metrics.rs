@@ -1,0 +1,55 @@
+//! `[metrics]`: who may read the metrics of leases.
+
+use toml::de::DeTable;
+
+use super::{reader::Reader, toml_text::list};
+use crate::{diagnostic::Problem, quote::Quoted};
+
+/// `[metrics]`
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Metrics {
+    /// Users who may read the metrics of all leases, in addition to administrators.
+    pub readers: Vec<String>,
+}
+
+impl Metrics {
+    /// Returns the keys and their values as TOML.
+    pub(super) fn written(&self) -> [(&'static str, Option<String>); 1] {
+        [("readers", Some(list(&self.readers)))]
+    }
+}
+
+pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Metrics {
+    let mut readers: Vec<String> = Vec::new();
+    for name in reader.words(table, "readers", "[\"prometheus\"]").unwrap_or_default() {
+        let problem = if name.value.is_empty() || name.value.contains([':', ',', '/', ' ']) {
+            (format!("{} is not the name of a user", Quoted(&name.value)), "write names, such as [\"prometheus\"]")
+        } else if readers.contains(&name.value) {
+            (format!("user {} is listed twice", Quoted(&name.value)), "keep one")
+        } else {
+            readers.push(name.value);
+            continue;
+        };
+        reader.report(Problem::new(name.span, problem.0, problem.1));
+    }
+    Metrics { readers }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    #[test]
+    fn readers_are_names_of_users() {
+        let read = |readers: &str| Config::parse(&format!("[metrics]\nreaders = {readers}\n"));
+        assert_eq!(read("[\"prometheus\", \"anna\"]").unwrap().metrics.readers, ["prometheus", "anna"]);
+        for (readers, problem) in [
+            ("[\"a b\"]", "`a b` is not the name of a user"),
+            ("[\"\"]", "is not the name of a user"),
+            ("[\"anna\", \"anna\"]", "user `anna` is listed twice"),
+        ] {
+            let error = read(readers).unwrap_err().to_string();
+            assert!(error.contains(problem), "{readers}: {error}");
+        }
+    }
+}
