@@ -4,15 +4,16 @@
 //! It checks only placements and overlaps. The simulator imitates the other rules of a real driver.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Condvar, MutexGuard},
 };
 
-use gpush_api::{ComputeInstance, ComputeMode, Driver, Gpu, GpuInstance, Process, ProcessKind};
+use gpush_api::{ComputeInstance, ComputeMode, Driver, Gpu, GpuInstance, GpuUuid, Process, ProcessKind};
 use gpush_locked::Locked;
 use gpush_nvml::{
     DriverError, ErrorKind, Identity, Listed, ModeChange, Reading, ReadingPart, ScriptedDriver, Unread,
     proto::{Answer, GpuRef, Request},
+    sample::{Activity, Doubts, LimitedTime, MemoryUse, Ratio, Sample, Source},
 };
 
 use super::{
@@ -40,8 +41,12 @@ struct Script {
     unloaded: Option<ErrorKind>,
     /// The changing calls so far, in the form `creating a GPU instance 0`, with the index of the GPU.
     changes: Vec<String>,
+    /// The samples of GPUs, by index. A GPU without one has no samples.
+    samples: BTreeMap<u32, Sample>,
     /// Number of calls, readings included.
     calls: u64,
+    /// Number of samples.
+    sampled: u64,
     /// Number of calls that wait for [`ScriptedGpus::release`].
     waiting: usize,
     releases: u64,
@@ -61,7 +66,9 @@ impl ScriptedGpus {
             without_uuid: BTreeSet::new(),
             unloaded: None,
             changes: Vec::new(),
+            samples: BTreeMap::new(),
             calls: 0,
+            sampled: 0,
             waiting: 0,
             releases: 0,
             ended: 0,
@@ -206,6 +213,18 @@ impl ScriptedGpus {
         }
     }
 
+    /// Sets what the driver reports in the samples of a GPU from now on.
+    pub(super) fn set_sample(&self, gpu: u32, change: impl FnOnce(&mut Sample)) {
+        let mut script = self.lock();
+        let uuid = script.gpus[gpu as usize].identity.uuid.clone();
+        change(script.samples.entry(gpu).or_insert_with(|| idle_sample(uuid)));
+    }
+
+    /// Returns the number of samples that gpushd has taken.
+    pub(super) fn sampled(&self) -> u64 {
+        self.lock().sampled
+    }
+
     /// Starts a computation of this process on the first MIG device of a GPU, or on a GPU without MIG.
     pub(super) fn use_first_device(&self, gpu: usize, pid: u32) {
         self.use_as(gpu, pid, ProcessKind::Compute);
@@ -304,6 +323,7 @@ impl ScriptedDriver for ScriptedGpus {
         let Some(gpu) = request.gpu() else { return Ok(Answer::Listed(script.listed())) };
         let at = position(&script.gpus, gpu, request)?;
         let (name, index) = (request.name(), script.gpus[at].identity.index);
+        script.sampled += u64::from(matches!(request, Request::Sample { .. }));
         if request.is_mutation() {
             script.changes.push(format!("{name} {index}"));
         }
@@ -352,6 +372,9 @@ impl ScriptedDriver for ScriptedGpus {
                 return refused(ErrorKind::WorkerDied { may_have_landed: moment == EndMoment::After });
             }
         }
+        if let (Request::Sample { .. }, Some(sample)) = (request, script.samples.get(&index.0)) {
+            return Ok(Answer::Sample(Box::new(sample.clone())));
+        }
         change(&mut script.gpus[at], request)
     }
 }
@@ -371,6 +394,30 @@ impl Script {
             Listed { index, identity }
         };
         self.gpus.iter().map(listed).collect()
+    }
+}
+
+/// Returns a sample of a GPU that does nothing.
+fn idle_sample(uuid: GpuUuid) -> Sample {
+    let activity = Activity { source: Source::Utilization, busy: Some(Ratio::ZERO), ..Activity::default() };
+    Sample {
+        uuid,
+        at_us: 0,
+        activity,
+        memory: Some(MemoryUse { total_bytes: 80 << 30, used_bytes: 1 << 30 }),
+        instances: Vec::new(),
+        processes: Some(Vec::new()),
+        energy_mj: Some(1_000_000),
+        power_mw: Some(70_000),
+        power_limit_mw: Some(700_000),
+        temperature_c: Some(31),
+        memory_temperature_c: None,
+        sm_clock_mhz: Some(1980),
+        memory_clock_mhz: Some(2619),
+        event_reasons: Some(0x01),
+        limited: LimitedTime { power_ns: Some(0), thermal_ns: Some(0) },
+        doubts: Doubts::default(),
+        took_us: 0,
     }
 }
 

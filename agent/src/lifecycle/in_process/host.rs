@@ -270,6 +270,10 @@ async fn serve(parts: Parts, layouts: bool) {
         move || overrides::expire(state.clone(), store.clone(), stopping.clone())
     }));
     let (tasks, mps) = (&engine.context.tasks, &handles.mps);
+    drop(tasks.spawn(TaskName::UsageSampler, {
+        let usage = handles.usage.clone();
+        move || usage.clone().run()
+    }));
     drop(tasks.spawn(TaskName::MpsReconciler, {
         let mps = mps.clone();
         move || mps::run(mps.clone())

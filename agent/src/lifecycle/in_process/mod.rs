@@ -78,6 +78,7 @@ mod smi;
 mod startup;
 mod timeslice;
 mod unleased;
+mod usage;
 
 use std::{sync::Arc, time::Duration};
 

@@ -40,7 +40,7 @@ mod tests {
 
     use crate::serve::http::{
         audit, config, events, gpus, health, host, leases, mig, mps, openapi, operations, overrides, processes, quotas,
-        slurm,
+        slurm, usage,
     };
 
     /// The description without its paths.

@@ -1,0 +1,156 @@
+//! What GPUs and leases are used for: samples, sums, and who may see them.
+
+use gpush_api::{GpuState, HostUsage, LeaseGrant, LeaseUsage, SignalSource, UnknownReason, UseState};
+use gpush_nvml::{
+    ErrorKind,
+    sample::{ProcessSample, Ratio, Source},
+};
+use hyper::Method;
+
+use super::{
+    InProcess,
+    lease_requests::{WHOLE, whole, whole_gpus},
+    programs::UserProgram,
+    requests::request,
+    user,
+};
+
+/// Name of the call that takes a sample.
+const SAMPLE: &str = "sampling the GPU";
+
+impl InProcess {
+    /// Waits until the figures are as a test wants them.
+    async fn until_usage<T>(&self, what: &str, is: impl Fn(&HostUsage) -> Option<T>) -> T {
+        self.until(what, async || is(&self.get("/v1/usage").await)).await
+    }
+
+    /// Waits for a lease in this state.
+    async fn until_use(&self, lease: &LeaseGrant, state: UseState) -> LeaseUsage {
+        let id = lease.lease.id;
+        let is = |usage: &HostUsage| usage.leases.iter().find(|one| one.lease_id == id && one.state == state).cloned();
+        self.until_usage(state.name(), is).await
+    }
+
+    /// Returns the metrics that a user sees.
+    async fn metrics(&self, uid: u32, accept: &str) -> (String, String) {
+        let headers = [("accept", accept)];
+        let asked = request(user(uid), Method::GET, "/metrics", &headers, Vec::new());
+        let answer = self.begin_request(asked).await.expect("an answer");
+        let kind = answer.headers["content-type"].to_str().expect("text").to_owned();
+        (String::from_utf8(answer.body.clone()).expect("text"), kind)
+    }
+}
+
+/// Returns a process in a sample that worked for a part of the time, in ppm.
+fn process(pid: u32, busy: u32) -> ProcessSample {
+    let (gi, ci, dram) = (None, None, Some(Ratio::ZERO));
+    ProcessSample { pid, gi, ci, memory_bytes: Some(2 << 30), busy: Some(Ratio::from_ppm(busy)), dram }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn lease_is_empty_until_a_process_of_it_works() {
+    let host = whole_gpus(1).start(WHOLE).await;
+    host.gpus.set_sample(0, |_| {});
+    let lease = host.lease(0, &whole("0", 1)).await.expect("a lease");
+    let empty = host.until_use(&lease, UseState::Empty).await;
+    assert!(empty.unused_since.is_some() && empty.targets[0].memory_mib == Some(0), "{empty:?}");
+    let program = UserProgram::with_environment(0, &lease.environment);
+    host.gpus.set_sample(0, |sample| {
+        sample.activity.busy = Some(Ratio::from_ppm(800_000));
+        sample.processes = Some(vec![process(program.pid(), 800_000)]);
+    });
+    let busy = host.until_use(&lease, UseState::Busy).await;
+    assert_eq!((busy.unused_since, busy.targets[0].memory_mib), (None, Some(2048)));
+    assert_eq!((busy.targets[0].source, busy.targets[0].estimate), (SignalSource::Utilization, false));
+    let gpu = &host.get::<HostUsage>("/v1/usage").await.gpus[0];
+    assert_eq!((gpu.activity.busy, gpu.power_w, gpu.leased), (Some(0.8), Some(70.0), 1.0));
+}
+
+/// A process without a lease must not make the lease of another user look busy.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_of_a_process_without_a_lease_is_not_work_of_the_lease() {
+    let host = whole_gpus(1).start(WHOLE).await;
+    let lease = host.lease(1000, &whole("0", 1)).await.expect("a lease");
+    let program = UserProgram::sleep(0);
+    host.gpus.set_sample(0, |sample| {
+        sample.activity.busy = Some(Ratio::from_ppm(900_000));
+        sample.processes = Some(vec![process(program.pid(), 900_000)]);
+    });
+    let figures = |usage: &HostUsage| {
+        let sampled = usage.gpus.first()?.sampled_at.is_some();
+        usage.leases.iter().find(|one| one.lease_id == lease.lease.id && sampled).cloned()
+    };
+    let seen = host.until_usage("a sample", figures).await;
+    assert_ne!(seen.state, UseState::Busy, "{seen:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn driver_is_called_only_while_something_needs_samples() {
+    let host = whole_gpus(2).start(WHOLE).await;
+    host.gpus.set_sample(0, |_| {});
+    host.lease(0, &whole("0", 1)).await.expect("a lease");
+    host.gpus().await;
+    assert_eq!(host.gpus.sampled(), 0, "nothing has asked");
+    host.until_usage("a sample", |usage| usage.gpus.first()?.sampled_at).await;
+    let taken = host.gpus.sampled();
+    for _ in 0..20 {
+        host.metrics(0, "*/*").await;
+        host.get::<HostUsage>("/v1/usage").await;
+    }
+    assert!(host.gpus.sampled() <= taken + 2 * 2, "many readers cause no more samples than one");
+}
+
+/// A GPU whose sample fails must not change its state, and shows no old figure.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_sample_is_a_gap_and_changes_no_gpu() {
+    let host = whole_gpus(2).start(WHOLE).await;
+    (0..2).for_each(|gpu| host.gpus.set_sample(gpu, |_| {}));
+    let lease = host.lease(0, &whole("0", 1)).await.expect("a lease");
+    host.until_use(&lease, UseState::Empty).await;
+    host.gpus.fail(SAMPLE, 0, 1000, ErrorKind::Unknown);
+    let unknown = host.until_use(&lease, UseState::Unknown).await;
+    assert_eq!(unknown.reason, Some(UnknownReason::NoSample));
+    let usage: HostUsage = host.get("/v1/usage").await;
+    assert!(usage.gpus[0].failure.is_some() && usage.gpus[0].power_w.is_none(), "{usage:?}");
+    assert!(usage.gpus[1].failure.is_none(), "{usage:?}");
+    assert_eq!(host.gpu(0).await.state, GpuState::Ready);
+    let (metrics, _) = host.metrics(0, "*/*").await;
+    let power = metrics.lines().filter(|line| line.starts_with("gpush_gpu_power_watts{")).count();
+    assert_eq!(power, 1, "a gap has no series: {metrics}");
+    host.gpus.clear_faults();
+    host.until_use(&lease, UseState::Empty).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn user_sees_only_own_leases_and_no_names_of_others() {
+    let config = format!("{WHOLE}[metrics]\nreaders = [\"user1002\"]\n");
+    let host = whole_gpus(2).start(&config).await;
+    let own = host.lease(1000, &whole("0", 1)).await.expect("a lease").lease.id;
+    host.lease(1001, &whole("1", 1)).await.expect("a lease");
+    let seen: HostUsage = host.get_as(user(1000), "/v1/usage").await.expect("the own figures");
+    assert_eq!(seen.leases.iter().map(|lease| lease.lease_id).collect::<Vec<_>>(), [own]);
+    let all: HostUsage = host.get("/v1/usage").await;
+    assert_eq!(all.leases.len(), 2);
+    let (of_user, _) = host.metrics(1000, "*/*").await;
+    assert!(of_user.contains("gpush_gpu_info{") && !of_user.contains("gpush_lease"), "{of_user}");
+    for uid in [0, 1002] {
+        let (of_reader, _) = host.metrics(uid, "*/*").await;
+        let names =
+            of_reader.lines().filter(|line| line.starts_with("gpush_lease_info{") && line.contains("user=\"user100"));
+        assert_eq!(names.count(), 2, "{uid}: {of_reader}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn metrics_have_the_format_that_the_client_prefers() {
+    let host = whole_gpus(1).start(WHOLE).await;
+    host.gpus.set_sample(0, |sample| sample.activity.source = Source::Utilization);
+    host.gpus().await;
+    host.until_usage("a sample", |usage| usage.gpus.first()?.sampled_at).await;
+    let (classic, kind) = host.metrics(0, "text/plain").await;
+    assert!(kind.starts_with("text/plain; version=0.0.4"), "{kind}");
+    assert!(classic.contains("# TYPE gpush_gpu_energy_joules_total counter\n") && !classic.contains("# EOF"));
+    let (open, kind) = host.metrics(0, "application/openmetrics-text; version=1.0.0").await;
+    assert!(kind.starts_with("application/openmetrics-text; version=1.0.0"), "{kind}");
+    assert!(open.contains("# UNIT gpush_gpu_energy_joules joules\n") && open.ends_with("# EOF\n"));
+}
