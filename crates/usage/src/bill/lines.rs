@@ -257,7 +257,7 @@ fn usage_line(row: &LeaseHour, model: BillModel, prices: &PriceList, rows: BillR
     }
 }
 
-/// Returns the line of capacity that nobody was charged for, at the price of a whole GPU.
+/// Returns the line of capacity that no lease was charged for, at the price of a whole GPU.
 fn unallocated_line(row: &GpuHour, model: BillModel, prices: &PriceList, rows: BillRows<'_>) -> BillLine {
     let billed = rows.models.get(&row.gpu).cloned();
     let price = price_of(prices, LeaseKind::Whole, billed.as_ref());

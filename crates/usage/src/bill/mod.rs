@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! LeaseHour + owner ──► share × time, by price ──► BillLine, one for each row ──► CSV, FOCUS 1.2
-//! GpuHour           ──► capacity that nobody was charged for ──┘
+//! GpuHour           ──► capacity that no lease was charged for ─┘
 //! ```
 //!
 //! | model | quantity |
