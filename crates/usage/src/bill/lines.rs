@@ -24,7 +24,7 @@ use crate::{
 pub enum BillModel {
     /// Held shares.
     Requested,
-    /// Busy shares.
+    /// Busy shares. A time about which nothing is known counts as busy.
     Used,
     /// Leases.
     Flat,
@@ -229,10 +229,10 @@ fn empty_line(charge: ChargeKind, hour_ms: i64) -> BillLine {
 fn usage_line(row: &LeaseHour, model: BillModel, prices: &PriceList, rows: BillRows<'_>, is_first: bool) -> BillLine {
     let billed = rows.models.get(&row.hold.gpu).cloned();
     let price = price_of(prices, row.hold.kind, billed.as_ref());
-    let HoldSums { charged_unit_ms, busy_charged_unit_ms, .. } = row.sums;
+    let HoldSums { charged_unit_ms, busy_charged_unit_ms, unknown_charged_unit_ms, .. } = row.sums;
     let unit_ms = match model {
         BillModel::Requested | BillModel::Flat => charged_unit_ms,
-        BillModel::Used => busy_charged_unit_ms,
+        BillModel::Used => busy_charged_unit_ms + unknown_charged_unit_ms,
     };
     let (quantity, amount) = by_hour(model, unit_ms, price, billed.as_ref());
     BillLine {

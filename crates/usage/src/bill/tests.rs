@@ -153,6 +153,18 @@ fn each_model_charges_what_it_says() {
     }
 }
 
+/// A MIG device of an A100 reports no activity. Its lease is billed although its state is unknown.
+#[test]
+fn unknown_time_is_billed_as_used() {
+    let mut hour = lease_hour(1, november(), 0);
+    hour.sums = HoldSums::default();
+    hour.sums.add_time(hour.hold.share, UseState::Unknown, 1_800_000);
+    hour.sums.add_time(hour.hold.share, UseState::Empty, 1_800_000);
+    let site = Site::new(vec![hour], Vec::new());
+    let amount = |model| site.bill(month("2026-11"), model).sum(ChargeKind::Usage);
+    assert_eq!((amount(BillModel::Used), amount(BillModel::Requested)), (decimal("0.2625"), decimal("0.525")));
+}
+
 #[test]
 fn rows_of_other_months_are_left_out() {
     let hours = month("2026-11").end_ms() / HOUR_MS;

@@ -364,3 +364,27 @@ fn checkpoint_of_many_leases_is_small() {
     let json = serde_json::to_string(&ledger).unwrap();
     assert!(json.len() < 700_000, "{} bytes", json.len());
 }
+
+/// Windows of the GPU instances count, also if the driver reports the whole GPU in addition.
+#[test]
+fn energy_of_mig_devices_follows_their_activity() {
+    let mut ledger = ledger();
+    let energy = |ms, mj| GpuSample {
+        energy_mj: Reading::Value(mj),
+        utilization: Reading::Unsupported,
+        windows: vec![
+            window(WindowScope::Gpu, GPU_UNITS, 500_000),
+            window(WindowScope::Instance(1), GPU_UNITS / 2, 900_000),
+            window(WindowScope::Instance(2), GPU_UNITS / 2, 100_000),
+        ],
+        ..busy(ms)
+    };
+    assert!(ledger.sample(&energy(3_000, 0)));
+    ledger.set_lease(LEASE, vec![hold(LeaseKind::Mig, GPU_UNITS / 2, Some(1))], at(3_000));
+    ledger.set_lease(LeaseId(2), vec![hold(LeaseKind::Mig, GPU_UNITS / 2, Some(2))], at(3_000));
+    assert!(ledger.sample(&energy(13_000, 1_700_000)));
+    let sums = |lease| ledger.lease(lease, at(13_000)).unwrap().members[0].totals.sums;
+    // 70 W are idle power, which both share equally.
+    assert_eq!(sums(LEASE).energy_mj + sums(LeaseId(2)).energy_mj, 1_700_000);
+    assert_eq!((sums(LEASE).energy_mj, sums(LEASE).energy_method()), (350_000 + 900_000, EnergyMethod::Gpm));
+}
