@@ -249,7 +249,6 @@ fn leased_target_that_was_shared_out_twice_is_excess() {
     assert_eq!(sums.overlap, u64::from(GPU_UNITS) / 4 * 3 * 100_000);
 }
 
-/// A whole lease whose processes are estimated alone is not an estimate.
 #[test]
 fn mean_activity_is_weighted_by_time() {
     let mut ledger = ledger();
