@@ -2,11 +2,13 @@
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
+use gpush_api::{GpuUuid, LeaseKind};
 use serde::{Deserialize, Serialize};
 
 use super::{
     day::{GpuDay, LeaseDay},
     ended::LeaseOwner,
+    request::{RequestDay, RequestSums},
 };
 use crate::ledger::{GpuSums, HoldSums};
 
@@ -45,15 +47,16 @@ impl Grouping {
         }
     }
 
-    fn key(self, day: &LeaseDay) -> Option<String> {
-        let LeaseOwner { user, group, account, job } = &day.owner;
+    /// Returns the key of a row. Requests have no GPU.
+    fn key(self, owner: &LeaseOwner, kind: Option<LeaseKind>, gpu: Option<&GpuUuid>) -> Option<String> {
+        let LeaseOwner { user, group, account, job } = owner;
         match self {
             Self::User => Some(user.clone()),
             Self::Group => group.clone(),
             Self::Job => job.clone(),
             Self::Account => account.clone(),
-            Self::Kind => Some(day.kind.name().to_owned()),
-            Self::Gpu => Some(day.gpu.as_str().to_owned()),
+            Self::Kind => kind.map(|kind| kind.name().to_owned()),
+            Self::Gpu => gpu.map(|gpu| gpu.as_str().to_owned()),
         }
     }
 }
@@ -81,10 +84,12 @@ impl FromStr for Grouping {
 /// One line of a report.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportLine {
-    /// User, group, job, account, kind or GPU; `None` for leases without one.
+    /// User, group, job, account, kind or GPU; `None` for leases and requests without one.
     pub key: Option<String>,
-    /// Sums.
+    /// Sums of leases.
     pub sums: HoldSums,
+    /// Sums of requests.
+    pub requests: RequestSums,
 }
 
 /// Sums over a period.
@@ -92,8 +97,10 @@ pub struct ReportLine {
 pub struct UsageReport {
     /// One line for each key, in the order of the keys.
     pub lines: Vec<ReportLine>,
-    /// Sums of all lines.
+    /// Sums of the leases of all lines.
     pub all: HoldSums,
+    /// Sums of the requests of all lines.
+    pub requests: RequestSums,
     /// Sums of the GPUs.
     pub gpus: GpuSums,
 }
@@ -101,19 +108,25 @@ pub struct UsageReport {
 /// Makes a report over days. The caller leaves out the days outside the period, and what the reader may not see.
 pub fn report<'a>(
     leases: impl IntoIterator<Item = &'a LeaseDay>,
+    requests: impl IntoIterator<Item = &'a RequestDay>,
     gpus: impl IntoIterator<Item = &'a GpuDay>,
     by: Grouping,
 ) -> UsageReport {
-    let mut lines: BTreeMap<Option<String>, HoldSums> = BTreeMap::new();
-    let mut all = HoldSums::default();
+    let mut lines: BTreeMap<Option<String>, (HoldSums, RequestSums)> = BTreeMap::new();
+    let mut all = (HoldSums::default(), RequestSums::default());
     for day in leases {
-        lines.entry(by.key(day)).or_default().merge(&day.sums);
-        all.merge(&day.sums);
+        let key = by.key(&day.owner, Some(day.kind), Some(&day.gpu));
+        lines.entry(key).or_default().0.merge(&day.sums);
+        all.0.merge(&day.sums);
+    }
+    for day in requests {
+        lines.entry(by.key(&day.owner, day.kind, None)).or_default().1 += day.sums;
+        all.1 += day.sums;
     }
     let mut capacity = GpuSums::default();
     for day in gpus {
         capacity.merge(&day.sums);
     }
-    let lines = lines.into_iter().map(|(key, sums)| ReportLine { key, sums }).collect();
-    UsageReport { lines, all, gpus: capacity }
+    let lines = lines.into_iter().map(|(key, (sums, requests))| ReportLine { key, sums, requests }).collect();
+    UsageReport { lines, all: all.0, requests: all.1, gpus: capacity }
 }

@@ -67,7 +67,7 @@ fn report_groups_by_each_key() {
     let owners = owners();
     let days = fold_leases(&hours, |hour| &owners[&hour.lease]);
     let keys = |by| -> Vec<(Option<String>, u64)> {
-        report(&days, &[], by).lines.into_iter().map(|line| (line.key, line.sums.times.held_ms())).collect()
+        report(&days, &[], &[], by).lines.into_iter().map(|line| (line.key, line.sums.times.held_ms())).collect()
     };
     let some = |text: &str| Some(text.to_owned());
     assert_eq!(keys(Grouping::Group), [(None, 1 + 3), (some("students"), 2 + 4)]);
@@ -81,6 +81,26 @@ fn report_groups_by_each_key() {
         assert_eq!(serde_json::to_value(by).unwrap(), by.name());
     }
     assert!("users".parse::<Grouping>().is_err());
+}
+
+#[test]
+fn report_counts_requests_beside_leases() {
+    let owners = owners();
+    let hours = [hour(1, 0, LeaseKind::Mps, 1, 5)];
+    let days = fold_leases(&hours, |hour| &owners[&hour.lease]);
+    let mut sums = RequestSums::default();
+    sums.add(true, 100);
+    sums.add(false, 20);
+    let request = |number, kind| RequestDay { day_ms: 0, owner: owner(number), kind, sums };
+    let requests = [request(1, Some(LeaseKind::Mps)), request(2, None)];
+    let by_user = report(&days, &requests, &[], Grouping::User);
+    let lines: Vec<_> = by_user.lines.iter().map(|line| (line.sums.times.held_ms(), line.requests.granted)).collect();
+    assert_eq!(lines, [(5, 1), (0, 1)]);
+    assert_eq!(by_user.requests, RequestSums { granted: 2, refused: 2, waited_ms: 240 });
+    let by_kind = report(&days, &requests, &[], Grouping::Kind);
+    assert_eq!(by_kind.lines.iter().map(|line| line.key.as_deref()).collect::<Vec<_>>(), [None, Some("mps")]);
+    let by_gpu = report(&days, &requests, &[], Grouping::Gpu);
+    assert_eq!(by_gpu.lines[0].requests.refused, 2, "a request has no GPU");
 }
 
 #[test]
@@ -118,7 +138,7 @@ proptest! {
             .collect();
         let gpus = fold_gpus(&capacity);
         for by in Grouping::ALL {
-            let report = report(&days, &gpus, by);
+            let report = report(&days, &[], &gpus, by);
             prop_assert_eq!(report.all, all);
             let mut lines = HoldSums::default();
             for line in &report.lines {

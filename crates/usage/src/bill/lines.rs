@@ -24,7 +24,7 @@ use crate::{
 pub enum BillModel {
     /// Held shares.
     Requested,
-    /// Busy shares.
+    /// Busy shares. A time about which nothing is known counts as busy.
     Used,
     /// Leases.
     Flat,
@@ -229,10 +229,10 @@ fn empty_line(charge: ChargeKind, hour_ms: i64) -> BillLine {
 fn usage_line(row: &LeaseHour, model: BillModel, prices: &PriceList, rows: BillRows<'_>, is_first: bool) -> BillLine {
     let billed = rows.models.get(&row.hold.gpu).cloned();
     let price = price_of(prices, row.hold.kind, billed.as_ref());
-    let HoldSums { charged_unit_ms, busy_charged_unit_ms, .. } = row.sums;
+    let HoldSums { charged_unit_ms, busy_charged_unit_ms, unknown_charged_unit_ms, .. } = row.sums;
     let unit_ms = match model {
         BillModel::Requested | BillModel::Flat => charged_unit_ms,
-        BillModel::Used => busy_charged_unit_ms,
+        BillModel::Used => busy_charged_unit_ms + unknown_charged_unit_ms,
     };
     let (quantity, amount) = by_hour(model, unit_ms, price, billed.as_ref());
     BillLine {
@@ -257,7 +257,7 @@ fn usage_line(row: &LeaseHour, model: BillModel, prices: &PriceList, rows: BillR
     }
 }
 
-/// Returns the line of capacity that nobody was charged for, at the price of a whole GPU.
+/// Returns the line of capacity that no lease was charged for, at the price of a whole GPU.
 fn unallocated_line(row: &GpuHour, model: BillModel, prices: &PriceList, rows: BillRows<'_>) -> BillLine {
     let billed = rows.models.get(&row.gpu).cloned();
     let price = price_of(prices, LeaseKind::Whole, billed.as_ref());

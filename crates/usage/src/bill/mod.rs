@@ -2,13 +2,13 @@
 //!
 //! ```text
 //! LeaseHour + owner ──► share × time, by price ──► BillLine, one for each row ──► CSV, FOCUS 1.2
-//! GpuHour           ──► capacity that nobody was charged for ──┘
+//! GpuHour           ──► capacity that no lease was charged for ─┘
 //! ```
 //!
 //! | model | quantity |
 //! |---|---|
 //! | `requested` | charged share × held time |
-//! | `used` | charged share × busy time; the unused time is shown beside it |
+//! | `used` | charged share × busy and unknown time; the unused time is in columns of its own |
 //! | `flat` | nothing but the price per lease, once for each lease and month |
 //!
 //! All quantities and amounts are decimals. GPU hours have nine decimals, slice hours

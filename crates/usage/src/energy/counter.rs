@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn reset_and_boot_begin_a_new_base_even_if_the_counter_is_higher() {
+    fn reset_and_boot_begin_a_new_base_of_a_higher_counter() {
         let mut counter = EnergyCounter::default();
         let _ = counter.take(Reading::Value(100), at(1, 0));
         assert_eq!(counter.take(Reading::Value(200), at(2, 0)), (None, true));

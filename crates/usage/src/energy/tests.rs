@@ -63,13 +63,13 @@ fn clients_of_one_device_share_energy_by_their_use() {
 }
 
 #[test]
-fn leases_with_a_process_share_energy_by_slices_without_other_signals() {
+fn leases_with_a_process_share_energy_by_slices() {
     let without = HeldInWindow { has_process: false, ..held(2, None) };
     let mut one = energy_window(vec![held(4, None), without]);
     assert_eq!(energies(&one), (vec![125_000 + 500_000, 250_000], 125_000));
     assert_eq!(attribute(&one).holds[0].1, EnergyMethod::Slices);
     one.holds[0].has_process = false;
-    assert_eq!(energies(&one), (vec![125_000, 250_000], 625_000), "nobody has a process");
+    assert_eq!(energies(&one), (vec![125_000, 250_000], 625_000), "no lease has a process");
 }
 
 #[test]

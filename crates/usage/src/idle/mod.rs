@@ -19,11 +19,13 @@
 //!   and after it the shortest of the warnings must pass.
 //! - Slurm jobs and rules with `action = "report"` are only reported. `action = "warn"` warns and reports.
 
+mod exempt;
 mod keep;
 mod machine;
 mod policy;
 mod replay;
 
+pub use exempt::{ExemptSubject, IdleExemptions};
 pub use keep::{Keep, KeepError};
 pub use machine::{IdleEffect, IdleEvent, IdleMachine, IdleStage, UnusedReport};
 pub use policy::{IdleAction, IdleDeadline, IdlePolicy, LeaseTerms};

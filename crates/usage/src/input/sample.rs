@@ -189,7 +189,7 @@ pub struct GpuSample {
     pub utilization: Reading<Ratio>,
     /// Activity windows: one for the GPU, or one for each GPU instance. Empty if the GPU does not have GPM.
     pub windows: Vec<ActivityWindow>,
-    /// All processes on the GPU and its MIG devices. `Failed` if one list or one lease of a process is not known.
+    /// All processes on the GPU and its MIG devices, without MPS servers: the list has their clients. `Failed` if one list or one lease of a process is not known.
     pub processes: Reading<Vec<GpuProcess>>,
 }
 

@@ -48,7 +48,7 @@ pub struct GpuFigures {
     pub gpu: GpuUuid,
     /// Whether a recent sample exists.
     pub is_sampled: bool,
-    /// Units that are leased, and the part of them that is idle or empty.
+    /// Units that are leased.
     pub leased: u32,
     /// Units of leases that are idle or empty.
     pub unused: u32,

@@ -130,7 +130,7 @@ impl Ledger {
                 let same = |old: &&mut HoldAccount| old.lease == lease && old.hold.target == hold.target;
                 match account.holds.iter_mut().find(same) {
                     Some(old) => old.change(hold.clone(), closed),
-                    None => account.holds.push(HoldAccount::new(lease, hold.clone(), account.settled())),
+                    None => account.holds.push(HoldAccount::new(lease, hold.clone(), now)),
                 }
             }
         }

@@ -50,6 +50,8 @@ pub struct HoldSums {
     pub charged_unit_ms: u64,
     /// Charged part times the time of work.
     pub busy_charged_unit_ms: u64,
+    /// Charged part times the time about which nothing is known.
+    pub unknown_charged_unit_ms: u64,
     /// Energy in mJ.
     pub energy_mj: u64,
     /// The least exact method by which active energy was found. See [`HoldSums::energy_method`].
@@ -76,9 +78,13 @@ impl HoldSums {
         self.times.add(state, ms);
         self.unit_ms += unit_ms;
         self.charged_unit_ms += charged;
-        if state == UseState::Busy {
-            self.busy_unit_ms += unit_ms;
-            self.busy_charged_unit_ms += charged;
+        match state {
+            UseState::Busy => {
+                self.busy_unit_ms += unit_ms;
+                self.busy_charged_unit_ms += charged;
+            }
+            UseState::Unknown => self.unknown_charged_unit_ms += charged,
+            UseState::Idle | UseState::Empty => {}
         }
     }
 
@@ -122,6 +128,7 @@ impl HoldSums {
         self.busy_unit_ms += other.busy_unit_ms;
         self.charged_unit_ms += other.charged_unit_ms;
         self.busy_charged_unit_ms += other.busy_charged_unit_ms;
+        self.unknown_charged_unit_ms += other.unknown_charged_unit_ms;
         self.energy_mj += other.energy_mj;
         self.method = self.method.max(other.method);
         self.memory.merge(other.memory);

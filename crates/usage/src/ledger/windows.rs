@@ -46,7 +46,7 @@ fn process_use<'a>(processes: impl IntoIterator<Item = &'a GpuProcess>) -> Optio
 fn instances(signals: &Signals<'_>) -> Option<Vec<InstanceActivity>> {
     let mut instances = Vec::new();
     for window in signals.windows() {
-        let WindowScope::Instance(instance) = window.scope else { return None };
+        let WindowScope::Instance(instance) = window.scope else { continue };
         let activity = match window.activity {
             Reading::Value(activity) => best(activity)?,
             // A GPU instance without a compute instance has no activity.

@@ -56,7 +56,7 @@ fn time_belongs_to_the_state_of_the_sample_at_its_start() {
 }
 
 #[test]
-fn silence_of_more_than_three_intervals_is_unknown_and_restarts_the_state() {
+fn silence_of_three_intervals_is_unknown_and_restarts_the_state() {
     let mut ledger = ledger();
     ledger.set_lease(LEASE, vec![whole()], at(2_000));
     for ms in [3_000, 13_000, 13_000 + 3 * INTERVAL_MS] {
@@ -249,7 +249,6 @@ fn leased_target_that_was_shared_out_twice_is_excess() {
     assert_eq!(sums.overlap, u64::from(GPU_UNITS) / 4 * 3 * 100_000);
 }
 
-/// A whole lease whose processes are estimated alone is not an estimate.
 #[test]
 fn mean_activity_is_weighted_by_time() {
     let mut ledger = ledger();
@@ -295,4 +294,96 @@ fn unused_time_that_lasts_is_known_to_a_dry_run() {
     }
     let open = ledger.open_span(LEASE, at(400_000)).unwrap();
     assert_eq!((open.state, open.until_ms - open.from_ms), (UseState::Idle, 387_000));
+}
+
+/// Two MPS leases that are charged for their memory. Energy without activity follows the compute part.
+#[test]
+fn idle_energy_of_shares_follows_their_compute_part() {
+    let mut ledger = ledger();
+    let share = |units| Hold { share: Share { units, charged: GPU_UNITS / 2 }, ..hold(LeaseKind::Mps, units, None) };
+    let energy =
+        |ms, mj| GpuSample { energy_mj: Reading::Value(mj), processes: Reading::Value(Vec::new()), ..idle(ms) };
+    assert!(ledger.sample(&energy(3_000, 0)));
+    ledger.set_lease(LEASE, vec![share(GPU_UNITS / 4)], at(3_000));
+    ledger.set_lease(LeaseId(2), vec![share(GPU_UNITS / 8)], at(3_000));
+    // 70 W is the least power that the GPU has needed, so all of this is idle energy.
+    assert!(ledger.sample(&energy(13_000, 700_000)));
+    let sums = |lease| ledger.lease(lease, at(13_000)).unwrap().members[0].totals.sums;
+    assert_eq!((sums(LEASE).energy_mj, sums(LeaseId(2)).energy_mj), (175_000, 87_500));
+    assert_eq!(sums(LEASE).energy_method(), EnergyMethod::Slices);
+    assert_eq!(ledger.gpus(at(13_000)).next().unwrap().sums.unattributed_mj, 437_500);
+}
+
+#[test]
+fn unused_time_goes_on_when_the_process_ends() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    for one in [idle(3_000), idle(10_000), idle(20_000), sample(30_000), sample(40_000)] {
+        assert!(ledger.sample(&one));
+    }
+    let figures = ledger.lease(LEASE, at(45_000)).unwrap();
+    assert_eq!((figures.state, figures.since, figures.unused_since), (UseState::Empty, at(30_000), Some(at(10_000))));
+}
+
+#[test]
+fn lease_of_a_lost_gpu_is_held_until_it_ends() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    let _ = ledger.remove_gpu(&"GPU-1".into(), at(5_000));
+    let totals = ledger.end_lease(LEASE, at(9_000)).unwrap();
+    assert_eq!(totals.times.held_ms(), 7_000);
+    assert_eq!(totals.members[0].sums.times.held_ms(), 3_000, "the GPU was there for 3 s");
+}
+
+/// A process that ends between two samples has needed power, so its window teaches nothing about an empty GPU.
+#[test]
+fn level_without_process_needs_two_samples_without_process() {
+    let mut ledger = Ledger::new();
+    ledger.add_gpu(&"GPU-1".into(), at(0));
+    let level = |ledger: &Ledger| ledger.gpus(at(0)).next().unwrap().levels.without_process;
+    assert!(ledger.sample(&busy(1_000)));
+    assert!(ledger.sample(&GpuSample { power_mw: Reading::Value(300_000), ..sample(2_000) }));
+    assert_eq!(level(&ledger), None);
+    assert!(ledger.sample(&sample(3_000)));
+    assert_eq!(level(&ledger), Some(70_000));
+}
+
+/// The agent writes the checkpoint with each begin and end of a lease, so it must stay small.
+#[test]
+fn checkpoint_of_many_leases_is_small() {
+    let mut ledger = Ledger::new();
+    for lease in 0..200 {
+        let hold = Hold { target: format!("MIG-{lease}").into(), ..hold(LeaseKind::Mig, GPU_UNITS / 200, Some(1)) };
+        ledger.set_lease(LeaseId(lease), vec![hold], at(lease));
+    }
+    let mut one = busy(1_000);
+    one.processes = Reading::Value((0..200).map(|lease| process(lease, 100)).collect());
+    assert!(ledger.sample(&one));
+    assert!(ledger.sample(&GpuSample { at: at(9_000), ..one }));
+    let json = serde_json::to_string(&ledger).unwrap();
+    assert!(json.len() < 700_000, "{} bytes", json.len());
+}
+
+/// Windows of the GPU instances count, also if the driver reports the whole GPU in addition.
+#[test]
+fn energy_of_mig_devices_follows_their_activity() {
+    let mut ledger = ledger();
+    let energy = |ms, mj| GpuSample {
+        energy_mj: Reading::Value(mj),
+        utilization: Reading::Unsupported,
+        windows: vec![
+            window(WindowScope::Gpu, GPU_UNITS, 500_000),
+            window(WindowScope::Instance(1), GPU_UNITS / 2, 900_000),
+            window(WindowScope::Instance(2), GPU_UNITS / 2, 100_000),
+        ],
+        ..busy(ms)
+    };
+    assert!(ledger.sample(&energy(3_000, 0)));
+    ledger.set_lease(LEASE, vec![hold(LeaseKind::Mig, GPU_UNITS / 2, Some(1))], at(3_000));
+    ledger.set_lease(LeaseId(2), vec![hold(LeaseKind::Mig, GPU_UNITS / 2, Some(2))], at(3_000));
+    assert!(ledger.sample(&energy(13_000, 1_700_000)));
+    let sums = |lease| ledger.lease(lease, at(13_000)).unwrap().members[0].totals.sums;
+    // 70 W are idle power, which both share equally.
+    assert_eq!(sums(LEASE).energy_mj + sums(LeaseId(2)).energy_mj, 1_700_000);
+    assert_eq!((sums(LEASE).energy_mj, sums(LEASE).energy_method()), (350_000 + 900_000, EnergyMethod::Gpm));
 }
