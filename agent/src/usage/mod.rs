@@ -34,12 +34,15 @@ use gpush_api::{GpuUuid, HostUsage};
 use gpush_host::process_facts::LeaseNames;
 use gpush_locked::Locked;
 use gpush_nvml::{SampleError, sample::Sample};
-use gpush_usage::{input::GpuSample, ledger::Ledger};
+use gpush_usage::{input::GpuSample, ledger::Ledger, moment::Moment};
 use jiff::Timestamp;
 
 pub(crate) use self::demand::Need;
 use self::{clock::Clock, demand::Demand};
 use crate::{modes::mps::Mps, requests::caller::Viewer, state::context::HostContext};
+
+/// Number of intervals for which a sample counts as recent, as in the ledger.
+const MOST_INTERVALS: u64 = 3;
 
 /// The use of leases and GPUs. A handle, cheap to clone.
 #[derive(Debug, Clone)]
@@ -80,12 +83,21 @@ struct TakenSample {
 }
 
 impl LastSample {
-    fn taken(&self) -> Option<&TakenSample> {
+    /// Returns the sample if it is recent. Nothing may need samples any more, and an old figure is not a present one.
+    fn recent(&self, now: Moment) -> Option<&TakenSample> {
         match self {
-            Self::Taken(taken) => Some(taken),
+            Self::Taken(taken) => {
+                let GpuSample { at, interval_ms, .. } = taken.translated;
+                Some(&**taken).filter(|_| is_recent(at, interval_ms, now))
+            }
             Self::Failed(_) => None,
         }
     }
+}
+
+/// Returns whether a sample is recent, as the ledger decides it.
+fn is_recent(at: Moment, interval_ms: u64, now: Moment) -> bool {
+    now.ms_since(at) <= interval_ms.saturating_mul(MOST_INTERVALS)
 }
 
 impl Usage {
@@ -114,5 +126,19 @@ impl Usage {
     /// Returns the figures that a viewer may see: administrators see all leases, users their own.
     pub(crate) fn figures(&self, viewer: Viewer) -> HostUsage {
         show::figures(self, viewer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fault: after an hour without scrapes, the first scrape showed the power of an hour ago.
+    #[test]
+    fn sample_is_recent_for_three_intervals() {
+        let at = Moment { boot: 1, monotonic_ms: 1_000_000, wall_ms: 0 };
+        assert!(is_recent(at, 15_000, at.plus_ms(45_000)));
+        assert!(!is_recent(at, 15_000, at.plus_ms(45_001)));
+        assert!(!is_recent(at, 1_000, at.plus_ms(3_600_000)));
     }
 }

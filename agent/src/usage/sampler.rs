@@ -197,7 +197,7 @@ async fn sample(usage: &Usage, host: &Arc<HostState>, request: SampleRequest) ->
     let processes = owned.await.flatten().unwrap_or_default();
     let Some(gpu) = host.gpu(&uuid) else { return Err(SampleError::Suspended) };
     let accounts = usage.0.accounts.lock();
-    let earlier = accounts.last.get(&uuid).and_then(LastSample::taken);
+    let earlier = accounts.last.get(&uuid).and_then(|last| last.recent(moment));
     if let Some(earlier) = earlier.filter(|_| !wanted.board) {
         keep_board(&mut sample, &earlier.sample);
     }

@@ -34,7 +34,7 @@ pub(super) fn figures(usage: &Usage, viewer: Viewer) -> HostUsage {
         gpus: host
             .gpus
             .iter()
-            .map(|one| gpu(&one.gpu, accounts.last.get(&one.gpu.uuid), sums.get(&one.gpu.uuid)))
+            .map(|one| gpu(&one.gpu, accounts.last.get(&one.gpu.uuid), sums.get(&one.gpu.uuid), now))
             .collect(),
         leases: visible(&host, viewer).filter_map(|id| lease(id, &accounts, now)).collect(),
     }
@@ -46,7 +46,7 @@ fn visible(host: &HostState, viewer: Viewer) -> impl Iterator<Item = LeaseId> {
     host.leases.holding().filter(is_visible).map(OpenLease::id)
 }
 
-fn gpu(gpu: &Gpu, last: Option<&LastSample>, figures: Option<&GpuFigures>) -> GpuUsage {
+fn gpu(gpu: &Gpu, last: Option<&LastSample>, figures: Option<&GpuFigures>, now: Moment) -> GpuUsage {
     let part = |units: Option<u32>| f64::from(units.unwrap_or(0)) / f64::from(GPU_UNITS);
     let mut shown = GpuUsage {
         gpu: gpu.index,
@@ -70,13 +70,12 @@ fn gpu(gpu: &Gpu, last: Option<&LastSample>, figures: Option<&GpuFigures>) -> Gp
         unusable: part(figures.map(|figures| figures.unusable)),
         instances: Vec::new(),
     };
-    match last {
-        None => {}
-        Some(LastSample::Failed(error)) => shown.failure = Some(error.to_string()),
-        Some(LastSample::Taken(taken)) => {
-            shown.sampled_at = Some(taken.at);
-            add_sample(&mut shown, gpu, &taken.sample);
-        }
+    if let Some(LastSample::Failed(error)) = last {
+        shown.failure = Some(error.to_string());
+    }
+    if let Some(taken) = last.and_then(|last| last.recent(now)) {
+        shown.sampled_at = Some(taken.at);
+        add_sample(&mut shown, gpu, &taken.sample);
     }
     shown
 }

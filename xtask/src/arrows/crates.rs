@@ -25,6 +25,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("gpush-client", &["gpush-api"]),
     ("gpush-store", &["gpush-api", "gpush-core", "gpush-locked"]),
     ("gpush-usage", &["gpush-api", "gpush-core"]),
+    ("gpush-openmetrics", &[]),
     ("gpush-man", &[]),
     ("gpush-locked", &[]),
     (
@@ -37,6 +38,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
             "gpush-man",
             "gpush-mps",
             "gpush-nvml",
+            "gpush-openmetrics",
             "gpush-store",
             "gpush-usage",
         ],
@@ -65,6 +67,7 @@ const MUST_NOT_REACH: &[(&str, &[&str], &str)] = &[
     ),
     ("gpush-api", &["tokio*", "nix", "libc", "hyper*", "axum"], "wire types do no I/O"),
     ("gpush-geometry", &["gpush-*", "silicon", "tokio*", "nix", "libc"], "geometry is data"),
+    ("gpush-openmetrics", &["gpush-*", "tokio*", "nix", "libc"], "it only writes text"),
     ("gpushctl", &["gpush-nvml", "nvml-wrapper*", "libloading", "gpushd"], "gpushctl never loads NVML"),
     ("gpushctl", SIMULATION, "nothing that ships depends on the simulator"),
     ("gpushd", SIMULATION, "nothing that ships depends on the simulator"),
