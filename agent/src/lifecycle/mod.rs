@@ -440,7 +440,7 @@ async fn read_first(readings: Readings, hardware: Hardware, state: State) {
             );
             tracing::info!("driver {version}{simulated}, number of GPUs: {}", observed.host.gpus.len());
             let gpus = observed.gpus(Viewer::Agent);
-            for finding in gpush_core::desired::findings(&state.config(), &gpus) {
+            for finding in gpush_core::desired::findings(&state.config(), Some(&gpus)) {
                 tracing::warn!("{finding}");
             }
         }

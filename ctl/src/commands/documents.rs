@@ -9,7 +9,7 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, Plans};
-use gpush_core::config::Config;
+use gpush_core::{config::Config, desired::LintFinding, lint::Lint};
 use gpush_doctor::{Area, Finding, Severity};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -130,6 +130,7 @@ pub(super) fn samples() -> Vec<(&'static str, Value)> {
     let finding = Finding {
         area: Area::ALL[0],
         severity: Severity::Problem,
+        lint: Some(Lint::OtherManager),
         message: "no driver".to_owned(),
         causes: vec!["it is not loaded".to_owned()],
         hint: Some("`modprobe nvidia`".to_owned()),
@@ -162,6 +163,11 @@ pub(super) fn samples() -> Vec<(&'static str, Value)> {
             value(&config_check::Checked {
                 config: view,
                 findings: remarks.to_vec(),
+                lints: vec![LintFinding {
+                    lint: Lint::SharedFaults,
+                    message: "one".to_owned(),
+                    hint: "another".to_owned(),
+                }],
                 plans: Some(Plans { plans: vec![fixtures::plan()] }),
             }),
         ),

@@ -43,6 +43,7 @@ mod sharing;
 mod slurm;
 mod starter;
 mod syntax_error;
+mod tenants;
 mod timeslice;
 mod toml_text;
 
@@ -55,7 +56,8 @@ pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
 pub use rule_lines::rule_lines;
 pub use slurm::{AgentDown, Leftovers, SLURM_DIRECTORY, Slurm, Unattributed};
-pub use starter::{Site, Starter, Wall};
+pub use starter::{Site, Starter};
+pub use tenants::{Isolation, Workload};
 
 pub use crate::diagnostic::{FileErrors as ConfigErrors, Located, Problem};
 
@@ -256,6 +258,10 @@ pub struct Rule {
     pub lease: Option<LeaseTerms>,
     /// Users who may lease the GPUs; `None` for all users.
     pub access: Option<LeaseAccess>,
+    /// Isolation that the users need; `None` if the file does not say. Only the lints use it.
+    pub isolation: Option<Isolation>,
+    /// What the programs do; `None` if the file does not say. Only the lints use it.
+    pub workload: Option<Workload>,
 }
 
 /// The layout of a rule.

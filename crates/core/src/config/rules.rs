@@ -15,7 +15,7 @@ use super::{
     leasing,
     reader::{Reader, Text, Value, get, key_span, unknown},
     schema::{RULE, RULE_MPS, RULE_TIMESLICE},
-    sharing, timeslice,
+    sharing, tenants, timeslice,
 };
 use crate::{
     diagnostic::Problem,
@@ -85,8 +85,10 @@ pub(super) fn read(
         let timeslice = timeslice::read(reader, table, mode);
         let lease = leasing::read(reader, table, mode, defaults);
         let access = leasing::access(reader, table, mode, lease);
+        let isolation = tenants::isolation(reader, table);
+        let workload = tenants::workload(reader, table);
         if let (Some(matches), Some(mode)) = (matches, mode) {
-            rules.push(Rule { name, matches, mode, layout, mps, timeslice, lease, access });
+            rules.push(Rule { name, matches, mode, layout, mps, timeslice, lease, access, isolation, workload });
         }
     }
     never_matching(reader, &claims);
