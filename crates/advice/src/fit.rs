@@ -6,7 +6,7 @@ use gpush_api::{Gpu, GpuProfile, InstanceStep, LayoutSource, Placement, PlanRequ
 use gpush_core::{config::Config, desired};
 use serde::Serialize;
 
-use crate::packing::Demand;
+use crate::packing_bound::Demand;
 
 /// An instance of a layout, with its place on the GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

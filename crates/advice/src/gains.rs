@@ -1,4 +1,4 @@
-//! Measured gains of sharing, as ranges with their sources. The model of `queue` cannot replace them.
+//! Measured gains of sharing, as ranges with their sources. The model of `queueing` cannot replace them.
 
 use serde::Serialize;
 

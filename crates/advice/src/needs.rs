@@ -4,7 +4,7 @@ use gpush_api::{ApiError, Code, MemoryLimit, Percentage};
 use gpush_core::config::{Isolation, Workload};
 use serde::Serialize;
 
-use crate::packing::Demand;
+use crate::packing_bound::Demand;
 
 /// Who installs and updates the driver of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

@@ -164,4 +164,13 @@ mod tests {
         }
         assert_eq!(Lint::numbered("G000"), None);
     }
+
+    #[test]
+    fn reference_of_the_config_lists_each_lint() {
+        let page = include_str!("../../../docs/config.md");
+        for lint in Lint::ALL {
+            let row = format!("| {lint} | {} |", lint.title());
+            assert!(page.contains(&row), "docs/config.md lacks {row}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::{
 use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView, SettingDiff};
 
 use super::{
-    Config, QuotaRule, RuleLayout, leasing, sharing, tenants, timeslice,
+    Config, QuotaRule, RuleLayout, leasing, requirements, sharing, timeslice,
     toml_text::{list, text},
 };
 use crate::{desired, layout::DYNAMIC, lease::quota::Subject};
@@ -78,7 +78,7 @@ impl Config {
             for (key, names) in rule.access.iter().flat_map(leasing::written_access) {
                 let _ = writeln!(out, "{key} = {}", list(names));
             }
-            for (key, value) in tenants::written(rule) {
+            for (key, value) in requirements::written(rule) {
                 let _ = writeln!(out, "{key} = {}", text(value));
             }
             if let Some(policy) = &rule.mps {

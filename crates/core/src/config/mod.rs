@@ -35,6 +35,7 @@ mod processes;
 mod quota_default;
 mod quotas;
 mod reader;
+mod requirements;
 mod rule_lines;
 mod rules;
 pub mod schema;
@@ -43,7 +44,6 @@ mod sharing;
 mod slurm;
 mod starter;
 mod syntax_error;
-mod tenants;
 mod timeslice;
 mod toml_text;
 
@@ -54,10 +54,10 @@ pub use mps::Mps;
 pub use notify::Notify;
 pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
+pub use requirements::{Isolation, Workload};
 pub use rule_lines::rule_lines;
 pub use slurm::{AgentDown, Leftovers, SLURM_DIRECTORY, Slurm, Unattributed};
 pub use starter::{Site, Starter};
-pub use tenants::{Isolation, Workload};
 
 pub use crate::diagnostic::{FileErrors as ConfigErrors, Located, Problem};
 

@@ -92,7 +92,8 @@ impl RuleSharing {
         let through_mps = rule.mode == Mode::Mps || rule.mode == Mode::Mig && shares_devices();
         let leases = if through_mps {
             let policy = rule.mps_policy();
-            let fit = policy.total_percentage.saturating_mul(10) / u32::from(policy.settings.percentage.tenths()).max(1);
+            let fit =
+                policy.total_percentage.saturating_mul(10) / u32::from(policy.settings.percentage.tenths()).max(1);
             fit.min(policy.max_clients).max(1)
         } else {
             rule.timeslice.as_ref().map_or(1, |policy| policy.replicas)
@@ -138,7 +139,8 @@ fn soft_limits(rule: &Rule, sharing: &RuleSharing, add: &mut impl FnMut(Lint, St
         let message = "`isolation = \"hard\"` needs hard limits, but a program can lift the limits of MPS";
         add(Lint::SoftLimits, message.to_owned(), "write mode = \"mig\", and choose profiles of the needed size");
     } else if terms.requirement_for(true) == LeaseRequirement::Optional {
-        let message = "the limits of MPS do not apply to processes without a lease, which `lease = \"optional\"` permits";
+        let message =
+            "the limits of MPS do not apply to processes without a lease, which `lease = \"optional\"` permits";
         add(Lint::SoftLimits, message.to_owned(), "write lease = \"required\"");
     }
 }

@@ -20,13 +20,13 @@ use crate::{
     layout::{DYNAMIC, Layout},
 };
 
+mod as_if_idle;
 mod compare;
 mod drift;
 mod findings;
 mod gpu_label;
 mod gpu_plan;
 mod grant;
-mod idle;
 pub mod in_use;
 mod lints;
 mod mode;
@@ -41,11 +41,11 @@ mod rule_label;
 mod timeslice_state;
 mod whole_gpu;
 
+pub use as_if_idle::as_if_idle;
 pub use compare::{changed_under, compare};
 pub use drift::{compute_mode_drift, drift};
 pub use findings::{ConfigFinding, findings};
 pub use grant::{created_after, plan_grant};
-pub use idle::as_if_idle;
 pub use lints::{LintFinding, lints};
 pub use mode::{add_services, is_switched, needs_reset, without_fabric_manager};
 pub use mps_entries::check_mps_entries;

@@ -80,9 +80,8 @@ fn hard_isolation_without_required_leases_is_g007() {
 fn memory_limits_above_the_memory_of_the_gpu_are_g008() {
     let gpus = preset::gpus("dgx-a100").unwrap();
     let found = |memory: &str| {
-        let text = format!(
-            "[[gpu]]\nmatch = \"0\"\nmode = \"mps\"\nmps = {{ percentage = 25, memory = \"{memory}\" }}\n"
-        );
+        let text =
+            format!("[[gpu]]\nmatch = \"0\"\nmode = \"mps\"\nmps = {{ percentage = 25, memory = \"{memory}\" }}\n");
         lints_on_gpus(&Config::parse(&text, "config.toml").unwrap(), &gpus)
     };
     assert_eq!(found("20G"), []);

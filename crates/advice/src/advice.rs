@@ -5,12 +5,12 @@ use gpush_core::config::{Isolation, Workload};
 use serde::Serialize;
 
 use crate::{
+    config_lines::{RuleText, processes, rule},
+    decision_tree::{Answer, Question, Step, walk},
     fit::{InstanceFit, Placed, fit, most_instances},
     leaf::Leaf,
     needs::{Driver, Needs},
-    packing::{Packing, packing},
-    rule::{RuleText, processes, rule},
-    tree::{Answer, Question, Step, walk},
+    packing_bound::{Demand, Packing, packing},
 };
 
 /// The advice for a host.
@@ -88,6 +88,29 @@ pub fn advise(needs: &Needs, gpus: &[Gpu]) -> Result<Advice, ApiError> {
     }
     let places = models.iter().map(|model| count(&model.gpus).saturating_mul(model.tenants_per_gpu)).sum();
     Ok(Advice { tenants: needs.tenants, places, models, text })
+}
+
+/// The packing bound of one model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ModelPacking {
+    /// Indexes of the GPUs.
+    #[serde(rename = "indexes")]
+    pub gpus: Vec<GpuIndex>,
+    /// Product name.
+    pub name: String,
+    /// The bound of one GPU.
+    pub packing: Packing,
+}
+
+/// Returns the packing bound of each model of a host.
+#[must_use]
+pub fn packing_of_models(demand: &Demand, gpus: &[Gpu]) -> Vec<ModelPacking> {
+    let of = |group: Vec<&Gpu>| {
+        let gpu = group.first()?;
+        let bound = packing(demand, gpu.memory.total_mib, most_instances(gpu, demand));
+        Some(ModelPacking { gpus: group.iter().map(|gpu| gpu.index).collect(), name: gpu.name.clone(), packing: bound })
+    };
+    by_model(gpus).into_iter().filter_map(of).collect()
 }
 
 fn count(gpus: &[GpuIndex]) -> u32 {

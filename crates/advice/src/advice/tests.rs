@@ -3,7 +3,7 @@ use gpush_core::{config::Config, desired, preset};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{needs::tests::needs, packing::Demand};
+use crate::{needs::tests::needs, packing_bound::Demand};
 
 /// Returns the advice, after its config lines were parsed, checked by the lints, and planned on the GPUs.
 fn checked(needs: &Needs, gpus: &[Gpu]) -> Advice {

@@ -14,15 +14,15 @@ use gpush_api::{ApiError, Code};
 use serde::Serialize;
 
 mod arrivals;
-mod hostile;
+mod hostile_tenant;
 mod latency;
-mod model;
+mod simulate;
 
 pub use self::{
     arrivals::{Arrival, Load, parse, poisson},
-    hostile::{Hostile, Victims, hostile},
+    hostile_tenant::{Hostile, Victims, hostile},
     latency::Latency,
-    model::{Mechanism, Setup, simulate},
+    simulate::{Mechanism, Served, Setup, simulate},
 };
 
 /// What a mechanism achieves with the arrivals.

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::model::Served;
+use super::simulate::Served;
 
 /// Number of served requests, and their latency.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
