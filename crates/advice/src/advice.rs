@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use crate::{
     config_lines::{RuleText, processes, rule},
-    decision_tree::{Answer, Question, Step, walk},
+    decision_tree::{PathStep, Question, TreeAnswer, walk},
     fit::{InstanceFit, Placed, fit, most_instances},
     leaf::Leaf,
-    needs::{Driver, Needs},
+    needs::{DriverOwner, Needs},
     packing_bound::{Demand, Packing, packing},
 };
 
@@ -40,7 +40,8 @@ pub struct ModelAdvice {
     /// The answer; `None` if no tenant fits on the model.
     pub advised: Option<Leaf>,
     /// The questions that led to the answer.
-    pub path: Vec<Step>,
+    #[serde(rename = "answers")]
+    pub reasons: Vec<PathStep>,
     /// Tenants on one GPU at a time.
     pub tenants_per_gpu: u32,
     /// Entries of the layout of each GPU; empty without MIG.
@@ -74,20 +75,33 @@ pub fn advise(needs: &Needs, gpus: &[Gpu]) -> Result<Advice, ApiError> {
     let demand = needs.demand.memory_mib.unwrap_or_default();
     let usable = gpus.iter().filter(|gpu| gpu.memory.total_mib >= demand).count();
     let usable = u32::try_from(usable).unwrap_or(u32::MAX).max(1);
-    let wanted = needs.tenants.div_ceil(usable);
-    let mut text = processes(needs).to_owned();
-    let mut models = Vec::new();
-    for group in by_model(gpus) {
-        let (model, lines) = of_model(needs, &group, wanted);
-        text += &lines;
-        models.push(model);
+    let least = needs.tenants.div_ceil(usable);
+    let (mut places, mut models, mut rules) = on_models(needs, gpus, least);
+    // Some models may take fewer tenants than others, so that the others must take more.
+    for wanted in least.saturating_add(1)..=MOST_LEASES {
+        if places >= needs.tenants {
+            break;
+        }
+        let more = on_models(needs, gpus, wanted);
+        if more.0 > places {
+            (places, models, rules) = more;
+        }
     }
-    if needs.tenants > 1 && wanted == 1 {
+    let tables = [processes(needs)].into_iter().chain(rules.iter().map(String::as_str));
+    let text = tables.filter(|table| !table.is_empty()).collect::<Vec<_>>().join("\n");
+    if needs.tenants > 1 && least == 1 {
         let note = "the host has a GPU for each tenant, so `mode = \"exclusive\"` is enough";
         models.iter_mut().for_each(|model| model.notes.push(note.to_owned()));
     }
-    let places = models.iter().map(|model| count(&model.gpus).saturating_mul(model.tenants_per_gpu)).sum();
     Ok(Advice { tenants: needs.tenants, places, models, text })
+}
+
+/// Returns the answer for each model if each GPU should take `wanted` tenants, with the places on the host and the rules.
+fn on_models(needs: &Needs, gpus: &[Gpu], wanted: u32) -> (u32, Vec<ModelAdvice>, Vec<String>) {
+    let groups = by_model(gpus);
+    let (models, rules): (Vec<_>, Vec<_>) = groups.iter().map(|group| of_model(needs, group, wanted)).unzip();
+    let places = models.iter().map(|model| count(&model.gpus).saturating_mul(model.tenants_per_gpu));
+    (places.fold(0, u32::saturating_add), models, rules)
 }
 
 /// The packing bound of one model.
@@ -130,23 +144,23 @@ fn by_model(gpus: &[Gpu]) -> Vec<Vec<&Gpu>> {
 }
 
 /// Returns the answer to a question of the tree.
-fn answer(needs: &Needs, has_mig: bool, question: Question) -> Answer {
-    let yes = |is: bool| if is { Answer::Yes } else { Answer::No };
+fn answer(needs: &Needs, has_mig: bool, question: Question) -> TreeAnswer {
+    let yes = |is: bool| if is { TreeAnswer::Yes } else { TreeAnswer::No };
     match question {
-        Question::Isolation if needs.tenants == 1 => Answer::OneTenant,
+        Question::Isolation if needs.tenants == 1 => TreeAnswer::OneTenant,
         Question::Isolation => match needs.isolation {
-            Isolation::Hard => Answer::Hard,
-            Isolation::Shared => Answer::Shared,
+            Isolation::Hard => TreeAnswer::Hard,
+            Isolation::Shared => TreeAnswer::Shared,
         },
         Question::MigSupport => yes(has_mig),
         Question::Workload => match needs.workload {
-            Workload::Inference => Answer::Latency,
-            Workload::Training | Workload::Batch | Workload::Notebooks | Workload::Kernels => Answer::Throughput,
+            Workload::Inference => TreeAnswer::Latency,
+            Workload::Training | Workload::Batch | Workload::Notebooks | Workload::Kernels => TreeAnswer::Throughput,
         },
         Question::BoundedMemory => yes(needs.bounded_memory),
         Question::Driver => match needs.driver {
-            Driver::Own => Answer::Own,
-            Driver::Managed => Answer::Managed,
+            DriverOwner::Own => TreeAnswer::Own,
+            DriverOwner::Managed => TreeAnswer::Managed,
         },
         Question::Bottleneck => yes(matches!(needs.workload, Workload::Kernels | Workload::Inference)),
         Question::SoftCompute => yes(needs.soft_compute),
@@ -159,7 +173,7 @@ fn of_model(needs: &Needs, gpus: &[&Gpu], wanted: u32) -> (ModelAdvice, String) 
     // `by_model` makes no empty group.
     let gpu = gpus[0];
     let has_mig = gpu.mig.as_ref().is_some_and(|mig| !mig.profiles.is_empty());
-    let (path, leaf) = walk(|question| answer(needs, has_mig, question));
+    let (reasons, leaf) = walk(|question| answer(needs, has_mig, question));
     let instances = most_instances(gpu, &needs.demand);
     let packing = packing(&needs.demand, gpu.memory.total_mib, instances);
     let mut model = ModelAdvice {
@@ -167,7 +181,7 @@ fn of_model(needs: &Needs, gpus: &[&Gpu], wanted: u32) -> (ModelAdvice, String) 
         name: gpu.name.clone(),
         memory_slices: gpu.mig.as_ref().map_or(0, |mig| mig.memory_slices),
         advised: None,
-        path,
+        reasons,
         tenants_per_gpu: 0,
         entries: Vec::new(),
         also_fits: Vec::new(),

@@ -70,7 +70,9 @@ pub(crate) fn rule(text: &RuleText<'_>) -> String {
         Leaf::NoSharing | Leaf::Mig => text.needs.isolation,
         Leaf::Mps | Leaf::Hami | Leaf::Timeslice | Leaf::ManagedTimeslice => Isolation::Shared,
     };
-    line(&mut out, &format!("isolation = \"{}\"", isolation.name()), "");
+    if text.needs.tenants > 1 {
+        line(&mut out, &format!("isolation = \"{}\"", isolation.name()), "");
+    }
     let is_usual = text.needs.workload.usual_leases().is_none_or(|usual| usual.contains(&text.per_gpu));
     let shares = !matches!(text.leaf, Leaf::NoSharing | Leaf::Mig);
     if is_usual || !shares {
@@ -81,6 +83,10 @@ pub(crate) fn rule(text: &RuleText<'_>) -> String {
 
 /// Returns the table that hard isolation needs, before the rules.
 pub(crate) fn processes(needs: &Needs) -> &'static str {
+    // One tenant has nobody to be isolated from.
+    if needs.tenants == 1 {
+        return "";
+    }
     match needs.isolation {
         Isolation::Hard => "[processes]\nunleased = \"end\"        # end processes that have no lease\n",
         Isolation::Shared => "",

@@ -38,7 +38,7 @@ pub enum Question {
 
 /// An answer to a question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Answer {
+pub enum TreeAnswer {
     /// There is one tenant.
     OneTenant,
     /// Hard isolation.
@@ -72,7 +72,7 @@ pub enum Next {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Branch {
     /// The answer.
-    pub answer: Answer,
+    pub answer: TreeAnswer,
     /// The answer as a clause that gives a reason.
     pub text: &'static str,
     /// What follows.
@@ -90,7 +90,7 @@ pub struct Node {
     pub branches: &'static [Branch],
 }
 
-const fn branch(answer: Answer, text: &'static str, next: Next) -> Branch {
+const fn branch(answer: TreeAnswer, text: &'static str, next: Next) -> Branch {
     Branch { answer, text, next }
 }
 
@@ -100,18 +100,18 @@ pub const TREE: [Node; 8] = [
         question: Question::Isolation,
         text: "Must tenants be isolated in hardware?",
         branches: &[
-            branch(Answer::OneTenant, "there is one tenant", Next::Leaf(Leaf::NoSharing)),
-            branch(Answer::Hard, "tenants must be isolated in hardware", Next::Ask(Question::MigSupport)),
-            branch(Answer::Shared, "the tenants trust each other", Next::Ask(Question::Workload)),
+            branch(TreeAnswer::OneTenant, "there is one tenant", Next::Leaf(Leaf::NoSharing)),
+            branch(TreeAnswer::Hard, "tenants must be isolated in hardware", Next::Ask(Question::MigSupport)),
+            branch(TreeAnswer::Shared, "the tenants trust each other", Next::Ask(Question::Workload)),
         ],
     },
     Node {
         question: Question::MigSupport,
         text: "Does the GPU support MIG?",
         branches: &[
-            branch(Answer::Yes, "the GPU supports MIG", Next::Leaf(Leaf::Mig)),
+            branch(TreeAnswer::Yes, "the GPU supports MIG", Next::Leaf(Leaf::Mig)),
             branch(
-                Answer::No,
+                TreeAnswer::No,
                 "the GPU does not support MIG, and no software gives the same guarantee",
                 Next::Leaf(Leaf::NoSharing),
             ),
@@ -121,57 +121,57 @@ pub const TREE: [Node; 8] = [
         question: Question::Workload,
         text: "Does throughput or latency matter?",
         branches: &[
-            branch(Answer::Throughput, "throughput matters", Next::Ask(Question::Driver)),
-            branch(Answer::Latency, "latency matters", Next::Ask(Question::BoundedMemory)),
+            branch(TreeAnswer::Throughput, "throughput matters", Next::Ask(Question::Driver)),
+            branch(TreeAnswer::Latency, "latency matters", Next::Ask(Question::BoundedMemory)),
         ],
     },
     Node {
         question: Question::BoundedMemory,
         text: "Must the memory of each tenant be bounded?",
         branches: &[
-            branch(Answer::Yes, "the memory of each tenant must be bounded", Next::Ask(Question::SoftCompute)),
-            branch(Answer::No, "some jitter is acceptable", Next::Ask(Question::Driver)),
+            branch(TreeAnswer::Yes, "the memory of each tenant must be bounded", Next::Ask(Question::SoftCompute)),
+            branch(TreeAnswer::No, "some jitter is acceptable", Next::Ask(Question::Driver)),
         ],
     },
     Node {
         question: Question::Driver,
         text: "Who controls the driver?",
         branches: &[
-            branch(Answer::Own, "you control the driver", Next::Ask(Question::Bottleneck)),
-            branch(Answer::Managed, "another party manages the driver", Next::Leaf(Leaf::ManagedTimeslice)),
+            branch(TreeAnswer::Own, "you control the driver", Next::Ask(Question::Bottleneck)),
+            branch(TreeAnswer::Managed, "another party manages the driver", Next::Leaf(Leaf::ManagedTimeslice)),
         ],
     },
     Node {
         question: Question::Bottleneck,
         text: "Do programs leave multiprocessors idle, as small kernels and batched inference do?",
         branches: &[
-            branch(Answer::Yes, "single programs leave multiprocessors idle", Next::Ask(Question::SharedFaults)),
-            branch(Answer::No, "one program at a time keeps the GPU busy", Next::Leaf(Leaf::Timeslice)),
+            branch(TreeAnswer::Yes, "single programs leave multiprocessors idle", Next::Ask(Question::SharedFaults)),
+            branch(TreeAnswer::No, "one program at a time keeps the GPU busy", Next::Leaf(Leaf::Timeslice)),
         ],
     },
     Node {
         question: Question::SoftCompute,
         text: "Do the tenants accept a limit of compute that is not exact?",
         branches: &[
-            branch(Answer::Yes, "a soft limit of compute is acceptable", Next::Leaf(Leaf::Hami)),
-            branch(Answer::No, "the limit of compute must be exact", Next::Ask(Question::MigSupport)),
+            branch(TreeAnswer::Yes, "a soft limit of compute is acceptable", Next::Leaf(Leaf::Hami)),
+            branch(TreeAnswer::No, "the limit of compute must be exact", Next::Ask(Question::MigSupport)),
         ],
     },
     Node {
         question: Question::SharedFaults,
         text: "May a fault of one tenant end the programs of others?",
         branches: &[
-            branch(Answer::Yes, "the tenants accept each other's faults", Next::Leaf(Leaf::Mps)),
-            branch(Answer::No, "a fault must not end the programs of others", Next::Leaf(Leaf::Timeslice)),
+            branch(TreeAnswer::Yes, "the tenants accept each other's faults", Next::Leaf(Leaf::Mps)),
+            branch(TreeAnswer::No, "a fault must not end the programs of others", Next::Leaf(Leaf::Timeslice)),
         ],
     },
 ];
 
 /// A question on the path, with its answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Step {
+pub struct PathStep {
     /// The question; its number in JSON.
-    #[serde(rename = "step")]
+    #[serde(rename = "question_number")]
     pub question: Question,
     /// The answer as a clause.
     #[serde(rename = "reason")]
@@ -210,14 +210,14 @@ impl Serialize for Question {
 /// Follows the tree from its root. `answer` answers each question on the path; an answer that the question does not
 /// have counts as its last answer.
 #[must_use]
-pub fn walk(answer: impl Fn(Question) -> Answer) -> (Vec<Step>, Leaf) {
+pub fn walk(answer: impl Fn(Question) -> TreeAnswer) -> (Vec<PathStep>, Leaf) {
     let mut steps = Vec::new();
     let mut node = &TREE[0];
     loop {
         let given = answer(node.question);
         let fallback = &node.branches[node.branches.len() - 1];
         let branch = node.branches.iter().find(|branch| branch.answer == given).unwrap_or(fallback);
-        steps.push(Step { question: node.question, text: branch.text });
+        steps.push(PathStep { question: node.question, text: branch.text });
         match branch.next {
             Next::Ask(next) => node = next.node(),
             Next::Leaf(leaf) => return (steps, leaf),

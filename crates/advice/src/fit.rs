@@ -41,7 +41,7 @@ fn entry(profile: &str, count: u32) -> String {
     if count == 1 { profile.to_owned() } else { format!("{profile}*{count}") }
 }
 
-/// Returns the instances for `wanted` tenants on a GPU: the largest profile of which so many fit. If no profile is small
+/// Returns the instances for at least `wanted` tenants on a GPU: the largest profile of which so many fit. If no profile is small
 /// enough, returns the profile of which the most fit. `None` if no profile meets the demand, or if the GPU has no MIG.
 pub(crate) fn fit(gpu: &Gpu, demand: &Demand, wanted: u32) -> Option<InstanceFit> {
     let gpu = desired::as_if_idle(gpu);
@@ -50,7 +50,8 @@ pub(crate) fn fit(gpu: &Gpu, demand: &Demand, wanted: u32) -> Option<InstanceFit
     let largest = enough.max_by_key(|profile| (profile.memory_mib, profile.sm, Reverse(profile.max)));
     let most = || profiles.iter().max_by_key(|profile| (profile.max, profile.memory_mib));
     let chosen = largest.or_else(most)?;
-    let base = entry(&chosen.name, u32::from(chosen.max).min(wanted.max(1)));
+    let count = u32::from(chosen.max);
+    let base = entry(&chosen.name, count);
     let mut placed = plan(&gpu, std::slice::from_ref(&base))?;
     let mut spare: Vec<String> = Vec::new();
     // The largest profile that still fits, until none does.
@@ -65,7 +66,7 @@ pub(crate) fn fit(gpu: &Gpu, demand: &Demand, wanted: u32) -> Option<InstanceFit
         }
     }
     placed.sort_by_key(|instance| instance.placement);
-    Some(InstanceFit { profile: chosen.name.clone(), count: u32::from(chosen.max).min(wanted.max(1)), spare, placed })
+    Some(InstanceFit { profile: chosen.name.clone(), count, spare, placed })
 }
 
 /// Returns the profile of which the most instances meet the demand, with their number, for the packing bound.
@@ -172,7 +173,7 @@ mod tests {
                 prop_assert!(meeting(&gpu, &demand).is_empty());
                 return Ok(());
             };
-            prop_assert!(found.count >= 1 && found.count <= wanted);
+            prop_assert!(found.count >= 1 && !found.spare.contains(&found.profile));
             prop_assert_eq!(found.placed.len(), found.spare.len() + found.count as usize);
             let end = |placement: Placement| placement.start + placement.size;
             prop_assert!(found.placed.windows(2).all(|two| end(two[0].placement) <= two[1].placement.start));

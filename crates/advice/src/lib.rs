@@ -30,10 +30,10 @@ pub mod queueing;
 
 pub use self::{
     advice::{Advice, ModelAdvice, ModelPacking, advise, packing_of_models},
-    decision_tree::{Answer, Branch, Next, Node, Question, Step, TREE, walk},
+    decision_tree::{Branch, Next, Node, PathStep, Question, TREE, TreeAnswer, walk},
     fit::{InstanceFit, Placed},
     gains::{GAINS, Gain},
     leaf::{Leaf, Neighbour},
-    needs::{Driver, Needs},
+    needs::{DriverOwner, Needs},
     packing_bound::{Demand, Packing, Realization, Resource, packing},
 };

@@ -9,7 +9,7 @@ use crate::packing_bound::Demand;
 /// Who installs and updates the driver of the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Driver {
+pub enum DriverOwner {
     /// The administrators of the host.
     Own,
     /// A cloud provider or another team.
@@ -28,7 +28,7 @@ pub struct Needs {
     /// What one tenant needs of a GPU.
     pub demand: Demand,
     /// Who controls the driver.
-    pub driver: Driver,
+    pub driver: DriverOwner,
     /// Whether the memory of each tenant must be bounded. Matters for inference only.
     pub bounded_memory: bool,
     /// Whether the tenants accept a limit of compute that is not exact. Matters if the memory must be bounded.
@@ -70,7 +70,7 @@ impl Needs {
         let asked = MemoryLimit::of_mib(memory_mib).map_or_else(|| format!("{memory_mib}M"), |limit| limit.to_string());
         let message = format!("a tenant needs {asked} of memory, more than any GPU of the host has");
         let cause = format!("the largest GPU, {name}, has {largest}M");
-        let hint = format!("give at most `--memory {largest}M`, or name a host with larger GPUs: `--offline dgx-h200`");
+        let hint = format!("give at most `--memory {largest}M`");
         Err(ApiError::new(Code::BadRequest, message).cause(cause).hint(hint))
     }
 }
@@ -93,7 +93,7 @@ pub(crate) mod tests {
             isolation,
             workload,
             demand: Demand::default(),
-            driver: Driver::Own,
+            driver: DriverOwner::Own,
             bounded_memory: false,
             soft_compute: false,
             shared_faults: false,

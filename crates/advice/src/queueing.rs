@@ -22,14 +22,14 @@ pub use self::{
     arrivals::{Arrival, Load, parse, poisson},
     hostile_tenant::{Hostile, Victims, hostile},
     latency::Latency,
-    simulate::{Mechanism, Served, Setup, simulate},
+    simulate::{Served, ServiceModel, Setup, simulate},
 };
 
 /// What a mechanism achieves with the arrivals.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Row {
     /// The mechanism.
-    pub mechanism: Mechanism,
+    pub mechanism: ServiceModel,
     /// The latency; `None` if the mechanism cannot serve so many tenants.
     #[serde(flatten)]
     pub latency: Option<Latency>,
@@ -49,7 +49,7 @@ pub fn table(arrivals: &[Arrival], setup: &Setup) -> Result<Vec<Row>, ApiError> 
         mechanism,
         latency: simulate(mechanism, arrivals, setup, |_| setup.service_s).map(|served| Latency::of(&served, |_| true)),
     };
-    Ok(Mechanism::ALL.map(row).to_vec())
+    Ok(ServiceModel::ALL.map(row).to_vec())
 }
 
 #[cfg(test)]

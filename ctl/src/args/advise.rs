@@ -11,10 +11,10 @@ use super::{IsolationName, values::duration};
 pub(crate) enum Advise {
     /// Choose a mechanism and a layout, and print config lines
     #[command(after_help = "\
-Answers for each GPU model of the host. On a terminal, the command asks for what
-the flags do not say. Otherwise, it needs --tenants, --workload and, for several
-tenants, --isolation. Let the strictest tenant decide. The command changes
-nothing.
+Answers for each GPU model of the host. On a terminal, the command asks for
+what the flags do not say. Otherwise, it needs --tenants, --workload and, for
+several tenants, --isolation. Let the strictest tenant decide. The command
+changes nothing.
 
 Examples:
   gpushctl advise --tenants 120 --isolation hard --workload notebooks
@@ -25,9 +25,10 @@ Examples:
     /// Estimate the latency of tenants that share one GPU
     #[command(after_help = "\
 A model, not a measurement: each request needs the whole GPU for a fixed time,
-and the requests of each tenant arrive at random. With --hostile, tenant 0 sends
-twice as many requests, each of which takes ten times as long. With --memory or
---compute, the command also prints how many tenants fit on the GPUs of the host.
+and the requests of each tenant arrive at random. With --hostile, tenant 0
+sends twice as many requests, each of which takes ten times as long. With
+--memory or --compute, the command also prints how many tenants fit on the GPUs
+of the host.
 
 Examples:
   gpushctl advise queue --tenants 7 --rate 12 --service 10
@@ -95,7 +96,7 @@ pub(crate) struct AdviseQueueArgs {
     )]
     pub(crate) rates: Vec<f64>,
     /// Milliseconds of the whole GPU for a request
-    #[arg(long, value_name = "MS", default_value_t = 10.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "NUMBER", default_value_t = 10.0, allow_negative_numbers = true)]
     pub(crate) service: f64,
     /// Length of the period; only requests that finish within it count
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration, allow_negative_numbers = true)]

@@ -315,7 +315,7 @@ Examples:
     /// Write an archive for a bug report; works without the agent
     #[command(after_help = support_bundle::NOTES)]
     SupportBundle(SupportBundleArgs),
-    /// Explain a mechanism, a state, an Xid error, an error code or a lint
+    /// Explain a mechanism, a state, an Xid error, a code or a lint
     #[command(after_help = "\
 Without TOPIC, lists the topics. Except for a MIG device, the command works
 without gpushd. For a MIG device that has ended, it says which operation

@@ -98,7 +98,10 @@ pub(super) fn run(global: &Global, file: Option<PathBuf>, offline: Option<&str>,
     if offline.is_none() && config.rules.iter().any(|rule| rule.mode.is_managed()) {
         of_config.extend(other_managers());
     }
-    findings.extend(of_config.iter().map(ToString::to_string));
+    findings.extend(of_config.iter().map(|finding| match finding {
+        ConfigFinding::Lint(lint) => format!("{lint}; `gpushctl explain {}` says why", lint.lint),
+        ConfigFinding::Remark(text) => text.clone(),
+    }));
     let lints = of_config.into_iter().filter_map(|finding| match finding {
         ConfigFinding::Lint(lint) => Some(lint),
         ConfigFinding::Remark(_) => None,

@@ -34,7 +34,8 @@ pub(crate) fn findings(findings: &[Finding], look: &Appearance) -> String {
             lines.extend(look.wrap(&format!("{indent}cause: "), &look.clean(cause)));
         }
         if let Some(hint) = &finding.hint {
-            lines.extend(look.wrap(&format!("{indent}hint: "), &look.clean(hint)));
+            let why = finding.lint.map_or_else(String::new, |lint| format!("; `gpushctl explain {lint}` says why"));
+            lines.extend(look.wrap(&format!("{indent}hint: "), &look.clean(&format!("{hint}{why}"))));
         }
     }
     if !look.is_administrator && findings.iter().any(|finding| finding.hint.is_some()) {

@@ -53,7 +53,7 @@ fn each_leaf_has_a_valid_config_on_a_preset() {
     let bounded = Needs { bounded_memory: true, soft_compute: true, ..shared(Workload::Inference) };
     assert_eq!(only(&bounded, "dgx-a100").advised, Some(Leaf::Hami));
     assert_eq!(only(&shared(Workload::Notebooks), "a30x4").advised, Some(Leaf::Timeslice));
-    let cloud = Needs { driver: Driver::Managed, ..shared(Workload::Batch) };
+    let cloud = Needs { driver: DriverOwner::Managed, ..shared(Workload::Batch) };
     assert_eq!(only(&cloud, "dgx-a100").advised, Some(Leaf::ManagedTimeslice));
 }
 
@@ -75,6 +75,14 @@ fn mixed_fleet_is_answered_for_each_model() {
         let expected = if name.contains("L4") || name.contains("T4") { Leaf::NoSharing } else { Leaf::Mig };
         assert_eq!(leaf, Some(expected), "{name}");
     }
+}
+
+/// Two GPUs without MIG take one tenant each, so the others must take more than an equal part.
+#[test]
+fn tenants_that_whole_gpus_cannot_take_get_instances_elsewhere() {
+    let advice = checked(&Needs { tenants: 12, ..needs(Isolation::Hard, Workload::Inference) }, &host("mixed"));
+    assert!(advice.places >= 12, "{}", advice.places);
+    assert_eq!(advice.models[0].tenants_per_gpu, 3);
 }
 
 /// Of a mixed fleet, small GPUs get no rule if a tenant does not fit.
@@ -155,7 +163,7 @@ proptest! {
             isolation,
             workload: Workload::ALL[workload],
             demand: Demand { memory_mib: memory, compute: tenths.and_then(Percentage::of_tenths) },
-            driver: if own { Driver::Own } else { Driver::Managed },
+            driver: if own { DriverOwner::Own } else { DriverOwner::Managed },
             bounded_memory: bounded,
             soft_compute: soft && !hard,
             shared_faults: faults && !hard,

@@ -3,11 +3,11 @@ use std::collections::BTreeSet;
 use super::*;
 
 /// All paths from the root: the answers, and the leaf.
-const PATHS: [(&[(Question, Answer)], Leaf); 15] = {
-    use Answer::{Hard, Latency, Managed, No, OneTenant, Own, Shared, Throughput, Yes};
+const PATHS: [(&[(Question, TreeAnswer)], Leaf); 15] = {
     use Question::{
         Bottleneck, BoundedMemory as Bounded, Driver, Isolation, MigSupport, SharedFaults, SoftCompute, Workload,
     };
+    use TreeAnswer::{Hard, Latency, Managed, No, OneTenant, Own, Shared, Throughput, Yes};
     [
         (&[(Isolation, OneTenant)], Leaf::NoSharing),
         (&[(Isolation, Hard), (MigSupport, Yes)], Leaf::Mig),
@@ -74,7 +74,7 @@ fn each_path_ends_in_its_leaf() {
 /// Counts the paths of the tree, so that a new path needs a new case above.
 #[test]
 fn cases_cover_each_path_of_the_tree() {
-    fn follow(node: &Node, path: &[(Question, Answer)], found: &mut BTreeSet<Vec<(Question, Answer)>>) {
+    fn follow(node: &Node, path: &[(Question, TreeAnswer)], found: &mut BTreeSet<Vec<(Question, TreeAnswer)>>) {
         for branch in node.branches {
             let path = [path, &[(node.question, branch.answer)]].concat();
             match branch.next {

@@ -4,7 +4,7 @@ use gpush_api::{ApiError, Code};
 use serde::Serialize;
 
 use super::{
-    Arrival, Latency, Mechanism, Setup,
+    Arrival, Latency, ServiceModel, Setup,
     arrivals::{sort, stream},
     simulate,
 };
@@ -26,10 +26,12 @@ pub struct Hostile {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Victims {
     /// The mechanism.
-    pub mechanism: Mechanism,
+    pub mechanism: ServiceModel,
     /// Their latency while the tenant behaves; `None` if the mechanism cannot serve so many tenants.
+    #[serde(rename = "latency_before")]
     pub before: Option<Latency>,
     /// Their latency with the hostile tenant.
+    #[serde(rename = "latency_after")]
     pub after: Option<Latency>,
     /// How many times as high their 99th percentile is; `None` without latencies.
     pub price: Option<f64>,
@@ -62,5 +64,5 @@ pub fn hostile(arrivals: &[Arrival], setup: &Setup, hostile: &Hostile) -> Result
         let both = before.zip(after).filter(|(before, after)| before.served > 0 && after.served > 0);
         Victims { mechanism, before, after, price: both.map(|(before, after)| after.p99_ms / before.p99_ms) }
     };
-    Ok(Mechanism::ALL.map(victims).to_vec())
+    Ok(ServiceModel::ALL.map(victims).to_vec())
 }

@@ -16,7 +16,7 @@ const SWITCH_S: f64 = 0.000_8;
 /// A way to share the GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Mechanism {
+pub enum ServiceModel {
     /// An instance for each tenant.
     Mig,
     /// All tenants at the same time.
@@ -25,7 +25,7 @@ pub enum Mechanism {
     Timeslice,
 }
 
-impl Mechanism {
+impl ServiceModel {
     /// All mechanisms.
     pub const ALL: [Self; 3] = [Self::Mig, Self::Mps, Self::Timeslice];
 
@@ -80,13 +80,13 @@ pub struct Served {
 /// Returns the requests that finish within the period. `service` returns the service time of a tenant's requests in
 /// seconds. Returns `None` for MIG if there are more tenants than instances. `arrivals` are in the order of time.
 pub fn simulate(
-    mechanism: Mechanism,
+    mechanism: ServiceModel,
     arrivals: &[Arrival],
     setup: &Setup,
     service: impl Fn(u32) -> f64,
 ) -> Option<Vec<Served>> {
     let finish: Box<dyn FnMut(&Arrival) -> f64> = match mechanism {
-        Mechanism::Mig => {
+        ServiceModel::Mig => {
             let mut tenants: Vec<u32> = arrivals.iter().map(|arrival| arrival.tenant).collect();
             tenants.sort_unstable();
             tenants.dedup();
@@ -100,7 +100,7 @@ pub fn simulate(
                 *free
             })
         }
-        Mechanism::Mps => {
+        ServiceModel::Mps => {
             let mut free: BTreeMap<u32, f64> = BTreeMap::new();
             Box::new(move |arrival| {
                 let active = free.values().filter(|end| **end > arrival.at_s).count();
@@ -110,7 +110,7 @@ pub fn simulate(
                 *own
             })
         }
-        Mechanism::Timeslice => {
+        ServiceModel::Timeslice => {
             let (mut free, mut last) = (0.0_f64, None);
             Box::new(move |arrival| {
                 let mut start = arrival.at_s.max(free);

@@ -85,7 +85,7 @@ proptest! {
         let load = Load { rates: vec![f64::from(rate); tenants], period_s: 20.0, seed };
         let arrivals = poisson(&load).unwrap();
         prop_assume!(!arrivals.is_empty());
-        for mechanism in Mechanism::ALL {
+        for mechanism in ServiceModel::ALL {
             let served = simulate(mechanism, &arrivals, &setup, |_| setup.service_s).unwrap();
             prop_assert!(served.len() <= arrivals.len());
             prop_assert!(served.iter().all(|request| request.latency_s >= setup.service_s - 1e-9));
@@ -93,7 +93,7 @@ proptest! {
         let one: Vec<Arrival> = arrivals.iter().filter(|arrival| arrival.tenant == 0).copied().collect();
         let whole = Setup { instances: 1, ..setup };
         let run = |mechanism| simulate(mechanism, &one, &whole, |_| whole.service_s);
-        prop_assert_eq!(run(Mechanism::Mig), run(Mechanism::Timeslice));
+        prop_assert_eq!(run(ServiceModel::Mig), run(ServiceModel::Timeslice));
     }
 
     /// A wall of hardware: with MIG, nothing that a tenant does changes the latency of another.

@@ -3,7 +3,7 @@
 mod questions;
 mod queueing;
 
-use gpush_advice::{Advice, Demand, Driver, Needs};
+use gpush_advice::{Advice, Demand, DriverOwner, Needs};
 use gpush_api::{ApiError, Code, Gpu};
 use gpush_core::config::{Isolation, Workload};
 
@@ -38,7 +38,7 @@ fn mechanism(global: &Global, args: AdviseMechanismArgs, out: &Output) -> Outcom
 /// A flag without a default is missing.
 fn needs(args: &AdviseMechanismArgs) -> Result<Needs, ApiError> {
     // For one tenant, the isolation does not matter.
-    let isolation = args.isolation.or((args.tenants == Some(1)).then_some(IsolationName::Hard));
+    let isolation = args.isolation.or((args.tenants == Some(1)).then_some(IsolationName::Shared));
     let (Some(tenants), Some(isolation), Some(workload)) = (args.tenants, isolation, args.workload) else {
         let missing = [
             (args.tenants.is_none(), "--tenants"),
@@ -47,7 +47,7 @@ fn needs(args: &AdviseMechanismArgs) -> Result<Needs, ApiError> {
         ];
         let missing: Vec<&str> = missing.into_iter().filter(|(is, _)| *is).map(|(_, flag)| flag).collect();
         let message = format!("the advice needs {}", missing.join(", "));
-        let hint = "for example `gpushctl advise --tenants 8 --isolation hard --workload inference`";
+        let hint = "for example `gpushctl advise mechanism --tenants 8 --isolation hard --workload inference`";
         return Err(ApiError::new(Code::BadRequest, message).hint(hint));
     };
     let yes = |answer: Option<YesNo>| answer == Some(YesNo::Yes);
@@ -66,8 +66,8 @@ fn needs(args: &AdviseMechanismArgs) -> Result<Needs, ApiError> {
         },
         demand: demand(args.demand),
         driver: match args.driver {
-            Some(DriverName::Managed) => Driver::Managed,
-            Some(DriverName::Own) | None => Driver::Own,
+            Some(DriverName::Managed) => DriverOwner::Managed,
+            Some(DriverName::Own) | None => DriverOwner::Own,
         },
         bounded_memory: yes(args.bounded_memory),
         soft_compute: yes(args.soft_compute),

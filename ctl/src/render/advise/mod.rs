@@ -2,7 +2,7 @@
 
 pub(crate) mod queueing;
 
-use gpush_advice::{Advice, ModelAdvice, Packing, Resource};
+use gpush_advice::{Advice, Leaf, ModelAdvice, Packing, Resource};
 
 use super::{
     Appearance,
@@ -14,12 +14,35 @@ use super::{
 /// Width of the labels on the left, with the blanks around them.
 const LABEL: usize = 13;
 
+/// Lines with labels on the left. A label that is the same as that of the line above is left out.
+struct Labelled<'l> {
+    out: String,
+    last: &'static str,
+    look: &'l Appearance,
+}
+
+impl Labelled<'_> {
+    fn add(&mut self, label: &'static str, text: &str) {
+        let shown = if self.last == label { "" } else { label };
+        let first = format!("  {shown:<width$}", width = LABEL - 2);
+        for line in self.look.wrap(&first, text) {
+            self.out += &(line + "\n");
+        }
+        self.last = label;
+    }
+}
+
 /// Draws `gpushctl advise`. `host` is the offline host, if the user named one.
 pub(crate) fn advice(advice: &Advice, host: Option<&str>, look: &Appearance) -> String {
     let mut out = String::new();
+    let mut explained: Vec<(Leaf, String)> = Vec::new();
     for model in &advice.models {
-        out += &of_model(model, look);
+        let before = explained.iter().find(|(leaf, _)| Some(*leaf) == model.advised).map(|(_, gpus)| gpus.as_str());
+        out += &of_model(model, before, look);
         out.push('\n');
+        if let (Some(leaf), None) = (model.advised, before) {
+            explained.push((leaf, gpu_numbers(&model.gpus)));
+        }
     }
     let places = match advice.places {
         places if places >= advice.tenants => format!("{} at a time", count_of(places, "place")),
@@ -38,57 +61,50 @@ fn count_of(number: u32, one: &str) -> String {
     count(usize::try_from(number).unwrap_or(usize::MAX), one)
 }
 
-fn of_model(model: &ModelAdvice, look: &Appearance) -> String {
+/// Draws the answer for one model. `before` are GPUs of another model with the same answer, which are drawn above.
+fn of_model(model: &ModelAdvice, before: Option<&str>, look: &Appearance) -> String {
     let heading = format!("{}: {} x {}", gpu_numbers(&model.gpus), model.gpus.len(), look.clean(product(&model.name)));
-    let mut out = paint(STRONG, &heading) + "\n";
-    let mut add = |label: &str, text: &str| {
-        let first = format!("  {label:<width$}", width = LABEL - 2);
-        for line in look.wrap(&first, text) {
-            out += &(line + "\n");
-        }
-    };
+    let mut lines = Labelled { out: paint(STRONG, &heading) + "\n", last: "", look };
     match model.advised {
         Some(leaf) => {
             let layout =
                 if model.entries.is_empty() { String::new() } else { format!(": {}", model.entries.join(", ")) };
             let tenants = count_of(model.tenants_per_gpu, "tenant");
-            add("advice", &format!("{}, {tenants} on each GPU{layout}", leaf.name()));
+            lines.add("advice", &format!("{}, {tenants} on each GPU{layout}", leaf.name()));
         }
-        None => add("advice", "not for these tenants"),
+        None => lines.add("advice", "not for these tenants"),
     }
     if !model.also_fits.is_empty() {
-        let also = format!("{}; instances of different sizes are possible", model.also_fits.join(", "));
-        add("also fits", &also);
+        let also = format!("{}; instances of different sizes fit on one GPU", model.also_fits.join(", "));
+        lines.add("also fits", &also);
     }
     if !model.placed.is_empty() {
         for line in picture(model, look) {
-            out += &(line + "\n");
+            lines.out += &(line + "\n");
         }
     }
-    let mut add = |label: &str, text: &str| {
-        let first = format!("  {label:<width$}", width = LABEL - 2);
-        for line in look.wrap(&first, text) {
-            out += &(line + "\n");
-        }
-    };
-    let reasons: Vec<&str> = model.path.iter().map(|step| step.text).collect();
-    add("because", &reasons.join("; "));
+    let reasons: Vec<&str> = model.reasons.iter().map(|step| step.text).collect();
+    lines.add("because", &reasons.join("; "));
     for line in packing_lines(&model.packing) {
-        add("packing", &line);
-    }
-    if let Some(trade_off) = model.trade_off {
-        add("accepted", trade_off);
-    }
-    if let Some(limits) = model.limits {
-        add("note", limits);
+        lines.add("packing", &line);
     }
     for note in &model.notes {
-        add("note", note);
+        lines.add("note", note);
+    }
+    if let Some(before) = before {
+        lines.add("accepted", &format!("as for {before}"));
+        return lines.out;
+    }
+    if let Some(trade_off) = model.trade_off {
+        lines.add("accepted", trade_off);
+    }
+    if let Some(limits) = model.limits {
+        lines.add("limits", limits);
     }
     for neighbour in model.advised.iter().flat_map(|leaf| leaf.neighbours()) {
-        add("not", &format!("{}: {}", neighbour.name, neighbour.why));
+        lines.add("not", &format!("{}: {}", neighbour.name, neighbour.why));
     }
-    out
+    lines.out
 }
 
 /// Draws the layout of one GPU. Instances that fit in addition have another color.
@@ -118,7 +134,7 @@ pub(crate) fn packing_lines(packing: &Packing) -> Vec<String> {
         packing.utilization_percent.map_or_else(String::new, |percent| format!(", at most {percent} % utilized"));
     let mut lines = vec![format!("{}: {binds} binds, {} on a GPU{busy}", admits.join(", "), count_of(most, "tenant"))];
     for one in &packing.mechanisms {
-        lines.push(format!("{} realises {}: {}", one.mechanism, one.tenants, one.remark));
+        lines.push(format!("{}: {}, {}", one.mechanism, count_of(one.tenants, "tenant"), one.remark));
     }
     lines
 }

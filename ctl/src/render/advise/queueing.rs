@@ -11,7 +11,7 @@ use crate::render::{
     Appearance,
     appearance::{STRONG, count, paint, product},
     names::gpu_numbers,
-    table::{Align, Narrow, fitted, table},
+    table::{Align, table},
 };
 
 /// The output of `gpushctl advise queue --json`.
@@ -58,7 +58,7 @@ pub(crate) fn estimate(estimate: &QueueEstimate, look: &Appearance) -> String {
         [("MECHANISM", Align::Left), ("SERVED", Align::Right), ("P50 ms", Align::Right), ("P99 ms", Align::Right)];
     out += &table(&columns, rows, 0, look);
     if !estimate.with_hostile_tenant.is_empty() {
-        out += "\nThe other tenants, if one sends twice as many requests that take 10 times as long:\n\n";
+        out += "\nThe other tenants, if one sends twice as many requests of 10 times the length:\n\n";
         let columns = [
             ("MECHANISM", Align::Left),
             ("SERVED", Align::Right),
@@ -78,12 +78,14 @@ pub(crate) fn estimate(estimate: &QueueEstimate, look: &Appearance) -> String {
         }
     }
     out.push('\n');
-    let gains =
-        estimate.gains.iter().map(|gain| vec![gain.what.to_owned(), gain.range.to_owned(), gain.source.to_owned()]);
-    let columns = [("MEASURED", Align::Left), ("GAIN", Align::Left), ("SOURCE", Align::Left)];
-    out += &fitted(&columns, gains.collect(), Narrow::default(), 0, look);
+    out += "Measured gains:\n";
+    for gain in estimate.gains {
+        for line in look.wrap("  ", &format!("{}: {} ({})", gain.what, gain.range, gain.source)) {
+            out += &(line + "\n");
+        }
+    }
     out.push('\n');
-    out += &remark("The first table is a model, not a measurement: compare mechanisms with it, not hosts.", look);
+    out += &remark("The tables are a model, not a measurement: compare mechanisms with them, not hosts.", look);
     out
 }
 

@@ -1,5 +1,5 @@
 use gpush_advice::{
-    Demand, Driver, GAINS, Needs, advise, packing_of_models,
+    Demand, DriverOwner, GAINS, Needs, advise, packing_of_models,
     queueing::{Hostile, Load, Setup, hostile, poisson, table},
 };
 use gpush_core::{
@@ -17,7 +17,7 @@ fn needs(tenants: u32, isolation: Isolation, workload: Workload) -> Needs {
         isolation,
         workload,
         demand: Demand::default(),
-        driver: Driver::Own,
+        driver: DriverOwner::Own,
         bounded_memory: false,
         soft_compute: false,
         shared_faults: false,
