@@ -10,14 +10,13 @@ fn checked(needs: &Needs, gpus: &[Gpu]) -> Advice {
     let advice = advise(needs, gpus).unwrap_or_else(|error| panic!("{needs:?}: {error}"));
     let text = &advice.text;
     let config = Config::parse(text, "config.toml").unwrap_or_else(|errors| panic!("{text}\n{errors}"));
-    for finding in desired::findings(&config, Some(gpus)) {
-        panic!("{text}\n{finding}");
-    }
-    let idle: Vec<Gpu> = gpus.iter().map(desired::as_if_idle).collect();
-    if !config.rules.is_empty() {
-        let plans =
-            desired::plan_host(&config, &idle, &PlanRequest::default()).map_or_else(|_| Vec::new(), |all| all.plans);
-        for plan in plans {
+    let findings = desired::findings(&config, Some(gpus));
+    assert!(findings.is_empty(), "{text}\n{findings:?}");
+    // Without a rule of mode `mig`, there is no layout to plan.
+    if config.rules.iter().any(|rule| rule.mode == Mode::Mig) {
+        let idle: Vec<Gpu> = gpus.iter().map(desired::as_if_idle).collect();
+        let plans = desired::plan_host(&config, &idle, &PlanRequest::default());
+        for plan in plans.unwrap_or_else(|error| panic!("{text}\n{error}")).plans {
             assert!(plan.refusal.is_none() && plan.error.is_none(), "{text}\n{plan:?}");
         }
     }

@@ -112,7 +112,7 @@ mod tests {
         let (found, asked) = dialogue(AdviseMechanismArgs::default(), &["8", "hard", "inference", "6G", "12"]);
         let found = found.unwrap();
         assert_eq!(
-            (found.isolation, found.demand.memory.map(|own| own.mib())),
+            (found.isolation, found.demand.memory.map(gpush_api::MemoryLimit::mib)),
             (Some(IsolationName::Hard), Some(6144))
         );
         assert_eq!(asked, 5);
