@@ -1,6 +1,7 @@
 //! The commands. Each command sends requests to gpushd, or uses `gpush-core` instead. `render` converts the result to
 //! text.
 
+mod advise;
 mod apply;
 mod audit;
 mod completions;
@@ -81,6 +82,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Audit(args) => ask(global, async |client| audit::run(client, &args, out).await),
         Command::Config(command) => config::run(global, command, out),
         Command::Ready { timeout, quiet } => ready::run(global, timeout, quiet, out),
+        Command::Advise(command) => advise::run(global, command, out),
         Command::Doctor { only } => doctor::run(global, &only, out),
         Command::SupportBundle(args) => support_bundle::run(global, &args, out),
         Command::Slurm(command) => slurm::run(global, &command, out),
@@ -110,6 +112,7 @@ fn prints(command: &Command) -> Prints {
         | Command::Maintenance(_)
         | Command::Recover(_)
         | Command::Ready { .. }
+        | Command::Advise(_)
         | Command::Doctor { .. }
         | Command::SupportBundle(_)
         | Command::Slurm(_)

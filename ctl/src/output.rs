@@ -275,13 +275,19 @@ impl Output {
 
     /// Asks the user a question on stderr. Returns whether the answer is yes.
     pub(crate) fn confirmed(&self, question: &str) -> Result<bool, Failure> {
-        self.remark(&format!("{question} [y/N] "));
+        let answer = self.answer(&format!("{question} [y/N] "))?;
+        Ok(answer.is_some_and(|answer| matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes")))
+    }
+
+    /// Asks the user a question on stderr. Returns the line that the user types; `None` if stdin has ended.
+    pub(crate) fn answer(&self, question: &str) -> Result<Option<String>, Failure> {
+        self.remark(question);
         let _ = std::io::stderr().flush();
         let mut answer = String::new();
         let read = std::io::stdin()
             .read_line(&mut answer)
             .map_err(|error| exit::io("cannot read your answer from stdin", &error))?;
-        Ok(read > 0 && matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+        Ok((read > 0).then_some(answer))
     }
 
     /// Prints an error on stderr. With `--json`, prints it as the document on stdout.

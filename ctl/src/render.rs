@@ -4,6 +4,7 @@
 //! their snapshot tests need neither gpushd nor a terminal. The returned text contains colors. If
 //! the output does not support them, the caller removes them.
 
+pub(crate) mod advise;
 pub(crate) mod appearance;
 pub(crate) mod assertion;
 pub(crate) mod audit;

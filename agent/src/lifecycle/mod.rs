@@ -34,7 +34,10 @@ use std::{path::PathBuf, pin::pin, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use gpush_api::{ApiError, GpuUuid};
-use gpush_core::config::Config;
+use gpush_core::{
+    config::Config,
+    desired::{self, ConfigFinding},
+};
 use gpush_host::{
     boot,
     helper::Helpers,
@@ -441,8 +444,11 @@ async fn read_first(readings: Readings, hardware: Hardware, state: State) {
             );
             tracing::info!("driver {version}{simulated}, number of GPUs: {}", observed.host.gpus.len());
             let gpus = observed.gpus(Viewer::Agent);
-            for finding in gpush_core::desired::findings(&state.config(), &gpus) {
-                tracing::warn!("{finding}");
+            for finding in desired::findings(&state.config(), Some(&gpus)) {
+                // `config check` and `doctor` report the lints: they do not depend on this start.
+                if let ConfigFinding::Remark(remark) = finding {
+                    tracing::warn!("{remark}");
+                }
             }
         }
         Err(error) => tracing::warn!("the driver does not answer yet: {error}"),

@@ -12,6 +12,7 @@ pub mod holders;
 pub mod isolation;
 pub mod layout;
 pub mod lease;
+pub mod lint;
 pub mod mps;
 pub mod nearest;
 pub mod parted;

@@ -2,7 +2,10 @@
 
 use std::{fs, os::unix::fs::MetadataExt};
 
-use gpush_core::config::{Config, accounts_in};
+use gpush_core::{
+    config::{Config, accounts_in},
+    desired,
+};
 use gpush_host::config_accounts::notes_blocking;
 
 use crate::{Agent, Area, Finding, Host, agent::CONFIG};
@@ -65,6 +68,9 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> (Config, Vec<Finding>) {
                 findings.push(Finding::ok(Area::Config, format!("{path}: {text}")));
             }
             findings.extend(unknown_accounts(host, path, &bytes));
+            findings.extend(desired::lints(&config).into_iter().map(|found| {
+                Finding::warning(Area::Config, found.message, format!("{} in {path}", found.hint)).lint(found.lint)
+            }));
             (config, findings)
         }
         Err(errors) => {

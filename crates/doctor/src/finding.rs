@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+use gpush_core::lint::Lint;
 use serde::Serialize;
 
 /// An examined part of the host.
@@ -110,6 +111,8 @@ pub struct Finding {
     pub area: Area,
     /// Severity.
     pub severity: Severity,
+    /// Number of the mistake, if it has one: `gpushctl explain G001` explains it.
+    pub lint: Option<Lint>,
     /// The finding, in one clause.
     pub message: String,
     /// Facts that explain the finding.
@@ -121,7 +124,7 @@ pub struct Finding {
 impl Finding {
     /// Creates a finding without a problem.
     pub(crate) fn ok(area: Area, message: impl Into<String>) -> Self {
-        Self { area, severity: Severity::Ok, message: message.into(), causes: Vec::new(), hint: None }
+        Self { area, severity: Severity::Ok, lint: None, message: message.into(), causes: Vec::new(), hint: None }
     }
 
     /// Creates a finding that does not prevent gpush from working.
@@ -132,6 +135,12 @@ impl Finding {
     /// Creates a finding that prevents gpush from working.
     pub(crate) fn problem(area: Area, message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { severity: Severity::Problem, hint: Some(hint.into()), ..Self::ok(area, message) }
+    }
+
+    /// Sets the number of the mistake.
+    #[must_use]
+    pub(crate) fn lint(self, lint: Lint) -> Self {
+        Self { lint: Some(lint), ..self }
     }
 
     /// Adds a fact that explains the finding.

@@ -52,6 +52,12 @@ pub fn slurm_excerpt(host: &Host) -> Option<String> {
     slurm::excerpt(host)
 }
 
+/// Returns the programs on a host that manage the GPUs in addition to gpushd, for `config check`.
+#[must_use]
+pub fn other_managers(host: &Host) -> Vec<Finding> {
+    managers::other_managers(host)
+}
+
 /// Examines areas of a host, in the order of [`Area::ALL`].
 ///
 /// A caller without root privileges cannot read everything. A finding names each check that is skipped for this reason.

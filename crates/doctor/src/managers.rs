@@ -2,6 +2,7 @@
 
 use std::{os::unix::fs::MetadataExt, path::Path};
 
+use gpush_core::lint::Lint;
 use gpush_host::{cgroup::Membership, other_managers};
 use gpush_mps::{SYSTEM_DIRECTORY, daemon::SPEC};
 
@@ -14,51 +15,93 @@ const MPS: &str = "nvidia-cuda-mps";
 /// Prefix of the units of gpushd's daemons. A user can give a cgroup this name, but not a unit of the system manager.
 const UNIT: &str = "gpushd-mps@";
 
-/// A program that matters only while it runs: process name, message and hint.
+/// A program that matters only while it runs.
 struct Known {
     name: &'static str,
+    /// Whether the program changes the driver or decides who uses the GPUs, as gpushd does.
+    manages: bool,
     message: &'static str,
     hint: &'static str,
 }
 
-const KNOWN: [Known; 3] = [
+const KNOWN: [Known; 5] = [
     Known {
         name: "nv-hostengine",
+        manages: false,
         message: "DCGM has the GPUs open, which blocks changes of MIG mode",
         hint: "add DCGM's service to `services` in [mode_change] of the config: gpushd then stops the service before \
             it changes MIG mode, and starts it again afterwards",
     },
     Known {
         name: "nvidia-device-p",
+        manages: true,
         message: "the device plugin of Kubernetes assigns GPUs of this host",
         hint: "let either gpush or the device plugin manage a GPU: set `mode = \"unmanaged\"` in gpush's rule for the \
             GPU, or exclude the GPU from the plugin",
     },
     Known {
         name: "nvidia-mig-mana",
+        manages: true,
         message: "a pod of nvidia-mig-manager changes MIG layouts on this host",
         hint: "remove the label nvidia.com/mig.config from the Kubernetes node, or remove the rules with mode \"mig\" \
             from the config of gpushd",
     },
+    Known {
+        name: "nvidia-driver",
+        manages: true,
+        message: "the driver container of the GPU Operator manages the driver of this host",
+        hint: "let the operator leave the driver alone: set `driver.enabled=false` in its Helm values and install the \
+            driver on the host, or give the GPUs of this node `mode = \"unmanaged\"` in the config of gpushd",
+    },
+    Known {
+        name: "gpu-operator",
+        manages: true,
+        message: "the GPU Operator of Kubernetes runs on this host",
+        hint: "check that the operator manages neither the driver nor MIG of this node: the label \
+            nvidia.com/gpu.deploy.operands=false excludes the node",
+    },
 ];
 
+/// Path that the GPU Operator creates on each node that it manages: the results of its validator.
+const VALIDATIONS: &str = "run/nvidia/validations";
+
 pub(crate) fn examine(host: &Host) -> Vec<Finding> {
+    let processes = host.processes();
+    let mut findings = manager_findings(host, &processes);
+    findings.extend(foreign_mps(host, &processes));
+    if findings.is_empty() {
+        findings.push(Finding::ok(Area::Managers, "gpush is the only manager of the GPUs"));
+    }
+    findings
+}
+
+/// Returns the findings about programs that manage the driver, the layouts or the users of the GPUs, as gpushd does.
+pub(crate) fn other_managers(host: &Host) -> Vec<Finding> {
+    let found = manager_findings(host, &host.processes()).into_iter();
+    found.filter(|finding| finding.lint == Some(Lint::OtherManager)).collect()
+}
+
+fn manager_findings(host: &Host, processes: &[Process]) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(manager) = other_managers::mig_manager(host.root()) {
         let error = manager.error("gpushd changes no MIG layout");
         let finding = Finding::problem(Area::Managers, error.message, error.hint.unwrap_or_default());
-        findings.push(error.causes.into_iter().fold(finding, Finding::cause));
+        findings.push(error.causes.into_iter().fold(finding, Finding::cause).lint(Lint::OtherManager));
     }
-    let processes = host.processes();
     for known in KNOWN {
         if let Some(process) = processes.iter().find(|process| process.name == known.name) {
             let finding = Finding::warning(Area::Managers, known.message, known.hint);
-            findings.push(finding.cause(format!("pid {}: {}", process.pid, process.name)));
+            let finding = finding.cause(format!("pid {}: {}", process.pid, process.name));
+            findings.push(if known.manages { finding.lint(Lint::OtherManager) } else { finding });
         }
     }
-    findings.extend(foreign_mps(host, &processes));
-    if findings.is_empty() {
-        findings.push(Finding::ok(Area::Managers, "gpush is the only manager of the GPUs"));
+    let is_known = findings.iter().any(|finding| finding.lint.is_some());
+    if !is_known && host.path(VALIDATIONS).is_dir() {
+        let message = "the GPU Operator of Kubernetes has configured this host";
+        let hint = "check that it manages neither the driver nor MIG of this node, or remove /run/nvidia/validations \
+            if the operator is gone";
+        let finding = Finding::warning(Area::Managers, message, hint).cause(format!("/{VALIDATIONS} exists"));
+        findings.push(finding.lint(Lint::OtherManager));
     }
     findings
 }

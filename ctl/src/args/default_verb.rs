@@ -3,13 +3,14 @@
 use std::ffi::{OsStr, OsString};
 
 /// Groups with their names, and the verb that each has by default.
-const GROUPS: [(&[&str], &str); 6] = [
+const GROUPS: [(&[&str], &str); 7] = [
     (&["lease", "leases"], "list"),
     (&["gpu", "gpus"], "list"),
     (&["mig"], "list"),
     (&["mps"], "list"),
     (&["operation", "operations", "op", "ops"], "list"),
     (&["config"], "show"),
+    (&["advise", "advice"], "mechanism"),
 ];
 
 /// Returns the default verb of a group.
@@ -67,6 +68,7 @@ mod tests {
             ("gpushctl gpu -g 0", "gpushctl gpu list -g 0"),
             ("gpushctl op", "gpushctl op list"),
             ("gpushctl config --effective", "gpushctl config show --effective"),
+            ("gpushctl advise --tenants 8", "gpushctl advise mechanism --tenants 8"),
         ] {
             assert_eq!(inserted(typed), meant);
         }

@@ -178,6 +178,7 @@ fn is_for_administrators(command: &Command) -> bool {
         | Command::Events(_)
         | Command::Ready { .. }
         | Command::Doctor { .. }
+        | Command::Advise(_)
         | Command::SupportBundle(_)
         | Command::Explain { .. }
         | Command::Version

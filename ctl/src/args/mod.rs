@@ -9,6 +9,7 @@
 //! | `request` | the flags of a lease request |
 //! | `slurm` | Slurm's hooks |
 //! | `support_bundle` | `support-bundle` |
+//! | `advise` | `advise` |
 //! | `format` | the format and colors of the output, and the shells |
 //! | `follow` | operations, events, the audit trail |
 //! | `gpus` | how a command names GPUs |
@@ -28,6 +29,7 @@
 //! | `foreign_layout` | layouts in the form of other tools |
 //! | `values` | durations, times, numbers |
 
+mod advise;
 mod config;
 pub(crate) mod correction;
 pub(crate) mod default_verb;
@@ -67,6 +69,7 @@ use clap::{Args, Parser, Subcommand};
 
 use self::values::{duration, duration_or_zero};
 pub(crate) use self::{
+    advise::{Advise, AdviseMechanismArgs, AdviseQueueArgs, DemandFlags, DriverName, WorkloadName, YesNo},
     config::{Config, ConfigInitArgs, IsolationName, Overrides, SiteName},
     follow::{AuditArgs, EventsArgs, Operation},
     format::{Color, Format, Shell},
@@ -308,10 +311,13 @@ Examples:
         #[arg(long, value_name = "AREA", value_delimiter = ',')]
         only: Vec<gpush_doctor::Area>,
     },
+    /// Choose how to share GPUs, and estimate the latency
+    #[command(subcommand, alias = "advice")]
+    Advise(Advise),
     /// Write an archive for a bug report; works without the agent
     #[command(after_help = support_bundle::NOTES)]
     SupportBundle(SupportBundleArgs),
-    /// Explain a mechanism, a state, an Xid error or an error code
+    /// Explain a mechanism, a state, an Xid error, a code or a lint
     #[command(after_help = "\
 Without TOPIC, lists the topics. Except for a MIG device, the command works
 without gpushd. For a MIG device that has ended, it says which operation
@@ -322,6 +328,7 @@ Examples:
   gpushctl explain isolation
   gpushctl explain xid-79
   gpushctl explain layout_impossible
+  gpushctl explain G001
   gpushctl explain MIG-5d1b4e2a-7c33-5e0a-9d61-2f0d8a1c4b7e")]
     Explain {
         /// Name of a topic, or the UUID of a MIG device

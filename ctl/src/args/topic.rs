@@ -1,6 +1,7 @@
 //! The topics of `explain`.
 
 use gpush_api::Code;
+use gpush_core::lint::Lint;
 
 /// A topic of `explain`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,6 +14,8 @@ pub(crate) enum Topic {
     Page(Page),
     /// An Xid error of the driver.
     Xid(u64),
+    /// A mistake in a config, by its number.
+    Lint(Lint),
     /// The code of an error, or an exit status.
     Code(Code),
     /// UUID of a MIG device.
@@ -124,6 +127,9 @@ impl Topic {
         if let Some(page) = Page::named(&word) {
             return Ok(Self::Page(page));
         }
+        if let Some(lint) = Lint::numbered(&word) {
+            return Ok(Self::Lint(lint));
+        }
         // No known Xid error has the number of an exit status.
         let is_exit_status = |number: u64| matches!(number, 0..=8 | 125..=127 | 130);
         if word.parse().is_ok_and(is_exit_status) {
@@ -170,9 +176,11 @@ mod tests {
             ("drift", Topic::Page(Page::Drift)),
             ("quota", Topic::Page(Page::Quota)),
             ("mig-mode", Topic::Page(Page::MigMode)),
+            ("G001", Topic::Lint(Lint::TimesliceIsolation)),
+            ("g006", Topic::Lint(Lint::UnusualRatio)),
         ] {
             assert_eq!(Topic::parse(typed), Ok(topic), "{typed}");
         }
-        assert!(Topic::parse("bogus").is_err());
+        assert!(Topic::parse("bogus").is_err() && Topic::parse("G000").is_err());
     }
 }

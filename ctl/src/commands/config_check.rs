@@ -5,11 +5,11 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, ConfigView, Gpu, GpuPlan, GpuState, Mode, PlanRequest, Plans, Refusal, RuleView};
+use gpush_api::{ApiError, Code, ConfigView, Gpu, GpuPlan, Mode, PlanRequest, Plans, Refusal, RuleView};
 use gpush_client::Client;
 use gpush_core::{
     config::{Config, ConfigErrors, Located, accounts_in, rule_lines},
-    desired,
+    desired::{self, ConfigFinding, LintFinding},
 };
 use gpush_host::config_accounts::notes_blocking;
 use serde::Serialize;
@@ -24,6 +24,8 @@ pub(super) struct Checked {
     /// Remarks that are not errors.
     #[serde(rename = "remarks")]
     pub(super) findings: Vec<String>,
+    /// Those of the remarks that are mistakes with a number.
+    pub(super) lints: Vec<LintFinding>,
     /// The plans for the GPUs of the host. `None` if no GPUs are known, or if no rule claims a GPU for MIG.
     #[serde(flatten)]
     pub(super) plans: Option<Plans>,
@@ -92,7 +94,19 @@ pub(super) fn run(global: &Global, file: Option<PathBuf>, offline: Option<&str>,
     };
     let known = gpus.as_deref().unwrap_or_default();
     let view = config.view(Some(&name), known);
-    findings.extend(gpus.iter().flat_map(|gpus| desired::findings(&config, gpus)));
+    let mut of_config = desired::findings(&config, gpus.as_deref());
+    if offline.is_none() && config.rules.iter().any(|rule| rule.mode.is_managed()) {
+        of_config.extend(other_managers());
+    }
+    findings.extend(of_config.iter().map(|finding| match finding {
+        ConfigFinding::Lint(lint) => format!("{lint}; `gpushctl explain {}` says why", lint.lint),
+        ConfigFinding::Remark(text) => text.clone(),
+    }));
+    let lints = of_config.into_iter().filter_map(|finding| match finding {
+        ConfigFinding::Lint(lint) => Some(lint),
+        ConfigFinding::Remark(_) => None,
+    });
+    let lints: Vec<LintFinding> = lints.collect();
     let has_layouts = view.rules.iter().any(|rule| rule.mode == Mode::Mig && !rule.claims.is_empty());
     let plans = match (&gpus, offline) {
         (None, _) => None,
@@ -111,12 +125,24 @@ pub(super) fn run(global: &Global, file: Option<PathBuf>, offline: Option<&str>,
         (Some(gpus), None) => Some(possible(&config, gpus)?),
     };
     let plans = plans.map(|plans| with_lines(plans, &view, &name, &bytes));
-    let checked = Checked { config: view, findings, plans };
+    let checked = Checked { config: view, findings, lints, plans };
     out.show(&checked, |look| {
         render::config::checked(&checked.config, &checked.findings, checked.plans.as_ref(), known, look)
     })?;
     let impossible = checked.plans.iter().flat_map(|p| &p.plans).find(|p| never(p));
     Ok(impossible.map_or(0, |p| p.error.as_ref().map_or(Code::LayoutImpossible, |e| e.code).exit_status()))
+}
+
+/// Returns a finding for each program of this host that manages the GPUs as gpushd does.
+fn other_managers() -> impl Iterator<Item = ConfigFinding> {
+    let found = gpush_doctor::other_managers(&gpush_doctor::Host::local()).into_iter();
+    found.filter_map(|finding| {
+        Some(ConfigFinding::Lint(LintFinding {
+            lint: finding.lint?,
+            message: finding.message,
+            hint: finding.hint.unwrap_or_default(),
+        }))
+    })
 }
 
 /// Returns whether a config has selectors of GPUs.
@@ -134,17 +160,7 @@ fn gpus_of_agent(global: &Global) -> Result<Vec<Gpu>, ApiError> {
 /// Plans the layouts of the config on the GPUs of the host as if nothing used them. So a plan is refused only if its
 /// layout is impossible.
 fn possible(config: &Config, gpus: &[Gpu]) -> Result<Plans, ApiError> {
-    let mut gpus = gpus.to_vec();
-    for gpu in &mut gpus {
-        (gpu.state, gpu.stale, gpu.overridden, gpu.processes_known) = (GpuState::Ready, false, None, true);
-        gpu.processes.clear();
-        gpu.leases.clear();
-        gpu.cordons.clear();
-        gpu.mps_daemons.clear();
-        if let Some(mig) = &mut gpu.mig {
-            mig.instances.clear();
-        }
-    }
+    let gpus: Vec<Gpu> = gpus.iter().map(desired::as_if_idle).collect();
     let mut plans = desired::plan_host(config, &gpus, &PlanRequest::default())?;
     for plan in plans.plans.iter_mut().filter(|plan| !never(plan)) {
         (plan.refusal, plan.error) = (None, None);
@@ -239,6 +255,7 @@ fn wrong(errors: &ConfigErrors, out: &Output) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use gpush_api::GpuState;
     use gpush_core::preset;
 
     use super::*;

@@ -3,7 +3,7 @@
 use std::{fs::OpenOptions, io::Write as _, os::unix::fs::OpenOptionsExt as _, path::Path};
 
 use gpush_api::{ApiError, Code, Gpu};
-use gpush_core::config::{Config, Site, Starter, Wall};
+use gpush_core::config::{Config, Isolation, Site, Starter};
 use serde::Serialize;
 
 use crate::{
@@ -33,9 +33,9 @@ pub(super) fn run(global: &Global, args: &ConfigInitArgs, out: &Output) -> Outco
             return Err(error.hint("add `--site lab`, `--site slurm` or `--site inference`").into());
         }
     };
-    let wall = match args.isolation {
-        IsolationName::Hard => Wall::Hard,
-        IsolationName::Shared => Wall::Shared,
+    let isolation = match args.isolation {
+        IsolationName::Hard => Isolation::Hard,
+        IsolationName::Shared => Isolation::Shared,
     };
     let site = match site {
         SiteName::Lab => Site::Lab,
@@ -46,7 +46,7 @@ pub(super) fn run(global: &Global, args: &ConfigInitArgs, out: &Output) -> Outco
         let error = ApiError::new(Code::BadRequest, "`--group` is for `--site lab` only");
         return Err(error.hint("leave out `--group`: Slurm and services decide who uses the GPUs").into());
     }
-    let text = Starter { site, wall, groups: args.groups.clone() }.config(&gpus);
+    let text = Starter { site, isolation, groups: args.groups.clone() }.config(&gpus);
     // Only the names of groups can make the config invalid.
     Config::parse(&text, "config.toml").map_err(|errors| {
         let error = ApiError::new(Code::BadRequest, "`--group` takes the name of one group of this host");

@@ -9,12 +9,12 @@ use std::{
 };
 
 use gpush_api::{ApiError, Code, Plans};
-use gpush_core::config::Config;
+use gpush_core::{config::Config, desired::LintFinding, lint::Lint};
 use gpush_doctor::{Area, Finding, Severity};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{config_check, config_init, doctor, explain, mig_history, mps, parted, ready, version};
+use super::{advise, config_check, config_init, doctor, explain, mig_history, mps, parted, ready, version};
 use crate::{
     output::ErrorDocument,
     render::{
@@ -25,7 +25,7 @@ use crate::{
 
 /// Files of gpushctl that define JSON output. [`samples`] returns at least one sample of the JSON
 /// that each of these files defines.
-const WITH_DOCUMENTS: [&str; 12] = [
+const WITH_DOCUMENTS: [&str; 13] = [
     "commands/config_check.rs",
     "commands/config_init.rs",
     "commands/doctor.rs",
@@ -35,6 +35,7 @@ const WITH_DOCUMENTS: [&str; 12] = [
     "commands/ready.rs",
     "commands/version.rs",
     "output.rs",
+    "render/advise/queueing.rs",
     "render/mig_history.rs",
     "render/status.rs",
     "render/support_bundle.rs",
@@ -130,6 +131,7 @@ pub(super) fn samples() -> Vec<(&'static str, Value)> {
     let finding = Finding {
         area: Area::ALL[0],
         severity: Severity::Problem,
+        lint: Some(Lint::OtherManager),
         message: "no driver".to_owned(),
         causes: vec!["it is not loaded".to_owned()],
         hint: Some("`modprobe nvidia`".to_owned()),
@@ -162,6 +164,11 @@ pub(super) fn samples() -> Vec<(&'static str, Value)> {
             value(&config_check::Checked {
                 config: view,
                 findings: remarks.to_vec(),
+                lints: vec![LintFinding {
+                    lint: Lint::SharedFaults,
+                    message: "one".to_owned(),
+                    hint: "another".to_owned(),
+                }],
                 plans: Some(Plans { plans: vec![fixtures::plan()] }),
             }),
         ),
@@ -175,6 +182,8 @@ pub(super) fn samples() -> Vec<(&'static str, Value)> {
         ("explain", value(&explain::Explanation { topic: "mig", text: "MIG divides a GPU" })),
         ("explain isolation", value(&explain::Isolation::ALL)),
         ("explain of a MIG device", value(&mig_history::tests::destroyed())),
+        ("advise mechanism", value(&advise::tests::advice())),
+        ("advise queue", value(&advise::tests::estimate())),
         ("support-bundle", value(&bundle)),
         ("ready", value(&ready::Ready { ready: true, maintenance: None })),
         ("mps clients", Value::Array(clients)),

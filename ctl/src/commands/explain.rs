@@ -41,6 +41,7 @@ pub(super) fn run(global: &Global, topic: Topic, out: &Output) -> Outcome {
         Topic::All => show("topics", topics::topics, out)?,
         Topic::Page(page) => show(page.name(), |look| topics::page(page, look), out)?,
         Topic::Xid(number) => show(&format!("xid-{number}"), |look| topics::xid(number, look), out)?,
+        Topic::Lint(lint) => show(lint.number(), |look| topics::lint(lint, look), out)?,
         Topic::Code(code) => show(&code_name(code), |look| topics::code(code, look), out)?,
         Topic::MigDevice(uuid) => {
             return super::ask(global, async |client| mig_history::run(client, &uuid, out).await);

@@ -87,6 +87,8 @@ const PRINTED: &[(&str, Printed)] = &[
     ("maintenance enter", Printed::Change("MaintenanceState")),
     ("maintenance leave", Printed::Change("MaintenanceState")),
     ("doctor", Printed::Own("doctor")),
+    ("advise mechanism", Printed::Own("advise mechanism")),
+    ("advise queue", Printed::Own("advise queue")),
     ("support-bundle", Printed::Own("support-bundle")),
     ("explain", Printed::Own("explain")),
     ("slurm reconcile", Printed::Text("nothing; errors as below")),

@@ -10,7 +10,7 @@ use clap::Arg;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter};
 use gpush_api::{EventKind, Gpu, LeaseState, MigDevice, MpsDaemon};
 use gpush_client::{Client, Error, Origin, Socket};
-use gpush_core::{preset, selector::Selector};
+use gpush_core::{lint::Lint, preset, selector::Selector};
 
 use super::{is_one_of, typed};
 use crate::{args::topic::Page, commands, render::mps, socket};
@@ -39,7 +39,10 @@ pub(super) fn of(arg: &Arg) -> Option<ArgValueCompleter> {
         "OBJECT" => objects,
         "KIND" => |_| named(EventKind::ALL.iter().map(|kind| kind.name())),
         "AREA" => |_| named(gpush_doctor::Area::ALL.map(gpush_doctor::Area::name)),
-        "TOPIC" => |_| named(std::iter::once("isolation").chain(Page::ALL.map(Page::name))),
+        "TOPIC" => |_| {
+            let lints = Lint::ALL.map(Lint::number);
+            named(std::iter::once("isolation").chain(Page::ALL.map(Page::name)).chain(lints))
+        },
         "PRIORITY" => |_| named(["normal", "below-normal"]),
         "FORMAT" => |_| formats(),
         "PRESET|FILE" => return Some(ArgValueCompleter::new(preset_or_file)),

@@ -17,7 +17,8 @@ pub(crate) fn findings(findings: &[Finding], look: &Appearance) -> String {
     for finding in findings {
         let first = format!("{:<AREA$} {:<SEVERITY$} ", finding.area, finding.severity);
         let indent = " ".repeat(AREA + SEVERITY + 2);
-        let mut own = look.wrap(&first, &look.clean(&finding.message));
+        let number = finding.lint.map_or_else(String::new, |lint| format!("{lint}: "));
+        let mut own = look.wrap(&first, &look.clean(&format!("{number}{}", finding.message)));
         if let Some(line) = own.first_mut() {
             let (area, rest) = line.split_at(AREA + 1);
             let (severity, message) = rest.split_at(SEVERITY);
@@ -33,7 +34,8 @@ pub(crate) fn findings(findings: &[Finding], look: &Appearance) -> String {
             lines.extend(look.wrap(&format!("{indent}cause: "), &look.clean(cause)));
         }
         if let Some(hint) = &finding.hint {
-            lines.extend(look.wrap(&format!("{indent}hint: "), &look.clean(hint)));
+            let why = finding.lint.map_or_else(String::new, |lint| format!("; `gpushctl explain {lint}` says why"));
+            lines.extend(look.wrap(&format!("{indent}hint: "), &look.clean(&format!("{hint}{why}"))));
         }
     }
     if !look.is_administrator && findings.iter().any(|finding| finding.hint.is_some()) {
@@ -60,6 +62,7 @@ mod tests {
         let finding = |severity, message: &str, causes: &[&str], hint: Option<&str>| Finding {
             area: Area::Driver,
             severity,
+            lint: None,
             message: message.to_owned(),
             causes: causes.iter().map(|&cause| cause.to_owned()).collect(),
             hint: hint.map(str::to_owned),

@@ -1,6 +1,7 @@
 //! The texts of `gpushctl explain`: mechanisms, leases, states, Xid errors, exit statuses and codes of errors.
 
 use gpush_api::Code;
+use gpush_core::lint::Lint;
 
 use super::Appearance;
 use crate::args::topic::{CODES, Page, code_name};
@@ -323,6 +324,11 @@ pub(crate) fn code(code: Code, look: &Appearance) -> String {
     wrapped(&format!("{first}\n\n{advice}"), look)
 }
 
+/// Explains a lint: the mistake, and what to do.
+pub(crate) fn lint(lint: Lint, look: &Appearance) -> String {
+    wrapped(&format!("{lint}: {}.\n\n{}", lint.title(), lint.explanation()), look)
+}
+
 /// Lists the topics.
 pub(crate) fn topics(look: &Appearance) -> String {
     let pages = Page::ALL.map(Page::name).join(", ");
@@ -331,6 +337,7 @@ pub(crate) fn topics(look: &Appearance) -> String {
     for (name, what) in [
         ("mechanisms and terms: ", format!("isolation, {pages}")),
         ("an Xid error: ", "xid-79, or only its number".to_owned()),
+        ("a mistake in a config: ", format!("{} to {}", Lint::ALL[0], Lint::ALL[Lint::ALL.len() - 1])),
         ("the code of an error: ", codes),
         ("a MIG device: ", "its UUID, MIG-…".to_owned()),
     ] {
@@ -351,7 +358,8 @@ mod tests {
         let xids =
             [13, 48, 79, 119, 154, 7].map(|number| format!("$ gpushctl explain xid-{number}\n{}", xid(number, &look)));
         let codes = CODES.map(|one| format!("$ gpushctl explain {}\n{}", code_name(one), code(one, &look)));
-        let all = [topics(&look), pages.join("\n"), xids.join("\n"), codes.join("\n")].join("\n");
+        let lints = Lint::ALL.map(|one| format!("$ gpushctl explain {one}\n{}", lint(one, &look)));
+        let all = [topics(&look), pages.join("\n"), xids.join("\n"), codes.join("\n"), lints.join("\n")].join("\n");
         for line in all.lines() {
             assert!(line.chars().count() <= 80, "{line}");
         }

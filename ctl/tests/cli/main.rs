@@ -3,6 +3,7 @@
 //! Helper functions outside of `#[test]` functions may panic too, to make a test fail.
 #![allow(clippy::unwrap_used)]
 
+mod advise;
 mod agent;
 mod config_file;
 mod help;

@@ -8,7 +8,7 @@ use std::{
 use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView, SettingDiff};
 
 use super::{
-    Config, QuotaRule, RuleLayout, leasing, sharing, timeslice,
+    Config, QuotaRule, RuleLayout, leasing, requirements, sharing, timeslice,
     toml_text::{list, text},
 };
 use crate::{desired, layout::DYNAMIC, lease::quota::Subject};
@@ -77,6 +77,9 @@ impl Config {
             }
             for (key, names) in rule.access.iter().flat_map(leasing::written_access) {
                 let _ = writeln!(out, "{key} = {}", list(names));
+            }
+            for (key, value) in requirements::written(rule) {
+                let _ = writeln!(out, "{key} = {}", text(value));
             }
             if let Some(policy) = &rule.mps {
                 let _ = writeln!(out, "mps = {}", sharing::written(policy, rule.mode));

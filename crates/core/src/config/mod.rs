@@ -36,6 +36,7 @@ mod processes;
 mod quota_default;
 mod quotas;
 mod reader;
+mod requirements;
 mod rule_lines;
 mod rules;
 pub mod schema;
@@ -55,9 +56,10 @@ pub use mps::Mps;
 pub use notify::Notify;
 pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
+pub use requirements::{Isolation, Workload};
 pub use rule_lines::rule_lines;
 pub use slurm::{AgentDown, Leftovers, SLURM_DIRECTORY, Slurm, Unattributed};
-pub use starter::{Site, Starter, Wall};
+pub use starter::{Site, Starter};
 
 pub use crate::diagnostic::{FileErrors as ConfigErrors, Located, Problem};
 
@@ -260,6 +262,10 @@ pub struct Rule {
     pub lease: Option<LeaseTerms>,
     /// Users who may lease the GPUs; `None` for all users.
     pub access: Option<LeaseAccess>,
+    /// Isolation that the users need; `None` if the file does not say. Only the lints use it.
+    pub isolation: Option<Isolation>,
+    /// What the programs do; `None` if the file does not say. Only the lints use it.
+    pub workload: Option<Workload>,
 }
 
 /// The layout of a rule.

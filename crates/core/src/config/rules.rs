@@ -14,6 +14,7 @@ use super::{
     layouts::{entries, layout_texts},
     leasing,
     reader::{Reader, Text, Value, get, key_span, unknown},
+    requirements,
     schema::{RULE, RULE_MPS, RULE_TIMESLICE},
     sharing, timeslice,
 };
@@ -85,8 +86,10 @@ pub(super) fn read(
         let timeslice = timeslice::read(reader, table, mode);
         let lease = leasing::read(reader, table, mode, defaults);
         let access = leasing::access(reader, table, mode, lease);
+        let isolation = requirements::isolation(reader, table);
+        let workload = requirements::workload(reader, table);
         if let (Some(matches), Some(mode)) = (matches, mode) {
-            rules.push(Rule { name, matches, mode, layout, mps, timeslice, lease, access });
+            rules.push(Rule { name, matches, mode, layout, mps, timeslice, lease, access, isolation, workload });
         }
     }
     never_matching(reader, &claims);

@@ -69,7 +69,7 @@ pub const DEFAULTS: Section = Section { header: "[defaults]", keys: &["lease", "
 /// `[[gpu]]`
 pub const RULE: Section = Section {
     header: "[[gpu]]",
-    keys: &["name", "match", "mode", "layout", "lease", "at_end", "owner", "users", "groups"],
+    keys: &["name", "match", "mode", "layout", "lease", "at_end", "owner", "users", "groups", "isolation", "workload"],
 };
 /// `[gpu.mps]`, which belongs to the rule above it.
 pub const RULE_MPS: Section = Section {

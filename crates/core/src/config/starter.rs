@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use gpush_api::{Gpu, GpuIndex, GpuProfile};
 
-use super::toml_text;
+use super::{Isolation, toml_text};
 use crate::selector;
 
 /// The use of a host.
@@ -18,22 +18,13 @@ pub enum Site {
     Inference,
 }
 
-/// Whether users must be isolated from each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wall {
-    /// MIG, where the GPU supports it: memory, compute and faults are separate.
-    Hard,
-    /// MPS: several users share a GPU, with limits that cooperating programs keep.
-    Shared,
-}
-
 /// What the config is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Starter {
     /// The use of the host.
     pub site: Site,
-    /// The isolation of users.
-    pub wall: Wall,
+    /// The isolation of users: MIG where the GPU supports it, or MPS.
+    pub isolation: Isolation,
     /// Groups whose members may lease; empty for all users. Only for a lab.
     pub groups: Vec<String>,
 }
@@ -77,15 +68,15 @@ impl Starter {
 
     /// Returns the mode of a rule and what belongs to it.
     fn rule(&self, gpu: &Gpu) -> String {
-        match (self.wall, smallest(gpu)) {
-            (Wall::Hard, Some(profile)) => {
+        match (self.isolation, smallest(gpu)) {
+            (Isolation::Hard, Some(profile)) => {
                 format!("mode = \"mig\"\nlayout = [\"{}*{}\"]\n", profile.name, profile.max)
             }
-            (Wall::Hard, None) => {
+            (Isolation::Hard, None) => {
                 "mode = \"exclusive\"      # this model has no MIG: one lease for each GPU\n".to_owned()
             }
-            (Wall::Shared, _) => "mode = \"mps\"            # users = \"many\" needs driver 555\n\
-                 mps = { percentage = 25, users = \"many\" }\n"
+            (Isolation::Shared, _) => "mode = \"mps\"            # users = \"many\" needs driver 555\n\
+                 mps = { percentage = 25, users = \"many\" }\nisolation = \"shared\"    # users accept each other's faults\n"
                 .to_owned(),
         }
     }
@@ -127,10 +118,10 @@ mod tests {
 
     fn all() -> impl Iterator<Item = Starter> {
         let sites = [Site::Lab, Site::Slurm, Site::Inference];
-        let walls = [Wall::Hard, Wall::Shared];
+        let isolations = [Isolation::Hard, Isolation::Shared];
         sites.into_iter().flat_map(move |site| {
             let groups = if site == Site::Lab { vec!["students".to_owned()] } else { Vec::new() };
-            walls.into_iter().map(move |wall| Starter { site, wall, groups: groups.clone() })
+            isolations.into_iter().map(move |isolation| Starter { site, isolation, groups: groups.clone() })
         })
     }
 
@@ -142,6 +133,7 @@ mod tests {
                 let text = starter.config(&gpus);
                 let config = Config::parse(&text, "config.toml").unwrap_or_else(|errors| panic!("{text}\n{errors}"));
                 let plans = desired::plan_host(&config, &gpus, &gpush_api::PlanRequest::default());
+                assert_eq!(desired::lints(&config), [], "{text}");
                 for plan in plans.map(|plans| plans.plans).unwrap_or_default() {
                     assert!(plan.refusal.is_none(), "{name}: {text}\n{plan:?}");
                 }
@@ -160,7 +152,7 @@ mod tests {
 
     #[test]
     fn lab_with_mig_gives_each_student_one_slice() {
-        let starter = Starter { site: Site::Lab, wall: Wall::Hard, groups: vec!["students".to_owned()] };
+        let starter = Starter { site: Site::Lab, isolation: Isolation::Hard, groups: vec!["students".to_owned()] };
         insta::assert_snapshot!(starter.config(&preset::gpus("dgx-a100").unwrap()));
     }
 
@@ -170,13 +162,13 @@ mod tests {
         let mut gpus = preset::gpus("dgx-a100").unwrap();
         gpus.truncate(3);
         gpus[1].name = "another".to_owned();
-        let text = Starter { site: Site::Inference, wall: Wall::Shared, groups: Vec::new() }.config(&gpus);
+        let text = Starter { site: Site::Inference, isolation: Isolation::Shared, groups: Vec::new() }.config(&gpus);
         assert!(text.contains("match = [\"0\", \"2\"]") && text.contains("match = \"1\""), "{text}");
     }
 
     #[test]
     fn mixed_host_gets_one_rule_for_each_model() {
-        let starter = Starter { site: Site::Inference, wall: Wall::Shared, groups: Vec::new() };
+        let starter = Starter { site: Site::Inference, isolation: Isolation::Shared, groups: Vec::new() };
         insta::assert_snapshot!(starter.config(&preset::gpus("mixed").unwrap()));
     }
 }

@@ -1,17 +1,50 @@
 //! Warnings about a config on a given host.
 
+use std::fmt;
+
 use gpush_api::{ComputeMode, Gpu, Mode, TimeslicePolicy};
 
-use super::{claims, quota_findings};
+use super::{
+    claims,
+    lints::{LintFinding, lints, lints_on_gpus},
+    quota_findings,
+    rule_label::rule_label,
+};
 use crate::{
     config::{Config, QuotaRule, Rule},
     sharing,
 };
 
-/// Returns warnings about a config on a given host, one sentence each: selectors and rules that
-/// match nothing, and shares that the GPUs cannot provide.
+/// A warning about a config.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConfigFinding {
+    /// A mistake with a number.
+    Lint(LintFinding),
+    /// Something without effect, or a share that the GPUs cannot provide, as one sentence.
+    Remark(String),
+}
+
+impl fmt::Display for ConfigFinding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Lint(lint) => lint.fmt(f),
+            Self::Remark(text) => f.write_str(text),
+        }
+    }
+}
+
+/// Returns warnings about a config: its lints and, if the GPUs of the host are known, selectors and rules that match
+/// nothing, and shares that the GPUs cannot provide.
 #[must_use]
-pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
+pub fn findings(config: &Config, gpus: Option<&[Gpu]>) -> Vec<ConfigFinding> {
+    let remarks = gpus.map(|gpus| remarks(config, gpus)).unwrap_or_default();
+    let on_gpus = gpus.map(|gpus| lints_on_gpus(config, gpus)).unwrap_or_default();
+    let lints = lints(config).into_iter().chain(on_gpus).map(ConfigFinding::Lint);
+    remarks.into_iter().map(ConfigFinding::Remark).chain(lints).collect()
+}
+
+/// Returns what has no effect on the GPUs of a host, and what they cannot provide.
+pub(super) fn remarks(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let claimed = claims(config, gpus);
     let mut findings = Vec::new();
     for (position, rule) in config.rules.iter().enumerate() {
@@ -70,11 +103,4 @@ fn compute_mode_conflict(rule: &Rule) -> Option<String> {
     }
     let holders = if *replicas == 1 { "1 holder".to_owned() } else { format!("{replicas} holders") };
     Some(format!("compute mode `prohibited` allows no process, but the rule allows {holders} at a time"))
-}
-
-fn rule_label(rule: &Rule, position: usize) -> String {
-    match &rule.name {
-        Some(name) => format!("rule `{name}`"),
-        None => rule.label(position),
-    }
 }

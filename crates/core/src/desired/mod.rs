@@ -20,6 +20,7 @@ use crate::{
     layout::{DYNAMIC, Layout},
 };
 
+mod as_if_idle;
 mod compare;
 mod drift;
 mod findings;
@@ -27,6 +28,7 @@ mod gpu_label;
 mod gpu_plan;
 mod grant;
 pub mod in_use;
+mod lints;
 mod mode;
 mod mps_entries;
 mod override_effect;
@@ -35,13 +37,16 @@ mod per_gpu;
 mod plan;
 mod plan_hints;
 mod quota_findings;
+mod rule_label;
 mod timeslice_state;
 mod whole_gpu;
 
+pub use as_if_idle::as_if_idle;
 pub use compare::{changed_under, compare};
 pub use drift::{compute_mode_drift, drift};
-pub use findings::findings;
+pub use findings::{ConfigFinding, findings};
 pub use grant::{created_after, plan_grant};
+pub use lints::{LintFinding, lints};
 pub use mode::{add_services, is_switched, needs_reset, without_fabric_manager};
 pub use mps_entries::check_mps_entries;
 pub use override_effect::{OverrideEffect, layouts_after, override_effects};

@@ -208,7 +208,7 @@ mod tests {
 
     fn of(quota: &str) -> Vec<String> {
         let text = format!("{RULES}[[quota]]\neverybody = true\n{quota}\n");
-        findings(&Config::parse(&text, "config.toml").unwrap(), &preset::gpus("dgx-a100").unwrap())
+        findings::remarks(&Config::parse(&text, "config.toml").unwrap(), &preset::gpus("dgx-a100").unwrap())
     }
 
     #[test]
@@ -271,6 +271,6 @@ mod tests {
             gpu.mig.as_mut().unwrap().profiles = std::sync::Arc::default();
         }
         let text = format!("{RULES}[[quota]]\neverybody = true\ngpus = \"0\"\nkinds = [\"whole\"]\n");
-        assert_eq!(findings(&Config::parse(&text, "config.toml").unwrap(), &gpus), [""; 0]);
+        assert_eq!(findings::remarks(&Config::parse(&text, "config.toml").unwrap(), &gpus), [""; 0]);
     }
 }

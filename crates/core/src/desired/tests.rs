@@ -211,7 +211,7 @@ mode = "unmanaged"
 "#;
     let config = Config::parse(text, "config.toml").unwrap();
     assert_eq!(
-        findings(&config, &host()),
+        super::findings::remarks(&config, &host()),
         [
             "rule 2: `*h100*` matches no GPU of this host",
             "rule 2: `9` matches no GPU of this host",
@@ -219,12 +219,12 @@ mode = "unmanaged"
             "rule 2 claims no GPU: earlier rules claim all GPUs that it matches",
         ]
     );
-    assert!(findings(&Config::default(), &host()).is_empty());
+    assert!(super::findings::remarks(&Config::default(), &host()).is_empty());
     let turns = |timeslice: &str| {
         let text = format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"timeslice\"\ntimeslice = {{ {timeslice} }}\n");
         let mut host = host();
         host[0].architecture = Architecture::Volta;
-        findings(&Config::parse(&text, "config.toml").unwrap(), &host)
+        super::findings::remarks(&Config::parse(&text, "config.toml").unwrap(), &host)
     };
     assert!(turns("replicas = 1000").is_empty() && turns("compute_mode = \"exclusive_process\"").is_empty());
     let admits_none = turns("replicas = 4, compute_mode = \"prohibited\"");
@@ -233,7 +233,7 @@ mode = "unmanaged"
         ["rule 1: compute mode `prohibited` allows no process, but the rule allows 4 holders at a time"]
     );
     let text = "[[quota]]\neverybody = true\ngpus = [\"0\", \"*H100*\"]\n";
-    let quotas = findings(&Config::parse(text, "config.toml").unwrap(), &host());
+    let quotas = super::findings::remarks(&Config::parse(text, "config.toml").unwrap(), &host());
     assert_eq!(quotas, ["quota 1: `*h100*` matches no GPU of this host"]);
     assert!(turns("level = \"long\"")[0].contains("is older than Turing"));
 }
