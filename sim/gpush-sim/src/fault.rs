@@ -144,7 +144,7 @@ pub(crate) fn act(host: &Host, action: Action) -> anyhow::Result<ExitCode> {
     match action {
         Action::Add(wanted) => {
             if let Some(gpu) = wanted.gpu {
-                crate::process::known_gpu(host, gpu)?;
+                crate::gpus::known_gpu(host, gpu)?;
             }
             host.add_fault(wanted.rule())?;
         }

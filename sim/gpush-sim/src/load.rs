@@ -9,7 +9,7 @@ use mps_sim::outln;
 use silicon::machine::{Conditions, Load};
 use silicon::{Host, Return};
 
-use crate::process::known_gpu;
+use crate::gpus::known_gpu;
 
 /// The load of a process, in percent of its place: of its GPU instance, or of the GPU without one.
 #[derive(Args)]

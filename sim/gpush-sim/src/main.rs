@@ -17,6 +17,7 @@ use silicon::{Description, Host};
 mod directory;
 mod exec;
 mod fault;
+mod gpus;
 mod load;
 mod mps;
 mod nvidia_smi;
@@ -239,7 +240,7 @@ fn act(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Process { dir, action } => process::act(&Host::open(&dir)?, action),
         Command::Xid { dir, xid, gpu, gi, ci } => {
             let host = Host::open(&dir)?;
-            process::known_gpu(&host, gpu)?;
+            gpus::known_gpu(&host, gpu)?;
             host.update(|machine| machine.xid(gpu, xid, gi, ci)).map_err(|rc| {
                 anyhow::anyhow!("GPU {gpu} has no such instance: {rc}; see `gpush-sim show {}`", dir.display())
             })?;
@@ -247,7 +248,7 @@ fn act(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Remap { dir, gpu, uncorrectable, fail } => {
             let host = Host::open(&dir)?;
-            process::known_gpu(&host, gpu)?;
+            gpus::known_gpu(&host, gpu)?;
             host.update(|machine| machine.remap_row(gpu, uncorrectable, !fail))
                 .map_err(|rc| anyhow::anyhow!("GPU {gpu} has no row to remap: {rc}"))?;
             Ok(ExitCode::SUCCESS)
@@ -260,7 +261,7 @@ fn act(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Reset { dir, gpu } => {
             let host = Host::open(&dir)?;
-            process::known_gpu(&host, gpu)?;
+            gpus::known_gpu(&host, gpu)?;
             match nvidia_smi::reset(&host, gpu)? {
                 Ok(()) => Ok(ExitCode::SUCCESS),
                 Err(why) => anyhow::bail!("GPU {gpu} was not reset: {why}"),

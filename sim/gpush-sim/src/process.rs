@@ -14,6 +14,7 @@ use mps_sim::{out, outln};
 use silicon::machine::{COMPUTE_MODES, Load, Pid, Process, ProcessKind};
 use silicon::{Host, Return};
 
+use crate::gpus::known_gpu;
 use crate::{load, pids};
 
 #[derive(Subcommand)]
@@ -98,16 +99,6 @@ impl From<Kind> for ProcessKind {
             Kind::Mps => Self::Mps,
             Kind::Handle => Self::Handle,
         }
-    }
-}
-
-/// Returns an error if the host has no GPU with this index.
-pub(crate) fn known_gpu(host: &Host, gpu: u32) -> anyhow::Result<()> {
-    match host.hardware().slots.len() as u32 {
-        0 => bail!("the host has no GPU"),
-        1 if gpu > 0 => bail!("there is no GPU {gpu}: the host has GPU 0 alone"),
-        count if gpu >= count => bail!("there is no GPU {gpu}: the host has GPUs 0 to {}", count - 1),
-        _ => Ok(()),
     }
 }
 

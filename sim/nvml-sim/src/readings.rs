@@ -182,7 +182,7 @@ exports! {
     /// Returns the energy in mJ since the driver was loaded. A GPU older than Volta has no such
     /// counter.
     fn nvmlDeviceGetTotalEnergyConsumption(device: Opaque, millijoules: Ptr<u64>) |call| {
-        let energy_mj = call.now(device, |m, gpu, now| m.energy_mj(gpu, now))?;
+        let energy_mj = call.now(device, Machine::energy_mj)?;
         millijoules.put(unless_zero(call.sensor(), energy_mj))
     }
 

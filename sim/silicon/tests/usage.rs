@@ -78,12 +78,11 @@ impl Truth {
     fn wait(&mut self, ms: u64) {
         // The 3g instance has 3 of 7 compute slices, the 4g instance has 4; both have half of the memory.
         let sizes: [[(u128, u128); 4]; 2] = [[(3, 7), (3, 7), (3, 7), (4, 8)], [(4, 7), (4, 7), (4, 7), (4, 8)]];
-        for kind in 0..4 {
-            for half in 0..2 {
+        for (half, sizes) in sizes.iter().enumerate() {
+            for (kind, (own, all)) in sizes.iter().enumerate() {
                 let here = self.loads.iter().filter(|(_, at, _)| *at == half);
                 let rate: u128 = here.map(|(_, _, load)| parts(load)[kind]).sum::<u128>().min(WHOLE_PPM.into());
                 self.sums[half][kind] += rate * u128::from(ms);
-                let (own, all) = sizes[half][kind];
                 self.whole[kind] += rate * own / all * u128::from(ms);
             }
         }

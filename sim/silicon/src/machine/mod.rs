@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::description::DriverVersion;
 use crate::returns::Return;
 
+mod activity;
 mod buffers;
 pub mod capability;
 mod clock;
@@ -41,6 +42,7 @@ mod timeslice;
 mod usage;
 pub mod uuid;
 
+pub use activity::{Activity, SLOWDOWN_C};
 pub use buffers::{GpuSample, PROCESS_PERIOD_MS, ProcessActivity};
 pub use clock::Clock;
 pub use event::{Event, Events, MIG_CONFIG_CHANGE, XID_CRITICAL_ERROR};
@@ -56,7 +58,7 @@ pub use reading::{Board, PCIE_RX_KIB_S, PCIE_TX_KIB_S, Reading, reason};
 pub use sharing::COMPUTE_MODES;
 pub use sums::{Rates, Sums};
 pub use timeslice::Timeslice;
-pub use usage::{Activity, SLOWDOWN_C, Usage};
+pub use usage::Usage;
 
 /// Maximum number of GPU instances on a GPU.
 pub const MAX_GPU_INSTANCES: usize = 8;

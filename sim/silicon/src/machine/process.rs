@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Gpu, Machine};
+use super::Machine;
 use crate::returns::Return;
 
 /// How a process uses the GPU.
@@ -181,8 +181,9 @@ impl Machine {
             reaped |= !lives;
             lives
         };
-        let ended = |gpu: &Gpu| gpu.processes.iter().any(|p| !alive(p.pid));
-        let changed: Vec<u32> = self.state.gpus.iter().filter(|gpu| ended(gpu)).map(|gpu| gpu.index).collect();
+        let all = self.state.gpus.iter();
+        let ended = all.filter(|gpu| gpu.processes.iter().any(|p| !alive(p.pid)));
+        let changed: Vec<u32> = ended.map(|gpu| gpu.index).collect();
         changed.into_iter().for_each(|gpu| self.settle(gpu));
         for gpu in &mut self.state.gpus {
             gpu.processes.retain(|p| keep(p.pid));
