@@ -44,6 +44,12 @@ pub(super) async fn run(usage: Usage) {
         let host = Arc::clone(&snapshots.borrow_and_update());
         sampler.follow(&host, &mut parts.accounts.lock(), parts.clock.now());
         let interval = parts.demand.interval(Instant::now());
+        if interval.is_none() && std::mem::take(&mut sampler.has_worker) {
+            // Without samples, gpushd must not keep the driver open with a second worker.
+            if let Err(error) = parts.context.hardware.end_sampling().await {
+                tracing::warn!("the worker for samples cannot be ended: {error}");
+            }
+        }
         let due = sampler.next_sample(interval);
         tokio::select! {
             () = parts.context.stopping.cancelled() => return,
@@ -94,6 +100,8 @@ struct Sampler {
     generations: BTreeMap<GpuUuid, u64>,
     last_round: Option<Instant>,
     round: u64,
+    /// Whether a worker for samples may run.
+    has_worker: bool,
     in_flight: BTreeSet<GpuUuid>,
 }
 
@@ -145,7 +153,7 @@ impl Sampler {
     /// Begins a round: one sample of each GPU that has no sample in flight.
     fn begin_round(&mut self, host: &HostState, interval: Duration) -> Vec<SampleRequest> {
         self.last_round = Some(Instant::now());
-        self.round += 1;
+        (self.round, self.has_worker) = (self.round + 1, true);
         let is_watched = interval < Duration::from_secs(5);
         let board = self.round % BOARD_EVERY == 1;
         let wanted = if is_watched { Wanted::ALL } else { Wanted { board, ..Wanted::default() } };

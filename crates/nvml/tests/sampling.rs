@@ -50,6 +50,17 @@ async fn second_worker_starts_with_the_first_sample() {
     assert_eq!(stage.hardware.status().started, 1);
 }
 
+/// An open driver handle keeps an administrator from unloading the driver, so the worker must not stay without need.
+#[tokio::test]
+async fn worker_for_samples_ends_when_no_samples_are_needed() {
+    let stage = stage("* * ok", 60_000);
+    let first = sampling_pid(&stage.hardware).await;
+    stage.hardware.end_sampling().await.unwrap();
+    gone(first).await;
+    assert_eq!(stage.hardware.sampling_status().worker, None);
+    assert_ne!(sampling_pid(&stage.hardware).await, first, "the next sample starts a worker");
+}
+
 #[tokio::test]
 async fn hung_sample_is_dropped_and_its_gpu_stays_settled() {
     let stage = stage(&format!("sample {A} hang\n* * ok"), 100);

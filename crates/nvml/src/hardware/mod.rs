@@ -269,6 +269,15 @@ impl Hardware {
         self.sampler.sample(gpu, instances, wanted).await
     }
 
+    /// Ends the worker for samples, so that it holds no driver handle. The next sample starts a new one, and begins all
+    /// windows again.
+    ///
+    /// # Errors
+    /// The worker hangs in the kernel and cannot be ended.
+    pub async fn end_sampling(&self) -> Result<(), DriverError> {
+        self.sampler.restart().await
+    }
+
     /// Creates a GPU instance at a placement, and reads it back.
     ///
     /// # Errors
