@@ -359,9 +359,18 @@ impl Rewritten {
         }
     }
 
-    /// Splits a command that the user quoted as one word: `"python3 train.py"`. A shell must run a command with other
-    /// characters of a shell.
+    /// Rewrites a command that only a shell would understand. Splits a command that the user quoted as one word, such as
+    /// `"python3 train.py"`, but leaves one with other characters of a shell to a shell. Adds `env` to `CUDA_CACHE=1 ./x`.
     fn split_command(&mut self) {
+        let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
+        let sets_variable = |word: &String| {
+            word.split_once('=').is_some_and(|(name, value)| {
+                name.starts_with(|c: char| c.is_ascii_uppercase()) && is_name(name) && !value.contains(' ')
+            })
+        };
+        if self.command.first().is_some_and(sets_variable) {
+            self.command.insert(0, "env".to_owned());
+        }
         let [line] = self.command.as_slice() else { return };
         if !line.contains(' ') {
             return;

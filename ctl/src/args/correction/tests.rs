@@ -327,6 +327,7 @@ fn request_of_another_tool_keeps_its_share() {
         ("run --gpus 1 --mig 1g.10gb -- ./x", "run --mig 1g.10gb -- ./x"),
         ("run --gpus 2 --mps 25 -- ./x", "run --mps 25 -- ./x"),
         ("run --slice 1 -- ./x", "run --slices 1 -- ./x"),
+        ("run FOO=1 python3 x.py", "run -- env FOO=1 python3 x.py"),
         ("run --slice 1g.10gb -- ./x", "run --mig 1g.10gb -- ./x"),
         ("run --gpus all ubuntu nvidia-smi", &format!("run --whole -- {docker}")),
     ]);
