@@ -23,6 +23,7 @@ mod man;
 mod mig;
 mod mig_history;
 mod mps;
+mod offered;
 mod operation;
 mod parted;
 mod ps;
@@ -37,6 +38,7 @@ mod version;
 
 use std::{io::Write, time::Duration};
 
+pub(crate) use self::offered::flags_of_shares;
 use gpush_api::{ApiError, Code, Gpu};
 use gpush_client::{Client, Kind};
 use gpush_core::selector::Selector;

@@ -14,8 +14,9 @@ mod program;
 mod render;
 mod socket;
 mod tips;
+mod usage;
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Parser as _;
 use gpush_api::{ApiError, Code};
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
     let words = args::default_verb::insert(words);
     let cli = match args::Cli::try_parse_from(&words) {
         Ok(cli) => cli,
-        Err(error) => return usage(error, &words),
+        Err(error) => return unusable(error, &words),
     };
     let waiting = args::waitable::hint(&cli.command, &words);
     let out = output::Output::new(&cli.global).with_waiting_hint(waiting);
@@ -45,53 +46,49 @@ fn main() -> ExitCode {
 }
 
 /// Prints the error for a command line that clap refuses, or the help that the user requested.
-fn usage(error: clap::Error, words: &[OsString]) -> ExitCode {
+fn unusable(error: clap::Error, words: &[OsString]) -> ExitCode {
     if !error.use_stderr() {
         if error.kind() == clap::error::ErrorKind::DisplayHelp {
-            args::help::print(&commands(words));
+            args::help::print(&named(words));
         } else {
             let _ = error.print();
         }
         return ExitCode::SUCCESS;
     }
-    if let Some(meant) = args::correction::correction(words) {
-        let text = error.render().to_string();
-        let message = text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned();
-        return refused(&ApiError::new(Code::BadRequest, message).hint(args::correction::as_hint(&meant)), words);
+    // clap's text for this error is the whole help of the group.
+    let is_group = error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+    if is_group && !wants_json(words) {
+        let _ = error.print();
+        return ExitCode::from(status(words));
     }
-    let fallthrough = evaluated(words);
-    if wants_json(words) {
-        let text = error.render().to_string();
-        let first = text.lines().take_while(|line| !line.is_empty()).map(str::trim).collect::<Vec<_>>().join(" ");
-        let message = match error.kind() {
-            // clap's text for this error is the whole help, so print the following text instead.
-            clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => "a command is missing",
-            _ => first.trim_start_matches("error: "),
-        };
-        output::error_document(&ApiError::new(Code::BadRequest, message).hint("see `gpushctl --help`"));
-    } else {
-        let _ = tips::remove_misleading_suggestions(error).print();
-        if fallthrough {
-            println!("false");
-        }
+    let flags = || commands::flags_of_shares(&global(words));
+    refused(&usage::error(error, words, &named(words), flags), words)
+}
+
+/// Prints the error for a command line that cannot be used.
+fn refused(error: &ApiError, words: &[OsString]) -> ExitCode {
+    output::Output::new(&global(words)).error(error);
+    if !wants_json(words) && evaluated(words) {
+        println!("false");
     }
     ExitCode::from(status(words))
 }
 
-/// Prints the error for a command line that has the form of another tool.
-fn refused(error: &ApiError, words: &[OsString]) -> ExitCode {
-    if wants_json(words) {
-        output::error_document(error);
-    } else {
-        eprintln!("error: {}", error.message);
-        if let Some(hint) = &error.hint {
-            eprintln!("  hint: {hint}");
-        }
-        if evaluated(words) {
-            println!("false");
-        }
+/// Returns the global options of a command line that cannot be parsed: the socket, and whether errors are JSON.
+fn global(words: &[OsString]) -> args::Global {
+    let typed = words.iter().take_while(|word| *word != "--").filter_map(|word| word.to_str());
+    let typed: Vec<&str> = typed.collect();
+    let after = typed.windows(2).find(|two| two[0] == "--socket").map(|two| two[1]);
+    let socket = after.or_else(|| typed.iter().find_map(|word| word.strip_prefix("--socket="))).map(PathBuf::from);
+    args::Global {
+        socket,
+        output: None,
+        json: wants_json(words),
+        no_headers: false,
+        color: args::Color::Auto,
+        ascii: false,
+        request_timeout: Duration::from_secs(1),
     }
-    ExitCode::from(status(words))
 }
 
 /// Returns whether errors must be printed as JSON.
@@ -105,13 +102,12 @@ fn wants_json(words: &[OsString]) -> bool {
 /// Returns whether a shell will evaluate the output, as in `eval "$(gpushctl lease env ...)"`. Includes `mps env`,
 /// which does not exist but which users type.
 fn evaluated(words: &[OsString]) -> bool {
-    matches!(commands(words).as_slice(), ["lease" | "leases" | "mps", "env", ..])
+    matches!(named(words).as_slice(), ["lease" | "leases" | "mps", "env", ..])
 }
 
 /// Returns the exit status for an invalid command line.
 fn status(words: &[OsString]) -> u8 {
-    let named = commands(words);
-    let is_run = named.first() == Some(&"run");
+    let is_run = named(words).first() == Some(&"run");
     // For `run`, every other exit status may be that of the command that `run` starts.
     if is_run { exit::NO_COMMAND } else { Code::BadRequest.exit_status() }
 }
@@ -120,17 +116,17 @@ fn status(words: &[OsString]) -> u8 {
 const WITH_VALUE: [&str; 5] = ["--socket", "-o", "--output", "--color", "--request-timeout"];
 
 /// Returns the words of a command line that are not options: command, subcommand and arguments.
-fn commands(words: &[OsString]) -> Vec<&str> {
-    let mut named = Vec::new();
+fn named(words: &[OsString]) -> Vec<&str> {
+    let mut found = Vec::new();
     let mut words = words.iter().skip(1).map_while(|word| word.to_str()).take_while(|word| *word != "--");
     while let Some(word) = words.next() {
         if WITH_VALUE.contains(&word) {
             words.next();
         } else if !word.starts_with('-') {
-            named.push(word);
+            found.push(word);
         }
     }
-    named
+    found
 }
 
 #[cfg(test)]

@@ -147,7 +147,7 @@ fn apply_defaults(request: &mut LeaseRequest, quota: &Effective) -> Vec<String> 
     if let (None, Some(longest_s)) = (request.duration_s, quota.limits.longest_s) {
         request.duration_s = Some(longest_s);
         notes.push(format!(
-            "the request names no duration, so the lease lasts {}, as long as the quota allows",
+            "the request names no duration, so the lease lasts {}, the maximum of the quota",
             span(longest_s)
         ));
     }
@@ -341,13 +341,15 @@ pub(super) async fn check_duration(
     if !closed.is_empty() {
         return Err(closed_error(&closed, &BTreeSet::new()));
     }
+    let since = lease.record.granted_at.map_or(0, |at| Timestamp::now().duration_since(at).as_secs());
+    let since = u64::try_from(since).unwrap_or(0);
     for index in lease_gpus {
-        quota::allowed_gpus(&quota, Some(&[index].into())).map_err(|denial| denial.of_renewal(lease.id()))?;
+        quota::allowed_gpus(&quota, Some(&[index].into())).map_err(|denial| denial.of_renewal(lease.id(), since))?;
     }
     // Check the whole duration of the existing lease, from the grant to the new end.
-    let since = lease.record.granted_at.map_or(0, |at| Timestamp::now().duration_since(at).as_secs());
-    let all = duration_s.saturating_add(u64::try_from(since).unwrap_or(0));
-    quota::check_request(&quota, &[], lease.record.kind, Some(all)).map_err(|denial| denial.of_renewal(lease.id()))
+    let all = duration_s.saturating_add(since);
+    quota::check_request(&quota, &[], lease.record.kind, Some(all))
+        .map_err(|denial| denial.of_renewal(lease.id(), since))
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
         LeaseRequirement::Optional if shares_devices && through_mps => format!(
             "on devices that are shared through MPS, gpushd {does} processes without a lease, but does not prevent them"
         ),
-        LeaseRequirement::Optional => "any user can use the GPU without a lease".to_owned(),
+        LeaseRequirement::Optional => "gpushd does not require a lease for programs on the GPU".to_owned(),
     };
     let users = match &rule.mps {
         Some(policy) if is_for_one_user(config, rule) && policy.users == MpsUsers::One => {

@@ -185,8 +185,9 @@ fn holders_of(blockers: &[Blocker]) -> Vec<String> {
 /// that shows these holders to users with permission.
 fn held_by(blocker: &Blocker, index: GpuIndex) -> String {
     let (named, hidden): (Vec<&Process>, Vec<&Process>) = blocker.holders.iter().partition(|one| one.pid.is_some());
-    let mut holders: Vec<String> = blocker.leases.iter().map(LeaseUse::to_string).collect();
-    holders.extend(named.into_iter().map(holder));
+    // The end of a lease comes last, so that it does not look like the end of a process.
+    let mut holders: Vec<String> = named.into_iter().map(holder).collect();
+    holders.extend(blocker.leases.iter().map(LeaseUse::to_string));
     let leases: Vec<String> = hidden.iter().filter_map(|one| one.command.clone()).collect();
     if hidden.len() > leases.len() || (holders.is_empty() && leases.is_empty()) {
         let whose = format!("`gpushctl gpu show {index}` shows this process to its owner and to administrators");

@@ -23,7 +23,7 @@ use std::{
     str::FromStr,
 };
 
-use gpush_api::{ApiError, Code, Gpu, GpuIndex, Remedy};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, LeaseId, Remedy};
 
 pub use self::{device_id::DeviceId, ranges::ranges};
 use crate::quote::Quoted;
@@ -100,7 +100,7 @@ impl FromStr for Selector {
         if lower.starts_with("mig-") {
             return Err(error(
                 format!("{} is a MIG device, not a GPU", Quoted(text)),
-                "name the GPU of this MIG device: `gpushctl status` shows it",
+                "name the GPU of this MIG device: `gpushctl mig list` shows it",
             ));
         }
         if let Some(rest) = lower.strip_prefix("gpu-") {
@@ -321,6 +321,8 @@ impl Selector {
                 let error = error.cause(inventory(gpus));
                 if wider.parse::<Self>().is_ok_and(|wider| !wider.matching(gpus).is_empty()) {
                     Err(error.hint(format!("did you mean '{wider}'?")))
+                } else if let Ok(lease) = text.parse::<LeaseId>() {
+                    Err(error.hint(format!("for a lease, use `gpushctl lease show {lease}`")))
                 } else {
                     Err(error.hint(format!("write {SHAPES}")))
                 }

@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 
 use clap::{CommandFactory as _, Parser as _, error::ErrorKind};
+use gpush_core::duration;
 
 use super::{
     Cli, habits,
@@ -12,15 +13,21 @@ use super::{
     words::{self, is_index_list, joined_durations},
 };
 
-/// Returns the hint that proposes a corrected command line. A program without a share may need one, because a host can offer
-/// several kinds.
-pub(crate) fn as_hint(meant: &str) -> String {
-    let share = if meant.starts_with("gpushctl run -- ") {
-        "; if the host offers several kinds of shares, add yours, such as --mps 25 or --memory 10G"
-    } else {
-        ""
-    };
-    format!("did you mean `{meant}`?{share}")
+/// Returns the hint that proposes a corrected command line. A program without a share needs one if the host offers several
+/// kinds. `flags` returns the options of the kinds that the host offers; `None` if they are not known.
+pub(crate) fn as_hint(meant: &str, flags: impl FnOnce() -> Option<Vec<&'static str>>) -> String {
+    if !meant.starts_with("gpushctl run -- ") {
+        return format!("did you mean `{meant}`?");
+    }
+    match flags().as_deref() {
+        None => format!("did you mean `{meant}`? Add a share if the host offers several kinds, such as --memory 10G"),
+        Some([] | [_]) => format!("did you mean `{meant}`?"),
+        Some([first, others @ ..]) => {
+            let others = others.iter().map(|flag| format!("`{flag}`")).collect::<Vec<_>>().join(" or ");
+            let meant = meant.replacen("run --", &format!("run {first} --"), 1);
+            format!("did you mean `{meant}`? This host also has {others}")
+        }
+    }
 }
 
 /// Returns the command line that the user probably meant.
@@ -31,6 +38,7 @@ pub(crate) fn correction(words: &[OsString]) -> Option<String> {
     let line = Line::of(words);
     let sources = [
         unchanged,
+        positive_time,
         request,
         layout_of_several_words,
         all_instances,
@@ -69,7 +77,8 @@ pub(crate) fn correction(words: &[OsString]) -> Option<String> {
             .chain(synonym(&line))
             .chain(swapped(&line))
             .chain(without_noun(&line))
-            .find(lacks_arguments)
+            // The help of the typed command is the last resort: `missing` may know the argument.
+            .find(|words| lacks_arguments(words) && *words != line.words)
             .map(|words| [words, help].concat())
             .or_else(|| spelling::corrected(&line.words).filter(|words| accepted(words)))
     })?;
@@ -235,6 +244,17 @@ fn layout_of_several_words(line: &Line<'_>) -> Vec<Vec<String>> {
 /// Returns the words themselves, which differ from the typed ones if a duration was joined.
 fn unchanged(line: &Line<'_>) -> Vec<Vec<String>> {
     vec![line.words.iter().map(|word| (*word).to_owned()).collect()]
+}
+
+/// `events --since -1h` means `events --since 1h`.
+fn positive_time(line: &Line<'_>) -> Vec<Vec<String>> {
+    let value = |at: usize| line.words.get(at + 1)?.strip_prefix('-').filter(|value| duration::is_duration(value));
+    let is_since = |at: &usize| matches!(line.words[*at], "--since" | "--for" | "--end-after");
+    let found = (0..line.words.len()).filter(is_since).find_map(|at| Some((at + 1, value(at)?)));
+    let replaced = found.map(|(at, value)| {
+        line.words.iter().enumerate().map(|(one, word)| if one == at { value } else { word }.to_owned()).collect()
+    });
+    replaced.into_iter().collect()
 }
 
 /// `srun --gres=gpu:2 ./x` means `run --whole --count 2 -- ./x`.

@@ -43,7 +43,7 @@ fn missing(words: &[OsString]) -> Option<(usize, &'static str)> {
     let verb = of_group(words[at].to_str()?)?;
     let rest = &words[at + 1..];
     let is_option = |word: &OsString| word.to_str().is_some_and(|word| word.starts_with('-'));
-    let asks_for_help = rest.iter().any(|word| word == OsStr::new("-h") || word == OsStr::new("--help"));
+    let asks_for_help = words.iter().any(|word| word == OsStr::new("-h") || word == OsStr::new("--help"));
     (rest.first().is_none_or(is_option) && !asks_for_help).then_some((at + 1, verb))
 }
 
@@ -79,6 +79,7 @@ mod tests {
         for line in [
             "gpushctl",
             "gpushctl gpu --help",
+            "gpushctl -h lease",
             "gpushctl lease show L17",
             "gpushctl gpu 0",
             "gpushctl status",

@@ -55,9 +55,9 @@ Exits with 8 after --timeout and with 130 on Ctrl-C. The GPUs stay cordoned.
 The wait is not an operation of gpushd, so --detach prints no operation id. To
 wait later, run the command again.
 
---end-after ends leases and their processes. A lease ends one --notice before
-its processes, and `lease show` then has the reason. At --end-after, the
-processes get SIGTERM, and later SIGKILL. Other processes are never ended.
+--end-after ends leases and their processes. First the leases end, and `lease
+show` has the reason. The processes get SIGTERM at --end-after, which is one
+--notice later, and then SIGKILL. Processes without a lease are never ended.
 
 Examples:
   gpushctl gpu drain 3 --reason 'new fan' --timeout 1h && echo idle
@@ -116,7 +116,7 @@ pub(crate) struct DrainArgs {
     #[arg(long, value_name = "DURATION", conflicts_with = "detach", value_parser = duration_or_zero,
           allow_negative_numbers = true)]
     pub(crate) end_after: Option<Duration>,
-    /// How long before their processes the leases end [default: 1m]
+    /// Time from the end of the leases to SIGTERM for their processes [default: 1m]
     #[arg(long, value_name = "DURATION", requires = "end_after", value_parser = duration_or_zero,
           allow_negative_numbers = true)]
     pub(crate) notice: Option<Duration>,

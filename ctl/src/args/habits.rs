@@ -5,15 +5,14 @@ use std::ffi::OsString;
 use gpush_api::{ApiError, Code};
 use gpush_core::duration::is_duration;
 
-use super::{typed, words};
+use super::{config_settings, misplaced, typed, words};
 
 /// Returns the error for a command line that has the form of another tool; `None` for all other command lines.
 pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
     let words: Vec<&str> = args.iter().skip(1).map_while(|arg| arg.to_str()).take_while(|word| *word != "--").collect();
     let after_options = &words[command_at(&words)..];
-    let checks =
-        [value_after_optional, duration_of_two_words, number_after_ended, gpu_as_entry, detached, mps_env, config_edit];
-    let of_command = [kill_of_process, options_of_ps, timeslice_set, nvidia_smi, file_as_f];
+    let checks = [value_after_optional, duration_of_two_words, number_after_ended, gpu_as_entry, detached, mps_env];
+    let of_command = [kill_of_process, options_of_ps, config_settings::error, nvidia_smi, file_as_f, misplaced::error];
     let found = checks.iter().find_map(|check| check(&words));
     found.or_else(|| of_command.iter().find_map(|check| check(after_options)))
 }
@@ -66,7 +65,9 @@ fn value_after_optional(words: &[&str]) -> Option<ApiError> {
 /// Refuses `--since 1 hour`. Without this error, gpushctl would read `hour` as a GPU.
 fn duration_of_two_words(words: &[&str]) -> Option<ApiError> {
     let joined = words::joined_durations(words)?;
-    let at = words.iter().zip(&joined).position(|(typed, joined)| typed != joined)?;
+    let differs = words.iter().zip(&joined).position(|(typed, joined)| typed != joined).unwrap_or(joined.len());
+    // Of `1h ago`, only the second word is too much.
+    let at = if words.get(differs) == Some(&"ago") { differs.checked_sub(1)? } else { differs };
     let (number, unit) = (words.get(at)?, words.get(at + 1)?);
     // The command of `run` is not among these words.
     if words.get(command_at(words)) == Some(&"run") || !words::can_be_parsed(&joined) {
@@ -75,20 +76,6 @@ fn duration_of_two_words(words: &[&str]) -> Option<ApiError> {
     let meant = typed::command_line(["gpushctl"].into_iter().chain(joined.iter().map(String::as_str)))?;
     let message = format!("`{number} {unit}` is not valid: a duration is one word, such as {}", joined[at]);
     Some(ApiError::new(Code::BadRequest, message).hint(format!("did you mean `{meant}`?")))
-}
-
-/// Refuses `timeslice set`: the rule of a GPU sets how it is time-sliced.
-fn timeslice_set(words: &[&str]) -> Option<ApiError> {
-    let verbs = ["set", "on", "off", "enable", "disable", "start", "stop", "create", "apply"];
-    let [group, verb, ..] = words else { return None };
-    (group.starts_with("timeslic") || *group == "time-slicing").then_some(())?;
-    verbs.contains(verb).then(|| {
-        let message = format!("`{group} {verb}` is not a command: the rule of a GPU sets time-slicing");
-        ApiError::new(Code::BadRequest, message).hint(
-            "set `mode` and `timeslice` in the rule of the GPU, check the file with `gpushctl config check`, then run \
-            `gpushctl apply`",
-        )
-    })
 }
 
 /// Refuses `mig add 1g.10gb 0`, because GPUs are named with `-g`.
@@ -251,14 +238,6 @@ fn options_of_ps(words: &[&str]) -> Option<ApiError> {
     Some(ApiError::new(Code::BadRequest, message).hint("use `gpushctl ps`"))
 }
 
-/// Refuses `config edit`: gpushctl changes no config file.
-fn config_edit(words: &[&str]) -> Option<ApiError> {
-    words.windows(2).any(|two| two[0] == "config" && matches!(two[1], "edit" | "set" | "change")).then(|| {
-        let error = ApiError::new(Code::BadRequest, "gpushctl does not edit the config file");
-        error.hint("edit /etc/gpush/config.toml, check it with `gpushctl config check`, then run `gpushctl apply`")
-    })
-}
-
 /// Refuses `mps env`, and names `lease env` instead, because only a lease gives a program access to an MPS daemon.
 fn mps_env(words: &[&str]) -> Option<ApiError> {
     let at = words.windows(2).position(|two| two == ["mps", "env"])?;
@@ -408,6 +387,9 @@ mod tests {
     fn duration_of_two_words_is_refused_with_one_word() {
         for (typed, meant) in [
             ("events --since 1 hour", "events --since 1h"),
+            ("events --since 1 hour ago", "events --since 1h"),
+            ("events --since 1h ago", "events --since 1h"),
+            ("events --since 2 days ago -f", "events --since 2d -f"),
             ("gpu drain 2 --end-after 5 seconds", "gpu drain 2 --end-after 5s"),
             ("lease renew L1 --for 1 day", "lease renew L1 --for 1d"),
             ("mig apply mixed -g 0 --expires 2 h", "mig apply mixed -g 0 --expires 2h"),
@@ -428,8 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_rules_lead_to_the_config() {
-        assert!(hint("gpushctl timeslice set 0 short").unwrap().starts_with("set `mode` and `timeslice`"));
+    fn file_of_another_tool_leads_to_a_command_for_files() {
         assert!(hint("gpushctl apply -f x.toml").unwrap().contains("`gpushctl config check x.toml`"));
         assert!(hint("gpushctl apply -f x.yaml").unwrap().contains("`gpushctl mig apply --file x.yaml`"));
     }

@@ -56,6 +56,18 @@ fn page_of(words: &[&str]) -> Command {
     command
 }
 
+/// Returns the command that these words name, without its arguments: `gpushctl lease end`.
+pub(crate) fn path(words: &[&str]) -> String {
+    let root = Cli::command();
+    let (mut command, mut path) = (&root, "gpushctl".to_owned());
+    for word in words {
+        let Some(found) = command.find_subcommand(word) else { break };
+        let _ = write!(path, " {}", found.get_name());
+        command = found;
+    }
+    path
+}
+
 /// Arranges all help pages of a command line.
 pub(super) fn arranged(mut root: Command) -> Command {
     root.build();
@@ -157,6 +169,15 @@ mod tests {
         ] {
             let text = page_of(words).render_help().to_string();
             assert!(text.starts_with(about), "{words:?}: {text}");
+        }
+    }
+
+    #[test]
+    fn path_has_the_command_without_arguments() {
+        let cases =
+            [(&["leases", "end", "L17"][..], "gpushctl lease end"), (&["bogus"], "gpushctl"), (&[], "gpushctl")];
+        for (words, named) in cases {
+            assert_eq!(path(words), named, "{words:?}");
         }
     }
 

@@ -83,7 +83,7 @@ Examples:
     #[command(after_help = with_layouts!(
         "\x20 gpushctl mig apply                             the desired layouts
   gpushctl mig apply training -g 0-3             a layout of the config
-  gpushctl mig apply training --wait             as soon as possible
+  gpushctl mig apply training -g 0-3 --wait      as soon as possible
   gpushctl mig apply '1g.10gb*7' --dry-run -g 0  show what would change
   gpushctl mig apply --check || gpushctl mig apply
   gpushctl mig apply --file c.yaml -c balanced   a mig-parted label
@@ -91,7 +91,8 @@ Examples:
   gpushctl mig apply 7g.80gb -g 0 --reason 'big run' --expires 2h
   gpushctl mig apply '1g.10gb*7' --dry-run -g 0 --offline dgx-h100
 
-Without -g, LAYOUT is applied to each GPU whose rule has mode `mig`.
+If several GPUs support MIG, a LAYOUT needs -g. With --dry-run or --check and
+without -g, the command considers each GPU whose rule has mode `mig`.
 
 A LAYOUT that differs from the layout of the rule becomes an override. The
 override is the desired layout, also after a reboot, until it expires or until

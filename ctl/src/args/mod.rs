@@ -2,7 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mps`, `ps`, `config`, `quota` | the commands of these names |
+//! | `mps`, `ps`, `config`, `quota`, `status` | the commands of these names |
 //! | `gpu` | `gpu` and `maintenance` |
 //! | `mig` | `mig` and `apply` |
 //! | `lease` | `lease` and `run` |
@@ -19,6 +19,8 @@
 //! | `synonyms` | words of other tools, and the commands that gpushctl has instead |
 //! | `phrases` | command lines of other tools, and the command lines that gpushctl has instead |
 //! | `request_line` | command lines that request a share in the form of Slurm, Docker and other tools |
+//! | `missing` | hints for missing arguments |
+//! | `docker_line` | `docker run` in the place of `run` |
 //! | `spelling` | misspelled commands and options |
 //! | `words` | what a typed word can mean: an index, a profile, a lease, a duration |
 //! | `topic` | the topics of `explain` |
@@ -26,13 +28,17 @@
 //! | `default_verb` | the verb that a group of commands has without one: `gpushctl lease` lists leases |
 //! | `help` | the order of a help page, and the groups of commands on the first page |
 //! | `habits` | command lines in the form of nvidia-smi and other tools |
+//! | `config_settings` | commands that would change a setting of the config |
+//! | `misplaced` | words that a command reads as GPUs, but that name something else |
 //! | `foreign_layout` | layouts in the form of other tools |
 //! | `values` | durations, times, numbers |
 
 mod advise;
 mod config;
+mod config_settings;
 pub(crate) mod correction;
 pub(crate) mod default_verb;
+mod docker_line;
 mod follow;
 pub(crate) mod foreign_layout;
 mod format;
@@ -44,6 +50,8 @@ pub(crate) mod help;
 mod hints;
 mod lease;
 mod mig;
+mod misplaced;
+pub(crate) mod missing;
 mod mps;
 #[cfg(test)]
 pub(crate) mod pages;
@@ -54,6 +62,7 @@ mod request;
 mod request_line;
 mod slurm;
 mod spelling;
+mod status;
 mod support_bundle;
 mod synonyms;
 pub(crate) mod topic;
@@ -82,6 +91,7 @@ pub(crate) use self::{
     quota::QuotaArgs,
     request::RequestFlags,
     slurm::{HookFiles, HookLimits, Slurm, of_script},
+    status::StatusArgs,
     support_bundle::SupportBundleArgs,
     topic::Topic,
     values::AUDIT_USUALLY,
@@ -168,16 +178,17 @@ Examples:
   gpushctl status --summary
   gpushctl status --watch=5s")]
     Status(StatusArgs),
-    /// Bring GPUs to their desired state: the config and its overrides
+    /// Bring GPUs to their desired state, or undo a change of layouts
     #[command(after_help = "\
-Applies the mode and layout that each GPU should have. If the config file has
-changed, gpushd loads it first. GPUs without a rule do not change. If you name
-no GPU, cordoned GPUs do not change either. Instances in use are never
-destroyed.
+Applies the mode and layout that each GPU should have: those of the config and
+its overrides. If the config file has changed, gpushd loads it first. GPUs
+without a rule do not change. If you name no GPU, cordoned GPUs do not change
+either. Instances in use are never destroyed.
 
 With --undo, the command restores the MIG layout that the GPUs had before the
 last operation that changed them. If you name no GPU, it restores the GPUs of
-the last operation.
+the last operation. --undo itself counts as a change: a second --undo restores
+the layout that the first one replaced, and earlier changes cannot be undone.
 
 Examples:
   gpushctl apply            all GPUs
@@ -366,29 +377,6 @@ Examples:
         /// Directory; created if it does not exist
         dir: PathBuf,
     },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct StatusArgs {
-    #[command(flatten)]
-    pub(crate) which: Gpus,
-    /// Show one line for each GPU, and its notes
-    #[arg(long, short, conflicts_with = "summary")]
-    pub(crate) brief: bool,
-    /// Show only totals for each model and profile
-    #[arg(long, short)]
-    pub(crate) summary: bool,
-    /// Redraw every DURATION until Ctrl-C [default without =DURATION: 2s]
-    #[arg(
-        long,
-        short = 'w',
-        value_name = "DURATION",
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "2s",
-        value_parser = duration
-    )]
-    pub(crate) watch: Option<Duration>,
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@
 //! | `{D}` | a duration, in one or two words |
 //! | `{layout}` | an entry of a MIG layout |
 //! | `{file}` | a path: a word with `/`, or with a suffix of a config file |
+//! | `{name}` | the name of a user: a word that begins with a lowercase letter, and is not the id of a lease |
 //! | `{w}` | a word that is not an option |
 //! | `[...]` | the same as the word in brackets, or no word |
 //! | `$` | the end of the command line |
@@ -74,10 +75,13 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("{L} <end> $", &["lease end {L}"]),
     ("lease|leases <end> mine|--mine|--me $", &["lease end --all"]),
     ("lease|leases <end> -u|--user {w} $", &["lease end --user {w} --reason TEXT"]),
+    ("lease|leases end|stop|cancel|release {name} $", &["lease end --user {name} --reason TEXT"]),
     ("lease|leases show all", &["lease list"]),
     ("scancel {n}", &["lease end L{n}"]),
     ("<renew> {L} [--for|--by|--time|--duration|-t] {D} $", &["lease renew {L} --for {D}"]),
     ("<lease> <renew> {L} [--for|--by|--time|--duration|-t] {D} $", &["lease renew {L} --for {D}"]),
+    ("<lease> <renew> {L} --until {w} $", &["lease renew {L} --for 2h"]),
+    ("lease|leases <end> {L} --in|--after {D} $", &["lease renew {L} --for {D}"]),
     ("<renew> {L} $", &["lease renew {L} --for 2h"]),
     ("<lease> <renew> {L} $", &["lease renew {L} --for 2h"]),
     ("<show> {L}", &["lease show {L}"]),
@@ -95,6 +99,9 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("lease|leases list|ls -n|--number|--last|--limit|--tail {n} $", &["lease list --ended={n}"]),
     ("lease|leases list|ls --users {w}", &["lease list --user {w}"]),
     ("lease|leases list|ls --all|-a", &["lease list"]),
+    ("lease|leases list|ls --state|--status|-s|--sort {w}", &["lease list"]),
+    ("why {L}", &["lease show {L}"]),
+    ("why {gpu}", &["gpu show {gpu}"]),
     ("lease|leases all $", &["lease list"]),
     ("history|usage|sacct -n|--number|--last|--limit {n} $", &["lease list --ended={n}"]),
     ("history|usage|sacct", &["lease list --ended"]),
@@ -111,7 +118,6 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("user {w} $", &["quota --user {w}"]),
     ("quota show|get|info|me|mine|--me|--mine $", &["quota"]),
     ("quota show|get|-u {w} $", &["quota --user {w}"]),
-    ("quota set|limit|edit", &["config show"]),
     ("quota all|-a|--users $", &["quota --all"]),
     ("quota {w} $", &["quota --user {w}"]),
     ("get|describe|list quota|quotas $", &["quota"]),
@@ -120,6 +126,7 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("gpu|gpus {gpu}", &["gpu show {gpu}"]),
     ("get gpus|gpu $", &["gpu list"]),
     ("gpu|gpus list|ls --free|--available", &["status --summary"]),
+    ("gpu|gpus list|ls --sort|--sort-by {w}", &["gpu list"]),
     ("gpu|gpus free|available {gpu}", &["status {gpu}"]),
     ("gpu|gpus free|available $", &["status --summary"]),
     ("gpu|gpus top|watch|monitor", &["status --watch"]),
@@ -146,6 +153,10 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("ps --mine|--me|-ef|-e|-a|-A|--all|aux|list|ls", &["ps"]),
     // MIG.
     ("mig {gpu}", &["mig list {gpu}"]),
+    ("mig-parted|nvidia-mig-parted apply -f|--config-file {w}", &["mig apply --file {w}"]),
+    ("mig-parted|nvidia-mig-parted assert -f|--config-file {w}", &["mig apply --check --file {w}"]),
+    ("mig-parted|nvidia-mig-parted export", &["mig export"]),
+    ("mig-parted|nvidia-mig-parted", &["mig list"]),
     ("<remove> {gpu} $", &["mig apply none -g {gpu}"]),
     ("mig split|partition|slice|divide|cut|set|change|layout {gpu} {layout}", &["mig apply {layout} -g {gpu}"]),
     ("mig split|partition|slice|divide|cut|set|change|layout {gpu}", &["mig profiles {gpu}"]),
@@ -155,8 +166,6 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("plan {gpu}", &["apply {gpu} --dry-run"]),
     ("plan {w}", &["mig apply {w} --dry-run"]),
     ("plan", &["apply --dry-run"]),
-    ("undo|rollback|revert {op} $", &["apply --undo --dry-run"]),
-    ("operation|operations|op|ops undo|rollback|revert {op} $", &["apply --undo --dry-run"]),
     ("operation|operations|op|ops <show> {op}", &["operation show {op}"]),
     ("mig free|available", &["mig list --free"]),
     ("mig <remove>|clear all $", &["mig apply none -g all"]),
@@ -165,6 +174,11 @@ const PHRASES: &[(&str, &[&str])] = &[
     // MPS.
     ("mps drain {w}", &["mps stop {w} --wait"]),
     ("mps {gpu} $", &["mps show {gpu}"]),
+    ("mps set_default_active_thread_percentage {n} $", &["mps set TARGET --percentage {n}"]),
+    ("mps set_default_device_pinned_mem_limit {gpu} {w} $", &["mps set {gpu} --memory {w}"]),
+    ("mps get_server_list|get_server_status|get_device_client_list", &["mps list"]),
+    ("mps get_client_list|ps", &["mps clients"]),
+    ("nvidia-cuda-mps-control", &["mps list"]),
     ("mps set|limit {w} [percentage|percent|mps|--limit|--mps|--percent] {n} $", &["mps set {w} --percentage {n}"]),
     // Operations, events and the audit trail.
     ("operation|operations|op|ops {op}", &["operation show {op}"]),
@@ -173,7 +187,7 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("explain {L} $", &["lease show {L}"]),
     ("explain {op} $", &["operation show {op}"]),
     ("explain xid|Xid|XID {n} $", &["explain xid-{n}"]),
-    ("explain exit|status|code {n} $", &["explain {n}"]),
+    ("explain exit|status|code|error {n} $", &["explain {n}"]),
     ("explain {w}", &["explain {w}"]),
     ("wait {op}", &["operation wait {op}"]),
     ("<show> {op}", &["operation show {op}"]),
@@ -186,11 +200,14 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("config check|validate|lint|verify {w} {file} $", &["config check --offline {w} {file}"]),
     ("config view|get|cat|print|list", &["config show"]),
     ("config lint|validate|test|verify|path|file", &["config check"]),
+    ("config reload {file} $", &["config check {file}"]),
+    ("config export|dump $", &["config show --effective"]),
     ("config overrides|override remove|delete|rm|reset|end|undo", &["config overrides clear"]),
     ("config undo|rollback|revert $", &["config diff"]),
     ("edit", &["config show"]),
     ("reload config|<agent>|--force|-f|--now|--all $", &["config reload"]),
     ("ping", &["version"]),
+    ("-v|-V $", &["version"]),
     ("health|healthcheck|check|diagnose|diag", &["doctor"]),
     ("doctor --fix|-v|--verbose|--all|-a|check|run|gpu|gpus|all", &["doctor"]),
     ("doctor {w}", &["doctor --only {w}"]),
@@ -214,7 +231,7 @@ const PHRASES: &[(&str, &[&str])] = &[
 ];
 
 /// Commands that change nothing. A hint may omit options of the typed command if it names one of these commands.
-const READ_ONLY: [&str; 16] = [
+const READ_ONLY: [&str; 18] = [
     "explain",
     "version",
     "status",
@@ -226,6 +243,8 @@ const READ_ONLY: [&str; 16] = [
     "lease show",
     "mig list",
     "mig profiles",
+    "mps list",
+    "mps clients",
     "gpu list",
     "gpu show",
     "config show",
@@ -338,6 +357,11 @@ fn value(token: &str, words: &[&str]) -> Option<(usize, String)> {
         "{file}" => {
             one(first.contains('/') || [".toml", ".yaml", ".yml", ".json"].iter().any(|end| first.ends_with(end)))
         }
+        "{name}" => {
+            let is_part = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+            let begins = first.starts_with(|c: char| c.is_ascii_lowercase());
+            one(begins && first.chars().all(is_part) && lease(first).is_none())
+        }
         "{w}" => one(!first.starts_with('-')),
         _ => one(token.split('|').any(|word| {
             let set = SETS.iter().find(|(name, _)| *name == word);
@@ -382,7 +406,17 @@ mod tests {
     fn phrase_that_ends_something_has_a_verb_of_that_meaning() {
         let ends =
             ["lease end", "mig apply none", "mig remove", "gpu reset", "operation cancel", "mps stop", "mig off"];
-        let asks = ["<end>", "<remove>", "scancel", "cancel", "destroy", "restart", "wipe", "mps drain"];
+        let asks = [
+            "<end>",
+            "end|stop|cancel|release",
+            "<remove>",
+            "scancel",
+            "cancel",
+            "destroy",
+            "restart",
+            "wipe",
+            "mps drain",
+        ];
         for (pattern, commands) in PHRASES {
             if commands.iter().any(|command| ends.iter().any(|end| command.starts_with(end))) {
                 assert!(asks.iter().any(|verb| pattern.contains(verb)), "{pattern}");

@@ -5,7 +5,7 @@ use clap::{Arg, CommandFactory as _};
 use gpush_core::duration;
 
 use super::{
-    Cli,
+    Cli, docker_line,
     words::{is_index_list, is_number, is_profile, joined_duration, lease},
 };
 
@@ -69,11 +69,18 @@ const LARGEST_INDEX: u32 = 15;
 /// command.
 pub(super) fn rewritten(words: &[&str]) -> Option<Vec<String>> {
     let (kind, rest) = kind(words)?;
-    let mut line = Rewritten { kind, flags: Vec::new(), command: Vec::new() };
+    if kind == (Kind::Run { is_foreign: false })
+        && let Some(found) = docker_line::rewritten(rest)
+    {
+        return Some(["run".to_owned()].into_iter().chain(found).collect());
+    }
+    let mut line = Rewritten { kind, flags: Vec::new(), command: Vec::new(), is_number_of_gpus: false };
     line.read(rest)?;
     if !rest.contains(&"--") {
         line.find_flags_after_command();
     }
+    line.drop_second_share();
+    line.split_command();
     let is_rewritten = !line.flags.iter().map(String::as_str).eq(rest.iter().copied());
     let found = line.words(is_rewritten)?;
     (found.iter().map(String::as_str).ne(words.iter().copied())).then_some(found)
@@ -115,6 +122,8 @@ struct Rewritten {
     kind: Kind,
     flags: Vec<String>,
     command: Vec<String>,
+    /// Whether `--whole` comes from a number of GPUs, such as `--gpus 2`.
+    is_number_of_gpus: bool,
 }
 
 impl Rewritten {
@@ -151,6 +160,13 @@ impl Rewritten {
         if name == "--gpus" && value.is_none() {
             self.add("--whole", None);
             return 0;
+        }
+        // `--slice 1` is a number of slices, and `--slice 1g.10gb` a profile.
+        if name == "--slice"
+            && let Some(number) = value.filter(|value| is_number(value))
+        {
+            self.add("--slices", Some(number));
+            return used;
         }
         if NUMBER_OF_GPUS.contains(&name)
             && let Some(value) = value
@@ -271,6 +287,7 @@ impl Rewritten {
             number if is_number(number) => number.to_owned(),
             _ => return false,
         };
+        self.is_number_of_gpus = true;
         self.add("--whole", None);
         if !matches!(number.as_str(), "0" | "1") {
             self.add("--count", Some(&number));
@@ -319,12 +336,50 @@ impl Rewritten {
         }
         let is_flag = |word: &String| [&SHARES[..], &WITH_SHARE].concat().contains(&name(word).as_str());
         let Some(at) = self.command.iter().position(is_flag).filter(|at| *at > 0) else { return };
-        let mut flags = Self { kind: self.kind, flags: Vec::new(), command: Vec::new() };
+        let mut flags = Self { kind: self.kind, flags: Vec::new(), command: Vec::new(), is_number_of_gpus: false };
         let words: Vec<&str> = self.command[at..].iter().map(String::as_str).collect();
         if flags.read(&words).is_some() && flags.command.is_empty() {
             self.flags.extend(flags.flags);
             self.command.truncate(at);
         }
+    }
+
+    /// Removes `--whole` if it comes from a number of GPUs and the line also names another share. A share of a GPU that
+    /// several programs use has no count.
+    fn drop_second_share(&mut self) {
+        let names = |flag: &str| self.flags.iter().any(|word| word == flag);
+        let is_device = ["--mig", "--memory", "--slices"].into_iter().any(names);
+        let is_shared = names("--mps") || names("--timeslice");
+        if !self.is_number_of_gpus || !(is_device || is_shared) {
+            return;
+        }
+        self.flags.retain(|word| word != "--whole");
+        if let Some(at) = self.flags.iter().position(|word| word == "--count").filter(|_| is_shared) {
+            self.flags.drain(at..(at + 2).min(self.flags.len()));
+        }
+    }
+
+    /// Rewrites a command that only a shell would understand. Splits a command that the user quoted as one word, such as
+    /// `"python3 train.py"`, but leaves one with other characters of a shell to a shell. Adds `env` to `CUDA_CACHE=1 ./x`.
+    fn split_command(&mut self) {
+        let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
+        let sets_variable = |word: &String| {
+            word.split_once('=').is_some_and(|(name, value)| {
+                name.starts_with(|c: char| c.is_ascii_uppercase()) && is_name(name) && !value.contains(' ')
+            })
+        };
+        if self.command.first().is_some_and(sets_variable) {
+            self.command.insert(0, "env".to_owned());
+        }
+        let [line] = self.command.as_slice() else { return };
+        if !line.contains(' ') {
+            return;
+        }
+        self.command = if line.contains(['|', ';', '&', '<', '>', '$', '*', '\'', '"', '\\', '(']) {
+            vec!["sh".to_owned(), "-c".to_owned(), line.clone()]
+        } else {
+            line.split_whitespace().map(str::to_owned).collect()
+        };
     }
 
     /// Returns the words of the command line. Adds the placeholder `COMMAND` if `run` has no command. But returns `None`

@@ -72,7 +72,7 @@ pub(super) fn of_words(first: &str, second: &str) -> &'static [&'static [&'stati
 
 /// Options of other tools, each with the options of gpushctl that are tried instead. An empty text means that the option
 /// is removed.
-pub(super) const OPTIONS: [(&str, &[&str]); 31] = [
+pub(super) const OPTIONS: [(&str, &[&str]); 41] = [
     ("--id", &["--gpu"]),
     ("--device", &["--gpu"]),
     ("--devices", &["--gpu"]),
@@ -85,7 +85,14 @@ pub(super) const OPTIONS: [(&str, &[&str]); 31] = [
     ("--duration", &["--for"]),
     ("--until", &["--expires"]),
     ("--number", &["--count", "-n"]),
-    ("-n", &["--count"]),
+    ("-n", &["--count", "--dry-run"]),
+    ("--message", &["--reason"]),
+    ("-m", &["--reason"]),
+    ("-r", &["--reason"]),
+    ("--selected-config", &["--label"]),
+    ("-v", &[""]),
+    ("--verbose", &[""]),
+    ("--debug", &[""]),
     ("--format", &["--output"]),
     ("--all", &["", "all"]),
     ("--shell", &[""]),
@@ -97,7 +104,10 @@ pub(super) const OPTIONS: [(&str, &[&str]); 31] = [
     ("--lines", &["-n"]),
     ("--plan", &["--dry-run"]),
     ("--end", &["--kill"]),
-    ("--force", &["--kill", "--yes", ""]),
+    ("--force", &["--kill", "--yes", "--end-after=1h", ""]),
+    ("--kill", &["--end-after=1h"]),
+    ("--grace", &["--end-after"]),
+    ("--grace-period", &["--end-after"]),
     ("--wait", &[""]),
     ("--type", &["--kind"]),
     ("-w", &["--follow"]),

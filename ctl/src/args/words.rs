@@ -60,7 +60,8 @@ const DURATIONS: [&str; 13] = [
     "--by",
 ];
 
-/// Joins the two words of each duration before `--`: `--for 1 day` becomes `--for 1d`. Returns `None` if there is none.
+/// Joins the words of each duration before `--`: `--for 1 day` becomes `--for 1d`, and `--since 1 hour ago` becomes
+/// `--since 1h`. Returns `None` if there is none.
 pub(super) fn joined_durations(words: &[&str]) -> Option<Vec<String>> {
     let end = words.iter().position(|word| *word == "--").unwrap_or(words.len());
     let (mut joined, mut at) = (Vec::new(), 0);
@@ -70,6 +71,11 @@ pub(super) fn joined_durations(words: &[&str]) -> Option<Vec<String>> {
             [option, number, unit] if DURATIONS.contains(option) => {
                 if let Some(value) = joined_duration(number, unit) {
                     joined.extend([(*option).to_owned(), value]);
+                    at += 3 + usize::from(words[..end].get(at + 3) == Some(&"ago"));
+                    continue;
+                }
+                if *unit == "ago" && duration::is_duration(number) {
+                    joined.extend([(*option).to_owned(), (*number).to_owned()]);
                     at += 3;
                     continue;
                 }

@@ -2,6 +2,7 @@
 
 use std::{fs::OpenOptions, io::Write as _, os::unix::fs::OpenOptionsExt as _, path::Path};
 
+use clap::{ValueEnum as _, builder::PossibleValue};
 use gpush_api::{ApiError, Code, Gpu};
 use gpush_core::config::{Config, Isolation, Site, Starter};
 use serde::Serialize;
@@ -78,12 +79,22 @@ fn gpus(global: &Global, args: &ConfigInitArgs) -> Result<Vec<Gpu>, Failure> {
         None => super::with_agent(global, async |client| {
             client.gpus(true).await.map_err(|error| {
                 let error = ApiError::from(error);
-                let preset =
-                    "without gpushd, name a similar host: `gpushctl config init --site lab --offline dgx-a100`";
-                Failure::from(if error.code == Code::Unreachable { error.hint(preset) } else { error })
+                Failure::from(if error.code == Code::Unreachable { error.hint(offline_hint(args)) } else { error })
             })
         }),
     }
+}
+
+/// Returns the hint for a host without gpushd: the typed command with a preset.
+fn offline_hint(args: &ConfigInitArgs) -> String {
+    let site = args.site.unwrap_or(SiteName::Lab).to_possible_value();
+    let site = site.as_ref().map_or("lab", PossibleValue::get_name);
+    let isolation = match args.isolation {
+        IsolationName::Hard => "",
+        IsolationName::Shared => " --isolation shared",
+    };
+    let line = ["gpushctl config init", "--site", site].join(" ");
+    format!("without gpushd, name a similar host: `{line}{isolation} --offline dgx-a100`")
 }
 
 /// Asks what the host is for.
@@ -113,4 +124,31 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
         }
         _ => exit::io(format!("cannot write {}", path.display()), &error).into(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::{Cli, Command, Config};
+
+    /// Fault: the hint for `config init --site slurm` named `--site lab`.
+    #[test]
+    fn hint_without_gpushd_keeps_the_typed_site() {
+        let hint = |line: &str| match Cli::try_parse_from(line.split(' ')).unwrap().command {
+            Command::Config(Config::Init(args)) => offline_hint(&args),
+            other => panic!("{other:?}"),
+        };
+        for (typed, command) in [
+            ("gpushctl config init", "gpushctl config init --site lab --offline dgx-a100"),
+            ("gpushctl config init --site slurm", "gpushctl config init --site slurm --offline dgx-a100"),
+            (
+                "gpushctl config init --site inference --isolation shared",
+                "gpushctl config init --site inference --isolation shared --offline dgx-a100",
+            ),
+        ] {
+            assert!(hint(typed).ends_with(&format!("`{command}`")), "{typed}: {}", hint(typed));
+        }
+    }
 }

@@ -1,10 +1,10 @@
 //! `gpushctl ps`.
 
-use gpush_api::GpuProcesses;
+use gpush_api::{ApiError, Code, GpuProcesses};
 use gpush_client::Client;
 
 use crate::{
-    args::PsArgs,
+    args::{PsArgs, typed},
     exit::{DIFFERS, Failure, Outcome},
     output::Output,
     render::processes,
@@ -38,11 +38,24 @@ pub(super) async fn run(client: &mut Client, args: &PsArgs, out: &Output) -> Out
 /// Keeps only the processes of the selected GPUs.
 async fn only(client: &mut Client, all: &mut GpuProcesses, selectors: &[String]) -> Result<(), Failure> {
     let host = client.gpus(false).await?;
-    let chosen = super::select_of(client, host, selectors).await?;
+    let chosen = super::select_of(client, host, selectors).await.map_err(|failure| match (failure, selectors) {
+        (Failure::Error(error), [name]) if error.code == Code::NotFound && super::lease::uid_of(name).is_ok() => {
+            of_user(*error, name).into()
+        }
+        (failure, _) => failure,
+    })?;
     let is_chosen = |uuid: &str| chosen.iter().any(|gpu| gpu.uuid == uuid);
     all.processes.retain(|one| is_chosen(one.gpu_uuid.as_str()));
     all.unknown.retain(|one| is_chosen(one.gpu_uuid.as_str()));
     Ok(())
+}
+
+/// Adds the hint for a name that no GPU has, but a user of this host.
+fn of_user(error: ApiError, name: &str) -> ApiError {
+    match typed::command_line(["gpushctl", "ps", "--user", name]) {
+        Some(command) => error.hint(format!("for the processes of a user: `{command}`")),
+        None => error,
+    }
 }
 
 /// Keeps only the processes of a user. If none is left, returns a remark about the processes whose users the caller may not
@@ -59,6 +72,13 @@ fn keep_user(all: &mut GpuProcesses, uid: u32, user: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Fault: the hint for `ps anna` was about the names of GPUs.
+    #[test]
+    fn name_of_a_user_leads_to_the_option_for_users() {
+        let error = of_user(ApiError::new(Code::NotFound, "no GPU is named `anna`"), "anna");
+        assert_eq!(error.hint.as_deref(), Some("for the processes of a user: `gpushctl ps --user anna`"));
+    }
 
     /// Fault: for a caller who is not an administrator, the list was empty without a reason.
     #[test]

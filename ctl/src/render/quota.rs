@@ -43,8 +43,8 @@ pub(crate) fn page(quota: &QuotaView, look: &Appearance) -> String {
     }
     if let Some(seconds) = quota.longest_s {
         // The default request may set a shorter duration.
-        let share = if quota.default_request.is_some() { "With a share but without" } else { "Without" };
-        facts.push(format!("A lease lasts at most {0}. {share} --for, it lasts {0}.", span(seconds)));
+        let which = if quota.default_request.is_some() { "that names a share but no" } else { "without" };
+        facts.push(format!("A lease lasts at most {0}. A request {which} --for lasts {0}.", span(seconds)));
     }
     if let Some(default) = &quota.default_request {
         facts.push(format!("A request without a share means {}.", look.clean(default)));

@@ -160,7 +160,7 @@ If a quota denies a request, the error names the limit. To free a part of your q
             "\
 MIG mode is a setting of a GPU. While it is enabled, programs compute only on MIG instances. While it is disabled, the GPU has no instances and programs use the whole GPU.
 
-`gpushctl mig apply LAYOUT` (administrator) enables MIG mode if the layout needs it. The mode changes only while the GPU is idle. On Ampere GPUs, the change needs a reset of the GPU. From Hopper on, a reboot of the host disables MIG mode, and gpushd enables it again if the layout of the rule needs it.
+`gpushctl mig apply LAYOUT -g GPU` (administrator) enables MIG mode if the layout needs it. The mode changes only while the GPU is idle. On Ampere GPUs, the change needs a reset of the GPU. From Hopper on, a reboot of the host disables MIG mode, and gpushd enables it again if the layout of the rule needs it.
 
   gpushctl gpu show 0             the present mode
   gpushctl mig on 0               enable, without instances (administrator)

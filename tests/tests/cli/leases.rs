@@ -283,7 +283,7 @@ fn refused_request_names_alternatives_and_quiet_no_warnings() {
     request(&agent, &["--mig", "3g.40gb", "--for", "1h"]);
     let (code, text) = run(&agent, &["lease", "request", "--mig", "3g.40gb", "--for", "1h"]);
     assert!(code == 4 && text.contains("the largest free MIG device is 1g.10gb, on GPU 0"), "{text}");
-    assert!(text.contains("request 1g.10gb; to wait until the lease can be granted"), "{text}");
+    assert!(text.contains("request `--mig 1g.10gb`; to wait until the lease can be granted"), "{text}");
     let two = ["lease", "request", "--mig", "1g.10gb", "--count", "2", "--for", "1h"];
     let (code, text) = run(&agent, &[&two[..], &["-q"]].concat());
     assert!(code == 0 && !text.contains("warning"), "{text}");

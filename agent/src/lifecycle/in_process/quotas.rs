@@ -103,7 +103,7 @@ async fn request_without_a_share_gets_the_default_of_the_quota() {
     let named = host.lease(1000, &json!({ "share": { "kind": "mig_profile", "profile": "2g.20gb" } })).await;
     let named = named.expect("a lease");
     assert_eq!(named.lease.request.expect("the own request").duration_s, Some(43_200), "the longest that is allowed");
-    let note = "the request names no duration, so the lease lasts 12h, as long as the quota allows";
+    let note = "the request names no duration, so the lease lasts 12h, the maximum of the quota";
     assert_eq!(named.quota_notes, [note]);
     let seen: Vec<QuotaView> = host.get_as(user(1000), "/v1/quotas").await.expect("the own quota");
     assert_eq!(seen[0].default_request.as_deref(), Some("mig=1g.10gb,for=4h"));

@@ -4,13 +4,13 @@
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use gpush_api::{
-    ApiError, Gpu, GpuIndex, GpuInstance, GpuUuid, LeaseBinding, LeaseKind, Placement, Process, TargetUuid,
+    ApiError, Gpu, GpuIndex, GpuInstance, GpuUuid, LeaseBinding, LeaseId, LeaseKind, Placement, Process, TargetUuid,
 };
 use gpush_core::{
     desired::desired_states,
     lease::{
         placement::{Assignment, Blockers, Closed, ErrorContext, NoAssignment, Obstacle, PlacementRequest},
-        quota::Allowance,
+        quota::{self, Allowance, HeldLease},
     },
     mps::{MpsTargets, NotServing},
     refusal,
@@ -116,7 +116,18 @@ fn explanation(
         // The request reserves nothing, because it waits for earlier requests.
         Some((_, None)) => Blockers { leases: Vec::new(), in_use: Vec::new(), together: false },
     };
-    let holding = blocking.leases.iter().filter_map(|id| Some(describe(table.get(*id)?, gpus)));
+    if let Some(own) = own_lease(&blocking, &held)
+        && !matches!(demand.new.binding, LeaseBinding::Job { .. })
+    {
+        // Otherwise the user would wait for the end of the user's own lease.
+        let hint = quota::use_or_release(own);
+        error.hint = Some(error.hint.map_or_else(|| hint.clone(), |other| format!("{hint}; or {other}")));
+    }
+    let is_own = |id: LeaseId| held.iter().any(|lease| lease.id == id && !lease.queued);
+    let holding = blocking.leases.iter().filter_map(|id| {
+        let lease = describe(table.get(*id)?, gpus);
+        Some(if is_own(*id) { format!("{lease}, which is of the same user,") } else { lease })
+    });
     let mut named: Vec<String> = holding.chain(users_without_lease(gpus, &blocking.in_use, viewer)).collect();
     let more = named.len().saturating_sub(MOST_NAMED);
     named.truncate(MOST_NAMED);
@@ -137,6 +148,13 @@ fn explanation(
     });
     error.causes.extend(ahead.map(|(_, entry)| format!("{} is ahead of this request in the queue", entry.waiter)));
     error
+}
+
+/// Returns the lease of the requester whose end alone makes the grant possible.
+fn own_lease(blocking: &Blockers<LeaseId>, held: &[HeldLease]) -> Option<LeaseId> {
+    let is_enough = !blocking.together || (blocking.leases.len() == 1 && blocking.in_use.is_empty());
+    let own = |id: &&LeaseId| held.iter().any(|lease| lease.id == **id && lease.releasable && !lease.queued);
+    blocking.leases.iter().find(own).copied().filter(|_| is_enough)
 }
 
 /// Returns whether each of these GPUs has MPS targets, and none of the targets serves clients. `closed` is the number of
@@ -301,6 +319,29 @@ mod tests {
         assert_eq!(reader(Viewer::Admin, 1000), Viewer::User(1000));
         assert_eq!(reader(Viewer::Admin, 0), Viewer::Admin);
         assert_eq!(reader(Viewer::User(1000), 1000), Viewer::User(1000));
+    }
+
+    /// Fault: the hint for a user whose own lease held the GPU was to wait for the end of this lease.
+    #[test]
+    fn own_lease_that_blocks_alone_is_found() {
+        let held = |id: u64, releasable: bool, queued: bool| HeldLease {
+            id: LeaseId(id),
+            queued,
+            size: quota::Size::default(),
+            releasable,
+        };
+        let blocking = |ids: &[u64], together: bool| Blockers {
+            leases: ids.iter().copied().map(LeaseId).collect(),
+            in_use: Vec::new(),
+            together,
+        };
+        let own = [held(2, true, false), held(3, false, false), held(4, true, true)];
+        assert_eq!(own_lease(&blocking(&[2], true), &own), Some(LeaseId(2)));
+        assert_eq!(own_lease(&blocking(&[1, 2], false), &own), Some(LeaseId(2)));
+        assert_eq!(own_lease(&blocking(&[1, 2], true), &own), None, "the other lease must end too");
+        for other in [1, 3, 4] {
+            assert_eq!(own_lease(&blocking(&[other], false), &own), None, "L{other}");
+        }
     }
 
     #[test]

@@ -33,7 +33,11 @@ impl Restriction {
         let noun = if leases.len() > 1 && together { "leases" } else { "a lease" };
         let names: Vec<String> = leases.iter().map(LeaseId::to_string).collect();
         let names = names.join(if together { ", " } else { " or " });
-        let why = format!("does not reserve capacity: it waits only for {noun} of the same user: {names}");
+        let uses = match leases.as_slice() {
+            [one] => format!("; to use {one} now: `gpushctl run --lease {one} -- COMMAND`"),
+            _ => String::new(),
+        };
+        let why = format!("waits only for {noun} of the same user ({names}), so it reserves no capacity{uses}");
         Self { only_on, why, while_held: leases }
     }
 
@@ -58,11 +62,13 @@ mod tests {
         table.insert(record(1, 1000, "GPU-0"));
         table.insert(record(2, 1000, "GPU-1"));
         let both = Restriction::blocked_by_own(vec![LeaseId(1), LeaseId(2)], true, None);
-        assert!(both.applies(&table) && both.why.ends_with("leases of the same user: L1, L2"), "{}", both.why);
+        assert!(both.applies(&table) && both.why.contains("leases of the same user (L1, L2), so"), "{}", both.why);
         table.open.remove(&LeaseId(2));
         assert!(!both.applies(&table));
         let one = Restriction::blocked_by_own(vec![LeaseId(1), LeaseId(2)], false, None);
-        assert!(one.why.ends_with("a lease of the same user: L1 or L2"), "{}", one.why);
+        assert!(one.why.contains("a lease of the same user (L1 or L2), so"), "{}", one.why);
+        let own = Restriction::blocked_by_own(vec![LeaseId(2)], true, None);
+        assert!(own.why.ends_with("; to use L2 now: `gpushctl run --lease L2 -- COMMAND`"), "{}", own.why);
         assert!(Restriction::beyond_quota("2 GPUs".to_owned()).applies(&table));
     }
 }

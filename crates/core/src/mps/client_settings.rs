@@ -18,22 +18,26 @@ pub fn client_settings(
 ) -> Result<MpsSettings, ApiError> {
     let label = target.label();
     let ceiling = target.report.policy.clone().unwrap_or_default().settings;
-    let bad = |what: String| {
-        Err(ApiError::new(Code::BadRequest, format!("cannot grant a lease on {label}: {what}"))
-            .hint("request a lower value"))
+    let bad = |what: String, hint: String| {
+        Err(ApiError::new(Code::BadRequest, format!("cannot grant a lease on {label}: {what}")).hint(hint))
     };
     if percentage > ceiling.percentage {
-        return bad(format!("{percentage} % exceeds the limit for each client, {} %", ceiling.percentage));
+        let most = ceiling.percentage;
+        let what = format!("{percentage} % exceeds the limit for each client, {most} %");
+        return bad(what, format!("request {most} % or less"));
     }
     let memory_limit_mib = memory_limit.or(ceiling.memory_limit_mib);
     if let (Some(asked), Some(most)) = (memory_limit_mib, ceiling.memory_limit_mib)
         && asked > most
     {
-        return bad(format!("memory limit {asked} exceeds the limit for each client, {most}"));
+        let what = format!("memory limit {asked} exceeds the limit for each client, {most}");
+        return bad(what, format!("request {most} or less"));
     }
     let priority = priority.unwrap_or(ceiling.priority);
     if priority < ceiling.priority {
-        return bad(format!("priority `{priority}` is above the priority of the daemon, `{}`", ceiling.priority));
+        let most = ceiling.priority;
+        let what = format!("priority `{priority}` is above the priority of the daemon, `{most}`");
+        return bad(what, format!("request priority `{most}`"));
     }
     let settings = MpsSettings { percentage, memory_limit_mib, priority };
     if let Some(memory) = target.desired.as_ref().and_then(|target| target.memory_mib) {
@@ -89,6 +93,13 @@ mod tests {
         assert!(found.starts_with(&format!("{begin}memory limit 4097")), "{found}");
         let found = message(percent(60), None, Some(Priority::Normal));
         assert!(found.ends_with("is above the priority of the daemon, `below-normal`"), "{found}");
+        // Fault: the hint was `request a lower value`, although the limit is known.
+        let hint = |percentage, memory, priority| {
+            client_settings(&target, percentage, memory, priority).unwrap_err().hint.unwrap()
+        };
+        assert_eq!(hint(percent(61), None, None), "request 60 % or less");
+        assert_eq!(hint(percent(60), limit(4097), None), "request 4096M or less");
+        assert_eq!(hint(percent(60), None, Some(Priority::Normal)), "request priority `below-normal`");
     }
 
     #[test]

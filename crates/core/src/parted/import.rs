@@ -87,7 +87,7 @@ fn layouts(text: &mut String, file: &File, remarks: &mut Vec<String>) {
     if !without.is_empty() {
         remarks.push(format!(
             "labels without instances are not imported as layouts: {}; to import such a label as rules, add -c LABEL; \
-            to remove all instances, run `gpushctl mig apply {NONE}` (administrator)",
+            to remove all instances, run `gpushctl mig apply {NONE} -g all` (administrator)",
             without.join(", ")
         ));
     }

@@ -112,6 +112,15 @@ fn unmatched_selector_lists_the_gpus() {
     insta::assert_snapshot!(shown);
 }
 
+/// L4 is a GPU model, so only a name that no GPU has can be meant as a lease.
+#[test]
+fn id_of_a_lease_leads_to_the_lease() {
+    let gpus = host();
+    let hint = Selector::resolve(&["l3"], &gpus).unwrap_err().hint.unwrap();
+    assert_eq!(hint, "for a lease, use `gpushctl lease show L3`");
+    assert_eq!(Selector::resolve(&["L4"], &gpus), Ok(vec![4]));
+}
+
 #[test]
 fn host_without_gpus_is_named_in_selector_error() {
     let error = Selector::resolve(&["all"], &[] as &[Gpu]).unwrap_err();

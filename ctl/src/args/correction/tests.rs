@@ -185,7 +185,6 @@ fn words_of_schedulers_and_services_lead_to_a_command() {
         ("config lint", "config check"),
         ("config path", "config check"),
         ("config undo", "config diff"),
-        ("undo op-1", "apply --undo --dry-run"),
         ("mig undo", "apply --undo"),
         ("mig split", "mig profiles"),
         ("mig split 0", "mig profiles 0"),
@@ -217,7 +216,6 @@ fn words_of_schedulers_and_services_lead_to_a_command() {
         ("gpu list --free", "status --summary"),
         ("gpu drain 2 --wait", "gpu drain 2"),
         ("events --type xid", "events --kind xid"),
-        ("operation undo op-1", "apply --undo --dry-run"),
         ("config overrides remove 0", "config overrides clear 0"),
         ("restart gpu 0", "gpu reset 0"),
         ("plan mixed -g 0", "mig apply mixed --dry-run -g 0"),
@@ -242,6 +240,20 @@ fn words_of_schedulers_and_services_lead_to_a_command() {
     ] {
         assert_eq!(corrected(&format!("gpushctl {typed}")).as_deref(), Some(meant), "{typed}");
     }
+}
+
+/// Fault: a student needed three attempts to run a program on a host with several kinds of shares.
+#[test]
+fn hint_for_a_program_has_a_share_of_the_host() {
+    let hint = |flags: Option<&[&'static str]>| as_hint("gpushctl run -- python3 x", || flags.map(<[_]>::to_vec));
+    let plain = "did you mean `gpushctl run -- python3 x`?";
+    assert_eq!(hint(Some(&["--whole"])), plain);
+    assert_eq!(
+        hint(Some(&["--memory 10G", "--mps 25"])),
+        "did you mean `gpushctl run --memory 10G -- python3 x`? This host also has `--mps 25`"
+    );
+    assert!(hint(None).starts_with(plain) && hint(None).contains("Add a share"), "{}", hint(None));
+    assert_eq!(as_hint("gpushctl status", || panic!("asked")), "did you mean `gpushctl status`?");
 }
 
 #[test]
@@ -303,6 +315,57 @@ fn request_in_the_form_of_another_tool_is_rewritten() {
         ("salloc", "run -- COMMAND"),
         ("alloc 1g.10gb", "run --mig 1g.10gb -- COMMAND"),
         ("lease request --gpus 2 --time 2h", "lease request --whole --count 2 --for 2h"),
+    ]);
+}
+
+/// Faults: these hints led to a command that was refused, or that did something else.
+#[test]
+fn request_of_another_tool_keeps_its_share() {
+    let docker = r#"sh -c 'docker run --rm --gpus "\"device=$CUDA_VISIBLE_DEVICES\"" ubuntu nvidia-smi'"#;
+    assert_corrected(&[
+        ("run --gpus 2 --mig 1g.10gb -- ./x", "run --count 2 --mig 1g.10gb -- ./x"),
+        ("run --gpus 1 --mig 1g.10gb -- ./x", "run --mig 1g.10gb -- ./x"),
+        ("run --gpus 2 --mps 25 -- ./x", "run --mps 25 -- ./x"),
+        ("run --slice 1 -- ./x", "run --slices 1 -- ./x"),
+        ("run FOO=1 python3 x.py", "run -- env FOO=1 python3 x.py"),
+        ("run --slice 1g.10gb -- ./x", "run --mig 1g.10gb -- ./x"),
+        ("run --gpus all ubuntu nvidia-smi", &format!("run --whole -- {docker}")),
+    ]);
+    let quoted = |command: &str| {
+        let words = ["gpushctl", "run", "--mig", "1g.10gb", command].map(OsString::from);
+        correction(&words)
+    };
+    assert_eq!(quoted("python3 train.py").as_deref(), Some("gpushctl run --mig 1g.10gb -- python3 train.py"));
+    let piped = "gpushctl run --mig 1g.10gb -- sh -c './x | tee log'";
+    assert_eq!(quoted("./x | tee log").as_deref(), Some(piped));
+}
+
+#[test]
+fn wrong_commands_of_a_trial_lead_to_a_command() {
+    assert_corrected(&[
+        ("lease end cloudsdk", "lease end --user cloudsdk --reason TEXT"),
+        ("lease end L3 --in 10m", "lease renew L3 --for 10m"),
+        ("lease renew L3 --until 18:00", "lease renew L3 --for 2h"),
+        ("lease list --state waiting", "lease list"),
+        ("gpu list --sort memory", "gpu list"),
+        ("gpu cordon 6 --message fan", "gpu cordon 6 --reason fan"),
+        ("gpu cordon 6 -r fan", "gpu cordon 6 --reason fan"),
+        ("gpu drain 6 --force", "gpu drain 6 --end-after=1h"),
+        ("gpu drain 6 --grace 10m", "gpu drain 6 --end-after 10m"),
+        ("mig apply 3g.40gb -g 0 -n", "mig apply 3g.40gb -g 0 --dry-run"),
+        ("events --since -1h", "events --since 1h"),
+        ("status -v", "status"),
+        ("status --verbose", "status"),
+        ("gpu list --debug", "gpu list"),
+        ("-v", "version"),
+        ("mig-parted apply -f x.yaml -c all", "mig apply --file x.yaml -c all"),
+        ("mps set_default_active_thread_percentage 50", "mps set TARGET --percentage 50"),
+        ("mps get_server_list", "mps list"),
+        ("nvidia-cuda-mps-control -d", "mps list"),
+        ("why L1", "lease show L1"),
+        ("explain error 5", "explain 5"),
+        ("config reload new.toml", "config check new.toml"),
+        ("config export", "config show --effective"),
     ]);
 }
 

@@ -11,6 +11,7 @@ use crate::{
     args::{ApplyArgs, Lasting, LayoutChange},
     exit::{Failure, Outcome},
     output::{EndedOverrides, Output},
+    render::names::gpu_numbers,
 };
 
 /// Number of operations in one request.
@@ -36,38 +37,60 @@ pub(super) async fn run(client: &mut Client, args: &ApplyArgs, out: &Output) -> 
     let lasting = Lasting { once: false, reason, expires: None };
     let change = LayoutChange { execution: args.execution.clone(), lasting };
     let status = super::layouts(client, found.into_iter().map(|(_, layout)| layout).collect(), &change, out).await?;
-    if status == 0 && !args.execution.dry_run {
-        end_each_override(client, &dynamic).await?;
+    if status == 0 && !dynamic.is_empty() {
+        // The plan has only the other GPUs, so say what happens to these.
+        let text = dynamic_again(&dynamic, args.execution.dry_run);
+        if !args.execution.dry_run {
+            end_each_override(client, &dynamic).await?;
+        }
+        out.remark(&(out.look.wrap("", &text).join("\n") + "\n"));
     }
     Ok(status)
 }
 
-/// Ends the overrides of GPUs with a dynamic layout, if nothing else has to be restored.
-async fn end_overrides(client: &mut Client, gpus: &[String], dry_run: bool, out: &Output) -> Outcome {
+/// A GPU whose rule has a dynamic layout: its index and its UUID.
+type DynamicGpu = (GpuIndex, String);
+
+/// Says what the end of an override means for GPUs with a dynamic layout.
+fn dynamic_again(gpus: &[DynamicGpu], dry_run: bool) -> String {
+    let which = gpu_numbers(&gpus.iter().map(|(index, _)| *index).collect::<Vec<_>>());
+    let its = if gpus.len() == 1 { "its" } else { "their" };
+    let stay = "present instances stay until leases need others";
     if dry_run {
-        out.remark(&format!("this ends the override of {}\n", gpus.join(", ")));
+        format!("{which}: this ends {its} override; the layout is then dynamic, and {stay}")
+    } else {
+        format!("{which}: {its} override has ended; the layout is dynamic again, and {stay}")
+    }
+}
+
+/// Ends the overrides of GPUs with a dynamic layout, if nothing else has to be restored.
+async fn end_overrides(client: &mut Client, gpus: &[DynamicGpu], dry_run: bool, out: &Output) -> Outcome {
+    if dry_run {
+        out.remark(&(out.look.wrap("", &dynamic_again(gpus, dry_run)).join("\n") + "\n"));
         return out.show(&Plans { plans: Vec::new() }, |_| String::new()).map(|()| 0);
     }
     let ended = end_each_override(client, gpus).await?;
-    let text = || "the layout is dynamic again: gpushd creates devices for leases\n".to_owned();
-    out.change(!ended.is_empty(), &EndedOverrides { ended_overrides: &ended }, |_| text())?;
+    let text = dynamic_again(gpus, dry_run);
+    out.change(!ended.is_empty(), &EndedOverrides { ended_overrides: &ended }, |look| {
+        look.wrap("", &text).join("\n") + "\n"
+    })?;
     Ok(0)
 }
 
-async fn end_each_override(client: &mut Client, gpus: &[String]) -> Result<Vec<OverrideEnded>, Failure> {
+async fn end_each_override(client: &mut Client, gpus: &[DynamicGpu]) -> Result<Vec<OverrideEnded>, Failure> {
     let mut ended = Vec::new();
-    for uuid in gpus {
+    for (_, uuid) in gpus {
         ended.push(client.end_override(uuid).await?);
     }
     Ok(ended)
 }
 
 /// If a layout equals that of the GPU's rule, uses the text of the rule, so that gpushd creates no override. Removes the GPUs
-/// with a dynamic layout from `found`, and returns their UUIDs. For these GPUs, the caller ends the override instead.
+/// with a dynamic layout from `found`, and returns these GPUs. For these GPUs, the caller ends the override instead.
 ///
 /// # Errors
 /// If a GPU with a dynamic layout has no override: gpushd itself has changed its instances for leases.
-async fn use_rules(client: &mut Client, found: &mut Vec<(String, GpuLayout)>) -> Result<Vec<String>, Failure> {
+async fn use_rules(client: &mut Client, found: &mut Vec<(String, GpuLayout)>) -> Result<Vec<DynamicGpu>, Failure> {
     let diff = client.config_diff().await?;
     let of_gpu = |uuid: &str| diff.gpus.iter().find(|gpu| gpu.gpu_uuid == uuid);
     let mut dynamic = Vec::new();
@@ -81,12 +104,12 @@ async fn use_rules(client: &mut Client, found: &mut Vec<(String, GpuLayout)>) ->
                 let error = ApiError::new(Code::Conflict, message);
                 return Err(error.cause("gpushd creates and destroys the MIG devices of this GPU for leases").into());
             }
-            dynamic.push(layout.gpu.clone());
+            dynamic.push((gpu.gpu, layout.gpu.clone()));
         } else if layout.mig && equals_rule_layout(&layout.layout, rule) {
             layout.layout.clone_from(rule);
         }
     }
-    found.retain(|(_, layout)| !dynamic.contains(&layout.gpu));
+    found.retain(|(_, layout)| dynamic.iter().all(|(_, uuid)| *uuid != layout.gpu));
     Ok(dynamic)
 }
 
@@ -191,8 +214,10 @@ fn layout_before(operation: &Operation, gpu: GpuIndex, uuid: &GpuUuid) -> Result
 
 fn nothing(of_named: bool) -> ApiError {
     let which = if of_named { " of these GPUs" } else { "" };
-    let message = format!("nothing to undo: no recorded operation has changed a layout{which}");
-    ApiError::new(Code::NotFound, message).hint("list the operations with `gpushctl operation list`")
+    let message = format!("nothing to undo: no recorded command has changed a layout{which}");
+    ApiError::new(Code::NotFound, message)
+        .cause("changes that gpushd itself made cannot be undone")
+        .hint("list the operations with `gpushctl operation list`")
 }
 
 #[cfg(test)]
@@ -201,6 +226,18 @@ mod tests {
 
     use super::*;
     use crate::render::fixtures;
+
+    /// Fault: after `apply --undo` of several GPUs, no line named the GPU with a dynamic layout.
+    #[test]
+    fn undo_names_the_gpus_with_a_dynamic_layout() {
+        let gpus = |indexes: &[u32]| {
+            indexes.iter().map(|index| (GpuIndex(*index), format!("GPU-{index}"))).collect::<Vec<_>>()
+        };
+        let done = dynamic_again(&gpus(&[2]), false);
+        assert!(done.starts_with("GPU 2: its override has ended; the layout is dynamic again"), "{done}");
+        let plan = dynamic_again(&gpus(&[2, 3]), true);
+        assert!(plan.starts_with("GPUs 2-3: this ends their override; the layout is then dynamic"), "{plan}");
+    }
 
     #[test]
     fn layout_comes_from_the_operation_and_a_mode_change_is_refused() {

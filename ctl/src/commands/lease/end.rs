@@ -72,8 +72,13 @@ async fn refuse_others(client: &mut Client, leases: &[Lease]) -> Result<(), ApiE
     if others.is_empty() || client.quotas(QuotaQuery::All).await.is_err() {
         return Ok(());
     }
-    let (which, belong) = (others.join(" "), if others.len() == 1 { "belongs" } else { "belong" });
-    Err(ApiError::new(Code::BadRequest, format!("{which} {belong} to other users, who must learn the reason"))
+    let which = others.join(" ");
+    let (belong, end) = if others.len() == 1 {
+        ("belongs to another user", "its end needs")
+    } else {
+        ("belong to other users", "their end needs")
+    };
+    Err(ApiError::new(Code::BadRequest, format!("{which} {belong}, and {end} a reason"))
         .hint(format!("add the reason: `gpushctl lease end {which} --reason TEXT` (administrator)")))
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `grant` | requests a lease and waits in the queue; determines what ends the lease |
 //! | `run` | `run`: this process becomes the command |
+//! | `unrunnable` | hints for a command that `run` cannot run |
 //! | `env` | `lease env`: the environment as text |
 //! | `list` | `lease list`, `lease show` |
 //! | `end` | `lease renew`, `lease end` |
@@ -13,6 +14,7 @@ mod env;
 mod grant;
 mod list;
 mod run;
+mod unrunnable;
 
 use gpush_api::{ApiError, Code, Gpu, Lease, LeaseGrant, text::local_time};
 use gpush_client::Client;

@@ -22,7 +22,7 @@ use gpush_client::Client;
 use gpush_core::lease::environment::Environment;
 use gpush_host::cgroup::is_in_container;
 
-use super::{env, grant};
+use super::{env, grant, unrunnable};
 use crate::{
     args::{Global, RunArgs, typed::command_line},
     exit::{self, Failure, NO_COMMAND, NOT_FOUND, NOT_RUN, Outcome},
@@ -65,7 +65,12 @@ pub(super) fn run(global: &Global, args: &RunArgs, out: &Output) -> Outcome {
         release(global, granted.lease.id);
     }
     let status = if cause.kind() == ErrorKind::NotFound { NOT_FOUND } else { NOT_RUN };
-    report_error(exit::io(format!("cannot run {}", Path::new(program).display()), &cause).into(), status, out)
+    let error = exit::io(format!("cannot run {}", Path::new(program).display()), &cause);
+    let error = match unrunnable::hint(&args.command, cause.kind()) {
+        Some(hint) => error.hint(hint),
+        None => error,
+    };
+    report_error(error.into(), status, out)
 }
 
 /// Puts the typed command into the hint of an error, in place of `COMMAND`, so that the user can copy the hint.

@@ -253,6 +253,12 @@ pub(super) async fn apply(client: &mut Client, wanted: &Wanted, change: &LayoutC
         Err(error) => return Err(explain_numbers(client, wanted, error).await.into()),
     };
     let request = typed.ask(wanted, client, out).await?;
+    if request.gpus.is_empty() && matches!(request.layout, LayoutSource::Named(_) | LayoutSource::Entries(_)) {
+        let gpus = client.gpus(false).await?;
+        if let Some(error) = names_no_gpu(&gpus) {
+            return Err(error.into());
+        }
+    }
     let PlanRequest { gpus, layout } = request.clone();
     let named = layout != LayoutSource::Wanted;
     let order = ApplyRequest { gpus, layout, ..apply::request(change) };
@@ -270,10 +276,40 @@ pub(super) async fn apply(client: &mut Client, wanted: &Wanted, change: &LayoutC
     }
 }
 
+/// Refuses to apply a layout that the user has named to GPUs that the user has not named. Returns `None` if only one GPU
+/// supports MIG, because then no other GPU can be meant.
+fn names_no_gpu(gpus: &[Gpu]) -> Option<ApiError> {
+    let with_mig: Vec<&Gpu> = gpus.iter().filter(|gpu| gpu.mig.is_some()).collect();
+    let [first, _, ..] = with_mig.as_slice() else { return None };
+    let ruled: Vec<String> =
+        with_mig.iter().filter(|gpu| gpu.mode == Mode::Mig).map(|gpu| gpu.index.to_string()).collect();
+    let all = match ruled.as_slice() {
+        [] | [_] => String::new(),
+        several => format!(", or `-g {}` for all GPUs whose rule has mode `mig`", several.join(",")),
+    };
+    let error = ApiError::new(Code::BadRequest, "the command names no GPU, but several GPUs support MIG");
+    Some(error.hint(format!("name GPUs with -g, such as `-g {}`{all}", first.index)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::render::fixtures;
+
+    /// Fault: `mig apply halves` without `-g` changed all GPUs whose rule has mode `mig`, although `mig add` refuses.
+    #[test]
+    fn layout_without_gpus_is_refused_if_several_gpus_have_mig() {
+        let mut gpus = fixtures::mixed();
+        gpus.iter_mut().for_each(|gpu| gpu.mode = Mode::Exclusive);
+        let error = names_no_gpu(&gpus).unwrap();
+        assert_eq!(error.hint.as_deref(), Some("name GPUs with -g, such as `-g 0`"));
+        gpus[0].mode = Mode::Mig;
+        gpus[2].mode = Mode::Mig;
+        let hint = names_no_gpu(&gpus).unwrap().hint.unwrap();
+        assert!(hint.ends_with("or `-g 0,2` for all GPUs whose rule has mode `mig`"), "{hint}");
+        gpus.iter_mut().skip(1).for_each(|gpu| gpu.mig = None);
+        assert_eq!(names_no_gpu(&gpus), None);
+    }
 
     #[test]
     fn check_of_all_layouts_names_the_gpus_that_it_leaves_out() {

@@ -164,7 +164,7 @@ pub(crate) fn end(lease: &Lease, look: &Appearance) -> String {
         },
         (Some(with), None) => with,
         (None, Some(at)) => look.ahead(at),
-        (Some(with), Some(at)) => format!("{with}, {} at most", look.ahead(at)),
+        (Some(with), Some(at)) => format!("{with}, or {}", look.ahead(at)),
     }
 }
 

@@ -127,7 +127,7 @@ impl NoAssignment {
                 };
                 let mut error = error(Code::BadRequest, too_small);
                 error.causes.extend(layouts(wanted, context));
-                error.hint(too_large_hint(wanted, context))
+                error.hint(too_large_hint(wanted, context, device_flag))
             }
             Self::TooLarge { most } => {
                 error(Code::BadRequest, format!("{} room for only {most}, even when idle", verb("has", "have")))
@@ -197,10 +197,10 @@ impl NoAssignment {
                     }
                     Some(FreeShare::Larger { gpu, profile }) if wanted.count == 1 => error
                         .cause(format!("the smallest free MIG device that is large enough is {profile}, on GPU {gpu}"))
-                        .hint(format!("request {profile}")),
+                        .hint(format!("request {}", device_flag(profile))),
                     Some(FreeShare::Smaller { gpu, profile }) if wanted.count == 1 => error
                         .cause(format!("the largest free MIG device is {profile}, on GPU {gpu}"))
-                        .hint(format!("request {profile}")),
+                        .hint(format!("request {}", device_flag(profile))),
                     Some(FreeShare::Larger { .. } | FreeShare::Smaller { .. }) => {
                         error.hint("request fewer MIG devices")
                     }
@@ -214,7 +214,18 @@ impl NoAssignment {
     /// Returns the hint for the user of a Slurm job, if it differs from the hint of [`Self::error`].
     #[must_use]
     pub fn hint_for_job(&self, wanted: &PlacementRequest, context: ErrorContext<'_>) -> Option<String> {
-        let Self::NotOffered { offered, .. } = self else { return None };
+        let offered = match self {
+            Self::NotOffered { offered, .. } => offered,
+            Self::TooLarge { most: 0 } => return Some(too_large_hint(wanted, context, device_comment)),
+            Self::Busy {
+                free: Some(FreeShare::Larger { gpu, profile } | FreeShare::Smaller { gpu, profile }), ..
+            } if wanted.count == 1 && context.permits_device(*gpu, profile) => {
+                return Some(format!("submit the job with {}", device_comment(profile)));
+            }
+            Self::UnknownProfile { .. } | Self::SharedThroughMps(_) | Self::TooLarge { .. } | Self::Busy { .. } => {
+                return None;
+            }
+        };
         let selected = context.host.selected(wanted);
         let requests = offered.iter().filter_map(|(_, request)| context.permitted(&selected, request));
         let options = requests.map(|request| format!("`--comment=gpush:{request}`")).collect::<Vec<_>>();
@@ -375,8 +386,18 @@ fn layouts(wanted: &PlacementRequest, context: ErrorContext<'_>) -> Vec<String> 
     gpus_of.into_iter().take(MOST_NAMED).map(sentence).collect()
 }
 
+/// Returns the option that requests a MIG device on a command line.
+fn device_flag(profile: &str) -> String {
+    format!("`--mig {profile}`")
+}
+
+/// Returns the option with which a Slurm job requests a MIG device.
+fn device_comment(profile: &str) -> String {
+    format!("`--comment=gpush:mig={profile}`")
+}
+
 /// Returns what the user can do about a request that the selected GPUs cannot meet even when idle.
-fn too_large_hint(wanted: &PlacementRequest, context: ErrorContext<'_>) -> String {
+fn too_large_hint(wanted: &PlacementRequest, context: ErrorContext<'_>, request_of: impl Fn(&str) -> String) -> String {
     let selected = context.host.selected(wanted);
     let elsewhere = PlacementRequest { gpus: None, targets: None, ..wanted.clone() };
     let could_meet = |gpu: &&GpuOffer| {
@@ -401,7 +422,7 @@ fn too_large_hint(wanted: &PlacementRequest, context: ErrorContext<'_>) -> Strin
             match sizes.is_empty() || migs().any(|(_, mig)| mig.dynamic) {
                 true => "request less; `gpushctl status` shows what the GPUs have".to_owned(),
                 false => {
-                    let names: Vec<&str> = sizes.into_iter().rev().map(|(_, name)| name).collect();
+                    let names: Vec<String> = sizes.into_iter().rev().map(|(_, name)| request_of(name)).collect();
                     format!("request {}", names.join(" or "))
                 }
             }

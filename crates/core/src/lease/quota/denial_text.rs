@@ -87,6 +87,18 @@ fn leases(number: u32) -> String {
     }
 }
 
+/// Returns the hint for a user whose own lease is in the way of a request.
+#[must_use]
+pub fn use_or_release(lease: LeaseId) -> String {
+    format!("use {lease}: `gpushctl run --lease {lease} -- COMMAND`, or release it: `gpushctl lease end {lease}`")
+}
+
+/// Returns the time that a renewal may request if `left_s` seconds of the limit are left. Rounds down to minutes, because
+/// time passes until the user has typed the command.
+fn renewable(left_s: u64) -> u64 {
+    if left_s < 120 { left_s / 2 } else { (left_s - 60) / 60 * 60 }
+}
+
 fn counted(number: usize, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
@@ -171,10 +183,16 @@ impl Denial {
         error.hint(self.hint(request.smaller))
     }
 
-    /// Returns the error for a denied renewal of a lease.
+    /// Returns the error for a denied renewal of a lease that was granted `since_s` seconds ago.
     #[must_use]
-    pub fn of_renewal(&self, lease: LeaseId) -> ApiError {
-        ApiError::new(Code::Denied, format!("cannot renew lease {lease}: {self}")).hint(self.hint(None))
+    pub fn of_renewal(&self, lease: LeaseId, since_s: u64) -> ApiError {
+        let error = ApiError::new(Code::Denied, format!("cannot renew lease {lease}: {self}"));
+        let Exceeded::Duration { longest_s, .. } = &self.exceeded else { return error.hint(self.hint(None)) };
+        let error = error.cause(format!("the quota counts from the grant of the lease, {} ago", span(since_s)));
+        error.hint(match renewable(longest_s.saturating_sub(since_s)) {
+            0 => "request another lease, such as `gpushctl lease request --for 1h`, when this one has ended".to_owned(),
+            left => format!("use `--for {}` or a shorter duration", span(left)),
+        })
     }
 
     fn message(&self, request: DeniedRequest<'_>) -> String {
@@ -283,9 +301,7 @@ impl Denial {
             }
             Exceeded::Leases { most: 0 } | Exceeded::Queued { most: 0 } => ask(),
             Exceeded::Leases { .. } => match self.to_release().as_slice() {
-                [lease] => format!(
-                    "use {lease}: `gpushctl run --lease {lease} -- COMMAND`, or release it: `gpushctl lease end {lease}`"
-                ),
+                [lease] => use_or_release(*lease),
                 _ => self.release().unwrap_or_else(|| others().to_owned()),
             },
             Exceeded::Queued { .. } => self.release().unwrap_or_else(|| others().to_owned()),

@@ -24,7 +24,7 @@ mod standing;
 
 pub use allowance::Allowance;
 pub use denial::{Denial, Exceeded};
-pub use denial_text::DeniedRequest;
+pub use denial_text::{DeniedRequest, use_or_release};
 pub use standing::standing;
 
 /// The users that a quota applies to, or that a rule permits.

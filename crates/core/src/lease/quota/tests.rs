@@ -128,7 +128,7 @@ fn denial_names_the_quota_the_limit_and_the_leases() {
     let denial = check_request(&of(day), &[], LeaseKind::Mig, None).unwrap_err();
     assert_eq!(denial.to_string(), "group students may hold a lease for at most 1d; the request has no end");
     assert_eq!(denial.hint(None), "use `--for 1d` or a shorter duration");
-    let renewal = denial.of_renewal(LeaseId(5)).message;
+    let renewal = denial.of_renewal(LeaseId(5), 0).message;
     assert!(renewal.starts_with("cannot renew lease L5: group students may hold"), "{renewal}");
 
     let kinds = Some(BTreeSet::from([LeaseKind::Mig, LeaseKind::Mps]));
@@ -225,6 +225,23 @@ fn error_of_a_denial_says_the_sums_and_a_command_that_helps() {
         "cannot grant a whole GPU: you hold 1 lease of at most 1\nleases: L3\n\
          no quota names you, so the built-in limits apply\nuse L3: `gpushctl run --lease L3 -- COMMAND`, or release it: `gpushctl lease end L3`"
     );
+}
+
+/// Fault: the hint for a renewal was the whole limit, and gpushd refused that too, because the limit counts from the grant.
+#[test]
+fn hint_for_a_renewal_is_the_time_that_is_left() {
+    let half_day = of(Limits { longest_s: Some(12 * 3600), ..Limits::default() });
+    let hint = |since_s: u64| {
+        let denial = check_request(&half_day, &[], LeaseKind::Mig, Some(13 * 3600)).unwrap_err();
+        denial.of_renewal(LeaseId(3), since_s).hint.unwrap()
+    };
+    assert_eq!(hint(83), "use `--for 11h57m` or a shorter duration");
+    assert_eq!(hint(11 * 3600), "use `--for 59m` or a shorter duration");
+    assert_eq!(hint(12 * 3600 - 90), "use `--for 45s` or a shorter duration");
+    assert!(hint(12 * 3600).starts_with("request another lease"), "{}", hint(12 * 3600));
+    let denial = check_request(&half_day, &[], LeaseKind::Mig, Some(13 * 3600)).unwrap_err();
+    let causes = denial.of_renewal(LeaseId(3), 83).causes;
+    assert_eq!(causes, ["the quota counts from the grant of the lease, 1m23s ago"]);
 }
 
 #[test]

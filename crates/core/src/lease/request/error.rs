@@ -220,6 +220,10 @@ impl RequestError {
                     (Key::Memory, _) if lacks_unit(typed) => {
                         format!("write for example `{}`", example(&format!("{typed}G")))
                     }
+                    (Key::Memory, _) => match whole_mib(typed) {
+                        Some(mib) => format!("write whole MiB: `{}`", example(&mib)),
+                        None => format!("write for example `{}`", example(key.example())),
+                    },
                     _ => format!("write for example `{}`", example(key.example())),
                 }
             }
@@ -249,6 +253,16 @@ impl RequestError {
             }
         }
     }
+}
+
+/// Returns a number of GiB with a fraction in MiB: `40448M` for `39.5G`.
+fn whole_mib(text: &str) -> Option<String> {
+    let number = text.trim_end_matches(['B', 'b', 'i']).strip_suffix(['G', 'g'])?;
+    let (gib, fraction) = number.trim_end().split_once('.')?;
+    let digits = u32::try_from(fraction.len()).ok().filter(|digits| (1..=3).contains(digits))?;
+    let gib = gib.parse::<u64>().ok()?.checked_mul(1024)?;
+    let mib = fraction.parse::<u64>().ok()? * 1024 / 10_u64.pow(digits);
+    Some(format!("{}M", gib.checked_add(mib)?))
 }
 
 /// Returns a profile for a text that names only the number of its slices: `3g.40gb` for `3g`. The profiles are those of

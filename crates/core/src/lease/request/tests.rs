@@ -137,6 +137,18 @@ fn wrong_flag_is_named_as_it_is_typed() {
     }
 }
 
+/// Fault: the hint for `--memory 39.5G` was `--memory 10G`.
+#[test]
+fn memory_with_a_fraction_is_hinted_in_mib() {
+    for (typed, hint) in [
+        ("39.5G", "write whole MiB: `--memory 40448M`"),
+        ("0.25GiB", "write whole MiB: `--memory 256M`"),
+        ("1.x", "write for example `--memory 10G`"),
+    ] {
+        assert_eq!(flags(&[(Key::Memory, Some(typed))]).unwrap_err().hint(), hint, "{typed}");
+    }
+}
+
 #[test]
 fn hostile_spec_is_refused_with_a_short_plain_message() {
     let long = format!("mps=25,memory={}", "9".repeat(20_000));

@@ -17,7 +17,7 @@ fn refusal_names_the_largest_free_size() {
     let devices = || Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0 used, 2g.20gb@4, 1g.10gb@6")] };
     let (why, hint) = refused(devices(), profile("3g.40gb"), 1);
     assert!(why.contains("the largest free MIG device is 2g.20gb, on GPU 0"), "{why}");
-    assert_eq!(hint, "request 2g.20gb");
+    assert_eq!(hint, "request `--mig 2g.20gb`");
     let full = || Host { gpus: vec![mps(0, 1000, None)] };
     assert_eq!(refused(full(), some_mps("1"), 1).1, "");
 }
@@ -149,7 +149,7 @@ fn hint_names_the_smallest_free_device_that_is_large_enough() {
     let host = Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0, 2g.20gb@4, 1g.10gb@6 used")] };
     let error = refusal(&host, &wanted(profile("1g.10gb"), 1));
     assert_eq!(error.causes[1], "the smallest free MIG device that is large enough is 2g.20gb, on GPU 0");
-    assert_eq!(error.hint.as_deref(), Some("request 2g.20gb"));
+    assert_eq!(error.hint.as_deref(), Some("request `--mig 2g.20gb`"));
 }
 
 /// Fault: only a cordon blocked the request, but the message said that the capacity is in use, and
@@ -247,7 +247,10 @@ fn request_that_a_layout_cannot_meet_gets_the_layout_and_other_gpus() {
     let (why, hint) = refused(&gpus, None);
     assert_eq!(why, "the layout of GPU 0 is 3g.40gb, 2g.20gb, 1g.10gb*2");
     assert_eq!(hint, "choose a GPU that can meet the request: `-g 2`");
-    assert_eq!(refused(&gpus, Some(&BTreeSet::from([GpuIndex(0)]))).1, "request 3g.40gb or 2g.20gb or 1g.10gb");
+    assert_eq!(
+        refused(&gpus, Some(&BTreeSet::from([GpuIndex(0)]))).1,
+        "request `--mig 3g.40gb` or `--mig 2g.20gb` or `--mig 1g.10gb`"
+    );
     gpus[0].overridden = Some(gpush_api::Override {
         gpu_uuid: gpus[0].uuid.clone(),
         gpu: Some(GpuIndex(0)),

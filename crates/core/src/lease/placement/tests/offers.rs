@@ -46,7 +46,7 @@ fn offered_kinds_are_those_of_the_quota() {
 fn free_share_is_offered_only_as_far_as_the_quota_allows() {
     let full = Host { gpus: vec![mig(0, "a100-80", false, "1g.10gb@6 used, 4g.40gb@0")] };
     let request = wanted(profile("1g.10gb"), 1);
-    assert_eq!(hint(&full, &request, Limits::default()).as_deref(), Some("request 4g.40gb"));
+    assert_eq!(hint(&full, &request, Limits::default()).as_deref(), Some("request `--mig 4g.40gb`"));
     assert_eq!(hint(&full, &request, memory(20)), None);
     let half = Host { gpus: vec![mps(0, 500, None)] };
     let request = wanted(some_mps("60"), 1);
@@ -56,12 +56,29 @@ fn free_share_is_offered_only_as_far_as_the_quota_allows() {
     assert_eq!(hint(&half, &request, limits).as_deref(), Some("request 10 % or less"));
 }
 
+/// The user of a Slurm job cannot type the options of gpushctl.
+#[test]
+fn free_device_is_offered_to_a_job_as_a_comment() {
+    let for_job = |host: &Host, request: &PlacementRequest| {
+        let gpus = gpus();
+        let why = place(host, request, PlacementPolicy::Pack).unwrap_err();
+        why.hint_for_job(request, ErrorContext { gpus: &gpus, ..context(host) })
+    };
+    let full = Host { gpus: vec![mig(0, "a100-80", false, "1g.10gb@6 used, 4g.40gb@0")] };
+    let text = "submit the job with `--comment=gpush:mig=4g.40gb`";
+    assert_eq!(for_job(&full, &wanted(profile("1g.10gb"), 1)).as_deref(), Some(text));
+    let small = Host { gpus: vec![mig(0, "a100-80", false, "1g.10gb@6")] };
+    let text = "request `--comment=gpush:mig=1g.10gb`";
+    assert_eq!(for_job(&small, &wanted(profile("4g.40gb"), 1)).as_deref(), Some(text));
+}
+
 #[test]
 fn devices_of_a_layout_are_offered_only_as_far_as_the_quota_allows() {
     let host = Host { gpus: vec![mig(0, "a100-80", false, "3g.40gb@0, 2g.20gb@4, 1g.10gb@6 used")] };
     let request = wanted(profile("4g.40gb"), 1);
-    assert_eq!(hint(&host, &request, Limits::default()).as_deref(), Some("request 3g.40gb or 2g.20gb or 1g.10gb"));
-    assert_eq!(hint(&host, &request, memory(20)).as_deref(), Some("request 2g.20gb or 1g.10gb"));
+    let all = "request `--mig 3g.40gb` or `--mig 2g.20gb` or `--mig 1g.10gb`";
+    assert_eq!(hint(&host, &request, Limits::default()).as_deref(), Some(all));
+    assert_eq!(hint(&host, &request, memory(20)).as_deref(), Some("request `--mig 2g.20gb` or `--mig 1g.10gb`"));
 }
 
 /// Of several shares that the quota allows, a denial proposes the largest one.

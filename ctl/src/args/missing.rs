@@ -1,0 +1,151 @@
+//! Hints for a command line that lacks arguments: `lease end L17 --reason x --notice 5m` needs `--kill`.
+
+use std::ffi::OsString;
+
+use clap::{
+    Parser as _,
+    error::{ContextKind, ContextValue, Error, ErrorKind},
+};
+
+use super::{Cli, typed};
+
+/// Options that can be completed: their names in clap's errors, and the words to add. A value is an example, or a
+/// placeholder if only the user knows it.
+const OPTIONS: [(&str, &[&str]); 8] = [
+    ("--kill", &["--kill"]),
+    ("--reason <TEXT>", &["--reason", "TEXT"]),
+    ("--for <DURATION>", &["--for", "2h"]),
+    ("--end-after <DURATION>", &["--end-after", "1h"]),
+    ("--wait[=<DURATION>]", &["--wait"]),
+    ("--file <FILE>", &["--file", "FILE"]),
+    ("--offline <PRESET|FILE>", &["--offline", "dgx-h100"]),
+    ("<--check|--dry-run>", &["--dry-run"]),
+];
+
+/// Arguments that only the user knows: their names in clap's errors, and a hint. A hint names no object, because the
+/// command may end or change it.
+const OBJECTS: [(&str, &str); 9] = [
+    ("<LEASE>", "name a lease, such as L17; `gpushctl lease list --mine` lists your leases"),
+    ("<GPU>", "name GPUs by index, such as 0 or 0-3; `gpushctl gpu list` lists the GPUs"),
+    ("<TARGET>", "name a GPU or a MIG device, such as 0; `gpushctl mps list` lists those that are shared through MPS"),
+    (
+        "<ENTRY>",
+        "name instances, such as 1g.10gb; `gpushctl mig list` lists the instances, and `gpushctl mig profiles` the \
+         profiles",
+    ),
+    ("<ID>", "name an operation, such as op-17; `gpushctl operation list` lists the operations"),
+    ("<SHELL>", "name a shell: bash, elvish, fish, powershell or zsh"),
+    ("<--percentage", "name a limit, such as --percentage 25"),
+    ("<FILE>", "name a file"),
+    ("<DIR>", "name a directory"),
+];
+
+/// Most arguments that are added to one command line.
+const MOST_ADDED: usize = 3;
+
+/// Returns the names of the missing arguments, as clap writes them; none if no argument is missing.
+pub(crate) fn names(error: &Error) -> Vec<String> {
+    if error.kind() != ErrorKind::MissingRequiredArgument {
+        return Vec::new();
+    }
+    match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::Strings(names)) => names.clone(),
+        Some(ContextValue::String(name)) => vec![name.clone()],
+        _ => Vec::new(),
+    }
+}
+
+/// Returns a hint for the missing arguments: the completed command line if gpushctl accepts it, or what to name.
+pub(crate) fn hint(error: &Error, words: &[OsString]) -> Option<String> {
+    let missing = names(error);
+    if let Some(meant) = completed(&missing, words) {
+        // The user did not ask for the end of processes, so the hint says what the option does.
+        let kills = missing.iter().any(|name| name == "--kill");
+        let what = if kills { " --kill ends the processes too" } else { "" };
+        return Some(format!("did you mean `{meant}`?{what}"));
+    }
+    let first = missing.first()?;
+    let object = OBJECTS.iter().find(|(name, _)| first.starts_with(name))?;
+    Some(object.1.to_owned())
+}
+
+/// Adds the missing options, and those that the added ones need.
+fn completed(missing: &[String], words: &[OsString]) -> Option<String> {
+    let typed = words.iter().skip(1).map(|word| word.to_str().map(str::to_owned));
+    let mut words: Vec<String> = [Some("gpushctl".to_owned())].into_iter().chain(typed).collect::<Option<_>>()?;
+    let mut missing = missing.to_vec();
+    for _ in 0..MOST_ADDED {
+        for name in &missing {
+            if name.starts_with("<COMMAND>") {
+                words.extend(["--".to_owned(), "COMMAND".to_owned()]);
+                continue;
+            }
+            let (_, added) = OPTIONS.iter().find(|(option, _)| option == name)?;
+            let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
+            words.splice(end..end, added.iter().map(|word| (*word).to_owned()));
+        }
+        match Cli::try_parse_from(&words) {
+            Ok(_) => return typed::command_line(words.iter().map(String::as_str)),
+            Err(error) => missing = names(&error),
+        }
+        if missing.is_empty() {
+            return None;
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hint_of(line: &str) -> Option<String> {
+        let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        hint(&Cli::try_parse_from(&words).unwrap_err(), &words)
+    }
+
+    #[test]
+    fn missing_option_is_added_to_the_typed_command() {
+        for (typed, meant) in [
+            ("lease end L28 --kill", "lease end L28 --kill --reason TEXT"),
+            ("lease end L28 --kill --notice 10m", "lease end L28 --kill --notice 10m --reason TEXT"),
+            ("lease end --user anna", "lease end --user anna --reason TEXT"),
+            ("lease renew L3", "lease renew L3 --for 2h"),
+            ("gpu drain 0 --notice 5m", "gpu drain 0 --notice 5m --end-after 1h"),
+            ("mps stop 0 --end-after 5m", "mps stop 0 --end-after 5m --wait"),
+            ("run --mig 1g.10gb", "run --mig 1g.10gb -- COMMAND"),
+        ] {
+            let meant = format!("did you mean `gpushctl {meant}`?");
+            assert_eq!(hint_of(&format!("gpushctl {typed}")), Some(meant), "{typed}");
+        }
+    }
+
+    /// Fault: the hint for `lease end L28 --reason x --notice 5s` was the same command with `--help`.
+    #[test]
+    fn hint_that_adds_kill_says_what_it_ends() {
+        for (typed, meant) in [
+            ("lease end L28 --reason x --notice 5s", "lease end L28 --reason x --notice 5s --kill"),
+            ("lease end L28 --grace 10m", "lease end L28 --grace 10m --reason TEXT --kill"),
+        ] {
+            let meant = format!("did you mean `gpushctl {meant}`? --kill ends the processes too");
+            assert_eq!(hint_of(&format!("gpushctl {typed}")), Some(meant), "{typed}");
+        }
+    }
+
+    #[test]
+    fn missing_object_is_named_by_its_kind() {
+        for (typed, part) in [
+            ("lease end", "`gpushctl lease list --mine` lists"),
+            ("gpu cordon", "`gpushctl gpu list` lists"),
+            ("mig off", "`gpushctl gpu list` lists"),
+            ("mps start", "`gpushctl mps list` lists"),
+            ("mps show", "`gpushctl mps list` lists"),
+            ("mps set 0", "--percentage 25"),
+            ("mig add -g 0", "`gpushctl mig profiles`"),
+            ("operation cancel", "`gpushctl operation list` lists"),
+        ] {
+            let hint = hint_of(&format!("gpushctl {typed}")).unwrap_or_default();
+            assert!(hint.contains(part), "{typed}: {hint}");
+        }
+    }
+}
