@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn readers_are_names_of_users() {
-        let read = |readers: &str| Config::parse(&format!("[metrics]\nreaders = {readers}\n"));
+        let read = |readers: &str| Config::parse(&format!("[metrics]\nreaders = {readers}\n"), "config.toml");
         assert_eq!(read("[\"prometheus\", \"anna\"]").unwrap().metrics.readers, ["prometheus", "anna"]);
         for (readers, problem) in [
             ("[\"a b\"]", "`a b` is not the name of a user"),
