@@ -24,6 +24,7 @@ mod accounts;
 mod bounded_syntax;
 mod defaults;
 mod effective;
+mod fix;
 mod layouts;
 mod leasing;
 mod limits;

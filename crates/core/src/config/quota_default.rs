@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use gpush_api::{LeaseKind, LeaseShare};
 use toml::de::DeTable;
 
-use super::reader::Reader;
+use super::{fix, reader::Reader};
 use crate::{
     diagnostic::Problem,
     duration,
@@ -41,7 +41,8 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>, bounds: Default
         },
         Err(error) => {
             let message = format!("`default` can't be {}: {error}", Quoted(&text.value));
-            let hint = match error.hint() {
+            let meant = fix::default_request(&text.value).map(|meant| format!("write default = \"{meant}\""));
+            let hint = match meant.unwrap_or_else(|| error.hint()) {
                 hint if hint.starts_with("the keys are ") => {
                     format!("{hint}; for example, default = \"mig=1g.10gb,for=4h\"")
                 }

@@ -191,7 +191,7 @@ fn mode(reader: &mut Reader<'_>, table: &DeTable<'_>, header: &Range<usize>, mea
         ));
         return None;
     }
-    let text = reader.word(table, "mode", "\"mig\"")?;
+    let text = reader.one_of(table, "mode", &built)?;
     match MODES.iter().find(|(name, _)| *name == text.value) {
         Some((_, Some(mode))) => Some(*mode),
         Some((name, None)) => {
@@ -222,7 +222,8 @@ fn layout(
             reader.report(Problem::new(
                 header.clone(),
                 "this rule has mode `mig` and no `layout`",
-                "write layout = [\"3g.40gb\", \"1g.10gb*2\"], the name of a layout under [layouts], or \"none\"",
+                "write layout = \"dynamic\", which fits every model with MIG, or a list of profiles that `gpushctl mig \
+                 profiles` shows, such as layout = [\"1g.10gb*7\"], or \"none\"",
             ));
         }
         return None;
