@@ -47,6 +47,7 @@ mod starter;
 mod syntax_error;
 mod timeslice;
 mod toml_text;
+mod unknown_keys;
 
 pub use accounts::{NamedAccount, accounts_in};
 pub use defaults::RuleDefaults;

@@ -90,9 +90,7 @@ fn exceeded(default: &DefaultRequest, bounds: DefaultBounds<'_>) -> Option<(Stri
     if let (Some(wanted), Some(most)) = (wanted_mib, bounds.memory_mib)
         && wanted > most
     {
-        let what = if kind == LeaseKind::Mps { "an MPS share" } else { "a MIG device" };
-        let message =
-            format!("`default` requests {what} with more memory than `memory` of the quota, which is {most} MiB");
+        let message = format!("`default` requests {wanted} MiB of memory, but `memory` of the quota is {most} MiB");
         return Some((message, "request less memory, or increase `memory`".to_owned()));
     }
     None
