@@ -38,7 +38,7 @@ pub fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     findings.extend(quota_selectors(config, gpus));
     findings.extend(quota_findings::without_effect(config, gpus));
     findings.extend(sharing::unfit_settings(config, gpus));
-    findings.extend(super::rule_findings::unexpected_effects(config, gpus));
+    findings.extend(super::unexpected_effects::find(config, gpus));
     findings
 }
 

@@ -35,8 +35,8 @@ mod per_gpu;
 mod plan;
 mod plan_hints;
 mod quota_findings;
-mod rule_findings;
 mod timeslice_state;
+mod unexpected_effects;
 mod whole_gpu;
 
 pub use compare::{changed_under, compare};
@@ -49,7 +49,7 @@ pub use override_effect::{OverrideEffect, layouts_after, override_effects};
 pub use pending::{deferred, pending, promised_timeslice};
 pub use plan::plan_host;
 pub use plan_hints::rule_name;
-pub use rule_findings::impossible_rule_layouts;
+pub use unexpected_effects::impossible_rule_layouts;
 pub(crate) use whole_gpu::whole_gpu_obstacles;
 
 /// The desired state of one GPU.

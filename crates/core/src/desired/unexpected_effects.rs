@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Returns one sentence for each unexpected effect.
-pub(super) fn unexpected_effects(config: &Config, gpus: &[Gpu]) -> Vec<String> {
+pub(super) fn find(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let claimed = claims(config, gpus);
     let mut findings = Vec::new();
     for (position, rule) in config.rules.iter().enumerate() {
@@ -163,7 +163,7 @@ mod tests {
     use crate::preset;
 
     fn found(text: &str, host: &str) -> Vec<String> {
-        unexpected_effects(&Config::parse(text, "config.toml").unwrap(), &preset::gpus(host).unwrap())
+        find(&Config::parse(text, "config.toml").unwrap(), &preset::gpus(host).unwrap())
     }
 
     fn check(text: &str, expected: &[&str]) {
