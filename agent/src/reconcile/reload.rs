@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, GpuUuid, Reloaded};
-use gpush_core::{config::Config, desired, sharing};
+use gpush_core::{config::Config, desired};
 use gpush_store::{AuditEvent, DONE};
 use tokio::sync::{mpsc, oneshot};
 
@@ -172,7 +172,8 @@ impl Reload {
         // Read the GPUs again, because their drift is now the difference from the new config.
         let gpus = read_gpus(&self.context.readings).await.unwrap_or_default();
         let now = self.context.settings.config();
-        let mut findings = sharing::unfit_settings(&now, &gpus);
+        let mut findings = findings(&now, &gpus);
+        findings.extend(self.mps.reason_single_user(&now).await);
         findings.extend(delayed_changes(&gpus));
         let file = self.context.settings.file();
         findings.extend(self.context.users.account_notes(file.as_deref(), &accounts).await);
@@ -197,6 +198,17 @@ impl Reload {
 /// Returns all GPUs, without details that only some users may see.
 async fn read_gpus(readings: &Readings) -> Result<Vec<Gpu>, ApiError> {
     readings.host().await.map(|observed| observed.gpus(Viewer::Agent))
+}
+
+/// Returns the remarks of `gpushctl config check` about a config, and the layouts that it refuses. Returns none while the GPUs are not known: then no
+/// selector matches.
+fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
+    if gpus.is_empty() {
+        return Vec::new();
+    }
+    let mut found = desired::impossible_rule_layouts(config, gpus);
+    found.extend(desired::findings(config, gpus.into()).iter().map(ToString::to_string));
+    found
 }
 
 /// Returns the overrides of GPUs whose rule the new config changes.

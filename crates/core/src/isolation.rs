@@ -5,7 +5,7 @@
 //! Instances"), the Multi-Process Service documentation ("Memory Protection", "Error Containment"),
 //! and the documentation of time-slicing in NVIDIA's device plugin for Kubernetes.
 
-use gpush_api::{ComputeMode, ConfigView, LeaseRequirement, Mode, MpsUsers, RuleView, UnleasedPolicy};
+use gpush_api::{ComputeMode, ConfigView, LeaseOwner, LeaseRequirement, Mode, MpsUsers, RuleView, UnleasedPolicy};
 
 mod table;
 
@@ -27,7 +27,7 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
             "one lease at a time has the GPU, because `timeslice.replicas` is 1: to share the GPU, set for example \
             `timeslice = { replicas = 4 }`"
         }
-        Mode::Exclusive => "one lease at a time has the GPU; nothing is shared",
+        Mode::Exclusive => "gpushd grants one lease of the GPU at a time",
         Mode::Mig if shares_devices => {
             "MIG devices have separate memory, bandwidth, compute and faults; clients of one MPS daemon share faults \
             and bandwidth, and their limits are ceilings, not reservations"
@@ -53,7 +53,10 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
         LeaseRequirement::Optional if shares_devices && through_mps => format!(
             "on devices that are shared through MPS, gpushd {does} processes without a lease, but does not prevent them"
         ),
-        LeaseRequirement::Optional => "gpushd does not require a lease for programs on the GPU".to_owned(),
+        LeaseRequirement::Optional if terms.owner == LeaseOwner::Slurm => {
+            "programs outside of Slurm jobs can use the GPU too".to_owned()
+        }
+        LeaseRequirement::Optional => "programs without a lease can use the GPU too".to_owned(),
     };
     let users = match &rule.mps {
         Some(policy) if is_for_one_user(config, rule) && policy.users == MpsUsers::One => {

@@ -14,6 +14,7 @@
 //! In a config rule, a selector may match no GPU, because a host may lose a GPU. In a command, a
 //! selector that matches no GPU is an error, which lists the GPUs of the host.
 
+mod alternative;
 mod device_id;
 mod ranges;
 
@@ -25,7 +26,7 @@ use std::{
 
 use gpush_api::{ApiError, Code, Gpu, GpuIndex, LeaseId, Remedy};
 
-pub use self::{device_id::DeviceId, ranges::ranges};
+pub use self::{alternative::Alternative, device_id::DeviceId, ranges::ranges};
 use crate::quote::Quoted;
 
 /// Maximum number of selectors in one request. Even the largest host needs far fewer.

@@ -41,8 +41,34 @@ pub async fn notes(
     if !unchecked.is_empty() {
         let what = unchecked.join(", ");
         notes.push(format!("the name service of the host does not answer, so these names were not checked: {what}"));
+        return notes;
+    }
+    for account in accounts {
+        notes.extend(shadowed(names, file, account, accounts).await);
     }
     notes
+}
+
+/// Returns a note if an earlier quota is for a group of this user, so that the quota of the user never applies.
+async fn shadowed(
+    names: &NameService,
+    file: Option<&str>,
+    account: &NamedAccount,
+    all: &[NamedAccount],
+) -> Option<String> {
+    let earlier = account.groups_of_earlier_quotas(all);
+    if earlier.is_empty() {
+        return None;
+    }
+    let uid = names.uid(account.name()).await.ok()??;
+    let members = names.groups_of(uid).await.ok()??;
+    for group in earlier {
+        let gid = names.group(group.name()).await.ok().flatten();
+        if gid.is_some_and(|gid| members.contains(&gid)) {
+            return Some(account.shadowed_note(file, group));
+        }
+    }
+    None
 }
 
 /// Does the same as [`notes`], for programs without an async runtime. If `host_root` is not `/`, the host has only the users
@@ -105,6 +131,29 @@ mod tests {
                 "c.toml:5: this host has no group `studnets`, so `quota.groups` ignores this name; did you mean `students`?"
             ]
         );
+    }
+
+    #[tokio::test]
+    async fn quota_of_a_member_after_the_quota_of_the_group_is_reported() {
+        let names = NameService::with(Lookups {
+            uid: Box::new(|_| Some(Some(1000))),
+            group: Box::new(|name| Some(Some(if name == "students" { 100 } else { 7 }))),
+            memberships: Box::new(|_| Some(Some(vec![1000, 100]))),
+            ..Lookups::empty()
+        })
+        .unwrap();
+        let root = root();
+        let of = async |text: &str| notes(&names, root.path(), None, &accounts_in(text)).await;
+        let first = "[[quota]]\ngroups = [\"students\"]\n[[quota]]\nusers = [\"anna\"]\n";
+        let found = of(first).await;
+        assert!(found.len() == 1 && found[0].starts_with("quota 2 never applies to user `anna`"), "{found:?}");
+        for text in [
+            "[[quota]]\nusers = [\"anna\"]\n[[quota]]\ngroups = [\"students\"]\n",
+            "[[quota]]\ngroups = [\"ops\"]\n[[quota]]\nusers = [\"anna\"]\n",
+            "[[quota]]\ngroups = [\"students\"]\nusers = [\"anna\"]\n",
+        ] {
+            assert_eq!(of(text).await, [""; 0], "{text}");
+        }
     }
 
     #[tokio::test]

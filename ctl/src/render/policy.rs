@@ -27,11 +27,11 @@ fn through_mps(MpsPolicy { settings, max_clients, total_percentage, users, compu
     };
     let kept = match compute_mode {
         MpsComputeMode::ExclusiveProcess => "",
-        MpsComputeMode::Keep => ", compute mode not changed",
+        MpsComputeMode::Keep => "; gpushd does not change the compute mode",
     };
     format!(
-        "{} % of the GPU{memory} for each client, priority {}; {} at most{users}; lease shares of at most \
-         {total_percentage} % in total{kept}",
+        "{} % of the GPU{memory} for each client, priority {}; {} at most{users}; the shares of all leases are at most \
+         {total_percentage} % together{kept}",
         settings.percentage,
         settings.priority,
         count(*max_clients as usize, "client"),

@@ -18,11 +18,11 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{Actor, Gpu, GpuState, GpuUuid, MpsScope, MpsUsers, Override, TargetUuid};
+use gpush_api::{Actor, Gpu, GpuState, GpuUuid, MpsPolicy, MpsScope, MpsUsers, Override, TargetUuid};
 use gpush_core::{
     config::Config,
     desired,
-    mps::{DaemonReport, MpsTarget, is_reading_conclusive},
+    mps::{DaemonReport, MpsTarget, MultiUserSupport, is_reading_conclusive},
     sharing::{self, Finding, SharingTarget},
     supervisor::SupervisorState,
 };
@@ -234,6 +234,21 @@ fn override_of_operation(gpu: &Gpu, layout: &[String]) -> Override {
         created_at: Timestamp::now(),
         expires_at: None,
         generation: 0,
+    }
+}
+
+impl Mps {
+    /// Returns why the daemons serve one user at a time, if a rule of the config has `users = "many"`.
+    pub(crate) async fn reason_single_user(&self, config: &Config) -> Option<String> {
+        let is_many = |policy: &MpsPolicy| policy.users == MpsUsers::Many;
+        if !config.rules.iter().any(|rule| rule.mps.as_ref().is_some_and(is_many)) {
+            return None;
+        }
+        probe_multi_user(self, config).await;
+        match &self.handles.context.state.mps().multi_user {
+            MultiUserSupport::Unsupported(why) => Some(why.clone()),
+            MultiUserSupport::NotProbed | MultiUserSupport::Supported => None,
+        }
     }
 }
 

@@ -9,6 +9,12 @@ use toml::de::{DeTable, DeValue};
 use super::Config;
 use crate::{lease::quota::Subject, quote::Quoted};
 
+/// The key of a quota's users.
+const QUOTA_USERS: &str = "quota.users";
+
+/// The key of a quota's groups.
+const QUOTA_GROUPS: &str = "quota.groups";
+
 /// A user or group that a config names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedAccount {
@@ -16,16 +22,18 @@ pub struct NamedAccount {
     pub subject: Subject,
     /// Key that names it: `quota.groups`.
     pub key: &'static str,
+    /// Position of its `[[quota]]` or `[[gpu]]` table in the file. 0 is the first.
+    pub table: usize,
     /// Line of the file; `None` if it is not known.
     pub line: Option<usize>,
 }
 
 impl NamedAccount {
-    fn new(key: &'static str, name: &str, line: Option<usize>) -> Self {
+    fn new(key: &'static str, name: &str, table: usize, line: Option<usize>) -> Self {
         let name = name.to_owned();
         let is_group = key.ends_with("groups");
         let subject = if is_group { Subject::Group(name) } else { Subject::User(name) };
-        Self { subject, key, line }
+        Self { subject, key, table, line }
     }
 
     /// Returns the name.
@@ -41,14 +49,40 @@ impl NamedAccount {
     /// similar name of the host.
     #[must_use]
     pub fn absent_note(&self, file: Option<&str>, nearest: Option<&str>) -> String {
-        let place = match (file, self.line) {
-            (Some(file), Some(line)) => format!("{file}:{line}: "),
-            (Some(_) | None, _) => String::new(),
-        };
+        let place = self.place(file);
         let what = if matches!(self.subject, Subject::User(_)) { "user" } else { "group" };
         let meant = nearest.map_or_else(String::new, |name| format!("; did you mean {}?", Quoted(name)));
         let name = Quoted(self.name());
         format!("{place}this host has no {what} {name}, so `{}` ignores this name{meant}", self.key)
+    }
+
+    /// Returns the names of groups in earlier quotas, if this is the user of a quota. If the user is a member of such a
+    /// group, the quota of the user never applies.
+    pub fn groups_of_earlier_quotas<'a>(&self, all: &'a [Self]) -> Vec<&'a Self> {
+        let is_earlier = |one: &&Self| one.key == QUOTA_GROUPS && one.table < self.table;
+        if self.key == QUOTA_USERS { all.iter().filter(is_earlier).collect() } else { Vec::new() }
+    }
+
+    /// Returns a note that the quota of this user never applies, because an earlier quota is for a group of the user.
+    #[must_use]
+    pub fn shadowed_note(&self, file: Option<&str>, group: &Self) -> String {
+        format!(
+            "{}quota {} never applies to user {}, who is a member of group {}: quota {} is for this group, and only the \
+             first quota for a user applies; put the quota of the user first",
+            self.place(file),
+            self.table + 1,
+            Quoted(self.name()),
+            Quoted(group.name()),
+            group.table + 1
+        )
+    }
+
+    /// Returns the position in the file, as the beginning of a note.
+    fn place(&self, file: Option<&str>) -> String {
+        match (file, self.line) {
+            (Some(file), Some(line)) => format!("{file}:{line}: "),
+            (Some(_) | None, _) => String::new(),
+        }
     }
 }
 
@@ -57,21 +91,25 @@ impl Config {
     #[must_use]
     pub fn accounts(&self) -> Vec<NamedAccount> {
         let mut all = Vec::new();
-        let mut add = |key: &'static str, names: &[String]| {
-            all.extend(names.iter().map(|name| NamedAccount::new(key, name, None)));
+        let mut add = |key: &'static str, table: usize, names: &[String]| {
+            all.extend(names.iter().map(|name| NamedAccount::new(key, name, table, None)));
         };
-        add("access.admin_groups", &self.access.admin_groups);
-        add("metrics.readers", &self.metrics.readers);
-        for subject in self.quotas.iter().flat_map(|quota| &quota.subjects) {
-            match subject {
-                Subject::User(name) => add("quota.users", std::slice::from_ref(name)),
-                Subject::Group(name) => add("quota.groups", std::slice::from_ref(name)),
-                Subject::Everybody => {}
+        add("access.admin_groups", 0, &self.access.admin_groups);
+        add("metrics.readers", 0, &self.metrics.readers);
+        for (table, quota) in self.quotas.iter().enumerate() {
+            for subject in &quota.subjects {
+                match subject {
+                    Subject::User(name) => add(QUOTA_USERS, table, std::slice::from_ref(name)),
+                    Subject::Group(name) => add(QUOTA_GROUPS, table, std::slice::from_ref(name)),
+                    Subject::Everybody => {}
+                }
             }
         }
-        for LeaseAccess { users, groups } in self.rules.iter().filter_map(|rule| rule.access.as_ref()) {
-            add("gpu.users", users);
-            add("gpu.groups", groups);
+        for (table, rule) in self.rules.iter().enumerate() {
+            if let Some(LeaseAccess { users, groups }) = &rule.access {
+                add("gpu.users", table, users);
+                add("gpu.groups", table, groups);
+            }
         }
         all
     }
@@ -82,28 +120,28 @@ impl Config {
 pub fn accounts_in(text: &str) -> Vec<NamedAccount> {
     let (table, _) = DeTable::parse_recoverable(text);
     let mut all = Vec::new();
-    let mut add = |key: &'static str, table: &DeTable<'_>| {
+    let mut add = |key: &'static str, at: usize, table: &DeTable<'_>| {
         let own = key.rsplit('.').next().unwrap_or(key);
         let Some(value) = table.iter().find(|(one, _)| one.get_ref() == own).map(|(_, value)| value) else { return };
         let DeValue::Array(items) = value.get_ref() else { return };
         for item in items {
             if let DeValue::String(name) = item.get_ref() {
                 let before = text.get(..item.span().start).unwrap_or_default();
-                all.push(NamedAccount::new(key, name, Some(before.matches('\n').count() + 1)));
+                all.push(NamedAccount::new(key, name, at, Some(before.matches('\n').count() + 1)));
             }
         }
     };
     for (key, value) in table.get_ref() {
         match (key.get_ref().as_ref(), value.get_ref()) {
-            ("access", DeValue::Table(access)) => add("access.admin_groups", access),
-            ("metrics", DeValue::Table(metrics)) => add("metrics.readers", metrics),
+            ("access", DeValue::Table(access)) => add("access.admin_groups", 0, access),
+            ("metrics", DeValue::Table(metrics)) => add("metrics.readers", 0, metrics),
             (name @ ("quota" | "gpu"), DeValue::Array(items)) => {
                 let [users, groups] =
-                    if name == "quota" { ["quota.users", "quota.groups"] } else { ["gpu.users", "gpu.groups"] };
-                for item in items {
+                    if name == "quota" { [QUOTA_USERS, QUOTA_GROUPS] } else { ["gpu.users", "gpu.groups"] };
+                for (at, item) in items.iter().enumerate() {
                     if let DeValue::Table(item) = item.get_ref() {
-                        add(users, item);
-                        add(groups, item);
+                        add(users, at, item);
+                        add(groups, at, item);
                     }
                 }
             }

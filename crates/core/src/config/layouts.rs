@@ -2,7 +2,10 @@
 
 use toml::de::DeValue;
 
-use super::reader::{Reader, Text, Value};
+use super::{
+    fix,
+    reader::{Reader, Text, Value},
+};
 use crate::{diagnostic::Problem, layout::Layout, quote::Quoted};
 
 /// Returns the texts of a layout, which is a list of strings or a single string.
@@ -13,6 +16,8 @@ pub(super) fn layout_texts(reader: &mut Reader<'_>, key: &str, value: Value<'_, 
         DeValue::Array(items) => items,
         DeValue::Integer(_) | DeValue::Float(_) | DeValue::Boolean(_) | DeValue::Datetime(_) | DeValue::Table(_) => {
             let span = reader.clip(value.span());
+            let counted = fix::counted(value.get_ref());
+            let example = counted.as_deref().unwrap_or(example);
             reader.report(Problem::new(
                 span,
                 format!("{} takes a layout: a list of strings", Quoted(key)),

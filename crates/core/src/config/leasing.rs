@@ -7,9 +7,11 @@ use toml::de::{DeTable, DeValue};
 use super::{
     RuleDefaults,
     account_name::account,
+    fix,
     reader::{Reader, get},
     sharing::USERS,
 };
+use crate::diagnostic::Problem;
 
 /// Values of the key `lease`.
 const REQUIREMENTS: [(&str, LeaseRequirement); 2] =
@@ -53,8 +55,17 @@ pub(super) fn read(
 pub(super) fn keys(reader: &mut Reader<'_>, table: &DeTable<'_>) -> RuleDefaults {
     let is_enforced = get(table, "lease")
         .is_some_and(|value| matches!(value.get_ref(), DeValue::String(word) if word.as_ref() == ENFORCED));
-    let requirement =
-        if is_enforced { None } else { reader.choice(table, "lease", "valid value of `lease`", &REQUIREMENTS) };
+    let flag = get(table, "lease").and_then(|value| Some((value, fix::flag(value.get_ref())?)));
+    let requirement = match flag {
+        Some((value, requires)) => {
+            let word = if requires { LeaseRequirement::Required } else { LeaseRequirement::Optional };
+            let hint = format!("write lease = \"{}\"", word.name());
+            reader.report(Problem::new(value.span(), "`lease` takes \"optional\" or \"required\"", hint));
+            None
+        }
+        None if is_enforced => None,
+        None => reader.choice(table, "lease", "valid value of `lease`", &REQUIREMENTS),
+    };
     if is_enforced {
         let problem = "`lease = \"enforced\"` is not supported yet: gpushd cannot deny device access to processes \
                        without a lease";

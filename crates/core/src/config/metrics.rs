@@ -45,7 +45,7 @@ mod tests {
         assert_eq!(read("[\"prometheus\", \"anna\"]").unwrap().metrics.readers, ["prometheus", "anna"]);
         for (readers, problem) in [
             ("[\"a b\"]", "`a b` is not the name of a user"),
-            ("[\"\"]", "is not the name of a user"),
+            ("[\"\"]", "`readers` is empty"),
             ("[\"anna\", \"anna\"]", "user `anna` is listed twice"),
         ] {
             let error = read(readers).unwrap_err().to_string();

@@ -24,6 +24,7 @@ mod accounts;
 mod bounded_syntax;
 mod defaults;
 mod effective;
+mod fix;
 mod layouts;
 mod leasing;
 mod limits;
@@ -47,6 +48,7 @@ mod starter;
 mod syntax_error;
 mod timeslice;
 mod toml_text;
+mod unknown_keys;
 
 pub use accounts::{NamedAccount, accounts_in};
 pub use defaults::RuleDefaults;

@@ -1,17 +1,17 @@
 //! Reads `[mode_change]`.
 
-use toml::de::DeTable;
+use toml::de::{DeTable, DeValue};
 
 use super::{
-    ModeChange,
-    reader::{HOUR, Reader, SECOND, Text},
+    ModeChange, fix,
+    reader::{HOUR, Reader, SECOND, Text, get},
 };
 use crate::{diagnostic::Problem, quote::Quoted, selector::Selector};
 
 pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> ModeChange {
     let default = ModeChange::default();
     let services = reader.words(table, "services", "[\"nvidia-dcgm\"]").unwrap_or_default();
-    let groups = reader.words(table, "reset_together", "[\"0-3\", \"4-7\"]").unwrap_or_default();
+    let groups = reset_together(reader, table).unwrap_or_default();
     ModeChange {
         services: services.into_iter().filter_map(|text| service(reader, text)).collect(),
         before: reader.absolute(table, "before", "/etc/gpush/hooks/before"),
@@ -20,6 +20,20 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> ModeChange {
         nvidia_smi: reader.absolute(table, "nvidia_smi", &default.nvidia_smi).unwrap_or(default.nvidia_smi),
         reset_together: groups.into_iter().filter_map(|text| group(reader, &text)).collect(),
     }
+}
+
+/// Reads the groups of GPUs. Each group is one selector, but people write lists of indexes.
+fn reset_together(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<Vec<Text>> {
+    let key = "reset_together";
+    let value = get(table, key)?;
+    if let DeValue::Array(lists) = value.get_ref()
+        && let Some(ranges) = fix::ranges(lists)
+    {
+        let message = format!("`{key}` takes a list of GPU selectors, not of lists");
+        reader.report(Problem::new(reader.clip(value.span()), message, format!("write {key} = {ranges}")));
+        return None;
+    }
+    reader.words(table, key, "[\"0-3\", \"4-7\"]")
 }
 
 /// Reads the name of a service. Refuses a name that `systemctl` would not accept as the name of a

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use toml::de::DeTable;
+use toml::de::{DeTable, DeValue};
 
 use super::{
-    reader::Reader,
+    fix,
+    reader::{Reader, get},
     toml_text::{list, span, text},
 };
 use crate::{diagnostic::Problem, duration, quote::Quoted};
@@ -69,6 +70,19 @@ fn user(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<String> {
 }
 
 fn before(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<Vec<Duration>> {
+    let value = get(table, "before")?;
+    let items = match value.get_ref() {
+        DeValue::Array(items) => items.iter().collect(),
+        _ => vec![value],
+    };
+    // A number without a unit is an error here: people mean minutes, and the general meaning of such a number is seconds.
+    let numbers: Option<Vec<String>> = items.iter().map(|item| fix::without_unit(item.get_ref())).collect();
+    if let Some(numbers) = numbers.filter(|numbers| !numbers.is_empty()) {
+        let with = |unit: &str| list(&numbers.iter().map(|number| format!("{number}{unit}")).collect::<Vec<_>>());
+        let hint = format!("add the unit that you mean: before = {} or {}", with("m"), with("s"));
+        reader.report(Problem::new(value.span(), "`before` has no unit of time", hint));
+        return None;
+    }
     let texts = reader.one_or_more(table, "before", "[\"15m\", \"2m\"]")?;
     let mut before = Vec::new();
     for one in &texts {

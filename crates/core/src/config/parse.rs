@@ -9,7 +9,7 @@ use super::{
     Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, bounded_syntax,
     layouts::{entries, layout_texts},
     leasing, limits, metrics, mode_change, mps, notify, processes, quotas,
-    reader::{Reader, Text, Value, unknown},
+    reader::{Reader, Text, Value},
     rules,
     schema::{
         ACCESS, API, DEFAULTS, DRIVER, HEALTH, LAYOUTS, LEASES, LIMITS, LOG, METRICS, MODE_CHANGE, MPS, NOTIFY,
@@ -133,21 +133,14 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
 }
 
 fn log(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Log {
-    let mut log = Log::default();
-    let known = LogLevel::ALL.map(LogLevel::name);
-    if let Some(text) = reader.word(table, "level", "\"info\"") {
-        match LogLevel::ALL.into_iter().find(|level| level.name() == text.value) {
-            Some(level) => log.level = level,
-            None => reader.report(unknown(&text, "log level", &known)),
-        }
-    }
-    log
+    let known = LogLevel::ALL.map(|level| (level.name(), level));
+    Log { level: reader.choice(table, "level", "log level", &known).unwrap_or_default() }
 }
 
 fn driver(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Driver {
     let default = Driver::default();
     let example = format!("\"{}\"", default.library);
-    let library = reader.word(table, "library", &example).and_then(|text| {
+    let library = reader.word_or(table, "library", &example, |_| None).and_then(|text| {
         if text.value.contains('/') && !text.value.starts_with('/') {
             reader.report(Problem::new(
                 text.span.clone(),
@@ -167,7 +160,7 @@ fn api(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Api {
 
 fn admin_socket(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<String> {
     let example = "\"/run/gpush/admin.sock\"";
-    let text = reader.word(table, "admin_socket", example)?;
+    let text = reader.word_or(table, "admin_socket", example, |_| None)?;
     if text.value.starts_with('/') {
         return Some(text.value);
     }

@@ -1,13 +1,18 @@
 //! `[processes]`: what gpushd does about unleased processes, which use a GPU without a lease.
 
-use std::{ops::Range, time::Duration};
+use std::{
+    ops::{Range, RangeInclusive},
+    time::Duration,
+};
 
 use gpush_api::UnleasedPolicy;
 use toml::de::{DeTable, DeValue};
 
 use super::{
+    fix,
     reader::{HOUR, Reader, Value, get},
     schema::ALLOW,
+    toml_text,
 };
 use crate::diagnostic::Problem;
 
@@ -52,7 +57,20 @@ pub(super) fn policy_name(policy: UnleasedPolicy) -> &'static str {
     }
 }
 
-const EXAMPLE: &str = "[{ exe = \"/usr/bin/nvtop\" }, { uid = 1000 }]";
+/// The form of an entry of `allow`. It has no values of an account, because the author could copy them: each entry exempts
+/// processes from the rules.
+const FORM: &str = "{ exe = \"/PATH/OF/PROGRAM\" } or { uid = NUMBER }";
+
+/// User ids. 4294967295 is not a user id: the kernel uses this number for "no user".
+const UIDS: RangeInclusive<u32> = 0..=u32::MAX - 1;
+
+/// Returns the entry that a path or a user id means.
+fn entry_of(value: &DeValue<'_>) -> Option<String> {
+    match value {
+        DeValue::String(path) if path.starts_with('/') => Some(format!("{{ exe = {} }}", toml_text::text(path))),
+        other => fix::number(other, &UIDS).map(|uid| format!("{{ uid = {uid} }}")),
+    }
+}
 
 pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Processes {
     let default = Processes::default();
@@ -66,7 +84,11 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Processes {
 fn allow(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Vec<Allowed> {
     let Some(value) = get(table, "allow") else { return Vec::new() };
     let DeValue::Array(items) = value.get_ref() else {
-        reader.expected("allow", value, "a list of tables", EXAMPLE);
+        let hint = match entry_of(value.get_ref()) {
+            Some(entry) => format!("write allow = [{entry}]"),
+            None => format!("write a list of entries: {FORM}"),
+        };
+        reader.wrong_type("allow", value, "a list of tables", hint);
         return Vec::new();
     };
     let mut allowed: Vec<(Allowed, Range<usize>)> = Vec::new();
@@ -88,20 +110,34 @@ fn allow(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Vec<Allowed> {
 fn entry(reader: &mut Reader<'_>, item: Value<'_, '_>) -> Option<Allowed> {
     let span = reader.clip(item.span());
     let DeValue::Table(table) = item.get_ref() else {
-        let hint = format!("write allow = {EXAMPLE}");
+        let hint = match entry_of(item.get_ref()) {
+            Some(entry) => format!("write {entry} for this entry"),
+            None => format!("write {FORM}"),
+        };
         reader.report(Problem::new(span, "an entry of `allow` must be a table", hint));
         return None;
     };
     let before = reader.problems.len();
     reader.report_unknown_keys(table, ALLOW, &[]);
     let exe = reader.absolute(table, "exe", "/usr/bin/nvtop");
-    // 4294967295 is not a user id: the kernel uses this number for "no user".
-    let uid = get(table, "uid").map(|_| reader.number(table, "uid", 0..=u32::MAX - 1, 1000));
+    let uid = get(table, "uid").map(|value| match value.get_ref() {
+        DeValue::String(name) if fix::number(value.get_ref(), &UIDS).is_none() => {
+            let is_name = name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
+            let hint = if is_name && !name.is_empty() && !name.starts_with('-') {
+                format!("write uid = NUMBER; `id -u {name}` prints the number")
+            } else {
+                "write uid = NUMBER, the number of one user".to_owned()
+            };
+            reader.wrong_type("uid", value, "a whole number", hint);
+            0
+        }
+        _ => reader.number(table, "uid", UIDS, 0),
+    });
     if reader.problems.len() > before {
         return None;
     }
     if exe.is_none() && uid.is_none() {
-        let hint = "add `exe`, `uid` or both: { exe = \"/usr/bin/nvtop\", uid = 1000 }";
+        let hint = format!("write {FORM}, or an entry with both keys");
         reader.report(Problem::new(span, "this entry has neither `exe` nor `uid`, so it allows no process", hint));
         return None;
     }

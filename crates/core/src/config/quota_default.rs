@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use gpush_api::{LeaseKind, LeaseShare};
 use toml::de::DeTable;
 
-use super::reader::Reader;
+use super::{fix, reader::Reader};
 use crate::{
     diagnostic::Problem,
     duration,
@@ -41,7 +41,8 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>, bounds: Default
         },
         Err(error) => {
             let message = format!("`default` can't be {}: {error}", Quoted(&text.value));
-            let hint = match error.hint() {
+            let meant = fix::default_request(&text.value).map(|meant| format!("write default = \"{meant}\""));
+            let hint = match meant.unwrap_or_else(|| error.hint()) {
                 hint if hint.starts_with("the keys are ") => {
                     format!("{hint}; for example, default = \"mig=1g.10gb,for=4h\"")
                 }
@@ -89,9 +90,7 @@ fn exceeded(default: &DefaultRequest, bounds: DefaultBounds<'_>) -> Option<(Stri
     if let (Some(wanted), Some(most)) = (wanted_mib, bounds.memory_mib)
         && wanted > most
     {
-        let what = if kind == LeaseKind::Mps { "an MPS share" } else { "a MIG device" };
-        let message =
-            format!("`default` requests {what} with more memory than `memory` of the quota, which is {most} MiB");
+        let message = format!("`default` requests {wanted} MiB of memory, but `memory` of the quota is {most} MiB");
         return Some((message, "request less memory, or increase `memory`".to_owned()));
     }
     None

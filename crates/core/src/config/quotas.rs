@@ -12,6 +12,7 @@ use toml::de::{DeTable, DeValue};
 use super::{
     Config,
     account_name::account,
+    fix,
     quota_default::{self, DefaultBounds},
     reader::{Reader, get, unknown},
     rules::selectors,
@@ -233,30 +234,39 @@ fn kinds(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<BTreeSet<LeaseK
     Some(kinds)
 }
 
+/// Reads the maximum duration of a lease. A number without a unit is an error here: people mean hours, and the general
+/// meaning of such a number is seconds.
 fn longest(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<u64> {
-    let text = reader.word(table, "longest", "\"2d\"")?;
-    match duration::parse_positive(&text.value) {
-        Ok(duration) if duration.subsec_nanos() == 0 => Some(duration.as_secs()),
-        Ok(_) => {
-            let message = format!("`longest` can't be {}: it must be a whole number of seconds", Quoted(&text.value));
-            reader.report(Problem::new(text.span, message, "write longest = \"2d\""));
-            None
-        }
-        Err(error) => {
-            let message = format!("`longest` can't be {}", Quoted(&text.value));
-            reader.report(Problem::new(text.span, message, error.to_string()));
-            None
-        }
+    let value = get(table, "longest")?;
+    if let Some(number) = fix::without_unit(value.get_ref()) {
+        let message = format!("`longest` has no unit of time: {number}");
+        let hint = format!("add the unit that you mean: longest = {}", fix::with_units(&number));
+        reader.report(Problem::new(value.span(), message, hint));
+        return None;
     }
+    let text = reader.word(table, "longest", "\"2d\"")?;
+    let hint = match duration::parse_positive(&text.value) {
+        Ok(duration) if duration.subsec_nanos() == 0 => return Some(duration.as_secs()),
+        Ok(duration) => format!("write whole seconds: longest = \"{}s\"", duration.as_secs() + 1),
+        Err(error) => match fix::duration(&text.value) {
+            Some(meant) => format!("write longest = \"{meant}\""),
+            None => error.to_string(),
+        },
+    };
+    reader.report(Problem::new(text.span, format!("`longest` can't be {}", Quoted(&text.value)), hint));
+    None
 }
 
 fn memory(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<QuotaMemory> {
-    let text = reader.word(table, "memory", "\"40G\"")?;
+    let value = get(table, "memory")?;
+    let hint = |value: &DeValue<'_>| fix::memory_hint("memory", value);
+    let text = reader.word_or(table, "memory", "\"40G\"", hint)?;
     let found = parse_memory(&text.value);
     if found.is_none() {
         let message = format!("`memory` can't be {}", Quoted(&text.value));
-        let hint =
+        let forms =
             "write an amount (\"40G\"), a number of GPUs (\"0.5 GPUs\"), or a part of the host's GPU memory (\"75%\")";
+        let hint = hint(value.get_ref()).unwrap_or_else(|| forms.to_owned());
         reader.report(Problem::new(text.span, message, hint));
     }
     found

@@ -15,7 +15,10 @@ use toml::{
     de::{DeTable, DeValue},
 };
 
-use super::schema::{FORMER_KEYS, OTHER_WORDS, SECTIONS, Section};
+use super::{
+    fix,
+    schema::{RULE_MPS, RULE_TIMESLICE, Section},
+};
 use crate::{diagnostic::Problem, duration, nearest::nearest, quote::Quoted};
 
 /// A value with its position in the file.
@@ -88,90 +91,20 @@ impl<'t> Reader<'t> {
     }
 
     pub(super) fn expected(&mut self, key: &str, value: Value<'_, '_>, what: &str, example: &str) {
+        self.wrong_type(key, value, what, format!("write {key} = {example}"));
+    }
+
+    /// Reports a value that has the wrong type.
+    pub(super) fn wrong_type(&mut self, key: &str, value: Value<'_, '_>, what: &str, hint: impl Into<String>) {
         let found = kind(value.get_ref());
-        self.report(Problem::new(
-            self.clip(value.span()),
-            format!("`{key}` takes {what}, not {found}"),
-            format!("write {key} = {example}"),
-        ));
+        let span = self.clip(value.span());
+        self.report(Problem::new(span, format!("`{key}` takes {what}, not {found}"), hint));
     }
 
     /// Shortens a span to its first line. The first line of a table is the header of the table.
     pub(super) fn clip(&self, span: Range<usize>) -> Range<usize> {
         let end = self.text.get(span.clone()).and_then(|text| text.find('\n')).map_or(span.end, |n| span.start + n);
         span.start..end
-    }
-
-    /// Reports keys that do not belong to the section. Returns the known keys that the author
-    /// probably meant. `tables` are the tables that the section may contain.
-    pub(super) fn report_unknown_keys(
-        &mut self,
-        table: &DeTable<'_>,
-        section: Section,
-        tables: &[&str],
-    ) -> Vec<String> {
-        let mut meant_keys = Vec::new();
-        for (key, value) in table {
-            let name = key.get_ref().as_ref();
-            if section.keys.contains(&name) || tables.contains(&name) {
-                continue;
-            }
-            let is_table = matches!(value.get_ref(), DeValue::Table(_));
-            let place = if section.header.is_empty() {
-                "at the top of the file".to_owned()
-            } else {
-                format!("in {}", section.header)
-            };
-            let what = if is_table && section.header.is_empty() { "table" } else { "key" };
-            let known = section.keys.iter().chain(tables).copied();
-            // `ALLOW` is the only section that SECTIONS does not contain. It describes one entry of
-            // `processes.allow`, so do not suggest that the keys of such an entry belong to another
-            // table.
-            let listed = !SECTIONS.iter().any(|own| own.header == section.header);
-            let elsewhere: Vec<&Section> =
-                SECTIONS.iter().filter(|other| other.keys.contains(&name) && !listed).collect();
-            // `[mps]` has settings of all daemons, and `[gpu.mps]` those of a rule.
-            let elsewhere = match elsewhere.iter().find(|other| other.key() == section.key()) {
-                Some(same) => vec![*same],
-                None => elsewhere,
-            };
-            let within: Vec<String> = SECTIONS
-                .iter()
-                .filter(|inner| tables.contains(&inner.key()) && inner.keys.contains(&name))
-                .filter(|inner| inner.table() == format!("{}.{}", section.table(), inner.key()))
-                .map(|inner| format!("`{} = {{ {name} = … }}`", inner.key()))
-                .collect();
-            let former = FORMER_KEYS.iter().find(|(header, keys, _)| *header == section.header && keys.contains(&name));
-            let other =
-                OTHER_WORDS.iter().find(|(header, words, _)| *header == section.header && words.contains(&name));
-            let hint = if let Some((_, _, hint)) = former {
-                (*hint).to_owned()
-            } else if let Some((_, _, meant)) = other {
-                meant_keys.push((*meant).to_owned());
-                format!("did you mean `{meant}`?")
-            } else if !within.is_empty() {
-                format!("write `{name}` inside this table: {}", within.join(" or "))
-            } else if !elsewhere.is_empty() {
-                let place = |other: &&Section| {
-                    if other.header.is_empty() { "the top of the file" } else { other.header }
-                };
-                let places: Vec<&str> = elsewhere.iter().map(place).collect();
-                match nearest(name, known.clone()) {
-                    Some(meant) => {
-                        meant_keys.push(meant.to_owned());
-                        format!("did you mean `{meant}`? Or move `{name}` to {}", places.join(" or "))
-                    }
-                    None => format!("move `{name}` to {}", places.join(" or ")),
-                }
-            } else if let Some(meant) = nearest(name, known.clone()) {
-                meant_keys.push(meant.to_owned());
-                format!("did you mean `{meant}`?")
-            } else {
-                format!("write one of: {}", known.collect::<Vec<_>>().join(", "))
-            };
-            self.report(Problem::new(key.span(), format!("unknown {what} {} {place}", Quoted(name)), hint));
-        }
-        meant_keys
     }
 
     /// Returns a table of the file by name; `None` if the table is missing.
@@ -182,11 +115,14 @@ impl<'t> Reader<'t> {
             return Some(table);
         }
         let found = kind(value.get_ref());
-        self.report(Problem::new(
-            self.clip(value.span()),
-            format!("`{name}` must be a table, not {found}"),
-            format!("write {} on a separate line, and its keys on the lines below", section.header),
-        ));
+        // A number is the value of the key that people set most.
+        let main = [(RULE_TIMESLICE, "replicas"), (RULE_MPS, "percentage")];
+        let main = main.iter().find(|(inner, _)| inner.header == section.header);
+        let hint = match (main, fix::figure(value.get_ref())) {
+            (Some((_, key)), Some(number)) => format!("write {name} = {{ {key} = {number} }}"),
+            _ => format!("write {} on a separate line, and its keys on the lines below", section.header),
+        };
+        self.report(Problem::new(self.clip(value.span()), format!("`{name}` must be a table, not {found}"), hint));
         None
     }
 
@@ -195,7 +131,11 @@ impl<'t> Reader<'t> {
         if let DeValue::Boolean(flag) = value.get_ref() {
             return Some(*flag);
         }
-        self.expected(key, value, "true or false", "true");
+        let hint = match fix::flag(value.get_ref()) {
+            Some(flag) => format!("write {key} = {flag}"),
+            None => format!("write {key} = true or {key} = false"),
+        };
+        self.wrong_type(key, value, "true or false", hint);
         None
     }
 
@@ -204,7 +144,11 @@ impl<'t> Reader<'t> {
     pub(super) fn number(&mut self, table: &DeTable<'_>, key: &str, bounds: RangeInclusive<u32>, default: u32) -> u32 {
         let Some(value) = get(table, key) else { return default };
         if !matches!(value.get_ref(), DeValue::Integer(_)) {
-            self.expected(key, value, "a whole number", &default.to_string());
+            let hint = match fix::number(value.get_ref(), &bounds) {
+                Some(number) => format!("write {key} = {number}"),
+                None => format!("write a whole number from {} to {}", bounds.start(), bounds.end()),
+            };
+            self.wrong_type(key, value, "a whole number", hint);
             return default;
         }
         self.bounded(key, value, &bounds).unwrap_or(default)
@@ -236,7 +180,10 @@ impl<'t> Reader<'t> {
                 let [least, most] = [bounds.start(), bounds.end()].map(|bound| duration::format(*bound));
                 format!("write whole seconds from \"{least}\" to \"{most}\"")
             }
-            Err(error) => error.to_string(),
+            Err(error) => match fix::duration(&text.value) {
+                Some(meant) => format!("write {key} = \"{meant}\""),
+                None => error.to_string(),
+            },
         };
         self.report(Problem::new(text.span, format!("`{key}` can't be {}", Quoted(&text.value)), hint));
         default
@@ -252,8 +199,10 @@ impl<'t> Reader<'t> {
     ) -> Option<Vec<u32>> {
         let value = get(table, key)?;
         let what = "a list of whole numbers";
+        let meant = fix::numbers(value.get_ref(), &bounds);
+        let meant = meant.as_deref().unwrap_or(example);
         let DeValue::Array(items) = value.get_ref() else {
-            self.expected(key, value, what, example);
+            self.expected(key, value, what, meant);
             return None;
         };
         let mut numbers = Vec::new();
@@ -261,12 +210,7 @@ impl<'t> Reader<'t> {
             if matches!(item.get_ref(), DeValue::Integer(_)) {
                 numbers.extend(self.bounded(key, item, &bounds));
             } else {
-                let found = kind(item.get_ref());
-                self.report(Problem::new(
-                    self.clip(item.span()),
-                    format!("`{key}` takes {what}, not {found}"),
-                    format!("write {key} = {example}"),
-                ));
+                self.expected(key, item, what, meant);
             }
         }
         (numbers.len() == items.len()).then_some(numbers)
@@ -288,11 +232,24 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Reads a string that is not blank.
+    /// Reads a string that is not blank. The hint for a number is this number in quotes.
     pub(super) fn word(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<Text> {
+        self.word_or(table, key, example, |value| fix::quoted(value).map(|own| format!("write {key} = {own}")))
+    }
+
+    /// Reads a string that is not blank. `hint` returns the correction of a value that is not a string, if there is one
+    /// other than the example.
+    pub(super) fn word_or(
+        &mut self,
+        table: &DeTable<'_>,
+        key: &str,
+        example: &str,
+        hint: impl FnOnce(&DeValue<'_>) -> Option<String>,
+    ) -> Option<Text> {
         let value = get(table, key)?;
         let Some(text) = self.text_of(value) else {
-            self.expected(key, value, "a string", example);
+            let hint = hint(value.get_ref()).unwrap_or_else(|| format!("write {key} = {example}"));
+            self.wrong_type(key, value, "a string", hint);
             return None;
         };
         self.filled(text, key, example)
@@ -326,7 +283,7 @@ impl<'t> Reader<'t> {
     /// Reads an absolute path like [`Reader::absolute`], and returns the path with its position.
     pub(super) fn absolute_text(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<Text> {
         let example = format!("\"{example}\"");
-        let text = self.word(table, key, &example)?;
+        let text = self.word_or(table, key, &example, |_| None)?;
         if text.value.starts_with('/') {
             return Some(text);
         }
@@ -344,12 +301,23 @@ impl<'t> Reader<'t> {
         known: &[(&'static str, T)],
     ) -> Option<T> {
         let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
-        let text = self.word(table, key, &format!("\"{}\"", names.first().copied().unwrap_or_default()))?;
+        let text = self.one_of(table, key, &names)?;
         let found = known.iter().find(|(name, _)| *name == text.value).map(|(_, value)| *value);
         if found.is_none() {
             self.report(unknown(&text, what, &names));
         }
         found
+    }
+
+    /// Reads a string that must be one of several words, but does not check the word. No other value says which word the
+    /// author means, so the hint for a value that is not a string lists all words.
+    pub(super) fn one_of(&mut self, table: &DeTable<'_>, key: &str, names: &[&str]) -> Option<Text> {
+        let quoted: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
+        let words = match quoted.as_slice() {
+            [others @ .., last] if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+            _ => quoted.concat(),
+        };
+        self.word_or(table, key, &words, |_| None)
     }
 
     /// Parses a value whose type belongs to the API. The error has the same text as in the API.
@@ -368,9 +336,10 @@ impl<'t> Reader<'t> {
     pub(super) fn one_or_more(&mut self, table: &DeTable<'_>, key: &str, example: &str) -> Option<Vec<Text>> {
         match get(table, key)?.get_ref() {
             DeValue::String(_) => Some(vec![self.word(table, key, example)?]),
-            DeValue::Integer(number) => {
-                let example = format!("\"{}\"", shortened(number.as_str()));
-                self.expected(key, get(table, key)?, "a string or a list of strings", &example);
+            DeValue::Integer(_) => {
+                let value = get(table, key)?;
+                let own = fix::quoted(value.get_ref());
+                self.expected(key, value, "a string or a list of strings", own.as_deref().unwrap_or(example));
                 None
             }
             _ => self.words(table, key, example),
@@ -382,18 +351,22 @@ impl<'t> Reader<'t> {
         let value = get(table, key)?;
         let what = "a list of strings";
         let DeValue::Array(array) = value.get_ref() else {
-            let own = self.text_of(value).map(|_| format!("[{}]", self.text.get(value.span()).unwrap_or_default()));
+            let own = match value.get_ref() {
+                DeValue::String(_) => Some(self.text.get(value.span()).unwrap_or_default().to_owned()),
+                other => fix::quoted(other),
+            };
+            let own = own.map(|own| format!("[{own}]"));
             self.expected(key, value, what, own.as_deref().unwrap_or(example));
             return None;
         };
+        let meant = fix::strings(array);
+        let meant = meant.as_deref().unwrap_or(example);
         let is_integer = |item: &toml::Spanned<DeValue<'_>>| matches!(item.get_ref(), DeValue::Integer(_));
         if !array.is_empty() && array.iter().all(is_integer) {
-            let written = array.iter().filter_map(|item| self.text.get(item.span()));
-            let quoted: Vec<String> = written.map(|number| format!("\"{number}\"")).collect();
             self.report(Problem::new(
                 self.clip(value.span()),
                 format!("`{key}` takes {what}, not of numbers"),
-                format!("write {key} = [{}]", quoted.join(", ")),
+                format!("write {key} = {meant}"),
             ));
             return None;
         }
@@ -401,14 +374,7 @@ impl<'t> Reader<'t> {
         for item in array {
             match self.text_of(item) {
                 Some(text) => texts.extend(self.filled(text, key, example)),
-                None => {
-                    let found = kind(item.get_ref());
-                    self.report(Problem::new(
-                        self.clip(item.span()),
-                        format!("`{key}` takes {what}, not {found}"),
-                        format!("write {key} = {example}"),
-                    ));
-                }
+                None => self.expected(key, item, what, meant),
             }
         }
         // If a text of the list is wrong, return no list. The error is already reported, and a

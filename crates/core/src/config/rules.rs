@@ -55,11 +55,7 @@ pub(super) fn read(
     let Some(value) = get(top, "gpu") else { return Vec::new() };
     let DeValue::Array(items) = value.get_ref() else {
         let span = key_span(top, "gpu").unwrap_or_else(|| reader.clip(value.span()));
-        reader.report(Problem::new(
-            span,
-            "`gpu` must be a list of rules",
-            "write [[gpu]] with two brackets above each rule",
-        ));
+        reader.report(Problem::new(span, "`gpu` must be a list of rules", list_hint(value.get_ref())));
         return Vec::new();
     };
     let mut rules = Vec::new();
@@ -94,6 +90,25 @@ pub(super) fn read(
     }
     never_matching(reader, &claims);
     rules
+}
+
+/// Returns how to write the rules if `gpu` is a table: `[gpu]`, `[gpu.0]`, or `[gpu.mps]` without a rule above it.
+fn list_hint(gpu: &DeValue<'_>) -> String {
+    let keys: Vec<&str> = match gpu {
+        DeValue::Table(table) => table.iter().map(|(key, _)| key.get_ref().as_ref()).collect(),
+        _ => Vec::new(),
+    };
+    let is_index = |key: &&str| key.bytes().all(|digit| digit.is_ascii_digit());
+    let parts = [RULE_MPS, RULE_TIMESLICE];
+    match keys.iter().find(|key| is_index(key)) {
+        Some(index) if keys.iter().all(|key| is_index(key)) => {
+            format!("write [[gpu]] in place of [gpu.{index}], and match = \"{index}\" below it")
+        }
+        _ if !keys.is_empty() && keys.iter().all(|key| parts.iter().any(|part| part.key() == *key)) => {
+            format!("put [gpu.{}] below the [[gpu]] rule that it belongs to", keys.concat())
+        }
+        _ => "write [[gpu]] with two brackets above each rule".to_owned(),
+    }
 }
 
 fn name(reader: &mut Reader<'_>, table: &DeTable<'_>, names: &mut Vec<(String, Range<usize>)>) -> Option<String> {
@@ -194,7 +209,7 @@ fn mode(reader: &mut Reader<'_>, table: &DeTable<'_>, header: &Range<usize>, mea
         ));
         return None;
     }
-    let text = reader.word(table, "mode", "\"mig\"")?;
+    let text = reader.one_of(table, "mode", &built)?;
     match MODES.iter().find(|(name, _)| *name == text.value) {
         Some((_, Some(mode))) => Some(*mode),
         Some((name, None)) => {
@@ -225,7 +240,8 @@ fn layout(
             reader.report(Problem::new(
                 header.clone(),
                 "this rule has mode `mig` and no `layout`",
-                "write layout = [\"3g.40gb\", \"1g.10gb*2\"], the name of a layout under [layouts], or \"none\"",
+                "write layout = \"dynamic\", which fits every model with MIG, or a list of profiles that `gpushctl mig \
+                 profiles` shows, such as layout = [\"1g.10gb*7\"], or \"none\"",
             ));
         }
         return None;

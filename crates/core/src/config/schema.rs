@@ -103,8 +103,24 @@ pub(super) const FORMER_KEYS: &[(&str, &[&str], &str)] = &[
 ];
 
 /// Words that people write for a key and that are not similar to it: table, words, and the key.
-pub(super) const OTHER_WORDS: &[(&str, &[&str], &str)] =
-    &[("[[gpu]]", &["gpu", "gpus", "index", "indexes", "device", "devices", "select", "selectors", "uuid"], "match")];
+pub(super) const OTHER_WORDS: &[(&str, &[&str], &str)] = &[
+    ("[[gpu]]", &["gpu", "gpus", "index", "indexes", "device", "devices", "select", "selectors", "uuid"], "match"),
+    ("[gpu.mps]", &["active_thread_percentage", "default_active_thread_percentage", "thread_percentage"], "percentage"),
+    ("[gpu.mps]", &["pinned_device_memory_limit", "default_pinned_device_memory_limit", "pinned_memory"], "memory"),
+];
+
+/// Words of other programs for a setting of another table: table, words, and what to do.
+pub(super) const MISPLACED_WORDS: &[(&str, &[&str], &str)] = &[
+    ("", &["log_level", "loglevel"], "write [log] on a line of its own, and `level` below it"),
+    ("", &["gpus", "rule", "rules"], "write [[gpu]] above each rule"),
+    ("", &["version"], "remove the line: the config has no version"),
+    ("", &["sharing"], "write [[gpu]] above each rule, with mode = \"mps\" or mode = \"timeslice\""),
+    (
+        "[leases]",
+        &["max_duration", "max_time", "duration", "longest"],
+        "write [[quota]] with everybody = true, and `longest` below it",
+    ),
+];
 
 /// All sections, in the order of the file.
 pub const SECTIONS: &[Section] = &[

@@ -4,13 +4,15 @@
 //! devices whose layout entry ends in `:mps`, both in the rule's layout and in the layout of an
 //! override.
 
-use gpush_api::{Mode, MpsComputeMode, MpsPolicy, MpsSettings, MpsUsers, Percentage, Priority};
+use gpush_api::{BadValue, MemoryLimit, Mode, MpsComputeMode, MpsPolicy, MpsSettings, MpsUsers, Percentage, Priority};
 use toml::de::{DeTable, DeValue};
 
 use super::{
+    fix,
     reader::{Reader, get},
     schema::RULE_MPS,
 };
+use crate::{diagnostic::Problem, quote::Quoted};
 
 /// Maximum number of clients of any daemon. CUDA 13.1 introduced this maximum.
 const MOST_CLIENTS: u32 = 60;
@@ -44,9 +46,7 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
     let default = default_of(mode);
     let settings = MpsSettings {
         percentage: percentage(reader, table).unwrap_or(default.settings.percentage),
-        memory_limit_mib: reader
-            .word(table, "memory", "\"8G\"")
-            .and_then(|text| reader.valued(&text.value, text.span.clone())),
+        memory_limit_mib: memory(reader, table),
         priority: reader
             .word(table, "priority", "\"normal\"")
             .and_then(|text| reader.valued::<Priority>(&text.value, text.span.clone()))
@@ -58,7 +58,7 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
         return None;
     }
     let compute_mode = reader.choice(table, "compute_mode", "compute mode", &MPS_COMPUTE_MODES);
-    let total_percentage = reader.number(table, "total_percentage", 1..=10_000, default.total_percentage);
+    let total_percentage = total_percentage(reader, table, default.total_percentage);
     if u32::from(settings.percentage.tenths()) > total_percentage.saturating_mul(10) {
         let problem = format!(
             "`total_percentage` is {total_percentage}, less than the {} % of one lease, so no lease without a \
@@ -72,7 +72,7 @@ pub(super) fn mps(reader: &mut Reader<'_>, rule: &DeTable<'_>, mode: Option<Mode
         settings,
         max_clients: reader.number(table, "max_clients", 1..=MOST_CLIENTS, default.max_clients),
         total_percentage,
-        users: reader.choice(table, "users", "valid value of `users`", &USERS).unwrap_or(default.users),
+        users: users(reader, table).unwrap_or(default.users),
         compute_mode: compute_mode.unwrap_or(default.compute_mode),
     })
 }
@@ -84,23 +84,71 @@ pub(super) fn default_of(mode: Mode) -> MpsPolicy {
     if mode == Mode::Mig { MpsPolicy { compute_mode: MpsComputeMode::Keep, ..whole } } else { whole }
 }
 
+/// Reads whether a daemon serves one or several users. A number is not a number of users, because a daemon has a maximum
+/// number of clients only.
+fn users(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<MpsUsers> {
+    let value = get(table, "users")?;
+    if let Some(number) = fix::number(value.get_ref(), &(0..=u32::MAX)) {
+        let hint = match number {
+            0 => "write users = \"one\" or users = \"many\"".to_owned(),
+            1 => "write users = \"one\"".to_owned(),
+            number => {
+                format!("write users = \"many\"; to limit the clients of the daemon, write max_clients = {number}")
+            }
+        };
+        reader.wrong_type("users", value, "\"one\" or \"many\"", hint);
+        return None;
+    }
+    reader.choice(table, "users", "valid value of `users`", &USERS)
+}
+
+/// Reads the memory limit of a client.
+fn memory(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<MemoryLimit> {
+    let value = get(table, "memory")?;
+    let hint = |value: &DeValue<'_>| fix::memory_hint("memory", value);
+    let text = reader.word_or(table, "memory", "\"8G\"", hint)?;
+    match text.value.parse() {
+        Ok(limit) => Some(limit),
+        Err(BadValue { text: written, what, why }) => {
+            let hint = hint(value.get_ref()).unwrap_or_else(|| why.to_owned());
+            reader.report(Problem::new(text.span, format!("{} is not a valid {what}", Quoted(&written)), hint));
+            None
+        }
+    }
+}
+
+/// Reads the maximum sum of the percentages. A float is probably a fraction: 1.5 for 150 %.
+fn total_percentage(reader: &mut Reader<'_>, table: &DeTable<'_>, default: u32) -> u32 {
+    let key = "total_percentage";
+    if let Some(value) = get(table, key)
+        && let DeValue::Float(number) = value.get_ref()
+        && let Some(percentage) = fix::percentage(number.as_str())
+        && number.as_str().len() < 5
+    {
+        reader.wrong_type(key, value, "a whole number of percent", format!("write {key} = {percentage}"));
+        return default;
+    }
+    reader.number(table, key, 1..=10_000, default)
+}
+
 /// Reads a percentage: a number, or a text with or without the percent sign.
 fn percentage(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<Percentage> {
     let value = get(table, "percentage")?;
     let written = match value.get_ref() {
-        DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
-            .map_or_else(|_| number.as_str().to_owned(), |number| number.to_string()),
-        DeValue::Float(number) => number.as_str().to_owned(),
-        DeValue::String(_) => {
-            return reader
-                .word(table, "percentage", "25")
-                .and_then(|text| reader.valued(&text.value, text.span.clone()));
-        }
+        DeValue::Integer(_) | DeValue::Float(_) => fix::figure(value.get_ref())?,
+        DeValue::String(_) => reader.word(table, "percentage", "25")?.value,
         DeValue::Boolean(_) | DeValue::Datetime(_) | DeValue::Array(_) | DeValue::Table(_) => {
             reader.expected("percentage", value, "a number", "25");
             return None;
         }
     };
+    // No GPU has a thousand multiprocessors, so a share of less than 1 % is a fraction of 1: 0.25 for 25 %.
+    if let Some(meant) = fix::percentage(written.trim()).filter(|_| written.trim().starts_with("0.")) {
+        let message = format!("`percentage = {}` is less than 1 %", written.trim());
+        let hint = format!("write percentage = {meant} for {meant} % of the GPU");
+        reader.report(Problem::new(value.span(), message, hint));
+        return None;
+    }
     reader.valued(&written, value.span())
 }
 

@@ -87,14 +87,38 @@ fn other_format(text: &str, error: &toml::de::Error) -> Option<Problem> {
             "write straight quotation marks (\") in the whole file",
         ));
     }
-    if line.starts_with('{') && text.trim_start().starts_with('{') {
+    let begin = text.trim_start();
+    if begin.starts_with('{') || begin.strip_prefix('[').is_some_and(|list| list.trim_start().starts_with('{')) {
         let message = "this looks like JSON; the config is TOML";
         return Some(Problem::new(span(indent, 1), message, "write `key = value` lines under `[table]` headers"));
     }
-    if matches!(line.split_once(':'), Some(("version" | "mig-configs", _))) {
-        let message = "this looks like a file of nvidia-mig-parted";
-        let hint = "convert it with `gpushctl mig import FILE`, which prints a config";
-        return Some(Problem::new(span(indent, whole.trim_end().len() - indent), message, hint));
+    let whole_line = || span(indent, whole.trim_end().len() - indent);
+    if matches!(line.split_once(':'), Some(("version" | "mig-configs" | "flags" | "sharing", _))) {
+        let has = |key: &str| text.lines().any(|line| line.trim_start().strip_prefix(key).is_some());
+        let (message, hint) = if !has("mig-configs:") && (has("sharing:") || has("flags:")) {
+            (
+                "this looks like a config of NVIDIA's device plugin for Kubernetes",
+                "write [[gpu]] above each rule, with mode = \"timeslice\" for `timeSlicing`, or mode = \"mps\" for `mps`",
+            )
+        } else {
+            (
+                "this looks like a file of nvidia-mig-parted",
+                "convert one of its labels with `gpushctl mig import FILE -c LABEL`, which prints the rules",
+            )
+        };
+        return Some(Problem::new(whole_line(), message, hint));
+    }
+    if line.starts_with("NodeName=") || line.starts_with("Name=gpu") || line.starts_with("AutoDetect=") {
+        let hint = "write [[gpu]] rules; `gpushctl slurm gres-conf` prints the lines of gres.conf for them";
+        return Some(Problem::new(whole_line(), "this looks like gres.conf of Slurm", hint));
+    }
+    if let Some(name) = line.trim_end().strip_prefix('[').and_then(|rest| rest.strip_suffix(']'))
+        && let Some((kind, number)) = name.trim().split_once(' ')
+        && kind.eq_ignore_ascii_case("gpu")
+        && number.trim().bytes().all(|digit| digit.is_ascii_digit())
+    {
+        let hint = format!("write [[gpu]], and match = \"{}\" below it", number.trim());
+        return Some(Problem::new(whole_line(), "the header of a rule contains no index", hint));
     }
     let unlisted = line.strip_prefix("- ").unwrap_or(line);
     let (key, value) = unlisted.split_once(':')?;
@@ -125,20 +149,16 @@ fn problem(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) ->
     let span = error.span().unwrap_or(end..end);
     let message = error.message().trim_end_matches('.').to_owned();
     if message.contains("duplicate key") {
-        let name = text.get(span.clone()).unwrap_or_default().trim_matches(['"', '\'']).to_owned();
-        let problem =
-            Problem::new(span.clone(), format!("{} is repeated here", Quoted(&name)), "keep one of the two".to_owned());
-        let mut first = None;
-        earlier(table.get_ref(), &name, span.start, &mut first);
-        return match first.or_else(|| earlier_header(text, &name, span.start)) {
-            Some(first) => problem.also(first, "the first is"),
-            None => problem,
-        };
+        return duplicate(text, table, span);
     }
     let written = text.get(span.clone()).unwrap_or_default();
     let bare = written.trim();
     let is_value = text.get(..span.start).is_some_and(|before| before.trim_end().ends_with(['=', '[', ',']));
-    let hint = if is_value && bare.is_empty() {
+    let hint = if let Some(hint) = of_line(text, span.start) {
+        hint
+    } else if message.contains("between array elements") {
+        "put a comma between the entries of the list".to_owned()
+    } else if is_value && bare.is_empty() {
         "write a value after the `=`".to_owned()
     } else if is_value && ["yes", "no", "on", "off", "true", "false"].iter().any(|word| bare.eq_ignore_ascii_case(word))
     {
@@ -151,6 +171,60 @@ fn problem(text: &str, table: &Spanned<DeTable<'_>>, error: &toml::de::Error) ->
         "write TOML: `key = value` lines under `[table]` headers, as https://toml.io describes".to_owned()
     };
     Problem::new(span, format!("this is not TOML: {message}"), hint)
+}
+
+/// Returns the correction of a line `key = value` with a common mistake: a percent sign, a range without quotes, or a comma
+/// at the end.
+fn of_line(text: &str, at: usize) -> Option<String> {
+    let start = text.get(..at)?.rfind('\n').map_or(0, |newline| newline + 1);
+    let line = text.get(start..)?.lines().next()?;
+    let line = line.split_once(" #").map_or(line, |(line, _comment)| line);
+    let (key, value) = line.split_once('=')?;
+    let (key, value) = (key.trim(), value.trim());
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    if let Some(number) = value.strip_suffix('%').map(str::trim_end).filter(|number| is_number(number)) {
+        return Some(format!("write {key} = {number}"));
+    }
+    let inner = value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(value).trim();
+    if let Some((first, last)) = inner.split_once('-')
+        && is_number(first.trim_end())
+        && is_number(last.trim_start())
+        && matches!(key, "match" | "gpus")
+    {
+        return Some(format!("write {key} = \"{}-{}\"", first.trim_end(), last.trim_start()));
+    }
+    let before = value.strip_suffix(',')?.trim_end();
+    let is_whole = before.starts_with('"') && before.ends_with('"') && before.matches('"').count() == 2
+        || is_number(before)
+        || matches!(before, "true" | "false");
+    is_whole.then(|| format!("remove the comma at the end of the line: {key} = {before}"))
+}
+
+/// Returns the problem for a key or table that the file contains twice.
+fn duplicate(text: &str, table: &Spanned<DeTable<'_>>, span: Range<usize>) -> Problem {
+    let name = text.get(span.clone()).unwrap_or_default().trim_matches(['"', '\'']).to_owned();
+    let before = text.get(..span.start).unwrap_or_default();
+    let begins = |prefix: &str| before.lines().any(|line| line.trim_start().starts_with(prefix));
+    let inner = before.lines().map(str::trim).find(|line| line.starts_with(&format!("[{name}.")));
+    if let Some(inner) = inner.filter(|_| before.ends_with("[[") && !begins(&format!("[[{name}]]"))) {
+        let message = format!("{inner} is above the [[{name}]] that it belongs to");
+        let at = before.find(inner).unwrap_or_default();
+        return Problem::new(at..at + inner.len(), message, format!("put {inner} below [[{name}]]"));
+    }
+    let hint = if !before.ends_with('[') {
+        "keep one of the two".to_owned()
+    } else if before.ends_with("[[") || begins(&format!("[[{name}]]")) {
+        format!("write [[{name}]] with two brackets in both places")
+    } else {
+        format!("move the keys below this header to the first [{name}], and remove this header")
+    };
+    let problem = Problem::new(span.clone(), format!("{} is repeated here", Quoted(&name)), hint);
+    let mut first = None;
+    earlier(table.get_ref(), &name, span.start, &mut first);
+    match first.or_else(|| earlier_header(text, &name, span.start)) {
+        Some(first) => problem.also(first, "the first is"),
+        None => problem,
+    }
 }
 
 /// Finds the last header `[name]` before the position `before`. Searches the text, because the TOML
@@ -252,6 +326,35 @@ mod tests {
     fn error_beside_a_colon_keeps_the_message_of_toml() {
         for text in ["[[gpu]]\nmatch = 07:00.0\n", "[[gpu]]\nlayout = \"1g.10gb:mps\nmode = \"mig\"\n"] {
             assert!(errors(text).contains("this is not TOML"), "{}", errors(text));
+        }
+    }
+
+    /// Fault: the hint for each of these files lost a setting, or had no correction.
+    #[test]
+    fn common_syntax_mistakes_have_their_correction() {
+        for (text, hint) in [
+            ("[defaults]\nlease = \"required\"\n[defaults]\nat_end = \"end\"\n", "to the first [defaults], and remove"),
+            ("[[quota]]\nleases = 1\n[quota]\neverybody = true\n", "write [[quota]] with two brackets in both places"),
+            ("[gpu.mps]\npercentage = 25\n[[gpu]]\nmatch = \"0\"\nmode = \"mps\"\n", "put [gpu.mps] below [[gpu]]"),
+            ("[gpu.mps]\npercentage = 25\n", "put [gpu.mps] below the [[gpu]] rule"),
+            ("[mps]\npercentage = 25\n", "[gpu.mps] below the [[gpu]] rule that it belongs to"),
+            ("[gpu.0]\nmode = \"mps\"\n", "write [[gpu]] in place of [gpu.0], and match = \"0\""),
+            ("[gpu 0]\nmode = \"mps\"\n", "write [[gpu]], and match = \"0\" below it"),
+            ("[[gpu]]\nmatch = [0-3]\nmode = \"mps\"\n", "write match = \"0-3\""),
+            ("[[gpu]]\nmatch = \"0\"\nmode = \"mps\",\n", "remove the comma at the end of the line: mode = \"mps\""),
+            ("[[gpu]]\nmatch = \"0\"\nmode = \"mps\"\n[gpu.mps]\npercentage = 50%\n", "write percentage = 50"),
+            ("[[gpu]]\nmatch = [\"0\" \"1\"]\nmode = \"mps\"\n", "put a comma between the entries"),
+            ("[{\"match\": \"0\"}]\n", "`key = value` lines"),
+            ("NodeName=gpu01 Name=gpu File=/dev/nvidia0\n", "gpushctl slurm gres-conf"),
+            ("version: v1\nsharing:\n  timeSlicing:\n    resources: []\n", "mode = \"timeslice\" for `timeSlicing`"),
+            ("version: v1\nmig-configs:\n  a: []\n", "gpushctl mig import FILE -c LABEL"),
+            ("log_level = \"debug\"\n", "write [log] on a line of its own, and `level` below it"),
+            ("[leases]\nmax_duration = \"4h\"\n", "write [[quota]] with everybody = true, and `longest` below it"),
+            ("[[rule]]\nmatch = \"0\"\n", "write [[gpu]] above each rule"),
+            ("gpus = [0]\n", "write [[gpu]] above each rule"),
+        ] {
+            let shown = errors(text);
+            assert!(shown.contains(hint), "{text}\n{shown}");
         }
     }
 }

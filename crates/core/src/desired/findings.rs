@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     config::{Config, QuotaRule, Rule},
+    selector::Selector,
     sharing,
 };
 
@@ -54,7 +55,8 @@ pub(super) fn remarks(config: &Config, gpus: &[Gpu]) -> Vec<String> {
             if selector.is_ambiguous(gpus) {
                 findings.push(format!("{label}: `{selector}` is the beginning of several UUIDs, so it claims no GPU"));
             } else if selector.matching(gpus).is_empty() {
-                findings.push(format!("{label}: `{selector}` matches no GPU of this host"));
+                let meant = alternative(selector, gpus, "match");
+                findings.push(format!("{label}: `{selector}` matches no GPU of this host{meant}"));
             } else {
                 continue;
             }
@@ -69,7 +71,13 @@ pub(super) fn remarks(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     findings.extend(quota_selectors(config, gpus));
     findings.extend(quota_findings::without_effect(config, gpus));
     findings.extend(sharing::unfit_settings(config, gpus));
+    findings.extend(super::unexpected_effects::find(config, gpus));
     findings
+}
+
+/// Returns the end of a sentence about a selector that matches no GPU: what to write for `key`, if that is known.
+fn alternative(selector: &Selector, gpus: &[Gpu], key: &str) -> String {
+    selector.alternative(gpus).map_or_else(String::new, |meant| format!("; write {key} = {meant}"))
 }
 
 /// Returns sentences about selectors of quotas that match no GPU.
@@ -77,7 +85,10 @@ fn quota_selectors(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let of = |(position, quota): (usize, &QuotaRule)| {
         let selectors = quota.gpus.iter().flatten().filter(|selector| selector.matching(gpus).is_empty());
         selectors
-            .map(move |selector| format!("quota {}: `{selector}` matches no GPU of this host", position + 1))
+            .map(move |selector| {
+                let meant = alternative(selector, gpus, "gpus");
+                format!("quota {}: `{selector}` matches no GPU of this host{meant}", position + 1)
+            })
             .collect::<Vec<_>>()
     };
     config.quotas.iter().enumerate().flat_map(of).collect()

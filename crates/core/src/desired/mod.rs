@@ -39,6 +39,7 @@ mod plan_hints;
 mod quota_findings;
 mod rule_label;
 mod timeslice_state;
+mod unexpected_effects;
 mod whole_gpu;
 
 pub use as_if_idle::as_if_idle;
@@ -53,6 +54,7 @@ pub use override_effect::{OverrideEffect, layouts_after, override_effects};
 pub use pending::{deferred, pending, promised_timeslice};
 pub use plan::plan_host;
 pub use plan_hints::rule_name;
+pub use unexpected_effects::impossible_rule_layouts;
 pub(crate) use whole_gpu::whole_gpu_obstacles;
 
 /// The desired state of one GPU.

@@ -9,10 +9,14 @@ use gpush_api::{Gpu, GpuIndex, LeaseKind, LeaseOwner, LeaseShare, Mode, MpsPolic
 
 use super::{DesiredState, claims, desired_states};
 use crate::{
-    config::{Config, QuotaRule},
+    config::{Config, QuotaRule, Rule},
     duration,
     layout::Entry,
-    lease::{placement::nominal_mib, quota::MemoryAmount, request::DefaultRequest},
+    lease::{
+        placement::nominal_mib,
+        quota::{MemoryAmount, Subject},
+        request::DefaultRequest,
+    },
 };
 
 /// A lease shorter than this is probably a number without its unit: `for=4` means 4 seconds.
@@ -72,6 +76,7 @@ pub(super) fn without_effect(config: &Config, gpus: &[Gpu]) -> Vec<String> {
                 find(format!("`{key}` gives leases of {span}: check the unit"));
             }
         }
+        closed_to(config, quota, gpus).into_iter().for_each(&mut find);
         if !nothing_offered {
             findings_of(quota, gpus, &offers).into_iter().for_each(find);
         }
@@ -114,14 +119,69 @@ fn findings_of(quota: &QuotaRule, gpus: &[Gpu], offers: &[(GpuIndex, Vec<Offer>)
             findings.push(format!("`memory` is {most} MiB, but each device that it allows has at least {least} MiB"));
         }
     }
+    let is_mps = permitted.iter().all(|offer| offer.kind == LeaseKind::Mps);
+    let least = permitted.iter().map(|offer| offer.mps_tenths).min().filter(|_| is_mps && quota.default.is_none());
+    if let (Some(most), Some(least)) = (quota.mps_percentage, least)
+        && least > most.saturating_mul(10)
+    {
+        findings.push(format!(
+            "`mps_percentage` is {most}, but a lease without a percentage gets {} %, so gpushd refuses it; write \
+             default = \"mps={most}\"",
+            written_tenths(least)
+        ));
+    }
     if let Some(default) = &quota.default
         && !permitted.iter().any(|offer| meets(offer, &default.share))
     {
         let DefaultRequest { share, .. } = default;
         let text = DefaultRequest { share: share.clone(), duration_s: None }.text();
-        findings.push(format!("no GPU that it allows offers its default, {text}"));
+        let offered = permitted.first().map_or_else(String::new, |offer| {
+            let share = match (&offer.profile, offer.kind) {
+                (Some(profile), LeaseKind::Mig) => format!("mig={}", profile.name),
+                (_, LeaseKind::Mps) => format!("mps={}", written_tenths(offer.mps_tenths)),
+                (_, kind) => kind.name().to_owned(),
+            };
+            format!("; write for example default = \"{share}\"")
+        });
+        findings.push(format!("no GPU that it allows offers its default, {text}{offered}"));
     }
     findings
+}
+
+fn written_tenths(tenths: u32) -> String {
+    match tenths % 10 {
+        0 => (tenths / 10).to_string(),
+        tenth => format!("{}.{tenth}", tenths / 10),
+    }
+}
+
+/// Returns a sentence if the rules of all GPUs that a quota allows permit only other groups.
+fn closed_to(config: &Config, quota: &QuotaRule, gpus: &[Gpu]) -> Option<String> {
+    let groups: Option<Vec<&String>> = quota
+        .subjects
+        .iter()
+        .map(|subject| match subject {
+            Subject::Group(name) => Some(name),
+            // The groups of a user are not known here.
+            Subject::User(_) | Subject::Everybody => None,
+        })
+        .collect();
+    let groups = groups?;
+    let allowed = quota.limits(gpus).gpus;
+    let claimed = gpus.iter().zip(claims(config, gpus));
+    let rules: Vec<(usize, &Rule)> = claimed
+        .filter(|(gpu, _)| allowed.as_ref().is_none_or(|allowed| allowed.contains(&gpu.index)))
+        .filter_map(|(_, by)| by.and_then(|position| Some((position, config.rules.get(position)?))))
+        .filter(|(_, rule)| rule.lease.is_some())
+        .collect();
+    let is_closed = |(_, rule): &(usize, &Rule)| {
+        let access = rule.access.as_ref();
+        access.is_some_and(|access| !groups.iter().any(|group| access.groups.contains(group)))
+    };
+    let (position, first) = rules.first().filter(|_| rules.iter().all(is_closed))?;
+    let only = first.access.as_ref()?;
+    let label = first.label(*position);
+    Some(format!("its users can lease no GPU that it allows, because {label} permits only {only}"))
 }
 
 /// Returns the maximum percentage of one lease, in tenths of a percent.
@@ -226,15 +286,29 @@ mod tests {
             ),
             (
                 "gpus = \"0\"\ndefault = \"mig=2g.20gb\"",
-                "quota 1: no GPU that it allows offers its default, mig=2g.20gb",
+                "quota 1: no GPU that it allows offers its default, mig=2g.20gb; write for example default = \"mig=1g.10gb\"",
             ),
             (
                 "gpus = \"2\"\ndefault = \"mig=9g.90gb\"",
-                "quota 1: no GPU that it allows offers its default, mig=9g.90gb",
+                "quota 1: no GPU that it allows offers its default, mig=9g.90gb; write for example default = \"mig=1g.10gb\"",
             ),
-            ("gpus = \"0\"\ndefault = \"memory=30G\"", "quota 1: no GPU that it allows offers its default, memory=30G"),
-            ("gpus = \"2-4\"\ndefault = \"mps=25\"", "quota 1: no GPU that it allows offers its default, mps=25"),
-            ("gpus = \"5\"\ndefault = \"mps=75\"", "quota 1: no GPU that it allows offers its default, mps=75"),
+            (
+                "gpus = \"0\"\ndefault = \"memory=30G\"",
+                "quota 1: no GPU that it allows offers its default, memory=30G; write for example default = \"mig=1g.10gb\"",
+            ),
+            (
+                "gpus = \"2-4\"\ndefault = \"mps=25\"",
+                "quota 1: no GPU that it allows offers its default, mps=25; write for example default = \"mig=1g.10gb\"",
+            ),
+            (
+                "gpus = \"5\"\ndefault = \"mps=75\"",
+                "quota 1: no GPU that it allows offers its default, mps=75; write for example default = \"mps=50\"",
+            ),
+            (
+                "gpus = \"5\"\nmps_percentage = 20",
+                "quota 1: `mps_percentage` is 20, but a lease without a percentage gets 50 %, so gpushd refuses it; write \
+                 default = \"mps=20\"",
+            ),
             ("default = \"mig=1g.10gb,for=4\"", "quota 1: `default` gives leases of 4s: check the unit"),
         ] {
             assert_eq!(of(quota), [finding], "{quota}");
@@ -261,6 +335,23 @@ mod tests {
         ] {
             assert_eq!(of(quota), [""; 0], "{quota}");
         }
+    }
+
+    #[test]
+    fn quota_whose_rules_permit_other_groups_is_found() {
+        let find = |group: &str, gpus: &str| {
+            let text = format!(
+                "[[gpu]]\nmatch = \"0\"\nmode = \"exclusive\"\ngroups = [\"ml\"]\n\
+                 [[gpu]]\nmatch = \"1\"\nmode = \"exclusive\"\n\
+                 [[quota]]\ngroups = [\"{group}\"]\ngpus = {gpus}\n"
+            );
+            let config = Config::parse(&text, "config.toml").unwrap();
+            super::without_effect(&config, &preset::gpus("dgx-a100").unwrap())
+        };
+        let found = find("bio", "\"0\"");
+        assert!(found.len() == 1 && found[0].contains("because rule 1 permits only"), "{found:?}");
+        assert_eq!(find("ml", "\"0\""), [""; 0]);
+        assert_eq!(find("bio", "\"0-1\""), [""; 0]);
     }
 
     /// gpushd does not know the profiles of a GPU that it cannot read.

@@ -32,8 +32,9 @@ fn commented_settings_of_the_example_are_the_defaults() {
     let mode_change = ModeChange { before: None, after: None, ..config.mode_change };
     let notify = Notify { command: None, user: None, ..config.notify };
     let defaults = RuleDefaults::default();
+    let metrics = Metrics::default();
     let (layouts, quotas, rules) = (BTreeMap::new(), Vec::new(), Vec::new());
-    let settings = Config { api, mode_change, notify, layouts, quotas, defaults, rules, ..config };
+    let settings = Config { api, mode_change, metrics, notify, layouts, quotas, defaults, rules, ..config };
     assert_eq!(settings, Config::default());
 }
 
