@@ -101,7 +101,7 @@ fn list_hint(gpu: &DeValue<'_>) -> String {
     let is_index = |key: &&str| key.bytes().all(|digit| digit.is_ascii_digit());
     let parts = [RULE_MPS, RULE_TIMESLICE];
     match keys.iter().find(|key| is_index(key)) {
-        Some(index) if keys.iter().all(|key| is_index(key)) => {
+        Some(index) if keys.iter().all(is_index) => {
             format!("write [[gpu]] in place of [gpu.{index}], and match = \"{index}\" below it")
         }
         _ if !keys.is_empty() && keys.iter().all(|key| parts.iter().any(|part| part.key() == *key)) => {
