@@ -27,7 +27,7 @@ pub(super) fn families(host: &HostState, usage: &HostUsage) -> Vec<Family> {
     for one in &host.gpus {
         let gpu = &one.gpu;
         families.add_gpu(gpu);
-        if let Some(used) = usage.gpus.iter().find(|used| used.gpu_uuid == gpu.uuid) {
+        if let Some(used) = usage.gpu_usage.iter().find(|used| used.gpu_uuid == gpu.uuid) {
             families.add_usage(gpu, used);
         }
     }
@@ -127,12 +127,12 @@ impl Families {
         let sampled = used.sampled_at.map(|at| at.as_millisecond() as f64 / 1000.0);
         self.sampled.add(label(), sampled);
         self.memory_used.add(label(), bytes(used.memory_used_mib));
-        let DeviceActivity { busy, sm, occupancy, tensor, dram } = used.activity;
+        let DeviceActivity { busy, sm_activity, occupancy, tensor_activity, dram_activity } = used.activity;
         self.utilization.add(label(), busy);
-        self.sm.add(label(), sm);
+        self.sm.add(label(), sm_activity);
         self.occupancy.add(label(), occupancy);
-        self.tensor.add(label(), tensor);
-        self.dram.add(label(), dram);
+        self.tensor.add(label(), tensor_activity);
+        self.dram.add(label(), dram_activity);
         self.power.add(label(), used.power_w);
         self.power_limit.add(label(), used.power_limit_w);
         self.energy.add(label(), used.energy_j);
@@ -156,14 +156,14 @@ impl Families {
         for (state, part) in parts {
             self.slices.add([("uuid", uuid), ("state", state)], part * slices);
         }
-        for instance in &used.instances {
+        for instance in &used.instance_usage {
             let gi = instance.gi.to_string();
             let labels = || [("uuid", uuid), ("gpu_instance_id", &*gi)];
             self.mig_memory.add(labels(), bytes(instance.memory_used_mib));
             self.mig_busy.add(labels(), instance.activity.busy);
-            self.mig_sm.add(labels(), instance.activity.sm);
-            self.mig_tensor.add(labels(), instance.activity.tensor);
-            self.mig_dram.add(labels(), instance.activity.dram);
+            self.mig_sm.add(labels(), instance.activity.sm_activity);
+            self.mig_tensor.add(labels(), instance.activity.tensor_activity);
+            self.mig_dram.add(labels(), instance.activity.dram_activity);
         }
     }
 

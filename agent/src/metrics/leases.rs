@@ -11,7 +11,7 @@ pub(super) fn families(host: &HostState, usage: &HostUsage) -> Vec<Family> {
     let mut families = Families::new();
     for lease in host.leases.holding() {
         families.add_lease(host, lease);
-        if let Some(used) = usage.leases.iter().find(|used| used.lease_id == lease.id()) {
+        if let Some(used) = usage.lease_usage.iter().find(|used| used.lease_id == lease.id()) {
             families.add_usage(lease, used);
         }
     }
@@ -101,7 +101,7 @@ impl Families {
         }
         let unused = used.unused_since.map_or(0.0, |since| age(Timestamp::now(), since));
         self.unused.add(label(), unused);
-        let memory: Option<u64> = used.targets.iter().map(|target| target.memory_mib).sum();
+        let memory: Option<u64> = used.target_usage.iter().map(|target| target.memory_mib).sum();
         self.memory.add(label(), memory.map(|mib| number(mib) * 1_048_576.0));
         match used.energy_method {
             EnergyMethod::None => {}

@@ -31,12 +31,12 @@ pub(super) fn figures(usage: &Usage, viewer: Viewer) -> HostUsage {
         accounts.ledger.gpus(now).map(|figures| (figures.gpu.clone(), figures)).collect();
     HostUsage {
         interval_ms: interval.and_then(|interval| u64::try_from(interval.as_millis()).ok()),
-        gpus: host
+        gpu_usage: host
             .gpus
             .iter()
             .map(|one| gpu(&one.gpu, accounts.last.get(&one.gpu.uuid), sums.get(&one.gpu.uuid), now))
             .collect(),
-        leases: visible(&host, viewer).filter_map(|id| lease(id, &accounts, now)).collect(),
+        lease_usage: visible(&host, viewer).filter_map(|id| lease(id, &accounts, now)).collect(),
     }
 }
 
@@ -68,7 +68,7 @@ fn gpu(gpu: &Gpu, last: Option<&LastSample>, figures: Option<&GpuFigures>, now: 
         leased: part(figures.map(|figures| figures.leased)),
         unused: part(figures.map(|figures| figures.unused)),
         unusable: part(figures.map(|figures| figures.unusable)),
-        instances: Vec::new(),
+        instance_usage: Vec::new(),
     };
     if let Some(LastSample::Failed(error)) = last {
         shown.failure = Some(error.to_string());
@@ -91,7 +91,7 @@ fn add_sample(shown: &mut GpuUsage, gpu: &Gpu, sample: &Sample) {
     (shown.sm_clock_mhz, shown.memory_clock_mhz) = (sample.sm_clock_mhz, sample.memory_clock_mhz);
     shown.limited_by = sample.event_reasons.map(limits).unwrap_or_default();
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
-    shown.instances = instances
+    shown.instance_usage = instances
         .filter_map(|instance| {
             let sampled = sample.instances.iter().find(|one| one.instance.gi == instance.id)?;
             shown.source = source(sampled.activity.source);
@@ -124,7 +124,7 @@ fn lease(id: LeaseId, accounts: &Accounts, now: Moment) -> Option<LeaseUsage> {
         unknown_s: seconds(times.unknown_ms),
         energy_j: joules(totals.energy_mj),
         energy_method: totals.energy_method(),
-        targets: members.iter().map(target).collect(),
+        target_usage: members.iter().map(target).collect(),
     })
 }
 
@@ -136,8 +136,8 @@ fn target(member: &MemberFigures) -> TargetUsage {
         gpu_uuid: member.totals.hold.gpu.clone(),
         source: member.judgement.source,
         estimate: member.judgement.is_estimate,
-        sm: ratio(member.sm),
-        dram: ratio(member.dram),
+        sm_activity: ratio(member.sm),
+        dram_activity: ratio(member.dram),
         sm_mean: sums.sm.mean().and_then(|mean| u32::try_from(mean).ok()).map(|mean| f64::from(mean) / 1e6),
         memory_mib: member.memory_mib,
         memory_peak_mib: Some(sums.memory_peak_mib).filter(|_| sums.memory.mean().is_some()),
@@ -149,10 +149,10 @@ fn activity(activity: &Activity) -> DeviceActivity {
     let ratio = |ratio: Option<Ratio>| ratio.map(Ratio::get);
     DeviceActivity {
         busy: ratio(activity.busy),
-        sm: ratio(activity.sm),
+        sm_activity: ratio(activity.sm),
         occupancy: ratio(activity.occupancy),
-        tensor: ratio(activity.tensor),
-        dram: ratio(activity.dram),
+        tensor_activity: ratio(activity.tensor),
+        dram_activity: ratio(activity.dram),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use gpush_api::{GpuIndex, MemoryLimit, Percentage};
+use gpush_api::{GpuIndex, MemoryLimit, Mode, Percentage};
 use gpush_core::{config::Isolation, selector};
 
 use crate::{leaf::Leaf, needs::Needs};
@@ -28,6 +28,14 @@ pub(crate) struct RuleText<'a> {
 /// Column of the comments after a key.
 const COMMENT: usize = 26;
 
+/// Returns the mode of the rule for an answer. One lease on a GPU needs no time-slicing.
+pub(crate) fn mode(leaf: Leaf, per_gpu: u32) -> Mode {
+    match leaf {
+        Leaf::Timeslice | Leaf::ManagedTimeslice | Leaf::Hami if per_gpu <= 1 => Mode::Exclusive,
+        leaf => leaf.mode(),
+    }
+}
+
 /// Returns the rule as TOML with comments.
 pub(crate) fn rule(text: &RuleText<'_>) -> String {
     let mut out = "[[gpu]]\n".to_owned();
@@ -38,9 +46,10 @@ pub(crate) fn rule(text: &RuleText<'_>) -> String {
         several => format!("[{}]", several.join(", ")),
     };
     line(&mut out, &format!("match = {selectors}"), &format!("{} x {}", text.gpus.len(), text.model));
-    let mode = text.leaf.mode().name();
-    line(&mut out, &format!("mode = \"{mode}\""), "");
+    let mode = mode(text.leaf, text.per_gpu);
+    line(&mut out, &format!("mode = \"{}\"", mode.name()), "");
     match text.leaf {
+        _ if mode == Mode::Exclusive => {}
         Leaf::Mig => {
             let entries: Vec<String> = text.layout.iter().map(|entry| format!("\"{entry}\"")).collect();
             line(&mut out, &format!("layout = [{}]", entries.join(", ")), &also(text.spare));

@@ -152,9 +152,9 @@ pub struct HostUsage {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval_ms: Option<u64>,
     /// The GPUs, by index.
-    pub gpus: Vec<GpuUsage>,
+    pub gpu_usage: Vec<GpuUsage>,
     /// The leases that hold capacity. Other users' leases are left out, except for administrators.
-    pub leases: Vec<LeaseUsage>,
+    pub lease_usage: Vec<LeaseUsage>,
 }
 
 /// Activity in one window.
@@ -166,16 +166,16 @@ pub struct DeviceActivity {
     pub busy: Option<f64>,
     /// Active streaming multiprocessors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sm: Option<f64>,
+    pub sm_activity: Option<f64>,
     /// Occupancy of the streaming multiprocessors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub occupancy: Option<f64>,
     /// Active tensor cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tensor: Option<f64>,
+    pub tensor_activity: Option<f64>,
     /// Memory bandwidth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dram: Option<f64>,
+    pub dram_activity: Option<f64>,
 }
 
 /// What a GPU is used for.
@@ -189,15 +189,15 @@ pub struct GpuUsage {
     #[cfg_attr(feature = "openapi", schema(value_type = String))]
     pub gpu_uuid: GpuUuid,
     /// Time of the last sample; absent if there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub sampled_at: Option<Timestamp>,
     /// Why the last attempt gave no sample.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
     /// What the activity is based on.
     pub source: SignalSource,
-    /// Activity of the whole GPU. With MIG, see `instances`.
+    /// Activity of the whole GPU. With MIG, see `instance_usage`.
     pub activity: DeviceActivity,
     /// Used memory in MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -236,7 +236,7 @@ pub struct GpuUsage {
     pub unusable: f64,
     /// GPU instances.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub instances: Vec<InstanceUsage>,
+    pub instance_usage: Vec<InstanceUsage>,
 }
 
 /// What keeps the clocks of a GPU below their maximum.
@@ -298,11 +298,12 @@ pub struct LeaseUsage {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<UnknownReason>,
     /// Start of the state.
-    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    #[serde(with = "crate::timestamp")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub since: Timestamp,
     /// Start of the time in which the lease has done no work.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub unused_since: Option<Timestamp>,
     /// Time of work in seconds.
     pub busy_s: u64,
@@ -316,8 +317,8 @@ pub struct LeaseUsage {
     pub energy_j: f64,
     /// How the energy was found.
     pub energy_method: EnergyMethod,
-    /// The targets.
-    pub targets: Vec<TargetUsage>,
+    /// The use of each target.
+    pub target_usage: Vec<TargetUsage>,
 }
 
 /// What a lease is used for on one target.
@@ -337,11 +338,11 @@ pub struct TargetUsage {
     pub estimate: bool,
     /// Active streaming multiprocessors in the last window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sm: Option<f64>,
+    pub sm_activity: Option<f64>,
     /// Memory bandwidth in the last window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub dram: Option<f64>,
-    /// Mean of `sm` over the life of the lease.
+    pub dram_activity: Option<f64>,
+    /// Mean of `sm_activity` over the life of the lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_mean: Option<f64>,
     /// Memory of the processes in MiB.

@@ -27,7 +27,8 @@ impl InProcess {
     /// Waits for a lease in this state.
     async fn until_use(&self, lease: &LeaseGrant, state: UseState) -> LeaseUsage {
         let id = lease.lease.id;
-        let is = |usage: &HostUsage| usage.leases.iter().find(|one| one.lease_id == id && one.state == state).cloned();
+        let is =
+            |usage: &HostUsage| usage.lease_usage.iter().find(|one| one.lease_id == id && one.state == state).cloned();
         self.until_usage(state.name(), is).await
     }
 
@@ -53,16 +54,16 @@ async fn lease_is_empty_until_a_process_of_it_works() {
     host.gpus.set_sample(0, |_| {});
     let lease = host.lease(0, &whole("0", 1)).await.expect("a lease");
     let empty = host.until_use(&lease, UseState::Empty).await;
-    assert!(empty.unused_since.is_some() && empty.targets[0].memory_mib == Some(0), "{empty:?}");
+    assert!(empty.unused_since.is_some() && empty.target_usage[0].memory_mib == Some(0), "{empty:?}");
     let program = UserProgram::with_environment(0, &lease.environment);
     host.gpus.set_sample(0, |sample| {
         sample.activity.busy = Some(Ratio::from_ppm(800_000));
         sample.processes = Some(vec![process(program.pid(), 800_000)]);
     });
     let busy = host.until_use(&lease, UseState::Busy).await;
-    assert_eq!((busy.unused_since, busy.targets[0].memory_mib), (None, Some(2048)));
-    assert_eq!((busy.targets[0].source, busy.targets[0].estimate), (SignalSource::Utilization, false));
-    let gpu = &host.get::<HostUsage>("/v1/usage").await.gpus[0];
+    assert_eq!((busy.unused_since, busy.target_usage[0].memory_mib), (None, Some(2048)));
+    assert_eq!((busy.target_usage[0].source, busy.target_usage[0].estimate), (SignalSource::Utilization, false));
+    let gpu = &host.get::<HostUsage>("/v1/usage").await.gpu_usage[0];
     assert_eq!((gpu.activity.busy, gpu.power_w, gpu.leased), (Some(0.8), Some(70.0), 1.0));
 }
 
@@ -77,8 +78,8 @@ async fn work_of_a_process_without_a_lease_is_not_work_of_the_lease() {
         sample.processes = Some(vec![process(program.pid(), 900_000)]);
     });
     let figures = |usage: &HostUsage| {
-        let sampled = usage.gpus.first()?.sampled_at.is_some();
-        usage.leases.iter().find(|one| one.lease_id == lease.lease.id && sampled).cloned()
+        let sampled = usage.gpu_usage.first()?.sampled_at.is_some();
+        usage.lease_usage.iter().find(|one| one.lease_id == lease.lease.id && sampled).cloned()
     };
     let seen = host.until_usage("a sample", figures).await;
     assert_ne!(seen.state, UseState::Busy, "{seen:?}");
@@ -91,7 +92,7 @@ async fn driver_is_called_only_while_something_needs_samples() {
     host.lease(0, &whole("0", 1)).await.expect("a lease");
     host.gpus().await;
     assert_eq!(host.gpus.sampled(), 0, "nothing has asked");
-    host.until_usage("a sample", |usage| usage.gpus.first()?.sampled_at).await;
+    host.until_usage("a sample", |usage| usage.gpu_usage.first()?.sampled_at).await;
     let taken = host.gpus.sampled();
     for _ in 0..20 {
         host.metrics(0, "*/*").await;
@@ -111,8 +112,8 @@ async fn failed_sample_is_a_gap_and_changes_no_gpu() {
     let unknown = host.until_use(&lease, UseState::Unknown).await;
     assert_eq!(unknown.reason, Some(UnknownReason::NoSample));
     let usage: HostUsage = host.get("/v1/usage").await;
-    assert!(usage.gpus[0].failure.is_some() && usage.gpus[0].power_w.is_none(), "{usage:?}");
-    assert!(usage.gpus[1].failure.is_none(), "{usage:?}");
+    assert!(usage.gpu_usage[0].failure.is_some() && usage.gpu_usage[0].power_w.is_none(), "{usage:?}");
+    assert!(usage.gpu_usage[1].failure.is_none(), "{usage:?}");
     assert_eq!(host.gpu(0).await.state, GpuState::Ready);
     let (metrics, _) = host.metrics(0, "*/*").await;
     let power = metrics.lines().filter(|line| line.starts_with("gpush_gpu_power_watts{")).count();
@@ -128,9 +129,9 @@ async fn user_sees_only_own_leases_and_no_names_of_others() {
     let own = host.lease(1000, &whole("0", 1)).await.expect("a lease").lease.id;
     host.lease(1001, &whole("1", 1)).await.expect("a lease");
     let seen: HostUsage = host.get_as(user(1000), "/v1/usage").await.expect("the own figures");
-    assert_eq!(seen.leases.iter().map(|lease| lease.lease_id).collect::<Vec<_>>(), [own]);
+    assert_eq!(seen.lease_usage.iter().map(|lease| lease.lease_id).collect::<Vec<_>>(), [own]);
     let all: HostUsage = host.get("/v1/usage").await;
-    assert_eq!(all.leases.len(), 2);
+    assert_eq!(all.lease_usage.len(), 2);
     let (of_user, _) = host.metrics(1000, "*/*").await;
     assert!(of_user.contains("gpush_gpu_info{") && !of_user.contains("gpush_lease"), "{of_user}");
     for uid in [0, 1002] {
@@ -146,7 +147,7 @@ async fn metrics_have_the_format_that_the_client_prefers() {
     let host = whole_gpus(1).start(WHOLE).await;
     host.gpus.set_sample(0, |sample| sample.activity.source = Source::Utilization);
     host.gpus().await;
-    host.until_usage("a sample", |usage| usage.gpus.first()?.sampled_at).await;
+    host.until_usage("a sample", |usage| usage.gpu_usage.first()?.sampled_at).await;
     let (classic, kind) = host.metrics(0, "text/plain").await;
     assert!(kind.starts_with("text/plain; version=0.0.4"), "{kind}");
     assert!(classic.contains("# TYPE gpush_gpu_energy_joules_total counter\n") && !classic.contains("# EOF"));

@@ -25,7 +25,8 @@ fn checked(needs: &Needs, gpus: &[Gpu]) -> Advice {
         for index in &model.gpus {
             let position = gpus.iter().position(|gpu| gpu.index == *index).unwrap();
             let claimed = desired::claims(&config, gpus)[position].map(|at| config.rules[at].mode);
-            assert_eq!(claimed, model.advised.map(Leaf::mode), "{text}");
+            let expected = model.advised.map(|leaf| crate::config_lines::mode(leaf, model.tenants_per_gpu));
+            assert_eq!(claimed, expected, "{text}");
         }
     }
     advice
