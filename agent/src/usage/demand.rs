@@ -87,7 +87,7 @@ mod tests {
         demand.note(Need::Watch);
         assert_eq!(interval(), Some(1));
         tokio::time::advance(Duration::from_secs(5)).await;
-        assert_eq!(interval(), Some(15), "nobody watches any more");
+        assert_eq!(interval(), Some(15), "no client watches any more");
         tokio::time::advance(Duration::from_secs(295)).await;
         assert_eq!(interval(), None, "the last scrape was 5 minutes ago");
     }

@@ -92,7 +92,7 @@ pub(crate) fn rule(text: &RuleText<'_>) -> String {
 
 /// Returns the table that hard isolation needs, before the rules.
 pub(crate) fn processes(needs: &Needs) -> &'static str {
-    // One tenant has nobody to be isolated from.
+    // A single tenant needs no isolation from others.
     if needs.tenants == 1 {
         return "";
     }

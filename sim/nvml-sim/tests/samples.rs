@@ -162,7 +162,7 @@ fn both_energy_counters_show_one_integral() {
         (field, power)
     };
     let (first, power) = read();
-    assert_eq!(power, 168_000, "48 W at rest, 20 W for a context, 100 W for the load");
+    assert_eq!(power, 168_000, "48 W when idle, 20 W for a context, 100 W for the load");
     client.advance_ms(10_000);
     let (second, _) = read();
     assert_eq!(second - first, 1_680_000);

@@ -3,7 +3,7 @@
 //! A sample must never delay or fail a command, and never make a GPU `unknown`. A hung driver call cannot be ended
 //! without its process, and may hold locks inside NVIDIA's library, so a second thread in the worker for commands is not
 //! enough. The second worker has the same supervisor and state machine as the first one, but its own instance: a late
-//! sample makes this worker end, and nobody else learns of it.
+//! sample ends only this worker.
 //!
 //! ```text
 //!   Hardware ──commands──▶ supervisor ──▶ worker            a late change: the GPU is unsettled

@@ -47,7 +47,7 @@ pub enum IdleEvent {
     EndRefused,
 }
 
-/// The unused time about which the holder is told.
+/// The unused time that a notice reports to the holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnusedReport {
     /// Start of the unused time.
