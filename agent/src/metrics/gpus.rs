@@ -5,22 +5,6 @@ use gpush_openmetrics::Family;
 
 use crate::state::HostState;
 
-/// States of a GPU, for a series each: exactly one of them is 1.
-const STATES: [GpuState; 8] = [
-    GpuState::Ready,
-    GpuState::Changing,
-    GpuState::Cordoned,
-    GpuState::Degraded,
-    GpuState::Unknown,
-    GpuState::Held,
-    GpuState::Maintenance,
-    GpuState::Lost,
-];
-
-/// Limits of the clocks, for a series each.
-const LIMITS: [ClockLimit; 5] =
-    [ClockLimit::Power, ClockLimit::Thermal, ClockLimit::Hardware, ClockLimit::Sync, ClockLimit::Setting];
-
 /// Returns the metrics of all GPUs.
 pub(super) fn families(host: &HostState, usage: &HostUsage) -> Vec<Family> {
     let mut families = Families::default();
@@ -98,9 +82,9 @@ impl Families {
             ("mode", gpu.mode.name()),
         ];
         self.info.add(labels, 1.0);
-        for state in STATES {
+        for state in GpuState::ALL {
             let value = if gpu.state == state { 1.0 } else { 0.0 };
-            self.state.add([("uuid", uuid), ("state", state_name(state))], value);
+            self.state.add([("uuid", uuid), ("state", state.name())], value);
         }
         self.memory_total.add([("uuid", uuid)], bytes(Some(gpu.memory.total_mib)));
         for instance in gpu.mig.iter().filter(|mig| mig.enabled).flat_map(|mig| &mig.instances) {
@@ -144,7 +128,7 @@ impl Families {
             self.clock.add([("uuid", uuid), ("domain", domain)], mhz.map(|mhz| f64::from(mhz) * 1e6));
         }
         if used.sm_clock_mhz.is_some() {
-            for limit in LIMITS {
+            for limit in ClockLimit::ALL {
                 let value = if used.limited_by.contains(&limit) { 1.0 } else { 0.0 };
                 self.throttle.add([("uuid", uuid), ("reason", limit.name())], value);
             }
@@ -185,17 +169,4 @@ impl Families {
 fn bytes(mib: Option<u64>) -> Option<f64> {
     #[expect(clippy::cast_precision_loss, reason = "a GPU has fewer than 2^33 MiB")]
     mib.map(|mib| mib as f64 * 1_048_576.0)
-}
-
-fn state_name(state: GpuState) -> &'static str {
-    match state {
-        GpuState::Ready => "ready",
-        GpuState::Changing => "changing",
-        GpuState::Cordoned => "cordoned",
-        GpuState::Degraded => "degraded",
-        GpuState::Unknown => "unknown",
-        GpuState::Held => "held",
-        GpuState::Maintenance => "maintenance",
-        GpuState::Lost => "lost",
-    }
 }

@@ -134,8 +134,10 @@ impl Sampler {
                 ledger.set_lease(*id, held.clone(), now);
             }
         }
-        for ended in self.holds.keys().filter(|id| !holds.contains_key(id)) {
-            ledger.end_lease(*ended, now);
+        // The ledger may know leases that ended before this task was started again.
+        let ended: Vec<LeaseId> = ledger.leases().filter(|id| !holds.contains_key(id)).collect();
+        for id in ended {
+            ledger.end_lease(id, now);
         }
         for removed in self.gpus.keys().filter(|uuid| !gpus.contains_key(*uuid)) {
             ledger.remove_gpu(removed, now);

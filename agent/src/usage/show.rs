@@ -6,7 +6,7 @@ use gpush_api::{
     ClockLimit, DeviceActivity, Gpu, GpuUsage, GpuUuid, HostUsage, InstanceUsage, LeaseId, LeaseUsage, SignalSource,
     TargetUsage,
 };
-use gpush_nvml::sample::{Activity, Ratio, Sample, Source};
+use gpush_nvml::sample::{Activity, Ratio, Sample};
 use gpush_usage::{
     input,
     ledger::{GpuFigures, LeaseFigures, MemberFigures},
@@ -82,7 +82,7 @@ fn gpu(gpu: &Gpu, last: Option<&LastSample>, figures: Option<&GpuFigures>, now: 
 
 fn add_sample(shown: &mut GpuUsage, gpu: &Gpu, sample: &Sample) {
     let watts = |milliwatts: Option<u32>| milliwatts.map(|milliwatts| f64::from(milliwatts) / 1000.0);
-    shown.source = source(sample.activity.source);
+    shown.source = sample.activity.source;
     shown.activity = activity(&sample.activity);
     shown.memory_used_mib = sample.memory.map(|memory| memory.used_bytes >> 20);
     (shown.power_w, shown.power_limit_w) = (watts(sample.power_mw), watts(sample.power_limit_mw));
@@ -94,7 +94,7 @@ fn add_sample(shown: &mut GpuUsage, gpu: &Gpu, sample: &Sample) {
     shown.instance_usage = instances
         .filter_map(|instance| {
             let sampled = sample.instances.iter().find(|one| one.instance.gi == instance.id)?;
-            shown.source = source(sampled.activity.source);
+            shown.source = sampled.activity.source;
             Some(InstanceUsage {
                 gi: instance.id,
                 profile: instance.profile.clone(),
@@ -153,16 +153,6 @@ fn activity(activity: &Activity) -> DeviceActivity {
         occupancy: ratio(activity.occupancy),
         tensor_activity: ratio(activity.tensor),
         dram_activity: ratio(activity.dram),
-    }
-}
-
-fn source(source: Source) -> SignalSource {
-    match source {
-        Source::Gpm => SignalSource::Gpm,
-        Source::Utilization => SignalSource::Utilization,
-        Source::ProcessSamples => SignalSource::Processes,
-        Source::MemoryOnly => SignalSource::MemoryOnly,
-        Source::None => SignalSource::None,
     }
 }
 

@@ -1,7 +1,7 @@
 //! A sample of the driver as input of the ledger.
 
-use gpush_api::Gpu;
-use gpush_nvml::sample::{self, Activity, Doubt, InstanceSample, LimitedTime, Sample, Source};
+use gpush_api::{Gpu, SignalSource};
+use gpush_nvml::sample::{self, Activity, Doubt, InstanceSample, LimitedTime, Sample};
 use gpush_usage::{
     input::{
         Activity as WindowActivity, ActivityWindow, ClockLimits, GpuProcess, GpuSample, Ratio, Reading, WindowScope,
@@ -48,9 +48,11 @@ pub(super) fn translated(
         power_limit_mw: optional(sample.power_limit_mw.map(u64::from)),
         limits: limits(&sample.limited, earlier.map(|earlier| &earlier.sample.limited)),
         utilization: match (sample.activity.source, sample.activity.busy) {
-            (Source::Utilization, Some(busy)) => Reading::Value(Ratio::from_millionths(busy.ppm())),
-            (Source::Utilization, None) => Reading::Failed,
-            (Source::Gpm | Source::ProcessSamples | Source::MemoryOnly | Source::None, _) => Reading::Unsupported,
+            (SignalSource::Utilization, Some(busy)) => Reading::Value(Ratio::from_millionths(busy.ppm())),
+            (SignalSource::Utilization, None) => Reading::Failed,
+            (SignalSource::Gpm | SignalSource::Processes | SignalSource::MemoryOnly | SignalSource::None, _) => {
+                Reading::Unsupported
+            }
         },
         windows,
         processes,
@@ -76,7 +78,7 @@ fn whole_gpu(activity: &Activity) -> Option<ActivityWindow> {
 /// Returns the activity of a window; `None` if the device has no performance monitoring.
 fn window(activity: &Activity) -> Option<Reading<WindowActivity>> {
     match (activity.source, activity.doubt) {
-        (Source::Gpm, None) => {
+        (SignalSource::Gpm, None) => {
             let ratio = |ratio: sample::Ratio| Ratio::from_millionths(ratio.ppm());
             Some(Reading::Value(WindowActivity {
                 graphics: activity.busy.map(ratio),
@@ -86,9 +88,9 @@ fn window(activity: &Activity) -> Option<Reading<WindowActivity>> {
             }))
         }
         // Without a compute instance, no process can use the GPU instance.
-        (Source::Gpm, Some(Doubt::NoData)) => Some(Reading::Unsupported),
+        (SignalSource::Gpm, Some(Doubt::NoData)) => Some(Reading::Unsupported),
         (
-            Source::Gpm,
+            SignalSource::Gpm,
             Some(
                 Doubt::NotANumber
                 | Doubt::Impossible
@@ -98,7 +100,9 @@ fn window(activity: &Activity) -> Option<Reading<WindowActivity>> {
                 | Doubt::Skipped,
             ),
         ) => Some(Reading::Failed),
-        (Source::Utilization | Source::ProcessSamples | Source::MemoryOnly | Source::None, _) => None,
+        (SignalSource::Utilization | SignalSource::Processes | SignalSource::MemoryOnly | SignalSource::None, _) => {
+            None
+        }
     }
 }
 

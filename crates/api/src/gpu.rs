@@ -281,6 +281,35 @@ pub enum GpuState {
     Maintenance,
 }
 
+impl GpuState {
+    /// All states.
+    pub const ALL: [Self; 8] = [
+        Self::Ready,
+        Self::Cordoned,
+        Self::Degraded,
+        Self::Changing,
+        Self::Held,
+        Self::Unknown,
+        Self::Lost,
+        Self::Maintenance,
+    ];
+
+    /// Returns the name in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ready => "ready",
+            Self::Cordoned => "cordoned",
+            Self::Degraded => "degraded",
+            Self::Changing => "changing",
+            Self::Held => "held",
+            Self::Unknown => "unknown",
+            Self::Lost => "lost",
+            Self::Maintenance => "maintenance",
+        }
+    }
+}
+
 /// A cordon, which blocks new work on a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

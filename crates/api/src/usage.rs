@@ -96,7 +96,7 @@ impl UnknownReason {
 }
 
 /// What the activity of a lease is based on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum SignalSource {
@@ -109,6 +109,7 @@ pub enum SignalSource {
     /// Process list and memory only.
     MemoryOnly,
     /// Nothing.
+    #[default]
     None,
 }
 
@@ -257,6 +258,9 @@ pub enum ClockLimit {
 }
 
 impl ClockLimit {
+    /// All limits.
+    pub const ALL: [Self; 5] = [Self::Power, Self::Thermal, Self::Hardware, Self::Sync, Self::Setting];
+
     /// Returns the name in JSON and in labels.
     #[must_use]
     pub fn name(self) -> &'static str {

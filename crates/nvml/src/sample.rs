@@ -4,7 +4,7 @@
 //! Every value is optional. A value that the driver does not report, or that cannot be right, is absent: it is never 0.
 //! [`Activity::doubt`] and [`Sample::doubts`] say why.
 
-use gpush_api::GpuUuid;
+use gpush_api::{GpuUuid, SignalSource};
 use serde::{Deserialize, Serialize};
 
 /// A part of a whole, from 0 to 1.
@@ -34,7 +34,8 @@ impl Ratio {
         f64::from(self.0) / 1e6
     }
 
-    /// Converts a percentage of the driver.
+    /// Converts a percentage of the driver. A positive value never becomes 0: one short kernel in a long window must not
+    /// look like no work.
     ///
     /// # Errors
     /// Why the percentage cannot be right.
@@ -45,28 +46,12 @@ impl Ratio {
             Err(Doubt::NotANumber)
         } else if (0.0..=100.0 + TOLERANCE).contains(&percent) {
             // The range was checked, so the conversion is exact to the unit.
-            Ok(Self::from_ppm((percent * 1e4).round() as u32))
+            let least = if percent > 0.0 { 1.0 } else { 0.0 };
+            Ok(Self::from_ppm((percent * 1e4).round().max(least) as u32))
         } else {
             Err(Doubt::Impossible)
         }
     }
-}
-
-/// The driver call that an activity comes from.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Source {
-    /// GPU performance monitoring: the mean over the whole window (Hopper and later).
-    Gpm,
-    /// The utilization of the GPU: the part of the time in which a kernel ran.
-    Utilization,
-    /// The utilization of each process: an estimate.
-    ProcessSamples,
-    /// There is no activity, only the memory of the processes.
-    MemoryOnly,
-    /// There is nothing.
-    #[default]
-    None,
 }
 
 /// Why a value is absent although the driver call succeeded.
@@ -132,7 +117,7 @@ pub struct InstanceRef {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Activity {
     /// Where the ratios come from.
-    pub source: Source,
+    pub source: SignalSource,
     /// Length of the time that the ratios are a mean of, in µs of the driver's clock. `None` is the present moment.
     pub window_us: Option<u64>,
     /// Part of the time in which a kernel ran.
@@ -274,6 +259,8 @@ mod tests {
     fn impossible_percentages_are_doubted() {
         assert_eq!(Ratio::from_percent(37.5), Ok(Ratio::from_ppm(375_000)));
         assert_eq!(Ratio::from_percent(100.4), Ok(Ratio::from_ppm(1_000_000)));
+        assert_eq!(Ratio::from_percent(1e-9), Ok(Ratio::from_ppm(1)), "it is not nothing");
+        assert_eq!(Ratio::from_percent(0.0), Ok(Ratio::ZERO));
         for percent in [-0.1, 101.1, f64::INFINITY, f64::NEG_INFINITY, 1.8e19] {
             assert_eq!(Ratio::from_percent(percent), Err(Doubt::Impossible), "{percent}");
         }

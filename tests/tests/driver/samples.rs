@@ -4,11 +4,11 @@
 
 use std::time::Duration;
 
-use gpush_api::GpuUuid;
+use gpush_api::{GpuUuid, SignalSource};
 use gpush_nvml::{
     Hardware, SampleError,
     proto::GpuRef,
-    sample::{Activity, Doubt, Doubts, InstanceRef, ProcessSample, Ratio, Sample, Source, Wanted},
+    sample::{Activity, Doubt, Doubts, InstanceRef, ProcessSample, Ratio, Sample, Wanted},
 };
 use gpush_tests::{
     driver::{create, hardware, mig, options, uuids},
@@ -124,7 +124,7 @@ async fn fifty_six_instances_are_sampled_with_64_calls() {
             let sample = sampled.sample(gpu, Some(instances), Wanted::default()).await;
             assert!(sample.energy_mj.is_some() && sample.power_mw.is_some() && !sample.doubts.any());
             for (at, one) in sample.instances.iter().enumerate() {
-                assert_eq!(one.activity.source, Source::Gpm);
+                assert_eq!(one.activity.source, SignalSource::Gpm);
                 if one.activity.doubt.is_none() {
                     windows[gpu * 7 + at] += 1;
                     let length = one.activity.window_us.unwrap();
@@ -151,7 +151,7 @@ async fn instance_window_has_the_known_truth() {
     let pid =
         sampled.run(&format!("--gpu 0 --gi {} --ci 0 --memory 300 --sm 40 --busy 80 --tensor 20 --dram 10", one.gi));
     let first = sampled.instance(0, one).await;
-    assert_eq!((first.source, first.doubt, first.sm), (Source::Gpm, Some(Doubt::FirstSample), None));
+    assert_eq!((first.source, first.doubt, first.sm), (SignalSource::Gpm, Some(Doubt::FirstSample), None));
     sampled.advance("9s");
     // A burst between two samples is in the window.
     sampled.set(pid, "--sm 100 --busy 100 --tensor 0 --dram 0");
@@ -205,7 +205,7 @@ async fn recreated_instance_begins_a_new_window() {
     }
     let gone = InstanceRef { gi: 9, generation: 1 };
     let activity = sampled.instance(0, gone).await;
-    assert_eq!((activity.source, activity.sm), (Source::MemoryOnly, None), "an instance that does not exist");
+    assert_eq!((activity.source, activity.sm), (SignalSource::MemoryOnly, None), "an instance that does not exist");
 }
 
 #[tokio::test]
@@ -235,12 +235,12 @@ async fn source_depends_on_the_model_and_its_mode() {
     }
     sampled.advance("10s");
     let h100 = sampled.whole(0).await.activity;
-    assert_eq!((h100.source, h100.sm, h100.busy), (Source::Gpm, percent(30), percent(60)));
+    assert_eq!((h100.source, h100.sm, h100.busy), (SignalSource::Gpm, percent(30), percent(60)));
     let a100 = sampled.sample(1, Some(&[one]), Wanted::default()).await;
-    assert_eq!((a100.activity.source, a100.instances[0].activity), (Source::MemoryOnly, memory_only()));
+    assert_eq!((a100.activity.source, a100.instances[0].activity), (SignalSource::MemoryOnly, memory_only()));
     let sample = sampled.whole(2).await;
     let t4 = sample.activity;
-    assert_eq!((t4.source, t4.sm, t4.busy, t4.dram), (Source::Utilization, None, percent(60), percent(20)));
+    assert_eq!((t4.source, t4.sm, t4.busy, t4.dram), (SignalSource::Utilization, None, percent(60), percent(20)));
     assert_eq!(process_of(&sample, on_t4).busy, percent(60));
     assert!(sample.memory.is_some() && sample.energy_mj.is_some());
     sampled.set(on_t4, "--sm 0");
@@ -255,7 +255,7 @@ async fn source_depends_on_the_model_and_its_mode() {
 }
 
 fn memory_only() -> Activity {
-    Activity { source: Source::MemoryOnly, ..Activity::default() }
+    Activity { source: SignalSource::MemoryOnly, ..Activity::default() }
 }
 
 /// The driver's own buffer shows a burst that ended before the sample.

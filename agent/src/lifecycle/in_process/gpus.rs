@@ -8,12 +8,12 @@ use std::{
     sync::{Arc, Condvar, MutexGuard},
 };
 
-use gpush_api::{ComputeInstance, ComputeMode, Driver, Gpu, GpuInstance, GpuUuid, Process, ProcessKind};
+use gpush_api::{ComputeInstance, ComputeMode, Driver, Gpu, GpuInstance, GpuUuid, Process, ProcessKind, SignalSource};
 use gpush_locked::Locked;
 use gpush_nvml::{
     DriverError, ErrorKind, Identity, Listed, ModeChange, Reading, ReadingPart, ScriptedDriver, Unread,
     proto::{Answer, GpuRef, Request},
-    sample::{Activity, Doubts, LimitedTime, MemoryUse, Ratio, Sample, Source},
+    sample::{Activity, Doubts, LimitedTime, MemoryUse, Ratio, Sample},
 };
 
 use super::{
@@ -399,7 +399,7 @@ impl Script {
 
 /// Returns a sample of a GPU that does nothing.
 fn idle_sample(uuid: GpuUuid) -> Sample {
-    let activity = Activity { source: Source::Utilization, busy: Some(Ratio::ZERO), ..Activity::default() };
+    let activity = Activity { source: SignalSource::Utilization, busy: Some(Ratio::ZERO), ..Activity::default() };
     Sample {
         uuid,
         at_us: 0,

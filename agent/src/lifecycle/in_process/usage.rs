@@ -3,7 +3,7 @@
 use gpush_api::{GpuState, HostUsage, LeaseGrant, LeaseUsage, SignalSource, UnknownReason, UseState};
 use gpush_nvml::{
     ErrorKind,
-    sample::{ProcessSample, Ratio, Source},
+    sample::{ProcessSample, Ratio},
 };
 use hyper::Method;
 
@@ -145,7 +145,7 @@ async fn user_sees_only_own_leases_and_no_names_of_others() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metrics_have_the_format_that_the_client_prefers() {
     let host = whole_gpus(1).start(WHOLE).await;
-    host.gpus.set_sample(0, |sample| sample.activity.source = Source::Utilization);
+    host.gpus.set_sample(0, |sample| sample.activity.source = SignalSource::Utilization);
     host.gpus().await;
     host.until_usage("a sample", |usage| usage.gpu_usage.first()?.sampled_at).await;
     let (classic, kind) = host.metrics(0, "text/plain").await;

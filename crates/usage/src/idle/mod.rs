@@ -15,8 +15,8 @@
 //! - Unused time begins with the first idle or empty sample, but not before the end of `start_grace` or of a `keep`. The
 //!   deadline is `after` later, or `empty_after` after the lease has become empty, whichever is earlier.
 //! - A busy or unknown sample begins everything again. So nothing ends a lease whose state is unknown.
-//! - gpushd ends nothing without an earlier notice to the holder. The notice must be recorded (delivered, or stored where the holder sees it),
-//!   and after it the shortest of the warnings must pass.
+//! - gpushd ends nothing without an earlier notice to the holder. The notice must be recorded: delivered, or stored where
+//!   the holder sees it. After it, the shortest of the warnings must pass.
 //! - Slurm jobs and rules with `action = "report"` are only reported. `action = "warn"` warns and reports.
 
 mod exempt;

@@ -1,11 +1,12 @@
 //! Windows of GPU performance monitoring (GPM): two samples of the driver, and the mean activity between them.
 
+use gpush_api::SignalSource;
 use nvml_wrapper_sys::bindings::{self as sys, nvmlGpmMetricsGet_t, nvmlGpmSample_t, nvmlGpmSupport_t};
 
 use crate::{
     driver::{Driver, Gpu},
     error::{DriverError, ErrorKind},
-    sample::{Activity, Doubt, Ratio, Source},
+    sample::{Activity, Doubt, Ratio},
 };
 
 /// Version word of the structs of GPM: a plain number.
@@ -80,7 +81,7 @@ impl MetricsRequest {
         METRICS.iter().zip(&mut request.metrics).for_each(|(id, metric)| metric.metricId = *id);
         // SAFETY: the struct has room for more metrics than `numMetrics`, and both samples are allocated.
         unsafe { nvml!(driver, nvmlGpmMetricsGet(std::ptr::from_mut(request))) }?;
-        let mut activity = Activity { source: Source::Gpm, ..Activity::default() };
+        let mut activity = Activity { source: SignalSource::Gpm, ..Activity::default() };
         let mut read = |index: usize| {
             let metric = &request.metrics[index];
             let value = match metric.nvmlReturn {

@@ -9,6 +9,7 @@
 //! A failure of one part leaves its values absent. The sample fails only if the GPU itself is gone. All handles end with
 //! the worker, so no handle survives a reset or maintenance.
 
+use gpush_api::SignalSource;
 use std::{
     collections::BTreeMap,
     time::{Instant, SystemTime, UNIX_EPOCH},
@@ -23,7 +24,7 @@ use crate::{
     proto::GpuRef,
     sample::{
         Activity, Doubt, Doubts, InstanceRef, InstanceSample, LimitedTime, MemoryUse, ProcessSample, Ratio, Sample,
-        Source, Wanted,
+        Wanted,
     },
 };
 
@@ -174,8 +175,8 @@ impl<'d> Sampling<'d> {
                     && wanted.process_activity
                 {
                     let counted = self.process_activity(&gpu, processes, at_us, &mut sample.doubts)?;
-                    if sample.activity.source == Source::None && counted {
-                        sample.activity.source = Source::ProcessSamples;
+                    if sample.activity.source == SignalSource::None && counted {
+                        sample.activity.source = SignalSource::Processes;
                     }
                 }
             }
@@ -187,15 +188,15 @@ impl<'d> Sampling<'d> {
                 sample.instances = self.instances(&gpu, instances, wanted, at_us)?;
             }
         }
-        if sample.activity.source == Source::None && processes.is_some() {
-            sample.activity.source = Source::MemoryOnly;
+        if sample.activity.source == SignalSource::None && processes.is_some() {
+            sample.activity.source = SignalSource::MemoryOnly;
         }
         if let Some(doubt) = sample.activity.doubt {
             sample.doubts.count(doubt);
         }
         for one in &mut sample.instances {
-            if one.activity.source == Source::None && processes.is_some() {
-                one.activity.source = Source::MemoryOnly;
+            if one.activity.source == SignalSource::None && processes.is_some() {
+                one.activity.source = SignalSource::MemoryOnly;
             }
             if let Some(doubt) = one.activity.doubt {
                 sample.doubts.count(doubt);
@@ -367,7 +368,7 @@ fn add_utilization(processes: &mut [ProcessSample], entries: &[ProcessUtilizatio
 
 /// An activity that is not known yet.
 fn waiting(doubt: Doubt) -> Activity {
-    Activity { source: Source::Gpm, doubt: Some(doubt), ..Activity::default() }
+    Activity { source: SignalSource::Gpm, doubt: Some(doubt), ..Activity::default() }
 }
 
 /// Converts a failed part of a sample to an absent one, unless the failure concerns the whole GPU.

@@ -1,5 +1,6 @@
 //! Utilization of a GPU without GPM, and of its processes. The driver refuses both with MIG on.
 
+use gpush_api::SignalSource;
 use nvml_wrapper_sys::bindings::{
     nvmlProcessUtilizationSample_t, nvmlSample_t, nvmlSamplingType_enum_NVML_GPU_UTILIZATION_SAMPLES,
     nvmlUtilization_t, nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT,
@@ -8,7 +9,7 @@ use nvml_wrapper_sys::bindings::{
 use crate::{
     driver::Gpu,
     error::{DriverError, ErrorKind},
-    sample::{Activity, Doubt, Doubts, Ratio, Source},
+    sample::{Activity, Doubt, Doubts, Ratio},
 };
 
 /// Room for the driver's buffer of samples, which has about 120 entries.
@@ -46,7 +47,7 @@ impl Gpu<'_> {
         }
         let (busy, dram) = (Ratio::from_percent(rates.gpu.into()), Ratio::from_percent(rates.memory.into()));
         let now = Activity {
-            source: Source::Utilization,
+            source: SignalSource::Utilization,
             busy: busy.ok(),
             dram: dram.ok(),
             doubt: busy.err().or(dram.err()),
