@@ -26,11 +26,19 @@ impl Need {
     /// All needs.
     const ALL: [Self; 2] = [Self::Scrape, Self::Watch];
 
-    /// Returns the pause between two samples, and how long the need lasts after it was last noted.
-    fn terms(self) -> (Duration, Duration) {
+    /// Returns the pause between two samples.
+    pub(super) fn interval(self) -> Duration {
         match self {
-            Self::Scrape => (Duration::from_secs(15), Duration::from_secs(300)),
-            Self::Watch => (Duration::from_secs(1), Duration::from_secs(5)),
+            Self::Scrape => Duration::from_secs(15),
+            Self::Watch => Duration::from_secs(1),
+        }
+    }
+
+    /// Returns how long the need lasts after it was last noted.
+    fn lasts(self) -> Duration {
+        match self {
+            Self::Scrape => Duration::from_secs(300),
+            Self::Watch => Duration::from_secs(5),
         }
     }
 }
@@ -46,23 +54,20 @@ impl Demand {
     /// Notes a need.
     pub(super) fn note(&self, need: Need) {
         let now = Instant::now();
-        let before = self.interval(now);
+        let before = self.strictest(now);
         self.noted.lock()[need as usize] = Some(now);
         // The sampler waits only for a shorter interval than the present one.
-        if before.is_none_or(|before| need.terms().0 < before) {
+        if before.is_none_or(|before| need.interval() < before.interval()) {
             self.changed.notify_one();
         }
     }
 
-    /// Returns the pause between two samples; `None` if nothing needs samples at this time.
-    pub(super) fn interval(&self, now: Instant) -> Option<Duration> {
+    /// Returns the need with the shortest interval; `None` if nothing needs samples at this time.
+    pub(super) fn strictest(&self, now: Instant) -> Option<Need> {
         let noted = *self.noted.lock();
-        let lasting = Need::ALL.into_iter().filter_map(|need| {
-            let (interval, lasts) = need.terms();
-            let age = now.saturating_duration_since(noted[need as usize]?);
-            (age < lasts).then_some(interval)
-        });
-        lasting.min()
+        let is_lasting =
+            |need: &Need| noted[*need as usize].is_some_and(|at| now.saturating_duration_since(at) < need.lasts());
+        Need::ALL.into_iter().filter(is_lasting).min_by_key(|need| need.interval())
     }
 
     /// Waits until samples are needed more often than before.
@@ -80,7 +85,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn shortest_interval_of_the_lasting_needs_counts() {
         let demand = Demand::default();
-        let interval = || demand.interval(Instant::now()).map(|interval| interval.as_secs());
+        let interval = || demand.strictest(Instant::now()).map(|need| need.interval().as_secs());
         assert_eq!(interval(), None);
         demand.note(Need::Scrape);
         assert_eq!(interval(), Some(15));

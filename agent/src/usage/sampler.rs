@@ -27,7 +27,7 @@ use gpush_usage::{
 use jiff::Timestamp;
 use tokio::{task::JoinSet, time::Instant};
 
-use super::{Accounts, LastSample, TakenSample, Usage, UsageParts, holds, owners::Owners, translate::translated};
+use super::{Accounts, LastSample, Need, TakenSample, Usage, UsageParts, holds, owners::Owners, translate::translated};
 use crate::state::{HostState, LeaseTable};
 
 /// While only metrics are collected, each fourth sample reads temperatures and clocks: they cost 4 calls, and change
@@ -43,14 +43,14 @@ pub(super) async fn run(usage: Usage) {
     loop {
         let host = Arc::clone(&snapshots.borrow_and_update());
         sampler.follow(&host, &mut parts.accounts.lock(), parts.clock.now());
-        let interval = parts.demand.interval(Instant::now());
-        if interval.is_none() && std::mem::take(&mut sampler.has_worker) {
+        let need = parts.demand.strictest(Instant::now());
+        if need.is_none() && std::mem::take(&mut sampler.has_worker) {
             // Without samples, gpushd must not keep the driver open with a second worker.
             if let Err(error) = parts.context.hardware.end_sampling().await {
                 tracing::warn!("the worker for samples cannot be ended: {error}");
             }
         }
-        let due = sampler.next_sample(interval);
+        let due = sampler.next_sample(need);
         tokio::select! {
             () = parts.context.stopping.cancelled() => return,
             changed = snapshots.changed() => if changed.is_err() { return },
@@ -60,8 +60,8 @@ pub(super) async fn run(usage: Usage) {
                 sampler.in_flight.remove(&gpu);
                 parts.accounts.lock().note(gpu, result, parts.clock.now());
             }
-            () = wait_until(due) => if let Some(interval) = interval {
-                for request in sampler.begin_round(&host, interval) {
+            () = wait_until(due) => if let Some(need) = need {
+                for request in sampler.begin_round(&host, need) {
                     let usage = usage.clone();
                     let host = Arc::clone(&host);
                     in_flight.spawn(async move { (request.gpu.uuid.clone(), sample(&usage, &host, request).await) });
@@ -147,23 +147,24 @@ impl Sampler {
     }
 
     /// Returns the time of the next sample; `None` if nothing needs samples.
-    fn next_sample(&self, interval: Option<Duration>) -> Option<Instant> {
-        let interval = interval?;
+    fn next_sample(&self, need: Option<Need>) -> Option<Instant> {
+        let interval = need?.interval();
         Some(self.last_round.map_or_else(Instant::now, |last| last + interval))
     }
 
     /// Begins a round: one sample of each GPU that has no sample in flight.
-    fn begin_round(&mut self, host: &HostState, interval: Duration) -> Vec<SampleRequest> {
+    fn begin_round(&mut self, host: &HostState, need: Need) -> Vec<SampleRequest> {
         self.last_round = Some(Instant::now());
         (self.round, self.has_worker) = (self.round + 1, true);
-        let is_watched = interval < Duration::from_secs(5);
-        let board = self.round % BOARD_EVERY == 1;
-        let wanted = if is_watched { Wanted::ALL } else { Wanted { board, ..Wanted::default() } };
+        let wanted = match need {
+            Need::Scrape => Wanted { board: self.round % BOARD_EVERY == 1, ..Wanted::default() },
+            Need::Watch => Wanted::ALL,
+        };
         let gpus = host.gpus.iter().filter(|one| can_be_sampled(&one.gpu));
         let gpus = gpus.filter(|one| !host.claimed.contains(&one.gpu.uuid));
         let requests: Vec<SampleRequest> = gpus
             .filter(|one| !self.in_flight.contains(&one.gpu.uuid))
-            .map(|one| self.request(&one.gpu, wanted, interval))
+            .map(|one| self.request(&one.gpu, wanted, need.interval()))
             .collect();
         self.in_flight.extend(requests.iter().map(|request| request.gpu.uuid.clone()));
         requests

@@ -15,7 +15,7 @@ use gpush_usage::{
 };
 use tokio::time::Instant;
 
-use super::{Accounts, LastSample, Usage, clock::timestamp};
+use super::{Accounts, LastSample, Need, Usage, clock::timestamp};
 use crate::{
     requests::caller::Viewer,
     state::{HostState, OpenLease},
@@ -25,7 +25,7 @@ use crate::{
 pub(super) fn figures(usage: &Usage, viewer: Viewer) -> HostUsage {
     let host = usage.0.context.state.now();
     let now = usage.0.clock.now();
-    let interval = usage.0.demand.interval(Instant::now());
+    let interval = usage.0.demand.strictest(Instant::now()).map(Need::interval);
     let accounts = usage.0.accounts.lock();
     let sums: BTreeMap<GpuUuid, GpuFigures> =
         accounts.ledger.gpus(now).map(|figures| (figures.gpu.clone(), figures)).collect();
