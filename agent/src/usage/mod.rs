@@ -83,7 +83,7 @@ struct TakenSample {
 }
 
 impl LastSample {
-    /// Returns the sample if it is recent. Nothing may need samples any more, and an old figure is not a present one.
+    /// Returns the sample if it is recent. It can be old, because gpushd takes no samples while no client needs them.
     fn recent(&self, now: Moment) -> Option<&TakenSample> {
         match self {
             Self::Taken(taken) => {

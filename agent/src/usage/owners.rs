@@ -71,7 +71,7 @@ impl Owners<'_> {
     }
 }
 
-/// Returns the MIG device of a process, if the driver tells it.
+/// Returns the MIG device of a process, if the driver reports it.
 fn device<'g>(gpu: &'g Gpu, process: &ProcessSample) -> Option<&'g TargetUuid> {
     let (gi, ci) = (process.gi?, process.ci?);
     let instance = gpu.mig.as_ref()?.instances.iter().find(|instance| instance.id == gi)?;

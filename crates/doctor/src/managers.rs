@@ -75,7 +75,7 @@ pub(crate) fn examine(host: &Host) -> Vec<Finding> {
     findings
 }
 
-/// Returns the findings about programs that manage the driver, the layouts or the users of the GPUs, as gpushd does.
+/// Returns the findings about programs that, like gpushd, manage the driver, the layouts or the users of the GPUs.
 pub(crate) fn other_managers(host: &Host) -> Vec<Finding> {
     let found = manager_findings(host, &host.processes()).into_iter();
     found.filter(|finding| finding.lint == Some(Lint::OtherManager)).collect()

@@ -130,7 +130,7 @@ pub struct Activity {
     pub tensor: Option<Ratio>,
     /// Memory bandwidth.
     pub dram: Option<Ratio>,
-    /// Why ratios are absent, if the driver did report them.
+    /// Why ratios are absent although no driver call failed.
     pub doubt: Option<Doubt>,
 }
 

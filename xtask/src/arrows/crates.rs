@@ -239,10 +239,10 @@ mod tests {
 
     #[test]
     fn indirect_forbidden_crate_is_found() {
-        let wrong = broken("gpush-core", "innocent", &["tokio-util"]);
+        let wrong = broken("gpush-advice", "innocent", &["tokio-util"]);
         assert_eq!(
             wrong,
-            ["gpush-core reaches tokio-util by gpush-core → innocent → tokio-util: core decides and does no I/O"]
+            ["gpush-advice reaches tokio-util by gpush-advice → innocent → tokio-util: advice is computed without I/O"]
                 .map(str::to_owned)
         );
     }

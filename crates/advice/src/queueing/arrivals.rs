@@ -87,7 +87,9 @@ pub fn parse(text: &str, source: &str) -> Result<Vec<Arrival>, ApiError> {
     let mut arrivals: Vec<Arrival> = Vec::new();
     for (number, line) in lines.filter(|(_, line)| !line.is_empty()) {
         let fields = line.split_once(',').and_then(|(at, tenant)| Some((at.parse().ok()?, tenant.parse().ok()?)));
-        let Some((at_s, tenant)) = fields else { return Err(wrong(number, "not a time and the number of a tenant")) };
+        let Some((at_s, tenant)) = fields else {
+            return Err(wrong(number, "the line is not a time and a tenant number, such as `0.48,3`"));
+        };
         let at_s: f64 = at_s;
         if !(at_s >= 0.0 && at_s.is_finite()) {
             return Err(wrong(number, "the time is not a number of seconds"));
@@ -128,7 +130,10 @@ mod tests {
     fn wrong_line_of_a_file_is_named() {
         let wrong = |text: &str| parse(text, "a.csv").unwrap_err().message;
         assert_eq!(wrong(""), "a.csv:1: the heading is not `arrival_s,tenant`");
-        assert_eq!(wrong("arrival_s,tenant\n0.5,1\nx,2\n"), "a.csv:3: not a time and the number of a tenant");
+        assert_eq!(
+            wrong("arrival_s,tenant\n0.5,1\nx,2\n"),
+            "a.csv:3: the line is not a time and a tenant number, such as `0.48,3`"
+        );
         assert_eq!(wrong("arrival_s,tenant\n0.5,1\n0.4,2\n"), "a.csv:3: the time is before that of the previous line");
         assert_eq!(wrong("arrival_s,tenant\n-1,1\n"), "a.csv:2: the time is not a number of seconds");
         assert_eq!(parse("arrival_s,tenant\n0.5,1\n\n", "a.csv").unwrap(), [Arrival { at_s: 0.5, tenant: 1 }]);

@@ -1,4 +1,4 @@
-//! A hostile tenant, and what it costs the others: the price of the missing wall.
+//! A hostile tenant, and how much longer the other tenants wait because of it.
 
 use gpush_api::{ApiError, Code};
 use serde::Serialize;

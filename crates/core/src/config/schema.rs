@@ -109,7 +109,7 @@ pub(super) const OTHER_WORDS: &[(&str, &[&str], &str)] = &[
     ("[gpu.mps]", &["pinned_device_memory_limit", "default_pinned_device_memory_limit", "pinned_memory"], "memory"),
 ];
 
-/// Words of other programs for a setting of another table: table, words, and what to do.
+/// Unknown keys whose setting is in another table or does not exist: table, keys, and what to do.
 pub(super) const MISPLACED_WORDS: &[(&str, &[&str], &str)] = &[
     ("", &["log_level", "loglevel"], "write [log] on a line of its own, and `level` below it"),
     ("", &["gpus", "rule", "rules"], "write [[gpu]] above each rule"),

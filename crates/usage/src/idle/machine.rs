@@ -84,7 +84,7 @@ pub struct IdleMachine {
     stage: IdleStage,
     /// Number of the next notice. Numbers do not repeat, so a late record of an old notice is recognized.
     next_notice: u32,
-    /// First notice of the present unused time.
+    /// Number of the first notice about the present unused time.
     first_notice: u32,
     keep: Option<Keep>,
 }

@@ -6,9 +6,9 @@
 //!  PowerLevels ─┘
 //! ```
 //!
-//! A lease is idle only if two kinds of evidence agree: every wanted activity reading of the window is present and zero;
-//! and no process is new, its memory has not changed, and the board needs no more power than with an idle context. If one
-//! reading is missing or disagrees, the state is unknown. Nothing ends a lease whose state is unknown.
+//! A lease with processes is idle only if two kinds of evidence agree. First, every activity reading of the window is present
+//! and zero. Second, no process is new, no memory use has changed, and the board needs no more power than with an idle
+//! context. If one reading is missing or disagrees, the state is unknown. Nothing ends a lease whose state is unknown.
 
 mod decide;
 mod power;

@@ -1,10 +1,10 @@
 //! The power that a board needs without work, as the second kind of evidence for idle leases.
 //!
-//! | level | learned from windows in which |
+//! | level | learned from windows |
 //! |---|---|
-//! | least | anything happened |
-//! | without a process | no process was on the GPU |
-//! | with an idle context | processes were on the GPU, and all activity was zero |
+//! | least | all |
+//! | without a process | without a process on the GPU |
+//! | with an idle context | with processes, and without activity |
 //!
 //! An activity sensor can read zero under full load. If it does so from the first process on, the level with a context
 //! would be learned from that load. So this level counts only if it is close to the level without a process.

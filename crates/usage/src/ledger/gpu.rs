@@ -101,7 +101,7 @@ impl GpuAccount {
         self.settled = to;
     }
 
-    /// Takes a sample whose moment is already settled. Returns the energy of each hold.
+    /// Adds a sample. The time until the sample must be settled already. Returns the energy of each hold.
     pub(crate) fn take(&mut self, sample: &GpuSample) -> Vec<u64> {
         let since_last = self.sampled.map(|(at, _)| sample.at.ms_since(at));
         let holds: Vec<(LeaseId, Hold)> =

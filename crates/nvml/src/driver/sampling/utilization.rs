@@ -36,7 +36,7 @@ impl Gpu<'_> {
     /// has such a buffer, so that a burst between two samples is not missed. Updates `seen_us`.
     ///
     /// # Errors
-    /// Errors of the calls. A GPU without utilization has no ratios.
+    /// Errors of the calls. If the driver has no utilization for the GPU, there are no ratios.
     pub(super) fn utilization_since(&self, seen_us: &mut u64) -> Result<Activity, DriverError> {
         let mut rates = nvmlUtilization_t { gpu: 0, memory: 0 };
         // SAFETY: the call writes one struct.
