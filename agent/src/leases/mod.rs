@@ -94,7 +94,7 @@ pub(crate) use self::{
     job_terms::{JobKey, JobTerms},
     quotas::{quota_subject, quota_view, users_with_quotas},
     scope::{Scopes, health},
-    show::{MOST_ENDED, Whose, all, ended_before, environment, one},
+    show::{MOST_ENDED, Whose, all, ended_before, environment, id, one},
 };
 
 /// The parts of gpushd that leases use.

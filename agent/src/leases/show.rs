@@ -24,7 +24,7 @@ pub(crate) const MOST_ENDED: usize = 100;
 ///
 /// # Errors
 /// If the text is not a lease id.
-pub(super) fn id(text: &str) -> Result<LeaseId, ApiError> {
+pub(crate) fn id(text: &str) -> Result<LeaseId, ApiError> {
     text.parse().map_err(|error| {
         ApiError::new(Code::BadRequest, format!("{} is not a lease: {error}", Quoted(text)))
             .hint("list the leases with `gpushctl lease list`")

@@ -86,7 +86,9 @@ impl Families {
             let value = if gpu.state == state { 1.0 } else { 0.0 };
             self.state.add([("uuid", uuid), ("state", state.name())], value);
         }
-        self.memory_total.add([("uuid", uuid)], bytes(Some(gpu.memory.total_mib)));
+        // A GPU that gpushd has never read has no memory.
+        let total = Some(gpu.memory.total_mib).filter(|total| *total > 0);
+        self.memory_total.add([("uuid", uuid)], bytes(total));
         for instance in gpu.mig.iter().filter(|mig| mig.enabled).flat_map(|mig| &mig.instances) {
             for device in &instance.compute {
                 let (gi, ci) = (instance.id.to_string(), device.id.to_string());
@@ -127,18 +129,18 @@ impl Families {
         for (domain, mhz) in [("sm", used.sm_clock_mhz), ("memory", used.memory_clock_mhz)] {
             self.clock.add([("uuid", uuid), ("domain", domain)], mhz.map(|mhz| f64::from(mhz) * 1e6));
         }
-        if used.sm_clock_mhz.is_some() {
+        if let Some(limited_by) = &used.limited_by {
             for limit in ClockLimit::ALL {
-                let value = if used.limited_by.contains(&limit) { 1.0 } else { 0.0 };
+                let value = if limited_by.contains(&limit) { 1.0 } else { 0.0 };
                 self.throttle.add([("uuid", uuid), ("reason", limit.name())], value);
             }
         }
         let slices = gpu.mig.as_ref().map_or(1.0, |mig| f64::from(mig.compute_slices.max(1)));
-        let free = (1.0 - used.leased - used.unusable).max(0.0);
+        let free = used.leased.zip(used.unusable).map(|(leased, unusable)| (1.0 - leased - unusable).max(0.0));
         let parts =
             [("free", free), ("leased", used.leased), ("idle_leased", used.unused), ("unusable", used.unusable)];
         for (state, part) in parts {
-            self.slices.add([("uuid", uuid), ("state", state)], part * slices);
+            self.slices.add([("uuid", uuid), ("state", state)], part.map(|part| part * slices));
         }
         for instance in &used.instance_usage {
             let gi = instance.gi.to_string();

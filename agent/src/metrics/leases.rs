@@ -1,17 +1,22 @@
 //! Metrics of leases and of the queue. They name users, so only administrators and the configured readers get them.
 
-use gpush_api::{EnergyMethod, HostUsage, LeaseBinding, LeaseState, LeaseUsage};
+use std::sync::Arc;
+
+use gpush_api::{LeaseBinding, LeaseState, LeaseUsageSummary, UseState};
 use gpush_openmetrics::Family;
 use jiff::Timestamp;
 
 use crate::state::{HostState, OpenLease};
 
-/// Returns the metrics of all leases that hold capacity, and of the queue.
-pub(super) fn families(host: &HostState, usage: &HostUsage) -> Vec<Family> {
+/// Returns the metrics of all leases that hold capacity, of those that have ended a short time ago, and of the queue.
+pub(super) fn families(host: &HostState, used: &[(Arc<OpenLease>, Option<LeaseUsageSummary>)]) -> Vec<Family> {
     let mut families = Families::new();
-    for lease in host.leases.holding() {
-        families.add_lease(host, lease);
-        if let Some(used) = usage.lease_usage.iter().find(|used| used.lease_id == lease.id()) {
+    for (lease, used) in used {
+        families.add_identity(host, lease);
+        if host.leases.open.contains_key(&lease.id()) {
+            families.ends.add([("lease", &*lease.id().to_string())], lease.record.expires_at.map(seconds));
+        }
+        if let Some(used) = used {
             families.add_usage(lease, used);
         }
     }
@@ -53,7 +58,7 @@ impl Families {
         }
     }
 
-    fn add_lease(&mut self, host: &HostState, lease: &OpenLease) {
+    fn add_identity(&mut self, host: &HostState, lease: &OpenLease) {
         let record = &lease.record;
         let id = record.id.to_string();
         let (uid, user) = (record.holder.uid.to_string(), record.holder.user.as_deref().unwrap_or(""));
@@ -82,10 +87,9 @@ impl Families {
             ];
             self.info.add(labels, 1.0);
         }
-        self.ends.add([("lease", &*id)], record.expires_at.map(seconds));
     }
 
-    fn add_usage(&mut self, lease: &OpenLease, used: &LeaseUsage) {
+    fn add_usage(&mut self, lease: &OpenLease, used: &LeaseUsageSummary) {
         let id = lease.id().to_string();
         let label = || [("lease", &*id)];
         let held = used.busy_s + used.idle_s + used.empty_s + used.unknown_s;
@@ -99,16 +103,16 @@ impl Families {
         for (family, time) in times {
             family.add(label(), number(time));
         }
-        let unused = used.unused_since.map_or(0.0, |since| age(Timestamp::now(), since));
-        self.unused.add(label(), unused);
-        let memory: Option<u64> = used.target_usage.iter().map(|target| target.memory_mib).sum();
-        self.memory.add(label(), memory.map(|mib| number(mib) * 1_048_576.0));
-        match used.energy_method {
-            EnergyMethod::None => {}
-            method @ (EnergyMethod::Board | EnergyMethod::Gpm | EnergyMethod::Process | EnergyMethod::Slices) => {
-                self.energy.add([("lease", &*id), ("method", method.name())], used.energy_j);
-            }
+        if let Some(energy) = used.energy_j {
+            self.energy.add([("lease", &*id), ("method", used.energy_method.name())], energy);
         }
+        let unused = match used.state {
+            Some(UseState::Busy) => Some(0.0),
+            Some(UseState::Idle | UseState::Empty) => used.unused_s.map(number),
+            Some(UseState::Unknown) | None => None,
+        };
+        self.unused.add(label(), unused);
+        self.memory.add(label(), used.memory_mib.map(|mib| number(mib) * 1_048_576.0));
     }
 
     fn add_queue(&mut self, host: &HostState) {

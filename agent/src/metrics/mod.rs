@@ -73,7 +73,7 @@ impl Metrics {
         let usage = self.0.usage.figures(Viewer::Admin);
         let mut families = gpus::families(&host, &usage);
         if scope == Scope::All {
-            families.extend(leases::families(&host, &usage));
+            families.extend(leases::families(&host, &self.0.usage.summaries()));
             families.extend(host::families(&self.0.context, &host));
         }
         families

@@ -193,6 +193,7 @@ fn full(record: &LeaseRecord) -> Lease {
         waits_for: Vec::new(),
         revocation: record.revocation.clone(),
         notice: None,
+        usage: None,
     }
 }
 

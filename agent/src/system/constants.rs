@@ -17,6 +17,8 @@ pub(crate) struct Constants {
     pub(crate) mps_log: u64,
     /// Maximum time for a reset of GPUs.
     pub(crate) reset: Duration,
+    /// Shortest time between two records of what leases are used for.
+    pub(crate) usage_record: Duration,
     /// Absolute path of `systemctl`.
     pub(crate) systemctl: String,
 }
@@ -28,6 +30,7 @@ impl Default for Constants {
             mps: SupervisorPolicy::default(),
             mps_log: 16 << 20,
             reset: Duration::from_secs(120),
+            usage_record: Duration::from_secs(10),
             systemctl: "/usr/bin/systemctl".to_owned(),
         }
     }
@@ -71,6 +74,7 @@ impl Constants {
             "mps.longest_pause" => &mut self.mps.longest_pause,
             "mps.within" => &mut self.mps.within,
             "reset" => &mut self.reset,
+            "usage.record" => &mut self.usage_record,
             "mps.failures" => {
                 self.mps.failures = value.parse().map_err(|_| wrong("write a number".to_owned()))?;
                 return Ok(());

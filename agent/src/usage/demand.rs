@@ -3,8 +3,8 @@
 //! | need | interval | ends |
 //! |---|---|---|
 //! | a scrape of `/metrics` | 15 s | 5 minutes after the last one |
-//! | `top`, and `status` while it watches | 1 s | 5 s after the last request |
-//! | `lease show`, `usage` | one sample now | at once |
+//! | the sums of open leases (`[history]`) | 15 s | with the last lease |
+//! | `top`, and other clients that watch | 1 s | 5 s after the last request |
 //!
 //! The shortest interval of all needs counts, so ten open tops cause no more samples than one.
 
@@ -18,18 +18,20 @@ use tokio::{sync::Notify, time::Instant};
 pub(crate) enum Need {
     /// Metrics are collected at intervals of up to 5 minutes.
     Scrape,
+    /// The sums of open leases are recorded.
+    Record,
     /// A person watches the figures.
     Watch,
 }
 
 impl Need {
-    /// All needs.
-    const ALL: [Self; 2] = [Self::Scrape, Self::Watch];
+    /// The needs that clients note.
+    const NOTED: [Self; 2] = [Self::Scrape, Self::Watch];
 
     /// Returns the pause between two samples.
     pub(super) fn interval(self) -> Duration {
         match self {
-            Self::Scrape => Duration::from_secs(15),
+            Self::Scrape | Self::Record => Duration::from_secs(15),
             Self::Watch => Duration::from_secs(1),
         }
     }
@@ -39,14 +41,27 @@ impl Need {
         match self {
             Self::Scrape => Duration::from_secs(300),
             Self::Watch => Duration::from_secs(5),
+            Self::Record => Duration::MAX,
         }
     }
+}
+
+/// What the present needs amount to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Needs {
+    /// Pause between two samples.
+    pub(super) interval: Duration,
+    /// Longest pause that can follow while any of the needs lasts. A sample promises it, so that no time counts as unknown
+    /// after a client has ended to watch.
+    pub(super) promised: Duration,
+    /// Whether a person watches, and wants all figures.
+    pub(super) is_watched: bool,
 }
 
 /// The needs, each with the time when it was last noted.
 #[derive(Debug, Default)]
 pub(super) struct Demand {
-    noted: Locked<[Option<Instant>; Need::ALL.len()]>,
+    noted: Locked<[Option<Instant>; 3]>,
     changed: Notify,
 }
 
@@ -54,20 +69,25 @@ impl Demand {
     /// Notes a need.
     pub(super) fn note(&self, need: Need) {
         let now = Instant::now();
-        let before = self.strictest(now);
+        let before = self.needs(now, false);
         self.noted.lock()[need as usize] = Some(now);
         // The sampler waits only for a shorter interval than the present one.
-        if before.is_none_or(|before| need.interval() < before.interval()) {
+        if before.is_none_or(|before| need.interval() < before.interval) {
             self.changed.notify_one();
         }
     }
 
-    /// Returns the need with the shortest interval; `None` if nothing needs samples at this time.
-    pub(super) fn strictest(&self, now: Instant) -> Option<Need> {
+    /// Returns what the needs at this time amount to; `None` if nothing needs samples. `records` says whether the sums of
+    /// open leases are recorded.
+    pub(super) fn needs(&self, now: Instant, records: bool) -> Option<Needs> {
         let noted = *self.noted.lock();
         let is_lasting =
             |need: &Need| noted[*need as usize].is_some_and(|at| now.saturating_duration_since(at) < need.lasts());
-        Need::ALL.into_iter().filter(is_lasting).min_by_key(|need| need.interval())
+        let lasting = Need::NOTED.into_iter().filter(is_lasting).chain(records.then_some(Need::Record));
+        let intervals: Vec<Duration> = lasting.map(Need::interval).collect();
+        let is_watched = is_lasting(&Need::Watch);
+        let (interval, promised) = (intervals.iter().min().copied()?, intervals.iter().max().copied()?);
+        Some(Needs { interval, promised, is_watched })
     }
 
     /// Waits until samples are needed more often than before.
@@ -85,16 +105,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn shortest_interval_of_the_lasting_needs_counts() {
         let demand = Demand::default();
-        let interval = || demand.strictest(Instant::now()).map(|need| need.interval().as_secs());
-        assert_eq!(interval(), None);
-        demand.note(Need::Scrape);
-        assert_eq!(interval(), Some(15));
+        let seconds = |records| {
+            let needs = demand.needs(Instant::now(), records)?;
+            Some((needs.interval.as_secs(), needs.promised.as_secs(), needs.is_watched))
+        };
+        assert_eq!(seconds(false), None);
+        assert_eq!(seconds(true), Some((15, 15, false)));
         demand.note(Need::Watch);
-        assert_eq!(interval(), Some(1));
+        assert_eq!(seconds(false), Some((1, 1, true)));
+        demand.note(Need::Scrape);
+        assert_eq!(seconds(false), Some((1, 15, true)), "the next sample can come 15 s later");
         tokio::time::advance(Duration::from_secs(5)).await;
-        assert_eq!(interval(), Some(15), "no client watches any more");
+        assert_eq!(seconds(false), Some((15, 15, false)), "no client watches any more");
         tokio::time::advance(Duration::from_secs(295)).await;
-        assert_eq!(interval(), None, "the last scrape was 5 minutes ago");
+        assert_eq!(seconds(false), None, "the last scrape was 5 minutes ago");
     }
 
     #[tokio::test(start_paused = true)]

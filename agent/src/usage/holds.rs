@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gpush_api::{Gpu, GpuInstance, GpuState, LeaseId, LeaseMember, Mig, Mode};
+use gpush_api::{Gpu, GpuInstance, GpuState, LeaseId, LeaseMember, MemberShare, Mig, Mode};
 use gpush_usage::{
     input::Hold,
     share::{GPU_UNITS, Part, TargetSize},
@@ -10,15 +10,31 @@ use gpush_usage::{
 
 use crate::state::HostState;
 
-/// Returns what each open lease holds. A MIG device that does not exist yet is left out.
+/// Returns what each granted lease holds.
 pub(super) fn of_leases(host: &HostState) -> BTreeMap<LeaseId, Vec<Hold>> {
+    let leases = host.leases.holding().filter(|lease| lease.record.granted_at.is_some());
+    leases.map(|lease| (lease.id(), of_members(host, &lease.record.members))).collect()
+}
+
+/// Returns what the members of a lease hold. A member on a GPU that gpushd does not know is left out.
+pub(super) fn of_members(host: &HostState, members: &[LeaseMember]) -> Vec<Hold> {
     let of_member = |member: &LeaseMember| {
         let gpu = &host.gpu(&member.gpu_uuid)?.gpu;
-        let (size, instance) = target(gpu, member)?;
+        let (size, instance) = target(gpu, member).or_else(|| Some((by_profile(gpu, member)?, None)))?;
         Some(Hold::of_member(member, size, instance))
     };
-    let leases = host.leases.holding();
-    leases.map(|lease| (lease.id(), lease.record.members.iter().filter_map(of_member).collect())).collect()
+    members.iter().filter_map(of_member).collect()
+}
+
+/// Returns the size of a MIG device that does not exist yet or any more, by the name of its profile.
+fn by_profile(gpu: &Gpu, member: &LeaseMember) -> Option<TargetSize> {
+    let (MemberShare::Mig { profile: name }, Some(mig)) = (&member.share, &gpu.mig) else { return None };
+    let profile = mig.profiles.iter().find(|profile| profile.name == *name)?;
+    let size = profile.placements.first()?.size;
+    Some(TargetSize {
+        compute: Part { of: profile.slices.into(), all: mig.compute_slices.into() },
+        memory: Part { of: size.into(), all: mig.memory_slices.into() },
+    })
 }
 
 /// Returns the size of a member's target, and the GPU instance that contains it.
@@ -73,7 +89,7 @@ pub(super) fn unusable(gpu: &Gpu) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{MemberShare, TargetUuid};
+    use gpush_api::TargetUuid;
     use gpush_core::preset;
 
     use super::*;

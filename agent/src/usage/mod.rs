@@ -5,6 +5,7 @@
 //!                                            │ sample
 //! open leases, GPUs ──► holds ───────────────┼────────► ledger (crates/usage) ──► figures for the API and metrics
 //!                              processes ──► owners ──► lease of each process
+//! ledger ──► history ──► store
 //! ```
 //!
 //! gpushd takes samples only while something needs them: see [`Demand`]. Without samples, the time of a lease counts as
@@ -13,19 +14,33 @@
 //! | file | subject |
 //! |---|---|
 //! | `demand` | who needs samples, and how often |
-//! | `sampler` | the task that takes samples |
+//! | `sampler` | the task that takes samples and follows the leases |
+//! | `round` | which GPUs are sampled when, and what each sample reads |
+//! | `take` | one sample |
+//! | `follow` | which leases begin, change and end |
+//! | `history` | records the sums in the store, and continues from there after a start |
+//! | `recent` | the final sums of leases that have just ended |
+//! | `lease_owners` | who is accounted for each lease |
 //! | `holds` | what each lease holds, and what of a GPU no lease can have |
 //! | `owners` | the lease of each process in a sample |
 //! | `translate` | a sample of the driver as input of the ledger |
 //! | `clock` | the present moment, by two clocks |
-//! | `show` | the figures for the API |
+//! | `show` | the present figures for the API |
+//! | `summary` | what each lease is or was used for, and its recent past |
 
 mod clock;
 mod demand;
+mod follow;
+mod history;
 mod holds;
+mod lease_owners;
 mod owners;
+mod recent;
+mod round;
 mod sampler;
 mod show;
+mod summary;
+mod take;
 mod translate;
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -34,11 +49,15 @@ use gpush_api::{GpuUuid, HostUsage};
 use gpush_host::process_facts::LeaseNames;
 use gpush_locked::Locked;
 use gpush_nvml::{SampleError, sample::Sample};
-use gpush_usage::{input::GpuSample, ledger::Ledger, moment::Moment};
+use gpush_usage::{
+    input::GpuSample,
+    ledger::{LeaseTotals, Ledger},
+    moment::Moment,
+};
 use jiff::Timestamp;
 
 pub(crate) use self::demand::Need;
-use self::{clock::Clock, demand::Demand};
+use self::{clock::Clock, demand::Demand, recent::RecentlyEnded};
 use crate::{modes::mps::Mps, requests::caller::Viewer, state::context::HostContext};
 
 /// Number of intervals for which a sample counts as recent, as in the ledger.
@@ -64,6 +83,12 @@ struct UsageParts {
 struct Accounts {
     ledger: Ledger,
     last: BTreeMap<GpuUuid, LastSample>,
+    /// Leases that have ended and are not recorded yet.
+    ended: Vec<LeaseTotals>,
+    /// Leases that have ended a short time ago.
+    recent: RecentlyEnded,
+    /// Whether a lease has begun, changed or ended since the last checkpoint.
+    is_changed: bool,
 }
 
 /// The last attempt to sample a GPU. After a failed attempt, there is no sample, so that an old figure is never shown as

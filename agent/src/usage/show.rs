@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gpush_api::{
     ClockLimit, DeviceActivity, Gpu, GpuUsage, GpuUuid, HostUsage, InstanceUsage, LeaseId, LeaseUsage, SignalSource,
-    TargetUsage,
+    TargetUsage, UnknownReason,
 };
 use gpush_nvml::sample::{Activity, Ratio, Sample};
 use gpush_usage::{
@@ -15,7 +15,7 @@ use gpush_usage::{
 };
 use tokio::time::Instant;
 
-use super::{Accounts, LastSample, Need, Usage, clock::timestamp};
+use super::{Accounts, LastSample, Usage, clock::timestamp};
 use crate::{
     requests::caller::Viewer,
     state::{HostState, OpenLease},
@@ -25,7 +25,7 @@ use crate::{
 pub(super) fn figures(usage: &Usage, viewer: Viewer) -> HostUsage {
     let host = usage.0.context.state.now();
     let now = usage.0.clock.now();
-    let interval = usage.0.demand.strictest(Instant::now()).map(Need::interval);
+    let interval = usage.0.demand.needs(Instant::now(), usage.records_leases(&host)).map(|needs| needs.interval);
     let accounts = usage.0.accounts.lock();
     let sums: BTreeMap<GpuUuid, GpuFigures> =
         accounts.ledger.gpus(now).map(|figures| (figures.gpu.clone(), figures)).collect();
@@ -41,13 +41,13 @@ pub(super) fn figures(usage: &Usage, viewer: Viewer) -> HostUsage {
 }
 
 /// Returns the leases whose use a viewer may see.
-fn visible(host: &HostState, viewer: Viewer) -> impl Iterator<Item = LeaseId> {
+pub(super) fn visible(host: &HostState, viewer: Viewer) -> impl Iterator<Item = LeaseId> {
     let is_visible = move |lease: &&OpenLease| viewer.may_see(Some(lease.record.holder.uid));
     host.leases.holding().filter(is_visible).map(OpenLease::id)
 }
 
 fn gpu(gpu: &Gpu, last: Option<&LastSample>, figures: Option<&GpuFigures>, now: Moment) -> GpuUsage {
-    let part = |units: Option<u32>| f64::from(units.unwrap_or(0)) / f64::from(GPU_UNITS);
+    let part = |units: u32| f64::from(units) / f64::from(GPU_UNITS);
     let mut shown = GpuUsage {
         gpu: gpu.index,
         gpu_uuid: gpu.uuid.clone(),
@@ -64,10 +64,10 @@ fn gpu(gpu: &Gpu, last: Option<&LastSample>, figures: Option<&GpuFigures>, now: 
         memory_temperature_c: None,
         sm_clock_mhz: None,
         memory_clock_mhz: None,
-        limited_by: Vec::new(),
-        leased: part(figures.map(|figures| figures.leased)),
-        unused: part(figures.map(|figures| figures.unused)),
-        unusable: part(figures.map(|figures| figures.unusable)),
+        limited_by: None,
+        leased: figures.map(|figures| part(figures.leased)),
+        unused: figures.filter(|figures| figures.is_sampled).map(|figures| part(figures.unused)),
+        unusable: figures.map(|figures| part(figures.unusable)),
         instance_usage: Vec::new(),
     };
     if let Some(LastSample::Failed(error)) = last {
@@ -89,7 +89,7 @@ fn add_sample(shown: &mut GpuUsage, gpu: &Gpu, sample: &Sample) {
     shown.energy_j = sample.energy_mj.map(joules);
     (shown.temperature_c, shown.memory_temperature_c) = (sample.temperature_c, sample.memory_temperature_c);
     (shown.sm_clock_mhz, shown.memory_clock_mhz) = (sample.sm_clock_mhz, sample.memory_clock_mhz);
-    shown.limited_by = sample.event_reasons.map(limits).unwrap_or_default();
+    shown.limited_by = sample.event_reasons.map(limits);
     let instances = gpu.mig.iter().flat_map(|mig| &mig.instances);
     shown.instance_usage = instances
         .filter_map(|instance| {
@@ -108,16 +108,16 @@ fn add_sample(shown: &mut GpuUsage, gpu: &Gpu, sample: &Sample) {
 fn lease(id: LeaseId, accounts: &Accounts, now: Moment) -> Option<LeaseUsage> {
     let figures = accounts.ledger.lease(id, now)?;
     let totals = accounts.ledger.totals(id, now)?.sums();
+    let reason = state_reason(&figures);
     let LeaseFigures { state, since, unused_since, times, members, .. } = figures;
     let seconds = |ms: u64| ms / 1000;
-    let reason =
-        members.iter().filter(|member| member.judgement.state == state).find_map(|member| member.judgement.reason);
     Some(LeaseUsage {
         lease_id: id,
         state,
         reason,
         since: timestamp(since),
         unused_since: unused_since.map(timestamp),
+        unused_s: unused_since.map(|since| seconds(now.ms_since(since))),
         busy_s: seconds(times.busy_ms),
         idle_s: seconds(times.idle_ms),
         empty_s: seconds(times.empty_ms),
@@ -126,6 +126,12 @@ fn lease(id: LeaseId, accounts: &Accounts, now: Moment) -> Option<LeaseUsage> {
         energy_method: totals.energy_method(),
         target_usage: members.iter().map(target).collect(),
     })
+}
+
+/// Returns why the state of a lease is unknown.
+pub(super) fn state_reason(figures: &LeaseFigures) -> Option<UnknownReason> {
+    let members = figures.members.iter().filter(|member| member.judgement.state == figures.state);
+    members.into_iter().find_map(|member| member.judgement.reason)
 }
 
 fn target(member: &MemberFigures) -> TargetUsage {
@@ -156,7 +162,7 @@ fn activity(activity: &Activity) -> DeviceActivity {
     }
 }
 
-fn joules(millijoules: u64) -> f64 {
+pub(super) fn joules(millijoules: u64) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a counter of a board has fewer than 53 bits for centuries")]
     let millijoules = millijoules as f64;
     millijoules / 1000.0

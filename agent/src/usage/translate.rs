@@ -10,14 +10,13 @@ use gpush_usage::{
     share::GPU_UNITS,
 };
 
-use super::{TakenSample, holds};
+use super::holds;
 
-/// Translates a sample. `earlier` is the sample before it: the windows of GPU instances take turns, and the activity of
-/// the last complete window counts until the next one.
+/// Translates a sample. `earlier` is the limited time of the sample before it.
 pub(super) fn translated(
     gpu: &Gpu,
     sample: &Sample,
-    earlier: Option<&TakenSample>,
+    earlier: Option<&LimitedTime>,
     processes: Reading<Vec<GpuProcess>>,
     at: Moment,
     interval_ms: u64,
@@ -29,10 +28,7 @@ pub(super) fn translated(
             let of_instance = |one: &InstanceSample| {
                 let instance = mig.instances.iter().find(|instance| instance.id == one.instance.gi)?;
                 let scope = WindowScope::Instance(instance.id);
-                let activity = match (window(&one.activity)?, one.activity.doubt) {
-                    (_, Some(Doubt::Skipped)) => before(earlier.map(|earlier| &earlier.translated), scope),
-                    (activity, _) => activity,
-                };
+                let activity = window(&one.activity)?;
                 Some(ActivityWindow { scope, units: holds::units_of_instance(mig, instance), activity })
             };
             sample.instances.iter().filter_map(of_instance).collect()
@@ -46,7 +42,7 @@ pub(super) fn translated(
         energy_mj: optional(sample.energy_mj),
         power_mw: optional(sample.power_mw.map(u64::from)),
         power_limit_mw: optional(sample.power_limit_mw.map(u64::from)),
-        limits: limits(&sample.limited, earlier.map(|earlier| &earlier.sample.limited)),
+        limits: limits(&sample.limited, earlier),
         utilization: match (sample.activity.source, sample.activity.busy) {
             (SignalSource::Utilization, Some(busy)) => Reading::Value(Ratio::from_millionths(busy.ppm())),
             (SignalSource::Utilization, None) => Reading::Failed,
@@ -104,10 +100,4 @@ fn window(activity: &Activity) -> Option<Reading<WindowActivity>> {
             None
         }
     }
-}
-
-/// Returns the activity of a window in the sample before.
-fn before(earlier: Option<&GpuSample>, scope: WindowScope) -> Reading<WindowActivity> {
-    let window = earlier.and_then(|sample| sample.windows.iter().find(|window| window.scope == scope));
-    window.map_or(Reading::Failed, |window| window.activity)
 }

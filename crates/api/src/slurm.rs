@@ -78,7 +78,7 @@ pub struct SlurmJobStart {
 }
 
 /// Result for a job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum SlurmOutcome {
@@ -115,7 +115,7 @@ pub struct SlurmGpu {
 }
 
 /// Answer to [`SlurmJobStart`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SlurmJobStarted {
     /// Result for the job.

@@ -1,6 +1,6 @@
 //! What leases and GPUs are used for: `GET /v1/usage`.
 //!
-//! Every figure is optional. A figure that the driver does not report, or that cannot be right, is absent: it is never 0.
+//! A figure that the driver does not report, or that cannot be right, is absent: it is never 0.
 //! Ratios are from 0 to 1. The ratios of a GPU instance are relative to the instance.
 
 use jiff::Timestamp;
@@ -226,15 +226,18 @@ pub struct GpuUsage {
     /// Memory clock in MHz.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_clock_mhz: Option<u32>,
-    /// What keeps the clocks below their maximum: `power`, `thermal`, `hardware`, `sync`, `application`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub limited_by: Vec<ClockLimit>,
+    /// What keeps the clocks below their maximum: `power`, `thermal`, `hardware`, `sync`, `setting`. Absent if it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limited_by: Option<Vec<ClockLimit>>,
     /// Part of the GPU that leases hold.
-    pub leased: f64,
-    /// Part of the GPU that leases hold without work.
-    pub unused: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leased: Option<f64>,
+    /// Part of the GPU that leases hold without work; absent without a recent sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unused: Option<f64>,
     /// Part of the GPU that no lease can have.
-    pub unusable: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unusable: Option<f64>,
     /// GPU instances.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub instance_usage: Vec<InstanceUsage>,
@@ -309,6 +312,9 @@ pub struct LeaseUsage {
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub unused_since: Option<Timestamp>,
+    /// Seconds in which the lease has done no work, until now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unused_s: Option<u64>,
     /// Time of work in seconds.
     pub busy_s: u64,
     /// Time with a process and without work, in seconds.
@@ -358,4 +364,87 @@ pub struct TargetUsage {
     /// Memory in MiB that was not exceeded in 98 % of the time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_p98_mib: Option<u64>,
+}
+
+/// What a lease is or was used for, in one line: the sums over its targets.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LeaseUsageSummary {
+    /// What the lease does; absent if it has ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<UseState>,
+    /// Why the state is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<UnknownReason>,
+    /// Start of the time in which the lease has done no work.
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub unused_since: Option<Timestamp>,
+    /// Seconds in which the lease has done no work, until now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unused_s: Option<u64>,
+    /// Time of work in seconds.
+    pub busy_s: u64,
+    /// Time with a process and without work, in seconds.
+    pub idle_s: u64,
+    /// Time without a process, in seconds.
+    pub empty_s: u64,
+    /// Time of which gpushd does not know what the lease did, in seconds.
+    pub unknown_s: u64,
+    /// Number of its processes on the GPUs in the last sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub process_count: Option<u64>,
+    /// Memory of the processes in MiB in the last sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_mib: Option<u64>,
+    /// Largest memory in MiB, as the sum of the largest memory on each target.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_peak_mib: Option<u64>,
+    /// Energy in J; absent if it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub energy_j: Option<f64>,
+    /// How the energy was found.
+    pub energy_method: EnergyMethod,
+    /// Part of the time in which the power limit lowered the clocks of the GPUs; absent if it is not known. On a shared
+    /// GPU, a neighbour can be the cause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_limited: Option<f64>,
+    /// Part of the time in which the temperature lowered the clocks of the GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thermal_limited: Option<f64>,
+}
+
+/// A minute, an hour or a day of a lease.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct UsageBucket {
+    /// Start.
+    #[serde(with = "crate::timestamp")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
+    pub begins_at: Timestamp,
+    /// Time of work in seconds.
+    pub busy_s: u64,
+    /// Time without work in seconds.
+    pub unused_s: u64,
+    /// Time of which gpushd does not know what the lease did, in seconds.
+    pub unknown_s: u64,
+    /// Largest memory in MiB.
+    pub memory_peak_mib: u64,
+    /// Energy in J.
+    pub energy_j: f64,
+}
+
+/// The recent past of a lease that has not ended, the oldest part first. A restart of gpushd begins it again.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct LeasePast {
+    /// Id of the lease.
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub lease_id: LeaseId,
+    /// The last 60 minutes.
+    pub minutes: Vec<UsageBucket>,
+    /// The last 24 hours.
+    pub hours: Vec<UsageBucket>,
+    /// The last 7 days, by UTC.
+    pub days: Vec<UsageBucket>,
 }

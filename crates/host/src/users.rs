@@ -63,6 +63,7 @@ pub struct NameService {
     uids: Cache<String, u32>,
     groups: Cache<String, u32>,
     memberships: Cache<u32, Vec<u32>>,
+    primary_groups: Cache<u32, String>,
     transient: TransientUids,
     outage: Outage,
 }
@@ -79,6 +80,7 @@ impl NameService {
             uid: Box::new(|name| Some(User::from_name(name).ok()?.map(|user| user.uid.as_raw()))),
             group: Box::new(|name| Some(Group::from_name(name).ok()?.map(|group| group.gid.as_raw()))),
             memberships: Box::new(|uid| memberships(*uid)),
+            primary_group: Box::new(|uid| primary_group(*uid)),
         })
     }
 
@@ -87,7 +89,7 @@ impl NameService {
     /// # Errors
     /// A thread cannot be started.
     pub fn with(lookups: Lookups) -> std::io::Result<Self> {
-        let Lookups { user, uid, group, memberships } = lookups;
+        let Lookups { user, uid, group, memberships, primary_group } = lookups;
         let transient = TransientUids::default();
         let noted = transient.clone();
         let outage = Outage::default();
@@ -98,6 +100,7 @@ impl NameService {
             uids: Cache::start("uids", GROUP_FRESH, uid, outage.clone())?,
             groups: Cache::start("groups", GROUP_FRESH, group, outage.clone())?,
             memberships: Cache::start("memberships", GROUP_FRESH, memberships, outage.clone())?,
+            primary_groups: Cache::start("primary groups", USER_FRESH, primary_group, outage.clone())?,
             transient,
             outage,
         })
@@ -162,6 +165,12 @@ impl NameService {
         self.memberships.get(uid, IDENTITY_WAIT).await
     }
 
+    /// Returns the name of a user's primary group, without waiting; `None` if it is not known. If the answer is missing or
+    /// old, requests a new one.
+    pub fn last_primary_group(&self, uid: u32) -> Option<String> {
+        self.primary_groups.last(uid).ok().flatten()
+    }
+
     /// Returns the id of a group; `None` if the group does not exist.
     ///
     /// # Errors
@@ -178,14 +187,15 @@ impl NameService {
         self.groups.last(name.to_owned())
     }
 
-    /// Returns what the name service does not answer about now: `users`, `uids`, `groups` or `memberships`. Empty if it
-    /// answers, or if no lookup was needed.
+    /// Returns what the name service does not answer about now: `users`, `uids`, `groups`, `memberships` or `primary
+    /// groups`. Empty if it answers, or if no lookup was needed.
     #[must_use]
     pub fn unanswered(&self) -> Vec<&'static str> {
         self.users.note_hanging_lookup();
         self.uids.note_hanging_lookup();
         self.groups.note_hanging_lookup();
         self.memberships.note_hanging_lookup();
+        self.primary_groups.note_hanging_lookup();
         self.outage.kinds()
     }
 
@@ -195,6 +205,7 @@ impl NameService {
         self.uids.retry_failed();
         self.groups.retry_failed();
         self.memberships.retry_failed();
+        self.primary_groups.retry_failed();
     }
 
     /// Looks up all users and groups that the config names. After the first call, requests find their ids in the cache
@@ -219,6 +230,8 @@ pub struct Lookups {
     pub group: Lookup<String, u32>,
     /// Finds the gids of all groups of a user.
     pub memberships: Lookup<u32, Vec<u32>>,
+    /// Finds the name of the primary group of a user.
+    pub primary_group: Lookup<u32, String>,
 }
 
 impl Lookups {
@@ -230,6 +243,7 @@ impl Lookups {
             uid: Box::new(|_| Some(None)),
             group: Box::new(|_| Some(None)),
             memberships: Box::new(|_| Some(None)),
+            primary_group: Box::new(|_| Some(None)),
         }
     }
 }
@@ -246,6 +260,12 @@ fn memberships(uid: u32) -> Option<Option<Vec<u32>>> {
     let name = CString::new(user.name).ok()?;
     let groups = nix::unistd::getgrouplist(&name, user.gid).ok()?;
     Some(Some(groups.into_iter().map(nix::unistd::Gid::as_raw).collect()))
+}
+
+/// Looks up the primary group of a user.
+fn primary_group(uid: u32) -> Option<Option<String>> {
+    let Some(user) = User::from_uid(Uid::from_raw(uid)).ok()? else { return Some(None) };
+    Some(Group::from_gid(user.gid).ok()?.map(|group| text::plain(&group.name)))
 }
 
 #[cfg(test)]

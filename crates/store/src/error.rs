@@ -209,6 +209,14 @@ pub enum StoreError {
         /// The damage.
         what: String,
     },
+    /// A record about the use of GPUs is damaged. Leases and operations are not affected.
+    #[error("a record of {table} is damaged: {what}; the figures of its period are lost, leases are not affected")]
+    DamagedUse {
+        /// Table.
+        table: String,
+        /// The damage.
+        what: String,
+    },
     /// The operation cannot change from its current state to the requested state.
     #[error("operation {operation} is {from} and can't become {to}")]
     Transition {
@@ -282,6 +290,7 @@ impl StoreError {
             | Self::Uncertain { .. }
             | Self::Broken { .. }
             | Self::Corrupt { .. }
+            | Self::DamagedUse { .. }
             | Self::Transition { .. }
             | Self::NoSuchOperation(_)
             | Self::LeaseTransition { .. }
@@ -312,7 +321,10 @@ impl From<StoreError> for ApiError {
             | StoreError::ReadOnly { .. }
             | StoreError::Gone { .. }
             | StoreError::Broken { .. } => Code::Unavailable,
-            StoreError::Uncertain { .. } | StoreError::Corrupt { .. } | StoreError::Internal(_) => Code::Internal,
+            StoreError::Uncertain { .. }
+            | StoreError::Corrupt { .. }
+            | StoreError::DamagedUse { .. }
+            | StoreError::Internal(_) => Code::Internal,
         };
         // Some messages end with a semicolon and the hint.
         let text = error.to_string();

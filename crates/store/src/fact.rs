@@ -100,6 +100,8 @@ pub(crate) const STORE: &str = "store_id";
 pub(crate) const MACHINE: &str = "machine_id";
 /// Number of the last lease.
 pub(crate) const LAST_LEASE: &str = "last_lease";
+/// Sequence number of the last checkpoint of the use.
+pub(crate) const USAGE_SEQUENCE: &str = "usage_sequence";
 const BOOT: &str = "boot";
 const OBSERVATIONS: &str = "noticed";
 const KNOWN_SINCE: &str = "known_since";

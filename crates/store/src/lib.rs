@@ -1,5 +1,5 @@
 //! Persistent state of `gpushd`: the journal of operations, overrides, conditions of GPUs, answers by idempotency key,
-//! the audit trail, the last boot, MPS targets, leases.
+//! the audit trail, the last boot, MPS targets, leases, and what leases were used for.
 //!
 //! The state is one SQLite file in the state directory, owned by one thread. **Everything that the
 //! store reports as recorded survives a power cut.** Transactions of several callers share one sync
@@ -62,6 +62,7 @@ mod schema;
 mod shared_gpu;
 mod store;
 mod tx;
+mod usage;
 mod watermark;
 
 pub use answer::{Answer, NewAnswer, StoredAnswer};
@@ -82,3 +83,4 @@ pub use schema::KNOWN as SCHEMA;
 pub use shared_gpu::{ComputeModeSet, LevelSet, SharedGpu};
 pub use store::{Pending, Statistics, Store};
 pub use tx::{Tx, View};
+pub use usage::{OwnedHour, UsageBounds, UsageRecord};

@@ -63,6 +63,21 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     "
     DROP TABLE mps_shares;
 ",
+    "
+    CREATE TABLE usage_checkpoint (part INTEGER PRIMARY KEY, content TEXT NOT NULL, seal INTEGER NOT NULL);
+    CREATE TABLE lease_hours (number INTEGER PRIMARY KEY, hour INTEGER NOT NULL, owner TEXT NOT NULL,
+        row TEXT NOT NULL, seal INTEGER NOT NULL);
+    CREATE INDEX lease_hours_by_hour ON lease_hours (hour);
+    CREATE TABLE gpu_hours (number INTEGER PRIMARY KEY, hour INTEGER NOT NULL, row TEXT NOT NULL,
+        seal INTEGER NOT NULL);
+    CREATE INDEX gpu_hours_by_hour ON gpu_hours (hour);
+    CREATE TABLE unused_times (lease INTEGER NOT NULL, since INTEGER NOT NULL, until INTEGER NOT NULL,
+        row TEXT NOT NULL, seal INTEGER NOT NULL, PRIMARY KEY (lease, since));
+    CREATE INDEX unused_times_by_end ON unused_times (until);
+    CREATE TABLE lease_totals (lease INTEGER PRIMARY KEY, ended INTEGER NOT NULL, row TEXT NOT NULL,
+        seal INTEGER NOT NULL);
+    CREATE INDEX lease_totals_by_end ON lease_totals (ended);
+",
 ];
 
 /// Newest schema that this build supports.

@@ -8,7 +8,9 @@ mod scene;
 use std::{collections::BTreeSet, fs, path::Path};
 
 use gpush_api::{EndReason, LeaseId, LeaseRevocation, LeaseState, OperationState};
-use gpush_store::{Bounds, LeaseHistory, LeaseRecord, LeaseSource, LeaseTerms, Options, Store, StoreError, Tx};
+use gpush_store::{
+    Bounds, LeaseHistory, LeaseRecord, LeaseSource, LeaseTerms, Options, Store, StoreError, Tx, UsageRecord,
+};
 use jiff::Timestamp;
 use proptest::prelude::*;
 use scene::{actor, lease_terms, lost, new_lease, open, operation, options};
@@ -340,4 +342,26 @@ proptest! {
         let expected: Vec<(u64, LeaseState)> = (1..).zip(model).collect();
         prop_assert_eq!(found, expected);
     }
+}
+
+/// A lease that began and ended between two checkpoints must not be missing in the accounts.
+#[test]
+fn lease_without_totals_is_found_once() {
+    let scratch = tempfile::tempdir().unwrap();
+    let store = open(scratch.path()).store;
+    let record = || {
+        let usage = UsageRecord { checkpoint: "{}".to_owned(), ..UsageRecord::default() };
+        let found = write(&store, move |tx| tx.record_usage(&usage)).unwrap();
+        found.into_iter().map(|lease| lease.id).collect::<Vec<_>>()
+    };
+    let ended = || end(&store, grant(&store, 1000).id).id;
+    ended();
+    assert_eq!(record(), [], "before the first checkpoint, nothing is accounted");
+    let first = ended();
+    let refused = write(&store, |tx| tx.queue_lease(new_lease(1000))).unwrap().id;
+    store.write_ending(move |tx| tx.end_lease(refused, EndReason::Cancelled)).wait().unwrap();
+    let unaccounted = store.read(|view| view.unaccounted_leases()).wait().unwrap();
+    assert_eq!(unaccounted.iter().map(|lease| lease.id).collect::<Vec<_>>(), [first]);
+    assert_eq!(record(), [first]);
+    assert_eq!(record(), [], "the next checkpoint contains it");
 }

@@ -45,6 +45,14 @@ impl Moment {
         }
     }
 
+    /// Returns the moment between two moments at which the wall clock had this time. A time outside counts as the nearer
+    /// of the two.
+    #[must_use]
+    pub fn between(earlier: Self, later: Self, wall_ms: i64) -> Self {
+        let ms = u64::try_from(wall_ms.saturating_sub(earlier.wall_ms)).unwrap_or(0);
+        earlier.plus_ms(ms.min(later.ms_since(earlier)))
+    }
+
     /// Returns the start of the UTC hour, in milliseconds since 1970.
     #[must_use]
     pub fn hour_ms(self) -> i64 {
@@ -84,6 +92,19 @@ mod tests {
         assert_eq!(at(2, 10, 1_060_000).ms_since(start), 60_000);
         assert_eq!(at(2, 10, 0).ms_since(start), 0);
         assert_eq!(at(2, 10, i64::MAX).ms_since(start), MOST_BETWEEN_BOOTS_MS);
+    }
+
+    /// The time up to the moment and the time after it are together exactly the time between the two, on one boot and on
+    /// two.
+    #[test]
+    fn moment_between_two_moments_splits_the_time_without_loss() {
+        let earlier = at(1, 5_000, 1_000_000);
+        for later in [at(1, 65_000, 1_060_000), at(2, 10, 1_060_000)] {
+            for (wall_ms, expected) in [(1_020_000, 20_000), (0, 0), (i64::MAX, 60_000)] {
+                let between = Moment::between(earlier, later, wall_ms);
+                assert_eq!((between.ms_since(earlier), later.ms_since(between)), (expected, 60_000 - expected));
+            }
+        }
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl Host {
 
     fn restart(&mut self) {
         self.ledger = serde_json::from_str(&self.disk.checkpoint).unwrap();
-        self.ledger.resume(self.now);
+        self.ledger.resume(Vec::new(), self.now);
     }
 
     fn pass(&mut self, ms: u64) {

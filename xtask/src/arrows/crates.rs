@@ -24,7 +24,7 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ("gpush-mps", &["gpush-api", "gpush-core", "gpush-host", "gpush-locked"]),
     ("gpush-doctor", &["gpush-api", "gpush-core", "gpush-host", "gpush-mps"]),
     ("gpush-client", &["gpush-api"]),
-    ("gpush-store", &["gpush-api", "gpush-core", "gpush-locked"]),
+    ("gpush-store", &["gpush-api", "gpush-core", "gpush-locked", "gpush-usage"]),
     ("gpush-usage", &["gpush-api", "gpush-core"]),
     ("gpush-openmetrics", &[]),
     ("gpush-man", &[]),

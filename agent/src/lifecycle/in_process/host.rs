@@ -217,6 +217,7 @@ impl ScriptedHost {
             // `group3` has gid 3, and each user whose uid ends in 03 as its member.
             group: Box::new(|name| Some(name.strip_prefix("group").and_then(|gid| gid.parse().ok()))),
             memberships: Box::new(|uid| Some(Some(vec![uid % 100]))),
+            primary_group: Box::new(|uid| Some(Some(format!("group{}", uid % 100)))),
         };
         let names = NameService::with(known).expect("the threads of the name service");
         Users::new(names, nix::unistd::geteuid().as_raw(), self.directory.path())

@@ -21,7 +21,7 @@ const SAMPLE: &str = "sampling the GPU";
 impl InProcess {
     /// Waits until the figures are as a test wants them.
     async fn until_usage<T>(&self, what: &str, is: impl Fn(&HostUsage) -> Option<T>) -> T {
-        self.until(what, async || is(&self.get("/v1/usage").await)).await
+        self.until(what, async || is(&self.get("/v1/usage?watch=true").await)).await
     }
 
     /// Waits for a lease in this state.
@@ -33,7 +33,7 @@ impl InProcess {
     }
 
     /// Returns the metrics that a user sees.
-    async fn metrics(&self, uid: u32, accept: &str) -> (String, String) {
+    pub(super) async fn metrics(&self, uid: u32, accept: &str) -> (String, String) {
         let headers = [("accept", accept)];
         let asked = request(user(uid), Method::GET, "/metrics", &headers, Vec::new());
         let answer = self.begin_request(asked).await.expect("an answer");
@@ -63,8 +63,8 @@ async fn lease_is_empty_until_a_process_of_it_works() {
     let busy = host.until_use(&lease, UseState::Busy).await;
     assert_eq!((busy.unused_since, busy.target_usage[0].memory_mib), (None, Some(2048)));
     assert_eq!((busy.target_usage[0].source, busy.target_usage[0].estimate), (SignalSource::Utilization, false));
-    let gpu = &host.get::<HostUsage>("/v1/usage").await.gpu_usage[0];
-    assert_eq!((gpu.activity.busy, gpu.power_w, gpu.leased), (Some(0.8), Some(70.0), 1.0));
+    let gpu = &host.get::<HostUsage>("/v1/usage?watch=true").await.gpu_usage[0];
+    assert_eq!((gpu.activity.busy, gpu.power_w, gpu.leased), (Some(0.8), Some(70.0), Some(1.0)));
 }
 
 /// A process without a lease must not make the lease of another user look busy.
@@ -87,7 +87,7 @@ async fn work_of_a_process_without_a_lease_is_not_work_of_the_lease() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn driver_is_called_only_while_something_needs_samples() {
-    let host = whole_gpus(2).start(WHOLE).await;
+    let host = whole_gpus(2).start(&format!("{WHOLE}[history]\ndays = 0\n")).await;
     host.gpus.set_sample(0, |_| {});
     host.lease(0, &whole("0", 1)).await.expect("a lease");
     host.gpus().await;
@@ -96,7 +96,7 @@ async fn driver_is_called_only_while_something_needs_samples() {
     let taken = host.gpus.sampled();
     for _ in 0..20 {
         host.metrics(0, "*/*").await;
-        host.get::<HostUsage>("/v1/usage").await;
+        host.get::<HostUsage>("/v1/usage?watch=true").await;
     }
     assert!(host.gpus.sampled() <= taken + 2 * 2, "many readers cause no more samples than one");
 }
@@ -111,7 +111,7 @@ async fn failed_sample_is_a_gap_and_changes_no_gpu() {
     host.gpus.fail(SAMPLE, 0, 1000, ErrorKind::Unknown);
     let unknown = host.until_use(&lease, UseState::Unknown).await;
     assert_eq!(unknown.reason, Some(UnknownReason::NoSample));
-    let usage: HostUsage = host.get("/v1/usage").await;
+    let usage: HostUsage = host.get("/v1/usage?watch=true").await;
     assert!(usage.gpu_usage[0].failure.is_some() && usage.gpu_usage[0].power_w.is_none(), "{usage:?}");
     assert!(usage.gpu_usage[1].failure.is_none(), "{usage:?}");
     assert_eq!(host.gpu(0).await.state, GpuState::Ready);
@@ -128,9 +128,9 @@ async fn user_sees_only_own_leases_and_no_names_of_others() {
     let host = whole_gpus(2).start(&config).await;
     let own = host.lease(1000, &whole("0", 1)).await.expect("a lease").lease.id;
     host.lease(1001, &whole("1", 1)).await.expect("a lease");
-    let seen: HostUsage = host.get_as(user(1000), "/v1/usage").await.expect("the own figures");
+    let seen: HostUsage = host.get_as(user(1000), "/v1/usage?watch=true").await.expect("the own figures");
     assert_eq!(seen.lease_usage.iter().map(|lease| lease.lease_id).collect::<Vec<_>>(), [own]);
-    let all: HostUsage = host.get("/v1/usage").await;
+    let all: HostUsage = host.get("/v1/usage?watch=true").await;
     assert_eq!(all.lease_usage.len(), 2);
     let (of_user, _) = host.metrics(1000, "*/*").await;
     assert!(of_user.contains("gpush_gpu_info{") && !of_user.contains("gpush_lease"), "{of_user}");

@@ -145,6 +145,7 @@ fn may_succeed_later(error: &StoreError) -> bool {
         | StoreError::Uncertain { .. }
         | StoreError::Broken { .. }
         | StoreError::Corrupt { .. }
+        | StoreError::DamagedUse { .. }
         | StoreError::Closed => true,
         StoreError::Transition { .. }
         | StoreError::NoSuchOperation(_)

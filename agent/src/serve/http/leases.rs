@@ -23,6 +23,7 @@ use crate::{
     leases::{self, Leases, Outcome},
     requests::{caller::Caller, idempotency::Header},
     serve::authorization::Authorization,
+    usage::Usage,
 };
 
 /// Returns the routes of this module.
@@ -105,6 +106,7 @@ async fn request(
     responses((status = 200, description = "The answer", body = Vec<Lease>), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 async fn list(
     State(leases): State<Leases>,
+    State(usage): State<Usage>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
     Parameters(ListParameters { ended, before, mine }): Parameters<ListParameters>,
@@ -118,10 +120,12 @@ async fn list(
     let whose = if mine == Some(true) { leases::Whose::Caller } else { leases::Whose::All };
     let by = caller.clone();
     let list = async move {
-        Ok::<Vec<Lease>, Failure>(match before {
+        let mut list = match before {
             None => leases::all(&leases, &by, whose, ended).await?,
             Some(before) => leases::ended_before(&leases, &by, whose, before, ended).await?,
-        })
+        };
+        usage.add_to(&mut list, by.viewer).await;
+        Ok::<Vec<Lease>, Failure>(list)
     };
     limiter.answer(&caller, StatusCode::OK, list).await
 }
@@ -133,8 +137,15 @@ async fn list(
     get, path = "/v1/leases/{id}", operation_id = "getLease", tag = "leases",
     params(("id" = String, Path, description = "`L<number>`")),
     responses((status = 200, description = "The answer", body = Lease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
-async fn one(State(leases): State<Leases>, caller: Caller, PathPart(id): PathPart) -> Result<Json<Lease>, Failure> {
-    Ok(Json(leases::one(&leases, caller.viewer, &id).await?))
+async fn one(
+    State(leases): State<Leases>,
+    State(usage): State<Usage>,
+    caller: Caller,
+    PathPart(id): PathPart,
+) -> Result<Json<Lease>, Failure> {
+    let mut lease = leases::one(&leases, caller.viewer, &id).await?;
+    usage.add_to(std::slice::from_mut(&mut lease), caller.viewer).await;
+    Ok(Json(lease))
 }
 
 /// Returns an active lease and the environment for its processes. For its holder and administrators.

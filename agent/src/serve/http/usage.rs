@@ -1,17 +1,25 @@
 //! `/v1/usage` and `/metrics`: what GPUs and leases are used for.
 
 use axum::{
-    Router,
+    Json, Router,
     extract::State,
     http::{HeaderMap, StatusCode, header},
     response::{IntoResponse as _, Response},
     routing::get,
 };
-use gpush_api::HostUsage;
+use gpush_api::{ApiError, Code, HostUsage, LeasePast};
 use gpush_openmetrics::Format;
+use serde::Deserialize;
 
-use super::{HttpHandles, failure::Failure, response_limiter::ResponseLimiter, without_parameters};
+use super::{
+    HttpHandles,
+    extract::{Parameters, PathPart},
+    failure::Failure,
+    response_limiter::ResponseLimiter,
+    without_parameters,
+};
 use crate::{
+    leases,
     metrics::Metrics,
     requests::caller::Caller,
     serve::authorization::Authorization,
@@ -20,24 +28,55 @@ use crate::{
 
 /// Returns the routes of this module.
 pub(super) fn routes() -> Router<HttpHandles> {
-    without_parameters(Router::new().route("/v1/usage", get(usage)).route("/metrics", get(metrics)))
+    without_parameters(Router::new().route("/v1/leases/{id}/usage", get(past)).route("/metrics", get(metrics)))
+        .route("/v1/usage", get(usage))
+}
+
+/// Parameters of `GET /v1/usage`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, derive(utoipa::IntoParams))]
+#[cfg_attr(test, into_params(parameter_in = Query))]
+struct UsageParameters {
+    /// Whether gpushd takes samples each second until 5 seconds after the last request with this parameter.
+    #[serde(default)]
+    watch: bool,
 }
 
 /// Returns what GPUs and leases are used for at present.
 ///
-/// gpushd takes samples of the GPUs while a client requests them, each second. So the first answer has few figures: repeat
-/// the request. Users see the figures of their own leases, administrators those of all leases.
+/// The figures are those of the last samples. While leases are open, gpushd takes a sample every 15 seconds. With `watch`,
+/// gpushd takes one each second; the first answer can have few figures: repeat the request. Users see the figures of their
+/// own leases, administrators those of all leases.
 #[cfg_attr(test, utoipa::path(
-    get, path = "/v1/usage", operation_id = "getUsage", tag = "gpus",
+    get, path = "/v1/usage", operation_id = "getUsage", tag = "gpus", params(UsageParameters),
     responses((status = 200, description = "The answer", body = HostUsage), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 async fn usage(
     State(usage): State<Usage>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
+    Parameters(UsageParameters { watch }): Parameters<UsageParameters>,
 ) -> Result<Response, Failure> {
-    usage.need(Need::Watch);
+    if watch {
+        usage.need(Need::Watch);
+    }
     let viewer = caller.viewer;
     limiter.answer(&caller, StatusCode::OK, async move { Ok::<HostUsage, Failure>(usage.figures(viewer)) }).await
+}
+
+/// Returns the recent past of a lease that has not ended: the last 60 minutes, 24 hours and 7 days. For its holder and
+/// administrators.
+#[cfg_attr(test, utoipa::path(
+    get, path = "/v1/leases/{id}/usage", operation_id = "getLeaseUsage", tag = "leases",
+    params(("id" = String, Path, description = "`L<number>`")),
+    responses((status = 200, description = "The answer", body = LeasePast), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+async fn past(State(usage): State<Usage>, caller: Caller, PathPart(id): PathPart) -> Result<Json<LeasePast>, Failure> {
+    let lease = leases::id(&id)?;
+    let past = usage.past(lease, caller.viewer).ok_or_else(|| {
+        let message = format!("there is no open lease {lease} whose use you may see");
+        ApiError::new(Code::NotFound, message).hint("list your leases with `gpushctl lease list --mine`")
+    })?;
+    Ok(Json(past))
 }
 
 /// Returns metrics as text for Prometheus, in the classic format or as OpenMetrics, as the header `Accept` says.
@@ -63,5 +102,5 @@ async fn metrics(
 /// The paths of this module, for the description of the API.
 #[cfg(test)]
 #[derive(utoipa::OpenApi)]
-#[openapi(paths(usage, metrics))]
+#[openapi(paths(usage, past, metrics))]
 pub(super) struct UsagePaths;

@@ -114,7 +114,10 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         let mut known = self.lanes.states();
-        known.changes.note(&self.uuids);
+        // An operation that never began has changed nothing.
+        if self.uuids.iter().any(|uuid| known.claimed.get(uuid).is_some_and(Holder::has_begun)) {
+            known.changes.note(&self.uuids);
+        }
         for uuid in &self.uuids {
             known.claimed.remove(uuid);
         }

@@ -20,6 +20,11 @@ pub(crate) struct Grant {
 pub(crate) struct LaneChanges(BTreeMap<GpuUuid, u64>);
 
 impl LaneChanges {
+    /// Returns how often operations have begun or ended on a GPU.
+    pub(crate) fn of(&self, gpu: &GpuUuid) -> u64 {
+        self.0.get(gpu).copied().unwrap_or_default()
+    }
+
     /// Notes that an operation has begun or ended on these GPUs.
     pub(super) fn note(&mut self, gpus: &[GpuUuid]) {
         gpus.iter().for_each(|gpu| *self.0.entry(gpu.clone()).or_default() += 1);

@@ -73,7 +73,7 @@ pub struct LeaseRevocation {
 }
 
 /// A lease.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Lease {
     /// Lease id, such as `L17`.
@@ -136,6 +136,10 @@ pub struct Lease {
     /// The last notice to the holder; absent if there was none, or if the caller may not see it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notice: Option<LeaseNotice>,
+    /// What the lease is or was used for; absent if gpushd does not know it, or if the caller may not see it. Only
+    /// `GET /v1/leases` and `GET /v1/leases/{id}` report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<crate::LeaseUsageSummary>,
 }
 
 impl Lease {
@@ -151,6 +155,7 @@ impl Lease {
         self.asked_by = None;
         self.request = None;
         self.notice = None;
+        self.usage = None;
         self.binding.redact();
         self.waits_for.clear();
         if let Some(queue) = &mut self.queue {
@@ -164,7 +169,7 @@ impl Lease {
 }
 
 /// A granted lease, and the environment for its processes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseGrant {
     /// Lease, in the state `active`.
@@ -252,6 +257,7 @@ mod tests {
                 ends_at: None,
                 terminals: Some(1),
             }),
+            usage: None,
         }
     }
 

@@ -221,7 +221,7 @@ pub struct MpsClient {
 }
 
 /// A target that is shared through MPS, and its daemon.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsDaemon {
     /// Short name of the target, such as `g5d1b03a2`. It is part of the names of the daemon's
@@ -358,7 +358,7 @@ pub struct MpsSetRequest {
 }
 
 /// Answer of `POST /v1/mps/{target}/settings`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MpsSetResponse {
     /// Daemon after the change.

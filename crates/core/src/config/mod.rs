@@ -25,6 +25,7 @@ mod bounded_syntax;
 mod defaults;
 mod effective;
 mod fix;
+mod history;
 mod layouts;
 mod leasing;
 mod limits;
@@ -52,6 +53,7 @@ mod unknown_keys;
 
 pub use accounts::{NamedAccount, accounts_in};
 pub use defaults::RuleDefaults;
+pub use history::History;
 pub use limits::RequestLimits;
 pub use metrics::Metrics;
 pub use mps::Mps;
@@ -94,6 +96,8 @@ pub struct Config {
     pub processes: Processes,
     /// `[leases]`
     pub leases: Leases,
+    /// `[history]`
+    pub history: History,
     /// `[metrics]`
     pub metrics: Metrics,
     /// `[notify]`

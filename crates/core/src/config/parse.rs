@@ -6,14 +6,14 @@ use std::{ops::Range, time::Duration};
 use toml::de::DeTable;
 
 use super::{
-    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, bounded_syntax,
+    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, bounded_syntax, history,
     layouts::{entries, layout_texts},
     leasing, limits, metrics, mode_change, mps, notify, processes, quotas,
     reader::{Reader, Text, Value},
     rules,
     schema::{
-        ACCESS, API, DEFAULTS, DRIVER, HEALTH, LAYOUTS, LEASES, LIMITS, LOG, METRICS, MODE_CHANGE, MPS, NOTIFY,
-        PROCESSES, SECTIONS, SLURM, Section, TOP,
+        ACCESS, API, DEFAULTS, DRIVER, HEALTH, HISTORY, LAYOUTS, LEASES, LIMITS, LOG, METRICS, MODE_CHANGE, MPS,
+        NOTIFY, PROCESSES, SECTIONS, SLURM, Section, TOP,
     },
     slurm, syntax_error,
 };
@@ -96,6 +96,10 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
     if let Some(table) = reader.table(top, LEASES) {
         reader.report_unknown_keys(table, LEASES, &[]);
         config.leases = quotas::leases(reader, table);
+    }
+    if let Some(table) = reader.table(top, HISTORY) {
+        reader.report_unknown_keys(table, HISTORY, &[]);
+        config.history = history::read(reader, table);
     }
     if let Some(table) = reader.table(top, METRICS) {
         reader.report_unknown_keys(table, METRICS, &[]);

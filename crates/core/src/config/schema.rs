@@ -38,6 +38,8 @@ pub const PROCESSES: Section = Section { header: "[processes]", keys: &["unlease
 pub const ALLOW: Section = Section { header: "[[processes.allow]]", keys: &["exe", "uid"] };
 /// `[leases]`
 pub const LEASES: Section = Section { header: "[leases]", keys: &["placement", "user_limits"] };
+/// `[history]`
+pub const HISTORY: Section = Section { header: "[history]", keys: &["days"] };
 /// `[metrics]`
 pub const METRICS: Section = Section { header: "[metrics]", keys: &["readers"] };
 /// `[notify]`
@@ -135,6 +137,7 @@ pub const SECTIONS: &[Section] = &[
     MPS,
     PROCESSES,
     LEASES,
+    HISTORY,
     METRICS,
     NOTIFY,
     SLURM,

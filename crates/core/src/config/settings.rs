@@ -27,6 +27,7 @@ impl Config {
             mps,
             processes,
             leases,
+            history,
             metrics,
             notify,
             slurm,
@@ -62,6 +63,7 @@ impl Config {
             ("leases", "placement", Some(text(placement_name(leases.placement)))),
             ("leases", "user_limits", Some(text(user_limits_name(leases.user_limits)))),
         ]);
+        all.extend(history.written().map(|(key, value)| ("history", key, value)));
         all.extend(metrics.written().map(|(key, value)| ("metrics", key, value)));
         all.extend(notify.written().map(|(key, value)| ("notify", key, value)));
         all.extend(slurm::written(slurm).map(|(key, value)| ("slurm", key, Some(value))));

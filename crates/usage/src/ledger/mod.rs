@@ -48,6 +48,15 @@ use crate::{
     share::GPU_UNITS,
 };
 
+/// An event between a checkpoint and the start that continues from it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Missed {
+    /// A lease began, and held this.
+    Begun(LeaseId, Vec<Hold>),
+    /// A lease ended.
+    Ended(LeaseId),
+}
+
 /// The accounts of all leases and GPUs of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Ledger {
@@ -65,12 +74,21 @@ impl Ledger {
         Self::default()
     }
 
-    /// Continues from a checkpoint. The time since the checkpoint is unknown, and the leases have held their shares.
-    pub fn resume(&mut self, now: Moment) {
+    /// Continues from a checkpoint, with what has happened since, in order. The time since the checkpoint is unknown, and
+    /// the leases have held their shares. Returns the totals of the leases that have ended.
+    pub fn resume(&mut self, missed: Vec<(Moment, Missed)>, now: Moment) -> Vec<LeaseTotals> {
         for gpu in self.gpus.values_mut() {
             gpu.forget_sample();
         }
+        let mut ended = Vec::new();
+        for (at, missed) in missed {
+            match missed {
+                Missed::Begun(lease, holds) => self.set_lease(lease, holds, at),
+                Missed::Ended(lease) => ended.extend(self.end_lease(lease, at)),
+            }
+        }
         self.advance(now);
+        ended
     }
 
     /// Begins to account a GPU. Has no effect if the GPU is known.
@@ -205,6 +223,11 @@ impl Ledger {
         for gpu in silent {
             self.settle(&gpu, now);
         }
+    }
+
+    /// Continues the numbers of rows: the next row gets at least this number.
+    pub fn number_rows_from(&mut self, number: u64) {
+        self.next_row = self.next_row.max(number);
     }
 
     /// Takes the closed rows, and numbers them.

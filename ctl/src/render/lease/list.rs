@@ -2,7 +2,7 @@
 
 use gpush_api::{Gpu, Lease, LeaseState};
 
-use super::{NONE, end, place, reason, share, state, targets, user};
+use super::{NONE, end, place, reason, share, state, targets, usage, user};
 use crate::render::{
     Appearance,
     appearance::paint,
@@ -37,6 +37,11 @@ pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing
             ("REQUESTED AT", &|lease| look.clock(lease.created_at)),
             ("GRANTED AT", &|lease| time(lease.granted_at)),
             ("ENDS AT", &|lease| time(lease.expires_at)),
+            ("USE", &|lease| lease.usage.as_ref().map_or_else(|| NONE.to_owned(), usage::times)),
+            ("ENERGY", &|lease| {
+                let energy = lease.usage.as_ref().and_then(|usage| usage.energy_j);
+                energy.map_or_else(|| NONE.to_owned(), usage::energy)
+            }),
             ("UUIDS", &uuids),
         ],
         look,
@@ -78,13 +83,13 @@ fn row(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> Vec<String> {
     ]
 }
 
-/// Describes a lease that is not active.
+/// Describes what an active lease does, or why a lease is not active.
 fn detail(lease: &Lease, look: &Appearance) -> String {
     let why = || lease.reason.map_or("ends", reason).to_owned();
     match lease.state {
         LeaseState::Queued => place(lease, look).unwrap_or_default(),
         LeaseState::Granting => lease.operation.as_ref().map_or_else(String::new, |id| format!("operation {id}")),
-        LeaseState::Active => String::new(),
+        LeaseState::Active => lease.usage.as_ref().map_or_else(String::new, usage::now),
         LeaseState::Releasing => match lease.waits_for.first() {
             Some(first) => look.clean(&format!("{}; waits: {first}", why())),
             None => format!("{}; waits for its processes", why()),

@@ -11,6 +11,7 @@ pub(crate) mod below;
 mod change;
 mod list;
 mod show;
+mod usage;
 
 use anstyle::Style;
 use gpush_api::{

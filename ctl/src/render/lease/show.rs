@@ -3,7 +3,7 @@
 use gpush_api::{Gpu, Lease, LeaseBinding, LeaseState, MemberShare, Priority, text::local_time};
 use gpush_core::{lease::request, refusal};
 
-use super::{end, enforced_by, list::list, place, reason, share, state, target, user};
+use super::{end, enforced_by, list::list, place, reason, share, state, target, usage, user};
 use crate::render::{
     Appearance,
     appearance::{BAD, NOTE, QUIET, STRONG, gib, pad, paint},
@@ -47,6 +47,9 @@ pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     if matches!(lease.state, LeaseState::Queued | LeaseState::Granting | LeaseState::Active) {
         let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", local_time(at)));
         fact("ends", &format!("{}{at}", end(lease, look)));
+    }
+    for (name, value) in usage::facts(lease) {
+        fact(name, &value);
     }
     let bound = match &lease.binding {
         LeaseBinding::Scope { unit: Some(bound), .. } | LeaseBinding::Cgroup { cgroup: Some(bound), .. } => Some(bound),

@@ -64,6 +64,7 @@ pub(crate) fn lease(id: u64, uid: u32) -> Lease {
         waits_for: Vec::new(),
         revocation: None,
         notice: None,
+        usage: None,
     }
 }
 

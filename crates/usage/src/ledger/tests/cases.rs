@@ -165,9 +165,9 @@ fn crash_loses_states_and_no_held_time() {
     assert!(ledger.sample(&busy(10_000)));
     let json = serde_json::to_string(&ledger).unwrap();
     let mut restarted: Ledger = serde_json::from_str(&json).unwrap();
-    restarted.resume(at(100_000));
+    restarted.resume(Vec::new(), at(100_000));
     let boot = Moment { boot: 2, monotonic_ms: 5, wall_ms: at(150_000).wall_ms };
-    restarted.resume(boot);
+    restarted.resume(Vec::new(), boot);
     let totals = restarted.end_lease(LEASE, boot.plus_ms(50)).unwrap();
     assert_eq!(totals.times, times(0, 0, 0, 98_000 + 50_000 + 50));
     let gpu = restarted.gpus(boot.plus_ms(50)).next().unwrap();

@@ -149,7 +149,7 @@ impl Run {
                 let json = serde_json::to_string(&self.ledger).unwrap();
                 let restarted: Ledger = serde_json::from_str(&json).unwrap();
                 self.ledger = restarted;
-                self.ledger.resume(now);
+                self.ledger.resume(Vec::new(), now);
             }
             Event::Boot => {
                 // Between two boots, only the wall clock counts. All GPUs are accounted up to the same time first.
@@ -163,7 +163,7 @@ impl Run {
                     gpu.elapsed_ms += 60_000;
                     gpu.base = None;
                 }
-                self.ledger.resume(self.now);
+                self.ledger.resume(Vec::new(), self.now);
             }
             Event::Advance => self.ledger.advance(now),
         }

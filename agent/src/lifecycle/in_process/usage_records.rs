@@ -1,0 +1,135 @@
+//! What leases were used for outlasts gpushd: restarts, kills, reboots.
+
+use gpush_api::{Lease, LeaseGrant, LeaseUsageSummary};
+
+use super::{
+    InProcess,
+    lease_requests::{WHOLE, whole, whole_gpus},
+    user,
+};
+
+/// A config with which gpushd records each change at once.
+fn config() -> String {
+    format!("# --constants usage.record=1ms\n{WHOLE}")
+}
+
+impl InProcess {
+    async fn lease_of(&self, granted: &LeaseGrant) -> Lease {
+        self.get(&format!("/v1/leases/{}", granted.lease.id)).await
+    }
+
+    /// Waits until the checkpoint in the store names a lease, or does not name it any more.
+    async fn until_recorded(&self, granted: &LeaseGrant, is_open: bool) {
+        let needle = format!("\"{}\"", granted.lease.id);
+        let store = &self.engine.as_ref().expect("gpushd runs").context.store;
+        self.until("a checkpoint", async || {
+            let text = store.read(|view| view.usage_checkpoint()).await.expect("readable")?;
+            (text.contains(&needle) == is_open).then_some(())
+        })
+        .await;
+    }
+}
+
+/// Returns the accounted time of a lease in seconds.
+fn held_s(usage: &LeaseUsageSummary) -> u64 {
+    usage.busy_s + usage.idle_s + usage.empty_s + usage.unknown_s
+}
+
+/// Checks that the accounted time is the time between grant and end. Each of the four sums may lose a fraction of a second,
+/// and the ledger sees the begin and the end a little later.
+fn assert_nothing_is_lost(lease: &Lease) {
+    let (granted, ended) = (lease.granted_at.expect("granted"), lease.ended_at.expect("ended"));
+    let held = ended.duration_since(granted).as_secs();
+    let accounted = i64::try_from(held_s(lease.usage.as_ref().expect("its use"))).expect("a short time");
+    assert!((held - accounted).abs() <= 4, "{held} s, {accounted} s accounted: {lease:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn use_of_an_ended_lease_is_kept_over_restart_kill_and_reboot() {
+    let host = whole_gpus(1);
+    let mut gpushd = host.start(&config()).await;
+    host.gpus.set_sample(0, |sample| sample.energy_mj = Some(5_000_000));
+    let granted = gpushd.lease(1000, &whole("0", 1)).await.expect("a lease");
+    gpushd.until_recorded(&granted, true).await;
+    gpushd.release(&granted).await;
+    gpushd.wait_until_ended(&granted).await;
+    gpushd.until_recorded(&granted, false).await;
+    let before = gpushd.lease_of(&granted).await;
+    assert_nothing_is_lost(&before);
+    for step in ["kill", "restart", "reboot"] {
+        match step {
+            "kill" => gpushd.kill(),
+            "restart" => gpushd.stop().await,
+            _ => {
+                gpushd.stop().await;
+                host.reboot();
+            }
+        }
+        gpushd = host.start(&config()).await;
+        assert_eq!(gpushd.lease_of(&granted).await, before, "after a {step}");
+    }
+    let of_other = gpushd.get_as::<Lease>(user(1001), &format!("/v1/leases/{}", granted.lease.id)).await;
+    assert!(of_other.is_err(), "users do not see ended leases of others");
+}
+
+/// A lease continues its sums after a kill. The time between checkpoint and start counts as unknown.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kill_loses_no_held_time_of_an_open_lease() {
+    let host = whole_gpus(2);
+    let mut gpushd = host.start(&config()).await;
+    gpushd.gpus().await;
+    let first = gpushd.lease(1000, &whole("0", 1)).await.expect("a lease");
+    gpushd.until_recorded(&first, true).await;
+    // The second lease begins and ends without a checkpoint.
+    gpushd.kill();
+    gpushd = host.start(WHOLE).await;
+    gpushd.gpus().await;
+    let second = gpushd.lease(1001, &whole("1", 1)).await.expect("a lease");
+    gpushd.release(&second).await;
+    gpushd.wait_until_ended(&second).await;
+    gpushd.kill();
+    gpushd = host.start(&config()).await;
+    gpushd.gpus().await;
+    gpushd.until_recorded(&first, true).await;
+    gpushd.release(&first).await;
+    gpushd.wait_until_ended(&first).await;
+    gpushd.until_recorded(&first, false).await;
+    for granted in [&first, &second] {
+        assert_nothing_is_lost(&gpushd.lease_of(granted).await);
+    }
+}
+
+/// Metrics show the final sums of a lease until each scraper has seen them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ended_lease_has_its_final_series_for_a_while() {
+    let host = whole_gpus(1).start(&config()).await;
+    host.gpus().await;
+    let granted = host.lease(1000, &whole("0", 1)).await.expect("a lease");
+    host.until_recorded(&granted, true).await;
+    host.release(&granted).await;
+    host.wait_until_ended(&granted).await;
+    host.until_recorded(&granted, false).await;
+    let id = granted.lease.id;
+    let (text, _) = host.metrics(0, "*/*").await;
+    let has = |series: &str| text.contains(&format!("{series}{{lease=\"{id}\""));
+    assert!(has("gpush_lease_held_seconds_total") && has("gpush_lease_info"), "{text}");
+    assert!(!has("gpush_lease_ends_timestamp_seconds") && !has("gpush_lease_idle_seconds"), "{text}");
+    let (of_user, _) = host.metrics(1000, "*/*").await;
+    assert!(!of_user.contains("gpush_lease"), "{of_user}");
+}
+
+/// The past of a lease is for its holder and administrators.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn past_of_a_lease_is_for_its_holder() {
+    let host = whole_gpus(1).start(&config()).await;
+    host.gpus().await;
+    let granted = host.lease(1000, &whole("0", 1)).await.expect("a lease");
+    host.until_recorded(&granted, true).await;
+    let path = format!("/v1/leases/{}/usage", granted.lease.id);
+    let past: gpush_api::LeasePast = host.get_as(user(1000), &path).await.expect("the past");
+    assert_eq!(past.lease_id, granted.lease.id);
+    for uid in [1001, 65_534] {
+        let error = host.get_as::<gpush_api::LeasePast>(user(uid), &path).await.expect_err("not theirs");
+        assert!(error.message.contains("whose use you may see"), "{error:?}");
+    }
+}

@@ -1,0 +1,261 @@
+//! Records the sums in the store, so that a restart or a crash loses no held time.
+//!
+//! ```text
+//! start ──► checkpoint of the store + leases that began or ended since ──► ledger
+//! lease begins, changes, ends ─► at most 10 s later ─┐
+//! 10 minutes over ───────────────────────────────────┼──► one transaction: checkpoint, closed hours, ended leases
+//! gpushd stops ──────────────────────────────────────┘
+//! ```
+//!
+//! After a crash, the time since the checkpoint is held time of which gpushd does not know the use.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use gpush_api::{EndReason, LeaseId};
+use gpush_store::{LeaseRecord, OwnedHour, StoreError, UsageRecord};
+use gpush_usage::{
+    account::{EndedLease, LeaseOwner},
+    ledger::{ClosedRows, LeaseHour, LeaseTotals, Ledger, Missed},
+    moment::Moment,
+};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::{Usage, holds, lease_owners::LeaseOwners};
+use crate::state::HostState;
+
+/// Time between two checkpoints without a change. A crash loses at most the use in this time.
+const WITHOUT_CHANGE: Duration = Duration::from_secs(600);
+/// Maximum number of rows that wait while the store accepts no writes.
+const MOST_WAITING: usize = 100_000;
+
+/// The accounts at a moment.
+#[derive(Debug, Serialize, Deserialize)]
+struct Checkpoint<L> {
+    at: Moment,
+    ledger: L,
+}
+
+/// Records the sums.
+#[derive(Debug)]
+pub(super) struct Recorder {
+    owners: LeaseOwners,
+    /// Rows that are not recorded yet.
+    waiting: UsageRecord,
+    last: Option<Instant>,
+    /// Shortest time between two checkpoints. Changes in this time share one.
+    pause: Duration,
+}
+
+impl Recorder {
+    /// Creates a recorder. Its first checkpoint is due at once: from then on, no lease is missed.
+    pub(super) fn new(pause: Duration) -> Self {
+        Self { owners: LeaseOwners::default(), waiting: UsageRecord::default(), last: None, pause }
+    }
+
+    /// Returns when the next checkpoint is due.
+    pub(super) fn due(&self, is_changed: bool) -> Instant {
+        let pause = if is_changed { self.pause } else { WITHOUT_CHANGE };
+        self.last.map_or_else(Instant::now, |last| last + pause)
+    }
+
+    /// Records a checkpoint, and the rows that have closed since the last one. If the store refuses, the rows wait for the
+    /// next attempt.
+    pub(super) async fn record(mut self, usage: Usage) -> Self {
+        self.last = Some(Instant::now());
+        let (closed, ended, checkpoint) = usage.take_for_record();
+        match self.try_record(&usage, closed, ended, checkpoint).await {
+            Ok(unaccounted) => usage.account_short_leases(&unaccounted),
+            Err(error) => tracing::warn!("the use of GPUs cannot be recorded, gpushd tries again: {error}"),
+        }
+        self
+    }
+
+    async fn try_record(
+        &mut self,
+        usage: &Usage,
+        closed: ClosedRows,
+        ended: Vec<LeaseTotals>,
+        checkpoint: String,
+    ) -> Result<Vec<LeaseRecord>, StoreError> {
+        let context = &usage.0.context;
+        let ended_ids: Vec<LeaseId> = ended.iter().map(|totals| totals.lease).collect();
+        let unknown = self.owners.unknown(closed.leases.iter().map(|row| row.lease).chain(ended_ids.iter().copied()));
+        let read = unknown.into_iter().chain(ended_ids.iter().copied()).collect();
+        let records = read_leases(usage, read).await.unwrap_or_else(|error| {
+            tracing::warn!("the owners of leases cannot be read: {error}");
+            BTreeMap::new()
+        });
+        self.owners.find(records.values(), &context.users).await;
+        let owned = |hour: LeaseHour| OwnedHour { owner: self.owners.of(hour.lease), hour };
+        self.waiting.lease_hours.extend(closed.leases.into_iter().map(owned));
+        self.waiting.gpu_hours.extend(closed.gpus);
+        self.waiting.unused.extend(closed.spans);
+        let ended = ended.into_iter().map(|totals| {
+            let owner = self.owners.of(totals.lease);
+            ended_lease(records.get(&totals.lease), owner, totals)
+        });
+        self.waiting.ended.extend(ended);
+        for lease in ended_ids {
+            self.owners.forget(lease);
+        }
+        self.drop_beyond_limit();
+        let written = UsageRecord { checkpoint, ..self.waiting.clone() };
+        let unaccounted = context.store.write(move |tx| tx.record_usage(&written)).await?;
+        self.waiting = UsageRecord::default();
+        Ok(unaccounted)
+    }
+
+    /// Drops the oldest rows if the store has refused writes for a long time.
+    fn drop_beyond_limit(&mut self) {
+        let UsageRecord { lease_hours, gpu_hours, unused, ended, checkpoint: _ } = &mut self.waiting;
+        let dropped = drop_oldest(lease_hours) + drop_oldest(gpu_hours) + drop_oldest(unused) + drop_oldest(ended);
+        if dropped > 0 {
+            tracing::error!("the store accepts no writes: {dropped} rows about the use of GPUs are lost");
+        }
+    }
+}
+
+fn drop_oldest<T>(rows: &mut Vec<T>) -> usize {
+    let dropped = rows.len().saturating_sub(MOST_WAITING);
+    rows.drain(..dropped).count()
+}
+
+/// Returns the row of an ended lease.
+fn ended_lease(record: Option<&LeaseRecord>, owner: LeaseOwner, totals: LeaseTotals) -> EndedLease {
+    let waited = record.and_then(|record| Some(record.granted_at?.duration_since(record.created_at)));
+    EndedLease {
+        owner,
+        name: None,
+        reason: record.and_then(|record| record.reason).unwrap_or(EndReason::Released),
+        waited_ms: waited.map_or(0, |waited| u64::try_from(waited.as_millis()).unwrap_or(0)),
+        totals,
+    }
+}
+
+async fn read_leases(usage: &Usage, leases: BTreeSet<LeaseId>) -> Result<BTreeMap<LeaseId, LeaseRecord>, StoreError> {
+    if leases.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let read =
+        usage.0.context.store.read(move |view| leases.iter().map(|id| view.lease(*id)).collect::<Result<Vec<_>, _>>());
+    Ok(read.await?.into_iter().flatten().map(|record| (record.id, record)).collect())
+}
+
+impl Usage {
+    /// Returns whether the use is recorded.
+    pub(super) fn records(&self) -> bool {
+        let context = &self.0.context;
+        context.read_only.is_none() && context.settings.config().history.days > 0
+    }
+
+    /// Returns whether the use of open leases is recorded, so that samples are needed.
+    pub(super) fn records_leases(&self, host: &HostState) -> bool {
+        self.records() && host.leases.holding().next().is_some()
+    }
+
+    /// Returns whether a lease has begun, changed or ended since the last checkpoint.
+    pub(super) fn is_changed(&self) -> bool {
+        self.0.accounts.lock().is_changed
+    }
+
+    /// Takes what the next transaction records.
+    fn take_for_record(&self) -> (ClosedRows, Vec<LeaseTotals>, String) {
+        let now = self.0.clock.now();
+        let accounts = &mut *self.0.accounts.lock();
+        accounts.ledger.advance(now);
+        let (closed, ended) = (accounts.ledger.take_closed(), std::mem::take(&mut accounts.ended));
+        accounts.is_changed = false;
+        let checkpoint = Checkpoint { at: now, ledger: &accounts.ledger };
+        let checkpoint = serde_json::to_string(&checkpoint).unwrap_or_else(|error| {
+            tracing::error!("the checkpoint of the use cannot be written: {error}");
+            String::new()
+        });
+        (closed, ended, checkpoint)
+    }
+
+    /// Accounts leases that ended before this task noticed them. Each gets a row.
+    fn account_short_leases(&self, ended: &[LeaseRecord]) {
+        let now = self.0.clock.now();
+        let host = self.0.context.state.now();
+        let accounts = &mut *self.0.accounts.lock();
+        for record in ended {
+            if accounts.ledger.leases().any(|lease| lease == record.id) {
+                // The ledger ends it with the next snapshot.
+                continue;
+            }
+            accounts.ledger.set_lease(record.id, holds::of_members(&host, &record.members), now);
+            accounts.ended.extend(accounts.ledger.end_lease(record.id, now));
+            accounts.is_changed = true;
+        }
+    }
+
+    /// Continues from the last checkpoint. `host` is the first snapshot with GPUs.
+    pub(super) async fn restore(&self, host: &HostState) {
+        let store = &self.0.context.store;
+        // Rows that are recorded from now on must not replace older ones, even if the checkpoint is lost.
+        if let Ok(number) = store.read(|view| view.next_usage_row()).await {
+            self.0.accounts.lock().ledger.number_rows_from(number);
+        }
+        let read = store.read(|view| Ok((view.usage_checkpoint()?, view.unaccounted_leases()?)));
+        let (text, unaccounted) = match read.await {
+            Ok(read) => read,
+            Err(error) => {
+                tracing::warn!("the recorded use of GPUs cannot be read; it begins anew: {error}");
+                return;
+            }
+        };
+        let Some(text) = text else { return };
+        let Checkpoint { at, mut ledger } = match serde_json::from_str::<Checkpoint<Ledger>>(&text) {
+            Ok(checkpoint) => checkpoint,
+            Err(error) => {
+                tracing::warn!("the checkpoint of the use of GPUs is damaged; the use begins anew: {error}");
+                return;
+            }
+        };
+        let closed = ledger.leases().filter(|id| !host.leases.open.contains_key(id)).collect();
+        let closed = read_leases(self, closed).await.unwrap_or_default();
+        let now = self.0.clock.now();
+        let missed =
+            missed(&ledger, host, &closed, &unaccounted, |time| Moment::between(at, now, time.as_millisecond()), now);
+        let ended = ledger.resume(missed, now);
+        let gone: Vec<_> = ledger.gpus(now).map(|gpu| gpu.gpu).filter(|gpu| host.gpu(gpu).is_none()).collect();
+        for gpu in gone {
+            ledger.remove_gpu(&gpu, now);
+        }
+        let accounts = &mut *self.0.accounts.lock();
+        (accounts.ledger, accounts.ended, accounts.is_changed) = (ledger, ended, true);
+    }
+}
+
+/// Returns what has happened since a checkpoint, in the order of time.
+fn missed(
+    ledger: &Ledger,
+    host: &HostState,
+    closed: &BTreeMap<LeaseId, LeaseRecord>,
+    unaccounted: &[LeaseRecord],
+    moment: impl Fn(Timestamp) -> Moment,
+    now: Moment,
+) -> Vec<(Moment, Missed)> {
+    let known: BTreeSet<LeaseId> = ledger.leases().collect();
+    let mut missed = Vec::new();
+    let open = host.leases.holding().map(|lease| &lease.record);
+    for record in open.chain(unaccounted).filter(|record| !known.contains(&record.id)) {
+        let Some(granted) = record.granted_at else { continue };
+        missed.push((moment(granted), Missed::Begun(record.id, holds::of_members(host, &record.members))));
+    }
+    for record in unaccounted.iter().filter(|record| !known.contains(&record.id)) {
+        missed.push((record.ended_at.map_or(now, &moment), Missed::Ended(record.id)));
+    }
+    for id in known.iter().filter(|id| !host.leases.open.contains_key(id)) {
+        let ended = closed.get(id).and_then(|record| record.ended_at);
+        missed.push((ended.map_or(now, &moment), Missed::Ended(*id)));
+    }
+    // The sort is stable, so a lease begins before it ends.
+    missed.sort_by_key(|(at, _)| (at.wall_ms, at.monotonic_ms));
+    missed
+}

@@ -1,0 +1,179 @@
+//! What leases and GPUs were used for: the checkpoint of the accounts, rows of hours, unused times, and the totals of ended
+//! leases.
+//!
+//! ```text
+//! accounts in memory ──record_usage: one transaction──► checkpoint (replaced)
+//!                                                       lease_hours, gpu_hours, unused_times, lease_totals (added)
+//! ```
+//!
+//! The checkpoint and the rows are always from the same moment, so after a crash no time is missing and none counts
+//! twice. Opening the store does not check these rows, because a damaged row must not cost the leases. Reading checks
+//! them.
+
+mod checkpoint;
+mod prune;
+mod rows;
+
+use gpush_api::LeaseId;
+use gpush_usage::{
+    account::{EndedLease, LeaseOwner},
+    ledger::{GpuHour, LeaseHour, UnusedSpan},
+};
+
+pub use prune::UsageBounds;
+use rusqlite::Params;
+
+use self::checkpoint::CheckpointPart;
+use crate::{
+    error::{StoreError, from_sqlite},
+    fact::{Fact, USAGE_SEQUENCE},
+    lease::LeaseRecord,
+    record::{self, Record},
+    tx::{Tx, View},
+};
+
+/// An hour of a lease, with its owner at that time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnedHour {
+    /// Who is accounted.
+    pub owner: LeaseOwner,
+    /// The hour.
+    pub hour: LeaseHour,
+}
+
+/// What one transaction records about the use.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct UsageRecord {
+    /// The accounts, as JSON.
+    pub checkpoint: String,
+    /// Closed hours of leases.
+    pub lease_hours: Vec<OwnedHour>,
+    /// Closed hours of GPUs.
+    pub gpu_hours: Vec<GpuHour>,
+    /// Unused times that have ended.
+    pub unused: Vec<UnusedSpan>,
+    /// Leases that have ended.
+    pub ended: Vec<EndedLease>,
+}
+
+impl Tx<'_> {
+    /// Replaces the checkpoint and adds the rows. A row that is recorded again replaces the old one. Returns the leases
+    /// that have ended since the last checkpoint and have no totals: those that the accounts have not ended yet, and those
+    /// that were too short for the accounts to notice.
+    ///
+    /// # Errors
+    /// Fails if the store cannot write a record.
+    pub fn record_usage(&mut self, usage: &UsageRecord) -> Result<Vec<LeaseRecord>, StoreError> {
+        self.next_sequence();
+        record::delete::<CheckpointPart>(self.connection, "", [])?;
+        for part in checkpoint::split(&usage.checkpoint) {
+            record::put(self.connection, &part)?;
+        }
+        for row in &usage.lease_hours {
+            record::put(self.connection, row)?;
+        }
+        for row in &usage.gpu_hours {
+            record::put(self.connection, row)?;
+        }
+        for row in &usage.unused {
+            record::put(self.connection, row)?;
+        }
+        for row in &usage.ended {
+            record::put(self.connection, row)?;
+        }
+        let unaccounted = self.view().unaccounted_leases()?;
+        let sequence = self.head.sequence.to_string();
+        record::put(self.connection, &Fact { name: USAGE_SEQUENCE.to_owned(), value: sequence })?;
+        Ok(unaccounted)
+    }
+}
+
+impl View<'_> {
+    /// Returns the last checkpoint as JSON; `None` before the first one.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn usage_checkpoint(&self) -> Result<Option<String>, StoreError> {
+        let parts: Vec<CheckpointPart> = self.usage_rows("ORDER BY part", [])?;
+        Ok((!parts.is_empty()).then(|| parts.into_iter().map(|part| part.content).collect()))
+    }
+
+    /// Returns a number that is larger than the numbers of all hours.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn next_usage_row(&self) -> Result<u64, StoreError> {
+        let sql = "SELECT max(ifnull((SELECT max(number) FROM lease_hours), -1), \
+                   ifnull((SELECT max(number) FROM gpu_hours), -1)) + 1";
+        let number: i64 = self.connection.query_row(sql, [], |row| row.get(0)).map_err(|error| from_sqlite(&error))?;
+        Ok(u64::try_from(number).unwrap_or_default())
+    }
+
+    /// Returns the hours of leases that begin in a period, in the order of recording. Times are in ms since 1970.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn lease_hours(&self, from_ms: i64, until_ms: i64) -> Result<Vec<OwnedHour>, StoreError> {
+        self.usage_rows("WHERE hour >= ?1 AND hour < ?2 ORDER BY number", (from_ms, until_ms))
+    }
+
+    /// Returns the hours of GPUs that begin in a period, in the order of recording. Times are in ms since 1970.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn gpu_hours(&self, from_ms: i64, until_ms: i64) -> Result<Vec<GpuHour>, StoreError> {
+        self.usage_rows("WHERE hour >= ?1 AND hour < ?2 ORDER BY number", (from_ms, until_ms))
+    }
+
+    /// Returns the unused times that ended since `from_ms`.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn unused_times(&self, from_ms: i64) -> Result<Vec<UnusedSpan>, StoreError> {
+        self.usage_rows("WHERE until >= ?1 ORDER BY lease, since", [from_ms])
+    }
+
+    /// Returns the totals of those of these leases that have ended.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn lease_totals(&self, leases: &[LeaseId]) -> Result<Vec<EndedLease>, StoreError> {
+        let ids: Vec<u64> = leases.iter().map(|lease| lease.0).collect();
+        let ids = serde_json::Value::from(ids).to_string();
+        self.usage_rows("WHERE lease IN (SELECT value FROM json_each(?1)) ORDER BY lease", [ids])
+    }
+
+    /// Returns the leases that ended in a period, in the order of their numbers. Times are in ms since 1970.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn used_leases(&self, from_ms: i64, until_ms: i64) -> Result<Vec<EndedLease>, StoreError> {
+        self.usage_rows("WHERE ended >= ?1 AND ended < ?2 ORDER BY lease", (from_ms, until_ms))
+    }
+
+    fn usage_rows<R: Record>(&self, rest: &str, parameters: impl Params) -> Result<Vec<R>, StoreError> {
+        record::select(self.connection, rest, parameters, self.sealed).map_err(|error| match error {
+            // The damage is no reason to replace the database, as the damage of another table is.
+            StoreError::Corrupt { table, what } => StoreError::DamagedUse { table, what },
+            other => other,
+        })
+    }
+
+    /// Returns the leases that were granted, that have ended since the last checkpoint, and that have no totals. Before the
+    /// first checkpoint, there are none.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn unaccounted_leases(&self) -> Result<Vec<LeaseRecord>, StoreError> {
+        let Some(text) = self.fact(USAGE_SEQUENCE)? else { return Ok(Vec::new()) };
+        let corrupt =
+            || StoreError::Corrupt { table: USAGE_SEQUENCE.to_owned(), what: format!("{text} is not a number") };
+        let sequence: i64 = text.parse().map_err(|_| corrupt())?;
+        let rest = "WHERE state = 'ended' AND sequence > ?1 AND granted_at IS NOT NULL \
+                    AND id NOT IN (SELECT lease FROM lease_totals) ORDER BY id";
+        record::select(self.connection, rest, [sequence], self.sealed)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+use gpush_api::{EndReason, LeaseId, LeaseKind};
+use gpush_usage::{
+    account::{EndedLease, LeaseOwner},
+    input::Hold,
+    judge::UseState,
+    ledger::{GpuHour, GpuSums, HoldSums, LeaseHour, LeaseTotals, StateTimes, UnusedSpan},
+    share::Share,
+};
+
+use super::{OwnedHour, UsageBounds, UsageRecord};
+use crate::{Options, Store};
+
+const HOUR: i64 = 3_600_000;
+
+fn owner() -> LeaseOwner {
+    LeaseOwner { user: "ada".to_owned(), group: Some("lab".to_owned()), account: None, job: None }
+}
+
+fn hold() -> Hold {
+    Hold {
+        gpu: "GPU-0".into(),
+        target: "MIG-1".into(),
+        kind: LeaseKind::Mig,
+        share: Share { units: 1, charged: 1 },
+        instance: Some(3),
+        memory_mib: 9_728,
+    }
+}
+
+/// Returns what a transaction records in one hour about one lease.
+fn usage(number: u64, lease: u64, hour_ms: i64) -> UsageRecord {
+    let lease = LeaseId(lease);
+    let totals = LeaseTotals {
+        lease,
+        begun_ms: hour_ms,
+        until_ms: hour_ms + HOUR,
+        times: StateTimes::default(),
+        members: Vec::new(),
+    };
+    UsageRecord {
+        checkpoint: format!("{{\"hour\":{hour_ms}}}"),
+        lease_hours: vec![OwnedHour {
+            owner: owner(),
+            hour: LeaseHour { lease, hold: hold(), number, hour_ms, sums: HoldSums::default() },
+        }],
+        gpu_hours: vec![GpuHour { gpu: "GPU-0".into(), number: number + 1, hour_ms, sums: GpuSums::default() }],
+        unused: vec![UnusedSpan { lease, state: UseState::Idle, from_ms: hour_ms, until_ms: hour_ms + 600_000 }],
+        ended: vec![EndedLease { owner: owner(), name: None, reason: EndReason::Released, waited_ms: 5, totals }],
+    }
+}
+
+fn open(directory: &std::path::Path) -> Store {
+    Store::open(directory, Options::default()).expect("a store").store
+}
+
+#[test]
+fn recorded_use_is_read_back_after_a_restart() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let recorded = usage(1, 7, 10 * HOUR);
+    let store = open(scratch.path());
+    assert_eq!(store.read(|view| view.usage_checkpoint()).wait().unwrap(), None);
+    let written = recorded.clone();
+    store.write(move |tx| tx.record_usage(&written)).wait().unwrap();
+    drop(store);
+    let store = open(scratch.path());
+    let read = store
+        .read(|view| {
+            Ok::<_, crate::StoreError>(UsageRecord {
+                checkpoint: view.usage_checkpoint()?.unwrap_or_default(),
+                lease_hours: view.lease_hours(10 * HOUR, 11 * HOUR)?,
+                gpu_hours: view.gpu_hours(10 * HOUR, 11 * HOUR)?,
+                unused: view.unused_times(0)?,
+                ended: view.used_leases(0, i64::MAX)?,
+            })
+        })
+        .wait()
+        .unwrap();
+    assert_eq!(read, recorded);
+    assert!(store.read(|view| view.lease_hours(11 * HOUR, 12 * HOUR)).wait().unwrap().is_empty());
+}
+
+/// The accounts of thousands of leases are larger than one record may be.
+#[test]
+fn large_checkpoint_is_stored_in_parts() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let store = open(scratch.path());
+    let large = "ü23456789".repeat(400_000);
+    let record = |checkpoint: &str| {
+        let record = UsageRecord { checkpoint: checkpoint.to_owned(), ..UsageRecord::default() };
+        store.write(move |tx| tx.record_usage(&record)).wait().unwrap();
+        store.read(|view| view.usage_checkpoint()).wait().unwrap()
+    };
+    assert_eq!(record(&large).as_deref(), Some(large.as_str()));
+    assert_eq!(record("{}").as_deref(), Some("{}"), "no part of the old one is left");
+}
+
+#[test]
+fn old_rows_are_deleted_and_new_ones_kept() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let store = open(scratch.path());
+    for day in 0..10 {
+        let row = usage(day * 2, day + 1, i64::try_from(day).unwrap() * 24 * HOUR);
+        store.write(move |tx| tx.record_usage(&row)).wait().unwrap();
+    }
+    let bounds = UsageBounds { hours_from_ms: 8 * 24 * HOUR, leases_from_ms: 3 * 24 * HOUR };
+    let deleted = store.write(move |tx| tx.prune_usage(bounds)).wait().unwrap();
+    assert_eq!(deleted, 8 * 3 + 3);
+    assert_eq!(store.write(move |tx| tx.prune_usage(bounds)).wait().unwrap(), 0);
+    let left = store.read(|view| view.used_leases(0, i64::MAX)).wait().unwrap();
+    assert_eq!(left.iter().map(|one| one.totals.lease.0).collect::<Vec<_>>(), [4, 5, 6, 7, 8, 9, 10]);
+    assert_eq!(store.read(|view| view.lease_hours(0, i64::MAX)).wait().unwrap().len(), 2);
+}
+
+/// A damaged row about the use must not cost the leases.
+#[test]
+fn damaged_row_is_reported_and_costs_only_itself() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let store = open(scratch.path());
+    let row = usage(1, 7, HOUR);
+    store.write(move |tx| tx.record_usage(&row)).wait().unwrap();
+    drop(store);
+    let files: Vec<_> = std::fs::read_dir(scratch.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let database = files.iter().find(|path| path.extension().is_some_and(|end| end == "db")).expect("a database");
+    rusqlite::Connection::open(database).unwrap().execute("UPDATE lease_hours SET owner = '{}'", []).unwrap();
+    let opened = Store::open(scratch.path(), Options::default()).expect("the store opens");
+    assert!(!opened.notes.iter().any(|note| matches!(note, crate::Note::Lost(_))), "{:?}", opened.notes);
+    let error = opened.store.read(|view| view.lease_hours(0, i64::MAX)).wait().unwrap_err();
+    assert!(matches!(error, crate::StoreError::DamagedUse { .. }), "{error}");
+    assert_eq!(opened.store.read(|view| view.gpu_hours(0, i64::MAX)).wait().unwrap().len(), 1);
+}
