@@ -1,5 +1,5 @@
 //! Programs that tests run and that `cargo xtask test` installs: Python clients in a private
-//! environment, and Slurm's NVML plugin. A test that does not find a program reports `SKIPPED`.
+//! environment, Slurm's NVML plugin, and Prometheus. A test that does not find a program reports `SKIPPED`.
 
 use std::path::{Path, PathBuf};
 
@@ -32,6 +32,13 @@ pub fn python_program(name: &str) -> Option<PathBuf> {
 #[must_use]
 pub fn slurm_nvml_plugin() -> Option<PathBuf> {
     below("GPUSH_TEST_SLURM_PLUGINS", "slurm-plugins", "gpu_nvml.so")
+}
+
+/// Returns the path of a program of Prometheus, `prometheus` or `promtool`. If the program is not installed, prints a
+/// message and returns `None`.
+#[must_use]
+pub fn prometheus_program(name: &str) -> Option<PathBuf> {
+    below("GPUSH_TEST_PROMETHEUS", "prometheus", name)
 }
 
 /// Returns the path of a program in `PATH`, `/usr/sbin` or `/sbin`. If the program is not

@@ -7,6 +7,7 @@
 //!   without their dependencies. The system's Python is never changed.
 //! - Programs from Debian.
 //! - Slurm's NVML plugin, unpacked in `target/slurm-plugins`.
+//! - Prometheus, unpacked in `target/prometheus`.
 //!
 //! xtask installs Debian packages with apt, and only as root. For packages in Debian's `contrib`
 //! and `non-free`, it uses separate package lists, so that the sources of the machine do not
@@ -32,6 +33,15 @@ pub(crate) fn venv() -> PathBuf {
 pub(crate) fn slurm_plugins() -> PathBuf {
     workspace::target().join("slurm-plugins")
 }
+
+/// Returns the directory for Prometheus and promtool.
+pub(crate) fn prometheus() -> PathBuf {
+    workspace::target().join("prometheus")
+}
+
+/// The programs of Prometheus, and their package. An installed package starts a service, so xtask unpacks the package and
+/// does not install it.
+const PROMETHEUS: ([&str; 2], &str) = (["prometheus", "promtool"], "prometheus");
 
 /// The NVML plugin, and its package. The package depends on an exact version of Slurm, and lags
 /// behind Slurm's security updates. So xtask unpacks the package and does not install it.
@@ -83,6 +93,9 @@ pub(crate) fn all() -> Vec<String> {
     if let Err(error) = slurm_plugin() {
         missing.push(format!("Slurm's plugin for NVML: {error:#}"));
     }
+    if let Err(error) = unpack_prometheus() {
+        missing.push(format!("Prometheus: {error:#}"));
+    }
     missing
 }
 
@@ -101,6 +114,9 @@ pub(crate) fn absent() -> Vec<String> {
     if !slurm_plugins().join(SLURM_PLUGIN.0).is_file() {
         missing.push("Slurm's plugin for NVML: not unpacked, and --no-install was given".to_owned());
     }
+    if !prometheus_is_unpacked() {
+        missing.push("Prometheus: not unpacked, and --no-install was given".to_owned());
+    }
     missing
 }
 
@@ -117,25 +133,49 @@ fn slurm_plugin() -> Result<()> {
     if folder.join(plugin).is_file() {
         return Ok(());
     }
+    let unpacked = unpack(package, &folder)?;
+    let libraries = fs::read_dir(unpacked.join("usr/lib"))?.flatten();
+    let found = libraries.map(|entry| entry.path().join("slurm-wlm").join(plugin)).find(|path| path.is_file());
+    fs::copy(found.with_context(|| format!("the package has no {plugin}"))?, folder.join(plugin))?;
+    Ok(())
+}
+
+fn prometheus_is_unpacked() -> bool {
+    PROMETHEUS.0.iter().all(|program| prometheus().join(program).is_file())
+}
+
+/// Downloads Prometheus and unpacks it.
+fn unpack_prometheus() -> Result<()> {
+    let (programs, package) = PROMETHEUS;
+    if prometheus_is_unpacked() {
+        return Ok(());
+    }
+    let unpacked = unpack(package, &prometheus())?;
+    for program in programs {
+        let file = unpacked.join("usr/bin").join(program);
+        fs::copy(&file, prometheus().join(program)).with_context(|| format!("the package has no {program}"))?;
+    }
+    Ok(())
+}
+
+/// Downloads a Debian package to a directory, and unpacks it there. Returns the directory of the unpacked files.
+fn unpack(package: &str, folder: &Path) -> Result<PathBuf> {
     if !on_path("apt-get") || !is_root() {
-        bail!("not unpacked, and only root on Debian can; see `apt-cache show {package}` (contrib)");
+        bail!("not unpacked, and only root on Debian can; see `apt-cache show {package}`");
     }
     let unpacked = folder.join("unpacked");
     fs::create_dir_all(&unpacked).with_context(|| format!("cannot make {}", unpacked.display()))?;
     let lists = Lists::with_all_components()?;
     lists.apt(&["update"])?;
-    lists.apt_in(&folder, &["download", package])?;
+    lists.apt_in(folder, &["download", package])?;
     let is_package = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "deb");
-    let package = fs::read_dir(&folder)?.flatten().map(|entry| entry.path()).find(is_package);
-    let package = package.context("apt-get downloaded nothing")?;
-    let output = Command::new("dpkg-deb").arg("-x").arg(&package).arg(&unpacked).output().context("dpkg-deb")?;
+    let file = fs::read_dir(folder)?.flatten().map(|entry| entry.path()).find(is_package);
+    let file = file.context("apt-get downloaded nothing")?;
+    let output = Command::new("dpkg-deb").arg("-x").arg(&file).arg(&unpacked).output().context("dpkg-deb")?;
     if !output.status.success() {
         bail!("dpkg-deb cannot unpack it ({})", last_line(&output.stderr));
     }
-    let libraries = fs::read_dir(unpacked.join("usr/lib"))?.flatten();
-    let found = libraries.map(|entry| entry.path().join("slurm-wlm").join(plugin)).find(|path| path.is_file());
-    fs::copy(found.with_context(|| format!("the package has no {plugin}"))?, folder.join(plugin))?;
-    Ok(())
+    Ok(unpacked)
 }
 
 fn python() -> Result<()> {

@@ -162,6 +162,7 @@ fn tests(name: &str, which: &[&str], verbose: bool) -> Step {
     // With this option, successful tests also print which parts they have skipped.
     command.arg("--show-output").env("GPUSH_TEST_VENV", install::venv());
     command.env("GPUSH_TEST_SLURM_PLUGINS", install::slurm_plugins());
+    command.env("GPUSH_TEST_PROMETHEUS", install::prometheus());
     command.env("RUST_TEST_THREADS", threads().to_string());
     step::run(name, command, verbose)
 }
@@ -182,6 +183,7 @@ fn tests_and_repeats(verbose: bool) -> Vec<Step> {
     command.args(["test", "--locked", "--no-fail-fast", "--workspace", "--", "--test-threads", "1", "--exact"]);
     command.args(&all.failed_tests).env("GPUSH_TEST_VENV", install::venv());
     command.env("GPUSH_TEST_SLURM_PLUGINS", install::slurm_plugins());
+    command.env("GPUSH_TEST_PROMETHEUS", install::prometheus());
     let again = step::run("failed tests, alone", command, verbose);
     if again.outcome == Outcome::Passed && again.tests.passed >= all.tests.failed {
         all.outcome = Outcome::Passed;

@@ -79,7 +79,7 @@ impl Families {
                 ("kind", record.kind.name()),
                 ("user", user),
                 ("uid", &*uid),
-                ("job", &*job),
+                ("slurm_job", &*job),
                 ("cluster", cluster),
                 ("uuid", member.gpu_uuid.as_str()),
                 ("target", member.target.as_str()),

@@ -12,11 +12,13 @@
 //! | file | subject |
 //! |---|---|
 //! | `gpus` | GPUs, MIG devices and MPS targets |
+//! | `faults` | Xid errors, cordons, memory rows, unleased processes, the driver |
 //! | `leases` | leases and the queue |
 //! | `host` | gpushd itself |
 //! | `cache` | answers to scrapes that follow each other closely |
 
 mod cache;
+mod faults;
 mod gpus;
 mod host;
 mod leases;
@@ -72,6 +74,7 @@ impl Metrics {
         let host = self.0.context.state.now();
         let usage = self.0.usage.figures(Viewer::Admin);
         let mut families = gpus::families(&host, &usage);
+        families.extend(faults::families(&host));
         if scope == Scope::All {
             families.extend(leases::families(&host, &self.0.usage.summaries()));
             families.extend(host::families(&self.0.context, &host));

@@ -140,6 +140,7 @@ impl Monitor {
         let on = if event.uuid.is_empty() { String::new() } else { format!(" on GPU {}", event.uuid) };
         let (gi, ci, uuid) = (event.gi, event.ci, event.uuid.clone());
         let gpu = self.state.index_of(&uuid);
+        self.state.count_xid(&uuid, xid);
         self.state.events().publish(EventPayload::Xid(Xid { gpu, gpu_uuid: uuid, xid, gi, ci }));
         let listed = |wanted: &u32| u64::from(*wanted) == xid;
         let cordons = !event.uuid.is_empty() && self.state.config().health.cordon_xids.iter().any(listed);

@@ -29,7 +29,7 @@ use std::collections::BTreeSet;
 
 use gpush_api::{Gpu, GpuChange, GpuState, InstanceSummary, Memory, Mode, TimesliceView};
 use gpush_core::{desired, sharing};
-use gpush_nvml::{ErrorKind, Identity, ReadingPart};
+use gpush_nvml::{ErrorKind, Identity, ReadingPart, RemappedRows};
 
 use super::{
     pending,
@@ -47,6 +47,8 @@ pub(crate) struct GpuSnapshot {
     pub(crate) reasons: Vec<Reason>,
     /// Which rule of the config claims the GPU: the position of the rule, or `None` if no rule does.
     pub(crate) rule: Option<usize>,
+    /// Remapped memory rows in the last reading; `None` if the driver does not report them.
+    pub(crate) rows: Option<RemappedRows>,
     /// The fields that events report about the GPU. `changed` is empty.
     pub(super) reported: GpuChange,
 }
@@ -61,7 +63,7 @@ impl GpuSnapshot {
     #[cfg(test)]
     pub(crate) fn of(gpu: Gpu) -> Self {
         let reported = event_fields(&gpu);
-        Self { gpu, reasons: Vec::new(), rule: None, reported }
+        Self { gpu, reasons: Vec::new(), rule: None, rows: None, reported }
     }
 
     /// Returns whether this gpushd has not tried to read the GPU yet.
@@ -167,7 +169,7 @@ impl GpuSnapshot {
             gpu.blocked_by = known.blocked_by.get(uuid).cloned().unwrap_or_default();
         }
         let reported = event_fields(&gpu);
-        Self { gpu, reasons, rule, reported }
+        Self { gpu, reasons, rule, rows: reading.and_then(|reading| reading.rows), reported }
     }
 }
 

@@ -7,7 +7,7 @@ use gpush_core::{config::Config, mps::MpsTargets};
 use gpush_nvml::DriverError;
 use gpush_store::Lost;
 
-use super::{GpuSnapshot, LeaseTable, levels::Levels};
+use super::{GpuSnapshot, LeaseTable, XidErrors, levels::Levels};
 
 /// A snapshot of the host at one moment. A snapshot never changes.
 #[derive(Debug, Clone)]
@@ -37,6 +37,8 @@ pub(crate) struct HostState {
     pub(crate) levels: Arc<Levels>,
     /// MPS targets, with the last reports about their daemons.
     pub(crate) mps: Arc<MpsTargets>,
+    /// Xid errors that the driver has reported since this gpushd started.
+    pub(crate) xids: Arc<XidErrors>,
     /// UUIDs of the GPUs that operations have claimed.
     pub(crate) claimed: BTreeSet<GpuUuid>,
     /// Id of the last event that was published before this snapshot.

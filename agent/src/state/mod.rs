@@ -38,6 +38,7 @@
 //! | `levels` | time-slice levels |
 //! | `mps` | MPS targets |
 //! | `commit` | changes that are recorded before they are applied |
+//! | `xids` | Xid errors that the driver reported |
 //! | `view` | a snapshot as a caller may see it |
 //! | `redact` | removes what a viewer may not see |
 //! | `readings` | reading the hardware; the only part that awaits the driver |
@@ -67,6 +68,7 @@ mod snapshot;
 mod sources;
 mod view;
 pub(crate) mod words;
+mod xids;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -98,6 +100,7 @@ pub(crate) use self::{
     overrides::{OverrideEffect, Overrides, overridden},
     reason::Reason,
     view::{Observed, no_driver, unidentified},
+    xids::XidErrors,
 };
 use self::{
     readings::{LastReading, Moment},
@@ -177,6 +180,7 @@ impl State {
             reported: BTreeMap::new(),
             leases: Arc::new(LeaseTable::new(leases, created)),
             delayed: BTreeMap::new(),
+            xids: Arc::default(),
         };
         let first = known.snapshot(Vec::new(), events.last_id(), 0);
         Self(Arc::new(StateParts {
@@ -430,6 +434,14 @@ impl State {
             let before = std::mem::replace(&mut known.unleased, unleased);
             let uuids = before.into_keys().chain(known.unleased.keys().cloned()).collect();
             (AffectedGpus::Gpus(uuids), ())
+        });
+    }
+
+    /// Counts an Xid error that the driver has reported now. The UUID is empty if the driver did not name the GPU.
+    pub(crate) fn count_xid(&self, uuid: &GpuUuid, xid: u64) {
+        self.update(|known| {
+            Arc::make_mut(&mut known.xids).count(uuid, xid, Timestamp::now());
+            (AffectedGpus::None, ())
         });
     }
 

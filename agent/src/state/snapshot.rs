@@ -31,6 +31,7 @@ impl SnapshotSources {
             leases: Arc::clone(&self.leases),
             levels: Arc::clone(&self.levels),
             mps: Arc::clone(&self.mps),
+            xids: Arc::clone(&self.xids),
             claimed: self.lanes.keys().cloned().collect(),
             last_event,
             changes,

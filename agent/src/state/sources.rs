@@ -11,7 +11,7 @@ use gpush_core::{config::Config, mps::MpsTargets};
 use gpush_nvml::{DriverError, Identity, Listed, Reading};
 use gpush_store::Lost;
 
-use super::{Conditions, LeaseTable, Overrides, holder::Holder, levels::Levels, readings::LastReading};
+use super::{Conditions, LeaseTable, Overrides, XidErrors, holder::Holder, levels::Levels, readings::LastReading};
 
 /// The data from which snapshots are made.
 #[derive(Debug)]
@@ -49,6 +49,8 @@ pub(super) struct SnapshotSources {
     pub(super) leases: Arc<LeaseTable>,
     /// For each GPU, by UUID, the changes that leases have delayed and that gpushd has not made since.
     pub(super) delayed: BTreeMap<GpuUuid, Vec<PendingAim>>,
+    /// Xid errors that the driver has reported.
+    pub(super) xids: Arc<XidErrors>,
 }
 
 #[derive(Debug)]

@@ -123,6 +123,11 @@ pub(super) const ENTRIES: &[Entry] = &[
     script("packaging/slurm/epilog", "/usr/share/gpush/slurm/"),
     script("packaging/slurm/task-prolog", "/usr/share/gpush/slurm/"),
     file("packaging/slurm/spank_gpush.c", "/usr/share/gpush/slurm/"),
+    // Alerts for Prometheus and dashboards for Grafana. An administrator loads them on other hosts.
+    file("packaging/prometheus/gpush.rules.yml", "/usr/share/gpush/prometheus/"),
+    file("packaging/grafana/host.json", "/usr/share/gpush/grafana/"),
+    file("packaging/grafana/lease.json", "/usr/share/gpush/grafana/"),
+    file("packaging/grafana/month.json", "/usr/share/gpush/grafana/"),
     // The scripts of the packages copy this file to `CREATED_CONFIG`.
     file("packaging/config.toml", "/usr/share/gpush/"),
     file("config.example.toml", "/usr/share/doc/gpush/examples/config.toml"),
