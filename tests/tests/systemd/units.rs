@@ -100,12 +100,14 @@ fn metrics_units_are_confined_and_not_enabled() {
         "CapabilityBoundingSet=",
         "NoNewPrivileges=yes",
         "Environment=\"GPUSH_METRICS_OPTIONS=--listen 127.0.0.1:9945\"",
-        "RestartPreventExitStatus=2",
+        "RestartPreventExitStatus=2 5",
     ] {
         assert!(relay.lines().any(|found| found == line), "{line}");
     }
     let write = read("systemd/gpush-metrics-write.service");
-    for line in ["CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE", "PrivateNetwork=yes", "ProtectSystem=strict"] {
+    for line in
+        ["CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE", "RestrictAddressFamilies=AF_UNIX", "ProtectSystem=strict"]
+    {
         assert!(write.lines().any(|found| found == line), "{line}");
     }
     assert!(read("packaging/sysusers.d/gpush.conf").contains("u gpush-metrics - "));

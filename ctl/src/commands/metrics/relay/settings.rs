@@ -13,8 +13,7 @@ use gpush_api::{ApiError, Code};
 use gpush_core::web_config::{self, ClientCertificate, WebConfig};
 use rustls::ServerConfig;
 
-use super::tls;
-use crate::exit;
+use super::tls::{self, unreadable};
 
 /// Where the settings come from.
 #[derive(Debug)]
@@ -95,18 +94,6 @@ fn readable_by_all(path: &Path, what: &str) -> Option<ApiError> {
         ApiError::new(Code::ConfigInvalid, format!("every user of this host can read {what} {at}"))
             .hint(format!("`chmod o-r {at}`"))
     })
-}
-
-/// Returns the error for the web config, or a file that it names, if the file cannot be read.
-pub(super) fn unreadable(path: &Path, cause: &io::Error) -> ApiError {
-    let error = exit::io(format!("cannot read {}", path.display()), cause);
-    match cause.kind() {
-        io::ErrorKind::PermissionDenied => error.hint(format!(
-            "the unit runs as the user gpush-metrics: `chgrp gpush-metrics {0} && chmod 640 {0}`",
-            path.display()
-        )),
-        _ => error.hint("correct `--web-config`, or the path in the web config"),
-    }
 }
 
 /// Identity and time of each file when it was read.

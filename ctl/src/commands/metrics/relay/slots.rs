@@ -1,6 +1,11 @@
-//! Counters for what runs at the same time, in total and for each address. So one address cannot take all slots.
+//! Counters for what runs at the same time, in total and for each address. So one address cannot take all slots. Addresses
+//! of IPv6 count by their network (the first 64 bits), because one host can have all addresses of such a network.
 
-use std::{collections::HashMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, Ipv6Addr},
+    sync::Arc,
+};
 
 use gpush_locked::Locked;
 
@@ -30,6 +35,7 @@ impl Slots {
 
     /// Takes a slot, if one is free for this address.
     pub(super) fn take(&self, address: IpAddr) -> Option<TakenSlot> {
+        let address = network(address);
         let mut taken = self.0.taken.lock();
         if taken.values().sum::<usize>() >= self.0.most {
             return None;
@@ -40,6 +46,14 @@ impl Slots {
         }
         *of_address += 1;
         Some(TakenSlot { counts: Arc::clone(&self.0), address })
+    }
+}
+
+/// Returns the address by which a peer counts.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
+        address @ IpAddr::V4(_) => address,
     }
 }
 
@@ -58,6 +72,15 @@ impl Drop for TakenSlot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_of_one_ipv6_network_count_together() {
+        let of = |text: &str| network(text.parse().unwrap());
+        assert_eq!(of("2001:db8:1:2::1"), of("2001:db8:1:2:ffff::9"));
+        assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+    }
 
     #[test]
     fn one_address_cannot_take_all_slots() {

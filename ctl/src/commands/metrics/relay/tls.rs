@@ -1,6 +1,6 @@
 //! TLS of the relay: certificates, keys and versions.
 
-use std::{path::Path, sync::Arc};
+use std::{io, path::Path, sync::Arc};
 
 use gpush_api::{ApiError, Code};
 use gpush_core::web_config::{ClientCertificate, TlsSettings, TlsVersion};
@@ -14,7 +14,7 @@ use rustls::{
     version::{TLS12, TLS13},
 };
 
-use super::settings::unreadable;
+use crate::exit;
 
 /// Reads the certificate and the key.
 ///
@@ -84,4 +84,16 @@ fn unusable(path: &Path, cause: &dyn std::error::Error) -> ApiError {
     ApiError::new(Code::BadRequest, format!("cannot use the certificates in {}", path.display()))
         .cause(cause.to_string())
         .hint("name a file in PEM with the certificates of the issuers of client certificates")
+}
+
+/// Returns the error for the web config, or a file that it names, if the file cannot be read.
+pub(super) fn unreadable(path: &Path, cause: &io::Error) -> ApiError {
+    let error = exit::io(format!("cannot read {}", path.display()), cause);
+    match cause.kind() {
+        io::ErrorKind::PermissionDenied => error.hint(format!(
+            "the unit runs as the user gpush-metrics: `chgrp gpush-metrics {0} && chmod 640 {0}`",
+            path.display()
+        )),
+        _ => error.hint("correct `--web-config`, or the path in the web config"),
+    }
 }
