@@ -146,9 +146,9 @@ async fn user_sees_only_own_leases_and_no_names_of_others() {
     }
 }
 
-/// A relay without a password shows the metrics to anybody, so it requests less than its user may see.
+/// A relay without a password serves every user of the host, so it requests less than its own user may see.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn public_metrics_have_no_leases_whoever_requests_them() {
+async fn public_metrics_have_no_leases_for_readers_and_root() {
     let config = format!("{WHOLE}[metrics]\nreaders = [\"user1002\"]\n");
     let host = whole_gpus(1).start(&config).await;
     host.lease(1000, &whole("0", 1)).await.expect("a lease");

@@ -32,8 +32,7 @@ pub(super) fn routes() -> Router<HttpHandles> {
 #[cfg_attr(test, derive(utoipa::IntoParams))]
 #[cfg_attr(test, into_params(parameter_in = Query))]
 struct MetricsParameters {
-    /// `public` leaves out the metrics of leases, even if the caller may see them. A relay that shows the metrics to
-    /// anybody sets it.
+    /// `public` leaves out the metrics of leases, even if the caller may see them. A relay without a password sets it.
     #[serde(default)]
     #[cfg_attr(test, param(inline))]
     labels: Option<Labels>,

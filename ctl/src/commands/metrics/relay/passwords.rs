@@ -1,8 +1,8 @@
 //! The check of passwords (HTTP basic authentication with bcrypt).
 //!
 //! bcrypt is slow on purpose, so clients without a password could keep the CPU busy:
-//! - Only one check runs at a time, on a thread of its own. The connections go on meanwhile.
-//! - Few checks may wait, and fewer for one address. A client that exceeds this is refused without a check.
+//! - Only one check runs at a time, on a separate thread. Meanwhile, the relay serves other connections.
+//! - Few checks may wait, and fewer for one address. The relay refuses further requests without a check.
 //! - A successful check is remembered, so a scraper causes one check, not one for each scrape.
 
 use std::{collections::VecDeque, net::IpAddr, sync::Arc};
