@@ -20,6 +20,7 @@ mod host;
 mod json_page;
 mod lease;
 mod man;
+mod metrics;
 mod mig;
 mod mig_history;
 mod mps;
@@ -81,6 +82,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Ps(args) => ask(global, async |client| ps::run(client, &args, out).await),
         Command::Operation(command) => ask(global, async |client| operation::run(client, &command, out).await),
         Command::Events(args) => ask(global, async |client| events::run(client, &args, out).await),
+        Command::Metrics(command) => metrics::run(global, command, out),
         Command::Audit(args) => ask(global, async |client| audit::run(client, &args, out).await),
         Command::Config(command) => config::run(global, command, out),
         Command::Ready { timeout, quiet } => ready::run(global, timeout, quiet, out),
@@ -117,6 +119,7 @@ fn prints(command: &Command) -> Prints {
         | Command::Advise(_)
         | Command::Doctor { .. }
         | Command::SupportBundle(_)
+        | Command::Metrics(_)
         | Command::Slurm(_)
         | Command::Explain { .. }
         | Command::Version

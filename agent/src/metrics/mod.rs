@@ -6,6 +6,8 @@
 //! open leases, queue, gpushd itself ──────────────────► administrators, and the users in `metrics.readers`
 //! ```
 //!
+//! A caller who may see everything can request the series of every caller (`?labels=public`).
+//!
 //! Only live objects have series. The identity of a lease is in `gpush_lease_info`, so that the other series of the lease
 //! keep few labels. Values have base units. A figure that is not known has no series: it is never 0.
 //!
@@ -46,9 +48,9 @@ struct MetricsParts {
     cache: Cache,
 }
 
-/// Which series a caller may see.
+/// The series of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Scope {
+pub(crate) enum Scope {
     /// GPUs, MIG devices and MPS targets, without users.
     Devices,
     /// Everything.
@@ -61,12 +63,16 @@ impl Metrics {
         Self(Arc::new(MetricsParts { context, usage, cache: Cache::default() }))
     }
 
-    /// Returns the metrics that a caller may see, as text. `name` is the name of the caller's user, if it has one.
-    pub(crate) fn text(&self, caller: &Caller, name: Option<&str>, format: Format) -> Bytes {
-        self.0.usage.need(Need::Scrape);
+    /// Returns the series that a caller may see. `name` is the name of the caller's user, if it has one.
+    pub(crate) fn scope(&self, caller: &Caller, name: Option<&str>) -> Scope {
         let readers = &self.0.context.state.config().metrics.readers;
         let is_reader = name.is_some_and(|name| readers.iter().any(|reader| reader == name));
-        let scope = if caller.viewer.is_admin() || is_reader { Scope::All } else { Scope::Devices };
+        if caller.viewer.is_admin() || is_reader { Scope::All } else { Scope::Devices }
+    }
+
+    /// Returns the metrics as text.
+    pub(crate) fn text(&self, scope: Scope, format: Format) -> Bytes {
+        self.0.usage.need(Need::Scrape);
         self.0.cache.text(scope, format, || render(&self.families(scope), format))
     }
 

@@ -19,7 +19,7 @@ use crate::{
     events::{EventQuery, EventStream, ReceivedEvent},
     notifications::{RestartWait, Slow},
     path_segment::segment,
-    question::{Question, RETRY_FOR, RETRY_QUEUED_FOR},
+    question::{JSON, Question, RETRY_FOR, RETRY_QUEUED_FOR},
     socket::Socket,
 };
 
@@ -227,7 +227,7 @@ impl Client {
     /// See [`Kind`].
     pub async fn events(&mut self, query: &EventQuery) -> Result<EventStream, Error> {
         let path = query.path(true);
-        let question = Question::get(&path);
+        let question = Question::get(&path).accepting("text/event-stream");
         let response = self.wire.stream(&question, query.after.as_deref(), self.deadline).await?;
         let (head, body) = response.into_parts();
         if head.status.is_success() {
@@ -277,7 +277,8 @@ impl Client {
     ) -> Result<T, Error> {
         let body = Bytes::from(json(body)?);
         let key = Some(uuid::Uuid::new_v4().to_string());
-        let question = Question { method: "POST", path, body, key, away: RETRY_QUEUED_FOR, reports_slow: false };
+        let question =
+            Question { method: "POST", path, accept: JSON, body, key, away: RETRY_QUEUED_FOR, reports_slow: false };
         let answer = self.wire.ask(&question, deadline).await?;
         self.decode(&question, &answer).await
     }
@@ -297,8 +298,15 @@ impl Client {
         body: &B,
         key: Option<String>,
     ) -> Result<T, Error> {
-        let question =
-            Question { method: "POST", path, body: Bytes::from(json(body)?), key, away: RETRY_FOR, reports_slow: true };
+        let question = Question {
+            method: "POST",
+            path,
+            accept: JSON,
+            body: Bytes::from(json(body)?),
+            key,
+            away: RETRY_FOR,
+            reports_slow: true,
+        };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }

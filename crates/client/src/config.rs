@@ -7,7 +7,7 @@ use crate::{
     client::Client,
     error::Error,
     path_segment::segment,
-    question::{Question, RETRY_FOR},
+    question::{JSON, Question, RETRY_FOR},
 };
 
 impl Client {
@@ -54,6 +54,7 @@ impl Client {
         let question = Question {
             method: "DELETE",
             path: &path,
+            accept: JSON,
             body: Bytes::new(),
             key: None,
             away: RETRY_FOR,

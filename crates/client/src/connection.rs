@@ -26,7 +26,7 @@ use hyper::{
     Response,
     body::{Bytes, Incoming},
     client::conn::http1,
-    header::{self, HeaderValue},
+    header::HeaderValue,
 };
 use hyper_util::rt::TokioIo;
 use jiff::{
@@ -180,13 +180,27 @@ impl Connection {
         let until = Instant::now() + deadline;
         let mut sender = self.connect(until).await?;
         let mut request = question.request()?;
-        request.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("text/event-stream"));
         if let Some(after) = after.and_then(|after| HeaderValue::from_str(after).ok()) {
             request.headers_mut().insert("last-event-id", after);
         }
         match tokio::time::timeout_at(until, sender.send_request(request)).await {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(cause)) => Err(self.ended(&cause, question)),
+            Err(_) => Err(self.silent(question, deadline)),
+        }
+    }
+
+    /// Sends a read on a separate connection, and receives the whole answer within `deadline`. In contrast to
+    /// [`Self::ask`], the answer has its headers.
+    pub(crate) async fn fetch(&self, question: &Question<'_>, deadline: Duration) -> Result<Response<Bytes>, Error> {
+        let exchange = async {
+            let (head, body) = self.stream(question, None, deadline).await?.into_parts();
+            let body = Limited::new(body, LARGEST_ANSWER).collect().await;
+            let body = body.map_err(|e| self.cut(e.as_ref(), question))?.to_bytes();
+            Ok(Response::from_parts(head, body))
+        };
+        match tokio::time::timeout(deadline, exchange).await {
+            Ok(answered) => answered,
             Err(_) => Err(self.silent(question, deadline)),
         }
     }
@@ -369,7 +383,10 @@ mod tests {
     use hyper::StatusCode;
 
     use super::*;
-    use crate::{question::RETRY_FOR, socket::Origin};
+    use crate::{
+        question::{JSON, RETRY_FOR},
+        socket::Origin,
+    };
 
     /// Returns how often the user is notified that a change has no answer yet, after this first attempt. Every later
     /// attempt fails, because there is no socket.
@@ -384,7 +401,7 @@ mod tests {
         });
         connection.slow = Some(Slow { after: Duration::ZERO, tell });
         let (method, path, body, key) = ("POST", "/v1/apply", Bytes::new(), Some("key".to_owned()));
-        let question = Question { method, path, body, key, away: RETRY_FOR, reports_slow: true };
+        let question = Question { method, path, accept: JSON, body, key, away: RETRY_FOR, reports_slow: true };
         let deadline = 4 * RETRY;
         drop(connection.until_answered(&question, first, Instant::now() + deadline, deadline).await);
         count.load(Relaxed)

@@ -16,6 +16,7 @@ mod error;
 mod events;
 pub mod explain;
 mod leases;
+mod metrics;
 mod mps;
 mod notifications;
 mod operations;
@@ -28,6 +29,7 @@ pub use client::{AuditQuery, Client, DEFAULT_DEADLINE};
 pub use error::{Error, Kind};
 pub use events::{EventQuery, EventStream, ReceivedEvent};
 pub use leases::QuotaQuery;
+pub use metrics::{MetricsText, MetricsView};
 pub use socket::{ADMIN_SOCKET, DEFAULT_SOCKET, Origin, Socket};
 
 /// API version of this client, as in `/v1/…` and `Version::api`.

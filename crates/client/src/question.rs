@@ -15,12 +15,17 @@ pub(crate) const RETRY_FOR: Duration = Duration::from_secs(5);
 /// request's place in the queue for this long.
 pub(crate) const RETRY_QUEUED_FOR: Duration = Duration::from_secs(30);
 
+/// Content type of requests, and of most answers.
+pub(crate) const JSON: &str = "application/json";
+
 #[derive(Debug, Clone)]
 pub(crate) struct Question<'a> {
     /// `GET`, `POST` or `DELETE`.
     pub(crate) method: &'static str,
     /// Path and parameters.
     pub(crate) path: &'a str,
+    /// Accepted content types.
+    pub(crate) accept: &'a str,
     /// JSON; empty for a request without a body.
     pub(crate) body: Bytes,
     /// The idempotency key of a change. If a request with a key gets no answer, its outcome is
@@ -34,7 +39,12 @@ pub(crate) struct Question<'a> {
 
 impl<'a> Question<'a> {
     pub(crate) fn get(path: &'a str) -> Self {
-        Self { method: "GET", path, body: Bytes::new(), key: None, away: RETRY_FOR, reports_slow: true }
+        Self { method: "GET", path, accept: JSON, body: Bytes::new(), key: None, away: RETRY_FOR, reports_slow: true }
+    }
+
+    /// Requests this content type instead of JSON.
+    pub(crate) fn accepting(self, accept: &'a str) -> Self {
+        Self { accept, ..self }
     }
 
     /// Returns the commands that show whether an unanswered change was executed.
@@ -57,8 +67,8 @@ impl<'a> Question<'a> {
             .method(self.method)
             .uri(self.path)
             .header(header::HOST, "localhost")
-            .header(header::ACCEPT, "application/json")
-            .header(header::CONTENT_TYPE, "application/json");
+            .header(header::ACCEPT, self.accept)
+            .header(header::CONTENT_TYPE, JSON);
         if let Some(key) = &self.key {
             request = request.header("idempotency-key", key);
         }

@@ -81,6 +81,8 @@ pub enum Document {
     Config,
     /// A mig-parted file.
     MigParted,
+    /// A web config of the metrics relay.
+    WebConfig,
 }
 
 /// Maximum number of problems of a file that are reported. A file of another format has a problem in each line.
@@ -238,6 +240,7 @@ impl From<&FileErrors> for ApiError {
         let (code, called) = match errors.document {
             Document::Config => (Code::ConfigInvalid, "the config"),
             Document::MigParted => (Code::BadRequest, "the mig-parted file"),
+            Document::WebConfig => (Code::BadRequest, "the web config"),
         };
         let mut answer = Self::new(code, format!("{called} {} has {what}", errors.path));
         for located in errors.located() {
@@ -248,7 +251,7 @@ impl From<&FileErrors> for ApiError {
             Document::Config => {
                 answer.hint(format!("correct the file, then run `gpushctl config check {}`", errors.path))
             }
-            Document::MigParted => answer.hint("correct the file, then try again"),
+            Document::MigParted | Document::WebConfig => answer.hint("correct the file, then try again"),
         }
     }
 }

@@ -27,3 +27,5 @@ pub mod slurm;
 pub mod step;
 pub mod supervisor;
 pub mod timeslice_plan;
+pub mod web_config;
+mod yaml;

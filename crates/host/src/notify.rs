@@ -1,6 +1,6 @@
 //! Notifications to the service manager (`sd_notify(3)`).
 //!
-//! A separate thread sends the notifications. So gpushd does not block if the service manager does
+//! A separate thread sends the notifications. So the program does not block if the service manager does
 //! not read, for example because PID 1 hangs.
 
 use std::{
@@ -20,9 +20,9 @@ const MOST_WAITING: usize = 64;
 /// A notification.
 #[derive(Debug)]
 pub enum Notification {
-    /// gpushd answers requests.
+    /// The program answers requests.
     Ready,
-    /// gpushd has begun to stop.
+    /// The program has begun to stop.
     Stopping,
     /// A status line for `systemctl status`.
     Status(String),

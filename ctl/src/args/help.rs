@@ -25,7 +25,7 @@ const SECTIONS: [(&str, &[&str]); 3] = [
         "Administer",
         &["apply", "mig", "mps", "gpu", "config", "maintenance", "operation", "events", "audit", "doctor", "advise"],
     ),
-    ("Integrate and explain", &["slurm", "explain", "support-bundle", "version"]),
+    ("Integrate and explain", &["slurm", "metrics", "explain", "support-bundle", "version"]),
 ];
 
 /// The last line of each page except the first.

@@ -176,6 +176,7 @@ fn is_for_administrators(command: &Command) -> bool {
         | Command::Run(_)
         | Command::Ps(_)
         | Command::Events(_)
+        | Command::Metrics(_)
         | Command::Ready { .. }
         | Command::Doctor { .. }
         | Command::Advise(_)

@@ -2,7 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mps`, `ps`, `config`, `quota`, `status` | the commands of these names |
+//! | `mps`, `ps`, `config`, `quota`, `status`, `metrics` | the commands of these names |
 //! | `gpu` | `gpu` and `maintenance` |
 //! | `mig` | `mig` and `apply` |
 //! | `lease` | `lease` and `run` |
@@ -49,6 +49,7 @@ pub(crate) mod help;
 #[cfg(test)]
 mod hints;
 mod lease;
+mod metrics;
 mod mig;
 mod misplaced;
 pub(crate) mod missing;
@@ -85,6 +86,7 @@ pub(crate) use self::{
     gpu::{DrainArgs, Gpu, Maintenance},
     gpus::{GpuOption, Gpus, SomeGpus},
     lease::{Lease, LeaseBindingFlags, LeaseEndArgs, RunArgs},
+    metrics::{Metrics, MetricsSelection, MetricsServeArgs, MetricsShowArgs, MetricsWriteArgs},
     mig::{ApplyArgs, Execution, LayoutChange, Mig, Offline, Wanted},
     mps::{Ceilings, Followed, Mps},
     ps::PsArgs,
@@ -261,6 +263,9 @@ Examples:
   gpushctl events -f --kind xid,driver --json"
     )]
     Events(EventsArgs),
+    /// Print metrics, write them to a file, or serve them over HTTP
+    #[command(subcommand)]
+    Metrics(Metrics),
     /// Show who changed what; for administrators
     #[command(after_help = "\
 Examples:

@@ -14,7 +14,7 @@ use gpush_doctor::{Area, Finding, Severity};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{advise, config_check, config_init, doctor, explain, mig_history, mps, parted, ready, version};
+use super::{advise, config_check, config_init, doctor, explain, metrics, mig_history, mps, parted, ready, version};
 use crate::{
     output::ErrorDocument,
     render::{
@@ -25,11 +25,13 @@ use crate::{
 
 /// Files of gpushctl that define JSON output. [`samples`] returns at least one sample of the JSON
 /// that each of these files defines.
-const WITH_DOCUMENTS: [&str; 13] = [
+const WITH_DOCUMENTS: [&str; 15] = [
     "commands/config_check.rs",
     "commands/config_init.rs",
     "commands/doctor.rs",
     "commands/explain.rs",
+    "commands/metrics/mod.rs",
+    "commands/metrics/write.rs",
     "commands/mps/mod.rs",
     "commands/parted.rs",
     "commands/ready.rs",
@@ -187,6 +189,8 @@ pub(super) fn samples() -> Vec<(&'static str, Value)> {
         ("support-bundle", value(&bundle)),
         ("ready", value(&ready::Ready { ready: true, maintenance: None })),
         ("mps clients", Value::Array(clients)),
+        ("metrics show", value(&metrics::ShownMetrics { content_type: "text/plain", text: "gpush_maintenance 0" })),
+        ("metrics write", value(&metrics::WrittenMetrics { file: Path::new("gpush.prom"), bytes: 20 })),
         ("slurm gres-conf", json!({ "gres_conf": "Name=gpu", "node": "node1", "gres": "gpu:1" })),
     ]
 }

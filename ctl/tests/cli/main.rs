@@ -8,6 +8,7 @@ mod agent;
 mod config_file;
 mod help;
 mod lease;
+mod metrics;
 mod mps;
 mod offline;
 mod slurm;

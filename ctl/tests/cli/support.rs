@@ -83,6 +83,7 @@ impl Host {
 pub(crate) struct Request {
     pub(crate) method: String,
     pub(crate) path: String,
+    pub(crate) accept: String,
     pub(crate) body: String,
 }
 
@@ -90,6 +91,8 @@ pub(crate) struct Request {
 pub(crate) enum Answer {
     /// Sends this status and body.
     Json(u16, String),
+    /// Sends this content type and body, with status 200.
+    Text(&'static str, String),
     /// Sends nothing, and keeps the connection open.
     Silence,
     /// Closes the connection.
@@ -143,22 +146,20 @@ fn serve(mut stream: UnixStream, requests: &Mutex<Vec<Request>>, answer: &dyn Fn
     let mut buffer = Vec::new();
     while let Some(request) = read(&mut stream, &mut buffer) {
         requests.lock().unwrap().push(request.clone());
-        match answer(&request) {
-            Answer::Json(status, body) => {
-                let head = format!(
-                    "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-                    body.len()
-                );
-                if stream.write_all((head + &body).as_bytes()).is_err() {
-                    return;
-                }
-            }
+        let (status, content_type, body) = match answer(&request) {
+            Answer::Json(status, body) => (status, "application/json", body),
+            Answer::Text(content_type, body) => (200, content_type, body),
             Answer::Silence => {
                 // This read returns when the client closes the connection.
                 let _ = stream.read(&mut [0]);
                 return;
             }
             Answer::HangUp => return,
+        };
+        let length = body.len();
+        let head = format!("HTTP/1.1 {status} X\r\ncontent-type: {content_type}\r\ncontent-length: {length}\r\n\r\n");
+        if stream.write_all((head + &body).as_bytes()).is_err() {
+            return;
         }
     }
 }
@@ -168,16 +169,18 @@ fn read(stream: &mut UnixStream, buffer: &mut Vec<u8>) -> Option<Request> {
     loop {
         if let Some(end) = buffer.windows(4).position(|w| w == b"\r\n\r\n") {
             let head = String::from_utf8(buffer[..end].to_vec()).unwrap();
-            let length = head
-                .lines()
-                .find_map(|l| l.to_ascii_lowercase().strip_prefix("content-length: ").map(str::to_owned))
-                .map_or(0, |n| n.parse::<usize>().unwrap());
+            let header = |name: &str| {
+                let mut lines = head.lines().filter_map(|line| line.split_once(": "));
+                lines.find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, value)| value.to_owned())
+            };
+            let length = header("content-length").map_or(0, |n| n.parse::<usize>().unwrap());
             if buffer.len() >= end + 4 + length {
                 let mut words = head.split(' ');
                 let (method, path) = (words.next().unwrap().to_owned(), words.next().unwrap().to_owned());
+                let accept = header("accept").unwrap_or_default();
                 let body = String::from_utf8(buffer[end + 4..end + 4 + length].to_vec()).unwrap();
                 buffer.drain(..end + 4 + length);
-                return Some(Request { method, path, body });
+                return Some(Request { method, path, accept, body });
             }
         }
         let mut chunk = [0; 4096];

@@ -16,6 +16,7 @@ fn units_contain_the_settings_that_gpushd_needs() {
     services_of_gpushctl_and_gpushd_are_confined();
     slices_of_leases_have_the_limit_of_user_slices();
     mps_units_do_not_depend_on_gpushd();
+    metrics_units_are_confined_and_not_enabled();
 }
 
 fn units_contain_required_settings() {
@@ -89,4 +90,29 @@ fn mps_units_do_not_depend_on_gpushd() {
         assert!(!unit.lines().any(|line| line.starts_with(harm)), "{harm}");
     }
     assert!(read("packaging/tmpfiles.d/gpush.conf").contains("d /run/gpush-mps 0711 root root -\n"));
+}
+
+fn metrics_units_are_confined_and_not_enabled() {
+    let relay = read("systemd/gpush-metrics.service");
+    for line in [
+        "User=gpush-metrics",
+        "SupplementaryGroups=gpush",
+        "CapabilityBoundingSet=",
+        "NoNewPrivileges=yes",
+        "Environment=\"GPUSH_METRICS_OPTIONS=--listen 127.0.0.1:9945\"",
+        "RestartPreventExitStatus=2 5",
+    ] {
+        assert!(relay.lines().any(|found| found == line), "{line}");
+    }
+    let write = read("systemd/gpush-metrics-write.service");
+    for line in
+        ["CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE", "RestrictAddressFamilies=AF_UNIX", "ProtectSystem=strict"]
+    {
+        assert!(write.lines().any(|found| found == line), "{line}");
+    }
+    assert!(read("packaging/sysusers.d/gpush.conf").contains("u gpush-metrics - "));
+    let preset = read("packaging/system-preset/80-gpush.preset");
+    for unit in ["gpush-metrics.service", "gpush-metrics-write.timer"] {
+        assert!(preset.contains(&format!("disable {unit}\n")), "{unit}");
+    }
 }

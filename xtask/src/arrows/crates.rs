@@ -46,7 +46,17 @@ const MAY_KNOW: &[(&str, &[&str])] = &[
     ),
     (
         "gpushctl",
-        &["gpush-advice", "gpush-api", "gpush-client", "gpush-core", "gpush-doctor", "gpush-host", "gpush-man"],
+        &[
+            "gpush-advice",
+            "gpush-api",
+            "gpush-client",
+            "gpush-core",
+            "gpush-doctor",
+            "gpush-host",
+            "gpush-locked",
+            "gpush-man",
+            "gpush-openmetrics",
+        ],
     ),
     ("silicon", &["gpush-geometry", "gpush-locked"]),
     ("nvml-sim", &["silicon", "gpush-geometry", "gpush-locked"]),

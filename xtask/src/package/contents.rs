@@ -108,6 +108,9 @@ pub(super) const ENTRIES: &[Entry] = &[
     file("systemd/gpushd.socket", UNITS),
     file("systemd/gpushd-admin.socket", UNITS),
     file("systemd/gpush-ready.service", UNITS),
+    file("systemd/gpush-metrics.service", UNITS),
+    file("systemd/gpush-metrics-write.service", UNITS),
+    file("systemd/gpush-metrics-write.timer", UNITS),
     file("systemd/gpushd-mps@.service", UNITS),
     file("systemd/gpush.slice", UNITS),
     file("systemd/gpush-mps.slice", UNITS),
@@ -131,6 +134,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     // The scripts of the packages copy this file to `CREATED_CONFIG`.
     file("packaging/config.toml", "/usr/share/gpush/"),
     file("config.example.toml", "/usr/share/doc/gpush/examples/config.toml"),
+    file("packaging/web-config.example.yml", "/usr/share/doc/gpush/examples/web-config.yml"),
     // Documents link to this file.
     Entry {
         package: Package::Gpush,

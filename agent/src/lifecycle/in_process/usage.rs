@@ -34,8 +34,12 @@ impl InProcess {
 
     /// Returns the metrics that a user sees.
     pub(super) async fn metrics(&self, uid: u32, accept: &str) -> (String, String) {
+        self.metrics_at("/metrics", uid, accept).await
+    }
+
+    async fn metrics_at(&self, path: &str, uid: u32, accept: &str) -> (String, String) {
         let headers = [("accept", accept)];
-        let asked = request(user(uid), Method::GET, "/metrics", &headers, Vec::new());
+        let asked = request(user(uid), Method::GET, path, &headers, Vec::new());
         let answer = self.begin_request(asked).await.expect("an answer");
         let kind = answer.headers["content-type"].to_str().expect("text").to_owned();
         (String::from_utf8(answer.body.clone()).expect("text"), kind)
@@ -139,6 +143,22 @@ async fn user_sees_only_own_leases_and_no_names_of_others() {
         let names =
             of_reader.lines().filter(|line| line.starts_with("gpush_lease_info{") && line.contains("user=\"user100"));
         assert_eq!(names.count(), 2, "{uid}: {of_reader}");
+    }
+}
+
+/// A relay without a password serves every user of the host, so it requests less than its own user may see.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn public_metrics_have_no_leases_for_readers_and_root() {
+    let config = format!("{WHOLE}[metrics]\nreaders = [\"user1002\"]\n");
+    let host = whole_gpus(1).start(&config).await;
+    host.lease(1000, &whole("0", 1)).await.expect("a lease");
+    for uid in [0, 1000, 1002] {
+        let (public, _) = host.metrics_at("/metrics?labels=public", uid, "*/*").await;
+        assert!(public.contains("gpush_gpu_info{") && !public.contains("gpush_lease"), "{uid}: {public}");
+    }
+    for wrong in ["labels=all", "label=public"] {
+        let (error, _) = host.metrics_at(&format!("/metrics?{wrong}"), 0, "*/*").await;
+        assert!(error.contains("/metrics does not take these parameters"), "{error}");
     }
 }
 

@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     leases,
-    metrics::Metrics,
+    metrics::{Metrics, Scope},
     requests::caller::Caller,
     serve::authorization::Authorization,
     usage::{Need, Usage},
@@ -28,8 +28,9 @@ use crate::{
 
 /// Returns the routes of this module.
 pub(super) fn routes() -> Router<HttpHandles> {
-    without_parameters(Router::new().route("/v1/leases/{id}/usage", get(past)).route("/metrics", get(metrics)))
+    without_parameters(Router::new().route("/v1/leases/{id}/usage", get(past)))
         .route("/v1/usage", get(usage))
+        .route("/metrics", get(metrics))
 }
 
 /// Parameters of `GET /v1/usage`.
@@ -41,6 +42,27 @@ struct UsageParameters {
     /// Whether gpushd takes samples each second until 5 seconds after the last request with this parameter.
     #[serde(default)]
     watch: bool,
+}
+
+/// Parameters of `GET /metrics`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, derive(utoipa::IntoParams))]
+#[cfg_attr(test, into_params(parameter_in = Query))]
+struct MetricsParameters {
+    /// `public` leaves out the metrics of leases, even if the caller may see them. A relay without a password sets it.
+    #[serde(default)]
+    #[cfg_attr(test, param(inline))]
+    labels: Option<Labels>,
+}
+
+/// A selection of metrics.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[cfg_attr(test, derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+enum Labels {
+    /// The metrics that every user may see.
+    Public,
 }
 
 /// Returns what GPUs and leases are used for at present.
@@ -84,18 +106,22 @@ async fn past(State(usage): State<Usage>, caller: Caller, PathPart(id): PathPart
 /// A scrape causes no driver call: gpushd takes samples each 15 seconds, until 5 minutes after the last scrape. Only
 /// administrators and the users in `metrics.readers` get the metrics of leases.
 #[cfg_attr(test, utoipa::path(
-    get, path = "/metrics", operation_id = "getMetrics", tag = "gpus",
+    get, path = "/metrics", operation_id = "getMetrics", tag = "gpus", params(MetricsParameters),
     responses((status = 200, description = "The metrics", body = String, content_type = "text/plain"), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 async fn metrics(
     State(metrics): State<Metrics>,
     State(authorization): State<Authorization>,
     caller: Caller,
+    Parameters(MetricsParameters { labels }): Parameters<MetricsParameters>,
     headers: HeaderMap,
 ) -> Response {
     let accept = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     let format = Format::accepted(accept);
-    let user = authorization.actor(&caller).await.user;
-    let text = metrics.text(&caller, user.as_deref(), format);
+    let scope = match labels {
+        Some(Labels::Public) => Scope::Devices,
+        None => metrics.scope(&caller, authorization.actor(&caller).await.user.as_deref()),
+    };
+    let text = metrics.text(scope, format);
     ([(header::CONTENT_TYPE, format.content_type())], text).into_response()
 }
 

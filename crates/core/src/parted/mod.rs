@@ -35,7 +35,6 @@ mod read;
 mod resolve;
 mod select;
 mod values;
-mod yaml;
 
 pub use export::{Exported, export};
 pub use import::{Imported, import};

@@ -3,15 +3,13 @@
 
 use std::ops::Range;
 
-use super::{
-    DesiredMode, File, Group, InvalidLabels, Label, MOST_BYTES,
-    yaml::{self, Node, NodeKind},
-};
+use super::{DesiredMode, File, Group, InvalidLabels, Label, MOST_BYTES};
 use crate::{
     diagnostic::{self, Document, FileErrors, MOST_PROBLEMS, Problem},
     layout::Layout,
     nearest::nearest,
     quote::Quoted,
+    yaml::{self, Node, NodeKind},
 };
 
 /// Maximum number of groups in all labels together. YAML aliases can multiply the content of a
@@ -42,9 +40,9 @@ pub(super) fn bytes(bytes: &[u8], path: &str) -> Result<(File, Option<InvalidLab
             Vec::new()
         }
         Err(wrong) => {
-            let mut problem = Problem::new(reader.bytes(&wrong.span), wrong.message, wrong.hint);
+            let mut problem = Problem::new(yaml::bytes(text, &wrong.span), wrong.message, wrong.hint);
             if let Some(first) = wrong.first {
-                problem = problem.also(reader.bytes(&first), "the first is");
+                problem = problem.also(yaml::bytes(text, &first), "the first is");
             }
             reader.problems.push(problem);
             Vec::new()
@@ -72,17 +70,9 @@ pub(super) struct PartedReader<'t> {
 }
 
 impl PartedReader<'_> {
-    /// Converts a span of characters to a span of bytes on one line.
-    fn bytes(&self, span: &Range<usize>) -> Range<usize> {
-        let at = |n| self.text.char_indices().nth(n).map_or(self.text.len(), |(at, _)| at);
-        let start = at(span.start);
-        let line = self.text[start..].find(['\n', '\r']).map_or(self.text.len(), |n| start + n);
-        start..at(span.end).clamp(start, line)
-    }
-
     pub(super) fn report(&mut self, span: &Range<usize>, message: impl Into<String>, hint: impl Into<String>) {
         if self.problems.len() < MOST_PROBLEMS {
-            self.problems.push(Problem::new(self.bytes(span), message, hint));
+            self.problems.push(Problem::new(yaml::bytes(self.text, span), message, hint));
         }
     }
 

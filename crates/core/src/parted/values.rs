@@ -3,14 +3,11 @@
 use gpush_api::GpuIndex;
 use std::rc::Rc;
 
-use super::{
-    DeviceId, Devices,
-    read::PartedReader,
-    yaml::{Node, NodeKind},
-};
+use super::{DeviceId, Devices, read::PartedReader};
 use crate::{
     layout::{Entry, Layout, MOST, MOST_IN_ALL},
     quote::Quoted,
+    yaml::{Node, NodeKind},
 };
 
 /// Maximum number of indexes in one group.

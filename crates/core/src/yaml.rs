@@ -12,7 +12,7 @@ use std::{
 
 use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
-/// Maximum nesting depth. A mig-parted file has five levels.
+/// Maximum nesting depth. A mig-parted file has five levels, a web config three.
 const DEEPEST: usize = 32;
 
 /// Maximum number of entries that merge keys may copy.
@@ -20,16 +20,16 @@ const MOST_MERGED: usize = 10_000;
 
 /// A value of the file.
 #[derive(Debug)]
-pub(super) struct Node {
+pub(crate) struct Node {
     /// Span in characters.
-    pub(super) span: Range<usize>,
+    pub(crate) span: Range<usize>,
     /// Line; the first line is 1.
-    pub(super) line: usize,
-    pub(super) kind: NodeKind,
+    pub(crate) line: usize,
+    pub(crate) kind: NodeKind,
 }
 
 #[derive(Debug)]
-pub(super) enum NodeKind {
+pub(crate) enum NodeKind {
     /// A scalar value. `plain` says whether it is written without quotes, so that it may be a
     /// number or a boolean.
     Scalar { text: String, plain: bool },
@@ -40,16 +40,16 @@ pub(super) enum NodeKind {
 }
 
 /// A key with its value.
-pub(super) type MapEntry = (Rc<Node>, Rc<Node>);
+pub(crate) type MapEntry = (Rc<Node>, Rc<Node>);
 
 /// A problem, with its position.
 #[derive(Debug)]
-pub(super) struct YamlError {
-    pub(super) span: Range<usize>,
-    pub(super) message: String,
-    pub(super) hint: &'static str,
+pub(crate) struct YamlError {
+    pub(crate) span: Range<usize>,
+    pub(crate) message: String,
+    pub(crate) hint: &'static str,
     /// If two keys are equal, the span of the first key.
-    pub(super) first: Option<Range<usize>>,
+    pub(crate) first: Option<Range<usize>>,
 }
 
 impl YamlError {
@@ -60,7 +60,7 @@ impl YamlError {
 
 impl Node {
     /// Returns the text of a scalar.
-    pub(super) fn text(&self) -> Option<&str> {
+    pub(crate) fn text(&self) -> Option<&str> {
         match &self.kind {
             NodeKind::Scalar { text, .. } => Some(text),
             NodeKind::List(_) | NodeKind::Map(_) => None,
@@ -68,7 +68,7 @@ impl Node {
     }
 
     /// Returns the kind of the node, with an article.
-    pub(super) fn what(&self) -> &'static str {
+    pub(crate) fn what(&self) -> &'static str {
         match &self.kind {
             NodeKind::Scalar { text, plain: true } if matches!(text.as_str(), "" | "~" | "null") => "nothing",
             NodeKind::Scalar { .. } => "a single value",
@@ -88,7 +88,7 @@ struct Open {
 }
 
 /// Parses the only document of a text; `None` if there is no document.
-pub(super) fn document(text: &str) -> Result<Option<Rc<Node>>, YamlError> {
+pub(crate) fn document(text: &str) -> Result<Option<Rc<Node>>, YamlError> {
     let mut builder = Builder { anchors: BTreeMap::new(), stack: Vec::new(), merged: 0 };
     let mut root = None;
     for event in Parser::new_from_str(text) {
@@ -133,6 +133,14 @@ pub(super) fn document(text: &str) -> Result<Option<Rc<Node>>, YamlError> {
     Ok(root)
 }
 
+/// Converts a span of characters to a span of bytes on one line.
+pub(crate) fn bytes(text: &str, span: &Range<usize>) -> Range<usize> {
+    let at = |n| text.char_indices().nth(n).map_or(text.len(), |(at, _)| at);
+    let start = at(span.start);
+    let line = text[start..].find(['\n', '\r']).map_or(text.len(), |n| start + n);
+    start..at(span.end).clamp(start, line)
+}
+
 fn place(span: &Span) -> Range<usize> {
     span.start.index()..span.end.index()
 }
@@ -163,7 +171,7 @@ impl Builder {
             return Err(YamlError::at(
                 place(span),
                 "this value is nested too deeply",
-                "a mig-parted file is nested at most five levels deep",
+                "write fewer levels: such a file needs at most five",
             ));
         }
         let line = span.start.line();

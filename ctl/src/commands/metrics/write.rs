@@ -1,0 +1,222 @@
+//! `gpushctl metrics write FILE`: a file for the textfile collector of node_exporter.
+//!
+//! node_exporter reads every file whose name ends with `.prom`, in the classic format. It can read at any time, so the
+//! command writes a temporary file with another ending in the same directory, and renames it. On a failure, the old file
+//! stays, and the temporary file is removed.
+
+use std::{
+    fs::Permissions,
+    io::{self, Write as _},
+    os::unix::fs::{PermissionsExt as _, fchown},
+    path::{Path, PathBuf},
+};
+
+use gpush_api::{ApiError, Code};
+use gpush_client::{Client, MetricsText, MetricsView};
+use gpush_openmetrics::Format;
+use nix::unistd::{Gid, Group};
+use serde::Serialize;
+
+use crate::{
+    args::MetricsWriteArgs,
+    exit::{self, Outcome},
+    output::Output,
+};
+
+/// Mode of the file. It may name users and their jobs.
+const MODE: u32 = 0o640;
+
+/// The ending of the names that node_exporter reads.
+const ENDING: &str = ".prom";
+
+/// The output of `gpushctl metrics write --json`.
+#[derive(Serialize)]
+pub(in crate::commands) struct WrittenMetrics<'a> {
+    /// Path of the file.
+    pub(in crate::commands) file: &'a Path,
+    /// Size of the file.
+    pub(in crate::commands) bytes: usize,
+}
+
+/// The file to write, checked before gpushctl sends a request.
+pub(super) struct Target {
+    file: PathBuf,
+    directory: PathBuf,
+    name: String,
+    group: Option<Gid>,
+    view: MetricsView,
+}
+
+impl Target {
+    /// Checks the arguments.
+    ///
+    /// # Errors
+    /// The name has the wrong ending, the directory does not exist, the path is a directory, or the group does not exist.
+    pub(super) fn check(args: &MetricsWriteArgs) -> Result<Self, ApiError> {
+        let file = args.file.clone();
+        let shown = file.display();
+        let name = file.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        if !name.ends_with(ENDING) || name.len() == ENDING.len() {
+            let what = format!("cannot write metrics to {shown}: its name does not end with {ENDING}");
+            return Err(ApiError::new(Code::BadRequest, what)
+                .cause(format!("node_exporter reads only files whose names end with {ENDING}"))
+                .hint("`gpushctl metrics write /var/lib/prometheus/node-exporter/gpush.prom`"));
+        }
+        let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let directory = parent.unwrap_or(Path::new(".")).to_owned();
+        let at = directory.display();
+        match std::fs::metadata(&directory) {
+            Ok(of) if of.is_dir() => {}
+            Ok(_) => {
+                let what = format!("cannot write {shown}: {at} is not a directory");
+                return Err(ApiError::new(Code::BadRequest, what).hint(DIRECTORY));
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let what = format!("cannot write {shown}: the directory {at} does not exist");
+                return Err(ApiError::new(Code::NotFound, what).hint(DIRECTORY));
+            }
+            Err(error) => return Err(exit::io(format!("cannot write {shown}"), &error).hint(DIRECTORY)),
+        }
+        if file.is_dir() {
+            let what = format!("cannot write {shown}: it is a directory");
+            return Err(ApiError::new(Code::BadRequest, what).hint(format!("name a file in it: {shown}/gpush.prom")));
+        }
+        let group = args.group.as_deref().map(gid).transpose()?;
+        Ok(Self { file, directory, name, group, view: args.selection.view() })
+    }
+
+    /// Requests the metrics and replaces the file.
+    pub(super) async fn write(&self, client: &mut Client, out: &Output) -> Outcome {
+        let MetricsText { content_type, text } = client.metrics(Format::Classic.content_type(), self.view).await?;
+        if !content_type.starts_with("text/plain") {
+            let what = "gpushd answered with metrics in a format that node_exporter cannot read";
+            let error = ApiError::new(Code::Unreachable, what).cause(format!("content type {content_type}"));
+            return Err(error.hint("install the same version of gpushd and gpushctl").into());
+        }
+        self.replace(&text).map_err(|error| self.unwritable(&error))?;
+        if out.json {
+            out.document(&WrittenMetrics { file: &self.file, bytes: text.len() })?;
+        }
+        Ok(0)
+    }
+
+    /// Replaces the file. Does not sync it: after a crash of the host, the next run of the timer writes it again.
+    fn replace(&self, text: &[u8]) -> io::Result<()> {
+        // The temporary file has mode 0600. If this function returns early, its destructor removes the file.
+        let prefix = format!(".{}.", self.name);
+        let mut file = tempfile::Builder::new().prefix(&prefix).suffix(".tmp").tempfile_in(&self.directory)?;
+        file.write_all(text)?;
+        if let Some(group) = self.group {
+            fchown(file.as_file(), None, Some(group.as_raw()))?;
+        }
+        file.as_file().set_permissions(Permissions::from_mode(MODE))?;
+        file.persist(&self.file).map_err(|failed| failed.error)?;
+        Ok(())
+    }
+
+    fn unwritable(&self, cause: &io::Error) -> ApiError {
+        let error = exit::io(format!("cannot write {}", self.file.display()), cause);
+        if cause.kind() == io::ErrorKind::PermissionDenied {
+            let at = self.directory.display();
+            return error.hint(match self.group {
+                Some(_) => format!("run the command as root, or as a user who can write to {at} and is in the group"),
+                None => format!("run the command as a user who can write to {at}, such as root"),
+            });
+        }
+        error
+    }
+}
+
+const DIRECTORY: &str =
+    "name a file in the directory that node_exporter reads (its option --collector.textfile.directory)";
+
+/// Returns the gid of a group, given as a name or a number.
+fn gid(name: &str) -> Result<Gid, ApiError> {
+    if let Ok(number) = name.parse() {
+        return Ok(Gid::from_raw(number));
+    }
+    match Group::from_name(name) {
+        Ok(Some(group)) => Ok(group.gid),
+        Ok(None) => Err(ApiError::new(Code::BadRequest, format!("this host has no group {name:?}"))
+            .hint("name the group of node_exporter, as a name or a gid")),
+        Err(errno) => {
+            Err(ApiError::new(Code::Internal, format!("cannot look up group {name:?}")).cause(errno.to_string()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::MetadataExt as _};
+
+    use super::*;
+    use crate::args::MetricsSelection;
+
+    fn target(file: PathBuf, group: Option<&str>) -> Result<Target, ApiError> {
+        let selection = MetricsSelection { public: false };
+        Target::check(&MetricsWriteArgs { file, group: group.map(str::to_owned), selection })
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let names = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name());
+        names.map(|name| name.to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn file_is_replaced_with_mode_0640_and_the_group() {
+        let scratch = tempfile::tempdir().unwrap();
+        let file = scratch.path().join("gpush.prom");
+        fs::write(&file, "a longer old text\n").unwrap();
+        let group = nix::unistd::getegid().to_string();
+        target(file.clone(), Some(&group)).unwrap().replace(b"new\n").unwrap();
+        let now = fs::metadata(&file).unwrap();
+        assert_eq!((now.mode() & 0o7777, now.gid().to_string()), (0o640, group));
+        assert_eq!(fs::read(&file).unwrap(), b"new\n");
+        assert_eq!(names(scratch.path()), ["gpush.prom"]);
+    }
+
+    /// The rename fails, because the path has become a directory.
+    #[test]
+    fn failed_replacement_leaves_no_temporary_file() {
+        let scratch = tempfile::tempdir().unwrap();
+        let file = scratch.path().join("gpush.prom");
+        let target = target(file.clone(), None).unwrap();
+        fs::create_dir(&file).unwrap();
+        fs::write(file.join("kept"), "").unwrap();
+        let error = target.replace(b"new\n").unwrap_err();
+        assert!(target.unwritable(&error).message.contains("gpush.prom"));
+        assert_eq!((names(scratch.path()), names(&file)), (vec!["gpush.prom".to_owned()], vec!["kept".to_owned()]));
+    }
+
+    #[test]
+    fn error_without_permission_names_who_can_write() {
+        let scratch = tempfile::tempdir().unwrap();
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        for (group, part) in [(None, "such as root"), (Some("0"), "is in the group")] {
+            let error = target(scratch.path().join("gpush.prom"), group).unwrap().unwritable(&denied);
+            assert_eq!(error.code, Code::Denied);
+            assert!(error.hint.unwrap().contains(part));
+        }
+    }
+
+    #[test]
+    fn bad_arguments_are_refused() {
+        let scratch = tempfile::tempdir().unwrap();
+        let at = |name: &str| scratch.path().join(name);
+        fs::create_dir(at("dir.prom")).unwrap();
+        fs::write(at("file"), "").unwrap();
+        for (file, part) in [
+            (at("gpush.txt"), "does not end with .prom"),
+            (at(".prom"), "does not end with .prom"),
+            (PathBuf::from("/"), "does not end with .prom"),
+            (at("none/gpush.prom"), "none does not exist"),
+            (at("file/gpush.prom"), "file is not a directory"),
+            (at("dir.prom"), "it is a directory"),
+        ] {
+            let error = target(file, None).err().unwrap();
+            assert!(error.message.contains(part) && error.hint.is_some(), "{error:?}");
+        }
+        let error = target(at("gpush.prom"), Some("no-such-group")).err().unwrap();
+        assert!(error.message.contains("no group \"no-such-group\""), "{error:?}");
+    }
+}
