@@ -16,8 +16,8 @@ use crate::{
     moment::{Moment, hours},
 };
 
-/// A silence of more than this many intervals is unknown time.
-const MOST_INTERVALS: u64 = 3;
+/// Number of intervals for which a sample counts as recent. A longer silence is unknown time.
+pub const MOST_INTERVALS: u64 = 3;
 
 /// The account of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

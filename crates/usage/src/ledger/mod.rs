@@ -30,6 +30,7 @@ mod windows;
 
 pub use buckets::{Bucket, Buckets};
 pub use figures::{GpuFigures, LeaseFigures, MemberFigures};
+pub use gpu::MOST_INTERVALS;
 pub use memory::MemoryHistogram;
 pub use rows::{ClosedRows, GpuHour, LeaseHour, LeaseTotals, MemberTotals, UnusedSpan};
 pub use sums::{GpuSums, HoldSums, TimeMean};
