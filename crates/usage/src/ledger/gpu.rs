@@ -10,9 +10,9 @@ use super::{
     windows::energy_window,
 };
 use crate::{
-    energy::{EnergyCounter, attribute},
+    energy::{EndedInWindow, EnergyCounter, attribute},
     input::{ClockLimits, GpuSample, Hold, Reading},
-    judge::{PowerLevels, Signals, decide},
+    judge::{PowerLevels, Signals, UseState, decide},
     moment::{Moment, hours},
 };
 
@@ -33,6 +33,8 @@ pub(crate) struct GpuAccount {
     #[serde(skip)]
     limits: Option<ClockLimits>,
     pub(crate) holds: Vec<HoldAccount>,
+    /// What leases held that ended since the last reading of the energy counter, and that may have worked until then.
+    ended: Vec<EndedInWindow>,
     unusable: u32,
     pub(crate) total: GpuSums,
     row: GpuSums,
@@ -50,6 +52,7 @@ impl GpuAccount {
             had_no_process: false,
             limits: None,
             holds: Vec::new(),
+            ended: Vec::new(),
             unusable: 0,
             total: GpuSums::default(),
             row: GpuSums::default(),
@@ -119,7 +122,8 @@ impl GpuAccount {
         }
         let mut energies = vec![0; self.holds.len()];
         if let Some((mj, ms)) = difference {
-            let window = energy_window(&signals, &self.holds, (mj, ms), self.levels.least.unwrap_or(0));
+            let least_mw = self.levels.least.unwrap_or(0);
+            let window = energy_window(&signals, &self.holds, self.ended.clone(), (mj, ms), least_mw);
             let attributed = attribute(&window);
             for (sums, unattributed) in
                 [(&mut self.total, attributed.unattributed_mj), (&mut self.row, attributed.unattributed_mj)]
@@ -132,10 +136,10 @@ impl GpuAccount {
                 *energy = mj;
             }
         }
+        if is_new_window {
+            self.begin_window();
+        }
         for account in &mut self.holds {
-            if is_new_window {
-                account.begin_window();
-            }
             let (lease, hold) = (account.lease, account.hold.clone());
             let observation = signals.observe(lease, &hold, account.trace, mean_mw.map(|(mw, _)| mw), &self.levels);
             account.judgement = decide(observation);
@@ -164,6 +168,38 @@ impl GpuAccount {
     /// Begins a new base of the energy counter.
     pub(crate) fn reset_counter(&mut self) {
         self.counter.reset();
+        self.begin_window();
+    }
+
+    /// Removes the holds that have ended. The time until now must be settled already.
+    pub(crate) fn end_holds(&mut self, has_ended: impl Fn(&HoldAccount) -> bool) -> Vec<HoldAccount> {
+        let ended: Vec<HoldAccount> = self.holds.extract_if(.., |account| has_ended(account)).collect();
+        for account in &ended {
+            self.note_ended(account);
+        }
+        ended
+    }
+
+    /// Keeps what a hold had in the energy window, unless it was not used.
+    fn note_ended(&mut self, account: &HoldAccount) {
+        match account.judgement.state {
+            UseState::Busy | UseState::Unknown => {}
+            UseState::Idle | UseState::Empty => return,
+        }
+        let (unit_ms, held_ms) = (account.window_unit_ms, account.window_ms);
+        let instance = account.hold.instance;
+        match self.ended.iter_mut().find(|ended| ended.instance == instance) {
+            Some(ended) => {
+                ended.unit_ms = ended.unit_ms.saturating_add(unit_ms);
+                ended.held_ms = ended.held_ms.saturating_add(held_ms);
+            }
+            None => self.ended.push(EndedInWindow { instance, unit_ms, held_ms }),
+        }
+    }
+
+    /// Begins a new energy window.
+    fn begin_window(&mut self) {
+        self.ended.clear();
         for account in &mut self.holds {
             account.begin_window();
         }

@@ -123,7 +123,7 @@ impl Ledger {
             let is_kept = |old: &HoldAccount| {
                 old.lease != lease || holds.iter().any(|hold| hold.gpu == *gpu && hold.target == old.hold.target)
             };
-            for mut old in account.holds.extract_if(.., |old| !is_kept(old)) {
+            for mut old in account.end_holds(|old| !is_kept(old)) {
                 old.close(closed);
                 lease_account.left.push(old.totals());
             }
