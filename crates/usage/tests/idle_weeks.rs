@@ -189,6 +189,7 @@ fn sample(
     let is_a100 = label == Some(Label::A100Mig);
     let window = ActivityWindow {
         scope: WindowScope::Gpu,
+        age_ms: STEP_MS,
         units: GPU_UNITS,
         activity: Reading::Value(Activity {
             graphics: Some(ratio),
@@ -203,6 +204,7 @@ fn sample(
         start: lease.0,
         owner: ProcessOwner::Lease(lease),
         instance: is_a100.then_some(1),
+        target: None,
         memory_mib: Reading::Value(memory),
         sm: Reading::Unsupported,
     };

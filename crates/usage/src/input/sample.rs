@@ -1,6 +1,6 @@
 //! One sample of a GPU.
 
-use gpush_api::{GpuUuid, LeaseId};
+use gpush_api::{GpuUuid, LeaseId, TargetUuid};
 use gpush_core::attribution::Attribution;
 use serde::{Deserialize, Serialize};
 
@@ -102,6 +102,9 @@ pub enum WindowScope {
 pub struct ActivityWindow {
     /// GPU or GPU instance.
     pub scope: WindowScope,
+    /// Time from the start of the window to the sample, in ms. It is more than the length of the window if the window ended
+    /// before the sample.
+    pub age_ms: u64,
     /// Compute part of the GPU that the scope has, in units of [`crate::share::GPU_UNITS`].
     pub units: u32,
     /// The activities.
@@ -140,6 +143,8 @@ pub struct GpuProcess {
     pub owner: ProcessOwner,
     /// GPU instance that the process uses; `None` without MIG, or if it is not known.
     pub instance: Option<u32>,
+    /// MIG device that the process uses; `None` without MIG, or if it is not known.
+    pub target: Option<TargetUuid>,
     /// Device memory in MiB.
     pub memory_mib: Reading<u64>,
     /// Mean SM use since the last sample, as a part of the GPU.
@@ -176,7 +181,8 @@ pub struct GpuSample {
     pub utilization: Reading<Ratio>,
     /// Activity windows: one for the GPU, or one for each GPU instance. Empty if the GPU does not have GPM.
     pub windows: Vec<ActivityWindow>,
-    /// All processes on the GPU and its MIG devices, without MPS servers: the list has their clients. `Failed` if one list or one lease of a process is not known.
+    /// All compute and graphics processes on the GPU and its MIG devices, without MPS servers: the list has their clients.
+    /// `Failed` if one list or one lease of a process is not known.
     pub processes: Reading<Vec<GpuProcess>>,
 }
 

@@ -33,9 +33,9 @@ pub struct MemberFigures {
     pub judgement: Judgement,
     /// Memory in MiB; `None` if it is not known.
     pub memory_mib: Option<u64>,
-    /// SM activity in the last window.
+    /// SM activity in the last window; `None` if it is not known, or if another lease can have caused it.
     pub sm: Option<Ratio>,
-    /// Activity of device memory in the last window.
+    /// Activity of device memory in the last window, as `sm`.
     pub dram: Option<Ratio>,
     /// Sums up to the last sample.
     pub totals: MemberTotals,

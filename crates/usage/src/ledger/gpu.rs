@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     energy::{EndedInWindow, EnergyCounter, attribute},
-    input::{ClockLimits, GpuSample, Hold, Reading},
-    judge::{PowerLevels, Signals, UseState, decide},
+    input::{ClockLimits, GpuSample, Hold},
+    judge::{HoldPast, PowerLevels, Signals, UseState, decide},
     moment::{Moment, hours},
 };
 
@@ -27,8 +27,8 @@ pub(crate) struct GpuAccount {
     settled: Moment,
     /// Time of the last sample, and the interval that it promised; `None` without a recent sample.
     sampled: Option<(Moment, u64)>,
-    /// Whether the last sample has listed no process at all.
-    had_no_process: bool,
+    /// Hash of all processes of the last sample; `None` without a recent sample, or if it did not list them.
+    processes: Option<u64>,
     /// Limits of the clocks at the last sample.
     #[serde(skip)]
     limits: Option<ClockLimits>,
@@ -49,7 +49,7 @@ impl GpuAccount {
             gpu,
             settled: now,
             sampled: None,
-            had_no_process: false,
+            processes: None,
             limits: None,
             holds: Vec::new(),
             ended: Vec::new(),
@@ -110,14 +110,17 @@ impl GpuAccount {
         let holds: Vec<(LeaseId, Hold)> =
             self.holds.iter().map(|account| (account.lease, account.hold.clone())).collect();
         let holds: Vec<(LeaseId, &Hold)> = holds.iter().map(|(lease, hold)| (*lease, hold)).collect();
-        let signals = Signals::new(sample, &holds);
+        let signals = Signals::new(sample, &holds, since_last);
         let (difference, is_new_window) = self.counter.take(sample.energy_mj, sample.at);
         let mean_mw = match difference {
             Some((mj, ms)) => u64::try_from(u128::from(mj) * 1000 / u128::from(ms.max(1))).ok().map(|mw| (mw, ms)),
             None => sample.power_mw.value().map(|mw| (mw, sample.interval_ms)),
         };
         if let Some((mw, ms)) = mean_mw {
-            let activity = signals.board_activity().after(self.had_no_process);
+            // After a failed reading of the counter, the window began before the last sample.
+            let is_whole = difference.is_none_or(|(_, ms)| since_last == Some(ms));
+            let is_same = self.processes.is_some() && self.processes == signals.all_processes();
+            let activity = signals.board_activity().after(is_whole && is_same);
             self.levels.learn(mw, ms, activity, sample.power_limit_mw);
         }
         let mut energies = vec![0; self.holds.len()];
@@ -141,15 +144,16 @@ impl GpuAccount {
         }
         for account in &mut self.holds {
             let (lease, hold) = (account.lease, account.hold.clone());
-            let observation = signals.observe(lease, &hold, account.trace, mean_mw.map(|(mw, _)| mw), &self.levels);
+            let held_ms = sample.at.ms_since(account.begun);
+            let past = HoldPast { trace: account.trace, held_ms };
+            let observation = signals.observe(lease, &hold, past, mean_mw.map(|(mw, _)| mw), &self.levels);
             account.judgement = decide(observation);
             account.trace = signals.trace(lease, &hold);
             account.set_memory(signals.memory_mib(lease, &hold));
-            if let Some(Reading::Value(activity)) = signals.window(&hold).map(|window| window.activity) {
-                account.add_activity(activity.sm, activity.dram, since_last.unwrap_or(0));
-            }
+            let activity = signals.own_activity_of_device(lease, &hold, held_ms).unwrap_or_default();
+            account.add_activity(activity.sm, activity.dram, since_last.unwrap_or(0).min(held_ms));
         }
-        self.had_no_process = sample.processes.as_ref().value().is_some_and(Vec::is_empty);
+        self.processes = signals.all_processes();
         self.limits = sample.limits.value();
         self.sampled = Some((sample.at, sample.interval_ms));
         energies
@@ -159,7 +163,7 @@ impl GpuAccount {
     pub(crate) fn forget_sample(&mut self) {
         self.sampled = None;
         self.limits = None;
-        self.had_no_process = false;
+        self.processes = None;
         for account in &mut self.holds {
             account.forget_sample();
         }
