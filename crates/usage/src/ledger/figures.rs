@@ -50,8 +50,8 @@ pub struct GpuFigures {
     pub is_sampled: bool,
     /// Units that are leased.
     pub leased: u32,
-    /// Units of leases that are idle or empty.
-    pub unused: u32,
+    /// Units of leases that are idle or empty; `None` without a recent sample.
+    pub unused: Option<u32>,
     /// Units that a lease could have.
     pub free: u32,
     /// Units that no lease can have.

@@ -209,9 +209,11 @@ fn figures_of_a_gpu_tell_idle_shares_from_free_ones() {
     assert!(ledger.sample(&one));
     assert!(ledger.sample(&GpuSample { at: at(4_000), ..one }));
     let gpu = ledger.gpus(at(5_000)).next().unwrap();
-    assert_eq!((gpu.leased, gpu.unused), (2 * seventh, 2 * seventh));
+    assert_eq!((gpu.leased, gpu.unused), (2 * seventh, Some(2 * seventh)));
     assert_eq!((gpu.free, gpu.unusable), (4 * seventh, seventh));
     assert!(gpu.is_sampled);
+    let later = ledger.gpus(at(4_000 + 3 * INTERVAL_MS + 1)).next().unwrap();
+    assert_eq!((later.is_sampled, later.leased, later.unused), (false, 2 * seventh, None), "nothing is known now");
 }
 
 #[test]

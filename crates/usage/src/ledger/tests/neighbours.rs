@@ -239,3 +239,20 @@ fn reset_before_a_long_pause_attributes_no_wrong_energy() {
     assert!(ledger.sample(&with(later + INTERVAL_MS, 900_600_000)));
     assert_eq!(energy_mj(&ledger, LEASE, later + INTERVAL_MS), 600_000);
 }
+
+/// The open time counts as busy, and becomes unknown if no sample follows. A counter must not fall then.
+#[test]
+fn settled_time_does_not_fall_after_a_silence() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    assert!(ledger.sample(&busy(3_000)));
+    assert!(ledger.sample(&busy(13_000)));
+    let open = ledger.totals(LEASE, at(40_000)).unwrap().times.busy_ms;
+    assert_eq!((open, ledger.settled_totals(LEASE).unwrap().times.busy_ms), (37_000, 10_000));
+    let silent = 13_000 + 3 * INTERVAL_MS + 1;
+    assert_eq!(ledger.totals(LEASE, at(silent)).unwrap().times.busy_ms, 10_000, "the open time is unknown now");
+    assert!(ledger.sample(&busy(silent)));
+    let settled = ledger.settled_totals(LEASE).unwrap();
+    assert_eq!((settled.times.busy_ms, settled.times.unknown_ms), (10_000, 1_000 + 3 * INTERVAL_MS + 1));
+    assert_eq!(ledger.settled_totals(OTHER), None);
+}
