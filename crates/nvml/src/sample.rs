@@ -80,7 +80,7 @@ pub struct Wanted {
     /// Largest number of GPU instances whose window ends with this sample: 2 calls each. The instances whose window is
     /// the longest come first, so that no time is lost: each window is the mean over all time since the last one.
     pub windows: u8,
-    /// The compute processes with their memory: 1 call.
+    /// The processes with their memory: 1 call for compute processes, and with MIG off 1 call for graphics processes.
     pub processes: bool,
     /// The utilization of each process, if MIG is off: 1 call. Needs `processes`.
     pub process_activity: bool,
@@ -225,7 +225,7 @@ pub struct Sample {
     pub memory: Option<MemoryUse>,
     /// GPU instances, in the order of the request.
     pub instances: Vec<InstanceSample>,
-    /// Compute processes, including MPS clients. `None` if they are not wanted or cannot be listed.
+    /// Compute and graphics processes, including MPS clients. `None` if they are not wanted or cannot be listed.
     pub processes: Option<Vec<ProcessSample>>,
     /// Energy in mJ since the driver was loaded or the GPU was reset. A smaller value than the last one is a new start.
     pub energy_mj: Option<u64>,

@@ -1,9 +1,9 @@
 //! Samples of one GPU: what the worker keeps between two samples, and the order of the driver calls.
 //!
 //! ```text
-//!   field values ─▶ process list ─▶ MIG off: GPM window or utilization, memory, utilization of the processes
-//!                                   MIG on:  GPM windows of some instances, memory if wanted
-//!                                ─▶ board if wanted
+//!   field values ─▶ process lists ─▶ MIG off: GPM window or utilization, memory, utilization of the processes
+//!                                    MIG on:  GPM windows of some instances, memory if wanted
+//!                                 ─▶ board if wanted
 //! ```
 //!
 //! A failure of one part leaves its values absent. The sample fails only if the GPU itself is gone. All handles end with
@@ -145,7 +145,8 @@ impl<'d> Sampling<'d> {
         self.round += 1;
         let mut doubts = Doubts::default();
         let (fields, at_us) = self.fields(&gpu, &mut doubts)?;
-        let entries = if wanted.processes { optional(gpu.compute_processes(PROCESSES))? } else { None };
+        let entries =
+            if wanted.processes { optional(gpu.running_processes(instances.is_some(), PROCESSES))? } else { None };
         let mut processes = entries.map(|entries| entries.iter().map(described).collect::<Vec<_>>());
         let mut sample = Sample {
             uuid: gpu.uuid.clone(),
