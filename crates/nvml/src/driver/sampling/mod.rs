@@ -17,7 +17,7 @@ use std::{
 
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t};
 
-use self::{fields::Fields, gpm::Window, utilization::ProcessUtilization};
+use self::{fields::Fields, gpm::Window, time::DriverTime, utilization::ProcessUtilization};
 use super::{Driver, Gpu, processes::Entry};
 use crate::{
     error::{DriverError, ErrorKind},
@@ -31,6 +31,7 @@ use crate::{
 mod calls;
 mod fields;
 mod gpm;
+mod time;
 mod utilization;
 
 /// Room for the processes of a GPU. More processes cost a second call.
@@ -55,37 +56,12 @@ pub struct Sampling<'d> {
     round: u64,
     request: gpm::MetricsRequest,
     time: DriverTime,
-    /// Newest entry of the utilization buffer.
-    utilization_us: u64,
-    /// Newest entry of the process utilization.
-    processes_us: u64,
     /// Handle of a MIG device in each GPU instance, and the instances for which they were looked up.
     devices: (Vec<InstanceRef>, BTreeMap<u32, nvmlDevice_t>),
 }
 
 // SAFETY: NVML's handles belong to the session of the process. NVML is thread-safe, and allows any thread to use them.
 unsafe impl Send for Sampling<'_> {}
-
-/// The driver's clock. It is the host's real-time clock, so it can be set back.
-#[derive(Debug, Default)]
-struct DriverTime {
-    newest_us: u64,
-    wall_us: u64,
-}
-
-impl DriverTime {
-    /// Accepts the time of new values. Returns whether the values are newer than the last ones.
-    fn accept(&mut self, at_us: u64, wall_us: u64) -> bool {
-        if wall_us < self.wall_us {
-            // The host's clock was set back, so older times are right.
-            self.newest_us = 0;
-        }
-        self.wall_us = wall_us;
-        let fresh = at_us > self.newest_us;
-        self.newest_us = self.newest_us.max(at_us);
-        fresh
-    }
-}
 
 fn wall_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -180,6 +156,7 @@ impl<'d> Sampling<'d> {
                         sample.activity.source = SignalSource::Processes;
                     }
                 }
+                self.time.limit_entries();
             }
             Some(instances) => {
                 self.whole = None;
@@ -228,7 +205,7 @@ impl<'d> Sampling<'d> {
     /// Reads the activity of a GPU with MIG off.
     fn whole(&mut self, gpu: &Gpu<'d>, now_us: u64) -> Result<Activity, DriverError> {
         if !self.gpm(gpu)? {
-            return Ok(optional(gpu.utilization_since(&mut self.utilization_us))?.unwrap_or_default());
+            return Ok(optional(gpu.utilization_since(&mut self.time.utilization_us))?.unwrap_or_default());
         }
         let round = self.round;
         let turned = match &mut self.whole {
@@ -332,12 +309,13 @@ impl<'d> Sampling<'d> {
         now_us: u64,
         doubts: &mut Doubts,
     ) -> Result<bool, DriverError> {
-        let since = self.processes_us;
-        let Some(Some(entries)) = optional(gpu.process_utilization(&mut self.processes_us, doubts))? else {
+        let since = self.time.processes_us;
+        let read = gpu.process_utilization(&mut self.time.processes_us, doubts);
+        let Some(Some(entries)) = optional(read)? else {
             return Ok(false);
         };
         // If no process did anything for some time, the next mean must not include that time again.
-        self.processes_us = self.processes_us.max(now_us.saturating_sub(OVERLAP_US));
+        self.time.processes_us = self.time.processes_us.max(now_us.saturating_sub(OVERLAP_US));
         let quiet = since > 0 && now_us.saturating_sub(since) >= QUIET_US;
         add_utilization(processes, &entries, quiet, doubts);
         Ok(true)

@@ -31,14 +31,3 @@ fn process_without_entry_is_idle_only_after_a_whole_period() {
     add_utilization(&mut processes, &[stale], true, &mut Doubts::default());
     assert_eq!(processes[0].busy, None, "a stale entry is not idleness");
 }
-
-#[test]
-fn old_times_are_stale_unless_the_clock_was_set_back() {
-    let mut time = DriverTime::default();
-    assert!(time.accept(1000, 1000));
-    assert!(!time.accept(1000, 1001), "the same values");
-    assert!(!time.accept(400, 1100));
-    assert!(time.accept(1200, 1200));
-    assert!(time.accept(500, 500), "the clock was set back");
-    assert!(!time.accept(500, 501));
-}
