@@ -54,7 +54,7 @@ impl Ratio {
     }
 }
 
-/// Why a value is absent although the driver call succeeded.
+/// Why a value is absent that the GPU has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Doubt {
@@ -68,10 +68,12 @@ pub enum Doubt {
     StaleTime,
     /// The GPU instance has no data, because it has no compute instance.
     NoData,
-    /// The window begins with this sample: the GPU instance is new, or the worker was started again.
+    /// There is no complete window: the GPU instance is new, or the worker was started again.
     FirstSample,
     /// The window continues: this sample did not read the instance, because of [`Wanted::windows`].
     Skipped,
+    /// The driver call failed.
+    Failed,
 }
 
 /// What to read beyond field values. Each part has a price in driver calls.
@@ -130,7 +132,7 @@ pub struct Activity {
     pub tensor: Option<Ratio>,
     /// Memory bandwidth.
     pub dram: Option<Ratio>,
-    /// Why ratios are absent although no driver call failed.
+    /// Why ratios are absent.
     pub doubt: Option<Doubt>,
 }
 
@@ -191,6 +193,8 @@ pub struct Doubts {
     pub foreign_process: u32,
     /// See [`Doubt::StaleTime`].
     pub stale_time: u32,
+    /// See [`Doubt::Failed`].
+    pub failed: u32,
 }
 
 impl Doubts {
@@ -201,6 +205,7 @@ impl Doubts {
             Doubt::Impossible => self.impossible += 1,
             Doubt::ForeignProcess => self.foreign_process += 1,
             Doubt::StaleTime => self.stale_time += 1,
+            Doubt::Failed => self.failed += 1,
             Doubt::NoData | Doubt::FirstSample | Doubt::Skipped => {}
         }
     }

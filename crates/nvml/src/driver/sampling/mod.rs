@@ -6,8 +6,9 @@
 //!                                 ─▶ board if wanted
 //! ```
 //!
-//! A failure of one part leaves its values absent. The sample fails only if the GPU itself is gone. All handles end with
-//! the worker, so no handle survives a reset or maintenance.
+//! A failure of one part leaves its values absent. A failed activity has the doubt [`Doubt::Failed`], because a GPU without
+//! activity readings must look different. The sample fails only if the GPU itself is gone. All handles end with the worker,
+//! so no handle survives a reset or maintenance.
 
 use gpush_api::SignalSource;
 use std::{
@@ -17,14 +18,13 @@ use std::{
 
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t};
 
-use self::{fields::Fields, gpm::Window, time::DriverTime, utilization::ProcessUtilization};
+use self::{fields::Fields, gpm::Window, time::DriverTime, utilization::add_utilization};
 use super::{Driver, Gpu, processes::Entry};
 use crate::{
     error::{DriverError, ErrorKind},
     proto::GpuRef,
     sample::{
-        Activity, Doubt, Doubts, InstanceRef, InstanceSample, LimitedTime, MemoryUse, ProcessSample, Ratio, Sample,
-        Wanted,
+        Activity, Doubt, Doubts, InstanceRef, InstanceSample, LimitedTime, MemoryUse, ProcessSample, Sample, Wanted,
     },
 };
 
@@ -49,6 +49,7 @@ const OVERLAP_US: u64 = 1_250_000;
 #[derive(Debug, Default)]
 pub struct Sampling<'d> {
     gpu: Option<Gpu<'d>>,
+    /// Whether the GPU has performance monitoring; `None` until the driver has answered.
     has_gpm: Option<bool>,
     whole: Option<Window<'d>>,
     instances: BTreeMap<u32, Window<'d>>,
@@ -204,8 +205,13 @@ impl<'d> Sampling<'d> {
 
     /// Reads the activity of a GPU with MIG off.
     fn whole(&mut self, gpu: &Gpu<'d>, now_us: u64) -> Result<Activity, DriverError> {
-        if !self.gpm(gpu)? {
-            return Ok(optional(gpu.utilization_since(&mut self.time.utilization_us))?.unwrap_or_default());
+        match self.gpm(|| gpu.has_gpm())? {
+            Some(true) => {}
+            Some(false) => {
+                let read = gpu.utilization_since(&mut self.time.utilization_us);
+                return or_failed(read, SignalSource::Utilization);
+            }
+            None => return Ok(waiting(Doubt::Failed)),
         }
         let round = self.round;
         let turned = match &mut self.whole {
@@ -215,19 +221,21 @@ impl<'d> Sampling<'d> {
                 waiting(Doubt::FirstSample)
             }),
         };
-        Ok(optional(turned)?.unwrap_or_else(|| {
+        let activity = or_failed(turned, SignalSource::Gpm)?;
+        if activity.doubt == Some(Doubt::Failed) {
+            // The window begins again.
             self.whole = None;
-            Activity::default()
-        }))
+        }
+        Ok(activity)
     }
 
-    fn gpm(&mut self, gpu: &Gpu<'d>) -> Result<bool, DriverError> {
-        if let Some(known) = self.has_gpm {
-            return Ok(known);
+    /// Returns whether the GPU has performance monitoring; `None` if the driver did not answer. Then the next sample asks
+    /// again.
+    fn gpm(&mut self, ask: impl FnOnce() -> Result<bool, DriverError>) -> Result<Option<bool>, DriverError> {
+        if self.has_gpm.is_none() {
+            self.has_gpm = optional(ask())?;
         }
-        let has_gpm = optional(gpu.has_gpm())?.unwrap_or(false);
-        self.has_gpm = Some(has_gpm);
-        Ok(has_gpm)
+        Ok(self.has_gpm)
     }
 
     /// Reads the activity, and the memory if wanted, of the GPU instances.
@@ -242,22 +250,28 @@ impl<'d> Sampling<'d> {
             instances.iter().any(|one| one.gi == *gi && one.generation == window.generation)
         };
         self.instances.retain(known);
-        let has_gpm = !instances.is_empty() && self.gpm(gpu)?;
+        let has_gpm = if instances.is_empty() { Some(false) } else { self.gpm(|| gpu.has_gpm())? };
         // A new instance comes first, and then the one whose window is the longest.
         let mut order: Vec<InstanceRef> = instances.to_vec();
         order.sort_by_key(|one| (self.instances.get(&one.gi).map_or(0, |window| window.round), one.gi));
-        order.truncate(if has_gpm { wanted.windows.into() } else { 0 });
+        order.truncate(if has_gpm == Some(true) { wanted.windows.into() } else { 0 });
         let mut sampled = Vec::with_capacity(instances.len());
         for instance in instances {
             let activity = match (has_gpm, order.contains(instance)) {
-                (false, _) => Activity::default(),
-                (true, false) => waiting(Doubt::Skipped),
-                (true, true) => self.instance(gpu, *instance, now_us)?,
+                (None, _) => waiting(Doubt::Failed),
+                (Some(false), _) => Activity::default(),
+                (Some(true), false) => self.not_read(instance.gi),
+                (Some(true), true) => self.instance(gpu, *instance, now_us)?,
             };
             let memory = if wanted.memory { self.instance_memory(gpu, instances, instance.gi)? } else { None };
             sampled.push(InstanceSample { instance: *instance, activity, memory });
         }
         Ok(sampled)
+    }
+
+    /// Returns the activity of a GPU instance that this sample does not read.
+    fn not_read(&self, gi: u32) -> Activity {
+        waiting(if self.instances.contains_key(&gi) { Doubt::Skipped } else { Doubt::FirstSample })
     }
 
     fn instance(&mut self, gpu: &Gpu<'d>, instance: InstanceRef, now_us: u64) -> Result<Activity, DriverError> {
@@ -272,10 +286,10 @@ impl<'d> Sampling<'d> {
         match read {
             Ok(activity) => Ok(activity),
             Err(error) if error.kind == ErrorKind::GpuIsLost => Err(error),
-            // The instance does not exist, or has no performance monitoring now. Its window begins again.
-            Err(_) => {
+            Err(error) => {
+                // The window begins again.
                 self.instances.remove(&gi);
-                Ok(Activity::default())
+                Ok(without_window(&error))
             }
         }
     }
@@ -325,29 +339,26 @@ impl<'d> Sampling<'d> {
 /// Largest plausible temperature in °C.
 const MOST_C: u32 = 200;
 
-/// Adds utilization to processes. If `quiet`, a process without an entry did nothing.
-fn add_utilization(processes: &mut [ProcessSample], entries: &[ProcessUtilization], quiet: bool, doubts: &mut Doubts) {
-    for entry in entries {
-        let own = processes.iter_mut().filter(|process| process.pid == entry.pid);
-        let mut known = false;
-        for process in own {
-            (process.busy, process.dram, known) = (entry.busy.ok(), entry.dram.ok(), true);
-        }
-        match entry.busy.err().or(entry.dram.err()) {
-            _ if !known => doubts.count(Doubt::ForeignProcess),
-            // The caller has counted stale times already.
-            Some(Doubt::StaleTime) | None => {}
-            Some(doubt) => doubts.count(doubt),
-        }
-    }
-    for process in processes.iter_mut().filter(|process| entries.iter().all(|entry| entry.pid != process.pid)) {
-        (process.busy, process.dram) = if quiet { (Some(Ratio::ZERO), Some(Ratio::ZERO)) } else { (None, None) };
-    }
-}
-
 /// An activity that is not known yet.
 fn waiting(doubt: Doubt) -> Activity {
     Activity { source: SignalSource::Gpm, doubt: Some(doubt), ..Activity::default() }
+}
+
+/// Converts a failed reading of the activity to one that says so, unless the failure concerns the whole GPU.
+fn or_failed(read: Result<Activity, DriverError>, source: SignalSource) -> Result<Activity, DriverError> {
+    let failed = Activity { source, doubt: Some(Doubt::Failed), ..Activity::default() };
+    Ok(optional(read)?.unwrap_or(failed))
+}
+
+/// Returns the activity of a GPU instance whose window could not be read.
+fn without_window(error: &DriverError) -> Activity {
+    match error.kind {
+        // The GPU instance does not exist any more, or has no performance monitoring.
+        ErrorKind::NotFound | ErrorKind::InvalidArgument | ErrorKind::NotSupported | ErrorKind::MissingSymbol => {
+            Activity::default()
+        }
+        _ => waiting(Doubt::Failed),
+    }
 }
 
 /// Converts a failed part of a sample to an absent one, unless the failure concerns the whole GPU.
