@@ -54,7 +54,7 @@ impl Ratio {
     }
 }
 
-/// Why a value is absent although the driver call succeeded.
+/// Why a value is absent that the GPU has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Doubt {
@@ -68,10 +68,12 @@ pub enum Doubt {
     StaleTime,
     /// The GPU instance has no data, because it has no compute instance.
     NoData,
-    /// The window begins with this sample: the GPU instance is new, or the worker was started again.
+    /// There is no complete window: the GPU instance is new, or the worker was started again.
     FirstSample,
     /// The window continues: this sample did not read the instance, because of [`Wanted::windows`].
     Skipped,
+    /// The driver call failed.
+    Failed,
 }
 
 /// What to read beyond field values. Each part has a price in driver calls.
@@ -80,7 +82,7 @@ pub struct Wanted {
     /// Largest number of GPU instances whose window ends with this sample: 2 calls each. The instances whose window is
     /// the longest come first, so that no time is lost: each window is the mean over all time since the last one.
     pub windows: u8,
-    /// The compute processes with their memory: 1 call.
+    /// The processes with their memory: 1 call for compute processes, and with MIG off 1 call for graphics processes.
     pub processes: bool,
     /// The utilization of each process, if MIG is off: 1 call. Needs `processes`.
     pub process_activity: bool,
@@ -130,7 +132,7 @@ pub struct Activity {
     pub tensor: Option<Ratio>,
     /// Memory bandwidth.
     pub dram: Option<Ratio>,
-    /// Why ratios are absent although no driver call failed.
+    /// Why ratios are absent.
     pub doubt: Option<Doubt>,
 }
 
@@ -191,6 +193,8 @@ pub struct Doubts {
     pub foreign_process: u32,
     /// See [`Doubt::StaleTime`].
     pub stale_time: u32,
+    /// See [`Doubt::Failed`].
+    pub failed: u32,
 }
 
 impl Doubts {
@@ -201,6 +205,7 @@ impl Doubts {
             Doubt::Impossible => self.impossible += 1,
             Doubt::ForeignProcess => self.foreign_process += 1,
             Doubt::StaleTime => self.stale_time += 1,
+            Doubt::Failed => self.failed += 1,
             Doubt::NoData | Doubt::FirstSample | Doubt::Skipped => {}
         }
     }
@@ -225,7 +230,7 @@ pub struct Sample {
     pub memory: Option<MemoryUse>,
     /// GPU instances, in the order of the request.
     pub instances: Vec<InstanceSample>,
-    /// Compute processes, including MPS clients. `None` if they are not wanted or cannot be listed.
+    /// Compute and graphics processes, including MPS clients. `None` if they are not wanted or cannot be listed.
     pub processes: Option<Vec<ProcessSample>>,
     /// Energy in mJ since the driver was loaded or the GPU was reset. A smaller value than the last one is a new start.
     pub energy_mj: Option<u64>,

@@ -5,8 +5,11 @@ use serde::{Deserialize, Serialize};
 /// Milliseconds of an hour.
 pub const HOUR_MS: i64 = 3_600_000;
 
+/// Milliseconds of a UTC day.
+pub const DAY_MS: i64 = 24 * HOUR_MS;
+
 /// Longest time that counts between two boots. The wall clock of a host can begin in 1970 until it is set.
-const MOST_BETWEEN_BOOTS_MS: u64 = 62 * 86_400_000;
+const MOST_BETWEEN_BOOTS_MS: u64 = 62 * DAY_MS.unsigned_abs();
 
 /// A point in time, by two clocks.
 ///

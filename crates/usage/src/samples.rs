@@ -34,7 +34,7 @@ pub(crate) fn sample(ms: u64) -> GpuSample {
 pub(crate) fn window(scope: WindowScope, units: u32, millionths: u32) -> ActivityWindow {
     let ratio = Some(Ratio::from_millionths(millionths));
     let activity = Activity { graphics: ratio, sm: ratio, tensor: None, dram: ratio };
-    ActivityWindow { scope, units, activity: Reading::Value(activity) }
+    ActivityWindow { scope, age_ms: 1_000, units, activity: Reading::Value(activity) }
 }
 
 pub(crate) fn process(lease: u64, pid: u32) -> GpuProcess {
@@ -43,9 +43,24 @@ pub(crate) fn process(lease: u64, pid: u32) -> GpuProcess {
         start: 7,
         owner: ProcessOwner::Lease(LeaseId(lease)),
         instance: None,
+        target: None,
         memory_mib: Reading::Value(1_000),
         sm: Reading::Unsupported,
     }
+}
+
+/// A sample with a busy process of lease 1.
+pub(crate) fn busy(ms: u64) -> GpuSample {
+    let mut one = sample(ms);
+    one.processes = Reading::Value(vec![process(1, 100)]);
+    one.windows = vec![window(WindowScope::Gpu, GPU_UNITS, 500_000)];
+    one.power_mw = Reading::Value(400_000);
+    one
+}
+
+/// A sample with an idle process of lease 1.
+pub(crate) fn idle(ms: u64) -> GpuSample {
+    GpuSample { windows: sample(ms).windows, power_mw: Reading::Value(100_000), ..busy(ms) }
 }
 
 pub(crate) fn hold(kind: LeaseKind, units: u32, instance: Option<u32>) -> Hold {

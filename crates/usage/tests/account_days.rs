@@ -125,6 +125,7 @@ impl Host {
                     start: 1,
                     owner: ProcessOwner::Lease(*lease),
                     instance: None,
+                    target: None,
                     memory_mib: Reading::Value(random.u64(0..1_500)),
                     sm: Reading::Value(Ratio::from_millionths(random.u32(0..400_000))),
                 });

@@ -180,17 +180,23 @@ fn sample(
     random: &mut fastrand::Rng,
 ) -> GpuSample {
     let (activity, mw) = match phase {
-        Phase::NoProcess => (0.0, 70_000),
-        Phase::Loading | Phase::Waiting => (0.0, 105_000),
-        Phase::Working => (0.000_01 + random.f64() * 0.9, 400_000),
-        Phase::HiddenWork => (0.0, 390_000),
+        Phase::NoProcess => (0, 70_000),
+        Phase::Loading | Phase::Waiting => (0, 105_000),
+        Phase::Working => (random.u32(10..900_000), 400_000),
+        Phase::HiddenWork => (0, 390_000),
     };
-    let ratio = Ratio::new(activity);
+    let ratio = Ratio::from_millionths(activity);
     let is_a100 = label == Some(Label::A100Mig);
     let window = ActivityWindow {
         scope: WindowScope::Gpu,
+        age_ms: STEP_MS,
         units: GPU_UNITS,
-        activity: Reading::Value(Activity { graphics: ratio, sm: ratio, tensor: ratio, dram: ratio }),
+        activity: Reading::Value(Activity {
+            graphics: Some(ratio),
+            sm: Some(ratio),
+            tensor: Some(ratio),
+            dram: Some(ratio),
+        }),
     };
     let memory = if phase == Phase::Loading { 1_000 + step } else { 20_000 };
     let process = GpuProcess {
@@ -198,6 +204,7 @@ fn sample(
         start: lease.0,
         owner: ProcessOwner::Lease(lease),
         instance: is_a100.then_some(1),
+        target: None,
         memory_mib: Reading::Value(memory),
         sm: Reading::Unsupported,
     };
@@ -209,7 +216,7 @@ fn sample(
         power_mw: Reading::Value(mw + random.u64(0..2_000)),
         power_limit_mw: Reading::Value(700_000),
         limits: Reading::Unsupported,
-        utilization: if is_a100 { Reading::Unsupported } else { Reading::Value(ratio.unwrap_or_default()) },
+        utilization: if is_a100 { Reading::Unsupported } else { Reading::Value(ratio) },
         windows: if is_a100 { Vec::new() } else { vec![window] },
         processes: if phase == Phase::NoProcess { Reading::Value(Vec::new()) } else { Reading::Value(vec![process]) },
     }

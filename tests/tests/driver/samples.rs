@@ -208,6 +208,19 @@ async fn recreated_instance_begins_a_new_window() {
     assert_eq!((activity.source, activity.sm), (SignalSource::MemoryOnly, None), "an instance that does not exist");
 }
 
+/// Fault: an instance whose window had not begun was skipped, and the caller kept the activity of the instance before it.
+#[tokio::test]
+async fn instance_is_skipped_only_while_its_window_is_open() {
+    let sampled = Sampled::new("[[gpu]]\nmodel = \"h100-80-sxm\"\n").await;
+    let one = sampled.create(0, "1g.10gb", 0).await;
+    let not_read = Wanted { windows: 0, ..Wanted::default() };
+    let doubt = async |one| sampled.sample(0, Some(&[one]), not_read).await.instances[0].activity.doubt;
+    assert_eq!(doubt(one).await, Some(Doubt::FirstSample));
+    sampled.instance(0, one).await;
+    assert_eq!(doubt(one).await, Some(Doubt::Skipped));
+    assert_eq!(doubt(InstanceRef { generation: 2, ..one }).await, Some(Doubt::FirstSample));
+}
+
 #[tokio::test]
 async fn instance_without_compute_instance_has_no_data() {
     let sampled = Sampled::new("[[gpu]]\nmodel = \"h100-80-sxm\"\n").await;
@@ -252,6 +265,40 @@ async fn source_depends_on_the_model_and_its_mode() {
     sampled.advance("10s");
     let idle = sampled.whole(2).await;
     assert_eq!((idle.activity.busy, process_of(&idle, on_t4).busy), (percent(0), percent(0)));
+}
+
+/// A renderer uses the GPU too, but the list of compute processes does not have it.
+#[tokio::test]
+async fn graphics_processes_are_listed_with_mig_off() {
+    let sampled = Sampled::new(WHOLE_H100).await;
+    let mut expected = [sampled.run("--gpu 0 --sm 10"), sampled.run("--gpu 0 --kind graphics --sm 20")];
+    expected.sort_unstable();
+    let sample = sampled.whole(0).await;
+    let mut listed: Vec<u32> = sample.processes.unwrap().iter().map(|process| process.pid).collect();
+    listed.sort_unstable();
+    assert_eq!(listed, expected);
+}
+
+/// Fault: after one failed call, the GPU counted as one without activity readings.
+#[tokio::test]
+async fn failed_window_keeps_its_source_and_begins_again() {
+    let sampled = Sampled::new(WHOLE_H100).await;
+    sampled.run("--gpu 0 --sm 50");
+    sampled.host.fault("nvmlGpmQueryDeviceSupport --rc UNKNOWN --times 1");
+    let next = async || {
+        let sample = sampled.whole(0).await;
+        sampled.advance("10s");
+        assert_eq!(sample.activity.source, SignalSource::Gpm);
+        assert_eq!(sample.doubts.failed, u32::from(sample.activity.doubt == Some(Doubt::Failed)));
+        (sample.activity.sm, sample.activity.doubt)
+    };
+    assert_eq!(next().await, (None, Some(Doubt::Failed)));
+    assert_eq!(next().await, (None, Some(Doubt::FirstSample)));
+    assert_eq!(next().await, (percent(50), None));
+    sampled.host.fault("nvmlGpmMetricsGet --rc UNKNOWN --times 1");
+    assert_eq!(next().await, (None, Some(Doubt::Failed)));
+    assert_eq!(next().await, (None, Some(Doubt::FirstSample)));
+    assert_eq!(next().await, (percent(50), None));
 }
 
 fn memory_only() -> Activity {

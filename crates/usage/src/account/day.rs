@@ -6,10 +6,10 @@ use gpush_api::{GpuUuid, LeaseKind};
 use serde::{Deserialize, Serialize};
 
 use super::ended::LeaseOwner;
-use crate::ledger::{GpuHour, GpuSums, HoldSums, LeaseHour};
-
-/// Milliseconds of a day.
-const DAY_MS: i64 = 86_400_000;
+use crate::{
+    ledger::{GpuHour, GpuSums, HoldSums, LeaseHour},
+    moment::DAY_MS,
+};
 
 /// The use of one owner on one GPU by leases of one kind, on one UTC day.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,13 +8,17 @@
 //!                                            or by the shares of the leases with a process              slices
 //! ```
 //!
+//! Active energy of a time in which none of these leases held its share is unattributed: a lease before them can have
+//! used it. So is the part of a lease that ended since the last reading of the counter, because its totals are final.
+//! Such a lease counts with its share if it may have worked.
+//!
 //! The parts of the leases and the unattributed part always add up to the counter difference, in whole millijoules.
 
 mod attribute;
 mod counter;
 mod split;
 
-pub(crate) use attribute::{EnergyWindow, HeldInWindow, InstanceActivity, OtherProcesses, attribute};
+pub(crate) use attribute::{EndedInWindow, EnergyWindow, HeldInWindow, InstanceActivity, OtherProcesses, attribute};
 pub(crate) use counter::EnergyCounter;
 pub use gpush_api::EnergyMethod;
 pub use split::split;

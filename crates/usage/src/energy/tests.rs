@@ -23,6 +23,7 @@ fn energy_window(holds: Vec<HeldInWindow>) -> EnergyWindow {
         length_ms: WINDOW_MS,
         least_mw: 50_000,
         holds,
+        ended: Vec::new(),
         others: Vec::new(),
         instances: None,
     }
@@ -72,6 +73,55 @@ fn leases_with_a_process_share_energy_by_slices() {
     assert_eq!(energies(&one), (vec![125_000, 250_000], 625_000), "no lease has a process");
 }
 
+/// Fault: an MPS lease worked for most of the window and ended. The lease that began then got all active energy.
+#[test]
+fn energy_of_an_ended_lease_is_unattributed() {
+    let young = |process_use| HeldInWindow {
+        unit_ms: u64::from(GPU_UNITS / 2) * 1_000,
+        held_ms: 1_000,
+        process_use,
+        ..held(2, None)
+    };
+    // By the use of the processes, and by slices: a tenth of the active energy, and 1/20 of the idle energy.
+    for process_use in [Some(300_000), None] {
+        let mut one = energy_window(vec![young(process_use)]);
+        assert_eq!(energies(&one), (vec![25_000 + 50_000], 925_000), "{process_use:?}");
+        one.ended = vec![ended(None, 2, 9_000)];
+        let (holds, _) = energies(&one);
+        assert!((25_000..=25_000 + 50_000).contains(&holds[0]), "{holds:?}");
+        one.ended = vec![ended(Some(4), 2, 9_000)];
+        assert_eq!(energies(&one).0, holds, "it had another GPU instance, but the window is of the whole GPU");
+    }
+}
+
+/// An ended lease overlapped with the present one, so the time before the present one says nothing.
+#[test]
+fn ended_lease_that_overlapped_counts_with_its_share() {
+    let mut one = energy_window(vec![held(2, None)]);
+    one.ended = vec![ended(None, 2, WINDOW_MS)];
+    assert_eq!(energies(&one), (vec![250_000 + 250_000], 500_000));
+    one.instances = Some(vec![InstanceActivity { instance: 1, units: GPU_UNITS, activity: 500_000 }]);
+    one.holds[0].instance = Some(1);
+    one.ended[0].instance = Some(1);
+    assert_eq!(energies(&one), (vec![250_000 + 250_000], 500_000), "both shared a GPU instance");
+    one.ended[0].instance = Some(2);
+    assert_eq!(energies(&one), (vec![250_000 + 500_000], 250_000), "it had another GPU instance");
+}
+
+/// A lease that works all the time pays for the time before its neighbour began.
+#[test]
+fn energy_before_a_neighbour_began_goes_to_the_first_lease() {
+    let young = HeldInWindow { unit_ms: u64::from(GPU_UNITS / 2) * 1_000, held_ms: 1_000, ..held(2, None) };
+    let one = energy_window(vec![held(2, None), young]);
+    let (holds, unattributed) = energies(&one);
+    assert_eq!(holds[0] + holds[1] + unattributed, 1_000_000);
+    assert_eq!(unattributed, 225_000, "only idle energy of the free half");
+}
+
+fn ended(instance: Option<u32>, part: u32, held_ms: u64) -> EndedInWindow {
+    EndedInWindow { instance, unit_ms: u64::from(GPU_UNITS / part) * held_ms, held_ms }
+}
+
 #[test]
 fn idle_energy_is_never_more_than_the_energy() {
     let mut one = energy_window(vec![held(2, None)]);
@@ -97,6 +147,8 @@ fn some_window() -> impl Strategy<Value = EnergyWindow> {
         has_process,
         process_use,
     });
+    let ended = (prop::option::of(0..4_u32), 0..=u64::from(GPU_UNITS), 0..100_000_000_u64)
+        .prop_map(|(instance, units, held_ms)| EndedInWindow { instance, unit_ms: units * held_ms, held_ms });
     let other = (prop::option::of(0..4_u32), prop::option::of(0..1_000_000_u64))
         .prop_map(|(instance, process_use)| OtherProcesses { instance, process_use });
     let instance = (0..4_u32, 0..=GPU_UNITS, 0..=1_000_000_u32)
@@ -106,14 +158,16 @@ fn some_window() -> impl Strategy<Value = EnergyWindow> {
         0..100_000_000_u64,
         0..2_000_000_u64,
         prop::collection::vec(hold, 0..9),
+        prop::collection::vec(ended, 0..3),
         prop::collection::vec(other, 0..3),
         prop::option::of(prop::collection::vec(instance, 0..5)),
     )
-        .prop_map(|(energy_mj, length_ms, least_mw, holds, others, instances)| EnergyWindow {
+        .prop_map(|(energy_mj, length_ms, least_mw, holds, ended, others, instances)| EnergyWindow {
             energy_mj,
             length_ms,
             least_mw,
             holds,
+            ended,
             others,
             instances,
         })

@@ -1,6 +1,6 @@
 //! One sample of a GPU.
 
-use gpush_api::{GpuUuid, LeaseId};
+use gpush_api::{GpuUuid, LeaseId, TargetUuid};
 use gpush_core::attribution::Attribution;
 use serde::{Deserialize, Serialize};
 
@@ -55,19 +55,6 @@ impl Ratio {
     /// No activity.
     pub const ZERO: Self = Self { millionths: 0 };
 
-    /// Converts a value of the driver. Returns `None` if the value is not a number, negative, or above 1.01. The driver
-    /// may exceed 1 a little by rounding; such a value counts as 1. A positive value is never rounded to 0.
-    #[must_use]
-    pub fn new(value: f64) -> Option<Self> {
-        if !(0.0..=1.01).contains(&value) {
-            return None;
-        }
-        // The range was checked, so the conversion is exact apart from the rounding.
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 1,000,000")]
-        let millionths = (value.min(1.0) * 1e6).ceil() as u32;
-        Some(Self { millionths })
-    }
-
     /// Converts millionths. More than 1,000,000 counts as 1,000,000.
     #[must_use]
     pub fn from_millionths(millionths: u32) -> Self {
@@ -115,6 +102,9 @@ pub enum WindowScope {
 pub struct ActivityWindow {
     /// GPU or GPU instance.
     pub scope: WindowScope,
+    /// Time from the start of the window to the sample, in ms. It is more than the length of the window if the window ended
+    /// before the sample.
+    pub age_ms: u64,
     /// Compute part of the GPU that the scope has, in units of [`crate::share::GPU_UNITS`].
     pub units: u32,
     /// The activities.
@@ -153,6 +143,8 @@ pub struct GpuProcess {
     pub owner: ProcessOwner,
     /// GPU instance that the process uses; `None` without MIG, or if it is not known.
     pub instance: Option<u32>,
+    /// MIG device that the process uses; `None` without MIG, or if it is not known.
+    pub target: Option<TargetUuid>,
     /// Device memory in MiB.
     pub memory_mib: Reading<u64>,
     /// Mean SM use since the last sample, as a part of the GPU.
@@ -189,29 +181,14 @@ pub struct GpuSample {
     pub utilization: Reading<Ratio>,
     /// Activity windows: one for the GPU, or one for each GPU instance. Empty if the GPU does not have GPM.
     pub windows: Vec<ActivityWindow>,
-    /// All processes on the GPU and its MIG devices, without MPS servers: the list has their clients. `Failed` if one list or one lease of a process is not known.
+    /// All compute and graphics processes on the GPU and its MIG devices, without MPS servers: the list has their clients.
+    /// `Failed` if one list or one lease of a process is not known.
     pub processes: Reading<Vec<GpuProcess>>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn impossible_values_are_not_a_ratio() {
-        for value in [f64::NAN, -0.001, 1.02, f64::INFINITY, f64::NEG_INFINITY] {
-            assert_eq!(Ratio::new(value), None, "{value}");
-        }
-        assert_eq!(Ratio::new(1.005), Some(Ratio::from_millionths(1_000_000)));
-        assert_eq!(Ratio::new(0.0), Some(Ratio::ZERO));
-        assert_eq!(Ratio::new(-0.0), Some(Ratio::ZERO));
-    }
-
-    /// One short kernel in a long window must not look like no work.
-    #[test]
-    fn smallest_activity_is_not_zero() {
-        assert_eq!(Ratio::new(1e-12).map(Ratio::millionths), Some(1));
-    }
 
     #[test]
     fn uncertain_lease_of_a_process_stays_uncertain() {

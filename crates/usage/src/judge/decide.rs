@@ -41,6 +41,8 @@ pub(crate) enum MeasuredActivity {
     Zero { source: SignalSource, is_estimate: bool },
     /// The device was active, but several leases use it, and there are no readings of single processes.
     Ambiguous,
+    /// The device was active, but the lease is younger than the reading, and there are no readings of its processes.
+    Unexplained,
     /// The GPU does not report activity in its mode.
     Unsupported,
     /// A wanted reading has failed.
@@ -77,6 +79,7 @@ pub(crate) struct Observation {
 pub(crate) fn decide(observation: Observation) -> Judgement {
     let Observation { activity, processes, board } = observation;
     let unknown = |reason, source| Judgement::unknown(reason, source);
+    let empty = |source| Judgement { state: UseState::Empty, reason: None, source, is_estimate: false };
     match (activity, processes) {
         (MeasuredActivity::Active { source, is_estimate, is_own: true }, _)
         | (MeasuredActivity::Active { source, is_estimate, is_own: false }, ObservedProcesses::Some { .. }) => {
@@ -86,21 +89,17 @@ pub(crate) fn decide(observation: Observation) -> Judgement {
             unknown(UnknownReason::SourceFailed, SignalSource::None)
         }
         (_, ObservedProcesses::Uncertain) => unknown(UnknownReason::UncertainProcess, SignalSource::None),
-        (
-            MeasuredActivity::Active { .. }
-            | MeasuredActivity::Zero { .. }
-            | MeasuredActivity::Ambiguous
-            | MeasuredActivity::Unsupported,
-            ObservedProcesses::None,
-        ) => {
-            let source = match activity {
-                MeasuredActivity::Zero { source, .. } => source,
-                MeasuredActivity::Active { .. }
-                | MeasuredActivity::Ambiguous
-                | MeasuredActivity::Unsupported
-                | MeasuredActivity::Failed => SignalSource::MemoryOnly,
-            };
-            Judgement { state: UseState::Empty, reason: None, source, is_estimate: false }
+        (MeasuredActivity::Zero { source, .. }, ObservedProcesses::None) => empty(source),
+        // A neighbour has a process, and can have done the work.
+        (MeasuredActivity::Ambiguous | MeasuredActivity::Unsupported, ObservedProcesses::None) => {
+            empty(SignalSource::MemoryOnly)
+        }
+        // No process is listed, so the list lacks the process that did the work.
+        (MeasuredActivity::Active { source, is_own: false, .. }, ObservedProcesses::None) => {
+            unknown(UnknownReason::SharedDevice, source)
+        }
+        (MeasuredActivity::Unexplained, ObservedProcesses::None | ObservedProcesses::Some { .. }) => {
+            unknown(UnknownReason::SharedDevice, SignalSource::MemoryOnly)
         }
         (MeasuredActivity::Ambiguous, ObservedProcesses::Some { .. }) => {
             unknown(UnknownReason::SharedDevice, SignalSource::MemoryOnly)

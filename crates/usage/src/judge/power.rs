@@ -4,7 +4,10 @@
 //! |---|---|
 //! | least | all |
 //! | without a process | without a process on the GPU |
-//! | with an idle context | with processes, and without activity |
+//! | with an idle context | with the same processes at the start and at the end, and without activity |
+//!
+//! A level falls at once and rises slowly, so that one low window does not make idle leases undetectable for ever. The
+//! least level never rises: it only tells idle energy from active energy.
 //!
 //! An activity sensor can read zero under full load. If it does so from the first process on, the level with a context
 //! would be learned from that load. So this level counts only if it is close to the level without a process.
@@ -24,6 +27,10 @@ const LEAST_NOISE_MW: u64 = 3_000;
 
 /// Shortest window, in ms, from which a level is learned. The counter is updated only every 20 to 100 ms.
 const SHORTEST_LEARNED_MS: u64 = 1_000;
+
+/// Time in ms in which a level rises by about two thirds of the difference to the power of its windows. So a level that one
+/// wrong window has lowered is right again after a few hours.
+const RISING_MS: u64 = 3_600_000;
 
 /// How the power of the board compares with the levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +59,7 @@ pub struct PowerLevels {
 /// What happened in a window from which levels are learned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BoardActivity {
-    /// No process was on the GPU, at the start and at the end, and no activity was measured.
+    /// No process was on the GPU, and no activity was measured.
     NoProcess,
     /// Processes were on the GPU, and all activity was zero.
     Zero,
@@ -61,12 +68,10 @@ pub(crate) enum BoardActivity {
 }
 
 impl BoardActivity {
-    /// Returns the activity of a window that began with this state: `true` if no lease had a process then.
-    pub(crate) fn after(self, was_empty: bool) -> Self {
-        match self {
-            Self::NoProcess if !was_empty => Self::Other,
-            Self::NoProcess | Self::Zero | Self::Other => self,
-        }
+    /// Returns the activity of the whole window. `is_same` says whether the GPU had the same processes at its start: a
+    /// process can need power without activity while it starts or ends.
+    pub(crate) fn after(self, is_same: bool) -> Self {
+        if is_same { self } else { Self::Other }
     }
 }
 
@@ -77,11 +82,11 @@ impl PowerLevels {
         if mean_mw == 0 || window_ms < SHORTEST_LEARNED_MS {
             return;
         }
-        lower(&mut self.least, mean_mw);
+        self.least = Some(self.least.map_or(mean_mw, |least| least.min(mean_mw)));
         match activity {
-            BoardActivity::NoProcess => lower(&mut self.without_process, mean_mw),
-            BoardActivity::Zero if self.highest_idle(limit_mw).is_some_and(|highest| mean_mw <= highest) => {
-                lower(&mut self.with_context, mean_mw);
+            BoardActivity::NoProcess => follow(&mut self.without_process, mean_mw, window_ms),
+            BoardActivity::Zero if self.highest_context(limit_mw).is_some_and(|level| mean_mw <= tolerated(level)) => {
+                follow(&mut self.with_context, mean_mw, window_ms);
             }
             BoardActivity::Zero | BoardActivity::Other => {}
         }
@@ -93,20 +98,36 @@ impl PowerLevels {
         if mean <= highest { BoardPower::Idle } else { BoardPower::Above }
     }
 
-    /// Returns the highest power that an idle board with a context can need.
+    /// Returns the highest power that an idle board with a context can need, as far as it is known.
     fn highest_idle(&self, limit_mw: Reading<u64>) -> Option<u64> {
+        let highest = self.highest_context(limit_mw)?;
+        Some(tolerated(self.with_context.map_or(highest, |seen| highest.min(seen))))
+    }
+
+    /// Returns the highest level with an idle context that is possible for a board with this level without a process.
+    fn highest_context(&self, limit_mw: Reading<u64>) -> Option<u64> {
         let context = match limit_mw {
             Reading::Value(limit) => MOST_CONTEXT_MW.min(limit / CONTEXT_PART_OF_LIMIT),
             Reading::Unsupported | Reading::Failed => MOST_CONTEXT_MW,
         };
-        let level = self.without_process?.saturating_add(context);
-        let level = self.with_context.map_or(level, |seen| level.min(seen));
-        Some(level.saturating_add(LEAST_NOISE_MW.max(level / 10)))
+        Some(self.without_process?.saturating_add(context))
     }
 }
 
-fn lower(level: &mut Option<u64>, value: u64) {
-    *level = Some(level.map_or(value, |level| level.min(value)));
+/// Returns the highest power that still counts as a level.
+fn tolerated(level: u64) -> u64 {
+    level.saturating_add(LEAST_NOISE_MW.max(level / 10))
+}
+
+/// Lowers a level to the power of a window, or raises it by the part of [`RISING_MS`] that the window lasts.
+fn follow(level: &mut Option<u64>, mean_mw: u64, window_ms: u64) {
+    let Some(before) = *level else {
+        *level = Some(mean_mw);
+        return;
+    };
+    let above = u128::from(mean_mw.saturating_sub(before));
+    let rise = (above * u128::from(window_ms.min(RISING_MS))).div_ceil(u128::from(RISING_MS));
+    *level = Some(before.saturating_add(u64::try_from(rise).unwrap_or(0)).min(mean_mw));
 }
 
 #[cfg(test)]
@@ -145,6 +166,26 @@ mod tests {
         assert_eq!(levels.compare(Some(20_000), limit), BoardPower::Above);
         levels.learn(20_000, 15_000, BoardActivity::Zero, limit);
         assert_eq!(levels.with_context, None);
+    }
+
+    /// Fault: a process created its context at the end of a window. The mean became the level for ever, and no lease with
+    /// an idle context at 110 W was idle any more.
+    #[test]
+    fn level_that_is_too_low_rises_again() {
+        let mut levels = PowerLevels::default();
+        levels.learn(70_000, 15_000, BoardActivity::NoProcess, LIMIT);
+        levels.learn(73_000, 15_000, BoardActivity::Zero, LIMIT);
+        assert_eq!(levels.compare(Some(110_000), LIMIT), BoardPower::Above);
+        for _ in 0..8 * 240 {
+            levels.learn(110_000, 15_000, BoardActivity::Zero, LIMIT);
+        }
+        assert_eq!(levels.compare(Some(110_000), LIMIT), BoardPower::Idle);
+        for _ in 0..8 * 240 {
+            levels.learn(300_000, 15_000, BoardActivity::Zero, LIMIT);
+        }
+        assert_eq!(levels.compare(Some(300_000), LIMIT), BoardPower::Above, "no idle context needs 230 W");
+        levels.learn(90_000, 15_000, BoardActivity::Zero, LIMIT);
+        assert_eq!(levels.with_context, Some(90_000), "a level falls at once");
     }
 
     #[test]

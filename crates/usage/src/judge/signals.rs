@@ -1,6 +1,6 @@
 //! What a sample says about each hold of a GPU.
 
-use gpush_api::LeaseId;
+use gpush_api::{LeaseId, TargetUuid};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -9,13 +9,25 @@ use super::{
 };
 use crate::input::{Activity, ActivityWindow, GpuProcess, GpuSample, Hold, ProcessOwner, Ratio, Reading, WindowScope};
 
+/// Longest time of the driver's buffer, in ms, from which the utilization of the first sample is a mean.
+const UTILIZATION_BUFFER_MS: u64 = 120_000;
+
 /// The processes of a hold in the last sample, for the comparison with the next one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct ProcessTrace {
     /// Hash of the pids and start times.
     fingerprint: u64,
-    /// Memory of the processes in MiB; `None` if it is not known.
+    /// Memory of the processes that certainly belong to the hold, in MiB; `None` if it is not known.
     memory_mib: Option<u64>,
+}
+
+/// What was known about a hold before the sample.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct HoldPast {
+    /// Processes at the sample before; `None` without a recent sample.
+    pub(crate) trace: Option<ProcessTrace>,
+    /// Time since the lease got the hold, in ms.
+    pub(crate) held_ms: u64,
 }
 
 /// The activity of a GPU or GPU instance.
@@ -41,11 +53,13 @@ enum OwnActivity {
 pub(crate) struct Signals<'a> {
     sample: &'a GpuSample,
     holds: &'a [(LeaseId, &'a Hold)],
+    /// Time since the sample before, in ms; `None` without a recent one.
+    since_last_ms: Option<u64>,
 }
 
 impl<'a> Signals<'a> {
-    pub(crate) fn new(sample: &'a GpuSample, holds: &'a [(LeaseId, &'a Hold)]) -> Self {
-        Self { sample, holds }
+    pub(crate) fn new(sample: &'a GpuSample, holds: &'a [(LeaseId, &'a Hold)], since_last_ms: Option<u64>) -> Self {
+        Self { sample, holds, since_last_ms }
     }
 
     /// Returns what was observed about a hold.
@@ -53,13 +67,13 @@ impl<'a> Signals<'a> {
         &self,
         lease: LeaseId,
         hold: &Hold,
-        last: Option<ProcessTrace>,
+        past: HoldPast,
         mean_mw: Option<u64>,
         levels: &PowerLevels,
     ) -> Observation {
         Observation {
-            activity: self.activity(lease, hold),
-            processes: self.observed_processes(lease, hold, last),
+            activity: self.activity(lease, hold, past.held_ms),
+            processes: self.observed_processes(lease, hold, past.trace),
             board: if self.is_any_device_active() {
                 BoardPower::Explained
             } else {
@@ -70,12 +84,13 @@ impl<'a> Signals<'a> {
 
     /// Returns the processes that certainly belong to a hold.
     pub(crate) fn own(&self, lease: LeaseId, hold: &'a Hold) -> impl Iterator<Item = &'a GpuProcess> {
-        self.on_device(hold).filter(move |process| process.owner == ProcessOwner::Lease(lease))
+        self.on_target(hold).filter(move |process| process.owner == ProcessOwner::Lease(lease))
     }
 
-    /// Returns the memory of the processes of a hold, in MiB; `None` if it is not known.
+    /// Returns the memory of the processes of a hold, in MiB; `None` if it is not known, or if a process may belong to the
+    /// lease.
     pub(crate) fn memory_mib(&self, lease: LeaseId, hold: &'a Hold) -> Option<u64> {
-        if self.sample.processes.is_failed() {
+        if !matches!(self.sample.processes, Reading::Value(_)) || self.has_uncertain_process(lease, hold) {
             return None;
         }
         self.own(lease, hold).map(|process| process.memory_mib.value()).sum()
@@ -86,15 +101,32 @@ impl<'a> Signals<'a> {
         if self.sample.processes.is_failed() {
             return None;
         }
-        let mut ids: Vec<(u32, u64)> = self.own(lease, hold).map(|process| (process.pid, process.start)).collect();
-        ids.sort_unstable();
-        let bytes = ids.iter().flat_map(|(pid, start)| pid.to_le_bytes().into_iter().chain(start.to_le_bytes()));
-        let fingerprint = bytes.fold(FNV_OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME));
-        Some(ProcessTrace { fingerprint, memory_mib: self.memory_mib(lease, hold) })
+        let memory_mib = self.own(lease, hold).map(|process| process.memory_mib.value()).sum();
+        Some(ProcessTrace { fingerprint: fingerprint(self.own(lease, hold)), memory_mib })
+    }
+
+    /// Returns a hash of the pids and start times of all processes on the GPU; `None` if they are not known.
+    pub(crate) fn all_processes(&self) -> Option<u64> {
+        match &self.sample.processes {
+            Reading::Value(all) => Some(fingerprint(all)),
+            Reading::Unsupported | Reading::Failed => None,
+        }
+    }
+
+    /// Returns the activities of a hold's device; `None` if another lease, another process, or a lease before this one can
+    /// have caused them.
+    pub(crate) fn own_activity_of_device(&self, lease: LeaseId, hold: &Hold, held_ms: u64) -> Option<Activity> {
+        let can_have_worked = |process: &GpuProcess| process.sm != Reading::Value(Ratio::ZERO);
+        let is_shared = self.is_held_by_others(lease, hold)
+            || self.on_device(hold).any(|process| !may_belong(process, lease) && can_have_worked(process));
+        if is_shared || self.is_younger_than_window(hold, held_ms) {
+            return None;
+        }
+        self.window(hold)?.activity.value()
     }
 
     /// Returns the activity window of a hold's GPU or GPU instance.
-    pub(crate) fn window(&self, hold: &Hold) -> Option<&'a ActivityWindow> {
+    fn window(&self, hold: &Hold) -> Option<&'a ActivityWindow> {
         let scope = hold.instance.map_or(WindowScope::Gpu, WindowScope::Instance);
         self.sample.windows.iter().find(|window| window.scope == scope)
     }
@@ -144,15 +176,26 @@ impl<'a> Signals<'a> {
         })
     }
 
+    /// Returns the processes on the target of a hold. A GPU instance can have several targets: its compute instances. A
+    /// process whose compute instance is not known counts for all of them.
+    fn on_target(&self, hold: &'a Hold) -> impl Iterator<Item = &'a GpuProcess> {
+        let is_on_target = |target: &TargetUuid| hold.instance.is_none() || *target == hold.target;
+        self.on_device(hold).filter(move |process| process.target.as_ref().is_none_or(is_on_target))
+    }
+
+    fn has_uncertain_process(&self, lease: LeaseId, hold: &Hold) -> bool {
+        self.on_target(hold)
+            .any(|process| matches!(&process.owner, ProcessOwner::Perhaps(leases) if leases.contains(&lease)))
+    }
+
     fn observed_processes(&self, lease: LeaseId, hold: &Hold, last: Option<ProcessTrace>) -> ObservedProcesses {
         let Some(now) = self.trace(lease, hold).filter(|_| matches!(self.sample.processes, Reading::Value(_))) else {
             return ObservedProcesses::Failed;
         };
         let mut own = self.own(lease, hold).peekable();
         if own.peek().is_none() {
-            let is_uncertain = |process: &GpuProcess| matches!(&process.owner, ProcessOwner::Perhaps(leases) if leases.contains(&lease));
-            let uncertain = self.on_device(hold).any(is_uncertain);
-            return if uncertain { ObservedProcesses::Uncertain } else { ObservedProcesses::None };
+            let is_uncertain = self.has_uncertain_process(lease, hold);
+            return if is_uncertain { ObservedProcesses::Uncertain } else { ObservedProcesses::None };
         }
         let is_memory_failed = own.any(|process| process.memory_mib.is_failed());
         let is_memory_changed =
@@ -161,13 +204,14 @@ impl<'a> Signals<'a> {
         ObservedProcesses::Some { is_changed, is_memory_changed }
     }
 
-    fn activity(&self, lease: LeaseId, hold: &Hold) -> MeasuredActivity {
+    fn activity(&self, lease: LeaseId, hold: &Hold, held_ms: u64) -> MeasuredActivity {
+        let is_young = self.is_younger_than_window(hold, held_ms);
         let own = self.own_activity(lease, hold);
         let is_shared = self.is_shared(lease, hold);
         let is_estimate = is_shared || !hold.is_exclusive();
         let processes = SignalSource::Processes;
         match (self.device(hold.instance), own) {
-            (DeviceActivity::Active(source), _) if !is_shared => {
+            (DeviceActivity::Active(source), _) if !is_shared && !is_young => {
                 MeasuredActivity::Active { source, is_estimate: false, is_own: true }
             }
             (_, OwnActivity::Active) => MeasuredActivity::Active { source: processes, is_estimate, is_own: true },
@@ -178,6 +222,7 @@ impl<'a> Signals<'a> {
             (DeviceActivity::Active(_) | DeviceActivity::Unsupported, OwnActivity::Zero) => {
                 MeasuredActivity::Zero { source: processes, is_estimate }
             }
+            (DeviceActivity::Active(_), OwnActivity::Unsupported) if is_young => MeasuredActivity::Unexplained,
             (DeviceActivity::Active(source), OwnActivity::Unsupported) if !self.has_other_process(lease, hold) => {
                 MeasuredActivity::Active { source, is_estimate, is_own: false }
             }
@@ -188,16 +233,24 @@ impl<'a> Signals<'a> {
 
     /// Returns whether another lease, or a process that is not of the lease, can cause activity of the hold's device.
     fn is_shared(&self, lease: LeaseId, hold: &Hold) -> bool {
-        let is_other = |(id, other): &(LeaseId, &Hold)| *id != lease && other.instance == hold.instance;
-        self.holds.iter().any(is_other) || self.has_other_process(lease, hold)
+        self.is_held_by_others(lease, hold) || self.has_other_process(lease, hold)
+    }
+
+    fn is_held_by_others(&self, lease: LeaseId, hold: &Hold) -> bool {
+        self.holds.iter().any(|(id, other)| *id != lease && other.instance == hold.instance)
     }
 
     fn has_other_process(&self, lease: LeaseId, hold: &Hold) -> bool {
-        self.on_device(hold).any(|process| match &process.owner {
-            ProcessOwner::Lease(id) => *id != lease,
-            ProcessOwner::Perhaps(leases) => !leases.contains(&lease),
-            ProcessOwner::NoLease => true,
-        })
+        self.on_device(hold).any(|process| !may_belong(process, lease))
+    }
+
+    /// Returns whether the lease got the hold after the activity of its device began to be measured. Then a lease before it
+    /// can have caused the activity.
+    fn is_younger_than_window(&self, hold: &Hold, held_ms: u64) -> bool {
+        let window_ms = self.window(hold).map_or(0, |window| window.age_ms);
+        let has_utilization = hold.instance.is_none() && self.sample.utilization.value().is_some();
+        let utilization_ms = if has_utilization { self.since_last_ms.unwrap_or(UTILIZATION_BUFFER_MS) } else { 0 };
+        held_ms < window_ms.max(utilization_ms)
     }
 
     fn own_activity(&self, lease: LeaseId, hold: &Hold) -> OwnActivity {
@@ -253,6 +306,23 @@ impl<'a> Signals<'a> {
             (DeviceActivity::Unsupported, DeviceActivity::Unsupported) => DeviceActivity::Unsupported,
         }
     }
+}
+
+/// Returns whether a process belongs to a lease, or may belong to it.
+fn may_belong(process: &GpuProcess, lease: LeaseId) -> bool {
+    match &process.owner {
+        ProcessOwner::Lease(id) => *id == lease,
+        ProcessOwner::Perhaps(leases) => leases.contains(&lease),
+        ProcessOwner::NoLease => false,
+    }
+}
+
+/// Returns a hash of the pids and start times of processes.
+fn fingerprint<'a>(processes: impl IntoIterator<Item = &'a GpuProcess>) -> u64 {
+    let mut ids: Vec<(u32, u64)> = processes.into_iter().map(|process| (process.pid, process.start)).collect();
+    ids.sort_unstable();
+    let bytes = ids.iter().flat_map(|(pid, start)| pid.to_le_bytes().into_iter().chain(start.to_le_bytes()));
+    bytes.fold(FNV_OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(FNV_PRIME))
 }
 
 /// Constants of the hash FNV-1a.

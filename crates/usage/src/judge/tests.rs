@@ -22,9 +22,16 @@ fn judge(sample: &GpuSample, holds: &[(LeaseId, &Hold)]) -> Judgement {
 /// Judges the first hold after two samples.
 fn judge_change(before: &GpuSample, sample: &GpuSample, holds: &[(LeaseId, &Hold)]) -> Judgement {
     let (lease, hold) = holds[0];
-    let trace = Signals::new(before, holds).trace(lease, hold);
-    let mean_mw = sample.power_mw.value();
-    decide(Signals::new(sample, holds).observe(lease, hold, trace, mean_mw, &levels()))
+    let trace = Signals::new(before, holds, None).trace(lease, hold);
+    let past = HoldPast { trace, held_ms: 3_600_000 };
+    judge_past(sample, holds, past)
+}
+
+/// Judges the first hold after a past.
+fn judge_past(sample: &GpuSample, holds: &[(LeaseId, &Hold)], past: HoldPast) -> Judgement {
+    let (lease, hold) = holds[0];
+    let signals = Signals::new(sample, holds, Some(crate::samples::INTERVAL_MS));
+    decide(signals.observe(lease, hold, past, sample.power_mw.value(), &levels()))
 }
 
 fn outcome(judgement: Judgement) -> (UseState, Option<UnknownReason>) {
@@ -197,6 +204,37 @@ fn shared_device_without_process_readings_is_unknown() {
     assert_eq!(outcome(judge(&one, holds)), unknown(UnknownReason::SharedDevice));
     one.processes = Reading::Value(vec![process(1, 100)]);
     assert_eq!(judge(&one, holds).state, UseState::Busy, "only this lease has a process");
+}
+
+/// Fault: a graphics program was in no list, so the leases of an active GPU were empty.
+#[test]
+fn active_device_without_any_listed_process_is_unknown() {
+    let half = hold(LeaseKind::Mps, GPU_UNITS / 2, None);
+    let holds = &[(LEASE, &half), (LeaseId(2), &half)];
+    let mut one = sample(0);
+    one.windows = vec![window(WindowScope::Gpu, GPU_UNITS, 7)];
+    assert_eq!(outcome(judge(&one, holds)), unknown(UnknownReason::SharedDevice));
+    one.processes = Reading::Value(vec![process(2, 200)]);
+    assert_eq!(outcome(judge(&one, holds)), (UseState::Empty, None), "the other lease can have done the work");
+}
+
+/// The activity of a device is a mean over a time that began before the lease.
+#[test]
+fn lease_younger_than_its_window_is_judged_by_its_processes() {
+    let (holds, young) = (&[(LEASE, &whole())], HoldPast { trace: None, held_ms: 999 });
+    let mut one = with_process();
+    one.utilization = Reading::Unsupported;
+    one.windows = vec![window(WindowScope::Gpu, GPU_UNITS, 7)];
+    assert_eq!(outcome(judge_past(&one, holds, young)), unknown(UnknownReason::SharedDevice));
+    assert_eq!(judge_past(&one, holds, HoldPast { held_ms: 1_000, ..young }).state, UseState::Busy);
+    let with =
+        |sm| vec![crate::input::GpuProcess { sm: Reading::Value(Ratio::from_millionths(sm)), ..process(1, 100) }];
+    one.processes = Reading::Value(with(1));
+    assert_eq!(judge_past(&one, holds, young).state, UseState::Busy);
+    one.processes = Reading::Value(with(0));
+    assert_eq!(outcome(judge_past(&one, holds, young)), unknown(UnknownReason::ProcessesChanged));
+    one.processes = Reading::Value(Vec::new());
+    assert_eq!(outcome(judge_past(&one, holds, young)), unknown(UnknownReason::SharedDevice));
 }
 
 #[test]

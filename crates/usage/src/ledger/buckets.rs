@@ -1,15 +1,16 @@
 //! The recent past of a lease in minutes, hours and days, in fixed size.
 
+use crate::{
+    judge::UseState,
+    moment::{DAY_MS, HOUR_MS},
+};
+
 /// Numbers of buckets of each length.
 const MINUTES: usize = 60;
 const HOURS: usize = 24;
 const DAYS: usize = 7;
 
 const MINUTE_MS: i64 = 60_000;
-const HOUR_MS: i64 = 60 * MINUTE_MS;
-const DAY_MS: i64 = 24 * HOUR_MS;
-
-use crate::judge::UseState;
 
 /// One minute, hour or day of a lease. Times are in ms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

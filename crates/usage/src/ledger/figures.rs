@@ -33,9 +33,9 @@ pub struct MemberFigures {
     pub judgement: Judgement,
     /// Memory in MiB; `None` if it is not known.
     pub memory_mib: Option<u64>,
-    /// SM activity in the last window.
+    /// SM activity in the last window; `None` if it is not known, or if another lease can have caused it.
     pub sm: Option<Ratio>,
-    /// Activity of device memory in the last window.
+    /// Activity of device memory in the last window, as `sm`.
     pub dram: Option<Ratio>,
     /// Sums up to the last sample.
     pub totals: MemberTotals,
@@ -50,8 +50,8 @@ pub struct GpuFigures {
     pub is_sampled: bool,
     /// Units that are leased.
     pub leased: u32,
-    /// Units of leases that are idle or empty.
-    pub unused: u32,
+    /// Units of leases that are idle or empty; `None` without a recent sample.
+    pub unused: Option<u32>,
     /// Units that a lease could have.
     pub free: u32,
     /// Units that no lease can have.

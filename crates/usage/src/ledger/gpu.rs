@@ -10,14 +10,14 @@ use super::{
     windows::energy_window,
 };
 use crate::{
-    energy::{EnergyCounter, attribute},
-    input::{ClockLimits, GpuSample, Hold, Reading},
-    judge::{PowerLevels, Signals, decide},
+    energy::{EndedInWindow, EnergyCounter, attribute},
+    input::{ClockLimits, GpuSample, Hold},
+    judge::{HoldPast, PowerLevels, Signals, UseState, decide},
     moment::{Moment, hours},
 };
 
-/// A silence of more than this many intervals is unknown time.
-const MOST_INTERVALS: u64 = 3;
+/// Number of intervals for which a sample counts as recent. A longer silence is unknown time.
+pub const MOST_INTERVALS: u64 = 3;
 
 /// The account of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,12 +27,14 @@ pub(crate) struct GpuAccount {
     settled: Moment,
     /// Time of the last sample, and the interval that it promised; `None` without a recent sample.
     sampled: Option<(Moment, u64)>,
-    /// Whether the last sample has listed no process at all.
-    had_no_process: bool,
+    /// Hash of all processes of the last sample; `None` without a recent sample, or if it did not list them.
+    processes: Option<u64>,
     /// Limits of the clocks at the last sample.
     #[serde(skip)]
     limits: Option<ClockLimits>,
     pub(crate) holds: Vec<HoldAccount>,
+    /// What leases held that ended since the last reading of the energy counter, and that may have worked until then.
+    ended: Vec<EndedInWindow>,
     unusable: u32,
     pub(crate) total: GpuSums,
     row: GpuSums,
@@ -47,9 +49,10 @@ impl GpuAccount {
             gpu,
             settled: now,
             sampled: None,
-            had_no_process: false,
+            processes: None,
             limits: None,
             holds: Vec::new(),
+            ended: Vec::new(),
             unusable: 0,
             total: GpuSums::default(),
             row: GpuSums::default(),
@@ -107,19 +110,23 @@ impl GpuAccount {
         let holds: Vec<(LeaseId, Hold)> =
             self.holds.iter().map(|account| (account.lease, account.hold.clone())).collect();
         let holds: Vec<(LeaseId, &Hold)> = holds.iter().map(|(lease, hold)| (*lease, hold)).collect();
-        let signals = Signals::new(sample, &holds);
+        let signals = Signals::new(sample, &holds, since_last);
         let (difference, is_new_window) = self.counter.take(sample.energy_mj, sample.at);
         let mean_mw = match difference {
             Some((mj, ms)) => u64::try_from(u128::from(mj) * 1000 / u128::from(ms.max(1))).ok().map(|mw| (mw, ms)),
             None => sample.power_mw.value().map(|mw| (mw, sample.interval_ms)),
         };
         if let Some((mw, ms)) = mean_mw {
-            let activity = signals.board_activity().after(self.had_no_process);
+            // After a failed reading of the counter, the window began before the last sample.
+            let is_whole = difference.is_none_or(|(_, ms)| since_last == Some(ms));
+            let is_same = self.processes.is_some() && self.processes == signals.all_processes();
+            let activity = signals.board_activity().after(is_whole && is_same);
             self.levels.learn(mw, ms, activity, sample.power_limit_mw);
         }
         let mut energies = vec![0; self.holds.len()];
         if let Some((mj, ms)) = difference {
-            let window = energy_window(&signals, &self.holds, (mj, ms), self.levels.least.unwrap_or(0));
+            let least_mw = self.levels.least.unwrap_or(0);
+            let window = energy_window(&signals, &self.holds, self.ended.clone(), (mj, ms), least_mw);
             let attributed = attribute(&window);
             for (sums, unattributed) in
                 [(&mut self.total, attributed.unattributed_mj), (&mut self.row, attributed.unattributed_mj)]
@@ -132,20 +139,21 @@ impl GpuAccount {
                 *energy = mj;
             }
         }
+        if is_new_window {
+            self.begin_window();
+        }
         for account in &mut self.holds {
-            if is_new_window {
-                account.begin_window();
-            }
             let (lease, hold) = (account.lease, account.hold.clone());
-            let observation = signals.observe(lease, &hold, account.trace, mean_mw.map(|(mw, _)| mw), &self.levels);
+            let held_ms = sample.at.ms_since(account.begun);
+            let past = HoldPast { trace: account.trace, held_ms };
+            let observation = signals.observe(lease, &hold, past, mean_mw.map(|(mw, _)| mw), &self.levels);
             account.judgement = decide(observation);
             account.trace = signals.trace(lease, &hold);
             account.set_memory(signals.memory_mib(lease, &hold));
-            if let Some(Reading::Value(activity)) = signals.window(&hold).map(|window| window.activity) {
-                account.add_activity(activity.sm, activity.dram, since_last.unwrap_or(0));
-            }
+            let activity = signals.own_activity_of_device(lease, &hold, held_ms).unwrap_or_default();
+            account.add_activity(activity.sm, activity.dram, since_last.unwrap_or(0).min(held_ms));
         }
-        self.had_no_process = sample.processes.as_ref().value().is_some_and(Vec::is_empty);
+        self.processes = signals.all_processes();
         self.limits = sample.limits.value();
         self.sampled = Some((sample.at, sample.interval_ms));
         energies
@@ -155,7 +163,7 @@ impl GpuAccount {
     pub(crate) fn forget_sample(&mut self) {
         self.sampled = None;
         self.limits = None;
-        self.had_no_process = false;
+        self.processes = None;
         for account in &mut self.holds {
             account.forget_sample();
         }
@@ -164,6 +172,38 @@ impl GpuAccount {
     /// Begins a new base of the energy counter.
     pub(crate) fn reset_counter(&mut self) {
         self.counter.reset();
+        self.begin_window();
+    }
+
+    /// Removes the holds that have ended. The time until now must be settled already.
+    pub(crate) fn end_holds(&mut self, has_ended: impl Fn(&HoldAccount) -> bool) -> Vec<HoldAccount> {
+        let ended: Vec<HoldAccount> = self.holds.extract_if(.., |account| has_ended(account)).collect();
+        for account in &ended {
+            self.note_ended(account);
+        }
+        ended
+    }
+
+    /// Keeps what a hold had in the energy window, unless it was not used.
+    fn note_ended(&mut self, account: &HoldAccount) {
+        match account.judgement.state {
+            UseState::Busy | UseState::Unknown => {}
+            UseState::Idle | UseState::Empty => return,
+        }
+        let (unit_ms, held_ms) = (account.window_unit_ms, account.window_ms);
+        let instance = account.hold.instance;
+        match self.ended.iter_mut().find(|ended| ended.instance == instance) {
+            Some(ended) => {
+                ended.unit_ms = ended.unit_ms.saturating_add(unit_ms);
+                ended.held_ms = ended.held_ms.saturating_add(held_ms);
+            }
+            None => self.ended.push(EndedInWindow { instance, unit_ms, held_ms }),
+        }
+    }
+
+    /// Begins a new energy window.
+    fn begin_window(&mut self) {
+        self.ended.clear();
         for account in &mut self.holds {
             account.begin_window();
         }

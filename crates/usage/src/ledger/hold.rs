@@ -20,11 +20,13 @@ use crate::{
 pub(crate) struct HoldAccount {
     pub(crate) lease: LeaseId,
     pub(crate) hold: Hold,
+    /// Start of the hold. A change of the share does not change it.
+    pub(crate) begun: Moment,
     /// What the lease does, since the last sample.
     pub(crate) judgement: Judgement,
     /// Memory of its processes at the last sample, in MiB.
     pub(crate) memory_mib: Option<u64>,
-    /// Activities of the last window.
+    /// Activities of the last window; `None` if they are not known, or if another lease can have caused them.
     pub(crate) activity: (Option<Ratio>, Option<Ratio>),
     /// Processes at the last sample; `None` without a recent sample.
     pub(crate) trace: Option<ProcessTrace>,
@@ -42,6 +44,7 @@ impl HoldAccount {
     pub(crate) fn new(lease: LeaseId, hold: Hold, now: Moment) -> Self {
         Self {
             lease,
+            begun: now,
             judgement: Judgement::NO_SAMPLE,
             memory_mib: None,
             activity: (None, None),
@@ -76,7 +79,7 @@ impl HoldAccount {
         self.window_ms += ms;
     }
 
-    /// Adds the activity of a window that ends now.
+    /// Adds the activity of a window that ends now. `ms` is the time for which it counts.
     pub(crate) fn add_activity(&mut self, sm: Option<Ratio>, dram: Option<Ratio>, ms: u64) {
         self.activity = (sm, dram);
         for sums in [&mut self.total, &mut self.row] {

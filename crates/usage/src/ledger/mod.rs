@@ -30,6 +30,7 @@ mod windows;
 
 pub use buckets::{Bucket, Buckets};
 pub use figures::{GpuFigures, LeaseFigures, MemberFigures};
+pub use gpu::MOST_INTERVALS;
 pub use memory::MemoryHistogram;
 pub use rows::{ClosedRows, GpuHour, LeaseHour, LeaseTotals, MemberTotals, UnusedSpan};
 pub use sums::{GpuSums, HoldSums, TimeMean};
@@ -140,7 +141,7 @@ impl Ledger {
             let is_kept = |old: &HoldAccount| {
                 old.lease != lease || holds.iter().any(|hold| hold.gpu == *gpu && hold.target == old.hold.target)
             };
-            for mut old in account.holds.extract_if(.., |old| !is_kept(old)) {
+            for mut old in account.end_holds(|old| !is_kept(old)) {
                 old.close(closed);
                 lease_account.left.push(old.totals());
             }
@@ -270,14 +271,23 @@ impl Ledger {
         })
     }
 
-    /// Returns the totals of a lease up to now, also of targets that it does not hold any more.
+    /// Returns the totals of a lease up to now, also of targets that it does not hold any more. The time since the last
+    /// sample counts in the present state. If no sample follows, that time becomes unknown, and other times fall.
     #[must_use]
     pub fn totals(&self, lease: LeaseId, now: Moment) -> Option<LeaseTotals> {
-        let figures = self.lease(lease, now)?;
-        let mut members = self.leases.get(&lease)?.left.clone();
-        members.extend(figures.members.into_iter().map(|member| member.totals));
-        let (begun_ms, until_ms) = (figures.begun.wall_ms, now.wall_ms);
-        Some(LeaseTotals { lease, begun_ms, until_ms, times: figures.times, members })
+        let times = self.lease(lease, now)?.times;
+        Some(LeaseTotals { until_ms: now.wall_ms, times, ..self.settled_totals(lease)? })
+    }
+
+    /// Returns the totals of a lease up to the last event that has decided about its time, such as a sample. No time, no
+    /// energy and no sum of them ever falls, so they can be exported as counters.
+    #[must_use]
+    pub fn settled_totals(&self, lease: LeaseId) -> Option<LeaseTotals> {
+        let account = self.leases.get(&lease)?;
+        let mut members = account.left.clone();
+        members.extend(self.holds_of(lease).map(|(_, hold)| hold.totals()));
+        let (begun_ms, until_ms) = (account.begun.wall_ms, account.settled().wall_ms);
+        Some(LeaseTotals { lease, begun_ms, until_ms, times: account.times, members })
     }
 
     /// Returns the unused time of a lease that still lasts, for a dry run together with the recorded ones.
@@ -308,7 +318,7 @@ impl Ledger {
                 gpu: gpu.clone(),
                 is_sampled,
                 leased,
-                unused: if is_sampled { units(|state| matches!(state, UseState::Idle | UseState::Empty)) } else { 0 },
+                unused: is_sampled.then(|| units(|state| matches!(state, UseState::Idle | UseState::Empty))),
                 free: GPU_UNITS.saturating_sub(leased).saturating_sub(unusable),
                 unusable,
                 targets: account.holds.iter().map(|hold| hold.hold.target.clone()).collect(),

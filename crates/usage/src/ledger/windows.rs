@@ -2,7 +2,7 @@
 
 use super::hold::HoldAccount;
 use crate::{
-    energy::{EnergyWindow, HeldInWindow, InstanceActivity, OtherProcesses},
+    energy::{EndedInWindow, EnergyWindow, HeldInWindow, InstanceActivity, OtherProcesses},
     input::{Activity, GpuProcess, Ratio, Reading, WindowScope},
     judge::Signals,
 };
@@ -11,6 +11,7 @@ use crate::{
 pub(super) fn energy_window(
     signals: &Signals<'_>,
     accounts: &[HoldAccount],
+    ended: Vec<EndedInWindow>,
     difference: (u64, u64),
     least_mw: u64,
 ) -> EnergyWindow {
@@ -33,6 +34,7 @@ pub(super) fn energy_window(
         length_ms: difference.1,
         least_mw,
         holds: holds.collect(),
+        ended,
         others: others.collect(),
         instances: instances(signals),
     }

@@ -11,9 +11,19 @@ use crate::{
 };
 
 impl Gpu<'_> {
-    /// Lists the compute processes, which include MPS clients.
-    pub(super) fn compute_processes(&self, room: usize) -> Result<Vec<Entry>, DriverError> {
-        self.driver.process_list(self.device_handle(), ProcessKind::Compute, room)
+    /// Lists the compute processes, which include MPS clients, and the graphics processes. With MIG on, no list has graphics
+    /// processes, so the second call is left out.
+    pub(super) fn running_processes(&self, is_mig: bool, room: usize) -> Result<Vec<Entry>, DriverError> {
+        let list = |kind| self.driver.process_list(self.device_handle(), kind, room);
+        let compute = list(ProcessKind::Compute)?;
+        if is_mig {
+            return Ok(compute);
+        }
+        match list(ProcessKind::Graphics) {
+            Ok(graphics) => Ok(with_graphics(compute, &graphics)),
+            Err(error) if matches!(error.kind, ErrorKind::NotSupported | ErrorKind::MissingSymbol) => Ok(compute),
+            Err(error) => Err(error),
+        }
     }
 
     pub(super) fn clock(&self, domain: sys::nvmlClockType_t) -> Result<u32, DriverError> {
@@ -68,5 +78,27 @@ impl Gpu<'_> {
             devices.entry(gi).or_insert(device);
         }
         Ok(devices)
+    }
+}
+
+/// Adds the graphics processes to the compute processes. A process of both kinds has one entry, because both lists report
+/// all of its memory.
+fn with_graphics(compute: Vec<Entry>, graphics: &[Entry]) -> Vec<Entry> {
+    let is_new = |entry: &&Entry| compute.iter().all(|other| other.pid != entry.pid);
+    let added: Vec<Entry> = graphics.iter().filter(is_new).copied().collect();
+    compute.into_iter().chain(added).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fault: only compute processes were listed, so a GPU with a renderer looked empty.
+    #[test]
+    fn process_of_both_kinds_is_listed_once() {
+        let entry = |pid, kind| Entry { pid, kind, memory: Some(1), gi: None, ci: None };
+        let (compute, graphics) = (ProcessKind::Compute, ProcessKind::Graphics);
+        let listed = with_graphics(vec![entry(1, compute)], &[entry(1, graphics), entry(2, graphics)]);
+        assert_eq!(listed, [entry(1, compute), entry(2, graphics)]);
     }
 }

@@ -1,13 +1,14 @@
 //! Samples of one GPU: what the worker keeps between two samples, and the order of the driver calls.
 //!
 //! ```text
-//!   field values ─▶ process list ─▶ MIG off: GPM window or utilization, memory, utilization of the processes
-//!                                   MIG on:  GPM windows of some instances, memory if wanted
-//!                                ─▶ board if wanted
+//!   field values ─▶ process lists ─▶ MIG off: GPM window or utilization, memory, utilization of the processes
+//!                                    MIG on:  GPM windows of some instances, memory if wanted
+//!                                 ─▶ board if wanted
 //! ```
 //!
-//! A failure of one part leaves its values absent. The sample fails only if the GPU itself is gone. All handles end with
-//! the worker, so no handle survives a reset or maintenance.
+//! A failure of one part leaves its values absent. A failed activity has the doubt [`Doubt::Failed`], because a GPU without
+//! activity readings must look different. The sample fails only if the GPU itself is gone. All handles end with the worker,
+//! so no handle survives a reset or maintenance.
 
 use gpush_api::SignalSource;
 use std::{
@@ -17,20 +18,20 @@ use std::{
 
 use nvml_wrapper_sys::bindings::{self as sys, nvmlDevice_t};
 
-use self::{fields::Fields, gpm::Window, utilization::ProcessUtilization};
+use self::{fields::Fields, gpm::Window, time::DriverTime, utilization::add_utilization};
 use super::{Driver, Gpu, processes::Entry};
 use crate::{
     error::{DriverError, ErrorKind},
     proto::GpuRef,
     sample::{
-        Activity, Doubt, Doubts, InstanceRef, InstanceSample, LimitedTime, MemoryUse, ProcessSample, Ratio, Sample,
-        Wanted,
+        Activity, Doubt, Doubts, InstanceRef, InstanceSample, LimitedTime, MemoryUse, ProcessSample, Sample, Wanted,
     },
 };
 
 mod calls;
 mod fields;
 mod gpm;
+mod time;
 mod utilization;
 
 /// Room for the processes of a GPU. More processes cost a second call.
@@ -48,6 +49,7 @@ const OVERLAP_US: u64 = 1_250_000;
 #[derive(Debug, Default)]
 pub struct Sampling<'d> {
     gpu: Option<Gpu<'d>>,
+    /// Whether the GPU has performance monitoring; `None` until the driver has answered.
     has_gpm: Option<bool>,
     whole: Option<Window<'d>>,
     instances: BTreeMap<u32, Window<'d>>,
@@ -55,37 +57,12 @@ pub struct Sampling<'d> {
     round: u64,
     request: gpm::MetricsRequest,
     time: DriverTime,
-    /// Newest entry of the utilization buffer.
-    utilization_us: u64,
-    /// Newest entry of the process utilization.
-    processes_us: u64,
     /// Handle of a MIG device in each GPU instance, and the instances for which they were looked up.
     devices: (Vec<InstanceRef>, BTreeMap<u32, nvmlDevice_t>),
 }
 
 // SAFETY: NVML's handles belong to the session of the process. NVML is thread-safe, and allows any thread to use them.
 unsafe impl Send for Sampling<'_> {}
-
-/// The driver's clock. It is the host's real-time clock, so it can be set back.
-#[derive(Debug, Default)]
-struct DriverTime {
-    newest_us: u64,
-    wall_us: u64,
-}
-
-impl DriverTime {
-    /// Accepts the time of new values. Returns whether the values are newer than the last ones.
-    fn accept(&mut self, at_us: u64, wall_us: u64) -> bool {
-        if wall_us < self.wall_us {
-            // The host's clock was set back, so older times are right.
-            self.newest_us = 0;
-        }
-        self.wall_us = wall_us;
-        let fresh = at_us > self.newest_us;
-        self.newest_us = self.newest_us.max(at_us);
-        fresh
-    }
-}
 
 fn wall_us() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -145,7 +122,8 @@ impl<'d> Sampling<'d> {
         self.round += 1;
         let mut doubts = Doubts::default();
         let (fields, at_us) = self.fields(&gpu, &mut doubts)?;
-        let entries = if wanted.processes { optional(gpu.compute_processes(PROCESSES))? } else { None };
+        let entries =
+            if wanted.processes { optional(gpu.running_processes(instances.is_some(), PROCESSES))? } else { None };
         let mut processes = entries.map(|entries| entries.iter().map(described).collect::<Vec<_>>());
         let mut sample = Sample {
             uuid: gpu.uuid.clone(),
@@ -179,6 +157,7 @@ impl<'d> Sampling<'d> {
                         sample.activity.source = SignalSource::Processes;
                     }
                 }
+                self.time.limit_entries();
             }
             Some(instances) => {
                 self.whole = None;
@@ -226,8 +205,13 @@ impl<'d> Sampling<'d> {
 
     /// Reads the activity of a GPU with MIG off.
     fn whole(&mut self, gpu: &Gpu<'d>, now_us: u64) -> Result<Activity, DriverError> {
-        if !self.gpm(gpu)? {
-            return Ok(optional(gpu.utilization_since(&mut self.utilization_us))?.unwrap_or_default());
+        match self.gpm(|| gpu.has_gpm())? {
+            Some(true) => {}
+            Some(false) => {
+                let read = gpu.utilization_since(&mut self.time.utilization_us);
+                return or_failed(read, SignalSource::Utilization);
+            }
+            None => return Ok(waiting(Doubt::Failed)),
         }
         let round = self.round;
         let turned = match &mut self.whole {
@@ -237,19 +221,21 @@ impl<'d> Sampling<'d> {
                 waiting(Doubt::FirstSample)
             }),
         };
-        Ok(optional(turned)?.unwrap_or_else(|| {
+        let activity = or_failed(turned, SignalSource::Gpm)?;
+        if activity.doubt == Some(Doubt::Failed) {
+            // The window begins again.
             self.whole = None;
-            Activity::default()
-        }))
+        }
+        Ok(activity)
     }
 
-    fn gpm(&mut self, gpu: &Gpu<'d>) -> Result<bool, DriverError> {
-        if let Some(known) = self.has_gpm {
-            return Ok(known);
+    /// Returns whether the GPU has performance monitoring; `None` if the driver did not answer. Then the next sample asks
+    /// again.
+    fn gpm(&mut self, ask: impl FnOnce() -> Result<bool, DriverError>) -> Result<Option<bool>, DriverError> {
+        if self.has_gpm.is_none() {
+            self.has_gpm = optional(ask())?;
         }
-        let has_gpm = optional(gpu.has_gpm())?.unwrap_or(false);
-        self.has_gpm = Some(has_gpm);
-        Ok(has_gpm)
+        Ok(self.has_gpm)
     }
 
     /// Reads the activity, and the memory if wanted, of the GPU instances.
@@ -264,22 +250,28 @@ impl<'d> Sampling<'d> {
             instances.iter().any(|one| one.gi == *gi && one.generation == window.generation)
         };
         self.instances.retain(known);
-        let has_gpm = !instances.is_empty() && self.gpm(gpu)?;
+        let has_gpm = if instances.is_empty() { Some(false) } else { self.gpm(|| gpu.has_gpm())? };
         // A new instance comes first, and then the one whose window is the longest.
         let mut order: Vec<InstanceRef> = instances.to_vec();
         order.sort_by_key(|one| (self.instances.get(&one.gi).map_or(0, |window| window.round), one.gi));
-        order.truncate(if has_gpm { wanted.windows.into() } else { 0 });
+        order.truncate(if has_gpm == Some(true) { wanted.windows.into() } else { 0 });
         let mut sampled = Vec::with_capacity(instances.len());
         for instance in instances {
             let activity = match (has_gpm, order.contains(instance)) {
-                (false, _) => Activity::default(),
-                (true, false) => waiting(Doubt::Skipped),
-                (true, true) => self.instance(gpu, *instance, now_us)?,
+                (None, _) => waiting(Doubt::Failed),
+                (Some(false), _) => Activity::default(),
+                (Some(true), false) => self.not_read(instance.gi),
+                (Some(true), true) => self.instance(gpu, *instance, now_us)?,
             };
             let memory = if wanted.memory { self.instance_memory(gpu, instances, instance.gi)? } else { None };
             sampled.push(InstanceSample { instance: *instance, activity, memory });
         }
         Ok(sampled)
+    }
+
+    /// Returns the activity of a GPU instance that this sample does not read.
+    fn not_read(&self, gi: u32) -> Activity {
+        waiting(if self.instances.contains_key(&gi) { Doubt::Skipped } else { Doubt::FirstSample })
     }
 
     fn instance(&mut self, gpu: &Gpu<'d>, instance: InstanceRef, now_us: u64) -> Result<Activity, DriverError> {
@@ -294,10 +286,10 @@ impl<'d> Sampling<'d> {
         match read {
             Ok(activity) => Ok(activity),
             Err(error) if error.kind == ErrorKind::GpuIsLost => Err(error),
-            // The instance does not exist, or has no performance monitoring now. Its window begins again.
-            Err(_) => {
+            Err(error) => {
+                // The window begins again.
                 self.instances.remove(&gi);
-                Ok(Activity::default())
+                Ok(without_window(&error))
             }
         }
     }
@@ -331,12 +323,13 @@ impl<'d> Sampling<'d> {
         now_us: u64,
         doubts: &mut Doubts,
     ) -> Result<bool, DriverError> {
-        let since = self.processes_us;
-        let Some(Some(entries)) = optional(gpu.process_utilization(&mut self.processes_us, doubts))? else {
+        let since = self.time.processes_us;
+        let read = gpu.process_utilization(&mut self.time.processes_us, doubts);
+        let Some(Some(entries)) = optional(read)? else {
             return Ok(false);
         };
         // If no process did anything for some time, the next mean must not include that time again.
-        self.processes_us = self.processes_us.max(now_us.saturating_sub(OVERLAP_US));
+        self.time.processes_us = self.time.processes_us.max(now_us.saturating_sub(OVERLAP_US));
         let quiet = since > 0 && now_us.saturating_sub(since) >= QUIET_US;
         add_utilization(processes, &entries, quiet, doubts);
         Ok(true)
@@ -346,29 +339,26 @@ impl<'d> Sampling<'d> {
 /// Largest plausible temperature in °C.
 const MOST_C: u32 = 200;
 
-/// Adds utilization to processes. If `quiet`, a process without an entry did nothing.
-fn add_utilization(processes: &mut [ProcessSample], entries: &[ProcessUtilization], quiet: bool, doubts: &mut Doubts) {
-    for entry in entries {
-        let own = processes.iter_mut().filter(|process| process.pid == entry.pid);
-        let mut known = false;
-        for process in own {
-            (process.busy, process.dram, known) = (entry.busy.ok(), entry.dram.ok(), true);
-        }
-        match entry.busy.err().or(entry.dram.err()) {
-            _ if !known => doubts.count(Doubt::ForeignProcess),
-            // The caller has counted stale times already.
-            Some(Doubt::StaleTime) | None => {}
-            Some(doubt) => doubts.count(doubt),
-        }
-    }
-    for process in processes.iter_mut().filter(|process| entries.iter().all(|entry| entry.pid != process.pid)) {
-        (process.busy, process.dram) = if quiet { (Some(Ratio::ZERO), Some(Ratio::ZERO)) } else { (None, None) };
-    }
-}
-
 /// An activity that is not known yet.
 fn waiting(doubt: Doubt) -> Activity {
     Activity { source: SignalSource::Gpm, doubt: Some(doubt), ..Activity::default() }
+}
+
+/// Converts a failed reading of the activity to one that says so, unless the failure concerns the whole GPU.
+fn or_failed(read: Result<Activity, DriverError>, source: SignalSource) -> Result<Activity, DriverError> {
+    let failed = Activity { source, doubt: Some(Doubt::Failed), ..Activity::default() };
+    Ok(optional(read)?.unwrap_or(failed))
+}
+
+/// Returns the activity of a GPU instance whose window could not be read.
+fn without_window(error: &DriverError) -> Activity {
+    match error.kind {
+        // The GPU instance does not exist any more, or has no performance monitoring.
+        ErrorKind::NotFound | ErrorKind::InvalidArgument | ErrorKind::NotSupported | ErrorKind::MissingSymbol => {
+            Activity::default()
+        }
+        _ => waiting(Doubt::Failed),
+    }
 }
 
 /// Converts a failed part of a sample to an absent one, unless the failure concerns the whole GPU.

@@ -1,6 +1,7 @@
 //! Decisions about single values. `tests/tests/driver/samples.rs` has the calls.
 
-use super::*;
+use super::{utilization::ProcessUtilization, *};
+use crate::sample::Ratio;
 
 fn process(pid: u32) -> ProcessSample {
     ProcessSample { pid, gi: None, ci: None, memory_bytes: None, busy: None, dram: None }
@@ -32,13 +33,35 @@ fn process_without_entry_is_idle_only_after_a_whole_period() {
     assert_eq!(processes[0].busy, None, "a stale entry is not idleness");
 }
 
+/// Fault: a GPU instance without a window was skipped, so the caller kept the activity of the instance that had the same id
+/// before.
 #[test]
-fn old_times_are_stale_unless_the_clock_was_set_back() {
-    let mut time = DriverTime::default();
-    assert!(time.accept(1000, 1000));
-    assert!(!time.accept(1000, 1001), "the same values");
-    assert!(!time.accept(400, 1100));
-    assert!(time.accept(1200, 1200));
-    assert!(time.accept(500, 500), "the clock was set back");
-    assert!(!time.accept(500, 501));
+fn instance_without_window_is_not_skipped() {
+    assert_eq!(Sampling::default().not_read(3).doubt, Some(Doubt::FirstSample));
+}
+
+/// Fault: one failed call made a GPU count as one without performance monitoring until the worker ended.
+#[test]
+fn failed_question_for_gpm_is_asked_again() {
+    let mut sampling = Sampling::default();
+    let failed = || Err(DriverError::new(ErrorKind::Unknown, "nvmlGpmQueryDeviceSupport"));
+    assert_eq!(sampling.gpm(failed), Ok(None));
+    assert_eq!(sampling.gpm(|| Ok(true)), Ok(Some(true)));
+    assert_eq!(sampling.gpm(failed), Ok(Some(true)), "the answer is remembered");
+    let lost = || Err(DriverError::new(ErrorKind::GpuIsLost, "nvmlGpmQueryDeviceSupport"));
+    assert!(Sampling::default().gpm(lost).is_err());
+}
+
+/// Fault: a failed window looked like a GPU without activity readings, so its leases could be idle.
+#[test]
+fn failed_activity_keeps_its_source() {
+    let failed = DriverError::new(ErrorKind::Unknown, "nvmlGpmMetricsGet");
+    for source in [SignalSource::Gpm, SignalSource::Utilization] {
+        let activity = or_failed(Err(failed.clone()), source).unwrap();
+        assert_eq!((activity.source, activity.doubt), (source, Some(Doubt::Failed)));
+    }
+    assert_eq!(without_window(&failed), waiting(Doubt::Failed));
+    let gone = DriverError::new(ErrorKind::NotFound, "nvmlGpmMigSampleGet");
+    assert_eq!(without_window(&gone), Activity::default());
+    assert!(or_failed(Err(DriverError::new(ErrorKind::GpuIsLost, "nvmlGpmSampleGet")), SignalSource::Gpm).is_err());
 }

@@ -9,7 +9,7 @@ use nvml_wrapper_sys::bindings::{
 use crate::{
     driver::Gpu,
     error::{DriverError, ErrorKind},
-    sample::{Activity, Doubt, Doubts, Ratio},
+    sample::{Activity, Doubt, Doubts, ProcessSample, Ratio},
 };
 
 /// Room for the driver's buffer of samples, which has about 120 entries.
@@ -185,6 +185,31 @@ fn summarize(buffer: &[(u64, u32)], seen_us: u64) -> Option<Summary> {
         None => Ok(Ratio::from_ppm((percents * 10_000 / fresh.len() as u64) as u32)),
     };
     Some(Summary { busy, window_us, newest_us: *newest_us })
+}
+
+/// Adds utilization to processes. If `quiet`, a process without an entry did nothing.
+pub(super) fn add_utilization(
+    processes: &mut [ProcessSample],
+    entries: &[ProcessUtilization],
+    quiet: bool,
+    doubts: &mut Doubts,
+) {
+    for entry in entries {
+        let own = processes.iter_mut().filter(|process| process.pid == entry.pid);
+        let mut known = false;
+        for process in own {
+            (process.busy, process.dram, known) = (entry.busy.ok(), entry.dram.ok(), true);
+        }
+        match entry.busy.err().or(entry.dram.err()) {
+            _ if !known => doubts.count(Doubt::ForeignProcess),
+            // The caller has counted stale times already.
+            Some(Doubt::StaleTime) | None => {}
+            Some(doubt) => doubts.count(doubt),
+        }
+    }
+    for process in processes.iter_mut().filter(|process| entries.iter().all(|entry| entry.pid != process.pid)) {
+        (process.busy, process.dram) = if quiet { (Some(Ratio::ZERO), Some(Ratio::ZERO)) } else { (None, None) };
+    }
 }
 
 #[cfg(test)]

@@ -6,34 +6,11 @@ use crate::{
     input::{ClockLimits, GpuProcess, Ratio, Reading, WindowScope},
     judge::UnknownReason,
     moment::HOUR_MS,
-    samples::{INTERVAL_MS, at, hold, process, sample, whole, window},
+    samples::{INTERVAL_MS, at, busy, hold, idle, process, sample, whole, window},
     share::Share,
 };
 
 const LEASE: LeaseId = LeaseId(1);
-
-/// A sample with a busy process of the lease.
-fn busy(ms: u64) -> GpuSample {
-    let mut one = sample(ms);
-    one.processes = Reading::Value(vec![process(1, 100)]);
-    one.windows = vec![window(WindowScope::Gpu, GPU_UNITS, 500_000)];
-    one.power_mw = Reading::Value(400_000);
-    one
-}
-
-/// A sample with an idle process of the lease.
-fn idle(ms: u64) -> GpuSample {
-    GpuSample { windows: sample(ms).windows, power_mw: Reading::Value(100_000), ..busy(ms) }
-}
-
-/// A ledger with a whole GPU, which was seen without a process.
-fn ledger() -> Ledger {
-    let mut ledger = Ledger::new();
-    ledger.add_gpu(&"GPU-1".into(), at(0));
-    assert!(ledger.sample(&sample(1_000)));
-    assert!(ledger.sample(&sample(2_000)));
-    ledger
-}
 
 fn times(busy_ms: u64, idle_ms: u64, empty_ms: u64, unknown_ms: u64) -> StateTimes {
     StateTimes { busy_ms, idle_ms, empty_ms, unknown_ms }
@@ -232,8 +209,11 @@ fn figures_of_a_gpu_tell_idle_shares_from_free_ones() {
     assert!(ledger.sample(&one));
     assert!(ledger.sample(&GpuSample { at: at(4_000), ..one }));
     let gpu = ledger.gpus(at(5_000)).next().unwrap();
-    assert_eq!((gpu.leased, gpu.unused, gpu.free, gpu.unusable), (2 * seventh, 2 * seventh, 4 * seventh, seventh));
+    assert_eq!((gpu.leased, gpu.unused), (2 * seventh, Some(2 * seventh)));
+    assert_eq!((gpu.free, gpu.unusable), (4 * seventh, seventh));
     assert!(gpu.is_sampled);
+    let later = ledger.gpus(at(4_000 + 3 * INTERVAL_MS + 1)).next().unwrap();
+    assert_eq!((later.is_sampled, later.leased, later.unused), (false, 2 * seventh, None), "nothing is known now");
 }
 
 #[test]

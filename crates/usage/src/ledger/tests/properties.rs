@@ -63,6 +63,8 @@ struct Run {
     gpus: [Expected; 2],
     ended: Vec<LeaseTotals>,
     closed: ClosedRows,
+    /// The settled totals of each lease after the last event.
+    settled: BTreeMap<LeaseId, LeaseTotals>,
 }
 
 impl Run {
@@ -72,7 +74,8 @@ impl Run {
         for gpu in GPUS {
             ledger.add_gpu(&gpu.into(), now);
         }
-        Self { ledger, now, gpus: Default::default(), ended: Vec::new(), closed: ClosedRows::default() }
+        let (ended, closed, settled) = Default::default();
+        Self { ledger, now, gpus: Default::default(), ended, closed, settled }
     }
 
     fn pass(&mut self, ms: u64) {
@@ -103,6 +106,7 @@ impl Run {
                 let expected = &mut self.gpus[*gpu];
                 let mut one = GpuSample { gpu: GPUS[*gpu].into(), at: now, ..sample(0) };
                 expected.counter += energy_mj;
+                one.utilization = Reading::Unsupported;
                 one.windows = match activity {
                     0 => Vec::new(),
                     1 => vec![window(WindowScope::Gpu, GPU_UNITS, 0)],
@@ -196,6 +200,26 @@ impl Run {
         }
         Ok(())
     }
+
+    /// Compares the settled totals of all leases with those after the event before. None of them may fall.
+    fn check_settled(&mut self) -> Result<(), TestCaseError> {
+        let counters = |totals: &LeaseTotals| {
+            let (times, sums) = (totals.times, totals.sums());
+            let of_lease = [times.busy_ms, times.idle_ms, times.empty_ms, times.unknown_ms];
+            let of_targets = [sums.unit_ms, sums.busy_unit_ms, sums.energy_mj, sums.memory.known_ms, sums.sm.known_ms];
+            of_lease.into_iter().chain(of_targets)
+        };
+        let now = self.ledger.leases().filter_map(|lease| Some((lease, self.ledger.settled_totals(lease)?)));
+        let now: BTreeMap<LeaseId, LeaseTotals> = now.collect();
+        for (lease, totals) in &now {
+            let Some(before) = self.settled.get(lease) else { continue };
+            for (before, now) in counters(before).zip(counters(totals)) {
+                prop_assert!(before <= now, "{} became {}: {:?}", before, now, totals);
+            }
+        }
+        self.settled = now;
+        Ok(())
+    }
 }
 
 /// Every lease is accounted from its start to its end, and the rows contain each millisecond and millijoule once.
@@ -242,6 +266,7 @@ proptest! {
             run.pass(*pass_ms);
             run.apply(event);
             run.check()?;
+            run.check_settled()?;
         }
         check_all(run)?;
     }
