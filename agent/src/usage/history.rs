@@ -11,11 +11,12 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::Duration,
 };
 
 use gpush_api::{EndReason, LeaseId};
-use gpush_store::{LeaseRecord, OwnedHour, StoreError, UsageRecord};
+use gpush_store::{LeaseRecord, OwnedHour, StoreError, Tx, UsageBounds, UsageRecord};
 use gpush_usage::{
     account::{EndedLease, LeaseOwner},
     ledger::{ClosedRows, LeaseHour, LeaseTotals, Ledger, Missed},
@@ -30,6 +31,10 @@ use crate::state::HostState;
 
 /// Time between two checkpoints without a change. A crash loses at most the use in this time.
 const WITHOUT_CHANGE: Duration = Duration::from_secs(600);
+/// Number of days for which hours are kept, if the totals of leases are kept longer.
+const HOURS_DAYS: u32 = 100;
+/// Time between two deletions of old rows.
+const PRUNE_EVERY: Duration = Duration::from_secs(24 * 3600);
 /// Maximum number of rows that wait while the store accepts no writes.
 const MOST_WAITING: usize = 100_000;
 
@@ -47,6 +52,8 @@ pub(super) struct Recorder {
     /// Rows that are not recorded yet.
     waiting: UsageRecord,
     last: Option<Instant>,
+    /// When old rows were last deleted.
+    pruned: Option<Instant>,
     /// Shortest time between two checkpoints. Changes in this time share one.
     pause: Duration,
 }
@@ -54,7 +61,7 @@ pub(super) struct Recorder {
 impl Recorder {
     /// Creates a recorder. Its first checkpoint is due at once: from then on, no lease is missed.
     pub(super) fn new(pause: Duration) -> Self {
-        Self { owners: LeaseOwners::default(), waiting: UsageRecord::default(), last: None, pause }
+        Self { owners: LeaseOwners::default(), waiting: UsageRecord::default(), last: None, pruned: None, pause }
     }
 
     /// Returns when the next checkpoint is due.
@@ -67,11 +74,14 @@ impl Recorder {
     /// next attempt.
     pub(super) async fn record(mut self, usage: Usage) -> Self {
         self.last = Some(Instant::now());
+        let turn = Arc::clone(&usage.0);
+        let turn = turn.recording.lock().await;
         let (closed, ended, checkpoint) = usage.take_for_record();
         match self.try_record(&usage, closed, ended, checkpoint).await {
             Ok(unaccounted) => usage.account_short_leases(&unaccounted),
             Err(error) => tracing::warn!("the use of GPUs cannot be recorded, gpushd tries again: {error}"),
         }
+        drop(turn);
         self
     }
 
@@ -105,8 +115,17 @@ impl Recorder {
         }
         self.drop_beyond_limit();
         let written = UsageRecord { checkpoint, ..self.waiting.clone() };
-        let unaccounted = context.store.write(move |tx| tx.record_usage(&written)).await?;
+        let bounds = self.pruned.is_none_or(|last| last.elapsed() >= PRUNE_EVERY).then(|| bounds(usage));
+        let record = move |tx: &mut Tx<'_>| {
+            let unaccounted = tx.record_usage(&written)?;
+            if let Some(bounds) = bounds {
+                tx.prune_usage(bounds)?;
+            }
+            Ok(unaccounted)
+        };
+        let unaccounted = context.store.write(record).await?;
         self.waiting = UsageRecord::default();
+        self.pruned = bounds.map_or(self.pruned, |_| Some(Instant::now()));
         Ok(unaccounted)
     }
 
@@ -118,6 +137,13 @@ impl Recorder {
             tracing::error!("the store accepts no writes: {dropped} rows about the use of GPUs are lost");
         }
     }
+}
+
+/// Returns which rows are old.
+fn bounds(usage: &Usage) -> UsageBounds {
+    let days = usage.0.context.settings.config().history.days;
+    let before = |days: u32| Timestamp::now().as_millisecond() - i64::from(days) * 86_400_000;
+    UsageBounds { hours_from_ms: before(days.min(HOURS_DAYS)), leases_from_ms: before(days) }
 }
 
 fn drop_oldest<T>(rows: &mut Vec<T>) -> usize {
@@ -137,7 +163,10 @@ fn ended_lease(record: Option<&LeaseRecord>, owner: LeaseOwner, totals: LeaseTot
     }
 }
 
-async fn read_leases(usage: &Usage, leases: BTreeSet<LeaseId>) -> Result<BTreeMap<LeaseId, LeaseRecord>, StoreError> {
+pub(super) async fn read_leases(
+    usage: &Usage,
+    leases: BTreeSet<LeaseId>,
+) -> Result<BTreeMap<LeaseId, LeaseRecord>, StoreError> {
     if leases.is_empty() {
         return Ok(BTreeMap::new());
     }

@@ -22,7 +22,9 @@ impl LeaseOwners {
         let records: Vec<&LeaseRecord> = records.into_iter().collect();
         let accounts = users.owners(records.iter().map(|record| record.holder.uid).collect()).await;
         for record in records {
-            self.0.insert(record.id, owner(record, accounts.get(&record.holder.uid).cloned(), users));
+            let uid = record.holder.uid;
+            let group = users.names().primary_group(uid).await.ok().flatten();
+            self.0.insert(record.id, owner(record, accounts.get(&uid).cloned(), group));
         }
     }
 
@@ -38,7 +40,7 @@ impl LeaseOwners {
 }
 
 /// Returns the owner of a lease. `account` is the user who owns the holder's uid as a subordinate uid.
-fn owner(record: &LeaseRecord, account: Option<String>, users: &Users) -> LeaseOwner {
+fn owner(record: &LeaseRecord, account: Option<String>, group: Option<String>) -> LeaseOwner {
     let holder = &record.holder;
     let user = account.or_else(|| holder.user.clone()).unwrap_or_else(|| holder.uid.to_string());
     let job = match &record.binding {
@@ -49,5 +51,5 @@ fn owner(record: &LeaseRecord, account: Option<String>, users: &Users) -> LeaseO
         | LeaseBinding::Process { .. }
         | LeaseBinding::Time => None,
     };
-    LeaseOwner { user, group: users.names().last_primary_group(holder.uid), account: None, job }
+    LeaseOwner { user, group, account: None, job }
 }

@@ -19,6 +19,7 @@
 //! | `take` | one sample |
 //! | `follow` | which leases begin, change and end |
 //! | `history` | records the sums in the store, and continues from there after a start |
+//! | `report` | who used how much in a period |
 //! | `recent` | the final sums of leases that have just ended |
 //! | `lease_owners` | who is accounted for each lease |
 //! | `holds` | what each lease holds, and what of a GPU no lease can have |
@@ -36,6 +37,7 @@ mod holds;
 mod lease_owners;
 mod owners;
 mod recent;
+mod report;
 mod round;
 mod sampler;
 mod show;
@@ -51,17 +53,14 @@ use gpush_locked::Locked;
 use gpush_nvml::{SampleError, sample::Sample};
 use gpush_usage::{
     input::GpuSample,
-    ledger::{LeaseTotals, Ledger},
+    ledger::{LeaseTotals, Ledger, MOST_INTERVALS},
     moment::Moment,
 };
 use jiff::Timestamp;
 
-pub(crate) use self::demand::Need;
 use self::{clock::Clock, demand::Demand, recent::RecentlyEnded};
+pub(crate) use self::{demand::Need, report::ReportQuery};
 use crate::{modes::mps::Mps, requests::caller::Viewer, state::context::HostContext};
-
-/// Number of intervals for which a sample counts as recent, as in the ledger.
-const MOST_INTERVALS: u64 = 3;
 
 /// The use of leases and GPUs. A handle, cheap to clone.
 #[derive(Debug, Clone)]
@@ -76,6 +75,8 @@ struct UsageParts {
     clock: Clock,
     demand: Demand,
     accounts: Locked<Accounts>,
+    /// Held while hours are between the ledger and the store.
+    recording: tokio::sync::Mutex<()>,
 }
 
 /// The sums, and the last samples.
@@ -135,6 +136,7 @@ impl Usage {
             clock: Clock::of_boot(boot_id),
             demand: Demand::default(),
             accounts: Locked::default(),
+            recording: tokio::sync::Mutex::default(),
         }))
     }
 

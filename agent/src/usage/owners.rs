@@ -60,6 +60,7 @@ impl Owners<'_> {
             start,
             owner: ProcessOwner::from(&attribution),
             instance: process.gi,
+            target: device.cloned(),
             memory_mib: process.memory_bytes.map_or(Reading::Failed, |bytes| Reading::Value(bytes >> 20)),
             sm: match process.busy {
                 Some(busy) => Reading::Value(Ratio::from_millionths(busy.ppm())),

@@ -39,6 +39,8 @@ pub(super) struct Round {
     pub(super) requests: Vec<SampleRequest>,
     /// GPUs whose state permits no sample.
     pub(super) without_sample: Vec<GpuUuid>,
+    /// GPUs whose driver may be loaded again before the next sample, so that their energy counters begin again.
+    pub(super) without_driver: Vec<GpuUuid>,
 }
 
 /// What was sampled when.
@@ -79,7 +81,9 @@ impl Rounds {
         };
         let mut round = Round::default();
         for one in &host.gpus {
-            if !can_be_sampled(&one.gpu) || host.claimed.contains(&one.gpu.uuid) {
+            if matches!(one.gpu.state, GpuState::Maintenance | GpuState::Lost) {
+                round.without_driver.push(one.gpu.uuid.clone());
+            } else if !can_be_sampled(&one.gpu) || host.claimed.contains(&one.gpu.uuid) {
                 round.without_sample.push(one.gpu.uuid.clone());
             } else {
                 round.requests.extend(self.request(&one.gpu, wanted, needs.promised, changes));

@@ -158,6 +158,9 @@ impl Sampler {
         for gpu in round.without_sample {
             parts.accounts.lock().ledger.gap(&gpu, now);
         }
+        for gpu in round.without_driver {
+            parts.accounts.lock().ledger.reset(&gpu, now);
+        }
         self.take(host, round.requests);
     }
 

@@ -66,7 +66,7 @@ fn gpu(gpu: &Gpu, last: Option<&LastSample>, figures: Option<&GpuFigures>, now: 
         memory_clock_mhz: None,
         limited_by: None,
         leased: figures.map(|figures| part(figures.leased)),
-        unused: figures.filter(|figures| figures.is_sampled).map(|figures| part(figures.unused)),
+        unused: figures.and_then(|figures| figures.unused).map(part),
         unusable: figures.map(|figures| part(figures.unusable)),
         instance_usage: Vec::new(),
     };

@@ -47,7 +47,7 @@ impl Usage {
         let now = self.0.clock.now();
         let accounts = self.0.accounts.lock();
         let open = host.leases.open.values().filter(|lease| lease.state.name().holds_capacity());
-        let open = open.map(|lease| (Arc::clone(lease), of_open(lease.id(), &accounts, now)));
+        let open = open.map(|lease| (Arc::clone(lease), counted(lease.id(), &accounts, now)));
         let is_closed = |lease: &&Arc<OpenLease>| !host.leases.open.contains_key(&lease.id());
         let ended = accounts.recent.iter().filter(|(lease, _)| is_closed(lease));
         let ended = ended.map(|(lease, totals)| (Arc::clone(lease), Some(of_ended(totals))));
@@ -102,6 +102,21 @@ fn of_open(lease: LeaseId, accounts: &Accounts, now: Moment) -> Option<LeaseUsag
         process_count: memory.as_ref().filter(|memory| !memory.is_empty()).map(|_| counts.into_iter().sum()),
         memory_mib: memory.filter(|memory| !memory.is_empty()).map(|memory| memory.into_iter().sum()),
         ..of_sums(&figures.times, &sums)
+    })
+}
+
+/// Returns the summary of a lease with times and energy that never fall: only those up to the last sample.
+fn counted(lease: LeaseId, accounts: &Accounts, now: Moment) -> Option<LeaseUsageSummary> {
+    let present = of_open(lease, accounts, now)?;
+    let settled = of_ended(&accounts.ledger.settled_totals(lease)?);
+    Some(LeaseUsageSummary {
+        state: present.state,
+        reason: present.reason,
+        unused_since: present.unused_since,
+        unused_s: present.unused_s,
+        process_count: present.process_count,
+        memory_mib: present.memory_mib,
+        ..settled
     })
 }
 

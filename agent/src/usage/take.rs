@@ -1,6 +1,6 @@
 //! Takes one sample, and finds the lease of each process in it.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use gpush_api::GpuUuid;
 use gpush_host::subtask;
@@ -8,7 +8,10 @@ use gpush_nvml::{
     SampleError,
     sample::{Doubt, Sample, Wanted},
 };
-use gpush_usage::{input::GpuSample, moment::Moment};
+use gpush_usage::{
+    input::{GpuSample, WindowScope},
+    moment::Moment,
+};
 use jiff::Timestamp;
 
 use super::{Accounts, LastSample, TakenSample, Usage, UsageParts, owners::Owners, round::SampleRequest, translate};
@@ -37,13 +40,23 @@ pub(super) async fn sample(
     let Some(gpu) = host.gpu(&uuid) else { return Err(SampleError::Suspended) };
     let accounts = usage.0.accounts.lock();
     let earlier = accounts.last.get(&uuid).and_then(|last| last.recent(moment));
+    let kept = earlier.map(|earlier| kept_windows(&sample, &earlier.translated, moment)).unwrap_or_default();
     if let Some(earlier) = earlier {
         keep_unread(&mut sample, &earlier.sample, wanted);
     }
     let interval_ms = u64::try_from(promised.as_millis()).unwrap_or(u64::MAX);
     let limited = earlier.map(|earlier| &earlier.sample.limited);
-    let translated: GpuSample = translate::translated(&gpu.gpu, &sample, limited, processes, moment, interval_ms);
+    let translated: GpuSample =
+        translate::translated(&gpu.gpu, &sample, limited, &kept, processes, moment, interval_ms);
     Ok(TakenSample { at, sample, translated })
+}
+
+/// Returns the age in ms of each window that this sample has not read.
+fn kept_windows(sample: &Sample, earlier: &GpuSample, now: Moment) -> BTreeMap<WindowScope, u64> {
+    let skipped = sample.instances.iter().filter(|one| one.activity.doubt == Some(Doubt::Skipped));
+    let scopes: Vec<WindowScope> = skipped.map(|one| WindowScope::Instance(one.instance.gi)).collect();
+    let kept = earlier.windows.iter().filter(|window| scopes.contains(&window.scope));
+    kept.map(|window| (window.scope, window.age_ms.saturating_add(now.ms_since(earlier.at)))).collect()
 }
 
 /// Keeps what this sample has not read from the sample before: temperatures and clocks, memory, and the last complete

@@ -1,5 +1,7 @@
 //! A sample of the driver as input of the ledger.
 
+use std::collections::BTreeMap;
+
 use gpush_api::{Gpu, SignalSource};
 use gpush_nvml::sample::{self, Activity, Doubt, InstanceSample, LimitedTime, Sample};
 use gpush_usage::{
@@ -12,11 +14,13 @@ use gpush_usage::{
 
 use super::holds;
 
-/// Translates a sample. `earlier` is the limited time of the sample before it.
+/// Translates a sample. `earlier` is the limited time of the sample before it, and `kept` has the age in ms of each window
+/// that is kept from there.
 pub(super) fn translated(
     gpu: &Gpu,
     sample: &Sample,
     earlier: Option<&LimitedTime>,
+    kept: &BTreeMap<WindowScope, u64>,
     processes: Reading<Vec<GpuProcess>>,
     at: Moment,
     interval_ms: u64,
@@ -29,7 +33,8 @@ pub(super) fn translated(
                 let instance = mig.instances.iter().find(|instance| instance.id == one.instance.gi)?;
                 let scope = WindowScope::Instance(instance.id);
                 let activity = window(&one.activity)?;
-                Some(ActivityWindow { scope, units: holds::units_of_instance(mig, instance), activity })
+                let age_ms = kept.get(&scope).copied().unwrap_or_else(|| age_ms(&one.activity));
+                Some(ActivityWindow { scope, age_ms, units: holds::units_of_instance(mig, instance), activity })
             };
             sample.instances.iter().filter_map(of_instance).collect()
         }
@@ -68,7 +73,14 @@ fn limits(now: &LimitedTime, earlier: Option<&LimitedTime>) -> Reading<ClockLimi
 
 /// Returns the window of a whole GPU; `None` if the GPU has no performance monitoring.
 fn whole_gpu(activity: &Activity) -> Option<ActivityWindow> {
-    Some(ActivityWindow { scope: WindowScope::Gpu, units: GPU_UNITS, activity: window(activity)? })
+    let (scope, age_ms) = (WindowScope::Gpu, age_ms(activity));
+    Some(ActivityWindow { scope, age_ms, units: GPU_UNITS, activity: window(activity)? })
+}
+
+/// Returns the age of a window that ends with this sample. If the clock was set back, the age is not known, so every lease
+/// counts as younger than the window.
+fn age_ms(activity: &Activity) -> u64 {
+    activity.window_us.map_or(u64::MAX, |length| length.div_ceil(1000))
 }
 
 /// Returns the activity of a window; `None` if the device has no performance monitoring.
@@ -93,7 +105,8 @@ fn window(activity: &Activity) -> Option<Reading<WindowActivity>> {
                 | Doubt::ForeignProcess
                 | Doubt::StaleTime
                 | Doubt::FirstSample
-                | Doubt::Skipped,
+                | Doubt::Skipped
+                | Doubt::Failed,
             ),
         ) => Some(Reading::Failed),
         (SignalSource::Utilization | SignalSource::Processes | SignalSource::MemoryOnly | SignalSource::None, _) => {

@@ -33,6 +33,7 @@ pub mod text;
 pub mod timeslice;
 mod timestamp;
 pub mod usage;
+mod usage_report;
 
 pub use actor::*;
 pub use audit::*;
@@ -61,3 +62,4 @@ pub use step::*;
 pub use timeslice::*;
 pub use timestamp::whole_second;
 pub use usage::*;
+pub use usage_report::*;

@@ -165,10 +165,12 @@ impl NameService {
         self.memberships.get(uid, IDENTITY_WAIT).await
     }
 
-    /// Returns the name of a user's primary group, without waiting; `None` if it is not known. If the answer is missing or
-    /// old, requests a new one.
-    pub fn last_primary_group(&self, uid: u32) -> Option<String> {
-        self.primary_groups.last(uid).ok().flatten()
+    /// Returns the name of a user's primary group; `None` if there is none.
+    ///
+    /// # Errors
+    /// The name service did not answer within 5 s.
+    pub async fn primary_group(&self, uid: u32) -> Answer<String> {
+        self.primary_groups.get(uid, IDENTITY_WAIT).await
     }
 
     /// Returns the id of a group; `None` if the group does not exist.

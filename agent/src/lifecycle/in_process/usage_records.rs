@@ -1,6 +1,6 @@
 //! What leases were used for outlasts gpushd: restarts, kills, reboots.
 
-use gpush_api::{Lease, LeaseGrant, LeaseUsageSummary};
+use gpush_api::{Code, Lease, LeaseGrant, LeaseUsageSummary, UsageReport};
 
 use super::{
     InProcess,
@@ -132,4 +132,39 @@ async fn past_of_a_lease_is_for_its_holder() {
         let error = host.get_as::<gpush_api::LeasePast>(user(uid), &path).await.expect_err("not theirs");
         assert!(error.message.contains("whose use you may see"), "{error:?}");
     }
+}
+
+/// A report counts recorded hours and the present hour, once each. Users see their own leases only.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn report_counts_ended_and_open_leases_once() {
+    let host = whole_gpus(2);
+    let mut gpushd = host.start(&config()).await;
+    gpushd.gpus().await;
+    let ended = gpushd.lease(1000, &whole("0", 1)).await.expect("a lease");
+    gpushd.until_recorded(&ended, true).await;
+    gpushd.release(&ended).await;
+    gpushd.wait_until_ended(&ended).await;
+    gpushd.until_recorded(&ended, false).await;
+    gpushd.stop().await;
+    gpushd = host.start(&config()).await;
+    gpushd.gpus().await;
+    let open = gpushd.lease(1001, &whole("1", 1)).await.expect("a lease");
+    gpushd.until_recorded(&open, true).await;
+    let report: UsageReport = gpushd.get("/v1/usage/report?by=user").await;
+    let keys: Vec<_> = report.lines.iter().filter_map(|line| line.key.as_deref()).collect();
+    assert_eq!(keys, ["user1000", "user1001"]);
+    let sum: f64 = report.lines.iter().map(|line| line.sums.held_gpu_hours).sum();
+    assert!((sum - report.total.held_gpu_hours).abs() < 1e-9);
+    let capacity = report.capacity.expect("an administrator sees it");
+    assert!((capacity.leased_gpu_hours - sum).abs() < 1e-9, "{capacity:?} {sum}");
+    let parts = capacity.leased_gpu_hours + capacity.free_gpu_hours + capacity.unusable_gpu_hours;
+    assert!((parts - capacity.capacity_gpu_hours).abs() < 1e-9, "{capacity:?}");
+
+    let own: UsageReport = gpushd.get_as(user(1000), "/v1/usage/report?by=group").await.expect("the own use");
+    assert_eq!(own.lines.iter().filter_map(|line| line.key.as_deref()).collect::<Vec<_>>(), ["group0"]);
+    assert_eq!(own.capacity, None);
+    let of_other = gpushd.get_as::<UsageReport>(user(1000), "/v1/usage/report?user=user1001").await;
+    assert_eq!(of_other.expect_err("not theirs").code, Code::Denied);
+    let empty = gpushd.get_as::<UsageReport>(user(0), "/v1/usage/report?since=2999-01-01T00:00:00Z").await;
+    assert!(empty.expect_err("no period").message.contains("the period is empty"));
 }

@@ -7,8 +7,9 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::get,
 };
-use gpush_api::{ApiError, Code, HostUsage, LeasePast};
+use gpush_api::{ApiError, Code, HostUsage, LeasePast, UsageGrouping, UsageReport};
 use gpush_openmetrics::Format;
+use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 
 use super::{
@@ -23,13 +24,14 @@ use crate::{
     metrics::{Metrics, Scope},
     requests::caller::Caller,
     serve::authorization::Authorization,
-    usage::{Need, Usage},
+    usage::{Need, ReportQuery, Usage},
 };
 
 /// Returns the routes of this module.
 pub(super) fn routes() -> Router<HttpHandles> {
     without_parameters(Router::new().route("/v1/leases/{id}/usage", get(past)))
         .route("/v1/usage", get(usage))
+        .route("/v1/usage/report", get(report))
         .route("/metrics", get(metrics))
 }
 
@@ -86,6 +88,66 @@ async fn usage(
     limiter.answer(&caller, StatusCode::OK, async move { Ok::<HostUsage, Failure>(usage.figures(viewer)) }).await
 }
 
+/// Parameters of `GET /v1/usage/report`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, derive(utoipa::IntoParams))]
+#[cfg_attr(test, into_params(parameter_in = Query))]
+struct ReportParameters {
+    /// Start of the period; 24 hours ago by default. The report begins with the UTC hour of this time.
+    #[serde(default)]
+    #[cfg_attr(test, param(value_type = Option<String>, format = DateTime))]
+    since: Option<Timestamp>,
+    /// End of the period; now by default.
+    #[serde(default)]
+    #[cfg_attr(test, param(value_type = Option<String>, format = DateTime))]
+    until: Option<Timestamp>,
+    /// By what the report groups; by user by default.
+    #[serde(default)]
+    #[cfg_attr(test, param(inline))]
+    by: UsageGrouping,
+    /// Only leases of this user; for administrators.
+    #[serde(default)]
+    user: Option<String>,
+}
+
+/// Returns who used how much in a period. Users see their own leases, administrators those of all users.
+#[cfg_attr(test, utoipa::path(
+    get, path = "/v1/usage/report", operation_id = "getUsageReport", tag = "leases", params(ReportParameters),
+    responses((status = 200, description = "The answer", body = UsageReport), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+async fn report(
+    State(usage): State<Usage>,
+    State(authorization): State<Authorization>,
+    State(limiter): State<ResponseLimiter>,
+    caller: Caller,
+    Parameters(ReportParameters { since, until, by, user }): Parameters<ReportParameters>,
+) -> Result<Response, Failure> {
+    let until = until.unwrap_or_else(Timestamp::now);
+    let since = since.unwrap_or_else(|| until - SignedDuration::from_hours(24));
+    if since >= until {
+        let error = ApiError::new(Code::BadRequest, format!("the period is empty: {since} is not before {until}"));
+        return Err(error.hint("name an earlier start, such as `gpushctl usage --since 7d`").into());
+    }
+    let own = authorization.actor(&caller).await;
+    let own = own.user.unwrap_or_else(|| own.uid.to_string());
+    let is_admin = caller.viewer.is_admin();
+    let only = match user {
+        Some(user) if !is_admin && user != own => {
+            authorization.admin(&caller, "see the use of other users").await?;
+            Some(user)
+        }
+        None if is_admin => None,
+        Some(user) => Some(user),
+        None => Some(own),
+    };
+    let query = ReportQuery { from: since, until, by };
+    limiter
+        .answer(&caller, StatusCode::OK, async move {
+            Ok::<UsageReport, Failure>(usage.report(query, only.as_deref()).await?)
+        })
+        .await
+}
+
 /// Returns the recent past of a lease that has not ended: the last 60 minutes, 24 hours and 7 days. For its holder and
 /// administrators.
 #[cfg_attr(test, utoipa::path(
@@ -128,5 +190,5 @@ async fn metrics(
 /// The paths of this module, for the description of the API.
 #[cfg(test)]
 #[derive(utoipa::OpenApi)]
-#[openapi(paths(usage, past, metrics))]
+#[openapi(paths(usage, report, past, metrics))]
 pub(super) struct UsagePaths;

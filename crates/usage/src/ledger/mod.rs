@@ -242,6 +242,22 @@ impl Ledger {
         closed
     }
 
+    /// Returns all rows that are not taken yet, as if all hours ended now, and the number of the next row. The open rows
+    /// are numbered from there on.
+    #[must_use]
+    pub fn open_rows(&self, now: Moment) -> (ClosedRows, u64) {
+        let mut present = self.clone();
+        let gpus: Vec<GpuUuid> = present.gpus.keys().cloned().collect();
+        for gpu in gpus {
+            present.settle(&gpu, now);
+        }
+        for account in present.gpus.values_mut() {
+            account.close(&mut present.closed);
+            account.holds.iter_mut().for_each(|hold| hold.close(&mut present.closed));
+        }
+        (present.take_closed(), self.next_row)
+    }
+
     /// Returns the ids of the leases.
     pub fn leases(&self) -> impl Iterator<Item = LeaseId> {
         self.leases.keys().copied()

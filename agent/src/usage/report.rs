@@ -1,0 +1,121 @@
+//! Who used how much in a period, from the recorded hours and the hours that are not closed yet.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use gpush_api::{ApiError, CapacitySums, UsageGrouping, UsageLine, UsageReport, UsageSums};
+use gpush_store::OwnedHour;
+use gpush_usage::{
+    account::{self, Grouping, LeaseDay, LeaseOwner, fold_gpus, fold_leases},
+    ledger::{GpuHour, GpuSums, HoldSums, LeaseHour},
+    moment::HOUR_MS,
+    share::GPU_UNITS,
+};
+use jiff::Timestamp;
+
+use super::{Usage, history::read_leases, lease_owners::LeaseOwners, show::joules};
+
+/// A period and a grouping.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ReportQuery {
+    pub(crate) from: Timestamp,
+    pub(crate) until: Timestamp,
+    pub(crate) by: UsageGrouping,
+}
+
+impl Usage {
+    /// Makes a report. `only` is the user whose leases count; `None` for all users, and for the capacity of the GPUs.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub(crate) async fn report(&self, query: ReportQuery, only: Option<&str>) -> Result<UsageReport, ApiError> {
+        let ReportQuery { from, until, by } = query;
+        let from_ms = from.as_millisecond().div_euclid(HOUR_MS) * HOUR_MS;
+        let until_ms = until.as_millisecond().max(from_ms);
+        let (hours, gpus) = self.hours(from_ms, until_ms).await?;
+        let hours: Vec<&OwnedHour> =
+            hours.iter().filter(|row| only.is_none_or(|user| row.owner.user == user)).collect();
+        let owners: BTreeMap<u64, &LeaseOwner> = hours.iter().map(|row| (row.hour.number, &row.owner)).collect();
+        let nobody = LeaseOwner::default();
+        let owner_of = |hour: &LeaseHour| owners.get(&hour.number).copied().unwrap_or(&nobody);
+        let days: Vec<LeaseDay> = fold_leases(hours.iter().map(|row| &row.hour), owner_of);
+        let report = account::report(&days, &[], &fold_gpus(&gpus), grouping(by));
+        let line = |line: account::ReportLine| UsageLine { key: line.key, sums: sums(&line.sums) };
+        Ok(UsageReport {
+            from: Timestamp::from_millisecond(from_ms).unwrap_or(from),
+            until,
+            by,
+            lines: report.lines.into_iter().map(line).collect(),
+            total: sums(&report.all),
+            capacity: only.is_none().then(|| capacity(&report.gpus)),
+        })
+    }
+
+    /// Returns the hours of a period: those in the store, and those that are not recorded yet.
+    async fn hours(&self, from_ms: i64, until_ms: i64) -> Result<(Vec<OwnedHour>, Vec<GpuHour>), ApiError> {
+        // While a transaction records hours, they are neither in the ledger nor in the store.
+        let turn = self.0.recording.lock().await;
+        let (open, next) = self.0.accounts.lock().ledger.open_rows(self.0.clock.now());
+        let read = self
+            .0
+            .context
+            .store
+            .read(move |view| Ok((view.lease_hours(from_ms, until_ms)?, view.gpu_hours(from_ms, until_ms)?)));
+        let (mut leases, mut gpus) = read.await?;
+        drop(turn);
+        leases.retain(|row| row.hour.number < next);
+        gpus.retain(|row| row.number < next);
+        let is_in_period = |hour_ms: i64| (from_ms..until_ms).contains(&hour_ms);
+        let ids: BTreeSet<_> = open.leases.iter().map(|row| row.lease).collect();
+        let mut owners = LeaseOwners::default();
+        owners.find(read_leases(self, ids).await?.values(), &self.0.context.users).await;
+        let open_leases = open.leases.into_iter().filter(|row| is_in_period(row.hour_ms));
+        leases.extend(open_leases.map(|hour| OwnedHour { owner: owners.of(hour.lease), hour }));
+        gpus.extend(open.gpus.into_iter().filter(|row| is_in_period(row.hour_ms)));
+        Ok((leases, gpus))
+    }
+}
+
+fn grouping(by: UsageGrouping) -> Grouping {
+    match by {
+        UsageGrouping::User => Grouping::User,
+        UsageGrouping::Group => Grouping::Group,
+        UsageGrouping::Job => Grouping::Job,
+        UsageGrouping::Kind => Grouping::Kind,
+        UsageGrouping::Gpu => Grouping::Gpu,
+    }
+}
+
+fn sums(sums: &HoldSums) -> UsageSums {
+    let HoldSums { times, memory, .. } = sums;
+    UsageSums {
+        busy_s: times.busy_ms / 1000,
+        idle_s: times.idle_ms / 1000,
+        empty_s: times.empty_ms / 1000,
+        unknown_s: times.unknown_ms / 1000,
+        held_gpu_hours: gpu_hours(sums.unit_ms),
+        busy_gpu_hours: gpu_hours(sums.busy_unit_ms),
+        memory_gib_hours: (memory.known_ms > 0).then(|| float(memory.value_ms) / 1024.0 / 3_600_000.0),
+        energy_j: joules(sums.energy_mj),
+    }
+}
+
+fn capacity(sums: &GpuSums) -> CapacitySums {
+    CapacitySums {
+        capacity_gpu_hours: gpu_hours(sums.capacity),
+        leased_gpu_hours: gpu_hours(sums.leased),
+        free_gpu_hours: gpu_hours(sums.free),
+        unusable_gpu_hours: gpu_hours(sums.unusable),
+        energy_j: joules(sums.energy_mj),
+        unattributed_j: joules(sums.unattributed_mj),
+    }
+}
+
+/// Returns units times milliseconds as hours of a whole GPU.
+fn gpu_hours(unit_ms: u64) -> f64 {
+    float(unit_ms) / f64::from(GPU_UNITS) / 3_600_000.0
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a report shows fewer than 15 digits")]
+fn float(value: u64) -> f64 {
+    value as f64
+}

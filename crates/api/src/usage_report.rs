@@ -1,0 +1,117 @@
+//! Who used how much in a period: `GET /v1/usage/report`.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// By what a report groups.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum UsageGrouping {
+    /// User.
+    #[default]
+    User,
+    /// Primary group of the user.
+    Group,
+    /// Slurm job, as `cluster/id`.
+    Job,
+    /// Kind of the lease.
+    Kind,
+    /// UUID of the GPU.
+    Gpu,
+}
+
+impl UsageGrouping {
+    /// All groupings.
+    pub const ALL: [Self; 5] = [Self::User, Self::Group, Self::Job, Self::Kind, Self::Gpu];
+
+    /// Returns the name in requests and JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Group => "group",
+            Self::Job => "job",
+            Self::Kind => "kind",
+            Self::Gpu => "gpu",
+        }
+    }
+}
+
+/// Sums of leases over a period.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct UsageSums {
+    /// Time of work in seconds. A lease with several targets counts once for each target.
+    pub busy_s: u64,
+    /// Time with a process and without work, in seconds.
+    pub idle_s: u64,
+    /// Time without a process, in seconds.
+    pub empty_s: u64,
+    /// Time of which gpushd does not know what the leases did, in seconds.
+    pub unknown_s: u64,
+    /// Held compute shares times time, in hours of a whole GPU.
+    pub held_gpu_hours: f64,
+    /// Held compute shares times the time of work.
+    pub busy_gpu_hours: f64,
+    /// Memory times time in GiB hours; absent if the memory was never known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_gib_hours: Option<f64>,
+    /// Energy in J.
+    pub energy_j: f64,
+}
+
+/// One line of a report.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct UsageLine {
+    /// User, group, job, kind or GPU; absent for leases without one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key: Option<String>,
+    /// Sums.
+    #[serde(rename = "usage_sums")]
+    pub sums: UsageSums,
+}
+
+/// The capacity of the GPUs in a period, in hours of a whole GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct CapacitySums {
+    /// All capacity.
+    pub capacity_gpu_hours: f64,
+    /// What leases held.
+    pub leased_gpu_hours: f64,
+    /// What a lease could have had.
+    pub free_gpu_hours: f64,
+    /// What no lease could have, because of the layout, a cordon or a fault.
+    pub unusable_gpu_hours: f64,
+    /// Energy of the GPUs in J.
+    pub energy_j: f64,
+    /// Energy in J that gpushd attributes to no lease.
+    pub unattributed_j: f64,
+}
+
+/// Who used how much in a period.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct UsageReport {
+    /// Start of the first hour (UTC) of the period.
+    #[serde(with = "crate::timestamp")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
+    pub from: Timestamp,
+    /// End of the period.
+    #[serde(rename = "period_end", with = "crate::timestamp")]
+    #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
+    pub until: Timestamp,
+    /// By what the lines are grouped.
+    pub by: UsageGrouping,
+    /// One line for each key, in the order of the keys.
+    #[serde(rename = "usage_lines")]
+    pub lines: Vec<UsageLine>,
+    /// Sums of all lines.
+    #[serde(rename = "usage_total")]
+    pub total: UsageSums,
+    /// Capacity of the GPUs; only for administrators.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<CapacitySums>,
+}
