@@ -19,7 +19,7 @@ use crate::{
     events::{EventQuery, EventStream, ReceivedEvent},
     notifications::{RestartWait, Slow},
     path_segment::segment,
-    question::{JSON, Question, RETRY_FOR, RETRY_QUEUED_FOR},
+    question::{Question, RETRY_QUEUED_FOR},
     socket::Socket,
 };
 
@@ -277,8 +277,8 @@ impl Client {
     ) -> Result<T, Error> {
         let body = Bytes::from(json(body)?);
         let key = Some(uuid::Uuid::new_v4().to_string());
-        let question =
-            Question { method: "POST", path, accept: JSON, body, key, away: RETRY_QUEUED_FOR, reports_slow: false };
+        let waits = Question { away: RETRY_QUEUED_FOR, reports_slow: false, ..Question::get(path) };
+        let question = Question { method: "POST", body, key, ..waits };
         let answer = self.wire.ask(&question, deadline).await?;
         self.decode(&question, &answer).await
     }
@@ -298,15 +298,7 @@ impl Client {
         body: &B,
         key: Option<String>,
     ) -> Result<T, Error> {
-        let question = Question {
-            method: "POST",
-            path,
-            accept: JSON,
-            body: Bytes::from(json(body)?),
-            key,
-            away: RETRY_FOR,
-            reports_slow: true,
-        };
+        let question = Question { method: "POST", body: Bytes::from(json(body)?), key, ..Question::get(path) };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }

@@ -1,14 +1,8 @@
 //! Calls about the config and overrides.
 
 use gpush_api::{ConfigDiff, ConfigView, OverrideEnded, Overrides, ReloadRequest, Reloaded};
-use hyper::body::Bytes;
 
-use crate::{
-    client::Client,
-    error::Error,
-    path_segment::segment,
-    question::{JSON, Question, RETRY_FOR},
-};
+use crate::{client::Client, error::Error, path_segment::segment, question::Question};
 
 impl Client {
     /// `GET /v1/config`.
@@ -51,15 +45,7 @@ impl Client {
         let path = format!("/v1/overrides/{}", segment(gpu));
         // Send no key, so that an unanswered request is not repeated: a repeated request would report that there is no
         // override.
-        let question = Question {
-            method: "DELETE",
-            path: &path,
-            accept: JSON,
-            body: Bytes::new(),
-            key: None,
-            away: RETRY_FOR,
-            reports_slow: true,
-        };
+        let question = Question { method: "DELETE", ..Question::get(&path) };
         let answer = self.ask(&question).await?;
         self.decode(&question, &answer).await
     }

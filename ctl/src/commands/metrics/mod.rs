@@ -35,8 +35,8 @@ pub(super) fn run(global: &Global, command: Metrics, out: &Output) -> Outcome {
     match command {
         Metrics::Show(args) => super::ask(global, async |client| show(client, &args, out).await),
         Metrics::Write(args) => {
-            let target = write::Target::check(&args)?;
-            super::ask(global, async |client| target.write(client, out).await)
+            let textfile = write::Textfile::check(&args)?;
+            super::ask(global, async |client| textfile.write(client, out).await)
         }
         Metrics::Serve(args) => relay::serve(global, args, out),
     }

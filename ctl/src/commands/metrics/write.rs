@@ -39,7 +39,7 @@ pub(in crate::commands) struct WrittenMetrics<'a> {
 }
 
 /// The file to write, checked before gpushctl sends a request.
-pub(super) struct Target {
+pub(super) struct Textfile {
     file: PathBuf,
     directory: PathBuf,
     name: String,
@@ -47,7 +47,7 @@ pub(super) struct Target {
     view: MetricsView,
 }
 
-impl Target {
+impl Textfile {
     /// Checks the arguments.
     ///
     /// # Errors
@@ -152,9 +152,9 @@ mod tests {
     use super::*;
     use crate::args::MetricsSelection;
 
-    fn target(file: PathBuf, group: Option<&str>) -> Result<Target, ApiError> {
+    fn textfile(file: PathBuf, group: Option<&str>) -> Result<Textfile, ApiError> {
         let selection = MetricsSelection { public: false };
-        Target::check(&MetricsWriteArgs { file, group: group.map(str::to_owned), selection })
+        Textfile::check(&MetricsWriteArgs { file, group: group.map(str::to_owned), selection })
     }
 
     fn names(directory: &Path) -> Vec<String> {
@@ -168,7 +168,7 @@ mod tests {
         let file = scratch.path().join("gpush.prom");
         fs::write(&file, "a longer old text\n").unwrap();
         let group = nix::unistd::getegid().to_string();
-        target(file.clone(), Some(&group)).unwrap().replace(b"new\n").unwrap();
+        textfile(file.clone(), Some(&group)).unwrap().replace(b"new\n").unwrap();
         let now = fs::metadata(&file).unwrap();
         assert_eq!((now.mode() & 0o7777, now.gid().to_string()), (0o640, group));
         assert_eq!(fs::read(&file).unwrap(), b"new\n");
@@ -180,11 +180,11 @@ mod tests {
     fn failed_replacement_leaves_no_temporary_file() {
         let scratch = tempfile::tempdir().unwrap();
         let file = scratch.path().join("gpush.prom");
-        let target = target(file.clone(), None).unwrap();
+        let textfile = textfile(file.clone(), None).unwrap();
         fs::create_dir(&file).unwrap();
         fs::write(file.join("kept"), "").unwrap();
-        let error = target.replace(b"new\n").unwrap_err();
-        assert!(target.unwritable(&error).message.contains("gpush.prom"));
+        let error = textfile.replace(b"new\n").unwrap_err();
+        assert!(textfile.unwritable(&error).message.contains("gpush.prom"));
         assert_eq!((names(scratch.path()), names(&file)), (vec!["gpush.prom".to_owned()], vec!["kept".to_owned()]));
     }
 
@@ -193,7 +193,7 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let denied = io::Error::from(io::ErrorKind::PermissionDenied);
         for (group, part) in [(None, "such as root"), (Some("0"), "is in the group")] {
-            let error = target(scratch.path().join("gpush.prom"), group).unwrap().unwritable(&denied);
+            let error = textfile(scratch.path().join("gpush.prom"), group).unwrap().unwritable(&denied);
             assert_eq!(error.code, Code::Denied);
             assert!(error.hint.unwrap().contains(part));
         }
@@ -213,10 +213,10 @@ mod tests {
             (at("file/gpush.prom"), "file is not a directory"),
             (at("dir.prom"), "it is a directory"),
         ] {
-            let error = target(file, None).err().unwrap();
+            let error = textfile(file, None).err().unwrap();
             assert!(error.message.contains(part) && error.hint.is_some(), "{error:?}");
         }
-        let error = target(at("gpush.prom"), Some("no-such-group")).err().unwrap();
+        let error = textfile(at("gpush.prom"), Some("no-such-group")).err().unwrap();
         assert!(error.message.contains("no group \"no-such-group\""), "{error:?}");
     }
 }

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 
 use super::{
     passwords::{Passwords, Verdict},
-    settings::Settings,
+    settings::RelaySettings,
     upstream::Upstream,
 };
 
@@ -32,18 +32,18 @@ const START_PAGE: &str =
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 const HTML: HeaderValue = HeaderValue::from_static("text/html; charset=utf-8");
 
-/// Answers requests.
+/// Answers requests of scrapers.
 #[derive(Debug)]
-pub(super) struct Answers {
-    pub(super) settings: watch::Receiver<Arc<Settings>>,
+pub(super) struct RelayAnswers {
+    pub(super) settings: watch::Receiver<Arc<RelaySettings>>,
     pub(super) upstream: Upstream,
     pub(super) passwords: Passwords,
     pub(super) failures: FailureLog,
 }
 
-impl Answers {
+impl RelayAnswers {
     /// Returns the settings in use.
-    pub(super) fn settings(&self) -> Arc<Settings> {
+    pub(super) fn settings(&self) -> Arc<RelaySettings> {
         Arc::clone(&self.settings.borrow())
     }
 

@@ -11,7 +11,7 @@ use tokio::{
 };
 use tokio_rustls::TlsAcceptor;
 
-use super::{answers::Answers, response_deadline::ResponseDeadline, slots::Slots};
+use super::{answers::RelayAnswers, response_deadline::ResponseDeadline, slots::Slots};
 
 /// Maximum number of connections, in total and from one address.
 const MOST_CONNECTIONS: (usize, usize) = (256, 128);
@@ -31,12 +31,12 @@ const LARGEST_HEAD: usize = 16 << 10;
 /// Serves connections.
 #[derive(Debug)]
 pub(super) struct Connections {
-    answers: Arc<Answers>,
+    answers: Arc<RelayAnswers>,
     slots: Slots,
 }
 
 impl Connections {
-    pub(super) fn new(answers: Arc<Answers>) -> Self {
+    pub(super) fn new(answers: Arc<RelayAnswers>) -> Self {
         Self { answers, slots: Slots::new(MOST_CONNECTIONS.0, MOST_CONNECTIONS.1) }
     }
 
@@ -60,7 +60,7 @@ impl Connections {
     }
 }
 
-async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: Arc<Answers>, address: IpAddr) {
+async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, answers: Arc<RelayAnswers>, address: IpAddr) {
     let service = service_fn(move |request: Request<Incoming>| {
         let answers = Arc::clone(&answers);
         async move { Ok::<_, Infallible>(answers.answer(request, address).await) }

@@ -43,10 +43,10 @@ use tokio::{
 };
 
 use self::{
-    answers::{Answers, FailureLog},
+    answers::{FailureLog, RelayAnswers},
     connections::Connections,
     passwords::Passwords,
-    settings::{Loaded, Settings, SettingsSource, Stamps},
+    settings::{Loaded, RelaySettings, SettingsSource, Stamps},
     upstream::Upstream,
 };
 use crate::{
@@ -115,7 +115,7 @@ async fn run(
     passwords: Passwords,
 ) {
     announce(listener, &reloader.current.borrow(), reloader.out);
-    let answers = Answers {
+    let answers = RelayAnswers {
         settings: reloader.current.subscribe(),
         upstream,
         passwords,
@@ -143,7 +143,7 @@ async fn run(
     notify::send(Notification::Stopping);
 }
 
-fn announce(listener: &TcpListener, settings: &Settings, out: &Output) {
+fn announce(listener: &TcpListener, settings: &RelaySettings, out: &Output) {
     // Print the port that the system chose for port 0.
     let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
     let scheme = if settings.tls.is_some() { "https" } else { "http" };
@@ -159,7 +159,7 @@ struct Reloader<'o> {
     source: SettingsSource,
     stamps: Stamps,
     checked: Instant,
-    current: watch::Sender<Arc<Settings>>,
+    current: watch::Sender<Arc<RelaySettings>>,
     out: &'o Output,
 }
 

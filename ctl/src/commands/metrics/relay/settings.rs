@@ -26,7 +26,7 @@ pub(super) struct SettingsSource {
 
 /// The settings in use.
 #[derive(Debug, Default)]
-pub(super) struct Settings {
+pub(super) struct RelaySettings {
     /// The web config.
     pub(super) config: WebConfig,
     /// Certificates and keys, if the relay uses TLS.
@@ -36,7 +36,7 @@ pub(super) struct Settings {
 /// New settings.
 #[derive(Debug, Default)]
 pub(super) struct Loaded {
-    pub(super) settings: Settings,
+    pub(super) settings: RelaySettings,
     /// Faults that do not prevent the relay from working.
     pub(super) warnings: Vec<ApiError>,
 }
@@ -75,7 +75,7 @@ impl SettingsSource {
             }
             None => None,
         };
-        Ok(Loaded { settings: Settings { config, tls }, warnings })
+        Ok(Loaded { settings: RelaySettings { config, tls }, warnings })
     }
 }
 
