@@ -35,6 +35,7 @@ mod slurm;
 mod startup;
 mod status;
 mod support_bundle;
+mod top;
 mod version;
 
 use std::{io::Write, time::Duration};
@@ -65,6 +66,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
     }
     match cli.command {
         Command::Status(args) => ask(global, async |client| status::run(client, &args, out).await),
+        Command::Top(args) => top::run(global, &args, out),
         Command::Apply(args) => with_agent(global, async |client| {
             if !args.execution.dry_run {
                 startup::wait_until_finished(client, out).await;
@@ -111,6 +113,7 @@ fn prints(command: &Command) -> Prints {
         Command::Quota(quota) => quota.all,
         Command::Events(args) => !args.follow,
         Command::Status(_)
+        | Command::Top(_)
         | Command::Run(_)
         | Command::Apply(_)
         | Command::Maintenance(_)

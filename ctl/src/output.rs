@@ -135,13 +135,16 @@ impl Output {
     /// Converts the whole text at once, because a stream adapter would write it in small pieces. On a large host, these
     /// writes would take longer than everything else.
     fn dressed<'t>(&self, text: &'t str, stream: &impl anstream::stream::RawStream) -> Cow<'t, str> {
-        let choice = match self.color {
-            ColorChoice::Auto => AutoStream::choice(stream),
-            ColorChoice::AlwaysAnsi | ColorChoice::Always | ColorChoice::Never => self.color,
-        };
-        match choice {
+        match self.choice(stream) {
             ColorChoice::Never => Cow::Owned(anstream::adapter::strip_str(text).to_string()),
             ColorChoice::Auto | ColorChoice::AlwaysAnsi | ColorChoice::Always => Cow::Borrowed(text),
+        }
+    }
+
+    fn choice(&self, stream: &impl anstream::stream::RawStream) -> ColorChoice {
+        match self.color {
+            ColorChoice::Auto => AutoStream::choice(stream),
+            ColorChoice::AlwaysAnsi | ColorChoice::Always | ColorChoice::Never => self.color,
         }
     }
 
@@ -238,6 +241,16 @@ impl Output {
     fn only_for_environments(&self) -> ApiError {
         let message = format!("`-o {}` is for `gpushctl lease env` only", self.format.name());
         ApiError::new(Code::BadRequest, message).hint("use `-o table` or `-o json`")
+    }
+
+    /// Returns the same output without remarks, for a picture that fills the terminal.
+    pub(crate) fn without_remarks(&self) -> Self {
+        Self { json: true, look: self.look, format: self.format, color: self.color, waiting: None }
+    }
+
+    /// Returns whether text on stdout has colors.
+    pub(crate) fn is_colored(&self) -> bool {
+        self.choice(&std::io::stdout()) != ColorChoice::Never
     }
 
     /// Returns whether the output is for users, not for programs.

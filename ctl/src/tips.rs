@@ -7,6 +7,8 @@
 use clap::error::{ContextKind, ContextValue, Error};
 use gpush_core::nearest::nearest;
 
+use crate::args::spelling::NOT_MISSPELLED;
+
 pub(crate) fn remove_misleading_suggestions(mut error: Error) -> Error {
     let typed = [ContextKind::InvalidArg, ContextKind::InvalidSubcommand, ContextKind::InvalidValue]
         .into_iter()
@@ -34,6 +36,9 @@ pub(crate) fn remove_misleading_suggestions(mut error: Error) -> Error {
 }
 
 fn is_close(typed: &str, suggested: &ContextValue) -> bool {
+    if NOT_MISSPELLED.contains(&typed) {
+        return false;
+    }
     let near = |word: &String| nearest(typed.trim_start_matches('-'), [word.trim_start_matches('-')]).is_some();
     match suggested {
         ContextValue::String(word) => near(word),

@@ -167,6 +167,7 @@ mod tests {
             ("gpushctl mig apply --detach --timeout 3", "leave out `--detach` or `--timeout <DURATION>`"),
             ("gpushctl mig apply --wait=soon", "write 90s, 15m, 1h30m or 2d; a number without a unit means seconds"),
             ("gpushctl mig apply --timeout 0", "see `gpushctl mig apply --help`"),
+            ("gpushctl stop all", "see `gpushctl --help`"),
             ("gpushctl completion bash", "did you mean `gpushctl completions bash`?"),
             ("gpushctl -o jsno status", "did you mean `gpushctl -o json status`?"),
             ("gpushctl config init --site labs", "did you mean `gpushctl config init --site lab`?"),

@@ -24,6 +24,7 @@ mod path_segment;
 mod question;
 mod slurm;
 mod socket;
+mod usage;
 
 pub use client::{AuditQuery, Client, DEFAULT_DEADLINE};
 pub use error::{Error, Kind};

@@ -31,8 +31,8 @@ fn command_at(words: &[&str]) -> usize {
     at.min(words.len())
 }
 
-/// Options whose value must follow an equals sign; the second text is the long form.
-const OPTIONAL: [(&str, &str); 3] = [("--wait", "--wait"), ("--watch", "--watch"), ("-w", "--watch")];
+/// Option whose value must follow an equals sign.
+const WAIT: &str = "--wait";
 
 /// Refuses `--ended 3`. Without this error, gpushctl would read `3` as a GPU.
 fn number_after_ended(words: &[&str]) -> Option<ApiError> {
@@ -44,21 +44,14 @@ fn number_after_ended(words: &[&str]) -> Option<ApiError> {
     Some(ApiError::new(Code::BadRequest, message).hint(hint))
 }
 
-/// Refuses `--wait 30` and `-w5`. Without this error, gpushctl would read `30` as a layout or a GPU.
+/// Refuses `--wait 30`. Without this error, gpushctl would read `30` as a layout or a GPU.
 fn value_after_optional(words: &[&str]) -> Option<ApiError> {
-    if let Some(value) = words.iter().filter_map(|word| word.strip_prefix("-w")).find(|value| is_duration(value)) {
-        let message = format!("`-w{value}` is not valid: the duration of --watch must follow an equals sign");
-        return Some(ApiError::new(Code::BadRequest, message).hint(format!("write `--watch={value}`")));
-    }
-    let found = words.windows(2).enumerate().find_map(|(at, two)| {
-        let (_, long) = OPTIONAL.iter().find(|(option, _)| *option == two[0])?;
-        // The unit may be the next word: `--wait 5 minutes`.
-        let joined = words.get(at + 2).and_then(|unit| words::joined_duration(two[1], unit));
-        is_duration(two[1]).then(|| (two[0], *long, two[1], joined))
-    });
-    let (option, long, value, joined) = found?;
-    let message = format!("`{option} {value}` is ambiguous: the duration of {long} must follow an equals sign");
-    let hint = format!("write `{long}={}`", joined.as_deref().unwrap_or(value));
+    let found = words.windows(2).enumerate().find(|(_, two)| two[0] == WAIT && is_duration(two[1]));
+    let (at, value) = found.map(|(at, two)| (at, two[1]))?;
+    // The unit may be the next word: `--wait 5 minutes`.
+    let joined = words.get(at + 2).and_then(|unit| words::joined_duration(value, unit));
+    let message = format!("`{WAIT} {value}` is ambiguous: the duration of {WAIT} must follow an equals sign");
+    let hint = format!("write `{WAIT}={}`", joined.as_deref().unwrap_or(value));
     Some(ApiError::new(Code::BadRequest, message).hint(hint))
 }
 
@@ -141,7 +134,7 @@ const DESTROY: &str = "use `gpushctl mig remove PROFILE@START -g {gpu}`; `gpushc
 const NVIDIA_SMI_COMMANDS: [(&str, &str, &str); 5] = [
     ("topo", "show how GPUs are connected", "gpush does not show this: use `nvidia-smi topo -m`"),
     ("pmon", "show processes", "use `gpushctl ps`"),
-    ("dmon", "show sensors", "use `gpushctl status --watch`"),
+    ("dmon", "show sensors", "use `gpushctl top`"),
     (
         "compute-policy",
         "set the time-slice",
@@ -157,8 +150,8 @@ const NVIDIA_SMI_ALONE: [(&str, &str, &str); 10] = [
     ("--query", "show details of GPUs", "use `gpushctl gpu show {gpu}`"),
     ("--query-gpu", "print values of GPUs", "use `gpushctl gpu list -o csv`"),
     ("-r", "reset a GPU", "use `gpushctl gpu reset {gpu}`"),
-    ("-l", "repeat the output", "use `gpushctl status --watch`"),
-    ("--loop", "repeat the output", "use `gpushctl status --watch`"),
+    ("-l", "repeat the output", "use `gpushctl top`"),
+    ("--loop", "repeat the output", "use `gpushctl top`"),
     (
         "-c",
         "set the compute mode",
@@ -289,20 +282,13 @@ mod tests {
     fn duration_without_equals_sign_is_refused_with_a_hint() {
         assert_eq!(hint("gpushctl mig apply --wait 30 -g 0").as_deref(), Some("write `--wait=30`"));
         assert_eq!(hint("gpushctl mig apply --wait 1h30m").as_deref(), Some("write `--wait=1h30m`"));
-        assert_eq!(hint("gpushctl status --watch 2").as_deref(), Some("write `--watch=2`"));
-        assert_eq!(hint("gpushctl status --watch 2 seconds").as_deref(), Some("write `--watch=2s`"));
         assert_eq!(hint("gpushctl gpu reset 0 --wait 1 hour").as_deref(), Some("write `--wait=1h`"));
-        assert_eq!(hint("gpushctl status -w 5").as_deref(), Some("write `--watch=5`"));
-        assert_eq!(hint("gpushctl status -w5").as_deref(), Some("write `--watch=5`"));
         assert!(hint("gpushctl lease list --ended 3").unwrap().starts_with("write `--ended=3` for the last 3 leases"));
         for right in [
             "gpushctl lease list 3 --ended",
             "gpushctl lease list --ended -g 3",
             "gpushctl mig apply --wait=30 mixed",
             "gpushctl mig apply --wait mixed",
-            "gpushctl status -w",
-            "gpushctl status -w=5s",
-            "gpushctl status -w -b 5",
             "gpushctl run --mps 25 -- x --wait 3",
         ] {
             assert_eq!(hint(right), None, "{right}");
@@ -330,7 +316,7 @@ mod tests {
             ("gpushctl -i 2 -r", "use `gpushctl gpu reset 2`"),
             ("gpushctl --gpu-reset -i 3", "use `gpushctl gpu reset 3`"),
             ("gpushctl --query-gpu=name,uuid --format=csv", "use `gpushctl gpu list -o csv`"),
-            ("gpushctl -l 2", "use `gpushctl status --watch`"),
+            ("gpushctl -l 2", "use `gpushctl top`"),
             ("gpushctl pmon", "use `gpushctl ps`"),
             ("gpushctl -i 0", "use `gpushctl status 0`"),
             ("gpushctl -o json -i 0", "use `gpushctl status 0`"),

@@ -173,6 +173,7 @@ fn is_for_administrators(command: &Command) -> bool {
     match command {
         Command::Audit(_) | Command::Recover(_) => true,
         Command::Status(_)
+        | Command::Top(_)
         | Command::Run(_)
         | Command::Ps(_)
         | Command::Events(_)

@@ -42,7 +42,7 @@ fn reason_as_gpu(words: &[&str]) -> Option<ApiError> {
 
 /// Refuses `status cuda:0`: a CUDA program counts only the devices that it may use.
 fn cuda_device(words: &[&str]) -> Option<ApiError> {
-    if !matches!(words.first(), Some(&("status" | "ps" | "gpu" | "gpus" | "mig" | "mps"))) {
+    if !matches!(words.first(), Some(&("status" | "top" | "ps" | "gpu" | "gpus" | "mig" | "mps"))) {
         return None;
     }
     let index = |word: &str| word.strip_prefix("cuda:").filter(|index| is_number(index)).map(str::to_owned);

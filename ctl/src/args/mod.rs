@@ -2,7 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `mps`, `ps`, `config`, `quota`, `status`, `metrics` | the commands of these names |
+//! | `mps`, `ps`, `config`, `quota`, `status`, `metrics`, `top` | the commands of these names |
 //! | `gpu` | `gpu` and `maintenance` |
 //! | `mig` | `mig` and `apply` |
 //! | `lease` | `lease` and `run` |
@@ -62,10 +62,11 @@ mod quota;
 mod request;
 mod request_line;
 mod slurm;
-mod spelling;
+pub(crate) mod spelling;
 mod status;
 mod support_bundle;
 mod synonyms;
+mod top;
 pub(crate) mod topic;
 pub(crate) mod typed;
 mod values;
@@ -95,6 +96,7 @@ pub(crate) use self::{
     slurm::{HookFiles, HookLimits, Slurm, of_script},
     status::StatusArgs,
     support_bundle::SupportBundleArgs,
+    top::TopArgs,
     topic::Topic,
     values::AUDIT_USUALLY,
     waiting::{Lasting, Queueing, Waiting, Why},
@@ -177,9 +179,11 @@ replaces idle instances.
 Examples:
   gpushctl status
   gpushctl status 0-3 --brief
-  gpushctl status --summary
-  gpushctl status --watch=5s")]
+  gpushctl status --summary")]
     Status(StatusArgs),
+    /// Watch the activity, memory and power of GPUs, leases, processes
+    #[command(after_help = top::NOTES)]
+    Top(TopArgs),
     /// Bring GPUs to their desired state, or undo a change of layouts
     #[command(after_help = "\
 Applies the mode and layout that each GPU should have: those of the config and

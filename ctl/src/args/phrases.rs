@@ -129,7 +129,7 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("gpu|gpus list|ls --sort|--sort-by {w}", &["gpu list"]),
     ("gpu|gpus free|available {gpu}", &["status {gpu}"]),
     ("gpu|gpus free|available $", &["status --summary"]),
-    ("gpu|gpus top|watch|monitor", &["status --watch"]),
+    ("gpu|gpus top|watch|monitor", &["top"]),
     ("gpu|gpus restart|reboot", &["gpu reset"]),
     ("restart|reboot gpu|gpus", &["gpu reset"]),
     ("gpu|gpus offline|lock|disable|block|hold", &["gpu cordon"]),
@@ -141,11 +141,13 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("drain node|nodes|host [{w}] $", &["gpu drain all"]),
     ("get|describe|list nodes|node|no|host|all [{w}]", &["status"]),
     ("get|describe|list pods|pod|po [{w}]", &["ps"]),
-    ("status -n|-l|-d|--interval|--loop|--refresh {D}", &["status --watch={D}"]),
+    ("status -n|-l|-d|-w|--watch|--interval|--loop|--refresh {D}", &["top --interval {D}"]),
     ("status -f|--file|--config {file} $", &["status"]),
-    ("status -l|--loop|--refresh|--follow|-f", &["status --watch"]),
-    ("top|watch|monitor {gpu}", &["status {gpu} --watch"]),
-    ("top|watch|monitor", &["status --watch"]),
+    ("status -l|-w|--watch|--loop|--refresh|--follow|-f", &["top"]),
+    ("top|nvtop|nvitop -n|-b|-1|--batch|--iterations [{n}]", &["top --once"]),
+    ("top|nvtop|nvitop -d|-s|--delay|--refresh {D}", &["top --interval {D}"]),
+    ("watch|monitor|nvtop|nvitop|htop {gpu}", &["top {gpu}"]),
+    ("watch|monitor|nvtop|nvitop|htop", &["top"]),
     ("free|available|avail {layout}", &["mig list --free --profile {layout}"]),
     ("free|available|avail", &["mig list --free", "status"]),
     ("sinfo|scontrol", &["status"]),
@@ -231,10 +233,11 @@ const PHRASES: &[(&str, &[&str])] = &[
 ];
 
 /// Commands that change nothing. A hint may omit options of the typed command if it names one of these commands.
-const READ_ONLY: [&str; 18] = [
+const READ_ONLY: [&str; 19] = [
     "explain",
     "version",
     "status",
+    "top",
     "ps",
     "quota",
     "events",

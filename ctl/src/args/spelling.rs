@@ -8,6 +8,9 @@ use super::Cli;
 /// Verbs that a misspelled word never means, because a wrong guess changes GPUs.
 const NEVER: [&str; 3] = ["on", "off", "leave"];
 
+/// Words that are not misspelled, although a command is similar. `stop` is not `top`.
+pub(crate) const NOT_MISSPELLED: [&str; 1] = ["stop"];
+
 /// Returns the command line with its misspelled words corrected; `None` if it has no such word.
 pub(super) fn corrected(words: &[&str]) -> Option<Vec<String>> {
     let cli = Cli::command();
@@ -21,6 +24,7 @@ pub(super) fn corrected(words: &[&str]) -> Option<Vec<String>> {
     {
         command = match command.find_subcommand(words[at]) {
             Some(found) => found,
+            None if NOT_MISSPELLED.contains(&words[at]) => return None,
             None => {
                 let name = nearest(words[at], names_of(command))?;
                 found[at] = name.to_owned();

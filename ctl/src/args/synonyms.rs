@@ -72,7 +72,7 @@ pub(super) fn of_words(first: &str, second: &str) -> &'static [&'static [&'stati
 
 /// Options of other tools, each with the options of gpushctl that are tried instead. An empty text means that the option
 /// is removed.
-pub(super) const OPTIONS: [(&str, &[&str]); 41] = [
+pub(super) const OPTIONS: [(&str, &[&str]); 42] = [
     ("--id", &["--gpu"]),
     ("--device", &["--gpu"]),
     ("--devices", &["--gpu"]),
@@ -113,5 +113,6 @@ pub(super) const OPTIONS: [(&str, &[&str]); 41] = [
     ("-w", &["--follow"]),
     ("--preset", &["--offline"]),
     ("--drain", &["--wait"]),
-    ("--follow", &["--watch"]),
+    ("--no-color", &["--color=never"]),
+    ("--no-colour", &["--color=never"]),
 ];

@@ -14,7 +14,9 @@ use gpush_doctor::{Area, Finding, Severity};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{advise, config_check, config_init, doctor, explain, metrics, mig_history, mps, parted, ready, version};
+use super::{
+    advise, config_check, config_init, doctor, explain, metrics, mig_history, mps, parted, ready, top, version,
+};
 use crate::{
     output::ErrorDocument,
     render::{
@@ -25,7 +27,7 @@ use crate::{
 
 /// Files of gpushctl that define JSON output. [`samples`] returns at least one sample of the JSON
 /// that each of these files defines.
-const WITH_DOCUMENTS: [&str; 15] = [
+const WITH_DOCUMENTS: [&str; 16] = [
     "commands/config_check.rs",
     "commands/config_init.rs",
     "commands/doctor.rs",
@@ -35,6 +37,7 @@ const WITH_DOCUMENTS: [&str; 15] = [
     "commands/mps/mod.rs",
     "commands/parted.rs",
     "commands/ready.rs",
+    "commands/top/answers.rs",
     "commands/version.rs",
     "output.rs",
     "render/advise/queueing.rs",
@@ -161,6 +164,7 @@ pub(super) fn samples() -> Vec<(&'static str, Value)> {
             }),
         ),
         ("status", value(&status)),
+        ("top", value(&top::samples::host())),
         (
             "config check",
             value(&config_check::Checked {

@@ -37,6 +37,7 @@ enum Printed {
 /// What each visible command prints.
 const PRINTED: &[(&str, Printed)] = &[
     ("status", Printed::Own("status")),
+    ("top", Printed::Own("top")),
     ("apply", Printed::Operation),
     ("run", Printed::Text("only errors: stdout belongs to the command")),
     ("lease request", Printed::Change("LeaseGrant")),

@@ -1,13 +1,11 @@
 //! `gpushctl status`.
 
-use std::io::IsTerminal;
-
 use gpush_api::{Gpu, HealthStatus};
 use gpush_client::Client;
 
 use crate::{
     args::StatusArgs,
-    exit::{Failure, INTERRUPTED, Outcome},
+    exit::{Failure, Outcome},
     output::Output,
     render::{
         Appearance,
@@ -16,35 +14,10 @@ use crate::{
     },
 };
 
-/// Escape sequence that moves the cursor home and clears the terminal.
-const HOME: &str = "\x1b[H\x1b[J";
-
 pub(super) async fn run(client: &mut Client, args: &StatusArgs, out: &Output) -> Outcome {
-    let Some(every) = args.watch else {
-        let (shown, code) = read(client, args.summary, &args.which.selectors(), out).await?;
-        out.show(&shown, |look| draw(&shown, args, out.is_wide(), look))?;
-        return Ok(code);
-    };
-    let redraws = !out.json && std::io::stdout().is_terminal();
-    let interrupt = tokio::signal::ctrl_c();
-    tokio::pin!(interrupt);
-    loop {
-        let look = Appearance { now: jiff::Timestamp::now(), ..out.look };
-        match read(client, args.summary, &args.which.selectors(), out).await {
-            Ok((shown, _)) if out.json => out.json_line(&shown)?,
-            Ok((shown, _)) => {
-                let text = draw(&shown, args, true, &look);
-                out.text(&if redraws { format!("{HOME}{text}") } else { format!("{text}\n") })?;
-            }
-            // With `--watch`, continue: the next reading may succeed, for example after a restart of gpushd.
-            Err(Failure::Error(error)) if redraws => out.error(&error),
-            Err(failure) => return Err(failure),
-        }
-        tokio::select! {
-            _ = &mut interrupt => return Ok(INTERRUPTED),
-            () = tokio::time::sleep(every) => {}
-        }
-    }
+    let (shown, code) = read(client, args.summary, &args.which.selectors(), out).await?;
+    out.show(&shown, |look| draw(&shown, args, out.is_wide(), look))?;
+    Ok(code)
 }
 
 fn draw(shown: &Status, args: &StatusArgs, with_sensors: bool, look: &Appearance) -> String {

@@ -133,7 +133,12 @@ impl Appearance {
         if self.exact {
             return rfc3339(then);
         }
-        format!("{} ago", rough(self.now.as_second().saturating_sub(then.as_second())))
+        format!("{} ago", self.since(then))
+    }
+
+    /// Describes roughly how long something has lasted that began at the time `then`: `40s`, `1h29m`.
+    pub(crate) fn since(&self, then: Timestamp) -> String {
+        rough(self.now.as_second().saturating_sub(then.as_second()))
     }
 
     /// Describes roughly how long it is until the time `then`: `in 40s`, `in 6d23h`.

@@ -17,7 +17,7 @@ pub(crate) fn process(process: &Process, look: &Appearance) -> String {
 }
 
 /// Describes a process as [`process`] does, but leaves out the directory of the program.
-fn brief(process: &Process, look: &Appearance) -> String {
+pub(crate) fn brief(process: &Process, look: &Appearance) -> String {
     let command = process.command.as_deref().unwrap_or_default();
     let (program, arguments) = command.split_once(' ').unwrap_or((command, ""));
     let program = program.rsplit('/').next().unwrap_or(program);

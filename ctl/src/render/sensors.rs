@@ -1,4 +1,4 @@
-//! Utilization, temperature, power and ECC errors of a GPU, for `status --watch`, `status -o wide` and `gpu show`.
+//! Utilization, temperature, power and ECC errors of a GPU, for `status -o wide` and `gpu show`.
 
 use gpush_api::Sensors;
 

@@ -204,6 +204,25 @@ pub(crate) fn of(gpu: &Gpu, mig: &Mig, devices: &[&MigDevice], indent: usize, lo
     draw(cells.collect(), mig.memory_slices, free, indent, look)
 }
 
+/// Draws the current instances of a GPU in one line, with one column for each memory slice: `●───○─◐·`. `devices` are its
+/// MIG devices.
+pub(crate) fn line(mig: &Mig, devices: &[&MigDevice], look: &Appearance) -> String {
+    let cells = mig.instances.iter().map(|instance| {
+        let usage = Use::of(instance, devices);
+        Cell { placement: instance.placement, labels: vec![usage.mark(look).to_owned()], style: usage.style() }
+    });
+    let mut cells: Vec<Cell> = cells.collect();
+    cells.sort_by_key(|cell| cell.placement);
+    let drawn = with_free(cells, mig.memory_slices).into_iter().map(|slot| match slot {
+        Slot::Taken(Cell { placement, labels, style }) => {
+            let rest = look.pick("─", "-").repeat(usize::from(placement.size).saturating_sub(1));
+            paint(style, &format!("{}{rest}", labels.concat()))
+        }
+        Slot::Free { .. } => paint(QUIET, look.pick("·", ".")),
+    });
+    drawn.collect()
+}
+
 /// Label of free slices.
 pub(crate) const FREE: &str = "free";
 

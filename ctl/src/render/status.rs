@@ -65,7 +65,7 @@ pub(crate) fn status(status: &Status, brief: bool, look: &Appearance) -> String 
     draw(status, brief, false, look)
 }
 
-/// Draws the status with sensors, for `--watch` and `-o wide`. Draws each GPU separately, because its sensors have
+/// Draws the status with sensors, for `-o wide`. Draws each GPU separately, because its sensors have
 /// other values.
 pub(crate) fn status_with_sensors(status: &Status, brief: bool, look: &Appearance) -> String {
     draw(status, brief, true, look)
@@ -149,7 +149,8 @@ fn with_servers(gpu: &Gpu, daemons: &[MpsDaemon]) -> Gpu {
     gpu
 }
 
-pub(crate) fn header(status: &Status, look: &Appearance) -> Vec<String> {
+/// Draws the heading: the versions, the numbers of GPUs and MIG devices, and whether they are simulated.
+pub(crate) fn title(status: &Status, look: &Appearance) -> Vec<String> {
     let mut words = vec![(STRONG, format!("gpushd {}", look.clean(&status.version.agent)))];
     let mut out = Vec::new();
     match &status.version.driver {
@@ -174,6 +175,11 @@ pub(crate) fn header(status: &Status, look: &Appearance) -> Vec<String> {
         let text = look.wrap("", "SIMULATED: these GPUs are gpush's simulator, no hardware is behind them");
         out.extend(text.iter().map(|line| paint(NOTE.bold(), line)));
     }
+    out
+}
+
+pub(crate) fn header(status: &Status, look: &Appearance) -> Vec<String> {
+    let mut out = title(status, look);
     match status.health.status {
         HealthStatus::Ok => {}
         HealthStatus::Degraded => {

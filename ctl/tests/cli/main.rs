@@ -13,4 +13,5 @@ mod mps;
 mod offline;
 mod slurm;
 mod support;
+mod top;
 mod unreachable;

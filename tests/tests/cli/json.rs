@@ -22,6 +22,7 @@ const COMMANDS: &[(&str, &str, Option<bool>)] = &[
     ("apply", "apply --yes", Some(true)),
     ("apply", "apply --yes", Some(false)),
     ("status", "status", None),
+    ("top", "top --once", None),
     ("version", "version", None),
     ("doctor", "doctor --only system", None),
     ("explain", "explain mig", None),

@@ -33,7 +33,8 @@ fn command_without_its_group_is_completed() {
         ("list gpus", "gpu list"),
         ("list leases", "lease list"),
         ("reset gpu 3", "gpu reset 3"),
-        ("top", "status --watch"),
+        ("watch", "top"),
+        ("nvtop", "top"),
     ]);
 }
 
@@ -132,8 +133,9 @@ fn verb_without_its_object_does_not_lead_to_an_end() {
 #[test]
 fn option_of_another_tool_does_not_hide_the_command() {
     assert_corrected(&[
-        ("top -n 1", "status --watch"),
-        ("top 3", "status 3 --watch"),
+        ("top -n 1", "top --once"),
+        ("watch 3", "top 3"),
+        ("top -d 5", "top --interval 5s"),
         ("history 3", "lease list --ended"),
         ("history -n 5", "lease list --ended=5"),
         ("usage --since 1d", "lease list --ended"),
@@ -153,12 +155,16 @@ fn option_of_another_tool_does_not_hide_the_command() {
         ("events --last 5", "events -n 5"),
         ("events --limit 5", "events -n 5"),
         ("events --limit=5", "events -n 5"),
-        ("status -l", "status --watch"),
+        ("status -l", "top"),
+        ("status --watch", "top"),
+        ("status -w", "top"),
+        ("top --once --no-color", "top --once --color=never"),
+        ("status --watch 5s", "top --interval 5s"),
         ("reload --force", "config reload"),
         ("events --tail 5", "events -n 5"),
         ("audit --tail 5", "audit -n 5"),
         ("apply --rollback", "apply --undo"),
-        ("status -n 2", "status --watch=2s"),
+        ("status -n 2", "top --interval 2s"),
     ]);
 }
 

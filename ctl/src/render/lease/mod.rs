@@ -22,7 +22,8 @@ use gpush_core::sharing;
 pub(crate) use self::{
     change::{ended, granted, renewed, started, waits},
     list::list,
-    show::show,
+    show::{one, show},
+    usage::{energy, unknown},
 };
 use super::{
     Appearance,
@@ -59,7 +60,7 @@ fn reason(reason: EndReason) -> &'static str {
 }
 
 /// Returns the name of the holder; the uid if there is no name.
-fn user(lease: &Lease, look: &Appearance) -> String {
+pub(crate) fn user(lease: &Lease, look: &Appearance) -> String {
     look.clean(&user_name(lease.holder.user.as_deref(), lease.holder.uid, lease.account.as_deref()))
 }
 
@@ -68,7 +69,19 @@ pub(crate) fn share(lease: &Lease, look: &Appearance) -> String {
     let Some(first) = lease.members.first() else {
         return lease.request.as_ref().map_or_else(|| lease.kind.name().to_owned(), |request| requested(request, look));
     };
-    let one = match &first.share {
+    let one = member_share(first, look);
+    let is_same = lease.members.iter().all(|member| member.share == first.share)
+        || lease.members.iter().all(|member| profile(member).is_some() && profile(member) == profile(first));
+    match (lease.members.len(), is_same) {
+        (1, _) => one,
+        (count, true) => format!("{one}*{count}"),
+        (count, false) => format!("{} *{count}", lease.kind),
+    }
+}
+
+/// Describes the share of one target: `mps 25% 8G`, `mig 1g.10gb`, `whole`.
+pub(crate) fn member_share(member: &LeaseMember, look: &Appearance) -> String {
+    match &member.share {
         MemberShare::Mig { profile, .. } => format!("mig {}", look.clean(profile)),
         MemberShare::Mps { percentage, memory_limit_mib, priority: _ } => {
             let limit = memory_limit_mib.map_or_else(String::new, |limit| format!(" {}", memory(Some(limit))));
@@ -76,13 +89,6 @@ pub(crate) fn share(lease: &Lease, look: &Appearance) -> String {
         }
         MemberShare::Timeslice { replicas, .. } => format!("timeslice 1/{replicas}"),
         MemberShare::Whole => "whole".to_owned(),
-    };
-    let is_same = lease.members.iter().all(|member| member.share == first.share)
-        || lease.members.iter().all(|member| profile(member).is_some() && profile(member) == profile(first));
-    match (lease.members.len(), is_same) {
-        (1, _) => one,
-        (count, true) => format!("{one}*{count}"),
-        (count, false) => format!("{} *{count}", lease.kind),
     }
 }
 
@@ -186,7 +192,7 @@ pub(crate) fn enforced_by(enforcement: Enforcement) -> &'static str {
 }
 
 /// Describes the place of a lease in the queue: `position 2, behind L12 and op-7`.
-fn place(lease: &Lease, look: &Appearance) -> Option<String> {
+pub(crate) fn place(lease: &Lease, look: &Appearance) -> Option<String> {
     let queue = lease.queue.as_ref()?;
     let behind: Vec<String> = queue.behind.iter().map(|one| look.clean(one)).collect();
     let behind = match behind.as_slice() {

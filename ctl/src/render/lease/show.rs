@@ -26,7 +26,7 @@ pub(crate) fn show(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing
 }
 
 /// Draws all details of a lease.
-pub(super) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
+pub(crate) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
     let (word, style) = state(lease.state);
     let (event, at) = match lease.state {
         LeaseState::Queued | LeaseState::Granting => ("requested ", Some(lease.created_at)),
