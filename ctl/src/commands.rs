@@ -36,6 +36,7 @@ mod startup;
 mod status;
 mod support_bundle;
 mod top;
+mod usage;
 mod version;
 
 use std::{io::Write, time::Duration};
@@ -76,6 +77,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Run(args) => lease::become_command(global, &args, out),
         Command::Lease(command) => lease::run(global, command, out),
         Command::Quota(args) => ask(global, async |client| quota::run(client, &args, out).await),
+        Command::Usage(args) => ask(global, async |client| usage::run(client, &args, out).await),
         Command::Gpu(command) => ask(global, async |client| gpu::run(client, &command, out).await),
         Command::Maintenance(command) => ask(global, async |client| host::maintenance(client, command, out).await),
         Command::Recover(why) => ask(global, async |client| host::recover(client, why, out).await),
@@ -109,7 +111,7 @@ fn prints(command: &Command) -> Prints {
         Command::Mps(mps) => mps.prints_list(),
         Command::Operation(operation) => operation.prints_list(),
         Command::Config(config) => config.prints_list(),
-        Command::Ps(_) | Command::Audit(_) => true,
+        Command::Ps(_) | Command::Audit(_) | Command::Usage(_) => true,
         Command::Quota(quota) => quota.all,
         Command::Events(args) => !args.follow,
         Command::Status(_)

@@ -46,6 +46,7 @@ pub(crate) mod table;
 pub(crate) mod timeslice;
 pub(crate) mod topics;
 pub(crate) mod trouble;
+pub(crate) mod usage_report;
 
 #[cfg(test)]
 pub(crate) mod fixtures;

@@ -36,6 +36,7 @@ use crate::{
         caller::{Caller, Viewer},
         idempotency::Key,
     },
+    state::request_counts::RequestResult,
     state::words,
 };
 
@@ -104,6 +105,23 @@ pub(crate) async fn request_lease(
 /// # Errors
 /// As [`request_lease`].
 pub(super) async fn request_with(
+    leases: &Leases,
+    caller: &Caller,
+    request: LeaseRequest,
+    key: Option<Key>,
+    job: Option<&JobTerms>,
+) -> Result<Outcome, ApiError> {
+    let share = request.share.clone();
+    let outcome = place(leases, caller, request, key, job).await;
+    let result = outcome.as_ref().map(|outcome| match outcome {
+        Outcome::Granted(_) => RequestResult::Granted,
+        Outcome::Queued(_) => RequestResult::Queued,
+    });
+    leases.handles.context.requests.note(&share, result);
+    outcome
+}
+
+async fn place(
     leases: &Leases,
     caller: &Caller,
     request: LeaseRequest,

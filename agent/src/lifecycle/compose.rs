@@ -50,6 +50,7 @@ use crate::{
     slurm::Slurm,
     state::{
         Commits, Conditions, Events, Initial, Overrides, State, context::HostContext, lanes::Lanes, readings::Readings,
+        request_counts::RequestCounts,
     },
     system::{
         host_services::HostServices,
@@ -160,6 +161,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         readings: readings.clone(),
         lanes: lanes.clone(),
         store: store.clone(),
+        requests: RequestCounts::default(),
         read_only,
         users: users.clone(),
         hardware: hardware.clone(),

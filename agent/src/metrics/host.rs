@@ -17,5 +17,11 @@ pub(super) fn families(context: &HostContext, host: &HostState) -> Vec<Family> {
     failures.add([], context.tasks.health().len() as f64);
     let mut maintenance = Family::gauge("gpush_maintenance", "Whether the host is in maintenance.");
     maintenance.add([], if host.maintenance.is_some() { 1.0 } else { 0.0 });
-    vec![build, restarts, failures, maintenance]
+    let mut requests = Family::counter("gpush_lease_requests", "Requests for leases, by share and result.");
+    for (share, result, count) in context.requests.list() {
+        #[expect(clippy::cast_precision_loss, reason = "fewer than 2^53 requests")]
+        let count = count as f64;
+        requests.add([("kind", share.kind), ("profile", &*share.profile), ("result", result.name())], count);
+    }
+    vec![build, restarts, failures, maintenance, requests]
 }

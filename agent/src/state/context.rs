@@ -8,7 +8,7 @@ use gpush_nvml::Hardware;
 use gpush_store::Store;
 use tokio_util::sync::CancellationToken;
 
-use super::{State, lanes::Lanes, readings::Readings};
+use super::{State, lanes::Lanes, readings::Readings, request_counts::RequestCounts};
 use crate::system::{host_services::HostServices, settings::Settings, tasks::Tasks};
 
 /// The handles of the host. Created once, when gpushd starts.
@@ -24,6 +24,8 @@ pub(crate) struct HostContext {
     pub(crate) lanes: Lanes,
     /// What lasts: journal, leases, audit.
     pub(crate) store: Store,
+    /// How many requests for leases were granted and refused.
+    pub(crate) requests: RequestCounts,
     /// The error with which gpushd refuses every change, because the store cannot record changes. `None` if the store
     /// works.
     pub(crate) read_only: Option<ApiError>,

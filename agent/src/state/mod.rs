@@ -37,6 +37,7 @@
 //! | `overrides` | layouts that take precedence over the config |
 //! | `levels` | time-slice levels |
 //! | `mps` | MPS targets |
+//! | `request_counts` | how many requests for leases were granted and refused |
 //! | `commit` | changes that are recorded before they are applied |
 //! | `xids` | Xid errors that the driver reported |
 //! | `view` | a snapshot as a caller may see it |
@@ -64,6 +65,7 @@ mod pending;
 pub(crate) mod readings;
 mod reason;
 pub(crate) mod redact;
+pub(crate) mod request_counts;
 mod snapshot;
 mod sources;
 mod view;

@@ -16,18 +16,21 @@ use std::{
 };
 
 use gpush_api::{EndReason, LeaseId};
-use gpush_store::{LeaseRecord, OwnedHour, StoreError, Tx, UsageBounds, UsageRecord};
+use gpush_store::{LeaseRecord, OwnedHour, RequestCount, StoreError, Tx, UsageBounds, UsageRecord};
 use gpush_usage::{
     account::{EndedLease, LeaseOwner},
     ledger::{ClosedRows, LeaseHour, LeaseTotals, Ledger, Missed},
-    moment::Moment,
+    moment::{DAY_MS, Moment},
 };
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::{Usage, holds, lease_owners::LeaseOwners};
-use crate::state::HostState;
+use crate::state::{
+    HostState,
+    request_counts::{RequestResult, RequestedShare},
+};
 
 /// Time between two checkpoints without a change. A crash loses at most the use in this time.
 const WITHOUT_CHANGE: Duration = Duration::from_secs(600);
@@ -52,6 +55,8 @@ pub(super) struct Recorder {
     /// Rows that are not recorded yet.
     waiting: UsageRecord,
     last: Option<Instant>,
+    /// The counts of requests that are recorded.
+    counted: BTreeMap<(RequestedShare, RequestResult), u64>,
     /// When old rows were last deleted.
     pruned: Option<Instant>,
     /// Shortest time between two checkpoints. Changes in this time share one.
@@ -61,7 +66,14 @@ pub(super) struct Recorder {
 impl Recorder {
     /// Creates a recorder. Its first checkpoint is due at once: from then on, no lease is missed.
     pub(super) fn new(pause: Duration) -> Self {
-        Self { owners: LeaseOwners::default(), waiting: UsageRecord::default(), last: None, pruned: None, pause }
+        Self {
+            owners: LeaseOwners::default(),
+            waiting: UsageRecord::default(),
+            last: None,
+            counted: BTreeMap::new(),
+            pruned: None,
+            pause,
+        }
     }
 
     /// Returns when the next checkpoint is due.
@@ -113,6 +125,7 @@ impl Recorder {
         for lease in ended_ids {
             self.owners.forget(lease);
         }
+        self.count_requests(usage);
         self.drop_beyond_limit();
         let written = UsageRecord { checkpoint, ..self.waiting.clone() };
         let bounds = self.pruned.is_none_or(|last| last.elapsed() >= PRUNE_EVERY).then(|| bounds(usage));
@@ -129,10 +142,28 @@ impl Recorder {
         Ok(unaccounted)
     }
 
+    /// Adds the requests since the last transaction.
+    fn count_requests(&mut self, usage: &Usage) {
+        let day_ms = Timestamp::now().as_millisecond().div_euclid(DAY_MS) * DAY_MS;
+        for (share, result, count) in usage.0.context.requests.list() {
+            let recorded = self.counted.entry((share.clone(), result)).or_default();
+            let new = count - std::mem::replace(recorded, count);
+            if new > 0 {
+                let RequestedShare { kind, profile } = share;
+                let (kind, result) = (kind.to_owned(), result.name().to_owned());
+                self.waiting.requests.push(RequestCount { day_ms, kind, profile, result, count: new });
+            }
+        }
+    }
+
     /// Drops the oldest rows if the store has refused writes for a long time.
     fn drop_beyond_limit(&mut self) {
-        let UsageRecord { lease_hours, gpu_hours, unused, ended, checkpoint: _ } = &mut self.waiting;
-        let dropped = drop_oldest(lease_hours) + drop_oldest(gpu_hours) + drop_oldest(unused) + drop_oldest(ended);
+        let UsageRecord { lease_hours, gpu_hours, unused, ended, requests, checkpoint: _ } = &mut self.waiting;
+        let dropped = drop_oldest(lease_hours)
+            + drop_oldest(gpu_hours)
+            + drop_oldest(unused)
+            + drop_oldest(ended)
+            + drop_oldest(requests);
         if dropped > 0 {
             tracing::error!("the store accepts no writes: {dropped} rows about the use of GPUs are lost");
         }
@@ -142,7 +173,7 @@ impl Recorder {
 /// Returns which rows are old.
 fn bounds(usage: &Usage) -> UsageBounds {
     let days = usage.0.context.settings.config().history.days;
-    let before = |days: u32| Timestamp::now().as_millisecond() - i64::from(days) * 86_400_000;
+    let before = |days: u32| Timestamp::now().as_millisecond() - i64::from(days) * DAY_MS;
     UsageBounds { hours_from_ms: before(days.min(HOURS_DAYS)), leases_from_ms: before(days) }
 }
 

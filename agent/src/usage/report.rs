@@ -2,17 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{ApiError, CapacitySums, UsageGrouping, UsageLine, UsageReport, UsageSums};
-use gpush_store::OwnedHour;
+use gpush_api::{ApiError, CapacitySums, RequestLine, UsageGrouping, UsageLine, UsageReport, UsageSums};
+use gpush_store::{OwnedHour, RequestCount};
 use gpush_usage::{
     account::{self, Grouping, LeaseDay, LeaseOwner, fold_gpus, fold_leases},
     ledger::{GpuHour, GpuSums, HoldSums, LeaseHour},
-    moment::HOUR_MS,
+    moment::{DAY_MS, HOUR_MS},
     share::GPU_UNITS,
 };
 use jiff::Timestamp;
 
 use super::{Usage, history::read_leases, lease_owners::LeaseOwners, show::joules};
+use crate::state::request_counts::RequestResult;
 
 /// A period and a grouping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +33,7 @@ impl Usage {
         let from_ms = from.as_millisecond().div_euclid(HOUR_MS) * HOUR_MS;
         let until_ms = until.as_millisecond().max(from_ms);
         let (hours, gpus) = self.hours(from_ms, until_ms).await?;
+        let request_lines = if only.is_none() { self.requests(from_ms, until_ms).await? } else { Vec::new() };
         let hours: Vec<&OwnedHour> =
             hours.iter().filter(|row| only.is_none_or(|user| row.owner.user == user)).collect();
         let owners: BTreeMap<u64, &LeaseOwner> = hours.iter().map(|row| (row.hour.number, &row.owner)).collect();
@@ -47,6 +49,7 @@ impl Usage {
             lines: report.lines.into_iter().map(line).collect(),
             total: sums(&report.all),
             capacity: only.is_none().then(|| capacity(&report.gpus)),
+            request_lines,
         })
     }
 
@@ -72,6 +75,33 @@ impl Usage {
         leases.extend(open_leases.map(|hour| OwnedHour { owner: owners.of(hour.lease), hour }));
         gpus.extend(open.gpus.into_iter().filter(|row| is_in_period(row.hour_ms)));
         Ok((leases, gpus))
+    }
+}
+
+impl Usage {
+    /// Returns the recorded requests of the days of a period. The last 10 minutes may be missing.
+    async fn requests(&self, from_ms: i64, until_ms: i64) -> Result<Vec<RequestLine>, ApiError> {
+        let day_ms = from_ms.div_euclid(DAY_MS) * DAY_MS;
+        let counts = self.0.context.store.read(move |view| view.request_counts(day_ms, until_ms)).await?;
+        let mut lines: BTreeMap<(String, String), RequestLine> = BTreeMap::new();
+        for count in counts {
+            let RequestCount { kind, profile, result, count, .. } = count;
+            let line = lines.entry((kind.clone(), profile.clone())).or_insert_with(|| RequestLine {
+                share_kind: kind,
+                profile,
+                ..RequestLine::default()
+            });
+            let sum = match RequestResult::of_name(&result) {
+                Some(RequestResult::Granted) => &mut line.granted_requests,
+                Some(RequestResult::Queued) => &mut line.queued_requests,
+                Some(RequestResult::NoCapacity) => &mut line.no_capacity,
+                Some(RequestResult::NotAllowed) => &mut line.not_allowed,
+                Some(RequestResult::Impossible) => &mut line.impossible,
+                Some(RequestResult::Failed) | None => &mut line.failed_requests,
+            };
+            *sum += count;
+        }
+        Ok(lines.into_values().collect())
     }
 }
 

@@ -91,6 +91,39 @@ pub struct CapacitySums {
     pub unattributed_j: f64,
 }
 
+/// The requests for one share in a period.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct RequestLine {
+    /// Kind of the share, or `default` if the requests name none.
+    pub share_kind: String,
+    /// Profile or size of a MIG device.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub profile: String,
+    /// Requests that were granted at once.
+    pub granted_requests: u64,
+    /// Requests that were queued.
+    pub queued_requests: u64,
+    /// Requests that were refused because the capacity was in use.
+    pub no_capacity: u64,
+    /// Requests that a quota, a rule or a missing permission refused.
+    pub not_allowed: u64,
+    /// Requests that the host can never meet.
+    pub impossible: u64,
+    /// Requests that failed.
+    pub failed_requests: u64,
+}
+
+impl RequestLine {
+    /// Returns the number of requests.
+    #[must_use]
+    pub fn all(&self) -> u64 {
+        let Self { granted_requests, queued_requests, no_capacity, not_allowed, impossible, failed_requests, .. } =
+            self;
+        granted_requests + queued_requests + no_capacity + not_allowed + impossible + failed_requests
+    }
+}
+
 /// Who used how much in a period.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -114,4 +147,7 @@ pub struct UsageReport {
     /// Capacity of the GPUs; only for administrators.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<CapacitySums>,
+    /// Requests for leases on the UTC days of the period; only for administrators.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub request_lines: Vec<RequestLine>,
 }

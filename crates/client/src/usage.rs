@@ -1,8 +1,9 @@
 //! Calls for what GPUs and leases are used for.
 
-use gpush_api::{HostUsage, LeaseId, LeasePast};
+use gpush_api::{HostUsage, LeaseId, LeasePast, UsageGrouping, UsageReport};
+use jiff::Timestamp;
 
-use crate::{client::Client, error::Error};
+use crate::{client::Client, error::Error, path_segment::segment};
 
 impl Client {
     /// `GET /v1/usage?watch=true`. While a client repeats the request, gpushd samples the GPUs each second. So the first
@@ -12,6 +13,27 @@ impl Client {
     /// See [`crate::Kind`].
     pub async fn watched_usage(&mut self) -> Result<HostUsage, Error> {
         self.get("/v1/usage?watch=true").await
+    }
+
+    /// `GET /v1/usage/report`. Returns who used how much since a time, by default in the last 24 hours. `user` limits the
+    /// report to one user.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`]; [`gpush_api::Code::Denied`] for another user, unless the caller is an administrator.
+    pub async fn usage_report(
+        &mut self,
+        since: Option<Timestamp>,
+        by: UsageGrouping,
+        user: Option<&str>,
+    ) -> Result<UsageReport, Error> {
+        let mut path = format!("/v1/usage/report?by={}", by.name());
+        if let Some(since) = since {
+            path += &format!("&since={since}");
+        }
+        if let Some(user) = user {
+            path += &format!("&user={}", segment(user));
+        }
+        self.get(&path).await
     }
 
     /// `GET /v1/leases/{id}/usage`. Returns the recent past of a lease that has not ended.

@@ -77,6 +77,8 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     CREATE TABLE lease_totals (lease INTEGER PRIMARY KEY, ended INTEGER NOT NULL, row TEXT NOT NULL,
         seal INTEGER NOT NULL);
     CREATE INDEX lease_totals_by_end ON lease_totals (ended);
+    CREATE TABLE request_days (day INTEGER NOT NULL, kind TEXT NOT NULL, profile TEXT NOT NULL, result TEXT NOT NULL,
+        count INTEGER NOT NULL, seal INTEGER NOT NULL, PRIMARY KEY (day, kind, profile, result)) WITHOUT ROWID;
 ",
 ];
 

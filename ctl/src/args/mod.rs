@@ -69,6 +69,7 @@ mod synonyms;
 mod top;
 pub(crate) mod topic;
 pub(crate) mod typed;
+mod usage;
 mod values;
 pub(crate) mod waitable;
 mod waiting;
@@ -98,6 +99,7 @@ pub(crate) use self::{
     support_bundle::SupportBundleArgs,
     top::TopArgs,
     topic::Topic,
+    usage::UsageArgs,
     values::AUDIT_USUALLY,
     waiting::{Lasting, Queueing, Waiting, Why},
 };
@@ -225,15 +227,11 @@ Examples:
     #[command(subcommand, alias = "leases")]
     Lease(Lease),
     /// Show your quota: limits, what you use, and what is left
-    #[command(after_help = "\
-Only the first quota of the config that names a user applies to the user. The
-page names later quotas, which have no effect.
-
-Examples:
-  gpushctl quota
-  gpushctl quota --user anna
-  gpushctl quota --all")]
+    #[command(after_help = quota::NOTES)]
     Quota(QuotaArgs),
+    /// Show who used how much: time, GPU hours, memory, energy
+    #[command(after_help = usage::NOTES)]
+    Usage(UsageArgs),
     /// List, show, cordon, drain and reset GPUs
     #[command(subcommand, alias = "gpus")]
     Gpu(Gpu),

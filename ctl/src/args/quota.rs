@@ -2,6 +2,17 @@
 
 use clap::Args;
 
+/// Text after the options: notes and examples.
+pub(super) const NOTES: &str = "\
+Only the first quota of the config that names a user applies to the user. The
+page names later quotas, which have no effect.
+
+Examples:
+  gpushctl quota
+  gpushctl quota --user anna
+  gpushctl quota --all";
+
+/// `gpushctl quota`.
 #[derive(Debug, Args)]
 pub(crate) struct QuotaArgs {
     /// Quota of USER (name or uid); for administrators

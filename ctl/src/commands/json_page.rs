@@ -47,6 +47,7 @@ const PRINTED: &[(&str, Printed)] = &[
     ("lease end", Printed::ChangeOf("leases", "Lease")),
     ("lease env", Printed::Text("an object with the variables of the environment")),
     ("quota", Printed::Text("`QuotaView`; a list for `--all`")),
+    ("usage", Printed::One("UsageReport")),
     ("gpu list", Printed::List("Gpu")),
     ("gpu show", Printed::List("Gpu")),
     ("gpu holders", Printed::List("GpuHolders")),

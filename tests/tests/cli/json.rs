@@ -57,6 +57,7 @@ const COMMANDS: &[(&str, &str, Option<bool>)] = &[
     ("lease end", "lease end LEASE", Some(true)),
     ("lease end", "lease end --all", Some(false)),
     ("quota", "quota", None),
+    ("usage", "usage", None),
     ("ps", "ps", None),
     ("operation list", "operation list", None),
     ("operation show", "operation show OPERATION", None),

@@ -41,6 +41,21 @@ pub struct OwnedHour {
     pub hour: LeaseHour,
 }
 
+/// How many requests for one share had one result on one UTC day.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RequestCount {
+    /// Start of the day, in ms since 1970.
+    pub day_ms: i64,
+    /// Kind of the requested share.
+    pub kind: String,
+    /// Profile; empty if the request names none.
+    pub profile: String,
+    /// What has become of the requests.
+    pub result: String,
+    /// Number of requests.
+    pub count: u64,
+}
+
 /// What one transaction records about the use.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct UsageRecord {
@@ -54,6 +69,8 @@ pub struct UsageRecord {
     pub unused: Vec<UnusedSpan>,
     /// Leases that have ended.
     pub ended: Vec<EndedLease>,
+    /// Requests since the last transaction. They are added to those of their days.
+    pub requests: Vec<RequestCount>,
 }
 
 impl Tx<'_> {
@@ -81,10 +98,21 @@ impl Tx<'_> {
         for row in &usage.ended {
             record::put(self.connection, row)?;
         }
+        for row in &usage.requests {
+            self.add_requests(row)?;
+        }
         let unaccounted = self.view().unaccounted_leases()?;
         let sequence = self.head.sequence.to_string();
         record::put(self.connection, &Fact { name: USAGE_SEQUENCE.to_owned(), value: sequence })?;
         Ok(unaccounted)
+    }
+
+    fn add_requests(&mut self, added: &RequestCount) -> Result<(), StoreError> {
+        let rest = "WHERE day = ?1 AND kind = ?2 AND profile = ?3 AND result = ?4";
+        let key = (added.day_ms, &added.kind, &added.profile, &added.result);
+        let before = record::select::<RequestCount>(self.connection, rest, key, true)?;
+        let count = added.count + before.iter().map(|row| row.count).sum::<u64>();
+        record::put(self.connection, &RequestCount { count, ..added.clone() })
     }
 }
 
@@ -123,6 +151,14 @@ impl View<'_> {
     /// The store cannot be read.
     pub fn gpu_hours(&self, from_ms: i64, until_ms: i64) -> Result<Vec<GpuHour>, StoreError> {
         self.usage_rows("WHERE hour >= ?1 AND hour < ?2 ORDER BY number", (from_ms, until_ms))
+    }
+
+    /// Returns the counts of requests of the days that begin in a period. Times are in ms since 1970.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn request_counts(&self, from_ms: i64, until_ms: i64) -> Result<Vec<RequestCount>, StoreError> {
+        self.usage_rows("WHERE day >= ?1 AND day < ?2 ORDER BY day, kind, profile, result", (from_ms, until_ms))
     }
 
     /// Returns the unused times that ended since `from_ms`.

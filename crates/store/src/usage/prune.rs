@@ -5,7 +5,7 @@ use gpush_usage::{
     ledger::{GpuHour, UnusedSpan},
 };
 
-use super::OwnedHour;
+use super::{OwnedHour, RequestCount};
 use crate::{error::StoreError, record, tx::Tx};
 
 /// Maximum number of rows of one table. The oldest rows are deleted first.
@@ -16,7 +16,7 @@ const MOST_ROWS: i64 = 400_000;
 pub struct UsageBounds {
     /// Hours and unused times before this time are deleted.
     pub hours_from_ms: i64,
-    /// Totals of leases that ended before this time are deleted.
+    /// Totals of leases that ended before this time are deleted, and counts of requests of earlier days.
     pub leases_from_ms: i64,
 }
 
@@ -38,7 +38,8 @@ impl Tx<'_> {
         let deleted = record::delete::<OwnedHour>(connection, &beyond("hour", "lease_hours"), hours)?
             + record::delete::<GpuHour>(connection, &beyond("hour", "gpu_hours"), hours)?
             + record::delete::<UnusedSpan>(connection, &beyond("until", "unused_times"), hours)?
-            + record::delete::<EndedLease>(connection, &beyond("ended", "lease_totals"), leases)?;
+            + record::delete::<EndedLease>(connection, &beyond("ended", "lease_totals"), leases)?
+            + record::delete::<RequestCount>(connection, "WHERE day < ?1", [leases_from_ms])?;
         if deleted > 0 {
             self.next_sequence();
         }

@@ -6,7 +6,7 @@ use gpush_usage::{
 };
 use jiff::Timestamp;
 
-use super::OwnedHour;
+use super::{OwnedHour, RequestCount};
 use crate::{
     error::StoreError,
     record::{Columns, Record},
@@ -79,5 +79,28 @@ impl Record for EndedLease {
     fn read(columns: &mut Columns) -> Result<Self, StoreError> {
         let (_lease, _ended) = (columns.number()?, columns.time()?);
         columns.json()
+    }
+}
+
+impl Record for RequestCount {
+    const TABLE: &'static str = "request_days";
+    const COLUMNS: &'static [&'static str] = &["day", "kind", "profile", "result", "count"];
+
+    fn write(&self, columns: &mut Columns) -> Result<(), StoreError> {
+        columns.put_time(time(self.day_ms));
+        columns.put_text(&self.kind);
+        columns.put_text(&self.profile);
+        columns.put_text(&self.result);
+        columns.put_number(self.count)
+    }
+
+    fn read(columns: &mut Columns) -> Result<Self, StoreError> {
+        Ok(Self {
+            day_ms: columns.time()?.as_millisecond(),
+            kind: columns.text()?,
+            profile: columns.text()?,
+            result: columns.text()?,
+            count: columns.number()?,
+        })
     }
 }

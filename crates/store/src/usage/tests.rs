@@ -7,7 +7,7 @@ use gpush_usage::{
     share::Share,
 };
 
-use super::{OwnedHour, UsageBounds, UsageRecord};
+use super::{OwnedHour, RequestCount, UsageBounds, UsageRecord};
 use crate::{Options, Store};
 
 const HOUR: i64 = 3_600_000;
@@ -46,6 +46,7 @@ fn usage(number: u64, lease: u64, hour_ms: i64) -> UsageRecord {
         gpu_hours: vec![GpuHour { gpu: "GPU-0".into(), number: number + 1, hour_ms, sums: GpuSums::default() }],
         unused: vec![UnusedSpan { lease, state: UseState::Idle, from_ms: hour_ms, until_ms: hour_ms + 600_000 }],
         ended: vec![EndedLease { owner: owner(), name: None, reason: EndReason::Released, waited_ms: 5, totals }],
+        requests: Vec::new(),
     }
 }
 
@@ -71,6 +72,7 @@ fn recorded_use_is_read_back_after_a_restart() {
                 gpu_hours: view.gpu_hours(10 * HOUR, 11 * HOUR)?,
                 unused: view.unused_times(0)?,
                 ended: view.used_leases(0, i64::MAX)?,
+                requests: view.request_counts(0, i64::MAX)?,
             })
         })
         .wait()
@@ -127,4 +129,23 @@ fn damaged_row_is_reported_and_costs_only_itself() {
     let error = opened.store.read(|view| view.lease_hours(0, i64::MAX)).wait().unwrap_err();
     assert!(matches!(error, crate::StoreError::DamagedUse { .. }), "{error}");
     assert_eq!(opened.store.read(|view| view.gpu_hours(0, i64::MAX)).wait().unwrap().len(), 1);
+}
+
+#[test]
+fn requests_of_a_day_are_added() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let store = open(scratch.path());
+    let refused = |day: i64, count| RequestCount {
+        day_ms: day * 24 * HOUR,
+        kind: "mig".to_owned(),
+        profile: "7g.80gb".to_owned(),
+        result: "no_capacity".to_owned(),
+        count,
+    };
+    for row in [refused(1, 2), refused(1, 3), refused(2, 4)] {
+        let usage = UsageRecord { checkpoint: "{}".to_owned(), requests: vec![row], ..UsageRecord::default() };
+        store.write(move |tx| tx.record_usage(&usage)).wait().unwrap();
+    }
+    let all = store.read(|view| view.request_counts(0, i64::MAX)).wait().unwrap();
+    assert_eq!(all, [refused(1, 5), refused(2, 4)]);
 }

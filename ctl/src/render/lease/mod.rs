@@ -11,7 +11,7 @@ pub(crate) mod below;
 mod change;
 mod list;
 mod show;
-mod usage;
+pub(crate) mod usage;
 
 use anstyle::Style;
 use gpush_api::{

@@ -1,0 +1,45 @@
+//! `gpushctl usage`.
+
+use clap::Args;
+use gpush_api::UsageGrouping;
+use jiff::Timestamp;
+
+use super::values::since;
+
+/// Text after the options: notes and examples.
+pub(super) const NOTES: &str = "\
+The parts of the held time are: busy, idle (with a process and without work),
+empty (without a process), and unknown. A lease with several targets counts once
+for each. Users see their own use, administrators that of all users.
+
+Examples:
+  gpushctl usage
+  gpushctl usage --since 30d --by group
+  gpushctl usage --since 2026-11-01 --by job -o csv";
+
+/// `gpushctl usage`.
+#[derive(Debug, Args)]
+pub(crate) struct UsageArgs {
+    /// Only the use after TIME: a time such as 2026-01-31T08:00Z, or how long ago, such as 7d [default: 24h]
+    #[arg(long, value_name = "TIME", value_parser = since, allow_negative_numbers = true)]
+    pub(crate) since: Option<Timestamp>,
+    /// One line for each user, group, job, kind or gpu
+    #[arg(long, value_name = "WHAT", default_value = "user", value_parser = grouping)]
+    pub(crate) by: UsageGrouping,
+    /// Only leases of USER; for administrators
+    #[arg(long, value_name = "USER")]
+    pub(crate) user: Option<String>,
+}
+
+#[cfg(test)]
+impl UsageArgs {
+    /// Returns whether only administrators may run the command.
+    pub(super) fn is_for_administrators(&self) -> bool {
+        self.user.is_some()
+    }
+}
+
+fn grouping(text: &str) -> Result<UsageGrouping, String> {
+    let found = UsageGrouping::ALL.into_iter().find(|grouping| grouping.name() == text);
+    found.ok_or_else(|| "write user, group, job, kind or gpu".to_owned())
+}

@@ -1,0 +1,199 @@
+//! Who used how much in a period, as a table.
+
+use gpush_api::{CapacitySums, Gpu, RequestLine, UsageGrouping, UsageReport, UsageSums, text::local_time};
+use gpush_core::duration;
+
+use super::{
+    Appearance,
+    lease::usage::{energy, percent},
+    listing::Listing,
+    table::{Align, Narrow},
+};
+
+const NONE: &str = "-";
+
+/// Draws the report of `gpushctl usage`.
+pub(crate) fn list(report: &UsageReport, gpus: &[Gpu], look: &Appearance) -> Listing {
+    let columns = [
+        (heading(report.by), Align::Left),
+        ("HELD", Align::Right),
+        ("BUSY", Align::Right),
+        ("IDLE", Align::Right),
+        ("EMPTY", Align::Right),
+        ("UNKNOWN", Align::Right),
+        ("GPU HOURS", Align::Right),
+        ("GIB HOURS", Align::Right),
+        ("ENERGY", Align::Right),
+    ];
+    let key = |key: Option<&String>| key.map_or_else(|| NONE.to_owned(), |key| name(key, report.by, gpus, look));
+    let line = |name: String, sums: &UsageSums| {
+        let cells = if look.exact { exact(sums) } else { rounded(sums) };
+        std::iter::once(name).chain(cells).collect::<Vec<_>>()
+    };
+    let rows: Vec<Vec<String>> = report.lines.iter().map(|one| line(key(one.key.as_ref()), &one.sums)).collect();
+    let names: Vec<String> = report.lines.iter().map(|line| key(line.key.as_ref())).collect();
+    let period = format!("From {} to {}", local_time(report.from), local_time(report.until));
+    let capacity = report.capacity.as_ref().map_or_else(String::new, capacity);
+    let requests: String = report.request_lines.iter().filter_map(|line| refusals(line, look)).collect();
+    let after: Vec<String> = look.wrap("", &format!("{period}.{capacity}{requests}"));
+    Listing::new(&columns, rows, Narrow::spare(&["GIB HOURS", "EMPTY", "UNKNOWN"]), look)
+        .names(names)
+        .or_empty("No lease was held in this period.")
+        .after(&after.join("\n"))
+}
+
+/// Returns the cells of a line for readers. Parts of the time are in percent of the held time.
+fn rounded(sums: &UsageSums) -> [String; 8] {
+    let all = held(sums);
+    let part = |seconds: u64| if all == 0 { NONE.to_owned() } else { percent(seconds, all) };
+    [
+        duration::rough(all),
+        part(sums.busy_s),
+        part(sums.idle_s),
+        part(sums.empty_s),
+        part(sums.unknown_s),
+        format!("{:.1}", sums.held_gpu_hours),
+        sums.memory_gib_hours.map_or_else(|| NONE.to_owned(), |hours| format!("{hours:.1}")),
+        energy(sums.energy_j),
+    ]
+}
+
+/// Returns the cells of a line for programs: seconds, hours and joules.
+fn exact(sums: &UsageSums) -> [String; 8] {
+    [
+        held(sums).to_string(),
+        sums.busy_s.to_string(),
+        sums.idle_s.to_string(),
+        sums.empty_s.to_string(),
+        sums.unknown_s.to_string(),
+        format!("{:.6}", sums.held_gpu_hours),
+        sums.memory_gib_hours.map_or_else(String::new, |hours| format!("{hours:.6}")),
+        format!("{:.3}", sums.energy_j),
+    ]
+}
+
+fn held(sums: &UsageSums) -> u64 {
+    sums.busy_s + sums.idle_s + sums.empty_s + sums.unknown_s
+}
+
+/// Describes the capacity of the GPUs in the period.
+fn capacity(sums: &CapacitySums) -> String {
+    let all = sums.capacity_gpu_hours;
+    if all <= 0.0 {
+        return String::new();
+    }
+    let part = |hours: f64| format!("{:.0} %", hours / all * 100.0);
+    format!(
+        " The GPUs had {all:.1} GPU hours: {} leased, {} free, {} unusable. They needed {}, of which {} belong to no lease.",
+        part(sums.leased_gpu_hours),
+        part(sums.free_gpu_hours),
+        part(sums.unusable_gpu_hours),
+        energy(sums.energy_j),
+        energy(sums.unattributed_j),
+    )
+}
+
+/// Says how many requests for a share were refused because the capacity was in use.
+fn refusals(line: &RequestLine, look: &Appearance) -> Option<String> {
+    let all = line.all();
+    if line.no_capacity == 0 {
+        return None;
+    }
+    let share = if line.profile.is_empty() { line.share_kind.clone() } else { line.profile.clone() };
+    let part = percent(line.no_capacity, all);
+    Some(format!(
+        " {}: {} of {all} requests ({part}) refused for want of capacity.",
+        look.clean(&share),
+        line.no_capacity
+    ))
+}
+
+fn heading(by: UsageGrouping) -> &'static str {
+    match by {
+        UsageGrouping::User => "USER",
+        UsageGrouping::Group => "GROUP",
+        UsageGrouping::Job => "JOB",
+        UsageGrouping::Kind => "KIND",
+        UsageGrouping::Gpu => "GPU",
+    }
+}
+
+/// Returns the key of a line. A GPU is shown by its index if it is known.
+fn name(key: &str, by: UsageGrouping, gpus: &[Gpu], look: &Appearance) -> String {
+    match by {
+        UsageGrouping::Gpu => {
+            let gpu = gpus.iter().find(|gpu| gpu.uuid.as_str() == key);
+            gpu.map_or_else(|| look.clean(key), |gpu| gpu.index.to_string())
+        }
+        UsageGrouping::User | UsageGrouping::Group | UsageGrouping::Job | UsageGrouping::Kind => look.clean(key),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::UsageLine;
+
+    use super::*;
+    use crate::render::{Charset, fixtures};
+
+    fn report() -> UsageReport {
+        let anna = UsageSums {
+            busy_s: 40_000,
+            idle_s: 10_000,
+            empty_s: 0,
+            unknown_s: 400,
+            held_gpu_hours: 14.0,
+            busy_gpu_hours: 11.1,
+            memory_gib_hours: Some(560.2),
+            energy_j: 15_000_000.0,
+        };
+        let ben = UsageSums { busy_s: 0, idle_s: 0, empty_s: 7_200, memory_gib_hours: None, ..anna };
+        UsageReport {
+            from: "2026-11-28T08:00:00Z".parse().unwrap(),
+            until: "2026-11-29T08:12:00Z".parse().unwrap(),
+            by: UsageGrouping::User,
+            lines: vec![
+                UsageLine { key: Some("anna".to_owned()), sums: anna },
+                UsageLine { key: Some("ben".to_owned()), sums: ben },
+                UsageLine { key: None, sums: UsageSums::default() },
+            ],
+            total: anna,
+            capacity: Some(CapacitySums {
+                capacity_gpu_hours: 192.0,
+                leased_gpu_hours: 28.0,
+                free_gpu_hours: 160.0,
+                unusable_gpu_hours: 4.0,
+                energy_j: 60_000_000.0,
+                unattributed_j: 30_000_000.0,
+            }),
+            request_lines: vec![RequestLine {
+                share_kind: "mig".to_owned(),
+                profile: "7g.80gb".to_owned(),
+                granted_requests: 4,
+                no_capacity: 10,
+                ..RequestLine::default()
+            }],
+        }
+    }
+
+    #[test]
+    fn report_is_drawn_for_readers_and_exact_for_programs() {
+        let look = fixtures::look(80, Charset::Ascii);
+        insta::assert_snapshot!(fixtures::plain(list(&report(), &[], &look).text()));
+        let exact = Appearance { exact: true, ..fixtures::look(80, Charset::Ascii) };
+        let csv = list(&report(), &[], &exact).csv(true);
+        assert!(
+            csv.starts_with(
+                "user,held,busy,idle,empty,unknown,gpu hours,gib hours,energy\nanna,50400,40000,10000,0,400,14.000000,"
+            ),
+            "{csv}"
+        );
+    }
+
+    #[test]
+    fn report_without_leases_says_so() {
+        let empty = UsageReport { lines: Vec::new(), capacity: None, request_lines: Vec::new(), ..report() };
+        let text = fixtures::plain(list(&empty, &[], &fixtures::look(80, Charset::Ascii)).text());
+        assert!(text.contains("No lease was held in this period."), "{text}");
+    }
+}
