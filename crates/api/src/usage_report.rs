@@ -137,6 +137,7 @@ pub struct UsageReport {
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub until: Timestamp,
     /// By what the lines are grouped.
+    #[serde(rename = "grouped_by")]
     pub by: UsageGrouping,
     /// One line for each key, in the order of the keys.
     #[serde(rename = "usage_lines")]

@@ -20,7 +20,7 @@ use super::{Cli, default_verb};
 
 /// Headings of the first page, each with its commands. A test checks that each command has one heading.
 const SECTIONS: [(&str, &[&str]); 3] = [
-    ("Use", &["status", "top", "run", "lease", "ps", "quota"]),
+    ("Use", &["status", "top", "run", "lease", "ps", "quota", "usage"]),
     (
         "Administer",
         &["apply", "mig", "mps", "gpu", "config", "maintenance", "operation", "events", "audit", "doctor", "advise"],

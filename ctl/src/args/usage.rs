@@ -1,6 +1,9 @@
 //! `gpushctl usage`.
 
-use clap::Args;
+use clap::{
+    Args,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
 use gpush_api::UsageGrouping;
 use jiff::Timestamp;
 
@@ -9,8 +12,8 @@ use super::values::since;
 /// Text after the options: notes and examples.
 pub(super) const NOTES: &str = "\
 The parts of the held time are: busy, idle (with a process and without work),
-empty (without a process), and unknown. A lease with several targets counts once
-for each. Users see their own use, administrators that of all users.
+empty (without a process), and unknown. A lease with several targets counts
+once for each. Users see their own use, administrators that of all users.
 
 Examples:
   gpushctl usage
@@ -23,8 +26,8 @@ pub(crate) struct UsageArgs {
     /// Only the use after TIME: a time such as 2026-01-31T08:00Z, or how long ago, such as 7d [default: 24h]
     #[arg(long, value_name = "TIME", value_parser = since, allow_negative_numbers = true)]
     pub(crate) since: Option<Timestamp>,
-    /// One line for each user, group, job, kind or gpu
-    #[arg(long, value_name = "WHAT", default_value = "user", value_parser = grouping)]
+    /// What each line is about
+    #[arg(long, value_name = "WHAT", default_value = "user", value_parser = grouping())]
     pub(crate) by: UsageGrouping,
     /// Only leases of USER; for administrators
     #[arg(long, value_name = "USER")]
@@ -39,7 +42,7 @@ impl UsageArgs {
     }
 }
 
-fn grouping(text: &str) -> Result<UsageGrouping, String> {
-    let found = UsageGrouping::ALL.into_iter().find(|grouping| grouping.name() == text);
-    found.ok_or_else(|| "write user, group, job, kind or gpu".to_owned())
+fn grouping() -> impl TypedValueParser<Value = UsageGrouping> {
+    let names = PossibleValuesParser::new(UsageGrouping::ALL.map(UsageGrouping::name));
+    names.map(|name| UsageGrouping::ALL.into_iter().find(|one| one.name() == name).unwrap_or_default())
 }

@@ -14,7 +14,7 @@ const NONE: &str = "-";
 
 /// Draws the report of `gpushctl usage`.
 pub(crate) fn list(report: &UsageReport, gpus: &[Gpu], look: &Appearance) -> Listing {
-    let columns = [
+    let mut columns = vec![
         (heading(report.by), Align::Left),
         ("HELD", Align::Right),
         ("BUSY", Align::Right),
@@ -28,8 +28,12 @@ pub(crate) fn list(report: &UsageReport, gpus: &[Gpu], look: &Appearance) -> Lis
     let key = |key: Option<&String>| key.map_or_else(|| NONE.to_owned(), |key| name(key, report.by, gpus, look));
     let line = |name: String, sums: &UsageSums| {
         let cells = if look.exact { exact(sums) } else { rounded(sums) };
-        std::iter::once(name).chain(cells).collect::<Vec<_>>()
+        let busy = (look.wide || look.exact).then(|| format!("{:.6}", sums.busy_gpu_hours));
+        std::iter::once(name).chain(cells).chain(busy).collect::<Vec<_>>()
     };
+    if look.wide || look.exact {
+        columns.push(("BUSY GPU HOURS", Align::Right));
+    }
     let rows: Vec<Vec<String>> = report.lines.iter().map(|one| line(key(one.key.as_ref()), &one.sums)).collect();
     let names: Vec<String> = report.lines.iter().map(|line| key(line.key.as_ref())).collect();
     let period = format!("From {} to {}", local_time(report.from), local_time(report.until));
@@ -130,13 +134,13 @@ fn name(key: &str, by: UsageGrouping, gpus: &[Gpu], look: &Appearance) -> String
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use gpush_api::UsageLine;
 
     use super::*;
     use crate::render::{Charset, fixtures};
 
-    fn report() -> UsageReport {
+    pub(crate) fn report() -> UsageReport {
         let anna = UsageSums {
             busy_s: 40_000,
             idle_s: 10_000,
@@ -184,7 +188,7 @@ mod tests {
         let csv = list(&report(), &[], &exact).csv(true);
         assert!(
             csv.starts_with(
-                "user,held,busy,idle,empty,unknown,gpu hours,gib hours,energy\nanna,50400,40000,10000,0,400,14.000000,"
+                "user,held,busy,idle,empty,unknown,gpu_hours,gib_hours,energy,busy_gpu_hours\nanna,50400,40000,10000,0,400,14.000000,"
             ),
             "{csv}"
         );

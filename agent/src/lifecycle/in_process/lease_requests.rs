@@ -152,10 +152,10 @@ async fn granted_leases_are_the_same_after_a_restart() {
     let mut body = whole("all", 1);
     body["duration_s"] = json!(3600);
     let granted = gpushd.lease(0, &body).await.expect("a lease");
-    let before = gpushd.leases().await;
+    let before = gpushd.recorded_leases().await;
     gpushd.kill();
     let gpushd = host.start(WHOLE).await;
-    assert_eq!(gpushd.leases().await, before);
+    assert_eq!(gpushd.recorded_leases().await, before);
     assert_eq!((before[0].id, &before[0].binding), (granted.lease.id, &LeaseBinding::Time));
     // The first lease still holds its GPU. The new lease has a higher number.
     let other = gpushd.lease(0, &whole("all", 1)).await.expect("the other GPU");

@@ -64,13 +64,13 @@ struct Session<'o> {
 }
 
 /// The signals that end or stop the program.
-struct Signals {
+struct EndSignals {
     terminate: Signal,
     hang_up: Signal,
     interrupt: Signal,
 }
 
-impl Signals {
+impl EndSignals {
     fn listen() -> std::io::Result<Self> {
         Ok(Self {
             terminate: signal(SignalKind::terminate())?,
@@ -99,7 +99,7 @@ impl Session<'_> {
     }
 
     async fn show(&mut self, mut reports: mpsc::Receiver<Report>, interval: Duration) -> Outcome {
-        let mut signals = Signals::listen().map_err(|error| exit::io("cannot handle signals", &error))?;
+        let mut signals = EndSignals::listen().map_err(|error| exit::io("cannot handle signals", &error))?;
         let mut screen = Some(Screen::open().map_err(|error| terminal_error(&error))?);
         let mut events = EventStream::new();
         let mut next = Box::pin(tokio::time::sleep(until_next(Timestamp::now(), interval)));

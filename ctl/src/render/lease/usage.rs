@@ -63,6 +63,7 @@ pub(crate) fn times(usage: &LeaseUsageSummary) -> String {
 /// Returns a part in percent. A small part is not 0 %, and an incomplete one not 100 %.
 pub(crate) fn percent(part: u64, all: u64) -> String {
     match (part * 200 / all).div_ceil(2) {
+        _ if part == 0 => "0 %".to_owned(),
         _ if part * 100 < all => "below 1 %".to_owned(),
         100.. if part < all => "99 %".to_owned(),
         rounded => format!("{rounded} %"),

@@ -3,7 +3,7 @@
 use gpush_api::{Event, EventPayload, GpuIndex, Resync, ResyncReason};
 
 use super::*;
-use crate::render::{audit, devices, events, holders, lease, listing::Listing, mps, processes, quota};
+use crate::render::{audit, devices, events, holders, lease, listing::Listing, mps, processes, quota, usage_report};
 
 /// Returns a sample of each list, with the command that prints it.
 fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
@@ -62,6 +62,7 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
         ("lease show", lease::show(&leases[..2], &gpus, look)),
         ("lease request", lease::granted(&granted, &gpus, look)),
         ("quota --all", quota::list(&quota::tests::samples(), look)),
+        ("usage", usage_report::list(&usage_report::tests::report(), &gpus, look)),
         ("operation list", operation_list::operations(&operations, look)),
         ("config overrides", overrides::list(&overridden, look)),
         ("events", events::list(&[gpush_client::ReceivedEvent::Known(Box::new(event))], &gpus, look)),
@@ -100,8 +101,8 @@ fn every_list_shows_more_with_wide() {
     let mut pages = Vec::new();
     for ((command, list), (_, wide)) in lists(&look).iter().zip(lists(&wide)) {
         let longest = |list: &Listing| fixtures::plain(list.text()).lines().map(appearance::width).max().unwrap();
-        // A page about each lease already shows everything.
-        let is_page = ["lease show", "lease request"].contains(command);
+        // A page about each lease already shows everything, and the sentences below a report fill the width.
+        let is_page = ["lease show", "lease request", "usage"].contains(command);
         assert!(is_page || longest(&wide) > longest(list), "{command}:\n{}", wide.text());
         pages.push(format!("$ gpushctl {command} -o wide\n{}", fixtures::plain(wide.text())));
     }

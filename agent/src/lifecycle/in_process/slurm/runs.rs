@@ -88,10 +88,10 @@ async fn lease_of_a_job_outlives_gpushd_and_ends_with_a_reboot() {
     let gpushd = host.start(WHOLE).await;
     let job = Job::new(9).on(&[0, 1]);
     let granted = gpushd.starts(&job).await;
-    let before = gpushd.leases().await;
+    let before = gpushd.recorded_leases().await;
     gpushd.kill();
     let gpushd = host.start(WHOLE).await;
-    assert_eq!(gpushd.leases().await, before);
+    assert_eq!(gpushd.recorded_leases().await, before);
     assert_eq!(gpushd.starts(&job).await.lease.id, granted.lease.id, "a repeated Prolog gets the same lease");
     gpushd.kill();
     host.reboot();
