@@ -12,20 +12,63 @@ mod scene;
 
 use std::{collections::BTreeSet, fmt::Write as _, path::Path, sync::Arc};
 
-use gpush_api::{EndReason, LeaseState, OperationState, TimesliceLevel};
+use gpush_api::{EndReason, LeaseId, LeaseKind, LeaseState, OperationState, TimesliceLevel, UseState};
 use gpush_core::mps::{MpsStopped, MpsTargetRecord};
 use gpush_store::{
-    Answer, AuditQuery, BootRecord, LeaseHistory, LeaseSource, LevelSet, NewAnswer, Note, Options, SharedGpu, Store,
+    Answer, AuditQuery, BootRecord, LeaseHistory, LeaseSource, LevelSet, NewAnswer, Note, Options, OwnedHour,
+    RequestCount, SharedGpu, Store, UsageRecord,
+};
+use gpush_usage::{
+    account::{EndedLease, LeaseOwner},
+    input::Hold,
+    ledger::{GpuHour, GpuSums, HoldSums, LeaseHour, LeaseTotals, StateTimes, UnusedSpan},
+    share::{GPU_UNITS, Share},
 };
 use jiff::Timestamp;
 use rusqlite::Connection;
 use scene::{actor, audit, condition, everything, intent, lease_terms, new_lease, operation, options, override_of};
 
 /// The dumps, oldest first. The last one is of this version.
-const RELEASES: [(&str, &str); 1] = [("v0.1", include_str!("fixtures/v0.1.sql"))];
+const RELEASES: [(&str, &str); 2] = [
+    ("v0.1-before-usage", include_str!("fixtures/v0.1-before-usage.sql")),
+    ("v0.1", include_str!("fixtures/v0.1.sql")),
+];
 
 /// When this environment variable is set, the fixture of this version is written again.
 const WRITE: &str = "GPUSH_WRITE_FIXTURE";
+
+/// Returns at least one record of each kind about the use.
+fn usage() -> UsageRecord {
+    let (lease, hour_ms) = (LeaseId(2), 1_789_999_200_000);
+    let hold = Hold {
+        gpu: "GPU-0".into(),
+        target: "GPU-0".into(),
+        kind: LeaseKind::Whole,
+        share: Share { units: GPU_UNITS, charged: GPU_UNITS },
+        instance: None,
+        memory_mib: 81_920,
+    };
+    let owner = LeaseOwner { user: "anna".to_owned(), ..LeaseOwner::default() };
+    let until_ms = hour_ms + 600_000;
+    let totals = LeaseTotals { lease, begun_ms: hour_ms, until_ms, times: StateTimes::default(), members: Vec::new() };
+    UsageRecord {
+        checkpoint: "{}".to_owned(),
+        lease_hours: vec![OwnedHour {
+            owner: owner.clone(),
+            hour: LeaseHour { lease, hold, number: 0, hour_ms, sums: HoldSums::default() },
+        }],
+        gpu_hours: vec![GpuHour { gpu: "GPU-0".into(), number: 1, hour_ms, sums: GpuSums::default() }],
+        unused: vec![UnusedSpan { lease, state: UseState::Idle, from_ms: hour_ms, until_ms }],
+        ended: vec![EndedLease { owner, name: None, reason: EndReason::Released, waited_ms: 0, totals }],
+        requests: vec![RequestCount {
+            day_ms: 1_789_948_800_000,
+            kind: "whole".to_owned(),
+            profile: String::new(),
+            result: "granted".to_owned(),
+            count: 2,
+        }],
+    }
+}
 
 /// Writes at least one record of each kind: operations that run, wait and have ended, leases that are active and have
 /// ended, and all other state.
@@ -70,6 +113,7 @@ fn fill(store: &Store) {
                 stopped: Some(MpsStopped { by: actor(0), end_at: None }),
                 ..MpsTargetRecord::default()
             })?;
+            tx.record_usage(&usage())?;
             tx.set_shared_gpu(SharedGpu {
                 gpu_uuid: "GPU-3".into(),
                 level: Some(LevelSet { set: TimesliceLevel::Short, last: None }),
