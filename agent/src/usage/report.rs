@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpush_api::{ApiError, CapacitySums, RequestLine, UsageGrouping, UsageLine, UsageReport, UsageSums};
-use gpush_store::{OwnedHour, RequestCount};
+use gpush_store::{HoursPage, OwnedHour, RequestCount, StoreError, View};
 use gpush_usage::{
     account::{self, Grouping, LeaseDay, LeaseOwner, fold_gpus, fold_leases},
     ledger::{GpuHour, GpuSums, HoldSums, LeaseHour},
@@ -14,6 +14,9 @@ use jiff::Timestamp;
 
 use super::{Usage, history::read_leases, lease_owners::LeaseOwners, show::joules};
 use crate::state::request_counts::RequestResult;
+
+/// Number of hours that are read at once.
+const PAGE: usize = 1000;
 
 /// A period and a grouping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,12 +61,10 @@ impl Usage {
         // While a transaction records hours, they are neither in the ledger nor in the store.
         let turn = self.0.recording.lock().await;
         let (open, next) = self.0.accounts.lock().ledger.open_rows(self.0.clock.now());
-        let read = self
-            .0
-            .context
-            .store
-            .read(move |view| Ok((view.lease_hours(from_ms, until_ms)?, view.gpu_hours(from_ms, until_ms)?)));
-        let (mut leases, mut gpus) = read.await?;
+        let page = HoursPage { from_ms, until_ms, number: 0, limit: PAGE };
+        let mut leases =
+            self.pages(page, |view, page| view.lease_hours(page), |row: &OwnedHour| row.hour.number).await?;
+        let mut gpus = self.pages(page, |view, page| view.gpu_hours(page), |row: &GpuHour| row.number).await?;
         drop(turn);
         leases.retain(|row| row.hour.number < next);
         gpus.retain(|row| row.number < next);
@@ -79,6 +80,25 @@ impl Usage {
 }
 
 impl Usage {
+    /// Reads hours page by page, so that changes can be recorded between two pages.
+    async fn pages<R: Send + 'static>(
+        &self,
+        mut page: HoursPage,
+        read: fn(&View<'_>, HoursPage) -> Result<Vec<R>, StoreError>,
+        number: fn(&R) -> u64,
+    ) -> Result<Vec<R>, StoreError> {
+        let mut all = Vec::new();
+        loop {
+            let rows = self.0.context.store.read(move |view| read(view, page)).await?;
+            let is_last = rows.len() < PAGE;
+            page.number = rows.last().map_or(0, |row| number(row) + 1);
+            all.extend(rows);
+            if is_last {
+                return Ok(all);
+            }
+        }
+    }
+
     /// Returns the recorded requests of the days of a period. The last 10 minutes may be missing.
     async fn requests(&self, from_ms: i64, until_ms: i64) -> Result<Vec<RequestLine>, ApiError> {
         let day_ms = from_ms.div_euclid(DAY_MS) * DAY_MS;

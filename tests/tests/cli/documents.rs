@@ -230,7 +230,8 @@ fn manual_install_puts_files_where_units_expect_them() {
     // The removal deletes each file of another installation.
     let removed = scratch.path().join("removed");
     let remove = remove.replace(" /", &format!(" {}/", removed.display()));
-    let deletions: Vec<&str> = remove.split_inclusive('\n').filter(|line| !line.starts_with(['s', 'g'])).collect();
+    let deletions: Vec<&str> =
+        remove.split_inclusive('\n').filter(|line| line.starts_with("rm ") || line.starts_with(' ')).collect();
     let output = shell(&format!("set -e\n{}\n{}", install_into(&removed), deletions.concat()), &[]);
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let left = shell(&format!("find {} -type f -o -type l", removed.display()), &[]);

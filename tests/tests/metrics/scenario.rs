@@ -105,7 +105,7 @@ impl Scenario {
 
     /// Keeps gpushd taking a sample every second.
     pub(crate) fn watch(&self) {
-        assert_eq!(self.agent.get("/v1/usage").status, 200);
+        assert_eq!(self.agent.get("/v1/usage?watch=true").status, 200);
     }
 
     /// Causes all faults.

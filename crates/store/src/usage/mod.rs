@@ -41,6 +41,36 @@ pub struct OwnedHour {
     pub hour: LeaseHour,
 }
 
+/// Selects hours that begin in a period, in the order of their numbers.
+const PAGE_OF_HOURS: &str = "WHERE hour >= ?1 AND hour < ?2 AND number >= ?3 ORDER BY number LIMIT ?4";
+
+/// A page of the hours of a period. A long period has many hours, and while the store reads them, no change can be
+/// recorded. So callers read page by page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HoursPage {
+    /// Start of the period, in ms since 1970.
+    pub from_ms: i64,
+    /// End of the period.
+    pub until_ms: i64,
+    /// Only hours with at least this number.
+    pub number: u64,
+    /// Maximum number of hours.
+    pub limit: usize,
+}
+
+impl HoursPage {
+    /// Returns a page with all hours of all time.
+    #[cfg(test)]
+    fn all() -> Self {
+        Self { from_ms: i64::MIN, until_ms: i64::MAX, number: 0, limit: usize::MAX }
+    }
+
+    fn parameters(self) -> [i64; 4] {
+        let (number, limit) = (i64::try_from(self.number), i64::try_from(self.limit));
+        [self.from_ms, self.until_ms, number.unwrap_or(i64::MAX), limit.unwrap_or(i64::MAX)]
+    }
+}
+
 /// How many requests for one share had one result on one UTC day.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestCount {
@@ -137,20 +167,20 @@ impl View<'_> {
         Ok(u64::try_from(number).unwrap_or_default())
     }
 
-    /// Returns the hours of leases that begin in a period, in the order of recording. Times are in ms since 1970.
+    /// Returns a page of the hours of leases.
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn lease_hours(&self, from_ms: i64, until_ms: i64) -> Result<Vec<OwnedHour>, StoreError> {
-        self.usage_rows("WHERE hour >= ?1 AND hour < ?2 ORDER BY number", (from_ms, until_ms))
+    pub fn lease_hours(&self, page: HoursPage) -> Result<Vec<OwnedHour>, StoreError> {
+        self.usage_rows(PAGE_OF_HOURS, page.parameters())
     }
 
-    /// Returns the hours of GPUs that begin in a period, in the order of recording. Times are in ms since 1970.
+    /// Returns a page of the hours of GPUs.
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn gpu_hours(&self, from_ms: i64, until_ms: i64) -> Result<Vec<GpuHour>, StoreError> {
-        self.usage_rows("WHERE hour >= ?1 AND hour < ?2 ORDER BY number", (from_ms, until_ms))
+    pub fn gpu_hours(&self, page: HoursPage) -> Result<Vec<GpuHour>, StoreError> {
+        self.usage_rows(PAGE_OF_HOURS, page.parameters())
     }
 
     /// Returns the counts of requests of the days that begin in a period. Times are in ms since 1970.

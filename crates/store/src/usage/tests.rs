@@ -7,7 +7,7 @@ use gpush_usage::{
     share::Share,
 };
 
-use super::{OwnedHour, RequestCount, UsageBounds, UsageRecord};
+use super::{HoursPage, OwnedHour, RequestCount, UsageBounds, UsageRecord};
 use crate::{Options, Store};
 
 const HOUR: i64 = 3_600_000;
@@ -68,8 +68,8 @@ fn recorded_use_is_read_back_after_a_restart() {
         .read(|view| {
             Ok::<_, crate::StoreError>(UsageRecord {
                 checkpoint: view.usage_checkpoint()?.unwrap_or_default(),
-                lease_hours: view.lease_hours(10 * HOUR, 11 * HOUR)?,
-                gpu_hours: view.gpu_hours(10 * HOUR, 11 * HOUR)?,
+                lease_hours: view.lease_hours(HoursPage::all())?,
+                gpu_hours: view.gpu_hours(HoursPage::all())?,
                 unused: view.unused_times(0)?,
                 ended: view.used_leases(0, i64::MAX)?,
                 requests: view.request_counts(0, i64::MAX)?,
@@ -78,7 +78,8 @@ fn recorded_use_is_read_back_after_a_restart() {
         .wait()
         .unwrap();
     assert_eq!(read, recorded);
-    assert!(store.read(|view| view.lease_hours(11 * HOUR, 12 * HOUR)).wait().unwrap().is_empty());
+    let page = HoursPage { from_ms: 11 * HOUR, ..HoursPage::all() };
+    assert!(store.read(move |view| view.lease_hours(page)).wait().unwrap().is_empty());
 }
 
 /// The accounts of thousands of leases are larger than one record may be.
@@ -110,7 +111,7 @@ fn old_rows_are_deleted_and_new_ones_kept() {
     assert_eq!(store.write(move |tx| tx.prune_usage(bounds)).wait().unwrap(), 0);
     let left = store.read(|view| view.used_leases(0, i64::MAX)).wait().unwrap();
     assert_eq!(left.iter().map(|one| one.totals.lease.0).collect::<Vec<_>>(), [4, 5, 6, 7, 8, 9, 10]);
-    assert_eq!(store.read(|view| view.lease_hours(0, i64::MAX)).wait().unwrap().len(), 2);
+    assert_eq!(store.read(|view| view.lease_hours(HoursPage::all())).wait().unwrap().len(), 2);
 }
 
 /// A damaged row about the use must not cost the leases.
@@ -126,9 +127,9 @@ fn damaged_row_is_reported_and_costs_only_itself() {
     rusqlite::Connection::open(database).unwrap().execute("UPDATE lease_hours SET owner = '{}'", []).unwrap();
     let opened = Store::open(scratch.path(), Options::default()).expect("the store opens");
     assert!(!opened.notes.iter().any(|note| matches!(note, crate::Note::Lost(_))), "{:?}", opened.notes);
-    let error = opened.store.read(|view| view.lease_hours(0, i64::MAX)).wait().unwrap_err();
+    let error = opened.store.read(|view| view.lease_hours(HoursPage::all())).wait().unwrap_err();
     assert!(matches!(error, crate::StoreError::DamagedUse { .. }), "{error}");
-    assert_eq!(opened.store.read(|view| view.gpu_hours(0, i64::MAX)).wait().unwrap().len(), 1);
+    assert_eq!(opened.store.read(|view| view.gpu_hours(HoursPage::all())).wait().unwrap().len(), 1);
 }
 
 #[test]
@@ -148,4 +149,23 @@ fn requests_of_a_day_are_added() {
     }
     let all = store.read(|view| view.request_counts(0, i64::MAX)).wait().unwrap();
     assert_eq!(all, [refused(1, 5), refused(2, 4)]);
+}
+
+#[test]
+fn hours_are_read_page_by_page() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let store = open(scratch.path());
+    for number in 0..5 {
+        let row = usage(number * 2, number + 1, HOUR);
+        store.write(move |tx| tx.record_usage(&row)).wait().unwrap();
+    }
+    let mut page = HoursPage { limit: 2, ..HoursPage::all() };
+    let mut numbers = Vec::new();
+    loop {
+        let rows = store.read(move |view| view.lease_hours(page)).wait().unwrap();
+        numbers.extend(rows.iter().map(|row| row.hour.number));
+        let Some(last) = rows.last() else { break };
+        page.number = last.hour.number + 1;
+    }
+    assert_eq!(numbers, [0, 2, 4, 6, 8]);
 }

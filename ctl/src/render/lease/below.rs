@@ -2,7 +2,7 @@
 
 use gpush_api::{Gpu, Lease, LeaseKind, LeaseMember, LeaseState};
 
-use super::{end, place, share, target, user};
+use super::{end, place, share, target, usage, user};
 use crate::render::{
     Appearance,
     appearance::{QUIET, paint, width},
@@ -41,7 +41,7 @@ pub(crate) fn each(gpu: &Gpu, leases: &[Lease], indent: usize, look: &Appearance
     open.filter_map(|lease| text(lease, gpu, look)).flat_map(|text| look.wrap(&indent, &text)).collect()
 }
 
-/// Describes a lease: `L17 alice mps 25%, in 2h`. Returns `None` if the lease has no share of this
+/// Describes a lease: `L17 alice mps 25%, in 2h, idle for 10m, 1.2 GiB`. Returns `None` if the lease has no share of this
 /// GPU and does not wait for it.
 fn text(lease: &Lease, gpu: &Gpu, look: &Appearance) -> Option<String> {
     let here: Vec<_> = lease.members.iter().filter(|member| member.gpu_uuid == gpu.uuid).collect();
@@ -64,7 +64,9 @@ fn text(lease: &Lease, gpu: &Gpu, look: &Appearance) -> Option<String> {
         LeaseState::Granting => "being granted".to_owned(),
         LeaseState::Queued | LeaseState::Active | LeaseState::Ended => end(lease, look),
     };
-    Some(format!("{id} {user} {what}, {ends}"))
+    let does = lease.usage.as_ref().filter(|_| lease.state == LeaseState::Active).map(usage::now);
+    let does = does.filter(|does| !does.is_empty()).map_or_else(String::new, |does| format!(", {does}"));
+    Some(format!("{id} {user} {what}, {ends}{does}"))
 }
 
 /// Returns the MIG device of a member, such as `1g.10gb@0`; `None` for a whole GPU.
