@@ -57,6 +57,7 @@ impl Usage {
     }
 
     /// Returns the hours of a period: those in the store, and those that are not recorded yet.
+    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method accepts only one lifetime of `View`")]
     async fn hours(&self, from_ms: i64, until_ms: i64) -> Result<(Vec<OwnedHour>, Vec<GpuHour>), ApiError> {
         // While a transaction records hours, they are neither in the ledger nor in the store.
         let turn = self.0.recording.lock().await;

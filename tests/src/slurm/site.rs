@@ -73,7 +73,9 @@ impl Site {
     #[must_use]
     pub fn leases(&self) -> Vec<Lease> {
         let leases: Vec<Lease> = serde_json::from_value(self.agent.get("/v1/leases").json()).expect("leases");
-        leases.into_iter().filter(|lease| lease.state != LeaseState::Ended).collect()
+        let open = leases.into_iter().filter(|lease| lease.state != LeaseState::Ended);
+        // The use of a lease changes with each sample.
+        open.map(|lease| Lease { usage: None, ..lease }).collect()
     }
 
     /// Returns the directory of the files of jobs.

@@ -1,3 +1,5 @@
+#![allow(clippy::redundant_closure_for_method_calls, reason = "each method accepts only one lifetime of `View`")]
+
 use gpush_api::{EndReason, LeaseId, LeaseKind};
 use gpush_usage::{
     account::{EndedLease, LeaseOwner},
