@@ -140,7 +140,9 @@ impl Families {
         let parts =
             [("free", free), ("leased", used.leased), ("idle_leased", used.unused), ("unusable", used.unusable)];
         for (state, part) in parts {
-            self.slices.add([("uuid", uuid), ("state", state)], part.map(|part| part * slices));
+            // A part is an integer number of units, so a slice is not exact.
+            let slices = part.map(|part| (part * slices * 1e6).round() / 1e6);
+            self.slices.add([("uuid", uuid), ("state", state)], slices);
         }
         for instance in &used.instance_usage {
             let gi = instance.gi.to_string();

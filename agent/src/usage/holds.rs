@@ -77,8 +77,10 @@ pub(super) fn unusable(gpu: &Gpu) -> u32 {
         | GpuState::Maintenance
         | GpuState::Lost => return GPU_UNITS,
     }
+    if !gpu.mode.is_managed() {
+        return GPU_UNITS;
+    }
     match (gpu.mode, &gpu.mig, &gpu.layout) {
-        (Mode::Unmanaged, ..) => GPU_UNITS,
         (Mode::Mig, Some(mig), Some(_)) => {
             let used: u32 = mig.instances.iter().map(|instance| units_of_instance(mig, instance)).sum();
             GPU_UNITS.saturating_sub(used)
@@ -142,8 +144,10 @@ mod tests {
         assert_eq!(unusable(&gpu), 0, "a dynamic GPU can have more instances");
         gpu.layout = Some(vec!["3g.40gb".to_owned()]);
         assert_eq!(unusable(&gpu), GPU_UNITS / 7 * 4);
-        gpu.mode = Mode::Unmanaged;
-        assert_eq!(unusable(&gpu), GPU_UNITS);
+        for mode in [Mode::Unmanaged, Mode::NoRule] {
+            gpu.mode = mode;
+            assert_eq!(unusable(&gpu), GPU_UNITS, "{mode:?}");
+        }
         (gpu.mode, gpu.state) = (Mode::Exclusive, GpuState::Cordoned);
         assert_eq!(unusable(&gpu), GPU_UNITS);
         gpu.state = GpuState::Ready;

@@ -138,7 +138,8 @@ fn of_sums(times: &StateTimes, sums: &HoldSums) -> LeaseUsageSummary {
         unknown_s: times.unknown_ms / 1000,
         process_count: None,
         memory_mib: None,
-        memory_peak_mib: sums.memory.mean().map(|_| sums.memory_peak_mib),
+        // If the memory was unknown for a part of the time, its peak is not known.
+        memory_peak_mib: (sums.memory.known_ms > sums.times.held_ms() / 10 * 9).then_some(sums.memory_peak_mib),
         energy_j: is_counted.then(|| joules(sums.energy_mj)),
         energy_method: sums.energy_method(),
         power_limited: limited(sums.power_limited_ms),

@@ -43,7 +43,7 @@ pub(crate) fn list(report: &UsageReport, gpus: &[Gpu], look: &Appearance) -> Lis
     Listing::new(&columns, rows, Narrow::spare(&["GIB HOURS", "EMPTY", "UNKNOWN"]), look)
         .names(names)
         .or_empty("No lease was held in this period.")
-        .after(&after.join("\n"))
+        .after(&(after.join("\n") + "\n"))
 }
 
 /// Returns the cells of a line for readers. Parts of the time are in percent of the held time.
