@@ -3,7 +3,7 @@
 //! ```text
 //! start ──► checkpoint of the store + leases that began or ended since ──► ledger
 //! lease begins, changes, ends ─► at most 10 s later ─┐
-//! 10 minutes over ───────────────────────────────────┼──► one transaction: checkpoint, closed hours, ended leases
+//! 10 minutes over, without leases 1 hour ────────────┼──► one transaction: checkpoint, closed hours, ended leases
 //! gpushd stops ──────────────────────────────────────┘
 //! ```
 //!
@@ -34,6 +34,8 @@ use crate::state::{
 
 /// Time between two checkpoints without a change. A crash loses at most the use in this time.
 const WITHOUT_CHANGE: Duration = Duration::from_secs(600);
+/// Time between two checkpoints on a host without leases.
+const WITHOUT_LEASES: Duration = Duration::from_secs(3600);
 /// Number of days for which hours are kept, if the totals of leases are kept longer.
 const HOURS_DAYS: u32 = 100;
 /// Time between two deletions of old rows.
@@ -77,8 +79,12 @@ impl Recorder {
     }
 
     /// Returns when the next checkpoint is due.
-    pub(super) fn due(&self, is_changed: bool) -> Instant {
-        let pause = if is_changed { self.pause } else { WITHOUT_CHANGE };
+    pub(super) fn due(&self, is_changed: bool, has_leases: bool) -> Instant {
+        let pause = match (is_changed, has_leases) {
+            (true, _) => self.pause,
+            (false, true) => WITHOUT_CHANGE,
+            (false, false) => WITHOUT_LEASES,
+        };
         self.last.map_or_else(Instant::now, |last| last + pause)
     }
 

@@ -48,7 +48,7 @@ pub(super) async fn run(usage: Usage) {
         sampler.follow(&host, needs);
         sampler.end_worker_without_need(needs);
         let due = sampler.rounds.next(needs);
-        let record_due = recorder.as_ref().filter(|_| usage.records()).map(|one| one.due(usage.is_changed()));
+        let record_due = recorder.as_ref().filter(|_| usage.records()).map(|one| one.due(usage.is_changed(), records));
         tokio::select! {
             () = stopping.cancelled() => break,
             changed = snapshots.changed() => if changed.is_err() { break },
