@@ -272,7 +272,7 @@ impl Usage {
         let (text, unaccounted) = match read.await {
             Ok(read) => read,
             Err(error) => {
-                tracing::warn!("the recorded use of GPUs cannot be read; it begins anew: {error}");
+                tracing::warn!("the recorded use of GPUs cannot be read; gpushd begins new sums: {error}");
                 return;
             }
         };
@@ -280,7 +280,7 @@ impl Usage {
         let Checkpoint { at, mut ledger } = match serde_json::from_str::<Checkpoint<Ledger>>(&text) {
             Ok(checkpoint) => checkpoint,
             Err(error) => {
-                tracing::warn!("the checkpoint of the use of GPUs is damaged; the use begins anew: {error}");
+                tracing::warn!("the checkpoint of the use of GPUs is damaged; gpushd begins new sums: {error}");
                 return;
             }
         };

@@ -40,8 +40,8 @@ impl Usage {
         let hours: Vec<&OwnedHour> =
             hours.iter().filter(|row| only.is_none_or(|user| row.owner.user == user)).collect();
         let owners: BTreeMap<u64, &LeaseOwner> = hours.iter().map(|row| (row.hour.number, &row.owner)).collect();
-        let nobody = LeaseOwner::default();
-        let owner_of = |hour: &LeaseHour| owners.get(&hour.number).copied().unwrap_or(&nobody);
+        let without_owner = LeaseOwner::default();
+        let owner_of = |hour: &LeaseHour| owners.get(&hour.number).copied().unwrap_or(&without_owner);
         let days: Vec<LeaseDay> = fold_leases(hours.iter().map(|row| &row.hour), owner_of);
         let report = account::report(&days, &[], &fold_gpus(&gpus), grouping(by));
         let line = |line: account::ReportLine| UsageLine { key: line.key, sums: sums(&line.sums) };
