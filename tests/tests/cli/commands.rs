@@ -369,7 +369,8 @@ fn operation_continues_after_ctrl_c_and_a_killed_agent() {
 fn exit_codes_match_the_document() {
     let host = Host::up("mixed");
     let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n[[gpu]]\nmatch = [\"1\"]\nmode = \"unmanaged\"\n";
-    let agent = Agent::start(&host, config);
+    // The rule turns MIG mode of GPU 0 off. During the reset, gpushd refuses requests that read GPUs.
+    let agent = started(&host, config);
     host.fault("nvmlDeviceCreateGpuInstanceWithPlacement --gpu 2 --rc INSUFFICIENT_RESOURCES");
     let cases: [(i32, &[&str]); 15] = [
         (0, &["status"]),

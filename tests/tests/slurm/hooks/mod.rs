@@ -180,10 +180,12 @@ impl Node {
         text
     }
 
-    /// Returns the lease of a job, or `None` if the job has no lease or the lease has ended.
+    /// Returns the lease of a job without its use, which changes with each sample, or `None` if the job has no lease.
     fn lease(&self, id: u32) -> Option<Lease> {
         let all: Vec<Lease> = serde_json::from_value(self.agent().get("/v1/leases").json()).expect("leases");
-        all.into_iter().find(|lease| matches!(lease.binding, LeaseBinding::Job { job, .. } if job == id))
+        all.into_iter()
+            .find(|lease| matches!(lease.binding, LeaseBinding::Job { job, .. } if job == id))
+            .map(|lease| Lease { usage: None, ..lease })
     }
 
     fn granted(&self, id: u32) -> Lease {

@@ -2,7 +2,9 @@
 
 use gpush_tests::machine::Machine;
 
-use super::{ALICE, BOB, active, id, in_session, leases, machine, none_left, on_gpu_0, scopes, start_in_session, text};
+use super::{
+    ALICE, BOB, active, id, in_session, leases, machine, none_left, on_gpu_0, pid_of, scopes, start_in_session, text,
+};
 
 const RUN: &str = "exec gpushctl run --whole -- sleep 1000";
 
@@ -35,11 +37,11 @@ fn scope_is_found_again_after_restarts(machine: &Machine) {
     // gpushd connected to systemd before systemd's reexec. It must still be able to create scopes
     // through this connection.
     start_in_session(machine, ALICE, "2", RUN);
-    active(machine, 1);
+    pid_of(machine, "sleep 1000");
     machine.sh("systemctl daemon-reexec; pkill -KILL -x sleep");
     none_left(machine);
     start_in_session(machine, ALICE, "3", RUN);
-    active(machine, 1);
+    pid_of(machine, "sleep 1000");
     machine.sh("pkill -KILL -x sleep");
     none_left(machine);
 }
@@ -79,7 +81,7 @@ fn scopes_of_a_deleted_database_are_shown_and_never_ended(machine: &Machine) {
     machine.sh("systemctl reload gpushd.service");
     start_in_session(machine, ALICE, "1", RUN);
     let unit = text(&active(machine, 1)[0]["binding"], "unit").to_owned();
-    let pid = machine.sh("pgrep -xf 'sleep 1000' | head -n1");
+    let pid = pid_of(machine, "sleep 1000");
     on_gpu_0(machine, &pid);
     machine.sh(
         "systemctl stop gpushd.service; rm -rf /var/lib/gpush/* /run/gpush/store-*; systemctl start gpushd.service",
