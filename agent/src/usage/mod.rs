@@ -20,6 +20,7 @@
 //! | `follow` | which leases begin, change and end |
 //! | `history` | records the sums in the store, and continues from there after a start |
 //! | `report` | who used how much in a period |
+//! | `lease_history` | what each lease of a period was used for, and which requests were refused |
 //! | `recent` | the final sums of leases that have just ended |
 //! | `lease_owners` | who is accounted for each lease |
 //! | `holds` | what each lease holds, and what of a GPU no lease can have |
@@ -34,6 +35,7 @@ mod demand;
 mod follow;
 mod history;
 mod holds;
+mod lease_history;
 mod lease_owners;
 mod owners;
 mod recent;

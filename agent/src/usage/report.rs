@@ -104,26 +104,31 @@ impl Usage {
     async fn requests(&self, from_ms: i64, until_ms: i64) -> Result<Vec<RequestLine>, ApiError> {
         let day_ms = from_ms.div_euclid(DAY_MS) * DAY_MS;
         let counts = self.0.context.store.read(move |view| view.request_counts(day_ms, until_ms)).await?;
-        let mut lines: BTreeMap<(String, String), RequestLine> = BTreeMap::new();
-        for count in counts {
-            let RequestCount { kind, profile, result, count, .. } = count;
-            let line = lines.entry((kind.clone(), profile.clone())).or_insert_with(|| RequestLine {
-                share_kind: kind,
-                profile,
-                ..RequestLine::default()
-            });
-            let sum = match RequestResult::of_name(&result) {
-                Some(RequestResult::Granted) => &mut line.granted_requests,
-                Some(RequestResult::Queued) => &mut line.queued_requests,
-                Some(RequestResult::NoCapacity) => &mut line.no_capacity,
-                Some(RequestResult::NotAllowed) => &mut line.not_allowed,
-                Some(RequestResult::Impossible) => &mut line.impossible,
-                Some(RequestResult::Failed) | None => &mut line.failed_requests,
-            };
-            *sum += count;
-        }
-        Ok(lines.into_values().collect())
+        Ok(request_lines(counts))
     }
+}
+
+/// Returns the sums of counts of requests, one line for each share.
+pub(super) fn request_lines(counts: impl IntoIterator<Item = RequestCount>) -> Vec<RequestLine> {
+    let mut lines: BTreeMap<(String, String), RequestLine> = BTreeMap::new();
+    for count in counts {
+        let RequestCount { kind, profile, result, count, .. } = count;
+        let line = lines.entry((kind.clone(), profile.clone())).or_insert_with(|| RequestLine {
+            share_kind: kind,
+            profile,
+            ..RequestLine::default()
+        });
+        let sum = match RequestResult::of_name(&result) {
+            Some(RequestResult::Granted) => &mut line.granted_requests,
+            Some(RequestResult::Queued) => &mut line.queued_requests,
+            Some(RequestResult::NoCapacity) => &mut line.no_capacity,
+            Some(RequestResult::NotAllowed) => &mut line.not_allowed,
+            Some(RequestResult::Impossible) => &mut line.impossible,
+            Some(RequestResult::Failed) | None => &mut line.failed_requests,
+        };
+        *sum += count;
+    }
+    lines.into_values().collect()
 }
 
 fn grouping(by: UsageGrouping) -> Grouping {

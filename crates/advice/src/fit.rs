@@ -37,7 +37,7 @@ impl InstanceFit {
     }
 }
 
-fn entry(profile: &str, count: u32) -> String {
+pub(crate) fn entry(profile: &str, count: u32) -> String {
     if count == 1 { profile.to_owned() } else { format!("{profile}*{count}") }
 }
 
@@ -52,21 +52,30 @@ pub(crate) fn fit(gpu: &Gpu, demand: &Demand, wanted: u32) -> Option<InstanceFit
     let chosen = largest.or_else(most)?;
     let count = u32::from(chosen.max);
     let base = entry(&chosen.name, count);
-    let mut placed = plan(&gpu, std::slice::from_ref(&base))?;
-    let mut spare: Vec<String> = Vec::new();
-    // The largest profile that still fits, until none does.
-    let mut others: Vec<&GpuProfile> = plain(&gpu).collect();
-    others.sort_by_key(|profile| Reverse((profile.memory_mib, profile.sm)));
-    for other in others {
-        loop {
-            let entries: Vec<String> = [&base].into_iter().chain(&spare).chain([&other.name]).cloned().collect();
-            let Some(found) = plan(&gpu, &entries) else { break };
-            placed = found;
-            spare.push(other.name.clone());
-        }
-    }
+    let placed = plan(&gpu, std::slice::from_ref(&base))?;
+    let spare = more_that_fits(&gpu, std::slice::from_ref(&base));
+    let all: Vec<String> = [base].into_iter().chain(spare.iter().cloned()).collect();
+    let mut placed = plan(&gpu, &all).unwrap_or(placed);
     placed.sort_by_key(|instance| instance.placement);
     Some(InstanceFit { profile: chosen.name.clone(), count, spare, placed })
+}
+
+/// Returns the profiles of further instances that fit in addition to a layout: the largest that still fits, until none does.
+pub(crate) fn more_that_fits(gpu: &Gpu, entries: &[String]) -> Vec<String> {
+    let gpu = desired::as_if_idle(gpu);
+    let mut others: Vec<&GpuProfile> = plain(&gpu).collect();
+    others.sort_by_key(|profile| Reverse((profile.memory_mib, profile.sm)));
+    let mut all = entries.to_vec();
+    for other in others {
+        loop {
+            all.push(other.name.clone());
+            if plan(&gpu, &all).is_none() {
+                all.pop();
+                break;
+            }
+        }
+    }
+    all.split_off(entries.len())
 }
 
 /// Returns the profile of which the most instances meet the demand, with their number, for the packing bound.
@@ -85,7 +94,7 @@ fn meeting<'g>(gpu: &'g Gpu, demand: &Demand) -> Vec<&'g GpuProfile> {
 }
 
 /// Returns the profiles without special engines, whose names have a suffix such as `+me`, and without graphics.
-fn plain(gpu: &Gpu) -> impl Iterator<Item = &GpuProfile> {
+pub(crate) fn plain(gpu: &Gpu) -> impl Iterator<Item = &GpuProfile> {
     let all = gpu.mig.iter().flat_map(|mig| mig.profiles.iter());
     all.filter(|profile| !profile.gfx && profile.max > 0 && !profile.name.contains(['+', '-']))
 }

@@ -33,6 +33,7 @@ pub mod text;
 pub mod timeslice;
 mod timestamp;
 pub mod usage;
+mod usage_history;
 mod usage_report;
 
 pub use actor::*;
@@ -62,4 +63,5 @@ pub use step::*;
 pub use timeslice::*;
 pub use timestamp::whole_second;
 pub use usage::*;
+pub use usage_history::*;
 pub use usage_report::*;

@@ -1,6 +1,6 @@
 //! Calls for what GPUs and leases are used for.
 
-use gpush_api::{HostUsage, LeaseId, LeasePast, UsageGrouping, UsageReport};
+use gpush_api::{HostUsage, LeaseId, LeasePast, UsageGrouping, UsageHistory, UsageReport};
 use jiff::Timestamp;
 
 use crate::{client::Client, error::Error, path_segment::segment};
@@ -34,6 +34,22 @@ impl Client {
             path += &format!("&user={}", segment(user));
         }
         self.get(&path).await
+    }
+
+    /// `GET /v1/usage/history`. Returns what each lease was used for since a time, by default in the last 7 days. `user`
+    /// limits the answer to the leases of one user.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`]; [`gpush_api::Code::Denied`] for another user, unless the caller is an administrator.
+    pub async fn usage_history(
+        &mut self,
+        since: Option<Timestamp>,
+        user: Option<&str>,
+    ) -> Result<UsageHistory, Error> {
+        let since = since.map(|since| format!("since={since}"));
+        let user = user.map(|user| format!("user={}", segment(user)));
+        let parameters: Vec<String> = since.into_iter().chain(user).collect();
+        self.get(&format!("/v1/usage/history?{}", parameters.join("&"))).await
     }
 
     /// `GET /v1/leases/{id}/usage`. Returns the recent past of a lease that has not ended.

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::get,
 };
-use gpush_api::{ApiError, Code, HostUsage, LeasePast, UsageGrouping, UsageReport};
+use gpush_api::{ApiError, Code, HostUsage, LeasePast, UsageGrouping, UsageHistory, UsageReport};
 use gpush_openmetrics::Format;
 use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
@@ -32,6 +32,7 @@ pub(super) fn routes() -> Router<HttpHandles> {
     without_parameters(Router::new().route("/v1/leases/{id}/usage", get(past)))
         .route("/v1/usage", get(usage))
         .route("/v1/usage/report", get(report))
+        .route("/v1/usage/history", get(history))
         .route("/metrics", get(metrics))
 }
 
@@ -122,28 +123,87 @@ async fn report(
     caller: Caller,
     Parameters(ReportParameters { since, until, by, user }): Parameters<ReportParameters>,
 ) -> Result<Response, Failure> {
+    let (since, until) = period(since, until, SignedDuration::from_hours(24))?;
+    let only = visible_user(&authorization, &caller, user).await?;
+    let query = ReportQuery { from: since, until, by };
+    limiter
+        .answer(&caller, StatusCode::OK, async move {
+            Ok::<UsageReport, Failure>(usage.report(query, only.as_deref()).await?)
+        })
+        .await
+}
+
+/// Returns the period that a caller names. `length` is the default length.
+fn period(
+    since: Option<Timestamp>,
+    until: Option<Timestamp>,
+    length: SignedDuration,
+) -> Result<(Timestamp, Timestamp), ApiError> {
     let until = until.unwrap_or_else(Timestamp::now);
-    let since = since.unwrap_or_else(|| until - SignedDuration::from_hours(24));
+    let since = since.unwrap_or_else(|| until.saturating_sub(length).unwrap_or(Timestamp::MIN));
     if since >= until {
         let error = ApiError::new(Code::BadRequest, format!("the period is empty: {since} is not before {until}"));
-        return Err(error.hint("name an earlier start, such as `gpushctl usage --since 7d`").into());
+        return Err(error.hint("name an earlier start, such as `gpushctl usage --since 7d`"));
     }
-    let own = authorization.actor(&caller).await;
+    Ok((since, until))
+}
+
+/// Returns the user whose use a caller may see; `None` for all users.
+async fn visible_user(
+    authorization: &Authorization,
+    caller: &Caller,
+    user: Option<String>,
+) -> Result<Option<String>, ApiError> {
+    let own = authorization.actor(caller).await;
     let own = own.user.unwrap_or_else(|| own.uid.to_string());
     let is_admin = caller.viewer.is_admin();
-    let only = match user {
+    Ok(match user {
         Some(user) if !is_admin && user != own => {
-            authorization.admin(&caller, "see the use of other users").await?;
+            authorization.admin(caller, "see the use of other users").await?;
             Some(user)
         }
         None if is_admin => None,
         Some(user) => Some(user),
         None => Some(own),
-    };
-    let query = ReportQuery { from: since, until, by };
+    })
+}
+
+/// Parameters of `GET /v1/usage/history`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(test, derive(utoipa::IntoParams))]
+#[cfg_attr(test, into_params(parameter_in = Query))]
+struct HistoryParameters {
+    /// Start of the period; 7 days ago by default.
+    #[serde(default)]
+    #[cfg_attr(test, param(value_type = Option<String>, format = DateTime))]
+    since: Option<Timestamp>,
+    /// End of the period; now by default.
+    #[serde(default)]
+    #[cfg_attr(test, param(value_type = Option<String>, format = DateTime))]
+    until: Option<Timestamp>,
+    /// Only leases of this user; for administrators.
+    #[serde(default)]
+    user: Option<String>,
+}
+
+/// Returns what each lease of a period was used for. Users see their own leases, administrators those of all users, and
+/// the requests. The answer has at most 5000 ended leases: the newest.
+#[cfg_attr(test, utoipa::path(
+    get, path = "/v1/usage/history", operation_id = "getUsageHistory", tag = "leases", params(HistoryParameters),
+    responses((status = 200, description = "The answer", body = UsageHistory), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+async fn history(
+    State(usage): State<Usage>,
+    State(authorization): State<Authorization>,
+    State(limiter): State<ResponseLimiter>,
+    caller: Caller,
+    Parameters(HistoryParameters { since, until, user }): Parameters<HistoryParameters>,
+) -> Result<Response, Failure> {
+    let (since, until) = period(since, until, SignedDuration::from_hours(7 * 24))?;
+    let only = visible_user(&authorization, &caller, user).await?;
     limiter
         .answer(&caller, StatusCode::OK, async move {
-            Ok::<UsageReport, Failure>(usage.report(query, only.as_deref()).await?)
+            Ok::<UsageHistory, Failure>(usage.lease_history(since, until, only.as_deref()).await?)
         })
         .await
 }
@@ -190,5 +250,5 @@ async fn metrics(
 /// The paths of this module, for the description of the API.
 #[cfg(test)]
 #[derive(utoipa::OpenApi)]
-#[openapi(paths(usage, report, past, metrics))]
+#[openapi(paths(usage, report, history, past, metrics))]
 pub(super) struct UsagePaths;

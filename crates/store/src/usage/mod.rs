@@ -217,6 +217,24 @@ impl View<'_> {
         self.usage_rows("WHERE ended >= ?1 AND ended < ?2 ORDER BY lease", (from_ms, until_ms))
     }
 
+    /// Returns a page of the leases that ended in a period, the newest first: at most `limit` leases whose numbers are below
+    /// `below`. Times are in ms since 1970.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn newest_used_leases(
+        &self,
+        from_ms: i64,
+        until_ms: i64,
+        below: LeaseId,
+        limit: usize,
+    ) -> Result<Vec<EndedLease>, StoreError> {
+        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let rest = "WHERE ended >= ?1 AND ended < ?2 AND lease < ?3 ORDER BY lease DESC LIMIT ?4";
+        self.usage_rows(rest, (from_ms, until_ms, number(below.0), limit))
+    }
+
     fn usage_rows<R: Record>(&self, rest: &str, parameters: impl Params) -> Result<Vec<R>, StoreError> {
         record::select(self.connection, rest, parameters, self.sealed).map_err(|error| match error {
             // The damage is no reason to replace the database, as the damage of another table is.

@@ -171,3 +171,21 @@ fn hours_are_read_page_by_page() {
     }
     assert_eq!(numbers, [0, 2, 4, 6, 8]);
 }
+
+#[test]
+fn newest_leases_of_a_period_are_read_page_by_page() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let store = open(scratch.path());
+    for lease in 1..=6 {
+        let row = usage(lease * 2, lease, i64::try_from(lease).unwrap() * HOUR);
+        store.write(move |tx| tx.record_usage(&row)).wait().unwrap();
+    }
+    let page = |below: u64| {
+        // Lease 6 ends at 7 h, at the end of the period.
+        let read = store.read(move |view| view.newest_used_leases(3 * HOUR, 7 * HOUR, LeaseId(below), 3));
+        read.wait().unwrap().iter().map(|one| one.totals.lease.0).collect::<Vec<_>>()
+    };
+    assert_eq!(page(u64::MAX), [5, 4, 3]);
+    assert_eq!(page(3), [2]);
+    assert_eq!(page(2), [] as [u64; 0]);
+}
