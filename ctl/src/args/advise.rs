@@ -4,8 +4,12 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
 use gpush_api::{MemoryLimit, Percentage};
+use jiff::Timestamp;
 
-use super::{IsolationName, values::duration};
+use super::{
+    IsolationName,
+    values::{duration, since},
+};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Advise {
@@ -36,6 +40,51 @@ Examples:
   gpushctl advise queue --arrivals requests.csv --service 4.5
   gpushctl advise queue --memory 6G --compute 12 --offline dgx-a100")]
     Queue(AdviseQueueArgs),
+    /// Advise smaller shares and other layouts, from recorded use
+    #[command(after_help = "\
+For leases, users and GPUs, the command names the smallest share that would have
+been enough, what it frees, and how sure that is. For the host, it replays the
+recorded requests, and names the layouts that would have met the most. It
+changes nothing. Users see their own leases, administrators those of all users.
+`gpushctl advise --from-use` is the same.
+
+Examples:
+  gpushctl advise from-use
+  gpushctl advise from-use lease L17 --since 2d
+  gpushctl advise from-use user --since 30d
+  gpushctl advise from-use host")]
+    FromUse(AdviseFromUseArgs),
+}
+
+/// `gpushctl advise from-use`.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct AdviseFromUseArgs {
+    /// What the advice is about
+    #[arg(value_enum, value_name = "SUBJECT", default_value = "lease")]
+    pub(crate) subject: AdviseSubject,
+    /// Only these leases, users or GPUs [default: all]
+    #[arg(value_name = "NAME")]
+    pub(crate) names: Vec<String>,
+    /// Only the use after TIME: a time such as 2026-01-31T08:00Z, or how long ago, such as 30d [default: 7d]
+    #[arg(long, value_name = "TIME", value_parser = since, allow_negative_numbers = true)]
+    pub(crate) since: Option<Timestamp>,
+}
+
+/// What advice from recorded use is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AdviseSubject {
+    /// each lease
+    #[value(alias = "leases")]
+    Lease,
+    /// the leases of each user together
+    #[value(alias = "users")]
+    User,
+    /// the leases on each GPU together
+    #[value(alias = "gpus")]
+    Gpu,
+    /// the layouts of all GPUs
+    #[value(aliases = ["layout", "layouts"])]
+    Host,
 }
 
 /// `gpushctl advise mechanism`.

@@ -19,17 +19,32 @@ pub(super) fn of_group(name: &str) -> Option<&'static str> {
     GROUPS.iter().find(|(names, _)| names.contains(&name)).map(|(_, verb)| *verb)
 }
 
+/// The option that stands for the command `advise from-use`.
+const FROM_USE: &str = "--from-use";
+
 /// Inserts the default verb after a group of commands if no verb follows: at the end of the command line, or before an
 /// option. Help requests do not change.
 pub(crate) fn insert(mut words: Vec<OsString>) -> Vec<OsString> {
-    if let Some((at, verb)) = missing(&words) {
+    if let Some((group, option)) = from_use(&words) {
+        words.remove(option);
+        words.insert(group + 1, FROM_USE.trim_start_matches('-').into());
+    } else if let Some((at, verb)) = missing(&words) {
         words.insert(at, verb.into());
     }
     words
 }
 
-/// Returns the position at which a verb is missing, and the default verb.
-fn missing(words: &[OsString]) -> Option<(usize, &'static str)> {
+/// Returns the positions of `advise` and of the option that stands for its command. If a command is named, the option is
+/// wrong.
+fn from_use(words: &[OsString]) -> Option<(usize, usize)> {
+    let group = group_at(words).filter(|at| words[*at] == "advise" || words[*at] == "advice")?;
+    let option = group + words[group..].iter().take_while(|word| *word != "--").position(|word| word == FROM_USE)?;
+    let is_command = |word: &OsString| ["mechanism", "queue", "from-use"].iter().any(|command| word == command);
+    (!words[group..option].iter().any(is_command)).then_some((group, option))
+}
+
+/// Returns the position of the first word that is not an option.
+fn group_at(words: &[OsString]) -> Option<usize> {
     let mut at = 1;
     loop {
         let word = words.get(at)?.to_str()?;
@@ -38,9 +53,14 @@ fn missing(words: &[OsString]) -> Option<(usize, &'static str)> {
         } else if word.starts_with('-') {
             at += 1;
         } else {
-            break;
+            return Some(at);
         }
     }
+}
+
+/// Returns the position at which a verb is missing, and the default verb.
+fn missing(words: &[OsString]) -> Option<(usize, &'static str)> {
+    let at = group_at(words)?;
     let verb = of_group(words[at].to_str()?)?;
     let rest = &words[at + 1..];
     let is_option = |word: &OsString| word.to_str().is_some_and(|word| word.starts_with('-'));
@@ -70,6 +90,9 @@ mod tests {
             ("gpushctl op", "gpushctl op list"),
             ("gpushctl config --effective", "gpushctl config show --effective"),
             ("gpushctl advise --tenants 8", "gpushctl advise mechanism --tenants 8"),
+            ("gpushctl advise --from-use", "gpushctl advise from-use"),
+            ("gpushctl --json advise --from-use --since 7d gpu", "gpushctl --json advise from-use --since 7d gpu"),
+            ("gpushctl advice --since 7d user --from-use", "gpushctl advice from-use --since 7d user"),
         ] {
             assert_eq!(inserted(typed), meant);
         }
@@ -86,6 +109,8 @@ mod tests {
             "gpushctl status",
             "gpushctl --socket lease",
             "gpushctl maintenance",
+            "gpushctl advise queue --from-use",
+            "gpushctl usage --from-use",
         ] {
             assert_eq!(inserted(line), line);
         }

@@ -81,7 +81,10 @@ use clap::{Args, Parser, Subcommand};
 
 use self::values::{duration, duration_or_zero};
 pub(crate) use self::{
-    advise::{Advise, AdviseMechanismArgs, AdviseQueueArgs, DemandFlags, DriverName, WorkloadName, YesNo},
+    advise::{
+        Advise, AdviseFromUseArgs, AdviseMechanismArgs, AdviseQueueArgs, AdviseSubject, DemandFlags, DriverName,
+        WorkloadName, YesNo,
+    },
     config::{Config, ConfigInitArgs, IsolationName, Overrides, SiteName},
     follow::{AuditArgs, EventsArgs, Operation},
     format::{Color, Format, Shell},
@@ -329,7 +332,7 @@ Examples:
         #[arg(long, value_name = "AREA", value_delimiter = ',')]
         only: Vec<gpush_doctor::Area>,
     },
-    /// Choose how to share GPUs, and estimate the latency
+    /// Choose how to share GPUs, estimate latency, find unused capacity
     #[command(subcommand, alias = "advice")]
     Advise(Advise),
     /// Write an archive for a bug report; works without the agent

@@ -27,7 +27,7 @@ use crate::{
 
 /// Files of gpushctl that define JSON output. [`samples`] returns at least one sample of the JSON
 /// that each of these files defines.
-const WITH_DOCUMENTS: [&str; 16] = [
+const WITH_DOCUMENTS: [&str; 17] = [
     "commands/config_check.rs",
     "commands/config_init.rs",
     "commands/doctor.rs",
@@ -41,6 +41,7 @@ const WITH_DOCUMENTS: [&str; 16] = [
     "commands/version.rs",
     "output.rs",
     "render/advise/queueing.rs",
+    "render/advise/recorded_use.rs",
     "render/mig_history.rs",
     "render/status.rs",
     "render/support_bundle.rs",
@@ -190,6 +191,7 @@ pub(super) fn samples() -> Vec<(&'static str, Value)> {
         ("explain of a MIG device", value(&mig_history::tests::destroyed())),
         ("advise mechanism", value(&advise::tests::advice())),
         ("advise queue", value(&advise::tests::estimate())),
+        ("advise from-use", value(&advise::tests::from_use())),
         ("support-bundle", value(&bundle)),
         ("ready", value(&ready::Ready { ready: true, maintenance: None })),
         ("mps clients", Value::Array(clients)),

@@ -91,6 +91,7 @@ const PRINTED: &[(&str, Printed)] = &[
     ("doctor", Printed::Own("doctor")),
     ("advise mechanism", Printed::Own("advise mechanism")),
     ("advise queue", Printed::Own("advise queue")),
+    ("advise from-use", Printed::Own("advise from-use")),
     ("support-bundle", Printed::Own("support-bundle")),
     ("explain", Printed::Own("explain")),
     ("metrics show", Printed::Own("metrics show")),

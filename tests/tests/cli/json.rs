@@ -28,6 +28,8 @@ const COMMANDS: &[(&str, &str, Option<bool>)] = &[
     ("explain", "explain mig", None),
     ("advise mechanism", "advise --tenants 8 --isolation hard --workload inference", None),
     ("advise queue", "advise queue --tenants 2 --hostile", None),
+    ("advise from-use", "advise --from-use", None),
+    ("advise from-use", "advise --from-use host", None),
     ("gpu list", "gpu list", None),
     ("gpu show", "gpu show 0", None),
     ("gpu holders", "gpu holders 0", None),

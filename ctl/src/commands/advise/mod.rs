@@ -1,7 +1,8 @@
-//! `gpushctl advise`: which mechanism and layout, and what latency to expect.
+//! `gpushctl advise`: which mechanism and layout, what latency to expect, and what would have been enough.
 
 mod questions;
 mod queueing;
+mod recorded_use;
 
 use gpush_advice::{Advice, Demand, DriverOwner, Needs};
 use gpush_api::{ApiError, Code, Gpu};
@@ -19,6 +20,7 @@ pub(super) fn run(global: &Global, command: Advise, out: &Output) -> Outcome {
     match command {
         Advise::Mechanism(args) => mechanism(global, args, out),
         Advise::Queue(args) => queueing::run(global, &args, out),
+        Advise::FromUse(args) => super::ask(global, async |client| recorded_use::run(client, &args, out).await),
     }
 }
 
@@ -106,6 +108,7 @@ pub(super) mod tests {
     use gpush_core::preset;
 
     use super::*;
+    pub(in crate::commands) use super::recorded_use::tests::all as from_use;
     use crate::render::advise::queueing::QueueEstimate;
 
     fn arguments() -> AdviseMechanismArgs {

@@ -1,6 +1,7 @@
 //! Draws the output of `gpushctl advise`.
 
 pub(crate) mod queueing;
+pub(crate) mod recorded_use;
 
 use gpush_advice::{Advice, Leaf, ModelAdvice, Packing, Resource};
 

@@ -1,0 +1,180 @@
+//! `gpushctl advise from-use`: smaller shares and other layouts, from recorded use.
+
+use gpush_advice::{
+    LayoutAdvice, SizeAdvice, SizeTotals, SizeVerdict, Totaled, layout_advice, right_sizes, size_totals,
+};
+use gpush_api::{ApiError, Code, Gpu, LeaseId, UsageHistory};
+use gpush_client::Client;
+use gpush_core::quote::Quoted;
+
+use crate::{
+    args::{AdviseFromUseArgs, AdviseSubject},
+    commands::select,
+    exit::{Failure, Outcome},
+    output::Output,
+    render::advise::recorded_use::{FromUse, from_use},
+};
+
+pub(super) async fn run(client: &mut Client, args: &AdviseFromUseArgs, out: &Output) -> Outcome {
+    if args.subject == AdviseSubject::Host && !args.names.is_empty() {
+        let error = ApiError::new(Code::BadRequest, "the advice about layouts is for all GPUs of the host");
+        return Err(error.hint("leave out the names, or see `gpushctl advise from-use --help`").into());
+    }
+    // gpushd refuses to show the use of another user to users.
+    let user = match (args.subject, args.names.as_slice()) {
+        (AdviseSubject::User, [user]) => Some(user.as_str()),
+        _ => None,
+    };
+    let history = client.usage_history(args.since, user).await?;
+    let gpus = client.gpus(true).await?;
+    let found = match args.subject {
+        AdviseSubject::Host => of_host(&history, &gpus)?,
+        AdviseSubject::Lease => of_leases(&history, &gpus, &args.names)?,
+        AdviseSubject::User | AdviseSubject::Gpu => of_groups(&history, &gpus, args)?,
+    };
+    out.show(&found, |look| from_use(&found, &gpus, look))?;
+    Ok(0)
+}
+
+fn empty(history: &UsageHistory, subject: &'static str) -> FromUse {
+    FromUse {
+        from: history.from,
+        until: history.until,
+        subject,
+        has_older_leases: history.has_older_leases,
+        size_advice: Vec::new(),
+        size_totals: Vec::new(),
+        layout_advice: None,
+    }
+}
+
+/// Returns the advice for the layouts of the host.
+///
+/// # Errors
+/// The caller sees only their own leases.
+fn of_host(history: &UsageHistory, gpus: &[Gpu]) -> Result<FromUse, Failure> {
+    if history.user.is_some() {
+        let error = ApiError::new(Code::Denied, "the advice about layouts needs the requests of all users");
+        let error = error.cause("you see only your own leases");
+        return Err(error.hint("for your leases, run `gpushctl advise from-use`").into());
+    }
+    let advice: LayoutAdvice = layout_advice(history, gpus);
+    Ok(FromUse { layout_advice: Some(advice), ..empty(history, "host") })
+}
+
+/// Returns the advice for leases, those that free the most first.
+fn of_leases(history: &UsageHistory, gpus: &[Gpu], names: &[String]) -> Result<FromUse, Failure> {
+    let named: Vec<LeaseId> =
+        names.iter().map(|name| name.parse::<LeaseId>().map_err(|_| not_a_lease(name))).collect::<Result<_, _>>()?;
+    let mut advice = right_sizes(&history.used_leases, gpus);
+    if !named.is_empty() {
+        if let Some(absent) = named.iter().find(|id| advice.iter().all(|one| one.lease_id != **id)) {
+            return Err(unrecorded(&format!("lease {absent}"), history).into());
+        }
+        advice.retain(|one| named.contains(&one.lease_id));
+    }
+    advice.sort_by_key(|one| std::cmp::Reverse((one.is_smaller(), freed(one))));
+    Ok(FromUse { size_advice: advice, ..empty(history, "lease") })
+}
+
+/// Returns what an advice frees, for the order of the list: memory times time.
+fn freed(advice: &SizeAdvice) -> u64 {
+    match &advice.verdict {
+        SizeVerdict::SmallerDevice { freed_slices, .. } => u64::from(*freed_slices) * 8192 * advice.held_s,
+        SizeVerdict::SmallerLimit { freed_mib, .. } => freed_mib.saturating_mul(advice.held_s),
+        SizeVerdict::None { .. } => 0,
+    }
+}
+
+/// Returns the advice for users or GPUs.
+fn of_groups(history: &UsageHistory, gpus: &[Gpu], args: &AdviseFromUseArgs) -> Result<FromUse, Failure> {
+    let advice = right_sizes(&history.used_leases, gpus);
+    let (by, subject) = match args.subject {
+        AdviseSubject::Gpu => (Totaled::ByGpu, "gpu"),
+        AdviseSubject::User | AdviseSubject::Lease | AdviseSubject::Host => (Totaled::ByUser, "user"),
+    };
+    let mut totals: Vec<SizeTotals> = size_totals(&advice, by);
+    if !args.names.is_empty() {
+        let keys: Vec<String> = match by {
+            Totaled::ByUser => args.names.clone(),
+            Totaled::ByGpu => {
+                select(gpus.to_vec(), &args.names)?.into_iter().map(|gpu| gpu.uuid.as_str().to_owned()).collect()
+            }
+        };
+        let is_absent = |key: &&String| by == Totaled::ByUser && totals.iter().all(|one| one.key != **key);
+        if let Some(absent) = keys.iter().find(is_absent) {
+            return Err(unrecorded(&format!("a lease of {}", Quoted(absent)), history).into());
+        }
+        totals.retain(|one| keys.contains(&one.key));
+    }
+    let position = |totals: &SizeTotals| gpus.iter().position(|gpu| gpu.uuid.as_str() == totals.key);
+    // The totals are in the order of the UUIDs. Users know the indexes.
+    totals.sort_by_key(|one| position(one).unwrap_or(usize::MAX));
+    Ok(FromUse { size_totals: totals, ..empty(history, subject) })
+}
+
+fn not_a_lease(name: &str) -> ApiError {
+    let error = ApiError::new(Code::BadRequest, format!("{} is not a lease id", Quoted(name)));
+    error.hint("write L and a number, such as L17; for a user or a GPU, `gpushctl advise from-use user` or `… gpu`")
+}
+
+fn unrecorded(what: &str, history: &UsageHistory) -> ApiError {
+    let since = gpush_api::text::local_time(history.from);
+    let error = ApiError::new(Code::NotFound, format!("{what} was not held since {since}"));
+    error.hint("name an earlier start, such as `--since 30d`, or leave out the name")
+}
+
+#[cfg(test)]
+pub(in crate::commands) mod tests {
+    use super::*;
+    use crate::render::advise::recorded_use::tests::{history, host};
+
+    fn arguments(subject: AdviseSubject, names: &[&str]) -> AdviseFromUseArgs {
+        AdviseFromUseArgs { subject, names: names.iter().map(|&name| name.to_owned()).collect(), since: None }
+    }
+
+    /// Returns advice whose JSON documents have all fields together.
+    pub(in crate::commands) fn all() -> FromUse {
+        let leases = of_leases(&history(), &host(), &[]).unwrap();
+        let users = of_groups(&history(), &host(), &arguments(AdviseSubject::User, &[])).unwrap();
+        let layouts = of_host(&history(), &host()).unwrap();
+        FromUse { size_advice: leases.size_advice, size_totals: users.size_totals, ..layouts }
+    }
+
+    fn message(outcome: Result<FromUse, Failure>) -> String {
+        match outcome.unwrap_err() {
+            Failure::Error(error) => error.message.clone(),
+            Failure::BrokenPipe => panic!("no error"),
+        }
+    }
+
+    #[test]
+    fn named_leases_users_and_gpus_are_selected() {
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        let found = of_leases(&history(), &host(), &names(&["L18"])).unwrap();
+        assert_eq!(found.size_advice.len(), 1);
+        let found = of_groups(&history(), &host(), &arguments(AdviseSubject::User, &["ben"])).unwrap();
+        assert!(found.size_totals.iter().all(|one| one.key == "ben") && !found.size_totals.is_empty());
+        let found = of_groups(&history(), &host(), &arguments(AdviseSubject::Gpu, &["0"])).unwrap();
+        assert!(found.size_totals.iter().all(|one| one.key == host()[0].uuid.as_str()));
+        let all = of_leases(&history(), &host(), &[]).unwrap().size_advice;
+        assert!(all.is_sorted_by_key(|one| std::cmp::Reverse((one.is_smaller(), freed(one)))));
+    }
+
+    #[test]
+    fn wrong_names_are_refused() {
+        let names = |name: &str| vec![name.to_owned()];
+        assert_eq!(message(of_leases(&history(), &host(), &names("anna"))), "`anna` is not a lease id");
+        let absent = message(of_leases(&history(), &host(), &names("L99")));
+        assert!(absent.starts_with("lease L99 was not held since"), "{absent}");
+        let absent = message(of_groups(&history(), &host(), &arguments(AdviseSubject::User, &["zoe"])));
+        assert!(absent.starts_with("a lease of `zoe` was not held since"), "{absent}");
+        assert!(of_groups(&history(), &host(), &arguments(AdviseSubject::Gpu, &["99"])).is_err());
+    }
+
+    #[test]
+    fn layouts_need_the_requests_of_all_users() {
+        let own = UsageHistory { user: Some("anna".to_owned()), request_days: Vec::new(), ..history() };
+        assert!(message(of_host(&own, &host())).contains("requests of all users"));
+    }
+}
