@@ -10,7 +10,7 @@ use crate::possible_layouts::Counts;
 
 /// Maximum number of sets of shares that the search keeps after each GPU. No host that was tested needs it. A search that
 /// reaches it continues with the sets that meet the most so far.
-const MOST_SETS: usize = 100_000;
+const MOST_SETS: usize = 20_000;
 
 /// What one GPU can have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,7 +60,7 @@ pub(crate) fn best_layouts(gpus: &[GpuOptions], met: &[Vec<usize>]) -> BestLayou
         if next.len() > MOST_SETS {
             is_proven = false;
             let mut ranked: Vec<_> = next.into_iter().collect();
-            ranked.sort_by_key(|(shares, _)| std::cmp::Reverse(met_by_shares(met, shares)));
+            ranked.sort_by_key(|(shares, reached)| std::cmp::Reverse((met_by_shares(met, shares), reached.unchanged)));
             ranked.truncate(MOST_SETS);
             next = ranked.into_iter().collect();
         }

@@ -60,7 +60,7 @@ pub struct LayoutAdvice {
     pub is_proven: bool,
     /// GPUs with a fixed layout, or that are granted as a whole.
     pub gpu_layouts: Vec<GpuLayout>,
-    /// GPUs that are left out: their mode has no layout, or gpushd creates their instances on demand.
+    /// GPUs that are left out: their mode has no layout, their layout is dynamic, or their devices are shared through MPS.
     pub left_out: Vec<GpuIndex>,
 }
 
@@ -122,10 +122,12 @@ pub fn layout_advice(history: &UsageHistory, gpus: &[Gpu]) -> LayoutAdvice {
 /// Maximum number of GPU instances on one GPU.
 const MOST_INSTANCES: usize = gpush_core::geometry::MOST_INSTANCES;
 
-/// Returns whether the instances of a GPU are fixed by its rule, or the GPU is granted as a whole.
+/// Returns whether the instances of a GPU are fixed by its rule, or the GPU is granted as a whole. A device that is shared
+/// through MPS is not granted as a MIG device.
 fn has_fixed_layout(gpu: &Gpu) -> bool {
+    let is_shared = |layout: &Vec<String>| layout.iter().any(|entry| entry.ends_with(":mps"));
     match gpu.mode {
-        Mode::Mig => gpu.mig.is_some() && gpu.layout.is_some(),
+        Mode::Mig => gpu.mig.is_some() && gpu.layout.as_ref().is_some_and(|layout| !is_shared(layout)),
         Mode::Exclusive => true,
         Mode::Mps | Mode::Timeslice | Mode::Unmanaged | Mode::NoRule => false,
     }

@@ -332,7 +332,7 @@ Examples:
         #[arg(long, value_name = "AREA", value_delimiter = ',')]
         only: Vec<gpush_doctor::Area>,
     },
-    /// Choose how to share GPUs, estimate latency, find unused capacity
+    /// Choose how to share GPUs, from needs or from recorded use
     #[command(subcommand, alias = "advice")]
     Advise(Advise),
     /// Write an archive for a bug report; works without the agent

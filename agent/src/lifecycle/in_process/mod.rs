@@ -79,6 +79,7 @@ mod startup;
 mod timeslice;
 mod unleased;
 mod usage;
+mod usage_history;
 mod usage_records;
 
 use std::{sync::Arc, time::Duration};

@@ -20,7 +20,7 @@ impl InProcess {
 
     /// Waits until the checkpoint in the store names a lease, or does not name it any more.
     #[expect(clippy::redundant_closure_for_method_calls, reason = "the method accepts only one lifetime of `View`")]
-    async fn until_recorded(&self, granted: &LeaseGrant, is_open: bool) {
+    pub(super) async fn until_recorded(&self, granted: &LeaseGrant, is_open: bool) {
         let needle = format!("\"{}\"", granted.lease.id);
         let store = &self.engine.as_ref().expect("gpushd runs").context.store;
         self.until("a checkpoint", async || {

@@ -123,7 +123,7 @@ async fn report(
     caller: Caller,
     Parameters(ReportParameters { since, until, by, user }): Parameters<ReportParameters>,
 ) -> Result<Response, Failure> {
-    let (since, until) = period(since, until, SignedDuration::from_hours(24))?;
+    let (since, until) = period(since, until, SignedDuration::from_hours(24), "gpushctl usage --since 7d")?;
     let only = visible_user(&authorization, &caller, user).await?;
     let query = ReportQuery { from: since, until, by };
     limiter
@@ -133,17 +133,18 @@ async fn report(
         .await
 }
 
-/// Returns the period that a caller names. `length` is the default length.
+/// Returns the period that a caller names. `length` is the default length, and `example` a command with an earlier start.
 fn period(
     since: Option<Timestamp>,
     until: Option<Timestamp>,
     length: SignedDuration,
+    example: &str,
 ) -> Result<(Timestamp, Timestamp), ApiError> {
     let until = until.unwrap_or_else(Timestamp::now);
     let since = since.unwrap_or_else(|| until.saturating_sub(length).unwrap_or(Timestamp::MIN));
     if since >= until {
         let error = ApiError::new(Code::BadRequest, format!("the period is empty: {since} is not before {until}"));
-        return Err(error.hint("name an earlier start, such as `gpushctl usage --since 7d`"));
+        return Err(error.hint(format!("name an earlier start, such as `{example}`")));
     }
     Ok((since, until))
 }
@@ -199,7 +200,7 @@ async fn history(
     caller: Caller,
     Parameters(HistoryParameters { since, until, user }): Parameters<HistoryParameters>,
 ) -> Result<Response, Failure> {
-    let (since, until) = period(since, until, SignedDuration::from_hours(7 * 24))?;
+    let (since, until) = period(since, until, SignedDuration::from_hours(7 * 24), "gpushctl advise from-use --since 30d")?;
     let only = visible_user(&authorization, &caller, user).await?;
     limiter
         .answer(&caller, StatusCode::OK, async move {

@@ -79,12 +79,13 @@ fn whole_gpu_is_cut_for_refused_devices() {
 
 #[test]
 fn gpus_without_a_fixed_layout_are_left_out() {
-    let mut gpus = host("dgx-a100", &[&["3g.40gb"], &["3g.40gb"], &["3g.40gb"]]);
+    let mut gpus = host("dgx-a100", &[&["3g.40gb"], &["3g.40gb"], &["3g.40gb"], &["3g.40gb"]]);
     gpus[0].layout = None;
     gpus[1].mode = Mode::Mps;
+    gpus[3].layout = Some(vec!["3g.40gb:mps".to_owned()]);
     // The lease is on GPU 0.
     let advice = layout_advice(&history(vec![held("3g.40gb", 0, 5)], vec![line("mig", "3g.40gb", 1)]), &gpus);
-    assert_eq!(advice.left_out, [GpuIndex(0), GpuIndex(1)]);
+    assert_eq!(advice.left_out, [GpuIndex(0), GpuIndex(1), GpuIndex(3)]);
     assert_eq!((advice.replayed(), advice.request_tally.other_grants, advice.request_tally.other_refusals), (0, 1, 1));
     let none = layout_advice(&history(Vec::new(), Vec::new()), &[]);
     assert_eq!((none.met_best, none.gpu_layouts.len()), (0, 0));
@@ -96,6 +97,17 @@ fn room_beside_the_advised_layout_is_named() {
     let advice = layout_advice(&history(vec![held("4g.40gb", 0, 5)], Vec::new()), &gpus);
     let [only] = &advice.gpu_layouts[..] else { panic!("{advice:?}") };
     assert_eq!((&*only.entries, &*only.also_fits), (&["4g.40gb".to_owned()][..], &["3g.40gb".to_owned()][..]));
+}
+
+/// Every profile and the whole GPU are wanted on each GPU of a large host.
+#[test]
+fn best_layouts_of_eight_gpus_are_proven() {
+    let gpus = host("dgx-a100", &[&["1g.10gb"; 7]; 8]);
+    let shares = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", WHOLE];
+    let leases = (0..200).map(|number| held(shares[number % 7], (number % 11) as i64, 12 + (number % 17) as i64));
+    let advice = layout_advice(&history(leases.collect(), Vec::new()), &gpus);
+    assert!(advice.is_proven && advice.met_best > advice.met_today, "{advice:?}");
+    assert_eq!(advice.demands.iter().map(|demand| demand.met_best).sum::<usize>(), advice.met_best);
 }
 
 /// Returns a random layout of a GPU: random profiles at random free places, until several tries in a row have failed.

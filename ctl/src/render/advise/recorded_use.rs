@@ -52,7 +52,8 @@ pub(crate) fn from_use(found: &FromUse, gpus: &[Gpu], look: &Appearance) -> Stri
         return out + &of_host(advice, look);
     }
     if found.size_advice.is_empty() && found.size_totals.is_empty() {
-        return out + "No lease was held in this period.\n";
+        let text = "No lease was held in this period, or gpushd does not record the use (`history.days = 0`).";
+        return out + &lines(text, look);
     }
     if found.size_totals.is_empty() {
         return out + &of_leases(&found.size_advice, look);
@@ -311,7 +312,8 @@ fn host_notes(advice: &LayoutAdvice, look: &Appearance) -> String {
         ));
     }
     if !advice.left_out.is_empty() {
-        notes.push(format!("Left out, because no layout is fixed: {}.", gpu_numbers(&advice.left_out)));
+        let gpus = gpu_numbers(&advice.left_out);
+        notes.push(format!("Left out, because only fixed layouts of MIG devices and whole GPUs are compared: {gpus}."));
     }
     notes.iter().map(|note| remark(note, look)).collect()
 }

@@ -131,7 +131,7 @@ fn advice_for_the_layouts_of_a_host() {
 #[test]
 fn empty_history_says_so() {
     let text = drawn(&FromUse { has_older_leases: true, ..empty() }, Charset::Ascii);
-    assert!(text.contains("No lease was held in this period.") && text.contains("older leases"), "{text}");
+    assert!(text.contains("No lease was held in this period") && text.contains("older leases"), "{text}");
     let none = UsageHistory { used_leases: Vec::new(), request_days: Vec::new(), ..history() };
     let layout_advice = Some(layout_advice(&none, &host()));
     assert_snapshot!(drawn(&FromUse { subject: "host", layout_advice, ..empty() }, Charset::Ascii));
