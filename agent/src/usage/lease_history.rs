@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{
-    ApiError, Gpu, LeaseId, LeaseKind, MemberShare, RequestDay, UsageHistory, UsedLease, UsedTarget,
-};
+use gpush_api::{ApiError, Gpu, LeaseId, LeaseKind, MemberShare, RequestDay, UsageHistory, UsedLease, UsedTarget};
 use gpush_store::{LeaseRecord, RequestCount};
 use gpush_usage::{
     account::{EndedLease, LeaseOwner},

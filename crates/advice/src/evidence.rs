@@ -18,7 +18,7 @@ pub enum Uncertainty {
     NoFullDay,
     /// The memory is not known for a tenth of the time or more.
     MemoryGaps,
-    /// The activity of the multiprocessors is not known, as on MIG devices before Hopper.
+    /// The activity of the multiprocessors is not known, as on GPUs before Hopper.
     NoActivity,
     /// The figures of programs that share a GPU through MPS are estimates.
     Estimate,
@@ -104,10 +104,7 @@ mod tests {
         lease.held_s = lease.memory_known_s;
         assert_eq!(evidence(&lease, true), (Confidence::Medium, vec![Uncertainty::NoFullDay]));
         lease.held_s *= 2;
-        assert_eq!(
-            evidence(&lease, true),
-            (Confidence::Low, vec![Uncertainty::NoFullDay, Uncertainty::MemoryGaps])
-        );
+        assert_eq!(evidence(&lease, true), (Confidence::Low, vec![Uncertainty::NoFullDay, Uncertainty::MemoryGaps]));
         assert_eq!(Evidence::of(&lease, true).sample_count, (DAY_S - 1) / 15);
     }
 

@@ -61,6 +61,7 @@ pub struct LayoutAdvice {
     /// GPUs with a fixed layout, or that are granted as a whole.
     pub gpu_layouts: Vec<GpuLayout>,
     /// GPUs that are left out: their mode has no layout, their layout is dynamic, or their devices are shared through MPS.
+    #[serde(rename = "left_out_gpus")]
     pub left_out: Vec<GpuIndex>,
 }
 
@@ -84,8 +85,7 @@ pub fn layout_advice(history: &UsageHistory, gpus: &[Gpu]) -> LayoutAdvice {
     let (compared, left_out): (Vec<&Gpu>, Vec<&Gpu>) = gpus.iter().partition(|gpu| has_fixed_layout(gpu));
     let uuids: BTreeSet<&str> = compared.iter().map(|gpu| gpu.uuid.as_str()).collect();
     let has_share = |share: &str| share == WHOLE || compared.iter().any(|gpu| has_profile(gpu, share));
-    let requests =
-        RecordedRequests::of(history, |target| uuids.contains(target.gpu_uuid.as_str()), has_share);
+    let requests = RecordedRequests::of(history, |target| uuids.contains(target.gpu_uuid.as_str()), has_share);
     let shares: Vec<&str> = requests.by_share.keys().map(String::as_str).collect();
     let most = compared.len() * MOST_INSTANCES;
     let met: Vec<Vec<usize>> = requests.by_share.values().map(|all| met_by_number(all, most)).collect();
@@ -158,8 +158,7 @@ fn options(gpus: &[&Gpu], shares: &[&str]) -> Vec<GpuOptions> {
             possible
         });
         let today = present(gpu);
-        let counted =
-            |share: &&str| u8::try_from(today.iter().filter(|one| *one == share).count()).unwrap_or(u8::MAX);
+        let counted = |share: &&str| u8::try_from(today.iter().filter(|one| *one == share).count()).unwrap_or(u8::MAX);
         let mut options = possible.clone();
         options.push(shares.iter().map(counted).collect());
         all.push(GpuOptions { present: options.len() - 1, options });

@@ -78,8 +78,7 @@ fn totals(key: &str, share: &str, group: &[&SizeAdvice]) -> SizeTotals {
     let mut enough: Vec<EnoughCount> =
         counts.into_iter().map(|(share, lease_count)| EnoughCount { share, lease_count }).collect();
     enough.sort_by_key(|one| std::cmp::Reverse(one.lease_count));
-    let is_unsampled =
-        |advice: &&&SizeAdvice| advice.verdict == SizeVerdict::None { why: NoAdvice::TooFewSamples };
+    let is_unsampled = |advice: &&&SizeAdvice| advice.verdict == SizeVerdict::None { why: NoAdvice::TooFewSamples };
     let slice_hours = |slices: fn(&SizeAdvice) -> u32| {
         group.iter().map(|advice| f64::from(slices(advice)) * hours(advice.held_s)).sum::<f64>()
     };

@@ -71,7 +71,9 @@ impl Simulated {
             }
             Label::Server => {
                 let (grown, until) = (scaled(base, 1.1 + random.f64() * 0.4), steps / random.usize(2..8));
-                (0..steps).map(|step| base + (grown - base) * (step.min(until) as u64) / (until.max(1) as u64)).collect()
+                (0..steps)
+                    .map(|step| base + (grown - base) * (step.min(until) as u64) / (until.max(1) as u64))
+                    .collect()
             }
             Label::Notebook | Label::Batch => {
                 let pause = if label == Label::Notebook { 0.7 } else { 0.1 };
@@ -117,8 +119,9 @@ impl Simulated {
         }
         let held_s = self.observed as u64 * STEP_S;
         let busy_s = scaled(held_s, self.busy);
-        // An A100 reports no activity of MIG devices.
-        let has_activity = profile.is_none() || !gpu.name.contains("A100");
+        // GPUs before Hopper report no activity of multiprocessors, and their MIG devices no utilization either.
+        let has_activity = !gpu.name.contains("A100");
+        let is_busy_known = has_activity || profile.is_none();
         UsedTarget {
             gpu_uuid: gpu.uuid.clone(),
             share_kind: if profile.is_some() { "mig" } else { "whole" }.to_owned(),
@@ -126,7 +129,7 @@ impl Simulated {
             compute_part: 1.0,
             share_memory_mib,
             held_s,
-            busy_s: if has_activity { busy_s } else { 0 },
+            busy_s: if is_busy_known { busy_s } else { 0 },
             memory_known_s: known_s,
             memory_peak_mib: Some(histogram.peak_mib()),
             memory_p98_mib: histogram.percentile_mib(98),
@@ -145,9 +148,10 @@ fn memory_slices(profile: &GpuProfile) -> u32 {
     profile.placements.iter().map(|placement| u32::from(placement.size)).min().unwrap()
 }
 
-/// Memory slices that the public rule frees, without a check whether the program still fits.
-fn freed_by_public_rule(target: &UsedTarget, gpu: &Gpu) -> u32 {
-    let mean = target.sm_mean.unwrap_or(0.0);
+/// Memory slices that the public rule frees, without a check whether the program still fits. The rule sees the utilization
+/// of whole GPUs, also before Hopper.
+fn freed_by_public_rule(simulated: &Simulated, target: &UsedTarget, gpu: &Gpu) -> u32 {
+    let mean = simulated.activity * simulated.busy;
     let is_advised = target.profile.is_none()
         && (0.0..=0.2).contains(&mean)
         && mean > 0.0
@@ -165,13 +169,15 @@ fn advised_downsizings_fit_and_free_twice_as_much_as_the_public_rule() {
     for number in 0..1500 {
         let gpu = &gpus[random.usize(..gpus.len())];
         let profiles: Vec<&GpuProfile> = gpu.mig.as_ref().unwrap().profiles.iter().collect();
-        let larger: Vec<&&GpuProfile> =
-            profiles.iter().filter(|one| !one.gfx && !one.name.contains(['+', '-']) && memory_slices(one) >= 2).collect();
+        let larger: Vec<&&GpuProfile> = profiles
+            .iter()
+            .filter(|one| !one.gfx && !one.name.contains(['+', '-']) && memory_slices(one) >= 2)
+            .collect();
         let profile = (random.u8(..10) < 4).then(|| *larger[random.usize(..larger.len())]);
         let share_mib = profile.map_or(gpu.memory.total_mib, |profile| profile.memory_mib);
         let simulated = Simulated::random(&mut random, share_mib);
         let target = simulated.recorded(gpu, profile, &mut random);
-        freed_by_rule += freed_by_public_rule(&target, gpu);
+        freed_by_rule += freed_by_public_rule(&simulated, &target, gpu);
         let lease = UsedLease {
             lease_id: LeaseId(number + 1),
             user: "u".to_owned(),
@@ -189,7 +195,10 @@ fn advised_downsizings_fit_and_free_twice_as_much_as_the_public_rule() {
             freed += advice.freed_slices();
         }
     }
-    println!("{advised} advised, {} too small: {too_small:?}; freed {freed}, by the rule {freed_by_rule}", too_small.len());
+    println!(
+        "{advised} advised, {} too small: {too_small:?}; freed {freed}, by the rule {freed_by_rule}",
+        too_small.len()
+    );
     assert!(advised > 300 && freed_by_rule > 100, "the set shows nothing: {advised} {freed_by_rule}");
     assert!(too_small.len() * 100 <= advised * 5, "{} of {advised} ran out of memory", too_small.len());
     assert!(freed >= 2 * freed_by_rule, "{freed} slices, {freed_by_rule} by the public rule");

@@ -42,11 +42,11 @@ Examples:
     Queue(AdviseQueueArgs),
     /// Advise smaller shares and other layouts, from recorded use
     #[command(after_help = "\
-For leases, users and GPUs, the command names the smallest share that would have
-been enough, what it frees, and how sure that is. For the host, it replays the
-recorded requests, and names the layouts that would have met the most. It
+For leases, users and GPUs, the command names the smallest share that would
+have been enough, what it frees, and how sure that is. For the host, it replays
+the recorded requests, and names the layouts that would have met the most. It
 changes nothing. Users see their own leases, administrators those of all users.
-`gpushctl advise --from-use` is the same.
+`advise --from-use` is the same command.
 
 Examples:
   gpushctl advise from-use
@@ -91,7 +91,7 @@ pub(crate) enum AdviseSubject {
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct AdviseMechanismArgs {
     /// Number of users, services or customers that share the host
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true)]
+    #[arg(long, value_name = "NUMBER", value_parser = whole_number, allow_negative_numbers = true)]
     pub(crate) tenants: Option<u32>,
     /// Isolation of tenants: hard (in hardware) or shared (they trust each other)
     #[arg(long, value_enum, value_name = "ISOLATION")]
@@ -133,25 +133,32 @@ pub(crate) struct DemandFlags {
 #[derive(Debug, Clone, Args)]
 pub(crate) struct AdviseQueueArgs {
     /// Number of tenants [default: 7, or one for each value of --rate]
-    #[arg(long, value_name = "NUMBER", conflicts_with = "arrivals", allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        value_parser = whole_number,
+        conflicts_with = "arrivals",
+        allow_negative_numbers = true
+    )]
     pub(crate) tenants: Option<u32>,
     /// Requests each second of a tenant; a list gives one value for each tenant [default: 12]
     #[arg(
         long = "rate",
         value_name = "NUMBER",
+        value_parser = decimal,
         value_delimiter = ',',
         conflicts_with = "arrivals",
         allow_negative_numbers = true
     )]
     pub(crate) rates: Vec<f64>,
     /// Milliseconds of the whole GPU for a request
-    #[arg(long, value_name = "NUMBER", default_value_t = 10.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "NUMBER", default_value = "10", value_parser = decimal, allow_negative_numbers = true)]
     pub(crate) service: f64,
     /// Length of the period; only requests that finish within it count
     #[arg(long, value_name = "DURATION", default_value = "1m", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) period: Duration,
     /// Number of equal MIG instances on the GPU
-    #[arg(long, value_name = "NUMBER", default_value_t = 7, allow_negative_numbers = true)]
+    #[arg(long, value_name = "NUMBER", default_value = "7", value_parser = whole_number, allow_negative_numbers = true)]
     pub(crate) instances: u32,
     /// Read the arrivals from a CSV file with the columns arrival_s and tenant, or - for stdin
     #[arg(long, value_name = "FILE")]
@@ -160,13 +167,27 @@ pub(crate) struct AdviseQueueArgs {
     #[arg(long)]
     pub(crate) hostile: bool,
     /// Start value of the random arrivals; equal values give equal results
-    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    #[arg(long, value_name = "NUMBER", default_value = "1", value_parser = seed, allow_negative_numbers = true)]
     pub(crate) seed: u64,
     #[command(flatten)]
     pub(crate) demand: DemandFlags,
     /// With --memory or --compute: use a preset host or a file of `gpu list --json` instead of gpushd
     #[arg(long, value_name = "PRESET|FILE")]
     pub(crate) offline: Option<String>,
+}
+
+/// Parses a number of tenants or instances.
+fn whole_number(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "write a whole number, such as 8".to_owned())
+}
+
+/// Parses a rate or a number of milliseconds. The unit is fixed.
+fn decimal(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| "write a number without a unit, such as 12 or 4.5".to_owned())
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "write a whole number of 0 or more".to_owned())
 }
 
 /// What programs do.

@@ -63,7 +63,8 @@ async fn history_has_ended_and_open_leases_once_over_a_restart() {
     assert_eq!((named.used_leases.len(), named.user.as_deref()), (1, Some("user1001")));
     let empty = gpushd.get_as::<UsageHistory>(user(0), &format!("{HISTORY}?since=2999-01-01T00:00:00Z")).await;
     assert!(empty.expect_err("no period").message.contains("the period is empty"));
-    let past: UsageHistory = gpushd.get(&format!("{HISTORY}?since=2020-01-01T00:00:00Z&until=2020-01-02T00:00:00Z")).await;
+    let past: UsageHistory =
+        gpushd.get(&format!("{HISTORY}?since=2020-01-01T00:00:00Z&until=2020-01-02T00:00:00Z")).await;
     assert!(past.used_leases.is_empty() && past.request_days.is_empty());
 }
 

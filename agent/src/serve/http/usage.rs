@@ -200,7 +200,8 @@ async fn history(
     caller: Caller,
     Parameters(HistoryParameters { since, until, user }): Parameters<HistoryParameters>,
 ) -> Result<Response, Failure> {
-    let (since, until) = period(since, until, SignedDuration::from_hours(7 * 24), "gpushctl advise from-use --since 30d")?;
+    let (since, until) =
+        period(since, until, SignedDuration::from_hours(7 * 24), "gpushctl advise from-use --since 30d")?;
     let only = visible_user(&authorization, &caller, user).await?;
     limiter
         .answer(&caller, StatusCode::OK, async move {

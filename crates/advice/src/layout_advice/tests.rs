@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::request_replay::{
     ReplayedRequest,
-    tests::{history, held, line},
+    tests::{held, history, line},
 };
 
 /// Returns GPUs of mode `mig`, each with instances of these profiles.
@@ -45,7 +45,10 @@ fn refused_requests_change_the_layout_of_one_gpu() {
     assert_eq!(layouts(&advice).iter().filter(|entries| **entries == ["7g.80gb"]).count(), 1);
     let changed: Vec<_> = advice.gpu_layouts.iter().filter(|gpu| gpu.differs).collect();
     assert_eq!(changed.len(), 1);
-    assert_eq!((changed[0].entries[0].as_str(), &*changed[0].present_entries), ("1g.10gb*7", &["7g.80gb".to_owned()][..]));
+    assert_eq!(
+        (changed[0].entries[0].as_str(), &*changed[0].present_entries),
+        ("1g.10gb*7", &["7g.80gb".to_owned()][..])
+    );
     assert!(advice.is_proven && advice.left_out.is_empty());
     let small = &advice.demands[0];
     assert_eq!((small.share.as_str(), small.requests, small.met_today, small.met_best), ("1g.10gb", 9, 7, 9));
@@ -113,7 +116,8 @@ fn best_layouts_of_eight_gpus_are_proven() {
 /// Returns a random layout of a GPU: random profiles at random free places, until several tries in a row have failed.
 fn random_layout(gpu: &Gpu, random: &mut fastrand::Rng) -> Vec<String> {
     let mig = gpu.mig.as_ref().unwrap();
-    let profiles: Vec<_> = mig.profiles.iter().filter(|profile| !profile.gfx && !profile.placements.is_empty()).collect();
+    let profiles: Vec<_> =
+        mig.profiles.iter().filter(|profile| !profile.gfx && !profile.placements.is_empty()).collect();
     let (mut taken, mut compute, mut failed) = (Vec::<Placement>::new(), 0, 0);
     let mut placed: Vec<String> = Vec::new();
     while failed < 20 {

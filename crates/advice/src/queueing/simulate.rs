@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use gpush_api::{ApiError, Code};
+use gpush_core::geometry::MOST_INSTANCES;
 use serde::Serialize;
 
 use super::Arrival;
@@ -63,6 +64,10 @@ impl Setup {
         }
         if self.instances == 0 {
             return wrong("a GPU with MIG has at least 1 instance", "write for example `--instances 7`");
+        }
+        if usize::try_from(self.instances).is_ok_and(|instances| instances > MOST_INSTANCES) {
+            let message = format!("a GPU has at most {MOST_INSTANCES} MIG instances");
+            return wrong(&message, "write for example `--instances 7`");
         }
         Ok(())
     }

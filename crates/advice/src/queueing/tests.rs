@@ -69,6 +69,7 @@ fn impossible_setups_are_refused() {
         Setup { service_s: f64::NAN, ..SETUP },
         Setup { period_s: -1.0, ..SETUP },
         Setup { instances: 0, ..SETUP },
+        Setup { instances: 9, ..SETUP },
     ] {
         assert_eq!(table(&published(), &setup).unwrap_err().code, Code::BadRequest, "{setup:?}");
     }

@@ -153,7 +153,10 @@ fn mps_lease_gets_a_smaller_memory_limit() {
 #[test]
 fn advice_reads_as_json() {
     let json = serde_json::to_value(advised("dgx-a100", target("mig", Some("3g.40gb"), 8_100, 8_200))).unwrap();
-    assert_eq!((&json["verdict"], &json["profile"], &json["gpu"]), (&"smaller_device".into(), &"1g.10gb".into(), &0.into()));
+    assert_eq!(
+        (&json["verdict"], &json["profile"], &json["gpu"]),
+        (&"smaller_device".into(), &"1g.10gb".into(), &0.into())
+    );
     assert_eq!(json["evidence"]["confidence"], "high");
     let json = serde_json::to_value(advised("dgx-a100", target("whole", None, 0, 0))).unwrap();
     assert_eq!((&json["verdict"], &json["no_advice"]), (&"none".into(), &"no_work".into()));

@@ -107,8 +107,8 @@ pub(super) mod tests {
     };
     use gpush_core::preset;
 
-    use super::*;
     pub(in crate::commands) use super::recorded_use::tests::all as from_use;
+    use super::*;
     use crate::render::advise::queueing::QueueEstimate;
 
     fn arguments() -> AdviseMechanismArgs {

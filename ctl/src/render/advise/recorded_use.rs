@@ -278,8 +278,7 @@ fn layouts(advice: &LayoutAdvice, look: &Appearance) -> String {
         let also = if gpu.also_fits.is_empty() { "-".to_owned() } else { text(&gpu.also_fits) };
         vec![gpu.index.to_string(), text(&gpu.present_entries), text(&gpu.entries), also]
     };
-    let columns =
-        [("GPU", Align::Left), ("TODAY", Align::Left), ("ADVISED", Align::Left), ("ALSO FITS", Align::Left)];
+    let columns = [("GPU", Align::Left), ("TODAY", Align::Left), ("ADVISED", Align::Left), ("ALSO FITS", Align::Left)];
     let mut out = "\n".to_owned() + &table(&columns, changed.iter().map(row).collect(), 0, look);
     let next = if first.entries == [WHOLE] {
         format!("To grant GPU {} as a whole, set `mode = \"exclusive\"` in its rule.", first.index)
