@@ -17,7 +17,7 @@ use crate::state::HostState;
 
 /// Maximum number of leases in one answer. The newest are in it.
 const MOST_LEASES: usize = 5000;
-/// Number of leases that are read at once.
+/// Number of leases that are read at once, so that changes can be recorded in between.
 const PAGE: usize = 1000;
 
 /// A lease with its owner. Its time in the queue is in ms.
@@ -48,9 +48,11 @@ impl Usage {
         drop(turn);
         leases.extend(open.into_iter().filter(|lease| only.is_none_or(|user| lease.owner.user == user)));
         leases.sort_by_key(|lease| std::cmp::Reverse(lease.totals.lease));
-        let ids = leases.iter().map(|lease| lease.totals.lease).collect();
         // The records of old leases are deleted before their totals. Then only the size of the share is known.
-        let records = read_leases(self, ids).await?;
+        let mut records = BTreeMap::new();
+        for some in leases.chunks(PAGE) {
+            records.extend(read_leases(self, some.iter().map(|lease| lease.totals.lease).collect()).await?);
+        }
         let host = self.0.context.state.now();
         let used_lease = |lease: &OwnedLease| used_lease(lease, records.get(&lease.totals.lease), &host);
         Ok(UsageHistory {
@@ -150,8 +152,8 @@ fn used_lease(lease: &OwnedLease, record: Option<&LeaseRecord>, host: &HostState
 fn used_target(member: &MemberTotals, record: Option<&LeaseRecord>, host: &HostState) -> UsedTarget {
     let MemberTotals { hold, sums, memory_p98_mib } = member;
     let of_record = record.iter().flat_map(|record| &record.members).find_map(|member| match &member.share {
-        MemberShare::Mig { profile } if member.target == hold.target && !profile.is_empty() => Some(profile.clone()),
-        _ => None,
+        MemberShare::Mig { profile } => (member.target == hold.target && !profile.is_empty()).then(|| profile.clone()),
+        MemberShare::Mps { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => None,
     });
     let of_gpu = || profile_of_size(&host.gpu(&hold.gpu)?.gpu, hold.share.units, hold.memory_mib);
     let ratio = |millionths: u64| u32::try_from(millionths).ok().map(|millionths| f64::from(millionths) / 1e6);

@@ -139,10 +139,8 @@ fn has_profile(gpu: &Gpu, name: &str) -> bool {
 
 /// Returns today's profiles of a GPU; [`WHOLE`] if it is granted as a whole.
 fn present(gpu: &Gpu) -> Vec<&str> {
-    match (gpu.mode, &gpu.mig) {
-        (Mode::Mig, Some(mig)) => mig.instances.iter().map(|instance| instance.profile.as_str()).collect(),
-        _ => vec![WHOLE],
-    }
+    let mig = gpu.mig.as_ref().filter(|_| gpu.mode == Mode::Mig);
+    mig.map_or_else(|| vec![WHOLE], |mig| mig.instances.iter().map(|instance| instance.profile.as_str()).collect())
 }
 
 /// Returns what each GPU can have. Equal GPUs are searched once.

@@ -107,7 +107,8 @@ fn room_beside_the_advised_layout_is_named() {
 fn best_layouts_of_eight_gpus_are_proven() {
     let gpus = host("dgx-a100", &[&["1g.10gb"; 7]; 8]);
     let shares = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", WHOLE];
-    let leases = (0..200).map(|number| held(shares[number % 7], (number % 11) as i64, 12 + (number % 17) as i64));
+    let leases =
+        shares.iter().cycle().zip(0_i64..200).map(|(share, number)| held(share, number % 11, 12 + number % 17));
     let advice = layout_advice(&history(leases.collect(), Vec::new()), &gpus);
     assert!(advice.is_proven && advice.met_best > advice.met_today, "{advice:?}");
     assert_eq!(advice.demands.iter().map(|demand| demand.met_best).sum::<usize>(), advice.met_best);

@@ -21,10 +21,8 @@ pub(super) async fn run(client: &mut Client, args: &AdviseFromUseArgs, out: &Out
         return Err(error.hint("leave out the names, or see `gpushctl advise from-use --help`").into());
     }
     // gpushd refuses to show the use of another user to users.
-    let user = match (args.subject, args.names.as_slice()) {
-        (AdviseSubject::User, [user]) => Some(user.as_str()),
-        _ => None,
-    };
+    let is_one_user = args.subject == AdviseSubject::User && args.names.len() == 1;
+    let user = args.names.first().filter(|_| is_one_user).map(String::as_str);
     let history = client.usage_history(args.since, user).await?;
     let gpus = client.gpus(true).await?;
     let found = match args.subject {

@@ -1,8 +1,8 @@
 //! Draws `gpushctl advise from-use`.
 
 use gpush_advice::{
-    Evidence, GpuLayout, LayoutAdvice, MOST_REFUSALS, NoAdvice, ObservedNeed, P98_MARGIN, PEAK_MARGIN, SizeAdvice,
-    SizeTotals, SizeVerdict, Uncertainty, WHOLE,
+    Confidence, Evidence, GpuLayout, LayoutAdvice, MOST_REFUSALS, NoAdvice, ObservedNeed, P98_MARGIN, PEAK_MARGIN,
+    ShareDemand, SizeAdvice, SizeTotals, SizeVerdict, Uncertainty, WHOLE,
 };
 use gpush_api::{Gpu, text::local_time};
 use gpush_core::duration;
@@ -195,7 +195,7 @@ fn of_groups(found: &FromUse, gpus: &[Gpu], look: &Appearance) -> String {
             if enough.is_empty() { "-".to_owned() } else { enough },
             hours(totals.held_slice_hours),
             hours(totals.freed_slice_hours),
-            totals.confidence.map_or("-", |confidence| confidence.name()).to_owned(),
+            totals.confidence.map_or("-", Confidence::name).to_owned(),
         ]
     };
     let columns = [
@@ -244,7 +244,7 @@ fn of_host(advice: &LayoutAdvice, look: &Appearance) -> String {
             ("MET TODAY", Align::Right),
             ("MET WITH ADVICE", Align::Right),
         ];
-        let row = |demand: &gpush_advice::ShareDemand| {
+        let row = |demand: &ShareDemand| {
             let numbers = [demand.requests, demand.met_today, demand.met_best].map(|number| number.to_string());
             std::iter::once(look.clean(&demand.share)).chain(numbers).collect()
         };
