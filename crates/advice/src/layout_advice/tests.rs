@@ -105,7 +105,8 @@ fn room_beside_the_advised_layout_is_named() {
 /// Every profile and the whole GPU are wanted on each GPU of a large host.
 #[test]
 fn best_layouts_of_eight_gpus_are_proven() {
-    let gpus = host("dgx-a100", &[&["1g.10gb"; 7]; 8]);
+    let seven: &[&str] = &["1g.10gb"; 7];
+    let gpus = host("dgx-a100", &[seven; 8]);
     let shares = ["1g.10gb", "1g.20gb", "2g.20gb", "3g.40gb", "4g.40gb", "7g.80gb", WHOLE];
     let leases =
         shares.iter().cycle().zip(0_i64..200).map(|(share, number)| held(share, number % 11, 12 + number % 17));
