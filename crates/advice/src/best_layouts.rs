@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use crate::possible_layouts::Counts;
 
-/// Maximum number of sets of shares that the search keeps after each GPU. No host that was tested needs it. A search that
-/// reaches it continues with the sets that meet the most so far.
+/// Maximum number of sets of shares that the search keeps after each GPU. Eight equal GPUs with seven requested shares reach
+/// it. Then the search continues with the sets that meet the most so far, and its result is not proven.
 const MOST_SETS: usize = 20_000;
 
 /// What one GPU can have.
