@@ -1,5 +1,5 @@
-//! Reference processes: an HTTP server that sends a fixed response, and a program that initialises
-//! NVML and then sleeps.
+//! Reference processes: an HTTP server that sends a fixed response, a program that initialises NVML
+//! and then sleeps, and a program that samples GPUs.
 
 use std::{
     io::Read,
@@ -10,6 +10,13 @@ use std::{
 
 use axum::{Router, body::Bytes, http::header::CONTENT_TYPE, routing::get};
 use gpush_tests::host::Host;
+use nvml_wrapper::{
+    Nvml,
+    enums::gpm::GpmMetricId,
+    gpm::{GpmSample, gpm_metrics_get},
+    structs::device::FieldId,
+};
+use nvml_wrapper_sys::bindings::field_id;
 
 /// A reference process, which is killed when this value is dropped.
 pub(crate) struct Bare(pub(crate) Child);
@@ -80,5 +87,62 @@ pub(crate) fn initialise(arguments: &[String]) {
     is_ready();
     loop {
         std::thread::park();
+    }
+}
+
+/// The number of windows of a GPU that one sample reads.
+const WINDOWS: usize = 3;
+
+/// Starts a program that samples the GPU instances of a host each time it reads a byte. `gpus` is a
+/// JSON array of the UUIDs and of the ids of the GPU instances of each GPU.
+pub(crate) fn sampling(host: &Host, gpus: &str) -> Bare {
+    let mut command = own(&["sample"]);
+    command.arg(host.library()).arg(gpus).envs(host.env()).stdin(Stdio::piped());
+    started(command)
+}
+
+/// Samples the GPU instances, and keeps nothing but the windows.
+pub(crate) fn sample(arguments: &[String]) {
+    let [library, gpus] = arguments else { panic!("a library and GPUs") };
+    let (uuids, ids): (Vec<String>, Vec<Vec<u32>>) = serde_json::from_str(gpus).expect("JSON");
+    let nvml = Nvml::builder().lib_path(library.as_ref()).init().expect("NVML");
+    let fields = [
+        field_id::NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION,
+        field_id::NVML_FI_DEV_POWER_INSTANT,
+        field_id::NVML_FI_DEV_POWER_AVERAGE,
+        field_id::NVML_FI_DEV_POWER_CURRENT_LIMIT,
+        field_id::NVML_FI_DEV_MEMORY_TEMP,
+        field_id::NVML_FI_DEV_PERF_POLICY_POWER,
+        field_id::NVML_FI_DEV_PERF_POLICY_THERMAL,
+    ]
+    .map(FieldId);
+    let metrics = [
+        GpmMetricId::GraphicsUtil,
+        GpmMetricId::SmUtil,
+        GpmMetricId::SmOccupancy,
+        GpmMetricId::AnyTensorUtil,
+        GpmMetricId::DramBwUtil,
+    ];
+    let devices: Vec<_> = uuids.iter().map(|uuid| nvml.device_by_uuid(uuid.as_str()).expect("a GPU")).collect();
+    let mut windows: Vec<Vec<Option<GpmSample<'_>>>> =
+        ids.iter().map(|ids| ids.iter().map(|_| None).collect()).collect();
+    is_ready();
+    let mut input = std::io::stdin();
+    for round in 0.. {
+        if input.read_exact(&mut [0]).is_err() {
+            return;
+        }
+        for ((device, ids), windows) in devices.iter().zip(&ids).zip(&mut windows) {
+            device.field_values_for(&fields).expect("fields");
+            device.running_compute_processes().expect("processes");
+            for at in (0..WINDOWS).map(|window| (round * WINDOWS + window) % ids.len()) {
+                let later = device.gpm_mig_sample(ids[at]).expect("a sample");
+                if let Some(earlier) = &windows[at] {
+                    gpm_metrics_get(&nvml, earlier, &later, &metrics).expect("metrics");
+                }
+                windows[at] = Some(later);
+            }
+        }
+        is_ready();
     }
 }
