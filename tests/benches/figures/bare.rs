@@ -9,6 +9,11 @@ use std::{
 };
 
 use axum::{Router, body::Bytes, http::header::CONTENT_TYPE, routing::get};
+use gpush_nvml::{
+    driver::{Driver, Sampling},
+    proto::GpuRef,
+    sample::{InstanceRef, Wanted},
+};
 use gpush_tests::host::Host;
 use nvml_wrapper::{
     Nvml,
@@ -90,21 +95,66 @@ pub(crate) fn initialise(arguments: &[String]) {
     }
 }
 
-/// The number of windows of a GPU that one sample reads.
-const WINDOWS: usize = 3;
+/// A program that samples the GPU instances of a host each time it reads a byte.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Sampler {
+    /// Only the driver calls of gpushd's worker, without a worker.
+    DriverCalls,
+    /// A loop with nvml-wrapper, which reads the same figures.
+    NvmlWrapper,
+}
 
-/// Starts a program that samples the GPU instances of a host each time it reads a byte. `gpus` is a
-/// JSON array of the UUIDs and of the ids of the GPU instances of each GPU.
-pub(crate) fn sampling(host: &Host, gpus: &str) -> Bare {
-    let mut command = own(&["sample"]);
+impl Sampler {
+    fn name(self) -> &'static str {
+        match self {
+            Self::DriverCalls => "sample-calls",
+            Self::NvmlWrapper => "sample-wrapper",
+        }
+    }
+}
+
+/// Starts a program that samples. `gpus` is a JSON array of the references of the GPUs, and of the ids of the GPU
+/// instances of each GPU.
+pub(crate) fn sampling(host: &Host, sampler: Sampler, gpus: &str) -> Bare {
+    let mut command = own(&[sampler.name()]);
     command.arg(host.library()).arg(gpus).envs(host.env()).stdin(Stdio::piped());
     started(command)
 }
 
-/// Samples the GPU instances, and keeps nothing but the windows.
-pub(crate) fn sample(arguments: &[String]) {
+/// Calls `sample` with the number of the round for each byte of the standard input, and answers each with a byte.
+fn rounds(mut sample: impl FnMut(usize)) {
+    is_ready();
+    let mut input = std::io::stdin();
+    let mut round = 0;
+    while input.read_exact(&mut [0]).is_ok() {
+        sample(round);
+        round += 1;
+        is_ready();
+    }
+}
+
+fn parsed(arguments: &[String]) -> (&String, Vec<GpuRef>, Vec<Vec<u32>>) {
     let [library, gpus] = arguments else { panic!("a library and GPUs") };
-    let (uuids, ids): (Vec<String>, Vec<Vec<u32>>) = serde_json::from_str(gpus).expect("JSON");
+    let (gpus, ids) = serde_json::from_str(gpus).expect("JSON");
+    (library, gpus, ids)
+}
+
+/// Samples as gpushd's worker does.
+pub(crate) fn sample_calls(arguments: &[String]) {
+    let (library, gpus, ids) = parsed(arguments);
+    let driver = Driver::load(Some(library.as_ref())).expect("NVML");
+    let mut kept: Vec<Sampling<'_>> = gpus.iter().map(|_| Sampling::default()).collect();
+    rounds(|_| {
+        for ((gpu, ids), kept) in gpus.iter().zip(&ids).zip(&mut kept) {
+            let instances: Vec<InstanceRef> = ids.iter().map(|gi| InstanceRef { gi: *gi, generation: 1 }).collect();
+            kept.sample(&driver, gpu, Some(&instances), Wanted::default()).expect("a sample");
+        }
+    });
+}
+
+/// Samples with nvml-wrapper, and keeps nothing but the windows.
+pub(crate) fn sample_wrapper(arguments: &[String]) {
+    let (library, gpus, ids) = parsed(arguments);
     let nvml = Nvml::builder().lib_path(library.as_ref()).init().expect("NVML");
     let fields = [
         field_id::NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION,
@@ -123,26 +173,20 @@ pub(crate) fn sample(arguments: &[String]) {
         GpmMetricId::AnyTensorUtil,
         GpmMetricId::DramBwUtil,
     ];
-    let devices: Vec<_> = uuids.iter().map(|uuid| nvml.device_by_uuid(uuid.as_str()).expect("a GPU")).collect();
-    let mut windows: Vec<Vec<Option<GpmSample<'_>>>> =
-        ids.iter().map(|ids| ids.iter().map(|_| None).collect()).collect();
-    is_ready();
-    let mut input = std::io::stdin();
-    for round in 0.. {
-        if input.read_exact(&mut [0]).is_err() {
-            return;
-        }
-        for ((device, ids), windows) in devices.iter().zip(&ids).zip(&mut windows) {
+    let devices: Vec<_> = gpus.iter().map(|gpu| nvml.device_by_uuid(gpu.uuid.as_str()).expect("a GPU")).collect();
+    let windows = usize::from(Wanted::default().windows);
+    let mut open: Vec<Vec<Option<GpmSample<'_>>>> = ids.iter().map(|ids| ids.iter().map(|_| None).collect()).collect();
+    rounds(|round| {
+        for ((device, ids), open) in devices.iter().zip(&ids).zip(&mut open) {
             device.field_values_for(&fields).expect("fields");
             device.running_compute_processes().expect("processes");
-            for at in (0..WINDOWS).map(|window| (round * WINDOWS + window) % ids.len()) {
+            for at in (0..windows).map(|window| (round * windows + window) % ids.len()) {
                 let later = device.gpm_mig_sample(ids[at]).expect("a sample");
-                if let Some(earlier) = &windows[at] {
+                if let Some(earlier) = &open[at] {
                     gpm_metrics_get(&nvml, earlier, &later, &metrics).expect("metrics");
                 }
-                windows[at] = Some(later);
+                open[at] = Some(later);
             }
         }
-        is_ready();
-    }
+    });
 }

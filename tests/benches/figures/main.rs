@@ -44,7 +44,8 @@ fn main() -> ExitCode {
         Some("usage") => usage::run().print(),
         Some("packages") => packages::run().print(),
         Some("serve-static") => bare::serve(&arguments[1..]),
-        Some("sample") => bare::sample(&arguments[1..]),
+        Some("sample-calls") => bare::sample_calls(&arguments[1..]),
+        Some("sample-wrapper") => bare::sample_wrapper(&arguments[1..]),
         Some("initialise") => bare::initialise(&arguments[1..]),
         Some("permute") => {
             if let Err(why) = apply::permute_main(&arguments[1..]) {

@@ -19,7 +19,7 @@ use gpush_tests::{
 use serde_json::{Value, json};
 
 use crate::{
-    bare::{self, Bare},
+    bare::{self, Bare, Sampler},
     client::Client,
     ctl,
     footprint::{kib, ran, workers},
@@ -88,8 +88,8 @@ async fn instances(hardware: &Hardware, gpus: &[GpuRef]) -> Vec<Vec<u32>> {
     all
 }
 
-/// The cost of gpushd's samples, and of a program that only makes the same driver calls.
-fn samples() -> (Cost, Cost) {
+/// The cost of a sample of gpushd, of its driver calls alone, and of the same figures with nvml-wrapper.
+fn samples() -> [Cost; 3] {
     let host = Host::up(HOST);
     let agent = ctl::agent(&host);
     ctl::must(&host, &agent, &["mig", "apply", "--gpu", "all", "--layout", "1g.10gb*7"]);
@@ -119,11 +119,13 @@ fn samples() -> (Cost, Cost) {
     let processor = || ran(own) + workers(own).into_iter().map(ran).sum::<f64>();
     let ours = cost(&host, sample, processor);
     drop(hardware);
-    let uuids: Vec<GpuUuid> = gpus.into_iter().map(|gpu| gpu.uuid).collect();
-    let mut loop_ = bare::sampling(&host, &json!([uuids, ids]).to_string());
-    let pid = loop_.0.id();
-    let plain = cost(&host, || one_round(&mut loop_), || ran(pid));
-    (ours, plain)
+    let gpus = json!([gpus, ids]).to_string();
+    let [calls, wrapper] = [Sampler::DriverCalls, Sampler::NvmlWrapper].map(|sampler| {
+        let mut program = bare::sampling(&host, sampler, &gpus);
+        let pid = program.0.id();
+        cost(&host, || one_round(&mut program), || ran(pid))
+    });
+    [ours, calls, wrapper]
 }
 
 /// Lets the bare program take a sample, and waits for its end.
@@ -271,7 +273,7 @@ fn attribution() -> (f64, f64) {
 
 /// Measures samples and `/metrics`.
 pub(crate) fn run() -> Report {
-    let (ours, plain) = samples();
+    let [ours, plain, wrapper] = samples();
     let scrapes = scrapes();
     let Footprint { rows, share } = footprint();
     let (exact, estimates) = attribution();
@@ -280,8 +282,8 @@ pub(crate) fn run() -> Report {
         &format!(
             "The host has 8 H100 GPUs with 56 instances. The table shows the means of {ROUNDS} samples of all GPUs. A \
              sample reads energy, power, limits, processes and three of the seven windows of each GPU. The simulated \
-             driver runs in the worker, so its time is part of both rows. The bare program makes the same driver calls \
-             and keeps nothing. Then {LEASES} leases hold replicas of 8 GPUs, and a client reads `/metrics` {SCRAPES} \
+             driver runs in the worker, so its time is part of all rows. For comparison, a program makes only \
+             the driver calls, and a loop reads the same figures with nvml-wrapper, which needs more calls. Then {LEASES} leases hold replicas of 8 GPUs, and a client reads `/metrics` {SCRAPES} \
              times. The footprint is measured while a scraper reads `/metrics` every {} s, {INTERVALS} times. Finally, \
              simulated processes with known loads work for leases of a whole GPU, of GPU instances and of replicas. For \
              the first two, the error is the largest difference between the activity of a lease and the load of its \
@@ -291,7 +293,12 @@ pub(crate) fn run() -> Report {
         ),
         &["", "driver calls", "processor ms", "resident MiB", "proportional MiB"],
     );
-    for (what, cost) in [("a sample of gpushd", &ours), ("a sample of the bare program", &plain)] {
+    let costs = [
+        ("a sample of gpushd", &ours),
+        ("its driver calls alone", &plain),
+        ("the same figures with nvml-wrapper", &wrapper),
+    ];
+    for (what, cost) in costs {
         let cells = [what.to_owned(), format!("{:.1}", cost.calls), format!("{:.2}", cost.processor_ms)];
         report.rows.push([&cells[..], &[String::new(), String::new()]].concat());
     }
