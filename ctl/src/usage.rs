@@ -164,8 +164,8 @@ mod tests {
     fn every_refused_command_line_has_a_hint() {
         for (line, hint) in [
             ("gpushctl gpu list --color blue", "write one of auto, always, never"),
-            ("gpushctl mig apply --detach --timeout 3", "leave out `--detach` or `--timeout <DURATION>`"),
-            ("gpushctl mig apply --wait=soon", "write 90s, 15m, 1h30m or 2d; a number without a unit means seconds"),
+            ("gpushctl mig apply --detach --timeout 3s", "leave out `--detach` or `--timeout <DURATION>`"),
+            ("gpushctl mig apply --wait=soon", "write 90s, 15m, 1h30m or 2d"),
             ("gpushctl mig apply --timeout 0", "see `gpushctl mig apply --help`"),
             ("gpushctl stop all", "see `gpushctl --help`"),
             ("gpushctl completion bash", "did you mean `gpushctl completions bash`?"),

@@ -36,7 +36,7 @@ use anyhow::Context;
 use gpush_api::{ApiError, GpuUuid};
 use gpush_core::{
     config::Config,
-    desired::{self, ConfigFinding},
+    desired::{self, ConfigFinding, KnownHost},
 };
 use gpush_host::{
     boot,
@@ -438,13 +438,13 @@ async fn read_first(readings: Readings, hardware: Hardware, state: State) {
     match readings.recent().await {
         Ok(observed) => {
             let driver = hardware.status().driver;
-            let (version, simulated) = driver.map_or_else(
-                || ("?".to_owned(), ""),
-                |driver| (driver.version, if driver.simulated { ", simulated" } else { "" }),
-            );
+            let (version, simulated) = driver.as_ref().map_or(("?", ""), |driver| {
+                (driver.version.as_str(), if driver.simulated { ", simulated" } else { "" })
+            });
             tracing::info!("driver {version}{simulated}, number of GPUs: {}", observed.host.gpus.len());
             let gpus = observed.gpus(Viewer::Agent);
-            for finding in desired::findings(&state.config(), Some(&gpus)) {
+            for finding in desired::findings(&state.config(), Some(KnownHost { gpus: &gpus, driver: driver.as_ref() }))
+            {
                 // `config check` and `doctor` report the lints: they do not depend on this start.
                 if let ConfigFinding::Remark(remark) = finding {
                     tracing::warn!("{remark}");

@@ -51,7 +51,11 @@ fn value_after_optional(words: &[&str]) -> Option<ApiError> {
     // The unit may be the next word: `--wait 5 minutes`.
     let joined = words.get(at + 2).and_then(|unit| words::joined_duration(value, unit));
     let message = format!("`{WAIT} {value}` is ambiguous: the duration of {WAIT} must follow an equals sign");
-    let hint = format!("write `{WAIT}={}`", joined.as_deref().unwrap_or(value));
+    let hint = match joined {
+        Some(joined) => format!("write `{WAIT}={joined}`"),
+        None if words::is_number(value) => format!("write `{WAIT}={value}s` or `{WAIT}={value}m`"),
+        None => format!("write `{WAIT}={value}`"),
+    };
     Some(ApiError::new(Code::BadRequest, message).hint(hint))
 }
 
@@ -280,14 +284,14 @@ mod tests {
 
     #[test]
     fn duration_without_equals_sign_is_refused_with_a_hint() {
-        assert_eq!(hint("gpushctl mig apply --wait 30 -g 0").as_deref(), Some("write `--wait=30`"));
+        assert_eq!(hint("gpushctl mig apply --wait 30 -g 0").as_deref(), Some("write `--wait=30s` or `--wait=30m`"));
         assert_eq!(hint("gpushctl mig apply --wait 1h30m").as_deref(), Some("write `--wait=1h30m`"));
         assert_eq!(hint("gpushctl gpu reset 0 --wait 1 hour").as_deref(), Some("write `--wait=1h`"));
         assert!(hint("gpushctl lease list --ended 3").unwrap().starts_with("write `--ended=3` for the last 3 leases"));
         for right in [
             "gpushctl lease list 3 --ended",
             "gpushctl lease list --ended -g 3",
-            "gpushctl mig apply --wait=30 mixed",
+            "gpushctl mig apply --wait=30s mixed",
             "gpushctl mig apply --wait mixed",
             "gpushctl run --mps 25 -- x --wait 3",
         ] {

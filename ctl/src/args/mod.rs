@@ -475,7 +475,7 @@ mod tests {
         for wrong in ["0", "-1", "x"] {
             assert!(Cli::try_parse_from(["gpushctl", "--request-timeout", wrong, "status"]).is_err(), "{wrong}");
         }
-        let cli = Cli::try_parse_from(["gpushctl", "--request-timeout", "0.5", "status"]).unwrap();
+        let cli = Cli::try_parse_from(["gpushctl", "--request-timeout", "0.5s", "status"]).unwrap();
         assert_eq!(cli.global.request_timeout, Duration::from_millis(500));
     }
 

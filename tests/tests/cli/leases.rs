@@ -104,7 +104,7 @@ fn run_without_free_capacity_fails_or_waits_in_the_queue() {
     assert_eq!(code, 125, "{text}");
     let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h"]);
     assert!(code == 4 && text.contains(held.line.split(' ').next().expect("an id")), "{text}");
-    let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h", "--wait=1"]);
+    let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h", "--wait=1s"]);
     assert_eq!(code, 8, "{text}");
 
     // A killed client leaves the queue.

@@ -115,6 +115,7 @@ pub(super) const OTHER_WORDS: &[(&str, &[&str], &str)] = &[
 pub(super) const MISPLACED_WORDS: &[(&str, &[&str], &str)] = &[
     ("", &["log_level", "loglevel"], "write [log] on a line of its own, and `level` below it"),
     ("", &["gpus", "rule", "rules"], "write [[gpu]] above each rule"),
+    ("", &["quotas"], "write [[quota]] above each quota"),
     ("", &["version"], "remove the line: the config has no version"),
     ("", &["sharing"], "write [[gpu]] above each rule, with mode = \"mps\" or mode = \"timeslice\""),
     (
