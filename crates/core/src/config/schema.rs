@@ -41,7 +41,7 @@ pub const LEASES: Section = Section { header: "[leases]", keys: &["placement", "
 /// `[history]`
 pub const HISTORY: Section = Section { header: "[history]", keys: &["days"] };
 /// `[metrics]`
-pub const METRICS: Section = Section { header: "[metrics]", keys: &["readers"] };
+pub const METRICS: Section = Section { header: "[metrics]", keys: &["readers", "job_files"] };
 /// `[notify]`
 pub const NOTIFY: Section = Section { header: "[notify]", keys: &["before", "command", "user"] };
 /// `[slurm]`
