@@ -92,7 +92,11 @@ async fn process_on_a_leased_whole_gpu_of_another_user_is_reported() {
         host.until("the GPU is free", async || host.post_as(user(OTHER), "/v1/leases", &body).await.ok()).await;
     let mut listener = host.listen("?kinds=unleased", None).await;
     let job = host.job(HOLDER, 0, ProcessKind::Compute);
-    host.shown_with_its_gpu(&job, &format!("lease {} holds the device, and belongs to another user than the process", granted.lease.id)).await;
+    host.shown_with_its_gpu(
+        &job,
+        &format!("lease {} holds the device, and belongs to another user than the process", granted.lease.id),
+    )
+    .await;
     let is_found = |event: &Event| {
         let EventPayload::Unleased(change) = &event.what else { return false };
         change.pid == Some(job.pid()) && change.step == UnleasedStep::Found
