@@ -26,7 +26,7 @@ pub(crate) fn brief(usage: &LeaseUsageSummary) -> String {
         Some(UseState::Busy) => "busy".to_owned(),
         Some(UseState::Idle) => format!("idle{for_time}"),
         Some(UseState::Empty) => format!("empty{for_time}"),
-        Some(UseState::Unknown) => "use not known".to_owned(),
+        Some(UseState::Unknown) => "unknown".to_owned(),
         None => String::new(),
     }
 }
@@ -57,8 +57,9 @@ impl Surroundings<'_> {
     }
 }
 
-/// Returns the activity and the usual memory on each target of a lease: name and value.
-fn figures_of_targets(usage: &LeaseUsage) -> Vec<(&'static str, String)> {
+/// Returns the usual memory and the activity on each target of a lease: name and value. With `is_after_memory`, the memory
+/// continues the fact before it.
+fn figures_of_targets(usage: &LeaseUsage, is_after_memory: bool) -> Vec<(&'static str, String)> {
     let all = |text: fn(&TargetUsage) -> Option<String>| {
         let known: Vec<String> = usage.target_usage.iter().filter_map(text).collect();
         (known.len() == usage.target_usage.len() && !known.is_empty()).then(|| known.join(", "))
@@ -67,7 +68,8 @@ fn figures_of_targets(usage: &LeaseUsage) -> Vec<(&'static str, String)> {
     let p98 = all(|target| Some(format!("{} GiB", gib(target.memory_p98_mib?))));
     let estimate = if usage.target_usage.iter().any(|target| target.estimate) { " (estimate)" } else { "" };
     let mean = mean.map(|mean| ("activity", format!("SM {mean} on average{estimate}")));
-    let p98 = p98.map(|p98| ("", format!("at most {p98} in 98 % of the time")));
+    let p98 =
+        p98.map(|p98| (if is_after_memory { "" } else { "memory" }, format!("at most {p98} in 98 % of the time")));
     p98.into_iter().chain(mean).collect()
 }
 
@@ -90,8 +92,9 @@ pub(super) fn facts(lease: &Lease, surroundings: &Surroundings<'_>, look: &Appea
     if let Some(peak) = usage.memory_peak_mib {
         facts.push(("memory", format!("at most {} GiB", gib(peak))));
     }
-    if let Some(usage) = surroundings.usage.iter().find(|usage| usage.lease_id == lease.id) {
-        facts.extend(figures_of_targets(usage));
+    if let Some(targets) = surroundings.usage.iter().find(|targets| targets.lease_id == lease.id) {
+        let is_after_memory = usage.memory_peak_mib.is_some();
+        facts.extend(figures_of_targets(targets, is_after_memory));
     }
     if let Some(joules) = usage.energy_j {
         facts.push(("energy", format!("{} ({})", energy(joules), method(usage.energy_method))));
@@ -326,6 +329,9 @@ mod tests {
         slowed: 12 % of the time, by the power limit of the GPU
         : on the same GPU now: L30 of alice (busy), L22 of uid 1001
         ");
+        let slowed = lease.usage.clone().map(|usage| LeaseUsageSummary { memory_peak_mib: None, ..usage });
+        let without_peak = facts(&Lease { usage: slowed, ..lease.clone() }, &surroundings, &look);
+        assert_eq!(without_peak[2], ("memory", "at most 8.0 GiB in 98 % of the time".to_owned()));
         let alone = facts(&lease, &Surroundings::default(), &look);
         assert!(alone.iter().all(|(_, value)| !value.contains("same GPU")));
     }
