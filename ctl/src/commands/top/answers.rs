@@ -85,9 +85,9 @@ impl HostAnswers {
 
 /// Returns whether a lease that requests the GPUs `wanted` may get one of these GPUs.
 fn may_wait_for(wanted: &[String], gpus: &[Gpu]) -> bool {
-    let selectors = wanted.iter().flat_map(|text| text.split(',')).map(str::parse::<Selector>);
+    let mut selectors = wanted.iter().flat_map(|text| text.split(',')).map(str::parse::<Selector>);
     let matches = |selector: Selector| gpus.iter().any(|gpu| selector.matches(gpu));
-    wanted.is_empty() || selectors.into_iter().any(|selector| selector.map_or(true, matches))
+    wanted.is_empty() || selectors.any(|selector| selector.map_or(true, matches))
 }
 
 /// Returns whether a GPU has all the activity that its source can report. The first sample of GPU performance monitoring

@@ -65,9 +65,9 @@ impl Holding {
 
 /// Returns the lease that holds all of the device of this GPU with this UUID.
 pub(crate) fn holding(gpu: &Gpu, uuid: &str, leases: &[Lease], look: &Appearance) -> Option<Holding> {
-    let open = leases.iter().filter(|lease| lease.state != LeaseState::Ended);
+    let mut open = leases.iter().filter(|lease| lease.state != LeaseState::Ended);
     let is_here = |member: &LeaseMember| member.gpu_uuid == gpu.uuid && member.target.as_str() == uuid;
-    let lease = open.into_iter().find(|lease| lease.members.iter().any(|one| is_here(one) && is_alone(one)))?;
+    let lease = open.find(|lease| lease.members.iter().any(|one| is_here(one) && is_alone(one)))?;
     Some(Holding {
         uid: lease.holder.uid,
         holder: holder(lease, look),
