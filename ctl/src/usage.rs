@@ -92,6 +92,7 @@ fn hint(error: &Error, words: &[OsString]) -> Option<String> {
                 .flat_map(|kind| strings(error, kind))
                 .collect();
             match both.as_slice() {
+                [one, other] if one == other => Some(format!("write {} only once", shown(one))),
                 [one, other] => Some(format!("leave out {} or {}", shown(one), shown(other))),
                 _ => None,
             }
@@ -165,6 +166,10 @@ mod tests {
         for (line, hint) in [
             ("gpushctl gpu list --color blue", "write one of auto, always, never"),
             ("gpushctl mig apply --detach --timeout 3s", "leave out `--detach` or `--timeout <DURATION>`"),
+            (
+                "gpushctl metrics serve --listen 127.0.0.1:1 --listen 127.0.0.1:2",
+                "write `--listen <ADDRESS>` only once",
+            ),
             ("gpushctl mig apply --wait=soon", "write 90s, 15m, 1h30m or 2d"),
             ("gpushctl mig apply --timeout 0", "see `gpushctl mig apply --help`"),
             ("gpushctl stop all", "see `gpushctl --help`"),

@@ -6,6 +6,14 @@ use jiff::Timestamp;
 use crate::{client::Client, error::Error, path_segment::segment};
 
 impl Client {
+    /// `GET /v1/usage`. Does not start samples: a figure is as old as the last sample.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn usage(&mut self) -> Result<HostUsage, Error> {
+        self.get("/v1/usage").await
+    }
+
     /// `GET /v1/usage?watch=true`. While a client repeats the request, gpushd samples the GPUs each second. So the first
     /// answer has few figures.
     ///

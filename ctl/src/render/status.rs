@@ -85,7 +85,7 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Appearance) -> 
     let mut out = header(status, look);
     let gpus: Vec<Gpu> = status.gpus.iter().map(|gpu| with_servers(gpu, &status.mps)).collect();
     let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, &status.users_of(gpu), look)).collect();
-    let columns = gpu::Columns::of(rows.iter().flatten());
+    let columns = gpu::Columns::of(rows.iter().flatten(), look);
     let drawn = |gpu: &Gpu, rows: &[gpu::Row]| {
         let users = status.users_of(gpu);
         if brief { gpu::brief_block(gpu, &users, look) } else { gpu::block(gpu, rows, &users, columns, look) }

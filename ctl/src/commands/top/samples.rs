@@ -271,5 +271,13 @@ pub(crate) fn host() -> HostAnswers {
     }
     let processes = GpuProcesses { policy: UnleasedPolicy::Report, processes: processes(), unknown: Vec::new() };
     let own = BTreeSet::from([LeaseId(12), LeaseId(17)]);
-    HostAnswers { status, usage, processes: Some(processes), processes_error: None, own, at: at(3) }
+    HostAnswers {
+        status,
+        usage,
+        processes: Some(processes),
+        processes_error: None,
+        others: BTreeSet::new(),
+        own,
+        at: at(3),
+    }
 }
