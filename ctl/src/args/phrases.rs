@@ -45,6 +45,8 @@ const SETS: [(&str, &[&str]); 8] = [
             "terminate",
             "destroy",
             "drop",
+            "kick",
+            "evict",
         ],
     ),
     ("<show>", &["logs", "log", "get", "describe", "show", "info", "status", "inspect", "details", "wait", "list"]),
@@ -77,6 +79,9 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("lease|leases <end> -u|--user {w} $", &["lease end --user {w} --reason TEXT"]),
     ("lease|leases end|stop|cancel|release {name} $", &["lease end --user {name} --reason TEXT"]),
     ("lease|leases show all", &["lease list"]),
+    ("lease|leases grant|give {name}", &["lease request --user {name}"]),
+    ("book $", &["lease request --for 2h"]),
+    ("mine|my $", &["lease list --mine"]),
     ("scancel {n}", &["lease end L{n}"]),
     ("<renew> {L} [--for|--by|--time|--duration|-t] {D} $", &["lease renew {L} --for {D}"]),
     ("<lease> <renew> {L} [--for|--by|--time|--duration|-t] {D} $", &["lease renew {L} --for {D}"]),
@@ -106,6 +111,10 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("history|sacct -n|--number|--last|--limit {n} $", &["lease list --ended={n}"]),
     ("history|sacct", &["lease list --ended"]),
     ("bill|bills|billing|accounting|report|sreport|energy|cost|costs", &["usage"]),
+    ("usage --month|month|monthly $", &["usage --since 30d"]),
+    ("usage --week|week|weekly $", &["usage --since 7d"]),
+    ("usage --day|--today|day|today $", &["usage --since 24h"]),
+    ("usage {name} $", &["usage --user {name}"]),
     ("squeue|queue|jobs|job|who --me|--mine $", &["lease list --mine"]),
     ("squeue|queue|jobs|job|who -u|--user {w} $", &["lease list --user {w}"]),
     ("squeue|queue|jobs|job|who -j|--job {w}", &["lease list"]),
@@ -154,6 +163,7 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("sinfo|scontrol", &["status"]),
     ("timeslice|timeslices|time-slicing list|ls|status", &["gpu list"]),
     ("ps --mine|--me|-ef|-e|-a|-A|--all|aux|list|ls", &["ps"]),
+    ("ps -p|--pid {n}", &["ps"]),
     // MIG.
     ("mig {gpu}", &["mig list {gpu}"]),
     ("mig-parted|nvidia-mig-parted apply -f|--config-file {w}", &["mig apply --file {w}"]),
@@ -203,23 +213,32 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("config check|validate|lint|verify {w} {file} $", &["config check --offline {w} {file}"]),
     ("config view|get|cat|print|list", &["config show"]),
     ("config lint|validate|test|verify|path|file", &["config check"]),
-    ("config reload {file} $", &["config check {file}"]),
+    ("config reload|load|use|install {file} $", &["config check {file}"]),
+    ("config load|use|install $", &["config reload"]),
+    ("config init|new|create|generate {w} $", &["config init --site {w}"]),
+    ("config overrides|override {gpu} $", &["config overrides list {gpu}"]),
     ("config export|dump $", &["config show --effective"]),
     ("config overrides|override remove|delete|rm|reset|end|undo", &["config overrides clear"]),
     ("config undo|rollback|revert $", &["config diff"]),
-    ("edit", &["config show"]),
     ("reload config|<agent>|--force|-f|--now|--all $", &["config reload"]),
     ("ping", &["version"]),
     ("-v|-V $", &["version"]),
     ("health|healthcheck|check|diagnose|diag", &["doctor"]),
     ("doctor --fix|-v|--verbose|--all|-a|check|run|gpu|gpus|all", &["doctor"]),
     ("doctor {w}", &["doctor --only {w}"]),
+    // Maintenance is for the whole host.
+    ("maintenance enter|on|start|begin {gpu}", &["gpu drain {gpu}"]),
+    ("maintenance leave|off|stop|end|exit {gpu}", &["gpu uncordon {gpu}"]),
+    ("metrics serve {n} $", &["metrics serve --listen 127.0.0.1:{n}"]),
+    ("version --short|--client|-s|-c|--verbose", &["version"]),
+    ("docker|podman", &["!docker run --rm $(gpushctl lease env L17 -o docker) IMAGE"]),
     ("enter|start|begin maintenance", &["maintenance enter"]),
     ("leave|stop|end|exit|finish maintenance", &["maintenance leave"]),
     // systemd.
     ("restart [<agent>] $", &["!systemctl restart gpushd"]),
     ("start [<agent>] $", &["!systemctl start gpushd"]),
     ("stop [<agent>] $", &["!systemctl stop gpushd"]),
+    ("shutdown $", &["!systemctl stop gpushd"]),
     ("enable <agent> $", &["!systemctl enable gpushd"]),
     ("disable <agent> $", &["!systemctl disable gpushd"]),
     ("daemon-reload", &["!systemctl daemon-reload"]),
@@ -258,7 +277,7 @@ const READ_ONLY: [&str; 19] = [
 
 /// A command line that the user may have meant.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Meant {
+pub(crate) enum Meant {
     /// Words after `gpushctl`.
     Gpushctl(Vec<String>),
     /// A command line of another program.
