@@ -23,7 +23,7 @@ pub(crate) fn error(
 ) -> ApiError {
     let typed: Option<Vec<&str>> = words.iter().skip(1).map(|word| word.to_str()).collect();
     let typed = typed.unwrap_or_default();
-    let (meant, remark) = match correction::correction(&typed) {
+    let (meant, remark) = match correction::correction(&typed, nix::unistd::geteuid().is_root()) {
         Some(meant) => (Some(meant), ""),
         None => (missing::completed(&error, &typed), missing::remark(&error)),
     };

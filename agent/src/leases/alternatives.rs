@@ -56,9 +56,12 @@ impl Alternatives<'_> {
         Some(format!("request a share that you may lease: `gpushctl run {flags} -- COMMAND`"))
     }
 
-    /// Returns the error for a request without a share, with the options for those that the holder may lease.
-    pub(super) fn with_requests(&self, error: RequestError) -> ApiError {
-        let requests = joined(self.requests().values());
+    /// Returns the error for a request without a share, with the options for those that the holder may lease. `kinds` are
+    /// the kinds that the selected GPUs offer.
+    pub(super) fn with_requests(&self, error: RequestError, kinds: &[LeaseKind]) -> ApiError {
+        let mut requests = self.requests();
+        requests.retain(|kind, _| kinds.contains(kind));
+        let requests = joined(requests.values());
         let error = ApiError::from(error);
         if requests.is_empty() { error } else { error.hint(format!("add {requests}")) }
     }

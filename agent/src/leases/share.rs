@@ -65,7 +65,7 @@ pub(super) fn share(
             }
             let share = match &request.target {
                 Some(text) => of_target(text)?,
-                None => request::default_share(&kinds).map_err(|error| alternatives.with_requests(error))?,
+                None => request::default_share(&kinds).map_err(|error| alternatives.with_requests(error, &kinds))?,
             };
             // Check again: the valid counts depend on the kind, and the kind is known only now.
             request::check(&LeaseRequest { share: share.clone(), ..request.clone() })?;

@@ -14,7 +14,7 @@ use super::{
 };
 
 /// Returns the command line that the user probably meant. `typed` are the words without `gpushctl`.
-pub(crate) fn correction(typed: &[&str]) -> Option<Meant> {
+pub(crate) fn correction(typed: &[&str], is_root: bool) -> Option<Meant> {
     let words = typed.to_vec();
     let joined = joined_durations(&words).unwrap_or_default();
     let words = if joined.is_empty() { words } else { joined.iter().map(String::as_str).collect() };
@@ -70,7 +70,7 @@ pub(crate) fn correction(typed: &[&str]) -> Option<Meant> {
             .map(|words| [words, help].concat())
             .or_else(|| spelling::corrected(&line.words).filter(|words| accepted(words)))
     })?;
-    Some(Meant::Gpushctl(with_reason(found, typed, nix::unistd::geteuid().is_root())))
+    Some(Meant::Gpushctl(with_reason(found, typed, is_root)))
 }
 
 /// Adds a reason to the end of leases that root revokes: without a reason, only root's own leases end.

@@ -31,10 +31,10 @@ const SECTIONS: [(&str, &[&str]); 3] = [
 /// The end of the first page: examples, exit statuses and other facts about all commands.
 pub(crate) const FIRST_PAGE_NOTES: &str = "\
 Examples:
-  gpushctl status                             # GPUs, their users, what is free
+  gpushctl status                             # users of GPUs, free shares
   gpushctl run --mig 1g.10gb -- python x.py   # run a program on a share
   gpushctl lease list --mine                  # your leases
-  gpushctl apply --dry-run                    # what a new config would change
+  gpushctl apply --dry-run                    # what would change on GPUs
 
 GPUs are named by index, range 0-3, (start of) UUID, PCI address, or model.
 Durations are 90s, 15m, 1h30m, 2d, or a number of seconds.
@@ -48,8 +48,8 @@ Exit status:
   only `run`: 125 no lease, 126 command not runnable, 127 not found
 
 Environment:
-  GPUSH_SOCKET  socket of gpushd [default: /run/gpush/gpushd.sock; if it does
-                not exist, $XDG_RUNTIME_DIR/gpush/gpushd.sock]
+  GPUSH_SOCKET  socket of gpushd [default: /run/gpush/gpushd.sock, or
+                $XDG_RUNTIME_DIR/gpush/gpushd.sock if it does not exist]
   GPUSH_CONFIG  config file for `config check` and offline plans
   NO_COLOR      no colours; otherwise, a terminal has colours
   LANG          if it is not UTF-8, drawings use ASCII only";
@@ -234,7 +234,12 @@ mod tests {
     #[test]
     fn examples_of_groups_can_be_parsed() {
         for line in OF_GROUPS.iter().flat_map(|(_, lines)| lines.lines()) {
-            let words: Vec<String> = line.split(' ').skip(1).map(|word| word.trim_matches('\'').to_owned()).collect();
+            // Every second part of the line is in quotes.
+            let parts = line.split('\'').enumerate().flat_map(|(at, part)| match at % 2 {
+                0 => part.split_whitespace().map(str::to_owned).collect(),
+                _ => vec![part.to_owned()],
+            });
+            let words: Vec<String> = parts.skip(1).collect();
             assert!(super::super::words::can_be_parsed(&words), "{line}");
         }
     }

@@ -97,6 +97,7 @@ const PHRASES: &[(&str, &[&str])] = &[
     ("<create> lease|leases $", &["lease request --for 2h"]),
     ("<create> lease|leases", &["lease request"]),
     ("list|ls|get leases|lease|jobs|job $", &["lease list"]),
+    ("list|ls|get leases|lease|jobs|job -o|--output {w} $", &["lease list -o {w}", "lease list -o json"]),
     ("lease|leases mine|my|me", &["lease list --mine"]),
     ("lease|leases list|ls --me|--my|-m", &["lease list --mine"]),
     ("lease|leases history|ended|past|old [-n|--number|--last|--limit] {n} $", &["lease list --ended={n}"]),

@@ -162,7 +162,7 @@ async fn hint_names_only_what_the_user_may_lease() {
                   [[quota]]\nusers = [\"user1000\", \"user1001\"]\nkinds = [\"mig\", \"whole\"]\n\
                   [[quota]]\nusers = [\"user1003\"]\nkinds = [\"mps\"]\n";
     let host = InProcess::start("dgx-a100", 3, config).await;
-    host.apply_rules(&["all"]).await;
+    host.apply_rules(&["0-1"]).await;
     let shares = [json!({ "kind": "mps" }), json!({ "kind": "whole" }), json!({ "kind": "default" })];
     let mig = "`gpushctl run --mig 1g.10gb -- COMMAND`";
     let ask = "ask an administrator for access: the rules of the config say who may lease the GPUs";

@@ -6,7 +6,7 @@ use crate::args::typed;
 fn corrected(line: &str) -> Option<String> {
     let words: Vec<&str> = line.split(' ').collect();
     assert!(Cli::try_parse_from(&words).is_err(), "`{line}` is a command");
-    text(correction(&words[1..])?)
+    text(correction(&words[1..], false)?)
 }
 
 fn text(meant: Meant) -> Option<String> {
@@ -363,7 +363,7 @@ fn request_of_another_tool_keeps_its_share() {
         ("run --slice 1g.10gb -- ./x", "run --mig 1g.10gb -- ./x"),
         ("run --gpus all ubuntu nvidia-smi", &format!("run --whole -- {docker}")),
     ]);
-    let quoted = |command: &str| text(correction(&["run", "--mig", "1g.10gb", command])?);
+    let quoted = |command: &str| text(correction(&["run", "--mig", "1g.10gb", command], false)?);
     assert_eq!(quoted("python3 train.py").as_deref(), Some("gpushctl run --mig 1g.10gb -- python3 train.py"));
     let piped = "gpushctl run --mig 1g.10gb -- sh -c './x | tee log'";
     assert_eq!(quoted("./x | tee log").as_deref(), Some(piped));

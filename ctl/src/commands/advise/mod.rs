@@ -51,13 +51,13 @@ fn needs(args: &AdviseMechanismArgs) -> Result<Needs, ApiError> {
         let name = |value: Option<clap::builder::PossibleValue>, example: &str| {
             value.map_or_else(|| example.to_owned(), |value| value.get_name().to_owned())
         };
-        let hint = format!(
-            "for example `gpushctl advise mechanism --tenants {} --isolation {} --workload {}`",
+        let command = format!(
+            "gpushctl advise mechanism --tenants {} --isolation {} --workload {}",
             args.tenants.unwrap_or(8),
             name(args.isolation.and_then(|one| one.to_possible_value()), "hard"),
             name(args.workload.and_then(|one| one.to_possible_value()), "inference"),
         );
-        return Err(ApiError::new(Code::BadRequest, message).hint(hint));
+        return Err(ApiError::new(Code::BadRequest, message).hint(format!("for example `{command}`")));
     };
     let yes = |answer: Option<YesNo>| answer == Some(YesNo::Yes);
     Ok(Needs {
