@@ -303,8 +303,8 @@ Examples:
     },
     /// Examine this host for problems that affect gpush
     #[command(after_help = "\
-Examines files, processes and gpushd, and changes nothing. Works without gpushd.
-As root it sees more. Exit status 3 if there is a problem.
+Examines files, processes and gpushd, and changes nothing. Works without
+gpushd. As root it sees more. Exit status 3 if there is a problem.
 
 Examples:
   gpushctl doctor
