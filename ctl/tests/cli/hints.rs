@@ -45,9 +45,19 @@ fn hints_name_only_what_the_caller_may_lease() {
     for (modes, kinds, typed, expected) in [
         (&two[..], None, "run true", "`run --mig 1g.10gb -- true`? This host also has `--mps 25` or `--whole`"),
         (&two, Some(&only_mig[..]), "run true", "`run -- true`?"),
-        (&two, Some(&only_mig), "run --gpus 1 true", "`run --mig 1g.10gb -- true`? You cannot lease a whole GPU on this host"),
+        (
+            &two,
+            Some(&only_mig),
+            "run --gpus 1 true",
+            "`run --mig 1g.10gb -- true`? You cannot lease a whole GPU on this host",
+        ),
         (&two, None, "run --gpus 1 true", "`run --whole -- true`?"),
-        (&two[..2], None, "srun --gres=gpu:2 ./x", "`run --mig 1g.10gb --count 2 -- ./x`? You cannot lease a whole GPU on this host"),
+        (
+            &two[..2],
+            None,
+            "srun --gres=gpu:2 ./x",
+            "`run --mig 1g.10gb --count 2 -- ./x`? You cannot lease a whole GPU on this host",
+        ),
         (&two[1..2], None, "run --exclusive ./x", "`run --mps 25 -- ./x`? You cannot lease a whole GPU on this host"),
         (&two[1..], None, "salloc", "`run --mps 25 -- COMMAND`? This host also has `--whole`"),
         (&two[..2], None, "run", "`run --mig 1g.10gb -- COMMAND`? This host also has `--mps 25`"),

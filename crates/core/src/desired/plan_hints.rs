@@ -139,7 +139,7 @@ pub(super) fn for_other_mode(gpu: &Gpu, label: &str, layout: Option<&Layout>, ot
     }
     let or = if other.is_empty() { String::new() } else { format!("{other}; or ") };
     let index = gpu.index;
-    let entries = match layout.map(Layout::canonical).filter(|entries| !entries.is_empty()) {
+    let entries = match layout.filter(|layout| !layout.is_none()).map(Layout::canonical) {
         Some(entries) => entries.join("\", \""),
         None => example_profile(gpu).unwrap_or("none").to_owned(),
     };
