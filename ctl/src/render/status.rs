@@ -208,8 +208,8 @@ pub(crate) fn header(status: &Status, look: &Appearance) -> Vec<String> {
 }
 
 /// Says that gpushd uses an earlier content of the config file.
-pub(crate) const FILE_CHANGED: &str = "the config file has changed since gpushd loaded it: `gpushctl apply` loads and \
-    applies it (administrator)";
+pub(crate) const FILE_CHANGED: &str = "the config file has changed since gpushd loaded it: `gpushctl config check` \
+    checks the file, and `gpushctl apply` loads and applies it (administrator)";
 
 /// Counts the GPUs and MIG devices, and how many of both are in use. Of a GPU with MIG on, only the MIG devices count
 /// as in use.
