@@ -13,8 +13,12 @@ use gpush_usage::{
     moment::Moment,
 };
 use jiff::Timestamp;
+use tokio::time::Instant;
 
-use super::{Accounts, LastSample, TakenSample, Usage, UsageParts, owners::Owners, round::SampleRequest, translate};
+use super::{
+    Accounts, LastSample, TakenSample, Usage, UsageParts, attempts::DropReason, owners::Owners, round::SampleRequest,
+    translate,
+};
 use crate::state::HostState;
 
 /// Takes a sample.
@@ -26,7 +30,10 @@ pub(super) async fn sample(
     let SampleRequest { gpu, instances, wanted, promised } = request;
     let UsageParts { context, clock, lease_names, mps, .. } = &*usage.0;
     let uuid = gpu.uuid.clone();
-    let mut sample = context.hardware.sample(gpu, instances, wanted).await?;
+    let begun = Instant::now();
+    let answer = context.hardware.sample(gpu, instances, wanted).await;
+    usage.0.accounts.lock().attempts.time += begun.elapsed();
+    let mut sample = answer?;
     let (at, moment) = (Timestamp::now(), clock.now());
     let listed = sample.processes.clone();
     let (names, leases, mps, snapshot, of) =
@@ -88,12 +95,16 @@ impl Accounts {
     pub(super) fn note(&mut self, gpu: GpuUuid, result: Result<TakenSample, SampleError>, now: Moment) {
         let last = match result {
             Ok(taken) => {
-                if !self.ledger.sample(&taken.translated) {
+                if self.ledger.sample(&taken.translated) {
+                    self.attempts.note_taken();
+                } else {
+                    self.attempts.note_dropped(DropReason::Outdated);
                     tracing::debug!(gpu = gpu.as_str(), "the sample is older than a change of the leases");
                 }
                 LastSample::Taken(Box::new(taken))
             }
             Err(error) => {
+                self.attempts.note_dropped(DropReason::from(&error));
                 tracing::debug!(gpu = gpu.as_str(), "no sample: {error}");
                 self.ledger.gap(&gpu, now);
                 LastSample::Failed(error)
