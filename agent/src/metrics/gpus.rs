@@ -1,8 +1,6 @@
 //! Metrics of GPUs, MIG devices and MPS targets.
 
-use gpush_api::{
-    ClockLimit, DeviceActivity, Gpu, GpuState, GpuUsage, HostUsage, MemberShare, MpsState, TargetUuid,
-};
+use gpush_api::{ClockLimit, DeviceActivity, Gpu, GpuState, GpuUsage, HostUsage, MemberShare, MpsState, TargetUuid};
 use gpush_openmetrics::Family;
 
 use crate::state::HostState;

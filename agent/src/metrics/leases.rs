@@ -49,7 +49,10 @@ impl Families {
             idle: Family::counter("gpush_lease_held_idle_seconds", "Time with a process and without work."),
             empty: Family::counter("gpush_lease_empty_seconds", "Time without a process."),
             unknown: Family::counter("gpush_lease_unknown_seconds", "Time of which gpushd does not know the use."),
-            unused: Family::gauge("gpush_lease_idle_seconds", "Time for which a lease has done no work; 0 while it works."),
+            unused: Family::gauge(
+                "gpush_lease_idle_seconds",
+                "Time for which a lease has done no work; 0 while it works.",
+            ),
             ends: Family::gauge("gpush_lease_ends_timestamp_seconds", "End of a lease."),
             memory: Family::gauge("gpush_lease_memory_bytes", "Memory of the processes of a lease."),
             energy: Family::counter("gpush_lease_energy_joules", "Energy of a lease, and how it was found."),

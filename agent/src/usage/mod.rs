@@ -60,13 +60,13 @@ use gpush_usage::{
 };
 use jiff::Timestamp;
 
+pub(crate) use self::{attempts::SampleAttempts, demand::Need, report::ReportQuery};
 use self::{
     clock::Clock,
     demand::Demand,
     history::{CountedRequests, Recorded},
     recent::RecentlyEnded,
 };
-pub(crate) use self::{attempts::SampleAttempts, demand::Need, report::ReportQuery};
 use crate::{modes::mps::Mps, requests::caller::Viewer, state::context::HostContext};
 
 /// The use of leases and GPUs. A handle, cheap to clone.

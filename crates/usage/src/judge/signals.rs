@@ -142,11 +142,14 @@ impl<'a> Signals<'a> {
     /// Returns the activity of the other GPU instances, as a part of the GPU in millionths; `None` without MIG, or if one of
     /// them is not known.
     fn work_of_neighbours(&self, hold: &Hold) -> Option<u32> {
-        let own = WindowScope::Instance(hold.instance?);
-        let others = self.sample.windows.iter().filter(|window| window.scope != own);
+        let own = hold.instance?;
+        let is_other = |window: &&ActivityWindow| matches!(window.scope, WindowScope::Instance(id) if id != own);
+        let others = self.sample.windows.iter().filter(is_other);
         let work = others.map(|window| {
             let largest = match window.activity {
-                Reading::Value(Activity { sm, tensor, dram, graphics: _ }) => [sm, tensor, dram].into_iter().flatten().max()?,
+                Reading::Value(Activity { sm, tensor, dram, graphics: _ }) => {
+                    [sm, tensor, dram].into_iter().flatten().max()?
+                }
                 // A GPU instance without a compute instance does no work.
                 Reading::Unsupported => Ratio::ZERO,
                 Reading::Failed => return None,

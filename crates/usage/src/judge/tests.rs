@@ -167,8 +167,10 @@ fn mig_device_is_judged_by_its_own_window() {
     let hold = hold(LeaseKind::Mig, GPU_UNITS / 7, Some(3));
     let mut one = with_process();
     one.utilization = Reading::Unsupported;
-    one.windows =
-        vec![window(WindowScope::Instance(3), GPU_UNITS / 7, 0), window(WindowScope::Instance(4), GPU_UNITS / 7, 500_000)];
+    one.windows = vec![
+        window(WindowScope::Instance(3), GPU_UNITS / 7, 0),
+        window(WindowScope::Instance(4), GPU_UNITS / 7, 500_000),
+    ];
     // The power can come from the work of the neighbour.
     one.power_mw = Reading::Value(180_000);
     let judged = judge(&one, &[(LEASE, &hold)]);
@@ -201,6 +203,9 @@ fn lying_sensor_beside_a_working_neighbour_is_unknown() {
     let lies = judge_large(&small_board(0, 250_000, 200_000));
     assert_eq!(outcome(lies), unknown(UnknownReason::PowerDisagrees));
     assert!(lies.is_refuted());
+    let mut with_gpu = small_board(0, 250_000, 200_000);
+    with_gpu.windows.push(window(WindowScope::Gpu, GPU_UNITS, 500_000));
+    assert_eq!(judge_large(&with_gpu).reason, lies.reason, "only windows of instances are neighbours");
     assert_eq!(outcome(judge_little(&small_board(250_000, 0, 200_000))), unknown(UnknownReason::PowerDisagrees));
     let quiet = judge_large(&small_board(0, 250_000, 112_000));
     assert_eq!((quiet.state, quiet.is_weak), (UseState::Idle, true));

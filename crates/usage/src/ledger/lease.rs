@@ -101,8 +101,7 @@ impl LeaseAccount {
             self.unused_since.or(before_silence.map(|silenced| silenced.unused_since)).or(Some(at))
         } else {
             let silenced = self.unused_since.zip(silence_ms);
-            self.silenced =
-                silenced.map(|(unused_since, ms)| SilencedTime { unused_since, until: at.plus_ms(ms) });
+            self.silenced = silenced.map(|(unused_since, ms)| SilencedTime { unused_since, until: at.plus_ms(ms) });
             None
         };
         self.state = state;
