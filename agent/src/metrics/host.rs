@@ -1,5 +1,6 @@
 //! Metrics of gpushd itself.
 
+use gpush_nvml::CallTime;
 use gpush_openmetrics::Family;
 
 use crate::{
@@ -28,21 +29,31 @@ pub(super) fn families(context: &HostContext, host: &HostState, attempts: Sample
     }
     let mut families = vec![build, restarts, failures, maintenance, requests];
     families.extend(samples(attempts));
+    families.extend(calls(context));
     families.extend(store(context));
     families
 }
 
 /// Returns the metrics of samples.
-fn samples(attempts: SampleAttempts) -> [Family; 3] {
+fn samples(attempts: SampleAttempts) -> [Family; 2] {
     let mut taken = Family::counter("gpush_samples", "Samples of GPUs that gpushd has used.");
     taken.add([], number(attempts.taken));
-    let mut time = Family::counter("gpush_sample_driver_seconds", "Time that samples took in the driver worker.");
-    time.add([], attempts.time.as_secs_f64());
     let mut dropped = Family::counter("gpush_samples_dropped", "Samples of GPUs that gpushd has not used.");
     for (reason, count) in attempts.dropped() {
         dropped.add([("reason", reason.name())], number(count));
     }
-    [taken, time, dropped]
+    [taken, dropped]
+}
+
+/// Returns the metrics of calls to the driver workers.
+fn calls(context: &HostContext) -> [Family; 2] {
+    let mut count = Family::counter("gpush_driver_calls", "Calls that a driver worker has answered.");
+    let mut time = Family::counter("gpush_driver_call_seconds", "Time of the calls that a driver worker has answered.");
+    for (call, CallTime { count: calls, time: seconds }) in context.hardware.call_times() {
+        count.add([("call", call)], number(calls));
+        time.add([("call", call)], seconds.as_secs_f64());
+    }
+    [count, time]
 }
 
 /// Returns the metrics of the store.

@@ -1,6 +1,4 @@
-//! How many samples were taken and dropped since gpushd started, and how long they took.
-
-use std::time::Duration;
+//! How many samples were used and dropped since gpushd started.
 
 use gpush_nvml::SampleError;
 
@@ -51,8 +49,6 @@ impl From<&SampleError> for DropReason {
 pub(crate) struct SampleAttempts {
     /// Samples that were used.
     pub(crate) taken: u64,
-    /// Time in which the driver worker took the samples, also those that failed.
-    pub(crate) time: Duration,
     dropped: [u64; DropReason::ALL.len()],
 }
 
@@ -75,6 +71,8 @@ impl SampleAttempts {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

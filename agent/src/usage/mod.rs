@@ -17,7 +17,7 @@
 //! | `sampler` | the task that takes samples and follows the leases |
 //! | `round` | which GPUs are sampled when, and what each sample reads |
 //! | `take` | one sample |
-//! | `attempts` | how many samples were taken and dropped, and how long they took |
+//! | `attempts` | how many samples were used and dropped |
 //! | `follow` | which leases begin, change and end |
 //! | `history` | records the sums in the store, and continues from there after a start |
 //! | `report` | who used how much in a period |
@@ -163,7 +163,7 @@ impl Usage {
         self.0.demand.note(need);
     }
 
-    /// Returns how many samples were taken and dropped since gpushd started.
+    /// Returns how many samples were used and dropped since gpushd started.
     pub(crate) fn attempts(&self) -> SampleAttempts {
         self.0.accounts.lock().attempts
     }

@@ -36,14 +36,15 @@ pub(super) fn figures(usage: &Usage, viewer: Viewer) -> HostUsage {
             .iter()
             .map(|one| {
                 let uuid = &one.gpu.uuid;
-                let recorded = usage.records().then(|| accounts.recorded.unattributed_mj.get(uuid).copied());
                 let figures = sums.get(uuid);
-                let unattributed_mj = match recorded {
-                    Some(recorded) => recorded.unwrap_or(0),
-                    None => figures.map_or(0, |figures| figures.sums.unattributed_mj),
+                // Metrics show it as a counter, which must not fall after a crash.
+                let unattributed_mj = if usage.records() {
+                    accounts.recorded.unattributed_mj.get(uuid).copied()
+                } else {
+                    figures.map(|figures| figures.sums.unattributed_mj)
                 };
                 let shown = gpu(&one.gpu, accounts.last.get(uuid), figures, now);
-                GpuUsage { unattributed_j: joules(unattributed_mj), ..shown }
+                GpuUsage { unattributed_j: joules(unattributed_mj.unwrap_or(0)), ..shown }
             })
             .collect(),
         lease_usage: visible(&host, viewer).filter_map(|id| lease(id, &accounts, now)).collect(),
@@ -86,7 +87,7 @@ fn gpu(gpu: &Gpu, last: Option<&LastSample>, figures: Option<&GpuFigures>, now: 
     if let Some(taken) = last.and_then(|last| last.recent(now)) {
         shown.sampled_at = Some(taken.at);
         add_sample(&mut shown, gpu, &taken.sample);
-        hide_refuted(&mut shown, figures.map_or(&[], |figures| &figures.refuted));
+        hide_refuted(&mut shown, figures.map(|figures| figures.refuted.as_slice()).unwrap_or_default());
     }
     shown
 }

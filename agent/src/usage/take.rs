@@ -13,7 +13,6 @@ use gpush_usage::{
     moment::Moment,
 };
 use jiff::Timestamp;
-use tokio::time::Instant;
 
 use super::{
     Accounts, LastSample, TakenSample, Usage, UsageParts, attempts::DropReason, owners::Owners, round::SampleRequest,
@@ -30,10 +29,7 @@ pub(super) async fn sample(
     let SampleRequest { gpu, instances, wanted, promised } = request;
     let UsageParts { context, clock, lease_names, mps, .. } = &*usage.0;
     let uuid = gpu.uuid.clone();
-    let begun = Instant::now();
-    let answer = context.hardware.sample(gpu, instances, wanted).await;
-    usage.0.accounts.lock().attempts.time += begun.elapsed();
-    let mut sample = answer?;
+    let mut sample = context.hardware.sample(gpu, instances, wanted).await?;
     let (at, moment) = (Timestamp::now(), clock.now());
     let listed = sample.processes.clone();
     let (names, leases, mps, snapshot, of) =
