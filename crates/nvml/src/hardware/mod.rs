@@ -1,11 +1,10 @@
 //! gpushd's side of the driver worker: async access to the hardware.
 //!
-//! Driver calls run in a child process, so that a crash or a hang of NVIDIA's library does not
-//! affect gpushd. [`Hardware`] is a handle to a task that manages the child. The task starts the
-//! child with the first call, and sends the child at most one call per GPU at a time. The task
-//! enforces each call's deadline, and abandons a child that does not answer. `machine` makes the
-//! task's decisions as a pure state machine, and `supervisor` executes them. `keeper` is the thread
-//! that owns a worker process.
+//! Driver calls run in a child process, so that a crash or a hang of NVIDIA's library does not affect gpushd.
+//! [`Hardware`] is a handle to a task that manages the child. The task starts the child with the first call, and sends
+//! the child at most one call per GPU at a time. The task enforces each call's deadline, and abandons a child that does
+//! not answer. `machine` makes the task's decisions as a pure state machine, and `supervisor` executes them. `keeper`
+//! is the thread that owns a worker process.
 //!
 //! A second child takes samples, so that samples never affect commands: see `sampler`.
 //!
