@@ -85,7 +85,7 @@ impl Metrics {
         families.extend(faults::families(&host));
         if scope == Scope::All {
             families.extend(leases::families(&host, &self.0.usage.summaries()));
-            families.extend(host::families(&self.0.context, &host));
+            families.extend(host::families(&self.0.context, &host, self.0.usage.attempts()));
         }
         families
     }

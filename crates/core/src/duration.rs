@@ -23,6 +23,9 @@ use jiff::{
 /// The longest duration: 52 weeks. A longer duration is probably a typing error.
 pub const LONGEST: Duration = Duration::from_secs(52 * 7 * 86_400);
 
+/// The longest duration before now that a start time can be: 10 years.
+pub const LONGEST_AGO: Duration = Duration::from_secs(3_650 * 86_400);
+
 /// Examples for error messages.
 const EXAMPLES: &str = "write 90s, 15m, 1h30m or 2d";
 
@@ -38,6 +41,8 @@ pub enum DurationError {
     Zero,
     /// The duration is longer than [`LONGEST`].
     TooLong,
+    /// A start time is longer ago than [`LONGEST_AGO`].
+    TooLongAgo,
     /// A point in time is in the past, but must be in the future.
     Past(Zoned),
     /// A point in time is in the future, but must be in the past.
@@ -51,6 +56,7 @@ impl fmt::Display for DurationError {
             Self::NoUnit(number) => write!(f, "the unit of time is missing: write {number}s, {number}m or {number}h"),
             Self::Zero => f.write_str("the duration must be longer than 0"),
             Self::TooLong => f.write_str("the duration must be 52w or less"),
+            Self::TooLongAgo => f.write_str("the start must be 3650d or less ago"),
             Self::Past(at) => write!(f, "{} has passed", at.strftime("%F %T %Z")),
             Self::Future(at) => write!(f, "{} is in the future", at.strftime("%F %T %Z")),
         }
@@ -64,16 +70,20 @@ impl std::error::Error for DurationError {}
 /// # Errors
 /// The text is not a duration, or the duration is longer than [`LONGEST`].
 pub fn parse(text: &str) -> Result<Duration, DurationError> {
+    let duration = parse_unlimited(text)?;
+    if duration > LONGEST { Err(DurationError::TooLong) } else { Ok(duration) }
+}
+
+fn parse_unlimited(text: &str) -> Result<Duration, DurationError> {
     let text = text.trim();
     if !text.starts_with(|c: char| c.is_ascii_digit()) {
         return Err(DurationError::Malformed);
     }
-    let duration = match (is_number(text), text) {
-        (true, "0") => Duration::ZERO,
-        (true, _) => return Err(DurationError::NoUnit(text.to_owned())),
-        (false, _) => with_units(text)?,
-    };
-    if duration > LONGEST { Err(DurationError::TooLong) } else { Ok(duration) }
+    match (is_number(text), text) {
+        (true, "0") => Ok(Duration::ZERO),
+        (true, _) => Err(DurationError::NoUnit(text.to_owned())),
+        (false, _) => with_units(text),
+    }
 }
 
 /// Parses a duration longer than zero.
@@ -123,6 +133,7 @@ pub fn parse_end(text: &str, now: &Zoned) -> Result<Timestamp, DurationError> {
         Moment::Clock { today, .. } if today > now.timestamp() => Ok(today),
         Moment::Clock { tomorrow, .. } => Ok(tomorrow),
         Moment::Span(span) if span.is_zero() => Err(DurationError::Zero),
+        Moment::Span(span) if span > LONGEST => Err(DurationError::TooLong),
         Moment::Span(span) => now.timestamp().checked_add(span).map_err(|_| DurationError::TooLong),
     }
 }
@@ -133,12 +144,17 @@ pub fn parse_end(text: &str, now: &Zoned) -> Result<Timestamp, DurationError> {
 /// # Errors
 /// The text is neither a duration nor a point in time, or the point in time is in the future.
 pub fn parse_start(text: &str, now: &Zoned) -> Result<Timestamp, DurationError> {
-    match parse_moment(text, now)? {
+    let moment = parse_moment(text, now).map_err(|error| match error {
+        DurationError::TooLong => DurationError::TooLongAgo,
+        other => other,
+    });
+    match moment? {
         Moment::At(at) if at > now.timestamp() => Err(DurationError::Future(at.to_zoned(now.time_zone().clone()))),
         Moment::At(at) => Ok(at),
         Moment::Clock { today, .. } if today <= now.timestamp() => Ok(today),
         Moment::Clock { yesterday, .. } => Ok(yesterday),
-        Moment::Span(span) => now.timestamp().checked_sub(span).map_err(|_| DurationError::TooLong),
+        Moment::Span(span) if span > LONGEST_AGO => Err(DurationError::TooLongAgo),
+        Moment::Span(span) => now.timestamp().checked_sub(span).map_err(|_| DurationError::TooLongAgo),
     }
 }
 
@@ -185,7 +201,7 @@ fn parse_moment(text: &str, now: &Zoned) -> Result<Moment, DurationError> {
         let (yesterday, today, tomorrow) = (on(day(-1)?, time)?, on(now.date(), time)?, on(day(1)?, time)?);
         return Ok(Moment::Clock { yesterday, today, tomorrow });
     }
-    parse(text).map(Moment::Span)
+    parse_unlimited(text).map(Moment::Span)
 }
 
 /// Returns whether a date and time has no offset such as `-05:00`: a date has two hyphens.
@@ -320,6 +336,10 @@ mod tests {
         assert_eq!(parse_end("0", now), Err(DurationError::Zero));
         assert_eq!(parse_start("7d", now), Ok(at("2026-01-24T12:00:00Z")));
         assert_eq!(parse_start("2026-01-30T00:00:01Z", now), Ok(at("2026-01-30T00:00:01Z")));
+        assert_eq!(parse_start("400d", now), Ok(at("2024-12-27T12:00:00Z")));
+        assert_eq!(parse_start("3651d", now), Err(DurationError::TooLongAgo));
+        assert_eq!(parse_start("9999999999d", now), Err(DurationError::TooLongAgo));
+        assert_eq!(parse_end("400d", now), Err(DurationError::TooLong));
         let future = parse_start("2026-02-01T00:00:00Z", now).unwrap_err();
         assert_eq!(future.to_string(), "2026-02-01 00:00:00 UTC is in the future");
     }

@@ -97,7 +97,8 @@ pub(super) fn facts(lease: &Lease, surroundings: &Surroundings<'_>, look: &Appea
         facts.extend(figures_of_targets(targets, is_after_memory));
     }
     if let Some(joules) = usage.energy_j {
-        facts.push(("energy", format!("{} ({})", energy(joules), method(usage.energy_method))));
+        let others = if usage.energy_mixed { ", a part by other methods" } else { "" };
+        facts.push(("energy", format!("{} ({}{others})", energy(joules), method(usage.energy_method))));
     }
     for (part, limit) in [(usage.power_limited, "power limit"), (usage.thermal_limited, "temperature")] {
         if let Some(part) = part.filter(|part| *part >= 0.005) {
@@ -243,6 +244,7 @@ mod tests {
             memory_peak_mib: None,
             energy_j: None,
             energy_method: EnergyMethod::None,
+            energy_mixed: false,
             power_limited: None,
             thermal_limited: None,
         }
