@@ -296,6 +296,7 @@ mod tests {
             gpu_uuid: lease.members[0].gpu_uuid.clone(),
             source: SignalSource::Processes,
             estimate: true,
+            weak: false,
             sm_activity: None,
             dram_activity: None,
             sm_mean: Some(0.52),
@@ -316,6 +317,7 @@ mod tests {
             unknown_s: 0,
             energy_j: 0.0,
             energy_method: EnergyMethod::None,
+            energy_mixed: false,
             target_usage: vec![target],
         };
         let surroundings = Surroundings { usage: &[usage], leases: &leases };
