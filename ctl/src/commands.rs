@@ -41,7 +41,7 @@ mod version;
 
 use std::{io::Write, time::Duration};
 
-pub(crate) use self::offered::flags_of_shares;
+pub(crate) use self::offered::offers;
 use gpush_api::{ApiError, Code, Gpu};
 use gpush_client::{Client, Kind};
 use gpush_core::selector::Selector;

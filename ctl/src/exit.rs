@@ -75,7 +75,7 @@ mod tests {
         assert!(known.len() > 10, "{known:?}");
         assert_eq!(statuses(include_str!("../../docs/exit-codes.md"), 0), known);
         // The help has two statuses on each line.
-        let help = crate::args::EXIT_CODES;
+        let help = crate::args::help::FIRST_PAGE_NOTES;
         for status in known {
             assert!(help.contains(&format!(" {status} ")), "`gpushctl --help` lacks {status}");
         }

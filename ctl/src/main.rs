@@ -55,14 +55,13 @@ fn unusable(error: clap::Error, words: &[OsString]) -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    // clap's text for this error is the whole help of the group.
     let is_group = error.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
     if is_group && !wants_json(words) {
-        let _ = error.print();
+        args::help::print_to_stderr(&named(words));
         return ExitCode::from(status(words));
     }
-    let flags = || commands::flags_of_shares(&global(words));
-    refused(&usage::error(error, words, &named(words), flags), words)
+    let offers = || commands::offers(&global(words));
+    refused(&usage::error(error, words, &named(words), offers), words)
 }
 
 /// Prints the error for a command line that cannot be used.

@@ -11,6 +11,7 @@ pub(crate) mod audit;
 pub(crate) mod bar;
 pub(crate) mod config;
 pub(crate) mod cordon;
+mod device_rows;
 pub(crate) mod devices;
 pub(crate) mod doctor;
 mod equal_errors;

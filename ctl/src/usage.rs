@@ -9,20 +9,26 @@ use clap::{
 use gpush_api::{ApiError, Code};
 
 use crate::{
-    args::{Cli, correction, help, missing, typed},
+    args::{Cli, Offers, as_hint, correction, help, missing, typed},
     tips,
 };
 
-/// Returns the error for a refused command line. `named` are its words that are not options. `flags` asks which shares
-/// the host offers; it is called only if the hint depends on that.
+/// Returns the error for a refused command line. `named` are its words that are not options. `offers` asks what the host
+/// offers; it is called only if the hint depends on that.
 pub(crate) fn error(
     error: Error,
     words: &[OsString],
     named: &[&str],
-    flags: impl FnOnce() -> Option<Vec<&'static str>>,
+    offers: impl FnOnce() -> Option<Offers>,
 ) -> ApiError {
-    if let Some(meant) = correction::correction(words) {
-        return ApiError::new(Code::BadRequest, message(&error)).hint(correction::as_hint(&meant, flags));
+    let typed: Option<Vec<&str>> = words.iter().skip(1).map(|word| word.to_str()).collect();
+    let typed = typed.unwrap_or_default();
+    let (meant, remark) = match correction::correction(&typed, nix::unistd::geteuid().is_root()) {
+        Some(meant) => (Some(meant), ""),
+        None => (missing::completed(&error, &typed), missing::remark(&error)),
+    };
+    if let Some(hint) = meant.and_then(|meant| as_hint(&meant, &typed, offers)) {
+        return ApiError::new(Code::BadRequest, message(&error)).hint(hint + remark);
     }
     let error = tips::remove_misleading_suggestions(error);
     let help = help::path(named);
@@ -81,7 +87,7 @@ fn hint(error: &Error, words: &[OsString]) -> Option<String> {
         return Some(format!("did you mean `{}`?", line.unwrap_or(word)));
     }
     match error.kind() {
-        ErrorKind::MissingRequiredArgument => missing::hint(error, words),
+        ErrorKind::MissingRequiredArgument => missing::object(error),
         ErrorKind::InvalidValue => {
             let values = strings(error, ContextKind::ValidValue);
             (!values.is_empty()).then(|| format!("write one of {}", values.join(", ")))
@@ -92,6 +98,7 @@ fn hint(error: &Error, words: &[OsString]) -> Option<String> {
                 .flat_map(|kind| strings(error, kind))
                 .collect();
             match both.as_slice() {
+                [one, other] if one == other => Some(format!("write {} only once", shown(one))),
                 [one, other] => Some(format!("leave out {} or {}", shown(one), shown(other))),
                 _ => None,
             }
@@ -155,6 +162,11 @@ mod tests {
                 "`<COMMAND>` is missing",
                 "did you mean `gpushctl run --mig 1g.10gb -- COMMAND`?",
             ),
+            (
+                "gpushctl run",
+                "`<COMMAND>` is missing",
+                "did you mean `gpushctl run -- COMMAND`? Add a share if the host offers several kinds, such as --memory 10G",
+            ),
         ] {
             assert_eq!(refused(line), (message.to_owned(), hint.to_owned()), "{line}");
         }
@@ -164,8 +176,12 @@ mod tests {
     fn every_refused_command_line_has_a_hint() {
         for (line, hint) in [
             ("gpushctl gpu list --color blue", "write one of auto, always, never"),
-            ("gpushctl mig apply --detach --timeout 3", "leave out `--detach` or `--timeout <DURATION>`"),
-            ("gpushctl mig apply --wait=soon", "write 90s, 15m, 1h30m or 2d; a number without a unit means seconds"),
+            ("gpushctl mig apply --detach --timeout 3s", "leave out `--detach` or `--timeout <DURATION>`"),
+            (
+                "gpushctl metrics serve --listen 127.0.0.1:1 --listen 127.0.0.1:2",
+                "write `--listen <ADDRESS>` only once",
+            ),
+            ("gpushctl mig apply --wait=soon", "write 90s, 15m, 1h30m or 2d"),
             ("gpushctl mig apply --timeout 0", "see `gpushctl mig apply --help`"),
             ("gpushctl stop all", "see `gpushctl --help`"),
             ("gpushctl completion bash", "did you mean `gpushctl completions bash`?"),

@@ -29,8 +29,21 @@ pub(crate) struct Arguments {
 /// The figures in the order of the document: those of the examples of `gpush-core`, and those of the bench of
 /// `gpush-tests`.
 const PLANS: [(&str, &str); 2] = [("plans", "plan_bench"), ("placement", "placement_bench")];
-const FIGURES: [&str; 12] =
-    ["apply", "status", "start", "reads", "durable", "leases", "scopes", "footprint", "mps", "slurm", "events", "hung"];
+const FIGURES: [&str; 13] = [
+    "apply",
+    "status",
+    "start",
+    "reads",
+    "durable",
+    "leases",
+    "scopes",
+    "footprint",
+    "usage",
+    "mps",
+    "slurm",
+    "events",
+    "hung",
+];
 
 /// The figure of the packages. It needs packages for hosts.
 const PACKAGES: &str = "packages";

@@ -5,13 +5,13 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{ApiError, Code, GpuIndex, LeaseAccess};
+use gpush_api::{ApiError, Code, GpuIndex, LeaseAccess, LeaseKind};
 use gpush_core::{
     lease::quota::{self, Subject, UnknownQuota},
     quote::Quoted,
 };
 
-use super::holder_facts::HolderFacts;
+use super::{alternatives::Alternatives, holder_facts::HolderFacts};
 use crate::state::{GpuSnapshot, HostState};
 
 /// Maximum number of rules in one error.
@@ -59,12 +59,12 @@ pub(super) fn closed(host: &HostState, facts: &HolderFacts) -> ClosedGpus {
 /// Excludes closed GPUs. Returns the other GPUs, and the selected GPUs that are excluded.
 ///
 /// # Errors
-/// If all selected GPUs are closed. `allowed` are the GPUs that the user may lease, for the hint.
+/// If all selected GPUs are closed. The hint names what the user may lease instead of the requested kind.
 pub(super) fn without_closed(
     host: &HostState,
     selected: Option<BTreeSet<GpuIndex>>,
     closed: &ClosedGpus,
-    allowed: &BTreeSet<GpuIndex>,
+    instead: (&Alternatives<'_>, Option<LeaseKind>),
 ) -> Result<(Option<BTreeSet<GpuIndex>>, ClosedGpus), ApiError> {
     if closed.is_empty() {
         return Ok((selected, ClosedGpus::new()));
@@ -75,13 +75,13 @@ pub(super) fn without_closed(
     let excluded = closed.iter().filter(|(index, _)| excluded.contains(*index));
     let excluded: ClosedGpus = excluded.map(|(index, why)| (*index, why.clone())).collect();
     if open.is_empty() && !selected.is_empty() {
-        return Err(closed_error(&excluded, allowed));
+        return Err(closed_error(&excluded, Some(instead)));
     }
     Ok((Some(open), excluded))
 }
 
-/// Returns the error about closed GPUs. `allowed` are the GPUs that the user may lease.
-pub(super) fn closed_error(closed: &ClosedGpus, allowed: &BTreeSet<GpuIndex>) -> ApiError {
+/// Returns the error about closed GPUs. The hint names what the user may lease `instead` of the requested kind.
+pub(super) fn closed_error(closed: &ClosedGpus, instead: Option<(&Alternatives<'_>, Option<LeaseKind>)>) -> ApiError {
     let gpus = named(closed.keys());
     let mut rules: BTreeMap<&str, (Vec<&GpuIndex>, &LeaseAccess)> = BTreeMap::new();
     for (index, why) in closed {
@@ -110,12 +110,9 @@ pub(super) fn closed_error(closed: &ClosedGpus, allowed: &BTreeSet<GpuIndex>) ->
         None => {
             let (whose, rules) = if closed.len() == 1 { ("its", "rule permits") } else { ("their", "rules permit") };
             let message = format!("cannot lease {gpus}: {whose} {rules} only other users");
-            ApiError::new(Code::Denied, message).hint(if allowed.is_empty() {
-                "ask an administrator for access: the rules of the config say who may lease the GPUs".to_owned()
-            } else {
-                let indexes: Vec<String> = allowed.iter().map(GpuIndex::to_string).collect();
-                format!("choose a GPU that you may lease: `-g {}`", indexes.join(","))
-            })
+            let ask = "ask an administrator for access: the rules of the config say who may lease the GPUs";
+            let hint = instead.and_then(|(alternatives, kind)| alternatives.hint(kind));
+            ApiError::new(Code::Denied, message).hint(hint.unwrap_or_else(|| ask.to_owned()))
         }
     };
     causes.fold(error, ApiError::cause)

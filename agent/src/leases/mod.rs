@@ -18,7 +18,9 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `request` | what a request means on this host: holder, share, GPUs |
+//! | `request` | what a request means on this host: holder, GPUs, binding |
+//! | `share` | the share that a request means, and the target that it names |
+//! | `alternatives` | what the holder of a refused request may lease instead, for hints |
 //! | `selection` | the GPUs that a request selects and that its caller may lease |
 //! | `bind` | the binding of a lease: a scope, a cgroup, a process |
 //! | `unit_owner` | whose processes a service runs |
@@ -44,6 +46,7 @@
 mod about_to_end;
 mod access;
 mod actor;
+mod alternatives;
 mod bind;
 mod calling_process;
 mod change;
@@ -61,6 +64,7 @@ mod request;
 mod scope;
 mod scope_unit;
 mod selection;
+mod share;
 mod show;
 mod unit_owner;
 mod user_limits;

@@ -2,18 +2,14 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use gpush_api::{
-    ApiError, Code, Gpu, GpuIndex, LeaseBinding, LeaseHolder, LeaseKind, LeaseRequest, LeaseShare, TargetUuid,
-};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, LeaseBinding, LeaseHolder, LeaseRequest, LeaseShare};
 use gpush_core::{
     duration,
     lease::{
-        placement::{GpuOffer, Host, PlacementRequest, RequestedShare},
+        placement::PlacementRequest,
         quota::{self, Denial, Effective, Exceeded},
         request::{self, DefaultRequest},
     },
-    quote::Quoted,
-    sharing,
 };
 use gpush_host::proc;
 use gpush_store::NewLease;
@@ -22,16 +18,15 @@ use jiff::Timestamp;
 use super::{
     Leases,
     access::{self, closed_error},
+    alternatives::Alternatives,
     bind::{self, ResolvedBinding},
     holder_facts::HolderFacts,
     job_terms::JobTerms,
     quotas,
-    selection::{
-        Withheld, allowed, for_caller, offered_only_on, on_targets, selected, slurm_only_error, without_dynamic,
-    },
+    selection::{Withheld, allowed, for_caller, on_targets, selected, slurm_has_mps, without_dynamic},
+    share::{Choice, share, share_of_target, target},
 };
 use crate::{
-    modes::mps,
     operations::scheduler::{self, LeaseDemand, denied},
     requests::caller::Caller,
     state::{HostState, LeaseTable, OpenLease},
@@ -82,25 +77,26 @@ pub(super) async fn resolve(
     let closed = access::closed(host, &facts);
     let selected_by_request = selected(host, &request)?;
     let allowed = allowed(caller, host, &quota, selected_by_request.as_ref(), &closed);
+    let now = leases.handles.context.state.now();
+    let offered = || scheduler::offered_host(host, gpus, &now, &LeaseTable::default());
+    let alternatives = Alternatives { gpus, allowed: &allowed, quota: &quota, offered: &offered };
     let (selected, slurm) = for_caller(caller, host, selected_by_request)?;
-    let (mut selected, closed) = access::without_closed(host, selected, &closed, &allowed)?;
-    let withheld = Withheld { slurm, closed };
+    let (mut selected, closed) =
+        access::without_closed(host, selected, &closed, (&alternatives, request.share.kind()))?;
+    let withheld = Withheld { slurm, closed, slurm_has_mps: slurm_has_mps(host) };
     if job.is_some() {
         selected = Some(without_dynamic(host, selected)?);
     }
-    let now = leases.handles.context.state.now();
-    let offered = || scheduler::offered_host(host, gpus, &now, &LeaseTable::default());
     let of_target = |text: &str| share_of_target(&now, gpus, text);
-    let (choice, is_job) =
-        (Choice { selected: selected.as_ref(), withheld: &withheld, allowed: &allowed }, job.is_some());
-    let share = share(&request, choice, quota.limits.kinds.as_ref(), is_job, offered, of_target)?;
+    let choice = Choice { selected: selected.as_ref(), withheld: &withheld, alternatives: &alternatives };
+    let share = share(&request, choice, job.is_some(), of_target)?;
     let targets = match (&request.target, job) {
         (Some(text), _) => Some([target(&now, share.kind(), gpus, text)?].into()),
         (None, Some(job)) => job.targets.clone(),
         (None, None) => None,
     };
     if let Some(targets) = &targets {
-        selected = on_targets(gpus, selected, targets, &withheld, &allowed, is_job)?;
+        selected = on_targets(gpus, selected, targets, &withheld, (&alternatives, share.kind()), job.is_some())?;
     }
     let bound = match job {
         Some(job) => ResolvedBinding::to_job(job.binding.clone()),
@@ -120,6 +116,9 @@ pub(super) async fn resolve(
     let mut wanted = PlacementRequest { share, count: request.count as usize, holder, gpus: None, targets };
     let holder = LeaseHolder { uid: holder, user: name };
     let new = NewLease { holder, asked_by, kind, request, binding };
+    if let Some(error) = alternatives.denied_kind(&new, &wanted) {
+        return Err(error);
+    }
     wanted.gpus = quota::allowed_gpus(&quota, selected.as_ref()).map_err(|denial| {
         // The quota may also allow GPUs that a rule closes to the user.
         let denial = Denial { exceeded: Exceeded::Gpus { allowed: allowed.clone() }, ..denial };
@@ -154,72 +153,6 @@ fn apply_defaults(request: &mut LeaseRequest, quota: &Effective) -> Vec<String> 
     notes
 }
 
-/// The GPUs among which a request chooses.
-#[derive(Debug, Clone, Copy)]
-struct Choice<'a> {
-    /// Indexes of the selected GPUs that the holder may lease; `None` for all GPUs.
-    selected: Option<&'a BTreeSet<GpuIndex>>,
-    /// The other selected GPUs.
-    withheld: &'a Withheld,
-    /// Indexes of all GPUs that the holder may lease.
-    allowed: &'a BTreeSet<GpuIndex>,
-}
-
-/// Returns the share that a request means. `allowed_kinds` are the kinds that the quota allows; `None` for all kinds.
-/// `offered` composes what the host would offer if nothing were occupied. If the request names its share and no selected
-/// GPU is withheld, `offered` is not called. `of_target` returns the share of the target that the request names.
-///
-/// # Errors
-/// - If the request names neither a share nor a target, and the GPUs do not offer exactly one kind of lease.
-/// - If the request names no share, and its target does not exist.
-/// - If the request is not valid for the share that the function finds.
-/// - If only withheld GPUs offer the kind.
-fn share(
-    request: &LeaseRequest,
-    Choice { selected, withheld, allowed }: Choice<'_>,
-    allowed_kinds: Option<&BTreeSet<LeaseKind>>,
-    is_job: bool,
-    offered: impl FnOnce() -> Host,
-    of_target: impl FnOnce(&str) -> Result<LeaseShare, ApiError>,
-) -> Result<RequestedShare, ApiError> {
-    let named = RequestedShare::of(&request.share);
-    if let (Some(share), true) = (&named, withheld.is_empty()) {
-        return Ok(share.clone());
-    }
-    let offered = offered();
-    let share = match named {
-        Some(share) => share,
-        None => {
-            let is_selected = |index: GpuIndex| selected.is_none_or(|selected| selected.contains(&index));
-            let mut kinds: Vec<LeaseKind> =
-                offered.gpus.iter().filter(|gpu| is_selected(gpu.index)).flat_map(GpuOffer::kinds).collect();
-            let is_allowed = |kind: &LeaseKind| allowed_kinds.is_none_or(|allowed| allowed.contains(kind));
-            if kinds.iter().any(is_allowed) {
-                kinds.retain(is_allowed);
-            } else {
-                // The quota then denies the request, and names the kinds that it allows.
-                kinds.truncate(1);
-            }
-            let share = match &request.target {
-                Some(text) => of_target(text)?,
-                None => request::default_share(&kinds)?,
-            };
-            // Check again: the valid counts depend on the kind, and the kind is known only now.
-            request::check(&LeaseRequest { share: share.clone(), ..request.clone() })?;
-            RequestedShare::of(&share).ok_or(request::RequestError::NoDefault { offered: kinds })?
-        }
-    };
-    if !offered_only_on(&offered, share.kind(), selected, withheld.slurm.iter()).is_empty() {
-        return Err(slurm_only_error(is_job));
-    }
-    let closed = offered_only_on(&offered, share.kind(), selected, withheld.closed.keys());
-    if !closed.is_empty() {
-        let closed = withheld.closed.iter().filter(|(index, _)| closed.contains(index));
-        return Err(closed_error(&closed.map(|(index, why)| (*index, why.clone())).collect(), allowed));
-    }
-    Ok(share)
-}
-
 /// Returns the uid of the holder: the caller, or the user that an administrator names. The endpoint has checked that the
 /// caller may name another user.
 fn holder(caller: &Caller, requested: Option<u32>) -> Result<u32, ApiError> {
@@ -230,62 +163,6 @@ fn holder(caller: &Caller, requested: Option<u32>) -> Result<u32, ApiError> {
         Some(uid) => Ok(uid),
         None => Ok(own),
     }
-}
-
-/// Finds the UUID of the MPS target or MIG device that a text names.
-fn target(now: &Arc<HostState>, kind: LeaseKind, gpus: &[Gpu], text: &str) -> Result<TargetUuid, ApiError> {
-    match kind {
-        LeaseKind::Mps => {
-            let found = mps::find(now, text).map(|target| target.uuid.clone());
-            found.or_else(|unknown| sharing::pending_target(text, gpus).ok_or(unknown))
-        }
-        LeaseKind::Mig => mig_device(gpus, text).map(|(uuid, _)| uuid).ok_or_else(|| {
-            let error = ApiError::new(Code::NotFound, format!("no MIG device is named {}", Quoted(text.trim())));
-            error.hint(stale_hint(text).unwrap_or_else(|| "list them with `gpushctl mig list`".to_owned()))
-        }),
-        LeaseKind::Timeslice | LeaseKind::Whole => {
-            Err(ApiError::new(Code::BadRequest, format!("a lease of kind `{kind}` takes no target"))
-                .hint("leave out the target, and name the GPU: `-g GPU`, or `selectors` in the API"))
-        }
-    }
-}
-
-/// Returns the UUID and the profile of the MIG device that a text names.
-fn mig_device(gpus: &[Gpu], text: &str) -> Option<(TargetUuid, String)> {
-    let typed = text.trim();
-    let instances =
-        gpus.iter().flat_map(|gpu| gpu.mig.iter().flat_map(move |mig| mig.instances.iter().map(move |i| (gpu, i))));
-    let mut devices = instances.flat_map(|(gpu, one)| {
-        one.compute.iter().filter_map(move |compute| {
-            let name = format!("{}:{}", gpu.index, sharing::device_name(one, compute));
-            Some((compute.uuid.clone()?, name, compute.profile.clone()))
-        })
-    });
-    let found =
-        devices.find(|(uuid, name, _)| uuid.as_str().eq_ignore_ascii_case(typed) || name.eq_ignore_ascii_case(typed));
-    found.map(|(uuid, _, profile)| (uuid, profile))
-}
-
-/// Returns the share of a request that names only an MPS target or a MIG device.
-fn share_of_target(now: &Arc<HostState>, gpus: &[Gpu], text: &str) -> Result<LeaseShare, ApiError> {
-    if target(now, LeaseKind::Mps, gpus, text).is_ok() {
-        return Ok(LeaseShare::Mps { percentage: None, memory_limit_mib: None, priority: None });
-    }
-    mig_device(gpus, text).map(|(_, profile)| LeaseShare::MigProfile { profile }).ok_or_else(|| {
-        let error =
-            ApiError::new(Code::NotFound, format!("no MIG device or MPS target is named {}", Quoted(text.trim())));
-        let list = || "list them with `gpushctl mig list` and `gpushctl mps list`".to_owned();
-        error.hint(stale_hint(text).unwrap_or_else(list))
-    })
-}
-
-/// Returns the hint for the UUID of a MIG device that does not exist now; `None` for other texts.
-fn stale_hint(text: &str) -> Option<String> {
-    let uuid = text.trim();
-    let is_uuid = uuid.starts_with("MIG-") && uuid.chars().all(|c| c.is_ascii_alphanumeric() || c == '-');
-    is_uuid.then(|| {
-        format!("`gpushctl explain {uuid}` says what happened to the device; `gpushctl mig list` lists the devices")
-    })
 }
 
 /// Returns the binding that the request names: a process, an end time, or nothing.
@@ -339,7 +216,7 @@ pub(super) async fn check_duration(
     let mut closed = access::closed(&host, &facts);
     closed.retain(|index, _| lease_gpus.contains(index));
     if !closed.is_empty() {
-        return Err(closed_error(&closed, &BTreeSet::new()));
+        return Err(closed_error(&closed, None));
     }
     let since = lease.record.granted_at.map_or(0, |at| Timestamp::now().duration_since(at).as_secs());
     let since = u64::try_from(since).unwrap_or(0);
@@ -354,7 +231,7 @@ pub(super) async fn check_duration(
 
 #[cfg(test)]
 mod tests {
-    use gpush_core::lease::placement::{TimesliceOffer, WholeOffer};
+    use gpush_api::LeaseKind;
     use gpush_host::{accounts::Account, peer::Peer};
 
     use super::*;
@@ -364,60 +241,6 @@ mod tests {
         let (pid, groups) = (Some(std::process::id()), Vec::new());
         let peer = Peer { uid, pid, start: None, groups, is_on_this_host: true };
         Caller::with_viewer(peer, viewer, Ok(Account::User(uid)))
-    }
-
-    /// Fault: each request composed the offers of the host twice.
-    #[test]
-    fn named_share_needs_no_offers_unless_gpus_are_withheld() {
-        let no_target = |_: &str| unreachable!("the request names no target");
-        let named = LeaseRequest { share: LeaseShare::Whole {}, ..LeaseRequest::default() };
-        let (none, all, zero) =
-            (Withheld::default(), BTreeSet::from([0, 1].map(GpuIndex)), BTreeSet::from([GpuIndex(0)]));
-        let any = Choice { selected: None, withheld: &none, allowed: &all };
-        let found = share(&named, any, None, false, || unreachable!("the share is named"), no_target);
-        assert_eq!(found, Ok(RequestedShare::Whole));
-        let offer = |index| {
-            let whole = Some(WholeOffer { free: true, leased: false });
-            GpuOffer { index, whole, ..GpuOffer::default() }
-        };
-        let offered = || Host { gpus: vec![offer(GpuIndex(1))] };
-        let unnamed = LeaseRequest::default();
-        assert_eq!(share(&unnamed, any, None, false, offered, no_target), Ok(RequestedShare::Whole));
-        let withheld = Withheld { slurm: BTreeSet::from([GpuIndex(1)]), ..Withheld::default() };
-        let choice = Choice { selected: Some(&zero), withheld: &withheld, allowed: &zero };
-        let denied = share(&named, choice, None, false, offered, no_target).unwrap_err();
-        assert_eq!(denied.code, Code::Denied);
-    }
-
-    /// A request without a share gets the only kind that the GPUs offer and the quota allows.
-    #[test]
-    fn unnamed_share_is_of_a_kind_that_the_quota_allows() {
-        let no_target = |_: &str| unreachable!("the request names no target");
-        let whole = Some(WholeOffer { free: true, leased: false });
-        let timeslice = TimesliceOffer {
-            replicas: 2,
-            level: gpush_api::TimesliceLevel::Default,
-            compute_mode: None,
-            taken: 0,
-            excluding: 0,
-        };
-        let offered = || Host {
-            gpus: vec![
-                GpuOffer { index: GpuIndex(0), whole, ..GpuOffer::default() },
-                GpuOffer { index: GpuIndex(1), timeslice: Some(timeslice), ..GpuOffer::default() },
-            ],
-        };
-        let (none, all) = (Withheld::default(), BTreeSet::from([0, 1].map(GpuIndex)));
-        let found = |kinds: Option<&[LeaseKind]>| {
-            let kinds: Option<BTreeSet<LeaseKind>> = kinds.map(|kinds| kinds.iter().copied().collect());
-            let any = Choice { selected: None, withheld: &none, allowed: &all };
-            share(&LeaseRequest::default(), any, kinds.as_ref(), false, offered, no_target)
-        };
-        assert_eq!(found(None).unwrap_err().code, Code::BadRequest, "there are two kinds");
-        assert_eq!(found(Some(&[LeaseKind::Whole, LeaseKind::Mig])), Ok(RequestedShare::Whole));
-        assert_eq!(found(Some(&[LeaseKind::Timeslice])), Ok(RequestedShare::Timeslice));
-        // The quota denies the request later, and names the kinds that it allows.
-        assert_eq!(found(Some(&[LeaseKind::Mig])), Ok(RequestedShare::Whole));
     }
 
     #[test]
@@ -461,27 +284,6 @@ mod tests {
         let admin = caller(0, Viewer::Admin);
         let bound = process(&admin, 1000, own).unwrap();
         assert!(matches!(bound, LeaseBinding::Process { pid: Some(pid), start: Some(_) } if pid == own), "{bound:?}");
-    }
-
-    #[test]
-    fn mig_device_is_found_by_uuid_and_by_place() {
-        let gpus = [crate::modes::scene::mig_gpu(&["3g.40gb@4", "2g.20gb@0"])];
-        let second = Some(("MIG-1".into(), "3g.40gb".to_owned()));
-        for text in ["MIG-1", "mig-1", " 0:3g.40gb@4 ", "0:3G.40GB@4"] {
-            assert_eq!(mig_device(&gpus, text), second, "{text}");
-        }
-        for text in ["", "MIG-2", "3g.40gb@4", "1:3g.40gb@4", "0:3g.40gb"] {
-            assert_eq!(mig_device(&gpus, text), None, "{text}");
-        }
-    }
-
-    #[test]
-    fn uuid_of_a_missing_device_gets_the_command_that_explains_it() {
-        assert!(stale_hint(" MIG-0a1b-2c ").unwrap().contains("`gpushctl explain MIG-0a1b-2c`"));
-        // The hint is a command, so it must not contain other characters of the request.
-        for text in ["0:3g.40gb@4", "MIG", "MIG-1; rm x", "MIG-1`"] {
-            assert_eq!(stale_hint(text), None, "{text}");
-        }
     }
 
     #[test]

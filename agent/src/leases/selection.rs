@@ -2,13 +2,16 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, Code, Gpu, GpuIndex, LeaseKind, LeaseRequest, TargetUuid};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, LeaseKind, LeaseRequest, Mode, TargetUuid};
 use gpush_core::{
     config::Rule,
     lease::{placement::Host, quota::Effective},
 };
 
-use super::access::{ClosedGpus, closed_error};
+use super::{
+    access::{ClosedGpus, closed_error},
+    alternatives::Alternatives,
+};
 use crate::{
     operations::scheduler::slurm_gpus,
     requests::caller::{Caller, Viewer},
@@ -20,6 +23,8 @@ use crate::{
 pub(super) struct Withheld {
     /// GPUs that only Slurm's hooks may lease.
     pub(super) slurm: BTreeSet<GpuIndex>,
+    /// Whether the GPUs of Slurm are shared through MPS.
+    pub(super) slurm_has_mps: bool,
     /// GPUs whose rules permit only other users.
     pub(super) closed: ClosedGpus,
 }
@@ -59,9 +64,18 @@ pub(super) fn for_caller(
     let selected = selected.unwrap_or_else(|| host.gpus.iter().map(|gpu| gpu.gpu.index).collect());
     let (left, withheld) = (&selected - &slurms, &selected & &slurms);
     if left.is_empty() && !selected.is_empty() {
-        return Err(slurm_only_error(caller.viewer == Viewer::Hook));
+        return Err(slurm_only_error(caller.viewer == Viewer::Hook, slurm_has_mps(host)));
     }
     Ok((Some(left), withheld))
+}
+
+/// Returns whether all GPUs that only Slurm's hooks may lease are shared through MPS.
+pub(super) fn slurm_has_mps(host: &HostState) -> bool {
+    let slurms = slurm_gpus(host);
+    let is_mps = |gpu: &&Arc<GpuSnapshot>| {
+        gpu.rule.and_then(|rule| host.config.rules.get(rule)).is_some_and(|rule| rule.mode == Mode::Mps)
+    };
+    !slurms.is_empty() && host.gpus.iter().filter(|gpu| slurms.contains(&gpu.gpu.index)).all(|gpu| is_mps(&gpu))
 }
 
 /// Returns the withheld GPUs that offer this kind of lease, if no other selected GPU offers it. `selected` are the other
@@ -102,7 +116,7 @@ pub(super) fn allowed(
     all
 }
 
-/// Limits the selected GPUs to those of the targets. `allowed` are the GPUs that the holder may lease.
+/// Limits the selected GPUs to those of the targets.
 ///
 /// # Errors
 /// If no selected GPU has one of the targets.
@@ -111,7 +125,7 @@ pub(super) fn on_targets(
     selected: Option<BTreeSet<GpuIndex>>,
     targets: &BTreeSet<TargetUuid>,
     withheld: &Withheld,
-    allowed: &BTreeSet<GpuIndex>,
+    (alternatives, kind): (&Alternatives<'_>, LeaseKind),
     is_job: bool,
 ) -> Result<Option<BTreeSet<GpuIndex>>, ApiError> {
     let has_target = |gpu: &&Gpu| {
@@ -128,10 +142,10 @@ pub(super) fn on_targets(
         // The devices do not exist any more.
         None => Ok(selected),
         Some(_) if !left.is_empty() => Ok(Some(left)),
-        Some(index) if withheld.slurm.contains(index) => Err(slurm_only_error(is_job)),
+        Some(index) if withheld.slurm.contains(index) => Err(slurm_only_error(is_job, withheld.slurm_has_mps)),
         Some(index) if withheld.closed.contains_key(index) => {
             let closed = withheld.closed.iter().filter(|(one, _)| theirs.contains(one));
-            Err(closed_error(&closed.map(|(one, why)| (*one, why.clone())).collect(), allowed))
+            Err(closed_error(&closed.map(|(one, why)| (*one, why.clone())).collect(), Some((alternatives, Some(kind)))))
         }
         Some(index) => {
             let message = format!("the target is on GPU {index}, which the request does not select");
@@ -165,8 +179,8 @@ pub(super) fn without_dynamic(
 }
 
 /// Returns the error for GPUs that only Slurm can allocate. `is_job` is true if the request is for a Slurm job to which
-/// Slurm allocated no GPU.
-pub(super) fn slurm_only_error(is_job: bool) -> ApiError {
+/// Slurm allocated no GPU. If the GPUs are shared through MPS, a job must request an MPS share.
+pub(super) fn slurm_only_error(is_job: bool, has_mps: bool) -> ApiError {
     if is_job {
         return ApiError::new(Code::Denied, "Slurm allocated no GPU to the job")
             .cause("the config rule of the GPUs has `owner = \"slurm\"`, so a job can lease only GPUs that Slurm \
@@ -175,7 +189,10 @@ pub(super) fn slurm_only_error(is_job: bool) -> ApiError {
     }
     ApiError::new(Code::Denied, "only Slurm jobs can lease these GPUs")
         .cause("the config rule of these GPUs has `owner = \"slurm\"`")
-        .hint("submit a job with `sbatch` or `srun`, for example `srun --gres=gpu:1 COMMAND`")
+        .hint(format!(
+            "submit a job with `sbatch` or `srun`, for example `srun --gres=gpu:1{} COMMAND`",
+            if has_mps { " --comment=gpush:mps" } else { "" }
+        ))
 }
 
 #[cfg(test)]
@@ -214,6 +231,20 @@ mod tests {
 
     fn set<const N: usize>(indexes: [u32; N]) -> BTreeSet<GpuIndex> {
         indexes.map(GpuIndex).into()
+    }
+
+    /// Fault: the hint named a command that a host in mode `mps` refuses.
+    #[test]
+    fn hint_for_mps_gpus_of_slurm_has_the_comment() {
+        let state = State::empty();
+        list(&state, &[0]);
+        read(&state, 0);
+        for (mode, has_mps) in [("mps", true), ("exclusive", false)] {
+            let config = format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"{mode}\"\nowner = \"slurm\"\n");
+            state.replace_config(Arc::new(Config::parse(&config, "c").unwrap()), 1);
+            let error = for_caller(&caller(Viewer::User(1000)), &state.now(), None).unwrap_err();
+            assert_eq!(error.hint.unwrap().contains("--comment=gpush:mps COMMAND"), has_mps, "{mode}");
+        }
     }
 
     #[test]
@@ -286,7 +317,11 @@ mod tests {
         let found = |target: &str, selected: Option<u32>| {
             let selected = selected.map(|index| BTreeSet::from([GpuIndex(index)]));
             let withheld = Withheld { slurm: BTreeSet::from([GpuIndex(2)]), ..Withheld::default() };
-            on_targets(&gpus, selected, &BTreeSet::from([target.into()]), &withheld, &BTreeSet::new(), false)
+            let quota = Effective::without_quota(quota::Limits::default());
+            let (allowed, offered) = (BTreeSet::new(), Host::default);
+            let alternatives = Alternatives { gpus: &gpus, allowed: &allowed, quota: &quota, offered: &offered };
+            let targets = BTreeSet::from([target.into()]);
+            on_targets(&gpus, selected, &targets, &withheld, (&alternatives, LeaseKind::Mig), false)
         };
         let one = |index: u32| Ok(Some(BTreeSet::from([GpuIndex(index)])));
         assert_eq!(found(gpus[1].uuid.as_str(), None), one(1));

@@ -271,11 +271,12 @@ pub(super) fn job_denied(record: &LeaseRecord, caller: &Caller, what: &str) -> O
 pub(super) fn granted(leases: &Leases, lease: &OpenLease, viewer: Viewer) -> Result<LeaseGrant, ApiError> {
     let record = &lease.record;
     let environment = variables(leases, record)?;
+    let driver = leases.handles.context.hardware.status().driver.map(|driver| driver.version);
     let environment = environment.variables().into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     Ok(LeaseGrant {
         lease: lease.to_api(viewer),
         environment,
-        warnings: warnings(record),
+        warnings: warnings(record, driver.as_deref()),
         quota_notes: Vec::new(),
         binding_reason: None,
     })
@@ -308,14 +309,21 @@ fn variables(leases: &Leases, record: &LeaseRecord) -> Result<Environment, ApiEr
     Ok(Environment { lease: record.id, devices, mps, notice })
 }
 
-/// Returns warnings for the holder about resources that the share does not limit.
-fn warnings(record: &LeaseRecord) -> Vec<String> {
+/// First branch of the driver with which a process can use several MIG devices.
+const SEVERAL_DEVICES: u32 = 570;
+
+/// Returns warnings for the holder about what the share does not limit, and about what the driver cannot do. `driver` is the
+/// version of the driver, if it is known.
+fn warnings(record: &LeaseRecord, driver: Option<&str>) -> Vec<String> {
     let mut warnings = Vec::new();
+    let branch = driver.and_then(|version| version.split('.').next()?.parse::<u32>().ok());
     match record.kind {
-        LeaseKind::Mig if record.members.len() > 1 => warnings.push(
-            "with a driver older than R570, a process can use only one MIG device: start one process for each device"
-                .to_owned(),
-        ),
+        LeaseKind::Mig if record.members.len() > 1 && branch.is_none_or(|branch| branch < SEVERAL_DEVICES) => {
+            warnings.push(format!(
+                "with a driver older than R{SEVERAL_DEVICES}, a process can use only one MIG device: start one process \
+                for each device"
+            ));
+        }
         LeaseKind::Mig | LeaseKind::Whole => {}
         LeaseKind::Mps => {
             warnings.extend(takes_everything(record));

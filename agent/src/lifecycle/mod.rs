@@ -36,7 +36,7 @@ use anyhow::Context;
 use gpush_api::{ApiError, GpuUuid};
 use gpush_core::{
     config::Config,
-    desired::{self, ConfigFinding},
+    desired::{self, ConfigFinding, KnownHost},
 };
 use gpush_host::{
     boot,
@@ -62,6 +62,7 @@ use self::{
 use crate::{
     leases,
     lifecycle::stored_state::StoredState,
+    metrics::job_files,
     modes::{mps, shared_gpus, timeslice},
     operations::{operation::Operations, overrides},
     processes,
@@ -151,7 +152,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // If the command line sets a log filter, a reload must not change the level.
     let level = own_filter.is_none().then_some(&log);
     let (mps_dir, mps_programs) = (paths.mps_dir.clone(), arguments.mps_programs.clone());
-    let notice_dir = paths.notice_dir();
+    let (notice_dir, job_dir) = (paths.notice_dir(), paths.job_dir());
     let host_root = arguments.host_root.clone();
     let for_users = users_runtime.handle().clone();
     let here = StartupContext {
@@ -162,6 +163,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         early,
         mps_dir,
         notice_dir,
+        job_dir,
         mps_programs,
         late_driver,
         for_users,
@@ -194,6 +196,8 @@ struct StartupContext {
     mps_dir: PathBuf,
     /// Directory of the files with notices.
     notice_dir: PathBuf,
+    /// Directory of the files with the jobs on each GPU.
+    job_dir: PathBuf,
     /// Directory of NVIDIA's MPS programs. Used if the config does not set the paths of these programs.
     mps_programs: Option<PathBuf>,
     /// Restarts gpushd if the driver was loaded after gpushd started.
@@ -250,6 +254,7 @@ async fn serve(
     level: Option<&Log>,
 ) -> anyhow::Result<()> {
     let mut signals = Signals::listen(here.early).context("cannot install the signal handlers")?;
+    let job_dir = here.job_dir;
     let origin = HostEnvironment {
         boot: here.boot,
         host_root: here.host_root,
@@ -368,6 +373,10 @@ async fn serve(
         }),
         tasks.spawn(TaskName::UnleasedProcesses, move || processes::run(unleased.clone())),
         tasks.spawn(TaskName::UsageSampler, move || usage.clone().run()),
+        tasks.spawn(TaskName::JobFiles, {
+            let context = Arc::clone(&context);
+            move || job_files::run(Arc::clone(&context), job_dir.clone())
+        }),
     ]);
 
     let reloading = Reloading { reload: &reload, level };
@@ -438,13 +447,13 @@ async fn read_first(readings: Readings, hardware: Hardware, state: State) {
     match readings.recent().await {
         Ok(observed) => {
             let driver = hardware.status().driver;
-            let (version, simulated) = driver.map_or_else(
-                || ("?".to_owned(), ""),
-                |driver| (driver.version, if driver.simulated { ", simulated" } else { "" }),
-            );
+            let (version, simulated) = driver.as_ref().map_or(("?", ""), |driver| {
+                (driver.version.as_str(), if driver.simulated { ", simulated" } else { "" })
+            });
             tracing::info!("driver {version}{simulated}, number of GPUs: {}", observed.host.gpus.len());
             let gpus = observed.gpus(Viewer::Agent);
-            for finding in desired::findings(&state.config(), Some(&gpus)) {
+            for finding in desired::findings(&state.config(), Some(KnownHost { gpus: &gpus, driver: driver.as_ref() }))
+            {
                 // `config check` and `doctor` report the lints: they do not depend on this start.
                 if let ConfigFinding::Remark(remark) = finding {
                     tracing::warn!("{remark}");

@@ -1,6 +1,6 @@
 //! Metrics of GPUs, MIG devices and MPS targets.
 
-use gpush_api::{ClockLimit, DeviceActivity, Gpu, GpuState, GpuUsage, HostUsage, MpsState};
+use gpush_api::{ClockLimit, DeviceActivity, Gpu, GpuState, GpuUsage, HostUsage, MemberShare, MpsState, TargetUuid};
 use gpush_openmetrics::Family;
 
 use crate::state::HostState;
@@ -61,12 +61,16 @@ families! {
     slices: gauge "gpush_slices", "Compute slices of a GPU by use: `idle_leased` is a part of `leased`.";
     mig_info: gauge "gpush_mig_info", "Identity of a MIG device.";
     mig_memory: gauge "gpush_mig_memory_used_bytes", "Used memory of a GPU instance.";
+    mig_memory_total: gauge "gpush_mig_memory_total_bytes", "Memory of a GPU instance.";
     mig_busy: gauge "gpush_mig_graphics_activity_ratio", "Part of the time in which a kernel ran in a GPU instance.";
     mig_sm: gauge "gpush_mig_sm_activity_ratio", "Active streaming multiprocessors of a GPU instance.";
+    mig_occupancy: gauge "gpush_mig_sm_occupancy_ratio", "Occupancy of the streaming multiprocessors of a GPU instance.";
     mig_tensor: gauge "gpush_mig_tensor_activity_ratio", "Active tensor cores of a GPU instance.";
     mig_dram: gauge "gpush_mig_dram_activity_ratio", "Used memory bandwidth of a GPU instance.";
     mps_state: gauge "gpush_mps_state", "State of an MPS daemon: 1 for its present state.";
     mps_clients: gauge "gpush_mps_clients", "Clients of an MPS daemon.";
+    mps_shares: gauge "gpush_mps_shares", "Leases of an MPS daemon.";
+    mps_given: gauge "gpush_mps_leased_ratio", "Active threads that the leases of an MPS daemon have together.";
 }
 
 impl Families {
@@ -148,6 +152,8 @@ impl Families {
             let gi = instance.gi.to_string();
             let labels = || [("uuid", uuid), ("gpu_instance_id", &*gi)];
             self.mig_memory.add(labels(), bytes(instance.memory_used_mib));
+            self.mig_memory_total.add(labels(), bytes(instance.memory_total_mib));
+            self.mig_occupancy.add(labels(), instance.activity.occupancy);
             self.mig_busy.add(labels(), instance.activity.busy);
             self.mig_sm.add(labels(), instance.activity.sm_activity);
             self.mig_tensor.add(labels(), instance.activity.tensor_activity);
@@ -166,8 +172,22 @@ impl Families {
             #[expect(clippy::cast_precision_loss, reason = "a daemon has at most 60 clients")]
             let clients = target.report.clients.len() as f64;
             self.mps_clients.add([("uuid", uuid), ("target", &*name)], clients);
+            let shares: Vec<u16> = mps_shares(host, &target.uuid).collect();
+            #[expect(clippy::cast_precision_loss, reason = "a daemon has few leases")]
+            self.mps_shares.add([("uuid", uuid), ("target", &*name)], shares.len() as f64);
+            let given: f64 = shares.into_iter().map(|tenths| f64::from(tenths) / 1000.0).sum();
+            self.mps_given.add([("uuid", uuid), ("target", &*name)], given);
         }
     }
+}
+
+/// Returns the active thread percentages of the leases on an MPS target, in tenths of a percent.
+fn mps_shares<'a>(host: &'a HostState, target: &'a TargetUuid) -> impl Iterator<Item = u16> {
+    let members = host.leases.holding().flat_map(|lease| &lease.record.members);
+    members.filter(move |member| member.target == *target).filter_map(|member| match &member.share {
+        MemberShare::Mps { percentage, .. } => Some(percentage.tenths()),
+        MemberShare::Mig { .. } | MemberShare::Timeslice { .. } | MemberShare::Whole => None,
+    })
 }
 
 fn bytes(mib: Option<u64>) -> Option<f64> {

@@ -49,7 +49,10 @@ impl Families {
             idle: Family::counter("gpush_lease_held_idle_seconds", "Time with a process and without work."),
             empty: Family::counter("gpush_lease_empty_seconds", "Time without a process."),
             unknown: Family::counter("gpush_lease_unknown_seconds", "Time of which gpushd does not know the use."),
-            unused: Family::gauge("gpush_lease_idle_seconds", "Time since a lease last worked; 0 while it works."),
+            unused: Family::gauge(
+                "gpush_lease_idle_seconds",
+                "Time for which a lease has done no work; 0 while it works.",
+            ),
             ends: Family::gauge("gpush_lease_ends_timestamp_seconds", "End of a lease."),
             memory: Family::gauge("gpush_lease_memory_bytes", "Memory of the processes of a lease."),
             energy: Family::counter("gpush_lease_energy_joules", "Energy of a lease, and how it was found."),
@@ -61,7 +64,9 @@ impl Families {
     fn add_identity(&mut self, host: &HostState, lease: &OpenLease) {
         let record = &lease.record;
         let id = record.id.to_string();
-        let (uid, user) = (record.holder.uid.to_string(), record.holder.user.as_deref().unwrap_or(""));
+        let uid = record.holder.uid.to_string();
+        // A uid can have no name. Then users must still differ.
+        let user = record.holder.user.as_deref().unwrap_or(&uid);
         let (job, cluster) = match &record.binding {
             LeaseBinding::Job { job, cluster, .. } => (job.to_string(), cluster.as_str()),
             LeaseBinding::None

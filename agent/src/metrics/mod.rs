@@ -17,12 +17,14 @@
 //! | `faults` | Xid errors, cordons, memory rows, unleased processes, the driver |
 //! | `leases` | leases and the queue |
 //! | `host` | gpushd itself |
+//! | `job_files` | files with the Slurm jobs on each GPU, for other exporters |
 //! | `cache` | answers to scrapes that follow each other closely |
 
 mod cache;
 mod faults;
 mod gpus;
 mod host;
+pub(crate) mod job_files;
 mod leases;
 
 use std::sync::Arc;
@@ -83,7 +85,7 @@ impl Metrics {
         families.extend(faults::families(&host));
         if scope == Scope::All {
             families.extend(leases::families(&host, &self.0.usage.summaries()));
-            families.extend(host::families(&self.0.context, &host));
+            families.extend(host::families(&self.0.context, &host, self.0.usage.attempts()));
         }
         families
     }

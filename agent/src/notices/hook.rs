@@ -10,13 +10,14 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use gpush_api::NoticeChange;
+use gpush_api::{GpuUuid, LeaseHolder, LeaseId, LeaseNotice, NoticeChange};
 use gpush_core::config::Notify;
 use gpush_host::{
     helper::{End, Job},
     subtask, systemd,
 };
 use nix::unistd::User;
+use serde::Serialize;
 use tokio::sync::{Mutex, mpsc};
 use tokio_util::sync::CancellationToken;
 
@@ -69,9 +70,21 @@ impl NoticeHook {
     }
 }
 
+/// The standard input of the hook, one JSON object.
+#[derive(Serialize)]
+struct HookInput<'a> {
+    lease_id: LeaseId,
+    holder: &'a LeaseHolder,
+    gpu_uuids: &'a [GpuUuid],
+    #[serde(flatten)]
+    notice: &'a LeaseNotice,
+}
+
 async fn execute(host_services: &HostServices, notify: &Notify, change: &NoticeChange) {
-    let (Some(command), Ok(input)) = (&notify.command, serde_json::to_string(change)) else { return };
-    let lease = change.lease_id;
+    let NoticeChange { lease_id: lease, holder, gpu_uuids, notice: told } = change;
+    let lease = *lease;
+    let input = serde_json::to_string(&HookInput { lease_id: lease, holder, gpu_uuids, notice: told });
+    let (Some(command), Ok(input)) = (&notify.command, input) else { return };
     // The helper checks only setpriv or systemd-run, so check the hook here.
     if let Err(error) = gpush_host::helper::Helpers::may_run(command) {
         return tracing::warn!(%lease, "lease {lease}: {error}");

@@ -274,7 +274,7 @@ fn reason_on_device_of(id: LeaseId, named: EnvironmentName) -> Option<String> {
             Some(format!("its environment names lease {named}, but lease {id} holds the device now"))
         }
         EnvironmentName::None | EnvironmentName::Unknown => {
-            Some(format!("lease {id} of another user holds the device"))
+            Some(format!("lease {id} holds the device, and belongs to another user than the process"))
         }
     }
 }

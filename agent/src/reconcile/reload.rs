@@ -12,7 +12,10 @@
 use std::sync::Arc;
 
 use gpush_api::{Actor, ApiError, Code, ConfigDiff, Gpu, GpuDiff, GpuState, GpuUuid, Reloaded};
-use gpush_core::{config::Config, desired};
+use gpush_core::{
+    config::Config,
+    desired::{self, KnownHost},
+};
 use gpush_store::{AuditEvent, DONE};
 use tokio::sync::{mpsc, oneshot};
 
@@ -172,8 +175,12 @@ impl Reload {
         // Read the GPUs again, because their drift is now the difference from the new config.
         let gpus = read_gpus(&self.context.readings).await.unwrap_or_default();
         let now = self.context.settings.config();
-        let mut findings = findings(&now, &gpus);
-        findings.extend(self.mps.reason_single_user(&now).await);
+        let driver = self.context.hardware.status().driver;
+        let mut findings = findings(&now, KnownHost { gpus: &gpus, driver: driver.as_ref() });
+        // An old driver is the reason that the findings already have.
+        if driver.is_none_or(|driver| desired::serves_many_users(&driver)) {
+            findings.extend(self.mps.reason_single_user(&now).await);
+        }
         findings.extend(delayed_changes(&gpus));
         let file = self.context.settings.file();
         findings.extend(self.context.users.account_notes(file.as_deref(), &accounts).await);
@@ -200,14 +207,14 @@ async fn read_gpus(readings: &Readings) -> Result<Vec<Gpu>, ApiError> {
     readings.host().await.map(|observed| observed.gpus(Viewer::Agent))
 }
 
-/// Returns the remarks of `gpushctl config check` about a config, and the layouts that it refuses. Returns none while the GPUs are not known: then no
-/// selector matches.
-fn findings(config: &Config, gpus: &[Gpu]) -> Vec<String> {
-    if gpus.is_empty() {
+/// Returns the remarks of `gpushctl config check` about a config, and the layouts that it refuses. Returns none while the
+/// GPUs are not known: then no selector matches.
+fn findings(config: &Config, host: KnownHost<'_>) -> Vec<String> {
+    if host.gpus.is_empty() {
         return Vec::new();
     }
-    let mut found = desired::impossible_rule_layouts(config, gpus);
-    found.extend(desired::findings(config, gpus.into()).iter().map(ToString::to_string));
+    let mut found = desired::impossible_rule_layouts(config, host.gpus);
+    found.extend(desired::findings(config, Some(host)).iter().map(ToString::to_string));
     found
 }
 

@@ -228,8 +228,17 @@ impl ProcessEnvironment {
 impl Paths {
     /// Returns the directory of the files with notices to the holders of leases, next to the socket.
     pub(crate) fn notice_dir(&self) -> PathBuf {
+        self.next_to_socket("notices")
+    }
+
+    /// Returns the directory of the files with the jobs on each GPU, next to the socket.
+    pub(crate) fn job_dir(&self) -> PathBuf {
+        self.next_to_socket("jobs")
+    }
+
+    fn next_to_socket(&self, name: &str) -> PathBuf {
         let socket = std::path::absolute(&self.socket).unwrap_or_else(|_| self.socket.clone());
-        socket.parent().unwrap_or(Path::new("/")).join("notices")
+        socket.parent().unwrap_or(Path::new("/")).join(name)
     }
 
     /// Fills in the defaults.

@@ -16,7 +16,7 @@ use tokio::{sync::Notify, time::Instant};
 /// Something that needs samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
-    /// Metrics are collected at intervals of up to 5 minutes.
+    /// Somebody scraped in the last 5 minutes.
     Scrape,
     /// The sums of open leases are recorded.
     Record,
@@ -56,6 +56,8 @@ pub(super) struct Needs {
     pub(super) promised: Duration,
     /// Whether a person watches, and wants all figures.
     pub(super) is_watched: bool,
+    /// Whether metrics are collected.
+    pub(super) is_scraped: bool,
 }
 
 /// The needs, each with the time when it was last noted.
@@ -85,9 +87,9 @@ impl Demand {
             |need: &Need| noted[*need as usize].is_some_and(|at| now.saturating_duration_since(at) < need.lasts());
         let lasting = Need::NOTED.into_iter().filter(is_lasting).chain(records.then_some(Need::Record));
         let intervals: Vec<Duration> = lasting.map(Need::interval).collect();
-        let is_watched = is_lasting(&Need::Watch);
+        let (is_watched, is_scraped) = (is_lasting(&Need::Watch), is_lasting(&Need::Scrape));
         let (interval, promised) = (intervals.iter().min().copied()?, intervals.iter().max().copied()?);
-        Some(Needs { interval, promised, is_watched })
+        Some(Needs { interval, promised, is_watched, is_scraped })
     }
 
     /// Waits until samples are needed more often than before.

@@ -3,9 +3,12 @@
 //! ```text
 //! start ──► checkpoint of the store + leases that began or ended since ──► ledger
 //! lease begins, changes, ends ─► at most 10 s later ─┐
+//! 30 seconds over while metrics are collected ───────┤
 //! 10 minutes over, without leases 1 hour ────────────┼──► one transaction: checkpoint, closed hours, ended leases
 //! gpushd stops ──────────────────────────────────────┘
 //! ```
+//!
+//! Metrics show the sums of the last transaction, so that no counter falls after a crash: see [`Recorded`].
 //!
 //! After a crash, the time since the checkpoint is held time of which gpushd does not know the use.
 
@@ -15,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{EndReason, LeaseId};
+use gpush_api::{EndReason, GpuUuid, LeaseId};
 use gpush_store::{LeaseRecord, OwnedHour, RequestCount, StoreError, Tx, UsageBounds, UsageRecord};
 use gpush_usage::{
     account::{EndedLease, LeaseOwner},
@@ -32,8 +35,11 @@ use crate::state::{
     request_counts::{RequestResult, RequestedShare},
 };
 
-/// Time between two checkpoints without a change. A crash loses at most the use in this time.
+/// Time between two checkpoints without a change. After a crash, the use of at most this time is unknown.
 const WITHOUT_CHANGE: Duration = Duration::from_secs(600);
+/// Time between two checkpoints while metrics are collected, as a multiple of the shortest time: 30 seconds. Counters in
+/// metrics are as old as the last checkpoint.
+const WHILE_SCRAPED: u32 = 3;
 /// Time between two checkpoints on a host without leases.
 const WITHOUT_LEASES: Duration = Duration::from_secs(3600);
 /// Number of days for which hours are kept, if the totals of leases are kept longer.
@@ -43,11 +49,39 @@ const PRUNE_EVERY: Duration = Duration::from_secs(24 * 3600);
 /// Maximum number of rows that wait while the store accepts no writes.
 const MOST_WAITING: usize = 100_000;
 
+/// Numbers of requests since gpushd started.
+pub(super) type CountedRequests = BTreeMap<(RequestedShare, RequestResult), u64>;
+
 /// The accounts at a moment.
 #[derive(Debug, Serialize, Deserialize)]
 struct Checkpoint<L> {
     at: Moment,
     ledger: L,
+}
+
+/// The sums of the last transaction. After a crash, gpushd continues with them, so they never fall.
+#[derive(Debug, Default)]
+pub(super) struct Recorded {
+    pub(super) leases: BTreeMap<LeaseId, LeaseTotals>,
+    /// Energy in mJ that no lease has got, by GPU.
+    pub(super) unattributed_mj: BTreeMap<GpuUuid, u64>,
+}
+
+impl Recorded {
+    fn of(ledger: &Ledger, now: Moment) -> Self {
+        Self {
+            leases: ledger.leases().filter_map(|id| Some((id, ledger.settled_totals(id)?))).collect(),
+            unattributed_mj: ledger.gpus(now).map(|gpu| (gpu.gpu, gpu.sums.unattributed_mj)).collect(),
+        }
+    }
+}
+
+/// What the next transaction records.
+struct Due {
+    closed: ClosedRows,
+    ended: Vec<LeaseTotals>,
+    checkpoint: String,
+    recorded: Recorded,
 }
 
 /// Records the sums.
@@ -58,7 +92,7 @@ pub(super) struct Recorder {
     waiting: UsageRecord,
     last: Option<Instant>,
     /// The counts of requests that are recorded.
-    counted: BTreeMap<(RequestedShare, RequestResult), u64>,
+    counted: CountedRequests,
     /// When old rows were last deleted.
     pruned: Option<Instant>,
     /// Shortest time between two checkpoints. Changes in this time share one.
@@ -79,11 +113,12 @@ impl Recorder {
     }
 
     /// Returns when the next checkpoint is due.
-    pub(super) fn due(&self, is_changed: bool, has_leases: bool) -> Instant {
-        let pause = match (is_changed, has_leases) {
-            (true, _) => self.pause,
-            (false, true) => WITHOUT_CHANGE,
-            (false, false) => WITHOUT_LEASES,
+    pub(super) fn due(&self, is_changed: bool, has_leases: bool, is_scraped: bool) -> Instant {
+        let pause = match (is_changed, has_leases, is_scraped) {
+            (true, _, _) => self.pause,
+            (false, true, true) => self.pause * WHILE_SCRAPED,
+            (false, true, false) | (false, false, true) => WITHOUT_CHANGE,
+            (false, false, false) => WITHOUT_LEASES,
         };
         self.last.map_or_else(Instant::now, |last| last + pause)
     }
@@ -94,9 +129,13 @@ impl Recorder {
         self.last = Some(Instant::now());
         let turn = Arc::clone(&usage.0);
         let turn = turn.recording.lock().await;
-        let (closed, ended, checkpoint) = usage.take_for_record();
+        let Due { closed, ended, checkpoint, recorded } = usage.take_for_record();
         match self.try_record(&usage, closed, ended, checkpoint).await {
-            Ok(unaccounted) => usage.account_short_leases(&unaccounted),
+            Ok(unaccounted) => {
+                usage.0.accounts.lock().recorded = recorded;
+                usage.0.saved_requests.lock().clone_from(&self.counted);
+                usage.account_short_leases(&unaccounted);
+            }
             Err(error) => tracing::warn!("the use of GPUs cannot be recorded, gpushd tries again: {error}"),
         }
         drop(turn);
@@ -230,7 +269,7 @@ impl Usage {
     }
 
     /// Takes what the next transaction records.
-    fn take_for_record(&self) -> (ClosedRows, Vec<LeaseTotals>, String) {
+    fn take_for_record(&self) -> Due {
         let now = self.0.clock.now();
         let accounts = &mut *self.0.accounts.lock();
         accounts.ledger.advance(now);
@@ -241,7 +280,7 @@ impl Usage {
             tracing::error!("the checkpoint of the use cannot be written: {error}");
             String::new()
         });
-        (closed, ended, checkpoint)
+        Due { closed, ended, checkpoint, recorded: Recorded::of(&accounts.ledger, now) }
     }
 
     /// Accounts leases that ended before this task noticed them. Each gets a row.
@@ -295,6 +334,7 @@ impl Usage {
             ledger.remove_gpu(&gpu, now);
         }
         let accounts = &mut *self.0.accounts.lock();
+        accounts.recorded = Recorded::of(&ledger, now);
         (accounts.ledger, accounts.ended, accounts.is_changed) = (ledger, ended, true);
     }
 }

@@ -17,6 +17,7 @@
 //! | `sampler` | the task that takes samples and follows the leases |
 //! | `round` | which GPUs are sampled when, and what each sample reads |
 //! | `take` | one sample |
+//! | `attempts` | how many samples were used and dropped |
 //! | `follow` | which leases begin, change and end |
 //! | `history` | records the sums in the store, and continues from there after a start |
 //! | `report` | who used how much in a period |
@@ -30,6 +31,7 @@
 //! | `show` | the present figures for the API |
 //! | `summary` | what each lease is or was used for, and its recent past |
 
+mod attempts;
 mod clock;
 mod demand;
 mod follow;
@@ -60,8 +62,13 @@ use gpush_usage::{
 };
 use jiff::Timestamp;
 
-use self::{clock::Clock, demand::Demand, recent::RecentlyEnded};
-pub(crate) use self::{demand::Need, report::ReportQuery};
+pub(crate) use self::{attempts::SampleAttempts, demand::Need, report::ReportQuery};
+use self::{
+    clock::Clock,
+    demand::Demand,
+    history::{CountedRequests, Recorded},
+    recent::RecentlyEnded,
+};
 use crate::{modes::mps::Mps, requests::caller::Viewer, state::context::HostContext};
 
 /// The use of leases and GPUs. A handle, cheap to clone.
@@ -77,8 +84,10 @@ struct UsageParts {
     clock: Clock,
     demand: Demand,
     accounts: Locked<Accounts>,
-    /// Held while hours are between the ledger and the store.
+    /// Held while hours and requests are between memory and the store.
     recording: tokio::sync::Mutex<()>,
+    /// The requests since gpushd started that are in the store.
+    saved_requests: Locked<CountedRequests>,
 }
 
 /// The sums, and the last samples.
@@ -86,6 +95,9 @@ struct UsageParts {
 struct Accounts {
     ledger: Ledger,
     last: BTreeMap<GpuUuid, LastSample>,
+    /// The sums of the last transaction.
+    recorded: Recorded,
+    attempts: SampleAttempts,
     /// Leases that have ended and are not recorded yet.
     ended: Vec<LeaseTotals>,
     /// Leases that have ended a short time ago.
@@ -139,6 +151,7 @@ impl Usage {
             demand: Demand::default(),
             accounts: Locked::default(),
             recording: tokio::sync::Mutex::default(),
+            saved_requests: Locked::default(),
         }))
     }
 
@@ -150,6 +163,11 @@ impl Usage {
     /// Notes that something needs samples from now on, for a while.
     pub(crate) fn need(&self, need: Need) {
         self.0.demand.note(need);
+    }
+
+    /// Returns how many samples were used and dropped since gpushd started.
+    pub(crate) fn attempts(&self) -> SampleAttempts {
+        self.0.accounts.lock().attempts
     }
 
     /// Returns the figures that a viewer may see: administrators see all leases, users their own.

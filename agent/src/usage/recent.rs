@@ -1,4 +1,5 @@
-//! Leases that have ended a short time ago. Metrics show their final sums until each scraper has seen them.
+//! Leases that have ended a short time ago. Metrics show their final sums for 5 minutes, so that
+//! scrapers can see them.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 

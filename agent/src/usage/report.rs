@@ -13,7 +13,7 @@ use gpush_usage::{
 use jiff::Timestamp;
 
 use super::{Usage, history::read_leases, lease_owners::LeaseOwners, show::joules};
-use crate::state::request_counts::RequestResult;
+use crate::state::request_counts::{RequestResult, RequestedShare};
 
 /// Number of hours that are read at once.
 const PAGE: usize = 1000;
@@ -100,11 +100,27 @@ impl Usage {
         }
     }
 
-    /// Returns the recorded requests of the days of a period. The last 10 minutes may be missing.
+    /// Returns the requests of the days of a period: those in the store, and those that are not recorded yet.
     async fn requests(&self, from_ms: i64, until_ms: i64) -> Result<Vec<RequestLine>, ApiError> {
         let day_ms = from_ms.div_euclid(DAY_MS) * DAY_MS;
-        let counts = self.0.context.store.read(move |view| view.request_counts(day_ms, until_ms)).await?;
+        // While a transaction records requests, they would be missing or count twice.
+        let turn = self.0.recording.lock().await;
+        let mut counts = self.0.context.store.read(move |view| view.request_counts(day_ms, until_ms)).await?;
+        counts.extend(self.unsaved_requests().into_iter().filter(|one| (day_ms..until_ms).contains(&one.day_ms)));
+        drop(turn);
         Ok(request_lines(counts))
+    }
+
+    /// Returns the requests that are not in the store yet. They count for the present day.
+    fn unsaved_requests(&self) -> Vec<RequestCount> {
+        let day_ms = Timestamp::now().as_millisecond().div_euclid(DAY_MS) * DAY_MS;
+        let saved = self.0.saved_requests.lock();
+        let counts = self.0.context.requests.list().into_iter().map(|(share, result, count)| {
+            let RequestedShare { kind, profile } = share.clone();
+            let count = count.saturating_sub(saved.get(&(share, result)).copied().unwrap_or(0));
+            RequestCount { day_ms, kind: kind.to_owned(), profile, result: result.name().to_owned(), count }
+        });
+        counts.filter(|one| one.count > 0).collect()
     }
 }
 

@@ -48,7 +48,9 @@ pub(super) async fn run(usage: Usage) {
         sampler.follow(&host, needs);
         sampler.end_worker_without_need(needs);
         let due = sampler.rounds.next(needs);
-        let record_due = recorder.as_ref().filter(|_| usage.records()).map(|one| one.due(usage.is_changed(), records));
+        let is_scraped = needs.is_some_and(|needs| needs.is_scraped);
+        let due_at = |one: &Recorder| one.due(usage.is_changed(), records, is_scraped);
+        let record_due = recorder.as_ref().filter(|_| usage.records()).map(due_at);
         tokio::select! {
             () = stopping.cancelled() => break,
             changed = snapshots.changed() => if changed.is_err() { break },

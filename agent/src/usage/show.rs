@@ -34,7 +34,18 @@ pub(super) fn figures(usage: &Usage, viewer: Viewer) -> HostUsage {
         gpu_usage: host
             .gpus
             .iter()
-            .map(|one| gpu(&one.gpu, accounts.last.get(&one.gpu.uuid), sums.get(&one.gpu.uuid), now))
+            .map(|one| {
+                let uuid = &one.gpu.uuid;
+                let figures = sums.get(uuid);
+                // Metrics show it as a counter, which must not fall after a crash.
+                let unattributed_mj = if usage.records() {
+                    accounts.recorded.unattributed_mj.get(uuid).copied()
+                } else {
+                    figures.map(|figures| figures.sums.unattributed_mj)
+                };
+                let shown = gpu(&one.gpu, accounts.last.get(uuid), figures, now);
+                GpuUsage { unattributed_j: joules(unattributed_mj.unwrap_or(0)), ..shown }
+            })
             .collect(),
         lease_usage: visible(&host, viewer).filter_map(|id| lease(id, &accounts, now)).collect(),
     }
@@ -59,7 +70,7 @@ fn gpu(gpu: &Gpu, last: Option<&LastSample>, figures: Option<&GpuFigures>, now: 
         power_w: None,
         power_limit_w: None,
         energy_j: None,
-        unattributed_j: joules(figures.map_or(0, |figures| figures.sums.unattributed_mj)),
+        unattributed_j: 0.0,
         temperature_c: None,
         memory_temperature_c: None,
         sm_clock_mhz: None,
@@ -76,6 +87,7 @@ fn gpu(gpu: &Gpu, last: Option<&LastSample>, figures: Option<&GpuFigures>, now: 
     if let Some(taken) = last.and_then(|last| last.recent(now)) {
         shown.sampled_at = Some(taken.at);
         add_sample(&mut shown, gpu, &taken.sample);
+        hide_refuted(&mut shown, figures.map(|figures| figures.refuted.as_slice()).unwrap_or_default());
     }
     shown
 }
@@ -100,9 +112,19 @@ fn add_sample(shown: &mut GpuUsage, gpu: &Gpu, sample: &Sample) {
                 profile: instance.profile.clone(),
                 activity: activity(&sampled.activity),
                 memory_used_mib: sampled.memory.map(|memory| memory.used_bytes >> 20),
+                memory_total_mib: sampled.memory.map(|memory| memory.total_bytes >> 20),
             })
         })
         .collect();
+}
+
+/// Removes activities of 0 that the power of the board refutes.
+fn hide_refuted(shown: &mut GpuUsage, refuted: &[Option<u32>]) {
+    if refuted.contains(&None) {
+        shown.activity = DeviceActivity::default();
+    }
+    let instances = shown.instance_usage.iter_mut().filter(|instance| refuted.contains(&Some(instance.gi)));
+    instances.for_each(|instance| instance.activity = DeviceActivity::default());
 }
 
 fn lease(id: LeaseId, accounts: &Accounts, now: Moment) -> Option<LeaseUsage> {
@@ -124,6 +146,7 @@ fn lease(id: LeaseId, accounts: &Accounts, now: Moment) -> Option<LeaseUsage> {
         unknown_s: seconds(times.unknown_ms),
         energy_j: joules(totals.energy_mj),
         energy_method: totals.energy_method(),
+        energy_mixed: totals.is_energy_mixed(),
         target_usage: members.iter().map(target).collect(),
     })
 }
@@ -142,6 +165,7 @@ fn target(member: &MemberFigures) -> TargetUsage {
         gpu_uuid: member.totals.hold.gpu.clone(),
         source: member.judgement.source,
         estimate: member.judgement.is_estimate,
+        weak: member.judgement.is_weak,
         sm_activity: ratio(member.sm),
         dram_activity: ratio(member.dram),
         sm_mean: sums.sm.mean().and_then(|mean| u32::try_from(mean).ok()).map(|mean| f64::from(mean) / 1e6),

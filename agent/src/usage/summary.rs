@@ -47,7 +47,8 @@ impl Usage {
         let now = self.0.clock.now();
         let accounts = self.0.accounts.lock();
         let open = host.leases.open.values().filter(|lease| lease.state.name().holds_capacity());
-        let open = open.map(|lease| (Arc::clone(lease), counted(lease.id(), &accounts, now)));
+        let records = self.records();
+        let open = open.map(|lease| (Arc::clone(lease), counted(lease.id(), &accounts, records, now)));
         let is_closed = |lease: &&Arc<OpenLease>| !host.leases.open.contains_key(&lease.id());
         let ended = accounts.recent.iter().filter(|(lease, _)| is_closed(lease));
         let ended = ended.map(|(lease, totals)| (Arc::clone(lease), Some(of_ended(totals))));
@@ -105,10 +106,17 @@ fn of_open(lease: LeaseId, accounts: &Accounts, now: Moment) -> Option<LeaseUsag
     })
 }
 
-/// Returns the summary of a lease with times and energy that never fall: only those up to the last sample.
-fn counted(lease: LeaseId, accounts: &Accounts, now: Moment) -> Option<LeaseUsageSummary> {
+/// Returns the summary of a lease with times and energy that never fall, not even if gpushd is killed: those that are
+/// recorded. Without recording, they are those up to the last sample, and begin again with gpushd.
+fn counted(lease: LeaseId, accounts: &Accounts, records: bool, now: Moment) -> Option<LeaseUsageSummary> {
     let present = of_open(lease, accounts, now)?;
-    let settled = of_ended(&accounts.ledger.settled_totals(lease)?);
+    let settled = if records {
+        // A lease that has just begun is not recorded yet.
+        let nothing = || of_sums(&StateTimes::default(), &HoldSums::default());
+        accounts.recorded.leases.get(&lease).map_or_else(nothing, of_ended)
+    } else {
+        of_ended(&accounts.ledger.settled_totals(lease)?)
+    };
     Some(LeaseUsageSummary {
         state: present.state,
         reason: present.reason,
@@ -142,6 +150,7 @@ fn of_sums(times: &StateTimes, sums: &HoldSums) -> LeaseUsageSummary {
         memory_peak_mib: (sums.memory.known_ms > sums.times.held_ms() / 10 * 9).then_some(sums.memory_peak_mib),
         energy_j: is_counted.then(|| joules(sums.energy_mj)),
         energy_method: sums.energy_method(),
+        energy_mixed: sums.is_energy_mixed(),
         power_limited: limited(sums.power_limited_ms),
         thermal_limited: limited(sums.thermal_limited_ms),
     }

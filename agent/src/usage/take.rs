@@ -14,7 +14,10 @@ use gpush_usage::{
 };
 use jiff::Timestamp;
 
-use super::{Accounts, LastSample, TakenSample, Usage, UsageParts, owners::Owners, round::SampleRequest, translate};
+use super::{
+    Accounts, LastSample, TakenSample, Usage, UsageParts, attempts::DropReason, owners::Owners, round::SampleRequest,
+    translate,
+};
 use crate::state::HostState;
 
 /// Takes a sample.
@@ -88,12 +91,16 @@ impl Accounts {
     pub(super) fn note(&mut self, gpu: GpuUuid, result: Result<TakenSample, SampleError>, now: Moment) {
         let last = match result {
             Ok(taken) => {
-                if !self.ledger.sample(&taken.translated) {
+                if self.ledger.sample(&taken.translated) {
+                    self.attempts.note_taken();
+                } else {
+                    self.attempts.note_dropped(DropReason::Outdated);
                     tracing::debug!(gpu = gpu.as_str(), "the sample is older than a change of the leases");
                 }
                 LastSample::Taken(Box::new(taken))
             }
             Err(error) => {
+                self.attempts.note_dropped(DropReason::from(&error));
                 tracing::debug!(gpu = gpu.as_str(), "no sample: {error}");
                 self.ledger.gap(&gpu, now);
                 LastSample::Failed(error)

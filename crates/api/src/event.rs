@@ -417,6 +417,7 @@ pub enum ResyncReason {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lease::{LeaseNotice, NoticeKind};
 
     #[test]
     fn an_event_is_one_flat_object() {
@@ -429,6 +430,24 @@ mod tests {
             r#"{"id":"ab-7","at":"2026-01-02T03:04:05Z","kind":"xid","gpu":3,"gpu_uuid":"GPU-3","xid":79}"#
         );
         assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), event);
+    }
+
+    /// Fault: the notice had an `at` of its own beside the one of the event, so no client could read the event.
+    #[test]
+    fn event_about_a_notice_can_be_read_again() {
+        let at: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
+        let notice = LeaseNotice {
+            at,
+            kind: NoticeKind::Revoked,
+            text: "lease L1 was revoked".to_owned(),
+            ends_at: Some(at),
+            terminals: Some(1),
+        };
+        let holder = LeaseHolder { uid: 1000, user: None };
+        let change = NoticeChange { lease_id: LeaseId(1), holder, gpu_uuids: vec!["GPU-0".into()], notice };
+        let event = Event { id: "ab-8".to_owned(), at, what: EventPayload::Notice(Box::new(change)) };
+        let text = serde_json::to_string(&event).unwrap();
+        assert_eq!(serde_json::from_str::<Event>(&text).unwrap(), event, "{text}");
     }
 
     #[test]

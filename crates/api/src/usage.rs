@@ -290,6 +290,9 @@ pub struct InstanceUsage {
     /// Used memory in MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_used_mib: Option<u64>,
+    /// Memory in MiB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_total_mib: Option<u64>,
 }
 
 /// What a lease is used for.
@@ -325,8 +328,11 @@ pub struct LeaseUsage {
     pub unknown_s: u64,
     /// Energy in J.
     pub energy_j: f64,
-    /// How the energy was found.
+    /// How most of the energy was found.
     pub energy_method: EnergyMethod,
+    /// Whether a part of the energy was found by another method.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub energy_mixed: bool,
     /// The use of each target.
     pub target_usage: Vec<TargetUsage>,
 }
@@ -346,7 +352,12 @@ pub struct TargetUsage {
     /// Whether the figures are estimates, because processes share the device.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub estimate: bool,
-    /// Active streaming multiprocessors in the last window.
+    /// Whether an idle state rests on the activity readings alone, because the work of neighbours hides the power that the
+    /// lease needs. Such a state never ends a lease.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub weak: bool,
+    /// Active streaming multiprocessors in the last window. On a device that several leases use, it is an estimate: the part
+    /// of the time in which the processes of the lease worked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sm_activity: Option<f64>,
     /// Memory bandwidth in the last window.
@@ -403,8 +414,11 @@ pub struct LeaseUsageSummary {
     /// Energy in J; absent if it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy_j: Option<f64>,
-    /// How the energy was found.
+    /// How most of the energy was found.
     pub energy_method: EnergyMethod,
+    /// Whether a part of the energy was found by another method.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub energy_mixed: bool,
     /// Part of the time in which the power limit lowered the clocks of the GPUs; absent if it is not known. On a shared
     /// GPU, a neighbour can be the cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -6,6 +6,14 @@ use jiff::Timestamp;
 use crate::{client::Client, error::Error, path_segment::segment};
 
 impl Client {
+    /// `GET /v1/usage`. Does not start samples: a figure is as old as the last sample.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn usage(&mut self) -> Result<HostUsage, Error> {
+        self.get("/v1/usage").await
+    }
+
     /// `GET /v1/usage?watch=true`. While a client repeats the request, gpushd samples the GPUs each second. So the first
     /// answer has few figures.
     ///
@@ -41,11 +49,7 @@ impl Client {
     ///
     /// # Errors
     /// See [`crate::Kind`]; [`gpush_api::Code::Denied`] for another user, unless the caller is an administrator.
-    pub async fn usage_history(
-        &mut self,
-        since: Option<Timestamp>,
-        user: Option<&str>,
-    ) -> Result<UsageHistory, Error> {
+    pub async fn usage_history(&mut self, since: Option<Timestamp>, user: Option<&str>) -> Result<UsageHistory, Error> {
         let since = since.map(|since| format!("since={since}"));
         let user = user.map(|user| format!("user={}", segment(user)));
         let parameters: Vec<String> = since.into_iter().chain(user).collect();

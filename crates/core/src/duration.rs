@@ -3,14 +3,14 @@
 //! | typed | meaning |
 //! |---|---|
 //! | `90s`, `15m`, `1h30m`, `2d`, `1w`, `12 hours`, `1 day` | a duration |
-//! | `90`, `0.5` | seconds |
 //! | `2026-12-01T08:00:00Z`, `2026-12-01T08:00+01:00` | a point in time (RFC 3339) |
 //! | `2026-12-01 08:00`, `2026-12-01` | a point in time in the time zone of the host |
 //! | `09:00` | the last, or the next, 9 o'clock |
 //! | `yesterday`, `today`, `tomorrow` | the start of that day |
 //!
 //! Every command and every request uses this notation. The crate jiff parses the units; a day has
-//! 24 hours.
+//! 24 hours. A number needs a unit, because some tools count in minutes and others in seconds. Only
+//! `0` needs none.
 
 use std::{fmt, time::Duration};
 
@@ -23,8 +23,11 @@ use jiff::{
 /// The longest duration: 52 weeks. A longer duration is probably a typing error.
 pub const LONGEST: Duration = Duration::from_secs(52 * 7 * 86_400);
 
+/// The longest duration before now that a start time can be: 10 years.
+pub const LONGEST_AGO: Duration = Duration::from_secs(3_650 * 86_400);
+
 /// Examples for error messages.
-const EXAMPLES: &str = "write 90s, 15m, 1h30m or 2d; a number without a unit means seconds";
+const EXAMPLES: &str = "write 90s, 15m, 1h30m or 2d";
 
 /// Why a text is not a duration or point in time.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -32,10 +35,14 @@ pub enum DurationError {
     /// The text is not a duration. Where a point in time is also allowed, the text is
     /// not a point in time either.
     Malformed,
+    /// The text is only a number.
+    NoUnit(String),
     /// The duration is zero, but must be positive.
     Zero,
     /// The duration is longer than [`LONGEST`].
     TooLong,
+    /// A start time is longer ago than [`LONGEST_AGO`].
+    TooLongAgo,
     /// A point in time is in the past, but must be in the future.
     Past(Zoned),
     /// A point in time is in the future, but must be in the past.
@@ -46,8 +53,10 @@ impl fmt::Display for DurationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Malformed => f.write_str(EXAMPLES),
+            Self::NoUnit(number) => write!(f, "the unit of time is missing: write {number}s, {number}m or {number}h"),
             Self::Zero => f.write_str("the duration must be longer than 0"),
             Self::TooLong => f.write_str("the duration must be 52w or less"),
+            Self::TooLongAgo => f.write_str("the start must be 3650d or less ago"),
             Self::Past(at) => write!(f, "{} has passed", at.strftime("%F %T %Z")),
             Self::Future(at) => write!(f, "{} is in the future", at.strftime("%F %T %Z")),
         }
@@ -61,16 +70,20 @@ impl std::error::Error for DurationError {}
 /// # Errors
 /// The text is not a duration, or the duration is longer than [`LONGEST`].
 pub fn parse(text: &str) -> Result<Duration, DurationError> {
-    let text = text.trim();
-    let seconds = match text.bytes().next() {
-        Some(b) if b.is_ascii_digit() => bare_seconds(text),
-        Some(_) | None => return Err(DurationError::Malformed),
-    };
-    let duration = match seconds {
-        Some(seconds) => Duration::try_from_secs_f64(seconds).map_err(|_| DurationError::TooLong)?,
-        None => with_units(text)?,
-    };
+    let duration = parse_unlimited(text)?;
     if duration > LONGEST { Err(DurationError::TooLong) } else { Ok(duration) }
+}
+
+fn parse_unlimited(text: &str) -> Result<Duration, DurationError> {
+    let text = text.trim();
+    if !text.starts_with(|c: char| c.is_ascii_digit()) {
+        return Err(DurationError::Malformed);
+    }
+    match (is_number(text), text) {
+        (true, "0") => Ok(Duration::ZERO),
+        (true, _) => Err(DurationError::NoUnit(text.to_owned())),
+        (false, _) => with_units(text),
+    }
 }
 
 /// Parses a duration longer than zero.
@@ -82,16 +95,15 @@ pub fn parse_positive(text: &str) -> Result<Duration, DurationError> {
     if duration.is_zero() { Err(DurationError::Zero) } else { Ok(duration) }
 }
 
-/// Returns whether a text has the form of a duration, even if the duration is too long.
+/// Returns whether a text has the form of a duration, even if it is too long or its unit is missing.
 #[must_use]
 pub fn is_duration(text: &str) -> bool {
-    matches!(parse(text), Ok(_) | Err(DurationError::TooLong))
+    matches!(parse(text), Ok(_) | Err(DurationError::TooLong | DurationError::NoUnit(_)))
 }
 
-/// Parses a bare number: digits with an optional fraction.
-fn bare_seconds(text: &str) -> Option<f64> {
-    let digits = text.bytes().all(|b| b.is_ascii_digit() || b == b'.');
-    digits.then(|| text.parse().ok()).flatten()
+/// Returns whether a text is a number without a unit: digits with an optional fraction.
+fn is_number(text: &str) -> bool {
+    text.bytes().all(|b| b.is_ascii_digit() || b == b'.') && text.parse::<f64>().is_ok()
 }
 
 /// Parses numbers with units. jiff also accepts other notations; this function refuses them.
@@ -121,6 +133,7 @@ pub fn parse_end(text: &str, now: &Zoned) -> Result<Timestamp, DurationError> {
         Moment::Clock { today, .. } if today > now.timestamp() => Ok(today),
         Moment::Clock { tomorrow, .. } => Ok(tomorrow),
         Moment::Span(span) if span.is_zero() => Err(DurationError::Zero),
+        Moment::Span(span) if span > LONGEST => Err(DurationError::TooLong),
         Moment::Span(span) => now.timestamp().checked_add(span).map_err(|_| DurationError::TooLong),
     }
 }
@@ -131,12 +144,17 @@ pub fn parse_end(text: &str, now: &Zoned) -> Result<Timestamp, DurationError> {
 /// # Errors
 /// The text is neither a duration nor a point in time, or the point in time is in the future.
 pub fn parse_start(text: &str, now: &Zoned) -> Result<Timestamp, DurationError> {
-    match parse_moment(text, now)? {
+    let moment = parse_moment(text, now).map_err(|error| match error {
+        DurationError::TooLong => DurationError::TooLongAgo,
+        other => other,
+    });
+    match moment? {
         Moment::At(at) if at > now.timestamp() => Err(DurationError::Future(at.to_zoned(now.time_zone().clone()))),
         Moment::At(at) => Ok(at),
         Moment::Clock { today, .. } if today <= now.timestamp() => Ok(today),
         Moment::Clock { yesterday, .. } => Ok(yesterday),
-        Moment::Span(span) => now.timestamp().checked_sub(span).map_err(|_| DurationError::TooLong),
+        Moment::Span(span) if span > LONGEST_AGO => Err(DurationError::TooLongAgo),
+        Moment::Span(span) => now.timestamp().checked_sub(span).map_err(|_| DurationError::TooLongAgo),
     }
 }
 
@@ -183,7 +201,7 @@ fn parse_moment(text: &str, now: &Zoned) -> Result<Moment, DurationError> {
         let (yesterday, today, tomorrow) = (on(day(-1)?, time)?, on(now.date(), time)?, on(day(1)?, time)?);
         return Ok(Moment::Clock { yesterday, today, tomorrow });
     }
-    parse(text).map(Moment::Span)
+    parse_unlimited(text).map(Moment::Span)
 }
 
 /// Returns whether a date and time has no offset such as `-05:00`: a date has two hyphens.
@@ -245,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn units_and_bare_seconds_are_accepted() {
+    fn numbers_with_units_and_zero_are_accepted() {
         for (text, seconds) in [
             ("90s", 90.0),
             ("15m", 900.0),
@@ -253,10 +271,9 @@ mod tests {
             ("2d", 172_800.0),
             ("1w", 604_800.0),
             ("1d2h3m4s", 93_784.0),
-            ("90", 90.0),
             ("0", 0.0),
-            ("0.5", 0.5),
-            (" 30 ", 30.0),
+            ("0.5s", 0.5),
+            (" 30s ", 30.0),
             ("52w", LONGEST.as_secs_f64()),
             ("12 hours", 43_200.0),
             ("1 day", 86_400.0),
@@ -274,7 +291,14 @@ mod tests {
         {
             assert_eq!(parse(text), Err(DurationError::Malformed), "{text}");
         }
-        for text in ["53w", "99999999999999w", "99999999999999999999999"] {
+        for number in ["90", "0.5", "60", "99999999999999999999999"] {
+            let error = parse(number).unwrap_err();
+            assert_eq!(
+                error.to_string(),
+                format!("the unit of time is missing: write {number}s, {number}m or {number}h")
+            );
+        }
+        for text in ["53w", "99999999999999w"] {
             assert_eq!(parse(text), Err(DurationError::TooLong), "{text}");
         }
         assert_eq!(parse_positive("0h"), Err(DurationError::Zero));
@@ -312,6 +336,10 @@ mod tests {
         assert_eq!(parse_end("0", now), Err(DurationError::Zero));
         assert_eq!(parse_start("7d", now), Ok(at("2026-01-24T12:00:00Z")));
         assert_eq!(parse_start("2026-01-30T00:00:01Z", now), Ok(at("2026-01-30T00:00:01Z")));
+        assert_eq!(parse_start("400d", now), Ok(at("2024-12-27T12:00:00Z")));
+        assert_eq!(parse_start("3651d", now), Err(DurationError::TooLongAgo));
+        assert_eq!(parse_start("9999999999d", now), Err(DurationError::TooLongAgo));
+        assert_eq!(parse_end("400d", now), Err(DurationError::TooLong));
         let future = parse_start("2026-02-01T00:00:00Z", now).unwrap_err();
         assert_eq!(future.to_string(), "2026-02-01 00:00:00 UTC is in the future");
     }

@@ -36,7 +36,7 @@ fn kernel(host: &Host) -> Finding {
 fn systemd(host: &Host) -> Finding {
     if !host.has("run/systemd/system") {
         let message = "systemd is not running, so MPS daemons are child processes of gpushd";
-        let hint = "run gpushd as a systemd service; docs/known-gaps.md lists the limits without systemd";
+        let hint = "run gpushd as a systemd service, so that MPS daemons do not end with gpushd";
         return Finding::warning(Area::System, message, hint);
     }
     let printed = host.run("usr/bin/systemctl", &["--version"]).unwrap_or_default();

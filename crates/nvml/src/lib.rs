@@ -16,7 +16,7 @@ pub mod sample;
 pub mod worker;
 
 pub use error::{DriverError, ErrorKind};
-pub use hardware::{AbandonedWorker, Deadlines, Hardware, Options, SampleError, Settled, Status};
+pub use hardware::{AbandonedWorker, CallTime, Deadlines, Hardware, Options, SampleError, Settled, Status};
 pub use worker::ScriptedDriver;
 
 pub use reading::{Event, EventKind, Identity, Listed, ModeChange, Reading, ReadingPart, RemappedRows, Unread};

@@ -188,6 +188,21 @@ impl Request {
             Self::SetComputeMode { .. } => "setting the compute mode",
         }
     }
+
+    /// Returns the kind of the call in metrics.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::List { .. } => "list",
+            Self::Read { .. } => "read",
+            Self::Sample { .. } => "sample",
+            Self::CreateGpuInstance { .. } => "create_gpu_instance",
+            Self::CreateComputeInstance { .. } => "create_compute_instance",
+            Self::DestroyComputeInstance { .. } => "destroy_compute_instance",
+            Self::DestroyGpuInstance { .. } => "destroy_gpu_instance",
+            Self::SetMigMode { .. } => "set_mig_mode",
+            Self::SetComputeMode { .. } => "set_compute_mode",
+        }
+    }
 }
 
 /// The result of a call.

@@ -38,6 +38,12 @@ impl Moment {
         }
     }
 
+    /// Returns whether this moment is of the same boot as a limit, and not after it.
+    #[must_use]
+    pub fn is_within(self, limit: Self) -> bool {
+        self.boot == limit.boot && self.monotonic_ms <= limit.monotonic_ms
+    }
+
     /// Returns the moment a number of milliseconds later.
     #[must_use]
     pub fn plus_ms(self, ms: u64) -> Self {

@@ -13,8 +13,8 @@
 use gpush_api::{LeaseMember, MemberShare};
 use serde::{Deserialize, Serialize};
 
-/// Units of a whole GPU. Sevenths, eighths, twelfths, tenths of a percent of a seventh, and all replica counts up to 10
-/// are whole numbers of units.
+/// Number of units in a GPU, chosen so that sevenths, eighths, twelfths, tenths of a percent of a seventh, and the parts of
+/// all replica counts up to 10 are whole numbers.
 pub const GPU_UNITS: u32 = 252_000;
 
 /// A part of a whole, such as 2 of 7 slices.

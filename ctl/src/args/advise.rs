@@ -14,7 +14,11 @@ use super::{
 #[derive(Debug, Subcommand)]
 pub(crate) enum Advise {
     /// Choose a mechanism and a layout, and print config lines
-    #[command(after_help = "\
+    #[command(
+        override_usage = "\
+gpushctl advise mechanism --tenants <NUMBER> --workload <WORKLOAD>
+       [--isolation <ISOLATION>] [OPTIONS]",
+        after_help = "\
 Answers for each GPU model of the host. On a terminal, the command asks for
 what the flags do not say. Otherwise, it needs --tenants, --workload and, for
 several tenants, --isolation. Let the strictest tenant decide. The command
@@ -24,7 +28,8 @@ Examples:
   gpushctl advise --tenants 120 --isolation hard --workload notebooks
   gpushctl advise --tenants 8 --isolation shared --workload kernels \\
       --shared-faults yes --memory 6G --compute 12
-  gpushctl advise --tenants 1 --workload training --offline dgx-h100")]
+  gpushctl advise --tenants 1 --workload training --offline dgx-h100"
+    )]
     Mechanism(AdviseMechanismArgs),
     /// Estimate the latency of tenants that share one GPU
     #[command(after_help = "\

@@ -13,7 +13,7 @@ pub(super) fn error(words: &[&str]) -> Option<ApiError> {
     let modes = ["mig", "mps", "timeslice", "time-slicing", "exclusive", "unmanaged", "shared"];
     let setters = ["set", "on", "off", "enable", "disable", "start", "stop", "create", "apply"];
     match words {
-        ["config", "edit" | "set" | "change", ..] => {
+        ["config", "edit" | "set" | "change", ..] | ["edit", ..] => {
             refused("gpushctl does not edit the config file".to_owned(), CHANGE.to_owned())
         }
         ["quota" | "quotas", verb @ ("set" | "limit" | "edit" | "add" | "create" | "change"), ..] => refused(
@@ -21,6 +21,10 @@ pub(super) fn error(words: &[&str]) -> Option<ApiError> {
             "change [[quota]] in the file that `gpushctl config check` names, check it with the same command, then run \
              `gpushctl config reload`"
                 .to_owned(),
+        ),
+        ["user" | "users", verb @ ("add" | "create" | "new" | "set" | "remove" | "delete" | "rm" | "del"), ..] => refused(
+            format!("`users {verb}` is not a command: the users of gpush are those of the host"),
+            format!("name users in `users` or `groups` of a rule or in [[quota]]: {CHANGE}"),
         ),
         [group, verb, ..]
             if (group.starts_with("timeslic") || *group == "time-slicing") && setters.contains(verb) =>
@@ -30,11 +34,15 @@ pub(super) fn error(words: &[&str]) -> Option<ApiError> {
                 format!("set `mode` and `timeslice` in the rule of the GPU: {CHANGE}"),
             )
         }
-        ["gpu" | "gpus", verb @ ("mode" | "set-mode" | "set" | "share"), ..] => refused(
+        ["gpu" | "gpus", verb, ..] if modes.contains(verb) || matches!(*verb, "mode" | "set-mode" | "set" | "share") => refused(
             format!("`gpu {verb}` is not a command: the rule of a GPU sets its mode"),
             format!("set `mode` in the rule of the GPU: {CHANGE}"),
         ),
-        [verb @ ("set" | "mode" | "share"), rest @ ..]
+        [verb @ ("enable" | "disable"), mode, ..] if *mode != "mig" && modes.contains(mode) => refused(
+            format!("`{verb} {mode}` is not a command: the rule of a GPU sets its mode"),
+            format!("set `mode` in the rule of the GPU: {CHANGE}"),
+        ),
+        [verb @ ("set" | "mode" | "share" | "set-mode"), rest @ ..]
             if rest.iter().any(|word| modes.contains(word) || super::words::is_index_list(word)) =>
         {
             refused(
@@ -61,13 +69,18 @@ mod tests {
             ("timeslice set 0 short", "the rule of a GPU sets time-slicing"),
             ("gpu mode 6 mps", "`gpu mode` is not a command: the rule of a GPU sets its mode"),
             ("set 6 mps", "`set` is not a command: the rule of a GPU sets its mode"),
+            ("gpu exclusive 7", "`gpu exclusive` is not a command"),
+            ("enable mps 7", "`enable mps` is not a command"),
+            ("set-mode 7 mps", "`set-mode` is not a command"),
             ("share 6", "`share` is not a command: the rule of a GPU sets its mode"),
         ] {
             let (error, hint) = refused(line).unwrap();
             assert!(error.contains(message), "{line}: {error}");
             assert!(hint.starts_with("set `mode`") && hint.contains("then run `gpushctl apply`"), "{line}: {hint}");
         }
-        for right in ["config show", "quota", "quota anna", "gpu show 0", "mps set 0 --percentage 25", "share"] {
+        for right in
+            ["config show", "quota", "quota anna", "gpu show 0", "mps set 0 --percentage 25", "share", "enable mig 0"]
+        {
             assert_eq!(refused(right), None, "{right}");
         }
     }
@@ -75,7 +88,7 @@ mod tests {
     /// Fault: the hint named /etc/gpush/config.toml although gpushd used another file.
     #[test]
     fn hint_of_config_edit_names_no_path() {
-        for line in ["config edit", "config set x", "quota set anna --leases 3"] {
+        for line in ["config edit", "edit", "users add anna", "config set x", "quota set anna --leases 3"] {
             let (_, hint) = refused(line).unwrap();
             assert!(!hint.contains(".toml") && hint.contains("`gpushctl config check` names"), "{line}: {hint}");
         }

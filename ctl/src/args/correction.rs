@@ -9,32 +9,19 @@ use gpush_core::duration;
 use super::{
     Cli, habits,
     phrases::{self, Meant},
-    request_line, spelling, synonyms, typed,
+    request_line, spelling, synonyms,
     words::{self, is_index_list, joined_durations},
 };
 
-/// Returns the hint that proposes a corrected command line. A program without a share needs one if the host offers several
-/// kinds. `flags` returns the options of the kinds that the host offers; `None` if they are not known.
-pub(crate) fn as_hint(meant: &str, flags: impl FnOnce() -> Option<Vec<&'static str>>) -> String {
-    if !meant.starts_with("gpushctl run -- ") {
-        return format!("did you mean `{meant}`?");
-    }
-    match flags().as_deref() {
-        None => format!("did you mean `{meant}`? Add a share if the host offers several kinds, such as --memory 10G"),
-        Some([] | [_]) => format!("did you mean `{meant}`?"),
-        Some([first, others @ ..]) => {
-            let others = others.iter().map(|flag| format!("`{flag}`")).collect::<Vec<_>>().join(" or ");
-            let meant = meant.replacen("run --", &format!("run {first} --"), 1);
-            format!("did you mean `{meant}`? This host also has {others}")
-        }
-    }
-}
-
-/// Returns the command line that the user probably meant.
-pub(crate) fn correction(words: &[OsString]) -> Option<String> {
-    let words: Vec<&str> = words.iter().skip(1).map(|word| word.to_str()).collect::<Option<_>>()?;
+/// Returns the command line that the user probably meant. `typed` are the words without `gpushctl`.
+pub(crate) fn correction(typed: &[&str], is_root: bool) -> Option<Meant> {
+    let words = typed.to_vec();
     let joined = joined_durations(&words).unwrap_or_default();
     let words = if joined.is_empty() { words } else { joined.iter().map(String::as_str).collect() };
+    if let Some(("help", rest)) = words.split_first().map(|(first, rest)| (*first, rest)) {
+        let page = spelling::corrected(rest)?;
+        return Some(Meant::Gpushctl(page.into_iter().chain(["--help".to_owned()]).collect()));
+    }
     let line = Line::of(words);
     let sources = [
         unchanged,
@@ -44,6 +31,7 @@ pub(crate) fn correction(words: &[OsString]) -> Option<String> {
         all_instances,
         number_of_xid,
         swapped,
+        hyphenated,
         without_noun,
         synonym,
         gpu_as_argument,
@@ -57,7 +45,7 @@ pub(crate) fn correction(words: &[OsString]) -> Option<String> {
                 break;
             }
             // A command of another program is the best hint if no command of gpushctl came before it.
-            Meant::Other(command) => return Some(command),
+            Meant::Other(command) => return Some(Meant::Other(command)),
             Meant::Gpushctl(words) => of_phrases.push(words),
         }
     }
@@ -82,7 +70,17 @@ pub(crate) fn correction(words: &[OsString]) -> Option<String> {
             .map(|words| [words, help].concat())
             .or_else(|| spelling::corrected(&line.words).filter(|words| accepted(words)))
     })?;
-    typed::command_line(["gpushctl"].into_iter().chain(found.iter().map(String::as_str)))
+    Some(Meant::Gpushctl(with_reason(found, typed, is_root)))
+}
+
+/// Adds a reason to the end of leases that root revokes: without a reason, only root's own leases end.
+fn with_reason(mut words: Vec<String>, typed: &[&str], is_root: bool) -> Vec<String> {
+    let ends = words.windows(2).any(|two| two[0] == "lease" && two[1] == "end");
+    let is_complete = words.iter().any(|word| word == "--help" || word.starts_with("--reason"));
+    if is_root && ends && !is_complete && ["revoke", "kick", "evict"].iter().any(|verb| typed.contains(verb)) {
+        words.extend(["--reason", "TEXT"].map(str::to_owned));
+    }
+    words
 }
 
 /// Returns whether gpushctl accepts a command line.
@@ -194,6 +192,15 @@ fn without_noun(line: &Line<'_>) -> Vec<Vec<String>> {
     pairs.filter_map(|(noun, verb)| line.replaced(0, 0, &[noun, verb])).collect()
 }
 
+/// `gpu-reset 4` means `gpu reset 4`.
+fn hyphenated(line: &Line<'_>) -> Vec<Vec<String>> {
+    let Some((noun, verb)) = line.name(0).and_then(|first| first.split_once(['-', '_', ':'])) else {
+        return Vec::new();
+    };
+    let verbs = verbs(verb).filter(|verb| has_verb(noun, verb));
+    verbs.filter_map(|verb| line.replaced(0, 0, &[noun, verb])).collect()
+}
+
 /// `list gpus` means `gpu list`.
 fn swapped(line: &Line<'_>) -> Vec<Vec<String>> {
     let (Some(verb), Some(noun)) = (line.name(0), line.name(1)) else { return Vec::new() };
@@ -296,8 +303,14 @@ fn number_of_xid(line: &Line<'_>) -> Vec<Vec<String>> {
     }
 }
 
+/// `gpu list --device 0` means `gpu list --gpu 0`, and `-o yaml` means `-o json`.
 fn option(line: &Line<'_>) -> Vec<Vec<String>> {
     let mut found = Vec::new();
+    if let Some(at) = line.words.iter().position(|word| matches!(*word, "yaml" | "yml")).filter(|at| *at > 0) {
+        let mut words: Vec<String> = line.words.iter().map(|word| (*word).to_owned()).collect();
+        words[at] = "json".to_owned();
+        found.push(words);
+    }
     for (at, word) in line.words.iter().enumerate().take_while(|(_, word)| **word != "--") {
         let (name, value) = word.split_once('=').map_or((*word, None), |(name, value)| (name, Some(value)));
         let Some((_, meant)) = synonyms::OPTIONS.iter().find(|(typed, _)| *typed == name) else { continue };

@@ -5,11 +5,15 @@ use std::ffi::OsString;
 use gpush_api::{ApiError, Code};
 use gpush_core::duration::is_duration;
 
-use super::{config_settings, misplaced, typed, words};
+use super::{config_settings, misplaced, misplaced_options, typed, words};
 
 /// Returns the error for a command line that has the form of another tool; `None` for all other command lines.
 pub(crate) fn error(args: &[OsString]) -> Option<ApiError> {
-    let words: Vec<&str> = args.iter().skip(1).map_while(|arg| arg.to_str()).take_while(|word| *word != "--").collect();
+    let all: Vec<&str> = args.iter().skip(1).map_while(|arg| arg.to_str()).collect();
+    if let Some(error) = misplaced_options::error(&all[command_at(&all)..]) {
+        return Some(error);
+    }
+    let words: Vec<&str> = all.into_iter().take_while(|word| *word != "--").collect();
     let after_options = &words[command_at(&words)..];
     let checks = [value_after_optional, duration_of_two_words, number_after_ended, gpu_as_entry, detached, mps_env];
     let of_command = [kill_of_process, options_of_ps, config_settings::error, nvidia_smi, file_as_f, misplaced::error];
@@ -51,7 +55,11 @@ fn value_after_optional(words: &[&str]) -> Option<ApiError> {
     // The unit may be the next word: `--wait 5 minutes`.
     let joined = words.get(at + 2).and_then(|unit| words::joined_duration(value, unit));
     let message = format!("`{WAIT} {value}` is ambiguous: the duration of {WAIT} must follow an equals sign");
-    let hint = format!("write `{WAIT}={}`", joined.as_deref().unwrap_or(value));
+    let hint = match joined {
+        Some(joined) => format!("write `{WAIT}={joined}`"),
+        None if words::is_number(value) => format!("write `{WAIT}={value}s` or `{WAIT}={value}m`"),
+        None => format!("write `{WAIT}={value}`"),
+    };
     Some(ApiError::new(Code::BadRequest, message).hint(hint))
 }
 
@@ -105,7 +113,7 @@ fn detached(words: &[&str]) -> Option<ApiError> {
 
 /// Options of nvidia-smi that gpushctl does not have: what nvidia-smi does, and a hint. `{gpu}` is replaced by the GPU
 /// after `-i`, and `{profiles}` by the names of the profiles after the option.
-const NVIDIA_SMI: [(&str, &str, &str); 18] = [
+const NVIDIA_SMI: [(&str, &str, &str); 20] = [
     ("-lgip", "list GPU instance profiles", "use `gpushctl mig profiles`"),
     ("-lgipp", "list possible placements", "use `gpushctl mig profiles`"),
     ("-lcip", "list compute instance profiles", "use `gpushctl mig profiles`"),
@@ -117,6 +125,8 @@ const NVIDIA_SMI: [(&str, &str, &str); 18] = [
     ("-dgi", "destroy GPU instances", DESTROY),
     ("--destroy-gpu-instance", "destroy GPU instances", DESTROY),
     ("-dci", "destroy compute instances", DESTROY),
+    ("-gi", "name GPU instances", DESTROY),
+    ("--gi", "name GPU instances", DESTROY),
     ("-mig", "set the MIG mode", "use `gpushctl mig on {gpu}` or `gpushctl mig off {gpu}`"),
     ("-L", "list GPUs", "use `gpushctl gpu list`"),
     ("--list-gpus", "list GPUs", "use `gpushctl gpu list`"),
@@ -280,14 +290,14 @@ mod tests {
 
     #[test]
     fn duration_without_equals_sign_is_refused_with_a_hint() {
-        assert_eq!(hint("gpushctl mig apply --wait 30 -g 0").as_deref(), Some("write `--wait=30`"));
+        assert_eq!(hint("gpushctl mig apply --wait 30 -g 0").as_deref(), Some("write `--wait=30s` or `--wait=30m`"));
         assert_eq!(hint("gpushctl mig apply --wait 1h30m").as_deref(), Some("write `--wait=1h30m`"));
         assert_eq!(hint("gpushctl gpu reset 0 --wait 1 hour").as_deref(), Some("write `--wait=1h`"));
         assert!(hint("gpushctl lease list --ended 3").unwrap().starts_with("write `--ended=3` for the last 3 leases"));
         for right in [
             "gpushctl lease list 3 --ended",
             "gpushctl lease list --ended -g 3",
-            "gpushctl mig apply --wait=30 mixed",
+            "gpushctl mig apply --wait=30s mixed",
             "gpushctl mig apply --wait mixed",
             "gpushctl run --mps 25 -- x --wait 3",
         ] {
@@ -306,6 +316,7 @@ mod tests {
         assert_eq!(hint("gpushctl mig -cgi 3g.40gb,3g.40gb -C -i 7"), create("'3g.40gb*2'", GpuIndex(7)));
         assert_eq!(hint("gpushctl mig --create-gpu-instance 9,9"), create("PROFILE", GpuIndex(0)));
         assert!(hint("gpushctl mig -dgi -gi 3 -i 0").unwrap().contains("mig remove PROFILE@START -g 0"));
+        assert!(hint("gpushctl mig destroy --gi 9").unwrap().contains("mig remove PROFILE@START -g 0"));
         assert_eq!(hint("gpushctl mig apply -f x.yaml").as_deref(), Some("write `--file x.yaml`"));
         assert_eq!(hint("gpushctl events -f"), None);
         for (line, command) in [

@@ -120,6 +120,9 @@ fn parsed(command: &str) -> Result<Option<Command>, String> {
     // In `run {flags}{gpus}`, the placeholders are for options.
     if words.get(1).is_some_and(|command| command == "run") {
         words.retain(|word| word != "00");
+        if words.get(2).is_some_and(|word| word == "0") {
+            words.remove(2);
+        }
     }
     // Replace placeholders for the id of a lease by `L17`.
     if words.iter().any(|word| word == "lease" || word == "--lease") {

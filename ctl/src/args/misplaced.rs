@@ -5,12 +5,12 @@ use gpush_api::{ApiError, Code};
 
 use super::{
     typed,
-    words::{is_index_list, is_number},
+    words::{is_index_list, is_number, lease},
 };
 
 /// Returns the error for a command line with such a word. The words contain no options before the command.
 pub(super) fn error(words: &[&str]) -> Option<ApiError> {
-    let checks = [reason_as_gpu, cuda_device, config_file, undo_of_operation, drain_of_slurm, resize];
+    let checks = [reason_as_gpu, prefixed_index, config_file, undo_of_operation, drain_of_slurm, resize, transfer];
     checks.iter().find_map(|check| check(words))
 }
 
@@ -40,16 +40,39 @@ fn reason_as_gpu(words: &[&str]) -> Option<ApiError> {
     Some(refused(format!("`{first}` is not a GPU, and a reason follows --reason"), did_you_mean(meant)?))
 }
 
-/// Refuses `status cuda:0`: a CUDA program counts only the devices that it may use.
-fn cuda_device(words: &[&str]) -> Option<ApiError> {
+/// Refuses `status cuda:0`, `status GPU0` and `status gpu 0`: the index of a GPU is a number alone.
+fn prefixed_index(words: &[&str]) -> Option<ApiError> {
     if !matches!(words.first(), Some(&("status" | "top" | "ps" | "gpu" | "gpus" | "mig" | "mps"))) {
         return None;
     }
-    let index = |word: &str| word.strip_prefix("cuda:").filter(|index| is_number(index)).map(str::to_owned);
+    let is_noun = |word: &str| word.eq_ignore_ascii_case("gpu");
+    let number = |at: usize| words.get(at).filter(|word| is_number(word));
+    if let Some(at) = (1..words.len()).find(|at| is_noun(words[*at]) && number(at + 1).is_some()) {
+        let meant = words.iter().enumerate().filter(|(one, _)| *one != at).map(|(_, word)| *word);
+        return Some(refused(format!("`{}` is not a GPU", words[at]), did_you_mean(meant)?));
+    }
+    let index = |word: &str| {
+        let number =
+            word.strip_prefix("cuda:").or_else(|| word.get(..3).filter(|of| is_noun(of)).map(|_| &word[3..]))?;
+        is_number(number).then(|| number.to_owned())
+    };
     let (word, number) = words.iter().find_map(|word| Some((*word, index(word)?)))?;
     let meant = words.iter().map(|one| if *one == word { number.as_str() } else { one });
-    let message = format!("`{word}` names a device within a program; gpushctl names GPUs by their index on the host");
+    let message = format!("`{word}` is not a GPU of the host; gpushctl names GPUs by their index on the host");
     Some(refused(message, did_you_mean(meant)?))
+}
+
+/// Refuses `lease transfer L1 anna`: a lease belongs to one user.
+fn transfer(words: &[&str]) -> Option<ApiError> {
+    let ["lease" | "leases", "transfer" | "move" | "chown", id, ..] = words else { return None };
+    let id = lease(id)?;
+    Some(refused(
+        format!("cannot transfer {id}: the holder of a lease does not change"),
+        format!(
+            "end it with `gpushctl lease end {id}`; then request a lease for the other user, with `--user USER` \
+            (administrator)"
+        ),
+    ))
 }
 
 /// Refuses `apply host.toml`: `apply` uses the config file of gpushd.
@@ -126,6 +149,9 @@ mod tests {
             ("gpu cordon 6 fan replacement", "gpu cordon 6 --reason 'fan replacement'"),
             ("gpu drain 0-3 upgrade --timeout 1h", "gpu drain 0-3 --reason upgrade --timeout 1h"),
             ("status cuda:0", "status 0"),
+            ("status gpu 0", "status 0"),
+            ("status GPU0", "status 0"),
+            ("gpu show gpu1 -o json", "gpu show 1 -o json"),
             ("mig list cuda:2 --free", "mig list 2 --free"),
             ("scontrol update nodename=gpu01 state=drain", "gpu drain all"),
             ("scontrol update NodeName=gpu01 State=DRAIN Reason=fan", "gpu drain all --reason fan"),
@@ -139,6 +165,7 @@ mod tests {
             "gpu cordon 6 --reason fan",
             "gpu cordon 0 1 2",
             "gpu cordon 0 all",
+            "gpu 0",
             "gpu reset 0 GPU-5e8c07a4",
             "lease show L3",
             "apply 0",
@@ -168,6 +195,7 @@ mod tests {
 
     #[test]
     fn resize_of_an_instance_leads_to_a_new_layout() {
+        assert!(hint("lease transfer L1 anna").unwrap().starts_with("end it with `gpushctl lease end L1`"));
         assert!(hint("mig resize 1g.10gb 2g.20gb").unwrap().contains("`gpushctl mig apply "));
     }
 }

@@ -1,13 +1,11 @@
 //! Hints for a command line that lacks arguments: `lease end L17 --reason x --notice 5m` needs `--kill`.
 
-use std::ffi::OsString;
-
 use clap::{
     Parser as _,
     error::{ContextKind, ContextValue, Error, ErrorKind},
 };
 
-use super::{Cli, typed};
+use super::{Cli, phrases::Meant};
 
 /// Options that can be completed: their names in clap's errors, and the words to add. A value is an example, or a
 /// placeholder if only the user knows it.
@@ -55,25 +53,11 @@ pub(crate) fn names(error: &Error) -> Vec<String> {
     }
 }
 
-/// Returns a hint for the missing arguments: the completed command line if gpushctl accepts it, or what to name.
-pub(crate) fn hint(error: &Error, words: &[OsString]) -> Option<String> {
-    let missing = names(error);
-    if let Some(meant) = completed(&missing, words) {
-        // The user did not ask for the end of processes, so the hint says what the option does.
-        let kills = missing.iter().any(|name| name == "--kill");
-        let what = if kills { " --kill ends the processes too" } else { "" };
-        return Some(format!("did you mean `{meant}`?{what}"));
-    }
-    let first = missing.first()?;
-    let object = OBJECTS.iter().find(|(name, _)| first.starts_with(name))?;
-    Some(object.1.to_owned())
-}
-
-/// Adds the missing options, and those that the added ones need.
-fn completed(missing: &[String], words: &[OsString]) -> Option<String> {
-    let typed = words.iter().skip(1).map(|word| word.to_str().map(str::to_owned));
-    let mut words: Vec<String> = [Some("gpushctl".to_owned())].into_iter().chain(typed).collect::<Option<_>>()?;
-    let mut missing = missing.to_vec();
+/// Returns the typed command line with the missing options, and those that the added ones need. Returns `None` if
+/// gpushctl does not accept the result, or no option is missing.
+pub(crate) fn completed(error: &Error, typed: &[&str]) -> Option<Meant> {
+    let mut words: Vec<String> = typed.iter().map(|word| (*word).to_owned()).collect();
+    let mut missing = names(error);
     for _ in 0..MOST_ADDED {
         for name in &missing {
             if name.starts_with("<COMMAND>") {
@@ -84,8 +68,8 @@ fn completed(missing: &[String], words: &[OsString]) -> Option<String> {
             let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
             words.splice(end..end, added.iter().map(|word| (*word).to_owned()));
         }
-        match Cli::try_parse_from(&words) {
-            Ok(_) => return typed::command_line(words.iter().map(String::as_str)),
+        match Cli::try_parse_from(["gpushctl".to_owned()].iter().chain(&words)) {
+            Ok(_) => return (words.len() > typed.len()).then_some(Meant::Gpushctl(words)),
             Err(error) => missing = names(&error),
         }
         if missing.is_empty() {
@@ -95,13 +79,32 @@ fn completed(missing: &[String], words: &[OsString]) -> Option<String> {
     None
 }
 
+/// Returns what an added option does, if the user did not ask for it.
+pub(crate) fn remark(error: &Error) -> &'static str {
+    if names(error).iter().any(|name| name == "--kill") { " --kill ends the processes too" } else { "" }
+}
+
+/// Returns the hint for a missing argument that only the user knows.
+pub(crate) fn object(error: &Error) -> Option<String> {
+    let missing = names(error);
+    let first = missing.first()?;
+    let object = OBJECTS.iter().find(|(name, _)| first.starts_with(name))?;
+    Some(object.1.to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn hint_of(line: &str) -> Option<String> {
-        let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
-        hint(&Cli::try_parse_from(&words).unwrap_err(), &words)
+        let words: Vec<&str> = line.split(' ').collect();
+        let error = Cli::try_parse_from(&words).unwrap_err();
+        match completed(&error, &words[1..]) {
+            Some(Meant::Gpushctl(words)) => {
+                Some(format!("did you mean `gpushctl {}`?{}", words.join(" "), remark(&error)))
+            }
+            Some(Meant::Other(_)) | None => object(&error),
+        }
     }
 
     #[test]

@@ -18,6 +18,7 @@
 //! | `correction` | the command that was meant, for a command line that clap refuses |
 //! | `synonyms` | words of other tools, and the commands that gpushctl has instead |
 //! | `phrases` | command lines of other tools, and the command lines that gpushctl has instead |
+//! | `proposal` | the hint that proposes a command line, with a share that the caller may lease |
 //! | `request_line` | command lines that request a share in the form of Slurm, Docker and other tools |
 //! | `missing` | hints for missing arguments |
 //! | `docker_line` | `docker run` in the place of `run` |
@@ -30,6 +31,7 @@
 //! | `habits` | command lines in the form of nvidia-smi and other tools |
 //! | `config_settings` | commands that would change a setting of the config |
 //! | `misplaced` | words that a command reads as GPUs, but that name something else |
+//! | `misplaced_options` | options of `run` at a wrong place |
 //! | `foreign_layout` | layouts in the form of other tools |
 //! | `values` | durations, times, numbers |
 
@@ -52,11 +54,13 @@ mod lease;
 mod metrics;
 mod mig;
 mod misplaced;
+mod misplaced_options;
 pub(crate) mod missing;
 mod mps;
 #[cfg(test)]
 pub(crate) mod pages;
 mod phrases;
+mod proposal;
 mod ps;
 mod quota;
 mod request;
@@ -73,7 +77,7 @@ mod usage;
 mod values;
 pub(crate) mod waitable;
 mod waiting;
-mod words;
+pub(crate) mod words;
 
 use std::{path::PathBuf, time::Duration};
 
@@ -94,6 +98,7 @@ pub(crate) use self::{
     metrics::{Metrics, MetricsSelection, MetricsServeArgs, MetricsShowArgs, MetricsWriteArgs},
     mig::{ApplyArgs, Execution, LayoutChange, Mig, Offline, Wanted},
     mps::{Ceilings, Followed, Mps},
+    proposal::{OfferedShare, Offers, as_hint},
     ps::PsArgs,
     quota::QuotaArgs,
     request::RequestFlags,
@@ -107,27 +112,9 @@ pub(crate) use self::{
     waiting::{Lasting, Queueing, Waiting, Why},
 };
 
-/// The end of `gpushctl --help`: exit statuses and other facts about all commands.
-pub(crate) const EXIT_CODES: &str = "\
-GPUs are named by index, range 0-3, (start of) UUID, PCI address, or model.
-Durations are 90s, 15m, 1h30m, 2d, or a number of seconds.
-
-Exit status:
-  0 done                   5 denied
-  1 other error            6 agent unavailable
-  2 wrong usage            7 unsupported
-  3 differs or drift       8 timed out
-  4 blocked or busy      130 interrupted
-  only `run`: 125 no lease, 126 command not runnable, 127 not found
-
-Environment:
-  GPUSH_SOCKET  socket of the agent, like --socket
-  GPUSH_CONFIG  config file for `config check` and offline plans
-  NO_COLOR      no colours";
-
-/// Share and observe the GPUs of this host through its agent, gpushd.
+/// Share and observe the GPUs of this host through gpushd.
 #[derive(Debug, Parser)]
-#[command(name = "gpushctl", version, after_help = EXIT_CODES, max_term_width = 100)]
+#[command(name = "gpushctl", version, after_help = help::FIRST_PAGE_NOTES, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -139,26 +126,25 @@ pub(crate) struct Cli {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
-    /// Socket of the agent [env: GPUSH_SOCKET] [default: /run/gpush/gpushd.sock; if it does not exist,
-    /// that of your own agent, $XDG_RUNTIME_DIR/gpush/gpushd.sock]
+    /// Socket of gpushd, like $GPUSH_SOCKET
     #[arg(long, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Output format; name, uuid and csv are for lists [default: table]
+    /// table, wide or json; lists: name, uuid, csv
     #[arg(long, short, global = true, value_enum, value_name = "FORMAT")]
     pub(crate) output: Option<Format>,
-    /// The same as `-o json`: one JSON document on stdout, errors too
+    /// As -o json: one document, errors too
     #[arg(long, global = true, conflicts_with = "output")]
     pub(crate) json: bool,
     /// Print lists without headings
     #[arg(long, global = true)]
     pub(crate) no_headers: bool,
-    /// When to use colours; auto: on a terminal, unless NO_COLOR is set
+    /// auto, always or never [default: auto]
     #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t = Color::Auto)]
     pub(crate) color: Color,
-    /// Draw with ASCII only; the default if the locale is not UTF-8
+    /// Draw with ASCII only
     #[arg(long, global = true)]
     pub(crate) ascii: bool,
-    /// Maximum time to wait for each answer of the agent
+    /// Longest wait for each answer [default: 10s]
     #[arg(long, global = true, value_name = "DURATION", default_value = "10s", value_parser = duration, allow_negative_numbers = true)]
     pub(crate) request_timeout: Duration,
 }
@@ -320,8 +306,8 @@ Examples:
     },
     /// Examine this host for problems that affect gpush
     #[command(after_help = "\
-Examines files, processes and the agent, and changes nothing. Works without the
-agent. As root it sees more. Exit status 3 if there is a problem.
+Examines files, processes and gpushd, and changes nothing. Works without
+gpushd. As root it sees more. Exit status 3 if there is a problem.
 
 Examples:
   gpushctl doctor
@@ -335,7 +321,7 @@ Examples:
     /// Choose how to share GPUs, from needs or from recorded use
     #[command(subcommand, alias = "advice")]
     Advise(Advise),
-    /// Write an archive for a bug report; works without the agent
+    /// Write an archive for a bug report; works without gpushd
     #[command(after_help = support_bundle::NOTES)]
     SupportBundle(SupportBundleArgs),
     /// Explain a mechanism, a state, an Xid error, a code or a lint
@@ -356,7 +342,7 @@ Examples:
         #[arg(value_parser = Topic::parse)]
         topic: Option<Topic>,
     },
-    /// Run Slurm's hooks: prolog, epilog, task-prolog
+    /// Print gres.conf; end leases of jobs that Slurm no longer knows
     #[command(subcommand)]
     Slurm(Slurm),
     /// Show the versions of gpushctl, gpushd, its API and the driver
@@ -369,7 +355,7 @@ Examples:
     #[command(
         hide = true,
         after_help = "\
-The shell calls gpushctl for completions, which asks the agent for GPUs,
+The shell calls gpushctl for completions, which asks gpushd for GPUs,
 profiles, layouts, MPS targets, leases and operations.
 
 Examples:
@@ -478,7 +464,7 @@ mod tests {
         for wrong in ["0", "-1", "x"] {
             assert!(Cli::try_parse_from(["gpushctl", "--request-timeout", wrong, "status"]).is_err(), "{wrong}");
         }
-        let cli = Cli::try_parse_from(["gpushctl", "--request-timeout", "0.5", "status"]).unwrap();
+        let cli = Cli::try_parse_from(["gpushctl", "--request-timeout", "0.5s", "status"]).unwrap();
         assert_eq!(cli.global.request_timeout, Duration::from_millis(500));
     }
 

@@ -6,7 +6,7 @@ use gpush_core::duration;
 
 use super::{
     Cli, docker_line,
-    words::{is_index_list, is_number, is_profile, joined_duration, lease},
+    words::{PROFILE, interpreter, is_index_list, is_number, is_profile, joined_duration, lease},
 };
 
 /// The command that a request belongs to.
@@ -23,6 +23,9 @@ enum Kind {
 /// Options of other tools that have no meaning for a request, without a value.
 const IGNORED: [&str; 9] = ["-it", "-ti", "-t", "--rm", "-d", "--detach", "--tty", "--pty", "--interactive"];
 
+/// Options of other tools for a command in the background. A lease that outlives its command is requested instead.
+const DETACHED: [&str; 2] = ["-d", "--detach"];
+
 /// Options of other tools that have no meaning for a request, with a value.
 const IGNORED_WITH_VALUE: [&str; 9] =
     ["--partition", "--cpus", "--cpus-per-task", "--nodes", "--ntasks", "--job-name", "--account", "--name", "--image"];
@@ -31,7 +34,8 @@ const IGNORED_WITH_VALUE: [&str; 9] =
 const IGNORED_OF_SLURM: [&str; 5] = ["-p", "-c", "-N", "-J", "-n"];
 
 /// Options of other tools, and the option of gpushctl that takes the same value.
-const RENAMED: [(&str, &str); 15] = [
+const RENAMED: [(&str, &str); 16] = [
+    ("-m", "--memory"),
     ("--mem", "--memory"),
     ("--mem-per-gpu", "--memory"),
     ("--gpu-memory", "--memory"),
@@ -59,6 +63,12 @@ const DURATIONS: [&str; 6] = ["-t", "--time", "--until", "--duration", "--timeou
 /// Options that name the kind of share.
 const SHARES: [&str; 4] = ["--mig", "--mps", "--whole", "--timeslice"];
 
+/// Long options that users type with one dash.
+const LONG: [&str; 6] = ["--mig", "--mps", "--whole", "--timeslice", "--memory", "--slices"];
+
+/// Options whose value is an amount of memory.
+const MEMORY: [&str; 6] = ["--memory", "--mem", "--mem-per-gpu", "--gpu-memory", "--vram", "-m"];
+
 /// Options that may come with the kind of share.
 const WITH_SHARE: [&str; 6] = ["--for", "--memory", "--count", "--wait", "--gpu", "-g"];
 
@@ -74,7 +84,7 @@ pub(super) fn rewritten(words: &[&str]) -> Option<Vec<String>> {
     {
         return Some(["run".to_owned()].into_iter().chain(found).collect());
     }
-    let mut line = Rewritten { kind, flags: Vec::new(), command: Vec::new(), is_number_of_gpus: false };
+    let mut line = Rewritten::of(kind);
     line.read(rest)?;
     if !rest.contains(&"--") {
         line.find_flags_after_command();
@@ -109,7 +119,8 @@ fn kind<'w>(words: &'w [&'w str]) -> Option<(Kind, &'w [&'w str])> {
         ["exec" | "srun" | "sbatch" | "salloc" | "alloc" | "launch" | "submit", rest @ ..]
         | ["lease" | "leases", "exec" | "run" | "attach" | "enter", rest @ ..] => (foreign, rest),
         ["attach" | "enter", id, ..] if lease(id).is_some() => (foreign, &words[1..]),
-        ["request" | "reserve" | "acquire", rest @ ..]
+        ["get", rest @ ..] | ["lease" | "leases", "get", rest @ ..] if names_share(rest) => (Kind::Request, rest),
+        ["request" | "reserve" | "acquire" | "book", rest @ ..]
         | ["lease" | "leases", "request" | "create" | "new" | "add" | "grant" | "acquire", rest @ ..] => {
             (Kind::Request, rest)
         }
@@ -118,15 +129,26 @@ fn kind<'w>(words: &'w [&'w str]) -> Option<(Kind, &'w [&'w str])> {
     })
 }
 
+/// Returns whether one of the words is an option that names a share.
+fn names_share(words: &[&str]) -> bool {
+    words.iter().any(|word| SHARES.contains(&word.split('=').next().unwrap_or_default()))
+}
+
 struct Rewritten {
     kind: Kind,
     flags: Vec<String>,
     command: Vec<String>,
     /// Whether `--whole` comes from a number of GPUs, such as `--gpus 2`.
     is_number_of_gpus: bool,
+    /// Whether the command is meant to run in the background.
+    is_detached: bool,
 }
 
 impl Rewritten {
+    fn of(kind: Kind) -> Self {
+        Self { kind, flags: Vec::new(), command: Vec::new(), is_number_of_gpus: false, is_detached: false }
+    }
+
     /// Reads the words after the command. Returns `None` if a word before `--` has no meaning.
     fn read(&mut self, words: &[&str]) -> Option<()> {
         let has_dashes = words.contains(&"--");
@@ -154,12 +176,32 @@ impl Rewritten {
     /// Reads an option. Returns how many of the words after it are its value.
     fn read_option(&mut self, word: &str, rest: &[&str]) -> usize {
         let (name, attached) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+        // `-mig` means `--mig`.
+        let with_dashes = format!("-{name}");
+        let name = if LONG.contains(&with_dashes.as_str()) { with_dashes.as_str() } else { name };
         let next = rest.first().copied().filter(|next| !next.starts_with('-'));
         let value = attached.or(next);
         let used = usize::from(attached.is_none() && next.is_some());
         if name == "--gpus" && value.is_none() {
             self.add("--whole", None);
             return 0;
+        }
+        if name == "--mig" && !value.is_some_and(|value| value.starts_with(|c: char| c.is_ascii_digit())) {
+            self.add("--mig", Some(PROFILE));
+            return 0;
+        }
+        if name == "--timeslice" && attached.is_some() {
+            self.add("--timeslice", None);
+            return 0;
+        }
+        // `--memory 8 GB` is an amount of two words.
+        if MEMORY.contains(&name)
+            && let (None, [number, unit, ..]) = (attached, rest)
+            && is_number(number)
+            && let Some(letter) = unit_of_memory(unit)
+        {
+            self.add("--memory", Some(&format!("{number}{letter}")));
+            return 2;
         }
         // `--slice 1` is a number of slices, and `--slice 1g.10gb` a profile.
         if name == "--slice"
@@ -201,6 +243,7 @@ impl Rewritten {
                 return used;
             }
         }
+        self.is_detached |= DETACHED.contains(&name);
         // Without `--wait`, a request does not wait.
         if IGNORED.contains(&name) || matches!(name, "--nowait" | "--no-wait") {
             return 0;
@@ -222,7 +265,7 @@ impl Rewritten {
         if let ("--whole", Some(number)) = (name, attached) {
             return usize::from(!self.add_gpus(number));
         }
-        self.flags.push(word.to_owned());
+        self.flags.push(attached.map_or_else(|| name.to_owned(), |value| format!("{name}={value}")));
         match (attached, next) {
             (None, Some(next)) if self.takes_value(name) && (name != "--mps" || is_percentage(next)) => {
                 self.flags.push(if name == "--mps" { next.trim_end_matches('%') } else { next }.to_owned());
@@ -278,6 +321,17 @@ impl Rewritten {
         if let Some(index) = value.strip_prefix("device=") {
             self.add("--whole", None);
             self.add("--gpu", Some(index));
+            return true;
+        }
+        if let Some(percentage) = value.strip_prefix("mps:").filter(|value| is_number(value)) {
+            self.add("--mps", Some(percentage));
+            return true;
+        }
+        if let Some(profile) = value.split(':').find(|part| is_profile(part)) {
+            self.add("--mig", Some(profile));
+            if let Some(count) = value.rsplit(':').next().filter(|count| is_number(count) && *count != "1") {
+                self.add("--count", Some(count));
+            }
             return true;
         }
         let number = if value.starts_with("gpu") { value.rsplit(':').next().unwrap_or_default() } else { value };
@@ -336,7 +390,7 @@ impl Rewritten {
         }
         let is_flag = |word: &String| [&SHARES[..], &WITH_SHARE].concat().contains(&name(word).as_str());
         let Some(at) = self.command.iter().position(is_flag).filter(|at| *at > 0) else { return };
-        let mut flags = Self { kind: self.kind, flags: Vec::new(), command: Vec::new(), is_number_of_gpus: false };
+        let mut flags = Self::of(self.kind);
         let words: Vec<&str> = self.command[at..].iter().map(String::as_str).collect();
         if flags.read(&words).is_some() && flags.command.is_empty() {
             self.flags.extend(flags.flags);
@@ -371,6 +425,11 @@ impl Rewritten {
         if self.command.first().is_some_and(sets_variable) {
             self.command.insert(0, "env".to_owned());
         }
+        if let Some(interpreter) =
+            self.command.first().filter(|word| !word.contains(['/', ' '])).and_then(|word| interpreter(word))
+        {
+            self.command.insert(0, interpreter.to_owned());
+        }
         let [line] = self.command.as_slice() else { return };
         if !line.contains(' ') {
             return;
@@ -387,6 +446,7 @@ impl Rewritten {
     fn words(&self, is_rewritten: bool) -> Option<Vec<String>> {
         let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
         match self.kind {
+            Kind::Run { .. } if self.is_detached => Some([owned(&["lease", "request"]), self.flags.clone()].concat()),
             Kind::Request => Some([owned(&["lease", "request"]), self.flags.clone()].concat()),
             Kind::Env => Some([owned(&["lease", "env"]), self.flags.clone()].concat()),
             Kind::Run { is_foreign } => {
@@ -398,6 +458,15 @@ impl Rewritten {
                 Some([owned(&["run"]), self.flags.clone(), owned(&["--"]), command].concat())
             }
         }
+    }
+}
+
+/// Returns the letter of a unit of memory: `G` for `GB` and `GiB`.
+fn unit_of_memory(word: &str) -> Option<char> {
+    match word.to_ascii_lowercase().as_str() {
+        "g" | "gb" | "gib" => Some('G'),
+        "m" | "mb" | "mib" => Some('M'),
+        _ => None,
     }
 }
 

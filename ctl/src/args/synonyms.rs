@@ -72,7 +72,7 @@ pub(super) fn of_words(first: &str, second: &str) -> &'static [&'static [&'stati
 
 /// Options of other tools, each with the options of gpushctl that are tried instead. An empty text means that the option
 /// is removed.
-pub(super) const OPTIONS: [(&str, &[&str]); 42] = [
+pub(super) const OPTIONS: [(&str, &[&str]); 43] = [
     ("--id", &["--gpu"]),
     ("--device", &["--gpu"]),
     ("--devices", &["--gpu"]),
@@ -103,7 +103,8 @@ pub(super) const OPTIONS: [(&str, &[&str]); 42] = [
     ("--head", &["-n"]),
     ("--lines", &["-n"]),
     ("--plan", &["--dry-run"]),
-    ("--end", &["--kill"]),
+    ("--end", &["--kill", ""]),
+    ("--now", &[""]),
     ("--force", &["--kill", "--yes", "--end-after=1h", ""]),
     ("--kill", &["--end-after=1h"]),
     ("--grace", &["--end-after"]),

@@ -128,8 +128,8 @@ mod tests {
 
     #[test]
     fn duration_under_one_second_is_refused() {
-        assert_eq!((whole_seconds("90s"), whole_seconds("1h30m"), whole_seconds("90")), (Ok(90), Ok(5400), Ok(90)));
-        for wrong in ["", "0s", "0.5", "-1m", "53w", "soon"] {
+        assert_eq!((whole_seconds("90s"), whole_seconds("1h30m")), (Ok(90), Ok(5400)));
+        for wrong in ["", "0s", "0.5s", "90", "-1m", "53w", "soon"] {
             assert!(whole_seconds(wrong).is_err(), "{wrong}");
         }
         assert_eq!((wait("0"), wait(LONGEST_WAIT)), (Ok(0), Ok(2_592_000)));

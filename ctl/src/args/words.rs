@@ -7,6 +7,22 @@ use gpush_core::duration;
 
 use super::{Cli, default_verb};
 
+/// Placeholder for a MIG profile in a proposed command line.
+pub(super) const PROFILE: &str = "PROFILE";
+
+/// Returns the program that runs a script, by the suffix of its name.
+pub(crate) fn interpreter(script: &str) -> Option<&'static str> {
+    let (_, suffix) = script.rsplit_once('.')?;
+    Some(match suffix {
+        "py" => "python3",
+        "sh" => "bash",
+        "jl" => "julia",
+        "R" | "r" => "Rscript",
+        "pl" => "perl",
+        _ => return None,
+    })
+}
+
 /// Returns whether gpushctl can parse a command line. The words do not contain `gpushctl`.
 pub(super) fn can_be_parsed(words: &[String]) -> bool {
     let words: Vec<OsString> = ["gpushctl".into()].into_iter().chain(words.iter().map(OsString::from)).collect();

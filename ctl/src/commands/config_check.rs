@@ -5,11 +5,11 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, Code, ConfigView, Gpu, GpuPlan, Mode, PlanRequest, Plans, Refusal, RuleView};
+use gpush_api::{ApiError, Code, ConfigView, Driver, Gpu, GpuPlan, Mode, PlanRequest, Plans, Refusal, RuleView};
 use gpush_client::Client;
 use gpush_core::{
     config::{Config, ConfigErrors, Located, accounts_in, rule_lines},
-    desired::{self, ConfigFinding, LintFinding},
+    desired::{self, ConfigFinding, KnownHost, LintFinding},
 };
 use gpush_host::config_accounts::notes_blocking;
 use serde::Serialize;
@@ -78,11 +78,15 @@ pub(super) fn run(global: &Global, file: Option<PathBuf>, offline: Option<&str>,
     findings.extend(config.slurm_rules_with_dynamic_layout().map(|rule| {
         format!("{rule}: gpushd refuses every Slurm job on these GPUs, because owner = \"slurm\" needs a static layout")
     }));
+    let mut driver = None;
     let gpus = match offline {
         Some(host) => Some(offline::host(host)?),
         None if !selects_gpus(&config) => None,
-        None => match gpus_of_agent(global) {
-            Ok(gpus) => Some(gpus),
+        None => match host_of_agent(global) {
+            Ok((gpus, of_agent)) => {
+                driver = of_agent;
+                Some(gpus)
+            }
             Err(error) => {
                 let why = if error.code == Code::Unreachable { "no gpushd answers" } else { &error.message };
                 findings.push(format!(
@@ -94,7 +98,8 @@ pub(super) fn run(global: &Global, file: Option<PathBuf>, offline: Option<&str>,
     };
     let known = gpus.as_deref().unwrap_or_default();
     let view = config.view(Some(&name), known);
-    let mut of_config = desired::findings(&config, gpus.as_deref());
+    let host = gpus.as_deref().map(|gpus| KnownHost { gpus, driver: driver.as_ref() });
+    let mut of_config = desired::findings(&config, host);
     if offline.is_none() && config.rules.iter().any(|rule| rule.mode.is_managed()) {
         of_config.extend(other_managers());
     }
@@ -150,11 +155,12 @@ fn selects_gpus(config: &Config) -> bool {
     !config.rules.is_empty() || config.quotas.iter().any(|quota| quota.gpus.is_some())
 }
 
-/// Returns the GPUs of the host, with their profiles, from the gpushd that runs.
-fn gpus_of_agent(global: &Global) -> Result<Vec<Gpu>, ApiError> {
+/// Returns the GPUs of the host, with their profiles, and its driver, from the gpushd that runs.
+fn host_of_agent(global: &Global) -> Result<(Vec<Gpu>, Option<Driver>), ApiError> {
     let runtime = super::runtime()?;
     let mut client = Client::new(socket::chosen(global)).deadline(ANSWER).without_waiting_for_start();
-    Ok(runtime.block_on(client.gpus(true))?)
+    Ok(runtime
+        .block_on(async { Ok::<_, gpush_client::Error>((client.gpus(true).await?, client.version().await?.driver)) })?)
 }
 
 /// Plans the layouts of the config on the GPUs of the host as if nothing used them. So a plan is refused only if its

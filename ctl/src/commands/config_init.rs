@@ -3,8 +3,11 @@
 use std::{fs::OpenOptions, io::Write as _, os::unix::fs::OpenOptionsExt as _, path::Path};
 
 use clap::{ValueEnum as _, builder::PossibleValue};
-use gpush_api::{ApiError, Code, Gpu};
-use gpush_core::config::{Config, Isolation, Site, Starter};
+use gpush_api::{ApiError, Code, Driver, Gpu};
+use gpush_core::{
+    config::{Config, Isolation, Site, Starter},
+    desired::KnownHost,
+};
 use serde::Serialize;
 
 use crate::{
@@ -22,7 +25,7 @@ pub(super) struct Initialized<'t> {
 }
 
 pub(super) fn run(global: &Global, args: &ConfigInitArgs, out: &Output) -> Outcome {
-    let gpus = gpus(global, args)?;
+    let (gpus, driver) = host(global, args)?;
     if gpus.is_empty() {
         return Err(super::no_gpu().into());
     }
@@ -47,7 +50,8 @@ pub(super) fn run(global: &Global, args: &ConfigInitArgs, out: &Output) -> Outco
         let error = ApiError::new(Code::BadRequest, "`--group` is for `--site lab` only");
         return Err(error.hint("leave out `--group`: Slurm and services decide who uses the GPUs").into());
     }
-    let text = Starter { site, isolation, groups: args.groups.clone() }.config(&gpus);
+    let text = Starter { site, isolation, groups: args.groups.clone() }
+        .config(KnownHost { gpus: &gpus, driver: driver.as_ref() });
     // Only the names of groups can make the config invalid.
     Config::parse(&text, "config.toml").map_err(|errors| {
         let error = ApiError::new(Code::BadRequest, "`--group` takes the name of one group of this host");
@@ -72,15 +76,16 @@ pub(super) fn run(global: &Global, args: &ConfigInitArgs, out: &Output) -> Outco
     Ok(0)
 }
 
-/// Returns the GPUs for which the config is: those of a preset or a saved host, else those of gpushd.
-fn gpus(global: &Global, args: &ConfigInitArgs) -> Result<Vec<Gpu>, Failure> {
+/// Returns the GPUs for which the config is: those of a preset or a saved host, else those of gpushd, with the driver.
+fn host(global: &Global, args: &ConfigInitArgs) -> Result<(Vec<Gpu>, Option<Driver>), Failure> {
     match &args.offline {
-        Some(host) => Ok(offline::host(host)?),
+        Some(host) => Ok((offline::host(host)?, None)),
         None => super::with_agent(global, async |client| {
-            client.gpus(true).await.map_err(|error| {
+            let gpus = client.gpus(true).await.map_err(|error| {
                 let error = ApiError::from(error);
                 Failure::from(if error.code == Code::Unreachable { error.hint(offline_hint(args)) } else { error })
-            })
+            })?;
+            Ok((gpus, client.version().await?.driver))
         }),
     }
 }

@@ -68,5 +68,5 @@ fn ask(global: &Global, with_gpus: bool) -> Result<Agent, Failure> {
 /// Returns a placeholder for gpushd's answers, if no selected area needs them. The output never contains this
 /// placeholder.
 fn unasked() -> ApiError {
-    ApiError::new(gpush_api::Code::Unavailable, "the agent was not asked")
+    ApiError::new(gpush_api::Code::Unavailable, "gpushd was not asked")
 }

@@ -33,6 +33,7 @@ const WITH_DOCUMENTS: [&str; 17] = [
     "commands/doctor.rs",
     "commands/explain.rs",
     "commands/metrics/mod.rs",
+    "commands/metrics/relay/mod.rs",
     "commands/metrics/write.rs",
     "commands/mps/mod.rs",
     "commands/parted.rs",
@@ -196,6 +197,7 @@ pub(super) fn samples() -> Vec<(&'static str, Value)> {
         ("ready", value(&ready::Ready { ready: true, maintenance: None })),
         ("mps clients", Value::Array(clients)),
         ("metrics show", value(&metrics::ShownMetrics { content_type: "text/plain", text: "gpush_maintenance 0" })),
+        ("metrics serve", value(&metrics::ServedMetrics { url: "http://127.0.0.1:9945/metrics", has_password: false })),
         ("metrics write", value(&metrics::WrittenMetrics { file: Path::new("gpush.prom"), bytes: 20 })),
         ("slurm gres-conf", json!({ "gres_conf": "Name=gpu", "node": "node1", "gres": "gpu:1" })),
     ]

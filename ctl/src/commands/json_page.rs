@@ -96,7 +96,7 @@ const PRINTED: &[(&str, Printed)] = &[
     ("explain", Printed::Own("explain")),
     ("metrics show", Printed::Own("metrics show")),
     ("metrics write", Printed::Own("metrics write")),
-    ("metrics serve", Printed::Text("nothing; errors as below")),
+    ("metrics serve", Printed::Own("metrics serve")),
     ("slurm reconcile", Printed::Text("nothing; errors as below")),
     ("slurm gres-conf", Printed::Own("slurm gres-conf")),
     ("version", Printed::Own("version")),

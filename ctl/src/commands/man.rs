@@ -13,8 +13,8 @@ use crate::{
 const FILES: [(&str, &str); 5] = [
     ("/run/gpush/gpushd.sock", "Socket of the host's agent"),
     ("/run/gpush/admin.sock", "Second socket of the host's agent, for root and the user that gpushd runs as"),
-    ("$XDG_RUNTIME_DIR/gpush/gpushd.sock", "Socket of a user's own agent, used if the host has none"),
-    ("/etc/gpush/config.toml", "Config of the agent, which `config check` and offline plans read"),
+    ("$XDG_RUNTIME_DIR/gpush/gpushd.sock", "Socket of a user's own gpushd, used if the host has none"),
+    ("/etc/gpush/config.toml", "Config of gpushd, which `config check` and offline plans read"),
     gpush_man::DOCUMENTS,
 ];
 

@@ -1,43 +1,128 @@
-//! The kinds of shares that the GPUs of the host offer, for the hint of a command line without a share.
+//! The shares that the caller may lease on this host. Hints for command lines without a usable share name no others.
 
-use gpush_api::{Gpu, GpuState, Mode};
-use gpush_client::Client;
+use gpush_api::{Gpu, GpuState, LeaseKind, Mode, QuotaView, TargetUuid};
+use gpush_client::{Client, QuotaQuery};
+use gpush_core::{layout::DYNAMIC, lease::request};
 
-use crate::{args::Global, socket};
+use crate::{
+    args::{Global, OfferedShare, Offers},
+    socket,
+};
 
-/// Returns an example option for each kind of share that the host offers; `None` if gpushd does not answer in time.
-pub(crate) fn flags_of_shares(global: &Global) -> Option<Vec<&'static str>> {
+/// Returns what the host offers to the caller; `None` if gpushd does not answer in time.
+pub(crate) fn offers(global: &Global) -> Option<Offers> {
     let runtime = super::runtime().ok()?;
     let mut client = Client::new(socket::chosen(global)).deadline(global.request_timeout);
-    let gpus = runtime.block_on(client.gpus(false)).ok()?;
-    Some(flags(&gpus))
+    let (gpus, quotas) = runtime
+        .block_on(async {
+            let gpus = client.gpus(false).await?;
+            client.quotas(QuotaQuery::Caller).await.map(|quotas| (gpus, quotas))
+        })
+        .ok()?;
+    Some(of(&gpus, quotas.first()))
 }
 
-/// The option of each mode, in the order in which they are proposed: a MIG device is what most programs need.
-const FLAGS: [(Mode, &str); 4] = [
-    (Mode::Mig, "--memory 10G"),
-    (Mode::Mps, "--mps 25"),
-    (Mode::Timeslice, "--timeslice"),
-    (Mode::Exclusive, "--whole"),
-];
+fn of(gpus: &[Gpu], quota: Option<&QuotaView>) -> Offers {
+    let is_of_mig = |gpu: &&Gpu| gpu.mode == Mode::Mig;
+    let mig_gpus = gpus.iter().filter(is_of_mig).map(|gpu| gpu.index.to_string()).collect();
+    if let Some(default) = quota.and_then(|quota| quota.default_request.as_deref())
+        && let Some(kind) = request::parse_default(default).ok().and_then(|default| default.share.kind())
+    {
+        let flags = request::flags(default).split(' ').map(str::to_owned).collect();
+        return Offers { shares: vec![OfferedShare { kind, flags }], mig_gpus };
+    }
+    let may_use = |gpu: &&Gpu| {
+        let is_closed = quota.is_some_and(|quota| quota.closed_gpus.contains(&gpu.index));
+        let allowed = quota.and_then(|quota| quota.allowed_gpus.as_ref());
+        gpu.state == GpuState::Ready && !is_closed && allowed.is_none_or(|allowed| allowed.contains(&gpu.index))
+    };
+    let gpus: Vec<&Gpu> = gpus.iter().filter(may_use).collect();
+    let has = |mode: Mode| gpus.iter().any(|gpu| gpu.mode == mode);
+    let has_shared_devices = gpus.iter().any(|gpu| gpu.mode == Mode::Mig && !gpu.mps_daemons.is_empty());
+    let flags = |kind: LeaseKind| -> Option<Vec<String>> {
+        let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
+        match kind {
+            LeaseKind::Mig => smallest_device(&gpus).map(|profile| owned(&["--mig", profile])),
+            LeaseKind::Mps => (has(Mode::Mps) || has_shared_devices).then(|| owned(&["--mps", "25"])),
+            LeaseKind::Timeslice => has(Mode::Timeslice).then(|| owned(&["--timeslice"])),
+            LeaseKind::Whole => has(Mode::Exclusive).then(|| owned(&["--whole"])),
+        }
+    };
+    let allowed_kinds = quota.and_then(|quota| quota.allowed_kinds.as_ref());
+    let kinds = LeaseKind::ALL.into_iter().filter(|kind| allowed_kinds.is_none_or(|allowed| allowed.contains(kind)));
+    let shares = kinds.filter_map(|kind| Some(OfferedShare { kind, flags: flags(kind)? })).collect();
+    Offers { shares, mig_gpus }
+}
 
-fn flags(gpus: &[Gpu]) -> Vec<&'static str> {
-    let offers = |mode: Mode| gpus.iter().any(|gpu| gpu.mode == mode && gpu.state == GpuState::Ready);
-    FLAGS.into_iter().filter(|(mode, _)| offers(*mode)).map(|(_, flag)| flag).collect()
+/// Returns the profile of the smallest MIG device that the GPUs have, or can create for a lease.
+fn smallest_device<'g>(gpus: &[&'g Gpu]) -> Option<&'g str> {
+    let of_mode = gpus.iter().filter(|gpu| gpu.mode == Mode::Mig);
+    let profiles = of_mode.filter_map(|gpu| Some((*gpu, gpu.mig.as_ref()?))).flat_map(|(gpu, mig)| {
+        let is_dynamic = gpu.layout.as_ref().is_some_and(|layout| *layout == [DYNAMIC]);
+        let possible = mig.profiles.iter().filter(move |_| is_dynamic);
+        let possible = possible.map(|profile| (profile.slices, profile.name.as_str()));
+        let devices = mig.instances.iter().flat_map(|one| one.compute.iter().map(move |device| (one, device)));
+        let is_shared = |target: &TargetUuid| gpu.mps_daemons.contains(target);
+        let devices = devices.filter(move |(_, device)| !device.uuid.as_ref().is_some_and(is_shared));
+        possible.chain(devices.map(|(one, device)| (one.placement.size, device.profile.as_str())))
+    });
+    profiles.min().map(|(_, name)| name)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn flags_are_those_of_ready_gpus() {
+    /// Returns a host with one GPU of each mode, and GPUs without a rule.
+    fn gpus() -> Vec<Gpu> {
         let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
         let modes = [Mode::Exclusive, Mode::Mig, Mode::Mps, Mode::Unmanaged];
         gpus.iter_mut().zip(modes).for_each(|(gpu, mode)| gpu.mode = mode);
-        assert_eq!(flags(&gpus), ["--memory 10G", "--mps 25", "--whole"]);
+        gpus[1].layout = Some(vec![DYNAMIC.to_owned()]);
+        gpus
+    }
+
+    fn flags(gpus: &[Gpu], quota: Option<&QuotaView>) -> Vec<String> {
+        of(gpus, quota).shares.iter().map(|share| share.flags.join(" ")).collect()
+    }
+
+    #[test]
+    fn shares_are_those_of_ready_gpus() {
+        let mut gpus = gpus();
+        assert_eq!(flags(&gpus, None), ["--mig 1g.10gb", "--mps 25", "--whole"]);
+        assert_eq!(of(&gpus, None).mig_gpus, ["1"]);
         gpus[2].state = GpuState::Cordoned;
-        assert_eq!(flags(&gpus), ["--memory 10G", "--whole"]);
-        assert!(flags(&[]).is_empty());
+        assert_eq!(flags(&gpus, None), ["--mig 1g.10gb", "--whole"]);
+        gpus[1].layout = None;
+        assert_eq!(flags(&gpus, None), ["--whole"], "the GPU has no MIG device");
+        assert!(flags(&[], None).is_empty());
+    }
+
+    /// Fault: hints named shares that the quota or the rule of the GPU does not allow.
+    #[test]
+    fn shares_are_those_that_quota_and_rules_allow() {
+        let quota = QuotaView {
+            uid: 1000,
+            user: None,
+            quota: None,
+            ignored_quotas: Vec::new(),
+            allowed_kinds: None,
+            allowed_gpus: None,
+            closed_gpus: Vec::new(),
+            longest_s: None,
+            default_request: None,
+            limits: Vec::new(),
+        };
+        let index = gpush_api::GpuIndex;
+        let kinds = Some(vec![LeaseKind::Mig, LeaseKind::Whole]);
+        let default = Some("mig=1g.10gb,for=4h".to_owned());
+        for (quota, expected) in [
+            (QuotaView { allowed_kinds: kinds.clone(), ..quota.clone() }, &["--mig 1g.10gb", "--whole"][..]),
+            (QuotaView { allowed_kinds: kinds, closed_gpus: vec![index(0)], ..quota.clone() }, &["--mig 1g.10gb"]),
+            (QuotaView { allowed_gpus: Some(vec![index(2)]), ..quota.clone() }, &["--mps 25"]),
+            (QuotaView { default_request: default, ..quota }, &["--mig 1g.10gb --for 4h"]),
+        ] {
+            assert_eq!(flags(&gpus(), Some(&quota)), expected, "{quota:?}");
+        }
     }
 }

@@ -58,7 +58,11 @@ pub(super) async fn run(
     let reason = why.reason.clone().unwrap_or_else(|| format!("reset of {numbers}"));
     let mut target = ResetTarget { gpus, numbers, reason };
     let Some(limit) = wait else { return reset(client, &target, None, out).await };
-    let (waited, kept) = TemporaryCordons::idle(client, &mut target.gpus, &target.reason, limit, out).await?;
+    let idle = TemporaryCordons::idle(client, &mut target.gpus, &target.reason, limit, out).await;
+    let (waited, kept) = idle.map_err(|failure| match failure {
+        Failure::Error(error) => denied_reset(*error, &target.numbers).into(),
+        Failure::BrokenPipe => Failure::BrokenPipe,
+    })?;
     if waited != Waited::Idle {
         return Ok(waited.exit_status());
     }
@@ -78,13 +82,7 @@ async fn reset(client: &mut Client, target: &ResetTarget, limit: Option<Duration
     let enter = request(reason.clone());
     match limit {
         None => {
-            if let Err(mut error) = client.enter_maintenance(&enter).await {
-                // A reset needs maintenance, which the user did not request. So also name the reset.
-                if error.code() == Code::Denied {
-                    error.error.message = format!("cannot reset {numbers}: {}", error.error.message);
-                }
-                return Err(error.into());
-            }
+            client.enter_maintenance(&enter).await.map_err(|error| denied_reset(*error.error, numbers))?;
         }
         Some(limit) => {
             let failure = format!("{numbers} could not be reset");
@@ -113,6 +111,12 @@ async fn reset(client: &mut Client, target: &ResetTarget, limit: Option<Duration
     let now: Vec<Gpu> = now.into_iter().filter(|gpu| uuids.contains(&gpu.uuid)).collect();
     out.change(true, &ChangedGpus { gpus: &now }, |look| after_reset(&now, numbers, look))?;
     Ok(0)
+}
+
+/// Names the reset if the user may not reset GPUs: a reset needs a cordon and maintenance, which the user did not request.
+fn denied_reset(error: ApiError, numbers: &str) -> ApiError {
+    let message = format!("cannot reset {numbers}: only administrators may reset GPUs");
+    if error.code == Code::Denied { ApiError { message, ..error } } else { error }
 }
 
 /// Describes GPUs that were reset, with the next commands.

@@ -7,68 +7,20 @@
 //!   ! 2 things are not as the config wants them
 //! ```
 
-use anstyle::Style;
-use gpush_api::{DeviceUse, Gpu, GpuIndex, GpuInstance, GpuState, Lease, Memory, MigDevice, Mode, MpsDaemon, Process};
+use gpush_api::{Gpu, GpuIndex, GpuState, Mode};
 
+pub(crate) use super::device_rows::{Columns, INDENT, Row, Users, rows};
 use super::{
     Appearance,
-    appearance::{NOTE, PLAIN, QUIET, STRONG, gib, paint, pci, product, width},
-    bar, gpu_notes,
+    appearance::{PLAIN, QUIET, STRONG, gib, paint, pci, product, width},
+    device_rows::{accepts_work, row},
+    gpu_notes,
     lease::below as lease,
     mps::{list as mps, of_how_many},
     names::{gpu_numbers, state},
-    process_names,
     slices::{self, Use},
     timeslice,
 };
-
-/// Number of blanks at the beginning of each line below a heading.
-pub(crate) const INDENT: usize = 2;
-
-/// Maximum width of the column with the profile. If a profile is longer, the rest of its line starts further to the
-/// right.
-const LONGEST_WHAT: usize = 20;
-
-/// A line for a GPU instance, a compute instance, or the whole GPU.
-#[derive(Clone)]
-pub(crate) struct Row {
-    mark: &'static str,
-    style: Style,
-    what: String,
-    ids: String,
-    uuid: String,
-    memory: Option<Memory>,
-    processes: Vec<Process>,
-    /// Text that is shown in place of the memory and the processes.
-    remark: &'static str,
-    /// Why the instance accepts no new work, if the heading does not show it.
-    reason: Option<String>,
-}
-
-impl Row {
-    /// Returns the line without its UUID, for a drawing of several GPUs.
-    pub(crate) fn without_uuid(&self) -> Self {
-        Self { uuid: String::new(), ..self.clone() }
-    }
-}
-
-/// The widths of the columns, which are equal for all GPUs in one output.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Columns {
-    what: usize,
-    ids: usize,
-    memory: bool,
-}
-
-impl Columns {
-    pub(crate) fn of<'a>(rows: impl Iterator<Item = &'a Row>) -> Self {
-        rows.fold(Self::default(), |columns, row| Self {
-            what: columns.what.max(width(&row.what).min(LONGEST_WHAT)),
-            ids: columns.ids.max(width(&row.ids)),
-            memory: columns.memory || row.memory.is_some(),
-        })
-    }
-}
 
 /// Returns how a GPU is shared, for its heading: `mig (training)`.
 fn sharing(gpu: &Gpu, look: &Appearance) -> String {
@@ -109,11 +61,6 @@ fn memory(gpu: &Gpu) -> String {
 /// heading.
 pub(crate) fn heading(gpu: &Gpu, others: &[&Gpu], look: &Appearance) -> String {
     heading_with(gpu, others, "", look)
-}
-
-/// Returns whether a GPU accepts new work.
-fn accepts_work(gpu: &Gpu) -> bool {
-    gpu.state == GpuState::Ready && gpu.cordons.is_empty()
 }
 
 /// Returns how a GPU is used, for `--brief`.
@@ -205,144 +152,6 @@ fn heading_with(gpu: &Gpu, others: &[&Gpu], usage: &str, look: &Appearance) -> S
     out + &" ".repeat(fill) + &paint(if quiet { QUIET } else { PLAIN }, &right)
 }
 
-/// Returns the lines of a GPU, in the order of its slices.
-pub(crate) fn rows(gpu: &Gpu, users: &Users<'_>, look: &Appearance) -> Vec<Row> {
-    let mut rows = Vec::new();
-    let mig = gpu.mig.as_ref().filter(|mig| mig.enabled);
-    if mig.is_none() || !gpu.processes.is_empty() {
-        let usage = Use::of_gpu(gpu, &users.daemons);
-        rows.push(Row {
-            mark: usage.mark(look),
-            style: usage.style(),
-            what: "whole GPU".to_owned(),
-            ids: String::new(),
-            uuid: String::new(),
-            memory: Some(gpu.memory).filter(|memory| mig.is_none() && memory.total_mib > 0),
-            processes: gpu.processes.clone(),
-            remark: "",
-            reason: None,
-        });
-    }
-    for instance in mig.map_or(&[][..], |mig| &mig.instances) {
-        rows.extend(instance_rows(instance, &users.devices, accepts_work(gpu), look));
-    }
-    rows
-}
-
-/// Returns the lines of a GPU instance. With `with_reason`, the lines say why a device is reserved. This is not
-/// necessary if the GPU accepts no new work, because the heading of the GPU says so.
-fn instance_rows(instance: &GpuInstance, devices: &[&MigDevice], with_reason: bool, look: &Appearance) -> Vec<Row> {
-    let usage = Use::of(instance, devices);
-    let device = |ci: u32| devices.iter().copied().find(|device| (device.gi, device.ci) == (instance.id, Some(ci)));
-    let reserved = |ci: u32| device(ci).filter(|device| with_reason && device.usage == DeviceUse::Reserved);
-    let reason = |ci: u32| reserved(ci).and_then(|device| device.reason.clone());
-    let mut row = Row {
-        mark: usage.mark(look),
-        style: usage.style(),
-        what: format!("{}@{}", look.clean(&instance.profile), instance.placement.start),
-        ids: format!("GI {}", instance.id),
-        uuid: String::new(),
-        memory: instance.memory,
-        processes: instance.processes.clone(),
-        remark: if usage == Use::Bare { "no compute instance: no program can use it" } else { "" },
-        reason: None,
-    };
-    if let [one] = instance.compute.as_slice()
-        && one.profile == instance.profile
-    {
-        row.ids += &format!(" CI {}", one.id);
-        row.uuid = one.uuid.clone().unwrap_or_default().to_string();
-        row.processes.extend(one.processes.iter().cloned());
-        row.reason = reason(one.id);
-        return vec![row];
-    }
-    let mut rows = vec![row];
-    for (at, compute) in instance.compute.iter().enumerate() {
-        let usage = Use::of_device(device(compute.id));
-        let last = at + 1 == instance.compute.len();
-        let branch = if last { look.pick("└ ", "`- ") } else { look.pick("├ ", "|- ") };
-        rows.push(Row {
-            mark: usage.mark(look),
-            style: usage.style(),
-            what: format!("{branch}{}", look.clean(&compute.profile)),
-            ids: format!("GI {} CI {}", instance.id, compute.id),
-            uuid: compute.uuid.clone().unwrap_or_default().to_string(),
-            memory: None,
-            processes: compute.processes.clone(),
-            remark: "",
-            reason: reason(compute.id),
-        });
-    }
-    rows
-}
-
-/// Returns the width of a memory bar.
-fn bar_columns(look: &Appearance) -> usize {
-    match look.width {
-        0..100 => 8,
-        100..140 => 12,
-        _ => 20,
-    }
-}
-
-/// Returns `MIG-` and the first group of a UUID. This is enough to distinguish the devices of a host.
-fn short_uuid(uuid: &str) -> &str {
-    uuid.char_indices().nth("MIG-00000000".len()).map_or(uuid, |(at, _)| &uuid[..at])
-}
-
-/// Draws one line with these columns. If the pids do not fit, draws the processes on a second line.
-fn row(row: &Row, columns: Columns, look: &Appearance) -> Vec<String> {
-    let mut out = " ".repeat(INDENT);
-    let mut taken = INDENT;
-    let push = |text: &str, style: Style, columns: usize, out: &mut String, taken: &mut usize| {
-        *taken += width(text).max(columns);
-        *out += &paint(style, text);
-        *out += &" ".repeat(columns.saturating_sub(width(text)));
-    };
-    push(row.mark, row.style, 2, &mut out, &mut taken);
-    push(&row.what, row.style, columns.what + 2, &mut out, &mut taken);
-    if columns.ids > 0 {
-        push(&row.ids, QUIET, columns.ids + 2, &mut out, &mut taken);
-    }
-    if look.width >= 100 && columns.ids > 0 {
-        push(short_uuid(&row.uuid), QUIET, 14, &mut out, &mut taken);
-    }
-    // If there is a remark, it explains why there is no memory to show, and replaces the bar.
-    if columns.memory && row.remark.is_empty() {
-        match row.memory {
-            Some(memory) => {
-                let bar = bar::line(memory, bar_columns(look), look);
-                let figures = bar::figures(memory);
-                taken += bar_columns(look) + 1 + width(&figures) + 2;
-                out += &format!("{bar} {figures}  ");
-            }
-            None => push("", PLAIN, bar_columns(look) + 1 + "139.5/139.5 GiB".len() + 2, &mut out, &mut taken),
-        }
-    }
-    let room = look.width.saturating_sub(taken);
-    let processes: Vec<_> = row.processes.iter().collect();
-    let mut below = None;
-    if !row.remark.is_empty() {
-        out += &paint(NOTE, &look.fit(row.remark, room));
-    } else if let Some(reason) = row.reason.as_ref().filter(|_| row.processes.is_empty()) {
-        let reason = look.clean(reason);
-        if !look.wraps || width(&reason) <= room {
-            out += &paint(NOTE, &reason);
-        } else {
-            let indent = INDENT + 2;
-            let fitting = look.fit(&reason, look.width.saturating_sub(indent));
-            below = Some(" ".repeat(indent) + &paint(NOTE, &fitting));
-        }
-    } else if !look.wraps || process_names::least(&processes, look) <= room {
-        out += &process_names::line(&processes, room, look);
-    } else {
-        let indent = INDENT + 2;
-        below = Some(" ".repeat(indent) + &process_names::line(&processes, look.width.saturating_sub(indent), look));
-    }
-    out.truncate(out.trim_end().len());
-    std::iter::once(out).chain(below).collect()
-}
-
 /// Replaces the heading of a GPU by a heading for several GPUs that are drawn together.
 /// `usage` is shown before the memory.
 pub(crate) fn group(block: &mut [String], gpu: &Gpu, others: &[&Gpu], usage: &str, look: &Appearance) {
@@ -359,16 +168,6 @@ pub(crate) fn is_alike(one: &Gpu, other: &Gpu) -> bool {
 /// Returns whether the headings of two GPUs show the same amounts of memory.
 pub(crate) fn has_same_memory(one: &Gpu, other: &Gpu) -> bool {
     memory(one) == memory(other)
-}
-
-/// The MIG devices, MPS daemons and leases on a GPU.
-pub(crate) struct Users<'a> {
-    /// MIG devices of the GPU.
-    pub(crate) devices: Vec<&'a MigDevice>,
-    /// MPS daemons of the GPU.
-    pub(crate) daemons: Vec<&'a MpsDaemon>,
-    /// All leases of the host that have not ended.
-    pub(crate) leases: &'a [Lease],
 }
 
 /// Draws a GPU with its instances, MPS daemons and leases.

@@ -32,13 +32,23 @@ pub(crate) fn widened<T>(
 ) -> (Vec<(&'static str, Align)>, Vec<Vec<String>>) {
     let mut columns = columns.to_vec();
     if look.wide {
-        let last = columns.len().saturating_sub(1);
-        columns.splice(last..last, more.iter().map(|(name, _)| (*name, Align::Left)));
-        for (row, entry) in rows.iter_mut().zip(entries) {
-            row.splice(last..last, more.iter().map(|(_, cell)| cell(entry)));
-        }
+        insert(&mut columns, &mut rows, entries, more);
     }
     (columns, rows)
+}
+
+/// Inserts columns before the last one.
+pub(crate) fn insert<T>(
+    columns: &mut Vec<(&'static str, Align)>,
+    rows: &mut [Vec<String>],
+    entries: &[T],
+    more: &[WideColumn<'_, T>],
+) {
+    let last = columns.len().saturating_sub(1);
+    columns.splice(last..last, more.iter().map(|(name, _)| (*name, Align::Left)));
+    for (row, entry) in rows.iter_mut().zip(entries) {
+        row.splice(last..last, more.iter().map(|(_, cell)| cell(entry)));
+    }
 }
 
 impl Listing {

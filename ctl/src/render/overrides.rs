@@ -127,10 +127,8 @@ pub(crate) fn loaded(reloaded: &Reloaded, look: &Appearance) -> String {
         return out + "No change.\n";
     }
     out += &settings(&reloaded.settings, "BEFORE", "NOW", look);
-    for one in &reloaded.gpus {
-        out.push('\n');
-        out += &block(one, &[("before", Some(&one.in_force)), ("now", one.in_file.as_ref())], look);
-    }
+    let changed = |one: &GpuDiff| block(one, &[("before", Some(&one.in_force)), ("now", one.in_file.as_ref())], look);
+    out += &blocks(&reloaded.gpus.iter().collect::<Vec<_>>(), changed);
     if !reloaded.ended.is_empty() {
         out.push('\n');
     }
@@ -202,15 +200,14 @@ pub(crate) fn diff(diff: &ConfigDiff, look: &Appearance) -> String {
         out += &(lines.join("\n") + "\n");
     }
     out += &settings(&diff.settings, "IN USE", "IN THE FILE", look);
-    for one in diff.gpus.iter().filter(|one| is_other(one)) {
-        out.push('\n');
+    let differing = |one: &GpuDiff| {
         let in_file = one.in_file.as_ref().filter(|file| **file != one.in_force);
-        let wanted: &[_] = match in_file {
-            Some(file) => &[("in the file", Some(file)), ("in use", Some(&one.in_force))],
-            None => &[("in use", Some(&one.in_force))],
-        };
-        out += &block(one, wanted, look);
-    }
+        match in_file {
+            Some(file) => block(one, &[("in the file", Some(file)), ("in use", Some(&one.in_force))], look),
+            None => block(one, &[("in use", Some(&one.in_force))], look),
+        }
+    };
+    out += &blocks(&diff.gpus.iter().filter(|one| is_other(one)).collect::<Vec<_>>(), differing);
     for unseen in &diff.unseen {
         out += &format!("\n{}\n", trouble::lines("!", unseen, 0, look).join("\n"));
     }
@@ -245,9 +242,22 @@ fn settings(settings: &[SettingDiff], before: &str, after: &str, look: &Appearan
     format!("\n{}", table(&columns, settings.iter().map(row).collect(), 0, look))
 }
 
-/// Draws a GPU with its desired layouts, where each comes from, and the current layout.
+/// Draws a block for each GPU. GPUs whose blocks differ only in the GPU are drawn once.
+fn blocks(gpus: &[&GpuDiff], block: impl Fn(&GpuDiff) -> String) -> String {
+    let mut drawn: Vec<(Vec<GpuIndex>, String)> = Vec::new();
+    for one in gpus {
+        let block = block(one);
+        match drawn.iter_mut().find(|(_, known)| *known == block) {
+            Some((same, _)) => same.push(one.gpu),
+            None => drawn.push((vec![one.gpu], block)),
+        }
+    }
+    drawn.into_iter().map(|(gpus, block)| format!("\n{}\n{block}", paint(STRONG, &gpu_numbers(&gpus)))).collect()
+}
+
+/// Draws the desired layouts of a GPU, where each comes from, and the current layout.
 fn block(one: &GpuDiff, wanted: &[(&str, Option<&DesiredView>)], look: &Appearance) -> String {
-    let mut out = paint(STRONG, &format!("GPU {}", one.gpu)) + "\n";
+    let mut out = String::new();
     let mut line = |name: &str, text: &str| {
         let first = format!("  {}", pad(name, 13));
         for line in look.wrap(&first, text) {
@@ -362,4 +372,39 @@ pub(crate) fn note(one: &Gpu, look: &Appearance) -> Option<(anstyle::Style, Stri
         Mode::Mig => (NOTE, text),
         _ => (BAD, format!("{text}; it has no effect: no rule of mode `mig` claims this GPU")),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fault: a reload that changed the rule of eight GPUs printed eight equal blocks.
+    #[test]
+    fn equal_blocks_are_drawn_once() {
+        let in_force = DesiredView {
+            rule: None,
+            mode: Mode::NoRule,
+            layout: None,
+            mps: None,
+            timeslice: None,
+            lease: None,
+            access: None,
+        };
+        let diff = |index: u32| GpuDiff {
+            gpu: GpuIndex(index),
+            gpu_uuid: format!("GPU-{index}").into(),
+            in_file: None,
+            in_force: in_force.clone(),
+            overridden: None,
+            stands: None,
+            drift: Vec::new(),
+            pending: Vec::new(),
+            drift_known: true,
+        };
+        let all: Vec<GpuDiff> = (0..4).map(diff).collect();
+        let all: Vec<&GpuDiff> = all.iter().collect();
+        let text = blocks(&all, |one| if one.gpu == GpuIndex(2) { "  b\n".to_owned() } else { "  a\n".to_owned() });
+        assert!(text.contains("GPUs 0-1, 3") && text.matches("  a\n").count() == 1, "{text}");
+        assert!(text.ends_with("  b\n"), "{text}");
+    }
 }

@@ -62,9 +62,9 @@ pub(crate) fn page(quota: &QuotaView, look: &Appearance) -> String {
 /// Lists the quotas of several users. Each limit is shown as `used/maximum`; in CSV, as two numbers.
 pub(crate) fn list(quotas: &[QuotaView], look: &Appearance) -> Listing {
     let listing = if look.exact { numbers(quotas, look) } else { shares(quotas, look) };
-    listing
-        .names(quotas.iter().map(|quota| quota.user.clone().unwrap_or_else(|| quota.uid.to_string())))
-        .or_empty("No user holds a lease, and no quota names a user.")
+    listing.names(quotas.iter().map(|quota| quota.user.clone().unwrap_or_else(|| quota.uid.to_string()))).or_empty(
+        "No user holds a lease, and no quota names a single user. Quotas of groups: `gpushctl quota --user USER` (administrator).",
+    )
 }
 
 /// The columns of limits, with the limits that they show.

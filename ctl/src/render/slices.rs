@@ -129,11 +129,27 @@ impl Use {
     }
 
     pub(crate) fn mark(self, look: &Appearance) -> &'static str {
+        look.pick(self.symbol(), self.letter())
+    }
+
+    /// Returns the mark in UTF-8.
+    pub(crate) fn symbol(self) -> &'static str {
         match self {
-            Self::Busy => look.pick("●", "*"),
-            Self::Granted => look.pick("◐", "%"),
-            Self::Reserved => look.pick("⊘", "x"),
-            Self::Idle => look.pick("○", "o"),
+            Self::Busy => "●",
+            Self::Granted => "◐",
+            Self::Reserved => "⊘",
+            Self::Idle => "○",
+            Self::Bare => "!",
+        }
+    }
+
+    /// Returns the mark in ASCII.
+    fn letter(self) -> &'static str {
+        match self {
+            Self::Busy => "*",
+            Self::Granted => "%",
+            Self::Reserved => "x",
+            Self::Idle => "o",
             Self::Bare => "!",
         }
     }

@@ -85,7 +85,7 @@ fn draw(status: &Status, brief: bool, with_sensors: bool, look: &Appearance) -> 
     let mut out = header(status, look);
     let gpus: Vec<Gpu> = status.gpus.iter().map(|gpu| with_servers(gpu, &status.mps)).collect();
     let rows: Vec<_> = gpus.iter().map(|gpu| gpu::rows(gpu, &status.users_of(gpu), look)).collect();
-    let columns = gpu::Columns::of(rows.iter().flatten());
+    let columns = gpu::Columns::of(rows.iter().flatten(), look);
     let drawn = |gpu: &Gpu, rows: &[gpu::Row]| {
         let users = status.users_of(gpu);
         if brief { gpu::brief_block(gpu, &users, look) } else { gpu::block(gpu, rows, &users, columns, look) }
@@ -208,8 +208,8 @@ pub(crate) fn header(status: &Status, look: &Appearance) -> Vec<String> {
 }
 
 /// Says that gpushd uses an earlier content of the config file.
-pub(crate) const FILE_CHANGED: &str = "the config file has changed since gpushd loaded it: `gpushctl apply` loads and \
-    applies it (administrator)";
+pub(crate) const FILE_CHANGED: &str = "the config file has changed since gpushd loaded it: `gpushctl config check` \
+    checks the file, and `gpushctl apply` loads and applies it (administrator)";
 
 /// Counts the GPUs and MIG devices, and how many of both are in use. Of a GPU with MIG on, only the MIG devices count
 /// as in use.

@@ -1,11 +1,11 @@
 //! Who used how much in a period, as a table.
 
-use gpush_api::{CapacitySums, Gpu, RequestLine, UsageGrouping, UsageReport, UsageSums, text::local_time};
+use gpush_api::{CapacitySums, Gpu, RequestLine, UsageGrouping, UsageLine, UsageReport, UsageSums, text::local_time};
 use gpush_core::duration;
 
 use super::{
     Appearance,
-    lease::usage::{energy, percent},
+    lease::usage::{EnergyUnit, energy, percent},
     listing::Listing,
     table::{Align, Narrow},
 };
@@ -14,28 +14,37 @@ const NONE: &str = "-";
 
 /// Draws the report of `gpushctl usage`.
 pub(crate) fn list(report: &UsageReport, gpus: &[Gpu], look: &Appearance) -> Listing {
-    let mut columns = vec![
-        (heading(report.by), Align::Left),
-        ("HELD", Align::Right),
-        ("BUSY", Align::Right),
-        ("IDLE", Align::Right),
-        ("EMPTY", Align::Right),
-        ("UNKNOWN", Align::Right),
-        ("GPU HOURS", Align::Right),
-        ("GIB HOURS", Align::Right),
-        ("ENERGY", Align::Right),
-    ];
+    let unit = EnergyUnit::of(report.lines.iter().map(|line| line.sums.energy_j));
+    // A list for programs has no units in its cells.
+    let names = if look.exact {
+        ["HELD S", "BUSY S", "IDLE S", "EMPTY S", "UNKNOWN S", "GPU HOURS", "GIB HOURS", "ENERGY J"]
+    } else {
+        ["HELD", "BUSY", "IDLE", "EMPTY", "UNKNOWN", "GPU HOURS", "GIB HOURS", unit.heading()]
+    };
+    let mut columns = vec![(heading(report.by), Align::Left)];
+    columns.extend(names.map(|name| (name, Align::Right)));
     let key = |key: Option<&String>| key.map_or_else(|| NONE.to_owned(), |key| name(key, report.by, gpus, look));
     let line = |name: String, sums: &UsageSums| {
-        let cells = if look.exact { exact(sums) } else { rounded(sums) };
-        let busy = (look.wide || look.exact).then(|| format!("{:.6}", sums.busy_gpu_hours));
+        let cells = if look.exact { exact(sums) } else { rounded(sums, unit, look) };
+        let busy = (look.wide || look.exact).then(|| hours(sums.busy_gpu_hours, look));
         std::iter::once(name).chain(cells).chain(busy).collect::<Vec<_>>()
     };
     if look.wide || look.exact {
         columns.push(("BUSY GPU HOURS", Align::Right));
     }
-    let rows: Vec<Vec<String>> = report.lines.iter().map(|one| line(key(one.key.as_ref()), &one.sums)).collect();
-    let names: Vec<String> = report.lines.iter().map(|line| key(line.key.as_ref())).collect();
+    let mut lines: Vec<&UsageLine> = report.lines.iter().collect();
+    if report.by == UsageGrouping::Gpu {
+        let is_of = |gpu: &&Gpu, line: &UsageLine| line.key.as_deref() == Some(gpu.uuid.as_str());
+        // GPUs that the driver does not list come last.
+        lines.sort_by_key(|line| gpus.iter().find(|gpu| is_of(gpu, line)).map_or(u32::MAX, |gpu| gpu.index.0));
+    }
+    let rows: Vec<Vec<String>> = lines.iter().map(|one| line(key(one.key.as_ref()), &one.sums)).collect();
+    // `--user` accepts a uid as a number.
+    let names = lines.iter().map(|line| match (report.by, &line.key) {
+        (UsageGrouping::User, Some(user)) => look.clean(user),
+        (_, name) => key(name.as_ref()),
+    });
+    let names: Vec<String> = names.collect();
     let period = format!("From {} to {}", local_time(report.from), local_time(report.until));
     let capacity = report.capacity.as_ref().map_or_else(String::new, capacity);
     let requests: String = report.request_lines.iter().filter_map(|line| refusals(line, look)).collect();
@@ -47,7 +56,7 @@ pub(crate) fn list(report: &UsageReport, gpus: &[Gpu], look: &Appearance) -> Lis
 }
 
 /// Returns the cells of a line for readers. Parts of the time are in percent of the held time.
-fn rounded(sums: &UsageSums) -> [String; 8] {
+fn rounded(sums: &UsageSums, unit: EnergyUnit, look: &Appearance) -> [String; 8] {
     let all = held(sums);
     let part = |seconds: u64| if all == 0 { NONE.to_owned() } else { percent(seconds, all) };
     [
@@ -56,10 +65,15 @@ fn rounded(sums: &UsageSums) -> [String; 8] {
         part(sums.idle_s),
         part(sums.empty_s),
         part(sums.unknown_s),
-        format!("{:.1}", sums.held_gpu_hours),
+        hours(sums.held_gpu_hours, look),
         sums.memory_gib_hours.map_or_else(|| NONE.to_owned(), |hours| format!("{hours:.1}")),
-        energy(sums.energy_j),
+        unit.text(sums.energy_j),
     ]
+}
+
+/// Returns GPU hours. `-o wide` has digits for leases of seconds.
+fn hours(hours: f64, look: &Appearance) -> String {
+    if look.wide || look.exact { format!("{hours:.6}") } else { format!("{hours:.1}") }
 }
 
 /// Returns the cells of a line for programs: seconds, hours and joules.
@@ -129,14 +143,14 @@ fn name(key: &str, by: UsageGrouping, gpus: &[Gpu], look: &Appearance) -> String
             let gpu = gpus.iter().find(|gpu| gpu.uuid.as_str() == key);
             gpu.map_or_else(|| look.clean(key), |gpu| gpu.index.to_string())
         }
+        // A user without a name is a uid, which other lists show as `uid 1001`.
+        UsageGrouping::User if key.parse::<u32>().is_ok() => format!("uid {key}"),
         UsageGrouping::User | UsageGrouping::Group | UsageGrouping::Job | UsageGrouping::Kind => look.clean(key),
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use gpush_api::UsageLine;
-
     use super::*;
     use crate::render::{Charset, fixtures};
 
@@ -188,10 +202,42 @@ pub(crate) mod tests {
         let csv = list(&report(), &[], &exact).csv(true);
         assert!(
             csv.starts_with(
-                "user,held,busy,idle,empty,unknown,gpu_hours,gib_hours,energy,busy_gpu_hours\nanna,50400,40000,10000,0,400,14.000000,"
+                "user,held_s,busy_s,idle_s,empty_s,unknown_s,gpu_hours,gib_hours,energy_j,busy_gpu_hours\nanna,50400,40000,10000,0,400,14.000000,"
             ),
             "{csv}"
         );
+    }
+
+    /// Fault: the GPUs were in the order of their UUIDs.
+    #[test]
+    fn gpus_are_in_the_order_of_their_indexes() {
+        let gpus: Vec<Gpu> = [(0, "GPU-b"), (1, "GPU-c"), (2, "GPU-a")]
+            .into_iter()
+            .map(|(index, uuid)| Gpu { uuid: uuid.into(), ..fixtures::gpu(index, "A100", 40_960, None) })
+            .collect();
+        let line = |key: &str| UsageLine { key: Some(key.to_owned()), ..report().lines[0].clone() };
+        let lines = ["GPU-a", "GPU-b", "GPU-c", "GPU-gone"].map(line).to_vec();
+        let by_gpu = UsageReport { by: UsageGrouping::Gpu, lines, ..report() };
+        let listing = list(&by_gpu, &gpus, &fixtures::look(80, Charset::Ascii));
+        assert_eq!(listing.name_lines(), "0\n1\n2\nGPU-gone\n");
+    }
+
+    #[test]
+    fn user_without_a_name_is_a_uid() {
+        let look = fixtures::look(80, Charset::Ascii);
+        assert_eq!(name("1001", UsageGrouping::User, &[], &look), "uid 1001");
+        assert_eq!(name("anna", UsageGrouping::User, &[], &look), "anna");
+        assert_eq!(name("1001", UsageGrouping::Job, &[], &look), "1001");
+    }
+
+    #[test]
+    fn wide_report_has_the_same_digits_for_held_and_busy_hours() {
+        let mut short = report();
+        short.lines.truncate(1);
+        (short.lines[0].sums.held_gpu_hours, short.lines[0].sums.busy_gpu_hours) = (0.000_4, 0.000_2);
+        let look = Appearance { wide: true, ..fixtures::look(160, Charset::Ascii) };
+        let text = fixtures::plain(list(&short, &[], &look).text());
+        assert!(text.contains("0.000400") && text.contains("0.000200"), "{text}");
     }
 
     #[test]

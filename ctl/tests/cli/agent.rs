@@ -359,8 +359,8 @@ fn detach_and_timeout_leave_the_operation_running() {
         _ => Answer::Silence,
     });
     let mut text = host.run(&["mig", "apply", "--detach"]);
-    text += &host.run(&["mig", "apply", "--timeout", "0.05", "--quiet"]);
-    text += &host.run(&["operation", "wait", "op-1", "--timeout", "0.05"]);
+    text += &host.run(&["mig", "apply", "--timeout", "0.05s", "--quiet"]);
+    text += &host.run(&["operation", "wait", "op-1", "--timeout", "0.05s"]);
     assert_snapshot!(text);
 }
 

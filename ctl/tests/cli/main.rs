@@ -7,6 +7,7 @@ mod advise;
 mod agent;
 mod config_file;
 mod help;
+mod hints;
 mod lease;
 mod metrics;
 mod mps;

@@ -62,7 +62,7 @@ fn usage() {
         &["statsu"],
         &["mig", "apply", "--wait=soon"],
         &["mig", "apply", "--timeout", "0"],
-        &["mig", "apply", "--detach", "--timeout", "3"],
+        &["mig", "apply", "--detach", "--timeout", "3s"],
         &["events", "--kind", "weather"],
         &["audit", "--since", "someday"],
         &["mig", "apply", "--timeout", "-1"],

@@ -28,6 +28,8 @@ impl Host {
     pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         std::fs::write(&path, content).unwrap();
+        // The umask may let the group write, which `metrics serve` refuses.
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
         path
     }
 

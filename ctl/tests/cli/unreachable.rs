@@ -68,8 +68,8 @@ fn denied_to_another_user() {
 fn agent_does_not_answer() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |_| Answer::Silence);
-    let mut text = host.run(&["status", "--request-timeout", "0.05"]);
-    text += &host.run(&["mig", "apply", "--request-timeout", "0.05"]);
+    let mut text = host.run(&["status", "--request-timeout", "0.05s"]);
+    text += &host.run(&["mig", "apply", "--request-timeout", "0.05s"]);
     assert_snapshot!(text);
 }
 
@@ -127,12 +127,12 @@ fn closed_stdout_is_not_an_error() {
 fn wait_message_appears_after_two_seconds() {
     let host = Host::new();
     Agent::listen(&host.path("gpushd.sock"), |_| Answer::Silence);
-    let text = host.run(&["status", "--request-timeout", "2.2"]);
+    let text = host.run(&["status", "--request-timeout", "2.2s"]);
     assert!(
         text.contains("[stderr]\ngpushd has not answered yet; waiting up to 2.2s (--request-timeout)\nerror: "),
         "{text}"
     );
     assert!(text.ends_with("[exit 8]\n"), "{text}");
-    let text = host.run(&["status", "--request-timeout", "2.2", "--json"]);
+    let text = host.run(&["status", "--request-timeout", "2.2s", "--json"]);
     assert!(!text.contains("[stderr]") && text.ends_with("[exit 8]\n"), "{text}");
 }

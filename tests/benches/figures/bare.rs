@@ -1,5 +1,5 @@
-//! Reference processes: an HTTP server that sends a fixed response, and a program that initialises
-//! NVML and then sleeps.
+//! Reference processes: an HTTP server that sends a fixed response, a program that initialises NVML
+//! and then sleeps, and a program that samples GPUs.
 
 use std::{
     io::Read,
@@ -9,7 +9,19 @@ use std::{
 };
 
 use axum::{Router, body::Bytes, http::header::CONTENT_TYPE, routing::get};
+use gpush_nvml::{
+    driver::{Driver, Sampling},
+    proto::GpuRef,
+    sample::{InstanceRef, Wanted},
+};
 use gpush_tests::host::Host;
+use nvml_wrapper::{
+    Nvml,
+    enums::gpm::GpmMetricId,
+    gpm::{GpmSample, gpm_metrics_get},
+    structs::device::FieldId,
+};
+use nvml_wrapper_sys::bindings::field_id;
 
 /// A reference process, which is killed when this value is dropped.
 pub(crate) struct Bare(pub(crate) Child);
@@ -81,4 +93,100 @@ pub(crate) fn initialise(arguments: &[String]) {
     loop {
         std::thread::park();
     }
+}
+
+/// A program that samples the GPU instances of a host each time it reads a byte.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Sampler {
+    /// Only the driver calls of gpushd's worker, without a worker.
+    DriverCalls,
+    /// A loop with nvml-wrapper, which reads the same figures.
+    NvmlWrapper,
+}
+
+impl Sampler {
+    fn name(self) -> &'static str {
+        match self {
+            Self::DriverCalls => "sample-calls",
+            Self::NvmlWrapper => "sample-wrapper",
+        }
+    }
+}
+
+/// Starts a program that samples. `gpus` is a JSON array of the references of the GPUs, and of the ids of the GPU
+/// instances of each GPU.
+pub(crate) fn sampling(host: &Host, sampler: Sampler, gpus: &str) -> Bare {
+    let mut command = own(&[sampler.name()]);
+    command.arg(host.library()).arg(gpus).envs(host.env()).stdin(Stdio::piped());
+    started(command)
+}
+
+/// Calls `sample` with the number of the round for each byte of the standard input, and answers each with a byte.
+fn rounds(mut sample: impl FnMut(usize)) {
+    is_ready();
+    let mut input = std::io::stdin();
+    let mut round = 0;
+    while input.read_exact(&mut [0]).is_ok() {
+        sample(round);
+        round += 1;
+        is_ready();
+    }
+}
+
+fn parsed(arguments: &[String]) -> (&String, Vec<GpuRef>, Vec<Vec<u32>>) {
+    let [library, gpus] = arguments else { panic!("a library and GPUs") };
+    let (gpus, ids) = serde_json::from_str(gpus).expect("JSON");
+    (library, gpus, ids)
+}
+
+/// Samples as gpushd's worker does.
+pub(crate) fn sample_calls(arguments: &[String]) {
+    let (library, gpus, ids) = parsed(arguments);
+    let driver = Driver::load(Some(library.as_ref())).expect("NVML");
+    let mut kept: Vec<Sampling<'_>> = gpus.iter().map(|_| Sampling::default()).collect();
+    rounds(|_| {
+        for ((gpu, ids), kept) in gpus.iter().zip(&ids).zip(&mut kept) {
+            let instances: Vec<InstanceRef> = ids.iter().map(|gi| InstanceRef { gi: *gi, generation: 1 }).collect();
+            kept.sample(&driver, gpu, Some(&instances), Wanted::default()).expect("a sample");
+        }
+    });
+}
+
+/// Samples with nvml-wrapper, and keeps nothing but the windows.
+pub(crate) fn sample_wrapper(arguments: &[String]) {
+    let (library, gpus, ids) = parsed(arguments);
+    let nvml = Nvml::builder().lib_path(library.as_ref()).init().expect("NVML");
+    let fields = [
+        field_id::NVML_FI_DEV_TOTAL_ENERGY_CONSUMPTION,
+        field_id::NVML_FI_DEV_POWER_INSTANT,
+        field_id::NVML_FI_DEV_POWER_AVERAGE,
+        field_id::NVML_FI_DEV_POWER_CURRENT_LIMIT,
+        field_id::NVML_FI_DEV_MEMORY_TEMP,
+        field_id::NVML_FI_DEV_PERF_POLICY_POWER,
+        field_id::NVML_FI_DEV_PERF_POLICY_THERMAL,
+    ]
+    .map(FieldId);
+    let metrics = [
+        GpmMetricId::GraphicsUtil,
+        GpmMetricId::SmUtil,
+        GpmMetricId::SmOccupancy,
+        GpmMetricId::AnyTensorUtil,
+        GpmMetricId::DramBwUtil,
+    ];
+    let devices: Vec<_> = gpus.iter().map(|gpu| nvml.device_by_uuid(gpu.uuid.as_str()).expect("a GPU")).collect();
+    let windows = usize::from(Wanted::default().windows);
+    let mut open: Vec<Vec<Option<GpmSample<'_>>>> = ids.iter().map(|ids| ids.iter().map(|_| None).collect()).collect();
+    rounds(|round| {
+        for ((device, ids), open) in devices.iter().zip(&ids).zip(&mut open) {
+            device.field_values_for(&fields).expect("fields");
+            device.running_compute_processes().expect("processes");
+            for at in (0..windows).map(|window| (round * windows + window) % ids.len()) {
+                let later = device.gpm_mig_sample(ids[at]).expect("a sample");
+                if let Some(earlier) = &open[at] {
+                    gpm_metrics_get(&nvml, earlier, &later, &metrics).expect("metrics");
+                }
+                open[at] = Some(later);
+            }
+        }
+    });
 }

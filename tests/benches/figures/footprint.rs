@@ -52,18 +52,26 @@ pub(crate) fn ran(pid: u32) -> f64 {
     nanoseconds.sum::<f64>() / 1e9
 }
 
-/// Returns the pid of the agent's driver worker. It is the only child process that runs the same
-/// program as the agent.
-pub(crate) fn worker(agent: &Agent) -> u32 {
-    let parent = format!("PPid:\t{}", agent.pid());
-    let is_child = |pid: &u32| {
+/// Returns the pids of the driver workers that a process has started, the oldest first.
+pub(crate) fn workers(parent: u32) -> Vec<u32> {
+    let parent = format!("PPid:\t{parent}");
+    let is_worker = |pid: &u32| {
         let is_its = |status: String| status.lines().any(|line| line == parent);
         let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        let works = command.split(|byte| *byte == 0).nth(1) == Some(b"driver-worker");
+        let mut words = command.split(|byte| *byte == 0);
+        let works = words.any(|word| word == b"driver-worker" || word.ends_with(b"/driver_worker"));
         works && fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(is_its)
     };
     let all = fs::read_dir("/proc").expect("processes").flatten();
-    all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(is_child).expect("a worker")
+    let mut found: Vec<u32> =
+        all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).filter(is_worker).collect();
+    found.sort_unstable();
+    found
+}
+
+/// Returns the pid of the agent's driver worker.
+pub(crate) fn worker(agent: &Agent) -> u32 {
+    *workers(agent.pid()).first().expect("a worker")
 }
 
 /// Measures memory and CPU time.

@@ -21,6 +21,7 @@ mod report;
 mod scopes;
 mod slurm;
 mod speed;
+mod usage;
 
 use std::process::ExitCode;
 
@@ -40,8 +41,11 @@ fn main() -> ExitCode {
         Some("slurm") => slurm::run().print(),
         Some("events") => events::run().print(),
         Some("hung") => hung::run().print(),
+        Some("usage") => usage::run().print(),
         Some("packages") => packages::run().print(),
         Some("serve-static") => bare::serve(&arguments[1..]),
+        Some("sample-calls") => bare::sample_calls(&arguments[1..]),
+        Some("sample-wrapper") => bare::sample_wrapper(&arguments[1..]),
         Some("initialise") => bare::initialise(&arguments[1..]),
         Some("permute") => {
             if let Err(why) = apply::permute_main(&arguments[1..]) {
@@ -51,8 +55,8 @@ fn main() -> ExitCode {
         }
         _ => {
             eprintln!(
-                "one of: apply, status, start, reads, durable, leases, scopes, footprint, mps, slurm, events, hung, \
-                 packages"
+                "one of: apply, status, start, reads, durable, leases, scopes, footprint, usage, mps, slurm, events, \
+                 hung, packages"
             );
             return ExitCode::FAILURE;
         }

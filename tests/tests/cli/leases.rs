@@ -89,7 +89,8 @@ fn run_holds_a_mig_device_until_its_command_ends() {
     assert_eq!((granted.usage, granted.available), (DeviceUse::Granted, false));
     assert_eq!(granted.grants[0].id, id);
     let status = done(&agent, &["status", "0"]);
-    assert!(status.contains(&format!("leases  {id} ")), "{status}");
+    let row = status.lines().find(|line| line.contains(&format!(" {id} "))).unwrap_or_default();
+    assert!(row.contains("1g.10gb@"), "the row of the device shows its lease: {status}");
     held.end();
     agent.await_that("the lease has ended", || lease(&agent, id).state == LeaseState::Ended);
     assert!(leases(&agent).is_empty());
@@ -104,7 +105,7 @@ fn run_without_free_capacity_fails_or_waits_in_the_queue() {
     assert_eq!(code, 125, "{text}");
     let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h"]);
     assert!(code == 4 && text.contains(held.line.split(' ').next().expect("an id")), "{text}");
-    let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h", "--wait=1"]);
+    let (code, text) = run(&agent, &["lease", "request", "--whole", "--for", "1h", "--wait=1s"]);
     assert_eq!(code, 8, "{text}");
 
     // A killed client leaves the queue.

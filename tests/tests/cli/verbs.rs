@@ -163,7 +163,7 @@ fn used_gpu_is_not_reset_and_delays_an_operation() {
     let (code, text) = run_in(&host, &agent, &["gpu", "reset", "0"]);
     assert!(code == 4 && text.contains(&pid.to_string()) && text.contains("gpu reset 0 --wait"), "{text}");
 
-    let (code, text) = run(&agent, &["mig", "apply", "3g.40gb", "-g", "0", "--once", "--wait=1"]);
+    let (code, text) = run(&agent, &["mig", "apply", "3g.40gb", "-g", "0", "--once", "--wait=1s"]);
     assert!(code == 8 && text.contains("not started") && !text.contains("rolled back"), "{text}");
     assert!(text.contains(&format!("pid {pid}")), "an administrator sees what blocks the operation: {text}");
     let timed_out: Operation = serde_json::from_str(&done(&agent, &["op", "show", "--json"])).unwrap();

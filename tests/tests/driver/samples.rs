@@ -267,6 +267,20 @@ async fn source_depends_on_the_model_and_its_mode() {
     assert_eq!((idle.activity.busy, process_of(&idle, on_t4).busy), (percent(0), percent(0)));
 }
 
+/// Fault: with a sample each second, the use of a process that did nothing was unknown while another process worked.
+#[tokio::test]
+async fn idle_process_beside_a_working_one_is_known_each_second() {
+    let sampled = Sampled::new(WHOLE_H100).await;
+    let (working, idle) = (sampled.run("--gpu 0 --sm 30"), sampled.run("--gpu 0 --sm 0"));
+    let mut known = Vec::new();
+    for _ in 0..8 {
+        sampled.advance("1s");
+        let sample = sampled.whole(0).await;
+        known.push((process_of(&sample, working).busy, process_of(&sample, idle).busy));
+    }
+    assert!(known[2..].iter().all(|both| *both == (percent(30), percent(0))), "{known:?}");
+}
+
 /// A renderer uses the GPU too, but the list of compute processes does not have it.
 #[tokio::test]
 async fn graphics_processes_are_listed_with_mig_off() {

@@ -36,7 +36,7 @@ const HOST: &str = "[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\ncount = 2\n[[
 
 /// gpushd polls often, and gives up an MPS daemon after its first failure.
 const CONFIG: &str = "[health]\npoll = \"1s\"\n[mps]\nhealth = \"1s\"\n\
-                      # --constants mps.start=2s,mps.stop=2s,mps.failures=1\n\
+                      # --constants mps.start=2s,mps.stop=2s,mps.failures=1,usage.record=500ms\n\
                       [[gpu]]\nmatch = [\"0-1\", \"5-6\"]\nmode = \"exclusive\"\n\
                       [[gpu]]\nmatch = [\"2\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\n\
                       [[gpu]]\nmatch = [\"3-4\"]\nmode = \"mps\"\n";

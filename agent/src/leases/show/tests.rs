@@ -77,11 +77,15 @@ fn ended_lease_error_names_the_reason() {
 
 #[test]
 fn holder_is_warned_of_what_the_share_does_not_limit() {
-    let of = |kind, members: usize| {
+    let with_driver = |kind, members: usize, driver| {
         let mut record = LeaseRecord { kind, ..record(1, 1000, "GPU-0") };
         record.members = vec![record.members[0].clone(); members];
-        warnings(&record).len()
+        warnings(&record, driver).len()
     };
+    let of = |kind, members| with_driver(kind, members, Some("550.54.15"));
+    // Fault: the warning about drivers older than R570 appeared with each driver.
+    let drivers = [Some("570.86.10"), Some("580.1"), Some("550.54"), None];
+    assert_eq!(drivers.map(|driver| with_driver(LeaseKind::Mig, 2, driver)), [0, 0, 1, 1]);
     assert_eq!((of(LeaseKind::Whole, 1), of(LeaseKind::Whole, 2)), (0, 0));
     assert_eq!((of(LeaseKind::Mig, 1), of(LeaseKind::Mig, 2)), (0, 1));
     assert_eq!((of(LeaseKind::Mps, 1), of(LeaseKind::Timeslice, 1)), (1, 1));
@@ -97,7 +101,7 @@ fn holder_of_a_whole_target_without_a_percentage_is_warned() {
         record.request.share = LeaseShare::Mps { percentage: requested.map(percentage), memory_limit_mib, priority };
         let (percentage, priority) = (percentage(granted), gpush_api::Priority::default());
         record.members[0].share = MemberShare::Mps { percentage, memory_limit_mib, priority };
-        warnings(&record).iter().any(|warning| warning.contains("takes 100 %"))
+        warnings(&record, None).iter().any(|warning| warning.contains("takes 100 %"))
     };
     assert!(of(None, "100"));
     assert_eq!((of(Some("100"), "100"), of(None, "50")), (false, false));

@@ -154,6 +154,47 @@ async fn gpus_of_a_team_are_for_its_members() {
     host.lease(0, &whole("0", 1)).await.expect("root");
 }
 
+/// Faults: the hints named kinds that the quota or the rules did not allow, and GPUs without a rule.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hint_names_only_what_the_user_may_lease() {
+    let config = "[[gpu]]\nmatch = \"0\"\nmode = \"mig\"\nlayout = [\"1g.10gb*7\"]\n\
+                  [[gpu]]\nmatch = \"1\"\nmode = \"exclusive\"\ngroups = [\"group1\"]\n\
+                  [[quota]]\nusers = [\"user1000\", \"user1001\"]\nkinds = [\"mig\", \"whole\"]\n\
+                  [[quota]]\nusers = [\"user1003\"]\nkinds = [\"mps\"]\n";
+    let host = InProcess::start("dgx-a100", 3, config).await;
+    host.apply_rules(&["0-1"]).await;
+    let shares = [json!({ "kind": "mps" }), json!({ "kind": "whole" }), json!({ "kind": "default" })];
+    let mig = "`gpushctl run --mig 1g.10gb -- COMMAND`";
+    let ask = "ask an administrator for access: the rules of the config say who may lease the GPUs";
+    for (uid, share, expected) in [
+        (1000, &shares[0], "request an allowed kind, such as `--mig 1g.10gb`".to_owned()),
+        (1001, &shares[0], "request an allowed kind, such as `--mig 1g.10gb` or `--whole`".to_owned()),
+        (1000, &shares[1], format!("request a share that you may lease: {mig}")),
+        (1003, &shares[1], ask.to_owned()),
+        (1002, &shares[1], format!("request a share that you may lease: {mig}")),
+        (1001, &shares[2], "add `--mig 1g.10gb` or `--whole`".to_owned()),
+    ] {
+        let refused = host.lease(uid, &json!({ "share": share })).await.unwrap_err();
+        assert_eq!(refused.hint, Some(expected), "{uid} {share}: {refused:?}");
+    }
+}
+
+/// Faults: for a request that the MIG devices cannot meet, the hint named a smaller device, and not the GPU that can.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hint_for_a_large_request_names_what_is_large_enough() {
+    let config = "[[gpu]]\nmatch = \"0\"\nmode = \"mig\"\nlayout = [\"1g.10gb*7\"]\n\
+                  [[gpu]]\nmatch = \"1\"\nmode = \"exclusive\"\n";
+    let host = InProcess::start("dgx-a100", 2, config).await;
+    host.apply_rules(&["all"]).await;
+    for (gpus, expected) in
+        [("all", "request `--whole`; or less: `--mig 1g.10gb`"), ("0", "request less: `--mig 1g.10gb`")]
+    {
+        let share = json!({ "kind": "mig_size", "memory_mib": 20_480 });
+        let refused = host.lease(1000, &json!({ "share": share, "selectors": [gpus] })).await.unwrap_err();
+        assert_eq!(refused.hint.as_deref(), Some(expected), "{gpus}: {refused:?}");
+    }
+}
+
 /// Fault: a request that waited got a GPU that a reload had closed to its user.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_request_is_refused_when_a_reload_closes_its_gpu() {

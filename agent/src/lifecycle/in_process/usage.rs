@@ -1,6 +1,9 @@
 //! What GPUs and leases are used for: samples, sums, and who may see them.
 
+use std::collections::BTreeSet;
+
 use gpush_api::{GpuState, HostUsage, LeaseGrant, LeaseUsage, SignalSource, UnknownReason, UseState};
+use gpush_locked::Locked;
 use gpush_nvml::{
     ErrorKind,
     sample::{ProcessSample, Ratio},
@@ -122,8 +125,57 @@ async fn failed_sample_is_a_gap_and_changes_no_gpu() {
     let (metrics, _) = host.metrics(0, "*/*").await;
     let power = metrics.lines().filter(|line| line.starts_with("gpush_gpu_power_watts{")).count();
     assert_eq!(power, 1, "a gap has no series: {metrics}");
+    let dropped = metrics.lines().find_map(|line| line.strip_prefix("gpush_samples_dropped_total{reason=\"failed\"} "));
+    assert!(dropped.is_some_and(|count| count != "0"), "{metrics}");
     host.gpus.clear_faults();
     host.until_use(&lease, UseState::Empty).await;
+}
+
+/// Watchers share the samples: ten open tops call the driver as often as one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_watchers_cause_the_samples_of_one() {
+    let host = whole_gpus(1).start(WHOLE).await;
+    host.gpus.set_sample(0, |_| {});
+    host.gpus().await;
+    host.until_usage("a sample", |usage| usage.gpu_usage.first()?.sampled_at).await;
+    let before = host.gpus.sampled();
+    let seen = Locked::new(BTreeSet::new());
+    host.until("three more samples", async || {
+        let watchers = (0..10).map(|_| host.get::<HostUsage>("/v1/usage?watch=true"));
+        let answers = futures_util::future::join_all(watchers).await;
+        let mut seen = seen.lock();
+        seen.extend(answers.iter().filter_map(|usage| usage.gpu_usage[0].sampled_at));
+        (seen.len() > 3).then_some(())
+    })
+    .await;
+    // The first time belongs to a sample before, and one more sample can be on its way.
+    let (taken, seen) = (host.gpus.sampled() - before, seen.lock().len());
+    assert!(usize::try_from(taken).is_ok_and(|taken| taken <= seen + 1), "{taken} samples, {seen} times");
+}
+
+/// Fault: a sensor that was known to lie was shown as an activity of 0.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn activity_that_the_power_refutes_has_no_series() {
+    let host = whole_gpus(1).start(WHOLE).await;
+    host.gpus.set_sample(0, |sample| {
+        sample.energy_mj = None;
+        sample.activity.busy = Some(Ratio::ZERO);
+    });
+    let lease = host.lease(0, &whole("0", 1)).await.expect("a lease");
+    let is_learned = |usage: &HostUsage| usage.gpu_usage.first()?.sampled_at;
+    let first = host.until_usage("a sample", is_learned).await;
+    host.until_usage("a second sample", |usage| is_learned(usage).filter(|at| *at > first)).await;
+    host.until_use(&lease, UseState::Empty).await;
+    let program = UserProgram::with_environment(0, &lease.environment);
+    host.gpus.set_sample(0, |sample| sample.processes = Some(vec![process(program.pid(), 0)]));
+    host.until_use(&lease, UseState::Idle).await;
+    assert_eq!(host.get::<HostUsage>("/v1/usage?watch=true").await.gpu_usage[0].activity.busy, Some(0.0));
+    host.gpus.set_sample(0, |sample| sample.power_mw = Some(400_000));
+    let unknown = host.until_use(&lease, UseState::Unknown).await;
+    assert_eq!(unknown.reason, Some(UnknownReason::PowerDisagrees));
+    assert_eq!(host.get::<HostUsage>("/v1/usage?watch=true").await.gpu_usage[0].activity.busy, None);
+    let (metrics, _) = host.metrics(0, "*/*").await;
+    assert!(!metrics.contains("\ngpush_gpu_utilization_ratio{") && metrics.contains("\ngpush_gpu_power_watts{"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

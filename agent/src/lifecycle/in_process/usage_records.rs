@@ -1,6 +1,9 @@
 //! What leases were used for outlasts gpushd: restarts, kills, reboots.
 
-use gpush_api::{Code, Lease, LeaseGrant, LeaseUsageSummary, UsageReport};
+use std::collections::BTreeMap;
+
+use gpush_api::{Code, HostUsage, Lease, LeaseGrant, LeaseUsageSummary, UsageReport};
+use gpush_nvml::sample::Ratio;
 
 use super::{
     InProcess,
@@ -16,6 +19,17 @@ fn config() -> String {
 impl InProcess {
     async fn lease_of(&self, granted: &LeaseGrant) -> Lease {
         self.get(&format!("/v1/leases/{}", granted.lease.id)).await
+    }
+
+    /// Returns the counters of leases and of unattributed energy in the metrics, by series.
+    async fn counters(&self) -> BTreeMap<String, f64> {
+        let (text, _) = self.metrics(0, "*/*").await;
+        let is_counter = |series: &str| {
+            series.starts_with("gpush_lease_") && series.contains("_total{lease=") || series.contains("unattributed")
+        };
+        let values = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| line.rsplit_once(' '));
+        let counters = values.filter(|(series, _)| is_counter(series));
+        counters.map(|(series, value)| (series.to_owned(), value.parse().expect("a number"))).collect()
     }
 
     /// Waits until the checkpoint in the store names a lease, or does not name it any more.
@@ -100,7 +114,41 @@ async fn kill_loses_no_held_time_of_an_open_lease() {
     }
 }
 
-/// Metrics show the final sums of a lease until each scraper has seen them.
+/// Fault: after a kill, the counters fell to those of the last checkpoint. Prometheus took this as a reset of the counters,
+/// and counted the whole time and energy again.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn counters_do_not_fall_when_gpushd_is_killed() {
+    let host = whole_gpus(1);
+    let config = format!("# --constants usage.record=500ms\n{WHOLE}");
+    let mut gpushd = host.start(&config).await;
+    gpushd.gpus().await;
+    let granted = gpushd.lease(1000, &whole("0", 1)).await.expect("a lease");
+    let busy = format!("gpush_lease_busy_seconds_total{{lease=\"{}\"}}", granted.lease.id);
+    let mut before = BTreeMap::new();
+    for wanted in [1.0, 2.0, 3.0] {
+        let counters = gpushd
+            .until("more work in the metrics", async || {
+                host.gpus.set_sample(0, |sample| {
+                    sample.activity.busy = Some(Ratio::from_ppm(800_000));
+                    sample.energy_mj = sample.energy_mj.map(|mj| mj + 50);
+                });
+                gpushd.get::<HostUsage>("/v1/usage?watch=true").await;
+                let now = gpushd.counters().await;
+                for (series, value) in &before {
+                    assert!(now.get(series).is_none_or(|now| now >= value), "{series} was {value}: {now:?}");
+                }
+                Some(now).filter(|now| now.get(&busy).is_some_and(|busy| *busy >= wanted))
+            })
+            .await;
+        assert!(counters.keys().any(|series| series.starts_with("gpush_lease_energy_joules_total")), "{counters:?}");
+        before = counters;
+        gpushd.kill();
+        gpushd = host.start(&config).await;
+        gpushd.gpus().await;
+    }
+}
+
+/// Metrics show the final sums of a lease for 5 minutes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ended_lease_has_its_final_series_for_a_while() {
     let host = whole_gpus(1).start(&config()).await;
@@ -132,6 +180,25 @@ async fn past_of_a_lease_is_for_its_holder() {
     for uid in [1001, 65_534] {
         let error = host.get_as::<gpush_api::LeasePast>(user(uid), &path).await.expect_err("not theirs");
         assert!(error.message.contains("whose use you may see"), "{error:?}");
+    }
+}
+
+/// Fault: a report showed a refused request only after up to 10 minutes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn report_counts_requests_at_once_and_only_once() {
+    for config in [WHOLE.to_owned(), config()] {
+        let host = whole_gpus(1).start(&config).await;
+        host.gpus().await;
+        host.lease(1000, &whole("0", 1)).await.expect("a lease");
+        for _ in 0..3 {
+            host.lease(1001, &whole("0", 1)).await.expect_err("the GPU is in use");
+        }
+        for _ in 0..20 {
+            let report: UsageReport = host.get("/v1/usage/report").await;
+            let counts: Vec<_> =
+                report.request_lines.iter().map(|line| (line.granted_requests, line.no_capacity)).collect();
+            assert_eq!(counts, [(1, 3)], "{report:?}");
+        }
     }
 }
 

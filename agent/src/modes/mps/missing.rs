@@ -9,7 +9,7 @@
 //! | there is no driver, or gpushd was started in maintenance | the error of that condition | as that error |
 //! | none of these | `not_found` | no |
 
-use gpush_api::{ApiError, Code, GpuState, GpuUuid};
+use gpush_api::{ApiError, Code, GpuState, GpuUuid, Mode};
 use gpush_core::mps::DesiredTargets;
 use gpush_nvml::{DriverError, ErrorKind};
 
@@ -88,13 +88,61 @@ pub(super) fn explain(host: &HostState, outlook: &DesiredTargets<'_>, text: &str
             .hint("try again in a moment; `gpushctl mps list` shows the targets")
             .retryable();
     }
-    not_found
+    match host.position(text.trim()) {
+        Ok(at) => without_rule(host, &host.gpus[at], not_found),
+        Err(_) => not_found,
+    }
+}
+
+/// Says how a GPU is shared through MPS, if its rule has another mode. In mode `mig`, its MIG devices may be targets.
+fn without_rule(host: &HostState, gpu: &GpuSnapshot, not_found: ApiError) -> ApiError {
+    let mode = gpu.rule.and_then(|rule| host.config.rules.get(rule)).map(|rule| rule.mode);
+    match mode {
+        Some(Mode::Mps | Mode::Mig) => not_found,
+        Some(Mode::NoRule | Mode::Unmanaged | Mode::Exclusive | Mode::Timeslice) | None => {
+            let index = gpu.gpu.index;
+            ApiError::new(Code::NotFound, format!("GPU {index} is not shared through MPS")).hint(format!(
+                "give GPU {index} a rule with mode = \"mps\" in the config, then run `gpushctl apply {index}` \
+                (administrator)"
+            ))
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use gpush_core::config::Config;
+
     use super::*;
-    use crate::state::State;
+    use crate::{
+        requests::caller::Viewer,
+        state::{
+            State,
+            tests::{list, read},
+        },
+    };
+
+    /// Fault: the hint for `mps start 7` named the targets of other GPUs.
+    #[test]
+    fn gpu_without_a_rule_for_mps_leads_to_a_rule() {
+        let state = State::empty();
+        list(&state, &[0, 1]);
+        (0..2).for_each(|gpu| read(&state, gpu));
+        let config = "[[gpu]]\nmatch = \"1\"\nmode = \"mig\"\nlayout = [\"2g.20gb:mps\"]\n";
+        state.replace_config(Arc::new(Config::parse(config, "c").unwrap()), 1);
+        let host = state.now();
+        let error = |text: &str| {
+            let not_found = ApiError::new(Code::NotFound, "no target");
+            explain(&host, &DesiredTargets::new(&host.config, host.gpus(Viewer::Agent), &host.mps), text, not_found)
+        };
+        assert_eq!(error("0").message, "GPU 0 is not shared through MPS");
+        assert!(error("0").hint.unwrap().contains("`gpushctl apply 0` (administrator)"));
+        for other in ["1", "9", "0:2g.20gb@0"] {
+            assert_eq!(error(other).message, "no target", "{other}");
+        }
+    }
 
     #[test]
     fn targets_are_unavailable_while_the_driver_starts() {

@@ -126,7 +126,7 @@ fn explanation(
     let is_own = |id: LeaseId| held.iter().any(|lease| lease.id == id && !lease.queued);
     let holding = blocking.leases.iter().filter_map(|id| {
         let lease = describe(table.get(*id)?, gpus);
-        Some(if is_own(*id) { format!("{lease}, which is of the same user,") } else { lease })
+        Some(if is_own(*id) { format!("{lease}, whose user is also the user of this request,") } else { lease })
     });
     let mut named: Vec<String> = holding.chain(users_without_lease(gpus, &blocking.in_use, viewer)).collect();
     let more = named.len().saturating_sub(MOST_NAMED);

@@ -43,12 +43,12 @@ pub(crate) fn check_size(held: &[HeldLease], demand: &LeaseDemand, size: quota::
     quota::check_size(&demand.quota, held, size)
 }
 
-/// Returns a denial by a quota as an error. For a Slurm job, the hint says what the user of the job can do. `smaller` are
-/// the flags of a smaller request that the quota allows.
-pub(crate) fn denied(denial: &Denial, new: &NewLease, wanted: &PlacementRequest, smaller: Option<&str>) -> ApiError {
+/// Returns a denial by a quota as an error. For a Slurm job, the hint says what the user of the job can do. `instead` is
+/// described in [`DeniedRequest`].
+pub(crate) fn denied(denial: &Denial, new: &NewLease, wanted: &PlacementRequest, instead: Option<&str>) -> ApiError {
     let named = || new.holder.user.clone().unwrap_or_else(|| format!("uid {}", new.holder.uid));
     let other = (new.holder.uid != new.asked_by.uid).then(named);
     let what = wanted.describe();
-    let error = denial.error(DeniedRequest { what: &what, holder: other.as_deref(), smaller });
+    let error = denial.error(DeniedRequest { what: &what, holder: other.as_deref(), instead });
     if matches!(new.binding, LeaseBinding::Job { .. }) { error.hint(denial.hint_for_job()) } else { error }
 }

@@ -3,13 +3,14 @@
 //! ```text
 //! accepted ──► idle ──(first byte)──► head ──(request read)──► busy ──(answered)──► idle
 //!               │ 60 s                 │ 1 s                    no deadline │
-//!               └──► closed            └──► closed                          └(a stream)─► streaming ──► closed
-//!                                                                               60 s without a byte taken
+//!               ├──► closed            └──► closed                          └(a stream)─► streaming ──► closed
+//!               │                                                               60 s without a byte taken
+//!               └(the response does not fit into the socket)─► unread ─10 s──► closed
 //! ```
 //!
 //! hyper's own time limit for a head includes the time between two requests. So it cannot distinguish a slow sender
-//! from a connection that the client keeps open. If a peer does not read its response, the connection counts as idle.
-//! Handlers that read a body have a separate time limit.
+//! from a connection that the client keeps open. A peer that does not read its response has less time than an idle one,
+//! because gpushd keeps the rest of the response in memory. Handlers that read a body have a separate time limit.
 //!
 //! The phase changes only while the task of the connection is polled. Therefore a change does not wake the task. If a
 //! task wakes itself, tokio also wakes another worker thread. This would double the time of a short request.
@@ -40,11 +41,16 @@ const HEAD: Duration = Duration::from_secs(1);
 /// Maximum time before the first byte of a request: after a response, or after gpushd has begun to serve the connection.
 const IDLE: Duration = Duration::from_secs(60);
 
+/// Maximum time in which a peer reads nothing of a response that does not fit into the socket.
+const UNREAD: Duration = Duration::from_secs(10);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ConnectionPhase {
     Head(Instant),
     Busy,
     Idle(Instant),
+    /// The peer does not read its response. The value is the time at which it last read something.
+    Unread(Instant),
     /// gpushd is writing an endless response. The value is the time at which the peer last read something.
     Streaming(Instant),
 }
@@ -54,6 +60,7 @@ impl ConnectionPhase {
     fn due(self) -> Option<Instant> {
         match self {
             Self::Head(since) => Some(since + HEAD),
+            Self::Unread(since) => Some(since + UNREAD),
             Self::Idle(since) | Self::Streaming(since) => Some(since + IDLE),
             Self::Busy => None,
         }
@@ -90,9 +97,22 @@ impl ConnectionTimer {
     }
 
     fn bytes_sent(&self) {
-        match &mut *self.phase() {
-            ConnectionPhase::Streaming(since) => *since = Instant::now(),
+        let mut phase = self.phase();
+        match *phase {
+            ConnectionPhase::Streaming(_) => *phase = ConnectionPhase::Streaming(Instant::now()),
+            ConnectionPhase::Unread(_) => *phase = ConnectionPhase::Idle(Instant::now()),
             ConnectionPhase::Head(_) | ConnectionPhase::Busy | ConnectionPhase::Idle(_) => {}
+        }
+    }
+
+    fn blocked(&self) {
+        let mut phase = self.phase();
+        match *phase {
+            ConnectionPhase::Idle(_) => *phase = ConnectionPhase::Unread(Instant::now()),
+            ConnectionPhase::Head(_)
+            | ConnectionPhase::Busy
+            | ConnectionPhase::Unread(_)
+            | ConnectionPhase::Streaming(_) => {}
         }
     }
 
@@ -100,7 +120,10 @@ impl ConnectionTimer {
         let mut phase = self.phase();
         match *phase {
             ConnectionPhase::Idle(_) => *phase = ConnectionPhase::Head(Instant::now()),
-            ConnectionPhase::Head(_) | ConnectionPhase::Busy | ConnectionPhase::Streaming(_) => {}
+            ConnectionPhase::Head(_)
+            | ConnectionPhase::Busy
+            | ConnectionPhase::Unread(_)
+            | ConnectionPhase::Streaming(_) => {}
         }
     }
 
@@ -162,8 +185,10 @@ impl TimedStream {
     }
 
     fn report_written(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if matches!(written, Poll::Ready(Ok(count)) if count > 0) {
-            self.pace.bytes_sent();
+        match &written {
+            Poll::Ready(Ok(count)) if *count > 0 => self.pace.bytes_sent(),
+            Poll::Pending => self.pace.blocked(),
+            Poll::Ready(_) => {}
         }
         written
     }
@@ -312,6 +337,35 @@ mod tests {
         let begun = Instant::now();
         too_slow.await;
         assert_eq!(begun.elapsed(), HEAD);
+    }
+
+    /// Fault: clients that read no response kept a connection and its response for 60 s.
+    #[tokio::test(start_paused = true)]
+    async fn unread_response_has_a_shorter_limit_than_an_idle_connection() {
+        let pace = ConnectionTimer::new();
+        let mut too_slow = pin!(pace.wait_until_too_slow());
+        pace.busy();
+        pace.answered();
+        pace.blocked();
+        assert!(futures_util::poll!(&mut too_slow).is_pending());
+        tokio::time::advance(UNREAD / 2).await;
+        // Further requests do not extend the time, and neither do further attempts to write.
+        pace.bytes_received();
+        pace.blocked();
+        assert!(futures_util::poll!(&mut too_slow).is_pending());
+        pace.bytes_sent();
+        pace.blocked();
+        assert!(futures_util::poll!(&mut too_slow).is_pending());
+        let begun = Instant::now();
+        too_slow.await;
+        assert_eq!(begun.elapsed(), UNREAD, "the peer has read something in between");
+        let pace = ConnectionTimer::new();
+        pace.answered();
+        pace.blocked();
+        pace.bytes_sent();
+        let begun = Instant::now();
+        pace.wait_until_too_slow().await;
+        assert_eq!(begun.elapsed(), IDLE, "the response is written");
     }
 
     /// Counts how often a task is woken.

@@ -51,6 +51,8 @@ task_names! {
     LeaseWarnings = "lease_warnings", Service;
     /// Takes samples of the GPUs, and accounts what leases use.
     UsageSampler = "usage_sampler", Service;
+    /// Writes files with the jobs on each GPU.
+    JobFiles = "job_files", Service;
     /// Runs the hook for notices.
     NoticeHook = "notice_hook", Service;
     /// Decides about the operations and leases that wait.

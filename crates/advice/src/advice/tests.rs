@@ -1,5 +1,9 @@
 use gpush_api::{Mode, Percentage, PlanRequest};
-use gpush_core::{config::Config, desired, preset};
+use gpush_core::{
+    config::Config,
+    desired::{self, KnownHost},
+    preset,
+};
 use proptest::prelude::*;
 
 use super::*;
@@ -10,7 +14,7 @@ fn checked(needs: &Needs, gpus: &[Gpu]) -> Advice {
     let advice = advise(needs, gpus).unwrap_or_else(|error| panic!("{needs:?}: {error}"));
     let text = &advice.text;
     let config = Config::parse(text, "config.toml").unwrap_or_else(|errors| panic!("{text}\n{errors}"));
-    let findings = desired::findings(&config, Some(gpus));
+    let findings = desired::findings(&config, Some(KnownHost { gpus, driver: None }));
     assert!(findings.is_empty(), "{text}\n{findings:?}");
     // Without a rule of mode `mig`, there is no layout to plan.
     if config.rules.iter().any(|rule| rule.mode == Mode::Mig) {

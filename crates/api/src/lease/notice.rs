@@ -80,8 +80,7 @@ pub struct NoticeChange {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
     pub gpu_uuids: Vec<GpuUuid>,
-    /// The notice.
-    #[serde(flatten)]
+    /// The notice. It is an object of its own, because an event has another `at`.
     pub notice: LeaseNotice,
 }
 

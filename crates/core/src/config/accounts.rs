@@ -12,6 +12,9 @@ use crate::{lease::quota::Subject, quote::Quoted};
 /// The key of a quota's users.
 const QUOTA_USERS: &str = "quota.users";
 
+/// The key of the user under which the hook for notices runs.
+const NOTIFY_USER: &str = "notify.user";
+
 /// The key of a quota's groups.
 const QUOTA_GROUPS: &str = "quota.groups";
 
@@ -53,6 +56,9 @@ impl NamedAccount {
         let what = if matches!(self.subject, Subject::User(_)) { "user" } else { "group" };
         let meant = nearest.map_or_else(String::new, |name| format!("; did you mean {}?", Quoted(name)));
         let name = Quoted(self.name());
+        if self.key == NOTIFY_USER {
+            return format!("{place}this host has no user {name}, so the hook of [notify] cannot run{meant}");
+        }
         format!("{place}this host has no {what} {name}, so `{}` ignores this name{meant}", self.key)
     }
 
@@ -96,6 +102,7 @@ impl Config {
         };
         add("access.admin_groups", 0, &self.access.admin_groups);
         add("metrics.readers", 0, &self.metrics.readers);
+        add(NOTIFY_USER, 0, self.notify.user.as_slice());
         for (table, quota) in self.quotas.iter().enumerate() {
             for subject in &quota.subjects {
                 match subject {
@@ -123,7 +130,10 @@ pub fn accounts_in(text: &str) -> Vec<NamedAccount> {
     let mut add = |key: &'static str, at: usize, table: &DeTable<'_>| {
         let own = key.rsplit('.').next().unwrap_or(key);
         let Some(value) = table.iter().find(|(one, _)| one.get_ref() == own).map(|(_, value)| value) else { return };
-        let DeValue::Array(items) = value.get_ref() else { return };
+        let items = match value.get_ref() {
+            DeValue::Array(items) => items.iter().collect(),
+            _ => vec![value],
+        };
         for item in items {
             if let DeValue::String(name) = item.get_ref() {
                 let before = text.get(..item.span().start).unwrap_or_default();
@@ -135,6 +145,7 @@ pub fn accounts_in(text: &str) -> Vec<NamedAccount> {
         match (key.get_ref().as_ref(), value.get_ref()) {
             ("access", DeValue::Table(access)) => add("access.admin_groups", 0, access),
             ("metrics", DeValue::Table(metrics)) => add("metrics.readers", 0, metrics),
+            ("notify", DeValue::Table(notify)) => add(NOTIFY_USER, 0, notify),
             (name @ ("quota" | "gpu"), DeValue::Array(items)) => {
                 let [users, groups] =
                     if name == "quota" { [QUOTA_USERS, QUOTA_GROUPS] } else { ["gpu.users", "gpu.groups"] };
@@ -156,7 +167,7 @@ pub fn accounts_in(text: &str) -> Vec<NamedAccount> {
 mod tests {
     use super::*;
 
-    const TEXT: &str = "[access]\nadmin_groups = [\"ops\"]\n\n[[quota]]\ngroups = [\n  \"studnets\",\n  \"staff\",\n]\n\
+    const TEXT: &str = "[access]\nadmin_groups = [\"ops\"]\n[notify]\nuser = \"mail\"\n[[quota]]\ngroups = [\n  \"studnets\",\n  \"staff\",\n]\n\
                         users = [\"alice\"]\nleases = 1\n\n[[quota]]\neverybody = true\n\n\
                         [[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\nusers = [\"anna\"]\ngroups = [\"ml\"]\n";
 
@@ -167,11 +178,12 @@ mod tests {
         let named: Vec<_> = found.iter().map(of).collect();
         let expected = [
             ("access.admin_groups", "ops", 2),
-            ("quota.groups", "studnets", 6),
-            ("quota.groups", "staff", 7),
-            ("quota.users", "alice", 9),
-            ("gpu.users", "anna", 18),
-            ("gpu.groups", "ml", 19),
+            (NOTIFY_USER, "mail", 4),
+            ("quota.groups", "studnets", 7),
+            ("quota.groups", "staff", 8),
+            ("quota.users", "alice", 10),
+            ("gpu.users", "anna", 19),
+            ("gpu.groups", "ml", 20),
         ];
         assert_eq!(named, expected.map(|(key, name, line)| (key, name.to_owned(), Some(line))));
         let mut of_config = Config::parse(TEXT, "config.toml").unwrap().accounts();
@@ -184,16 +196,20 @@ mod tests {
 
     #[test]
     fn note_names_the_line_the_key_and_a_similar_name() {
-        let account = &accounts_in(TEXT)[1];
+        let account = &accounts_in(TEXT)[2];
         assert_eq!(
             account.absent_note(Some("/etc/gpush/config.toml"), Some("students")),
-            "/etc/gpush/config.toml:6: this host has no group `studnets`, so `quota.groups` ignores this name; \
+            "/etc/gpush/config.toml:7: this host has no group `studnets`, so `quota.groups` ignores this name; \
              did you mean `students`?"
         );
         let no_line = NamedAccount { line: None, ..account.clone() };
         assert_eq!(
             no_line.absent_note(None, None),
             "this host has no group `studnets`, so `quota.groups` ignores this name"
+        );
+        assert_eq!(
+            accounts_in(TEXT)[1].absent_note(None, None),
+            "this host has no user `mail`, so the hook of [notify] cannot run"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! `[metrics]`: who may read the metrics of leases.
+//! `[metrics]`: who may read the metrics of leases, and files for other exporters.
 
 use toml::de::DeTable;
 
@@ -10,12 +10,14 @@ use crate::{diagnostic::Problem, quote::Quoted};
 pub struct Metrics {
     /// Users who may read the metrics of all leases, in addition to administrators.
     pub readers: Vec<String>,
+    /// Whether gpushd writes files with the Slurm jobs on each GPU.
+    pub job_files: bool,
 }
 
 impl Metrics {
     /// Returns the keys and their values as TOML.
-    pub(super) fn written(&self) -> [(&'static str, Option<String>); 1] {
-        [("readers", Some(list(&self.readers)))]
+    pub(super) fn written(&self) -> [(&'static str, Option<String>); 2] {
+        [("readers", Some(list(&self.readers))), ("job_files", Some(self.job_files.to_string()))]
     }
 }
 
@@ -32,7 +34,7 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Metrics {
         };
         reader.report(Problem::new(name.span, problem.0, problem.1));
     }
-    Metrics { readers }
+    Metrics { readers, job_files: reader.flag(table, "job_files").unwrap_or_default() }
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub const LEASES: Section = Section { header: "[leases]", keys: &["placement", "
 /// `[history]`
 pub const HISTORY: Section = Section { header: "[history]", keys: &["days"] };
 /// `[metrics]`
-pub const METRICS: Section = Section { header: "[metrics]", keys: &["readers"] };
+pub const METRICS: Section = Section { header: "[metrics]", keys: &["readers", "job_files"] };
 /// `[notify]`
 pub const NOTIFY: Section = Section { header: "[notify]", keys: &["before", "command", "user"] };
 /// `[slurm]`
@@ -115,6 +115,7 @@ pub(super) const OTHER_WORDS: &[(&str, &[&str], &str)] = &[
 pub(super) const MISPLACED_WORDS: &[(&str, &[&str], &str)] = &[
     ("", &["log_level", "loglevel"], "write [log] on a line of its own, and `level` below it"),
     ("", &["gpus", "rule", "rules"], "write [[gpu]] above each rule"),
+    ("", &["quotas"], "write [[quota]] above each quota"),
     ("", &["version"], "remove the line: the config has no version"),
     ("", &["sharing"], "write [[gpu]] above each rule, with mode = \"mps\" or mode = \"timeslice\""),
     (

@@ -2,10 +2,13 @@
 
 use std::fmt::Write as _;
 
-use gpush_api::{Gpu, GpuIndex, GpuProfile};
+use gpush_api::{Driver, Gpu, GpuIndex, GpuProfile};
 
 use super::{Isolation, toml_text};
-use crate::selector;
+use crate::{
+    desired::{KnownHost, serves_many_users},
+    selector,
+};
 
 /// The use of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,8 +33,8 @@ pub struct Starter {
 }
 
 impl Starter {
-    /// Returns the config for these GPUs, as TOML with comments. `gpus` must contain their profiles.
-    pub fn config(&self, gpus: &[Gpu]) -> String {
+    /// Returns the config for a host, as TOML with comments.
+    pub fn config(&self, host: KnownHost<'_>) -> String {
         let mut out = String::new();
         let first = match self.site {
             Site::Lab => "A lab server: users lease shares of the GPUs.",
@@ -47,15 +50,19 @@ impl Starter {
             Site::Slurm => out += "[defaults]\nowner = \"slurm\"         # only jobs get leases\n",
             Site::Inference => {}
         }
-        for (indexes, gpu) in groups(gpus) {
+        for Group { indexes, models, rule } in self.groups_with_rules(host) {
             let _ = writeln!(out, "[[gpu]]");
             let ranges = selector::ranges(indexes.iter().copied());
             let match_ = match ranges.as_slice() {
                 [one] => format!("match = \"{one}\""),
                 several => format!("match = {}", toml_text::list(several)),
             };
-            let _ = writeln!(out, "{match_:<24}# {} x {}", indexes.len(), gpu.name);
-            out += &self.rule(gpu);
+            let what = match models.as_slice() {
+                [one] => format!("{} x {one}", indexes.len()),
+                several => format!("{} GPUs of {} models", indexes.len(), several.len()),
+            };
+            let _ = writeln!(out, "{match_:<24}# {what}");
+            out += &rule;
             if !self.groups.is_empty() {
                 let _ = writeln!(out, "groups = {}", toml_text::list(&self.groups));
             }
@@ -66,8 +73,26 @@ impl Starter {
         out
     }
 
+    /// Returns the GPUs of each rule, in the order of the first GPU of the rule.
+    fn groups_with_rules<'a>(&self, host: KnownHost<'a>) -> Vec<Group<'a>> {
+        let mut groups: Vec<Group<'a>> = Vec::new();
+        for gpu in host.gpus {
+            let rule = self.rule(gpu, host.driver);
+            let at = groups.iter().position(|group| group.rule == rule).unwrap_or_else(|| {
+                groups.push(Group { indexes: Vec::new(), models: Vec::new(), rule });
+                groups.len() - 1
+            });
+            let Some(group) = groups.get_mut(at) else { continue };
+            group.indexes.push(gpu.index);
+            if !group.models.contains(&gpu.name.as_str()) {
+                group.models.push(&gpu.name);
+            }
+        }
+        groups
+    }
+
     /// Returns the mode of a rule and what belongs to it.
-    fn rule(&self, gpu: &Gpu) -> String {
+    fn rule(&self, gpu: &Gpu, driver: Option<&Driver>) -> String {
         match (self.isolation, smallest(gpu)) {
             (Isolation::Hard, Some(profile)) => {
                 format!("mode = \"mig\"\nlayout = [\"{}*{}\"]\n", profile.name, profile.max)
@@ -75,9 +100,19 @@ impl Starter {
             (Isolation::Hard, None) => {
                 "mode = \"exclusive\"      # this model has no MIG: one lease for each GPU\n".to_owned()
             }
-            (Isolation::Shared, _) => "mode = \"mps\"            # users = \"many\" needs driver 555\n\
-                 mps = { percentage = 25, users = \"many\" }\nisolation = \"shared\"    # users accept each other's faults\n"
-                .to_owned(),
+            (Isolation::Shared, _) => {
+                let (note, users) = match driver {
+                    Some(driver) if !serves_many_users(driver) => {
+                        (format!("driver {} serves one user at a time", driver.version), "")
+                    }
+                    Some(_) => ("several users at a time".to_owned(), ", users = \"many\""),
+                    None => ("users = \"many\" needs driver 555".to_owned(), ", users = \"many\""),
+                };
+                format!(
+                    "mode = \"mps\"            # {note}\nmps = {{ percentage = 25{users} }}\n\
+                     isolation = \"shared\"    # users accept each other's faults\n"
+                )
+            }
         }
     }
 
@@ -91,16 +126,11 @@ impl Starter {
     }
 }
 
-/// Returns the GPUs of each model, in the order of the first GPU of the model.
-fn groups(gpus: &[Gpu]) -> Vec<(Vec<GpuIndex>, &Gpu)> {
-    let mut groups: Vec<(Vec<GpuIndex>, &Gpu)> = Vec::new();
-    for gpu in gpus {
-        match groups.iter_mut().find(|(_, first)| first.name == gpu.name) {
-            Some((indexes, _)) => indexes.push(gpu.index),
-            None => groups.push((vec![gpu.index], gpu)),
-        }
-    }
-    groups
+/// The GPUs of one rule.
+struct Group<'a> {
+    indexes: Vec<GpuIndex>,
+    models: Vec<&'a str>,
+    rule: String,
 }
 
 /// Returns the profile that divides a GPU into the most instances; among these, the one with the simplest name.
@@ -116,6 +146,10 @@ mod tests {
     use super::*;
     use crate::{config::Config, desired, preset};
 
+    fn on(gpus: &[Gpu]) -> KnownHost<'_> {
+        KnownHost { gpus, driver: None }
+    }
+
     fn all() -> impl Iterator<Item = Starter> {
         let sites = [Site::Lab, Site::Slurm, Site::Inference];
         let isolations = [Isolation::Hard, Isolation::Shared];
@@ -130,7 +164,7 @@ mod tests {
         for (name, _) in preset::names() {
             let gpus = preset::gpus(name).unwrap();
             for starter in all() {
-                let text = starter.config(&gpus);
+                let text = starter.config(on(&gpus));
                 let config = Config::parse(&text, "config.toml").unwrap_or_else(|errors| panic!("{text}\n{errors}"));
                 let plans = desired::plan_host(&config, &gpus, &gpush_api::PlanRequest::default());
                 assert_eq!(desired::lints(&config), [], "{text}");
@@ -145,7 +179,7 @@ mod tests {
     fn each_config_of_a_host_with_one_model_has_fewer_than_20_lines() {
         let gpus = preset::gpus("dgx-a100").unwrap();
         for starter in all() {
-            let text = starter.config(&gpus);
+            let text = starter.config(on(&gpus));
             assert!(text.lines().count() < 20, "{text}");
         }
     }
@@ -153,7 +187,7 @@ mod tests {
     #[test]
     fn lab_with_mig_gives_each_student_one_slice() {
         let starter = Starter { site: Site::Lab, isolation: Isolation::Hard, groups: vec!["students".to_owned()] };
-        insta::assert_snapshot!(starter.config(&preset::gpus("dgx-a100").unwrap()));
+        insta::assert_snapshot!(starter.config(on(&preset::gpus("dgx-a100").unwrap())));
     }
 
     /// Fault: the selector of GPUs of one model that are not adjacent named no GPU.
@@ -161,14 +195,38 @@ mod tests {
     fn gpus_of_one_model_need_not_be_adjacent() {
         let mut gpus = preset::gpus("dgx-a100").unwrap();
         gpus.truncate(3);
-        gpus[1].name = "another".to_owned();
-        let text = Starter { site: Site::Inference, isolation: Isolation::Shared, groups: Vec::new() }.config(&gpus);
+        gpus[1] = Gpu { index: gpus[1].index, ..preset::gpus("mixed").unwrap().pop().unwrap() };
+        let text = Starter { site: Site::Inference, isolation: Isolation::Hard, groups: Vec::new() }.config(on(&gpus));
         assert!(text.contains("match = [\"0\", \"2\"]") && text.contains("match = \"1\""), "{text}");
     }
 
+    /// Fault: the config had users = "many" although gpushd knew that the driver does not support it.
     #[test]
-    fn mixed_host_gets_one_rule_for_each_model() {
+    fn old_driver_gets_daemons_for_one_user() {
+        let starter = Starter { site: Site::Lab, isolation: Isolation::Shared, groups: Vec::new() };
+        let gpus = preset::gpus("dgx-a100").unwrap();
+        let driver = |version: &str| Driver {
+            version: version.to_owned(),
+            nvml: String::new(),
+            cuda: "12.4".to_owned(),
+            library: String::new(),
+            simulated: true,
+        };
+        let with = |version: &str| {
+            let driver = driver(version);
+            let host = KnownHost { gpus: &gpus, driver: Some(&driver) };
+            let text = starter.config(host);
+            let config = Config::parse(&text, "config.toml").unwrap();
+            let remarks = desired::findings(&config, Some(host));
+            assert!(!remarks.iter().any(|one| one.to_string().contains("driver")), "{remarks:?}");
+            text.contains("users = \"many\"")
+        };
+        assert_eq!((with("550.163.01"), with("560.28.03")), (false, true));
+    }
+
+    #[test]
+    fn equal_rules_of_several_models_are_one_rule() {
         let starter = Starter { site: Site::Inference, isolation: Isolation::Shared, groups: Vec::new() };
-        insta::assert_snapshot!(starter.config(&preset::gpus("mixed").unwrap()));
+        insta::assert_snapshot!(starter.config(on(&preset::gpus("mixed").unwrap())));
     }
 }

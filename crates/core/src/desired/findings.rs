@@ -2,10 +2,10 @@
 
 use std::fmt;
 
-use gpush_api::{ComputeMode, Gpu, Mode, TimeslicePolicy};
+use gpush_api::{ComputeMode, Driver, Gpu, Mode, TimeslicePolicy};
 
 use super::{
-    claims,
+    claims, driver_limits,
     lints::{LintFinding, lints, lints_on_gpus},
     quota_findings,
     rule_label::rule_label,
@@ -34,12 +34,24 @@ impl fmt::Display for ConfigFinding {
     }
 }
 
-/// Returns warnings about a config: its lints and, if the GPUs of the host are known, selectors and rules that match
-/// nothing, and shares that the GPUs cannot provide.
+/// A host for which a config is checked.
+#[derive(Debug, Clone, Copy)]
+pub struct KnownHost<'a> {
+    /// The GPUs, with their profiles.
+    pub gpus: &'a [Gpu],
+    /// The driver, if it is known.
+    pub driver: Option<&'a Driver>,
+}
+
+/// Returns warnings about a config: its lints and, if the host is known, selectors and rules that match nothing, and
+/// shares that the GPUs or the driver cannot provide.
 #[must_use]
-pub fn findings(config: &Config, gpus: Option<&[Gpu]>) -> Vec<ConfigFinding> {
-    let remarks = gpus.map(|gpus| remarks(config, gpus)).unwrap_or_default();
-    let on_gpus = gpus.map(|gpus| lints_on_gpus(config, gpus)).unwrap_or_default();
+pub fn findings(config: &Config, host: Option<KnownHost<'_>>) -> Vec<ConfigFinding> {
+    let mut remarks = host.map(|host| remarks(config, host.gpus)).unwrap_or_default();
+    if let Some(KnownHost { gpus, driver: Some(driver) }) = host {
+        remarks.extend(driver_limits::find(config, gpus, driver));
+    }
+    let on_gpus = host.map(|host| lints_on_gpus(config, host.gpus)).unwrap_or_default();
     let lints = lints(config).into_iter().chain(on_gpus).map(ConfigFinding::Lint);
     remarks.into_iter().map(ConfigFinding::Remark).chain(lints).collect()
 }

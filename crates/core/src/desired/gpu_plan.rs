@@ -24,11 +24,12 @@ pub(super) fn keeps_gpu(plan: &GpuPlan) -> bool {
     plan.error.is_none() && plan.refusal.is_none() && plan.is_empty()
 }
 
-/// Refuses a GPU whose rule has a mode other than `mig`.
+/// Refuses a GPU whose rule has a mode other than `mig`. The hint proposes a rule with `layout`, the requested layout.
 pub(super) fn check_mode(
     gpu: &Gpu,
     desired_state: &DesiredState,
     change: Change,
+    layout: Option<&Layout>,
     others: Option<&str>,
 ) -> Result<(), ApiError> {
     let Some(rule) = &desired_state.rule else { return Ok(()) };
@@ -40,7 +41,7 @@ pub(super) fn check_mode(
     let message = format!("{failure}: {} of the config sets the mode `{mode}`", plan_hints::rule_name(rule));
     Err(ApiError::new(Code::Conflict, message).hint(match change {
         Change::MigOff => plan_hints::for_mig_off(rule),
-        Change::DesiredState | Change::Layout | Change::MigOn => plan_hints::for_other_mode(gpu, rule, others),
+        Change::DesiredState | Change::Layout | Change::MigOn => plan_hints::for_other_mode(gpu, rule, layout, others),
     }))
 }
 

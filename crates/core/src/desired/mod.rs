@@ -23,6 +23,7 @@ use crate::{
 mod as_if_idle;
 mod compare;
 mod drift;
+mod driver_limits;
 mod findings;
 mod gpu_label;
 mod gpu_plan;
@@ -45,7 +46,8 @@ mod whole_gpu;
 pub use as_if_idle::as_if_idle;
 pub use compare::{changed_under, compare};
 pub use drift::{compute_mode_drift, drift};
-pub use findings::{ConfigFinding, findings};
+pub use driver_limits::serves_many_users;
+pub use findings::{ConfigFinding, KnownHost, findings};
 pub use grant::{created_after, plan_grant};
 pub use lints::{LintFinding, lints};
 pub use mode::{add_services, is_switched, needs_reset, without_fabric_manager};

@@ -68,7 +68,11 @@ pub(super) fn plan(
         if !allowed && !keeps_gpu(&plan) {
             let change = want.change(gpu);
             let others = plan_hints::alternatives_per_gpu(gpus, desired_states, change, &chosen);
-            check_mode(gpu, desired_state, change, others.as_deref())?;
+            let layout = match want {
+                RequestedMode::On(layout) => Some(layout),
+                RequestedMode::Off => None,
+            };
+            check_mode(gpu, desired_state, change, layout, others.as_deref())?;
         }
         plans.push(plan);
     }

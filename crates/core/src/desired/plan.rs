@@ -72,7 +72,7 @@ pub fn plan_host(config: &Config, gpus: &[Gpu], request: &PlanRequest) -> Result
         // If the rule has any other mode except `mig`, the layout contradicts the rule.
         let same = || matches!(&aim, PlanGoal::Layout(layout) if keeps_gpu(&plan_gpu(gpu, layout, true)));
         if aim != PlanGoal::Whole
-            && let Err(error) = check_mode(gpu, desired_state, change, others)
+            && let Err(error) = check_mode(gpu, desired_state, change, given.as_ref(), others)
             && !(desired_state.mode == Mode::Unmanaged && same())
         {
             return Err(error);
@@ -195,7 +195,7 @@ fn desired_layout(
         let clear = format!("to remove the override: `gpushctl config overrides clear {}` (administrator)", gpu.index);
         return Err(ApiError::new(Code::Unsupported, message).hint(clear));
     }
-    check_mode(gpu, desired_state, Change::DesiredState, others)?;
+    check_mode(gpu, desired_state, Change::DesiredState, None, others)?;
     // A GPU that cannot be read has no MIG data, but may support MIG. So report missing MIG only
     // for a GPU that can be read.
     if gpu.mig.is_none() && check_plannable(gpu, None).is_ok() {

@@ -127,8 +127,8 @@ pub(super) fn for_mig_off(label: &str) -> String {
     format!("remove the GPU from {} of the config, {RELOAD}; then repeat the request", rule_name(label))
 }
 
-/// Returns the hint for a GPU whose rule has a mode other than `mig`.
-pub(super) fn for_other_mode(gpu: &Gpu, label: &str, others: Option<&str>) -> String {
+/// Returns the hint for a GPU whose rule has a mode other than `mig`. The proposed rule has the requested layout.
+pub(super) fn for_other_mode(gpu: &Gpu, label: &str, layout: Option<&Layout>, others: Option<&str>) -> String {
     let other = others.map_or_else(String::new, |others| format!("choose other GPUs: {others}"));
     if gpu.mig.is_none() {
         return if other.is_empty() {
@@ -138,7 +138,11 @@ pub(super) fn for_other_mode(gpu: &Gpu, label: &str, others: Option<&str>) -> St
         };
     }
     let or = if other.is_empty() { String::new() } else { format!("{other}; or ") };
-    let (index, entries) = (gpu.index, example_profile(gpu).unwrap_or("none"));
+    let index = gpu.index;
+    let entries = match layout.filter(|layout| !layout.is_none()).map(Layout::canonical) {
+        Some(entries) => entries.join("\", \""),
+        None => example_profile(gpu).unwrap_or("none").to_owned(),
+    };
     format!(
         "{or}remove the GPU from {0} of the config and add a rule (match = [\"{index}\"], mode = \"mig\", layout = \
          [\"{entries}\"]) before {0}, {RELOAD}",

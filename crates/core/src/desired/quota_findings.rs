@@ -3,14 +3,13 @@
 //! gpushd refuses each request of such a quota's users, with the reason. These warnings tell the administrator before a
 //! request fails.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use gpush_api::{Gpu, GpuIndex, LeaseKind, LeaseOwner, LeaseShare, Mode, MpsPolicy};
 
 use super::{DesiredState, claims, desired_states};
 use crate::{
     config::{Config, QuotaRule, Rule},
-    duration,
     layout::Entry,
     lease::{
         placement::nominal_mib,
@@ -18,9 +17,6 @@ use crate::{
         request::DefaultRequest,
     },
 };
-
-/// A lease shorter than this is probably a number without its unit: `for=4` means 4 seconds.
-const SHORT_S: u64 = 60;
 
 /// What one GPU offers when it has its desired state.
 struct Offer {
@@ -69,13 +65,6 @@ pub(super) fn without_effect(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     let mut findings = Vec::new();
     for (position, quota) in config.quotas.iter().enumerate() {
         let mut find = |text: String| findings.push(format!("quota {}: {text}", position + 1));
-        let short = [("longest", quota.longest_s), ("default", quota.default.as_ref().and_then(|one| one.duration_s))];
-        for (key, seconds) in short {
-            if let Some(seconds) = seconds.filter(|seconds| *seconds < SHORT_S) {
-                let span = duration::format(Duration::from_secs(seconds));
-                find(format!("`{key}` gives leases of {span}: check the unit"));
-            }
-        }
         closed_to(config, quota, gpus).into_iter().for_each(&mut find);
         if !nothing_offered {
             findings_of(quota, gpus, &offers).into_iter().for_each(find);
@@ -309,7 +298,6 @@ mod tests {
                 "quota 1: `mps_percentage` is 20, but a lease without a percentage gets 50 %, so gpushd refuses it; write \
                  default = \"mps=20\"",
             ),
-            ("default = \"mig=1g.10gb,for=4\"", "quota 1: `default` gives leases of 4s: check the unit"),
         ] {
             assert_eq!(of(quota), [finding], "{quota}");
         }

@@ -42,6 +42,12 @@ pub fn offers(outlook: &DesiredTargets<'_>, inputs: OfferInputs<'_>) -> Host {
     for mps in offered.gpus.iter_mut().flat_map(|gpu| &mut gpu.mps) {
         // If the daemon of a target serves one user at a time, use this limit, even if the rule allows several users.
         mps.user = mps.user.or_else(|| single_users.get(&mps.target).copied());
+        // `mps set` can have changed what the daemon of a target allows.
+        let daemon = outlook.targets.get(&mps.target).and_then(|target| target.report.policy.as_ref());
+        if let Some(policy) = daemon {
+            mps.ceiling = policy.settings.percentage;
+            mps.default = mps.default.min(mps.ceiling);
+        }
         // A target without a running daemon has no room now, but still offers its kind of share.
         if !serving.contains(&mps.target) {
             mps.leases = u32::MAX;

@@ -249,7 +249,11 @@ fn memory_limit_above_the_memory_is_reported() {
     assert_eq!((found.targets.len(), found.targets[0].memory_mib), (1, Some(20_096)));
     let shown: Vec<String> = found.findings.iter().map(Finding::to_string).collect();
     assert_eq!(shown, ["MIG device 0:2g.20gb@0: memory limit 30G is more than the 19.6 GiB that the device has"]);
-    assert!(crate::desired::findings(&config, Some(&gpus))[0].to_string().contains("that MIG device 0:2g.20gb has"));
+    assert!(
+        crate::desired::findings(&config, Some(crate::desired::KnownHost { gpus: &gpus, driver: None }))[0]
+            .to_string()
+            .contains("that MIG device 0:2g.20gb has")
+    );
 }
 
 #[test]

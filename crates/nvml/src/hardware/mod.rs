@@ -1,17 +1,17 @@
 //! gpushd's side of the driver worker: async access to the hardware.
 //!
-//! Driver calls run in a child process, so that a crash or a hang of NVIDIA's library does not
-//! affect gpushd. [`Hardware`] is a handle to a task that manages the child. The task starts the
-//! child with the first call, and sends the child at most one call per GPU at a time. The task
-//! enforces each call's deadline, and abandons a child that does not answer. `machine` makes the
-//! task's decisions as a pure state machine, and `supervisor` executes them. `keeper` is the thread
-//! that owns a worker process.
+//! Driver calls run in a child process, so that a crash or a hang of NVIDIA's library does not affect gpushd.
+//! [`Hardware`] is a handle to a task that manages the child. The task starts the child with the first call, and sends
+//! the child at most one call per GPU at a time. The task enforces each call's deadline, and abandons a child that does
+//! not answer. `machine` makes the task's decisions as a pure state machine, and `supervisor` executes them. `keeper`
+//! is the thread that owns a worker process.
 //!
 //! A second child takes samples, so that samples never affect commands: see `sampler`.
 //!
 //! A mutation may still take effect after its deadline. Its caller gets [`ErrorKind::Deadline`] with `may_land`. Every
 //! further call to that GPU gets [`ErrorKind::Unsettled`]. [`Hardware::settle`] returns when the outcome can be read.
 
+mod call_times;
 mod confirm;
 mod fresh_session;
 mod keeper;
@@ -21,7 +21,7 @@ mod sampler;
 mod supervisor;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::PathBuf,
     sync::Arc,
     time::{Duration, SystemTime},
@@ -39,6 +39,8 @@ use crate::{
     worker::ScriptedDriver,
 };
 
+pub use call_times::CallTime;
+use call_times::CallTimes;
 pub use sampler::SampleError;
 use sampler::Sampler;
 
@@ -182,6 +184,7 @@ pub struct Hardware {
     /// GPUs whose reading also failed in a fresh session: see `fresh_session`.
     unmended: Arc<Locked<BTreeSet<GpuUuid>>>,
     sampler: Sampler,
+    call_times: CallTimes,
 }
 
 type Sender<T> = oneshot::Sender<T>;
@@ -218,10 +221,11 @@ impl Hardware {
         let (tx, rx) = mpsc::unbounded_channel();
         let (status_tx, status) = watch::channel(Status::default());
         let (events, _) = broadcast::channel(256);
-        let (sampler, sampling) = Sampler::with_task(options.clone());
-        let commands = supervisor::run(options, rx, status_tx, events.clone());
+        let call_times = CallTimes::default();
+        let (sampler, sampling) = Sampler::with_task(options.clone(), call_times.clone());
+        let commands = supervisor::run(options, rx, status_tx, events.clone(), call_times.clone());
         let task = async move { _ = tokio::join!(commands, sampling) };
-        (Self { tx, status, events, unmended: Arc::default(), sampler }, task)
+        (Self { tx, status, events, unmended: Arc::default(), sampler, call_times }, task)
     }
 
     /// Returns the driver's versions and library, and whether the library is simulated.
@@ -449,6 +453,12 @@ impl Hardware {
     #[must_use]
     pub fn sampling_status(&self) -> Status {
         self.sampler.status()
+    }
+
+    /// Returns how long the calls to both workers took, by kind of call.
+    #[must_use]
+    pub fn call_times(&self) -> BTreeMap<&'static str, CallTime> {
+        self.call_times.list()
     }
 
     /// Returns the state of the worker.

@@ -24,7 +24,7 @@ use gpush_api::GpuUuid;
 use gpush_locked::Locked;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 
-use super::{Deadlines, Message, Options, Status, mixed_up, supervisor};
+use super::{Deadlines, Message, Options, Status, call_times::CallTimes, mixed_up, supervisor};
 use crate::{
     error::{DriverError, ErrorKind},
     proto::{Answer, GpuRef, Request},
@@ -110,14 +110,14 @@ impl Drop for Held {
 
 impl Sampler {
     /// Returns the handle, and the task behind it.
-    pub(super) fn with_task(options: Options) -> (Self, impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn with_task(options: Options, times: CallTimes) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let given = options.deadlines;
         let deadlines = Deadlines { read: given.sample, queue: given.sample_wait, ..given };
         let (tx, rx) = mpsc::unbounded_channel();
         let (status_tx, status) = watch::channel(Status::default());
         // The other worker listens to events.
         let (events, _) = broadcast::channel(1);
-        let task = supervisor::run(Options { events: false, deadlines, ..options }, rx, status_tx, events);
+        let task = supervisor::run(Options { events: false, deadlines, ..options }, rx, status_tx, events, times);
         let limit = given.sample + given.sample_wait + ANSWERING;
         (Self { tx, status, late: Arc::default(), hold: Arc::default(), limit }, task)
     }

@@ -13,6 +13,7 @@ use tokio::{
 
 use super::{
     AbandonedWorker, Message, Options, Sender, Settled, Status,
+    call_times::{CallTimer, CallTimes},
     keeper::{Report, WorkerSocket},
     machine::{Answered, Ask, Effect, Event, Machine, Ticket, WorkerId},
 };
@@ -38,6 +39,7 @@ struct Supervisor {
     next: Ticket,
     reports: mpsc::UnboundedSender<(WorkerId, Report)>,
     events: broadcast::Sender<reading::Event>,
+    timer: CallTimer,
     /// Time when the supervisor started, on both clocks. Used to convert instants to system time.
     epoch: (Instant, SystemTime),
 }
@@ -48,6 +50,7 @@ pub(super) async fn run(
     mut messages: mpsc::UnboundedReceiver<Message>,
     status: watch::Sender<Status>,
     events: broadcast::Sender<reading::Event>,
+    times: CallTimes,
 ) {
     let (reports, mut reported) = mpsc::unbounded_channel();
     let mut supervisor = Supervisor {
@@ -58,6 +61,7 @@ pub(super) async fn run(
         next: 0,
         reports,
         events,
+        timer: CallTimer::new(times),
         epoch: (Instant::now(), SystemTime::now()),
     };
     let mut ending = false;
@@ -138,13 +142,17 @@ impl Supervisor {
                 None
             }
             Report::Printed(ToParent::Ready(result)) => Some(Event::Started { worker, result }),
-            Report::Printed(ToParent::Reply { id, result }) => Some(Event::Reply { worker, ticket: id, result }),
+            Report::Printed(ToParent::Reply { id, result }) => {
+                self.timer.answered(worker, id, Instant::now());
+                Some(Event::Reply { worker, ticket: id, result })
+            }
             Report::Printed(ToParent::Event(event)) => {
                 // If there is no receiver, `send` fails. This is not an error.
                 let _ = self.events.send(event);
                 None
             }
             Report::Gone { how } => {
+                self.timer.ended(worker);
                 let line = self.lines.remove(&worker);
                 match self.machine.calls_of_required_worker(worker) {
                     Some(calls) => log_worker_death(line.and_then(|line| line.pid), &how, &calls),
@@ -174,6 +182,7 @@ impl Supervisor {
                 Err(error) => return Some(Event::Gone { worker, how: error.to_string() }),
             },
             Effect::Send { worker, ticket, request } => {
+                self.timer.sent(worker, ticket, &request, Instant::now());
                 let line = self.lines.get(&worker);
                 if let Some(line) = line
                     && let Err(error) = line.say(&ToWorker::Call { id: ticket, request })

@@ -16,6 +16,10 @@ pub struct Judgement {
     pub source: SignalSource,
     /// Whether the figures of single processes are only estimates, because processes share the device.
     pub is_estimate: bool,
+    /// Whether an idle state rests on the activity readings alone, because the work of neighbours hides the power of the
+    /// lease. Such evidence is reported, but must never end a lease.
+    #[serde(default)]
+    pub is_weak: bool,
 }
 
 impl Judgement {
@@ -23,7 +27,16 @@ impl Judgement {
     pub const NO_SAMPLE: Self = Self::unknown(UnknownReason::NoSample, SignalSource::None);
 
     pub(super) const fn unknown(reason: UnknownReason, source: SignalSource) -> Self {
-        Self { state: UseState::Unknown, reason: Some(reason), source, is_estimate: false }
+        Self { state: UseState::Unknown, reason: Some(reason), source, is_estimate: false, is_weak: false }
+    }
+
+    const fn known(state: UseState, source: SignalSource, is_estimate: bool) -> Self {
+        Self { state, reason: None, source, is_estimate, is_weak: false }
+    }
+
+    /// Returns whether the power of the board refutes the activity readings, so that their zeros are wrong.
+    pub(crate) fn is_refuted(&self) -> bool {
+        self.reason == Some(UnknownReason::PowerDisagrees)
     }
 }
 
@@ -79,11 +92,11 @@ pub(crate) struct Observation {
 pub(crate) fn decide(observation: Observation) -> Judgement {
     let Observation { activity, processes, board } = observation;
     let unknown = |reason, source| Judgement::unknown(reason, source);
-    let empty = |source| Judgement { state: UseState::Empty, reason: None, source, is_estimate: false };
+    let empty = |source| Judgement::known(UseState::Empty, source, false);
     match (activity, processes) {
         (MeasuredActivity::Active { source, is_estimate, is_own: true }, _)
         | (MeasuredActivity::Active { source, is_estimate, is_own: false }, ObservedProcesses::Some { .. }) => {
-            Judgement { state: UseState::Busy, reason: None, source, is_estimate }
+            Judgement::known(UseState::Busy, source, is_estimate)
         }
         (_, ObservedProcesses::Failed) | (MeasuredActivity::Failed, _) => {
             unknown(UnknownReason::SourceFailed, SignalSource::None)
@@ -115,7 +128,8 @@ pub(crate) fn decide(observation: Observation) -> Judgement {
                 (false, Some(false), BoardPower::Above) => UnknownReason::PowerDisagrees,
                 (false, Some(false), BoardPower::NotKnown) => UnknownReason::NoPowerLevel,
                 (false, Some(false), BoardPower::Idle | BoardPower::Explained) => {
-                    return Judgement { state: UseState::Idle, reason: None, source, is_estimate };
+                    let is_weak = board == BoardPower::Explained;
+                    return Judgement { is_weak, ..Judgement::known(UseState::Idle, source, is_estimate) };
                 }
             };
             Judgement { is_estimate, ..unknown(reason, source) }

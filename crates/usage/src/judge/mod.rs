@@ -10,8 +10,9 @@
 //! and zero. Second, no process is new, no memory use has changed, and the board needs no more power than with an idle
 //! context. If one reading is missing or disagrees, the state is unknown. Nothing ends a lease whose state is unknown.
 //!
-//! The power of the board is no evidence while a neighbour works on the same GPU: its work explains any power. Then the
-//! activity readings, the processes and their memory decide alone. With MIG, this is common.
+//! While a neighbour works on the same GPU, power could come from its work. With MIG, the measured activities of the
+//! neighbours bound this power, and a board that needs more refutes that the lease is idle. Otherwise the activity readings,
+//! the processes and their memory decide alone, and the state is weak: see [`Judgement::is_weak`].
 
 mod decide;
 mod power;

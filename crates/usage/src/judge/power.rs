@@ -6,11 +6,14 @@
 //! | without a process | without a process on the GPU |
 //! | with an idle context | with the same processes at the start and at the end, and without activity |
 //!
-//! A level falls at once and rises slowly, so that one low window does not make idle leases undetectable for ever. The
-//! least level never rises: it only tells idle energy from active energy.
+//! A level falls at once and rises slowly, so that one low window does not make idle leases undetectable for ever. `least`
+//! only falls. It serves only to divide energy into idle and active.
 //!
 //! An activity sensor can read zero under full load. If it does so from the first process on, the level with a context
 //! would be learned from that load. So this level counts only if it is close to the level without a process.
+//!
+//! While other GPU instances work, the power of the board can only refute that a lease is idle: their measured activity
+//! explains a limited part of the power limit.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +35,10 @@ const SHORTEST_LEARNED_MS: u64 = 1_000;
 /// wrong window has lowered is right again after a few hours.
 const RISING_MS: u64 = 3_600_000;
 
+/// Most power that a GPU instance needs, as a multiple of its part of the power limit. An instance with busy neighbours has
+/// lower clocks than one alone, and a kernel can need much power with few active SMs.
+const MOST_PER_WORK: u64 = 2;
+
 /// How the power of the board compares with the levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BoardPower {
@@ -39,7 +46,7 @@ pub(crate) enum BoardPower {
     Idle,
     /// Above it, although no activity was measured.
     Above,
-    /// Other work on the board was measured, so the power says nothing.
+    /// Other work on the board was measured, and any power up to this one could come from it.
     Explained,
     /// There is no reading or no level.
     NotKnown,
@@ -96,6 +103,19 @@ impl PowerLevels {
     pub(crate) fn compare(&self, mean_mw: Option<u64>, limit_mw: Reading<u64>) -> BoardPower {
         let (Some(mean), Some(highest)) = (mean_mw, self.highest_idle(limit_mw)) else { return BoardPower::NotKnown };
         if mean <= highest { BoardPower::Idle } else { BoardPower::Above }
+    }
+
+    /// Compares the mean power of a window in which only other GPU instances worked. `work` is their activity, as a part of
+    /// the GPU in millionths.
+    pub(crate) fn compare_beside(&self, mean_mw: Option<u64>, limit_mw: Reading<u64>, work: u32) -> BoardPower {
+        let (Some(mean), Reading::Value(limit), Some(idle), Some(without)) =
+            (mean_mw, limit_mw, self.highest_idle(limit_mw), self.without_process)
+        else {
+            return BoardPower::Explained;
+        };
+        let most = u128::from(limit.saturating_sub(without)) * u128::from(work) * u128::from(MOST_PER_WORK) / 1_000_000;
+        let most = u64::try_from(most).unwrap_or(u64::MAX).saturating_add(idle);
+        if mean <= most { BoardPower::Explained } else { BoardPower::Above }
     }
 
     /// Returns the highest power that an idle board with a context can need, as far as it is known.
@@ -186,6 +206,21 @@ mod tests {
         assert_eq!(levels.compare(Some(300_000), LIMIT), BoardPower::Above, "no idle context needs 230 W");
         levels.learn(90_000, 15_000, BoardActivity::Zero, LIMIT);
         assert_eq!(levels.with_context, Some(90_000), "a level falls at once");
+    }
+
+    /// Fault: any work of a neighbour explained any power of the board.
+    #[test]
+    fn work_of_neighbours_explains_a_part_of_the_limit() {
+        let levels = PowerLevels { least: Some(70_000), without_process: Some(70_000), with_context: Some(100_000) };
+        let compare = |mw, work| levels.compare_beside(Some(mw), LIMIT, work);
+        assert_eq!(compare(110_000, 0), BoardPower::Explained);
+        assert_eq!(compare(111_000, 0), BoardPower::Above);
+        assert_eq!(compare(700_000, 40_000), BoardPower::Above);
+        assert_eq!(compare(400_000, 250_000), BoardPower::Explained);
+        assert_eq!(compare(700_000, 500_000), BoardPower::Explained);
+        assert_eq!(levels.compare_beside(None, LIMIT, 0), BoardPower::Explained);
+        assert_eq!(levels.compare_beside(Some(700_000), Reading::Failed, 0), BoardPower::Explained);
+        assert_eq!(PowerLevels::default().compare_beside(Some(700_000), LIMIT, 0), BoardPower::Explained);
     }
 
     #[test]

@@ -7,7 +7,10 @@ use super::{
     decide::{MeasuredActivity, Observation, ObservedProcesses, SignalSource},
     power::{BoardActivity, BoardPower, PowerLevels},
 };
-use crate::input::{Activity, ActivityWindow, GpuProcess, GpuSample, Hold, ProcessOwner, Ratio, Reading, WindowScope};
+use crate::{
+    input::{Activity, ActivityWindow, GpuProcess, GpuSample, Hold, ProcessOwner, Ratio, Reading, WindowScope},
+    share::GPU_UNITS,
+};
 
 /// Longest time of the driver's buffer, in ms, from which the utilization of the first sample is a mean.
 const UTILIZATION_BUFFER_MS: u64 = 120_000;
@@ -74,10 +77,10 @@ impl<'a> Signals<'a> {
         Observation {
             activity: self.activity(lease, hold, past.held_ms),
             processes: self.observed_processes(lease, hold, past.trace),
-            board: if self.is_any_device_active() {
-                BoardPower::Explained
-            } else {
-                levels.compare(mean_mw, self.sample.power_limit_mw)
+            board: match (self.is_any_device_active(), self.work_of_neighbours(hold)) {
+                (false, _) => levels.compare(mean_mw, self.sample.power_limit_mw),
+                (true, Some(work)) => levels.compare_beside(mean_mw, self.sample.power_limit_mw, work),
+                (true, None) => BoardPower::Explained,
             },
         }
     }
@@ -123,6 +126,38 @@ impl<'a> Signals<'a> {
             return None;
         }
         self.window(hold)?.activity.value()
+    }
+
+    /// Returns the SM activity of the lease's own processes, on a device that others use too. It is an estimate: the driver
+    /// reports the part of the time in which a process worked. `None` if it is not known for one of them.
+    pub(crate) fn estimated_activity(&self, lease: LeaseId, hold: &Hold) -> Option<Activity> {
+        let is_listed = matches!(self.sample.processes, Reading::Value(_));
+        if !is_listed || !self.is_shared(lease, hold) || self.has_uncertain_process(lease, hold) {
+            return None;
+        }
+        let sum: Option<u32> = self.own(lease, hold).map(|process| process.sm.value().map(Ratio::millionths)).sum();
+        Some(Activity { sm: sum.map(Ratio::from_millionths), ..Activity::default() })
+    }
+
+    /// Returns the activity of the other GPU instances, as a part of the GPU in millionths; `None` without MIG, or if one of
+    /// them is not known.
+    fn work_of_neighbours(&self, hold: &Hold) -> Option<u32> {
+        let own = hold.instance?;
+        let is_other = |window: &&ActivityWindow| matches!(window.scope, WindowScope::Instance(id) if id != own);
+        let others = self.sample.windows.iter().filter(is_other);
+        let work = others.map(|window| {
+            let largest = match window.activity {
+                Reading::Value(Activity { sm, tensor, dram, graphics: _ }) => {
+                    [sm, tensor, dram].into_iter().flatten().max()?
+                }
+                // A GPU instance without a compute instance does no work.
+                Reading::Unsupported => Ratio::ZERO,
+                Reading::Failed => return None,
+            };
+            Some(u64::from(largest.millionths()) * u64::from(window.units) / u64::from(GPU_UNITS))
+        });
+        let sum: Option<u64> = work.sum();
+        sum.map(|sum| u32::try_from(sum).unwrap_or(u32::MAX))
     }
 
     /// Returns the activity window of a hold's GPU or GPU instance.

@@ -1,4 +1,5 @@
 use gpush_api::{LeaseId, LeaseKind};
+use proptest::prelude::*;
 
 use super::*;
 use crate::{
@@ -166,13 +167,68 @@ fn mig_device_is_judged_by_its_own_window() {
     let hold = hold(LeaseKind::Mig, GPU_UNITS / 7, Some(3));
     let mut one = with_process();
     one.utilization = Reading::Unsupported;
-    one.windows =
-        vec![window(WindowScope::Instance(3), GPU_UNITS / 7, 0), window(WindowScope::Instance(4), GPU_UNITS / 7, 9)];
-    // The work of the neighbour explains the power.
-    one.power_mw = Reading::Value(400_000);
-    assert_eq!(judge(&one, &[(LEASE, &hold)]).state, UseState::Idle);
+    one.windows = vec![
+        window(WindowScope::Instance(3), GPU_UNITS / 7, 0),
+        window(WindowScope::Instance(4), GPU_UNITS / 7, 500_000),
+    ];
+    // The power can come from the work of the neighbour.
+    one.power_mw = Reading::Value(180_000);
+    let judged = judge(&one, &[(LEASE, &hold)]);
+    assert_eq!((judged.state, judged.is_weak), (UseState::Idle, true));
     one.windows.remove(0);
     assert_eq!(outcome(judge(&one, &[(LEASE, &hold)])), unknown(UnknownReason::SourceFailed));
+}
+
+/// A GPU at a power limit of 200 W, with a lease on 3 and a lease on 1 of 7 slices.
+fn small_board(first: u32, second: u32, power_mw: u64) -> GpuSample {
+    let mut one = with_process();
+    one.utilization = Reading::Unsupported;
+    one.windows = vec![
+        window(WindowScope::Instance(1), GPU_UNITS / 7 * 3, first),
+        window(WindowScope::Instance(2), GPU_UNITS / 7, second),
+    ];
+    let on = |instance, lease, pid| crate::input::GpuProcess { instance: Some(instance), ..process(lease, pid) };
+    one.processes = Reading::Value(vec![on(1, 1, 100), on(2, 2, 200)]);
+    (one.power_mw, one.power_limit_mw) = (Reading::Value(power_mw), Reading::Value(200_000));
+    one
+}
+
+/// Fault: any active neighbour explained the power of a board at its limit, so a lease with a lying sensor was idle.
+#[test]
+fn lying_sensor_beside_a_working_neighbour_is_unknown() {
+    let (large, little) =
+        (hold(LeaseKind::Mig, GPU_UNITS / 7 * 3, Some(1)), hold(LeaseKind::Mig, GPU_UNITS / 7, Some(2)));
+    let judge_large = |sample: &GpuSample| judge(sample, &[(LEASE, &large), (LeaseId(2), &little)]);
+    let judge_little = |sample: &GpuSample| judge(sample, &[(LeaseId(2), &little), (LEASE, &large)]);
+    let lies = judge_large(&small_board(0, 250_000, 200_000));
+    assert_eq!(outcome(lies), unknown(UnknownReason::PowerDisagrees));
+    assert!(lies.is_refuted());
+    let mut with_gpu = small_board(0, 250_000, 200_000);
+    with_gpu.windows.push(window(WindowScope::Gpu, GPU_UNITS, 500_000));
+    assert_eq!(judge_large(&with_gpu).reason, lies.reason, "only windows of instances are neighbours");
+    assert_eq!(outcome(judge_little(&small_board(250_000, 0, 200_000))), unknown(UnknownReason::PowerDisagrees));
+    let quiet = judge_large(&small_board(0, 250_000, 112_000));
+    assert_eq!((quiet.state, quiet.is_weak), (UseState::Idle, true));
+    let alone = judge_large(&small_board(0, 0, 100_000));
+    assert_eq!((alone.state, alone.is_weak), (UseState::Idle, false));
+    assert_eq!(judge_large(&small_board(1, 250_000, 200_000)).state, UseState::Busy);
+}
+
+proptest! {
+    /// More power is never better evidence that a lease is idle, and idleness beside a working neighbour is always weak.
+    #[test]
+    fn more_power_never_makes_a_lease_idle(
+        work in 0..=1_000_000_u32,
+        power_mw in 1..400_000_u64,
+        more_mw in 0..400_000_u64,
+    ) {
+        let large = hold(LeaseKind::Mig, GPU_UNITS / 7 * 3, Some(1));
+        let judge = |power_mw| judge(&small_board(0, work, power_mw), &[(LEASE, &large)]);
+        let (less, more) = (judge(power_mw), judge(power_mw + more_mw));
+        prop_assert!(less.state == UseState::Idle || more.state != UseState::Idle);
+        prop_assert!(work == 0 || less.state != UseState::Idle || less.is_weak);
+        prop_assert!(work != 0 || !less.is_weak);
+    }
 }
 
 #[test]

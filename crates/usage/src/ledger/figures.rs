@@ -16,7 +16,8 @@ pub struct LeaseFigures {
     pub state: UseState,
     /// Start of this state.
     pub since: Moment,
-    /// Start of the time in which the lease was idle or empty without interruption.
+    /// Start of the time in which the lease was idle or empty without interruption. Missing samples are not an interruption
+    /// if the next sample follows within three intervals of the last one.
     pub unused_since: Option<Moment>,
     /// Start of the lease.
     pub begun: Moment,
@@ -26,6 +27,14 @@ pub struct LeaseFigures {
     pub members: Vec<MemberFigures>,
 }
 
+impl LeaseFigures {
+    /// Returns whether the lease is idle by weak evidence: see [`Judgement::is_weak`]. Then nothing may end it.
+    #[must_use]
+    pub fn is_weak(&self) -> bool {
+        self.state == UseState::Idle && self.members.iter().any(|member| member.judgement.is_weak)
+    }
+}
+
 /// The present figures of a lease on one target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberFigures {
@@ -33,9 +42,11 @@ pub struct MemberFigures {
     pub judgement: Judgement,
     /// Memory in MiB; `None` if it is not known.
     pub memory_mib: Option<u64>,
-    /// SM activity in the last window; `None` if it is not known, or if another lease can have caused it.
+    /// SM activity in the last window. On a device that others use too, it is an estimate from the lease's own processes.
+    /// `None` if it is not known, or if the power of the board refutes it.
     pub sm: Option<Ratio>,
-    /// Activity of device memory in the last window, as `sm`.
+    /// Activity of device memory in the last window; `None` if it is not known, if another lease can have caused it, or if
+    /// the power of the board refutes it.
     pub dram: Option<Ratio>,
     /// Sums up to the last sample.
     pub totals: MemberTotals,
@@ -62,4 +73,6 @@ pub struct GpuFigures {
     pub sums: GpuSums,
     /// Levels of power.
     pub levels: PowerLevels,
+    /// GPU instances whose activity of 0 is refuted by the power of the board; `None` is the whole GPU.
+    pub refuted: Vec<Option<u32>>,
 }

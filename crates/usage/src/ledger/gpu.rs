@@ -12,7 +12,7 @@ use super::{
 use crate::{
     energy::{EndedInWindow, EnergyCounter, attribute},
     input::{ClockLimits, GpuSample, Hold},
-    judge::{HoldPast, PowerLevels, Signals, UseState, decide},
+    judge::{HoldPast, Judgement, PowerLevels, Signals, UseState, decide},
     moment::{Moment, hours},
 };
 
@@ -27,6 +27,9 @@ pub(crate) struct GpuAccount {
     settled: Moment,
     /// Time of the last sample, and the interval that it promised; `None` without a recent sample.
     sampled: Option<(Moment, u64)>,
+    /// The interval that the last sample promised, in ms. It stays known after the sample is forgotten.
+    #[serde(default)]
+    promised_ms: u64,
     /// Hash of all processes of the last sample; `None` without a recent sample, or if it did not list them.
     processes: Option<u64>,
     /// Limits of the clocks at the last sample.
@@ -49,6 +52,7 @@ impl GpuAccount {
             gpu,
             settled: now,
             sampled: None,
+            promised_ms: 0,
             processes: None,
             limits: None,
             holds: Vec::new(),
@@ -79,6 +83,22 @@ impl GpuAccount {
         })
     }
 
+    /// Returns what the last sample says about a hold.
+    pub(crate) fn present(&self, hold: &HoldAccount, now: Moment) -> Judgement {
+        if self.is_silent(now) { Judgement::NO_SAMPLE } else { hold.judgement }
+    }
+
+    /// Returns the GPU instances whose activity of 0 is refuted by the power of the board; `None` is the whole GPU.
+    pub(crate) fn refuted(&self, now: Moment) -> Vec<Option<u32>> {
+        let refuted = self.holds.iter().filter(|hold| self.present(hold, now).is_refuted());
+        refuted.map(|hold| hold.hold.instance).collect()
+    }
+
+    /// Returns the longest silence, in ms, after which a sample still continues what was known before.
+    pub(crate) fn longest_silence_ms(&self) -> u64 {
+        self.promised_ms.saturating_mul(MOST_INTERVALS)
+    }
+
     /// Accounts the time until a moment. After a silence, that time is unknown.
     pub(crate) fn settle(&mut self, to: Moment, closed: &mut ClosedRows) {
         if self.is_late(to) {
@@ -104,14 +124,14 @@ impl GpuAccount {
         self.settled = to;
     }
 
-    /// Adds a sample. The time until the sample must be settled already. Returns the energy of each hold.
+    /// Adds a sample. The caller must have settled the time up to the sample. Returns the energy of each hold.
     pub(crate) fn take(&mut self, sample: &GpuSample) -> Vec<u64> {
         let since_last = self.sampled.map(|(at, _)| sample.at.ms_since(at));
         let holds: Vec<(LeaseId, Hold)> =
             self.holds.iter().map(|account| (account.lease, account.hold.clone())).collect();
         let holds: Vec<(LeaseId, &Hold)> = holds.iter().map(|(lease, hold)| (*lease, hold)).collect();
         let signals = Signals::new(sample, &holds, since_last);
-        let (difference, is_new_window) = self.counter.take(sample.energy_mj, sample.at);
+        let (difference, is_new_window) = self.counter.take(sample.energy_mj, sample.power_limit_mw, sample.at);
         let mean_mw = match difference {
             Some((mj, ms)) => u64::try_from(u128::from(mj) * 1000 / u128::from(ms.max(1))).ok().map(|mw| (mw, ms)),
             None => sample.power_mw.value().map(|mw| (mw, sample.interval_ms)),
@@ -145,17 +165,23 @@ impl GpuAccount {
         for account in &mut self.holds {
             let (lease, hold) = (account.lease, account.hold.clone());
             let held_ms = sample.at.ms_since(account.begun);
-            let past = HoldPast { trace: account.trace, held_ms };
+            let past = HoldPast { trace: account.trace_at(sample.at), held_ms };
             let observation = signals.observe(lease, &hold, past, mean_mw.map(|(mw, _)| mw), &self.levels);
             account.judgement = decide(observation);
-            account.trace = signals.trace(lease, &hold);
+            if let Some(trace) = signals.trace(lease, &hold) {
+                let until = sample.at.plus_ms(sample.interval_ms.saturating_mul(MOST_INTERVALS));
+                account.trace = Some((trace, until));
+            }
             account.set_memory(signals.memory_mib(lease, &hold));
-            let activity = signals.own_activity_of_device(lease, &hold, held_ms).unwrap_or_default();
+            let measured = signals.own_activity_of_device(lease, &hold, held_ms);
+            let activity = measured.or_else(|| signals.estimated_activity(lease, &hold));
+            let activity = activity.filter(|_| !account.judgement.is_refuted()).unwrap_or_default();
             account.add_activity(activity.sm, activity.dram, since_last.unwrap_or(0).min(held_ms));
         }
         self.processes = signals.all_processes();
         self.limits = sample.limits.value();
         self.sampled = Some((sample.at, sample.interval_ms));
+        self.promised_ms = sample.interval_ms;
         energies
     }
 

@@ -28,8 +28,8 @@ pub(crate) struct HoldAccount {
     pub(crate) memory_mib: Option<u64>,
     /// Activities of the last window; `None` if they are not known, or if another lease can have caused them.
     pub(crate) activity: (Option<Ratio>, Option<Ratio>),
-    /// Processes at the last sample; `None` without a recent sample.
-    pub(crate) trace: Option<ProcessTrace>,
+    /// Processes at the last sample that listed them, and until when the next sample is compared with them.
+    pub(crate) trace: Option<(ProcessTrace, Moment)>,
     pub(crate) total: HoldSums,
     histogram: MemoryHistogram,
     row: HoldSums,
@@ -110,7 +110,11 @@ impl HoldAccount {
         self.judgement = Judgement::NO_SAMPLE;
         self.memory_mib = None;
         self.activity = (None, None);
-        self.trace = None;
+    }
+
+    /// Returns the processes with which a sample is compared; `None` after a long silence.
+    pub(crate) fn trace_at(&self, at: Moment) -> Option<ProcessTrace> {
+        self.trace.filter(|(_, until)| at.is_within(*until)).map(|(trace, _)| trace)
     }
 
     /// Begins a new energy window.

@@ -13,6 +13,27 @@ use crate::{judge::UseState, moment::Moment};
 /// Shortest unused time that is recorded, in ms.
 const SHORTEST_SPAN_MS: u64 = 5 * 60_000;
 
+/// A state, and what it says about the unused time before it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entered {
+    pub(crate) state: UseState,
+    /// For an unknown state without contradiction, because samples or readings are only missing: the longest time of it, in
+    /// ms, that does not interrupt unused time.
+    pub(crate) silence_ms: Option<u64>,
+}
+
+impl Entered {
+    /// The use is not known from now on.
+    pub(crate) const UNKNOWN: Self = Self { state: UseState::Unknown, silence_ms: None };
+}
+
+/// Unused time before a silence. If samples soon show that the lease is still unused, the time goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct SilencedTime {
+    unused_since: Moment,
+    until: Moment,
+}
+
 /// The account of one lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LeaseAccount {
@@ -22,8 +43,10 @@ pub(crate) struct LeaseAccount {
     pub(crate) state: UseState,
     /// Start of the state.
     pub(crate) since: Moment,
-    /// Start of the time in which the lease was idle or empty without interruption.
+    /// Start of the time in which the lease was idle or empty without interruption. A short silence is not one.
     pub(crate) unused_since: Option<Moment>,
+    #[serde(default)]
+    silenced: Option<SilencedTime>,
     pub(crate) times: StateTimes,
     /// Totals of targets that the lease does not hold any more.
     pub(crate) left: Vec<MemberTotals>,
@@ -40,6 +63,7 @@ impl LeaseAccount {
             state: UseState::Unknown,
             since: now,
             unused_since: None,
+            silenced: None,
             times: StateTimes::default(),
             left: Vec::new(),
             buckets: Buckets::default(),
@@ -48,26 +72,38 @@ impl LeaseAccount {
 
     /// Accounts the time until a moment. `elapsed` is the state in that time: the present state, or unknown after a
     /// silence.
-    pub(crate) fn settle(&mut self, to: Moment, elapsed: UseState, closed: &mut ClosedRows) {
+    pub(crate) fn settle(&mut self, to: Moment, elapsed: Entered, closed: &mut ClosedRows) {
         if self.is_late(to) {
             return;
         }
         self.enter(self.settled, elapsed, closed);
         let ms = to.ms_since(self.settled);
-        self.times.add(elapsed, ms);
-        self.buckets.add_time(self.settled.wall_ms, ms, elapsed);
+        self.times.add(elapsed.state, ms);
+        self.buckets.add_time(self.settled.wall_ms, ms, elapsed.state);
         self.settled = to;
     }
 
     /// Changes the state, from a moment on.
-    pub(crate) fn enter(&mut self, at: Moment, state: UseState, closed: &mut ClosedRows) {
+    pub(crate) fn enter(&mut self, at: Moment, entered: Entered, closed: &mut ClosedRows) {
+        let Entered { state, silence_ms } = entered;
+        if state == UseState::Unknown && silence_ms.is_none() {
+            // Something contradicts that the lease is unused, so this is more than a silence.
+            self.silenced = None;
+        }
         if state == self.state {
             return;
         }
         // The GPUs of a lease are sampled one after the other, so the change can be older than what is accounted.
         let at = if self.is_late(at) { self.settled } else { at };
         closed.spans.extend(self.span(at));
-        self.unused_since = if is_unused(state) { self.unused_since.or(Some(at)) } else { None };
+        self.unused_since = if is_unused(state) {
+            let before_silence = self.silenced.take().filter(|silenced| at.is_within(silenced.until));
+            self.unused_since.or(before_silence.map(|silenced| silenced.unused_since)).or(Some(at))
+        } else {
+            let silenced = self.unused_since.zip(silence_ms);
+            self.silenced = silenced.map(|(unused_since, ms)| SilencedTime { unused_since, until: at.plus_ms(ms) });
+            None
+        };
         self.state = state;
         self.since = at;
     }

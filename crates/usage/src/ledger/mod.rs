@@ -8,13 +8,14 @@
 //! ```
 //!
 //! - The time between two samples belongs to the state of the first. If no sample follows within three intervals, the
-//!   whole time since the last event is unknown, and the state begins again.
-//! - All accounts of a GPU end at the same moment, and each event settles all of them. Shares and times are integers, so
+//!   whole time since the last event is unknown, and the state begins again. A shorter silence, such as a restart of the
+//!   driver worker or of gpushd, is unknown too, but the lease stays unused since the same moment.
+//! - All accounts of a GPU are settled up to the same moment, and each event settles all of them. Shares and times are integers, so
 //!   the sums of a GPU add up exactly: see [`GpuSums`].
 //! - Each hour of UTC closes a row for each lease and target, and for each GPU. The agent takes closed rows with
-//!   [`Ledger::take_closed`], and writes them in one transaction with the [`Ledger`] itself, which is the checkpoint:
-//!   with each begin, change and end of a lease, and each hour. After a start, [`Ledger::resume`] continues from there.
-//!   So a crash loses the states since the last checkpoint, and no held time.
+//!   [`Ledger::take_closed`], and writes them in one transaction with the [`Ledger`] itself, which is the checkpoint. After
+//!   a start, [`Ledger::resume`] continues from there. So a crash loses the states since the last checkpoint, and no held
+//!   time.
 //! - An event that is older than what is accounted is late. It counts at the moment that is already accounted.
 
 mod buckets;
@@ -33,7 +34,7 @@ pub use figures::{GpuFigures, LeaseFigures, MemberFigures};
 pub use gpu::MOST_INTERVALS;
 pub use memory::MemoryHistogram;
 pub use rows::{ClosedRows, GpuHour, LeaseHour, LeaseTotals, MemberTotals, UnusedSpan};
-pub use sums::{GpuSums, HoldSums, TimeMean};
+pub use sums::{GpuSums, HoldSums, MethodSums, TimeMean};
 pub use times::StateTimes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,10 +42,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpush_api::{GpuUuid, LeaseId};
 use serde::{Deserialize, Serialize};
 
-use self::{gpu::GpuAccount, hold::HoldAccount, lease::LeaseAccount};
+use self::{
+    gpu::GpuAccount,
+    hold::HoldAccount,
+    lease::{Entered, LeaseAccount},
+};
 use crate::{
     input::{GpuSample, Hold, unique_holds},
-    judge::{PowerLevels, UseState},
+    judge::{PowerLevels, UnknownReason, UseState},
     moment::Moment,
     share::GPU_UNITS,
 };
@@ -163,9 +168,9 @@ impl Ledger {
         self.set_lease(lease, Vec::new(), now);
         let mut account = self.leases.remove(&lease)?;
         // A lease whose GPUs were removed is settled by no GPU.
-        account.settle(now, UseState::Unknown, &mut self.closed);
+        account.settle(now, Entered::UNKNOWN, &mut self.closed);
         // Leaving the state records the last unused time.
-        account.enter(account.settled(), UseState::Unknown, &mut self.closed);
+        account.enter(account.settled(), Entered::UNKNOWN, &mut self.closed);
         let until_ms = account.settled().wall_ms;
         Some(LeaseTotals {
             lease,
@@ -271,7 +276,7 @@ impl Ledger {
         let mut present = account.clone();
         present.settle(now, self.state_of(lease, now), &mut ClosedRows::default());
         let members = self.holds_of(lease).map(|(gpu, hold)| MemberFigures {
-            judgement: if gpu.is_silent(now) { crate::judge::Judgement::NO_SAMPLE } else { hold.judgement },
+            judgement: gpu.present(hold, now),
             memory_mib: hold.memory_mib.filter(|_| !gpu.is_silent(now)),
             sm: hold.activity.0.filter(|_| !gpu.is_silent(now)),
             dram: hold.activity.1.filter(|_| !gpu.is_silent(now)),
@@ -296,7 +301,8 @@ impl Ledger {
     }
 
     /// Returns the totals of a lease up to the last event that has decided about its time, such as a sample. No time, no
-    /// energy and no sum of them ever falls, so they can be exported as counters.
+    /// energy and no sum of them ever falls while the ledger lasts. After [`Ledger::resume`], they continue from those of the
+    /// checkpoint.
     #[must_use]
     pub fn settled_totals(&self, lease: LeaseId) -> Option<LeaseTotals> {
         let account = self.leases.get(&lease)?;
@@ -340,6 +346,7 @@ impl Ledger {
                 targets: account.holds.iter().map(|hold| hold.hold.target.clone()).collect(),
                 sums: account.total,
                 levels: account.levels,
+                refuted: account.refuted(now),
             }
         })
     }
@@ -380,14 +387,19 @@ impl Ledger {
     }
 
     /// Returns the state of a lease, from the last samples of its GPUs. GPUs without a recent sample are unknown.
-    fn state_of(&self, lease: LeaseId, now: Moment) -> UseState {
-        UseState::of_members(
-            self.holds_of(lease)
-                .map(|(gpu, hold)| if gpu.is_silent(now) { UseState::Unknown } else { hold.judgement.state }),
-        )
+    fn state_of(&self, lease: LeaseId, now: Moment) -> Entered {
+        let judgements = self.holds_of(lease).map(|(gpu, hold)| (gpu, gpu.present(hold, now)));
+        let state = UseState::of_members(judgements.clone().map(|(_, judgement)| judgement.state));
+        let is_missing = |reason| matches!(reason, Some(UnknownReason::NoSample | UnknownReason::SourceFailed));
+        let silences = judgements
+            .filter(|(_, judgement)| judgement.state == UseState::Unknown)
+            .map(|(gpu, judgement)| is_missing(judgement.reason).then(|| gpu.longest_silence_ms()));
+        let silences: Option<Vec<u64>> = silences.collect();
+        let silence_ms = silences.and_then(|silences| silences.into_iter().min());
+        Entered { state, silence_ms: silence_ms.filter(|_| state == UseState::Unknown) }
     }
 
-    fn holds_of(&self, lease: LeaseId) -> impl Iterator<Item = (&GpuAccount, &HoldAccount)> {
+    fn holds_of(&self, lease: LeaseId) -> impl Iterator<Item = (&GpuAccount, &HoldAccount)> + Clone {
         self.gpus
             .values()
             .flat_map(move |gpu| gpu.holds.iter().filter(move |hold| hold.lease == lease).map(move |hold| (gpu, hold)))

@@ -54,7 +54,7 @@ pub struct HoldSums {
     pub unknown_charged_unit_ms: u64,
     /// Energy in mJ.
     pub energy_mj: u64,
-    /// The least exact method by which active energy was found. See [`HoldSums::energy_method`].
+    /// The least exact method by which active energy was found.
     pub method: EnergyMethod,
     /// Memory in MiB, over the time for which it is known.
     pub memory: TimeMean,
@@ -70,6 +70,53 @@ pub struct HoldSums {
     pub power_limited_ms: u64,
     /// Part of it under a thermal limit.
     pub thermal_limited_ms: u64,
+    /// Energy in mJ by method. Only windows with an active part count here.
+    #[serde(default)]
+    pub by_method: MethodSums,
+}
+
+/// Energy in mJ of the windows in which each method was used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+pub struct MethodSums {
+    /// The counter of the board.
+    pub board: u64,
+    /// The activity of the GPU instance.
+    pub gpm: u64,
+    /// The use of the processes.
+    pub process: u64,
+    /// The shares.
+    pub slices: u64,
+}
+
+impl MethodSums {
+    fn add(&mut self, mj: u64, method: EnergyMethod) {
+        match method {
+            EnergyMethod::None => {}
+            EnergyMethod::Board => self.board += mj,
+            EnergyMethod::Gpm => self.gpm += mj,
+            EnergyMethod::Process => self.process += mj,
+            EnergyMethod::Slices => self.slices += mj,
+        }
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.board += other.board;
+        self.gpm += other.gpm;
+        self.process += other.process;
+        self.slices += other.slices;
+    }
+
+    /// Returns the methods that were used, each with its energy.
+    fn used(self) -> impl Iterator<Item = (u64, EnergyMethod)> {
+        let Self { board, gpm, process, slices } = self;
+        let all = [
+            (board, EnergyMethod::Board),
+            (gpm, EnergyMethod::Gpm),
+            (process, EnergyMethod::Process),
+            (slices, EnergyMethod::Slices),
+        ];
+        all.into_iter().filter(|(mj, _)| *mj > 0)
+    }
 }
 
 impl HoldSums {
@@ -110,15 +157,23 @@ impl HoldSums {
     pub(crate) fn add_energy(&mut self, mj: u64, method: EnergyMethod) {
         self.energy_mj += mj;
         self.method = self.method.max(method);
+        self.by_method.add(mj, method);
     }
 
-    /// Returns how the energy was found. Energy without an active part was shared out by slices.
+    /// Returns how most of the energy was found. If no energy was active, it was distributed by slices.
     #[must_use]
     pub fn energy_method(&self) -> EnergyMethod {
-        match self.method {
+        let most = self.by_method.used().max().map(|(_, method)| method);
+        match most.unwrap_or(self.method) {
             EnergyMethod::None if self.energy_mj > 0 => EnergyMethod::Slices,
             method => method,
         }
+    }
+
+    /// Returns whether a part of the energy was found by another method than [`Self::energy_method`].
+    #[must_use]
+    pub fn is_energy_mixed(&self) -> bool {
+        self.by_method.used().nth(1).is_some()
     }
 
     /// Adds the sums of another time.
@@ -138,6 +193,7 @@ impl HoldSums {
         self.limits_known_ms += other.limits_known_ms;
         self.power_limited_ms += other.power_limited_ms;
         self.thermal_limited_ms += other.thermal_limited_ms;
+        self.by_method.merge(other.by_method);
     }
 }
 

@@ -1,11 +1,19 @@
 //! Tests of corrections: each wrong command line has the command that it means.
 
 use super::*;
+use crate::args::typed;
 
 fn corrected(line: &str) -> Option<String> {
-    let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+    let words: Vec<&str> = line.split(' ').collect();
     assert!(Cli::try_parse_from(&words).is_err(), "`{line}` is a command");
-    correction(&words)
+    text(correction(&words[1..], false)?)
+}
+
+fn text(meant: Meant) -> Option<String> {
+    match meant {
+        Meant::Gpushctl(words) => typed::command_line(["gpushctl"].into_iter().chain(words.iter().map(String::as_str))),
+        Meant::Other(command) => Some(command),
+    }
 }
 
 /// Checks the correction of each command line: what was typed, and what was meant.
@@ -186,7 +194,6 @@ fn words_of_schedulers_and_services_lead_to_a_command() {
         ("doctor mps", "doctor --only mps"),
         ("plan", "apply --dry-run"),
         ("plan 3g.40gb -g 0", "mig apply 3g.40gb --dry-run -g 0"),
-        ("edit", "config show"),
         ("config view", "config show"),
         ("config lint", "config check"),
         ("config path", "config check"),
@@ -248,18 +255,23 @@ fn words_of_schedulers_and_services_lead_to_a_command() {
     }
 }
 
-/// Fault: a student needed three attempts to run a program on a host with several kinds of shares.
+/// Faults: `lease revoke --all` of root led to a command that ended no lease, and `revoke L1` to one that was refused.
 #[test]
-fn hint_for_a_program_has_a_share_of_the_host() {
-    let hint = |flags: Option<&[&'static str]>| as_hint("gpushctl run -- python3 x", || flags.map(<[_]>::to_vec));
-    let plain = "did you mean `gpushctl run -- python3 x`?";
-    assert_eq!(hint(Some(&["--whole"])), plain);
-    assert_eq!(
-        hint(Some(&["--memory 10G", "--mps 25"])),
-        "did you mean `gpushctl run --memory 10G -- python3 x`? This host also has `--mps 25`"
-    );
-    assert!(hint(None).starts_with(plain) && hint(None).contains("Add a share"), "{}", hint(None));
-    assert_eq!(as_hint("gpushctl status", || panic!("asked")), "did you mean `gpushctl status`?");
+fn leases_that_root_revokes_end_with_a_reason() {
+    let ended = |typed: &str, meant: &str, is_root| {
+        let words = meant.split(' ').map(str::to_owned).collect();
+        with_reason(words, &typed.split(' ').collect::<Vec<_>>(), is_root).join(" ")
+    };
+    for (typed, meant, expected) in [
+        ("lease revoke --all", "lease end --all", "lease end --all --reason TEXT"),
+        ("revoke L1", "lease end L1", "lease end L1 --reason TEXT"),
+        ("revoke L1 --reason x", "lease end L1 --reason x", "lease end L1 --reason x"),
+        ("lease cancel --all", "lease end --all", "lease end --all"),
+        ("revoke --all", "lease end --help", "lease end --help"),
+    ] {
+        assert_eq!(ended(typed, meant, true), expected, "{typed}");
+        assert_eq!(ended(typed, meant, false), meant, "{typed}");
+    }
 }
 
 #[test]
@@ -309,7 +321,21 @@ fn request_in_the_form_of_another_tool_is_rewritten() {
         ("run --shared -- true", "run --mps -- true"),
         ("run --share 25 -- true", "run --mps 25 -- true"),
         ("run -it --rm --whole -- true", "run --whole -- true"),
-        ("run --detach --whole -- true", "run --whole -- true"),
+        ("run --detach --whole -- true", "lease request --whole"),
+        ("run --mig 1g.10gb -d ./x", "lease request --mig 1g.10gb"),
+        ("srun --gres=gpu:1g.10gb:1 python x.py", "run --mig 1g.10gb -- python x.py"),
+        ("srun --gres=gpu:1g.10gb:2 ./x", "run --mig 1g.10gb --count 2 -- ./x"),
+        ("srun --gres=mps:25 ./x", "run --mps 25 -- ./x"),
+        ("sbatch job.sh", "run -- bash job.sh"),
+        ("run --mps 25 x.py", "run --mps 25 -- python3 x.py"),
+        ("run --memory 8 GB ./x", "run --memory 8G -- ./x"),
+        ("run --memory 8 GB -- ./x", "run --memory 8G -- ./x"),
+        ("run -m 10G ./x", "run --memory 10G -- ./x"),
+        ("run -mig 1g.10gb ./x", "run --mig 1g.10gb -- ./x"),
+        ("run --timeslice=2 -- ./x", "run --timeslice -- ./x"),
+        // The hint of the error replaces the placeholder by a profile of the host.
+        ("run --mig python x.py", "run --mig PROFILE -- python x.py"),
+        ("run --mig -- ./x", "run --mig PROFILE -- ./x"),
         ("run nvidia-smi -L", "run -- nvidia-smi -L"),
         ("run true", "run -- true"),
         ("run 1g.10gb python x.py", "run --mig 1g.10gb -- python x.py"),
@@ -337,10 +363,7 @@ fn request_of_another_tool_keeps_its_share() {
         ("run --slice 1g.10gb -- ./x", "run --mig 1g.10gb -- ./x"),
         ("run --gpus all ubuntu nvidia-smi", &format!("run --whole -- {docker}")),
     ]);
-    let quoted = |command: &str| {
-        let words = ["gpushctl", "run", "--mig", "1g.10gb", command].map(OsString::from);
-        correction(&words)
-    };
+    let quoted = |command: &str| text(correction(&["run", "--mig", "1g.10gb", command], false)?);
     assert_eq!(quoted("python3 train.py").as_deref(), Some("gpushctl run --mig 1g.10gb -- python3 train.py"));
     let piped = "gpushctl run --mig 1g.10gb -- sh -c './x | tee log'";
     assert_eq!(quoted("./x | tee log").as_deref(), Some(piped));
@@ -403,7 +426,31 @@ fn guesses_of_new_users_lead_to_the_command_that_they_meant() {
         ("maintenance status", "status"),
         ("explain xid 79", "explain xid-79"),
         ("timeslice show 0", "gpu show 0"),
+        ("gpu-reset 4", "gpu reset 4"),
+        ("config load f.toml", "config check f.toml"),
+        ("config load", "config reload"),
+        ("config init lab", "config init --site lab"),
+        ("config override 0", "config overrides list 0"),
+        ("lease get --mig 1g.10gb", "lease request --mig 1g.10gb"),
+        ("lease kick L1", "lease end L1"),
+        ("lease grant student1 --mig 1g.10gb", "lease request --user student1 --mig 1g.10gb"),
+        ("lease end L1 --now", "lease end L1"),
+        ("lease end L1 --end", "lease end L1"),
+        ("book", "lease request --for 2h"),
+        ("book 1g.10gb", "lease request --mig 1g.10gb"),
+        ("mine", "lease list --mine"),
+        ("usage student1", "usage --user student1"),
+        ("usage --month", "usage --since 30d"),
+        ("get leases -o yaml", "lease list -o json"),
+        ("help lease requst", "lease request --help"),
+        ("maintenance enter 4", "gpu drain 4"),
+        ("metrics serve 9100", "metrics serve --listen 127.0.0.1:9100"),
+        ("ps -p 1234", "ps"),
+        ("version --short", "version"),
     ]);
+    assert_eq!(corrected("gpushctl shutdown").as_deref(), Some("systemctl stop gpushd"));
+    let docker = "docker run --rm $(gpushctl lease env L17 -o docker) IMAGE";
+    assert_eq!(corrected("gpushctl docker run").as_deref(), Some(docker));
 }
 
 #[test]

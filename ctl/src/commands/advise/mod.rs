@@ -4,6 +4,7 @@ mod questions;
 mod queueing;
 mod recorded_use;
 
+use clap::ValueEnum as _;
 use gpush_advice::{Advice, Demand, DriverOwner, Needs};
 use gpush_api::{ApiError, Code, Gpu};
 use gpush_core::config::{Isolation, Workload};
@@ -49,8 +50,16 @@ fn needs(args: &AdviseMechanismArgs) -> Result<Needs, ApiError> {
         ];
         let missing: Vec<&str> = missing.into_iter().filter(|(is, _)| *is).map(|(_, flag)| flag).collect();
         let message = format!("the advice needs {}", missing.join(", "));
-        let hint = "for example `gpushctl advise mechanism --tenants 8 --isolation hard --workload inference`";
-        return Err(ApiError::new(Code::BadRequest, message).hint(hint));
+        let name = |value: Option<clap::builder::PossibleValue>, example: &str| {
+            value.map_or_else(|| example.to_owned(), |value| value.get_name().to_owned())
+        };
+        let command = format!(
+            "gpushctl advise mechanism --tenants {} --isolation {} --workload {}",
+            args.tenants.unwrap_or(8),
+            name(args.isolation.and_then(|one| one.to_possible_value()), "hard"),
+            name(args.workload.and_then(|one| one.to_possible_value()), "inference"),
+        );
+        return Err(ApiError::new(Code::BadRequest, message).hint(format!("for example `{command}`")));
     };
     let yes = |answer: Option<YesNo>| answer == Some(YesNo::Yes);
     Ok(Needs {
@@ -150,6 +159,8 @@ pub(super) mod tests {
     fn missing_flags_are_named() {
         let error = needs(&AdviseMechanismArgs { tenants: Some(4), ..AdviseMechanismArgs::default() }).unwrap_err();
         assert_eq!(error.message, "the advice needs --isolation, --workload");
+        let command = "`gpushctl advise mechanism --tenants 4 --isolation hard --workload inference`";
+        assert_eq!(error.hint, Some(format!("for example {command}")));
         let one = AdviseMechanismArgs { tenants: Some(1), workload: Some(WorkloadName::Batch), ..Default::default() };
         assert_eq!(needs(&one).unwrap().tenants, 1);
     }

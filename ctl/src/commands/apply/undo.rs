@@ -91,7 +91,13 @@ async fn end_each_override(client: &mut Client, gpus: &[DynamicGpu]) -> Result<V
 /// # Errors
 /// If a GPU with a dynamic layout has no override: gpushd itself has changed its instances for leases.
 async fn use_rules(client: &mut Client, found: &mut Vec<(String, GpuLayout)>) -> Result<Vec<DynamicGpu>, Failure> {
-    let diff = client.config_diff().await?;
+    let diff = client.config_diff().await.map_err(|mut error| {
+        // To undo, the command reads the config, which the user did not ask for.
+        if error.code() == Code::Denied {
+            error.error.message = "cannot undo a change: only administrators may change layouts".to_owned();
+        }
+        error
+    })?;
     let of_gpu = |uuid: &str| diff.gpus.iter().find(|gpu| gpu.gpu_uuid == uuid);
     let mut dynamic = Vec::new();
     for (_, layout) in found.iter_mut() {

@@ -68,7 +68,11 @@ pub(super) async fn show(client: &mut Client, ids: &[LeaseId], out: &Output) -> 
     if let ([lease], true) = (leases.as_slice(), out.json) {
         out.document(lease)?;
     } else {
-        out.list(&leases, |look| lease::show(&leases, &gpus, look))?;
+        // Both are additional: without them, the leases are shown.
+        let usage = client.usage().await.map(|usage| usage.lease_usage).unwrap_or_default();
+        let all = client.leases(0).await.unwrap_or_default();
+        let surroundings = lease::Surroundings { usage: &usage, leases: &all };
+        out.list(&leases, |look| lease::show(&leases, &gpus, &surroundings, look))?;
     }
     Ok(0)
 }

@@ -4,7 +4,7 @@ use std::{ffi::OsString, io::ErrorKind, os::unix::fs::PermissionsExt as _, path:
 
 use gpush_core::nearest::nearest;
 
-use crate::args::typed;
+use crate::args::{typed, words::interpreter};
 
 /// Commands that only a shell has.
 const OF_SHELLS: [&str; 9] = ["cd", "source", ".", "export", "alias", "ulimit", "module", "conda", "set"];
@@ -27,7 +27,10 @@ pub(super) fn hint(command: &[OsString], why: ErrorKind) -> Option<String> {
         ErrorKind::PermissionDenied if path.is_dir() => Some(format!("{program} is a directory: name a program")),
         ErrorKind::PermissionDenied if path.is_file() => not_executable(path, &words),
         ErrorKind::NotFound if path.is_file() && !program.contains('/') => {
-            meant(&[&[format!("./{program}").as_str()], rest].concat())
+            not_executable(path, &words).or_else(|| meant(&[&[format!("./{program}").as_str()], rest].concat()))
+        }
+        ErrorKind::NotFound if !program.contains('/') && interpreter(program).is_some() => {
+            meant(&[&[interpreter(program)?], words.as_slice()].concat())
         }
         ErrorKind::NotFound if !program.contains('/') => {
             let known = programs();
@@ -83,18 +86,14 @@ fn not_executable(path: &Path, words: &[&str]) -> Option<String> {
     if is_executable {
         return None;
     }
-    let interpreter = match path.extension().and_then(|extension| extension.to_str()) {
-        Some("py") => "python3",
-        Some("sh") => "bash",
-        Some("jl") => "julia",
-        Some("R" | "r") => "Rscript",
-        Some("pl") => "perl",
-        _ => {
-            let chmod = typed::command_line(["chmod", "+x", words.first()?])?;
-            return Some(format!("the file is not executable: `{chmod}`"));
+    let program = words.first()?;
+    match interpreter(program) {
+        Some(interpreter) => meant(&[&[interpreter], words].concat()),
+        None => {
+            let chmod = typed::command_line(["chmod", "+x", program])?;
+            Some(format!("the file is not executable: `{chmod}`"))
         }
-    };
-    meant(&[&[interpreter], words].concat())
+    }
 }
 
 /// Returns the names of the programs in the directories of `PATH`.
@@ -133,6 +132,7 @@ mod tests {
     fn misspelled_program_is_corrected_from_the_path() {
         assert_eq!(hint_of(&["sleeep", "1"], ErrorKind::NotFound).as_deref(), Some("did you mean `sleep 1`?"));
         assert_eq!(hint_of(&["qqzzxxqqzzxx"], ErrorKind::NotFound), None);
+        assert_eq!(hint_of(&["qq.py", "1"], ErrorKind::NotFound).as_deref(), Some("did you mean `python3 qq.py 1`?"));
     }
 
     #[test]

@@ -15,7 +15,7 @@ use gpush_openmetrics::Format;
 use serde::Serialize;
 
 #[cfg(test)]
-pub(super) use self::write::WrittenMetrics;
+pub(super) use self::{relay::ServedMetrics, write::WrittenMetrics};
 use crate::{
     args::{Global, Metrics, MetricsSelection, MetricsShowArgs},
     exit::Outcome,

@@ -7,20 +7,21 @@
 use std::{
     fs::Permissions,
     io::{self, Write as _},
-    os::unix::fs::{PermissionsExt as _, fchown},
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _, fchown},
     path::{Path, PathBuf},
 };
 
 use gpush_api::{ApiError, Code};
 use gpush_client::{Client, MetricsText, MetricsView};
 use gpush_openmetrics::Format;
-use nix::unistd::{Gid, Group};
+use nix::unistd::{Gid, Group, Uid, User};
 use serde::Serialize;
 
 use crate::{
     args::MetricsWriteArgs,
     exit::{self, Outcome},
     output::Output,
+    render::trouble,
 };
 
 /// Mode of the file. It may name users and their jobs.
@@ -93,11 +94,34 @@ impl Textfile {
             let error = ApiError::new(Code::Unreachable, what).cause(format!("content type {content_type}"));
             return Err(error.hint("install the same version of gpushd and gpushctl").into());
         }
-        self.replace(&text).map_err(|error| self.unwritable(&error))?;
+        self.replace(&text).map_err(|error| self.unwritable(&error, Uid::effective().is_root()))?;
+        if let Some(warning) = self.shared_directory() {
+            out.remark(&(trouble::lines("warning", &warning, 0, &out.look).join("\n") + "\n"));
+        }
         if out.json {
             out.document(&WrittenMetrics { file: &self.file, bytes: text.len() })?;
         }
         Ok(0)
+    }
+
+    /// Returns a warning if other users can replace the file. The user of node_exporter may: its group reads the file.
+    fn shared_directory(&self) -> Option<ApiError> {
+        let of = std::fs::metadata(&self.directory).ok()?;
+        let is_reader = |uid: u32| {
+            let owner = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+            self.group.is_some_and(|group| owner.is_some_and(|owner| owner.gid == group))
+        };
+        let at = self.directory.display();
+        let (who, hint) = if of.mode() & 0o1002 == 0o002 {
+            ("every user of this host".to_owned(), format!("`chmod o-w {at}`"))
+        } else if of.uid() != 0 && of.uid() != Uid::effective().as_raw() && !is_reader(of.uid()) {
+            let hint = "write to a directory of root or of the user of node_exporter; --group names its group";
+            (format!("uid {}, the owner of {at},", of.uid()), hint.to_owned())
+        } else {
+            return None;
+        };
+        let what = format!("{who} can replace {}", self.file.display());
+        Some(ApiError::new(Code::ConfigInvalid, what).hint(hint))
     }
 
     /// Replaces the file. Does not sync it: after a crash of the host, the next run of the timer writes it again.
@@ -114,10 +138,18 @@ impl Textfile {
         Ok(())
     }
 
-    fn unwritable(&self, cause: &io::Error) -> ApiError {
+    /// Returns the error about a file that gpushctl cannot write. `is_root` is whether gpushctl runs as root.
+    fn unwritable(&self, cause: &io::Error, is_root: bool) -> ApiError {
         let error = exit::io(format!("cannot write {}", self.file.display()), cause);
         if cause.kind() == io::ErrorKind::PermissionDenied {
             let at = self.directory.display();
+            if is_root {
+                // Permissions do not stop root.
+                return error.hint(format!(
+                    "`lsattr -d {at} {}` shows whether one is immutable, and `findmnt -T {at}` how {at} is mounted",
+                    self.file.display()
+                ));
+            }
             return error.hint(match self.group {
                 Some(_) => format!("run the command as root, or as a user who can write to {at} and is in the group"),
                 None => format!("run the command as a user who can write to {at}, such as root"),
@@ -147,7 +179,7 @@ fn gid(name: &str) -> Result<Gid, ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::MetadataExt as _};
+    use std::fs;
 
     use super::*;
     use crate::args::MetricsSelection;
@@ -184,7 +216,7 @@ mod tests {
         fs::create_dir(&file).unwrap();
         fs::write(file.join("kept"), "").unwrap();
         let error = textfile.replace(b"new\n").unwrap_err();
-        assert!(textfile.unwritable(&error).message.contains("gpush.prom"));
+        assert!(textfile.unwritable(&error, false).message.contains("gpush.prom"));
         assert_eq!((names(scratch.path()), names(&file)), (vec!["gpush.prom".to_owned()], vec!["kept".to_owned()]));
     }
 
@@ -193,9 +225,29 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let denied = io::Error::from(io::ErrorKind::PermissionDenied);
         for (group, part) in [(None, "such as root"), (Some("0"), "is in the group")] {
-            let error = textfile(scratch.path().join("gpush.prom"), group).unwrap().unwritable(&denied);
+            let error = textfile(scratch.path().join("gpush.prom"), group).unwrap().unwritable(&denied, false);
             assert_eq!(error.code, Code::Denied);
             assert!(error.hint.unwrap().contains(part));
+        }
+    }
+
+    /// Fault: for an immutable file, the hint told root to run the command as root.
+    #[test]
+    fn root_without_permission_learns_of_immutable_files() {
+        let scratch = tempfile::tempdir().unwrap();
+        let denied = io::Error::from(io::ErrorKind::PermissionDenied);
+        let error = textfile(scratch.path().join("gpush.prom"), None).unwrap().unwritable(&denied, true);
+        let hint = error.hint.unwrap();
+        assert!(hint.contains("lsattr") && !hint.contains("root"), "{hint}");
+    }
+
+    #[test]
+    fn directory_in_which_every_user_can_write_is_reported() {
+        let scratch = tempfile::tempdir().unwrap();
+        let textfile = textfile(scratch.path().join("gpush.prom"), None).unwrap();
+        for (mode, is_reported) in [(0o755, false), (0o775, false), (0o777, true), (0o1777, false)] {
+            fs::set_permissions(scratch.path(), Permissions::from_mode(mode)).unwrap();
+            assert_eq!(textfile.shared_directory().is_some(), is_reported, "{mode:o}");
         }
     }
 

@@ -40,6 +40,8 @@ pub(super) enum Action {
     ToggleTree,
     ChooseSort,
     SortBy(SortBy),
+    /// The letter after `o` names no order.
+    UnknownOrder(char),
     Filter,
     Insert(char),
     Erase,
@@ -65,7 +67,8 @@ pub(super) fn action(context: KeyContext, key: KeyEvent) -> Option<Action> {
         KeyContext::Page => page(key.code),
         KeyContext::Sort => Some(match key.code {
             KeyCode::Char(letter) => {
-                SortBy::ALL.into_iter().find(|by| by.letter() == letter).map_or(Action::Cancel, Action::SortBy)
+                let by = SortBy::ALL.into_iter().find(|by| by.letter() == letter);
+                by.map_or(Action::UnknownOrder(letter), Action::SortBy)
             }
             _ => Action::Cancel,
         }),
@@ -158,6 +161,13 @@ mod tests {
             let key = KeyEvent::new(KeyCode::Char(letter), KeyModifiers::NONE);
             assert_eq!(action(KeyContext::Input, key), Some(Action::Insert(letter)));
         }
+    }
+
+    #[test]
+    fn letter_after_o_is_an_order_or_reported() {
+        assert_eq!(action(KeyContext::Sort, pressed("m")), Some(Action::SortBy(SortBy::Memory)));
+        assert_eq!(action(KeyContext::Sort, pressed("z")), Some(Action::UnknownOrder('z')));
+        assert_eq!(action(KeyContext::Sort, pressed("Esc")), Some(Action::Cancel));
     }
 
     /// A lease must not end because of a key that was meant for the list.

@@ -2,7 +2,10 @@
 
 use std::cmp::Ordering;
 
+use gpush_api::{Lease, MigDevice};
+
 use super::tree::{Item, Node, job_of};
+use crate::render::slices::Use;
 
 /// How to sort rows. Rows whose figure is not known come last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -106,33 +109,46 @@ pub(super) fn sort(nodes: &mut [Node<'_>], by: SortBy) {
     }
 }
 
-/// Keeps the rows that contain a text, the rows below them, and the rows above them. Ignores case.
-pub(super) fn filter(nodes: &mut Vec<Node<'_>>, text: &str) {
+/// Keeps the rows that contain a text, the rows below them, and the rows above them. Ignores case. `devices` are the MIG
+/// devices of the host.
+pub(super) fn filter(nodes: &mut Vec<Node<'_>>, text: &str, devices: &[MigDevice]) {
     let text = text.to_lowercase();
     if !text.is_empty() {
-        nodes.retain_mut(|node| matches(node, &text));
+        nodes.retain_mut(|node| matches(node, &text, devices));
     }
 }
 
-fn matches(node: &mut Node<'_>, text: &str) -> bool {
-    if words(node).to_lowercase().contains(text) {
+fn matches(node: &mut Node<'_>, text: &str, devices: &[MigDevice]) -> bool {
+    if words(node, devices).to_lowercase().contains(text) {
         return true;
     }
-    node.children.retain_mut(|child| matches(child, text));
+    node.children.retain_mut(|child| matches(child, text, devices));
     !node.children.is_empty()
 }
 
+/// Returns the words for a user: the name, which a row shows, and the uid, which it shows without a name.
+fn user_words(user: Option<&str>, uid: Option<u32>, account: Option<&str>) -> String {
+    let uid = uid.map_or_else(String::new, |uid| format!("uid {uid}"));
+    format!("{} {} {uid}", user.unwrap_or_default(), account.unwrap_or_default())
+}
+
 /// Returns the words of a row in which the filter searches.
-fn words(node: &Node<'_>) -> String {
+fn words(node: &Node<'_>, devices: &[MigDevice]) -> String {
     let of_lease = |node: &Node<'_>| {
         let Some(lease) = node.lease() else { return String::new() };
         let job = job_of(lease).map_or_else(String::new, |job| format!("job {job}"));
-        let user = lease.holder.user.as_deref().or(lease.account.as_deref()).unwrap_or_default();
-        format!("{} {user} {} {job} {}", lease.id, lease.kind, lease.state)
+        let Lease { id, holder, account, .. } = lease;
+        let user = user_words(holder.user.as_deref(), Some(holder.uid), account.as_deref());
+        format!("{id} {user} {} {job} {}", lease.kind, lease.state)
     };
     match &node.item {
         Item::Gpu { gpu, .. } => format!("gpu {} {} {} {}", gpu.index, gpu.name, gpu.uuid, gpu.mode.name()),
-        Item::Instance { instance, .. } => instance.profile.clone(),
+        Item::Instance { instance, gpu } => {
+            let devices: Vec<&MigDevice> = devices.iter().filter(|device| device.gpu_uuid == gpu.uuid).collect();
+            let usage = Use::of(instance, &devices);
+            let start = instance.placement.start;
+            format!("{}@{start} {} {}", instance.profile, usage.word(), usage.symbol())
+        }
         Item::Lease(item) => {
             let state = item.usage.map_or("", |usage| usage.state.name());
             format!("{} {} {state}", of_lease(node), item.device.as_deref().unwrap_or_default())
@@ -141,7 +157,7 @@ fn words(node: &Node<'_>) -> String {
         Item::Process(process) => {
             let one = &process.process;
             let pid = one.pid.map_or_else(String::new, |pid| pid.to_string());
-            let user = one.user.as_deref().unwrap_or_default();
+            let user = user_words(one.user.as_deref(), one.uid, process.account.as_deref());
             format!("{pid} {user} {}", one.command.as_deref().unwrap_or_default())
         }
     }
@@ -162,6 +178,8 @@ pub(super) fn leases_only(nodes: Vec<Node<'_>>) -> Vec<Node<'_>> {
 
 #[cfg(test)]
 mod tests {
+    use gpush_api::LeaseHolder;
+
     use super::*;
     use crate::commands::top::{samples, tree};
 
@@ -184,11 +202,34 @@ mod tests {
     fn filter_keeps_the_rows_above_and_below_a_match() {
         let answers = samples::host();
         let mut nodes = tree::of(&answers);
-        filter(&mut nodes, "TRAIN.PY");
+        filter(&mut nodes, "TRAIN.PY", &[]);
         assert_eq!(nodes.len(), 1, "one GPU has the process");
         assert_eq!(ids(&leases_only(nodes.clone())), ["L17"]);
-        filter(&mut nodes, "no such text");
+        filter(&mut nodes, "no such text", &[]);
         assert!(nodes.is_empty());
+    }
+
+    /// Fault: `/uid 1001` found no row, although rows showed `uid 1001`.
+    #[test]
+    fn filter_finds_uids_and_states_of_instances() {
+        let mut answers = samples::host();
+        answers.status.leases[0].holder = LeaseHolder { uid: 1001, user: None };
+        let process =
+            answers.processes.as_mut().unwrap().processes.iter_mut().find(|one| one.process.pid == Some(31_337));
+        let process = &mut process.unwrap().process;
+        (process.uid, process.user) = (Some(1002), None);
+        let found = |text: &str| {
+            let mut nodes = tree::of(&answers);
+            filter(&mut nodes, text, &answers.status.devices);
+            nodes
+        };
+        assert_eq!(ids(&leases_only(found("uid 1001"))), ["L12"]);
+        assert_eq!(found("UID 1002").len(), 1);
+        let split = |text: &str| {
+            let nodes = found(text);
+            nodes.iter().flat_map(|node| &node.children).any(|node| matches!(node.item, Item::Instance { .. }))
+        };
+        assert!(split("granted") && split("2g.20gb@4") && split("◐") && !split("⊘"));
     }
 
     #[test]

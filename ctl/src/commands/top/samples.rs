@@ -160,6 +160,7 @@ fn all_gpu_usage() -> Vec<GpuUsage> {
         profile: profile.to_owned(),
         activity: sm(ratio),
         memory_used_mib: Some(mib),
+        memory_total_mib: None,
     };
     let mig = GpuUsage {
         power_w: Some(412.4),
@@ -200,6 +201,7 @@ fn use_of(lease: &Lease, state: UseState, reason: Option<UnknownReason>, ratio: 
         gpu_uuid: lease.members[0].gpu_uuid.clone(),
         source: if is_mps { SignalSource::Processes } else { SignalSource::Gpm },
         estimate: is_mps,
+        weak: false,
         sm_activity: ratio,
         dram_activity: None,
         sm_mean: ratio,
@@ -220,6 +222,7 @@ fn use_of(lease: &Lease, state: UseState, reason: Option<UnknownReason>, ratio: 
         unknown_s: 60,
         energy_j: 812_000.0,
         energy_method: if is_mps { EnergyMethod::Process } else { EnergyMethod::Gpm },
+        energy_mixed: false,
         target_usage: vec![target],
     }
 }
@@ -255,6 +258,7 @@ fn summary(usage: &LeaseUsage) -> LeaseUsageSummary {
         memory_peak_mib: usage.target_usage[0].memory_peak_mib,
         energy_j: Some(usage.energy_j),
         energy_method: usage.energy_method,
+        energy_mixed: usage.energy_mixed,
         power_limited: None,
         thermal_limited: None,
     }
@@ -271,5 +275,13 @@ pub(crate) fn host() -> HostAnswers {
     }
     let processes = GpuProcesses { policy: UnleasedPolicy::Report, processes: processes(), unknown: Vec::new() };
     let own = BTreeSet::from([LeaseId(12), LeaseId(17)]);
-    HostAnswers { status, usage, processes: Some(processes), processes_error: None, own, at: at(3) }
+    HostAnswers {
+        status,
+        usage,
+        processes: Some(processes),
+        processes_error: None,
+        others: BTreeSet::new(),
+        own,
+        at: at(3),
+    }
 }

@@ -135,7 +135,7 @@ impl State {
     /// Returns the rows, filtered and sorted.
     pub(super) fn nodes(&self) -> Vec<Node<'_>> {
         let mut nodes = tree::of(&self.answers);
-        order::filter(&mut nodes, &self.filter);
+        order::filter(&mut nodes, &self.filter, &self.answers.status.devices);
         if !self.has_tree {
             nodes = order::leases_only(nodes);
         }
@@ -192,6 +192,11 @@ impl State {
             Action::ToggleTree => self.has_tree = !self.has_tree,
             Action::ChooseSort => self.view = View::Sort,
             Action::SortBy(by) => (self.sort, self.view) = (by, View::List),
+            Action::UnknownOrder(letter) => {
+                let letters: Vec<String> = SortBy::ALL.iter().map(|by| by.letter().to_string()).collect();
+                self.message = Some(format!("{letter} is not an order: type one of {}", letters.join(", ")));
+                self.view = View::List;
+            }
             Action::Filter => self.view = View::Filter,
             Action::Insert(letter) => {
                 if let Some(input) = self.input() {
@@ -376,6 +381,15 @@ mod tests {
         assert_eq!(state.connection, Connection::Answers);
         state.waits_for_answer(at + SLOW + SLOW);
         assert!(matches!(state.connection, Connection::Failed { .. }));
+    }
+
+    /// Fault: `o` with a wrong letter did nothing, and did not say so.
+    #[test]
+    fn unknown_order_is_reported() {
+        let mut state = State::new(samples::host());
+        act(&mut state, &[Action::ChooseSort, Action::UnknownOrder('z')]);
+        assert!(state.message.as_deref().is_some_and(|text| text.starts_with("z is not an order")));
+        assert_eq!((state.sort, state.key_context()), (SortBy::Index, KeyContext::List));
     }
 
     #[test]

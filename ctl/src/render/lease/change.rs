@@ -3,7 +3,7 @@
 use gpush_api::{Gpu, Lease, LeaseGrant, LeaseState, text::local_time};
 use jiff::Timestamp;
 
-use super::{end, enforced_by, list::list, place, reason, share, show};
+use super::{end, enforced_by, list::list, place, reason, share, show, usage::Surroundings};
 use crate::render::{
     Appearance,
     appearance::{NOTE, QUIET, paint},
@@ -14,7 +14,7 @@ use crate::render::{
 pub(crate) fn granted(granted: &LeaseGrant, gpus: &[Gpu], look: &Appearance) -> Listing {
     let lease = &granted.lease;
     let id = lease.id;
-    let mut drawn = show::one(lease, gpus, look) + "\n";
+    let mut drawn = show::one(lease, gpus, &Surroundings::default(), look) + "\n";
     for (command, what) in [
         (format!("gpushctl run --lease {id} -- COMMAND"), "run a command in the lease"),
         (format!("eval \"$(gpushctl lease env {id})\""), "or use the lease in this shell"),

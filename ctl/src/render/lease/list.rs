@@ -1,12 +1,12 @@
 //! The table of leases.
 
-use gpush_api::{Gpu, Lease, LeaseState};
+use gpush_api::{Gpu, Lease, LeaseState, LeaseUsageSummary};
 
 use super::{NONE, end, place, reason, share, state, targets, usage, user};
 use crate::render::{
     Appearance,
     appearance::paint,
-    listing::{Listing, widened},
+    listing::{Listing, insert, widened},
     table::{Align, Narrow},
 };
 
@@ -29,7 +29,7 @@ pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing
         none if none.is_empty() => NONE.to_owned(),
         uuids => look.clean(&uuids),
     };
-    let (columns, rows) = widened(
+    let (mut columns, mut rows) = widened(
         &COLUMNS,
         rows,
         leases,
@@ -46,10 +46,36 @@ pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing
         ],
         look,
     );
+    if look.exact {
+        insert_use(&mut columns, &mut rows, leases);
+    }
     Listing::new(&columns, rows, Narrow::spare(&["TARGET"]).prose(), look)
         .names(leases.iter().map(|lease| lease.id.to_string()))
         .uuids(leases.iter().flat_map(|lease| &lease.members).map(|member| member.target.clone()))
         .or_empty("No lease.")
+}
+
+/// Inserts the use of each lease for programs: one value in a column, empty if it is not known.
+fn insert_use(columns: &mut Vec<(&'static str, Align)>, rows: &mut [Vec<String>], leases: &[Lease]) {
+    type Value = fn(&LeaseUsageSummary) -> Option<String>;
+    let value = |of: Value| move |lease: &Lease| lease.usage.as_ref().and_then(of).unwrap_or_default();
+    insert(
+        columns,
+        rows,
+        leases,
+        &[
+            ("USE STATE", &value(|usage| usage.state.map(|state| state.name().to_owned()))),
+            ("UNUSED S", &value(|usage| usage.unused_s.map(|seconds| seconds.to_string()))),
+            ("PROCESSES", &value(|usage| usage.process_count.map(|number| number.to_string()))),
+            ("MEMORY MIB", &value(|usage| usage.memory_mib.map(|mib| mib.to_string()))),
+            ("MEMORY PEAK MIB", &value(|usage| usage.memory_peak_mib.map(|mib| mib.to_string()))),
+            ("BUSY S", &value(|usage| Some(usage.busy_s.to_string()))),
+            ("IDLE S", &value(|usage| Some(usage.idle_s.to_string()))),
+            ("EMPTY S", &value(|usage| Some(usage.empty_s.to_string()))),
+            ("UNKNOWN S", &value(|usage| Some(usage.unknown_s.to_string()))),
+            ("ENERGY J", &value(|usage| usage.energy_j.map(|joules| format!("{joules:.3}")))),
+        ],
+    );
 }
 
 /// Returns the maximum width of a user name.
@@ -105,6 +131,19 @@ fn detail(lease: &Lease, look: &Appearance) -> String {
 mod tests {
     use super::*;
     use crate::render::{Charset, fixtures};
+
+    /// Fault: the CSV had the use of a lease only as a sentence.
+    #[test]
+    fn csv_has_the_use_in_columns() {
+        let used = Lease { usage: Some(fixtures::lease::usage()), ..fixtures::lease::mig() };
+        let look = Appearance { exact: true, wraps: false, ..fixtures::look(80, Charset::Ascii) };
+        let csv = list(&[used, fixtures::lease::queued()], &[], &look).csv(true);
+        let lines: Vec<&str> = csv.lines().collect();
+        let names = "use_state,unused_s,processes,memory_mib,memory_peak_mib,busy_s,idle_s,empty_s,unknown_s,energy_j,";
+        assert!(lines[0].contains(names), "{csv}");
+        assert!(lines[1].contains(",idle,7500,2,9320,10240,3600,7500,0,60,43200.000,"), "{csv}");
+        assert!(lines[2].contains(",,,,,,,,,,"), "{csv}");
+    }
 
     #[test]
     fn owner_of_a_subordinate_uid_is_shown_on_a_narrow_terminal() {

@@ -23,7 +23,7 @@ pub(crate) use self::{
     change::{ended, granted, renewed, started, waits},
     list::list,
     show::{one, show},
-    usage::{energy, unknown},
+    usage::{Surroundings, energy, unknown},
 };
 use super::{
     Appearance,

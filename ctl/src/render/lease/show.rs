@@ -3,7 +3,13 @@
 use gpush_api::{Gpu, Lease, LeaseBinding, LeaseState, MemberShare, Priority, text::local_time};
 use gpush_core::{lease::request, refusal};
 
-use super::{end, enforced_by, list::list, place, reason, share, state, target, usage, user};
+use super::{
+    end, enforced_by,
+    list::list,
+    place, reason, share, state, target,
+    usage::{self, Surroundings},
+    user,
+};
 use crate::render::{
     Appearance,
     appearance::{BAD, NOTE, QUIET, STRONG, gib, pad, paint},
@@ -20,13 +26,13 @@ const NAMES: usize = 12;
 const INDENT: usize = 2;
 
 /// Draws `gpushctl lease show`.
-pub(crate) fn show(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing {
-    let drawn: Vec<String> = leases.iter().map(|lease| one(lease, gpus, look)).collect();
+pub(crate) fn show(leases: &[Lease], gpus: &[Gpu], surroundings: &Surroundings<'_>, look: &Appearance) -> Listing {
+    let drawn: Vec<String> = leases.iter().map(|lease| one(lease, gpus, surroundings, look)).collect();
     list(leases, gpus, look).drawn(drawn.join("\n"))
 }
 
 /// Draws all details of a lease.
-pub(crate) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
+pub(crate) fn one(lease: &Lease, gpus: &[Gpu], surroundings: &Surroundings<'_>, look: &Appearance) -> String {
     let (word, style) = state(lease.state);
     let (event, at) = match lease.state {
         LeaseState::Queued | LeaseState::Granting => ("requested ", Some(lease.created_at)),
@@ -48,7 +54,7 @@ pub(crate) fn one(lease: &Lease, gpus: &[Gpu], look: &Appearance) -> String {
         let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", local_time(at)));
         fact("ends", &format!("{}{at}", end(lease, look)));
     }
-    for (name, value) in usage::facts(lease) {
+    for (name, value) in usage::facts(lease, surroundings, look) {
         fact(name, &value);
     }
     let bound = match &lease.binding {

@@ -1,9 +1,14 @@
 //! Drawings of leases.
 
-use gpush_api::{EndReason, Enforcement, LeaseGrant, LeaseState, LeaseUse};
+use gpush_api::{
+    EndReason, Enforcement, Lease, LeaseGrant, LeaseId, LeaseKind, LeaseState, LeaseUsageSummary, LeaseUse,
+    MemberShare, UseState,
+};
 
 use super::*;
-use crate::render::lease;
+use crate::render::{lease, status::Status};
+
+const NONE: lease::Surroundings<'_> = lease::Surroundings { usage: &[], leases: &[] };
 
 /// Returns the GPUs of the sample host.
 fn host() -> Vec<Gpu> {
@@ -33,7 +38,7 @@ fn lease_show_of_every_kind_and_state() {
     let gpus = host();
     for width in [60, 80, 120] {
         let look = fixtures::look(width, UTF8);
-        let text = fixtures::plain(lease::show(&fixtures::lease::all(), &gpus, &look).text());
+        let text = fixtures::plain(lease::show(&fixtures::lease::all(), &gpus, &NONE, &look).text());
         // Skip lines with UUIDs: gpushctl does not shorten UUIDs, because users copy them.
         for line in text.lines().filter(|line| !line.contains("MIG-") && !line.contains("GPU-")) {
             assert!(appearance::width(line) <= width, "{line}");
@@ -41,7 +46,7 @@ fn lease_show_of_every_kind_and_state() {
         assert_snapshot!(format!("lease-show-{width}"), text);
     }
     let look = fixtures::look(80, UTF8);
-    let without = fixtures::plain(lease::show(&[fixtures::lease::mig()], &[], &look).text());
+    let without = fixtures::plain(lease::show(&[fixtures::lease::mig()], &[], &NONE, &look).text());
     assert!(without.contains("MIG-00070000-aaaa-5bbb-8ccc-0123456789ab"), "without readings: {without}");
 }
 
@@ -122,14 +127,61 @@ fn gpu_show_lists_the_leases_of_a_whole_gpu() {
     assert_snapshot!("gpu-show-leases", text.join("\n"));
 }
 
-#[test]
-fn status_shows_the_leases_of_each_gpu() {
+/// Leases of whole devices, more than fit below a GPU, and their use.
+fn used() -> Vec<Lease> {
+    let of = |state, lease: Lease| {
+        let usage = LeaseUsageSummary { state: Some(state), ..fixtures::lease::usage() };
+        Lease { usage: Some(usage), ..lease }
+    };
+    let device = |id, uuid: &str| {
+        let share = MemberShare::Mig { profile: "x".to_owned() };
+        let gpu = u32::from(uuid.starts_with("MIG-0001"));
+        Lease {
+            members: vec![fixtures::lease::member(gpu, Some(uuid), share, 9856)],
+            ..fixtures::lease::lease(id, LeaseKind::Mig)
+        }
+    };
+    let whole = Lease {
+        members: vec![fixtures::lease::member(4, None, MemberShare::Whole, 24_576)],
+        ..fixtures::lease::lease(40, LeaseKind::Whole)
+    };
+    let mut leases = vec![
+        of(UseState::Busy, device(31, "MIG-00020000-aaaa-5bbb-8ccc-0123456789ab")),
+        of(UseState::Idle, device(32, "MIG-00030000-aaaa-5bbb-8ccc-0123456789ab")),
+        of(UseState::Unknown, device(33, "MIG-00010000-aaaa-5bbb-8ccc-0123456789ab")),
+        of(UseState::Empty, fixtures::lease::mig()),
+        of(UseState::Empty, whole),
+    ];
+    leases.extend((50..61).map(|id| of(UseState::Busy, Lease { id: LeaseId(id), ..fixtures::lease::mps() })));
+    leases
+}
+
+fn with_leases(leases: Vec<Lease>) -> Status {
     let mut shown = fixtures::status(host(), false);
-    shown.leases = fixtures::lease::all();
+    shown.leases = leases;
     for gpu in &mut shown.gpus {
         gpu.leases = shown.leases.iter().flat_map(|lease| LeaseUse::of(lease, &gpu.uuid)).collect();
     }
     shown.devices = gpush_core::devices::list(&shown.gpus, &shown.mps, &shown.leases);
+    shown
+}
+
+/// Fault: the row of a granted device was blank behind its memory, and the line with the leases was cut.
+#[test]
+fn row_of_a_device_shows_its_lease() {
+    let shown = with_leases(used());
+    for width in [60, 80, 120] {
+        let look = fixtures::look(width, UTF8);
+        assert_snapshot!(format!("status-rows-{width}"), drawn(&shown, false, &look));
+    }
+    let pipe = Appearance { wraps: false, ..fixtures::look(60, UTF8) };
+    let text = fixtures::plain(&status::status(&shown, false, &pipe));
+    assert!((50..61).all(|id| text.contains(&format!("L{id} alice"))), "a pipe gets all leases: {text}");
+}
+
+#[test]
+fn status_shows_the_leases_of_each_gpu() {
+    let shown = with_leases(fixtures::lease::all());
     for width in [72, 80, 120] {
         let look = fixtures::look(width, UTF8);
         assert_snapshot!(format!("status-leases-{width}"), drawn(&shown, false, &look));

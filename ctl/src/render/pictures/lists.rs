@@ -59,7 +59,7 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
         ("mps clients", mps::clients::all(&daemons, look)),
         ("ps", processes::list(&fixtures::mps::processes(), false, look)),
         ("lease list", lease::list(&leases, &gpus, look)),
-        ("lease show", lease::show(&leases[..2], &gpus, look)),
+        ("lease show", lease::show(&leases[..2], &gpus, &lease::Surroundings::default(), look)),
         ("lease request", lease::granted(&granted, &gpus, look)),
         ("quota --all", quota::list(&quota::tests::samples(), look)),
         ("usage", usage_report::list(&usage_report::tests::report(), &gpus, look)),

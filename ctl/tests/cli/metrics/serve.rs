@@ -147,6 +147,24 @@ fn address_that_others_can_reach_is_refused_without_tls_and_password() {
     insta::assert_snapshot!(text);
 }
 
+/// Fault: with `-o json`, nobody could learn the port of the relay.
+#[test]
+fn relay_prints_its_address_as_a_document() {
+    let host = Host::new();
+    agent(&host);
+    let mut command = host.command(&["metrics", "serve", "--listen", "127.0.0.1:0", "-o", "json"]);
+    let mut child = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    let mut document = serde_json::Deserializer::from_reader(child.stdout.take().unwrap()).into_iter();
+    let served: serde_json::Value = document.next().unwrap().unwrap();
+    let url = served["url"].as_str().unwrap();
+    let address = url.strip_prefix("http://").and_then(|url| url.strip_suffix("/metrics")).unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    assert_eq!(exchange(&mut stream, &request("GET", "/metrics", &[])).body, PUBLIC);
+    assert_eq!(served["has_password"], false);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
 #[test]
 fn used_port_is_named() {
     let host = Host::new();

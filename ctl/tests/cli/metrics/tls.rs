@@ -166,6 +166,41 @@ fn changed_files_are_read_again_and_invalid_files_change_nothing() {
     }
 }
 
+/// Fault: a relay on the loopback interface served without TLS and passwords after its web config had been emptied.
+#[test]
+fn emptied_web_config_removes_no_protection() {
+    let host = Host::new();
+    agent(&host);
+    let identity = Identity::new();
+    identity.write(&host);
+    write_secret(&host, "web.yml", &format!("{TLS}{}", users("one")));
+    let mut relay = Relay::start(&host, &["--web-config", "web.yml"]);
+    for (text, lost) in [(String::new(), "TLS and passwords"), (TLS.to_owned(), "passwords"), (users("one"), "TLS")] {
+        write_secret(&host, "web.yml", &text);
+        let lines = relay.reload("the previous settings stay in use");
+        assert!(lines.contains(&format!("the web config web.yml has no {lost} any more")), "{lines}");
+        assert_eq!(identity.scrape(&relay, None).status, 401);
+        assert_eq!(identity.scrape(&relay, Some("prometheus:one")).status, 200);
+    }
+}
+
+#[test]
+fn files_that_others_can_change_are_refused() {
+    let host = Host::new();
+    let mut text = String::new();
+    Identity::new().write(&host);
+    write_secret(&host, "web.yml", &format!("{TLS}{}", users("one")));
+    let set = |name: &str, mode| std::fs::set_permissions(host.path(name), PermissionsExt::from_mode(mode)).unwrap();
+    for (name, mode) in [("web.yml", 0o666), ("key.pem", 0o620)] {
+        set(name, mode);
+        text += &host.run(&["metrics", "serve", "--web-config", "web.yml"]);
+        set(name, 0o600);
+    }
+    nix::unistd::mkfifo(&host.path("fifo.yml"), nix::sys::stat::Mode::S_IRUSR).unwrap();
+    text += &host.run(&["metrics", "serve", "--web-config", "fifo.yml"]);
+    insta::assert_snapshot!(text);
+}
+
 /// The relay notices the new file when the next scraper connects.
 #[test]
 fn changed_file_is_read_again_without_a_signal() {

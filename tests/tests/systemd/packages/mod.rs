@@ -5,6 +5,7 @@
 //! | `mod` | the .deb: first start, remove, purge, and the cases in which it refuses the installation |
 //! | `config` | unattended upgrades, and the config over upgrades, a removal and a purge |
 //! | `drivers` | `apt install` on hosts with and without drivers changes only gpush |
+//! | `metrics` | the relay of the metrics, and the timer that writes them to a file |
 //! | `image` | the packages in an image, where no systemd runs |
 //! | `purge` | the .deb is removed and purged while an MPS control daemon has a client |
 //! | `upgrade` | the .deb is upgraded while requests, an operation, leases and MPS clients run |
@@ -14,6 +15,7 @@
 mod config;
 mod drivers;
 mod image;
+mod metrics;
 mod purge;
 mod releases;
 mod rpm;

@@ -1,9 +1,11 @@
 //! Which devices a job gets: those that Slurm allocated, or a share that the job requests.
 
-use gpush_api::{LeaseBinding, LeaseKind, LeaseState, MemberShare, SlurmOutcome};
+use std::{fs, sync::Arc};
+
+use gpush_api::{GpuInstance, LeaseBinding, LeaseKind, LeaseState, MemberShare, SlurmOutcome};
 
 use super::{ALICE, BOB, Job, MIG, WHOLE, mig_devices, targets, two_gpus};
-use crate::lifecycle::in_process::InProcess;
+use crate::{lifecycle::in_process::InProcess, metrics::job_files};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn job_has_its_gpu_from_prolog_until_epilog() {
@@ -136,4 +138,30 @@ async fn job_gets_the_mig_device_of_its_instance_ids() {
     assert_eq!(Some(&targets(&granted)[0]), instances[1].compute[0].uuid.as_ref());
     let unknown = host.fails(&Job::new(2).with([device(instances[0].id, 7)])).await;
     assert!(unknown.message.contains("compute instance 7 of GPU instance"), "{unknown:?}");
+}
+
+/// Other exporters find the job of each MIG device in files.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn files_name_the_jobs_on_each_device() {
+    let host = InProcess::start("dgx-h100", 1, &format!("[metrics]\njob_files = true\n{MIG}")).await;
+    host.apply(&["0"], &["1g.10gb*3"]).await;
+    let uuids = host.device_uuids(0).await;
+    let scratch = tempfile::tempdir().expect("a directory");
+    let directory = scratch.path().join("jobs");
+    let context = Arc::clone(&host.engine.as_ref().expect("gpushd runs").context);
+    let writing = tokio::spawn(job_files::run(context, directory.clone()));
+    let read = |path: &str| fs::read_to_string(directory.join(path)).ok();
+    let of_device = format!("jobstats/{}", uuids[1]);
+    let instances = host.gpu(0).await.mig.expect("MIG").instances;
+    let has_device = |gi: &&GpuInstance| gi.compute.iter().any(|device| device.uuid.as_ref() == Some(&uuids[1]));
+    let gi = instances.iter().find(has_device).expect("an instance").id;
+    let of_instance = format!("dcgm/0.{gi}");
+    let job = Job::new(7).on_uuid(uuids[1].as_str());
+    host.starts(&job).await;
+    host.until("files of the job", async || read(&of_device).filter(|text| *text == format!("7 {ALICE}\n"))).await;
+    assert_eq!(read(&of_instance).as_deref(), Some("7\n"));
+    host.epilog(&job).await;
+    host.until("no job", async || read(&of_device).is_none().then_some(())).await;
+    assert_eq!(read(&of_instance).as_deref(), Some(""), "dcgm-exporter needs a file that stays");
+    writing.abort();
 }

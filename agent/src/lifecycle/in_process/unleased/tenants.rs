@@ -42,7 +42,7 @@ async fn old_environment_on_the_device_of_the_next_holder_is_reported() {
     let (one, other) = (first.lease.id, second.lease.id);
     for (job, why) in [
         (&old, format!("its environment names lease {one}, but lease {other} holds the device now")),
-        (&bare, format!("lease {other} of another user holds the device")),
+        (&bare, format!("lease {other} holds the device, and belongs to another user than the process")),
     ] {
         assert_eq!(host.listed(job).await.unleased, Some(why));
         assert_eq!(host.action(job).await, "not ended: the rule of its GPU does not require a lease");
@@ -92,7 +92,11 @@ async fn process_on_a_leased_whole_gpu_of_another_user_is_reported() {
         host.until("the GPU is free", async || host.post_as(user(OTHER), "/v1/leases", &body).await.ok()).await;
     let mut listener = host.listen("?kinds=unleased", None).await;
     let job = host.job(HOLDER, 0, ProcessKind::Compute);
-    host.shown_with_its_gpu(&job, &format!("lease {} of another user holds the device", granted.lease.id)).await;
+    host.shown_with_its_gpu(
+        &job,
+        &format!("lease {} holds the device, and belongs to another user than the process", granted.lease.id),
+    )
+    .await;
     let is_found = |event: &Event| {
         let EventPayload::Unleased(change) = &event.what else { return false };
         change.pid == Some(job.pid()) && change.step == UnleasedStep::Found

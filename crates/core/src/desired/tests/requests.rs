@@ -43,6 +43,8 @@ fn hint_names_other_gpus_in_a_command_that_works() {
         layout.starts_with("choose other GPUs: `gpushctl mig apply --dry-run '1g.10gb*2' -g 0-2,5-7`; or "),
         "{layout}"
     );
+    // Fault: the proposed rule had another layout than the request.
+    assert!(layout.contains("layout = [\"1g.10gb*2\"])"), "{layout}");
     let each = |layout: &[&str]| {
         let layout = layout.iter().map(|entry| (*entry).to_owned()).collect();
         LayoutSource::PerGpu(vec![GpuLayout { gpu: "4".to_owned(), mig: true, layout }])

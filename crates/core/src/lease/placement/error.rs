@@ -124,7 +124,7 @@ pub(super) fn explain(host: &Host, wanted: &PlacementRequest, policy: PlacementP
 }
 
 /// Returns a small request of a kind that the GPUs offer.
-fn example(host: &Host, kind: LeaseKind) -> String {
+pub(super) fn example(host: &Host, kind: LeaseKind) -> String {
     let offers = || host.gpus.iter().filter_map(|gpu| gpu.mig.as_ref());
     // A GPU offers its existing devices. Only a dynamic GPU offers all its profiles.
     let devices =

@@ -2,13 +2,16 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use gpush_api::{Gpu, GpuIndex, LeaseKind, LeaseShare};
+use gpush_api::{Gpu, GpuIndex, LeaseKind, LeaseRequest, LeaseShare, MemoryLimit, Percentage};
 
-use super::{Host, nominal_mib};
+use super::{GpuOffer, Host, RequestedDevice, error::example, nominal_mib};
 use crate::lease::{
     quota::{Allowance, Size},
     request,
 };
+
+/// Number of compute slices of a whole GPU.
+const SLICES: u32 = 7;
 
 /// What an error needs to know about the host in addition to the reason.
 #[derive(Debug, Clone, Copy)]
@@ -56,6 +59,48 @@ impl ErrorContext<'_> {
             Some(allowance) => allowance.largest_percentage(most_tenths, target_mib, self.gpu_mib(gpu)),
             None => Some(most_tenths),
         }
+    }
+
+    /// Returns a request of each kind that the user may lease on this host: one that the GPUs can meet when idle, and that
+    /// the quota and the rules allow.
+    #[must_use]
+    pub fn possible(&self) -> Vec<(LeaseKind, String)> {
+        let is_allowed = |gpu: &&GpuOffer| self.allowed.is_none_or(|allowed| allowed.contains(&gpu.index));
+        let host = Host { gpus: self.host.gpus.iter().filter(is_allowed).cloned().collect() };
+        let kinds = host.kinds().into_iter();
+        kinds.filter_map(|kind| Some((kind, self.permitted(&host, &example(&host, kind))?))).collect()
+    }
+
+    /// Returns requests of other kinds that give at least the memory and the compute of a MIG device. The GPUs of `host`
+    /// can meet them when idle, and the quota allows them.
+    pub(super) fn large_enough(&self, host: &Host, device: &RequestedDevice) -> Vec<String> {
+        let (memory_mib, slices) = match device {
+            RequestedDevice::AtLeast { memory_mib, slices } => (*memory_mib, u32::from(*slices)),
+            RequestedDevice::Profile(name) => {
+                let slices = name.rsplit_once("g.").and_then(|(slices, _)| slices.rsplit('.').next()?.parse().ok());
+                (nominal_mib(name).unwrap_or_default(), slices.unwrap_or_default())
+            }
+        };
+        let whole = host.gpus.iter().filter(|gpu| gpu.whole.is_some() && self.gpu_mib(gpu.index) >= memory_mib);
+        let whole = Host { gpus: whole.cloned().collect() };
+        let of_compute = (slices * 100).div_ceil(SLICES);
+        let share = |gpu: GpuIndex, target_mib: u64| {
+            let of_memory = u32::try_from(memory_mib.saturating_mul(100).div_ceil(target_mib.max(1))).ok()?;
+            let percentage = of_compute.max(of_memory);
+            let tenths = percentage.saturating_mul(10);
+            (percentage <= 100 && self.largest_percentage(gpu, target_mib, tenths) == Some(tenths))
+                .then_some(percentage)
+        };
+        let targets = host.gpus.iter().flat_map(|gpu| gpu.mps.iter().map(move |mps| (gpu.index, mps.memory_mib)));
+        let percentage = targets.filter_map(|(gpu, memory_mib)| share(gpu, memory_mib)).min();
+        let mps = percentage.and_then(|percentage| {
+            let percentage = Percentage::of_tenths(u16::try_from(percentage.max(1)).ok()? * 10)?;
+            let memory_limit_mib = MemoryLimit::of_mib(memory_mib);
+            let share = LeaseShare::Mps { percentage: Some(percentage), memory_limit_mib, priority: None };
+            Some(request::spec(&LeaseRequest { share, ..LeaseRequest::default() }))
+        });
+        let whole = (!whole.gpus.is_empty()).then(|| self.permitted(&whole, "whole")).flatten();
+        mps.into_iter().chain(whole).collect()
     }
 
     /// Returns the request of `offered`, or a smaller one that the quota allows; `None` if the quota allows none. `offered`

@@ -176,6 +176,10 @@ pub struct MpsOffer {
     pub most_leases: u32,
     /// Percentage of a lease whose request does not contain a percentage.
     pub default: Percentage,
+    /// Largest percentage that the running daemon allows a client. A request for more is refused.
+    pub ceiling: Percentage,
+    /// Whether the rule requests a daemon for several users at a time.
+    pub wants_many_users: bool,
     /// User id that the daemon serves now; `None` if the daemon is idle or serves several users.
     pub user: Option<u32>,
     /// Number of leases that exclude a share of the target: leases of other kinds on an overlapping target.

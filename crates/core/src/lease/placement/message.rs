@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpush_api::{ApiError, Code, ComputeMode, GpuIndex, GpuState, LOST_GPU_HINT, LeaseKind, Mode};
 
 use super::{
-    Closed, FreeShare, GpuOffer, Host, NoAssignment, Obstacle, PlacementPolicy, PlacementRequest, RequestedShare,
-    Unoffered,
+    Closed, FreeShare, GpuOffer, Host, NoAssignment, Obstacle, PlacementPolicy, PlacementRequest, RequestedDevice,
+    RequestedShare, Unoffered,
     error_context::{ErrorContext, percent},
     gang, nominal_mib,
     obstacle_text::{busy, cause, verb_for},
@@ -127,7 +127,7 @@ impl NoAssignment {
                 };
                 let mut error = error(Code::BadRequest, too_small);
                 error.causes.extend(layouts(wanted, context));
-                error.hint(too_large_hint(wanted, context, device_flag))
+                error.hint(too_large_hint(wanted, context, flag))
             }
             Self::TooLarge { most } => {
                 error(Code::BadRequest, format!("{} room for only {most}, even when idle", verb("has", "have")))
@@ -216,7 +216,7 @@ impl NoAssignment {
     pub fn hint_for_job(&self, wanted: &PlacementRequest, context: ErrorContext<'_>) -> Option<String> {
         let offered = match self {
             Self::NotOffered { offered, .. } => offered,
-            Self::TooLarge { most: 0 } => return Some(too_large_hint(wanted, context, device_comment)),
+            Self::TooLarge { most: 0 } => return Some(too_large_hint(wanted, context, comment)),
             Self::Busy {
                 free: Some(FreeShare::Larger { gpu, profile } | FreeShare::Smaller { gpu, profile }), ..
             } if wanted.count == 1 && context.permits_device(*gpu, profile) => {
@@ -388,12 +388,22 @@ fn layouts(wanted: &PlacementRequest, context: ErrorContext<'_>) -> Vec<String> 
 
 /// Returns the option that requests a MIG device on a command line.
 fn device_flag(profile: &str) -> String {
-    format!("`--mig {profile}`")
+    flag(&format!("mig={profile}"))
+}
+
+/// Returns the options of a request on a command line.
+fn flag(request: &str) -> String {
+    format!("`{}`", flags(request))
 }
 
 /// Returns the option with which a Slurm job requests a MIG device.
 fn device_comment(profile: &str) -> String {
-    format!("`--comment=gpush:mig={profile}`")
+    comment(&format!("mig={profile}"))
+}
+
+/// Returns the option with which a Slurm job makes a request.
+fn comment(request: &str) -> String {
+    format!("`--comment=gpush:{request}`")
 }
 
 /// Returns what the user can do about a request that the selected GPUs cannot meet even when idle.
@@ -410,21 +420,32 @@ fn too_large_hint(wanted: &PlacementRequest, context: ErrorContext<'_>, request_
         return format!("choose a GPU that can meet the request: `-g {}`", others.join(","));
     }
     match &wanted.share {
-        RequestedShare::Mig(_) => {
+        RequestedShare::Mig(device) => {
             let migs = || selected.gpus.iter().filter_map(|gpu| Some((gpu.index, gpu.mig.as_ref()?)));
             let instances = migs().flat_map(|(gpu, mig)| mig.instances.iter().map(move |one| (gpu, one)));
             let devices = instances
                 .flat_map(|(gpu, one)| one.devices.iter().map(move |device| (gpu, one.placement.size, device)));
             let granted =
                 devices.filter(|(gpu, _, device)| !device.shared && context.permits_device(*gpu, &device.profile));
-            let sizes: BTreeSet<(u8, &str)> =
+            let mut sizes: BTreeSet<(u8, &str)> =
                 granted.map(|(_, size, device)| (size, device.profile.as_str())).collect();
-            match sizes.is_empty() || migs().any(|(_, mig)| mig.dynamic) {
-                true => "request less; `gpushctl status` shows what the GPUs have".to_owned(),
-                false => {
-                    let names: Vec<String> = sizes.into_iter().rev().map(|(_, name)| request_of(name)).collect();
-                    format!("request {}", names.join(" or "))
-                }
+            if migs().any(|(_, mig)| mig.dynamic) {
+                sizes.clear();
+            }
+            let enough = if wanted.count == 1 { context.large_enough(&selected, device) } else { Vec::new() };
+            let joined = |requests: Vec<String>| {
+                requests.iter().map(|request| request_of(request)).collect::<Vec<_>>().join(" or ")
+            };
+            let devices = joined(sizes.iter().rev().map(|(_, name)| format!("mig={name}")).collect());
+            // The devices of a layout can be larger than a requested profile, but not than a requested size.
+            let is_size = matches!(device, RequestedDevice::AtLeast { .. });
+            match (enough.is_empty(), sizes.is_empty()) {
+                (true, true) => "request less; `gpushctl status` shows what the GPUs have".to_owned(),
+                (true, false) if is_size => format!("request less: {devices}"),
+                (true, false) => format!("request {devices}"),
+                (false, true) => format!("request {}", joined(enough)),
+                (false, false) if is_size => format!("request {}; or less: {devices}", joined(enough)),
+                (false, false) => format!("request {} or {devices}", joined(enough)),
             }
         }
         RequestedShare::Mps { .. } => "request less; `gpushctl status` shows what the GPUs have".to_owned(),

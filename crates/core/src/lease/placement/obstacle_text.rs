@@ -72,6 +72,12 @@ fn has_one_replica(gpu: GpuIndex, wanted: &PlacementRequest, host: &Host) -> boo
     wanted.share.kind() == LeaseKind::Timeslice && offer.is_some_and(|offer| offer.replicas == 1)
 }
 
+/// Returns whether the rule of the GPU requests MPS daemons for several users.
+fn wants_many_users(gpu: GpuIndex, host: &Host) -> bool {
+    let offers = host.gpus.iter().filter(|one| one.index == gpu).flat_map(|one| &one.mps);
+    offers.into_iter().any(|offer| offer.wants_many_users)
+}
+
 /// Says why one GPU does not meet the request now.
 pub(super) fn cause(gpu: GpuIndex, obstacle: Obstacle, wanted: &PlacementRequest, host: &Host) -> String {
     let count = wanted.count;
@@ -106,7 +112,11 @@ pub(super) fn cause(gpu: GpuIndex, obstacle: Obstacle, wanted: &PlacementRequest
         Obstacle::SharedThroughMps => format!("GPU {gpu} shares such a device through MPS: request it with --mps"),
         // The causes about leases and processes name the user.
         Obstacle::OtherUser(_) => {
-            format!("the MPS daemon of GPU {gpu} serves another user, and only one at a time (`mps.users` of its rule)")
+            let why = match wants_many_users(gpu, host) {
+                true => format!("although its rule has users = \"many\": `gpushctl mps show {gpu}` says why"),
+                false => "(`mps.users` of its rule)".to_owned(),
+            };
+            format!("the MPS daemon of GPU {gpu} serves another user, and only one at a time {why}")
         }
         Obstacle::Partly(room) => format!("GPU {gpu} has room for only {room} of the {count} devices"),
     }

@@ -68,7 +68,12 @@ fn on_mps(
     // A target whose daemon already serves this user needs no new daemon. Any other target counts
     // as a new daemon.
     let created = u32::from(mps.user != Some(wanted.holder));
-    let created = if policy == PlacementPolicy::Pack { created } else { 0 };
+    let created = match policy {
+        // The daemon would refuse the share, so any other target is better.
+        _ if percentage > mps.ceiling => 2,
+        PlacementPolicy::Pack => created,
+        PlacementPolicy::Spread => 0,
+    };
     let parts = Parts { blocked: blocks, created, free: left, load: mps.taken_tenths, ..Parts::default() };
     let way = member(Member::Mps { gpu: gpu.index, target: mps.target.clone(), percentage });
     Some(GpuChoice { cost: parts.cost(policy), ..way })

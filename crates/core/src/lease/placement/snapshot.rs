@@ -15,8 +15,8 @@ use std::{
 };
 
 use gpush_api::{
-    ComputeMode, Gpu, GpuInstance, GpuState, GpuUuid, LeaseKind, LeaseMember, MemberShare, Mig, Mode, Placement,
-    TargetUuid,
+    ComputeMode, Gpu, GpuInstance, GpuState, GpuUuid, LeaseKind, LeaseMember, MemberShare, Mig, Mode, Percentage,
+    Placement, TargetUuid,
 };
 
 use crate::{
@@ -210,6 +210,8 @@ fn mps(snapshot: &Snapshot<'_>, gpu: &Gpu, target: &sharing::SharingTarget) -> M
         leases: count(sharing.len()),
         most_leases: target.policy.max_clients,
         default: target.policy.settings.percentage,
+        ceiling: Percentage::ALL,
+        wants_many_users: target.policy.users == gpush_api::MpsUsers::Many,
         user,
         excluding,
     }

@@ -17,8 +17,9 @@ pub struct DeniedRequest<'a> {
     pub what: &'a str,
     /// Name of the holder; `None` if the caller is the holder.
     pub holder: Option<&'a str>,
-    /// Flags of a smaller request that the quota allows: `--mig 1g.10gb`.
-    pub smaller: Option<&'a str>,
+    /// What the user may request instead. If the quota does not allow the kind, requests of other kinds, in backticks.
+    /// Otherwise the flags of a smaller request: `--mig 1g.10gb`.
+    pub instead: Option<&'a str>,
 }
 
 impl DeniedRequest<'_> {
@@ -180,7 +181,7 @@ impl Denial {
         let mut error = ApiError::new(Code::Denied, message);
         error.causes.extend(self.facts());
         error.causes.push(self.origin(request));
-        error.hint(self.hint(request.smaller))
+        error.hint(self.hint(request.instead))
     }
 
     /// Returns the error for a denied renewal of a lease that was granted `since_s` seconds ago.
@@ -283,16 +284,16 @@ impl Denial {
         (!ids.is_empty()).then(|| format!("release {what}: `gpushctl lease end {}`", ids.join(" ")))
     }
 
-    /// Returns a hint: what the user can do next. `smaller` are the flags of a smaller request that the quota allows.
+    /// Returns a hint: what the user can do next. `instead` is described in [`DeniedRequest`].
     #[must_use]
-    pub fn hint(&self, smaller: Option<&str>) -> String {
+    pub fn hint(&self, instead: Option<&str>) -> String {
         let ask = || "ask an administrator to change the quota".to_owned();
         let others = || "try again when one of these leases has ended; the holder or an administrator can end it";
         match &self.exceeded {
             Exceeded::Kind { allowed, .. } if allowed.is_empty() => ask(),
             Exceeded::Kind { allowed, .. } => {
-                let flags: Vec<String> = allowed.iter().map(|kind| format!("`{}`", flag(*kind))).collect();
-                format!("request an allowed kind, such as {}", flags.join(" or "))
+                let flags = || allowed.iter().map(|kind| format!("`{}`", flag(*kind))).collect::<Vec<_>>().join(" or ");
+                format!("request an allowed kind, such as {}", instead.map_or_else(flags, str::to_owned))
             }
             Exceeded::Gpus { allowed } if allowed.is_empty() => ask(),
             Exceeded::Gpus { allowed } => {
@@ -306,7 +307,7 @@ impl Denial {
             },
             Exceeded::Queued { .. } => self.release().unwrap_or_else(|| others().to_owned()),
             Exceeded::Memory { .. } | Exceeded::MpsPercentage { .. } => {
-                let less = match smaller {
+                let less = match instead {
                     Some(flags) => Some(format!("request less, such as `{flags}`")),
                     None => self.sum().and_then(|sum| self.rest(sum)),
                 };

@@ -13,7 +13,7 @@ fn held(id: u64, memory_mib: u64) -> HeldLease {
 }
 
 fn request(what: &str) -> DeniedRequest<'_> {
-    DeniedRequest { what, holder: None, smaller: None }
+    DeniedRequest { what, holder: None, instead: None }
 }
 
 fn of(limits: Limits) -> Effective {
@@ -182,7 +182,7 @@ fn error_of_a_denial_says_the_sums_and_a_command_that_helps() {
     let gib = |id, gib: u64| held(id, gib * 1024);
     let two = [gib(12, 20), gib(15, 10)];
     let denial = check_size(&memory(40), &two, gib(0, 20).size).unwrap_err();
-    let smaller = DeniedRequest { smaller: Some("--mig 1g.10gb"), ..request("2g.20gb") };
+    let smaller = DeniedRequest { instead: Some("--mig 1g.10gb"), ..request("2g.20gb") };
     assert_eq!(
         text(&denial.error(smaller)),
         "cannot grant 2g.20gb: your leases would hold 50 GiB of at most 40 GiB\n\

@@ -38,7 +38,7 @@ fn flags_take_gpus_count_and_times() {
         (Key::Gpu, Some("*H100*")),
         (Key::Count, Some("2")),
         (Key::For, Some("1h30m")),
-        (Key::Wait, Some("30")),
+        (Key::Wait, Some("30s")),
     ])
     .unwrap();
     assert_eq!((request.gpus.len(), request.count, request.duration_s), (2, 2, Some(5400)));

@@ -37,8 +37,8 @@ mod utilization;
 /// Room for the processes of a GPU. More processes cost a second call.
 const PROCESSES: usize = 64;
 
-/// Time without any entry of the process utilization after which a process without an entry did nothing. The driver
-/// leaves such processes out, but also has no entries if the last sampling period is not complete.
+/// Time without any entry of the process utilization after which no process did anything. The driver leaves out processes
+/// that did nothing, but also has no entries if the last sampling period is not complete.
 const QUIET_US: u64 = 2_000_000;
 
 /// How far before this sample the next mean of the process utilization begins, if no process did anything. This is more
@@ -330,7 +330,9 @@ impl<'d> Sampling<'d> {
         };
         // If no process did anything for some time, the next mean must not include that time again.
         self.time.processes_us = self.time.processes_us.max(now_us.saturating_sub(OVERLAP_US));
-        let quiet = since > 0 && now_us.saturating_sub(since) >= QUIET_US;
+        // A new entry of any process ends a sampling period, so a process without an entry did nothing in that period.
+        let is_period_over = entries.iter().any(|entry| entry.busy.is_ok() && entry.at_us > since);
+        let quiet = since > 0 && (is_period_over || now_us.saturating_sub(since) >= QUIET_US);
         add_utilization(processes, &entries, quiet, doubts);
         Ok(true)
     }

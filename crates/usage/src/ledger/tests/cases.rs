@@ -3,7 +3,7 @@ use gpush_api::LeaseKind;
 use super::*;
 use crate::{
     energy::EnergyMethod,
-    input::{ClockLimits, GpuProcess, Ratio, Reading, WindowScope},
+    input::{ActivityWindow, ClockLimits, GpuProcess, Ratio, Reading, WindowScope},
     judge::UnknownReason,
     moment::HOUR_MS,
     samples::{INTERVAL_MS, at, busy, hold, idle, process, sample, whole, window},
@@ -65,6 +65,76 @@ fn worker_restart_is_a_gap_and_not_idle() {
     assert_eq!((figures.state, figures.times), (UseState::Unknown, times(0, 1_000, 0, 17_000)));
     assert_eq!(figures.members[0].judgement.reason, Some(UnknownReason::NoSample));
     assert_eq!(figures.members[0].memory_mib, None);
+}
+
+/// Fault: each restart of the driver worker or of gpushd restarted the unused time, so a lease never reached 4 hours.
+#[test]
+fn short_silence_does_not_interrupt_unused_time() {
+    let idle_ledger = || {
+        let mut ledger = ledger();
+        ledger.set_lease(LEASE, vec![whole()], at(2_000));
+        for ms in [3_000, 13_000, 23_000] {
+            assert!(ledger.sample(&idle(ms)));
+        }
+        ledger
+    };
+    let unused_since = |ledger: &Ledger, ms| ledger.lease(LEASE, at(ms)).unwrap().unused_since;
+    let failed = |ms| GpuSample { windows: vec![failed_window()], ..idle(ms) };
+    let silence = 3 * INTERVAL_MS;
+    let mut restarted_worker = idle_ledger();
+    restarted_worker.gap(&"GPU-1".into(), at(24_000));
+    assert_eq!(unused_since(&restarted_worker, 25_000), None, "the use is unknown");
+    // The first window after a restart has no beginning.
+    assert!(restarted_worker.sample(&failed(30_000)));
+    assert!(restarted_worker.sample(&idle(24_000 + silence)));
+    assert_eq!(unused_since(&restarted_worker, 24_000 + silence), Some(at(13_000)));
+    let unknown_ms = restarted_worker.lease(LEASE, at(24_000 + silence)).unwrap().times.unknown_ms;
+    assert_eq!(unknown_ms, 11_000 + silence, "the silence itself is not idle time");
+
+    let mut restarted: Ledger = serde_json::from_str(&serde_json::to_string(&idle_ledger()).unwrap()).unwrap();
+    restarted.resume(Vec::new(), at(27_000));
+    assert!(restarted.sample(&idle(28_000)));
+    assert_eq!(unused_since(&restarted, 28_000), Some(at(13_000)));
+
+    let mut late = idle_ledger();
+    late.gap(&"GPU-1".into(), at(24_000));
+    assert!(late.sample(&failed(50_000)));
+    assert!(late.sample(&idle(24_000 + silence + 1)));
+    assert_eq!(unused_since(&late, 24_000 + silence + 1), Some(at(24_000 + silence + 1)));
+
+    let mut contradicted = idle_ledger();
+    contradicted.gap(&"GPU-1".into(), at(24_000));
+    assert!(contradicted.sample(&GpuSample { processes: Reading::Value(vec![process(1, 101)]), ..idle(26_000) }));
+    assert!(contradicted.sample(&GpuSample { processes: Reading::Value(vec![process(1, 101)]), ..idle(28_000) }));
+    assert_eq!(unused_since(&contradicted, 28_000), Some(at(28_000)), "a process has started");
+
+    let mut busy_between = idle_ledger();
+    busy_between.gap(&"GPU-1".into(), at(24_000));
+    assert!(busy_between.sample(&busy(26_000)));
+    assert!(busy_between.sample(&idle(28_000)));
+    assert_eq!(unused_since(&busy_between, 28_000), Some(at(28_000)));
+}
+
+fn failed_window() -> ActivityWindow {
+    ActivityWindow { activity: Reading::Failed, ..window(WindowScope::Gpu, GPU_UNITS, 0) }
+}
+
+/// Fault: one window without GPM made the energy of a day an estimate by slices.
+#[test]
+fn method_is_the_one_of_most_of_the_energy() {
+    let mut sums = HoldSums::default();
+    assert_eq!((sums.energy_method(), sums.is_energy_mixed()), (EnergyMethod::None, false));
+    sums.add_energy(10, EnergyMethod::None);
+    assert_eq!((sums.energy_method(), sums.is_energy_mixed()), (EnergyMethod::Slices, false));
+    sums.add_energy(100, EnergyMethod::Gpm);
+    assert_eq!((sums.energy_method(), sums.is_energy_mixed()), (EnergyMethod::Gpm, false));
+    let mut other = HoldSums::default();
+    other.add_energy(99, EnergyMethod::Slices);
+    sums.merge(&other);
+    assert_eq!((sums.energy_method(), sums.is_energy_mixed()), (EnergyMethod::Gpm, true));
+    sums.add_energy(2, EnergyMethod::Slices);
+    assert_eq!((sums.energy_method(), sums.is_energy_mixed()), (EnergyMethod::Slices, true));
+    assert_eq!(sums.energy_mj, 211);
 }
 
 #[test]

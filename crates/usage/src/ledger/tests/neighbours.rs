@@ -123,14 +123,66 @@ fn activity_of_a_shared_device_belongs_to_no_lease() {
     for ms in [3_000, 13_000] {
         assert!(ledger.sample(&busy(ms)));
     }
-    for lease in [LEASE, OTHER] {
-        let shared = member(&ledger, lease, 13_000);
-        assert_eq!((shared.sm, shared.dram, shared.totals.sums.sm.mean()), (None, None, None));
-    }
+    let shared = member(&ledger, LEASE, 13_000);
+    assert_eq!((shared.sm, shared.dram, shared.totals.sums.sm.mean()), (None, None, None));
+    let without_process = member(&ledger, OTHER, 13_000);
+    assert_eq!((without_process.sm, without_process.dram), (Some(Ratio::ZERO), None));
     ledger.end_lease(OTHER, at(14_000)).unwrap();
     assert!(ledger.sample(&busy(24_000)));
     let alone = member(&ledger, LEASE, 24_000);
     assert_eq!((alone.sm, alone.totals.sums.sm.known_ms), (Some(Ratio::from_millionths(500_000)), 11_000));
+}
+
+/// Fault: MPS leases had an activity only while all other clients did nothing, so their means were far too low.
+#[test]
+fn clients_of_a_shared_device_have_estimated_activities() {
+    let mut ledger = ledger();
+    let share = |percent| vec![hold(LeaseKind::Mps, GPU_UNITS / 100 * percent, None)];
+    ledger.set_lease(LEASE, share(20), at(2_000));
+    ledger.set_lease(OTHER, share(50), at(2_000));
+    let with = |ms, first: [u32; 2], other| {
+        let client = |lease, pid, percent: u32| {
+            let sm = Reading::Value(Ratio::from_millionths(percent * 10_000));
+            GpuProcess { sm, ..process(lease, pid) }
+        };
+        let processes = vec![client(1, 100, first[0]), client(1, 101, first[1]), client(2, 200, other)];
+        GpuSample { processes: Reading::Value(processes), ..busy(ms) }
+    };
+    for ms in [3_000, 13_000, 23_000] {
+        assert!(ledger.sample(&with(ms, [12, 8], 45)));
+    }
+    for (lease, percent) in [(LEASE, 20), (OTHER, 45)] {
+        let client = member(&ledger, lease, 23_000);
+        assert_eq!((client.sm, client.judgement.is_estimate), (Some(Ratio::from_millionths(percent * 10_000)), true));
+        assert_eq!(client.totals.sums.sm.mean(), Some(u64::from(percent) * 10_000), "the mean of the busy time");
+        assert_eq!(client.dram, None);
+    }
+    assert!(ledger.sample(&with(33_000, [90, 90], 0)));
+    assert_eq!(member(&ledger, LEASE, 33_000).sm, Some(Ratio::from_millionths(1_000_000)));
+    let mut uncertain = with(43_000, [12, 8], 45);
+    if let Reading::Value(processes) = &mut uncertain.processes {
+        processes[0].owner = ProcessOwner::Perhaps(vec![LEASE, OTHER]);
+    }
+    assert!(ledger.sample(&uncertain));
+    assert_eq!(member(&ledger, LEASE, 43_000).sm, None);
+}
+
+/// Fault: a sensor that read 0 under load was shown as an activity of 0 %, and counted in the mean.
+#[test]
+fn activity_that_the_power_refutes_is_absent() {
+    let mut ledger = ledger();
+    ledger.set_lease(LEASE, vec![whole()], at(2_000));
+    assert!(ledger.sample(&idle(3_000)));
+    assert!(ledger.sample(&idle(13_000)));
+    assert_eq!(member(&ledger, LEASE, 13_000).sm, Some(Ratio::ZERO));
+    let known_ms = member(&ledger, LEASE, 13_000).totals.sums.sm.known_ms;
+    assert!(ledger.sample(&GpuSample { power_mw: Reading::Value(400_000), ..idle(23_000) }));
+    let refuted = member(&ledger, LEASE, 23_000);
+    assert_eq!(refuted.judgement.reason, Some(UnknownReason::PowerDisagrees));
+    assert_eq!((refuted.sm, refuted.dram, refuted.totals.sums.sm.known_ms), (None, None, known_ms));
+    let of_gpu = |ms| ledger.gpus(at(ms)).next().unwrap().refuted;
+    assert_eq!(of_gpu(23_000), [None]);
+    assert_eq!(of_gpu(23_000 + 3 * INTERVAL_MS + 1), Vec::<Option<u32>>::new());
 }
 
 /// A process of no lease counts as a neighbour, unless the driver says that it did nothing.

@@ -11,6 +11,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `settings` | the web config and its files, read again when they change |
+//! | `protection` | who can change these files |
 //! | `tls` | certificates and keys |
 //! | `connections` | the limits of connections |
 //! | `response_deadline` | the time limit for a scraper that reads slowly |
@@ -22,6 +23,7 @@
 mod answers;
 mod connections;
 mod passwords;
+mod protection;
 mod response_deadline;
 mod settings;
 mod slots;
@@ -35,6 +37,7 @@ use std::{
 
 use gpush_api::{ApiError, Code};
 use gpush_host::notify::{self, Notification};
+use serde::Serialize;
 use tokio::{
     net::{TcpListener, TcpStream},
     signal::unix::{Signal, SignalKind, signal},
@@ -51,11 +54,20 @@ use self::{
 };
 use crate::{
     args::{Global, MetricsServeArgs},
-    exit::{self, Outcome},
+    exit::{self, Failure, Outcome},
     output::Output,
     render::trouble,
     socket,
 };
+
+/// The output of `gpushctl metrics serve --json`, once the relay serves.
+#[derive(Serialize)]
+pub(in crate::commands) struct ServedMetrics<'a> {
+    /// Where the relay serves.
+    pub(in crate::commands) url: &'a str,
+    /// Whether a scraper needs a password. If not, the relay serves only what every user may see.
+    pub(in crate::commands) has_password: bool,
+}
 
 /// Minimum time between two checks whether the files of the web config have changed.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -74,7 +86,7 @@ pub(super) fn serve(global: &Global, args: MetricsServeArgs, out: &Output) -> Ou
         let passwords = Passwords::new()
             .map_err(|_| ApiError::new(Code::Internal, "cannot get random numbers from the operating system"))?;
         let reloader = Reloader::new(source, loaded, stamps, out);
-        run(reloader, &listener, signals, upstream, passwords).await;
+        run(reloader, &listener, signals, upstream, passwords).await?;
         Ok(0)
     })
 }
@@ -113,8 +125,8 @@ async fn run(
     mut signals: Signals,
     upstream: Upstream,
     passwords: Passwords,
-) {
-    announce(listener, &reloader.current.borrow(), reloader.out);
+) -> Result<(), Failure> {
+    announce(listener, &reloader.current.borrow(), reloader.out)?;
     let answers = RelayAnswers {
         settings: reloader.current.subscribe(),
         upstream,
@@ -141,20 +153,27 @@ async fn run(
         }
     }
     notify::send(Notification::Stopping);
+    Ok(())
 }
 
-fn announce(listener: &TcpListener, settings: &RelaySettings, out: &Output) {
+/// Says where the relay serves.
+fn announce(listener: &TcpListener, settings: &RelaySettings, out: &Output) -> Result<(), Failure> {
     // Print the port that the system chose for port 0.
     let address = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
     let scheme = if settings.tls.is_some() { "https" } else { "http" };
-    out.remark(&format!("serving metrics at {scheme}://{address}/metrics\n"));
+    let url = format!("{scheme}://{address}/metrics");
+    if out.json {
+        return out.document(&ServedMetrics { url: &url, has_password: settings.config.has_password() });
+    }
+    out.remark(&format!("serving metrics at {url}\n"));
     if !settings.config.has_password() {
         out.remark("without a password, only the metrics that every user may see are served\n");
     }
+    Ok(())
 }
 
 /// Reads the web config again. While its files are invalid, the relay keeps the previous settings, so that an error in a
-/// file never removes the protection.
+/// file never removes the protection. Only a restart removes TLS or passwords.
 struct Reloader<'o> {
     source: SettingsSource,
     stamps: Stamps,
@@ -181,7 +200,11 @@ impl<'o> Reloader<'o> {
     }
 
     fn reload(&mut self) {
-        match self.source.load(&mut self.stamps) {
+        let loaded = self.source.load(&mut self.stamps).and_then(|loaded| {
+            let lost = self.current.borrow().protection_lost_in(&loaded.settings);
+            lost.map_or(Ok(loaded), |lost| Err(self.source.unprotected(lost)))
+        });
+        match loaded {
             Ok(loaded) => {
                 print_all(self.out, "warning", &loaded.warnings);
                 self.current.send_replace(Arc::new(loaded.settings));

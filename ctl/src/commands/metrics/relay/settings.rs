@@ -13,7 +13,10 @@ use gpush_api::{ApiError, Code};
 use gpush_core::web_config::{self, ClientCertificate, WebConfig};
 use rustls::ServerConfig;
 
-use super::tls::{self, unreadable};
+use super::{
+    protection,
+    tls::{self, unreadable},
+};
 
 /// Where the settings come from.
 #[derive(Debug)]
@@ -31,6 +34,20 @@ pub(super) struct RelaySettings {
     pub(super) config: WebConfig,
     /// Certificates and keys, if the relay uses TLS.
     pub(super) tls: Option<Arc<ServerConfig>>,
+}
+
+impl RelaySettings {
+    /// Returns which protection these settings have and `new` does not: `TLS and passwords`.
+    pub(super) fn protection_lost_in(&self, new: &Self) -> Option<&'static str> {
+        let tls = self.tls.is_some() && new.tls.is_none();
+        let passwords = self.config.has_password() && !new.config.has_password();
+        match (tls, passwords) {
+            (true, true) => Some("TLS and passwords"),
+            (true, false) => Some("TLS"),
+            (false, true) => Some("passwords"),
+            (false, false) => None,
+        }
+    }
 }
 
 /// New settings.
@@ -55,6 +72,7 @@ impl SettingsSource {
         };
         let name = path.display().to_string();
         stamps.add([path.clone()]);
+        protection::check(path)?;
         let bytes = read(path).map_err(|error| unreadable(path, &error))?;
         let config = WebConfig::from_bytes(&bytes, &name).map_err(|errors| ApiError::from(&errors))?;
         web_config::check_address(self.listen, Some((&config, &name)))?;
@@ -69,13 +87,23 @@ impl SettingsSource {
                     ClientCertificate::IfGiven(file) | ClientCertificate::Required(file) => Some(file.clone()),
                     ClientCertificate::None => None,
                 });
-                stamps.add(files);
+                stamps.add(files.iter().cloned());
+                files.iter().try_for_each(|file| protection::check(file))?;
                 warnings.extend(readable_by_all(&settings.key_file, "the private key"));
                 Some(Arc::new(tls::server_config(settings)?))
             }
             None => None,
         };
         Ok(Loaded { settings: RelaySettings { config, tls }, warnings })
+    }
+}
+
+impl SettingsSource {
+    /// Returns the error that a changed web config lacks protection that the relay has.
+    pub(super) fn unprotected(&self, lost: &str) -> ApiError {
+        let name = self.web_config.as_ref().map_or_else(String::new, |path| format!(" {}", path.display()));
+        let what = format!("the web config{name} has no {lost} any more");
+        ApiError::new(Code::ConfigInvalid, what).hint("to serve without them, restart the relay")
     }
 }
 

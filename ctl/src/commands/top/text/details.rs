@@ -13,7 +13,9 @@ use crate::{
     render::{
         Appearance,
         appearance::{QUIET, STRONG, USED, gib, pad, paint, pci, product},
-        bar, lease, names, process_names, slices,
+        bar,
+        lease::{self, Surroundings},
+        names, process_names, slices,
     },
 };
 
@@ -41,7 +43,9 @@ pub(in super::super) fn lines(
             out
         }
         Item::Lease(item) => of_lease(node, item, answers, history, look),
-        Item::Waiting(waiting) => lease::one(waiting, &answers.status.gpus, look).lines().map(str::to_owned).collect(),
+        Item::Waiting(waiting) => {
+            lease::one(waiting, &answers.status.gpus, &surroundings(answers), look).lines().map(str::to_owned).collect()
+        }
         Item::Process(process) => of_process(process, look),
     }
 }
@@ -184,6 +188,11 @@ fn past(node: &Node<'_>, power_limit_w: Option<f64>, history: &FigureHistory, lo
     out
 }
 
+/// Returns the other leases. The use of the targets is in a section of the details.
+fn surroundings(answers: &HostAnswers) -> Surroundings<'_> {
+    Surroundings { usage: &[], leases: &answers.status.leases }
+}
+
 fn of_lease(
     node: &Node<'_>,
     item: &LeaseItem<'_>,
@@ -191,7 +200,7 @@ fn of_lease(
     history: &FigureHistory,
     look: &Appearance,
 ) -> Vec<String> {
-    let shown = lease::one(item.lease, &answers.status.gpus, look);
+    let shown = lease::one(item.lease, &answers.status.gpus, &surroundings(answers), look);
     let mut out: Vec<String> = shown.lines().map(str::to_owned).collect();
     out.extend([String::new(), paint(STRONG, "Use")]);
     if item.usage.is_none() {

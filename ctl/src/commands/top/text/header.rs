@@ -1,6 +1,7 @@
 //! The lines about the host: versions, leases, and what is wrong.
 
-use gpush_api::{HealthStatus, LeaseState, UseState};
+use gpush_api::{ApiError, HealthStatus, LeaseState, UseState};
+use jiff::SignedDuration;
 
 use crate::{
     commands::top::answers::HostAnswers,
@@ -13,6 +14,9 @@ use crate::{
 
 /// Maximum number of errors that are shown; `gpushctl status` shows all.
 const MOST_ERRORS: usize = 2;
+
+/// Age of a sample from which on the picture mentions it. While a client watches, gpushd samples once a second.
+const OLD: SignedDuration = SignedDuration::from_secs(5);
 
 /// Whether gpushd answers.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -40,6 +44,11 @@ pub(in super::super) fn lines(answers: &HostAnswers, connection: &Connection, lo
     if answers.status.health.status == HealthStatus::Degraded {
         out.extend(errors(answers, look));
     }
+    let age = answers.oldest_sample().map(|at| (at, answers.at.duration_since(at)));
+    if let (Some((at, _)), Connection::Answers) = (age.filter(|(_, age)| *age > OLD), connection) {
+        let text = format!("! the last sample is {} old", Appearance { now: answers.at, ..*look }.since(at));
+        out.push(paint(NOTE, &look.fit(&text, look.width)));
+    }
     if let Some(error) = &answers.processes_error {
         let text = format!("! processes are not known: {}", look.clean(error));
         out.push(paint(NOTE, &look.fit(&text, look.width)));
@@ -48,12 +57,14 @@ pub(in super::super) fn lines(answers: &HostAnswers, connection: &Connection, lo
 }
 
 fn errors(answers: &HostAnswers, look: &Appearance) -> Vec<String> {
-    let errors = &answers.status.health.errors;
+    // A message names its GPU by the UUID.
+    let is_of_others = |error: &&ApiError| answers.others.iter().any(|gpu| error.message.contains(gpu.as_str()));
+    let errors: Vec<&ApiError> = answers.status.health.errors.iter().filter(|error| !is_of_others(error)).collect();
     let shown = if errors.len() == MOST_ERRORS + 1 { errors.len() } else { MOST_ERRORS.min(errors.len()) };
-    let line = |text: &str| paint(BAD, &look.fit(&format!("! {}", look.clean(text)), look.width));
-    let mut out: Vec<String> = errors[..shown].iter().map(|error| line(&error.message)).collect();
+    let lines = |text: &str| look.wrap("! ", &look.clean(text)).into_iter().map(|line| paint(BAD, &line));
+    let mut out: Vec<String> = errors[..shown].iter().flat_map(|error| lines(&error.message)).collect();
     if shown < errors.len() {
-        out.push(line(&format!("{} more errors: `gpushctl status` shows them", errors.len() - shown)));
+        out.extend(lines(&format!("{} more errors: `gpushctl status` shows them", errors.len() - shown)));
     }
     out
 }
@@ -77,4 +88,42 @@ fn leases(answers: &HostAnswers) -> String {
         text += &format!("; {waiting} {}", if waiting == 1 { "waits" } else { "wait" });
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use gpush_api::Code;
+
+    use super::*;
+    use crate::{
+        commands::top::samples,
+        render::{Charset, fixtures},
+    };
+
+    fn drawn(answers: &HostAnswers) -> String {
+        let look = fixtures::look(80, Charset::Ascii);
+        fixtures::plain(&lines(answers, &Connection::Answers, &look).join("\n"))
+    }
+
+    /// Fault: the UUID of the GPU filled the line, and what is wrong was cut. `top 0` showed the errors of other GPUs.
+    #[test]
+    fn error_is_complete_and_belongs_to_a_selected_gpu() {
+        let mut answers = samples::host();
+        let gpu = answers.status.gpus[2].uuid.clone();
+        let what = format!("GPU 2 ({gpu}): 1 process uses a device that belongs to others");
+        answers.status.health.status = HealthStatus::Degraded;
+        answers.status.health.errors = vec![ApiError::new(Code::Conflict, what)];
+        let text = drawn(&answers).replace("\n  ", " ");
+        assert!(text.contains("uses a device that belongs to others"), "{text}");
+        answers.others.insert(gpu);
+        assert!(!drawn(&answers).contains("belongs to others"), "{}", drawn(&answers));
+    }
+
+    #[test]
+    fn old_sample_is_mentioned() {
+        let mut answers = samples::host();
+        assert!(!drawn(&answers).contains("the last sample is"));
+        answers.at = answers.oldest_sample().unwrap() + SignedDuration::from_secs(15);
+        assert!(drawn(&answers).contains("! the last sample is 15s old"), "{}", drawn(&answers));
+    }
 }

@@ -36,7 +36,7 @@ const COLUMNS: [(&str, &str); 7] = [
     (
         "ACT",
         "active streaming multiprocessors in the last second or, if the GPU does not report them, the time in which a \
-         kernel ran. ~ marks an estimate. An arrow means: the row above has the only figure.",
+         kernel ran. ~ marks an estimate. An arrow means that this row has no figure of its own: see the row above.",
     ),
     ("MEMORY", "used and total memory in GiB; for a lease, the memory of its processes and its share"),
     ("POWER", "power and power limit of the board. A yellow figure means: something limits the clocks."),

@@ -274,14 +274,21 @@ fn history_or_reason(
         let bars = || bars(history.of(&node.key).map(|moment| moment.activity), columns.rest, look);
         return if has_past { StyledText(USED, bars()) } else { StyledText::none() };
     }
-    if let Activity::Unknown(why) = node.figures.activity
-        && why != Unknown::OfInstances
-    {
-        return StyledText(QUIET, why.brief().to_owned());
+    let limit = power_limit_w.filter(|limit| has_past && *limit > 0.0);
+    let why = match node.figures.activity {
+        Activity::Unknown(why) => Some(why),
+        Activity::Known { .. } | Activity::Above => None,
+    };
+    // With MIG, the driver reports the power of the GPU, although not its activity. Other reasons are about the sample.
+    let has_power = matches!(why, None | Some(Unknown::OfInstances | Unknown::MemoryOnly | Unknown::NotReported));
+    match (limit.filter(|_| has_power), why) {
+        (Some(limit), _) => {
+            let past = history.of(&node.key).map(|moment| moment.power_w.map(|power| power / limit));
+            StyledText(QUIET, format!("W {}", bars(past, columns.rest.saturating_sub(2), look)))
+        }
+        (None, None | Some(Unknown::OfInstances)) => StyledText::none(),
+        (None, Some(why)) => StyledText(QUIET, why.brief().to_owned()),
     }
-    let Some(limit) = power_limit_w.filter(|limit| has_past && *limit > 0.0) else { return StyledText::none() };
-    let past = history.of(&node.key).map(|moment| moment.power_w.map(|power| power / limit));
-    StyledText(QUIET, format!("W {}", bars(past, columns.rest.saturating_sub(2), look)))
 }
 
 /// Returns the end of a lease. A narrow terminal has room only for the time.

@@ -54,6 +54,17 @@ fn lease_limit_is_not_reported_as_missing_room() {
     assert_eq!(error.causes[0], "GPU 5 has no room");
 }
 
+/// Fault: with an old driver, the refusal blamed a key that had the right value.
+#[test]
+fn daemon_for_one_user_against_its_rule_is_not_blamed_on_the_rule() {
+    let mut host = Host { gpus: vec![mps(2, 0, Some(2000))] };
+    host.gpus[0].mps[0].wants_many_users = true;
+    let error = refusal(&host, &wanted(some_mps("10"), 1));
+    let cause = "the MPS daemon of GPU 2 serves another user, and only one at a time although its rule has users = \
+                 \"many\": `gpushctl mps show 2` says why";
+    assert_eq!(error.causes[0], cause);
+}
+
 #[test]
 fn error_names_each_gpu_and_why_it_does_not_fit() {
     let cordoned = GpuOffer { closed: Some(Closed::Cordoned), ..mps(4, 0, None) };

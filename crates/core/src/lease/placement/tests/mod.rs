@@ -142,6 +142,21 @@ fn part_of_an_instance_is_granted_by_name_only() {
     assert_eq!(nearest[..2], ["1g.10gb", "1g.20gb"]);
 }
 
+/// Fault: a request was refused because `mps set` had lowered the limit of one target, although another one had room.
+#[test]
+fn target_whose_daemon_allows_less_is_chosen_last() {
+    let mut host = Host { gpus: vec![mps(2, 0, Some(1000)), mps(3, 0, None)] };
+    host.gpus[0].mps[0].ceiling = "25".parse().unwrap();
+    for policy in [PlacementPolicy::Pack, PlacementPolicy::Spread] {
+        assert_eq!(placed(&host, &wanted(some_mps("50"), 1), policy), "3:GPU-3 50%");
+    }
+    assert_eq!(
+        placed(&host, &wanted(some_mps("25"), 1), PlacementPolicy::Pack),
+        "2:GPU-2 25%",
+        "the user's own daemon"
+    );
+}
+
 #[test]
 fn mps_target_of_another_user_or_without_room_is_not_used() {
     let host = Host { gpus: vec![mps(0, 900, None), mps(1, 500, Some(1000)), mps(2, 0, Some(2000)), mps(3, 0, None)] };

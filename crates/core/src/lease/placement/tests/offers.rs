@@ -101,3 +101,31 @@ fn smaller_request_fits_the_quota() {
     let held = [HeldLease { id: LeaseId(1), queued: false, size, releasable: true }];
     assert_eq!(of(profile("7g.80gb"), 1, 30, &held), None, "5 GiB are left");
 }
+
+/// Faults: the hint for a request that no MIG device can meet named a smaller device, although the host had a whole GPU or
+/// an MPS target that is large enough.
+#[test]
+fn request_that_no_device_meets_leads_to_a_share_that_does() {
+    let small = || mig(0, "a100-80", false, "1g.10gb@0, 1g.10gb@1");
+    let host = Host { gpus: vec![small(), mps(1, 0, None), whole(2, true)] };
+    let of = |host: &Host, memory_gib: u64, slices: u8, limits: Limits| {
+        let device = RequestedDevice::AtLeast { memory_mib: memory_gib * 1024, slices };
+        hint(host, &wanted(RequestedShare::Mig(device), 1), limits).unwrap()
+    };
+    let none = Limits::default;
+    let less = "; or less: `--mig 1g.10gb`";
+    for (gib, slices, limits, expected) in [
+        (20, 0, none(), format!("request `--mps 25 --memory 20G` or `--whole`{less}")),
+        (0, 3, none(), format!("request `--mps 43` or `--whole`{less}")),
+        (20, 7, none(), format!("request `--mps 100 --memory 20G` or `--whole`{less}")),
+        (20, 0, kinds([LeaseKind::Mig, LeaseKind::Whole]), format!("request `--whole`{less}")),
+        (40, 0, memory(30), "request less: `--mig 1g.10gb`".to_owned()),
+        (200, 0, none(), "request less: `--mig 1g.10gb`".to_owned()),
+    ] {
+        assert_eq!(of(&host, gib, slices, limits), expected, "{gib} GiB, {slices} slices");
+    }
+    assert_eq!(of(&Host { gpus: vec![small()] }, 20, 0, none()), "request less: `--mig 1g.10gb`");
+    let named = wanted(profile("3g.40gb"), 1);
+    let expected = "request `--mps 50 --memory 40G` or `--whole` or `--mig 1g.10gb`";
+    assert_eq!(hint(&host, &named, none()).as_deref(), Some(expected));
+}

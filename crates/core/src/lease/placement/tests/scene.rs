@@ -36,6 +36,8 @@ pub(crate) fn mps(index: u32, taken_tenths: u32, user: Option<u32>) -> GpuOffer 
     let (leases, most_leases) = (0, gpush_api::MPS_CLIENTS);
     let memory_mib = 81_920;
     let offer = MpsOffer {
+        ceiling: Percentage::ALL,
+        wants_many_users: false,
         target: target.into(),
         memory_mib,
         capacity_tenths,
