@@ -27,7 +27,7 @@ use crate::{
 
 /// Files of gpushctl that define JSON output. [`samples`] returns at least one sample of the JSON
 /// that each of these files defines.
-const WITH_DOCUMENTS: [&str; 17] = [
+const WITH_DOCUMENTS: [&str; 18] = [
     "commands/config_check.rs",
     "commands/config_init.rs",
     "commands/doctor.rs",

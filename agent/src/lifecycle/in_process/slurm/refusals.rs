@@ -57,10 +57,10 @@ async fn job_beyond_the_quota_of_its_user_is_refused() {
     let over = host.refuses(&Job::new(2).on(&[1])).await;
     assert!(over.contains("holds 1 lease of at most 1") && !over.contains("lease end"), "{over}");
     host.starts(&Job::new(3).of(BOB).on(&[1])).await;
-    // The user never gets a lease of this kind, so the hint does not suggest to try again.
+    // The user never gets a lease of this kind, and the host offers no other, so the hint does not suggest to try again.
     let host = two_gpus(&format!("[[quota]]\neverybody = true\nkinds = [\"mps\"]\n{WHOLE}")).await;
     let denied = host.refuses(&Job::new(1).on(&[0])).await;
-    assert!(denied.contains("kind whole") && denied.contains("request mps"), "{denied}");
+    assert!(denied.contains("kind whole") && denied.contains("ask an administrator to change the quota"), "{denied}");
 }
 
 /// Fault: for a job without devices, Prolog created MIG devices. This could take longer than the time limit of the hook.
