@@ -96,7 +96,6 @@ fn hinted_read_commands_succeed() {
         &["gpu", "show", "9"][..],
         &["mig", "apply", "--dry-run", "3g.48gb", "-g", "0"],
         &["mig", "apply", "--dry-run", "7g.80gb,1g.10gb", "-g", "0"],
-        &["mps", "show", "0"],
         &["apply"],
         &["timeslice", "show", "0"],
         &["operation", "show"],
