@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{GpuUuid, LeaseId};
+use gpush_api::{GpuUuid, LeaseId, TargetUuid};
 use gpush_usage::{input::Hold, moment::Moment};
 
 use super::{Accounts, holds};
@@ -27,12 +27,17 @@ impl Follower {
         self.followed.as_ref().is_some_and(is_same)
     }
 
+    /// Returns what a lease held on a target in the last snapshot.
+    fn held(&self, lease: LeaseId, target: &TargetUuid) -> Option<Hold> {
+        self.holds.get(&lease)?.iter().find(|hold| hold.target == *target).cloned()
+    }
+
     /// Returns the GPUs on which a lease begins, changes or ends with this snapshot.
     pub(super) fn changed_gpus(&self, host: &HostState) -> BTreeSet<GpuUuid> {
         if self.is_known(host) {
             return BTreeSet::new();
         }
-        let holds = holds::of_leases(host);
+        let holds = holds::of_leases(host, |id, target| self.held(id, target));
         let begun = holds.iter().filter(|(id, held)| self.holds.get(id) != Some(held));
         let ended = self.holds.iter().filter(|(id, _)| !holds.contains_key(id));
         begun.chain(ended).flat_map(|(_, held)| held).map(|hold| hold.gpu.clone()).collect()
@@ -54,7 +59,9 @@ impl Follower {
             }
             accounts.ledger.set_unusable(uuid, *unusable, now);
         }
-        let holds = holds::of_leases(host);
+        let ledger = &accounts.ledger;
+        let holds =
+            holds::of_leases(host, |id, target| self.held(id, target).or_else(|| ledger.hold(id, target).cloned()));
         for (id, held) in holds.iter().filter(|(id, held)| self.holds.get(id) != Some(held)) {
             accounts.ledger.set_lease(*id, held.clone(), now);
             accounts.is_changed = true;

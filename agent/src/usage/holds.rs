@@ -2,28 +2,37 @@
 
 use std::collections::BTreeMap;
 
-use gpush_api::{Gpu, GpuInstance, GpuState, LeaseId, LeaseMember, MemberShare, Mig, Mode};
+use gpush_api::{Gpu, GpuInstance, GpuState, LeaseId, LeaseMember, MemberShare, Mig, Mode, TargetUuid};
 use gpush_usage::{
     input::Hold,
     share::{GPU_UNITS, Part, TargetSize},
 };
 
-use crate::state::HostState;
+use crate::state::{HostState, OpenLease};
 
-/// Returns what each granted lease holds.
-pub(super) fn of_leases(host: &HostState) -> BTreeMap<LeaseId, Vec<Hold>> {
+/// Returns what each granted lease holds. While gpushd does not know a GPU or its instances, for example after a start, a
+/// member keeps what `before` returns: what the lease held before.
+pub(super) fn of_leases(
+    host: &HostState,
+    before: impl Fn(LeaseId, &TargetUuid) -> Option<Hold>,
+) -> BTreeMap<LeaseId, Vec<Hold>> {
     let leases = host.leases.holding().filter(|lease| lease.record.granted_at.is_some());
-    leases.map(|lease| (lease.id(), of_members(host, &lease.record.members))).collect()
+    let holds = |lease: &OpenLease| {
+        let of = |member| of_member(host, member).or_else(|| before(lease.id(), &member.target));
+        (lease.id(), lease.record.members.iter().filter_map(of).collect())
+    };
+    leases.map(holds).collect()
 }
 
 /// Returns what the members of a lease hold. A member on a GPU that gpushd does not know is left out.
 pub(super) fn of_members(host: &HostState, members: &[LeaseMember]) -> Vec<Hold> {
-    let of_member = |member: &LeaseMember| {
-        let gpu = &host.gpu(&member.gpu_uuid)?.gpu;
-        let (size, instance) = target(gpu, member).or_else(|| Some((by_profile(gpu, member)?, None)))?;
-        Some(Hold::of_member(member, size, instance))
-    };
-    members.iter().filter_map(of_member).collect()
+    members.iter().filter_map(|member| of_member(host, member)).collect()
+}
+
+fn of_member(host: &HostState, member: &LeaseMember) -> Option<Hold> {
+    let gpu = &host.gpu(&member.gpu_uuid)?.gpu;
+    let (size, instance) = target(gpu, member).or_else(|| Some((by_profile(gpu, member)?, None)))?;
+    Some(Hold::of_member(member, size, instance))
 }
 
 /// Returns the size of a MIG device that does not exist yet or any more, by the name of its profile.

@@ -61,8 +61,8 @@ impl Choice {
         if let Some(at) = words.windows(5).position(|five| five == ["mig", "apply", "none", "-g", "all"]) {
             return Some(Self::MigGpus(at + 4));
         }
-        let is_request = words.contains(&"run")
-            || words.windows(2).any(|two| matches!(two, ["lease", "request"] | ["lease", "env"]));
+        let is_request =
+            words.contains(&"run") || words.windows(2).any(|two| matches!(two, ["lease", "request" | "env"]));
         if !is_request || words.contains(&"--help") {
             return None;
         }
@@ -76,7 +76,7 @@ impl Choice {
         let names_share = |word: &&str| NAMES_SHARE.contains(&word.split('=').next().unwrap_or_default());
         let names_lease = words.contains(&"env") && words.iter().any(|word| super::words::lease(word).is_some());
         let at = words.iter().position(|word| matches!(*word, "run" | "request" | "env"))?;
-        (!words.iter().any(|word| names_share(&word)) && !names_lease).then_some(Self::Share(at + 1))
+        (!words.iter().any(names_share) && !names_lease).then_some(Self::Share(at + 1))
     }
 
     /// Returns the command line with the choice made, and a remark about it.

@@ -59,6 +59,11 @@ impl HoldAccount {
         }
     }
 
+    /// Continues the sums of a target that the lease held before. Its 98th percentile of the memory begins again.
+    pub(crate) fn returned(lease: LeaseId, hold: Hold, now: Moment, before: &MemberTotals) -> Self {
+        Self { total: before.sums, ..Self::new(lease, hold, now) }
+    }
+
     /// Adds a time that lies within one hour, in the state of the last sample and with the limits of the board's
     /// clocks.
     pub(crate) fn add_time(&mut self, from: Moment, ms: u64, limits: Option<ClockLimits>, closed: &mut ClosedRows) {

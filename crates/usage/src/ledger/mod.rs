@@ -39,7 +39,7 @@ pub use times::StateTimes;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{GpuUuid, LeaseId};
+use gpush_api::{GpuUuid, LeaseId, TargetUuid};
 use serde::{Deserialize, Serialize};
 
 use self::{
@@ -128,8 +128,14 @@ impl Ledger {
         }
     }
 
-    /// Begins a lease, or changes what a lease holds. A target that the lease held before keeps its sums. GPUs that are not
-    /// known are added.
+    /// Returns what a lease holds on a target.
+    #[must_use]
+    pub fn hold(&self, lease: LeaseId, target: &TargetUuid) -> Option<&Hold> {
+        self.holds_of(lease).map(|(_, account)| &account.hold).find(|hold| hold.target == *target)
+    }
+
+    /// Begins a lease, or changes what a lease holds. A target that the lease held before, or that it holds again, keeps its
+    /// sums. GPUs that are not known are added.
     pub fn set_lease(&mut self, lease: LeaseId, holds: Vec<Hold>, now: Moment) {
         let holds = unique_holds(holds);
         let mut gpus: BTreeSet<GpuUuid> = holds.iter().map(|hold| hold.gpu.clone()).collect();
@@ -154,7 +160,14 @@ impl Ledger {
                 let same = |old: &&mut HoldAccount| old.lease == lease && old.hold.target == hold.target;
                 match account.holds.iter_mut().find(same) {
                     Some(old) => old.change(hold.clone(), closed),
-                    None => account.holds.push(HoldAccount::new(lease, hold.clone(), now)),
+                    None => {
+                        let left = &mut lease_account.left;
+                        let before = left.iter().position(|one| one.hold.gpu == *gpu && one.hold.target == hold.target);
+                        account.holds.push(match before {
+                            Some(at) => HoldAccount::returned(lease, hold.clone(), now, &left.remove(at)),
+                            None => HoldAccount::new(lease, hold.clone(), now),
+                        });
+                    }
                 }
             }
         }

@@ -93,7 +93,10 @@ fn start_in_session(machine: &Machine, uid: u32, session: &str, line: &str) {
 
 fn leases(machine: &Machine) -> Vec<Value> {
     let output = machine.run("gpushctl lease list --json");
-    serde_json::from_slice(&output.stdout).unwrap_or_default()
+    let mut leases: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap_or_default();
+    // The use changes with each sample.
+    leases.iter_mut().filter_map(Value::as_object_mut).for_each(|lease| drop(lease.remove("usage")));
+    leases
 }
 
 /// Waits until there are exactly this many leases, and all are active. Returns the leases.
