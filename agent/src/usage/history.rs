@@ -8,7 +8,7 @@
 //! gpushd stops ──────────────────────────────────────┘
 //! ```
 //!
-//! Metrics show the sums of the last transaction, so that no counter falls after a crash: see [`Recorded`].
+//! Metrics show the sums of the last transaction, so that no counter falls after a crash: see [`RecordedSums`].
 //!
 //! After a crash, the time since the checkpoint is held time of which gpushd does not know the use.
 
@@ -61,13 +61,13 @@ struct Checkpoint<L> {
 
 /// The sums of the last transaction. After a crash, gpushd continues with them, so they never fall.
 #[derive(Debug, Default)]
-pub(super) struct Recorded {
+pub(super) struct RecordedSums {
     pub(super) leases: BTreeMap<LeaseId, LeaseTotals>,
     /// Energy in mJ that no lease has got, by GPU.
     pub(super) unattributed_mj: BTreeMap<GpuUuid, u64>,
 }
 
-impl Recorded {
+impl RecordedSums {
     fn of(ledger: &Ledger, now: Moment) -> Self {
         Self {
             leases: ledger.leases().filter_map(|id| Some((id, ledger.settled_totals(id)?))).collect(),
@@ -81,7 +81,7 @@ struct Due {
     closed: ClosedRows,
     ended: Vec<LeaseTotals>,
     checkpoint: String,
-    recorded: Recorded,
+    recorded: RecordedSums,
 }
 
 /// Records the sums.
@@ -280,7 +280,7 @@ impl Usage {
             tracing::error!("the checkpoint of the use cannot be written: {error}");
             String::new()
         });
-        Due { closed, ended, checkpoint, recorded: Recorded::of(&accounts.ledger, now) }
+        Due { closed, ended, checkpoint, recorded: RecordedSums::of(&accounts.ledger, now) }
     }
 
     /// Accounts leases that ended before this task noticed them. Each gets a row.
@@ -334,7 +334,7 @@ impl Usage {
             ledger.remove_gpu(&gpu, now);
         }
         let accounts = &mut *self.0.accounts.lock();
-        accounts.recorded = Recorded::of(&ledger, now);
+        accounts.recorded = RecordedSums::of(&ledger, now);
         (accounts.ledger, accounts.ended, accounts.is_changed) = (ledger, ended, true);
     }
 }

@@ -66,7 +66,7 @@ pub(crate) use self::{attempts::SampleAttempts, demand::Need, report::ReportQuer
 use self::{
     clock::Clock,
     demand::Demand,
-    history::{CountedRequests, Recorded},
+    history::{CountedRequests, RecordedSums},
     recent::RecentlyEnded,
 };
 use crate::{modes::mps::Mps, requests::caller::Viewer, state::context::HostContext};
@@ -96,7 +96,7 @@ struct Accounts {
     ledger: Ledger,
     last: BTreeMap<GpuUuid, LastSample>,
     /// The sums of the last transaction.
-    recorded: Recorded,
+    recorded: RecordedSums,
     attempts: SampleAttempts,
     /// Leases that have ended and are not recorded yet.
     ended: Vec<LeaseTotals>,

@@ -50,7 +50,7 @@ impl Starter {
             Site::Slurm => out += "[defaults]\nowner = \"slurm\"         # only jobs get leases\n",
             Site::Inference => {}
         }
-        for Group { indexes, models, rule } in self.groups_with_rules(host) {
+        for RuleGroup { indexes, models, rule } in self.groups_with_rules(host) {
             let _ = writeln!(out, "[[gpu]]");
             let ranges = selector::ranges(indexes.iter().copied());
             let match_ = match ranges.as_slice() {
@@ -74,12 +74,12 @@ impl Starter {
     }
 
     /// Returns the GPUs of each rule, in the order of the first GPU of the rule.
-    fn groups_with_rules<'a>(&self, host: KnownHost<'a>) -> Vec<Group<'a>> {
-        let mut groups: Vec<Group<'a>> = Vec::new();
+    fn groups_with_rules<'a>(&self, host: KnownHost<'a>) -> Vec<RuleGroup<'a>> {
+        let mut groups: Vec<RuleGroup<'a>> = Vec::new();
         for gpu in host.gpus {
             let rule = self.rule(gpu, host.driver);
             let at = groups.iter().position(|group| group.rule == rule).unwrap_or_else(|| {
-                groups.push(Group { indexes: Vec::new(), models: Vec::new(), rule });
+                groups.push(RuleGroup { indexes: Vec::new(), models: Vec::new(), rule });
                 groups.len() - 1
             });
             let Some(group) = groups.get_mut(at) else { continue };
@@ -127,7 +127,7 @@ impl Starter {
 }
 
 /// The GPUs of one rule.
-struct Group<'a> {
+struct RuleGroup<'a> {
     indexes: Vec<GpuIndex>,
     models: Vec<&'a str>,
     rule: String,
