@@ -80,9 +80,13 @@ fn value(error: &Error) -> (String, Option<String>) {
     }
 }
 
+/// Hidden commands that nobody means. The first one writes files.
+const NEVER_MEANT: [&str; 2] = ["man", "check-spec"];
+
 fn hint(error: &Error, words: &[OsString]) -> Option<String> {
     let suggestions = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
-    if let Some(word) = suggestions.into_iter().find_map(|kind| strings(error, kind).into_iter().next()) {
+    let meant = |word: &String| !NEVER_MEANT.contains(&word.as_str());
+    if let Some(word) = suggestions.into_iter().find_map(|kind| strings(error, kind).into_iter().find(meant)) {
         let line = with_suggestion(error, words, &word);
         return Some(format!("did you mean `{}`?", line.unwrap_or(word)));
     }
@@ -184,6 +188,8 @@ mod tests {
             ("gpushctl mig apply --wait=soon", "write 90s, 15m, 1h30m or 2d"),
             ("gpushctl mig apply --timeout 0", "see `gpushctl mig apply --help`"),
             ("gpushctl stop all", "see `gpushctl --help`"),
+            ("gpushctl ban student1", "see `gpushctl --help`"),
+            ("gpushctl slurm check", "see `gpushctl slurm --help`"),
             ("gpushctl completion bash", "did you mean `gpushctl completions bash`?"),
             ("gpushctl -o jsno status", "did you mean `gpushctl -o json status`?"),
             ("gpushctl config init --site labs", "did you mean `gpushctl config init --site lab`?"),
