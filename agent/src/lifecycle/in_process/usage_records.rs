@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use gpush_api::{Code, HostUsage, Lease, LeaseGrant, LeaseUsageSummary, UsageReport};
+use gpush_api::{Code, HostUsage, Lease, LeaseGrant, LeaseUsageSummary, UsageHistory, UsageReport};
 use gpush_nvml::sample::Ratio;
 
 use super::{
     InProcess,
+    host::ScriptedHost,
     lease_requests::{WHOLE, whole, whole_gpus},
+    leases::devices,
     user,
 };
 
@@ -235,4 +237,28 @@ async fn report_counts_ended_and_open_leases_once() {
     assert_eq!(of_other.expect_err("not theirs").code, Code::Denied);
     let empty = gpushd.get_as::<UsageReport>(user(0), "/v1/usage/report?since=2999-01-01T00:00:00Z").await;
     assert!(empty.expect_err("no period").message.contains("the period is empty"));
+}
+
+/// Fault: each restart of gpushd split the use of an open lease with a MIG device into several targets.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mig_device_stays_one_target_over_restarts() {
+    let config = "# --constants usage.record=1ms\n[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*2\"]\n";
+    let host = ScriptedHost::new("dgx-h100", 1);
+    let mut gpushd = host.start(config).await;
+    gpushd.apply(&["0"], &["1g.10gb*2"]).await;
+    let granted = gpushd.lease(1000, &devices("1g.10gb", 1)).await.expect("a device");
+    gpushd.until_recorded(&granted, true).await;
+    for _ in 0..3 {
+        gpushd.stop().await;
+        gpushd = host.start(config).await;
+        gpushd.gpus().await;
+        gpushd.until_recorded(&granted, true).await;
+        let used = gpushd.get::<HostUsage>("/v1/usage").await;
+        assert_eq!(used.lease_usage[0].target_usage.len(), 1, "{used:?}");
+    }
+    gpushd.release(&granted).await;
+    gpushd.wait_until_ended(&granted).await;
+    gpushd.until_recorded(&granted, false).await;
+    let history: UsageHistory = gpushd.get("/v1/usage/history").await;
+    assert_eq!(history.used_leases[0].used_targets.len(), 1, "{history:?}");
 }
