@@ -80,7 +80,7 @@ fn value(error: &Error) -> (String, Option<String>) {
     }
 }
 
-/// Hidden commands that nobody means. The first one writes files.
+/// Hidden commands that a misspelled word never means. The first one writes files.
 const NEVER_MEANT: [&str; 2] = ["man", "check-spec"];
 
 fn hint(error: &Error, words: &[OsString]) -> Option<String> {

@@ -16,7 +16,7 @@ use tokio::{sync::Notify, time::Instant};
 /// Something that needs samples.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
-    /// Somebody scraped in the last 5 minutes.
+    /// Metrics were scraped in the last 5 minutes.
     Scrape,
     /// The sums of open leases are recorded.
     Record,

@@ -7,7 +7,6 @@ use gpush_store::{LeaseRecord, RequestCount};
 use gpush_usage::{
     account::{EndedLease, LeaseOwner},
     ledger::{LeaseTotals, MemberTotals},
-    moment::DAY_MS,
     share::GPU_UNITS,
 };
 use jiff::Timestamp;
@@ -114,12 +113,10 @@ impl Usage {
         Ok(owned.collect())
     }
 
-    /// Returns the recorded requests of each day of a period.
+    /// Returns the requests of each day of a period.
     async fn request_days(&self, from_ms: i64, until_ms: i64) -> Result<Vec<RequestDay>, ApiError> {
-        let first_ms = from_ms.div_euclid(DAY_MS) * DAY_MS;
-        let counts = self.0.context.store.read(move |view| view.request_counts(first_ms, until_ms)).await?;
         let mut days: BTreeMap<i64, Vec<RequestCount>> = BTreeMap::new();
-        for count in counts {
+        for count in self.request_counts(from_ms, until_ms).await? {
             days.entry(count.day_ms).or_default().push(count);
         }
         let day = |(day_ms, counts)| RequestDay { day: time(day_ms), request_lines: request_lines(counts) };

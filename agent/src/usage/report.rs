@@ -36,7 +36,8 @@ impl Usage {
         let from_ms = from.as_millisecond().div_euclid(HOUR_MS) * HOUR_MS;
         let until_ms = until.as_millisecond().max(from_ms);
         let (hours, gpus) = self.hours(from_ms, until_ms).await?;
-        let request_lines = if only.is_none() { self.requests(from_ms, until_ms).await? } else { Vec::new() };
+        let request_lines =
+            if only.is_none() { request_lines(self.request_counts(from_ms, until_ms).await?) } else { Vec::new() };
         let hours: Vec<&OwnedHour> =
             hours.iter().filter(|row| only.is_none_or(|user| row.owner.user == user)).collect();
         let owners: BTreeMap<u64, &LeaseOwner> = hours.iter().map(|row| (row.hour.number, &row.owner)).collect();
@@ -101,14 +102,14 @@ impl Usage {
     }
 
     /// Returns the requests of the days of a period: those in the store, and those that are not recorded yet.
-    async fn requests(&self, from_ms: i64, until_ms: i64) -> Result<Vec<RequestLine>, ApiError> {
+    pub(super) async fn request_counts(&self, from_ms: i64, until_ms: i64) -> Result<Vec<RequestCount>, ApiError> {
         let day_ms = from_ms.div_euclid(DAY_MS) * DAY_MS;
         // While a transaction records requests, they would be missing or count twice.
         let turn = self.0.recording.lock().await;
         let mut counts = self.0.context.store.read(move |view| view.request_counts(day_ms, until_ms)).await?;
         counts.extend(self.unsaved_requests().into_iter().filter(|one| (day_ms..until_ms).contains(&one.day_ms)));
         drop(turn);
-        Ok(request_lines(counts))
+        Ok(counts)
     }
 
     /// Returns the requests that are not in the store yet. They count for the present day.

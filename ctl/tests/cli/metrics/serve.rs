@@ -147,7 +147,7 @@ fn address_that_others_can_reach_is_refused_without_tls_and_password() {
     insta::assert_snapshot!(text);
 }
 
-/// Fault: with `-o json`, nobody could learn the port of the relay.
+/// Fault: with `-o json`, a caller did not learn the port of the relay.
 #[test]
 fn relay_prints_its_address_as_a_document() {
     let host = Host::new();

@@ -1,6 +1,6 @@
 //! Checks that only root and the relay's user can change the files of the relay.
 //!
-//! Whoever can change the web config can remove its passwords, or name another key. So the relay refuses files that
+//! A user who can change the web config can remove its passwords, or name another key. So the relay refuses files that
 //! others can change, and files in directories in which others can replace them.
 
 use std::{
