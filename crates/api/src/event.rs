@@ -374,7 +374,7 @@ pub struct Xid {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ci: Option<u32>,
     /// Process that caused the error, if the kernel log names it. Only its user and administrators see it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, rename = "faulting_process", skip_serializing_if = "Option::is_none")]
     pub process: Option<XidProcess>,
 }
 
