@@ -27,7 +27,7 @@ pub(crate) fn error(
         Some(meant) => (Some(meant), ""),
         None => (missing::completed(&error, &typed), missing::remark(&error)),
     };
-    if let Some(hint) = meant.and_then(|meant| as_hint(&meant, &typed, offers)) {
+    if let Some(hint) = meant.and_then(|meant| as_hint(&meant, offers)) {
         return ApiError::new(Code::BadRequest, message(&error)).hint(hint + remark);
     }
     let error = tips::remove_misleading_suggestions(error);

@@ -13,7 +13,10 @@ use super::{
     Leases, access,
     holder_facts::{HolderFacts, unknown_account},
 };
-use crate::{operations::scheduler::HeldLeases, requests::caller::Caller};
+use crate::{
+    operations::scheduler::{HeldLeases, slurm_gpus},
+    requests::caller::Caller,
+};
 
 /// Returns the account of a user, and the effective quota of the account.
 ///
@@ -50,6 +53,7 @@ pub(crate) async fn quota_view(leases: &Leases, caller: &Caller, uid: u32) -> Re
         allowed_kinds: limits.kinds.as_ref().map(|kinds| kinds.iter().copied().collect()),
         allowed_gpus: limits.gpus.as_ref().map(|gpus| gpus.iter().copied().collect()),
         closed_gpus: access::closed(&host, &facts).into_keys().collect(),
+        slurm_gpus: slurm_gpus(&host).into_iter().collect(),
         longest_s: limits.longest_s,
         default_request: default.as_ref().map(DefaultRequest::text),
         limits: quota::standing(limits, &held),

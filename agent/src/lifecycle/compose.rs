@@ -7,7 +7,7 @@ use std::{
 };
 
 use gpush_api::ApiError;
-use gpush_host::{identity::Users, process_facts::LeaseNames};
+use gpush_host::{identity::Users, kernel_log::KernelLog, process_facts::LeaseNames};
 use gpush_mps::daemon::Launcher;
 use gpush_nvml::{Hardware, Options};
 use gpush_store::{OperationId, UnfinishedOperation};
@@ -35,8 +35,10 @@ use crate::{
     },
     processes::{self, Unleased},
     reconcile::{
+        monitor::Monitor,
         reload::{self, Differences, Reload, ReloadReceiver},
         startup::{self, Startup, StartupWork},
+        xid_processes::XidProcesses,
     },
     requests::idempotency::Idempotency,
     serve::{
@@ -80,6 +82,8 @@ pub(super) struct HostEnvironment {
     /// Directory of NVIDIA's MPS programs. Used if the config does not set the paths of these
     /// programs.
     pub(super) mps_programs: Option<PathBuf>,
+    /// The kernel log; `None` if gpushd cannot read it.
+    pub(super) kernel_log: Option<KernelLog>,
 }
 
 /// The components that `lifecycle` starts.
@@ -87,6 +91,7 @@ pub(super) struct Parts {
     pub(super) engine: Engine,
     /// Calls the driver, through a worker process.
     pub(super) hardware: Hardware,
+    pub(super) monitor: Monitor,
     pub(super) timeslice: Timeslice,
     /// Settings that gpushd applies to whole GPUs while they are shared, such as the compute mode.
     pub(super) shared_gpus: SharedGpus,
@@ -109,8 +114,17 @@ pub(super) struct Parts {
 
 /// Creates all handles. Starts only one thread: the supervisor of the driver.
 pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: StoredState, options: Options) -> Parts {
-    let HostEnvironment { boot, host_root, host_services, users, mps_dir, notice_dir, mps_launcher, mps_programs } =
-        origin;
+    let HostEnvironment {
+        boot,
+        host_root,
+        host_services,
+        users,
+        mps_dir,
+        notice_dir,
+        mps_launcher,
+        mps_programs,
+        kernel_log,
+    } = origin;
     let StoredState {
         store,
         notes,
@@ -186,6 +200,12 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
     let scopes = Scopes::new(mps_dir == Path::new(MPS_DIRECTORY));
     let mps = Mps::new(mps_dir, mps_programs, mps_launcher, mps_handles);
     let unleased = Unleased::new(context(), mps.clone(), Arc::clone(&lease_names));
+    let monitor = Monitor {
+        state: state.clone(),
+        readings: readings.clone(),
+        hardware: hardware.clone(),
+        xid_processes: Arc::new(XidProcesses::new(kernel_log, Arc::clone(&lease_names), state.clone())),
+    };
     let usage = Usage::new(context(), mps.clone(), Arc::clone(&lease_names), &boot_id);
     let metrics = Metrics::new(context(), usage.clone());
     let commits = Commits::new(store.clone(), state.clone());
@@ -298,6 +318,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         engine,
         handles,
         hardware,
+        monitor,
         timeslice,
         shared_gpus,
         recovery,

@@ -42,6 +42,7 @@ use gpush_host::{
     boot,
     helper::Helpers,
     identity::Users,
+    kernel_log::KernelLog,
     machine,
     notify::{self, Notification},
     proc,
@@ -66,7 +67,7 @@ use crate::{
     modes::{mps, shared_gpus, timeslice},
     operations::{operation::Operations, overrides},
     processes,
-    reconcile::{monitor::Monitor, reload::ReloadCommand, startup},
+    reconcile::{reload::ReloadCommand, startup},
     requests::caller::Viewer,
     serve::{
         http::{self, ApiHandles},
@@ -245,6 +246,12 @@ fn driver(arguments: &Arguments, config: &Config) -> Options {
     options
 }
 
+/// Opens the kernel log, which names the processes that cause Xid errors.
+fn kernel_log() -> Option<KernelLog> {
+    let open = KernelLog::open();
+    open.inspect_err(|error| tracing::info!("cannot read the kernel log, so Xid events name no process: {error}")).ok()
+}
+
 async fn serve(
     settings: Settings,
     here: StartupContext,
@@ -264,11 +271,13 @@ async fn serve(
         mps_dir: here.mps_dir,
         notice_dir: here.notice_dir,
         mps_programs: here.mps_programs,
+        kernel_log: kernel_log(),
     };
     let Parts {
         engine,
         handles,
         hardware,
+        monitor,
         timeslice,
         shared_gpus,
         recovery,
@@ -286,7 +295,6 @@ async fn serve(
     let changed = take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;
     startup.startup.mark_changed(changed.into_iter());
     // Subscribe to events before a worker exists, so that the monitor misses none.
-    let monitor = Monitor { state: state.clone(), readings: readings.clone(), hardware: hardware.clone() };
     tasks.spawn(TaskName::Monitor, {
         let stopping = stopping.clone();
         move || monitor.clone().run(monitor.hardware.events(), stopping.clone())

@@ -3,3 +3,4 @@
 pub(crate) mod monitor;
 pub(crate) mod reload;
 pub(crate) mod startup;
+pub(crate) mod xid_processes;

@@ -10,7 +10,7 @@
 //! The worker receives the driver's events. While no worker runs, gpushd misses events. So the monitor then reads the
 //! GPUs, which starts another worker. The monitor also reads the GPUs at the configured interval.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use gpush_api::{DriverChange, EventPayload, Xid};
 use gpush_host::subtask;
@@ -22,6 +22,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use super::xid_processes::XidProcesses;
 use crate::{
     state::{State, readings::Readings, words},
     system::backoff::nth_pause,
@@ -38,6 +39,8 @@ pub(crate) struct Monitor {
     pub(crate) readings: Readings,
     /// Provides the driver's events.
     pub(crate) hardware: Hardware,
+    /// Finds the processes that caused Xid errors.
+    pub(crate) xid_processes: Arc<XidProcesses>,
 }
 
 impl Monitor {
@@ -51,6 +54,7 @@ impl Monitor {
         let mut misses = 0;
         let mut again = self.next(misses);
         let mut reading = JoinSet::new();
+        let mut reports = JoinSet::new();
         loop {
             let wait = async {
                 match again {
@@ -61,7 +65,7 @@ impl Monitor {
             tokio::select! {
                 () = stopping.cancelled() => return,
                 event = events.recv() => match event {
-                    Ok(event) => self.report(&event),
+                    Ok(event) => self.report(&event, &mut reports),
                     Err(RecvError::Lagged(missed)) => {
                         tracing::warn!("{missed} events of the driver were lost, because they came too fast");
                     }
@@ -103,6 +107,7 @@ impl Monitor {
                     }
                 }
                 () = wait, if reading.is_empty() => self.read(&mut reading),
+                Some(()) = subtask::next(&mut reports) => {}
                 Some(()) = subtask::next(&mut reading) => {
                     misses = if self.hardware.status().worker.is_some() { 0 } else { misses + 1 };
                     again = self.next(misses);
@@ -128,8 +133,9 @@ impl Monitor {
         });
     }
 
-    /// Publishes an event of the driver. If the event is an Xid, may also cordon its GPU.
-    fn report(&self, event: &Event) {
+    /// Publishes an event of the driver. If the event is an Xid, may also cordon its GPU. If the kernel log names the process
+    /// that caused the error, one of the `reports` examines the process, and publishes the event.
+    fn report(&self, event: &Event, reports: &mut JoinSet<()>) {
         let EventKind::Xid(xid) = event.kind else { return };
         let at = match (event.gi, event.ci) {
             (Some(gi), Some(ci)) => format!(", in GPU instance {gi}, compute instance {ci}"),
@@ -141,13 +147,27 @@ impl Monitor {
         let (gi, ci, uuid) = (event.gi, event.ci, event.uuid.clone());
         let gpu = self.state.index_of(&uuid);
         self.state.count_xid(&uuid, xid);
-        self.state.events().publish(EventPayload::Xid(Xid { gpu, gpu_uuid: uuid, xid, gi, ci }));
+        let of_host = self.state.now();
+        let gpu_of_event = of_host.gpus.iter().map(|one| &one.gpu).find(|one| one.uuid == uuid);
+        let message = gpu_of_event.and_then(|gpu| Some((gpu.clone(), self.xid_processes.message(gpu, xid)?)));
+        let by = message.as_ref().map_or_else(String::new, |(_, message)| message.caused_by());
+        let mut change = Xid { gpu, gpu_uuid: uuid, xid, gi, ci, process: None };
+        match message {
+            None => self.state.events().publish(EventPayload::Xid(change)),
+            Some((gpu, message)) => {
+                let (state, processes) = (self.state.clone(), Arc::clone(&self.xid_processes));
+                reports.spawn(async move {
+                    change.process = processes.process(message, &gpu).await;
+                    state.events().publish(EventPayload::Xid(change));
+                });
+            }
+        }
         let listed = |wanted: &u32| u64::from(*wanted) == xid;
         let cordons = !event.uuid.is_empty() && self.state.config().health.cordon_xids.iter().any(listed);
         let reason = format!("the driver reported Xid {xid}{known}{at}");
         // Do not log the Xid twice: the log entry of a new cordon contains it.
         if !(cordons && self.state.cordon_for_fault(&event.uuid, &format!("xid-{xid}"), reason)) {
-            tracing::warn!(gpu = event.uuid.as_str(), "the driver reports Xid {xid}{known}{on}{at}");
+            tracing::warn!(gpu = event.uuid.as_str(), "the driver reports Xid {xid}{known}{on}{at}{by}");
         }
     }
 }

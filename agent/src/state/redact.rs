@@ -111,6 +111,9 @@ pub(crate) fn event(what: &mut EventPayload, viewer: Viewer) {
         EventPayload::Unleased(change) if !viewer.may_see(change.uid) => {
             (change.pid, change.uid, change.user, change.command) = (None, None, None, None);
         }
+        EventPayload::Xid(xid) if !viewer.may_see(xid.process.as_ref().and_then(|process| process.uid)) => {
+            xid.process = None;
+        }
         EventPayload::Notice(change) if !viewer.may_see(Some(change.holder.uid)) => change.notice.text.clear(),
         // Every user may read these events completely.
         EventPayload::Gpu(_)
@@ -141,7 +144,9 @@ fn blank(process: &mut Process) {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{Code, ConfigChange, GpuIndex, MpsServerState, ProcessKind, UnleasedChange, UnleasedStep};
+    use gpush_api::{
+        Code, ConfigChange, GpuIndex, MpsServerState, ProcessKind, UnleasedChange, UnleasedStep, Xid, XidProcess,
+    };
 
     use super::*;
 
@@ -230,6 +235,24 @@ mod tests {
             let EventPayload::Unleased(seen) = &what else { panic!("another kind") };
             assert_eq!(what == unleased(), sees);
             assert_eq!(seen.pid.is_some() && seen.command.is_some(), sees);
+        }
+    }
+
+    #[test]
+    fn process_of_an_xid_is_named_to_its_user_and_admins() {
+        let process = |uid| XidProcess { pid: 4711, command: Some("train".to_owned()), uid, lease_id: None };
+        let xid =
+            |uid| Xid { gpu: None, gpu_uuid: "GPU-0".into(), xid: 31, gi: None, ci: None, process: Some(process(uid)) };
+        let owned = Some(1000);
+        for (viewer, uid, sees) in [
+            (Viewer::Admin, None, true),
+            (Viewer::User(1000), owned, true),
+            (Viewer::User(1000), None, false),
+            (Viewer::User(1001), owned, false),
+        ] {
+            let mut what = EventPayload::Xid(xid(uid));
+            event(&mut what, viewer);
+            assert_eq!(what == EventPayload::Xid(xid(uid)), sees, "{viewer:?} {uid:?}");
         }
     }
 

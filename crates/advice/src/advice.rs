@@ -229,7 +229,7 @@ fn realised(needs: &Needs, gpu: &Gpu, leaf: Leaf, wanted: u32, notes: &mut Vec<S
     }
     match fit(gpu, &needs.demand, wanted) {
         Some(found) => {
-            if found.count == 1 && needs.tenants > 1 {
+            if found.count == 1 && wanted > 1 {
                 notes
                     .push(format!("only one {} meets the demand of a tenant, so the GPU is not shared", found.profile));
             }

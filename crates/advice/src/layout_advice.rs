@@ -72,6 +72,13 @@ impl LayoutAdvice {
         self.met_best - self.met_today
     }
 
+    /// Returns the least number of refused requests that today's layouts meet in the replay, although they were refused.
+    /// The replay knows their day, but not their time.
+    #[must_use]
+    pub fn refused_but_met_today(&self) -> usize {
+        self.met_today.saturating_sub(self.request_tally.replayed_grants)
+    }
+
     /// Returns the number of requests that are replayed.
     #[must_use]
     pub fn replayed(&self) -> usize {

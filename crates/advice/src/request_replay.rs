@@ -2,15 +2,15 @@
 //!
 //! ```text
 //! granted leases: requested at, length ───────────────────┐
-//! refusals of each day and share ──spread over the day────┴─► requests by share ──► met by 0, 1, 2 … shares
+//! refusals of each day and share ──spread over busy times─┴─► requests by share ──► met by 0, 1, 2 … shares
 //! ```
 //!
 //! A request is met if a share of its kind is free when it arrives. It holds the share for its length. Nothing waits.
 //!
-//! What is not recorded is assumed: a refused request has neither a time nor a length, so the refusals of a day are spread
-//! evenly over it, and last as long as the median of the granted leases with the same share. A user who repeats a refused
-//! request counts again, but at most [`MOST_REFUSALS`] times a day. Without a granted lease, no length is known, and the
-//! refusals are left out.
+//! What is not recorded is assumed. A refused request has neither a time nor a length. The capacity was in use when it
+//! was refused, so the refusals of a day are spread over the time in which the most leases of the same share were held.
+//! They last as long as the median of these leases. A user who repeats a refused request counts again, but at most
+//! [`MOST_REFUSALS`] times a day. Without a granted lease, no length is known, and the refusals are left out.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -75,18 +75,17 @@ impl RecordedRequests {
                 }
             }
         }
-        let medians: BTreeMap<String, i64> =
-            requests.by_share.iter().map(|(share, granted)| (share.clone(), median_length(granted))).collect();
+        let granted = requests.by_share.clone();
         for day in &history.request_days {
             for line in &day.request_lines {
                 let share = if line.share_kind == WHOLE { WHOLE } else { line.profile.as_str() };
                 let kinds = [LeaseKind::Mig.name(), LeaseKind::Whole.name()];
                 let is_replayable = kinds.contains(&line.share_kind.as_str()) && is_known(share);
-                let length_ms = medians.get(share).filter(|_| is_replayable);
-                let replayed = if length_ms.is_some() { line.no_capacity.min(MOST_REFUSALS) } else { 0 };
+                let granted = granted.get(share).filter(|_| is_replayable);
+                let replayed = if granted.is_some() { line.no_capacity.min(MOST_REFUSALS) } else { 0 };
                 requests.counts.other_refusals += line.no_capacity - replayed;
-                let Some(length_ms) = length_ms else { continue };
-                let spread = refused(day.day.as_millisecond(), replayed, *length_ms, history);
+                let Some(granted) = granted else { continue };
+                let spread = refused(granted, day.day.as_millisecond(), replayed, history);
                 requests.counts.replayed_refusals += spread.len();
                 requests.by_share.entry(share.to_owned()).or_default().extend(spread);
             }
@@ -109,14 +108,54 @@ fn granted(lease: &UsedLease, history: &UsageHistory) -> ReplayedRequest {
     ReplayedRequest { at_ms: begun_ms.saturating_sub(waited_ms), length_ms: end_ms.saturating_sub(begun_ms).max(1) }
 }
 
-/// Returns refused requests, spread over the part of the day that is in the period.
-fn refused(day_ms: i64, count: u64, length_ms: i64, history: &UsageHistory) -> Vec<ReplayedRequest> {
+/// Returns refused requests, spread evenly over the busiest time of the part of the day that is in the period. `granted` are
+/// the granted requests for the same share.
+fn refused(granted: &[ReplayedRequest], day_ms: i64, count: u64, history: &UsageHistory) -> Vec<ReplayedRequest> {
     let from = day_ms.max(history.from.as_millisecond());
     let until = day_ms.saturating_add(DAY_MS).min(history.until.as_millisecond()).max(from);
-    let number = i64::try_from(count).unwrap_or(i64::MAX).max(1);
+    let busiest = busiest_times(granted, from, until);
+    let length_ms = median_length(granted);
+    let total: i64 = busiest.iter().map(|(from, until)| until - from).sum();
+    let number = i64::try_from(count).unwrap_or(i64::MAX);
     // The middles of equal parts of the time.
-    let at = |index: i64| from + (until - from) / (2 * number) + (until - from) / number * index;
-    (0..number).filter(|_| count > 0).map(|index| ReplayedRequest { at_ms: at(index), length_ms }).collect()
+    let at = |index: i64| total / (2 * number) + total / number * index;
+    (0..number).map(|index| ReplayedRequest { at_ms: time_at(&busiest, at(index)), length_ms }).collect()
+}
+
+/// Returns the times between two times in which the most of these requests hold a share; the whole time if none does.
+fn busiest_times(granted: &[ReplayedRequest], from: i64, until: i64) -> Vec<(i64, i64)> {
+    let mut changes: Vec<(i64, i64)> = granted
+        .iter()
+        .map(|request| (request.at_ms.max(from), request.at_ms.saturating_add(request.length_ms).min(until)))
+        .filter(|(begun, ended)| begun < ended)
+        .flat_map(|(begun, ended)| [(begun, 1), (ended, -1)])
+        .collect();
+    // At the same time, an end comes before a start.
+    changes.sort_unstable();
+    let (mut held, mut most, mut busiest) = (0, 0, vec![(from, until)]);
+    for (at, change) in changes {
+        if let Some(last) = busiest.last_mut().filter(|_| held == most && held > 0) {
+            last.1 = last.1.min(at);
+        }
+        held += change;
+        if held > most {
+            (most, busiest) = (held, vec![(at, until)]);
+        } else if held == most && held > 0 {
+            busiest.push((at, until));
+        }
+    }
+    busiest
+}
+
+/// Returns the time that is `offset` after the start of these times, without the time between them.
+fn time_at(times: &[(i64, i64)], mut offset: i64) -> i64 {
+    for (from, until) in times {
+        if offset < until - from {
+            return from + offset;
+        }
+        offset -= until - from;
+    }
+    times.last().map_or(0, |(_, until)| *until)
 }
 
 /// Returns the median of the lengths; 1 ms without requests.
@@ -206,18 +245,26 @@ pub(crate) mod tests {
         RecordedRequests::of(history, |_| true, |share| share == WHOLE || share == "1g.10gb")
     }
 
+    /// Fault: refusals were spread over the whole day, so today's layouts met requests that they had refused.
     #[test]
-    fn refusals_are_spread_over_the_day_with_the_median_length() {
-        let leases = vec![held("1g.10gb", 0, 1), held("1g.10gb", 2, 5), held("1g.10gb", 6, 16)];
+    fn refusals_are_spread_over_the_busiest_time_with_the_median_length() {
+        // Two shares are held from 4 to 5 and from 12 to 15.
+        let leases =
+            vec![held("1g.10gb", 0, 5), held("1g.10gb", 4, 9), held("1g.10gb", 10, 15), held("1g.10gb", 12, 26)];
         let found = requests(&history(leases, vec![line("mig", "1g.10gb", 2)]));
-        let refused: Vec<_> = found.by_share["1g.10gb"]
-            .iter()
-            .filter(|request| request.at_ms % (6 * HOUR_MS) == 0 && request.length_ms == 3 * HOUR_MS)
-            .map(|request| (request.at_ms - START_MS) / HOUR_MS)
-            .collect();
-        assert_eq!(refused, [6, 18]);
-        let counts = RequestTally { replayed_grants: 3, replayed_refusals: 2, ..RequestTally::default() };
+        let of_median = found.by_share["1g.10gb"].iter().filter(|request| request.length_ms == 5 * HOUR_MS);
+        let hours: Vec<i64> = of_median.map(|request| (request.at_ms - START_MS) / HOUR_MS).collect();
+        assert_eq!(hours, [0, 4, 10, 12, 14], "granted at 0, 4 and 10, refused at 12 and 14");
+        let counts = RequestTally { replayed_grants: 4, replayed_refusals: 2, ..RequestTally::default() };
         assert_eq!(found.counts, counts);
+    }
+
+    #[test]
+    fn refusals_without_a_lease_on_their_day_are_spread_over_the_day() {
+        let found = requests(&history(vec![held("1g.10gb", 30, 33)], vec![line("mig", "1g.10gb", 2)]));
+        let hours: Vec<i64> =
+            found.by_share["1g.10gb"].iter().map(|request| (request.at_ms - START_MS) / HOUR_MS).collect();
+        assert_eq!(hours, [6, 18, 30]);
     }
 
     #[test]

@@ -373,6 +373,27 @@ pub struct Xid {
     /// Id of the affected compute instance, if the driver reports one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ci: Option<u32>,
+    /// Process that caused the error, if the kernel log names it. Only its user and administrators see it.
+    #[serde(default, rename = "faulting_process", skip_serializing_if = "Option::is_none")]
+    pub process: Option<XidProcess>,
+}
+
+/// The process that caused an Xid error.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct XidProcess {
+    /// Process id.
+    pub pid: u32,
+    /// Name of the process, at most 15 characters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub command: Option<String>,
+    /// User id; absent if the process had ended before gpushd could examine it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uid: Option<u32>,
+    /// Lease of the process; absent if it has none, or if the lease is not certain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>))]
+    pub lease_id: Option<LeaseId>,
 }
 
 /// A change that is not an operation. The audit trail contains it too.
@@ -422,7 +443,8 @@ mod tests {
     #[test]
     fn an_event_is_one_flat_object() {
         let at: Timestamp = "2026-01-02T03:04:05Z".parse().unwrap();
-        let xid = Xid { gpu: Some(crate::GpuIndex(3)), gpu_uuid: "GPU-3".into(), xid: 79, gi: None, ci: None };
+        let xid =
+            Xid { gpu: Some(crate::GpuIndex(3)), gpu_uuid: "GPU-3".into(), xid: 79, gi: None, ci: None, process: None };
         let event = Event { id: "ab-7".to_owned(), at, what: EventPayload::Xid(xid) };
         let text = serde_json::to_string(&event).unwrap();
         assert_eq!(

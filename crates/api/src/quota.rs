@@ -65,6 +65,10 @@ pub struct QuotaView {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<u32>))]
     pub closed_gpus: Vec<GpuIndex>,
+    /// Indexes of the GPUs that only Slurm jobs can lease: their rules have `owner = "slurm"`. Empty if there is none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Vec<u32>))]
+    pub slurm_gpus: Vec<GpuIndex>,
     /// Maximum duration of a lease in seconds; absent if a lease may have no end. A request without a duration gets this
     /// duration.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -21,6 +21,7 @@
 //! | [`terminal`] | lines on the terminals of a user's processes |
 //! | [`systemd`] | units, through D-Bus |
 //! | [`notify`] | notifications to the service manager |
+//! | [`kernel_log`] | messages of the kernel about Xid errors |
 //! | [`helper`] | helper units: programs that run outside gpushd's own unit |
 //! | [`other_managers`] | other managers of MIG layouts on this host |
 //!
@@ -38,6 +39,7 @@ pub mod driver_devices;
 pub mod error_chain;
 pub mod helper;
 pub mod identity;
+pub mod kernel_log;
 pub mod machine;
 mod name_cache;
 mod name_service_outage;

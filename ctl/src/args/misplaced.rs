@@ -69,8 +69,8 @@ fn transfer(words: &[&str]) -> Option<ApiError> {
     Some(refused(
         format!("cannot transfer {id}: the holder of a lease does not change"),
         format!(
-            "end it with `gpushctl lease end {id}`; then request a lease for the other user, with `--user USER` \
-            (administrator)"
+            "end it with `gpushctl lease end {id}`, or as an administrator with `gpushctl lease end {id} --reason TEXT`; \
+            then request a lease for the other user, with `--user USER` (administrator)"
         ),
     ))
 }
@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn resize_of_an_instance_leads_to_a_new_layout() {
-        assert!(hint("lease transfer L1 anna").unwrap().starts_with("end it with `gpushctl lease end L1`"));
+        assert!(hint("lease transfer L1 anna").unwrap().starts_with("end it with `gpushctl lease end L1`, or as"));
         assert!(hint("mig resize 1g.10gb 2g.20gb").unwrap().contains("`gpushctl mig apply "));
     }
 }

@@ -19,6 +19,7 @@
 //! | `synonyms` | words of other tools, and the commands that gpushctl has instead |
 //! | `phrases` | command lines of other tools, and the command lines that gpushctl has instead |
 //! | `proposal` | the hint that proposes a command line, with a share that the caller may lease |
+//! | `slurm_job` | the command of Slurm for a request, where only Slurm jobs can lease the GPUs |
 //! | `request_line` | command lines that request a share in the form of Slurm, Docker and other tools |
 //! | `missing` | hints for missing arguments |
 //! | `docker_line` | `docker run` in the place of `run` |
@@ -33,6 +34,7 @@
 //! | `misplaced` | words that a command reads as GPUs, but that name something else |
 //! | `misplaced_options` | options of `run` at a wrong place |
 //! | `foreign_layout` | layouts in the form of other tools |
+//! | `foreign_values` | values of options in the notation of other tools |
 //! | `values` | durations, times, numbers |
 
 mod advise;
@@ -43,6 +45,7 @@ pub(crate) mod default_verb;
 mod docker_line;
 mod follow;
 pub(crate) mod foreign_layout;
+mod foreign_values;
 mod format;
 mod gpu;
 mod gpus;
@@ -66,6 +69,7 @@ mod quota;
 mod request;
 mod request_line;
 mod slurm;
+mod slurm_job;
 pub(crate) mod spelling;
 mod status;
 mod support_bundle;

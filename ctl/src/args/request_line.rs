@@ -3,9 +3,11 @@
 
 use clap::{Arg, CommandFactory as _};
 use gpush_core::duration;
+use jiff::Zoned;
 
 use super::{
     Cli, docker_line,
+    foreign_values::{duration_of, fraction, is_percentage, time_until, unit_of_memory},
     words::{PROFILE, interpreter, is_index_list, is_number, is_profile, joined_duration, lease},
 };
 
@@ -96,21 +98,6 @@ pub(super) fn rewritten(words: &[&str]) -> Option<Vec<String>> {
     (found.iter().map(String::as_str).ne(words.iter().copied())).then_some(found)
 }
 
-/// Returns the percentage that a part of a GPU means: `25` for `1/4`, `0.25` and `quarter`.
-fn fraction(word: &str) -> Option<String> {
-    let part = match word {
-        "half" => 0.5,
-        "quarter" => 0.25,
-        _ => match word.split_once('/') {
-            Some((part, whole)) => {
-                part.parse::<f64>().ok()? / whole.parse::<f64>().ok().filter(|whole| *whole > 0.0)?
-            }
-            None => word.strip_prefix("0.").and_then(|_| word.parse::<f64>().ok())?,
-        },
-    };
-    (part > 0.0 && part < 1.0).then(|| format!("{:.0}", (part * 100.0).max(1.0)))
-}
-
 /// Returns the command, and the words after it.
 fn kind<'w>(words: &'w [&'w str]) -> Option<(Kind, &'w [&'w str])> {
     let foreign = Kind::Run { is_foreign: true };
@@ -190,6 +177,15 @@ impl Rewritten {
             self.add("--mig", Some(PROFILE));
             return 0;
         }
+        // `--mig 1g.10gb*2` is an entry of a layout.
+        if name == "--mig"
+            && let Some((profile, number)) = value.and_then(|value| value.split_once('*'))
+            && is_number(number)
+        {
+            self.add("--mig", Some(profile));
+            self.add("--count", Some(number));
+            return used;
+        }
         if name == "--timeslice" && attached.is_some() {
             self.add("--timeslice", None);
             return 0;
@@ -239,7 +235,8 @@ impl Rewritten {
                 return used;
             }
             if name == "--until" {
-                self.add("--for", Some("2h"));
+                let left = value.and_then(|end| time_until(end, &Zoned::now()));
+                self.add("--for", Some(left.as_deref().unwrap_or("2h")));
                 return used;
             }
         }
@@ -459,41 +456,4 @@ impl Rewritten {
             }
         }
     }
-}
-
-/// Returns the letter of a unit of memory: `G` for `GB` and `GiB`.
-fn unit_of_memory(word: &str) -> Option<char> {
-    match word.to_ascii_lowercase().as_str() {
-        "g" | "gb" | "gib" => Some('G'),
-        "m" | "mb" | "mib" => Some('M'),
-        _ => None,
-    }
-}
-
-/// Returns whether a word is a number, perhaps with a percent sign.
-fn is_percentage(word: &str) -> bool {
-    is_number(word.strip_suffix('%').unwrap_or(word))
-}
-
-/// Returns a duration in the notation of gpush. Slurm writes minutes, `minutes:seconds`, `hours:minutes:seconds` or
-/// `days-hours:minutes:seconds`.
-fn duration_of(option: &str, value: &str) -> Option<String> {
-    let is_of_slurm = matches!(option, "-t" | "--time");
-    if duration::is_duration(value) {
-        return Some(if is_of_slurm && is_number(value) { format!("{value}m") } else { value.to_owned() });
-    }
-    let (days, time) = value.split_once('-').unwrap_or(("0", value));
-    let parts: Vec<u64> = time.split(':').map(str::parse).collect::<Result<_, _>>().ok().filter(|_| is_of_slurm)?;
-    let days: u64 = days.parse().ok()?;
-    let (hours, minutes, seconds) = match (parts.as_slice(), value.contains('-')) {
-        ([hours], true) => (*hours, 0, 0),
-        ([hours, minutes], true) => (*hours, *minutes, 0),
-        ([minutes, seconds], false) => (0, *minutes, *seconds),
-        ([hours, minutes, seconds], _) => (*hours, *minutes, *seconds),
-        _ => return None,
-    };
-    let parts = [(days, 'd'), (hours, 'h'), (minutes, 'm'), (seconds, 's')];
-    let text: String =
-        parts.iter().filter(|(number, _)| *number > 0).map(|(number, unit)| format!("{number}{unit}")).collect();
-    (!text.is_empty()).then_some(text)
 }

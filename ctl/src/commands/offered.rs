@@ -25,14 +25,21 @@ pub(crate) fn offers(global: &Global) -> Option<Offers> {
 fn of(gpus: &[Gpu], quota: Option<&QuotaView>) -> Offers {
     let is_of_mig = |gpu: &&Gpu| gpu.mode == Mode::Mig;
     let mig_gpus = gpus.iter().filter(is_of_mig).map(|gpu| gpu.index.to_string()).collect();
-    if let Some(default) = quota.and_then(|quota| quota.default_request.as_deref())
-        && let Some(kind) = request::parse_default(default).ok().and_then(|default| default.share.kind())
-    {
-        let flags = request::flags(default).split(' ').map(str::to_owned).collect();
-        return Offers { shares: vec![OfferedShare { kind, flags }], mig_gpus };
-    }
+    let default = quota.and_then(|quota| quota.default_request.as_deref());
+    let default = default.and_then(|default| {
+        let kind = request::parse_default(default).ok()?.share.kind()?;
+        Some(OfferedShare { kind, flags: request::flags(default).split(' ').map(str::to_owned).collect() })
+    });
+    let is_of_slurm = |gpu: &Gpu| quota.is_some_and(|quota| quota.slurm_gpus.contains(&gpu.index));
+    let only_slurm = !gpus.is_empty() && gpus.iter().all(is_of_slurm);
+    let shares = shares(gpus, quota, |gpu| only_slurm || !is_of_slurm(gpu));
+    Offers { shares, default, only_slurm, mig_gpus }
+}
+
+/// Returns a share of each kind that the caller may lease on the GPUs that are included.
+fn shares(gpus: &[Gpu], quota: Option<&QuotaView>, is_included: impl Fn(&Gpu) -> bool) -> Vec<OfferedShare> {
     let may_use = |gpu: &&Gpu| {
-        let is_closed = quota.is_some_and(|quota| quota.closed_gpus.contains(&gpu.index));
+        let is_closed = !is_included(gpu) || quota.is_some_and(|quota| quota.closed_gpus.contains(&gpu.index));
         let allowed = quota.and_then(|quota| quota.allowed_gpus.as_ref());
         gpu.state == GpuState::Ready && !is_closed && allowed.is_none_or(|allowed| allowed.contains(&gpu.index))
     };
@@ -50,8 +57,7 @@ fn of(gpus: &[Gpu], quota: Option<&QuotaView>) -> Offers {
     };
     let allowed_kinds = quota.and_then(|quota| quota.allowed_kinds.as_ref());
     let kinds = LeaseKind::ALL.into_iter().filter(|kind| allowed_kinds.is_none_or(|allowed| allowed.contains(kind)));
-    let shares = kinds.filter_map(|kind| Some(OfferedShare { kind, flags: flags(kind)? })).collect();
-    Offers { shares, mig_gpus }
+    kinds.filter_map(|kind| Some(OfferedShare { kind, flags: flags(kind)? })).collect()
 }
 
 /// Returns the profile of the smallest MIG device that the GPUs have, or can create for a lease.
@@ -86,6 +92,22 @@ mod tests {
         of(gpus, quota).shares.iter().map(|share| share.flags.join(" ")).collect()
     }
 
+    fn quota() -> QuotaView {
+        QuotaView {
+            uid: 1000,
+            user: None,
+            quota: None,
+            ignored_quotas: Vec::new(),
+            allowed_kinds: None,
+            allowed_gpus: None,
+            closed_gpus: Vec::new(),
+            slurm_gpus: Vec::new(),
+            longest_s: None,
+            default_request: None,
+            limits: Vec::new(),
+        }
+    }
+
     #[test]
     fn shares_are_those_of_ready_gpus() {
         let mut gpus = gpus();
@@ -101,28 +123,33 @@ mod tests {
     /// Fault: hints named shares that the quota or the rule of the GPU does not allow.
     #[test]
     fn shares_are_those_that_quota_and_rules_allow() {
-        let quota = QuotaView {
-            uid: 1000,
-            user: None,
-            quota: None,
-            ignored_quotas: Vec::new(),
-            allowed_kinds: None,
-            allowed_gpus: None,
-            closed_gpus: Vec::new(),
-            longest_s: None,
-            default_request: None,
-            limits: Vec::new(),
-        };
         let index = gpush_api::GpuIndex;
         let kinds = Some(vec![LeaseKind::Mig, LeaseKind::Whole]);
-        let default = Some("mig=1g.10gb,for=4h".to_owned());
         for (quota, expected) in [
-            (QuotaView { allowed_kinds: kinds.clone(), ..quota.clone() }, &["--mig 1g.10gb", "--whole"][..]),
-            (QuotaView { allowed_kinds: kinds, closed_gpus: vec![index(0)], ..quota.clone() }, &["--mig 1g.10gb"]),
-            (QuotaView { allowed_gpus: Some(vec![index(2)]), ..quota.clone() }, &["--mps 25"]),
-            (QuotaView { default_request: default, ..quota }, &["--mig 1g.10gb --for 4h"]),
+            (QuotaView { allowed_kinds: kinds.clone(), ..quota() }, &["--mig 1g.10gb", "--whole"][..]),
+            (QuotaView { allowed_kinds: kinds, closed_gpus: vec![index(0)], ..quota() }, &["--mig 1g.10gb"]),
+            (QuotaView { allowed_gpus: Some(vec![index(2)]), ..quota() }, &["--mps 25"]),
+            (QuotaView { slurm_gpus: vec![index(0)], ..quota() }, &["--mig 1g.10gb", "--mps 25"]),
         ] {
             assert_eq!(flags(&gpus(), Some(&quota)), expected, "{quota:?}");
         }
+    }
+
+    #[test]
+    fn default_request_is_named_before_other_shares() {
+        let default = Some("mig=1g.10gb,for=4h".to_owned());
+        let offers = of(&gpus(), Some(&QuotaView { default_request: default, ..quota() }));
+        assert_eq!(offers.default.unwrap().flags, ["--mig", "1g.10gb", "--for", "4h"]);
+        assert_eq!(offers.shares.len(), 3);
+    }
+
+    #[test]
+    fn host_of_slurm_offers_shares_to_jobs_only() {
+        let gpus = gpus();
+        let all: Vec<gpush_api::GpuIndex> = gpus.iter().map(|gpu| gpu.index).collect();
+        let offers = of(&gpus, Some(&QuotaView { slurm_gpus: all, ..quota() }));
+        assert!(offers.only_slurm);
+        assert_eq!(offers.shares.len(), 3);
+        assert!(!of(&gpus, Some(&quota())).only_slurm);
     }
 }

@@ -3,7 +3,7 @@
 use anstyle::Style;
 use gpush_api::{
     Actor, ConfigChange, DriverChange, Event, EventPayload, Gpu, GpuAspect, GpuChange, GpuState, InstanceSummary,
-    LeaseChange, LeaseState, NoticeChange, OperationChange, OperationState, ResyncReason, UnleasedChange,
+    LeaseChange, LeaseState, NoticeChange, OperationChange, OperationState, ResyncReason, UnleasedChange, XidProcess,
 };
 use gpush_client::ReceivedEvent;
 use jiff::Timestamp;
@@ -101,6 +101,13 @@ pub(crate) fn line(reported: &ReceivedEvent, gpus: &[Gpu], look: &Appearance) ->
     }
 }
 
+/// Names the process that caused an Xid error, and its lease: `: process 4711 (python) of L17`.
+fn caused_by(process: &XidProcess, look: &Appearance) -> String {
+    let command = process.command.as_ref().map_or_else(String::new, |name| format!(" ({})", look.clean(name)));
+    let lease = process.lease_id.map_or_else(String::new, |id| format!(" of {id}"));
+    format!(": process {}{command}{lease}", process.pid)
+}
+
 /// Returns the columns of an event: its object, its state with a style, and its text.
 fn columns(event: &Event, gpus: &[Gpu], look: &Appearance) -> (String, (&'static str, Style), String) {
     match &event.what {
@@ -117,7 +124,8 @@ fn columns(event: &Event, gpus: &[Gpu], look: &Appearance) -> (String, (&'static
                 (Some(gi), None) => format!(" in GI {gi}"),
                 (Some(gi), Some(ci)) => format!(" in GI {gi} CI {ci}"),
             };
-            (about, ("xid", BAD), format!("Xid {}{instance}", xid.xid))
+            let by = xid.process.as_ref().map_or_else(String::new, |process| caused_by(process, look));
+            (about, ("xid", BAD), format!("Xid {}{instance}{by}", xid.xid))
         }
         EventPayload::Mps(change) => {
             let about =
@@ -297,8 +305,8 @@ fn of_driver(change: &DriverChange) -> (String, (&'static str, Style), String) {
 #[cfg(test)]
 mod tests {
     use gpush_api::{
-        ApiError, Change, Code, Driver, GpuIndex, MpsChange, MpsState, OperationSummary, Placement, Resync, StepState,
-        UnleasedStep, Xid,
+        ApiError, Change, Code, Driver, GpuIndex, LeaseId, MpsChange, MpsState, OperationSummary, Placement, Resync,
+        StepState, UnleasedStep, Xid,
     };
 
     use super::*;
@@ -407,7 +415,27 @@ mod tests {
                 before: Some("560.1".into()),
                 error: Some(error("the driver is not loaded")),
             }),
-            EventPayload::Xid(Xid { gpu: Some(GpuIndex(3)), gpu_uuid: "GPU-3".into(), xid: 79, gi: Some(2), ci: None }),
+            EventPayload::Xid(Xid {
+                gpu: Some(GpuIndex(3)),
+                gpu_uuid: "GPU-3".into(),
+                xid: 79,
+                gi: Some(2),
+                ci: None,
+                process: None,
+            }),
+            EventPayload::Xid(Xid {
+                gpu: Some(GpuIndex(3)),
+                gpu_uuid: "GPU-3".into(),
+                xid: 31,
+                gi: None,
+                ci: None,
+                process: Some(XidProcess {
+                    pid: 4711,
+                    command: Some("python\u{1b}".into()),
+                    uid: Some(1000),
+                    lease_id: Some(LeaseId(17)),
+                }),
+            }),
             EventPayload::Mps(Box::new(MpsChange {
                 target: "g5d1b03a2".into(),
                 uuid: "GPU-5d1b03a2".into(),

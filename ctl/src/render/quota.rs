@@ -41,6 +41,9 @@ pub(crate) fn page(quota: &QuotaView, look: &Appearance) -> String {
     if !quota.closed_gpus.is_empty() {
         facts.push(format!("The rules of {} permit only other users.", gpu_numbers(&quota.closed_gpus)));
     }
+    if !quota.slurm_gpus.is_empty() {
+        facts.push(format!("Only Slurm jobs can lease {}.", gpu_numbers(&quota.slurm_gpus)));
+    }
     if let Some(seconds) = quota.longest_s {
         // The default request may set a shorter duration.
         let which = if quota.default_request.is_some() { "that names a share but no" } else { "without" };
@@ -206,6 +209,7 @@ pub(super) mod tests {
             allowed_kinds: Some(vec![LeaseKind::Mig, LeaseKind::Mps]),
             allowed_gpus: Some(vec![GpuIndex(0), GpuIndex(1), GpuIndex(2), GpuIndex(3)]),
             closed_gpus: vec![GpuIndex(2)],
+            slurm_gpus: vec![GpuIndex(3)],
             longest_s: Some(43_200),
             default_request: Some("mig=1g.10gb,for=4h".to_owned()),
             limits: vec![
@@ -227,6 +231,7 @@ pub(super) mod tests {
             allowed_kinds: None,
             allowed_gpus: None,
             closed_gpus: Vec::new(),
+            slurm_gpus: Vec::new(),
             longest_s: None,
             default_request: None,
             limits,

@@ -169,7 +169,7 @@ MIG mode is a setting of a GPU. While it is enabled, programs compute only on MI
         }
         Page::Xid => {
             "\
-An Xid is the number of an error that NVIDIA's driver reports. The kernel log has the line `NVRM: Xid`, and `gpushctl events -k xid` lists the errors that gpushd has seen. `gpushctl explain xid-79` explains one number.
+An Xid is the number of an error that NVIDIA's driver reports. The kernel log has the line `NVRM: Xid`, and `gpushctl events -k xid` lists the errors that gpushd has seen. If the kernel log names the process that caused an error, the event has this process and its lease. `gpushctl explain xid-79` explains one number.
 
 gpushd cordons the GPU after the errors in `health.cordon_xids`, because NVIDIA advises to reset or replace the GPU after them.
 "

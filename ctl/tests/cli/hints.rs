@@ -20,6 +20,7 @@ fn agent(host: &Host, modes: &[Mode], allowed_kinds: Option<&[LeaseKind]>) -> Ag
         allowed_kinds: allowed_kinds.map(<[LeaseKind]>::to_vec),
         allowed_gpus: None,
         closed_gpus: Vec::new(),
+        slurm_gpus: Vec::new(),
         longest_s: None,
         default_request: None,
         limits: Vec::new(),

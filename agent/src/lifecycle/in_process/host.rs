@@ -190,6 +190,7 @@ impl ScriptedHost {
             notice_dir: self.path("notices"),
             mps_launcher: Launcher::scripted(Arc::clone(&self.daemons) as Arc<_>),
             mps_programs: Some(self.path("programs")),
+            kernel_log: None,
         };
         let mut options = Options::scripted(Arc::clone(&self.gpus) as Arc<_>);
         options.deadlines = constants.driver;

@@ -29,7 +29,14 @@ mod tests {
     #[test]
     fn filter_applies_kinds_and_gpus() {
         let event = |what| Event { id: String::new(), at: jiff::Timestamp::UNIX_EPOCH, what };
-        let xid = event(EventPayload::Xid(Xid { gpu: None, gpu_uuid: "GPU-1".into(), xid: 31, gi: None, ci: None }));
+        let xid = event(EventPayload::Xid(Xid {
+            gpu: None,
+            gpu_uuid: "GPU-1".into(),
+            xid: 31,
+            gi: None,
+            ci: None,
+            process: None,
+        }));
         let config =
             event(EventPayload::Config(ConfigChange { taken: true, error: None, pending_restart: Vec::new() }));
         let wanted = |kinds: Option<Vec<EventKind>>, gpus: Option<&str>| {

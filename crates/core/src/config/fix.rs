@@ -2,7 +2,7 @@
 //!
 //! A hint with a fixed example would give the author another value than the one that the file contains.
 
-use std::ops::RangeInclusive;
+use std::{ops::RangeInclusive, time::Duration};
 
 use gpush_api::MemoryLimit;
 use toml::{
@@ -175,6 +175,23 @@ pub(super) fn memory_hint(key: &str, value: &DeValue<'_>) -> Option<String> {
 pub(super) fn duration(text: &str) -> Option<String> {
     let lower = text.trim().to_ascii_lowercase();
     duration::parse_positive(&lower).is_ok().then_some(lower)
+}
+
+/// Returns the hint for a number without a unit of time: the durations within bounds that it can mean.
+pub(super) fn with_unit_of_time(key: &str, number: &str, bounds: &RangeInclusive<Duration>) -> String {
+    let durations = ["s", "m", "h", "d"].map(|unit| format!("{number}{unit}")).into_iter();
+    let is_within = |text: &String| duration::parse(text).is_ok_and(|one| bounds.contains(&one));
+    let within: Vec<String> = durations.filter(is_within).take(3).map(|text| format!("\"{text}\"")).collect();
+    match within.split_last() {
+        None => {
+            let [least, most] = [bounds.start(), bounds.end()].map(|bound| duration::format(*bound));
+            format!("write whole seconds from \"{least}\" to \"{most}\"")
+        }
+        Some((only, [])) => format!("add the unit of time: {key} = {only}"),
+        Some((last, others)) => {
+            format!("add the unit of time that you mean: {key} = {} or {last}", others.join(", "))
+        }
+    }
 }
 
 /// Returns the default of a quota that a text means: `mig=1g.10gb,for=4h` for `mig=1g.10gb for 4H`.

@@ -19,7 +19,12 @@ use super::{
     fix,
     schema::{RULE_MPS, RULE_TIMESLICE, Section},
 };
-use crate::{diagnostic::Problem, duration, nearest::nearest, quote::Quoted};
+use crate::{
+    diagnostic::Problem,
+    duration::{self, DurationError},
+    nearest::nearest,
+    quote::Quoted,
+};
 
 /// A value with its position in the file.
 pub(super) type Value<'a, 'i> = &'a Spanned<DeValue<'i>>;
@@ -180,9 +185,10 @@ impl<'t> Reader<'t> {
                 let [least, most] = [bounds.start(), bounds.end()].map(|bound| duration::format(*bound));
                 format!("write whole seconds from \"{least}\" to \"{most}\"")
             }
-            Err(error) => match fix::duration(&text.value) {
-                Some(meant) => format!("write {key} = \"{meant}\""),
-                None => error.to_string(),
+            Err(error) => match (fix::duration(&text.value), error) {
+                (Some(meant), _) => format!("write {key} = \"{meant}\""),
+                (None, DurationError::NoUnit(number)) => fix::with_unit_of_time(key, &number, &bounds),
+                (None, error) => error.to_string(),
             },
         };
         self.report(Problem::new(text.span, format!("`{key}` can't be {}", Quoted(&text.value)), hint));

@@ -242,7 +242,7 @@ impl Manager {
     pub async fn state(&self, unit: &str) -> Result<State, Error> {
         let what = format!("read the state of {unit}");
         let manager = self.manager().await?;
-        let properties = properties(&manager, &what, unit).await?;
+        let properties = properties(&manager, unit).await?;
         State::of(&call(&what, properties.get_all("")).await?)
     }
 
@@ -255,7 +255,7 @@ impl Manager {
         let what = format!("read the state of {unit}");
         let manager = self.manager().await?;
         subscribe(&manager, &what).await?;
-        let properties = properties(&manager, &what, unit).await?;
+        let properties = properties(&manager, unit).await?;
         // Subscribe before the first read, so that no later change is missed.
         let mut changes = properties.receive_properties_changed().await.map_err(Error::Bus)?;
         let until = Instant::now() + within;
@@ -379,15 +379,25 @@ async fn subscribe(manager: &SystemManagerProxy<'_>, what: &str) -> Result<(), E
     }
 }
 
-async fn properties(
-    manager: &SystemManagerProxy<'_>,
-    what: &str,
-    unit: &str,
-) -> Result<UnitPropertiesProxy<'static>, Error> {
-    let path = call(what, manager.load_unit(unit)).await?;
+/// Returns a proxy for the properties of a unit. Makes no call. systemd loads the unit when it gets a call for the unit.
+async fn properties(manager: &SystemManagerProxy<'_>, unit: &str) -> Result<UnitPropertiesProxy<'static>, Error> {
     let connection = manager.inner().connection();
-    let builder = UnitPropertiesProxy::builder(connection).path(path).map_err(Error::Bus)?;
+    let builder = UnitPropertiesProxy::builder(connection).path(object_path(unit)).map_err(Error::Bus)?;
     builder.cache_properties(CacheProperties::No).build().await.map_err(Error::Bus)
+}
+
+/// Returns the object path of a unit: systemd writes each character other than a letter or a digit, and a digit at the
+/// start, as `_` and two hexadecimal digits.
+fn object_path(unit: &str) -> String {
+    let mut path = "/org/freedesktop/systemd1/unit/".to_owned();
+    for (at, byte) in unit.bytes().enumerate() {
+        match byte {
+            b'0'..=b'9' if at == 0 => path += &format!("_{byte:02x}"),
+            b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => path.push(char::from(byte)),
+            _ => path += &format!("_{byte:02x}"),
+        }
+    }
+    path
 }
 
 /// Returns whether an error means that the unit was never started, or that systemd has unloaded it.
@@ -397,4 +407,20 @@ fn is_not_loaded(name: &str) -> bool {
 
 fn closed() -> Error {
     Error::Bus(zbus::Error::Failure("the connection was closed".to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn object_paths_are_those_of_systemd() {
+        for (unit, path) in [
+            ("user-1000.slice", "user_2d1000_2eslice"),
+            ("gpush-mps@g1.service", "gpush_2dmps_40g1_2eservice"),
+            ("2fa.service", "_32fa_2eservice"),
+        ] {
+            assert_eq!(object_path(unit), format!("/org/freedesktop/systemd1/unit/{path}"));
+        }
+    }
 }

@@ -30,9 +30,6 @@ pub(super) trait SystemManager {
     /// Makes systemd send signals to this connection.
     fn subscribe(&self) -> zbus::Result<()>;
 
-    /// Returns the object of a unit, which systemd loads if needed.
-    fn load_unit(&self, name: &str) -> zbus::Result<OwnedObjectPath>;
-
     /// Queues a start and returns its job.
     fn start_unit(&self, name: &str, mode: &str) -> zbus::Result<OwnedObjectPath>;
 

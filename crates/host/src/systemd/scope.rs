@@ -35,8 +35,8 @@ pub struct TransientScope {
 }
 
 /// Proxy of systemd's manager. Its connection is subscribed to systemd's signals.
-struct Subscribed {
-    manager: SystemManagerProxy<'static>,
+pub(super) struct Subscribed {
+    pub(super) manager: SystemManagerProxy<'static>,
     takes_pidfds: bool,
 }
 
@@ -61,7 +61,7 @@ impl Manager {
         if ends.is_err() {
             // The bus was restarted. gpushd has not sent the call to systemd yet, so it can connect
             // again.
-            *self.connection.lock().await = None;
+            self.disconnect().await;
             systemd = self.subscribed(&what).await?;
             ends = ends_of_jobs(&systemd.manager, &scope.name).await;
         }
@@ -86,9 +86,14 @@ impl Manager {
         self.subscribed("answer a connection").await.map(drop)
     }
 
+    /// Forgets the connection, so that the next call connects again.
+    pub(super) async fn disconnect(&self) {
+        *self.connection.lock().await = None;
+    }
+
     /// Returns a proxy on the connection, or on a new connection if there is none. systemd sends
     /// its signals to this connection. Does not check whether the connection is still alive.
-    async fn subscribed(&self, what: &str) -> Result<Subscribed, Error> {
+    pub(super) async fn subscribed(&self, what: &str) -> Result<Subscribed, Error> {
         let mut slot = self.connection.lock().await;
         let link = match slot.as_mut() {
             Some(link) => link,

@@ -32,10 +32,22 @@ impl Manager {
     /// # Errors
     /// When systemd refuses.
     pub async fn limits<const N: usize>(&self, slices: [&str; N]) -> Result<[ReadLimits; N], Error> {
-        let manager = &self.manager().await?;
+        match self.read_limits(slices).await {
+            // The bus was restarted. A reading can be repeated.
+            Err(Error::Bus(_)) => {
+                self.disconnect().await;
+                self.read_limits(slices).await
+            }
+            answer => answer,
+        }
+    }
+
+    /// Reads the limits of slices on the present connection.
+    async fn read_limits<const N: usize>(&self, slices: [&str; N]) -> Result<[ReadLimits; N], Error> {
+        let manager = &self.subscribed("read the limits of slices").await?.manager;
         let reading = slices.map(|slice| async move {
+            let properties = properties(manager, slice).await?;
             let what = format!("read the limits of {slice}");
-            let properties = properties(manager, &what, slice).await?;
             Ok(ReadLimits::of(&call(&what, properties.get_all("")).await?))
         });
         let read: Vec<ReadLimits> = futures_util::future::try_join_all(reading).await?;

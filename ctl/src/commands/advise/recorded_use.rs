@@ -40,6 +40,7 @@ fn empty(history: &UsageHistory, subject: &'static str) -> FromUse {
         until: history.until,
         subject,
         has_older_leases: history.has_older_leases,
+        is_named: false,
         size_advice: Vec::new(),
         size_totals: Vec::new(),
         layout_advice: None,
@@ -72,7 +73,7 @@ fn of_leases(history: &UsageHistory, gpus: &[Gpu], names: &[String]) -> Result<F
         advice.retain(|one| named.contains(&one.lease_id));
     }
     advice.sort_by_key(|one| std::cmp::Reverse((one.is_smaller(), freed(one))));
-    Ok(FromUse { size_advice: advice, ..empty(history, "lease") })
+    Ok(FromUse { size_advice: advice, is_named: !named.is_empty(), ..empty(history, "lease") })
 }
 
 /// Returns what an advice frees, for the order of the list: memory times time.

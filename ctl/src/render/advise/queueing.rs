@@ -38,6 +38,14 @@ pub(crate) struct QueueEstimate {
     pub(crate) gains: &'static [Gain],
 }
 
+impl QueueEstimate {
+    /// Returns the part of the whole GPU that the requests need, in percent.
+    #[expect(clippy::cast_precision_loss, reason = "the number of requests has fewer than 53 bits")]
+    fn load_percent(&self) -> f64 {
+        if self.period_s > 0.0 { self.offered as f64 * self.service_ms / 10.0 / self.period_s } else { 0.0 }
+    }
+}
+
 /// Draws the estimate.
 pub(crate) fn estimate(estimate: &QueueEstimate, look: &Appearance) -> String {
     let mut out = look
@@ -52,7 +60,16 @@ pub(crate) fn estimate(estimate: &QueueEstimate, look: &Appearance) -> String {
             ),
         )
         .join("\n");
-    out += "\n\n";
+    out += "\n";
+    let load = estimate.load_percent();
+    if load > 100.0 {
+        let text = format!(
+            "The requests need {load:.0} % of the GPU, so no mechanism can serve all of them for long. The model of MPS has no \
+             such limit: its latency is too good here."
+        );
+        out += &(look.wrap("", &text).join("\n") + "\n");
+    }
+    out += "\n";
     let rows = estimate.estimates.iter().map(|row| of_row(row, estimate)).collect();
     let columns =
         [("MECHANISM", Align::Left), ("SERVED", Align::Right), ("P50 ms", Align::Right), ("P99 ms", Align::Right)];

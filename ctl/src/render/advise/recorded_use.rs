@@ -32,6 +32,9 @@ pub(crate) struct FromUse {
     pub(crate) subject: &'static str,
     /// Whether the period has older leases, which are left out.
     pub(crate) has_older_leases: bool,
+    /// Whether the leases are named in the command: then each is drawn, also without advice.
+    #[serde(skip)]
+    pub(crate) is_named: bool,
     /// The advice for leases.
     pub(crate) size_advice: Vec<SizeAdvice>,
     /// The advice for users or GPUs.
@@ -56,7 +59,8 @@ pub(crate) fn from_use(found: &FromUse, gpus: &[Gpu], look: &Appearance) -> Stri
         return out + &lines(text, look);
     }
     if found.size_totals.is_empty() {
-        return out + &of_leases(&found.size_advice, look);
+        let leases = &found.size_advice;
+        return out + &if found.is_named { of_named(leases, look) } else { of_leases(leases, look) };
     }
     out + &of_groups(found, gpus, look)
 }
@@ -89,6 +93,11 @@ fn of_leases(all: &[SizeAdvice], look: &Appearance) -> String {
         }
     }
     out
+}
+
+/// Draws each of the leases, with what it needed.
+fn of_named(all: &[SizeAdvice], look: &Appearance) -> String {
+    all.iter().map(|advice| of_lease(advice, look)).collect::<Vec<_>>().join("\n")
 }
 
 /// The reasons without advice, in the order in which they are drawn.
@@ -132,6 +141,10 @@ fn of_lease(advice: &SizeAdvice, look: &Appearance) -> String {
             out.add("advice", &format!("--memory {limit}G is enough{reason}; frees {} GiB", gib(*freed_mib)));
         }
         SizeVerdict::None { why } => out.add("advice", no_advice(*why)),
+    }
+    if let Some(need) = need.filter(|_| !advice.is_smaller()) {
+        let [p98, peak, needed] = [need.memory_p98_mib, need.memory_peak_mib, need.needed_mib].map(gib);
+        out.add("memory", &format!("p98 {p98}, peak {peak}, with the margin {needed} GiB"));
     }
     if let Some(compute) = need.and_then(|need| need.needed_compute) {
         out.add("compute", &format!("while it works, at most {} of the GPU, with the margin", percent(compute)));
@@ -211,7 +224,8 @@ fn of_groups(found: &FromUse, gpus: &[Gpu], look: &Appearance) -> String {
     let mut out = table(&columns, found.size_totals.iter().map(row).collect(), 0, look);
     out.push('\n');
     let note = "HELD and FREED are memory slices times hours: what the leases held, and what smaller shares would have \
-                freed. NO DATA is the number of leases with too few samples.";
+                freed. A lease counts from its start, which may be before the period. NO DATA is the number of leases \
+                with too few samples.";
     out += &remark(note, look);
     out
 }
@@ -282,6 +296,15 @@ fn layouts(advice: &LayoutAdvice, look: &Appearance) -> String {
     let mut out = "\n".to_owned() + &table(&columns, changed.iter().map(row).collect(), 0, look);
     let next = if first.entries == [WHOLE] {
         format!("To grant GPU {} as a whole, set `mode = \"exclusive\"` in its rule.", first.index)
+    } else if first.present_entries == [WHOLE] {
+        // The rule of the GPU refuses a layout.
+        let layout =
+            look.clean(&first.entries.iter().map(|entry| format!("\"{entry}\"")).collect::<Vec<_>>().join(", "));
+        let keys = format!("`mode = \"mig\"` and `layout = [{layout}]`");
+        format!(
+            "To partition GPU {0}, set {keys} in its rule. Then see what would change: `gpushctl apply {0} --dry-run`",
+            first.index
+        )
     } else {
         let layout = look.clean(&first.entries.join(","));
         format!("See what would change: `gpushctl mig apply {layout} -g {} --dry-run`", first.index)
@@ -296,12 +319,24 @@ fn host_notes(advice: &LayoutAdvice, look: &Appearance) -> String {
     let mut notes = Vec::new();
     if tally.replayed_refusals > 0 {
         notes.push(format!(
-            "The times of refused requests are not recorded: they are spread evenly over their day, with the median \
-             length of granted requests, and repeated requests count again, at most {MOST_REFUSALS} a day."
+            "The times of refused requests are not recorded: they are spread over the time of their day in which the most \
+             leases of the share were held, with the median length of granted requests. Repeated requests count again, \
+             at most {MOST_REFUSALS} a day."
         ));
     }
     if advice.replayed() > 0 {
-        notes.push("In the replay, no request waits, and each takes the share that it named or got.".to_owned());
+        notes.push(
+            "In the replay, no request waits, and each takes the share that it named or got. Each request counts once, \
+             whatever its length."
+                .to_owned(),
+        );
+    }
+    let met = advice.refused_but_met_today();
+    if met > 0 {
+        notes.push(format!(
+            "Today's layouts meet at least {met} of the refused requests in the replay, but refused them in fact: the \
+             replay is more favorable than the host was."
+        ));
     }
     if tally.other_grants > 0 || tally.other_refusals > 0 {
         notes.push(format!(

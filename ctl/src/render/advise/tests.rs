@@ -81,4 +81,7 @@ fn estimate_with_hostile_tenant_and_packing() {
     };
     let look = fixtures::look(80, Charset::Utf8);
     assert_snapshot!(fixtures::plain(&queueing::estimate(&found, &look)));
+    let overloaded = queueing::QueueEstimate { service_ms: 20.0, ..found };
+    let text = fixtures::plain(&queueing::estimate(&overloaded, &look));
+    assert!(text.contains("The requests need 171 % of the GPU"), "{text}");
 }

@@ -190,3 +190,16 @@ fn default_of_a_quota_keeps_its_duration() {
         ],
     );
 }
+
+/// Fault: the hint for a number without a unit named durations that the key does not accept.
+#[test]
+fn number_without_a_unit_gets_units_that_the_key_accepts() {
+    check(
+        "[slurm]",
+        &[
+            ("deadline = \"20\"", "add the unit of time that you mean: deadline = \"20s\" or \"20m\""),
+            ("deadline = \"90\"", "add the unit of time: deadline = \"90s\""),
+            ("deadline = \"9999\"", "write whole seconds from \"1s\" to \"1h\""),
+        ],
+    );
+}

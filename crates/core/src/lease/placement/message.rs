@@ -61,8 +61,16 @@ impl NoAssignment {
                     return error;
                 }
                 let selected = context.host.selected(wanted);
-                let requests = offered.iter().filter_map(|(_, request)| context.permitted(&selected, request));
-                let requests: Vec<String> = requests.collect();
+                let mut requests = match &wanted.share {
+                    // A request by size stays as large in another kind of lease.
+                    RequestedShare::Mig(device @ RequestedDevice::AtLeast { .. }) => {
+                        context.large_enough(&selected, device)
+                    }
+                    _ => Vec::new(),
+                };
+                if requests.is_empty() {
+                    requests.extend(offered.iter().filter_map(|(_, one)| context.permitted(&selected, one)));
+                }
                 let offer = format!("{} only leases of kind {}", verb("offers", "offer"), kinds.join(", "));
                 let mut error = error(Code::Unsupported, offer).hint(match requests.first() {
                     None => "choose other GPUs; `gpushctl quota` shows what you may lease".to_owned(),

@@ -212,6 +212,9 @@ impl RequestError {
             Self::BadValue { key, spelling, value, .. } => {
                 let typed = value.trim_matches('`');
                 let example = |value: &str| key.written(*spelling).with(value);
+                if let (Key::Mig, Some(hint)) = (key, layout_entry(typed, *spelling)) {
+                    return hint;
+                }
                 match (key, profile_with_slices(typed)) {
                     (Key::Mig, Some(profile)) => format!(
                         "write the memory too, such as `{}`; `gpushctl mig profiles` lists the profiles",
@@ -253,6 +256,20 @@ impl RequestError {
             }
         }
     }
+}
+
+/// Returns the hint for an entry of a layout in the place of a profile: `1g.10gb*2` or `1g.10gb@3`. `None` for other texts.
+fn layout_entry(text: &str, spelling: Spelling) -> Option<String> {
+    let (profile, rest) = text.split_once(['*', '@'])?;
+    super::check::profile(profile).ok()?;
+    let number: u8 = rest.parse().ok()?;
+    let mig = Key::Mig.written(spelling).with(profile);
+    Some(match (spelling, text.contains('*')) {
+        (Spelling::Flags, true) => format!("write `{mig} {}`", Key::Count.written(spelling).with(&number.to_string())),
+        (Spelling::Flags, false) => format!("write `{mig}`, or `--target GPU:{text}` for this device of a GPU"),
+        // Slurm chooses the number and the devices. A quota has no default number.
+        (Spelling::Slurm | Spelling::Quota, _) => format!("write `{mig}`"),
+    })
 }
 
 /// Returns a number of GiB with a fraction in MiB: `40448M` for `39.5G`.

@@ -114,12 +114,15 @@ type Given<'a> = &'a [(Key, Option<&'a str>)];
 
 #[test]
 fn wrong_flag_is_named_as_it_is_typed() {
-    let cases: [(Given<'_>, &str, &str); 6] = [
+    let cases: [(Given<'_>, &str, &str); 8] = [
         (
             &[(Key::Mps, Some("101"))],
             "`--mps`: `101` is not valid: the percentage must be more than 0 and at most 100",
             "`--mps 25`",
         ),
+        // Fault: the hint was a constant example, without the number and the start.
+        (&[(Key::Mig, Some("1g.10gb*2"))], "`--mig`: `1g.10gb*2` is not valid", "`--mig 1g.10gb --count 2`"),
+        (&[(Key::Mig, Some("1g.10gb@3"))], "`--mig`: `1g.10gb@3` is not valid", "`--target GPU:1g.10gb@3`"),
         (&[(Key::For, Some("0"))], "`--for`: `0` is not valid: the duration must be longer than 0", "`--for 2h`"),
         (&[(Key::For, Some("-2h"))], "`--for`: `-2h` is not valid", "`--for 2h`"),
         (&[(Key::Wait, Some("99999999999999999999s"))], "`--wait`: ", "`--wait=5m`"),

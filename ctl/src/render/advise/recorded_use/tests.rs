@@ -93,6 +93,7 @@ fn empty() -> FromUse {
         until: history.until,
         subject: "lease",
         has_older_leases: false,
+        is_named: false,
         size_advice: Vec::new(),
         size_totals: Vec::new(),
         layout_advice: None,
@@ -112,6 +113,30 @@ fn drawn(found: &FromUse, charset: Charset) -> String {
 fn advice_for_leases() {
     let size_advice = right_sizes(&history().used_leases, &host());
     assert_snapshot!(drawn(&FromUse { size_advice, ..empty() }, Charset::Utf8));
+}
+
+/// Fault: a named lease without advice was drawn as an id after a reason, without its figures.
+#[test]
+fn advice_for_named_leases_has_the_figures_of_each() {
+    let named = |advice: &SizeAdvice| ["L18", "L20", "L21"].contains(&advice.lease_id.to_string().as_str());
+    let size_advice = right_sizes(&history().used_leases, &host()).into_iter().filter(named).collect();
+    assert_snapshot!(drawn(&FromUse { size_advice, is_named: true, ..empty() }, Charset::Utf8));
+}
+
+/// Fault: the hint was `mig apply`, which the rule of an exclusive GPU refuses.
+#[test]
+fn layout_for_an_exclusive_gpu_needs_another_rule() {
+    let mut gpus = host();
+    gpus.truncate(1);
+    gpus[0].mode = Mode::Exclusive;
+    gpus[0].layout = None;
+    let used_leases = (1..=3).map(|number| lease(number, "anna", 0, "1g.10gb", (900, 900))).collect();
+    let history = UsageHistory { used_leases, request_days: Vec::new(), ..history() };
+    let layout_advice = Some(layout_advice(&history, &gpus));
+    let found = FromUse { subject: "host", layout_advice, ..empty() };
+    let text = fixtures::plain(&from_use(&found, &gpus, &fixtures::look(200, Charset::Utf8)));
+    let expected = "To partition GPU 0, set `mode = \"mig\"` and `layout = [\"1g.10gb*7\"]` in its rule.";
+    assert!(text.contains(expected), "{text}");
 }
 
 #[test]

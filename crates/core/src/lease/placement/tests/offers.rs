@@ -125,6 +125,8 @@ fn request_that_no_device_meets_leads_to_a_share_that_does() {
         assert_eq!(of(&host, gib, slices, limits), expected, "{gib} GiB, {slices} slices");
     }
     assert_eq!(of(&Host { gpus: vec![small()] }, 20, 0, none()), "request less: `--mig 1g.10gb`");
+    let by_size = of(&Host { gpus: vec![mps(0, 0, None)] }, 8, 0, none());
+    assert_eq!(by_size, "request `--mps 10 --memory 8G`, as with `gpushctl run --mps 10 --memory 8G -- COMMAND`");
     let named = wanted(profile("3g.40gb"), 1);
     let expected = "request `--mps 50 --memory 40G` or `--whole` or `--mig 1g.10gb`";
     assert_eq!(hint(&host, &named, none()).as_deref(), Some(expected));
