@@ -23,7 +23,7 @@ pub(crate) use self::{
     change::{ended, granted, renewed, started, waits},
     list::list,
     show::{one, show},
-    usage::{Surroundings, energy, unknown},
+    usage::{Surroundings, energy, idle, unknown},
 };
 use super::{
     Appearance,
