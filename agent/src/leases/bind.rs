@@ -155,7 +155,7 @@ fn no_end(reason: &str) -> ApiError {
     let error = ApiError::new(Code::BadRequest, "the lease needs an end");
     error
         .cause(format!("gpushd cannot bind the lease to a cgroup, because {reason}"))
-        .hint("request a lease with an end time: `gpushctl lease request --for 2h`")
+        .hint("add an end time to the request, such as `--for 2h`")
 }
 
 /// Records the binding of a lease in the transaction that grants the lease. Gives a new scope its name. The client of a

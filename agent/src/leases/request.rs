@@ -23,7 +23,7 @@ use super::{
     holder_facts::HolderFacts,
     job_terms::JobTerms,
     quotas,
-    selection::{Withheld, allowed, for_caller, on_targets, selected, slurm_has_mps, without_dynamic},
+    selection::{Withheld, allowed, for_caller, on_targets, selected, slurm_job, without_dynamic},
     share::{Choice, share, share_of_target, target},
 };
 use crate::{
@@ -80,10 +80,11 @@ pub(super) async fn resolve(
     let now = leases.handles.context.state.now();
     let offered = || scheduler::offered_host(host, gpus, &now, &LeaseTable::default());
     let alternatives = Alternatives { gpus, allowed: &allowed, quota: &quota, offered: &offered };
-    let (selected, slurm) = for_caller(caller, host, selected_by_request)?;
+    let slurm_job = slurm_job(host, &request);
+    let (selected, slurm) = for_caller(caller, host, selected_by_request, &slurm_job)?;
     let (mut selected, closed) =
         access::without_closed(host, selected, &closed, (&alternatives, request.share.kind()))?;
-    let withheld = Withheld { slurm, closed, slurm_has_mps: slurm_has_mps(host) };
+    let withheld = Withheld { slurm, closed, slurm_job };
     if job.is_some() {
         selected = Some(without_dynamic(host, selected)?);
     }

@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, Code, Gpu, GpuIndex, LeaseKind, LeaseRequest, Mode, TargetUuid};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex, LeaseKind, LeaseRequest, LeaseShare, Mode, TargetUuid};
 use gpush_core::{
     config::Rule,
-    lease::{placement::Host, quota::Effective},
+    lease::{placement::Host, quota::Effective, request},
 };
 
 use super::{
@@ -23,8 +23,8 @@ use crate::{
 pub(super) struct Withheld {
     /// GPUs that only Slurm's hooks may lease.
     pub(super) slurm: BTreeSet<GpuIndex>,
-    /// Whether the GPUs of Slurm are shared through MPS.
-    pub(super) slurm_has_mps: bool,
+    /// The command line with which a job requests the share of the request.
+    pub(super) slurm_job: String,
     /// GPUs whose rules permit only other users.
     pub(super) closed: ClosedGpus,
 }
@@ -54,6 +54,7 @@ pub(super) fn for_caller(
     caller: &Caller,
     host: &HostState,
     selected: Option<BTreeSet<GpuIndex>>,
+    slurm_job: &str,
 ) -> Result<(Option<BTreeSet<GpuIndex>>, BTreeSet<GpuIndex>), ApiError> {
     let slurms = slurm_gpus(host);
     // A hook that selects GPUs may lease them, because Slurm allocated them. If Slurm allocated no GPU to a job, the
@@ -64,18 +65,30 @@ pub(super) fn for_caller(
     let selected = selected.unwrap_or_else(|| host.gpus.iter().map(|gpu| gpu.gpu.index).collect());
     let (left, withheld) = (&selected - &slurms, &selected & &slurms);
     if left.is_empty() && !selected.is_empty() {
-        return Err(slurm_only_error(caller.viewer == Viewer::Hook, slurm_has_mps(host)));
+        return Err(slurm_only_error(caller.viewer == Viewer::Hook, slurm_job));
     }
     Ok((Some(left), withheld))
 }
 
-/// Returns whether all GPUs that only Slurm's hooks may lease are shared through MPS.
-pub(super) fn slurm_has_mps(host: &HostState) -> bool {
+/// Returns the command line with which a Slurm job requests the share of a request. Without a share, requests one that all
+/// GPUs of Slurm offer: in mode `mps` or `timeslice`, a job must request a share.
+pub(super) fn slurm_job(host: &HostState, request: &LeaseRequest) -> String {
     let slurms = slurm_gpus(host);
-    let is_mps = |gpu: &&Arc<GpuSnapshot>| {
-        gpu.rule.and_then(|rule| host.config.rules.get(rule)).is_some_and(|rule| rule.mode == Mode::Mps)
+    let mode = |gpu: &Arc<GpuSnapshot>| gpu.rule.and_then(|rule| host.config.rules.get(rule)).map(|rule| rule.mode);
+    let mut modes = host.gpus.iter().filter(|gpu| slurms.contains(&gpu.gpu.index)).map(mode);
+    let first = modes.next().flatten();
+    let is_one_mode = modes.all(|mode| mode == first);
+    let share = match (&request.share, first.filter(|_| is_one_mode)) {
+        (LeaseShare::Default {}, Some(Mode::Mps)) => "mps".to_owned(),
+        (LeaseShare::Default {}, Some(Mode::Timeslice)) => "timeslice".to_owned(),
+        // A job without a request for a share gets whole GPUs.
+        (LeaseShare::Whole {}, _) => String::new(),
+        (share, _) => request::spec(&LeaseRequest { share: share.clone(), ..LeaseRequest::default() }),
     };
-    !slurms.is_empty() && host.gpus.iter().filter(|gpu| slurms.contains(&gpu.gpu.index)).all(|gpu| is_mps(&gpu))
+    let share = if share.is_empty() { share } else { format!(" --comment=gpush:{share}") };
+    // Slurm counts the time limit in minutes.
+    let limit = request.duration_s.map_or_else(String::new, |seconds| format!(" --time={}", seconds.div_ceil(60)));
+    format!("srun --gres=gpu:{}{share}{limit} COMMAND", request.count)
 }
 
 /// Returns the withheld GPUs that offer this kind of lease, if no other selected GPU offers it. `selected` are the other
@@ -142,7 +155,7 @@ pub(super) fn on_targets(
         // The devices do not exist any more.
         None => Ok(selected),
         Some(_) if !left.is_empty() => Ok(Some(left)),
-        Some(index) if withheld.slurm.contains(index) => Err(slurm_only_error(is_job, withheld.slurm_has_mps)),
+        Some(index) if withheld.slurm.contains(index) => Err(slurm_only_error(is_job, &withheld.slurm_job)),
         Some(index) if withheld.closed.contains_key(index) => {
             let closed = withheld.closed.iter().filter(|(one, _)| theirs.contains(one));
             Err(closed_error(&closed.map(|(one, why)| (*one, why.clone())).collect(), Some((alternatives, Some(kind)))))
@@ -179,8 +192,8 @@ pub(super) fn without_dynamic(
 }
 
 /// Returns the error for GPUs that only Slurm can allocate. `is_job` is true if the request is for a Slurm job to which
-/// Slurm allocated no GPU. If the GPUs are shared through MPS, a job must request an MPS share.
-pub(super) fn slurm_only_error(is_job: bool, has_mps: bool) -> ApiError {
+/// Slurm allocated no GPU. Otherwise, names the command line of a job.
+pub(super) fn slurm_only_error(is_job: bool, job: &str) -> ApiError {
     if is_job {
         return ApiError::new(Code::Denied, "Slurm allocated no GPU to the job")
             .cause("the config rule of the GPUs has `owner = \"slurm\"`, so a job can lease only GPUs that Slurm \
@@ -189,10 +202,7 @@ pub(super) fn slurm_only_error(is_job: bool, has_mps: bool) -> ApiError {
     }
     ApiError::new(Code::Denied, "only Slurm jobs can lease these GPUs")
         .cause("the config rule of these GPUs has `owner = \"slurm\"`")
-        .hint(format!(
-            "submit a job with `sbatch` or `srun`, for example `srun --gres=gpu:1{} COMMAND`",
-            if has_mps { " --comment=gpush:mps" } else { "" }
-        ))
+        .hint(format!("submit a job with `sbatch` or `srun`, for example `{job}`"))
 }
 
 #[cfg(test)]
@@ -233,17 +243,30 @@ mod tests {
         indexes.map(GpuIndex).into()
     }
 
-    /// Fault: the hint named a command that a host in mode `mps` refuses.
+    /// Faults: the hint named a command that a host in this mode refuses, and lost the count, the time and the share.
     #[test]
-    fn hint_for_mps_gpus_of_slurm_has_the_comment() {
+    fn hint_for_gpus_of_slurm_is_the_same_request_as_a_job() {
         let state = State::empty();
         list(&state, &[0]);
         read(&state, 0);
-        for (mode, has_mps) in [("mps", true), ("exclusive", false)] {
-            let config = format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"{mode}\"\nowner = \"slurm\"\n");
+        let whole =
+            LeaseRequest { share: LeaseShare::Whole {}, count: 2, duration_s: Some(90), ..LeaseRequest::default() };
+        let share = request::parse("mps=25,memory=8G").unwrap().share;
+        let of_mps = LeaseRequest { share, ..LeaseRequest::default() };
+        for (mode, request, expected) in [
+            ("mps", LeaseRequest::default(), "srun --gres=gpu:1 --comment=gpush:mps COMMAND"),
+            ("timeslice", LeaseRequest::default(), "srun --gres=gpu:1 --comment=gpush:timeslice COMMAND"),
+            ("exclusive", LeaseRequest::default(), "srun --gres=gpu:1 COMMAND"),
+            ("exclusive", whole, "srun --gres=gpu:2 --time=2 COMMAND"),
+            ("mps", of_mps, "srun --gres=gpu:1 --comment=gpush:mps=25,memory=8G COMMAND"),
+        ] {
+            let replicas = if mode == "timeslice" { "timeslice.replicas = 4\n" } else { "" };
+            let config = format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"{mode}\"\nowner = \"slurm\"\n{replicas}");
             state.replace_config(Arc::new(Config::parse(&config, "c").unwrap()), 1);
-            let error = for_caller(&caller(Viewer::User(1000)), &state.now(), None).unwrap_err();
-            assert_eq!(error.hint.unwrap().contains("--comment=gpush:mps COMMAND"), has_mps, "{mode}");
+            let job = slurm_job(&state.now(), &request);
+            assert_eq!(job, expected, "{mode}");
+            let error = for_caller(&caller(Viewer::User(1000)), &state.now(), None, &job).unwrap_err();
+            assert!(error.hint.unwrap().contains(expected), "{mode}");
         }
     }
 
@@ -251,7 +274,7 @@ mod tests {
     fn gpus_of_slurm_are_withheld_from_other_callers() {
         let host = host().now();
         for viewer in [Viewer::User(1000), Viewer::Admin] {
-            let select = |selected| for_caller(&caller(viewer), &host, selected);
+            let select = |selected| for_caller(&caller(viewer), &host, selected, "");
             assert_eq!(select(None), Ok((Some(set([0, 2])), set([1]))), "{viewer:?}");
             assert_eq!(select(Some(set([0, 1]))), Ok((Some(set([0])), set([1]))), "{viewer:?}");
             assert_eq!(select(Some(set([0]))), Ok((Some(set([0])), set([]))), "{viewer:?}");
@@ -264,8 +287,8 @@ mod tests {
     fn hook_may_lease_the_gpus_that_slurm_allocated() {
         let (state, hook) = (host(), caller(Viewer::Hook));
         let host = state.now();
-        assert_eq!(for_caller(&hook, &host, Some(set([1]))), Ok((Some(set([1])), set([]))));
-        assert_eq!(for_caller(&hook, &host, None), Ok((Some(set([0, 2])), set([1]))));
+        assert_eq!(for_caller(&hook, &host, Some(set([1])), ""), Ok((Some(set([1])), set([]))));
+        assert_eq!(for_caller(&hook, &host, None, ""), Ok((Some(set([0, 2])), set([1]))));
         let quota = |gpus| Effective::without_quota(quota::Limits { gpus, ..quota::Limits::default() });
         let open = ClosedGpus::new();
         assert_eq!(allowed(&hook, &host, &quota(None), Some(&set([1])), &open), set([1]));

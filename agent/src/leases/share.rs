@@ -73,7 +73,7 @@ pub(super) fn share(
         }
     };
     if !offered_only_on(&offered, share.kind(), selected, withheld.slurm.iter()).is_empty() {
-        return Err(slurm_only_error(is_job, withheld.slurm_has_mps));
+        return Err(slurm_only_error(is_job, &withheld.slurm_job));
     }
     let closed = offered_only_on(&offered, share.kind(), selected, withheld.closed.keys());
     if !closed.is_empty() {

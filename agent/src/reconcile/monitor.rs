@@ -22,7 +22,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::xid_processes::XidProcesses;
+use super::xid_processes::{XidProcesses, caused_by};
 use crate::{
     state::{State, readings::Readings, words},
     system::backoff::nth_pause,
@@ -54,7 +54,6 @@ impl Monitor {
         let mut misses = 0;
         let mut again = self.next(misses);
         let mut reading = JoinSet::new();
-        let mut reports = JoinSet::new();
         loop {
             let wait = async {
                 match again {
@@ -65,7 +64,7 @@ impl Monitor {
             tokio::select! {
                 () = stopping.cancelled() => return,
                 event = events.recv() => match event {
-                    Ok(event) => self.report(&event, &mut reports),
+                    Ok(event) => self.report(&event).await,
                     Err(RecvError::Lagged(missed)) => {
                         tracing::warn!("{missed} events of the driver were lost, because they came too fast");
                     }
@@ -107,7 +106,6 @@ impl Monitor {
                     }
                 }
                 () = wait, if reading.is_empty() => self.read(&mut reading),
-                Some(()) = subtask::next(&mut reports) => {}
                 Some(()) = subtask::next(&mut reading) => {
                     misses = if self.hardware.status().worker.is_some() { 0 } else { misses + 1 };
                     again = self.next(misses);
@@ -133,9 +131,9 @@ impl Monitor {
         });
     }
 
-    /// Publishes an event of the driver. If the event is an Xid, may also cordon its GPU. If the kernel log names the process
-    /// that caused the error, one of the `reports` examines the process, and publishes the event.
-    fn report(&self, event: &Event, reports: &mut JoinSet<()>) {
+    /// Publishes an event of the driver. If the event is an Xid, may also cordon its GPU. Waits a short time for the facts of the
+    /// process that caused the error, if the kernel log names one.
+    async fn report(&self, event: &Event) {
         let EventKind::Xid(xid) = event.kind else { return };
         let at = match (event.gi, event.ci) {
             (Some(gi), Some(ci)) => format!(", in GPU instance {gi}, compute instance {ci}"),
@@ -149,24 +147,17 @@ impl Monitor {
         self.state.count_xid(&uuid, xid);
         let of_host = self.state.now();
         let gpu_of_event = of_host.gpus.iter().map(|one| &one.gpu).find(|one| one.uuid == uuid);
-        let message = gpu_of_event.and_then(|gpu| Some((gpu.clone(), self.xid_processes.message(gpu, xid)?)));
-        let by = message.as_ref().map_or_else(String::new, |(_, message)| message.caused_by());
-        let mut change = Xid { gpu, gpu_uuid: uuid, xid, gi, ci, process: None };
-        match message {
-            None => self.state.events().publish(EventPayload::Xid(change)),
-            Some((gpu, message)) => {
-                let (state, processes) = (self.state.clone(), Arc::clone(&self.xid_processes));
-                reports.spawn(async move {
-                    change.process = processes.process(message, &gpu).await;
-                    state.events().publish(EventPayload::Xid(change));
-                });
-            }
-        }
+        let process = match gpu_of_event {
+            Some(gpu) => self.xid_processes.process(gpu, xid).await,
+            None => None,
+        };
+        let by = caused_by(process.as_ref());
+        self.state.events().publish(EventPayload::Xid(Xid { gpu, gpu_uuid: uuid, xid, gi, ci, process }));
         let listed = |wanted: &u32| u64::from(*wanted) == xid;
         let cordons = !event.uuid.is_empty() && self.state.config().health.cordon_xids.iter().any(listed);
         let reason = format!("the driver reported Xid {xid}{known}{at}");
-        // Do not log the Xid twice: the log entry of a new cordon contains it.
-        if !(cordons && self.state.cordon_for_fault(&event.uuid, &format!("xid-{xid}"), reason)) {
+        // Do not log the Xid twice: the log entry of a new cordon contains it, but not the process, which users may not see.
+        if !(cordons && self.state.cordon_for_fault(&event.uuid, &format!("xid-{xid}"), reason)) || !by.is_empty() {
             tracing::warn!(gpu = event.uuid.as_str(), "the driver reports Xid {xid}{known}{on}{at}{by}");
         }
     }

@@ -64,28 +64,33 @@ impl RecordedRequests {
         is_known: impl Fn(&str) -> bool,
     ) -> Self {
         let mut requests = Self::default();
+        let mut holds: BTreeMap<String, Vec<Hold>> = BTreeMap::new();
         for lease in &history.used_leases {
             for target in &lease.used_targets {
                 match share(target).filter(|share| is_replayed(target) && is_known(share)) {
                     Some(share) => {
                         requests.by_share.entry(share.to_owned()).or_default().push(granted(lease, history));
+                        holds.entry(share.to_owned()).or_default().push(hold(lease, history));
                         requests.counts.replayed_grants += 1;
                     }
                     None => requests.counts.other_grants += 1,
                 }
             }
         }
-        let granted = requests.by_share.clone();
+        let medians: BTreeMap<String, i64> =
+            requests.by_share.iter().map(|(share, granted)| (share.clone(), median_length(granted))).collect();
         for day in &history.request_days {
             for line in &day.request_lines {
                 let share = if line.share_kind == WHOLE { WHOLE } else { line.profile.as_str() };
                 let kinds = [LeaseKind::Mig.name(), LeaseKind::Whole.name()];
                 let is_replayable = kinds.contains(&line.share_kind.as_str()) && is_known(share);
-                let granted = granted.get(share).filter(|_| is_replayable);
-                let replayed = if granted.is_some() { line.no_capacity.min(MOST_REFUSALS) } else { 0 };
+                let length_ms = medians.get(share).filter(|_| is_replayable);
+                let replayed = if length_ms.is_some() { line.no_capacity.min(MOST_REFUSALS) } else { 0 };
                 requests.counts.other_refusals += line.no_capacity - replayed;
-                let Some(granted) = granted else { continue };
-                let spread = refused(granted, day.day.as_millisecond(), replayed, history);
+                let (Some(length_ms), Some(holds)) = (length_ms, holds.get(share)) else { continue };
+                let times = refused_at(holds, day.day.as_millisecond(), replayed, history);
+                let spread: Vec<ReplayedRequest> =
+                    times.into_iter().map(|at_ms| ReplayedRequest { at_ms, length_ms: *length_ms }).collect();
                 requests.counts.replayed_refusals += spread.len();
                 requests.by_share.entry(share.to_owned()).or_default().extend(spread);
             }
@@ -108,25 +113,30 @@ fn granted(lease: &UsedLease, history: &UsageHistory) -> ReplayedRequest {
     ReplayedRequest { at_ms: begun_ms.saturating_sub(waited_ms), length_ms: end_ms.saturating_sub(begun_ms).max(1) }
 }
 
-/// Returns refused requests, spread evenly over the busiest time of the part of the day that is in the period. `granted` are
-/// the granted requests for the same share.
-fn refused(granted: &[ReplayedRequest], day_ms: i64, count: u64, history: &UsageHistory) -> Vec<ReplayedRequest> {
+/// The time in which a lease held its share, in ms since 1970.
+type Hold = (i64, i64);
+
+fn hold(lease: &UsedLease, history: &UsageHistory) -> Hold {
+    (lease.begun_at.as_millisecond(), lease.ended_at.unwrap_or(history.until).as_millisecond())
+}
+
+/// Returns the times of the refused requests of a day. Spreads them evenly over the busiest times of the day within the
+/// period. `holds` are those of the leases with the same share.
+fn refused_at(holds: &[Hold], day_ms: i64, count: u64, history: &UsageHistory) -> Vec<i64> {
     let from = day_ms.max(history.from.as_millisecond());
     let until = day_ms.saturating_add(DAY_MS).min(history.until.as_millisecond()).max(from);
-    let busiest = busiest_times(granted, from, until);
-    let length_ms = median_length(granted);
+    let busiest = busiest_times(holds, from, until);
     let total: i64 = busiest.iter().map(|(from, until)| until - from).sum();
     let number = i64::try_from(count).unwrap_or(i64::MAX);
     // The middles of equal parts of the time.
-    let at = |index: i64| total / (2 * number) + total / number * index;
-    (0..number).map(|index| ReplayedRequest { at_ms: time_at(&busiest, at(index)), length_ms }).collect()
+    (0..number).map(|index| time_at(&busiest, total / (2 * number) + total / number * index)).collect()
 }
 
-/// Returns the times between two times in which the most of these requests hold a share; the whole time if none does.
-fn busiest_times(granted: &[ReplayedRequest], from: i64, until: i64) -> Vec<(i64, i64)> {
-    let mut changes: Vec<(i64, i64)> = granted
+/// Returns the times between two times in which the most leases hold a share; the whole time if none does.
+fn busiest_times(holds: &[Hold], from: i64, until: i64) -> Vec<(i64, i64)> {
+    let mut changes: Vec<(i64, i64)> = holds
         .iter()
-        .map(|request| (request.at_ms.max(from), request.at_ms.saturating_add(request.length_ms).min(until)))
+        .map(|(begun, ended)| ((*begun).max(from), (*ended).min(until)))
         .filter(|(begun, ended)| begun < ended)
         .flat_map(|(begun, ended)| [(begun, 1), (ended, -1)])
         .collect();
@@ -257,6 +267,16 @@ pub(crate) mod tests {
         assert_eq!(hours, [0, 4, 10, 12, 14], "granted at 0, 4 and 10, refused at 12 and 14");
         let counts = RequestTally { replayed_grants: 4, replayed_refusals: 2, ..RequestTally::default() };
         assert_eq!(found.counts, counts);
+    }
+
+    /// Fault: the time in the queue counted as held, and the end of the lease did not.
+    #[test]
+    fn lease_is_held_from_its_grant_to_its_end() {
+        let queued = UsedLease { waited_s: 4 * 3600, ..held("1g.10gb", 5, 10) };
+        let found = requests(&history(vec![held("1g.10gb", 0, 5), queued], vec![line("mig", "1g.10gb", 2)]));
+        let of_median = found.by_share["1g.10gb"].iter();
+        let hours: Vec<i64> = of_median.map(|request| (request.at_ms - START_MS) * 2 / HOUR_MS).collect();
+        assert_eq!(hours, [0, 2, 5, 15], "in half hours; requested at 0 and 1, refused at 2.5 and 7.5");
     }
 
     #[test]

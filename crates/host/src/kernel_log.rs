@@ -1,4 +1,4 @@
-//! The kernel log, for the processes that caused Xid errors.
+//! Reads from the kernel log which processes caused Xid errors.
 //!
 //! The driver reports an Xid error without its process. But its message in the kernel log often names the process:
 //!
@@ -10,11 +10,11 @@
 //! the facility 0, and does not let programs use it.
 
 use std::{
-    collections::VecDeque,
     fmt,
     fs::OpenOptions,
     io::{self, Read, Seek, SeekFrom},
     os::unix::fs::OpenOptionsExt,
+    time::Duration,
 };
 
 use nix::libc::{EPIPE, O_NONBLOCK};
@@ -22,11 +22,11 @@ use nix::libc::{EPIPE, O_NONBLOCK};
 /// The device of the kernel log.
 const DEVICE: &str = "/dev/kmsg";
 
-/// Maximum number of records that one call reads. The buffer of the kernel may contain more.
-const MOST_RECORDS: usize = 4096;
+/// Maximum number of records that one call reads. The buffer of the kernel contains fewer, unless programs write all the time.
+const MOST_RECORDS: usize = 1 << 20;
 
-/// Maximum number of messages without a report of the driver that are kept.
-const MOST_KEPT: usize = 64;
+/// How long a message can belong to a report of the driver, which follows it.
+const FRESH: Duration = Duration::from_secs(10);
 
 /// Maximum size of a record, which a read returns as a whole.
 const RECORD: usize = 8192;
@@ -34,6 +34,8 @@ const RECORD: usize = 8192;
 /// A message about an Xid error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct XidMessage {
+    /// Time since the boot.
+    pub at: Duration,
     /// PCI domain, bus and device of the GPU.
     pub address: PciAddress,
     /// Xid number.
@@ -44,25 +46,14 @@ pub struct XidMessage {
     pub name: Option<String>,
 }
 
-impl XidMessage {
-    /// Returns the process in words, for a log: `, caused by process 4711 (python)`. Empty without a process.
-    pub fn caused_by(&self) -> String {
-        match (self.pid, &self.name) {
-            (None, _) => String::new(),
-            (Some(pid), None) => format!(", caused by process {pid}"),
-            (Some(pid), Some(name)) => format!(", caused by process {pid} ({name})"),
-        }
-    }
-}
-
 /// PCI domain, bus and device.
 pub type PciAddress = (u32, u8, u8);
 
 /// The messages about Xid errors since a time.
 pub struct KernelLog {
     records: Box<dyn Read + Send>,
-    /// Messages that no report of the driver has used yet, oldest first.
-    kept: VecDeque<XidMessage>,
+    /// Messages that do not belong to a report of the driver yet, oldest first.
+    kept: Vec<XidMessage>,
 }
 
 impl KernelLog {
@@ -78,18 +69,19 @@ impl KernelLog {
 
     /// Returns a log whose records are read from here: one record with each read, which does not block.
     pub fn of(records: impl Read + Send + 'static) -> Self {
-        Self { records: Box::new(records), kept: VecDeque::new() }
+        Self { records: Box::new(records), kept: Vec::new() }
     }
 
-    /// Returns the oldest message about this Xid error of a GPU that was not returned before. Reads the records since the
-    /// last call. Does not block.
-    pub fn take(&mut self, address: PciAddress, xid: u64) -> Option<XidMessage> {
-        let new = messages(&mut self.records);
-        self.kept.extend(new);
-        let surplus = self.kept.len().saturating_sub(MOST_KEPT);
-        self.kept.drain(..surplus);
-        let at = self.kept.iter().position(|message| (message.address, message.xid) == (address, xid))?;
-        self.kept.remove(at)
+    /// Returns the message about this Xid error of a GPU. `now` is the time since the boot. Reads the records since the last
+    /// call, and does not wait for more. Returns `None` if there is no message of the last 10 s, or if such messages name
+    /// several processes: then it is not known which one this report is about.
+    pub fn take(&mut self, address: PciAddress, xid: u64, now: Duration) -> Option<XidMessage> {
+        self.kept.extend(messages(&mut self.records));
+        self.kept.retain(|message| now.saturating_sub(message.at) <= FRESH);
+        let is_meant = |message: &mut XidMessage| (message.address, message.xid) == (address, xid);
+        let meant: Vec<XidMessage> = self.kept.extract_if(.., is_meant).collect();
+        let last = meant.last()?;
+        meant.iter().all(|one| one.pid == last.pid).then(|| last.clone())
     }
 }
 
@@ -118,29 +110,29 @@ fn messages(records: &mut impl Read) -> Vec<XidMessage> {
 /// Parses a record: `PRIORITY,SEQUENCE,TIME,FLAGS;TEXT`.
 fn message(record: &str) -> Option<XidMessage> {
     let (prefix, text) = record.split_once(';')?;
-    let priority: u32 = prefix.split(',').next()?.parse().ok()?;
+    let mut fields = prefix.split(',');
+    let priority: u32 = fields.next()?.parse().ok()?;
+    let at = Duration::from_micros(fields.nth(1)?.parse().ok()?);
     let is_of_kernel = priority >> 3 == 0;
-    if is_of_kernel { xid_message(text.lines().next()?) } else { None }
+    if is_of_kernel { xid_message(text.lines().next()?, at) } else { None }
 }
 
-/// Parses the text of a message about an Xid error; `None` for other messages.
-fn xid_message(text: &str) -> Option<XidMessage> {
+/// Parses the text of a message about an Xid error; `None` for other messages. A process can choose a name that looks like
+/// another field, so nothing after the name is read.
+fn xid_message(text: &str, at: Duration) -> Option<XidMessage> {
     let rest = text.strip_prefix("NVRM: Xid (PCI:")?;
     let (place, rest) = rest.split_once("): ")?;
     // With MIG, the GPU instance follows the address: `0000:3b:00 GPU-I:05`.
     let address = pci_address(place.split_whitespace().next()?)?;
     let mut parts = rest.split(", ");
     let xid = parts.next()?.trim_end_matches(',').parse().ok()?;
-    let (mut pid, mut name) = (None, None);
-    for part in parts {
-        match part.split_once('=') {
-            Some(("pid", value)) => pid = value.trim_matches('\'').parse().ok(),
-            Some(("name", value)) => name = (!value.contains("<unknown>")).then(|| value.trim_matches('\'').to_owned()),
-            // The description of the error follows.
-            _ => break,
-        }
-    }
-    Some(XidMessage { address, xid, pid, name })
+    let field = |part: Option<&str>, key: &str| {
+        let (name, value) = part?.split_once('=')?;
+        (name == key && !value.contains("<unknown>")).then(|| value.trim_matches('\'').to_owned())
+    };
+    let pid = field(parts.next(), "pid").and_then(|pid| pid.parse().ok());
+    let name = field(parts.next(), "name");
+    Some(XidMessage { at, address, xid, pid, name })
 }
 
 /// Parses a PCI address such as `0000:3b:00`, `00000000:3B:00.0` or `0000:3b:00.0`.
@@ -154,17 +146,21 @@ pub fn pci_address(text: &str) -> Option<PciAddress> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::VecDeque;
+
     use proptest::prelude::*;
 
     use super::*;
 
     const GPU: PciAddress = (0, 0x3b, 0);
+    const AT: Duration = Duration::from_secs(100);
 
     /// Messages of several drivers.
     #[test]
     fn process_of_an_xid_is_read() {
-        let of =
-            |xid, pid, name: Option<&str>| Some(XidMessage { address: GPU, xid, pid, name: name.map(str::to_owned) });
+        let of = |xid, pid, name: Option<&str>| {
+            Some(XidMessage { at: AT, address: GPU, xid, pid, name: name.map(str::to_owned) })
+        };
         for (text, expected) in [
             (
                 "NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=python, Ch 00000008, intr 00000000. MMU Fault: ENGINE \
@@ -181,12 +177,14 @@ mod tests {
                 of(79, None, None),
             ),
             ("NVRM: Xid (PCI:0000:3b:00): 119, Timeout after 6s of waiting for RPC response", of(119, None, None)),
+            // Fault: a process could name another one, because a later field replaced an earlier one.
+            ("NVRM: Xid (PCI:0000:3b:00): 31, pid=4711, name=a, pid=1, Ch 8", of(31, Some(4711), Some("a"))),
             ("NVRM: GPU at PCI:0000:3b:00: GPU-1c6a", None),
             ("usb 1-1: new device", None),
             ("NVRM: Xid (PCI:0000:3b:00): many", None),
             ("NVRM: Xid (PCI:0000:3b): 31", None),
         ] {
-            assert_eq!(xid_message(text), expected, "{text}");
+            assert_eq!(xid_message(text, AT), expected, "{text}");
         }
     }
 
@@ -219,13 +217,39 @@ mod tests {
         }
     }
 
+    /// Returns a record of a time in seconds.
+    fn record(at: u64, bus: &str, xid: u32, pid: u32) -> io::Result<String> {
+        Ok(format!("3,1,{},-;NVRM: Xid (PCI:0000:{bus}:00): {xid}, pid={pid}, name=a\n", at * 1_000_000))
+    }
+
+    fn log(records: impl IntoIterator<Item = io::Result<String>>) -> KernelLog {
+        KernelLog::of(Records(records.into_iter().collect()))
+    }
+
     #[test]
     fn records_are_read_to_the_end_over_lost_ones() {
-        let record = |xid: u32| format!("3,1,2,-;NVRM: Xid (PCI:0000:3b:00): {xid}, pid=7, name=a\n");
         let lost = io::Error::from_raw_os_error(EPIPE);
-        let mut records =
-            Records(VecDeque::from([Ok(record(31)), Err(lost), Ok("6,1,2,-;other\n".to_owned()), Ok(record(13))]));
-        assert_eq!(messages(&mut records).iter().map(|message| message.xid).collect::<Vec<_>>(), [31, 13]);
+        let mut log =
+            log([record(99, "3b", 31, 7), Err(lost), Ok("6,1,2,-;other\n".to_owned()), record(99, "3b", 13, 8)]);
+        assert_eq!(log.take(GPU, 13, AT).and_then(|message| message.pid), Some(8));
+        assert_eq!(log.take(GPU, 31, AT).and_then(|message| message.pid), Some(7));
+        assert_eq!(log.take(GPU, 31, AT), None, "each message is used once");
+    }
+
+    #[test]
+    fn message_of_another_gpu_or_xid_is_kept() {
+        let mut log = log([record(99, "3c", 31, 7), record(99, "3b", 13, 8)]);
+        assert_eq!(log.take(GPU, 31, AT), None);
+        assert_eq!(log.take((0, 0x3c, 0), 31, AT).and_then(|message| message.pid), Some(7));
+    }
+
+    /// Fault: a message that no report had used was taken for a later report of another process.
+    #[test]
+    fn old_and_ambiguous_messages_name_no_process() {
+        let mut log = log([record(80, "3b", 13, 1), record(95, "3b", 31, 2), record(96, "3b", 31, 3)]);
+        assert_eq!(log.take(GPU, 13, AT), None, "20 s old");
+        assert_eq!(log.take(GPU, 31, AT), None, "two processes");
+        assert_eq!(log.take(GPU, 31, AT), None);
     }
 
     proptest! {

@@ -5,9 +5,12 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory as _, Parser as _, error::ErrorKind};
 use gpush_core::duration;
+use jiff::Zoned;
 
 use super::{
-    Cli, habits,
+    Cli,
+    foreign_values::time_until,
+    habits,
     phrases::{self, Meant},
     request_line, spelling, synonyms,
     words::{self, is_index_list, joined_durations},
@@ -70,7 +73,22 @@ pub(crate) fn correction(typed: &[&str], is_root: bool) -> Option<Meant> {
             .map(|words| [words, help].concat())
             .or_else(|| spelling::corrected(&line.words).filter(|words| accepted(words)))
     })?;
-    Some(Meant::Gpushctl(with_reason(found, typed, is_root)))
+    Some(Meant::Gpushctl(with_reason(with_end(found, typed), typed, is_root)))
+}
+
+/// Replaces the example `--for 2h` by the time until the end that the user typed: `--until 18:00`.
+fn with_end(mut words: Vec<String>, typed: &[&str]) -> Vec<String> {
+    let value = |at: usize| match typed[at].split_once('=') {
+        Some((_, value)) => Some(value),
+        None => typed.get(at + 1).copied(),
+    };
+    let end = typed.iter().position(|word| word.split('=').next() == Some("--until")).and_then(value);
+    let left = end.and_then(|end| time_until(end, &Zoned::now()));
+    let example = words.windows(2).position(|two| two == ["--for", "2h"]);
+    if let (Some(left), Some(at)) = (left, example) {
+        words[at + 1] = left;
+    }
+    words
 }
 
 /// Adds a reason to the end of leases that root revokes: without a reason, only root's own leases end.

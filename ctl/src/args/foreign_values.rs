@@ -19,7 +19,7 @@ pub(super) fn fraction(word: &str) -> Option<String> {
             None => word.strip_prefix("0.").and_then(|_| word.parse::<f64>().ok())?,
         },
     };
-    (part > 0.0 && part < 1.0).then(|| format!("{:.0}", (part * 100.0).max(1.0)))
+    (part > 0.0 && part < 1.0).then(|| format!("{:.0}", (part * 100.0).clamp(1.0, 99.0)))
 }
 
 /// Returns the letter of a unit of memory: `G` for `GB` and `GiB`.
@@ -35,7 +35,9 @@ pub(super) fn unit_of_memory(word: &str) -> Option<char> {
 pub(super) fn time_until(end: &str, now: &Zoned) -> Option<String> {
     let seconds = duration::parse_end(end, now).ok()?.as_second() - now.timestamp().as_second();
     let minutes = u64::try_from(seconds).ok()?.div_ceil(60);
-    Some(duration::format(Duration::from_secs(minutes * 60)))
+    let text = duration::format(Duration::from_secs(minutes * 60));
+    // A lease has a maximum duration.
+    duration::parse_positive(&text).is_ok().then_some(text)
 }
 
 /// Returns whether a word is a number, perhaps with a percent sign.
@@ -71,10 +73,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn part_of_a_gpu_becomes_a_percentage_below_100() {
+        for (part, expected) in
+            [("1/4", Some("25")), ("half", Some("50")), ("0.001", Some("1")), ("199/200", Some("99")), ("1/1", None)]
+        {
+            assert_eq!(fraction(part).as_deref(), expected, "{part}");
+        }
+    }
+
+    #[test]
     fn end_becomes_the_time_until_it() {
         let now: Zoned = "2026-11-30T15:30:20[Europe/Berlin]".parse().unwrap();
-        for (end, expected) in [("18:00", Some("2h30m")), ("15:31", Some("1m")), ("15:00", Some("23h30m")), ("x", None)]
-        {
+        for (end, expected) in [
+            ("18:00", Some("2h30m")),
+            ("15:31", Some("1m")),
+            ("15:00", Some("23h30m")),
+            ("2099-01-01", None),
+            ("x", None),
+        ] {
             assert_eq!(time_until(end, &now).as_deref(), expected, "{end}");
         }
     }

@@ -13,6 +13,8 @@ use super::{
 pub(crate) struct Offers {
     /// Shares that the caller may lease, one of each kind, the best first.
     pub(crate) shares: Vec<OfferedShare>,
+    /// The kinds that the caller may lease, also those of GPUs that are not ready.
+    pub(crate) kinds: Vec<LeaseKind>,
     /// What a request without a share means, by the caller's quota.
     pub(crate) default: Option<OfferedShare>,
     /// Whether only Slurm jobs can lease the GPUs. The shares are then those of jobs.
@@ -40,7 +42,7 @@ pub(crate) fn as_hint(meant: &Meant, offers: impl FnOnce() -> Option<Offers>) ->
         Some(choice) => match offers() {
             Some(offers) if offers.only_slurm && choice != Choice::MigGpus => {
                 let (words, remark) = choice.made(words, &offers);
-                // The other shares of the host are named with options of gpushctl.
+                // Drop a remark with options of gpushctl, which `srun` does not have.
                 let remark = if matches!(choice, Choice::Share { .. }) { String::new() } else { remark };
                 return Some(slurm_job::hint(&words, &remark));
             }
@@ -64,6 +66,8 @@ enum Choice {
     Memory { at: usize },
     /// The GPUs whose instances are removed.
     MigGpus,
+    /// Nothing. But on a host of Slurm, the request is one for a job.
+    Complete,
 }
 
 impl Choice {
@@ -77,10 +81,11 @@ impl Choice {
             words.contains(&"run") || words.windows(2).any(|two| matches!(two, ["lease", "request" | "env"]));
         let names_lease = words.contains(&"env") && words.iter().any(|word| lease(word).is_some());
         let names = |flag: &str| words.iter().position(|word| word.split('=').next() == Some(flag));
-        // A lease, a target and a request as text are more than the choice of a share.
-        let is_complete = ["--help", "--lease", "--target", "--request"].into_iter().any(|flag| names(flag).is_some());
-        if !is_request || names_lease || is_complete {
+        if !is_request || names_lease || names("--help").or_else(|| names("--lease")).is_some() {
             return None;
+        }
+        if names("--target").or_else(|| names("--request")).is_some() {
+            return Some(Self::Complete);
         }
         let kind = |at: usize, has_value: bool, kind: LeaseKind| {
             let number = 1 + usize::from(has_value && !words[at].contains('='));
@@ -113,40 +118,44 @@ impl Choice {
             Self::Kind { at, .. } if words.get(at + 1).is_some_and(|word| word == PROFILE) => {
                 " `gpushctl mig list --free` lists free devices"
             }
-            Self::Kind { .. } | Self::Memory { .. } | Self::MigGpus => "",
+            Self::Kind { .. } | Self::Memory { .. } | Self::MigGpus | Self::Complete => "",
         }
     }
 
     /// Returns the command line with the choice made, and a remark about it.
     fn made(self, words: &[String], offers: &Offers) -> (Vec<String>, String) {
         let plain = || (words.to_vec(), String::new());
-        let replaced = |at: usize, number: usize, new: &[String]| {
-            let after = words.get(at + number..).unwrap_or_default();
-            [&words[..at], new, after].concat()
-        };
         let of_kind = |wanted: LeaseKind| offers.shares.iter().find(|share| share.kind == wanted);
-        let first = offers.default.as_ref().or_else(|| offers.shares.first());
+        let is_possible = |share: &&OfferedShare| offers.kinds.contains(&share.kind);
+        let first = offers.default.as_ref().filter(is_possible).or_else(|| offers.shares.first());
+        let cannot = |what: &str| format!(" You cannot lease {what} on this host");
         match self {
+            Self::Complete => plain(),
             Self::MigGpus if offers.mig_gpus.is_empty() => plain(),
             Self::MigGpus => {
                 let at = words.windows(5).position(|five| five == MIG_GPUS).map_or(0, |at| at + 4);
-                (replaced(at, 1, &[offers.mig_gpus.join(",")]), String::new())
+                let after = words.get(at + 1..).unwrap_or_default();
+                ([&words[..at], &[offers.mig_gpus.join(",")], after].concat(), String::new())
             }
             Self::Kind { at, number, kind } => match (of_kind(kind), first) {
                 (Some(share), _) if words.get(at + 1).is_some_and(|word| word == PROFILE) => {
-                    (replaced(at, number, &share.flags), String::new())
+                    (with_share(words, at, number, share), String::new())
                 }
-                (Some(_), _) | (None, None) => plain(),
-                (None, Some(other)) => {
-                    let words = replaced(at, number, &other.flags);
-                    let words = if other.kind == LeaseKind::Mig { words } else { without_count(words) };
-                    (words, format!(" You cannot lease {} on this host", name(kind)))
+                (None, Some(other)) if !offers.kinds.contains(&kind) => {
+                    (with_share(words, at, number, other), cannot(name(kind)))
                 }
+                (Some(_), _) | (None, None | Some(_)) => plain(),
             },
-            // A MIG device has a minimum of memory, and a process with an MPS share a maximum.
-            Self::Memory { at } => match (of_kind(LeaseKind::Mig), of_kind(LeaseKind::Mps)) {
-                (None, Some(share)) => (replaced(at, 0, &share.flags), String::new()),
-                _ => plain(),
+            // For a MIG device, `--memory` is the minimum memory of the device; for MPS, the maximum memory of each process.
+            Self::Memory { at } => match (of_kind(LeaseKind::Mig), of_kind(LeaseKind::Mps), first) {
+                (None, Some(share), _) => (with_share(words, at, 0, share), String::new()),
+                (None, None, Some(other)) => (with_share(words, at, 0, other), cannot("a part of a GPU by its memory")),
+                (Some(_), ..) | (None, None, None) => plain(),
+            },
+            // Slurm knows no default request, and a job needs a share on most GPUs.
+            Self::Share { at } if offers.only_slurm => match first {
+                Some(share) => (with_share(words, at, 0, share), String::new()),
+                None => plain(),
             },
             Self::Share { .. } if offers.default.is_some() => plain(),
             Self::Share { at } => match offers.shares.as_slice() {
@@ -154,11 +163,36 @@ impl Choice {
                 [first, others @ ..] => {
                     let others: Vec<String> =
                         others.iter().map(|share| format!("`{}`", share.flags.join(" "))).collect();
-                    (replaced(at, 0, &first.flags), format!(" This host also has {}", others.join(" or ")))
+                    let remark = format!(" This host also has {}", others.join(" or "));
+                    (with_share(words, at, 0, first), remark)
                 }
             },
         }
     }
+}
+
+/// Replaces `number` words at a position by the options of a share. Removes the other options that this share does not have.
+fn with_share(words: &[String], at: usize, number: usize, share: &OfferedShare) -> Vec<String> {
+    let not_taken: &[&str] = match share.kind {
+        LeaseKind::Mps => &["--slices", "--count"],
+        LeaseKind::Mig => &["--memory", "--slices", "--priority"],
+        LeaseKind::Timeslice => &["--memory", "--slices", "--priority", "--count"],
+        LeaseKind::Whole => &["--memory", "--slices", "--priority"],
+    };
+    let after = words.get(at + number..).unwrap_or_default();
+    let (mut before, mut after) = (words[..at].to_vec(), after.to_vec());
+    for flag in not_taken {
+        (before, after) = (without(before, flag), without(after, flag));
+    }
+    let names_end = |words: &[String]| words.iter().take_while(|word| *word != "--").any(|word| is_flag(word, "--for"));
+    let flags = share.flags.clone();
+    // The user's duration comes before that of the quota.
+    let flags = if names_end(&before) || names_end(&after) { without(flags, "--for") } else { flags };
+    [before, flags, after].concat()
+}
+
+fn is_flag(word: &str, flag: &str) -> bool {
+    word.split('=').next() == Some(flag)
 }
 
 /// The command line that removes the instances of all GPUs.
@@ -173,11 +207,12 @@ fn name(kind: LeaseKind) -> &'static str {
     }
 }
 
-/// Removes `--count`: a lease of a share that several programs use has no count.
-fn without_count(mut words: Vec<String>) -> Vec<String> {
+/// Removes an option with its value before `--`.
+fn without(mut words: Vec<String>, flag: &str) -> Vec<String> {
     let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
-    if let Some(at) = words[..end].iter().position(|word| word == "--count") {
-        words.drain(at..(at + 2).min(end));
+    if let Some(at) = words[..end].iter().position(|word| is_flag(word, flag)) {
+        let number = if words[at].contains('=') { 1 } else { 2 };
+        words.drain(at..(at + number).min(end));
     }
     words
 }
@@ -192,7 +227,8 @@ mod tests {
             flags: flags.split(' ').map(str::to_owned).collect(),
         };
         let mig_gpus = vec!["0".to_owned(), "3".to_owned()];
-        Offers { shares: shares.iter().map(share).collect(), mig_gpus, ..Offers::default() }
+        let kinds = shares.iter().map(|(kind, _)| *kind).collect();
+        Offers { shares: shares.iter().map(share).collect(), kinds, mig_gpus, ..Offers::default() }
     }
 
     fn hint(meant: &str, offers: Option<Offers>) -> String {
@@ -235,6 +271,22 @@ mod tests {
             ("run --memory 8G -- x", &[MIG, MPS], "run --memory 8G -- x"),
             ("run --memory 8G -- x", &[MPS], "run --mps 25 --memory 8G -- x"),
             ("run --mps 50 -- x", &[MPS], "run --mps 50 -- x"),
+            (
+                "run --memory 8G --for 2h -- x",
+                &[WHOLE],
+                "run --whole --for 2h -- x You cannot lease a part of a GPU by its memory on this host",
+            ),
+            (
+                "run --mps 50 --memory 8G --priority normal -- x",
+                &[WHOLE],
+                "run --whole -- x You cannot lease an MPS share on this host",
+            ),
+            ("run --whole --count=2 -- x", &[MPS], "run --mps 25 -- x You cannot lease a whole GPU on this host"),
+            (
+                "run --mps 50 --for 2h -- x",
+                &[(LeaseKind::Mig, "--mig 1g.10gb --for 4h")],
+                "run --mig 1g.10gb --for 2h -- x You cannot lease an MPS share on this host",
+            ),
             ("run --mig PROFILE -- x", &[MPS, MIG], "run --mig 1g.10gb -- x"),
             (
                 "run --mig PROFILE -- x",
@@ -251,13 +303,26 @@ mod tests {
         }
     }
 
-    /// Fault: hints on a host of Slurm named `gpushctl run`, which gpushd refuses there.
+    /// Fault: while a GPU was cordoned, a correct kind was replaced, with an untrue remark.
+    #[test]
+    fn kind_of_a_gpu_that_is_not_ready_is_kept() {
+        let offers = Offers { kinds: vec![LeaseKind::Mps, LeaseKind::Whole], ..offers(&[WHOLE]) };
+        assert_eq!(hint("run --mps 50 -- x", Some(offers)), "run --mps 50 -- x");
+    }
+
+    /// Fault: where only Slurm jobs can lease GPUs, hints proposed `gpushctl run`, which gpushd refuses.
     #[test]
     fn request_on_a_host_of_slurm_becomes_a_job() {
         let why = "Only Slurm jobs can lease the GPUs of this host.";
         for (meant, shares, expected) in [
             ("run -- x", &[MPS, WHOLE][..], format!("srun --gres=gpu:1 --comment=gpush:mps=25 x`? {why}")),
             ("run --whole -- x", &[WHOLE], format!("srun --gres=gpu:1 x`? {why}")),
+            ("run -- x", &[MPS], format!("srun --gres=gpu:1 --comment=gpush:mps=25 x`? {why}")),
+            (
+                "run --request mps=30,memory=4G -- x",
+                &[MPS],
+                format!("srun --gres=gpu:1 --comment=gpush:mps=30,memory=4G x`? {why}"),
+            ),
             (
                 "run --mps 50 -- x",
                 &[WHOLE],
@@ -279,7 +344,7 @@ mod tests {
 
     #[test]
     fn command_that_requests_nothing_does_not_ask_gpushd() {
-        for line in ["status", "lease env L17", "run --lease L1 -- x", "run --request mps=25 -- x", "lease list"] {
+        for line in ["status", "lease env L17", "run --lease L1 -- x", "run --help", "lease list"] {
             let meant = Meant::Gpushctl(line.split(' ').map(str::to_owned).collect());
             let expected = format!("did you mean `gpushctl {line}`?");
             assert_eq!(as_hint(&meant, || panic!("asked")), Some(expected), "{line}");

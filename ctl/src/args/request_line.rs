@@ -3,11 +3,10 @@
 
 use clap::{Arg, CommandFactory as _};
 use gpush_core::duration;
-use jiff::Zoned;
 
 use super::{
     Cli, docker_line,
-    foreign_values::{duration_of, fraction, is_percentage, time_until, unit_of_memory},
+    foreign_values::{duration_of, fraction, is_percentage, unit_of_memory},
     words::{PROFILE, interpreter, is_index_list, is_number, is_profile, joined_duration, lease},
 };
 
@@ -180,7 +179,7 @@ impl Rewritten {
         // `--mig 1g.10gb*2` is an entry of a layout.
         if name == "--mig"
             && let Some((profile, number)) = value.and_then(|value| value.split_once('*'))
-            && is_number(number)
+            && number.parse::<u8>().is_ok_and(|number| number > 0)
         {
             self.add("--mig", Some(profile));
             self.add("--count", Some(number));
@@ -235,8 +234,7 @@ impl Rewritten {
                 return used;
             }
             if name == "--until" {
-                let left = value.and_then(|end| time_until(end, &Zoned::now()));
-                self.add("--for", Some(left.as_deref().unwrap_or("2h")));
+                self.add("--for", Some("2h"));
                 return used;
             }
         }
@@ -318,6 +316,10 @@ impl Rewritten {
         if let Some(index) = value.strip_prefix("device=") {
             self.add("--whole", None);
             self.add("--gpu", Some(index));
+            let number = index.split(',').count();
+            if number > 1 {
+                self.add("--count", Some(&number.to_string()));
+            }
             return true;
         }
         if let Some(percentage) = value.strip_prefix("mps:").filter(|value| is_number(value)) {

@@ -22,20 +22,22 @@ fn job(words: &[String]) -> Vec<String> {
         let at = flags.iter().position(|word| word.split('=').next() == Some(name))?;
         Some(flags[at].split_once('=').map_or(flags.get(at + 1).map_or("", String::as_str), |(_, value)| value))
     };
-    let has = |name: &str| value(name).is_some();
     let count = value("--count").filter(|count| is_number(count)).unwrap_or("1");
     let mut job = vec!["srun".to_owned(), format!("--gres=gpu:{count}")];
+    let mut terms: Vec<String> = Vec::new();
+    if let Some(request) = value("--request") {
+        terms.push(request.to_owned());
+    }
     if let Some(percentage) = value("--mps") {
         let percentage = percentage.trim_end_matches('%');
-        let share = if is_number(percentage) { format!("mps={percentage}") } else { "mps".to_owned() };
-        let memory = value("--memory").map(|memory| format!(",memory={memory}")).unwrap_or_default();
-        job.push(format!("--comment=gpush:{share}{memory}"));
-    } else if has("--timeslice") {
-        job.push("--comment=gpush:timeslice".to_owned());
-    } else if let Some(profile) = value("--mig") {
-        job.push(format!("--comment=gpush:mig={profile}"));
-    } else if let Some(memory) = value("--memory") {
-        job.push(format!("--comment=gpush:memory={memory}"));
+        terms.push(if is_number(percentage) { format!("mps={percentage}") } else { "mps".to_owned() });
+    }
+    terms.extend(value("--timeslice").map(|_| "timeslice".to_owned()));
+    for (flag, key) in [("--mig", "mig"), ("--memory", "memory"), ("--slices", "slices"), ("--priority", "priority")] {
+        terms.extend(value(flag).map(|value| format!("{key}={value}")));
+    }
+    if !terms.is_empty() {
+        job.push(format!("--comment=gpush:{}", terms.join(",")));
     }
     // Slurm counts the time limit in minutes.
     if let Some(limit) = value("--for").and_then(|limit| duration::parse_positive(limit).ok()) {
@@ -64,6 +66,12 @@ mod tests {
             ("run --mig 1g.10gb -- ./x", "srun --gres=gpu:1 --comment=gpush:mig=1g.10gb ./x"),
             ("lease request --memory=10G", "srun --gres=gpu:1 --comment=gpush:memory=10G COMMAND"),
             ("run -- ./x", "srun --gres=gpu:1 ./x"),
+            ("run --memory 8G --slices 2 -- ./x", "srun --gres=gpu:1 --comment=gpush:memory=8G,slices=2 ./x"),
+            (
+                "run --mps 25 --priority below-normal -- ./x",
+                "srun --gres=gpu:1 --comment=gpush:mps=25,priority=below-normal ./x",
+            ),
+            ("run --request mps=30 -- ./x", "srun --gres=gpu:1 --comment=gpush:mps=30 ./x"),
         ] {
             let words: Vec<String> = line.split(' ').map(str::to_owned).collect();
             let hint = hint(&words, "");

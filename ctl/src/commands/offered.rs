@@ -31,17 +31,20 @@ fn of(gpus: &[Gpu], quota: Option<&QuotaView>) -> Offers {
         Some(OfferedShare { kind, flags: request::flags(default).split(' ').map(str::to_owned).collect() })
     });
     let is_of_slurm = |gpu: &Gpu| quota.is_some_and(|quota| quota.slurm_gpus.contains(&gpu.index));
-    let only_slurm = !gpus.is_empty() && gpus.iter().all(is_of_slurm);
-    let shares = shares(gpus, quota, |gpu| only_slurm || !is_of_slurm(gpu));
-    Offers { shares, default, only_slurm, mig_gpus }
+    let mut leased = gpus.iter().filter(|gpu| !matches!(gpu.mode, Mode::NoRule | Mode::Unmanaged)).peekable();
+    let only_slurm = leased.peek().is_some() && leased.all(is_of_slurm);
+    let is_included = |gpu: &Gpu| only_slurm || !is_of_slurm(gpu);
+    let shares_now = shares(gpus, quota, |gpu| is_included(gpu) && gpu.state == GpuState::Ready);
+    let later = shares(gpus, quota, is_included).iter().map(|share| share.kind).collect();
+    Offers { shares: shares_now, kinds: later, default, only_slurm, mig_gpus }
 }
 
 /// Returns a share of each kind that the caller may lease on the GPUs that are included.
 fn shares(gpus: &[Gpu], quota: Option<&QuotaView>, is_included: impl Fn(&Gpu) -> bool) -> Vec<OfferedShare> {
     let may_use = |gpu: &&Gpu| {
-        let is_closed = !is_included(gpu) || quota.is_some_and(|quota| quota.closed_gpus.contains(&gpu.index));
+        let is_closed = quota.is_some_and(|quota| quota.closed_gpus.contains(&gpu.index));
         let allowed = quota.and_then(|quota| quota.allowed_gpus.as_ref());
-        gpu.state == GpuState::Ready && !is_closed && allowed.is_none_or(|allowed| allowed.contains(&gpu.index))
+        is_included(gpu) && !is_closed && allowed.is_none_or(|allowed| allowed.contains(&gpu.index))
     };
     let gpus: Vec<&Gpu> = gpus.iter().filter(may_use).collect();
     let has = |mode: Mode| gpus.iter().any(|gpu| gpu.mode == mode);

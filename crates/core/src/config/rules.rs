@@ -16,7 +16,7 @@ use super::{
     reader::{Reader, Text, Value, get, key_span, unknown},
     requirements,
     schema::{RULE, RULE_MPS, RULE_TIMESLICE},
-    sharing, timeslice,
+    sharing, timeslice, toml_text,
 };
 use crate::{
     diagnostic::Problem,
@@ -185,7 +185,8 @@ fn parse_selectors(reader: &mut Reader<'_>, texts: &[Text]) -> Option<Vec<Select
             Ok(selector) => selectors.push(selector),
             Err(error) => {
                 let hint = if text.value.contains(',') {
-                    "write a list with each GPU selector in its own quotes: [\"0\", \"2\"]".to_owned()
+                    let each: Vec<String> = text.value.split(',').map(|one| one.trim().to_owned()).collect();
+                    format!("write a list with each GPU selector in its own quotes: {}", toml_text::list(&each))
                 } else {
                     error.hint
                 };

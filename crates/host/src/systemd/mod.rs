@@ -15,7 +15,8 @@
 //!
 //! A start continues even if its caller stops waiting; [`Manager::state`] then returns the result
 //! of the start. gpushd opens the connection when the connection is first needed, and again after a
-//! restart of the bus. gpushd checks the connection before each call, so no call is sent twice.
+//! restart of the bus. Before a call that changes something, gpushd checks the connection, so that no such call is sent
+//! twice. It repeats the reading of limits on a new connection.
 
 mod proxies;
 mod scope;

@@ -30,7 +30,7 @@ impl Manager {
     /// limits of its unit files.
     ///
     /// # Errors
-    /// When systemd refuses.
+    /// When the bus cannot be reached, or systemd refuses or does not answer in time.
     pub async fn limits<const N: usize>(&self, slices: [&str; N]) -> Result<[ReadLimits; N], Error> {
         match self.read_limits(slices).await {
             // The bus was restarted. A reading can be repeated.

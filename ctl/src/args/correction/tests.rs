@@ -315,6 +315,7 @@ fn request_in_the_form_of_another_tool_is_rewritten() {
         ("run --whole --time 2 h -- true", "run --whole --for 2h -- true"),
         ("run --whole --time=02:30:00 -- true", "run --whole --for 2h30m -- true"),
         ("run --whole --until evening -- true", "run --whole --for 2h -- true"),
+        ("run --gpus device=2,3 -- true", "run --whole --gpu 2,3 --count 2 -- true"),
         ("srun --mig 1g.10gb*2 ./x", "run --mig 1g.10gb --count 2 -- ./x"),
         ("run --whole --for 2 h -- true", "run --whole --for 2h -- true"),
         ("run --mem 8G -- true", "run --memory 8G -- true"),
@@ -477,5 +478,16 @@ fn misplaced_arguments_are_moved() {
 fn nothing_is_suggested_without_a_command_that_parses() {
     for typed in ["bogus", "run --mps 25", "mps start", "mig apply 1g.10gb x y", "mig apply --wait=soon", "gpu drain"] {
         assert_eq!(corrected(&format!("gpushctl {typed}")), None, "{typed}");
+    }
+}
+
+/// Fault: the hint for an end at a time was always `--for 2h`.
+#[test]
+fn end_at_a_time_becomes_the_duration_until_then() {
+    let end = (jiff::Zoned::now() + jiff::SignedDuration::from_hours(5)).strftime("%F %T%:z").to_string();
+    for line in [&["run", "--whole", "--until", &end, "--", "true"][..], &["lease", "renew", "L3", "--until", &end]] {
+        let Some(Meant::Gpushctl(words)) = correction(line, false) else { panic!("{line:?}") };
+        let at = words.iter().position(|word| word == "--for").unwrap();
+        assert_eq!(words[at + 1], "5h", "{words:?}");
     }
 }

@@ -1,8 +1,9 @@
-//! Explains numbers where gpushctl expects a layout: profile ids, which nvidia-smi uses, or indexes of GPUs.
+//! Explains numbers where gpushctl expects a layout: profile ids, which nvidia-smi uses, or indexes of GPUs. Where
+//! gpushctl expects instances to remove, explains ids of GPU instances.
 
 use std::collections::BTreeSet;
 
-use gpush_api::{ApiError, Code, Gpu};
+use gpush_api::{ApiError, Code, Gpu, GpuIndex};
 use gpush_client::Client;
 
 /// Returns the error for `mig VERB` with numbers instead of a layout. Returns `None` if the entries are not numbers, or
@@ -23,6 +24,9 @@ pub(super) async fn explain(
 fn about(verb: &str, numbers: &[u32], selectors: &[String], gpus: &[Gpu]) -> Option<ApiError> {
     let typed = numbers.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let error = |hint| ApiError::new(Code::BadRequest, format!("`{typed}` is not a layout")).hint(hint);
+    if verb == "remove" {
+        return Some(instances(numbers, &typed, gpus));
+    }
     let takes_no_layout = matches!(verb, "apply" | "plan" | "assert");
     if let ([index], []) = (numbers, selectors)
         && takes_no_layout
@@ -56,6 +60,29 @@ fn about(verb: &str, numbers: &[u32], selectors: &[String], gpus: &[Gpu]) -> Opt
     Some(error(hint).cause(format!("`{typed}` is {ids} of nvidia-smi")))
 }
 
+/// Returns the error for a removal of instances by their ids, as nvidia-smi removes them.
+fn instances(ids: &[u32], typed: &str, gpus: &[Gpu]) -> ApiError {
+    let error = ApiError::new(Code::BadRequest, format!("`{typed}` names no instance"));
+    let of_gpu = |gpu: &Gpu| -> Option<(String, GpuIndex)> {
+        let all = &gpu.mig.as_ref()?.instances;
+        let name = |id: &u32| {
+            let instance = all.iter().find(|instance| instance.id == *id)?;
+            Some(format!("{}@{}", instance.profile, instance.placement.start))
+        };
+        let names: Vec<String> = ids.iter().map(name).collect::<Option<_>>()?;
+        Some((names.join(","), gpu.index))
+    };
+    match gpus.iter().filter_map(of_gpu).collect::<Vec<_>>().as_slice() {
+        [(names, index)] => {
+            let ids = if ids.len() == 1 { "the id of a GPU instance" } else { "a list of ids of GPU instances" };
+            error
+                .cause(format!("`{typed}` is {ids} of GPU {index}"))
+                .hint(format!("write their profiles and starts: `gpushctl mig remove {names} -g {index}`"))
+        }
+        _ => error.hint("write PROFILE@START and -g GPU; `gpushctl mig list` lists the instances"),
+    }
+}
+
 /// Returns the name of the profile, if this name is the same on all GPUs that have a profile with this id.
 fn name_of<'g>(id: u32, gpus: &[&'g Gpu]) -> Option<&'g str> {
     let profiles = gpus.iter().flat_map(|gpu| &gpu.mig).flat_map(|mig| mig.profiles.iter());
@@ -80,5 +107,19 @@ mod tests {
         assert!(one("apply", &[0], &[]).unwrap().contains("`gpushctl mig apply -g 0`"));
         assert!(one("apply", &[0], &["1"]).unwrap().contains("`gpushctl mig apply 7g.80gb -g 1`"));
         assert_eq!(one("add", &[77], &["0"]), None);
+    }
+
+    /// Fault: the id of an instance was taken for the id of a profile, so the hint removed another instance.
+    #[test]
+    fn number_to_remove_is_the_id_of_an_instance() {
+        let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
+        gpus[0].mig.as_mut().unwrap().instances = vec![
+            crate::render::fixtures::instance(9, "1g.10gb", 2, 1, (14, 9_856), &[]),
+            crate::render::fixtures::instance(2, "3g.40gb", 4, 4, (42, 40_448), &[]),
+        ];
+        let hint = |ids: &[u32]| about("remove", ids, &["0".to_owned()], &gpus[..1]).unwrap().hint.unwrap();
+        assert!(hint(&[9]).ends_with("`gpushctl mig remove 1g.10gb@2 -g 0`"));
+        assert!(hint(&[2, 9]).ends_with("`gpushctl mig remove 3g.40gb@4,1g.10gb@2 -g 0`"));
+        assert!(hint(&[19]).contains("`gpushctl mig list`"));
     }
 }

@@ -221,7 +221,9 @@ impl RequestError {
                         example(profile)
                     ),
                     (Key::Memory, _) if lacks_unit(typed) => {
-                        format!("write for example `{}`", example(&format!("{typed}G")))
+                        // No GPU has a TiB of memory, so a large number means MiB.
+                        let unit = if typed.len() == 4 { "M" } else { "G" };
+                        format!("write for example `{}`", example(&format!("{typed}{unit}")))
                     }
                     (Key::Memory, _) => match whole_mib(typed) {
                         Some(mib) => format!("write whole MiB: `{}`", example(&mib)),
@@ -262,7 +264,7 @@ impl RequestError {
 fn layout_entry(text: &str, spelling: Spelling) -> Option<String> {
     let (profile, rest) = text.split_once(['*', '@'])?;
     super::check::profile(profile).ok()?;
-    let number: u8 = rest.parse().ok()?;
+    let number = rest.parse::<u8>().ok().filter(|number| *number > 0 || text.contains('@'))?;
     let mig = Key::Mig.written(spelling).with(profile);
     Some(match (spelling, text.contains('*')) {
         (Spelling::Flags, true) => format!("write `{mig} {}`", Key::Count.written(spelling).with(&number.to_string())),
