@@ -376,7 +376,7 @@ fn wrong_commands_of_a_trial_lead_to_a_command() {
     assert_corrected(&[
         ("lease end cloudsdk", "lease end --user cloudsdk --reason TEXT"),
         ("lease end L3 --in 10m", "lease renew L3 --for 10m"),
-        ("lease renew L3 --until 18:00", "lease renew L3 --for 2h"),
+        ("lease renew L3 --until evening", "lease renew L3 --for 2h"),
         ("lease list --state waiting", "lease list"),
         ("gpu list --sort memory", "gpu list"),
         ("gpu cordon 6 --message fan", "gpu cordon 6 --reason fan"),
