@@ -8,7 +8,7 @@
 //!   program accepts a simulated GPU, because this client may support a simulated GPU.
 //! - `GPU_SECONDS`: the duration of each measurement.
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Instant};
 
 use gpush_api::MpsUsers;
 use gpush_tests::gpu::{
@@ -27,6 +27,7 @@ async fn main() -> ExitCode {
 
 /// Runs the checks. Returns `None` if a signal has interrupted them.
 async fn run(Arguments { out, client, has_other_client, seconds }: Arguments) -> Result<Option<Report>, Stop> {
+    let began = Instant::now();
     let printed = |error: std::io::Error| Stop::Failed(error.to_string());
     let mut ground = Ground::look(has_other_client)?;
     let mps = match MpsPrograms::find(&ground) {
@@ -49,7 +50,7 @@ async fn run(Arguments { out, client, has_other_client, seconds }: Arguments) ->
     let logs = out.join("use-logs");
     let checks = async {
         service.can_compute().await.map_err(Stop::Skipped)?;
-        usage::all(&mut service, &drivers, mps, &mut report).await;
+        usage::all(&mut service, &drivers, mps, began, &mut report).await;
         Ok::<(), Stop>(())
     };
     let outcome = tokio::select! {

@@ -32,8 +32,12 @@ use super::{
     service::Service,
 };
 
-/// Time after which no check begins, and the present one ends.
-const LIMIT: Duration = Duration::from_secs(280);
+/// Time after the start of the program after which no check begins, and the present one ends. The rest of 5 minutes is for
+/// the end of the processes.
+const LIMIT: Duration = Duration::from_secs(270);
+
+/// Why a check did not begin.
+const NO_TIME: &str = "the checks before it needed all the time";
 
 /// The driver, through gpush's layer and through another one for figures that gpush does not read on
 /// every GPU.
@@ -61,15 +65,23 @@ impl Drivers {
     }
 }
 
-/// Runs all checks in order, even if a check fails. `mps` is the reason why MPS cannot be used.
-pub async fn all(service: &mut Service, drivers: &Drivers, mps: Result<(), String>, report: &mut Report) {
-    let (limit, seconds, ground) = (TimeLimit { began: Instant::now() }, report.seconds, report.gpu.clone());
+/// Runs all checks in order, even if a check fails. `mps` is the reason why MPS cannot be used, and `began` is the start of
+/// the program.
+pub async fn all(
+    service: &mut Service,
+    drivers: &Drivers,
+    mps: Result<(), String>,
+    began: Instant,
+    report: &mut Report,
+) {
+    let (limit, seconds, ground) = (TimeLimit { began }, report.seconds, report.gpu.clone());
     report.add("signals", limit.run(duty::alone(service, drivers, seconds)).await);
     report.add("driver calls", limit.run(calls::all(service, drivers)).await);
     report.add("two readers", limit.run(readers::all(service, drivers, &ground, seconds)).await);
     let under_mps = ["signals under MPS", "energy of two clients"];
     let started = match mps {
-        Ok(()) => service.start().await.map_err(Err),
+        Ok(()) if limit.left().is_zero() => Err(Ok(Found::not_done(NO_TIME))),
+        Ok(()) => limit.within(service.start()).await.map_err(Err),
         Err(why) => Err(Ok(Found::not_done(&why))),
     };
     match started {
@@ -90,13 +102,17 @@ struct TimeLimit {
 impl TimeLimit {
     /// Runs a check while time is left.
     async fn run(self, check: impl Future<Output = Result<Found, String>>) -> Result<Found, String> {
-        let left = LIMIT.saturating_sub(self.began.elapsed());
-        if left.is_zero() {
-            return Ok(Found::not_done("the checks before it needed all the time"));
-        }
-        timeout(left, check)
-            .await
-            .unwrap_or_else(|_| Err(format!("not finished {} s after the start", LIMIT.as_secs())))
+        if self.left().is_zero() { Ok(Found::not_done(NO_TIME)) } else { self.within(check).await }
+    }
+
+    fn left(self) -> Duration {
+        LIMIT.saturating_sub(self.began.elapsed())
+    }
+
+    /// Ends some work when no time is left.
+    async fn within<T>(self, work: impl Future<Output = Result<T, String>>) -> Result<T, String> {
+        let late = || format!("not finished {} s after the start", LIMIT.as_secs());
+        timeout(self.left(), work).await.unwrap_or_else(|_| Err(late()))
     }
 }
 
