@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpush_api::{ApiError, CapacitySums, RequestLine, UsageGrouping, UsageLine, UsageReport, UsageSums};
 use gpush_store::{HoursPage, OwnedHour, RequestCount, View};
 use gpush_usage::{
-    account::{self, GpuDay, Grouping, LeaseDay, LeaseOwner, fold_gpus, fold_leases},
+    account::{self, GpuDay, Grouping, LeaseDay, LeaseOwner, fold_gpus, fold_leases, recorded_since},
     ledger::{GpuHour, GpuSums, HoldSums, LeaseHour},
     moment::{DAY_MS, HOUR_MS},
     share::GPU_UNITS,
@@ -65,12 +65,14 @@ impl Usage {
         let owner_of = |hour: &LeaseHour| owners.get(&hour.number).copied().unwrap_or(&without_owner);
         days.extend(fold_leases(hours.iter().map(|row| &row.hour), owner_of));
         days.retain(|day| only.is_none_or(|user| day.owner.user == user));
+        let since = first_record(&gpus, &gpu_days, from_ms, until);
         gpu_days.extend(fold_gpus(&gpus));
         let report = account::report(&days, &[], &gpu_days, grouping(by));
         let line = |line: account::ReportLine| UsageLine { key: line.key, sums: sums(&line.sums) };
         Ok(UsageReport {
             from: Timestamp::from_millisecond(from_ms).unwrap_or(from),
             until: Timestamp::from_millisecond(until_ms).unwrap_or(until),
+            recorded_since: since,
             by,
             lines: report.lines.into_iter().map(line).collect(),
             total: sums(&report.all),
@@ -206,6 +208,15 @@ pub(super) fn request_lines(counts: impl IntoIterator<Item = RequestCount>) -> V
         *sum += count;
     }
     lines.into_values().collect()
+}
+
+/// Returns the time from which these hours and days of GPUs are recorded; `None` if the period begins there or later.
+fn first_record(hours: &[GpuHour], days: &[GpuDay], from_ms: i64, until: Timestamp) -> Option<Timestamp> {
+    match recorded_since(hours, days, Timestamp::now().as_millisecond()) {
+        Some(since_ms) if since_ms <= from_ms => None,
+        Some(since_ms) => Some(Timestamp::from_millisecond(since_ms).map_or(until, |since| since.min(until))),
+        None => Some(until),
+    }
 }
 
 pub(super) fn grouping(by: UsageGrouping) -> Grouping {

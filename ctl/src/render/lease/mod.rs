@@ -26,7 +26,7 @@ pub(crate) use self::{
     list::list,
     of_job::of_job,
     show::{one, show},
-    usage::{Surroundings, energy, unknown},
+    usage::{Surroundings, energy, idle, unknown},
 };
 use super::{
     Appearance,
