@@ -4,6 +4,7 @@
 mod advise;
 mod apply;
 mod audit;
+mod bill;
 mod completions;
 mod config;
 mod config_check;
@@ -78,6 +79,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Lease(command) => lease::run(global, command, out),
         Command::Quota(args) => ask(global, async |client| quota::run(client, &args, out).await),
         Command::Usage(args) => ask(global, async |client| usage::run(client, &args, out).await),
+        Command::Bill(args) => ask(global, async |client| bill::run(client, &args, out).await),
         Command::Gpu(command) => ask(global, async |client| gpu::run(client, &command, out).await),
         Command::Maintenance(command) => ask(global, async |client| host::maintenance(client, command, out).await),
         Command::Recover(why) => ask(global, async |client| host::recover(client, why, out).await),
@@ -111,8 +113,9 @@ fn prints(command: &Command) -> Prints {
         Command::Mps(mps) => mps.prints_list(),
         Command::Operation(operation) => operation.prints_list(),
         Command::Config(config) => config.prints_list(),
-        Command::Ps(_) | Command::Audit(_) | Command::Usage(_) => true,
+        Command::Ps(_) | Command::Audit(_) | Command::Usage(_) | Command::Bill(_) => true,
         Command::Quota(quota) => quota.all,
+        Command::Slurm(slurm) => slurm.prints_list(),
         Command::Events(args) => !args.follow,
         Command::Status(_)
         | Command::Top(_)
@@ -125,7 +128,6 @@ fn prints(command: &Command) -> Prints {
         | Command::Doctor { .. }
         | Command::SupportBundle(_)
         | Command::Metrics(_)
-        | Command::Slurm(_)
         | Command::Explain { .. }
         | Command::Version
         | Command::Completions { .. }

@@ -132,9 +132,9 @@ mod tests {
     use super::*;
 
     /// Names of values for which a user types free text, so there are no candidates.
-    const FREE: [&str; 13] = [
-        "ADDRESS", "DURATION", "GROUP", "LABEL", "MEMORY", "NAME", "NUMBER", "PERCENT", "PID", "SPEC", "TEXT", "TIME",
-        "USER",
+    const FREE: [&str; 15] = [
+        "ADDRESS", "DURATION", "GROUP", "JOB", "LABEL", "MEMORY", "MONTH", "NAME", "NUMBER", "PERCENT", "PID", "SPEC",
+        "TEXT", "TIME", "USER",
     ];
 
     /// Each value of an argument must have candidates, have fixed possible values, or be listed as free text.

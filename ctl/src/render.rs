@@ -9,6 +9,7 @@ pub(crate) mod appearance;
 pub(crate) mod assertion;
 pub(crate) mod audit;
 pub(crate) mod bar;
+pub(crate) mod bill;
 pub(crate) mod config;
 pub(crate) mod cordon;
 mod device_rows;

@@ -40,6 +40,7 @@
 //! | `actor` | the task of one lease |
 //! | `lost` | leases whose device is gone |
 //! | `processes` | which processes of a lease are left |
+//! | `filter` | which leases a list has |
 //! | `show` | leases as the API shows them |
 //! | `log` | log entries about the devices of a lease |
 
@@ -51,6 +52,7 @@ mod bind;
 mod calling_process;
 mod change;
 mod device_list;
+mod filter;
 mod grant;
 mod holder_facts;
 mod job;
@@ -93,12 +95,13 @@ pub(crate) use self::{
     actor::{restore_places, take_over},
     change::{release, renew, revoke},
     device_list::devices,
+    filter::{LeaseFilter, Whose},
     grant::{Delivery, Outcome, request_lease},
     job::{end_job, environment_of_job, of_job, request_for_job},
     job_terms::{JobKey, JobTerms},
     quotas::{quota_subject, quota_view, users_with_quotas},
     scope::{Scopes, health},
-    show::{MOST_ENDED, Whose, all, ended_before, environment, id, one},
+    show::{MOST_ENDED, all, ended_before, environment, id, one},
 };
 
 /// The parts of gpushd that leases use.

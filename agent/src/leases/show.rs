@@ -10,7 +10,11 @@ use gpush_core::{
 };
 use gpush_store::{LeaseHistory, LeaseRecord};
 
-use super::{Leases, holder_facts::unknown_account};
+use super::{
+    Leases,
+    filter::{LeaseFilter, Whose, is_of_caller},
+    holder_facts::unknown_account,
+};
 use crate::{
     modes::mps,
     requests::caller::{Caller, Viewer},
@@ -63,37 +67,25 @@ fn reader(leases: &Leases, viewer: Viewer, holder: u32) -> Viewer {
     }
 }
 
-/// The leases in a list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Whose {
-    /// All leases that the caller may see.
-    All,
-    /// The leases of the caller, and those of the caller's subordinate uids.
-    Caller,
-}
-
-/// Returns whether `holder` is the caller, or a known subordinate uid of the caller. Until the name service has answered,
-/// returns `false` for subordinate uids.
-fn is_of_caller(leases: &Leases, caller: &Caller, holder: u32) -> bool {
-    caller.holds(holder) || leases.handles.context.users.accounts().last_owns(caller.uid(), holder) == Ok(true)
-}
-
 /// Lists the open leases in order of arrival, then the last `ended` ended leases, the latest first. A user sees only
 /// their own ended leases, and those of their subordinate uids.
 ///
 /// # Errors
 /// If the store cannot be read.
-pub(crate) async fn all(leases: &Leases, caller: &Caller, whose: Whose, ended: usize) -> Result<Vec<Lease>, ApiError> {
+pub(crate) async fn all(
+    leases: &Leases,
+    caller: &Caller,
+    filter: LeaseFilter,
+    ended: usize,
+) -> Result<Vec<Lease>, ApiError> {
     let table = leases.handles.context.state.leases();
-    let is_shown = |holder: u32| match whose {
-        Whose::All => true,
-        Whose::Caller => is_of_caller(leases, caller, holder),
-    };
-    let open = table.open.values().filter(|lease| is_shown(lease.record.holder.uid));
+    let is_shown =
+        |record: &LeaseRecord| filter.has_holder(leases, caller, record.holder.uid) && filter.has_job(&record.binding);
+    let open = table.open.values().filter(|lease| is_shown(&lease.record));
     let mut all: Vec<Lease> =
         open.map(|lease| lease.to_api(reader(leases, caller.viewer, lease.record.holder.uid))).collect();
     if ended > 0 {
-        let ended = history(leases, caller, whose, None, ended).await?;
+        let ended = history(leases, caller, filter, None, ended).await?;
         // Skip a lease that ended between the two reads, because it is already in the list.
         all.extend(ended.iter().filter(|record| !table.open.contains_key(&record.id)).map(in_full));
     }
@@ -118,7 +110,7 @@ async fn add_accounts(leases: &Leases, shown: &mut [Lease]) {
 pub(crate) async fn ended_before(
     leases: &Leases,
     caller: &Caller,
-    whose: Whose,
+    filter: LeaseFilter,
     before: LeaseId,
     limit: usize,
 ) -> Result<Vec<Lease>, ApiError> {
@@ -127,7 +119,7 @@ pub(crate) async fn ended_before(
     if !may_read(leases, caller.viewer, record.holder.uid).await {
         return Err(unknown(before));
     }
-    let ended = history(leases, caller, whose, Some(record.sequence), limit).await?;
+    let ended = history(leases, caller, filter, Some(record.sequence), limit).await?;
     let mut ended: Vec<Lease> = ended.iter().map(in_full).collect();
     add_accounts(leases, &mut ended).await;
     Ok(ended)
@@ -141,23 +133,32 @@ fn in_full(record: &LeaseRecord) -> Lease {
 async fn history(
     leases: &Leases,
     caller: &Caller,
-    whose: Whose,
+    filter: LeaseFilter,
     before: Option<u64>,
     limit: usize,
 ) -> Result<Vec<LeaseRecord>, ApiError> {
     let is_user = matches!(caller.viewer, Viewer::User(_));
-    let uids = match whose {
+    let is_selected =
+        |uid: u32| filter.has_holder(leases, caller, uid) && (!is_user || is_of_caller(leases, caller, uid));
+    let limit = limit.min(MOST_ENDED);
+    if let Some(job) = filter.job {
+        let mut of_job =
+            leases.handles.context.store.read(move |view| view.ended_leases_of_job(job, before, limit)).await?;
+        of_job.retain(|record| is_selected(record.holder.uid));
+        return Ok(of_job);
+    }
+    let uids = match filter.whose {
         Whose::All if !is_user => None,
-        Whose::All | Whose::Caller => {
+        Whose::All | Whose::Caller | Whose::Holder(_) => {
             #[expect(
                 clippy::redundant_closure_for_method_calls,
                 reason = "the method accepts only one lifetime of `View`"
             )]
             let holders = leases.handles.context.store.read(|view| view.ended_holders()).await?;
-            Some(holders.into_iter().filter(|uid| is_of_caller(leases, caller, *uid)).collect())
+            Some(holders.into_iter().filter(|uid| is_selected(*uid)).collect())
         }
     };
-    let history = LeaseHistory { uids, before, limit: limit.min(MOST_ENDED) };
+    let history = LeaseHistory { uids, before, limit };
     Ok(leases.handles.context.store.read(move |view| view.ended_leases(&history)).await?)
 }
 

@@ -184,6 +184,14 @@ fn late() -> ApiError {
         .hint("see the log of gpushd: `journalctl -u gpushd`")
 }
 
+/// Maximum length of the name and of the account of a job in characters.
+const LONGEST_NAME: usize = 128;
+
+/// Returns a name as it is recorded. Users choose the names of their jobs, and the store keeps them.
+fn recorded(name: &str) -> String {
+    name.chars().filter(|character| !character.is_control()).take(LONGEST_NAME).collect()
+}
+
 async fn request(
     slurm: &SlurmParts,
     caller: &Caller,
@@ -197,6 +205,8 @@ async fn request(
         restart: job.restart,
         leader: job.leader,
         cgroup: None,
+        name: job.name.as_deref().map(recorded),
+        account: job.account.as_deref().map(recorded),
     };
     let terms = JobTerms { binding, targets: wanted.targets, has_gres: !job.devices.is_empty() };
     let delivery = request_for_job(&slurm.leases, caller, wanted.request, &terms).await?;

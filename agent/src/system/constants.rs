@@ -19,6 +19,8 @@ pub(crate) struct Constants {
     pub(crate) reset: Duration,
     /// Shortest time between two records of what leases are used for.
     pub(crate) usage_record: Duration,
+    /// How long the clock must show a month before the bills of the months before it are closed.
+    pub(crate) usage_close: Duration,
     /// Absolute path of `systemctl`.
     pub(crate) systemctl: String,
 }
@@ -31,6 +33,7 @@ impl Default for Constants {
             mps_log: 16 << 20,
             reset: Duration::from_secs(120),
             usage_record: Duration::from_secs(10),
+            usage_close: Duration::from_secs(3600),
             systemctl: "/usr/bin/systemctl".to_owned(),
         }
     }
@@ -75,6 +78,7 @@ impl Constants {
             "mps.within" => &mut self.mps.within,
             "reset" => &mut self.reset,
             "usage.record" => &mut self.usage_record,
+            "usage.close" => &mut self.usage_close,
             "mps.failures" => {
                 self.mps.failures = value.parse().map_err(|_| wrong("write a number".to_owned()))?;
                 return Ok(());

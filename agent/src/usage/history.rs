@@ -5,7 +5,7 @@
 //! lease begins, changes, ends ─► at most 10 s later ─┐
 //! 30 seconds over while metrics are collected ───────┤
 //! 10 minutes over, without leases 1 hour ────────────┼──► one transaction: checkpoint, closed hours, ended leases
-//! gpushd stops ──────────────────────────────────────┘
+//! gpushd stops ──────────────────────────────────────┘                          then: see `closing`
 //! ```
 //!
 //! Metrics show the sums of the last transaction, so that no counter falls after a crash: see [`RecordedSums`].
@@ -18,10 +18,11 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{EndReason, GpuUuid, LeaseId};
-use gpush_store::{LeaseRecord, OwnedHour, RequestCount, StoreError, Tx, UsageBounds, UsageRecord};
+use gpush_api::{EndReason, GpuUuid, LeaseBinding, LeaseId};
+use gpush_store::{GpuModel, LeaseRecord, OwnedHour, RequestCount, StoreError, Tx, UsageRecord};
 use gpush_usage::{
     account::{EndedLease, LeaseOwner},
+    bill::BilledGpu,
     ledger::{ClosedRows, LeaseHour, LeaseTotals, Ledger, Missed},
     moment::{DAY_MS, Moment},
 };
@@ -29,7 +30,12 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use super::{Usage, holds, lease_owners::LeaseOwners};
+use super::{
+    Usage,
+    closing::{self, Closing},
+    holds,
+    lease_owners::LeaseOwners,
+};
 use crate::state::{
     HostState,
     request_counts::{RequestResult, RequestedShare},
@@ -42,10 +48,6 @@ const WITHOUT_CHANGE: Duration = Duration::from_secs(600);
 const WHILE_SCRAPED: u32 = 3;
 /// Time between two checkpoints on a host without leases.
 const WITHOUT_LEASES: Duration = Duration::from_secs(3600);
-/// Number of days for which hours are kept, if the totals of leases are kept longer.
-const HOURS_DAYS: u32 = 100;
-/// Time between two deletions of old rows.
-const PRUNE_EVERY: Duration = Duration::from_secs(24 * 3600);
 /// Maximum number of rows that wait while the store accepts no writes.
 const MOST_WAITING: usize = 100_000;
 
@@ -93,21 +95,24 @@ pub(super) struct Recorder {
     last: Option<Instant>,
     /// The counts of requests that are recorded.
     counted: CountedRequests,
-    /// When old rows were last deleted.
-    pruned: Option<Instant>,
+    /// The models of GPUs that are recorded.
+    models: BTreeMap<GpuUuid, BilledGpu>,
+    closing: Closing,
     /// Shortest time between two checkpoints. Changes in this time share one.
     pause: Duration,
 }
 
 impl Recorder {
-    /// Creates a recorder. Its first checkpoint is due at once: from then on, no lease is missed.
-    pub(super) fn new(pause: Duration) -> Self {
+    /// Creates a recorder. Its first checkpoint is due at once: from then on, no lease is missed. `close` is how long the
+    /// clock must show a month before the months before it are closed.
+    pub(super) fn new(pause: Duration, close: Duration) -> Self {
         Self {
             owners: LeaseOwners::default(),
             waiting: UsageRecord::default(),
             last: None,
             counted: BTreeMap::new(),
-            pruned: None,
+            models: BTreeMap::new(),
+            closing: Closing::new(close),
             pause,
         }
     }
@@ -135,6 +140,11 @@ impl Recorder {
                 usage.0.accounts.lock().recorded = recorded;
                 usage.0.saved_requests.lock().clone_from(&self.counted);
                 usage.account_short_leases(&unaccounted);
+                if let Err(error) = self.closing.run(&usage).await {
+                    tracing::warn!(
+                        "bills cannot be closed, or old use cannot be folded or deleted; gpushd tries again: {error}"
+                    );
+                }
             }
             Err(error) => tracing::warn!("the use of GPUs cannot be recorded, gpushd tries again: {error}"),
         }
@@ -172,18 +182,14 @@ impl Recorder {
         }
         self.count_requests(usage);
         self.drop_beyond_limit();
-        let written = UsageRecord { checkpoint, ..self.waiting.clone() };
-        let bounds = self.pruned.is_none_or(|last| last.elapsed() >= PRUNE_EVERY).then(|| bounds(usage));
-        let record = move |tx: &mut Tx<'_>| {
-            let unaccounted = tx.record_usage(&written)?;
-            if let Some(bounds) = bounds {
-                tx.prune_usage(bounds)?;
-            }
-            Ok(unaccounted)
-        };
-        let unaccounted = context.store.write(record).await?;
+        let present = closing::present_models(&context.state.now());
+        let is_new = |(gpu, billed): &(&GpuUuid, &BilledGpu)| self.models.get(*gpu) != Some(*billed);
+        let model = |(gpu, billed): (&GpuUuid, &BilledGpu)| GpuModel { gpu: gpu.clone(), billed: billed.clone() };
+        let models: Vec<GpuModel> = present.iter().filter(is_new).map(model).collect();
+        let written = UsageRecord { checkpoint, models, ..self.waiting.clone() };
+        let unaccounted = context.store.write(move |tx: &mut Tx<'_>| tx.record_usage(&written)).await?;
         self.waiting = UsageRecord::default();
-        self.pruned = bounds.map_or(self.pruned, |_| Some(Instant::now()));
+        self.models.extend(present);
         Ok(unaccounted)
     }
 
@@ -203,7 +209,8 @@ impl Recorder {
 
     /// Drops the oldest rows if the store has refused writes for a long time.
     fn drop_beyond_limit(&mut self) {
-        let UsageRecord { lease_hours, gpu_hours, unused, ended, requests, checkpoint: _ } = &mut self.waiting;
+        let UsageRecord { lease_hours, gpu_hours, unused, ended, requests, checkpoint: _, models: _ } =
+            &mut self.waiting;
         let dropped = drop_oldest(lease_hours)
             + drop_oldest(gpu_hours)
             + drop_oldest(unused)
@@ -215,13 +222,6 @@ impl Recorder {
     }
 }
 
-/// Returns which rows are old.
-fn bounds(usage: &Usage) -> UsageBounds {
-    let days = usage.0.context.settings.config().history.days;
-    let before = |days: u32| Timestamp::now().as_millisecond() - i64::from(days) * DAY_MS;
-    UsageBounds { hours_from_ms: before(days.min(HOURS_DAYS)), leases_from_ms: before(days) }
-}
-
 fn drop_oldest<T>(rows: &mut Vec<T>) -> usize {
     let dropped = rows.len().saturating_sub(MOST_WAITING);
     rows.drain(..dropped).count()
@@ -230,9 +230,20 @@ fn drop_oldest<T>(rows: &mut Vec<T>) -> usize {
 /// Returns the row of an ended lease.
 fn ended_lease(record: Option<&LeaseRecord>, owner: LeaseOwner, totals: LeaseTotals) -> EndedLease {
     let waited = record.and_then(|record| Some(record.granted_at?.duration_since(record.created_at)));
+    let name = match record.map(|record| &record.binding) {
+        Some(LeaseBinding::Job { name, .. }) => name.clone(),
+        Some(
+            LeaseBinding::None
+            | LeaseBinding::Scope { .. }
+            | LeaseBinding::Cgroup { .. }
+            | LeaseBinding::Process { .. }
+            | LeaseBinding::Time,
+        )
+        | None => None,
+    };
     EndedLease {
         owner,
-        name: None,
+        name,
         reason: record.and_then(|record| record.reason).unwrap_or(EndReason::Released),
         waited_ms: waited.map_or(0, |waited| u64::try_from(waited.as_millis()).unwrap_or(0)),
         totals,

@@ -43,13 +43,13 @@ impl LeaseOwners {
 fn owner(record: &LeaseRecord, account: Option<String>, group: Option<String>) -> LeaseOwner {
     let holder = &record.holder;
     let user = account.or_else(|| holder.user.clone()).unwrap_or_else(|| holder.uid.to_string());
-    let job = match &record.binding {
-        LeaseBinding::Job { cluster, job, .. } => Some(format!("{cluster}/{job}")),
+    let (job, account) = match &record.binding {
+        LeaseBinding::Job { cluster, job, account, .. } => (Some(format!("{cluster}/{job}")), account.clone()),
         LeaseBinding::None
         | LeaseBinding::Scope { .. }
         | LeaseBinding::Cgroup { .. }
         | LeaseBinding::Process { .. }
-        | LeaseBinding::Time => None,
+        | LeaseBinding::Time => (None, None),
     };
-    LeaseOwner { user, group, account: None, job }
+    LeaseOwner { user, group, account, job }
 }

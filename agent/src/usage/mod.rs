@@ -20,7 +20,10 @@
 //! | `attempts` | how many samples were used and dropped |
 //! | `follow` | which leases begin, change and end |
 //! | `history` | records the sums in the store, and continues from there after a start |
+//! | `closing` | closes the bills of months that have ended, folds the hours of ended days, deletes what is old |
+//! | `pages` | reads the recorded hours of a period |
 //! | `report` | who used how much in a period |
+//! | `bill` | the bill of a month |
 //! | `lease_history` | what each lease of a period was used for, and which requests were refused |
 //! | `recent` | the final sums of leases that have just ended |
 //! | `lease_owners` | who is accounted for each lease |
@@ -32,7 +35,9 @@
 //! | `summary` | what each lease is or was used for, and its recent past |
 
 mod attempts;
+mod bill;
 mod clock;
+mod closing;
 mod demand;
 mod follow;
 mod history;
@@ -40,6 +45,7 @@ mod holds;
 mod lease_history;
 mod lease_owners;
 mod owners;
+mod pages;
 mod recent;
 mod report;
 mod round;
@@ -62,7 +68,7 @@ use gpush_usage::{
 };
 use jiff::Timestamp;
 
-pub(crate) use self::{attempts::SampleAttempts, demand::Need, report::ReportQuery};
+pub(crate) use self::{attempts::SampleAttempts, bill::BillQuery, demand::Need, report::ReportQuery};
 use self::{
     clock::Clock,
     demand::Demand,

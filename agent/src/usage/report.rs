@@ -3,20 +3,39 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use gpush_api::{ApiError, CapacitySums, RequestLine, UsageGrouping, UsageLine, UsageReport, UsageSums};
-use gpush_store::{HoursPage, OwnedHour, RequestCount, StoreError, View};
+use gpush_store::{HoursPage, OwnedHour, RequestCount, View};
 use gpush_usage::{
-    account::{self, Grouping, LeaseDay, LeaseOwner, fold_gpus, fold_leases, recorded_since},
+    account::{self, GpuDay, Grouping, LeaseDay, LeaseOwner, fold_gpus, fold_leases, recorded_since},
     ledger::{GpuHour, GpuSums, HoldSums, LeaseHour},
     moment::{DAY_MS, HOUR_MS},
     share::GPU_UNITS,
 };
 use jiff::Timestamp;
 
-use super::{Usage, history::read_leases, lease_owners::LeaseOwners, show::joules};
+use super::{
+    Usage,
+    history::read_leases,
+    lease_owners::LeaseOwners,
+    pages::{PAGE, pages},
+    show::joules,
+};
 use crate::state::request_counts::{RequestResult, RequestedShare};
 
-/// Number of hours that are read at once.
-const PAGE: usize = 1000;
+/// Number of days that are read at once.
+const DAYS_AT_ONCE: i64 = 16;
+/// Maximum number of days that gpushd keeps (`history.days`).
+const MOST_DAYS: i64 = 3660;
+
+/// How the store has a period: whole days as rows of days, and the rest as hours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct PeriodParts {
+    from_ms: i64,
+    until_ms: i64,
+    /// Start of the first day, and end of the last one; equal if there is no day.
+    days: (i64, i64),
+    /// Hours of these days with at least this number are in no row of a day.
+    number: u64,
+}
 
 /// A period and a grouping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,21 +54,25 @@ impl Usage {
         let ReportQuery { from, until, by } = query;
         let from_ms = from.as_millisecond().div_euclid(HOUR_MS) * HOUR_MS;
         let until_ms = until.as_millisecond().max(from_ms);
-        let (hours, gpus) = self.hours(from_ms, until_ms).await?;
+        let parts = self.parts(from_ms, until_ms).await?;
+        let PeriodParts { from_ms, until_ms, .. } = parts;
+        let (mut days, mut gpu_days) = self.folded_days(parts.days).await?;
+        let (hours, gpus) = self.unfolded_hours(&parts).await?;
         let request_lines =
             if only.is_none() { request_lines(self.request_counts(from_ms, until_ms).await?) } else { Vec::new() };
-        let hours: Vec<&OwnedHour> =
-            hours.iter().filter(|row| only.is_none_or(|user| row.owner.user == user)).collect();
         let owners: BTreeMap<u64, &LeaseOwner> = hours.iter().map(|row| (row.hour.number, &row.owner)).collect();
         let without_owner = LeaseOwner::default();
         let owner_of = |hour: &LeaseHour| owners.get(&hour.number).copied().unwrap_or(&without_owner);
-        let days: Vec<LeaseDay> = fold_leases(hours.iter().map(|row| &row.hour), owner_of);
-        let report = account::report(&days, &[], &fold_gpus(&gpus), grouping(by));
+        days.extend(fold_leases(hours.iter().map(|row| &row.hour), owner_of));
+        days.retain(|day| only.is_none_or(|user| day.owner.user == user));
+        let since = first_record(&gpus, &gpu_days, from_ms, until);
+        gpu_days.extend(fold_gpus(&gpus));
+        let report = account::report(&days, &[], &gpu_days, grouping(by));
         let line = |line: account::ReportLine| UsageLine { key: line.key, sums: sums(&line.sums) };
         Ok(UsageReport {
             from: Timestamp::from_millisecond(from_ms).unwrap_or(from),
-            until,
-            recorded_since: first_record(&gpus, from_ms, until),
+            until: Timestamp::from_millisecond(until_ms).unwrap_or(until),
+            recorded_since: since,
             by,
             lines: report.lines.into_iter().map(line).collect(),
             total: sums(&report.all),
@@ -58,16 +81,24 @@ impl Usage {
         })
     }
 
-    /// Returns the hours of a period: those in the store, and those that are not recorded yet.
+    /// Returns the hours of a period: those in the store with at least this number, and those that are not recorded yet.
     #[expect(clippy::redundant_closure_for_method_calls, reason = "the method accepts only one lifetime of `View`")]
-    async fn hours(&self, from_ms: i64, until_ms: i64) -> Result<(Vec<OwnedHour>, Vec<GpuHour>), ApiError> {
+    pub(super) async fn hours(
+        &self,
+        from_ms: i64,
+        until_ms: i64,
+        number: u64,
+    ) -> Result<(Vec<OwnedHour>, Vec<GpuHour>), ApiError> {
+        if from_ms >= until_ms {
+            return Ok((Vec::new(), Vec::new()));
+        }
         // While a transaction records hours, they are neither in the ledger nor in the store.
         let turn = self.0.recording.lock().await;
         let (open, next) = self.0.accounts.lock().ledger.open_rows(self.0.clock.now());
-        let page = HoursPage { from_ms, until_ms, number: 0, limit: PAGE };
+        let page = HoursPage { from_ms, until_ms, number, limit: PAGE };
         let mut leases =
-            self.pages(page, |view, page| view.lease_hours(page), |row: &OwnedHour| row.hour.number).await?;
-        let mut gpus = self.pages(page, |view, page| view.gpu_hours(page), |row: &GpuHour| row.number).await?;
+            pages(self, page, |view, page| view.lease_hours(page), |row: &OwnedHour| row.hour.number).await?;
+        let mut gpus = pages(self, page, |view, page| view.gpu_hours(page), |row: &GpuHour| row.number).await?;
         drop(turn);
         leases.retain(|row| row.hour.number < next);
         gpus.retain(|row| row.number < next);
@@ -83,23 +114,53 @@ impl Usage {
 }
 
 impl Usage {
-    /// Reads hours page by page, so that changes can be recorded between two pages.
-    async fn pages<R: Send + 'static>(
-        &self,
-        mut page: HoursPage,
-        read: fn(&View<'_>, HoursPage) -> Result<Vec<R>, StoreError>,
-        number: fn(&R) -> u64,
-    ) -> Result<Vec<R>, StoreError> {
-        let mut all = Vec::new();
-        loop {
-            let rows = self.0.context.store.read(move |view| read(view, page)).await?;
-            let is_last = rows.len() < PAGE;
-            page.number = rows.last().map_or(0, |row| number(row) + 1);
-            all.extend(rows);
-            if is_last {
-                return Ok(all);
-            }
+    /// Splits a period into days whose rows are read, and the hours before and after them.
+    async fn parts(&self, from_ms: i64, until_ms: i64) -> Result<PeriodParts, ApiError> {
+        let day_of = |ms: i64| ms.div_euclid(DAY_MS) * DAY_MS;
+        let (first, last) = (day_of(from_ms), day_of(until_ms));
+        let read =
+            move |view: &View<'_>| Ok((view.folded_hours()?, view.is_only_a_day(first)?, view.is_only_a_day(last)?));
+        let (folded, is_first_whole, is_last_whole) = self.0.context.store.read(read).await?;
+        let Some(folded) = folded else {
+            return Ok(PeriodParts { from_ms, until_ms, days: (from_ms, from_ms), number: 0 });
+        };
+        let from_ms = if is_first_whole { first } else { from_ms };
+        let until_ms = if is_last_whole && last < until_ms { last.saturating_add(DAY_MS) } else { until_ms };
+        let begin = if day_of(from_ms) == from_ms { from_ms } else { day_of(from_ms).saturating_add(DAY_MS) };
+        let begin = begin.max(folded.until_ms.saturating_sub(MOST_DAYS * DAY_MS));
+        let end = day_of(until_ms).min(folded.until_ms);
+        let days = if begin < end { (begin, end) } else { (from_ms, from_ms) };
+        Ok(PeriodParts { from_ms, until_ms, days, number: folded.number })
+    }
+
+    /// Returns the rows of days, some days at once, so that changes can be recorded between two reads.
+    async fn folded_days(&self, (from_ms, until_ms): (i64, i64)) -> Result<(Vec<LeaseDay>, Vec<GpuDay>), ApiError> {
+        let (mut leases, mut gpus) = (Vec::new(), Vec::new());
+        let mut at = from_ms;
+        while at < until_ms {
+            let next = at.saturating_add(DAYS_AT_ONCE * DAY_MS).min(until_ms);
+            let read = move |view: &View<'_>| Ok((view.lease_days(at, next)?, view.gpu_days(at, next)?));
+            let (some, of_gpus) = self.0.context.store.read(read).await?;
+            leases.extend(some);
+            gpus.extend(of_gpus);
+            at = next;
         }
+        Ok((leases, gpus))
+    }
+
+    /// Returns the hours of a period that are in no row of a day.
+    async fn unfolded_hours(&self, parts: &PeriodParts) -> Result<(Vec<OwnedHour>, Vec<GpuHour>), ApiError> {
+        let PeriodParts { from_ms, until_ms, days: (begin, end), number } = *parts;
+        if begin == end {
+            return self.hours(from_ms, until_ms, 0).await;
+        }
+        let (mut leases, mut gpus) = self.hours(from_ms, begin, 0).await?;
+        // Hours that were recorded after their day was folded.
+        let late = self.hours(begin, end, number).await?;
+        let after = self.hours(end, until_ms, 0).await?;
+        leases.extend(late.0.into_iter().chain(after.0));
+        gpus.extend(late.1.into_iter().chain(after.1));
+        Ok((leases, gpus))
     }
 
     /// Returns the requests of the days of a period: those in the store, and those that are not recorded yet.
@@ -149,20 +210,21 @@ pub(super) fn request_lines(counts: impl IntoIterator<Item = RequestCount>) -> V
     lines.into_values().collect()
 }
 
-/// Returns the time from which these hours of GPUs are recorded; `None` if the period begins there or later.
-fn first_record(gpus: &[GpuHour], from_ms: i64, until: Timestamp) -> Option<Timestamp> {
-    match recorded_since(gpus, &[], Timestamp::now().as_millisecond()) {
+/// Returns the time from which these hours and days of GPUs are recorded; `None` if the period begins there or later.
+fn first_record(hours: &[GpuHour], days: &[GpuDay], from_ms: i64, until: Timestamp) -> Option<Timestamp> {
+    match recorded_since(hours, days, Timestamp::now().as_millisecond()) {
         Some(since_ms) if since_ms <= from_ms => None,
         Some(since_ms) => Some(Timestamp::from_millisecond(since_ms).map_or(until, |since| since.min(until))),
         None => Some(until),
     }
 }
 
-fn grouping(by: UsageGrouping) -> Grouping {
+pub(super) fn grouping(by: UsageGrouping) -> Grouping {
     match by {
         UsageGrouping::User => Grouping::User,
         UsageGrouping::Group => Grouping::Group,
         UsageGrouping::Job => Grouping::Job,
+        UsageGrouping::Account => Grouping::Account,
         UsageGrouping::Kind => Grouping::Kind,
         UsageGrouping::Gpu => Grouping::Gpu,
     }
@@ -179,6 +241,8 @@ fn sums(sums: &HoldSums) -> UsageSums {
         busy_gpu_hours: gpu_hours(sums.busy_unit_ms),
         memory_gib_hours: (memory.known_ms > 0).then(|| float(memory.value_ms) / 1024.0 / 3_600_000.0),
         energy_j: joules(sums.energy_mj),
+        energy_method: sums.energy_method(),
+        energy_mixed: sums.is_energy_mixed(),
     }
 }
 

@@ -39,7 +39,8 @@ pub(super) async fn run(usage: Usage) {
     let Some(first) = first_with_gpus(&mut snapshots, &usage).await else { return };
     usage.restore(&first).await;
     let mut sampler = Sampler::new(usage.clone());
-    let mut recorder = Some(Recorder::new(parts.context.host_services.constants.usage_record));
+    let constants = &parts.context.host_services.constants;
+    let mut recorder = Some(Recorder::new(constants.usage_record, constants.usage_close));
     let mut recording: JoinSet<Recorder> = JoinSet::new();
     loop {
         let host = Arc::clone(&snapshots.borrow_and_update());

@@ -7,6 +7,7 @@
 
 pub mod actor;
 pub mod audit;
+mod bill;
 pub mod compute;
 pub mod device;
 pub mod error;
@@ -38,6 +39,7 @@ mod usage_report;
 
 pub use actor::*;
 pub use audit::*;
+pub use bill::{Bill, BillLine, BillModel, BillState, BillSums};
 pub use compute::*;
 pub use device::*;
 pub use error::*;

@@ -65,6 +65,12 @@ pub struct SlurmJobStart {
     /// Job id of the leader, if the job is a component of a heterogeneous job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader: Option<u32>,
+    /// Name of the job, at most 128 characters.
+    #[serde(rename = "job_name", default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Slurm account of the job, at most 128 characters.
+    #[serde(rename = "job_account", default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
     /// The share that the job requests. If absent, gpushd makes a lease only for allocated GPUs
     /// whose rule has `owner = "slurm"`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -3,6 +3,8 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::EnergyMethod;
+
 /// By what a report groups.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -15,6 +17,8 @@ pub enum UsageGrouping {
     Group,
     /// Slurm job, as `cluster/id`.
     Job,
+    /// Slurm account of the job.
+    Account,
     /// Kind of the lease.
     Kind,
     /// UUID of the GPU.
@@ -23,7 +27,7 @@ pub enum UsageGrouping {
 
 impl UsageGrouping {
     /// All groupings.
-    pub const ALL: [Self; 5] = [Self::User, Self::Group, Self::Job, Self::Kind, Self::Gpu];
+    pub const ALL: [Self; 6] = [Self::User, Self::Group, Self::Job, Self::Account, Self::Kind, Self::Gpu];
 
     /// Returns the name in requests and JSON.
     #[must_use]
@@ -32,6 +36,7 @@ impl UsageGrouping {
             Self::User => "user",
             Self::Group => "group",
             Self::Job => "job",
+            Self::Account => "account",
             Self::Kind => "kind",
             Self::Gpu => "gpu",
         }
@@ -59,13 +64,19 @@ pub struct UsageSums {
     pub memory_gib_hours: Option<f64>,
     /// Energy in J.
     pub energy_j: f64,
+    /// How most of the energy was found.
+    #[serde(default)]
+    pub energy_method: EnergyMethod,
+    /// Whether a part of the energy was found by another method.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub energy_mixed: bool,
 }
 
 /// One line of a report.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UsageLine {
-    /// User, group, job, kind or GPU; absent for leases without one.
+    /// User, group, job, account, kind or GPU; absent for leases without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
     /// Sums.

@@ -6,6 +6,7 @@ use gpush_api::{
     LONGEST_LEASE_S, Lease, LeaseGrant, LeaseId, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest, LeaseState,
     LeaseWait, QuotaView,
 };
+use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::{
@@ -33,6 +34,40 @@ pub enum QuotaQuery {
     User(u32),
     /// Those of all users with leases, and of all users that a quota names; for administrators.
     All,
+}
+
+/// Selects leases.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LeaseSelection {
+    /// Only the leases of the caller.
+    pub is_mine: bool,
+    /// Only the leases of this uid, and those of its subordinate uids.
+    pub holder: Option<u32>,
+    /// Only the leases of the Slurm job with this id.
+    pub job: Option<u32>,
+    /// Maximum number of ended leases.
+    pub ended: usize,
+    /// Of the ended leases, only those that ended after this time.
+    pub since: Option<Timestamp>,
+}
+
+impl LeaseSelection {
+    fn path(&self, limit: usize, before: Option<LeaseId>) -> String {
+        let parameters = [
+            self.is_mine.then(|| "mine=true".to_owned()),
+            self.holder.map(|uid| format!("holder={uid}")),
+            self.job.map(|job| format!("job={job}")),
+            (limit > 0).then(|| format!("ended={limit}")),
+            before.map(|before| format!("before={before}")),
+        ];
+        let parameters: Vec<String> = parameters.into_iter().flatten().collect();
+        if parameters.is_empty() { "/v1/leases".to_owned() } else { format!("/v1/leases?{}", parameters.join("&")) }
+    }
+
+    /// Returns whether a lease ended before the selected time.
+    fn is_too_old(&self, lease: &Lease) -> bool {
+        self.since.zip(lease.ended_at).is_some_and(|(since, ended)| ended < since)
+    }
 }
 
 impl Client {
@@ -76,7 +111,7 @@ impl Client {
     /// # Errors
     /// See [`crate::Kind`].
     pub async fn leases(&mut self, ended: usize) -> Result<Vec<Lease>, Error> {
-        self.leases_of(None, ended).await
+        self.leases_of(&LeaseSelection { ended, ..LeaseSelection::default() }).await
     }
 
     /// `GET /v1/leases?mine=true`. Does the same as [`Client::leases`], with the leases of the caller only. gpushd decides
@@ -85,27 +120,31 @@ impl Client {
     /// # Errors
     /// See [`crate::Kind`].
     pub async fn own_leases(&mut self, ended: usize) -> Result<Vec<Lease>, Error> {
-        self.leases_of(Some("mine=true"), ended).await
+        self.leases_of(&LeaseSelection { is_mine: true, ended, ..LeaseSelection::default() }).await
     }
 
-    async fn leases_of(&mut self, whose: Option<&str>, ended: usize) -> Result<Vec<Lease>, Error> {
-        let path = |limit: usize, before: Option<LeaseId>| {
-            let limit = (limit > 0).then(|| format!("ended={limit}"));
-            let before = before.map(|before| format!("before={before}"));
-            let query: Vec<String> = whose.map(str::to_owned).into_iter().chain(limit).chain(before).collect();
-            if query.is_empty() { "/v1/leases".to_owned() } else { format!("/v1/leases?{}", query.join("&")) }
-        };
-        let mut all: Vec<Lease> = self.get(&path(ended.min(PAGE), None)).await?;
+    /// `GET /v1/leases`. Returns a selection of leases: first those that have not ended, in order of arrival, and then those
+    /// that have ended, latest first.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn leases_of(&mut self, selection: &LeaseSelection) -> Result<Vec<Lease>, Error> {
+        let ended = selection.ended;
         let has_ended = |lease: &&Lease| lease.state == LeaseState::Ended;
+        let mut all: Vec<Lease> = self.get(&selection.path(ended.min(PAGE), None)).await?;
         let mut found = all.iter().filter(has_ended).count();
         let mut is_full = found >= PAGE;
         while found < ended && is_full {
-            let Some(last) = all.iter().rfind(has_ended).map(|lease| lease.id) else { break };
-            let limit = (ended - found).min(PAGE);
-            let page: Vec<Lease> = self.get(&path(limit, Some(last))).await?;
+            let Some(last) = all.iter().rfind(has_ended) else { break };
+            if selection.is_too_old(last) {
+                break;
+            }
+            let path = selection.path((ended - found).min(PAGE), Some(last.id));
+            let page: Vec<Lease> = self.get(&path).await?;
             (found, is_full) = (found + page.len(), page.len() == PAGE);
             all.extend(page);
         }
+        all.retain(|lease| !selection.is_too_old(lease));
         Ok(all)
     }
 

@@ -9,6 +9,7 @@
 //! tokio runtime. A current-thread runtime with I/O and time suffices.
 
 mod attempts;
+mod bill;
 mod client;
 mod config;
 mod connection;
@@ -26,10 +27,11 @@ mod slurm;
 mod socket;
 mod usage;
 
+pub use bill::BillSelection;
 pub use client::{AuditQuery, Client, DEFAULT_DEADLINE};
 pub use error::{Error, Kind};
 pub use events::{EventQuery, EventStream, ReceivedEvent};
-pub use leases::QuotaQuery;
+pub use leases::{LeaseSelection, QuotaQuery};
 pub use metrics::{MetricsText, MetricsView};
 pub use socket::{ADMIN_SOCKET, DEFAULT_SOCKET, Origin, Socket};
 

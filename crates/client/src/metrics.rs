@@ -1,7 +1,7 @@
 //! `GET /metrics`: the metrics of gpushd as text.
 
 use gpush_api::{ApiError, Code};
-use hyper::{body::Bytes, header};
+use hyper::{body::Bytes, header, http::response::Parts};
 
 use crate::{
     attempts::Answer,
@@ -38,14 +38,7 @@ impl Client {
             MetricsView::Permitted => "/metrics",
             MetricsView::Public => "/metrics?labels=public",
         };
-        let question = Question::get(path).accepting(accept);
-        let (head, body) = self.wire.fetch(&question, self.answer_deadline()).await?.into_parts();
-        if !head.status.is_success() {
-            let answer = Answer { status: head.status, body };
-            // Decoding an unsuccessful answer returns the error in the answer.
-            let decoded = self.decode::<serde_json::Value>(&question, &answer).await;
-            return Err(decoded.err().unwrap_or_else(|| self.wire.not_http()));
-        }
+        let (head, body) = self.get_text(&Question::get(path).accepting(accept)).await?;
         let content_type = head.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         match content_type {
             Some(content_type) => Ok(MetricsText { content_type: content_type.to_owned(), text: body }),
@@ -54,5 +47,17 @@ impl Client {
                 Err(Error::new(Kind::Foreign, error))
             }
         }
+    }
+
+    /// Returns the head and the body of an answer that is not JSON, on a separate connection.
+    pub(crate) async fn get_text(&mut self, question: &Question<'_>) -> Result<(Parts, Bytes), Error> {
+        let (head, body) = self.wire.fetch(question, self.answer_deadline()).await?.into_parts();
+        if head.status.is_success() {
+            return Ok((head, body));
+        }
+        let answer = Answer { status: head.status, body };
+        // Decoding an unsuccessful answer returns the error in the answer.
+        let decoded = self.decode::<serde_json::Value>(question, &answer).await;
+        Err(decoded.err().unwrap_or_else(|| self.wire.not_http()))
     }
 }

@@ -23,20 +23,22 @@ impl Client {
         self.get("/v1/usage?watch=true").await
     }
 
-    /// `GET /v1/usage/report`. Returns who used how much since a time, by default in the last 24 hours. `user` limits the
-    /// report to one user.
+    /// `GET /v1/usage/report`. Returns who used how much from a time, by default in the last 24 hours, until now or the end
+    /// of the period. `user` limits the report to one user.
     ///
     /// # Errors
     /// See [`crate::Kind`]; [`gpush_api::Code::Denied`] for another user, unless the caller is an administrator.
     pub async fn usage_report(
         &mut self,
-        since: Option<Timestamp>,
+        (since, until): (Option<Timestamp>, Option<Timestamp>),
         by: UsageGrouping,
         user: Option<&str>,
     ) -> Result<UsageReport, Error> {
         let mut path = format!("/v1/usage/report?by={}", by.name());
-        if let Some(since) = since {
-            path += &format!("&since={since}");
+        for (name, time) in [("since", since), ("until", until)] {
+            if let Some(time) = time {
+                path += &format!("&{name}={time}");
+            }
         }
         if let Some(user) = user {
             path += &format!("&user={}", segment(user));

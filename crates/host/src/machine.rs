@@ -2,6 +2,12 @@
 
 use sysinfo::{MemoryRefreshKind, RefreshKind, System};
 
+/// Returns the host's name; `None` if it has none.
+#[must_use]
+pub fn name() -> Option<String> {
+    System::host_name()
+}
+
 /// Returns the host's name, operating system, kernel, architecture, CPUs and memory as text.
 pub fn describe() -> String {
     let system =

@@ -167,7 +167,7 @@ impl Tx<'_> {
         let expired =
             record::delete::<StoredAnswer>(self.connection, "WHERE expires_at <= ?1", [self.now.as_millisecond()])?;
         let exempt = format!("uid IN (0, {})", nix::unistd::geteuid());
-        let limited = Limited { records: "1", uid: "uid", exempt: &exempt };
+        let limited = Limited { records: "1", uid: "uid", exempt: &exempt, size: None };
         let limits = AccountLimits::new(bounds.answers_per_account, bounds.answers, bounds);
         Ok(expired + account_limits::prune::<StoredAnswer>(self.connection, limited, limits)?)
     }

@@ -209,7 +209,7 @@ impl Tx<'_> {
         let field = |column: &str, path: &str| format!("iif(json_valid({column}), {column}, '{{}}') ->> '{path}'");
         let uid = format!("coalesce({}, {}, -1)", field("actor", "$.uid"), field("detail", "$.uid"));
         let records = format!("action GLOB '{action}'");
-        let limited = Limited { records: &records, uid: &uid, exempt: "0" };
+        let limited = Limited { records: &records, uid: &uid, exempt: "0", size: None };
         let limits = AccountLimits::new(bounds.audit_shares_per_account, bounds.audit_shares, bounds);
         account_limits::prune::<AuditRecord>(self.connection, limited, limits)
     }

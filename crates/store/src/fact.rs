@@ -102,6 +102,10 @@ pub(crate) const MACHINE: &str = "machine_id";
 pub(crate) const LAST_LEASE: &str = "last_lease";
 /// Sequence number of the last checkpoint of the use.
 pub(crate) const USAGE_SEQUENCE: &str = "usage_sequence";
+/// Which hours are folded into days.
+pub(crate) const USAGE_FOLDED: &str = "usage_folded";
+/// Which hours are in closed bills.
+pub(crate) const BILL_CLOSED: &str = "bill_closed";
 const BOOT: &str = "boot";
 const OBSERVATIONS: &str = "noticed";
 const KNOWN_SINCE: &str = "known_since";

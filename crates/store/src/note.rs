@@ -16,11 +16,15 @@ pub(crate) type Clock = Arc<dyn Fn() -> Timestamp + Send + Sync>;
 /// Limits on stored records.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bounds {
-    /// Maximum size in bytes of the records of one account. Ended leases, answers, and the audit records about leases,
-    /// about refused attempts, and about ended processes each get a fifth.
+    /// Maximum size in bytes of the records of one account, without ended leases. Answers, and the audit records about
+    /// leases, about refused attempts, and about ended processes each get a quarter.
     pub account_bytes: usize,
-    /// Maximum size in bytes of the records of all accounts, with the same fifths.
+    /// Maximum size in bytes of the records of all accounts, with the same quarters.
     pub all_bytes: usize,
+    /// Maximum size in bytes of the ended leases of one account.
+    pub account_lease_bytes: usize,
+    /// Maximum size in bytes of all ended leases.
+    pub lease_bytes: usize,
     /// Disk space in bytes that is reserved for recording the ends of operations and leases.
     pub reserve: u64,
     /// Maximum number of ended operations.
@@ -52,10 +56,12 @@ impl Default for Bounds {
         Self {
             account_bytes: 1 << 20,
             all_bytes: 64 << 20,
+            account_lease_bytes: 64 << 20,
+            lease_bytes: 128 << 20,
             reserve: 4 << 20,
             operations: 1000,
-            leases_per_account: 1000,
-            leases: 10_000,
+            leases_per_account: 50_000,
+            leases: 100_000,
             answers_per_account: 1000,
             answers: 10_000,
             audit_most: 20_000,

@@ -100,6 +100,11 @@ impl Columns {
         Ok(())
     }
 
+    /// Adds bytes.
+    pub(crate) fn put_bytes(&mut self, bytes: &[u8]) {
+        self.values.push(Value::Blob(bytes.to_owned()));
+    }
+
     fn take(&mut self) -> Result<Value, StoreError> {
         let value = self.values.get_mut(self.next).map(|value| std::mem::replace(value, Value::Null));
         self.next += 1;
@@ -125,6 +130,16 @@ impl Columns {
                 "a text is not \
                 valid",
             )),
+        }
+    }
+
+    /// Reads bytes.
+    pub(crate) fn bytes(&mut self) -> Result<Vec<u8>, StoreError> {
+        match self.take()? {
+            Value::Blob(bytes) => Ok(bytes),
+            Value::Null | Value::Real(_) | Value::Integer(_) | Value::Text(_) => {
+                Err(self.corrupt("a value is not bytes"))
+            }
         }
     }
 
@@ -203,7 +218,12 @@ pub(crate) fn put<R: Record>(connection: &Connection, record: &R) -> Result<(), 
     if let Err(error) = R::read(columns) {
         return Err(StoreError::Unreadable { table: R::TABLE, cause: error.to_string() });
     }
-    let bytes = values.iter().map(|value| if let Value::Text(text) = value { text.len() } else { 8 }).sum();
+    let length = |value: &Value| match value {
+        Value::Text(text) => text.len(),
+        Value::Blob(bytes) => bytes.len(),
+        Value::Null | Value::Integer(_) | Value::Real(_) => 8,
+    };
+    let bytes = values.iter().map(length).sum();
     if bytes > LARGEST {
         return Err(StoreError::TooLarge { table: R::TABLE, bytes, most: LARGEST });
     }

@@ -80,6 +80,28 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     CREATE TABLE request_days (day INTEGER NOT NULL, kind TEXT NOT NULL, profile TEXT NOT NULL, result TEXT NOT NULL,
         count INTEGER NOT NULL, seal INTEGER NOT NULL, PRIMARY KEY (day, kind, profile, result)) WITHOUT ROWID;
 ",
+    "
+    ALTER TABLE leases ADD COLUMN size INTEGER GENERATED ALWAYS AS (ifnull(length(CAST(user AS BLOB)), 0)
+        + ifnull(length(CAST(asked_by AS BLOB)), 0) + ifnull(length(CAST(request AS BLOB)), 0)
+        + ifnull(length(CAST(members AS BLOB)), 0) + ifnull(length(CAST(binding AS BLOB)), 0)
+        + ifnull(length(CAST(revocation AS BLOB)), 0) + 200) VIRTUAL;
+    ALTER TABLE leases ADD COLUMN job INTEGER GENERATED ALWAYS AS
+        (CASE WHEN json_valid(binding) THEN json_extract(binding, '$.job') END) VIRTUAL;
+    CREATE INDEX ended_leases_with_size ON leases (uid, sequence, size) WHERE state = 'ended';
+    CREATE INDEX ended_leases_by_end ON leases (ended_at) WHERE state = 'ended';
+    CREATE INDEX leases_of_job ON leases (job) WHERE job IS NOT NULL;
+    CREATE TABLE lease_days (day INTEGER NOT NULL, owner TEXT NOT NULL, kind TEXT NOT NULL, gpu TEXT NOT NULL,
+        sums TEXT NOT NULL, seal INTEGER NOT NULL, PRIMARY KEY (day, owner, kind, gpu)) WITHOUT ROWID;
+    CREATE TABLE gpu_days (day INTEGER NOT NULL, gpu TEXT NOT NULL, sums TEXT NOT NULL, seal INTEGER NOT NULL,
+        PRIMARY KEY (day, gpu)) WITHOUT ROWID;
+    CREATE TABLE gpu_models (gpu TEXT NOT NULL PRIMARY KEY, model TEXT NOT NULL, slices INTEGER NOT NULL,
+        seal INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE TABLE closed_bills (month INTEGER NOT NULL, part INTEGER NOT NULL, content BLOB NOT NULL,
+        seal INTEGER NOT NULL, PRIMARY KEY (month, part));
+    CREATE TABLE bill_corrections (number INTEGER PRIMARY KEY, at INTEGER NOT NULL, row TEXT NOT NULL,
+        seal INTEGER NOT NULL);
+    CREATE INDEX bill_corrections_by_time ON bill_corrections (at);
+",
 ];
 
 /// Newest schema that this build supports.

@@ -153,7 +153,7 @@ fn flood_of_shares_evicts_the_users_own_records_only() {
 #[test]
 fn records_are_limited_in_bytes() {
     let scratch = tempfile::tempdir().unwrap();
-    let bounds = Bounds { account_bytes: 5 * 10_000, all_bytes: 5 * 25_000, ..Bounds::default() };
+    let bounds = Bounds { account_bytes: 4 * 10_000, all_bytes: 4 * 25_000, ..Bounds::default() };
     let store = open(scratch.path(), bounds);
     let record = |uid: u32, count: usize| {
         for _ in 0..count {
@@ -214,7 +214,7 @@ fn process_end_records_evict_only_records_of_the_same_user() {
         (of("gpu.cordon", ROOT), of("process.end", LITTLE), of("process.end", FLOOD), all.len())
     };
     assert_eq!(fill(bounds), (1, 3, 10, 14));
-    let (cordons, little, flood, _) = fill(Bounds { account_bytes: 5 * 4000, ..bounds });
+    let (cordons, little, flood, _) = fill(Bounds { account_bytes: 4 * 4000, ..bounds });
     assert_eq!(cordons, 2);
     assert!((3..=4).contains(&little) && (1..=4).contains(&flood), "{little} and {flood} records of 1 KB in 4 KB each");
 }

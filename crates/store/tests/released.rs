@@ -15,13 +15,15 @@ use std::{collections::BTreeSet, fmt::Write as _, path::Path, sync::Arc};
 use gpush_api::{EndReason, LeaseId, LeaseKind, LeaseState, OperationState, TimesliceLevel, UseState};
 use gpush_core::mps::{MpsStopped, MpsTargetRecord};
 use gpush_store::{
-    Answer, AuditQuery, BootRecord, LeaseHistory, LeaseSource, LevelSet, NewAnswer, Note, Options, OwnedHour,
-    RequestCount, SharedGpu, Store, UsageRecord,
+    Answer, AuditQuery, BootRecord, ClosedMonth, GpuModel, LeaseHistory, LeaseSource, LevelSet, NewAnswer, Note,
+    Options, OwnedHour, RequestCount, SharedGpu, Store, UsageRecord,
 };
 use gpush_usage::{
     account::{EndedLease, LeaseOwner},
+    bill::{Adjustment, BilledGpu},
     input::Hold,
-    ledger::{GpuHour, GpuSums, HoldSums, LeaseHour, LeaseTotals, StateTimes, UnusedSpan},
+    ledger::{GpuHour, GpuSums, HoldSums, LeaseHour, LeaseTotals, RowBound, StateTimes, UnusedSpan},
+    moment::DAY_MS,
     share::{GPU_UNITS, Share},
 };
 use jiff::Timestamp;
@@ -29,8 +31,9 @@ use rusqlite::Connection;
 use scene::{actor, audit, condition, everything, intent, lease_terms, new_lease, operation, options, override_of};
 
 /// The dumps, oldest first. The last one is of this version.
-const RELEASES: [(&str, &str); 2] = [
+const RELEASES: [(&str, &str); 3] = [
     ("v0.1-before-usage", include_str!("fixtures/v0.1-before-usage.sql")),
+    ("v0.1-before-bills", include_str!("fixtures/v0.1-before-bills.sql")),
     ("v0.1", include_str!("fixtures/v0.1.sql")),
 ];
 
@@ -67,6 +70,35 @@ fn usage() -> UsageRecord {
             result: "granted".to_owned(),
             count: 2,
         }],
+        models: vec![GpuModel {
+            gpu: "GPU-0".into(),
+            billed: BilledGpu { model: "NVIDIA H100".to_owned(), slices: 7 },
+        }],
+    }
+}
+
+/// Start of a closed month, 2026-08.
+const OLD_MS: i64 = 1_785_542_400_000;
+
+/// Returns hours of a closed month, which are folded into a day.
+fn old_usage() -> UsageRecord {
+    let mut old = usage();
+    (old.lease_hours[0].hour.hour_ms, old.lease_hours[0].hour.number) = (OLD_MS, 1);
+    (old.gpu_hours[0].hour_ms, old.gpu_hours[0].number) = (OLD_MS, 2);
+    UsageRecord { unused: Vec::new(), ended: Vec::new(), requests: Vec::new(), ..old }
+}
+
+fn closed_month() -> ClosedMonth {
+    ClosedMonth::new(OLD_MS, "{}").unwrap()
+}
+
+fn correction() -> Adjustment {
+    Adjustment {
+        hour_ms: OLD_MS + 40 * DAY_MS,
+        owner: LeaseOwner { user: "anna".to_owned(), ..LeaseOwner::default() },
+        lease: None,
+        amount: "-3.1".parse().unwrap(),
+        description: "August: the GPU had failed".to_owned(),
     }
 }
 
@@ -114,6 +146,11 @@ fn fill(store: &Store) {
                 ..MpsTargetRecord::default()
             })?;
             tx.record_usage(&usage())?;
+            tx.record_usage(&old_usage())?;
+            tx.close_bills(&[closed_month()], RowBound { until_ms: OLD_MS + 31 * DAY_MS, number: 3 })?;
+            tx.fold_days(OLD_MS + 31 * DAY_MS)?;
+            tx.record_usage(&UsageRecord { ended: Vec::new(), requests: Vec::new(), ..usage() })?;
+            tx.add_correction(correction())?;
             tx.set_shared_gpu(SharedGpu {
                 gpu_uuid: "GPU-3".into(),
                 level: Some(LevelSet { set: TimesliceLevel::Short, last: None }),

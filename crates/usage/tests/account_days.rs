@@ -281,7 +281,8 @@ fn check_bills(host: &Host) {
     };
     let prices = PriceList::new(vec![price]).unwrap();
     let (leases, gpus) = (&*host.disk.leases, &*host.disk.gpus);
-    let rows = BillRows { leases, gpus, owners: &owners, models: &models, adjustments: &[] };
+    let rows =
+        BillRows { leases, gpus, owners: &owners, models: &models, adjustments: &[], late_leases: &[], late_gpus: &[] };
     let months: Vec<Month> = ["2026-10", "2026-11"].map(|month| month.parse().unwrap()).into();
     let mut lines = [0; 2];
     let mut charged = 0;

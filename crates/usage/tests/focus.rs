@@ -31,7 +31,7 @@ enum Kind {
 }
 
 /// Name, type, whether null is allowed, whether FOCUS 1.2 demands the column.
-const TABLE: [(&str, Kind, bool, bool); 37] = [
+const TABLE: [(&str, Kind, bool, bool); 39] = [
     ("BilledCost", Kind::Number, false, true),
     ("EffectiveCost", Kind::Number, false, true),
     ("ListCost", Kind::Number, false, true),
@@ -57,12 +57,14 @@ const TABLE: [(&str, Kind, bool, bool); 37] = [
     ("ConsumedQuantity", Kind::Number, true, false),
     ("ConsumedUnit", Kind::OneOf(&["GPU-Hours"]), true, false),
     ("ContractedUnitPrice", Kind::Number, true, false),
+    ("InvoiceId", Kind::Text, true, false),
     ("ListUnitPrice", Kind::Number, true, false),
     ("PricingCategory", Kind::OneOf(&["Standard", "Dynamic", "Committed", "Other"]), true, false),
     ("RegionId", Kind::Text, true, false),
     ("ResourceId", Kind::Text, true, false),
     ("ResourceName", Kind::Text, true, false),
     ("ResourceType", Kind::Text, true, false),
+    ("ServiceSubcategory", Kind::OneOf(&["Other (Compute)"]), false, false),
     ("SkuId", Kind::Text, true, false),
     ("SkuMeter", Kind::Text, true, false),
     ("SkuPriceId", Kind::Text, true, false),
@@ -209,6 +211,8 @@ fn some_bill(model: BillModel, month: &str) -> Bill {
         owners: &owners,
         models: &models,
         adjustments: &adjustments,
+        late_leases: &closed.leases[..1],
+        late_gpus: &[],
     };
     bill(month.parse().unwrap(), model, &prices, rows)
 }

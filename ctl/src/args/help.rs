@@ -23,7 +23,20 @@ const SECTIONS: [(&str, &[&str]); 3] = [
     ("Use", &["status", "top", "run", "lease", "ps", "quota", "usage"]),
     (
         "Administer",
-        &["apply", "mig", "mps", "gpu", "config", "maintenance", "operation", "events", "audit", "doctor", "advise"],
+        &[
+            "apply",
+            "mig",
+            "mps",
+            "gpu",
+            "config",
+            "maintenance",
+            "operation",
+            "events",
+            "audit",
+            "doctor",
+            "bill",
+            "advise",
+        ],
     ),
     ("Integrate and explain", &["slurm", "metrics", "explain", "support-bundle", "version"]),
 ];
@@ -65,7 +78,7 @@ const OF_GROUPS: [(&str, &str); 11] = [
     ("maintenance", "gpushctl maintenance enter --reason 'driver 570'\ngpushctl maintenance leave"),
     ("operation", "gpushctl operation list\ngpushctl operation wait op-17"),
     ("advise", "gpushctl advise --tenants 4 --isolation hard --workload inference\ngpushctl advise queue --tenants 7"),
-    ("slurm", "gpushctl slurm gres-conf\ngpushctl slurm reconcile"),
+    ("slurm", "gpushctl slurm gres-conf\ngpushctl slurm reconcile\ngpushctl slurm usage 812"),
     ("metrics", "gpushctl metrics show\ngpushctl metrics serve --listen 127.0.0.1:9945"),
 ];
 

@@ -193,6 +193,7 @@ fn is_for_administrators(command: &Command) -> bool {
         Command::Lease(lease) => lease.is_for_administrators(),
         Command::Quota(quota) => quota.is_for_administrators(),
         Command::Usage(usage) => usage.is_for_administrators(),
+        Command::Bill(bill) => bill.is_for_administrators(),
         Command::Gpu(gpu) => gpu.is_for_administrators(),
         Command::Mig(mig) => mig.is_for_administrators(),
         Command::Mps(mps) => mps.is_for_administrators(),

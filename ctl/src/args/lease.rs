@@ -4,11 +4,12 @@ use std::ffi::OsString;
 
 use clap::{Args, Subcommand};
 use gpush_api::LeaseId;
+use jiff::Timestamp;
 
 use super::{
     Gpus,
     request::RequestFlags,
-    values::{lease, pid, some_ended, whole_seconds, whole_seconds_or_zero},
+    values::{lease, pid, since, some_ended, whole_seconds, whole_seconds_or_zero},
 };
 
 #[derive(Debug, Args)]
@@ -56,7 +57,8 @@ Leases of other users are shown with user, share and end only.
 Examples:
   gpushctl lease list 0-3
   gpushctl lease list --user anna
-  gpushctl lease list --mine --ended=5"
+  gpushctl lease list --mine --ended=5
+  gpushctl lease list --ended --since 7d --user anna -o csv"
     )]
     List {
         #[command(flatten)]
@@ -67,16 +69,13 @@ Examples:
         /// Only leases of USER
         #[arg(long, short, value_name = "USER", conflicts_with = "mine")]
         user: Option<String>,
-        /// Also list the last NUMBER ended leases [if =NUMBER is omitted: 20]
-        #[arg(
-            long,
-            value_name = "NUMBER",
-            num_args = 0..=1,
-            require_equals = true,
-            default_missing_value = "20",
-            value_parser = some_ended
-        )]
-        ended: Option<usize>,
+        /// Also list the last NUMBER ended leases [if =NUMBER is omitted: 20, or all since TIME]
+        #[arg(long, value_name = "NUMBER", num_args = 0..=1, require_equals = true, default_missing_value = USUAL,
+              value_parser = EndedNumber::parse)]
+        ended: Option<EndedNumber>,
+        /// Also list the leases that ended after TIME: 2026-01-31T08:00Z, or how long ago, such as 7d
+        #[arg(long, value_name = "TIME", value_parser = since, allow_negative_numbers = true)]
+        since: Option<Timestamp>,
     },
     /// Show leases: state, shares, end, place in the queue, what they wait for
     #[command(after_help = "\
@@ -140,6 +139,24 @@ Examples:
         #[arg(long, short)]
         quiet: bool,
     },
+}
+
+/// What `--ended` means without a number.
+const USUAL: &str = "usual";
+
+/// A number of ended leases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EndedNumber {
+    /// The usual number, or all since a time.
+    Usual,
+    /// At most this number.
+    AtMost(usize),
+}
+
+impl EndedNumber {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == USUAL { Ok(Self::Usual) } else { some_ended(text).map(Self::AtMost) }
+    }
 }
 
 /// `gpushctl lease end`.

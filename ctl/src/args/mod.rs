@@ -38,6 +38,7 @@
 //! | `values` | durations, times, numbers |
 
 mod advise;
+mod bill;
 mod config;
 mod config_settings;
 pub(crate) mod correction;
@@ -59,6 +60,7 @@ mod mig;
 mod misplaced;
 mod misplaced_options;
 pub(crate) mod missing;
+mod month;
 mod mps;
 #[cfg(test)]
 pub(crate) mod pages;
@@ -93,12 +95,13 @@ pub(crate) use self::{
         Advise, AdviseFromUseArgs, AdviseMechanismArgs, AdviseQueueArgs, AdviseSubject, DemandFlags, DriverName,
         WorkloadName, YesNo,
     },
+    bill::BillArgs,
     config::{Config, ConfigInitArgs, IsolationName, Overrides, SiteName},
     follow::{AuditArgs, EventsArgs, Operation},
     format::{Color, Format, Shell},
     gpu::{DrainArgs, Gpu, Maintenance},
     gpus::{GpuOption, Gpus, SomeGpus},
-    lease::{Lease, LeaseBindingFlags, LeaseEndArgs, RunArgs},
+    lease::{EndedNumber, Lease, LeaseBindingFlags, LeaseEndArgs, RunArgs},
     metrics::{Metrics, MetricsSelection, MetricsServeArgs, MetricsShowArgs, MetricsWriteArgs},
     mig::{ApplyArgs, Execution, LayoutChange, Mig, Offline, Wanted},
     mps::{Ceilings, Followed, Mps},
@@ -225,6 +228,9 @@ Examples:
     /// Show who used how much: time, GPU hours, memory, energy
     #[command(after_help = usage::NOTES)]
     Usage(UsageArgs),
+    /// Show what the shares of a month cost, by user, account or job
+    #[command(after_help = bill::NOTES)]
+    Bill(BillArgs),
     /// List, show, cordon, drain and reset GPUs
     #[command(subcommand, alias = "gpus")]
     Gpu(Gpu),
@@ -329,18 +335,7 @@ Examples:
     #[command(after_help = support_bundle::NOTES)]
     SupportBundle(SupportBundleArgs),
     /// Explain a mechanism, a state, an Xid error, a code or a lint
-    #[command(after_help = "\
-Without TOPIC, lists the topics. Except for a MIG device, the command works
-without gpushd. For a MIG device that has ended, it says which operation
-destroyed the device, who leased it, and what its GPU has now.
-
-Examples:
-  gpushctl explain
-  gpushctl explain isolation
-  gpushctl explain xid-79
-  gpushctl explain layout_impossible
-  gpushctl explain G001
-  gpushctl explain MIG-5d1b4e2a-7c33-5e0a-9d61-2f0d8a1c4b7e")]
+    #[command(after_help = topic::NOTES)]
     Explain {
         /// Name of a topic, or the UUID of a MIG device
         #[arg(value_parser = Topic::parse)]

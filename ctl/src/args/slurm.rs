@@ -97,6 +97,19 @@ Examples:
         #[arg(long, value_name = "NAME")]
         node: Option<String>,
     },
+    /// Show what a job used on this node: time, memory, energy
+    #[command(after_help = "\
+Lists the lease of each run of the job, also after its end. Users see their own
+jobs, administrators all.
+
+Examples:
+  gpushctl slurm usage 812
+  gpushctl slurm usage ci/812 -o csv")]
+    Usage {
+        /// Id of the job, such as 812, or with its cluster, such as ci/812
+        #[arg(value_name = "JOB")]
+        job: String,
+    },
     /// Check the request of a job, without gpushd; for the SPANK plugin
     #[command(
         hide = true,
@@ -168,6 +181,13 @@ impl Cli {
     }
 }
 
+impl Slurm {
+    /// Returns whether the command prints a list.
+    pub(crate) fn prints_list(&self) -> bool {
+        matches!(self, Self::Usage { .. })
+    }
+}
+
 #[cfg(test)]
 impl Slurm {
     /// Returns whether only administrators may run the command.
@@ -175,7 +195,7 @@ impl Slurm {
         match self {
             // Slurm runs Prolog and Epilog as root. Only root runs `reconcile`.
             Self::Prolog { .. } | Self::Epilog { .. } | Self::Reconcile { .. } => true,
-            Self::TaskProlog { .. } | Self::GresConf { .. } | Self::CheckSpec { .. } => false,
+            Self::TaskProlog { .. } | Self::GresConf { .. } | Self::CheckSpec { .. } | Self::Usage { .. } => false,
         }
     }
 }

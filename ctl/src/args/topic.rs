@@ -3,6 +3,20 @@
 use gpush_api::Code;
 use gpush_core::lint::Lint;
 
+/// Text after the options: notes and examples.
+pub(super) const NOTES: &str = "\
+Without TOPIC, lists the topics. Except for a MIG device, the command works
+without gpushd. For a MIG device that has ended, it says which operation
+destroyed the device, who leased it, and what its GPU has now.
+
+Examples:
+  gpushctl explain
+  gpushctl explain isolation
+  gpushctl explain xid-79
+  gpushctl explain layout_impossible
+  gpushctl explain G001
+  gpushctl explain MIG-5d1b4e2a-7c33-5e0a-9d61-2f0d8a1c4b7e";
+
 /// A topic of `explain`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Topic {

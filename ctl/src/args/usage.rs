@@ -7,18 +7,22 @@ use clap::{
 use gpush_api::UsageGrouping;
 use jiff::Timestamp;
 
-use super::values::since;
+use super::{
+    month::{MonthName, month},
+    values::since,
+};
 
 /// Text after the options: notes and examples.
 pub(super) const NOTES: &str = "\
 The parts of the held time are: busy, idle (with a process and without work),
 empty (without a process), and unknown. A lease with several targets counts
-once for each. Users see their own use, administrators that of all users.
+once for each. Users see their own use, administrators that of all users. Use
+that is older than 40 days is known by UTC days.
 
 Examples:
   gpushctl usage
   gpushctl usage --since 30d --by group
-  gpushctl usage --since 2026-11-01 --by job -o csv";
+  gpushctl usage --month 2026-11 --by job -o csv";
 
 /// `gpushctl usage`.
 #[derive(Debug, Args)]
@@ -26,6 +30,9 @@ pub(crate) struct UsageArgs {
     /// Only the use after TIME: a time such as 2026-01-31T08:00Z, or how long ago, such as 7d [default: 24h]
     #[arg(long, value_name = "TIME", value_parser = since, allow_negative_numbers = true)]
     pub(crate) since: Option<Timestamp>,
+    /// Only the use in MONTH (UTC), such as 2026-11
+    #[arg(long, value_name = "MONTH", value_parser = month, conflicts_with = "since")]
+    pub(crate) month: Option<MonthName>,
     /// What each line is about
     #[arg(long, value_name = "WHAT", default_value = "user", value_parser = grouping())]
     pub(crate) by: UsageGrouping,
@@ -42,7 +49,7 @@ impl UsageArgs {
     }
 }
 
-fn grouping() -> impl TypedValueParser<Value = UsageGrouping> {
+pub(super) fn grouping() -> impl TypedValueParser<Value = UsageGrouping> {
     let names = PossibleValuesParser::new(UsageGrouping::ALL.map(UsageGrouping::name));
     names.map(|name| UsageGrouping::ALL.into_iter().find(|one| one.name() == name).unwrap_or_default())
 }

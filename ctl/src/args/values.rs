@@ -13,7 +13,7 @@ pub(crate) const AUDIT_USUALLY: usize = 50;
 pub(super) const LONGEST_WAIT: &str = "30d";
 
 /// Maximum number of ended leases that one request can return.
-const MOST_ENDED: usize = 1000;
+const MOST_ENDED: usize = 100_000;
 
 /// Maximum number of lines of each log that one request can return.
 pub(crate) const MOST_LINES: usize = 1000;

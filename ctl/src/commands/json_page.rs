@@ -48,6 +48,7 @@ const PRINTED: &[(&str, Printed)] = &[
     ("lease env", Printed::Text("an object with the variables of the environment")),
     ("quota", Printed::Text("`QuotaView`; a list for `--all`")),
     ("usage", Printed::One("UsageReport")),
+    ("bill", Printed::One("Bill")),
     ("gpu list", Printed::List("Gpu")),
     ("gpu show", Printed::List("Gpu")),
     ("gpu holders", Printed::List("GpuHolders")),
@@ -98,6 +99,7 @@ const PRINTED: &[(&str, Printed)] = &[
     ("metrics write", Printed::Own("metrics write")),
     ("metrics serve", Printed::Own("metrics serve")),
     ("slurm reconcile", Printed::Text("nothing; errors as below")),
+    ("slurm usage", Printed::List("Lease")),
     ("slurm gres-conf", Printed::Own("slurm gres-conf")),
     ("version", Printed::Own("version")),
 ];

@@ -1,6 +1,7 @@
 //! `gpushctl usage`.
 
 use gpush_client::Client;
+use jiff::Timestamp;
 use nix::unistd::{Uid, User};
 
 use super::lease::uid_of;
@@ -8,7 +9,7 @@ use crate::{args::UsageArgs, exit::Outcome, output::Output, render::usage_report
 
 pub(super) async fn run(client: &mut Client, args: &UsageArgs, out: &Output) -> Outcome {
     let user = args.user.as_deref().map(recorded_name);
-    let report = client.usage_report(args.since, args.by, user.as_deref()).await?;
+    let report = client.usage_report(period(args), args.by, user.as_deref()).await?;
     if let Some(user) = args.user.as_deref().filter(|_| report.lines.is_empty()) {
         // A user who was deleted since still has the recorded use, so only a user without use is looked up.
         uid_of(user)?;
@@ -19,8 +20,16 @@ pub(super) async fn run(client: &mut Client, args: &UsageArgs, out: &Output) -> 
     Ok(0)
 }
 
+/// Returns the period that the arguments name. The present month ends now.
+fn period(args: &UsageArgs) -> (Option<Timestamp>, Option<Timestamp>) {
+    match &args.month {
+        Some(month) => (Some(month.from), Some(month.until).filter(|until| *until <= Timestamp::now())),
+        None => (args.since, None),
+    }
+}
+
 /// Returns the name with which the use of a user is recorded: the name of a uid, if this host has one.
-fn recorded_name(user: &str) -> String {
+pub(super) fn recorded_name(user: &str) -> String {
     let named = user.parse().ok().and_then(|uid| User::from_uid(Uid::from_raw(uid)).ok().flatten());
     named.map_or_else(|| user.to_owned(), |found| found.name)
 }

@@ -26,11 +26,11 @@ pub(crate) fn list(report: &UsageReport, gpus: &[Gpu], look: &Appearance) -> Lis
     let key = |key: Option<&String>| key.map_or_else(|| NONE.to_owned(), |key| name(key, report.by, gpus, look));
     let line = |name: String, sums: &UsageSums| {
         let cells = if look.exact { exact(sums) } else { rounded(sums, unit, look) };
-        let busy = (look.wide || look.exact).then(|| hours(sums.busy_gpu_hours, look));
-        std::iter::once(name).chain(cells).chain(busy).collect::<Vec<_>>()
+        let more = (look.wide || look.exact).then(|| [hours(sums.busy_gpu_hours, look), method(sums)]);
+        std::iter::once(name).chain(cells).chain(more.into_iter().flatten()).collect::<Vec<_>>()
     };
     if look.wide || look.exact {
-        columns.push(("BUSY GPU HOURS", Align::Right));
+        columns.extend([("BUSY GPU HOURS", Align::Right), ("ENERGY METHOD", Align::Left)]);
     }
     let mut lines: Vec<&UsageLine> = report.lines.iter().collect();
     if report.by == UsageGrouping::Gpu {
@@ -81,6 +81,12 @@ fn rounded(sums: &UsageSums, unit: EnergyUnit, look: &Appearance) -> [String; 8]
         sums.memory_gib_hours.map_or_else(|| NONE.to_owned(), |hours| format!("{hours:.1}")),
         unit.text(sums.energy_j),
     ]
+}
+
+/// Returns how the energy was found. A part that was found otherwise is marked.
+fn method(sums: &UsageSums) -> String {
+    let mixed = if sums.energy_mixed { "+" } else { "" };
+    format!("{}{mixed}", sums.energy_method.name())
 }
 
 /// Returns GPU hours. `-o wide` has digits for leases of seconds.
@@ -138,18 +144,19 @@ fn refusals(line: &RequestLine, look: &Appearance) -> Option<String> {
     ))
 }
 
-fn heading(by: UsageGrouping) -> &'static str {
+pub(super) fn heading(by: UsageGrouping) -> &'static str {
     match by {
         UsageGrouping::User => "USER",
         UsageGrouping::Group => "GROUP",
         UsageGrouping::Job => "JOB",
+        UsageGrouping::Account => "ACCOUNT",
         UsageGrouping::Kind => "KIND",
         UsageGrouping::Gpu => "GPU",
     }
 }
 
 /// Returns the key of a line. A GPU is shown by its index if it is known.
-fn name(key: &str, by: UsageGrouping, gpus: &[Gpu], look: &Appearance) -> String {
+pub(super) fn name(key: &str, by: UsageGrouping, gpus: &[Gpu], look: &Appearance) -> String {
     match by {
         UsageGrouping::Gpu => {
             let gpu = gpus.iter().find(|gpu| gpu.uuid.as_str() == key);
@@ -157,12 +164,18 @@ fn name(key: &str, by: UsageGrouping, gpus: &[Gpu], look: &Appearance) -> String
         }
         // A user without a name is a uid, which other lists show as `uid 1001`.
         UsageGrouping::User if key.parse::<u32>().is_ok() => format!("uid {key}"),
-        UsageGrouping::User | UsageGrouping::Group | UsageGrouping::Job | UsageGrouping::Kind => look.clean(key),
+        UsageGrouping::User
+        | UsageGrouping::Group
+        | UsageGrouping::Job
+        | UsageGrouping::Account
+        | UsageGrouping::Kind => look.clean(key),
     }
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use gpush_api::EnergyMethod;
+
     use super::*;
     use crate::render::{Charset, fixtures};
 
@@ -176,6 +189,8 @@ pub(crate) mod tests {
             busy_gpu_hours: 11.1,
             memory_gib_hours: Some(560.2),
             energy_j: 15_000_000.0,
+            energy_method: EnergyMethod::Gpm,
+            energy_mixed: true,
         };
         let ben = UsageSums { busy_s: 0, idle_s: 0, empty_s: 7_200, memory_gib_hours: None, ..anna };
         UsageReport {
@@ -215,7 +230,7 @@ pub(crate) mod tests {
         let csv = list(&report(), &[], &exact).csv(true);
         assert!(
             csv.starts_with(
-                "user,held_s,busy_s,idle_s,empty_s,unknown_s,gpu_hours,gib_hours,energy_j,busy_gpu_hours\nanna,50400,40000,10000,0,400,14.000000,"
+                "user,held_s,busy_s,idle_s,empty_s,unknown_s,gpu_hours,gib_hours,energy_j,busy_gpu_hours,energy_method\nanna,50400,40000,10000,0,400,14.000000,"
             ),
             "{csv}"
         );

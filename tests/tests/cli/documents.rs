@@ -67,6 +67,11 @@ fn leases_page_matches_real_output() {
     typed("leases.md");
 }
 
+#[test]
+fn usage_page_matches_real_output() {
+    typed("usage.md");
+}
+
 /// Runs the commands of a page. The page uses a simulated host in `/tmp/gpus`.
 fn typed(page: &str) {
     let page = document(page);

@@ -60,6 +60,7 @@ const COMMANDS: &[(&str, &str, Option<bool>)] = &[
     ("lease end", "lease end --all", Some(false)),
     ("quota", "quota", None),
     ("usage", "usage", None),
+    ("bill", "bill", None),
     ("ps", "ps", None),
     ("operation list", "operation list", None),
     ("operation show", "operation show OPERATION", None),

@@ -305,6 +305,8 @@ mod tests {
             restart: 0,
             leader: None,
             cgroup: None,
+            name: None,
+            account: None,
         };
         for (binding, expected) in [
             (LeaseBinding::Process { pid: Some(7), start: Some(1) }, true),

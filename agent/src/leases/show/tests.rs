@@ -52,6 +52,8 @@ fn lease_of_a_slurm_job_is_left_to_slurm() {
             restart: 0,
             leader: None,
             cgroup: None,
+            name: None,
+            account: None,
         },
         ..record(1, 1000, "GPU-0")
     };

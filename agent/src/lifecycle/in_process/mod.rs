@@ -28,6 +28,7 @@
 //! | `http` | invalid requests, long polls, lists, shared readings |
 //! | `events` | event streams and their filters |
 //! | `conditions` | cordons, replaced memory rows, a lost database |
+//! | `bills` | closed months, late use, own bills |
 //! | `leases`, `lease_requests` | grants, quotas, failed grants |
 //! | `lease_queue` | requests that wait for a lease |
 //! | `dynamic` | devices that are created for leases |
@@ -43,6 +44,7 @@
 
 mod access;
 mod apply;
+mod bills;
 mod call_rules;
 mod calls;
 mod conditions;

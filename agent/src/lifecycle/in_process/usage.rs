@@ -49,7 +49,8 @@ impl InProcess {
         self.metrics_at("/metrics", uid, accept).await
     }
 
-    async fn metrics_at(&self, path: &str, uid: u32, accept: &str) -> (String, String) {
+    /// Returns a text and its content type.
+    pub(super) async fn metrics_at(&self, path: &str, uid: u32, accept: &str) -> (String, String) {
         let headers = [("accept", accept)];
         let asked = request(user(uid), Method::GET, path, &headers, Vec::new());
         let answer = self.begin_request(asked).await.expect("an answer");

@@ -106,10 +106,15 @@ fn too_many_unread(who: &str) -> Failure {
         .into()
 }
 
+/// Content type of JSON.
+pub(super) const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// Content type of CSV.
+pub(super) const CSV: HeaderValue = HeaderValue::from_static("text/csv; charset=utf-8; header=present");
+
 /// Creates a response that is sent in pieces.
-pub(super) fn response(status: StatusCode, json: Bytes) -> Response {
-    let json_type = HeaderValue::from_static("application/json");
-    (status, [(header::CONTENT_TYPE, json_type)], Body::new(Pieces(json))).into_response()
+pub(super) fn response(status: StatusCode, content_type: HeaderValue, content: Bytes) -> Response {
+    (status, [(header::CONTENT_TYPE, content_type)], Body::new(Pieces(content))).into_response()
 }
 
 /// The rest of an answer.

@@ -84,7 +84,7 @@ async fn list(
     // no operation runs or waits.
     let is_idle = engine.operations.count_waiting() == 0 && !observed.host.gpus.iter().any(|gpu| gpu.is_changing());
     if is_idle && let Some(json) = stored.get(&observed, viewer) {
-        return Ok(answer_budget::response(StatusCode::OK, json));
+        return Ok(answer_budget::response(StatusCode::OK, answer_budget::JSON, json));
     }
     let of = caller.viewer;
     let list = async move {
@@ -100,7 +100,7 @@ async fn list(
         }
         Ok::<Bytes, Failure>(json)
     };
-    Ok(answer_budget::response(StatusCode::OK, limiter.run(&caller, list).await??))
+    Ok(answer_budget::response(StatusCode::OK, answer_budget::JSON, limiter.run(&caller, list).await??))
 }
 
 /// Returns one GPU, with its MIG profiles.

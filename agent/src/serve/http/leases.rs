@@ -60,6 +60,12 @@ struct ListParameters {
     /// Only the leases of the caller, and those of the caller's subordinate uids.
     #[serde(default)]
     mine: Option<bool>,
+    /// Only the leases of this uid, and those of its subordinate uids.
+    #[serde(default)]
+    holder: Option<u32>,
+    /// Only the leases of the Slurm job with this id.
+    #[serde(default)]
+    job: Option<u32>,
 }
 
 /// A body without fields.
@@ -109,7 +115,7 @@ async fn list(
     State(usage): State<Usage>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
-    Parameters(ListParameters { ended, before, mine }): Parameters<ListParameters>,
+    Parameters(ListParameters { ended, before, mine, holder, job }): Parameters<ListParameters>,
 ) -> Result<Response, Failure> {
     let ended = ended.unwrap_or_default();
     if ended > leases::MOST_ENDED {
@@ -117,12 +123,17 @@ async fn list(
         let error = ApiError::new(Code::BadRequest, message);
         return Err(error.hint("request page by page: set `before` to the id of the last lease").into());
     }
-    let whose = if mine == Some(true) { leases::Whose::Caller } else { leases::Whose::All };
+    let whose = match (mine, holder) {
+        (Some(true), _) => leases::Whose::Caller,
+        (_, Some(uid)) => leases::Whose::Holder(uid),
+        (_, None) => leases::Whose::All,
+    };
+    let filter = leases::LeaseFilter { whose, job };
     let by = caller.clone();
     let list = async move {
         let mut list = match before {
-            None => leases::all(&leases, &by, whose, ended).await?,
-            Some(before) => leases::ended_before(&leases, &by, whose, before, ended).await?,
+            None => leases::all(&leases, &by, filter, ended).await?,
+            Some(before) => leases::ended_before(&leases, &by, filter, before, ended).await?,
         };
         usage.add_to(&mut list, by.viewer).await;
         Ok::<Vec<Lease>, Failure>(list)

@@ -8,6 +8,7 @@ mod admin;
 pub(crate) mod admin_socket;
 mod answer_budget;
 mod audit;
+mod bill;
 mod body;
 mod body_text;
 pub(crate) mod change_limiter;
@@ -161,6 +162,7 @@ pub(crate) fn router(handles: ApiHandles) -> Router {
         quotas::routes(),
         slurm::routes(),
         usage::routes(),
+        bill::routes(),
     ];
     let all = routes.into_iter().fold(Router::new(), Router::merge);
     let handles = HttpHandles(Arc::new(handles));

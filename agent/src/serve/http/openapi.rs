@@ -39,8 +39,8 @@ mod tests {
     use utoipa::OpenApi;
 
     use crate::serve::http::{
-        audit, config, events, gpus, health, host, leases, mig, mps, openapi, operations, overrides, processes, quotas,
-        slurm, usage,
+        audit, bill, config, events, gpus, health, host, leases, mig, mps, openapi, operations, overrides, processes,
+        quotas, slurm, usage,
     };
 
     /// The description without its paths.
@@ -89,6 +89,7 @@ mod tests {
             quotas::QuotaPaths::openapi(),
             slurm::SlurmPaths::openapi(),
             usage::UsagePaths::openapi(),
+            bill::BillPaths::openapi(),
         ];
         let mut document = paths.into_iter().fold(Api::openapi(), utoipa::openapi::OpenApi::merge_from);
         constrain(&mut document);

@@ -29,7 +29,7 @@ use serde::Serialize;
 use tokio::sync::watch;
 
 use super::{
-    answer_budget::{AnswerBudget, response},
+    answer_budget::{AnswerBudget, CSV, JSON, response},
     failure::Failure,
 };
 use crate::{
@@ -121,7 +121,20 @@ impl ResponseLimiter {
         work: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) -> Result<Response, Failure> {
         let json = self.run(caller, async move { to_json(&work.await?) }).await??;
-        Ok(response(status, self.0.budget.take(caller, json)?))
+        Ok(response(status, JSON, self.0.budget.take(caller, json)?))
+    }
+
+    /// Runs `work` and returns its rows as a response.
+    ///
+    /// # Errors
+    /// If `work` fails or panics, or if the caller's account has too many unread answers.
+    pub(super) async fn answer_csv(
+        &self,
+        caller: &Caller,
+        work: impl Future<Output = Result<String, Failure>> + Send + 'static,
+    ) -> Result<Response, Failure> {
+        let rows = Bytes::from(self.run(caller, work).await??);
+        Ok(response(StatusCode::OK, CSV, self.0.budget.take(caller, rows)?))
     }
 }
 

@@ -150,7 +150,7 @@ fn period(
 }
 
 /// Returns the user whose use a caller may see; `None` for all users.
-async fn visible_user(
+pub(super) async fn visible_user(
     authorization: &Authorization,
     caller: &Caller,
     user: Option<String>,

@@ -136,6 +136,12 @@ pub enum LeaseBinding {
         /// Path of the job's cgroup; absent if the job has none or the caller may not see it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         cgroup: Option<String>,
+        /// Name of the job; absent if Slurm does not say it to Prolog, or the caller may not see it.
+        #[serde(rename = "job_name", default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        /// Slurm account of the job; absent like the name.
+        #[serde(rename = "job_account", default, skip_serializing_if = "Option::is_none")]
+        account: Option<String>,
     },
     /// No process or cgroup: only the end time ends the lease.
     Time,
@@ -149,7 +155,7 @@ impl LeaseBinding {
         match self {
             Self::Scope { unit, cgroup } => (*unit, *cgroup) = (None, None),
             Self::Cgroup { cgroup, pid, start } => (*cgroup, *pid, *start) = (None, None, None),
-            Self::Job { cgroup, .. } => *cgroup = None,
+            Self::Job { cgroup, name, account, .. } => (*cgroup, *name, *account) = (None, None, None),
             Self::Process { pid, start } => (*pid, *start) = (None, None),
             Self::Time | Self::None => {}
         }

@@ -275,6 +275,8 @@ mod tests {
                 restart: 0,
                 leader: None,
                 cgroup: secret(),
+                name: secret(),
+                account: secret(),
             },
             LeaseBinding::Time,
             LeaseBinding::None,

@@ -8,7 +8,7 @@ use std::{
 use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView, SettingDiff};
 
 use super::{
-    Config, QuotaRule, RuleLayout, leasing, requirements, sharing, timeslice,
+    Config, PriceRule, QuotaRule, RuleLayout, leasing, requirements, sharing, timeslice,
     toml_text::{list, text},
 };
 use crate::{desired, layout::DYNAMIC, lease::quota::Subject};
@@ -28,6 +28,7 @@ impl Config {
             let _ = writeln!(out, "{key} = {value}");
         }
         self.quotas.iter().for_each(|quota| write_quota(&mut out, quota));
+        self.prices.iter().for_each(|price| write_price(&mut out, price));
         self.write_layouts_and_rules(&mut out);
         out
     }
@@ -122,7 +123,7 @@ impl Config {
         keys.into_iter().filter(changed).map(diff).collect()
     }
 
-    /// Returns settings, layouts and quotas as TOML, by table and key.
+    /// Returns settings, layouts, quotas and prices as TOML, by table and key.
     fn by_key(&self) -> BTreeMap<String, String> {
         let settings = self.settings().into_iter();
         let settings = settings.filter_map(|(table, key, value)| Some((dotted(table, key), value?)));
@@ -131,7 +132,11 @@ impl Config {
             let pairs: Vec<String> = quota.written().iter().map(|(key, value)| format!("{key} = {value}")).collect();
             (dotted("quota", &(position + 1).to_string()), format!("{{ {} }}", pairs.join(", ")))
         });
-        settings.chain(layouts).chain(quotas).collect()
+        let prices = self.prices.iter().enumerate().map(|(position, price)| {
+            let pairs: Vec<String> = price.written().iter().map(|(key, value)| format!("{key} = {value}")).collect();
+            (dotted("price", &(position + 1).to_string()), format!("{{ {} }}", pairs.join(", ")))
+        });
+        settings.chain(layouts).chain(quotas).chain(prices).collect()
     }
 
     /// Returns the config as the API shows it. `path` is the config's file. `gpus` are the GPUs
@@ -190,6 +195,13 @@ impl Config {
 fn write_quota(out: &mut String, quota: &QuotaRule) {
     let _ = writeln!(out, "\n[[quota]]");
     for (key, value) in quota.written() {
+        let _ = writeln!(out, "{key} = {value}");
+    }
+}
+
+fn write_price(out: &mut String, price: &PriceRule) {
+    let _ = writeln!(out, "\n[[price]]");
+    for (key, value) in price.written() {
         let _ = writeln!(out, "{key} = {value}");
     }
 }

@@ -34,6 +34,7 @@ mod mode_change;
 mod mps;
 mod notify;
 mod parse;
+mod prices;
 mod processes;
 mod quota_default;
 mod quotas;
@@ -58,6 +59,7 @@ pub use limits::RequestLimits;
 pub use metrics::Metrics;
 pub use mps::Mps;
 pub use notify::Notify;
+pub use prices::{PriceAmount, PriceRule};
 pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
 pub use requirements::{Isolation, Workload};
@@ -106,6 +108,8 @@ pub struct Config {
     pub slurm: Slurm,
     /// `[[quota]]` tables, in order. For a user, only the first table that matches applies.
     pub quotas: Vec<QuotaRule>,
+    /// `[[price]]` tables, in order. For a lease, only the first table that fits applies.
+    pub prices: Vec<PriceRule>,
     /// `[layouts]`, without the reserved layout `none`.
     pub layouts: BTreeMap<String, Layout>,
     /// `[defaults]`. The rules contain these values already.

@@ -8,7 +8,7 @@ use toml::de::DeTable;
 use super::{
     Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, bounded_syntax, history,
     layouts::{entries, layout_texts},
-    leasing, limits, metrics, mode_change, mps, notify, processes, quotas,
+    leasing, limits, metrics, mode_change, mps, notify, prices, processes, quotas,
     reader::{Reader, Text, Value},
     rules,
     schema::{
@@ -114,6 +114,7 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
         config.slurm = slurm::read(reader, table);
     }
     config.quotas = quotas::read(reader, top);
+    config.prices = prices::read(reader, top);
     // The list of names includes layouts with an error, so that a rule that uses such a layout gets
     // no second error.
     let mut names = Vec::new();

@@ -46,7 +46,7 @@ pub const METRICS: Section = Section { header: "[metrics]", keys: &["readers", "
 pub const NOTIFY: Section = Section { header: "[notify]", keys: &["before", "command", "user"] };
 /// `[slurm]`
 pub const SLURM: Section =
-    Section { header: "[slurm]", keys: &["agent_down", "deadline", "leftovers", "unattributed"] };
+    Section { header: "[slurm]", keys: &["agent_down", "deadline", "leftovers", "unattributed", "admin_comment"] };
 /// `[[quota]]`
 pub const QUOTA: Section = Section {
     header: "[[quota]]",
@@ -64,6 +64,9 @@ pub const QUOTA: Section = Section {
         "default",
     ],
 };
+/// `[[price]]`
+pub const PRICE: Section =
+    Section { header: "[[price]]", keys: &["kind", "model", "per_slice_hour", "per_lease", "currency"] };
 /// `[layouts]`. The administrator chooses its keys: they are names of layouts.
 pub const LAYOUTS: Section = Section { header: "[layouts]", keys: &[] };
 /// `[defaults]`: keys of all rules that do not set them.
@@ -116,6 +119,7 @@ pub(super) const MISPLACED_WORDS: &[(&str, &[&str], &str)] = &[
     ("", &["log_level", "loglevel"], "write [log] on a line of its own, and `level` below it"),
     ("", &["gpus", "rule", "rules"], "write [[gpu]] above each rule"),
     ("", &["quotas"], "write [[quota]] above each quota"),
+    ("", &["prices"], "write [[price]] above each price"),
     ("", &["version"], "remove the line: the config has no version"),
     ("", &["sharing"], "write [[gpu]] above each rule, with mode = \"mps\" or mode = \"timeslice\""),
     (
@@ -143,6 +147,7 @@ pub const SECTIONS: &[Section] = &[
     NOTIFY,
     SLURM,
     QUOTA,
+    PRICE,
     LAYOUTS,
     DEFAULTS,
     RULE,

@@ -66,7 +66,7 @@ impl Config {
         all.extend(history.written().map(|(key, value)| ("history", key, value)));
         all.extend(metrics.written().map(|(key, value)| ("metrics", key, value)));
         all.extend(notify.written().map(|(key, value)| ("notify", key, value)));
-        all.extend(slurm::written(slurm).map(|(key, value)| ("slurm", key, Some(value))));
+        all.extend(slurm::written(slurm).map(|(key, value)| ("slurm", key, value)));
         all.extend(defaults.written().map(|(key, value)| ("defaults", key, value.map(text))));
         all
     }

@@ -23,6 +23,9 @@ pub struct Slurm {
     pub leftovers: Leftovers,
     /// What Epilog does while a process outside the job's cgroup keeps a GPU of the job in use.
     pub unattributed: Unattributed,
+    /// Absolute path of scontrol, with which Epilog writes what a job used into Slurm's accounting; `None` to write
+    /// nothing.
+    pub admin_comment: Option<String>,
 }
 
 /// What Prolog and Epilog do while gpushd does not answer.
@@ -67,6 +70,7 @@ impl Default for Slurm {
             deadline: Duration::from_secs(20),
             leftovers: Leftovers::default(),
             unattributed: Unattributed::default(),
+            admin_comment: None,
         }
     }
 }
@@ -100,17 +104,19 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Slurm {
         unattributed: reader
             .choice(table, "unattributed", "valid value of `unattributed`", &UNATTRIBUTED)
             .unwrap_or(default.unattributed),
+        admin_comment: reader.absolute(table, "admin_comment", "/usr/bin/scontrol"),
     }
 }
 
 /// Returns the keys with their values.
-pub(super) fn written(slurm: &Slurm) -> [(&'static str, String); 4] {
-    let Slurm { agent_down, deadline, leftovers, unattributed } = slurm;
+pub(super) fn written(slurm: &Slurm) -> [(&'static str, Option<String>); 5] {
+    let Slurm { agent_down, deadline, leftovers, unattributed, admin_comment } = slurm;
     [
-        ("agent_down", text(name(&AGENT_DOWN, agent_down))),
-        ("deadline", span(*deadline)),
-        ("leftovers", text(name(&LEFTOVERS, leftovers))),
-        ("unattributed", text(name(&UNATTRIBUTED, unattributed))),
+        ("agent_down", Some(text(name(&AGENT_DOWN, agent_down)))),
+        ("deadline", Some(span(*deadline))),
+        ("leftovers", Some(text(name(&LEFTOVERS, leftovers)))),
+        ("unattributed", Some(text(name(&UNATTRIBUTED, unattributed)))),
+        ("admin_comment", admin_comment.as_deref().map(text)),
     ]
 }
 

@@ -40,6 +40,10 @@ pub struct Job {
     pub comment: Option<String>,
     /// Value of the user's option `--gpush`, unchanged.
     pub option: Option<String>,
+    /// Name of the job, if Slurm says it to the hook.
+    pub name: Option<String>,
+    /// Slurm account of the job, if Slurm says it to the hook.
+    pub account: Option<String>,
 }
 
 /// Error: the environment is not the environment of a hook.
@@ -84,6 +88,8 @@ impl Job {
             thread_percentage: text("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"),
             comment: text("SLURM_JOB_COMMENT"),
             option: text(SPANK_OPTION),
+            name: text("SLURM_JOB_NAME").map(|name| shortened(&name)),
+            account: text("SLURM_JOB_ACCOUNT").map(|name| shortened(&name)),
         })
     }
 
@@ -111,6 +117,14 @@ impl Job {
     pub fn file_name(&self) -> FileName {
         FileName::of_job(&self.cluster, self.id, &self.node)
     }
+}
+
+/// Maximum length of the name and of the account of a job in characters.
+const LONGEST_NAME: usize = 128;
+
+/// Returns the start of a name that a user can choose.
+fn shortened(name: &str) -> String {
+    name.chars().filter(|character| !character.is_control()).take(LONGEST_NAME).collect()
 }
 
 /// Parses a list such as `0,2-3` to numbers. Ignores other text, which Slurm does not write.
@@ -170,11 +184,13 @@ mod tests {
             let job = read(&[
                 ("SLURM_JOB_ID", "1"),
                 ("SLURM_JOB_COMMENT", &comment),
+                ("SLURM_JOB_NAME", &comment),
                 (SPANK_OPTION, &option),
                 ("SLURM_JOB_GPUS", &gpus),
                 ("SLURM_CLUSTER_NAME", &gpus),
             ]).unwrap();
             prop_assert!(job.gres.len() <= MOST_INDEXES);
+            prop_assert!(job.name.unwrap_or_default().chars().count() <= LONGEST_NAME);
         }
     }
 }

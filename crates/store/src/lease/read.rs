@@ -21,6 +21,13 @@ const ENDED_OF_USERS: &str = "WHERE state = 'ended' AND uid IN (SELECT value FRO
 /// Ended leases of all users. The leases that ended last come first.
 pub(super) const ENDED: &str = "WHERE state = 'ended' AND sequence < ?1 ORDER BY sequence DESC LIMIT ?2";
 
+/// Ended leases of a Slurm job. The leases that ended last come first.
+pub(super) const ENDED_OF_JOB: &str =
+    "WHERE job = ?1 AND state = 'ended' AND sequence < ?2 ORDER BY sequence DESC LIMIT ?3";
+
+/// Number of ended leases that opening the store checks. The others are checked when they are read.
+const CHECKED: usize = 1000;
+
 /// A selection of ended leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseHistory {
@@ -67,6 +74,21 @@ impl View<'_> {
         }
     }
 
+    /// Returns ended leases of the Slurm jobs with this id, of any cluster. The leases that ended last come first.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn ended_leases_of_job(
+        &self,
+        job: u32,
+        before: Option<u64>,
+        limit: usize,
+    ) -> Result<Vec<LeaseRecord>, StoreError> {
+        let before = before.map_or(i64::MAX, |before| i64::try_from(before).unwrap_or(i64::MAX));
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        record::select(self.connection, ENDED_OF_JOB, (job, before, limit), self.sealed)
+    }
+
     /// Returns the uids of the holders of ended leases.
     ///
     /// # Errors
@@ -90,16 +112,19 @@ impl View<'_> {
         text.parse().map(LeaseId).map_err(|_| corrupt())
     }
 
-    /// Reads every lease and checks that no lease has a number higher than the recorded last
-    /// number.
+    /// Reads every lease that has not ended, and the leases that ended last. Checks that no lease has a number higher than
+    /// the recorded last number. The many older leases are only history, so they do not delay the start.
     pub(crate) fn check_leases(&self) -> Result<(), StoreError> {
         let last = self.last_lease()?;
-        let leases = record::select::<LeaseRecord>(self.connection, "", [], self.sealed)?;
-        match leases.iter().find(|lease| lease.id > last) {
+        self.open_leases()?;
+        self.ended_leases(&LeaseHistory { uids: None, before: None, limit: CHECKED })?;
+        let highest = self.connection.query_row("SELECT max(id) FROM leases", [], |row| row.get::<_, Option<i64>>(0));
+        let highest = highest.map_err(|error| from_sqlite(&error))?.and_then(|id| u64::try_from(id).ok());
+        match highest.map(LeaseId).filter(|lease| *lease > last) {
             None => Ok(()),
             Some(lease) => Err(StoreError::Corrupt {
                 table: "leases".to_owned(),
-                what: format!("{} is higher than the last lease number, {last}", lease.id),
+                what: format!("{lease} is higher than the last lease number, {last}"),
             }),
         }
     }

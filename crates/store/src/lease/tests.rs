@@ -4,7 +4,7 @@ use rusqlite::Connection;
 
 use super::{
     LeaseRecord,
-    read::{ENDED, ENDED_OF_USER, OPEN},
+    read::{ENDED, ENDED_OF_JOB, ENDED_OF_USER, OPEN},
 };
 use crate::{record, schema};
 
@@ -45,7 +45,7 @@ fn lease_queries_use_an_index_with_few_and_many_rows() {
     let connection = Connection::open_in_memory().unwrap();
     schema::migrate(&connection, schema::MIGRATIONS, 0, |_| Ok(())).unwrap();
     let plans = |connection: &Connection| {
-        [(OPEN, 0), (ENDED_OF_USER, 3), (ENDED, 2), ("WHERE id = ?1", 1)]
+        [(OPEN, 0), (ENDED_OF_USER, 3), (ENDED, 2), ("WHERE id = ?1", 1), (ENDED_OF_JOB, 3)]
             .map(|(rest, parameters)| query_plan(connection, rest, parameters))
     };
     let empty = plans(&connection);
@@ -53,7 +53,9 @@ fn lease_queries_use_an_index_with_few_and_many_rows() {
     assert!(empty[1].starts_with("SEARCH leases USING INDEX ended_leases_of_user (uid=? AND sequence<?)"), "{empty:?}");
     assert!(empty[2].starts_with("SEARCH leases USING INDEX ended_leases (sequence<?)"), "{empty:?}");
     assert!(empty[3].contains("INTEGER PRIMARY KEY"), "{empty:?}");
-    assert!(empty.iter().all(|plan| !plan.contains("TEMP B-TREE")), "{empty:?}");
+    assert!(empty[4].starts_with("SEARCH leases USING INDEX leases_of_job (job=?)"), "{empty:?}");
+    // A job has few leases, so only they are sorted.
+    assert!(empty[..4].iter().all(|plan| !plan.contains("TEMP B-TREE")), "{empty:?}");
     let transaction = connection.unchecked_transaction().unwrap();
     for number in 1..=10_000 {
         record::put(&connection, &lease(number, LeaseState::Ended)).unwrap();
@@ -71,8 +73,10 @@ fn lease_queries_use_an_index_with_few_and_many_rows() {
 #[test]
 fn state_names_in_the_indexes_are_those_of_the_api() {
     let migrations = schema::MIGRATIONS.join("");
-    for index in ["open_leases", "ended_leases_of_user", "ended_leases"] {
+    for index in
+        ["open_leases", "ended_leases_of_user", "ended_leases", "ended_leases_with_size", "ended_leases_by_end"]
+    {
         assert!(migrations.contains(&format!("CREATE INDEX {index} ")), "{index}");
     }
-    assert_eq!(migrations.matches(&format!("'{}'", LeaseState::Ended.name())).count(), 3);
+    assert_eq!(migrations.matches(&format!("'{}'", LeaseState::Ended.name())).count(), 5);
 }

@@ -1,16 +1,20 @@
-//! What leases and GPUs were used for: the checkpoint of the accounts, rows of hours, unused times, and the totals of ended
-//! leases.
+//! What leases and GPUs were used for: the checkpoint of the accounts, rows of hours and days, unused times, the totals of
+//! ended leases, and bills.
 //!
 //! ```text
 //! accounts in memory ──record_usage: one transaction──► checkpoint (replaced)
 //!                                                       lease_hours, gpu_hours, unused_times, lease_totals (added)
+//! hours of an ended day ──fold_days──► lease_days, gpu_days (added)
+//! hours of an ended month ──close_bills──► closed_bills (never changed)
 //! ```
 //!
 //! The checkpoint and the rows are always from the same moment, so after a crash no time is missing and none counts
 //! twice. Opening the store does not check these rows, because a damaged row must not cost the leases. Reading checks
 //! them.
 
+mod bills;
 mod checkpoint;
+mod days;
 mod prune;
 mod rows;
 
@@ -20,6 +24,7 @@ use gpush_usage::{
     ledger::{GpuHour, LeaseHour, UnusedSpan},
 };
 
+pub use bills::{BillCorrection, ClosedMonth, GpuModel};
 pub use prune::UsageBounds;
 use rusqlite::Params;
 
@@ -101,6 +106,8 @@ pub struct UsageRecord {
     pub ended: Vec<EndedLease>,
     /// Requests since the last transaction. They are added to those of their days.
     pub requests: Vec<RequestCount>,
+    /// Models of GPUs that are new, or that have changed.
+    pub models: Vec<GpuModel>,
 }
 
 impl Tx<'_> {
@@ -130,6 +137,9 @@ impl Tx<'_> {
         }
         for row in &usage.requests {
             self.add_requests(row)?;
+        }
+        for row in &usage.models {
+            record::put(self.connection, row)?;
         }
         let unaccounted = self.view().unaccounted_leases()?;
         let sequence = self.head.sequence.to_string();

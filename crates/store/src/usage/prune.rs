@@ -1,4 +1,11 @@
 //! Limits for the rows about the use. Without them, the database would grow without end.
+//!
+//! | rows | kept |
+//! |---|---|
+//! | hours | until they are old and in a closed bill: see `days`; at most 400,000 of leases and of GPUs |
+//! | days, totals of leases, counts of requests, closed bills, corrections | for `history.days`; at most 400,000 of each |
+//! | ended leases | for `history.days`, within [`crate::Bounds`] |
+//! | unused times | for 100 days; at most 400,000 |
 
 use gpush_usage::{
     account::EndedLease,
@@ -14,10 +21,11 @@ const MOST_ROWS: i64 = 400_000;
 /// Limits for the rows about the use, in ms since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UsageBounds {
-    /// Hours and unused times before this time are deleted.
-    pub hours_from_ms: i64,
-    /// Totals of leases that ended before this time are deleted, and counts of requests of earlier days.
-    pub leases_from_ms: i64,
+    /// Unused times before this time are deleted.
+    pub unused_from_ms: i64,
+    /// Everything else before this time is deleted: hours, days, leases that ended before it and their totals, closed
+    /// bills.
+    pub history_from_ms: i64,
 }
 
 impl Tx<'_> {
@@ -26,20 +34,22 @@ impl Tx<'_> {
     /// # Errors
     /// Fails if the store cannot delete the rows.
     pub fn prune_usage(&mut self, bounds: UsageBounds) -> Result<usize, StoreError> {
-        let UsageBounds { hours_from_ms, leases_from_ms } = bounds;
+        let UsageBounds { unused_from_ms, history_from_ms } = bounds;
         let beyond = |column: &str, table: &str| {
             format!(
                 "WHERE {column} < ?1 OR rowid IN (SELECT rowid FROM {table} ORDER BY rowid DESC LIMIT -1 OFFSET ?2)"
             )
         };
         let connection = self.connection;
-        let hours = (hours_from_ms, MOST_ROWS);
-        let leases = (leases_from_ms, MOST_ROWS);
-        let deleted = record::delete::<OwnedHour>(connection, &beyond("hour", "lease_hours"), hours)?
-            + record::delete::<GpuHour>(connection, &beyond("hour", "gpu_hours"), hours)?
-            + record::delete::<UnusedSpan>(connection, &beyond("until", "unused_times"), hours)?
-            + record::delete::<EndedLease>(connection, &beyond("ended", "lease_totals"), leases)?
-            + record::delete::<RequestCount>(connection, "WHERE day < ?1", [leases_from_ms])?;
+        let history = (history_from_ms, MOST_ROWS);
+        let deleted = record::delete::<OwnedHour>(connection, &beyond("hour", "lease_hours"), history)?
+            + record::delete::<GpuHour>(connection, &beyond("hour", "gpu_hours"), history)?
+            + record::delete::<UnusedSpan>(connection, &beyond("until", "unused_times"), (unused_from_ms, MOST_ROWS))?
+            + record::delete::<EndedLease>(connection, &beyond("ended", "lease_totals"), history)?
+            + record::delete::<RequestCount>(connection, "WHERE day < ?1", [history_from_ms])?
+            + self.delete_days(history_from_ms, MOST_ROWS)?
+            + self.delete_bills_before(history_from_ms)?
+            + self.delete_leases_before(history_from_ms)?;
         if deleted > 0 {
             self.next_sequence();
         }

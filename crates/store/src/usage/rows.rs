@@ -12,7 +12,7 @@ use crate::{
     record::{Columns, Record},
 };
 
-fn time(ms: i64) -> Timestamp {
+pub(super) fn time(ms: i64) -> Timestamp {
     Timestamp::from_millisecond(ms).unwrap_or(if ms < 0 { Timestamp::MIN } else { Timestamp::MAX })
 }
 

@@ -48,7 +48,7 @@ impl Grouping {
     }
 
     /// Returns the key of a row. Requests have no GPU.
-    fn key(self, owner: &LeaseOwner, kind: Option<LeaseKind>, gpu: Option<&GpuUuid>) -> Option<String> {
+    pub(crate) fn key(self, owner: &LeaseOwner, kind: Option<LeaseKind>, gpu: Option<&GpuUuid>) -> Option<String> {
         let LeaseOwner { user, group, account, job } = owner;
         match self {
             Self::User => Some(user.clone()),

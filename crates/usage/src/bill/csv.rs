@@ -3,12 +3,11 @@
 //! A cell of text that begins with `=`, `+`, `-`, `@`, a tab or a carriage return gets a leading `'`. Without it, a
 //! spreadsheet would execute what a user has written. Numbers are never guarded.
 
-use jiff::Timestamp;
 use rust_decimal::Decimal;
 
 use super::{
     lines::{Bill, BillLine},
-    quantity::{kilowatt_hours, rounded, seconds},
+    quantity::{kilowatt_hours, rounded, seconds, time},
 };
 use crate::share::GPU_UNITS;
 
@@ -44,11 +43,6 @@ pub(super) fn text(cell: &str) -> String {
     if cell.starts_with(['=', '+', '-', '@', '\t', '\r']) { format!("'{cell}") } else { cell.to_owned() }
 }
 
-/// Formats a time of the wall clock.
-pub(super) fn time(ms: i64) -> String {
-    Timestamp::from_millisecond(ms).map(|at| at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()).unwrap_or_default()
-}
-
 /// Formats a number without an exponent.
 pub(super) fn number(value: Decimal) -> String {
     value.normalize().to_string()
@@ -59,7 +53,7 @@ pub(super) fn part(line: &BillLine) -> Decimal {
     rounded(Decimal::from(line.charged_units) / Decimal::from(GPU_UNITS))
 }
 
-const COLUMNS: [&str; 23] = [
+const COLUMNS: [&str; 24] = [
     "charge",
     "period_start",
     "period_end",
@@ -83,6 +77,7 @@ const COLUMNS: [&str; 23] = [
     "currency",
     "energy_kwh",
     "energy_method",
+    "description",
 ];
 
 /// Returns the bill as CSV.
@@ -120,6 +115,7 @@ pub fn bill_csv(bill: &Bill) -> Result<String, CsvError> {
             bill.currency.clone().unwrap_or_default(),
             line.gpu.as_ref().map(|_| number(kilowatt_hours(line.energy_mj))).unwrap_or_default(),
             usage(line.energy_method.name().to_owned()),
+            text(&line.description),
         ])?;
     }
     table.finish()

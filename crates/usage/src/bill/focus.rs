@@ -6,9 +6,9 @@ use rust_decimal::Decimal;
 use serde_json::{Map, Value};
 
 use super::{
-    csv::{CsvError, Table, number, part, text, time},
+    csv::{CsvError, Table, number, part, text},
     lines::{Bill, BillLine, ChargeKind},
-    quantity::{gpu_hours, kilowatt_hours, rounded, seconds},
+    quantity::{gpu_hours, kilowatt_hours, rounded, seconds, time},
 };
 
 /// Names that the site has in its bills.
@@ -27,7 +27,7 @@ pub struct FocusSite {
 }
 
 /// All columns, in their order. The first 21 are the mandatory ones. Own columns begin with `x_`, and come last.
-pub const FOCUS_COLUMNS: [&str; 42] = [
+pub const FOCUS_COLUMNS: [&str; 44] = [
     "BilledCost",
     "BillingAccountId",
     "BillingAccountName",
@@ -53,12 +53,14 @@ pub const FOCUS_COLUMNS: [&str; 42] = [
     "ConsumedQuantity",
     "ConsumedUnit",
     "ContractedUnitPrice",
+    "InvoiceId",
     "ListUnitPrice",
     "PricingCategory",
     "RegionId",
     "ResourceId",
     "ResourceName",
     "ResourceType",
+    "ServiceSubcategory",
     "SkuId",
     "SkuMeter",
     "SkuPriceId",
@@ -120,6 +122,8 @@ fn cell(column: &str, line: &BillLine, bill: &Bill, site: &FocusSite) -> String 
         "InvoiceIssuerName" | "ProviderName" | "PublisherName" => text(&site.name),
         "ServiceCategory" => "Compute".to_owned(),
         "ServiceName" => "GPU sharing".to_owned(),
+        "ServiceSubcategory" => "Other (Compute)".to_owned(),
+        "InvoiceId" => text(&format!("{}-{}", site.account_id, bill.month)),
         "PricingQuantity" => priced(line).map(|(_, _, quantity)| number(quantity)).unwrap_or_default(),
         "PricingUnit" => priced(line).map(|_| GPU_HOURS.to_owned()).unwrap_or_default(),
         "ConsumedQuantity" => priced(line).map(|_| number(gpu_hours(line.busy_unit_ms))).unwrap_or_default(),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     month::Month,
     price::{Price, PriceList},
-    quantity::slice_hours,
+    quantity::{slice_hours, time},
 };
 use crate::{
     account::LeaseOwner,
@@ -82,6 +82,11 @@ pub struct BillRows<'a> {
     pub models: &'a BTreeMap<GpuUuid, BilledGpu>,
     /// Corrections.
     pub adjustments: &'a [Adjustment],
+    /// Hours of leases of earlier months that were recorded after the bills of these months were closed. They are
+    /// corrections in this bill.
+    pub late_leases: &'a [LeaseHour],
+    /// Hours of GPUs of earlier months, like `late_leases`.
+    pub late_gpus: &'a [GpuHour],
 }
 
 /// What a line is about.
@@ -198,6 +203,7 @@ pub fn bill(month: Month, model: BillModel, prices: &PriceList, rows: BillRows<'
         let key = |one: &Adjustment| (one.hour_ms, one.lease, one.owner.clone(), one.description.clone(), one.amount);
         key(one).cmp(&key(other))
     });
+    lines.extend(late_lines(month, model, prices, rows));
     lines.extend(adjustments.into_iter().map(adjustment_line));
     lines.sort_by_key(|line| (line.charge, line.from_ms));
     Bill { month, model, currency: prices.currency().map(str::to_owned), lines }
@@ -273,6 +279,29 @@ fn unallocated_line(row: &GpuHour, model: BillModel, prices: &PriceList, rows: B
         model: billed,
         ..empty_line(ChargeKind::Unallocated, row.hour_ms)
     }
+}
+
+/// Returns the corrections for hours that were recorded after their month was closed. They count for the first hour of
+/// this month.
+fn late_lines(month: Month, model: BillModel, prices: &PriceList, rows: BillRows<'_>) -> Vec<BillLine> {
+    let correction = |line: BillLine, what: &str| BillLine {
+        charge: ChargeKind::Adjustment,
+        description: format!("{what} at {}, recorded after that month was closed", time(line.from_ms)),
+        from_ms: month.start_ms(),
+        until_ms: month.start_ms().saturating_add(HOUR_MS),
+        unit_price: None,
+        quantity: None,
+        ..line
+    };
+    let mut leases: Vec<&LeaseHour> = rows.late_leases.iter().collect();
+    leases.sort_by_key(|row| (row.hour_ms, row.lease, &row.hold.gpu, &row.hold.target, row.number));
+    let mut gpus: Vec<&GpuHour> = rows.late_gpus.iter().filter(|row| row.sums.uncharged > 0).collect();
+    gpus.sort_by_key(|row| (row.hour_ms, &row.gpu, row.number));
+    // The price per lease was charged in the closed month already.
+    let leases = leases.into_iter().map(|row| correction(usage_line(row, model, prices, rows, false), "use"));
+    let gpus =
+        gpus.into_iter().map(|row| correction(unallocated_line(row, model, prices, rows), "unallocated capacity"));
+    leases.chain(gpus).collect()
 }
 
 fn adjustment_line(adjustment: &Adjustment) -> BillLine {

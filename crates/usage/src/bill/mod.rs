@@ -1,9 +1,12 @@
 //! Bills of a calendar month (UTC) from rows of hours.
 //!
 //! ```text
-//! LeaseHour + owner ──► share × time, by price ──► BillLine, one for each row ──► CSV, FOCUS 1.2
+//! LeaseHour + owner ──► share × time, by price ──► BillLine, one for each row ──► CSV, FOCUS 1.2, sums
 //! GpuHour           ──► capacity that no lease was charged for ─┘
 //! ```
+//!
+//! A month is closed some time after its end. From then on, its bill is made of a stored document ([`MonthInputs`]), and
+//! what is recorded later for that month becomes a correction in a later month.
 //!
 //! | model | quantity |
 //! |---|---|
@@ -17,17 +20,21 @@
 
 mod csv;
 mod focus;
+mod inputs;
 mod lines;
 mod month;
 mod price;
 mod quantity;
+mod summary;
 
 pub use self::csv::{CsvError, bill_csv};
 pub use focus::{FOCUS_COLUMNS, FocusSite, focus_csv};
+pub use inputs::MonthInputs;
 pub use lines::{Adjustment, Bill, BillLine, BillModel, BillRows, BilledGpu, ChargeKind, LineOwner, bill};
 pub use month::{BadMonth, Month};
 pub use price::{Price, PriceError, PriceList};
 pub use quantity::{gpu_hours, kilowatt_hours, seconds, slice_hours};
+pub use summary::{BillSum, BillSummary, SummaryLine, summary};
 
 #[cfg(test)]
 mod tests;

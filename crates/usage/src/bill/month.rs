@@ -2,7 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
-use jiff::{ToSpan, civil::Date, tz::TimeZone};
+use jiff::{Timestamp, ToSpan, civil::Date, tz::TimeZone};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
 /// A calendar month.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,6 +44,14 @@ impl fmt::Display for Month {
 }
 
 impl Month {
+    /// Returns the month of a time in ms since 1970. A time that no calendar has counts as the nearest month.
+    #[must_use]
+    pub fn of(ms: i64) -> Self {
+        let nearest = if ms < 0 { Timestamp::MIN } else { Timestamp::MAX };
+        let date = Timestamp::from_millisecond(ms).unwrap_or(nearest).to_zoned(TimeZone::UTC).date();
+        Self { first: date.first_of_month() }
+    }
+
     /// Returns the start, in ms since 1970.
     #[must_use]
     pub fn start_ms(self) -> i64 {
@@ -60,12 +69,17 @@ impl Month {
     pub fn contains(self, ms: i64) -> bool {
         (self.start_ms()..self.end_ms()).contains(&ms)
     }
+}
 
-    /// Returns whether the month has ended, so that its bill does not change any more. `settled_ms` is the time up to which
-    /// all rows are written.
-    #[must_use]
-    pub fn is_closed(self, settled_ms: i64) -> bool {
-        settled_ms >= self.end_ms()
+impl Serialize for Month {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Month {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
     }
 }
 

@@ -56,7 +56,7 @@ impl fmt::Display for PriceError {
 impl std::error::Error for PriceError {}
 
 /// The prices of the config, all in one currency.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct PriceList {
     prices: Vec<Price>,
 }

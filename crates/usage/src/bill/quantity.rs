@@ -1,5 +1,6 @@
-//! Converts integers of the ledger to decimals.
+//! Converts integers of the ledger to decimals, and times to text.
 
+use jiff::Timestamp;
 use rust_decimal::{Decimal, RoundingStrategy};
 
 use crate::share::GPU_UNITS;
@@ -33,4 +34,9 @@ pub fn kilowatt_hours(mj: u64) -> Decimal {
 
 pub(super) fn rounded(value: Decimal) -> Decimal {
     value.round_dp_with_strategy(DECIMALS, RoundingStrategy::MidpointNearestEven).normalize()
+}
+
+/// Formats a time of the wall clock in UTC.
+pub(super) fn time(ms: i64) -> String {
+    Timestamp::from_millisecond(ms).map(|at| at.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()).unwrap_or_default()
 }

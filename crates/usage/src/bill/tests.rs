@@ -6,10 +6,10 @@ use rust_decimal::Decimal;
 
 use super::*;
 use crate::{
-    account::LeaseOwner,
+    account::{Grouping, LeaseOwner},
     input::Hold,
     judge::UseState,
-    ledger::{GpuHour, GpuSums, HoldSums, LeaseHour},
+    ledger::{GpuHour, GpuSums, HoldSums, LeaseHour, RowBound},
     moment::HOUR_MS,
     share::{GPU_UNITS, Share},
 };
@@ -62,6 +62,7 @@ struct Site {
     owners: BTreeMap<LeaseId, LeaseOwner>,
     models: BTreeMap<GpuUuid, BilledGpu>,
     adjustments: Vec<Adjustment>,
+    late: (Vec<LeaseHour>, Vec<GpuHour>),
     prices: PriceList,
 }
 
@@ -74,13 +75,15 @@ impl Site {
             owners: (1..9).map(|lease| (LeaseId(lease), owner.clone())).collect(),
             models: [("GPU-1".into(), BilledGpu { model: "NVIDIA H100, 80GB".to_owned(), slices: 7 })].into(),
             adjustments: Vec::new(),
+            late: (Vec::new(), Vec::new()),
             prices: PriceList::new(vec![price(None, None, "0.3")]).unwrap(),
         }
     }
 
     fn bill(&self, month: Month, model: BillModel) -> Bill {
-        let Self { leases, gpus, owners, models, adjustments, prices } = self;
-        bill(month, model, prices, BillRows { leases, gpus, owners, models, adjustments })
+        let Self { leases, gpus, owners, models, adjustments, late, prices } = self;
+        let (late_leases, late_gpus) = (&late.0, &late.1);
+        bill(month, model, prices, BillRows { leases, gpus, owners, models, adjustments, late_leases, late_gpus })
     }
 }
 
@@ -96,7 +99,11 @@ fn month_is_a_range_in_utc() {
     assert_eq!((november.end_ms() - november.start_ms()) / HOUR_MS, 30 * 24);
     assert_eq!(month("2026-12").end_ms(), month("2027-01").start_ms());
     assert!(november.contains(november.start_ms()) && !november.contains(november.end_ms()));
-    assert!(november.is_closed(november.end_ms()) && !november.is_closed(november.end_ms() - 1));
+    assert_eq!((Month::of(november.start_ms()), Month::of(november.end_ms() - 1)), (november, november));
+    assert_eq!(Month::of(november.end_ms()).to_string(), "2026-12");
+    assert_eq!(Month::of(-1).to_string(), "1969-12");
+    let text = serde_json::to_string(&november).unwrap();
+    assert_eq!((text.as_str(), serde_json::from_str::<Month>(&text).unwrap()), ("\"2026-11\"", november));
     for wrong in ["2026", "2026-13", "2026-1", "26-11", "2026-00", "2026-11-01", "+026-11", "x"] {
         assert_eq!(wrong.parse::<Month>(), Err(BadMonth), "{wrong}");
     }
@@ -198,7 +205,74 @@ fn correction_is_a_line_of_the_month_in_which_it_is_made() {
     assert_eq!(bill.sum(ChargeKind::Adjustment), decimal("-3.1"));
     let text = bill_csv(&bill).unwrap();
     let line = text.lines().nth(1).unwrap();
-    assert_eq!(line, "adjustment,2026-11-01T00:00:00Z,2026-11-01T01:00:00Z,L1,alice,,,,,,,,,,,,,,,-3.1,EUR,,");
+    assert_eq!(
+        line,
+        "adjustment,2026-11-01T00:00:00Z,2026-11-01T01:00:00Z,L1,alice,,,,,,,,,,,,,,,-3.1,EUR,,,October: the GPU had failed"
+    );
+}
+
+/// A row that is recorded after its month was closed is billed in a later month, with all its amounts.
+#[test]
+fn late_hour_is_a_correction_in_the_next_month() {
+    let mut site = Site::new(Vec::new(), Vec::new());
+    site.late = (vec![lease_hour(1, november() - 1, 0)], vec![gpu_hour(november() - 1)]);
+    for (model, amount) in [(BillModel::Requested, "2.1"), (BillModel::Used, "1.8375"), (BillModel::Flat, "0")] {
+        let bill = site.bill(month("2026-11"), model);
+        assert_eq!(bill.sum(ChargeKind::Adjustment), decimal(amount), "{model:?}");
+        assert!(bill.lines.iter().all(|line| line.from_ms == month("2026-11").start_ms() && line.quantity.is_none()));
+    }
+    let text = bill_csv(&site.bill(month("2026-11"), BillModel::Requested)).unwrap();
+    assert!(text.contains(",\"use at 2026-10-31T23:00:00Z, recorded after that month was closed\""), "{text}");
+}
+
+#[test]
+fn summary_adds_up_to_the_bill() {
+    let leases = vec![lease_hour(1, november(), 0), lease_hour(2, november() + 1, 1), lease_hour(9, november(), 2)];
+    let mut site = Site::new(leases, vec![gpu_hour(november())]);
+    site.adjustments.push(Adjustment {
+        hour_ms: november() * HOUR_MS,
+        owner: LeaseOwner { user: "alice".to_owned(), ..LeaseOwner::default() },
+        lease: None,
+        amount: decimal("-0.05"),
+        description: "a fault".to_owned(),
+    });
+    let bill = site.bill(month("2026-11"), BillModel::Requested);
+    let BillSummary { lines, unallocated, total } = summary(&bill, Grouping::User);
+    let shown: Vec<_> = lines.iter().map(|line| (line.key.as_deref(), line.sum.leases, line.sum.amount)).collect();
+    // The third lease has no owner.
+    assert_eq!(shown, [(Some(""), 1, decimal("0.525")), (Some("alice"), 2, decimal("1"))]);
+    assert_eq!((lines[1].sum.corrections, unallocated.amount), (decimal("-0.05"), decimal("1.575")));
+    assert_eq!(total.amount, bill.lines.iter().map(|line| line.amount).sum::<Decimal>().normalize());
+    assert_eq!((total.leases, total.amount), (3, decimal("3.1")));
+}
+
+/// The document of a month gives the same bill after it was stored, and a user sees only their own leases in it.
+#[test]
+fn stored_document_gives_the_same_bill() {
+    let mut inputs = MonthInputs::new(month("2026-11"), PriceList::new(vec![price(None, None, "0.3")]).unwrap());
+    inputs.models.insert("GPU-1".into(), BilledGpu { model: "NVIDIA H100".to_owned(), slices: 7 });
+    for (lease, user) in [(1, "alice"), (2, "bob")] {
+        let owner = LeaseOwner { user: user.to_owned(), ..LeaseOwner::default() };
+        inputs.add_lease(owner.clone(), lease_hour(lease, november(), lease));
+        inputs.add_lease(owner, lease_hour(lease, november() - 1, lease + 10));
+    }
+    inputs.add_gpu(gpu_hour(november()));
+    inputs.add_gpu(gpu_hour(november() - 1));
+    assert_eq!(
+        (inputs.leases.len(), inputs.late_leases.len(), inputs.gpus.len(), inputs.late_gpus.len()),
+        (2, 2, 1, 1)
+    );
+    let stored = serde_json::to_string(&inputs).unwrap();
+    let read: MonthInputs = serde_json::from_str(&stored).unwrap();
+    for model in BillModel::ALL {
+        assert_eq!(bill_csv(&inputs.bill(model)).unwrap(), bill_csv(&read.bill(model)).unwrap());
+    }
+    let own = bill_csv(&read.of_user("bob").bill(BillModel::Requested)).unwrap();
+    assert!(!own.contains("alice") && !own.contains("unallocated"), "{own}");
+    assert_eq!(own.lines().count(), 3, "{own}");
+    let closed = RowBound { until_ms: month("2026-11").start_ms(), number: 12 };
+    let hour = (november() - 1) * HOUR_MS;
+    assert!(closed.contains(hour, 11) && !closed.contains(hour, 12) && !closed.contains(hour + HOUR_MS, 11));
 }
 
 #[test]
@@ -210,7 +284,7 @@ fn csv_is_quoted_and_guarded() {
     assert_eq!(
         lines[1],
         "usage,2026-11-01T00:00:00Z,2026-11-01T01:00:00Z,L1,alice,'=cmd(),,,mig,GPU-1,\"NVIDIA H100, 80GB\",MIG-1,\
-         0.25,1800,1800,0,0,1.75,0.3,0.525,EUR,0.001,gpm"
+         0.25,1800,1800,0,0,1.75,0.3,0.525,EUR,0.001,gpm,"
     );
     for (cell, guarded) in [("=1", "'=1"), ("+1", "'+1"), ("-1", "'-1"), ("@a", "'@a"), ("\ta", "'\ta"), ("a=1", "a=1")]
     {

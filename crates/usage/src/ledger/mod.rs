@@ -33,7 +33,7 @@ pub use buckets::{Bucket, Buckets};
 pub use figures::{GpuFigures, LeaseFigures, MemberFigures};
 pub use gpu::MOST_INTERVALS;
 pub use memory::MemoryHistogram;
-pub use rows::{ClosedRows, GpuHour, LeaseHour, LeaseTotals, MemberTotals, UnusedSpan};
+pub use rows::{ClosedRows, GpuHour, LeaseHour, LeaseTotals, MemberTotals, RowBound, UnusedSpan};
 pub use sums::{GpuSums, HoldSums, MethodSums, TimeMean};
 pub use times::StateTimes;
 

@@ -104,6 +104,24 @@ impl LeaseTotals {
     }
 }
 
+/// Which rows of hours something was made of: those of earlier hours with lower numbers. Rows that are recorded later have
+/// higher numbers, even if they are about an earlier hour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RowBound {
+    /// Time after all these hours, in ms since 1970.
+    pub until_ms: i64,
+    /// Number above those of all these rows.
+    pub number: u64,
+}
+
+impl RowBound {
+    /// Returns whether a row is one of these.
+    #[must_use]
+    pub fn contains(&self, hour_ms: i64, number: u64) -> bool {
+        hour_ms < self.until_ms && number < self.number
+    }
+}
+
 /// Rows that are closed and not yet written.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct ClosedRows {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::times::StateTimes;
+use super::times::{StateTimes, is_zero};
 use crate::{
     energy::EnergyMethod,
     input::{ClockLimits, Ratio},
@@ -10,12 +10,20 @@ use crate::{
     share::Share,
 };
 
+/// Returns whether a part of the sums has no value. Rows leave out such parts.
+fn is_default<T: Default + PartialEq>(part: &T) -> bool {
+    *part == T::default()
+}
+
 /// A mean that is weighted by time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TimeMean {
     /// Sum of value times milliseconds.
+    #[serde(skip_serializing_if = "is_zero")]
     pub value_ms: u64,
     /// Milliseconds for which there was a value.
+    #[serde(skip_serializing_if = "is_zero")]
     pub known_ms: u64,
 }
 
@@ -39,52 +47,73 @@ impl TimeMean {
 
 /// Sums of one hold. All of them can be added.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(default)]
 pub struct HoldSums {
     /// Time by state.
+    #[serde(skip_serializing_if = "is_default")]
     pub times: StateTimes,
     /// Compute part times time, in units times milliseconds. See [`crate::share::GPU_UNITS`].
+    #[serde(skip_serializing_if = "is_zero")]
     pub unit_ms: u64,
     /// Compute part times the time of work.
+    #[serde(skip_serializing_if = "is_zero")]
     pub busy_unit_ms: u64,
     /// Charged part times time.
+    #[serde(skip_serializing_if = "is_zero")]
     pub charged_unit_ms: u64,
     /// Charged part times the time of work.
+    #[serde(skip_serializing_if = "is_zero")]
     pub busy_charged_unit_ms: u64,
     /// Charged part times the time about which nothing is known.
+    #[serde(skip_serializing_if = "is_zero")]
     pub unknown_charged_unit_ms: u64,
     /// Energy in mJ.
+    #[serde(skip_serializing_if = "is_zero")]
     pub energy_mj: u64,
     /// The least exact method by which active energy was found.
+    #[serde(skip_serializing_if = "is_default")]
     pub method: EnergyMethod,
     /// Memory in MiB, over the time for which it is known.
+    #[serde(skip_serializing_if = "is_default")]
     pub memory: TimeMean,
     /// Largest memory in MiB.
+    #[serde(skip_serializing_if = "is_zero")]
     pub memory_peak_mib: u64,
     /// SM activity in millionths.
+    #[serde(skip_serializing_if = "is_default")]
     pub sm: TimeMean,
     /// Activity of device memory in millionths.
+    #[serde(skip_serializing_if = "is_default")]
     pub dram: TimeMean,
     /// Time for which the limits of the board's clocks are known, in ms. On a shared GPU, neighbours can cause a limit.
+    #[serde(skip_serializing_if = "is_zero")]
     pub limits_known_ms: u64,
     /// Part of it under a power limit.
+    #[serde(skip_serializing_if = "is_zero")]
     pub power_limited_ms: u64,
     /// Part of it under a thermal limit.
+    #[serde(skip_serializing_if = "is_zero")]
     pub thermal_limited_ms: u64,
     /// Energy in mJ by method. Only windows with an active part count here.
-    #[serde(default)]
+    #[serde(skip_serializing_if = "is_default")]
     pub by_method: MethodSums,
 }
 
 /// Energy in mJ of the windows in which each method was used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(default)]
 pub struct MethodSums {
     /// The counter of the board.
+    #[serde(skip_serializing_if = "is_zero")]
     pub board: u64,
     /// The activity of the GPU instance.
+    #[serde(skip_serializing_if = "is_zero")]
     pub gpm: u64,
     /// The use of the processes.
+    #[serde(skip_serializing_if = "is_zero")]
     pub process: u64,
     /// The shares.
+    #[serde(skip_serializing_if = "is_zero")]
     pub slices: u64,
 }
 
@@ -205,28 +234,40 @@ impl HoldSums {
 /// charged + uncharged       = capacity + overlap
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(default)]
 pub struct GpuSums {
     /// Time for which the GPU is accounted, in ms.
+    #[serde(skip_serializing_if = "is_zero")]
     pub known_ms: u64,
     /// All units times milliseconds.
+    #[serde(skip_serializing_if = "is_zero")]
     pub capacity: u64,
     /// Compute parts of the leases.
+    #[serde(skip_serializing_if = "is_zero")]
     pub leased: u64,
     /// What a lease could have had.
+    #[serde(skip_serializing_if = "is_zero")]
     pub free: u64,
     /// What no lease can have, because of the layout, a cordon or a fault.
+    #[serde(skip_serializing_if = "is_zero")]
     pub unusable: u64,
     /// What leases held beyond the capacity: a target that was shared out more than once.
+    #[serde(skip_serializing_if = "is_zero")]
     pub excess: u64,
     /// Charged parts of the leases.
+    #[serde(skip_serializing_if = "is_zero")]
     pub charged: u64,
     /// What no lease is charged for.
+    #[serde(skip_serializing_if = "is_zero")]
     pub uncharged: u64,
     /// What is charged twice: one lease is charged by its memory, and its neighbour by its compute part.
+    #[serde(skip_serializing_if = "is_zero")]
     pub overlap: u64,
     /// Difference of the energy counter, in mJ.
+    #[serde(skip_serializing_if = "is_zero")]
     pub energy_mj: u64,
     /// Energy that no lease has got, in mJ.
+    #[serde(skip_serializing_if = "is_zero")]
     pub unattributed_mj: u64,
 }
 

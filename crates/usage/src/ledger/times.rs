@@ -8,15 +8,26 @@ use crate::judge::UseState;
 
 /// Milliseconds that a lease has spent in each state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash, Serialize, Deserialize)]
+#[serde(default)]
 pub struct StateTimes {
     /// Milliseconds of work.
+    #[serde(skip_serializing_if = "is_zero")]
     pub busy_ms: u64,
     /// Milliseconds with a process and without work.
+    #[serde(skip_serializing_if = "is_zero")]
     pub idle_ms: u64,
     /// Milliseconds without a process.
+    #[serde(skip_serializing_if = "is_zero")]
     pub empty_ms: u64,
     /// Milliseconds about which nothing is known.
+    #[serde(skip_serializing_if = "is_zero")]
     pub unknown_ms: u64,
+}
+
+/// Returns whether a sum is 0. Rows leave out such sums.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+pub(super) fn is_zero(sum: &u64) -> bool {
+    *sum == 0
 }
 
 impl StateTimes {

@@ -1,10 +1,11 @@
 //! `gpushctl lease list` and `lease show`.
 
 use gpush_api::{ApiError, Code, Gpu, Lease, LeaseId};
-use gpush_client::Client;
+use gpush_client::{Client, LeaseSelection};
+use jiff::Timestamp;
 
 use crate::{
-    args::Gpus,
+    args::{EndedNumber, Gpus},
     exit::{Failure, Outcome},
     output::Output,
     render::lease,
@@ -18,19 +19,46 @@ pub(super) enum Holders<'a> {
     User(&'a str),
 }
 
+/// Number of ended leases in a list whose length the user does not say.
+const USUAL: usize = 20;
+
+/// Which ended leases a list has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ended {
+    /// Maximum number.
+    limit: usize,
+    /// Only leases that ended after this time.
+    since: Option<Timestamp>,
+}
+
+impl Ended {
+    /// Returns the ended leases for `--ended` and `--since`.
+    pub(super) fn of(number: Option<EndedNumber>, since: Option<Timestamp>) -> Self {
+        let limit = match (number, since) {
+            (Some(EndedNumber::AtMost(number)), _) => number,
+            (Some(EndedNumber::Usual) | None, Some(_)) => usize::MAX,
+            (Some(EndedNumber::Usual), None) => USUAL,
+            (None, None) => 0,
+        };
+        Self { limit, since }
+    }
+}
+
 pub(super) async fn list(
     client: &mut Client,
     which: &Gpus,
     holders: Holders<'_>,
-    ended: usize,
+    ended: Ended,
     out: &Output,
 ) -> Outcome {
+    let selection = LeaseSelection { ended: ended.limit, since: ended.since, ..LeaseSelection::default() };
     let mut leases = match holders {
-        Holders::Caller => client.own_leases(ended).await?,
-        Holders::All => client.leases(ended).await?,
+        Holders::Caller => client.leases_of(&LeaseSelection { is_mine: true, ..selection }).await?,
+        Holders::All => client.leases_of(&selection).await?,
         Holders::User(user) => {
             let uid = super::uid_of(user)?;
-            let mut leases = client.leases(ended).await?;
+            let mut leases = client.leases_of(&LeaseSelection { holder: Some(uid), ..selection }).await?;
+            // An older gpushd returns the leases of all users.
             leases.retain(|lease| lease.belongs_to(uid, user));
             leases
         }
@@ -92,4 +120,24 @@ async fn named(client: &mut Client, ids: &[LeaseId]) -> Result<Vec<Lease>, Failu
         leases.push(client.lease_of(*id).await?);
     }
     Ok(leases)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_without_a_number_lists_all_leases_since_then() {
+        let since = Some(Timestamp::UNIX_EPOCH);
+        for (number, since, limit) in [
+            (None, None, 0),
+            (Some(EndedNumber::Usual), None, 20),
+            (Some(EndedNumber::AtMost(5)), None, 5),
+            (None, since, usize::MAX),
+            (Some(EndedNumber::Usual), since, usize::MAX),
+            (Some(EndedNumber::AtMost(5)), since, 5),
+        ] {
+            assert_eq!(Ended::of(number, since), Ended { limit, since }, "{number:?} {since:?}");
+        }
+    }
 }

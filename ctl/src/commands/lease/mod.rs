@@ -20,7 +20,10 @@ use gpush_api::{ApiError, Code, Gpu, Lease, LeaseGrant, text::local_time};
 use gpush_client::Client;
 
 pub(super) use self::grant::uid_of;
-use self::{grant::Asked, list::Holders};
+use self::{
+    grant::Asked,
+    list::{Ended, Holders},
+};
 use crate::{
     args::{self, Global, RunArgs},
     exit::{Failure, NO_COMMAND, Outcome},
@@ -44,13 +47,14 @@ pub(super) fn run(global: &Global, command: args::Lease, out: &Output) -> Outcom
             super::ask(global, async |client| requested(client, global, &asked, out).await)
         }
         args::Lease::Env { lease, request, held, quiet } => env::run(global, lease, &request, &held, quiet, out),
-        args::Lease::List { which, mine, user, ended } => {
+        args::Lease::List { which, mine, user, ended, since } => {
+            let ended = Ended::of(ended, since);
             let holders = match &user {
                 Some(user) => Holders::User(user),
                 None if mine => Holders::Caller,
                 None => Holders::All,
             };
-            super::ask(global, async |client| list::list(client, &which, holders, ended.unwrap_or(0), out).await)
+            super::ask(global, async |client| list::list(client, &which, holders, ended, out).await)
         }
         args::Lease::Show { leases } => super::ask(global, async |client| list::show(client, &leases, out).await),
         args::Lease::Renew { lease, duration } => {

@@ -6,12 +6,12 @@
 
 use std::time::{Duration, Instant};
 
-use gpush_api::{ApiError, Code, Lease, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
-use gpush_client::{Client, Kind};
+use gpush_api::{ApiError, Code, Lease, LeaseId, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
+use gpush_client::{Client, Kind, LeaseSelection};
 use gpush_core::slurm::{Job, decide::Concern};
 use jiff::Timestamp;
 
-use super::{directory::Directory, settings::Settings};
+use super::{admin_comment, directory::Directory, settings::Settings};
 use crate::args::Global;
 
 /// How long a hook waits for a gpushd that restarts.
@@ -121,6 +121,22 @@ impl Calls {
     /// Returns the leases that have not ended.
     pub(super) async fn leases(&mut self) -> Result<Vec<Lease>, Unanswered> {
         self.repeat(async |client, _| client.leases(0).await).await
+    }
+
+    /// Returns leases of a job that have just ended, with their final sums. Waits a short time for the sums. If gpushd does
+    /// not answer, returns no lease.
+    pub(super) async fn ended_leases(&mut self, job: u32, ended: &[LeaseId]) -> Vec<Lease> {
+        let until = Instant::now() + self.left().min(admin_comment::PATIENCE);
+        let selection = LeaseSelection { job: Some(job), ended: MOST_ENDS, ..LeaseSelection::default() };
+        loop {
+            self.client.set_deadline(self.left());
+            let Ok(mut leases) = self.client.leases_of(&selection).await else { return Vec::new() };
+            leases.retain(|lease| ended.contains(&lease.id));
+            if Instant::now() >= until || leases.iter().all(|lease| lease.usage.is_some()) {
+                return leases;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
     }
 
     /// Reports ended jobs to gpushd that earlier hooks could not report. If this fails again, the next hook tries

@@ -9,6 +9,7 @@ use gpush_core::slurm::{
 };
 
 use super::{
+    admin_comment,
     call::{Calls, Unanswered, end_of},
     directory::{Directory, EndedRun},
     fail,
@@ -56,8 +57,9 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
             let concern = Concern::of(had_lease, has_request, job.has_devices());
             let mut calls = Calls::new(global, &settings).for_concern(concern);
             let ended = calls.end_run(end).await;
-            if ended.is_ok() {
+            if let Ok(ended) = &ended {
                 calls.deliver_ends(directory).await;
+                comment(&mut calls, &settings, &job, ended).await;
             }
             ended
         })
@@ -75,6 +77,18 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         finish(directory, &job, &end, ended, had_lease);
     }
     if epilog_fails(ended, had_lease, &settings.slurm) { fail(job.id, &why) } else { 0 }
+}
+
+/// Writes what the job used into its comment for administrators, if the config says so and the job had a lease.
+async fn comment(calls: &mut Calls, settings: &Settings, job: &Job, ended: &SlurmJobEnded) {
+    let Some(scontrol) = settings.slurm.admin_comment.as_deref() else { return };
+    if ended.ended.is_empty() {
+        return;
+    }
+    let leases = calls.ended_leases(job.id, &ended.ended).await;
+    if let Some(text) = admin_comment::text(&leases) {
+        admin_comment::write(scontrol, job.id, &text, settings.until);
+    }
 }
 
 /// Returns the job with its cluster and node. If Slurm did not set both, takes them from the files of earlier hooks.

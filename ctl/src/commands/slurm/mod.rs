@@ -12,8 +12,11 @@
 //! | `call` | requests to gpushd within the time of the hook |
 //! | `mapping` | the devices of a job |
 //! | `prolog`, `epilog`, `task`, `reconcile` | the commands |
+//! | `admin_comment` | what a job used, in Slurm's accounting |
+//! | `usage` | what the leases of a job were used for |
 //! | `gres_conf` | lines for gres.conf; the check of a request |
 
+mod admin_comment;
 mod call;
 mod directory;
 mod epilog;
@@ -25,6 +28,7 @@ mod reconcile;
 mod settings;
 mod slurmd;
 mod task;
+mod usage;
 
 use std::{
     io::{self, Write as _},
@@ -62,6 +66,7 @@ pub(super) fn run(global: &Global, command: &Slurm, out: &Output) -> Outcome {
         Slurm::Reconcile { files, limits, squeue, cluster } => {
             reconcile::run(global, files, limits, squeue, cluster.as_deref(), out)
         }
+        Slurm::Usage { job } => super::ask(global, async |client| usage::run(client, job, out).await),
     }
 }
 

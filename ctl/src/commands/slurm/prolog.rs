@@ -91,6 +91,8 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         uid,
         restart: job.begun_run(),
         leader: job.leader,
+        name: job.name.clone(),
+        account: job.account.clone(),
         request,
         devices: allocated.to_vec(),
         until_ms: Timestamp::now().as_millisecond(),

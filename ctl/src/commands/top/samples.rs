@@ -67,6 +67,8 @@ fn leases() -> Vec<Lease> {
         restart: 0,
         leader: None,
         cgroup: None,
+        name: None,
+        account: None,
     };
     let mut hidden = held(22, LeaseKind::Mps, "erin", mps("10"));
     hidden.redact();

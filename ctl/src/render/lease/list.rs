@@ -1,6 +1,6 @@
 //! The table of leases.
 
-use gpush_api::{Gpu, Lease, LeaseState, LeaseUsageSummary};
+use gpush_api::{Gpu, Lease, LeaseBinding, LeaseState, LeaseUsageSummary};
 
 use super::{NONE, end, place, reason, share, state, targets, usage, user};
 use crate::render::{
@@ -38,6 +38,7 @@ pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing
             ("GRANTED AT", &|lease| time(lease.granted_at)),
             ("ENDS AT", &|lease| time(lease.expires_at)),
             ("USE", &|lease| lease.usage.as_ref().map_or_else(|| NONE.to_owned(), usage::times)),
+            ("JOB NAME", &|lease| job_name(lease, look)),
             ("ENERGY", &|lease| {
                 let energy = lease.usage.as_ref().and_then(|usage| usage.energy_j);
                 energy.map_or_else(|| NONE.to_owned(), usage::energy)
@@ -47,7 +48,13 @@ pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing
         look,
     );
     if look.exact {
-        insert_use(&mut columns, &mut rows, leases);
+        insert_use(&mut columns, &mut rows, leases, look);
+    } else if leases.iter().any(|lease| job(lease).is_some()) {
+        // The column of the jobs comes after that of the users.
+        columns.insert(2, ("JOB", Align::Left));
+        for (row, lease) in rows.iter_mut().zip(leases) {
+            row.insert(2, look.fit(&shown_job(lease, look), longest_user(look)));
+        }
     }
     Listing::new(&columns, rows, Narrow::spare(&["TARGET"]).prose(), look)
         .names(leases.iter().map(|lease| lease.id.to_string()))
@@ -56,9 +63,12 @@ pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing
 }
 
 /// Inserts the use of each lease for programs: one value in a column, empty if it is not known.
-fn insert_use(columns: &mut Vec<(&'static str, Align)>, rows: &mut [Vec<String>], leases: &[Lease]) {
+fn insert_use(columns: &mut Vec<(&'static str, Align)>, rows: &mut [Vec<String>], leases: &[Lease], look: &Appearance) {
     type Value = fn(&LeaseUsageSummary) -> Option<String>;
     let value = |of: Value| move |lease: &Lease| lease.usage.as_ref().and_then(of).unwrap_or_default();
+    type Text = fn(SlurmJob) -> Option<String>;
+    let of_job =
+        |of: Text| move |lease: &Lease| job(lease).and_then(of).map_or_else(String::new, |text| look.clean(&text));
     insert(
         columns,
         rows,
@@ -74,8 +84,45 @@ fn insert_use(columns: &mut Vec<(&'static str, Align)>, rows: &mut [Vec<String>]
             ("EMPTY S", &value(|usage| Some(usage.empty_s.to_string()))),
             ("UNKNOWN S", &value(|usage| Some(usage.unknown_s.to_string()))),
             ("ENERGY J", &value(|usage| usage.energy_j.map(|joules| format!("{joules:.3}")))),
+            ("ENERGY METHOD", &value(|usage| usage.energy_j.map(|_| usage.energy_method.name().to_owned()))),
+            ("JOB", &of_job(|job| Some(job.id))),
+            ("JOB NAME", &of_job(|job| job.name)),
+            ("JOB ACCOUNT", &of_job(|job| job.account)),
+            ("ENDED AT", &|lease| lease.ended_at.map_or_else(String::new, |at| at.to_string())),
         ],
     );
+}
+
+/// The Slurm job of a lease.
+struct SlurmJob {
+    /// Cluster and id, such as `ci/42`.
+    id: String,
+    name: Option<String>,
+    account: Option<String>,
+}
+
+fn job(lease: &Lease) -> Option<SlurmJob> {
+    match &lease.binding {
+        LeaseBinding::Job { cluster, job, name, account, .. } => {
+            Some(SlurmJob { id: format!("{cluster}/{job}"), name: name.clone(), account: account.clone() })
+        }
+        LeaseBinding::None
+        | LeaseBinding::Scope { .. }
+        | LeaseBinding::Cgroup { .. }
+        | LeaseBinding::Process { .. }
+        | LeaseBinding::Time => None,
+    }
+}
+
+/// Returns the job of a lease in a table: its id without the cluster, and its name.
+fn shown_job(lease: &Lease, look: &Appearance) -> String {
+    let Some(SlurmJob { id, name, .. }) = job(lease) else { return NONE.to_owned() };
+    let id = id.rsplit_once('/').map_or(id.as_str(), |(_, id)| id);
+    look.clean(&name.map_or_else(|| id.to_owned(), |name| format!("{id} {name}")))
+}
+
+fn job_name(lease: &Lease, look: &Appearance) -> String {
+    job(lease).and_then(|job| job.name).map_or_else(|| NONE.to_owned(), |name| look.clean(&name))
 }
 
 /// Returns the maximum width of a user name.
@@ -139,10 +186,32 @@ mod tests {
         let look = Appearance { exact: true, wraps: false, ..fixtures::look(80, Charset::Ascii) };
         let csv = list(&[used, fixtures::lease::queued()], &[], &look).csv(true);
         let lines: Vec<&str> = csv.lines().collect();
-        let names = "use_state,unused_s,processes,memory_mib,memory_peak_mib,busy_s,idle_s,empty_s,unknown_s,energy_j,";
+        let names = "use_state,unused_s,processes,memory_mib,memory_peak_mib,busy_s,idle_s,empty_s,unknown_s,energy_j,energy_method,job,job_name,job_account,ended_at,";
         assert!(lines[0].contains(names), "{csv}");
-        assert!(lines[1].contains(",idle,7500,2,9320,10240,3600,7500,0,60,43200.000,"), "{csv}");
+        assert!(lines[1].contains(",idle,7500,2,9320,10240,3600,7500,0,60,43200.000,gpm,,,,,"), "{csv}");
         assert!(lines[2].contains(",,,,,,,,,,"), "{csv}");
+    }
+
+    #[test]
+    fn job_is_in_the_table_and_in_the_csv() {
+        let job = LeaseBinding::Job {
+            cluster: "ci".to_owned(),
+            job: 812,
+            node: "n1".to_owned(),
+            restart: 0,
+            leader: None,
+            cgroup: None,
+            name: Some("train, \u{1b}[31m".to_owned()),
+            account: Some("physics".to_owned()),
+        };
+        let leases = [Lease { binding: job, ..fixtures::lease::mig() }, fixtures::lease::mps()];
+        let text = fixtures::plain(list(&leases, &[], &fixtures::look(120, Charset::Ascii)).text());
+        assert!(text.contains("JOB") && text.contains("812 train") && !text.contains('\u{1b}'), "{text}");
+        let without = fixtures::plain(list(&leases[1..], &[], &fixtures::look(120, Charset::Ascii)).text());
+        assert!(!without.contains("JOB"), "{without}");
+        let look = Appearance { exact: true, wraps: false, ..fixtures::look(80, Charset::Ascii) };
+        let csv = list(&leases, &[], &look).csv(true);
+        assert!(csv.contains(",ci/812,\"train, ") && csv.contains("\",physics,"), "{csv}");
     }
 
     #[test]

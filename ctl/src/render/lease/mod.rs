@@ -3,6 +3,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `list` | the table of leases |
+//! | `of_job` | the use of the leases of a Slurm job |
 //! | `show` | all details of a lease |
 //! | `change` | results of lease commands, and what a lease waits for |
 //! | `below` | the leases of a GPU, in `status` |
@@ -10,6 +11,7 @@
 pub(crate) mod below;
 mod change;
 mod list;
+mod of_job;
 mod show;
 pub(crate) mod usage;
 
@@ -22,6 +24,7 @@ use gpush_core::sharing;
 pub(crate) use self::{
     change::{ended, granted, renewed, started, waits},
     list::list,
+    of_job::of_job,
     show::{one, show},
     usage::{Surroundings, energy, idle, unknown},
 };

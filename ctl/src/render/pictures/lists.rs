@@ -3,7 +3,9 @@
 use gpush_api::{Event, EventPayload, GpuIndex, Resync, ResyncReason};
 
 use super::*;
-use crate::render::{audit, devices, events, holders, lease, listing::Listing, mps, processes, quota, usage_report};
+use crate::render::{
+    audit, bill, devices, events, holders, lease, listing::Listing, mps, processes, quota, usage_report,
+};
 
 /// Returns a sample of each list, with the command that prints it.
 fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
@@ -63,6 +65,8 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
         ("lease request", lease::granted(&granted, &gpus, look)),
         ("quota --all", quota::list(&quota::tests::samples(), look)),
         ("usage", usage_report::list(&usage_report::tests::report(), &gpus, look)),
+        ("bill", bill::list(&bill::tests::bill(), &gpus, look)),
+        ("slurm usage 812", lease::of_job(&leases[..2], look)),
         ("operation list", operation_list::operations(&operations, look)),
         ("config overrides", overrides::list(&overridden, look)),
         ("events", events::list(&[gpush_client::ReceivedEvent::Known(Box::new(event))], &gpus, look)),
@@ -102,7 +106,7 @@ fn every_list_shows_more_with_wide() {
     for ((command, list), (_, wide)) in lists(&look).iter().zip(lists(&wide)) {
         let longest = |list: &Listing| fixtures::plain(list.text()).lines().map(appearance::width).max().unwrap();
         // A page about each lease already shows everything, and the sentences below a report fill the width.
-        let is_page = ["lease show", "lease request", "usage"].contains(command);
+        let is_page = ["lease show", "lease request", "usage", "bill", "slurm usage 812"].contains(command);
         assert!(is_page || longest(&wide) > longest(list), "{command}:\n{}", wide.text());
         pages.push(format!("$ gpushctl {command} -o wide\n{}", fixtures::plain(wide.text())));
     }

@@ -113,6 +113,8 @@ fn lease_of_a_slurm_job_is_entered_through_slurm() {
                 restart: 0,
                 leader: None,
                 cgroup: None,
+                name: None,
+                account: None,
             };
             return Answer::ok(&of_job);
         }

@@ -209,7 +209,8 @@ fn ends(agent: &Agent) -> Vec<String> {
 /// Returns a lease of a job.
 fn lease_of(id: u64, cluster: &str, job: u32) -> Lease {
     let (cluster, node) = (cluster.to_owned(), "n1".to_owned());
-    let binding = LeaseBinding::Job { cluster, job, node, restart: 0, leader: None, cgroup: None };
+    let binding =
+        LeaseBinding::Job { cluster, job, node, restart: 0, leader: None, cgroup: None, name: None, account: None };
     Lease { binding, ..lease(id, me()) }
 }
 

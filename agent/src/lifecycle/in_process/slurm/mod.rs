@@ -2,12 +2,14 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `accounts` | names and accounts of jobs |
 //! | `grants` | which devices a job gets |
 //! | `runs` | runs of a job, components of a heterogeneous job, restarts of gpushd |
 //! | `refusals` | jobs that gpushd refuses, and requests of users |
 //! | `node_states` | GPUs and databases that do not work |
 //! | `leftovers` | processes that still run after the end of their job |
 
+mod accounts;
 mod grants;
 mod leftovers;
 mod node_states;
@@ -54,6 +56,8 @@ impl Job {
             uid: ALICE,
             restart: 0,
             leader: None,
+            name: Some(format!("train-{job}")),
+            account: Some("physics".to_owned()),
             request: None,
             devices: Vec::new(),
             until_ms,

@@ -57,7 +57,7 @@ fn within(path: &str) -> LeaseBinding {
 
 fn job(cluster: &str, restart: u32) -> LeaseBinding {
     let (cluster, node) = (cluster.to_owned(), "n1".to_owned());
-    LeaseBinding::Job { cluster, job: 42, node, restart, leader: None, cgroup: None }
+    LeaseBinding::Job { cluster, job: 42, node, restart, leader: None, cgroup: None, name: None, account: None }
 }
 
 fn unreadable(fact: FactName) -> Unreadable {

@@ -33,8 +33,9 @@ fn commented_settings_of_the_example_are_the_defaults() {
     let notify = Notify { command: None, user: None, ..config.notify };
     let defaults = RuleDefaults::default();
     let metrics = Metrics::default();
-    let (layouts, quotas, rules) = (BTreeMap::new(), Vec::new(), Vec::new());
-    let settings = Config { api, mode_change, metrics, notify, layouts, quotas, defaults, rules, ..config };
+    let slurm = Slurm { admin_comment: None, ..config.slurm };
+    let (layouts, quotas, prices, rules) = (BTreeMap::new(), Vec::new(), Vec::new(), Vec::new());
+    let settings = Config { api, mode_change, metrics, notify, slurm, layouts, quotas, prices, defaults, rules, ..config };
     assert_eq!(settings, Config::default());
 }
 

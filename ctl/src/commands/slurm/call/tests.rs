@@ -74,6 +74,8 @@ fn job() -> SlurmJobStart {
         uid: 1,
         restart: 0,
         leader: None,
+        name: None,
+        account: None,
         request: None,
         devices: Vec::new(),
         until_ms: 0,
