@@ -10,7 +10,7 @@ use gpush_core::{
 };
 use gpush_store::{LeaseHistory, LeaseRecord};
 
-use super::{Leases, holder_facts::unknown_account};
+use super::{Leases, holder_facts::unknown_account, told};
 use crate::{
     modes::mps,
     requests::caller::{Caller, Viewer},
@@ -96,6 +96,7 @@ pub(crate) async fn all(leases: &Leases, caller: &Caller, whose: Whose, ended: u
         let ended = history(leases, caller, whose, None, ended).await?;
         // Skip a lease that ended between the two reads, because it is already in the list.
         all.extend(ended.iter().filter(|record| !table.open.contains_key(&record.id)).map(in_full));
+        told::add_to_ended(leases, &mut all).await?;
     }
     add_accounts(leases, &mut all).await;
     Ok(all)
@@ -129,6 +130,7 @@ pub(crate) async fn ended_before(
     }
     let ended = history(leases, caller, whose, Some(record.sequence), limit).await?;
     let mut ended: Vec<Lease> = ended.iter().map(in_full).collect();
+    told::add_to_ended(leases, &mut ended).await?;
     add_accounts(leases, &mut ended).await;
     Ok(ended)
 }
@@ -181,7 +183,11 @@ async fn without_account(leases: &Leases, viewer: Viewer, text: &str) -> Result<
     let record = leases.handles.context.store.read(move |view| view.lease(id)).await?.ok_or_else(|| unknown(id))?;
     // Users do not see ended leases of other users.
     match may_read(leases, viewer, record.holder.uid).await {
-        true => Ok(in_full(&record)),
+        true => {
+            let mut ended = in_full(&record);
+            told::add_to_ended(leases, std::slice::from_mut(&mut ended)).await?;
+            Ok(ended)
+        }
         false => Err(unknown(id)),
     }
 }

@@ -80,6 +80,10 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     CREATE TABLE request_days (day INTEGER NOT NULL, kind TEXT NOT NULL, profile TEXT NOT NULL, result TEXT NOT NULL,
         count INTEGER NOT NULL, seal INTEGER NOT NULL, PRIMARY KEY (day, kind, profile, result)) WITHOUT ROWID;
 ",
+    "
+    CREATE TABLE lease_notices (lease INTEGER PRIMARY KEY, notice TEXT NOT NULL, seal INTEGER NOT NULL);
+    CREATE TABLE lease_keeps (lease INTEGER PRIMARY KEY, keep TEXT NOT NULL, seal INTEGER NOT NULL);
+",
 ];
 
 /// Newest schema that this build supports.

@@ -8,7 +8,7 @@ use std::{
 use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView, SettingDiff};
 
 use super::{
-    Config, QuotaRule, RuleLayout, leasing, requirements, sharing, timeslice,
+    Config, QuotaRule, RuleLayout, idle, leasing, requirements, sharing, timeslice,
     toml_text::{list, text},
 };
 use crate::{desired, layout::DYNAMIC, lease::quota::Subject};
@@ -86,6 +86,9 @@ impl Config {
             }
             if let Some(policy) = &rule.timeslice {
                 let _ = writeln!(out, "timeslice = {}", timeslice::written(policy));
+            }
+            if let Some(own) = &rule.idle {
+                let _ = writeln!(out, "idle = {}", idle::written_rule(own));
             }
         }
     }

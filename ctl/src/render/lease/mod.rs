@@ -5,10 +5,12 @@
 //! | `list` | the table of leases |
 //! | `show` | all details of a lease |
 //! | `change` | results of lease commands, and what a lease waits for |
+//! | `idle` | unused leases, and keeps |
 //! | `below` | the leases of a GPU, in `status` |
 
 pub(crate) mod below;
 mod change;
+mod idle;
 mod list;
 mod show;
 pub(crate) mod usage;
@@ -21,6 +23,7 @@ use gpush_core::sharing;
 
 pub(crate) use self::{
     change::{ended, granted, renewed, started, waits},
+    idle::{keeping, report as idle_report},
     list::list,
     show::{one, show},
     usage::{Surroundings, energy, unknown},
