@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use gpush_api::{ApiError, CapacitySums, RequestLine, UsageGrouping, UsageLine, UsageReport, UsageSums};
 use gpush_store::{HoursPage, OwnedHour, RequestCount, StoreError, View};
 use gpush_usage::{
-    account::{self, Grouping, LeaseDay, LeaseOwner, fold_gpus, fold_leases},
+    account::{self, Grouping, LeaseDay, LeaseOwner, fold_gpus, fold_leases, recorded_since},
     ledger::{GpuHour, GpuSums, HoldSums, LeaseHour},
     moment::{DAY_MS, HOUR_MS},
     share::GPU_UNITS,
@@ -49,6 +49,7 @@ impl Usage {
         Ok(UsageReport {
             from: Timestamp::from_millisecond(from_ms).unwrap_or(from),
             until,
+            recorded_since: first_record(&gpus, from_ms, until),
             by,
             lines: report.lines.into_iter().map(line).collect(),
             total: sums(&report.all),
@@ -146,6 +147,15 @@ pub(super) fn request_lines(counts: impl IntoIterator<Item = RequestCount>) -> V
         *sum += count;
     }
     lines.into_values().collect()
+}
+
+/// Returns the time from which these hours of GPUs are recorded; `None` if the period begins there or later.
+fn first_record(gpus: &[GpuHour], from_ms: i64, until: Timestamp) -> Option<Timestamp> {
+    match recorded_since(gpus, &[], Timestamp::now().as_millisecond()) {
+        Some(since_ms) if since_ms <= from_ms => None,
+        Some(since_ms) => Some(Timestamp::from_millisecond(since_ms).map_or(until, |since| since.min(until))),
+        None => Some(until),
+    }
 }
 
 fn grouping(by: UsageGrouping) -> Grouping {

@@ -130,13 +130,14 @@ fn hide_refuted(shown: &mut GpuUsage, refuted: &[Option<u32>]) {
 fn lease(id: LeaseId, accounts: &Accounts, now: Moment) -> Option<LeaseUsage> {
     let figures = accounts.ledger.lease(id, now)?;
     let totals = accounts.ledger.totals(id, now)?.sums();
-    let reason = state_reason(&figures);
+    let (reason, weak) = (state_reason(&figures), figures.is_weak());
     let LeaseFigures { state, since, unused_since, times, members, .. } = figures;
     let seconds = |ms: u64| ms / 1000;
     Some(LeaseUsage {
         lease_id: id,
         state,
         reason,
+        weak,
         since: timestamp(since),
         unused_since: unused_since.map(timestamp),
         unused_s: unused_since.map(|since| seconds(now.ms_since(since))),

@@ -98,6 +98,7 @@ fn of_open(lease: LeaseId, accounts: &Accounts, now: Moment) -> Option<LeaseUsag
     Some(LeaseUsageSummary {
         state: Some(figures.state),
         reason: state_reason(&figures),
+        weak: figures.is_weak(),
         unused_since: figures.unused_since.map(timestamp),
         unused_s: figures.unused_since.map(|since| now.ms_since(since) / 1000),
         process_count: memory.as_ref().filter(|memory| !memory.is_empty()).map(|_| counts.into_iter().sum()),
@@ -120,6 +121,7 @@ fn counted(lease: LeaseId, accounts: &Accounts, records: bool, now: Moment) -> O
     Some(LeaseUsageSummary {
         state: present.state,
         reason: present.reason,
+        weak: present.weak,
         unused_since: present.unused_since,
         unused_s: present.unused_s,
         process_count: present.process_count,
@@ -138,6 +140,7 @@ fn of_sums(times: &StateTimes, sums: &HoldSums) -> LeaseUsageSummary {
     LeaseUsageSummary {
         state: None,
         reason: None,
+        weak: false,
         unused_since: None,
         unused_s: None,
         busy_s: times.busy_ms / 1000,

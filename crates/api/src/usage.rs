@@ -307,6 +307,9 @@ pub struct LeaseUsage {
     /// Why the state is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<UnknownReason>,
+    /// Whether an idle state is not certain on one of the targets: see `weak` in `target_usage`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub weak: bool,
     /// Start of the state.
     #[serde(with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
@@ -387,6 +390,10 @@ pub struct LeaseUsageSummary {
     /// Why the state is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<UnknownReason>,
+    /// Whether an idle state is not certain: other work on the GPU hides the power that the lease needs, so only the
+    /// activity readings say that it is idle. Such a state never ends a lease.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub weak: bool,
     /// Start of the time in which the lease has done no work.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]

@@ -136,6 +136,11 @@ pub struct UsageReport {
     #[serde(rename = "period_end", with = "crate::timestamp")]
     #[cfg_attr(feature = "openapi", schema(value_type = String, format = DateTime))]
     pub until: Timestamp,
+    /// Time from which gpushd has records, if the period begins earlier; the end of the period if it has none. Absent if
+    /// the records begin before the period. The figures lack the use before this time.
+    #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
+    pub recorded_since: Option<Timestamp>,
     /// By what the lines are grouped.
     #[serde(rename = "grouped_by")]
     pub by: UsageGrouping,

@@ -46,13 +46,25 @@ pub(crate) fn list(report: &UsageReport, gpus: &[Gpu], look: &Appearance) -> Lis
     });
     let names: Vec<String> = names.collect();
     let period = format!("From {} to {}", local_time(report.from), local_time(report.until));
+    let recorded = recorded(report);
     let capacity = report.capacity.as_ref().map_or_else(String::new, capacity);
     let requests: String = report.request_lines.iter().filter_map(|line| refusals(line, look)).collect();
-    let after: Vec<String> = look.wrap("", &format!("{period}.{capacity}{requests}"));
+    let after: Vec<String> = look.wrap("", &format!("{period}.{recorded}{capacity}{requests}"));
     Listing::new(&columns, rows, Narrow::spare(&["GIB HOURS", "EMPTY", "UNKNOWN"]), look)
         .names(names)
         .or_empty("No lease was held in this period.")
         .after(&(after.join("\n") + "\n"))
+}
+
+/// Says from when on the use is recorded, if this is not the whole period.
+fn recorded(report: &UsageReport) -> String {
+    match report.recorded_since {
+        None => String::new(),
+        Some(since) if since < report.until => {
+            format!(" The records begin at {}: the use before is not in the figures.", local_time(since))
+        }
+        Some(_) => " gpushd has no records of this period.".to_owned(),
+    }
 }
 
 /// Returns the cells of a line for readers. Parts of the time are in percent of the held time.
@@ -169,6 +181,7 @@ pub(crate) mod tests {
         UsageReport {
             from: "2026-11-28T08:00:00Z".parse().unwrap(),
             until: "2026-11-29T08:12:00Z".parse().unwrap(),
+            recorded_since: None,
             by: UsageGrouping::User,
             lines: vec![
                 UsageLine { key: Some("anna".to_owned()), sums: anna },
@@ -206,6 +219,19 @@ pub(crate) mod tests {
             ),
             "{csv}"
         );
+    }
+
+    /// Fault: three recorded days looked like the use of 30 days.
+    #[test]
+    fn report_says_when_the_records_begin() {
+        let look = fixtures::look(80, Charset::Ascii);
+        let text = |recorded_since| {
+            let report = UsageReport { recorded_since, capacity: None, request_lines: Vec::new(), ..report() };
+            let text = fixtures::plain(list(&report, &[], &look).text());
+            text.split_once("From ").map_or(text.clone(), |(_, rest)| format!("From {rest}"))
+        };
+        let texts = [text(None), text("2026-11-29T05:20:00Z".parse().ok()), text(Some(report().until))];
+        insta::assert_snapshot!("usage-records", texts.join("---\n"));
     }
 
     /// Fault: the GPUs were in the order of their UUIDs.

@@ -69,14 +69,17 @@ pub(crate) struct Client {
     /// Use kernels that fill only a small part of the device
     #[arg(long, requires = "compute")]
     small: bool,
+    /// Part of the time in which its kernels run, such as 0.3 [default: a load that depends on the pid]
+    #[arg(long, requires = "compute", value_name = "PART")]
+    duty: Option<f64>,
     /// Wait for a line on standard input before the start
     #[arg(long, requires = "compute")]
     wait: bool,
 }
 
-pub(crate) fn client(&Client { compute, seconds, allocate, small, wait }: &Client) -> ExitCode {
+pub(crate) fn client(&Client { compute, seconds, allocate, small, duty, wait }: &Client) -> ExitCode {
     if compute {
-        return mps_sim::work::main(Work { seconds, allocate, small, wait });
+        return mps_sim::work::main(Work { seconds, allocate, small, duty, wait });
     }
     mps_sim::client::main()
 }

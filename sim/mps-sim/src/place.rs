@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use nix::sys::stat::Mode;
-use silicon::machine::{Load, Pid, Process, ProcessKind};
+use silicon::machine::{Load, Pid, Process, ProcessKind, WHOLE_PPM};
 use silicon::{Host, HostError, Return};
 
 use crate::fault::{self, FaultFile, Faults};
@@ -191,10 +191,21 @@ impl Environment {
 
     /// Sets the load of this process to 0 on all GPUs. An MPS server only schedules the work of its clients.
     pub(crate) fn stay_idle(&self) -> Result<(), HostError> {
+        self.set_load(Some(Load::IDLE))
+    }
+
+    /// Sets the load of this process: its kernels run in this part of the time, and then use its whole device. `None` is
+    /// the usual load.
+    pub(crate) fn work_for(&self, part: Option<f64>) -> Result<(), HostError> {
+        self.set_load(part.map(|part| Load::of_sm((part.clamp(0.0, 1.0) * f64::from(WHOLE_PPM)).round() as u32)))
+    }
+
+    /// Sets the load of this process on all GPUs; `None` is the usual one.
+    fn set_load(&self, load: Option<Load>) -> Result<(), HostError> {
         let Some(host) = &self.host else { return Ok(()) };
         host.update(|machine| {
             for gpu in 0..host.hardware().slots.len() as u32 {
-                let _not_there = machine.set_load(gpu, std::process::id(), Some(Load::IDLE));
+                let _not_there = machine.set_load(gpu, std::process::id(), load);
             }
             Ok(())
         })

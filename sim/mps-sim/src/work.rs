@@ -8,6 +8,8 @@
 //! | large kernels | in proportion to the percentage | time-sliced: an equal part for each process |
 //! | small kernels | each client at full speed, because the kernels fit together | time-sliced |
 //!
+//! With a duty, the load of the process is this part of the device, and its kernels run in this part of the time.
+//!
 //! An allocation beyond the client's memory limit fails as out of memory. The device has
 //! [`MULTIPROCESSORS`] multiprocessors. A client sees its percentage of these multiprocessors.
 
@@ -56,6 +58,8 @@ pub struct Work {
     pub allocate: u64,
     /// Whether to use kernels that occupy only a small part of the device.
     pub small: bool,
+    /// Part of the time in which the kernels run. `None` means a load that depends on the pid.
+    pub duty: Option<f64>,
     /// Whether to wait for a line on standard input before starting.
     pub wait: bool,
 }
@@ -123,6 +127,7 @@ fn run(work: Work) -> Result<(), String> {
     }
     let kind = if given.mps { ProcessKind::Mps } else { ProcessKind::Compute };
     place.occupy(&device, kind, OWN_MEMORY + work.allocate).map_err(|error| error.to_string())?;
+    place.stay_idle().map_err(|error| error.to_string())?;
     let multiprocessors = whole(f64::from(MULTIPROCESSORS) * given.percentage / 100.0);
     let pid = std::process::id();
     outln!("{}", json!({ "state": "ready", "pid": pid, "device": device, "multiprocessors": multiprocessors }));
@@ -134,6 +139,7 @@ fn run(work: Work) -> Result<(), String> {
         let begins = first_line();
         while goes_on()? && matches!(begins.recv_timeout(TELLS), Err(RecvTimeoutError::Timeout)) {}
     }
+    place.work_for(work.duty).map_err(|error| error.to_string())?;
     let others = place.computing(&device).saturating_sub(1);
     let speed = given.speed(work.small, others);
     let began = Instant::now();
@@ -142,13 +148,17 @@ fn run(work: Work) -> Result<(), String> {
         std::thread::sleep(TELLS.min(wanted.saturating_sub(began.elapsed())));
         outln!("{}", json!({ "state": "computing", "iterations": iterations(began.elapsed(), speed) }));
     }
-    let ended = json!({
+    let seconds = began.elapsed().as_secs_f64();
+    let mut ended = json!({
         "state": "ended",
         "iterations": iterations(began.elapsed(), speed),
-        "seconds": began.elapsed().as_secs_f64(),
+        "seconds": seconds,
         "iterations_per_second": speed,
         "longest_pause_ms": 1e3 / speed,
     });
+    if let Some(duty) = work.duty {
+        ended["busy_seconds"] = json!(duty * seconds);
+    }
     outln!("{ended}");
     Ok(())
 }

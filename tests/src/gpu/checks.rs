@@ -11,7 +11,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
     client::{Client, Work},
@@ -285,13 +285,12 @@ const STRANGERS: [u32; 2] = [65_534, 65_533];
 /// # Errors
 /// If one of these checks fails.
 pub async fn several_users(service: &mut Service) -> Result<Found, String> {
-    let not_done = |why: &str| Found { ok: true, words: format!("not done: {why}"), figures: Value::Null };
     if !nix::unistd::geteuid().is_root() {
-        return Ok(not_done("only root can start programs of two users"));
+        return Ok(Found::not_done("only root can start programs of two users"));
     }
     let idle = service.idle().await?;
     if idle.wanted.users != MpsUsers::Many {
-        return Ok(not_done("this control daemon serves one user at a time"));
+        return Ok(Found::not_done("this control daemon serves one user at a time"));
     }
     service.open_to_all_users()?;
     let half = ["--mps", "50"];

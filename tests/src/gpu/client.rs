@@ -27,6 +27,8 @@ pub struct Work {
     pub allocate: u64,
     /// Whether the client uses kernels that need only a small part of the GPU.
     pub small: bool,
+    /// Part of the time in which the client's kernels run. `None` means that the client does not pause.
+    pub duty: Option<f64>,
     /// Whether the client waits for a command before it computes. So several clients can begin to
     /// compute at the same time.
     pub wait: bool,
@@ -34,7 +36,7 @@ pub struct Work {
 
 impl Work {
     /// A client that starts, computes nothing and ends.
-    pub const NONE: Self = Self { seconds: Some(0.0), allocate: 0, small: false, wait: false };
+    pub const NONE: Self = Self { seconds: Some(0.0), allocate: 0, small: false, duty: None, wait: false };
 
     /// Returns the client's arguments.
     #[must_use]
@@ -47,6 +49,9 @@ impl Work {
             words.extend(["--allocate".to_owned(), self.allocate.to_string()]);
         }
         words.extend(self.small.then(|| "--small".to_owned()));
+        if let Some(duty) = self.duty {
+            words.extend(["--duty".to_owned(), duty.to_string()]);
+        }
         words.extend(self.wait.then(|| "--wait".to_owned()));
         words
     }
@@ -84,6 +89,20 @@ pub struct Ended {
     pub iterations_per_second: f64,
     /// Longest time between two iterations, in ms.
     pub longest_pause_ms: f64,
+    /// Time in which its kernels ran, in seconds. Only with a duty.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy_seconds: Option<f64>,
+}
+
+impl Ended {
+    /// Returns the part of the time in which the client's kernels ran.
+    ///
+    /// # Errors
+    /// If the client does not measure it, or has not computed.
+    pub fn duty(&self) -> Result<f64, String> {
+        let busy = self.busy_seconds.ok_or("the client does not print busy_seconds")?;
+        if self.seconds > 0.0 { Ok(busy / self.seconds) } else { Err("the client has not computed".to_owned()) }
+    }
 }
 
 /// A running client. Dropping this value sends SIGTERM to the client.

@@ -33,7 +33,37 @@ impl From<String> for Stop {
     }
 }
 
-/// The GPU under test, which is the first GPU of the host, and NVIDIA's programs.
+/// NVIDIA's programs for MPS.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct MpsPrograms {
+    /// The control daemon.
+    pub control: PathBuf,
+    /// The MPS server.
+    pub server: PathBuf,
+}
+
+impl MpsPrograms {
+    /// Searches the programs.
+    ///
+    /// # Errors
+    /// Why gpushd cannot share this GPU through MPS on this host.
+    pub fn find(gpu: &Ground) -> Result<Self, Stop> {
+        let skipped = |why: &str| Err(Stop::Skipped(why.to_owned()));
+        if !gpu.simulated && !nix::unistd::geteuid().is_root() {
+            return skipped("not root: gpushd shares GPUs as root");
+        }
+        let Some(control) = on_path(CONTROL) else {
+            return skipped("nvidia-cuda-mps-control is not on PATH; it comes with the driver, in a separate package");
+        };
+        let server = control.with_file_name(SERVER);
+        if !server.exists() {
+            return skipped("nvidia-cuda-mps-server is not in the directory of nvidia-cuda-mps-control");
+        }
+        Ok(Self { control, server })
+    }
+}
+
+/// The GPU under test, which is the first GPU of the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Ground {
     /// Product name.
@@ -50,10 +80,9 @@ pub struct Ground {
     pub simulated: bool,
     #[serde(skip)]
     settings: Settings,
-    /// NVIDIA's control daemon.
-    pub control: PathBuf,
-    /// NVIDIA's MPS server.
-    pub server: PathBuf,
+    /// NVIDIA's programs for MPS, if the checks use them.
+    #[serde(flatten)]
+    pub mps: Option<MpsPrograms>,
 }
 
 /// Settings that the checks must not change.
@@ -72,7 +101,7 @@ impl Settings {
 }
 
 impl Ground {
-    /// Examines the first GPU and the host. `simulated` means that the CUDA client of the test can
+    /// Examines the first GPU. `simulated` means that the CUDA client of the test can
     /// run on a simulated driver. PyTorch cannot: on a simulated host, it would compute on a real
     /// GPU that was not examined.
     ///
@@ -84,9 +113,6 @@ impl Ground {
         if driver.is_simulated() && !simulated {
             return skipped("the driver found is gpush's simulator; leave its environment first");
         }
-        if !driver.is_simulated() && !nix::unistd::geteuid().is_root() {
-            return skipped("not root: gpushd shares GPUs as root");
-        }
         if !driver.is_simulated() && std::os::unix::net::UnixStream::connect(HOSTS_OWN).is_ok() {
             return skipped(
                 "this host's own gpushd runs, and the GPUs are its own: `systemctl stop gpushd.socket gpushd`",
@@ -94,13 +120,6 @@ impl Ground {
         }
         if let Some(why) = in_the_way(&reading) {
             return Err(Stop::Skipped(format!("GPU 0, {}: {why}", reading.identity.uuid)));
-        }
-        let Some(control) = on_path(CONTROL) else {
-            return skipped("nvidia-cuda-mps-control is not on PATH; it comes with the driver, in a separate package");
-        };
-        let server = control.with_file_name(SERVER);
-        if !server.exists() {
-            return skipped("nvidia-cuda-mps-server is not in the directory of nvidia-cuda-mps-control");
         }
         Ok(Self {
             name: reading.identity.name.clone(),
@@ -110,8 +129,7 @@ impl Ground {
             cuda: info.cuda,
             simulated: driver.is_simulated(),
             settings: Settings::of(&reading),
-            control,
-            server,
+            mps: None,
         })
     }
 

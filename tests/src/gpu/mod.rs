@@ -1,12 +1,15 @@
-//! The checks of MPS on a real GPU (`tests/gpu`): with a real gpushd and real CUDA programs.
+//! The checks of MPS and of figures about use on a real GPU (`tests/gpu`): with a real gpushd and
+//! real CUDA programs.
 //!
 //! ```text
-//! bin/gpu_mps ──► ground     the prerequisites; if one is missing: SKIPPED, and why
-//!      │
+//! bin/gpu_mps, bin/gpu_use
+//!      ├────────► command    arguments, exit code, the last check
+//!      ├────────► ground     the prerequisites; if one is missing: SKIPPED, and why
 //!      ├────────► service    its own gpushd in a scratch directory; gpushctl; cleanup of all processes
 //!      │             └─────► client    a program that computes, with a lease or without
-//!      ├────────► checks     one function each, on a service
-//!      └────────► report     lines, mps.json, mps.md
+//!      ├────────► checks     of MPS: one function each, on a service
+//!      ├────────► usage      of figures about use: errors, costs, energy
+//!      └────────► report     lines; mps.json and mps.md, or use.json and use.md
 //! ```
 //!
 //! The checks change no setting of a GPU. The rule says `compute_mode = "keep"`, and the checks do
@@ -16,9 +19,11 @@
 
 pub mod checks;
 pub mod client;
+pub mod command;
 pub mod ground;
 pub mod report;
 pub mod service;
+pub mod usage;
 
 use std::time::Duration;
 

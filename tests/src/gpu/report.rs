@@ -1,5 +1,5 @@
-//! Results of the checks. Each check prints a line when it finishes. `mps.json` is for programs,
-//! and `mps.md` is for `docs/benchmarks.md`.
+//! Results of the checks of one part. Each check prints a line when it finishes. For the part `mps`,
+//! `mps.json` is for programs, and `mps.md` is for `docs/benchmarks.md`.
 
 use std::{fmt::Write as _, fs, path::Path};
 
@@ -7,6 +7,22 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::ground::Ground;
+
+/// A part of the checks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// Name of the part, and of its files.
+    pub name: &'static str,
+    /// Heading in the page.
+    pub heading: &'static str,
+}
+
+impl Part {
+    /// Sharing through MPS.
+    pub const MPS: Self = Self { name: "mps", heading: "MPS" };
+    /// Figures about the use of GPUs.
+    pub const USE: Self = Self { name: "use", heading: "figures about use" };
+}
 
 /// The result of a check.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -17,6 +33,14 @@ pub struct Found {
     pub words: String,
     /// The measurements, for programs.
     pub figures: Value,
+}
+
+impl Found {
+    /// Returns the result of a check that this host does not permit, which is not a failure.
+    #[must_use]
+    pub fn not_done(why: &str) -> Self {
+        Self { ok: true, words: format!("not done: {why}"), figures: Value::Null }
+    }
 }
 
 /// A check with its result. If a check could not run, the result is the reason.
@@ -32,6 +56,8 @@ pub struct Check {
 /// All checks, and the GPU on which they ran.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
+    #[serde(skip)]
+    part: Part,
     /// The GPU.
     pub gpu: Ground,
     /// The command of the clients.
@@ -45,14 +71,14 @@ pub struct Report {
 impl Report {
     /// Creates a report without checks.
     #[must_use]
-    pub fn of(gpu: Ground, client: Vec<String>, seconds: f64) -> Self {
-        Self { gpu, client, seconds, checks: Vec::new() }
+    pub fn of(part: Part, gpu: Ground, client: Vec<String>, seconds: f64) -> Self {
+        Self { part, gpu, client, seconds, checks: Vec::new() }
     }
 
     /// Adds a check to the report and prints its line. A check that could not run counts as failed,
     /// and its text is the reason.
     pub fn add(&mut self, name: &'static str, outcome: Result<Found, String>) {
-        let found = outcome.unwrap_or_else(|why| Found { ok: false, words: why, figures: Value::Null });
+        let found = outcome.unwrap_or_else(|why| Found { words: why, ..Found::default() });
         println!("{:<7} {name:<22} {}", if found.ok { "ok" } else { "FAILED" }, found.words);
         self.checks.push(Check { name, found });
     }
@@ -69,8 +95,9 @@ impl Report {
     /// If a file cannot be written.
     pub fn write(&self, out: &Path) -> Result<(), String> {
         let json = serde_json::to_string_pretty(self).map_err(|error| error.to_string())?;
-        for (name, text) in [("mps.json", json + "\n"), ("mps.md", self.markdown())] {
-            fs::write(out.join(name), text).map_err(|error| format!("{name} can't be written: {error}"))?;
+        for (ending, text) in [("json", json + "\n"), ("md", self.markdown())] {
+            let name = format!("{}.{ending}", self.part.name);
+            fs::write(out.join(&name), text).map_err(|error| format!("{name} can't be written: {error}"))?;
         }
         Ok(())
     }
@@ -79,7 +106,7 @@ impl Report {
     #[must_use]
     pub fn markdown(&self) -> String {
         let Ground { name, memory_mib, driver, cuda, simulated, .. } = &self.gpu;
-        let mut text = "## On a real GPU: MPS\n\n".to_owned();
+        let mut text = format!("## On a real GPU: {}\n\n", self.part.heading);
         if *simulated {
             text.push_str("**Of a simulated GPU: the figures mean nothing.**\n\n");
         }

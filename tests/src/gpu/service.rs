@@ -52,7 +52,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Prepares the service, but starts no process. `programs` is the directory of gpush's
+    /// Prepares the service, but starts no process. [`Self::start`] needs NVIDIA's programs for MPS. `programs` is the directory of gpush's
     /// programs, `client` is the command of the clients, and `users` is a setting of the MPS
     /// daemon.
     ///
@@ -68,10 +68,10 @@ impl Service {
         };
         // Set one health check per second. gpushd finds clients only through its health check, and
         // the checks wait for clients to appear.
+        let control = ground.mps.as_ref().map_or_else(String::new, |mps| format!("control = {:?}\n", mps.control));
         let config = format!(
-            "[mps]\ncontrol = {:?}\nhealth = \"1s\"\n\n[[gpu]]\nmatch = [\"{TARGET}\"]\nmode = \"mps\"\n\
-             mps = {{ compute_mode = \"keep\", users = \"{users}\" }}\n",
-            ground.control
+            "[mps]\n{control}health = \"1s\"\n\n[[gpu]]\nmatch = [\"{TARGET}\"]\nmode = \"mps\"\n\
+             mps = {{ compute_mode = \"keep\", users = \"{users}\" }}\n"
         );
         fs::write(scratch.path().join("config.toml"), config).map_err(cannot)?;
         let (programs, client, uuid) = (programs.to_owned(), client.to_vec(), ground.uuid.clone());
@@ -309,6 +309,18 @@ impl Service {
             }
         };
         self.begin(command)
+    }
+
+    /// Checks that a client can compute on this host, without MPS.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub async fn can_compute(&mut self) -> Result<(), String> {
+        let ended = match self.with(None, Work::NONE) {
+            Ok(mut client) => client.ended().await.map(|_| ()),
+            Err(why) => Err(why),
+        };
+        ended.map_err(|why| format!("`{}` can't compute here: {why}", self.client.join(" ")))
     }
 
     fn begin(&mut self, command: std::process::Command) -> Result<Client, String> {

@@ -1,8 +1,8 @@
 //! Tests of the checks in `tests/gpu`: all checks on a simulated host, when they fail, and when
 //! they print SKIPPED. The checks must leave no processes and no files.
 //!
-//! A model (`sim/mps-sim/src/work.rs`) determines the speed of the simulated client. So the figures
-//! do not measure a GPU. They only show that the checks measure, compare and print.
+//! A model (`sim/mps-sim/src/work.rs`) determines the speed and the load of the simulated client. So
+//! the figures do not measure a GPU. They only show that the checks measure, compare and print.
 
 use std::{
     fs,
@@ -19,6 +19,9 @@ use gpush_tests::{
 };
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+
+/// A host whose GPU has performance monitoring (GPM).
+const WITH_GPM: &str = "driver = \"555.58.02\"\n[[gpu]]\nmodel = \"h100-80-sxm\"\nmig = false\n";
 
 /// A host whose driver supports several users on one control daemon.
 const HOST: &str = "driver = \"555.58.02\"\n[[gpu]]\nmodel = \"l4\"\n";
@@ -66,11 +69,11 @@ fn on(host: &Host, command: &str) -> Command {
     command
 }
 
-/// Runs `tests/gpu/run` with `client`, or with the default client. `mps_programs` is a directory
-/// with MPS programs. If `mps_programs` is `None`, the programs come from the host's `bin`.
-fn run(host: &Host, client: Option<&str>, mps_programs: Option<&Path>) -> Output {
+/// Runs these parts of `tests/gpu/run` with `client`, or with the default client. `mps_programs` is a
+/// directory with MPS programs. If `mps_programs` is `None`, the programs come from the host's `bin`.
+fn run(host: &Host, parts: &[&str], client: Option<&str>, mps_programs: Option<&Path>) -> Output {
     let mut command = on(host, tests_gpu().join("run").to_str().expect("a path"));
-    command.arg(out(host));
+    command.args(parts.iter().flat_map(|part| ["--only", part])).arg(out(host));
     if let Some(client) = client {
         command.env("GPU_CLIENT", client);
     }
@@ -92,8 +95,14 @@ fn assert_nothing_stays(host: &Host) {
     assert_eq!(host.show()["gpus"][0]["state"]["compute_mode"], json!(0));
 }
 
-fn results(host: &Host) -> Value {
-    serde_json::from_slice(&fs::read(out(host).join("mps.json")).expect("results")).expect("JSON")
+fn results(host: &Host, file: &str) -> Value {
+    serde_json::from_slice(&fs::read(out(host).join(file)).expect("results")).expect("JSON")
+}
+
+/// Returns the figures of a check.
+fn figures(results: &Value, name: &str) -> Value {
+    let checks = results["checks"].as_array().expect("checks");
+    checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no {name}"))["figures"].clone()
 }
 
 #[test]
@@ -111,7 +120,7 @@ fn checks_run_with_nvidia_control_daemon() {
 }
 
 fn carried_out_and_written_down(host: &Host, mps_programs: Option<&Path>) {
-    let output = run(host, Some(&stand_in()), mps_programs);
+    let output = run(host, &["readings", "mps"], Some(&stand_in()), mps_programs);
     let text = printed(&output);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("SKIPPED readings: the driver found is gpush's simulator"), "{text}");
@@ -124,14 +133,11 @@ fn carried_out_and_written_down(host: &Host, mps_programs: Option<&Path>) {
     assert!(text.contains("8 checks, 0 failed"), "{text}");
     assert_nothing_stays(host);
 
-    let results = results(host);
+    let results = results(host, "mps.json");
     assert_eq!((&results["gpu"]["name"], &results["gpu"]["simulated"]), (&json!("NVIDIA L4"), &json!(true)));
     let bin = mps_programs.map_or_else(|| host.dir().join("bin"), Path::to_owned);
     assert_eq!(results["gpu"]["control"], json!(bin.join("nvidia-cuda-mps-control")));
-    let check = |name: &str| {
-        let checks = results["checks"].as_array().expect("checks");
-        checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no {name}"))["figures"].clone()
-    };
+    let check = |name: &str| figures(&results, name);
     let throughput = check("throughput");
     assert_eq!(throughput["rows"], json!([[25, 25, 250.0, 0.25], [50, 50, 500.0, 0.5], [100, 100, 1000.0, 1.0]]));
     assert_eq!(throughput["each"][0].as_array().map(Vec::len), Some(3), "the middle one of three");
@@ -158,14 +164,53 @@ fn client_that_bypasses_mps_fails_every_check() {
     let script = format!("#!/bin/sh\nexport CUDA_MPS_PIPE_DIRECTORY=/nowhere\nexec {} \"$@\"\n", stand_in());
     fs::write(&client, script).expect("a script");
     fs::set_permissions(&client, fs::Permissions::from_mode(0o755)).expect("a program");
-    let output = run(&host, client.to_str(), None);
+    let output = run(&host, &["mps"], client.to_str(), None);
     let text = printed(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert_eq!(text.lines().filter(|line| line.starts_with("FAILED ")).count(), 7, "{text}");
     assert_eq!(text.matches("computes without MPS").count(), 6, "{text}");
     assert!(text.contains("3072 MiB: went through") && text.contains("8 checks, 7 failed"), "{text}");
-    assert_eq!(results(&host)["checks"][0]["ok"], false);
+    assert_eq!(results(&host, "mps.json")["checks"][0]["ok"], false);
     assert_nothing_stays(&host);
+}
+
+/// The simulated GPU reports exactly the load of the clients, so the errors are small.
+#[test]
+fn figures_about_use_are_compared_with_known_duties() {
+    let host = Host::up(WITH_GPM).opened();
+    let mut command = on(&host, tests_gpu().join("run").to_str().expect("a path"));
+    command.args(["--only", "use"]).arg(out(&host)).env("GPU_CLIENT", stand_in()).env("GPU_SECONDS", "0.5");
+    let output = command.output().expect("sh can be started");
+    let text = printed(&output);
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("6 checks, 0 failed") && !text.contains("not done: nvidia-cuda-mps"), "{text}");
+    assert_nothing_stays(&host);
+    let results = results(&host, "use.json");
+    let signals = &figures(&results, "signals")["signals"];
+    for name in ["GPM engine", "GPM SM"] {
+        let errors = signals[name].as_array().expect("errors");
+        let largest: Vec<f64> = errors.iter().filter_map(|error| error["largest"].as_f64()).collect();
+        assert!(largest.len() == 5 && largest.iter().all(|largest| *largest < 8.0), "{name}: {signals}");
+    }
+    let calls = figures(&results, "driver calls");
+    assert!(calls["rows"].as_array().is_some_and(|rows| rows.len() > 10), "{calls}");
+    let energy = figures(&results, "energy of two clients");
+    assert_eq!(energy["rows"][0][0], "one works, one is idle", "{energy}");
+    let page = fs::read_to_string(out(&host).join("use.md")).expect("a page");
+    assert!(
+        page.starts_with("## On a real GPU: figures about use\n") && page.contains("| another sampler |"),
+        "{page}"
+    );
+}
+
+#[test]
+fn unknown_part_of_the_checks_is_refused_with_the_list() {
+    for wrong in [&["--only", "energy"][..], &["--only"], &["--part", "use"]] {
+        let output = Command::new(tests_gpu().join("run")).args(wrong).output().expect("sh can be started");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{text}");
+        assert!(text.contains("PART is readings, mps or use"), "{text}");
+    }
 }
 
 #[test]
@@ -188,7 +233,7 @@ fn interrupted_checks_end_all_their_processes() {
 async fn missing_or_conflicting_program_is_named_and_nothing_changes() {
     let skipped = |host: &Host, client: Option<&str>, why: &str| {
         host.start_trace();
-        let output = run(host, client, None);
+        let output = run(host, &["mps"], client, None);
         let text = printed(&output);
         let says_so = text.lines().any(|line| line.starts_with("SKIPPED MPS: ") && line.contains(why));
         assert!(output.status.success() && says_so, "{why}\n{text}");

@@ -2,17 +2,19 @@
 
 use std::collections::BTreeSet;
 
-use gpush_api::{GpuState, HostUsage, LeaseGrant, LeaseUsage, SignalSource, UnknownReason, UseState};
+use gpush_api::{GpuState, HostUsage, Lease, LeaseGrant, LeaseUsage, SignalSource, UnknownReason, UseState};
 use gpush_locked::Locked;
 use gpush_nvml::{
     ErrorKind,
-    sample::{ProcessSample, Ratio},
+    sample::{Activity, InstanceRef, InstanceSample, ProcessSample, Ratio},
 };
 use hyper::Method;
 
 use super::{
     InProcess,
+    host::ScriptedHost,
     lease_requests::{WHOLE, whole, whole_gpus},
+    leases::{FIXED, devices},
     programs::UserProgram,
     requests::request,
     user,
@@ -33,6 +35,13 @@ impl InProcess {
         let is =
             |usage: &HostUsage| usage.lease_usage.iter().find(|one| one.lease_id == id && one.state == state).cloned();
         self.until_usage(state.name(), is).await
+    }
+
+    /// Waits until gpushd has learned how much power the first GPU needs without a process. This needs two samples.
+    async fn until_power_is_learned(&self) {
+        let sampled = |usage: &HostUsage| usage.gpu_usage.first()?.sampled_at;
+        let first = self.until_usage("a sample", sampled).await;
+        self.until_usage("a second sample", |usage| sampled(usage).filter(|at| *at > first)).await;
     }
 
     /// Returns the metrics that a user sees.
@@ -162,9 +171,7 @@ async fn activity_that_the_power_refutes_has_no_series() {
         sample.activity.busy = Some(Ratio::ZERO);
     });
     let lease = host.lease(0, &whole("0", 1)).await.expect("a lease");
-    let is_learned = |usage: &HostUsage| usage.gpu_usage.first()?.sampled_at;
-    let first = host.until_usage("a sample", is_learned).await;
-    host.until_usage("a second sample", |usage| is_learned(usage).filter(|at| *at > first)).await;
+    host.until_power_is_learned().await;
     host.until_use(&lease, UseState::Empty).await;
     let program = UserProgram::with_environment(0, &lease.environment);
     host.gpus.set_sample(0, |sample| sample.processes = Some(vec![process(program.pid(), 0)]));
@@ -176,6 +183,86 @@ async fn activity_that_the_power_refutes_has_no_series() {
     assert_eq!(host.get::<HostUsage>("/v1/usage?watch=true").await.gpu_usage[0].activity.busy, None);
     let (metrics, _) = host.metrics(0, "*/*").await;
     assert!(!metrics.contains("\ngpush_gpu_utilization_ratio{") && metrics.contains("\ngpush_gpu_power_watts{"));
+}
+
+/// Returns a GPU instance in a sample whose SMs worked for a part of the time, in ppm.
+fn instance(gi: u32, sm: u32) -> InstanceSample {
+    let (sm, zero) = (Some(Ratio::from_ppm(sm)), Some(Ratio::ZERO));
+    let activity = Activity {
+        source: SignalSource::Gpm,
+        window_us: Some(1_000),
+        busy: sm,
+        sm,
+        tensor: zero,
+        dram: zero,
+        ..Activity::default()
+    };
+    InstanceSample { instance: InstanceRef { gi, generation: 0 }, activity, memory: None }
+}
+
+/// A sensor that reads 0 under load: while another MIG device works, gpushd cannot know it, and must say so. Afterwards the
+/// power of the board refutes the sensor. The lease was shown as idle without a doubt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn zero_of_a_mig_lease_beside_a_working_one_is_not_certain() {
+    let host = ScriptedHost::new("dgx-h100", 1).start_with_layouts(FIXED).await;
+    host.until_layouts_are_settled().await;
+    let lies = host.lease(0, &devices("1g.10gb", 1)).await.expect("a device");
+    let works = host.lease(0, &devices("1g.10gb", 1)).await.expect("the other device");
+    let listed = host.gpus().await;
+    let all = &listed[0].mig.as_ref().expect("MIG").instances;
+    let place = |lease: &LeaseGrant| {
+        let target = &lease.lease.members[0].target;
+        let is_target = |uuid: &Option<_>| uuid.as_ref() == Some(target);
+        let found = all.iter().find_map(|gi| Some((gi.id, gi.compute.iter().find(|ci| is_target(&ci.uuid))?.id)));
+        found.expect("the device of the lease")
+    };
+    let (liar, worker) = (place(&lies), place(&works));
+    let in_place = |pid: u32, (gi, ci): (u32, u32)| ProcessSample {
+        gi: Some(gi),
+        ci: Some(ci),
+        busy: None,
+        dram: None,
+        ..process(pid, 0)
+    };
+    host.gpus.set_sample(0, |sample| {
+        // The power decides, not the counter of the energy.
+        (sample.activity, sample.energy_mj) = (Activity::default(), None);
+        sample.instances = vec![instance(liar.0, 0), instance(worker.0, 0)];
+    });
+    host.until_power_is_learned().await;
+    host.until_use(&lies, UseState::Empty).await;
+    let (liars, workers) =
+        (UserProgram::with_environment(0, &lies.environment), UserProgram::with_environment(0, &works.environment));
+    host.gpus.set_sample(0, |sample| {
+        sample.instances = vec![instance(liar.0, 0), instance(worker.0, 900_000)];
+        sample.processes = Some(vec![in_place(liars.pid(), liar), in_place(workers.pid(), worker)]);
+        sample.power_mw = Some(200_000);
+    });
+    let id = lies.lease.id;
+    let seen = |usage: &HostUsage| {
+        let lease = usage.lease_usage.iter().find(|one| one.lease_id == id).cloned()?;
+        assert!(lease.state != UseState::Idle || lease.weak, "not certain: {lease:?}");
+        Some(lease)
+    };
+    let weak = host.until_usage("a weak zero", |usage| seen(usage).filter(|lease| lease.weak)).await;
+    assert_eq!((weak.state, weak.target_usage[0].weak), (UseState::Idle, true));
+    let shown: Lease = host.get(&format!("/v1/leases/{id}")).await;
+    let summary = shown.usage.expect("its use");
+    assert_eq!((summary.state, summary.weak), (Some(UseState::Idle), true));
+    assert!(!host.until_use(&works, UseState::Busy).await.weak);
+
+    drop(workers);
+    host.gpus.set_sample(0, |sample| {
+        sample.instances = vec![instance(liar.0, 0), instance(worker.0, 0)];
+        sample.processes = Some(vec![in_place(liars.pid(), liar)]);
+    });
+    let refuted = |lease: &LeaseUsage| lease.reason == Some(UnknownReason::PowerDisagrees);
+    let unknown = host.until_usage("the power refutes the zero", |usage| seen(usage).filter(refuted)).await;
+    assert_eq!((unknown.state, unknown.weak, unknown.target_usage[0].weak), (UseState::Unknown, false, false));
+    host.gpus.set_sample(0, |sample| sample.instances[0] = instance(liar.0, 400_000));
+    let is_busy = |lease: &LeaseUsage| lease.state == UseState::Busy;
+    let busy = host.until_usage("work", |usage| seen(usage).filter(is_busy)).await;
+    assert!(!busy.weak);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -239,6 +239,31 @@ async fn report_counts_ended_and_open_leases_once() {
     assert!(empty.expect_err("no period").message.contains("the period is empty"));
 }
 
+/// Fault: a report over 30 days did not say that gpushd had recorded only the last three of them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn report_says_when_the_records_begin() {
+    let host = whole_gpus(1);
+    let started = jiff::Timestamp::now();
+    let mut gpushd = host.start(&config()).await;
+    gpushd.gpus().await;
+    let granted = gpushd.lease(1000, &whole("0", 1)).await.expect("a lease");
+    gpushd.until_recorded(&granted, true).await;
+    let path = "/v1/usage/report?since=2020-01-01T00:00:00Z";
+    let first: UsageReport = gpushd.get_as(user(1000), path).await.expect("the own use");
+    let since = first.recorded_since.expect("the records begin in the period");
+    // The start of the records within an hour is exact to a minute.
+    assert!(since.duration_since(started).as_secs().abs() < 90, "{since} {started}");
+    gpushd.stop().await;
+    gpushd = host.start(&config()).await;
+    gpushd.gpus().await;
+    gpushd.until_recorded(&granted, true).await;
+    let second: UsageReport = gpushd.get(path).await;
+    let again = second.recorded_since.expect("the records begin in the period");
+    assert!(again.duration_since(since).as_secs().abs() < 90, "{since} {again}");
+    let past: UsageReport = gpushd.get(&format!("{path}&until=2020-01-02T00:00:00Z")).await;
+    assert_eq!(past.recorded_since, Some(past.until), "nothing is recorded");
+}
+
 /// Fault: each restart of gpushd split the use of an open lease with a MIG device into several targets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mig_device_stays_one_target_over_restarts() {

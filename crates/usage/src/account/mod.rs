@@ -9,11 +9,13 @@
 
 mod day;
 mod ended;
+mod recorded;
 mod report;
 mod request;
 
 pub use day::{GpuDay, LeaseDay, fold_gpus, fold_leases};
 pub use ended::{EndedLease, LeaseOwner};
+pub use recorded::recorded_since;
 pub use report::{BadGrouping, Grouping, ReportLine, UsageReport, report};
 pub use request::{RequestDay, RequestSums};
 

@@ -213,6 +213,7 @@ fn use_of(lease: &Lease, state: UseState, reason: Option<UnknownReason>, ratio: 
         lease_id: lease.id,
         state,
         reason,
+        weak: false,
         since: at(-500),
         unused_since: matches!(state, UseState::Idle | UseState::Empty).then(|| at(-4_000)),
         unused_s: matches!(state, UseState::Idle | UseState::Empty).then_some(4_000),
@@ -234,7 +235,8 @@ fn usage(leases: &[Lease]) -> HostUsage {
             13 => use_of(lease, UseState::Unknown, Some(UnknownReason::SharedDevice), None, 4_900),
             14 => use_of(lease, UseState::Empty, None, None, 0),
             17 => use_of(lease, UseState::Busy, None, Some(0.52), 7_100),
-            18 => use_of(lease, UseState::Idle, None, Some(0.0), 2_000),
+            // L17 works on the same GPU, so the power does not confirm that L18 is idle.
+            18 => LeaseUsage { weak: true, ..use_of(lease, UseState::Idle, None, Some(0.0), 2_000) },
             23 => use_of(lease, UseState::Unknown, Some(UnknownReason::MemoryOnly), None, 8_900),
             _ => return None,
         })
@@ -247,6 +249,7 @@ fn summary(usage: &LeaseUsage) -> LeaseUsageSummary {
     LeaseUsageSummary {
         state: Some(usage.state),
         reason: usage.reason,
+        weak: usage.weak,
         unused_since: usage.unused_since,
         unused_s: usage.unused_s,
         busy_s: usage.busy_s,

@@ -26,7 +26,7 @@ pub(crate) use self::{
     idle::{keeping, report as idle_report},
     list::list,
     show::{one, show},
-    usage::{Surroundings, energy, unknown},
+    usage::{Surroundings, energy, idle, unknown},
 };
 use super::{
     Appearance,

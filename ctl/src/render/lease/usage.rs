@@ -12,24 +12,37 @@ pub(crate) fn now(usage: &LeaseUsageSummary) -> String {
     let memory = usage.memory_mib.map_or_else(String::new, |memory| format!(", {} GiB", gib(memory)));
     match usage.state {
         Some(UseState::Busy) => format!("busy{memory}"),
-        Some(UseState::Idle) => format!("idle{}{memory}", for_time(usage.unused_s)),
+        Some(UseState::Idle) => {
+            let certainty = if usage.weak { " (not certain)" } else { "" };
+            format!("idle{}{certainty}{memory}", for_time(usage.unused_s))
+        }
         Some(UseState::Empty) => format!("no process{}", for_time(usage.unused_s)),
         Some(UseState::Unknown) => format!("use not known{memory}"),
         None => String::new(),
     }
 }
 
-/// Describes what an open lease does in a few columns: `idle 2h5m`. Empty if gpushd does not report it.
+/// Describes what an open lease does in a few columns: `idle 2h5m`, or `idle? 2h5m` if it is not certain. Empty if gpushd
+/// does not report it.
 pub(crate) fn brief(usage: &LeaseUsageSummary) -> String {
     let for_time = usage.unused_s.map_or_else(String::new, |seconds| format!(" {}", time(seconds)));
     match usage.state {
         Some(UseState::Busy) => "busy".to_owned(),
-        Some(UseState::Idle) => format!("idle{for_time}"),
+        Some(UseState::Idle) => format!("{}{for_time}", idle(usage.weak)),
         Some(UseState::Empty) => format!("empty{for_time}"),
         Some(UseState::Unknown) => "unknown".to_owned(),
         None => String::new(),
     }
 }
+
+/// Returns the word for an idle lease in a few columns. A question mark means that it is not certain.
+pub(crate) fn idle(is_weak: bool) -> &'static str {
+    if is_weak { "idle?" } else { "idle" }
+}
+
+/// Says why it is not certain that a lease is idle.
+pub(crate) const IDLE_NOT_CERTAIN: &str = "idle, not certain: other work on the same GPU needs power, so the power of the \
+                                           GPU cannot confirm that this lease does no work";
 
 /// What else is known about the use of a lease.
 #[derive(Debug, Clone, Copy, Default)]
@@ -87,6 +100,9 @@ pub(super) fn facts(lease: &Lease, surroundings: &Surroundings<'_>, look: &Appea
     }
     if !state.is_empty() {
         facts.push(("use", state));
+    }
+    if usage.weak {
+        facts.push(("", IDLE_NOT_CERTAIN.to_owned()));
     }
     facts.push(("time", times(usage)));
     if let Some(peak) = usage.memory_peak_mib {
@@ -233,6 +249,7 @@ mod tests {
         LeaseUsageSummary {
             state: Some(UseState::Idle),
             reason: None,
+            weak: false,
             unused_since: None,
             unused_s: Some(7_500),
             busy_s,
@@ -308,6 +325,7 @@ mod tests {
             lease_id: lease.id,
             state: UseState::Idle,
             reason: None,
+            weak: false,
             since: look.now,
             unused_since: None,
             unused_s: None,
@@ -338,6 +356,21 @@ mod tests {
         assert_eq!(without_peak[2], ("memory", "at most 8.0 GiB in 98 % of the time".to_owned()));
         let alone = facts(&lease, &Surroundings::default(), &look);
         assert!(alone.iter().all(|(_, value)| !value.contains("same GPU")));
+    }
+
+    /// Fault: an activity of 0 that a working neighbor hides looked like proven idleness.
+    #[test]
+    fn idle_state_that_is_not_certain_is_marked() {
+        let look = fixtures::look(80, Charset::Ascii);
+        let weak = LeaseUsageSummary { weak: true, ..fixtures::lease::usage() };
+        assert_eq!(now(&weak), "idle for 2h5m (not certain), 9.1 GiB");
+        assert_eq!((brief(&weak), brief(&fixtures::lease::usage())), ("idle? 2h5m".to_owned(), "idle 2h5m".to_owned()));
+        let lease = Lease { usage: Some(weak), ..fixtures::lease::mps() };
+        let facts = facts(&lease, &Surroundings::default(), &look);
+        assert_eq!(facts[0], ("use", "idle for 2h5m (not certain), 9.1 GiB, 2 processes".to_owned()));
+        assert_eq!(facts[1], ("", IDLE_NOT_CERTAIN.to_owned()));
+        let busy = LeaseUsageSummary { state: Some(UseState::Busy), ..fixtures::lease::usage() };
+        assert!(!now(&busy).contains("certain"));
     }
 
     #[test]

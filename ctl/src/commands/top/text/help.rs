@@ -42,8 +42,8 @@ const COLUMNS: [(&str, &str); 7] = [
     ("POWER", "power and power limit of the board. A yellow figure means: something limits the clocks."),
     (
         "USE",
-        "what a lease does. idle: its processes do no work. empty: it has no process. ?: gpushd does not know; the \
-         details show the reason.",
+        "what a lease does. idle: its processes do no work. idle?: the same, but not certain. empty: it has no process. \
+         ?: gpushd does not know. The details show the reason.",
     ),
     ("HISTORY", "past activity. With MIG, the past power (W), because the GPU itself reports no activity."),
 ];

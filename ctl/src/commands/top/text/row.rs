@@ -237,7 +237,7 @@ fn use_of_lease(item: &LeaseItem<'_>) -> StyledText {
     let unused = || usage.unused_s.map_or_else(String::new, gpush_core::duration::rough);
     match usage.state {
         UseState::Busy => StyledText(USED, "busy".to_owned()),
-        UseState::Idle => StyledText(NOTE, format!("idle {}", unused())),
+        UseState::Idle => StyledText(NOTE, format!("{} {}", lease::idle(usage.weak), unused())),
         UseState::Empty => StyledText(NOTE, format!("empty {}", unused())),
         UseState::Unknown => StyledText(QUIET, format!("? {}", usage.reason.map_or("unknown", brief_reason))),
     }
