@@ -17,6 +17,12 @@ use super::{
     user,
 };
 
+/// Returns the holder of the leases. It is not the user of the test, because gpushd would show the notices on the terminals
+/// that tests of notices use. Only root can start programs of other users.
+fn holder() -> u32 {
+    if own_uid() == 0 { 1007 } else { own_uid() }
+}
+
 /// Returns a config with this action, in which a lease without a process or work is due after 4 or 5 s.
 fn config(action: &str, more: &str) -> String {
     format!(
@@ -26,11 +32,11 @@ fn config(action: &str, more: &str) -> String {
 }
 
 impl InProcess {
-    /// Starts gpushd on a host with one GPU without a process, and requests it for the user of the test.
+    /// Starts gpushd on a host with one GPU without a process, and requests it for the holder.
     async fn with_unused_lease(config: &str) -> (Self, LeaseGrant) {
         let host = whole_gpus(1).start(config).await;
         host.gpus.set_sample(0, |_| {});
-        let granted = host.lease(own_uid(), &whole("0", 1)).await.expect("a lease");
+        let granted = host.lease(holder(), &whole("0", 1)).await.expect("a lease");
         (host, granted)
     }
 
@@ -106,8 +112,8 @@ async fn idle_program_is_ended_only_with_action_end_and_after_a_notice() {
         // The power of the board without a process must be known.
         let first = host.until("a sample", async || last_sample(&host).await).await;
         host.until("another sample", async || last_sample(&host).await.filter(|at| *at > first)).await;
-        let granted = host.lease(own_uid(), &whole("0", 1)).await.expect("a lease");
-        let mut program = UserProgram::with_environment(own_uid(), &granted.environment);
+        let granted = host.lease(holder(), &whole("0", 1)).await.expect("a lease");
+        let mut program = UserProgram::with_environment(holder(), &granted.environment);
         let (gi, ci) = (None, None);
         let busy = Some(zero);
         let idle = ProcessSample { pid: program.pid(), gi, ci, memory_bytes: Some(2 << 30), busy, dram: busy };
@@ -139,7 +145,7 @@ async fn report_and_warn_end_no_lease() {
         let report: IdleReport = host.get("/v1/leases/idle").await;
         assert_eq!(report.unused_now.iter().map(|one| one.lease_id).collect::<Vec<_>>(), [LeaseId(1)]);
         assert_eq!(report.unused_now[0].action.name(), action);
-        let other: IdleReport = host.get_as(user(own_uid() + 1), "/v1/leases/idle").await.expect("an answer");
+        let other: IdleReport = host.get_as(user(holder() + 1), "/v1/leases/idle").await.expect("an answer");
         assert_eq!(other.unused_now, [], "users see their own leases");
     }
 }
@@ -149,23 +155,23 @@ async fn kept_lease_does_not_end() {
     let (host, granted) = InProcess::with_unused_lease(&config("release", "max_keep = \"2h\"\n")).await;
     host.until_notice(&granted, NoticeKind::Unused).await;
     for (uid, body, part) in [
-        (own_uid(), json!({ "duration_s": 7201, "reason": "demo" }), "can be kept for 2h at most"),
-        (own_uid(), json!({ "duration_s": 60, "reason": " " }), "the reason is empty"),
-        (own_uid(), json!({ "duration_s": 0, "reason": "demo" }), "at least 1 second"),
-        (own_uid(), json!({ "duration_s": 60, "reason": "a\nb" }), "control characters"),
-        (own_uid() + 1, json!({ "duration_s": 60, "reason": "demo" }), "you may not keep lease L1"),
+        (holder(), json!({ "duration_s": 7201, "reason": "demo" }), "can be kept for 2h at most"),
+        (holder(), json!({ "duration_s": 60, "reason": " " }), "the reason is empty"),
+        (holder(), json!({ "duration_s": 0, "reason": "demo" }), "at least 1 second"),
+        (holder(), json!({ "duration_s": 60, "reason": "a\nb" }), "control characters"),
+        (holder() + 1, json!({ "duration_s": 60, "reason": "demo" }), "you may not keep lease L1"),
     ] {
         let error = host.keep(uid, &granted, &body).await.expect_err(part);
         assert!(error.message.contains(part), "{error:?}");
     }
     let body = json!({ "duration_s": 3600, "reason": "demo at noon" });
-    let kept = host.keep(own_uid(), &granted, &body).await.expect("it is kept").keep.expect("a keep");
-    assert_eq!((kept.reason.as_str(), kept.by.uid), ("demo at noon", own_uid()));
+    let kept = host.keep(holder(), &granted, &body).await.expect("it is kept").keep.expect("a keep");
+    assert_eq!((kept.reason.as_str(), kept.by.uid), ("demo at noon", holder()));
     let told = host.until_notice(&granted, NoticeKind::UnusedNoMore).await.notice.expect("a notice");
     assert!(told.text.starts_with("lease L1 is kept until "), "{told:?}");
     let lease = host.until_long_in(&granted, UseState::Empty).await;
     assert_eq!((lease.state, lease.idle), (LeaseState::Active, None));
-    let foreign: Lease = host.get_as(user(own_uid() + 1), "/v1/leases/L1").await.expect("a lease");
+    let foreign: Lease = host.get_as(user(holder() + 1), "/v1/leases/L1").await.expect("a lease");
     assert_eq!(foreign.keep, None, "the reason is for the holder and administrators");
 }
 
@@ -176,9 +182,9 @@ async fn keep_outlasts_a_restart_and_a_kill() {
     let config = config("release", "");
     let mut host = scripted.start(&config).await;
     host.gpus.set_sample(0, |_| {});
-    let granted = host.lease(own_uid(), &whole("0", 1)).await.expect("a lease");
+    let granted = host.lease(holder(), &whole("0", 1)).await.expect("a lease");
     let body = json!({ "duration_s": 3600, "reason": "demo" });
-    host.keep(own_uid(), &granted, &body).await.expect("it is kept");
+    host.keep(holder(), &granted, &body).await.expect("it is kept");
     host.stop().await;
     host = scripted.start(&config).await;
     host.kill();
@@ -196,7 +202,7 @@ async fn restarted_gpushd_warns_again_before_it_ends_a_lease() {
     let config = format!("# --constants usage.record=1ms\n{}", config("release", ""));
     let mut host = scripted.start(&config).await;
     host.gpus.set_sample(0, |_| {});
-    let granted = host.lease(own_uid(), &whole("0", 1)).await.expect("a lease");
+    let granted = host.lease(holder(), &whole("0", 1)).await.expect("a lease");
     host.until_notice(&granted, NoticeKind::Unused).await;
     host.kill();
     host = scripted.start(&config).await;
@@ -210,8 +216,8 @@ async fn restarted_gpushd_warns_again_before_it_ends_a_lease() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn exempt_leases_are_left_alone() {
-    let user = if own_uid() == 0 { "root".to_owned() } else { format!("user{}", own_uid()) };
-    let group = format!("group{}", own_uid() % 100);
+    let user = format!("user{}", holder());
+    let group = format!("group{}", holder() % 100);
     for exempt in [format!("users = [{user:?}]"), format!("groups = [{group:?}]"), "rules = [\"lab\"]".to_owned()] {
         let config =
             config("end", &format!("[idle.exempt]\n{exempt}\n")).replace("[[gpu]]\n", "[[gpu]]\nname = \"lab\"\n");
@@ -246,8 +252,8 @@ async fn rule_overrides_the_action() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dry_run_names_what_would_have_been_ended() {
     let host = whole_gpus(2).start(&format!("{WHOLE}[history]\ndays = 0\n")).await;
-    let unused = host.lease(own_uid(), &whole("0", 1)).await.expect("a lease").lease.id;
-    let used = host.lease(own_uid(), &whole("1", 1)).await.expect("a lease").lease.id;
+    let unused = host.lease(holder(), &whole("0", 1)).await.expect("a lease").lease.id;
+    let used = host.lease(holder(), &whole("1", 1)).await.expect("a lease").lease.id;
     let now = Timestamp::now().as_millisecond();
     let minute = 60_000;
     let span = |lease, from: i64, until: i64| UnusedSpan {
@@ -266,6 +272,6 @@ async fn dry_run_names_what_would_have_been_ended() {
         assert_eq!(found, [(unused, action, warnings)]);
         assert!(report.would_have[0].is_open);
     }
-    let other: IdleReport = host.get_as(user(own_uid() + 1), "/v1/leases/idle").await.expect("an answer");
+    let other: IdleReport = host.get_as(user(holder() + 1), "/v1/leases/idle").await.expect("an answer");
     assert_eq!(other.would_have, []);
 }

@@ -211,18 +211,25 @@ async fn hook_gets_the_notice_as_json() {
     assert_eq!(host.host.services.inputs().len(), 1, "one run for one notice");
 }
 
+/// Returns a user whose programs have no terminal, so that notices do not disturb the test of terminals. Only root can start
+/// programs of other users.
+fn other_uid() -> u32 {
+    if own_uid() == 0 { 1008 } else { own_uid() }
+}
+
 /// A program without a handler would be ended by the signal, so it does not get it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn signal_reaches_only_programs_of_the_lease_with_a_handler() {
     let host = InProcess::with_devices("").await;
     let mut body = devices("1g.10gb", 1);
     body["notice_signal"] = json!("USR1");
-    let granted = host.lease(own_uid(), &body).await.expect("a device");
+    let granted = host.lease(other_uid(), &body).await.expect("a device");
     assert_eq!(
         granted.lease.request.as_ref().and_then(|request| request.notice_signal).map(|one| one.name()),
         Some("USR1")
     );
     let directory = tempfile::tempdir().expect("a directory");
+    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).expect("a mode");
     let file = |name: &str| directory.path().join(name);
     let start = |name: &str, environment: &[(String, String)]| {
         let (ready, told) = (file(&format!("{name}-ready")), file(name));
@@ -231,9 +238,9 @@ async fn signal_reaches_only_programs_of_the_lease_with_a_handler() {
             told.display(),
             ready.display()
         );
-        UserProgram::start(Command::new("/bin/sh").args(["-c", &script]).envs(environment.iter().cloned()), own_uid())
+        UserProgram::start(Command::new("/bin/sh").args(["-c", &script]).envs(environment.iter().cloned()), other_uid())
     };
-    let mut without_handler = UserProgram::with_environment(own_uid(), &granted.environment);
+    let mut without_handler = UserProgram::with_environment(other_uid(), &granted.environment);
     let (mut own, mut foreign) = (start("own", &granted.environment), start("foreign", &[]));
     for name in ["own-ready", "foreign-ready"] {
         host.until(name, async || file(name).exists().then_some(())).await;
@@ -245,7 +252,7 @@ async fn signal_reaches_only_programs_of_the_lease_with_a_handler() {
     assert!(!file("foreign").exists(), "it does not belong to the lease");
     for wrong in ["KILL", "usr1", "10"] {
         body["notice_signal"] = json!(wrong);
-        let error = host.lease(own_uid(), &body).await.expect_err(wrong);
+        let error = host.lease(other_uid(), &body).await.expect_err(wrong);
         assert!(error.message.contains("notice_signal") || error.message.contains(wrong), "{error:?}");
     }
 }
@@ -254,8 +261,8 @@ async fn signal_reaches_only_programs_of_the_lease_with_a_handler() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_notices_a_minute_are_limited() {
     let host = InProcess::with_devices("").await;
-    let granted = host.lease(own_uid(), &devices("1g.10gb", 1)).await.expect("a device");
-    let _program = UserProgram::with_environment(own_uid(), &granted.environment);
+    let granted = host.lease(other_uid(), &devices("1g.10gb", 1)).await.expect("a device");
+    let _program = UserProgram::with_environment(other_uid(), &granted.environment);
     for _ in 0..50 {
         host.change("/v1/gpus/0/cordon", "new cable").await;
         host.change("/v1/gpus/0/uncordon", "done").await;
