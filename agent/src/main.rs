@@ -18,6 +18,7 @@ use clap::Parser;
 
 use crate::system::options;
 
+mod idle;
 mod leases;
 mod lifecycle;
 mod metrics;

@@ -37,7 +37,7 @@ async fn may_change(leases: &Leases, caller: &Caller, holder: u32) -> Result<boo
 }
 
 /// Finds a lease that has not ended and that the caller may change. Returns `Err(Ok(lease))` if the lease has ended.
-async fn find(
+pub(super) async fn find(
     leases: &Leases,
     caller: &Caller,
     text: &str,
@@ -46,7 +46,7 @@ async fn find(
     let id = show::id(text).map_err(Err)?;
     if let Some(lease) = leases.handles.context.state.leases().open.get(&id).cloned() {
         return match may_change(leases, caller, lease.record.holder.uid).await.map_err(Err)? {
-            true => match show::job_denied(&lease.record, caller, what) {
+            true => match show::job_denied(&lease.record, caller, what).filter(|_| what != "keep") {
                 Some(denied) => Err(Err(denied)),
                 None => Ok(lease),
             },
@@ -68,7 +68,7 @@ async fn find(
 
 /// Finds a lease as [`find`] does, and lets the task of the lease make a change. If the lease has ended meanwhile, finds
 /// it again.
-async fn change(
+pub(super) async fn change(
     leases: &Leases,
     caller: &Caller,
     (text, what): (&str, &str),
@@ -82,7 +82,7 @@ async fn change(
         tasks.mark_unchanged();
         let lease = find(leases, caller, text, what).await?;
         let (reply, changed) = oneshot::channel();
-        let request = ChangeRequest { change: change.clone(), by: by.clone(), key: key.clone(), reply };
+        let request = ChangeRequest { change: change.clone(), by: Some(by.clone()), key: key.clone(), reply };
         let sent = leases.actors.get(lease.id()).is_some_and(|inbox| inbox.send(LeaseCommand::Change(request)).is_ok());
         if sent && let Ok(changed) = changed.await {
             return Ok((lease, changed));
@@ -99,6 +99,7 @@ impl From<ChangeError> for ApiError {
     fn from(error: ChangeError) -> Self {
         match error {
             ChangeError::Inactive => Self::new(Code::Conflict, "the lease is not active"),
+            ChangeError::Kept => Self::new(Code::Conflict, "the lease is kept, although it is unused"),
             ChangeError::Unrecorded(error) => error.into(),
             ChangeError::OperationRuns(error) => error,
         }
@@ -106,7 +107,7 @@ impl From<ChangeError> for ApiError {
 }
 
 /// Returns whether an earlier request with this idempotency key was executed.
-async fn is_repeated(leases: &Leases, key: Option<&Key>) -> Result<bool, ApiError> {
+pub(super) async fn is_repeated(leases: &Leases, key: Option<&Key>) -> Result<bool, ApiError> {
     match key {
         Some(key) => leases.handles.idempotency.is_done(key).await,
         None => Ok(false),

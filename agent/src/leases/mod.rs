@@ -35,6 +35,10 @@
 //! | `access` | the GPUs that the rules of the config close to a user |
 //! | `pending` | a client that waits for its lease |
 //! | `change` | requests for release, renewal, revocation |
+//! | `keep` | requests to keep an unused lease |
+//! | `unused` | what the idle policy does with a lease |
+//! | `idle_policy` | the idle policy of a lease |
+//! | `told` | the last notices and keeps in the store |
 //! | `job_terms` | what Slurm's hooks say about a job |
 //! | `job` | leases of Slurm jobs |
 //! | `actor` | the task of one lease |
@@ -55,8 +59,10 @@ mod device_list;
 mod filter;
 mod grant;
 mod holder_facts;
+mod idle_policy;
 mod job;
 mod job_terms;
+mod keep;
 mod log;
 mod lost;
 mod pending;
@@ -68,7 +74,9 @@ mod scope_unit;
 mod selection;
 mod share;
 mod show;
+mod told;
 mod unit_owner;
+mod unused;
 mod user_limits;
 mod warned;
 
@@ -92,16 +100,20 @@ use crate::{
 };
 
 pub(crate) use self::{
-    actor::{restore_places, take_over},
+    actor::{UnusedNews, restore_places, take_over},
     change::{release, renew, revoke},
     device_list::devices,
     filter::{LeaseFilter, Whose},
     grant::{Delivery, Outcome, request_lease},
+    idle_policy::{idle_policy, is_judged_by_memory, is_of_job, rule_names},
     job::{end_job, environment_of_job, of_job, request_for_job},
     job_terms::{JobKey, JobTerms},
+    keep::keep,
     quotas::{quota_subject, quota_view, users_with_quotas},
     scope::{Scopes, health},
     show::{MOST_ENDED, all, ended_before, environment, id, one},
+    told::{StoredTold, restore as restore_told},
+    unused::{end_unused, tell_unused},
 };
 
 /// The parts of gpushd that leases use.

@@ -34,6 +34,7 @@ use self::{
 use super::Leases;
 use crate::{
     modes::mps::{self, Place},
+    notices::ToldProcesses,
     state::OpenLease,
 };
 
@@ -142,17 +143,18 @@ impl RemainingProcesses {
     }
 }
 
-/// Finds the processes whose terminals show a notice about a lease: those that belong to the lease, and the process that it
-/// is bound to.
-pub(super) async fn told_processes(leases: &Leases, lease: &OpenLease) -> BTreeSet<u32> {
-    let mut pids = bound_processes(leases, lease).await.pids;
-    pids.extend(processes_in_scope(lease, false).await.pids);
+/// Finds the processes that a notice about a lease concerns: those that belong to the lease, and the process that it is
+/// bound to.
+pub(super) async fn told_processes(leases: &Leases, lease: &OpenLease) -> ToldProcesses {
+    let mut own = bound_processes(leases, lease).await.pids;
+    own.extend(processes_in_scope(lease, false).await.pids);
+    let mut others = BTreeSet::new();
     match &lease.record.binding {
         LeaseBinding::Process { pid: Some(pid), start } => {
-            pids.extend(Some(*pid).filter(|pid| proc::start(*pid) == *start));
+            others.extend(Some(*pid).filter(|pid| proc::start(*pid) == *start));
         }
         LeaseBinding::Cgroup { pid: Some(pid), start, .. } => {
-            pids.extend(Some(*pid).filter(|pid| proc::start(*pid) == *start));
+            others.extend(Some(*pid).filter(|pid| proc::start(*pid) == *start));
         }
         LeaseBinding::None
         | LeaseBinding::Time
@@ -161,7 +163,7 @@ pub(super) async fn told_processes(leases: &Leases, lease: &OpenLease) -> BTreeS
         | LeaseBinding::Scope { .. }
         | LeaseBinding::Job { .. } => {}
     }
-    pids
+    ToldProcesses { own, others }
 }
 
 /// Finds the remaining processes of a lease. `is_moving` says whether systemd is still moving a process into the scope of

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{UNKNOWN_BOOT, identities};
 use crate::{
+    idle::Idle,
     leases::{self, Leases, Scopes},
     lifecycle::stored_state::{self, StoredState},
     metrics::Metrics,
@@ -134,6 +135,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         conditions,
         overrides,
         leases,
+        told,
         created,
         mps_targets,
         shared_gpus,
@@ -167,6 +169,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         created,
     };
     let state = State::new(store.clone(), Events::new(store.instance()), initial);
+    state.change_leases(|table| leases::restore_told(table, told));
     let readings = Readings::new(hardware.clone(), users.clone(), state.clone(), tasks.clone());
     let lanes = Lanes::new(state.clone());
     let context = Arc::new(HostContext {
@@ -242,7 +245,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         mps: mps.clone(),
         scopes,
         lease_names,
-        notices: Notices::new(state.clone(), notice_dir),
+        notices: Notices::new(state.clone(), store.clone(), notice_dir),
         idempotency: idempotency.clone(),
     });
     let health = Health::new(Sources {
@@ -270,6 +273,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
             check(&store, |store| store.refusal().map(ApiError::from).into_iter().collect()),
         ],
     });
+    let idle = Idle::new(context(), usage.clone(), leases.clone());
     let authorization = Authorization::new(state.clone(), users, store.clone(), own_uid);
     let requests = Requests { context: context(), idempotency, operations: operations.clone() };
     let slurm = Slurm::new(context(), leases.clone());
@@ -309,6 +313,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         planner,
         mps,
         leases,
+        idle,
         unleased,
         slurm,
         usage,

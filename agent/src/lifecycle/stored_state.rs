@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{ApiError, Code, EndReason, GpuUuid, text};
+use gpush_api::{ApiError, Code, EndReason, GpuUuid, LeaseId, text};
 use gpush_core::mps::MpsTargetRecord;
 use gpush_host::accounts::{Account, Accounts};
 use gpush_nvml::RemappedRows;
@@ -17,6 +17,7 @@ use gpush_store::{
 };
 
 use crate::{
+    leases::StoredTold,
     operations::{apply::Part, operation},
     state::{Recorded, RecoveryCheck},
 };
@@ -41,6 +42,8 @@ pub(crate) struct StoredState {
     pub(crate) overrides: Vec<Override>,
     /// Leases that have not ended.
     pub(crate) leases: Vec<LeaseRecord>,
+    /// The last notices and keeps of these leases.
+    pub(crate) told: StoredTold,
     /// Instances that gpushd created on this boot.
     pub(crate) created: CreatedInstances,
     pub(crate) mps_targets: Vec<MpsTargetRecord>,
@@ -135,7 +138,10 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
         let superseded = superseded(view, &unfinished)?;
         let left = (unfinished, superseded);
         let known_since = view.known_since()?.filter(|known| known.boot_id == this_boot).map(|known| known.ticks);
-        let leases = (view.open_leases()?, view.created_instances(&this_boot)?);
+        let open = view.open_leases()?;
+        let ids: Vec<LeaseId> = open.iter().map(|lease| lease.id).collect();
+        let told = StoredTold { notices: view.lease_notices(&ids)?, keeps: view.lease_keeps(&ids)? };
+        let leases = (open, told, view.created_instances(&this_boot)?);
         let shared = (view.mps_targets()?, view.shared_gpus()?, known_since, leases);
         Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation(), shared))
     });
@@ -147,7 +153,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
             Default::default()
         });
     let (unfinished, superseded) = left;
-    let (mps_targets, shared_gpus, known_since, (leases, created)) = shared;
+    let (mps_targets, shared_gpus, known_since, (leases, told, created)) = shared;
     Ok(StoredState {
         store,
         notes,
@@ -157,6 +163,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
         conditions,
         overrides,
         leases,
+        told,
         created,
         mps_targets,
         shared_gpus,

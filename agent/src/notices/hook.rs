@@ -1,5 +1,5 @@
-//! Runs the program in `notify.command` for each notice, for example to send mail. The program gets the notice as a JSON
-//! object on its standard input.
+//! Runs the program in `notify.command` for each notice, for example to send mail, and sets the comments of Slurm jobs. The
+//! program gets the notice as a JSON object on its standard input.
 //!
 //! ```text
 //! notice ─► queue of [`WAITING`], else left out and logged ─► one program at a time ─► log
@@ -21,6 +21,7 @@ use serde::Serialize;
 use tokio::sync::{Mutex, mpsc};
 use tokio_util::sync::CancellationToken;
 
+use super::job_comment;
 use crate::system::{host_services::HostServices, tasks::Tasks};
 
 /// Maximum number of notices that wait for the hook.
@@ -35,8 +36,15 @@ const NOBODY: u32 = 65_534;
 /// The name of the runs.
 const OPERATION: &str = "notify";
 
-/// A notice, and the settings with which its hook runs.
-type WaitingNotice = (Notify, NoticeChange);
+/// A notice that waits for its programs.
+#[derive(Debug, Clone)]
+struct WaitingNotice {
+    /// The settings with which the hook runs.
+    notify: Notify,
+    change: NoticeChange,
+    /// The Slurm job of the lease, if its comment is set.
+    job: Option<u32>,
+}
 
 /// The hook. A handle, cheap to clone.
 #[derive(Debug, Clone)]
@@ -52,9 +60,15 @@ impl NoticeHook {
         Self { runs, waiting: Arc::new(Mutex::new(waiting)) }
     }
 
-    /// Runs the hook for a notice, if the config has one.
-    pub(super) fn run(&self, notify: &Notify, change: &NoticeChange) {
-        if notify.command.is_some() && self.runs.try_send((notify.clone(), change.clone())).is_err() {
+    /// Runs the hook for a notice, if the config has one, and sets the comment of the Slurm job of the lease. Does not wait
+    /// for the programs.
+    pub(super) fn run(&self, notify: &Notify, change: &NoticeChange, job: Option<u32>) {
+        let job = job.filter(|_| notify.job_comment);
+        if notify.command.is_none() && job.is_none() {
+            return;
+        }
+        let waiting = WaitingNotice { notify: notify.clone(), change: change.clone(), job };
+        if self.runs.try_send(waiting).is_err() {
             let lease = change.lease_id;
             tracing::warn!(%lease, "lease {lease}: the hook of [notify] is too slow, so it does not run for a notice");
         }
@@ -63,9 +77,13 @@ impl NoticeHook {
     /// Runs the hook for the notices that wait, one after the other, until gpushd stops.
     pub(super) async fn serve(self, host_services: Arc<HostServices>, tasks: Tasks, stopping: CancellationToken) {
         let mut waiting = self.waiting.lock().await;
-        while let Some(Some((notify, change))) = stopping.run_until_cancelled(waiting.recv()).await {
+        while let Some(Some(WaitingNotice { notify, change, job })) = stopping.run_until_cancelled(waiting.recv()).await
+        {
             let _unfinished = tasks.unfinished();
             execute(&host_services, &notify, &change).await;
+            if let Some(job) = job {
+                job_comment::set(&host_services, change.lease_id, job, &change.notice.text).await;
+            }
         }
     }
 }
@@ -171,6 +189,33 @@ fn as_user(command: &str, user: Option<Ids>) -> (String, Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// While the hook hangs, notices wait for it up to a limit, and the delivery of notices goes on.
+    #[test]
+    fn hook_that_hangs_delays_no_notice() {
+        let hook = NoticeHook::new();
+        let notify = Notify { command: Some("/bin/mail".to_owned()), ..Notify::default() };
+        let change = NoticeChange {
+            lease_id: LeaseId(1),
+            holder: LeaseHolder { uid: 1000, user: None },
+            gpu_uuids: Vec::new(),
+            notice: LeaseNotice {
+                at: jiff::Timestamp::UNIX_EPOCH,
+                kind: gpush_api::NoticeKind::Revoked,
+                text: "exam".to_owned(),
+                ends_at: None,
+                terminals: None,
+            },
+        };
+        for _ in 0..1000 {
+            hook.run(&notify, &change, Some(7));
+        }
+        assert_eq!(hook.waiting.try_lock().unwrap().len(), WAITING);
+        let without = NoticeHook::new();
+        without.run(&Notify { job_comment: false, ..Notify::default() }, &change, Some(7));
+        without.run(&Notify::default(), &change, None);
+        assert_eq!(without.waiting.try_lock().unwrap().len(), 0, "there is no program to run");
+    }
 
     #[test]
     fn hook_never_runs_as_root() {

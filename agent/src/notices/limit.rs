@@ -24,8 +24,12 @@ impl Limit {
     pub(super) fn permits(&mut self, kind: NoticeKind, now: Instant) -> bool {
         match kind {
             // Each lease has few of these, and its holder must not miss one.
-            NoticeKind::EndsSoon | NoticeKind::Expired | NoticeKind::Revoked | NoticeKind::GpuLost => return true,
-            NoticeKind::Cordoned | NoticeKind::MpsFault => {}
+            NoticeKind::EndsSoon
+            | NoticeKind::Expired
+            | NoticeKind::Revoked
+            | NoticeKind::GpuLost
+            | NoticeKind::Unused => return true,
+            NoticeKind::Cordoned | NoticeKind::MpsFault | NoticeKind::UnusedNoMore => {}
         }
         if self.began.is_none_or(|began| now.saturating_duration_since(began) >= WINDOW) {
             *self = Self { began: Some(now), number: 0 };

@@ -3,23 +3,30 @@
 //!
 //! ```text
 //! leases/actor ─► limit ─┬─► terminals of the lease's processes (gpush_host::terminal)
+//!                        ├─► the signal of the request (`--notice-signal`)
 //!                        ├─► the file of the lease, GPUSH_NOTICE, one JSON object a line
+//!                        ├─► the store, for `lease show`
 //!                        ├─► event `notice`
-//!                        └─► the hook `notify.command`
+//!                        └─► the hook `notify.command`, and the comment of a Slurm job
 //! ```
 //!
 //! A terminal or a file that cannot be written delays nothing, and never prevents the end of a lease. The notice is in the
-//! log, in the events and in `gpushctl lease show` anyway.
+//! log, in the events and in `gpushctl lease show` anyway. Only the end of an unused lease needs a notice that a terminal
+//! shows, or that is in the store: see [`Told::has_reached`].
 //!
 //! | file | subject |
 //! |---|---|
 //! | `files` | the files of leases |
 //! | `hook` | the program in `notify.command` |
+//! | `job_comment` | the comment of the Slurm job of a lease |
 //! | `limit` | how many notices a lease gets |
+//! | `signal` | the signal of the request |
 
 mod files;
 mod hook;
+mod job_comment;
 mod limit;
+mod signal;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,9 +37,9 @@ use std::{
 
 use gpush_api::{EventPayload, LeaseId, LeaseNotice, NoticeChange};
 use gpush_core::lease::notice::NoticeCause;
-use gpush_host::{subtask, terminal::Terminal};
+use gpush_host::{proc, subtask, terminal::Terminal};
 use gpush_locked::Locked;
-use gpush_store::LeaseRecord;
+use gpush_store::{LeaseRecord, Store};
 use jiff::Timestamp;
 use tokio::task::JoinHandle;
 
@@ -55,18 +62,43 @@ pub(crate) struct Notices(Arc<NoticeParts>);
 #[derive(Debug)]
 struct NoticeParts {
     state: State,
+    store: Store,
     files: NoticeFiles,
     hook: NoticeHook,
     limits: Locked<BTreeMap<LeaseId, Limit>>,
 }
 
+/// The processes that a notice concerns.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ToldProcesses {
+    /// Processes that belong to the lease. They get the signal of the request.
+    pub(crate) own: BTreeSet<u32>,
+    /// Other processes whose terminals show the notice, such as the one that the lease is bound to.
+    pub(crate) others: BTreeSet<u32>,
+}
+
+/// A notice to a holder, and what has become of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub(crate) notice: LeaseNotice,
+    /// Whether the notice is in the store, so that the holder sees it in `lease show`.
+    is_recorded: bool,
+}
+
+impl Told {
+    /// Returns whether a terminal of the holder shows the notice, or it is recorded where the holder sees it.
+    pub(crate) fn has_reached(&self) -> bool {
+        self.is_recorded || self.notice.terminals.is_some_and(|terminals| terminals > 0)
+    }
+}
+
 impl Notices {
     /// Creates the handle. `directory` contains the files of the leases; gpushd creates it.
-    pub(crate) fn new(state: State, directory: PathBuf) -> Self {
+    pub(crate) fn new(state: State, store: Store, directory: PathBuf) -> Self {
         let files = NoticeFiles::new(directory);
         let is_open = |id| state.leases().get(id).is_some();
         files.remove_others(is_open);
-        Self(Arc::new(NoticeParts { state, files, hook: NoticeHook::new(), limits: Locked::default() }))
+        Self(Arc::new(NoticeParts { state, store, files, hook: NoticeHook::new(), limits: Locked::default() }))
     }
 
     /// Starts the task that runs the hook. It runs until gpushd stops.
@@ -99,14 +131,14 @@ impl Notices {
         self.0.files.close(id);
     }
 
-    /// Tells the holder of a lease what happens. `pids` finds the processes of the lease. Returns the notice; `None` if
+    /// Tells the holder of a lease what happens. `processes` finds the processes of the lease. Returns the notice; `None` if
     /// the lease has had too many.
     pub(crate) async fn deliver(
         &self,
         record: &LeaseRecord,
         cause: &NoticeCause<'_>,
-        pids: impl Future<Output = BTreeSet<u32>>,
-    ) -> Option<LeaseNotice> {
+        processes: impl Future<Output = ToldProcesses>,
+    ) -> Option<Told> {
         let id = record.id;
         if !self.0.limits.lock().entry(id).or_default().permits(cause.kind(), Instant::now()) {
             tracing::debug!(lease = %id, "lease {id}: too many notices, so one of kind {} is left out", cause.kind().name());
@@ -118,10 +150,17 @@ impl Notices {
         // Write the file first: the search for terminals may take long.
         let (parts, owner, told) = (Arc::clone(&self.0), record.holder.uid, notice.clone());
         let _gpushd_may_be_stopping = subtask::blocking(move || parts.files.append(id, &told)).await;
-        let shown = notice.text.clone();
+        let (shown, signal) = (notice.text.clone(), record.request.notice_signal);
         let delivered = async {
-            let pids = pids.await;
-            subtask::blocking(move || show(id, owner, &pids, &shown)).await
+            let read_at = proc::now();
+            let ToldProcesses { own, others } = processes.await;
+            subtask::blocking(move || {
+                if let Some(signal) = signal {
+                    signal::send(id, owner, &own, signal, read_at);
+                }
+                show(id, owner, &own.union(&others).copied().collect(), &shown)
+            })
+            .await
         };
         match tokio::time::timeout(DELIVERY, delivered).await {
             Ok(terminals) => notice.terminals = terminals,
@@ -133,6 +172,7 @@ impl Notices {
             }
         }
         tracing::info!(lease = %id, uid = owner, "told the holder: {}", notice.text);
+        let is_recorded = self.record(id, &notice).await;
         let gpu_uuids: BTreeSet<_> = record.members.iter().map(|member| member.gpu_uuid.clone()).collect();
         let change = NoticeChange {
             lease_id: id,
@@ -140,9 +180,26 @@ impl Notices {
             gpu_uuids: gpu_uuids.into_iter().collect(),
             notice: notice.clone(),
         };
-        self.0.hook.run(&self.0.state.config().notify, &change);
+        self.0.hook.run(&self.0.state.config().notify, &change, job_comment::job_of(record));
         self.0.state.events().publish(EventPayload::Notice(Box::new(change)));
-        Some(notice)
+        Some(Told { notice, is_recorded })
+    }
+
+    /// Records the last notice of a lease. Returns whether it is recorded.
+    async fn record(&self, id: LeaseId, notice: &LeaseNotice) -> bool {
+        let stored = notice.clone();
+        let writing = self.0.store.write(move |tx| tx.record_notice(id, stored.clone()));
+        match tokio::time::timeout(DELIVERY, writing).await {
+            Ok(Ok(())) => true,
+            Ok(Err(error)) => {
+                tracing::warn!(lease = %id, "lease {id}: cannot record a notice: {error}");
+                false
+            }
+            Err(_) => {
+                tracing::warn!(lease = %id, "lease {id}: a notice was not recorded in time");
+                false
+            }
+        }
     }
 }
 

@@ -18,8 +18,9 @@ use std::{
 };
 
 use gpush_api::{
-    Gpu, GpuUuid, Lease, LeaseBinding, LeaseChange, LeaseHolder, LeaseId, LeaseMember, LeaseNotice, LeaseQueuePosition,
-    LeaseState, LeaseUse, MemberShare, Placement, Process, ProcessKind, TargetUuid, text::local_time, whole_second,
+    Gpu, GpuUuid, Lease, LeaseBinding, LeaseChange, LeaseHolder, LeaseId, LeaseKeep, LeaseMember, LeaseNotice,
+    LeaseQueuePosition, LeaseState, LeaseUse, MemberShare, Placement, Process, ProcessKind, TargetUuid,
+    text::local_time, whole_second,
 };
 use gpush_core::lease::machine;
 use gpush_host::{cgroup, proc};
@@ -47,6 +48,8 @@ pub(crate) struct OpenLease {
     pub(crate) unattributed: bool,
     /// The last notice to the holder.
     pub(crate) notice: Option<LeaseNotice>,
+    /// The last request to keep the lease although it is unused.
+    pub(crate) keep: Option<LeaseKeep>,
 }
 
 impl OpenLease {
@@ -63,6 +66,7 @@ impl OpenLease {
             left: Vec::new(),
             unattributed: false,
             notice: None,
+            keep: None,
         }
     }
 
@@ -134,6 +138,7 @@ impl OpenLease {
         lease.queue.clone_from(&self.queue);
         lease.waits_for.clone_from(&self.waits_for);
         lease.notice.clone_from(&self.notice);
+        lease.keep.clone_from(&self.keep);
         redact_lease(lease, viewer)
     }
 
@@ -194,6 +199,8 @@ fn full(record: &LeaseRecord) -> Lease {
         revocation: record.revocation.clone(),
         notice: None,
         usage: None,
+        keep: None,
+        idle: None,
     }
 }
 

@@ -3,7 +3,7 @@
 //! | need | interval | ends |
 //! |---|---|---|
 //! | a scrape of `/metrics` | 15 s | 5 minutes after the last one |
-//! | the sums of open leases (`[history]`) | 15 s | with the last lease |
+//! | the sums of open leases (`[history]`), the idle policy (`[idle]`) | 15 s | with the last lease |
 //! | `top`, and other clients that watch | 1 s | 5 s after the last request |
 //!
 //! The shortest interval of all needs counts, so ten open tops cause no more samples than one.
@@ -18,7 +18,7 @@ use tokio::{sync::Notify, time::Instant};
 pub(crate) enum Need {
     /// Metrics were scraped in the last 5 minutes.
     Scrape,
-    /// The sums of open leases are recorded.
+    /// The sums of open leases are recorded, or the idle policy acts on them.
     Record,
     /// A person watches the figures.
     Watch,
@@ -79,8 +79,8 @@ impl Demand {
         }
     }
 
-    /// Returns what the needs at this time amount to; `None` if nothing needs samples. `records` says whether the sums of
-    /// open leases are recorded.
+    /// Returns what the needs at this time amount to; `None` if nothing needs samples. `records` says whether open
+    /// leases need samples.
     pub(super) fn needs(&self, now: Instant, records: bool) -> Option<Needs> {
         let noted = *self.noted.lock();
         let is_lasting =

@@ -32,6 +32,7 @@
 //! | `translate` | a sample of the driver as input of the ledger |
 //! | `clock` | the present moment, by two clocks |
 //! | `show` | the present figures for the API |
+//! | `observe` | what the idle policy observes |
 //! | `summary` | what each lease is or was used for, and its recent past |
 
 mod attempts;
@@ -44,6 +45,7 @@ mod history;
 mod holds;
 mod lease_history;
 mod lease_owners;
+mod observe;
 mod owners;
 mod pages;
 mod recent;
@@ -67,8 +69,11 @@ use gpush_usage::{
     moment::Moment,
 };
 use jiff::Timestamp;
+use tokio::sync::watch;
 
-pub(crate) use self::{attempts::SampleAttempts, bill::BillQuery, demand::Need, report::ReportQuery};
+pub(crate) use self::{
+    attempts::SampleAttempts, bill::BillQuery, demand::Need, observe::ObservedLeases, report::ReportQuery,
+};
 use self::{
     clock::Clock,
     demand::Demand,
@@ -89,6 +94,8 @@ struct UsageParts {
     lease_names: Arc<LeaseNames>,
     clock: Clock,
     demand: Demand,
+    /// Notified after each sample.
+    sampled: watch::Sender<()>,
     accounts: Locked<Accounts>,
     /// Held while hours and requests are between memory and the store.
     recording: tokio::sync::Mutex<()>,
@@ -155,6 +162,7 @@ impl Usage {
             lease_names,
             clock: Clock::of_boot(boot_id),
             demand: Demand::default(),
+            sampled: watch::Sender::new(()),
             accounts: Locked::default(),
             recording: tokio::sync::Mutex::default(),
             saved_requests: Locked::default(),

@@ -45,7 +45,8 @@ pub(super) async fn run(usage: Usage) {
     loop {
         let host = Arc::clone(&snapshots.borrow_and_update());
         let records = usage.records_leases(&host);
-        let needs = parts.demand.needs(Instant::now(), records);
+        let has_leases = usage.samples_leases(&host);
+        let needs = parts.demand.needs(Instant::now(), has_leases);
         sampler.follow(&host, needs);
         sampler.end_worker_without_need(needs);
         let due = sampler.rounds.next(needs);
@@ -60,12 +61,13 @@ pub(super) async fn run(usage: Usage) {
             Some((gpu, result)) = subtask::next(&mut sampler.in_flight), if !sampler.in_flight.is_empty() => {
                 sampler.rounds.arrived(&gpu);
                 parts.accounts.lock().note(gpu, result, parts.clock.now());
+                parts.sampled.send_replace(());
             }
             Some(()) = subtask::next(&mut sampler.ending), if !sampler.ending.is_empty() => {}
             Some(back) = subtask::next(&mut recording), if !recording.is_empty() => recorder = Some(back),
             () = wait_until(due) => {
                 // Time has passed since the needs were read.
-                if let Some(needs) = parts.demand.needs(Instant::now(), records) {
+                if let Some(needs) = parts.demand.needs(Instant::now(), has_leases) {
                     sampler.begin_round(&host, needs);
                 }
             }

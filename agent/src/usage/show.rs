@@ -25,7 +25,7 @@ use crate::{
 pub(super) fn figures(usage: &Usage, viewer: Viewer) -> HostUsage {
     let host = usage.0.context.state.now();
     let now = usage.0.clock.now();
-    let interval = usage.0.demand.needs(Instant::now(), usage.records_leases(&host)).map(|needs| needs.interval);
+    let interval = usage.0.demand.needs(Instant::now(), usage.samples_leases(&host)).map(|needs| needs.interval);
     let accounts = usage.0.accounts.lock();
     let sums: BTreeMap<GpuUuid, GpuFigures> =
         accounts.ledger.gpus(now).map(|figures| (figures.gpu.clone(), figures)).collect();

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use gpush_api::{
-    LONGEST_LEASE_S, Lease, LeaseGrant, LeaseId, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest, LeaseState,
-    LeaseWait, QuotaView,
+    IdleAction, IdleReport, LONGEST_LEASE_S, Lease, LeaseGrant, LeaseId, LeaseKeepRequest, LeaseRenewRequest,
+    LeaseRequest, LeaseRevokeRequest, LeaseState, LeaseWait, QuotaView, whole_second,
 };
 use jiff::Timestamp;
 use serde::Serialize;
@@ -170,6 +170,23 @@ impl Client {
     /// See [`crate::Kind`].
     pub async fn lease_renew(&mut self, id: LeaseId, request: LeaseRenewRequest) -> Result<Lease, Error> {
         self.change(&format!("/v1/leases/{id}/renew"), &request).await
+    }
+
+    /// `POST /v1/leases/{id}/keep`.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn lease_keep(&mut self, id: LeaseId, request: &LeaseKeepRequest) -> Result<Lease, Error> {
+        self.change(&format!("/v1/leases/{id}/keep"), request).await
+    }
+
+    /// `GET /v1/leases/idle`. `action` is the action that the dry run assumes; `None` for that of each lease's rule.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn idle_leases(&mut self, since: Timestamp, action: Option<IdleAction>) -> Result<IdleReport, Error> {
+        let action = action.map_or_else(String::new, |action| format!("&action={}", action.name()));
+        self.get(&format!("/v1/leases/idle?since={}{action}", whole_second(since))).await
     }
 
     /// `POST /v1/leases/{id}/release`. Returns the lease: `releasing` if any of its processes still exists, otherwise

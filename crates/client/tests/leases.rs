@@ -7,8 +7,11 @@ mod served;
 
 use std::time::Duration;
 
-use gpush_api::{LeaseId, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest, LeaseShare, LeaseWait};
+use gpush_api::{
+    IdleAction, LeaseId, LeaseKeepRequest, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest, LeaseShare, LeaseWait,
+};
 use gpush_client::{Client, Kind, Origin, Socket};
+use jiff::Timestamp;
 use served::{answers_when_notified, serve};
 
 #[tokio::test]
@@ -26,6 +29,9 @@ async fn lease_calls_have_their_paths_and_changes_have_keys() {
     assert!(client.lease_of(id).await.is_err());
     assert!(client.lease_environment(id).await.is_err());
     assert!(client.lease_renew(id, LeaseRenewRequest { duration_s: 60 }).await.is_err());
+    let keep = LeaseKeepRequest { duration_s: 7200, reason: "demo".to_owned() };
+    assert!(client.lease_keep(id, &keep).await.is_err());
+    assert!(client.idle_leases(Timestamp::UNIX_EPOCH, Some(IdleAction::Release)).await.is_err());
     assert!(client.lease_release(id).await.is_err());
     assert!(client.lease_revoke(id, &revoke).await.is_err());
 
@@ -40,6 +46,8 @@ async fn lease_calls_have_their_paths_and_changes_have_keys() {
             "GET /v1/leases/L17",
             "GET /v1/leases/L17/environment",
             "POST /v1/leases/L17/renew {\"duration_s\":60}",
+            "POST /v1/leases/L17/keep {\"duration_s\":7200,\"reason\":\"demo\"}",
+            "GET /v1/leases/idle?since=1970-01-01T00:00:00Z&action=release",
             "POST /v1/leases/L17/release {}",
             "POST /v1/leases/L17/revoke {\"reason\":\"fan\",\"end\":true,\"notice_s\":60}",
         ]

@@ -8,7 +8,7 @@
 //! | `Gpu*`, `Override*` | UUID of the GPU | `done` |
 //! | `LeaseQueue`, `LeaseCreate`, `LeaseGrant` | id of the lease | `queued`, `accepted`, `granted` |
 //! | `LeaseRelease`, `LeaseEnd` | id of the lease | `done`, or why the lease ends |
-//! | `LeaseRenew`, `LeaseRevoke` | id of the lease | `done` |
+//! | `LeaseRenew`, `LeaseKeep`, `LeaseRevoke` | id of the lease | `done` |
 //! | `Mps*` | short name of the target; for `MpsKill` its UUID | `done` |
 //! | `OperationBegin`, `OperationCancel` | id of the operation | `accepted` |
 //! | `OperationEnd` | id of the operation | state at the end |
@@ -84,7 +84,13 @@ pub enum AuditEvent {
         #[serde(serialize_with = "whole_second")]
         expires_at: Option<Timestamp>,
     },
-    /// An administrator ends a lease. `end` is whether gpushd ends the processes of the lease.
+    /// A lease is kept until a time, although it is unused.
+    LeaseKeep {
+        reason: String,
+        #[serde(serialize_with = "whole_second")]
+        until: Option<Timestamp>,
+    },
+    /// An administrator ends a lease, or gpushd ends it because it is unused. `end` is whether gpushd ends the processes of the lease.
     LeaseRevoke {
         reason: Option<String>,
         end: bool,
@@ -267,6 +273,7 @@ impl AuditEvent {
             Self::LeaseRelease { .. } => "lease.release",
             Self::LeaseEnd { .. } => "lease.end",
             Self::LeaseRenew { .. } => "lease.renew",
+            Self::LeaseKeep { .. } => "lease.keep",
             Self::LeaseRevoke { .. } => "lease.revoke",
             Self::MaintenanceEnter { .. } => "maintenance.enter",
             Self::MaintenanceLeave { .. } => "maintenance.leave",

@@ -83,6 +83,4 @@ pub use schema::KNOWN as SCHEMA;
 pub use shared_gpu::{ComputeModeSet, LevelSet, SharedGpu};
 pub use store::{Pending, Statistics, Store};
 pub use tx::{Tx, View};
-pub use usage::{
-    BillCorrection, ClosedMonth, GpuModel, HoursPage, OwnedHour, RequestCount, UsageBounds, UsageRecord,
-};
+pub use usage::{BillCorrection, ClosedMonth, GpuModel, HoursPage, OwnedHour, RequestCount, UsageBounds, UsageRecord};

@@ -102,6 +102,10 @@ pub(crate) const MIGRATIONS: &[&str] = &[
         seal INTEGER NOT NULL);
     CREATE INDEX bill_corrections_by_time ON bill_corrections (at);
 ",
+    "
+    CREATE TABLE lease_notices (lease INTEGER PRIMARY KEY, notice TEXT NOT NULL, seal INTEGER NOT NULL);
+    CREATE TABLE lease_keeps (lease INTEGER PRIMARY KEY, keep TEXT NOT NULL, seal INTEGER NOT NULL);
+",
 ];
 
 /// Newest schema that this build supports.

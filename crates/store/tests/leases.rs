@@ -5,9 +5,13 @@
 
 mod scene;
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+};
 
-use gpush_api::{EndReason, LeaseId, LeaseRevocation, LeaseState, OperationState};
+use gpush_api::{EndReason, LeaseId, LeaseKeep, LeaseNotice, LeaseRevocation, LeaseState, NoticeKind, OperationState};
 use gpush_store::{
     Bounds, LeaseHistory, LeaseRecord, LeaseSource, LeaseTerms, Options, Store, StoreError, Tx, UsageRecord,
 };
@@ -42,6 +46,33 @@ fn ended(store: &Store, uid: Option<u32>, before: Option<u64>, limit: usize) -> 
 
 fn reopen(directory: &Path, boot: &str) -> Store {
     Store::open(directory, Options { boot_id: boot.to_owned(), ..options() }).unwrap().store
+}
+
+#[test]
+fn notice_and_keep_stay_with_the_lease_after_its_end() {
+    let scratch = tempfile::tempdir().unwrap();
+    let store = open(scratch.path()).store;
+    let id = grant(&store, 1000).id;
+    let (at, ends_at) = (Timestamp::UNIX_EPOCH, None);
+    let notice =
+        |text: &str| LeaseNotice { at, kind: NoticeKind::Unused, text: text.to_owned(), ends_at, terminals: Some(1) };
+    let keep = LeaseKeep { by: actor(1000), reason: "demo".to_owned(), at, until: at };
+    for text in ["first", "last"] {
+        let told = notice(text);
+        write(&store, move |tx| tx.record_notice(id, told.clone())).unwrap();
+    }
+    let kept = keep.clone();
+    write(&store, move |tx| tx.keep_lease(id, kept.clone())).unwrap();
+    end(&store, id);
+    let late = keep.clone();
+    assert!(write(&store, move |tx| tx.keep_lease(id, late.clone())).is_err(), "only an active lease can be kept");
+    let told = notice("too late");
+    let missing = write(&store, move |tx| tx.record_notice(LeaseId(99), told.clone()));
+    assert_eq!(missing, Err(StoreError::NoSuchLease(LeaseId(99))));
+    drop(store);
+    let store = open(scratch.path()).store;
+    let found = store.read(move |view| Ok((view.lease_notices(&[id])?, view.lease_keeps(&[id])?))).wait().unwrap();
+    assert_eq!(found, (BTreeMap::from([(id, notice("last"))]), BTreeMap::from([(id, keep)])));
 }
 
 #[test]

@@ -12,7 +12,10 @@ mod scene;
 
 use std::{collections::BTreeSet, fmt::Write as _, path::Path, sync::Arc};
 
-use gpush_api::{EndReason, LeaseId, LeaseKind, LeaseState, OperationState, TimesliceLevel, UseState};
+use gpush_api::{
+    EndReason, LeaseId, LeaseKeep, LeaseKind, LeaseNotice, LeaseState, NoticeKind, OperationState, TimesliceLevel,
+    UseState,
+};
 use gpush_core::mps::{MpsStopped, MpsTargetRecord};
 use gpush_store::{
     Answer, AuditQuery, BootRecord, ClosedMonth, GpuModel, LeaseHistory, LeaseSource, LevelSet, NewAnswer, Note,
@@ -102,6 +105,16 @@ fn correction() -> Adjustment {
     }
 }
 
+fn told() -> LeaseNotice {
+    let at = Timestamp::from_second(1_790_000_000).unwrap();
+    LeaseNotice { at, kind: NoticeKind::Unused, text: "lease L1 is unused".to_owned(), ends_at: None, terminals: None }
+}
+
+fn keep() -> LeaseKeep {
+    let at = Timestamp::from_second(1_790_000_000).unwrap();
+    LeaseKeep { by: actor(1000), reason: "demo at noon".to_owned(), at, until: at }
+}
+
 /// Writes at least one record of each kind: operations that run, wait and have ended, leases that are active and have
 /// ended, and all other state.
 fn fill(store: &Store) {
@@ -135,10 +148,10 @@ fn fill(store: &Store) {
         };
         store.write(write).wait().unwrap().id
     };
-    let (_active, released) = (grant(1000), grant(1001));
+    let (active, released) = (grant(1000), grant(1001));
     store.write_ending(move |tx| tx.end_lease(released, EndReason::Released)).wait().unwrap();
     store
-        .write(|tx| {
+        .write(move |tx| {
             tx.queue_lease(new_lease(1002))?;
             tx.set_mps_target(&MpsTargetRecord {
                 target: "GPU-2".into(),
@@ -151,6 +164,8 @@ fn fill(store: &Store) {
             tx.fold_days(OLD_MS + 31 * DAY_MS)?;
             tx.record_usage(&UsageRecord { ended: Vec::new(), requests: Vec::new(), ..usage() })?;
             tx.add_correction(correction())?;
+            tx.record_notice(active, told())?;
+            tx.keep_lease(active, keep())?;
             tx.set_shared_gpu(SharedGpu {
                 gpu_uuid: "GPU-3".into(),
                 level: Some(LevelSet { set: TimesliceLevel::Short, last: None }),

@@ -234,7 +234,7 @@ fn older_database_is_migrated_with_all_records() {
         .execute_batch(
             "DROP TABLE mps_targets; DROP TABLE shared_gpus; DROP TABLE leases; DROP TABLE usage_checkpoint;
              DROP TABLE lease_hours; DROP TABLE gpu_hours; DROP TABLE unused_times; DROP TABLE lease_totals;
-             DROP TABLE request_days; PRAGMA user_version = 1;",
+             DROP TABLE request_days; DROP TABLE lease_notices; DROP TABLE lease_keeps; PRAGMA user_version = 1;",
         )
         .unwrap();
     let seal = seal_of_schema_fact("1");

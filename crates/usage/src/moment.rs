@@ -54,6 +54,12 @@ impl Moment {
         }
     }
 
+    /// Returns the later one of two moments.
+    #[must_use]
+    pub fn later(self, other: Self) -> Self {
+        if other.ms_since(self) > 0 { other } else { self }
+    }
+
     /// Returns the moment between two moments at which the wall clock had this time. A time outside counts as the nearer
     /// of the two.
     #[must_use]

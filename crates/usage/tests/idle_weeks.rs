@@ -10,9 +10,10 @@
 //! | download | no process on the GPU for most of the start grace |
 //! | batch | no process between two runs |
 //! | debugger | a process stops at a breakpoint for hours |
-//! | server | hours between two requests |
+//! | server | hours between two requests; the sample of a request can be missing |
 //! | A100 MIG device | no activity is reported |
 //! | lying sensor | the activity is zero, and the power is high |
+//! | busy neighbour | a MIG device waits for up to a day, and the work of another device hides its power |
 //! | crashed rank | the other ranks wait busily, then all processes end: from then on the lease is unused |
 //! | forgotten notebook | a process stays without work: unused |
 
@@ -57,11 +58,12 @@ enum Label {
     Server,
     A100Mig,
     LyingSensor,
+    BusyNeighbour,
     CrashedRank,
     ForgottenNotebook,
 }
 
-const IN_USE: [Label; 7] = [
+const IN_USE: [Label; 8] = [
     Label::Training,
     Label::Download,
     Label::Batch,
@@ -69,6 +71,7 @@ const IN_USE: [Label; 7] = [
     Label::Server,
     Label::A100Mig,
     Label::LyingSensor,
+    Label::BusyNeighbour,
 ];
 
 /// A lease of the simulation. Times are relative to its start, in ms.
@@ -112,6 +115,10 @@ impl Script {
                 Label::Server => {
                     phases.push((Phase::Working, STEP_MS));
                     phases.push((Phase::Waiting, minutes(random, 2, 235)));
+                }
+                Label::BusyNeighbour => {
+                    phases.push((Phase::Working, minutes(random, 2, 60)));
+                    phases.push((Phase::Waiting, minutes(random, 2, 1440)));
                 }
                 Label::A100Mig | Label::LyingSensor => phases.push((Phase::HiddenWork, minutes(random, 60, 900))),
             }
@@ -198,27 +205,44 @@ fn sample(
             dram: Some(ratio),
         }),
     };
+    let of_instance = |id: u32, activity: u32| {
+        let ratio = Some(Ratio::from_millionths(activity));
+        let activity = Activity { graphics: ratio, sm: ratio, tensor: ratio, dram: ratio };
+        let units = GPU_UNITS / 7;
+        ActivityWindow { scope: WindowScope::Instance(id), age_ms: STEP_MS, units, activity: Reading::Value(activity) }
+    };
+    let has_neighbour = label == Some(Label::BusyNeighbour);
+    let is_mig = is_a100 || has_neighbour;
+    let windows = match label {
+        Some(Label::A100Mig) => Vec::new(),
+        Some(Label::BusyNeighbour) => vec![of_instance(1, activity), of_instance(2, 800_000)],
+        _ => vec![window],
+    };
+    let neighbour_mw = if has_neighbour { 60_000 } else { 0 };
     let memory = if phase == Phase::Loading { 1_000 + step } else { 20_000 };
     let process = GpuProcess {
         pid: 100,
         start: lease.0,
         owner: ProcessOwner::Lease(lease),
-        instance: is_a100.then_some(1),
+        instance: is_mig.then_some(1),
         target: None,
         memory_mib: Reading::Value(memory),
         sm: Reading::Unsupported,
     };
+    let neighbour = GpuProcess { pid: 200, owner: ProcessOwner::NoLease, instance: Some(2), ..process.clone() };
+    let mut processes = if phase == Phase::NoProcess { Vec::new() } else { vec![process] };
+    processes.extend(has_neighbour.then_some(neighbour));
     GpuSample {
         gpu: gpu(),
         at,
         interval_ms: STEP_MS,
         energy_mj: Reading::Unsupported,
-        power_mw: Reading::Value(mw + random.u64(0..2_000)),
+        power_mw: Reading::Value(mw + neighbour_mw + random.u64(0..2_000)),
         power_limit_mw: Reading::Value(700_000),
         limits: Reading::Unsupported,
-        utilization: if is_a100 { Reading::Unsupported } else { Reading::Value(ratio) },
-        windows: if is_a100 { Vec::new() } else { vec![window] },
-        processes: if phase == Phase::NoProcess { Reading::Value(Vec::new()) } else { Reading::Value(vec![process]) },
+        utilization: if is_mig { Reading::Unsupported } else { Reading::Value(ratio) },
+        windows,
+        processes: Reading::Value(processes),
     }
 }
 
@@ -252,7 +276,7 @@ fn run_lease(
     total: &mut Outcome,
 ) {
     let begun = *now;
-    ledger.set_lease(lease, vec![hold(script.label == Label::A100Mig)], begun);
+    ledger.set_lease(lease, vec![hold(matches!(script.label, Label::A100Mig | Label::BusyNeighbour))], begun);
     let terms = LeaseTerms { granted: begun, is_slurm_job: false, is_exempt: false };
     let mut machine = IdleMachine::new();
     let mut pending: Vec<(Moment, u32)> = Vec::new();
@@ -277,8 +301,7 @@ fn run_lease(
             let _ = machine.step(IdleEvent::NoticeRecorded(notice), policy, terms, *now);
         }
         let figures = ledger.lease(lease, *now).unwrap();
-        let observed =
-            IdleEvent::Observed { state: figures.state, since: figures.since, unused_since: figures.unused_since };
+        let observed = IdleEvent::observed(&figures, false);
         for effect in machine.step(observed, policy, terms, *now) {
             match effect {
                 IdleEffect::Warn { notice, .. } => {

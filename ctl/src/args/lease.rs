@@ -8,6 +8,7 @@ use jiff::Timestamp;
 
 use super::{
     Gpus,
+    lease_idle::{IDLE_NOTES, KEEP_NOTES, LeaseIdleArgs, LeaseKeepArgs},
     request::RequestFlags,
     values::{lease, pid, since, some_ended, whole_seconds, whole_seconds_or_zero},
 };
@@ -99,6 +100,12 @@ Examples:
         #[arg(long = "for", value_name = "DURATION", value_parser = whole_seconds, allow_negative_numbers = true)]
         duration: u64,
     },
+    /// Keep a lease for a time, although it is not used
+    #[command(after_help = KEEP_NOTES)]
+    Keep(LeaseKeepArgs),
+    /// List unused leases, and what happens to them
+    #[command(after_help = IDLE_NOTES)]
+    Idle(LeaseIdleArgs),
     /// End leases, or cancel waiting ones
     #[command(after_help = "\
 An ended lease admits no new process. Its capacity is free when its processes
@@ -197,7 +204,7 @@ pub(crate) struct LeaseEndArgs {
 impl Lease {
     /// Returns whether the command prints a list. The formats `name`, `uuid` and `csv` are only for lists.
     pub(crate) fn prints_list(&self) -> bool {
-        matches!(self, Self::Request { .. } | Self::List { .. } | Self::Show { .. })
+        matches!(self, Self::Request { .. } | Self::List { .. } | Self::Show { .. } | Self::Idle(_))
     }
 }
 
@@ -218,9 +225,13 @@ impl Lease {
     pub(super) fn is_for_administrators(&self) -> bool {
         match self {
             Self::End(args) => args.reason.is_some(),
-            Self::Request { .. } | Self::List { .. } | Self::Show { .. } | Self::Renew { .. } | Self::Env { .. } => {
-                false
-            }
+            Self::Request { .. }
+            | Self::List { .. }
+            | Self::Show { .. }
+            | Self::Renew { .. }
+            | Self::Keep(_)
+            | Self::Idle(_)
+            | Self::Env { .. } => false,
         }
     }
 }

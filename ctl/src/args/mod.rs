@@ -5,7 +5,7 @@
 //! | `mps`, `ps`, `config`, `quota`, `status`, `metrics`, `top` | the commands of these names |
 //! | `gpu` | `gpu` and `maintenance` |
 //! | `mig` | `mig` and `apply` |
-//! | `lease` | `lease` and `run` |
+//! | `lease`, `lease_idle` | `lease` and `run` |
 //! | `request` | the flags of a lease request |
 //! | `slurm` | Slurm's hooks |
 //! | `support_bundle` | `support-bundle` |
@@ -55,6 +55,7 @@ pub(crate) mod help;
 #[cfg(test)]
 mod hints;
 mod lease;
+mod lease_idle;
 mod metrics;
 mod mig;
 mod misplaced;
@@ -102,6 +103,7 @@ pub(crate) use self::{
     gpu::{DrainArgs, Gpu, Maintenance},
     gpus::{GpuOption, Gpus, SomeGpus},
     lease::{EndedNumber, Lease, LeaseBindingFlags, LeaseEndArgs, RunArgs},
+    lease_idle::{LeaseIdleArgs, LeaseKeepArgs},
     metrics::{Metrics, MetricsSelection, MetricsServeArgs, MetricsShowArgs, MetricsWriteArgs},
     mig::{ApplyArgs, Execution, LayoutChange, Mig, Offline, Wanted},
     mps::{Ceilings, Followed, Mps},

@@ -1,8 +1,11 @@
 //! The flags of a lease request. A grammar in `gpush_core` parses their values, as it does for
 //! requests of Slurm jobs.
 
-use clap::Args;
-use gpush_api::LeaseRequest;
+use clap::{
+    Args,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+use gpush_api::{LeaseRequest, NoticeSignal};
 use gpush_core::lease::request::{self, Key, RequestError, Spelling, Term};
 
 /// A request for a lease.
@@ -47,6 +50,14 @@ pub(crate) struct RequestFlags {
     /// Wait for free capacity, at most DURATION [default without =DURATION: no limit]
     #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true)]
     wait: Option<Option<String>>,
+    /// With each notice, send SIGNAL to processes of the lease that handle it: USR1, USR2, HUP, INT, TERM, URG, WINCH
+    #[arg(long, value_name = "SIGNAL", value_parser = signal(), hide_possible_values = true)]
+    notice_signal: Option<NoticeSignal>,
+}
+
+fn signal() -> impl TypedValueParser<Value = NoticeSignal> {
+    let names = PossibleValuesParser::new(NoticeSignal::ALL.map(NoticeSignal::name));
+    names.map(|name| name.parse().unwrap_or(NoticeSignal::Usr1))
 }
 
 impl RequestFlags {
@@ -57,7 +68,8 @@ impl RequestFlags {
 
     /// Returns whether any of the flags is given.
     pub(crate) fn is_given(&self) -> bool {
-        !self.terms().is_empty() || self.request.is_some() || self.target.is_some()
+        let is_other = self.request.is_some() || self.target.is_some() || self.notice_signal.is_some();
+        !self.terms().is_empty() || is_other
     }
 
     /// Returns the request that the flags describe.
@@ -71,6 +83,7 @@ impl RequestFlags {
             request::check(&built)?;
         }
         built.target.clone_from(&self.target);
+        built.notice_signal = self.notice_signal;
         Ok(built)
     }
 
@@ -124,6 +137,7 @@ mod tests {
         assert_eq!(request(&["--mps", "25"]).unwrap().share, request(&["--request", "mps=25"]).unwrap().share);
         assert_eq!(request(&["--request", "mig=1g.10gb", "--count", "2"]).unwrap().count, 2);
         assert_eq!(request(&["--target", "1:2g.20gb@2"]).unwrap().target.as_deref(), Some("1:2g.20gb@2"));
+        assert_eq!(request(&["--notice-signal", "USR1"]).unwrap().notice_signal, Some(NoticeSignal::Usr1));
         assert_eq!(request(&[]).unwrap(), LeaseRequest::default());
     }
 
@@ -140,6 +154,7 @@ mod tests {
             (&["--request", "mps=25", "--whole"], "cannot be used with"),
             (&["--request", "mps=25;id"], "is not valid"),
             (&["--for", "0"], "must be longer than 0"),
+            (&["--notice-signal", "KILL"], "invalid value 'KILL'"),
         ] {
             let error = request(words).unwrap_err();
             assert!(error.contains(part), "{words:?}: {error}");

@@ -44,6 +44,8 @@ const PRINTED: &[(&str, Printed)] = &[
     ("lease list", Printed::List("Lease")),
     ("lease show", Printed::Text("`Lease`; a list if several or no leases are named")),
     ("lease renew", Printed::Change("Lease")),
+    ("lease keep", Printed::Change("Lease")),
+    ("lease idle", Printed::One("IdleReport")),
     ("lease end", Printed::ChangeOf("leases", "Lease")),
     ("lease env", Printed::Text("an object with the variables of the environment")),
     ("quota", Printed::Text("`QuotaView`; a list for `--all`")),

@@ -56,6 +56,8 @@ const COMMANDS: &[(&str, &str, Option<bool>)] = &[
     ("lease list", "lease list", None),
     ("lease show", "lease show LEASE", None),
     ("lease renew", "lease renew LEASE --for 2h", Some(true)),
+    ("lease keep", "lease keep LEASE --for 2h --reason demo", Some(true)),
+    ("lease idle", "lease idle --since 1h", None),
     ("lease end", "lease end LEASE", Some(true)),
     ("lease end", "lease end --all", Some(false)),
     ("quota", "quota", None),

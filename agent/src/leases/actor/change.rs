@@ -1,10 +1,10 @@
 //! Changes that users request. For an active lease, gpushd records the change with its audit record and idempotency key
-//! before it applies the event. If a request is cancelled, gpushd records its end afterwards. In both cases the reply comes
+//! before it applies the event. The idle policy ends unused leases in the same way. If a request is cancelled, gpushd records its end afterwards. In both cases the reply comes
 //! last.
 
 use std::time::Duration;
 
-use gpush_api::{EndReason, LeaseId, LeaseRevocation};
+use gpush_api::{EndReason, LeaseId, LeaseKeep, LeaseRevocation};
 use gpush_core::lease::machine::{EndProcesses, Event, State};
 use gpush_store::{AuditEvent, DONE, LeaseRecord, StoreError, Tx};
 use jiff::{SignedDuration, Timestamp};
@@ -26,6 +26,10 @@ impl Actor {
             RequestedChange::Release { end } => self.release(writes, end).await,
             RequestedChange::Revoke { reason, end } => self.revoke(writes, reason, end).await,
             RequestedChange::Renew { expires_at } => self.renew(writes, expires_at).await,
+            RequestedChange::Keep(keep) => self.keep(writes, keep).await,
+            RequestedChange::EndUnused { reason, ends_processes } => {
+                self.end_unused(writes, reason, ends_processes).await
+            }
         };
         // Cancelling a grant or a request has further effects, such as the record of its end. The reply comes after them.
         self.execute_effects().await;
@@ -40,7 +44,7 @@ impl Actor {
     async fn release(&mut self, writes: Writes, end: Option<EndProcesses>) -> Result<(), ChangeError> {
         match self.state {
             State::Queued { .. } | State::Committing { .. } | State::Creating { .. } => {
-                self.changed_by = Some(writes.by);
+                self.changed_by = writes.by;
                 self.apply(Event::Released);
             }
             State::Active => {
@@ -62,7 +66,7 @@ impl Actor {
     async fn revoke(&mut self, writes: Writes, reason: String, end: Option<EndProcesses>) -> Result<(), ChangeError> {
         match self.state {
             State::Queued { .. } | State::Committing { .. } | State::Creating { .. } => {
-                self.changed_by = Some(writes.by);
+                self.changed_by = writes.by;
                 self.apply(Event::Revoked);
                 return Ok(());
             }
@@ -77,7 +81,8 @@ impl Actor {
         let at = Timestamp::now();
         let processes_end_at = end.and_then(|end| at.checked_add(SignedDuration::try_from(end.notice).ok()?).ok());
         let event = AuditEvent::LeaseRevoke { reason: Some(reason.clone()), end: end.is_some(), processes_end_at };
-        let revocation = LeaseRevocation { by: writes.by.clone(), reason, at, processes_end_at };
+        let by = writes.by.clone().unwrap_or_else(gpushd);
+        let revocation = LeaseRevocation { by, reason, at, processes_end_at };
         self.record(move |tx, id| {
             let record = tx.revoke_lease(id, revocation.clone())?;
             writes.write(tx, id, &event)?;
@@ -107,6 +112,31 @@ impl Actor {
         Ok(())
     }
 
+    async fn keep(&mut self, writes: Writes, keep: LeaseKeep) -> Result<(), ChangeError> {
+        let (State::Active, Some(id)) = (self.state, self.id()) else { return Err(ChangeError::Inactive) };
+        let event = AuditEvent::LeaseKeep { reason: keep.reason.clone(), until: Some(keep.until) };
+        let recorded = keep.clone();
+        let written = self.leases.handles.context.store.write(move |tx| {
+            tx.keep_lease(id, recorded.clone())?;
+            writes.write(tx, id, &event)
+        });
+        written.await.map_err(ChangeError::Unrecorded)?;
+        if let Some(lease) = &mut self.lease {
+            lease.keep = Some(keep);
+        }
+        self.publish();
+        Ok(())
+    }
+
+    async fn end_unused(&mut self, writes: Writes, reason: String, ends_processes: bool) -> Result<(), ChangeError> {
+        let (State::Active, Some(lease)) = (self.state, &self.lease) else { return Err(ChangeError::Inactive) };
+        if lease.keep.as_ref().is_some_and(|keep| keep.until > Timestamp::now()) {
+            return Err(ChangeError::Kept);
+        }
+        let end = ends_processes.then(|| EndProcesses { notice: NOTICE, grace: self.leases.grace() });
+        self.revoke(writes, reason, end).await
+    }
+
     fn end_processes(&mut self, end: Option<EndProcesses>) {
         if let Some(end) = end {
             self.apply(Event::EndProcesses(end));
@@ -126,13 +156,19 @@ impl Actor {
     }
 }
 
+/// Returns gpushd as the author of a revocation.
+fn gpushd() -> gpush_api::Actor {
+    gpush_api::Actor { uid: nix::unistd::geteuid().as_raw(), user: Some("gpushd".to_owned()), pid: None }
+}
+
 /// Time from a revocation to SIGTERM, if the request does not set this time.
 pub(in crate::leases) const NOTICE: Duration = Duration::from_secs(60);
 
 /// What gpushd records with a change: the idempotency key of the request, and an audit record.
 #[derive(Debug, Clone)]
 struct Writes {
-    by: gpush_api::Actor,
+    /// The user; `None` for gpushd itself.
+    by: Option<gpush_api::Actor>,
     key: Option<Key>,
 }
 
@@ -141,6 +177,6 @@ impl Writes {
         if let Some(key) = &self.key {
             key.record_done(tx)?;
         }
-        tx.audit(event.record(Some(self.by.clone()), id.to_string(), DONE)).map(|_| ())
+        tx.audit(event.record(self.by.clone(), id.to_string(), DONE)).map(|_| ())
     }
 }

@@ -2,8 +2,11 @@
 
 use std::{collections::BTreeMap, sync::MutexGuard};
 
-use gpush_api::{Actor, ApiError, LeaseGrant, LeaseId};
-use gpush_core::lease::machine::EndProcesses;
+use gpush_api::{Actor, ApiError, LeaseGrant, LeaseId, LeaseKeep};
+use gpush_core::lease::{
+    machine::EndProcesses,
+    unused::{UnusedEnd, UnusedWarning},
+};
 use gpush_locked::Locked;
 use gpush_store::StoreError;
 use jiff::Timestamp;
@@ -29,6 +32,8 @@ pub(in crate::leases) enum LeaseCommand {
     GpuLost,
     /// Something has happened to a GPU or MPS daemon of the lease that does not end it.
     Warn(Warning),
+    /// Tell the holder that the lease is unused, or not any more. The reply says whether the notice has reached the holder.
+    TellUnused { news: UnusedNews, reply: oneshot::Sender<bool> },
     /// The scheduler has decided about the request.
     Scheduled(LeaseAnswer),
     /// The client of a request of an earlier gpushd is connected again.
@@ -44,11 +49,21 @@ pub(in crate::leases) enum Warning {
     MpsFault { target: String, reason: String },
 }
 
-/// A change of a lease that a user has requested. gpushd records it before the reply.
+/// What the holder of an unused lease is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UnusedNews {
+    /// The lease is unused.
+    Warning(UnusedWarning),
+    /// The warning does not apply any more.
+    NoMore(UnusedEnd),
+}
+
+/// A change of a lease that a user has requested, or that gpushd makes. gpushd records it before the reply.
 #[derive(Debug)]
 pub(in crate::leases) struct ChangeRequest {
     pub(in crate::leases) change: RequestedChange,
-    pub(in crate::leases) by: Actor,
+    /// The user; `None` for gpushd itself.
+    pub(in crate::leases) by: Option<Actor>,
     /// The idempotency key that gpushd records with the change of an active lease.
     pub(in crate::leases) key: Option<Key>,
     pub(in crate::leases) reply: oneshot::Sender<Result<(), ChangeError>>,
@@ -63,13 +78,19 @@ pub(in crate::leases) enum RequestedChange {
     Revoke { reason: String, end: Option<EndProcesses> },
     /// Set the end time.
     Renew { expires_at: Option<Timestamp> },
+    /// Keep the lease although it is unused.
+    Keep(LeaseKeep),
+    /// Revoke the lease because it is unused, unless it is kept. `ends_processes` is whether its processes end too.
+    EndUnused { reason: String, ends_processes: bool },
 }
 
 /// Why a change was not made.
 #[derive(Debug)]
 pub(in crate::leases) enum ChangeError {
-    /// Only an active lease can be renewed.
+    /// Only an active lease can be renewed, kept, or ended because it is unused.
     Inactive,
+    /// The lease is kept, so it does not end because it is unused.
+    Kept,
     /// The change could not be recorded.
     Unrecorded(StoreError),
     /// The operation of the lease could not be cancelled.

@@ -58,7 +58,6 @@ use gpush_core::lease::{
 use jiff::Timestamp;
 use tokio::sync::{OwnedMutexGuard, mpsc, oneshot};
 
-pub(crate) use self::restored::restore_places;
 use self::{background::Background, end::EndProgress, inbox::Reply};
 pub(super) use self::{
     change::NOTICE,
@@ -67,6 +66,7 @@ pub(super) use self::{
     queued::enter_queue,
     restored::{ending_error, may_be_repeated, rejoin},
 };
+pub(crate) use self::{inbox::UnusedNews, restored::restore_places};
 use super::{Leases, request::Resolved, scope::NotMoved};
 use crate::{
     operations::{

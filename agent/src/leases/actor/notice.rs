@@ -1,7 +1,5 @@
 //! What the task of a lease tells the holder: before the lease expires, and when it ends without the holder's request.
 
-use std::collections::BTreeSet;
-
 use gpush_api::{EndReason, LeaseBinding, NoticeKind};
 use gpush_core::lease::{
     machine::State,
@@ -10,8 +8,11 @@ use gpush_core::lease::{
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::{Actor, inbox::Warning};
-use crate::leases::processes;
+use super::{
+    Actor,
+    inbox::{UnusedNews, Warning},
+};
+use crate::{leases::processes, notices::Told};
 
 impl Actor {
     /// Returns the time of the next warning before the lease expires.
@@ -50,7 +51,9 @@ impl Actor {
                 self.tell(&NoticeCause::Expired { ends_processes }).await;
             }
             EndReason::Revoked => self.tell_revocation().await,
-            EndReason::GpuLost => self.tell(&NoticeCause::GpuLost).await,
+            EndReason::GpuLost => {
+                self.tell(&NoticeCause::GpuLost).await;
+            }
             EndReason::Released
             | EndReason::Cancelled
             | EndReason::TimedOut
@@ -85,22 +88,40 @@ impl Actor {
             Warning::Cordoned { gpu, reason, by } => {
                 self.tell(&NoticeCause::Cordoned { gpu, reason, by: by.as_deref() }).await;
             }
-            Warning::MpsFault { target, reason } => self.tell(&NoticeCause::MpsFault { target, reason }).await,
+            Warning::MpsFault { target, reason } => {
+                self.tell(&NoticeCause::MpsFault { target, reason }).await;
+            }
         }
     }
 
-    async fn tell(&mut self, cause: &NoticeCause<'_>) {
-        let Some(lease) = &self.lease else { return };
-        let notices = &self.leases.handles.notices;
-        let pids = async {
-            let mut pids: BTreeSet<u32> = processes::told_processes(&self.leases, lease).await;
-            pids.extend(&self.ending.left_own());
-            pids
+    /// Tells the holder that the lease is unused, or that it is not unused any more. Returns whether the notice has reached
+    /// the holder: see [`crate::notices::Told::has_reached`].
+    pub(super) async fn tell_unused(&mut self, news: UnusedNews) -> bool {
+        if self.state != State::Active {
+            return false;
+        }
+        let cause = match news {
+            UnusedNews::Warning(warning) => NoticeCause::Unused(warning),
+            UnusedNews::NoMore(end) => NoticeCause::UnusedNoMore(end),
         };
-        let notice = notices.deliver(&lease.record, cause, pids).await;
-        if let (Some(notice), Some(lease)) = (notice, &mut self.lease) {
-            lease.notice = Some(notice);
+        self.tell(&cause).await
+    }
+
+    /// Tells the holder something. Returns whether it has reached the holder.
+    async fn tell(&mut self, cause: &NoticeCause<'_>) -> bool {
+        let Some(lease) = &self.lease else { return false };
+        let notices = &self.leases.handles.notices;
+        let processes = async {
+            let mut told = processes::told_processes(&self.leases, lease).await;
+            told.own.extend(&self.ending.left_own());
+            told
+        };
+        let told = notices.deliver(&lease.record, cause, processes).await;
+        let has_reached = told.as_ref().is_some_and(Told::has_reached);
+        if let (Some(told), Some(lease)) = (told, &mut self.lease) {
+            lease.notice = Some(told.notice);
             self.publish();
         }
+        has_reached
     }
 }

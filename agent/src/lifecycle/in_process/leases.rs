@@ -38,7 +38,9 @@ impl InProcess {
     /// Returns the leases as they are recorded, without their use, which a restart can leave out for a moment.
     pub(super) async fn recorded_leases(&self) -> Vec<Lease> {
         let mut leases = self.leases().await;
-        leases.iter_mut().for_each(|lease| lease.usage = None);
+        for lease in &mut leases {
+            (lease.usage, lease.idle) = (None, None);
+        }
         leases
     }
 

@@ -40,6 +40,7 @@
 //! | `mps` | leases of MPS targets, actions on daemons, faults of daemons, changes of mode |
 //! | `services` | services and hooks around an operation |
 //! | `timeslice` | levels and compute modes of time-sliced GPUs |
+//! | `idle` | unused leases |
 //! | `unleased` | processes without a lease |
 
 mod access;
@@ -56,6 +57,7 @@ mod gpus;
 mod host;
 mod http;
 mod idempotency;
+mod idle;
 mod lease_queue;
 mod lease_requests;
 mod leases;

@@ -83,7 +83,7 @@ impl InProcess {
 }
 
 /// Returns the notices in the file of a lease.
-fn in_file(granted: &LeaseGrant) -> Vec<Value> {
+pub(super) fn in_file(granted: &LeaseGrant) -> Vec<Value> {
     let path = granted.environment.iter().find(|(name, _)| name == "GPUSH_NOTICE").expect("a file").1.clone();
     let mut text = String::new();
     File::open(path).and_then(|mut file| file.read_to_string(&mut text)).expect("the file");
@@ -209,4 +209,66 @@ async fn hook_gets_the_notice_as_json() {
     assert!(notice["text"].as_str().is_some_and(|text| text.contains("exam")), "{notice}");
     host.wait_until_ended(&granted).await;
     assert_eq!(host.host.services.inputs().len(), 1, "one run for one notice");
+}
+
+/// Returns a user whose programs have no terminal, so that notices do not disturb the test of terminals. Only root can start
+/// programs of other users.
+fn other_uid() -> u32 {
+    if own_uid() == 0 { 1008 } else { own_uid() }
+}
+
+/// A program without a handler would be ended by the signal, so it does not get it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn signal_reaches_only_programs_of_the_lease_with_a_handler() {
+    let host = InProcess::with_devices("").await;
+    let mut body = devices("1g.10gb", 1);
+    body["notice_signal"] = json!("USR1");
+    let granted = host.lease(other_uid(), &body).await.expect("a device");
+    assert_eq!(
+        granted.lease.request.as_ref().and_then(|request| request.notice_signal).map(|one| one.name()),
+        Some("USR1")
+    );
+    let directory = tempfile::tempdir().expect("a directory");
+    std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).expect("a mode");
+    let file = |name: &str| directory.path().join(name);
+    let start = |name: &str, environment: &[(String, String)]| {
+        let (ready, told) = (file(&format!("{name}-ready")), file(name));
+        let script = format!(
+            "trap 'echo told > {}' USR1; echo ready > {}; while :; do sleep 0.1; done",
+            told.display(),
+            ready.display()
+        );
+        UserProgram::start(Command::new("/bin/sh").args(["-c", &script]).envs(environment.iter().cloned()), other_uid())
+    };
+    let mut without_handler = UserProgram::with_environment(other_uid(), &granted.environment);
+    let (mut own, mut foreign) = (start("own", &granted.environment), start("foreign", &[]));
+    for name in ["own-ready", "foreign-ready"] {
+        host.until(name, async || file(name).exists().then_some(())).await;
+    }
+    host.revoke(&granted, "exam").await;
+    host.until("the signal", async || file("own").exists().then_some(())).await;
+    host.told(&granted, NoticeKind::Revoked).await;
+    assert!(without_handler.lives() && own.lives() && foreign.lives());
+    assert!(!file("foreign").exists(), "it does not belong to the lease");
+    for wrong in ["KILL", "usr1", "10"] {
+        body["notice_signal"] = json!(wrong);
+        let error = host.lease(other_uid(), &body).await.expect_err(wrong);
+        assert!(error.message.contains("notice_signal") || error.message.contains(wrong), "{error:?}");
+    }
+}
+
+/// Notices beyond the limit are left out, and those about the end of the lease are not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_notices_a_minute_are_limited() {
+    let host = InProcess::with_devices("").await;
+    let granted = host.lease(other_uid(), &devices("1g.10gb", 1)).await.expect("a device");
+    let _program = UserProgram::with_environment(other_uid(), &granted.environment);
+    for _ in 0..50 {
+        host.change("/v1/gpus/0/cordon", "new cable").await;
+        host.change("/v1/gpus/0/uncordon", "done").await;
+    }
+    host.revoke(&granted, "exam").await;
+    host.told(&granted, NoticeKind::Revoked).await;
+    let kinds: Vec<Value> = in_file(&granted).iter().map(|line| line["notice_kind"].clone()).collect();
+    assert_eq!((kinds.last(), kinds.len() <= 7), (Some(&json!("revoked")), true), "{kinds:?}");
 }

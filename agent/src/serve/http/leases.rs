@@ -20,6 +20,7 @@ use super::{
     without_parameters,
 };
 use crate::{
+    idle::Idle,
     leases::{self, Leases, Outcome},
     requests::{caller::Caller, idempotency::Header},
     serve::authorization::Authorization,
@@ -113,6 +114,7 @@ async fn request(
 async fn list(
     State(leases): State<Leases>,
     State(usage): State<Usage>,
+    State(idle): State<Idle>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
     Parameters(ListParameters { ended, before, mine, holder, job }): Parameters<ListParameters>,
@@ -136,6 +138,7 @@ async fn list(
             Some(before) => leases::ended_before(&leases, &by, filter, before, ended).await?,
         };
         usage.add_to(&mut list, by.viewer).await;
+        idle.add_to(&mut list);
         Ok::<Vec<Lease>, Failure>(list)
     };
     limiter.answer(&caller, StatusCode::OK, list).await
@@ -151,11 +154,13 @@ async fn list(
 async fn one(
     State(leases): State<Leases>,
     State(usage): State<Usage>,
+    State(idle): State<Idle>,
     caller: Caller,
     PathPart(id): PathPart,
 ) -> Result<Json<Lease>, Failure> {
     let mut lease = leases::one(&leases, caller.viewer, &id).await?;
     usage.add_to(std::slice::from_mut(&mut lease), caller.viewer).await;
+    idle.add_to(std::slice::from_mut(&mut lease));
     Ok(Json(lease))
 }
 

@@ -22,6 +22,7 @@ mod gpus;
 pub(crate) mod head;
 mod health;
 mod host;
+mod idle;
 mod if_match;
 mod leases;
 mod mig;
@@ -53,6 +54,7 @@ use self::{
     response_limiter::ResponseLimiter,
 };
 use crate::{
+    idle::Idle,
     leases::Leases,
     metrics::Metrics,
     modes::mps::Mps,
@@ -99,6 +101,7 @@ pub(crate) struct ApiHandles {
     pub(crate) planner: Planner,
     pub(crate) mps: Mps,
     pub(crate) leases: Leases,
+    pub(crate) idle: Idle,
     pub(crate) unleased: Unleased,
     pub(crate) slurm: Slurm,
     pub(crate) usage: Usage,
@@ -137,6 +140,7 @@ extractable! {
     planner: Planner,
     mps: Mps,
     leases: Leases,
+    idle: Idle,
     unleased: Unleased,
     slurm: Slurm,
     usage: Usage,
@@ -152,6 +156,7 @@ pub(crate) fn router(handles: ApiHandles) -> Router {
         gpus::routes(),
         health::routes(),
         host::routes(),
+        idle::routes(),
         leases::routes(),
         mig::routes(),
         mps::routes(),

@@ -39,8 +39,8 @@ mod tests {
     use utoipa::OpenApi;
 
     use crate::serve::http::{
-        audit, bill, config, events, gpus, health, host, leases, mig, mps, openapi, operations, overrides, processes,
-        quotas, slurm, usage,
+        audit, bill, config, events, gpus, health, host, idle, leases, mig, mps, openapi, operations, overrides,
+        processes, quotas, slurm, usage,
     };
 
     /// The description without its paths.
@@ -79,6 +79,7 @@ mod tests {
             gpus::GpuPaths::openapi(),
             health::HealthPaths::openapi(),
             host::HostPaths::openapi(),
+            idle::IdlePaths::openapi(),
             leases::LeasePaths::openapi(),
             mig::MigPaths::openapi(),
             mps::MpsPaths::openapi(),

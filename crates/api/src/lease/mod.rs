@@ -13,18 +13,22 @@ use crate::actor::Actor;
 
 mod access;
 mod id;
+mod idle;
 mod member;
 mod notice;
 mod request;
+mod signal;
 mod state;
 mod terms;
 mod usage;
 
 pub use access::LeaseAccess;
 pub use id::{LeaseId, NotALeaseId};
+pub use idle::{IdleAction, IdleReport, LeaseIdle, LeaseKeep, LeaseKeepRequest, UnusedLease};
 pub use member::{LeaseBinding, LeaseMember, MemberShare};
 pub use notice::{LeaseNotice, NoticeChange, NoticeKind};
 pub use request::{BindTo, LONGEST_LEASE_S, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS};
+pub use signal::NoticeSignal;
 pub use state::{EndReason, Enforcement, LeaseKind, LeaseState};
 pub use terms::{AtLeaseEnd, LeaseOwner, LeaseRequirement, LeaseTerms};
 pub use usage::LeaseUse;
@@ -140,6 +144,13 @@ pub struct Lease {
     /// `GET /v1/leases` and `GET /v1/leases/{id}` report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<crate::LeaseUsageSummary>,
+    /// The last keep of the lease, which may have ended; absent if there was none, or if the caller may not see it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<LeaseKeep>,
+    /// What gpushd does with the lease because it is unused; absent if it is used, kept or exempt, or if the caller may not
+    /// see it. Only `GET /v1/leases` and `GET /v1/leases/{id}` report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle: Option<LeaseIdle>,
 }
 
 impl Lease {
@@ -156,6 +167,8 @@ impl Lease {
         self.request = None;
         self.notice = None;
         self.usage = None;
+        self.keep = None;
+        self.idle = None;
         self.binding.redact();
         self.waits_for.clear();
         if let Some(queue) = &mut self.queue {
@@ -258,6 +271,13 @@ mod tests {
                 terminals: Some(1),
             }),
             usage: None,
+            keep: Some(LeaseKeep {
+                by: Actor { uid: 1000, user: None, pid: Some(471_147) },
+                reason: "secret-keep".to_owned(),
+                at: Timestamp::UNIX_EPOCH,
+                until: Timestamp::UNIX_EPOCH,
+            }),
+            idle: None,
         }
     }
 

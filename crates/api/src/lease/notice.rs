@@ -23,12 +23,24 @@ pub enum NoticeKind {
     Cordoned,
     /// The MPS daemon of the lease has stopped serving.
     MpsFault,
+    /// The lease is unused, and gpushd may end it.
+    Unused,
+    /// The holder was warned of an unused lease, and the lease is in use again, or is kept.
+    UnusedNoMore,
 }
 
 impl NoticeKind {
     /// All kinds.
-    pub const ALL: [Self; 6] =
-        [Self::EndsSoon, Self::Expired, Self::Revoked, Self::GpuLost, Self::Cordoned, Self::MpsFault];
+    pub const ALL: [Self; 8] = [
+        Self::EndsSoon,
+        Self::Expired,
+        Self::Revoked,
+        Self::GpuLost,
+        Self::Cordoned,
+        Self::MpsFault,
+        Self::Unused,
+        Self::UnusedNoMore,
+    ];
 
     /// Returns the name in JSON.
     #[must_use]
@@ -40,6 +52,8 @@ impl NoticeKind {
             Self::GpuLost => "gpu_lost",
             Self::Cordoned => "cordoned",
             Self::MpsFault => "mps_fault",
+            Self::Unused => "unused",
+            Self::UnusedNoMore => "unused_no_more",
         }
     }
 }
@@ -57,7 +71,7 @@ pub struct LeaseNotice {
     pub kind: NoticeKind,
     /// What gpushd told, one line without control characters.
     pub text: String,
-    /// Time at which the lease expires, or gpushd ends its processes; absent if nothing ends at a known time.
+    /// Time at which the lease expires, or gpushd ends it or its processes; absent if nothing ends at a known time.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, format = DateTime))]
     pub ends_at: Option<Timestamp>,

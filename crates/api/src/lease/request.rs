@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::LeaseKind;
+use super::{LeaseKind, NoticeSignal};
 use crate::mps::{MemoryLimit, Percentage, Priority};
 
 /// Maximum number of members of one lease.
@@ -194,6 +194,10 @@ pub struct LeaseRequest {
     /// the lease as if `bind_to` were `process`, and the answer says why.
     #[serde(default, skip_serializing_if = "BindTo::is_default")]
     pub bind_to: BindTo,
+    /// Signal that announces each notice to those processes of the lease that have a handler for it; if absent, gpushd
+    /// sends none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub notice_signal: Option<NoticeSignal>,
 }
 
 impl Default for LeaseRequest {
@@ -209,6 +213,7 @@ impl Default for LeaseRequest {
             holder: None,
             process: None,
             bind_to: BindTo::Process,
+            notice_signal: None,
         }
     }
 }

@@ -15,6 +15,12 @@ const QUOTA_USERS: &str = "quota.users";
 /// The key of the user under which the hook for notices runs.
 const NOTIFY_USER: &str = "notify.user";
 
+/// The key of the users whose leases may be unused.
+const IDLE_USERS: &str = "idle.exempt.users";
+
+/// The key of the groups whose leases may be unused.
+const IDLE_GROUPS: &str = "idle.exempt.groups";
+
 /// The key of a quota's groups.
 const QUOTA_GROUPS: &str = "quota.groups";
 
@@ -103,6 +109,8 @@ impl Config {
         add("access.admin_groups", 0, &self.access.admin_groups);
         add("metrics.readers", 0, &self.metrics.readers);
         add(NOTIFY_USER, 0, self.notify.user.as_slice());
+        add(IDLE_USERS, 0, &self.idle.exempt.users);
+        add(IDLE_GROUPS, 0, &self.idle.exempt.groups);
         for (table, quota) in self.quotas.iter().enumerate() {
             for subject in &quota.subjects {
                 match subject {
@@ -146,6 +154,13 @@ pub fn accounts_in(text: &str) -> Vec<NamedAccount> {
             ("access", DeValue::Table(access)) => add("access.admin_groups", 0, access),
             ("metrics", DeValue::Table(metrics)) => add("metrics.readers", 0, metrics),
             ("notify", DeValue::Table(notify)) => add(NOTIFY_USER, 0, notify),
+            ("idle", DeValue::Table(idle)) => {
+                let exempt = idle.iter().find(|(key, _)| key.get_ref() == "exempt");
+                if let Some(DeValue::Table(exempt)) = exempt.map(|(_, value)| value.get_ref()) {
+                    add(IDLE_USERS, 0, exempt);
+                    add(IDLE_GROUPS, 0, exempt);
+                }
+            }
             (name @ ("quota" | "gpu"), DeValue::Array(items)) => {
                 let [users, groups] =
                     if name == "quota" { [QUOTA_USERS, QUOTA_GROUPS] } else { ["gpu.users", "gpu.groups"] };

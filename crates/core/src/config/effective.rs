@@ -8,7 +8,7 @@ use std::{
 use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView, SettingDiff};
 
 use super::{
-    Config, PriceRule, QuotaRule, RuleLayout, leasing, requirements, sharing, timeslice,
+    Config, PriceRule, QuotaRule, RuleLayout, idle, leasing, requirements, sharing, timeslice,
     toml_text::{list, text},
 };
 use crate::{desired, layout::DYNAMIC, lease::quota::Subject};
@@ -87,6 +87,9 @@ impl Config {
             }
             if let Some(policy) = &rule.timeslice {
                 let _ = writeln!(out, "timeslice = {}", timeslice::written(policy));
+            }
+            if let Some(own) = &rule.idle {
+                let _ = writeln!(out, "idle = {}", idle::written_rule(own));
             }
         }
     }

@@ -26,6 +26,7 @@ mod defaults;
 mod effective;
 mod fix;
 mod history;
+mod idle;
 mod layouts;
 mod leasing;
 mod limits;
@@ -51,10 +52,12 @@ mod syntax_error;
 mod timeslice;
 mod toml_text;
 mod unknown_keys;
+mod warning_times;
 
 pub use accounts::{NamedAccount, accounts_in};
 pub use defaults::RuleDefaults;
 pub use history::History;
+pub use idle::{Idle, IdleExempt, IdleJobs, IdleTerms, RuleIdle};
 pub use limits::RequestLimits;
 pub use metrics::Metrics;
 pub use mps::Mps;
@@ -104,6 +107,8 @@ pub struct Config {
     pub metrics: Metrics,
     /// `[notify]`
     pub notify: Notify,
+    /// `[idle]` and `[idle.exempt]`
+    pub idle: Idle,
     /// `[slurm]`
     pub slurm: Slurm,
     /// `[[quota]]` tables, in order. For a user, only the first table that matches applies.
@@ -276,6 +281,8 @@ pub struct Rule {
     pub isolation: Option<Isolation>,
     /// What the programs do; `None` if the file does not say. Only the lints use it.
     pub workload: Option<Workload>,
+    /// What gpushd does with unused leases, as far as it differs from `[idle]`.
+    pub idle: Option<RuleIdle>,
 }
 
 /// The layout of a rule.

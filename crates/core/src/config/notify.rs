@@ -2,20 +2,10 @@
 
 use std::time::Duration;
 
-use toml::de::{DeTable, DeValue};
+use toml::de::DeTable;
 
-use super::{
-    fix,
-    reader::{Reader, get},
-    toml_text::{list, span, text},
-};
-use crate::{diagnostic::Problem, duration, quote::Quoted};
-
-/// Maximum number of warnings before the end of a lease.
-const MOST_WARNINGS: usize = 8;
-
-/// The longest time between a warning and the end of a lease: 30 days.
-const LONGEST: Duration = Duration::from_secs(30 * 86_400);
+use super::{reader::Reader, toml_text::text, warning_times};
+use crate::{diagnostic::Problem, quote::Quoted};
 
 /// `[notify]`
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,31 +16,34 @@ pub struct Notify {
     pub command: Option<String>,
     /// User that runs the program; `None` for a user that systemd creates for the run.
     pub user: Option<String>,
+    /// Whether the administrator's comment of a Slurm job shows the last notice about its lease.
+    pub job_comment: bool,
 }
 
 impl Default for Notify {
     fn default() -> Self {
         let before = vec![Duration::from_secs(15 * 60), Duration::from_secs(2 * 60)];
-        Self { before, command: None, user: None }
+        Self { before, command: None, user: None, job_comment: true }
     }
 }
 
 impl Notify {
     /// Returns the keys and their values as TOML.
-    pub(super) fn written(&self) -> [(&'static str, Option<String>); 3] {
-        let before: Vec<String> = self.before.iter().map(|before| duration::format(*before)).collect();
+    pub(super) fn written(&self) -> [(&'static str, Option<String>); 4] {
         [
-            ("before", Some(list(&before))),
+            ("before", Some(warning_times::written(&self.before))),
             ("command", self.command.as_deref().map(text)),
             ("user", self.user.as_deref().map(text)),
+            ("job_comment", Some(self.job_comment.to_string())),
         ]
     }
 }
 
 pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Notify {
-    let before = before(reader, table).unwrap_or_else(|| Notify::default().before);
+    let before = warning_times::read(reader, table, "before").unwrap_or_else(|| Notify::default().before);
     let command = reader.absolute(table, "command", "/etc/gpush/hooks/notify");
-    Notify { before, command, user: user(reader, table) }
+    let job_comment = reader.flag(table, "job_comment").unwrap_or(true);
+    Notify { before, command, user: user(reader, table), job_comment }
 }
 
 fn user(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<String> {
@@ -67,43 +60,6 @@ fn user(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<String> {
         "write the name of a user without privileges, or leave `user` out: then systemd creates one for each run";
     reader.report(Problem::new(named.span, problem, hint));
     None
-}
-
-fn before(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Option<Vec<Duration>> {
-    let value = get(table, "before")?;
-    let items = match value.get_ref() {
-        DeValue::Array(items) => items.iter().collect(),
-        _ => vec![value],
-    };
-    // A number without a unit is an error here: people mean minutes, and the general meaning of such a number is seconds.
-    let numbers: Option<Vec<String>> = items.iter().map(|item| fix::without_unit(item.get_ref())).collect();
-    if let Some(numbers) = numbers.filter(|numbers| !numbers.is_empty()) {
-        let with = |unit: &str| list(&numbers.iter().map(|number| format!("{number}{unit}")).collect::<Vec<_>>());
-        let hint = format!("add the unit that you mean: before = {} or {}", with("m"), with("s"));
-        reader.report(Problem::new(value.span(), "`before` has no unit of time", hint));
-        return None;
-    }
-    let texts = reader.one_or_more(table, "before", "[\"15m\", \"2m\"]")?;
-    let mut before = Vec::new();
-    for one in &texts {
-        let why = match duration::parse_positive(&one.value) {
-            Ok(time) if time > LONGEST => format!("is longer than {}", span(LONGEST)),
-            Ok(time) => {
-                before.push(time);
-                continue;
-            }
-            Err(error) => format!("is not a duration: {error}"),
-        };
-        let message = format!("{} in `before` {why}", Quoted(&one.value));
-        reader.report(Problem::new(one.span.clone(), message, "write for example before = [\"15m\", \"2m\"]"));
-    }
-    if let Some(one) = texts.get(MOST_WARNINGS) {
-        let message = format!("`before` has more than {MOST_WARNINGS} times");
-        reader.report(Problem::new(one.span.clone(), message, "remove some of them"));
-    }
-    before.sort_unstable_by(|a, b| b.cmp(a));
-    before.dedup();
-    Some(before)
 }
 
 #[cfg(test)]

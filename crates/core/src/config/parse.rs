@@ -6,14 +6,14 @@ use std::{ops::Range, time::Duration};
 use toml::de::DeTable;
 
 use super::{
-    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, bounded_syntax, history,
+    Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, bounded_syntax, history, idle,
     layouts::{entries, layout_texts},
     leasing, limits, metrics, mode_change, mps, notify, prices, processes, quotas,
     reader::{Reader, Text, Value},
     rules,
     schema::{
-        ACCESS, API, DEFAULTS, DRIVER, HEALTH, HISTORY, LAYOUTS, LEASES, LIMITS, LOG, METRICS, MODE_CHANGE, MPS,
-        NOTIFY, PROCESSES, SECTIONS, SLURM, Section, TOP,
+        ACCESS, API, DEFAULTS, DRIVER, HEALTH, HISTORY, IDLE, IDLE_EXEMPT, LAYOUTS, LEASES, LIMITS, LOG, METRICS,
+        MODE_CHANGE, MPS, NOTIFY, PROCESSES, SECTIONS, SLURM, Section, TOP,
     },
     slurm, syntax_error,
 };
@@ -109,6 +109,11 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
         reader.report_unknown_keys(table, NOTIFY, &[]);
         config.notify = notify::read(reader, table);
     }
+    let idle_table = reader.table(top, IDLE);
+    if let Some(table) = idle_table {
+        reader.report_unknown_keys(table, IDLE, &[IDLE_EXEMPT.key()]);
+        config.idle = idle::read(reader, table);
+    }
     if let Some(table) = reader.table(top, SLURM) {
         reader.report_unknown_keys(table, SLURM, &[]);
         config.slurm = slurm::read(reader, table);
@@ -134,6 +139,9 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
         config.defaults = leasing::keys(reader, table);
     }
     config.rules = rules::read(reader, top, &names, &config.defaults);
+    if let Some(table) = idle_table {
+        idle::check_exempt_rules(reader, table, &config.rules);
+    }
     config
 }
 

@@ -116,8 +116,10 @@ pub(super) fn read(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Vec<PriceRule>
         let Some(price) = price(reader, table, &header, &meant, own.as_ref()) else { continue };
         currency = currency.or(own);
         if let Some((_, first)) = prices.iter().find(|(earlier, _)| earlier.covers(&price)) {
-            let hint = "only the first price that fits a lease applies: put this one before it, or remove one of the two";
-            let problem = Problem::new(header.clone(), "this price never applies: an earlier one fits all its leases", hint);
+            let hint =
+                "only the first price that fits a lease applies: put this one before it, or remove one of the two";
+            let problem =
+                Problem::new(header.clone(), "this price never applies: an earlier one fits all its leases", hint);
             reader.report(problem.also(first.clone(), "the earlier is"));
         }
         prices.push((price, header));
@@ -157,12 +159,7 @@ fn price(
 }
 
 /// Reads the currency, which every price must have.
-fn currency_of(
-    reader: &mut Reader<'_>,
-    table: &DeTable<'_>,
-    header: &Range<usize>,
-    meant: &[String],
-) -> Option<Text> {
+fn currency_of(reader: &mut Reader<'_>, table: &DeTable<'_>, header: &Range<usize>, meant: &[String]) -> Option<Text> {
     if key_span(table, "currency").is_none() {
         if !meant.iter().any(|key| key == "currency") {
             let hint = "write currency = \"EUR\"";
@@ -215,8 +212,11 @@ mod tests {
     #[test]
     fn prices_are_exact_decimals_and_survive_the_effective_config() {
         let config = Config::parse(TWO, "config.toml").unwrap();
-        let millionths: Vec<_> =
-            config.prices.iter().map(|price| (price.per_slice_hour.millionths(), price.per_lease.millionths())).collect();
+        let millionths: Vec<_> = config
+            .prices
+            .iter()
+            .map(|price| (price.per_slice_hour.millionths(), price.per_lease.millionths()))
+            .collect();
         assert_eq!(millionths, [(250_000, 1_500_000), (3_000_000, 0)]);
         assert_eq!(Config::parse(&config.effective(), "effective").unwrap(), config);
         assert_eq!(Config::default().differences(&config).len(), 2, "a reload shows both prices");
@@ -227,11 +227,13 @@ mod tests {
     #[test]
     fn amount_has_at_most_six_decimals() {
         let parsed = |text: &str| PriceAmount::parse(text).map(|amount| amount.to_string());
-        for (text, expected) in [("0", "0"), ("0.10", "0.1"), ("1000000", "1000000"), ("0.0000010", "0.000001"), ("7.", "7")]
+        for (text, expected) in
+            [("0", "0"), ("0.10", "0.1"), ("1000000", "1000000"), ("0.0000010", "0.000001"), ("7.", "7")]
         {
             assert_eq!(parsed(text).as_deref(), Some(expected), "{text}");
         }
-        for wrong in ["-1", "nan", "inf", "1e3", "0.0000001", "1000000.000001", ".5", "1,5", "", "99999999999999999999"] {
+        for wrong in ["-1", "nan", "inf", "1e3", "0.0000001", "1000000.000001", ".5", "1,5", "", "99999999999999999999"]
+        {
             assert_eq!(parsed(wrong), None, "{wrong}");
         }
     }

@@ -10,12 +10,12 @@ use gpush_api::Mode;
 use toml::de::{DeTable, DeValue};
 
 use super::{
-    Rule, RuleDefaults, RuleLayout,
+    Rule, RuleDefaults, RuleLayout, idle,
     layouts::{entries, layout_texts},
     leasing,
     reader::{Reader, Text, Value, get, key_span, unknown},
     requirements,
-    schema::{RULE, RULE_MPS, RULE_TIMESLICE},
+    schema::{RULE, RULE_IDLE, RULE_MPS, RULE_TIMESLICE},
     sharing, timeslice, toml_text,
 };
 use crate::{
@@ -73,7 +73,7 @@ pub(super) fn read(
         let header = reader.clip(item.span());
         // A misspelt key is already reported with the known key that the author probably meant. Do
         // not also report that this known key is missing.
-        let meant = reader.report_unknown_keys(table, RULE, &[RULE_MPS.key(), RULE_TIMESLICE.key()]);
+        let meant = reader.report_unknown_keys(table, RULE, &[RULE_MPS.key(), RULE_TIMESLICE.key(), RULE_IDLE.key()]);
         let name = name(reader, table, &mut names);
         let matches = matches(reader, table, &header, &meant, position, &mut claims);
         let mode = mode(reader, table, &header, &meant);
@@ -84,8 +84,9 @@ pub(super) fn read(
         let access = leasing::access(reader, table, mode, lease);
         let isolation = requirements::isolation(reader, table);
         let workload = requirements::workload(reader, table);
+        let idle = idle::of_rule(reader, table, mode);
         if let (Some(matches), Some(mode)) = (matches, mode) {
-            rules.push(Rule { name, matches, mode, layout, mps, timeslice, lease, access, isolation, workload });
+            rules.push(Rule { name, matches, mode, layout, mps, timeslice, lease, access, isolation, workload, idle });
         }
     }
     never_matching(reader, &claims);
@@ -99,7 +100,7 @@ fn list_hint(gpu: &DeValue<'_>) -> String {
         _ => Vec::new(),
     };
     let is_index = |key: &&str| key.bytes().all(|digit| digit.is_ascii_digit());
-    let parts = [RULE_MPS, RULE_TIMESLICE];
+    let parts = [RULE_MPS, RULE_TIMESLICE, RULE_IDLE];
     match keys.iter().find(|key| is_index(key)) {
         Some(index) if keys.iter().all(is_index) => {
             format!("write [[gpu]] in place of [gpu.{index}], and match = \"{index}\" below it")

@@ -43,7 +43,14 @@ pub const HISTORY: Section = Section { header: "[history]", keys: &["days"] };
 /// `[metrics]`
 pub const METRICS: Section = Section { header: "[metrics]", keys: &["readers", "job_files"] };
 /// `[notify]`
-pub const NOTIFY: Section = Section { header: "[notify]", keys: &["before", "command", "user"] };
+pub const NOTIFY: Section = Section { header: "[notify]", keys: &["before", "command", "user", "job_comment"] };
+/// `[idle]`
+pub const IDLE: Section = Section {
+    header: "[idle]",
+    keys: &["action", "start_grace", "after", "empty_after", "warn_before", "max_keep", "slurm_jobs"],
+};
+/// `[idle.exempt]`: leases that the idle policy leaves alone.
+pub const IDLE_EXEMPT: Section = Section { header: "[idle.exempt]", keys: &["users", "groups", "jobs", "rules"] };
 /// `[slurm]`
 pub const SLURM: Section =
     Section { header: "[slurm]", keys: &["agent_down", "deadline", "leftovers", "unattributed", "admin_comment"] };
@@ -83,6 +90,11 @@ pub const RULE_MPS: Section = Section {
 };
 /// `[gpu.timeslice]`, which belongs to the rule above it.
 pub const RULE_TIMESLICE: Section = Section { header: "[gpu.timeslice]", keys: &["replicas", "level", "compute_mode"] };
+/// `[gpu.idle]`, which belongs to the rule above it.
+pub const RULE_IDLE: Section = Section {
+    header: "[gpu.idle]",
+    keys: &["action", "start_grace", "after", "empty_after", "warn_before", "max_keep", "by_memory"],
+};
 
 /// Keys that the config no longer has and that are not similar to their successors: table, key, and what to do.
 pub(super) const FORMER_KEYS: &[(&str, &[&str], &str)] = &[
@@ -145,6 +157,8 @@ pub const SECTIONS: &[Section] = &[
     HISTORY,
     METRICS,
     NOTIFY,
+    IDLE,
+    IDLE_EXEMPT,
     SLURM,
     QUOTA,
     PRICE,
@@ -153,6 +167,7 @@ pub const SECTIONS: &[Section] = &[
     RULE,
     RULE_MPS,
     RULE_TIMESLICE,
+    RULE_IDLE,
 ];
 
 impl Section {

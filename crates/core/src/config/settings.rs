@@ -2,7 +2,7 @@
 //! so that no setting is missing in any of them.
 
 use super::{
-    Allowed, Config, limits, mps,
+    Allowed, Config, idle, limits, mps,
     processes::policy_name,
     quotas::{placement_name, user_limits_name},
     slurm,
@@ -30,6 +30,7 @@ impl Config {
             history,
             metrics,
             notify,
+            idle: unused,
             slurm,
             defaults,
             ..
@@ -66,6 +67,8 @@ impl Config {
         all.extend(history.written().map(|(key, value)| ("history", key, value)));
         all.extend(metrics.written().map(|(key, value)| ("metrics", key, value)));
         all.extend(notify.written().map(|(key, value)| ("notify", key, value)));
+        all.extend(idle::written(unused).into_iter().map(|(key, value)| ("idle", key, Some(value))));
+        all.extend(idle::written_exempt(&unused.exempt).map(|(key, value)| ("idle.exempt", key, Some(value))));
         all.extend(slurm::written(slurm).map(|(key, value)| ("slurm", key, value)));
         all.extend(defaults.written().map(|(key, value)| ("defaults", key, value.map(text))));
         all

@@ -12,6 +12,8 @@
 //! | `quota` | limits by user and group |
 //! | `machine` | states of one lease |
 //! | `notice` | what gpushd tells the holder of a lease, and when |
+//! | `unused` | what gpushd tells the holder of a lease that is not used |
+//! | `time_left` | the time until something happens, in words |
 //! | `usage` | leases that block a change |
 //! | `user_limits` | limits of a user's slice for the slice of the user's leases |
 //! | `environment` | the environment variables of a lease's processes |
@@ -23,5 +25,7 @@ pub mod notice;
 pub mod placement;
 pub mod quota;
 pub mod request;
+mod time_left;
+pub mod unused;
 pub mod usage;
 pub mod user_limits;

@@ -18,7 +18,10 @@ use gpush_api::{
 };
 use jiff::{SignedDuration, Timestamp};
 
-use crate::duration;
+use super::{
+    time_left::within,
+    unused::{UnusedEnd, UnusedWarning},
+};
 
 /// Maximum length of a notice in characters.
 const LONGEST: usize = 400;
@@ -124,6 +127,10 @@ pub enum NoticeCause<'a> {
         /// Why.
         reason: &'a str,
     },
+    /// The lease is unused.
+    Unused(UnusedWarning),
+    /// The warning of an unused lease does not apply any more.
+    UnusedNoMore(UnusedEnd),
 }
 
 impl NoticeCause<'_> {
@@ -137,16 +144,23 @@ impl NoticeCause<'_> {
             Self::GpuLost => NoticeKind::GpuLost,
             Self::Cordoned { .. } => NoticeKind::Cordoned,
             Self::MpsFault { .. } => NoticeKind::MpsFault,
+            Self::Unused(_) => NoticeKind::Unused,
+            Self::UnusedNoMore(_) => NoticeKind::UnusedNoMore,
         }
     }
 
-    /// Returns the time at which the lease expires, or gpushd ends its processes.
+    /// Returns the time at which the lease ends, or gpushd ends its processes.
     #[must_use]
     pub fn ends_at(&self) -> Option<Timestamp> {
         match self {
             Self::EndsSoon { expires_at, .. } => Some(*expires_at),
             Self::Revoked(revocation) => revocation.processes_end_at,
-            Self::Expired { .. } | Self::GpuLost | Self::Cordoned { .. } | Self::MpsFault { .. } => None,
+            Self::Unused(warning) => warning.ends_at(),
+            Self::Expired { .. }
+            | Self::GpuLost
+            | Self::Cordoned { .. }
+            | Self::MpsFault { .. }
+            | Self::UnusedNoMore(_) => None,
         }
     }
 
@@ -181,6 +195,8 @@ impl NoticeCause<'_> {
                 "the MPS daemon of {target} stopped serving{}; programs of lease {lease} that fail must be started again",
                 because(reason, None)
             ),
+            Self::Unused(warning) => warning.text(lease, now),
+            Self::UnusedNoMore(end) => end.text(lease),
         };
         bounded(&plain(&text), LONGEST)
     }
@@ -200,14 +216,6 @@ fn because(reason: &str, by: Option<&str>) -> String {
         (false, None) => format!(": {reason}"),
         (false, Some(by)) => format!(": {reason} ({by})"),
     }
-}
-
-/// Formats the time until `at`: `in 10m`, or `now`.
-fn within(at: Timestamp, now: Timestamp) -> String {
-    // Round up: the part of a second that has passed since the change does not matter to a reader.
-    let millis = at.duration_since(now).as_millis();
-    let seconds = u64::try_from(millis).unwrap_or(0).div_ceil(1000);
-    if seconds == 0 { "now".to_owned() } else { format!("in {}", duration::format(Duration::from_secs(seconds))) }
 }
 
 /// Shortens a text to a number of characters.
@@ -309,12 +317,6 @@ mod tests {
             assert!(text(NoticeCause::Expired { ends_processes }).ends_with(end));
         }
         assert!(text(NoticeCause::GpuLost).starts_with("lease L21 has ended"));
-    }
-
-    #[test]
-    fn time_of_a_notice_is_rounded_up() {
-        let ends = |millis: i64| within(at(0) + SignedDuration::from_millis(millis), at(0));
-        assert_eq!((ends(59_300), ends(0), ends(-5000)), ("in 1m".to_owned(), "now".to_owned(), "now".to_owned()));
     }
 
     proptest! {

@@ -19,6 +19,8 @@ pub struct Status {
     pub pids: Vec<u32>,
     /// Pending signals: sent, but not delivered yet. A mask in which bit 0 is signal 1.
     pub pending: u64,
+    /// Signals for which the process has a handler. A mask in which bit 0 is signal 1.
+    pub caught: u64,
 }
 
 impl Status {
@@ -37,10 +39,16 @@ impl Status {
         Some(Self {
             // Signals that are pending for the first thread, and for the process.
             pending: mask("SigPnd") | mask("ShdPnd"),
+            caught: mask("SigCgt"),
             uids: numbers(whole, "Uid")?.try_into().ok()?,
             groups: numbers(whole, "Groups").unwrap_or_default(),
             pids: numbers(whole, "NSpid").unwrap_or_default(),
         })
+    }
+
+    /// Returns whether the process has a handler for the signal with this number.
+    pub fn catches(&self, signal: i32) -> bool {
+        u32::try_from(signal - 1).is_ok_and(|bit| bit < 64 && self.caught >> bit & 1 == 1)
     }
 
     /// Returns the effective user id, which determines what the process may do.
@@ -120,14 +128,21 @@ mod tests {
 
     const STATUS: &str = "Name:\tbash\nUid:\t1000\t1001\t1002\t1003\nGid:\t1\t1\t1\t1\nGroups:\t4 27 1000 \n\
                           NStgid:\t70\t3\nNSpid:\t70\t3\nSigPnd:\t0000000000000100\n\
-                          ShdPnd:\t0000000000000001\n";
+                          ShdPnd:\t0000000000000001\nSigCgt:\t0000000000000201\n";
 
     #[test]
     fn status_gives_uids_groups_and_pids() {
         let status = Status::parse(STATUS).unwrap();
-        let expected =
-            Status { uids: [1000, 1001, 1002, 1003], groups: vec![4, 27, 1000], pids: vec![70, 3], pending: 0x101 };
+        let expected = Status {
+            uids: [1000, 1001, 1002, 1003],
+            groups: vec![4, 27, 1000],
+            pids: vec![70, 3],
+            pending: 0x101,
+            caught: 0x201,
+        };
         assert_eq!((status.uid(), &status), (1001, &expected));
+        let caught: Vec<i32> = (-1..70).filter(|signal| status.catches(*signal)).collect();
+        assert_eq!(caught, [1, 10], "SIGHUP and SIGUSR1");
         assert_eq!(Status::parse(""), None);
         assert_eq!(Status::parse("Uid:\t1\t2\t3\n"), None);
         // Old kernels omit the pids in nested namespaces, so the pid namespace is unknown.

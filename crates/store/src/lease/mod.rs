@@ -29,6 +29,7 @@ use crate::{
 mod change;
 mod history;
 mod read;
+mod told;
 
 pub use read::LeaseHistory;
 

@@ -115,6 +115,26 @@ impl IdleMachine {
         self.keep.as_ref().filter(|keep| keep.until.ms_since(now) > 0)
     }
 
+    /// Returns the end of the last keep, which may have passed.
+    pub(super) fn kept_until(&self) -> Option<Moment> {
+        self.keep.as_ref().map(|keep| keep.until)
+    }
+
+    /// Returns the number of notices about the present unused time.
+    #[must_use]
+    pub fn warnings(&self) -> u32 {
+        self.next_notice - self.first_notice
+    }
+
+    /// Returns the last notice if it is not recorded yet.
+    #[must_use]
+    pub fn unrecorded_notice(&self) -> Option<u32> {
+        match self.stage {
+            IdleStage::Warned { notice, recorded: None, .. } => Some(notice),
+            IdleStage::Warned { recorded: Some(_), .. } | IdleStage::Watching | IdleStage::Done { .. } => None,
+        }
+    }
+
     /// Applies an event. Returns what the caller must do, in order.
     pub fn step(&mut self, event: IdleEvent, policy: &IdlePolicy, terms: LeaseTerms, now: Moment) -> Vec<IdleEffect> {
         match event {
@@ -162,8 +182,7 @@ impl IdleMachine {
         terms: LeaseTerms,
         now: Moment,
     ) -> Vec<IdleEffect> {
-        let kept = self.keep.as_ref().map(|keep| keep.until);
-        let deadline = policy.deadline(terms, state, unused, since, kept);
+        let deadline = policy.deadline(terms, state, unused, since, self.kept_until());
         let report = UnusedReport { unused_since: unused, deadline };
         let action = policy.action_for(terms);
         let is_due = is_reached(deadline.at, now);

@@ -14,7 +14,8 @@
 //!
 //! - Unused time begins with the first idle or empty sample, but not before the end of `start_grace` or of a `keep`. The
 //!   deadline is `after` later, or `empty_after` after the lease has become empty, whichever is earlier.
-//! - A busy or unknown sample begins everything again. So nothing ends a lease whose state is unknown.
+//! - A busy or unknown sample begins everything again. So nothing ends a lease whose state is unknown. Idle by weak
+//!   evidence counts as unknown: see [`crate::judge::Judgement::is_weak`].
 //! - gpushd ends nothing without an earlier notice to the holder. The notice must be recorded: delivered, or stored where
 //!   the holder sees it. After it, the shortest of the warnings must pass.
 //! - Slurm jobs and rules with `action = "report"` are only reported. `action = "warn"` warns and reports.
@@ -22,12 +23,15 @@
 mod exempt;
 mod keep;
 mod machine;
+mod observe;
+mod outlook;
 mod policy;
 mod replay;
 
 pub use exempt::{ExemptSubject, IdleExemptions};
 pub use keep::{Keep, KeepError};
 pub use machine::{IdleEffect, IdleEvent, IdleMachine, IdleStage, UnusedReport};
+pub use outlook::IdleOutlook;
 pub use policy::{IdleAction, IdleDeadline, IdlePolicy, LeaseTerms};
 pub use replay::{WouldEnd, replay};
 

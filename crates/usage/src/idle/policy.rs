@@ -1,35 +1,8 @@
 //! The policy of a rule, and the deadlines that follow from it. All times are in milliseconds.
 
+pub use gpush_api::IdleAction;
+
 use crate::{judge::UseState, moment::Moment};
-
-/// What gpushd does with unused leases.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum IdleAction {
-    /// Report them.
-    Report,
-    /// Warn the holder, and report them.
-    Warn,
-    /// Warn the holder, then release the lease. Its processes may finish.
-    Release,
-    /// Warn the holder, then release the lease and end its processes.
-    End,
-}
-
-impl IdleAction {
-    /// All actions.
-    pub const ALL: [Self; 4] = [Self::Report, Self::Warn, Self::Release, Self::End];
-
-    /// Returns the name in the config.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Report => "report",
-            Self::Warn => "warn",
-            Self::Release => "release",
-            Self::End => "end",
-        }
-    }
-}
 
 /// `[idle]`, as it applies to one lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -109,7 +82,7 @@ impl IdlePolicy {
         kept: Option<Moment>,
     ) -> IdleDeadline {
         let grace = terms.granted.plus_ms(self.start_grace_ms);
-        let from = |start: Moment| later(later(start, grace), kept.unwrap_or(start));
+        let from = |start: Moment| start.later(grace).later(kept.unwrap_or(start));
         let idle = from(unused).plus_ms(self.after_ms);
         let empty = from(since).plus_ms(self.empty_after_ms);
         if state == UseState::Empty && idle.ms_since(empty) > 0 {
@@ -131,9 +104,4 @@ impl IdlePolicy {
         warnings.dedup();
         warnings
     }
-}
-
-/// Returns the later one of two moments of one boot.
-fn later(one: Moment, other: Moment) -> Moment {
-    if other.ms_since(one) > 0 { other } else { one }
 }

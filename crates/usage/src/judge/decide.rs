@@ -20,6 +20,10 @@ pub struct Judgement {
     /// lease. Such evidence is reported, but must never end a lease.
     #[serde(default)]
     pub is_weak: bool,
+    /// Whether the device reports no activity, and neither the processes nor their memory have changed since the last sample.
+    /// The state is unknown. A rule can say that such a lease counts as unused.
+    #[serde(default)]
+    pub is_still: bool,
 }
 
 impl Judgement {
@@ -27,11 +31,18 @@ impl Judgement {
     pub const NO_SAMPLE: Self = Self::unknown(UnknownReason::NoSample, SignalSource::None);
 
     pub(super) const fn unknown(reason: UnknownReason, source: SignalSource) -> Self {
-        Self { state: UseState::Unknown, reason: Some(reason), source, is_estimate: false, is_weak: false }
+        Self {
+            state: UseState::Unknown,
+            reason: Some(reason),
+            source,
+            is_estimate: false,
+            is_weak: false,
+            is_still: false,
+        }
     }
 
     const fn known(state: UseState, source: SignalSource, is_estimate: bool) -> Self {
-        Self { state, reason: None, source, is_estimate, is_weak: false }
+        Self { state, reason: None, source, is_estimate, is_weak: false, is_still: false }
     }
 
     /// Returns whether the power of the board refutes the activity readings, so that their zeros are wrong.
@@ -86,11 +97,13 @@ pub(crate) struct Observation {
     pub(crate) activity: MeasuredActivity,
     pub(crate) processes: ObservedProcesses,
     pub(crate) board: BoardPower,
+    /// Whether other processes are on the GPU, whose work needs power too.
+    pub(crate) has_neighbours: bool,
 }
 
 /// Decides what a hold does.
 pub(crate) fn decide(observation: Observation) -> Judgement {
-    let Observation { activity, processes, board } = observation;
+    let Observation { activity, processes, board, has_neighbours } = observation;
     let unknown = |reason, source| Judgement::unknown(reason, source);
     let empty = |source| Judgement::known(UseState::Empty, source, false);
     match (activity, processes) {
@@ -117,8 +130,10 @@ pub(crate) fn decide(observation: Observation) -> Judgement {
         (MeasuredActivity::Ambiguous, ObservedProcesses::Some { .. }) => {
             unknown(UnknownReason::SharedDevice, SignalSource::MemoryOnly)
         }
-        (MeasuredActivity::Unsupported, ObservedProcesses::Some { .. }) => {
-            unknown(UnknownReason::MemoryOnly, SignalSource::MemoryOnly)
+        (MeasuredActivity::Unsupported, ObservedProcesses::Some { is_changed, is_memory_changed }) => {
+            let is_refuted = board == BoardPower::Above && !has_neighbours;
+            let is_still = !is_changed && is_memory_changed == Some(false) && !is_refuted;
+            Judgement { is_still, ..unknown(UnknownReason::MemoryOnly, SignalSource::MemoryOnly) }
         }
         (MeasuredActivity::Zero { source, is_estimate }, ObservedProcesses::Some { is_changed, is_memory_changed }) => {
             let reason = match (is_changed, is_memory_changed, board) {

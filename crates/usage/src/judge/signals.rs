@@ -82,6 +82,10 @@ impl<'a> Signals<'a> {
                 (true, Some(work)) => levels.compare_beside(mean_mw, self.sample.power_limit_mw, work),
                 (true, None) => BoardPower::Explained,
             },
+            has_neighbours: match &self.sample.processes {
+                Reading::Value(all) => all.iter().any(|process| process.owner != ProcessOwner::Lease(lease)),
+                Reading::Unsupported | Reading::Failed => true,
+            },
         }
     }
 

@@ -157,6 +157,16 @@ fn a100_mig_device_is_empty_or_unknown() {
     let judged = judge(&a100, &[(LEASE, &hold)]);
     assert_eq!(outcome(judged), unknown(UnknownReason::MemoryOnly));
     assert_eq!(judged.source, SignalSource::MemoryOnly);
+    assert!(judged.is_still);
+    let holds = &[(LEASE, &hold)];
+    let still = |changed: &dyn Fn(&mut GpuSample)| {
+        let mut after = a100.clone();
+        changed(&mut after);
+        judge_change(&a100, &after, holds).is_still
+    };
+    let grown = crate::input::GpuProcess { memory_mib: Reading::Value(1_001), ..process(1, 100) };
+    assert!(!still(&|after| after.processes = Reading::Value(vec![grown.clone()])));
+    assert!(!still(&|after| after.power_mw = Reading::Value(400_000)), "the lease is alone on the board");
     a100.processes = Reading::Value(vec![crate::input::GpuProcess { instance: Some(4), ..process(2, 100) }]);
     assert_eq!(outcome(judge(&a100, &[(LEASE, &hold)])), (UseState::Empty, None));
 }

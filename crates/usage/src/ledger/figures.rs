@@ -19,6 +19,10 @@ pub struct LeaseFigures {
     /// Start of the time in which the lease was idle or empty without interruption. Missing samples are not an interruption
     /// if the next sample follows within three intervals of the last one.
     pub unused_since: Option<Moment>,
+    /// Start of the time in which every sample showed by strong evidence that no target worked, also where the device reports
+    /// no activity: see [`Judgement::is_still`]. Missing samples and weak evidence are interruptions, unlike in
+    /// `unused_since`. `None` if the last sample is missing, or does not show it.
+    pub quiet_since: Option<Moment>,
     /// Start of the lease.
     pub begun: Moment,
     /// Time by state, up to now.

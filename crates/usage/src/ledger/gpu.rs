@@ -167,7 +167,7 @@ impl GpuAccount {
             let held_ms = sample.at.ms_since(account.begun);
             let past = HoldPast { trace: account.trace_at(sample.at), held_ms };
             let observation = signals.observe(lease, &hold, past, mean_mw.map(|(mw, _)| mw), &self.levels);
-            account.judgement = decide(observation);
+            account.set_judgement(sample.at, decide(observation));
             if let Some(trace) = signals.trace(lease, &hold) {
                 let until = sample.at.plus_ms(sample.interval_ms.saturating_mul(MOST_INTERVALS));
                 account.trace = Some((trace, until));

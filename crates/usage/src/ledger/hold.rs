@@ -11,7 +11,7 @@ use super::{
 use crate::{
     energy::EnergyMethod,
     input::{ClockLimits, Hold, Ratio},
-    judge::{Judgement, ProcessTrace},
+    judge::{Judgement, ProcessTrace, UseState},
     moment::Moment,
 };
 
@@ -30,6 +30,10 @@ pub(crate) struct HoldAccount {
     pub(crate) activity: (Option<Ratio>, Option<Ratio>),
     /// Processes at the last sample that listed them, and until when the next sample is compared with them.
     pub(crate) trace: Option<(ProcessTrace, Moment)>,
+    /// Start of the time in which each sample showed no work: without a process, idle by strong evidence, or
+    /// [`Judgement::is_still`].
+    #[serde(default)]
+    pub(crate) quiet_since: Option<Moment>,
     pub(crate) total: HoldSums,
     histogram: MemoryHistogram,
     row: HoldSums,
@@ -49,6 +53,7 @@ impl HoldAccount {
             memory_mib: None,
             activity: (None, None),
             trace: None,
+            quiet_since: None,
             total: HoldSums::default(),
             histogram: MemoryHistogram::new(hold.memory_mib),
             row: HoldSums::default(),
@@ -110,8 +115,21 @@ impl HoldAccount {
         }
     }
 
+    /// Notes what a sample says.
+    pub(crate) fn set_judgement(&mut self, at: Moment, judgement: Judgement) {
+        let is_quiet = match judgement.state {
+            UseState::Empty => true,
+            UseState::Idle => !judgement.is_weak,
+            UseState::Unknown => judgement.is_still,
+            UseState::Busy => false,
+        };
+        self.quiet_since = if is_quiet { self.quiet_since.or(Some(at)) } else { None };
+        self.judgement = judgement;
+    }
+
     /// Forgets the last sample.
     pub(crate) fn forget_sample(&mut self) {
+        self.quiet_since = None;
         self.judgement = Judgement::NO_SAMPLE;
         self.memory_mib = None;
         self.activity = (None, None);

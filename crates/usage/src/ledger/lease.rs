@@ -20,11 +20,13 @@ pub(crate) struct Entered {
     /// For an unknown state without contradiction, because samples or readings are only missing: the longest time of it, in
     /// ms, that does not interrupt unused time.
     pub(crate) silence_ms: Option<u64>,
+    /// Whether the state is idle by weak evidence.
+    pub(crate) is_weak: bool,
 }
 
 impl Entered {
     /// The use is not known from now on.
-    pub(crate) const UNKNOWN: Self = Self { state: UseState::Unknown, silence_ms: None };
+    pub(crate) const UNKNOWN: Self = Self { state: UseState::Unknown, silence_ms: None, is_weak: false };
 }
 
 /// Unused time before a silence. If samples soon show that the lease is still unused, the time goes on.
@@ -47,6 +49,12 @@ pub(crate) struct LeaseAccount {
     pub(crate) unused_since: Option<Moment>,
     #[serde(default)]
     silenced: Option<SilencedTime>,
+    /// Whether the present state is idle by weak evidence.
+    #[serde(default)]
+    is_weak: bool,
+    /// End of the last time with weak evidence. A lease that has such evidence now is not in it yet.
+    #[serde(default)]
+    weak_until: Option<Moment>,
     pub(crate) times: StateTimes,
     /// Totals of targets that the lease does not hold any more.
     pub(crate) left: Vec<MemberTotals>,
@@ -64,6 +72,8 @@ impl LeaseAccount {
             since: now,
             unused_since: None,
             silenced: None,
+            is_weak: false,
+            weak_until: None,
             times: StateTimes::default(),
             left: Vec::new(),
             buckets: Buckets::default(),
@@ -85,17 +95,25 @@ impl LeaseAccount {
 
     /// Changes the state, from a moment on.
     pub(crate) fn enter(&mut self, at: Moment, entered: Entered, closed: &mut ClosedRows) {
-        let Entered { state, silence_ms } = entered;
+        let Entered { state, silence_ms, is_weak } = entered;
         if state == UseState::Unknown && silence_ms.is_none() {
             // Something contradicts that the lease is unused, so this is more than a silence.
             self.silenced = None;
         }
-        if state == self.state {
-            return;
-        }
         // The GPUs of a lease are sampled one after the other, so the change can be older than what is accounted.
         let at = if self.is_late(at) { self.settled } else { at };
+        if is_weak && !self.is_weak && state == self.state {
+            closed.spans.extend(self.span(at));
+        }
+        if self.is_weak {
+            self.weak_until = Some(at);
+        }
+        if state == self.state {
+            self.is_weak = is_weak;
+            return;
+        }
         closed.spans.extend(self.span(at));
+        self.is_weak = is_weak;
         self.unused_since = if is_unused(state) {
             let before_silence = self.silenced.take().filter(|silenced| at.is_within(silenced.until));
             self.unused_since.or(before_silence.map(|silenced| silenced.unused_since)).or(Some(at))
@@ -108,11 +126,13 @@ impl LeaseAccount {
         self.since = at;
     }
 
-    /// Returns the unused time from the start of the present state until a moment, if it is long enough.
+    /// Returns the unused time from the start of the present state until a moment, if it is long enough. Weak evidence
+    /// never ends a lease, so time with such evidence is left out.
     pub(crate) fn span(&self, until: Moment) -> Option<UnusedSpan> {
-        let length = until.ms_since(self.since);
-        let (from_ms, until_ms) = (self.since.wall_ms, self.since.plus_ms(length).wall_ms);
-        let is_recorded = is_unused(self.state) && length >= SHORTEST_SPAN_MS;
+        let from = self.weak_until.map_or(self.since, |weak| self.since.later(weak));
+        let length = until.ms_since(from);
+        let (from_ms, until_ms) = (from.wall_ms, from.plus_ms(length).wall_ms);
+        let is_recorded = is_unused(self.state) && !self.is_weak && length >= SHORTEST_SPAN_MS;
         is_recorded.then_some(UnusedSpan { lease: self.lease, state: self.state, from_ms, until_ms })
     }
 

@@ -300,9 +300,16 @@ impl Ledger {
             state: present.state,
             since: present.since,
             unused_since: present.unused_since,
+            quiet_since: self.quiet_since(lease, now),
             begun: present.begun,
             times: present.times,
         })
+    }
+
+    /// Returns the start of the time in which no sample showed work on any target of a lease.
+    fn quiet_since(&self, lease: LeaseId, now: Moment) -> Option<Moment> {
+        let starts = self.holds_of(lease).map(|(gpu, hold)| hold.quiet_since.filter(|_| !gpu.is_silent(now)));
+        starts.reduce(|one, other| Some(one?.later(other?))).flatten()
     }
 
     /// Returns the totals of a lease up to now, also of targets that it does not hold any more. The time since the last
@@ -403,13 +410,18 @@ impl Ledger {
     fn state_of(&self, lease: LeaseId, now: Moment) -> Entered {
         let judgements = self.holds_of(lease).map(|(gpu, hold)| (gpu, gpu.present(hold, now)));
         let state = UseState::of_members(judgements.clone().map(|(_, judgement)| judgement.state));
+        let is_weak = judgements.clone().any(|(_, judgement)| judgement.is_weak);
         let is_missing = |reason| matches!(reason, Some(UnknownReason::NoSample | UnknownReason::SourceFailed));
         let silences = judgements
             .filter(|(_, judgement)| judgement.state == UseState::Unknown)
             .map(|(gpu, judgement)| is_missing(judgement.reason).then(|| gpu.longest_silence_ms()));
         let silences: Option<Vec<u64>> = silences.collect();
         let silence_ms = silences.and_then(|silences| silences.into_iter().min());
-        Entered { state, silence_ms: silence_ms.filter(|_| state == UseState::Unknown) }
+        Entered {
+            state,
+            silence_ms: silence_ms.filter(|_| state == UseState::Unknown),
+            is_weak: state == UseState::Idle && is_weak,
+        }
     }
 
     fn holds_of(&self, lease: LeaseId) -> impl Iterator<Item = (&GpuAccount, &HoldAccount)> + Clone {

@@ -8,10 +8,12 @@
 //! | `env` | `lease env`: the environment as text |
 //! | `list` | `lease list`, `lease show` |
 //! | `end` | `lease renew`, `lease end` |
+//! | `idle` | `lease keep`, `lease idle` |
 
 mod end;
 mod env;
 mod grant;
+mod idle;
 mod list;
 mod run;
 mod unrunnable;
@@ -60,6 +62,8 @@ pub(super) fn run(global: &Global, command: args::Lease, out: &Output) -> Outcom
         args::Lease::Renew { lease, duration } => {
             super::ask(global, async |client| end::renew(client, lease, duration, out).await)
         }
+        args::Lease::Keep(args) => super::ask(global, async |client| idle::keep(client, &args, out).await),
+        args::Lease::Idle(args) => super::ask(global, async |client| idle::idle(client, &args, out).await),
         args::Lease::End(args) => super::ask(global, async |client| end::end(client, &args, out).await),
     }
 }

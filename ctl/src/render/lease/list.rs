@@ -2,7 +2,7 @@
 
 use gpush_api::{Gpu, Lease, LeaseBinding, LeaseState, LeaseUsageSummary};
 
-use super::{NONE, end, place, reason, share, state, targets, usage, user};
+use super::{NONE, end, idle, place, reason, share, state, targets, usage, user};
 use crate::render::{
     Appearance,
     appearance::paint,
@@ -42,6 +42,10 @@ pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing
             ("ENERGY", &|lease| {
                 let energy = lease.usage.as_ref().and_then(|usage| usage.energy_j);
                 energy.map_or_else(|| NONE.to_owned(), usage::energy)
+            }),
+            ("UNUSED DUE", &|lease| time(lease.idle.as_ref().map(|idle| idle.due_at))),
+            ("LAST NOTICE", &|lease| {
+                lease.notice.as_ref().map_or_else(|| NONE.to_owned(), |notice| look.clean(&notice.text))
             }),
             ("UUIDS", &uuids),
         ],
@@ -162,7 +166,7 @@ fn detail(lease: &Lease, look: &Appearance) -> String {
     match lease.state {
         LeaseState::Queued => place(lease, look).unwrap_or_default(),
         LeaseState::Granting => lease.operation.as_ref().map_or_else(String::new, |id| format!("operation {id}")),
-        LeaseState::Active => lease.usage.as_ref().map_or_else(String::new, usage::now),
+        LeaseState::Active => lease.usage.as_ref().map_or_else(String::new, usage::now) + &idle::brief(lease, look),
         LeaseState::Releasing => match lease.waits_for.first() {
             Some(first) => look.clean(&format!("{}; waits: {first}", why())),
             None => format!("{}; waits for its processes", why()),

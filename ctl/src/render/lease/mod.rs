@@ -6,10 +6,12 @@
 //! | `of_job` | the use of the leases of a Slurm job |
 //! | `show` | all details of a lease |
 //! | `change` | results of lease commands, and what a lease waits for |
+//! | `idle` | unused leases, and keeps |
 //! | `below` | the leases of a GPU, in `status` |
 
 pub(crate) mod below;
 mod change;
+mod idle;
 mod list;
 mod of_job;
 mod show;
@@ -23,6 +25,7 @@ use gpush_core::sharing;
 
 pub(crate) use self::{
     change::{ended, granted, renewed, started, waits},
+    idle::{keeping, report as idle_report},
     list::list,
     of_job::of_job,
     show::{one, show},

@@ -4,7 +4,7 @@ use gpush_api::{Gpu, Lease, LeaseBinding, LeaseState, MemberShare, Priority, tex
 use gpush_core::{lease::request, refusal};
 
 use super::{
-    end, enforced_by,
+    end, enforced_by, idle,
     list::list,
     place, reason, share, state, target,
     usage::{self, Surroundings},
@@ -56,6 +56,12 @@ pub(crate) fn one(lease: &Lease, gpus: &[Gpu], surroundings: &Surroundings<'_>, 
     }
     for (name, value) in usage::facts(lease, surroundings, look) {
         fact(name, &value);
+    }
+    if let Some(unused) = &lease.idle {
+        fact("unused", &idle::outlook(unused, lease, look));
+    }
+    if let Some(kept) = idle::kept(lease, look) {
+        fact("kept", &kept);
     }
     let bound = match &lease.binding {
         LeaseBinding::Scope { unit: Some(bound), .. } | LeaseBinding::Cgroup { cgroup: Some(bound), .. } => Some(bound),

@@ -63,6 +63,7 @@ fn lists(look: &Appearance) -> Vec<(&'static str, Listing)> {
         ("lease list", lease::list(&leases, &gpus, look)),
         ("lease show", lease::show(&leases[..2], &gpus, &lease::Surroundings::default(), look)),
         ("lease request", lease::granted(&granted, &gpus, look)),
+        ("lease idle", lease::idle_report(&fixtures::lease::idle_report(), look)),
         ("quota --all", quota::list(&quota::tests::samples(), look)),
         ("usage", usage_report::list(&usage_report::tests::report(), &gpus, look)),
         ("bill", bill::list(&bill::tests::bill(), &gpus, look)),

@@ -43,6 +43,39 @@ fn leases_are_listed_shown_and_ended() {
 }
 
 #[test]
+fn lease_is_kept_and_unused_leases_are_listed() {
+    let host = Host::new();
+    let agent = agent(&host);
+    let run = |args: &[&str]| {
+        let output = host.command(args).output().unwrap();
+        (output.status.code(), stdout(&output), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (code, kept, _) = run(&["lease", "keep", "L17", "--for", "2h", "--reason", "demo"]);
+    assert!(code == Some(0) && kept.starts_with("L17: is kept until 2999-01-01"), "{kept}");
+    assert_eq!(agent.bodies("/v1/leases/L17/keep"), ["{\"duration_s\":7200,\"reason\":\"demo\"}"]);
+    for (args, part) in [
+        (&["lease", "keep", "L17", "--for", "2h"][..], "--reason"),
+        (&["lease", "keep", "L17", "--reason", "demo"], "--for"),
+        (&["lease", "keep", "L17", "--for", "0", "--reason", "demo"], "must be longer than 0"),
+        (&["lease", "keep", "--for", "2h", "--reason", "demo"], "gpushctl lease list --mine"),
+        (&["lease", "idle", "--action", "kill"], "release"),
+        (&["lease", "idle", "--since", "x"], "--since"),
+    ] {
+        let (code, _, error) = run(args);
+        assert!(code == Some(2) && error.contains(part), "{args:?}: {error}");
+    }
+    let (code, list, _) = run(&["lease", "idle", "--since", "30d", "-o", "csv"]);
+    let lines: Vec<&str> = list.lines().collect();
+    assert_eq!((code, lines[0]), (Some(0), "lease,user,state,unused_s,warnings,action,when"));
+    assert!(
+        lines[1].starts_with("L17,alice,idle,") && lines[2].starts_with("L9,alice,no process,14400,2,release,"),
+        "{list}"
+    );
+    let (_, names, _) = run(&["lease", "idle", "-o", "name"]);
+    assert_eq!(names.lines().collect::<Vec<_>>(), ["L17", "L9"]);
+}
+
+#[test]
 fn json_of_leases_is_the_types_of_the_api() {
     let host = Host::new();
     agent(&host);

@@ -13,8 +13,9 @@ use std::{
 };
 
 use gpush_api::{
-    Actor, ApiError, Code, EndReason, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId, LeaseKind, LeaseMember,
-    LeaseQueuePosition, LeaseRequest, LeaseRevocation, LeaseShare, LeaseState, LeaseWait, MemberShare, Mode, Priority,
+    Actor, ApiError, Code, EndReason, IdleAction, IdleReport, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId,
+    LeaseKeep, LeaseKind, LeaseMember, LeaseQueuePosition, LeaseRequest, LeaseRevocation, LeaseShare, LeaseState,
+    LeaseWait, MemberShare, Mode, Priority, UnusedLease, UseState,
 };
 use insta::assert_snapshot;
 
@@ -65,6 +66,8 @@ pub(crate) fn lease(id: u64, uid: u32) -> Lease {
         revocation: None,
         notice: None,
         usage: None,
+        keep: None,
+        idle: None,
     }
 }
 
@@ -110,6 +113,26 @@ fn queued() -> Lease {
         queue: Some(queue),
         request: Some(LeaseRequest { share: LeaseShare::Whole {}, count: 2, ..LeaseRequest::default() }),
         ..lease(19, me())
+    }
+}
+
+/// Returns a report with one unused lease, and one lease of the dry run.
+fn unused() -> IdleReport {
+    let one = |id, state, warning_count| UnusedLease {
+        lease_id: LeaseId(id),
+        holder: LeaseHolder { uid: me(), user: Some("alice".to_owned()) },
+        state,
+        unused_since: at(0),
+        action: IdleAction::Release,
+        due_at: at(14_400),
+        warning_count,
+        is_open: true,
+    };
+    IdleReport {
+        from: at(0),
+        assumed_action: None,
+        unused_now: vec![one(17, UseState::Idle, 1)],
+        would_have: vec![one(9, UseState::Empty, 2)],
     }
 }
 
@@ -169,6 +192,12 @@ fn answer(request: &Request) -> Answer {
             renewed.expires_at = Some(jiff::Timestamp::now() + jiff::SignedDuration::from_secs(7230));
             Answer::ok(&renewed)
         }
+        ("POST", "/v1/leases/L17/keep") => {
+            let by = Actor { uid: me(), user: Some("alice".to_owned()), pid: None };
+            let keep = LeaseKeep { by, reason: "demo".to_owned(), at: at(0), until: at(7200) };
+            Answer::ok(&Lease { keep: Some(keep), ..lease(17, me()) })
+        }
+        ("GET", path) if path.starts_with("/v1/leases/idle?since=") => Answer::ok(&unused()),
         ("POST", "/v1/leases/L17/release") => {
             Answer::ok(&Lease { state: LeaseState::Ended, reason: Some(EndReason::Released), ..lease(17, me()) })
         }

@@ -85,6 +85,8 @@ fn lease() -> Lease {
         revocation: None,
         notice: None,
         usage: None,
+        keep: None,
+        idle: None,
     }
 }
 

@@ -7,10 +7,12 @@
 //! | `runs` | runs of a job, components of a heterogeneous job, restarts of gpushd |
 //! | `refusals` | jobs that gpushd refuses, and requests of users |
 //! | `node_states` | GPUs and databases that do not work |
+//! | `idle_jobs` | jobs whose leases are unused |
 //! | `leftovers` | processes that still run after the end of their job |
 
 mod accounts;
 mod grants;
+mod idle_jobs;
 mod leftovers;
 mod node_states;
 mod refusals;

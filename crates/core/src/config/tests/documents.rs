@@ -31,11 +31,13 @@ fn commented_settings_of_the_example_are_the_defaults() {
     let api = Api { admin_socket: None };
     let mode_change = ModeChange { before: None, after: None, ..config.mode_change };
     let notify = Notify { command: None, user: None, ..config.notify };
+    let idle = Idle { exempt: IdleExempt::default(), ..config.idle };
     let defaults = RuleDefaults::default();
     let metrics = Metrics::default();
     let slurm = Slurm { admin_comment: None, ..config.slurm };
     let (layouts, quotas, prices, rules) = (BTreeMap::new(), Vec::new(), Vec::new(), Vec::new());
-    let settings = Config { api, mode_change, metrics, notify, slurm, layouts, quotas, prices, defaults, rules, ..config };
+    let settings =
+        Config { api, mode_change, metrics, notify, idle, slurm, layouts, quotas, prices, defaults, rules, ..config };
     assert_eq!(settings, Config::default());
 }
 

@@ -16,7 +16,18 @@ const LONGEST_PROFILE: usize = 32;
 /// # Errors
 /// The first value that is outside its limits.
 pub fn check(request: &LeaseRequest) -> Result<(), RequestError> {
-    let LeaseRequest { share, gpus, count, duration_s, wait, target: _, holder: _, process: _, bind_to: _ } = request;
+    let LeaseRequest {
+        share,
+        gpus,
+        count,
+        duration_s,
+        wait,
+        target: _,
+        holder: _,
+        process: _,
+        bind_to: _,
+        notice_signal: _,
+    } = request;
     match share {
         LeaseShare::MigProfile { profile } => {
             self::profile(profile)

@@ -1,0 +1,62 @@
+//! What happens to unused leases, for answers.
+
+use gpush_api::{Lease, LeaseIdle, LeaseState, UnusedLease};
+use gpush_usage::idle::IdleOutlook;
+
+use super::{Idle, Watched};
+use crate::usage::{ObservedLeases, Usage};
+
+impl Idle {
+    /// Adds to these leases what happens to them because they are unused. Only leases whose use the viewer may see have
+    /// their use already.
+    pub(crate) fn add_to(&self, leases: &mut [Lease]) {
+        let now = self.0.usage.now();
+        let watched = self.0.watched.lock();
+        for lease in leases.iter_mut().filter(|lease| lease.state == LeaseState::Active) {
+            if lease.usage.is_some() {
+                lease.idle =
+                    watched.get(&lease.id).and_then(|one| one.outlook(now)).map(|(outlook, _)| shown(&outlook));
+            }
+        }
+    }
+
+    /// Returns the open leases that are unused now and that `is_visible` permits.
+    pub(super) fn unused_now(&self, is_visible: impl Fn(&gpush_store::LeaseRecord) -> bool) -> Vec<UnusedLease> {
+        let ObservedLeases { now, leases, .. } = self.0.usage.observed_leases();
+        let watched = self.0.watched.lock();
+        let visible = leases.iter().filter(|(lease, _)| is_visible(&lease.record));
+        visible
+            .filter_map(|(lease, _)| {
+                let (outlook, warnings) = watched.get(&lease.id())?.outlook(now)?;
+                let LeaseIdle { action, unused_since, due_at, .. } = shown(&outlook);
+                Some(UnusedLease {
+                    lease_id: lease.id(),
+                    holder: lease.record.holder.clone(),
+                    state: outlook.state,
+                    unused_since,
+                    action,
+                    due_at,
+                    warning_count: warnings,
+                    is_open: true,
+                })
+            })
+            .collect()
+    }
+}
+
+impl Watched {
+    /// Returns what happens if the lease stays unused, and the number of warnings so far.
+    fn outlook(&self, now: gpush_usage::moment::Moment) -> Option<(IdleOutlook, u32)> {
+        let outlook = self.machine.outlook(&self.observed, &self.policy, self.terms, now)?;
+        Some((outlook, self.machine.warnings()))
+    }
+}
+
+fn shown(outlook: &IdleOutlook) -> LeaseIdle {
+    LeaseIdle {
+        action: outlook.action,
+        unused_since: Usage::timestamp(outlook.unused_since),
+        due_at: Usage::timestamp(outlook.due),
+        warned: outlook.is_warned,
+    }
+}

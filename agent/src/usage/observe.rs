@@ -1,0 +1,81 @@
+//! What the idle policy observes: the figures of leases after each round of samples, and the recorded unused times.
+
+use std::sync::Arc;
+
+use gpush_api::ApiError;
+use gpush_usage::{
+    ledger::{LeaseFigures, UnusedSpan},
+    moment::Moment,
+};
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use super::{Usage, clock::timestamp};
+use crate::state::{HostState, OpenLease};
+
+/// The figures of the leases that hold capacity, at one moment.
+#[derive(Debug)]
+pub(crate) struct ObservedLeases {
+    pub(crate) host: Arc<HostState>,
+    pub(crate) now: Moment,
+    /// A lease of which the ledger does not know yet is missing.
+    pub(crate) leases: Vec<(Arc<OpenLease>, LeaseFigures)>,
+}
+
+impl Usage {
+    /// Returns a receiver that is notified after each sample.
+    pub(crate) fn samples(&self) -> watch::Receiver<()> {
+        self.0.sampled.subscribe()
+    }
+
+    /// Returns whether samples of leases are needed: their use is recorded, or the idle policy acts on it.
+    pub(super) fn samples_leases(&self, host: &HostState) -> bool {
+        let is_acted_on = || host.config.acts_on_unused_leases() && host.leases.holding().next().is_some();
+        self.records_leases(host) || is_acted_on()
+    }
+
+    /// Returns the present figures of all leases that hold capacity.
+    pub(crate) fn observed_leases(&self) -> ObservedLeases {
+        let host = self.0.context.state.now();
+        let now = self.0.clock.now();
+        let accounts = self.0.accounts.lock();
+        let holding = host.leases.open.values().filter(|lease| lease.state.name().holds_capacity());
+        let leases =
+            holding.filter_map(|lease| Some((Arc::clone(lease), accounts.ledger.lease(lease.id(), now)?))).collect();
+        drop(accounts);
+        ObservedLeases { host, now, leases }
+    }
+
+    /// Returns the unused times of all leases that ended since a time, and those that last, by lease and start.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub(crate) async fn unused_times(&self, from: Timestamp) -> Result<Vec<UnusedSpan>, ApiError> {
+        let from_ms = from.as_millisecond();
+        // While a transaction records rows, they are neither in the ledger nor in the store.
+        let turn = self.0.recording.lock().await;
+        let open = {
+            let now = self.0.clock.now();
+            let ledger = &self.0.accounts.lock().ledger;
+            let closed = ledger.open_rows(now).0.spans;
+            let lasting = ledger.leases().filter_map(|lease| ledger.open_span(lease, now));
+            closed.into_iter().chain(lasting).filter(|span| span.until_ms >= from_ms).collect::<Vec<_>>()
+        };
+        let mut spans = self.0.context.store.read(move |view| view.unused_times(from_ms)).await?;
+        drop(turn);
+        spans.extend(open);
+        spans.sort_by_key(|span| (span.lease, span.from_ms, span.until_ms));
+        spans.dedup();
+        Ok(spans)
+    }
+
+    /// Returns the present moment.
+    pub(crate) fn now(&self) -> Moment {
+        self.0.clock.now()
+    }
+
+    /// Returns a moment as a time of the wall clock.
+    pub(crate) fn timestamp(moment: Moment) -> Timestamp {
+        timestamp(moment)
+    }
+}
