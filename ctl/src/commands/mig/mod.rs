@@ -13,7 +13,7 @@ pub(super) mod layout;
 mod numbers;
 mod room;
 
-use gpush_api::{ApiError, Code, Gpu, GpuState, Lease, MigDevice, MpsDaemon};
+use gpush_api::{ApiError, Code, DeviceUse, Gpu, GpuState, Lease, MigDevice, MpsDaemon};
 use gpush_client::Client;
 use gpush_core::{layout::DYNAMIC, nearest::nearest};
 
@@ -115,14 +115,20 @@ async fn list(client: &mut Client, which: &Gpus, free: bool, profile: Option<&st
     let mut found: Vec<MigDevice> = client.mig_devices().await?;
     let shared = if free { client.mps().await? } else { Vec::new() };
     found.retain(|device| {
-        gpus.iter().any(|gpu| gpu.uuid == device.gpu_uuid && (!free || drawing::is_free(device, gpu, &shared)))
+        gpus.iter().any(|gpu| gpu.uuid == device.gpu_uuid)
             && profile.is_none_or(|profile| device.profile.eq_ignore_ascii_case(profile))
     });
+    // The caller may not be allowed to lease a device that is free.
+    let is_shared = |device: &MigDevice| shared.iter().any(|daemon| device.uuid.as_ref() == Some(&daemon.uuid));
+    let for_others = found.iter().filter(|device| device.usage == DeviceUse::Free && !is_shared(device)).count();
+    if free {
+        let is_free = |device: &MigDevice, gpu: &Gpu| drawing::is_free(device, gpu, &shared);
+        found.retain(|device| gpus.iter().any(|gpu| gpu.uuid == device.gpu_uuid && is_free(device, gpu)));
+    }
     let none = found.is_empty();
     if none && free && out.is_drawn() {
         let of = profile.map_or_else(String::new, |profile| format!(" of profile {profile}"));
-        let error = ApiError::new(Code::Blocked, format!("no MIG device{of} is free"));
-        return Err(error.hint(hint_if_none_is_free(profile, &gpus)).into());
+        return Err(none_is_free(&of, for_others).hint(hint_if_none_is_free(profile, &gpus, for_others)).into());
     }
     out.list(&found, |look| {
         let list = drawing::list(&found, &gpus, look);
@@ -134,8 +140,22 @@ async fn list(client: &mut Client, which: &Gpus, free: bool, profile: Option<&st
     Ok(if none && free { Code::Blocked.exit_status() } else { 0 })
 }
 
+/// Returns the error if the caller can use no MIG device now. `for_others` is the number of devices that are free, but not
+/// for the caller.
+fn none_is_free(of: &str, for_others: usize) -> ApiError {
+    match for_others {
+        0 => ApiError::new(Code::Blocked, format!("no MIG device{of} is free")),
+        number => ApiError::new(Code::Blocked, format!("you cannot lease a MIG device{of} now"))
+            .cause(format!("MIG devices{of} that are free, but not for you: {number}")),
+    }
+}
+
 /// Returns the next command if no MIG device is free. On a GPU with a dynamic layout, a lease can create one.
-fn hint_if_none_is_free(profile: Option<&str>, gpus: &[Gpu]) -> String {
+fn hint_if_none_is_free(profile: Option<&str>, gpus: &[Gpu], for_others: usize) -> String {
+    if for_others > 0 {
+        return "see your limits with `gpushctl quota`, and the requests that wait with `gpushctl lease list`"
+            .to_owned();
+    }
     let has_room = |gpu: &&Gpu, name: &str| {
         let profiles = gpu.mig.iter().flat_map(|mig| mig.profiles.iter());
         gpu.state == GpuState::Ready
@@ -193,6 +213,16 @@ mod tests {
         assert_eq!(unknown_profile("1g.10gb", &[]), None, "no profiles are known");
     }
 
+    /// Fault: a user at the limit of leases was shown that no device is free, while `mig list` showed free ones.
+    #[test]
+    fn devices_that_are_free_for_others_are_named() {
+        let error = none_is_free(" of profile 1g.10gb", 3);
+        assert_eq!(error.message, "you cannot lease a MIG device of profile 1g.10gb now");
+        assert_eq!(error.causes, ["MIG devices of profile 1g.10gb that are free, but not for you: 3"]);
+        assert!(hint_if_none_is_free(None, &[], 3).contains("`gpushctl quota`"));
+        assert_eq!(none_is_free("", 0).message, "no MIG device is free");
+    }
+
     /// Earlier fault: the hint did not say that a lease creates a device on a GPU with a dynamic layout.
     #[test]
     fn hint_names_a_gpu_with_a_dynamic_layout_and_room() {
@@ -200,7 +230,7 @@ mod tests {
         let mig = gpus[2].mig.as_mut().unwrap();
         let profiles = std::sync::Arc::make_mut(&mut mig.profiles);
         profiles.iter_mut().for_each(|one| one.remaining = Some(u8::from(one.name == "1g.10gb")));
-        let hint = |gpus: &[Gpu], profile| hint_if_none_is_free(profile, gpus);
+        let hint = |gpus: &[Gpu], profile| hint_if_none_is_free(profile, gpus, 0);
         let other = "run `gpushctl mig list` to see who uses the MIG devices";
         assert_eq!(hint(&gpus, Some("1g.10gb")), other, "no layout is dynamic");
         gpus[2].layout = Some(vec![DYNAMIC.to_owned()]);

@@ -2,14 +2,11 @@
 
 use gpush_api::{LONGEST_LEASE_S, LeaseKind, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS, MemoryLimit};
 
-use super::RequestError;
+use super::{RequestError, profile::profile};
 use crate::{
     quote::Quoted,
     selector::{self, Selector},
 };
-
-/// Maximum length of a profile name. NVIDIA's longest name has 13 characters.
-const LONGEST_PROFILE: usize = 32;
 
 /// Checks the limits of a request.
 ///
@@ -63,13 +60,4 @@ pub fn check(request: &LeaseRequest) -> Result<(), RequestError> {
         text.parse::<Selector>().map_err(RequestError::BadSelector)?;
     }
     Ok(())
-}
-
-/// Checks that a text has the form of a profile name. Placement checks later whether a GPU has the
-/// profile.
-pub(super) fn profile(text: &str) -> Result<String, String> {
-    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b".+-".contains(&b);
-    let lower = text.to_ascii_lowercase();
-    let is_name = lower.len() <= LONGEST_PROFILE && lower.contains("g.") && lower.bytes().all(plain);
-    if is_name { Ok(lower) } else { Err("write a profile name, such as 1g.10gb or 1c.3g.40gb".to_owned()) }
 }

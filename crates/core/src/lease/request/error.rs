@@ -263,7 +263,7 @@ impl RequestError {
 /// Returns the hint for an entry of a layout in the place of a profile: `1g.10gb*2` or `1g.10gb@3`. `None` for other texts.
 fn layout_entry(text: &str, spelling: Spelling) -> Option<String> {
     let (profile, rest) = text.split_once(['*', '@'])?;
-    super::check::profile(profile).ok()?;
+    super::profile::profile(profile).ok()?;
     let number = rest.parse::<u8>().ok().filter(|number| *number > 0 || text.contains('@'))?;
     let mig = Key::Mig.written(spelling).with(profile);
     Some(match (spelling, text.contains('*')) {

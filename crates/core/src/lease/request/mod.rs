@@ -35,6 +35,7 @@ mod default;
 mod error;
 mod key;
 mod normal;
+mod profile;
 mod share;
 mod slurm;
 mod term;

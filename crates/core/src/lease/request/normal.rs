@@ -2,7 +2,7 @@
 
 use gpush_api::{LeaseRequest, LeaseShare};
 
-use super::{RequestError, check, check::profile};
+use super::{RequestError, check, profile::profile};
 use crate::selector::Selector;
 
 /// Maximum length of a target's name, in bytes. The longest name is a UUID of a MIG device, with 40 characters.

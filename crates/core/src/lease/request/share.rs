@@ -25,7 +25,7 @@ impl ShareTerms {
         let text = value.unwrap_or_default();
         match key {
             Key::Mig => {
-                self.profile = Some(super::check::profile(text)?);
+                self.profile = Some(super::profile::profile(text)?);
                 self.kinds.push(key);
             }
             Key::Mps => {
