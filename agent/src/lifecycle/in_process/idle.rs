@@ -251,7 +251,7 @@ async fn rule_overrides_the_action() {
 /// The dry run uses the recorded unused times and the present config.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dry_run_names_what_would_have_been_ended() {
-    let host = whole_gpus(2).start(&format!("{WHOLE}[history]\ndays = 0\n")).await;
+    let host = whole_gpus(4).start(&format!("{WHOLE}[history]\ndays = 0\n")).await;
     let unused = host.lease(holder(), &whole("0", 1)).await.expect("a lease").lease.id;
     let used = host.lease(holder(), &whole("1", 1)).await.expect("a lease").lease.id;
     let now = Timestamp::now().as_millisecond();

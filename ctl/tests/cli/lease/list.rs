@@ -62,6 +62,7 @@ fn lease_is_kept_and_unused_leases_are_listed() {
         (&["lease", "idle", "--since", "x"], "--since"),
     ] {
         let (code, _, error) = run(args);
+        let error = error.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(code == Some(2) && error.contains(part), "{args:?}: {error}");
     }
     let (code, list, _) = run(&["lease", "idle", "--since", "30d", "-o", "csv"]);
