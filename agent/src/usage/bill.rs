@@ -146,6 +146,7 @@ impl Usage {
     }
 
     /// Collects the hours so far of a month that is not closed.
+    #[expect(clippy::redundant_closure_for_method_calls, reason = "the methods accept only one lifetime of `View`")]
     async fn open_inputs(&self, month: Month, closed: Option<RowBound>) -> Result<MonthInputs, ApiError> {
         let mut inputs = MonthInputs::new(month, prices(&self.0.context.settings.config()));
         let (leases, gpus) = self.hours(month.start_ms(), month.end_ms(), 0).await?;

@@ -90,7 +90,7 @@ fn present_month() -> i64 {
 }
 
 /// Closes the months before a time, which is the start of a month. A month that is closed already never changes.
-#[expect(clippy::redundant_closure_for_method_calls, reason = "the method accepts only one lifetime of `View`")]
+#[expect(clippy::redundant_closure_for_method_calls, reason = "the methods accept only one lifetime of `View`")]
 async fn close_months(usage: &Usage, until_ms: i64) -> Result<(), StoreError> {
     let store = &usage.0.context.store;
     let read = store.read(|view| Ok((view.closed_bills()?, view.next_usage_row()?)));
@@ -178,7 +178,6 @@ pub(super) fn prices(config: &Config) -> PriceList {
 }
 
 /// Returns the models of all GPUs that have or had use.
-#[expect(clippy::redundant_closure_for_method_calls, reason = "the method accepts only one lifetime of `View`")]
 pub(super) async fn models(usage: &Usage) -> Result<BTreeMap<GpuUuid, BilledGpu>, StoreError> {
     let recorded = usage.0.context.store.read(|view: &View<'_>| view.gpu_models()).await?;
     let mut models: BTreeMap<GpuUuid, BilledGpu> =

@@ -75,8 +75,8 @@ fn owner(lease: u64) -> LeaseOwner {
     LeaseOwner {
         user: format!("user{}", lease % USERS),
         group: Some(format!("group{}", lease % 5)),
-        account: (lease % 2 == 0).then(|| format!("account{}", lease % 7)),
-        job: (lease % 2 == 0).then(|| format!("cluster/{lease}")),
+        account: lease.is_multiple_of(2).then(|| format!("account{}", lease % 7)),
+        job: lease.is_multiple_of(2).then(|| format!("cluster/{lease}")),
     }
 }
 

@@ -44,9 +44,9 @@ fn job(words: &[String]) -> Vec<String> {
         job.push(format!("--time={}", limit.as_secs().div_ceil(60)));
     }
     if command.is_empty() {
-        job.push("COMMAND".to_owned())
+        job.push("COMMAND".to_owned());
     } else {
-        job.extend_from_slice(command)
+        job.extend_from_slice(command);
     }
     job
 }

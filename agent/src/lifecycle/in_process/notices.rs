@@ -225,7 +225,7 @@ async fn signal_reaches_only_programs_of_the_lease_with_a_handler() {
     body["notice_signal"] = json!("USR1");
     let granted = host.lease(other_uid(), &body).await.expect("a device");
     assert_eq!(
-        granted.lease.request.as_ref().and_then(|request| request.notice_signal).map(|one| one.name()),
+        granted.lease.request.as_ref().and_then(|request| request.notice_signal).map(gpush_api::NoticeSignal::name),
         Some("USR1")
     );
     let directory = tempfile::tempdir().expect("a directory");

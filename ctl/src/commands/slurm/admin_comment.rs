@@ -52,7 +52,7 @@ fn share(share: &MemberShare) -> String {
 
 fn used(usage: &LeaseUsageSummary) -> String {
     let held = usage.busy_s + usage.idle_s + usage.empty_s + usage.unknown_s;
-    let busy = if held == 0 { 0 } else { usage.busy_s * 100 / held };
+    let busy = (usage.busy_s * 100).checked_div(held).unwrap_or(0);
     #[expect(clippy::cast_precision_loss, reason = "the text has one decimal")]
     let memory = usage.memory_peak_mib.map(|mib| format!(", memory {:.1} GiB", mib as f64 / 1024.0));
     let energy = usage.energy_j.map(|joules| format!(", {:.1} Wh ({})", joules / 3600.0, usage.energy_method.name()));

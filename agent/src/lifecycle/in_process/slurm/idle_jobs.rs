@@ -50,7 +50,7 @@ async fn unused_job_is_cancelled_only_if_the_config_says_so() {
         calls.iter().any(|call: &String| call == "scancel-7").then_some(())
     })
     .await;
-    let calls = calls.lock();
+    let calls = calls.lock().clone();
     assert_eq!(calls.iter().filter(|call| *call == "scancel-7").count(), 1, "{calls:?}");
     assert_eq!(calls[0], "update JobId=7", "the comment of the job has the warning: {calls:?}");
     assert_eq!(host.get::<Lease>("/v1/leases/L1").await.state, LeaseState::Active, "Epilog ends it");
