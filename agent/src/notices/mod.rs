@@ -191,6 +191,8 @@ impl Notices {
         let writing = self.0.store.write(move |tx| tx.record_notice(id, stored.clone()));
         match tokio::time::timeout(DELIVERY, writing).await {
             Ok(Ok(())) => true,
+            // The store reports once that the disk is full.
+            Ok(Err(_)) if self.0.store.refusal().is_some() => false,
             Ok(Err(error)) => {
                 tracing::warn!(lease = %id, "lease {id}: cannot record a notice: {error}");
                 false

@@ -70,7 +70,9 @@ fn hinted_commands_of_refusals_solve_the_problem() {
     helps(&agent, &["mig", "apply", "7g.80gb", "-g", "0"], "maintenance leave");
     let share = ["lease", "request", "--mps", "25", "-g", "1", "--for", "1h"];
     done(&agent, &share);
-    helps(&agent, &["mps", "stop", "1"], "lease end");
+    type_hint(&agent, &["mps", "stop", "1"], "lease end");
+    agent.until("the lease of the share has ended", has_none);
+    done(&agent, &["mps", "stop", "1"]);
     done(&agent, &["mps", "start", "1"]);
     reaches(&agent, "1", MpsState::Ready);
     done(&agent, &share);
