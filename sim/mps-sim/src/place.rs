@@ -194,8 +194,8 @@ impl Environment {
         self.set_load(Some(Load::IDLE))
     }
 
-    /// Sets the load of this process: its kernels run in this part of the time, and then use its whole device. `None` is
-    /// the usual load.
+    /// Sets the load of this process: the part of the time in which its kernels run. While they run, they use the whole
+    /// device. `None` is the usual load.
     pub(crate) fn work_for(&self, part: Option<f64>) -> Result<(), HostError> {
         self.set_load(part.map(|part| Load::of_sm((part.clamp(0.0, 1.0) * f64::from(WHOLE_PPM)).round() as u32)))
     }

@@ -8,7 +8,8 @@
 //! | large kernels | in proportion to the percentage | time-sliced: an equal part for each process |
 //! | small kernels | each client at full speed, because the kernels fit together | time-sliced |
 //!
-//! With a duty, the load of the process is this part of the device, and its kernels run in this part of the time.
+//! If a duty is set (0 to 1), the kernels run for this part of the time, and the load of the process is this part of the
+//! device.
 //!
 //! An allocation beyond the client's memory limit fails as out of memory. The device has
 //! [`MULTIPROCESSORS`] multiprocessors. A client sees its percentage of these multiprocessors.

@@ -1,5 +1,4 @@
-//! The checks of MPS and of figures about use on a real GPU (`tests/gpu`): with a real gpushd and
-//! real CUDA programs.
+//! Checks on a real GPU (`tests/gpu`), of MPS and of the usage figures. They use a real gpushd and real CUDA programs.
 //!
 //! ```text
 //! bin/gpu_mps, bin/gpu_use

@@ -201,8 +201,8 @@ fn instance(gi: u32, sm: u32) -> InstanceSample {
     InstanceSample { instance: InstanceRef { gi, generation: 0 }, activity, memory: None }
 }
 
-/// A sensor that reads 0 under load: while another MIG device works, gpushd cannot know it, and must say so. Afterwards the
-/// power of the board refutes the sensor. The lease was shown as idle without a doubt.
+/// A sensor reads 0 under load. While another MIG device works, gpushd cannot detect this, so it must report the zero as not
+/// certain. Afterwards the power of the board refutes the sensor. Fault: the lease was shown as certainly idle.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn zero_of_a_mig_lease_beside_a_working_one_is_not_certain() {
     let host = ScriptedHost::new("dgx-h100", 1).start_with_layouts(FIXED).await;

@@ -1,4 +1,4 @@
-//! The error of each signal at several duties, with one client and with two clients under MPS.
+//! The measurement error of each activity signal at several duty cycles, with one client and with two clients under MPS.
 
 use std::collections::BTreeMap;
 

@@ -12,7 +12,7 @@ use gpush_nvml::{
 use nvml_wrapper::{Device, Nvml, enum_wrappers::device::Sampling as SampleKind, enums::device::SampleValue};
 use tokio::time::sleep;
 
-/// Length of a window in seconds, as while `gpushctl top` is open.
+/// Length of a window in seconds. It is the same as that of `gpushctl top`.
 const WINDOW: f64 = 1.0;
 
 /// The signals of one window, as parts of the time from 0 to 1.
