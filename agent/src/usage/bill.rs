@@ -206,6 +206,9 @@ fn usage_model(model: BillModel) -> bill::BillModel {
     }
 }
 
+/// The code of ISO 4217 for "no currency", for bills without prices.
+const NO_CURRENCY: &str = "XXX";
+
 /// Returns the names for bills in FOCUS: the host is provider, publisher and issuer.
 fn site() -> FocusSite {
     let name = machine::name().unwrap_or_else(|| "localhost".to_owned());
@@ -214,8 +217,7 @@ fn site() -> FocusSite {
         account_name: name.clone(),
         region: name.clone(),
         name,
-        // ISO 4217: no currency.
-        currency: "XXX".to_owned(),
+        currency: NO_CURRENCY.to_owned(),
     }
 }
 

@@ -49,7 +49,7 @@ pub(in crate::leases) enum Warning {
     MpsFault { target: String, reason: String },
 }
 
-/// What the holder of an unused lease is told.
+/// A notice to the holder of an unused lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UnusedNews {
     /// The lease is unused.
