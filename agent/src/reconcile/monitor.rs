@@ -156,7 +156,8 @@ impl Monitor {
         let listed = |wanted: &u32| u64::from(*wanted) == xid;
         let cordons = !event.uuid.is_empty() && self.state.config().health.cordon_xids.iter().any(listed);
         let reason = format!("the driver reported Xid {xid}{known}{at}");
-        // Do not log the Xid twice: the log entry of a new cordon contains it, but not the process, which users may not see.
+        // The log entry of a new cordon contains the Xid, but not the process, because every user may read the cause of a
+        // cordon.
         let is_logged = cordons && self.state.cordon_for_fault(&event.uuid, &format!("xid-{xid}"), reason);
         if !is_logged || !by.is_empty() {
             tracing::warn!(gpu = event.uuid.as_str(), "the driver reports Xid {xid}{known}{on}{at}{by}");
