@@ -228,15 +228,18 @@ fn older_database_is_migrated_with_all_records() {
     let store = open(scratch.path()).store;
     store.write(|tx| tx.set_override(override_of("GPU-0", "kept"))).wait().unwrap();
     drop(store);
-    // Change the database to the form that an older gpushd would leave.
+    // Change the database to the form that the oldest gpushd would leave: all younger tables are dropped.
     let older = rusqlite::Connection::open(scratch.path().join("gpush.db")).unwrap();
-    older
-        .execute_batch(
-            "DROP TABLE mps_targets; DROP TABLE shared_gpus; DROP TABLE leases; DROP TABLE usage_checkpoint;
-             DROP TABLE lease_hours; DROP TABLE gpu_hours; DROP TABLE unused_times; DROP TABLE lease_totals;
-             DROP TABLE request_days; DROP TABLE lease_notices; DROP TABLE lease_keeps; PRAGMA user_version = 1;",
-        )
-        .unwrap();
+    let oldest = ["facts", "head", "operations", "intents", "undo", "overrides", "conditions", "answers", "audit"];
+    let tables = {
+        let mut query = older.prepare("SELECT name FROM sqlite_schema WHERE type = 'table'").unwrap();
+        let names = query.query_map([], |row| row.get::<_, String>(0)).unwrap();
+        names.collect::<Result<Vec<_>, _>>().unwrap()
+    };
+    for table in tables.iter().filter(|name| !oldest.contains(&name.as_str())) {
+        older.execute_batch(&format!("DROP TABLE {table};")).unwrap();
+    }
+    older.pragma_update(None, "user_version", 1).unwrap();
     let seal = seal_of_schema_fact("1");
     older.execute("UPDATE facts SET value = '1', seal = ?1 WHERE name = 'schema'", [seal]).unwrap();
     older.close().unwrap();
