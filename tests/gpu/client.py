@@ -55,7 +55,7 @@ def compute(arguments, ended):
     while arguments.wait and not ended and not select.select([sys.stdin], [], [], 0.2)[0]:
         pass
 
-    began = last = told = time.monotonic()
+    began = last = printed = time.monotonic()
     iterations, longest, busy = 0, 0.0, 0.0
     while not ended and (arguments.seconds is None or last - began < arguments.seconds):
         busy += iterate()
@@ -65,9 +65,9 @@ def compute(arguments, ended):
         now = time.monotonic()
         longest, last = max(longest, now - last), now
         iterations += 1
-        if iterations == 1 or now - told >= 0.5:
+        if iterations == 1 or now - printed >= 0.5:
             say("computing", iterations=iterations)
-            told = now
+            printed = now
     seconds = last - began
     per_second = iterations / seconds if iterations else 0.0
     figures = {"iterations": iterations, "seconds": seconds, "iterations_per_second": per_second}
@@ -79,7 +79,7 @@ def compute(arguments, ended):
 def duty(text):
     part = float(text)
     if not 0.0 < part <= 1.0:
-        raise argparse.ArgumentTypeError(f"{text} is not a part of the time, such as 0.3")
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0 and up to 1, such as 0.3")
     return part
 
 

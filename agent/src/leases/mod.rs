@@ -38,7 +38,7 @@
 //! | `keep` | requests to keep an unused lease |
 //! | `unused` | what the idle policy does with a lease |
 //! | `idle_policy` | the idle policy of a lease |
-//! | `told` | the last notices and keeps in the store |
+//! | `notices_and_keeps` | the last notices and keeps in the store |
 //! | `job_terms` | what Slurm's hooks say about a job |
 //! | `job` | leases of Slurm jobs |
 //! | `actor` | the task of one lease |
@@ -65,6 +65,7 @@ mod job_terms;
 mod keep;
 mod log;
 mod lost;
+mod notices_and_keeps;
 mod pending;
 mod processes;
 mod quotas;
@@ -74,7 +75,6 @@ mod scope_unit;
 mod selection;
 mod share;
 mod show;
-mod told;
 mod unit_owner;
 mod unused;
 mod user_limits;
@@ -109,10 +109,10 @@ pub(crate) use self::{
     job::{end_job, environment_of_job, of_job, request_for_job},
     job_terms::{JobKey, JobTerms},
     keep::keep,
+    notices_and_keeps::{StoredNotices, restore as restore_notices},
     quotas::{quota_subject, quota_view, users_with_quotas},
     scope::{Scopes, health},
     show::{MOST_ENDED, all, ended_before, environment, id, one},
-    told::{StoredTold, restore as restore_told},
     unused::{end_unused, tell_unused},
 };
 

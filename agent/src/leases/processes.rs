@@ -34,7 +34,7 @@ use self::{
 use super::Leases;
 use crate::{
     modes::mps::{self, Place},
-    notices::ToldProcesses,
+    notices::NoticeReceivers,
     state::OpenLease,
 };
 
@@ -145,7 +145,7 @@ impl RemainingProcesses {
 
 /// Finds the processes that a notice about a lease concerns: those that belong to the lease, and the process that it is
 /// bound to.
-pub(super) async fn told_processes(leases: &Leases, lease: &OpenLease) -> ToldProcesses {
+pub(super) async fn notice_receivers(leases: &Leases, lease: &OpenLease) -> NoticeReceivers {
     let mut own = bound_processes(leases, lease).await.pids;
     own.extend(processes_in_scope(lease, false).await.pids);
     let mut others = BTreeSet::new();
@@ -163,7 +163,7 @@ pub(super) async fn told_processes(leases: &Leases, lease: &OpenLease) -> ToldPr
         | LeaseBinding::Scope { .. }
         | LeaseBinding::Job { .. } => {}
     }
-    ToldProcesses { own, others }
+    NoticeReceivers { own, others }
 }
 
 /// Finds the remaining processes of a lease. `is_moving` says whether systemd is still moving a process into the scope of

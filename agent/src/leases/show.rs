@@ -14,7 +14,7 @@ use super::{
     Leases,
     filter::{LeaseFilter, Whose, is_of_caller},
     holder_facts::unknown_account,
-    told,
+    notices_and_keeps,
 };
 use crate::{
     modes::mps,
@@ -89,7 +89,7 @@ pub(crate) async fn all(
         let ended = history(leases, caller, filter, None, ended).await?;
         // Skip a lease that ended between the two reads, because it is already in the list.
         all.extend(ended.iter().filter(|record| !table.open.contains_key(&record.id)).map(in_full));
-        told::add_to_ended(leases, &mut all).await?;
+        notices_and_keeps::add_to_ended(leases, &mut all).await?;
     }
     add_accounts(leases, &mut all).await;
     Ok(all)
@@ -123,7 +123,7 @@ pub(crate) async fn ended_before(
     }
     let ended = history(leases, caller, filter, Some(record.sequence), limit).await?;
     let mut ended: Vec<Lease> = ended.iter().map(in_full).collect();
-    told::add_to_ended(leases, &mut ended).await?;
+    notices_and_keeps::add_to_ended(leases, &mut ended).await?;
     add_accounts(leases, &mut ended).await;
     Ok(ended)
 }
@@ -187,7 +187,7 @@ async fn without_account(leases: &Leases, viewer: Viewer, text: &str) -> Result<
     match may_read(leases, viewer, record.holder.uid).await {
         true => {
             let mut ended = in_full(&record);
-            told::add_to_ended(leases, std::slice::from_mut(&mut ended)).await?;
+            notices_and_keeps::add_to_ended(leases, std::slice::from_mut(&mut ended)).await?;
             Ok(ended)
         }
         false => Err(unknown(id)),

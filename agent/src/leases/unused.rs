@@ -11,9 +11,9 @@ use super::{
 /// Tells the holder of a lease that the lease is unused, or not any more. Returns whether a terminal of the holder shows the
 /// notice, or the notice is recorded.
 pub(crate) async fn tell_unused(leases: &Leases, id: LeaseId, news: UnusedNews) -> bool {
-    let (reply, told) = oneshot::channel();
+    let (reply, sent) = oneshot::channel();
     let Some(inbox) = leases.actors.get(id) else { return false };
-    inbox.send(LeaseCommand::TellUnused { news, reply }).is_ok() && told.await.unwrap_or(false)
+    inbox.send(LeaseCommand::SendUnusedNotice { news, reply }).is_ok() && sent.await.unwrap_or(false)
 }
 
 /// Revokes a lease because it is unused, unless the holder keeps it. With `ends_processes`, its processes end after a last

@@ -135,7 +135,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         conditions,
         overrides,
         leases,
-        told,
+        notices,
         created,
         mps_targets,
         shared_gpus,
@@ -169,7 +169,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         created,
     };
     let state = State::new(store.clone(), Events::new(store.instance()), initial);
-    state.change_leases(|table| leases::restore_told(table, told));
+    state.change_leases(|table| leases::restore_notices(table, notices));
     let readings = Readings::new(hardware.clone(), users.clone(), state.clone(), tasks.clone());
     let lanes = Lanes::new(state.clone());
     let context = Arc::new(HostContext {

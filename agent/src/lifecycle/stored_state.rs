@@ -17,7 +17,7 @@ use gpush_store::{
 };
 
 use crate::{
-    leases::StoredTold,
+    leases::StoredNotices,
     operations::{apply::Part, operation},
     state::{Recorded, RecoveryCheck},
 };
@@ -43,7 +43,7 @@ pub(crate) struct StoredState {
     /// Leases that have not ended.
     pub(crate) leases: Vec<LeaseRecord>,
     /// The last notices and keeps of these leases.
-    pub(crate) told: StoredTold,
+    pub(crate) notices: StoredNotices,
     /// Instances that gpushd created on this boot.
     pub(crate) created: CreatedInstances,
     pub(crate) mps_targets: Vec<MpsTargetRecord>,
@@ -140,8 +140,8 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
         let known_since = view.known_since()?.filter(|known| known.boot_id == this_boot).map(|known| known.ticks);
         let open = view.open_leases()?;
         let ids: Vec<LeaseId> = open.iter().map(|lease| lease.id).collect();
-        let told = StoredTold { notices: view.lease_notices(&ids)?, keeps: view.lease_keeps(&ids)? };
-        let leases = (open, told, view.created_instances(&this_boot)?);
+        let notices = StoredNotices { notices: view.lease_notices(&ids)?, keeps: view.lease_keeps(&ids)? };
+        let leases = (open, notices, view.created_instances(&this_boot)?);
         let shared = (view.mps_targets()?, view.shared_gpus()?, known_since, leases);
         Ok((view.last_boot()?, left, conditions, noticed, view.overrides()?, view.generation(), shared))
     });
@@ -153,7 +153,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
             Default::default()
         });
     let (unfinished, superseded) = left;
-    let (mps_targets, shared_gpus, known_since, (leases, told, created)) = shared;
+    let (mps_targets, shared_gpus, known_since, (leases, notices, created)) = shared;
     Ok(StoredState {
         store,
         notes,
@@ -163,7 +163,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
         conditions,
         overrides,
         leases,
-        told,
+        notices,
         created,
         mps_targets,
         shared_gpus,

@@ -99,9 +99,9 @@ struct HookInput<'a> {
 }
 
 async fn execute(host_services: &HostServices, notify: &Notify, change: &NoticeChange) {
-    let NoticeChange { lease_id: lease, holder, gpu_uuids, notice: told } = change;
+    let NoticeChange { lease_id: lease, holder, gpu_uuids, notice } = change;
     let lease = *lease;
-    let input = serde_json::to_string(&HookInput { lease_id: lease, holder, gpu_uuids, notice: told });
+    let input = serde_json::to_string(&HookInput { lease_id: lease, holder, gpu_uuids, notice });
     let (Some(command), Ok(input)) = (&notify.command, input) else { return };
     // The helper checks only setpriv or systemd-run, so check the hook here.
     if let Err(error) = gpush_host::helper::Helpers::may_run(command) {

@@ -12,7 +12,7 @@
 //!
 //! A terminal or a file that cannot be written delays nothing, and never prevents the end of a lease. The notice is in the
 //! log, in the events and in `gpushctl lease show` anyway. Only the end of an unused lease needs a notice that a terminal
-//! shows, or that is in the store: see [`Told::has_reached`].
+//! shows, or that is in the store: see [`DeliveredNotice::has_reached`].
 //!
 //! | file | subject |
 //! |---|---|
@@ -70,7 +70,7 @@ struct NoticeParts {
 
 /// The processes that a notice concerns.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct ToldProcesses {
+pub(crate) struct NoticeReceivers {
     /// Processes that belong to the lease. They get the signal of the request.
     pub(crate) own: BTreeSet<u32>,
     /// Other processes whose terminals show the notice, such as the one that the lease is bound to.
@@ -79,13 +79,13 @@ pub(crate) struct ToldProcesses {
 
 /// A notice to a holder, and what has become of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Told {
+pub(crate) struct DeliveredNotice {
     pub(crate) notice: LeaseNotice,
     /// Whether the notice is in the store, so that the holder sees it in `lease show`.
     is_recorded: bool,
 }
 
-impl Told {
+impl DeliveredNotice {
     /// Returns whether a terminal of the holder shows the notice, or it is recorded where the holder sees it.
     pub(crate) fn has_reached(&self) -> bool {
         self.is_recorded || self.notice.terminals.is_some_and(|terminals| terminals > 0)
@@ -137,8 +137,8 @@ impl Notices {
         &self,
         record: &LeaseRecord,
         cause: &NoticeCause<'_>,
-        processes: impl Future<Output = ToldProcesses>,
-    ) -> Option<Told> {
+        processes: impl Future<Output = NoticeReceivers>,
+    ) -> Option<DeliveredNotice> {
         let id = record.id;
         if !self.0.limits.lock().entry(id).or_default().permits(cause.kind(), Instant::now()) {
             tracing::debug!(lease = %id, "lease {id}: too many notices, so one of kind {} is left out", cause.kind().name());
@@ -148,12 +148,12 @@ impl Notices {
         let text = cause.text(id, at);
         let mut notice = LeaseNotice { at, kind: cause.kind(), text, ends_at: cause.ends_at(), terminals: None };
         // Write the file first: the search for terminals may take long.
-        let (parts, owner, told) = (Arc::clone(&self.0), record.holder.uid, notice.clone());
-        let _gpushd_may_be_stopping = subtask::blocking(move || parts.files.append(id, &told)).await;
+        let (parts, owner, written) = (Arc::clone(&self.0), record.holder.uid, notice.clone());
+        let _gpushd_may_be_stopping = subtask::blocking(move || parts.files.append(id, &written)).await;
         let (shown, signal) = (notice.text.clone(), record.request.notice_signal);
         let delivered = async {
             let read_at = proc::now();
-            let ToldProcesses { own, others } = processes.await;
+            let NoticeReceivers { own, others } = processes.await;
             subtask::blocking(move || {
                 if let Some(signal) = signal {
                     signal::send(id, owner, &own, signal, read_at);
@@ -171,7 +171,7 @@ impl Notices {
                 );
             }
         }
-        tracing::info!(lease = %id, uid = owner, "told the holder: {}", notice.text);
+        tracing::info!(lease = %id, uid = owner, "notice to the holder: {}", notice.text);
         let is_recorded = self.record(id, &notice).await;
         let gpu_uuids: BTreeSet<_> = record.members.iter().map(|member| member.gpu_uuid.clone()).collect();
         let change = NoticeChange {
@@ -182,7 +182,7 @@ impl Notices {
         };
         self.0.hook.run(&self.0.state.config().notify, &change, job_comment::job_of(record));
         self.0.state.events().publish(EventPayload::Notice(Box::new(change)));
-        Some(Told { notice, is_recorded })
+        Some(DeliveredNotice { notice, is_recorded })
     }
 
     /// Records the last notice of a lease. Returns whether it is recorded.

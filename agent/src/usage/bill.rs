@@ -59,7 +59,7 @@ impl Usage {
     /// If the store cannot be read, or if the month is too old.
     pub(crate) async fn bill(&self, query: BillQuery, only: Option<&str>) -> Result<gpush_api::Bill, ApiError> {
         let (inputs, state) = self.inputs(query.month, only).await?;
-        let made = inputs.bill(usage_model(query.model));
+        let made = inputs.bill(query.model);
         let BillSummary { lines, unallocated, total } = summary(&made, grouping(query.by));
         let line = |line: bill::SummaryLine| gpush_api::BillLine { key: line.key, sums: sums(&line.sum) };
         Ok(gpush_api::Bill {
@@ -87,7 +87,7 @@ impl Usage {
         focus: bool,
     ) -> Result<String, ApiError> {
         let (inputs, _) = self.inputs(query.month, only).await?;
-        let made = inputs.bill(usage_model(query.model));
+        let made = inputs.bill(query.model);
         let text = if focus { focus_csv(&made, &site()) } else { bill_csv(&made) };
         text.map_err(|error: CsvError| {
             ApiError::new(Code::Internal, "the bill cannot be written as CSV").cause(error.to_string())
@@ -195,14 +195,6 @@ impl Usage {
             ));
         }
         notes
-    }
-}
-
-fn usage_model(model: BillModel) -> bill::BillModel {
-    match model {
-        BillModel::Requested => bill::BillModel::Requested,
-        BillModel::Used => bill::BillModel::Used,
-        BillModel::Flat => bill::BillModel::Flat,
     }
 }
 

@@ -98,7 +98,7 @@ kinds! {
     Mps(Box<MpsChange>) = "mps",
     /// The state or the end time of a lease changed, or the lease was revoked with notice.
     Lease(Box<LeaseChange>) = "lease",
-    /// gpushd told the holder of a lease something.
+    /// gpushd sent a notice to the holder of a lease.
     Notice(Box<NoticeChange>) = "notice",
     /// gpushd asked an unleased process to end, or killed it.
     Unleased(Box<UnleasedChange>) = "unleased",

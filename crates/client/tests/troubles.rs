@@ -390,8 +390,8 @@ async fn changes_wait_while_gpushd_finishes_its_operations() {
         (9, _) => (200, "{\"in_maintenance\":false}".into()),
         (_, _) => (503, serde_json::to_string(&ApiError::stopping("gpushd is stopping")).unwrap()),
     });
-    let told = Arc::new(AtomicUsize::new(0));
-    let tell = Arc::clone(&told);
+    let notified = Arc::new(AtomicUsize::new(0));
+    let tell = Arc::clone(&notified);
     let mut writer = client(&path).deadline(Duration::from_millis(300)).wait_for_restart(
         Duration::from_secs(60),
         Duration::from_millis(100),
@@ -402,7 +402,11 @@ async fn changes_wait_while_gpushd_finishes_its_operations() {
     let error = writer.end_override("0").await.unwrap_err();
     assert_eq!((error.code(), refusals.load(Ordering::SeqCst)), (Code::NotFound, 10), "{error:?}");
     assert!(!writer.leave_maintenance(&gpush_api::MaintenanceRequest::default()).await.unwrap().in_maintenance);
-    assert_eq!((refusals.load(Ordering::SeqCst), told.load(Ordering::SeqCst)), (20, 1), "the user is notified once");
+    assert_eq!(
+        (refusals.load(Ordering::SeqCst), notified.load(Ordering::SeqCst)),
+        (20, 1),
+        "the user is notified once"
+    );
 
     // Without the wait, the time limit for the answer counts.
     let error = client(&path).deadline(Duration::from_millis(300)).apply(&ApplyRequest::default()).await.unwrap_err();

@@ -28,7 +28,7 @@ impl View<'_> {
         record::select::<StoredAnswer>(self.connection, "", [], self.sealed)?;
         record::select::<AuditRecord>(self.connection, "", [], self.sealed)?;
         self.check_leases()?;
-        self.check_told()?;
+        self.check_notices_and_keeps()?;
         record::select::<MpsTargetRecord>(self.connection, "", [], self.sealed)?;
         record::select::<SharedGpu>(self.connection, "", [], self.sealed)?;
         match operations.iter().find(|operation| operation.id.0 > self.head.operation) {

@@ -464,7 +464,7 @@ impl Tx<'_> {
     /// Deletes records beyond the limits and returns their number.
     pub(crate) fn prune(&mut self, bounds: &Bounds) -> Result<usize, StoreError> {
         let operations = self.prune_operations(bounds.operations)?;
-        let leases = self.prune_leases(bounds)? + self.prune_told()?;
+        let leases = self.prune_leases(bounds)? + self.prune_notices_and_keeps()?;
         let answers = self.prune_answers(bounds)?;
         let audit = self.prune_audit(bounds)?;
         let forgotten = operations + leases + answers + audit;

@@ -58,16 +58,16 @@ fn notice_and_keep_stay_with_the_lease_after_its_end() {
         |text: &str| LeaseNotice { at, kind: NoticeKind::Unused, text: text.to_owned(), ends_at, terminals: Some(1) };
     let keep = LeaseKeep { by: actor(1000), reason: "demo".to_owned(), at, until: at };
     for text in ["first", "last"] {
-        let told = notice(text);
-        write(&store, move |tx| tx.record_notice(id, told.clone())).unwrap();
+        let record = notice(text);
+        write(&store, move |tx| tx.record_notice(id, record.clone())).unwrap();
     }
     let kept = keep.clone();
     write(&store, move |tx| tx.keep_lease(id, kept.clone())).unwrap();
     end(&store, id);
     let late = keep.clone();
     assert!(write(&store, move |tx| tx.keep_lease(id, late.clone())).is_err(), "only an active lease can be kept");
-    let told = notice("too late");
-    let missing = write(&store, move |tx| tx.record_notice(LeaseId(99), told.clone()));
+    let record = notice("too late");
+    let missing = write(&store, move |tx| tx.record_notice(LeaseId(99), record.clone()));
     assert_eq!(missing, Err(StoreError::NoSuchLease(LeaseId(99))));
     drop(store);
     let store = open(scratch.path()).store;

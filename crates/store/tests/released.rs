@@ -105,7 +105,7 @@ fn correction() -> Adjustment {
     }
 }
 
-fn told() -> LeaseNotice {
+fn some_notice() -> LeaseNotice {
     let at = Timestamp::from_second(1_790_000_000).unwrap();
     LeaseNotice { at, kind: NoticeKind::Unused, text: "lease L1 is unused".to_owned(), ends_at: None, terminals: None }
 }
@@ -164,7 +164,7 @@ fn fill(store: &Store) {
             tx.fold_days(OLD_MS + 31 * DAY_MS)?;
             tx.record_usage(&UsageRecord { ended: Vec::new(), requests: Vec::new(), ..usage() })?;
             tx.add_correction(correction())?;
-            tx.record_notice(active, told())?;
+            tx.record_notice(active, some_notice())?;
             tx.keep_lease(active, keep())?;
             tx.set_shared_gpu(SharedGpu {
                 gpu_uuid: "GPU-3".into(),

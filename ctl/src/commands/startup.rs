@@ -21,16 +21,16 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Waits until gpushd has applied the layouts of this boot and knows the GPUs.
 pub(super) async fn wait_until_finished(client: &mut Client, out: &Output) {
-    let (began, mut is_told) = (Instant::now(), false);
+    let (began, mut is_remarked) = (Instant::now(), false);
     while began.elapsed() < LONGEST {
         // The command itself reports why gpushd does not answer.
         let Ok(health) = client.health().await else { return };
         let gpus = client.gpus(false).await;
         let Some(what) = unfinished(&health, &gpus) else { return };
-        if began.elapsed() > SILENCE && !is_told {
+        if began.elapsed() > SILENCE && !is_remarked {
             let text = format!("{what}; waiting up to {}", gpush_core::duration::format(LONGEST));
             out.remark(&(out.look.wrap("", &text).join("\n") + "\n"));
-            is_told = true;
+            is_remarked = true;
         }
         tokio::time::sleep(PAUSE).await;
     }

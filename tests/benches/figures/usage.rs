@@ -281,8 +281,8 @@ pub(crate) fn run() -> Report {
         "Samples and metrics",
         &format!(
             "The host has 8 H100 GPUs with 56 instances. The table shows the means of {ROUNDS} samples of all GPUs. A \
-             sample reads energy, power, limits, processes and three of the seven windows of each GPU. The simulated \
-             driver runs in the worker, so its time is part of all rows. For comparison, a program makes only \
+             sample reads energy, power, limits, processes and the utilization of three of the seven GPU instances of \
+             each GPU. The simulated driver runs in the worker, so its time is part of all rows. For comparison, a program makes only \
              the driver calls, and a loop reads the same figures with nvml-wrapper, which needs more calls. Then {LEASES} leases hold replicas of 8 GPUs, and a client reads `/metrics` {SCRAPES} \
              times. The footprint is measured while a scraper reads `/metrics` every {} s, {INTERVALS} times. Finally, \
              simulated processes with known loads work for leases of a whole GPU, of GPU instances and of replicas. For \

@@ -33,7 +33,7 @@ pub(in crate::leases) enum LeaseCommand {
     /// Something has happened to a GPU or MPS daemon of the lease that does not end it.
     Warn(Warning),
     /// Tell the holder that the lease is unused, or not any more. The reply says whether the notice has reached the holder.
-    TellUnused { news: UnusedNews, reply: oneshot::Sender<bool> },
+    SendUnusedNotice { news: UnusedNews, reply: oneshot::Sender<bool> },
     /// The scheduler has decided about the request.
     Scheduled(LeaseAnswer),
     /// The client of a request of an earlier gpushd is connected again.

@@ -179,7 +179,7 @@ impl Actor {
                 self.apply(Event::GpuLost);
             }
             LeaseCommand::Warn(warning) => self.warn(warning).await,
-            LeaseCommand::TellUnused { news, reply } => {
+            LeaseCommand::SendUnusedNotice { news, reply } => {
                 let _the_idle_task_may_be_gone = reply.send(self.tell_unused(news).await);
             }
             LeaseCommand::Scheduled(answer) => self.follow_scheduler(answer).await,

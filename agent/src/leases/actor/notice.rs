@@ -12,7 +12,7 @@ use super::{
     Actor,
     inbox::{UnusedNews, Warning},
 };
-use crate::{leases::processes, notices::Told};
+use crate::{leases::processes, notices::DeliveredNotice};
 
 impl Actor {
     /// Returns the time of the next warning before the lease expires.
@@ -69,12 +69,12 @@ impl Actor {
         let cause = NoticeCause::Revoked(&revocation);
         // A notice that was read from the file has whole seconds.
         let second = |at: Option<Timestamp>| at.map(Timestamp::as_second);
-        let is_told = |told: &gpush_api::LeaseNotice| {
-            told.kind == NoticeKind::Revoked
-                && told.at.as_second() >= revocation.at.as_second()
-                && second(told.ends_at) == second(cause.ends_at())
+        let is_noticed = |last: &gpush_api::LeaseNotice| {
+            last.kind == NoticeKind::Revoked
+                && last.at.as_second() >= revocation.at.as_second()
+                && second(last.ends_at) == second(cause.ends_at())
         };
-        if !lease.notice.as_ref().is_some_and(is_told) {
+        if !lease.notice.as_ref().is_some_and(is_noticed) {
             self.tell(&cause).await;
         }
     }
@@ -95,7 +95,7 @@ impl Actor {
     }
 
     /// Tells the holder that the lease is unused, or that it is not unused any more. Returns whether the notice has reached
-    /// the holder: see [`crate::notices::Told::has_reached`].
+    /// the holder: see [`crate::notices::DeliveredNotice::has_reached`].
     pub(super) async fn tell_unused(&mut self, news: UnusedNews) -> bool {
         if self.state != State::Active {
             return false;
@@ -112,14 +112,14 @@ impl Actor {
         let Some(lease) = &self.lease else { return false };
         let notices = &self.leases.handles.notices;
         let processes = async {
-            let mut told = processes::told_processes(&self.leases, lease).await;
-            told.own.extend(&self.ending.left_own());
-            told
+            let mut receivers = processes::notice_receivers(&self.leases, lease).await;
+            receivers.own.extend(&self.ending.left_own());
+            receivers
         };
-        let told = notices.deliver(&lease.record, cause, processes).await;
-        let has_reached = told.as_ref().is_some_and(Told::has_reached);
-        if let (Some(told), Some(lease)) = (told, &mut self.lease) {
-            lease.notice = Some(told.notice);
+        let delivered = notices.deliver(&lease.record, cause, processes).await;
+        let has_reached = delivered.as_ref().is_some_and(DeliveredNotice::has_reached);
+        if let (Some(delivered), Some(lease)) = (delivered, &mut self.lease) {
+            lease.notice = Some(delivered.notice);
             self.publish();
         }
         has_reached

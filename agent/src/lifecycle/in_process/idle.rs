@@ -167,8 +167,8 @@ async fn kept_lease_does_not_end() {
     let body = json!({ "duration_s": 3600, "reason": "demo at noon" });
     let kept = host.keep(holder(), &granted, &body).await.expect("it is kept").keep.expect("a keep");
     assert_eq!((kept.reason.as_str(), kept.by.uid), ("demo at noon", holder()));
-    let told = host.until_notice(&granted, NoticeKind::UnusedNoMore).await.notice.expect("a notice");
-    assert!(told.text.starts_with("lease L1 is kept until "), "{told:?}");
+    let notice = host.until_notice(&granted, NoticeKind::UnusedNoMore).await.notice.expect("a notice");
+    assert!(notice.text.starts_with("lease L1 is kept until "), "{notice:?}");
     let lease = host.until_long_in(&granted, UseState::Empty).await;
     assert_eq!((lease.state, lease.idle), (LeaseState::Active, None));
     let foreign: Lease = host.get_as(user(holder() + 1), "/v1/leases/L1").await.expect("a lease");
@@ -233,8 +233,8 @@ async fn lease_whose_use_is_not_known_never_ends() {
     let (host, granted) = InProcess::with_unused_lease(&config("end", "")).await;
     host.until_notice(&granted, NoticeKind::Unused).await;
     host.gpus.fail("sampling the GPU", 0, 100_000, ErrorKind::Unknown);
-    let told = host.until_notice(&granted, NoticeKind::UnusedNoMore).await.notice.expect("a notice");
-    assert!(told.text.starts_with("gpushd does not know any more whether lease L1 is used"), "{told:?}");
+    let notice = host.until_notice(&granted, NoticeKind::UnusedNoMore).await.notice.expect("a notice");
+    assert!(notice.text.starts_with("gpushd does not know any more whether lease L1 is used"), "{notice:?}");
     let lease = host.until_long_in(&granted, UseState::Unknown).await;
     assert_eq!((lease.state, lease.idle), (LeaseState::Active, None));
 }

@@ -72,7 +72,7 @@ impl InProcess {
     }
 
     /// Waits for a notice of this kind.
-    async fn told(&self, granted: &LeaseGrant, kind: NoticeKind) -> LeaseNotice {
+    async fn notice(&self, granted: &LeaseGrant, kind: NoticeKind) -> LeaseNotice {
         let path = format!("/v1/leases/{}", granted.lease.id);
         self.until("the notice", async || {
             let lease: Lease = self.get(&path).await;
@@ -108,7 +108,7 @@ async fn shown_on_the_terminal_and_in_the_file() {
     })
     .await;
     host.revoke(&granted, "exam\u{1b}[2J starts").await;
-    let notice = host.told(&granted, NoticeKind::Revoked).await;
+    let notice = host.notice(&granted, NoticeKind::Revoked).await;
     assert!(notice.text.starts_with("lease L1 ends in 1h: exam?[2J starts ("), "{notice:?}");
     assert_eq!((notice.terminals, notice.ends_at.is_some()), (Some(1), true), "{notice:?}");
     assert_eq!(screen.line(), format!("gpush: {}", notice.text));
@@ -141,7 +141,7 @@ async fn closed_or_foreign_terminal_shows_nothing() {
         .await;
         case(&screen);
         host.revoke(&granted, "exam").await;
-        assert_eq!(host.told(&granted, NoticeKind::Revoked).await.terminals, Some(0));
+        assert_eq!(host.notice(&granted, NoticeKind::Revoked).await.terminals, Some(0));
         assert_eq!(in_file(&granted).len(), 1);
         drop(program);
         host.wait_until_ended(&granted).await;
@@ -149,16 +149,16 @@ async fn closed_or_foreign_terminal_shows_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn holder_is_warned_before_the_lease_expires_and_told_when_it_has() {
+async fn holder_is_warned_before_the_lease_expires_and_again_when_it_has() {
     let host = InProcess::with_devices("[notify]\nbefore = \"1s\"\n").await;
     let mut body = devices("1g.10gb", 1);
     body["duration_s"] = json!(3);
     let granted = host.lease(own_uid(), &body).await.expect("a device");
     // Without a process, the lease ends at once.
     let program = UserProgram::with_environment(own_uid(), &granted.environment);
-    let soon = host.told(&granted, NoticeKind::EndsSoon).await;
+    let soon = host.notice(&granted, NoticeKind::EndsSoon).await;
     assert!(soon.text.contains("gpushctl lease renew L1"), "{soon:?}");
-    let expired = host.told(&granted, NoticeKind::Expired).await;
+    let expired = host.notice(&granted, NoticeKind::Expired).await;
     assert!(expired.text.contains("its programs may finish"), "{expired:?}");
     let kinds: Vec<Value> = in_file(&granted).iter().map(|line| line["notice_kind"].clone()).collect();
     assert_eq!(kinds, ["ends_soon", "expired"]);
@@ -168,7 +168,7 @@ async fn holder_is_warned_before_the_lease_expires_and_told_when_it_has() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn holders_on_a_gpu_are_told_when_it_is_cordoned() {
+async fn holders_on_a_gpu_get_a_notice_when_it_is_cordoned() {
     let host = InProcess::with_devices("").await;
     let granted = host.lease(own_uid(), &devices("1g.10gb", 1)).await.expect("a device");
     let quiet = host.lease(own_uid(), &devices("1g.10gb", 1)).await.expect("a device");
@@ -176,9 +176,9 @@ async fn holders_on_a_gpu_are_told_when_it_is_cordoned() {
     host.wait_until_ended(&quiet).await;
     assert!(!PathBuf::from(file_of(&quiet)).exists(), "a lease without notices leaves no file");
     host.change("/v1/gpus/0/cordon", "new cable").await;
-    let told = host.told(&granted, NoticeKind::Cordoned).await;
-    assert!(told.text.starts_with("GPU 0 takes no new leases: new cable ("), "{told:?}");
-    assert!(told.text.ends_with("lease L1 continues"), "{told:?}");
+    let notice = host.notice(&granted, NoticeKind::Cordoned).await;
+    assert!(notice.text.starts_with("GPU 0 takes no new leases: new cable ("), "{notice:?}");
+    assert!(notice.text.ends_with("lease L1 continues"), "{notice:?}");
 }
 
 fn file_of(granted: &LeaseGrant) -> &str {
@@ -187,7 +187,7 @@ fn file_of(granted: &LeaseGrant) -> &str {
 
 /// The holder has ended the lease, so a notice would be noise.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn release_by_the_holder_is_not_told() {
+async fn release_by_the_holder_causes_no_notice() {
     let host = InProcess::with_devices("").await;
     let granted = host.lease(own_uid(), &devices("1g.10gb", 1)).await.expect("a device");
     let program = UserProgram::with_environment(own_uid(), &granted.environment);
@@ -232,10 +232,10 @@ async fn signal_reaches_only_programs_of_the_lease_with_a_handler() {
     std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o777)).expect("a mode");
     let file = |name: &str| directory.path().join(name);
     let start = |name: &str, environment: &[(String, String)]| {
-        let (ready, told) = (file(&format!("{name}-ready")), file(name));
+        let (ready, signalled) = (file(&format!("{name}-ready")), file(name));
         let script = format!(
-            "trap 'echo told > {}' USR1; echo ready > {}; while :; do sleep 0.1; done",
-            told.display(),
+            "trap 'echo signalled > {}' USR1; echo ready > {}; while :; do sleep 0.1; done",
+            signalled.display(),
             ready.display()
         );
         UserProgram::start(Command::new("/bin/sh").args(["-c", &script]).envs(environment.iter().cloned()), other_uid())
@@ -247,7 +247,7 @@ async fn signal_reaches_only_programs_of_the_lease_with_a_handler() {
     }
     host.revoke(&granted, "exam").await;
     host.until("the signal", async || file("own").exists().then_some(())).await;
-    host.told(&granted, NoticeKind::Revoked).await;
+    host.notice(&granted, NoticeKind::Revoked).await;
     assert!(without_handler.lives() && own.lives() && foreign.lives());
     assert!(!file("foreign").exists(), "it does not belong to the lease");
     for wrong in ["KILL", "usr1", "10"] {
@@ -268,7 +268,7 @@ async fn many_notices_a_minute_are_limited() {
         host.change("/v1/gpus/0/uncordon", "done").await;
     }
     host.revoke(&granted, "exam").await;
-    host.told(&granted, NoticeKind::Revoked).await;
+    host.notice(&granted, NoticeKind::Revoked).await;
     let kinds: Vec<Value> = in_file(&granted).iter().map(|line| line["notice_kind"].clone()).collect();
     assert_eq!((kinds.last(), kinds.len() <= 7), (Some(&json!("revoked")), true), "{kinds:?}");
 }

@@ -58,7 +58,7 @@ impl NoticeKind {
     }
 }
 
-/// What gpushd told the holder of a lease.
+/// A notice of gpushd to the holder of a lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct LeaseNotice {
@@ -69,7 +69,7 @@ pub struct LeaseNotice {
     /// Why gpushd tells it.
     #[serde(rename = "notice_kind")]
     pub kind: NoticeKind,
-    /// What gpushd told, one line without control characters.
+    /// The text, one line without control characters.
     pub text: String,
     /// Time at which the lease expires, or gpushd ends it or its processes; absent if nothing ends at a known time.
     #[serde(default, with = "crate::timestamp::optional", skip_serializing_if = "Option::is_none")]

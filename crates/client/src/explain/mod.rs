@@ -337,7 +337,7 @@ mod tests {
         let own = Facts { socket_unit_installed: false, ..private.clone() };
         let hint = explained(io::ErrorKind::PermissionDenied, &own).2;
         assert!(hint.ends_with("or for access to /run/gpush/gpushd.sock"), "{hint}");
-        // Earlier fault: the hint named settings that do not concern the admin socket, and told a user to be root.
+        // Earlier fault: the hint named settings that do not concern the admin socket, and asked a user to be root.
         let mut of_root = private.clone();
         of_root.socket.path = DEFAULT_SOCKET.replace("gpushd.sock", ADMIN_SOCKET).into();
         let hint = explained(io::ErrorKind::PermissionDenied, &of_root).2;

@@ -276,12 +276,12 @@ mod tests {
     #[test]
     fn restarted_gpushd_does_not_repeat_a_warning() {
         let before = [15 * MINUTE, 2 * MINUTE];
-        let told =
+        let sent =
             |kind| LeaseNotice { at: at(2701), kind, text: String::new(), ends_at: Some(at(3600)), terminals: None };
-        let mut warnings = ExpiryWarnings::after(&told(NoticeKind::EndsSoon));
+        let mut warnings = ExpiryWarnings::after(&sent(NoticeKind::EndsSoon));
         assert!(!warnings.take_due(term(3600), &before, at(3000)));
         assert_eq!(warnings.next(term(3600), &before), Some(at(3480)));
-        assert!(ExpiryWarnings::after(&told(NoticeKind::Revoked)).take_due(term(3600), &before, at(3000)));
+        assert!(ExpiryWarnings::after(&sent(NoticeKind::Revoked)).take_due(term(3600), &before, at(3000)));
     }
 
     fn revocation(reason: &str, end: Option<i64>) -> LeaseRevocation {

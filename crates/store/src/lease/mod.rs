@@ -28,8 +28,8 @@ use crate::{
 
 mod change;
 mod history;
+mod notices_and_keeps;
 mod read;
-mod told;
 
 pub use read::LeaseHistory;
 

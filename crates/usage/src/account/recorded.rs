@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn records_begin_where_the_first_hour_begins_to_be_accounted() {
+    fn records_begin_with_the_first_accounted_hour() {
         let rows = [hour("GPU-a", 5, HOUR_MS), hour("GPU-a", 4, 600_000), hour("GPU-b", 4, 200_000)];
         let began = DAY + 5 * HOUR_MS - 600_000;
         assert_eq!(recorded_since(&rows, &[], DAY + 6 * HOUR_MS), Some(began));

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use gpush_api::{GpuUuid, LeaseId};
+use gpush_api::{BillModel, GpuUuid, LeaseId};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    lines::{Adjustment, Bill, BillModel, BillRows, BilledGpu, bill},
+    lines::{Adjustment, Bill, BillRows, BilledGpu, bill},
     month::Month,
     price::PriceList,
 };

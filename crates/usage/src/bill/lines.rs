@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{GpuUuid, LeaseId, LeaseKind, TargetUuid};
+use gpush_api::{BillModel, GpuUuid, LeaseId, LeaseKind, TargetUuid};
 use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 
@@ -17,33 +17,6 @@ use crate::{
     ledger::{GpuHour, HoldSums, LeaseHour, StateTimes},
     moment::HOUR_MS,
 };
-
-/// What a bill charges for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum BillModel {
-    /// Held shares.
-    Requested,
-    /// Busy shares. A time about which nothing is known counts as busy.
-    Used,
-    /// Leases.
-    Flat,
-}
-
-impl BillModel {
-    /// All models.
-    pub const ALL: [Self; 3] = [Self::Requested, Self::Used, Self::Flat];
-
-    /// Returns the name in requests.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Requested => "requested",
-            Self::Used => "used",
-            Self::Flat => "flat",
-        }
-    }
-}
 
 /// What the bill needs to know about a GPU.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -29,8 +29,9 @@ mod summary;
 
 pub use self::csv::{CsvError, bill_csv};
 pub use focus::{FOCUS_COLUMNS, FocusSite, focus_csv};
+pub use gpush_api::BillModel;
 pub use inputs::MonthInputs;
-pub use lines::{Adjustment, Bill, BillLine, BillModel, BillRows, BilledGpu, ChargeKind, LineOwner, bill};
+pub use lines::{Adjustment, Bill, BillLine, BillRows, BilledGpu, ChargeKind, LineOwner, bill};
 pub use month::{BadMonth, Month};
 pub use price::{Price, PriceError, PriceList};
 pub use quantity::{gpu_hours, kilowatt_hours, seconds, slice_hours};

@@ -242,7 +242,7 @@ proptest! {
 }
 
 #[test]
-fn mps_clients_are_told_apart_by_estimates() {
+fn estimates_separate_mps_clients() {
     let half = hold(LeaseKind::Mps, GPU_UNITS / 2, None);
     let holds = &[(LEASE, &half), (LeaseId(2), &half)];
     let own = |sm: u32, other: u32| {

@@ -231,7 +231,7 @@ mod tests {
         }
     }
 
-    /// Fault: for an immutable file, the hint told root to run the command as root.
+    /// Fault: for an immutable file, the hint asked root to run the command as root.
     #[test]
     fn root_without_permission_learns_of_immutable_files() {
         let scratch = tempfile::tempdir().unwrap();

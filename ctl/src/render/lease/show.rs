@@ -107,7 +107,7 @@ pub(crate) fn one(lease: &Lease, gpus: &[Gpu], surroundings: &Surroundings<'_>, 
             Some(1) => ", on 1 terminal".to_owned(),
             Some(number) => format!(", on {number} terminals"),
         };
-        out += &self::fact("told", &format!("{} ({}{shown})", look.clean(&notice.text), look.ago(notice.at)), look);
+        out += &self::fact("notice", &format!("{} ({}{shown})", look.clean(&notice.text), look.ago(notice.at)), look);
     }
     let is_here = |target: &str| lease.members.iter().any(|member| member.target == target);
     // The drift of a GPU that is leased as a whole can keep programs from the GPU, for example if MIG mode is on.

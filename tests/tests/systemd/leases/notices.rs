@@ -30,8 +30,8 @@ fn holder_is_told_on_a_terminal_before_a_program_is_ended() {
     });
     assert!(!String::from_utf8_lossy(&shown(&other).stdout).contains("gpush:"), "on the terminal of another user");
     // Only the holder reads the file.
-    let told = machine.sh(&in_session(ALICE, "2", &format!("cat /run/gpush/notices/{lease}")));
-    assert!(told.contains("\"notice_kind\":\"revoked\""), "{told}");
+    let notice = machine.sh(&in_session(ALICE, "2", &format!("cat /run/gpush/notices/{lease}")));
+    assert!(notice.contains("\"notice_kind\":\"revoked\""), "{notice}");
     let refused = machine.run(&in_session(BOB, "3", &format!("cat /run/gpush/notices/{lease}")));
     assert!(!refused.status.success(), "{refused:?}");
     let refused = machine.run(&in_session(BOB, "4", "touch /run/gpush/notices/L99"));
@@ -43,13 +43,13 @@ fn holder_is_told_on_a_terminal_before_a_program_is_ended() {
 
 /// The hook prints who it is and what it reads. gpushd logs this.
 fn hook_runs_without_privileges(machine: &Machine) {
-    machine.write("/usr/local/bin/told", "#!/bin/sh\necho uid $(id -u); touch /srv/touched; cat\n");
-    machine.sh("chmod 755 /usr/local/bin/told; printf '\\n[notify]\\ncommand = \"/usr/local/bin/told\"\\n' >> /etc/gpush/config.toml; gpushctl config reload");
+    machine.write("/usr/local/bin/notice-hook", "#!/bin/sh\necho uid $(id -u); touch /srv/touched; cat\n");
+    machine.sh("chmod 755 /usr/local/bin/notice-hook; printf '\\n[notify]\\ncommand = \"/usr/local/bin/notice-hook\"\\n' >> /etc/gpush/config.toml; gpushctl config reload");
     machine.sh(&in_session(ALICE, "5", "gpushctl lease request --whole --for 1h -o name"));
     let lease = id(&active(machine, 1)[0]);
     machine.sh(&format!("gpushctl lease end {lease} --reason 'exam starts'"));
-    let log = machine.journal_until("-u gpushd.service", "the hook /usr/local/bin/told has run");
-    let line = log.lines().rev().find(|line| line.contains("/usr/local/bin/told has run")).unwrap_or_default();
+    let log = machine.journal_until("-u gpushd.service", "the hook /usr/local/bin/notice-hook has run");
+    let line = log.lines().rev().find(|line| line.contains("/usr/local/bin/notice-hook has run")).unwrap_or_default();
     assert!(line.contains("\"notice_kind\":\"revoked\"") && line.contains("exam starts"), "{line}");
     assert!(line.contains("uid ") && !line.contains("uid 0 "), "it must not run as root: {line}");
     assert!(!machine.run("test -e /srv/touched").status.success(), "it writes nothing on the host");

@@ -39,8 +39,8 @@ async fn unused_job_is_cancelled_only_if_the_config_says_so() {
     let host = two_gpus(&config("slurm_jobs = \"scancel\"\n")).await;
     host.gpus.set_sample(0, |_| {});
     host.starts(&Job::new(7).on(&[0])).await;
-    let is_told = |lease: &Lease| lease.notice.as_ref().is_some_and(|notice| notice.kind == NoticeKind::Unused);
-    let warned = host.until_job("the warning", is_told).await;
+    let is_noticed = |lease: &Lease| lease.notice.as_ref().is_some_and(|notice| notice.kind == NoticeKind::Unused);
+    let warned = host.until_job("the warning", is_noticed).await;
     assert!(warned.notice.is_some_and(|notice| notice.text.contains("so the job is cancelled")));
     let calls = gpush_locked::Locked::new(Vec::new());
     host.until("the cancellation", async || {

@@ -48,9 +48,9 @@ fn free_share_needs_one_commit_and_ends_after_its_processes() {
 #[test]
 fn lease_without_processes_needs_only_the_record_of_its_end() {
     let (_, effects) = run(State::Active, &[Event::Expired, Event::Probed(Remaining::NONE)]);
-    let told = Effect::TellEnd(EndReason::Expired);
+    let tell = Effect::TellEnd(EndReason::Expired);
     let end = Effect::RecordEnd(EndReason::Expired);
-    assert_eq!(effects, [Effect::CloseAdmission, told, Effect::WatchProcesses, end]);
+    assert_eq!(effects, [Effect::CloseAdmission, tell, Effect::WatchProcesses, end]);
 }
 
 /// gpushd tells the holder about the end of the lease before a signal, unless the holder has ended the lease.
@@ -62,9 +62,9 @@ fn holder_is_told_of_an_end_by_others_before_any_signal() {
         (Event::GpuLost, EndReason::GpuLost),
     ] {
         let (_, effects) = run(State::Active, &[event, END, Event::Tick, Event::Probed(one(1))]);
-        let told = effects.iter().position(|effect| *effect == Effect::TellEnd(reason));
+        let tell = effects.iter().position(|effect| *effect == Effect::TellEnd(reason));
         let signal = effects.iter().position(|effect| matches!(effect, Effect::Terminate | Effect::Kill));
-        assert!(told.is_some() && signal.is_none_or(|signal| told < Some(signal)), "{effects:?}");
+        assert!(tell.is_some() && signal.is_none_or(|signal| tell < Some(signal)), "{effects:?}");
         assert_eq!(effects.iter().filter(|effect| matches!(effect, Effect::TellEnd(_))).count(), 1);
     }
     for event in [Event::Released, Event::BindingEnded] {

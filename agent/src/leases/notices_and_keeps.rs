@@ -9,14 +9,14 @@ use crate::state::LeaseTable;
 
 /// What the store has for each lease.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct StoredTold {
+pub(crate) struct StoredNotices {
     pub(crate) notices: BTreeMap<LeaseId, LeaseNotice>,
     pub(crate) keeps: BTreeMap<LeaseId, LeaseKeep>,
 }
 
 /// Adds to the open leases what an earlier gpushd has recorded.
-pub(crate) fn restore(table: &mut LeaseTable, stored: StoredTold) {
-    let StoredTold { mut notices, mut keeps } = stored;
+pub(crate) fn restore(table: &mut LeaseTable, stored: StoredNotices) {
+    let StoredNotices { mut notices, mut keeps } = stored;
     for (id, lease) in &mut table.open {
         let (notice, keep) = (notices.remove(id), keeps.remove(id));
         if notice.is_some() || keep.is_some() {

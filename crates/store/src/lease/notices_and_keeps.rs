@@ -78,7 +78,7 @@ impl Tx<'_> {
     }
 
     /// Deletes the notices and keeps of leases whose records were deleted.
-    pub(crate) fn prune_told(&mut self) -> Result<usize, StoreError> {
+    pub(crate) fn prune_notices_and_keeps(&mut self) -> Result<usize, StoreError> {
         const WITHOUT_LEASE: &str = "WHERE lease NOT IN (SELECT id FROM leases)";
         Ok(record::delete::<StoredNotice>(self.connection, WITHOUT_LEASE, [])?
             + record::delete::<StoredKeep>(self.connection, WITHOUT_LEASE, [])?)
@@ -112,7 +112,7 @@ impl View<'_> {
     }
 
     /// Reads every notice and keep. Damage is an error.
-    pub(crate) fn check_told(&self) -> Result<(), StoreError> {
+    pub(crate) fn check_notices_and_keeps(&self) -> Result<(), StoreError> {
         record::select::<StoredNotice>(self.connection, "", [], self.sealed)?;
         record::select::<StoredKeep>(self.connection, "", [], self.sealed)?;
         Ok(())
