@@ -36,7 +36,7 @@ pub(crate) fn error(
         ErrorKind::ValueValidation => value(&error),
         // clap's text for this error is the whole help.
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => ("a command is missing".to_owned(), None),
-        _ => (message(&error), hint(&error, words)),
+        _ => (message(&error), of_environment(&error, named).or_else(|| hint(&error, words))),
     };
     let hint = hint.unwrap_or_else(|| format!("see `{help} --help`"));
     ApiError::new(Code::BadRequest, message).hint(hint)
@@ -78,6 +78,13 @@ fn value(error: &Error) -> (String, Option<String>) {
         Some((message, write)) => (format!("{message}'"), Some(format!("write {write}"))),
         None => (text, None),
     }
+}
+
+/// Returns the hint for a wrong format of an environment: its formats are not those of lists.
+fn of_environment(error: &Error, named: &[&str]) -> Option<String> {
+    let is_format = strings(error, ContextKind::InvalidArg).iter().any(|arg| arg.starts_with("--output"));
+    let is_environment = matches!(named, ["lease" | "leases", "env", ..]);
+    (is_format && is_environment).then(|| "use `-o sh`, `-o fish`, `-o csh`, `-o json` or `-o docker`".to_owned())
 }
 
 /// Hidden commands that a misspelled word never means. The first one writes files.
@@ -185,6 +192,7 @@ mod tests {
                 "gpushctl metrics serve --listen 127.0.0.1:1 --listen 127.0.0.1:2",
                 "write `--listen <ADDRESS>` only once",
             ),
+            ("gpushctl lease env -o env", "use `-o sh`, `-o fish`, `-o csh`, `-o json` or `-o docker`"),
             ("gpushctl mig apply --wait=soon", "write 90s, 15m, 1h30m or 2d"),
             ("gpushctl mig apply --timeout 0", "see `gpushctl mig apply --help`"),
             ("gpushctl stop all", "see `gpushctl --help`"),

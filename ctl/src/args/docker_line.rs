@@ -21,7 +21,7 @@ pub(super) fn rewritten(words: &[&str]) -> Option<Vec<String>> {
         return None;
     }
     let (mut share, mut docker) = (Vec::new(), Vec::new());
-    let (mut is_of_docker, mut names_gpus) = (false, false);
+    let (mut program, mut is_of_docker, mut names_gpus) = ("docker", false, false);
     let mut at = 0;
     while let Some(word) = words.get(at) {
         let next = words.get(at + 1).copied();
@@ -46,6 +46,12 @@ pub(super) fn rewritten(words: &[&str]) -> Option<Vec<String>> {
                 docker.push(*word);
             }
             None if word.starts_with('-') => docker.push(word),
+            // `run docker run …`: the same options, with the command that they belong to.
+            None if matches!(*word, "docker" | "podman") && next == Some("run") && docker.is_empty() => {
+                program = *word;
+                is_of_docker = true;
+                at += 1;
+            }
             None => {
                 docker.extend(&words[at - 1..]);
                 break;
@@ -61,7 +67,7 @@ pub(super) fn rewritten(words: &[&str]) -> Option<Vec<String>> {
     }
     let options = if docker.contains(&"--rm") { "" } else { "--rm " };
     let arguments = typed::command_line(docker.iter().copied())?;
-    let script = format!(r#"docker run {options}--gpus "\"device=$CUDA_VISIBLE_DEVICES\"" {arguments}"#);
+    let script = format!(r#"{program} run {options}--gpus "\"device=$CUDA_VISIBLE_DEVICES\"" {arguments}"#);
     let command = ["--", "sh", "-c", &script].map(str::to_owned);
     Some(share.into_iter().chain(command).collect())
 }
@@ -121,6 +127,10 @@ mod tests {
         ] {
             let script = format!(r#"docker run --rm --gpus "\"device=$CUDA_VISIBLE_DEVICES\"" {arguments}"#);
             assert_eq!(line(typed), Some(format!("{share} -- sh -c {script}")), "{typed}");
+        }
+        for typed in ["docker run -it --gpus all ubuntu nvidia-smi", "--whole docker run -it ubuntu nvidia-smi"] {
+            let script = r#"docker run --rm --gpus "\"device=$CUDA_VISIBLE_DEVICES\"" -it ubuntu nvidia-smi"#;
+            assert_eq!(line(typed), Some(format!("--whole -- sh -c {script}")), "{typed}");
         }
         let script = r#"docker run --gpus "\"device=$CUDA_VISIBLE_DEVICES\"" --rm -it ubuntu nvidia-smi"#;
         let typed = r#"--rm -it --gpus "device=0" ubuntu nvidia-smi"#;

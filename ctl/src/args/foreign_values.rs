@@ -31,6 +31,12 @@ pub(super) fn unit_of_memory(word: &str) -> Option<char> {
     }
 }
 
+/// Returns whether a word is an amount of memory, such as 10G or 8GiB.
+pub(super) fn is_memory(word: &str) -> bool {
+    let unit = word.trim_start_matches(|c: char| c.is_ascii_digit());
+    unit.len() < word.len() && unit_of_memory(unit).is_some_and(|letter| letter == 'G' || unit.len() > 1)
+}
+
 /// Returns the time from now to an end such as `18:00`, in whole minutes.
 pub(super) fn time_until(end: &str, now: &Zoned) -> Option<String> {
     let seconds = duration::parse_end(end, now).ok()?.as_second() - now.timestamp().as_second();
@@ -78,6 +84,15 @@ mod tests {
             [("1/4", Some("25")), ("half", Some("50")), ("0.001", Some("1")), ("199/200", Some("99")), ("1/1", None)]
         {
             assert_eq!(fraction(part).as_deref(), expected, "{part}");
+        }
+    }
+
+    #[test]
+    fn amount_of_memory_has_a_unit_that_is_no_duration() {
+        for (word, expected) in
+            [("10G", true), ("8gib", true), ("512MB", true), ("5m", false), ("10", false), ("1g.10gb", false), ("G", false)]
+        {
+            assert_eq!(is_memory(word), expected, "{word}");
         }
     }
 

@@ -10,7 +10,7 @@ use super::{
 
 /// Returns the error for a command line with such a word. The words contain no options before the command.
 pub(super) fn error(words: &[&str]) -> Option<ApiError> {
-    let checks = [reason_as_gpu, prefixed_index, config_file, undo_of_operation, drain_of_slurm, resize, transfer];
+    let checks = [reason_as_gpu, prefixed_index, config_file, undo_of_operation, drain_of_slurm, resize, transfer, mine];
     checks.iter().find_map(|check| check(words))
 }
 
@@ -73,6 +73,13 @@ fn transfer(words: &[&str]) -> Option<ApiError> {
             then request a lease for the other user, with `--user USER` (administrator)"
         ),
     ))
+}
+
+/// Refuses `lease list me`: gpushctl would read `me` as a GPU.
+fn mine(words: &[&str]) -> Option<ApiError> {
+    let ["lease" | "leases", "list" | "ls", word @ ("me" | "mine" | "my"), rest @ ..] = words else { return None };
+    let meant = ["lease", "list", "--mine"].into_iter().chain(rest.iter().copied());
+    Some(refused(format!("`{word}` is not a GPU"), did_you_mean(meant)?))
 }
 
 /// Refuses `apply host.toml`: `apply` uses the config file of gpushd.
@@ -156,6 +163,7 @@ mod tests {
             ("scontrol update nodename=gpu01 state=drain", "gpu drain all"),
             ("scontrol update NodeName=gpu01 State=DRAIN Reason=fan", "gpu drain all --reason fan"),
             ("scontrol update nodename=gpu01 state=resume", "gpu uncordon all"),
+            ("lease list me -o json", "lease list --mine -o json"),
         ] {
             assert_eq!(hint(typed), Some(format!("did you mean `gpushctl {meant}`?")), "{typed}");
         }

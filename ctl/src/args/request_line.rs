@@ -6,7 +6,7 @@ use gpush_core::duration;
 
 use super::{
     Cli, docker_line,
-    foreign_values::{duration_of, fraction, is_percentage, unit_of_memory},
+    foreign_values::{duration_of, fraction, is_memory, is_percentage, unit_of_memory},
     words::{PROFILE, interpreter, is_index_list, is_number, is_profile, joined_duration, lease},
 };
 
@@ -31,8 +31,11 @@ const DETACHED: [&str; 2] = ["-d", "--detach"];
 const IGNORED_WITH_VALUE: [&str; 9] =
     ["--partition", "--cpus", "--cpus-per-task", "--nodes", "--ntasks", "--job-name", "--account", "--name", "--image"];
 
-/// Short options of Slurm that have no meaning for a request, with a value.
-const IGNORED_OF_SLURM: [&str; 5] = ["-p", "-c", "-N", "-J", "-n"];
+/// Options of Slurm that have no meaning for a request, with a value. Its amounts of memory are those of the host.
+const IGNORED_OF_SLURM: [&str; 8] = ["-p", "-c", "-N", "-J", "-n", "--mem", "--mem-per-gpu", "--mem-per-cpu"];
+
+/// Options of other tools whose value is a part of a GPU.
+const FRACTIONS: [&str; 4] = ["--fraction", "--gpu-fraction", "--part", "--share"];
 
 /// Options of other tools, and the option of gpushctl that takes the same value.
 const RENAMED: [(&str, &str); 16] = [
@@ -189,6 +192,16 @@ impl Rewritten {
             self.add("--timeslice", None);
             return 0;
         }
+        if FRACTIONS.contains(&name)
+            && let Some(percentage) = value.and_then(fraction)
+        {
+            self.add("--mps", Some(&percentage));
+            return used;
+        }
+        let is_foreign = self.kind == Kind::Run { is_foreign: true };
+        if is_foreign && IGNORED_OF_SLURM.contains(&name) {
+            return used;
+        }
         // `--memory 8 GB` is an amount of two words.
         if MEMORY.contains(&name)
             && let (None, [number, unit, ..]) = (attached, rest)
@@ -243,8 +256,7 @@ impl Rewritten {
         if IGNORED.contains(&name) || matches!(name, "--nowait" | "--no-wait") {
             return 0;
         }
-        let is_foreign = self.kind == Kind::Run { is_foreign: true };
-        if IGNORED_WITH_VALUE.contains(&name) || (is_foreign && IGNORED_OF_SLURM.contains(&name)) {
+        if IGNORED_WITH_VALUE.contains(&name) {
             return used;
         }
         if let Some((_, new)) = RENAMED.iter().find(|(typed, _)| *typed == name) {
@@ -283,6 +295,7 @@ impl Rewritten {
             _ if fraction(word).is_some() => self.add("--mps", fraction(word).as_deref()),
             _ if is_profile(word) => self.add("--mig", Some(word)),
             _ if word.ends_with('%') && is_percentage(word) => self.add("--mps", Some(word.trim_end_matches('%'))),
+            _ if is_memory(word) => self.add("--memory", Some(word)),
             _ if self.kind == Kind::Request && word.contains('=') => self.add("--request", Some(word)),
             _ if self.kind == Kind::Env && lease(word).is_some() => self.flags.push(word.to_owned()),
             _ => {

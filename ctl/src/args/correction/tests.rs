@@ -85,7 +85,6 @@ fn id_of_a_lease_leads_to_a_command_for_leases() {
         ("kill L19", "lease end L19"),
         ("stop L19 L20", "lease end L19 L20"),
         ("scancel L19", "lease end L19"),
-        ("scancel 12", "lease end L12"),
         ("lease end all", "lease end --all"),
         ("lease end -a", "lease end --all"),
         ("lease end --mine", "lease end --all"),
@@ -490,4 +489,22 @@ fn end_at_a_time_becomes_the_duration_until_then() {
         let at = words.iter().position(|word| word == "--for").unwrap();
         assert_eq!(words[at + 1], "5h", "{words:?}");
     }
+}
+
+#[test]
+fn words_of_slurm_and_guesses_lead_to_what_they_name() {
+    assert_corrected(&[
+        ("scontrol show job 123", "slurm usage 123"),
+        ("scancel 123", "lease list"),
+        ("srun --mem=64G --gres=gpu:1 ./x", "run --whole -- ./x"),
+        ("srun --mem 64G --gres=gpu:1g.10gb:2 ./x", "run --mig 1g.10gb --count 2 -- ./x"),
+        ("request 10G", "lease request --memory 10G"),
+        ("run 10G ./x", "run --memory 10G -- ./x"),
+        ("run --fraction 0.25 ./x", "run --mps 25 -- ./x"),
+        ("lease list --state ended", "lease list --ended"),
+        ("lease list --state active", "lease list"),
+        ("advise host", "advise from-use host"),
+        ("advise lease L17", "advise from-use lease L17"),
+        ("advise user anna --since 2d", "advise from-use user anna --since 2d"),
+    ]);
 }
