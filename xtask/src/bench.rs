@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
 /// The figures in the order of the document: those of the examples of `gpush-core`, and those of the bench of
 /// `gpush-tests`.
 const PLANS: [(&str, &str); 2] = [("plans", "plan_bench"), ("placement", "placement_bench")];
-const FIGURES: [&str; 13] = [
+const FIGURES: [&str; 14] = [
     "apply",
     "status",
     "start",
@@ -39,6 +39,7 @@ const FIGURES: [&str; 13] = [
     "scopes",
     "footprint",
     "usage",
+    "history",
     "mps",
     "slurm",
     "events",

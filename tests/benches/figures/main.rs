@@ -10,6 +10,7 @@ mod ctl;
 mod durable;
 mod events;
 mod footprint;
+mod history;
 mod hung;
 mod leases;
 mod minimum;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         Some("events") => events::run().print(),
         Some("hung") => hung::run().print(),
         Some("usage") => usage::run().print(),
+        Some("history") => history::run().print(),
         Some("packages") => packages::run().print(),
         Some("serve-static") => bare::serve(&arguments[1..]),
         Some("sample-calls") => bare::sample_calls(&arguments[1..]),
@@ -55,8 +57,8 @@ fn main() -> ExitCode {
         }
         _ => {
             eprintln!(
-                "one of: apply, status, start, reads, durable, leases, scopes, footprint, usage, mps, slurm, events, \
-                 hung, packages"
+                "one of: apply, status, start, reads, durable, leases, scopes, footprint, usage, history, mps, slurm, \
+                 events, hung, packages"
             );
             return ExitCode::FAILURE;
         }

@@ -9,6 +9,7 @@ use super::{
     lints::{LintFinding, lints, lints_on_gpus},
     quota_findings,
     rule_label::rule_label,
+    unexpected_effects,
 };
 use crate::{
     config::{Config, QuotaRule, Rule},
@@ -83,7 +84,7 @@ pub(super) fn remarks(config: &Config, gpus: &[Gpu]) -> Vec<String> {
     findings.extend(quota_selectors(config, gpus));
     findings.extend(quota_findings::without_effect(config, gpus));
     findings.extend(sharing::unfit_settings(config, gpus));
-    findings.extend(super::unexpected_effects::find(config, gpus));
+    findings.extend(unexpected_effects::find(config, gpus));
     findings
 }
 
@@ -92,16 +93,18 @@ fn alternative(selector: &Selector, gpus: &[Gpu], key: &str) -> String {
     selector.alternative(gpus).map_or_else(String::new, |meant| format!("; write {key} = {meant}"))
 }
 
-/// Returns sentences about selectors of quotas that match no GPU.
+/// Returns sentences about selectors of quotas that match no GPU, or of which the host lacks an index.
 fn quota_selectors(config: &Config, gpus: &[Gpu]) -> Vec<String> {
+    let finding = |selector: &Selector| {
+        if selector.matching(gpus).is_empty() {
+            let meant = alternative(selector, gpus, "gpus");
+            return Some(format!("`{selector}` matches no GPU of this host{meant}"));
+        }
+        unexpected_effects::absent_index(selector, gpus)
+    };
     let of = |(position, quota): (usize, &QuotaRule)| {
-        let selectors = quota.gpus.iter().flatten().filter(|selector| selector.matching(gpus).is_empty());
-        selectors
-            .map(move |selector| {
-                let meant = alternative(selector, gpus, "gpus");
-                format!("quota {}: `{selector}` matches no GPU of this host{meant}", position + 1)
-            })
-            .collect::<Vec<_>>()
+        let found: Vec<String> = quota.gpus.iter().flatten().filter_map(finding).collect();
+        found.into_iter().map(move |finding| format!("quota {}: {finding}", position + 1))
     };
     config.quotas.iter().enumerate().flat_map(of).collect()
 }

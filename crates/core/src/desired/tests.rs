@@ -232,9 +232,10 @@ mode = "unmanaged"
         admits_none,
         ["rule 1: compute mode `prohibited` allows no process, but the rule allows 4 holders at a time"]
     );
-    let text = "[[quota]]\neverybody = true\ngpus = [\"0\", \"*H100*\"]\n";
+    let text = "[[quota]]\neverybody = true\ngpus = [\"0-9\", \"*H100*\"]\n";
     let quotas = super::findings::remarks(&Config::parse(text, "config.toml").unwrap(), &host());
-    assert_eq!(quotas, ["quota 1: `*h100*` matches no GPU of this host"]);
+    let absent = "quota 1: `0-9` contains GPU 8, which this host does not have";
+    assert_eq!(quotas, [absent, "quota 1: `*h100*` matches no GPU of this host"]);
     assert!(turns("level = \"long\"")[0].contains("is older than Turing"));
 }
 

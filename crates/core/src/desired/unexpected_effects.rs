@@ -23,7 +23,7 @@ pub(super) fn find(config: &Config, gpus: &[Gpu]) -> Vec<String> {
         let own: Vec<&Gpu> =
             gpus.iter().zip(&claimed).filter(|(_, by)| **by == Some(position)).map(|(gpu, _)| gpu).collect();
         let mut add = |text: String| findings.push(format!("{}: {text}", rule.label(position)));
-        absent_indexes(rule, gpus).into_iter().for_each(&mut add);
+        rule.matches.iter().filter_map(|selector| absent_index(selector, gpus)).for_each(&mut add);
         if !own.is_empty() {
             lost_indexes(rule, gpus, &own).into_iter().for_each(&mut add);
         }
@@ -73,13 +73,10 @@ fn profiles(gpu: &Gpu) -> Option<BTreeSet<&str>> {
     (!mig.profiles.is_empty()).then(|| mig.profiles.iter().map(|profile| profile.name.as_str()).collect())
 }
 
-/// Returns a sentence for each range of indexes that the host has only in part.
-fn absent_indexes(rule: &Rule, gpus: &[Gpu]) -> Vec<String> {
-    let of = |selector: &Selector| {
-        let absent = selector.absent(gpus).filter(|_| !selector.matching(gpus).is_empty())?;
-        Some(format!("`{selector}` contains GPU {absent}, which this host does not have"))
-    };
-    rule.matches.iter().filter_map(of).collect()
+/// Returns a sentence if the host has only a part of a range of indexes.
+pub(super) fn absent_index(selector: &Selector, gpus: &[Gpu]) -> Option<String> {
+    let absent = selector.absent(gpus).filter(|_| !selector.matching(gpus).is_empty())?;
+    Some(format!("`{selector}` contains GPU {absent}, which this host does not have"))
 }
 
 /// Returns a sentence if the rule names indexes of GPUs that earlier rules claim.
