@@ -89,9 +89,15 @@ mod tests {
 
     #[test]
     fn amount_of_memory_has_a_unit_that_is_no_duration() {
-        for (word, expected) in
-            [("10G", true), ("8gib", true), ("512MB", true), ("5m", false), ("10", false), ("1g.10gb", false), ("G", false)]
-        {
+        for (word, expected) in [
+            ("10G", true),
+            ("8gib", true),
+            ("512MB", true),
+            ("5m", false),
+            ("10", false),
+            ("1g.10gb", false),
+            ("G", false),
+        ] {
             assert_eq!(is_memory(word), expected, "{word}");
         }
     }

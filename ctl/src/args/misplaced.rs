@@ -10,7 +10,8 @@ use super::{
 
 /// Returns the error for a command line with such a word. The words contain no options before the command.
 pub(super) fn error(words: &[&str]) -> Option<ApiError> {
-    let checks = [reason_as_gpu, prefixed_index, config_file, undo_of_operation, drain_of_slurm, resize, transfer, mine];
+    let checks =
+        [reason_as_gpu, prefixed_index, config_file, undo_of_operation, drain_of_slurm, resize, transfer, mine];
     checks.iter().find_map(|check| check(words))
 }
 
