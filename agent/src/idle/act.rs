@@ -43,7 +43,7 @@ pub(super) struct IdleTask {
     pub(super) record: LeaseRecord,
 }
 
-/// What has become of a task.
+/// The outcome of a task.
 #[derive(Debug)]
 pub(super) struct IdleOutcome {
     pub(super) lease: LeaseId,

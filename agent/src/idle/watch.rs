@@ -94,7 +94,7 @@ impl Idle {
         tasks
     }
 
-    /// Tells the machine what has become of its effects.
+    /// Tells the machine the outcome of its effects.
     fn note(&self, outcome: &IdleOutcome) {
         let now = self.0.usage.now();
         let mut watched = self.0.watched.lock();

@@ -1,4 +1,5 @@
-//! What the idle policy does with a lease: it tells the holder, and it revokes the lease. The task of the lease executes both.
+//! The actions of the idle policy: it tells the holder of a lease, and revokes the lease. The task of the lease
+//! executes both.
 
 use gpush_api::LeaseId;
 use tokio::sync::oneshot;
@@ -8,8 +9,8 @@ use super::{
     actor::{ChangeRequest, LeaseCommand, RequestedChange, UnusedNews},
 };
 
-/// Tells the holder of a lease that the lease is unused, or not any more. Returns whether a terminal of the holder shows the
-/// notice, or the notice is recorded.
+/// Tells the holder of a lease that the lease is unused, or that an earlier warning does not apply any more. Returns
+/// whether a terminal of the holder shows the notice, or the notice is recorded.
 pub(crate) async fn tell_unused(leases: &Leases, id: LeaseId, news: UnusedNews) -> bool {
     let (reply, sent) = oneshot::channel();
     let Some(inbox) = leases.actors.get(id) else { return false };

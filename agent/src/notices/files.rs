@@ -133,7 +133,7 @@ fn create(path: &Path, uid: u32) -> io::Result<()> {
     if uid == geteuid().as_raw() {
         return Ok(());
     }
-    // The file stays gpushd's. Its owner could change the mode, and fill the file system.
+    // The file belongs to gpushd: its owner could change the mode, and fill the file system.
     let opened = match acl::grant_read(path, uid) {
         Ok(true) => Ok(()),
         // The file system has no access lists.

@@ -138,7 +138,7 @@ async fn execute(host_services: &HostServices, notify: &Notify, change: &NoticeC
 /// Uid and gid of the user that runs the hook.
 type Ids = (u32, u32);
 
-/// Looks up the user that runs the hook. Returns `Ok(None)` if the config names none.
+/// Looks up the user that runs the hook. Returns `Ok(None)` if the config does not name a user.
 ///
 /// # Errors
 /// The host has no such user, or the user is root under another name.

@@ -1,5 +1,5 @@
-//! How many notices a lease gets. Without a limit, an administrator's script that cordons and uncordons a GPU would fill the
-//! terminals of its users.
+//! Limits the notices of a lease. Without a limit, an administrator's script that cordons and uncordons a GPU would
+//! fill the terminals of its users.
 
 use std::time::{Duration, Instant};
 

@@ -19,7 +19,7 @@
 //! | `files` | the files of leases |
 //! | `hook` | the program in `notify.command` |
 //! | `job_comment` | the comment of the Slurm job of a lease |
-//! | `limit` | how many notices a lease gets |
+//! | `limit` | the limit for the notices of a lease |
 //! | `signal` | the signal of the request |
 
 mod files;
@@ -77,7 +77,7 @@ pub(crate) struct NoticeReceivers {
     pub(crate) others: BTreeSet<u32>,
 }
 
-/// A notice to a holder, and what has become of it.
+/// A notice to a holder, and the outcome of its delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeliveredNotice {
     pub(crate) notice: LeaseNotice,
@@ -131,8 +131,8 @@ impl Notices {
         self.0.files.close(id);
     }
 
-    /// Tells the holder of a lease what happens. `processes` finds the processes of the lease. Returns the notice; `None` if
-    /// the lease has had too many.
+    /// Delivers a notice to the holder of a lease. `processes` finds the processes of the lease. Returns the notice;
+    /// `None` if the lease has had too many notices.
     pub(crate) async fn deliver(
         &self,
         record: &LeaseRecord,

@@ -22,10 +22,10 @@ use super::{
     show::joules,
 };
 
-/// Longest month in days, and the days until it is closed at the latest if gpushd runs.
+/// Days of the longest month, and one more day: by then, gpushd has closed the month.
 const NEEDED_DAYS: u32 = 32;
 
-/// A bill of a month.
+/// A request for the bill of a month.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BillQuery {
     pub(crate) month: Month,
@@ -94,7 +94,7 @@ impl Usage {
         })
     }
 
-    /// Returns what the bill is made of.
+    /// Returns the inputs of the bill.
     #[expect(clippy::redundant_closure_for_method_calls, reason = "the method accepts only one lifetime of `View`")]
     async fn inputs(&self, month: Month, only: Option<&str>) -> Result<(MonthInputs, BillState), ApiError> {
         let store = &self.0.context.store;
@@ -167,7 +167,7 @@ impl Usage {
         Ok(inputs)
     }
 
-    /// Says what is particular about a bill.
+    /// Returns the notes about a bill.
     fn notes(&self, inputs: &MonthInputs, state: BillState) -> Vec<String> {
         let month = inputs.month;
         let mut notes = Vec::new();

@@ -1,4 +1,4 @@
-//! Closes the bills of months that have ended, folds the hours of ended days, and deletes what is old.
+//! Closes the bills of months that have ended, folds the hours of ended days, and deletes old rows.
 //!
 //! ```text
 //! month over, for an hour of running time ──► hours, prices, models of that month ──► store, never changed again
@@ -41,7 +41,7 @@ const PRUNE_EVERY: Duration = Duration::from_secs(24 * 3600);
 /// Closes months, folds days and deletes old rows.
 #[derive(Debug)]
 pub(super) struct Closing {
-    /// Start of the present month, and since when the clock has shown this month.
+    /// Start of the present month, and the time since which the clock has shown this month.
     present: (i64, Instant),
     /// The present month, if the months before it are closed.
     closed: Option<i64>,
@@ -49,7 +49,7 @@ pub(super) struct Closing {
     folded: Option<i64>,
     /// When old rows were last deleted.
     pruned: Option<Instant>,
-    /// How long the clock must show a month before the months before it are closed.
+    /// How long the clock must show a month until the earlier months are closed.
     pause: Duration,
 }
 
@@ -58,7 +58,7 @@ impl Closing {
         Self { present: (present_month(), Instant::now()), closed: None, folded: None, pruned: None, pause }
     }
 
-    /// Does what is due. Call this only while no other transaction records hours.
+    /// Does the work that is due. Call this only while no other transaction records hours.
     ///
     /// # Errors
     /// If the store fails. Then the next call tries again.
@@ -135,7 +135,7 @@ async fn close_months(usage: &Usage, until_ms: i64) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Returns the pages of all hours before a time that are in no closed bill.
+/// Returns the pages of all hours before a time that are not in a closed bill.
 pub(super) fn unbilled(closed: Option<RowBound>, until_ms: i64) -> Vec<HoursPage> {
     let page = |from_ms, until_ms, number| HoursPage { from_ms, until_ms, number, limit: PAGE };
     match closed {
@@ -146,7 +146,7 @@ pub(super) fn unbilled(closed: Option<RowBound>, until_ms: i64) -> Vec<HoursPage
     }
 }
 
-/// Deletes old hours, and what is older than `history.days`.
+/// Deletes old hours, and rows that are older than `history.days`.
 async fn delete_old(usage: &Usage) -> Result<(), StoreError> {
     let context = &usage.0.context;
     let days = context.settings.config().history.days;

@@ -1,4 +1,4 @@
-//! Who needs samples, and how often. Without a need, gpushd takes no samples.
+//! The needs for samples, and their intervals. Without a need, gpushd takes no samples.
 //!
 //! | need | interval | ends |
 //! |---|---|---|
@@ -46,13 +46,13 @@ impl Need {
     }
 }
 
-/// What the present needs amount to.
+/// All present needs together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Needs {
     /// Pause between two samples.
     pub(super) interval: Duration,
-    /// Longest pause that can follow while any of the needs lasts. A sample promises it, so that no time counts as unknown
-    /// after a client has ended to watch.
+    /// Longest pause that can follow while any of the needs lasts. Each sample announces it, so no time counts as
+    /// unknown after a client stops watching.
     pub(super) promised: Duration,
     /// Whether a person watches, and wants all figures.
     pub(super) is_watched: bool,
@@ -79,8 +79,8 @@ impl Demand {
         }
     }
 
-    /// Returns what the needs at this time amount to; `None` if nothing needs samples. `records` says whether open
-    /// leases need samples.
+    /// Returns all needs at this time together; `None` if nothing needs samples. `records` says whether open leases
+    /// need samples.
     pub(super) fn needs(&self, now: Instant, records: bool) -> Option<Needs> {
         let noted = *self.noted.lock();
         let is_lasting =

@@ -65,7 +65,7 @@ struct Checkpoint<L> {
 #[derive(Debug, Default)]
 pub(super) struct RecordedSums {
     pub(super) leases: BTreeMap<LeaseId, LeaseTotals>,
-    /// Energy in mJ that no lease has got, by GPU.
+    /// Unattributed energy in mJ, by GPU.
     pub(super) unattributed_mj: BTreeMap<GpuUuid, u64>,
 }
 
@@ -78,7 +78,7 @@ impl RecordedSums {
     }
 }
 
-/// What the next transaction records.
+/// The content of the next transaction.
 struct Due {
     closed: ClosedRows,
     ended: Vec<LeaseTotals>,
@@ -103,8 +103,8 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    /// Creates a recorder. Its first checkpoint is due at once: from then on, no lease is missed. `close` is how long the
-    /// clock must show a month before the months before it are closed.
+    /// Creates a recorder. Its first checkpoint is due at once: from then on, no lease is missed. `close` is how long
+    /// the clock must show a month until the earlier months are closed.
     pub(super) fn new(pause: Duration, close: Duration) -> Self {
         Self {
             owners: LeaseOwners::default(),
@@ -279,7 +279,7 @@ impl Usage {
         self.0.accounts.lock().is_changed
     }
 
-    /// Takes what the next transaction records.
+    /// Takes the content of the next transaction.
     fn take_for_record(&self) -> Due {
         let now = self.0.clock.now();
         let accounts = &mut *self.0.accounts.lock();
@@ -350,7 +350,7 @@ impl Usage {
     }
 }
 
-/// Returns what has happened since a checkpoint, in the order of time.
+/// Returns the events since a checkpoint, in the order of time.
 fn missed(
     ledger: &Ledger,
     host: &HostState,

@@ -1,4 +1,5 @@
-//! What the idle policy observes: the figures of leases after each round of samples, and the recorded unused times.
+//! The observations for the idle policy: the figures of leases after each round of samples, and the recorded unused
+//! times.
 
 use std::sync::Arc;
 
@@ -18,7 +19,7 @@ use crate::state::{HostState, OpenLease};
 pub(crate) struct ObservedLeases {
     pub(crate) host: Arc<HostState>,
     pub(crate) now: Moment,
-    /// A lease of which the ledger does not know yet is missing.
+    /// Leases that the ledger does not know yet are missing.
     pub(crate) leases: Vec<(Arc<OpenLease>, LeaseFigures)>,
 }
 

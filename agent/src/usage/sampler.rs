@@ -1,4 +1,5 @@
-//! The task that takes samples, tells the ledger which leases begin, change and end, and has the sums recorded.
+//! The task that takes samples, tells the ledger which leases begin, change and end, and starts the recording of the
+//! sums.
 //!
 //! ```text
 //! snapshot changed ─► last samples of the GPUs concerned ─► holds of the leases, unusable slices ─► ledger
@@ -6,9 +7,9 @@
 //! record due ───────► one transaction (see `history`)
 //! ```
 //!
-//! Each GPU has at most one sample in flight, so a GPU that hangs delays no other GPU and no lease. Before a lease begins
-//! or ends, gpushd takes a sample of its GPUs if samples are being taken, so that the energy until then belongs to the
-//! leases that used it. It waits at most 2 s for that.
+//! Each GPU has at most one sample in flight, so a GPU that hangs delays no other GPU and no lease. While something
+//! needs samples, gpushd also samples the GPUs of a lease before the lease begins or ends. So the leases that used the
+//! energy until then get it. gpushd waits at most 2 s for these samples.
 
 use std::{sync::Arc, time::Duration};
 
@@ -99,7 +100,7 @@ async fn first_with_gpus(snapshots: &mut watch::Receiver<Arc<HostState>>, usage:
     }
 }
 
-/// What the task works on.
+/// The state of the task.
 struct Sampler {
     usage: Usage,
     follower: Follower,
@@ -126,7 +127,7 @@ impl Sampler {
         }
     }
 
-    /// Tells the ledger what has changed, after the last samples of the GPUs concerned.
+    /// Tells the ledger the changes, after the last samples of the GPUs concerned.
     fn follow(&mut self, host: &Arc<HostState>, needs: Option<Needs>) {
         let changed = self.follower.changed_gpus(host);
         match self.waits_until {

@@ -250,7 +250,7 @@ fn closed_month_is_read_back_unchanged() {
     assert_eq!((content(0), content(31 * DAY)), (None, Some("later".to_owned())));
 }
 
-/// A damaged row about the use must not cost the leases.
+/// A damaged row about the use must not lead to the loss of the leases.
 #[test]
 fn damaged_row_is_reported_and_costs_only_itself() {
     let scratch = tempfile::tempdir().expect("a directory");

@@ -1,4 +1,4 @@
-//! `[[price]]`: what a slice costs.
+//! `[[price]]`: the prices of slices and leases.
 
 use std::fmt;
 

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{judge::UseState, moment::Moment};
 
-/// Where the machine is.
+/// A stage of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IdleStage {
     /// Nothing is due.
@@ -22,15 +22,15 @@ pub enum IdleStage {
     },
     /// The lease was reported, or its end was requested. Lasts until the lease is used or ended.
     Done {
-        /// What was done.
+        /// The action.
         action: IdleAction,
     },
 }
 
-/// What the machine learns.
+/// An input of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdleEvent {
-    /// What the lease does now.
+    /// The present state of the lease.
     Observed {
         /// State.
         state: UseState,
@@ -43,7 +43,7 @@ pub enum IdleEvent {
     NoticeRecorded(u32),
     /// The holder or an administrator keeps the lease.
     Kept(Keep),
-    /// The end of the lease that the machine requested was refused. The machine begins again.
+    /// The requested end of the lease was refused. The machine begins again.
     EndRefused,
 }
 
@@ -56,7 +56,7 @@ pub struct UnusedReport {
     pub deadline: IdleDeadline,
 }
 
-/// What the caller must do.
+/// An instruction to the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdleEffect {
     /// Tell the holder, and answer with [`IdleEvent::NoticeRecorded`].
@@ -65,10 +65,10 @@ pub enum IdleEffect {
         notice: u32,
         /// The unused time.
         report: UnusedReport,
-        /// What happens at the deadline.
+        /// Action at the deadline.
         action: IdleAction,
     },
-    /// The lease is used, kept or exempt again: what the last warning said does not apply any more.
+    /// The lease is used, kept or exempt again: the last warning does not apply any more.
     Withdraw,
     /// Report the unused lease.
     Report(UnusedReport),
@@ -103,7 +103,7 @@ impl IdleMachine {
         Self { stage: IdleStage::Watching, next_notice: 1, first_notice: 1, keep: None }
     }
 
-    /// Returns where the machine is.
+    /// Returns the stage.
     #[must_use]
     pub fn stage(&self) -> IdleStage {
         self.stage
@@ -135,7 +135,7 @@ impl IdleMachine {
         }
     }
 
-    /// Applies an event. Returns what the caller must do, in order.
+    /// Applies an event. Returns the instructions to the caller, in order.
     pub fn step(&mut self, event: IdleEvent, policy: &IdlePolicy, terms: LeaseTerms, now: Moment) -> Vec<IdleEffect> {
         match event {
             IdleEvent::Observed { state, since, unused_since } => match (state, unused_since) {
@@ -187,7 +187,7 @@ impl IdleMachine {
         let action = policy.action_for(terms);
         let is_due = is_reached(deadline.at, now);
         if let IdleStage::Done { action: done } = self.stage {
-            // A reload of the config can demand more than the report that was made.
+            // After a reload of the config, the action can be stricter than the report that was made.
             if done == action || matches!(done, IdleAction::Release | IdleAction::End) {
                 return Vec::new();
             }

@@ -1,4 +1,4 @@
-//! When the action for an unused lease is due, for `lease show` and lists.
+//! The due time of the action for an unused lease, for `lease show` and lists.
 
 use super::{
     machine::{IdleEvent, IdleMachine, IdleStage},
@@ -6,10 +6,10 @@ use super::{
 };
 use crate::{judge::UseState, moment::Moment};
 
-/// What happens to an unused lease if it stays unused.
+/// The action for an unused lease, if it stays unused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdleOutlook {
-    /// What happens.
+    /// The action.
     pub action: IdleAction,
     /// `Idle` or `Empty`.
     pub state: UseState,
@@ -22,8 +22,8 @@ pub struct IdleOutlook {
 }
 
 impl IdleMachine {
-    /// Returns what happens to a lease that was observed like this; `None` if the lease is used or exempt, or if its use
-    /// is not known.
+    /// Returns the outlook for a lease with this observation; `None` if the lease is used or exempt, or if its use is
+    /// not known.
     #[must_use]
     pub fn outlook(
         &self,

@@ -118,7 +118,7 @@ fn one_unknown_or_busy_sample_begins_everything_again() {
     }
 }
 
-/// A notice that is never recorded, because no way to the holder works, never ends a lease.
+/// A lease does not end before a notice is recorded, even if the notice cannot reach the holder.
 #[test]
 fn lease_is_not_ended_before_a_notice_is_recorded() {
     let (policy, mut machine) = (policy(IdleAction::End), IdleMachine::new());
