@@ -135,7 +135,7 @@ impl Usage {
             None => {
                 let days = self.0.context.settings.config().history.days;
                 if month.end_ms() < now_ms - i64::from(days) * DAY_MS {
-                    let message = format!("the bill of {month} is deleted: gpushd keeps bills for {days} days");
+                    let message = format!("gpushd has no bill of {month}: it keeps bills for {days} days");
                     let error = ApiError::new(Code::NotFound, message);
                     return Err(error.hint("`history.days` of the config sets how long gpushd keeps them"));
                 }
@@ -171,14 +171,17 @@ impl Usage {
     fn notes(&self, inputs: &MonthInputs, state: BillState) -> Vec<String> {
         let month = inputs.month;
         let mut notes = Vec::new();
+        let has_rows = !inputs.leases.is_empty() || !inputs.gpus.is_empty();
         match state {
             BillState::Running => notes.push(format!("The month {month} is not over: the bill has the use so far.")),
+            BillState::Ended | BillState::Closed if !has_rows => {
+                notes.push(format!("gpushd has no records of {month}."));
+            }
             BillState::Ended => {
                 notes.push(format!("The month {month} is not closed yet: the bill can change for about an hour."));
             }
             BillState::Closed => {}
         }
-        let has_rows = !inputs.leases.is_empty() || !inputs.gpus.is_empty();
         if has_rows && inputs.prices.currency().is_none() {
             notes.push(match state {
                 BillState::Closed => format!("The config had no price when {month} was closed, so all amounts are 0."),

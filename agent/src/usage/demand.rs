@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | a scrape of `/metrics` | 15 s | 5 minutes after the last one |
 //! | the sums of open leases (`[history]`), the idle policy (`[idle]`) | 15 s | with the last lease |
+//! | a free GPU whose power without work is not known | 15 s | after 4 samples at the latest |
 //! | `top`, and other clients that watch | 1 s | 5 s after the last request |
 //!
 //! The shortest interval of all needs counts, so ten open tops cause no more samples than one.
@@ -79,8 +80,8 @@ impl Demand {
         }
     }
 
-    /// Returns all needs at this time together; `None` if nothing needs samples. `records` says whether open leases
-    /// need samples.
+    /// Returns all needs at this time together; `None` if nothing needs samples. `records` says whether open leases or
+    /// free GPUs need samples.
     pub(super) fn needs(&self, now: Instant, records: bool) -> Option<Needs> {
         let noted = *self.noted.lock();
         let is_lasting =

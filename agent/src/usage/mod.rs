@@ -30,6 +30,7 @@
 //! | `holds` | the holds of the leases, and the unusable units of the GPUs |
 //! | `owners` | the lease of each process in a sample |
 //! | `translate` | a sample of the driver as input of the ledger |
+//! | `learning` | samples of free GPUs, for their power without work |
 //! | `clock` | the present moment, by two clocks |
 //! | `show` | the present figures for the API |
 //! | `observe` | the observations for the idle policy |
@@ -43,6 +44,7 @@ mod demand;
 mod follow;
 mod history;
 mod holds;
+mod learning;
 mod lease_history;
 mod lease_owners;
 mod observe;

@@ -29,4 +29,5 @@ pub mod ledger;
 pub mod moment;
 #[cfg(test)]
 mod samples;
+pub mod settled_clock;
 pub mod share;
