@@ -26,6 +26,7 @@ mod files;
 mod hook;
 mod job_comment;
 mod limit;
+mod queue;
 mod signal;
 
 use std::{
@@ -98,7 +99,7 @@ impl Notices {
         let files = NoticeFiles::new(directory);
         let is_open = |id| state.leases().get(id).is_some();
         files.remove_others(is_open);
-        Self(Arc::new(NoticeParts { state, store, files, hook: NoticeHook::new(), limits: Locked::default() }))
+        Self(Arc::new(NoticeParts { state, store, files, hook: NoticeHook::default(), limits: Locked::default() }))
     }
 
     /// Starts the task that runs the hook. It runs until gpushd stops.

@@ -27,7 +27,7 @@ minutes, and ignores keeps. Users see their leases, administrators all.
 
 Examples:
   gpushctl lease idle
-  gpushctl lease idle --since 30d --action end   as if the action were `end`";
+  gpushctl lease idle --since 30d --action end   with this action";
 
 /// `gpushctl lease keep`.
 #[derive(Debug, Args)]

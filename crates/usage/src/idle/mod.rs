@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!                    deadline - warn_before             deadline, notice recorded,
-//!                                                       shortest warning has passed
+//!                                                       longest warning has passed
 //!  ┌──────────┐ ───────────► ┌──────────────────────┐ ──────────► ┌────────┐
 //!  │ Watching │              │ Warned(notice sent)  │             │ Ending │
 //!  └──────────┘ ◄─────────── └──────────────────────┘             └────────┘
@@ -17,7 +17,7 @@
 //! - After a busy or unknown sample, the machine begins again. So gpushd never ends a lease whose state is unknown.
 //!   Idle by weak evidence counts as unknown: see [`crate::judge::Judgement::is_weak`].
 //! - gpushd does not end a lease without an earlier notice to the holder. The notice must be recorded: delivered, or
-//!   stored where the holder sees it. After it, the shortest of the warnings must pass.
+//!   stored where the holder sees it. After the first notice, the time of the longest warning must pass.
 //! - For a Slurm job, `release` and `end` become `report`, unless the config permits `scancel`. `action = "warn"` warns
 //!   and reports.
 
@@ -31,7 +31,7 @@ mod replay;
 
 pub use exempt::{ExemptSubject, IdleExemptions};
 pub use keep::{Keep, KeepError};
-pub use machine::{IdleEffect, IdleEvent, IdleMachine, IdleStage, UnusedReport};
+pub use machine::{Announced, IdleEffect, IdleEvent, IdleMachine, IdleStage, UnusedReport};
 pub use outlook::IdleOutlook;
 pub use policy::{IdleAction, IdleDeadline, IdlePolicy, LeaseTerms};
 pub use replay::{WouldEnd, replay};

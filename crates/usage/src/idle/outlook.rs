@@ -38,15 +38,11 @@ impl IdleMachine {
         }
         let deadline = policy.deadline(terms, state, unused_since, since, self.kept_until());
         let action = policy.action_for(terms);
-        let shortest = policy.warnings(deadline).first().copied().unwrap_or(0);
+        let end = self.end(deadline, &policy.warnings(deadline), now);
         let (due, is_warned) = match (action, self.stage()) {
             (IdleAction::Report, _) => (deadline.at, false),
-            (_, IdleStage::Warned { recorded: Some(recorded), .. }) => {
-                (deadline.at.later(recorded.plus_ms(shortest)), true)
-            }
-            (_, IdleStage::Warned { recorded: None, .. } | IdleStage::Watching) => {
-                (deadline.at.later(now.plus_ms(shortest)), false)
-            }
+            (_, IdleStage::Warned { recorded, .. }) => (end, recorded.is_some()),
+            (_, IdleStage::Watching) => (end, false),
             (_, IdleStage::Done { .. }) => (deadline.at, true),
         };
         Some(IdleOutlook { action, state, unused_since, due, is_warned })
