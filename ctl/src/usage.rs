@@ -9,7 +9,7 @@ use clap::{
 use gpush_api::{ApiError, Code};
 
 use crate::{
-    args::{Cli, Offers, as_hint, correction, help, missing, typed},
+    args::{Cli, Offers, as_hint, as_typed_job, correction, help, missing, typed},
     tips,
 };
 
@@ -23,9 +23,29 @@ pub(crate) fn error(
 ) -> ApiError {
     let typed: Option<Vec<&str>> = words.iter().skip(1).map(|word| word.to_str()).collect();
     let typed = typed.unwrap_or_default();
-    let (meant, remark) = match correction::correction(&typed, nix::unistd::geteuid().is_root()) {
+    let Some(job) = as_typed_job(&typed) else { return of_gpushctl(error, words, &typed, named, offers) };
+    let offers = offers();
+    if offers.as_ref().is_some_and(|offers| offers.only_slurm) {
+        return ApiError::new(Code::BadRequest, message(&error)).hint(job);
+    }
+    of_gpushctl(error, words, &typed, named, || offers)
+}
+
+/// Returns the error for a command line that means a command of gpushctl.
+fn of_gpushctl(
+    error: Error,
+    words: &[OsString],
+    typed: &[&str],
+    named: &[&str],
+    offers: impl FnOnce() -> Option<Offers>,
+) -> ApiError {
+    let is_root = nix::unistd::geteuid().is_root();
+    if let Some(hint) = missing::kill_of_user(&error, typed).filter(|_| !is_root) {
+        return ApiError::new(Code::BadRequest, message(&error)).hint(hint);
+    }
+    let (meant, remark) = match correction::correction(typed, is_root) {
         Some(meant) => (Some(meant), ""),
-        None => (missing::completed(&error, &typed), missing::remark(&error)),
+        None => (missing::completed(&error, typed), missing::remark(&error)),
     };
     if let Some(hint) = meant.and_then(|meant| as_hint(&meant, offers)) {
         return ApiError::new(Code::BadRequest, message(&error)).hint(hint + remark);

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpush_api::{ApiError, Gpu, GpuIndex, LeaseKind};
 use gpush_core::lease::{
-    placement::{ErrorContext, Host, PlacementRequest},
-    quota::{self, Allowance, Denial, Effective, Exceeded},
+    placement::{ErrorContext, Host, NoAssignment, PlacementPolicy, PlacementRequest, place},
+    quota::{self, Allowance, Denial, Effective, Exceeded, HeldLease},
     request::{self, RequestError},
 };
 use gpush_store::NewLease;
@@ -21,17 +21,39 @@ pub(super) struct Alternatives<'a> {
     pub(super) allowed: &'a BTreeSet<GpuIndex>,
     /// The quota of the holder.
     pub(super) quota: &'a Effective,
+    /// Returns the leases of the holder.
+    pub(super) held: &'a (dyn Fn() -> Vec<HeldLease> + Sync),
     /// Composes what the GPUs would offer if nothing were occupied.
     pub(super) offered: &'a (dyn Fn() -> Host + Sync),
 }
 
 impl Alternatives<'_> {
-    /// Returns a request of each kind that the holder may lease, if the holder has no other lease.
+    /// Returns a request of each kind that the holder may lease now; if there is none, those that the holder may lease
+    /// without the present leases.
     fn requests(&self) -> BTreeMap<LeaseKind, String> {
+        let now = self.requests_with(&(self.held)());
+        if now.is_empty() { self.requests_with(&[]) } else { now }
+    }
+
+    /// Returns a request of each kind that the holder may lease in addition to these leases.
+    fn requests_with(&self, held: &[HeldLease]) -> BTreeMap<LeaseKind, String> {
         let host = (self.offered)();
-        let allowance = Some(Allowance { effective: self.quota, held: &[] });
+        let allowance = Some(Allowance { effective: self.quota, held });
         let (gpus, allowed) = (self.gpus, Some(self.allowed));
         ErrorContext { host: &host, gpus, allowed, duration: None, allowance }.possible().into_iter().collect()
+    }
+
+    /// Adds to a hint about another request that the quota first needs the end of a lease, if it allows no further lease.
+    /// Otherwise the user would follow the hint, and be refused again.
+    pub(super) fn after_release(&self, hint: String) -> String {
+        let held = (self.held)();
+        let own = held.iter().find(|lease| lease.releasable && !lease.queued).map(|lease| lease.id);
+        match own.filter(|_| self.requests_with(&held).is_empty() && !self.requests_with(&[]).is_empty()) {
+            Some(own) => {
+                format!("the quota allows no further lease: {}; after that, {hint}", quota::use_or_release(own))
+            }
+            None => hint,
+        }
     }
 
     /// Returns the GPUs that the holder may lease, and that offer this kind; without a kind, any kind that the holder may
@@ -49,11 +71,11 @@ impl Alternatives<'_> {
     pub(super) fn hint(&self, kind: Option<LeaseKind>) -> Option<String> {
         let gpus = self.gpus_with(kind);
         if !gpus.is_empty() {
-            return Some(format!("choose a GPU that you may lease: `-g {}`", gpus.join(",")));
+            return Some(self.after_release(format!("choose a GPU that you may lease: `-g {}`", gpus.join(","))));
         }
         let (_, first) = self.requests().into_iter().next()?;
         let flags = request::flags(&first);
-        Some(format!("request a share that you may lease: `gpushctl run {flags} -- COMMAND`"))
+        Some(self.after_release(format!("request a share that you may lease: `gpushctl run {flags} -- COMMAND`")))
     }
 
     /// Returns the error for a request without a share, with the options for those that the holder may lease. `kinds` are
@@ -63,7 +85,7 @@ impl Alternatives<'_> {
         requests.retain(|kind, _| kinds.contains(kind));
         let requests = joined(requests.values());
         let error = ApiError::from(error);
-        if requests.is_empty() { error } else { error.hint(format!("add {requests}")) }
+        if requests.is_empty() { error } else { error.hint(self.after_release(format!("add {requests}"))) }
     }
 
     /// Returns the error for a request of a kind that the quota does not allow; `None` if the quota allows the kind. The
@@ -75,7 +97,27 @@ impl Alternatives<'_> {
         let requests = self.requests();
         let exceeded = Exceeded::Kind { kind, allowed: requests.keys().copied().collect() };
         let instead = joined(requests.values());
-        Some(denied(&Denial { exceeded, ..denial }, new, wanted, Some(&instead)))
+        let mut error = denied(&Denial { exceeded, ..denial }, new, wanted, Some(&instead));
+        error.hint = error.hint.map(|hint| if instead.is_empty() { hint } else { self.after_release(hint) });
+        Some(error)
+    }
+}
+
+impl Alternatives<'_> {
+    /// Returns the error for a request that the host can never meet, even if nothing is occupied; `None` if it can.
+    pub(super) fn impossible(&self, wanted: &PlacementRequest) -> Option<ApiError> {
+        let host = (self.offered)();
+        let why = place(&host, wanted, PlacementPolicy::Pack).err()?;
+        let is_final = match &why {
+            NoAssignment::NotOffered { .. } | NoAssignment::UnknownProfile { .. } | NoAssignment::TooLarge { .. } => {
+                true
+            }
+            NoAssignment::SharedThroughMps(_) | NoAssignment::Busy { .. } => false,
+        };
+        let held = (self.held)();
+        let allowance = Some(Allowance { effective: self.quota, held: &held });
+        let (gpus, allowed) = (self.gpus, Some(self.allowed));
+        is_final.then(|| why.error(wanted, ErrorContext { host: &host, gpus, allowed, duration: None, allowance }))
     }
 }
 

@@ -36,8 +36,7 @@ use crate::{
         caller::{Caller, Viewer},
         idempotency::Key,
     },
-    state::request_counts::RequestResult,
-    state::words,
+    state::{HostState, request_counts::RequestResult, words},
 };
 
 /// Maximum time that a request without `wait` waits for capacity, for example for the end of an operation. It is shorter
@@ -114,15 +113,37 @@ pub(super) async fn request_with(
     let share = request.share.clone();
     let holder = request.holder.unwrap_or(caller.uid());
     let outcome = place(leases, caller, request, key, job).await;
-    let result = outcome.as_ref().map(|outcome| match outcome {
-        Outcome::Granted(_) => RequestResult::Granted,
-        Outcome::Queued(_) => RequestResult::Queued,
-    });
-    leases.handles.context.requests.note(&share, result);
+    let result = match &outcome {
+        Ok(Outcome::Granted(_)) => RequestResult::Granted,
+        Ok(Outcome::Queued(_)) => RequestResult::Queued,
+        Err(refused) if refused.is_not_ready => RequestResult::NotReady,
+        Err(refused) => RequestResult::of_error(&refused.error),
+    };
+    let host = leases.handles.context.state.now();
+    leases.handles.context.requests.note(&share, result, |profile| has_profile(&host, profile));
     if outcome.is_err() {
         leases.handles.context.refused.note(holder, share.kind());
     }
-    outcome
+    outcome.map_err(|refused| refused.error)
+}
+
+/// Why a request is refused.
+struct RefusedRequest {
+    error: ApiError,
+    /// Whether the GPUs that could meet the request are not ready.
+    is_not_ready: bool,
+}
+
+impl From<ApiError> for RefusedRequest {
+    fn from(error: ApiError) -> Self {
+        Self { error, is_not_ready: false }
+    }
+}
+
+/// Returns whether a GPU of the host has a MIG profile.
+fn has_profile(host: &HostState, profile: &str) -> bool {
+    let profiles = host.gpus.iter().filter_map(|gpu| gpu.gpu.mig.as_ref()).flat_map(|mig| mig.profiles.iter());
+    profiles.into_iter().any(|one| one.name == profile || one.compute.iter().any(|part| part.name == profile))
 }
 
 async fn place(
@@ -131,7 +152,7 @@ async fn place(
     request: LeaseRequest,
     key: Option<Key>,
     job: Option<&JobTerms>,
-) -> Result<Outcome, ApiError> {
+) -> Result<Outcome, RefusedRequest> {
     // Lock the idempotency key, so that two requests with one key get only one lease.
     let mut lock = match &key {
         Some(key) => Some(leases.handles.idempotency.lock(key).await?),
@@ -144,14 +165,15 @@ async fn place(
         if let Some(waiter) = actor::rejoin(leases, caller, id, job, &mut lock).await? {
             return Ok(Outcome::Queued(waiter));
         }
-        match leases.handles.context.store.read(move |view| view.lease(id)).await? {
-            Some(record) if record.state == LeaseState::Queued => return Err(actor::ending_error(id)),
+        let read = leases.handles.context.store.read(move |view| view.lease(id)).await;
+        match read.map_err(ApiError::from)? {
+            Some(record) if record.state == LeaseState::Queued => return Err(actor::ending_error(id).into()),
             Some(record) if actor::may_be_repeated(&record) => {}
-            Some(_) | None => return lease_of_key(leases, caller, id).await,
+            Some(_) | None => return Ok(lease_of_key(leases, caller, id).await?),
         }
     }
     if let Some(maintenance) = leases.handles.context.state.maintenance() {
-        return Err(words::refusal(&maintenance));
+        return Err(words::refusal(&maintenance).into());
     }
     let until = Instant::now() + OPERATION;
     let wait = request.wait;
@@ -162,7 +184,9 @@ async fn place(
         let seen = match leases.handles.context.readings.host().await {
             Ok(seen) => seen,
             // If the driver is still starting, return an error that says that the client may try again.
-            Err(error) => return Err(mps::gpus_known(&leases.handles.context.state.now()).err().unwrap_or(error)),
+            Err(error) => {
+                return Err(mps::gpus_known(&leases.handles.context.state.now()).err().unwrap_or(error).into());
+            }
         };
         scheduler::resolve_all(&leases.handles.scheduler, &seen).await;
         let gpus = seen.gpus(Viewer::Log);
@@ -171,7 +195,7 @@ async fn place(
             if about_to_end::one_ends(leases, &resolved.demand, until).await {
                 continue;
             }
-            return Err(error);
+            return Err(error.into());
         }
         // `resolve` may have taken seconds to look up users and groups. So place the request with a new snapshot.
         let changes = leases.handles.context.lanes.changes();
@@ -201,11 +225,12 @@ async fn place(
                 if about_to_end::one_ends(leases, &resolved.demand, until).await {
                     continue;
                 }
-                return Err(error);
+                return Err(error.into());
             }
             Err(NotReserved::Outdated) => continue,
             Err(NotReserved::NoRoom { why, snapshot }) => (why, snapshot),
         };
+        let is_not_ready = not_placed.is_not_ready();
         match wait {
             LeaseWait::No => {
                 let prospect = retry_hint(&leases.handles.scheduler, &not_placed, &resolved.demand, &gpus).await;
@@ -215,11 +240,14 @@ async fn place(
                 let why = explain_on_a_thread(leases, caller, not_placed, resolved.demand, snapshot, gpus).await?;
                 // If an MPS daemon is starting, it will soon serve clients. So mark the error as retryable.
                 let starting = |why| ApiError { code: Code::Unavailable, ..why }.retryable();
-                return Err(if prospect == RetryHint::Starting { starting(why) } else { why });
+                let error = if prospect == RetryHint::Starting { starting(why) } else { why };
+                return Err(RefusedRequest { error, is_not_ready });
             }
             LeaseWait::Seconds(_) | LeaseWait::Unlimited => {
                 if !matches!(not_placed, NoAssignment::Busy { .. }) {
-                    return Err(explain_on_a_thread(leases, caller, not_placed, resolved.demand, snapshot, gpus).await?);
+                    let error =
+                        explain_on_a_thread(leases, caller, not_placed, resolved.demand, snapshot, gpus).await?;
+                    return Err(RefusedRequest { error, is_not_ready });
                 }
                 let waiter = actor::enter_queue(leases, caller, resolved, wait, key, lock).await?;
                 return Ok(Outcome::Queued(waiter));

@@ -27,7 +27,7 @@ use super::{
     share::{Choice, share, share_of_target, target},
 };
 use crate::{
-    operations::scheduler::{self, LeaseDemand, denied},
+    operations::scheduler::{self, HeldLeases, LeaseDemand, denied},
     requests::caller::Caller,
     state::{HostState, LeaseTable, OpenLease},
 };
@@ -79,7 +79,13 @@ pub(super) async fn resolve(
     let allowed = allowed(caller, host, &quota, selected_by_request.as_ref(), &closed);
     let now = leases.handles.context.state.now();
     let offered = || scheduler::offered_host(host, gpus, &now, &LeaseTable::default());
-    let alternatives = Alternatives { gpus, allowed: &allowed, quota: &quota, offered: &offered };
+    let users = &leases.handles.context.users;
+    let held = || match job {
+        // A job cannot release leases.
+        Some(_) => Vec::new(),
+        None => HeldLeases::of(users.accounts(), &host.leases).of_caller(account, holder, caller.uid()),
+    };
+    let alternatives = Alternatives { gpus, allowed: &allowed, quota: &quota, held: &held, offered: &offered };
     let slurm_job = slurm_job(host, &request);
     let (selected, slurm) = for_caller(caller, host, selected_by_request, &slurm_job)?;
     let (mut selected, closed) =
@@ -100,16 +106,16 @@ pub(super) async fn resolve(
         selected = on_targets(gpus, selected, targets, &withheld, (&alternatives, share.kind()), job.is_some())?;
     }
     let bound = match job {
-        Some(job) => ResolvedBinding::to_job(job.binding.clone()),
+        Some(job) => Ok(ResolvedBinding::to_job(job.binding.clone())),
         None => {
             let named = named_binding(caller, holder, &request);
-            bind::resolve(leases, caller, holder, &request, named).await?
+            bind::resolve(leases, caller, holder, &request, named).await
         }
     };
-    let binding = bound.binding.clone();
-    let (uid, user) = (caller.uid(), &leases.handles.context.users);
-    let asked_by = caller.actor(user.user(uid).await);
-    let name = if holder == uid { asked_by.user.clone() } else { user.user(holder).await };
+    let binding = bound.as_ref().map_or(LeaseBinding::None, |bound| bound.binding.clone());
+    let uid = caller.uid();
+    let asked_by = caller.actor(users.user(uid).await);
+    let name = if holder == uid { asked_by.user.clone() } else { users.user(holder).await };
     if quota.limits != quota::Limits::default() {
         quotas::know_holders(leases).await?;
     }
@@ -123,8 +129,15 @@ pub(super) async fn resolve(
     wanted.gpus = quota::allowed_gpus(&quota, selected.as_ref()).map_err(|denial| {
         // The quota may also allow GPUs that a rule closes to the user.
         let denial = Denial { exceeded: Exceeded::Gpus { allowed: allowed.clone() }, ..denial };
-        denied(&denial, &new, &wanted, None)
+        let mut error = denied(&denial, &new, &wanted, None);
+        error.hint = error.hint.map(|hint| if allowed.is_empty() { hint } else { alternatives.after_release(hint) });
+        error
     })?;
+    // A request that the host can never meet needs no end. So this refusal comes before that of the binding.
+    let bound = match bound {
+        Ok(bound) => bound,
+        Err(unbound) => return Err(alternatives.impossible(&wanted).unwrap_or(unbound)),
+    };
     let config = Arc::clone(&host.config);
     let demand = Arc::new(LeaseDemand { new, wanted, allowed, account, quota, config });
     Ok(Resolved { demand, bound, notes, caller: caller.clone(), job: job.cloned() })

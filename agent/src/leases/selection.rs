@@ -70,15 +70,22 @@ pub(super) fn for_caller(
     Ok((Some(left), withheld))
 }
 
-/// Returns the command line with which a Slurm job requests the share of a request. Without a share, requests one that all
-/// GPUs of Slurm offer: in mode `mps` or `timeslice`, a job must request a share.
+/// Returns the command line with which a Slurm job requests the share of a request. If the GPUs of Slurm do not offer the
+/// kind, or without a share, requests one that all GPUs of Slurm offer: in mode `mps` or `timeslice`, a job must request a
+/// share. Requests no more GPUs than Slurm has on this host.
 pub(super) fn slurm_job(host: &HostState, request: &LeaseRequest) -> String {
     let slurms = slurm_gpus(host);
     let mode = |gpu: &Arc<GpuSnapshot>| gpu.rule.and_then(|rule| host.config.rules.get(rule)).map(|rule| rule.mode);
     let mut modes = host.gpus.iter().filter(|gpu| slurms.contains(&gpu.gpu.index)).map(mode);
     let first = modes.next().flatten();
     let is_one_mode = modes.all(|mode| mode == first);
-    let share = match (&request.share, first.filter(|_| is_one_mode)) {
+    let offers = |kind: LeaseKind| {
+        let mut rules = host.gpus.iter().filter(|gpu| slurms.contains(&gpu.gpu.index)).filter_map(|gpu| gpu.rule);
+        rules.any(|rule| host.config.rules.get(rule).is_some_and(|rule| offers_kind(rule, kind)))
+    };
+    let named = if request.share.kind().is_none_or(offers) { &request.share } else { &LeaseShare::Default {} };
+    let count = usize::try_from(request.count).unwrap_or(usize::MAX).min(slurms.len().max(1));
+    let share = match (named, first.filter(|_| is_one_mode)) {
         (LeaseShare::Default {}, Some(Mode::Mps)) => "mps".to_owned(),
         (LeaseShare::Default {}, Some(Mode::Timeslice)) => "timeslice".to_owned(),
         // A job without a request for a share gets whole GPUs.
@@ -88,7 +95,18 @@ pub(super) fn slurm_job(host: &HostState, request: &LeaseRequest) -> String {
     let share = if share.is_empty() { share } else { format!(" --comment=gpush:{share}") };
     // Slurm counts the time limit in minutes.
     let limit = request.duration_s.map_or_else(String::new, |seconds| format!(" --time={}", seconds.div_ceil(60)));
-    format!("srun --gres=gpu:{}{share}{limit} COMMAND", request.count)
+    format!("srun --gres=gpu:{count}{share}{limit} COMMAND")
+}
+
+/// Returns whether the GPUs of a rule offer leases of a kind.
+fn offers_kind(rule: &Rule, kind: LeaseKind) -> bool {
+    match rule.mode {
+        Mode::Mig => kind == LeaseKind::Mig || (kind == LeaseKind::Mps && rule.mps.is_some()),
+        Mode::Mps => kind == LeaseKind::Mps,
+        Mode::Timeslice => kind == LeaseKind::Timeslice,
+        Mode::Exclusive => kind == LeaseKind::Whole,
+        Mode::NoRule | Mode::Unmanaged => false,
+    }
 }
 
 /// Returns the withheld GPUs that offer this kind of lease, if no other selected GPU offers it. `selected` are the other
@@ -247,8 +265,8 @@ mod tests {
     #[test]
     fn hint_for_gpus_of_slurm_is_the_same_request_as_a_job() {
         let state = State::empty();
-        list(&state, &[0]);
-        read(&state, 0);
+        list(&state, &[0, 1]);
+        (0..2).for_each(|gpu| read(&state, gpu));
         let whole =
             LeaseRequest { share: LeaseShare::Whole {}, count: 2, duration_s: Some(90), ..LeaseRequest::default() };
         let share = request::parse("mps=25,memory=8G").unwrap().share;
@@ -257,11 +275,15 @@ mod tests {
             ("mps", LeaseRequest::default(), "srun --gres=gpu:1 --comment=gpush:mps COMMAND"),
             ("timeslice", LeaseRequest::default(), "srun --gres=gpu:1 --comment=gpush:timeslice COMMAND"),
             ("exclusive", LeaseRequest::default(), "srun --gres=gpu:1 COMMAND"),
-            ("exclusive", whole, "srun --gres=gpu:2 --time=2 COMMAND"),
+            ("exclusive", whole.clone(), "srun --gres=gpu:2 --time=2 COMMAND"),
+            // Fault: the job requested a kind that these GPUs do not offer, and more GPUs than Slurm has.
+            ("exclusive", of_mps.clone(), "srun --gres=gpu:1 COMMAND"),
+            ("exclusive", LeaseRequest { count: 5, ..whole.clone() }, "srun --gres=gpu:2 --time=2 COMMAND"),
+            ("timeslice", of_mps.clone(), "srun --gres=gpu:1 --comment=gpush:timeslice COMMAND"),
             ("mps", of_mps, "srun --gres=gpu:1 --comment=gpush:mps=25,memory=8G COMMAND"),
         ] {
             let replicas = if mode == "timeslice" { "timeslice.replicas = 4\n" } else { "" };
-            let config = format!("[[gpu]]\nmatch = [\"0\"]\nmode = \"{mode}\"\nowner = \"slurm\"\n{replicas}");
+            let config = format!("[[gpu]]\nmatch = [\"0-1\"]\nmode = \"{mode}\"\nowner = \"slurm\"\n{replicas}");
             state.replace_config(Arc::new(Config::parse(&config, "c").unwrap()), 1);
             let job = slurm_job(&state.now(), &request);
             assert_eq!(job, expected, "{mode}");
@@ -342,7 +364,8 @@ mod tests {
             let withheld = Withheld { slurm: BTreeSet::from([GpuIndex(2)]), ..Withheld::default() };
             let quota = Effective::without_quota(quota::Limits::default());
             let (allowed, offered) = (BTreeSet::new(), Host::default);
-            let alternatives = Alternatives { gpus: &gpus, allowed: &allowed, quota: &quota, offered: &offered };
+            let alternatives =
+                Alternatives { gpus: &gpus, allowed: &allowed, quota: &quota, held: &Vec::new, offered: &offered };
             let targets = BTreeSet::from([target.into()]);
             on_targets(&gpus, selected, &targets, &withheld, (&alternatives, LeaseKind::Mig), false)
         };

@@ -159,7 +159,7 @@ mod tests {
         offered: &(dyn Fn() -> Host + Sync),
     ) -> Result<RequestedShare, ApiError> {
         let (allowed, quota) = (BTreeSet::from([0, 1].map(GpuIndex)), Effective::without_quota(limits));
-        let alternatives = Alternatives { gpus: &[], allowed: &allowed, quota: &quota, offered };
+        let alternatives = Alternatives { gpus: &[], allowed: &allowed, quota: &quota, held: &Vec::new, offered };
         let choice = Choice { selected, withheld, alternatives: &alternatives };
         share(request, choice, false, |_| unreachable!("the request names no target"))
     }

@@ -267,6 +267,10 @@ pub(super) fn job_denied(record: &LeaseRecord, caller: &Caller, what: &str) -> O
         "use" => format!(
             "in the job, run the command without gpushctl; outside the job, run `srun --jobid={job} --overlap COMMAND`"
         ),
+        "renew" => format!(
+            "the lease ends with the job, whose time limit an administrator can extend: \
+            `scontrol update JobId={job} TimeLimit=+60` adds 60 minutes"
+        ),
         _ => format!("end the job with `scancel {job}`: the lease ends with it"),
     };
     Some(ApiError::new(Code::Denied, message).cause("Slurm's hooks begin and end this lease").hint(hint))

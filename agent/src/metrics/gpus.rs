@@ -175,7 +175,9 @@ impl Families {
             let shares: Vec<u16> = mps_shares(host, &target.uuid).collect();
             #[expect(clippy::cast_precision_loss, reason = "a daemon has few leases")]
             self.mps_shares.add([("uuid", uuid), ("target", &*name)], shares.len() as f64);
-            let given: f64 = shares.into_iter().map(|tenths| f64::from(tenths) / 1000.0).sum();
+            let tenths: u32 = shares.into_iter().map(u32::from).sum();
+            // A sum of no decimals would be -0.
+            let given = f64::from(tenths) / 1000.0;
             self.mps_given.add([("uuid", uuid), ("target", &*name)], given);
         }
     }

@@ -6,8 +6,11 @@ use std::collections::BTreeMap;
 use gpush_api::{ApiError, Code, LeaseShare};
 use gpush_locked::Locked;
 
-/// Maximum number of different shares. A profile name in a request is text of a user, so further ones count together.
+/// Maximum number of different shares. A request can name any amount of memory, so further ones count together.
 const MOST: usize = 100;
+
+/// The profile of requests for a profile that no GPU of the host has.
+const UNKNOWN: &str = "unknown";
 
 /// The share that a request names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,6 +30,8 @@ pub(crate) enum RequestResult {
     Queued,
     /// Refused, because the capacity is in use.
     NoCapacity,
+    /// Refused, because the GPUs that could meet it are not ready: cordoned, in maintenance or faulty.
+    NotReady,
     /// Refused by a quota, a rule or a missing permission.
     NotAllowed,
     /// Refused, because the host can never meet it.
@@ -37,8 +42,15 @@ pub(crate) enum RequestResult {
 
 impl RequestResult {
     /// All results.
-    const ALL: [Self; 6] =
-        [Self::Granted, Self::Queued, Self::NoCapacity, Self::NotAllowed, Self::Impossible, Self::Failed];
+    const ALL: [Self; 7] = [
+        Self::Granted,
+        Self::Queued,
+        Self::NoCapacity,
+        Self::NotReady,
+        Self::NotAllowed,
+        Self::Impossible,
+        Self::Failed,
+    ];
 
     /// Returns the result with a name.
     pub(crate) fn of_name(name: &str) -> Option<Self> {
@@ -51,13 +63,15 @@ impl RequestResult {
             Self::Granted => "granted",
             Self::Queued => "queued",
             Self::NoCapacity => "no_capacity",
+            Self::NotReady => "not_ready",
             Self::NotAllowed => "not_allowed",
             Self::Impossible => "impossible",
             Self::Failed => "failed",
         }
     }
 
-    fn of_error(error: &ApiError) -> Self {
+    /// Returns the result of a request that was refused with an error, for a reason other than GPUs that are not ready.
+    pub(crate) fn of_error(error: &ApiError) -> Self {
         match error.code {
             Code::Blocked | Code::Conflict | Code::Resetting => Self::NoCapacity,
             Code::Denied => Self::NotAllowed,
@@ -84,11 +98,16 @@ impl RequestResult {
 pub(crate) struct RequestCounts(Locked<BTreeMap<(RequestedShare, RequestResult), u64>>);
 
 impl RequestCounts {
-    /// Counts a request.
-    pub(crate) fn note(&self, share: &LeaseShare, result: Result<RequestResult, &ApiError>) {
-        let result = result.unwrap_or_else(RequestResult::of_error);
-        let mut counts = self.0.lock();
+    /// Counts a request. `is_known` says whether a GPU of the host has a profile; all other names count together, because
+    /// users can invent any number of names.
+    pub(crate) fn note(&self, share: &LeaseShare, result: RequestResult, is_known: impl FnOnce(&str) -> bool) {
         let mut key = (requested(share), result);
+        if let LeaseShare::MigProfile { profile } = share
+            && !is_known(profile)
+        {
+            key.0.profile = UNKNOWN.to_owned();
+        }
+        let mut counts = self.0.lock();
         if counts.len() >= MOST && !counts.contains_key(&key) {
             key.0.profile = if key.0.profile.is_empty() { String::new() } else { "other".to_owned() };
         }
@@ -126,12 +145,14 @@ mod tests {
     fn requests_count_by_share_and_result() {
         let counts = RequestCounts::default();
         let mig = LeaseShare::MigProfile { profile: "7g.80gb".to_owned() };
-        counts.note(&mig, Ok(RequestResult::Granted));
-        for code in [Code::Blocked, Code::Blocked, Code::Denied, Code::UnknownProfile, Code::Internal] {
-            counts.note(&mig, Err(&ApiError::new(code, "no")));
+        let is_known = |profile: &str| profile == "7g.80gb";
+        counts.note(&mig, RequestResult::Granted, is_known);
+        counts.note(&mig, RequestResult::NotReady, is_known);
+        for code in [Code::Blocked, Code::Blocked, Code::Denied, Code::Unsupported, Code::Internal] {
+            counts.note(&mig, RequestResult::of_error(&ApiError::new(code, "no")), is_known);
         }
         let size = LeaseShare::MigSize { memory_mib: Some(10_240), slices: Some(2) };
-        counts.note(&size, Ok(RequestResult::Queued));
+        counts.note(&size, RequestResult::Queued, is_known);
         let list: Vec<_> = counts
             .list()
             .into_iter()
@@ -142,6 +163,7 @@ mod tests {
             ("mig", "10 GiB, 2 slices".to_owned(), "queued", 1),
             mig("granted", 1),
             mig("no_capacity", 2),
+            mig("not_ready", 1),
             mig("not_allowed", 1),
             mig("impossible", 1),
             mig("failed", 1),
@@ -149,16 +171,20 @@ mod tests {
         assert_eq!(list, expected);
     }
 
-    /// Each request can name another profile.
+    /// Each request can name another profile, or another amount of memory. Fault: invented profiles made 100 metrics.
     #[test]
-    fn invented_profiles_do_not_grow_the_counts() {
+    fn invented_shares_do_not_grow_the_counts() {
         let counts = RequestCounts::default();
         for number in 0..10 * MOST {
             let share = LeaseShare::MigProfile { profile: format!("{number}g.1gb") };
-            counts.note(&share, Err(&ApiError::new(Code::UnknownProfile, "no")));
+            counts.note(&share, RequestResult::Impossible, |_| false);
         }
         let list = counts.list();
-        assert_eq!(list.len(), MOST + 1);
-        assert_eq!(list.iter().map(|(.., count)| count).sum::<u64>(), 10 * MOST as u64);
+        assert_eq!((list.len(), list[0].0.profile.as_str(), list[0].2), (1, UNKNOWN, 10 * MOST as u64));
+        for number in 0..10 * MOST as u64 {
+            let share = LeaseShare::MigSize { memory_mib: Some(number * 1024), slices: None };
+            counts.note(&share, RequestResult::NoCapacity, |_| false);
+        }
+        assert_eq!(counts.list().len(), MOST + 1);
     }
 }

@@ -228,6 +228,7 @@ pub(super) fn request_lines(counts: impl IntoIterator<Item = RequestCount>) -> V
             Some(RequestResult::Granted) => &mut line.granted_requests,
             Some(RequestResult::Queued) => &mut line.queued_requests,
             Some(RequestResult::NoCapacity) => &mut line.no_capacity,
+            Some(RequestResult::NotReady) => &mut line.not_ready,
             Some(RequestResult::NotAllowed) => &mut line.not_allowed,
             Some(RequestResult::Impossible) => &mut line.impossible,
             Some(RequestResult::Failed) | None => &mut line.failed_requests,

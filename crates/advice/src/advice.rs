@@ -228,6 +228,8 @@ fn realised(needs: &Needs, gpu: &Gpu, leaf: Leaf, wanted: u32, notes: &mut Vec<S
         return (leaf, None);
     }
     match fit(gpu, &needs.demand, wanted) {
+        // The largest instance has the whole memory of the GPU, but a whole GPU needs no MIG.
+        Some(found) if wanted == 1 && found.count == 1 && found.is_whole(gpu) => (Leaf::NoSharing, None),
         Some(found) => {
             if found.count == 1 && wanted > 1 {
                 notes.push(format!(

@@ -31,6 +31,12 @@ pub struct InstanceFit {
 }
 
 impl InstanceFit {
+    /// Returns whether one instance has all memory slices of a GPU.
+    pub(crate) fn is_whole(&self, gpu: &Gpu) -> bool {
+        let slices = gpu.mig.as_ref().map(|mig| mig.memory_slices);
+        matches!(self.placed.as_slice(), [one] if Some(one.placement.size) == slices)
+    }
+
     /// Returns the entries of a layout with one instance for each tenant.
     pub(crate) fn layout(&self) -> Vec<String> {
         vec![entry(&self.profile, self.count)]

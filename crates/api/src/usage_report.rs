@@ -132,6 +132,9 @@ pub struct RequestLine {
     pub queued_requests: u64,
     /// Requests that were refused because the capacity was in use.
     pub no_capacity: u64,
+    /// Requests that were refused because the GPUs were not ready: cordoned, in maintenance or faulty.
+    #[serde(default)]
+    pub not_ready: u64,
     /// Requests that a quota, a rule or a missing permission refused.
     pub not_allowed: u64,
     /// Requests that the host can never meet.
@@ -144,9 +147,9 @@ impl RequestLine {
     /// Returns the number of requests.
     #[must_use]
     pub fn all(&self) -> u64 {
-        let Self { granted_requests, queued_requests, no_capacity, not_allowed, impossible, failed_requests, .. } =
-            self;
-        granted_requests + queued_requests + no_capacity + not_allowed + impossible + failed_requests
+        let Self { granted_requests, queued_requests, no_capacity, not_ready, .. } = self;
+        let Self { not_allowed, impossible, failed_requests, .. } = self;
+        granted_requests + queued_requests + no_capacity + not_ready + not_allowed + impossible + failed_requests
     }
 }
 

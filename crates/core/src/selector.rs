@@ -78,6 +78,16 @@ impl std::error::Error for SelectorError {}
 const SHAPES: &str = "an index (0), a range (0-3), `all`, a UUID (GPU-…), a PCI address (0000:07:00.0), a PCI device id \
                       (0x20B210DE) or a product name with wildcards (*A100*)";
 
+/// Returns the forms of selectors, with the product name of a GPU of the host as the example.
+fn shapes<G: Borrow<Gpu>>(gpus: &[G]) -> String {
+    let is_model = |word: &&str| word.contains(|c: char| c.is_ascii_digit()) && !word.ends_with("GB");
+    let model = |gpu: &G| gpu.borrow().name.split([' ', '-']).find(is_model).map(str::to_owned);
+    match gpus.iter().find_map(model) {
+        Some(model) => SHAPES.replace("*A100*", &format!("*{model}*")),
+        None => SHAPES.to_owned(),
+    }
+}
+
 fn error(message: impl Into<String>, hint: impl Into<String>) -> SelectorError {
     SelectorError { message: message.into(), hint: hint.into() }
 }
@@ -325,7 +335,7 @@ impl Selector {
                 } else if let Ok(lease) = text.parse::<LeaseId>() {
                     Err(error.hint(format!("for a lease, use `gpushctl lease show {lease}`")))
                 } else {
-                    Err(error.hint(format!("write {SHAPES}")))
+                    Err(error.hint(format!("write {}", shapes(gpus))))
                 }
             }
             Self::Model(_) => missing(format!("no product name matches {}", Quoted(text))),

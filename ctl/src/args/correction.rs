@@ -8,7 +8,7 @@ use gpush_core::duration;
 use jiff::Zoned;
 
 use super::{
-    Cli,
+    Cli, Command, Lease,
     foreign_values::time_until,
     habits,
     phrases::{self, Meant},
@@ -25,7 +25,18 @@ pub(crate) fn correction(typed: &[&str], is_root: bool) -> Option<Meant> {
         let page = spelling::corrected(rest)?;
         return Some(Meant::Gpushctl(page.into_iter().chain(["--help".to_owned()]).collect()));
     }
+    if let Some(page) = help_page(&words).or_else(|| of_program(&words)) {
+        return Some(Meant::Gpushctl(page));
+    }
     let line = Line::of(words);
+    // `docker run --gpus 1 IMAGE` has the words of a request, so it does not lead to the phrase about docker.
+    if let Some(run) = line
+        .name(0)
+        .filter(|first| matches!(*first, "docker" | "podman"))
+        .and_then(|_| request(&line).into_iter().find(|words| accepted(words)))
+    {
+        return Some(Meant::Gpushctl(run));
+    }
     let sources = [
         unchanged,
         positive_time,
@@ -101,10 +112,49 @@ fn with_reason(mut words: Vec<String>, typed: &[&str], is_root: bool) -> Vec<Str
     words
 }
 
-/// Returns whether gpushctl accepts a command line.
+/// `run help` means `run --help`, and `explain run` too.
+fn help_page(words: &[&str]) -> Option<Vec<String>> {
+    if let ["explain", command @ ..] = words
+        && !command.is_empty()
+        && is_path(command)
+    {
+        return Some(command.iter().copied().chain(["--help"]).map(str::to_owned).collect());
+    }
+    let (last, command) = words.split_last()?;
+    let page: Vec<String> = command.iter().map(|word| (*word).to_owned()).collect();
+    let is_command = *last == "help" && !command.is_empty() && !command.iter().any(|word| word.starts_with('-'));
+    (is_command && is_path(command)).then(|| [page, vec!["--help".to_owned()]].concat())
+}
+
+/// Returns whether words are the names of a command and of its groups.
+fn is_path(words: &[&str]) -> bool {
+    let cli = Cli::command();
+    words.iter().try_fold(&cli, |command, word| command.find_subcommand(word)).is_some()
+}
+
+/// `python x.py` and `./x` mean `run -- python x.py` and `run -- ./x`.
+fn of_program(words: &[&str]) -> Option<Vec<String>> {
+    let first = words.first().filter(|word| words::is_program(word))?;
+    let interpreter = words::interpreter(first).filter(|_| !first.contains('/'));
+    let command = interpreter.into_iter().chain(words.iter().copied()).map(str::to_owned);
+    Some(["run", "--"].into_iter().map(str::to_owned).chain(command).collect())
+}
+
+/// Returns whether gpushctl accepts a command line, and the request in it.
 fn accepted(words: &[String]) -> bool {
     let all: Vec<OsString> = ["gpushctl".into()].into_iter().chain(words.iter().map(OsString::from)).collect();
-    habits::error(&all).is_none() && words::can_be_parsed(words)
+    habits::error(&all).is_none() && words::can_be_parsed(words) && has_valid_request(words)
+}
+
+/// Returns whether the request of a command line is valid. A placeholder for a profile counts as one.
+fn has_valid_request(words: &[String]) -> bool {
+    let filled = words.iter().map(|word| if word == words::PROFILE { "1g.10gb" } else { word });
+    let Ok(cli) = Cli::try_parse_from(["gpushctl"].into_iter().chain(filled)) else { return true };
+    match cli.command {
+        Command::Run(args) => args.request.request().is_ok(),
+        Command::Lease(Lease::Request { request, .. } | Lease::Env { request, .. }) => request.request().is_ok(),
+        _ => true,
+    }
 }
 
 /// Returns whether only the arguments of a command are missing: `mig destroy` means `mig remove`.

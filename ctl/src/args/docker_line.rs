@@ -5,6 +5,24 @@ use super::{typed, words::is_number};
 /// Options of `docker run` that `gpushctl run` does not have, and that users type most.
 const OF_DOCKER: [&str; 5] = ["--rm", "-it", "-ti", "--interactive", "--tty"];
 
+/// Options of `docker run` with a value.
+const OF_DOCKER_WITH_VALUE: [&str; 14] = [
+    "-v",
+    "--volume",
+    "--mount",
+    "-e",
+    "--env",
+    "--env-file",
+    "-w",
+    "--workdir",
+    "-u",
+    "--user",
+    "--name",
+    "--shm-size",
+    "--network",
+    "--entrypoint",
+];
+
 /// Options of `gpushctl run` that describe the share, with a value.
 const WITH_VALUE: [&str; 8] = ["--mig", "--mps", "--memory", "--slices", "--for", "--count", "--gpu", "-g"];
 
@@ -22,7 +40,7 @@ pub(super) fn rewritten(words: &[&str]) -> Option<Vec<String>> {
     }
     let (mut share, mut docker) = (Vec::new(), Vec::new());
     let (mut program, mut is_of_docker, mut names_gpus) = ("docker", false, false);
-    let mut at = 0;
+    let (mut image, mut at) = (None, 0);
     while let Some(word) = words.get(at) {
         let next = words.get(at + 1).copied();
         at += 1;
@@ -45,6 +63,10 @@ pub(super) fn rewritten(words: &[&str]) -> Option<Vec<String>> {
                 is_of_docker = true;
                 docker.push(*word);
             }
+            None if OF_DOCKER_WITH_VALUE.contains(word) => {
+                docker.extend([*word, next?]);
+                at += 1;
+            }
             None if word.starts_with('-') => docker.push(word),
             // `run docker run …`: the same options, with the command that they belong to.
             None if matches!(*word, "docker" | "podman") && next == Some("run") && docker.is_empty() => {
@@ -53,12 +75,13 @@ pub(super) fn rewritten(words: &[&str]) -> Option<Vec<String>> {
                 at += 1;
             }
             None => {
+                image = Some(*word);
                 docker.extend(&words[at - 1..]);
                 break;
             }
         }
     }
-    let image = docker.iter().find(|word| !word.starts_with('-'))?;
+    let image = image?;
     if !(is_of_docker || (names_gpus && is_image(image))) || is_program(image) {
         return None;
     }

@@ -31,6 +31,26 @@ pub(super) fn unit_of_memory(word: &str) -> Option<char> {
     }
 }
 
+/// Returns an amount of memory without a unit with the unit that the user probably meant: GiB for the memory of a device,
+/// MiB for a large number.
+pub(super) fn memory_with_unit(word: &str) -> Option<String> {
+    const LARGEST_GIB: u64 = 999;
+    let number: u64 = word.parse().ok().filter(|_| is_number(word))?;
+    (number > 0).then(|| if number > LARGEST_GIB { format!("{number}M") } else { format!("{number}G") })
+}
+
+/// Returns the priority of MPS for a priority of another tool. No priority is higher than `normal`.
+pub(super) fn priority(word: &str) -> Option<&'static str> {
+    Some(match word.to_ascii_lowercase().as_str() {
+        "normal" | "high" | "higher" | "highest" | "above-normal" | "urgent" | "max" | "default" | "medium" | "0" => {
+            "normal"
+        }
+        "below-normal" | "below_normal" | "belownormal" | "low" | "lower" | "lowest" | "idle" | "background"
+        | "min" | "batch" | "1" => "below-normal",
+        _ => return None,
+    })
+}
+
 /// Returns whether a word is an amount of memory, such as 10G or 8GiB.
 pub(super) fn is_memory(word: &str) -> bool {
     let unit = word.trim_start_matches(|c: char| c.is_ascii_digit());
@@ -85,6 +105,15 @@ mod tests {
         {
             assert_eq!(fraction(part).as_deref(), expected, "{part}");
         }
+    }
+
+    #[test]
+    fn values_without_a_meaning_in_gpush_get_the_nearest_one() {
+        for (number, expected) in [("10", Some("10G")), ("8192", Some("8192M")), ("0", None), ("10G", None), ("", None)]
+        {
+            assert_eq!(memory_with_unit(number).as_deref(), expected, "{number}");
+        }
+        assert_eq!([priority("high"), priority("LOW"), priority("x")], [Some("normal"), Some("below-normal"), None]);
     }
 
     #[test]

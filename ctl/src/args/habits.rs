@@ -179,7 +179,8 @@ fn nvidia_smi(words: &[&str]) -> Option<ApiError> {
     let words = match words {
         ["nvidia-smi", rest @ ..] => rest,
         // The options after these words belong to the program that the user starts.
-        ["run" | "exec" | "srun" | "sbatch" | "salloc" | "alloc", ..] => return None,
+        ["run" | "exec" | "srun" | "sbatch" | "salloc" | "alloc" | "start" | "docker" | "podman", ..] => return None,
+        [program, ..] if words::is_program(program) => return None,
         all => all,
     };
     // Leave out a value after `=`, because nvidia-smi also accepts `--query-gpu=name`.

@@ -10,8 +10,20 @@ use super::{
 
 /// Returns the error for a command line with such a word. The words contain no options before the command.
 pub(super) fn error(words: &[&str]) -> Option<ApiError> {
-    let checks =
-        [reason_as_gpu, prefixed_index, config_file, undo_of_operation, drain_of_slurm, resize, transfer, mine];
+    let checks = [
+        reason_as_gpu,
+        prefixed_index,
+        config_file,
+        undo_of_operation,
+        drain_of_slurm,
+        resize,
+        transfer,
+        mine,
+        renewal_of_all,
+        author_of_changes,
+        order_of_top,
+        user_of_command,
+    ];
     checks.iter().find_map(|check| check(words))
 }
 
@@ -81,6 +93,59 @@ fn mine(words: &[&str]) -> Option<ApiError> {
     let ["lease" | "leases", "list" | "ls", word @ ("me" | "mine" | "my"), rest @ ..] = words else { return None };
     let meant = ["lease", "list", "--mine"].into_iter().chain(rest.iter().copied());
     Some(refused(format!("`{word}` is not a GPU"), did_you_mean(meant)?))
+}
+
+/// Refuses `lease renew --all`: a renewal names one lease.
+fn renewal_of_all(words: &[&str]) -> Option<ApiError> {
+    let ["lease" | "leases", "renew" | "extend", rest @ ..] = words else { return None };
+    let duration = rest.windows(2).find(|two| two[0] == "--for").map_or("2h", |two| two[1]);
+    let meant = typed::command_line(["gpushctl", "lease", "renew", "L17", "--for", duration])?;
+    rest.iter().any(|word| matches!(*word, "--all" | "-a" | "all")).then(|| {
+        refused(
+            "`lease renew` renews one lease at a time".to_owned(),
+            format!("`gpushctl lease list --mine` lists your leases; renew each, as with `{meant}`"),
+        )
+    })
+}
+
+/// Refuses `audit --user bob`: the audit trail is filtered by what was changed.
+fn author_of_changes(words: &[&str]) -> Option<ApiError> {
+    let ["audit", rest @ ..] = words else { return None };
+    let is_author = |word: &str| matches!(word.split('=').next(), Some("--user" | "-u" | "--who" | "--by"));
+    let at = rest.iter().position(|word| is_author(word))?;
+    let name = rest[at].split_once('=').map(|(_, name)| name).or_else(|| rest.get(at + 1).copied()).unwrap_or("USER");
+    let search = typed::command_line(["grep", "-w", name])?;
+    let option = rest[at].split('=').next().unwrap_or_default();
+    Some(refused(
+        format!("`{option}` is not an option of `audit`, which filters by object, not by who made a change"),
+        format!("search the list: `gpushctl audit | {search}`"),
+    ))
+}
+
+/// Refuses `top --sort memory`: a key sorts the rows.
+fn order_of_top(words: &[&str]) -> Option<ApiError> {
+    let ["top", rest @ ..] = words else { return None };
+    let option =
+        rest.iter().find_map(|word| word.split('=').next().filter(|name| matches!(*name, "--sort" | "--sort-by")))?;
+    Some(refused(
+        format!("`{option}` is not an option of `top`: a key sorts the rows"),
+        "start `gpushctl top`, then press o and the letter of an order, such as m for memory",
+    ))
+}
+
+/// Refuses `run --user bob`: a command runs as the user who typed it.
+fn user_of_command(words: &[&str]) -> Option<ApiError> {
+    let ["run", rest @ ..] = words else { return None };
+    let end =
+        rest.iter().position(|word| *word == "--").or_else(|| rest.iter().position(|word| !word.starts_with('-')));
+    let options = &rest[..end.unwrap_or(rest.len())];
+    let option = options.iter().position(|word| word.split('=').next() == Some("--user"))?;
+    let name = rest[option].split_once('=').map(|(_, name)| name).or_else(|| rest.get(option + 1).copied())?;
+    let request = typed::command_line(["gpushctl", "lease", "request", "--user", name, "--for", "2h"])?;
+    Some(refused(
+        "`--user` is not an option of `run`: the command runs as the user who types it".to_owned(),
+        format!("to request a lease for {name}, use `{request}` (administrator)"),
+    ))
 }
 
 /// Refuses `apply host.toml`: `apply` uses the config file of gpushd.
@@ -180,6 +245,25 @@ mod tests {
             "apply 0",
             "scontrol show node",
         ] {
+            assert_eq!(hint(right), None, "{right}");
+        }
+    }
+
+    /// Faults: `audit --user bob` led to changes of the object bob, and the other lines had no hint.
+    #[test]
+    fn option_that_a_command_does_not_have_leads_to_what_it_has() {
+        for (typed, part) in [
+            ("audit --user bob", "`gpushctl audit | grep -w bob`"),
+            ("audit --by=bob --since 1d", "`gpushctl audit | grep -w bob`"),
+            ("lease renew --all", "`gpushctl lease renew L17 --for 2h`"),
+            ("lease renew --all --for 1h", "`gpushctl lease renew L17 --for 1h`"),
+            ("top --sort memory", "press o"),
+            ("run --user bob ./x", "`gpushctl lease request --user bob --for 2h` (administrator)"),
+            ("run --user=bob -- ./x", "`gpushctl lease request --user bob --for 2h` (administrator)"),
+        ] {
+            assert!(hint(typed).is_some_and(|hint| hint.contains(part)), "{typed}: {:?}", hint(typed));
+        }
+        for right in ["audit --object L3", "lease renew L3 --for 1h", "top 0", "run docker run --user 1000 x"] {
             assert_eq!(hint(right), None, "{right}");
         }
     }

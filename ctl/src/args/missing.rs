@@ -5,7 +5,7 @@ use clap::{
     error::{ContextKind, ContextValue, Error, ErrorKind},
 };
 
-use super::{Cli, phrases::Meant};
+use super::{Cli, phrases::Meant, words::lease};
 
 /// Options that can be completed: their names in clap's errors, and the words to add. A value is an example, or a
 /// placeholder if only the user knows it.
@@ -84,6 +84,22 @@ pub(crate) fn remark(error: &Error) -> &'static str {
     if names(error).iter().any(|name| name == "--kill") { " --kill ends the processes too" } else { "" }
 }
 
+/// Returns the hint for `lease end L1 --kill` of a user who is not root: only administrators end processes through gpushd.
+pub(crate) fn kill_of_user(error: &Error, typed: &[&str]) -> Option<String> {
+    let is_end = typed.windows(2).any(|two| matches!(two, ["lease" | "leases", "end"]));
+    let is_killed = typed.iter().any(|word| matches!(word.split('=').next(), Some("--kill" | "--notice" | "--grace")));
+    let lacks_reason = names(error).iter().any(|name| name.starts_with("--reason"));
+    let ids: Vec<String> = typed.iter().filter_map(|word| lease(word)).collect();
+    if !is_end || !is_killed || !lacks_reason || ids.is_empty() {
+        return None;
+    }
+    let ids = ids.join(" ");
+    Some(format!(
+        "did you mean `gpushctl lease end {ids}`? `gpushctl ps` lists the processes of a lease: end yours with \
+        `kill PID`. Administrators end all of them with `gpushctl lease end {ids} --kill --reason TEXT`"
+    ))
+}
+
 /// Returns the hint for a missing argument that only the user knows.
 pub(crate) fn object(error: &Error) -> Option<String> {
     let missing = names(error);
@@ -133,6 +149,19 @@ mod tests {
             let meant = format!("did you mean `gpushctl {meant}`? --kill ends the processes too");
             assert_eq!(hint_of(&format!("gpushctl {typed}")), Some(meant), "{typed}");
         }
+    }
+
+    /// Fault: a user was advised to add a reason, which only administrators may give.
+    #[test]
+    fn user_ends_processes_without_gpushd() {
+        let hint = |line: &str| {
+            let words: Vec<&str> = line.split(' ').collect();
+            kill_of_user(&Cli::try_parse_from(&words).unwrap_err(), &words[1..])
+        };
+        let text = hint("gpushctl lease end L1 --kill").unwrap();
+        assert!(text.starts_with("did you mean `gpushctl lease end L1`?") && text.contains("`kill PID`"), "{text}");
+        assert_eq!(hint("gpushctl lease end --kill"), None);
+        assert_eq!(hint("gpushctl lease end --user anna"), None);
     }
 
     #[test]

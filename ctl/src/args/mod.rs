@@ -112,6 +112,7 @@ pub(crate) use self::{
     quota::QuotaArgs,
     request::RequestFlags,
     slurm::{HookFiles, HookLimits, Slurm, of_script},
+    slurm_job::as_typed as as_typed_job,
     status::StatusArgs,
     support_bundle::SupportBundleArgs,
     top::TopArgs,

@@ -1,6 +1,7 @@
 //! The hint that proposes a command line. A proposed request asks for a share that the caller may lease on this host.
 
 use gpush_api::LeaseKind;
+use gpush_core::lease::request;
 
 use super::{
     phrases::Meant,
@@ -19,8 +20,14 @@ pub(crate) struct Offers {
     pub(crate) default: Option<OfferedShare>,
     /// Whether only Slurm jobs can lease the GPUs. The shares are then those of jobs.
     pub(crate) only_slurm: bool,
+    /// Number of GPUs that only Slurm jobs can lease.
+    pub(crate) slurm_gpus: usize,
     /// Indexes of the GPUs in mode `mig`.
     pub(crate) mig_gpus: Vec<String>,
+    /// Whether a GPU is in MIG mode, perhaps without a rule.
+    pub(crate) has_mig: bool,
+    /// The largest MPS percentage that the quota allows now, in percent; `None` without such a limit.
+    pub(crate) mps_percent: Option<u32>,
 }
 
 /// A share that the caller may lease.
@@ -40,11 +47,11 @@ pub(crate) fn as_hint(meant: &Meant, offers: impl FnOnce() -> Option<Offers>) ->
     };
     let (words, remark) = match Choice::of(words) {
         Some(choice) => match offers() {
-            Some(offers) if offers.only_slurm && choice != Choice::MigGpus => {
+            Some(offers) if offers.only_slurm && choice.is_request() => {
                 let (words, remark) = choice.made(words, &offers);
                 // Drop a remark with options of gpushctl, which `srun` does not have.
                 let remark = if matches!(choice, Choice::Share { .. }) { String::new() } else { remark };
-                return Some(slurm_job::hint(&words, &remark));
+                return Some(slurm_job::hint(&words, &remark, offers.slurm_gpus));
             }
             Some(offers) => choice.made(words, &offers),
             None => (words.clone(), choice.remark_without_offers(words).to_owned()),
@@ -66,6 +73,8 @@ enum Choice {
     Memory { at: usize },
     /// The GPUs whose instances are removed.
     MigGpus,
+    /// What lists free capacity: MIG devices, or GPUs on a host without MIG. The list begins at this position.
+    Free { at: usize },
     /// Nothing. But on a host of Slurm, the request is one for a job.
     Complete,
 }
@@ -77,6 +86,9 @@ impl Choice {
         if words.windows(5).any(|five| five == MIG_GPUS) {
             return Some(Self::MigGpus);
         }
+        if let Some(at) = words.windows(3).position(|three| three == ["mig", "list", "--free"]) {
+            return Some(Self::Free { at });
+        }
         let is_request =
             words.contains(&"run") || words.windows(2).any(|two| matches!(two, ["lease", "request" | "env"]));
         let names_lease = words.contains(&"env") && words.iter().any(|word| lease(word).is_some());
@@ -84,8 +96,15 @@ impl Choice {
         if !is_request || names_lease || names("--help").or_else(|| names("--lease")).is_some() {
             return None;
         }
-        if names("--target").or_else(|| names("--request")).is_some() {
+        if names("--target").is_some() {
             return Some(Self::Complete);
+        }
+        if let Some(at) = names("--request") {
+            let attached = words[at].split_once('=').map(|(_, text)| text);
+            let text = attached.or_else(|| words.get(at + 1).copied()).unwrap_or_default();
+            let kind = request::parse(text).ok().and_then(|request| request.share.kind());
+            let number = 1 + usize::from(attached.is_none());
+            return Some(kind.map_or(Self::Complete, |kind| Self::Kind { at, number, kind }));
         }
         let kind = |at: usize, has_value: bool, kind: LeaseKind| {
             let number = 1 + usize::from(has_value && !words[at].contains('='));
@@ -111,6 +130,14 @@ impl Choice {
         Some(Self::Share { at: at + 1 })
     }
 
+    /// Returns whether the command line requests a share.
+    fn is_request(self) -> bool {
+        match self {
+            Self::Share { .. } | Self::Kind { .. } | Self::Memory { .. } | Self::Complete => true,
+            Self::MigGpus | Self::Free { .. } => false,
+        }
+    }
+
     /// Returns the remark about the proposed command line if gpushd does not say what the host offers.
     fn remark_without_offers(self, words: &[String]) -> &'static str {
         match self {
@@ -118,7 +145,7 @@ impl Choice {
             Self::Kind { at, .. } if words.get(at + 1).is_some_and(|word| word == PROFILE) => {
                 " `gpushctl mig list --free` lists free devices"
             }
-            Self::Kind { .. } | Self::Memory { .. } | Self::MigGpus | Self::Complete => "",
+            Self::Kind { .. } | Self::Memory { .. } | Self::MigGpus | Self::Free { .. } | Self::Complete => "",
         }
     }
 
@@ -137,9 +164,19 @@ impl Choice {
                 let after = words.get(at + 1..).unwrap_or_default();
                 ([&words[..at], &[offers.mig_gpus.join(",")], after].concat(), String::new())
             }
+            Self::Free { .. } if offers.has_mig => plain(),
+            Self::Free { at } => {
+                let list = ["status", "--summary"].map(str::to_owned);
+                ([&words[..at], &list].concat(), " No GPU of this host is in MIG mode".to_owned())
+            }
             Self::Kind { at, number, kind } => match (of_kind(kind), first) {
                 (Some(share), _) if words.get(at + 1).is_some_and(|word| word == PROFILE) => {
                     (with_share(words, at, number, share), String::new())
+                }
+                // Without a percentage, the lease would take the whole target.
+                (Some(share), _) if kind == LeaseKind::Mps && exceeds(words, at, offers.mps_percent) => {
+                    let most = offers.mps_percent.unwrap_or_default();
+                    (with_share(words, at, number, share), format!(" Your quota allows {most} % at most"))
                 }
                 (None, Some(other)) if !offers.kinds.contains(&kind) => {
                     (with_share(words, at, number, other), cannot(name(kind)))
@@ -159,6 +196,10 @@ impl Choice {
             },
             Self::Share { .. } if offers.default.is_some() => plain(),
             Self::Share { at } => match offers.shares.as_slice() {
+                // Without a percentage, a request for MPS means the whole target.
+                [share] if share.kind == LeaseKind::Mps && offers.mps_percent.is_some() => {
+                    (with_share(words, at, 0, share), String::new())
+                }
                 [] | [_] => plain(),
                 [first, others @ ..] => {
                     let others: Vec<String> =
@@ -189,6 +230,15 @@ fn with_share(words: &[String], at: usize, number: usize, share: &OfferedShare) 
     // The user's duration comes before that of the quota.
     let flags = if names_end(&before) || names_end(&after) { without(flags, "--for") } else { flags };
     [before, flags, after].concat()
+}
+
+/// Returns whether the MPS share that `--mps` or `--request` at this position requests is larger than `most` percent.
+fn exceeds(words: &[String], at: usize, most: Option<u32>) -> bool {
+    let Some(most) = most else { return false };
+    let value = words[at].split_once('=').map(|(_, value)| value).or_else(|| words.get(at + 1).map(String::as_str));
+    let text = value.unwrap_or_default().trim_start_matches("mps=");
+    let percent: f64 = text.split(',').next().unwrap_or_default().trim_end_matches('%').parse().unwrap_or(100.0);
+    percent > f64::from(most)
 }
 
 fn is_flag(word: &str, flag: &str) -> bool {
@@ -228,7 +278,8 @@ mod tests {
         };
         let mig_gpus = vec!["0".to_owned(), "3".to_owned()];
         let kinds = shares.iter().map(|(kind, _)| *kind).collect();
-        Offers { shares: shares.iter().map(share).collect(), kinds, mig_gpus, ..Offers::default() }
+        let shares = shares.iter().map(share).collect();
+        Offers { shares, kinds, mig_gpus, slurm_gpus: 4, has_mig: true, ..Offers::default() }
     }
 
     fn hint(meant: &str, offers: Option<Offers>) -> String {
@@ -320,6 +371,12 @@ mod tests {
             ("run -- x", &[MPS], format!("srun --gres=gpu:1 --comment=gpush:mps=25 x`? {why}")),
             (
                 "run --request mps=30,memory=4G -- x",
+                &[WHOLE],
+                format!("srun --gres=gpu:1 x`? {why} You cannot lease an MPS share on this host"),
+            ),
+            ("run --whole --count 5 -- x", &[WHOLE], format!("srun --gres=gpu:4 x`? {why}")),
+            (
+                "run --request mps=30,memory=4G -- x",
                 &[MPS],
                 format!("srun --gres=gpu:1 --comment=gpush:mps=30,memory=4G x`? {why}"),
             ),
@@ -333,6 +390,32 @@ mod tests {
             let hint = as_hint(&meant, || Some(Offers { only_slurm: true, ..offers(shares) }));
             assert_eq!(hint.unwrap(), format!("did you mean `{expected}"));
         }
+    }
+
+    /// Faults: hints named an MPS share without a percentage, or with one that the quota does not allow.
+    #[test]
+    fn proposed_mps_share_fits_the_quota() {
+        let share: (LeaseKind, &str) = (LeaseKind::Mps, "--mps 20");
+        let limited = |shares: &[_]| Some(Offers { mps_percent: Some(20), ..offers(shares) });
+        let remark = " Your quota allows 20 % at most";
+        for (meant, expected) in [
+            ("run -- x", "run --mps 20 -- x".to_owned()),
+            ("run --mps -- x", format!("run --mps 20 -- x{remark}")),
+            ("run --mps 50 --memory 4G -- x", format!("run --mps 20 --memory 4G -- x{remark}")),
+            ("run --mps 10 -- x", "run --mps 10 -- x".to_owned()),
+        ] {
+            assert_eq!(hint(meant, limited(&[share])), expected, "{meant}");
+        }
+        assert_eq!(hint("run --mps -- x", Some(offers(&[MPS]))), "run --mps -- x");
+    }
+
+    #[test]
+    fn free_capacity_without_mig_is_that_of_gpus() {
+        let without = Offers { has_mig: false, ..offers(&[WHOLE]) };
+        let remark = " No GPU of this host is in MIG mode";
+        assert_eq!(hint("--json mig list --free", Some(without)), format!("--json status --summary{remark}"));
+        assert_eq!(hint("mig list --free", Some(offers(&[MIG]))), "mig list --free");
+        assert_eq!(hint("mig list --free", None), "mig list --free");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use gpush_core::duration;
 
 use super::{
     Cli, docker_line,
-    foreign_values::{duration_of, fraction, is_memory, is_percentage, unit_of_memory},
+    foreign_values::{duration_of, fraction, is_memory, is_percentage, memory_with_unit, priority, unit_of_memory},
     words::{PROFILE, interpreter, is_index_list, is_number, is_profile, joined_duration, lease},
 };
 
@@ -83,10 +83,14 @@ const LARGEST_INDEX: u32 = 15;
 /// command.
 pub(super) fn rewritten(words: &[&str]) -> Option<Vec<String>> {
     let (kind, rest) = kind(words)?;
+    let is_of_docker = matches!(words.first(), Some(&("docker" | "podman")));
     if kind == (Kind::Run { is_foreign: false })
         && let Some(found) = docker_line::rewritten(rest)
     {
         return Some(["run".to_owned()].into_iter().chain(found).collect());
+    }
+    if is_of_docker {
+        return None;
     }
     let mut line = Rewritten::of(kind);
     line.read(rest)?;
@@ -94,6 +98,7 @@ pub(super) fn rewritten(words: &[&str]) -> Option<Vec<String>> {
         line.find_flags_after_command();
     }
     line.drop_second_share();
+    line.add_share_of_priority();
     line.split_command();
     let is_rewritten = !line.flags.iter().map(String::as_str).eq(rest.iter().copied());
     let found = line.words(is_rewritten)?;
@@ -105,6 +110,8 @@ fn kind<'w>(words: &'w [&'w str]) -> Option<(Kind, &'w [&'w str])> {
     let foreign = Kind::Run { is_foreign: true };
     Some(match words {
         ["run", rest @ ..] => (Kind::Run { is_foreign: false }, rest),
+        ["start", rest @ ..] if rest.first() == Some(&"--") => (foreign, rest),
+        ["docker" | "podman", "run", ..] => (Kind::Run { is_foreign: false }, words),
         ["exec" | "srun" | "sbatch" | "salloc" | "alloc" | "launch" | "submit", rest @ ..]
         | ["lease" | "leases", "exec" | "run" | "attach" | "enter", rest @ ..] => (foreign, rest),
         ["attach" | "enter", id, ..] if lease(id).is_some() => (foreign, &words[1..]),
@@ -210,6 +217,32 @@ impl Rewritten {
         {
             self.add("--memory", Some(&format!("{number}{letter}")));
             return 2;
+        }
+        if MEMORY.contains(&name)
+            && let Some(amount) = value.and_then(memory_with_unit)
+        {
+            self.add("--memory", Some(&amount));
+            return used;
+        }
+        if name == "--priority"
+            && let Some(priority) = value.and_then(priority)
+        {
+            self.add("--priority", Some(priority));
+            return used;
+        }
+        // `-p` names a profile, as `--profile` does.
+        if name == "-p"
+            && let Some(profile) = value.filter(|value| is_profile(value))
+        {
+            self.add("--mig", Some(profile));
+            return used;
+        }
+        // A job of Slurm requests its share in the comment.
+        if name == "--comment"
+            && let Some(request) = value.and_then(|comment| comment.strip_prefix("gpush:"))
+        {
+            self.add("--request", Some(request));
+            return used;
         }
         // `--slice 1` is a number of slices, and `--slice 1g.10gb` a profile.
         if name == "--slice"
@@ -422,6 +455,16 @@ impl Rewritten {
         self.flags.retain(|word| word != "--whole");
         if let Some(at) = self.flags.iter().position(|word| word == "--count").filter(|_| is_shared) {
             self.flags.drain(at..(at + 2).min(self.flags.len()));
+        }
+    }
+
+    /// Adds `--mps` if the line names a priority and no share: only MPS has priorities.
+    fn add_share_of_priority(&mut self) {
+        let has =
+            |flags: &[&str]| self.flags.iter().any(|word| flags.contains(&word.split('=').next().unwrap_or_default()));
+        let names_share = has(&SHARES) || has(&["--slices", "--target", "--request", "--lease"]);
+        if has(&["--priority"]) && !names_share {
+            self.flags.insert(0, "--mps".to_owned());
         }
     }
 

@@ -141,7 +141,7 @@ impl Topic {
         if let Some(page) = Page::named(&word) {
             return Ok(Self::Page(page));
         }
-        if let Some(lint) = Lint::numbered(&word) {
+        if let Some(lint) = Lint::numbered(&word).or_else(|| Lint::numbered(&padded(&word))) {
             return Ok(Self::Lint(lint));
         }
         // No known Xid error has the number of an exit status.
@@ -163,6 +163,12 @@ impl Topic {
             _ => Err("`gpushctl explain` lists the topics".to_owned()),
         }
     }
+}
+
+/// Writes the number of a lint with three digits: `g005` for `g5`.
+fn padded(word: &str) -> String {
+    let number = word.strip_prefix('g').and_then(|number| number.parse::<u16>().ok());
+    number.map_or_else(|| word.to_owned(), |number| format!("g{number:03}"))
 }
 
 /// Returns the name of a code in JSON documents, such as `not_found`.
@@ -192,6 +198,7 @@ mod tests {
             ("mig-mode", Topic::Page(Page::MigMode)),
             ("G001", Topic::Lint(Lint::TimesliceIsolation)),
             ("g006", Topic::Lint(Lint::UnusualRatio)),
+            ("G6", Topic::Lint(Lint::UnusualRatio)),
         ] {
             assert_eq!(Topic::parse(typed), Ok(topic), "{typed}");
         }

@@ -23,6 +23,28 @@ pub(crate) fn interpreter(script: &str) -> Option<&'static str> {
     })
 }
 
+/// Names of programs that users type in the place of a command of gpushctl.
+const PROGRAMS: [&str; 12] = [
+    "python",
+    "python3",
+    "bash",
+    "sh",
+    "torchrun",
+    "accelerate",
+    "deepspeed",
+    "jupyter",
+    "jupyter-lab",
+    "mpirun",
+    "julia",
+    "Rscript",
+];
+
+/// Returns whether a word is a program or a script: a path, an interpreter, or a name with the suffix of a script.
+pub(super) fn is_program(word: &str) -> bool {
+    let is_path = ["./", "../", "/", "~/"].iter().any(|start| word.starts_with(start));
+    is_path || PROGRAMS.contains(&word) || (interpreter(word).is_some() && !word.starts_with('-'))
+}
+
 /// Returns whether gpushctl can parse a command line. The words do not contain `gpushctl`.
 pub(super) fn can_be_parsed(words: &[String]) -> bool {
     let words: Vec<OsString> = ["gpushctl".into()].into_iter().chain(words.iter().map(OsString::from)).collect();

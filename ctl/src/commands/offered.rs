@@ -1,6 +1,6 @@
 //! The shares that the caller may lease on this host. Hints for command lines without a usable share name no others.
 
-use gpush_api::{Gpu, GpuState, LeaseKind, Mode, QuotaView, TargetUuid};
+use gpush_api::{Gpu, GpuState, LeaseKind, Mode, QuotaResource, QuotaView, TargetUuid};
 use gpush_client::{Client, QuotaQuery};
 use gpush_core::{layout::DYNAMIC, lease::request};
 
@@ -31,12 +31,32 @@ fn of(gpus: &[Gpu], quota: Option<&QuotaView>) -> Offers {
         Some(OfferedShare { kind, flags: request::flags(default).split(' ').map(str::to_owned).collect() })
     });
     let is_of_slurm = |gpu: &Gpu| quota.is_some_and(|quota| quota.slurm_gpus.contains(&gpu.index));
-    let mut leased = gpus.iter().filter(|gpu| !matches!(gpu.mode, Mode::NoRule | Mode::Unmanaged)).peekable();
-    let only_slurm = leased.peek().is_some() && leased.all(is_of_slurm);
+    let only_slurm = quota.is_some_and(|quota| is_only_of_slurm(gpus, quota));
     let is_included = |gpu: &Gpu| only_slurm || !is_of_slurm(gpu);
     let shares_now = shares(gpus, quota, |gpu| is_included(gpu) && gpu.state == GpuState::Ready);
     let later = shares(gpus, quota, is_included).iter().map(|share| share.kind).collect();
-    Offers { shares: shares_now, kinds: later, default, only_slurm, mig_gpus }
+    let slurm_gpus = gpus.iter().filter(|gpu| is_of_slurm(gpu)).count();
+    let has_mig = gpus.iter().any(|gpu| gpu.mode == Mode::Mig || gpu.mig.as_ref().is_some_and(|mig| mig.enabled));
+    let mps_percent = mps_percent(quota);
+    Offers { shares: shares_now, kinds: later, default, only_slurm, slurm_gpus, mig_gpus, has_mig, mps_percent }
+}
+
+/// Returns whether only Slurm jobs can lease the GPUs that have a rule.
+pub(super) fn is_only_of_slurm(gpus: &[Gpu], quota: &QuotaView) -> bool {
+    let mut leased = gpus.iter().filter(|gpu| !matches!(gpu.mode, Mode::NoRule | Mode::Unmanaged)).peekable();
+    leased.peek().is_some() && leased.all(|gpu| quota.slurm_gpus.contains(&gpu.index))
+}
+
+/// Percentage of an MPS share in a hint, if the quota allows it.
+const USUAL_PERCENT: u32 = 25;
+
+/// Returns the largest MPS percentage that the quota allows now, or if the leases of the caller use all of it, the largest
+/// one at all. Returns `None` if the quota has no limit below 100 %.
+fn mps_percent(quota: Option<&QuotaView>) -> Option<u32> {
+    let limit = quota?.limits.iter().find(|limit| limit.resource == QuotaResource::MpsPercent)?;
+    let percent = |amount: f64| (1..100).rev().find(|percent| f64::from(*percent) <= amount);
+    let most = limit.maximum.filter(|most| limit.amount_left.unwrap_or(*most) < 100.0)?;
+    limit.amount_left.and_then(percent).or_else(|| percent(most))
 }
 
 /// Returns a share of each kind that the caller may lease on the GPUs that are included.
@@ -49,11 +69,12 @@ fn shares(gpus: &[Gpu], quota: Option<&QuotaView>, is_included: impl Fn(&Gpu) ->
     let gpus: Vec<&Gpu> = gpus.iter().filter(may_use).collect();
     let has = |mode: Mode| gpus.iter().any(|gpu| gpu.mode == mode);
     let has_shared_devices = gpus.iter().any(|gpu| gpu.mode == Mode::Mig && !gpu.mps_daemons.is_empty());
+    let percent = mps_percent(quota).map_or(USUAL_PERCENT, |most| most.min(USUAL_PERCENT)).to_string();
     let flags = |kind: LeaseKind| -> Option<Vec<String>> {
         let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
         match kind {
             LeaseKind::Mig => smallest_device(&gpus).map(|profile| owned(&["--mig", profile])),
-            LeaseKind::Mps => (has(Mode::Mps) || has_shared_devices).then(|| owned(&["--mps", "25"])),
+            LeaseKind::Mps => (has(Mode::Mps) || has_shared_devices).then(|| owned(&["--mps", &percent])),
             LeaseKind::Timeslice => has(Mode::Timeslice).then(|| owned(&["--timeslice"])),
             LeaseKind::Whole => has(Mode::Exclusive).then(|| owned(&["--whole"])),
         }
@@ -80,6 +101,8 @@ fn smallest_device<'g>(gpus: &[&'g Gpu]) -> Option<&'g str> {
 
 #[cfg(test)]
 mod tests {
+    use gpush_api::QuotaLimit;
+
     use super::*;
 
     /// Returns a host with one GPU of each mode, and GPUs without a rule.
@@ -136,6 +159,21 @@ mod tests {
         ] {
             assert_eq!(flags(&gpus(), Some(&quota)), expected, "{quota:?}");
         }
+    }
+
+    /// Fault: a hint named `--mps 25`, although the quota allows 20 %.
+    #[test]
+    fn mps_share_is_at_most_what_the_quota_leaves() {
+        let of_quota = |maximum: Option<f64>, amount_left: Option<f64>| {
+            let limit = QuotaLimit { resource: QuotaResource::MpsPercent, used: 0.0, maximum, amount_left };
+            let offers = of(&gpus()[2..3], Some(&QuotaView { limits: vec![limit], ..quota() }));
+            (offers.shares[0].flags.join(" "), offers.mps_percent)
+        };
+        assert_eq!(of_quota(Some(20.0), Some(20.0)), ("--mps 20".to_owned(), Some(20)));
+        assert_eq!(of_quota(Some(50.0), Some(10.5)), ("--mps 10".to_owned(), Some(10)));
+        assert_eq!(of_quota(Some(50.0), Some(0.0)), ("--mps 25".to_owned(), Some(50)));
+        assert_eq!(of_quota(Some(200.0), Some(150.0)), ("--mps 25".to_owned(), None));
+        assert_eq!(of_quota(None, None), ("--mps 25".to_owned(), None));
     }
 
     #[test]

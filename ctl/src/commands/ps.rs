@@ -39,9 +39,11 @@ pub(super) async fn run(client: &mut Client, args: &PsArgs, out: &Output) -> Out
 async fn only(client: &mut Client, all: &mut GpuProcesses, selectors: &[String]) -> Result<(), Failure> {
     let host = client.gpus(false).await?;
     let chosen = super::select_of(client, host, selectors).await.map_err(|failure| match (failure, selectors) {
-        (Failure::Error(error), [name]) if error.code == Code::NotFound && super::lease::uid_of(name).is_ok() => {
-            of_user(*error, name).into()
-        }
+        (Failure::Error(error), [name]) if error.code == Code::NotFound => match name.parse::<u32>() {
+            Ok(number) => of_number(*error, number).into(),
+            Err(_) if super::lease::uid_of(name).is_ok() => of_user(*error, name).into(),
+            Err(_) => (*error).into(),
+        },
         (failure, _) => failure,
     })?;
     let is_chosen = |uuid: &str| chosen.iter().any(|gpu| gpu.uuid == uuid);
@@ -56,6 +58,17 @@ fn of_user(error: ApiError, name: &str) -> ApiError {
         Some(command) => error.hint(format!("for the processes of a user: `{command}`")),
         None => error,
     }
+}
+
+/// Largest number that is probably the index of a GPU. A larger one is a process.
+const LARGEST_INDEX: u32 = 63;
+
+/// Adds the hint for a number that is not the index of a GPU, but perhaps a process.
+fn of_number(error: ApiError, number: u32) -> ApiError {
+    if number <= LARGEST_INDEX {
+        return error;
+    }
+    error.hint(format!("for process {number}, search the list: `gpushctl ps | grep -w {number}`"))
 }
 
 /// Keeps only the processes of a user. If none is left, returns a remark about the processes whose users the caller may not
@@ -78,6 +91,15 @@ mod tests {
     fn name_of_a_user_leads_to_the_option_for_users() {
         let error = of_user(ApiError::new(Code::NotFound, "no GPU is named `anna`"), "anna");
         assert_eq!(error.hint.as_deref(), Some("for the processes of a user: `gpushctl ps --user anna`"));
+    }
+
+    /// Fault: the hint for `ps 1234` and `ps --gpu 9` was about the user with this uid.
+    #[test]
+    fn number_is_a_process_or_a_gpu() {
+        let error =
+            |number| of_number(ApiError::new(Code::NotFound, "there is no GPU").hint("list"), number).hint.unwrap();
+        assert!(error(1234).contains("`gpushctl ps | grep -w 1234`"));
+        assert_eq!(error(9), "list");
     }
 
     /// Fault: for a caller who is not an administrator, the list was empty without a reason.

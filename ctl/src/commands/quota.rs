@@ -16,7 +16,9 @@ pub(super) async fn run(client: &mut Client, args: &QuotaArgs, out: &Output) -> 
     };
     // gpushd answers about one user with one quota.
     if let [quota] = client.quotas(query).await?.as_slice() {
-        out.show(quota, |look| quota::page(quota, look))?;
+        let only_slurm =
+            !quota.slurm_gpus.is_empty() && super::offered::is_only_of_slurm(&client.gpus(false).await?, quota);
+        out.show(quota, |look| quota::page(quota, only_slurm, look))?;
     }
     Ok(0)
 }

@@ -13,8 +13,9 @@ use super::{
 
 const NONE: &str = "-";
 
-/// Draws the quota of one user.
-pub(crate) fn page(quota: &QuotaView, look: &Appearance) -> String {
+/// Draws the quota of one user. With `only_slurm`, only Slurm jobs can lease the GPUs of the host. The built-in limit of
+/// memory does not apply to them, so it is left out.
+pub(crate) fn page(quota: &QuotaView, only_slurm: bool, look: &Appearance) -> String {
     let mut out = look.wrap("", &format!("{}: {}", user(quota, look), origin(quota, look))).join("\n") + "\n\n";
     let columns = [("LIMIT", Align::Left), ("USED", Align::Right), ("MAXIMUM", Align::Right), ("LEFT", Align::Right)];
     let row = |limit: &QuotaLimit| {
@@ -26,7 +27,9 @@ pub(crate) fn page(quota: &QuotaView, look: &Appearance) -> String {
             amount(limit.amount_left),
         ]
     };
-    out += &table(&columns, quota.limits.iter().map(row).collect(), 0, look);
+    let is_built_in =
+        |limit: &&QuotaLimit| only_slurm && quota.quota.is_none() && limit.resource == QuotaResource::Gpus;
+    out += &table(&columns, quota.limits.iter().filter(|limit| !is_built_in(limit)).map(row).collect(), 0, look);
     let mut facts = Vec::new();
     if let Some(kinds) = &quota.allowed_kinds {
         facts.push(format!("Kinds of leases: {}.", names_of(kinds)));
@@ -254,11 +257,19 @@ pub(super) mod tests {
         [student(), root(), unnamed()]
     }
 
+    /// Fault: on a host of Slurm, the page said how much GPU memory is left, although only jobs can lease it.
+    #[test]
+    fn memory_that_only_jobs_can_lease_is_not_left() {
+        let look = fixtures::look(80, Charset::Utf8);
+        let memory = |quota: &QuotaView, only_slurm| page(quota, only_slurm, &look).contains("GPU memory");
+        assert!(!memory(&unnamed(), true) && memory(&unnamed(), false) && memory(&student(), true));
+    }
+
     #[test]
     fn quotas_of_users_are_drawn_as_pages_and_as_a_list() {
         let look = fixtures::look(80, Charset::Utf8);
         let all = samples();
-        let mut pages: Vec<String> = all.iter().map(|quota| fixtures::plain(&page(quota, &look))).collect();
+        let mut pages: Vec<String> = all.iter().map(|quota| fixtures::plain(&page(quota, false, &look))).collect();
         pages.push(fixtures::plain(list(&all, &look).text()));
         assert_snapshot!(pages.join("\n---\n"));
     }

@@ -139,19 +139,21 @@ fn capacity(sums: &CapacitySums) -> String {
     )
 }
 
-/// Says how many requests for a share were refused because the capacity was in use.
+/// Says how many requests for a share were refused because the capacity was in use, and because GPUs were not ready.
 fn refusals(line: &RequestLine, look: &Appearance) -> Option<String> {
     let all = line.all();
-    if line.no_capacity == 0 {
-        return None;
-    }
-    let share = if line.profile.is_empty() { line.share_kind.clone() } else { line.profile.clone() };
-    let part = percent(line.no_capacity, all);
-    Some(format!(
-        " {}: {} of {all} requests ({part}) refused because the capacity was in use.",
-        look.clean(&share),
-        line.no_capacity
-    ))
+    let share = if line.profile.is_empty() { &line.share_kind } else { &line.profile };
+    let text = |number: u64, why: &str| {
+        let part = percent(number, all);
+        format!(" {}: {number} of {all} requests ({part}) refused {why}.", look.clean(share))
+    };
+    let texts = [
+        (line.no_capacity, "because the capacity was in use"),
+        (line.not_ready, "because GPUs were not ready (cordoned, in maintenance or faulty)"),
+    ];
+    let texts: String =
+        texts.into_iter().filter(|(number, _)| *number > 0).map(|(number, why)| text(number, why)).collect();
+    (!texts.is_empty()).then_some(texts)
 }
 
 pub(super) fn heading(by: UsageGrouping) -> &'static str {
@@ -246,6 +248,19 @@ pub(crate) mod tests {
             ),
             "{csv}"
         );
+    }
+
+    /// Fault: requests that a cordon refused counted as refused for want of capacity.
+    #[test]
+    fn refusals_because_of_cordons_are_named_apart() {
+        let look = fixtures::look(80, Charset::Ascii);
+        let line = RequestLine { no_capacity: 0, not_ready: 6, ..report().request_lines[0].clone() };
+        let text = refusals(&line, &look).unwrap();
+        assert_eq!(
+            text,
+            " 7g.80gb: 6 of 10 requests (60 %) refused because GPUs were not ready (cordoned, in maintenance or faulty)."
+        );
+        assert_eq!(refusals(&RequestLine { not_ready: 0, ..line }, &look), None);
     }
 
     /// Fault: three recorded days looked like the use of 30 days.

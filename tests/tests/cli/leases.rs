@@ -265,7 +265,7 @@ fn group_owner_and_quota_limit_leases() {
 fn refused_request_names_alternatives_and_quiet_no_warnings() {
     let (_host, agent) = started();
     for (words, code, part) in [
-        (&["--mig", "2g.30gb"][..], 2, "2g.20gb"),
+        (&["--mig", "2g.30gb"][..], 2, "1g.10gb or 3g.40gb"),
         (&["--memory", "500G"], 2, ""),
         (&["--whole", "--count", "9"], 2, ""),
         (&["--mps", "25"], 7, ""),

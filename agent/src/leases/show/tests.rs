@@ -64,7 +64,9 @@ fn lease_of_a_slurm_job_is_left_to_slurm() {
     }
     let hint = |what| job_denied(&job, &user, what).unwrap().hint.unwrap();
     assert!(hint("use").contains("`srun --jobid=7 --overlap COMMAND`"));
-    assert!(hint("release").contains("`scancel 7`") && hint("renew").contains("`scancel 7`"));
+    assert!(hint("release").contains("`scancel 7`"));
+    // Fault: the hint for a renewal ended the job.
+    assert!(hint("renew").contains("`scontrol update JobId=7 TimeLimit=+60`") && !hint("renew").contains("scancel"));
 }
 
 #[test]

@@ -313,3 +313,44 @@ async fn releasing_lease_is_not_proposed_for_release() {
     drop(program);
     host.wait_until_ended(&granted).await;
 }
+
+/// Faults: with as many leases as the quota allows, refusals for other reasons proposed requests that were refused at once.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn refusal_at_the_limit_of_leases_first_names_a_lease_to_release() {
+    let host = InProcess::start("dgx-h100", 2, CONFIG).await;
+    let held = host.lease(1000, &devices("1g.10gb", 1)).await.expect("a lease").lease.id;
+    host.lease(1000, &devices("1g.10gb", 1)).await.expect("a lease");
+    let first = format!(
+        "the quota allows no further lease: use {held}: `gpushctl run --lease {held} -- COMMAND`, or release it: \
+         `gpushctl lease end {held}`; after that, "
+    );
+    let hint = async |body: serde_json::Value| host.lease(1000, &body).await.unwrap_err().hint.unwrap_or_default();
+    let kind = hint(json!({ "share": { "kind": "whole" }, "duration_s": 60 })).await;
+    assert_eq!(kind, format!("{first}request an allowed kind, such as `--mig 1g.10gb`"));
+    let mut long = devices("1g.10gb", 1);
+    long["duration_s"] = json!(48 * 3600);
+    assert_eq!(hint(long).await, format!("{first}use `--for 12h` or a shorter duration"));
+    let other = hint(json!({ "share": { "kind": "mps", "percentage": 10 }, "duration_s": 60 })).await;
+    assert!(other.starts_with(&first), "{other}");
+    // A user without leases reads only what to request.
+    let free = host.lease(1001, &json!({ "share": { "kind": "whole" }, "duration_s": 60 })).await.unwrap_err();
+    assert_eq!(free.hint.as_deref(), Some("request an allowed kind, such as `--mig 1g.10gb`"));
+}
+
+/// Fault: a request that the host can never meet was refused with "add `--for 2h`".
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn impossible_request_without_an_end_is_refused_for_its_share() {
+    let host = InProcess::start("dgx-h100", 1, CONFIG).await;
+    let refused = async |share: serde_json::Value| {
+        host.lease(1000, &json!({ "share": share, "bind_to": "cgroup" })).await.unwrap_err()
+    };
+    // The quota sets a duration for its users, so only root needs one.
+    let by_root = async |share: serde_json::Value| {
+        host.lease(0, &json!({ "share": share, "bind_to": "cgroup" })).await.unwrap_err()
+    };
+    assert_eq!(refused(json!({ "kind": "whole" })).await.code, Code::Denied);
+    let unknown = by_root(json!({ "kind": "mig_profile", "profile": "1g.10gbb" })).await;
+    assert!(unknown.code == Code::UnknownProfile && unknown.hint.unwrap_or_default().contains("1g.10gb"));
+    let endless = by_root(json!({ "kind": "mig_profile", "profile": "1g.10gb" })).await;
+    assert!(endless.message.contains("needs an end"), "{endless:?}");
+}

@@ -83,17 +83,21 @@ impl HeldLeases {
 
     /// Returns the leases that count for the account of a request, with those that its caller may release.
     pub(crate) fn of_requester(&self, demand: &LeaseDemand) -> Vec<HeldLease> {
-        let (holder, caller) = (demand.new.holder.uid, demand.new.asked_by.uid);
+        self.of_caller(demand.account, demand.new.holder.uid, demand.new.asked_by.uid)
+    }
+
+    /// Returns the leases that count for the account of `holder`, with those that the uid `caller` may release.
+    pub(crate) fn of_caller(&self, account: Account, holder: u32, caller: u32) -> Vec<HeldLease> {
         // Only administrators request leases for other users.
         let is_admin = holder != caller;
-        let of_account = self.of.get(&demand.account).map_or([].as_slice(), Vec::as_slice);
-        let owned = of_account.iter().filter(|_| demand.account == Account::User(caller));
+        let of_account = self.of.get(&account).map_or([].as_slice(), Vec::as_slice);
+        let owned = of_account.iter().filter(|_| account == Account::User(caller));
         let owned: BTreeSet<LeaseId> = owned.map(|one| one.lease.id).collect();
         let is_releasable = |one: &HolderLease| {
             let is_own = one.holder == caller && caller != 0;
             !one.is_releasing && (is_admin || !one.is_of_job && (is_own || owned.contains(&one.lease.id)))
         };
-        let entries = self.entries(demand.account);
+        let entries = self.entries(account);
         entries.map(|one| HeldLease { releasable: is_releasable(one), ..one.lease }).collect()
     }
 

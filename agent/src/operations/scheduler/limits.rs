@@ -3,7 +3,7 @@
 use gpush_api::{ApiError, LeaseBinding, LeaseWait};
 use gpush_core::lease::{
     placement::PlacementRequest,
-    quota::{self, Denial, DeniedRequest, HeldLease},
+    quota::{self, Denial, DeniedRequest, Exceeded, HeldLease},
 };
 use gpush_store::NewLease;
 
@@ -14,11 +14,28 @@ use crate::state::LeaseTable;
 pub(crate) fn check_quotas(scheduler: &Scheduler, demand: &LeaseDemand, wait: LeaseWait) -> Result<(), ApiError> {
     let table = scheduler.handles.context.state.leases();
     let held = HeldLeases::of(scheduler.handles.context.users.accounts(), &table);
-    within_quota(&held, demand).map_err(|denial| denied(&denial, &demand.new, &demand.wanted, None))?;
+    within_quota(&held, demand).map_err(|denial| {
+        let error = denied(&denial, &demand.new, &demand.wanted, None);
+        match quota::check_count(&demand.quota, &held.of_requester(demand)) {
+            // A shorter request would be refused, because the user holds too many leases.
+            Err(full) if matches!(denial.exceeded, Exceeded::Duration { .. }) => after_release(error, &full),
+            Err(_) | Ok(()) => error,
+        }
+    })?;
     match wait {
         LeaseWait::No => Ok(()),
         LeaseWait::Seconds(_) | LeaseWait::Unlimited => may_wait(scheduler, demand, &table),
     }
+}
+
+/// Adds to the hint of an error that the user must first release a lease. `full` is the denial of a further lease.
+fn after_release(mut error: ApiError, full: &Denial) -> ApiError {
+    let first = full.hint(None);
+    error.hint = Some(match error.hint {
+        Some(hint) => format!("the quota allows no further lease: {first}; after that, {hint}"),
+        None => first,
+    });
+    error
 }
 
 /// Checks that the quota of the holder allows one more waiting request.

@@ -51,7 +51,11 @@ fn each_leaf_has_a_valid_config_on_a_preset() {
     let shared = |workload| needs(Isolation::Shared, workload);
     let one = Needs { tenants: 1, ..needs(Isolation::Hard, Workload::Training) };
     assert_eq!(only(&one, "dgx-a100").advised, Some(Leaf::NoSharing));
-    assert_eq!(only(&needs(Isolation::Hard, Workload::Inference), "dgx-a100").advised, Some(Leaf::Mig));
+    let many = Needs { tenants: 20, ..needs(Isolation::Hard, Workload::Inference) };
+    assert_eq!(only(&many, "dgx-a100").advised, Some(Leaf::Mig));
+    // Fault: for a GPU each, the advice was MIG with one instance of the whole GPU.
+    let each = Needs { tenants: 8, ..many };
+    assert_eq!(only(&each, "dgx-a100").advised, Some(Leaf::NoSharing));
     let faults = Needs { shared_faults: true, ..shared(Workload::Kernels) };
     assert_eq!(only(&faults, "dgx-h100").advised, Some(Leaf::Mps));
     let bounded = Needs { bounded_memory: true, soft_compute: true, ..shared(Workload::Inference) };

@@ -11,7 +11,7 @@ use crate::{
     duration,
     lease::{
         placement::nominal_mib,
-        request::{DefaultRequest, parse_default},
+        request::{DefaultRequest, RequestError, faults_of_default, parse_default},
     },
     quote::Quoted,
 };
@@ -40,9 +40,12 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>, bounds: Default
             Some((message, hint)) => Problem::new(text.span, message, hint),
         },
         Err(error) => {
-            let message = format!("`default` can't be {}: {error}", Quoted(&text.value));
+            let faults = faults_of_default(&text.value);
+            let texts: Vec<String> = faults.iter().map(ToString::to_string).collect();
+            let message = format!("`default` can't be {}: {}", Quoted(&text.value), texts.join("; "));
             let meant = fix::default_request(&text.value).map(|meant| format!("write default = \"{meant}\""));
-            let hint = match meant.unwrap_or_else(|| error.hint()) {
+            let hints = || faults.iter().map(RequestError::hint).collect::<Vec<_>>();
+            let hint = match meant.unwrap_or_else(|| if faults.len() > 1 { hints().join("; ") } else { error.hint() }) {
                 hint if hint.starts_with("the keys are ") => {
                     format!("{hint}; for example, default = \"mig=1g.10gb,for=4h\"")
                 }

@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use clap::ValueEnum;
 use gpush_api::{ApiError, Code};
+use gpush_core::quote::Quoted;
 
 use crate::{
     args::{AdviseMechanismArgs, DriverName, IsolationName, WorkloadName, YesNo},
@@ -63,15 +64,17 @@ pub(super) fn complete(mut args: AdviseMechanismArgs, ask: &mut Ask<'_>) -> Resu
     Ok(args)
 }
 
-/// Repeats a question until the answer is valid.
+/// Repeats a question until the answer is valid, and says each time that the last answer was not.
 fn asked<T>(ask: &mut Ask<'_>, question: &str, parse: impl Fn(&str) -> Option<T>) -> Result<T, Failure> {
+    let mut wrong = String::new();
     loop {
-        let Some(line) = ask(question)? else {
+        let Some(line) = ask(&format!("{wrong}{question}"))? else {
             let error = ApiError::new(Code::BadRequest, "the input ended before all questions were answered");
             return Err(error.hint("answer with flags: `gpushctl advise --help`").into());
         };
-        if let Some(found) = parse(line.trim()) {
-            return Ok(found);
+        match parse(line.trim()) {
+            Some(found) => return Ok(found),
+            None => wrong = format!("{} is not an answer. ", Quoted(line.trim())),
         }
     }
 }
@@ -132,6 +135,23 @@ mod tests {
         let (found, asked) = dialogue(args, &["zero", "0", "2", "h", "lots", "", ""]);
         let found = found.unwrap();
         assert_eq!((found.tenants, found.isolation, asked), (Some(2), Some(IsolationName::Hard), 7));
+    }
+
+    /// Fault: the same question appeared again, without a word about the answer.
+    #[test]
+    fn wrong_answer_is_named_in_the_next_question() {
+        let mut questions = Vec::new();
+        let mut answers = ["many", "2"].into_iter();
+        let found = asked(
+            &mut |question| {
+                questions.push(question.to_owned());
+                Ok(answers.next().map(str::to_owned))
+            },
+            "How many? ",
+            |text| text.parse::<u32>().ok(),
+        );
+        assert_eq!(found.unwrap(), 2);
+        assert_eq!(questions, ["How many? ", "`many` is not an answer. How many? "]);
     }
 
     #[test]

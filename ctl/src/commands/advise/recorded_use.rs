@@ -3,13 +3,13 @@
 use gpush_advice::{
     LayoutAdvice, SizeAdvice, SizeTotals, SizeVerdict, Totaled, layout_advice, right_sizes, size_totals,
 };
-use gpush_api::{ApiError, Code, Gpu, LeaseId, UsageHistory};
-use gpush_client::Client;
+use gpush_api::{ApiError, Code, Gpu, Lease, LeaseId, UsageHistory};
+use gpush_client::{Client, Kind};
 use gpush_core::quote::Quoted;
 
 use crate::{
     args::{AdviseFromUseArgs, AdviseSubject},
-    commands::select,
+    commands::{lease::uid_of, select},
     exit::{Failure, Outcome},
     output::Output,
     render::advise::recorded_use::{FromUse, from_use},
@@ -25,6 +25,9 @@ pub(super) async fn run(client: &mut Client, args: &AdviseFromUseArgs, out: &Out
     let user = args.names.first().filter(|_| is_one_user).map(String::as_str);
     let history = client.usage_history(args.since, user).await?;
     let gpus = client.gpus(true).await?;
+    if args.subject == AdviseSubject::Lease {
+        refuse_absent(client, &history, &lease_ids(&args.names)?).await?;
+    }
     let found = match args.subject {
         AdviseSubject::Host => of_host(&history, &gpus)?,
         AdviseSubject::Lease => of_leases(&history, &gpus, &args.names)?,
@@ -34,6 +37,41 @@ pub(super) async fn run(client: &mut Client, args: &AdviseFromUseArgs, out: &Out
     Ok(0)
 }
 
+/// Refuses named leases that the recorded use does not have. Says whether there is no such lease, whether it belongs to
+/// another user, or whether it was not held in the period.
+async fn refuse_absent(client: &mut Client, history: &UsageHistory, named: &[LeaseId]) -> Result<(), Failure> {
+    let is_absent = |id: &&LeaseId| history.used_leases.iter().all(|lease| lease.lease_id != **id);
+    let Some(absent) = named.iter().find(is_absent) else { return Ok(()) };
+    match client.lease_of(*absent).await {
+        Err(error) if error.kind == Kind::Answer => Err(error.into()),
+        Ok(lease) => Err(absent_lease(&lease, history).into()),
+        Err(_) => Err(unrecorded(&format!("lease {absent}"), history).into()),
+    }
+}
+
+/// Returns the error for a lease without recorded use.
+fn absent_lease(lease: &Lease, history: &UsageHistory) -> ApiError {
+    // Only the holder and administrators see who requested a lease.
+    if history.user.is_none() || lease.asked_by.is_some() {
+        return unrecorded(&format!("lease {}", lease.id), history);
+    }
+    let error = ApiError::new(Code::Denied, format!("lease {} belongs to another user", lease.id));
+    error.hint("for your leases, run `gpushctl advise from-use`; administrators see those of all users")
+}
+
+/// Returns the ids that names mean, each once: `L5` and `5`.
+fn lease_ids(names: &[String]) -> Result<Vec<LeaseId>, ApiError> {
+    let mut ids: Vec<LeaseId> = Vec::new();
+    for name in names {
+        let number = name.parse::<u64>().map(LeaseId).ok();
+        let id = name.parse::<LeaseId>().ok().or(number).ok_or_else(|| not_a_lease(name))?;
+        if !ids.contains(&id) {
+            ids.push(id);
+        }
+    }
+    Ok(ids)
+}
+
 fn empty(history: &UsageHistory, subject: &'static str) -> FromUse {
     FromUse {
         from: history.from,
@@ -41,6 +79,7 @@ fn empty(history: &UsageHistory, subject: &'static str) -> FromUse {
         subject,
         has_older_leases: history.has_older_leases,
         is_named: false,
+        is_own: history.user.is_some(),
         size_advice: Vec::new(),
         size_totals: Vec::new(),
         layout_advice: None,
@@ -63,8 +102,7 @@ fn of_host(history: &UsageHistory, gpus: &[Gpu]) -> Result<FromUse, Failure> {
 
 /// Returns the advice for leases, those that free the most first.
 fn of_leases(history: &UsageHistory, gpus: &[Gpu], names: &[String]) -> Result<FromUse, Failure> {
-    let named: Vec<LeaseId> =
-        names.iter().map(|name| name.parse::<LeaseId>().map_err(|_| not_a_lease(name))).collect::<Result<_, _>>()?;
+    let named = lease_ids(names)?;
     let mut advice = right_sizes(&history.used_leases, gpus);
     if !named.is_empty() {
         if let Some(absent) = named.iter().find(|id| advice.iter().all(|one| one.lease_id != **id)) {
@@ -102,6 +140,7 @@ fn of_groups(history: &UsageHistory, gpus: &[Gpu], args: &AdviseFromUseArgs) -> 
         };
         let is_absent = |key: &&String| by == Totaled::ByUser && totals.iter().all(|one| one.key != **key);
         if let Some(absent) = keys.iter().find(is_absent) {
+            uid_of(absent)?;
             return Err(unrecorded(&format!("a lease of {}", Quoted(absent)), history).into());
         }
         totals.retain(|one| keys.contains(&one.key));
@@ -166,9 +205,27 @@ pub(in crate::commands) mod tests {
         assert_eq!(message(of_leases(&history(), &host(), &names("anna"))), "`anna` is not a lease id");
         let absent = message(of_leases(&history(), &host(), &names("L99")));
         assert!(absent.starts_with("lease L99 was not held since"), "{absent}");
-        let absent = message(of_groups(&history(), &host(), &arguments(AdviseSubject::User, &["zoe"])));
-        assert!(absent.starts_with("a lease of `zoe` was not held since"), "{absent}");
+        let of_user = |name| message(of_groups(&history(), &host(), &arguments(AdviseSubject::User, &[name])));
+        assert!(of_user("root").starts_with("a lease of `root` was not held since"), "{}", of_user("root"));
+        // Fault: the error for a user who does not exist was about the period.
+        assert_eq!(of_user("zoe-nobody"), "this host has no user \"zoe-nobody\"");
         assert!(of_groups(&history(), &host(), &arguments(AdviseSubject::Gpu, &["99"])).is_err());
+    }
+
+    /// Faults: `5` was refused, and repeated ids were listed twice.
+    #[test]
+    fn ids_of_leases_may_lack_the_letter_and_count_once() {
+        let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        assert_eq!(lease_ids(&names(&["5", "L5", "l18"])).unwrap(), [LeaseId(5), LeaseId(18)]);
+    }
+
+    /// Fault: the error for a lease of another user said that it was not held.
+    #[test]
+    fn lease_without_recorded_use_belongs_to_another_user_or_was_not_held() {
+        let own = UsageHistory { user: Some("anna".to_owned()), ..history() };
+        let foreign = crate::render::fixtures::lease::foreign();
+        assert!(absent_lease(&foreign, &own).message.contains("belongs to another user"));
+        assert!(absent_lease(&foreign, &history()).message.contains("was not held since"));
     }
 
     #[test]

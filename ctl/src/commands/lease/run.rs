@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::{ApiError, BindTo, Code, LeaseBinding, LeaseGrant, LeaseId, LeaseState};
+use gpush_api::{ApiError, BindTo, Code, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId, LeaseState};
 use gpush_client::Client;
 use gpush_core::lease::environment::Environment;
 use gpush_host::cgroup::is_in_container;
@@ -158,9 +158,7 @@ async fn enter(client: &mut Client, id: LeaseId, named: bool) -> Result<LeaseGra
     let refused = |code, message: String| ApiError::new(code, message);
     let holder = &granted.lease.holder;
     if holder.uid != nix::unistd::getuid().as_raw() {
-        let name = holder.user.clone().unwrap_or_else(|| format!("uid {}", holder.uid));
-        let error = refused(Code::Denied, format!("lease {id} belongs to {name}"));
-        return Err(error.hint("list your leases with `gpushctl lease list --mine`").into());
+        return Err(of_other_user(id, holder).into());
     }
     if let LeaseBinding::Job { job, .. } = &granted.lease.binding {
         let error = refused(Code::Denied, format!("lease {id} belongs to Slurm job {job}"));
@@ -175,6 +173,20 @@ async fn enter(client: &mut Client, id: LeaseId, named: bool) -> Result<LeaseGra
         return Err(error.hint("run the command in the container, as with `docker exec CONTAINER COMMAND`").into());
     }
     Ok(granted)
+}
+
+/// Returns the error for the lease of another user. gpushd gives its environment only to the holder and administrators.
+fn of_other_user(id: LeaseId, holder: &LeaseHolder) -> ApiError {
+    let name = holder.user.clone().unwrap_or_else(|| format!("uid {}", holder.uid));
+    let error = ApiError::new(Code::Denied, format!("cannot run a command in lease {id}: {name} holds it"));
+    let error = error.cause("a lease is for the processes of its holder, also if an administrator starts them");
+    // `runuser` needs the name of a user.
+    match &holder.user {
+        Some(user) => {
+            error.hint(format!("run it as the holder: `runuser -u {user} -- gpushctl run --lease {id} -- COMMAND`"))
+        }
+        None => error.hint("request a lease of your own: `gpushctl run -- COMMAND`"),
+    }
 }
 
 /// Replaces this process by the command. Returns only if this fails.
@@ -202,6 +214,16 @@ fn release(global: &Global, id: LeaseId) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Fault: the error said that administrators may use the lease, and the hint was about the leases of root.
+    #[test]
+    fn lease_of_another_user_is_used_as_that_user() {
+        let holder = |user: Option<&str>| LeaseHolder { uid: 1000, user: user.map(str::to_owned) };
+        let error = of_other_user(LeaseId(2), &holder(Some("anna")));
+        assert_eq!(error.message, "cannot run a command in lease L2: anna holds it");
+        assert!(error.hint.unwrap().contains("runuser -u anna -- gpushctl run --lease L2"));
+        assert!(of_other_user(LeaseId(2), &holder(None)).hint.unwrap().contains("`gpushctl run -- COMMAND`"));
+    }
 
     #[test]
     fn hint_contains_the_typed_command() {

@@ -86,6 +86,9 @@ pub(super) async fn removed(
     selectors: &[String],
     entries: &[String],
 ) -> Result<Vec<GpuLayout>, Failure> {
+    if let Some(error) = super::numbers::devices(client, entries).await {
+        return Err(error.into());
+    }
     check(client, "remove", entries, selectors).await?;
     edited(client, selectors, |gpu, shared| edit::removed(gpu, shared, entries)).await
 }

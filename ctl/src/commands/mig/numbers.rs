@@ -1,5 +1,5 @@
 //! Explains numbers where gpushctl expects a layout: profile ids, which nvidia-smi uses, or indexes of GPUs. Where
-//! gpushctl expects instances to remove, explains ids of GPU instances.
+//! gpushctl expects instances to remove, explains ids of GPU instances and UUIDs of MIG devices.
 
 use std::collections::BTreeSet;
 
@@ -19,6 +19,36 @@ pub(super) async fn explain(
     let all = client.gpus(true).await.ok()?;
     let gpus = super::super::select(all, selectors).ok()?;
     about(verb, &numbers, selectors, &gpus)
+}
+
+/// Returns the error for `mig remove` with UUIDs of MIG devices. Returns `None` if no entry is such a UUID.
+pub(super) async fn devices(client: &mut Client, entries: &[String]) -> Option<ApiError> {
+    let uuid = entries.iter().find(|entry| is_uuid(entry))?;
+    let gpus = client.gpus(false).await.unwrap_or_default();
+    Some(about_device(uuid, &gpus))
+}
+
+fn is_uuid(entry: &str) -> bool {
+    entry.get(..4).is_some_and(|start| start.eq_ignore_ascii_case("MIG-"))
+}
+
+fn about_device(uuid: &str, gpus: &[Gpu]) -> ApiError {
+    let error = ApiError::new(Code::BadRequest, "the UUID of a MIG device is not a layout entry");
+    let instances =
+        gpus.iter().flat_map(|gpu| gpu.mig.iter().flat_map(move |mig| mig.instances.iter().map(move |one| (gpu, one))));
+    let entry = instances.into_iter().find_map(|(gpu, instance)| {
+        let has_uuid = |of: &gpush_api::TargetUuid| of.as_str().eq_ignore_ascii_case(uuid);
+        let device = instance.compute.iter().find(|one| one.uuid.as_ref().is_some_and(has_uuid))?;
+        Some((format!("{}@{}", device.profile, instance.placement.start), gpu.index))
+    });
+    match entry {
+        Some((entry, index)) => {
+            error.hint(format!("write the entry of the device: `gpushctl mig remove {entry} -g {index}`"))
+        }
+        None => error
+            .cause("no GPU has this MIG device".to_owned())
+            .hint("write PROFILE@START and -g GPU; `gpushctl mig list` lists the devices"),
+    }
 }
 
 fn about(verb: &str, numbers: &[u32], selectors: &[String], gpus: &[Gpu]) -> Option<ApiError> {
@@ -107,6 +137,19 @@ mod tests {
         assert!(one("apply", &[0], &[]).unwrap().contains("`gpushctl mig apply -g 0`"));
         assert!(one("apply", &[0], &["1"]).unwrap().contains("`gpushctl mig apply 7g.80gb -g 1`"));
         assert_eq!(one("add", &[77], &["0"]), None);
+    }
+
+    /// Fault: the hint for the UUID of a MIG device was about GPUs.
+    #[test]
+    fn uuid_to_remove_leads_to_the_entry_of_its_device() {
+        let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
+        let device = crate::render::fixtures::instance(5, "2g.20gb", 0, 2, (28, 19_968), &[]);
+        gpus[1].mig.as_mut().unwrap().instances = vec![device];
+        let uuid = gpus[1].mig.as_ref().unwrap().instances[0].compute[0].uuid.clone().unwrap();
+        let hint = |uuid: &str| about_device(uuid, &gpus).hint.unwrap();
+        assert!(is_uuid(uuid.as_str()) && !is_uuid("2g.20gb@0"), "{uuid}");
+        assert!(hint(uuid.as_str()).ends_with("`gpushctl mig remove 2g.20gb@0 -g 1`"), "{}", hint(uuid.as_str()));
+        assert!(hint("MIG-none").contains("`gpushctl mig list`"));
     }
 
     /// Fault: the id of an instance was taken for the id of a profile, so the hint removed another instance.

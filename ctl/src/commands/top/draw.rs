@@ -25,6 +25,9 @@ use crate::render::{
 /// Minimum size of a terminal, in columns and lines.
 const LEAST: (u16, u16) = (40, 8);
 
+/// Number of lines that the header leaves: the names of the columns, five rows and the last line.
+const ROWS_BELOW_HEADER: usize = 7;
+
 /// The last line, while the user types no text.
 const FOOTER: &str = "q quit  h help  Enter details  t tree  o sort  / filter  r renew  x release";
 
@@ -40,8 +43,7 @@ pub(super) fn picture(frame: &mut Frame<'_>, state: &mut State, is_colored: bool
     let look = &Appearance { width: usize::from(area.width), wraps: true, ..*look };
     let styled = |line: &str| line_of(line, is_colored);
     let mut header = text::header(&state.answers, &state.connection, look);
-    // Always leave room for some rows.
-    header.truncate(usize::from(area.height) - 5);
+    header.truncate(usize::from(area.height) - ROWS_BELOW_HEADER);
     let top = u16::try_from(header.len()).unwrap_or(u16::MAX);
     let [header_area, body, footer_area] = [(0, top), (top, area.height - top - 1), (area.height - 1, 1)]
         .map(|(y, height)| Rect { x: 0, y, width: area.width, height });
@@ -69,7 +71,7 @@ pub(super) fn picture(frame: &mut Frame<'_>, state: &mut State, is_colored: bool
     let (style, text) = footer(state);
     frame.render_widget(styled(&paint(style, &look.fit(&look.clean(&text), look.width))), footer_area);
     if let View::Question(question) = &state.view {
-        let lines: Vec<String> = question.lines().iter().map(|line| look.clean(line)).collect();
+        let lines: Vec<String> = question.lines(look).iter().map(|line| look.clean(line)).collect();
         dialog(frame, &lines, is_colored, look);
     }
 }

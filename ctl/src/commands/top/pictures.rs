@@ -4,7 +4,7 @@ use gpush_api::{ApiError, Code, LeaseId};
 use insta::assert_snapshot;
 use ratatui::{Terminal, backend::TestBackend};
 
-use super::{draw, keys::Action, order::SortBy, picture, samples, state::State};
+use super::{draw, keys::Action, order::SortBy, picture, samples, state::State, text::ColumnWidths};
 use crate::render::{Charset, appearance::width, fixtures};
 
 /// Draws on a terminal of this size, without colors.
@@ -37,11 +37,31 @@ fn state() -> State {
 }
 
 #[test]
-fn list_fits_60_80_and_120_columns() {
-    for columns in [60, 80, 120] {
+fn list_fits_40_to_120_columns() {
+    for columns in [40, 60, 80, 120] {
         assert_snapshot!(format!("list-{columns}"), drawn(&mut state(), columns, 30, Charset::Utf8));
     }
     assert_snapshot!("list-ascii", drawn(&mut state(), 80, 30, Charset::Ascii));
+}
+
+/// Faults: at 40 columns, figures were cut without a mark; at 40x10, the header left three rows.
+#[test]
+fn narrow_terminal_leaves_out_columns_and_keeps_five_rows() {
+    for columns in 40..=130 {
+        let widths = ColumnWidths::of(columns);
+        let answers = samples::host();
+        let look = fixtures::look(columns, Charset::Utf8);
+        let text = fixtures::plain(&picture(&answers, &look));
+        assert!(text.lines().all(|line| width(line) <= columns), "{columns}: {widths:?}\n{text}");
+        assert!(text.contains("24.6") && text.contains("690/700 W"), "{columns}:\n{text}");
+    }
+    let mut state = state();
+    let error = ApiError::new(Code::Unreachable, "cannot connect to gpushd at /run/gpush/gpushd.sock: it does not run");
+    state.answered(Err(error));
+    let drawn = drawn(&mut state, 40, 10, Charset::Utf8);
+    let lines: Vec<&str> = drawn.lines().collect();
+    let headings = lines.iter().position(|line| line.starts_with("\"NAME")).unwrap();
+    assert_eq!(lines.len() - headings - 2, 5, "{drawn}");
 }
 
 #[test]

@@ -213,7 +213,7 @@ impl State {
                     input.clear();
                 }
             }
-            Action::Renew => self.ask(|lease, answers| ask::renew(lease, &answers.own)),
+            Action::Renew => self.ask(|lease, answers| ask::renew(lease, &answers.own, look.now)),
             Action::End => self.ask(|lease, answers| ask::end(lease, &answers.own, look)),
         }
         None

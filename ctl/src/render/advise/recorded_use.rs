@@ -4,17 +4,20 @@ use gpush_advice::{
     Confidence, Evidence, GpuLayout, LayoutAdvice, MOST_REFUSALS, NoAdvice, ObservedNeed, P98_MARGIN, PEAK_MARGIN,
     ShareDemand, SizeAdvice, SizeTotals, SizeVerdict, Uncertainty, WHOLE,
 };
-use gpush_api::{Gpu, text::local_time};
+use gpush_api::{Gpu, GpuIndex, text::local_time};
 use gpush_core::duration;
 use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{Labelled, remark};
-use crate::render::{
-    Appearance,
-    appearance::{STRONG, count, gib, paint},
-    names::gpu_numbers,
-    table::{Align, table},
+use crate::{
+    args::typed,
+    render::{
+        Appearance,
+        appearance::{STRONG, count, gib, paint},
+        names::gpu_numbers,
+        table::{Align, table},
+    },
 };
 
 /// Maximum number of leases that are drawn, except with `-o wide`.
@@ -35,6 +38,9 @@ pub(crate) struct FromUse {
     /// Whether the leases are named in the command: then each is drawn, also without advice.
     #[serde(skip)]
     pub(crate) is_named: bool,
+    /// Whether the caller sees only their own leases.
+    #[serde(skip)]
+    pub(crate) is_own: bool,
     /// The advice for leases.
     pub(crate) size_advice: Vec<SizeAdvice>,
     /// The advice for users or GPUs.
@@ -55,7 +61,12 @@ pub(crate) fn from_use(found: &FromUse, gpus: &[Gpu], look: &Appearance) -> Stri
         return out + &of_host(advice, look);
     }
     if found.size_advice.is_empty() && found.size_totals.is_empty() {
-        let text = "No lease was held in this period, or gpushd does not record the use (`history.days = 0`).";
+        let text = if found.is_own {
+            "You held no such lease in this period, or gpushd does not record the use (`history.days = 0`). You see only \
+             your own leases."
+        } else {
+            "No lease was held in this period, or gpushd does not record the use (`history.days = 0`)."
+        };
         return out + &lines(text, look);
     }
     if found.size_totals.is_empty() {
@@ -283,7 +294,9 @@ fn result(advice: &LayoutAdvice, all: usize) -> String {
 /// Draws the layouts of the GPUs that change, and a command that shows the change of one.
 fn layouts(advice: &LayoutAdvice, look: &Appearance) -> String {
     let changed: Vec<&GpuLayout> = advice.gpu_layouts.iter().filter(|gpu| gpu.differs).collect();
-    let Some(first) = changed.first() else { return String::new() };
+    if changed.is_empty() {
+        return String::new();
+    }
     let text = |entries: &[String]| match entries {
         [] => "none".to_owned(),
         entries => look.clean(&entries.join(", ")),
@@ -294,23 +307,42 @@ fn layouts(advice: &LayoutAdvice, look: &Appearance) -> String {
     };
     let columns = [("GPU", Align::Left), ("TODAY", Align::Left), ("ADVISED", Align::Left), ("ALSO FITS", Align::Left)];
     let mut out = "\n".to_owned() + &table(&columns, changed.iter().map(row).collect(), 0, look);
-    let next = if first.entries == [WHOLE] {
-        format!("To grant GPU {} as a whole, set `mode = \"exclusive\"` in its rule.", first.index)
-    } else if first.present_entries == [WHOLE] {
+    out.push('\n');
+    let mut groups: Vec<Vec<&GpuLayout>> = Vec::new();
+    for gpu in changed {
+        let is_whole = |gpu: &GpuLayout| gpu.present_entries == [WHOLE];
+        match groups.iter_mut().find(|group| group[0].entries == gpu.entries && is_whole(group[0]) == is_whole(gpu)) {
+            Some(group) => group.push(gpu),
+            None => groups.push(vec![gpu]),
+        }
+    }
+    groups.iter().for_each(|group| out += &lines(&next(group, look), look));
+    out
+}
+
+/// Says how to give GPUs their advised layout, which is the same for all of them.
+fn next(group: &[&GpuLayout], look: &Appearance) -> String {
+    let Some(first) = group.first() else { return String::new() };
+    let indexes: Vec<GpuIndex> = group.iter().map(|gpu| gpu.index).collect();
+    let list = indexes.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+    let (gpus, rule) = (gpu_numbers(&indexes), if group.len() == 1 { "its rule" } else { "the rules" });
+    if first.entries == [WHOLE] {
+        return format!("To grant {gpus} as a whole, set `mode = \"exclusive\"` in {rule}.");
+    }
+    if first.present_entries == [WHOLE] {
         // The rule of the GPU refuses a layout.
         let layout =
             look.clean(&first.entries.iter().map(|entry| format!("\"{entry}\"")).collect::<Vec<_>>().join(", "));
         let keys = format!("`mode = \"mig\"` and `layout = [{layout}]`");
-        format!(
-            "To partition GPU {0}, set {keys} in its rule. Then see what would change: `gpushctl apply {0} --dry-run`",
-            first.index
-        )
-    } else {
-        let layout = look.clean(&first.entries.join(","));
-        format!("See what would change: `gpushctl mig apply {layout} -g {} --dry-run`", first.index)
-    };
-    out.push('\n');
-    out + &lines(&next, look)
+        return format!(
+            "To partition {gpus}, set {keys} in {rule}. Then see what would change: `gpushctl apply {list} --dry-run`"
+        );
+    }
+    let layout = first.entries.join(",");
+    match typed::command_line(["gpushctl", "mig", "apply", layout.as_str(), "-g", list.as_str(), "--dry-run"]) {
+        Some(command) => format!("See what would change: `{command}`"),
+        None => String::new(),
+    }
 }
 
 /// Returns what the replay assumes, and what it leaves out.

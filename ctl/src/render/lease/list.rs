@@ -2,7 +2,11 @@
 
 use gpush_api::{Gpu, Lease, LeaseBinding, LeaseState, LeaseUsageSummary};
 
-use super::{NONE, end, idle, place, reason, share, state, targets, usage, user};
+use super::{
+    NONE, end, idle, place, reason, share, state, targets,
+    usage::{self, EnergyUnit},
+    user,
+};
 use crate::render::{
     Appearance,
     appearance::paint,
@@ -29,6 +33,9 @@ pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing
         none if none.is_empty() => NONE.to_owned(),
         uuids => look.clean(&uuids),
     };
+    // The figures of a column have one unit.
+    let energy = |lease: &Lease| lease.usage.as_ref().and_then(|usage| usage.energy_j);
+    let unit = EnergyUnit::of(leases.iter().filter_map(energy));
     let (mut columns, mut rows) = widened(
         &COLUMNS,
         rows,
@@ -39,10 +46,7 @@ pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing
             ("ENDS AT", &|lease| time(lease.expires_at)),
             ("USE", &|lease| lease.usage.as_ref().map_or_else(|| NONE.to_owned(), usage::times)),
             ("JOB NAME", &|lease| job_name(lease, look)),
-            ("ENERGY", &|lease| {
-                let energy = lease.usage.as_ref().and_then(|usage| usage.energy_j);
-                energy.map_or_else(|| NONE.to_owned(), usage::energy)
-            }),
+            (unit.heading(), &|lease| energy(lease).map_or_else(|| NONE.to_owned(), |joules| unit.text(joules))),
             ("UNUSED DUE", &|lease| time(lease.idle.as_ref().map(|idle| idle.due_at))),
             ("LAST NOTICE", &|lease| {
                 lease.notice.as_ref().map_or_else(|| NONE.to_owned(), |notice| look.clean(&notice.text))

@@ -48,6 +48,37 @@ pub enum NoAssignment {
     },
 }
 
+impl NoAssignment {
+    /// Returns whether the request is refused only because GPUs that could meet it are not ready: cordoned, in maintenance
+    /// or faulty. Other requests do not use their capacity.
+    #[must_use]
+    pub fn is_not_ready(&self) -> bool {
+        match self {
+            Self::Busy { obstacles, .. } => {
+                let is_closed = |(_, obstacle): &(GpuIndex, Obstacle)| match obstacle {
+                    Obstacle::Closed(
+                        Closed::Cordoned
+                        | Closed::NotReady
+                        | Closed::Prohibited
+                        | Closed::StillShared
+                        | Closed::NotShared,
+                    ) => true,
+                    Obstacle::Closed(Closed::Claimed | Closed::Pending)
+                    | Obstacle::InUse
+                    | Obstacle::SharedThroughMps
+                    | Obstacle::OtherUser(_)
+                    | Obstacle::Partly(_) => false,
+                };
+                !obstacles.is_empty() && obstacles.iter().all(is_closed)
+            }
+            Self::NotOffered { unoffered, .. } => {
+                unoffered.iter().any(|(_, why)| matches!(why, Unoffered::NotReady(_)))
+            }
+            Self::UnknownProfile { .. } | Self::SharedThroughMps(_) | Self::TooLarge { .. } => false,
+        }
+    }
+}
+
 /// A free share that a user can request instead of the requested one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FreeShare {
@@ -212,10 +243,18 @@ fn unknown_profile(host: &Host, profile: &str) -> Option<NoAssignment> {
     if names.contains(&profile) {
         return None;
     }
+    // Name only profiles that a lease can get: a static layout has few of the profiles of its GPU.
+    names.retain(|name| host.gpus.iter().filter_map(|gpu| gpu.mig.as_ref()).any(|mig| has_device(mig, name)));
     names.sort_unstable();
     names.dedup();
     let nearest = nearest_few(profile, names, 3).into_iter().map(str::to_owned).collect();
     Some(NoAssignment::UnknownProfile { profile: profile.to_owned(), nearest })
+}
+
+/// Returns whether a GPU has a device of a profile for leases, or can create one.
+fn has_device(mig: &MigOffer, profile: &str) -> bool {
+    let mut devices = mig.instances.iter().flat_map(|instance| &instance.devices);
+    mig.dynamic || devices.any(|device| !device.shared && device.profile == profile)
 }
 
 /// Returns why a GPU cannot fulfil a request now. `most` is the number of members that the empty GPU can hold, and `now`

@@ -10,6 +10,7 @@ use super::{
     error_context::{ErrorContext, percent},
     gang, nominal_mib,
     obstacle_text::{busy, cause, verb_for},
+    other_requests::{fewer, free_elsewhere},
 };
 use crate::{duration, layout::DYNAMIC, lease::request::flags};
 
@@ -42,7 +43,8 @@ impl NoAssignment {
                     unoffered.iter().take(MOST_NAMED).flat_map(|(gpu, why)| unoffered_causes(*gpu, *why, context)),
                 );
                 error.hint(
-                    apply_hint(unoffered.iter())
+                    free_elsewhere(wanted, context)
+                        .or_else(|| apply_hint(unoffered.iter()))
                         .unwrap_or_else(|| "choose other GPUs: `gpushctl status` shows the modes".to_owned()),
                 )
             }
@@ -57,7 +59,7 @@ impl NoAssignment {
                     let causes = named.flat_map(|(gpu, why)| unoffered_causes(*gpu, *why, context));
                     error.causes.extend(causes);
                     error.causes.push(format!("the other GPUs offer only leases of kind {}", kinds.join(", ")));
-                    error.hint = apply_hint(would_offer.into_iter());
+                    error.hint = free_elsewhere(wanted, context).or_else(|| apply_hint(would_offer.into_iter()));
                     return error;
                 }
                 let selected = context.host.selected(wanted);
@@ -139,7 +141,7 @@ impl NoAssignment {
             }
             Self::TooLarge { most } => {
                 error(Code::BadRequest, format!("{} room for only {most}, even when idle", verb("has", "have")))
-                    .hint(format!("request {most} or fewer"))
+                    .hint(fewer(*most, wanted, context))
             }
             Self::Busy { obstacles, free } => {
                 let is_lost = |index| context.gpus.iter().any(|gpu| gpu.index == index && gpu.state == GpuState::Lost);
@@ -180,12 +182,14 @@ impl NoAssignment {
                 }
                 let open = obstacles.iter().filter(|(_, one)| *one != Obstacle::Closed(Closed::Pending));
                 error.causes.extend(open.flat_map(|(gpu, _)| pending_of(*gpu, context)).take(MOST_NAMED));
+                error.hint = error.hint.or_else(|| free_elsewhere(wanted, context));
                 error.hint = error.hint.or_else(|| compute_mode_hint(obstacles, context.host));
                 error.hint = error.hint.or_else(|| share_hint(obstacles));
                 if let Some(more) = obstacles.len().checked_sub(MOST_NAMED).filter(|more| *more > 0) {
                     error = error.cause(format!("other GPUs that are in use: {more}"));
                 }
-                match free {
+                // The user can have the same share on another GPU.
+                match free.as_ref().filter(|_| free_elsewhere(wanted, context).is_none()) {
                     None => error,
                     Some(FreeShare::Percentage { gpu, tenths }) => {
                         let offer = context.host.gpus.iter().find(|offer| offer.index == *gpu);

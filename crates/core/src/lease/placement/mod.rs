@@ -43,6 +43,7 @@
 //! | `message` | why a request cannot be placed, as an error for the caller |
 //! | `error_context` | what an error needs to know, and which shares the quota of the user allows |
 //! | `offer` | the names of requests, and smaller requests |
+//! | `other_requests` | hints: the same request on other GPUs, and one for fewer members |
 //! | `obstacle_text` | why a GPU does not meet a request now, in words |
 //! | `reserve` | capacity that is reserved for a queued request |
 //! | `target` | the planner's target for an assignment |
@@ -63,6 +64,7 @@ mod message;
 mod mig;
 mod obstacle_text;
 mod offer;
+mod other_requests;
 mod reserve;
 mod single;
 mod size;

@@ -2,7 +2,7 @@
 
 use gpush_api::LeaseKind;
 
-use super::{Effective, HeldLease, Size, check_request, check_size};
+use super::{Denial, Effective, HeldLease, Size, check_request, check_size};
 
 /// The quota of a user, and the leases that count towards it.
 #[derive(Debug, Clone, Copy)]
@@ -24,7 +24,15 @@ impl Allowance<'_> {
     /// Returns whether the quota allows a further lease of this kind and size, if its duration is short enough.
     #[must_use]
     pub fn permits(&self, kind: LeaseKind, size: Size) -> bool {
-        self.permits_kind(kind) && check_size(self.effective, self.held, size).is_ok()
+        self.denial(kind, size).is_none()
+    }
+
+    /// Returns why the quota does not allow a further lease of this kind and size; `None` if it does.
+    #[must_use]
+    pub fn denial(&self, kind: LeaseKind, size: Size) -> Option<Denial> {
+        let duration_s = self.effective.limits.longest_s.or(Some(0));
+        let checked = check_request(self.effective, self.held, kind, duration_s);
+        checked.and_then(|()| check_size(self.effective, self.held, size)).err()
     }
 
     /// Returns whether the quota allows a further MIG device with this memory, on a GPU with `gpu_mib` MiB.

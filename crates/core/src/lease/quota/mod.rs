@@ -165,6 +165,19 @@ impl Size {
         Self { members: 1, memory_mib, gpu_thousandths, mps_tenths }
     }
 
+    /// Returns the size of a lease with this number of equal members.
+    #[must_use]
+    pub fn times(self, count: usize) -> Self {
+        let number = u64::try_from(count).unwrap_or(u64::MAX);
+        let factor = u32::try_from(count).unwrap_or(u32::MAX);
+        Self {
+            members: self.members.saturating_mul(count),
+            memory_mib: self.memory_mib.saturating_mul(number),
+            gpu_thousandths: self.gpu_thousandths.saturating_mul(factor),
+            mps_tenths: self.mps_tenths.saturating_mul(factor),
+        }
+    }
+
     /// Returns the total size of a lease's members.
     #[must_use]
     pub fn of(members: &[LeaseMember]) -> Self {
@@ -261,11 +274,19 @@ pub fn check_request(
     if let Some(longest_s) = limits.longest_s.filter(|longest| duration_s.is_none_or(|wanted| wanted > *longest)) {
         return Err(quota.denial(Exceeded::Duration { longest_s, wanted_s: duration_s }, Vec::new()));
     }
+    check_count(quota, held)
+}
+
+/// Checks whether the user may hold one more lease.
+///
+/// # Errors
+/// The user holds as many leases as the quota allows.
+pub fn check_count(quota: &Effective, held: &[HeldLease]) -> Result<(), Denial> {
     let granted = with_state(held, false);
-    if let Some(most) = limits.leases.filter(|most| granted.len() >= *most as usize) {
-        return Err(quota.denial(Exceeded::Leases { most }, granted));
+    match quota.limits.leases.filter(|most| granted.len() >= *most as usize) {
+        Some(most) => Err(quota.denial(Exceeded::Leases { most }, granted)),
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// Checks whether a request may wait in the queue.

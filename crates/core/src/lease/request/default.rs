@@ -29,6 +29,24 @@ pub fn parse_default(text: &str) -> Result<DefaultRequest, RequestError> {
     }
 }
 
+/// Returns the errors of all terms of a text that [`parse_default`] refuses. Returns only the first error if the terms are
+/// correct alone, or cannot be separated.
+#[must_use]
+pub fn faults_of_default(text: &str) -> Vec<RequestError> {
+    let Err(first) = parse_default(text) else { return Vec::new() };
+    let is_of_term = |error: &RequestError| match error {
+        RequestError::BadValue { .. }
+        | RequestError::MissingValue { .. }
+        | RequestError::UnexpectedValue { .. }
+        | RequestError::NotInDefault { .. } => true,
+        _ => false,
+    };
+    let all = terms(text).unwrap_or_default();
+    let alone = all.iter().filter_map(|term| build(std::slice::from_ref(term), Spelling::Quota).err());
+    let found: Vec<RequestError> = alone.filter(is_of_term).collect();
+    if found.len() > 1 { found } else { vec![first] }
+}
+
 impl DefaultRequest {
     /// Returns the text that [`parse_default`] reads as the same default.
     #[must_use]
@@ -54,6 +72,16 @@ mod tests {
             assert_eq!((default.text().as_str(), default.duration_s), (normal, duration_s));
             assert_eq!(parse_default(&default.text()), Ok(default));
         }
+    }
+
+    /// Fault: the second mistake appeared only after the first one was corrected.
+    #[test]
+    fn all_faults_of_a_default_are_found() {
+        let keys = |text: &str| faults_of_default(text).iter().map(ToString::to_string).collect::<Vec<_>>();
+        let found = keys("mig=1g.10gb*2,for=4");
+        assert!(found.len() == 2 && found[0].contains("1g.10gb*2") && found[1].contains("`4`"), "{found:?}");
+        assert_eq!(keys("for=4h").len(), 1);
+        assert!(keys("mig=1g.10gb,for=4h").is_empty());
     }
 
     #[test]

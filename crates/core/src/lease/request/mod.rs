@@ -42,7 +42,7 @@ mod term;
 mod text;
 
 pub use check::check;
-pub use default::{DefaultRequest, parse_default};
+pub use default::{DefaultRequest, faults_of_default, parse_default};
 pub use error::RequestError;
 pub use key::{Key, Spelling};
 pub use normal::normalized;

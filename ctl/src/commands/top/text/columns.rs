@@ -9,7 +9,7 @@
 
 use crate::render::appearance::{QUIET, pad, paint, width};
 
-/// The widths of the columns of a picture.
+/// The widths of the columns of a picture. A column of width 0 is left out.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct ColumnWidths {
     pub(super) name: usize,
@@ -31,21 +31,31 @@ const WIDE: usize = 110;
 /// Below this width, there is no total memory.
 const NARROW: usize = 76;
 
+/// Minimum width of the last column. A terminal without room for it has no such column.
+const LEAST_REST: usize = 7;
+
 impl ColumnWidths {
-    /// Returns the columns for a terminal of this width.
+    /// Returns the columns for a terminal of this width. Leaves out whole columns that have no room, because a figure that
+    /// is cut looks like another figure.
     pub(in super::super) fn of(width: usize) -> Self {
-        let fixed = match width {
+        let all = match width {
             WIDE.. => Self { name: 34, device: 14, activity: 5, bar: 8, memory: 12, usage: 13, rest: 0, gap: 2 },
-            NARROW.. => Self { name: 22, device: 12, activity: 4, bar: 0, memory: 11, usage: 11, rest: 0, gap: 2 },
-            _ => Self { name: 17, device: 12, activity: 4, bar: 0, memory: 5, usage: 9, rest: 0, gap: 1 },
+            NARROW.. => Self { name: 21, device: 12, activity: 5, bar: 0, memory: 11, usage: 11, rest: 0, gap: 2 },
+            _ => Self { name: 16, device: 12, activity: 5, bar: 0, memory: 5, usage: 9, rest: 0, gap: 1 },
         };
-        Self { rest: width.saturating_sub(fixed.taken()), ..fixed }
+        let rest = width.saturating_sub(all.taken() + all.gap);
+        if rest >= LEAST_REST {
+            return Self { rest, ..all };
+        }
+        let fits = if all.taken() <= width { all } else { Self { device: 0, ..all } };
+        Self { name: fits.name + width.saturating_sub(fits.taken()), ..fits }
     }
 
     /// Returns the width of all columns except the last one.
     fn taken(self) -> usize {
         let bar = if self.bar == 0 { 0 } else { self.bar + 1 };
-        self.name + self.device + self.activity + bar + self.memory + self.usage + 5 * self.gap
+        let device = if self.device == 0 { 0 } else { self.device + self.gap };
+        self.name + device + self.activity + bar + self.memory + self.usage + 3 * self.gap
     }
 
     /// Returns whether the total memory is shown.
@@ -65,14 +75,9 @@ pub(in super::super) fn headings(columns: ColumnWidths) -> String {
         0 => ("NAME", "HISTORY"),
         _ => ("GPU, LEASE, PROCESS", "HISTORY, ENDS"),
     };
-    let line = [
-        pad(name, columns.name),
-        pad("DEVICE", columns.device),
-        right("ACT", columns.activity),
-        right(memory, memory_columns),
-        pad(usage, columns.usage),
-        rest.to_owned(),
-    ]
-    .join(&gap);
-    paint(QUIET, line.trim_end())
+    let mut line = vec![pad(name, columns.name)];
+    line.extend((columns.device > 0).then(|| pad("DEVICE", columns.device)));
+    line.extend([right("ACT", columns.activity), right(memory, memory_columns), pad(usage, columns.usage)]);
+    line.extend((columns.rest > 0).then(|| rest.to_owned()));
+    paint(QUIET, line.join(&gap).trim_end())
 }

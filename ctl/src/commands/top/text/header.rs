@@ -1,5 +1,6 @@
 //! The lines about the host: versions, leases, and what is wrong.
 
+use anstream::adapter::strip_str;
 use gpush_api::{ApiError, HealthStatus, LeaseState, UseState};
 use jiff::SignedDuration;
 
@@ -35,7 +36,7 @@ pub(in super::super) fn lines(answers: &HostAnswers, connection: &Connection, lo
         let text = format!("! the figures are {} old: {}", look.since(answers.at), look.clean(message));
         out.push(paint(BAD, &look.fit(&text, look.width)));
     }
-    out.extend(status::title(&answers.status, look));
+    out.extend(status::title(&answers.status, look).into_iter().map(|line| narrowed(line, look)));
     let (leases, clock) = (leases(answers), look.clock(answers.at));
     // A narrow terminal has no room for the time.
     let fill = look.width.checked_sub(width(&leases) + width(&clock)).filter(|fill| *fill >= 2);
@@ -54,6 +55,12 @@ pub(in super::super) fn lines(answers: &HostAnswers, connection: &Connection, lo
         out.push(paint(NOTE, &look.fit(&text, look.width)));
     }
     out
+}
+
+/// Cuts a line that is too wide for the terminal, and marks the cut. The line loses its colors.
+fn narrowed(line: String, look: &Appearance) -> String {
+    let plain = strip_str(&line).to_string();
+    if width(&plain) <= look.width { line } else { look.fit(&plain, look.width) }
 }
 
 fn errors(answers: &HostAnswers, look: &Appearance) -> Vec<String> {

@@ -65,9 +65,12 @@ pub(in super::super) fn line(line: &VisibleRow<'_>, drawing: &Drawing<'_>) -> St
     };
     // A process has no device, so its name has more room.
     let mut cells = match &node.item {
-        Item::Process(_) => vec![name(line, columns.name + columns.gap + columns.device, look)],
-        Item::Gpu { .. } | Item::Instance { .. } | Item::Lease(_) | Item::Waiting(_) => {
+        Item::Process(_) if columns.device > 0 => vec![name(line, columns.name + columns.gap + columns.device, look)],
+        Item::Gpu { .. } | Item::Instance { .. } | Item::Lease(_) | Item::Waiting(_) if columns.device > 0 => {
             vec![name(line, columns.name, look), device(node, drawing)]
+        }
+        Item::Process(_) | Item::Gpu { .. } | Item::Instance { .. } | Item::Lease(_) | Item::Waiting(_) => {
+            vec![name(line, columns.name, look)]
         }
     };
     cells.push(right(&activity(node.figures.activity, look), columns.activity));
@@ -83,12 +86,15 @@ pub(in super::super) fn line(line: &VisibleRow<'_>, drawing: &Drawing<'_>) -> St
     match &node.item {
         Item::Process(process) => {
             let why = process.unleased.as_deref().map_or_else(String::new, |why| look.clean(why));
-            cells.push(paint(BAD, &look.fit(&why, columns.usage + columns.gap + columns.rest)));
+            let room = if columns.rest == 0 { columns.usage } else { columns.usage + columns.gap + columns.rest };
+            cells.push(paint(BAD, &look.fit(&why, room)));
         }
         Item::Gpu { .. } | Item::Instance { .. } | Item::Lease(_) | Item::Waiting(_) => {
-            cells.push(left(&usage(node), columns.usage));
-            let StyledText(style, text) = rest(node, history, columns, look);
-            cells.push(paint(style, &look.fit(&text, columns.rest)));
+            cells.push(left(&usage(node, columns), columns.usage));
+            if columns.rest > 0 {
+                let StyledText(style, text) = rest(node, history, columns, look);
+                cells.push(paint(style, &look.fit(&text, columns.rest)));
+            }
         }
     }
     cells.join(&" ".repeat(columns.gap)).trim_end().to_owned()
@@ -204,9 +210,13 @@ fn memory(figures: &Figures, columns: ColumnWidths) -> StyledText {
     }
 }
 
-/// Returns the power of a GPU, or what a lease does.
-fn usage(node: &Node<'_>) -> StyledText {
+/// Returns the power of a GPU, or what a lease does. Without the last column, returns the state of a GPU that is not ready.
+fn usage(node: &Node<'_>, columns: ColumnWidths) -> StyledText {
     match &node.item {
+        Item::Gpu { gpu, .. } if columns.rest == 0 && gpu.state != GpuState::Ready => {
+            let (word, style) = names::state(gpu.state);
+            StyledText(style, word.to_owned())
+        }
         Item::Gpu { usage, .. } => power(*usage),
         Item::Instance { .. } | Item::Process(_) => StyledText::none(),
         Item::Waiting(lease) => {

@@ -94,6 +94,7 @@ fn empty() -> FromUse {
         subject: "lease",
         has_older_leases: false,
         is_named: false,
+        is_own: false,
         size_advice: Vec::new(),
         size_totals: Vec::new(),
         layout_advice: None,

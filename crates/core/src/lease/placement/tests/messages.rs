@@ -287,3 +287,44 @@ fn gpu_that_cannot_meet_the_request_is_not_named_as_full() {
     let error = refusal(&host, &wanted(profile("7g.80gb"), 1));
     assert_eq!(error.causes, ["GPU 1 has no room"]);
 }
+
+/// Fault: with GPU 0 cordoned and GPU 1 free, the refusal of `-g 0` did not name GPU 1.
+#[test]
+fn refusal_on_a_cordoned_gpu_names_a_free_one() {
+    let used = "1g.10gb@0 used";
+    let cordoned = |devices| GpuOffer { closed: Some(Closed::Cordoned), ..mig(0, "a100-80", false, devices) };
+    let not_ready = GpuOffer { unoffered: Some(Unoffered::NotReady(Mode::Mig)), ..gpu(0) };
+    let request = PlacementRequest { gpus: Some([GpuIndex(0)].into()), ..wanted(profile("1g.10gb"), 1) };
+    for closed in [cordoned("1g.10gb@0"), not_ready] {
+        let hint = |other| refusal(&Host { gpus: vec![closed.clone(), other] }, &request).hint.unwrap_or_default();
+        assert_eq!(hint(mig(1, "a100-80", false, "1g.10gb@0")), "choose a GPU that is free: `-g 1`");
+        assert!(!hint(mig(1, "a100-80", false, used)).contains("-g 1"));
+        let also_closed = GpuOffer { closed: Some(Closed::Cordoned), ..mig(1, "a100-80", false, "1g.10gb@0") };
+        assert!(!hint(also_closed).contains("-g 1"));
+    }
+}
+
+/// Fault: a cordon counted as missing capacity.
+#[test]
+fn refusal_because_of_cordons_alone_is_not_about_capacity() {
+    let cordoned = GpuOffer { closed: Some(Closed::Cordoned), ..mps(0, 0, None) };
+    let why = |gpus: Vec<GpuOffer>| {
+        place(&Host { gpus }, &wanted(some_mps("10"), 1), PlacementPolicy::Pack).unwrap_err().is_not_ready()
+    };
+    assert!(why(vec![cordoned.clone()]));
+    assert!(!why(vec![cordoned, mps(1, 950, None)]), "GPU 1 is full");
+    assert!(!why(vec![mps(1, 950, None)]) && !why(vec![whole(0, true)]));
+    let not_ready = GpuOffer { unoffered: Some(Unoffered::NotReady(Mode::Mps)), ..gpu(0) };
+    assert!(why(vec![not_ready]));
+}
+
+/// Fault: the hint named profiles that the static layout does not have.
+#[test]
+fn profile_that_no_layout_has_is_not_proposed() {
+    let hint = |dynamic| {
+        let host = Host { gpus: vec![mig(0, "a100-80", dynamic, "1g.10gb@0")] };
+        refusal(&host, &wanted(profile("1g.10g"), 1)).hint.unwrap()
+    };
+    assert!(hint(false).starts_with("did you mean 1g.10gb? List"), "{}", hint(false));
+    assert!(hint(true).contains("1g.20gb"), "{}", hint(true));
+}

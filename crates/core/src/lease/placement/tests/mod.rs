@@ -135,7 +135,8 @@ fn part_of_an_instance_is_granted_by_name_only() {
         "it shares its memory with others"
     );
     let NoAssignment::UnknownProfile { nearest, .. } =
-        place(&host, &wanted(profile("1g.12gb"), 1), PlacementPolicy::Pack).unwrap_err()
+        place(&Host { gpus: vec![mig(0, "a100-80", true, "")] }, &wanted(profile("1g.12gb"), 1), PlacementPolicy::Pack)
+            .unwrap_err()
     else {
         panic!()
     };

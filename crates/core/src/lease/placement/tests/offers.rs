@@ -131,3 +131,20 @@ fn request_that_no_device_meets_leads_to_a_share_that_does() {
     let expected = "request `--mps 50 --memory 40G` or `--whole` or `--mig 1g.10gb`";
     assert_eq!(hint(&host, &named, none()).as_deref(), Some(expected));
 }
+
+/// Fault: the hint was "request 1 or fewer", although the quota does not allow one either.
+#[test]
+fn smaller_number_of_members_fits_the_quota() {
+    let host = Host { gpus: vec![whole(0, true), whole(1, true)] };
+    let request = wanted(RequestedShare::Whole, 3);
+    assert_eq!(hint(&host, &request, Limits::default()).as_deref(), Some("request 2 or fewer"));
+    assert_eq!(hint(&host, &request, memory(100)).as_deref(), Some("request 1 or fewer"));
+    assert_eq!(hint(&host, &request, memory(10)).as_deref(), Some("request at most 10 GiB"));
+    let (effective, gpus) = (Effective::without_quota(memory(80)), gpus());
+    let size = Size::of_one(80 * 1024, 80 * 1024, 0);
+    let held = [HeldLease { id: LeaseId(6), queued: false, size, releasable: true }];
+    let allowance = Some(Allowance { effective: &effective, held: &held });
+    let why = place(&host, &request, PlacementPolicy::Pack).unwrap_err();
+    let hint = why.error(&request, ErrorContext { gpus: &gpus, allowance, ..context(&host) }).hint;
+    assert_eq!(hint.as_deref(), Some("release a lease: `gpushctl lease end L6`"));
+}
