@@ -11,6 +11,7 @@
 //! | [`config_accounts`] | notes about users and groups that the config names but the host does not have |
 //! | [`identity`] | user and command line of a process |
 //! | [`device_files`] | processes that have a GPU's device node open |
+//! | [`capability_files`] | the nodes of MIG capabilities |
 //! | [`driver_devices`] | major numbers of the driver's devices |
 //! | [`error_chain`] | an error and its causes as one line of text |
 //! | [`cgroup`] | the systemd unit and the Slurm job of a process |
@@ -32,6 +33,7 @@
 pub mod accounts;
 pub mod acl;
 pub mod boot;
+pub mod capability_files;
 pub mod cgroup;
 pub mod config_accounts;
 pub mod device_files;

@@ -18,8 +18,10 @@
 //! restart of the bus. Before a call that changes something, gpushd checks the connection, so that no such call is sent
 //! twice. It repeats the reading of limits on a new connection.
 
+mod devices;
 mod proxies;
 mod scope;
+mod short_run;
 mod state;
 mod unit_limits;
 
@@ -41,7 +43,9 @@ use zbus::{
 
 use self::proxies::{Property, SystemManagerProxy, UnitPropertiesProxy};
 pub use self::{
+    devices::{FIRST_WITHOUT_GAPS, Lasts, UnitDevices},
     scope::TransientScope,
+    short_run::ShortProgram,
     state::State,
     unit_limits::{ReadLimits, UnitValue},
 };
