@@ -30,7 +30,7 @@ pub use notice::{LeaseNotice, NoticeChange, NoticeKind};
 pub use request::{BindTo, LONGEST_LEASE_S, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS};
 pub use signal::NoticeSignal;
 pub use state::{EndReason, Enforcement, LeaseKind, LeaseState};
-pub use terms::{AtLeaseEnd, LeaseOwner, LeaseRequirement, LeaseTerms};
+pub use terms::{AtLeaseEnd, EnforceMissing, LeaseOwner, LeaseRequirement, LeaseTerms};
 pub use usage::LeaseUse;
 
 /// The user who holds a lease.
