@@ -52,7 +52,12 @@ pub(super) fn read(
     let is_lease_wrong = get(rule, "lease").is_some() && own.lease.is_none();
     if own.enforce_missing.is_some() && !is_enforced && !is_lease_wrong {
         let problem = "`enforce_missing` has no effect, because `lease` of the rule is not \"enforced\"";
-        reader.report_at(rule, "enforce_missing", problem, "write lease = \"enforced\", or leave `enforce_missing` out");
+        reader.report_at(
+            rule,
+            "enforce_missing",
+            problem,
+            "write lease = \"enforced\", or leave `enforce_missing` out",
+        );
     }
     let missing = own.enforce_missing.or(defaults.enforce_missing).filter(|_| is_enforced);
     Some(LeaseTerms {

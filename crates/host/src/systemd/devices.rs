@@ -5,13 +5,14 @@
 
 use gpush_core::lease::access::{AllowedDevice, denies_gpus};
 use zbus::{
+    export::ordered_stream::OrderedStreamExt,
     proxy::CacheProperties,
     zvariant::{Array, OwnedValue, Signature, Value},
 };
 
 use super::{
     Error, Manager, call, properties,
-    proxies::{Property, SystemManagerProxy},
+    proxies::{Property, ReloadingStream, SystemManagerProxy},
 };
 
 /// First version of systemd that never opens devices while it reloads.
@@ -75,12 +76,7 @@ impl Manager {
         self.set_device_properties(unit, lasts, &default).await
     }
 
-    async fn set_device_properties(
-        &self,
-        unit: &str,
-        lasts: Lasts,
-        properties: &[Property<'_>],
-    ) -> Result<(), Error> {
+    async fn set_device_properties(&self, unit: &str, lasts: Lasts, properties: &[Property<'_>]) -> Result<(), Error> {
         let manager = self.manager().await?;
         let runtime = lasts == Lasts::UntilBoot;
         call(&format!("set the devices of {unit}"), manager.set_unit_properties(unit, runtime, properties)).await
@@ -99,19 +95,35 @@ impl Manager {
         Ok(UnitDevices { policy: policy.unwrap_or("auto").to_owned(), allowed })
     }
 
-    /// Waits until systemd has reloaded its units or was executed again.
+    /// Subscribes to the ends of systemd's reloads of its units.
     ///
     /// # Errors
-    /// When the bus cannot be reached. When the connection ends meanwhile.
-    pub async fn reloaded(&self) -> Result<(), Error> {
-        use zbus::export::ordered_stream::OrderedStreamExt;
-
+    /// When the bus cannot be reached.
+    pub async fn reloads(&self) -> Result<Reloads, Error> {
         let connection = self.subscribed("report its reloads").await?.manager.inner().connection().clone();
         let builder = SystemManagerProxy::builder(&connection).cache_properties(CacheProperties::No);
         let manager = builder.build().await.map_err(Error::Bus)?;
-        let mut signals = manager.receive_reloading().await.map_err(Error::Bus)?;
+        Ok(Reloads(manager.receive_reloading().await.map_err(Error::Bus)?))
+    }
+}
+
+/// The reloads of systemd's units since the subscription.
+pub struct Reloads(ReloadingStream);
+
+impl std::fmt::Debug for Reloads {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reloads").finish_non_exhaustive()
+    }
+}
+
+impl Reloads {
+    /// Waits for the end of the next reload.
+    ///
+    /// # Errors
+    /// When the connection ends.
+    pub async fn next(&mut self) -> Result<(), Error> {
         loop {
-            let Some(signal) = signals.next().await else { return Err(super::closed()) };
+            let Some(signal) = OrderedStreamExt::next(&mut self.0).await else { return Err(super::closed()) };
             if signal.args().is_ok_and(|args| !args.active) {
                 return Ok(());
             }

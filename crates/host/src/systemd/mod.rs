@@ -43,7 +43,7 @@ use zbus::{
 
 use self::proxies::{Property, SystemManagerProxy, UnitPropertiesProxy};
 pub use self::{
-    devices::{FIRST_WITHOUT_GAPS, Lasts, UnitDevices},
+    devices::{FIRST_WITHOUT_GAPS, Lasts, Reloads, UnitDevices},
     scope::TransientScope,
     short_run::ShortProgram,
     state::State,
@@ -217,6 +217,24 @@ impl Manager {
         let manager = self.manager().await?;
         let rows = call("list units", manager.list_units_by_patterns(&states, &[pattern])).await?;
         Ok(rows.into_iter().map(|row| row.0).collect())
+    }
+
+    /// Lists the services that run as another user than root, with the user. Leaves out services that have just ended.
+    ///
+    /// # Errors
+    /// When systemd refuses.
+    pub async fn services_of_users(&self) -> Result<Vec<(String, String)>, Error> {
+        let mut found = Vec::new();
+        for unit in self.running("*.service").await? {
+            let state = match self.state(&unit).await {
+                Err(Error::Refused { .. }) => continue,
+                state => state?,
+            };
+            if !matches!(state.user.as_str(), "" | "root" | "0") {
+                found.push((unit, state.user));
+            }
+        }
+        Ok(found)
     }
 
     /// Returns how many processes a unit has.

@@ -1,6 +1,6 @@
 use gpush_api::{
-    AtLeaseEnd, ComputeMode, EnforceMissing, GpuIndex, LeaseKind, LeaseOwner, LeaseRequirement, MemoryLimit, Mode, MpsComputeMode,
-    MpsPolicy, MpsSettings, MpsUsers, Priority, TimesliceLevel, TimeslicePolicy, UnleasedPolicy,
+    AtLeaseEnd, ComputeMode, EnforceMissing, GpuIndex, LeaseKind, LeaseOwner, LeaseRequirement, MemoryLimit, Mode,
+    MpsComputeMode, MpsPolicy, MpsSettings, MpsUsers, Priority, TimesliceLevel, TimeslicePolicy, UnleasedPolicy,
 };
 use proptest::prelude::*;
 

@@ -50,9 +50,10 @@ impl Nodes {
     #[must_use]
     pub fn own(&self) -> Vec<AllowedDevice> {
         let gpus = self.gpus.iter().map(|minor| AllowedDevice::Node(GPU_MAJOR, *minor));
-        let capabilities = self.capability_major.into_iter().flat_map(|major| {
-            self.capabilities.iter().map(move |minor| AllowedDevice::Node(major, *minor))
-        });
+        let capabilities = self
+            .capability_major
+            .into_iter()
+            .flat_map(|major| self.capabilities.iter().map(move |minor| AllowedDevice::Node(major, *minor)));
         gpus.chain([AllowedDevice::Node(GPU_MAJOR, CONTROL_MINOR)]).chain(capabilities).collect()
     }
 }

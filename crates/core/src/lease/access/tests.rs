@@ -69,7 +69,8 @@ fn members(host: &Instances, gpus: &[Gpu]) -> Vec<(LeaseMember, u32, Option<u32>
         gpu_memory_mib: 8,
     };
     let settings = MpsPolicy::default().settings;
-    let mps = || MemberShare::Mps { percentage: settings.percentage, memory_limit_mib: None, priority: settings.priority };
+    let mps =
+        || MemberShare::Mps { percentage: settings.percentage, memory_limit_mib: None, priority: settings.priority };
     let turns = || MemberShare::Timeslice { replicas: 4, level: None, compute_mode: None };
     let mut all = Vec::new();
     for ((minor, gis), gpu) in host.iter().zip(gpus) {
@@ -151,10 +152,7 @@ fn member_without_capability_nodes_is_an_error() {
     let (mig, ..) = all.iter().find(|(_, _, gi)| gi.is_some()).unwrap();
     let none = CapabilityMinors { major: Some(CAPABILITIES), ..CapabilityMinors::default() };
     let error = nodes([mig], &known, &none).unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "the driver does not report the capability node of MIG device 7/1 of GPU 0"
-    );
+    assert_eq!(error.to_string(), "the driver does not report the capability node of MIG device 7/1 of GPU 0");
     // A driver without such nodes checks the rights of the files in /proc.
     assert_eq!(nodes([mig], &known, &CapabilityMinors::default()).unwrap().own().len(), 2);
     assert!(matches!(nodes([mig], &[], &none), Err(NoDeviceAccess::UnknownGpu(_))));
