@@ -65,6 +65,8 @@ struct Watched {
     keep: Option<LeaseKeep>,
     /// The last attempt to deliver a notice: its number, and the time.
     attempt: Option<(u32, Moment)>,
+    /// Whether the job of the lease also runs on other nodes. Then gpushd only reports it.
+    runs_elsewhere: bool,
 }
 
 impl Watched {

@@ -1,7 +1,7 @@
 //! What happens to unused leases, for answers.
 
 use gpush_api::{Lease, LeaseIdle, LeaseState, UnusedLease};
-use gpush_usage::idle::IdleOutlook;
+use gpush_usage::idle::{IdleOutlook, IdlePolicy};
 
 use super::{Idle, Watched};
 use crate::usage::{ObservedLeases, Usage};
@@ -13,9 +13,10 @@ impl Idle {
         let now = self.0.usage.now();
         let watched = self.0.watched.lock();
         for lease in leases.iter_mut().filter(|lease| lease.state == LeaseState::Active) {
-            if lease.usage.is_some() {
-                lease.idle =
-                    watched.get(&lease.id).and_then(|one| one.outlook(now)).map(|(outlook, _)| shown(&outlook));
+            // The machine learns of a new keep with the next sample.
+            let is_kept = lease.keep.as_ref().is_some_and(|keep| keep.until > Usage::timestamp(now));
+            if lease.usage.is_some() && !is_kept {
+                lease.idle = watched.get(&lease.id).and_then(|one| Some(shown(&one.outlook(now)?.0, &one.policy)));
             }
         }
     }
@@ -28,7 +29,8 @@ impl Idle {
         visible
             .filter_map(|(lease, _)| {
                 let (outlook, warnings) = watched.get(&lease.id())?.outlook(now)?;
-                let LeaseIdle { action, unused_since, due_at, .. } = shown(&outlook);
+                let IdleOutlook { action, unused_since, due, .. } = outlook;
+                let (unused_since, due_at) = (Usage::timestamp(unused_since), Usage::timestamp(due));
                 Some(UnusedLease {
                     lease_id: lease.id(),
                     holder: lease.record.holder.clone(),
@@ -52,11 +54,12 @@ impl Watched {
     }
 }
 
-fn shown(outlook: &IdleOutlook) -> LeaseIdle {
+fn shown(outlook: &IdleOutlook, policy: &IdlePolicy) -> LeaseIdle {
     LeaseIdle {
         action: outlook.action,
         unused_since: Usage::timestamp(outlook.unused_since),
         due_at: Usage::timestamp(outlook.due),
         warned: outlook.is_warned,
+        longest_keep_s: policy.max_keep_ms / 1000,
     }
 }

@@ -9,7 +9,7 @@ use gpush_api::{LeaseId, LeaseState};
 use gpush_core::lease::unused::UnusedEnd;
 use gpush_host::subtask;
 use gpush_usage::{
-    idle::{IdleEffect, IdleEvent, IdleMachine},
+    idle::{IdleAction, IdleEffect, IdleEvent, IdleMachine, UnusedReport},
     judge::UseState,
     moment::Moment,
 };
@@ -80,8 +80,10 @@ impl Idle {
                 observed: observed.clone(),
                 keep: None,
                 attempt: None,
+                runs_elsewhere: false,
             });
             (one.policy, one.terms, one.observed) = (subject.policy, subject.terms, observed);
+            one.policy.ends_slurm_jobs &= !one.runs_elsewhere;
             if busy.contains(&id) {
                 continue;
             }
@@ -94,11 +96,12 @@ impl Idle {
         tasks
     }
 
-    /// Tells the machine what has become of its effects.
+    /// Tells the machine the outcome of its effects.
     fn note(&self, outcome: &IdleOutcome) {
         let now = self.0.usage.now();
         let mut watched = self.0.watched.lock();
         let Some(one) = watched.get_mut(&outcome.lease) else { return };
+        one.runs_elsewhere |= outcome.runs_elsewhere;
         if let Some(notice) = outcome.recorded {
             let _ = one.machine.step(IdleEvent::NoticeRecorded(notice), &one.policy, one.terms, now);
         }
@@ -131,13 +134,17 @@ impl Watched {
             IdleEffect::Warn { notice, report, action } => {
                 let deadline = self.machine.outlook(&self.observed, &self.policy, self.terms, now);
                 let due = deadline.map_or(report.deadline.at, |outlook| outlook.due);
-                IdleAct::Warn { notice: *notice, report: *report, action: *action, due }
+                self.warning(*notice, *report, *action, due)
             }
             IdleEffect::Withdraw => IdleAct::Withdraw(self.end_of_unused_time(now)),
             IdleEffect::Report(report) => IdleAct::Report(*report),
             IdleEffect::Release(report) => IdleAct::End { report: *report, ends_processes: false },
             IdleEffect::End(report) => IdleAct::End { report: *report, ends_processes: true },
         }
+    }
+
+    fn warning(&self, notice: u32, report: UnusedReport, action: IdleAction, due: Moment) -> IdleAct {
+        IdleAct::Warn { notice, report, action, due, longest_keep_ms: self.policy.max_keep_ms }
     }
 
     /// Returns the last notice again if it has not reached the holder for a while.
@@ -149,9 +156,9 @@ impl Watched {
         }
         let &IdleEvent::Observed { state, since, unused_since: Some(unused) } = &self.observed else { return None };
         let deadline = self.policy.deadline(self.terms, state, unused, since, None);
-        let report = gpush_usage::idle::UnusedReport { unused_since: unused, deadline };
+        let report = UnusedReport { unused_since: unused, deadline };
         let outlook = self.machine.outlook(&self.observed, &self.policy, self.terms, now)?;
-        Some(IdleAct::Warn { notice, report, action: outlook.action, due: outlook.due })
+        Some(self.warning(notice, report, outlook.action, outlook.due))
     }
 
     /// Returns why the last warning does not apply any more.
@@ -164,6 +171,9 @@ impl Watched {
         }
         match &self.observed {
             IdleEvent::Observed { state: UseState::Busy, .. } => UnusedEnd::Used,
+            IdleEvent::Observed { unused_since: Some(_), .. } if !self.policy.action_for(self.terms).ends_leases() => {
+                UnusedEnd::NotEnded
+            }
             IdleEvent::Observed { .. } | IdleEvent::NoticeRecorded(_) | IdleEvent::Kept(_) | IdleEvent::EndRefused => {
                 UnusedEnd::Unknown
             }

@@ -100,6 +100,7 @@ impl From<ChangeError> for ApiError {
         match error {
             ChangeError::Inactive => Self::new(Code::Conflict, "the lease is not active"),
             ChangeError::Kept => Self::new(Code::Conflict, "the lease is kept, although it is unused"),
+            ChangeError::MayBeUsed => Self::new(Code::Conflict, "a process of the lease has just started"),
             ChangeError::Unrecorded(error) => error.into(),
             ChangeError::OperationRuns(error) => error,
         }

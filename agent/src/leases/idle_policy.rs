@@ -14,8 +14,8 @@ pub(crate) fn idle_policy(host: &HostState, record: &LeaseRecord) -> IdlePolicy 
     policy_of_rules(&host.config, &rules(host, record))
 }
 
-/// Returns whether all rules of a lease's GPUs say that it counts as idle while its processes and their memory stay the
-/// same, if the device reports no activity.
+/// Returns whether all rules of a lease's GPUs have `by_memory`. If the device does not report activity, the lease then
+/// counts as idle while its processes and their memory stay the same.
 pub(crate) fn is_judged_by_memory(host: &HostState, record: &LeaseRecord) -> bool {
     let rules = rules(host, record);
     !rules.is_empty() && rules.into_iter().all(|rule| host.config.idle_terms(rule).by_memory)

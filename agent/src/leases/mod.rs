@@ -107,7 +107,7 @@ use crate::{
 };
 
 pub(crate) use self::{
-    actor::{UnusedNews, restore_places, take_over},
+    actor::{SeenUnused, UnusedNews, restore_places, take_over},
     administrator_scope::leave_session,
     change::{release, renew, revoke},
     device_list::devices,
@@ -122,7 +122,7 @@ pub(crate) use self::{
     quotas::{quota_subject, quota_view, users_with_quotas},
     scope::{Scopes, health},
     show::{MOST_ENDED, all, ended_before, environment, id, one},
-    unused::{end_unused, tell_unused},
+    unused::{end_unused, is_still_unused, tell_unused},
 };
 
 /// The parts of gpushd that leases use.

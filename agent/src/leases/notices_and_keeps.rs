@@ -1,4 +1,4 @@
-//! What belongs to leases in the store: the last notice to the holder, and the last keep.
+//! The records about leases in the store: the last notice to the holder, and the last keep.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -7,14 +7,14 @@ use gpush_api::{ApiError, Lease, LeaseId, LeaseKeep, LeaseNotice, LeaseState};
 use super::Leases;
 use crate::state::LeaseTable;
 
-/// What the store has for each lease.
+/// The stored notices and keeps of the leases.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct StoredNotices {
     pub(crate) notices: BTreeMap<LeaseId, LeaseNotice>,
     pub(crate) keeps: BTreeMap<LeaseId, LeaseKeep>,
 }
 
-/// Adds to the open leases what an earlier gpushd has recorded.
+/// Adds the notices and keeps that an earlier gpushd has recorded to the open leases.
 pub(crate) fn restore(table: &mut LeaseTable, stored: StoredNotices) {
     let StoredNotices { mut notices, mut keeps } = stored;
     for (id, lease) in &mut table.open {
@@ -26,7 +26,7 @@ pub(crate) fn restore(table: &mut LeaseTable, stored: StoredNotices) {
     }
 }
 
-/// Adds to ended leases what the store has. The caller must be permitted to read them in full.
+/// Adds the stored notices and keeps to ended leases. The caller must be permitted to read them in full.
 ///
 /// # Errors
 /// If the store cannot be read.

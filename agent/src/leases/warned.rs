@@ -13,10 +13,10 @@ use super::{
 };
 use crate::state::{HostState, OpenLease};
 
-/// What the holders know already.
+/// The cordons and the serving MPS daemons that the holders know of.
 #[derive(Debug, Default)]
 struct Known {
-    /// The cordons of each GPU that has been read.
+    /// The last known cordons of each GPU.
     cordons: BTreeMap<GpuUuid, Vec<Cordon>>,
     /// The MPS targets whose daemons serve.
     serving: BTreeSet<TargetUuid>,
@@ -77,7 +77,7 @@ impl Known {
     }
 }
 
-/// Returns the leases that have a member like this.
+/// Returns the leases with a member for which `is_its` is true.
 fn holding(host: &HostState, is_its: impl Fn(&LeaseMember) -> bool) -> impl Iterator<Item = &OpenLease> {
     host.leases.holding().filter(move |lease| lease.record.members.iter().any(&is_its))
 }

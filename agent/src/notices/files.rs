@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use gpush_api::{LeaseId, LeaseNotice};
+use gpush_api::{LeaseId, LeaseNotice, NoticeKind};
 use gpush_host::acl;
 use gpush_locked::Locked;
 use nix::unistd::geteuid;
@@ -26,8 +26,11 @@ use serde::{Deserialize, Serialize};
 /// How long the file of an ended lease stays.
 const KEPT: Duration = Duration::from_secs(3600);
 
-/// Maximum size of a file in bytes.
+/// Maximum size of a file in bytes for notices that the holder may miss.
 const LARGEST: u64 = 64 << 10;
+
+/// Maximum size of a file in bytes for warnings of the end. Notices of the end itself have no maximum: there are few.
+const LARGEST_WITH_WARNINGS: u64 = 4 * LARGEST;
 
 /// The files of all leases.
 #[derive(Debug)]
@@ -133,7 +136,7 @@ fn create(path: &Path, uid: u32) -> io::Result<()> {
     if uid == geteuid().as_raw() {
         return Ok(());
     }
-    // The file stays gpushd's. Its owner could change the mode, and fill the file system.
+    // The file belongs to gpushd: its owner could change the mode, and fill the file system.
     let opened = match acl::grant_read(path, uid) {
         Ok(true) => Ok(()),
         // The file system has no access lists.
@@ -144,11 +147,17 @@ fn create(path: &Path, uid: u32) -> io::Result<()> {
 }
 
 fn append(path: &Path, id: LeaseId, notice: &LeaseNotice) -> io::Result<()> {
+    let kind = notice.kind;
     let notice = LeaseNotice { terminals: None, ..notice.clone() };
     let mut line = serde_json::to_vec(&FileLine { lease_id: id, notice })?;
     line.push(b'\n');
     let mut file = OpenOptions::new().append(true).open(path)?;
-    if file.metadata()?.len() >= LARGEST {
+    let largest = match kind {
+        NoticeKind::Expired | NoticeKind::Revoked | NoticeKind::GpuLost => u64::MAX,
+        NoticeKind::EndsSoon | NoticeKind::Unused => LARGEST_WITH_WARNINGS,
+        NoticeKind::Cordoned | NoticeKind::MpsFault | NoticeKind::UnusedNoMore => LARGEST,
+    };
+    if file.metadata()?.len() >= largest {
         return Err(io::Error::other("the file is full"));
     }
     file.write_all(&line)
@@ -160,7 +169,6 @@ fn remove(path: &Path) {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::NoticeKind;
     use jiff::Timestamp;
 
     use super::*;
@@ -247,14 +255,22 @@ mod tests {
         assert_eq!(left, [true, false, true], "open, old, recent");
     }
 
+    /// Fault: a full file did not get the notice of the end.
     #[test]
-    fn file_does_not_grow_without_limit() {
+    fn file_does_not_grow_without_limit_but_gets_each_end() {
         let (_directory, files) = files();
         files.create(LeaseId(1), geteuid().as_raw());
-        for _ in 0..1000 {
-            files.append(LeaseId(1), &notice(&"x".repeat(400)));
+        let fill = |kind| {
+            for _ in 0..2000 {
+                files.append(LeaseId(1), &LeaseNotice { kind, ..notice(&"x".repeat(400)) });
+            }
+            std::fs::metadata(files.file(LeaseId(1))).unwrap().len()
+        };
+        for (kind, largest) in [(NoticeKind::Cordoned, LARGEST), (NoticeKind::Unused, LARGEST_WITH_WARNINGS)] {
+            let size = fill(kind);
+            assert!((largest..largest + 1000).contains(&size), "{size}");
         }
-        let size = std::fs::metadata(files.file(LeaseId(1))).unwrap().len();
-        assert!((LARGEST..LARGEST + 1000).contains(&size), "{size}");
+        files.append(LeaseId(1), &notice("lease L1 has ended"));
+        assert_eq!(files.last(LeaseId(1)).map(|last| last.text).as_deref(), Some("lease L1 has ended"));
     }
 }

@@ -1,9 +1,7 @@
 //! Runs the program in `notify.command` for each notice, for example to send mail, and sets the comments of Slurm jobs. The
 //! program gets the notice as a JSON object on its standard input.
 //!
-//! ```text
-//! notice ─► queue of [`WAITING`], else left out and logged ─► one program at a time ─► log
-//! ```
+//! `queue` says which notices wait. One program of each sort runs at a time.
 //!
 //! The program never runs as root: it runs as the user in `notify.user`, or as a user that systemd creates for the run, in
 //! a sandbox. Without systemd it runs as `nobody`. A hook that fails or hangs delays only later runs of the hook.
@@ -11,21 +9,22 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{GpuUuid, LeaseHolder, LeaseId, LeaseNotice, NoticeChange};
-use gpush_core::config::Notify;
+use gpush_core::config;
 use gpush_host::{
     helper::{End, Job},
     subtask, systemd,
 };
+use gpush_locked::Locked;
 use nix::unistd::User;
 use serde::Serialize;
-use tokio::sync::{Mutex, mpsc};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::job_comment;
+use super::{
+    job_comment,
+    queue::{HookRun, JobComment, NoticeQueue},
+};
 use crate::system::{host_services::HostServices, tasks::Tasks};
-
-/// Maximum number of notices that wait for the hook.
-const WAITING: usize = 64;
 
 /// Maximum run time of the hook.
 const DEADLINE: Duration = Duration::from_secs(10);
@@ -36,55 +35,74 @@ const NOBODY: u32 = 65_534;
 /// The name of the runs.
 const OPERATION: &str = "notify";
 
-/// A notice that waits for its programs.
-#[derive(Debug, Clone)]
-struct WaitingNotice {
-    /// The settings with which the hook runs.
-    notify: Notify,
-    change: NoticeChange,
-    /// The Slurm job of the lease, if its comment is set.
-    job: Option<u32>,
-}
-
 /// The hook. A handle, cheap to clone.
-#[derive(Debug, Clone)]
-pub(super) struct NoticeHook {
-    runs: mpsc::Sender<WaitingNotice>,
-    /// The receiving end of the queue.
-    waiting: Arc<Mutex<mpsc::Receiver<WaitingNotice>>>,
+#[derive(Debug, Clone, Default)]
+pub(super) struct NoticeHook(Arc<HookParts>);
+
+#[derive(Debug, Default)]
+struct HookParts {
+    queue: Locked<NoticeQueue>,
+    has_run: Notify,
+    has_comment: Notify,
 }
 
 impl NoticeHook {
-    pub(super) fn new() -> Self {
-        let (runs, waiting) = mpsc::channel(WAITING);
-        Self { runs, waiting: Arc::new(Mutex::new(waiting)) }
-    }
-
     /// Runs the hook for a notice, if the config has one, and sets the comment of the Slurm job of the lease. Does not wait
     /// for the programs.
-    pub(super) fn run(&self, notify: &Notify, change: &NoticeChange, job: Option<u32>) {
-        let job = job.filter(|_| notify.job_comment);
-        if notify.command.is_none() && job.is_none() {
+    pub(super) fn run(&self, notify: &config::Notify, change: &NoticeChange, job: Option<u32>) {
+        let lease = change.lease_id;
+        if let Some(job) = job.filter(|_| notify.job_comment) {
+            self.0.queue.lock().add_comment(JobComment { lease, job, text: change.notice.text.clone() });
+            self.0.has_comment.notify_one();
+        }
+        if notify.command.is_none() {
             return;
         }
-        let waiting = WaitingNotice { notify: notify.clone(), change: change.clone(), job };
-        if self.runs.try_send(waiting).is_err() {
-            let lease = change.lease_id;
+        let run = HookRun { notify: notify.clone(), change: change.clone() };
+        if self.0.queue.lock().add_run(run) {
+            self.0.has_run.notify_one();
+        } else {
             tracing::warn!(%lease, "lease {lease}: the hook of [notify] is too slow, so it does not run for a notice");
         }
     }
 
-    /// Runs the hook for the notices that wait, one after the other, until gpushd stops.
+    /// Runs the hook and sets the comments for the notices that wait, until gpushd stops.
     pub(super) async fn serve(self, host_services: Arc<HostServices>, tasks: Tasks, stopping: CancellationToken) {
-        let mut waiting = self.waiting.lock().await;
-        while let Some(Some(WaitingNotice { notify, change, job })) = stopping.run_until_cancelled(waiting.recv()).await
-        {
-            let _unfinished = tasks.unfinished();
-            execute(&host_services, &notify, &change).await;
-            if let Some(job) = job {
-                job_comment::set(&host_services, change.lease_id, job, &change.notice.text).await;
+        let HookParts { queue, has_run, has_comment } = &*self.0;
+        let hook = async {
+            loop {
+                // The lock must not be held while the program runs.
+                let next = queue.lock().next_run();
+                match next {
+                    Some(HookRun { notify, change }) => {
+                        let _unfinished = tasks.unfinished();
+                        execute(&host_services, &notify, &change).await;
+                    }
+                    None if stopping.run_until_cancelled(has_run.notified()).await.is_none() => return,
+                    None => {}
+                }
+                if stopping.is_cancelled() {
+                    return;
+                }
             }
-        }
+        };
+        let comments = async {
+            loop {
+                let next = queue.lock().next_comment();
+                match next {
+                    Some(comment) => {
+                        let _unfinished = tasks.unfinished();
+                        job_comment::set(&host_services, &comment).await;
+                    }
+                    None if stopping.run_until_cancelled(has_comment.notified()).await.is_none() => return,
+                    None => {}
+                }
+                if stopping.is_cancelled() {
+                    return;
+                }
+            }
+        };
+        tokio::join!(hook, comments);
     }
 }
 
@@ -98,7 +116,7 @@ struct HookInput<'a> {
     notice: &'a LeaseNotice,
 }
 
-async fn execute(host_services: &HostServices, notify: &Notify, change: &NoticeChange) {
+async fn execute(host_services: &HostServices, notify: &config::Notify, change: &NoticeChange) {
     let NoticeChange { lease_id: lease, holder, gpu_uuids, notice } = change;
     let lease = *lease;
     let input = serde_json::to_string(&HookInput { lease_id: lease, holder, gpu_uuids, notice });
@@ -138,7 +156,7 @@ async fn execute(host_services: &HostServices, notify: &Notify, change: &NoticeC
 /// Uid and gid of the user that runs the hook.
 type Ids = (u32, u32);
 
-/// Looks up the user that runs the hook. Returns `Ok(None)` if the config names none.
+/// Looks up the user that runs the hook. Returns `Ok(None)` if the config does not name a user.
 ///
 /// # Errors
 /// The host has no such user, or the user is root under another name.
@@ -189,33 +207,6 @@ fn as_user(command: &str, user: Option<Ids>) -> (String, Vec<String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// While the hook hangs, notices wait for it up to a limit, and the delivery of notices goes on.
-    #[test]
-    fn hook_that_hangs_delays_no_notice() {
-        let hook = NoticeHook::new();
-        let notify = Notify { command: Some("/bin/mail".to_owned()), ..Notify::default() };
-        let change = NoticeChange {
-            lease_id: LeaseId(1),
-            holder: LeaseHolder { uid: 1000, user: None },
-            gpu_uuids: Vec::new(),
-            notice: LeaseNotice {
-                at: jiff::Timestamp::UNIX_EPOCH,
-                kind: gpush_api::NoticeKind::Revoked,
-                text: "exam".to_owned(),
-                ends_at: None,
-                terminals: None,
-            },
-        };
-        for _ in 0..1000 {
-            hook.run(&notify, &change, Some(7));
-        }
-        assert_eq!(hook.waiting.try_lock().unwrap().len(), WAITING);
-        let without = NoticeHook::new();
-        without.run(&Notify { job_comment: false, ..Notify::default() }, &change, Some(7));
-        without.run(&Notify::default(), &change, None);
-        assert_eq!(without.waiting.try_lock().unwrap().len(), 0, "there is no program to run");
-    }
 
     #[test]
     fn hook_never_runs_as_root() {

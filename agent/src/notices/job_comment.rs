@@ -5,11 +5,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{LeaseBinding, LeaseId};
+use gpush_api::LeaseBinding;
 use gpush_host::helper::{End, Job};
 use gpush_store::LeaseRecord;
 
-use crate::system::host_services::HostServices;
+use super::queue::JobComment;
+use crate::system::{host_services::HostServices, slurm_job};
 
 /// The program that changes jobs.
 const SCONTROL: &str = "/usr/bin/scontrol";
@@ -33,12 +34,15 @@ pub(super) fn job_of(record: &LeaseRecord) -> Option<u32> {
 }
 
 /// Sets the comment of a job to a notice.
-pub(super) async fn set(host_services: &HostServices, lease: LeaseId, job: u32, text: &str) {
+pub(super) async fn set(host_services: &HostServices, comment: &JobComment) {
+    let JobComment { lease, job, text } = comment;
+    // The number of a task can also be the number of its array.
+    let name = slurm_job::extent(host_services, *job).await.map_or_else(|| job.to_string(), |extent| extent.name);
     let run = Job {
         operation: OPERATION.to_owned(),
         step: format!("comment-{job}"),
         program: SCONTROL.to_owned(),
-        args: vec!["update".to_owned(), format!("JobId={job}"), format!("AdminComment=gpush: {text}")],
+        args: vec!["update".to_owned(), format!("JobId={name}"), format!("AdminComment=gpush: {text}")],
         env: BTreeMap::new(),
         input: None,
         deadline: DEADLINE,

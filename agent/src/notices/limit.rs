@@ -1,5 +1,5 @@
-//! How many notices a lease gets. Without a limit, an administrator's script that cordons and uncordons a GPU would fill the
-//! terminals of its users.
+//! Limits the notices of a lease. Without a limit, an administrator's script that cordons and uncordons a GPU would
+//! fill the terminals of its users.
 
 use std::time::{Duration, Instant};
 
@@ -22,14 +22,9 @@ pub(super) struct Limit {
 impl Limit {
     /// Returns whether the lease gets another notice of this kind now. Counts it.
     pub(super) fn permits(&mut self, kind: NoticeKind, now: Instant) -> bool {
-        match kind {
-            // Each lease has few of these, and its holder must not miss one.
-            NoticeKind::EndsSoon
-            | NoticeKind::Expired
-            | NoticeKind::Revoked
-            | NoticeKind::GpuLost
-            | NoticeKind::Unused => return true,
-            NoticeKind::Cordoned | NoticeKind::MpsFault | NoticeKind::UnusedNoMore => {}
+        // Each lease has few of these.
+        if kind.is_about_end() {
+            return true;
         }
         if self.began.is_none_or(|began| now.saturating_duration_since(began) >= WINDOW) {
             *self = Self { began: Some(now), number: 0 };

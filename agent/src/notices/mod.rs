@@ -19,13 +19,14 @@
 //! | `files` | the files of leases |
 //! | `hook` | the program in `notify.command` |
 //! | `job_comment` | the comment of the Slurm job of a lease |
-//! | `limit` | how many notices a lease gets |
+//! | `limit` | the limit for the notices of a lease |
 //! | `signal` | the signal of the request |
 
 mod files;
 mod hook;
 mod job_comment;
 mod limit;
+mod queue;
 mod signal;
 
 use std::{
@@ -77,7 +78,7 @@ pub(crate) struct NoticeReceivers {
     pub(crate) others: BTreeSet<u32>,
 }
 
-/// A notice to a holder, and what has become of it.
+/// A notice to a holder, and the outcome of its delivery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeliveredNotice {
     pub(crate) notice: LeaseNotice,
@@ -98,7 +99,7 @@ impl Notices {
         let files = NoticeFiles::new(directory);
         let is_open = |id| state.leases().get(id).is_some();
         files.remove_others(is_open);
-        Self(Arc::new(NoticeParts { state, store, files, hook: NoticeHook::new(), limits: Locked::default() }))
+        Self(Arc::new(NoticeParts { state, store, files, hook: NoticeHook::default(), limits: Locked::default() }))
     }
 
     /// Starts the task that runs the hook. It runs until gpushd stops.
@@ -131,8 +132,8 @@ impl Notices {
         self.0.files.close(id);
     }
 
-    /// Tells the holder of a lease what happens. `processes` finds the processes of the lease. Returns the notice; `None` if
-    /// the lease has had too many.
+    /// Delivers a notice to the holder of a lease. `processes` finds the processes of the lease. Returns the notice;
+    /// `None` if the lease has had too many notices.
     pub(crate) async fn deliver(
         &self,
         record: &LeaseRecord,

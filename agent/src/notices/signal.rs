@@ -1,7 +1,7 @@
 //! The signal that announces a notice, if the request for the lease names one.
 //!
-//! Only processes that belong to the lease, that run as its holder, and that have a handler for the signal get it. So a
-//! program that does not expect the signal is not ended by it.
+//! gpushd sends it only to processes that belong to the lease, run as its holder, and have a handler for the signal. So
+//! the signal does not end a program that does not expect it.
 
 use std::collections::BTreeSet;
 
@@ -12,8 +12,9 @@ use gpush_host::{
 };
 use nix::sys::signal::Signal;
 
-/// Sends a signal to those of these processes that run as the user `owner` and have a handler for it. `read_at` is the time
-/// before the processes were found, in clock ticks since boot: a later process has got the pid of one that has ended.
+/// Sends a signal to each of these processes that runs as the user `owner` and has a handler for the signal. `read_at`
+/// is the time before the processes were found, in clock ticks since boot: a process that started later has the pid of
+/// a process that has ended.
 pub(super) fn send(id: LeaseId, owner: u32, pids: &BTreeSet<u32>, signal: NoticeSignal, read_at: u64) {
     let number = number(signal);
     for pid in pids {

@@ -18,7 +18,7 @@ pub(crate) struct RequestedShare {
     pub(crate) profile: String,
 }
 
-/// What has become of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum RequestResult {
     /// Granted at once.

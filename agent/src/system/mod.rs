@@ -10,5 +10,6 @@ pub(crate) mod logging;
 pub(crate) mod options;
 pub(crate) mod settings;
 pub(crate) mod signals;
+pub(crate) mod slurm_job;
 pub(crate) mod tasks;
 pub(crate) mod watchdog;

@@ -1,4 +1,4 @@
-//! How many samples were used and dropped since gpushd started.
+//! Counts the samples that were used and dropped since gpushd started.
 
 use gpush_nvml::SampleError;
 

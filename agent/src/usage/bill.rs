@@ -22,10 +22,10 @@ use super::{
     show::joules,
 };
 
-/// Longest month in days, and the days until it is closed at the latest if gpushd runs.
+/// Days of the longest month, and one more day: by then, gpushd has closed the month.
 const NEEDED_DAYS: u32 = 32;
 
-/// A bill of a month.
+/// A request for the bill of a month.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BillQuery {
     pub(crate) month: Month,
@@ -94,7 +94,7 @@ impl Usage {
         })
     }
 
-    /// Returns what the bill is made of.
+    /// Returns the inputs of the bill.
     #[expect(clippy::redundant_closure_for_method_calls, reason = "the method accepts only one lifetime of `View`")]
     async fn inputs(&self, month: Month, only: Option<&str>) -> Result<(MonthInputs, BillState), ApiError> {
         let store = &self.0.context.store;
@@ -135,7 +135,7 @@ impl Usage {
             None => {
                 let days = self.0.context.settings.config().history.days;
                 if month.end_ms() < now_ms - i64::from(days) * DAY_MS {
-                    let message = format!("the bill of {month} is deleted: gpushd keeps bills for {days} days");
+                    let message = format!("gpushd has no bill of {month}: it keeps bills for {days} days");
                     let error = ApiError::new(Code::NotFound, message);
                     return Err(error.hint("`history.days` of the config sets how long gpushd keeps them"));
                 }
@@ -167,18 +167,21 @@ impl Usage {
         Ok(inputs)
     }
 
-    /// Says what is particular about a bill.
+    /// Returns the notes about a bill.
     fn notes(&self, inputs: &MonthInputs, state: BillState) -> Vec<String> {
         let month = inputs.month;
         let mut notes = Vec::new();
+        let has_rows = !inputs.leases.is_empty() || !inputs.gpus.is_empty();
         match state {
             BillState::Running => notes.push(format!("The month {month} is not over: the bill has the use so far.")),
+            BillState::Ended | BillState::Closed if !has_rows => {
+                notes.push(format!("gpushd has no records of {month}."));
+            }
             BillState::Ended => {
                 notes.push(format!("The month {month} is not closed yet: the bill can change for about an hour."));
             }
             BillState::Closed => {}
         }
-        let has_rows = !inputs.leases.is_empty() || !inputs.gpus.is_empty();
         if has_rows && inputs.prices.currency().is_none() {
             notes.push(match state {
                 BillState::Closed => format!("The config had no price when {month} was closed, so all amounts are 0."),

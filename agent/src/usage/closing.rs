@@ -1,4 +1,4 @@
-//! Closes the bills of months that have ended, folds the hours of ended days, and deletes what is old.
+//! Closes the bills of months that have ended, folds the hours of ended days, and deletes old rows.
 //!
 //! ```text
 //! month over, for an hour of running time ──► hours, prices, models of that month ──► store, never changed again
@@ -7,10 +7,9 @@
 //!             everything older than `history.days` ──► deleted
 //! ```
 //!
-//! gpushd closes a month only after the clock has shown a later month for an hour while gpushd ran. So a clock that is
-//! wrong for a short time after a boot closes nothing.
+//! All of this waits until the clock is settled, so that a clock that is wrong after a boot closes and deletes nothing.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::GpuUuid;
 use gpush_core::config::{Config, PriceRule};
@@ -19,9 +18,9 @@ use gpush_store::{ClosedMonth, HoursPage, StoreError, Tx, UsageBounds, View};
 use gpush_usage::{
     bill::{BilledGpu, Month, MonthInputs, Price, PriceList},
     ledger::RowBound,
-    moment::DAY_MS,
+    moment::{DAY_MS, Moment},
+    settled_clock::SettledClock,
 };
-use jiff::Timestamp;
 use rust_decimal::Decimal;
 use tokio::time::Instant;
 
@@ -29,7 +28,7 @@ use super::{
     Usage,
     pages::{PAGE, pages},
 };
-use crate::state::HostState;
+use crate::state::{GpuSnapshot, HostState};
 
 /// Number of days for which hours are kept, if they are in a closed bill.
 const HOURS_DAYS: u32 = 40;
@@ -41,52 +40,49 @@ const PRUNE_EVERY: Duration = Duration::from_secs(24 * 3600);
 /// Closes months, folds days and deletes old rows.
 #[derive(Debug)]
 pub(super) struct Closing {
-    /// Start of the present month, and since when the clock has shown this month.
-    present: (i64, Instant),
+    clock: SettledClock,
     /// The present month, if the months before it are closed.
     closed: Option<i64>,
     /// Start of the day before which all hours are folded.
     folded: Option<i64>,
     /// When old rows were last deleted.
     pruned: Option<Instant>,
-    /// How long the clock must show a month before the months before it are closed.
-    pause: Duration,
 }
 
 impl Closing {
-    pub(super) fn new(pause: Duration) -> Self {
-        Self { present: (present_month(), Instant::now()), closed: None, folded: None, pruned: None, pause }
+    /// Creates the state. `pause` is how long the clock must show a day: see [`SettledClock`].
+    pub(super) fn new(pause: Duration, now: Moment) -> Self {
+        let pause_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
+        Self { clock: SettledClock::new(pause_ms, now), closed: None, folded: None, pruned: None }
     }
 
-    /// Does what is due. Call this only while no other transaction records hours.
+    /// Does the work that is due. Call this only while no other transaction records hours.
     ///
     /// # Errors
     /// If the store fails. Then the next call tries again.
+    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method accepts only one lifetime of `View`")]
     pub(super) async fn run(&mut self, usage: &Usage) -> Result<(), StoreError> {
-        let month_ms = present_month();
-        if self.present.0 != month_ms {
-            self.present = (month_ms, Instant::now());
+        let now = usage.now();
+        let folded = usage.0.context.store.read(|view| view.folded_hours()).await?;
+        if !self.clock.observe(now, folded.map(|folded| folded.until_ms)) {
+            return Ok(());
         }
-        if self.closed != Some(month_ms) && self.present.1.elapsed() >= self.pause {
+        let month_ms = Month::of(now.wall_ms).start_ms();
+        if self.closed != Some(month_ms) {
             close_months(usage, month_ms).await?;
             self.closed = Some(month_ms);
         }
-        let day_ms = Timestamp::now().as_millisecond().div_euclid(DAY_MS) * DAY_MS;
+        let day_ms = now.wall_ms.div_euclid(DAY_MS) * DAY_MS;
         if self.folded != Some(day_ms) {
             usage.0.context.store.write(move |tx: &mut Tx<'_>| tx.fold_days(day_ms)).await?;
             self.folded = Some(day_ms);
         }
         if self.pruned.is_none_or(|last| last.elapsed() >= PRUNE_EVERY) {
-            delete_old(usage).await?;
+            delete_old(usage, now.wall_ms).await?;
             self.pruned = Some(Instant::now());
         }
         Ok(())
     }
-}
-
-/// Returns the start of the present month.
-fn present_month() -> i64 {
-    Month::of(Timestamp::now().as_millisecond()).start_ms()
 }
 
 /// Closes the months before a time, which is the start of a month. A month that is closed already never changes.
@@ -135,7 +131,7 @@ async fn close_months(usage: &Usage, until_ms: i64) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Returns the pages of all hours before a time that are in no closed bill.
+/// Returns the pages of all hours before a time that are not in a closed bill.
 pub(super) fn unbilled(closed: Option<RowBound>, until_ms: i64) -> Vec<HoursPage> {
     let page = |from_ms, until_ms, number| HoursPage { from_ms, until_ms, number, limit: PAGE };
     match closed {
@@ -146,12 +142,13 @@ pub(super) fn unbilled(closed: Option<RowBound>, until_ms: i64) -> Vec<HoursPage
     }
 }
 
-/// Deletes old hours, and what is older than `history.days`.
-async fn delete_old(usage: &Usage) -> Result<(), StoreError> {
+/// Deletes old hours, and rows that are older than `history.days`.
+async fn delete_old(usage: &Usage, now_ms: i64) -> Result<(), StoreError> {
     let context = &usage.0.context;
     let days = context.settings.config().history.days;
-    let before = |days: u32| Timestamp::now().as_millisecond() - i64::from(days) * DAY_MS;
-    let hours_ms = before(HOURS_DAYS);
+    let before = |days: u32| now_ms.saturating_sub(i64::from(days) * DAY_MS);
+    // Hours in a closed bill; `prune_usage` deletes no other ones.
+    let hours_ms = before(HOURS_DAYS.min(days));
     let bounds = UsageBounds { unused_from_ms: before(days.min(UNUSED_DAYS)), history_from_ms: before(days) };
     let delete = move |tx: &mut Tx<'_>| Ok(tx.delete_folded_hours(hours_ms)? + tx.prune_usage(bounds)?);
     context.store.write(delete).await?;
@@ -186,11 +183,13 @@ pub(super) async fn models(usage: &Usage) -> Result<BTreeMap<GpuUuid, BilledGpu>
     Ok(models)
 }
 
-/// Returns the models of the GPUs of the host.
+/// Returns the models of the GPUs of the host. Leaves out GPUs that gpushd has not read yet: whether they support MIG is not
+/// known.
 pub(super) fn present_models(host: &HostState) -> BTreeMap<GpuUuid, BilledGpu> {
     let billed = |gpu: &gpush_api::Gpu| BilledGpu {
         model: gpu.name.clone(),
         slices: gpu.mig.as_ref().map_or(1, |mig| u32::from(mig.compute_slices).max(1)),
     };
-    host.gpus.iter().map(|one| (one.gpu.uuid.clone(), billed(&one.gpu))).collect()
+    let is_read = |one: &&Arc<GpuSnapshot>| one.gpu.memory.total_mib > 0;
+    host.gpus.iter().filter(is_read).map(|one| (one.gpu.uuid.clone(), billed(&one.gpu))).collect()
 }

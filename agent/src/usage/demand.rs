@@ -1,9 +1,10 @@
-//! Who needs samples, and how often. Without a need, gpushd takes no samples.
+//! The needs for samples, and their intervals. Without a need, gpushd takes no samples.
 //!
 //! | need | interval | ends |
 //! |---|---|---|
 //! | a scrape of `/metrics` | 15 s | 5 minutes after the last one |
 //! | the sums of open leases (`[history]`), the idle policy (`[idle]`) | 15 s | with the last lease |
+//! | a free GPU whose power without work is not known | 15 s | after 4 samples at the latest |
 //! | `top`, and other clients that watch | 1 s | 5 s after the last request |
 //!
 //! The shortest interval of all needs counts, so ten open tops cause no more samples than one.
@@ -46,13 +47,13 @@ impl Need {
     }
 }
 
-/// What the present needs amount to.
+/// All present needs together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Needs {
     /// Pause between two samples.
     pub(super) interval: Duration,
-    /// Longest pause that can follow while any of the needs lasts. A sample promises it, so that no time counts as unknown
-    /// after a client has ended to watch.
+    /// Longest pause that can follow while any of the needs lasts. Each sample announces it, so no time counts as
+    /// unknown after a client stops watching.
     pub(super) promised: Duration,
     /// Whether a person watches, and wants all figures.
     pub(super) is_watched: bool,
@@ -79,8 +80,8 @@ impl Demand {
         }
     }
 
-    /// Returns what the needs at this time amount to; `None` if nothing needs samples. `records` says whether open
-    /// leases need samples.
+    /// Returns all needs at this time together; `None` if nothing needs samples. `records` says whether open leases or
+    /// free GPUs need samples.
     pub(super) fn needs(&self, now: Instant, records: bool) -> Option<Needs> {
         let noted = *self.noted.lock();
         let is_lasting =

@@ -1,4 +1,4 @@
-//! Tells the ledger which leases begin, change and end, and what of a GPU no lease can have.
+//! Tells the ledger which leases begin, change and end, and the unusable units of each GPU.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,7 +11,7 @@ use gpush_usage::{input::Hold, moment::Moment};
 use super::{Accounts, holds};
 use crate::state::{HostState, LeaseTable};
 
-/// What the ledger knows of the last snapshot.
+/// The last snapshot, as far as the ledger has it.
 #[derive(Debug, Default)]
 pub(super) struct Follower {
     /// Identifies the snapshot: its table of leases, and its number of GPU changes.
@@ -27,7 +27,7 @@ impl Follower {
         self.followed.as_ref().is_some_and(is_same)
     }
 
-    /// Returns what a lease held on a target in the last snapshot.
+    /// Returns the hold of a lease on a target in the last snapshot.
     fn held(&self, lease: LeaseId, target: &TargetUuid) -> Option<Hold> {
         self.holds.get(&lease)?.iter().find(|hold| hold.target == *target).cloned()
     }
@@ -43,7 +43,7 @@ impl Follower {
         begun.chain(ended).flat_map(|(_, held)| held).map(|hold| hold.gpu.clone()).collect()
     }
 
-    /// Tells the ledger what has changed since the last snapshot.
+    /// Tells the ledger the changes since the last snapshot.
     pub(super) fn follow(&mut self, host: &HostState, accounts: &mut Accounts, now: Moment) {
         if self.is_known(host) {
             return;

@@ -65,7 +65,7 @@ struct Checkpoint<L> {
 #[derive(Debug, Default)]
 pub(super) struct RecordedSums {
     pub(super) leases: BTreeMap<LeaseId, LeaseTotals>,
-    /// Energy in mJ that no lease has got, by GPU.
+    /// Unattributed energy in mJ, by GPU.
     pub(super) unattributed_mj: BTreeMap<GpuUuid, u64>,
 }
 
@@ -78,7 +78,7 @@ impl RecordedSums {
     }
 }
 
-/// What the next transaction records.
+/// The content of the next transaction.
 struct Due {
     closed: ClosedRows,
     ended: Vec<LeaseTotals>,
@@ -100,20 +100,23 @@ pub(super) struct Recorder {
     closing: Closing,
     /// Shortest time between two checkpoints. Changes in this time share one.
     pause: Duration,
+    /// Whether the numbers of new rows follow those in the store. Otherwise they would replace older rows.
+    is_numbered: bool,
 }
 
 impl Recorder {
-    /// Creates a recorder. Its first checkpoint is due at once: from then on, no lease is missed. `close` is how long the
-    /// clock must show a month before the months before it are closed.
-    pub(super) fn new(pause: Duration, close: Duration) -> Self {
+    /// Creates a recorder. Its first checkpoint is due at once: from then on, no lease is missed. `close` is how long
+    /// the clock must show a month until the earlier months are closed.
+    pub(super) fn new(pause: Duration, close: Duration, now: Moment, is_numbered: bool) -> Self {
         Self {
             owners: LeaseOwners::default(),
             waiting: UsageRecord::default(),
             last: None,
             counted: BTreeMap::new(),
             models: BTreeMap::new(),
-            closing: Closing::new(close),
+            closing: Closing::new(close, now),
             pause,
+            is_numbered,
         }
     }
 
@@ -132,6 +135,12 @@ impl Recorder {
     /// next attempt.
     pub(super) async fn record(mut self, usage: Usage) -> Self {
         self.last = Some(Instant::now());
+        if !self.is_numbered {
+            self.is_numbered = usage.number_rows().await;
+            if !self.is_numbered {
+                return self;
+            }
+        }
         let turn = Arc::clone(&usage.0);
         let turn = turn.recording.lock().await;
         let Due { closed, ended, checkpoint, recorded } = usage.take_for_record();
@@ -279,7 +288,7 @@ impl Usage {
         self.0.accounts.lock().is_changed
     }
 
-    /// Takes what the next transaction records.
+    /// Takes the content of the next transaction.
     fn take_for_record(&self) -> Due {
         let now = self.0.clock.now();
         let accounts = &mut *self.0.accounts.lock();
@@ -300,8 +309,10 @@ impl Usage {
         let host = self.0.context.state.now();
         let accounts = &mut *self.0.accounts.lock();
         for record in ended {
-            if accounts.ledger.leases().any(|lease| lease == record.id) {
-                // The ledger ends it with the next snapshot.
+            // The ledger ends the first ones with the next snapshot. The next transaction records the others.
+            if accounts.ledger.leases().any(|lease| lease == record.id)
+                || accounts.ended.iter().any(|totals| totals.lease == record.id)
+            {
                 continue;
             }
             accounts.ledger.set_lease(record.id, holds::of_members(&host, &record.members), now);
@@ -310,14 +321,30 @@ impl Usage {
         }
     }
 
+    /// Numbers new rows so that they do not replace those in the store. Returns whether the store could be read.
+    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method accepts only one lifetime of `View`")]
+    pub(super) async fn number_rows(&self) -> bool {
+        match self.0.context.store.read(|view| view.next_usage_row()).await {
+            Ok(number) => self.0.accounts.lock().ledger.number_rows_from(number),
+            Err(error) => {
+                tracing::warn!("the use of GPUs is not recorded, because the store cannot be read: {error}");
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Drops the rows that wait for the next transaction, while nothing is recorded. Otherwise they would fill the memory.
+    pub(super) fn drop_unrecorded(&self) {
+        let accounts = &mut *self.0.accounts.lock();
+        accounts.ended.clear();
+        let _rows = accounts.ledger.take_closed();
+    }
+
     /// Continues from the last checkpoint. `host` is the first snapshot with GPUs.
     #[expect(clippy::redundant_closure_for_method_calls, reason = "the method accepts only one lifetime of `View`")]
     pub(super) async fn restore(&self, host: &HostState) {
         let store = &self.0.context.store;
-        // Rows that are recorded from now on must not replace older ones, even if the checkpoint is lost.
-        if let Ok(number) = store.read(|view| view.next_usage_row()).await {
-            self.0.accounts.lock().ledger.number_rows_from(number);
-        }
         let read = store.read(|view| Ok((view.usage_checkpoint()?, view.unaccounted_leases()?)));
         let (text, unaccounted) = match read.await {
             Ok(read) => read,
@@ -350,7 +377,7 @@ impl Usage {
     }
 }
 
-/// Returns what has happened since a checkpoint, in the order of time.
+/// Returns the events since a checkpoint, in the order of time.
 fn missed(
     ledger: &Ledger,
     host: &HostState,

@@ -1,4 +1,4 @@
-//! What each lease holds, and what of a GPU no lease can have, from a snapshot.
+//! The holds of the leases and the unusable units of the GPUs, from a snapshot.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +10,8 @@ use gpush_usage::{
 
 use crate::state::{HostState, OpenLease};
 
-/// Returns what each granted lease holds. While gpushd does not know a GPU or its instances, for example after a start, a
-/// member keeps what `before` returns: what the lease held before.
+/// Returns the holds of each granted lease. While gpushd does not know a GPU or its instances, for example after a
+/// start, a member keeps its earlier hold, which `before` returns.
 pub(super) fn of_leases(
     host: &HostState,
     before: impl Fn(LeaseId, &TargetUuid) -> Option<Hold>,
@@ -24,7 +24,7 @@ pub(super) fn of_leases(
     leases.map(holds).collect()
 }
 
-/// Returns what the members of a lease hold. A member on a GPU that gpushd does not know is left out.
+/// Returns the holds of the members of a lease. A member on a GPU that gpushd does not know is left out.
 pub(super) fn of_members(host: &HostState, members: &[LeaseMember]) -> Vec<Hold> {
     members.iter().filter_map(|member| of_member(host, member)).collect()
 }
@@ -74,8 +74,8 @@ pub(super) fn units_of_instance(mig: &Mig, instance: &GpuInstance) -> u32 {
     GPU_UNITS / u32::from(mig.compute_slices).max(1) * slices
 }
 
-/// Returns the units of a GPU that no lease can have: all of a GPU that grants nothing, and the slices that a static layout
-/// leaves over.
+/// Returns the unusable units of a GPU: all units if gpushd does not grant leases on it, or else the slices that a
+/// static layout leaves over.
 pub(super) fn unusable(gpu: &Gpu) -> u32 {
     match gpu.state {
         GpuState::Ready | GpuState::Changing => {}

@@ -1,4 +1,4 @@
-//! What each lease of a period was used for, and which requests were refused. The advice of gpushctl is made from it.
+//! The use of each lease of a period, and the refused requests. gpushctl makes its advice from them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use super::{Usage, history::read_leases, lease_owners::LeaseOwners, report::request_lines};
 use crate::state::HostState;
 
-/// Maximum number of leases in one answer. The newest are in it.
+/// Maximum number of leases in one answer. The answer contains the newest leases.
 const MOST_LEASES: usize = 5000;
 /// Number of leases that are read at once, so that changes can be recorded in between.
 const PAGE: usize = 1000;

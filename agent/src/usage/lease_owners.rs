@@ -1,4 +1,4 @@
-//! Who is accounted for each lease. Names can change later, so the accounts keep them.
+//! The owner that each lease is charged to. Names can change later, so the accounts keep them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use gpush_usage::account::LeaseOwner;
 pub(super) struct LeaseOwners(BTreeMap<LeaseId, LeaseOwner>);
 
 impl LeaseOwners {
-    /// Returns which of these leases have no known owner.
+    /// Returns those of these leases whose owner is not known.
     pub(super) fn unknown(&self, leases: impl IntoIterator<Item = LeaseId>) -> BTreeSet<LeaseId> {
         leases.into_iter().filter(|lease| !self.0.contains_key(lease)).collect()
     }

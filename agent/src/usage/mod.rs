@@ -1,4 +1,4 @@
-//! What leases and GPUs are used for: samples of the GPUs, and the sums of each lease.
+//! The use of leases and GPUs: samples of the GPUs, and the sums of each lease.
 //!
 //! ```text
 //! scrape, top, idle policy ──► demand ──► sampler ──► driver (the worker for samples)
@@ -9,31 +9,32 @@
 //! ```
 //!
 //! gpushd takes samples only while something needs them: see [`Demand`]. Without samples, the time of a lease counts as
-//! unknown, and no lease is called idle. A failed sample changes no state of a GPU.
+//! unknown, so it is not idle. A failed sample does not change the state of a GPU.
 //!
 //! | file | subject |
 //! |---|---|
-//! | `demand` | who needs samples, and how often |
+//! | `demand` | the needs for samples, and their intervals |
 //! | `sampler` | the task that takes samples and follows the leases |
-//! | `round` | which GPUs are sampled when, and what each sample reads |
+//! | `round` | the GPUs to sample next, and the values that each sample reads |
 //! | `take` | one sample |
-//! | `attempts` | how many samples were used and dropped |
-//! | `follow` | which leases begin, change and end |
+//! | `attempts` | counts of used and dropped samples |
+//! | `follow` | the leases that begin, change and end |
 //! | `history` | records the sums in the store, and continues from there after a start |
-//! | `closing` | closes the bills of months that have ended, folds the hours of ended days, deletes what is old |
+//! | `closing` | closes the bills of months that have ended, folds the hours of ended days, deletes old rows |
 //! | `pages` | reads the recorded hours of a period |
 //! | `report` | who used how much in a period |
 //! | `bill` | the bill of a month |
-//! | `lease_history` | what each lease of a period was used for, and which requests were refused |
+//! | `lease_history` | the use of each lease of a period, and the refused requests |
 //! | `recent` | the final sums of leases that have just ended |
-//! | `lease_owners` | who is accounted for each lease |
-//! | `holds` | what each lease holds, and what of a GPU no lease can have |
+//! | `lease_owners` | the owner that each lease is charged to |
+//! | `holds` | the holds of the leases, and the unusable units of the GPUs |
 //! | `owners` | the lease of each process in a sample |
 //! | `translate` | a sample of the driver as input of the ledger |
+//! | `learning` | samples of free GPUs, for their power without work |
 //! | `clock` | the present moment, by two clocks |
 //! | `show` | the present figures for the API |
-//! | `observe` | what the idle policy observes |
-//! | `summary` | what each lease is or was used for, and its recent past |
+//! | `observe` | the observations for the idle policy |
+//! | `summary` | the use of each lease in one line, and its recent past |
 
 mod attempts;
 mod bill;
@@ -43,6 +44,7 @@ mod demand;
 mod follow;
 mod history;
 mod holds;
+mod learning;
 mod lease_history;
 mod lease_owners;
 mod observe;

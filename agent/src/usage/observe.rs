@@ -1,8 +1,10 @@
-//! What the idle policy observes: the figures of leases after each round of samples, and the recorded unused times.
+//! The observations for the idle policy: the figures of leases after each round of samples, and the recorded unused
+//! times.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::ApiError;
+use gpush_api::{ApiError, GpuUuid};
+use gpush_store::LeaseRecord;
 use gpush_usage::{
     ledger::{LeaseFigures, UnusedSpan},
     moment::Moment,
@@ -10,7 +12,7 @@ use gpush_usage::{
 use jiff::Timestamp;
 use tokio::sync::watch;
 
-use super::{Usage, clock::timestamp};
+use super::{LastSample, Usage, clock::timestamp};
 use crate::state::{HostState, OpenLease};
 
 /// The figures of the leases that hold capacity, at one moment.
@@ -18,7 +20,7 @@ use crate::state::{HostState, OpenLease};
 pub(crate) struct ObservedLeases {
     pub(crate) host: Arc<HostState>,
     pub(crate) now: Moment,
-    /// A lease of which the ledger does not know yet is missing.
+    /// Leases that the ledger does not know yet are missing.
     pub(crate) leases: Vec<(Arc<OpenLease>, LeaseFigures)>,
 }
 
@@ -32,6 +34,13 @@ impl Usage {
     pub(super) fn samples_leases(&self, host: &HostState) -> bool {
         let is_acted_on = || host.config.acts_on_unused_leases() && host.leases.holding().next().is_some();
         self.records_leases(host) || is_acted_on()
+    }
+
+    /// Returns the GPUs whose power without work is known.
+    pub(super) fn gpus_with_power_level(&self) -> BTreeSet<GpuUuid> {
+        let ledger = &self.0.accounts.lock().ledger;
+        let gpus = ledger.gpus(self.0.clock.now()).filter(|gpu| gpu.levels.without_process.is_some());
+        gpus.map(|gpu| gpu.gpu).collect()
     }
 
     /// Returns the present figures of all leases that hold capacity.
@@ -67,6 +76,17 @@ impl Usage {
         spans.sort_by_key(|span| (span.lease, span.from_ms, span.until_ms));
         spans.dedup();
         Ok(spans)
+    }
+
+    /// Returns the time of the last samples of the GPUs of a lease; `None` if a sample is missing.
+    pub(crate) fn last_sample(&self, record: &LeaseRecord) -> Option<Moment> {
+        let accounts = self.0.accounts.lock();
+        let sampled = |gpu: &GpuUuid| match accounts.last.get(gpu)? {
+            LastSample::Taken(taken) => Some(taken.translated.at),
+            LastSample::Failed(_) => None,
+        };
+        let samples: Option<Vec<Moment>> = record.members.iter().map(|member| sampled(&member.gpu_uuid)).collect();
+        samples?.into_iter().min_by_key(|at| at.monotonic_ms)
     }
 
     /// Returns the present moment.

@@ -14,7 +14,7 @@ use crate::{
     state::LeaseTable,
 };
 
-/// What attributes processes to leases.
+/// The data by which processes are attributed to leases.
 pub(super) struct Owners<'a> {
     pub(super) names: &'a LeaseNames,
     pub(super) leases: &'a LeaseTable,

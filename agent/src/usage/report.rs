@@ -26,14 +26,14 @@ const DAYS_AT_ONCE: i64 = 16;
 /// Maximum number of days that gpushd keeps (`history.days`).
 const MOST_DAYS: i64 = 3660;
 
-/// How the store has a period: whole days as rows of days, and the rest as hours.
+/// The parts of a period: whole days, stored as rows of days, and the remaining hours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct PeriodParts {
     from_ms: i64,
     until_ms: i64,
     /// Start of the first day, and end of the last one; equal if there is no day.
     days: (i64, i64),
-    /// Hours of these days with at least this number are in no row of a day.
+    /// Hours of these days whose number is `number` or higher are not in a row of a day.
     number: u64,
 }
 
@@ -81,7 +81,8 @@ impl Usage {
         })
     }
 
-    /// Returns the hours of a period: those in the store with at least this number, and those that are not recorded yet.
+    /// Returns the hours of a period: stored rows whose number is `number` or higher, and rows that are not recorded
+    /// yet.
     #[expect(clippy::redundant_closure_for_method_calls, reason = "the method accepts only one lifetime of `View`")]
     pub(super) async fn hours(
         &self,
@@ -148,7 +149,7 @@ impl Usage {
         Ok((leases, gpus))
     }
 
-    /// Returns the hours of a period that are in no row of a day.
+    /// Returns the hours of a period that are not in a row of a day.
     async fn unfolded_hours(&self, parts: &PeriodParts) -> Result<(Vec<OwnedHour>, Vec<GpuHour>), ApiError> {
         let PeriodParts { from_ms, until_ms, days: (begin, end), number } = *parts;
         if begin == end {

@@ -1,4 +1,4 @@
-//! Which GPUs are sampled when, and what each sample reads.
+//! Decides which GPUs to sample next, and which values each sample reads.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,13 +37,13 @@ pub(super) struct SampleRequest {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Round {
     pub(super) requests: Vec<SampleRequest>,
-    /// GPUs whose state permits no sample.
+    /// GPUs whose state does not permit a sample.
     pub(super) without_sample: Vec<GpuUuid>,
     /// GPUs whose driver may be loaded again before the next sample, so that their energy counters begin again.
     pub(super) without_driver: Vec<GpuUuid>,
 }
 
-/// What was sampled when.
+/// The last samples, and the samples in flight.
 #[derive(Debug, Default)]
 pub(super) struct Rounds {
     last: Option<Instant>,

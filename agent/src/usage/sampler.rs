@@ -1,4 +1,5 @@
-//! The task that takes samples, tells the ledger which leases begin, change and end, and has the sums recorded.
+//! The task that takes samples, tells the ledger which leases begin, change and end, and starts the recording of the
+//! sums.
 //!
 //! ```text
 //! snapshot changed ─► last samples of the GPUs concerned ─► holds of the leases, unusable slices ─► ledger
@@ -6,9 +7,9 @@
 //! record due ───────► one transaction (see `history`)
 //! ```
 //!
-//! Each GPU has at most one sample in flight, so a GPU that hangs delays no other GPU and no lease. Before a lease begins
-//! or ends, gpushd takes a sample of its GPUs if samples are being taken, so that the energy until then belongs to the
-//! leases that used it. It waits at most 2 s for that.
+//! Each GPU has at most one sample in flight, so a GPU that hangs delays no other GPU and no lease. While something
+//! needs samples, gpushd also samples the GPUs of a lease before the lease begins or ends. So the leases that used the
+//! energy until then get it. gpushd waits at most 2 s for these samples.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,10 +23,11 @@ use super::{
     demand::Needs,
     follow::Follower,
     history::Recorder,
+    learning::PowerLearning,
     round::{Rounds, SampleRequest},
     take,
 };
-use crate::state::HostState;
+use crate::state::{GpuSnapshot, HostState};
 
 /// How long a change of the leases waits for the samples before it.
 const WAIT_FOR_SAMPLES: Duration = Duration::from_secs(2);
@@ -36,16 +38,21 @@ type Taken = (GpuUuid, Result<TakenSample, SampleError>);
 pub(super) async fn run(usage: Usage) {
     let parts = &*usage.0;
     let (mut snapshots, stopping) = (parts.context.state.watch(), &parts.context.stopping);
+    // Reports need the number before the driver lists a GPU.
+    let is_numbered = usage.number_rows().await;
     let Some(first) = first_with_gpus(&mut snapshots, &usage).await else { return };
     usage.restore(&first).await;
     let mut sampler = Sampler::new(usage.clone());
     let constants = &parts.context.host_services.constants;
-    let mut recorder = Some(Recorder::new(constants.usage_record, constants.usage_close));
+    let mut recorder = Some(Recorder::new(constants.usage_record, constants.usage_close, usage.now(), is_numbered));
     let mut recording: JoinSet<Recorder> = JoinSet::new();
     loop {
         let host = Arc::clone(&snapshots.borrow_and_update());
+        if !usage.records() {
+            usage.drop_unrecorded();
+        }
         let records = usage.records_leases(&host);
-        let has_leases = usage.samples_leases(&host);
+        let has_leases = usage.samples_leases(&host) || sampler.learns_power(&host);
         let needs = parts.demand.needs(Instant::now(), has_leases);
         sampler.follow(&host, needs);
         sampler.end_worker_without_need(needs);
@@ -99,7 +106,7 @@ async fn first_with_gpus(snapshots: &mut watch::Receiver<Arc<HostState>>, usage:
     }
 }
 
-/// What the task works on.
+/// The state of the task.
 struct Sampler {
     usage: Usage,
     follower: Follower,
@@ -111,6 +118,7 @@ struct Sampler {
     has_worker: bool,
     /// When a change of the leases is applied even if the samples before it are late.
     waits_until: Option<Instant>,
+    learning: PowerLearning,
 }
 
 impl Sampler {
@@ -123,10 +131,11 @@ impl Sampler {
             ending: JoinSet::new(),
             has_worker: false,
             waits_until: None,
+            learning: PowerLearning::default(),
         }
     }
 
-    /// Tells the ledger what has changed, after the last samples of the GPUs concerned.
+    /// Tells the ledger the changes, after the last samples of the GPUs concerned.
     fn follow(&mut self, host: &Arc<HostState>, needs: Option<Needs>) {
         let changed = self.follower.changed_gpus(host);
         match self.waits_until {
@@ -151,6 +160,16 @@ impl Sampler {
         self.follower.follow(host, &mut parts.accounts.lock(), parts.clock.now());
     }
 
+    /// Returns whether a free GPU needs samples, because its power without work is not known.
+    fn learns_power(&mut self, host: &HostState) -> bool {
+        if !self.usage.records() && !host.config.acts_on_unused_leases() {
+            return false;
+        }
+        let is_free = |one: &&Arc<GpuSnapshot>| one.gpu.leases.is_empty() && one.gpu.processes.is_empty();
+        let free = host.gpus.iter().filter(is_free).map(|one| &one.gpu.uuid);
+        self.learning.needs_samples(free, &self.usage.gpus_with_power_level())
+    }
+
     /// Returns when a change of the leases no longer waits for samples.
     fn deadline(&self) -> Option<Instant> {
         self.waits_until
@@ -159,6 +178,7 @@ impl Sampler {
     fn begin_round(&mut self, host: &Arc<HostState>, needs: Needs) {
         let parts = &*self.usage.0;
         let round = self.rounds.begin(host, needs, &parts.context.lanes.changes());
+        self.learning.sampled();
         let now = parts.clock.now();
         for gpu in round.without_sample {
             parts.accounts.lock().ledger.gap(&gpu, now);

@@ -193,7 +193,7 @@ pub(super) fn joules(millijoules: u64) -> f64 {
     millijoules / 1000.0
 }
 
-/// Bits of `nvmlClocksEventReasons`, and what they mean. An idle GPU is not limited.
+/// Bits of `nvmlClocksEventReasons`, and their meanings. An idle GPU is not limited.
 const LIMITS: [(u64, ClockLimit); 7] = [
     (0x02, ClockLimit::Setting),
     (0x04, ClockLimit::Power),
@@ -204,7 +204,7 @@ const LIMITS: [(u64, ClockLimit); 7] = [
     (0x80, ClockLimit::Hardware),
 ];
 
-/// Returns what the bits of the driver mean.
+/// Returns the limits that the bits of the driver report.
 fn limits(reasons: u64) -> Vec<ClockLimit> {
     let mut limits: Vec<ClockLimit> =
         LIMITS.iter().filter(|(bit, _)| reasons & bit != 0).map(|(_, limit)| *limit).collect();

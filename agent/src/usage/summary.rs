@@ -1,4 +1,4 @@
-//! What leases are and were used for, in one line each, and their recent past.
+//! The use of each lease in one line, and its recent past.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -18,7 +18,7 @@ use super::{
 use crate::{requests::caller::Viewer, state::OpenLease};
 
 impl Usage {
-    /// Adds to these leases what they are or were used for, as far as the viewer may see it.
+    /// Adds the summaries of their use to these leases, as far as the viewer may see them.
     pub(crate) async fn add_to(&self, leases: &mut [Lease], viewer: Viewer) {
         let ended: Vec<LeaseId> =
             leases.iter().filter(|lease| lease.state == LeaseState::Ended).map(|lease| lease.id).collect();
@@ -40,8 +40,8 @@ impl Usage {
         }
     }
 
-    /// Returns what all leases that hold capacity are used for, then those that ended at most 5 minutes ago. A lease of
-    /// which the ledger does not know yet has no summary.
+    /// Returns the summaries of all leases that hold capacity, then of those that ended at most 5 minutes ago. A lease
+    /// that the ledger does not know yet has no summary.
     pub(crate) fn summaries(&self) -> Vec<(Arc<OpenLease>, Option<LeaseUsageSummary>)> {
         let host = self.0.context.state.now();
         let now = self.0.clock.now();

@@ -62,8 +62,9 @@ fn kept_windows(sample: &Sample, earlier: &GpuSample, now: Moment) -> BTreeMap<W
     kept.map(|window| (window.scope, window.age_ms.saturating_add(now.ms_since(earlier.at)))).collect()
 }
 
-/// Keeps what this sample has not read from the sample before: temperatures and clocks, memory, and the last complete
-/// window of each GPU instance. The instances take turns, and the activity of a window counts until the next one.
+/// Copies the values that this sample has not read from the sample before: temperatures and clocks, memory, and the
+/// last complete window of each GPU instance. The instances take turns, and the activity of a window counts until the
+/// next one.
 fn keep_unread(sample: &mut Sample, earlier: &Sample, wanted: Wanted) {
     if !wanted.board {
         sample.temperature_c = earlier.temperature_c;

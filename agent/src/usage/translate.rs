@@ -60,7 +60,7 @@ pub(super) fn translated(
     }
 }
 
-/// Returns what limited the clocks since the sample before. The driver counts the time of each limit.
+/// Returns the limits of the clocks since the sample before. The driver counts the time of each limit.
 fn limits(now: &LimitedTime, earlier: Option<&LimitedTime>) -> Reading<ClockLimits> {
     let has_grown = |time: fn(&LimitedTime) -> Option<u64>| Some(time(now)? > time(earlier?)?);
     match (has_grown(|limited| limited.power_ns), has_grown(|limited| limited.thermal_ns)) {

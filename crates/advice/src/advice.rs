@@ -52,9 +52,9 @@ pub struct ModelAdvice {
     pub placed: Vec<Placed>,
     /// The packing bound of one GPU.
     pub packing: Packing,
-    /// What the answer costs.
+    /// The trade-off of the answer.
     pub trade_off: Option<&'static str>,
-    /// What the answer needs in addition to gpush, and cannot do.
+    /// The requirements in addition to gpush, and the limits of the answer.
     pub limits: Option<&'static str>,
     /// Further remarks, as clauses.
     pub notes: Vec<String>,
@@ -63,7 +63,7 @@ pub struct ModelAdvice {
 /// Returns the advice for GPUs, which must have their profiles.
 ///
 /// # Errors
-/// There is no GPU, the needs contradict each other, or a tenant fits on no GPU.
+/// There is no GPU, the needs contradict each other, or a tenant does not fit on any GPU.
 pub fn advise(needs: &Needs, gpus: &[Gpu]) -> Result<Advice, ApiError> {
     needs.check()?;
     if gpus.is_empty() {
@@ -77,7 +77,7 @@ pub fn advise(needs: &Needs, gpus: &[Gpu]) -> Result<Advice, ApiError> {
     let usable = u32::try_from(usable).unwrap_or(u32::MAX).max(1);
     let least = needs.tenants.div_ceil(usable);
     let (mut places, mut models, mut rules) = on_models(needs, gpus, least);
-    // Some models may take fewer tenants than others, so that the others must take more.
+    // Some models may have room for fewer tenants, so the other models must take more.
     for wanted in least.saturating_add(1)..=MOST_LEASES {
         if places >= needs.tenants {
             break;
@@ -222,7 +222,7 @@ fn of_model(needs: &Needs, gpus: &[&Gpu], wanted: u32) -> (ModelAdvice, String) 
     (model, lines)
 }
 
-/// Returns what realises the answer of the tree: MIG instances, or the whole GPU if no instance is large enough.
+/// Realises the answer of the tree: with MIG instances, or with the whole GPU if no instance is large enough.
 fn realised(needs: &Needs, gpu: &Gpu, leaf: Leaf, wanted: u32, notes: &mut Vec<String>) -> (Leaf, Option<InstanceFit>) {
     if leaf != Leaf::Mig {
         return (leaf, None);
@@ -230,8 +230,10 @@ fn realised(needs: &Needs, gpu: &Gpu, leaf: Leaf, wanted: u32, notes: &mut Vec<S
     match fit(gpu, &needs.demand, wanted) {
         Some(found) => {
             if found.count == 1 && wanted > 1 {
-                notes
-                    .push(format!("only one {} meets the demand of a tenant, so the GPU is not shared", found.profile));
+                notes.push(format!(
+                    "only one instance of {} fits on the GPU, so the tenants cannot share it",
+                    found.profile
+                ));
             }
             (leaf, Some(found))
         }
@@ -245,8 +247,8 @@ fn realised(needs: &Needs, gpu: &Gpu, leaf: Leaf, wanted: u32, notes: &mut Vec<S
 /// Most leases on one GPU if neither the demand nor the workload limits them.
 const MOST_LEASES: u32 = 8;
 
-/// Returns the number of leases on a GPU that is shared without MIG: as many as wanted, but not more than fit and than
-/// are usual.
+/// Returns the number of leases on a GPU that is shared without MIG: as many as wanted, but at most as many as fit, and
+/// as are usual.
 fn leases(needs: &Needs, packing: &Packing, wanted: u32, notes: &mut Vec<String>) -> u32 {
     let usual = needs.workload.usual_leases().map_or(MOST_LEASES, |usual| *usual.end());
     let fit = packing.most_tenants.unwrap_or(u32::MAX).max(1);

@@ -1,8 +1,8 @@
 //! The layouts of all GPUs that together meet the most requests.
 //!
-//! A request names a share, not a GPU, so only the number of shares of the whole host counts: how many requests a number
-//! of shares meets is known from the replay. Dynamic programming over the GPUs finds all numbers of shares that the host can
-//! have, and the numbers that meet the most are the result.
+//! A request names a share, not a GPU, so only the numbers of shares of the whole host count. The replay gives the
+//! number of requests that a number of shares meets. Dynamic programming over the GPUs finds all numbers of shares that
+//! the host can have. The result is the numbers that meet the most requests.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::possible_layouts::Counts;
 /// it. Then the search continues with the sets that meet the most so far, and its result is not proven.
 const MOST_SETS: usize = 20_000;
 
-/// What one GPU can have.
+/// The options of one GPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GpuOptions {
     /// Numbers of shares, in the order of the shares.
@@ -32,8 +32,8 @@ pub(crate) struct BestLayouts {
     pub(crate) is_proven: bool,
 }
 
-/// Returns the number of requests that these numbers of shares meet. `met` has for each share how many requests 0, 1, 2 …
-/// shares meet.
+/// Returns the number of requests that these numbers of shares meet. `met` contains, for each share, the number of
+/// requests that 0, 1, 2 … shares meet.
 pub(crate) fn met_by_shares(met: &[Vec<usize>], shares: &[usize]) -> usize {
     let of_share = |(met, number): (&Vec<usize>, &usize)| met.get(*number).or(met.last()).copied().unwrap_or(0);
     met.iter().zip(shares).map(of_share).sum()
@@ -88,7 +88,7 @@ struct Reached {
     before: Vec<usize>,
 }
 
-/// Returns the options of which no other one has at least as many shares of each kind, and today's option. One more share
+/// Returns today's option, and each option unless another one has at least as many shares of every kind. One more share
 /// never meets fewer requests.
 fn useful_options(gpu: &GpuOptions) -> Vec<usize> {
     let is_beaten = |own: &Counts| {
@@ -97,7 +97,7 @@ fn useful_options(gpu: &GpuOptions) -> Vec<usize> {
     (0..gpu.options.len()).filter(|at| *at == gpu.present || !is_beaten(&gpu.options[*at])).collect()
 }
 
-/// Adds the shares of a GPU. More shares than meet all requests count as so many.
+/// Adds the shares of a GPU. Shares beyond the number that meets all requests do not count.
 fn added(before: &[usize], option: &Counts, met: &[Vec<usize>]) -> Vec<usize> {
     let sum = |((before, more), met): ((&usize, &u8), &Vec<usize>)| (before + usize::from(*more)).min(met.len() - 1);
     before.iter().zip(option).zip(met).map(sum).collect()

@@ -7,7 +7,7 @@ use gpush_core::{config::Isolation, selector};
 
 use crate::{leaf::Leaf, needs::Needs};
 
-/// What the rule of a group of GPUs contains.
+/// The content of the rule of a group of GPUs.
 pub(crate) struct RuleText<'a> {
     pub(crate) needs: &'a Needs,
     pub(crate) leaf: Leaf,

@@ -59,7 +59,7 @@ pub enum TreeAnswer {
     No,
 }
 
-/// What follows an answer.
+/// The step after an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// Another question.
@@ -68,14 +68,14 @@ pub enum Next {
     Leaf(Leaf),
 }
 
-/// One answer of a question, and what follows.
+/// One answer to a question, and the next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Branch {
     /// The answer.
     pub answer: TreeAnswer,
     /// The answer as a clause that gives a reason.
     pub text: &'static str,
-    /// What follows.
+    /// The next step.
     pub next: Next,
 }
 

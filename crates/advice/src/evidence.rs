@@ -1,4 +1,4 @@
-//! How sure an advice from recorded use is: how long the use was observed, and which signals are missing.
+//! The confidence of advice from recorded use: it depends on the observed time and on missing signals.
 
 use gpush_api::{LeaseKind, UsedTarget};
 use serde::Serialize;
@@ -48,7 +48,7 @@ impl Confidence {
     }
 }
 
-/// What an advice is based on.
+/// The evidence for an advice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Evidence {
     /// How sure the advice is.
@@ -57,19 +57,19 @@ pub struct Evidence {
     pub memory_known_s: u64,
     /// Number of samples, as far as gpushd took one every 15 s.
     pub sample_count: u64,
-    /// What makes the advice less sure.
+    /// Reasons why the advice is less sure.
     pub uncertainties: Vec<Uncertainty>,
 }
 
 impl Evidence {
-    /// Returns the evidence about one target. `has_activity` is whether the activity of the multiprocessors is known.
+    /// Returns the evidence about one target. `has_activity` says whether the activity of the multiprocessors is known.
     pub(crate) fn of(target: &UsedTarget, has_activity: bool) -> Self {
         let known_s = target.memory_known_s;
         let is_mps = target.share_kind == LeaseKind::Mps.name();
         let uncertainties: Vec<Uncertainty> = [
             (known_s < DAY_S, Uncertainty::NoFullDay),
             (known_s.saturating_mul(10) <= target.held_s.saturating_mul(9), Uncertainty::MemoryGaps),
-            // The compute of an MPS lease is not advised.
+            // The advice for an MPS lease does not cover compute.
             (!has_activity && !is_mps, Uncertainty::NoActivity),
             (is_mps, Uncertainty::Estimate),
         ]

@@ -1,4 +1,4 @@
-//! MIG instances for tenants: which profile, how many instances, and what fits in addition.
+//! MIG instances for tenants: the profile, the number of instances, and the profiles that fit in addition.
 
 use std::cmp::Reverse;
 

@@ -48,7 +48,7 @@ pub struct ShareDemand {
 /// The advice for the layouts of a host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct LayoutAdvice {
-    /// How many requests are replayed, and how many cannot be.
+    /// The numbers of requests that are replayed, and of those that cannot be.
     pub request_tally: RequestTally,
     /// The requests, by share.
     pub demands: Vec<ShareDemand>,
@@ -56,7 +56,7 @@ pub struct LayoutAdvice {
     pub met_today: usize,
     /// Number of replayed requests that the best layouts meet.
     pub met_best: usize,
-    /// Whether no other layouts meet more requests. Only for very large hosts, this is not known.
+    /// Whether it is proven that no other layouts meet more requests. It can be unproven only for very large hosts.
     pub is_proven: bool,
     /// GPUs with a fixed layout, or that are granted as a whole.
     pub gpu_layouts: Vec<GpuLayout>,
@@ -66,7 +66,7 @@ pub struct LayoutAdvice {
 }
 
 impl LayoutAdvice {
-    /// Returns the number of requests that today's layouts meet less than the best ones.
+    /// Returns the number of requests that the best layouts meet and today's do not, as a difference of the totals.
     #[must_use]
     pub fn regret(&self) -> usize {
         self.met_best - self.met_today
@@ -150,7 +150,7 @@ fn present(gpu: &Gpu) -> Vec<&str> {
     mig.map_or_else(|| vec![WHOLE], |mig| mig.instances.iter().map(|instance| instance.profile.as_str()).collect())
 }
 
-/// Returns what each GPU can have. Equal GPUs are searched once.
+/// Returns the options of each GPU. Searches the layouts of equal GPUs only once.
 fn options(gpus: &[&Gpu], shares: &[&str]) -> Vec<GpuOptions> {
     let mut of_models: BTreeMap<(&str, usize), Vec<Counts>> = BTreeMap::new();
     let mut all = Vec::new();

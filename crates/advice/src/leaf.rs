@@ -1,4 +1,4 @@
-//! The answers of the tree: six ways to share a GPU, with what each costs and what goes wrong with the others.
+//! The answers of the tree: six ways to share a GPU, with the trade-offs of each and the faults of the alternatives.
 
 use gpush_api::Mode;
 use serde::Serialize;
@@ -27,7 +27,7 @@ pub struct Neighbour {
     /// Name of the mechanism.
     #[serde(rename = "mechanism")]
     pub name: &'static str,
-    /// What goes wrong, as a clause.
+    /// The reason, as a clause.
     #[serde(rename = "remark")]
     pub why: &'static str,
 }

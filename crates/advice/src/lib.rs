@@ -10,7 +10,7 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `needs` | what the tenants need, and which needs contradict each other |
+//! | `needs` | the needs of the tenants, and contradictions between them |
 //! | `decision_tree` | the eight questions, and the path through them |
 //! | `leaf` | the six answers, with their trade-offs and neighbours |
 //! | `packing_bound` | how many tenants fit on a GPU |
@@ -20,7 +20,7 @@
 //! | `queueing` | the queueing model |
 //! | `gains` | measured gains, with their sources |
 //! | `right_size` | the smallest share that would have been enough for a lease |
-//! | `evidence` | how sure such an advice is |
+//! | `evidence` | the confidence of such an advice |
 //! | `size_totals` | such advice for the leases of a user or of a GPU together |
 //! | `request_replay` | the recorded requests, and how many of them a number of shares meets |
 //! | `possible_layouts` | the layouts of a GPU in which nothing more fits |

@@ -1,4 +1,4 @@
-//! What the tenants of a host need, and which needs contradict each other.
+//! The needs of the tenants of a host, and contradictions between them.
 
 use gpush_api::{ApiError, Code, MemoryLimit, Percentage};
 use gpush_core::config::{Isolation, Workload};
@@ -16,7 +16,7 @@ pub enum DriverOwner {
     Managed,
 }
 
-/// What the tenants need. A tenant is a user, a service or a customer.
+/// The needs of the tenants. A tenant is a user, a service or a customer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Needs {
     /// Number of tenants of the host.
@@ -25,7 +25,7 @@ pub struct Needs {
     pub isolation: Isolation,
     /// What the programs do.
     pub workload: Workload,
-    /// What one tenant needs of a GPU.
+    /// Demand of one tenant on a GPU.
     pub demand: Demand,
     /// Who controls the driver.
     pub driver: DriverOwner,

@@ -6,7 +6,7 @@
 use gpush_api::Percentage;
 use serde::Serialize;
 
-/// What one tenant needs of a GPU.
+/// The demand of one tenant on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Demand {
     /// Memory in MiB; `None` if it is not known.

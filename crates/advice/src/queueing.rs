@@ -3,8 +3,8 @@
 //! Each request needs `service` milliseconds of the whole GPU. Three models serve the same arrivals:
 //!
 //! - **MIG**: each tenant has a queue and an instance with 1/N of the GPU. A request takes N times as long.
-//! - **MPS**: each tenant has a queue. A request takes longer by 18 % for each tenant that has an unfinished request when
-//!   it arrives, its own tenant included.
+//! - **MPS**: each tenant has a queue. When a request arrives, each tenant with an unfinished request makes it 18 %
+//!   longer. The tenant of the request counts too.
 //! - **Time-slicing**: one queue for all tenants, and 0.8 ms for each change of tenant.
 //!
 //! Latency is waiting time plus service. Only requests that finish within the period count as served. Percentiles are
@@ -25,7 +25,7 @@ pub use self::{
     simulate::{Served, ServiceModel, Setup, simulate},
 };
 
-/// What a mechanism achieves with the arrivals.
+/// The result of a mechanism for the arrivals.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Row {
     /// The mechanism.
@@ -35,7 +35,7 @@ pub struct Row {
     pub latency: Option<Latency>,
 }
 
-/// Returns what each mechanism achieves.
+/// Returns the result of each mechanism.
 ///
 /// # Errors
 /// The setup is impossible, or there are no arrivals.

@@ -7,10 +7,11 @@
 //!
 //! A request is met if a share of its kind is free when it arrives. It holds the share for its length. Nothing waits.
 //!
-//! What is not recorded is assumed. A refused request has neither a time nor a length. The capacity was in use when it
-//! was refused, so the refusals of a day are spread over the time in which the most leases of the same share were held.
-//! They last as long as the median of these leases. A user who repeats a refused request counts again, but at most
-//! [`MOST_REFUSALS`] times a day. Without a granted lease, no length is known, and the refusals are left out.
+//! The replay assumes the values that are not recorded. A refused request has neither a time nor a length. The capacity
+//! was in use when it was refused, so the refusals of a day are spread over the time in which the most leases of the
+//! same share were held. They last as long as the median of these leases. A user who repeats a refused request counts
+//! again, but at most [`MOST_REFUSALS`] times a day. Without a granted lease, the length is not known, so the replay
+//! leaves out the refusals.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -42,7 +43,7 @@ pub(crate) struct RecordedRequests {
     pub(crate) counts: RequestTally,
 }
 
-/// How many requests are replayed, and how many cannot be.
+/// The numbers of requests that are replayed, and of those that cannot be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
 pub struct RequestTally {
     /// Requests that were granted; their times are recorded. A lease of several targets counts once for each.
@@ -100,7 +101,7 @@ impl RecordedRequests {
     }
 }
 
-/// Returns the share that a layout must contain for a target; `None` for shares that are not a matter of layouts.
+/// Returns the share that a layout must contain for a target; `None` for shares that a layout cannot contain.
 fn share(target: &UsedTarget) -> Option<&str> {
     if target.share_kind == LeaseKind::Whole.name() { Some(WHOLE) } else { target.profile.as_deref() }
 }
@@ -175,10 +176,11 @@ fn median_length(requests: &[ReplayedRequest]) -> i64 {
     lengths.get(lengths.len() / 2).copied().unwrap_or(1)
 }
 
-/// Returns how many of these requests, in the order of time, 0, 1, 2 … shares meet. The last number of shares is the first
-/// that meets all, or `most`.
+/// Returns the numbers of requests that 0, 1, 2 … shares meet. `requests` are in the order of time. The last number of
+/// shares is the first that meets all, or `most`.
 ///
-/// One more share never meets fewer requests: if it takes only what the others cannot, they serve what they served before.
+/// One more share never meets fewer requests: if it takes only the requests that the others cannot meet, the others
+/// meet the same requests as before.
 pub(crate) fn met_by_number(requests: &[ReplayedRequest], most: usize) -> Vec<usize> {
     let mut met = vec![0];
     for number in 1..=most {

@@ -25,7 +25,7 @@ pub const PEAK_MARGIN: u64 = 5;
 /// Margin over the mean activity of the multiprocessors, in percent.
 const ACTIVITY_MARGIN: f64 = 1.15;
 
-/// What a lease needed of one target.
+/// The need of a lease on one target.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct ObservedNeed {
     /// Memory in MiB that was not exceeded in 98 % of the time.
@@ -51,7 +51,7 @@ pub enum NoAdvice {
     TooFewSamples,
     /// The lease did no work.
     NoWork,
-    /// The GPU has no MIG, so a whole GPU has no smaller part with a memory of its own.
+    /// The GPU has no MIG, so a whole GPU does not have smaller parts with separate memory.
     NoMig,
     /// A time-slice replica reserves neither memory nor compute.
     NothingReserved,
@@ -89,12 +89,12 @@ pub enum SizeVerdict {
     },
 }
 
-/// What would have been enough for one target of a lease.
+/// The advice for one target of a lease.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SizeAdvice {
     /// Lease.
     pub lease_id: LeaseId,
-    /// The user who is accounted for the lease.
+    /// The user that the lease is charged to.
     pub user: String,
     /// UUID of the GPU.
     pub gpu_uuid: GpuUuid,
@@ -109,7 +109,7 @@ pub struct SizeAdvice {
     /// Memory slices that the lease held; 0 without MIG devices.
     #[serde(skip)]
     pub held_slices: u32,
-    /// What the lease needed; `None` without enough samples.
+    /// The observed need; `None` without enough samples.
     pub observed_need: Option<ObservedNeed>,
     /// The result.
     #[serde(flatten)]
@@ -138,7 +138,7 @@ impl SizeAdvice {
     }
 }
 
-/// Returns what would have been enough for each target of each lease. `gpus` must have their profiles.
+/// Returns the advice for each target of each lease. `gpus` must have their profiles.
 #[must_use]
 pub fn right_sizes(leases: &[UsedLease], gpus: &[Gpu]) -> Vec<SizeAdvice> {
     let of_lease = |lease: &UsedLease| -> Vec<SizeAdvice> {
@@ -166,7 +166,7 @@ fn right_size(lease: &UsedLease, target: &UsedTarget, gpus: &[Gpu]) -> SizeAdvic
     }
 }
 
-/// What a lease holds of a GPU.
+/// The size of the part of a GPU that a lease holds.
 struct HeldSize {
     memory_slices: u32,
     /// Number of streaming multiprocessors.

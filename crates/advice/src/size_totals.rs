@@ -9,7 +9,7 @@ use crate::{
     right_size::{NoAdvice, SizeAdvice, SizeVerdict},
 };
 
-/// By what advice is added up.
+/// The key by which advice is added up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Totaled {
     /// By the user of the lease.
@@ -28,7 +28,7 @@ pub struct EnoughCount {
     pub lease_count: usize,
 }
 
-/// What would have been enough for the leases of one user, or on one GPU, with one share.
+/// The advice for the leases of one user, or on one GPU, with one share.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SizeTotals {
     /// User, or UUID of the GPU.

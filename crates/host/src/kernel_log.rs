@@ -67,14 +67,14 @@ impl KernelLog {
         Ok(Self::of(records))
     }
 
-    /// Returns a log whose records are read from here: one record with each read, which does not block.
+    /// Returns a log that reads its records from `records`: one record with each read, which does not block.
     pub fn of(records: impl Read + Send + 'static) -> Self {
         Self { records: Box::new(records), kept: Vec::new() }
     }
 
-    /// Returns the message about this Xid error of a GPU. `now` is the time since the boot. Reads the records since the last
-    /// call, and does not wait for more. Returns `None` if there is no message of the last 10 s, or if such messages name
-    /// several processes: then it is not known which one this report is about.
+    /// Returns the message about this Xid error of a GPU. `now` is the time since the boot. Reads the records since the
+    /// last call, and does not wait for more. Returns `None` if there is no message of the last 10 s, or if such
+    /// messages name several processes: then it is not known which process this report is about.
     pub fn take(&mut self, address: PciAddress, xid: u64, now: Duration) -> Option<XidMessage> {
         self.kept.extend(messages(&mut self.records));
         self.kept.retain(|message| now.saturating_sub(message.at) <= FRESH);
@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(log.take((0, 0x3c, 0), 31, AT).and_then(|message| message.pid), Some(7));
     }
 
-    /// Fault: a message that no report had used was taken for a later report of another process.
+    /// Fault: an unused message was matched with a later report about another process.
     #[test]
     fn old_and_ambiguous_messages_name_no_process() {
         let mut log = log([record(80, "3b", 13, 1), record(95, "3b", 31, 2), record(96, "3b", 31, 3)]);

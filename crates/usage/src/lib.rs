@@ -1,5 +1,5 @@
-//! What leases do with their shares: states, time, energy, the idle policy, history and bills. Pure functions without
-//! I/O: the agent brings samples and times, and stores the results.
+//! The use of shares by leases: states, time, energy, the idle policy, history and bills. Pure functions without I/O:
+//! the agent brings samples and times, and stores the results.
 //!
 //! ```text
 //! samples, processes ──input──► judge ──► ledger ──► rows ──► accounts ──► reports, bills
@@ -11,10 +11,10 @@
 //! | module | subject |
 //! |---|---|
 //! | `moment`, `share` | points in time; shares of a GPU as integers |
-//! | `input` | samples of GPUs, what leases hold |
+//! | `input` | samples of GPUs, holds of leases |
 //! | `judge` | busy, idle, empty or unknown |
 //! | `energy` | attributes the energy of a board |
-//! | `idle` | when an unused lease is reported, warned of and ended |
+//! | `idle` | when gpushd reports an unused lease, warns its holder and ends it |
 //! | `ledger` | sums of time, memory, activity and energy, which add up exactly for each GPU |
 //! | `account` | rows of leases and days, reports |
 //! | `bill` | bills of a month, CSV, FOCUS |
@@ -29,4 +29,5 @@ pub mod ledger;
 pub mod moment;
 #[cfg(test)]
 mod samples;
+pub mod settled_clock;
 pub mod share;

@@ -7,8 +7,8 @@
 //! | MPS | active thread percentage, of its target | leased memory of the GPU's memory |
 //! | time-slice replica | 1 of the replicas | the same |
 //!
-//! The compute parts of the leases of a GPU never overlap, so they are what adds up to the GPU. A bill charges the larger
-//! part, because the neighbour cannot use what the lease takes of either.
+//! The compute parts of the leases of a GPU never overlap, so they add up to the GPU. A bill charges the larger part,
+//! because other leases cannot use either part.
 
 use gpush_api::{LeaseMember, MemberShare};
 use serde::{Deserialize, Serialize};
@@ -40,7 +40,7 @@ impl Part {
     }
 }
 
-/// How much of a GPU a target is, as the geometry of the GPU model says.
+/// The size of a target as a part of its GPU, by the geometry of the GPU model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TargetSize {
     /// Compute slices of the target and of the GPU.
@@ -57,7 +57,7 @@ impl TargetSize {
 /// The share of a GPU that a lease holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Share {
-    /// Compute part, in units of [`GPU_UNITS`]. It is what adds up to the GPU.
+    /// Compute part, in units of [`GPU_UNITS`]. These parts add up to the GPU.
     pub units: u32,
     /// Part that a bill charges: the larger one of compute and memory part.
     pub charged: u32,

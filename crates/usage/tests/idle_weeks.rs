@@ -297,6 +297,11 @@ fn run_lease(
             pending.iter().filter(|(at, _)| at.ms_since(*now) == 0).map(|(_, notice)| *notice).collect();
         pending.retain(|(at, _)| at.ms_since(*now) > 0);
         for notice in due {
+            // One attempt of ten fails. gpushd tries again a minute later.
+            if random.u32(0..10) == 0 && machine.unrecorded_notice() == Some(notice) {
+                pending.push((now.plus_ms(60_000), notice));
+                continue;
+            }
             recorded += 1;
             let _ = machine.step(IdleEvent::NoticeRecorded(notice), policy, terms, *now);
         }
@@ -306,10 +311,7 @@ fn run_lease(
             match effect {
                 IdleEffect::Warn { notice, .. } => {
                     warnings += 1;
-                    // One notice of ten is lost. The others take up to 5 minutes.
-                    if random.u32(0..10) > 0 {
-                        pending.push((now.plus_ms(random.u64(0..5 * MINUTE_MS)), notice));
-                    }
+                    pending.push((now.plus_ms(random.u64(0..5 * MINUTE_MS)), notice));
                 }
                 IdleEffect::Release(_) => is_ended = true,
                 IdleEffect::Withdraw => {}

@@ -146,7 +146,7 @@ pub(crate) struct AdviseQueueArgs {
         allow_negative_numbers = true
     )]
     pub(crate) tenants: Option<u32>,
-    /// Requests each second of a tenant; a list gives one value for each tenant [default: 12]
+    /// Requests of one tenant per second, or a list with one value for each tenant [default: 12]
     #[arg(
         long = "rate",
         value_name = "NUMBER",

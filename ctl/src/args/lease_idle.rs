@@ -11,9 +11,9 @@ use super::values::{lease, since, whole_seconds};
 
 /// Text after the options of `lease keep`.
 pub(super) const KEEP_NOTES: &str = "\
-gpushd can end leases that are not used: see `lease idle`. A kept lease stays
-for the time, and its unused time then begins again. A later keep replaces an
-earlier one. `lease end` still ends the lease.
+gpushd can end leases that are not used: see `lease idle`. While a lease is
+kept, gpushd does not end it as unused. Then its unused time begins again. A
+later keep replaces an earlier one. `lease end` still ends the lease.
 
 Examples:
   gpushctl lease keep L17 --for 2h --reason 'demo at noon'";
@@ -23,11 +23,11 @@ pub(super) const IDLE_NOTES: &str = "\
 Lists the open leases that are unused now, and what happens to them. Then a dry
 run lists which leases gpushd would have reported or ended since TIME, by the
 recorded use and the present config. It counts unused times of at least 5
-minutes, and knows no keeps. Users see their leases, administrators all.
+minutes, and ignores keeps. Users see their leases, administrators all.
 
 Examples:
   gpushctl lease idle
-  gpushctl lease idle --since 30d --action end   if leases were ended";
+  gpushctl lease idle --since 30d --action end   with this action";
 
 /// `gpushctl lease keep`.
 #[derive(Debug, Args)]

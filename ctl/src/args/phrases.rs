@@ -301,7 +301,7 @@ pub(super) fn meant(words: &[&str]) -> Vec<Meant> {
 fn of_phrase(pattern: &str, commands: &[&str], words: &[&str]) -> Vec<Meant> {
     let Some(matched) = matched(pattern, words) else { return Vec::new() };
     let rest = &words[matched.used..];
-    // A word of letters is not the name of a GPU, so a command that lists GPUs must not get it.
+    // A word of letters never names a GPU, so a command that lists GPUs must not get it.
     let is_other = |at: usize| {
         rest[at].bytes().all(|byte| byte.is_ascii_alphabetic()) && !(at > 0 && rest[at - 1].starts_with('-'))
     };

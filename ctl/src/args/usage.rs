@@ -16,8 +16,8 @@ use super::{
 pub(super) const NOTES: &str = "\
 The parts of the held time are: busy, idle (with a process and without work),
 empty (without a process), and unknown. A lease with several targets counts
-once for each. Users see their own use, administrators that of all users. Use
-that is older than 40 days is known by UTC days.
+once for each. Users see their own use, administrators that of all users. For
+use older than 40 days, gpushd may have only sums of UTC days.
 
 Examples:
   gpushctl usage

@@ -11,7 +11,7 @@ use gpush_core::{
     config::{Config, ConfigErrors, Located, accounts_in, rule_lines},
     desired::{self, ConfigFinding, KnownHost, LintFinding},
 };
-use gpush_host::config_accounts::notes_blocking;
+use gpush_host::{config_accounts::notes_blocking, helper::Helpers};
 use serde::Serialize;
 
 use crate::{args::Global, exit::Outcome, offline, output::Output, render, socket};
@@ -207,13 +207,10 @@ fn programs(config: &Config) -> Vec<String> {
             Ok(of) if !of.is_file() || of.permissions().mode() & 0o111 == 0 => {
                 format!("{program} is not an executable file")
             }
-            Ok(of) if of.permissions().mode() & 0o022 != 0 => {
-                format!(
-                    "gpushd does not run {program}, because other users can write to it; remove their access with \
-                    `chmod go-w {program}`"
-                )
+            Ok(_) => {
+                let error = Helpers::may_run(program).err()?;
+                error.hint.map_or(error.message.clone(), |hint| format!("{}; {hint}", error.message))
             }
-            Ok(_) => return None,
         };
         Some(format!("{key}: {what}"))
     };

@@ -70,7 +70,7 @@ pub(crate) fn list(bill: &Bill, gpus: &[Gpu], look: &Appearance) -> Listing {
         .after(&(after.join("\n") + "\n"))
 }
 
-/// Says which bill this is, and what is particular about it.
+/// Describes the bill: its month, its model, its currency and its notes.
 fn about(bill: &Bill, is_empty: bool, look: &Appearance) -> String {
     let whose = bill.user.as_ref().map_or_else(String::new, |user| format!(" of {}", look.clean(user)));
     let currency = match &bill.currency {

@@ -56,7 +56,7 @@ pub(crate) fn list(report: &UsageReport, gpus: &[Gpu], look: &Appearance) -> Lis
         .after(&(after.join("\n") + "\n"))
 }
 
-/// Says from when on the use is recorded, if this is not the whole period.
+/// Describes the time from which the use is recorded, if this is not the whole period.
 fn recorded(report: &UsageReport) -> String {
     match report.recorded_since {
         None => String::new(),
@@ -67,7 +67,7 @@ fn recorded(report: &UsageReport) -> String {
     }
 }
 
-/// Returns the cells of a line for readers. Parts of the time are in percent of the held time.
+/// Returns the cells of a line, rounded for a terminal. Parts of the time are in percent of the held time.
 fn rounded(sums: &UsageSums, unit: EnergyUnit, look: &Appearance) -> [String; 8] {
     let all = held(sums);
     let part = |seconds: u64| if all == 0 { NONE.to_owned() } else { percent(seconds, all) };
@@ -83,7 +83,7 @@ fn rounded(sums: &UsageSums, unit: EnergyUnit, look: &Appearance) -> [String; 8]
     ]
 }
 
-/// Returns how the energy was found. A part that was found otherwise is marked.
+/// Returns the method that determined most of the energy, with `+` if another method determined a part of it.
 fn method(sums: &UsageSums) -> String {
     let mixed = if sums.energy_mixed { "+" } else { "" };
     format!("{}{mixed}", sums.energy_method.name())
@@ -138,7 +138,7 @@ fn refusals(line: &RequestLine, look: &Appearance) -> Option<String> {
     let share = if line.profile.is_empty() { line.share_kind.clone() } else { line.profile.clone() };
     let part = percent(line.no_capacity, all);
     Some(format!(
-        " {}: {} of {all} requests ({part}) refused for want of capacity.",
+        " {}: {} of {all} requests ({part}) refused because the capacity was in use.",
         look.clean(&share),
         line.no_capacity
     ))

@@ -214,6 +214,8 @@ fn page_for_administrators_works_with_slurm_24_11() {
     machine.await_that("the end of the job", |machine| machine.sh("squeue -h").is_empty());
     machine.await_that("no lease of the job", |machine| leases(machine) == 0);
 
+    unused_task_of_an_array_is_cancelled_alone(&machine);
+
     // slurmd is killed before the Epilog of the job runs. The `ExecStartPost=` that docs/slurm.md adds to slurmd's unit
     // ends the lease.
     machine.sh(&as_user("sbatch --gres=gpu:1 --no-requeue --output=/tmp/last --wrap=\"env; sleep 600\""));
@@ -237,6 +239,31 @@ fn page_for_administrators_works_with_slurm_24_11() {
         let last = machine.sh("gpushctl gpu list 3 -o uuid");
         assert!(accepted.contains(&format!("CUDA_VISIBLE_DEVICES={last}")), "{accepted}");
     }
+}
+
+/// The last task of an array has the number of the array, and `scancel` with this number ends all tasks.
+fn unused_task_of_an_array_is_cancelled_alone(machine: &Machine) {
+    const IDLE: &str = "[idle]\naction = \"end\"\nslurm_jobs = \"scancel\"\nstart_grace = \"0s\"\nempty_after = \"10s\"\n\
+                        warn_before = \"5s\"\n";
+    let config = machine.sh("cat /etc/gpush/config.toml");
+    let array = machine
+        .sh(&as_user("sbatch --parsable --array=1-2 --mem=10 --gres=gpu:1 --output=/dev/null --wrap=\"sleep 600\""));
+    machine.await_that("two jobs with leases", |machine| leases(machine) == 2);
+    let list = machine.sh("gpushctl lease list --json");
+    let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
+    let others = list.as_array().into_iter().flatten();
+    let mut others = others.filter(|lease| lease["binding"]["job"].to_string() != array);
+    let (Some(other), None) = (others.next(), others.next()) else { panic!("{array}: {list}") };
+    let (id, job) = (other["id"].as_str().expect("an id"), other["binding"]["job"].to_string());
+    machine.write("/etc/gpush/config.toml", format!("{config}\n{IDLE}"));
+    machine.sh(&format!("gpushctl config reload && gpushctl lease keep {id} --for 1h --reason test"));
+    machine.await_that("the end of one task", |machine| machine.sh("squeue -h --array -o %A") == job);
+    let ended = machine.sh(&format!("scontrol --oneliner show job {array}_2"));
+    assert!(ended.contains("JobState=CANCELLED") && ended.contains("AdminComment=gpush: lease "), "{ended}");
+    assert_eq!(machine.sh("gpushctl lease list -o name"), id);
+    machine.write("/etc/gpush/config.toml", config);
+    machine.sh(&format!("gpushctl config reload && scancel {job}"));
+    machine.await_that("no lease of the array", |machine| leases(machine) == 0);
 }
 
 /// Follows the section "Change the MIG layout" of the page. Debian's slurmd has no NVML, so

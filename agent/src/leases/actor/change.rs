@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use gpush_api::{EndReason, LeaseId, LeaseKeep, LeaseRevocation};
 use gpush_core::lease::machine::{EndProcesses, Event, State};
+use gpush_host::proc;
 use gpush_store::{AuditEvent, DONE, LeaseRecord, StoreError, Tx};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Actor, ChangeError, ChangeRequest, RequestedChange};
-use crate::requests::idempotency::Key;
+use super::{Actor, ChangeError, ChangeRequest, RequestedChange, SeenUnused};
+use crate::{leases::processes, requests::idempotency::Key};
 
 impl Actor {
     /// Makes a change for a user, and replies.
@@ -27,9 +28,10 @@ impl Actor {
             RequestedChange::Revoke { reason, end } => self.revoke(writes, reason, end).await,
             RequestedChange::Renew { expires_at } => self.renew(writes, expires_at).await,
             RequestedChange::Keep(keep) => self.keep(writes, keep).await,
-            RequestedChange::EndUnused { reason, ends_processes } => {
-                self.end_unused(writes, reason, ends_processes).await
+            RequestedChange::EndUnused { reason, ends_processes, seen } => {
+                self.end_unused(writes, reason, ends_processes, seen).await
             }
+            RequestedChange::CheckUnused(seen) => self.check_unused(seen).await,
         };
         // Cancelling a grant or a request has further effects, such as the record of its end. The reply comes after them.
         self.execute_effects().await;
@@ -89,9 +91,14 @@ impl Actor {
             Ok(record)
         })
         .await?;
+        let is_repeated = matches!(self.state, State::Releasing(_));
         self.apply(Event::Revoked);
         self.apply(Event::ReleaseRecorded);
         self.end_processes(end);
+        if is_repeated {
+            // The machine tells the holder only once, but the reason is new.
+            self.tell_revocation().await;
+        }
         Ok(())
     }
 
@@ -128,13 +135,32 @@ impl Actor {
         Ok(())
     }
 
-    async fn end_unused(&mut self, writes: Writes, reason: String, ends_processes: bool) -> Result<(), ChangeError> {
+    async fn end_unused(
+        &mut self,
+        writes: Writes,
+        reason: String,
+        ends_processes: bool,
+        seen: SeenUnused,
+    ) -> Result<(), ChangeError> {
+        self.check_unused(seen).await?;
+        let end = ends_processes.then(|| EndProcesses { notice: NOTICE, grace: self.leases.grace() });
+        self.revoke(writes, reason, end).await
+    }
+
+    /// Checks that the lease is active and not kept, and that each of its processes was seen. The last sample can be some
+    /// seconds old, and the holder may have begun to work since.
+    async fn check_unused(&self, seen: SeenUnused) -> Result<(), ChangeError> {
         let (State::Active, Some(lease)) = (self.state, &self.lease) else { return Err(ChangeError::Inactive) };
         if lease.keep.as_ref().is_some_and(|keep| keep.until > Timestamp::now()) {
             return Err(ChangeError::Kept);
         }
-        let end = ends_processes.then(|| EndProcesses { notice: NOTICE, grace: self.leases.grace() });
-        self.revoke(writes, reason, end).await
+        let left = processes::remaining_processes(&self.leases, lease, false).await;
+        let uses_targets = left.remaining.driver != Some(0) || left.remaining.daemon != Some(0);
+        let is_new = |pid: u32| proc::start(pid).is_some_and(|start| start > seen.sampled_at);
+        if (seen.is_empty && uses_targets) || left.pids().any(is_new) {
+            return Err(ChangeError::MayBeUsed);
+        }
+        Ok(())
     }
 
     fn end_processes(&mut self, end: Option<EndProcesses>) {

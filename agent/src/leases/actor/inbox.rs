@@ -80,8 +80,19 @@ pub(in crate::leases) enum RequestedChange {
     Renew { expires_at: Option<Timestamp> },
     /// Keep the lease although it is unused.
     Keep(LeaseKeep),
-    /// Revoke the lease because it is unused, unless it is kept. `ends_processes` is whether its processes end too.
-    EndUnused { reason: String, ends_processes: bool },
+    /// Revoke the lease because it is unused, unless it is kept or used. `ends_processes` is whether its processes end too.
+    EndUnused { reason: String, ends_processes: bool, seen: SeenUnused },
+    /// Change nothing: find out whether the lease is still unused.
+    CheckUnused(SeenUnused),
+}
+
+/// What was seen of an unused lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SeenUnused {
+    /// Whether the lease had no process on its targets.
+    pub(crate) is_empty: bool,
+    /// Time of the last sample, in clock ticks since boot. Processes that started later were not seen.
+    pub(crate) sampled_at: u64,
 }
 
 /// Why a change was not made.
@@ -91,6 +102,8 @@ pub(in crate::leases) enum ChangeError {
     Inactive,
     /// The lease is kept, so it does not end because it is unused.
     Kept,
+    /// A process of the lease was not seen, so the lease may be used.
+    MayBeUsed,
     /// The change could not be recorded.
     Unrecorded(StoreError),
     /// The operation of the lease could not be cancelled.

@@ -66,7 +66,10 @@ pub(super) use self::{
     queued::enter_queue,
     restored::{ending_error, may_be_repeated, rejoin},
 };
-pub(crate) use self::{inbox::UnusedNews, restored::restore_places};
+pub(crate) use self::{
+    inbox::{SeenUnused, UnusedNews},
+    restored::restore_places,
+};
 use super::{Leases, request::Resolved, scope::NotMoved};
 use crate::{
     operations::{

@@ -147,7 +147,8 @@ async fn event_filters_apply_and_invalid_ones_are_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn listening_makes_no_driver_call() {
-    let host = InProcess::start("dgx-a100", 2, "").await;
+    // Without records, gpushd takes no samples.
+    let host = InProcess::start("dgx-a100", 2, "[history]\ndays = 0\n").await;
     host.gpus().await;
     let before = host.gpus.calls();
     let mut listeners = Vec::new();

@@ -127,6 +127,18 @@ async fn idle_program_is_ended_only_with_action_end_and_after_a_notice() {
     }
 }
 
+/// Fault: a program that no sample had seen ended with the lease.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn program_that_no_sample_has_seen_prevents_the_end() {
+    let (host, granted) = InProcess::with_unused_lease(&config("end", "")).await;
+    host.until_notice(&granted, NoticeKind::Unused).await;
+    let mut program = UserProgram::with_environment(holder(), &granted.environment);
+    // The driver lists the program. The scripted samples do not have it.
+    host.gpus.use_as(0, program.pid(), gpush_api::ProcessKind::Compute);
+    let lease = host.until_long_in(&granted, UseState::Empty).await;
+    assert!(lease.state == LeaseState::Active && program.lives(), "{:?}", lease.state);
+}
+
 /// Returns the time of the last sample of GPU 0.
 async fn last_sample(host: &InProcess) -> Option<Timestamp> {
     host.get::<HostUsage>("/v1/usage?watch=true").await.gpu_usage.first()?.sampled_at

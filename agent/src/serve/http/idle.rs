@@ -55,7 +55,7 @@ struct IdleParameters {
 /// reported or ended in a period. Users see their own leases, administrators those of all users.
 ///
 /// The dry run uses the recorded unused times of at least 5 minutes. It assumes that each notice reached the holder at
-/// once, and knows no keeps.
+/// once, and ignores keeps.
 #[cfg_attr(test, utoipa::path(
     get, path = "/v1/leases/idle", operation_id = "getIdleLeases", tag = "leases", params(IdleParameters),
     responses((status = 200, description = "The answer", body = IdleReport), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]

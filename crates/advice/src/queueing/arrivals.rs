@@ -14,7 +14,7 @@ pub struct Arrival {
 /// The load of random arrivals.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Load {
-    /// Requests each second, for each tenant.
+    /// Requests per second of each tenant.
     pub rates: Vec<f64>,
     /// Length of the period in seconds.
     pub period_s: f64,

@@ -9,14 +9,14 @@ use super::{
     simulate,
 };
 
-/// How much more the hostile tenant wants than before.
+/// The additional load of the hostile tenant.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Hostile {
     /// Number of the tenant.
     pub tenant: u32,
-    /// Its requests take so many times as long.
+    /// Factor of the time of its requests.
     pub service_factor: f64,
-    /// It sends so many times as many requests.
+    /// Factor of the number of its requests.
     pub rate_factor: f64,
     /// Start value of the random arrivals of the tenant.
     pub seed: u64,
@@ -33,11 +33,11 @@ pub struct Victims {
     /// Their latency with the hostile tenant.
     #[serde(rename = "latency_after")]
     pub after: Option<Latency>,
-    /// How many times as high their 99th percentile is; `None` without latencies.
+    /// Their 99th percentile with the hostile tenant, divided by the one without it; `None` without latencies.
     pub price: Option<f64>,
 }
 
-/// Returns what a hostile tenant costs the others with each mechanism.
+/// Returns the effect of a hostile tenant on the others with each mechanism.
 ///
 /// # Errors
 /// The tenant sends no request, or it is the only one.

@@ -93,6 +93,9 @@ pub struct LeaseIdle {
     /// Whether the holder was warned of this unused time.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub warned: bool,
+    /// Longest time in seconds for which the holder can keep the lease; 0 if the config permits no keep.
+    #[serde(default)]
+    pub longest_keep_s: u64,
 }
 
 /// An unused lease in the answer of `GET /v1/leases/idle`.

@@ -42,6 +42,15 @@ impl NoticeKind {
         Self::UnusedNoMore,
     ];
 
+    /// Returns whether the notice is about the end of the lease. Its holder must not miss such a notice.
+    #[must_use]
+    pub fn is_about_end(self) -> bool {
+        match self {
+            Self::EndsSoon | Self::Expired | Self::Revoked | Self::GpuLost | Self::Unused => true,
+            Self::Cordoned | Self::MpsFault | Self::UnusedNoMore => false,
+        }
+    }
+
     /// Returns the name in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {

@@ -62,7 +62,7 @@ pub use limits::RequestLimits;
 pub use metrics::Metrics;
 pub use mps::Mps;
 pub use notify::Notify;
-pub use prices::{PriceAmount, PriceRule};
+pub use prices::{PriceAmount, PriceRule, names_model};
 pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
 pub use requirements::{Isolation, Workload};

@@ -58,7 +58,7 @@ impl fmt::Display for PriceAmount {
 pub struct PriceRule {
     /// Kind of the leases; `None` for all.
     pub kind: Option<LeaseKind>,
-    /// GPU model, compared without case; `None` for all.
+    /// GPU model, with or without `NVIDIA`, in any case; `None` for all.
     pub model: Option<String>,
     /// Price of a slice for an hour. A GPU without MIG has one slice.
     pub per_slice_hour: PriceAmount,
@@ -68,10 +68,21 @@ pub struct PriceRule {
     pub currency: String,
 }
 
+/// Returns whether the name of a model in the config means a GPU's model: with or without `NVIDIA`, in any case.
+#[must_use]
+pub fn names_model(name: &str, model: &str) -> bool {
+    const VENDOR: &str = "NVIDIA ";
+    let without_vendor = |text: &str| match text.get(..VENDOR.len()) {
+        Some(start) if start.eq_ignore_ascii_case(VENDOR) => text[VENDOR.len()..].to_ascii_lowercase(),
+        Some(_) | None => text.to_ascii_lowercase(),
+    };
+    without_vendor(name) == without_vendor(model)
+}
+
 impl PriceRule {
     /// Returns whether every lease that `later` fits also fits this price. Then `later` never applies.
     fn covers(&self, later: &Self) -> bool {
-        let same_model = |model: &String| later.model.as_ref().is_some_and(|one| one.eq_ignore_ascii_case(model));
+        let same_model = |model: &String| later.model.as_ref().is_some_and(|one| names_model(model, one));
         (self.kind.is_none() || self.kind == later.kind) && self.model.as_ref().is_none_or(same_model)
     }
 

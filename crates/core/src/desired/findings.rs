@@ -1,6 +1,6 @@
 //! Warnings about a config on a given host.
 
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use gpush_api::{ComputeMode, Driver, Gpu, Mode, TimeslicePolicy};
 
@@ -12,7 +12,8 @@ use super::{
     unexpected_effects,
 };
 use crate::{
-    config::{Config, QuotaRule, Rule},
+    config::{Config, PriceRule, QuotaRule, Rule, names_model},
+    quote::Quoted,
     selector::Selector,
     sharing,
 };
@@ -82,6 +83,7 @@ pub(super) fn remarks(config: &Config, gpus: &[Gpu]) -> Vec<String> {
         }
     }
     findings.extend(quota_selectors(config, gpus));
+    findings.extend(prices_without_gpu(config, gpus));
     findings.extend(quota_findings::without_effect(config, gpus));
     findings.extend(sharing::unfit_settings(config, gpus));
     findings.extend(unexpected_effects::find(config, gpus));
@@ -107,6 +109,24 @@ fn quota_selectors(config: &Config, gpus: &[Gpu]) -> Vec<String> {
         found.into_iter().map(move |finding| format!("quota {}: {finding}", position + 1))
     };
     config.quotas.iter().enumerate().flat_map(of).collect()
+}
+
+/// Returns sentences about prices for models that the host does not have.
+fn prices_without_gpu(config: &Config, gpus: &[Gpu]) -> Vec<String> {
+    let models: BTreeSet<String> = gpus.iter().map(|gpu| format!("\"{}\"", gpu.name)).collect();
+    let models = models.into_iter().collect::<Vec<_>>().join(" or ");
+    let finding = |(position, price): (usize, &PriceRule)| {
+        let model = price.model.as_ref()?;
+        let is_known = gpus.iter().any(|gpu| names_model(model, &gpu.name));
+        (!is_known).then(|| {
+            format!(
+                "price {}: no GPU of this host has the model {}; write model = {models}",
+                position + 1,
+                Quoted(model)
+            )
+        })
+    };
+    if gpus.is_empty() { Vec::new() } else { config.prices.iter().enumerate().filter_map(finding).collect() }
 }
 
 /// Returns a warning if a rule has settings of MPS, but its layout shares no MIG device.

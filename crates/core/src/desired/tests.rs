@@ -239,6 +239,24 @@ mode = "unmanaged"
     assert!(turns("level = \"long\"")[0].contains("is older than Turing"));
 }
 
+/// Fault: a price for a model that the host does not have made a bill of 0, without a warning.
+#[test]
+fn price_for_an_absent_model_is_a_finding() {
+    let gpus = host();
+    let findings = |model: &str| {
+        let text = format!("[[price]]\nper_slice_hour = 0.25\ncurrency = \"EUR\"\nmodel = \"{model}\"\n");
+        super::findings::remarks(&Config::parse(&text, "config.toml").unwrap(), &gpus)
+    };
+    let name = gpus[0].name.clone();
+    assert_eq!(findings(&name), [""; 0]);
+    assert_eq!(findings(&name.trim_start_matches("NVIDIA ").to_lowercase()), [""; 0], "as gpushctl prints it");
+    let absent = findings("T4");
+    assert!(
+        absent[0].starts_with("price 1: no GPU of this host has the model `T4`; write model = \"NVIDIA "),
+        "{absent:?}"
+    );
+}
+
 #[test]
 fn plan_enables_mig_mode_that_is_off() {
     let off = |preset: &str, change: &dyn Fn(&mut Gpu)| {

@@ -19,6 +19,8 @@ pub struct UnusedWarning {
     pub due_at: Timestamp,
     /// Whether the lease belongs to a Slurm job, which is cancelled then.
     pub of_job: bool,
+    /// Longest time in seconds for which the holder can keep the lease; 0 if the config permits no keep.
+    pub longest_keep_s: u64,
 }
 
 /// Why a warning of an unused lease does not apply any more.
@@ -32,6 +34,10 @@ pub enum UnusedEnd {
     Kept(Timestamp),
     /// The config exempts the lease.
     Exempt,
+    /// The job of the lease also runs on other nodes, which gpushd does not see.
+    RunsElsewhere,
+    /// The config has changed, and ends no unused leases any more.
+    NotEnded,
 }
 
 impl UnusedWarning {
@@ -45,18 +51,19 @@ impl UnusedWarning {
     pub(super) fn text(&self, lease: LeaseId, now: Timestamp) -> String {
         let unused = unused_for(self.unused_since, self.is_empty, now);
         let due = within(self.due_at, now);
-        let keep = format!("to keep it: gpushctl lease keep {lease} --for 2h --reason TEXT");
+        let keep =
+            keep_command(lease, self.longest_keep_s).map_or_else(String::new, |keep| format!("; to keep it: {keep}"));
         match (self.action, self.of_job) {
             (IdleAction::Report | IdleAction::Warn, false) => {
                 format!("lease {lease} {unused}; if you do not need it: gpushctl lease end {lease}")
             }
             (IdleAction::Report | IdleAction::Warn, true) => format!("lease {lease} of this job {unused}"),
             (IdleAction::Release | IdleAction::End, true) => {
-                format!("lease {lease} of this job {unused}, so the job is cancelled {due}; {keep}")
+                format!("lease {lease} of this job {unused}, so the job is cancelled {due}{keep}")
             }
-            (IdleAction::Release, false) => format!("lease {lease} {unused}, so it ends {due}; {keep}"),
+            (IdleAction::Release, false) => format!("lease {lease} {unused}, so it ends {due}{keep}"),
             (IdleAction::End, false) => {
-                format!("lease {lease} {unused}, so it ends {due}, and its programs are ended; {keep}")
+                format!("lease {lease} {unused}, so it ends {due}, and its programs are ended{keep}")
             }
         }
     }
@@ -72,8 +79,20 @@ impl UnusedEnd {
             }
             Self::Kept(until) => format!("lease {lease} is kept until {}", local_time(until)),
             Self::Exempt => format!("lease {lease} does not end: the config exempts it now"),
+            Self::RunsElsewhere => {
+                format!("lease {lease} does not end: a part of its job runs on other nodes, which gpushd does not see")
+            }
+            Self::NotEnded => format!("lease {lease} does not end: the config does not end unused leases any more"),
         }
     }
+}
+
+/// Returns the command with which its holder keeps a lease; `None` if the config permits no keep.
+#[must_use]
+pub fn keep_command(lease: LeaseId, longest_keep_s: u64) -> Option<String> {
+    const USUAL_S: u64 = 2 * 3600;
+    let time = duration::format(std::time::Duration::from_secs(longest_keep_s.min(USUAL_S)));
+    (longest_keep_s > 0).then(|| format!("gpushctl lease keep {lease} --for {time} --reason TEXT"))
 }
 
 /// Formats since when a lease is unused, as in a sentence about it: `has been unused for 3h`.
@@ -95,7 +114,8 @@ mod tests {
     #[test]
     fn warning_says_what_happens_when_and_how_to_prevent_it() {
         let warning = |action, of_job, is_empty| {
-            UnusedWarning { unused_since: at(0), is_empty, action, due_at: at(240), of_job }.text(LeaseId(21), at(180))
+            UnusedWarning { unused_since: at(0), is_empty, action, due_at: at(240), of_job, longest_keep_s: 28_800 }
+                .text(LeaseId(21), at(180))
         };
         assert_eq!(
             warning(IdleAction::Release, false, false),
@@ -115,11 +135,26 @@ mod tests {
         assert_eq!(warning(IdleAction::Warn, true, false), "lease L21 of this job has been unused for 3h");
     }
 
+    /// Fault: the notice named a keep that the config does not permit.
+    #[test]
+    fn warning_names_only_a_keep_that_is_permitted() {
+        let keep = |longest| keep_command(LeaseId(4), longest);
+        assert_eq!(keep(28_800).as_deref(), Some("gpushctl lease keep L4 --for 2h --reason TEXT"));
+        assert_eq!(keep(600).as_deref(), Some("gpushctl lease keep L4 --for 10m --reason TEXT"));
+        assert_eq!(keep(0), None);
+    }
+
     #[test]
     fn only_an_action_that_ends_leases_has_an_end() {
         for action in IdleAction::ALL {
-            let warning =
-                UnusedWarning { unused_since: at(0), is_empty: false, action, due_at: at(240), of_job: false };
+            let warning = UnusedWarning {
+                unused_since: at(0),
+                is_empty: false,
+                action,
+                due_at: at(240),
+                of_job: false,
+                longest_keep_s: 0,
+            };
             assert_eq!(warning.ends_at().is_some(), action.ends_leases());
         }
     }
@@ -131,6 +166,8 @@ mod tests {
         assert!(text(UnusedEnd::Unknown).ends_with("so it does not end"));
         assert!(text(UnusedEnd::Kept(at(0))).starts_with("lease L21 is kept until 2027-"));
         assert!(text(UnusedEnd::Exempt).contains("exempts it"));
+        assert!(text(UnusedEnd::RunsElsewhere).contains("a part of its job"));
+        assert!(text(UnusedEnd::NotEnded).ends_with("does not end unused leases any more"));
     }
 
     #[test]

@@ -19,6 +19,7 @@
 //! | [`GpuPlugin`] | how the running slurmd finds GPUs |
 //! | `decide` | the exit status of a hook |
 //! | `file` | the file of a job, and what TaskProlog prints |
+//! | [`JobExtent`] | whether `scancel` ends more than what runs on this node |
 //! | `job_files` | names of the files of jobs, and the file that belongs to a task |
 //! | [`GresConf`] | gres.conf, which maps the index of a GRES device to its device files |
 //! | [`SlurmConf`] | slurm.conf, with the files that it includes |
@@ -36,6 +37,7 @@ mod gres_conf;
 mod gres_count;
 mod gres_lines;
 mod host_list;
+mod job_extent;
 pub mod job_files;
 mod lines;
 mod node_gres;
@@ -49,6 +51,7 @@ pub use self::{
     gres_conf::{AutoDetect, GresConf, GresConfError, GresDevice, GresProblem, GresRecord, Position, UnknownKey},
     gres_lines::{GresLines, gres_lines},
     host_list::{HostList, HostListError},
+    job_extent::{JOB_EXTENT_FORMAT, JobExtent},
     lines::{KeyValue, LineError, LogicalLine, lines},
     node_gres::{NodeGres, node_gres},
     slurm_conf::{SLURM_CONF_PATHS, SlurmConf},

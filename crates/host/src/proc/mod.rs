@@ -61,7 +61,7 @@ pub use self::{
     read::{LIMIT, read},
     stat::{
         Image, ProcessReading, ancestors, child_resource_use, image, is_alive, is_alive_since, is_suspended, now,
-        parent, start, terminal, try_ancestors, try_image, try_reading, try_start,
+        parent, start, terminal, ticks, try_ancestors, try_image, try_reading, try_start,
     },
     status::{Status, local_pid, owner, try_owner, try_uids, uids},
     threads::children,

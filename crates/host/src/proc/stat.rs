@@ -69,6 +69,11 @@ pub fn now() -> u64 {
     (uptime.uptime_duration() * ticks_per_second()).as_secs() + 1
 }
 
+/// Returns a time since boot in clock ticks, the unit of [`start`].
+pub fn ticks(since_boot: Duration) -> u64 {
+    (since_boot * ticks_per_second()).as_secs()
+}
+
 /// Returns the start of a process in clock ticks since boot; `None` if there is no such process, or its start cannot be
 /// read.
 pub fn start(pid: impl AnyPid) -> Option<u64> {

@@ -1,4 +1,4 @@
-//! What bills are made of after their months have ended: closed months, models of GPUs, and corrections.
+//! The inputs of bills after their months have ended: closed months, models of GPUs, and corrections.
 //!
 //! ```text
 //! hours of an ended month, prices, models ──close_bills──► closed_bills (compressed, never changed)
@@ -106,8 +106,8 @@ impl Record for BillCorrection {
     }
 }
 
-/// What the bill of a closed month is made of, compressed. Compressing and reading it takes long, so it is not done on the
-/// thread of the store.
+/// The inputs of the bill of a closed month, compressed. Compression and decompression take long, so do not run them on
+/// the thread of the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClosedMonth {
     month_ms: i64,
@@ -142,8 +142,8 @@ impl ClosedMonth {
 }
 
 impl Tx<'_> {
-    /// Records what the bills of these months are made of, and which hours are in closed bills. A month that is closed already
-    /// is not changed.
+    /// Records the inputs of the bills of these months, and which hours are in closed bills. Does not change a month
+    /// that is closed already.
     ///
     /// # Errors
     /// Fails if the store cannot write a record.
@@ -191,7 +191,7 @@ impl View<'_> {
         self.row_bound(BILL_CLOSED)
     }
 
-    /// Returns what the bill of a closed month is made of; `None` if the month has no rows, or is not closed.
+    /// Returns the inputs of the bill of a closed month; `None` if the month has no rows, or is not closed.
     ///
     /// # Errors
     /// The store cannot be read.

@@ -54,7 +54,7 @@ impl Record for GpuDay {
     }
 }
 
-/// Selects the hours of an earlier time that are not folded yet, and those that were recorded after they would have been.
+/// Selects the hours before a time that are not folded yet, also those that were recorded after the fold of their day.
 const UNFOLDED: &str = "WHERE hour < ?1 AND (hour >= ?2 OR number >= ?3)";
 
 impl Tx<'_> {

@@ -1,4 +1,4 @@
-//! What leases and GPUs were used for: the checkpoint of the accounts, rows of hours and days, unused times, the totals of
+//! The use of leases and GPUs: the checkpoint of the accounts, rows of hours and days, unused times, the totals of
 //! ended leases, and bills.
 //!
 //! ```text
@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The checkpoint and the rows are always from the same moment, so after a crash no time is missing and none counts
-//! twice. Opening the store does not check these rows, because a damaged row must not cost the leases. Reading checks
-//! them.
+//! twice. Opening the store does not check these rows, because a damaged row must not lead to the loss of the leases.
+//! Reading checks them.
 
 mod bills;
 mod checkpoint;
@@ -40,7 +40,7 @@ use crate::{
 /// An hour of a lease, with its owner at that time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnedHour {
-    /// Who is accounted.
+    /// The owner that the hour is charged to.
     pub owner: LeaseOwner,
     /// The hour.
     pub hour: LeaseHour,
@@ -76,7 +76,7 @@ impl HoursPage {
     }
 }
 
-/// How many requests for one share had one result on one UTC day.
+/// The number of requests for one share with one result on one UTC day.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestCount {
     /// Start of the day, in ms since 1970.
@@ -85,13 +85,13 @@ pub struct RequestCount {
     pub kind: String,
     /// Profile; empty if the request names none.
     pub profile: String,
-    /// What has become of the requests.
+    /// The outcome of the requests.
     pub result: String,
     /// Number of requests.
     pub count: u64,
 }
 
-/// What one transaction records about the use.
+/// The records of one transaction about the use.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct UsageRecord {
     /// The accounts, as JSON.
@@ -247,7 +247,7 @@ impl View<'_> {
 
     fn usage_rows<R: Record>(&self, rest: &str, parameters: impl Params) -> Result<Vec<R>, StoreError> {
         record::select(self.connection, rest, parameters, self.sealed).map_err(|error| match error {
-            // The damage is no reason to replace the database, as the damage of another table is.
+            // Unlike damage in another table, this damage is not a reason to replace the database.
             StoreError::Corrupt { table, what } => StoreError::DamagedUse { table, what },
             other => other,
         })

@@ -23,8 +23,8 @@ const MOST_ROWS: i64 = 400_000;
 pub struct UsageBounds {
     /// Unused times before this time are deleted.
     pub unused_from_ms: i64,
-    /// Everything else before this time is deleted: hours, days, leases that ended before it and their totals, closed
-    /// bills.
+    /// Everything else before this time is deleted: days, leases that ended before it and their totals, closed bills.
+    /// For hours, see [`Tx::delete_folded_hours`].
     pub history_from_ms: i64,
 }
 
@@ -42,8 +42,15 @@ impl Tx<'_> {
         };
         let connection = self.connection;
         let history = (history_from_ms, MOST_ROWS);
-        let deleted = record::delete::<OwnedHour>(connection, &beyond("hour", "lease_hours"), history)?
-            + record::delete::<GpuHour>(connection, &beyond("hour", "gpu_hours"), history)?
+        // Hours are deleted by their number alone: an old hour may be in no bill yet.
+        let too_many =
+            |table: &str| format!("WHERE rowid IN (SELECT rowid FROM {table} ORDER BY rowid DESC LIMIT -1 OFFSET ?1)");
+        let hours = record::delete::<OwnedHour>(connection, &too_many("lease_hours"), [MOST_ROWS])?
+            + record::delete::<GpuHour>(connection, &too_many("gpu_hours"), [MOST_ROWS])?;
+        if hours > 0 {
+            tracing::warn!("the database has more than {MOST_ROWS} hours of use: the {hours} oldest ones are deleted");
+        }
+        let deleted = hours
             + record::delete::<UnusedSpan>(connection, &beyond("until", "unused_times"), (unused_from_ms, MOST_ROWS))?
             + record::delete::<EndedLease>(connection, &beyond("ended", "lease_totals"), history)?
             + record::delete::<RequestCount>(connection, "WHERE day < ?1", [history_from_ms])?

@@ -1,4 +1,4 @@
-//! How the rows are stored: the columns by which rows are selected, and the row itself as JSON.
+//! The stored form of the rows: the columns by which rows are selected, and the row itself as JSON.
 
 use gpush_usage::{
     account::EndedLease,

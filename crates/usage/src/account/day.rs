@@ -16,7 +16,7 @@ use crate::{
 pub struct LeaseDay {
     /// Start of the day, in ms since 1970.
     pub day_ms: i64,
-    /// Who is accounted.
+    /// The owner that the use is charged to.
     pub owner: LeaseOwner,
     /// Kind of the leases.
     pub kind: LeaseKind,

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ledger::LeaseTotals;
 
-/// Who is accounted for a lease. The store keeps it with the lease, because names can change later.
+/// The owner that a lease is charged to. The store keeps it with the lease, because names can change later.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct LeaseOwner {
     /// User: the user of the account, also if the lease belongs to a subordinate uid.
@@ -24,7 +24,7 @@ pub struct LeaseOwner {
 /// An ended lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedLease {
-    /// Who is accounted.
+    /// The owner that the lease is charged to.
     pub owner: LeaseOwner,
     /// Name of the job, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -33,6 +33,6 @@ pub struct EndedLease {
     pub reason: EndReason,
     /// Time in the queue, in ms.
     pub waited_ms: u64,
-    /// What was used.
+    /// Totals of the lease.
     pub totals: LeaseTotals,
 }

@@ -1,4 +1,4 @@
-//! From when on the use of GPUs is recorded, so that a report can say how much of its period it covers.
+//! Finds the time from which the use of GPUs is recorded, so that a report can say which part of its period it covers.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use crate::{
     moment::{DAY_MS, HOUR_MS},
 };
 
-/// A row can lack a part of its time that is below this, because durations come from another clock than hours.
+/// Tolerance for the missing time of a row, in ms: durations come from another clock than hours.
 const TOLERANCE_MS: i64 = 60_000;
 
 /// Returns the time, in ms since 1970, from which GPUs are recorded; `None` if there is no row. `days` are days whose
 /// hours are not listed.
 ///
-/// A row has no start, only the time that it accounts. Recording goes on after it begins, so the missing time of the first
-/// row is at its start.
+/// A row contains the length of its time, but not the start. Recording does not stop after it has begun, so the first
+/// row lacks time only at its start.
 #[must_use]
 pub fn recorded_since(hours: &[GpuHour], days: &[GpuDay], now_ms: i64) -> Option<i64> {
     let hours = hours.iter().map(|row| (row.hour_ms, row.hour_ms + HOUR_MS, &row.gpu, row.sums.known_ms));

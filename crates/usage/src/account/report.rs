@@ -12,7 +12,7 @@ use super::{
 };
 use crate::ledger::{GpuSums, HoldSums};
 
-/// By what a report groups.
+/// The key by which a report groups its lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Grouping {
@@ -105,7 +105,8 @@ pub struct UsageReport {
     pub gpus: GpuSums,
 }
 
-/// Makes a report over days. The caller leaves out the days outside the period, and what the reader may not see.
+/// Makes a report over days. The caller leaves out the days outside the period, and the rows that the reader may not
+/// see.
 pub fn report<'a>(
     leases: impl IntoIterator<Item = &'a LeaseDay>,
     requests: impl IntoIterator<Item = &'a RequestDay>,

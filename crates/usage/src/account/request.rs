@@ -39,7 +39,7 @@ impl AddAssign for RequestSums {
 pub struct RequestDay {
     /// Start of the day on which the requests were granted or refused, in ms since 1970.
     pub day_ms: i64,
-    /// Who is accounted.
+    /// The owner of the requests.
     pub owner: LeaseOwner,
     /// Kind of the leases; `None` if the request was refused before its kind was known.
     pub kind: Option<LeaseKind>,

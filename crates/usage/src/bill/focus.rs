@@ -26,7 +26,8 @@ pub struct FocusSite {
     pub currency: String,
 }
 
-/// All columns, in their order. The first 21 are the mandatory ones. Own columns begin with `x_`, and come last.
+/// All columns, in their order. The first 21 are the mandatory ones. Columns that FOCUS does not define begin with
+/// `x_`, and come last.
 pub const FOCUS_COLUMNS: [&str; 44] = [
     "BilledCost",
     "BillingAccountId",
@@ -90,7 +91,7 @@ pub fn focus_csv(bill: &Bill, site: &FocusSite) -> Result<String, CsvError> {
     table.finish()
 }
 
-/// Returns what a line contains in one column.
+/// Returns the cell of a line in one column.
 fn cell(column: &str, line: &BillLine, bill: &Bill, site: &FocusSite) -> String {
     let owner = line.of.owner.as_ref();
     let sub_account = owner.map(|owner| owner.account.as_ref().unwrap_or(&owner.user));

@@ -1,4 +1,4 @@
-//! What the bill of a month is made of, in one document. A closed month keeps this document, so its bill never changes.
+//! The inputs of the bill of a month, in one document. A closed month keeps this document, so its bill never changes.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::{
     ledger::{GpuHour, LeaseHour},
 };
 
-/// What the bill of a month is made of.
+/// The inputs of the bill of a month.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MonthInputs {
     /// Month.
@@ -72,7 +72,7 @@ impl MonthInputs {
         (if is_late { &mut self.late_gpus } else { &mut self.gpus }).push(hour);
     }
 
-    /// Returns only what concerns the leases of one user. Unallocated capacity concerns no user.
+    /// Returns only the inputs about the leases of one user, without unallocated capacity.
     #[must_use]
     pub fn of_user(mut self, user: &str) -> Self {
         self.owners.retain(|_, owner| owner.user == user);

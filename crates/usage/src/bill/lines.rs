@@ -18,7 +18,7 @@ use crate::{
     moment::HOUR_MS,
 };
 
-/// What the bill needs to know about a GPU.
+/// The model of a GPU, as far as a bill needs it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BilledGpu {
     /// Model, as the driver reports it.
@@ -32,7 +32,7 @@ pub struct BilledGpu {
 pub struct Adjustment {
     /// Hour of the correction, in ms since 1970.
     pub hour_ms: i64,
-    /// Who is charged, or gets the amount back.
+    /// The owner who is charged, or gets the amount back.
     pub owner: LeaseOwner,
     /// Lease, if the correction is about one.
     pub lease: Option<LeaseId>,
@@ -62,7 +62,7 @@ pub struct BillRows<'a> {
     pub late_gpus: &'a [GpuHour],
 }
 
-/// What a line is about.
+/// The subject of a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ChargeKind {
     /// The share of a lease.
@@ -85,7 +85,7 @@ impl ChargeKind {
     }
 }
 
-/// Who and what a line is about.
+/// The lease and the owner of a line.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LineOwner {
     /// Lease.
@@ -97,7 +97,7 @@ pub struct LineOwner {
 /// One line of a bill.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BillLine {
-    /// What the line is about.
+    /// Subject of the line.
     pub charge: ChargeKind,
     /// Start of the UTC hour, in ms since 1970.
     pub from_ms: i64,
@@ -129,7 +129,7 @@ pub struct BillLine {
     pub amount: Decimal,
     /// Energy in mJ.
     pub energy_mj: u64,
-    /// How the energy was found.
+    /// The method that determined most of the energy.
     pub energy_method: EnergyMethod,
     /// Description of a correction; empty for other lines.
     pub description: String,

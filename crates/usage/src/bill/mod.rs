@@ -5,18 +5,18 @@
 //! GpuHour           ──► capacity that no lease was charged for ─┘
 //! ```
 //!
-//! A month is closed some time after its end. From then on, its bill is made of a stored document ([`MonthInputs`]), and
-//! what is recorded later for that month becomes a correction in a later month.
+//! A month is closed some time after its end. From then on, gpushd makes its bill from a stored document
+//! ([`MonthInputs`]), and rows that are recorded later for that month become corrections in a later month.
 //!
 //! | model | quantity |
 //! |---|---|
 //! | `requested` | charged share × held time |
-//! | `used` | charged share × busy and unknown time; the unused time is in columns of its own |
-//! | `flat` | nothing but the price per lease, once for each lease and month |
+//! | `used` | charged share × busy and unknown time; the unused time is in separate columns |
+//! | `flat` | only the price per lease, once for each lease and month |
 //!
-//! All quantities and amounts are decimals. GPU hours have nine decimals, slice hours
-//! are GPU hours × slices, and an amount is exactly slice hours × price. The
-//! order of the lines depends only on the rows, so a closed month gives the same bytes each time.
+//! All quantities and amounts are decimals. GPU hours have nine decimals, slice hours are GPU hours × slices, and an
+//! amount is exactly slice hours × price. The order of the lines depends only on the rows, so the bill of a closed
+//! month stays the same, byte for byte.
 
 mod csv;
 mod focus;

@@ -1,9 +1,9 @@
-//! `[[price]]`: what a slice costs.
+//! `[[price]]`: the prices of slices and leases.
 
 use std::fmt;
 
 use gpush_api::LeaseKind;
-use gpush_core::quote::Quoted;
+use gpush_core::{config::names_model, quote::Quoted};
 use rust_decimal::Decimal;
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ const HIGHEST: i64 = 1_000_000;
 pub struct Price {
     /// Kind of the leases; `None` for all.
     pub kind: Option<LeaseKind>,
-    /// GPU model, compared without case; `None` for all.
+    /// GPU model, with or without `NVIDIA`, in any case; `None` for all.
     pub model: Option<String>,
     /// Price of a slice for an hour. A GPU without MIG has one slice.
     pub per_slice_hour: Decimal,
@@ -99,7 +99,7 @@ impl PriceList {
     pub fn find(&self, kind: LeaseKind, model: &str) -> Option<&Price> {
         let fits = |price: &&Price| {
             price.kind.is_none_or(|wanted| wanted == kind)
-                && price.model.as_ref().is_none_or(|wanted| wanted.eq_ignore_ascii_case(model))
+                && price.model.as_ref().is_none_or(|wanted| names_model(wanted, model))
         };
         self.prices.iter().find(fits)
     }

@@ -24,7 +24,7 @@ pub struct BillSum {
     pub quantity: Decimal,
     /// Amount, with the corrections.
     pub amount: Decimal,
-    /// The part of the amount that is corrections.
+    /// The part of `amount` that comes from corrections.
     pub corrections: Decimal,
     /// Energy in mJ.
     pub energy_mj: u64,

@@ -8,7 +8,7 @@ use crate::share::GPU_UNITS;
 /// A whole in millionths, the unit of [`HeldInWindow::process_use`].
 const MILLIONTHS: u128 = 1_000_000;
 
-/// What a lease held on the GPU in the window.
+/// The hold of a lease on the GPU in the window.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct HeldInWindow {
     /// Units times milliseconds.
@@ -25,8 +25,8 @@ pub(crate) struct HeldInWindow {
     pub(crate) process_use: Option<u64>,
 }
 
-/// What leases held on one GPU instance, or on the GPU, that ended in the window and may have worked until then. Their
-/// totals are final, so their energy is unattributed.
+/// The holds on one GPU instance, or on the GPU, of leases that ended in the window and may have worked until then. The
+/// totals of these leases are final, so their energy is unattributed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct EndedInWindow {
     pub(crate) instance: Option<u32>,
@@ -36,7 +36,7 @@ pub(crate) struct EndedInWindow {
     pub(crate) held_ms: u64,
 }
 
-/// Other processes on a GPU instance, or on the GPU: those of no lease, and those whose lease is not certain.
+/// Other processes on a GPU instance, or on the GPU: those without a lease, and those whose lease is not certain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct OtherProcesses {
     pub(crate) instance: Option<u32>,
@@ -109,7 +109,7 @@ pub(crate) fn attribute(window: &EnergyWindow) -> AttributedEnergy {
     result.finish(window)
 }
 
-/// The energy of each hold while it is distributed. The energy that no hold gets is unattributed.
+/// The energy of each hold while it is distributed. The rest is unattributed.
 struct Shares {
     energy: Vec<(u64, EnergyMethod)>,
 }

@@ -8,9 +8,9 @@
 //!                                            or by the shares of the leases with a process              slices
 //! ```
 //!
-//! Active energy of a time in which none of these leases held its share is unattributed: a lease before them can have
-//! used it. So is the part of a lease that ended since the last reading of the counter, because its totals are final.
-//! Such a lease counts with its share if it may have worked.
+//! Active energy from a time before these leases held their shares is unattributed: an earlier lease can have used it.
+//! The part of a lease that ended since the last reading of the counter is unattributed too, because the totals of the
+//! lease are final. Such a lease counts with its share if it may have worked.
 //!
 //! The parts of the leases and the unattributed part always add up to the counter difference, in whole millijoules.
 

@@ -13,7 +13,7 @@ pub struct IdleExemptions {
     pub rules: Vec<String>,
 }
 
-/// What can exempt a lease.
+/// The user, groups, job and rule of a lease. Each of them can exempt it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExemptSubject<'a> {
     /// User of the account.

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{judge::UseState, moment::Moment};
 
-/// Where the machine is.
+/// A stage of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IdleStage {
     /// Nothing is due.
@@ -15,22 +15,33 @@ pub enum IdleStage {
     Warned {
         /// Number of the last notice.
         notice: u32,
-        /// The warning: time before the deadline, in ms.
+        /// The warning: time before the end, in ms.
         before_ms: u64,
-        /// When the first notice of this unused time was recorded.
+        /// When the first notice of this announcement was recorded.
         recorded: Option<Moment>,
+        /// What the notices announce.
+        announced: Announced,
     },
     /// The lease was reported, or its end was requested. Lasts until the lease is used or ended.
     Done {
-        /// What was done.
+        /// The action.
         action: IdleAction,
     },
 }
 
-/// What the machine learns.
+/// What notices announce. If another action becomes due, or the deadline moves to an earlier time, they do not count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Announced {
+    /// Action.
+    pub action: IdleAction,
+    /// Deadline of the policy.
+    pub deadline: Moment,
+}
+
+/// An input of the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdleEvent {
-    /// What the lease does now.
+    /// The present state of the lease.
     Observed {
         /// State.
         state: UseState,
@@ -43,7 +54,7 @@ pub enum IdleEvent {
     NoticeRecorded(u32),
     /// The holder or an administrator keeps the lease.
     Kept(Keep),
-    /// The end of the lease that the machine requested was refused. The machine begins again.
+    /// The requested end of the lease was refused. The machine begins again.
     EndRefused,
 }
 
@@ -56,7 +67,7 @@ pub struct UnusedReport {
     pub deadline: IdleDeadline,
 }
 
-/// What the caller must do.
+/// An instruction to the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum IdleEffect {
     /// Tell the holder, and answer with [`IdleEvent::NoticeRecorded`].
@@ -65,10 +76,10 @@ pub enum IdleEffect {
         notice: u32,
         /// The unused time.
         report: UnusedReport,
-        /// What happens at the deadline.
+        /// Action at the deadline.
         action: IdleAction,
     },
-    /// The lease is used, kept or exempt again: what the last warning said does not apply any more.
+    /// The lease is used, kept or exempt again: the last warning does not apply any more.
     Withdraw,
     /// Report the unused lease.
     Report(UnusedReport),
@@ -103,7 +114,7 @@ impl IdleMachine {
         Self { stage: IdleStage::Watching, next_notice: 1, first_notice: 1, keep: None }
     }
 
-    /// Returns where the machine is.
+    /// Returns the stage.
     #[must_use]
     pub fn stage(&self) -> IdleStage {
         self.stage
@@ -135,7 +146,7 @@ impl IdleMachine {
         }
     }
 
-    /// Applies an event. Returns what the caller must do, in order.
+    /// Applies an event. Returns the instructions to the caller, in order.
     pub fn step(&mut self, event: IdleEvent, policy: &IdlePolicy, terms: LeaseTerms, now: Moment) -> Vec<IdleEffect> {
         match event {
             IdleEvent::Observed { state, since, unused_since } => match (state, unused_since) {
@@ -158,8 +169,7 @@ impl IdleMachine {
                 self.begin_again()
             }
             IdleEvent::EndRefused => {
-                self.stage = IdleStage::Watching;
-                self.first_notice = self.next_notice;
+                self.forget_notices();
                 Vec::new()
             }
         }
@@ -185,27 +195,31 @@ impl IdleMachine {
         let deadline = policy.deadline(terms, state, unused, since, self.kept_until());
         let report = UnusedReport { unused_since: unused, deadline };
         let action = policy.action_for(terms);
-        let is_due = is_reached(deadline.at, now);
-        if let IdleStage::Done { action: done } = self.stage {
+        match self.stage {
             // A reload of the config can demand more than the report that was made.
-            if done == action || matches!(done, IdleAction::Release | IdleAction::End) {
-                return Vec::new();
+            IdleStage::Done { action: done } if done == action || done.ends_leases() => return Vec::new(),
+            IdleStage::Done { .. } => self.forget_notices(),
+            IdleStage::Warned { announced, .. } if announced.is_still(action, deadline) => {}
+            // Nothing ends any more, so the holder must learn it.
+            IdleStage::Warned { announced, .. } if announced.action.ends_leases() && !action.ends_leases() => {
+                return self.begin_again();
             }
-            self.stage = IdleStage::Watching;
+            IdleStage::Warned { .. } => self.forget_notices(),
+            IdleStage::Watching => {}
         }
         match action {
-            IdleAction::Report if is_due => {
+            IdleAction::Report if is_reached(deadline.at, now) => {
                 self.stage = IdleStage::Done { action };
                 vec![IdleEffect::Report(report)]
             }
             IdleAction::Report => Vec::new(),
             IdleAction::Warn | IdleAction::Release | IdleAction::End => {
                 let warnings = policy.warnings(deadline);
-                if let Some(warning) = self.due_warning(deadline, &warnings, now) {
+                let end = self.end(deadline, &warnings, now);
+                if let Some(warning) = self.due_warning(end, &warnings, now) {
                     return vec![self.warn(warning, report, action)];
                 }
-                let shortest = warnings.first().copied().unwrap_or(0);
-                if !is_due || !self.is_warned_since(shortest, now) {
+                if !is_reached(end, now) || !self.is_warned() {
                     return Vec::new();
                 }
                 self.stage = IdleStage::Done { action };
@@ -218,13 +232,24 @@ impl IdleMachine {
         }
     }
 
+    /// Returns the earliest time of an action with warnings: the deadline, but not before the time of the longest warning
+    /// has passed since the first notice was recorded.
+    pub(super) fn end(&self, deadline: IdleDeadline, warnings: &[u64], now: Moment) -> Moment {
+        let longest = warnings.iter().copied().max().unwrap_or(0);
+        let warned = match self.stage {
+            IdleStage::Warned { recorded: Some(recorded), .. } => recorded,
+            IdleStage::Warned { recorded: None, .. } | IdleStage::Watching | IdleStage::Done { .. } => now,
+        };
+        deadline.at.later(warned.plus_ms(longest))
+    }
+
     /// Returns the shortest warning that is due, if it is shorter than the last one. Several due warnings count as one.
-    fn due_warning(&self, deadline: IdleDeadline, warnings: &[u64], now: Moment) -> Option<u64> {
+    fn due_warning(&self, end: Moment, warnings: &[u64], now: Moment) -> Option<u64> {
         let last = match self.stage {
             IdleStage::Warned { before_ms, .. } => Some(before_ms),
             IdleStage::Watching | IdleStage::Done { .. } => None,
         };
-        let left = deadline.at.ms_since(now);
+        let left = end.ms_since(now);
         let due = warnings.iter().copied().find(|before| left <= *before)?;
         last.is_none_or(|last| due < last).then_some(due)
     }
@@ -236,16 +261,30 @@ impl IdleMachine {
         };
         let notice = self.next_notice;
         self.next_notice += 1;
-        self.stage = IdleStage::Warned { notice, before_ms, recorded };
+        let announced = Announced { action, deadline: report.deadline.at };
+        self.stage = IdleStage::Warned { notice, before_ms, recorded, announced };
         IdleEffect::Warn { notice, report, action }
     }
 
-    /// Returns whether a notice was recorded, and this time has passed since.
-    fn is_warned_since(&self, ms: u64, now: Moment) -> bool {
+    /// Begins to warn again: earlier notices announced something else.
+    fn forget_notices(&mut self) {
+        self.stage = IdleStage::Watching;
+        self.first_notice = self.next_notice;
+    }
+
+    /// Returns whether a notice was recorded.
+    fn is_warned(&self) -> bool {
         match self.stage {
-            IdleStage::Warned { recorded: Some(recorded), .. } => is_reached(recorded.plus_ms(ms), now),
-            IdleStage::Warned { recorded: None, .. } | IdleStage::Watching | IdleStage::Done { .. } => false,
+            IdleStage::Warned { recorded, .. } => recorded.is_some(),
+            IdleStage::Watching | IdleStage::Done { .. } => false,
         }
+    }
+}
+
+impl Announced {
+    /// Returns whether the notices still say what happens, and not later than it happens.
+    fn is_still(self, action: IdleAction, deadline: IdleDeadline) -> bool {
+        self.action == action && self.deadline.ms_since(deadline.at) == 0
     }
 }
 

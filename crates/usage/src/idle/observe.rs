@@ -1,5 +1,5 @@
-//! What the idle policy observes of a lease. Only a time in which every sample is present and shows no work by strong evidence
-//! counts as unused. A single missing sample can hide the work of a server between two requests.
+//! The observation of a lease by the idle policy. Only a time in which every sample is present and shows no work by
+//! strong evidence counts as unused. A single missing sample can hide the work of a server between two requests.
 
 use super::machine::IdleEvent;
 use crate::{judge::UseState, ledger::LeaseFigures};
@@ -37,7 +37,7 @@ mod tests {
         Moment { boot: 1, monotonic_ms: minute * 60_000, wall_ms: 0 }
     }
 
-    /// Returns what is observed of a lease that is in this state since minute 10.
+    /// Returns the observation of a lease that is in this state since minute 10.
     fn seen(state: UseState, quiet_since: Option<u64>, judges_by_memory: bool) -> (UseState, Option<Moment>) {
         let unused_since = matches!(state, UseState::Idle | UseState::Empty).then(|| at(10));
         let figures = LeaseFigures {

@@ -1,4 +1,4 @@
-//! When the action for an unused lease is due, for `lease show` and lists.
+//! The due time of the action for an unused lease, for `lease show` and lists.
 
 use super::{
     machine::{IdleEvent, IdleMachine, IdleStage},
@@ -6,10 +6,10 @@ use super::{
 };
 use crate::{judge::UseState, moment::Moment};
 
-/// What happens to an unused lease if it stays unused.
+/// The action for an unused lease, if it stays unused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IdleOutlook {
-    /// What happens.
+    /// The action.
     pub action: IdleAction,
     /// `Idle` or `Empty`.
     pub state: UseState,
@@ -22,8 +22,8 @@ pub struct IdleOutlook {
 }
 
 impl IdleMachine {
-    /// Returns what happens to a lease that was observed like this; `None` if the lease is used or exempt, or if its use
-    /// is not known.
+    /// Returns the outlook for a lease with this observation; `None` if the lease is used or exempt, or if its use is
+    /// not known.
     #[must_use]
     pub fn outlook(
         &self,
@@ -38,15 +38,11 @@ impl IdleMachine {
         }
         let deadline = policy.deadline(terms, state, unused_since, since, self.kept_until());
         let action = policy.action_for(terms);
-        let shortest = policy.warnings(deadline).first().copied().unwrap_or(0);
+        let end = self.end(deadline, &policy.warnings(deadline), now);
         let (due, is_warned) = match (action, self.stage()) {
             (IdleAction::Report, _) => (deadline.at, false),
-            (_, IdleStage::Warned { recorded: Some(recorded), .. }) => {
-                (deadline.at.later(recorded.plus_ms(shortest)), true)
-            }
-            (_, IdleStage::Warned { recorded: None, .. } | IdleStage::Watching) => {
-                (deadline.at.later(now.plus_ms(shortest)), false)
-            }
+            (_, IdleStage::Warned { recorded, .. }) => (end, recorded.is_some()),
+            (_, IdleStage::Watching) => (end, false),
             (_, IdleStage::Done { .. }) => (deadline.at, true),
         };
         Some(IdleOutlook { action, state, unused_since, due, is_warned })

@@ -7,7 +7,7 @@ use crate::{judge::UseState, moment::Moment};
 /// `[idle]`, as it applies to one lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdlePolicy {
-    /// What happens.
+    /// Action for an unused lease.
     pub action: IdleAction,
     /// Time from the grant in which nothing counts as unused.
     pub start_grace_ms: u64,
@@ -15,7 +15,7 @@ pub struct IdlePolicy {
     pub after_ms: u64,
     /// Time without a process after which the action is due.
     pub empty_after_ms: u64,
-    /// How long before the deadline the holder is warned, in any order.
+    /// Times before the deadline at which gpushd warns the holder, in any order.
     pub warn_before_ms: Vec<u64>,
     /// Longest time for which a holder can keep an unused lease.
     pub max_keep_ms: u64,
@@ -38,7 +38,7 @@ impl Default for IdlePolicy {
     }
 }
 
-/// What the policy needs to know about a lease.
+/// The facts about a lease that the policy needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeaseTerms {
     /// Time of the grant, as [`crate::ledger::LeaseFigures::begun`] has it.
@@ -61,7 +61,8 @@ pub struct IdleDeadline {
 }
 
 impl IdlePolicy {
-    /// Returns the action for a lease: Slurm jobs are only reported, unless the config says otherwise.
+    /// Returns the action for a lease. For a Slurm job, `release` and `end` become `report`, unless the config permits
+    /// `scancel`.
     #[must_use]
     pub fn action_for(&self, terms: LeaseTerms) -> IdleAction {
         match self.action {

@@ -1,4 +1,4 @@
-//! A dry run: what a policy would have ended, according to recorded unused times.
+//! A dry run: the leases that a policy would have ended, according to recorded unused times.
 
 use super::{
     machine::{IdleEffect, IdleEvent, IdleMachine},
@@ -15,17 +15,18 @@ pub struct WouldEnd {
     pub at_ms: i64,
     /// Whether the lease had no process then.
     pub is_empty: bool,
-    /// What the policy would have done.
+    /// The action that the policy would have taken.
     pub action: IdleAction,
     /// Number of warnings before.
     pub warnings: u32,
 }
 
-/// Returns what a policy would have done to a lease first, if every notice had been recorded at once.
+/// Returns the first action that a policy would have taken for a lease, if every notice had been recorded at once.
 ///
-/// `spans` are the unused times of the lease, the oldest first. Times of less than 5 minutes are not recorded, so an idle
-/// time that such a time interrupts counts as two. The real policy may therefore end more than the dry run, and not less
-/// than a lease that the dry run names. Times are of the wall clock, since the monotonic clock was not recorded.
+/// `spans` are the unused times of the lease, the oldest first. Times of less than 5 minutes are not recorded, so an
+/// idle time that such a time interrupts counts as two. So the real policy can also end leases that the dry run does
+/// not name. It does not spare a lease that the dry run names, unless the holder keeps it. Times are of the wall clock,
+/// since the monotonic clock was not recorded.
 #[must_use]
 pub fn replay(policy: &IdlePolicy, terms: LeaseTerms, spans: &[UnusedSpan]) -> Option<WouldEnd> {
     let mut machine = IdleMachine::new();

@@ -118,7 +118,7 @@ fn one_unknown_or_busy_sample_begins_everything_again() {
     }
 }
 
-/// A notice that is never recorded, because no way to the holder works, never ends a lease.
+/// A lease does not end before a notice is recorded, even if the notice cannot reach the holder.
 #[test]
 fn lease_is_not_ended_before_a_notice_is_recorded() {
     let (policy, mut machine) = (policy(IdleAction::End), IdleMachine::new());
@@ -129,11 +129,14 @@ fn lease_is_not_ended_before_a_notice_is_recorded() {
             notices.push(notice);
         }
     }
-    assert_eq!(notices, [1, 2]);
-    assert_eq!(machine.step(IdleEvent::NoticeRecorded(2), &policy, terms(), at(5_000)), []);
-    assert_eq!(machine.step(unused(UseState::Idle, 100), &policy, terms(), at(5_014)), []);
-    let effects = machine.step(unused(UseState::Idle, 100), &policy, terms(), at(5_015));
-    assert_eq!(effects.iter().map(name).collect::<Vec<_>>(), ["end"], "15 minutes after the record");
+    assert_eq!(notices, [1]);
+    let mut step = |event, minute| machine.step(event, &policy, terms(), at(minute));
+    assert_eq!(step(IdleEvent::NoticeRecorded(1), 5_000), []);
+    let names = |effects: Vec<IdleEffect>| effects.iter().map(name).collect::<Vec<_>>();
+    assert_eq!(step(unused(UseState::Idle, 100), 5_044), []);
+    assert_eq!(names(step(unused(UseState::Idle, 100), 5_045)), ["warn"]);
+    assert_eq!(step(unused(UseState::Idle, 100), 5_059), []);
+    assert_eq!(names(step(unused(UseState::Idle, 100), 5_060)), ["end"], "60 minutes after the record");
 }
 
 #[test]
@@ -146,7 +149,61 @@ fn record_of_an_earlier_notice_does_not_count() {
     assert_eq!(step(IdleEvent::NoticeRecorded(1), 567), []);
     assert_eq!(step(unused(UseState::Idle, 340), 4_000), []);
     assert_eq!(step(IdleEvent::NoticeRecorded(2), 4_000), []);
-    assert_eq!(step(unused(UseState::Idle, 340), 4_015).len(), 1);
+    assert_eq!(step(unused(UseState::Idle, 340), 4_045).len(), 1, "the second warning");
+    assert_eq!(step(unused(UseState::Idle, 340), 4_059), []);
+    assert_eq!(step(unused(UseState::Idle, 340), 4_060).len(), 1);
+}
+
+/// Fault: after a notice about an end at 4:00, the process exited. The notice about the earlier end did not reach the
+/// holder, and the lease ended all the same.
+#[test]
+fn end_that_moves_to_an_earlier_time_needs_a_new_notice() {
+    let (policy, mut machine) = (policy(IdleAction::Release), IdleMachine::new());
+    let mut step = |event, minute| machine.step(event, &policy, terms(), at(minute));
+    let empty = IdleEvent::Observed { state: UseState::Empty, since: at(281), unused_since: Some(at(100)) };
+    assert_eq!(step(unused(UseState::Idle, 100), 280).len(), 1);
+    assert_eq!(step(IdleEvent::NoticeRecorded(1), 280), []);
+    assert_eq!(step(empty.clone(), 281), []);
+    let warned = step(empty.clone(), 296);
+    assert!(matches!(warned[..], [IdleEffect::Warn { notice: 2, .. }]), "{warned:?}");
+    assert_eq!(step(IdleEvent::NoticeRecorded(1), 297), [], "a late record of the first notice");
+    assert_eq!(step(empty.clone(), 340), []);
+    assert_eq!(step(IdleEvent::NoticeRecorded(2), 350), []);
+    assert_eq!(step(empty.clone(), 364), []);
+    assert_eq!(step(empty, 365).iter().map(name).collect::<Vec<_>>(), ["release"]);
+}
+
+/// Fault: a reload with a shorter `after`, or with another action, ended a lease that had a notice of something else.
+#[test]
+fn stricter_config_begins_to_warn_again() {
+    let release = policy(IdleAction::Release);
+    let shorter = IdlePolicy { after_ms: 150 * MINUTE, ..release.clone() };
+    let warn = policy(IdleAction::Warn);
+    for (before, after) in [(&release, &shorter), (&warn, &release)] {
+        let mut machine = IdleMachine::new();
+        assert_eq!(machine.step(unused(UseState::Idle, 100), before, terms(), at(280)).len(), 1);
+        assert_eq!(machine.step(IdleEvent::NoticeRecorded(1), before, terms(), at(280)), []);
+        let warned = machine.step(unused(UseState::Idle, 100), after, terms(), at(341));
+        assert!(matches!(warned[..], [IdleEffect::Warn { notice: 2, .. }]), "{warned:?}");
+        assert_eq!(machine.step(IdleEvent::NoticeRecorded(2), after, terms(), at(341)), []);
+        assert_eq!(machine.step(unused(UseState::Idle, 100), after, terms(), at(386)).len(), 1, "the second warning");
+        assert_eq!(machine.step(unused(UseState::Idle, 100), after, terms(), at(400)), []);
+        let ended = machine.step(unused(UseState::Idle, 100), after, terms(), at(401));
+        assert_eq!(ended.iter().map(name).collect::<Vec<_>>(), ["release"]);
+    }
+}
+
+#[test]
+fn warning_of_an_end_is_withdrawn_if_the_config_ends_nothing_any_more() {
+    for milder in [IdleAction::Report, IdleAction::Warn] {
+        let mut machine = IdleMachine::new();
+        assert_eq!(machine.step(unused(UseState::Idle, 100), &policy(IdleAction::End), terms(), at(280)).len(), 1);
+        let effects = machine.step(unused(UseState::Idle, 100), &policy(milder), terms(), at(281));
+        assert_eq!(effects, [IdleEffect::Withdraw]);
+        let mut later =
+            (282..2_000).flat_map(|now| machine.step(unused(UseState::Idle, 100), &policy(milder), terms(), at(now)));
+        assert!(later.all(|effect| matches!(effect, IdleEffect::Warn { .. } | IdleEffect::Report(_))));
+    }
 }
 
 #[test]
@@ -231,8 +288,8 @@ fn dry_run_names_what_would_have_been_ended() {
 }
 
 proptest! {
-    /// Random states, late records, keeps and times. An end always follows a notice that was recorded in the same unused
-    /// time, at least the shortest warning before, and never an unknown sample.
+    /// Random states, late records, keeps and times. An end always follows a recorded notice about the same unused time
+    /// that announced no later end. The longest warning has passed since, and an unknown sample never ends anything.
     #[test]
     fn every_end_follows_a_recorded_notice(
         steps in prop::collection::vec((0..4_usize, 1..90_u64, any::<bool>(), 0..40_u8), 1..200),
@@ -240,8 +297,9 @@ proptest! {
         let policy = policy(IdleAction::End);
         let mut machine = IdleMachine::new();
         let (mut now, mut state, mut since, mut unused_since) = (0, UseState::Unknown, 0, None);
-        let mut recorded: Option<u64> = None;
-        let mut open: Vec<u32> = Vec::new();
+        // Notices that are not recorded yet, and recorded ones: the announced deadline, and the minute of the record.
+        let mut open: Vec<(u32, Moment)> = Vec::new();
+        let mut recorded: Vec<(Moment, u64)> = Vec::new();
         for (next, minutes, records, keeps) in steps {
             now += minutes;
             let next = UseState::ALL[next];
@@ -250,32 +308,34 @@ proptest! {
             }
             let is_unused = matches!(state, UseState::Idle | UseState::Empty);
             unused_since = if is_unused { unused_since.or(Some(now)) } else { None };
-            if !is_unused {
-                recorded = None;
+            if !is_unused || keeps == 0 {
+                recorded.clear();
                 open.clear();
             }
             if keeps == 0 {
                 let keep = Keep::new(&policy, at(now), minutes * MINUTE, "test").unwrap();
                 let _ = machine.step(IdleEvent::Kept(keep), &policy, terms(), at(now));
-                recorded = None;
-                open.clear();
             }
             let observed = IdleEvent::Observed { state, since: at(since), unused_since: unused_since.map(at) };
             for effect in machine.step(observed, &policy, terms(), at(now)) {
                 match effect {
-                    IdleEffect::Warn { notice, .. } => open.push(notice),
+                    IdleEffect::Warn { notice, report, .. } => open.push((notice, report.deadline.at)),
                     IdleEffect::End(report) => {
                         prop_assert!(is_unused && now >= 60);
-                        prop_assert!(recorded.is_some_and(|recorded| recorded + 15 <= now), "{:?} {}", recorded, now);
+                        let longest = if report.deadline.is_empty { 15 } else { 60 };
+                        let is_warning = |(deadline, minute): &(Moment, u64)| {
+                            deadline.ms_since(report.deadline.at) == 0 && minute + longest <= now
+                        };
+                        prop_assert!(recorded.iter().any(is_warning), "{:?} {}", recorded, now);
                         prop_assert!(report.deadline.at.ms_since(at(now)) == 0);
                     }
                     IdleEffect::Withdraw => {}
                     IdleEffect::Report(_) | IdleEffect::Release(_) => prop_assert!(false, "{:?}", effect),
                 }
             }
-            if records && let Some(notice) = open.pop() {
+            if records && let Some((notice, deadline)) = open.pop() {
                 let _ = machine.step(IdleEvent::NoticeRecorded(notice), &policy, terms(), at(now));
-                recorded = recorded.or(Some(now));
+                recorded.push((deadline, now));
             }
         }
     }

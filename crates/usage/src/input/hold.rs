@@ -1,11 +1,11 @@
-//! What a lease holds on one GPU.
+//! Holds: the shares of leases on targets.
 
 use gpush_api::{GpuUuid, LeaseKind, LeaseMember, TargetUuid};
 use serde::{Deserialize, Serialize};
 
 use crate::share::{Share, TargetSize};
 
-/// What a lease holds on one target.
+/// The hold of a lease on one target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hold {
     /// UUID of the GPU.
@@ -23,7 +23,7 @@ pub struct Hold {
 }
 
 impl Hold {
-    /// Returns what a member of a lease holds. `target` is the size of the member's target, and `instance` its GPU
+    /// Returns the hold of a member of a lease. `target` is the size of the member's target, and `instance` its GPU
     /// instance.
     #[must_use]
     pub fn of_member(member: &LeaseMember, target: TargetSize, instance: Option<u32>) -> Self {

@@ -1,4 +1,4 @@
-//! What the agent reports: samples of GPUs, the leases of processes, and what each lease holds.
+//! The input from the agent: samples of GPUs, the leases of processes, and the holds of each lease.
 //!
 //! The agent translates the samples of the driver worker and the answers of `core::attribution` into these types.
 

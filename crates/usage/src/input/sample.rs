@@ -81,13 +81,13 @@ pub struct Activity {
     pub graphics: Option<Ratio>,
     /// Mean part of the SMs that had work.
     pub sm: Option<Ratio>,
-    /// Part of the time in which a tensor pipe was active. Not wanted: GPUs without such work always read 0.
+    /// Part of the time in which a tensor pipe was active. Optional: GPUs without such work always read 0.
     pub tensor: Option<Ratio>,
     /// Part of the time in which device memory moved data.
     pub dram: Option<Ratio>,
 }
 
-/// What an activity window is about.
+/// The device of an activity window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WindowScope {
     /// The whole GPU.
@@ -96,7 +96,7 @@ pub enum WindowScope {
     Instance(u32),
 }
 
-/// Activities of one GPU or GPU instance, from GPM. A GPU instance has one window, whatever its number of compute
+/// Activities of one GPU or GPU instance, from GPM. A GPU instance has one window, also if it has several compute
 /// instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ActivityWindow {
@@ -111,7 +111,7 @@ pub struct ActivityWindow {
     pub activity: Reading<Activity>,
 }
 
-/// To which lease a process belongs.
+/// The lease of a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProcessOwner {
     /// It belongs to this lease.

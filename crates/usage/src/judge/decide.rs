@@ -1,11 +1,11 @@
-//! The decision about one hold, from what was observed in one window.
+//! The decision about one hold, from the observation in one window.
 
 pub use gpush_api::{SignalSource, UnknownReason, UseState};
 use serde::{Deserialize, Serialize};
 
 use super::power::BoardPower;
 
-/// A state, with what it is based on.
+/// A state, with its source and its reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Judgement {
     /// The state.
@@ -58,7 +58,7 @@ pub(crate) enum MeasuredActivity {
     Active {
         source: SignalSource,
         is_estimate: bool,
-        /// Whether nothing but this lease can have done the work.
+        /// Whether only this lease can have done the work.
         is_own: bool,
     },
     /// Every wanted reading is present and zero.
@@ -91,7 +91,7 @@ pub(crate) enum ObservedProcesses {
     },
 }
 
-/// What was observed about a hold in one window.
+/// The observation of a hold in one window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Observation {
     pub(crate) activity: MeasuredActivity,
@@ -101,7 +101,7 @@ pub(crate) struct Observation {
     pub(crate) has_neighbours: bool,
 }
 
-/// Decides what a hold does.
+/// Decides the state of a hold.
 pub(crate) fn decide(observation: Observation) -> Judgement {
     let Observation { activity, processes, board, has_neighbours } = observation;
     let unknown = |reason, source| Judgement::unknown(reason, source);

@@ -6,9 +6,10 @@
 //!  PowerLevels ─┘
 //! ```
 //!
-//! A lease with processes is idle only if two kinds of evidence agree. First, every activity reading of the window is present
-//! and zero. Second, no process is new, no memory use has changed, and the board needs no more power than with an idle
-//! context. If one reading is missing or disagrees, the state is unknown. Nothing ends a lease whose state is unknown.
+//! A lease with processes is idle only if two kinds of evidence agree. First, every activity reading of the window is
+//! present and zero. Second, no process has started or ended, the memory use has not changed, and the board needs no
+//! more power than with an idle context. If one reading is missing or disagrees, the state is unknown. Nothing ends a
+//! lease whose state is unknown.
 //!
 //! While a neighbour works on the same GPU, power could come from its work. With MIG, the measured activities of the
 //! neighbours bound this power, and a board that needs more refutes that the lease is idle. Otherwise the activity readings,

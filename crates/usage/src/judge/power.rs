@@ -22,7 +22,7 @@ use crate::input::Reading;
 /// Most power, in mW, that an idle context adds. Published measurements are 26 to 50 W on boards with HBM.
 const MOST_CONTEXT_MW: u64 = 60_000;
 
-/// An idle context adds at most this part of the power limit, which matters for small boards.
+/// An idle context adds at most 1/`CONTEXT_PART_OF_LIMIT` of the power limit. This bound matters for small boards.
 const CONTEXT_PART_OF_LIMIT: u64 = 4;
 
 /// Least tolerance of a comparison, in mW.
@@ -39,7 +39,7 @@ const RISING_MS: u64 = 3_600_000;
 /// lower clocks than one alone, and a kernel can need much power with few active SMs.
 const MOST_PER_WORK: u64 = 2;
 
-/// How the power of the board compares with the levels.
+/// The power of the board in comparison with the levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BoardPower {
     /// Not above the level with an idle context.
@@ -63,7 +63,7 @@ pub struct PowerLevels {
     pub with_context: Option<u64>,
 }
 
-/// What happened in a window from which levels are learned.
+/// The activity in a window from which levels are learned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BoardActivity {
     /// No process was on the GPU, and no activity was measured.

@@ -1,4 +1,4 @@
-//! What a sample says about each hold of a GPU.
+//! Derives an observation of each hold of a GPU from a sample.
 
 use gpush_api::{LeaseId, TargetUuid};
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ pub(crate) struct ProcessTrace {
     memory_mib: Option<u64>,
 }
 
-/// What was known about a hold before the sample.
+/// The past of a hold before the sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HoldPast {
     /// Processes at the sample before; `None` without a recent sample.
@@ -65,7 +65,7 @@ impl<'a> Signals<'a> {
         Self { sample, holds, since_last_ms }
     }
 
-    /// Returns what was observed about a hold.
+    /// Returns the observation of a hold.
     pub(crate) fn observe(
         &self,
         lease: LeaseId,
@@ -188,7 +188,7 @@ impl<'a> Signals<'a> {
         })
     }
 
-    /// Returns what happened on the board, for learning its levels of power.
+    /// Returns the activity of the board, for learning its levels of power.
     pub(crate) fn board_activity(&self) -> BoardActivity {
         let Reading::Value(processes) = &self.sample.processes else { return BoardActivity::Other };
         if self.is_any_device_active() {
@@ -270,7 +270,8 @@ impl<'a> Signals<'a> {
         }
     }
 
-    /// Returns whether another lease, or a process that is not of the lease, can cause activity of the hold's device.
+    /// Returns whether another lease, or a process that does not belong to the lease, can cause activity of the hold's
+    /// device.
     fn is_shared(&self, lease: LeaseId, hold: &Hold) -> bool {
         self.is_held_by_others(lease, hold) || self.has_other_process(lease, hold)
     }

@@ -10,7 +10,7 @@ use crate::{
 
 const LEASE: LeaseId = LeaseId(1);
 
-/// Levels of a GPU that was seen without a process and with an idle context.
+/// Levels of a GPU that was first sampled without a process, and later with an idle context.
 fn levels() -> PowerLevels {
     PowerLevels { least: Some(70_000), without_process: Some(70_000), with_context: Some(100_000) }
 }

@@ -12,7 +12,7 @@ use crate::{
 /// The present figures of a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaseFigures {
-    /// What the lease does.
+    /// State of the lease.
     pub state: UseState,
     /// Start of this state.
     pub since: Moment,
@@ -32,7 +32,7 @@ pub struct LeaseFigures {
 }
 
 impl LeaseFigures {
-    /// Returns whether the lease is idle by weak evidence: see [`Judgement::is_weak`]. Then nothing may end it.
+    /// Returns whether the lease is idle by weak evidence: see [`Judgement::is_weak`]. Then gpushd must not end it.
     #[must_use]
     pub fn is_weak(&self) -> bool {
         self.state == UseState::Idle && self.members.iter().any(|member| member.judgement.is_weak)
@@ -42,7 +42,7 @@ impl LeaseFigures {
 /// The present figures of a lease on one target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MemberFigures {
-    /// What the lease does there, why this is unknown, and what it is based on.
+    /// State of the lease there, with its source, and the reason if it is unknown.
     pub judgement: Judgement,
     /// Memory in MiB; `None` if it is not known.
     pub memory_mib: Option<u64>,

@@ -36,7 +36,7 @@ pub(crate) struct GpuAccount {
     #[serde(skip)]
     limits: Option<ClockLimits>,
     pub(crate) holds: Vec<HoldAccount>,
-    /// What leases held that ended since the last reading of the energy counter, and that may have worked until then.
+    /// Holds of leases that ended since the last reading of the energy counter, and may have worked until then.
     ended: Vec<EndedInWindow>,
     unusable: u32,
     pub(crate) total: GpuSums,
@@ -71,7 +71,7 @@ impl GpuAccount {
         self.settled
     }
 
-    /// Returns whether an event is older than what is already accounted. Its time would count twice.
+    /// Returns whether an event is older than the accounted time. Its time would count twice.
     pub(crate) fn is_late(&self, at: Moment) -> bool {
         self.settled.boot == at.boot && at.monotonic_ms < self.settled.monotonic_ms
     }
@@ -83,7 +83,7 @@ impl GpuAccount {
         })
     }
 
-    /// Returns what the last sample says about a hold.
+    /// Returns the judgement of the last sample about a hold.
     pub(crate) fn present(&self, hold: &HoldAccount, now: Moment) -> Judgement {
         if self.is_silent(now) { Judgement::NO_SAMPLE } else { hold.judgement }
     }
@@ -94,7 +94,7 @@ impl GpuAccount {
         refuted.map(|hold| hold.hold.instance).collect()
     }
 
-    /// Returns the longest silence, in ms, after which a sample still continues what was known before.
+    /// Returns the longest silence, in ms, after which a sample still continues the earlier state.
     pub(crate) fn longest_silence_ms(&self) -> u64 {
         self.promised_ms.saturating_mul(MOST_INTERVALS)
     }
@@ -210,7 +210,7 @@ impl GpuAccount {
         ended
     }
 
-    /// Keeps what a hold had in the energy window, unless it was not used.
+    /// Keeps the part of a hold in the energy window, unless the lease was idle or empty.
     fn note_ended(&mut self, account: &HoldAccount) {
         match account.judgement.state {
             UseState::Busy | UseState::Unknown => {}

@@ -15,20 +15,20 @@ use crate::{
     moment::Moment,
 };
 
-/// The account of what one lease holds on one target.
+/// The account of the hold of one lease on one target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HoldAccount {
     pub(crate) lease: LeaseId,
     pub(crate) hold: Hold,
     /// Start of the hold. A change of the share does not change it.
     pub(crate) begun: Moment,
-    /// What the lease does, since the last sample.
+    /// The judgement of the last sample.
     pub(crate) judgement: Judgement,
     /// Memory of its processes at the last sample, in MiB.
     pub(crate) memory_mib: Option<u64>,
     /// Activities of the last window; `None` if they are not known, or if another lease can have caused them.
     pub(crate) activity: (Option<Ratio>, Option<Ratio>),
-    /// Processes at the last sample that listed them, and until when the next sample is compared with them.
+    /// Processes at the last sample that listed them, and the time until which the next sample is compared with them.
     pub(crate) trace: Option<(ProcessTrace, Moment)>,
     /// Start of the time in which each sample showed no work: without a process, idle by strong evidence, or
     /// [`Judgement::is_still`].
@@ -115,7 +115,7 @@ impl HoldAccount {
         }
     }
 
-    /// Notes what a sample says.
+    /// Notes the judgement of a sample.
     pub(crate) fn set_judgement(&mut self, at: Moment, judgement: Judgement) {
         let is_quiet = match judgement.state {
             UseState::Empty => true,

@@ -1,4 +1,4 @@
-//! The account of one lease as a whole: its state, since when, and its recent past.
+//! The account of one lease as a whole: its state, the start of the state, and its recent past.
 
 use gpush_api::LeaseId;
 use serde::{Deserialize, Serialize};
@@ -13,12 +13,12 @@ use crate::{judge::UseState, moment::Moment};
 /// Shortest unused time that is recorded, in ms.
 const SHORTEST_SPAN_MS: u64 = 5 * 60_000;
 
-/// A state, and what it says about the unused time before it.
+/// A state, and its effect on the unused time before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entered {
     pub(crate) state: UseState,
-    /// For an unknown state without contradiction, because samples or readings are only missing: the longest time of it, in
-    /// ms, that does not interrupt unused time.
+    /// Longest time in ms for which an unknown state does not interrupt unused time, if samples or readings are only
+    /// missing; `None` for other states.
     pub(crate) silence_ms: Option<u64>,
     /// Whether the state is idle by weak evidence.
     pub(crate) is_weak: bool,
@@ -45,14 +45,15 @@ pub(crate) struct LeaseAccount {
     pub(crate) state: UseState,
     /// Start of the state.
     pub(crate) since: Moment,
-    /// Start of the time in which the lease was idle or empty without interruption. A short silence is not one.
+    /// Start of the time in which the lease was idle or empty without interruption. A short silence is not an
+    /// interruption.
     pub(crate) unused_since: Option<Moment>,
     #[serde(default)]
     silenced: Option<SilencedTime>,
     /// Whether the present state is idle by weak evidence.
     #[serde(default)]
     is_weak: bool,
-    /// End of the last time with weak evidence. A lease that has such evidence now is not in it yet.
+    /// End of the last time with weak evidence. The present time with such evidence does not count yet.
     #[serde(default)]
     weak_until: Option<Moment>,
     pub(crate) times: StateTimes,

@@ -13,10 +13,10 @@
 //! - All accounts of a GPU are settled up to the same moment, and each event settles all of them. Shares and times are integers, so
 //!   the sums of a GPU add up exactly: see [`GpuSums`].
 //! - Each hour of UTC closes a row for each lease and target, and for each GPU. The agent takes closed rows with
-//!   [`Ledger::take_closed`], and writes them in one transaction with the [`Ledger`] itself, which is the checkpoint. After
-//!   a start, [`Ledger::resume`] continues from there. So a crash loses the states since the last checkpoint, and no held
-//!   time.
-//! - An event that is older than what is accounted is late. It counts at the moment that is already accounted.
+//!   [`Ledger::take_closed`], and writes them in one transaction with the [`Ledger`] itself, which is the checkpoint.
+//!   After a start, [`Ledger::resume`] continues from there. So a crash loses the states since the last checkpoint, but
+//!   not the held time.
+//! - An event that is older than the accounted time is late. It counts at the end of the accounted time.
 
 mod buckets;
 mod figures;
@@ -57,7 +57,7 @@ use crate::{
 /// An event between a checkpoint and the start that continues from it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Missed {
-    /// A lease began, and held this.
+    /// A lease began with these holds.
     Begun(LeaseId, Vec<Hold>),
     /// A lease ended.
     Ended(LeaseId),
@@ -80,8 +80,8 @@ impl Ledger {
         Self::default()
     }
 
-    /// Continues from a checkpoint, with what has happened since, in order. The time since the checkpoint is unknown, and
-    /// the leases have held their shares. Returns the totals of the leases that have ended.
+    /// Continues from a checkpoint, with the later events, in order. The time since the checkpoint counts as held, and
+    /// its states are unknown. Returns the totals of the leases that have ended.
     pub fn resume(&mut self, missed: Vec<(Moment, Missed)>, now: Moment) -> Vec<LeaseTotals> {
         for gpu in self.gpus.values_mut() {
             gpu.forget_sample();
@@ -104,8 +104,8 @@ impl Ledger {
         }
     }
 
-    /// Ends the account of a GPU that does not exist any more. The leases keep what they have used there. Returns the sums
-    /// of the GPU.
+    /// Ends the account of a GPU that does not exist any more. The leases keep their sums there. Returns the sums of
+    /// the GPU.
     pub fn remove_gpu(&mut self, gpu: &GpuUuid, now: Moment) -> Option<GpuSums> {
         self.settle(gpu, now);
         let mut account = self.gpus.remove(gpu)?;
@@ -120,7 +120,7 @@ impl Ledger {
     }
 
     /// Sets the units of a GPU that no lease can have: slices that the layout leaves over, or the whole GPU if it is
-    /// cordoned or lost. What leases hold counts as leased.
+    /// cordoned or lost. Units that leases hold count as leased.
     pub fn set_unusable(&mut self, gpu: &GpuUuid, units: u32, now: Moment) {
         self.settle(gpu, now);
         if let Some(account) = self.gpus.get_mut(gpu) {
@@ -128,13 +128,13 @@ impl Ledger {
         }
     }
 
-    /// Returns what a lease holds on a target.
+    /// Returns the hold of a lease on a target.
     #[must_use]
     pub fn hold(&self, lease: LeaseId, target: &TargetUuid) -> Option<&Hold> {
         self.holds_of(lease).map(|(_, account)| &account.hold).find(|hold| hold.target == *target)
     }
 
-    /// Begins a lease, or changes what a lease holds. A target that the lease held before, or that it holds again, keeps its
+    /// Begins a lease, or changes its holds. A target that the lease held before, or that it holds again, keeps its
     /// sums. GPUs that are not known are added.
     pub fn set_lease(&mut self, lease: LeaseId, holds: Vec<Hold>, now: Moment) {
         let holds = unique_holds(holds);
@@ -180,7 +180,7 @@ impl Ledger {
         self.leases.get(&lease)?;
         self.set_lease(lease, Vec::new(), now);
         let mut account = self.leases.remove(&lease)?;
-        // A lease whose GPUs were removed is settled by no GPU.
+        // `set_lease` does not settle a lease whose GPUs were removed.
         account.settle(now, Entered::UNKNOWN, &mut self.closed);
         // Leaving the state records the last unused time.
         account.enter(account.settled(), Entered::UNKNOWN, &mut self.closed);
@@ -194,8 +194,8 @@ impl Ledger {
         })
     }
 
-    /// Takes a sample. Returns whether it was used: a sample of an unknown GPU is not used, nor a sample that is older than
-    /// what is accounted.
+    /// Takes a sample. Returns whether it was used: a sample of an unknown GPU is not used, nor a sample that is older
+    /// than the accounted time.
     pub fn sample(&mut self, sample: &GpuSample) -> bool {
         let Some(account) = self.gpus.get(&sample.gpu) else { return false };
         if account.is_late(sample.at) {
@@ -320,9 +320,9 @@ impl Ledger {
         Some(LeaseTotals { until_ms: now.wall_ms, times, ..self.settled_totals(lease)? })
     }
 
-    /// Returns the totals of a lease up to the last event that has decided about its time, such as a sample. No time, no
-    /// energy and no sum of them ever falls while the ledger lasts. After [`Ledger::resume`], they continue from those of the
-    /// checkpoint.
+    /// Returns the totals of a lease up to the last event that has decided about its time, such as a sample. The times,
+    /// the energy and their sums never fall while the ledger lasts. After [`Ledger::resume`], they continue from those
+    /// of the checkpoint.
     #[must_use]
     pub fn settled_totals(&self, lease: LeaseId) -> Option<LeaseTotals> {
         let account = self.leases.get(&lease)?;
@@ -406,7 +406,8 @@ impl Ledger {
         }
     }
 
-    /// Returns the state of a lease, from the last samples of its GPUs. GPUs without a recent sample are unknown.
+    /// Returns the state of a lease, from the last samples of its GPUs. On a GPU without a recent sample, the state is
+    /// unknown.
     fn state_of(&self, lease: LeaseId, now: Moment) -> Entered {
         let judgements = self.holds_of(lease).map(|(gpu, hold)| (gpu, gpu.present(hold, now)));
         let state = UseState::of_members(judgements.clone().map(|(_, judgement)| judgement.state));

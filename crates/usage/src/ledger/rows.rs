@@ -15,7 +15,7 @@ use crate::{input::Hold, judge::UseState, share::Share};
 pub struct LeaseHour {
     /// Lease.
     pub lease: LeaseId,
-    /// What the lease held.
+    /// Hold of the lease.
     pub hold: Hold,
     /// Number of the row. [`super::Ledger::take_closed`] gives each row a number that no other row has.
     pub number: u64,
@@ -51,18 +51,18 @@ pub struct UnusedSpan {
     pub until_ms: i64,
 }
 
-/// What one target of an ended lease was used for.
+/// The totals of a lease on one target.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemberTotals {
-    /// What the lease held last.
+    /// Last hold of the lease.
     pub hold: Hold,
     /// Sums over the life of the lease.
     pub sums: HoldSums,
-    /// Memory in MiB that was not exceeded in 98 % of the time; at most 1/128 of the share's memory too high.
+    /// 98th percentile of the memory, in MiB. It can be too high by at most 1/128 of the share's memory.
     pub memory_p98_mib: Option<u64>,
 }
 
-/// What a lease was used for.
+/// The totals of a lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseTotals {
     /// Lease.
@@ -88,7 +88,7 @@ impl LeaseTotals {
         all
     }
 
-    /// Returns the kind of the lease; `None` if it held nothing.
+    /// Returns the kind of the lease; `None` without targets.
     #[must_use]
     pub fn kind(&self) -> Option<LeaseKind> {
         self.members.first().map(|member| member.hold.kind)
@@ -104,8 +104,8 @@ impl LeaseTotals {
     }
 }
 
-/// Which rows of hours something was made of: those of earlier hours with lower numbers. Rows that are recorded later have
-/// higher numbers, even if they are about an earlier hour.
+/// A bound of rows of hours. It contains the rows of earlier hours with lower numbers, from which something was made.
+/// Rows that are recorded later have higher numbers, even if they are about an earlier hour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RowBound {
     /// Time after all these hours, in ms since 1970.
@@ -115,7 +115,7 @@ pub struct RowBound {
 }
 
 impl RowBound {
-    /// Returns whether a row is one of these.
+    /// Returns whether the bound contains a row.
     #[must_use]
     pub fn contains(&self, hour_ms: i64, number: u64) -> bool {
         hour_ms < self.until_ms && number < self.number

@@ -10,7 +10,7 @@ use crate::{
     share::Share,
 };
 
-/// Returns whether a part of the sums has no value. Rows leave out such parts.
+/// Returns whether a part of the sums has its default value. Rows leave out such parts.
 fn is_default<T: Default + PartialEq>(part: &T) -> bool {
     *part == T::default()
 }
@@ -64,13 +64,13 @@ pub struct HoldSums {
     /// Charged part times the time of work.
     #[serde(skip_serializing_if = "is_zero")]
     pub busy_charged_unit_ms: u64,
-    /// Charged part times the time about which nothing is known.
+    /// Charged part times the time of unknown use.
     #[serde(skip_serializing_if = "is_zero")]
     pub unknown_charged_unit_ms: u64,
     /// Energy in mJ.
     #[serde(skip_serializing_if = "is_zero")]
     pub energy_mj: u64,
-    /// The least exact method by which active energy was found.
+    /// The least exact method that determined active energy.
     #[serde(skip_serializing_if = "is_default")]
     pub method: EnergyMethod,
     /// Memory in MiB, over the time for which it is known.
@@ -189,7 +189,7 @@ impl HoldSums {
         self.by_method.add(mj, method);
     }
 
-    /// Returns how most of the energy was found. If no energy was active, it was distributed by slices.
+    /// Returns the method that determined most of the energy. Energy without an active part was distributed by slices.
     #[must_use]
     pub fn energy_method(&self) -> EnergyMethod {
         let most = self.by_method.used().max().map(|(_, method)| method);
@@ -199,7 +199,7 @@ impl HoldSums {
         }
     }
 
-    /// Returns whether a part of the energy was found by another method than [`Self::energy_method`].
+    /// Returns whether a part of the energy was determined by another method than [`Self::energy_method`].
     #[must_use]
     pub fn is_energy_mixed(&self) -> bool {
         self.by_method.used().nth(1).is_some()
@@ -245,28 +245,28 @@ pub struct GpuSums {
     /// Compute parts of the leases.
     #[serde(skip_serializing_if = "is_zero")]
     pub leased: u64,
-    /// What a lease could have had.
+    /// Capacity that leases could have had.
     #[serde(skip_serializing_if = "is_zero")]
     pub free: u64,
-    /// What no lease can have, because of the layout, a cordon or a fault.
+    /// Capacity that leases cannot have, because of the layout, a cordon or a fault.
     #[serde(skip_serializing_if = "is_zero")]
     pub unusable: u64,
-    /// What leases held beyond the capacity: a target that was shared out more than once.
+    /// Holds beyond the capacity: a target that was shared out more than once.
     #[serde(skip_serializing_if = "is_zero")]
     pub excess: u64,
     /// Charged parts of the leases.
     #[serde(skip_serializing_if = "is_zero")]
     pub charged: u64,
-    /// What no lease is charged for.
+    /// Capacity that no lease is charged for.
     #[serde(skip_serializing_if = "is_zero")]
     pub uncharged: u64,
-    /// What is charged twice: one lease is charged by its memory, and its neighbour by its compute part.
+    /// Capacity that is charged twice: one lease is charged by its memory, and its neighbour by its compute part.
     #[serde(skip_serializing_if = "is_zero")]
     pub overlap: u64,
     /// Difference of the energy counter, in mJ.
     #[serde(skip_serializing_if = "is_zero")]
     pub energy_mj: u64,
-    /// Energy that no lease has got, in mJ.
+    /// Unattributed energy, in mJ.
     #[serde(skip_serializing_if = "is_zero")]
     pub unattributed_mj: u64,
 }

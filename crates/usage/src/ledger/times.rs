@@ -19,7 +19,7 @@ pub struct StateTimes {
     /// Milliseconds without a process.
     #[serde(skip_serializing_if = "is_zero")]
     pub empty_ms: u64,
-    /// Milliseconds about which nothing is known.
+    /// Milliseconds of unknown use.
     #[serde(skip_serializing_if = "is_zero")]
     pub unknown_ms: u64,
 }

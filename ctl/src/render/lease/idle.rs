@@ -9,7 +9,7 @@ use crate::render::{
 use gpush_api::{
     IdleAction, IdleReport, Lease, LeaseIdle, LeaseKeep, LeaseState, UnusedLease, UseState, text::local_time,
 };
-use gpush_core::duration;
+use gpush_core::{duration, lease::unused::keep_command};
 
 const COLUMNS: [(&str, Align); 7] = [
     ("LEASE", Align::Left),
@@ -24,7 +24,8 @@ const COLUMNS: [(&str, Align); 7] = [
 /// Describes what happens to an unused lease, for `lease show`: `ends in 12m (2026-01-01 08:00:00)`.
 pub(super) fn outlook(idle: &LeaseIdle, lease: &Lease, look: &Appearance) -> String {
     let at = format!("{} ({})", look.ahead(idle.due_at), local_time(idle.due_at));
-    let keep = format!("; to keep it: `gpushctl lease keep {} --for 2h --reason TEXT`", lease.id);
+    let keep = keep_command(lease.id, idle.longest_keep_s);
+    let keep = keep.map_or_else(String::new, |keep| format!("; to keep it: `{keep}`"));
     match idle.action {
         IdleAction::Report | IdleAction::Warn => format!("reported {at}"),
         IdleAction::Release => format!("ends {at}{keep}"),
@@ -60,7 +61,7 @@ pub(crate) fn report(report: &IdleReport, look: &Appearance) -> Listing {
     let all: Vec<&UnusedLease> = report.unused_now.iter().chain(&report.would_have).collect();
     let present = report.unused_now.iter().map(|one| row(one, true, look));
     let past = report.would_have.iter().map(|one| row(one, false, look));
-    let (mut columns, rows) = widened(
+    let (mut columns, mut rows) = widened(
         &COLUMNS,
         present.chain(past).collect(),
         &all,
@@ -69,6 +70,9 @@ pub(crate) fn report(report: &IdleReport, look: &Appearance) -> Listing {
     );
     if look.exact {
         columns[3].0 = "UNUSED S";
+        columns.push(("DRY RUN", Align::Left));
+        let marks = std::iter::repeat_n("no", report.unused_now.len()).chain(std::iter::repeat("yes"));
+        rows.iter_mut().zip(marks).for_each(|(row, mark)| row.push(mark.to_owned()));
     }
     let assumed = report.assumed_action.map_or_else(String::new, |action| format!(" with action {}", action.name()));
     let count = report.would_have.len();
@@ -85,7 +89,7 @@ pub(crate) fn report(report: &IdleReport, look: &Appearance) -> Listing {
     let after = look.wrap("", &after).join("\n") + "\n";
     Listing::new(&columns, rows, Narrow::spare(&["WARNINGS"]).prose(), look)
         .names(all.iter().map(|one| one.lease_id.to_string()))
-        .or_empty("No lease is unused, and none would have been reported or ended.")
+        .or_empty("No lease is unused, and none would have been reported or ended. Unused times of less than 5 minutes do not count.")
         .after(&after)
 }
 
@@ -144,7 +148,8 @@ mod tests {
     #[test]
     fn unused_lease_says_when_it_ends_and_how_to_keep_it() {
         let look = fixtures::look(100, Charset::Ascii);
-        let idle = |action| LeaseIdle { action, unused_since: at(-60), due_at: at(600), warned: true };
+        let idle =
+            |action| LeaseIdle { action, unused_since: at(-60), due_at: at(600), warned: true, longest_keep_s: 28_800 };
         let lease = |action| Lease { idle: Some(idle(action)), ..fixtures::lease::mig() };
         let released = lease(IdleAction::Release);
         assert!(outlook(&idle(IdleAction::Release), &released, &look).starts_with("ends in 10m"));

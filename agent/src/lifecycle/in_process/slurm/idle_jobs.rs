@@ -55,3 +55,20 @@ async fn unused_job_is_cancelled_only_if_the_config_says_so() {
     assert_eq!(calls[0], "update JobId=7", "the comment of the job has the warning: {calls:?}");
     assert_eq!(host.get::<Lease>("/v1/leases/L1").await.state, LeaseState::Active, "Epilog ends it");
 }
+
+/// gpushd sees only this node. The job may work on the other one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unused_job_on_two_nodes_is_not_cancelled() {
+    let host = two_gpus(&config("slurm_jobs = \"scancel\"\n")).await;
+    host.gpus.set_sample(0, |_| {});
+    host.host.services.set_job_nodes(7, 2);
+    host.starts(&Job::new(7).on(&[0])).await;
+    let is_withdrawn =
+        |lease: &Lease| lease.notice.as_ref().is_some_and(|notice| notice.kind == NoticeKind::UnusedNoMore);
+    let lease = host.until_job("the end of the warning", is_withdrawn).await;
+    assert!(lease.notice.is_some_and(|notice| notice.text.contains("a part of its job runs on other nodes")));
+    let lease = host.until_job("a long time without a process", |lease| unused_s(lease) >= 12).await;
+    assert_eq!(lease.state, LeaseState::Active);
+    let calls = host.host.services.take_calls();
+    assert!(!calls.iter().any(|call| call.starts_with("scancel")), "{calls:?}");
+}

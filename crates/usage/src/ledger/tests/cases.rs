@@ -40,7 +40,7 @@ fn silence_of_three_intervals_is_unknown_and_restarts_the_state() {
         assert!(ledger.sample(&idle(ms)));
     }
     let figures = ledger.lease(LEASE, at(60_000)).unwrap();
-    // The first sample has no sample before it, so it cannot show that no process is new.
+    // The first sample has no sample before it, so it cannot show that the processes are the same.
     assert_eq!((figures.state, figures.since, figures.unused_since), (UseState::Idle, at(13_000), Some(at(13_000))));
     assert_eq!(figures.times, times(0, 47_000, 0, 11_000));
     let late = 58_000 + 3 * INTERVAL_MS + 1;

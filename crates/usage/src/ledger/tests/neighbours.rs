@@ -1,4 +1,4 @@
-//! Leases that share a device, or follow each other on it. What one of them does must not count for another one.
+//! Leases that share a device, or follow each other on it. The work of one must not count for another.
 
 use gpush_api::LeaseKind;
 
@@ -185,7 +185,7 @@ fn activity_that_the_power_refutes_is_absent() {
     assert_eq!(of_gpu(23_000 + 3 * INTERVAL_MS + 1), Vec::<Option<u32>>::new());
 }
 
-/// A process of no lease counts as a neighbour, unless the driver says that it did nothing.
+/// A process without a lease counts as a neighbour, unless the driver reports that it did not work.
 #[test]
 fn activity_beside_a_working_process_of_no_lease_is_absent() {
     let mut ledger = ledger();
