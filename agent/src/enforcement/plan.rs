@@ -61,6 +61,10 @@ pub(super) async fn of_host(manager: &Manager, context: &HostContext) -> Result<
         let text = format!("its programs run as {user}, and can open all GPUs, as before");
         effects.push(effect(unit, EnforcementReach::NotCovered, &text, Some(&command)));
     }
+    for unit in sessions::services_with_sessions().await {
+        let text = "login sessions run in this service, and can open all GPUs";
+        effects.push(effect(unit, EnforcementReach::NotCovered, text, Some("enable pam_systemd for the service")));
+    }
     for unit in running {
         let text = if unit == SLURMD {
             "programs of jobs can open all GPUs, unless Slurm denies it"

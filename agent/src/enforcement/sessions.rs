@@ -1,4 +1,4 @@
-//! Processes of login sessions that have a GPU open.
+//! Processes of login sessions that have a GPU open, and login sessions outside of `user.slice`.
 
 use gpush_host::{cgroup, device_files, proc};
 
@@ -12,6 +12,19 @@ pub(super) struct SessionProcess {
     pub(super) command: String,
     /// Whether the process shows a picture with the GPU: it has the display part of the driver open.
     pub(super) is_graphical: bool,
+}
+
+/// Services in whose cgroups login sessions are, if `pam_systemd` does not move them to `user.slice`.
+const LOGIN_SERVICES: [&str; 4] = ["ssh.service", "sshd.service", "xrdp-sesman.service", "jupyterhub.service"];
+
+/// Returns the services in whose cgroups processes of users run.
+pub(super) async fn services_with_sessions() -> Vec<&'static str> {
+    let has_users = |unit: &&str| {
+        let processes = cgroup::processes(&format!("/system.slice/{unit}"));
+        processes.is_some_and(|found| found.pids.iter().any(|pid| proc::owner(*pid).is_some_and(|uid| uid >= 1000)))
+    };
+    let found = gpush_host::subtask::blocking(move || LOGIN_SERVICES.into_iter().filter(has_users).collect());
+    found.await.unwrap_or_default()
 }
 
 /// Returns the processes below `user.slice` that have a GPU open. Without the right to read a process, leaves it out.

@@ -7,26 +7,26 @@ use super::{InProcess, user};
 
 fn rules(missing: &str) -> String {
     format!(
-        "[[gpu]]\nname = \"strict\"\nmatch = [\"0\"]\nmode = \"exclusive\"\nlease = \"enforced\"\n{missing}\n\
-         [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\n"
+        "[[gpu]]\nname = \"strict\"\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = \"dynamic\"\nlease = \"enforced\"\n{missing}\n\
+         [[gpu]]\nmatch = [\"1\"]\nmode = \"mig\"\nlayout = \"dynamic\"\n"
     )
 }
 
-fn whole(gpus: &[&str]) -> Value {
-    json!({ "share": { "kind": "whole" }, "duration_s": 600, "selectors": gpus })
+fn device(gpus: &[&str]) -> Value {
+    json!({ "share": { "kind": "mig_profile", "profile": "1g.10gb" }, "duration_s": 600, "selectors": gpus })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rule_that_the_host_does_not_enforce_grants_nothing() {
     let host = InProcess::start("dgx-h100", 2, &rules("")).await;
     for caller in [user(1000), user(0)] {
-        let refused = host.post_as::<LeaseGrant>(caller, "/v1/leases", &whole(&["0"])).await.unwrap_err();
+        let refused = host.post_as::<LeaseGrant>(caller, "/v1/leases", &device(&["0"])).await.unwrap_err();
         assert_eq!(refused.code, Code::Unavailable, "{refused:?}");
         assert!(refused.message.contains("GPU 0") && refused.message.contains("`strict`"), "{refused:?}");
         assert!(refused.hint.is_some_and(|hint| hint.contains("gpushctl enforce on")));
     }
     // A request that does not name the GPU gets another one.
-    let granted: LeaseGrant = host.post_as(user(1000), "/v1/leases", &whole(&[])).await.expect("GPU 1");
+    let granted: LeaseGrant = host.post_as(user(1000), "/v1/leases", &device(&[])).await.expect("GPU 1");
     let status: DeviceEnforcement = host.get("/v1/enforcement").await;
     assert_eq!(status.state, EnforcementState::Off);
     assert_eq!((status.enforced_gpus.len(), granted.lease.members.len()), (1, 1));
@@ -39,7 +39,7 @@ async fn rule_that_the_host_does_not_enforce_grants_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn missing_enforcement_grants_if_the_rule_says_so() {
     let host = InProcess::start("dgx-h100", 2, &rules("enforce_missing = \"grant\"")).await;
-    let granted: LeaseGrant = host.post_as(user(1000), "/v1/leases", &whole(&["0"])).await.expect("a lease");
+    let granted: LeaseGrant = host.post_as(user(1000), "/v1/leases", &device(&["0"])).await.expect("a lease");
     assert_eq!(granted.lease.device_access, None, "nothing limits its devices");
 }
 
