@@ -165,7 +165,7 @@ impl Enforcement {
                 tracing::warn!("cannot verify that the kernel denies the GPUs to login sessions: {reason}");
             }
             (_, EnforcementState::Off) => {
-                tracing::info!("the kernel does not deny the GPUs to login sessions: {reason}")
+                tracing::info!("the kernel does not deny the GPUs to login sessions: {reason}");
             }
         }
         self.0.context.state.set_enforcement(found);

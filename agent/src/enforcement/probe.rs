@@ -85,7 +85,7 @@ async fn run(
     let program = ShortProgram {
         unit: format!("gpush-probe-{number}.service"),
         description: format!("gpush probe of {}", probed.name()),
-        command: [own].into_iter().map(shown).chain(arguments).chain([shown(path)]).collect(),
+        command: [shown(&own)].into_iter().chain(arguments).chain([shown(&path)]).collect(),
         slice: slice.to_owned(),
         devices,
     };
@@ -100,6 +100,6 @@ async fn run(
     }
 }
 
-fn shown(path: PathBuf) -> String {
+fn shown(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
