@@ -51,9 +51,10 @@ pub(super) fn build(release: &Release, stage: &Stage, values: &Values, out: &Pat
             }
         }
         let file = out.join(format!("{}_{}-1_{}.deb", package.name(), release.version, release.arch.debian()));
-        let compression = if release.profile == Profile::Release { "-Zxz" } else { "-Znone" };
+        let compression: &[&str] =
+            if release.profile == Profile::Release { &["-Zxz", "-z9", "-Sextreme"] } else { &["-Znone"] };
         let mut dpkg = Command::new("dpkg-deb");
-        dpkg.args(["--root-owner-group", compression, "--build"]).arg(&tree).arg(&file);
+        dpkg.arg("--root-owner-group").args(compression).arg("--build").arg(&tree).arg(&file);
         output(dpkg.env("SOURCE_DATE_EPOCH", release.epoch.to_string()))?;
         made.push(file);
     }

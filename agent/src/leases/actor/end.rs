@@ -78,9 +78,11 @@ pub(super) struct EndProgress {
 }
 
 impl EndProgress {
-    /// Returns the processes of the lease that the last probe found.
+    /// Returns the processes of the lease that the last probe found, and that have not ended. A process that started later
+    /// has the pid of an ended one.
     pub(super) fn left_own(&self) -> std::collections::BTreeSet<u32> {
-        self.left.own.clone()
+        let is_found = |pid: &u32| gpush_host::proc::start(*pid).is_some_and(|start| start <= self.left.read_at);
+        self.left.own.iter().copied().filter(is_found).collect()
     }
 
     /// Returns the time of the next probe. `signal` is the time until the next signal, before which gpushd also probes.

@@ -35,11 +35,13 @@ impl HeldLeases {
         let mut held = Self::default();
         let mut known = BTreeMap::new();
         let mut account = |uid: u32| *known.entry(uid).or_insert_with(|| accounts.last(uid));
-        // A reservation has no lease id yet. Use the probable next id, for the error message.
-        let next = table.open.keys().next_back().map_or(1, |id| id.0 + 1);
+        // A reservation has no lease id yet. Use the probable ids, for the error message.
+        let first = table.open.keys().next_back().map_or(1, |id| id.0 + 1);
+        let of_reserved = (first..).map(LeaseId);
+        let of_entering = of_reserved.clone().skip(table.reserved.len());
         let lease = |id, queued, size| HeldLease { id, queued, size, releasable: false };
-        let reserved = table.reserved.values().map(|one| HolderLease {
-            lease: lease(LeaseId(next), false, Size::of(&one.members)),
+        let reserved = table.reserved.values().zip(of_reserved).map(|(one, id)| HolderLease {
+            lease: lease(id, false, Size::of(&one.members)),
             holder: one.holder,
             is_of_job: false,
             is_releasing: false,
@@ -53,8 +55,8 @@ impl HeldLeases {
                 is_releasing: one.state.name() == LeaseState::Releasing,
             }
         });
-        let entering = table.entering.values().map(|holder| HolderLease {
-            lease: lease(LeaseId(next), true, Size::default()),
+        let entering = table.entering.values().zip(of_entering).map(|(holder, id)| HolderLease {
+            lease: lease(id, true, Size::default()),
             holder: *holder,
             is_of_job: false,
             is_releasing: false,

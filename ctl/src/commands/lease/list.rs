@@ -12,6 +12,7 @@ use crate::{
 };
 
 /// Whose leases a list has.
+#[derive(Clone, Copy)]
 pub(super) enum Holders<'a> {
     All,
     Caller,
@@ -72,7 +73,10 @@ pub(super) async fn list(
         leases.retain(|lease| concerns(lease, &chosen, &gpus));
         gpus
     };
-    out.list(&leases, |look| lease::list(&leases, &gpus, look))?;
+    out.list(&leases, |look| match holders {
+        Holders::Caller => lease::own(&leases, &gpus, look),
+        Holders::All | Holders::User(_) => lease::list(&leases, &gpus, look),
+    })?;
     Ok(0)
 }
 

@@ -66,6 +66,15 @@ pub(crate) fn list(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing
         .or_empty("No lease.")
 }
 
+/// Lists the leases of the caller, with the last notice of each open lease below the table.
+pub(crate) fn own(leases: &[Lease], gpus: &[Gpu], look: &Appearance) -> Listing {
+    let open = leases.iter().filter(|lease| lease.state != LeaseState::Ended);
+    let lines = open.filter_map(|lease| Some((lease, lease.notice.as_ref()?))).flat_map(|(lease, notice)| {
+        look.wrap(&format!("{}: ", lease.id), &format!("{} ({})", look.clean(&notice.text), look.ago(notice.at)))
+    });
+    list(leases, gpus, look).after(&lines.map(|line| line + "\n").collect::<String>())
+}
+
 /// Inserts the use of each lease for programs: one value in a column, empty if it is not known.
 fn insert_use(columns: &mut Vec<(&'static str, Align)>, rows: &mut [Vec<String>], leases: &[Lease], look: &Appearance) {
     type Value = fn(&LeaseUsageSummary) -> Option<String>;
@@ -194,6 +203,26 @@ mod tests {
         assert!(lines[0].contains(names), "{csv}");
         assert!(lines[1].contains(",idle,7500,2,9320,10240,3600,7500,0,60,43200.000,gpm,,,,,"), "{csv}");
         assert!(lines[2].contains(",,,,,,,,,,"), "{csv}");
+    }
+
+    #[test]
+    fn own_leases_have_their_last_notice_below_the_table() {
+        let look = fixtures::look(80, Charset::Ascii);
+        let notice = gpush_api::LeaseNotice {
+            at: look.now - jiff::SignedDuration::from_mins(3),
+            kind: gpush_api::NoticeKind::Cordoned,
+            text: "GPU 0 takes no new leases\u{7}".to_owned(),
+            ends_at: None,
+            terminals: None,
+        };
+        let leases = [Lease { notice: Some(notice), ..fixtures::lease::mig() }, fixtures::lease::mps()];
+        let text = fixtures::plain(own(&leases, &[], &look).text());
+        let last = text.lines().last().unwrap();
+        assert!(last.starts_with(&format!("{}: GPU 0 takes no new leases", leases[0].id)), "{text}");
+        assert!(
+            last.ends_with("(3m ago)") && !fixtures::plain(list(&leases, &[], &look).text()).contains("3m ago"),
+            "{text}"
+        );
     }
 
     #[test]

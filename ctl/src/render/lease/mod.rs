@@ -27,7 +27,7 @@ use gpush_core::sharing;
 pub(crate) use self::{
     change::{ended, granted, renewed, started, waits},
     idle::{keeping, report as idle_report},
-    list::list,
+    list::{list, own},
     of_job::of_job,
     show::{one, show},
     usage::{Surroundings, energy, idle, unknown},

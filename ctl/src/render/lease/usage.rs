@@ -226,7 +226,7 @@ fn method(method: EnergyMethod) -> &'static str {
 pub(crate) fn unknown(reason: UnknownReason) -> &'static str {
     match reason {
         UnknownReason::NoSample => "there is no recent sample",
-        UnknownReason::SourceFailed => "a reading has failed",
+        UnknownReason::SourceFailed => "a reading is missing",
         UnknownReason::MemoryOnly => "the GPU reports no activity in its mode, only memory and processes",
         UnknownReason::PowerDisagrees => "no activity, but the GPU needs more power than without work",
         UnknownReason::NoPowerLevel => "no activity, but the power of the GPU without work is not known yet",
