@@ -82,6 +82,7 @@ pub(super) async fn move_into_scope(
     user_limits::carry_over(leases, manager, record.holder.uid).await?;
     process.check_unmoved()?;
     let started = manager.start_scope(&scope, &process.process).await;
+    scope_devices::check_new_scope(leases, record).await;
     let is_there = proc::cgroups(process.pid).is_some_and(|text| cgroup::contains(cgroup, &text));
     let may_have_moved_another = started.as_ref().is_err_and(systemd::Error::may_move_another_process);
     // If the process has ended, return the error that says so, instead of systemd's error.

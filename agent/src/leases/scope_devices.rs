@@ -59,6 +59,14 @@ pub(super) async fn of_new_scope(
     Ok(Some(nodes.allowed()))
 }
 
+/// Closes a scope that has just been created, if its lease has ended meanwhile: [`close`] did not find the scope.
+pub(super) async fn check_new_scope(leases: &Leases, record: &LeaseRecord) {
+    let is_closed = leases.devices.0.lock().get(&record.id) == Some(&ScopeAccess::Closed);
+    if is_closed && let Some((manager, unit, _)) = scope(leases, record) {
+        set(&manager, record.id, unit, Some(&closed_devices(capability_major(leases).await))).await;
+    }
+}
+
 async fn nodes(leases: &Leases, record: &LeaseRecord) -> Result<Nodes, ApiError> {
     leases.handles.enforcement.nodes(record.members.clone()).await
 }
