@@ -50,6 +50,13 @@ const INTERVAL: Duration = Duration::from_secs(3600);
 /// Pause before gpushd waits again for systemd's reloads, after the bus could not be reached.
 const RETRY: Duration = Duration::from_secs(10);
 
+/// Interval between two checks while the last one could not verify the host.
+const INTERVAL_UNVERIFIED: Duration = Duration::from_secs(60);
+
+/// How often gpushd repeats a probe that could not run, and the pause before.
+const ATTEMPTS: u32 = 3;
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// Age up to which an answer shows the last check instead of a new one.
 const CURRENT: Duration = Duration::from_secs(10);
 
@@ -89,6 +96,10 @@ impl Enforcement {
                 Err(_) => None,
             };
             self.check().await;
+            let interval = match self.0.context.state.now().enforcement.state {
+                EnforcementState::Unverified => INTERVAL_UNVERIFIED,
+                EnforcementState::Off | EnforcementState::Verified => INTERVAL,
+            };
             let reloaded = async {
                 match reloads {
                     Some(Ok(mut reloads)) => match reloads.next().await {
@@ -101,7 +112,7 @@ impl Enforcement {
             };
             tokio::select! {
                 () = reloaded => {}
-                () = tokio::time::sleep(INTERVAL) => {}
+                () = tokio::time::sleep(interval) => {}
                 () = stopping.cancelled() => return,
             }
         }
@@ -187,7 +198,15 @@ impl Enforcement {
             let reason = format!("`DeviceAllow=` of {} does not deny the GPUs", host_part::SESSIONS);
             return DeviceEnforcement { reason: Some(reason), ..found };
         }
-        let probes = probe::all(manager, &self.0.context).await;
+        let mut probes = probe::all(manager, &self.0.context).await;
+        // While systemd executes itself again, it starts no unit.
+        for _ in 0..ATTEMPTS {
+            if probes.iter().all(|probe| probe.result != ProbeResult::Failed) {
+                break;
+            }
+            tokio::time::sleep(PAUSE).await;
+            probes = probe::all(manager, &self.0.context).await;
+        }
         let reason = host_part::unsupported(systemd_version).or_else(|| unverified(&probes));
         let state = if reason.is_none() { EnforcementState::Verified } else { EnforcementState::Unverified };
         DeviceEnforcement { state, reason, probes, ..found }

@@ -115,7 +115,7 @@ fn machine() -> Option<Machine> {
     // A service in the place of cron, which opens a GPU on request.
     machine.write(
         "/etc/systemd/system/cron.service",
-        "[Service]\nExecStart=/bin/sh -c 'mkfifo -m 600 /srv/cron; while read x < /srv/cron; do opens /dev/nvidia0 10 > /srv/cron.out; done'\n",
+        "[Service]\nExecStart=/bin/sh -c 'mkfifo -m 600 /srv/cron; while :; do read x < /srv/cron && opens /dev/nvidia0 10 > /srv/cron.out; done'\n",
     );
     machine.sh("systemctl daemon-reload; systemctl start cron.service gpushd.service");
     machine.await_that("the GPUs can be leased", |machine| {
