@@ -112,12 +112,16 @@ pub(super) async fn request_with(
     job: Option<&JobTerms>,
 ) -> Result<Outcome, ApiError> {
     let share = request.share.clone();
+    let holder = request.holder.unwrap_or(caller.uid());
     let outcome = place(leases, caller, request, key, job).await;
     let result = outcome.as_ref().map(|outcome| match outcome {
         Outcome::Granted(_) => RequestResult::Granted,
         Outcome::Queued(_) => RequestResult::Queued,
     });
     leases.handles.context.requests.note(&share, result);
+    if outcome.is_err() {
+        leases.handles.context.refused.note(holder, share.kind());
+    }
     outcome
 }
 

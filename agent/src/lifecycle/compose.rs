@@ -54,7 +54,7 @@ use crate::{
     slurm::Slurm,
     state::{
         Commits, Conditions, Events, Initial, Overrides, State, context::HostContext, lanes::Lanes, readings::Readings,
-        request_counts::RequestCounts,
+        refused_requests::RefusedRequests, request_counts::RequestCounts,
     },
     system::{
         host_services::HostServices,
@@ -180,6 +180,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         lanes: lanes.clone(),
         store: store.clone(),
         requests: RequestCounts::default(),
+        refused: RefusedRequests::default(),
         read_only,
         users: users.clone(),
         hardware: hardware.clone(),

@@ -8,7 +8,9 @@ use gpush_nvml::Hardware;
 use gpush_store::Store;
 use tokio_util::sync::CancellationToken;
 
-use super::{State, lanes::Lanes, readings::Readings, request_counts::RequestCounts};
+use super::{
+    State, lanes::Lanes, readings::Readings, refused_requests::RefusedRequests, request_counts::RequestCounts,
+};
 use crate::system::{host_services::HostServices, settings::Settings, tasks::Tasks};
 
 /// The handles of the host. Created once, when gpushd starts.
@@ -26,6 +28,8 @@ pub(crate) struct HostContext {
     pub(crate) store: Store,
     /// How many requests for leases were granted and refused.
     pub(crate) requests: RequestCounts,
+    /// The refused requests of each user.
+    pub(crate) refused: RefusedRequests,
     /// The error with which gpushd refuses every change, because the store cannot record changes. `None` if the store
     /// works.
     pub(crate) read_only: Option<ApiError>,

@@ -37,6 +37,7 @@
 //! | `overrides` | layouts that take precedence over the config |
 //! | `levels` | time-slice levels |
 //! | `mps` | MPS targets |
+//! | `refused_requests` | the refused requests of each user, until they are recorded |
 //! | `request_counts` | how many requests for leases were granted and refused |
 //! | `commit` | changes that are recorded before they are applied |
 //! | `xids` | Xid errors that the driver reported |
@@ -65,6 +66,7 @@ mod pending;
 pub(crate) mod readings;
 mod reason;
 pub(crate) mod redact;
+pub(crate) mod refused_requests;
 pub(crate) mod request_counts;
 mod snapshot;
 mod sources;

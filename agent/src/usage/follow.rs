@@ -63,6 +63,9 @@ impl Follower {
         let holds =
             holds::of_leases(host, |id, target| self.held(id, target).or_else(|| ledger.hold(id, target).cloned()));
         for (id, held) in holds.iter().filter(|(id, held)| self.holds.get(id) != Some(held)) {
+            if !accounts.ledger.leases().any(|known| known == *id) {
+                accounts.begun.push(*id);
+            }
             accounts.ledger.set_lease(*id, held.clone(), now);
             accounts.is_changed = true;
         }

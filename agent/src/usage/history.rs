@@ -21,7 +21,7 @@ use std::{
 use gpush_api::{EndReason, GpuUuid, LeaseBinding, LeaseId};
 use gpush_store::{GpuModel, LeaseRecord, OwnedHour, RequestCount, StoreError, Tx, UsageRecord};
 use gpush_usage::{
-    account::{EndedLease, LeaseOwner},
+    account::{EndedLease, LeaseOwner, RequestDay, RequestSums},
     bill::BilledGpu,
     ledger::{ClosedRows, LeaseHour, LeaseTotals, Ledger, Missed},
     moment::{DAY_MS, Moment},
@@ -38,6 +38,7 @@ use super::{
 };
 use crate::state::{
     HostState,
+    refused_requests::RefusedByUser,
     request_counts::{RequestResult, RequestedShare},
 };
 
@@ -81,6 +82,7 @@ impl RecordedSums {
 /// The content of the next transaction.
 struct Due {
     closed: ClosedRows,
+    begun: Vec<LeaseId>,
     ended: Vec<LeaseTotals>,
     checkpoint: String,
     recorded: RecordedSums,
@@ -143,8 +145,8 @@ impl Recorder {
         }
         let turn = Arc::clone(&usage.0);
         let turn = turn.recording.lock().await;
-        let Due { closed, ended, checkpoint, recorded } = usage.take_for_record();
-        match self.try_record(&usage, closed, ended, checkpoint).await {
+        let Due { closed, begun, ended, checkpoint, recorded } = usage.take_for_record();
+        match self.try_record(&usage, closed, &begun, ended, checkpoint).await {
             Ok(unaccounted) => {
                 usage.0.accounts.lock().recorded = recorded;
                 usage.0.saved_requests.lock().clone_from(&self.counted);
@@ -165,13 +167,14 @@ impl Recorder {
         &mut self,
         usage: &Usage,
         closed: ClosedRows,
+        begun: &[LeaseId],
         ended: Vec<LeaseTotals>,
         checkpoint: String,
     ) -> Result<Vec<LeaseRecord>, StoreError> {
         let context = &usage.0.context;
         let ended_ids: Vec<LeaseId> = ended.iter().map(|totals| totals.lease).collect();
         let unknown = self.owners.unknown(closed.leases.iter().map(|row| row.lease).chain(ended_ids.iter().copied()));
-        let read = unknown.into_iter().chain(ended_ids.iter().copied()).collect();
+        let read = unknown.into_iter().chain(begun.iter().copied()).chain(ended_ids.iter().copied()).collect();
         let records = read_leases(usage, read).await.unwrap_or_else(|error| {
             tracing::warn!("the owners of leases cannot be read: {error}");
             BTreeMap::new()
@@ -186,6 +189,10 @@ impl Recorder {
             ended_lease(records.get(&totals.lease), owner, totals)
         });
         self.waiting.ended.extend(ended);
+        let begun =
+            begun.iter().filter_map(|id| records.get(id)).map(|record| granted(record, self.owners.of(record.id)));
+        self.waiting.owner_requests.extend(begun);
+        self.waiting.owner_requests.extend(usage.refused(context.refused.take()).await);
         for lease in ended_ids {
             self.owners.forget(lease);
         }
@@ -204,7 +211,7 @@ impl Recorder {
 
     /// Adds the requests since the last transaction.
     fn count_requests(&mut self, usage: &Usage) {
-        let day_ms = Timestamp::now().as_millisecond().div_euclid(DAY_MS) * DAY_MS;
+        let day_ms = day_ms(Timestamp::now());
         for (share, result, count) in usage.0.context.requests.list() {
             let recorded = self.counted.entry((share.clone(), result)).or_default();
             let new = count - std::mem::replace(recorded, count);
@@ -218,13 +225,14 @@ impl Recorder {
 
     /// Drops the oldest rows if the store has refused writes for a long time.
     fn drop_beyond_limit(&mut self) {
-        let UsageRecord { lease_hours, gpu_hours, unused, ended, requests, checkpoint: _, models: _ } =
+        let UsageRecord { lease_hours, gpu_hours, unused, ended, requests, owner_requests, checkpoint: _, models: _ } =
             &mut self.waiting;
         let dropped = drop_oldest(lease_hours)
             + drop_oldest(gpu_hours)
             + drop_oldest(unused)
             + drop_oldest(ended)
-            + drop_oldest(requests);
+            + drop_oldest(requests)
+            + drop_oldest(owner_requests);
         if dropped > 0 {
             tracing::error!("the store accepts no writes: {dropped} rows about the use of GPUs are lost");
         }
@@ -234,6 +242,20 @@ impl Recorder {
 fn drop_oldest<T>(rows: &mut Vec<T>) -> usize {
     let dropped = rows.len().saturating_sub(MOST_WAITING);
     rows.drain(..dropped).count()
+}
+
+/// Returns the granted request of a lease.
+fn granted(record: &LeaseRecord, owner: LeaseOwner) -> RequestDay {
+    let granted_at = record.granted_at.unwrap_or(record.created_at);
+    let waited = granted_at.duration_since(record.created_at).as_millis();
+    let mut sums = RequestSums::default();
+    sums.add(true, u64::try_from(waited).unwrap_or(0));
+    RequestDay { day_ms: day_ms(granted_at), owner, kind: Some(record.kind), sums }
+}
+
+/// Returns the start of the UTC day of a time.
+fn day_ms(at: Timestamp) -> i64 {
+    at.as_millisecond().div_euclid(DAY_MS) * DAY_MS
 }
 
 /// Returns the row of an ended lease.
@@ -294,13 +316,14 @@ impl Usage {
         let accounts = &mut *self.0.accounts.lock();
         accounts.ledger.advance(now);
         let (closed, ended) = (accounts.ledger.take_closed(), std::mem::take(&mut accounts.ended));
+        let begun = std::mem::take(&mut accounts.begun);
         accounts.is_changed = false;
         let checkpoint = Checkpoint { at: now, ledger: &accounts.ledger };
         let checkpoint = serde_json::to_string(&checkpoint).unwrap_or_else(|error| {
             tracing::error!("the checkpoint of the use cannot be written: {error}");
             String::new()
         });
-        Due { closed, ended, checkpoint, recorded: RecordedSums::of(&accounts.ledger, now) }
+        Due { closed, begun, ended, checkpoint, recorded: RecordedSums::of(&accounts.ledger, now) }
     }
 
     /// Accounts leases that ended before this task noticed them. Each gets a row.
@@ -315,10 +338,29 @@ impl Usage {
             {
                 continue;
             }
+            accounts.begun.push(record.id);
             accounts.ledger.set_lease(record.id, holds::of_members(&host, &record.members), now);
             accounts.ended.extend(accounts.ledger.end_lease(record.id, now));
             accounts.is_changed = true;
         }
+    }
+
+    /// Returns the rows for refused requests. They count for the present day.
+    pub(super) async fn refused(&self, counts: RefusedByUser) -> Vec<RequestDay> {
+        let users = &self.0.context.users;
+        let accounts = users.owners(counts.keys().map(|(uid, _)| *uid).collect()).await;
+        let mut days = Vec::new();
+        for ((uid, kind), refused) in counts {
+            let group = users.names().primary_group(uid).await.ok().flatten();
+            let name = match accounts.get(&uid) {
+                Some(account) => Some(account.clone()),
+                None => users.user(uid).await,
+            };
+            let owner = LeaseOwner { user: name.unwrap_or_else(|| uid.to_string()), group, ..LeaseOwner::default() };
+            let sums = RequestSums { refused, ..RequestSums::default() };
+            days.push(RequestDay { day_ms: day_ms(Timestamp::now()), owner, kind, sums });
+        }
+        days
     }
 
     /// Numbers new rows so that they do not replace those in the store. Returns whether the store could be read.
@@ -338,6 +380,8 @@ impl Usage {
     pub(super) fn drop_unrecorded(&self) {
         let accounts = &mut *self.0.accounts.lock();
         accounts.ended.clear();
+        accounts.begun.clear();
+        self.0.context.refused.take();
         let _rows = accounts.ledger.take_closed();
     }
 
@@ -365,6 +409,11 @@ impl Usage {
         let now = self.0.clock.now();
         let missed =
             missed(&ledger, host, &closed, &unaccounted, |time| Moment::between(at, now, time.as_millisecond()), now);
+        let begun = missed.iter().filter_map(|(_, one)| match one {
+            Missed::Begun(id, _) => Some(*id),
+            Missed::Ended(_) => None,
+        });
+        let begun: Vec<LeaseId> = begun.collect();
         let ended = ledger.resume(missed, now);
         let gone: Vec<_> = ledger.gpus(now).map(|gpu| gpu.gpu).filter(|gpu| host.gpu(gpu).is_none()).collect();
         for gpu in gone {
@@ -372,7 +421,7 @@ impl Usage {
         }
         let accounts = &mut *self.0.accounts.lock();
         accounts.recorded = RecordedSums::of(&ledger, now);
-        (accounts.ledger, accounts.ended, accounts.is_changed) = (ledger, ended, true);
+        (accounts.ledger, accounts.begun, accounts.ended, accounts.is_changed) = (ledger, begun, ended, true);
     }
 }
 

@@ -61,7 +61,7 @@ mod translate;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use gpush_api::{GpuUuid, HostUsage};
+use gpush_api::{GpuUuid, HostUsage, LeaseId};
 use gpush_host::process_facts::LeaseNames;
 use gpush_locked::Locked;
 use gpush_nvml::{SampleError, sample::Sample};
@@ -113,6 +113,8 @@ struct Accounts {
     /// The sums of the last transaction.
     recorded: RecordedSums,
     attempts: SampleAttempts,
+    /// Leases that have begun. Their requests are not recorded yet.
+    begun: Vec<LeaseId>,
     /// Leases that have ended and are not recorded yet.
     ended: Vec<LeaseTotals>,
     /// Leases that have ended a short time ago.

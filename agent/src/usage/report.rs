@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpush_api::{ApiError, CapacitySums, RequestLine, UsageGrouping, UsageLine, UsageReport, UsageSums};
+use gpush_api::{ApiError, CapacitySums, RequestLine, RequestTotals, UsageGrouping, UsageLine, UsageReport, UsageSums};
 use gpush_store::{HoursPage, OwnedHour, RequestCount, View};
 use gpush_usage::{
-    account::{self, GpuDay, Grouping, LeaseDay, LeaseOwner, fold_gpus, fold_leases, recorded_since},
+    account::{self, GpuDay, Grouping, LeaseDay, LeaseOwner, RequestDay, fold_gpus, fold_leases, recorded_since},
     ledger::{GpuHour, GpuSums, HoldSums, LeaseHour},
     moment::{DAY_MS, HOUR_MS},
     share::GPU_UNITS,
@@ -67,8 +67,16 @@ impl Usage {
         days.retain(|day| only.is_none_or(|user| day.owner.user == user));
         let since = first_record(&gpus, &gpu_days, from_ms, until);
         gpu_days.extend(fold_gpus(&gpus));
-        let report = account::report(&days, &[], &gpu_days, grouping(by));
-        let line = |line: account::ReportLine| UsageLine { key: line.key, sums: sums(&line.sums) };
+        // A request has no GPU.
+        let has_requests = by != UsageGrouping::Gpu;
+        let mut requests = if has_requests { self.owner_requests(from_ms, until_ms).await? } else { Vec::new() };
+        requests.retain(|day| only.is_none_or(|user| day.owner.user == user));
+        let report = account::report(&days, &requests, &gpu_days, grouping(by));
+        let line = |line: account::ReportLine| UsageLine {
+            key: line.key,
+            sums: sums(&line.sums),
+            request_sums: request_sums(line.requests),
+        };
         Ok(UsageReport {
             from: Timestamp::from_millisecond(from_ms).unwrap_or(from),
             until: Timestamp::from_millisecond(until_ms).unwrap_or(until),
@@ -76,6 +84,7 @@ impl Usage {
             by,
             lines: report.lines.into_iter().map(line).collect(),
             total: sums(&report.all),
+            total_requests: request_sums(report.requests),
             capacity: only.is_none().then(|| capacity(&report.gpus)),
             request_lines,
         })
@@ -164,6 +173,18 @@ impl Usage {
         Ok((leases, gpus))
     }
 
+    /// Returns the requests of the days of a period by owner: those in the store, and those that are not recorded yet.
+    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method accepts only one lifetime of `View`")]
+    async fn owner_requests(&self, from_ms: i64, until_ms: i64) -> Result<Vec<RequestDay>, ApiError> {
+        let day_ms = from_ms.div_euclid(DAY_MS) * DAY_MS;
+        let turn = self.0.recording.lock().await;
+        let mut days = self.0.context.store.read(move |view| view.owner_requests(day_ms, until_ms)).await?;
+        let refused = self.0.context.refused.counts();
+        drop(turn);
+        days.extend(self.refused(refused).await.into_iter().filter(|one| (day_ms..until_ms).contains(&one.day_ms)));
+        Ok(days)
+    }
+
     /// Returns the requests of the days of a period: those in the store, and those that are not recorded yet.
     pub(super) async fn request_counts(&self, from_ms: i64, until_ms: i64) -> Result<Vec<RequestCount>, ApiError> {
         let day_ms = from_ms.div_euclid(DAY_MS) * DAY_MS;
@@ -186,6 +207,11 @@ impl Usage {
         });
         counts.filter(|one| one.count > 0).collect()
     }
+}
+
+fn request_sums(sums: account::RequestSums) -> RequestTotals {
+    let account::RequestSums { granted, refused, waited_ms } = sums;
+    RequestTotals { granted_requests: granted, refused_requests: refused, waited_s: waited_ms / 1000 }
 }
 
 /// Returns the sums of counts of requests, one line for each share.

@@ -82,6 +82,21 @@ pub struct UsageLine {
     /// Sums.
     #[serde(rename = "usage_sums")]
     pub sums: UsageSums,
+    /// Requests on the UTC days of the period. Requests have no GPU, so with `by=gpu` all numbers are 0.
+    #[serde(default)]
+    pub request_sums: RequestTotals,
+}
+
+/// The requests of one line of a report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct RequestTotals {
+    /// Requests that were granted.
+    pub granted_requests: u64,
+    /// Requests that were refused, or that ended while they waited.
+    pub refused_requests: u64,
+    /// Time from the granted requests to their grants, in seconds.
+    pub waited_s: u64,
 }
 
 /// The capacity of the GPUs in a period, in hours of a whole GPU.
@@ -161,6 +176,9 @@ pub struct UsageReport {
     /// Sums of all lines.
     #[serde(rename = "usage_total")]
     pub total: UsageSums,
+    /// Requests of all lines.
+    #[serde(default)]
+    pub total_requests: RequestTotals,
     /// Capacity of the GPUs; only for administrators.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<CapacitySums>,

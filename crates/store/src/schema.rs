@@ -106,6 +106,10 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     CREATE TABLE lease_notices (lease INTEGER PRIMARY KEY, notice TEXT NOT NULL, seal INTEGER NOT NULL);
     CREATE TABLE lease_keeps (lease INTEGER PRIMARY KEY, keep TEXT NOT NULL, seal INTEGER NOT NULL);
 ",
+    "
+    CREATE TABLE owner_requests (day INTEGER NOT NULL, owner TEXT NOT NULL, kind TEXT NOT NULL, sums TEXT NOT NULL,
+        seal INTEGER NOT NULL, PRIMARY KEY (day, owner, kind)) WITHOUT ROWID;
+",
 ];
 
 /// Newest schema that this build supports.

@@ -22,7 +22,7 @@ use gpush_store::{
     Options, OwnedHour, RequestCount, SharedGpu, Store, UsageRecord,
 };
 use gpush_usage::{
-    account::{EndedLease, LeaseOwner},
+    account::{EndedLease, LeaseOwner, RequestDay, RequestSums},
     bill::{Adjustment, BilledGpu},
     input::Hold,
     ledger::{GpuHour, GpuSums, HoldSums, LeaseHour, LeaseTotals, RowBound, StateTimes, UnusedSpan},
@@ -34,9 +34,10 @@ use rusqlite::Connection;
 use scene::{actor, audit, condition, everything, intent, lease_terms, new_lease, operation, options, override_of};
 
 /// The dumps, oldest first. The last one is of this version.
-const RELEASES: [(&str, &str); 3] = [
+const RELEASES: [(&str, &str); 4] = [
     ("v0.1-before-usage", include_str!("fixtures/v0.1-before-usage.sql")),
     ("v0.1-before-bills", include_str!("fixtures/v0.1-before-bills.sql")),
+    ("v0.1-before-requests", include_str!("fixtures/v0.1-before-requests.sql")),
     ("v0.1", include_str!("fixtures/v0.1.sql")),
 ];
 
@@ -73,6 +74,12 @@ fn usage() -> UsageRecord {
             result: "granted".to_owned(),
             count: 2,
         }],
+        owner_requests: vec![RequestDay {
+            day_ms: 1_789_948_800_000,
+            owner: LeaseOwner { user: "anna".to_owned(), ..LeaseOwner::default() },
+            kind: Some(LeaseKind::Whole),
+            sums: RequestSums { granted: 2, refused: 0, waited_ms: 1500 },
+        }],
         models: vec![GpuModel {
             gpu: "GPU-0".into(),
             billed: BilledGpu { model: "NVIDIA H100".to_owned(), slices: 7 },
@@ -88,7 +95,7 @@ fn old_usage() -> UsageRecord {
     let mut old = usage();
     (old.lease_hours[0].hour.hour_ms, old.lease_hours[0].hour.number) = (OLD_MS, 1);
     (old.gpu_hours[0].hour_ms, old.gpu_hours[0].number) = (OLD_MS, 2);
-    UsageRecord { unused: Vec::new(), ended: Vec::new(), requests: Vec::new(), ..old }
+    UsageRecord { unused: Vec::new(), ended: Vec::new(), requests: Vec::new(), owner_requests: Vec::new(), ..old }
 }
 
 fn closed_month() -> ClosedMonth {

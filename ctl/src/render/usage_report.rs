@@ -1,6 +1,8 @@
 //! Who used how much in a period, as a table.
 
-use gpush_api::{CapacitySums, Gpu, RequestLine, UsageGrouping, UsageLine, UsageReport, UsageSums, text::local_time};
+use gpush_api::{
+    CapacitySums, Gpu, RequestLine, RequestTotals, UsageGrouping, UsageLine, UsageReport, UsageSums, text::local_time,
+};
 use gpush_core::duration;
 
 use super::{
@@ -23,9 +25,11 @@ pub(crate) fn list(report: &UsageReport, gpus: &[Gpu], look: &Appearance) -> Lis
     };
     let mut columns = vec![(heading(report.by), Align::Left)];
     columns.extend(names.map(|name| (name, Align::Right)));
+    columns.extend([(if look.exact { "WAITED S" } else { "WAITED" }, Align::Right), ("REFUSED", Align::Right)]);
     let key = |key: Option<&String>| key.map_or_else(|| NONE.to_owned(), |key| name(key, report.by, gpus, look));
-    let line = |name: String, sums: &UsageSums| {
+    let line = |name: String, UsageLine { sums, request_sums, .. }: &UsageLine| {
         let cells = if look.exact { exact(sums) } else { rounded(sums, unit, look) };
+        let cells = cells.into_iter().chain(requests_of(request_sums, look));
         let more = (look.wide || look.exact).then(|| [hours(sums.busy_gpu_hours, look), method(sums)]);
         std::iter::once(name).chain(cells).chain(more.into_iter().flatten()).collect::<Vec<_>>()
     };
@@ -38,7 +42,7 @@ pub(crate) fn list(report: &UsageReport, gpus: &[Gpu], look: &Appearance) -> Lis
         // GPUs that the driver does not list come last.
         lines.sort_by_key(|line| gpus.iter().find(|gpu| is_of(gpu, line)).map_or(u32::MAX, |gpu| gpu.index.0));
     }
-    let rows: Vec<Vec<String>> = lines.iter().map(|one| line(key(one.key.as_ref()), &one.sums)).collect();
+    let rows: Vec<Vec<String>> = lines.iter().map(|one| line(key(one.key.as_ref()), one)).collect();
     // `--user` accepts a uid as a number.
     let names = lines.iter().map(|line| match (report.by, &line.key) {
         (UsageGrouping::User, Some(user)) => look.clean(user),
@@ -50,7 +54,7 @@ pub(crate) fn list(report: &UsageReport, gpus: &[Gpu], look: &Appearance) -> Lis
     let capacity = report.capacity.as_ref().map_or_else(String::new, capacity);
     let requests: String = report.request_lines.iter().filter_map(|line| refusals(line, look)).collect();
     let after: Vec<String> = look.wrap("", &format!("{period}.{recorded}{capacity}{requests}"));
-    Listing::new(&columns, rows, Narrow::spare(&["GIB HOURS", "EMPTY", "UNKNOWN"]), look)
+    Listing::new(&columns, rows, Narrow::spare(&["WAITED", "REFUSED", "GIB HOURS", "EMPTY", "UNKNOWN"]), look)
         .names(names)
         .or_empty("No lease was held in this period.")
         .after(&(after.join("\n") + "\n"))
@@ -81,6 +85,12 @@ fn rounded(sums: &UsageSums, unit: EnergyUnit, look: &Appearance) -> [String; 8]
         sums.memory_gib_hours.map_or_else(|| NONE.to_owned(), |hours| format!("{hours:.1}")),
         unit.text(sums.energy_j),
     ]
+}
+
+/// Returns the cells about the requests of a line: the time that they waited, and the number of the refused ones.
+fn requests_of(sums: &RequestTotals, look: &Appearance) -> [String; 2] {
+    let waited = if look.exact { sums.waited_s.to_string() } else { duration::rough(sums.waited_s) };
+    [waited, sums.refused_requests.to_string()]
 }
 
 /// Returns the method that determined most of the energy, with `+` if another method determined a part of it.
@@ -192,6 +202,7 @@ pub(crate) mod tests {
             energy_method: EnergyMethod::Gpm,
             energy_mixed: true,
         };
+        let requests = RequestTotals { granted_requests: 4, refused_requests: 3, waited_s: 754 };
         let ben = UsageSums { busy_s: 0, idle_s: 0, empty_s: 7_200, memory_gib_hours: None, ..anna };
         UsageReport {
             from: "2026-11-28T08:00:00Z".parse().unwrap(),
@@ -199,11 +210,12 @@ pub(crate) mod tests {
             recorded_since: None,
             by: UsageGrouping::User,
             lines: vec![
-                UsageLine { key: Some("anna".to_owned()), sums: anna },
-                UsageLine { key: Some("ben".to_owned()), sums: ben },
-                UsageLine { key: None, sums: UsageSums::default() },
+                UsageLine { key: Some("anna".to_owned()), sums: anna, request_sums: requests },
+                UsageLine { key: Some("ben".to_owned()), sums: ben, request_sums: RequestTotals::default() },
+                UsageLine { key: None, sums: UsageSums::default(), request_sums: RequestTotals::default() },
             ],
             total: anna,
+            total_requests: requests,
             capacity: Some(CapacitySums {
                 capacity_gpu_hours: 192.0,
                 leased_gpu_hours: 28.0,
@@ -230,7 +242,7 @@ pub(crate) mod tests {
         let csv = list(&report(), &[], &exact).csv(true);
         assert!(
             csv.starts_with(
-                "user,held_s,busy_s,idle_s,empty_s,unknown_s,gpu_hours,gib_hours,energy_j,busy_gpu_hours,energy_method\nanna,50400,40000,10000,0,400,14.000000,"
+                "user,held_s,busy_s,idle_s,empty_s,unknown_s,gpu_hours,gib_hours,energy_j,waited_s,refused,busy_gpu_hours,energy_method\nanna,50400,40000,10000,0,400,14.000000,"
             ),
             "{csv}"
         );

@@ -287,3 +287,30 @@ async fn mig_device_stays_one_target_over_restarts() {
     let history: UsageHistory = gpushd.get("/v1/usage/history").await;
     assert_eq!(history.used_leases[0].used_targets.len(), 1, "{history:?}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn report_counts_the_requests_of_each_user_over_restarts() {
+    let host = whole_gpus(1);
+    let mut gpushd = host.start(&config()).await;
+    gpushd.gpus().await;
+    let granted = gpushd.lease(1000, &whole("0", 1)).await.expect("a lease");
+    for _ in 0..2 {
+        gpushd.lease(1001, &whole("0", 1)).await.expect_err("the GPU is leased");
+    }
+    gpushd.until_recorded(&granted, true).await;
+    for stop in [false, true] {
+        for (uid, expected) in [(1000, (1, 0)), (1001, (0, 2)), (0, (1, 2))] {
+            let path = "/v1/usage/report?by=kind";
+            let report: UsageReport = gpushd.get_as(user(uid), path).await.expect("a report");
+            let total = report.total_requests;
+            assert_eq!((total.granted_requests, total.refused_requests), expected, "{uid} {stop}: {report:?}");
+            let line = report.lines.iter().find(|line| line.key.as_deref() == Some("whole")).expect("the kind");
+            assert_eq!(line.request_sums, total);
+        }
+        if !stop {
+            gpushd.stop().await;
+            gpushd = host.start(&config()).await;
+            gpushd.gpus().await;
+        }
+    }
+}

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use gpush_api::LeaseKind;
 use gpush_usage::{
-    account::{GpuDay, LeaseDay, LeaseOwner, fold_gpus, fold_leases},
+    account::{GpuDay, LeaseDay, LeaseOwner, RequestDay, fold_gpus, fold_leases},
     ledger::{GpuHour, LeaseHour, RowBound},
     moment::DAY_MS,
 };
@@ -54,10 +54,45 @@ impl Record for GpuDay {
     }
 }
 
+/// The text for requests that were refused before their kind was known.
+const NO_KIND: &str = "";
+
+impl Record for RequestDay {
+    const TABLE: &'static str = "owner_requests";
+    const COLUMNS: &'static [&'static str] = &["day", "owner", "kind", "sums"];
+
+    fn write(&self, columns: &mut Columns) -> Result<(), StoreError> {
+        columns.put_time(time(self.day_ms));
+        columns.put_json(&self.owner)?;
+        columns.put_text(self.kind.map_or(NO_KIND, LeaseKind::name));
+        columns.put_json(&self.sums)
+    }
+
+    fn read(columns: &mut Columns) -> Result<Self, StoreError> {
+        let (day_ms, owner, name) = (columns.time()?.as_millisecond(), columns.json()?, columns.text()?);
+        let kind = LeaseKind::ALL.into_iter().find(|kind| kind.name() == name);
+        if kind.is_none() && name != NO_KIND {
+            return Err(columns.corrupt("a kind of lease is not valid"));
+        }
+        Ok(Self { day_ms, owner, kind, sums: columns.json()? })
+    }
+}
+
 /// Selects the hours before a time that are not folded yet, also those that were recorded after the fold of their day.
 const UNFOLDED: &str = "WHERE hour < ?1 AND (hour >= ?2 OR number >= ?3)";
 
 impl Tx<'_> {
+    /// Adds requests to those of their day.
+    pub(super) fn add_owner_requests(&mut self, added: &RequestDay) -> Result<(), StoreError> {
+        let owner = serde_json::to_string(&added.owner).map_err(|error| StoreError::Internal(error.to_string()))?;
+        let key = (added.day_ms, owner, added.kind.map_or(NO_KIND, LeaseKind::name));
+        let before =
+            record::select::<RequestDay>(self.connection, "WHERE day = ?1 AND owner = ?2 AND kind = ?3", key, true)?;
+        let mut sums = added.sums;
+        before.into_iter().for_each(|row| sums += row.sums);
+        record::put(self.connection, &RequestDay { sums, ..added.clone() })
+    }
+
     /// Folds all hours before a time, which must be the start of a day, into rows of their days. Each hour is folded once.
     /// The hours stay. Returns the number of hours.
     ///
@@ -126,6 +161,7 @@ impl Tx<'_> {
         };
         let limits = (from_ms, most_rows);
         Ok(record::delete::<LeaseDay>(self.connection, &beyond(LeaseDay::TABLE), limits)?
+            + record::delete::<RequestDay>(self.connection, &beyond(RequestDay::TABLE), limits)?
             + record::delete::<GpuDay>(self.connection, &beyond(GpuDay::TABLE), limits)?)
     }
 }
@@ -166,6 +202,14 @@ impl View<'_> {
     /// The store cannot be read.
     pub fn lease_days(&self, from_ms: i64, until_ms: i64) -> Result<Vec<LeaseDay>, StoreError> {
         self.usage_rows("WHERE day >= ?1 AND day < ?2 ORDER BY day, owner, kind, gpu", (from_ms, until_ms))
+    }
+
+    /// Returns the requests of the days that begin in a period, by owner and kind. Times are in ms since 1970.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn owner_requests(&self, from_ms: i64, until_ms: i64) -> Result<Vec<RequestDay>, StoreError> {
+        self.usage_rows("WHERE day >= ?1 AND day < ?2 ORDER BY day, owner, kind", (from_ms, until_ms))
     }
 
     /// Returns the rows of the days of GPUs that begin in a period. Times are in ms since 1970.

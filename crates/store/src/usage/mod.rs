@@ -20,7 +20,7 @@ mod rows;
 
 use gpush_api::LeaseId;
 use gpush_usage::{
-    account::{EndedLease, LeaseOwner},
+    account::{EndedLease, LeaseOwner, RequestDay},
     ledger::{GpuHour, LeaseHour, UnusedSpan},
 };
 
@@ -106,6 +106,8 @@ pub struct UsageRecord {
     pub ended: Vec<EndedLease>,
     /// Requests since the last transaction. They are added to those of their days.
     pub requests: Vec<RequestCount>,
+    /// The same requests, by owner.
+    pub owner_requests: Vec<RequestDay>,
     /// Models of GPUs that are new, or that have changed.
     pub models: Vec<GpuModel>,
 }
@@ -137,6 +139,9 @@ impl Tx<'_> {
         }
         for row in &usage.requests {
             self.add_requests(row)?;
+        }
+        for row in &usage.owner_requests {
+            self.add_owner_requests(row)?;
         }
         for row in &usage.models {
             record::put(self.connection, row)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use gpush_api::{EndReason, LeaseId, LeaseKind};
 use gpush_usage::{
-    account::{EndedLease, LeaseOwner},
+    account::{EndedLease, LeaseOwner, RequestDay, RequestSums},
     input::Hold,
     judge::UseState,
     ledger::{GpuHour, GpuSums, HoldSums, LeaseHour, LeaseTotals, RowBound, StateTimes, UnusedSpan},
@@ -51,6 +51,7 @@ fn usage(number: u64, lease: u64, hour_ms: i64) -> UsageRecord {
         unused: vec![UnusedSpan { lease, state: UseState::Idle, from_ms: hour_ms, until_ms: hour_ms + 600_000 }],
         ended: vec![EndedLease { owner: owner(), name: None, reason: EndReason::Released, waited_ms: 5, totals }],
         requests: Vec::new(),
+        owner_requests: Vec::new(),
         models: Vec::new(),
     }
 }
@@ -78,6 +79,7 @@ fn recorded_use_is_read_back_after_a_restart() {
                 unused: view.unused_times(0)?,
                 ended: view.used_leases(0, i64::MAX)?,
                 requests: view.request_counts(0, i64::MAX)?,
+                owner_requests: view.owner_requests(0, i64::MAX)?,
                 models: view.gpu_models()?,
             })
         })
@@ -286,6 +288,31 @@ fn requests_of_a_day_are_added() {
     }
     let all = store.read(|view| view.request_counts(0, i64::MAX)).wait().unwrap();
     assert_eq!(all, [refused(1, 5), refused(2, 4)]);
+}
+
+#[test]
+fn requests_of_an_owner_are_added_by_day_and_kind() {
+    let scratch = tempfile::tempdir().expect("a directory");
+    let store = open(scratch.path());
+    let row = |user: &str, kind, granted, refused, waited_ms| RequestDay {
+        day_ms: 24 * HOUR,
+        owner: LeaseOwner { user: user.to_owned(), ..LeaseOwner::default() },
+        kind,
+        sums: RequestSums { granted, refused, waited_ms },
+    };
+    for row in [
+        row("anna", Some(LeaseKind::Mig), 1, 0, 500),
+        row("anna", Some(LeaseKind::Mig), 0, 2, 0),
+        row("bob", None, 0, 1, 0),
+    ] {
+        let usage = UsageRecord { checkpoint: "{}".to_owned(), owner_requests: vec![row], ..UsageRecord::default() };
+        store.write(move |tx| tx.record_usage(&usage)).wait().unwrap();
+    }
+    let all = store.read(|view| view.owner_requests(0, i64::MAX)).wait().unwrap();
+    assert_eq!(all, [row("anna", Some(LeaseKind::Mig), 1, 2, 500), row("bob", None, 0, 1, 0)]);
+    let bounds = UsageBounds { unused_from_ms: 0, history_from_ms: 25 * HOUR };
+    store.write(move |tx| tx.prune_usage(bounds)).wait().unwrap();
+    assert_eq!(store.read(|view| view.owner_requests(0, i64::MAX)).wait().unwrap(), []);
 }
 
 #[test]
