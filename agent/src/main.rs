@@ -18,6 +18,7 @@ use clap::Parser;
 
 use crate::system::options;
 
+mod enforcement;
 mod idle;
 mod leases;
 mod lifecycle;
@@ -44,6 +45,9 @@ fn main() -> ExitCode {
         Some(options::Command::DriverWorker) => return gpush_nvml::worker::main(),
         Some(options::Command::Helper { dir }) => return gpush_host::helper::keeper::main(dir),
         Some(options::Command::MpsDaemon { dir }) => return gpush_mps::daemon::exec::main(dir),
+        Some(options::Command::DeviceProbe { major, minor, path }) => {
+            return gpush_host::device_probe::main(*major, *minor, path);
+        }
         Some(options::Command::Man) => {
             let written = options::man_page().and_then(|page| std::io::Write::write_all(&mut std::io::stdout(), &page));
             return match written {

@@ -13,6 +13,7 @@ mod doctor;
 #[cfg(test)]
 mod documents;
 mod drain;
+mod enforce;
 mod events;
 mod explain;
 mod gpu;
@@ -82,6 +83,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Bill(args) => ask(global, async |client| bill::run(client, &args, out).await),
         Command::Gpu(command) => ask(global, async |client| gpu::run(client, &command, out).await),
         Command::Maintenance(command) => ask(global, async |client| host::maintenance(client, command, out).await),
+        Command::Enforce(command) => enforce::run(global, command, out),
         Command::Recover(why) => ask(global, async |client| host::recover(client, why, out).await),
         Command::Mig(command) => mig::run(global, command, out),
         Command::Mps(command) => mps::run(global, command, out),
@@ -122,6 +124,7 @@ fn prints(command: &Command) -> Prints {
         | Command::Run(_)
         | Command::Apply(_)
         | Command::Maintenance(_)
+        | Command::Enforce(_)
         | Command::Recover(_)
         | Command::Ready { .. }
         | Command::Advise(_)

@@ -15,6 +15,7 @@ pub(crate) mod cordon;
 mod device_rows;
 pub(crate) mod devices;
 pub(crate) mod doctor;
+pub(crate) mod enforce;
 mod equal_errors;
 pub(crate) mod events;
 pub(crate) mod gpu;

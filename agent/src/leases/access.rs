@@ -1,18 +1,24 @@
-//! The GPUs that the rules of the config close to a user: a rule with `users` or `groups` permits only these users.
+//! The GPUs that a user may not lease: a rule with `users` or `groups` permits only these users, and a rule with
+//! `lease = "enforced"` needs a host that enforces it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use gpush_api::{ApiError, Code, GpuIndex, LeaseAccess, LeaseKind};
+use gpush_api::{ApiError, BindTo, Code, EnforceMissing, GpuIndex, LeaseAccess, LeaseKind, LeaseRequest};
 use gpush_core::{
+    config::Rule,
     lease::quota::{self, Subject, UnknownQuota},
     quote::Quoted,
 };
+use gpush_host::cgroup::CgroupKind;
 
-use super::{alternatives::Alternatives, holder_facts::HolderFacts};
-use crate::state::{GpuSnapshot, HostState};
+use super::{Leases, alternatives::Alternatives, holder_facts::HolderFacts};
+use crate::{
+    requests::caller::Caller,
+    state::{GpuSnapshot, HostState},
+};
 
 /// Maximum number of rules in one error.
 const MOST_NAMED: usize = 8;
@@ -22,10 +28,19 @@ const MOST_NAMED: usize = 8;
 pub(super) struct ClosedGpu {
     /// The rule, for messages: `rule 2`, or the name in backticks.
     rule: String,
-    /// The users that the rule permits.
-    access: LeaseAccess,
-    /// The user or group about which the name service did not answer; `None` if the rule certainly excludes the user.
-    unknown: Option<Subject>,
+    why: ClosedWhy,
+}
+
+/// The reason why a user may not lease a GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum ClosedWhy {
+    /// The rule permits only these users. `unknown` is the user or group about which the name service did not answer;
+    /// `None` if the rule certainly excludes the user.
+    Users { access: LeaseAccess, unknown: Option<Subject> },
+    /// The rule enforces leases, and the host does not, for this reason.
+    NotEnforced(String),
+    /// The kernel denies the GPUs to login sessions, in which the processes of the lease would be.
+    Session,
 }
 
 /// The GPUs that a user may not lease, by index.
@@ -49,11 +64,45 @@ pub(super) fn closed(host: &HostState, facts: &HolderFacts) -> ClosedGpus {
                 Err(UnknownQuota(subject)) => unknown = unknown.or(Some(subject)),
             }
         }
-        let name = rule.name.as_ref().map(|name| format!("rule {}", Quoted(name)));
-        let rule = name.unwrap_or_else(|| rule.label(position));
-        Some((gpu.gpu.index, ClosedGpu { rule, access: access.clone(), unknown }))
+        let why = ClosedWhy::Users { access: access.clone(), unknown };
+        Some((gpu.gpu.index, ClosedGpu { rule: rule_name(rule, position), why }))
     };
     host.gpus.iter().filter_map(of_gpu).collect()
+}
+
+fn rule_name(rule: &Rule, position: usize) -> String {
+    let name = rule.name.as_ref().map(|name| format!("rule {}", Quoted(name)));
+    name.unwrap_or_else(|| rule.label(position))
+}
+
+/// Returns the GPUs that the request cannot get because of the device access of the host. `is_session` is whether the
+/// processes of the lease would be in a login session, to which the kernel may deny the GPUs.
+pub(super) fn closed_by_enforcement(leases: &Leases, host: &HostState, is_session: bool) -> ClosedGpus {
+    let enforcement = &leases.handles.enforcement;
+    let missing = enforcement.missing();
+    let is_denied = is_session && enforcement.is_installed();
+    let of_gpu = |gpu: &Arc<GpuSnapshot>| {
+        let position = gpu.rule?;
+        let rule = host.config.rules.get(position)?;
+        let terms = rule.lease?;
+        let refuses = terms.is_enforced() && terms.enforce_missing == EnforceMissing::Refuse;
+        let why = match &missing {
+            Some(reason) if refuses => ClosedWhy::NotEnforced(reason.clone()),
+            _ if is_denied => ClosedWhy::Session,
+            _ => return None,
+        };
+        Some((gpu.gpu.index, ClosedGpu { rule: rule_name(rule, position), why }))
+    };
+    host.gpus.iter().filter_map(of_gpu).collect()
+}
+
+/// Returns whether the processes of the requested lease would stay in a login session, or in the scope of another lease.
+pub(super) fn stays_in_session(caller: &Caller, request: &LeaseRequest) -> bool {
+    match (caller.peer.pid.map(CgroupKind::of), request.bind_to) {
+        (Some(CgroupKind::Session { .. } | CgroupKind::UserManager { .. }), BindTo::Scope) => false,
+        (Some(CgroupKind::Session { .. } | CgroupKind::UserManager { .. } | CgroupKind::Lease { .. }), _) => true,
+        _ => false,
+    }
 }
 
 /// Excludes closed GPUs. Returns the other GPUs, and the selected GPUs that are excluded.
@@ -83,9 +132,16 @@ pub(super) fn without_closed(
 /// Returns the error about closed GPUs. The hint names what the user may lease `instead` of the requested kind.
 pub(super) fn closed_error(closed: &ClosedGpus, instead: Option<(&Alternatives<'_>, Option<LeaseKind>)>) -> ApiError {
     let gpus = named(closed.keys());
+    if let Some(error) = enforcement_error(closed) {
+        return error;
+    }
     let mut rules: BTreeMap<&str, (Vec<&GpuIndex>, &LeaseAccess)> = BTreeMap::new();
-    for (index, why) in closed {
-        rules.entry(&why.rule).or_insert_with(|| (Vec::new(), &why.access)).0.push(index);
+    let mut unknown = None;
+    for (index, ClosedGpu { rule, why }) in closed {
+        if let ClosedWhy::Users { access, unknown: about } = why {
+            rules.entry(rule).or_insert_with(|| (Vec::new(), access)).0.push(index);
+            unknown = unknown.or(about.as_ref());
+        }
     }
     let causes = rules.iter().take(MOST_NAMED).map(|(rule, (indexes, access))| {
         let keys: Vec<&str> = [("`users`", access.users.is_empty()), ("`groups`", access.groups.is_empty())]
@@ -95,7 +151,7 @@ pub(super) fn closed_error(closed: &ClosedGpus, instead: Option<(&Alternatives<'
         let (gpus, verb) = (named(indexes.iter().copied()), if keys.len() == 1 { "permits" } else { "permit" });
         format!("{} of {rule} {verb} only {access} on {gpus}", keys.join(" and "))
     });
-    let error = match closed.values().find_map(|why| why.unknown.as_ref()) {
+    let error = match unknown {
         Some(subject) => {
             let database = if matches!(subject, Subject::Group(_)) { "group" } else { "passwd" };
             let name = match subject {
@@ -116,6 +172,23 @@ pub(super) fn closed_error(closed: &ClosedGpus, instead: Option<(&Alternatives<'
         }
     };
     causes.fold(error, ApiError::cause)
+}
+
+/// Returns the error if the device access of the host closes GPUs.
+fn enforcement_error(closed: &ClosedGpus) -> Option<ApiError> {
+    let gpus = named(closed.keys());
+    if closed.values().any(|one| one.why == ClosedWhy::Session) {
+        let message = format!("cannot lease {gpus} for programs in a login session: the kernel denies them the GPUs");
+        let hint = "run the program with `gpushctl run -- COMMAND`, which moves it out of the session";
+        return Some(ApiError::new(Code::Denied, message).hint(hint));
+    }
+    let (rule, reason) = closed.values().find_map(|one| match &one.why {
+        ClosedWhy::NotEnforced(reason) => Some((&one.rule, reason)),
+        ClosedWhy::Users { .. } | ClosedWhy::Session => None,
+    })?;
+    let message = format!("cannot lease {gpus}: {rule} has lease = \"enforced\", but the host does not enforce it");
+    let hint = "ask an administrator to run `gpushctl enforce plan` and `gpushctl enforce on`";
+    Some(ApiError::new(Code::Unavailable, message).cause(reason.clone()).hint(hint))
 }
 
 /// Formats GPU indexes: `GPU 3`, or `GPUs 0, 2`.

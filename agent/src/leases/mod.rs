@@ -28,11 +28,14 @@
 //! | `calling_process` | the process that sent a request |
 //! | `scope_unit` | the units of the scopes of leases |
 //! | `scope` | scopes of leases, which systemd creates and kills |
+//! | `scope_devices` | the devices that the scope of each lease may open |
+//! | `enter` | processes that enter an existing lease |
+//! | `administrator_scope` | moves an administrator out of the login session |
 //! | `device_list` | the MIG devices, and what a new request can get |
 //! | `grant` | requests: resolving, reserving, waiting |
 //! | `holder_facts` | what determines the quota of a user, and the GPUs that the user may lease |
 //! | `quotas` | the accounts of users, and their quotas |
-//! | `access` | the GPUs that the rules of the config close to a user |
+//! | `access` | the GPUs that a user may not lease |
 //! | `pending` | a client that waits for its lease |
 //! | `change` | requests for release, renewal, revocation |
 //! | `keep` | requests to keep an unused lease |
@@ -51,11 +54,13 @@
 mod about_to_end;
 mod access;
 mod actor;
+mod administrator_scope;
 mod alternatives;
 mod bind;
 mod calling_process;
 mod change;
 mod device_list;
+mod enter;
 mod filter;
 mod grant;
 mod holder_facts;
@@ -71,6 +76,7 @@ mod processes;
 mod quotas;
 mod request;
 mod scope;
+mod scope_devices;
 mod scope_unit;
 mod selection;
 mod share;
@@ -91,6 +97,7 @@ use gpush_locked::Locked;
 use tokio::task::JoinHandle;
 
 use crate::{
+    enforcement::Enforcement,
     modes::mps::Mps,
     notices::Notices,
     operations::{apply::Engine, scheduler::Scheduler},
@@ -101,8 +108,10 @@ use crate::{
 
 pub(crate) use self::{
     actor::{SeenUnused, UnusedNews, restore_places, take_over},
+    administrator_scope::leave_session,
     change::{release, renew, revoke},
     device_list::devices,
+    enter::enter,
     filter::{LeaseFilter, Whose},
     grant::{Delivery, Outcome, request_lease},
     idle_policy::{idle_policy, is_judged_by_memory, is_of_job, rule_names},
@@ -127,6 +136,8 @@ pub(crate) struct LeaseHandles {
     /// Admits holders to MPS targets, and lists the clients of MPS daemons.
     pub(crate) mps: Mps,
     pub(crate) scopes: Scopes,
+    /// Whether the kernel denies the GPUs to login sessions.
+    pub(crate) enforcement: Enforcement,
     /// The leases that processes name in their environments.
     pub(crate) lease_names: Arc<LeaseNames>,
     /// Tells holders what happens to their leases.
@@ -147,6 +158,8 @@ pub(crate) struct LeaseParts {
     bound: Locked<BTreeMap<u32, Weak<Coalesced<processes::BoundProcessScan>>>>,
     /// The inboxes of the tasks of all open leases.
     actors: actor::Inboxes,
+    /// The devices that scopes may open, as gpushd last set them.
+    devices: scope_devices::ScopeDevices,
 }
 
 impl Deref for Leases {
@@ -160,7 +173,12 @@ impl Deref for Leases {
 impl Leases {
     /// Creates the handle. `handles.context.state` must already have the open leases.
     pub(crate) fn new(handles: LeaseHandles) -> Self {
-        Self(Arc::new(LeaseParts { handles, bound: Locked::default(), actors: actor::Inboxes::default() }))
+        Self(Arc::new(LeaseParts {
+            handles,
+            bound: Locked::default(),
+            actors: actor::Inboxes::default(),
+            devices: scope_devices::ScopeDevices::default(),
+        }))
     }
 
     /// Returns the scan for processes of a user that belong to leases. Concurrent callers share the scan.
@@ -175,13 +193,15 @@ impl Leases {
     }
 }
 
-/// Starts the tasks that end leases whose device is gone, that warn holders, and that run the hook for notices. They run until gpushd stops.
-pub(crate) fn spawn(leases: &Leases) -> [JoinHandle<()>; 3] {
-    let (lost, warned) = (leases.clone(), leases.clone());
+/// Starts the tasks that end leases whose device is gone, that warn holders, that run the hook for notices, and that keep
+/// the devices of scopes up to date. They run until gpushd stops.
+pub(crate) fn spawn(leases: &Leases) -> [JoinHandle<()>; 4] {
+    let (lost, warned, devices) = (leases.clone(), leases.clone(), leases.clone());
     let tasks = &leases.handles.context.tasks;
     [
         tasks.spawn(TaskName::LostLeases, move || lost::end_lost(lost.clone())),
         leases.handles.notices.spawn(&leases.handles.context),
         tasks.spawn(TaskName::LeaseWarnings, move || warned::warn(warned.clone())),
+        tasks.spawn(TaskName::LeaseDevices, move || scope_devices::run(devices.clone())),
     ]
 }

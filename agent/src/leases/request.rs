@@ -74,7 +74,14 @@ pub(super) async fn resolve(
     let notes = apply_defaults(&mut request, &quota);
     // The valid counts depend on the share, which may come from the quota.
     request::check(&request)?;
-    let closed = access::closed(host, &facts);
+    let mut closed = access::closed(host, &facts);
+    if leases.handles.enforcement.is_wanted() {
+        leases.handles.enforcement.known().await;
+    }
+    let is_session = job.is_none() && access::stays_in_session(caller, &request);
+    for (index, why) in access::closed_by_enforcement(leases, host, is_session) {
+        closed.entry(index).or_insert(why);
+    }
     let selected_by_request = selected(host, &request)?;
     let allowed = allowed(caller, host, &quota, selected_by_request.as_ref(), &closed);
     let now = leases.handles.context.state.now();

@@ -15,7 +15,8 @@ use gpush_store::LeaseRecord;
 use super::{
     Leases,
     calling_process::CallingProcess,
-    scope_unit::{SLICE, no_scope},
+    scope_devices,
+    scope_unit::{SLICE, entered_lease, no_scope},
     user_limits,
 };
 use crate::state::LeaseTable;
@@ -25,6 +26,11 @@ use crate::state::LeaseTable;
 pub(crate) struct Scopes(pub(super) Result<Arc<Manager>, &'static str>);
 
 impl Scopes {
+    /// Returns systemd's manager; an error if this gpushd cannot change units.
+    pub(crate) fn manager(&self) -> Result<Arc<Manager>, &'static str> {
+        self.0.clone()
+    }
+
     /// Determines whether this gpushd can create scopes. Only the gpushd that runs as the system service can create
     /// scopes.
     pub(crate) fn new(is_systems_own: bool) -> Self {
@@ -71,10 +77,12 @@ pub(super) async fn move_into_scope(
         name: unit.clone(),
         description: format!("gpush lease {} of {who}", record.id),
         slice: format!("{SLICE}-{}.slice", record.holder.uid),
+        devices: scope_devices::of_new_scope(leases, record).await?,
     };
     user_limits::carry_over(leases, manager, record.holder.uid).await?;
     process.check_unmoved()?;
     let started = manager.start_scope(&scope, &process.process).await;
+    scope_devices::check_new_scope(leases, record).await;
     let is_there = proc::cgroups(process.pid).is_some_and(|text| cgroup::contains(cgroup, &text));
     let may_have_moved_another = started.as_ref().is_err_and(systemd::Error::may_move_another_process);
     // If the process has ended, return the error that says so, instead of systemd's error.
@@ -124,12 +132,14 @@ fn unknown_scopes(leases: &Leases) -> io::Result<Vec<String>> {
     if leases.handles.scopes.0.is_err() {
         return Ok(Vec::new());
     }
-    unknown_among(all_scopes, || leases.handles.context.state.leases())
+    let epoch = leases.handles.context.store.epoch();
+    unknown_among(epoch, all_scopes, || leases.handles.context.state.leases())
 }
 
 /// Returns the scopes that `list` returns and that no lease in the table has. Calls `list` before `table`. A lease is
 /// in the table before systemd creates its scope, so the result never contains the scope of a new lease.
 fn unknown_among(
+    epoch: &str,
     list: impl FnOnce() -> io::Result<Vec<String>>,
     table: impl FnOnce() -> Arc<LeaseTable>,
 ) -> io::Result<Vec<String>> {
@@ -143,7 +153,8 @@ fn unknown_among(
             _ => None,
         })
         .collect();
-    scopes.retain(|scope| !known.contains(scope.as_str()));
+    let has_entered = |scope: &str| entered_lease(epoch, scope).is_some_and(|id| table.open.contains_key(&id));
+    scopes.retain(|scope| !known.contains(scope.as_str()) && !has_entered(scope));
     Ok(scopes)
 }
 
@@ -201,10 +212,12 @@ mod tests {
             let (unit, cgroup) = names("e", LeaseId(1), 1000);
             let binding = LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup.clone()) };
             table.borrow_mut().insert(LeaseRecord { binding, ..record(1, 1000, "GPU-0") });
-            Ok(vec![cgroup, "/gpulease.slice/gpulease-1000.slice/gpulease-e-2.scope".to_owned()])
+            let of = |name: &str| format!("/gpulease.slice/gpulease-1000.slice/gpulease-e-{name}.scope");
+            Ok(vec![cgroup, of("1-4711"), of("2"), of("2-4711")])
         };
-        let unknown = unknown_among(list, || Arc::new(table.borrow().clone())).unwrap();
-        assert_eq!(unknown, ["/gpulease.slice/gpulease-1000.slice/gpulease-e-2.scope"]);
+        let unknown = unknown_among("e", list, || Arc::new(table.borrow().clone())).unwrap();
+        let of = |name: &str| format!("/gpulease.slice/gpulease-1000.slice/gpulease-e-{name}.scope");
+        assert_eq!(unknown, [of("2"), of("2-4711")]);
     }
 
     /// gpushd must not kill a session, service, container or job.

@@ -13,6 +13,24 @@ pub(super) fn names(epoch: &str, id: LeaseId, uid: u32) -> (String, String) {
     (unit, cgroup)
 }
 
+/// Returns the name of the scope of a process that has entered a lease.
+pub(super) fn entered(epoch: &str, id: LeaseId, pid: u32) -> String {
+    format!("{SLICE}-{epoch}-{}-{pid}.scope", id.0)
+}
+
+/// Returns the pattern of the names of all scopes of processes that have entered a lease.
+pub(super) fn entered_pattern(epoch: &str, id: LeaseId) -> String {
+    format!("{SLICE}-{epoch}-{}-*.scope", id.0)
+}
+
+/// Returns the lease that a process with this scope has entered.
+pub(super) fn entered_lease(epoch: &str, cgroup: &str) -> Option<LeaseId> {
+    let name = cgroup.rsplit('/').next()?.strip_prefix(SLICE)?.strip_prefix('-')?.strip_prefix(epoch)?;
+    let (id, pid) = name.strip_prefix('-')?.strip_suffix(".scope")?.split_once('-')?;
+    pid.parse::<u32>().ok()?;
+    id.parse().ok().map(LeaseId)
+}
+
 /// Returns the error for a lease whose scope cannot be created.
 pub(super) fn no_scope(error: &systemd::Error) -> ApiError {
     ApiError::new(Code::Unavailable, "cannot create a systemd scope for the lease").cause(error.in_full()).hint(
@@ -29,5 +47,16 @@ mod tests {
         let (unit, cgroup) = names("0a1b2c3d", LeaseId(17), 1000);
         assert_eq!(unit, "gpulease-0a1b2c3d-17.scope");
         assert_eq!(cgroup, "/gpulease.slice/gpulease-1000.slice/gpulease-0a1b2c3d-17.scope");
+    }
+
+    #[test]
+    fn scope_of_entered_lease_names_lease_and_process() {
+        let unit = entered("0a1b2c3d", LeaseId(17), 4711);
+        assert_eq!(unit, "gpulease-0a1b2c3d-17-4711.scope");
+        let lease = |unit: &str| entered_lease("0a1b2c3d", &format!("/gpulease.slice/gpulease-1000.slice/{unit}"));
+        assert_eq!(lease(&unit), Some(LeaseId(17)));
+        for other in ["gpulease-0a1b2c3d-17.scope", "gpulease-ffffffff-17-4711.scope", "gpulease-0a1b2c3d-17-x.scope"] {
+            assert_eq!(lease(other), None, "{other}");
+        }
     }
 }

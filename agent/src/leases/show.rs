@@ -14,7 +14,7 @@ use super::{
     Leases,
     filter::{LeaseFilter, Whose, is_of_caller},
     holder_facts::unknown_account,
-    notices_and_keeps,
+    notices_and_keeps, scope_devices,
 };
 use crate::{
     modes::mps,
@@ -91,6 +91,7 @@ pub(crate) async fn all(
         all.extend(ended.iter().filter(|record| !table.open.contains_key(&record.id)).map(in_full));
         notices_and_keeps::add_to_ended(leases, &mut all).await?;
     }
+    scope_devices::add_device_access(leases, &mut all);
     add_accounts(leases, &mut all).await;
     Ok(all)
 }
@@ -171,6 +172,7 @@ async fn history(
 /// If there is no lease with this id that the viewer may see, or if the store cannot be read.
 pub(crate) async fn one(leases: &Leases, viewer: Viewer, text: &str) -> Result<Lease, ApiError> {
     let mut lease = without_account(leases, viewer, text).await?;
+    scope_devices::add_device_access(leases, std::slice::from_mut(&mut lease));
     add_accounts(leases, std::slice::from_mut(&mut lease)).await;
     Ok(lease)
 }

@@ -27,7 +27,11 @@ pub(super) async fn check(leases: &Leases, manager: &Manager, uid: u32) -> Resul
     let [(users, _), (user, _)] = &slices(uid);
     let read = manager.limits([users, user]).await.map_err(|error| not_set(&error))?;
     for (of_user, read) in [users, user].into_iter().zip(&read) {
-        let names = not_carried(&read.limits);
+        let mut names = not_carried(&read.limits);
+        if of_user == users && leases.handles.enforcement.is_installed() {
+            // The scope of a lease has the same devices as `user.slice`, and those of the lease.
+            names.retain(|name| !matches!(*name, "DevicePolicy" | "DeviceAllow"));
+        }
         if !names.is_empty() {
             return Err(refusal(of_user, &names));
         }

@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{UNKNOWN_BOOT, identities};
 use crate::{
+    enforcement::Enforcement,
     idle::Idle,
     leases::{self, Leases, Scopes},
     lifecycle::stored_state::{self, StoredState},
@@ -239,12 +240,14 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         executor,
         scheduler: scheduler.clone(),
     });
+    let enforcement = Enforcement::new(context(), scopes.manager());
     let leases = Leases::new(leases::LeaseHandles {
         context: context(),
         scheduler,
         engine: Arc::clone(&engine),
         mps: mps.clone(),
         scopes,
+        enforcement: enforcement.clone(),
         lease_names,
         notices: Notices::new(state.clone(), store.clone(), notice_dir),
         idempotency: idempotency.clone(),
@@ -269,6 +272,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
             check(&mps, mps::health),
             check(&unleased, processes::health),
             check(&leases, leases::health),
+            check(&enforcement, Enforcement::health),
             check(&notes, |notes| stored_state::health(notes).collect()),
             check(&users, identities::health),
             check(&store, |store| store.refusal().map(ApiError::from).into_iter().collect()),
@@ -314,6 +318,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         planner,
         mps,
         leases,
+        enforcement,
         idle,
         unleased,
         slurm,

@@ -289,7 +289,7 @@ async fn serve(
         boot_id,
         due,
     } = compose::compose(settings, origin, remembered, options);
-    let ApiHandles { context, operations, mps, leases, idle, unleased, usage, .. } = handles.clone();
+    let ApiHandles { context, operations, mps, leases, enforcement, idle, unleased, usage, .. } = handles.clone();
     let (state, readings) = (context.state.clone(), context.readings.clone());
     let (stopping, tasks) = (context.stopping.clone(), context.tasks.clone());
     let changed = take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;
@@ -350,6 +350,7 @@ async fn serve(
     let first_reading = tasks.once(TaskName::GpuReading, read_first(readings, hardware.clone(), state.clone()));
     let first_reading = first_reading.abort_on_drop();
     let mut services = vec![engine.scheduler.spawn()];
+    services.push(enforcement.spawn());
     services.extend(leases::spawn(&leases));
     services.push(idle.spawn());
     services.extend([

@@ -8,7 +8,7 @@
 //!                                                               unleased, but gpushd never ends it
 //! the reading of its GPU is old, or the GPU is being changed ─► not checked
 //! the database was lost ──────────────────────────────────────► not checked: the leases are unknown
-//! `lease = "required"` for its GPU ───────────────────────────► unleased
+//! `lease` of its GPU is `required` or `enforced` ──────────────► unleased
 //! another user's lease has the whole GPU or MIG device ───────► unleased, but gpushd never ends it
 //! Slurm owns the GPU, and it computes outside all Slurm jobs ─► unleased, but gpushd never ends it
 //! ```
@@ -139,7 +139,7 @@ impl<'a> Classifier<'a> {
             Some(is_granted) => is_granted && is_shared_by_rule(gpu, device),
             None => device.is_some() || gpu.mode != Mode::Mps,
         };
-        let is_required = self.terms(gpu).requirement_for(is_granted.is_some()) == LeaseRequirement::Required;
+        let is_required = self.terms(gpu).requirement_for(is_granted.is_some()).needs_lease();
         let is_known = !self.is_database_lost && is_known(gpu);
         let is_checked = is_checked && is_required && is_known;
         let may_have_lease = attribution != Attribution::NoLease;

@@ -186,7 +186,7 @@ async fn find(unleased: &Unleased, config: &Config) -> Option<(Vec<ClassifiedPro
     let is_needed = match config.processes.unleased {
         UnleasedPolicy::Report => may_trespass,
         UnleasedPolicy::Warn | UnleasedPolicy::End => {
-            may_trespass || unleased.mps.is_used() || requirements.any(|one| one == LeaseRequirement::Required)
+            may_trespass || unleased.mps.is_used() || requirements.any(LeaseRequirement::needs_lease)
         }
     };
     if !is_needed {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{GpuIndex, GpuUuid, Maintenance};
+use gpush_api::{DeviceEnforcement, GpuIndex, GpuUuid, Maintenance};
 use gpush_core::{config::Config, mps::MpsTargets};
 use gpush_nvml::DriverError;
 use gpush_store::Lost;
@@ -39,6 +39,8 @@ pub(crate) struct HostState {
     pub(crate) mps: Arc<MpsTargets>,
     /// Xid errors that the driver has reported since this gpushd started.
     pub(crate) xids: Arc<XidErrors>,
+    /// Whether the kernel denies the GPUs to login sessions, as the last probes have shown.
+    pub(crate) enforcement: Arc<DeviceEnforcement>,
     /// UUIDs of the GPUs that operations have claimed.
     pub(crate) claimed: BTreeSet<GpuUuid>,
     /// Id of the last event that was published before this snapshot.

@@ -184,6 +184,7 @@ fn full(record: &LeaseRecord) -> Lease {
         asked_by: Some(record.asked_by.clone()),
         kind: record.kind,
         enforcement: record.kind.enforcement(),
+        device_access: None,
         state: record.state,
         reason: record.reason,
         request: Some(record.request.clone()),

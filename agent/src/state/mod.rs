@@ -80,7 +80,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gpush_api::{EventPayload, GpuIndex, GpuUuid, Maintenance};
+use gpush_api::{DeviceEnforcement, EventPayload, GpuIndex, GpuUuid, Maintenance};
 use gpush_core::{
     config::Config,
     mps::{MpsTargetRecord, MpsTargets},
@@ -185,6 +185,7 @@ impl State {
             leases: Arc::new(LeaseTable::new(leases, created)),
             delayed: BTreeMap::new(),
             xids: Arc::default(),
+            enforcement: Arc::default(),
         };
         let first = known.snapshot(Vec::new(), events.last_id(), 0);
         Self(Arc::new(StateParts {
@@ -438,6 +439,14 @@ impl State {
             let before = std::mem::replace(&mut known.unleased, unleased);
             let uuids = before.into_keys().chain(known.unleased.keys().cloned()).collect();
             (AffectedGpus::Gpus(uuids), ())
+        });
+    }
+
+    /// Stores the result of a check of the device access.
+    pub(crate) fn set_enforcement(&self, enforcement: DeviceEnforcement) {
+        self.update(|known| {
+            known.enforcement = Arc::new(enforcement);
+            (AffectedGpus::None, ())
         });
     }
 

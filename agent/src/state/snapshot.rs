@@ -32,6 +32,7 @@ impl SnapshotSources {
             levels: Arc::clone(&self.levels),
             mps: Arc::clone(&self.mps),
             xids: Arc::clone(&self.xids),
+            enforcement: Arc::clone(&self.enforcement),
             claimed: self.lanes.keys().cloned().collect(),
             last_event,
             changes,

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use gpush_api::{GpuChange, GpuIndex, GpuUuid, MpsChange, PendingAim, TargetUuid};
+use gpush_api::{DeviceEnforcement, GpuChange, GpuIndex, GpuUuid, MpsChange, PendingAim, TargetUuid};
 use gpush_core::{config::Config, mps::MpsTargets};
 use gpush_nvml::{DriverError, Identity, Listed, Reading};
 use gpush_store::Lost;
@@ -51,6 +51,8 @@ pub(super) struct SnapshotSources {
     pub(super) delayed: BTreeMap<GpuUuid, Vec<PendingAim>>,
     /// Xid errors that the driver has reported.
     pub(super) xids: Arc<XidErrors>,
+    /// Whether the kernel denies the GPUs to login sessions.
+    pub(super) enforcement: Arc<DeviceEnforcement>,
 }
 
 #[derive(Debug)]

@@ -136,6 +136,16 @@ pub(crate) enum Command {
         /// Directory of the target
         dir: PathBuf,
     },
+    /// Try to open a device, and exit with a status that says whether the kernel denies it
+    #[command(hide = true)]
+    DeviceProbe {
+        /// Major number
+        major: u32,
+        /// Minor number
+        minor: u32,
+        /// Path of the node; it is created, and removed again, if it does not exist
+        path: PathBuf,
+    },
     /// Print the man page
     #[command(hide = true)]
     Man,

@@ -386,7 +386,6 @@ impl Usage {
     }
 
     /// Continues from the last checkpoint. `host` is the first snapshot with GPUs.
-    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method accepts only one lifetime of `View`")]
     pub(super) async fn restore(&self, host: &HostState) {
         let store = &self.0.context.store;
         let read = store.read(|view| Ok((view.usage_checkpoint()?, view.unaccounted_leases()?)));

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use gpush_api::{
-    IdleAction, IdleReport, LONGEST_LEASE_S, Lease, LeaseGrant, LeaseId, LeaseKeepRequest, LeaseRenewRequest,
-    LeaseRequest, LeaseRevokeRequest, LeaseState, LeaseWait, QuotaView, whole_second,
+    EnteredLease, IdleAction, IdleReport, LONGEST_LEASE_S, Lease, LeaseGrant, LeaseId, LeaseKeepRequest,
+    LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest, LeaseState, LeaseWait, QuotaView, whole_second,
 };
 use jiff::Timestamp;
 use serde::Serialize;
@@ -162,6 +162,14 @@ impl Client {
     /// See [`crate::Kind`]; [`gpush_api::Code::Denied`] for users other than the holder and administrators.
     pub async fn lease_environment(&mut self, id: LeaseId) -> Result<LeaseGrant, Error> {
         self.get(&format!("/v1/leases/{id}/environment")).await
+    }
+
+    /// `POST /v1/leases/{id}/enter`. Moves this process into a scope that opens the devices of the lease, if needed.
+    ///
+    /// # Errors
+    /// See [`crate::Kind`].
+    pub async fn lease_enter(&mut self, id: LeaseId) -> Result<EnteredLease, Error> {
+        self.change(&format!("/v1/leases/{id}/enter"), &EmptyBody {}).await
     }
 
     /// `POST /v1/leases/{id}/renew`.

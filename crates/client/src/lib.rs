@@ -13,6 +13,7 @@ mod bill;
 mod client;
 mod config;
 mod connection;
+mod enforcement;
 mod error;
 mod events;
 pub mod explain;

@@ -43,13 +43,17 @@ pub fn sentence(config: &ConfigView, rule: &RuleView) -> String {
         }
     };
     let terms = rule.lease.unwrap_or_default();
-    let through_mps = terms.requirement_for(true) == LeaseRequirement::Required;
+    let through_mps = terms.requirement_for(true).needs_lease();
     let does = match config.unleased {
         UnleasedPolicy::Report | UnleasedPolicy::Warn => "reports",
         UnleasedPolicy::End => "ends",
     };
     let access = match terms.requirement_for(rule.mode == Mode::Mps) {
         LeaseRequirement::Required => format!("gpushd {does} processes without a lease, but does not prevent them"),
+        LeaseRequirement::Enforced => format!(
+            "once `gpushctl enforce status` shows it, the kernel denies the GPU to login sessions without a lease; gpushd \
+            {does} other processes without a lease"
+        ),
         LeaseRequirement::Optional if shares_devices && through_mps => format!(
             "on devices that are shared through MPS, gpushd {does} processes without a lease, but does not prevent them"
         ),

@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use gpush_core::{
     config::Config,
-    lease::user_limits::{NOT_CARRIED, UserLimits},
+    lease::{
+        access::session_devices,
+        user_limits::{NOT_CARRIED, UserLimits},
+    },
 };
 
 use crate::{Area, Finding, Host};
@@ -66,12 +69,23 @@ fn limited(printed: &str) -> BTreeMap<String, BTreeSet<String>> {
         let is_set = |(name, value): &(&str, &str)| {
             NOT_CARRIED.contains(name) && !matches!(value.trim(), "" | "auto" | "~" | "[not set]")
         };
-        let names: BTreeSet<String> = lines().filter(is_set).map(|(name, _)| name.to_owned()).collect();
+        let mut names: BTreeSet<String> = lines().filter(is_set).map(|(name, _)| name.to_owned()).collect();
+        if has_session_devices(lines().filter(|(name, _)| *name == "DeviceAllow").map(|(_, value)| value)) {
+            // The scopes of leases have the same devices, and those of the lease.
+            names.retain(|name| !matches!(name.as_str(), "DevicePolicy" | "DeviceAllow"));
+        }
         if !names.is_empty() {
             found.insert(id.to_owned(), names);
         }
     }
     found
+}
+
+/// Returns whether a list of devices is the one that `gpushctl enforce on` sets.
+fn has_session_devices<'a>(values: impl Iterator<Item = &'a str>) -> bool {
+    let listed: BTreeSet<&str> = values.filter_map(|value| value.split_whitespace().next()).collect();
+    let own: Vec<String> = session_devices().iter().map(|device| device.pattern()).collect();
+    listed.len() == own.len() && own.iter().all(|pattern| listed.contains(pattern.as_str()))
 }
 
 #[cfg(test)]
@@ -88,6 +102,11 @@ mod tests {
         assert_eq!(names("user.slice").as_deref(), Some("DeviceAllow DevicePolicy"));
         assert_eq!((names("user-0.slice"), names("user-1000.slice").as_deref()), (None, Some("SocketBindDeny")));
         assert!(limited("systemd 247\n").is_empty());
+        let own: String =
+            session_devices().iter().map(|device| format!("DeviceAllow={} rwm\n", device.pattern())).collect();
+        let enforced = format!("Id=user.slice\nDevicePolicy=closed\n{own}");
+        assert!(limited(&enforced).is_empty(), "gpushctl enforce on has set the list");
+        assert_eq!(limited(&format!("{enforced}SocketBindDeny=any\n"))["user.slice"].len(), 1);
     }
 
     #[test]

@@ -54,6 +54,31 @@ pub fn holders(proc: &Path, minors: &[u32], except: &[u32]) -> io::Result<Vec<Ho
     Ok(found.into_values().flatten().collect())
 }
 
+/// The node of the display part of the driver. A display server has it open.
+pub const DISPLAY_NODE: &str = "/dev/nvidia-modeset";
+
+/// Finds the processes that have a GPU, `nvidiactl` or the display part of the driver open, with these nodes. Omits the
+/// processes that gpushd may not read.
+///
+/// # Errors
+/// `proc` cannot be listed.
+pub fn open_nodes(proc: &Path) -> io::Result<Vec<(u32, Vec<String>)>> {
+    let is_node = |node: &String| {
+        let name = node.strip_prefix("/dev/nvidia");
+        node == DISPLAY_NODE || name.is_some_and(|name| name == "ctl" || name.parse::<u32>().is_ok())
+    };
+    let nodes_of = |dir: &Path| -> Vec<String> {
+        let Ok(open) = fs::read_dir(dir.join("fd")) else { return Vec::new() };
+        let targets = open.filter_map(Result::ok).filter_map(|fd| fs::read_link(fd.path()).ok());
+        let mut nodes: Vec<String> = targets.map(|node| node.to_string_lossy().into_owned()).filter(is_node).collect();
+        nodes.sort();
+        nodes.dedup();
+        nodes
+    };
+    let all = processes(proc)?.map(|(pid, dir)| (pid, nodes_of(&dir)));
+    Ok(all.filter(|(_, nodes)| !nodes.is_empty()).collect())
+}
+
 /// Returns whether a fabric manager runs as root, or as the user that gpushd runs as.
 ///
 /// # Errors
@@ -175,6 +200,19 @@ mod tests {
         assert_eq!(found, expected);
         assert_eq!(holders(proc.path(), &[0], &[]).unwrap()[0].uid, Some(7));
         assert!(holders(&proc.path().join("none"), &[0], &[]).is_err());
+    }
+
+    #[test]
+    fn open_nodes_are_those_of_gpus_and_of_the_display() {
+        let proc = proc_with(&[
+            (10, &["/dev/nvidia-modeset", "/dev/nvidia1", "/dev/nvidia1"], "0::/\n", None),
+            (11, &["/dev/nvidia-uvm", "/dev/nvidia-caps/nvidia-cap4", "/tmp/nvidia0"], "0::/\n", None),
+            (12, &["/dev/nvidiactl"], "0::/\n", None),
+        ]);
+        let mut found = open_nodes(proc.path()).unwrap();
+        found.sort();
+        let nodes = |nodes: &[&str]| nodes.iter().map(|&node| node.to_owned()).collect::<Vec<_>>();
+        assert_eq!(found, [(10, nodes(&[DISPLAY_NODE, "/dev/nvidia1"])), (12, nodes(&["/dev/nvidiactl"]))]);
     }
 
     #[test]

@@ -11,6 +11,8 @@
 //! | [`config_accounts`] | notes about users and groups that the config names but the host does not have |
 //! | [`identity`] | user and command line of a process |
 //! | [`device_files`] | processes that have a GPU's device node open |
+//! | [`capability_files`] | the nodes of MIG capabilities |
+//! | [`device_probe`] | a program that tries to open a device |
 //! | [`driver_devices`] | major numbers of the driver's devices |
 //! | [`error_chain`] | an error and its causes as one line of text |
 //! | [`cgroup`] | the systemd unit and the Slurm job of a process |
@@ -32,9 +34,11 @@
 pub mod accounts;
 pub mod acl;
 pub mod boot;
+pub mod capability_files;
 pub mod cgroup;
 pub mod config_accounts;
 pub mod device_files;
+pub mod device_probe;
 pub mod driver_devices;
 pub mod error_chain;
 pub mod helper;

@@ -36,6 +36,12 @@ pub enum AuditEvent {
     AccessDenied { attempt: &'static str },
     /// The config file was loaded again.
     ConfigReload { path: String, config_changed: bool, overrides_ended: Vec<GpuUuid> },
+    /// An administrator made the kernel deny the GPUs to login sessions. `units` are the units that were changed.
+    EnforceOn { units: Vec<String>, forced: bool, reason: Option<String> },
+    /// An administrator let login sessions open the GPUs again.
+    EnforceOff { units: Vec<String>, reason: Option<String> },
+    /// An administrator's process was moved out of its login session.
+    EnforceShell { pid: Option<u32> },
     /// A GPU got a cordon: from an administrator, or from gpushd because of a fault.
     GpuCordon {
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -265,6 +271,9 @@ impl AuditEvent {
         match self {
             Self::AccessDenied { .. } => DENIED,
             Self::ConfigReload { .. } => "config.reload",
+            Self::EnforceOn { .. } => "enforce.on",
+            Self::EnforceOff { .. } => "enforce.off",
+            Self::EnforceShell { .. } => "enforce.shell",
             Self::GpuCordon { .. } => "gpu.cordon",
             Self::GpuUncordon { .. } => "gpu.uncordon",
             Self::LeaseQueue { .. } => "lease.queue",

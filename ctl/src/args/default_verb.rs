@@ -3,13 +3,14 @@
 use std::ffi::{OsStr, OsString};
 
 /// Groups with their names, and the verb that each has by default.
-const GROUPS: [(&[&str], &str); 8] = [
+const GROUPS: [(&[&str], &str); 9] = [
     (&["lease", "leases"], "list"),
     (&["gpu", "gpus"], "list"),
     (&["mig"], "list"),
     (&["mps"], "list"),
     (&["operation", "operations", "op", "ops"], "list"),
     (&["config"], "show"),
+    (&["enforce"], "status"),
     (&["metrics"], "show"),
     (&["advise", "advice"], "mechanism"),
 ];

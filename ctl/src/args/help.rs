@@ -30,6 +30,7 @@ const SECTIONS: [(&str, &[&str]); 3] = [
             "gpu",
             "config",
             "maintenance",
+            "enforce",
             "operation",
             "events",
             "audit",
@@ -68,7 +69,7 @@ Environment:
   LANG          if it is not UTF-8, drawings use ASCII only";
 
 /// Examples for the pages of groups.
-const OF_GROUPS: [(&str, &str); 11] = [
+const OF_GROUPS: [(&str, &str); 12] = [
     ("lease", "gpushctl lease request --mig 1g.10gb --for 2h\ngpushctl lease list --mine\ngpushctl lease end L17"),
     ("mig", "gpushctl mig list --free\ngpushctl mig apply '1g.10gb*7' -g 0 --dry-run\ngpushctl mig profiles 0"),
     ("mps", "gpushctl mps list\ngpushctl mps clients\ngpushctl mps restart 0"),
@@ -76,6 +77,7 @@ const OF_GROUPS: [(&str, &str); 11] = [
     ("config", "gpushctl config check\ngpushctl config diff\ngpushctl config init --site lab"),
     ("overrides", "gpushctl config overrides list\ngpushctl config overrides clear 0"),
     ("maintenance", "gpushctl maintenance enter --reason 'driver 570'\ngpushctl maintenance leave"),
+    ("enforce", "gpushctl enforce plan\ngpushctl enforce on\ngpushctl enforce shell -- nvidia-smi"),
     ("operation", "gpushctl operation list\ngpushctl operation wait op-17"),
     ("advise", "gpushctl advise --tenants 4 --isolation hard --workload inference\ngpushctl advise queue --tenants 7"),
     ("slurm", "gpushctl slurm gres-conf\ngpushctl slurm reconcile\ngpushctl slurm usage 812"),

@@ -200,6 +200,7 @@ fn is_for_administrators(command: &Command) -> bool {
         Command::Operation(operation) => operation.is_for_administrators(),
         Command::Config(config) => config.is_for_administrators(),
         Command::Maintenance(maintenance) => maintenance.is_for_administrators(),
+        Command::Enforce(enforce) => enforce.is_for_administrators(),
         Command::Slurm(slurm) => slurm.is_for_administrators(),
     }
 }

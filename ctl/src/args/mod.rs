@@ -7,6 +7,7 @@
 //! | `mig` | `mig` and `apply` |
 //! | `lease`, `lease_idle` | `lease` and `run` |
 //! | `request` | the flags of a lease request |
+//! | `enforce` | `enforce` |
 //! | `slurm` | Slurm's hooks |
 //! | `support_bundle` | `support-bundle` |
 //! | `advise` | `advise` |
@@ -44,6 +45,7 @@ mod config_settings;
 pub(crate) mod correction;
 pub(crate) mod default_verb;
 mod docker_line;
+mod enforce;
 mod follow;
 pub(crate) mod foreign_layout;
 mod foreign_values;
@@ -98,6 +100,7 @@ pub(crate) use self::{
     },
     bill::BillArgs,
     config::{Config, ConfigInitArgs, IsolationName, Overrides, SiteName},
+    enforce::{Enforce, EnforceOnArgs},
     follow::{AuditArgs, EventsArgs, Operation},
     format::{Color, Format, Shell},
     gpu::{DrainArgs, Gpu, Maintenance},
@@ -283,6 +286,9 @@ Examples:
     /// Enter and leave maintenance, to replace drivers or hardware
     #[command(subcommand)]
     Maintenance(Maintenance),
+    /// Let the kernel deny the GPUs to login sessions without a lease
+    #[command(subcommand)]
+    Enforce(Enforce),
     /// Release held GPUs after gpushd's database was lost
     #[command(
         hide = true,

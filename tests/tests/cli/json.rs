@@ -69,6 +69,8 @@ const COMMANDS: &[(&str, &str, Option<bool>)] = &[
     ("operation wait", "operation wait OPERATION", Some(false)),
     ("events", "events --since 1h", None),
     ("audit", "audit", None),
+    ("enforce status", "enforce status", None),
+    ("enforce plan", "enforce plan", None),
     ("maintenance enter", "maintenance enter", Some(true)),
     ("maintenance leave", "maintenance leave", Some(true)),
     ("maintenance leave", "maintenance leave", Some(false)),

@@ -3,6 +3,7 @@
 mod bad_config;
 mod doctor;
 mod drains;
+mod enforcement;
 mod host;
 mod leases;
 mod mps;

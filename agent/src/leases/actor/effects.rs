@@ -9,7 +9,10 @@ use nix::sys::signal::Signal;
 use tokio::time::Instant;
 
 use super::{Actor, ChangeError, LeaseClient};
-use crate::{leases::log, modes::mps};
+use crate::{
+    leases::{log, scope_devices},
+    modes::mps,
+};
 
 /// Pause between two attempts to record the end of a lease.
 const RETRY: Duration = Duration::from_secs(1);
@@ -42,8 +45,16 @@ impl Actor {
                 self.wait_again();
                 None
             }
-            Effect::OpenAdmission | Effect::CloseAdmission => {
+            // The scope of the lease does not exist yet: it is created with its devices.
+            Effect::OpenAdmission => {
                 mps::admit(&self.leases.handles.mps, self.members()).await;
+                None
+            }
+            Effect::CloseAdmission => {
+                mps::admit(&self.leases.handles.mps, self.members()).await;
+                if let Some(lease) = &self.lease {
+                    scope_devices::close(&self.leases, &lease.record).await;
+                }
                 None
             }
             Effect::RecordReleasing(reason) => self.record_releasing(reason).await,
@@ -173,6 +184,7 @@ impl Actor {
         self.place = None;
         if let Some(id) = self.id() {
             self.leases.handles.notices.close(id);
+            scope_devices::forget(&self.leases, id);
         }
         self.moving.stop();
         let client = std::mem::replace(&mut self.client, LeaseClient::None);

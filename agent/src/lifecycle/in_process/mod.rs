@@ -42,6 +42,7 @@
 //! | `timeslice` | levels and compute modes of time-sliced GPUs |
 //! | `idle` | unused leases |
 //! | `unleased` | processes without a lease |
+//! | `enforcement` | rules that enforce leases |
 
 mod access;
 mod apply;
@@ -52,6 +53,7 @@ mod conditions;
 mod crashes;
 mod daemons;
 mod dynamic;
+mod enforcement;
 mod events;
 mod gpus;
 mod host;

@@ -38,6 +38,7 @@ macro_rules! admin_actions {
 
 admin_actions! {
     AcceptLoss: "accept a loss",
+    ChangeDeviceAccess: "change the device access of login sessions",
     CancelOperations: "cancel operations",
     ChangeLayouts: "change MIG layouts",
     ControlMps: "start and stop MPS daemons",
@@ -45,6 +46,7 @@ admin_actions! {
     EndOverrides: "end overrides",
     EnterMaintenance: "put the host into maintenance",
     LeaveMaintenance: "take the host out of maintenance",
+    PlanDeviceAccess: "plan a change of the device access",
     ReadAudit: "read the audit trail",
     ReadConfigFile: "read the config file",
     ReadMpsLogs: "read the logs of MPS daemons",

@@ -7,7 +7,9 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
-use gpush_api::{ApiError, Code, Lease, LeaseGrant, LeaseId, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest};
+use gpush_api::{
+    ApiError, Code, EnteredLease, Lease, LeaseGrant, LeaseId, LeaseRenewRequest, LeaseRequest, LeaseRevokeRequest,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -34,6 +36,7 @@ pub(super) fn routes() -> Router<HttpHandles> {
             .route("/v1/leases", post(request))
             .route("/v1/leases/{id}", get(one))
             .route("/v1/leases/{id}/environment", get(environment))
+            .route("/v1/leases/{id}/enter", post(enter))
             .route("/v1/leases/{id}/release", post(release))
             .route("/v1/leases/{id}/renew", post(renew))
             .route("/v1/leases/{id}/revoke", post(revoke)),
@@ -67,6 +70,24 @@ struct ListParameters {
     /// Only the leases of the Slurm job with this id.
     #[serde(default)]
     job: Option<u32>,
+}
+
+/// Moves the calling process into a scope that opens the devices of a lease of the caller.
+///
+/// Without a list of devices for login sessions, or if the process is not in a login session, this changes nothing.
+#[cfg_attr(test, utoipa::path(
+    post, path = "/v1/leases/{id}/enter", operation_id = "enterLease", tag = "leases", request_body = LeaseReleaseRequest,
+    params(("id" = String, Path, description = "Lease id, such as `L17`")),
+    responses((status = 200, description = "The scope", body = EnteredLease), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
+async fn enter(
+    State(leases): State<Leases>,
+    State(requests): State<Requests>,
+    caller: Caller,
+    PathPart(id): PathPart,
+    Body(LeaseReleaseRequest {}): Body<LeaseReleaseRequest>,
+) -> Result<Json<EnteredLease>, Failure> {
+    let entered = requests.carry_out(async move { leases::enter(&leases, &caller, &id).await });
+    Ok(Json(entered.await?))
 }
 
 /// A body without fields.
@@ -240,5 +261,5 @@ async fn revoke(
 /// The paths of this module, for the description of the API.
 #[cfg(test)]
 #[derive(utoipa::OpenApi)]
-#[openapi(paths(list, request, one, environment, release, renew, revoke))]
+#[openapi(paths(list, request, one, environment, enter, release, renew, revoke))]
 pub(super) struct LeasePaths;

@@ -14,6 +14,7 @@ mod body_text;
 pub(crate) mod change_limiter;
 mod config;
 pub(crate) mod endless;
+mod enforcement;
 mod events;
 mod extract;
 pub(crate) mod failure;
@@ -54,6 +55,7 @@ use self::{
     response_limiter::ResponseLimiter,
 };
 use crate::{
+    enforcement::Enforcement,
     idle::Idle,
     leases::Leases,
     metrics::Metrics,
@@ -101,6 +103,7 @@ pub(crate) struct ApiHandles {
     pub(crate) planner: Planner,
     pub(crate) mps: Mps,
     pub(crate) leases: Leases,
+    pub(crate) enforcement: Enforcement,
     pub(crate) idle: Idle,
     pub(crate) unleased: Unleased,
     pub(crate) slurm: Slurm,
@@ -140,6 +143,7 @@ extractable! {
     planner: Planner,
     mps: Mps,
     leases: Leases,
+    enforcement: Enforcement,
     idle: Idle,
     unleased: Unleased,
     slurm: Slurm,
@@ -152,6 +156,7 @@ pub(crate) fn router(handles: ApiHandles) -> Router {
     let routes = [
         audit::routes(),
         config::routes(),
+        enforcement::routes(),
         events::routes(),
         gpus::routes(),
         health::routes(),

@@ -39,8 +39,8 @@ mod tests {
     use utoipa::OpenApi;
 
     use crate::serve::http::{
-        audit, bill, config, events, gpus, health, host, idle, leases, mig, mps, openapi, operations, overrides,
-        processes, quotas, slurm, usage,
+        audit, bill, config, enforcement, events, gpus, health, host, idle, leases, mig, mps, openapi, operations,
+        overrides, processes, quotas, slurm, usage,
     };
 
     /// The description without its paths.
@@ -78,6 +78,7 @@ mod tests {
             events::EventPaths::openapi(),
             gpus::GpuPaths::openapi(),
             health::HealthPaths::openapi(),
+            enforcement::EnforcementPaths::openapi(),
             host::HostPaths::openapi(),
             idle::IdlePaths::openapi(),
             leases::LeasePaths::openapi(),

@@ -47,6 +47,10 @@ task_names! {
     MpsReconciler = "mps_reconciler", Service;
     /// Ends leases whose GPU or MIG device is gone.
     LostLeases = "lost_leases", Service;
+    /// Checks whether the kernel denies the GPUs to login sessions.
+    DeviceEnforcement = "device_enforcement", Service;
+    /// Keeps the devices of the scopes of leases up to date.
+    LeaseDevices = "lease_devices", Service;
     /// Tells holders of leases about cordoned GPUs and MPS daemons that stopped serving.
     LeaseWarnings = "lease_warnings", Service;
     /// Warns the holders of unused leases, and ends unused leases.

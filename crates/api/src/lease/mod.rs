@@ -29,8 +29,8 @@ pub use member::{LeaseBinding, LeaseMember, MemberShare};
 pub use notice::{LeaseNotice, NoticeChange, NoticeKind};
 pub use request::{BindTo, LONGEST_LEASE_S, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS};
 pub use signal::NoticeSignal;
-pub use state::{EndReason, Enforcement, LeaseKind, LeaseState};
-pub use terms::{AtLeaseEnd, LeaseOwner, LeaseRequirement, LeaseTerms};
+pub use state::{DeviceAccess, EndReason, Enforcement, LeaseKind, LeaseState};
+pub use terms::{AtLeaseEnd, EnforceMissing, LeaseOwner, LeaseRequirement, LeaseTerms};
 pub use usage::LeaseUse;
 
 /// The user who holds a lease.
@@ -96,6 +96,10 @@ pub struct Lease {
     pub kind: LeaseKind,
     /// What prevents the holder from using more than the share.
     pub enforcement: Enforcement,
+    /// Whether only the processes of the lease can open its devices; absent if the scope of the lease has no list of
+    /// devices. Only `GET /v1/leases` and `GET /v1/leases/{id}` report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device_access: Option<DeviceAccess>,
     /// State of the lease.
     pub state: LeaseState,
     /// Reason for the end; present in the states `releasing` and `ended`.
@@ -228,6 +232,15 @@ pub struct LeaseRevokeRequest {
     pub grace_s: Option<u64>,
 }
 
+/// Answer of `POST /v1/leases/{id}/enter`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct EnteredLease {
+    /// Unit name of the scope into which the process was moved; absent if it was not moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unit: Option<String>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -241,6 +254,7 @@ mod tests {
             asked_by: Some(actor.clone()),
             kind: LeaseKind::Mps,
             enforcement: LeaseKind::Mps.enforcement(),
+            device_access: None,
             state: LeaseState::Releasing,
             reason: Some(EndReason::Revoked),
             request: Some(LeaseRequest { gpus: vec!["secret-selector".to_owned()], ..LeaseRequest::default() }),

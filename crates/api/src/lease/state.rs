@@ -68,6 +68,18 @@ pub enum Enforcement {
     None,
 }
 
+/// Whether only the processes of a lease can open its devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum DeviceAccess {
+    /// The scope of the lease opens only its own devices, and probes have shown that login sessions and other leases
+    /// cannot open them. Services and containers are not limited.
+    Verified,
+    /// The scope of the lease opens only its own devices, but the host does not deny them to login sessions.
+    Unverified,
+}
+
 /// State of a lease.
 ///
 /// `queued → granting → active → releasing → ended`. A lease that ends early skips some of these

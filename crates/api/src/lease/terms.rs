@@ -12,6 +12,9 @@ pub enum LeaseRequirement {
     /// Processes need a lease. `[processes]` in the config says what gpushd does about processes
     /// without one.
     Required,
+    /// Processes need a lease, and the kernel denies the GPU to login sessions, except to the processes of a lease. This
+    /// needs a part of the host that `gpushctl enforce on` installs.
+    Enforced,
 }
 
 impl LeaseRequirement {
@@ -21,7 +24,45 @@ impl LeaseRequirement {
         match self {
             Self::Optional => "optional",
             Self::Required => "required",
+            Self::Enforced => "enforced",
         }
+    }
+
+    /// Returns whether processes need a lease.
+    #[must_use]
+    pub fn needs_lease(self) -> bool {
+        match self {
+            Self::Optional => false,
+            Self::Required | Self::Enforced => true,
+        }
+    }
+}
+
+/// What gpushd does with requests for GPUs whose rule says `enforced`, while the host does not enforce it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum EnforceMissing {
+    /// gpushd grants no leases of the GPUs.
+    #[default]
+    Refuse,
+    /// gpushd grants leases as with `required`.
+    Grant,
+}
+
+impl EnforceMissing {
+    /// Returns the name in the config and in messages.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Refuse => "refuse",
+            Self::Grant => "grant",
+        }
+    }
+
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn is_refuse(&self) -> bool {
+        *self == Self::Refuse
     }
 }
 
@@ -83,6 +124,10 @@ pub struct LeaseTerms {
     pub at_end: AtLeaseEnd,
     /// Who may request leases.
     pub owner: LeaseOwner,
+    /// What gpushd does with requests while the host does not enforce leases. It matters only with the requirement
+    /// `enforced`.
+    #[serde(default, skip_serializing_if = "EnforceMissing::is_refuse")]
+    pub enforce_missing: EnforceMissing,
 }
 
 impl LeaseTerms {
@@ -92,6 +137,12 @@ impl LeaseTerms {
     pub fn requirement_for(&self, through_mps: bool) -> LeaseRequirement {
         let default = if through_mps { LeaseRequirement::Required } else { LeaseRequirement::Optional };
         self.requirement.unwrap_or(default)
+    }
+
+    /// Returns whether the kernel must deny the GPUs of the rule to processes without a lease.
+    #[must_use]
+    pub fn is_enforced(&self) -> bool {
+        self.requirement == Some(LeaseRequirement::Enforced)
     }
 }
 

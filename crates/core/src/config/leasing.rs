@@ -1,7 +1,7 @@
-//! The keys of a rule about leases: `lease`, `at_end`, `owner`, `users` and `groups`. The table `[defaults]` has the first
-//! three keys too.
+//! The keys of a rule about leases: `lease`, `enforce_missing`, `at_end`, `owner`, `users` and `groups`. The table
+//! `[defaults]` has the first four keys too.
 
-use gpush_api::{AtLeaseEnd, LeaseAccess, LeaseOwner, LeaseRequirement, LeaseTerms, Mode};
+use gpush_api::{AtLeaseEnd, EnforceMissing, LeaseAccess, LeaseOwner, LeaseRequirement, LeaseTerms, Mode};
 use toml::de::{DeTable, DeValue};
 
 use super::{
@@ -14,11 +14,13 @@ use super::{
 use crate::diagnostic::Problem;
 
 /// Values of the key `lease`.
-const REQUIREMENTS: [(&str, LeaseRequirement); 2] =
-    [("optional", LeaseRequirement::Optional), ("required", LeaseRequirement::Required)];
+const REQUIREMENTS: [(&str, LeaseRequirement); 3] = [
+    ("optional", LeaseRequirement::Optional),
+    ("required", LeaseRequirement::Required),
+    ("enforced", LeaseRequirement::Enforced),
+];
 
-/// A value of the key `lease` that is not supported yet.
-const ENFORCED: &str = "enforced";
+const MISSING: [(&str, EnforceMissing); 2] = [("refuse", EnforceMissing::Refuse), ("grant", EnforceMissing::Grant)];
 
 const AT_END: [(&str, AtLeaseEnd); 2] = [("report", AtLeaseEnd::Report), ("end", AtLeaseEnd::End)];
 
@@ -33,7 +35,7 @@ pub(super) fn read(
     defaults: &RuleDefaults,
 ) -> Option<LeaseTerms> {
     if mode == Some(Mode::Unmanaged) {
-        for key in ["lease", "at_end", "owner", "users", "groups"] {
+        for key in ["lease", "enforce_missing", "at_end", "owner", "users", "groups"] {
             if get(rule, key).is_some() {
                 let problem = format!(
                     "`{key}` has no effect in mode `unmanaged`: gpushd grants no leases on the GPUs of this rule"
@@ -44,37 +46,44 @@ pub(super) fn read(
         return None;
     }
     let own = keys(reader, rule);
+    let requirement = own.lease.or(defaults.lease).or_else(|| default_requirement(mode));
+    let is_enforced = requirement == Some(LeaseRequirement::Enforced);
+    // A wrong value of `lease` is already reported.
+    let is_lease_wrong = get(rule, "lease").is_some() && own.lease.is_none();
+    if own.enforce_missing.is_some() && !is_enforced && !is_lease_wrong {
+        let problem = "`enforce_missing` has no effect, because `lease` of the rule is not \"enforced\"";
+        reader.report_at(
+            rule,
+            "enforce_missing",
+            problem,
+            "write lease = \"enforced\", or leave `enforce_missing` out",
+        );
+    }
+    let missing = own.enforce_missing.or(defaults.enforce_missing).filter(|_| is_enforced);
     Some(LeaseTerms {
-        requirement: own.lease.or(defaults.lease).or_else(|| default_requirement(mode)),
+        requirement,
         at_end: own.at_end.or(defaults.at_end).unwrap_or_default(),
         owner: own.owner.or(defaults.owner).unwrap_or_default(),
+        enforce_missing: missing.unwrap_or_default(),
     })
 }
 
 /// Reads the lease keys of a rule or of `[defaults]`.
 pub(super) fn keys(reader: &mut Reader<'_>, table: &DeTable<'_>) -> RuleDefaults {
-    let is_enforced = get(table, "lease")
-        .is_some_and(|value| matches!(value.get_ref(), DeValue::String(word) if word.as_ref() == ENFORCED));
     let flag = get(table, "lease").and_then(|value| Some((value, fix::flag(value.get_ref())?)));
     let requirement = match flag {
         Some((value, requires)) => {
             let word = if requires { LeaseRequirement::Required } else { LeaseRequirement::Optional };
             let hint = format!("write lease = \"{}\"", word.name());
-            reader.report(Problem::new(value.span(), "`lease` takes \"optional\" or \"required\"", hint));
+            let problem = "`lease` takes \"optional\", \"required\" or \"enforced\"";
+            reader.report(Problem::new(value.span(), problem, hint));
             None
         }
-        None if is_enforced => None,
         None => reader.choice(table, "lease", "valid value of `lease`", &REQUIREMENTS),
     };
-    if is_enforced {
-        let problem = "`lease = \"enforced\"` is not supported yet: gpushd cannot deny device access to processes \
-                       without a lease";
-        let hint = "write lease = \"required\"; `unleased` under [processes] says what gpushd does with processes \
-        without a lease";
-        reader.report_at(table, "lease", problem, hint);
-    }
     RuleDefaults {
         lease: requirement,
+        enforce_missing: reader.choice(table, "enforce_missing", "valid value of `enforce_missing`", &MISSING),
         at_end: reader.choice(table, "at_end", "valid value of `at_end`", &AT_END),
         owner: reader.choice(table, "owner", "valid value of `owner`", &OWNERS),
     }
@@ -149,7 +158,8 @@ pub(super) fn written_access(access: &LeaseAccess) -> Vec<(&'static str, &[Strin
 
 /// Returns the lease keys of a rule, with their values.
 pub(super) fn written(terms: &LeaseTerms) -> Vec<(&'static str, &'static str)> {
-    let LeaseTerms { requirement, at_end, owner } = terms;
+    let LeaseTerms { requirement, at_end, owner, enforce_missing } = terms;
     let requirement = requirement.map(|requirement| ("lease", requirement.name()));
-    requirement.into_iter().chain([("at_end", at_end.name()), ("owner", owner.name())]).collect()
+    let missing = terms.is_enforced().then(|| ("enforce_missing", enforce_missing.name()));
+    requirement.into_iter().chain(missing).chain([("at_end", at_end.name()), ("owner", owner.name())]).collect()
 }

@@ -81,6 +81,8 @@ pub struct Config {
     /// Whether gpushd repairs drift whenever it finds any. If false, gpushd repairs drift only
     /// after a boot or on request.
     pub auto_reconcile: bool,
+    /// Whether all rules enforce leases, if they and `[defaults]` do not say otherwise. The rules contain this already.
+    pub enforce: bool,
     /// `[log]`
     pub log: Log,
     /// `[driver]`

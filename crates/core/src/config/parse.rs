@@ -3,13 +3,14 @@
 
 use std::{ops::Range, time::Duration};
 
+use gpush_api::UnleasedPolicy;
 use toml::de::DeTable;
 
 use super::{
     Access, Api, Config, Driver, Health, Log, LogLevel, MOST_BYTES, bounded_syntax, history, idle,
     layouts::{entries, layout_texts},
     leasing, limits, metrics, mode_change, mps, notify, prices, processes, quotas,
-    reader::{Reader, Text, Value},
+    reader::{Reader, Text, Value, get},
     rules,
     schema::{
         ACCESS, API, DEFAULTS, DRIVER, HEALTH, HISTORY, IDLE, IDLE_EXEMPT, LAYOUTS, LEASES, LIMITS, LOG, METRICS,
@@ -57,6 +58,7 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
     if let Some(flag) = reader.flag(top, "auto_reconcile") {
         config.auto_reconcile = flag;
     }
+    config.enforce = reader.flag(top, "enforce").unwrap_or_default();
     if let Some(table) = reader.table(top, LOG) {
         reader.report_unknown_keys(table, LOG, &[]);
         config.log = log(reader, table);
@@ -89,9 +91,13 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
         reader.report_unknown_keys(table, MPS, &[]);
         config.mps = mps::read(reader, table);
     }
-    if let Some(table) = reader.table(top, PROCESSES) {
+    let processes_table = reader.table(top, PROCESSES);
+    if let Some(table) = processes_table {
         reader.report_unknown_keys(table, PROCESSES, &[]);
         config.processes = processes::read(reader, table);
+    }
+    if config.enforce && processes_table.is_none_or(|table| get(table, "unleased").is_none()) {
+        config.processes.unleased = UnleasedPolicy::End;
     }
     if let Some(table) = reader.table(top, LEASES) {
         reader.report_unknown_keys(table, LEASES, &[]);
@@ -138,7 +144,8 @@ fn settings(reader: &mut Reader<'_>, top: &DeTable<'_>) -> Config {
         reader.report_unknown_keys(table, DEFAULTS, &[]);
         config.defaults = leasing::keys(reader, table);
     }
-    config.rules = rules::read(reader, top, &names, &config.defaults);
+    let defaults = if config.enforce { config.defaults.or_enforced() } else { config.defaults };
+    config.rules = rules::read(reader, top, &names, &defaults);
     if let Some(table) = idle_table {
         idle::check_exempt_rules(reader, table, &config.rules);
     }

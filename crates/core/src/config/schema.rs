@@ -11,7 +11,7 @@ pub struct Section {
 }
 
 /// Top of the file.
-pub const TOP: Section = Section { header: "", keys: &["auto_reconcile"] };
+pub const TOP: Section = Section { header: "", keys: &["auto_reconcile", "enforce"] };
 /// `[log]`
 pub const LOG: Section = Section { header: "[log]", keys: &["level"] };
 /// `[driver]`
@@ -77,11 +77,24 @@ pub const PRICE: Section =
 /// `[layouts]`. The administrator chooses its keys: they are names of layouts.
 pub const LAYOUTS: Section = Section { header: "[layouts]", keys: &[] };
 /// `[defaults]`: keys of all rules that do not set them.
-pub const DEFAULTS: Section = Section { header: "[defaults]", keys: &["lease", "at_end", "owner"] };
+pub const DEFAULTS: Section = Section { header: "[defaults]", keys: &["lease", "enforce_missing", "at_end", "owner"] };
 /// `[[gpu]]`
 pub const RULE: Section = Section {
     header: "[[gpu]]",
-    keys: &["name", "match", "mode", "layout", "lease", "at_end", "owner", "users", "groups", "isolation", "workload"],
+    keys: &[
+        "name",
+        "match",
+        "mode",
+        "layout",
+        "lease",
+        "enforce_missing",
+        "at_end",
+        "owner",
+        "users",
+        "groups",
+        "isolation",
+        "workload",
+    ],
 };
 /// `[gpu.mps]`, which belongs to the rule above it.
 pub const RULE_MPS: Section = Section {

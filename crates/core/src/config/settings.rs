@@ -17,6 +17,7 @@ impl Config {
     pub(super) fn settings(&self) -> Vec<Setting> {
         let Self {
             auto_reconcile,
+            enforce,
             log,
             driver,
             api,
@@ -40,6 +41,7 @@ impl Config {
         let allowed: Vec<String> = processes.allow.iter().map(allowed).collect();
         let mut all: Vec<Setting> = vec![
             ("", "auto_reconcile", Some(auto_reconcile.to_string())),
+            ("", "enforce", Some(enforce.to_string())),
             ("log", "level", Some(text(log.level.name()))),
             ("driver", "library", Some(text(&driver.library))),
             ("api", "admin_socket", api.admin_socket.as_deref().map(text)),

@@ -150,13 +150,14 @@ pub const TABLE: [Aspect; 5] = [
         name: "device access",
         cells: [
             cell(
-                "no",
-                "any program that may open the device can use it; gpushd reports programs without a lease",
+                "limit",
+                "by default, any program can open the device; after gpushctl enforce on, the kernel denies it to login \
+                sessions without a lease, but not to services and containers",
                 &[4],
             ),
             cell(
-                "no",
-                "as for a whole GPU; the device nodes in /dev/nvidia-caps can be restricted to single users",
+                "limit",
+                "as for a whole GPU; a lease also opens only the nodes in /dev/nvidia-caps of its MIG devices",
                 &[1, 4],
             ),
             cell(
@@ -165,7 +166,7 @@ pub const TABLE: [Aspect; 5] = [
                 programs off a whole GPU",
                 &[2, 4],
             ),
-            cell("no", "as for a whole GPU", &[4]),
+            cell("limit", "as for a whole GPU; leases of one GPU are not kept apart", &[4]),
         ],
     },
 ];

@@ -7,6 +7,7 @@
 //! | module | subject |
 //! |---|---|
 //! | `request` | the textual grammar of requests, and their validation |
+//! | `access` | the devices that the processes of a lease may open |
 //! | `capacity` | which leases occupy a target |
 //! | `placement` | chooses targets for a request; a gang gets all of its targets or none |
 //! | `quota` | limits by user and group |
@@ -18,6 +19,7 @@
 //! | `user_limits` | limits of a user's slice for the slice of the user's leases |
 //! | `environment` | the environment variables of a lease's processes |
 
+pub mod access;
 pub mod capacity;
 pub mod environment;
 pub mod machine;

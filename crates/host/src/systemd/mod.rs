@@ -18,8 +18,10 @@
 //! restart of the bus. Before a call that changes something, gpushd checks the connection, so that no such call is sent
 //! twice. It repeats the reading of limits on a new connection.
 
+mod devices;
 mod proxies;
 mod scope;
+mod short_run;
 mod state;
 mod unit_limits;
 
@@ -41,7 +43,9 @@ use zbus::{
 
 use self::proxies::{Property, SystemManagerProxy, UnitPropertiesProxy};
 pub use self::{
+    devices::{FIRST_WITHOUT_GAPS, Lasts, Reloads, UnitDevices},
     scope::TransientScope,
+    short_run::ShortProgram,
     state::State,
     unit_limits::{ReadLimits, UnitValue},
 };
@@ -213,6 +217,24 @@ impl Manager {
         let manager = self.manager().await?;
         let rows = call("list units", manager.list_units_by_patterns(&states, &[pattern])).await?;
         Ok(rows.into_iter().map(|row| row.0).collect())
+    }
+
+    /// Lists the services that run as another user than root, with the user. Leaves out services that have just ended.
+    ///
+    /// # Errors
+    /// When systemd refuses.
+    pub async fn services_of_users(&self) -> Result<Vec<(String, String)>, Error> {
+        let mut found = Vec::new();
+        for unit in self.running("*.service").await? {
+            let state = match self.state(&unit).await {
+                Err(Error::Refused { .. }) => continue,
+                state => state?,
+            };
+            if !matches!(state.user.as_str(), "" | "root" | "0") {
+                found.push((unit, state.user));
+            }
+        }
+        Ok(found)
     }
 
     /// Returns how many processes a unit has.

@@ -33,6 +33,9 @@ pub(super) trait SystemManager {
     /// Queues a start and returns its job.
     fn start_unit(&self, name: &str, mode: &str) -> zbus::Result<OwnedObjectPath>;
 
+    /// Queues a stop and returns its job.
+    fn stop_unit(&self, name: &str, mode: &str) -> zbus::Result<OwnedObjectPath>;
+
     /// Creates a transient unit, which systemd removes when the unit ends. Queues the start of the
     /// unit, and returns the job of the start.
     fn start_transient_unit(
@@ -55,6 +58,10 @@ pub(super) trait SystemManager {
 
     /// Lists the processes of a unit: cgroup, pid, command line.
     fn get_unit_processes(&self, name: &str) -> zbus::Result<Vec<(String, u32, String)>>;
+
+    /// systemd begins or has finished to reload its units.
+    #[zbus(signal)]
+    fn reloading(&self, active: bool) -> zbus::Result<()>;
 }
 
 /// The properties of a unit. For an empty interface name, systemd returns the properties of all

@@ -7,6 +7,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
+use gpush_core::lease::access::AllowedDevice;
 use tokio::time::timeout;
 use zbus::{
     proxy::CacheProperties,
@@ -14,7 +15,9 @@ use zbus::{
 };
 
 use super::{
-    Error, JOB_TIMEOUT, Link, Manager, call, ends_of_jobs, job_ends,
+    Error, JOB_TIMEOUT, Link, Manager, call,
+    devices::{limits, version_number},
+    ends_of_jobs, job_ends,
     proxies::{Property, SystemManagerProxy},
     subscribe,
 };
@@ -32,6 +35,8 @@ pub struct TransientScope {
     pub description: String,
     /// The slice that contains it.
     pub slice: String,
+    /// The devices that its processes may open; `None` for those of its slice.
+    pub devices: Option<Vec<AllowedDevice>>,
 }
 
 /// Proxy of systemd's manager. Its connection is subscribed to systemd's signals.
@@ -66,12 +71,15 @@ impl Manager {
             ends = ends_of_jobs(&systemd.manager, &scope.name).await;
         }
         let ends = ends?;
-        let properties: [Property<'_>; 4] = [
+        let mut properties: Vec<Property<'_>> = vec![
             ("Description", Value::from(scope.description.as_str())),
             ("Slice", Value::from(scope.slice.as_str())),
             ("CollectMode", Value::from("inactive-or-failed")),
             member(process.pid().cast_unsigned(), process.as_fd(), systemd.takes_pidfds),
         ];
+        if let Some(devices) = &scope.devices {
+            properties.extend(limits(devices));
+        }
         let run = job_ends(&what, ends, systemd.manager.start_transient_unit(&scope.name, "fail", &properties, &[]));
         let moved = timeout(JOB_TIMEOUT, run).await;
         let moved = moved.unwrap_or_else(|_| Err(Error::Deadline { what: what.clone(), after: JOB_TIMEOUT }));
@@ -132,9 +140,7 @@ fn member(pid: u32, process: BorrowedFd<'_>, takes_pidfds: bool) -> Property<'_>
 
 /// Returns whether a version of systemd takes the process of a scope as a pidfd.
 fn takes_pidfds(version: &str) -> bool {
-    let number = version.trim_start_matches('v');
-    let end = number.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(number.len());
-    number[..end].parse().is_ok_and(|number: u32| number >= FIRST_WITH_PIDFDS)
+    version_number(version).is_some_and(|number| number >= FIRST_WITH_PIDFDS)
 }
 
 #[cfg(test)]

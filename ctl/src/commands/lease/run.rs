@@ -172,6 +172,8 @@ async fn enter(client: &mut Client, id: LeaseId, named: bool) -> Result<LeaseGra
         let error = error.cause(format!("its processes are in the cgroup {cgroup}"));
         return Err(error.hint("run the command in the container, as with `docker exec CONTAINER COMMAND`").into());
     }
+    // If the kernel denies the GPUs to login sessions, gpushd moves this process out of its session.
+    client.lease_enter(id).await?;
     Ok(granted)
 }
 

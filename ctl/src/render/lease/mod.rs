@@ -19,7 +19,8 @@ pub(crate) mod usage;
 
 use anstyle::Style;
 use gpush_api::{
-    EndReason, Enforcement, Gpu, Lease, LeaseBinding, LeaseMember, LeaseRequest, LeaseShare, LeaseState, MemberShare,
+    DeviceAccess, EndReason, Enforcement, Gpu, Lease, LeaseBinding, LeaseMember, LeaseRequest, LeaseShare, LeaseState,
+    MemberShare,
 };
 use gpush_core::sharing;
 
@@ -194,6 +195,14 @@ pub(crate) fn enforced_by(enforcement: Enforcement) -> &'static str {
         }
         Enforcement::Exclusive => "cooperation: gpushd grants no other lease of the GPU, but stops no program",
         Enforcement::None => "nothing: programs take turns; memory and compute time are not limited",
+    }
+}
+
+/// Describes in one sentence who can open the devices of a lease.
+pub(crate) fn device_access(access: DeviceAccess) -> &'static str {
+    match access {
+        DeviceAccess::Verified => "the kernel denies the devices to login sessions and other leases",
+        DeviceAccess::Unverified => "the lease opens only its own devices, but login sessions can open them too",
     }
 }
 

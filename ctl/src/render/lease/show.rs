@@ -4,7 +4,7 @@ use gpush_api::{Gpu, Lease, LeaseBinding, LeaseState, MemberShare, Priority, tex
 use gpush_core::{lease::request, refusal};
 
 use super::{
-    end, enforced_by, idle,
+    device_access, end, enforced_by, idle,
     list::list,
     place, reason, share, state, target,
     usage::{self, Surroundings},
@@ -50,6 +50,9 @@ pub(crate) fn one(lease: &Lease, gpus: &[Gpu], surroundings: &Surroundings<'_>, 
     fact("holder", &format!("{}{by}", user(lease, look)));
     fact("share", &share(lease, look));
     fact("enforced by", enforced_by(lease.enforcement));
+    if let Some(access) = lease.device_access {
+        fact("device access", device_access(access));
+    }
     if matches!(lease.state, LeaseState::Queued | LeaseState::Granting | LeaseState::Active) {
         let at = lease.expires_at.map_or_else(String::new, |at| format!(" ({})", local_time(at)));
         fact("ends", &format!("{}{at}", end(lease, look)));

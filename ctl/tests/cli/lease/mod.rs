@@ -51,6 +51,7 @@ pub(crate) fn lease(id: u64, uid: u32) -> Lease {
         asked_by: Some(Actor { uid, user: Some("alice".to_owned()), pid: Some(4000) }),
         kind: LeaseKind::Mps,
         enforcement: LeaseKind::Mps.enforcement(),
+        device_access: None,
         state: LeaseState::Active,
         reason: None,
         request: Some(LeaseRequest::default()),

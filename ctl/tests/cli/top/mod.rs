@@ -70,6 +70,7 @@ fn lease() -> Lease {
         asked_by: Some(Actor { uid: 1000, user: Some("alice".into()), pid: None }),
         kind: LeaseKind::Whole,
         enforcement: Enforcement::Exclusive,
+        device_access: None,
         state: LeaseState::Active,
         reason: None,
         request: None,

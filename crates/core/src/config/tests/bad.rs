@@ -200,8 +200,10 @@ fn corpus() -> Vec<(&'static str, String, usize)> {
         ("mps in a mode that is none", shared("mpx", "percentage = 0"), 2),
         // Mistakes in lease settings
         ("lease of a rule", rule("layout = \"none\"\nlease = \"needed\"\nat_end = \"kill\"\nowner = \"root\""), 3),
-        ("lease enforced", rule("layout = \"none\"\nlease = \"enforced\""), 1),
-        ("lease defaults", own("[defaults]\nlease = \"enforced\"\nat_end = \"kill\"\nmode = \"mps\"\n"), 3),
+        ("enforced lease", rule("layout = \"none\"\nlease = \"enforce\"\nenforce_missing = \"allow\""), 2),
+        ("enforce_missing without lease", rule("layout = \"none\"\nenforce_missing = \"grant\""), 1),
+        ("enforce as a word", own("enforce = \"on\"\n"), 1),
+        ("lease defaults", own("[defaults]\nlease = \"force\"\nat_end = \"kill\"\nmode = \"mps\"\n"), 3),
         (
             "lease in mode unmanaged",
             own("[[gpu]]\nmatch = [\"0\"]\nmode = \"unmanaged\"\nlease = \"required\"\nowner = \"slurm\"\n"),

@@ -1,6 +1,6 @@
 use gpush_api::{
-    AtLeaseEnd, ComputeMode, GpuIndex, LeaseKind, LeaseOwner, LeaseRequirement, MemoryLimit, Mode, MpsComputeMode,
-    MpsPolicy, MpsSettings, MpsUsers, Priority, TimesliceLevel, TimeslicePolicy,
+    AtLeaseEnd, ComputeMode, EnforceMissing, GpuIndex, LeaseKind, LeaseOwner, LeaseRequirement, MemoryLimit, Mode,
+    MpsComputeMode, MpsPolicy, MpsSettings, MpsUsers, Priority, TimesliceLevel, TimeslicePolicy, UnleasedPolicy,
 };
 use proptest::prelude::*;
 
@@ -312,6 +312,33 @@ fn rules_have_the_defaults_unless_they_set_the_key() {
     assert_eq!(terms(2), Some((Some(LeaseRequirement::Optional), AtLeaseEnd::End, LeaseOwner::Users)));
     assert_eq!(terms(3), None);
     assert_eq!(Config::parse(&config.effective(), "effective").unwrap(), config);
+}
+
+#[test]
+fn enforce_is_short_for_three_keys_of_all_rules() {
+    let rules = "[[gpu]]\nmatch = \"0\"\nmode = \"exclusive\"\n[[gpu]]\nmatch = \"1\"\nmode = \"mig\"\nlayout = \"none\"\n\
+                 lease = \"optional\"\n[[gpu]]\nmatch = \"2\"\nmode = \"unmanaged\"\n";
+    let parse = |head: &str| {
+        let config = Config::parse(&format!("{head}{rules}"), "config.toml").unwrap();
+        assert_eq!(Config::parse(&config.effective(), "effective").unwrap(), config, "{head}");
+        config
+    };
+    let of = |head: &str, rule: usize| {
+        let config = parse(head);
+        let terms = config.rules[rule].lease.map(|terms| (terms.requirement, terms.at_end, terms.enforce_missing));
+        (terms, config.processes.unleased)
+    };
+    let enforced = Some(LeaseRequirement::Enforced);
+    let (end, refuse, grant) = (AtLeaseEnd::End, EnforceMissing::Refuse, EnforceMissing::Grant);
+    assert_eq!(of("enforce = true\n", 0), (Some((enforced, end, refuse)), UnleasedPolicy::End));
+    assert_eq!(of("enforce = true\n", 1).0, Some((Some(LeaseRequirement::Optional), end, refuse)));
+    assert_eq!(of("enforce = true\n", 2).0, None);
+    let own = "enforce = true\n[processes]\nunleased = \"warn\"\n[defaults]\nat_end = \"report\"\nenforce_missing = \"grant\"\n";
+    assert_eq!(of(own, 0), (Some((enforced, AtLeaseEnd::Report, grant)), UnleasedPolicy::Warn));
+    assert_eq!(of(own, 1).0.map(|terms| terms.2), Some(refuse), "the rule does not enforce leases");
+    assert!(!parse("").enforce && parse("").rules.iter().all(|rule| !rule.lease.is_some_and(|one| one.is_enforced())));
+    let same = "[processes]\nunleased = \"end\"\n[defaults]\nlease = \"enforced\"\nat_end = \"end\"\n";
+    assert_eq!(parse(same).rules, parse("enforce = true\n").rules);
 }
 
 #[test]
