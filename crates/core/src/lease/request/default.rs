@@ -34,12 +34,14 @@ pub fn parse_default(text: &str) -> Result<DefaultRequest, RequestError> {
 #[must_use]
 pub fn faults_of_default(text: &str) -> Vec<RequestError> {
     let Err(first) = parse_default(text) else { return Vec::new() };
-    let is_of_term = |error: &RequestError| match error {
-        RequestError::BadValue { .. }
-        | RequestError::MissingValue { .. }
-        | RequestError::UnexpectedValue { .. }
-        | RequestError::NotInDefault { .. } => true,
-        _ => false,
+    let is_of_term = |error: &RequestError| {
+        matches!(
+            error,
+            RequestError::BadValue { .. }
+                | RequestError::MissingValue { .. }
+                | RequestError::UnexpectedValue { .. }
+                | RequestError::NotInDefault { .. }
+        )
     };
     let all = terms(text).unwrap_or_default();
     let alone = all.iter().filter_map(|term| build(std::slice::from_ref(term), Spelling::Quota).err());
