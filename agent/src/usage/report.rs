@@ -174,7 +174,6 @@ impl Usage {
     }
 
     /// Returns the requests of the days of a period by owner: those in the store, and those that are not recorded yet.
-    #[expect(clippy::redundant_closure_for_method_calls, reason = "the method accepts only one lifetime of `View`")]
     async fn owner_requests(&self, from_ms: i64, until_ms: i64) -> Result<Vec<RequestDay>, ApiError> {
         let day_ms = from_ms.div_euclid(DAY_MS) * DAY_MS;
         let turn = self.0.recording.lock().await;

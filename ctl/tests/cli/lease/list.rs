@@ -67,7 +67,7 @@ fn lease_is_kept_and_unused_leases_are_listed() {
     }
     let (code, list, _) = run(&["lease", "idle", "--since", "30d", "-o", "csv"]);
     let lines: Vec<&str> = list.lines().collect();
-    assert_eq!((code, lines[0]), (Some(0), "lease,user,state,unused_s,warnings,action,when"));
+    assert_eq!((code, lines[0]), (Some(0), "lease,user,state,unused_s,warnings,action,when,dry_run"));
     assert!(
         lines[1].starts_with("L17,alice,idle,") && lines[2].starts_with("L9,alice,no process,14400,2,release,"),
         "{list}"
