@@ -252,7 +252,7 @@ fn unused_task_of_an_array_is_cancelled_alone(machine: &Machine) {
     let list = machine.sh("gpushctl lease list --json");
     let list: serde_json::Value = serde_json::from_str(&list).expect("JSON");
     let others = list.as_array().into_iter().flatten();
-    let mut others = others.filter(|lease| lease["binding"]["job"].to_string() != array);
+    let mut others = others.filter(|lease| lease["binding"]["job"].as_u64() != array.parse().ok());
     let (Some(other), None) = (others.next(), others.next()) else { panic!("{array}: {list}") };
     let (id, job) = (other["id"].as_str().expect("an id"), other["binding"]["job"].to_string());
     machine.write("/etc/gpush/config.toml", format!("{config}\n{IDLE}"));

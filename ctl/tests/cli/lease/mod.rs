@@ -13,9 +13,9 @@ use std::{
 };
 
 use gpush_api::{
-    Actor, ApiError, Code, EndReason, IdleAction, IdleReport, Lease, LeaseBinding, LeaseGrant, LeaseHolder, LeaseId,
-    LeaseKeep, LeaseKind, LeaseMember, LeaseQueuePosition, LeaseRequest, LeaseRevocation, LeaseShare, LeaseState,
-    LeaseWait, MemberShare, Mode, Priority, UnusedLease, UseState,
+    Actor, ApiError, Code, EndReason, EnteredLease, IdleAction, IdleReport, Lease, LeaseBinding, LeaseGrant,
+    LeaseHolder, LeaseId, LeaseKeep, LeaseKind, LeaseMember, LeaseQueuePosition, LeaseRequest, LeaseRevocation,
+    LeaseShare, LeaseState, LeaseWait, MemberShare, Mode, Priority, UnusedLease, UseState,
 };
 use insta::assert_snapshot;
 
@@ -188,6 +188,7 @@ fn answer(request: &Request) -> Answer {
         ("GET", "/v1/leases/L17/environment") => Answer::ok(&granted(17, me())),
         // Administrators may read the environment of every lease.
         ("GET", "/v1/leases/L18/environment") => Answer::ok(&granted(18, other)),
+        ("POST", "/v1/leases/L17/enter") => Answer::ok(&EnteredLease::default()),
         ("POST", "/v1/leases/L17/renew") => {
             let mut renewed = lease(17, me());
             renewed.expires_at = Some(jiff::Timestamp::now() + jiff::SignedDuration::from_secs(7230));

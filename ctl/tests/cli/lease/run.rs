@@ -95,7 +95,7 @@ fn run_enters_only_a_lease_of_its_user() {
     let agent = agent(&host);
     let text = host.run(&["run", "--lease", "L17", "--", "/bin/sh", "-c", "echo $GPUSH_LEASE"]);
     assert!(text.contains("L17\n[exit 0]"), "{text}");
-    assert_eq!(agent.asked(), ["GET /v1/leases/L17/environment"]);
+    assert_eq!(agent.asked(), ["GET /v1/leases/L17/environment", "POST /v1/leases/L17/enter"]);
     assert_snapshot!(host.run(&["run", "--lease", "L18", "--", "true"]));
     assert!(agent.bodies("/v1/leases").is_empty());
 }
