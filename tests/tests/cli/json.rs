@@ -157,6 +157,11 @@ fn json_output_matches_the_page_and_the_types_of_the_api() {
     let (mut wrong, mut lease, mut operation) = (Vec::new(), String::new(), String::new());
     for (name, command, changed) in COMMANDS {
         let command = command.replace("LEASE", &lease).replace("OPERATION", &operation);
+        if *name == "maintenance enter" {
+            // A process of another test can have the name of the lease in its environment.
+            let is_empty = |list: &Value| list.as_array().is_some_and(Vec::is_empty);
+            agent.await_that("no lease", || is_empty(&run(&agent, "lease list").1));
+        }
         let (status, value) = run(&agent, &command);
         // These report what they find with other statuses.
         if status != Some(0) && !["doctor", "config diff"].contains(name) {

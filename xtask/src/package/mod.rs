@@ -47,8 +47,8 @@ use crate::workspace::{self, Build};
 pub(crate) const LATER: &str = "99.0.0";
 
 /// Limits for the package `gpush`, in bytes: of the file, and of the installed files.
-const MOST_PACKED: u64 = 8 << 20;
-const MOST_INSTALLED: u64 = 25 << 20;
+const MOST_PACKED: u64 = 9 << 20;
+const MOST_INSTALLED: u64 = 30 << 20;
 
 /// What to package, and where to.
 #[derive(Debug, clap::Args)]
@@ -224,6 +224,6 @@ mod tests {
         check_sizes(&small, MOST_INSTALLED).unwrap();
         assert!(check_sizes(&small, MOST_INSTALLED + 1).is_err());
         let error = check_sizes(&[file("gpush-1.0-1.x86_64.rpm", MOST_PACKED + 1)], 1).unwrap_err();
-        assert!(error.to_string().contains("gpush-1.0-1.x86_64.rpm has 8388609 bytes"), "{error}");
+        assert!(error.to_string().contains("gpush-1.0-1.x86_64.rpm has 9437185 bytes"), "{error}");
     }
 }
