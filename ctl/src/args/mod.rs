@@ -73,6 +73,7 @@ mod ps;
 mod quota;
 mod request;
 mod request_line;
+mod request_options;
 mod slurm;
 mod slurm_job;
 pub(crate) mod spelling;
