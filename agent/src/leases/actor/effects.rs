@@ -180,6 +180,14 @@ impl Actor {
         }
     }
 
+    /// Counts a request that ended in the queue. Requests that are refused at once are counted where they arrive.
+    fn count_as_refused(&self) {
+        if let Some(lease) = &self.lease {
+            let (uid, kind) = (lease.record.holder.uid, lease.record.request.share.kind());
+            self.leases.handles.context.refused.note(uid, kind);
+        }
+    }
+
     async fn report_end(&mut self, reason: EndReason) {
         self.place = None;
         if let Some(id) = self.id() {
@@ -193,7 +201,10 @@ impl Actor {
                 Some(error) => error,
                 None => match self.operation_error().await {
                     Some(error) => error,
-                    None => self.end_error(reason),
+                    None => {
+                        self.count_as_refused();
+                        self.end_error(reason)
+                    }
                 },
             };
             let _the_client_may_be_gone = reply.send(Err(error));

@@ -235,8 +235,6 @@ impl Actor {
             return ApiError::new(Code::Cancelled, "the request was cancelled before it was granted");
         };
         let id = lease.id();
-        let (uid, kind) = (lease.record.holder.uid, lease.record.request.share.kind());
-        self.leases.handles.context.refused.note(uid, kind);
         match reason {
             EndReason::TimedOut => {
                 let mut error =

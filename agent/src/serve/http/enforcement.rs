@@ -71,11 +71,8 @@ async fn turn_on(
     let key = header.of(caller.uid(), "/v1/enforcement/on", &body);
     let request = requests.admit(by, key, body.reason.as_deref())?;
     let control = enforcement.clone();
-    let done = requests.once(request, move |request| async move { control.turn_on(request, body.force).await });
-    match done.await? {
-        Some(after) => Ok(Json(after)),
-        None => Ok(Json(enforcement.status().await)),
-    }
+    let done = requests.once(request, move |request| async move { control.turn_on(request, body.force).await }).await?;
+    Ok(after(done, &enforcement).await)
 }
 
 /// Lets login sessions open the GPUs again. For administrators.
@@ -93,11 +90,16 @@ async fn turn_off(
     let key = header.of(caller.uid(), "/v1/enforcement/off", &body);
     let request = requests.admit(by, key, body.reason.as_deref())?;
     let control = enforcement.clone();
-    let done = requests.once(request, move |request| async move { control.turn_off(request).await });
-    match done.await? {
-        Some(after) => Ok(Json(after)),
-        None => Ok(Json(enforcement.status().await)),
-    }
+    let done = requests.once(request, move |request| async move { control.turn_off(request).await }).await?;
+    Ok(after(done, &enforcement).await)
+}
+
+/// Returns the answer to a change. `done` is `None` if an earlier request with the same key made the change.
+async fn after(done: Option<DeviceEnforcement>, enforcement: &Enforcement) -> Json<DeviceEnforcement> {
+    Json(match done {
+        Some(after) => after,
+        None => enforcement.status().await,
+    })
 }
 
 /// Moves the calling process into a scope outside of its login session, so that it can open the GPUs. For administrators.
