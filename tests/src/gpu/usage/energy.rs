@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use gpush_api::HostUsage;
+use jiff::Timestamp;
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -76,31 +77,42 @@ async fn split(service: &mut Service, duties: [Option<f64>; 2], seconds: f64) ->
     }
     settle(seconds).await;
     let before = energies(service, 2).await?;
-    let began = Instant::now();
-    while began.elapsed().as_secs_f64() < seconds {
+    // One sample may answer several requests, so the samples tell the time. The share of a lease is known after two.
+    let shortest = seconds.max(2.0);
+    let (after, seconds) = loop {
         sleep(ASK).await;
-        energies(service, 2).await?;
-    }
-    let after = energies(service, 2).await?;
-    let seconds = began.elapsed().as_secs_f64();
+        let after = energies(service, 2).await?;
+        let seconds = after.sampled_at.duration_since(before.sampled_at).as_secs_f64();
+        if seconds >= shortest {
+            break (after, seconds);
+        }
+    };
     let mut truths = Vec::new();
     for (client, duty) in clients.into_iter().zip(duties) {
         let ended = client.stop().await?;
         truths.push(if duty.is_some() { ended.duty()? } else { 0.0 });
     }
-    let energies_j = before.iter().zip(after).map(|(before, after)| after - before).collect();
+    let energies_j = before.leases_j.iter().zip(after.leases_j).map(|(before, after)| after - before).collect();
     Ok(Split { energies_j, seconds, expected: parts(&truths) })
 }
 
-/// Returns the energy of each lease in J, in the order of the leases. Waits for new samples.
-async fn energies(service: &Service, leases: usize) -> Result<Vec<f64>, String> {
+/// What a sample of the GPU says.
+struct Energies {
+    sampled_at: Timestamp,
+    /// The energy of each lease until the sample in J, in the order of the leases.
+    leases_j: Vec<f64>,
+}
+
+/// Returns the energies of the leases at the newest sample.
+async fn energies(service: &Service, leases: usize) -> Result<Energies, String> {
     let until = Instant::now() + PATIENCE;
     loop {
         let usage: HostUsage = service.ctl(&["top", "--once"]).await?;
-        if usage.lease_usage.len() == leases && usage.gpu_usage.iter().all(|gpu| gpu.sampled_at.is_some()) {
+        let sampled_at = usage.gpu_usage.first().and_then(|gpu| gpu.sampled_at);
+        if let Some(sampled_at) = sampled_at.filter(|_| usage.lease_usage.len() == leases) {
             let mut energies: Vec<_> = usage.lease_usage.iter().map(|lease| (lease.lease_id, lease.energy_j)).collect();
             energies.sort_by_key(|(id, _)| *id);
-            return Ok(energies.into_iter().map(|(_, energy)| energy).collect());
+            return Ok(Energies { sampled_at, leases_j: energies.into_iter().map(|(_, energy)| energy).collect() });
         }
         if Instant::now() > until {
             return Err(format!("gpushd does not report the use of {leases} leases"));
