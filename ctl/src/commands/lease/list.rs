@@ -49,10 +49,11 @@ pub(super) async fn list(
     client: &mut Client,
     which: &Gpus,
     holders: Holders<'_>,
+    job: Option<u32>,
     ended: Ended,
     out: &Output,
 ) -> Outcome {
-    let selection = LeaseSelection { ended: ended.limit, since: ended.since, ..LeaseSelection::default() };
+    let selection = LeaseSelection { job, ended: ended.limit, since: ended.since, ..LeaseSelection::default() };
     let mut leases = match holders {
         Holders::Caller => client.leases_of(&LeaseSelection { is_mine: true, ..selection }).await?,
         Holders::All => client.leases_of(&selection).await?,
