@@ -265,7 +265,7 @@ async fn serve(parts: Parts, layouts: bool) {
     let (levels, shared_gpus) = (parts.timeslice, parts.shared_gpus);
     let changed = take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;
     startup.startup.mark_changed(changed.into_iter());
-    drop((leases::spawn(&handles.leases), engine.scheduler.spawn(), handles.idle.spawn()));
+    drop((leases::spawn(&handles.leases), engine.scheduler.spawn(), handles.policies.spawn()));
     drop(engine.context.tasks.spawn(TaskName::OverrideExpiry, {
         let (state, store, stopping) =
             (handles.context.state.clone(), handles.context.store.clone(), engine.context.stopping.clone());

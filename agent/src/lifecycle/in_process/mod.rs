@@ -41,6 +41,7 @@
 //! | `services` | services and hooks around an operation |
 //! | `timeslice` | levels and compute modes of time-sliced GPUs |
 //! | `idle` | unused leases |
+//! | `over_limit` | leases above the memory of their share |
 //! | `unleased` | processes without a lease |
 //! | `enforcement` | rules that enforce leases |
 
@@ -66,6 +67,7 @@ mod leases;
 mod listener;
 mod mps;
 mod notices;
+mod over_limit;
 mod override_ends;
 mod overrides;
 mod partly_back;

@@ -6,7 +6,7 @@ use gpush_core::{lease::request, refusal};
 use super::{
     device_access, end, enforced_by, idle,
     list::list,
-    place, reason, share, state, target,
+    over_limit, place, reason, share, state, target,
     usage::{self, Surroundings},
     user,
 };
@@ -62,6 +62,9 @@ pub(crate) fn one(lease: &Lease, gpus: &[Gpu], surroundings: &Surroundings<'_>, 
     }
     if let Some(unused) = &lease.idle {
         fact("unused", &idle::outlook(unused, lease, look));
+    }
+    if let Some(memory) = &lease.over_limit {
+        fact("above limit", &over_limit::outlook(memory, look));
     }
     if let Some(kept) = idle::kept(lease, look) {
         fact("kept", &kept);

@@ -88,6 +88,7 @@ fn lease() -> Lease {
         usage: None,
         keep: None,
         idle: None,
+        over_limit: None,
     }
 }
 
