@@ -9,13 +9,12 @@ use std::{
 };
 
 use gpush_api::{DeviceProbe, ProbePlace, ProbeResult};
-use gpush_core::lease::access::{AllowedDevice, CONTROL_MINOR, GPU_MAJOR, Nodes, closed_devices};
+use gpush_core::lease::access::{AllowedDevice, CONTROL_MINOR, GPU_MAJOR, Nodes, SESSIONS, closed_devices};
 use gpush_host::{
     device_probe::{self, ALLOWED, DENIED, UNKNOWN},
     systemd::{Manager, ShortProgram},
 };
 
-use super::host_part::SESSIONS;
 use crate::state::context::HostContext;
 
 /// The slice that contains the scopes of leases.

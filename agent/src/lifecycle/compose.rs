@@ -240,7 +240,8 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         executor,
         scheduler: scheduler.clone(),
     });
-    let enforcement = Enforcement::new(context(), scopes.manager());
+    let systemd = context().host_services.systemd.clone().map_or_else(|| scopes.manager(), Ok);
+    let enforcement = Enforcement::new(context(), systemd);
     let leases = Leases::new(leases::LeaseHandles {
         context: context(),
         scheduler,

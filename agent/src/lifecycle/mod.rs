@@ -142,6 +142,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         helpers: Helpers::new(&paths.state_dir),
         proc: arguments.proc.clone(),
         nvidia_smi: arguments.nvidia_smi.clone(),
+        systemd: None,
         level_interval: timeslice::INTERVAL,
         constants: arguments.constants.clone(),
         driverless: Default::default(),

@@ -44,6 +44,7 @@
 //! | `over_limit` | leases above the memory of their share |
 //! | `unleased` | processes without a lease |
 //! | `enforcement` | rules that enforce leases |
+//! | `device_access` | `enforce on` and `off`, with a systemd in a script |
 
 mod access;
 mod apply;
@@ -53,6 +54,7 @@ mod calls;
 mod conditions;
 mod crashes;
 mod daemons;
+mod device_access;
 mod dynamic;
 mod enforcement;
 mod events;

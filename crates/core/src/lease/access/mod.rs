@@ -16,11 +16,13 @@
 //! Rules name devices by number: a node may be created after the rule, or be missing.
 
 mod capabilities;
+mod host_plan;
 mod nodes;
 #[cfg(test)]
 mod tests;
 
 pub use capabilities::{Capability, CapabilityMinors};
+pub use host_plan::{CONTAINERS, HostFacts, SESSIONS, SLURMD, SessionProcess, host_plan, named};
 pub use nodes::{NoDeviceAccess, Nodes, nodes};
 
 /// The major number of the nodes of all GPUs, of `nvidiactl` and of `nvidia-modeset`. NVIDIA's driver has this number in
