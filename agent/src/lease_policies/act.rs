@@ -3,7 +3,11 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use gpush_api::{LeaseBinding, LeaseId};
-use gpush_core::lease::{over_limit, over_limit::OverLimitEnd, unused::UnusedEnd};
+use gpush_core::lease::{
+    over_limit,
+    over_limit::OverLimitEnd,
+    unused::{UnusedEnd, unused_for},
+};
 use gpush_host::{
     helper::{End, Job},
     proc,
@@ -13,11 +17,13 @@ use gpush_usage::{
     idle::UnusedReport,
     over_limit::{MemoryExcess, MemoryReading},
 };
+use jiff::Timestamp;
 
-use super::{LeasePolicies, PolicyName, unused::words};
+use super::{LeasePolicies, PolicyName};
 use crate::{
     leases::{self, EndCheck, HolderNews, SeenUnused},
     system::slurm_job,
+    usage::Usage,
 };
 
 /// The program that cancels Slurm jobs.
@@ -25,6 +31,9 @@ const SCANCEL: &str = "/usr/bin/scancel";
 
 /// Maximum time for `scancel`.
 const SCANCEL_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Time between two attempts to deliver a notice that has not reached the holder, in ms.
+pub(super) const RETRY_MS: u64 = 60_000;
 
 /// What gpushd does with a lease now.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -210,4 +219,9 @@ enum EndOutcome {
     Refused,
     /// The job also runs on other nodes.
     RunsElsewhere,
+}
+
+/// Says how long a lease is unused: `has been unused for 4h`.
+pub(super) fn words(report: &UnusedReport) -> String {
+    unused_for(Usage::timestamp(report.unused_since), report.deadline.is_empty, Timestamp::now())
 }

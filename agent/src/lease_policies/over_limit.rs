@@ -11,8 +11,7 @@ use gpush_usage::{
 
 use super::{
     PolicyName,
-    act::{PolicyAct, PolicyEnd},
-    watch::RETRY_MS,
+    act::{PolicyAct, PolicyEnd, RETRY_MS},
 };
 use crate::{leases::HolderNews, usage::Usage};
 

@@ -1,18 +1,16 @@
 //! One lease, as the idle policy sees it.
 
 use gpush_api::LeaseKeep;
-use gpush_core::lease::unused::{UnusedEnd, UnusedWarning, unused_for};
+use gpush_core::lease::unused::{UnusedEnd, UnusedWarning};
 use gpush_usage::{
     idle::{IdleAction, IdleEffect, IdleEvent, IdleMachine, IdleOutlook, IdlePolicy, Keep, LeaseTerms, UnusedReport},
     judge::UseState,
     moment::Moment,
 };
-use jiff::Timestamp;
 
 use super::{
     PolicyName,
-    act::{PolicyAct, PolicyEnd},
-    watch::RETRY_MS,
+    act::{PolicyAct, PolicyEnd, RETRY_MS, words},
 };
 use crate::{leases::HolderNews, usage::Usage};
 
@@ -128,9 +126,4 @@ impl WatchedUse {
             }
         }
     }
-}
-
-/// Says how long a lease is unused: `has been unused for 4h`.
-pub(super) fn words(report: &UnusedReport) -> String {
-    unused_for(Usage::timestamp(report.unused_since), report.deadline.is_empty, Timestamp::now())
 }

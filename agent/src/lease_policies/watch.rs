@@ -25,9 +25,6 @@ use crate::{leases, usage::ObservedLeases};
 /// Longest pause between two observations. Without samples, a lease is soon unknown.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// Time between two attempts to deliver a notice that has not reached the holder, in ms.
-pub(super) const RETRY_MS: u64 = 60_000;
-
 /// Watches the leases until gpushd stops.
 pub(super) async fn run(policies: LeasePolicies) {
     let stopping = policies.0.context.stopping.clone();

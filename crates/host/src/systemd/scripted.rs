@@ -277,7 +277,7 @@ impl ScriptedSystemd {
         let text = |value: &OwnedValue| value.downcast_ref::<&str>().map(str::to_owned).unwrap_or_default();
         let find = |name: &str| properties.iter().find(|(own, _)| own == name).map(|(_, value)| value);
         one.slice = find("Slice").map(text).unwrap_or_default();
-        let command = find("ExecStart").and_then(|value| Commands::try_from(value.clone()).ok()).unwrap_or_default();
+        let command = find("ExecStart").and_then(|value| ProgramList::try_from(value.clone()).ok()).unwrap_or_default();
         let minor = command.first().and_then(|(_, arguments, _)| arguments.get(3).cloned()).unwrap_or_default();
         apply(&mut one.devices, properties);
         let of_slice = script.units.get(&one.slice).map(|slice| slice.devices.clone()).unwrap_or_else(open_devices);
@@ -293,7 +293,7 @@ impl ScriptedSystemd {
 type Started = (String, String, Vec<(String, OwnedValue)>, Vec<(String, Vec<(String, OwnedValue)>)>);
 
 /// The programs of a unit: path, arguments, whether a failure is ignored.
-type Commands = Vec<(String, Vec<String>, bool)>;
+type ProgramList = Vec<(String, Vec<String>, bool)>;
 
 /// A unit in a list.
 type Row = (String, String, String, String, String, String, ObjectPath<'static>, u32, String, ObjectPath<'static>);

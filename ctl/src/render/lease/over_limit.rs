@@ -1,9 +1,20 @@
 //! Leases that use more memory than their share has.
 
-use gpush_api::{Lease, LeaseOverLimit, OverLimitAction, text::local_time};
+use gpush_api::{Lease, LeaseKind, LeaseOverLimit, OverLimitAction, text::local_time};
 use gpush_core::lease::over_limit::above;
 
 use crate::render::{Appearance, appearance::gib};
+
+/// Says that the driver could limit the memory of a lease.
+pub(super) const DRIVER_CAN_LIMIT: &str = "the driver can limit the memory of a cgroup; gpushd does not use this limit";
+
+/// Returns whether programs of a lease can use more memory than the lease has.
+pub(super) fn has_soft_limit(lease: &Lease) -> bool {
+    match lease.kind {
+        LeaseKind::Mps | LeaseKind::Timeslice => true,
+        LeaseKind::Mig | LeaseKind::Whole => false,
+    }
+}
 
 /// Describes what happens to a lease above its limit, for `lease show`.
 pub(super) fn outlook(memory: &LeaseOverLimit, look: &Appearance) -> String {
@@ -59,5 +70,6 @@ mod tests {
         assert_eq!(brief(&lease, &look), ", above its 20.0 GiB, ends in 10m");
         assert_eq!(mark(&lease), ", above 20.0");
         assert_eq!(brief(&fixtures::lease::mps(), &look), "");
+        assert!(has_soft_limit(&lease) && !has_soft_limit(&fixtures::lease::mig()));
     }
 }

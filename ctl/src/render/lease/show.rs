@@ -50,6 +50,9 @@ pub(crate) fn one(lease: &Lease, gpus: &[Gpu], surroundings: &Surroundings<'_>, 
     fact("holder", &format!("{}{by}", user(lease, look)));
     fact("share", &share(lease, look));
     fact("enforced by", enforced_by(lease.enforcement));
+    if surroundings.has_memory_limits && over_limit::has_soft_limit(lease) {
+        fact("", over_limit::DRIVER_CAN_LIMIT);
+    }
     if let Some(access) = lease.device_access {
         fact("device access", device_access(access));
     }
