@@ -337,13 +337,15 @@ impl Enforcement {
     /// If a device of the lease is not known, or the driver's files cannot be read.
     pub(crate) async fn nodes(&self, members: Vec<gpush_api::LeaseMember>) -> Result<Nodes, ApiError> {
         let proc = self.0.context.host_services.proc.clone();
-        let read = gpush_host::subtask::blocking(move || capability_files::read(&proc)).await;
-        let capabilities = read.ok_or_else(|| ApiError::stopping("gpushd is stopping"))?.map_err(|error| {
-            ApiError::new(Code::Internal, "cannot read the capabilities of MIG devices").cause(error.to_string())
-        })?;
+        let read = move || capability_files::read(&proc).map(|found| (found, capability_files::kernel_majors()));
+        let read = gpush_host::subtask::blocking(read).await;
+        let (capabilities, majors) =
+            read.ok_or_else(|| ApiError::stopping("gpushd is stopping"))?.map_err(|error| {
+                ApiError::new(Code::Internal, "cannot read the capabilities of MIG devices").cause(error.to_string())
+            })?;
         let host = self.0.context.state.now();
         let gpus: Vec<&gpush_api::Gpu> = host.gpus.iter().map(|gpu| &gpu.gpu).collect();
-        access::nodes(&members, &gpus, &capabilities).map_err(|error| no_access(&error))
+        access::nodes(&members, &gpus, &capabilities, majors).map_err(|error| no_access(&error))
     }
 }
 
