@@ -154,6 +154,7 @@ impl ScriptedSystemd {
         let client = Builder::unix_stream(client).p2p().build();
         let (server, client) = tokio::try_join!(server, client)?;
         let (script, messages) = (self.clone(), MessageStream::from(&server));
+        #[expect(clippy::disallowed_methods, reason = "it is in place of another process")]
         tokio::spawn(async move { script.serve(server, messages).await });
         Ok(client)
     }
@@ -280,7 +281,7 @@ impl ScriptedSystemd {
         let command = find("ExecStart").and_then(|value| ProgramList::try_from(value.clone()).ok()).unwrap_or_default();
         let minor = command.first().and_then(|(_, arguments, _)| arguments.get(3).cloned()).unwrap_or_default();
         apply(&mut one.devices, properties);
-        let of_slice = script.units.get(&one.slice).map(|slice| slice.devices.clone()).unwrap_or_else(open_devices);
+        let of_slice = script.units.get(&one.slice).map_or_else(open_devices, |slice| slice.devices.clone());
         let opens = [&one.devices, &of_slice].into_iter().all(|devices| opens(devices, &minor));
         one.exit_status = i32::from(if opens || !script.obeys_lists { ALLOWED } else { DENIED });
         script.units.insert(unit.to_owned(), one);
