@@ -65,7 +65,8 @@ impl Demand {
         counts
     }
 
-    fn offer(&self, strategy: &mut dyn Strategy, seed: u64, counts: &mut Counts) {
+    /// Offers the requests of one seed.
+    pub(crate) fn offer(&self, strategy: &mut dyn Strategy, seed: u64, counts: &mut Counts) {
         let mut rng = fastrand::Rng::with_seed(seed);
         let total: f64 = self.rates.iter().sum();
         let mut now = 0.0;

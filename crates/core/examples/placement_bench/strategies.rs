@@ -1,6 +1,10 @@
 //! The strategies that the benchmark compares.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use gpush_api::{GpuIndex, Placement};
 use gpush_core::{
@@ -29,6 +33,10 @@ pub(crate) struct Gpush {
     policy: PlacementPolicy,
     held: BTreeMap<usize, (u32, Placement)>,
     created: usize,
+    /// How often each placement is timed.
+    tries: usize,
+    /// Shortest duration of each placement. Other processes may interrupt a try.
+    times: Vec<Duration>,
 }
 
 impl Gpush {
@@ -39,7 +47,25 @@ impl Gpush {
             let mig = Some(MigOffer { geometry, dynamic: true, instances, reserved });
             GpuOffer { index: GpuIndex(index), uuid: index.to_string().into(), mig, ..GpuOffer::default() }
         };
-        Self { host: Host { gpus: (0..gpus).map(gpu).collect() }, policy, held: BTreeMap::new(), created: 0 }
+        Self {
+            host: Host { gpus: (0..gpus).map(gpu).collect() },
+            policy,
+            held: BTreeMap::new(),
+            created: 0,
+            tries: 0,
+            times: Vec::new(),
+        }
+    }
+
+    /// Returns a strategy that times each placement.
+    pub(crate) fn timed(geometry: &Geometry, gpus: u32, policy: PlacementPolicy) -> Self {
+        Self { tries: 5, ..Self::new(geometry, gpus, policy) }
+    }
+
+    /// Returns the 99th percentile of the durations of all placements.
+    pub(crate) fn p99(mut self) -> Duration {
+        self.times.sort_unstable();
+        self.times.get(self.times.len() * 99 / 100).copied().unwrap_or_default()
     }
 
     fn mig(&mut self, gpu: u32) -> Option<&mut MigOffer> {
@@ -55,6 +81,12 @@ impl Strategy for Gpush {
     fn arrive(&mut self, request: usize, profile: &str) -> bool {
         let share = RequestedShare::Mig(RequestedDevice::Profile(profile.to_owned()));
         let wanted = PlacementRequest { share, count: 1, holder: 1000, gpus: None, targets: None };
+        let timed = |_| {
+            let start = Instant::now();
+            std::hint::black_box(place(&self.host, &wanted, self.policy)).ok();
+            start.elapsed()
+        };
+        self.times.extend((0..self.tries).map(timed).min());
         let Ok(assignment) = place(&self.host, &wanted, self.policy) else { return false };
         for (gpu, id) in &assignment.destroys {
             let mig = self.mig(gpu.0);
