@@ -48,6 +48,12 @@ impl Slices {
         self.0 & other.0 != 0
     }
 
+    /// Returns the number of slices.
+    #[must_use]
+    pub fn count(self) -> u32 {
+        self.0.count_ones()
+    }
+
     /// Returns the union of the sets.
     #[must_use]
     pub fn union(self, other: Self) -> Self {

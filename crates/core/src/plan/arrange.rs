@@ -11,6 +11,7 @@ use super::ProtectedInstances;
 use super::capacity::Demand;
 use super::compute::{self, Adaptation};
 use super::objective::Cost;
+use super::room::{Occupant, room};
 use super::search::{Candidate, ItemGroup, SearchProblem, rank};
 use super::target::{RequestedInstance, Target};
 
@@ -54,13 +55,18 @@ pub(super) fn arrange<'a>(
         return None;
     }
     let kinds = kinds(geometry, instances, target, holds)?;
-    let further: Vec<Slices> = demand.additional_profiles().flat_map(|p| p.spots.iter().map(|s| s.slices)).collect();
     let mut destroy_all = Cost::NONE;
     for instance in instances {
         destroy_all += compute::cost_of_all(instance, holds);
     }
     let (groups, members): (Vec<ItemGroup>, Vec<Vec<usize>>) = kinds.into_iter().map(|k| (k.group, k.members)).unzip();
-    let answer = SearchProblem { groups: &groups, destroy_all, further: &further }.solve()?;
+    let profiles: Vec<u32> = members.iter().flatten().map(|position| target.instances[*position].profile_id).collect();
+    let room_at = |spots: &[Slices]| {
+        let occupant = |(profile_id, slices): (&u32, &Slices)| Occupant::new(geometry, *profile_id, *slices);
+        let occupants: Vec<Occupant<'_>> = profiles.iter().zip(spots).map(occupant).collect();
+        room(geometry, &occupants)
+    };
+    let answer = SearchProblem { groups: &groups, destroy_all, room: &room_at }.solve()?;
 
     let mut placed: Vec<Option<Placed<'a>>> = target.instances.iter().map(|_| None).collect();
     for (thing, &position) in members.iter().flatten().enumerate() {

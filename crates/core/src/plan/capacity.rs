@@ -64,18 +64,6 @@ impl<'a> Demand<'a> {
             && self.insufficient_engine().is_none()
     }
 
-    /// Returns the profiles of which one more instance is possible. Checks counts, compute slices
-    /// and engines.
-    pub(crate) fn additional_profiles(&self) -> impl Iterator<Item = &'a Profile> {
-        self.geometry.profiles.iter().zip(&self.numbers).map(|(p, n)| (p, *n)).filter_map(|(profile, number)| {
-            let possible = self.instances < MOST_INSTANCES
-                && number < u32::from(profile.profile.max)
-                && self.compute + u32::from(profile.profile.slices) <= u32::from(self.geometry.compute_slices)
-                && (0..ENGINES.len()).all(|e| self.engines[e] + profile.engines[e] <= self.geometry.engines[e]);
-            possible.then_some(profile)
-        })
-    }
-
     /// Returns the first kind of engine of which the GPU has too few, as an index of [`ENGINES`].
     pub(super) fn insufficient_engine(&self) -> Option<usize> {
         (0..ENGINES.len()).find(|&e| self.engines[e] > self.geometry.engines[e])

@@ -86,7 +86,7 @@ pub(super) fn adapt(
     for compute in &standing {
         destroy_all += compute.saving;
     }
-    let answer = SearchProblem { groups: &groups, destroy_all, further: &[] }.solve()?;
+    let answer = SearchProblem { groups: &groups, destroy_all, room: &|_| 0 }.solve()?;
 
     // A driver that does not report placements does not accept placements in requests either.
     let reported = instance.is_none_or(|i| i.compute.iter().all(|c| c.placement.is_some()));

@@ -20,7 +20,7 @@
 //! 2. fewest destroyed GPU instances;
 //! 3. fewest destroyed compute instances in GPU instances that are kept;
 //! 4. fewest destroyed memory slices;
-//! 5. most (profile, placement) pairs that remain possible;
+//! 5. most room for later requests, see `room`;
 //! 6. lowest placements, by start and then profile id.
 //!
 //! `tests/oracle` shows, by an exhaustive search, that no better plan exists.
@@ -39,6 +39,7 @@
 //! | `compute` | the best arrangement of compute instances in one GPU instance |
 //! | `search` | the exact search that `arrange` and `compute` use |
 //! | `objective` | the cost of a plan |
+//! | `room` | how much a GPU offers to later requests |
 //! | `steps` | the ordered steps that lead to the arrangement |
 //! | `refusal` | why there is no plan |
 //! | `partial_restore` | the part of a previous layout that can be restored |
@@ -59,11 +60,13 @@ mod packing;
 mod partial_restore;
 mod refusal;
 mod resolve;
+mod room;
 mod search;
 mod steps;
 mod target;
 
 pub(crate) use capacity::Demand;
+pub(crate) use room::{Occupant, room};
 
 pub use outcome::{exact_layout, foreign_instances, outcome};
 pub use partial_restore::{Missing, PartialRestore, partial_restore};

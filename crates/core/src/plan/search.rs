@@ -43,15 +43,13 @@ pub(super) struct ItemGroup {
 }
 
 /// The input of the search.
-#[derive(Debug)]
 pub(super) struct SearchProblem<'a> {
     /// The requested items.
     pub(super) groups: &'a [ItemGroup],
     /// Cost of destroying all existing items.
     pub(super) destroy_all: Cost,
-    /// Spots of instances that could be created in addition. The more of these spots remain free,
-    /// the better.
-    pub(super) further: &'a [Slices],
+    /// Returns the room for later requests beside items at these spots. The order of the items is that of the groups.
+    pub(super) room: &'a dyn Fn(&[Slices]) -> u64,
 }
 
 /// The best arrangement.
@@ -118,7 +116,7 @@ fn insert_largest(largest: &mut [Cost], mut value: Cost) {
 
 struct BestArrangement {
     cost: Cost,
-    room: usize,
+    room: u64,
     ranks: [u64; MOST_INSTANCES],
     chosen: [u8; MOST_INSTANCES],
 }
@@ -139,7 +137,7 @@ impl PlanSearch<'_> {
             return;
         }
         let Some(&group) = self.things.get(thing) else {
-            return self.compare_with_best(taken, cost);
+            return self.compare_with_best(cost);
         };
         let problem = self.problem;
         let after_twin = thing > 0 && self.things[thing - 1] == group;
@@ -154,8 +152,12 @@ impl PlanSearch<'_> {
     }
 
     /// Compares a complete arrangement with the best one so far.
-    fn compare_with_best(&mut self, taken: Slices, cost: Cost) {
-        let room = self.problem.further.iter().filter(|spot| !spot.overlaps(taken)).count();
+    fn compare_with_best(&mut self, cost: Cost) {
+        let mut spots = [Slices::NONE; MOST_INSTANCES];
+        for (thing, group) in self.things.iter().enumerate() {
+            spots[thing] = self.problem.groups[*group].candidates[usize::from(self.chosen[thing])].slices;
+        }
+        let room = (self.problem.room)(&spots[..self.things.len()]);
         let ranks = self.ranks();
         let better = self
             .best

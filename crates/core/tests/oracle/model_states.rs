@@ -28,8 +28,8 @@ pub(crate) type Multiset = u64;
 pub(crate) struct Facts {
     pub(crate) state: State,
     pub(crate) multiset: Multiset,
-    /// Number of pairs that can still be added.
-    pub(crate) room: u32,
+    /// Room for later requests.
+    pub(crate) room: u64,
     /// (start, profile id) of each instance, sorted.
     pub(crate) ranks: Vec<(u8, u32)>,
 }
@@ -59,14 +59,13 @@ impl ModelStates {
         let mut found = Vec::new();
         part.walk(0, 0, &mut found);
         for state in found {
-            let room =
-                (0..part.pairs.len()).filter(|n| state >> n & 1 == 0 && part.is_possible(state | 1 << n)).count();
+            let room = (0..part.pairs.len()).map(|pair| part.room_of(pair, state)).sum();
             let mut ranks: Vec<(u8, u32)> = part.profiles_in(state).map(|(pair, p)| (pair.start, p.id)).collect();
             ranks.sort_unstable();
             let multiset = part.profiles_in(state).map(|(pair, _)| 1 << (4 * pair.profile)).sum();
             part.index.insert(state, part.states.len());
             part.by_multiset.entry(multiset).or_default().push(part.states.len());
-            part.states.push(Facts { state, multiset, room: room as u32, ranks });
+            part.states.push(Facts { state, multiset, room, ranks });
         }
         part
     }
@@ -79,6 +78,21 @@ impl ModelStates {
                 self.walk(state | 1 << n, n + 1, found);
             }
         }
+    }
+
+    /// Returns the room of one pair: its memory slices squared, divided by 4 for each instance in the way, and once more
+    /// if it is not possible without them. The unit is 4⁻⁸.
+    fn room_of(&self, pair: usize, state: State) -> u64 {
+        let overlaps = |other: usize| {
+            let [one, other] = [pair, other].map(|n| self.pairs[n].start..self.pairs[n].start + self.pairs[n].size);
+            one.start < other.end && other.start < one.end
+        };
+        let in_the_way: Vec<usize> = members(state).filter(|other| overlaps(*other)).collect();
+        let rest = in_the_way.iter().fold(state, |rest, other| rest & !(1 << other));
+        let lacks = usize::from(!self.is_possible(rest | 1 << pair));
+        let sizes = self.pairs.iter().filter(|other| other.profile == self.pairs[pair].profile).map(|other| other.size);
+        let memory = u64::from(sizes.min().unwrap());
+        memory * memory * 4_u64.pow(8 - (in_the_way.len() + lacks) as u32)
     }
 
     fn profiles_in(&self, state: State) -> impl Iterator<Item = (Pair, &GpuProfile)> {

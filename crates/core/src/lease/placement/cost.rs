@@ -7,11 +7,11 @@ use super::PlacementPolicy;
 
 /// A cost. The counts are compared in order, so the first count has the highest priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(super) struct PlacementCost([u32; 9]);
+pub(super) struct PlacementCost([u64; 9]);
 
-/// The most important counts of a cost: blocked, memory slices, compute slices, engines, created. They have the same
-/// meaning under each policy.
-pub(super) type Growth = [u32; 5];
+/// The most important counts of a cost: blocked, memory slices, compute slices, engines, and the room that is lost
+/// (`pack`) or the created instances (`spread`). No further member makes one of them smaller.
+pub(super) type Growth = [u64; 5];
 
 /// The parts of a cost.
 #[derive(Debug, Clone, Copy, Default)]
@@ -26,8 +26,8 @@ pub(super) struct Parts {
     /// Size of the granted devices: memory slices, compute slices, engines.
     pub(super) size: [u32; 3],
     pub(super) created: u32,
-    /// (Profile, placement) pairs that the assignment makes impossible.
-    pub(super) lost: u32,
+    /// Room that the assignment takes from later requests: see [`crate::plan::room`].
+    pub(super) lost: u64,
     /// Free memory slices on the chosen GPUs. The lower the number, the fuller are these GPUs.
     pub(super) free: u32,
     /// Memory slices that are already occupied on the member's GPU, summed over all members.
@@ -37,30 +37,21 @@ pub(super) struct Parts {
 impl Parts {
     /// Returns the cost, with its counts in the order of the policy.
     pub(super) fn cost(self, policy: PlacementPolicy) -> PlacementCost {
-        let [memory, compute, engines] = self.size;
-        let (first, second) = match policy {
-            PlacementPolicy::Pack => (self.lost, self.free),
-            PlacementPolicy::Spread => (self.load, self.lost),
-        };
-        PlacementCost([
-            self.blocked,
-            memory,
-            compute,
-            engines,
-            self.created,
-            first,
-            self.destroyed,
-            self.destroyed_slices,
-            second,
-        ])
+        let [memory, compute, engines] = self.size.map(u64::from);
+        let [blocked, created, destroyed, slices, free, load] =
+            [self.blocked, self.created, self.destroyed, self.destroyed_slices, self.free, self.load].map(u64::from);
+        PlacementCost(match policy {
+            PlacementPolicy::Pack => [blocked, memory, compute, engines, self.lost, created, destroyed, slices, free],
+            PlacementPolicy::Spread => [blocked, memory, compute, engines, created, load, destroyed, slices, self.lost],
+        })
     }
 }
 
 impl PlacementCost {
     /// Returns the most important counts. Each further member increases them by at least its own counts.
     pub(super) fn growth(self) -> Growth {
-        let [blocked, memory, compute, engines, created, ..] = self.0;
-        [blocked, memory, compute, engines, created]
+        let [blocked, memory, compute, engines, fifth, ..] = self.0;
+        [blocked, memory, compute, engines, fifth]
     }
 }
 

@@ -14,7 +14,7 @@ use gpush_api::{Placement, TargetUuid};
 
 use crate::{
     geometry::{Profile, Slices, Spot},
-    plan::Demand,
+    plan::{Demand, Occupant, room},
 };
 
 use super::{
@@ -62,7 +62,7 @@ fn search(
     blocked: UseOccupied,
 ) -> (Vec<Option<GpuChoice>>, usize) {
     let before = FreeRoom::of(mig, &[], &[]);
-    let rest = RestOfOptions::all(options);
+    let rest = RestOfOptions::all(options, policy);
     let best = vec![None; most.min(options.len()) + 1];
     let mut search = PlacementSearch { gpu, mig, policy, blocked, options, rest, before, best, tried: 0 };
     search.extend(&mut Vec::new(), 0);
@@ -70,17 +70,19 @@ fn search(
 }
 
 impl DeviceOption<'_> {
-    /// Returns the counts that this option adds to a cost.
-    fn growth(&self) -> Growth {
-        match self {
-            Self::Device { free, size: [memory, compute, engines], .. } => {
-                [u32::from(!free), *memory, *compute, *engines, 0]
-            }
-            Self::Create { profile, .. } => {
-                let [memory, compute, engines] = rank(profile);
-                [0, memory, compute, engines, 1]
-            }
-        }
+    /// Returns the smallest counts that this option can add to a cost.
+    fn growth(&self, policy: PlacementPolicy) -> Growth {
+        let created = match policy {
+            // The fifth count is the room, which depends on the other members.
+            PlacementPolicy::Pack => 0,
+            PlacementPolicy::Spread => u64::from(matches!(self, Self::Create { .. })),
+        };
+        let (blocked, size) = match self {
+            Self::Device { free, size, .. } => (!free, *size),
+            Self::Create { profile, .. } => (false, rank(profile)),
+        };
+        let [memory, compute, engines] = size.map(u64::from);
+        [u64::from(blocked), memory, compute, engines, created]
     }
 }
 
@@ -97,11 +99,11 @@ struct RestOfOptions {
 
 impl RestOfOptions {
     /// Returns the rest for each index, also for the index after the last option.
-    fn all(options: &[DeviceOption<'_>]) -> Vec<Self> {
-        let mut rest = Self { least: [u32::MAX; 5], devices: 0, smallest: [u32::MAX; 2] };
+    fn all(options: &[DeviceOption<'_>], policy: PlacementPolicy) -> Vec<Self> {
+        let mut rest = Self { least: [u64::MAX; 5], devices: 0, smallest: [u32::MAX; 2] };
         let mut all = vec![rest];
         for option in options.iter().rev() {
-            rest.least = rest.least.min(option.growth());
+            rest.least = rest.least.min(option.growth(policy));
             match option {
                 DeviceOption::Device { .. } => rest.devices += 1,
                 DeviceOption::Create { profile, .. } => {
@@ -201,7 +203,7 @@ impl PlacementSearch<'_> {
     /// Returns whether the set with the counts `growth`, plus `option`, can still be the best set of `count` members, or
     /// can grow into the best set with up to `more` additional members.
     fn may_be_best(&self, count: usize, growth: Growth, option: usize, more: usize) -> bool {
-        let mut growth = sum(growth, self.options[option].growth());
+        let mut growth = sum(growth, self.options[option].growth(self.policy));
         let more = more.min(self.options.len() - option - 1);
         for best in self.best.iter().skip(count).take(more + 1) {
             if best.as_ref().is_none_or(|best| growth <= best.cost.growth()) {
@@ -247,7 +249,7 @@ impl PlacementSearch<'_> {
         parts.destroyed_slices = destroyed.sum();
         if !chosen.is_empty() {
             let after = FreeRoom::of(self.mig, &created, &used);
-            parts.lost = self.before.pairs.saturating_sub(after.pairs);
+            parts.lost = self.before.room.saturating_sub(after.room);
             parts.free = u32::from(self.mig.geometry.memory_slices).saturating_sub(self.before.occupied);
             let count = u32::try_from(chosen.len()).unwrap_or(u32::MAX);
             // Sums, over all members, the slices that were occupied before and the slices of the
@@ -351,11 +353,12 @@ fn add(sum: &mut [u32; 3], size: [u32; 3]) {
     }
 }
 
-/// The occupied slices, and the number of instances that could still be created. Free instances are
-/// not counted as occupied, because they can be destroyed.
+/// The occupied slices, and the room for later requests. Free instances are not counted as occupied, because they can be
+/// destroyed. Reserved instances are counted.
 struct FreeRoom {
     occupied: u32,
-    pairs: u32,
+    /// 0 on a GPU with fixed instances: a lease there takes only its own device from later requests.
+    room: u64,
 }
 
 impl FreeRoom {
@@ -367,15 +370,12 @@ impl FreeRoom {
         let standing = mig.instances.iter().enumerate().filter(|(position, instance)| stays(*position, instance));
         let standing = standing.map(|(_, instance)| (instance.profile_id, instance.placement));
         let created = created.iter().map(|(profile, placement)| (profile.profile.id, *placement));
-        let all: Vec<(u32, Placement)> = standing.chain(created).collect();
-        let taken = all.iter().fold(Slices::NONE, |taken, (_, placement)| taken.union(Slices::of(*placement)));
-        let demand = Demand::of_profiles(&mig.geometry, all.iter().map(|(profile_id, _)| *profile_id));
-        let spots = demand.additional_profiles().flat_map(|profile| &profile.spots);
-        let pairs = spots.filter(|spot| !spot.slices.overlaps(taken)).count();
-        Self {
-            occupied: all.iter().map(|(_, placement)| u32::from(placement.size)).sum(),
-            pairs: u32::try_from(pairs).unwrap_or(u32::MAX),
-        }
+        let all = standing.chain(created).chain(mig.reserved.iter().copied());
+        let occupants: Vec<Occupant<'_>> =
+            all.map(|(profile_id, at)| Occupant::new(&mig.geometry, profile_id, Slices::of(at))).collect();
+        // An instance that ends before a reserved one is created has slices in common with it.
+        let occupied = occupants.iter().fold(Slices::NONE, |all, occupant| all.union(occupant.slices)).count();
+        Self { occupied, room: if mig.dynamic { room(&mig.geometry, &occupants) } else { 0 } }
     }
 }
 

@@ -12,11 +12,14 @@
 //! over all members:
 //!
 //! 1. smallest devices: memory slices, compute slices, engines;
-//! 2. fewest instances created, so that existing free instances are used first;
-//! 3. `pack`: fewest (profile, placement) pairs that become impossible; `spread`: emptiest GPUs;
-//! 4. fewest free GPU instances destroyed, then fewest memory slices of these instances;
-//! 5. `pack`: fullest GPUs; `spread`: fewest pairs that become impossible;
-//! 6. lowest GPU index, lowest placement.
+//! 2. `pack`: least room taken from later requests, see [`crate::plan::room`];
+//! 3. fewest instances created, so that existing free instances are used first;
+//! 4. `spread`: emptiest GPUs;
+//! 5. fewest free GPU instances destroyed, then fewest memory slices of these instances;
+//! 6. `pack`: fullest GPUs; `spread`: least room taken from later requests;
+//! 7. lowest GPU index, lowest placement.
+//!
+//! A lease on a GPU with fixed instances takes no room. So `pack` fills such GPUs first, one after the other.
 //!
 //! Free instances count as free capacity. They are kept for later requests, but can be destroyed
 //! for a request that needs other instances.
@@ -24,9 +27,9 @@
 //! Placement uses free instances that other programs created, but never destroys them. An instance
 //! that is shared through MPS is not offered as a MIG device.
 //!
-//! MPS targets and time-slice replicas are chosen by their remaining capacity: `pack` takes the
-//! fullest target with enough room, and `spread` the emptiest. An MPS target that serves another
-//! user is not used.
+//! MPS targets are chosen by their remaining capacity: `pack` takes the fullest target with enough room, and `spread` the
+//! emptiest. An MPS target that serves another user is not used. Time-slice replicas share a GPU without limits, so both
+//! policies take the GPU with the fewest leases.
 //!
 //! | file | subject |
 //! |---|---|

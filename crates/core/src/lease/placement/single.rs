@@ -28,7 +28,8 @@ pub(super) fn best_choices(
         RequestedShare::Timeslice => gpu.timeslice.and_then(|slices| {
             let left = slices.replicas.saturating_sub(slices.taken);
             let blocks = u32::from(left == 0) + u32::from(slices.excluding > 0);
-            let parts = Parts { blocked: blocks, free: left, load: slices.taken, ..Parts::default() };
+            // Each replica makes its neighbours slower, so each policy takes the emptiest GPU.
+            let parts = Parts { blocked: blocks, free: slices.taken, load: slices.taken, ..Parts::default() };
             let way = GpuChoice { cost: parts.cost(policy), ..member(Member::Timeslice { gpu: gpu.index }) };
             (blocks == 0 || blocked == UseOccupied::Last && slices.replicas > 0).then_some(way)
         }),

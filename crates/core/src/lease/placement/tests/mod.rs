@@ -2,6 +2,7 @@ mod blockers;
 mod messages;
 mod offers;
 mod oracle;
+mod room;
 pub(crate) mod scene;
 
 use std::collections::BTreeSet;
@@ -181,8 +182,9 @@ fn mps_target_of_another_user_or_without_room_is_not_used() {
 #[test]
 fn timeslice_replicas_are_counted() {
     let host = Host { gpus: vec![timeslice(0, 4, 3), timeslice(1, 4, 0), timeslice(2, 4, 4)] };
-    assert_eq!(placed(&host, &wanted(RequestedShare::Timeslice, 1), PlacementPolicy::Pack), "0");
-    assert_eq!(placed(&host, &wanted(RequestedShare::Timeslice, 1), PlacementPolicy::Spread), "1");
+    for policy in [PlacementPolicy::Pack, PlacementPolicy::Spread] {
+        assert_eq!(placed(&host, &wanted(RequestedShare::Timeslice, 1), policy), "1", "replicas share without limits");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// The cost of an assignment. The elements are in the order of the objective, most important first.
-pub(super) type OracleCost = [usize; 8];
+pub(super) type OracleCost = [u64; 8];
 
 /// Returns whether instances can exist together.
 pub(super) fn legal(geometry: &Geometry, instances: &[(u32, Placement)]) -> bool {
@@ -30,11 +30,20 @@ fn all_instances(mig: &MigOffer) -> Vec<(u32, Placement)> {
     mig.instances.iter().map(|instance| (instance.profile_id, instance.placement)).collect()
 }
 
-/// Returns the number of (profile, placement) pairs that could be created in addition to these
-/// instances.
-fn pairs(geometry: &Geometry, instances: &[(u32, Placement)]) -> usize {
-    let spots = geometry.profiles.iter().flat_map(|p| p.spots.iter().map(|spot| (p.profile.id, spot.placement)));
-    spots.filter(|spot| legal(geometry, &[instances, &[*spot]].concat())).count()
+/// Returns the room beside these instances. Each pair counts its memory slices squared, divided by 4 for each instance in
+/// its way, and once more if it would not be legal without them.
+fn room(geometry: &Geometry, instances: &[(u32, Placement)]) -> u64 {
+    let value = |profile: &Profile, placement: Placement| {
+        let rest: Vec<_> = instances.iter().filter(|(_, other)| !other.overlaps(placement)).copied().collect();
+        let lacks = usize::from(!legal(geometry, &[&rest[..], &[(profile.profile.id, placement)]].concat()));
+        let divisions = instances.len() - rest.len() + lacks;
+        u64::from(profile.memory_slices()).pow(2) * 4_u64.pow(8 - divisions as u32)
+    };
+    geometry
+        .profiles
+        .iter()
+        .flat_map(|profile| profile.spots.iter().map(move |spot| value(profile, spot.placement)))
+        .sum()
 }
 
 /// Returns the cost of an assignment; `None` if it is not possible.
@@ -88,17 +97,18 @@ pub(super) fn cost(host: &Host, assignment: &Assignment, policy: PlacementPolicy
         with.extend(chosen.iter().filter(|one| !fixed.contains(one)));
         let occupied: usize = fixed.iter().map(|(_, placement)| usize::from(placement.size)).sum();
         let members = chosen.len();
-        let lost = pairs(&mig.geometry, &fixed) - pairs(&mig.geometry, &with);
+        let lost = if mig.dynamic { room(&mig.geometry, &fixed) - room(&mig.geometry, &with) } else { 0 };
         let free = if members > 0 { usize::from(mig.geometry.memory_slices) - occupied } else { 0 };
         let own: usize = sizes.iter().map(|size| size[0]).sum();
         let load = if members > 0 { occupied * members + own / members * (members * (members - 1) / 2) } else { 0 };
-        let [first, second] = match policy {
-            PlacementPolicy::Pack => [lost, free],
-            PlacementPolicy::Spread => [load, lost],
-        };
         let slices: usize = destroyed.iter().map(|instance| usize::from(instance.placement.size)).sum();
         let sum = |n: usize| sizes.iter().map(|size| size[n]).sum::<usize>();
-        let here = [sum(0), sum(1), sum(2), created.len(), first, destroyed.len(), slices, second];
+        let [memory, compute, engines, created, gone, slices, free, load] =
+            [sum(0), sum(1), sum(2), created.len(), destroyed.len(), slices, free, load].map(|count| count as u64);
+        let here = match policy {
+            PlacementPolicy::Pack => [memory, compute, engines, lost, created, gone, slices, free],
+            PlacementPolicy::Spread => [memory, compute, engines, created, load, gone, slices, lost],
+        };
         for (all, here) in cost.iter_mut().zip(here) {
             *all += here;
         }
