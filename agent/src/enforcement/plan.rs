@@ -6,6 +6,7 @@ use gpush_host::systemd::Manager;
 use super::{
     gpus_by_rule, host_part, named,
     sessions::{self, SessionProcess},
+    slurm_jobs,
 };
 use crate::state::{HostState, context::HostContext};
 
@@ -66,17 +67,17 @@ pub(super) async fn of_host(manager: &Manager, context: &HostContext) -> Result<
         effects.push(effect(unit, EnforcementReach::NotCovered, text, Some("enable pam_systemd for the service")));
     }
     for unit in running {
-        let text = if unit == SLURMD {
-            "programs of jobs can open all GPUs, unless Slurm denies it"
-        } else {
-            "users who may start containers can open all GPUs in them"
-        };
-        let hint = if unit == SLURMD {
-            "set `ConstrainDevices=yes` in cgroup.conf, and list all GPUs of the host in gres.conf"
-        } else {
-            "only permit trusted users to start containers"
-        };
-        effects.push(effect(unit, EnforcementReach::NotCovered, text, Some(hint)));
+        if unit == SLURMD {
+            effects.extend(of_slurm_jobs(&host));
+            continue;
+        }
+        let text = "users who may start containers can open all GPUs in them";
+        effects.push(effect(
+            unit,
+            EnforcementReach::NotCovered,
+            text,
+            Some("only permit trusted users to start containers"),
+        ));
     }
     Ok(EnforcementPlan { unsupported: host_part::unsupported(version), effects })
 }
@@ -137,6 +138,21 @@ fn gpus_without_enforcement(host: &HostState) -> Option<EnforcementEffect> {
     let text = "login sessions cannot open these GPUs either, because all GPUs have one major number";
     let hint = "programs get them with `gpushctl run -- COMMAND`; a GPU without a rule, or of mode unmanaged, is not reachable";
     (!others.is_empty()).then(|| effect(&named(&others), EnforcementReach::Denied, text, Some(hint)))
+}
+
+/// Returns what jobs can open, on a node of Slurm.
+fn of_slurm_jobs(host: &HostState) -> Vec<EnforcementEffect> {
+    let denied = slurm_jobs::denied_gpus(host).unwrap_or_default();
+    let gpus = host.gpus.iter().filter(|gpu| denied.contains(&gpu.gpu.minor));
+    let named = named(&gpus.map(|gpu| gpu.gpu.index).collect::<Vec<_>>());
+    let text = format!("jobs cannot open {named}, whose rules enforce leases and have no `owner = \"slurm\"`");
+    let hint = "write `owner = \"slurm\"` into the rules of the GPUs that gres.conf lists";
+    let covered = (!denied.is_empty()).then(|| effect(SLURMD, EnforcementReach::Denied, &text, Some(hint)));
+    let which = if denied.is_empty() { "all GPUs" } else { "all other GPUs" };
+    let text = format!("programs of jobs can open {which}, unless Slurm denies it");
+    let hint = "set `ConstrainDevices=yes` in cgroup.conf, and list the GPUs of Slurm in gres.conf; for the others, write \
+                `lease = \"enforced\"` into their rules";
+    covered.into_iter().chain([effect(SLURMD, EnforcementReach::NotCovered, &text, Some(hint))]).collect()
 }
 
 fn effect(subject: &str, reach: EnforcementReach, effect: &str, hint: Option<&str>) -> EnforcementEffect {

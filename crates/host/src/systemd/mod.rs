@@ -43,7 +43,7 @@ use zbus::{
 
 use self::proxies::{Property, SystemManagerProxy, UnitPropertiesProxy};
 pub use self::{
-    devices::{FIRST_WITHOUT_GAPS, Lasts, Reloads, UnitDevices},
+    devices::{FIRST_WITHOUT_GAPS, Lasts, UnitChanges, UnitDevices},
     scope::TransientScope,
     short_run::ShortProgram,
     state::State,

@@ -19,6 +19,12 @@ setsid sh -c 'sh -c \"trap : TERM; echo \\$\\$ > /tmp/left.pid; while :; do slee
 while [ ! -e /tmp/left.go ]; do sleep 0.2; done
 ";
 
+/// A rule for the GPUs that are not in gres.conf.
+const FOR_USERS: &str = "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\nlease = \"enforced\"\n";
+
+/// The scope of all jobs of the node.
+const SCOPE: &str = "n1_slurmstepd.scope";
+
 /// Boots the machine with Slurm on GPUs 2 and 3.
 fn machine() -> Option<Machine> {
     let what = "Slurm 24.11 on cgroup v2";
@@ -26,7 +32,7 @@ fn machine() -> Option<Machine> {
     println!("resumed in {:.1} s", machine.boot.as_secs_f64());
     machine.install();
     let mut steps = Steps::of_page();
-    steps.config = steps.config.replace("\"0-3\"", "\"2-3\"");
+    steps.config = steps.config.replace("\"0-3\"", "\"2-3\"") + FOR_USERS;
     steps.gres_conf = steps.gres_conf.trim_end().to_owned() + " 2-3";
     steps.constrain = format!("{}{}", LIMITS.replace("yes", "yes # cgroup.conf"), steps.constrain);
     let (machine, _) = steps.follow_in(machine, what, HOST, |lines| lines)?;
@@ -69,6 +75,45 @@ fn jobs_on_cgroup_v2_have_leases_and_limits() {
     step("scancel");
     daemons_restart_during_a_job(&machine);
     step("restarts");
+    enforced_gpus_do_not_open_in_jobs(&machine);
+    step("device access");
+}
+
+/// Returns what a job gets when it opens GPU 0, which is not Slurm's, and GPU 2, which is the job's.
+fn opened_in_job(machine: &Machine) -> Vec<String> {
+    machine.write("/tmp/open.sh", "for n in 0 2; do cat /dev/nvidia$n; done 2>&1; true");
+    let found = machine.sh(&as_user("srun --gres=gpu:1 sh /tmp/open.sh"));
+    await_no_job(machine);
+    found.lines().filter_map(|line| line.rsplit(": ").next()).map(str::to_owned).collect()
+}
+
+/// Waits until systemd has a list of devices for the jobs.
+fn await_limited_scope(machine: &Machine) {
+    machine.await_that("the scope is limited", |machine| machine.property(SCOPE, "DeviceAllow").contains("char-511 "));
+}
+
+/// `ConstrainDevices` denies only GPUs of gres.conf. If the host enforces leases, gpushd denies the others.
+fn enforced_gpus_do_not_open_in_jobs(machine: &Machine) {
+    const NO_DEVICE: &str = "No such device or address";
+    const DENIED: &str = "Operation not permitted";
+    let plan = machine.sh("gpushctl enforce plan | tr -s '\\n ' ' '");
+    assert!(plan.contains("jobs cannot open GPUs 0, 1"), "{plan}");
+    machine.sh("gpushctl enforce on");
+    assert_eq!(opened_in_job(machine), [DENIED, NO_DEVICE]);
+    let status = machine.sh("gpushctl enforce status");
+    assert!(status.lines().any(|line| line.starts_with(SCOPE) && line.ends_with("gpush")), "{status}");
+    // A new scope, as after a boot.
+    machine.sh(&format!("systemctl stop slurmd.service {SCOPE}; systemctl start slurmd.service"));
+    await_limited_scope(machine);
+    machine.await_that("an idle node", |machine| machine.sh("sinfo -h -o %T") == "idle");
+    assert_eq!(opened_in_job(machine), [DENIED, NO_DEVICE]);
+    // Another rule for the GPUs.
+    machine.sh("sed -i '/^lease = /d' /etc/gpush/config.toml; gpushctl config reload");
+    machine.await_that("the scope is open", |machine| machine.property(SCOPE, "DeviceAllow").is_empty());
+    machine.sh("echo 'lease = \"enforced\"' >> /etc/gpush/config.toml; gpushctl config reload");
+    await_limited_scope(machine);
+    machine.sh("gpushctl enforce off");
+    assert_eq!(opened_in_job(machine), [NO_DEVICE, NO_DEVICE]);
 }
 
 fn job_is_limited_by_the_kernel(machine: &Machine) {
