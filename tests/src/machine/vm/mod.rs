@@ -41,10 +41,20 @@ impl Vm {
     ///
     /// # Errors
     /// The reason, if this host cannot run the machine.
+    ///
+    /// # Panics
+    /// If this host can run the machine, but the machine does not answer.
     pub(super) fn resume() -> Result<Self, String> {
         let saved = saved::saved()?;
         let programs = programs::image(saved)?;
-        let mut vm = Self::start(Qemu::resume(saved, &programs)?)?;
+        let qemu = Qemu::resume(saved, &programs)?;
+        let vm = Self::resumed(qemu).unwrap_or_else(|why| panic!("the saved machine does not resume: {why}"));
+        Ok(vm)
+    }
+
+    fn resumed(mut qemu: Qemu) -> Result<Self, String> {
+        qemu.until_loaded()?;
+        let mut vm = Self::start(qemu)?;
         vm.qemu.call("cont", serde_json::json!({}))?;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_err(|error| error.to_string())?;
         // The clock continues from the time of the save. The partitions of the disk are those of the save, too.

@@ -65,9 +65,12 @@ impl Qemu {
         let disk = saved.disk();
         let root = Disk { file: &disk, writes: Writes::Dropped };
         let programs = Disk { file: programs, writes: Writes::Refused };
-        let mut qemu = Self::start(saved, &[&root, &programs], Some(&saved.state()))?;
-        qemu.until("the state is loaded", |qemu| Ok(qemu.call("query-status", json!({}))?["status"] != "inmigrate"))?;
-        Ok(qemu)
+        Self::start(saved, &[&root, &programs], Some(&saved.state()))
+    }
+
+    /// Waits until the saved machine is loaded.
+    pub(super) fn until_loaded(&mut self) -> Result<(), String> {
+        self.until("the state is loaded", |qemu| Ok(qemu.call("query-status", json!({}))?["status"] != "inmigrate"))
     }
 
     fn start(saved: &Saved, disks: &[&Disk<'_>], state: Option<&Path>) -> Result<Self, String> {
