@@ -1,4 +1,4 @@
-//! Device access with devices that really open, in a virtual machine.
+//! Device access with devices that really open, and limits with all controllers, in a virtual machine.
 //!
 //! The devices have the numbers of NVIDIA's driver. They appear after the boot, and after `gpushctl enforce on`. An open
 //! that the kernel allows succeeds (0); one that it denies fails with `EPERM` (1).
@@ -53,11 +53,20 @@ fn devices_that_appear_after_the_boot_open_only_in_a_lease() {
     assert_eq!(of_lease("count /dev/nvidia1 10"), "1*10");
     println!("counted after {:.1} s", begun.elapsed().as_secs_f64());
 
+    limits_of_the_user_hold_in_a_lease(&machine);
     bound_node_does_not_open(&machine);
     held_descriptor_outlives_the_lease(&machine);
     println!("held after {:.1} s", begun.elapsed().as_secs_f64());
     end_of_a_lease_closes_a_gpu_in_use(&machine);
     println!("ended after {:.1} s", begun.elapsed().as_secs_f64());
+}
+
+/// The kernel has the limits, because the machine has the controllers of cgroup v2.
+fn limits_of_the_user_hold_in_a_lease(machine: &Machine) {
+    machine.sh(&format!("systemctl set-property --runtime user-{ALICE}.slice MemoryMax=300M TasksMax=77"));
+    let slice = format!("/sys/fs/cgroup/gpulease.slice/gpulease-{ALICE}.slice");
+    let line = format!("gpushctl run -q -g 0 -- cat {slice}/memory.max {slice}/pids.max");
+    assert_eq!(session(machine, ALICE, &line), "314572800\n77");
 }
 
 /// Root in a session binds the node to another path.
