@@ -114,6 +114,11 @@ fn enforced_gpus_do_not_open_in_jobs(machine: &Machine) {
     await_limited_scope(machine);
     machine.sh("gpushctl enforce off");
     assert_eq!(opened_in_job(machine), [NO_DEVICE, NO_DEVICE]);
+    // What the removal of the package runs.
+    machine.sh("gpushctl enforce on");
+    await_limited_scope(machine);
+    machine.sh("systemctl stop gpushd.service gpushd.socket gpushd-admin.socket; sh -e /opt/gpush/packaging/scripts/open-gpus.sh");
+    assert_eq!(machine.property(SCOPE, "DeviceAllow"), "");
 }
 
 fn job_is_limited_by_the_kernel(machine: &Machine) {
