@@ -28,7 +28,8 @@ pub(crate) struct Arguments {
 
 /// The figures in the order of the document: those of the examples of `gpush-core`, and those of the bench of
 /// `gpush-tests`.
-const PLANS: [(&str, &str); 2] = [("plans", "plan_bench"), ("placement", "placement_bench")];
+const PLANS: [(&str, &[&str]); 3] =
+    [("plans", &["plan_bench"]), ("placement", &["placement_bench"]), ("optimum", &["placement_bench", "--optimum"])];
 const FIGURES: [&str; 14] = [
     "apply",
     "status",
@@ -86,10 +87,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     Ok(missed.is_empty() || !arguments.check)
 }
 
-/// Returns the arguments of cargo that run an example of `gpush-core`.
-fn plans(example: &str) -> Vec<&str> {
-    let run = ["run", "--release", "--locked", "--quiet", "--package", "gpush-core", "--example", example];
-    run.into_iter().chain(["--", "--json"]).collect()
+/// Returns the arguments of cargo that run an example of `gpush-core`. `example` is its name and its arguments.
+fn plans<'a>(example: &[&'a str]) -> Vec<&'a str> {
+    let run = ["run", "--release", "--locked", "--quiet", "--package", "gpush-core", "--example"];
+    let (name, arguments) = example.split_at(1);
+    [&run, name, &["--", "--json"], arguments].concat()
 }
 
 /// Returns the arguments of cargo that measure a figure.

@@ -40,50 +40,59 @@ const MOST_DIVISIONS: u32 = MOST_INSTANCES as u32;
 
 /// Returns the room beside these instances. The unit is 4⁻⁸ square memory slices, so all sums are exact integers.
 pub(crate) fn room(geometry: &Geometry, occupants: &[Occupant<'_>]) -> u64 {
-    let pairs = geometry.profiles.iter().flat_map(|profile| profile.spots.iter().map(move |spot| (profile, spot)));
-    let value = |(profile, spot): (&Profile, &Spot)| {
-        let mut rest = Rest::default();
-        let mut divisions = 0;
-        for occupant in occupants {
-            if occupant.slices.overlaps(spot.slices) {
-                divisions += 1;
-            } else {
-                rest.add(occupant.profile, profile);
-            }
-        }
-        divisions += u32::from(!rest.has_place_for(geometry, profile));
-        u64::from(profile.memory_slices().pow(2)) << (2 * MOST_DIVISIONS.saturating_sub(divisions))
+    let everything = Sums::of(occupants.iter());
+    let of_profile = |profile: &Profile| {
+        // If the profile is possible beside all instances, it is possible beside some of them.
+        let has_place = everything.has_place_for(geometry, profile, occupants);
+        let weight = u64::from(profile.memory_slices().pow(2));
+        let value = |spot: &Spot| {
+            let in_the_way = occupants.iter().filter(|occupant| occupant.slices.overlaps(spot.slices)).count() as u32;
+            let lacks = !has_place && {
+                let rest = || occupants.iter().filter(|occupant| !occupant.slices.overlaps(spot.slices));
+                !Sums::of(rest()).has_place_for(geometry, profile, rest())
+            };
+            weight << (2 * MOST_DIVISIONS.saturating_sub(in_the_way + u32::from(lacks)))
+        };
+        profile.spots.iter().map(value).sum::<u64>()
     };
-    pairs.map(value).sum()
+    geometry.profiles.iter().map(of_profile).sum()
 }
 
-/// The instances that are not in the way of a pair.
+/// What instances use, apart from their memory slices.
 #[derive(Default)]
-struct Rest {
+struct Sums {
     instances: usize,
-    /// Instances of the pair's profile.
-    equal: u32,
     compute: u32,
     engines: EngineRow,
 }
 
-impl Rest {
-    fn add(&mut self, known: Option<&Profile>, pair: &Profile) {
-        self.instances += 1;
-        let Some(profile) = known else { return };
-        self.equal += u32::from(profile.profile.id == pair.profile.id);
-        self.compute += u32::from(profile.profile.slices);
-        for (sum, one) in self.engines.iter_mut().zip(profile.engines) {
-            *sum = sum.saturating_add(one);
+impl Sums {
+    fn of<'a>(occupants: impl Iterator<Item = &'a Occupant<'a>>) -> Self {
+        let mut sums = Self::default();
+        for occupant in occupants {
+            sums.instances += 1;
+            let Some(profile) = occupant.profile else { continue };
+            sums.compute += u32::from(profile.profile.slices);
+            for (sum, one) in sums.engines.iter_mut().zip(profile.engines) {
+                *sum = sum.saturating_add(one);
+            }
         }
+        sums
     }
 
-    /// Returns whether one more instance of the profile is possible, apart from its memory slices.
-    fn has_place_for(&self, geometry: &Geometry, profile: &Profile) -> bool {
+    /// Returns whether one more instance of the profile is possible beside `occupants`, of which these are the sums.
+    fn has_place_for<'a>(
+        &self,
+        geometry: &Geometry,
+        profile: &Profile,
+        occupants: impl IntoIterator<Item = &'a Occupant<'a>>,
+    ) -> bool {
+        let is_equal =
+            |occupant: &&Occupant<'_>| occupant.profile.is_some_and(|other| other.profile.id == profile.profile.id);
         self.instances < MOST_INSTANCES
-            && self.equal < u32::from(profile.profile.max)
             && self.compute + u32::from(profile.profile.slices) <= u32::from(geometry.compute_slices)
             && (0..ENGINES.len()).all(|e| self.engines[e] + profile.engines[e] <= geometry.engines[e])
+            && occupants.into_iter().filter(is_equal).count() < usize::from(profile.profile.max)
     }
 }
 

@@ -3,8 +3,11 @@
 //! The choices on a GPU depend on its geometry and on the state of its instances, but not on its index, and not on the
 //! UUIDs and ids of its devices. So the choices for one GPU are also valid for an equal GPU, with its own names.
 
-use super::{GpuOffer, Instance, Member, MigOffer, PlacementRequest, RequestedShare, choice::GpuChoice};
-use gpush_api::{GpuIndex, TargetUuid};
+use std::sync::Arc;
+
+use gpush_api::GpuIndex;
+
+use super::{Device, GpuOffer, Instance, Member, MigOffer, PlacementRequest, RequestedShare, choice::GpuChoice};
 
 /// The choices on one GPU, by number of members.
 type Choices = Vec<Option<GpuChoice>>;
@@ -45,15 +48,22 @@ fn have_equal_devices(one: &MigOffer, other: &MigOffer) -> bool {
     one.dynamic == other.dynamic
         && one.reserved == other.reserved
         && one.instances.len() == other.instances.len()
-        && one.instances.iter().zip(&other.instances).all(|(one, other)| without_names(one) == without_names(other))
-        && one.geometry == other.geometry
+        && one.instances.iter().zip(&other.instances).all(|(one, other)| are_equal_instances(one, other))
+        && (Arc::ptr_eq(&one.geometry, &other.geometry) || one.geometry == other.geometry)
 }
 
-/// Returns an instance without its id and the UUIDs of its devices.
-fn without_names(instance: &Instance) -> Instance {
-    let mut instance = Instance { id: 0, ..instance.clone() };
-    instance.devices.iter_mut().for_each(|device| device.uuid = TargetUuid::default());
-    instance
+/// Returns whether two instances differ only in their ids and in the UUIDs of their devices.
+fn are_equal_instances(one: &Instance, other: &Instance) -> bool {
+    let Instance { id: _, profile_id, placement, foreign, busy, clearing, devices } = one;
+    let are_equal_devices = |(one, other): (&Device, &Device)| {
+        let Device { uuid: _, profile, whole, free, leased, shared } = one;
+        (*whole, *free, *leased, *shared) == (other.whole, other.free, other.leased, other.shared)
+            && *profile == other.profile
+    };
+    (*profile_id, *placement) == (other.profile_id, other.placement)
+        && (*foreign, *busy, *clearing) == (other.foreign, other.busy, other.clearing)
+        && devices.len() == other.devices.len()
+        && devices.iter().zip(&other.devices).all(are_equal_devices)
 }
 
 /// Returns a choice on the GPU `from` as a choice on an equal GPU `to`.

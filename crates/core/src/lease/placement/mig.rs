@@ -49,6 +49,9 @@ pub(super) fn best_choices(
 ) -> Vec<Option<GpuChoice>> {
     let Some(mig) = &gpu.mig else { return vec![Some(GpuChoice::default())] };
     let options = options(mig, wanted, targets, blocked);
+    if options.is_empty() {
+        return vec![Some(GpuChoice::default())];
+    }
     search(gpu, mig, &options, most, policy, blocked).0
 }
 
