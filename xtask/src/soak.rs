@@ -8,8 +8,7 @@
 //! 3. Random steps on MPS daemons and random operations. After each step, the test checks
 //!    invariants from outside gpushd.
 //! 4. Random steps on leases, compared with a reference model. Many scopes of leases, many Slurm jobs, and random requests
-//!    of Slurm jobs.
-//!    A million opens of GPUs that the kernel denies, while systemd reloads its units.
+//!    of Slurm jobs. Twenty million opens of GPUs that the kernel denies, while systemd reloads its units.
 //! 5. Simulated weeks of leases under an idle policy, and simulated days of accounts with faults.
 //! 6. Mixed requests, after which gpushd must not use more memory than before. A hostile account, which must not delay
 //!    others.
@@ -48,7 +47,7 @@ const HOSTILE_ROUNDS: u64 = 300;
 const SCOPES: u64 = 1000;
 
 /// How often a login session tries to open a GPU while systemd reloads its units.
-const DENIED_OPENS: u64 = 1_000_000;
+const DENIED_OPENS: u64 = 20_000_000;
 
 /// The test of these opens.
 const DENIED: &str = "enforcement::kernel_denies_gpus_to_sessions";

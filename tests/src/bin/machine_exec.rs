@@ -146,10 +146,7 @@ fn serve(port: u16) -> ! {
 fn execute(client: &TcpStream) -> io::Result<()> {
     let (mut from, to) = (client.try_clone()?, Mutex::new(client.try_clone()?));
     let answer = |kind, content: &[u8]| send(&mut *to.lock().expect("no thread panics"), kind, content);
-    let mut command = match request(&mut from)? {
-        Some(command) => command,
-        None => return Ok(()),
-    };
+    let Some(mut command) = request(&mut from)? else { return Ok(()) };
     let mut child = match command.spawn() {
         Ok(child) => child,
         Err(error) => {

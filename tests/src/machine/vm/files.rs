@@ -7,7 +7,6 @@ use std::{
     process::{Command, Stdio},
 };
 
-use super::qemu::PORT;
 use crate::host::program;
 
 /// Debian packages of the programs that make and run the machine, and of its kernel. They are unpacked, not installed:
@@ -23,24 +22,52 @@ const MODULES: [&str; 5] = [
     "fs/fuse/cuse",
 ];
 
+/// The files of the saved machine.
+#[derive(Debug)]
+pub(super) struct Saved {
+    pub(super) tools: Tools,
+    pub(super) dir: PathBuf,
+}
+
+impl Saved {
+    pub(super) fn disk(&self) -> PathBuf {
+        self.dir.join("disk.img")
+    }
+
+    pub(super) fn state(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
+    pub(super) fn kernel(&self) -> PathBuf {
+        self.dir.join("vmlinux")
+    }
+
+    pub(super) fn initrd(&self) -> PathBuf {
+        self.dir.join("initrd")
+    }
+}
+
+/// The port of `machine_exec` in the machine.
+pub(super) const PORT: u16 = 4000;
+
 /// The program in the machine that executes commands.
 const EXEC: &str = "usr/local/sbin/machine_exec";
 
 /// The first program of the machine. Then, systemd continues.
 const INIT: &str = r#"#!/bin/busybox sh
-/bin/busybox mkdir -p /proc /dev /root
+/bin/busybox mkdir -p /proc /dev /disk
 /bin/busybox mount -t proc proc /proc
 /bin/busybox mount -t devtmpfs dev /dev
 for module in /modules/*; do /bin/busybox insmod "$module" || echo "$module was not loaded"; done
 until [ -b /dev/vda ]; do /bin/busybox sleep 0.05; done
-/bin/busybox mount -t ext4 /dev/vda /root
-/bin/busybox cp -a /files/. /root/
+/bin/busybox mount -t ext4 /dev/vda /disk
+/bin/busybox cp -a /files/. /disk/
 until /bin/busybox ip link set eth0 up; do /bin/busybox sleep 0.05; done 2>/dev/null
 /bin/busybox ip link set lo up
 /bin/busybox ip addr add 10.0.2.15/24 dev eth0
-/bin/busybox chroot /root /EXEC serve PORT &
+/bin/busybox chroot /disk /EXEC serve PORT &
 /bin/busybox umount /proc
-exec /bin/busybox switch_root /root /sbin/init
+exec /bin/busybox switch_root /disk /sbin/init
 "#;
 
 /// The programs and the kernel, unpacked in a directory.

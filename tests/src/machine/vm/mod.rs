@@ -55,7 +55,7 @@ impl Vm {
     fn resumed(mut qemu: Qemu) -> Result<Self, String> {
         qemu.until_loaded()?;
         let mut vm = Self::start(qemu)?;
-        vm.qemu.call("cont", serde_json::json!({}))?;
+        vm.qemu.call("cont", &serde_json::json!({}))?;
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_err(|error| error.to_string())?;
         // The clock continues from the time of the save. The partitions of the disk are those of the save, too.
         let line = format!("date -s @{} >/dev/null && mount -o ro /dev/vdb {PROGRAMS}", now.as_secs());
@@ -64,7 +64,7 @@ impl Vm {
     }
 
     /// Boots a machine from a disk, to save it.
-    fn boot(saved: &saved::Saved, disk: &Disk<'_>, programs: &Disk<'_>) -> Result<Self, String> {
+    fn boot(saved: &files::Saved, disk: &Disk<'_>, programs: &Disk<'_>) -> Result<Self, String> {
         Self::start(Qemu::boot(saved, disk, programs)?)
     }
 

@@ -8,10 +8,7 @@ use std::{
     time::Instant,
 };
 
-use super::{
-    files::{Tools, succeed},
-    saved::Saved,
-};
+use super::files::{Saved, Tools, succeed};
 use crate::machine::guest::{built, repository};
 
 /// Size of the disk. A resumed machine expects the size of the saved one. The file is sparse.

@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::saved::Saved;
+use super::files::{PORT, Saved};
 use crate::agent::PATIENCE;
 
 /// Arguments that a saved machine and its copies have in common.
@@ -23,9 +23,6 @@ const KERNEL: &str = "console=ttyS0 rw panic=-1 quiet mitigations=off audit=0 \
     systemd.mask=apt-daily-upgrade.timer systemd.mask=dpkg-db-backup.timer systemd.mask=fstrim.timer \
     systemd.mask=e2scrub_all.timer systemd.mask=e2scrub_reap.service systemd.mask=ldconfig.service \
     systemd.mask=systemd-journal-catalog-update.service systemd.mask=systemd-update-done.service";
-
-/// The port of `machine_exec` in the machine.
-pub(super) const PORT: u16 = 4000;
 
 /// A disk of the machine.
 #[derive(Debug)]
@@ -70,7 +67,7 @@ impl Qemu {
 
     /// Waits until the saved machine is loaded.
     pub(super) fn until_loaded(&mut self) -> Result<(), String> {
-        self.until("the state is loaded", |qemu| Ok(qemu.call("query-status", json!({}))?["status"] != "inmigrate"))
+        self.until("the state is loaded", |qemu| Ok(qemu.call("query-status", &json!({}))?["status"] != "inmigrate"))
     }
 
     fn start(saved: &Saved, disks: &[&Disk<'_>], state: Option<&Path>) -> Result<Self, String> {
@@ -105,12 +102,12 @@ impl Qemu {
         };
         let mut qemu = Self { child, commands, answers: BufReader::new(answers), scratch };
         qemu.line()?;
-        qemu.call("qmp_capabilities", json!({}))?;
+        qemu.call("qmp_capabilities", &json!({}))?;
         Ok(qemu)
     }
 
     /// Executes a command. Returns its answer.
-    pub(super) fn call(&mut self, name: &str, arguments: Value) -> Result<Value, String> {
+    pub(super) fn call(&mut self, name: &str, arguments: &Value) -> Result<Value, String> {
         let command = json!({"execute": name, "arguments": arguments});
         let sent = writeln!(self.commands, "{command}").and_then(|()| self.commands.flush());
         sent.map_err(|error| format!("{name}: {error}{}", self.errors()))?;
@@ -142,7 +139,7 @@ impl Qemu {
 
     /// Returns the host's port of `machine_exec`.
     pub(super) fn port(&mut self) -> Result<u16, String> {
-        let text = self.call("human-monitor-command", json!({"command-line": "info usernet"}))?;
+        let text = self.call("human-monitor-command", &json!({"command-line": "info usernet"}))?;
         let text = text.as_str().unwrap_or_default();
         let forwarded = text.lines().find(|line| line.contains("HOST_FORWARD"));
         let port = forwarded.and_then(|line| line.split_whitespace().nth(3)?.parse().ok());
@@ -151,18 +148,18 @@ impl Qemu {
 
     /// Saves the stopped machine to a file, and ends QEMU.
     pub(super) fn save(mut self, file: &Path) -> Result<(), String> {
-        self.call("stop", json!({}))?;
-        self.call("migrate-set-parameters", json!({"max-bandwidth": 10_000_000_000_u64}))?;
-        self.call("migrate", json!({"uri": format!("file:{}", file.display())}))?;
+        self.call("stop", &json!({}))?;
+        self.call("migrate-set-parameters", &json!({"max-bandwidth": 10_000_000_000_u64}))?;
+        self.call("migrate", &json!({"uri": format!("file:{}", file.display())}))?;
         self.until("the state is saved", |qemu| {
-            let found = qemu.call("query-migrate", json!({}))?;
+            let found = qemu.call("query-migrate", &json!({}))?;
             match found["status"].as_str() {
                 Some("completed") => Ok(true),
                 Some("failed") => Err(format!("the machine can't be saved: {found}")),
                 _ => Ok(false),
             }
         })?;
-        self.call("quit", json!({}))?;
+        self.call("quit", &json!({}))?;
         self.child.wait().map_err(|error| error.to_string())?;
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::Path,
     sync::OnceLock,
     time::{Duration, Instant},
 };
@@ -14,7 +14,7 @@ use nix::fcntl::{Flock, FlockArg};
 
 use super::{
     Vm,
-    files::{self, Tools, succeed},
+    files::{self, Saved, Tools, succeed},
     programs,
     qemu::{Disk, Writes},
 };
@@ -33,31 +33,6 @@ const SIZE: &str = "1500M";
 /// larger.
 const SETTLE: &str =
     "systemctl is-system-running --wait | grep -qE 'running|degraded' && sync && echo 3 > /proc/sys/vm/drop_caches";
-
-/// The saved machine.
-#[derive(Debug)]
-pub(super) struct Saved {
-    pub(super) tools: Tools,
-    pub(super) dir: PathBuf,
-}
-
-impl Saved {
-    pub(super) fn disk(&self) -> PathBuf {
-        self.dir.join("disk.img")
-    }
-
-    pub(super) fn state(&self) -> PathBuf {
-        self.dir.join("state")
-    }
-
-    pub(super) fn kernel(&self) -> PathBuf {
-        self.dir.join("vmlinux")
-    }
-
-    pub(super) fn initrd(&self) -> PathBuf {
-        self.dir.join("initrd")
-    }
-}
 
 /// Returns the saved machine. The first call makes it. If this host cannot run it, every caller gets the reason.
 ///

@@ -60,7 +60,7 @@ for my $node (qw(null zero full random urandom ptmx)) { sysopen(my $f, "/dev/$no
 "#;
 
 /// How often a session tries to open a GPU while systemd reloads. `GPUSH_TEST_DENIED_OPENS` sets another number.
-const DENIED_OPENS: u64 = 500_000;
+const DENIED_OPENS: u64 = 1_000_000;
 
 /// The uid of `nobody`.
 const ALICE: u32 = 65534;
