@@ -14,3 +14,12 @@ for unit in user.slice cron.service crond.service atd.service; do
     rmdir --ignore-fail-on-non-empty "$control" 2>/dev/null || true
     systemctl daemon-reload || true
 done
+# The scope of Slurm jobs.
+for list in /run/systemd/transient/*slurmstepd.scope.d/50-DeviceAllow.conf; do
+    if grep -qs '^DeviceAllow=char-511 ' "$list" && ! grep -q '^DeviceAllow=char-195 ' "$list"; then
+        unit=${list%.d/*}
+        unit=${unit##*/}
+        systemctl set-property --runtime "$unit" DeviceAllow= 'DeviceAllow=char-* rwm' 'DeviceAllow=block-* rwm' || true
+        systemctl set-property --runtime "$unit" DeviceAllow= DevicePolicy=auto || true
+    fi
+done

@@ -8,7 +8,7 @@
 //! 3. Random steps on MPS daemons and random operations. After each step, the test checks
 //!    invariants from outside gpushd.
 //! 4. Random steps on leases, compared with a reference model. Many scopes of leases, many Slurm jobs, and random requests
-//!    of Slurm jobs.
+//!    of Slurm jobs. Twenty million opens of GPUs that the kernel denies, while systemd reloads its units.
 //! 5. Simulated weeks of leases under an idle policy, and simulated days of accounts with faults.
 //! 6. Mixed requests, after which gpushd must not use more memory than before. A hostile account, which must not delay
 //!    others.
@@ -45,6 +45,12 @@ const HOSTILE_ROUNDS: u64 = 300;
 
 /// Number of scopes that one test creates.
 const SCOPES: u64 = 1000;
+
+/// How often a login session tries to open a GPU while systemd reloads its units.
+const DENIED_OPENS: u64 = 20_000_000;
+
+/// The test of these opens.
+const DENIED: &str = "enforcement::kernel_denies_gpus_to_sessions";
 
 /// Number of Slurm jobs of each of two users.
 const JOBS_OF_A_USER: u64 = 100;
@@ -124,6 +130,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
         ("restarts of gpushd beside MPS daemons", "systemd", "mps::daemons_and_clients_outlive_a_gpushd", restarts),
         ("kills of MPS daemons and of gpushd", "systemd", "mps::killed_daemons_and_gpushd", daemon_kills),
         ("scopes of leases", "systemd", "leases::many_scopes::", ("GPUSH_TEST_SCOPES", SCOPES)),
+        ("opens of denied GPUs while systemd reloads", "systemd", DENIED, ("GPUSH_TEST_DENIED_OPENS", DENIED_OPENS)),
         ("restarts of gpushd while commands wait for a drain", "systemd", "drains::", drained),
         ("a driver that is loaded too late", "systemd", "ready::ready_unit_fails_after_its_limit", late),
         ("random steps of MPS and of operations", "load", "steps::", steps),

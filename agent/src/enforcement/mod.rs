@@ -4,7 +4,7 @@
 //! enforce on ─► DeviceAllow= of user.slice, without the GPUs ─► check ─► state: verified
 //!                 systemd keeps it in /etc/systemd/system.control         ▲   ├ unverified, with the reason
 //!                                                                         │   └ off
-//! start, every hour, after each daemon-reload, request ───────────────────┘
+//! start, every hour, request, daemon-reload, other rules, Slurm starts ───┘
 //! ```
 //!
 //! The setting belongs to systemd, so nothing opens while gpushd is down. gpushd believes no setting: a check runs
@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `host_part` | the units that deny the GPUs: reads, sets and opens them |
 //! | `probe` | programs that try to open a GPU |
+//! | `slurm_jobs` | the scope of Slurm jobs, which denies some GPUs |
 //! | `plan` | what the setting changes on this host |
 //! | `sessions` | processes of login sessions that use a GPU |
 
@@ -22,12 +23,13 @@ mod host_part;
 mod plan;
 mod probe;
 mod sessions;
+mod slurm_jobs;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use gpush_api::{
-    ApiError, Code, DeviceEnforcement, DeviceProbe, EnforcementPlan, EnforcementState, GpuIndex, ProbePlace,
-    ProbeResult,
+    ApiError, Code, DeviceEnforcement, DeviceProbe, EnforcedUnit, EnforcementPlan, EnforcementState, GpuIndex,
+    ProbePlace, ProbeResult,
 };
 use gpush_core::lease::access::{self, NoDeviceAccess, Nodes};
 use gpush_host::{
@@ -81,7 +83,8 @@ impl Enforcement {
         Self(Arc::new(EnforcementParts { context, manager, lock: Mutex::default() }))
     }
 
-    /// Starts the task that checks at the start, at intervals, and after each reload of systemd's units.
+    /// Starts the task that checks at the start, at intervals, after each reload of systemd's units, when slurmstepd's scope
+    /// starts, and when the GPUs change that Slurm jobs must not open.
     pub(crate) fn spawn(&self) -> JoinHandle<()> {
         let own = self.clone();
         self.0.context.tasks.spawn(TaskName::DeviceEnforcement, move || own.clone().run())
@@ -91,18 +94,20 @@ impl Enforcement {
         let stopping = self.0.context.stopping.clone();
         loop {
             // Subscribe before the check, so that no reload is missed.
-            let reloads = match &self.0.manager {
-                Ok(manager) => Some(manager.reloads().await),
+            let changes = match &self.0.manager {
+                Ok(manager) => Some(manager.unit_changes(slurm_jobs::SCOPE).await),
                 Err(_) => None,
             };
+            let mut snapshots = self.0.context.state.watch();
+            let denied = slurm_jobs::denied_gpus(&snapshots.borrow_and_update());
             self.check().await;
             let interval = match self.0.context.state.now().enforcement.state {
                 EnforcementState::Unverified => INTERVAL_UNVERIFIED,
                 EnforcementState::Off | EnforcementState::Verified => INTERVAL,
             };
-            let reloaded = async {
-                match reloads {
-                    Some(Ok(mut reloads)) => match reloads.next().await {
+            let changed = async {
+                match changes {
+                    Some(Ok(mut changes)) => match changes.next().await {
                         Ok(()) => {}
                         Err(_) => tokio::time::sleep(RETRY).await,
                     },
@@ -110,8 +115,12 @@ impl Enforcement {
                     None => std::future::pending().await,
                 }
             };
+            let others_denied = async {
+                let _ = snapshots.wait_for(|host| slurm_jobs::denied_gpus(host) != denied).await;
+            };
             tokio::select! {
-                () = reloaded => {}
+                () = changed => {}
+                () = others_denied => {}
                 () = tokio::time::sleep(interval) => {}
                 () = stopping.cancelled() => return,
             }
@@ -194,7 +203,9 @@ impl Enforcement {
             Err(error) => return off(systemd::Error::in_full(&error)),
         };
         let found = DeviceEnforcement { systemd_version, units, ..DeviceEnforcement::default() };
-        if !host_part::denies_sessions(&found.units) {
+        let is_on = host_part::denies_sessions(&found.units);
+        let jobs = self.limit_jobs(manager, is_on).await;
+        if !is_on {
             let reason = format!("`DeviceAllow=` of {} does not deny the GPUs", access::SESSIONS);
             return DeviceEnforcement { reason: Some(reason), ..found };
         }
@@ -208,8 +219,28 @@ impl Enforcement {
             probes = probe::all(manager, &self.0.context).await;
         }
         let reason = host_part::unsupported(systemd_version, manager.is_unified()).or_else(|| unverified(&probes));
+        let (jobs, open_jobs) = match jobs {
+            Ok(jobs) => {
+                let reason = slurm_jobs::unlimited(&jobs);
+                (jobs, reason)
+            }
+            Err(error) => (Vec::new(), Some(error.in_full())),
+        };
+        let reason = reason.or_else(|| open_jobs.map(|why| format!("Slurm jobs may open GPUs without a lease: {why}")));
         let state = if reason.is_none() { EnforcementState::Verified } else { EnforcementState::Unverified };
-        DeviceEnforcement { state, reason, probes, ..found }
+        let units = found.units.iter().cloned().chain(jobs).collect();
+        DeviceEnforcement { state, reason, probes, units, ..found }
+    }
+
+    /// Denies the GPUs to Slurm jobs that need a lease and do not belong to Slurm; if the host does not enforce leases,
+    /// opens them. Returns the limited scopes.
+    async fn limit_jobs(&self, manager: &Manager, is_on: bool) -> Result<Vec<EnforcedUnit>, systemd::Error> {
+        let denied = if is_on { slurm_jobs::denied_gpus(&self.0.context.state.now()) } else { Some(BTreeSet::new()) };
+        match denied {
+            Some(denied) => slurm_jobs::limit(manager, &denied).await,
+            // The driver has not answered yet. What was set before stays.
+            None => Ok(Vec::new()),
+        }
     }
 
     /// Returns what `on` changes on this host.

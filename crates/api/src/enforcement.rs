@@ -91,7 +91,8 @@ pub struct DeviceProbe {
 pub struct EnforcedUnit {
     /// Unit.
     pub unit: String,
-    /// Whether its `DeviceAllow=` denies the GPUs.
+    /// Whether its `DeviceAllow=` denies the GPUs. In the scope of Slurm jobs, only the GPUs whose rules enforce leases and
+    /// that do not belong to Slurm.
     pub denies_gpus: bool,
     /// Whether `gpushctl enforce on` has set this.
     pub set_by_gpush: bool,

@@ -18,53 +18,43 @@
 //! controllers for memory, CPU and tasks in cgroup v1, the machine does not have these controllers.
 
 mod cgroup;
+mod container;
 mod guest;
 mod root;
+mod vm;
 
 use std::{
-    fs::File,
-    os::unix::net::UnixDatagram,
-    path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
+    process::{Command, Output, Stdio},
     sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
+use nix::sys::signal::Signal;
 
-use self::cgroup::Cgroup;
 pub use self::{
     cgroup::Hierarchy,
     guest::{packages, packages_are_releases},
 };
+use self::{container::Container, vm::Vm};
 use crate::agent::PATIENCE;
 
-/// Programs that create and boot machines, with their Debian packages.
-const PROGRAMS: [(&str, &str); 4] = [
-    ("mmdebstrap", "mmdebstrap"),
-    ("systemd-nspawn", "systemd-container"),
-    ("nsenter", "util-linux"),
-    ("setpriv", "util-linux"),
-];
+/// How much slower a virtual machine is than the host, at least.
+const SLOWNESS_OF_VM: u32 = 3;
 
 /// A running machine. Dropping this value stops the machine and deletes its files.
 #[derive(Debug)]
 pub struct Machine {
-    nspawn: Child,
-    /// Pid of the machine's init process, in the pid namespace of the host.
-    init: Pid,
+    system: System,
     /// Duration of the boot.
     pub boot: Duration,
-    scratch: tempfile::TempDir,
-    root: &'static Path,
-    kind: Kind,
-    // This must be the last field, so that it is dropped after the machine has stopped. The cgroup
-    // is then empty.
-    _cgroup: Cgroup,
+}
+
+/// What runs the machine.
+#[derive(Debug)]
+enum System {
+    Container(Box<Container>),
+    Vm(Vm),
 }
 
 /// Where a machine keeps the files that it writes.
@@ -141,33 +131,21 @@ impl Machine {
         Self::boot_kind(what, Kind { debian: Debian::Trixie, controllers: &["freezer", "devices"], ..Kind::default() })
     }
 
-    /// Reboots the machine, as `systemctl reboot` does.
-    ///
-    /// # Panics
-    /// If the machine does not stop or does not come up again, or its files are in memory.
-    pub fn reboot(mut self) -> Self {
-        assert_eq!(self.kind.files, Files::Lasting, "a machine whose files are in memory cannot reboot");
-        let _ = self.run("systemctl --no-block reboot");
-        let until = Instant::now() + PATIENCE;
-        while matches!(self.nspawn.try_wait(), Ok(None)) {
-            assert!(Instant::now() < until, "the machine does not stop:\n{}", self.console());
-            thread::sleep(Duration::from_millis(20));
-        }
-        // The old init has ended, so `drop` must not signal its pid.
-        self.init = Pid::from_raw(0);
-        let scratch = std::mem::replace(&mut self.scratch, scratch());
-        let name = unique();
-        let cgroup = Cgroup::make(&name, self.kind.controllers).expect("a cgroup as for the first boot");
-        Self::start(&name, self.root, self.kind, scratch, cgroup)
+    /// Resumes a virtual machine with Debian 13, its Slurm 24.11 and its kernel. The machine has all controllers of
+    /// cgroup v2. It is many times slower than a container.
+    #[must_use]
+    pub fn resume_vm(what: &str) -> Option<Self> {
+        Self::started(what, || Vm::resume().map(System::Vm))
     }
 
     fn boot_kind(what: &str, kind: Kind) -> Option<Self> {
-        let name = unique();
-        let able = able().and_then(|()| kind.hierarchy.check());
-        let made = able.and_then(|()| root::root(kind.debian));
-        let made = made.and_then(|root| Ok((root, Cgroup::make(&name, kind.controllers)?)));
-        match made {
-            Ok((root, cgroup)) => Some(Self::start(&name, root, kind, scratch(), cgroup)),
+        Self::started(what, || Container::boot(kind).map(|container| System::Container(Box::new(container))))
+    }
+
+    fn started(what: &str, start: impl FnOnce() -> Result<System, String>) -> Option<Self> {
+        let begun = Instant::now();
+        match start() {
+            Ok(system) => Some(Self { system, boot: begun.elapsed() }),
             Err(why) => {
                 println!("SKIPPED {what}: {why}");
                 None
@@ -175,80 +153,55 @@ impl Machine {
         }
     }
 
-    fn start(name: &str, root: &'static Path, kind: Kind, scratch: tempfile::TempDir, cgroup: Cgroup) -> Self {
+    /// Reboots the machine, as `systemctl reboot` does.
+    ///
+    /// # Panics
+    /// If the machine does not stop or does not come up again, or its files are in memory.
+    pub fn reboot(self) -> Self {
         let begun = Instant::now();
-        let _ = std::fs::remove_file(scratch.path().join("notify"));
-        let notify = UnixDatagram::bind(scratch.path().join("notify")).expect("a notify socket");
-        let console = File::create(scratch.path().join("console")).expect("a file for the console");
-        let (mut command, volatile, directory) = match kind.files {
-            Files::InMemory => (Command::new("systemd-nspawn"), "overlay", root.to_owned()),
-            Files::Lasting => (with_overlay(root, scratch.path()), "no", scratch.path().join("merged")),
-        };
-        let packages = guest::packages();
-        command
-            .args(["--quiet", "--boot", "--console=pipe", "--register=no", "--keep-unit", "--notify-ready=yes"])
-            // Without this option, systemd in the machine silently ignores DeviceAllow= of units.
-            .arg("--system-call-filter=bpf")
-            .arg(format!("--volatile={volatile}"))
-            .arg(format!("--machine={name}"))
-            .arg(format!("--bind-ro={}:{}", guest::built().display(), guest::BUILT))
-            .arg(format!("--bind-ro={}:{}:norbind", guest::repository().display(), guest::REPOSITORY))
-            .args(packages.is_dir().then(|| format!("--bind-ro={}:{}", packages.display(), guest::PACKAGES)))
-            .arg("--directory")
-            .arg(directory);
-        let nspawn = cgroup.spawn(&command, |shell| {
-            kind.hierarchy.choose(shell);
-            shell.env("NOTIFY_SOCKET", scratch.path().join("notify"));
-            shell.env_remove("JOURNAL_STREAM").stdin(Stdio::null());
-            shell.stdout(console.try_clone().expect("a descriptor")).stderr(console);
-        });
-        let nspawn = nspawn.expect("systemd-nspawn can be started");
-        let (init, boot) = (Pid::from_raw(0), Duration::ZERO);
-        let mut machine = Self { nspawn, init, boot, scratch, root, kind, _cgroup: cgroup };
-        machine.wait_until_ready(&notify);
-        machine.boot = begun.elapsed();
-        machine
+        match self.system {
+            System::Container(container) => {
+                let system = System::Container(Box::new(container.reboot()));
+                Self { system, boot: begun.elapsed() }
+            }
+            System::Vm(_) => panic!("a virtual machine cannot reboot, because its files are in memory"),
+        }
     }
 
-    /// Waits until init reports that all units of the boot have started. The first message of init
-    /// contains its pid.
-    fn wait_until_ready(&mut self, notify: &UnixDatagram) {
-        let until = Instant::now() + PATIENCE;
-        notify.set_read_timeout(Some(Duration::from_millis(50))).expect("a timeout can be set");
-        let mut buffer = [0; 4096];
-        loop {
-            if let Ok(length) = notify.recv(&mut buffer) {
-                let printed = String::from_utf8_lossy(&buffer[..length]).into_owned();
-                if let Some(pid) = printed.lines().find_map(|line| line.strip_prefix("X_NSPAWN_LEADER_PID=")) {
-                    self.init = Pid::from_raw(pid.parse().expect("a pid"));
-                }
-                if printed.lines().any(|line| line == "READY=1") {
-                    break;
-                }
-            }
-            let ended = self.nspawn.try_wait().expect("a child can be waited for");
-            assert!(ended.is_none(), "the machine ended ({ended:?}):\n{}", self.console());
-            assert!(Instant::now() < until, "the machine does not come up:\n{}", self.console());
-        }
-        // kill(2) with 0 would signal the process group of the caller, and pid 1 is the init of the
-        // host.
-        assert!(self.init.as_raw() > 1, "systemd-nspawn did not say who the init is:\n{}", self.console());
+    /// Returns whether the machine is a virtual machine.
+    #[must_use]
+    pub fn is_vm(&self) -> bool {
+        matches!(self.system, System::Vm(_))
     }
 
     /// Returns the output on the machine's console.
     #[must_use]
     pub fn console(&self) -> String {
-        std::fs::read_to_string(self.scratch.path().join("console")).unwrap_or_default()
+        match &self.system {
+            System::Container(container) => container.console(),
+            System::Vm(vm) => vm.console(),
+        }
+    }
+
+    /// Returns how long a test waits for a condition in the machine.
+    fn patience(&self) -> Duration {
+        match &self.system {
+            System::Container(_) => PATIENCE,
+            System::Vm(_) => PATIENCE * SLOWNESS_OF_VM,
+        }
     }
 
     /// Returns a command that runs as root in the machine, with a minimal environment and a time
     /// limit.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
+        let entered = match &self.system {
+            System::Container(container) => container.enter(program),
+            System::Vm(vm) => vm.enter(program),
+        };
         let mut command = Command::new("timeout");
-        command.arg(PATIENCE.as_secs().to_string()).args(["nsenter", "--all", "--target"]);
-        command.arg(self.init.to_string()).args(["--", program]).stdin(Stdio::null());
-        command.env_clear().env("LANG", "C.UTF-8");
+        command.arg(self.patience().as_secs().to_string()).arg(entered.get_program()).args(entered.get_args());
+        command.stdin(Stdio::null()).env_clear().env("LANG", "C.UTF-8");
         command.env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin");
         command
     }
@@ -334,25 +287,6 @@ impl Machine {
         self.sh(&format!("kill -KILL {pid}"));
     }
 
-    /// Suspends systemd in the machine with SIGSTOP. While systemd is suspended, processes that
-    /// have lost their parent stay zombies after their end, and callers of systemd wait.
-    ///
-    /// # Panics
-    /// If the machine has ended.
-    pub fn stop_init(&self) {
-        // The kernel delivers SIGSTOP to an init only if the sender is outside the pid namespace of
-        // this init.
-        kill(self.init, Signal::SIGSTOP).expect("the machine runs");
-    }
-
-    /// Lets systemd continue after [`Machine::stop_init`].
-    ///
-    /// # Panics
-    /// If the machine has ended.
-    pub fn continue_init(&self) {
-        kill(self.init, Signal::SIGCONT).expect("the machine runs");
-    }
-
     /// Waits until the journal has an entry that contains `says` and matches a filter such as
     /// `_SYSTEMD_UNIT=gpushd.service`. Returns the entry.
     ///
@@ -368,71 +302,36 @@ impl Machine {
     /// # Panics
     /// If the condition does not become true in time.
     pub fn await_that(&self, what: &str, is_so: impl Fn(&Self) -> bool) {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + self.patience();
         while !is_so(self) {
             assert!(Instant::now() < until, "not so: {what}\n{}", self.journal_end());
             thread::sleep(Duration::from_millis(20));
         }
     }
-}
 
-impl Drop for Machine {
-    fn drop(&mut self) {
-        // Kill the machine without a shutdown, because its files are only in memory. When init
-        // ends, the kernel ends all processes of the machine, and systemd-nspawn cleans up.
-        if self.init.as_raw() > 1 {
-            let _ = kill(self.init, Signal::SIGKILL);
-        } else {
-            let _ = self.nspawn.kill();
-        }
-        let until = Instant::now() + PATIENCE;
-        while Instant::now() < until && matches!(self.nspawn.try_wait(), Ok(None)) {
-            thread::sleep(Duration::from_millis(5));
-        }
-        let _ = self.nspawn.kill();
-        let _ = self.nspawn.wait();
+    /// Suspends systemd in the machine with SIGSTOP. While systemd is suspended, processes that
+    /// have lost their parent stay zombies after their end, and callers of systemd wait.
+    ///
+    /// # Panics
+    /// If the machine has ended, or is a virtual machine.
+    pub fn stop_init(&self) {
+        self.signal_init(Signal::SIGSTOP);
     }
-}
 
-/// Checks whether this host can run machines.
-fn able() -> Result<(), String> {
-    if !nix::unistd::geteuid().is_root() {
-        return Err("only root can boot a container".to_owned());
+    /// Lets systemd continue after [`Machine::stop_init`].
+    ///
+    /// # Panics
+    /// If the machine has ended, or is a virtual machine.
+    pub fn continue_init(&self) {
+        self.signal_init(Signal::SIGCONT);
     }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    for (program, package) in PROGRAMS {
-        if !std::env::split_paths(&path).any(|dir: PathBuf| dir.join(program).is_file()) {
-            return Err(format!("{program} is not installed (Debian's package {package})"));
+
+    fn signal_init(&self, signal: Signal) {
+        match &self.system {
+            System::Container(container) => container.signal_init(signal),
+            System::Vm(_) => panic!("the kernel of a virtual machine does not stop its init"),
         }
     }
-    // Root in a container may not have the permission to mount. In this case, machines cannot run.
-    let mounts = Command::new("unshare").args(["--mount", "true"]).output();
-    if !mounts.is_ok_and(|output| output.status.success()) {
-        return Err("no mount namespace can be had here".to_owned());
-    }
-    Ok(())
-}
-
-fn scratch() -> tempfile::TempDir {
-    tempfile::Builder::new().prefix("gpush-machine-").tempdir().expect("a temporary directory")
-}
-
-/// Returns a command that runs `systemd-nspawn` with the arguments that the caller adds. Before this, it mounts an
-/// overlay of `root` on `scratch/merged`. Only this command sees the mount, which ends with the command.
-fn with_overlay(root: &Path, scratch: &Path) -> Command {
-    let directories = ["upper", "work", "merged"].map(|name| scratch.join(name));
-    directories.iter().for_each(|directory| std::fs::create_dir_all(directory).expect("a directory"));
-    let [upper, work, merged] = directories;
-    let layers = format!("lowerdir={},upperdir={},workdir={}", root.display(), upper.display(), work.display());
-    let mut command = Command::new("unshare");
-    command.args([
-        "--mount",
-        "sh",
-        "-c",
-        "mount -t overlay overlay -o \"$0\" \"$1\" && shift && exec systemd-nspawn \"$@\"",
-    ]);
-    command.arg(layers).arg(merged);
-    command
 }
 
 fn unique() -> String {

@@ -34,18 +34,35 @@ const SLURM: &str = "slurmd,slurmctld,slurm-client,munge";
 pub(super) fn root(debian: Debian) -> Result<&'static Path, String> {
     static ROOTS: [OnceLock<Result<PathBuf, String>>; 3] = [const { OnceLock::new() }; 3];
     let make = || match debian {
-        Debian::Bullseye => made("machine-11", "bullseye", PACKAGES),
-        Debian::OfHost => made("machine", &release()?, &format!("{PACKAGES},{OF_HOST}")),
-        Debian::Trixie => made("machine-slurm", "trixie", &format!("{PACKAGES},{SLURM}")),
+        Debian::Bullseye => made("machine-11", "bullseye", PACKAGES, Packages::Installed),
+        Debian::OfHost => made("machine", &release()?, &format!("{PACKAGES},{OF_HOST}"), Packages::Installed),
+        Debian::Trixie => made("machine-slurm", "trixie", &format!("{PACKAGES},{SLURM}"), Packages::Installed),
     };
     ROOTS[debian as usize].get_or_init(make).as_deref().map_err(Clone::clone)
 }
 
-fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, String> {
+/// Returns a directory with the files of these packages of Debian 13, and of all packages that they need. The packages
+/// are unpacked, but not installed.
+pub(super) fn unpacked(name: &str, packages: &str) -> Result<PathBuf, String> {
+    made(name, "trixie", packages, Packages::Unpacked)
+}
+
+/// What happens with packages in a directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Packages {
+    Installed,
+    Unpacked,
+}
+
+/// Returns the target directory of cargo.
+pub(super) fn target() -> Result<PathBuf, String> {
     let profile = program("gpushd");
-    // target/<profile>/gpushd → target/machine
-    let target = profile.parent().and_then(Path::parent).ok_or("no target directory")?;
-    let dir = target.join(name);
+    // target/<profile>/gpushd → target
+    profile.parent().and_then(Path::parent).map(Path::to_owned).ok_or_else(|| "no target directory".to_owned())
+}
+
+fn made(name: &str, wanted_release: &str, packages: &str, what: Packages) -> Result<PathBuf, String> {
+    let dir = target()?.join(name);
     let release = release()?;
     let mut sources = sources(&release, Path::new("/etc/apt"));
     if sources.is_empty() {
@@ -76,13 +93,18 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
         lists.push(dir.join(name));
         fs::write(dir.join(name), text).map_err(why)?;
     }
-    let output = Command::new("mmdebstrap")
-        .args(["--quiet", "--mode=root", "--variant=minbase"])
-        .arg(format!("--include={packages}"))
-        // Empty the file with the machine id, so that each boot generates an id.
-        .arg("--customize-hook=: > \"$1/etc/machine-id\"")
-        // Disable the daemons of Slurm, because they have no config until a test writes it.
-        .arg("--customize-hook=rm -f \"$1\"/etc/systemd/system/multi-user.target.wants/slurm*")
+    let mut mmdebstrap = Command::new("mmdebstrap");
+    mmdebstrap.args(["--quiet", "--mode=root"]).arg(format!("--include={packages}"));
+    match what {
+        Packages::Installed => mmdebstrap
+            .arg("--variant=minbase")
+            // Empty the file with the machine id, so that each boot generates an id.
+            .arg("--customize-hook=: > \"$1/etc/machine-id\"")
+            // Disable the daemons of Slurm, because they have no config until a test writes it.
+            .arg("--customize-hook=rm -f \"$1\"/etc/systemd/system/multi-user.target.wants/slurm*"),
+        Packages::Unpacked => mmdebstrap.arg("--variant=extract"),
+    };
+    let output = mmdebstrap
         .arg(release)
         .arg(&root)
         .args(&lists)
@@ -94,7 +116,7 @@ fn made(name: &str, wanted_release: &str, packages: &str) -> Result<PathBuf, Str
         return Err(format!("mmdebstrap failed: {}", printed.lines().last().unwrap_or("it printed nothing")));
     }
     fs::write(&note, wanted).map_err(why)?;
-    println!("a Debian {release} was made for machines in {:.1} s", begun.elapsed().as_secs_f64());
+    println!("{name}: Debian {release} was made for machines in {:.1} s", begun.elapsed().as_secs_f64());
     Ok(root)
 }
 

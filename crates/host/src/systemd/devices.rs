@@ -12,7 +12,7 @@ use zbus::{
 
 use super::{
     Error, Manager, call, properties,
-    proxies::{Property, ReloadingStream, SystemManagerProxy},
+    proxies::{JobRemovedStream, Property, ReloadingStream, SystemManagerProxy},
 };
 
 /// First version of systemd that never opens devices while it reloads.
@@ -95,36 +95,49 @@ impl Manager {
         Ok(UnitDevices { policy: policy.unwrap_or("auto").to_owned(), allowed })
     }
 
-    /// Subscribes to the ends of systemd's reloads of its units.
+    /// Subscribes to the ends of systemd's reloads of its units, and of the jobs of units whose names end with `suffix`.
     ///
     /// # Errors
     /// When the bus cannot be reached.
-    pub async fn reloads(&self) -> Result<Reloads, Error> {
+    pub async fn unit_changes(&self, suffix: &'static str) -> Result<UnitChanges, Error> {
         let connection = self.subscribed("report its reloads").await?.manager.inner().connection().clone();
         let builder = SystemManagerProxy::builder(&connection).cache_properties(CacheProperties::No);
         let manager = builder.build().await.map_err(Error::Bus)?;
-        Ok(Reloads(manager.receive_reloading().await.map_err(Error::Bus)?))
+        let reloads = manager.receive_reloading().await.map_err(Error::Bus)?;
+        let jobs = manager.receive_job_removed().await.map_err(Error::Bus)?;
+        Ok(UnitChanges { reloads, jobs, suffix })
     }
 }
 
-/// The reloads of systemd's units since the subscription.
-pub struct Reloads(ReloadingStream);
+/// What changed in systemd's units since the subscription.
+pub struct UnitChanges {
+    reloads: ReloadingStream,
+    jobs: JobRemovedStream,
+    suffix: &'static str,
+}
 
-impl std::fmt::Debug for Reloads {
+impl std::fmt::Debug for UnitChanges {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Reloads").finish_non_exhaustive()
+        f.debug_struct("UnitChanges").finish_non_exhaustive()
     }
 }
 
-impl Reloads {
-    /// Waits for the end of the next reload.
+impl UnitChanges {
+    /// Waits for the end of the next reload, or of the next job of one of the units.
     ///
     /// # Errors
     /// When the connection ends.
     pub async fn next(&mut self) -> Result<(), Error> {
         loop {
-            let Some(signal) = OrderedStreamExt::next(&mut self.0).await else { return Err(super::closed()) };
-            if signal.args().is_ok_and(|args| !args.active) {
+            let is_change = tokio::select! {
+                signal = OrderedStreamExt::next(&mut self.reloads) => {
+                    signal.ok_or_else(super::closed)?.args().is_ok_and(|args| !args.active)
+                }
+                signal = OrderedStreamExt::next(&mut self.jobs) => {
+                    signal.ok_or_else(super::closed)?.args().is_ok_and(|args| args.unit.ends_with(self.suffix))
+                }
+            };
+            if is_change {
                 return Ok(());
             }
         }

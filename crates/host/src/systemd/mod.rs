@@ -31,7 +31,7 @@ use std::{future::Future, path::Path, time::Duration};
 
 use nix::sys::signal::Signal;
 use tokio::{
-    sync::Mutex,
+    sync::{Mutex, Semaphore},
     time::{Instant, timeout, timeout_at},
 };
 use zbus::{
@@ -47,7 +47,7 @@ use self::proxies::{Property, SystemManagerProxy, UnitPropertiesProxy};
 #[cfg(feature = "scripted")]
 pub use self::scripted::{ScriptedFault, ScriptedSystemd};
 pub use self::{
-    devices::{FIRST_WITHOUT_GAPS, Lasts, Reloads, UnitDevices},
+    devices::{FIRST_WITHOUT_GAPS, Lasts, UnitChanges, UnitDevices},
     scope::TransientScope,
     short_run::ShortProgram,
     state::State,
@@ -61,6 +61,10 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(25);
 
 /// How long a caller waits for a job. A job that takes longer continues.
 const JOB_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Maximum number of calls without an answer. The bus refuses more than 128 of a connection, and systemd answers one call
+/// after the other.
+const MOST_CALLS: usize = 64;
 
 /// Time between two reads of a unit while systemd sends no signal about the unit. When systemd
 /// unloads a unit that is no longer needed, it sends no signal.
@@ -355,9 +359,14 @@ async fn is_alive(connection: &Connection) -> bool {
     matches!(timeout(CALL_TIMEOUT, asked).await, Ok(Ok(_)))
 }
 
-/// Makes one call within its deadline.
+/// Makes one call within its deadline. The call waits while too many others have no answer yet.
 async fn call<T>(what: &str, answer: impl Future<Output = zbus::Result<T>>) -> Result<T, Error> {
-    match timeout(CALL_TIMEOUT, answer).await {
+    static UNANSWERED: Semaphore = Semaphore::const_new(MOST_CALLS);
+    let answered = async {
+        let _permit = UNANSWERED.acquire().await;
+        answer.await
+    };
+    match timeout(CALL_TIMEOUT, answered).await {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(zbus::Error::MethodError(name, message, _))) => {
             Err(Error::Refused { what: what.to_owned(), name: name.to_string(), message: message.unwrap_or_default() })

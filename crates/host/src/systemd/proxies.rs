@@ -62,6 +62,10 @@ pub(super) trait SystemManager {
     /// systemd begins or has finished to reload its units.
     #[zbus(signal)]
     fn reloading(&self, active: bool) -> zbus::Result<()>;
+
+    /// A job has ended, for example the start of a unit.
+    #[zbus(signal)]
+    fn job_removed(&self, id: u32, job: OwnedObjectPath, unit: String, result: String) -> zbus::Result<()>;
 }
 
 /// The properties of a unit. For an empty interface name, systemd returns the properties of all

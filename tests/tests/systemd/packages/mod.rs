@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `mod` | the .deb: first start, remove, purge, and the cases in which it refuses the installation |
 //! | `config` | unattended upgrades, and the config over upgrades, a removal and a purge |
+//! | `device_access` | a removal opens the GPUs that `gpushctl enforce on` has denied |
 //! | `drivers` | `apt install` on hosts with and without drivers changes only gpush |
 //! | `metrics` | the relay of the metrics, and the timer that writes them to a file |
 //! | `image` | the packages in an image, where no systemd runs |
@@ -13,6 +14,7 @@
 //! | `releases` | the .deb on Debian 11 and 13 |
 
 mod config;
+mod device_access;
 mod drivers;
 mod image;
 mod metrics;
@@ -99,6 +101,7 @@ fn removal_keeps_gpus_and_state_and_purge_leaves_only_the_group(machine: &Machin
     machine.write(CONFIG, "[[gpu]]\nmatch = [\"0\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\"]\n");
     machine.sh("gpushctl config reload && gpushctl apply");
     let job = job(machine);
+    let is_denied = device_access::deny(machine);
     let before = machine.sh("cat /var/lib/gpush-sim/state 2>/dev/null | cksum");
     let printed = machine.sh("dpkg --remove gpush 2>&1");
     assert!(
@@ -108,6 +111,9 @@ fn removal_keeps_gpus_and_state_and_purge_leaves_only_the_group(machine: &Machin
     assert!(printed.contains("programs with leases keep running"), "{printed}");
     assert_eq!(machine.sh("cat /var/lib/gpush-sim/state 2>/dev/null | cksum"), before, "no driver call was made");
     assert!(!machine.run("systemctl --quiet is-active gpushd.service gpushd.socket").status.success());
+    if is_denied {
+        device_access::assert_open(machine, &printed);
+    }
     machine.sh(&format!("test -s /var/lib/gpush/gpush.db -a -s {CONFIG}"));
 
     // When the package is installed again, gpushd has its recorded state again.
@@ -117,8 +123,12 @@ fn removal_keeps_gpus_and_state_and_purge_leaves_only_the_group(machine: &Machin
     assert_eq!(machine.sh("gpushctl lease list -o name"), "L1", "the lease is active again");
     assert_eq!(machine.main_pid(JOB), job, "no job was ended");
 
+    let is_denied = device_access::deny(machine);
     let printed = machine.sh("dpkg --purge gpush 2>&1");
     assert!(!printed.contains("not empty so not removed"), "{printed}");
+    if is_denied {
+        device_access::assert_open(machine, &printed);
+    }
     let left = machine.sh("ls -d /etc/gpush /var/lib/gpush /run/gpush /run/gpush-mps /var/log/gpush-mps \
          /etc/systemd/system/gpush* /etc/systemd/system/*/gpush* /etc/needrestart/conf.d/gpush.conf \
          2>/dev/null | grep -v '/gpushd.service.d$'; true");

@@ -34,6 +34,16 @@ fn smoke(debian: Debian) {
     let ignored = machine.sh("journalctl --no-pager --output=cat | grep -E 'gpush.*(Unknown|ignoring)' || true");
     assert_eq!(ignored, "");
 
+    if debian == Debian::Bullseye {
+        let refused = machine.run("gpushctl enforce on 2>&1");
+        let printed = String::from_utf8_lossy(&refused.stdout).into_owned();
+        assert!(
+            !refused.status.success() && printed.contains("systemd 247 opens all devices for a moment"),
+            "{printed}"
+        );
+        assert_eq!(machine.property("user.slice", "DeviceAllow"), "");
+    }
+
     let machine = machine.reboot();
     assert_eq!(machine.sh("systemctl is-active gpushd.service gpush-ready.service"), "active\nactive");
     assert_eq!(machine.sh("systemctl --failed --no-legend"), "");

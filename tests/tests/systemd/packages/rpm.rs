@@ -3,7 +3,7 @@
 
 use gpush_tests::machine::Machine;
 
-use super::{CONFIG, LATER, set_newer_schema, with_gpu};
+use super::{CONFIG, LATER, device_access, set_newer_schema, with_gpu};
 
 /// Runs `rpm` on a package file. On Debian, rpm needs `--force-debian`.
 fn rpm(machine: &Machine, how: &str) -> String {
@@ -70,6 +70,7 @@ fn rpm_upgrades_and_refuses_an_older_version(machine: &Machine, first: &str, lat
     assert!(machine.sh("gpushctl gpu show 0").contains("3g.40gb"));
     // The package refuses an older version only if the database is newer than that version.
     rpm(machine, &format!("--upgrade --oldpackage {first}"));
+    let is_denied = device_access::deny(machine);
     machine.sh("systemctl stop gpushd.service");
     set_newer_schema(machine);
     let refused = machine.run(&format!("rpm --force-debian --nodeps --upgrade {later} 2>&1"));
@@ -78,6 +79,9 @@ fn rpm_upgrades_and_refuses_an_older_version(machine: &Machine, first: &str, lat
 
     let printed = rpm(machine, "--erase gpush");
     assert!(printed.contains("of the GPUs stay as they are"), "{printed}");
+    if is_denied {
+        device_access::assert_open(machine, &printed);
+    }
     assert!(!machine.run("systemctl --quiet is-active gpushd.service gpushd.socket").status.success());
     assert!(!machine.run("test -e /usr/sbin/gpushd -o -e /usr/share/doc/gpush").status.success());
     machine.sh("test -s /var/lib/gpush/gpush.db");

@@ -52,6 +52,8 @@ pub struct HostFacts {
     pub session_leases: Vec<LeaseId>,
     /// GPUs whose rules do not enforce leases.
     pub other_gpus: Vec<GpuIndex>,
+    /// GPUs that Slurm jobs cannot open: their rules enforce leases, and they do not belong to Slurm.
+    pub gpus_denied_to_jobs: Vec<GpuIndex>,
 }
 
 /// Returns the plan for a host. On a host that cannot enforce leases, nothing changes.
@@ -91,18 +93,17 @@ pub fn host_plan(host: &HostFacts) -> EnforcementPlan {
         effects.push(effect(unit, EnforcementReach::NotCovered, text, "enable pam_systemd for the service"));
     }
     for unit in &host.runtimes {
-        let (text, hint) = if unit == SLURMD {
-            (
-                "programs of jobs can open all GPUs, unless Slurm denies it",
-                "set `ConstrainDevices=yes` in cgroup.conf, and list all GPUs of the host in gres.conf",
-            )
+        if unit == SLURMD {
+            effects.extend(slurm_jobs(&host.gpus_denied_to_jobs));
         } else {
-            (
-                "users who may start containers can open all GPUs in them",
+            let text = "users who may start containers can open all GPUs in them";
+            effects.push(effect(
+                unit,
+                EnforcementReach::NotCovered,
+                text,
                 "only permit trusted users to start containers",
-            )
-        };
-        effects.push(effect(unit, EnforcementReach::NotCovered, text, hint));
+            ));
+        }
     }
     let changes = host.units.iter().filter(|unit| !unit.denies_gpus).map(|unit| unit.unit.clone()).collect();
     EnforcementPlan { unsupported: None, changes, effects }
@@ -139,6 +140,19 @@ fn gpus_without_enforcement(host: &HostFacts) -> Option<EnforcementEffect> {
     let text = "login sessions cannot open these GPUs either, because all GPUs have one major number";
     let hint = "programs get them with `gpushctl run -- COMMAND`; a GPU without a rule, or of mode unmanaged, is not reachable";
     (!host.other_gpus.is_empty()).then(|| effect(&named(&host.other_gpus), EnforcementReach::Denied, text, hint))
+}
+
+/// Returns what the jobs of a node of Slurm can open.
+fn slurm_jobs(denied: &[GpuIndex]) -> Vec<EnforcementEffect> {
+    let text =
+        format!("jobs cannot open {}, whose rules enforce leases and have no `owner = \"slurm\"`", named(denied));
+    let hint = "write `owner = \"slurm\"` into the rules of the GPUs that gres.conf lists";
+    let covered = (!denied.is_empty()).then(|| effect(SLURMD, EnforcementReach::Denied, &text, hint));
+    let which = if denied.is_empty() { "all GPUs" } else { "all other GPUs" };
+    let text = format!("programs of jobs can open {which}, unless Slurm denies it");
+    let hint = "set `ConstrainDevices=yes` in cgroup.conf, and list the GPUs of Slurm in gres.conf; for the others, write \
+                `lease = \"enforced\"` into their rules";
+    covered.into_iter().chain([effect(SLURMD, EnforcementReach::NotCovered, &text, hint)]).collect()
 }
 
 /// Formats GPU indexes: `GPU 3`, or `GPUs 0, 2`.

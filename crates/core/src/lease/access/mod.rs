@@ -7,6 +7,8 @@
 //! user.slice                     all devices, but not major 195              session_devices
 //! gpulease.slice/…/L1.scope      the same, and the GPU nodes of lease L1     Nodes::allowed
 //!   after the end of lease L1    the same, but no GPU node                   closed_devices
+//! slurmstepd.scope               all devices, but not the GPUs that need a   job_devices
+//!                                lease and do not belong to Slurm
 //! ```
 //!
 //! Without a node of major 195, the nodes of `nvidia-uvm` and of MIG capabilities are of no use, so sessions may open
@@ -24,6 +26,8 @@ mod majors;
 mod nodes;
 #[cfg(test)]
 mod tests;
+
+use std::collections::BTreeSet;
 
 pub use capabilities::{Capability, CapabilityMinors};
 pub use host_plan::{CONTAINERS, HostFacts, SESSIONS, SLURMD, SessionProcess, host_plan, named};
@@ -90,6 +94,13 @@ pub fn session_devices() -> Vec<AllowedDevice> {
 pub fn closed_devices(capabilities: Option<u32>, majors: &CharacterMajors) -> Vec<AllowedDevice> {
     let excluded: Vec<u32> = [GPU_MAJOR].into_iter().chain(capabilities).collect();
     all_except(&excluded, majors)
+}
+
+/// Returns the devices of Slurm jobs: all devices except the GPUs with these minor numbers.
+#[must_use]
+pub fn job_devices(denied_gpus: &BTreeSet<u32>) -> Vec<AllowedDevice> {
+    let gpus = (0..=CONTROL_MINOR).filter(|minor| !denied_gpus.contains(minor));
+    gpus.map(|minor| AllowedDevice::Node(GPU_MAJOR, minor)).chain(session_devices()).collect()
 }
 
 fn all_except(excluded: &[u32], majors: &CharacterMajors) -> Vec<AllowedDevice> {

@@ -170,3 +170,11 @@ fn minor_is_read_from_the_access_file() {
     assert_eq!(CapabilityMinors::minor_in(text), Some(30));
     assert_eq!(CapabilityMinors::minor_in("DeviceFileMode: 292\n"), None);
 }
+
+#[test]
+fn slurm_jobs_open_all_devices_but_the_denied_gpus() {
+    let devices = job_devices(&[0, 3].into());
+    let allows = |major: u32, minor: u32| devices.iter().any(|device| device.allows(major, minor));
+    assert!(!allows(GPU_MAJOR, 0) && !allows(GPU_MAJOR, 3));
+    assert!(allows(GPU_MAJOR, 1) && allows(GPU_MAJOR, CONTROL_MINOR) && allows(1, 3) && allows(CAPABILITIES, 7));
+}

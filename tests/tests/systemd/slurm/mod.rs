@@ -1,5 +1,7 @@
 //! Slurm 24.11 as services of Debian 13, with the package of gpush. The tests run the commands of docs/slurm.md.
 
+mod cgroup_v2;
+
 use std::net::{Ipv4Addr, TcpListener};
 
 use gpush_tests::{
@@ -51,17 +53,22 @@ fn is_of_cgroup_conf(line: &str) -> bool {
     line.contains("# cgroup.conf")
 }
 
-/// Writes cgroup.conf with the lines of docs/slurm.md. Returns whether Slurm can use cgroups. Mounts controllers of
-/// cgroup v1, because Slurm's plugin for cgroup v2 lacks controllers on a host with cgroup v1.
+/// Writes cgroup.conf with the lines of docs/slurm.md. Returns whether Slurm can use cgroups. In a container, mounts
+/// controllers of cgroup v1, because Slurm's plugin for cgroup v2 lacks controllers on a host with cgroup v1.
 fn writes_cgroup_conf(machine: &Machine, constrain: &str) -> bool {
+    let lines = constrain.lines().filter(|line| is_of_cgroup_conf(line));
+    let lines = lines.fold(String::new(), |text, line| text + line + "\n");
+    if machine.is_vm() {
+        machine.write("/etc/slurm/cgroup.conf", lines);
+        return true;
+    }
     let mount = |name: &str| {
         let at = format!("/srv/cgroup/{name}");
         machine.run(&format!("mkdir -p {at} && mount -t cgroup -o {name} none {at}")).status.success()
     };
     let has_cgroups = mount("freezer") && mount("devices");
     let text = if has_cgroups {
-        let lines = constrain.lines().filter(|line| is_of_cgroup_conf(line));
-        lines.fold("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/srv/cgroup\n".to_owned(), |text, line| text + line + "\n")
+        format!("CgroupPlugin=cgroup/v1\nCgroupMountpoint=/srv/cgroup\n{lines}")
     } else {
         println!(
             "SKIPPED proctrack/cgroup of Slurm: the freezer and devices controllers of cgroup v1 cannot be mounted"
@@ -121,6 +128,17 @@ impl Steps {
     fn follow(&self, what: &str, host: &str, change: impl FnOnce(String) -> String) -> Option<(Machine, bool)> {
         let machine = Machine::boot_with_slurm(what)?;
         machine.install_package(None)?;
+        self.follow_in(machine, what, host, change)
+    }
+
+    /// Does the same as [`Steps::follow`] in a machine with gpush.
+    fn follow_in(
+        &self,
+        machine: Machine,
+        what: &str,
+        host: &str,
+        change: impl FnOnce(String) -> String,
+    ) -> Option<(Machine, bool)> {
         if !machine.run(DEVICE_NODES).status.success() {
             println!("SKIPPED {what}: the machine permits no device files");
             return None;

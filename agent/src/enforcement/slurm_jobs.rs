@@ -1,0 +1,100 @@
+//! Slurm jobs: their cgroup denies the GPUs that need a lease and do not belong to Slurm.
+//!
+//! On cgroup v2, all jobs of a node are in a scope of slurmstepd in `system.slice`. Slurm's `ConstrainDevices` denies a job
+//! only GPUs that gres.conf lists. So the scope denies the others, if their rules enforce leases. systemd keeps the list of
+//! a transient unit until the unit ends. So gpushd sets the list again when the scope starts again, at the latest after a
+//! boot. gpushd changes only a list that it has set itself.
+
+use std::collections::BTreeSet;
+
+use gpush_api::{EnforcedUnit, LeaseOwner};
+use gpush_core::{
+    config::Rule,
+    lease::access::{AllowedDevice, GPU_MAJOR, job_devices, session_devices},
+};
+use gpush_host::systemd::{self, Lasts, Manager, UnitDevices};
+
+use crate::state::HostState;
+
+/// How the name of slurmstepd's scope ends. The name of the node may precede it: `n1_slurmstepd.scope`.
+pub(super) const SCOPE: &str = "slurmstepd.scope";
+
+/// Returns the minor numbers of the GPUs that Slurm jobs must not open. Returns `None` if gpushd does not know the GPUs.
+pub(super) fn denied_gpus(host: &HostState) -> Option<BTreeSet<u32>> {
+    let is_denied =
+        |rule: &Rule| rule.lease.is_some_and(|terms| terms.is_enforced() && terms.owner != LeaseOwner::Slurm);
+    let of_rule = |position: usize| host.config.rules.get(position).is_some_and(is_denied);
+    let denied = host.gpus.iter().filter(|gpu| gpu.rule.is_some_and(of_rule)).map(|gpu| gpu.gpu.minor).collect();
+    (!host.gpus.is_empty()).then_some(denied)
+}
+
+/// Denies these GPUs to the jobs; with none, opens the scopes that gpushd has limited. Returns the limited scopes.
+///
+/// # Errors
+/// If systemd refuses.
+pub(super) async fn limit(manager: &Manager, denied: &BTreeSet<u32>) -> Result<Vec<EnforcedUnit>, systemd::Error> {
+    let mut limited = Vec::new();
+    for unit in manager.running(&format!("*{SCOPE}")).await? {
+        let devices = match manager.devices(&unit).await {
+            // The scope has ended.
+            Err(error) if error.is_not_loaded() => continue,
+            devices => devices?,
+        };
+        let is_own = is_own(&devices);
+        if denied.is_empty() {
+            if is_own {
+                manager.open_devices(&unit, Lasts::UntilBoot).await?;
+                tracing::info!("Slurm jobs can open all GPUs now");
+            }
+            continue;
+        }
+        let wanted = job_devices(denied);
+        let is_of_administrator = !is_own && !devices.allowed.is_empty();
+        if !is_of_administrator && !is_list(&devices, &wanted) {
+            manager.set_devices(&unit, Lasts::UntilBoot, &wanted).await?;
+            tracing::info!("`DeviceAllow=` of {unit} denies Slurm jobs the GPUs with minor numbers {denied:?} now");
+        }
+        let denies_gpus = !is_of_administrator || devices.denies_gpus();
+        limited.push(EnforcedUnit { unit, denies_gpus, set_by_gpush: !is_of_administrator });
+    }
+    Ok(limited)
+}
+
+/// Returns why Slurm jobs may open the denied GPUs; `None` if they may not.
+pub(super) fn unlimited(limited: &[EnforcedUnit]) -> Option<String> {
+    let open = limited.iter().find(|unit| !unit.denies_gpus)?;
+    Some(format!("`DeviceAllow=` of {}, which an administrator has set, does not deny the GPUs", open.unit))
+}
+
+fn is_list(devices: &UnitDevices, wanted: &[AllowedDevice]) -> bool {
+    let patterns: BTreeSet<String> = wanted.iter().map(|device| device.pattern()).collect();
+    devices.allowed.iter().cloned().collect::<BTreeSet<_>>() == patterns
+}
+
+/// Returns whether gpushd has set the list, for any GPUs.
+fn is_own(devices: &UnitDevices) -> bool {
+    let gpu = format!("/dev/char/{GPU_MAJOR}:");
+    let (gpus, others): (Vec<&String>, Vec<&String>) =
+        devices.allowed.iter().partition(|pattern| pattern.starts_with(&gpu));
+    let others: BTreeSet<String> = others.into_iter().cloned().collect();
+    !gpus.is_empty() && others == session_devices().iter().map(|device| device.pattern()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn devices(allowed: &[AllowedDevice]) -> UnitDevices {
+        let allowed = allowed.iter().rev().map(|device| device.pattern()).collect();
+        UnitDevices { policy: "closed".to_owned(), allowed }
+    }
+
+    #[test]
+    fn own_list_of_jobs_is_recognized_for_any_gpus() {
+        let (one, two) = (job_devices(&[1].into()), job_devices(&[1, 2].into()));
+        assert!(is_own(&devices(&one)) && is_own(&devices(&two)));
+        assert!(is_list(&devices(&one), &one) && !is_list(&devices(&one), &two));
+        assert!(!is_own(&devices(&session_devices())) && !is_own(&UnitDevices::default()));
+        assert!(!is_own(&devices(&one[1..one.len() - 1])), "an administrator has changed the list");
+    }
+}
