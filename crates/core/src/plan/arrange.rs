@@ -11,7 +11,7 @@ use super::ProtectedInstances;
 use super::capacity::Demand;
 use super::compute::{self, Adaptation};
 use super::objective::Cost;
-use super::room::{Occupant, room};
+use super::room::{HeldInstance, room};
 use super::search::{Candidate, ItemGroup, SearchProblem, rank};
 use super::target::{RequestedInstance, Target};
 
@@ -62,9 +62,9 @@ pub(super) fn arrange<'a>(
     let (groups, members): (Vec<ItemGroup>, Vec<Vec<usize>>) = kinds.into_iter().map(|k| (k.group, k.members)).unzip();
     let profiles: Vec<u32> = members.iter().flatten().map(|position| target.instances[*position].profile_id).collect();
     let room_at = |spots: &[Slices]| {
-        let occupant = |(profile_id, slices): (&u32, &Slices)| Occupant::new(geometry, *profile_id, *slices);
-        let occupants: Vec<Occupant<'_>> = profiles.iter().zip(spots).map(occupant).collect();
-        room(geometry, &occupants)
+        let instance = |(profile_id, slices): (&u32, &Slices)| HeldInstance::new(geometry, *profile_id, *slices);
+        let held: Vec<HeldInstance<'_>> = profiles.iter().zip(spots).map(instance).collect();
+        room(geometry, &held)
     };
     let answer = SearchProblem { groups: &groups, destroy_all, room: &room_at }.solve()?;
 

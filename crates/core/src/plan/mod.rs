@@ -66,7 +66,7 @@ mod steps;
 mod target;
 
 pub(crate) use capacity::Demand;
-pub(crate) use room::{Occupant, room};
+pub(crate) use room::{HeldInstance, room};
 
 pub use outcome::{exact_layout, foreign_instances, outcome};
 pub use partial_restore::{Missing, PartialRestore, partial_restore};

@@ -21,14 +21,14 @@ use crate::geometry::{ENGINES, EngineRow, Geometry, MOST_INSTANCES, Profile, Sli
 
 /// An instance that occupies a GPU.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Occupant<'a> {
+pub(crate) struct HeldInstance<'a> {
     /// The profile. An instance of an unknown profile occupies only its memory slices.
     profile: Option<&'a Profile>,
     /// Its memory slices.
     pub(crate) slices: Slices,
 }
 
-impl<'a> Occupant<'a> {
+impl<'a> HeldInstance<'a> {
     /// Returns an instance with this profile id.
     pub(crate) fn new(geometry: &'a Geometry, profile_id: u32, slices: Slices) -> Self {
         Self { profile: geometry.profile(profile_id), slices }
@@ -39,16 +39,16 @@ impl<'a> Occupant<'a> {
 const MOST_DIVISIONS: u32 = MOST_INSTANCES as u32;
 
 /// Returns the room beside these instances. The unit is 4⁻⁸ square memory slices, so all sums are exact integers.
-pub(crate) fn room(geometry: &Geometry, occupants: &[Occupant<'_>]) -> u64 {
-    let everything = Sums::of(occupants.iter());
+pub(crate) fn room(geometry: &Geometry, held: &[HeldInstance<'_>]) -> u64 {
+    let everything = Sums::of(held.iter());
     let of_profile = |profile: &Profile| {
         // If the profile is possible beside all instances, it is possible beside some of them.
-        let has_place = everything.has_place_for(geometry, profile, occupants);
+        let has_place = everything.has_place_for(geometry, profile, held);
         let weight = u64::from(profile.memory_slices().pow(2));
         let value = |spot: &Spot| {
-            let in_the_way = occupants.iter().filter(|occupant| occupant.slices.overlaps(spot.slices)).count() as u32;
+            let in_the_way = held.iter().filter(|instance| instance.slices.overlaps(spot.slices)).count() as u32;
             let lacks = !has_place && {
-                let rest = || occupants.iter().filter(|occupant| !occupant.slices.overlaps(spot.slices));
+                let rest = || held.iter().filter(|instance| !instance.slices.overlaps(spot.slices));
                 !Sums::of(rest()).has_place_for(geometry, profile, rest())
             };
             weight << (2 * MOST_DIVISIONS.saturating_sub(in_the_way + u32::from(lacks)))
@@ -67,11 +67,11 @@ struct Sums {
 }
 
 impl Sums {
-    fn of<'a>(occupants: impl Iterator<Item = &'a Occupant<'a>>) -> Self {
+    fn of<'a>(held: impl Iterator<Item = &'a HeldInstance<'a>>) -> Self {
         let mut sums = Self::default();
-        for occupant in occupants {
+        for instance in held {
             sums.instances += 1;
-            let Some(profile) = occupant.profile else { continue };
+            let Some(profile) = instance.profile else { continue };
             sums.compute += u32::from(profile.profile.slices);
             for (sum, one) in sums.engines.iter_mut().zip(profile.engines) {
                 *sum = sum.saturating_add(one);
@@ -80,19 +80,19 @@ impl Sums {
         sums
     }
 
-    /// Returns whether one more instance of the profile is possible beside `occupants`, of which these are the sums.
+    /// Returns whether one more instance of the profile is possible beside `held`, of which these are the sums.
     fn has_place_for<'a>(
         &self,
         geometry: &Geometry,
         profile: &Profile,
-        occupants: impl IntoIterator<Item = &'a Occupant<'a>>,
+        held: impl IntoIterator<Item = &'a HeldInstance<'a>>,
     ) -> bool {
         let is_equal =
-            |occupant: &&Occupant<'_>| occupant.profile.is_some_and(|other| other.profile.id == profile.profile.id);
+            |instance: &&HeldInstance<'_>| instance.profile.is_some_and(|other| other.profile.id == profile.profile.id);
         self.instances < MOST_INSTANCES
             && self.compute + u32::from(profile.profile.slices) <= u32::from(geometry.compute_slices)
             && (0..ENGINES.len()).all(|e| self.engines[e] + profile.engines[e] <= geometry.engines[e])
-            && occupants.into_iter().filter(is_equal).count() < usize::from(profile.profile.max)
+            && held.into_iter().filter(is_equal).count() < usize::from(profile.profile.max)
     }
 }
 
@@ -106,20 +106,20 @@ mod tests {
     }
 
     /// Returns an instance, such as `3g.40gb@4`.
-    fn occupant<'a>(geometry: &'a Geometry, text: &str) -> Occupant<'a> {
+    fn instance<'a>(geometry: &'a Geometry, text: &str) -> HeldInstance<'a> {
         let (name, start) = text.split_once('@').unwrap();
         let profile = geometry.named(name).unwrap();
         let start: u8 = start.parse().unwrap();
         let spot = profile.spots.iter().find(|spot| spot.placement.start == start).unwrap();
-        Occupant::new(geometry, profile.profile.id, spot.slices)
+        HeldInstance::new(geometry, profile.profile.id, spot.slices)
     }
 
     /// Returns the room that an instance takes, in square memory slices.
     fn taken(key: &str, before: &[&str], new: &str) -> f64 {
         let geometry = geometry(key);
-        let mut all: Vec<Occupant<'_>> = before.iter().map(|text| occupant(&geometry, text)).collect();
+        let mut all: Vec<HeldInstance<'_>> = before.iter().map(|text| instance(&geometry, text)).collect();
         let room_before = room(&geometry, &all);
-        all.push(occupant(&geometry, new));
+        all.push(instance(&geometry, new));
         (room_before - room(&geometry, &all)) as f64 / f64::from(1 << (2 * MOST_DIVISIONS))
     }
 
@@ -136,7 +136,7 @@ mod tests {
         let one = u64::from(1_u32 << (2 * MOST_DIVISIONS));
         assert_eq!(room(&geometry, &[]), 64 * one);
         // A profile that the geometry does not have occupies only its memory slices.
-        let small = |start| Occupant::new(&geometry, 1000, Slices::of(Placement { start, size: 1 }));
+        let small = |start| HeldInstance::new(&geometry, 1000, Slices::of(Placement { start, size: 1 }));
         assert_eq!(room(&geometry, &[small(0)]), 16 * one);
         assert_eq!(room(&geometry, &[small(0), small(4)]), 4 * one);
     }
@@ -144,9 +144,9 @@ mod tests {
     #[test]
     fn pair_without_compute_slices_counts_less() {
         let mut geometry = geometry("a100-80");
-        let before = room(&geometry, &[occupant(&geometry, "4g.40gb@0")]);
+        let before = room(&geometry, &[instance(&geometry, "4g.40gb@0")]);
         geometry.compute_slices = 4;
-        assert!(room(&geometry, &[occupant(&geometry, "4g.40gb@0")]) < before, "all compute slices are taken");
+        assert!(room(&geometry, &[instance(&geometry, "4g.40gb@0")]) < before, "all compute slices are taken");
     }
 
     /// The search for several members relies on this.
@@ -169,7 +169,7 @@ mod tests {
                         continue;
                     }
                     occupied = occupied.union(spot.slices);
-                    all.push(Occupant::new(&geometry, profile.profile.id, spot.slices));
+                    all.push(HeldInstance::new(&geometry, profile.profile.id, spot.slices));
                     let now = room(&geometry, &all);
                     assert!(now < last, "{key}: {all:?}");
                     (last, compared) = (now, compared + 1);

@@ -14,7 +14,7 @@ use gpush_api::{Placement, TargetUuid};
 
 use crate::{
     geometry::{Profile, Slices, Spot},
-    plan::{Demand, Occupant, room},
+    plan::{Demand, HeldInstance, room},
 };
 
 use super::{
@@ -374,11 +374,11 @@ impl FreeRoom {
         let standing = standing.map(|(_, instance)| (instance.profile_id, instance.placement));
         let created = created.iter().map(|(profile, placement)| (profile.profile.id, *placement));
         let all = standing.chain(created).chain(mig.reserved.iter().copied());
-        let occupants: Vec<Occupant<'_>> =
-            all.map(|(profile_id, at)| Occupant::new(&mig.geometry, profile_id, Slices::of(at))).collect();
+        let held: Vec<HeldInstance<'_>> =
+            all.map(|(profile_id, at)| HeldInstance::new(&mig.geometry, profile_id, Slices::of(at))).collect();
         // An instance that ends before a reserved one is created has slices in common with it.
-        let occupied = occupants.iter().fold(Slices::NONE, |all, occupant| all.union(occupant.slices)).count();
-        Self { occupied, room: if mig.dynamic { room(&mig.geometry, &occupants) } else { 0 } }
+        let occupied = held.iter().fold(Slices::NONE, |all, instance| all.union(instance.slices)).count();
+        Self { occupied, room: if mig.dynamic { room(&mig.geometry, &held) } else { 0 } }
     }
 }
 
