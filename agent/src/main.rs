@@ -19,7 +19,7 @@ use clap::Parser;
 use crate::system::options;
 
 mod enforcement;
-mod idle;
+mod lease_policies;
 mod leases;
 mod lifecycle;
 mod metrics;

@@ -3,20 +3,12 @@
 //! systemd applies a list to running processes at once, also to sessions that exist, and keeps it in
 //! `/etc/systemd/system.control`. gpushd changes only a list that it has set itself.
 
-use std::path::Path;
-
 use gpush_api::{ApiError, Code, EnforcedUnit};
-use gpush_core::lease::access::session_devices;
+use gpush_core::lease::access::{SESSIONS, session_devices};
 use gpush_host::systemd::{self, FIRST_WITHOUT_GAPS, Lasts, Manager, UnitDevices};
-
-/// The slice that contains all login sessions.
-pub(super) const SESSIONS: &str = "user.slice";
 
 /// Services that run programs of users outside of `user.slice`.
 const JOBS_OF_USERS: [&str; 3] = ["cron.service", "crond.service", "atd.service"];
-
-/// File that exists if cgroup v2 is mounted at the usual place.
-const UNIFIED: &str = "/sys/fs/cgroup/cgroup.controllers";
 
 /// Reads the units. A service of [`JOBS_OF_USERS`] that does not run is left out.
 ///
@@ -89,7 +81,7 @@ fn is_own(devices: &UnitDevices) -> bool {
 }
 
 /// Returns why this host cannot deny the GPUs; `None` if it can.
-pub(super) fn unsupported(systemd_version: Option<u32>) -> Option<String> {
+pub(super) fn unsupported(systemd_version: Option<u32>, is_unified: bool) -> Option<String> {
     match systemd_version {
         Some(version) if version < FIRST_WITHOUT_GAPS => {
             return Some(format!(
@@ -100,7 +92,7 @@ pub(super) fn unsupported(systemd_version: Option<u32>) -> Option<String> {
         None => return Some("the version of systemd is not known".to_owned()),
         Some(_) => {}
     }
-    (!Path::new(UNIFIED).exists()).then(|| "the host does not use cgroup v2".to_owned())
+    (!is_unified).then(|| "the host does not use cgroup v2".to_owned())
 }
 
 /// Returns the error for a call that systemd refused.
@@ -127,7 +119,8 @@ mod tests {
 
     #[test]
     fn old_systemd_is_refused_with_the_reason() {
-        assert!(unsupported(Some(249)).is_some_and(|why| why.starts_with("systemd 249 opens all devices")));
-        assert!(unsupported(None).is_some());
+        assert!(unsupported(Some(249), true).is_some_and(|why| why.starts_with("systemd 249 opens all devices")));
+        assert!(unsupported(None, true).is_some() && unsupported(Some(257), true).is_none());
+        assert!(unsupported(Some(257), false).is_some_and(|why| why.contains("cgroup v2")));
     }
 }

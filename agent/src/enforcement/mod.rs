@@ -206,7 +206,7 @@ impl Enforcement {
         let is_on = host_part::denies_sessions(&found.units);
         let jobs = self.limit_jobs(manager, is_on).await;
         if !is_on {
-            let reason = format!("`DeviceAllow=` of {} does not deny the GPUs", host_part::SESSIONS);
+            let reason = format!("`DeviceAllow=` of {} does not deny the GPUs", access::SESSIONS);
             return DeviceEnforcement { reason: Some(reason), ..found };
         }
         let mut probes = probe::all(manager, &self.0.context).await;
@@ -218,7 +218,7 @@ impl Enforcement {
             tokio::time::sleep(PAUSE).await;
             probes = probe::all(manager, &self.0.context).await;
         }
-        let reason = host_part::unsupported(systemd_version).or_else(|| unverified(&probes));
+        let reason = host_part::unsupported(systemd_version, manager.is_unified()).or_else(|| unverified(&probes));
         let (jobs, open_jobs) = match jobs {
             Ok(jobs) => {
                 let reason = slurm_jobs::unlimited(&jobs);
@@ -251,7 +251,7 @@ impl Enforcement {
         let manager = match &self.0.manager {
             Ok(manager) => manager,
             Err(reason) => {
-                return Ok(EnforcementPlan { unsupported: Some((*reason).to_owned()), effects: Vec::new() });
+                return Ok(EnforcementPlan { unsupported: Some((*reason).to_owned()), ..EnforcementPlan::default() });
             }
         };
         plan::of_host(manager, &self.0.context).await
@@ -266,14 +266,17 @@ impl Enforcement {
         let _lock = self.0.lock.lock().await;
         let manager = self.manager()?;
         let version = manager.version().await.map_err(|error| host_part::failed(&error))?;
-        if let Some(reason) = host_part::unsupported(version) {
+        if let Some(reason) = host_part::unsupported(version, manager.is_unified()) {
             return Err(ApiError::new(Code::Unsupported, "this host cannot enforce leases").cause(reason));
         }
         if !force && let Some(error) = plan::graphical_sessions(&self.0.context).await {
             return Err(error);
         }
-        let units = host_part::deny(manager).await.map_err(|error| host_part::failed(&error))?;
-        let (changed, object) = (units.clone(), host_part::SESSIONS.to_owned());
+        let units = match host_part::deny(manager).await {
+            Ok(units) => units,
+            Err(error) => return Err(self.failed_change(&error).await),
+        };
+        let (changed, object) = (units.clone(), access::SESSIONS.to_owned());
         let recorded = request.recorded(object, |reason| AuditEvent::EnforceOn { units, forced: force, reason });
         self.0.context.store.write(recorded).await?;
         tracing::info!("`DeviceAllow=` of {} denies the GPUs now", changed.join(", "));
@@ -288,8 +291,11 @@ impl Enforcement {
     pub(crate) async fn turn_off(&self, request: Request) -> Result<DeviceEnforcement, ApiError> {
         let _lock = self.0.lock.lock().await;
         let manager = self.manager()?;
-        let units = host_part::open(manager).await.map_err(|error| host_part::failed(&error))?;
-        let (changed, object) = (units.clone(), host_part::SESSIONS.to_owned());
+        let units = match host_part::open(manager).await {
+            Ok(units) => units,
+            Err(error) => return Err(self.failed_change(&error).await),
+        };
+        let (changed, object) = (units.clone(), access::SESSIONS.to_owned());
         let recorded = request.recorded(object, |reason| AuditEvent::EnforceOff { units, reason });
         self.0.context.store.write(recorded).await?;
         if !changed.is_empty() {
@@ -297,6 +303,19 @@ impl Enforcement {
         }
         self.check_locked().await;
         Ok(self.last())
+    }
+
+    /// Returns the error of a change that failed. It may have changed some of the units, so gpushd checks the host, and the
+    /// error names the units that deny the GPUs now.
+    async fn failed_change(&self, error: &systemd::Error) -> ApiError {
+        self.check_locked().await;
+        let units = self.last().units;
+        let denied: Vec<&str> = units.iter().filter(|unit| unit.denies_gpus).map(|unit| unit.unit.as_str()).collect();
+        let failed = host_part::failed(error);
+        match denied.as_slice() {
+            [] => failed,
+            denied => failed.cause(format!("`DeviceAllow=` of {} denies the GPUs now", denied.join(", "))),
+        }
     }
 
     fn manager(&self) -> Result<&Arc<Manager>, ApiError> {
@@ -339,7 +358,7 @@ impl Enforcement {
         if host.enforcement.checked_at.is_none() {
             return Vec::new();
         }
-        let message = format!("leases of {} are not enforced", named(&enforced));
+        let message = format!("leases of {} are not enforced", access::named(&enforced));
         vec![ApiError::new(Code::Unsupported, message).cause(reason).hint(TURN_ON)]
     }
 
@@ -349,13 +368,15 @@ impl Enforcement {
     /// If a device of the lease is not known, or the driver's files cannot be read.
     pub(crate) async fn nodes(&self, members: Vec<gpush_api::LeaseMember>) -> Result<Nodes, ApiError> {
         let proc = self.0.context.host_services.proc.clone();
-        let read = gpush_host::subtask::blocking(move || capability_files::read(&proc)).await;
-        let capabilities = read.ok_or_else(|| ApiError::stopping("gpushd is stopping"))?.map_err(|error| {
-            ApiError::new(Code::Internal, "cannot read the capabilities of MIG devices").cause(error.to_string())
-        })?;
+        let read = move || capability_files::read(&proc).map(|found| (found, capability_files::kernel_majors()));
+        let read = gpush_host::subtask::blocking(read).await;
+        let (capabilities, majors) =
+            read.ok_or_else(|| ApiError::stopping("gpushd is stopping"))?.map_err(|error| {
+                ApiError::new(Code::Internal, "cannot read the capabilities of MIG devices").cause(error.to_string())
+            })?;
         let host = self.0.context.state.now();
         let gpus: Vec<&gpush_api::Gpu> = host.gpus.iter().map(|gpu| &gpu.gpu).collect();
-        access::nodes(&members, &gpus, &capabilities).map_err(|error| no_access(&error))
+        access::nodes(&members, &gpus, &capabilities, majors).map_err(|error| no_access(&error))
     }
 }
 
@@ -406,12 +427,6 @@ fn no_access(error: &NoDeviceAccess) -> ApiError {
         .cause(error.to_string())
         .hint("try again; if the error remains, see `gpushctl enforce status`")
         .retryable()
-}
-
-/// Formats GPU indexes: `GPU 3`, or `GPUs 0, 2`.
-fn named(gpus: &[GpuIndex]) -> String {
-    let names: Vec<String> = gpus.iter().map(GpuIndex::to_string).collect();
-    format!("GPU{} {}", if names.len() == 1 { "" } else { "s" }, names.join(", "))
 }
 
 #[cfg(test)]

@@ -9,13 +9,12 @@ use std::{
 };
 
 use gpush_api::{DeviceProbe, ProbePlace, ProbeResult};
-use gpush_core::lease::access::{AllowedDevice, CONTROL_MINOR, GPU_MAJOR, Nodes, closed_devices};
+use gpush_core::lease::access::{AllowedDevice, CONTROL_MINOR, GPU_MAJOR, Nodes, SESSIONS};
 use gpush_host::{
     device_probe::{self, ALLOWED, DENIED, UNKNOWN},
     systemd::{Manager, ShortProgram},
 };
 
-use super::host_part::SESSIONS;
 use crate::state::context::HostContext;
 
 /// The slice that contains the scopes of leases.
@@ -52,9 +51,10 @@ pub(super) async fn all(manager: &Manager, context: &HostContext) -> Vec<DeviceP
     let minors: Vec<u32> = context.state.now().gpus.iter().map(|gpu| gpu.gpu.minor).collect();
     let probed = Probed::of(minors.first().copied().unwrap_or(CONTROL_MINOR));
     // The devices of a lease of another GPU.
-    let other = minors
-        .get(1)
-        .map_or_else(|| closed_devices(None), |minor| Nodes { gpus: [*minor].into(), ..Nodes::default() }.allowed());
+    let other = minors.get(1).map_or_else(
+        || Nodes::default().closed(),
+        |minor| Nodes { gpus: [*minor].into(), ..Nodes::default() }.allowed(),
+    );
     let mut probes = vec![
         run(manager, ProbePlace::Session, SESSIONS, None, &probed).await,
         run(manager, ProbePlace::OtherLease, LEASES, Some(other), &probed).await,

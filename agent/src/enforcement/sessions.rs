@@ -1,29 +1,22 @@
 //! Processes of login sessions that have a GPU open, and login sessions outside of `user.slice`.
 
+use gpush_core::lease::access::SessionProcess;
 use gpush_host::{cgroup, device_files, proc};
 
 use crate::state::context::HostContext;
-
-/// A process of a login session that has a GPU open.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct SessionProcess {
-    pub(super) pid: u32,
-    pub(super) uid: Option<u32>,
-    pub(super) command: String,
-    /// Whether the process shows a picture with the GPU: it has the display part of the driver open.
-    pub(super) is_graphical: bool,
-}
 
 /// Services in whose cgroups login sessions are, if `pam_systemd` does not move them to `user.slice`.
 const LOGIN_SERVICES: [&str; 4] = ["ssh.service", "sshd.service", "xrdp-sesman.service", "jupyterhub.service"];
 
 /// Returns the services in whose cgroups processes of users run.
-pub(super) async fn services_with_sessions() -> Vec<&'static str> {
+pub(super) async fn services_with_sessions() -> Vec<String> {
     let has_users = |unit: &&str| {
         let processes = cgroup::processes(&format!("/system.slice/{unit}"));
         processes.is_some_and(|found| found.pids.iter().any(|pid| proc::owner(*pid).is_some_and(|uid| uid >= 1000)))
     };
-    let found = gpush_host::subtask::blocking(move || LOGIN_SERVICES.into_iter().filter(has_users).collect());
+    let found = gpush_host::subtask::blocking(move || {
+        LOGIN_SERVICES.into_iter().filter(has_users).map(str::to_owned).collect()
+    });
     found.await.unwrap_or_default()
 }
 

@@ -11,7 +11,7 @@ use super::{
     Leases,
     actor::{ChangeError, RequestedChange},
     change::{change, find, is_repeated},
-    idle_policy::idle_policy,
+    rule_policies::idle_policy,
     show,
 };
 use crate::requests::{caller::Caller, idempotency::Key};

@@ -40,7 +40,7 @@
 //! | `change` | requests for release, renewal, revocation |
 //! | `keep` | requests to keep an unused lease |
 //! | `unused` | what the idle policy does with a lease |
-//! | `idle_policy` | the idle policy of a lease |
+//! | `rule_policies` | the policies of a lease, by the rules of its GPUs |
 //! | `notices_and_keeps` | the last notices and keeps in the store |
 //! | `job_terms` | what Slurm's hooks say about a job |
 //! | `job` | leases of Slurm jobs |
@@ -64,7 +64,6 @@ mod enter;
 mod filter;
 mod grant;
 mod holder_facts;
-mod idle_policy;
 mod job;
 mod job_terms;
 mod keep;
@@ -72,9 +71,11 @@ mod log;
 mod lost;
 mod notices_and_keeps;
 mod pending;
+mod policy_end;
 mod processes;
 mod quotas;
 mod request;
+mod rule_policies;
 mod scope;
 mod scope_devices;
 mod scope_unit;
@@ -82,7 +83,6 @@ mod selection;
 mod share;
 mod show;
 mod unit_owner;
-mod unused;
 mod user_limits;
 mod warned;
 
@@ -107,22 +107,22 @@ use crate::{
 };
 
 pub(crate) use self::{
-    actor::{SeenUnused, UnusedNews, restore_places, take_over},
+    actor::{EndCheck, HolderNews, SeenUnused, restore_places, take_over},
     administrator_scope::leave_session,
     change::{release, renew, revoke},
     device_list::devices,
     enter::enter,
     filter::{LeaseFilter, Whose},
     grant::{Delivery, Outcome, request_lease},
-    idle_policy::{idle_policy, is_judged_by_memory, is_of_job, rule_names},
     job::{end_job, environment_of_job, of_job, request_for_job},
     job_terms::{JobKey, JobTerms},
     keep::keep,
     notices_and_keeps::{StoredNotices, restore as restore_notices},
+    policy_end::{end_by_policy, may_end, tell_holder},
     quotas::{quota_subject, quota_view, users_with_quotas},
+    rule_policies::{idle_policy, is_judged_by_memory, is_of_job, over_limit_policy, rule_names},
     scope::{Scopes, health},
     show::{MOST_ENDED, all, ended_before, environment, id, one},
-    unused::{end_unused, is_still_unused, tell_unused},
 };
 
 /// The parts of gpushd that leases use.

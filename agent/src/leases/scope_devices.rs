@@ -13,7 +13,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use gpush_api::{ApiError, DeviceAccess, EnforcementState, Lease, LeaseBinding, LeaseId, LeaseState};
-use gpush_core::lease::access::{AllowedDevice, Nodes, closed_devices};
+use gpush_core::lease::access::{AllowedDevice, Nodes};
 use gpush_host::{
     cgroup, subtask,
     systemd::{Lasts, Manager},
@@ -63,7 +63,7 @@ pub(super) async fn of_new_scope(
 pub(super) async fn check_new_scope(leases: &Leases, record: &LeaseRecord) {
     let is_closed = leases.devices.0.lock().get(&record.id) == Some(&ScopeAccess::Closed);
     if is_closed && let Some((manager, unit, _)) = scope(leases, record) {
-        set(&manager, record.id, unit, Some(&closed_devices(capability_major(leases).await))).await;
+        set(&manager, record.id, unit, Some(&closed(leases).await)).await;
     }
 }
 
@@ -104,13 +104,13 @@ pub(super) async fn close(leases: &Leases, record: &LeaseRecord) {
     let cgroup = cgroup.to_owned();
     let is_empty = subtask::blocking(move || cgroup::processes(&cgroup).is_none_or(|found| found.is_empty())).await;
     if is_empty != Some(true) {
-        set(&manager, record.id, unit, Some(&closed_devices(capability_major(leases).await))).await;
+        set(&manager, record.id, unit, Some(&closed(leases).await)).await;
     }
 }
 
 /// Takes the GPUs from the processes that have entered a lease.
 pub(super) async fn close_entered(leases: &Leases, id: LeaseId) {
-    set_entered(leases, id, Some(&closed_devices(capability_major(leases).await))).await;
+    set_entered(leases, id, Some(&closed(leases).await)).await;
 }
 
 /// Sets the devices of the scopes of processes that have entered a lease; `None` for all devices.
@@ -129,10 +129,10 @@ async fn set_entered(leases: &Leases, id: LeaseId, devices: Option<&[AllowedDevi
     }
 }
 
-/// Returns the major number of the nodes of MIG capabilities.
-async fn capability_major(leases: &Leases) -> Option<u32> {
+/// Returns the devices that a scope may open without a lease.
+async fn closed(leases: &Leases) -> Vec<AllowedDevice> {
     let none = leases.handles.enforcement.nodes(Vec::new()).await;
-    none.ok().and_then(|nodes| nodes.capability_major)
+    none.unwrap_or_default().closed()
 }
 
 /// Forgets the scope of a lease that has ended.
@@ -183,7 +183,7 @@ async fn update(leases: &Leases, host: &HostState) {
         }
         let devices = match &wanted {
             None => None,
-            Some(ScopeAccess::Closed) => Some(closed_devices(capability_major(leases).await)),
+            Some(ScopeAccess::Closed) => Some(closed(leases).await),
             Some(ScopeAccess::Own(_)) => match nodes(leases, &lease.record).await {
                 Ok(nodes) => Some(nodes.allowed()),
                 Err(error) => {

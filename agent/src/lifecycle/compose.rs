@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{UNKNOWN_BOOT, identities};
 use crate::{
     enforcement::Enforcement,
-    idle::Idle,
+    lease_policies::LeasePolicies,
     leases::{self, Leases, Scopes},
     lifecycle::stored_state::{self, StoredState},
     metrics::Metrics,
@@ -240,7 +240,8 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         executor,
         scheduler: scheduler.clone(),
     });
-    let enforcement = Enforcement::new(context(), scopes.manager());
+    let systemd = context().host_services.systemd.clone().map_or_else(|| scopes.manager(), Ok);
+    let enforcement = Enforcement::new(context(), systemd);
     let leases = Leases::new(leases::LeaseHandles {
         context: context(),
         scheduler,
@@ -278,7 +279,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
             check(&store, |store| store.refusal().map(ApiError::from).into_iter().collect()),
         ],
     });
-    let idle = Idle::new(context(), usage.clone(), leases.clone());
+    let policies = LeasePolicies::new(context(), usage.clone(), leases.clone());
     let authorization = Authorization::new(state.clone(), users, store.clone(), own_uid);
     let requests = Requests { context: context(), idempotency, operations: operations.clone() };
     let slurm = Slurm::new(context(), leases.clone());
@@ -319,7 +320,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         mps,
         leases,
         enforcement,
-        idle,
+        policies,
         unleased,
         slurm,
         usage,

@@ -142,6 +142,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         helpers: Helpers::new(&paths.state_dir),
         proc: arguments.proc.clone(),
         nvidia_smi: arguments.nvidia_smi.clone(),
+        systemd: None,
         level_interval: timeslice::INTERVAL,
         constants: arguments.constants.clone(),
         driverless: Default::default(),
@@ -289,7 +290,7 @@ async fn serve(
         boot_id,
         due,
     } = compose::compose(settings, origin, remembered, options);
-    let ApiHandles { context, operations, mps, leases, enforcement, idle, unleased, usage, .. } = handles.clone();
+    let ApiHandles { context, operations, mps, leases, enforcement, policies, unleased, usage, .. } = handles.clone();
     let (state, readings) = (context.state.clone(), context.readings.clone());
     let (stopping, tasks) = (context.stopping.clone(), context.tasks.clone());
     let changed = take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;
@@ -352,7 +353,7 @@ async fn serve(
     let mut services = vec![engine.scheduler.spawn()];
     services.push(enforcement.spawn());
     services.extend(leases::spawn(&leases));
-    services.push(idle.spawn());
+    services.push(policies.spawn());
     services.extend([
         tasks.spawn(TaskName::StartupLayouts, move || startup::run(startup.clone(), due.clone())),
         tasks.spawn(TaskName::OverrideExpiry, {

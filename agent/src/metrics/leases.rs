@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpush_api::{LeaseBinding, LeaseState, LeaseUsageSummary, UseState};
+use gpush_api::{LeaseBinding, LeaseMember, LeaseState, LeaseUsageSummary, MemberShare, UseState};
 use gpush_openmetrics::Family;
 use jiff::Timestamp;
 
@@ -21,8 +21,9 @@ pub(super) fn families(host: &HostState, used: &[(Arc<OpenLease>, Option<LeaseUs
         }
     }
     families.add_queue(host);
-    let Families { info, held, busy, idle, empty, unknown, unused, ends, memory, energy, length, oldest } = families;
-    vec![info, held, busy, idle, empty, unknown, unused, ends, memory, energy, length, oldest]
+    let Families { info, held, busy, idle, empty, unknown, unused, ends, memory, limit, energy, length, oldest } =
+        families;
+    vec![info, held, busy, idle, empty, unknown, unused, ends, memory, limit, energy, length, oldest]
 }
 
 struct Families {
@@ -35,6 +36,7 @@ struct Families {
     unused: Family,
     ends: Family,
     memory: Family,
+    limit: Family,
     energy: Family,
     length: Family,
     oldest: Family,
@@ -55,6 +57,10 @@ impl Families {
             ),
             ends: Family::gauge("gpush_lease_ends_timestamp_seconds", "End of a lease."),
             memory: Family::gauge("gpush_lease_memory_bytes", "Memory of the processes of a lease."),
+            limit: Family::gauge(
+                "gpush_lease_memory_limit_bytes",
+                "Memory of the MPS and time-slice shares of a lease, which programs can exceed.",
+            ),
             energy: Family::counter("gpush_lease_energy_joules", "Energy of a lease, and how it was found."),
             length: Family::gauge("gpush_queue_length", "Requests that wait for capacity."),
             oldest: Family::gauge("gpush_queue_oldest_seconds", "Age of the oldest request that waits."),
@@ -75,6 +81,9 @@ impl Families {
             | LeaseBinding::Scope { .. }
             | LeaseBinding::Cgroup { .. } => (String::new(), ""),
         };
+        if let Some(mib) = soft_limit_mib(&record.members) {
+            self.limit.add([("lease", &*id)], number(mib) * 1_048_576.0);
+        }
         for member in &record.members {
             let mig = host.gpu(&member.gpu_uuid).and_then(|one| one.gpu.mig.as_ref());
             let devices = mig.into_iter().flat_map(|mig| &mig.instances).flat_map(|instance| &instance.compute);
@@ -128,6 +137,15 @@ impl Families {
         self.length.add([], ages.len() as f64);
         self.oldest.add([], ages.into_iter().fold(0.0, f64::max));
     }
+}
+
+/// Returns the memory of the shares of a lease that programs can exceed; `None` if the hardware limits a share.
+fn soft_limit_mib(members: &[LeaseMember]) -> Option<u64> {
+    let of_member = |member: &LeaseMember| match member.share {
+        MemberShare::Mps { .. } | MemberShare::Timeslice { .. } => Some(member.memory_mib),
+        MemberShare::Mig { .. } | MemberShare::Whole => None,
+    };
+    if members.is_empty() { None } else { members.iter().map(of_member).sum() }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a time or an amount of memory has fewer than 53 bits")]

@@ -154,8 +154,8 @@ fn append(path: &Path, id: LeaseId, notice: &LeaseNotice) -> io::Result<()> {
     let mut file = OpenOptions::new().append(true).open(path)?;
     let largest = match kind {
         NoticeKind::Expired | NoticeKind::Revoked | NoticeKind::GpuLost => u64::MAX,
-        NoticeKind::EndsSoon | NoticeKind::Unused => LARGEST_WITH_WARNINGS,
-        NoticeKind::Cordoned | NoticeKind::MpsFault | NoticeKind::UnusedNoMore => LARGEST,
+        NoticeKind::EndsSoon | NoticeKind::Unused | NoticeKind::OverLimit => LARGEST_WITH_WARNINGS,
+        NoticeKind::Cordoned | NoticeKind::MpsFault | NoticeKind::UnusedNoMore | NoticeKind::OverLimitNoMore => LARGEST,
     };
     if file.metadata()?.len() >= largest {
         return Err(io::Error::other("the file is full"));

@@ -216,6 +216,7 @@ mod tests {
             cuda: String::new(),
             library: String::new(),
             simulated: true,
+            memory_limits: false,
         };
         Status { worker: Some(1), driver: Some(driver), ..Status::default() }
     }

@@ -202,6 +202,7 @@ fn full(record: &LeaseRecord) -> Lease {
         usage: None,
         keep: None,
         idle: None,
+        over_limit: None,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use gpush_core::config::ModeChange;
-use gpush_host::helper::Helpers;
+use gpush_host::{helper::Helpers, systemd::Manager};
 use gpush_locked::Locked;
 use gpush_store::OperationId;
 use tokio::sync::{Mutex, RwLock};
@@ -18,6 +18,8 @@ pub(crate) struct HostServices {
     pub(crate) proc: PathBuf,
     /// Path of `nvidia-smi` from the command line. Used if the config does not name another path.
     pub(crate) nvidia_smi: Option<PathBuf>,
+    /// systemd in a script; `None` for the one of this host.
+    pub(crate) systemd: Option<Arc<Manager>>,
     /// Interval at which gpushd reads time-slice levels if nothing changes.
     pub(crate) level_interval: Duration,
     /// Time limits and other values that the config does not set.

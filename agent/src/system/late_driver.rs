@@ -223,7 +223,7 @@ mod tests {
         assert_eq!(Worker::of(&status), Worker::Absent, "the worker is still starting");
         let text = String::new;
         let (version, nvml, cuda, library) = (text(), text(), text(), text());
-        status.driver = Some(gpush_api::Driver { version, nvml, cuda, library, simulated: true });
+        status.driver = Some(gpush_api::Driver { version, nvml, cuda, library, simulated: true, memory_limits: false });
         assert_eq!(Worker::of(&status), Worker::Serves);
     }
 }

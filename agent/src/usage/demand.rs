@@ -3,7 +3,7 @@
 //! | need | interval | ends |
 //! |---|---|---|
 //! | a scrape of `/metrics` | 15 s | 5 minutes after the last one |
-//! | the sums of open leases (`[history]`), the idle policy (`[idle]`) | 15 s | with the last lease |
+//! | the sums of open leases (`[history]`), policies that end leases (`[idle]`, `over_limit`) | 15 s | with the last lease |
 //! | a free GPU whose power without work is not known | 15 s | after 4 samples at the latest |
 //! | `top`, and other clients that watch | 1 s | 5 s after the last request |
 //!
@@ -19,7 +19,7 @@ use tokio::{sync::Notify, time::Instant};
 pub(crate) enum Need {
     /// Metrics were scraped in the last 5 minutes.
     Scrape,
-    /// The sums of open leases are recorded, or the idle policy acts on them.
+    /// The sums of open leases are recorded, or a policy acts on them.
     Record,
     /// A person watches the figures.
     Watch,

@@ -1,13 +1,14 @@
-//! The observations for the idle policy: the figures of leases after each round of samples, and the recorded unused
+//! The observations for the policies of leases: the figures of leases after each round of samples, and the recorded unused
 //! times.
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{ApiError, GpuUuid};
+use gpush_api::{ApiError, GpuUuid, LeaseId};
 use gpush_store::LeaseRecord;
 use gpush_usage::{
     ledger::{LeaseFigures, UnusedSpan},
     moment::Moment,
+    over_limit::MemoryReading,
 };
 use jiff::Timestamp;
 use tokio::sync::watch;
@@ -30,9 +31,10 @@ impl Usage {
         self.0.sampled.subscribe()
     }
 
-    /// Returns whether samples of leases are needed: their use is recorded, or the idle policy acts on it.
+    /// Returns whether samples of leases are needed: their use is recorded, or a policy ends leases because of it.
     pub(super) fn samples_leases(&self, host: &HostState) -> bool {
-        let is_acted_on = || host.config.acts_on_unused_leases() && host.leases.holding().next().is_some();
+        let acts = || host.config.acts_on_unused_leases() || host.config.ends_leases_over_limit();
+        let is_acted_on = || acts() && host.leases.holding().next().is_some();
         self.records_leases(host) || is_acted_on()
     }
 
@@ -53,6 +55,11 @@ impl Usage {
             holding.filter_map(|lease| Some((Arc::clone(lease), accounts.ledger.lease(lease.id(), now)?))).collect();
         drop(accounts);
         ObservedLeases { host, now, leases }
+    }
+
+    /// Returns the memory of a lease, compared with its limits; `None` if the lease is not known, or has no such limit.
+    pub(crate) fn memory_of(&self, lease: LeaseId) -> Option<MemoryReading> {
+        MemoryReading::observed(&self.0.accounts.lock().ledger.lease(lease, self.0.clock.now())?)
     }
 
     /// Returns the unused times of all leases that ended since a time, and those that last, by lease and start.

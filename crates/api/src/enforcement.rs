@@ -177,6 +177,9 @@ pub struct EnforcementPlan {
     /// Why this host cannot enforce leases; absent if it can.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsupported: Option<String>,
+    /// Units whose `DeviceAllow=` changes; empty if they all deny the GPUs already.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<String>,
     /// The parts of the host.
     pub effects: Vec<EnforcementEffect>,
 }

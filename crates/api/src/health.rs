@@ -19,6 +19,9 @@ pub struct Driver {
     pub library: String,
     /// Whether the library is gpush's simulator.
     pub simulated: bool,
+    /// Whether the driver can limit the memory of a cgroup, as drivers since 615 can. gpushd does not use it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub memory_limits: bool,
 }
 
 /// Answer of `GET /v1/version`.

@@ -44,6 +44,8 @@ pub enum Agent {
         /// Path of the config file that gpushd uses. If it is absent, gpushd uses the defaults, or
         /// could not load the file of the system service.
         config_path: Option<String>,
+        /// Whether the driver can limit the memory of a cgroup.
+        has_memory_limits: bool,
     },
 }
 
@@ -78,7 +80,11 @@ pub(crate) fn examine(host: &Host, agent: &Agent) -> Vec<Finding> {
             Some(Service::Stopped) | None => unreachable(error),
         }),
         Agent::NotAsked(service) => findings.push(not_running(host, service)),
-        Agent::Reached { version, own, troubles, gpus: _, rules: _, config_path: _ } => {
+        Agent::Reached { version, own, troubles, has_memory_limits, gpus: _, rules: _, config_path: _ } => {
+            if *has_memory_limits {
+                let message = "the driver can limit the memory of a cgroup; gpushd does not use this limit";
+                findings.push(Finding::ok(Area::Agent, message));
+            }
             if version == own {
                 findings.push(Finding::ok(Area::Agent, format!("gpushd {version} answers")));
             } else {

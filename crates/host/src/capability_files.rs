@@ -8,7 +8,7 @@
 
 use std::{fs, io, path::Path};
 
-use gpush_core::lease::access::{Capability, CapabilityMinors};
+use gpush_core::lease::access::{Capability, CapabilityMinors, CharacterMajors};
 
 /// Name of the nodes of capabilities in `/proc/devices`.
 const NAME: &str = "nvidia-caps";
@@ -36,6 +36,12 @@ pub fn read(proc: &Path) -> io::Result<CapabilityMinors> {
         }
     }
     Ok(found)
+}
+
+/// Returns the major numbers of the character devices of the kernel. Also for a simulated host, the kernel decides.
+#[must_use]
+pub fn kernel_majors() -> CharacterMajors {
+    CharacterMajors::of(&fs::read_to_string("/proc/devices").unwrap_or_default())
 }
 
 /// Returns the major number of the nodes of capabilities; `None` if the driver has no such nodes.

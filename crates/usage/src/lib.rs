@@ -1,11 +1,11 @@
-//! The use of shares by leases: states, time, energy, the idle policy, history and bills. Pure functions without I/O:
+//! The use of shares by leases: states, time, energy, the policies of unused leases and of memory, history and bills. Pure functions without I/O:
 //! the agent brings samples and times, and stores the results.
 //!
 //! ```text
 //! samples, processes ──input──► judge ──► ledger ──► rows ──► accounts ──► reports, bills
 //! leases begin, change, end ───────────────┘ │ ▲
 //!                                            │ └─ energy
-//!                                            └──► idle ──► notices, ends
+//!                                            └──► idle, over_limit ──► notices, ends
 //! ```
 //!
 //! | module | subject |
@@ -15,6 +15,7 @@
 //! | `judge` | busy, idle, empty or unknown |
 //! | `energy` | attributes the energy of a board |
 //! | `idle` | when gpushd reports an unused lease, warns its holder and ends it |
+//! | `over_limit` | when gpushd reports a lease above its memory limit, and ends it |
 //! | `ledger` | sums of time, memory, activity and energy, which add up exactly for each GPU |
 //! | `account` | rows of leases and days, reports |
 //! | `bill` | bills of a month, CSV, FOCUS |
@@ -27,6 +28,7 @@ pub mod input;
 pub mod judge;
 pub mod ledger;
 pub mod moment;
+pub mod over_limit;
 #[cfg(test)]
 mod samples;
 pub mod settled_clock;

@@ -59,6 +59,7 @@ Examples:
   gpushctl lease list 0-3
   gpushctl lease list --user anna
   gpushctl lease list --mine --ended=5
+  gpushctl lease list --job 449 --ended
   gpushctl lease list --ended --since 7d --user anna -o csv"
     )]
     List {
@@ -70,6 +71,9 @@ Examples:
         /// Only leases of USER
         #[arg(long, short, value_name = "USER", conflicts_with = "mine")]
         user: Option<String>,
+        /// Only leases of the Slurm job with this id
+        #[arg(long, value_name = "JOB")]
+        job: Option<u32>,
         /// Also list the last NUMBER ended leases [if =NUMBER is omitted: 20, or all since TIME]
         #[arg(long, value_name = "NUMBER", num_args = 0..=1, require_equals = true, default_missing_value = USUAL,
               value_parser = EndedNumber::parse)]

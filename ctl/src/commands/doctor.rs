@@ -57,7 +57,16 @@ fn ask(global: &Global, with_gpus: bool) -> Result<Agent, Failure> {
         let gpus = if with_gpus { client.gpus(false).await? } else { Vec::new() };
         let config = client.config().await?;
         let (config_path, rules) = (config.path, config.rules);
-        Ok(Agent::Reached { version: version.agent, own, troubles: health.errors, gpus, rules, config_path })
+        let has_memory_limits = version.driver.is_some_and(|driver| driver.memory_limits);
+        Ok(Agent::Reached {
+            version: version.agent,
+            own,
+            troubles: health.errors,
+            gpus,
+            rules,
+            config_path,
+            has_memory_limits,
+        })
     });
     match answer {
         Err(Failure::Error(error)) => Ok(Agent::Unreachable(*error)),

@@ -75,6 +75,14 @@ pub(crate) fn plan(plan: &EnforcementPlan, look: &Appearance) -> String {
     if let Some(reason) = &plan.unsupported {
         let text = format!("This host cannot enforce leases: {}.", look.clean(reason));
         out += &(look.wrap("", &text).join("\n") + "\n");
+    } else {
+        let text = if plan.changes.is_empty() {
+            "Nothing to change: this host denies the GPUs already.".to_owned()
+        } else {
+            let units: Vec<String> = plan.changes.iter().map(|unit| look.clean(unit)).collect();
+            format!("Sets `DeviceAllow=` of {}.", units.join(", "))
+        };
+        out += &(look.wrap("", &text).join("\n") + "\n");
     }
     for (reach, heading) in [
         (EnforcementReach::Blocks, "Prevent `enforce on`, unless it has --force:"),
@@ -100,13 +108,14 @@ pub(crate) fn plan(plan: &EnforcementPlan, look: &Appearance) -> String {
 
 #[cfg(test)]
 mod tests {
-    use gpush_api::{GpuIndex, ProbePlace};
+    use gpush_api::{GpuIndex, LeaseId, ProbePlace};
+    use gpush_core::lease::access::{HostFacts, SESSIONS, SessionProcess, host_plan};
 
     use super::*;
     use crate::render::{Charset, fixtures};
 
     #[test]
-    fn status_and_plan_name_units_and_probes() {
+    fn status_names_units_and_probes() {
         let look = fixtures::look(100, Charset::Ascii);
         let found = DeviceEnforcement {
             state: EnforcementState::Verified,
@@ -127,20 +136,58 @@ mod tests {
             enforced_gpus: vec![GpuIndex(0)],
             ..DeviceEnforcement::default()
         };
-        let effect = |subject: &str, reach, text: &str, hint: Option<&str>| EnforcementEffect {
-            subject: subject.to_owned(),
-            reach,
-            effect: text.to_owned(),
-            hint: hint.map(str::to_owned),
-        };
-        let plan_of_host = EnforcementPlan {
-            unsupported: None,
-            effects: vec![
-                effect("root in login sessions", EnforcementReach::Denied, "it fails", Some("use another command")),
-                effect("docker.service", EnforcementReach::NotCovered, "users can open all GPUs", None),
-            ],
-        };
-        let all = [status(&found, &look), status(&off, &look), plan(&plan_of_host, &look)].join("---\n");
+        let all = [status(&found, &look), status(&off, &look)].join("---\n");
         insta::assert_snapshot!(fixtures::plain(&all));
+    }
+
+    /// Returns a unit that denies the GPUs if `denies_gpus` is set.
+    fn unit(unit: &str, denies_gpus: bool) -> EnforcedUnit {
+        EnforcedUnit { unit: unit.to_owned(), denies_gpus, set_by_gpush: denies_gpus }
+    }
+
+    /// The texts are those of gpushd: the plan is made by the same function.
+    #[test]
+    fn plan_of_each_kind_of_host() {
+        let plain = HostFacts { units: vec![unit(SESSIONS, false)], ..HostFacts::default() };
+        let process = |pid, command: &str, is_graphical| SessionProcess {
+            pid,
+            uid: Some(1000),
+            command: command.to_owned(),
+            is_graphical,
+        };
+        let graphical =
+            HostFacts { processes: vec![process(812, "Xorg", true), process(4711, "python3", false)], ..plain.clone() };
+        let services = HostFacts {
+            units: vec![unit(SESSIONS, false), unit("cron.service", false), unit("atd.service", false)],
+            services: [("jupyterhub.service", "hub"), ("systemd-resolved.service", "systemd-resolve")]
+                .map(|(unit, user)| (unit.to_owned(), user.to_owned()))
+                .into(),
+            services_with_sessions: vec!["ssh.service".to_owned()],
+            runtimes: ["docker.service", "slurmd.service"].map(str::to_owned).into(),
+            session_leases: vec![LeaseId(3), LeaseId(8)],
+            other_gpus: vec![GpuIndex(2), GpuIndex(3)],
+            ..HostFacts::default()
+        };
+        let old = HostFacts {
+            unsupported: Some(
+                "systemd 249 opens all devices for a moment at each `systemctl daemon-reload`; version 250 or later \
+                 does not"
+                    .to_owned(),
+            ),
+            ..plain.clone()
+        };
+        let installed =
+            HostFacts { units: vec![unit(SESSIONS, true), unit("cron.service", true)], ..HostFacts::default() };
+        let look = fixtures::look(100, Charset::Ascii);
+        let hosts = [
+            ("plain", plain),
+            ("graphical session", graphical),
+            ("services", services),
+            ("old systemd", old),
+            ("already installed", installed),
+        ];
+        let text: String =
+            hosts.into_iter().map(|(name, host)| format!("=== {name}\n{}\n", plan(&host_plan(&host), &look))).collect();
+        insta::assert_snapshot!(fixtures::plain(&text));
     }
 }

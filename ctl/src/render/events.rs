@@ -363,6 +363,7 @@ mod tests {
             cuda: String::new(),
             library: String::new(),
             simulated: true,
+            memory_limits: false,
         };
         let error = |text: &str| ApiError::new(Code::DriverUnavailable, text);
         let unleased = UnleasedChange {

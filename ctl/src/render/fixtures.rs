@@ -237,6 +237,7 @@ pub(crate) fn status(gpus: Vec<Gpu>, simulated: bool) -> Status {
         cuda: "12.4".into(),
         library: "libnvidia-ml.so.1".into(),
         simulated,
+        memory_limits: false,
     };
     Status {
         version: Version { agent: "0.1.0".into(), api: "v1".into(), driver: Some(driver) },

@@ -26,6 +26,7 @@ fn driver() -> Driver {
         cuda: "12.4".into(),
         library: "libnvidia-ml.so.1".into(),
         simulated: true,
+        memory_limits: false,
     }
 }
 

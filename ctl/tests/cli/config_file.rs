@@ -9,7 +9,8 @@ use crate::support::{Agent, Answer, Host};
 
 fn version() -> Version {
     let text = String::new;
-    let driver = Driver { version: text(), nvml: text(), cuda: text(), library: text(), simulated: false };
+    let driver =
+        Driver { version: text(), nvml: text(), cuda: text(), library: text(), simulated: false, memory_limits: false };
     Version { agent: "9.8.7".into(), api: "v1".into(), driver: Some(driver) }
 }
 

@@ -29,6 +29,7 @@ mod gpm;
 mod gpu_instance;
 mod health;
 mod lookup;
+mod memory_limits;
 mod mig_mode;
 mod nvlink;
 mod processes;

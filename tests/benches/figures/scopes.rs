@@ -12,6 +12,9 @@ use crate::report::{Report, grouped, median};
 
 /// Number of grants of each kind. A separate process requests each lease.
 const GRANTS: usize = 200;
+/// Number of rounds with and without device access, and of grants in each round.
+const ROUNDS: usize = 5;
+const GRANTS_OF_ROUND: usize = 40;
 /// Number of scopes in the measurement of many scopes.
 const MANY: usize = 1000;
 /// Number of grants whose D-Bus calls are counted.
@@ -55,6 +58,20 @@ fn seconds(machine: &Machine, bind: &str, count: usize) -> Vec<f64> {
         "systemd-run --quiet --scope --slice=user-0.slice --unit=session-{bind}.scope perl /srv/client.pl {bind} {count} 0"
     );
     machine.sh(&line).lines().map(|line| line.parse().expect("seconds")).collect()
+}
+
+/// Returns the durations of grants with a scope in seconds: while the scope of a lease may open all devices, and while it
+/// may open only those of its lease. The rounds alternate, so that a slow host slows both.
+fn without_and_with_device_access(machine: &Machine) -> (Vec<f64>, Vec<f64>) {
+    let (mut without, mut with) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        machine.sh("gpushctl enforce off");
+        without.extend(seconds(machine, "scope", GRANTS_OF_ROUND));
+        machine.sh("gpushctl enforce on");
+        with.extend(seconds(machine, "scope", GRANTS_OF_ROUND));
+    }
+    machine.sh("gpushctl enforce off");
+    (without, with)
 }
 
 /// Requests `count` leases with scopes, and waits until the leases have ended. Returns the
@@ -138,7 +155,8 @@ pub(crate) fn run() -> Report {
         &format!(
             "The benchmark runs in a container with Debian and systemd. First, {GRANTS} processes request leases one \
              after the other. The first lease of a process is bound to the process, the second has a scope. The table \
-             shows medians. Then {} processes request a lease with a scope. A D-Bus monitor counts the calls of gpushd in {COUNTED} grants. \
+             shows medians. Then {ROUNDS} rounds of {GRANTS_OF_ROUND} grants run with and without `gpushctl enforce on`: \
+             the scope of such a lease opens only its devices. Then {} processes request a lease with a scope. A D-Bus monitor counts the calls of gpushd in {COUNTED} grants. \
              Finally, {IDLE} processes keep leases with scopes for {} s, and the benchmark counts wake-ups: how often \
              a thread of gpushd or of its driver worker waits.",
             grouped(MANY),
@@ -155,6 +173,8 @@ pub(crate) fn run() -> Report {
     machine.await_that("the GPU is read", |machine| machine.run("gpushctl run --timeslice -- true").status.success());
     let process = median(seconds(&machine, "process", GRANTS));
     let (each, all, left) = create_and_end(&machine, GRANTS);
+    let (without, with) = without_and_with_device_access(&machine);
+    let (without, with) = (median(without), median(with));
     let (_, of_many, left_of_many) = create_and_end(&machine, MANY);
     let calls = calls(&machine);
     machine.await_that("no scope is left", |machine| scopes(machine) == 0);
@@ -170,6 +190,8 @@ pub(crate) fn run() -> Report {
     report.rows = vec![
         vec!["grant, bound to the process".to_owned(), ms(process)],
         vec!["grant, with a scope".to_owned(), ms(median(each))],
+        vec!["grant, with a scope, between rounds with device access".to_owned(), ms(without)],
+        vec!["grant, with a scope and device access".to_owned(), ms(with)],
         vec![format!("{GRANTS} scopes created and ended"), ms(all.as_secs_f64())],
         vec![format!("{MANY} scopes created and ended"), ms(of_many.as_secs_f64())],
     ];
@@ -179,6 +201,9 @@ pub(crate) fn run() -> Report {
         &format!("{calls} in {COUNTED} grants"),
         calls <= 3 * COUNTED,
     );
+    let more = (with - without) * 1e3;
+    let what = "a grant with device access, beyond one with a scope";
+    report.target(what, "at most 2 ms", &format!("{more:.2} ms"), more <= 2.0);
     report.target(&format!("scopes left of {GRANTS}"), "0", &left.to_string(), left == 0);
     report.target(&format!("scopes left of {MANY}"), "0", &left_of_many.to_string(), left_of_many == 0);
     let measured = format!("{share:.2} %");

@@ -75,7 +75,7 @@ impl Site {
         let leases: Vec<Lease> = serde_json::from_value(self.agent.get("/v1/leases").json()).expect("leases");
         let open = leases.into_iter().filter(|lease| lease.state != LeaseState::Ended);
         // The use of a lease changes with each sample.
-        open.map(|lease| Lease { usage: None, idle: None, ..lease }).collect()
+        open.map(|lease| Lease { usage: None, idle: None, over_limit: None, ..lease }).collect()
     }
 
     /// Returns the directory of the files of jobs.

@@ -8,6 +8,7 @@ mod faults;
 mod file_clients;
 mod gpu_checks;
 mod hardware_fixtures;
+mod memory_limits;
 mod reading;
 mod samples;
 mod sigkill;

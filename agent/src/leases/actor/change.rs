@@ -1,6 +1,6 @@
 //! Changes that users request. For an active lease, gpushd records the change with its audit record and idempotency key
-//! before it applies the event. The idle policy ends unused leases in the same way. If a request is cancelled, gpushd records its end afterwards. In both cases the reply comes
-//! last.
+//! before it applies the event. Policies end leases in the same way. If a request is
+//! cancelled, gpushd records its end afterwards. In both cases the reply comes last.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use gpush_host::proc;
 use gpush_store::{AuditEvent, DONE, LeaseRecord, StoreError, Tx};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Actor, ChangeError, ChangeRequest, RequestedChange, SeenUnused};
+use super::{Actor, ChangeError, ChangeRequest, EndCheck, RequestedChange, SeenUnused};
 use crate::{leases::processes, requests::idempotency::Key};
 
 impl Actor {
@@ -28,10 +28,10 @@ impl Actor {
             RequestedChange::Revoke { reason, end } => self.revoke(writes, reason, end).await,
             RequestedChange::Renew { expires_at } => self.renew(writes, expires_at).await,
             RequestedChange::Keep(keep) => self.keep(writes, keep).await,
-            RequestedChange::EndUnused { reason, ends_processes, seen } => {
-                self.end_unused(writes, reason, ends_processes, seen).await
+            RequestedChange::EndByPolicy { reason, ends_processes, check } => {
+                self.end_by_policy(writes, reason, ends_processes, check).await
             }
-            RequestedChange::CheckUnused(seen) => self.check_unused(seen).await,
+            RequestedChange::CheckEnd(check) => self.check_end(check).await,
         };
         // Cancelling a grant or a request has further effects, such as the record of its end. The reply comes after them.
         self.execute_effects().await;
@@ -135,16 +135,25 @@ impl Actor {
         Ok(())
     }
 
-    async fn end_unused(
+    async fn end_by_policy(
         &mut self,
         writes: Writes,
         reason: String,
         ends_processes: bool,
-        seen: SeenUnused,
+        check: EndCheck,
     ) -> Result<(), ChangeError> {
-        self.check_unused(seen).await?;
+        self.check_end(check).await?;
         let end = ends_processes.then(|| EndProcesses { notice: NOTICE, grace: self.leases.grace() });
         self.revoke(writes, reason, end).await
+    }
+
+    /// Checks that a policy may end the lease.
+    async fn check_end(&self, check: EndCheck) -> Result<(), ChangeError> {
+        match (check, self.state) {
+            (EndCheck::Unused(seen), _) => self.check_unused(seen).await,
+            (EndCheck::Active, State::Active) => Ok(()),
+            (EndCheck::Active, _) => Err(ChangeError::Inactive),
+        }
     }
 
     /// Checks that the lease is active and not kept, and that each of its processes was seen. The last sample can be some

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::MutexGuard};
 use gpush_api::{Actor, ApiError, LeaseGrant, LeaseId, LeaseKeep};
 use gpush_core::lease::{
     machine::EndProcesses,
+    over_limit::{OverLimitEnd, OverLimitWarning},
     unused::{UnusedEnd, UnusedWarning},
 };
 use gpush_locked::Locked;
@@ -32,8 +33,8 @@ pub(in crate::leases) enum LeaseCommand {
     GpuLost,
     /// Something has happened to a GPU or MPS daemon of the lease that does not end it.
     Warn(Warning),
-    /// Tell the holder that the lease is unused, or not any more. The reply says whether the notice has reached the holder.
-    SendUnusedNotice { news: UnusedNews, reply: oneshot::Sender<bool> },
+    /// Tell the holder what a policy does with the lease. The reply says whether the notice has reached the holder.
+    SendPolicyNotice { news: HolderNews, reply: oneshot::Sender<bool> },
     /// The scheduler has decided about the request.
     Scheduled(LeaseAnswer),
     /// The client of a request of an earlier gpushd is connected again.
@@ -49,13 +50,17 @@ pub(in crate::leases) enum Warning {
     MpsFault { target: String, reason: String },
 }
 
-/// A notice to the holder of an unused lease.
+/// What a policy tells the holder of a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum UnusedNews {
+pub(crate) enum HolderNews {
     /// The lease is unused.
-    Warning(UnusedWarning),
-    /// The warning does not apply any more.
-    NoMore(UnusedEnd),
+    Unused(UnusedWarning),
+    /// The warning of an unused lease does not apply any more.
+    UnusedNoMore(UnusedEnd),
+    /// The lease uses more memory than its share has.
+    OverLimit(OverLimitWarning),
+    /// The notice about memory above the limit does not apply any more.
+    OverLimitNoMore(OverLimitEnd),
 }
 
 /// A change of a lease that a user has requested, or that gpushd makes. gpushd records it before the reply.
@@ -80,10 +85,19 @@ pub(in crate::leases) enum RequestedChange {
     Renew { expires_at: Option<Timestamp> },
     /// Keep the lease although it is unused.
     Keep(LeaseKeep),
-    /// Revoke the lease because it is unused, unless it is kept or used. `ends_processes` is whether its processes end too.
-    EndUnused { reason: String, ends_processes: bool, seen: SeenUnused },
-    /// Change nothing: find out whether the lease is still unused.
-    CheckUnused(SeenUnused),
+    /// Revoke the lease because of a policy, if the check permits it. `ends_processes` is whether its processes end too.
+    EndByPolicy { reason: String, ends_processes: bool, check: EndCheck },
+    /// Change nothing: find out whether a policy may end the lease.
+    CheckEnd(EndCheck),
+}
+
+/// What must be true of a lease before a policy ends it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EndCheck {
+    /// It is active, not kept, and still unused.
+    Unused(SeenUnused),
+    /// It is active. The policy has checked its reason.
+    Active,
 }
 
 /// What was seen of an unused lease.
@@ -98,7 +112,7 @@ pub(crate) struct SeenUnused {
 /// Why a change was not made.
 #[derive(Debug)]
 pub(in crate::leases) enum ChangeError {
-    /// Only an active lease can be renewed, kept, or ended because it is unused.
+    /// Only an active lease can be renewed, kept, or ended by a policy.
     Inactive,
     /// The lease is kept, so it does not end because it is unused.
     Kept,

@@ -179,8 +179,8 @@ impl Actor {
                 self.apply(Event::GpuLost);
             }
             LeaseCommand::Warn(warning) => self.warn(warning).await,
-            LeaseCommand::SendUnusedNotice { news, reply } => {
-                let _the_idle_task_may_be_gone = reply.send(self.tell_unused(news).await);
+            LeaseCommand::SendPolicyNotice { news, reply } => {
+                let _the_policy_task_may_be_gone = reply.send(self.tell_policy(news).await);
             }
             LeaseCommand::Scheduled(answer) => self.follow_scheduler(answer).await,
             LeaseCommand::Rejoin(rejoin) => self.rejoin(*rejoin).await,

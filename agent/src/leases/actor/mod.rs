@@ -67,7 +67,7 @@ pub(super) use self::{
     restored::{ending_error, may_be_repeated, rejoin},
 };
 pub(crate) use self::{
-    inbox::{SeenUnused, UnusedNews},
+    inbox::{EndCheck, HolderNews, SeenUnused},
     restored::restore_places,
 };
 use super::{Leases, request::Resolved, scope::NotMoved};

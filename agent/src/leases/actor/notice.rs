@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::{
     Actor,
-    inbox::{UnusedNews, Warning},
+    inbox::{HolderNews, Warning},
 };
 use crate::{leases::processes, notices::DeliveredNotice};
 
@@ -94,15 +94,16 @@ impl Actor {
         }
     }
 
-    /// Tells the holder that the lease is unused, or that it is not unused any more. Returns whether the notice has reached
-    /// the holder: see [`crate::notices::DeliveredNotice::has_reached`].
-    pub(super) async fn tell_unused(&mut self, news: UnusedNews) -> bool {
+    /// Tells the holder what a policy does with the lease. Returns whether the notice has reached the holder: see [`crate::notices::DeliveredNotice::has_reached`].
+    pub(super) async fn tell_policy(&mut self, news: HolderNews) -> bool {
         if self.state != State::Active {
             return false;
         }
         let cause = match news {
-            UnusedNews::Warning(warning) => NoticeCause::Unused(warning),
-            UnusedNews::NoMore(end) => NoticeCause::UnusedNoMore(end),
+            HolderNews::Unused(warning) => NoticeCause::Unused(warning),
+            HolderNews::UnusedNoMore(end) => NoticeCause::UnusedNoMore(end),
+            HolderNews::OverLimit(warning) => NoticeCause::OverLimit(warning),
+            HolderNews::OverLimitNoMore(end) => NoticeCause::OverLimitNoMore(end),
         };
         self.tell(&cause).await
     }

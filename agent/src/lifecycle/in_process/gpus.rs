@@ -314,6 +314,7 @@ impl ScriptedDriver for ScriptedGpus {
             cuda: text("12.8"),
             library: text("scripted"),
             simulated: true,
+            memory_limits: false,
         })
     }
 

@@ -16,6 +16,7 @@ use gpush_core::preset;
 use gpush_host::{
     helper::Helpers,
     identity::Users,
+    systemd::ScriptedSystemd,
     users::{Lookups, NameService},
 };
 use gpush_locked::Locked;
@@ -51,6 +52,8 @@ pub(super) struct ScriptedHost {
     pub(super) daemons: Arc<ScriptedMps>,
     pub(super) smi: Arc<ScriptedSmi>,
     pub(super) services: Arc<ScriptedServices>,
+    /// systemd, as far as it limits which devices units may open; `None` if this gpushd is not the system service.
+    pub(super) systemd: Locked<Option<ScriptedSystemd>>,
     /// Interval at which gpushd reads the time-slice levels.
     pub(super) level_interval: Locked<Duration>,
     /// The boot id; `None` if it cannot be read.
@@ -80,6 +83,7 @@ impl ScriptedHost {
             daemons: ScriptedMps::new(),
             smi: ScriptedSmi::new(gpus.iter().map(|gpu| gpu.uuid.to_string())),
             services: Arc::default(),
+            systemd: Locked::default(),
             level_interval: Locked::new(timeslice::INTERVAL),
             boot: Locked::new(Some("boot-0".to_owned())),
             boots: AtomicU32::new(0),
@@ -179,6 +183,7 @@ impl ScriptedHost {
                 helpers: Helpers::new(&self.state_directory()).with_script(helpers),
                 proc: "/proc".into(),
                 nvidia_smi: Some("/bin/true".into()),
+                systemd: self.systemd.lock().as_ref().map(|systemd| Arc::new(systemd.manager())),
                 level_interval: *self.level_interval.lock(),
                 constants: constants.clone(),
                 driverless: Default::default(),
@@ -265,7 +270,7 @@ async fn serve(parts: Parts, layouts: bool) {
     let (levels, shared_gpus) = (parts.timeslice, parts.shared_gpus);
     let changed = take_over(&engine, &handles, &recovery, unfinished, &superseded, &boot_id).await;
     startup.startup.mark_changed(changed.into_iter());
-    drop((leases::spawn(&handles.leases), engine.scheduler.spawn(), handles.idle.spawn()));
+    drop((leases::spawn(&handles.leases), engine.scheduler.spawn(), handles.policies.spawn()));
     drop(engine.context.tasks.spawn(TaskName::OverrideExpiry, {
         let (state, store, stopping) =
             (handles.context.state.clone(), handles.context.store.clone(), engine.context.stopping.clone());

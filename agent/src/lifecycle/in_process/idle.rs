@@ -19,7 +19,7 @@ use super::{
 
 /// Returns the holder of the leases. It is not the user of the test, because gpushd would show the notices on the terminals
 /// that tests of notices use. Only root can start programs of other users.
-fn holder() -> u32 {
+pub(super) fn holder() -> u32 {
     if own_uid() == 0 { 1007 } else { own_uid() }
 }
 
@@ -41,7 +41,7 @@ impl InProcess {
     }
 
     /// Waits until a lease is as a test wants it. Meanwhile, gpushd takes a sample each second.
-    async fn until_lease(&self, granted: &LeaseGrant, what: &str, is: impl Fn(&Lease) -> bool) -> Lease {
+    pub(super) async fn until_lease(&self, granted: &LeaseGrant, what: &str, is: impl Fn(&Lease) -> bool) -> Lease {
         let path = format!("/v1/leases/{}", granted.lease.id);
         self.until(what, async || {
             self.get::<HostUsage>("/v1/usage?watch=true").await;
@@ -51,7 +51,7 @@ impl InProcess {
     }
 
     /// Waits until the last notice about a lease has this kind.
-    async fn until_notice(&self, granted: &LeaseGrant, kind: NoticeKind) -> Lease {
+    pub(super) async fn until_notice(&self, granted: &LeaseGrant, kind: NoticeKind) -> Lease {
         let is = |lease: &Lease| lease.notice.as_ref().is_some_and(|notice| notice.kind == kind);
         self.until_lease(granted, kind.name(), is).await
     }
@@ -74,7 +74,7 @@ impl InProcess {
 }
 
 /// Returns the kinds of the notices in the file of a lease.
-fn kinds(granted: &LeaseGrant) -> Vec<String> {
+pub(super) fn kinds(granted: &LeaseGrant) -> Vec<String> {
     in_file(granted).iter().map(|line| line["notice_kind"].as_str().expect("a kind").to_owned()).collect()
 }
 

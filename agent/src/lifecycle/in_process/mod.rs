@@ -41,8 +41,10 @@
 //! | `services` | services and hooks around an operation |
 //! | `timeslice` | levels and compute modes of time-sliced GPUs |
 //! | `idle` | unused leases |
+//! | `over_limit` | leases above the memory of their share |
 //! | `unleased` | processes without a lease |
 //! | `enforcement` | rules that enforce leases |
+//! | `device_access` | `enforce on` and `off`, with a systemd in a script |
 
 mod access;
 mod apply;
@@ -52,6 +54,7 @@ mod calls;
 mod conditions;
 mod crashes;
 mod daemons;
+mod device_access;
 mod dynamic;
 mod enforcement;
 mod events;
@@ -66,6 +69,7 @@ mod leases;
 mod listener;
 mod mps;
 mod notices;
+mod over_limit;
 mod override_ends;
 mod overrides;
 mod partly_back;

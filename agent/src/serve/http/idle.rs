@@ -20,7 +20,7 @@ use super::{
     without_parameters,
 };
 use crate::{
-    idle::{Idle, IdleQuery},
+    lease_policies::{IdleQuery, LeasePolicies},
     leases::{self, Leases},
     requests::{caller::Caller, idempotency::Header},
 };
@@ -60,7 +60,7 @@ struct IdleParameters {
     get, path = "/v1/leases/idle", operation_id = "getIdleLeases", tag = "leases", params(IdleParameters),
     responses((status = 200, description = "The answer", body = IdleReport), (status = "default", description = "What went wrong", body = gpush_api::ApiError))))]
 async fn report(
-    State(idle): State<Idle>,
+    State(policies): State<LeasePolicies>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
     Parameters(IdleParameters { since, action }): Parameters<IdleParameters>,
@@ -69,7 +69,7 @@ async fn report(
     let from = since.unwrap_or_else(|| Timestamp::now().saturating_sub(week).unwrap_or(Timestamp::MIN));
     let only = (!caller.viewer.is_admin()).then(|| caller.uid());
     let query = IdleQuery { from, action, only };
-    let answer = async move { Ok::<IdleReport, Failure>(idle.report(query).await?) };
+    let answer = async move { Ok::<IdleReport, Failure>(policies.report(query).await?) };
     limiter.answer(&caller, StatusCode::OK, answer).await
 }
 

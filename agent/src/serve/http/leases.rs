@@ -22,7 +22,7 @@ use super::{
     without_parameters,
 };
 use crate::{
-    idle::Idle,
+    lease_policies::LeasePolicies,
     leases::{self, Leases, Outcome},
     requests::{caller::Caller, idempotency::Header},
     serve::authorization::Authorization,
@@ -135,7 +135,7 @@ async fn request(
 async fn list(
     State(leases): State<Leases>,
     State(usage): State<Usage>,
-    State(idle): State<Idle>,
+    State(policies): State<LeasePolicies>,
     State(limiter): State<ResponseLimiter>,
     caller: Caller,
     Parameters(ListParameters { ended, before, mine, holder, job }): Parameters<ListParameters>,
@@ -159,7 +159,7 @@ async fn list(
             Some(before) => leases::ended_before(&leases, &by, filter, before, ended).await?,
         };
         usage.add_to(&mut list, by.viewer).await;
-        idle.add_to(&mut list);
+        policies.add_to(&mut list);
         Ok::<Vec<Lease>, Failure>(list)
     };
     limiter.answer(&caller, StatusCode::OK, list).await
@@ -175,13 +175,13 @@ async fn list(
 async fn one(
     State(leases): State<Leases>,
     State(usage): State<Usage>,
-    State(idle): State<Idle>,
+    State(policies): State<LeasePolicies>,
     caller: Caller,
     PathPart(id): PathPart,
 ) -> Result<Json<Lease>, Failure> {
     let mut lease = leases::one(&leases, caller.viewer, &id).await?;
     usage.add_to(std::slice::from_mut(&mut lease), caller.viewer).await;
-    idle.add_to(std::slice::from_mut(&mut lease));
+    policies.add_to(std::slice::from_mut(&mut lease));
     Ok(Json(lease))
 }
 

@@ -56,7 +56,7 @@ use self::{
 };
 use crate::{
     enforcement::Enforcement,
-    idle::Idle,
+    lease_policies::LeasePolicies,
     leases::Leases,
     metrics::Metrics,
     modes::mps::Mps,
@@ -104,7 +104,7 @@ pub(crate) struct ApiHandles {
     pub(crate) mps: Mps,
     pub(crate) leases: Leases,
     pub(crate) enforcement: Enforcement,
-    pub(crate) idle: Idle,
+    pub(crate) policies: LeasePolicies,
     pub(crate) unleased: Unleased,
     pub(crate) slurm: Slurm,
     pub(crate) usage: Usage,
@@ -144,7 +144,7 @@ extractable! {
     mps: Mps,
     leases: Leases,
     enforcement: Enforcement,
-    idle: Idle,
+    policies: LeasePolicies,
     unleased: Unleased,
     slurm: Slurm,
     usage: Usage,

@@ -54,7 +54,7 @@ task_names! {
     /// Tells holders of leases about cordoned GPUs and MPS daemons that stopped serving.
     LeaseWarnings = "lease_warnings", Service;
     /// Warns the holders of unused leases, and ends unused leases.
-    IdleLeases = "idle_leases", Service;
+    LeasePolicies = "lease_policies", Service;
     /// Takes samples of the GPUs, and accounts what leases use.
     UsageSampler = "usage_sampler", Service;
     /// Writes files with the jobs on each GPU.

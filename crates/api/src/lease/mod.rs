@@ -16,6 +16,7 @@ mod id;
 mod idle;
 mod member;
 mod notice;
+mod over_limit;
 mod request;
 mod signal;
 mod state;
@@ -27,6 +28,7 @@ pub use id::{LeaseId, NotALeaseId};
 pub use idle::{IdleAction, IdleReport, LeaseIdle, LeaseKeep, LeaseKeepRequest, UnusedLease};
 pub use member::{LeaseBinding, LeaseMember, MemberShare};
 pub use notice::{LeaseNotice, NoticeChange, NoticeKind};
+pub use over_limit::{LeaseOverLimit, OverLimitAction};
 pub use request::{BindTo, LONGEST_LEASE_S, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS};
 pub use signal::NoticeSignal;
 pub use state::{DeviceAccess, EndReason, Enforcement, LeaseKind, LeaseState};
@@ -155,6 +157,10 @@ pub struct Lease {
     /// see it. Only `GET /v1/leases` and `GET /v1/leases/{id}` report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle: Option<LeaseIdle>,
+    /// The memory of the lease above its limit, and what gpushd does about it; absent if the lease is within its limit, if
+    /// its memory is not known, or if the caller may not see it. Only `GET /v1/leases` and `GET /v1/leases/{id}` report it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub over_limit: Option<LeaseOverLimit>,
 }
 
 impl Lease {
@@ -173,6 +179,7 @@ impl Lease {
         self.usage = None;
         self.keep = None;
         self.idle = None;
+        self.over_limit = None;
         self.binding.redact();
         self.waits_for.clear();
         if let Some(queue) = &mut self.queue {
@@ -292,6 +299,7 @@ mod tests {
                 until: Timestamp::UNIX_EPOCH,
             }),
             idle: None,
+            over_limit: None,
         }
     }
 

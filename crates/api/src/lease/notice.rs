@@ -27,11 +27,15 @@ pub enum NoticeKind {
     Unused,
     /// The holder was warned of an unused lease, and the lease is in use again, or is kept.
     UnusedNoMore,
+    /// The lease uses more memory than its share has, and gpushd may end it.
+    OverLimit,
+    /// The holder got a notice about memory above the limit, and it does not apply any more.
+    OverLimitNoMore,
 }
 
 impl NoticeKind {
     /// All kinds.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::EndsSoon,
         Self::Expired,
         Self::Revoked,
@@ -40,6 +44,8 @@ impl NoticeKind {
         Self::MpsFault,
         Self::Unused,
         Self::UnusedNoMore,
+        Self::OverLimit,
+        Self::OverLimitNoMore,
     ];
 
     /// Returns whether the notice is about the end of the lease. Its holder must not miss such a notice.
@@ -47,6 +53,8 @@ impl NoticeKind {
     pub fn is_about_end(self) -> bool {
         match self {
             Self::EndsSoon | Self::Expired | Self::Revoked | Self::GpuLost | Self::Unused => true,
+            // A program can cause many of these. gpushd repeats one that was left out before it ends a lease.
+            Self::OverLimit | Self::OverLimitNoMore => false,
             Self::Cordoned | Self::MpsFault | Self::UnusedNoMore => false,
         }
     }
@@ -63,6 +71,8 @@ impl NoticeKind {
             Self::MpsFault => "mps_fault",
             Self::Unused => "unused",
             Self::UnusedNoMore => "unused_no_more",
+            Self::OverLimit => "over_limit",
+            Self::OverLimitNoMore => "over_limit_no_more",
         }
     }
 }

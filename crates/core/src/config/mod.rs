@@ -34,6 +34,7 @@ mod metrics;
 mod mode_change;
 mod mps;
 mod notify;
+mod over_limit;
 mod parse;
 mod prices;
 mod processes;
@@ -62,6 +63,7 @@ pub use limits::RequestLimits;
 pub use metrics::Metrics;
 pub use mps::Mps;
 pub use notify::Notify;
+pub use over_limit::OverLimitTerms;
 pub use prices::{PriceAmount, PriceRule, names_model};
 pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
@@ -285,6 +287,8 @@ pub struct Rule {
     pub workload: Option<Workload>,
     /// What gpushd does with unused leases, as far as it differs from `[idle]`.
     pub idle: Option<RuleIdle>,
+    /// What gpushd does with leases that use more memory than their share has.
+    pub over_limit: OverLimitTerms,
 }
 
 /// The layout of a rule.

@@ -12,7 +12,7 @@ use toml::de::{DeTable, DeValue};
 use super::{
     Rule, RuleDefaults, RuleLayout, idle,
     layouts::{entries, layout_texts},
-    leasing,
+    leasing, over_limit,
     reader::{Reader, Text, Value, get, key_span, unknown},
     requirements,
     schema::{RULE, RULE_IDLE, RULE_MPS, RULE_TIMESLICE},
@@ -85,8 +85,22 @@ pub(super) fn read(
         let isolation = requirements::isolation(reader, table);
         let workload = requirements::workload(reader, table);
         let idle = idle::of_rule(reader, table, mode);
+        let over_limit = over_limit::read(reader, table, mode);
         if let (Some(matches), Some(mode)) = (matches, mode) {
-            rules.push(Rule { name, matches, mode, layout, mps, timeslice, lease, access, isolation, workload, idle });
+            rules.push(Rule {
+                name,
+                matches,
+                mode,
+                layout,
+                mps,
+                timeslice,
+                lease,
+                access,
+                isolation,
+                workload,
+                idle,
+                over_limit,
+            });
         }
     }
     never_matching(reader, &claims);

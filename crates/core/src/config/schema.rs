@@ -89,6 +89,8 @@ pub const RULE: Section = Section {
         "lease",
         "enforce_missing",
         "at_end",
+        "over_limit",
+        "over_limit_grace",
         "owner",
         "users",
         "groups",

@@ -211,6 +211,7 @@ mod tests {
             cuda: "12.4".to_owned(),
             library: String::new(),
             simulated: true,
+            memory_limits: false,
         };
         let with = |version: &str| {
             let driver = driver(version);

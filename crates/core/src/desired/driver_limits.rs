@@ -76,6 +76,7 @@ mod tests {
             cuda: cuda.to_owned(),
             library: String::new(),
             simulated: true,
+            memory_limits: false,
         };
         find(&config, &preset::gpus("dgx-a100").unwrap(), &driver)
     }

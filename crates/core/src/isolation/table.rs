@@ -100,10 +100,16 @@ pub const TABLE: [Aspect; 5] = [
             cell("yes", "each GPU instance has its own memory; compute instances of one GPU instance share it", &[1]),
             cell(
                 "limit",
-                "separate address spaces; the limit is for each process, and a program can lift it in its environment",
-                &[2],
+                "separate address spaces; the limit is for each process, and a program can lift it in its environment; \
+                 over_limit = \"end\" in the rule ends a lease that stays above its share",
+                &[2, 4],
             ),
-            cell("no", "separate address spaces; each program can allocate all free memory", &[3]),
+            cell(
+                "no",
+                "separate address spaces; each program can allocate all free memory; over_limit = \"end\" in the rule \
+                 ends a lease that stays above its share",
+                &[3, 4],
+            ),
         ],
     },
     Aspect {

@@ -24,6 +24,7 @@ pub mod capacity;
 pub mod environment;
 pub mod machine;
 pub mod notice;
+pub mod over_limit;
 pub mod placement;
 pub mod quota;
 pub mod request;

@@ -19,6 +19,7 @@ use gpush_api::{
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
+    over_limit::{OverLimitEnd, OverLimitWarning},
     time_left::within,
     unused::{UnusedEnd, UnusedWarning},
 };
@@ -131,6 +132,10 @@ pub enum NoticeCause<'a> {
     Unused(UnusedWarning),
     /// The warning of an unused lease does not apply any more.
     UnusedNoMore(UnusedEnd),
+    /// The lease uses more memory than its share has.
+    OverLimit(OverLimitWarning),
+    /// The notice about memory above the limit does not apply any more.
+    OverLimitNoMore(OverLimitEnd),
 }
 
 impl NoticeCause<'_> {
@@ -146,6 +151,8 @@ impl NoticeCause<'_> {
             Self::MpsFault { .. } => NoticeKind::MpsFault,
             Self::Unused(_) => NoticeKind::Unused,
             Self::UnusedNoMore(_) => NoticeKind::UnusedNoMore,
+            Self::OverLimit(_) => NoticeKind::OverLimit,
+            Self::OverLimitNoMore(_) => NoticeKind::OverLimitNoMore,
         }
     }
 
@@ -156,11 +163,13 @@ impl NoticeCause<'_> {
             Self::EndsSoon { expires_at, .. } => Some(*expires_at),
             Self::Revoked(revocation) => revocation.processes_end_at,
             Self::Unused(warning) => warning.ends_at(),
+            Self::OverLimit(warning) => warning.ends_at,
             Self::Expired { .. }
             | Self::GpuLost
             | Self::Cordoned { .. }
             | Self::MpsFault { .. }
-            | Self::UnusedNoMore(_) => None,
+            | Self::UnusedNoMore(_)
+            | Self::OverLimitNoMore(_) => None,
         }
     }
 
@@ -197,6 +206,8 @@ impl NoticeCause<'_> {
             ),
             Self::Unused(warning) => warning.text(lease, now),
             Self::UnusedNoMore(end) => end.text(lease),
+            Self::OverLimit(warning) => warning.text(lease, now),
+            Self::OverLimitNoMore(end) => end.text(lease),
         };
         bounded(&plain(&text), LONGEST)
     }

@@ -114,7 +114,15 @@ fn healthy_agent() -> Agent {
 /// gpushd with this version, and with these errors in its health.
 fn answered(version: &str, troubles: Vec<ApiError>) -> Agent {
     let (version, own) = (version.to_owned(), "1.0".to_owned());
-    Agent::Reached { version, own, troubles, gpus: Vec::new(), rules: Vec::new(), config_path: None }
+    Agent::Reached {
+        version,
+        own,
+        troubles,
+        gpus: Vec::new(),
+        rules: Vec::new(),
+        config_path: None,
+        has_memory_limits: false,
+    }
 }
 
 fn is_root() -> bool {
@@ -424,6 +432,21 @@ fn hint_for_foreign_mps_daemon_names_only_its_pid() {
     }
 }
 
+#[test]
+fn memory_limits_of_the_driver_are_named() {
+    let host = Planted::healthy();
+    let mut agent = healthy_agent();
+    let named = |agent: &Agent| {
+        let findings = examine(&Host::at(host.0.path()), agent, &[Area::Agent]);
+        findings.iter().any(|finding| finding.message.contains("can limit the memory of a cgroup"))
+    };
+    assert!(!named(&agent));
+    if let Agent::Reached { has_memory_limits, .. } = &mut agent {
+        *has_memory_limits = true;
+    }
+    assert!(named(&agent));
+}
+
 /// Fault: if gpushd used another config file, the doctor examined /etc/gpush/config.toml instead.
 #[test]
 fn config_that_gpushd_uses_is_examined() {
@@ -431,7 +454,15 @@ fn config_that_gpushd_uses_is_examined() {
     host.write("srv/c.toml", "[[gpu]]\nmatch = [\"0\"]\nmode = \"mpz\"\n");
     let config_path = Some("/srv/c.toml".to_owned());
     let Agent::Reached { version, own, .. } = healthy_agent() else { panic!("it answers") };
-    let agent = Agent::Reached { version, own, troubles: Vec::new(), gpus: Vec::new(), rules: Vec::new(), config_path };
+    let agent = Agent::Reached {
+        version,
+        own,
+        troubles: Vec::new(),
+        gpus: Vec::new(),
+        rules: Vec::new(),
+        config_path,
+        has_memory_limits: false,
+    };
     let findings = examine(&Host::at(host.0.path()), &agent, &[Area::Config]);
     assert_eq!(findings.len(), 1, "{findings:?}");
     assert!(findings[0].message.contains("/srv/c.toml is not a valid config"), "{findings:?}");

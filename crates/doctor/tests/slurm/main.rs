@@ -99,6 +99,7 @@ impl Planted {
             gpus,
             rules,
             config_path: Some(CONFIG.into()),
+            has_memory_limits: false,
         };
         examine(&Host::at(self.root.path()), &agent, &[Area::Slurm])
     }

@@ -21,6 +21,8 @@
 mod devices;
 mod proxies;
 mod scope;
+#[cfg(feature = "scripted")]
+mod scripted;
 mod short_run;
 mod state;
 mod unit_limits;
@@ -42,6 +44,8 @@ use zbus::{
 };
 
 use self::proxies::{Property, SystemManagerProxy, UnitPropertiesProxy};
+#[cfg(feature = "scripted")]
+pub use self::scripted::{ScriptedFault, ScriptedSystemd};
 pub use self::{
     devices::{FIRST_WITHOUT_GAPS, Lasts, UnitChanges, UnitDevices},
     scope::TransientScope,
@@ -66,6 +70,9 @@ const MOST_CALLS: usize = 64;
 /// unloads a unit that is no longer needed, it sends no signal.
 const REREAD_INTERVAL: Duration = Duration::from_millis(250);
 
+/// File that exists if cgroup v2 is mounted at the usual place.
+const UNIFIED: &str = "/sys/fs/cgroup/cgroup.controllers";
+
 /// Returns whether systemd is the service manager of this host, by the rule of `sd_booted(3)`.
 pub fn is_the_service_manager() -> bool {
     Path::new("/run/systemd/system").is_dir()
@@ -75,6 +82,9 @@ pub fn is_the_service_manager() -> bool {
 #[derive(Debug, Default)]
 pub struct Manager {
     connection: Mutex<Option<Link>>,
+    /// A systemd in a script, in place of the one of this host.
+    #[cfg(feature = "scripted")]
+    scripted: Option<ScriptedSystemd>,
 }
 
 /// A connection to the D-Bus system bus.
@@ -314,16 +324,31 @@ impl Manager {
             return Ok(link.connection.clone());
         }
         *link = None;
-        Ok(link.insert(Link::new().await?).connection.clone())
+        Ok(link.insert(self.new_link().await?).connection.clone())
     }
-}
 
-impl Link {
-    async fn new() -> Result<Self, Error> {
-        let connected = timeout(CALL_TIMEOUT, Connection::system()).await;
+    async fn new_link(&self) -> Result<Link, Error> {
+        let connected = timeout(CALL_TIMEOUT, self.connect()).await;
         let what = "answer a connection".to_owned();
         let connection = connected.map_err(|_| Error::Deadline { what, after: CALL_TIMEOUT })?.map_err(Error::Bus)?;
-        Ok(Self { connection, is_subscribed: false, takes_pidfds: false })
+        Ok(Link { connection, is_subscribed: false, takes_pidfds: false })
+    }
+
+    /// Returns whether the host uses cgroup v2.
+    pub fn is_unified(&self) -> bool {
+        #[cfg(feature = "scripted")]
+        if let Some(scripted) = &self.scripted {
+            return scripted.is_unified();
+        }
+        Path::new(UNIFIED).exists()
+    }
+
+    async fn connect(&self) -> zbus::Result<Connection> {
+        #[cfg(feature = "scripted")]
+        if let Some(scripted) = &self.scripted {
+            return scripted.connect().await;
+        }
+        Connection::system().await
     }
 }
 

@@ -15,7 +15,7 @@ use zbus::{
 };
 
 use super::{
-    Error, JOB_TIMEOUT, Link, Manager, call,
+    Error, JOB_TIMEOUT, Manager, call,
     devices::{limits, version_number},
     ends_of_jobs, job_ends,
     proxies::{Property, SystemManagerProxy},
@@ -105,7 +105,7 @@ impl Manager {
         let mut slot = self.connection.lock().await;
         let link = match slot.as_mut() {
             Some(link) => link,
-            None => slot.insert(Link::new().await?),
+            None => slot.insert(self.new_link().await?),
         };
         let builder = SystemManagerProxy::builder(&link.connection).cache_properties(CacheProperties::No);
         let manager = builder.build().await.map_err(Error::Bus)?;

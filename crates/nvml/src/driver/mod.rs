@@ -33,6 +33,7 @@ mod events;
 mod gpu_instance;
 mod load;
 mod lookup;
+mod memory_limits;
 mod mode;
 mod names;
 mod nvlink;

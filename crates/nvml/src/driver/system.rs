@@ -19,6 +19,7 @@ impl Driver {
             cuda: format!("{}.{}", cuda / 1000, cuda % 1000 / 10),
             library: self.library.clone(),
             simulated: self.simulated,
+            memory_limits: self.has_memory_limits(),
         })
     }
 

@@ -41,6 +41,7 @@ fn worker() {
             cuda: "0.0".to_owned(),
             library: stage.display().to_string(),
             simulated: true,
+            memory_limits: false,
         }),
     };
     let failed = ready.is_err();

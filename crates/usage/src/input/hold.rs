@@ -57,7 +57,7 @@ pub fn unique_holds(holds: Vec<Hold>) -> Vec<Hold> {
             Some(same) => {
                 same.share.units = same.share.units.saturating_add(hold.share.units);
                 same.share.charged = same.share.charged.saturating_add(hold.share.charged);
-                same.memory_mib = same.memory_mib.max(hold.memory_mib);
+                same.memory_mib = same.memory_mib.saturating_add(hold.memory_mib);
             }
             None => unique.push(hold),
         }
@@ -77,7 +77,7 @@ mod tests {
             kind: LeaseKind::Timeslice,
             share: Share { units, charged: units },
             instance: None,
-            memory_mib: 10,
+            memory_mib: u64::from(units),
         };
         let unique = unique_holds(vec![hold("GPU-1", 5), hold("MIG-1", 1), hold("GPU-1", 7)]);
         assert_eq!(unique, [hold("GPU-1", 12), hold("MIG-1", 1)]);

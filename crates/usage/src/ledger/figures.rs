@@ -44,6 +44,8 @@ impl LeaseFigures {
 pub struct MemberFigures {
     /// State of the lease there, with its source, and the reason if it is unknown.
     pub judgement: Judgement,
+    /// Time of the last sample; `None` without a recent one.
+    pub sampled: Option<Moment>,
     /// Memory in MiB; `None` if it is not known.
     pub memory_mib: Option<u64>,
     /// SM activity in the last window. On a device that others use too, it is an estimate from the lease's own processes.

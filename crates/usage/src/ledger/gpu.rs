@@ -235,6 +235,11 @@ impl GpuAccount {
         }
     }
 
+    /// Returns the time of the last sample.
+    pub(crate) fn sampled_at(&self) -> Option<Moment> {
+        self.sampled.map(|(at, _)| at)
+    }
+
     pub(crate) fn set_unusable(&mut self, units: u32) {
         self.unusable = units;
     }

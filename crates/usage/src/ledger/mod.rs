@@ -290,6 +290,7 @@ impl Ledger {
         present.settle(now, self.state_of(lease, now), &mut ClosedRows::default());
         let members = self.holds_of(lease).map(|(gpu, hold)| MemberFigures {
             judgement: gpu.present(hold, now),
+            sampled: gpu.sampled_at().filter(|_| !gpu.is_silent(now)),
             memory_mib: hold.memory_mib.filter(|_| !gpu.is_silent(now)),
             sm: hold.activity.0.filter(|_| !gpu.is_silent(now)),
             dram: hold.activity.1.filter(|_| !gpu.is_silent(now)),

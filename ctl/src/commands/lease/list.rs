@@ -49,10 +49,11 @@ pub(super) async fn list(
     client: &mut Client,
     which: &Gpus,
     holders: Holders<'_>,
+    job: Option<u32>,
     ended: Ended,
     out: &Output,
 ) -> Outcome {
-    let selection = LeaseSelection { ended: ended.limit, since: ended.since, ..LeaseSelection::default() };
+    let selection = LeaseSelection { job, ended: ended.limit, since: ended.since, ..LeaseSelection::default() };
     let mut leases = match holders {
         Holders::Caller => client.leases_of(&LeaseSelection { is_mine: true, ..selection }).await?,
         Holders::All => client.leases_of(&selection).await?,
@@ -100,10 +101,12 @@ pub(super) async fn show(client: &mut Client, ids: &[LeaseId], out: &Output) -> 
     if let ([lease], true) = (leases.as_slice(), out.json) {
         out.document(lease)?;
     } else {
-        // Both are additional: without them, the leases are shown.
+        // All are additional: without them, the leases are shown.
         let usage = client.usage().await.map(|usage| usage.lease_usage).unwrap_or_default();
         let all = client.leases(0).await.unwrap_or_default();
-        let surroundings = lease::Surroundings { usage: &usage, leases: &all };
+        let driver = client.version().await.ok().and_then(|version| version.driver);
+        let has_memory_limits = driver.is_some_and(|driver| driver.memory_limits);
+        let surroundings = lease::Surroundings { usage: &usage, leases: &all, has_memory_limits };
         out.list(&leases, |look| lease::show(&leases, &gpus, &surroundings, look))?;
     }
     Ok(0)

@@ -49,14 +49,14 @@ pub(super) fn run(global: &Global, command: args::Lease, out: &Output) -> Outcom
             super::ask(global, async |client| requested(client, global, &asked, out).await)
         }
         args::Lease::Env { lease, request, held, quiet } => env::run(global, lease, &request, &held, quiet, out),
-        args::Lease::List { which, mine, user, ended, since } => {
+        args::Lease::List { which, mine, user, job, ended, since } => {
             let ended = Ended::of(ended, since);
             let holders = match &user {
                 Some(user) => Holders::User(user),
                 None if mine => Holders::Caller,
                 None => Holders::All,
             };
-            super::ask(global, async |client| list::list(client, &which, holders, ended, out).await)
+            super::ask(global, async |client| list::list(client, &which, holders, job, ended, out).await)
         }
         args::Lease::Show { leases } => super::ask(global, async |client| list::show(client, &leases, out).await),
         args::Lease::Renew { lease, duration } => {

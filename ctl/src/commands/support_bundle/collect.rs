@@ -180,6 +180,7 @@ fn agent(
 ) -> Agent {
     match (version, health) {
         (Ok(version), Ok(health)) => Agent::Reached {
+            has_memory_limits: version.driver.is_some_and(|driver| driver.memory_limits),
             version: version.agent,
             own: env!("CARGO_PKG_VERSION").to_owned(),
             troubles: health.errors,

@@ -2,7 +2,7 @@
 
 use gpush_api::{Gpu, Lease, LeaseBinding, LeaseKind, LeaseMember, LeaseState, LeaseUsageSummary, MemberShare};
 
-use super::{end, member_share, place, share, target, usage, user};
+use super::{end, member_share, over_limit, place, share, target, usage, user};
 use crate::render::{
     Appearance,
     appearance::{QUIET, gib, pad, paint, width},
@@ -164,7 +164,9 @@ fn cells(lease: &Lease, gpu: &Gpu, look: &Appearance) -> Option<Cells> {
         share,
         brief_end(lease, look),
         usage.map_or_else(String::new, usage::brief),
-        usage.and_then(|usage| usage.memory_mib).map_or_else(String::new, |memory| format!("{} GiB", gib(memory))),
+        usage
+            .and_then(|usage| usage.memory_mib)
+            .map_or_else(String::new, |memory| format!("{} GiB{}", gib(memory), over_limit::mark(lease))),
     ])
 }
 
@@ -215,7 +217,7 @@ fn text(lease: &Lease, gpu: &Gpu, look: &Appearance) -> Option<String> {
     };
     let does = lease.usage.as_ref().filter(|_| lease.state == LeaseState::Active).map(usage::now);
     let does = does.filter(|does| !does.is_empty()).map_or_else(String::new, |does| format!(", {does}"));
-    Some(format!("{id} {user} {what}, {ends}{does}"))
+    Some(format!("{id} {user} {what}, {ends}{does}{}", over_limit::brief(lease, look)))
 }
 
 /// Returns the MIG device of a member, such as `1g.10gb@0`; `None` for a whole GPU.

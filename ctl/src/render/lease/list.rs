@@ -3,7 +3,7 @@
 use gpush_api::{Gpu, Lease, LeaseBinding, LeaseState, LeaseUsageSummary};
 
 use super::{
-    NONE, end, idle, place, reason, share, state, targets,
+    NONE, end, idle, over_limit, place, reason, share, state, targets,
     usage::{self, EnergyUnit},
     user,
 };
@@ -179,7 +179,11 @@ fn detail(lease: &Lease, look: &Appearance) -> String {
     match lease.state {
         LeaseState::Queued => place(lease, look).unwrap_or_default(),
         LeaseState::Granting => lease.operation.as_ref().map_or_else(String::new, |id| format!("operation {id}")),
-        LeaseState::Active => lease.usage.as_ref().map_or_else(String::new, usage::now) + &idle::brief(lease, look),
+        LeaseState::Active => {
+            lease.usage.as_ref().map_or_else(String::new, usage::now)
+                + &idle::brief(lease, look)
+                + &over_limit::brief(lease, look)
+        }
         LeaseState::Releasing => match lease.waits_for.first() {
             Some(first) => look.clean(&format!("{}; waits: {first}", why())),
             None => format!("{}; waits for its processes", why()),

@@ -14,6 +14,7 @@ mod change;
 mod idle;
 mod list;
 mod of_job;
+mod over_limit;
 mod show;
 pub(crate) mod usage;
 

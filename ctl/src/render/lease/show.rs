@@ -6,7 +6,7 @@ use gpush_core::{lease::request, refusal};
 use super::{
     device_access, end, enforced_by, idle,
     list::list,
-    place, reason, share, state, target,
+    over_limit, place, reason, share, state, target,
     usage::{self, Surroundings},
     user,
 };
@@ -50,6 +50,9 @@ pub(crate) fn one(lease: &Lease, gpus: &[Gpu], surroundings: &Surroundings<'_>, 
     fact("holder", &format!("{}{by}", user(lease, look)));
     fact("share", &share(lease, look));
     fact("enforced by", enforced_by(lease.enforcement));
+    if surroundings.has_memory_limits && over_limit::has_soft_limit(lease) {
+        fact("", over_limit::DRIVER_CAN_LIMIT);
+    }
     if let Some(access) = lease.device_access {
         fact("device access", device_access(access));
     }
@@ -62,6 +65,9 @@ pub(crate) fn one(lease: &Lease, gpus: &[Gpu], surroundings: &Surroundings<'_>, 
     }
     if let Some(unused) = &lease.idle {
         fact("unused", &idle::outlook(unused, lease, look));
+    }
+    if let Some(memory) = &lease.over_limit {
+        fact("above limit", &over_limit::outlook(memory, look));
     }
     if let Some(kept) = idle::kept(lease, look) {
         fact("kept", &kept);

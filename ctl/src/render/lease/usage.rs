@@ -51,6 +51,8 @@ pub(crate) struct Surroundings<'a> {
     pub(crate) usage: &'a [LeaseUsage],
     /// The leases of the host.
     pub(crate) leases: &'a [Lease],
+    /// Whether the driver can limit the memory of a cgroup.
+    pub(crate) has_memory_limits: bool,
 }
 
 impl Surroundings<'_> {
@@ -338,7 +340,7 @@ mod tests {
             energy_mixed: false,
             target_usage: vec![target],
         };
-        let surroundings = Surroundings { usage: &[usage], leases: &leases };
+        let surroundings = Surroundings { usage: &[usage], leases: &leases, has_memory_limits: false };
         let text: Vec<String> =
             facts(&lease, &surroundings, &look).into_iter().map(|(name, value)| format!("{name}: {value}")).collect();
         insta::assert_snapshot!(text.join("\n"), @r"

@@ -8,7 +8,7 @@ use gpush_api::{
 use super::*;
 use crate::render::{lease, status::Status};
 
-const NONE: lease::Surroundings<'_> = lease::Surroundings { usage: &[], leases: &[] };
+const NONE: lease::Surroundings<'_> = lease::Surroundings { usage: &[], leases: &[], has_memory_limits: false };
 
 /// Returns the GPUs of the sample host.
 fn host() -> Vec<Gpu> {

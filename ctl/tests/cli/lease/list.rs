@@ -77,6 +77,22 @@ fn lease_is_kept_and_unused_leases_are_listed() {
 }
 
 #[test]
+fn leases_of_a_slurm_job_are_listed() {
+    let host = Host::new();
+    Agent::listen(&host.path("gpushd.sock"), |request| match request.path.as_str() {
+        "/v1/leases?job=449&ended=20" => Answer::ok(&[lease(17, me())]),
+        "/v1/leases?mine=true&job=450" => Answer::ok(&Vec::<Lease>::new()),
+        _ => answer(request),
+    });
+    let text = host.run(&["lease", "list", "--job", "449", "--ended", "-o", "name"]);
+    assert!(text.contains("L17\n[exit 0]"), "{text}");
+    let text = host.run(&["lease", "list", "--mine", "--job", "450", "-o", "name"]);
+    assert!(!text.contains('L') && text.contains("[exit 0]"), "{text}");
+    let text = host.run(&["lease", "list", "--job", "449_3x"]);
+    assert!(text.contains("--job") && text.contains("[exit 2]"), "{text}");
+}
+
+#[test]
 fn json_of_leases_is_the_types_of_the_api() {
     let host = Host::new();
     agent(&host);

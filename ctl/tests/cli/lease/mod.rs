@@ -69,6 +69,7 @@ pub(crate) fn lease(id: u64, uid: u32) -> Lease {
         usage: None,
         keep: None,
         idle: None,
+        over_limit: None,
     }
 }
 

@@ -27,6 +27,7 @@ fn version() -> Version {
         cuda: "12.4".into(),
         library: "libnvidia-ml.so.1".into(),
         simulated: false,
+        memory_limits: false,
     };
     Version { agent: "9.8.7".into(), api: "v1".into(), driver: Some(driver) }
 }
@@ -88,6 +89,7 @@ fn lease() -> Lease {
         usage: None,
         keep: None,
         idle: None,
+        over_limit: None,
     }
 }
 

@@ -185,7 +185,7 @@ impl Node {
         let all: Vec<Lease> = serde_json::from_value(self.agent().get("/v1/leases").json()).expect("leases");
         all.into_iter()
             .find(|lease| matches!(lease.binding, LeaseBinding::Job { job, .. } if job == id))
-            .map(|lease| Lease { usage: None, idle: None, ..lease })
+            .map(|lease| Lease { usage: None, idle: None, over_limit: None, ..lease })
     }
 
     fn granted(&self, id: u32) -> Lease {

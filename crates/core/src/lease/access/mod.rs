@@ -15,9 +15,14 @@
 //! them. The scope of a lease has one GPU node, with which the capability node of any MIG device of the GPU would be of
 //! use. So the scope may open the capability nodes of its own MIG devices only.
 //!
+//! The list of a slice or service has all major numbers, so it does not depend on the modules that are loaded. The list of
+//! a scope has those of [`CharacterMajors::of`], because systemd needs long for a long list.
+//!
 //! Rules name devices by number: a node may be created after the rule, or be missing.
 
 mod capabilities;
+mod host_plan;
+mod majors;
 mod nodes;
 #[cfg(test)]
 mod tests;
@@ -25,6 +30,8 @@ mod tests;
 use std::collections::BTreeSet;
 
 pub use capabilities::{Capability, CapabilityMinors};
+pub use host_plan::{CONTAINERS, HostFacts, SESSIONS, SLURMD, SessionProcess, host_plan, named};
+pub use majors::CharacterMajors;
 pub use nodes::{NoDeviceAccess, Nodes, nodes};
 
 /// The major number of the nodes of all GPUs, of `nvidiactl` and of `nvidia-modeset`. NVIDIA's driver has this number in
@@ -33,9 +40,6 @@ pub const GPU_MAJOR: u32 = 195;
 
 /// The minor number of `/dev/nvidiactl`.
 pub const CONTROL_MINOR: u32 = 255;
-
-/// The largest major number of a character device.
-const MOST_MAJOR: u32 = 511;
 
 /// Devices that a unit may open: a line of `DeviceAllow=`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -81,15 +85,15 @@ impl AllowedDevice {
 /// Returns the devices of login sessions: all devices except the GPUs.
 #[must_use]
 pub fn session_devices() -> Vec<AllowedDevice> {
-    all_except(&[GPU_MAJOR])
+    all_except(&[GPU_MAJOR], &CharacterMajors::default())
 }
 
 /// Returns the devices of the scope of a lease that has ended: no GPU, and no MIG capability. `capabilities` is the major
-/// number of the nodes of MIG capabilities, if the driver has such nodes.
+/// number of the nodes of MIG capabilities, if the driver has such nodes. The list has no other numbers than `majors`.
 #[must_use]
-pub fn closed_devices(capabilities: Option<u32>) -> Vec<AllowedDevice> {
+pub fn closed_devices(capabilities: Option<u32>, majors: &CharacterMajors) -> Vec<AllowedDevice> {
     let excluded: Vec<u32> = [GPU_MAJOR].into_iter().chain(capabilities).collect();
-    all_except(&excluded)
+    all_except(&excluded, majors)
 }
 
 /// Returns the devices of Slurm jobs: all devices except the GPUs with these minor numbers.
@@ -99,8 +103,8 @@ pub fn job_devices(denied_gpus: &BTreeSet<u32>) -> Vec<AllowedDevice> {
     gpus.map(|minor| AllowedDevice::Node(GPU_MAJOR, minor)).chain(session_devices()).collect()
 }
 
-fn all_except(excluded: &[u32]) -> Vec<AllowedDevice> {
-    let majors = (0..=MOST_MAJOR).filter(|major| !excluded.contains(major)).map(AllowedDevice::Major);
+fn all_except(excluded: &[u32], majors: &CharacterMajors) -> Vec<AllowedDevice> {
+    let majors = majors.all().filter(|major| !excluded.contains(major)).map(AllowedDevice::Major);
     majors.chain([AllowedDevice::Blocks]).collect()
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use gpush_api::{Gpu, GpuIndex, LeaseMember};
 
-use super::{AllowedDevice, CONTROL_MINOR, Capability, CapabilityMinors, GPU_MAJOR, closed_devices};
+use super::{AllowedDevice, CONTROL_MINOR, Capability, CapabilityMinors, CharacterMajors, GPU_MAJOR, closed_devices};
 
 /// Why gpushd cannot tell which nodes the members of a lease need.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -36,6 +36,8 @@ pub struct Nodes {
     pub capabilities: BTreeSet<u32>,
     /// Major number of the nodes of MIG capabilities, if the driver has such nodes.
     pub capability_major: Option<u32>,
+    /// Major numbers of the other devices that the scope may open.
+    pub majors: CharacterMajors,
 }
 
 impl Nodes {
@@ -43,7 +45,13 @@ impl Nodes {
     /// capabilities.
     #[must_use]
     pub fn allowed(&self) -> Vec<AllowedDevice> {
-        self.own().into_iter().chain(closed_devices(self.capability_major)).collect()
+        self.own().into_iter().chain(self.closed()).collect()
+    }
+
+    /// Returns the devices that the scope may open after the end of the lease.
+    #[must_use]
+    pub fn closed(&self) -> Vec<AllowedDevice> {
+        closed_devices(self.capability_major, &self.majors)
     }
 
     /// Returns the nodes of the lease: those of its GPUs and MIG devices, and `nvidiactl`.
@@ -67,8 +75,9 @@ pub fn nodes<'a>(
     members: impl IntoIterator<Item = &'a LeaseMember>,
     gpus: &[&Gpu],
     capabilities: &CapabilityMinors,
+    majors: CharacterMajors,
 ) -> Result<Nodes, NoDeviceAccess> {
-    let mut nodes = Nodes { capability_major: capabilities.major, ..Nodes::default() };
+    let mut nodes = Nodes { capability_major: capabilities.major, majors, ..Nodes::default() };
     for member in members {
         let gpu = gpus.iter().find(|gpu| gpu.uuid == member.gpu_uuid);
         let gpu = gpu.ok_or_else(|| NoDeviceAccess::UnknownGpu(member.gpu_uuid.to_string()))?;

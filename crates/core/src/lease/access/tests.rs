@@ -96,7 +96,7 @@ proptest! {
         let all = members(&host, &gpus);
         let picked: Vec<_> = picks.iter().map(|pick| pick.get(&all)).collect();
         let known: Vec<&Gpu> = gpus.iter().collect();
-        let nodes = nodes(picked.iter().map(|(member, ..)| member), &known, &capabilities).unwrap();
+        let nodes = nodes(picked.iter().map(|(member, ..)| member), &known, &capabilities, CharacterMajors::default()).unwrap();
         let own_gpus: BTreeSet<u32> = picked.iter().map(|(_, gpu, _)| *gpu).collect();
         let own_instances: BTreeSet<(u32, u32)> = picked.iter().filter_map(|(_, gpu, gi)| Some((*gpu, (*gi)?))).collect();
         prop_assert_eq!(&nodes.gpus, &own_gpus);
@@ -116,7 +116,8 @@ proptest! {
 
     #[test]
     fn ended_lease_and_session_open_no_gpu(minor in 0..=CONTROL_MINOR, other in 0..512_u32) {
-        for devices in [session_devices(), closed_devices(None), closed_devices(Some(CAPABILITIES))] {
+        let majors = CharacterMajors::default();
+        for devices in [session_devices(), closed_devices(None, &majors), closed_devices(Some(CAPABILITIES), &majors)] {
             prop_assert!(!devices.iter().any(|device| device.allows(GPU_MAJOR, minor)));
             let is_denied = other == GPU_MAJOR || other == CAPABILITIES;
             prop_assert!(is_denied || devices.iter().any(|device| device.allows(other, minor)));
@@ -124,7 +125,7 @@ proptest! {
             prop_assert!(denies_gpus("closed", patterns.iter().map(String::as_str)));
         }
         prop_assert!(session_devices().contains(&AllowedDevice::Major(CAPABILITIES)));
-        prop_assert!(!closed_devices(Some(CAPABILITIES)).contains(&AllowedDevice::Major(CAPABILITIES)));
+        prop_assert!(!closed_devices(Some(CAPABILITIES), &majors).contains(&AllowedDevice::Major(CAPABILITIES)));
     }
 }
 
@@ -151,13 +152,16 @@ fn member_without_capability_nodes_is_an_error() {
     let all = members(&host, &gpus);
     let (mig, ..) = all.iter().find(|(_, _, gi)| gi.is_some()).unwrap();
     let none = CapabilityMinors { major: Some(CAPABILITIES), ..CapabilityMinors::default() };
-    let error = nodes([mig], &known, &none).unwrap_err();
+    let error = nodes([mig], &known, &none, CharacterMajors::default()).unwrap_err();
     assert_eq!(error.to_string(), "the driver does not report the capability node of MIG device 7/1 of GPU 0");
     // A driver without such nodes checks the rights of the files in /proc.
-    assert_eq!(nodes([mig], &known, &CapabilityMinors::default()).unwrap().own().len(), 2);
-    assert!(matches!(nodes([mig], &[], &none), Err(NoDeviceAccess::UnknownGpu(_))));
+    assert_eq!(nodes([mig], &known, &CapabilityMinors::default(), CharacterMajors::default()).unwrap().own().len(), 2);
+    assert!(matches!(nodes([mig], &[], &none, CharacterMajors::default()), Err(NoDeviceAccess::UnknownGpu(_))));
     let gone = LeaseMember { target: "MIG-9".into(), ..mig.clone() };
-    assert!(matches!(nodes([&gone], &known, &none), Err(NoDeviceAccess::UnknownDevice(..))));
+    assert!(matches!(
+        nodes([&gone], &known, &none, CharacterMajors::default()),
+        Err(NoDeviceAccess::UnknownDevice(..))
+    ));
 }
 
 #[test]

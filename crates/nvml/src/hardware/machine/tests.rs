@@ -32,7 +32,7 @@ fn destroy(uuid: &str) -> Ask {
 
 fn driver() -> Driver {
     let text = || "1".to_owned();
-    Driver { version: text(), nvml: text(), cuda: text(), library: text(), simulated: true }
+    Driver { version: text(), nvml: text(), cuda: text(), library: text(), simulated: true, memory_limits: false }
 }
 
 fn kind_of(effects: &[Effect], wanted: Ticket) -> Option<ErrorKind> {

@@ -190,7 +190,7 @@ fn past(node: &Node<'_>, power_limit_w: Option<f64>, history: &FigureHistory, lo
 
 /// Returns the other leases. The use of the targets is in a section of the details.
 fn surroundings(answers: &HostAnswers) -> Surroundings<'_> {
-    Surroundings { usage: &[], leases: &answers.status.leases }
+    Surroundings { usage: &[], leases: &answers.status.leases, has_memory_limits: false }
 }
 
 fn of_lease(

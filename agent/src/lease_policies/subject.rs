@@ -8,7 +8,7 @@ use gpush_usage::{
     moment::Moment,
 };
 
-use super::Idle;
+use super::LeasePolicies;
 use crate::{leases, state::HostState};
 
 /// A lease as the policy sees it.
@@ -18,7 +18,7 @@ pub(super) struct PolicySubject {
     pub(super) terms: LeaseTerms,
 }
 
-impl Idle {
+impl LeasePolicies {
     /// Returns the policy and the terms of a lease that was granted at a moment.
     pub(super) async fn subject(&self, host: &HostState, record: &LeaseRecord, granted: Moment) -> PolicySubject {
         PolicySubject {

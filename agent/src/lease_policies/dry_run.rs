@@ -12,7 +12,7 @@ use gpush_usage::{
 };
 use jiff::Timestamp;
 
-use super::{Idle, subject::PolicySubject};
+use super::{LeasePolicies, subject::PolicySubject};
 
 /// Maximum number of leases in an answer.
 const MOST: usize = 1000;
@@ -29,7 +29,7 @@ pub(crate) struct IdleQuery {
     pub(crate) only: Option<u32>,
 }
 
-impl Idle {
+impl LeasePolicies {
     /// Returns the leases that are unused now, and what the policy would have done since a time, with the present config.
     ///
     /// # Errors

@@ -1,13 +1,13 @@
-//! What happens to unused leases, for answers.
+//! What happens to leases because of the policies, for answers.
 
 use gpush_api::{Lease, LeaseIdle, LeaseState, UnusedLease};
 use gpush_usage::idle::{IdleOutlook, IdlePolicy};
 
-use super::{Idle, Watched};
+use super::{LeasePolicies, over_limit::WatchedMemory};
 use crate::usage::{ObservedLeases, Usage};
 
-impl Idle {
-    /// Adds to these leases what happens to them because they are unused. Only leases whose use the viewer may see have
+impl LeasePolicies {
+    /// Adds to these leases what happens to them because they are unused, or use too much memory. Only leases whose use the viewer may see have
     /// their use already.
     pub(crate) fn add_to(&self, leases: &mut [Lease]) {
         let now = self.0.usage.now();
@@ -15,8 +15,10 @@ impl Idle {
         for lease in leases.iter_mut().filter(|lease| lease.state == LeaseState::Active) {
             // The machine learns of a new keep with the next sample.
             let is_kept = lease.keep.as_ref().is_some_and(|keep| keep.until > Usage::timestamp(now));
-            if lease.usage.is_some() && !is_kept {
-                lease.idle = watched.get(&lease.id).and_then(|one| Some(shown(&one.outlook(now)?.0, &one.policy)));
+            let Some(one) = watched.get(&lease.id).filter(|_| lease.usage.is_some()) else { continue };
+            lease.over_limit = one.memory.as_ref().and_then(WatchedMemory::shown);
+            if !is_kept {
+                lease.idle = one.usage.outlook(now).map(|(outlook, _)| shown(&outlook, &one.usage.policy));
             }
         }
     }
@@ -28,7 +30,7 @@ impl Idle {
         let visible = leases.iter().filter(|(lease, _)| is_visible(&lease.record));
         visible
             .filter_map(|(lease, _)| {
-                let (outlook, warnings) = watched.get(&lease.id())?.outlook(now)?;
+                let (outlook, warnings) = watched.get(&lease.id())?.usage.outlook(now)?;
                 let IdleOutlook { action, unused_since, due, .. } = outlook;
                 let (unused_since, due_at) = (Usage::timestamp(unused_since), Usage::timestamp(due));
                 Some(UnusedLease {
@@ -43,14 +45,6 @@ impl Idle {
                 })
             })
             .collect()
-    }
-}
-
-impl Watched {
-    /// Returns what happens if the lease stays unused, and the number of warnings so far.
-    fn outlook(&self, now: gpush_usage::moment::Moment) -> Option<(IdleOutlook, u32)> {
-        let outlook = self.machine.outlook(&self.observed, &self.policy, self.terms, now)?;
-        Some((outlook, self.machine.warnings()))
     }
 }
 

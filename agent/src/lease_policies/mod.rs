@@ -1,8 +1,9 @@
-//! Unused leases: gpushd reports them, warns their holders, and ends them, as `[idle]` of the config says.
-//! [`gpush_usage::idle`] decides; this module executes the decisions.
+//! The policies that report leases, warn their holders, and end leases: unused leases, as `[idle]` of the config says, and
+//! leases that use more memory than their share has, as `over_limit` of their rule says. [`gpush_usage::idle`] and
+//! [`gpush_usage::over_limit`] decide; this module executes the decisions.
 //!
 //! ```text
-//! usage: a sample ─► figures of each active lease ─► one IdleMachine for each lease
+//! usage: a sample ─► figures of each active lease ─► IdleMachine and OverLimitMachine of each lease
 //!                                                         │ effects
 //!                      ┌──────────────────┬───────────────┴───┬─────────────────────┐
 //!                      ▼                  ▼                   ▼                     ▼
@@ -16,37 +17,38 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `watch` | the task that asks the policy after each sample |
-//! | `subject` | the policy of a lease, and whether the config exempts it |
+//! | `watch` | the task that asks the policies after each sample |
+//! | `unused` | one lease, as the idle policy sees it |
+//! | `over_limit` | the memory of one lease, and its limit |
+//! | `subject` | the idle policy of a lease, and whether the config exempts it |
 //! | `act` | executes the effects of the machines |
-//! | `show` | what happens to unused leases, for answers |
-//! | `dry_run` | what the policy would have done in the past |
+//! | `show` | what happens to leases because of the policies, for answers |
+//! | `dry_run` | what the idle policy would have done in the past |
 
 mod act;
 mod dry_run;
+mod over_limit;
 mod show;
 mod subject;
+mod unused;
 mod watch;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use gpush_api::{LeaseId, LeaseKeep};
+use gpush_api::LeaseId;
 use gpush_locked::Locked;
-use gpush_usage::{
-    idle::{IdleEvent, IdleMachine, IdlePolicy, Keep, LeaseTerms},
-    moment::Moment,
-};
 use tokio::task::JoinHandle;
 
 pub(crate) use self::dry_run::IdleQuery;
+use self::{over_limit::WatchedMemory, unused::WatchedUse};
 use crate::{leases::Leases, state::context::HostContext, system::tasks::TaskName, usage::Usage};
 
-/// The idle policy of the host. A handle, cheap to clone.
+/// The policies of the host. A handle, cheap to clone.
 #[derive(Debug, Clone)]
-pub(crate) struct Idle(Arc<IdleParts>);
+pub(crate) struct LeasePolicies(Arc<PolicyParts>);
 
 #[derive(Debug)]
-struct IdleParts {
+struct PolicyParts {
     context: Arc<HostContext>,
     usage: Usage,
     leases: Leases,
@@ -56,41 +58,29 @@ struct IdleParts {
 /// What gpushd knows about an active lease.
 #[derive(Debug)]
 struct Watched {
-    machine: IdleMachine,
-    policy: IdlePolicy,
-    terms: LeaseTerms,
-    /// The last observation.
-    observed: IdleEvent,
-    /// The keep that the machine knows.
-    keep: Option<LeaseKeep>,
-    /// The last attempt to deliver a notice: its number, and the time.
-    attempt: Option<(u32, Moment)>,
+    usage: WatchedUse,
+    /// `None` if the hardware limits the memory of all shares of the lease.
+    memory: Option<WatchedMemory>,
     /// Whether the job of the lease also runs on other nodes. Then gpushd only reports it.
     runs_elsewhere: bool,
 }
 
-impl Watched {
-    /// Applies a keep that the machine does not know yet. Returns whether there was one.
-    fn takes_over(&mut self, keep: Option<&LeaseKeep>, now: Moment) -> Option<Keep> {
-        if self.keep.as_ref() == keep {
-            return None;
-        }
-        self.keep = keep.cloned();
-        let keep = keep?;
-        let left = u64::try_from(keep.until.as_millisecond().saturating_sub(now.wall_ms)).unwrap_or(0);
-        Some(Keep { until: now.plus_ms(left), reason: keep.reason.clone() })
-    }
+/// A policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PolicyName {
+    Idle,
+    OverLimit,
 }
 
-impl Idle {
+impl LeasePolicies {
     /// Creates the handle.
     pub(crate) fn new(context: Arc<HostContext>, usage: Usage, leases: Leases) -> Self {
-        Self(Arc::new(IdleParts { context, usage, leases, watched: Locked::default() }))
+        Self(Arc::new(PolicyParts { context, usage, leases, watched: Locked::default() }))
     }
 
     /// Starts the task that watches the leases. It runs until gpushd stops.
     pub(crate) fn spawn(&self) -> JoinHandle<()> {
-        let idle = self.clone();
-        self.0.context.tasks.spawn(TaskName::IdleLeases, move || watch::run(idle.clone()))
+        let policies = self.clone();
+        self.0.context.tasks.spawn(TaskName::LeasePolicies, move || watch::run(policies.clone()))
     }
 }

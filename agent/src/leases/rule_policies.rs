@@ -1,17 +1,34 @@
-//! The idle policy of a lease: the settings of the rules of its GPUs.
+//! The policies of a lease: the settings of the rules of its GPUs.
 
 use std::{collections::BTreeSet, time::Duration};
 
 use gpush_api::LeaseBinding;
-use gpush_core::config::{Config, IdleJobs, IdleTerms};
+use gpush_core::config::{Config, IdleJobs, IdleTerms, OverLimitTerms};
 use gpush_store::LeaseRecord;
-use gpush_usage::idle::IdlePolicy;
+use gpush_usage::{idle::IdlePolicy, over_limit::OverLimitPolicy};
 
 use crate::state::HostState;
 
 /// Returns the policy of a lease. If the rules of its GPUs differ, the mildest action and the longest times count.
 pub(crate) fn idle_policy(host: &HostState, record: &LeaseRecord) -> IdlePolicy {
     policy_of_rules(&host.config, &rules(host, record))
+}
+
+/// Returns what happens to a lease above its memory limit. If the rules of its GPUs differ, the mildest action and the
+/// longest grace period count.
+pub(crate) fn over_limit_policy(host: &HostState, record: &LeaseRecord) -> OverLimitPolicy {
+    let terms = rules(host, record).into_iter().map(|rule| host.config.over_limit_terms(rule));
+    let milder = |one: OverLimitTerms, other: OverLimitTerms| OverLimitTerms {
+        action: one.action.min(other.action),
+        grace: one.grace.max(other.grace),
+    };
+    let OverLimitTerms { action, grace } = terms.reduce(milder).unwrap_or_default();
+    OverLimitPolicy {
+        action,
+        grace_ms: ms(grace),
+        is_slurm_job: is_of_job(record),
+        ends_slurm_jobs: host.config.idle.slurm_jobs == IdleJobs::Cancel,
+    }
 }
 
 /// Returns whether all rules of a lease's GPUs have `by_memory`. If the device does not report activity, the lease then

@@ -1,0 +1,33 @@
+//! Decides when gpushd tells the holder of a lease that its processes use more memory than its share has, and when the
+//! lease ends. It concerns shares whose memory the hardware does not limit: MPS and time-slicing.
+//!
+//! ```text
+//!            3 readings above                    notice recorded, and since then the grace period
+//!            the limit in a row                  has passed, every reading above the limit
+//!  ┌────────┐ ───────────► ┌───────────────────────┐ ──────────► ┌────────┐
+//!  │ Within │              │ Notified(notice sent) │             │ Ending │
+//!  └────────┘ ◄─────────── └───────────────────────┘             └────────┘
+//!       ▲      within the      │ notice recorded                     │ end refused
+//!       │      limit, or       ▼                                     │
+//!       │      not known  Notified(recorded)                         │
+//!       └────────────────────────────────────────────────────────────┘
+//! ```
+//!
+//! - Each reading is a new sample. A sample that was seen before, or that is older than the last one, counts for nothing.
+//! - After one reading within the limit, or one that is not known, the machine begins again, and a notice is withdrawn. So
+//!   gpushd never ends a lease whose memory is not known.
+//! - With the action `report`, nothing ends. A notice announces one action and one grace period; a change of the config
+//!   needs a new notice.
+//! - For a Slurm job, `end` becomes `report`, unless the config permits `scancel`.
+
+mod machine;
+mod observe;
+mod policy;
+
+pub use gpush_api::OverLimitAction;
+pub use machine::{OverLimitEffect, OverLimitEvent, OverLimitMachine, OverLimitReport, OverLimitStage, READINGS};
+pub use observe::{MemoryExcess, MemoryReading};
+pub use policy::OverLimitPolicy;
+
+#[cfg(test)]
+mod tests;
