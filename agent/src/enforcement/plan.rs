@@ -1,6 +1,6 @@
 //! The facts of this host for the plan of `gpushctl enforce on`.
 
-use gpush_api::{ApiError, Code, EnforcementPlan, GpuIndex, LeaseBinding, LeaseId};
+use gpush_api::{ApiError, Code, EnforcementPlan, LeaseBinding, LeaseId};
 use gpush_core::lease::access::{CONTAINERS, HostFacts, SLURMD, SessionProcess, host_plan};
 use gpush_host::systemd::{self, Manager};
 
@@ -32,7 +32,7 @@ pub(super) async fn of_host(manager: &Manager, context: &HostContext) -> Result<
         processes: sessions::processes(context).await,
         session_leases: session_leases(&host),
         other_gpus,
-        gpus_denied_to_jobs: gpus_denied_to_jobs(&host),
+        denied_to_jobs: slurm_jobs::denied_indexes(&host),
     };
     Ok(host_plan(&facts))
 }
@@ -54,12 +54,6 @@ pub(super) async fn graphical_sessions(context: &HostContext) -> Option<ApiError
     let error = ApiError::new(Code::Conflict, "graphical sessions use a GPU, and would not start again without it")
         .hint("end these sessions, or run `gpushctl enforce on --force` (administrator)");
     (!graphical.is_empty()).then(|| graphical.into_iter().fold(error, ApiError::cause))
-}
-
-/// Returns the GPUs that Slurm jobs cannot open.
-fn gpus_denied_to_jobs(host: &HostState) -> Vec<GpuIndex> {
-    let denied = slurm_jobs::denied_gpus(host).unwrap_or_default();
-    host.gpus.iter().filter(|gpu| denied.contains(&gpu.gpu.minor)).map(|gpu| gpu.gpu.index).collect()
 }
 
 /// Returns the leases whose programs run in login sessions.

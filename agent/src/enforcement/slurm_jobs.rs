@@ -5,27 +5,35 @@
 //! a transient unit until the unit ends. So gpushd sets the list again when the scope starts again, at the latest after a
 //! boot. gpushd changes only a list that it has set itself.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
-use gpush_api::{EnforcedUnit, LeaseOwner};
+use gpush_api::{EnforcedUnit, GpuIndex, LeaseOwner};
 use gpush_core::{
     config::Rule,
     lease::access::{AllowedDevice, GPU_MAJOR, job_devices, session_devices},
 };
 use gpush_host::systemd::{self, Lasts, Manager, UnitDevices};
 
-use crate::state::HostState;
+use crate::state::{GpuSnapshot, HostState};
 
 /// How the name of slurmstepd's scope ends. The name of the node may precede it: `n1_slurmstepd.scope`.
 pub(super) const SCOPE: &str = "slurmstepd.scope";
 
 /// Returns the minor numbers of the GPUs that Slurm jobs must not open. Returns `None` if gpushd does not know the GPUs.
 pub(super) fn denied_gpus(host: &HostState) -> Option<BTreeSet<u32>> {
+    (!host.gpus.is_empty()).then(|| denied(host).map(|gpu| gpu.gpu.minor).collect())
+}
+
+/// Returns the indexes of these GPUs.
+pub(super) fn denied_indexes(host: &HostState) -> Vec<GpuIndex> {
+    denied(host).map(|gpu| gpu.gpu.index).collect()
+}
+
+fn denied(host: &HostState) -> impl Iterator<Item = &GpuSnapshot> {
     let is_denied =
         |rule: &Rule| rule.lease.is_some_and(|terms| terms.is_enforced() && terms.owner != LeaseOwner::Slurm);
-    let of_rule = |position: usize| host.config.rules.get(position).is_some_and(is_denied);
-    let denied = host.gpus.iter().filter(|gpu| gpu.rule.is_some_and(of_rule)).map(|gpu| gpu.gpu.minor).collect();
-    (!host.gpus.is_empty()).then_some(denied)
+    let of_rule = move |position: usize| host.config.rules.get(position).is_some_and(is_denied);
+    host.gpus.iter().map(Arc::as_ref).filter(move |gpu: &&GpuSnapshot| gpu.rule.is_some_and(&of_rule))
 }
 
 /// Denies these GPUs to the jobs; with none, opens the scopes that gpushd has limited. Returns the limited scopes.

@@ -52,8 +52,8 @@ pub struct HostFacts {
     pub session_leases: Vec<LeaseId>,
     /// GPUs whose rules do not enforce leases.
     pub other_gpus: Vec<GpuIndex>,
-    /// GPUs that Slurm jobs cannot open: their rules enforce leases, and they do not belong to Slurm.
-    pub gpus_denied_to_jobs: Vec<GpuIndex>,
+    /// GPUs whose rules enforce leases, and that do not belong to Slurm.
+    pub denied_to_jobs: Vec<GpuIndex>,
 }
 
 /// Returns the plan for a host. On a host that cannot enforce leases, nothing changes.
@@ -94,16 +94,11 @@ pub fn host_plan(host: &HostFacts) -> EnforcementPlan {
     }
     for unit in &host.runtimes {
         if unit == SLURMD {
-            effects.extend(slurm_jobs(&host.gpus_denied_to_jobs));
-        } else {
-            let text = "users who may start containers can open all GPUs in them";
-            effects.push(effect(
-                unit,
-                EnforcementReach::NotCovered,
-                text,
-                "only permit trusted users to start containers",
-            ));
+            effects.extend(slurm_jobs(host));
+            continue;
         }
+        let text = "users who may start containers can open all GPUs in them";
+        effects.push(effect(unit, EnforcementReach::NotCovered, text, "only permit trusted users to start containers"));
     }
     let changes = host.units.iter().filter(|unit| !unit.denies_gpus).map(|unit| unit.unit.clone()).collect();
     EnforcementPlan { unsupported: None, changes, effects }
@@ -142,17 +137,22 @@ fn gpus_without_enforcement(host: &HostFacts) -> Option<EnforcementEffect> {
     (!host.other_gpus.is_empty()).then(|| effect(&named(&host.other_gpus), EnforcementReach::Denied, text, hint))
 }
 
-/// Returns what the jobs of a node of Slurm can open.
-fn slurm_jobs(denied: &[GpuIndex]) -> Vec<EnforcementEffect> {
-    let text =
-        format!("jobs cannot open {}, whose rules enforce leases and have no `owner = \"slurm\"`", named(denied));
-    let hint = "write `owner = \"slurm\"` into the rules of the GPUs that gres.conf lists";
-    let covered = (!denied.is_empty()).then(|| effect(SLURMD, EnforcementReach::Denied, &text, hint));
-    let which = if denied.is_empty() { "all GPUs" } else { "all other GPUs" };
-    let text = format!("programs of jobs can open {which}, unless Slurm denies it");
-    let hint = "set `ConstrainDevices=yes` in cgroup.conf, and list the GPUs of Slurm in gres.conf; for the others, write \
-                `lease = \"enforced\"` into their rules";
-    covered.into_iter().chain([effect(SLURMD, EnforcementReach::NotCovered, &text, hint)]).collect()
+/// Returns the effects on the jobs of a node of Slurm.
+fn slurm_jobs(host: &HostFacts) -> Vec<EnforcementEffect> {
+    if host.denied_to_jobs.is_empty() {
+        let text = "programs of jobs can open all GPUs, unless Slurm denies it";
+        let hint = "set `ConstrainDevices=yes` in cgroup.conf, and list all GPUs of the host in gres.conf";
+        return vec![effect(SLURMD, EnforcementReach::NotCovered, text, hint)];
+    }
+    let named = named(&host.denied_to_jobs);
+    let denied = format!("jobs cannot open {named}, whose rules enforce leases and have no `owner = \"slurm\"`");
+    let owner = "write `owner = \"slurm\"` into the rules of the GPUs that gres.conf lists";
+    let open = "programs of jobs can open all other GPUs, unless Slurm denies it";
+    let constrain = "set `ConstrainDevices=yes` in cgroup.conf, and list the GPUs of Slurm in gres.conf";
+    vec![
+        effect(SLURMD, EnforcementReach::Denied, &denied, owner),
+        effect(SLURMD, EnforcementReach::NotCovered, open, constrain),
+    ]
 }
 
 /// Formats GPU indexes: `GPU 3`, or `GPUs 0, 2`.
