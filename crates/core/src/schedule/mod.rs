@@ -26,8 +26,7 @@
 //!
 //! - A lease that can be granted occupies its assignment.
 //! - A lease that cannot be granted reserves capacity on GPUs where no earlier entry has a reservation. It reserves the
-//!   assignment for which the fewest occupied shares must become free, and never more than it requested. Only two waiting
-//!   leases reserve capacity on the same GPUs. The others may be overtaken until they are among these two.
+//!   assignment for which the fewest occupied shares must become free, and never more than it requested.
 //! - An operation that is first reserves all targets that its last plan removes or changes.
 //! - Later leases are placed on the remaining capacity. So a later, smaller request can be granted at once, but never
 //!   delays an earlier lease, or an earlier operation that is first.

@@ -66,10 +66,6 @@ pub struct Schedule {
     pub takers: BTreeMap<TargetUuid, Ticket>,
 }
 
-/// Number of waiting leases that may reserve capacity on the GPUs that a request could use. If each waiting lease reserved,
-/// a long queue would keep every GPU half empty.
-const MOST_RESERVING: usize = 2;
-
 /// One pass through the entries.
 struct Pass<'a> {
     policy: PlacementPolicy,
@@ -79,8 +75,6 @@ struct Pass<'a> {
     first: FirstEntries<'a>,
     /// For each GPU index, the earlier entries that have reservations on the GPU.
     heads: BTreeMap<GpuIndex, BTreeSet<Ticket>>,
-    /// The leases among these entries.
-    reserving: BTreeSet<Ticket>,
     /// Requests that could not be placed in this pass. Capacity only decreases during a pass, so
     /// equal requests cannot be placed either.
     failed: HashSet<PlacementRequest>,
@@ -88,8 +82,8 @@ struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     fn new(host: &Host, policy: PlacementPolicy) -> Self {
-        let (first, heads, reserving, failed) = Default::default();
-        Self { policy, host: host.clone(), first, heads, reserving, failed }
+        let (first, heads, failed) = Default::default();
+        Self { policy, host: host.clone(), first, heads, failed }
     }
 
     /// Decides about an entry. Returns `None` for a lease that needs no capacity now.
@@ -145,15 +139,13 @@ impl<'a> Pass<'a> {
         self.failed.insert(key);
         let behind = self.entries_on(candidates.iter().copied());
         let free: BTreeSet<GpuIndex> = candidates.into_iter().filter(|gpu| !self.heads.contains_key(gpu)).collect();
-        let reserving = behind.iter().filter(|earlier| self.reserving.contains(earlier)).count();
-        let reserves = if free.is_empty() || reserving >= MOST_RESERVING {
+        let reserves = if free.is_empty() {
             None
         } else {
             let restricted = PlacementRequest { gpus: Some(free), ..wanted.clone() };
             self.host.reservation(&restricted, self.policy)
         };
         if let Some(assignment) = &reserves {
-            self.reserving.insert(ticket);
             for gpu in assignment.gpus() {
                 self.heads.entry(gpu).or_default().insert(ticket);
             }
