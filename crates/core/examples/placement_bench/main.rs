@@ -97,7 +97,7 @@ fn large_host(geometry: &Geometry) -> Value {
         "columns": columns,
         "rows": rows,
         "targets": [{
-            "what": "work met by `pack`", "wanted": "no less than first fit and the driver's choice, in every row",
+            "what": "work met by `pack` on 8 GPUs", "wanted": "no less than first fit and the driver's choice, in every row",
             "measured": format!("{worst:+.1} points at worst"), "met": worst >= 0.0,
         }, {
             "what": format!("a placement on {LARGEST_HOST} GPUs"), "wanted": "p99 at most 1 ms",
@@ -129,7 +129,7 @@ fn small_hosts(geometry: &Geometry) -> Value {
         .chain(["optimum, same requests", "optimum, exact"].map(str::to_owned))
         .collect();
     json!({
-        "title": "Fragmentation beside the optimum",
+        "title": "Fragmentation, compared with the optimum",
         "note": "The mixes of the previous section at a load of 100 %. The optimum knows the demand, and grants each \
                  request that fits. It comes from a Markov decision process over all states of the host, so no placement \
                  rule can meet more work. It gets the same requests as the others. The last column is its exact value.",

@@ -50,7 +50,9 @@ impl OverLimitEnd {
         match self {
             Self::Within => format!("lease {lease} is within the memory of its share again"),
             Self::Unknown => {
-                format!("gpushd does not know any more how much memory lease {lease} uses, so it does not end")
+                format!(
+                    "gpushd does not know any more how much memory lease {lease} uses, so gpushd does not end the lease"
+                )
             }
             Self::RunsElsewhere => {
                 format!("lease {lease} does not end: a part of its job runs on other nodes, which gpushd does not see")
@@ -108,7 +110,7 @@ mod tests {
     #[test]
     fn withdrawal_says_why() {
         assert!(OverLimitEnd::Within.text(LeaseId(21)).starts_with("lease L21 is within"));
-        assert!(OverLimitEnd::Unknown.text(LeaseId(21)).ends_with("so it does not end"));
+        assert!(OverLimitEnd::Unknown.text(LeaseId(21)).ends_with("so gpushd does not end the lease"));
         assert!(OverLimitEnd::RunsElsewhere.text(LeaseId(21)).contains("other nodes"));
     }
 }

@@ -11,7 +11,7 @@ use super::ProtectedInstances;
 use super::capacity::Demand;
 use super::compute::{self, Adaptation};
 use super::objective::Cost;
-use super::room::{HeldInstance, room};
+use super::room::{HeldInstance, Room};
 use super::search::{Candidate, ItemGroup, SearchProblem, rank};
 use super::target::{RequestedInstance, Target};
 
@@ -64,7 +64,7 @@ pub(super) fn arrange<'a>(
     let room_at = |spots: &[Slices]| {
         let instance = |(profile_id, slices): (&u32, &Slices)| HeldInstance::new(geometry, *profile_id, *slices);
         let held: Vec<HeldInstance<'_>> = profiles.iter().zip(spots).map(instance).collect();
-        room(geometry, &held)
+        Room::of(geometry, &held)
     };
     let answer = SearchProblem { groups: &groups, destroy_all, room: &room_at }.solve()?;
 

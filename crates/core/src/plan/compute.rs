@@ -13,6 +13,7 @@ use crate::geometry::{Compute, MOST_INSTANCES, Profile, Slices, Spot};
 
 use super::ProtectedInstances;
 use super::objective::Cost;
+use super::room::Room;
 use super::search::{Candidate, ItemGroup, SearchProblem, rank};
 use super::target::RequestedCompute;
 
@@ -86,7 +87,7 @@ pub(super) fn adapt(
     for compute in &standing {
         destroy_all += compute.saving;
     }
-    let answer = SearchProblem { groups: &groups, destroy_all, room: &|_| 0 }.solve()?;
+    let answer = SearchProblem { groups: &groups, destroy_all, room: &|_| Room::default() }.solve()?;
 
     // A driver that does not report placements does not accept placements in requests either.
     let reported = instance.is_none_or(|i| i.compute.iter().all(|c| c.placement.is_some()));

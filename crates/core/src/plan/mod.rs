@@ -20,7 +20,7 @@
 //! 2. fewest destroyed GPU instances;
 //! 3. fewest destroyed compute instances in GPU instances that are kept;
 //! 4. fewest destroyed memory slices;
-//! 5. most room for later requests, see `room`;
+//! 5. most room for later instances: first beside the planned instances, then if some of them end, see `room`;
 //! 6. lowest placements, by start and then profile id.
 //!
 //! `tests/oracle` shows, by an exhaustive search, that no better plan exists.
@@ -66,7 +66,7 @@ mod steps;
 mod target;
 
 pub(crate) use capacity::Demand;
-pub(crate) use room::{HeldInstance, room};
+pub(crate) use room::{HeldInstance, Room};
 
 pub use outcome::{exact_layout, foreign_instances, outcome};
 pub use partial_restore::{Missing, PartialRestore, partial_restore};

@@ -1,7 +1,7 @@
 //! The room of a GPU: how much it offers to later requests.
 //!
 //! The room is a sum over all (profile, placement) pairs of the GPU:
-//! - A pair counts its memory slices squared, because large profiles have few placements.
+//! - The value of a pair is the square of its memory slices. So large profiles, which have few placements, count more.
 //! - Each instance in the way of the pair divides this by 4. An instance may end before the next request, so a pair that
 //!   one instance blocks is worth more than a pair that three instances block.
 //! - If the GPU lacks compute slices, engines or a free instance of the profile, although all instances in the way have
@@ -14,10 +14,9 @@
 //!   7g.80gb@0   8 slices, 1 in the way:   64 / 4
 //! ```
 //!
-//! A study of placement rules compared this measure with others over eight mixes of requests. `docs/benchmarks.md` shows
-//! its results beside the exact optimum.
+//! `docs/benchmarks.md` compares this measure with other strategies and with the exact optimum, over eight mixes of requests.
 
-use crate::geometry::{ENGINES, EngineRow, Geometry, MOST_INSTANCES, Profile, Slices, Spot};
+use crate::geometry::{ENGINES, EngineRow, Geometry, MOST_INSTANCES, Profile, Slices};
 
 /// An instance that occupies a GPU.
 #[derive(Debug, Clone, Copy)]
@@ -38,24 +37,39 @@ impl<'a> HeldInstance<'a> {
 /// Divisions by 4 that still change the sum.
 const MOST_DIVISIONS: u32 = MOST_INSTANCES as u32;
 
-/// Returns the room beside these instances. The unit is 4⁻⁸ square memory slices, so all sums are exact integers.
-pub(crate) fn room(geometry: &Geometry, held: &[HeldInstance<'_>]) -> u64 {
-    let everything = Sums::of(held.iter());
-    let of_profile = |profile: &Profile| {
-        // If the profile is possible beside all instances, it is possible beside some of them.
-        let has_place = everything.has_place_for(geometry, profile, held);
-        let weight = u64::from(profile.memory_slices().pow(2));
-        let value = |spot: &Spot| {
-            let in_the_way = held.iter().filter(|instance| instance.slices.overlaps(spot.slices)).count() as u32;
-            let lacks = !has_place && {
-                let rest = || held.iter().filter(|instance| !instance.slices.overlaps(spot.slices));
-                !Sums::of(rest()).has_place_for(geometry, profile, rest())
-            };
-            weight << (2 * MOST_DIVISIONS.saturating_sub(in_the_way + u32::from(lacks)))
-        };
-        profile.spots.iter().map(value).sum::<u64>()
-    };
-    geometry.profiles.iter().map(of_profile).sum()
+/// The room of a GPU that has some instances. More room for the present instances counts first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub(crate) struct Room {
+    /// Sum over the pairs that are possible now, in square memory slices. Instances of a layout stay until an administrator
+    /// changes the layout, so a plan for a layout compares this first.
+    pub(crate) now: u64,
+    /// Sum over all pairs, in units of 4⁻⁸ square memory slices, so that it is an exact integer. Leases end without a change
+    /// of the layout, so their placement compares only this.
+    pub(crate) later: u64,
+}
+
+impl Room {
+    /// Returns the room of a GPU that has these instances.
+    pub(crate) fn of(geometry: &Geometry, held: &[HeldInstance<'_>]) -> Self {
+        let everything = Sums::of(held.iter());
+        let mut room = Self::default();
+        for profile in &geometry.profiles {
+            // If the profile is possible with all instances, it is also possible with some of them.
+            let has_place = everything.has_place_for(geometry, profile, held);
+            let weight = u64::from(profile.memory_slices().pow(2));
+            for spot in &profile.spots {
+                let in_the_way = held.iter().filter(|instance| instance.slices.overlaps(spot.slices)).count() as u32;
+                let lacks = !has_place && {
+                    let rest = || held.iter().filter(|instance| !instance.slices.overlaps(spot.slices));
+                    !Sums::of(rest()).has_place_for(geometry, profile, rest())
+                };
+                let divisions = in_the_way + u32::from(lacks);
+                room.now += if divisions == 0 { weight } else { 0 };
+                room.later += weight << (2 * MOST_DIVISIONS.saturating_sub(divisions));
+            }
+        }
+        room
+    }
 }
 
 /// What instances use, apart from their memory slices.
@@ -80,7 +94,7 @@ impl Sums {
         sums
     }
 
-    /// Returns whether one more instance of the profile is possible beside `held`, of which these are the sums.
+    /// Returns whether one more instance of the profile is possible with the instances `held`. These are their sums.
     fn has_place_for<'a>(
         &self,
         geometry: &Geometry,
@@ -118,9 +132,9 @@ mod tests {
     fn taken(key: &str, before: &[&str], new: &str) -> f64 {
         let geometry = geometry(key);
         let mut all: Vec<HeldInstance<'_>> = before.iter().map(|text| instance(&geometry, text)).collect();
-        let room_before = room(&geometry, &all);
+        let room_before = Room::of(&geometry, &all).later;
         all.push(instance(&geometry, new));
-        (room_before - room(&geometry, &all)) as f64 / f64::from(1 << (2 * MOST_DIVISIONS))
+        (room_before - Room::of(&geometry, &all).later) as f64 / f64::from(1 << (2 * MOST_DIVISIONS))
     }
 
     #[test]
@@ -134,19 +148,19 @@ mod tests {
         let mut geometry = geometry("a100-80");
         geometry.profiles.retain(|profile| profile.profile.name == "7g.80gb");
         let one = u64::from(1_u32 << (2 * MOST_DIVISIONS));
-        assert_eq!(room(&geometry, &[]), 64 * one);
+        assert_eq!(Room::of(&geometry, &[]), Room { now: 64, later: 64 * one });
         // A profile that the geometry does not have occupies only its memory slices.
         let small = |start| HeldInstance::new(&geometry, 1000, Slices::of(Placement { start, size: 1 }));
-        assert_eq!(room(&geometry, &[small(0)]), 16 * one);
-        assert_eq!(room(&geometry, &[small(0), small(4)]), 4 * one);
+        assert_eq!(Room::of(&geometry, &[small(0)]), Room { now: 0, later: 16 * one });
+        assert_eq!(Room::of(&geometry, &[small(0), small(4)]), Room { now: 0, later: 4 * one });
     }
 
     #[test]
     fn pair_without_compute_slices_counts_less() {
         let mut geometry = geometry("a100-80");
-        let before = room(&geometry, &[instance(&geometry, "4g.40gb@0")]);
+        let before = Room::of(&geometry, &[instance(&geometry, "4g.40gb@0")]);
         geometry.compute_slices = 4;
-        assert!(room(&geometry, &[instance(&geometry, "4g.40gb@0")]) < before, "all compute slices are taken");
+        assert!(Room::of(&geometry, &[instance(&geometry, "4g.40gb@0")]) < before, "all compute slices are taken");
     }
 
     /// The search for several members relies on this.
@@ -161,7 +175,7 @@ mod tests {
             }
             for _ in 0..200 {
                 let (mut all, mut occupied) = (Vec::new(), Slices::NONE);
-                let mut last = room(&geometry, &all);
+                let mut last = Room::of(&geometry, &all);
                 for _ in 0..MOST_INSTANCES {
                     let profile = &geometry.profiles[rng.usize(..geometry.profiles.len())];
                     let spot = profile.spots[rng.usize(..profile.spots.len())];
@@ -170,8 +184,8 @@ mod tests {
                     }
                     occupied = occupied.union(spot.slices);
                     all.push(HeldInstance::new(&geometry, profile.profile.id, spot.slices));
-                    let now = room(&geometry, &all);
-                    assert!(now < last, "{key}: {all:?}");
+                    let now = Room::of(&geometry, &all);
+                    assert!(now.now <= last.now && now.later < last.later, "{key}: {all:?}");
                     (last, compared) = (now, compared + 1);
                 }
             }

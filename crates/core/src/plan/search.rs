@@ -16,6 +16,7 @@ use std::cmp::Reverse;
 use crate::geometry::{MOST_INSTANCES, Slices};
 
 use super::objective::Cost;
+use super::room::Room;
 
 /// A possible spot for an item of a group.
 #[derive(Debug, Clone, Copy)]
@@ -49,7 +50,7 @@ pub(super) struct SearchProblem<'a> {
     /// Cost of destroying all existing items.
     pub(super) destroy_all: Cost,
     /// Returns the room for later requests beside items at these spots. The order of the items is that of the groups.
-    pub(super) room: &'a dyn Fn(&[Slices]) -> u64,
+    pub(super) room: &'a dyn Fn(&[Slices]) -> Room,
 }
 
 /// The best arrangement.
@@ -116,7 +117,7 @@ fn insert_largest(largest: &mut [Cost], mut value: Cost) {
 
 struct BestArrangement {
     cost: Cost,
-    room: u64,
+    room: Room,
     ranks: [u64; MOST_INSTANCES],
     chosen: [u8; MOST_INSTANCES],
 }

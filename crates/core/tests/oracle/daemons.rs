@@ -18,7 +18,7 @@ use crate::wire::{self, pair_of};
 /// The values by which plans are compared: destroyed instances with an MPS daemon, destroyed GPU
 /// instances, destroyed memory slices, remaining placements, and the start and profile id of each
 /// instance.
-type Value<'a> = (u32, u32, u32, Reverse<u64>, &'a [(u8, u32)]);
+type Value<'a> = (u32, u32, u32, Reverse<(u64, u64)>, &'a [(u8, u32)]);
 
 /// Number of samples for each GPU model.
 const SAMPLES: usize = 4_000;

@@ -28,8 +28,8 @@ pub(crate) type Multiset = u64;
 pub(crate) struct Facts {
     pub(crate) state: State,
     pub(crate) multiset: Multiset,
-    /// Room for later requests.
-    pub(crate) room: u64,
+    /// Room for later instances: of the pairs that are possible now, and of all pairs.
+    pub(crate) room: (u64, u64),
     /// (start, profile id) of each instance, sorted.
     pub(crate) ranks: Vec<(u8, u32)>,
 }
@@ -59,7 +59,8 @@ impl ModelStates {
         let mut found = Vec::new();
         part.walk(0, 0, &mut found);
         for state in found {
-            let room = (0..part.pairs.len()).map(|pair| part.room_of(pair, state)).sum();
+            let rooms = (0..part.pairs.len()).map(|pair| part.room_of(pair, state));
+            let room = rooms.fold((0, 0), |sum, room| (sum.0 + room.0, sum.1 + room.1));
             let mut ranks: Vec<(u8, u32)> = part.profiles_in(state).map(|(pair, p)| (pair.start, p.id)).collect();
             ranks.sort_unstable();
             let multiset = part.profiles_in(state).map(|(pair, _)| 1 << (4 * pair.profile)).sum();
@@ -80,9 +81,9 @@ impl ModelStates {
         }
     }
 
-    /// Returns the room of one pair: its memory slices squared, divided by 4 for each instance in the way, and once more
-    /// if it is not possible without them. The unit is 4⁻⁸.
-    fn room_of(&self, pair: usize, state: State) -> u64 {
+    /// Returns the room of one pair: the square of its memory slices, divided by 4 for each instance in the way, and once
+    /// more if the pair does not fit even without these instances. The result is in units of 4⁻⁸ square memory slices.
+    fn room_of(&self, pair: usize, state: State) -> (u64, u64) {
         let overlaps = |other: usize| {
             let [one, other] = [pair, other].map(|n| self.pairs[n].start..self.pairs[n].start + self.pairs[n].size);
             one.start < other.end && other.start < one.end
@@ -92,7 +93,9 @@ impl ModelStates {
         let lacks = usize::from(!self.is_possible(rest | 1 << pair));
         let sizes = self.pairs.iter().filter(|other| other.profile == self.pairs[pair].profile).map(|other| other.size);
         let memory = u64::from(sizes.min().unwrap());
-        memory * memory * 4_u64.pow(8 - (in_the_way.len() + lacks) as u32)
+        let divisions = in_the_way.len() + lacks;
+        let now = if divisions == 0 { memory * memory } else { 0 };
+        (now, memory * memory * 4_u64.pow(8 - divisions as u32))
     }
 
     fn profiles_in(&self, state: State) -> impl Iterator<Item = (Pair, &GpuProfile)> {

@@ -20,7 +20,7 @@ pub(crate) type Cost = [u32; 5];
 
 /// The values by which plans are compared: destroyed objects, remaining placements, and the start
 /// and profile id of each GPU instance.
-pub(crate) type PlanValue = (Cost, Reverse<u64>, Vec<(u8, u32)>);
+pub(crate) type PlanValue = (Cost, Reverse<(u64, u64)>, Vec<(u8, u32)>);
 
 /// A property of plans. For `Room`, more is better. For all other properties, less is better.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

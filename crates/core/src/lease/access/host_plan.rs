@@ -14,7 +14,7 @@ pub const SLURMD: &str = "slurmd.service";
 /// Services of systemd itself, which have users but run no programs of users.
 const OF_SYSTEMD: [&str; 2] = ["systemd-", "dbus"];
 
-/// The way of an administrator to the GPUs.
+/// How an administrator uses a GPU.
 const SHELL: &str = "use `gpushctl enforce shell -- COMMAND` (administrator), or `systemd-run --pipe COMMAND`";
 
 /// Maximum number of processes or units of one kind in a plan.

@@ -5,8 +5,8 @@
 //!
 //! ```text
 //! user.slice                     all devices, but not major 195              session_devices
-//! gpulease.slice/…/L1.scope      the same, and the GPU nodes of lease L1     Nodes::allowed
-//!   after the end of lease L1    the same, but no GPU node                   closed_devices
+//! gpulease.slice/…/L1.scope      devices with drivers, GPU nodes of lease L1 Nodes::allowed
+//!   after the end of lease L1    devices with drivers, no GPU node           closed_devices
 //! slurmstepd.scope               all devices, but not the GPUs that need a   job_devices
 //!                                lease and do not belong to Slurm
 //! ```

@@ -26,7 +26,7 @@ pub(super) struct Parts {
     /// Size of the granted devices: memory slices, compute slices, engines.
     pub(super) size: [u32; 3],
     pub(super) created: u32,
-    /// Room that the assignment takes from later requests: see [`crate::plan::room`].
+    /// Room that the assignment takes from later requests: see `Room::later` in `plan::room`.
     pub(super) lost: u64,
     /// Free memory slices on the chosen GPUs. The lower the number, the fuller are these GPUs.
     pub(super) free: u32,

@@ -14,7 +14,7 @@ use gpush_api::{Placement, TargetUuid};
 
 use crate::{
     geometry::{Profile, Slices, Spot},
-    plan::{Demand, HeldInstance, room},
+    plan::{Demand, HeldInstance, Room},
 };
 
 use super::{
@@ -378,7 +378,7 @@ impl FreeRoom {
             all.map(|(profile_id, at)| HeldInstance::new(&mig.geometry, profile_id, Slices::of(at))).collect();
         // An instance that ends before a reserved one is created has slices in common with it.
         let occupied = held.iter().fold(Slices::NONE, |all, instance| all.union(instance.slices)).count();
-        Self { occupied, room: if mig.dynamic { room(&mig.geometry, &held) } else { 0 } }
+        Self { occupied, room: if mig.dynamic { Room::of(&mig.geometry, &held).later } else { 0 } }
     }
 }
 

@@ -12,7 +12,7 @@
 //! over all members:
 //!
 //! 1. smallest devices: memory slices, compute slices, engines;
-//! 2. `pack`: least room taken from later requests, see [`crate::plan::room`];
+//! 2. `pack`: least room taken from later requests, see `plan::room`;
 //! 3. fewest instances created, so that existing free instances are used first;
 //! 4. `spread`: emptiest GPUs;
 //! 5. fewest free GPU instances destroyed, then fewest memory slices of these instances;

@@ -30,8 +30,8 @@ fn all_instances(mig: &MigOffer) -> Vec<(u32, Placement)> {
     mig.instances.iter().map(|instance| (instance.profile_id, instance.placement)).collect()
 }
 
-/// Returns the room beside these instances. Each pair counts its memory slices squared, divided by 4 for each instance in
-/// its way, and once more if it would not be legal without them.
+/// Returns the room of a GPU that has these instances. The value of a pair is the square of its memory slices, divided by 4
+/// for each instance in its way, and once more if the pair does not fit even without these instances.
 fn room(geometry: &Geometry, instances: &[(u32, Placement)]) -> u64 {
     let value = |profile: &Profile, placement: Placement| {
         let rest: Vec<_> = instances.iter().filter(|(_, other)| !other.overlaps(placement)).copied().collect();
