@@ -17,8 +17,8 @@ done
 # The scope of Slurm jobs.
 for list in /run/systemd/transient/*slurmstepd.scope.d/50-DeviceAllow.conf; do
     if grep -qs '^DeviceAllow=char-511 ' "$list" && ! grep -q '^DeviceAllow=char-195 ' "$list"; then
-        unit=${list%.d/*}
-        unit=${unit##*/}
+        # rpm would read a percent sign as a macro.
+        unit=$(basename "$(dirname "$list")" .d)
         systemctl set-property --runtime "$unit" DeviceAllow= 'DeviceAllow=char-* rwm' 'DeviceAllow=block-* rwm' || true
         systemctl set-property --runtime "$unit" DeviceAllow= DevicePolicy=auto || true
     fi

@@ -100,12 +100,7 @@ impl Enforcement {
             };
             let mut snapshots = self.0.context.state.watch();
             let denied = slurm_jobs::denied_gpus(&snapshots.borrow_and_update());
-            self.check().await;
-            let interval = match self.0.context.state.now().enforcement.state {
-                EnforcementState::Unverified => INTERVAL_UNVERIFIED,
-                EnforcementState::Off | EnforcementState::Verified => INTERVAL,
-            };
-            let changed = async {
+            let mut changed = std::pin::pin!(async {
                 match changes {
                     Some(Ok(mut changes)) => match changes.next().await {
                         Ok(()) => {}
@@ -114,12 +109,30 @@ impl Enforcement {
                     Some(Err(_)) => tokio::time::sleep(RETRY).await,
                     None => std::future::pending().await,
                 }
+            });
+            // Read the signals during the check too. If they are not read, no answer of systemd arrives after a while.
+            let mut check = std::pin::pin!(self.check());
+            let is_changed = tokio::select! {
+                () = &mut check => false,
+                () = &mut changed => true,
+            };
+            if is_changed {
+                check.await;
+                continue;
+            }
+            let interval = {
+                let found = &self.0.context.state.now().enforcement;
+                match found.state {
+                    EnforcementState::Off if self.0.manager.is_ok() && found.units.is_empty() => INTERVAL_UNVERIFIED,
+                    EnforcementState::Unverified => INTERVAL_UNVERIFIED,
+                    EnforcementState::Off | EnforcementState::Verified => INTERVAL,
+                }
             };
             let others_denied = async {
                 let _ = snapshots.wait_for(|host| slurm_jobs::denied_gpus(host) != denied).await;
             };
             tokio::select! {
-                () = changed => {}
+                () = &mut changed => {}
                 () = others_denied => {}
                 () = tokio::time::sleep(interval) => {}
                 () = stopping.cancelled() => return,
@@ -200,7 +213,7 @@ impl Enforcement {
         let read = async { Ok((manager.version().await?, host_part::read(manager).await?)) };
         let (systemd_version, units) = match read.await {
             Ok(read) => read,
-            Err(error) => return off(systemd::Error::in_full(&error)),
+            Err(error) => return self.unread(&error),
         };
         let found = DeviceEnforcement { systemd_version, units, ..DeviceEnforcement::default() };
         let is_on = host_part::denies_sessions(&found.units);
@@ -230,6 +243,18 @@ impl Enforcement {
         let state = if reason.is_none() { EnforcementState::Verified } else { EnforcementState::Unverified };
         let units = found.units.iter().cloned().chain(jobs).collect();
         DeviceEnforcement { state, reason, probes, units, ..found }
+    }
+
+    /// Returns what is known after systemd did not answer. If the units denied the GPUs before, they still do.
+    fn unread(&self, error: &systemd::Error) -> DeviceEnforcement {
+        let reason = Some(error.in_full());
+        let before = DeviceEnforcement::clone(&self.0.context.state.now().enforcement);
+        match before.state {
+            EnforcementState::Off => DeviceEnforcement { reason, ..DeviceEnforcement::default() },
+            EnforcementState::Unverified | EnforcementState::Verified => {
+                DeviceEnforcement { state: EnforcementState::Unverified, reason, probes: Vec::new(), ..before }
+            }
+        }
     }
 
     /// Denies the GPUs to Slurm jobs that need a lease and do not belong to Slurm; if the host does not enforce leases,

@@ -3,7 +3,7 @@
 //! On cgroup v2, all jobs of a node are in a scope of slurmstepd in `system.slice`. Slurm's `ConstrainDevices` denies a job
 //! only GPUs that gres.conf lists. So the scope denies the others, if their rules enforce leases. systemd keeps the list of
 //! a transient unit until the unit ends. So gpushd sets the list again when the scope starts again, at the latest after a
-//! boot. gpushd changes only a list that it has set itself.
+//! boot. gpushd does not change a list that an administrator has set.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -57,7 +57,7 @@ pub(super) async fn limit(manager: &Manager, denied: &BTreeSet<u32>) -> Result<V
             continue;
         }
         let wanted = job_devices(denied);
-        let is_of_administrator = !is_own && !devices.allowed.is_empty();
+        let is_of_administrator = !is_own && is_limited(&devices);
         if !is_of_administrator && !is_list(&devices, &wanted) {
             manager.set_devices(&unit, Lasts::UntilBoot, &wanted).await?;
             tracing::info!("`DeviceAllow=` of {unit} denies Slurm jobs the GPUs with minor numbers {denied:?} now");
@@ -77,6 +77,11 @@ pub(super) fn unlimited(limited: &[EnforcedUnit]) -> Option<String> {
 fn is_list(devices: &UnitDevices, wanted: &[AllowedDevice]) -> bool {
     let patterns: BTreeSet<String> = wanted.iter().map(|device| device.pattern()).collect();
     devices.allowed.iter().cloned().collect::<BTreeSet<_>>() == patterns
+}
+
+/// Returns whether the scope may not open all devices.
+fn is_limited(devices: &UnitDevices) -> bool {
+    !devices.allowed.is_empty() || matches!(devices.policy.as_str(), "closed" | "strict")
 }
 
 /// Returns whether gpushd has set the list, for any GPUs.
@@ -104,5 +109,8 @@ mod tests {
         assert!(is_list(&devices(&one), &one) && !is_list(&devices(&one), &two));
         assert!(!is_own(&devices(&session_devices())) && !is_own(&UnitDevices::default()));
         assert!(!is_own(&devices(&one[1..one.len() - 1])), "an administrator has changed the list");
+        let policy = |policy: &str| UnitDevices { policy: policy.to_owned(), ..UnitDevices::default() };
+        assert!(is_limited(&devices(&one)) && is_limited(&policy("closed")) && is_limited(&policy("strict")));
+        assert!(!is_limited(&policy("auto")));
     }
 }

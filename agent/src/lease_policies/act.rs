@@ -204,7 +204,7 @@ impl LeasePolicies {
                 let (output, end) = (ended.output_suffix(), ended.end);
                 tracing::warn!(%lease, "lease {lease}: {SCANCEL} {name} {end}{output}");
             }
-            Err(error) => tracing::warn!(%lease, "lease {lease}: job {name} cannot be cancelled: {error}"),
+            Err(error) => tracing::warn!(%lease, "lease {lease}: cannot cancel job {name}: {error}"),
         }
         EndOutcome::Refused
     }

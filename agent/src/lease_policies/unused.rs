@@ -22,7 +22,7 @@ pub(super) struct WatchedUse {
     pub(super) terms: LeaseTerms,
     /// The last observation.
     pub(super) observed: IdleEvent,
-    /// The keep that the machine knows.
+    /// The last `lease keep` that the state machine has received.
     pub(super) keep: Option<LeaseKeep>,
     /// The last attempt to deliver a notice: its number, and the time.
     pub(super) attempt: Option<(u32, Moment)>,

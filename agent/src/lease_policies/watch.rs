@@ -121,7 +121,7 @@ impl LeasePolicies {
 }
 
 impl Watched {
-    /// Tells the machines about a new keep and the present observation. Returns what to do.
+    /// Passes a new keep and the present observation to the state machines. Returns what to do.
     fn step(&mut self, keep: Option<&gpush_api::LeaseKeep>, now: Moment) -> Vec<PolicyAct> {
         let mut acts = self.usage.step(keep, now);
         let ends = acts.iter().any(|act| matches!(act, PolicyAct::End(_)));

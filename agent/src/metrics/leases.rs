@@ -139,7 +139,7 @@ impl Families {
     }
 }
 
-/// Returns the memory of the shares of a lease that programs can exceed; `None` if the hardware limits a share.
+/// Returns the sum of the memory limits of MPS and time-slice shares; `None` if a share is a MIG device or a whole GPU.
 fn soft_limit_mib(members: &[LeaseMember]) -> Option<u64> {
     let of_member = |member: &LeaseMember| match member.share {
         MemberShare::Mps { .. } | MemberShare::Timeslice { .. } => Some(member.memory_mib),

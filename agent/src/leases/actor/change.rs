@@ -1,6 +1,6 @@
 //! Changes that users request. For an active lease, gpushd records the change with its audit record and idempotency key
 //! before it applies the event. Policies end leases in the same way. If a request is
-//! cancelled, gpushd records its end afterwards. In both cases the reply comes last.
+//! cancelled, gpushd records its end afterwards. gpushd replies only after it has recorded the change, or the end.
 
 use std::time::Duration;
 

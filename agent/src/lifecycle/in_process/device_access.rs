@@ -150,6 +150,21 @@ async fn failure_in_the_middle_is_shown_as_it_is() {
     }
 }
 
+/// Fault: gpushd showed `off` after one failed read, so processes that entered a lease could open all GPUs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn failed_read_does_not_show_that_the_gpus_are_open() {
+    let (scripted, systemd) = scripted(257);
+    let host = scripted.start(RULE).await;
+    host.enforcement("on").await.expect("it works");
+    systemd.set_refuses_reads(true);
+    host.enforcement("on").await.expect_err("units cannot be read");
+    let shown = host.get::<DeviceEnforcement>("/v1/enforcement").await;
+    assert_eq!((shown.state, denied(&shown).len()), (EnforcementState::Unverified, 2), "{shown:?}");
+    systemd.set_refuses_reads(false);
+    let on = host.enforcement("on").await.expect("it works now");
+    assert_eq!(on.state, EnforcementState::Verified);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gpushd_killed_between_two_units_tells_the_state_after_a_restart() {
     let (scripted, systemd) = scripted(257);

@@ -95,7 +95,7 @@ impl Manager {
         Ok(UnitDevices { policy: policy.unwrap_or("auto").to_owned(), allowed })
     }
 
-    /// Subscribes to the ends of systemd's reloads of its units, and of the jobs of units whose names end with `suffix`.
+    /// Subscribes to two signals: systemd has loaded its units again; a job of a unit whose name ends with `suffix` has ended.
     ///
     /// # Errors
     /// When the bus cannot be reached.
@@ -109,7 +109,7 @@ impl Manager {
     }
 }
 
-/// What changed in systemd's units since the subscription.
+/// A subscription to changes of systemd's units.
 pub struct UnitChanges {
     reloads: ReloadingStream,
     jobs: JobRemovedStream,

@@ -1,4 +1,4 @@
-//! A systemd in a script, for tests of programs that change units. No program that ships uses it.
+//! A simulated systemd, for tests of code that changes units. No program that ships uses it.
 //!
 //! It speaks D-Bus with the [`Manager`], over a socket pair in place of the system bus. So tests run the same code as a
 //! host: calls, properties, jobs and errors.
@@ -39,7 +39,7 @@ pub enum ScriptedFault {
     Hangs,
 }
 
-/// A systemd in a script. A handle, cheap to clone.
+/// A simulated systemd. A handle, cheap to clone.
 #[derive(Debug, Clone)]
 pub struct ScriptedSystemd(Arc<Locked<Script>>);
 
@@ -50,8 +50,10 @@ struct Script {
     is_unified: bool,
     /// Whether the kernel obeys the lists of devices.
     obeys_lists: bool,
+    /// Whether systemd refuses to show units.
+    refuses_reads: bool,
     units: BTreeMap<String, ScriptedUnit>,
-    /// Changes of units that fail, counted from the next one.
+    /// The faults of the next changes of units, in order. With `None`, the change succeeds.
     faults: Vec<Option<ScriptedFault>>,
     /// The changes that were executed: `set user.slice`.
     changes: Vec<String>,
@@ -76,6 +78,7 @@ impl ScriptedSystemd {
             version: format!("{version}.1-1"),
             is_unified: true,
             obeys_lists: true,
+            refuses_reads: false,
             units: BTreeMap::from([(
                 "user.slice".to_owned(),
                 ScriptedUnit { devices: open_devices(), ..Default::default() },
@@ -94,7 +97,7 @@ impl ScriptedSystemd {
         Manager { scripted: Some(self.clone()), ..Manager::default() }
     }
 
-    /// Starts a service of a user; an empty name is root.
+    /// Starts a service as `user`; as root if `user` is empty.
     pub fn run_service(&self, unit: &str, user: &str) {
         let one = ScriptedUnit { user: user.to_owned(), devices: open_devices(), ..ScriptedUnit::default() };
         self.0.lock().units.insert(unit.to_owned(), one);
@@ -108,6 +111,11 @@ impl ScriptedSystemd {
     /// Sets whether the kernel obeys the lists of devices.
     pub fn set_obeys_lists(&self, obeys: bool) {
         self.0.lock().obeys_lists = obeys;
+    }
+
+    /// Sets whether systemd refuses to show units.
+    pub fn set_refuses_reads(&self, refuses: bool) {
+        self.0.lock().refuses_reads = refuses;
     }
 
     /// Lets the change of a unit fail after this number of changes that work.
@@ -154,7 +162,7 @@ impl ScriptedSystemd {
         let client = Builder::unix_stream(client).p2p().build();
         let (server, client) = tokio::try_join!(server, client)?;
         let (script, messages) = (self.clone(), MessageStream::from(&server));
-        #[expect(clippy::disallowed_methods, reason = "it is in place of another process")]
+        #[expect(clippy::disallowed_methods, reason = "this task simulates another process")]
         tokio::spawn(async move { script.serve(server, messages).await });
         Ok(client)
     }
@@ -179,6 +187,7 @@ impl ScriptedSystemd {
                 let version = self.0.lock().version.clone();
                 reply(connection, call, &Value::from(version)).await
             }
+            "GetAll" if self.0.lock().refuses_reads => refuse(connection, call, REFUSED, "Access denied").await,
             "GetAll" => match self.properties(&path) {
                 Some(properties) => reply(connection, call, &properties).await,
                 None => refuse(connection, call, "org.freedesktop.systemd1.NoSuchUnit", "not loaded").await,
