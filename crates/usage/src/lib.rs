@@ -1,5 +1,5 @@
-//! The use of shares by leases: states, time, energy, the policies of unused leases and of memory, history and bills. Pure functions without I/O:
-//! the agent brings samples and times, and stores the results.
+//! The use of shares by leases: states, time, energy, history, bills, and the policies for unused leases and for leases
+//! above their memory. Pure functions without I/O: the agent brings samples and times, and stores the results.
 //!
 //! ```text
 //! samples, processes ──input──► judge ──► ledger ──► rows ──► accounts ──► reports, bills

@@ -71,7 +71,7 @@ Examples:
         /// Only leases of USER
         #[arg(long, short, value_name = "USER", conflicts_with = "mine")]
         user: Option<String>,
-        /// Only leases of the Slurm job with this id
+        /// Only leases of the Slurm job JOB
         #[arg(long, value_name = "JOB")]
         job: Option<u32>,
         /// Also list the last NUMBER ended leases [if =NUMBER is omitted: 20, or all since TIME]

@@ -160,7 +160,8 @@ impl OverLimitMachine {
             }
             OverLimitStage::Notified { notice, action, grace_ms, recorded, since, last } => {
                 let report = OverLimitReport { excess, since };
-                if action != policy.action() {
+                let is_longer = action == OverLimitAction::End && policy.grace_ms > grace_ms;
+                if action != policy.action() || is_longer {
                     return Some(self.notify(report, at, policy));
                 }
                 if at.ms_since(last) == 0 {

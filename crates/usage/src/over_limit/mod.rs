@@ -15,9 +15,10 @@
 //!
 //! - Each reading is a new sample. A sample that was seen before, or that is older than the last one, counts for nothing.
 //! - After one reading within the limit, or one that is not known, the machine begins again, and a notice is withdrawn. So
-//!   gpushd never ends a lease whose memory is not known.
-//! - With the action `report`, nothing ends. A notice announces one action and one grace period; a change of the config
-//!   needs a new notice.
+//!   gpushd never ends a lease for memory that it does not know. If a lease is above its limit on one target, the others
+//!   do not matter.
+//! - With the action `report`, nothing ends. A notice announces one action and one grace period. Another action, or a longer
+//!   grace period, needs a new notice. A shorter one applies to later notices.
 //! - For a Slurm job, `end` becomes `report`, unless the config permits `scancel`.
 
 mod machine;

@@ -98,8 +98,14 @@ fn changed_config_needs_a_new_notice() {
     assert_eq!(machine.step(OverLimitEvent::NoticeRecorded(2), &end, at(9001)), None);
     let shorter = OverLimitPolicy { grace_ms: 1000, ..end };
     assert_eq!(machine.step(above(9100), &shorter, at(9100)), None, "the notice has announced a longer time");
+    let longer = OverLimitPolicy { grace_ms: end.grace_ms + 1000, ..end };
+    let later = machine.step(above(9150), &longer, at(9150));
+    assert!(
+        matches!(later, Some(OverLimitEffect::Notify { notice: 3, action: OverLimitAction::End, .. })),
+        "{later:?}"
+    );
     let milder = machine.step(above(9200), &report, at(9200));
-    assert!(matches!(milder, Some(OverLimitEffect::Notify { notice: 3, action: OverLimitAction::Report, .. })));
+    assert!(matches!(milder, Some(OverLimitEffect::Notify { notice: 4, action: OverLimitAction::Report, .. })));
 }
 
 #[test]

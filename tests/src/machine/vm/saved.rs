@@ -1,6 +1,6 @@
 //! The saved machine: booted once, and stored below the target directory.
 //!
-//! It is made again if the programs that make it, the kernel or the root change. A state can only be loaded with the same
+//! It is built again if its kernel, its root or the programs that build it change. A state can only be loaded with the same
 //! version and arguments of QEMU.
 
 use std::{
