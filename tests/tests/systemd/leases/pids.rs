@@ -97,6 +97,8 @@ fn process_that_gets_the_pid_of_the_caller_is_not_moved() {
     let answer = answer(&messages).expect("the answer");
     assert_eq!(answer["error_name"], "org.freedesktop.DBus.Error.UnixProcessIdUnknown", "{answer}");
     none_left(&machine);
-    assert_eq!(machine.sh(&format!("cat /proc/{pid}/cmdline | tr '\\0' ' '")), "sleep 1003");
+    // The process has written its pid before it becomes `sleep`.
+    let command = format!("cat /proc/{pid}/cmdline | tr '\\0' ' '");
+    machine.await_that("the other process runs", |machine| machine.sh(&command) == "sleep 1003");
     assert_eq!(cgroup(&machine, &pid), "/user.slice/user-0.slice/session-1.scope");
 }
