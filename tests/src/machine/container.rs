@@ -183,7 +183,7 @@ pub(super) fn able() -> Result<(), String> {
     // Root in a container may not have the permission to mount. In this case, machines cannot run.
     let mounts = Command::new("unshare").args(["--mount", "true"]).output();
     if !mounts.is_ok_and(|output| output.status.success()) {
-        return Err("no mount namespace can be had here".to_owned());
+        return Err("this host permits no mount namespace".to_owned());
     }
     Ok(())
 }

@@ -32,7 +32,7 @@ fn can_mount(what: &str) -> bool {
     tried.args(["-m", "sh", "-c", "mount -t tmpfs none /run"]).process_group(0);
     let can = tried.output().is_ok_and(|output| output.status.success());
     if !can {
-        println!("SKIPPED {what}: no mount namespace can be had here (root can, where the kernel lets it)");
+        println!("SKIPPED {what}: this host permits no mount namespace (root needs a kernel that permits it)");
     }
     can
 }
