@@ -103,6 +103,15 @@ impl<'a> Signals<'a> {
         self.own(lease, hold).map(|process| process.memory_mib.value()).sum()
     }
 
+    /// Returns the known memory of the processes that certainly belong to the lease, in MiB. The lease uses at least this
+    /// memory. Returns `None` if the processes are not known.
+    pub(crate) fn least_memory_mib(&self, lease: LeaseId, hold: &'a Hold) -> Option<u64> {
+        if !matches!(self.sample.processes, Reading::Value(_)) {
+            return None;
+        }
+        Some(self.own(lease, hold).filter_map(|process| process.memory_mib.value()).sum())
+    }
+
     /// Returns the processes of a hold for the comparison with the next sample.
     pub(crate) fn trace(&self, lease: LeaseId, hold: &'a Hold) -> Option<ProcessTrace> {
         if self.sample.processes.is_failed() {

@@ -48,6 +48,9 @@ pub struct MemberFigures {
     pub sampled: Option<Moment>,
     /// Memory in MiB; `None` if it is not known.
     pub memory_mib: Option<u64>,
+    /// Memory of the processes that certainly belong to the lease, in MiB: it uses at least this memory. `None` if its
+    /// processes are not known.
+    pub least_memory_mib: Option<u64>,
     /// SM activity in the last window. On a device that others use too, it is an estimate from the lease's own processes.
     /// `None` if it is not known, or if the power of the board refutes it.
     pub sm: Option<Ratio>,

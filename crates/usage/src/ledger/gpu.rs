@@ -172,7 +172,7 @@ impl GpuAccount {
                 let until = sample.at.plus_ms(sample.interval_ms.saturating_mul(MOST_INTERVALS));
                 account.trace = Some((trace, until));
             }
-            account.set_memory(signals.memory_mib(lease, &hold));
+            account.set_memory(signals.memory_mib(lease, &hold), signals.least_memory_mib(lease, &hold));
             let measured = signals.own_activity_of_device(lease, &hold, held_ms);
             let activity = measured.or_else(|| signals.estimated_activity(lease, &hold));
             let activity = activity.filter(|_| !account.judgement.is_refuted()).unwrap_or_default();

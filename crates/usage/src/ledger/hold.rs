@@ -26,6 +26,9 @@ pub(crate) struct HoldAccount {
     pub(crate) judgement: Judgement,
     /// Memory of its processes at the last sample, in MiB.
     pub(crate) memory_mib: Option<u64>,
+    /// Memory that they use at least, in MiB; `None` if they are not known.
+    #[serde(default)]
+    pub(crate) least_memory_mib: Option<u64>,
     /// Activities of the last window; `None` if they are not known, or if another lease can have caused them.
     pub(crate) activity: (Option<Ratio>, Option<Ratio>),
     /// Processes at the last sample that listed them, and the time until which the next sample is compared with them.
@@ -51,6 +54,7 @@ impl HoldAccount {
             begun: now,
             judgement: Judgement::NO_SAMPLE,
             memory_mib: None,
+            least_memory_mib: None,
             activity: (None, None),
             trace: None,
             quiet_since: None,
@@ -105,8 +109,9 @@ impl HoldAccount {
     }
 
     /// Notes the memory of a sample. It counts from now on, and its peak at once.
-    pub(crate) fn set_memory(&mut self, mib: Option<u64>) {
+    pub(crate) fn set_memory(&mut self, mib: Option<u64>, least_mib: Option<u64>) {
         self.memory_mib = mib;
+        self.least_memory_mib = least_mib;
         if let Some(mib) = mib {
             for sums in [&mut self.total, &mut self.row] {
                 sums.add_memory(mib, 0);
@@ -132,6 +137,7 @@ impl HoldAccount {
         self.quiet_since = None;
         self.judgement = Judgement::NO_SAMPLE;
         self.memory_mib = None;
+        self.least_memory_mib = None;
         self.activity = (None, None);
     }
 

@@ -292,6 +292,7 @@ impl Ledger {
             judgement: gpu.present(hold, now),
             sampled: gpu.sampled_at().filter(|_| !gpu.is_silent(now)),
             memory_mib: hold.memory_mib.filter(|_| !gpu.is_silent(now)),
+            least_memory_mib: hold.least_memory_mib.filter(|_| !gpu.is_silent(now)),
             sm: hold.activity.0.filter(|_| !gpu.is_silent(now)),
             dram: hold.activity.1.filter(|_| !gpu.is_silent(now)),
             totals: hold.totals(),

@@ -14,6 +14,7 @@
 //! ```
 //!
 //! - Each reading is a new sample. A sample that was seen before, or that is older than the last one, counts for nothing.
+//! - A process that perhaps belongs to the lease does not count. Without it, the reading is known if it is above the limit.
 //! - After one reading within the limit, or one that is not known, the machine begins again, and a notice is withdrawn. So
 //!   gpushd never ends a lease for memory that it does not know. If a lease is above its limit on one target, the others
 //!   do not matter.

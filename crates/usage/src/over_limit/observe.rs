@@ -47,24 +47,24 @@ impl MemoryReading {
 
     fn of_member(member: &MemberFigures) -> Self {
         let limit_mib = member.totals.hold.memory_mib;
-        match (member.memory_mib, member.sampled) {
-            (Some(used_mib), Some(at)) if used_mib > limit_mib => {
+        let Some(at) = member.sampled else { return Self::Unknown };
+        // A process that only perhaps belongs to the lease makes its memory unknown, but not smaller.
+        match (member.memory_mib.or(member.least_memory_mib), member.memory_mib) {
+            (Some(used_mib), _) if used_mib > limit_mib => {
                 Self::Above { excess: MemoryExcess { used_mib, limit_mib }, at }
             }
-            (Some(_), Some(_)) => Self::Within,
-            (None, _) | (_, None) => Self::Unknown,
+            (_, Some(_)) => Self::Within,
+            (_, None) => Self::Unknown,
         }
     }
 
-    /// Returns the reading that counts for a lease with these readings of two targets.
+    /// Returns the reading that counts for a lease with these readings of two targets. Its time is the earlier one, so that
+    /// a new sample of one target and a new sample of another are one new reading.
     fn worse(self, other: Self) -> Self {
         match (self, other) {
-            (Self::Above { excess: one, .. }, Self::Above { excess: two, .. }) => {
-                if two.above_mib() > one.above_mib() {
-                    other
-                } else {
-                    self
-                }
+            (Self::Above { excess: one, at }, Self::Above { excess: two, at: other_at }) => {
+                let excess = if two.above_mib() > one.above_mib() { two } else { one };
+                Self::Above { excess, at: at.earlier(other_at) }
             }
             (Self::Above { .. }, Self::Within | Self::Unknown) => self,
             (Self::Within | Self::Unknown, Self::Above { .. }) => other,
@@ -114,6 +114,7 @@ mod tests {
             judgement: Judgement::NO_SAMPLE,
             sampled: Some(at(second)),
             memory_mib,
+            least_memory_mib: memory_mib,
             sm: None,
             dram: None,
             totals: MemberTotals { hold, sums: HoldSums::default(), memory_p98_mib: None },
@@ -149,9 +150,20 @@ mod tests {
     fn target_that_exceeds_its_limit_most_counts() {
         let of = |memory, second| member(LeaseKind::Mps, memory, second);
         let excess = MemoryExcess { used_mib: 40, limit_mib: 20 };
-        let above = Some(MemoryReading::Above { excess, at: at(2) });
+        let above = Some(MemoryReading::Above { excess, at: at(1) });
         assert_eq!(read(vec![of(Some(30), 1), of(Some(40), 2), of(None, 3)]), above);
         assert_eq!(read(vec![of(Some(40), 2), of(Some(30), 1), of(Some(1), 3)]), above);
         assert_eq!(read(vec![of(Some(1), 1), of(None, 2)]), Some(MemoryReading::Unknown));
+    }
+
+    /// Fault: a tiny process that only perhaps belonged to a lease made its memory unknown, so the lease was never ended.
+    #[test]
+    fn uncertain_process_does_not_hide_memory_above_the_limit() {
+        let of = |least| MemberFigures { least_memory_mib: least, ..member(LeaseKind::Mps, None, 1) };
+        let excess = MemoryExcess { used_mib: 30, limit_mib: 20 };
+        assert_eq!(read(vec![of(Some(30))]), Some(MemoryReading::Above { excess, at: at(1) }));
+        for least in [Some(20), Some(0), None] {
+            assert_eq!(read(vec![of(least)]), Some(MemoryReading::Unknown));
+        }
     }
 }
