@@ -72,6 +72,8 @@ pub(super) struct PolicyOutcome {
     pub(super) lease: LeaseId,
     /// The notices that have reached the holder.
     pub(super) recorded: Vec<(PolicyName, u32)>,
+    /// The policy that has begun to end the lease.
+    pub(super) begun: Option<PolicyName>,
     /// The policy whose end of the lease was refused.
     pub(super) refused: Option<PolicyName>,
     /// Whether the job of the lease also runs on other nodes, so that gpushd never cancels it.
@@ -113,8 +115,13 @@ impl PolicyEnd {
 impl LeasePolicies {
     /// Executes a task.
     pub(super) async fn execute(&self, task: PolicyTask) -> PolicyOutcome {
-        let mut outcome =
-            PolicyOutcome { lease: task.lease, recorded: Vec::new(), refused: None, runs_elsewhere: false };
+        let mut outcome = PolicyOutcome {
+            lease: task.lease,
+            recorded: Vec::new(),
+            begun: None,
+            refused: None,
+            runs_elsewhere: false,
+        };
         for act in &task.acts {
             match act {
                 PolicyAct::Warn { policy, notice, news } => {
@@ -130,7 +137,7 @@ impl LeasePolicies {
                     tracing::warn!(%lease, uid = task.record.holder.uid, "lease {lease} {words}");
                 }
                 PolicyAct::End(end) => match self.end(&task, *end).await {
-                    EndOutcome::Begun => {}
+                    EndOutcome::Begun => outcome.begun = Some(end.policy()),
                     EndOutcome::Refused => outcome.refused = Some(end.policy()),
                     EndOutcome::RunsElsewhere => {
                         (outcome.refused, outcome.runs_elsewhere) = (Some(end.policy()), true);

@@ -37,6 +37,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use gpush_api::LeaseId;
 use gpush_locked::Locked;
+use gpush_usage::moment::Moment;
 use tokio::task::JoinHandle;
 
 pub(crate) use self::dry_run::IdleQuery;
@@ -61,6 +62,8 @@ struct Watched {
     usage: WatchedUse,
     /// `None` if the hardware limits the memory of all shares of the lease.
     memory: Option<WatchedMemory>,
+    /// The policy that has begun to end the lease, and when. The machine of the policy does nothing more.
+    ending: Option<(PolicyName, Moment)>,
     /// Whether the job of the lease also runs on other nodes. Then gpushd only reports it.
     runs_elsewhere: bool,
 }

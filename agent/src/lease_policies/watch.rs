@@ -25,6 +25,10 @@ use crate::{leases, usage::ObservedLeases};
 /// Longest pause between two observations. Without samples, a lease is soon unknown.
 const PAUSE: Duration = Duration::from_secs(30);
 
+/// Time after which a policy begins again with a lease that it has ended and that is still active, in ms: Slurm may not
+/// have carried out `scancel`.
+const END_WITHOUT_EFFECT_MS: u64 = 600_000;
+
 /// Watches the leases until gpushd stops.
 pub(super) async fn run(policies: LeasePolicies) {
     let stopping = policies.0.context.stopping.clone();
@@ -81,6 +85,7 @@ impl LeasePolicies {
                     attempt: None,
                 },
                 memory: None,
+                ending: None,
                 runs_elsewhere: false,
             });
             (one.usage.policy, one.usage.terms, one.usage.observed) = (subject.policy, subject.terms, observed);
@@ -92,6 +97,7 @@ impl LeasePolicies {
             if busy.contains(&id) {
                 continue;
             }
+            one.begin_again_without_effect(id, now);
             let acts = one.step(lease.keep.as_ref(), now);
             if !acts.is_empty() {
                 tasks.push(PolicyTask { lease: id, of_job, acts, record: lease.record.clone() });
@@ -112,10 +118,9 @@ impl LeasePolicies {
                 PolicyName::OverLimit => one.note_memory(OverLimitEvent::NoticeRecorded(*notice), now),
             }
         }
-        match outcome.refused {
-            Some(PolicyName::Idle) => one.usage.note(IdleEvent::EndRefused, now),
-            Some(PolicyName::OverLimit) => one.note_memory(OverLimitEvent::EndRefused, now),
-            None => {}
+        one.ending = outcome.begun.map(|policy| (policy, now)).or(one.ending);
+        if let Some(policy) = outcome.refused {
+            one.end_refused(policy, now);
         }
     }
 }
@@ -130,6 +135,24 @@ impl Watched {
             acts.extend(memory.step(now));
         }
         acts
+    }
+
+    fn end_refused(&mut self, policy: PolicyName, now: Moment) {
+        match policy {
+            PolicyName::Idle => self.usage.note(IdleEvent::EndRefused, now),
+            PolicyName::OverLimit => self.note_memory(OverLimitEvent::EndRefused, now),
+        }
+    }
+
+    /// Lets a policy begin again if the end that it has begun has had no effect.
+    fn begin_again_without_effect(&mut self, lease: LeaseId, now: Moment) {
+        if let Some((policy, begun)) = self.ending
+            && now.ms_since(begun) >= END_WITHOUT_EFFECT_MS
+        {
+            self.ending = None;
+            tracing::warn!(%lease, "lease {lease} is still active {} min after gpushd has begun to end it", END_WITHOUT_EFFECT_MS / 60_000);
+            self.end_refused(policy, now);
+        }
     }
 
     fn note_memory(&mut self, event: OverLimitEvent, now: Moment) {
