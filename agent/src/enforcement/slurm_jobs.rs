@@ -62,7 +62,7 @@ pub(super) async fn limit(manager: &Manager, denied: &BTreeSet<u32>) -> Result<V
             manager.set_devices(&unit, Lasts::UntilBoot, &wanted).await?;
             tracing::info!("`DeviceAllow=` of {unit} denies Slurm jobs the GPUs with minor numbers {denied:?} now");
         }
-        let denies_gpus = !is_of_administrator || devices.denies_gpus();
+        let denies_gpus = !is_of_administrator || devices.denies_minors(denied);
         limited.push(EnforcedUnit { unit, denies_gpus, set_by_gpush: !is_of_administrator });
     }
     Ok(limited)
@@ -71,7 +71,10 @@ pub(super) async fn limit(manager: &Manager, denied: &BTreeSet<u32>) -> Result<V
 /// Returns why Slurm jobs may open the denied GPUs; `None` if they may not.
 pub(super) fn unlimited(limited: &[EnforcedUnit]) -> Option<String> {
     let open = limited.iter().find(|unit| !unit.denies_gpus)?;
-    Some(format!("`DeviceAllow=` of {}, which an administrator has set, does not deny the GPUs", open.unit))
+    Some(format!(
+        "`DeviceAllow=` of {}, which an administrator has set, does not deny the GPUs whose rules enforce leases",
+        open.unit
+    ))
 }
 
 fn is_list(devices: &UnitDevices, wanted: &[AllowedDevice]) -> bool {

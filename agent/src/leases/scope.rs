@@ -31,6 +31,11 @@ impl Scopes {
         self.0.clone()
     }
 
+    /// Returns scopes that this systemd creates.
+    pub(crate) fn of(manager: Arc<Manager>) -> Self {
+        Self(Ok(manager))
+    }
+
     /// Determines whether this gpushd can create scopes. Only the gpushd that runs as the system service can create
     /// scopes.
     pub(crate) fn new(is_systems_own: bool) -> Self {

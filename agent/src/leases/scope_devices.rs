@@ -1,16 +1,20 @@
 //! The devices that the scope of each lease may open. [`gpush_core::lease::access`] derives them from the lease.
 //!
 //! ```text
-//! new scope ─► created with its devices ───────────────┐
-//! MIG device made again, host's part on or off ────────┼─► set on the running scope
-//! gpushd started, the scope of an earlier gpushd ──────┘
+//! new scope ─► created with its devices
+//! MIG device made again, host's part on or off,
+//! the scope of an earlier gpushd ──────────────► its devices are set on the running scope
 //! lease ends ─► no GPU, before gpushd answers: processes keep what they have open
+//!                 └ systemd did not do so ──────► again each second, also after the end is recorded
+//! start, each minute ─► gpushd lists all scopes: no GPU in those of ended leases
 //! ```
+//!
+//! Changes of one scope wait for each other, so no GPU is opened after the end of the lease has closed them.
 //!
 //! A scope is not below `user.slice`. So while the kernel denies the GPUs to login sessions, every scope needs a list of
 //! devices, also that of a lease whose rule does not enforce leases.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, DeviceAccess, EnforcementState, Lease, LeaseBinding, LeaseId, LeaseState};
 use gpush_core::lease::access::{AllowedDevice, Nodes};
@@ -20,17 +24,39 @@ use gpush_host::{
 };
 use gpush_locked::Locked;
 use gpush_store::LeaseRecord;
+use tokio::sync::{Mutex, Notify};
 
 use super::{Leases, scope_unit};
 use crate::state::{HostState, OpenLease};
 
-/// The devices that scopes may open, as gpushd last set them.
+/// Pause before gpushd sets devices again that systemd did not set.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Interval between two lists of all scopes: systemd may create a scope late, after its lease has ended.
+const INTERVAL: Duration = Duration::from_secs(60);
+
+/// The devices that scopes may open.
 #[derive(Debug, Default)]
-pub(super) struct ScopeDevices(Locked<BTreeMap<LeaseId, ScopeAccess>>);
+pub(super) struct ScopeDevices {
+    of_leases: Locked<BTreeMap<LeaseId, Arc<Mutex<ScopeState>>>>,
+    /// systemd did not set the devices of a scope.
+    failed: Notify,
+}
+
+/// The scopes of a lease: its own, and those of processes that have entered the lease.
+#[derive(Debug, Default)]
+struct ScopeState {
+    /// What gpushd has set; `None` if gpushd does not know what the scopes may open.
+    set: Option<ScopeAccess>,
+    /// Whether the lease ends. Its scopes then never open a GPU again.
+    ends: bool,
+}
 
 /// What a scope may open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ScopeAccess {
+    /// All devices.
+    All,
     /// The devices of its lease, which were at these places.
     Own(Vec<DevicePlace>),
     /// No GPU.
@@ -55,15 +81,19 @@ pub(super) async fn of_new_scope(
     }
     let places = places(&leases.handles.context.state.now(), record);
     let nodes = nodes(leases, record).await?;
-    leases.devices.0.lock().insert(record.id, ScopeAccess::Own(places));
+    leases.devices.of(record.id).lock().await.set = Some(ScopeAccess::Own(places));
     Ok(Some(nodes.allowed()))
 }
 
 /// Closes a scope that has just been created, if its lease has ended meanwhile: [`close`] did not find the scope.
 pub(super) async fn check_new_scope(leases: &Leases, record: &LeaseRecord) {
-    let is_closed = leases.devices.0.lock().get(&record.id) == Some(&ScopeAccess::Closed);
-    if is_closed && let Some((manager, unit, _)) = scope(leases, record) {
-        set(&manager, record.id, unit, Some(&closed(leases).await)).await;
+    let state = leases.devices.known(record.id);
+    let ends = match &state {
+        Some(state) => state.lock().await.ends,
+        None => false,
+    };
+    if ends {
+        close(leases, record).await;
     }
 }
 
@@ -85,48 +115,72 @@ pub(super) async fn of_entered_scope(
     }
     let places = places(&leases.handles.context.state.now(), record);
     let nodes = nodes(leases, record).await?;
-    leases.devices.0.lock().entry(record.id).or_insert(ScopeAccess::Own(places));
+    leases.devices.of(record.id).lock().await.set.get_or_insert(ScopeAccess::Own(places));
     Ok(Some(nodes.allowed()))
 }
 
-/// Takes the GPUs from the processes of a lease that ends. Returns after the kernel denies further opens.
+/// Takes the GPUs from the processes of a lease that ends. Returns after the kernel denies further opens; if systemd does
+/// not answer, [`run`] tries again.
 pub(super) async fn close(leases: &Leases, record: &LeaseRecord) {
     if !leases.handles.enforcement.limits_scopes() {
         return;
     }
-    let is_known = leases.devices.0.lock().insert(record.id, ScopeAccess::Closed).is_some();
+    let known = leases.devices.known(record.id);
     // Without a scope of its own, only processes that entered the lease have scopes.
-    if is_known || scope(leases, record).is_some() {
-        close_entered(leases, record.id).await;
+    if known.is_none() && own_scope(leases, record).is_none() {
+        return;
     }
-    let Some((manager, unit, cgroup)) = scope(leases, record) else { return };
-    // Most leases end because their scope is empty. systemd has then unloaded the scope.
-    let cgroup = cgroup.to_owned();
-    let is_empty = subtask::blocking(move || cgroup::processes(&cgroup).is_none_or(|found| found.is_empty())).await;
-    if is_empty != Some(true) {
-        set(&manager, record.id, unit, Some(&closed(leases).await)).await;
+    let state = known.unwrap_or_else(|| leases.devices.of(record.id));
+    let mut state = state.lock().await;
+    state.ends = true;
+    let devices = closed(leases).await;
+    let is_entered_closed = set_entered(leases, record.id, Some(&devices)).await;
+    let is_own_closed = match own_scope(leases, record) {
+        Some((manager, unit, cgroup)) if has_processes(cgroup).await => {
+            set(&manager, record.id, unit, Some(&devices)).await
+        }
+        // Most leases end because their scope is empty. systemd has then unloaded the scope.
+        Some(_) | None => true,
+    };
+    if is_entered_closed && is_own_closed {
+        state.set = Some(ScopeAccess::Closed);
+    } else {
+        state.set = None;
+        leases.devices.failed.notify_one();
     }
 }
 
-/// Takes the GPUs from the processes that have entered a lease.
+/// Takes the GPUs from the processes that have entered a lease that has ended.
 pub(super) async fn close_entered(leases: &Leases, id: LeaseId) {
-    set_entered(leases, id, Some(&closed(leases).await)).await;
+    if !set_entered(leases, id, Some(&closed(leases).await)).await {
+        leases.devices.failed.notify_one();
+    }
 }
 
-/// Sets the devices of the scopes of processes that have entered a lease; `None` for all devices.
-async fn set_entered(leases: &Leases, id: LeaseId, devices: Option<&[AllowedDevice]>) {
-    let Ok(manager) = leases.handles.scopes.manager() else { return };
+/// Sets the devices of the scopes of processes that have entered a lease; `None` for all devices. Returns whether systemd
+/// has set them all.
+async fn set_entered(leases: &Leases, id: LeaseId, devices: Option<&[AllowedDevice]>) -> bool {
+    let Ok(manager) = leases.handles.scopes.manager() else { return true };
     let pattern = scope_unit::entered_pattern(leases.handles.context.store.epoch(), id);
     match manager.running(&pattern).await {
         Ok(units) => {
+            let mut all = true;
             for unit in units {
-                set(&manager, id, &unit, devices).await;
+                all &= set(&manager, id, &unit, devices).await;
             }
+            all
         }
         Err(error) => {
             tracing::warn!(lease = %id, "lease {id}: cannot list the scopes of its processes: {}", error.in_full());
+            false
         }
     }
+}
+
+async fn has_processes(cgroup: &str) -> bool {
+    let cgroup = cgroup.to_owned();
+    let is_empty = subtask::blocking(move || cgroup::processes(&cgroup).is_none_or(|found| found.is_empty())).await;
+    is_empty != Some(true)
 }
 
 /// Returns the devices that a scope may open without a lease.
@@ -135,16 +189,28 @@ async fn closed(leases: &Leases) -> Vec<AllowedDevice> {
     none.unwrap_or_default().closed()
 }
 
-/// Forgets the scope of a lease that has ended.
+impl ScopeDevices {
+    /// Returns the scopes of a lease; `None` if gpushd has not limited them.
+    fn known(&self, id: LeaseId) -> Option<Arc<Mutex<ScopeState>>> {
+        self.of_leases.lock().get(&id).cloned()
+    }
+
+    /// Returns the scopes of a lease, which gpushd limits from now on.
+    fn of(&self, id: LeaseId) -> Arc<Mutex<ScopeState>> {
+        Arc::clone(self.of_leases.lock().entry(id).or_default())
+    }
+}
+
+/// Forgets the scopes of a lease that has ended. If a scope is still open, [`run`] finds it among those of ended leases.
 pub(super) fn forget(leases: &Leases, id: LeaseId) {
-    leases.devices.0.lock().remove(&id);
+    leases.devices.of_leases.lock().remove(&id);
 }
 
 /// Adds to each lease whether only its processes can open its devices.
 pub(super) fn add_device_access(leases: &Leases, shown: &mut [Lease]) {
     let is_verified = leases.handles.context.state.now().enforcement.state == EnforcementState::Verified;
     let access = if is_verified { DeviceAccess::Verified } else { DeviceAccess::Unverified };
-    let known = leases.devices.0.lock();
+    let known = leases.devices.of_leases.lock();
     for lease in shown.iter_mut().filter(|lease| known.contains_key(&lease.id)) {
         lease.device_access = Some(access);
     }
@@ -154,55 +220,113 @@ pub(super) fn add_device_access(leases: &Leases, shown: &mut [Lease]) {
 pub(super) async fn run(leases: Leases) {
     let stopping = leases.handles.context.stopping.clone();
     let mut snapshots = leases.handles.context.state.watch();
+    // An earlier gpushd may have created scopes, and may have ended before it closed others.
+    let mut lists = true;
     loop {
+        lists = lists && !list(&leases).await;
         let host = Arc::clone(&snapshots.borrow_and_update());
-        update(&leases, &host).await;
+        let is_set = update(&leases, &host).await;
         tokio::select! {
             changed = snapshots.changed() => if changed.is_err() { return },
+            () = leases.devices.failed.notified() => lists = true,
+            () = tokio::time::sleep(if lists || !is_set { RETRY } else { INTERVAL }) => lists = true,
             () = stopping.cancelled() => return,
         }
     }
 }
 
-/// Sets the devices of the scopes whose devices differ from those that gpushd last set.
-async fn update(leases: &Leases, host: &HostState) {
-    let limits = leases.handles.enforcement.limits_scopes();
-    if !limits && leases.devices.0.lock().is_empty() {
-        return;
+/// Lists the scopes of leases. Closes those of ended leases, and notes those of open leases, so that [`update`] sets their
+/// devices. Returns whether systemd has done so.
+async fn list(leases: &Leases) -> bool {
+    leases.handles.enforcement.known().await;
+    if !leases.handles.enforcement.limits_scopes() {
+        return true;
     }
+    let Ok(manager) = leases.handles.scopes.manager() else { return true };
+    let epoch = leases.handles.context.store.epoch();
+    let units = match manager.running(&scope_unit::pattern(epoch)).await {
+        Ok(units) => units,
+        Err(error) => {
+            tracing::warn!("cannot list the scopes of leases: {}", error.in_full());
+            return false;
+        }
+    };
+    // A lease is in the table before systemd creates its scope, so read the table now.
+    let table = leases.handles.context.state.leases();
+    let mut all = true;
+    for unit in units {
+        match scope_unit::lease(epoch, &unit) {
+            Some(id) if table.open.contains_key(&id) => drop(leases.devices.of(id)),
+            Some(id) => all &= set(&manager, id, &unit, Some(&closed(leases).await)).await,
+            None => {}
+        }
+    }
+    all
+}
+
+/// Sets the devices of the scopes whose devices differ from those that gpushd last set. Returns whether systemd has set
+/// them all.
+async fn update(leases: &Leases, host: &HostState) -> bool {
+    let limits = leases.handles.enforcement.limits_scopes();
+    if !limits && leases.devices.of_leases.lock().is_empty() {
+        return true;
+    }
+    let mut all = true;
     for lease in host.leases.open.values() {
         let id = lease.id();
-        let own = scope(leases, &lease.record);
-        let known = leases.devices.0.lock().get(&id).cloned();
-        if own.is_none() && known.is_none() {
+        let known = leases.devices.known(id);
+        if known.is_none() && own_scope(leases, &lease.record).is_none() {
             continue;
         }
-        let wanted = limits.then(|| wanted(host, lease)).flatten();
-        if known == wanted {
-            continue;
-        }
-        let devices = match &wanted {
-            None => None,
-            Some(ScopeAccess::Closed) => Some(closed(leases).await),
-            Some(ScopeAccess::Own(_)) => match nodes(leases, &lease.record).await {
-                Ok(nodes) => Some(nodes.allowed()),
-                Err(error) => {
-                    // A later reading of the GPU may know the device.
-                    tracing::debug!(lease = %id, "lease {id}: {}", error.message);
-                    continue;
-                }
-            },
-        };
-        // Set this first: a lease that ends meanwhile removes it.
-        match wanted {
-            Some(wanted) => leases.devices.0.lock().insert(id, wanted),
-            None => leases.devices.0.lock().remove(&id),
-        };
-        if let Some((manager, unit, _)) = own {
-            set(&manager, id, unit, devices.as_deref()).await;
-        }
-        set_entered(leases, id, devices.as_deref()).await;
+        let Some(wanted) = (if limits { wanted(host, lease) } else { Some(ScopeAccess::All) }) else { continue };
+        all &= update_one(leases, &lease.record, known, wanted).await;
     }
+    all
+}
+
+/// Sets the devices of the scopes of one lease. Returns whether systemd has set them.
+async fn update_one(
+    leases: &Leases,
+    record: &LeaseRecord,
+    known: Option<Arc<Mutex<ScopeState>>>,
+    wanted: ScopeAccess,
+) -> bool {
+    let id = record.id;
+    if known.is_none() && wanted == ScopeAccess::All {
+        return true;
+    }
+    let state = known.unwrap_or_else(|| leases.devices.of(id));
+    let mut state = state.lock().await;
+    let wanted = match wanted {
+        ScopeAccess::Own(_) if state.ends => ScopeAccess::Closed,
+        wanted => wanted,
+    };
+    if state.set.as_ref() == Some(&wanted) {
+        return true;
+    }
+    let devices = match &wanted {
+        ScopeAccess::All => None,
+        ScopeAccess::Closed => Some(closed(leases).await),
+        ScopeAccess::Own(_) => match nodes(leases, record).await {
+            Ok(nodes) => Some(nodes.allowed()),
+            Err(error) => {
+                // A later reading of the GPU may know the device.
+                tracing::debug!(lease = %id, "lease {id}: {}", error.message);
+                return true;
+            }
+        },
+    };
+    let is_own_set = match own_scope(leases, record) {
+        Some((manager, unit, _)) => set(&manager, id, unit, devices.as_deref()).await,
+        None => true,
+    };
+    let is_set = set_entered(leases, id, devices.as_deref()).await && is_own_set;
+    let is_open = wanted == ScopeAccess::All;
+    state.set = is_set.then_some(wanted);
+    if is_set && is_open {
+        leases.devices.of_leases.lock().remove(&id);
+    }
+    is_set
 }
 
 /// Returns what the scope of a lease may open; `None` while it has no scope.
@@ -227,7 +351,7 @@ fn places(host: &HostState, record: &LeaseRecord) -> Vec<DevicePlace> {
 }
 
 /// Returns systemd's manager, and the scope of a lease; `None` if gpushd has created no scope for the lease.
-fn scope<'a>(leases: &Leases, record: &'a LeaseRecord) -> Option<(Arc<Manager>, &'a str, &'a str)> {
+fn own_scope<'a>(leases: &Leases, record: &'a LeaseRecord) -> Option<(Arc<Manager>, &'a str, &'a str)> {
     match &record.binding {
         LeaseBinding::Scope { unit: Some(unit), cgroup: Some(cgroup) } => {
             Some((leases.handles.scopes.manager().ok()?, unit, cgroup))
@@ -236,16 +360,20 @@ fn scope<'a>(leases: &Leases, record: &'a LeaseRecord) -> Option<(Arc<Manager>, 
     }
 }
 
-/// Sets the devices of a running scope; `None` for all devices.
-async fn set(manager: &Manager, id: LeaseId, unit: &str, devices: Option<&[AllowedDevice]>) {
+/// Sets the devices of a running scope; `None` for all devices. Returns whether systemd has set them, or the scope has
+/// ended.
+async fn set(manager: &Manager, id: LeaseId, unit: &str, devices: Option<&[AllowedDevice]>) -> bool {
     let result = match devices {
         Some(devices) => manager.set_devices(unit, Lasts::UntilBoot, devices).await,
         None => manager.open_devices(unit, Lasts::UntilBoot).await,
     };
     match result {
-        Ok(()) => {}
-        Err(error) if error.is_not_loaded() => {}
-        Err(error) => tracing::warn!(lease = %id, "lease {id}: cannot set the devices of {unit}: {}", error.in_full()),
+        Ok(()) => true,
+        Err(error) if error.is_not_loaded() => true,
+        Err(error) => {
+            tracing::warn!(lease = %id, "lease {id}: cannot set the devices of {unit}: {}", error.in_full());
+            false
+        }
     }
 }
 

@@ -23,12 +23,28 @@ pub(super) fn entered_pattern(epoch: &str, id: LeaseId) -> String {
     format!("{SLICE}-{epoch}-{}-*.scope", id.0)
 }
 
+/// Returns the pattern of the names of all scopes of leases of a database.
+pub(super) fn pattern(epoch: &str) -> String {
+    format!("{SLICE}-{epoch}-*.scope")
+}
+
 /// Returns the lease that a process with this scope has entered.
 pub(super) fn entered_lease(epoch: &str, cgroup: &str) -> Option<LeaseId> {
-    let name = cgroup.rsplit('/').next()?.strip_prefix(SLICE)?.strip_prefix('-')?.strip_prefix(epoch)?;
-    let (id, pid) = name.strip_prefix('-')?.strip_suffix(".scope")?.split_once('-')?;
+    let (id, pid) = numbers(epoch, cgroup)?.split_once('-')?;
     pid.parse::<u32>().ok()?;
     id.parse().ok().map(LeaseId)
+}
+
+/// Returns the lease of a scope: the one that requested the scope, or the one that its process has entered.
+pub(super) fn lease(epoch: &str, cgroup: &str) -> Option<LeaseId> {
+    let own = numbers(epoch, cgroup)?.parse().ok().map(LeaseId);
+    own.or_else(|| entered_lease(epoch, cgroup))
+}
+
+/// Returns the part of the name of a scope after the epoch.
+fn numbers<'a>(epoch: &str, cgroup: &'a str) -> Option<&'a str> {
+    let name = cgroup.rsplit('/').next()?.strip_prefix(SLICE)?.strip_prefix('-')?.strip_prefix(epoch)?;
+    name.strip_prefix('-')?.strip_suffix(".scope")
 }
 
 /// Returns the error for a lease whose scope cannot be created.
@@ -53,10 +69,14 @@ mod tests {
     fn scope_of_entered_lease_names_lease_and_process() {
         let unit = entered("0a1b2c3d", LeaseId(17), 4711);
         assert_eq!(unit, "gpulease-0a1b2c3d-17-4711.scope");
-        let lease = |unit: &str| entered_lease("0a1b2c3d", &format!("/gpulease.slice/gpulease-1000.slice/{unit}"));
-        assert_eq!(lease(&unit), Some(LeaseId(17)));
-        for other in ["gpulease-0a1b2c3d-17.scope", "gpulease-ffffffff-17-4711.scope", "gpulease-0a1b2c3d-17-x.scope"] {
-            assert_eq!(lease(other), None, "{other}");
+        let of = |unit: &str| {
+            let cgroup = format!("/gpulease.slice/gpulease-1000.slice/{unit}");
+            (entered_lease("0a1b2c3d", &cgroup), lease("0a1b2c3d", &cgroup))
+        };
+        assert_eq!(of(&unit), (Some(LeaseId(17)), Some(LeaseId(17))));
+        assert_eq!(of("gpulease-0a1b2c3d-17.scope"), (None, Some(LeaseId(17))));
+        for other in ["gpulease-ffffffff-17-4711.scope", "gpulease-ffffffff-17.scope", "gpulease-0a1b2c3d-17-x.scope"] {
+            assert_eq!(of(other), (None, None), "{other}");
         }
     }
 }

@@ -202,7 +202,10 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         lease_names: Arc::clone(&lease_names),
         own_uid,
     };
-    let scopes = Scopes::new(mps_dir == Path::new(MPS_DIRECTORY));
+    let scopes = match &context().host_services.systemd {
+        Some(systemd) => Scopes::of(Arc::clone(systemd)),
+        None => Scopes::new(mps_dir == Path::new(MPS_DIRECTORY)),
+    };
     let mps = Mps::new(mps_dir, mps_programs, mps_launcher, mps_handles);
     let unleased = Unleased::new(context(), mps.clone(), Arc::clone(&lease_names));
     let monitor = Monitor {
@@ -240,8 +243,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         executor,
         scheduler: scheduler.clone(),
     });
-    let systemd = context().host_services.systemd.clone().map_or_else(|| scopes.manager(), Ok);
-    let enforcement = Enforcement::new(context(), systemd);
+    let enforcement = Enforcement::new(context(), scopes.manager());
     let leases = Leases::new(leases::LeaseHandles {
         context: context(),
         scheduler,

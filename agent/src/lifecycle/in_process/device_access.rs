@@ -7,7 +7,7 @@ use gpush_host::systemd::{ScriptedFault, ScriptedSystemd};
 use gpush_store::AuditQuery;
 use serde_json::json;
 
-use super::{InProcess, host::ScriptedHost};
+use super::{InProcess, host::ScriptedHost, leases::devices};
 
 /// A rule that enforces leases of GPU 0.
 const RULE: &str =
@@ -190,4 +190,54 @@ async fn gpushd_killed_between_two_units_tells_the_state_after_a_restart() {
     host = scripted.start(RULE).await;
     let off = host.enforcement("off").await.expect("it works");
     assert_eq!((off.state, denied(&off)), (EnforcementState::Off, vec![]), "another gpushd recognizes its lists");
+}
+
+/// Fault: if systemd failed once when a lease ended, processes that had entered the lease could open its GPU until they
+/// ended.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scope_of_an_ended_lease_is_closed_although_systemd_fails() {
+    for fault in [ScriptedFault::Refused, ScriptedFault::LostBefore, ScriptedFault::LostAfter] {
+        let (scripted, systemd) = scripted(257);
+        let mut host = scripted.start(RULE).await;
+        host.enforcement("on").await.expect("it works");
+        let lease = host.lease(1000, &devices("1g.10gb", 1)).await.expect("granted");
+        let epoch = host.engine.as_ref().expect("gpushd runs").context.store.epoch().to_owned();
+        let unit = format!("gpulease-{epoch}-{}-4711.scope", lease.lease.id.0);
+        systemd.run_scope(&unit);
+        let opens = |number: usize| {
+            let allowed = systemd.devices(&unit).allowed;
+            let gpus = allowed.iter().filter(|pattern| pattern.starts_with("/dev/char/195:")).count();
+            (!allowed.is_empty() && gpus == number).then_some(())
+        };
+        // A gpushd that starts finds the scopes of an earlier one: the GPU and nvidiactl.
+        host.kill();
+        host = scripted.start(RULE).await;
+        host.get::<serde_json::Value>("/v1/gpus").await;
+        host.until("the scope opens the devices of its lease", async || opens(2)).await;
+        systemd.fail_after(0, fault);
+        host.release(&lease).await;
+        host.wait_until_ended(&lease).await;
+        host.until("the scope opens no GPU", async || opens(0)).await;
+    }
+}
+
+/// A scope that an earlier gpushd left open is closed, also after its lease has ended. Scopes of another database are not
+/// changed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scope_that_an_earlier_gpushd_left_open_is_closed() {
+    let (scripted, systemd) = scripted(257);
+    let mut host = scripted.start(RULE).await;
+    host.enforcement("on").await.expect("it works");
+    let epoch = host.engine.as_ref().expect("gpushd runs").context.store.epoch().to_owned();
+    let [own, entered] = ["7", "7-4711"].map(|numbers| format!("gpulease-{epoch}-{numbers}.scope"));
+    let foreign = "gpulease-00000000-7.scope";
+    host.kill();
+    for unit in [own.as_str(), entered.as_str(), foreign] {
+        systemd.run_scope(unit);
+    }
+    let _ = systemd.take_changes();
+    host = scripted.start(RULE).await;
+    let is_closed = |unit: &str| systemd.devices(unit).denies_gpus();
+    host.until("both scopes are closed", async || (is_closed(&own) && is_closed(&entered)).then_some(())).await;
+    assert!(!is_closed(foreign) && !systemd.take_changes().contains(&format!("set {foreign}")));
 }

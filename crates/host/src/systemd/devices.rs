@@ -3,7 +3,9 @@
 //! systemd replaces the list of a running unit at once. systemd before version 250 removes the programs of all units for a
 //! moment at each `daemon-reload`, so that their processes can open every device.
 
-use gpush_core::lease::access::{AllowedDevice, denies_gpus};
+use std::collections::BTreeSet;
+
+use gpush_core::lease::access::{AllowedDevice, denies_gpus, denies_minors};
 use zbus::{
     export::ordered_stream::OrderedStreamExt,
     proxy::CacheProperties,
@@ -41,6 +43,12 @@ impl UnitDevices {
     #[must_use]
     pub fn denies_gpus(&self) -> bool {
         denies_gpus(&self.policy, self.allowed.iter().map(String::as_str))
+    }
+
+    /// Returns whether the processes of the unit may open none of the GPUs with these minor numbers.
+    #[must_use]
+    pub fn denies_minors(&self, minors: &BTreeSet<u32>) -> bool {
+        denies_minors(&self.policy, self.allowed.iter().map(String::as_str), minors)
     }
 }
 

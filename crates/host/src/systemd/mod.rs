@@ -145,6 +145,12 @@ pub enum Error {
         /// What gpushd asked for.
         what: String,
     },
+    /// Earlier calls had no answer for so long that gpushd did not make this call.
+    #[error("gpushd did not ask systemd to {what}: systemd has not answered {MOST_CALLS} earlier calls")]
+    NotCalled {
+        /// What gpushd wanted to ask for.
+        what: String,
+    },
     /// systemd did not answer in time, but may still execute the call.
     #[error("systemd did not {what} within {}s", .after.as_secs())]
     Deadline {
@@ -362,11 +368,11 @@ async fn is_alive(connection: &Connection) -> bool {
 /// Makes one call within its deadline. The call waits while too many others have no answer yet.
 async fn call<T>(what: &str, answer: impl Future<Output = zbus::Result<T>>) -> Result<T, Error> {
     static UNANSWERED: Semaphore = Semaphore::const_new(MOST_CALLS);
-    let answered = async {
-        let _permit = UNANSWERED.acquire().await;
-        answer.await
+    let until = Instant::now() + CALL_TIMEOUT;
+    let Ok(_permit) = timeout_at(until, UNANSWERED.acquire()).await else {
+        return Err(Error::NotCalled { what: what.to_owned() });
     };
-    match timeout(CALL_TIMEOUT, answered).await {
+    match timeout_at(until, answer).await {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(zbus::Error::MethodError(name, message, _))) => {
             Err(Error::Refused { what: what.to_owned(), name: name.to_string(), message: message.unwrap_or_default() })

@@ -103,6 +103,11 @@ impl ScriptedSystemd {
         self.0.lock().units.insert(unit.to_owned(), one);
     }
 
+    /// Starts a scope with processes that may open all devices.
+    pub fn run_scope(&self, unit: &str) {
+        self.run_service(unit, "");
+    }
+
     /// Sets whether the host uses cgroup v2.
     pub fn set_unified(&self, is_unified: bool) {
         self.0.lock().is_unified = is_unified;
@@ -264,12 +269,11 @@ impl ScriptedSystemd {
         ]))
     }
 
-    /// Returns the services with one of these names, or all.
+    /// Returns the services and scopes with names that match one of the patterns.
     fn listed(&self, patterns: &[String]) -> Vec<Row> {
         let script = self.0.lock();
-        let matches = |name: &&String| {
-            name.ends_with(".service") && patterns.iter().any(|one| *one == **name || one == "*.service")
-        };
+        let matches =
+            |name: &&String| !name.ends_with(".slice") && patterns.iter().any(|pattern| matches_pattern(pattern, name));
         let names = script.units.keys().filter(matches);
         let path = |name: &str| ObjectPath::try_from(object_path(name)).unwrap_or_default();
         let text = String::new;
@@ -307,6 +311,14 @@ type ProgramList = Vec<(String, Vec<String>, bool)>;
 
 /// A unit in a list.
 type Row = (String, String, String, String, String, String, ObjectPath<'static>, u32, String, ObjectPath<'static>);
+
+/// Returns whether a name matches a pattern with at most one star.
+fn matches_pattern(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((start, end)) => name.len() >= start.len() + end.len() && name.starts_with(start) && name.ends_with(end),
+    }
+}
 
 fn open_devices() -> UnitDevices {
     UnitDevices { policy: "auto".to_owned(), allowed: Vec::new() }

@@ -112,22 +112,60 @@ fn all_except(excluded: &[u32], majors: &CharacterMajors) -> Vec<AllowedDevice> 
 /// the patterns of `DeviceAllow`, as systemd shows them.
 #[must_use]
 pub fn denies_gpus<'a>(policy: &str, allowed: impl IntoIterator<Item = &'a str>) -> bool {
+    is_limited(policy, allowed, |pattern| allowed_gpus(pattern) == AllowedGpus::None)
+}
+
+/// Returns whether a unit with these properties may open none of the GPUs with these minor numbers.
+#[must_use]
+pub fn denies_minors<'a>(policy: &str, allowed: impl IntoIterator<Item = &'a str>, minors: &BTreeSet<u32>) -> bool {
+    is_limited(policy, allowed, |pattern| match allowed_gpus(pattern) {
+        AllowedGpus::None => true,
+        AllowedGpus::One(minor) => !minors.contains(&minor),
+        AllowedGpus::PerhapsAll => minors.is_empty(),
+    })
+}
+
+/// Returns whether a unit has a list of devices, and each pattern of the list is harmless.
+fn is_limited<'a>(
+    policy: &str,
+    allowed: impl IntoIterator<Item = &'a str>,
+    is_harmless: impl FnMut(&'a str) -> bool,
+) -> bool {
     let mut allowed = allowed.into_iter().peekable();
     // With the policy `auto`, a list has the effect of `closed`.
     let is_limited = policy != "auto" || allowed.peek().is_some();
-    is_limited && !allowed.any(may_be_gpu)
+    is_limited && allowed.all(is_harmless)
 }
 
-/// Returns whether a pattern of `DeviceAllow` may allow a GPU.
-fn may_be_gpu(pattern: &str) -> bool {
+/// The nodes of major number 195 that a pattern of `DeviceAllow` allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AllowedGpus {
+    None,
+    /// The node with this minor number.
+    One(u32),
+    PerhapsAll,
+}
+
+fn allowed_gpus(pattern: &str) -> AllowedGpus {
+    let one = |minor: &str| minor.parse().map_or(AllowedGpus::PerhapsAll, AllowedGpus::One);
     if let Some(name) = pattern.strip_prefix("char-") {
         return match name.parse::<u32>() {
-            Ok(major) => major == GPU_MAJOR,
-            Err(_) => name.contains(['*', '?', '[']) || name.starts_with("nvidia"),
+            Ok(GPU_MAJOR) => AllowedGpus::PerhapsAll,
+            Ok(_) => AllowedGpus::None,
+            Err(_) if name.contains(['*', '?', '[']) || name.starts_with("nvidia") => AllowedGpus::PerhapsAll,
+            Err(_) => AllowedGpus::None,
         };
     }
     if let Some(numbers) = pattern.strip_prefix("/dev/char/") {
-        return numbers.split(':').next() == Some("195");
+        return match numbers.split_once(':') {
+            Some(("195", minor)) => one(minor),
+            _ => AllowedGpus::None,
+        };
     }
-    pattern.strip_prefix("/dev/nvidia").is_some_and(|name| !name.starts_with("-uvm") && !name.starts_with("-caps"))
+    match pattern.strip_prefix("/dev/nvidia") {
+        None => AllowedGpus::None,
+        Some("ctl") => AllowedGpus::One(CONTROL_MINOR),
+        Some(name) if name.starts_with("-uvm") || name.starts_with("-caps") => AllowedGpus::None,
+        Some(minor) => one(minor),
+    }
 }

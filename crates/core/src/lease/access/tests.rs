@@ -145,6 +145,20 @@ fn policy_that_allows_a_gpu_does_not_deny() {
 }
 
 #[test]
+fn list_is_compared_with_the_denied_minor_numbers() {
+    let denied = [1, 2].into();
+    for harmless in
+        ["char-194", "/dev/nvidia0", "/dev/nvidiactl", "/dev/char/195:3", "/dev/char/1:1", "/dev/nvidia-uvm"]
+    {
+        assert!(denies_minors("closed", [harmless], &denied), "{harmless}");
+    }
+    for open in ["char-195", "char-*", "char-nvidia", "/dev/nvidia1", "/dev/char/195:2", "/dev/nvidia-modeset"] {
+        assert!(!denies_minors("closed", ["char-13", open], &denied), "{open}");
+    }
+    assert!(!denies_minors("auto", [], &denied) && denies_minors("auto", ["char-13"], &denied));
+}
+
+#[test]
 fn member_without_capability_nodes_is_an_error() {
     let host = vec![(3, vec![7])];
     let gpus = gpus(&host);

@@ -171,7 +171,9 @@ fn not_started(error: &Error) -> StartError {
         // systemd may still start the daemon. In that case, gpushd adopts the daemon.
         Error::Bus(_) | Error::Deadline { .. } => StartError::Later(error.in_full()),
         // Only a scope can be misplaced, and a daemon runs in a service.
-        Error::Refused { .. } | Error::Job { .. } | Error::Misplaced { .. } => StartError::Failed(error.in_full()),
+        Error::NotCalled { .. } | Error::Refused { .. } | Error::Job { .. } | Error::Misplaced { .. } => {
+            StartError::Failed(error.in_full())
+        }
     }
 }
 
