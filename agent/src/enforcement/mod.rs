@@ -262,7 +262,7 @@ impl Enforcement {
     async fn limit_jobs(&self, manager: &Manager, is_on: bool) -> Result<Vec<EnforcedUnit>, systemd::Error> {
         let denied = if is_on { slurm_jobs::denied_gpus(&self.0.context.state.now()) } else { Some(BTreeSet::new()) };
         match denied {
-            Some(denied) => slurm_jobs::limit(manager, &denied).await,
+            Some(denied) => slurm_jobs::limit(manager, &self.0.context.host_services.proc, &denied).await,
             // The driver has not answered yet. What was set before stays.
             None => Ok(Vec::new()),
         }

@@ -1,11 +1,16 @@
 //! The facts of this host for the plan of `gpushctl enforce on`.
 
+use std::path::Path;
+
 use gpush_api::{ApiError, Code, EnforcementPlan, LeaseBinding, LeaseId};
 use gpush_core::lease::access::{CONTAINERS, HostFacts, SLURMD, SessionProcess, host_plan};
 use gpush_host::systemd::{self, Manager};
 
 use super::{gpus_by_rule, host_part, sessions, slurm_jobs};
 use crate::state::{HostState, context::HostContext};
+
+/// Directory of the nodes of the kernel's graphics drivers.
+const GRAPHICS: &str = "/dev/dri";
 
 /// Maximum number of processes in an error.
 const MOST: usize = 16;
@@ -31,6 +36,7 @@ pub(super) async fn of_host(manager: &Manager, context: &HostContext) -> Result<
         runtimes,
         processes: sessions::processes(context).await,
         session_leases: session_leases(&host),
+        has_graphics_nodes: Path::new(GRAPHICS).exists(),
         other_gpus,
         denied_to_jobs: slurm_jobs::denied_indexes(&host),
     };

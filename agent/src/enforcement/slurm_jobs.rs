@@ -5,14 +5,17 @@
 //! a transient unit until the unit ends. So gpushd sets the list again when the scope starts again, at the latest after a
 //! boot. gpushd does not change a list that an administrator has set.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use gpush_api::{EnforcedUnit, GpuIndex, LeaseOwner};
 use gpush_core::{
     config::Rule,
     lease::access::{AllowedDevice, GPU_MAJOR, job_devices, session_devices},
 };
-use gpush_host::systemd::{self, Lasts, Manager, UnitDevices};
+use gpush_host::{
+    cgroup, device_files, proc, subtask,
+    systemd::{self, Lasts, Manager, UnitDevices},
+};
 
 use crate::state::{GpuSnapshot, HostState};
 
@@ -36,11 +39,16 @@ fn denied(host: &HostState) -> impl Iterator<Item = &GpuSnapshot> {
     host.gpus.iter().map(Arc::as_ref).filter(move |gpu: &&GpuSnapshot| gpu.rule.is_some_and(&of_rule))
 }
 
-/// Denies these GPUs to the jobs; with none, opens the scopes that gpushd has limited. Returns the limited scopes.
+/// Denies these GPUs to the jobs; with none, opens the scopes that gpushd has limited. Returns the limited scopes. Logs the
+/// processes of jobs that have opened these GPUs before: they keep them open.
 ///
 /// # Errors
 /// If systemd refuses.
-pub(super) async fn limit(manager: &Manager, denied: &BTreeSet<u32>) -> Result<Vec<EnforcedUnit>, systemd::Error> {
+pub(super) async fn limit(
+    manager: &Manager,
+    proc: &Path,
+    denied: &BTreeSet<u32>,
+) -> Result<Vec<EnforcedUnit>, systemd::Error> {
     let mut limited = Vec::new();
     for unit in manager.running(&format!("*{SCOPE}")).await? {
         let devices = match manager.devices(&unit).await {
@@ -61,11 +69,29 @@ pub(super) async fn limit(manager: &Manager, denied: &BTreeSet<u32>) -> Result<V
         if !is_of_administrator && !is_list(&devices, &wanted) {
             manager.set_devices(&unit, Lasts::UntilBoot, &wanted).await?;
             tracing::info!("`DeviceAllow=` of {unit} denies Slurm jobs the GPUs with minor numbers {denied:?} now");
+            report_open(proc, &unit, denied.clone()).await;
         }
         let denies_gpus = !is_of_administrator || devices.denies_minors(denied);
         limited.push(EnforcedUnit { unit, denies_gpus, set_by_gpush: !is_of_administrator });
     }
     Ok(limited)
+}
+
+/// Logs the processes of a scope that have one of these GPUs open.
+async fn report_open(proc_dir: &Path, unit: &str, denied: BTreeSet<u32>) {
+    let (proc_dir, scope) = (proc_dir.to_owned(), format!("/system.slice/{unit}"));
+    let found = subtask::blocking(move || {
+        let denied: Vec<u32> = denied.into_iter().collect();
+        let holders = device_files::holders(&proc_dir, &denied, &[]).unwrap_or_default();
+        let is_of_job = |pid: &u32| proc::cgroups(*pid).is_some_and(|text| cgroup::contains(&scope, &text));
+        holders.into_iter().filter_map(|one| one.pid).filter(is_of_job).collect::<Vec<u32>>()
+    });
+    let pids = found.await.unwrap_or_default();
+    if !pids.is_empty() {
+        tracing::warn!(
+            "Slurm jobs have opened GPUs that need a lease, and keep them until their processes end: {pids:?}"
+        );
+    }
 }
 
 /// Returns why Slurm jobs may open the denied GPUs; `None` if they may not.

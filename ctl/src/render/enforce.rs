@@ -87,7 +87,7 @@ pub(crate) fn plan(plan: &EnforcementPlan, look: &Appearance) -> String {
     for (reach, heading) in [
         (EnforcementReach::Blocks, "Prevent `enforce on`, unless it has --force:"),
         (EnforcementReach::Denied, "Cannot open GPUs any more without a lease:"),
-        (EnforcementReach::NotCovered, "Can still open all GPUs:"),
+        (EnforcementReach::NotCovered, "Not covered:"),
     ] {
         let effects: Vec<&EnforcementEffect> = plan.effects.iter().filter(|effect| effect.reach == reach).collect();
         if effects.is_empty() {
@@ -166,6 +166,7 @@ mod tests {
             runtimes: ["docker.service", "slurmd.service"].map(str::to_owned).into(),
             session_leases: vec![LeaseId(3), LeaseId(8)],
             other_gpus: vec![GpuIndex(2), GpuIndex(3)],
+            has_graphics_nodes: true,
             ..HostFacts::default()
         };
         let old = HostFacts {

@@ -54,6 +54,7 @@ fn devices_that_appear_after_the_boot_open_only_in_a_lease() {
     println!("counted after {:.1} s", begun.elapsed().as_secs_f64());
 
     limits_of_the_user_hold_in_a_lease(&machine);
+    program_without_memory_leaves_nothing_open(&machine);
     bound_node_does_not_open(&machine);
     held_descriptor_outlives_the_lease(&machine);
     println!("held after {:.1} s", begun.elapsed().as_secs_f64());
@@ -67,6 +68,17 @@ fn limits_of_the_user_hold_in_a_lease(machine: &Machine) {
     let slice = format!("/sys/fs/cgroup/gpulease.slice/gpulease-{ALICE}.slice");
     let line = format!("gpushctl run -q -g 0 -- cat {slice}/memory.max {slice}/pids.max");
     assert_eq!(session(machine, ALICE, &line), "314572800\n77");
+}
+
+/// The kernel kills the program, because the memory of the user is used up.
+fn program_without_memory_leaves_nothing_open(machine: &Machine) {
+    machine.sh(&format!("systemctl set-property --runtime user-{ALICE}.slice MemoryMax=60M MemorySwapMax=0"));
+    let fills = r#"perl -e "my \$all = 1; \$all .= \$all while 1""#;
+    let line = format!("gpushctl run -q -g 0 -- {fills}; echo \"status $?\"; {OPENS} count /dev/nvidia0 10");
+    assert_eq!(session(machine, ALICE, &line), "status 137\n1*10\nKilled");
+    assert!(machine.sh("journalctl -k | grep -ci \"killed process\" || true") != "0", "the kernel did not kill it");
+    machine.await_that("the lease has ended", |machine| machine.sh("gpushctl lease list -o name").is_empty());
+    machine.sh(&format!("systemctl set-property --runtime user-{ALICE}.slice MemoryMax=300M"));
 }
 
 /// Root in a session binds the node to another path.

@@ -5,6 +5,7 @@
 //!
 //! A boot takes longer than most steps, so the steps use one machine, in this order.
 
+mod attacks;
 mod devices;
 
 use std::time::Instant;
@@ -125,6 +126,10 @@ fn machine() -> Option<Machine> {
         "[Service]\nExecStart=/bin/sh -c 'mkfifo -m 600 /srv/cron; while :; do read x < /srv/cron && opens /dev/nvidia0 10 > /srv/cron.out; done'\n",
     );
     machine.sh("systemctl daemon-reload; systemctl start cron.service gpushd.service");
+    // Without another process in the slice of a user, the end of one session would stop the slice while the next begins.
+    for uid in [0, ALICE] {
+        machine.sh(&format!("systemd-run --quiet --slice=user-{uid}.slice --unit=stays-{uid} sleep infinity"));
+    }
     ready(&machine, 3);
     machine.sh("gpushctl apply --yes");
     Some(machine)
@@ -169,6 +174,9 @@ fn kernel_denies_gpus_to_sessions_and_opens_those_of_a_lease() {
     end_of_a_lease_closes_its_gpu(&machine);
     reloads_open_nothing(&machine);
     restart_of_gpushd_opens_nothing(&machine);
+    attacks::other_identity_does_not_open(&machine);
+    attacks::unit_with_the_name_of_a_lease_does_not_open(&machine);
+    attacks::frozen_and_killed_programs_open_nothing_after_the_end(&machine);
     allowed_probe_is_reported(&machine);
     off_restores_everything(&machine);
     removal_of_the_package_restores_everything(&machine);

@@ -50,6 +50,8 @@ pub struct HostFacts {
     pub processes: Vec<SessionProcess>,
     /// Leases whose programs run in login sessions.
     pub session_leases: Vec<LeaseId>,
+    /// Whether the host has nodes in `/dev/dri`.
+    pub has_graphics_nodes: bool,
     /// GPUs whose rules do not enforce leases.
     pub other_gpus: Vec<GpuIndex>,
     /// GPUs whose rules enforce leases, and that do not belong to Slurm.
@@ -99,6 +101,11 @@ pub fn host_plan(host: &HostFacts) -> EnforcementPlan {
         }
         let text = "users who may start containers can open all GPUs in them";
         effects.push(effect(unit, EnforcementReach::NotCovered, text, "only permit trusted users to start containers"));
+    }
+    if host.has_graphics_nodes {
+        let text = "it stays open for pictures and video; CUDA needs a node of /dev/nvidia* too";
+        let hint = "the mode and the group of its nodes decide who may open them";
+        effects.push(effect("/dev/dri", EnforcementReach::NotCovered, text, hint));
     }
     let changes = host.units.iter().filter(|unit| !unit.denies_gpus).map(|unit| unit.unit.clone()).collect();
     EnforcementPlan { unsupported: None, changes, effects }
