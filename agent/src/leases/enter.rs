@@ -79,6 +79,7 @@ pub(crate) async fn enter(leases: &Leases, caller: &Caller, text: &str) -> Resul
         return Ok(EnteredLease { unit: Some(unit) });
     }
     scope_devices::close_entered(leases, id).await;
+    scope_devices::forget(leases, id);
     Err(ApiError::new(Code::Conflict, format!("lease {id} has ended"))
         .hint("request another lease with `gpushctl run -- COMMAND`"))
 }

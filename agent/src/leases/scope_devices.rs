@@ -50,6 +50,8 @@ struct ScopeState {
     set: Option<ScopeAccess>,
     /// Whether the lease ends. Its scopes then never open a GPU again.
     ends: bool,
+    /// Whether processes have entered the lease, and so may have scopes.
+    has_entered: bool,
 }
 
 /// What a scope may open.
@@ -115,7 +117,10 @@ pub(super) async fn of_entered_scope(
     }
     let places = places(&leases.handles.context.state.now(), record);
     let nodes = nodes(leases, record).await?;
-    leases.devices.of(record.id).lock().await.set.get_or_insert(ScopeAccess::Own(places));
+    let state = leases.devices.of(record.id);
+    let mut state = state.lock().await;
+    state.has_entered = true;
+    state.set.get_or_insert(ScopeAccess::Own(places));
     Ok(Some(nodes.allowed()))
 }
 
@@ -133,19 +138,23 @@ pub(super) async fn close(leases: &Leases, record: &LeaseRecord) {
     let state = known.unwrap_or_else(|| leases.devices.of(record.id));
     let mut state = state.lock().await;
     state.ends = true;
-    let devices = closed(leases).await;
-    let is_entered_closed = set_entered(leases, record.id, Some(&devices)).await;
-    let is_own_closed = match own_scope(leases, record) {
-        Some((manager, unit, cgroup)) if has_processes(cgroup).await => {
-            set(&manager, record.id, unit, Some(&devices)).await
-        }
+    let own = match own_scope(leases, record) {
+        Some((manager, unit, cgroup)) if has_processes(cgroup).await => Some((manager, unit)),
         // Most leases end because their scope is empty. systemd has then unloaded the scope.
-        Some(_) | None => true,
+        Some(_) | None => None,
     };
-    if is_entered_closed && is_own_closed {
-        state.set = Some(ScopeAccess::Closed);
-    } else {
-        state.set = None;
+    let mut is_closed = true;
+    if own.is_some() || state.has_entered {
+        let devices = closed(leases).await;
+        if let Some((manager, unit)) = own {
+            is_closed &= set(&manager, record.id, unit, Some(&devices)).await;
+        }
+        if state.has_entered {
+            is_closed &= set_entered(leases, record.id, Some(&devices)).await;
+        }
+    }
+    state.set = is_closed.then_some(ScopeAccess::Closed);
+    if !is_closed {
         leases.devices.failed.notify_one();
     }
 }
@@ -256,7 +265,12 @@ async fn list(leases: &Leases) -> bool {
     let mut all = true;
     for unit in units {
         match scope_unit::lease(epoch, &unit) {
-            Some(id) if table.open.contains_key(&id) => drop(leases.devices.of(id)),
+            Some(id) if table.open.contains_key(&id) => {
+                let state = leases.devices.of(id);
+                if scope_unit::entered_lease(epoch, &unit).is_some() {
+                    state.lock().await.has_entered = true;
+                }
+            }
             Some(id) => all &= set(&manager, id, &unit, Some(&closed(leases).await)).await,
             None => {}
         }
@@ -320,7 +334,8 @@ async fn update_one(
         Some((manager, unit, _)) => set(&manager, id, unit, devices.as_deref()).await,
         None => true,
     };
-    let is_set = set_entered(leases, id, devices.as_deref()).await && is_own_set;
+    let is_entered_set = !state.has_entered || set_entered(leases, id, devices.as_deref()).await;
+    let is_set = is_own_set && is_entered_set;
     let is_open = wanted == ScopeAccess::All;
     state.set = is_set.then_some(wanted);
     if is_set && is_open {
