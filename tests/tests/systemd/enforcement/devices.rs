@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use gpush_tests::machine::Machine;
 
-use super::{ALICE, enforcement, output, ready, session, start_in_session};
+use super::{ALICE, enforcement, keep_slices, output, ready, session, start_in_session};
 
 const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 2\n";
 
@@ -37,6 +37,7 @@ fn devices_that_appear_after_the_boot_open_only_in_a_lease() {
     machine.write("/var/lib/gpush-sim/proc/devices", "Character devices:\n195 nvidia\n");
     machine.write("/etc/gpush/config.toml", RULES);
     machine.sh("systemctl start gpushd.service");
+    keep_slices(&machine);
     ready(&machine, 2);
     machine.sh("gpushctl apply --yes; gpushctl enforce on");
     assert_eq!(machine.sh("grep -c nvidia /proc/devices || true"), "0", "no driver yet");

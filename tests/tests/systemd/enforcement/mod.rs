@@ -126,13 +126,17 @@ fn machine() -> Option<Machine> {
         "[Service]\nExecStart=/bin/sh -c 'mkfifo -m 600 /srv/cron; while :; do read x < /srv/cron && opens /dev/nvidia0 10 > /srv/cron.out; done'\n",
     );
     machine.sh("systemctl daemon-reload; systemctl start cron.service gpushd.service");
-    // Without another process in the slice of a user, the end of one session would stop the slice while the next begins.
-    for uid in [0, ALICE] {
-        machine.sh(&format!("systemd-run --quiet --slice=user-{uid}.slice --unit=stays-{uid} sleep infinity"));
-    }
+    keep_slices(&machine);
     ready(&machine, 3);
     machine.sh("gpushctl apply --yes");
     Some(machine)
+}
+
+/// Keeps a process in the slice of each user: else the end of one session would stop the slice while the next begins.
+fn keep_slices(machine: &Machine) {
+    for uid in [0, ALICE] {
+        machine.sh(&format!("systemd-run --quiet --slice=user-{uid}.slice --unit=stays-{uid} sleep infinity"));
+    }
 }
 
 /// Waits until so many GPUs can be leased.
