@@ -153,12 +153,21 @@ impl Enforcement {
 
     /// Returns whether the kernel denies the GPUs. Checks again if the last check is old.
     pub(crate) async fn status(&self) -> DeviceEnforcement {
-        let last = self.last();
-        let age = last.checked_at.map(|at| Timestamp::now().duration_since(at).unsigned_abs());
-        if age.is_none_or(|age| age > CURRENT) {
-            self.check().await;
+        if !self.is_current() {
+            let _lock = self.0.lock.lock().await;
+            // Another caller may have waited for the same check.
+            if !self.is_current() {
+                self.check_locked().await;
+            }
         }
         self.last()
+    }
+
+    /// Returns whether the last check is recent enough for an answer.
+    fn is_current(&self) -> bool {
+        let checked_at = self.0.context.state.now().enforcement.checked_at;
+        let age = checked_at.map(|at| Timestamp::now().duration_since(at).unsigned_abs());
+        age.is_some_and(|age| age <= CURRENT)
     }
 
     /// Waits for the first check after the start of gpushd.
@@ -231,7 +240,9 @@ impl Enforcement {
             tokio::time::sleep(PAUSE).await;
             probes = probe::all(manager, &self.0.context).await;
         }
-        let reason = host_part::unsupported(systemd_version, manager.is_unified()).or_else(|| unverified(&probes));
+        let reason = host_part::unsupported(systemd_version, manager.is_unified())
+            .or_else(|| unverified(&probes))
+            .or_else(|| host_part::open_unit(&found.units));
         let (jobs, open_jobs) = match jobs {
             Ok(jobs) => {
                 let reason = slurm_jobs::unlimited(&jobs);

@@ -59,15 +59,18 @@ pub(super) async fn limit(
         let is_own = is_own(&devices);
         if denied.is_empty() {
             if is_own {
-                manager.open_devices(&unit, Lasts::UntilBoot).await?;
-                tracing::info!("Slurm jobs can open all GPUs now");
+                if is_changed(manager.open_devices(&unit, Lasts::UntilBoot).await)? {
+                    tracing::info!("Slurm jobs can open all GPUs now");
+                }
             }
             continue;
         }
         let wanted = job_devices(denied);
         let is_of_administrator = !is_own && is_limited(&devices);
         if !is_of_administrator && !is_list(&devices, &wanted) {
-            manager.set_devices(&unit, Lasts::UntilBoot, &wanted).await?;
+            if !is_changed(manager.set_devices(&unit, Lasts::UntilBoot, &wanted).await)? {
+                continue;
+            }
             tracing::info!("`DeviceAllow=` of {unit} denies Slurm jobs the GPUs with minor numbers {denied:?} now");
             report_open(proc, &unit, denied.clone()).await;
         }
@@ -75,6 +78,15 @@ pub(super) async fn limit(
         limited.push(EnforcedUnit { unit, denies_gpus, set_by_gpush: !is_of_administrator });
     }
     Ok(limited)
+}
+
+/// Returns whether systemd has changed a scope; `false` if the scope has ended meanwhile.
+fn is_changed(answer: Result<(), systemd::Error>) -> Result<bool, systemd::Error> {
+    match answer {
+        Ok(()) => Ok(true),
+        Err(error) if error.is_not_loaded() => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Logs the processes of a scope that have one of these GPUs open.

@@ -160,7 +160,14 @@ impl LeasePolicies {
             }
             PolicyEnd::OverLimit(_) => match self.0.usage.memory_of(lease) {
                 Some(MemoryReading::Above { .. }) => EndCheck::Active,
-                Some(MemoryReading::Within | MemoryReading::Unknown) | None => return EndOutcome::Refused,
+                Some(reading @ (MemoryReading::Within | MemoryReading::Unknown)) => {
+                    // The machine begins again, so it withdraws no notice.
+                    let is_within = reading == MemoryReading::Within;
+                    let why = if is_within { OverLimitEnd::Within } else { OverLimitEnd::Unknown };
+                    leases::tell_holder(&self.0.leases, lease, HolderNews::OverLimitNoMore(why)).await;
+                    return EndOutcome::Refused;
+                }
+                None => return EndOutcome::Refused,
             },
         };
         tracing::warn!(%lease, uid = task.record.holder.uid, "lease {lease} {words}, so gpushd ends it");

@@ -98,6 +98,9 @@ impl LeasePolicies {
                 continue;
             }
             one.begin_again_without_effect(id, now);
+            if one.ending.is_some() {
+                continue;
+            }
             let acts = one.step(lease.keep.as_ref(), now);
             if !acts.is_empty() {
                 tasks.push(PolicyTask { lease: id, of_job, acts, record: lease.record.clone() });

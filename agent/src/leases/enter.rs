@@ -1,7 +1,8 @@
 //! Processes that enter an existing lease: `gpushctl run --lease L17`.
 //!
 //! While the kernel denies the GPUs to login sessions, the environment of the lease is not enough. So systemd moves the
-//! process into a further scope, which opens the devices of the lease, and closes them when the lease ends:
+//! process into a further scope without a GPU. If the lease is still active then, the scope opens the devices of the
+//! lease, and closes them when the lease ends:
 //!
 //! ```text
 //! gpulease-1000.slice ─┬─ gpulease-EPOCH-17.scope         the command that requested the lease, if it got a scope
@@ -10,7 +11,7 @@
 //!
 //! The environment of the process names the lease, as without this scope. The lease does not end with such a scope.
 
-use gpush_api::{ApiError, Code, EnteredLease, LeaseBinding, LeaseState};
+use gpush_api::{ApiError, Code, EnteredLease, LeaseBinding};
 use gpush_host::{cgroup::CgroupKind, systemd::TransientScope};
 use gpush_store::LeaseRecord;
 
@@ -57,7 +58,7 @@ pub(crate) async fn enter(leases: &Leases, caller: &Caller, text: &str) -> Resul
             return Ok(EnteredLease::default());
         }
     }
-    let Some(devices) = scope_devices::of_entered_scope(leases, &lease.record).await? else {
+    let Some(devices) = scope_devices::of_entered_scope(leases, id).await else {
         return Ok(EnteredLease::default());
     };
     let manager = leases.handles.scopes.manager().map_err(|reason| {
@@ -72,14 +73,10 @@ pub(crate) async fn enter(leases: &Leases, caller: &Caller, text: &str) -> Resul
     };
     process.check_unmoved()?;
     manager.start_scope(&scope, &process.process).await.map_err(|error| no_scope(&error))?;
-    // The lease may have ended after the check above, and before its scopes were listed.
-    let is_active =
-        leases.handles.context.state.leases().get(id).is_some_and(|lease| lease.state.name() == LeaseState::Active);
-    if is_active {
+    // The lease may have ended meanwhile, so the scope opens the devices only now.
+    if scope_devices::open_entered(leases, &lease.record, &unit).await? {
         return Ok(EnteredLease { unit: Some(unit) });
     }
-    scope_devices::close_entered(leases, id).await;
-    scope_devices::forget(leases, id);
     Err(ApiError::new(Code::Conflict, format!("lease {id} has ended"))
         .hint("request another lease with `gpushctl run -- COMMAND`"))
 }

@@ -144,6 +144,8 @@ pub(crate) struct LeaseHandles {
     pub(crate) notices: Notices,
     /// Idempotency keys and their answers.
     pub(crate) idempotency: Idempotency,
+    /// Whether gpushd could read all open leases when it started.
+    pub(crate) are_leases_known: bool,
 }
 
 /// The leases of this host. A handle; clones are cheap and share the state.

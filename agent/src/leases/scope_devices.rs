@@ -14,9 +14,16 @@
 //! A scope is not below `user.slice`. So while the kernel denies the GPUs to login sessions, every scope needs a list of
 //! devices, also that of a lease whose rule does not enforce leases.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
-use gpush_api::{ApiError, DeviceAccess, EnforcementState, Lease, LeaseBinding, LeaseId, LeaseState};
+use gpush_api::{ApiError, Code, DeviceAccess, EnforcementState, Lease, LeaseBinding, LeaseId, LeaseState};
 use gpush_core::lease::access::{AllowedDevice, Nodes};
 use gpush_host::{
     cgroup, subtask,
@@ -24,7 +31,10 @@ use gpush_host::{
 };
 use gpush_locked::Locked;
 use gpush_store::LeaseRecord;
-use tokio::sync::{Mutex, Notify};
+use tokio::{
+    sync::{Mutex, Notify},
+    time::Instant,
+};
 
 use super::{Leases, scope_unit};
 use crate::state::{HostState, OpenLease};
@@ -39,6 +49,8 @@ const INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct ScopeDevices {
     of_leases: Locked<BTreeMap<LeaseId, Arc<Mutex<ScopeState>>>>,
+    /// Whether gpushd has listed the scopes of an earlier gpushd. Until then, any lease may have scopes.
+    is_listed: AtomicBool,
     /// systemd did not set the devices of a scope.
     failed: Notify,
 }
@@ -83,7 +95,12 @@ pub(super) async fn of_new_scope(
     }
     let places = places(&leases.handles.context.state.now(), record);
     let nodes = nodes(leases, record).await?;
-    leases.devices.of(record.id).lock().await.set = Some(ScopeAccess::Own(places));
+    let state = leases.devices.of(record.id);
+    let mut state = state.lock().await;
+    if state.ends {
+        return Err(ApiError::new(Code::Conflict, format!("lease {} has ended", record.id)));
+    }
+    state.set = Some(ScopeAccess::Own(places));
     Ok(Some(nodes.allowed()))
 }
 
@@ -103,25 +120,44 @@ async fn nodes(leases: &Leases, record: &LeaseRecord) -> Result<Nodes, ApiError>
     leases.handles.enforcement.nodes(record.members.clone()).await
 }
 
-/// Returns the devices for the scope of a process that enters a lease; `None` if login sessions may open all devices.
-///
-/// # Errors
-/// If the devices of the lease are not known.
-pub(super) async fn of_entered_scope(
-    leases: &Leases,
-    record: &LeaseRecord,
-) -> Result<Option<Vec<AllowedDevice>>, ApiError> {
+/// Returns the devices for a new scope of a process that enters a lease: no GPU. [`open_entered`] opens the devices of the
+/// lease. Returns `None` if login sessions may open all devices.
+pub(super) async fn of_entered_scope(leases: &Leases, id: LeaseId) -> Option<Vec<AllowedDevice>> {
     leases.handles.enforcement.known().await;
     if !leases.handles.enforcement.is_installed() {
-        return Ok(None);
+        return None;
+    }
+    leases.devices.of(id).lock().await.has_entered = true;
+    Some(closed(leases).await)
+}
+
+/// Opens the devices of a lease to the scope of a process that has entered the lease. Returns `false` if the lease has
+/// ended.
+///
+/// # Errors
+/// If the devices of the lease are not known, or systemd does not open them.
+pub(super) async fn open_entered(leases: &Leases, record: &LeaseRecord, unit: &str) -> Result<bool, ApiError> {
+    let state = leases.devices.of(record.id);
+    let mut state = state.lock().await;
+    if state.ends || !is_active(leases, record.id) {
+        if leases.handles.context.state.leases().get(record.id).is_none() {
+            forget(leases, record.id);
+        }
+        return Ok(false);
     }
     let places = places(&leases.handles.context.state.now(), record);
     let nodes = nodes(leases, record).await?;
-    let state = leases.devices.of(record.id);
-    let mut state = state.lock().await;
-    state.has_entered = true;
+    let manager = leases.handles.scopes.manager().map_err(|reason| {
+        ApiError::new(Code::Unsupported, "this gpushd cannot create scopes").cause(reason.to_owned())
+    })?;
+    let opened = manager.set_devices(unit, Lasts::UntilBoot, &nodes.allowed()).await;
+    opened.map_err(|error| scope_unit::no_scope(&error))?;
     state.set.get_or_insert(ScopeAccess::Own(places));
-    Ok(Some(nodes.allowed()))
+    Ok(true)
+}
+
+fn is_active(leases: &Leases, id: LeaseId) -> bool {
+    leases.handles.context.state.leases().get(id).is_some_and(|lease| lease.state.name() == LeaseState::Active)
 }
 
 /// Takes the GPUs from the processes of a lease that ends. Returns after the kernel denies further opens; if systemd does
@@ -131,8 +167,9 @@ pub(super) async fn close(leases: &Leases, record: &LeaseRecord) {
         return;
     }
     let known = leases.devices.known(record.id);
+    let may_be_entered = !leases.devices.is_listed.load(Ordering::Acquire);
     // Without a scope of its own, only processes that entered the lease have scopes.
-    if known.is_none() && own_scope(leases, record).is_none() {
+    if known.is_none() && own_scope(leases, record).is_none() && !may_be_entered {
         return;
     }
     let state = known.unwrap_or_else(|| leases.devices.of(record.id));
@@ -144,6 +181,7 @@ pub(super) async fn close(leases: &Leases, record: &LeaseRecord) {
         Some(_) | None => None,
     };
     let mut is_closed = true;
+    state.has_entered |= may_be_entered;
     if own.is_some() || state.has_entered {
         let devices = closed(leases).await;
         if let Some((manager, unit)) = own {
@@ -159,13 +197,6 @@ pub(super) async fn close(leases: &Leases, record: &LeaseRecord) {
     }
 }
 
-/// Takes the GPUs from the processes that have entered a lease that has ended.
-pub(super) async fn close_entered(leases: &Leases, id: LeaseId) {
-    if !set_entered(leases, id, Some(&closed(leases).await)).await {
-        leases.devices.failed.notify_one();
-    }
-}
-
 /// Sets the devices of the scopes of processes that have entered a lease; `None` for all devices. Returns whether systemd
 /// has set them all.
 async fn set_entered(leases: &Leases, id: LeaseId, devices: Option<&[AllowedDevice]>) -> bool {
@@ -173,11 +204,13 @@ async fn set_entered(leases: &Leases, id: LeaseId, devices: Option<&[AllowedDevi
     let pattern = scope_unit::entered_pattern(leases.handles.context.store.epoch(), id);
     match manager.running(&pattern).await {
         Ok(units) => {
-            let mut all = true;
             for unit in units {
-                all &= set(&manager, id, &unit, devices).await;
+                // A systemd that does not answer delays the end of the lease only once.
+                if !set(&manager, id, &unit, devices).await {
+                    return false;
+                }
             }
-            all
+            true
         }
         Err(error) => {
             tracing::warn!(lease = %id, "lease {id}: cannot list the scopes of its processes: {}", error.in_full());
@@ -210,9 +243,13 @@ impl ScopeDevices {
     }
 }
 
-/// Forgets the scopes of a lease that has ended. If a scope is still open, [`run`] finds it among those of ended leases.
+/// Forgets the scopes of a lease that has ended. If one may still be open, [`run`] finds it among those of ended leases.
 pub(super) fn forget(leases: &Leases, id: LeaseId) {
-    leases.devices.of_leases.lock().remove(&id);
+    let Some(state) = leases.devices.of_leases.lock().remove(&id) else { return };
+    let is_closed = state.try_lock().is_ok_and(|state| state.set == Some(ScopeAccess::Closed));
+    if !is_closed {
+        leases.devices.failed.notify_one();
+    }
 }
 
 /// Adds to each lease whether only its processes can open its devices.
@@ -229,26 +266,39 @@ pub(super) fn add_device_access(leases: &Leases, shown: &mut [Lease]) {
 pub(super) async fn run(leases: Leases) {
     let stopping = leases.handles.context.stopping.clone();
     let mut snapshots = leases.handles.context.state.watch();
+    let mut closed = BTreeSet::new();
+    let mut limited = false;
     // An earlier gpushd may have created scopes, and may have ended before it closed others.
-    let mut lists = true;
+    let mut next_list = Instant::now();
     loop {
-        lists = lists && !list(&leases).await;
+        let limits = leases.handles.enforcement.limits_scopes();
+        if limits && !limited {
+            next_list = Instant::now();
+        }
+        limited = limits;
+        if Instant::now() >= next_list {
+            let is_done = list(&leases, &mut closed).await;
+            next_list = Instant::now() + if is_done { INTERVAL } else { RETRY };
+        }
         let host = Arc::clone(&snapshots.borrow_and_update());
-        let is_set = update(&leases, &host).await;
+        if !update(&leases, &host).await {
+            next_list = next_list.min(Instant::now() + RETRY);
+        }
         tokio::select! {
             changed = snapshots.changed() => if changed.is_err() { return },
-            () = leases.devices.failed.notified() => lists = true,
-            () = tokio::time::sleep(if lists || !is_set { RETRY } else { INTERVAL }) => lists = true,
+            () = leases.devices.failed.notified() => next_list = next_list.min(Instant::now() + RETRY),
+            () = tokio::time::sleep_until(next_list) => {}
             () = stopping.cancelled() => return,
         }
     }
 }
 
 /// Lists the scopes of leases. Closes those of ended leases, and notes those of open leases, so that [`update`] sets their
-/// devices. Returns whether systemd has done so.
-async fn list(leases: &Leases) -> bool {
+/// devices. `closed` are the scopes of ended leases that are closed already. Returns whether systemd has done so.
+async fn list(leases: &Leases, closed: &mut BTreeSet<String>) -> bool {
     leases.handles.enforcement.known().await;
     if !leases.handles.enforcement.limits_scopes() {
+        closed.clear();
         return true;
     }
     let Ok(manager) = leases.handles.scopes.manager() else { return true };
@@ -262,20 +312,28 @@ async fn list(leases: &Leases) -> bool {
     };
     // A lease is in the table before systemd creates its scope, so read the table now.
     let table = leases.handles.context.state.leases();
-    let mut all = true;
+    closed.retain(|unit| units.contains(unit));
     for unit in units {
-        match scope_unit::lease(epoch, &unit) {
-            Some(id) if table.open.contains_key(&id) => {
-                let state = leases.devices.of(id);
-                if scope_unit::entered_lease(epoch, &unit).is_some() {
-                    state.lock().await.has_entered = true;
-                }
+        let Some(id) = scope_unit::lease(epoch, &unit) else { continue };
+        let has_entered = scope_unit::entered_lease(epoch, &unit).is_some();
+        let lease = table.open.get(&id);
+        let is_of_lease = lease.is_some_and(|lease| has_entered || own_scope(leases, &lease.record).is_some());
+        if is_of_lease {
+            let state = leases.devices.of(id);
+            let mut state = state.lock().await;
+            if has_entered && !state.has_entered {
+                (state.has_entered, state.set) = (true, None);
             }
-            Some(id) => all &= set(&manager, id, &unit, Some(&closed(leases).await)).await,
-            None => {}
+        } else if (lease.is_some() || leases.handles.are_leases_known) && !closed.contains(&unit) {
+            // The lease has ended, or does not use the scope, because systemd may have moved another process into it.
+            if !set(&manager, id, &unit, Some(&self::closed(leases).await)).await {
+                return false;
+            }
+            closed.insert(unit);
         }
     }
-    all
+    leases.devices.is_listed.store(true, Ordering::Release);
+    true
 }
 
 /// Sets the devices of the scopes whose devices differ from those that gpushd last set. Returns whether systemd has set
@@ -312,7 +370,7 @@ async fn update_one(
     let state = known.unwrap_or_else(|| leases.devices.of(id));
     let mut state = state.lock().await;
     let wanted = match wanted {
-        ScopeAccess::Own(_) if state.ends => ScopeAccess::Closed,
+        ScopeAccess::Own(_) if state.ends || !is_active(leases, id) => ScopeAccess::Closed,
         wanted => wanted,
     };
     if state.set.as_ref() == Some(&wanted) {

@@ -136,6 +136,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         conditions,
         overrides,
         leases,
+        are_leases_known,
         notices,
         created,
         mps_targets,
@@ -156,6 +157,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
     let boot_id = boot.clone().unwrap_or_else(|_| UNKNOWN_BOOT.to_owned());
     let (reloads, inbox) = reload::channel();
     let read_only = stored_state::read_only(&notes);
+    let are_leases_known = are_leases_known && read_only.is_none();
     let unknown = lost.as_ref().is_some_and(|lost| lost.holds) || read_only.is_some();
     let due = startup.due(&settings.config(), boot, last_boot, unknown);
     let initial = Initial {
@@ -254,6 +256,7 @@ pub(super) fn compose(settings: Settings, origin: HostEnvironment, remembered: S
         lease_names,
         notices: Notices::new(state.clone(), store.clone(), notice_dir),
         idempotency: idempotency.clone(),
+        are_leases_known,
     });
     let health = Health::new(Sources {
         context: context(),

@@ -42,6 +42,8 @@ pub(crate) struct StoredState {
     pub(crate) overrides: Vec<Override>,
     /// Leases that have not ended.
     pub(crate) leases: Vec<LeaseRecord>,
+    /// Whether the leases could be read.
+    pub(crate) are_leases_known: bool,
     /// The last notices and keeps of these leases.
     pub(crate) notices: StoredNotices,
     /// Instances that gpushd created on this boot.
@@ -147,11 +149,12 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
     });
     // A newer gpushd may have written records that this gpushd cannot read. In this case gpushd uses none of the
     // records, and a note reports the problem.
-    let (last_boot, left, conditions, noticed, overrides, generation, shared) =
-        remembered.wait().unwrap_or_else(|error| {
-            tracing::error!("cannot read what the previous gpushd left unfinished: {error}");
-            Default::default()
-        });
+    let remembered = remembered.wait();
+    let are_leases_known = remembered.is_ok();
+    let (last_boot, left, conditions, noticed, overrides, generation, shared) = remembered.unwrap_or_else(|error| {
+        tracing::error!("cannot read what the previous gpushd left unfinished: {error}");
+        Default::default()
+    });
     let (unfinished, superseded) = left;
     let (mps_targets, shared_gpus, known_since, (leases, notices, created)) = shared;
     Ok(StoredState {
@@ -163,6 +166,7 @@ pub(crate) fn open(origin: &Origin<'_>) -> Result<StoredState, OpenError> {
         conditions,
         overrides,
         leases,
+        are_leases_known,
         notices,
         created,
         mps_targets,

@@ -60,12 +60,6 @@ impl Moment {
         if other.ms_since(self) > 0 { other } else { self }
     }
 
-    /// Returns the earlier one of two moments.
-    #[must_use]
-    pub fn earlier(self, other: Self) -> Self {
-        if other.ms_since(self) > 0 { self } else { other }
-    }
-
     /// Returns the moment between two moments at which the wall clock had this time. A time outside counts as the nearer
     /// of the two.
     #[must_use]

@@ -138,7 +138,11 @@ async fn failure_in_the_middle_is_shown_as_it_is() {
         let names_units = failed.causes.iter().any(|cause| cause.contains(&expected.join(", ")));
         assert!(expected.is_empty() || names_units, "{fault:?} {after}: {failed:?}");
         let shown = host.get::<DeviceEnforcement>("/v1/enforcement").await;
-        let state = if expected.is_empty() { EnforcementState::Off } else { EnforcementState::Verified };
+        let state = match expected.len() {
+            0 => EnforcementState::Off,
+            1 => EnforcementState::Unverified,
+            _ => EnforcementState::Verified,
+        };
         assert_eq!((shown.state, denied(&shown)), (state, expected), "{fault:?} {after}");
         let on = host.enforcement("on").await.expect("it works now");
         assert_eq!((on.state, denied(&on).len()), (EnforcementState::Verified, 2), "{fault:?} {after}");
@@ -182,7 +186,8 @@ async fn gpushd_killed_between_two_units_tells_the_state_after_a_restart() {
     host.kill();
     host = scripted.start(RULE).await;
     let shown = host.get::<DeviceEnforcement>("/v1/enforcement").await;
-    assert_eq!((shown.state, denied(&shown)), (EnforcementState::Verified, vec!["user.slice"]), "{shown:?}");
+    assert_eq!((shown.state, denied(&shown)), (EnforcementState::Unverified, vec!["user.slice"]), "{shown:?}");
+    assert!(shown.reason.is_some_and(|why| why.contains("cron.service does not deny the GPUs")));
     assert_eq!(host.audited().await, [] as [String; 0], "the change was not completed");
     let on = host.enforcement("on").await.expect("it works now");
     assert_eq!(denied(&on), ["user.slice", "cron.service"]);

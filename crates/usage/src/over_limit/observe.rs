@@ -58,13 +58,13 @@ impl MemoryReading {
         }
     }
 
-    /// Returns the reading that counts for a lease with these readings of two targets. Its time is the earlier one, so that
-    /// a new sample of one target and a new sample of another are one new reading.
+    /// Returns the reading that counts for a lease with these readings of two targets. Its time is the one of the first
+    /// target above its limit, so that a new sample of one target and a new sample of another are one new reading.
     fn worse(self, other: Self) -> Self {
         match (self, other) {
-            (Self::Above { excess: one, at }, Self::Above { excess: two, at: other_at }) => {
+            (Self::Above { excess: one, at }, Self::Above { excess: two, .. }) => {
                 let excess = if two.above_mib() > one.above_mib() { two } else { one };
-                Self::Above { excess, at: at.earlier(other_at) }
+                Self::Above { excess, at }
             }
             (Self::Above { .. }, Self::Within | Self::Unknown) => self,
             (Self::Within | Self::Unknown, Self::Above { .. }) => other,
@@ -150,9 +150,9 @@ mod tests {
     fn target_that_exceeds_its_limit_most_counts() {
         let of = |memory, second| member(LeaseKind::Mps, memory, second);
         let excess = MemoryExcess { used_mib: 40, limit_mib: 20 };
-        let above = Some(MemoryReading::Above { excess, at: at(1) });
-        assert_eq!(read(vec![of(Some(30), 1), of(Some(40), 2), of(None, 3)]), above);
-        assert_eq!(read(vec![of(Some(40), 2), of(Some(30), 1), of(Some(1), 3)]), above);
+        let above = |second| Some(MemoryReading::Above { excess, at: at(second) });
+        assert_eq!(read(vec![of(Some(30), 1), of(Some(40), 2), of(None, 3)]), above(1));
+        assert_eq!(read(vec![of(Some(40), 2), of(Some(30), 1), of(Some(1), 3)]), above(2));
         assert_eq!(read(vec![of(Some(1), 1), of(None, 2)]), Some(MemoryReading::Unknown));
     }
 
