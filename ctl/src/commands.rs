@@ -95,7 +95,7 @@ pub(crate) fn run(cli: Cli, out: &Output) -> Outcome {
         Command::Config(command) => config::run(global, command, out),
         Command::Ready { timeout, quiet } => ready::run(global, timeout, quiet, out),
         Command::Advise(command) => advise::run(global, command, out),
-        Command::Doctor { only } => doctor::run(global, &only, out),
+        Command::Doctor { only, quiet } => doctor::run(global, &only, quiet, out),
         Command::SupportBundle(args) => support_bundle::run(global, &args, out),
         Command::Slurm(command) => slurm::run(global, &command, out),
         Command::Explain { topic } => explain::run(global, topic.unwrap_or(Topic::All), out),

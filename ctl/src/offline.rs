@@ -14,7 +14,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use crate::exit;
 
 /// Default path of gpushd's config.
-pub(crate) const DEFAULT_CONFIG: &str = "/etc/gpush/config.toml";
+pub(crate) const DEFAULT_CONFIG: &str = gpush_core::config::DEFAULT_FILE;
 
 /// Maximum size of a file that describes a host, in bytes.
 const LARGEST: u64 = 64 << 20;

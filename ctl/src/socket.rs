@@ -14,8 +14,5 @@ pub(crate) fn chosen(global: &Global) -> Socket {
 
 /// Returns the socket of gpushd if `--socket` is not given.
 pub(crate) fn default() -> Socket {
-    match std::env::var_os("GPUSH_SOCKET").filter(|path| !path.is_empty()) {
-        Some(path) => Socket::given(path, Origin::Environment),
-        None => Socket::default_for_user(),
-    }
+    Socket::of_environment()
 }

@@ -57,7 +57,11 @@ fn names() -> Vec<&'static str> {
 /// Runs the measurements. Returns true if every target is met.
 pub(crate) fn run(arguments: &Arguments) -> Result<bool> {
     println!("building the programs as shipped");
-    workspace::build_programs(Build::Release)?;
+    let programs = workspace::build_programs(Build::Release)?;
+    // The packages contain this program without shared libraries.
+    let triple = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let hook = workspace::build_static_hook(&triple, &[])?;
+    std::fs::copy(hook, programs.join(workspace::SLURM_HOOK)).context("cannot copy the program of Slurm's hooks")?;
     let is_wanted = |name: &str| arguments.only.is_empty() || arguments.only.iter().any(|only| only == name);
     let mut reports = Vec::new();
     for name in names().into_iter().filter(|name| is_wanted(name)) {

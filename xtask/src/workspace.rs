@@ -64,7 +64,7 @@ impl Build {
 }
 
 /// Packages that a simulated host with an agent needs.
-pub(crate) const PROGRAMS: [&str; 4] = ["gpushd", "gpushctl", "gpush-sim", "nvml-sim"];
+pub(crate) const PROGRAMS: [&str; 5] = ["gpushd", "gpushctl", "gpush-slurm-hook", "gpush-sim", "nvml-sim"];
 
 /// Builds [`PROGRAMS`]. Returns the folder that contains them.
 pub(crate) fn build_programs(build: Build) -> Result<PathBuf> {
@@ -80,6 +80,23 @@ pub(crate) fn build_programs(build: Build) -> Result<PathBuf> {
         bail!("the programs do not build; cargo's messages above say why");
     }
     Ok(build.folder())
+}
+
+/// The program of Slurm's hooks.
+pub(crate) const SLURM_HOOK: &str = "gpush-slurm-hook";
+
+/// Builds [`SLURM_HOOK`] with all libraries in the program, with these flags of rustc. Slurm starts the program twice for
+/// each job, and the start of a program with shared libraries needs more than half as much processor time again. Returns
+/// the path of the program.
+pub(crate) fn build_static_hook(triple: &str, flags: &[String]) -> Result<PathBuf> {
+    let mut command = cargo();
+    command.args(["build", "--locked", "--release", "--target", triple, "--package", SLURM_HOOK]);
+    let flags: Vec<&str> = flags.iter().map(String::as_str).chain(["-Ctarget-feature=+crt-static"]).collect();
+    command.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
+    if !command.status().context("cargo cannot be started")?.success() {
+        bail!("{SLURM_HOOK} does not build; cargo's messages above say why");
+    }
+    Ok(target().join(triple).join("release").join(SLURM_HOOK))
 }
 
 /// Returns the files that git tracks, or would track, relative to the root of the checkout. Without

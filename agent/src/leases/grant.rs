@@ -15,7 +15,7 @@
 use std::{sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, Gpu, LeaseGrant, LeaseId, LeaseRequest, LeaseState, LeaseWait};
-use gpush_core::lease::placement::NoAssignment;
+use gpush_core::{lease::placement::NoAssignment, slurm::decide};
 use tokio::time::{Instant, timeout_at};
 
 use super::{
@@ -120,9 +120,12 @@ pub(super) async fn request_with(
         Err(refused) => RequestResult::of_error(&refused.error),
     };
     let host = leases.handles.context.state.now();
-    leases.handles.context.requests.note(&share, result, |profile| has_profile(&host, profile));
-    if outcome.is_err() {
-        leases.handles.context.refused.note(holder, share.kind());
+    let waits = job.is_some_and(|job| job.waits) && matches!(&outcome, Err(refused) if decide::is_busy(&refused.error));
+    if !waits {
+        leases.handles.context.requests.note(&share, result, |profile| has_profile(&host, profile));
+        if outcome.is_err() {
+            leases.handles.context.refused.note(holder, share.kind());
+        }
     }
     outcome.map_err(|refused| refused.error)
 }

@@ -14,6 +14,8 @@ pub(crate) struct JobTerms {
     /// Whether Slurm allocated the devices. If so, Slurm also limits the number of devices and the
     /// time of the job.
     pub(crate) has_gres: bool,
+    /// Whether the hook repeats a request that is refused for lack of capacity, so that the refusal does not count.
+    pub(crate) waits: bool,
 }
 
 /// A job on a node.

@@ -157,7 +157,11 @@ impl<'a> Classifier<'a> {
             (Some(_), ProcessKind::Compute) => "it computes without MPS".to_owned(),
             (Some(_), ProcessKind::Graphics) => "it uses the GPU for graphics without a lease".to_owned(),
             (Some(_), ProcessKind::MpsClient) if is_holder => self.unnamed_reason(facts, gpu_use),
-            (Some(_), ProcessKind::MpsClient) | (None, _) => "its user holds no lease".to_owned(),
+            (Some(_), ProcessKind::MpsClient) | (None, _) => match &trespass {
+                // More precise: the user may hold a lease elsewhere, and only jobs can lease this GPU.
+                Some(why) if self.terms(gpu).owner == LeaseOwner::Slurm => why.clone(),
+                Some(_) | None => "its user holds no lease".to_owned(),
+            },
         };
         let exempt = match attribution {
             _ if is_holder => Some(HOLDER),

@@ -21,6 +21,20 @@ struct Allocated {
     owned: bool,
     /// Whether the layout of the GPU is `dynamic`.
     dynamic: bool,
+    /// The share that the rule of the GPU gives to a job without a request.
+    job_default: Option<LeaseShare>,
+}
+
+impl Allocated {
+    /// Returns the profiles of the GPU instance and of the compute instance of the MIG device; `None` for a whole GPU.
+    fn profiles(&self) -> Option<[&str; 2]> {
+        let target = self.mig.as_ref()?;
+        let mut instances = self.gpu.mig.iter().flat_map(|mig| &mig.instances);
+        instances.find_map(|instance| {
+            let device = instance.compute.iter().find(|device| device.uuid.as_ref() == Some(target))?;
+            Some([instance.profile.as_str(), device.profile.as_str()])
+        })
+    }
 }
 
 /// The devices that Slurm allocated to a job.
@@ -90,7 +104,9 @@ impl Allocation {
                     let rule = host.gpu(&gpu.uuid).and_then(|snapshot| host.config.rules.get(snapshot.rule?));
                     // If an override is active, the layout is not dynamic.
                     let dynamic = rule.is_some_and(Rule::is_dynamic) && gpu.overridden.is_none();
-                    allocation.devices.push(Allocated { gpu: gpu.clone(), mig, owned: is_owned(host, gpu), dynamic });
+                    let job_default = rule.and_then(|rule| rule.job_default.clone());
+                    let (gpu, owned) = (gpu.clone(), is_owned(host, gpu));
+                    allocation.devices.push(Allocated { gpu, mig, owned, dynamic, job_default });
                 }
                 None => allocation.unknown.push(device.clone()),
             }
@@ -203,10 +219,20 @@ impl Allocation {
             // The job requests a MIG profile or size, and Slurm allocated whole GPUs: give the job
             // one MIG device on these GPUs.
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } if targets.is_none() => 1,
+            LeaseShare::MigProfile { profile } if other_profile(&devices, profile).is_some() => {
+                let given = other_profile(&devices, profile).unwrap_or_default();
+                return Err(refused(format!("Slurm gave this job a {given}, but the job requests {profile}"))
+                    .cause("gpushd gives a job only the MIG devices that Slurm allocated to it")
+                    .hint(format!(
+                        "submit the job without the request for {profile}, and name the type of the MIG device in --gres: \
+                         `sinfo -N -o '%N %G'` lists the types"
+                    )));
+            }
             LeaseShare::MigProfile { .. } | LeaseShare::MigSize { .. } | LeaseShare::Whole {} => members.max(1),
             LeaseShare::Mps { .. } | LeaseShare::Timeslice {} | LeaseShare::Default {} if members > 1 => {
                 return Err(refused(format!("the job requests one share, but Slurm allocated {members} devices"))
-                    .hint("submit the job with one device, or without a request for a share"));
+                    .cause("a share is a part of one GPU or of one MIG device")
+                    .hint(one_device(&devices)));
             }
             LeaseShare::Mps { .. } | LeaseShare::Timeslice {} | LeaseShare::Default {} => 1,
         };
@@ -222,11 +248,32 @@ impl Allocation {
     }
 }
 
-/// Returns the share for a job that requests no share: all whole GPUs or MIG devices that Slurm
-/// allocated to the job.
+/// Returns the profile of a MIG device that has another profile than the job requests.
+fn other_profile<'a>(devices: &[&'a Allocated], requested: &str) -> Option<&'a str> {
+    let is_other = |profiles: &[&str; 2]| !profiles.iter().any(|profile| profile.eq_ignore_ascii_case(requested));
+    devices.iter().filter_map(|device| device.profiles()).find(is_other).map(|[instance, _]| instance)
+}
+
+/// Returns what the user of a job with several devices can do who requested one share. Without a request, gpushd would
+/// refuse the job too if one of its GPUs is shared.
+fn one_device(devices: &[&Allocated]) -> &'static str {
+    let is_shared = |device: &&&Allocated| {
+        device.mig.is_none() && matches!(device.gpu.mode, Mode::Mps | Mode::Timeslice | Mode::Mig)
+    };
+    match devices.iter().any(|device| is_shared(&device)) {
+        true => "submit the job with one device: --gres=gpu:1",
+        false => "submit the job with one device: --gres=gpu:1, or without a request for a share",
+    }
+}
+
+/// Returns the share for a job that requests no share: all whole GPUs or MIG devices that Slurm allocated to the job, or
+/// the default share of the rule of its only GPU.
 fn allocated_share(devices: &[&Allocated], is_mig: bool) -> Result<LeaseShare, ApiError> {
     if is_mig {
         return Ok(LeaseShare::MigSize { memory_mib: None, slices: None });
+    }
+    if let [Allocated { job_default: Some(share), .. }] = devices {
+        return Ok(share.clone());
     }
     for device in devices {
         let index = device.gpu.index;
@@ -236,12 +283,17 @@ fn allocated_share(devices: &[&Allocated], is_mig: bool) -> Result<LeaseShare, A
             Mode::Timeslice => ("time-sliced", "--comment=gpush:timeslice"),
             Mode::Mig => ("partitioned with MIG", "--comment=gpush:mig=PROFILE"),
         };
-        return Err(ApiError::new(
-            Code::Unsupported,
-            format!("GPU {index} is {is}, but the job requests no share of it"),
-        )
-        .cause("in Prolog, gpushd cannot distinguish gres/shard from gres/gpu")
-        .hint(format!("submit the job with a request for a share, such as {what}")));
+        let error =
+            ApiError::new(Code::Unsupported, format!("GPU {index} is {is}, but the job requests no share of it"));
+        return Err(match devices {
+            // With a request for a share, gpushd would refuse the job too: a share is on one device.
+            [_, _, ..] => error
+                .cause(format!("Slurm allocated {} GPUs, and a job can have a share of only one", devices.len()))
+                .hint(format!("submit the job with one GPU and a request for a share, such as --gres=gpu:1 {what}")),
+            [_] | [] => error
+                .cause("in Prolog, gpushd cannot distinguish gres/shard from gres/gpu")
+                .hint(format!("submit the job with a request for a share, such as {what}")),
+        });
     }
     Ok(LeaseShare::Whole {})
 }

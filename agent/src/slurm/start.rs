@@ -1,9 +1,13 @@
 //! Prolog: begins the lease of a job.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use gpush_api::{ApiError, Code, LeaseBinding, LeaseState, SlurmJobStart, SlurmJobStarted, SlurmOutcome};
+use gpush_api::{ApiError, Code, LeaseBinding, LeaseId, LeaseState, SlurmJobStart, SlurmJobStarted, SlurmOutcome};
 use gpush_core::{
+    config::Busy,
     lease::request::{normalized, spec},
     slurm::decide,
 };
@@ -18,11 +22,16 @@ use super::{
 use crate::{
     leases::{JobKey, JobTerms, environment_of_job, of_job, request_for_job},
     requests::caller::{Caller, Viewer},
+    state::HostState,
     system::backoff::backoff,
 };
 
 /// First and longest pause before gpushd tries a request again after a temporary error. The pause doubles each time.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(100));
+
+/// Longest pause before gpushd tries a request again that was refused for lack of capacity. gpushd tries again at once when
+/// a lease ends.
+const CAPACITY_PAUSE: Duration = Duration::from_secs(1);
 
 /// Begins the lease of a job. `lock` is the lock of the job.
 ///
@@ -38,6 +47,7 @@ pub(super) async fn start(
     let (slurm, lock) = (&*handle.0, Arc::new(lock));
     let mut last: Option<ApiError> = None;
     let mut pauses = backoff(PAUSE);
+    let mut waited_since: Option<Instant> = None;
     let error = loop {
         let pause = pauses.next().unwrap_or(PAUSE.1);
         let time = match left(job.until_ms) {
@@ -47,6 +57,7 @@ pub(super) async fn start(
         // Limit the time, because an attempt may wait for an operation on the job's GPUs, or for an MPS daemon. An
         // attempt must not be interrupted, because it would leave capacity reserved. So after the deadline, the attempt
         // continues, and gpushd ends a lease that is granted too late.
+        let open = open_leases(&slurm.context.state.now());
         let attempted = {
             let (slurm, caller, key, job) = (handle.clone(), caller.clone(), key.clone(), job.clone());
             let lock = Arc::clone(&lock);
@@ -58,6 +69,18 @@ pub(super) async fn start(
         };
         match tokio::time::timeout(time, attempted).await {
             Ok(Ok(started)) => return Ok(started),
+            Ok(Err(error)) if decide::is_busy(&error) && waits(slurm) && time_until(job.until_ms) > pause => {
+                waited_since.get_or_insert_with(|| {
+                    tracing::info!(uid = job.uid, "job {} of cluster {} waits: {error}", job.job, job.cluster);
+                    Instant::now()
+                });
+                last = Some(error);
+                tokio::time::sleep(pause).await;
+                let mut changes = slurm.context.state.watch();
+                let other = changes.wait_for(|host| open_leases(host) != open);
+                let _neither_is_an_error =
+                    tokio::time::timeout(CAPACITY_PAUSE.min(time_until(job.until_ms)), other).await;
+            }
             // The error is temporary, for example because an MPS daemon is starting. Try again until the deadline of
             // the hook.
             Ok(Err(error)) if error.retryable && time_until(job.until_ms) > pause => {
@@ -78,11 +101,27 @@ pub(super) async fn start(
     // must not drain the node.
     let owned = owned(&seen.host, &gpus);
     let error = match error.code {
+        Code::Blocked => match waited_since.map(|since| since.elapsed().as_secs()) {
+            Some(seconds) => {
+                error.cause(format!("gpushd has waited for {seconds} s for the capacity (slurm.deadline)"))
+            }
+            None => error,
+        },
         Code::TimedOut => error.cause("the MPS daemon of a GPU of the job may be slow to answer"),
         _ => error,
     };
     let refused = refuse(slurm, caller, job, error).await;
     Ok(Started { answer: SlurmJobStarted { owned, ..refused.answer }, ..refused })
+}
+
+/// Returns whether a job waits for capacity.
+fn waits(slurm: &SlurmParts) -> bool {
+    slurm.leases.config().slurm.busy == Busy::Wait
+}
+
+/// Returns the leases that have not ended.
+fn open_leases(host: &HostState) -> Vec<LeaseId> {
+    host.leases.open.keys().copied().collect()
 }
 
 /// Returns whether the node can serve jobs, but the MPS daemons of a job's GPUs do not serve this job. A user can cause
@@ -157,6 +196,9 @@ async fn attempt(slurm: &SlurmParts, caller: &Caller, key: &JobKey, job: &SlurmJ
                 let seen = slurm.context.readings.host().await?;
                 Allocation::of(&seen.host, &seen.gpus(Viewer::Log), &job.devices).check_node()?;
             }
+            if decide::is_busy(&error) && waits(slurm) {
+                return Err(error);
+            }
             let refused = refuse(slurm, caller, job, error).await;
             Ok(Started { answer: SlurmJobStarted { owned, ..refused.answer }, ..refused })
         }
@@ -208,7 +250,8 @@ async fn request(
         name: job.name.as_deref().map(recorded),
         account: job.account.as_deref().map(recorded),
     };
-    let terms = JobTerms { binding, targets: wanted.targets, has_gres: !job.devices.is_empty() };
+    let (targets, has_gres) = (wanted.targets, !job.devices.is_empty());
+    let terms = JobTerms { binding, targets, has_gres, waits: waits(slurm) };
     let delivery = request_for_job(&slurm.leases, caller, wanted.request, &terms).await?;
     let grant = Box::new(delivery.grant().clone());
     let answer = SlurmJobStarted { outcome: SlurmOutcome::Granted { grant }, owned: Vec::new() };

@@ -17,6 +17,7 @@ use crate::{
     connection::Connection,
     error::{Error, Kind},
     events::{EventQuery, EventStream, ReceivedEvent},
+    failures,
     notifications::{RestartWait, Slow},
     path_segment::segment,
     question::{Question, RETRY_QUEUED_FOR},
@@ -240,7 +241,11 @@ impl Client {
         };
         let answer = Answer { status: head.status, body };
         // Decoding an unsuccessful answer returns the error in the answer.
-        Err(self.decode::<serde_json::Value>(&question, &answer).await.err().unwrap_or_else(|| self.wire.not_http()))
+        Err(self
+            .decode::<serde_json::Value>(&question, &answer)
+            .await
+            .err()
+            .unwrap_or_else(|| failures::not_http(&self.wire.socket)))
     }
 
     /// `GET /v1/events?follow=false`. Returns the events that gpushd still stores.
@@ -308,46 +313,63 @@ impl Client {
         question: &Question<'_>,
         answer: &Answer,
     ) -> Result<T, Error> {
-        let cause = if answer.status.is_success() {
-            match serde_json::from_slice(&answer.body) {
-                Ok(value) => return Ok(value),
-                Err(e) => e.to_string(),
+        match parsed(answer) {
+            Ok(value) => Ok(value),
+            Err(Unparsed::Refusal(error)) => Err(error),
+            Err(Unparsed::OtherForm(cause)) => {
+                let asked = self.wire.ask(&Question::get(VERSION), self.deadline).await;
+                Err(other_form(&self.wire.socket, question, asked.ok(), cause))
             }
-        } else {
-            match api_error(&answer.body) {
-                Some(error) => return Err(Error::new(Kind::Answer, error)),
-                None => format!(
-                    "the answer has HTTP status {}, but does not contain an error of the gpushd API",
-                    answer.status
-                ),
-            }
-        };
-        Err(self.unparsable_answer(question, cause).await)
-    }
-
-    /// Returns the error for an answer that cannot be parsed. The sender is a gpushd of another
-    /// version, or another program.
-    async fn unparsable_answer(&mut self, question: &Question<'_>, cause: String) -> Error {
-        let asked = self.wire.ask(&Question::get("/v1/version"), self.deadline).await;
-        let version = asked.ok().and_then(|a| serde_json::from_slice::<Version>(&a.body).ok());
-        let mut error = match version {
-            Some(version) if version.api != API => other_version(&version),
-            Some(version) => {
-                let text = format!(
-                    "gpushd {} answered {question} in a form that gpushctl {} does not know",
-                    version.agent,
-                    env!("CARGO_PKG_VERSION")
-                );
-                Error::new(Kind::Foreign, ApiError::new(Code::Unreachable, text).hint(SAME_VERSION))
-            }
-            None => self.wire.not_http(),
-        };
-        error.error.causes.push(cause);
-        error
+        }
     }
 }
 
-fn json<B: Serialize>(body: &B) -> Result<Vec<u8>, Error> {
+/// Path of the version of gpushd.
+pub(crate) const VERSION: &str = "/v1/version";
+
+/// Why an answer contains no value.
+pub(crate) enum Unparsed {
+    /// gpushd answered with an error.
+    Refusal(Error),
+    /// The answer has another form than those of this version of gpushd. The text says what is wrong.
+    OtherForm(String),
+}
+
+/// Parses an answer.
+pub(crate) fn parsed<T: DeserializeOwned>(answer: &Answer) -> Result<T, Unparsed> {
+    if answer.status.is_success() {
+        return serde_json::from_slice(&answer.body).map_err(|e| Unparsed::OtherForm(e.to_string()));
+    }
+    Err(match api_error(&answer.body) {
+        Some(error) => Unparsed::Refusal(Error::new(Kind::Answer, error)),
+        None => Unparsed::OtherForm(format!(
+            "the answer has HTTP status {}, but does not contain an error of the gpushd API",
+            answer.status
+        )),
+    })
+}
+
+/// Returns the error for an answer that cannot be parsed. The sender is a gpushd of another version, or another program.
+/// `version` is its answer to a request for [`VERSION`].
+pub(crate) fn other_form(socket: &Socket, question: &Question<'_>, version: Option<Answer>, cause: String) -> Error {
+    let version = version.and_then(|answer| serde_json::from_slice::<Version>(&answer.body).ok());
+    let mut error = match version {
+        Some(version) if version.api != API => other_version(&version),
+        Some(version) => {
+            let text = format!(
+                "gpushd {} answered {question} in a form that gpushctl {} does not know",
+                version.agent,
+                env!("CARGO_PKG_VERSION")
+            );
+            Error::new(Kind::Foreign, ApiError::new(Code::Unreachable, text).hint(SAME_VERSION))
+        }
+        None => failures::not_http(socket),
+    };
+    error.error.causes.push(cause);
+    error
+}
+
+pub(crate) fn json<B: Serialize>(body: &B) -> Result<Vec<u8>, Error> {
     serde_json::to_vec(body).map_err(|e| {
         let error = ApiError::new(Code::Internal, "cannot write the request as JSON");
         Error::new(Kind::Connect, error.cause(e.to_string()))

@@ -29,41 +29,37 @@ use hyper::{
     header::HeaderValue,
 };
 use hyper_util::rt::TokioIo;
-use jiff::{
-    SignedDuration,
-    fmt::friendly::{Spacing, SpanPrinter},
-};
 use tokio::{net::UnixStream, time::Instant};
 
 use crate::{
     attempts::{Answer, EarlierOutcome},
     error::{Error, Kind},
-    explain,
+    failures,
     notifications::{RestartWait, Slow},
     question::Question,
     socket::Socket,
 };
 
 /// Maximum size of an answer in bytes. 64 GPUs with all profiles and processes need far less.
-const LARGEST_ANSWER: usize = 64 << 20;
+pub(crate) const LARGEST_ANSWER: usize = 64 << 20;
 
 /// Pause between attempts to connect while gpushd's backlog is full.
-const BACKLOG_FULL: Duration = Duration::from_millis(2);
+pub(crate) const BACKLOG_FULL: Duration = Duration::from_millis(2);
 
 /// Maximum time to wait for a connection.
-const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
+pub(crate) const CONNECT_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Pause between two repetitions.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// How long the client waits for a socket that does not exist, or on which no process listens. The
 /// wait is for users who start gpushd with `gpushd &` and immediately type a command.
-const STARTUP_WAIT: Duration = Duration::from_millis(300);
+pub(crate) const STARTUP_WAIT: Duration = Duration::from_millis(300);
 
 /// Interval between two checks while the client waits for a socket.
-const STARTUP_POLL: Duration = Duration::from_millis(10);
+pub(crate) const STARTUP_POLL: Duration = Duration::from_millis(10);
 
-fn is_absent(error: &std::io::Error) -> bool {
+pub(crate) fn is_absent(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused)
 }
 
@@ -284,11 +280,11 @@ impl Connection {
                 stream
             }
             Ok(Err(cause)) => {
-                return Err(Error::new(Kind::Connect, explain::explain(&cause, &explain::gather_facts(&self.socket))));
+                return Err(failures::no_connection(&self.socket, &cause));
             }
             Err(_) => {
                 let cause = std::io::Error::from(std::io::ErrorKind::WouldBlock);
-                return Err(Error::new(Kind::Connect, explain::explain(&cause, &explain::gather_facts(&self.socket))));
+                return Err(failures::no_connection(&self.socket, &cause));
             }
         };
         self.speak(stream).await
@@ -308,63 +304,21 @@ impl Connection {
 
     fn ended(&self, cause: &hyper::Error, question: &Question<'_>) -> Error {
         if cause.is_parse() {
-            return self.not_http().with_cause(cause.to_string());
+            return failures::not_http(&self.socket).with_cause(cause.to_string());
         }
-        self.lost(question).with_cause(source_of(cause))
+        failures::lost(&self.socket, question).with_cause(source_of(cause))
     }
 
     fn cut(&self, cause: &(dyn std::error::Error + Send + Sync + 'static), question: &Question<'_>) -> Error {
         if cause.is::<LengthLimitError>() {
-            let text = format!("the answer to {question} is larger than {} MiB", LARGEST_ANSWER >> 20);
-            return Error::new(Kind::Foreign, ApiError::new(Code::Unreachable, text).hint(self.who_listens()));
+            return failures::too_long(&self.socket, question, LARGEST_ANSWER);
         }
-        self.lost(question).with_cause(cause.to_string())
-    }
-
-    fn lost(&self, question: &Question<'_>) -> Error {
-        let error = explain::explain_lost(question, &explain::gather_facts(&self.socket));
-        Error::new(Kind::Lost, error)
+        failures::lost(&self.socket, question).with_cause(cause.to_string())
     }
 
     fn silent(&self, question: &Question<'_>, deadline: Duration) -> Error {
-        let at = self.socket.path.display();
-        let text = format!("gpushd at {at} did not answer {question} in {}", rounded(deadline));
-        let error = ApiError::new(Code::TimedOut, text);
-        let error = error.hint(if question.key.is_some() {
-            format!("gpushd may still carry out the request: check with {}", question.commands_showing_outcome())
-        } else {
-            let look = "`systemctl status gpushd` and `journalctl -u gpushd`";
-            format!("set a longer --request-timeout, or find the cause with {look}")
-        });
-        Error::new(Kind::TimedOut, error.retryable())
+        failures::silent(&self.socket, question, deadline)
     }
-
-    pub(crate) fn not_http(&self) -> Error {
-        let at = self.socket.path.display();
-        Error::new(
-            Kind::Foreign,
-            ApiError::new(Code::Unreachable, format!("the program that answers at {at} is not gpushd"))
-                .hint(self.who_listens()),
-        )
-    }
-
-    fn who_listens(&self) -> String {
-        format!(
-            "run `ss -xlp src {}` to see which program listens there; use --socket to name gpushd's socket",
-            self.socket.path.display()
-        )
-    }
-}
-
-/// Formats a time limit in the notation of durations: `1m30s`. Rounds up to whole seconds, or to
-/// hundredths of a second if the limit is less than a second.
-fn rounded(limit: Duration) -> String {
-    let hundredths = limit.as_millis().div_ceil(10);
-    if hundredths < 100 {
-        return format!("0.{}s", format!("{hundredths:02}").trim_end_matches('0'));
-    }
-    let seconds = i64::try_from(hundredths.div_ceil(100)).unwrap_or(i64::MAX);
-    SpanPrinter::new().spacing(Spacing::None).duration_to_string(&SignedDuration::from_secs(seconds))
 }
 
 /// Returns the innermost source, because hyper's own text ("connection error") is less specific.
@@ -415,13 +369,5 @@ mod tests {
         assert_eq!(notifications_after(Ok(Answer { status: StatusCode::OK, body: Bytes::new() })).await, 0);
         let late = Error::new(Kind::TimedOut, ApiError::new(Code::TimedOut, "no answer in time"));
         assert_eq!(notifications_after(Err(late)).await, 0);
-    }
-
-    /// Fault: an error named the time `in 19.999200465s`.
-    #[test]
-    fn time_limit_is_written_as_users_write_durations() {
-        for (millis, text) in [(50, "0.05s"), (500, "0.5s"), (999, "1s"), (19_999, "20s"), (90_000, "1m30s")] {
-            assert_eq!(rounded(Duration::from_millis(millis)), text);
-        }
     }
 }

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Maximum number of ended leases in one answer of gpushd.
-const PAGE: usize = 100;
+pub(crate) const PAGE: usize = 100;
 
 /// A body without fields.
 #[derive(Serialize)]
@@ -52,7 +52,7 @@ pub struct LeaseSelection {
 }
 
 impl LeaseSelection {
-    fn path(&self, limit: usize, before: Option<LeaseId>) -> String {
+    pub(crate) fn path(&self, limit: usize, before: Option<LeaseId>) -> String {
         let parameters = [
             self.is_mine.then(|| "mine=true".to_owned()),
             self.holder.map(|uid| format!("holder={uid}")),

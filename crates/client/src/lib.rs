@@ -5,11 +5,13 @@
 //! a refused connection, missing permission, a gpushd of another version, and a gpushd that does
 //! not answer. [`explain`] distinguishes them.
 //!
-//! The crate is deliberately small: one connection, no pool, no thread, no resolver. It runs on any
-//! tokio runtime. A current-thread runtime with I/O and time suffices.
+//! The crate is deliberately small: one connection, no pool, no thread, no resolver. [`Client`] runs on any tokio
+//! runtime. A current-thread runtime with I/O and time suffices. [`BlockingClient`] needs no runtime: Slurm's hooks use
+//! it, because they must start quickly.
 
 mod attempts;
 mod bill;
+mod blocking;
 mod client;
 mod config;
 mod connection;
@@ -17,6 +19,7 @@ mod enforcement;
 mod error;
 mod events;
 pub mod explain;
+mod failures;
 mod leases;
 mod metrics;
 mod mps;
@@ -29,6 +32,7 @@ mod socket;
 mod usage;
 
 pub use bill::BillSelection;
+pub use blocking::BlockingClient;
 pub use client::{AuditQuery, Client, DEFAULT_DEADLINE};
 pub use error::{Error, Kind};
 pub use events::{EventQuery, EventStream, ReceivedEvent};

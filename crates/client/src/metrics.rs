@@ -7,6 +7,7 @@ use crate::{
     attempts::Answer,
     client::Client,
     error::{Error, Kind},
+    failures,
     question::Question,
 };
 
@@ -58,6 +59,6 @@ impl Client {
         let answer = Answer { status: head.status, body };
         // Decoding an unsuccessful answer returns the error in the answer.
         let decoded = self.decode::<serde_json::Value>(question, &answer).await;
-        Err(decoded.err().unwrap_or_else(|| self.wire.not_http()))
+        Err(decoded.err().unwrap_or_else(|| failures::not_http(&self.wire.socket)))
     }
 }

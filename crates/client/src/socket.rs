@@ -52,6 +52,15 @@ impl Socket {
         Self::choose(Path::new(DEFAULT_SOCKET), runtime.as_deref()).with_admin(nix::unistd::geteuid().as_raw())
     }
 
+    /// Returns the socket that the environment variable `GPUSH_SOCKET` names, else the default socket.
+    #[must_use]
+    pub fn of_environment() -> Self {
+        match std::env::var_os("GPUSH_SOCKET").filter(|path| !path.is_empty()) {
+            Some(path) => Self::given(path, Origin::Environment),
+            None => Self::default_for_user(),
+        }
+    }
+
     /// Returns the socket path of the user's own gpushd, even if it does not exist.
     #[must_use]
     pub fn of_user() -> Option<PathBuf> {

@@ -331,12 +331,16 @@ gpushd. As root it sees more. Exit status 3 if there is a problem.
 
 Examples:
   gpushctl doctor
-  gpushctl doctor --only driver,config")]
+  gpushctl doctor --only driver,config
+  gpushctl doctor --only slurm --quiet")]
     Doctor {
         /// Examine only these areas: system, driver, devices, mps, managers, agent, config, disk, security,
         /// slurm
         #[arg(long, value_name = "AREA", value_delimiter = ',')]
         only: Vec<gpush_doctor::Area>,
+        /// Print only problems, one line each
+        #[arg(long, short)]
+        quiet: bool,
     },
     /// Choose how to share GPUs, from needs or from recorded use
     #[command(subcommand, alias = "advice")]

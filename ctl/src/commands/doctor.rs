@@ -22,7 +22,7 @@ pub(super) struct Examination<'f> {
     pub(super) findings: &'f [Finding],
 }
 
-pub(super) fn run(global: &Global, only: &[Area], out: &Output) -> Outcome {
+pub(super) fn run(global: &Global, only: &[Area], quiet: bool, out: &Output) -> Outcome {
     let areas = if only.is_empty() { &Area::ALL[..] } else { only };
     // The areas that need gpushd, or the config that it uses.
     let asks = |area: &Area| matches!(area, Area::Agent | Area::Slurm | Area::Config | Area::Mps | Area::Driver);
@@ -36,8 +36,14 @@ pub(super) fn run(global: &Global, only: &[Area], out: &Output) -> Outcome {
     } else {
         ask(global, areas.contains(&Area::Slurm))?
     };
-    let findings = examine(&host, &agent, areas);
-    out.show(&Examination { findings: &findings }, |look| render::doctor::findings(&findings, look))?;
+    let mut findings = examine(&host, &agent, areas);
+    if quiet {
+        findings.retain(|finding| finding.severity == Severity::Problem);
+    }
+    out.show(&Examination { findings: &findings }, |look| match quiet {
+        true => render::doctor::problems(&findings, look),
+        false => render::doctor::findings(&findings, look),
+    })?;
     Ok(if findings.iter().any(|finding| finding.severity == Severity::Problem) { DIFFERS } else { 0 })
 }
 

@@ -50,6 +50,11 @@ pub(crate) fn findings(findings: &[Finding], look: &Appearance) -> String {
     lines.join("\n") + "\n"
 }
 
+/// Returns one line for each problem, without causes and hints: Slurm shows the first one as the reason of a drain.
+pub(crate) fn problems(findings: &[Finding], look: &Appearance) -> String {
+    findings.iter().map(|finding| look.clean(&finding.message) + "\n").collect()
+}
+
 #[cfg(test)]
 mod tests {
     use gpush_doctor::Area;

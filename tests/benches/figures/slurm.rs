@@ -129,14 +129,14 @@ fn put(path: &Path, text: &str) -> PathBuf {
     path.to_owned()
 }
 
-/// Writes a hook of gpush as the package contains it: the interpreter of the script is gpushctl.
+/// Writes a hook of gpush as the package contains it: the interpreter of the script is the program of the hooks.
 fn packaged(host: &Host, dir: &Path, verb: &str) -> PathBuf {
-    let (gpushctl, link) = (program("gpushctl"), dir.join("gpushctl"));
+    let (program, link) = (program("gpush-slurm-hook"), dir.join("hook"));
     if !link.exists() {
-        symlink(&gpushctl, &link).expect("a link");
+        symlink(&program, &link).expect("a link");
     }
     let line = script(host, dir, verb).replace("exec ", "#!").replace('\'', "");
-    let line = line.replace(&gpushctl.display().to_string(), &link.display().to_string());
+    let line = line.replace(&program.display().to_string(), &link.display().to_string());
     // The kernel reads at most 255 bytes of the first line.
     assert!(line.len() < 255, "{line}");
     put(&dir.join(format!("gpush-{verb}")), &line)

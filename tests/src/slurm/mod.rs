@@ -43,11 +43,11 @@ pub const ALICE: User = User { name: "nobody", uid: 65534, gid: 65534 };
 /// The second user.
 pub const BOB: User = User { name: "games", uid: 5, gid: 60 };
 
-/// Returns the line of a hook script that runs `gpushctl slurm VERB` with these arguments.
+/// Returns the line of a hook script that runs `gpush-slurm-hook VERB` with these arguments.
 #[must_use]
 pub fn hook(verb: &str, arguments: &[(&str, &Path)]) -> String {
     let arguments: String = arguments.iter().map(|(flag, path)| format!(" {flag} '{}'", path.display())).collect();
-    format!("exec '{}' slurm {verb}{arguments}\n", program("gpushctl").display())
+    format!("exec '{}' {verb}{arguments}\n", program("gpush-slurm-hook").display())
 }
 
 /// Returns why this machine cannot run the tests' Slurm, or `None` if it can.

@@ -104,7 +104,7 @@ impl Site {
     }
 }
 
-/// Returns the body of a hook script: it runs `gpushctl slurm VERB` with the gpushd of a host.
+/// Returns the body of a hook script: it runs `gpush-slurm-hook VERB` with the gpushd of a host.
 /// `dir` is the directory of the cluster.
 #[must_use]
 pub fn script(host: &Host, dir: &Path, verb: &str) -> String {

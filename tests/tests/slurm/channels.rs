@@ -21,6 +21,7 @@ fn share_of_an_mps_gpu_comes_from_the_comment_or_from_gres_mps() {
     comment_requests_a_share(&site);
     gres_mps_gives_its_percentage(&site);
     second_user_is_refused(&site);
+    second_user_waits(&site);
     site.assert_clean();
 }
 
@@ -58,4 +59,19 @@ fn second_user_is_refused(site: &Site) {
     std::fs::write(&end, "").expect("a file");
     completed(site.cluster.ended(first));
     completed(site.cluster.run_job(BOB, &["--gres=mps:30"], ENV));
+}
+
+/// Fault: an array of 20 jobs failed within 6 s, because another user's MPS daemon served one GPU.
+fn second_user_waits(site: &Site) {
+    site.agent.reload(MPS.replace("busy = \"fail\"", "busy = \"wait\""));
+    let end = site.cluster.dir().join("end-of-first");
+    let wait = format!("echo began; while [ ! -e '{}' ]; do sleep 0.1; done", end.display());
+    let first = site.cluster.sbatch(ALICE, &["--gres=mps:30"], &wait);
+    wait_for_output(site, first, "began");
+    let second: Vec<_> = (0..3).map(|_| site.cluster.sbatch(BOB, &["--gres=mps:30"], ENV)).collect();
+    let waits = || site.agent.log().contains(" waits: ").then_some(());
+    site.cluster.until("a job that waits", waits);
+    std::fs::write(&end, "").expect("a file");
+    completed(site.cluster.ended(first));
+    second.into_iter().for_each(|job| drop(completed(site.cluster.ended(job))));
 }

@@ -27,7 +27,8 @@ const HOST: &str = "[[gpu]]\nmodel = \"l4\"\ncount = 4\n";
 const WHOLE: &str = "[[gpu]]\nmatch = [\"0-3\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
 
 /// A config in which only jobs use the GPUs, through MPS.
-const MPS: &str = "[mps]\nhealth = \"1s\"\n[[gpu]]\nmatch = [\"0-3\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
+const MPS: &str =
+    "[slurm]\nbusy = \"fail\"\n[mps]\nhealth = \"1s\"\n[[gpu]]\nmatch = [\"0-3\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
 
 /// A config in which two jobs time-share each GPU.
 const TIMESLICE: &str =

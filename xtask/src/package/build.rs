@@ -8,7 +8,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 
-use super::Release;
+use super::{Release, arch::Arch};
 use crate::workspace::{self, Build};
 
 /// The oldest glibc version that the packages support: that of Debian 11 and Ubuntu 20.04.
@@ -56,6 +56,11 @@ pub(super) fn build(release: &Release) -> Result<PathBuf> {
     command.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\u{1f}"));
     if !command.status().context("cannot start cargo")?.success() {
         bail!("the programs do not build; the messages of cargo above say why");
+    }
+    // A program without shared libraries needs no glibc, so it needs no cargo-zigbuild. The compiler of this machine can
+    // build it only for this architecture.
+    if release.arch == Arch::native()? {
+        workspace::build_static_hook(&triple, &flags)?;
     }
     Ok(workspace::target().join(triple).join("release"))
 }

@@ -9,7 +9,7 @@ use crate::workspace;
 /// A package.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Package {
-    /// gpushd, gpushctl and their units.
+    /// gpushd, gpushctl, the program of Slurm's hooks, and the units.
     Gpush,
     /// Simulated hosts.
     Sim,
@@ -81,6 +81,9 @@ pub(super) fn documents() -> Result<Vec<PathBuf>> {
     Ok(workspace::files()?.into_iter().filter(is_document).collect())
 }
 
+/// The program of Slurm's hooks. The first lines of the scripts in `packaging/slurm` name it.
+const SLURM_HOOK: &str = "/usr/lib/gpush/gpush-slurm-hook";
+
 const UNITS: &str = "/usr/lib/systemd/system/";
 
 const fn file(source: &'static str, path: &'static str) -> Entry {
@@ -104,6 +107,7 @@ const fn made(directory: &'static str, end: &'static str, path: &'static str) ->
 pub(super) const ENTRIES: &[Entry] = &[
     program(Package::Gpush, "gpushd", "/usr/sbin/gpushd"),
     program(Package::Gpush, "gpushctl", "/usr/bin/gpushctl"),
+    program(Package::Gpush, "gpush-slurm-hook", SLURM_HOOK),
     file("systemd/gpushd.service", UNITS),
     file("systemd/gpushd.socket", UNITS),
     file("systemd/gpushd-admin.socket", UNITS),
@@ -125,6 +129,7 @@ pub(super) const ENTRIES: &[Entry] = &[
     script("packaging/slurm/prolog", "/usr/share/gpush/slurm/"),
     script("packaging/slurm/epilog", "/usr/share/gpush/slurm/"),
     script("packaging/slurm/task-prolog", "/usr/share/gpush/slurm/"),
+    script("packaging/slurm/health-check", "/usr/share/gpush/slurm/"),
     file("packaging/slurm/spank_gpush.c", "/usr/share/gpush/slurm/"),
     // Alerts for Prometheus and dashboards for Grafana. An administrator loads them on other hosts.
     file("packaging/prometheus/gpush.rules.yml", "/usr/share/gpush/prometheus/"),

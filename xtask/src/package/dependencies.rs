@@ -1,7 +1,7 @@
 //! The libraries in the programs: their licences, and a bill of materials (SBOM) as CycloneDX JSON.
 //!
-//! The data comes from `cargo metadata`. It includes only the packages on which `gpushd` and
-//! `gpushctl` depend through normal dependencies.
+//! The data comes from `cargo metadata`. It includes only the packages on which `gpushd`, `gpushctl`
+//! and `gpush-slurm-hook` depend through normal dependencies.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,7 +17,7 @@ use super::{Release, output};
 use crate::workspace;
 
 /// The programs whose dependencies are listed.
-const PROGRAMS: [&str; 2] = ["gpushd", "gpushctl"];
+const PROGRAMS: [&str; 3] = ["gpushd", "gpushctl", "gpush-slurm-hook"];
 
 /// Prefixes of the names of licence and notice files.
 const LICENCE_FILES: [&str; 4] = ["license", "licence", "copying", "notice"];

@@ -1,6 +1,9 @@
 //! Tests of what Slurm allocated to a job, and of the lease request for it.
 
-use gpush_api::{GpuUuid, LeaseHolder, LeaseId, LeaseKind, LeaseMember, LeaseState, MemberShare, TargetUuid};
+use gpush_api::{
+    ComputeInstance, GpuInstance, GpuUuid, LeaseHolder, LeaseId, LeaseKind, LeaseMember, LeaseState, MemberShare,
+    Placement, TargetUuid,
+};
 use gpush_core::{lease::request::parse, preset};
 
 use super::*;
@@ -18,13 +21,19 @@ fn gpus(count: usize) -> Vec<Gpu> {
 
 /// Returns an allocation of whole GPUs that belong to Slurm.
 fn whole(gpus: &[Gpu]) -> Allocation {
-    let device = |gpu: &Gpu| Allocated { gpu: gpu.clone(), mig: None, owned: true, dynamic: false };
+    let device = |gpu: &Gpu| Allocated { gpu: gpu.clone(), mig: None, owned: true, dynamic: false, job_default: None };
     Allocation { devices: gpus.iter().map(device).collect(), unknown: Vec::new() }
 }
 
 /// Returns an allocation of MIG devices of a GPU that belongs to Slurm.
 fn mig(gpu: &Gpu, uuids: &[&str]) -> Allocation {
-    let device = |uuid: &&str| Allocated { gpu: gpu.clone(), mig: Some((*uuid).into()), owned: true, dynamic: false };
+    let device = |uuid: &&str| Allocated {
+        gpu: gpu.clone(),
+        mig: Some((*uuid).into()),
+        owned: true,
+        dynamic: false,
+        job_default: None,
+    };
     Allocation { devices: uuids.iter().map(device).collect(), unknown: Vec::new() }
 }
 
@@ -199,7 +208,64 @@ fn number_of_members_depends_on_the_share_and_the_devices() {
         assert_eq!(count(&whole(&gpus[..1]), spec), Ok(1));
         let error = count(&whole(&gpus), spec).unwrap_err();
         assert_eq!(error.message, "the job requests one share, but Slurm allocated 2 devices");
+        assert!(error.hint.unwrap().ends_with("or without a request for a share"), "{spec}");
     }
+}
+
+/// Fault: for a job with two GPUs shared through MPS, the hint without a request was to request a share, and the hint with
+/// this request was to request none.
+#[test]
+fn hints_for_several_shared_gpus_do_not_contradict_each_other() {
+    let mut gpus = gpus(2);
+    gpus.iter_mut().for_each(|gpu| gpu.mode = Mode::Mps);
+    for explicit in [None, Some(parse("mps=25").unwrap())] {
+        let hint = whole(&gpus).request(explicit.as_ref(), 1000).unwrap_err().hint.unwrap();
+        assert!(hint.contains("--gres=gpu:1") && !hint.contains("without a request"), "{hint}");
+    }
+}
+
+#[test]
+fn job_without_a_request_gets_the_default_share_of_the_rule() {
+    let mut gpus = gpus(2);
+    gpus.iter_mut().for_each(|gpu| gpu.mode = Mode::Mps);
+    let share = parse("mps=25").unwrap().share;
+    let mut one = whole(&gpus[..1]);
+    one.devices[0].job_default = Some(share.clone());
+    assert_eq!(one.request(None, 1000).unwrap().request.share, share);
+    let explicit = parse("mps=50").unwrap();
+    assert_eq!(one.request(Some(&explicit), 1000).unwrap().request.share, explicit.share);
+    let mut both = whole(&gpus);
+    both.devices.iter_mut().for_each(|device| device.job_default = Some(share.clone()));
+    assert!(both.request(None, 1000).is_err(), "a share is on one GPU");
+}
+
+/// Fault: the hint was to request a 3g.40gb or a 1g.10gb, which Slurm had not allocated.
+#[test]
+fn profile_that_slurm_did_not_allocate_is_refused_by_name() {
+    let mut gpu = gpus(1).remove(0);
+    let device = ComputeInstance {
+        uuid: Some("MIG-a".into()),
+        id: 0,
+        profile_id: 2,
+        profile: "3g.40gb".to_owned(),
+        placement: None,
+        processes: Vec::new(),
+    };
+    let instance = GpuInstance {
+        id: 1,
+        profile_id: 9,
+        profile: "3g.40gb".to_owned(),
+        placement: Placement { start: 0, size: 4 },
+        memory: None,
+        compute: vec![device],
+        processes: Vec::new(),
+    };
+    gpu.mig.as_mut().unwrap().instances = vec![instance];
+    let request = |spec: &str| mig(&gpu, &["MIG-a"]).request(Some(&parse(spec).unwrap()), 1000);
+    let error = request("mig=2g.20gb").unwrap_err();
+    assert_eq!(error.message, "Slurm gave this job a 3g.40gb, but the job requests 2g.20gb");
+    assert_eq!(error.code, Code::Unsupported);
+    assert_eq!(request("mig=3g.40gb").map(|wanted| wanted.request.count), Ok(1));
 }
 
 /// Requests of two Prologs of the same run are compared, so the order of Slurm's devices must not matter.

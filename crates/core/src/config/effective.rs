@@ -8,7 +8,7 @@ use std::{
 use gpush_api::{ConfigView, Gpu, NamedLayout, PendingRestart, RuleView, SettingDiff};
 
 use super::{
-    Config, PriceRule, QuotaRule, RuleLayout, idle, leasing, over_limit, requirements, sharing, timeslice,
+    Config, PriceRule, QuotaRule, RuleLayout, idle, job_default, leasing, over_limit, requirements, sharing, timeslice,
     toml_text::{list, text},
 };
 use crate::{desired, layout::DYNAMIC, lease::quota::Subject};
@@ -75,6 +75,9 @@ impl Config {
             }
             for (key, value) in rule.lease.iter().flat_map(leasing::written) {
                 let _ = writeln!(out, "{key} = {}", text(value));
+            }
+            if let Some((key, value)) = job_default::written(rule) {
+                let _ = writeln!(out, "{key} = {value}");
             }
             for (key, value) in over_limit::written(rule) {
                 let _ = writeln!(out, "{key} = {value}");

@@ -46,7 +46,8 @@ pub(super) fn read(
         return None;
     }
     let own = keys(reader, rule);
-    let requirement = own.lease.or(defaults.lease).or_else(|| default_requirement(mode));
+    let owner = own.owner.or(defaults.owner).unwrap_or_default();
+    let requirement = own.lease.or(defaults.lease).or_else(|| default_requirement(mode, owner));
     let is_enforced = requirement == Some(LeaseRequirement::Enforced);
     // A wrong value of `lease` is already reported.
     let is_lease_wrong = get(rule, "lease").is_some() && own.lease.is_none();
@@ -63,7 +64,7 @@ pub(super) fn read(
     Some(LeaseTerms {
         requirement,
         at_end: own.at_end.or(defaults.at_end).unwrap_or_default(),
-        owner: own.owner.or(defaults.owner).unwrap_or_default(),
+        owner,
         enforce_missing: missing.unwrap_or_default(),
     })
 }
@@ -89,11 +90,12 @@ pub(super) fn keys(reader: &mut Reader<'_>, table: &DeTable<'_>) -> RuleDefaults
     }
 }
 
-/// Returns whether a rule without the key `lease` requires leases. Returns `None` in mode `mig`,
-/// because this then depends on the MIG device: only devices that are shared through MPS require a
-/// lease.
-fn default_requirement(mode: Option<Mode>) -> Option<LeaseRequirement> {
+/// Returns whether a rule without the key `lease` requires leases. GPUs of Slurm do: only jobs use them, and each job has
+/// a lease. For other GPUs, returns `None` in mode `mig`, because this then depends on the MIG device: only devices that
+/// are shared through MPS require a lease.
+fn default_requirement(mode: Option<Mode>, owner: LeaseOwner) -> Option<LeaseRequirement> {
     match mode? {
+        Mode::Exclusive | Mode::Timeslice | Mode::Mig if owner == LeaseOwner::Slurm => Some(LeaseRequirement::Required),
         Mode::Mps => Some(LeaseRequirement::Required),
         Mode::Timeslice | Mode::Exclusive => Some(LeaseRequirement::Optional),
         Mode::Mig | Mode::NoRule | Mode::Unmanaged => None,

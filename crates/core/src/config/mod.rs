@@ -15,7 +15,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gpush_api::{LeaseAccess, LeaseTerms, Mode, MpsPolicy, TimeslicePolicy};
+use gpush_api::{LeaseAccess, LeaseShare, LeaseTerms, Mode, MpsPolicy, TimeslicePolicy};
 
 use crate::{layout::Layout, selector::Selector};
 
@@ -27,6 +27,7 @@ mod effective;
 mod fix;
 mod history;
 mod idle;
+mod job_default;
 mod layouts;
 mod leasing;
 mod limits;
@@ -69,7 +70,7 @@ pub use processes::{Allowed, Processes};
 pub use quotas::{Leases, QuotaMemory, QuotaRule};
 pub use requirements::{Isolation, Workload};
 pub use rule_lines::rule_lines;
-pub use slurm::{AgentDown, Leftovers, SLURM_DIRECTORY, Slurm, Unattributed};
+pub use slurm::{AgentDown, Busy, DEFAULT_FILE, Leftovers, SLURM_DIRECTORY, Slurm, Unattributed};
 pub use starter::{Site, Starter};
 
 pub use crate::diagnostic::{FileErrors as ConfigErrors, Located, Problem};
@@ -279,6 +280,8 @@ pub struct Rule {
     pub timeslice: Option<TimeslicePolicy>,
     /// How the GPUs are leased; `None` only in mode `unmanaged`.
     pub lease: Option<LeaseTerms>,
+    /// The share of a Slurm job that requests none; `None` if such a job is refused, unless it gets whole GPUs.
+    pub job_default: Option<LeaseShare>,
     /// Users who may lease the GPUs; `None` for all users.
     pub access: Option<LeaseAccess>,
     /// Isolation that the users need; `None` if the file does not say. Only the lints use it.

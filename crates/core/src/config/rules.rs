@@ -10,7 +10,7 @@ use gpush_api::Mode;
 use toml::de::{DeTable, DeValue};
 
 use super::{
-    Rule, RuleDefaults, RuleLayout, idle,
+    Rule, RuleDefaults, RuleLayout, idle, job_default,
     layouts::{entries, layout_texts},
     leasing, over_limit,
     reader::{Reader, Text, Value, get, key_span, unknown},
@@ -81,6 +81,7 @@ pub(super) fn read(
         let mps = sharing::mps(reader, table, mode);
         let timeslice = timeslice::read(reader, table, mode);
         let lease = leasing::read(reader, table, mode, defaults);
+        let job_default = job_default::read(reader, table, mode, lease);
         let access = leasing::access(reader, table, mode, lease);
         let isolation = requirements::isolation(reader, table);
         let workload = requirements::workload(reader, table);
@@ -95,6 +96,7 @@ pub(super) fn read(
                 mps,
                 timeslice,
                 lease,
+                job_default,
                 access,
                 isolation,
                 workload,

@@ -52,8 +52,10 @@ pub const IDLE: Section = Section {
 /// `[idle.exempt]`: leases that the idle policy leaves alone.
 pub const IDLE_EXEMPT: Section = Section { header: "[idle.exempt]", keys: &["users", "groups", "jobs", "rules"] };
 /// `[slurm]`
-pub const SLURM: Section =
-    Section { header: "[slurm]", keys: &["agent_down", "deadline", "leftovers", "unattributed", "admin_comment"] };
+pub const SLURM: Section = Section {
+    header: "[slurm]",
+    keys: &["agent_down", "deadline", "busy", "leftovers", "unattributed", "admin_comment"],
+};
 /// `[[quota]]`
 pub const QUOTA: Section = Section {
     header: "[[quota]]",
@@ -92,6 +94,7 @@ pub const RULE: Section = Section {
         "over_limit",
         "over_limit_grace",
         "owner",
+        "job_default",
         "users",
         "groups",
         "isolation",

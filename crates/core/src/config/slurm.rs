@@ -19,6 +19,8 @@ pub struct Slurm {
     pub agent_down: AgentDown,
     /// Time after which Prolog and Epilog give up. Slurm's PrologEpilogTimeout must be longer.
     pub deadline: Duration,
+    /// What happens to a job whose share is not free.
+    pub busy: Busy,
     /// What Epilog does about processes of a job that still use the job's GPUs.
     pub leftovers: Leftovers,
     /// What Epilog does while a process outside the job's cgroup keeps a GPU of the job in use.
@@ -36,6 +38,17 @@ pub enum AgentDown {
     Fail,
     /// The hook succeeds, and the job runs without a lease.
     Pass,
+}
+
+/// What happens to a job whose share is not free, for example because a process of an earlier job still runs, or because
+/// the MPS daemon serves another user.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Busy {
+    /// Prolog waits until the share is free. At the deadline of the hook, the tasks of the job fail.
+    #[default]
+    Wait,
+    /// The tasks of the job fail at once.
+    Fail,
 }
 
 /// What Epilog does about processes of a job that still use the job's GPUs.
@@ -60,6 +73,9 @@ pub enum Unattributed {
     Drain,
 }
 
+/// The config of the system's gpushd, which hooks and gpushctl read.
+pub const DEFAULT_FILE: &str = "/etc/gpush/config.toml";
+
 /// Directory for the files that Prolog writes for TaskProlog.
 pub const SLURM_DIRECTORY: &str = "/run/gpush-slurm";
 
@@ -67,7 +83,10 @@ impl Default for Slurm {
     fn default() -> Self {
         Self {
             agent_down: AgentDown::default(),
-            deadline: Duration::from_secs(20),
+            // Longer than the watchdog of gpushd's unit (30 s) and a start of gpushd: systemd restarts a gpushd that hangs,
+            // and the hook repeats its request.
+            deadline: Duration::from_secs(45),
+            busy: Busy::default(),
             leftovers: Leftovers::default(),
             unattributed: Unattributed::default(),
             admin_comment: None,
@@ -76,6 +95,8 @@ impl Default for Slurm {
 }
 
 const AGENT_DOWN: [(&str, AgentDown); 2] = [("fail", AgentDown::Fail), ("pass", AgentDown::Pass)];
+
+const BUSY: [(&str, Busy); 2] = [("wait", Busy::Wait), ("fail", Busy::Fail)];
 
 const LEFTOVERS: [(&str, Leftovers); 2] = [("end", Leftovers::End), ("report", Leftovers::Report)];
 
@@ -98,6 +119,7 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Slurm {
             .choice(table, "agent_down", "valid value of `agent_down`", &AGENT_DOWN)
             .unwrap_or(default.agent_down),
         deadline: reader.duration(table, "deadline", SECOND..=HOUR, default.deadline),
+        busy: reader.choice(table, "busy", "valid value of `busy`", &BUSY).unwrap_or(default.busy),
         leftovers: reader
             .choice(table, "leftovers", "valid value of `leftovers`", &LEFTOVERS)
             .unwrap_or(default.leftovers),
@@ -109,11 +131,12 @@ pub(super) fn read(reader: &mut Reader<'_>, table: &DeTable<'_>) -> Slurm {
 }
 
 /// Returns the keys with their values.
-pub(super) fn written(slurm: &Slurm) -> [(&'static str, Option<String>); 5] {
-    let Slurm { agent_down, deadline, leftovers, unattributed, admin_comment } = slurm;
+pub(super) fn written(slurm: &Slurm) -> [(&'static str, Option<String>); 6] {
+    let Slurm { agent_down, deadline, busy, leftovers, unattributed, admin_comment } = slurm;
     [
         ("agent_down", Some(text(name(&AGENT_DOWN, agent_down)))),
         ("deadline", Some(span(*deadline))),
+        ("busy", Some(text(name(&BUSY, busy)))),
         ("leftovers", Some(text(name(&LEFTOVERS, leftovers)))),
         ("unattributed", Some(text(name(&UNATTRIBUTED, unattributed)))),
         ("admin_comment", admin_comment.as_deref().map(text)),

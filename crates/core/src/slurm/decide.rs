@@ -28,7 +28,7 @@
 //! | only processes outside the job's cgroup use a GPU, `unattributed = "drain"` | 1 |
 //! | gpushd cannot record the end | 1 |
 
-use gpush_api::Code;
+use gpush_api::{ApiError, Code};
 
 use crate::config::{AgentDown, Slurm, Unattributed};
 
@@ -172,6 +172,12 @@ pub fn is_refusal(code: Code) -> bool {
     }
 }
 
+/// Returns whether a refusal is for lack of capacity only: the same request can be granted later.
+#[must_use]
+pub fn is_busy(error: &ApiError) -> bool {
+    error.code == Code::Blocked && error.retryable
+}
+
 /// Returns whether the MPS daemon of the job's GPU may have caused an error of a grant. The caller has checked that the
 /// node itself can serve jobs. A user can make a daemon slow, and can prevent the daemon from changing to the next
 /// user. `retryable` says whether the error is temporary.
@@ -283,6 +289,17 @@ mod tests {
         }
         for code in [Code::Internal, Code::Unavailable, Code::DriverError, Code::GpuLost] {
             assert!(!is_refusal(code), "{code:?}");
+        }
+    }
+
+    /// A lost GPU is blocked too, but only a reboot brings it back.
+    #[test]
+    fn job_waits_only_for_capacity() {
+        let error = |code| ApiError::new(code, "cannot grant a whole GPU");
+        assert!(is_busy(&error(Code::Blocked).retryable()));
+        assert!(!is_busy(&error(Code::Blocked)));
+        for code in [Code::BadRequest, Code::Denied, Code::Unsupported, Code::Unavailable] {
+            assert!(!is_busy(&error(code).retryable()), "{code:?}");
         }
     }
 

@@ -47,6 +47,9 @@ pub enum JobState {
         /// with `owner = "slurm"`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         allocated: Option<usize>,
+        /// Whether Slurm allocated devices to the job. If so, a step without devices (`--gres=none`) gets none.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        has_gres: bool,
     },
     /// The job has no lease, and its tasks must fail.
     Refused {
@@ -77,10 +80,12 @@ impl JobFile {
     #[must_use]
     pub fn task_prolog(&self, visible: Option<&str>) -> TaskProlog {
         match &self.state {
-            JobState::Granted { lease, environment, allocated } => match Environment::from_variables(environment) {
-                Ok(environment) => TaskProlog { text: lines(&environment, visible, *allocated), fails: false },
-                Err(error) => fail(&format!("the environment of lease {lease} cannot be used: {error}"), None),
-            },
+            JobState::Granted { lease, environment, allocated, has_gres: _ } => {
+                match Environment::from_variables(environment) {
+                    Ok(environment) => TaskProlog { text: lines(&environment, visible, *allocated), fails: false },
+                    Err(error) => fail(&format!("the environment of lease {lease} cannot be used: {error}"), None),
+                }
+            }
             JobState::Refused { reasons, hint } => fail(&reasons.join("; "), hint.as_deref()),
             JobState::Passed => TaskProlog {
                 text: "print gpush: gpushd did not answer, so this task runs without a lease\n".to_owned(),
@@ -92,6 +97,28 @@ impl JobFile {
         }
     }
 }
+
+impl JobFile {
+    /// Returns the output of TaskProlog for a task of a step to which Slurm gave no devices, although the job has some:
+    /// the task gets the name of the lease, and no device of it. Returns `None` if the job has no devices of Slurm or no
+    /// lease.
+    #[must_use]
+    pub fn task_prolog_without_devices(&self) -> Option<TaskProlog> {
+        let JobState::Granted { lease, has_gres: true, .. } = &self.state else { return None };
+        let unset: String = MPS_VARIABLES.iter().map(|name| format!("unset {name}\n")).collect();
+        // Without the variable, CUDA would use all devices that the task can open.
+        let text = format!("export GPUSH_LEASE={lease}\nexport CUDA_VISIBLE_DEVICES=\n{unset}");
+        Some(TaskProlog { text, fails: false })
+    }
+}
+
+/// Variables of MPS that a task can inherit from the batch script of its job.
+const MPS_VARIABLES: [&str; 4] = [
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+    "CUDA_MPS_CLIENT_PRIORITY",
+];
 
 /// Returns the output of TaskProlog if the file of the job cannot be used.
 #[must_use]
@@ -143,12 +170,12 @@ mod tests {
             ("GPUSH_LEASE", "L5".to_owned()),
         ];
         let environment = environment.map(|(name, value)| (name.to_owned(), value)).to_vec();
-        file(JobState::Granted { lease: LeaseId(5), environment, allocated: None })
+        file(JobState::Granted { lease: LeaseId(5), environment, allocated: None, has_gres: false })
     }
 
     fn without_request(leased: usize, allocated: usize) -> JobFile {
         let JobFile { state: JobState::Granted { lease, environment, .. }, .. } = granted(leased) else { panic!() };
-        file(JobState::Granted { lease, environment, allocated: Some(allocated) })
+        file(JobState::Granted { lease, environment, allocated: Some(allocated), has_gres: true })
     }
 
     #[test]
@@ -183,6 +210,17 @@ mod tests {
         assert_eq!(serde_json::from_str::<JobFile>(&serde_json::to_string(&file).unwrap()).unwrap(), file);
     }
 
+    /// Fault: a step with `--gres=none` got the GPUs of its job.
+    #[test]
+    fn step_without_devices_gets_no_device_of_the_lease() {
+        let printed = without_request(2, 2).task_prolog_without_devices().unwrap();
+        assert!(printed.text.starts_with("export GPUSH_LEASE=L5\nexport CUDA_VISIBLE_DEVICES=\n"), "{}", printed.text);
+        assert!(!printed.fails && !printed.text.contains("GPU-"));
+        // Slurm knows no devices of this job, so all of its steps use the lease.
+        assert_eq!(granted(1).task_prolog_without_devices(), None);
+        assert_eq!(file(JobState::Passed).task_prolog_without_devices(), None);
+    }
+
     #[test]
     fn refused_task_fails_with_the_reason() {
         let reasons = vec!["cannot grant 90 %".to_owned(), "10 % left".to_owned()];
@@ -196,7 +234,8 @@ mod tests {
     #[test]
     fn environment_that_is_not_of_a_lease_is_not_printed() {
         let environment = vec![("LD_PRELOAD".to_owned(), "/tmp/x".to_owned())];
-        let printed = file(JobState::Granted { lease: LeaseId(5), environment, allocated: None }).task_prolog(None);
+        let printed = file(JobState::Granted { lease: LeaseId(5), environment, allocated: None, has_gres: false })
+            .task_prolog(None);
         assert!(printed.fails && !printed.text.contains("/tmp/x"));
     }
 

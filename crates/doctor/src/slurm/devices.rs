@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs};
 
 use gpush_core::slurm::{AutoDetect, GpuPlugin, GresConf, GresDevice, node_gres, numbering::Numbering};
 
-use super::{files::Files, gpus};
+use super::{counts, daemon, files::Files, gpus, lines};
 use crate::{Agent, Area, Finding, Host, host::Process};
 
 const PRINT: &str = "compare gres.conf with the output of `gpushctl slurm gres-conf`";
@@ -16,7 +16,7 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
         return vec![Finding::warning(Area::Slurm, message, hint)];
     };
     let mut findings = Vec::new();
-    let counts = counts(&gres);
+    let counts = totals(&gres);
     if counts.contains_key("mps") && counts.contains_key("shard") {
         let message = format!("node {node} has both gres/mps and gres/shard, so Slurm computes wrong percentages");
         let hint = format!(
@@ -25,7 +25,9 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
         );
         findings.push(Finding::problem(Area::Slurm, message, hint).cause(format!("Gres={gres}")));
     }
+    findings.extend(counts::gres_types(files, &node, &gres));
     let path = files.sibling("gres.conf");
+    findings.extend(daemon::examine(host, &path, has_owner));
     let text = host.read(&path).unwrap_or_default();
     let conf = match GresConf::parse(&text, &node, |name| host.read(files.sibling(name))) {
         Ok(conf) => conf,
@@ -57,12 +59,14 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
             plugin and the library libnvidia-ml.so, or write AutoDetect=off and list all GPUs, then restart slurmd";
         findings.push(Finding::warning(Area::Slurm, message, hint).cause(cause));
     }
+    let (auto_detect, all) = (conf.auto_detect.clone(), conf.clone());
     let numbering = Numbering::of(conf, Some(&gres), plugin);
     // Report GPUs only if slurm.conf gives some to the node: a gres.conf for all nodes can also list GPUs of a node on
     // which Slurm uses no GPU.
     if ["gpu", "mps", "shard"].iter().any(|name| counts.get(*name).is_some_and(|count| *count > 0)) {
         findings.extend(gpus::order(agent, &path, &numbering, has_owner));
         findings.extend(gpus::leased_by_users(agent, &path, &numbering));
+        findings.extend(lines::detected_types(agent, &files.path, &gres, auto_detect.as_ref()));
     }
     // If the numbering is not `Listed`, slurmd finds the devices itself and compares them with gres.conf. So the checks
     // below do not apply.
@@ -74,6 +78,22 @@ pub(super) fn examine(host: &Host, agent: &Agent, files: &Files, has_owner: bool
         let cause = format!("slurm.conf has Gres={gres}, but {path} lists {listed} GPUs for the node");
         findings.push(Finding::problem(Area::Slurm, message, PRINT).cause(cause));
     }
+    if configured == listed {
+        findings.extend(counts::types(files, &path, &node, &gres, &all));
+    }
+    findings.extend(counts::unused(files, &path, &node, &gres, &all));
+    let minors: Vec<u32> = conf.gpus().iter().filter_map(GresDevice::minor).collect();
+    let has_files = conf.gpus().iter().all(|gpu| host.has(&gpu.file));
+    if configured > 0 && !uses_lines {
+        // The other findings already name a line that is missing or wrong.
+        findings
+            .extend((configured == listed && has_files).then(|| lines::without_line(agent, &path, &minors)).flatten());
+        if !(counts.contains_key("mps") && counts.contains_key("shard")) {
+            findings.extend(counts::shares(&path, &node, &gres, &all));
+            findings.extend(lines::modes(agent, &path, &gres, &minors));
+        }
+    }
+    findings.extend(lines::types(host, agent, &path, &conf));
     for file in conf.gpus().iter().flat_map(|gpu| &gpu.files).filter(|file| !host.has(file)) {
         let message = format!("{path} names {file}, which does not exist, so slurmd does not start");
         findings.push(Finding::problem(Area::Slurm, message, PRINT));
@@ -122,7 +142,7 @@ fn gpu_plugin(host: &Host) -> Option<GpuPlugin> {
 }
 
 /// Returns the count of each GRES in `Gres=`.
-fn counts(gres: &str) -> BTreeMap<&str, u64> {
+fn totals(gres: &str) -> BTreeMap<&str, u64> {
     let mut counts = BTreeMap::new();
     for gres in node_gres(gres) {
         let count: &mut u64 = counts.entry(gres.name).or_default();

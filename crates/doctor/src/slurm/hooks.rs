@@ -22,7 +22,7 @@ pub(super) fn examine(host: &Host, files: &Files, has_owner: bool) -> Vec<Findin
         let (patterns, scripts) = scripts_of(host, files, key);
         findings.extend(scripts.iter().filter_map(|script| not_executable(host, key, script)));
         let texts = texts(host, &scripts, command);
-        findings.extend(texts.iter().filter_map(|(script, text)| missing_gpushctl(host, script, text, command)));
+        findings.extend(texts.iter().filter_map(|(script, text)| missing_program(host, script, text, command)));
         if texts.iter().any(|(_, text)| runs(text, command)) {
             continue;
         }
@@ -35,7 +35,7 @@ pub(super) fn examine(host: &Host, files: &Files, has_owner: bool) -> Vec<Findin
         let cause = match scripts.as_slice() {
             [] if patterns.is_empty() => format!("{} does not set {key}", files.path),
             [] => format!("no file matches {}", patterns.join(", ")),
-            scripts => format!("no `gpushctl slurm {command}` in {}", scripts.join(", ")),
+            scripts => format!("no `gpush-slurm-hook {command}` in {}", scripts.join(", ")),
         };
         findings.push(if has_owner {
             Finding::problem(Area::Slurm, message, hint).cause(cause)
@@ -70,7 +70,7 @@ pub(super) fn deadlines(host: &Host, files: &Files) -> Vec<(String, Option<u32>)
     for (key, command) in [("Prolog", "prolog"), ("Epilog", "epilog")] {
         let texts = texts(host, &scripts_of(host, files, key).1, command);
         for (script, text) in texts.into_iter().filter(|(_, text)| runs(text, command)) {
-            let runs = |line: &&str| line.contains("gpushctl") && line.contains(&format!("slurm {command}"));
+            let runs = |line: &&str| calls(line, command);
             let deadline = code(&text).filter(runs).find_map(deadline);
             found.push((script, deadline));
         }
@@ -85,24 +85,41 @@ fn deadline(line: &str) -> Option<u32> {
     Some(u32::try_from(duration::parse(value).ok()?.as_secs()).unwrap_or(u32::MAX))
 }
 
-/// Returns whether a script runs a command of gpush: `#!/usr/bin/gpushctl slurm prolog`, or a shell
-/// that calls gpushctl.
+/// The programs with Slurm's hooks, each with the word that comes before the name of the hook, and its usual path.
+const PROGRAMS: [(&str, Option<&str>, &str); 2] =
+    [("gpush-slurm-hook", None, "/usr/lib/gpush/gpush-slurm-hook"), ("gpushctl", Some("slurm"), "/usr/bin/gpushctl")];
+
+/// Returns whether a script runs a hook of gpush: `#!/usr/lib/gpush/gpush-slurm-hook prolog`, `#!/usr/bin/gpushctl slurm
+/// prolog`, or a shell that calls one of these programs.
 fn runs(text: &str, command: &str) -> bool {
     let first = text.lines().next().and_then(|line| line.strip_prefix("#!")).unwrap_or_default();
     let mut words = first.split_whitespace();
-    if words.next().is_some_and(|program| program.ends_with("/gpushctl")) {
-        // gpushctl accepts `slurm` and the command only in this order.
-        return words.next() == Some("slurm") && words.next() == Some(command);
+    let program = words.next().and_then(|path| Some(path.rsplit_once('/')?.1)).unwrap_or_default();
+    if let Some((_, before, _)) = PROGRAMS.iter().find(|(name, ..)| *name == program) {
+        // The programs accept the words only in this order.
+        return before.is_none_or(|before| words.next() == Some(before)) && words.next() == Some(command);
     }
-    text.contains("gpushctl") && text.contains(&format!("slurm {command}"))
+    calls(text, command)
 }
 
-/// Reports a script that names a gpushctl which does not exist on this host. If the first line
-/// names such a gpushctl, Slurm cannot start the script.
-fn missing_gpushctl(host: &Host, script: &str, text: &str, command: &str) -> Option<Finding> {
-    let program = paths(text).find(|path| path.ends_with("/gpushctl") && !host.has(path))?;
-    let message = format!("{script} runs {program}, which does not exist, so the hook fails");
-    let hint = format!("correct the path of gpushctl in {script}, such as `#!/usr/bin/gpushctl slurm {command}`");
+/// Returns whether a text calls a program with the hook `command`.
+fn calls(text: &str, command: &str) -> bool {
+    PROGRAMS.iter().any(|(name, before, _)| {
+        let words = before.map_or_else(|| format!("{name} {command}"), |before| format!("{before} {command}"));
+        text.contains(name) && text.contains(&words)
+    })
+}
+
+/// Reports a script that names a program of gpush which does not exist on this host. If the first line names such a
+/// program, Slurm cannot start the script.
+fn missing_program(host: &Host, script: &str, text: &str, command: &str) -> Option<Finding> {
+    let known =
+        |path: &str| PROGRAMS.iter().find(|(name, ..)| path.rsplit_once('/').is_some_and(|(_, one)| one == *name));
+    let (path, (name, before, usual)) =
+        paths(text).filter(|path| !host.has(path)).find_map(|path| Some((path, known(path)?)))?;
+    let message = format!("{script} runs {path}, which does not exist, so the hook fails");
+    let words = before.map(|before| format!("{before} ")).unwrap_or_default();
+    let hint = format!("correct the path of {name} in {script}, such as `#!{usual} {words}{command}`");
     Some(Finding::problem(Area::Slurm, message, hint).cause("Slurm drains a node whose Prolog or Epilog fails"))
 }
 

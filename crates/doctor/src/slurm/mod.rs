@@ -5,16 +5,22 @@
 //! | `files` | the files, and where they are |
 //! | `hooks` | Prolog, Epilog and TaskProlog |
 //! | `devices` | gres.conf and the device files |
+//! | `counts` | numbers of GRES, and combinations that Slurm does not support |
+//! | `lines` | types and devices of the lines of gres.conf, and the rules of gpush |
+//! | `daemon` | slurmd |
 //! | `gpus` | the GPUs that Slurm uses, and those that gpushd knows |
 //! | `excerpt` | the lines of these files for a bug report |
 //! | `limits` | flags, timeouts, and settings that isolate jobs from each other |
 
+mod counts;
+mod daemon;
 mod devices;
 mod excerpt;
 mod files;
 mod gpus;
 mod hooks;
 mod limits;
+mod lines;
 
 use gpush_api::LeaseOwner;
 use gpush_core::config::Config;

@@ -42,6 +42,7 @@ fn detected_devices_without_a_known_order_are_found() {
     host.finds(Severity::Problem, "cannot match Slurm's GPU indexes to GPUs", "AutoDetect=off");
     host.write("etc/slurm/gres.conf", "AutoDetect=nvml\n");
     host.write("etc/slurm/nodes.conf", "NodeName=n1 Gres=mps:200\n");
+    host.change("GresTypes=gpu", "GresTypes=gpu,mps");
     host.finds(Severity::Problem, "cannot match Slurm's GPU indexes to GPUs", "gpushctl slurm gres-conf");
     host.write("srv/gpush.toml", "[[gpu]]\nmatch = [\"0-1\"]\nmode = \"exclusive\"\n");
     host.finds(Severity::Warning, "cannot match Slurm's GPU indexes to GPUs", "gpushctl slurm gres-conf");

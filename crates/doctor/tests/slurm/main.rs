@@ -2,6 +2,7 @@
 //! finding.
 
 mod devices;
+mod plants;
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
@@ -62,12 +63,19 @@ impl Planted {
             host.mode(path, 0o755);
         }
         host.write("srv/gpush.toml", RULES);
+        host.slurmd();
         host
     }
 
     fn gpu(&self, address: u32, minor: u32) {
         let path = format!("proc/driver/nvidia/gpus/0000:0{}:00.0/information", address + 1);
         self.write(&path, &format!("Model: \t\t NVIDIA H100\nDevice Minor: \t {minor}\n"));
+    }
+
+    /// Adds the process of slurmd.
+    fn slurmd(&self) {
+        self.write("proc/900/comm", "slurmd\n");
+        self.write("proc/900/status", "Name:\tslurmd\nUid:\t0\t0\t0\t0\n");
     }
 
     fn write(&self, path: &str, text: &str) {
@@ -364,9 +372,9 @@ fn timeouts_are_compared_with_the_deadline_of_the_hooks() {
     let host = Planted::healthy();
     host.change("PrologEpilogTimeout=60\n", "");
     host.finds(Severity::Warning, "without a time limit", "PrologEpilogTimeout=60");
-    host.change("PrologEpilogTimeout=60", "PrologEpilogTimeout=20");
-    host.finds(Severity::Problem, "before gpush gives up", "PrologEpilogTimeout=25");
-    host.change("PrologEpilogTimeout=60", "PrologEpilogTimeout=25");
+    host.change("PrologEpilogTimeout=60", "PrologEpilogTimeout=45");
+    host.finds(Severity::Problem, "before gpush gives up", "PrologEpilogTimeout=50");
+    host.change("PrologEpilogTimeout=60", "PrologEpilogTimeout=50");
     assert_eq!(host.findings()[0].severity, Severity::Ok);
 }
 
@@ -396,5 +404,6 @@ fn accounting_that_keeps_the_driver_open_is_found() {
 fn shard_with_mps_is_found() {
     let host = Planted::healthy();
     host.write("etc/slurm/nodes.conf", "NodeName=n1 Gres=gpu:h100:2,mps:200,shard:8(S:0)\n");
+    host.change("GresTypes=gpu", "GresTypes=gpu,mps,shard");
     host.finds(Severity::Problem, "gres/mps and gres/shard", "restart slurmctld");
 }

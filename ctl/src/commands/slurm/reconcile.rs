@@ -12,18 +12,12 @@ use std::{
 
 use gpush_api::{ApiError, Code, Lease, LeaseBinding, SlurmJobEnd};
 use gpush_core::slurm::SlurmConf;
+use gpush_slurm_hook::{
+    BegunRun, Calls, Options, Settings, Unanswered, read_slurm_conf, sentence, slurm_conf_path, variable,
+};
 use jiff::Timestamp;
 
-use super::{
-    call::{Calls, Unanswered},
-    directory::BegunRun,
-    mapping::{read_slurm_conf, slurm_conf_path},
-    sentence,
-    settings::Settings,
-    variable,
-};
 use crate::{
-    args::{Global, HookFiles, HookLimits},
     exit::{self, Outcome},
     output::Output,
     program,
@@ -53,70 +47,68 @@ struct OfJob {
     end: SlurmJobEnd,
 }
 
-pub(super) fn run(
-    global: &Global,
-    files: &HookFiles,
-    limits: &HookLimits,
-    squeue: &Path,
-    cluster: Option<&str>,
-    out: &Output,
-) -> Outcome {
-    let settings = Settings::of_root(files, limits);
+pub(super) fn run(options: &Options, squeue: &Path, cluster: Option<&str>, out: &Output) -> Outcome {
+    let settings = Settings::of_root(options);
     let named = cluster.map(str::to_owned).or_else(|| variable("SLURM_CLUSTER_NAME"));
     let cluster = named.or_else(|| cluster_of(&read_slurm_conf(&slurm_conf_path())));
-    let local = tokio::task::LocalSet::new();
-    local.block_on(&super::super::runtime()?, async {
-        let mut calls = Calls::new(global, &settings);
-        calls.deliver_ends(&settings.directory).await;
-        let mut begun = settings.directory.begun_runs();
-        let all = calls.leases().await.map_err(Unanswered::into_error)?;
-        let mut of_jobs: Vec<OfJob> = all.into_iter().filter_map(of_job).collect();
-        let clusters = of_jobs.iter().map(|one| one.end.cluster.as_str()).chain(begun.iter().map(BegunRun::cluster));
-        if let Some(cluster) = the_cluster(cluster, clusters)? {
-            of_jobs.retain(|one| one.end.cluster == cluster);
-            begun.retain(|one| one.cluster() == cluster);
-        }
-        let nodes = of_jobs.iter().map(|one| one.end.node.as_str()).chain(begun.iter().map(BegunRun::node));
-        let nodes: BTreeSet<String> = nodes.map(str::to_owned).collect();
-        let mut known: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
-        for node in nodes {
-            let jobs = jobs_on(squeue, &node, settings.deadline).await?;
-            known.insert(node, jobs);
-        }
-        let is_known = |node: &str, job| known.get(node).is_some_and(|jobs| jobs.contains(&job));
-        let gone: Vec<OfJob> = of_jobs.into_iter().filter(|one| !is_known(&one.end.node, one.end.job)).collect();
-        begun.retain(|one| !is_known(one.node(), one.job()));
-        let mut first_error = None;
-        // End several leases at the same time: gpushd waits for their processes, and each may take until the deadline.
-        for some in gone.chunks(MOST_AT_ONCE) {
-            let mut ending = Vec::new();
-            for OfJob { end, .. } in some {
-                let (mut calls, end) = (Calls::of_one_job(global, &settings), end.clone());
-                ending.push(tokio::task::spawn_local(async move { calls.end(&end).await }));
-            }
-            for (OfJob { lease, end }, ended) in some.iter().zip(ending) {
-                let stopped = |_| Unanswered::Error(ApiError::new(Code::Internal, "the request was not carried out"));
-                match ended.await.map_err(stopped).flatten() {
-                    Ok(answer) => {
-                        let result = if answer.left.is_empty() { "ended" } else { "releasing" };
-                        out.text(&format!("{}: {result}, job {} is not on this node any more\n", lease.id, end.job))?;
-                    }
-                    Err(error) => {
-                        let error = error.into_error();
-                        let (id, job, why) = (lease.id, end.job, sentence(&error));
-                        out.text(&format!(
-                            "{id}: cannot end this lease of job {job}, which is no longer on this node: {why}\n"
-                        ))?;
-                        first_error.get_or_insert(error);
-                        // Keep the file of this job: only the file shows that the job may have a lease.
-                        begun.retain(|one| (one.node(), one.job()) != (end.node.as_str(), end.job));
-                    }
+    let mut calls = Calls::new(&settings);
+    calls.deliver_ends(&settings.directory);
+    let mut begun = settings.directory.begun_runs();
+    let all = calls.leases().map_err(Unanswered::into_error)?;
+    let mut of_jobs: Vec<OfJob> = all.into_iter().filter_map(of_job).collect();
+    let clusters = of_jobs.iter().map(|one| one.end.cluster.as_str()).chain(begun.iter().map(BegunRun::cluster));
+    if let Some(cluster) = the_cluster(cluster, clusters)? {
+        of_jobs.retain(|one| one.end.cluster == cluster);
+        begun.retain(|one| one.cluster() == cluster);
+    }
+    let nodes = of_jobs.iter().map(|one| one.end.node.as_str()).chain(begun.iter().map(BegunRun::node));
+    let nodes: BTreeSet<String> = nodes.map(str::to_owned).collect();
+    let mut known: BTreeMap<String, BTreeSet<u32>> = BTreeMap::new();
+    let runtime = super::super::runtime()?;
+    for node in nodes {
+        let jobs = runtime.block_on(jobs_on(squeue, &node, settings.deadline))?;
+        known.insert(node, jobs);
+    }
+    let is_known = |node: &str, job| known.get(node).is_some_and(|jobs| jobs.contains(&job));
+    let gone: Vec<OfJob> = of_jobs.into_iter().filter(|one| !is_known(&one.end.node, one.end.job)).collect();
+    begun.retain(|one| !is_known(one.node(), one.job()));
+    let mut first_error = None;
+    // End several leases at the same time: gpushd waits for their processes, and each may take until the deadline.
+    for some in gone.chunks(MOST_AT_ONCE) {
+        let answers = std::thread::scope(|scope| {
+            let end = |one: &OfJob| {
+                let ended = Calls::of_one_job(&settings).end(&one.end);
+                ended.map_err(|error| Box::new(error.into_error()))
+            };
+            let ending: Vec<_> = some.iter().map(|one| scope.spawn(move || end(one))).collect();
+            ending.into_iter().map(|ending| ending.join().unwrap_or_else(|_| Err(stopped()))).collect::<Vec<_>>()
+        });
+        for (OfJob { lease, end }, ended) in some.iter().zip(answers) {
+            match ended {
+                Ok(answer) => {
+                    let result = if answer.left.is_empty() { "ended" } else { "releasing" };
+                    out.text(&format!("{}: {result}, job {} is not on this node any more\n", lease.id, end.job))?;
+                }
+                Err(error) => {
+                    let error = *error;
+                    let (id, job, why) = (lease.id, end.job, sentence(&error));
+                    out.text(&format!(
+                        "{id}: cannot end this lease of job {job}, which is no longer on this node: {why}\n"
+                    ))?;
+                    first_error.get_or_insert(error);
+                    // Keep the file of this job: only the file shows that the job may have a lease.
+                    begun.retain(|one| (one.node(), one.job()) != (end.node.as_str(), end.job));
                 }
             }
         }
-        begun.iter().for_each(|one| settings.directory.remove_begun(one));
-        first_error.map_or(Ok(0), |error| Err(error.into()))
-    })
+    }
+    begun.iter().for_each(|one| settings.directory.remove_begun(one));
+    first_error.map_or(Ok(0), |error| Err(error.into()))
+}
+
+/// Returns the error for a request whose thread has failed.
+fn stopped() -> Box<ApiError> {
+    Box::new(ApiError::new(Code::Internal, "the request was not carried out"))
 }
 
 fn of_job(lease: Lease) -> Option<OfJob> {

@@ -46,6 +46,24 @@ fn task_gets_no_lease_of_another_cluster_or_node() {
     assert!(node.task(&Job::new(6).with(CLUSTER, "other").with(NODE, "n2")).is_err());
 }
 
+/// Fault: a step with `--gres=none` got the GPU of its job. Slurm sets no `CUDA_VISIBLE_DEVICES` for such a step.
+#[test]
+fn step_without_gpus_gets_none_of_the_lease() {
+    let (node, _agent) = Node::granting(WHOLE);
+    let job = Job::new(9).on("0");
+    node.prolog(&job);
+    let of_lease = node.task(&job).unwrap();
+    let step = job.with("SLURM_STEP_ID", 0);
+    assert_eq!(node.task(&step).unwrap(), of_lease);
+    let without = step.without(&["CUDA_VISIBLE_DEVICES"]);
+    let text = node.task(&without).unwrap();
+    assert!(text.contains("export GPUSH_LEASE=L17\nexport CUDA_VISIBLE_DEVICES=\n"), "{text}");
+    assert!(!text.contains("GPU-"), "{text}");
+    // The batch script has a special step id.
+    let batch = without.with("SLURM_STEP_ID", 0xffff_fffbu32);
+    assert_eq!(node.task(&batch).unwrap(), of_lease);
+}
+
 /// Fault: the file of the leader replaced the link to the file of the component. The leader's file was then removed.
 #[test]
 fn task_of_a_heterogeneous_job_finds_its_component() {

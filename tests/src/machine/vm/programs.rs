@@ -15,7 +15,7 @@ use crate::machine::guest::{built, repository};
 pub(super) const SIZE: &str = "384M";
 
 /// The programs that machines use, without the lines of their source.
-const PROGRAMS: [&str; 5] = ["gpushd", "gpushctl", "gpush-sim", "libnvidia_ml.so", "device_opens"];
+const PROGRAMS: [&str; 6] = ["gpushd", "gpushctl", "gpush-slurm-hook", "gpush-sim", "libnvidia_ml.so", "device_opens"];
 
 /// Copies the files of the checkout that docs/install.md names. `0` is the target.
 const COPY: &str = r#"mkdir -p "$0" && cp -r --parents systemd packaging docs *.md *.toml sim/*.md sim/*/*.md "$0""#;

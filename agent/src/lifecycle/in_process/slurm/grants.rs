@@ -78,7 +78,7 @@ async fn repeated_prolog_with_another_mig_device_gets_that_device() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replicas_of_a_time_sliced_gpu_are_shared_by_jobs() {
-    let config = "[[gpu]]\nmatch = [\"all\"]\nmode = \"timeslice\"\nowner = \"slurm\"\ntimeslice = { replicas = 2 }\n";
+    let config = "[slurm]\nbusy = \"fail\"\n[[gpu]]\nmatch = [\"all\"]\nmode = \"timeslice\"\nowner = \"slurm\"\ntimeslice = { replicas = 2 }\n";
     let host = two_gpus(config).await;
     for (id, uid) in [(1, ALICE), (2, BOB)] {
         let granted = host.starts(&Job::new(id).of(uid).on(&[0]).requests("timeslice")).await;
@@ -94,7 +94,7 @@ async fn replicas_of_a_time_sliced_gpu_are_shared_by_jobs() {
 /// If Slurm allocated no GPU to a job, the job gets no GPU that belongs to Slurm. Users cannot lease a GPU of Slurm.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn job_without_devices_gets_only_a_gpu_of_users() {
-    let config = "[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n\
+    let config = "[slurm]\nbusy = \"fail\"\n[[gpu]]\nmatch = [\"0\"]\nmode = \"exclusive\"\n\
                   [[gpu]]\nmatch = [\"1\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
     let host = two_gpus(config).await;
     let of_users = Job::new(1).requests("whole");

@@ -2,6 +2,7 @@
 //!
 //! | file | subject |
 //! |---|---|
+//! | `busy` | jobs that wait for capacity |
 //! | `accounts` | names and accounts of jobs |
 //! | `grants` | which devices a job gets |
 //! | `runs` | runs of a job, components of a heterogeneous job, restarts of gpushd |
@@ -11,6 +12,7 @@
 //! | `leftovers` | processes that still run after the end of their job |
 
 mod accounts;
+mod busy;
 mod grants;
 mod idle_jobs;
 mod leftovers;
@@ -31,10 +33,10 @@ use super::{InProcess, PATIENCE, lease_requests::whole_gpus, requests::request, 
 use crate::serve::http::admin_socket::ThroughAdminSocket;
 
 /// A config in which only jobs use the GPUs, as whole GPUs.
-const WHOLE: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
+const WHOLE: &str = "[slurm]\nbusy = \"fail\"\n[[gpu]]\nmatch = [\"all\"]\nmode = \"exclusive\"\nowner = \"slurm\"\n";
 
 /// A config in which only jobs use the GPUs, as MIG devices.
-const MIG: &str = "[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*3\"]\nowner = \"slurm\"\n";
+const MIG: &str = "[slurm]\nbusy = \"fail\"\n[[gpu]]\nmatch = [\"all\"]\nmode = \"mig\"\nlayout = [\"1g.10gb*3\"]\nowner = \"slurm\"\n";
 
 /// The user of the jobs.
 const ALICE: u32 = 1000;

@@ -14,7 +14,7 @@ use crate::lifecycle::in_process::{
 };
 
 /// A config in which only jobs use GPU 0, through MPS. No test waits for a probe.
-const MPS: &str = "[mps]\nhealth = \"3600s\"\n# --constants mps.stop=2s,mps.pause=1s,mps.longest_pause=1s\n\
+const MPS: &str = "[slurm]\nbusy = \"fail\"\n[mps]\nhealth = \"3600s\"\n# --constants mps.stop=2s,mps.pause=1s,mps.longest_pause=1s\n\
                    [[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\nowner = \"slurm\"\n";
 
 /// Time limit of a hook that waits until its deadline, in milliseconds. An attempt takes longer on a busy machine.

@@ -42,6 +42,7 @@ user_limits = "require"
 
 [slurm]
 agent_down = "pass"
+busy = "fail"
 leftovers = "report"
 unattributed = "drain"
 

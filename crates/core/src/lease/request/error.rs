@@ -25,6 +25,11 @@ pub enum RequestError {
     },
     /// The comment of a Slurm job contains several requests.
     SeveralInComment,
+    /// The comment of a Slurm job contains a request, but the prefix is missing or misspelt.
+    MisspeltInComment {
+        /// The request without the prefix. It is valid.
+        spec: String,
+    },
     /// There is nothing between two commas.
     EmptyTerm,
     /// A key of a Slurm request does not exist.
@@ -143,6 +148,9 @@ impl fmt::Display for RequestError {
             }
             Self::BadCharacter { at } => write!(f, "character {at} of the request is not printable ASCII"),
             Self::SeveralInComment => f.write_str("the comment has several requests"),
+            Self::MisspeltInComment { spec } => {
+                write!(f, "`{spec}` looks like a request, but the word does not begin with `gpush:`")
+            }
             Self::EmptyTerm => f.write_str("the request has an empty entry"),
             Self::UnknownKey { key, .. } => write!(f, "{key} is not a key of a request"),
             Self::ChosenBySlurm { key } => write!(f, "`{}` is not allowed in a Slurm request", key.name()),
@@ -194,6 +202,7 @@ impl RequestError {
         let keys = || Key::of_slurm().map(Key::name).collect::<Vec<_>>().join(", ");
         match self {
             Self::SeveralInComment => "write only one word that begins with `gpush:` in the comment".to_owned(),
+            Self::MisspeltInComment { spec } => format!("submit the job with --comment=gpush:{spec}"),
             Self::TooLong { .. } | Self::BadCharacter { .. } | Self::EmptyTerm => {
                 "write a request such as mps=25,memory=8G".to_owned()
             }

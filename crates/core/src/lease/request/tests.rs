@@ -200,6 +200,39 @@ fn job_comment_without_a_request_is_ignored() {
     assert_eq!(spec(&found), "mps=25,memory=8G");
     assert_eq!(from_comment("gpush:mps gpush:whole"), Err(RequestError::SeveralInComment));
     assert!(from_comment("gpush:").is_err() && from_comment("gpush:mpss=3").is_err());
+    // Fault: the second term was ignored, so the job got no memory limit.
+    let expected = parse("mps=25,memory=8G").unwrap();
+    for text in [
+        "gpush:mps=25, memory=8G",
+        "gpush:mps=25 ,memory=8G",
+        "gpush: mps=25 , memory=8G",
+        "note, GPUSH:mps=25,memory=8G",
+        "Gpush:mps=25,memory=8G and more",
+    ] {
+        assert_eq!(from_comment(text), Ok(Some(expected.clone())), "{text}");
+    }
+}
+
+/// Fault: the comment was ignored, and the job ran with the whole GPU.
+#[test]
+fn misspelt_request_in_a_comment_is_refused() {
+    for (text, spec) in [
+        ("mps=25", "mps=25"),
+        (" mig=1g.10gb ", "mig=1g.10gb"),
+        ("gpus:mps=25", "mps=25"),
+        ("run 7, gpush=mps=25, urgent", "mps=25"),
+        ("gpsuh:timeslice", "timeslice"),
+        ("gpush mps=25,memory=8G", "mps=25,memory=8G"),
+        ("gpu:mps=25", "mps=25"),
+    ] {
+        let error = from_comment(text).unwrap_err();
+        assert_eq!(error, RequestError::MisspeltInComment { spec: spec.to_owned() }, "{text}");
+        assert!(error.hint().ends_with(&format!("--comment=gpush:{spec}")), "{}", error.hint());
+    }
+    for text in ["mps=fast", "gpu=1", "gpush", "push:later", "mps=25 of the cluster", "gpus: 4", "whole", "key=mps=25"]
+    {
+        assert_eq!(from_comment(text), Ok(None), "{text}");
+    }
 }
 
 #[test]

@@ -18,7 +18,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The time at which Slurm started a hook of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct HookStart {
+pub(crate) struct HookStart {
     /// Id of the boot.
     boot: String,
     /// Clock ticks since boot. They do not change if the clock of the host is set.
@@ -29,18 +29,18 @@ impl HookStart {
     /// Returns the start time of the process that Slurm started for this hook: gpushctl itself, or the outermost script
     /// that runs gpushctl. To find that script, looks for the job id in the environments of the parent processes. All
     /// scripts of the hook have the id, but slurmd does not have it. Returns `None` if `/proc` cannot be read.
-    pub(super) fn of_this_process(job: u32) -> Option<Self> {
+    pub(crate) fn of_this_process(job: u32) -> Option<Self> {
         let boot = boot::id(Path::new(BOOT_ID)).ok()?;
         Some(Self { boot, ticks: proc::start(hook_of(std::process::id(), job))? })
     }
 
     /// Returns whether Slurm started this hook before the other one, on the same boot.
-    pub(super) fn is_before(&self, other: &Self) -> bool {
+    pub(crate) fn is_before(&self, other: &Self) -> bool {
         self.boot == other.boot && self.ticks < other.ticks
     }
 
     #[cfg(test)]
-    pub(super) fn at(ticks: u64) -> Self {
+    pub(crate) fn at(ticks: u64) -> Self {
         Self { boot: "boot-1".to_owned(), ticks }
     }
 }

@@ -1,4 +1,4 @@
-//! `gpushctl slurm epilog`. It needs only the job id, and can run more than once for a job.
+//! Epilog. It needs only the job id, and can run more than once for a job.
 
 use gpush_api::{GpuIndex, SlurmJobEnd, SlurmJobEnded, SlurmLeftover};
 use gpush_core::slurm::{
@@ -8,24 +8,25 @@ use gpush_core::slurm::{
     request::requested,
 };
 
-use super::{
+use crate::{
     admin_comment,
     call::{Calls, Unanswered, end_of},
     directory::{Directory, EndedRun},
-    fail,
     hook_start::HookStart,
-    sentence,
+    options::Options,
+    report::{fail, sentence},
     settings::Settings,
     variable,
 };
-use crate::args::{Global, HookFiles, HookLimits};
 
-pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8 {
+/// Runs Epilog. Returns its exit status.
+#[must_use]
+pub fn run(options: &Options) -> u8 {
     let job = match Job::read(variable) {
         Ok(job) => job,
         Err(error) => return fail(0, &error.to_string()),
     };
-    let settings = Settings::of_root(files, limits);
+    let settings = Settings::of_root(options);
     let directory = &settings.directory;
     let job = match with_place(directory, job) {
         Ok(job) => job,
@@ -52,18 +53,13 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
         return 0;
     }
     let end = || end_now(directory, &job, run, started.as_ref());
-    let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
-        runtime.block_on(async {
-            let concern = Concern::of(had_lease, has_request, job.has_devices());
-            let mut calls = Calls::new(global, &settings).for_concern(concern);
-            let ended = calls.end_run(end).await;
-            if let Ok(ended) = &ended {
-                calls.deliver_ends(directory).await;
-                comment(&mut calls, &settings, &job, ended).await;
-            }
-            ended
-        })
-    });
+    let concern = Concern::of(had_lease, has_request, job.has_devices());
+    let mut calls = Calls::new(&settings).for_concern(concern);
+    let answer = calls.end_run(end);
+    if let Ok(ended) = &answer {
+        calls.deliver_ends(directory);
+        comment(&mut calls, &settings, &job, ended);
+    }
     let (ended, why) = match answer {
         Ok(SlurmJobEnded { left, .. }) if left.is_empty() => (Ended::Clean, String::new()),
         Ok(SlurmJobEnded { left, .. }) if left.iter().all(|left| left.unattributed) => {
@@ -80,12 +76,12 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits) -> u8
 }
 
 /// Writes what the job used into its comment for administrators, if the config says so and the job had a lease.
-async fn comment(calls: &mut Calls, settings: &Settings, job: &Job, ended: &SlurmJobEnded) {
+fn comment(calls: &mut Calls, settings: &Settings, job: &Job, ended: &SlurmJobEnded) {
     let Some(scontrol) = settings.slurm.admin_comment.as_deref() else { return };
     if ended.ended.is_empty() {
         return;
     }
-    let leases = calls.ended_leases(job.id, &ended.ended).await;
+    let leases = calls.ended_leases(job.id, &ended.ended);
     if let Some(text) = admin_comment::text(&leases) {
         admin_comment::write(scontrol, job.id, &text, settings.until);
     }
@@ -165,7 +161,7 @@ mod tests {
     use gpush_api::{ApiError, Code};
 
     use super::*;
-    use crate::commands::slurm::{call::tests as gpushd, directory::PossibleLeases};
+    use crate::{call::tests as gpushd, directory::PossibleLeases};
 
     /// A run of a job.
     fn job(restart: u32) -> Job {
@@ -226,7 +222,7 @@ mod tests {
         assert_eq!(run, EndedRun::NoFile);
         let end = || end_now(&directory, &job, run, Some(&started));
         let mut calls = Calls::to(&socket, Duration::from_secs(5), Duration::ZERO);
-        crate::commands::runtime().unwrap().block_on(calls.end_run(end)).unwrap();
+        calls.end_run(end).unwrap();
         assert_eq!(requests.try_iter().collect::<Vec<_>>(), [1, 0]);
         finish(&directory, &job, &end().unwrap(), Ended::Clean, false);
         assert!(matches!(directory.ended_run(&job, None), EndedRun::OfFile { restart: 1, .. }), "its file stays");

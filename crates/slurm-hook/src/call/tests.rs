@@ -13,18 +13,18 @@ use gpush_client::{Origin, Socket};
 use super::*;
 
 /// An answer of gpushd: HTTP status and body. `None` closes the connection without an answer.
-pub(in crate::commands::slurm) type Answer = Option<(u16, String)>;
+pub(crate) type Answer = Option<(u16, String)>;
 
 impl Calls {
     /// Creates the calls to the gpushd that listens on `socket`.
-    pub(in crate::commands::slurm) fn to(socket: &Path, time: Duration, restart: Duration) -> Self {
-        let client = Client::new(Socket::given(socket, Origin::Option));
+    pub(crate) fn to(socket: &Path, time: Duration, restart: Duration) -> Self {
+        let client = BlockingClient::new(Socket::given(socket, Origin::Option));
         Self { client, until: Instant::now() + time, restart }
     }
 }
 
 /// Listens on `socket`, and answers each request with what `answer` returns for its body.
-pub(in crate::commands::slurm) fn serve(socket: &Path, mut answer: impl FnMut(&str) -> Answer + Send + 'static) {
+pub(crate) fn serve(socket: &Path, mut answer: impl FnMut(&str) -> Answer + Send + 'static) {
     let listener = UnixListener::bind(socket).unwrap();
     thread::spawn(move || {
         for mut connection in listener.incoming().flatten() {
@@ -52,7 +52,7 @@ fn request(connection: &mut UnixStream) -> Option<String> {
     }
 }
 
-pub(in crate::commands::slurm) fn error(error: &ApiError) -> Answer {
+pub(crate) fn error(error: &ApiError) -> Answer {
     Some((503, serde_json::to_string(error).unwrap()))
 }
 
@@ -92,7 +92,7 @@ fn start(answers: Vec<Answer>, time: Duration, restart: Duration) -> Result<Opti
         requests += 1;
         answers[requests.min(answers.len()) - 1].clone()
     });
-    crate::commands::runtime().unwrap().block_on(Calls::to(&socket, time, restart).start(job(), || true))
+    Calls::to(&socket, time, restart).start(&job(), || true)
 }
 
 /// Fault: the host's clock was set forward. gpushd then considered the request late, and Prolog
@@ -126,7 +126,7 @@ fn job_that_does_not_concern_gpush_waits_for_no_restart() {
         let socket = dir.path().join("socket");
         serve(&socket, move |_| answers.next().flatten());
         let mut calls = Calls::to(&socket, Duration::from_secs(600), RESTART).for_concern(concern);
-        crate::commands::runtime().unwrap().block_on(calls.start(job(), || true))
+        calls.start(&job(), || true)
     };
     assert!(begin(Concern::Request).is_ok() && begin(Concern::Gpus).is_ok());
     let answer = begin(Concern::Nothing);
@@ -159,7 +159,7 @@ fn prolog_sends_no_request_after_the_next_run_has_begun() {
     });
     let mut calls = Calls::to(&socket, Duration::from_secs(600), RESTART);
     let is_current = || !next_has_begun.load(std::sync::atomic::Ordering::SeqCst);
-    let answer = crate::commands::runtime().unwrap().block_on(calls.start(job(), is_current));
+    let answer = calls.start(&job(), is_current);
     assert!(matches!(answer, Ok(None)), "{answer:?}");
     assert_eq!(requests.try_iter().count(), 1);
 }
@@ -179,7 +179,7 @@ fn epilog_waits_for_a_gpushd_that_does_not_listen_yet() {
         Some(SlurmJobEnd { cluster, job: 42, node, restart: 0, until_ms: 0 })
     };
     let minutes = Duration::from_secs(600);
-    let ended = crate::commands::runtime().unwrap().block_on(Calls::to(&socket, minutes, minutes).end_run(run));
+    let ended = Calls::to(&socket, minutes, minutes).end_run(run);
     assert!(ended.is_ok_and(|ended| ended.left.is_empty()));
     assert_eq!(attempts.get(), 2);
 }

@@ -7,12 +7,11 @@
 use std::time::{Duration, Instant};
 
 use gpush_api::{ApiError, Code, Lease, LeaseId, SlurmJobEnd, SlurmJobEnded, SlurmJobStart, SlurmJobStarted};
-use gpush_client::{Client, Kind, LeaseSelection};
+use gpush_client::{BlockingClient, Kind, LeaseSelection};
 use gpush_core::slurm::{Job, decide::Concern};
 use jiff::Timestamp;
 
-use super::{admin_comment, directory::Directory, settings::Settings};
-use crate::args::Global;
+use crate::{admin_comment, directory::Directory, settings::Settings};
 
 /// How long a hook waits for a gpushd that restarts.
 const RESTART: Duration = Duration::from_secs(5);
@@ -37,7 +36,7 @@ const DELIVERY: Duration = Duration::from_secs(1);
 
 /// Why the hook got no useful answer.
 #[derive(Debug)]
-pub(super) enum Unanswered {
+pub enum Unanswered {
     /// gpushd did not get the request, or did not execute the request because gpushd was stopping.
     NotSent(ApiError),
     /// gpushd did not answer in time, but may still execute the request.
@@ -47,8 +46,8 @@ pub(super) enum Unanswered {
 }
 
 /// The requests of one hook to gpushd.
-pub(super) struct Calls {
-    client: Client,
+pub struct Calls {
+    client: BlockingClient,
     until: Instant,
     /// How long the hook waits for a gpushd that restarts.
     restart: Duration,
@@ -56,18 +55,20 @@ pub(super) struct Calls {
 
 impl Calls {
     /// Creates the client for one hook.
-    pub(super) fn new(global: &Global, settings: &Settings) -> Self {
-        Self { client: Client::new(settings.socket(global)), until: settings.until, restart: RESTART }
+    #[must_use]
+    pub fn new(settings: &Settings) -> Self {
+        Self { client: BlockingClient::new(settings.socket()), until: settings.until, restart: RESTART }
     }
 
     /// Creates the client for one of several jobs. Each job may take the whole time of a hook.
-    pub(super) fn of_one_job(global: &Global, settings: &Settings) -> Self {
-        Self { until: Instant::now() + settings.deadline, ..Self::new(global, settings) }
+    #[must_use]
+    pub fn of_one_job(settings: &Settings) -> Self {
+        Self { until: Instant::now() + settings.deadline, ..Self::new(settings) }
     }
 
     /// Adapts the client to why a job needs gpushd. If the job does not need it (`Concern::Nothing`), requests have a
     /// short time limit and do not wait for a restart of gpushd, because the node may have no gpushd or a hanging one.
-    pub(super) fn for_concern(self, concern: Concern) -> Self {
+    pub(crate) fn for_concern(self, concern: Concern) -> Self {
         match concern {
             Concern::Request | Concern::Gpus => self,
             Concern::Nothing => Self {
@@ -91,64 +92,68 @@ impl Calls {
     /// Requests that gpushd begins the lease of a job. Before each attempt, calls `is_current`, because the next run of
     /// the job may begin while the hook waits for gpushd. If `is_current` returns false, sends nothing and returns
     /// `None`: a request would end the lease of the next run.
-    pub(super) async fn start(
+    pub(crate) fn start(
         &mut self,
-        job: SlurmJobStart,
+        job: &SlurmJobStart,
         is_current: impl Fn() -> bool,
     ) -> Result<Option<SlurmJobStarted>, Unanswered> {
-        self.repeat(async |client, until_ms| match is_current() {
-            true => client.slurm_start(&SlurmJobStart { until_ms, ..job.clone() }).await.map(Some),
+        self.repeat(|client, until_ms| match is_current() {
+            true => client.slurm_start(&SlurmJobStart { until_ms, ..job.clone() }).map(Some),
             false => Ok(None),
         })
-        .await
     }
 
     /// Requests that gpushd ends the leases of a job.
-    pub(super) async fn end(&mut self, job: &SlurmJobEnd) -> Result<SlurmJobEnded, Unanswered> {
-        self.end_run(|| Some(job.clone())).await
+    ///
+    /// # Errors
+    /// If gpushd gives no useful answer within the time of the hook.
+    pub fn end(&mut self, job: &SlurmJobEnd) -> Result<SlurmJobEnded, Unanswered> {
+        self.end_run(|| Some(job.clone()))
     }
 
     /// Requests that gpushd ends a run of a Slurm job. Before each attempt, calls `run` to get the request, because the
     /// next run of the job may begin while the hook waits for gpushd. Sends nothing if `run` returns `None`.
-    pub(super) async fn end_run(&mut self, run: impl Fn() -> Option<SlurmJobEnd>) -> Result<SlurmJobEnded, Unanswered> {
-        self.repeat(async |client, until_ms| match run() {
-            Some(end) => client.slurm_end(&SlurmJobEnd { until_ms, ..end }).await,
+    pub(crate) fn end_run(&mut self, run: impl Fn() -> Option<SlurmJobEnd>) -> Result<SlurmJobEnded, Unanswered> {
+        self.repeat(|client, until_ms| match run() {
+            Some(end) => client.slurm_end(&SlurmJobEnd { until_ms, ..end }),
             None => Ok(SlurmJobEnded::default()),
         })
-        .await
     }
 
     /// Returns the leases that have not ended.
-    pub(super) async fn leases(&mut self) -> Result<Vec<Lease>, Unanswered> {
-        self.repeat(async |client, _| client.leases(0).await).await
+    ///
+    /// # Errors
+    /// If gpushd gives no useful answer within the time of the hook.
+    pub fn leases(&mut self) -> Result<Vec<Lease>, Unanswered> {
+        self.repeat(|client, _| client.leases_of(&LeaseSelection::default()))
     }
 
     /// Returns leases of a job that have just ended, with their final sums. Waits a short time for the sums. If gpushd does
     /// not answer, returns no lease.
-    pub(super) async fn ended_leases(&mut self, job: u32, ended: &[LeaseId]) -> Vec<Lease> {
+    pub(crate) fn ended_leases(&mut self, job: u32, ended: &[LeaseId]) -> Vec<Lease> {
         let until = Instant::now() + self.left().min(admin_comment::PATIENCE);
         let selection = LeaseSelection { job: Some(job), ended: MOST_ENDS, ..LeaseSelection::default() };
         loop {
             self.client.set_deadline(self.left());
-            let Ok(mut leases) = self.client.leases_of(&selection).await else { return Vec::new() };
+            let Ok(mut leases) = self.client.leases_of(&selection) else { return Vec::new() };
             leases.retain(|lease| ended.contains(&lease.id));
             if Instant::now() >= until || leases.iter().all(|lease| lease.usage.is_some()) {
                 return leases;
             }
-            tokio::time::sleep(PAUSE).await;
+            std::thread::sleep(PAUSE);
         }
     }
 
     /// Reports ended jobs to gpushd that earlier hooks could not report. If this fails again, the next hook tries
     /// again.
-    pub(super) async fn deliver_ends(&mut self, directory: &Directory) {
+    pub fn deliver_ends(&mut self, directory: &Directory) {
         let mut failed = 0;
         for end in directory.undelivered_ends().into_iter().take(MOST_ENDS) {
             // Set the deadline to now: this hook does not report leftovers of other jobs, so gpushd need not wait for
             // processes.
             let now = SlurmJobEnd { until_ms: Timestamp::now().as_millisecond(), ..end.clone() };
             self.client.set_deadline(self.left().min(DELIVERY));
-            let Err(error) = self.client.slurm_end(&now).await else {
+            let Err(error) = self.client.slurm_end(&now) else {
                 directory.end_delivered(&end);
                 continue;
             };
@@ -163,9 +168,9 @@ impl Calls {
         }
     }
 
-    async fn repeat<T>(
+    fn repeat<T>(
         &mut self,
-        call: impl AsyncFn(&mut Client, i64) -> Result<T, gpush_client::Error>,
+        call: impl Fn(&mut BlockingClient, i64) -> Result<T, gpush_client::Error>,
     ) -> Result<T, Unanswered> {
         // Time at which the hook stops waiting for a restart of gpushd. Each restart has its own time limit.
         let mut give_up: Option<Instant> = None;
@@ -180,7 +185,7 @@ impl Calls {
             self.client.set_deadline(left);
             let answered_by = self.answered_by();
             let began = Instant::now();
-            let error = match call(&mut self.client, answered_by).await {
+            let error = match call(&mut self.client, answered_by) {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
@@ -215,13 +220,15 @@ impl Calls {
                     }
                 });
             }
-            tokio::time::sleep(PAUSE).await;
+            std::thread::sleep(PAUSE);
         }
     }
 }
 
 impl Unanswered {
-    pub(super) fn into_error(self) -> ApiError {
+    /// Returns the error.
+    #[must_use]
+    pub fn into_error(self) -> ApiError {
         match self {
             Self::NotSent(error) | Self::NoAnswer(error) | Self::Error(error) => error,
         }
@@ -233,7 +240,7 @@ fn late() -> ApiError {
 }
 
 /// Returns the request that ends this run of a job and all earlier runs.
-pub(super) fn end_of(job: &Job, restart: u32) -> SlurmJobEnd {
+pub(crate) fn end_of(job: &Job, restart: u32) -> SlurmJobEnd {
     SlurmJobEnd {
         cluster: job.cluster.clone(),
         job: job.id,
@@ -244,4 +251,4 @@ pub(super) fn end_of(job: &Job, restart: u32) -> SlurmJobEnd {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+pub(crate) mod tests;

@@ -18,7 +18,7 @@ fn name_of(end: &SlurmJobEnd) -> String {
 impl Directory {
     /// Records the end of a job that could not be reported to gpushd. If there is already a record
     /// of a later run of the same job, keeps that record.
-    pub(in crate::commands::slurm) fn note_end(&self, end: &SlurmJobEnd) -> io::Result<()> {
+    pub(crate) fn note_end(&self, end: &SlurmJobEnd) -> io::Result<()> {
         let _locked = self.lock()?;
         let name = name_of(end);
         match self.read_json::<SlurmJobEnd>(&name) {
@@ -29,7 +29,7 @@ impl Directory {
 
     /// Removes the record of an ended job after it was reported. Keeps the record of a later run,
     /// which another hook may have written meanwhile.
-    pub(in crate::commands::slurm) fn end_delivered(&self, end: &SlurmJobEnd) {
+    pub(crate) fn end_delivered(&self, end: &SlurmJobEnd) {
         let name = name_of(end);
         // Most jobs have no such record. So first check whether it exists, without waiting for the
         // lock.
@@ -52,7 +52,7 @@ impl Directory {
     }
 
     /// Returns the ended jobs that are not reported to gpushd yet.
-    pub(in crate::commands::slurm) fn undelivered_ends(&self) -> Vec<SlurmJobEnd> {
+    pub(crate) fn undelivered_ends(&self) -> Vec<SlurmJobEnd> {
         let names = self.names().unwrap_or_default();
         names.iter().filter(|name| name.ends_with(ENDED)).filter_map(|name| self.read_json(name).ok()).collect()
     }

@@ -9,25 +9,25 @@ use gpush_core::slurm::{
     numbering::Numbering,
 };
 
-use super::{slurmd, variable};
+use crate::{slurmd, variable};
 
 /// Why the devices of a job cannot be found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct NotFound {
+pub(crate) struct NotFound {
     /// One sentence.
-    pub(super) text: String,
+    pub(crate) text: String,
     /// What the administrator can do. If the job is refused: what its user can do.
-    pub(super) hint: &'static str,
+    pub(crate) hint: &'static str,
     /// Whether the problem concerns only this job. If `true`, gpush can still serve jobs with other devices. If
     /// `false`, the files of the node are wrong.
-    pub(super) is_refusal: bool,
+    pub(crate) is_refusal: bool,
 }
 
 /// Finds the devices of a job. `gres_conf` is the path of gres.conf if it is not next to slurm.conf.
 ///
 /// # Errors
 /// If the devices cannot be found. The error says why.
-pub(super) fn found(job: &Job, gres_conf: Option<&Path>) -> Result<Vec<SlurmDevice>, NotFound> {
+pub(crate) fn found(job: &Job, gres_conf: Option<&Path>) -> Result<Vec<SlurmDevice>, NotFound> {
     let wrong = |text: String| NotFound {
         text,
         hint: "check the files with `gpushctl doctor --only slurm`",
@@ -65,7 +65,8 @@ fn numbering(job: &Job, gres_conf: Option<&Path>) -> Result<Numbering, String> {
 }
 
 /// Returns the path of slurm.conf: the variable `SLURM_CONF`, else the first of the usual paths that exists.
-pub(super) fn slurm_conf_path() -> PathBuf {
+#[must_use]
+pub fn slurm_conf_path() -> PathBuf {
     if let Some(path) = variable("SLURM_CONF").filter(|path| !path.is_empty()) {
         return path.into();
     }
@@ -74,7 +75,8 @@ pub(super) fn slurm_conf_path() -> PathBuf {
 }
 
 /// Reads slurm.conf. If the file cannot be read, returns no settings.
-pub(super) fn read_slurm_conf(path: &Path) -> SlurmConf {
+#[must_use]
+pub fn read_slurm_conf(path: &Path) -> SlurmConf {
     let text = std::fs::read(path).unwrap_or_default();
     SlurmConf::parse(&String::from_utf8_lossy(&text), included(path))
 }

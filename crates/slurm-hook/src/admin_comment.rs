@@ -9,10 +9,10 @@ use std::{
 use gpush_api::{Lease, LeaseUsageSummary, MemberShare};
 use gpush_core::duration;
 
-use super::print_error;
+use crate::report::print_error;
 
 /// How long Epilog waits for the final sums of a lease that has just ended.
-pub(super) const PATIENCE: Duration = Duration::from_secs(2);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Time limit of scontrol. slurmctld can be slow when many jobs end.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -21,7 +21,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Returns the comment about the leases of a job; `None` if it had none.
-pub(super) fn text(leases: &[Lease]) -> Option<String> {
+pub(crate) fn text(leases: &[Lease]) -> Option<String> {
     if leases.is_empty() {
         return None;
     }
@@ -65,7 +65,7 @@ fn used(usage: &LeaseUsageSummary) -> String {
 }
 
 /// Writes the comment with scontrol, but waits no longer than until a time.
-pub(super) fn write(scontrol: &str, job: u32, comment: &str, until: Instant) {
+pub(crate) fn write(scontrol: &str, job: u32, comment: &str, until: Instant) {
     let until = until.min(Instant::now() + LIMIT);
     let mut command = Command::new(scontrol);
     command.args(["update", &format!("JobId={job}"), &format!("AdminComment={comment}")]);
@@ -92,13 +92,76 @@ pub(super) fn write(scontrol: &str, job: u32, comment: &str, until: Instant) {
 
 #[cfg(test)]
 mod tests {
+    use gpush_api::{
+        EnergyMethod, LeaseBinding, LeaseHolder, LeaseId, LeaseKind, LeaseMember, LeaseState, Priority, UseState,
+    };
+    use jiff::Timestamp;
+
     use super::*;
-    use crate::render::fixtures;
+
+    fn lease(id: u64, kind: LeaseKind, shares: Vec<MemberShare>, usage: Option<LeaseUsageSummary>) -> Lease {
+        let member = |share| LeaseMember {
+            target: "GPU-1".into(),
+            gpu_uuid: "GPU-1".into(),
+            share,
+            memory_mib: 9856,
+            gpu_memory_mib: 81_920,
+        };
+        Lease {
+            id: LeaseId(id),
+            holder: LeaseHolder { uid: 1000, user: None },
+            account: None,
+            asked_by: None,
+            kind,
+            enforcement: kind.enforcement(),
+            device_access: None,
+            state: LeaseState::Ended,
+            reason: None,
+            request: None,
+            members: shares.into_iter().map(member).collect(),
+            binding: LeaseBinding::Time,
+            operation: None,
+            created_at: Timestamp::UNIX_EPOCH,
+            granted_at: None,
+            expires_at: None,
+            ended_at: None,
+            queue: None,
+            waits_for: Vec::new(),
+            revocation: None,
+            notice: None,
+            usage,
+            keep: None,
+            idle: None,
+            over_limit: None,
+        }
+    }
 
     #[test]
     fn comment_names_share_use_and_energy() {
-        let used = Lease { usage: Some(fixtures::lease::usage()), ..fixtures::lease::mig() };
-        let without = Lease { usage: None, ..fixtures::lease::mps() };
+        let usage = LeaseUsageSummary {
+            state: Some(UseState::Idle),
+            reason: None,
+            weak: false,
+            unused_since: None,
+            unused_s: None,
+            busy_s: 3_600,
+            idle_s: 7_500,
+            empty_s: 0,
+            unknown_s: 60,
+            process_count: None,
+            memory_mib: None,
+            memory_peak_mib: Some(10_240),
+            energy_j: Some(43_200.0),
+            energy_method: EnergyMethod::Gpm,
+            energy_mixed: false,
+            power_limited: None,
+            thermal_limited: None,
+        };
+        let device = MemberShare::Mig { profile: "1g.10gb".to_owned() };
+        let used = lease(18, LeaseKind::Mig, vec![device.clone(), device], Some(usage));
+        let (percentage, priority) = ("25".parse().unwrap(), Priority::Normal);
+        let mps = MemberShare::Mps { percentage, memory_limit_mib: None, priority };
+        let without = lease(17, LeaseKind::Mps, vec![mps], None);
         let text = text(&[used, without]).unwrap();
         assert_eq!(
             text,

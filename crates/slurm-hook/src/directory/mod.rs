@@ -39,7 +39,8 @@ use gpush_api::SlurmGpu;
 use gpush_core::slurm::job_files::HookPlace;
 use serde::{Serialize, de::DeserializeOwned};
 
-pub(super) use self::jobs::{BegunRun, EndedRun, FileWritten, Found, PossibleLeases};
+pub use self::jobs::BegunRun;
+pub(crate) use self::jobs::{EndedRun, FileWritten, Found, PossibleLeases};
 
 /// Maximum number of bytes that a hook reads from a file.
 const LARGEST: u64 = 1 << 20;
@@ -65,7 +66,7 @@ const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// The directory with the files of jobs.
 #[derive(Debug, Clone)]
-pub(super) struct Directory {
+pub struct Directory {
     path: PathBuf,
     /// The deadline of the hook.
     until: Instant,
@@ -80,17 +81,17 @@ struct Locked {
 impl Directory {
     /// Creates the handle of the directory at `path`. Methods wait for the lock until `until`, but
     /// for at least [`LOCK_WAIT`].
-    pub(super) fn new(path: &Path, until: Instant) -> Self {
+    pub(crate) fn new(path: &Path, until: Instant) -> Self {
         Self { path: path.to_owned(), until }
     }
 
     /// Returns the path of the directory.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Creates the directory. Only root can write in it or list it, because the names of the files contain job ids.
-    pub(super) fn create(&self) -> io::Result<()> {
+    pub(crate) fn create(&self) -> io::Result<()> {
         match fs::DirBuilder::new().recursive(true).mode(MODE).create(&self.path) {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
@@ -134,7 +135,7 @@ impl Directory {
     }
 
     /// Stores which GPUs are reserved for Slurm. Ignores errors, because the next hook stores them again.
-    pub(super) fn keep_owned(&self, owned: &[SlurmGpu]) {
+    pub(crate) fn keep_owned(&self, owned: &[SlurmGpu]) {
         if self.owned().as_deref() == Some(owned) {
             return;
         }
@@ -143,13 +144,13 @@ impl Directory {
 
     /// Returns which GPUs are reserved for Slurm, from the last answer of gpushd. `None` if gpushd has not answered on
     /// this boot.
-    pub(super) fn owned(&self) -> Option<Vec<SlurmGpu>> {
+    pub(crate) fn owned(&self) -> Option<Vec<SlurmGpu>> {
         self.read_json(OWNED).ok()
     }
 
     /// Records that hooks of this cluster and node run on this host. Does nothing if the directory does not exist.
     /// Ignores errors, because the next hook records this again.
-    pub(super) fn keep_place(&self, place: &HookPlace) {
+    pub(crate) fn keep_place(&self, place: &HookPlace) {
         if !self.path.exists() || self.places().contains(place) {
             return;
         }

@@ -4,7 +4,7 @@ use gpush_core::slurm::GpuPlugin;
 use gpush_host::proc;
 
 /// Returns the GPU plugin that the slurmd of this hook has loaded. Returns `None` if the plugin cannot be determined.
-pub(super) fn gpu_plugin() -> Option<GpuPlugin> {
+pub(crate) fn gpu_plugin() -> Option<GpuPlugin> {
     // Add process 1, because in a container it can be slurmd.
     let ancestors: Vec<u32> = proc::ancestors(std::process::id()).chain([1]).collect();
     let named = |name: &str| ancestors.iter().copied().find(|pid| proc::name(*pid) == name);

@@ -15,7 +15,8 @@ use gpush_core::slurm::{
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{super::hook_start::HookStart, Directory, Locked, access};
+use super::{Directory, Locked, access};
+use crate::hook_start::HookStart;
 
 /// Suffix of the file that records a run. A node name in a file name never contains a `+`, so no other job file ends
 /// with this suffix.
@@ -27,7 +28,7 @@ const COMPONENT_IDS: u32 = 1024;
 
 /// One run of a job, which a Prolog has begun. Each file of a job belongs to one run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(in crate::commands::slurm) struct Run {
+pub(crate) struct Run {
     /// How often the job was requeued.
     restart: u32,
     /// Job id of the leader of a heterogeneous job.
@@ -57,31 +58,34 @@ struct RunRecord {
 
 /// A run of a job that has a file.
 #[derive(Debug, Clone)]
-pub(in crate::commands::slurm) struct BegunRun {
+pub struct BegunRun {
     name: FileName,
     record: RunRecord,
 }
 
 impl BegunRun {
     /// Returns the job id.
-    pub(in crate::commands::slurm) fn job(&self) -> u32 {
+    #[must_use]
+    pub fn job(&self) -> u32 {
         self.name.job()
     }
 
     /// Returns the cluster as Slurm writes it.
-    pub(in crate::commands::slurm) fn cluster(&self) -> &str {
+    #[must_use]
+    pub fn cluster(&self) -> &str {
         &self.record.cluster
     }
 
     /// Returns the node as Slurm writes it.
-    pub(in crate::commands::slurm) fn node(&self) -> &str {
+    #[must_use]
+    pub fn node(&self) -> &str {
         &self.record.node
     }
 }
 
 /// Which leases of a job may exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::commands::slurm) enum PossibleLeases {
+pub(crate) enum PossibleLeases {
     /// No lease: gpushd has refused this run and has ended the leases of earlier runs.
     None,
     /// Only leases of earlier runs, because this run did not reach gpushd.
@@ -102,7 +106,7 @@ impl PossibleLeases {
 
 /// Which run of a job an Epilog ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::commands::slurm) enum EndedRun {
+pub(crate) enum EndedRun {
     /// The run whose Prolog has written the file of the job.
     OfFile {
         /// Restart count of that run.
@@ -123,7 +127,7 @@ pub(in crate::commands::slurm) enum EndedRun {
 
 /// Whether a Prolog has written its result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::commands::slurm) enum FileWritten {
+pub(crate) enum FileWritten {
     Yes,
     /// Not written: Slurm runs another Prolog for the same run of the job, and that Prolog writes the result.
     Again,
@@ -133,7 +137,7 @@ pub(in crate::commands::slurm) enum FileWritten {
 
 /// What TaskProlog finds for a task.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::commands::slurm) enum Found {
+pub(crate) enum Found {
     /// The job does not need gpush.
     Nothing,
     /// The file of the job.
@@ -146,12 +150,7 @@ pub(in crate::commands::slurm) enum Found {
 impl Directory {
     /// Begins a run of a job: replaces the files of earlier runs by a file with the state `begun`. `started` is when
     /// Slurm started the Prolog. `leases` says which leases may exist until the Prolog writes its result.
-    pub(in crate::commands::slurm) fn begin(
-        &self,
-        job: &Job,
-        started: Option<HookStart>,
-        leases: PossibleLeases,
-    ) -> io::Result<Run> {
+    pub(crate) fn begin(&self, job: &Job, started: Option<HookStart>, leases: PossibleLeases) -> io::Result<Run> {
         self.create()?;
         let locked = self.lock()?;
         // Tasks find their files only in recorded places.
@@ -182,7 +181,7 @@ impl Directory {
     }
 
     /// Writes the result of a Prolog. Also records which leases of the job possibly exist now.
-    pub(in crate::commands::slurm) fn write(
+    pub(crate) fn write(
         &self,
         job: &Job,
         run: &Run,
@@ -205,7 +204,7 @@ impl Directory {
 
     /// Returns whether `run` is still the current run: no later Prolog has replaced its file, and no Epilog or
     /// `reconcile` has removed it. A file that cannot be read counts as the file of this run.
-    pub(in crate::commands::slurm) fn is_current(&self, job: &Job, run: &Run) -> bool {
+    pub(crate) fn is_current(&self, job: &Job, run: &Run) -> bool {
         match self.read_json::<RunRecord>(&format!("{}{RUN}", job.file_name())) {
             Ok(now) => now.run == *run,
             Err(error) => error.kind() != io::ErrorKind::NotFound,
@@ -224,7 +223,7 @@ impl Directory {
     }
 
     /// Finds out which run an Epilog ends. `epilog` is when Slurm started the Epilog.
-    pub(in crate::commands::slurm) fn ended_run(&self, job: &Job, epilog: Option<&HookStart>) -> EndedRun {
+    pub(crate) fn ended_run(&self, job: &Job, epilog: Option<&HookStart>) -> EndedRun {
         let Some(RunRecord { run, may_have_lease, .. }) = self.record_of(&job.file_name()) else {
             return EndedRun::NoFile;
         };
@@ -244,24 +243,25 @@ impl Directory {
     }
 
     /// Removes the file of a job. Keeps the file if it belongs to a later run than `restart`.
-    pub(in crate::commands::slurm) fn remove(&self, job: &Job, restart: u32) {
+    pub(crate) fn remove(&self, job: &Job, restart: u32) {
         self.remove_if(&job.file_name(), |run| run.restart <= restart);
     }
 
     /// Removes the file of a run, unless a later Prolog of the job has replaced the file.
-    pub(in crate::commands::slurm) fn remove_run(&self, job: &Job, run: &Run) {
+    pub(crate) fn remove_run(&self, job: &Job, run: &Run) {
         self.remove_if(&job.file_name(), |now| now == run);
     }
 
     /// Returns the runs of all jobs that have a file.
-    pub(in crate::commands::slurm) fn begun_runs(&self) -> Vec<BegunRun> {
+    #[must_use]
+    pub fn begun_runs(&self) -> Vec<BegunRun> {
         let names = self.names().unwrap_or_default();
         let names = names.iter().filter_map(|name| FileName::parse(name.strip_suffix(RUN)?));
         names.filter_map(|name| self.record_of(&name).map(|record| BegunRun { name, record })).collect()
     }
 
     /// Removes the file of a run, unless a later Prolog of the job has replaced the file.
-    pub(in crate::commands::slurm) fn remove_begun(&self, begun: &BegunRun) {
+    pub fn remove_begun(&self, begun: &BegunRun) {
         self.remove_if(&begun.name, |now| *now == begun.record.run);
     }
 
@@ -291,7 +291,7 @@ impl Directory {
     }
 
     /// Finds the file of the job to which a task of the calling user belongs.
-    pub(in crate::commands::slurm) fn find(&self, task: &Task) -> io::Result<Found> {
+    pub(crate) fn find(&self, task: &Task) -> io::Result<Found> {
         let is_own = |name: &FileName| access::is_own(&self.path.join(name.to_string()));
         let places = self.places();
         let names: Vec<FileName> = possible_names(task.job, &places).filter(is_own).collect();
@@ -312,7 +312,7 @@ impl Directory {
     }
 
     /// Finds the cluster and the node of an ended job if the environment does not contain both.
-    pub(in crate::commands::slurm) fn place_of(&self, ended: &Task) -> PlaceChoice {
+    pub(crate) fn place_of(&self, ended: &Task) -> PlaceChoice {
         let names = self.names().unwrap_or_default();
         let names: Vec<FileName> = names.iter().filter_map(|name| FileName::parse(name)).collect();
         choose_place(ended, &names, &self.places())
@@ -320,7 +320,7 @@ impl Directory {
 
     /// Returns the names of the cluster and the node as Slurm writes them. If the job has no file, returns the names in
     /// the form for file names.
-    pub(in crate::commands::slurm) fn names_of(&self, place: &HookPlace, job: u32) -> (String, String) {
+    pub(crate) fn names_of(&self, place: &HookPlace, job: u32) -> (String, String) {
         let (cluster, node) = (place.cluster(), place.node());
         match self.record_of(&FileName::of_job(cluster, job, node)) {
             Some(record) => (record.cluster, record.node),

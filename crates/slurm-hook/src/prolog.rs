@@ -1,4 +1,4 @@
-//! `gpushctl slurm prolog`.
+//! Prolog.
 //!
 //! ```text
 //! nothing to do ─► 0
@@ -7,8 +7,6 @@
 //!                     ├─ refused: file with the reason ───────────────► 0
 //!                     └─ no answer, broken: file removed, end noted ──► 0 or 1, by `gpush_core::slurm::decide`
 //! ```
-
-use std::path::Path;
 
 use gpush_api::{Code, SlurmDevice, SlurmJobStart, SlurmOutcome};
 use gpush_core::{
@@ -24,24 +22,26 @@ use gpush_core::{
 };
 use jiff::Timestamp;
 
-use super::{
+use crate::{
     call::{Calls, Unanswered, end_of},
     directory::{FileWritten, PossibleLeases},
-    fail,
     hook_start::HookStart,
-    mapping, say_refused, sentence,
+    mapping,
+    options::Options,
+    report::{fail, say_refused, sentence},
     settings::Settings,
     variable,
 };
-use crate::args::{Global, HookFiles, HookLimits};
 
-pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_conf: Option<&Path>) -> u8 {
+/// Runs Prolog. Returns its exit status.
+#[must_use]
+pub fn run(options: &Options) -> u8 {
     let job = match Job::read(variable) {
         Ok(job) => job,
         Err(error) => return fail(0, &error.to_string()),
     };
     let request = requested(&job);
-    let settings = Settings::of_root(files, limits);
+    let settings = Settings::of_root(options);
     let directory = &settings.directory;
     // Most jobs need no GPU, so first check whether this job needs one.
     if matches!(request, Ok(None)) && !job.has_devices() {
@@ -56,7 +56,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
             return refuse(&settings, &job, concern, &error.to_string(), Some(error.hint()));
         }
     };
-    let found = mapping::found(&job, gres_conf);
+    let found = mapping::found(&job, options.gres_conf.as_deref());
     let allocated: &[SlurmDevice] = found.as_deref().unwrap_or_default();
     let known_owned = directory.owned();
     // If the devices of the job are unknown, they may include a GPU that is reserved for Slurm.
@@ -97,13 +97,9 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
         devices: allocated.to_vec(),
         until_ms: Timestamp::now().as_millisecond(),
     };
-    let answer = super::super::runtime().map_err(Unanswered::Error).and_then(|runtime| {
-        runtime.block_on(async {
-            let mut calls = Calls::new(global, &settings).for_concern(concern);
-            calls.deliver_ends(directory).await;
-            calls.start(start, || directory.is_current(&job, &run)).await
-        })
-    });
+    let mut calls = Calls::new(&settings).for_concern(concern);
+    calls.deliver_ends(directory);
+    let answer = calls.start(&start, || directory.is_current(&job, &run));
     // If gpushd does not know a device of the job, gres.conf is wrong, and the device may be reserved for Slurm.
     let is_wrong_gres_conf = matches!(&answer, Err(Unanswered::Error(error)) if error.code == Code::ConfigInvalid);
     let concern = if is_wrong_gres_conf { Concern::Gpus } else { concern };
@@ -125,6 +121,7 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
                         lease: grant.lease.id,
                         environment: grant.environment,
                         allocated: (!has_request).then_some(allocated.len()),
+                        has_gres: job.has_devices(),
                     };
                     (Started::Granted, Some(state), PossibleLeases::All, None)
                 }
@@ -166,11 +163,11 @@ pub(super) fn run(global: &Global, files: &HookFiles, limits: &HookLimits, gres_
             0
         }
         Ok(FileWritten::Late) => {
-            undo(global, &settings, &job);
+            undo(&settings, &job);
             0
         }
         Err(error) => {
-            undo(global, &settings, &job);
+            undo(&settings, &job);
             directory.remove_run(&job, &run);
             fail_with_gpus(concern, &job, &unwritable(&settings, &error))
         }
@@ -202,12 +199,9 @@ fn refuse(settings: &Settings, job: &Job, concern: Concern, reason: &str, hint: 
 }
 
 /// Ends the lease of a job, because its environment could not be written.
-fn undo(global: &Global, settings: &Settings, job: &Job) {
+fn undo(settings: &Settings, job: &Job) {
     let end = end_of(job, job.begun_run());
-    let ended = super::super::runtime()
-        .map_err(Unanswered::Error)
-        .and_then(|runtime| runtime.block_on(async { Calls::new(global, settings).end(&end).await }));
-    if ended.is_err() {
+    if Calls::new(settings).end(&end).is_err() {
         let _noted = settings.directory.note_end(&end);
     }
 }
