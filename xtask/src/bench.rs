@@ -28,8 +28,12 @@ pub(crate) struct Arguments {
 
 /// The figures in the order of the document: those of the examples of `gpush-core`, and those of the bench of
 /// `gpush-tests`.
-const PLANS: [(&str, &[&str]); 3] =
-    [("plans", &["plan_bench"]), ("placement", &["placement_bench"]), ("optimum", &["placement_bench", "--optimum"])];
+const PLANS: [(&str, &[&str]); 4] = [
+    ("plans", &["plan_bench"]),
+    ("placement", &["placement_bench"]),
+    ("optimum", &["placement_bench", "--optimum"]),
+    ("queue", &["placement_bench", "--queue"]),
+];
 const FIGURES: [&str; 14] = [
     "apply",
     "status",

@@ -8,12 +8,13 @@ use gpush_api::{
     text::local_time,
 };
 use gpush_core::lease::machine::EndProcesses;
+use jiff::Timestamp;
 use tokio::sync::oneshot;
 
 use super::{
     Leases,
     actor::{ChangeError, ChangeRequest, LeaseCommand, NOTICE, RequestedChange, expires_at},
-    show,
+    renewal, show,
 };
 use crate::{
     requests::{
@@ -158,8 +159,8 @@ async fn lease_after_change(leases: &Leases, caller: &Caller, lease: &OpenLease)
 /// Sets a new end time for an active lease.
 ///
 /// # Errors
-/// If the lease is not active, if another user holds it, if the quota does not allow the duration, or if the new end
-/// time cannot be recorded.
+/// If the lease is not active, if another user holds it, if the quota does not allow the duration, if an earlier request
+/// waits for the capacity of the lease, or if the new end time cannot be recorded.
 pub(crate) async fn renew(
     leases: &Leases,
     caller: &Caller,
@@ -184,6 +185,9 @@ pub(crate) async fn renew(
         return Err(not_active(&lease.to_api(caller.viewer)));
     }
     let expires_at = expires_at(Some(request.duration_s));
+    if !caller.viewer.is_admin() {
+        renewal::check(&leases.handles.context.state.leases(), &lease, expires_at, Timestamp::now())?;
+    }
     match change(leases, caller, (text, "renew"), key, RequestedChange::Renew { expires_at }).await {
         Ok((_, Ok(()))) => show::one(leases, caller.viewer, text).await,
         Ok((_, Err(ChangeError::Inactive))) => Err(not_active(&show::one(leases, caller.viewer, text).await?)),
@@ -259,8 +263,6 @@ fn end_of_processes(request: &LeaseRevokeRequest, grace: Duration) -> Result<Opt
 
 #[cfg(test)]
 mod tests {
-    use jiff::Timestamp;
-
     use super::*;
     use crate::state::leases::tests::record;
 

@@ -38,6 +38,7 @@
 //! | `access` | the GPUs that a user may not lease |
 //! | `pending` | a client that waits for its lease |
 //! | `change` | requests for release, renewal, revocation |
+//! | `renewal` | whether a lease can be renewed although a request waits for its capacity |
 //! | `keep` | requests to keep an unused lease |
 //! | `unused` | what the idle policy does with a lease |
 //! | `rule_policies` | the policies of a lease, by the rules of its GPUs |
@@ -74,6 +75,7 @@ mod pending;
 mod policy_end;
 mod processes;
 mod quotas;
+mod renewal;
 mod request;
 mod rule_policies;
 mod scope;
@@ -107,7 +109,7 @@ use crate::{
 };
 
 pub(crate) use self::{
-    actor::{EndCheck, HolderNews, SeenUnused, restore_places, take_over},
+    actor::{EndCheck, HolderNews, SeenUnused, overtaken_before, restore_places, take_over},
     administrator_scope::leave_session,
     change::{release, renew, revoke},
     device_list::devices,

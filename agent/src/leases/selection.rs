@@ -337,7 +337,7 @@ mod tests {
     /// Slurm jobs can lease GPU 6.
     #[test]
     fn slurm_error_needs_a_selected_gpu_that_only_slurm_may_lease() {
-        let whole = Some(WholeOffer { free: true, leased: false });
+        let whole = Some(WholeOffer { free: true, leased: false, end: None });
         let offered = Host {
             gpus: vec![
                 GpuOffer { index: GpuIndex(1), whole, ..GpuOffer::default() },

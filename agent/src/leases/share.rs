@@ -173,7 +173,7 @@ mod tests {
         let of_named = found(&named, (None, &none), Limits::default(), &|| unreachable!("the share is named"));
         assert_eq!(of_named, whole);
         let offer = |index| {
-            let whole = Some(WholeOffer { free: true, leased: false });
+            let whole = Some(WholeOffer { free: true, leased: false, end: None });
             GpuOffer { index, whole, ..GpuOffer::default() }
         };
         let offered = || Host { gpus: vec![offer(GpuIndex(1))] };
@@ -186,13 +186,14 @@ mod tests {
     /// A request without a share gets the only kind that the GPUs offer and the quota allows.
     #[test]
     fn unnamed_share_is_of_a_kind_that_the_quota_allows() {
-        let whole = Some(WholeOffer { free: true, leased: false });
+        let whole = Some(WholeOffer { free: true, leased: false, end: None });
         let timeslice = TimesliceOffer {
             replicas: 2,
             level: gpush_api::TimesliceLevel::Default,
             compute_mode: None,
             taken: 0,
             excluding: 0,
+            first_end: None,
         };
         let offered = || Host {
             gpus: vec![

@@ -31,13 +31,14 @@ pub(super) async fn take_over(
     // Adopt running daemons before gpushd serves requests, because requests find only adopted daemons.
     mps::adopt_daemons(&handles.mps);
     // Put leases that arrived before this operation into the queue first, to keep the order of arrival.
+    let overtaken = leases::overtaken_before(leases).await;
     let mut queued = Vec::new();
     let enqueue = |ongoing: &Arc<OperationHandle>, order, since| {
-        leases::restore_places(leases, Some(since));
+        leases::restore_places(leases, Some(since), &overtaken);
         queued.push(QueuedOperation::recovered(engine, ongoing, order, since));
     };
     let changed = recovery.take_over(unfinished, superseded, boot_id, enqueue).await;
-    leases::restore_places(leases, None);
+    leases::restore_places(leases, None, &overtaken);
     // A request that changes a lease needs the task of this lease.
     leases::take_over(leases);
     // Now the operations that have begun have their lanes.

@@ -147,7 +147,7 @@ mod tests {
     fn grant_that_is_being_recorded_delays_a_reload_or_is_placed_again() {
         let state = state();
         let seen = state.now();
-        let reservation = || Reservation { holder: 1000, members: vec![member()], lease: None };
+        let reservation = || Reservation { holder: 1000, members: vec![member()], lease: None, end: None };
         let id = state.reserve(&seen, &state.leases(), reservation()).unwrap();
         state.replace_config(rule(TIMESLICE), 2);
         assert_eq!(state.now().gpus[0].gpu.pending.len(), 1, "the reservation counts as a lease");
@@ -166,7 +166,7 @@ mod tests {
     fn of_two_grants_placed_at_the_same_moment_one_is_placed_again() {
         let state = state();
         let (seen, table) = (state.now(), state.leases());
-        let reservation = || Reservation { holder: 1000, members: vec![member()], lease: None };
+        let reservation = || Reservation { holder: 1000, members: vec![member()], lease: None, end: None };
         let id = state.reserve(&seen, &table, reservation()).unwrap();
         assert_eq!(state.reserve(&seen, &table, reservation()), Err(OutdatedPlacement::Capacity));
         // Freed capacity does not make a placement outdated. A failed grant frees its capacity, but came first.
@@ -185,7 +185,7 @@ mod tests {
         let id = state.reserve(
             &state.now(),
             &state.leases(),
-            Reservation { holder: 1000, members: vec![member()], lease: None },
+            Reservation { holder: 1000, members: vec![member()], lease: None, end: None },
         );
         let id = id.unwrap();
         state.replace_config(rule(TIMESLICE), 2);

@@ -22,7 +22,7 @@ use gpush_api::{
     LeaseQueuePosition, LeaseState, LeaseUse, MemberShare, Placement, Process, ProcessKind, TargetUuid,
     text::local_time, whole_second,
 };
-use gpush_core::lease::machine;
+use gpush_core::lease::{machine, placement::KnownEnd};
 use gpush_host::{cgroup, proc};
 use gpush_store::{CreatedInstances, LeaseRecord, OperationId};
 use jiff::Timestamp;
@@ -232,6 +232,8 @@ pub(crate) struct Reservation {
     pub(crate) members: Vec<LeaseMember>,
     /// The lease, if its request was in the queue. A new request has no id yet.
     pub(crate) lease: Option<LeaseId>,
+    /// The known end of the lease.
+    pub(crate) end: KnownEnd,
 }
 
 /// How the end of an operation has changed leases, and the record of created instances.

@@ -160,7 +160,7 @@ mod tests {
             quota::{self, Effective, HeldLease, Limits, MemoryAmount},
         },
         preset,
-        schedule::{Needs, Queue, Waiter},
+        schedule::{Needs, Queue, ScheduleRules, Waiter},
     };
 
     fn host() -> Vec<Gpu> {
@@ -391,7 +391,7 @@ mod tests {
         let share = RequestedShare::Mig(RequestedDevice::Profile("1g.10gb".to_owned()));
         let wanted = PlacementRequest { share, count: 1, holder: 1000, gpus: None, targets: None };
         let ticket = queue.push(Waiter::Lease("L48".to_owned()), Some(wanted), Needs::new());
-        let takers = queue.schedule(&open, PlacementPolicy::Pack).takers;
+        let takers = queue.schedule(&open, ScheduleRules::new(PlacementPolicy::Pack, 0)).takers;
         assert!(takers.values().all(|taker| *taker == ticket));
         let takers = takers.into_keys().map(|uuid| (uuid, "lease L48".to_owned())).collect();
         assert_eq!(first(&gpus, &[], Offers { takers: &takers, ..offers }), no("lease L48 is ahead in the queue"));

@@ -68,7 +68,7 @@ pub(super) use self::{
 };
 pub(crate) use self::{
     inbox::{EndCheck, HolderNews, SeenUnused},
-    restored::restore_places,
+    restored::{overtaken_before, restore_places},
 };
 use super::{Leases, request::Resolved, scope::NotMoved};
 use crate::{

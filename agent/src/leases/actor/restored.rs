@@ -13,12 +13,12 @@
 //! must wait for the client: a request of root exceeds the limits of users, the lease is bound to a scope or cgroup, or
 //! the lease is for a Slurm job. Meanwhile the request keeps its place, but reserves nothing.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use gpush_api::{ApiError, Code, LeaseBinding, LeaseId, LeaseState};
 use gpush_core::lease::machine::{Event, State};
 use gpush_host::{peer::Peer, proc};
-use gpush_store::LeaseRecord;
+use gpush_store::{LeaseRecord, StoreError};
 use jiff::Timestamp;
 use tokio::{
     sync::{OwnedMutexGuard, oneshot},
@@ -42,8 +42,8 @@ const RECONNECT_TIME: Duration = Duration::from_secs(30);
 
 /// Puts queued requests back into the queue: those that arrived before the time `before`, or all of them if `before` is
 /// `None`. Call this function before each restored operation is queued, so that leases and operations keep one order of
-/// arrival. Also call it before gpushd serves any request.
-pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
+/// arrival. Also call it before gpushd serves any request. `overtaken` comes from [`overtaken_before`].
+pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>, overtaken: &BTreeMap<LeaseId, u32>) {
     let table = leases.handles.context.state.leases();
     let queued = table.open.values().filter(|lease| lease.state.name() == LeaseState::Queued);
     for lease in queued.filter(|lease| before.is_none_or(|before| lease.record.created_at <= before)) {
@@ -53,7 +53,8 @@ pub(crate) fn restore_places(leases: &Leases, before: Option<Timestamp>) {
         }
         let mut actor = Actor::of_open_lease(leases, OpenLease::clone(lease));
         let inbox = Arc::new(actor.inbox.clone());
-        actor.place = Some(leases.handles.scheduler.enter_lease(lease.id(), None, inbox));
+        let overtaken = overtaken.get(&lease.id()).copied().unwrap_or_default();
+        actor.place = Some(leases.handles.scheduler.restore_lease(lease.id(), overtaken, inbox));
         actor.client = LeaseClient::Away { until: Instant::now() + RECONNECT_TIME };
         actor.wait_until = wait_until(lease);
         actor.spawn();
@@ -92,6 +93,26 @@ pub(in crate::leases) async fn rejoin(
         // The lease has just ended, or gpushd is stopping.
         Err(_) => Err(ending_error(id)),
     }
+}
+
+/// Returns how often later requests have overtaken each queued request: the number of later leases that were granted. This
+/// also counts leases on GPUs that the request cannot use, and misses leases whose records were deleted.
+pub(crate) async fn overtaken_before(leases: &Leases) -> BTreeMap<LeaseId, u32> {
+    let table = leases.handles.context.state.leases();
+    let queued = table.open.values().filter(|lease| lease.state.name() == LeaseState::Queued);
+    let ids: Vec<LeaseId> = queued.map(|lease| lease.id()).collect();
+    if ids.is_empty() {
+        return BTreeMap::new();
+    }
+    let counted = leases.handles.context.store.read(move |view| {
+        let count = |id: &LeaseId| Ok((*id, u32::try_from(view.granted_after(*id)?).unwrap_or(u32::MAX)));
+        ids.iter().map(count).collect::<Result<BTreeMap<_, _>, StoreError>>()
+    });
+    // Without the counts, the requests only reserve later.
+    counted.await.unwrap_or_else(|error| {
+        tracing::warn!("cannot read how often queued requests were overtaken: {error}");
+        BTreeMap::new()
+    })
 }
 
 impl Actor {

@@ -17,7 +17,7 @@ const HOLDER: u32 = 65_534;
 
 impl InProcess {
     /// Begins to request a lease with an idempotency key.
-    fn begin_lease(&self, key: &str, body: &Value) -> PendingAnswer {
+    pub(super) fn begin_lease(&self, key: &str, body: &Value) -> PendingAnswer {
         let headers = [("content-type", "application/json"), ("idempotency-key", key)];
         let body = body.to_string().into_bytes();
         self.begin_request(requests::request(user(0), Method::POST, "/v1/leases", &headers, body))
@@ -28,7 +28,7 @@ impl InProcess {
     }
 
     /// Waits until this number of requests is queued. Returns them in the order of the queue.
-    async fn order_of_queue(&self, number: usize) -> Vec<LeaseId> {
+    pub(super) async fn order_of_queue(&self, number: usize) -> Vec<LeaseId> {
         let mut queued = self.wait_for_queued(number).await;
         queued.sort_by_key(|lease| lease.queue.as_ref().map(|queue| queue.position));
         queued.into_iter().map(|lease| lease.id).collect()

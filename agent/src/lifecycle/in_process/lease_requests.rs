@@ -347,7 +347,7 @@ async fn capacity_of_an_unused_grant_is_free_again() {
         memory_mib: 1,
         gpu_memory_mib: 1,
     }];
-    let reservation = Reservation { holder: 0, members: members.clone(), lease: None };
+    let reservation = Reservation { holder: 0, members: members.clone(), lease: None, end: None };
     let id = engine.context.state.reserve(&now, &now.leases, reservation).expect("nothing has changed");
     let unused = Reserved::new(&engine.scheduler, id, members, None, Vec::new());
     assert_eq!(host.lease(0, &whole("0", 1)).await.unwrap_err().code, Code::Blocked);

@@ -31,6 +31,7 @@
 //! | `bills` | closed months, late use, own bills |
 //! | `leases`, `lease_requests` | grants, quotas, failed grants |
 //! | `lease_queue` | requests that wait for a lease |
+//! | `lease_reservations` | capacity that the queue keeps for waiting requests |
 //! | `dynamic` | devices that are created for leases |
 //! | `daemons` | the scripted MPS daemons |
 //! | `slurm` | leases of Slurm jobs |
@@ -65,6 +66,7 @@ mod idempotency;
 mod idle;
 mod lease_queue;
 mod lease_requests;
+mod lease_reservations;
 mod leases;
 mod listener;
 mod mps;

@@ -6,10 +6,13 @@ use std::{
     time::Duration,
 };
 
-use gpush_api::LeaseId;
+use gpush_api::{GpuIndex, LeaseId};
 use gpush_core::{
     config::Config,
-    lease::{machine::State, placement::PlacementRequest},
+    lease::{
+        machine::State,
+        placement::{Host, PlacementRequest},
+    },
     schedule::{Ahead, Needs, Queue, Ticket, Waiter},
 };
 use tokio::{sync::watch, time::Instant};
@@ -17,6 +20,7 @@ use tokio::{sync::watch, time::Instant};
 use super::{
     answer::LeaseInbox,
     demand::LeaseDemand,
+    ends,
     held::HeldLeases,
     limits,
     restriction::{Restriction, Restrictions},
@@ -72,6 +76,7 @@ impl Entries {
     ) -> Ticket {
         let wanted = demand.as_ref().map(|(demand, _)| demand.wanted.clone());
         let ticket = self.queue.push(Waiter::Lease(id.to_string()), wanted, Needs::new());
+        self.queue.set_lasts(ticket, demand.as_ref().and_then(|(demand, _)| ends::longest(demand)));
         let (not_before, restriction) = (None, None);
         self.leases.insert(ticket, WaitingLease { id, demand, not_before, restriction, inbox });
         ticket
@@ -95,6 +100,7 @@ impl Entries {
     pub(super) fn set_demand(&mut self, ticket: Ticket, demand: Arc<LeaseDemand>, viewer: Viewer) {
         let Some(lease) = self.leases.get_mut(&ticket) else { return };
         self.queue.set_wanted(ticket, demand.wanted.clone());
+        self.queue.set_lasts(ticket, ends::longest(&demand));
         lease.demand = Some((demand, viewer));
     }
 
@@ -108,6 +114,16 @@ impl Entries {
     /// Replaces the needs of an entry. Returns whether they have changed.
     pub(super) fn set_needs(&mut self, ticket: Ticket, needs: Needs) -> bool {
         self.queue.set_needs(ticket, needs)
+    }
+
+    /// Notes that a request got capacity on these GPUs. `ticket` is its entry; `None` if it did not wait.
+    pub(super) fn note_grant(&mut self, ticket: Option<Ticket>, host: &Host, gpus: &BTreeSet<GpuIndex>) {
+        self.queue.note_grant(ticket, host, gpus);
+    }
+
+    /// Sets how often a request was overtaken before gpushd started.
+    pub(super) fn set_overtaken(&mut self, ticket: Ticket, overtaken: u32) {
+        self.queue.set_overtaken(ticket, overtaken);
     }
 
     pub(super) fn pause(&mut self, ticket: Ticket, until: Instant) {
@@ -260,7 +276,7 @@ mod tests {
         };
         assert!(needs(&table));
         let members = Vec::new();
-        let reservation = table.reserve(Reservation { holder: 1000, members, lease: Some(LeaseId(1)) });
+        let reservation = table.reserve(Reservation { holder: 1000, members, lease: Some(LeaseId(1)), end: None });
         assert!(!needs(&table), "the capacity is reserved");
         table.reserved.remove(&reservation);
         assert!(needs(&table));

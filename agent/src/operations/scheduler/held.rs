@@ -131,17 +131,17 @@ mod tests {
         let mut table = LeaseTable::default();
         for holder in [1000, 4_000_000_000, 4_000_000_001, 4_000_000_002, 1001] {
             runtime.block_on(accounts.of(holder)).unwrap();
-            table.reserve(Reservation { holder, members: Vec::new(), lease: None });
+            table.reserve(Reservation { holder, members: Vec::new(), lease: None, end: None });
         }
         let counts = |table: &LeaseTable| {
             let held = HeldLeases::of(&accounts, table);
             [Account::User(1000), Account::User(1001), Account::Unknown, Account::User(7)].map(|one| held.by(one).len())
         };
         assert_eq!(counts(&table), [1, 1, 3, 0]);
-        table.reserve(Reservation { holder: 3000, members: Vec::new(), lease: None });
+        table.reserve(Reservation { holder: 3000, members: Vec::new(), lease: None, end: None });
         assert_eq!(counts(&table), [2, 2, 4, 1], "fails closed");
         let mut table = LeaseTable::default();
-        table.reserve(Reservation { holder: 0, members: Vec::new(), lease: None });
+        table.reserve(Reservation { holder: 0, members: Vec::new(), lease: None, end: None });
         let held = HeldLeases::of(&accounts, &table);
         assert_eq!((held.by(Account::RootContainers).len(), held.by(Account::User(1000)).len()), (1, 0));
     }

@@ -19,6 +19,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `demand` | what a request for a lease asks for |
+//! | `ends` | when leases end, as far as gpushd knows it |
 //! | `entries` | the entries of the queue, with the channels for their answers |
 //! | `places` | a place in the queue, for its owner |
 //! | `answer` | the answers to leases |
@@ -37,6 +38,7 @@
 mod answer;
 mod capacity;
 mod demand;
+mod ends;
 mod entries;
 mod explain;
 mod held;

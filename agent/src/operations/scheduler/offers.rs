@@ -11,6 +11,7 @@ use gpush_core::{
     mps::{DesiredTargets, OfferInputs, client_settings, offers},
 };
 
+use super::ends;
 use crate::{
     modes::mps,
     requests::caller::Viewer,
@@ -29,7 +30,9 @@ pub(crate) fn host(read: &HostState, gpus: &[Gpu], now: &HostState, table: &Leas
     claimed.extend(granting.flat_map(|lease| gpus_of(&lease.record.members)));
     let outlook = DesiredTargets::new(&read.config, gpus, &now.mps);
     let (config, members, claimed) = (&read.config, members.as_slice(), &claimed);
-    offers(&outlook, OfferInputs { config, members, claimed, created: &table.created })
+    let mut host = offers(&outlook, OfferInputs { config, members, claimed, created: &table.created });
+    ends::note_ends(&mut host, read, table);
+    host
 }
 
 /// Returns the indexes of the GPUs that only Slurm's hooks may lease.
@@ -156,7 +159,8 @@ mod tests {
     fn replica_counts_its_part_of_memory_and_has_rule_settings() {
         let gpu = || Gpu { memory: Memory { total_mib: 1001, used_mib: 0 }, ..whole_gpu() };
         let (level, compute_mode) = (TimesliceLevel::Long, Some(ComputeMode::Default));
-        let offer = |replicas| TimesliceOffer { replicas, level, compute_mode, taken: 0, excluding: 0 };
+        let offer =
+            |replicas| TimesliceOffer { replicas, level, compute_mode, taken: 0, excluding: 0, first_end: None };
         let replica = member(gpu(), Member::Timeslice { gpu: GpuIndex(0) }, Some(offer(4)));
         assert_eq!(replica.memory_mib, 251);
         assert_eq!(replica.share, MemberShare::Timeslice { replicas: 4, level: Some(level), compute_mode });

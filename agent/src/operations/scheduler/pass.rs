@@ -8,7 +8,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use gpush_api::{ApiError, Gpu, LeaseQueuePosition};
+use gpush_api::{ApiError, Gpu, LeaseQueuePosition, LeaseQueueReservation};
 use gpush_core::{
     lease::{
         placement::{Assignment, GpuOffer, NoAssignment},
@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use super::{
     Scheduler,
     answer::LeaseAnswer,
+    ends,
     explain::{Unplaced, explain},
     held::HeldLeases,
     limits, offers,
@@ -163,7 +164,7 @@ fn grant_first(
         };
         let (id, inbox, demand) = found?;
         let placed = Placed { read, host: &snapshot.host, now, held, assignment };
-        match reserve_assignment(scheduler, placed, &demand, Some(id)) {
+        match reserve_assignment(scheduler, placed, &demand, Some((*ticket, id))) {
             Ok(reserved) => {
                 let needs = reserved_parts(&snapshot.host, assignment);
                 scheduler.change_entries(|entries| entries.set_needs(*ticket, needs));
@@ -192,7 +193,7 @@ fn note_needs(scheduler: &Scheduler, schedule: &Schedule, denied: &Restrictions)
             }
             let needs = match outcome {
                 Outcome::Grant(assignment) | Outcome::Waits { reserves: Some(assignment), .. } => {
-                    reserved_parts(&schedule.host, assignment)
+                    reserved_parts(schedule.host(), assignment)
                 }
                 Outcome::Ready | Outcome::Waits { reserves: None, .. } | Outcome::Never(_) => Needs::new(),
             };
@@ -216,16 +217,17 @@ fn show(scheduler: &Scheduler, snapshot: &PlacementSnapshot, held: &HeldLeases, 
                     inbox.answer(LeaseAnswer::Never(error));
                 }
             }
-            Outcome::Waits { reserves, behind, why } => {
+            Outcome::Waits { reserves, behind, has_reason } => {
+                let why = has_reason.then(|| snapshot.why(*ticket)).flatten();
                 let explained = |why| explained(scheduler, (snapshot, held), *ticket, reserves.as_ref(), why, gpus);
                 let reasons = why.as_ref().and_then(explained).map_or_else(Vec::new, |error| error.causes);
-                show_position(scheduler, *ticket, behind, reasons);
+                show_position(scheduler, *ticket, behind, reasons, shown_reservation(snapshot, *ticket));
             }
             Outcome::Grant(_) | Outcome::Ready => {}
         }
     }
     for (ticket, restriction) in denied.iter().filter(|(_, one)| one.only_on.is_none()) {
-        show_position(scheduler, *ticket, &[], vec![restriction.why.clone()]);
+        show_position(scheduler, *ticket, &[], vec![restriction.why.clone()], None);
     }
 }
 
@@ -244,13 +246,33 @@ fn explained(
     Some(explain(scheduler, why, unplaced))
 }
 
-fn show_position(scheduler: &Scheduler, ticket: Ticket, behind: &[Ticket], reasons: Vec<String>) {
+/// Returns what a waiting request reserves, for clients.
+fn shown_reservation(snapshot: &PlacementSnapshot, ticket: Ticket) -> Option<LeaseQueueReservation> {
+    let reservation = snapshot.schedule().reservation(ticket)?;
+    let in_the_way = snapshot.in_the_way(&reservation.assignment);
+    Some(LeaseQueueReservation {
+        gpus: reservation.assignment.gpus().into_iter().collect(),
+        // 0 stands for leases that are about to end.
+        free_at: reservation.free_at.filter(|at| *at > 0).and_then(ends::timestamp),
+        blockers: in_the_way.iter().map(|(id, _)| *id).collect(),
+        without_end: in_the_way.iter().filter(|(_, end)| end.is_none()).map(|(id, _)| *id).collect(),
+    })
+}
+
+fn show_position(
+    scheduler: &Scheduler,
+    ticket: Ticket,
+    behind: &[Ticket],
+    reasons: Vec<String>,
+    reserves: Option<LeaseQueueReservation>,
+) {
     let found = {
         let entries = scheduler.entries();
         entries.lease(ticket).map(|lease| {
             let name = |ticket: &Ticket| Some(entries.queue().get(*ticket)?.waiter.name().to_owned());
             let position = u32::try_from(entries.queue().position(ticket).unwrap_or(0)).unwrap_or(u32::MAX);
-            let position = LeaseQueuePosition { position, behind: behind.iter().filter_map(name).collect(), reasons };
+            let behind = behind.iter().filter_map(name).collect();
+            let position = LeaseQueuePosition { position, behind, reasons, reserves };
             (lease.id, Arc::clone(&lease.inbox), position)
         })
     };

@@ -12,14 +12,14 @@ use std::{
 use gpush_api::{Gpu, GpuIndex, GpuUuid, LeaseId, LeaseMember, Placement, TargetUuid};
 use gpush_core::{
     lease::placement::{
-        Assignment, Blockers, Host, NoAssignment, PlacementPolicy, PlacementRequest, blockers, instances_that_block,
-        occupied_targets, place,
+        Assignment, Blockers, Host, KnownEnd, NoAssignment, PlacementRequest, blockers, instances_that_block,
+        occupied_targets,
     },
-    schedule::{Queue, Schedule},
+    schedule::{Queue, Schedule, ScheduleRules, Ticket},
 };
 use gpush_locked::Locked;
 
-use super::{Scheduler, offers, restriction::Restrictions};
+use super::{Scheduler, ends, offers, restriction::Restrictions};
 use crate::state::{HostState, LeaseTable, OpenLease};
 
 /// Maximum number of requests whose results gpushd keeps for one snapshot. Users can send any number of different
@@ -59,10 +59,11 @@ pub(crate) struct PlacementSnapshot {
     /// What the GPUs offer, without the reservations of the queue.
     pub(crate) host: Host,
     queue: Queue,
-    policy: PlacementPolicy,
+    rules: ScheduleRules,
     table: Arc<LeaseTable>,
     schedule: OnceLock<Schedule>,
-    placed: Memo<PlacementRequest, Result<Assignment, NoAssignment>>,
+    /// The results of placements, by request and by the reservations that the request passes over.
+    placed: Memo<(PlacementRequest, Vec<Ticket>), Result<Assignment, NoAssignment>>,
     blockers: Memo<(PlacementRequest, Option<BTreeSet<TargetUuid>>), Blockers<LeaseId>>,
     blocking_instances: Memo<(PlacementRequest, Instances), Instances>,
 }
@@ -80,19 +81,21 @@ impl PlacementSnapshot {
         let table = Arc::clone(&now.leases);
         let host = offers::host(seen, gpus, now, &table);
         let queue = scheduler.entries().for_pass(&table, restrictions);
-        scheduler.searches.known(Self::new(host, queue, scheduler.policy(), table))
+        // Without a queue, no decision depends on the time.
+        let now = if queue.entries().next().is_some() { ends::clock() } else { 0 };
+        scheduler.searches.known(Self::new(host, queue, ScheduleRules::new(scheduler.policy(), now), table))
     }
 
-    fn new(host: Host, queue: Queue, policy: PlacementPolicy, table: Arc<LeaseTable>) -> Self {
+    fn new(host: Host, queue: Queue, rules: ScheduleRules, table: Arc<LeaseTable>) -> Self {
         let (placed, blockers, blocking_instances) = (Memo::default(), Memo::default(), Memo::default());
-        Self { host, queue, policy, table, schedule: OnceLock::new(), placed, blockers, blocking_instances }
+        Self { host, queue, rules, table, schedule: OnceLock::new(), placed, blockers, blocking_instances }
     }
 
     /// Returns whether searches with both snapshots have equal results.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         let holding =
             |one: &OpenLease, other: &OpenLease| one.id() == other.id() && one.record.members == other.record.members;
-        self.policy == other.policy
+        self.rules == other.rules
             && self.queue == other.queue
             && self.host == other.host
             && (Arc::ptr_eq(&self.table, &other.table)
@@ -107,12 +110,20 @@ impl PlacementSnapshot {
 
     /// Returns the decisions about the queue.
     pub(crate) fn schedule(&self) -> &Schedule {
-        self.schedule.get_or_init(|| self.queue.schedule(&self.host, self.policy))
+        self.schedule.get_or_init(|| self.queue.schedule(&self.host, self.rules))
     }
 
-    /// Places a new request, but not on capacity that earlier waiting requests need.
-    pub(crate) fn place(&self, wanted: &PlacementRequest) -> Result<Assignment, NoAssignment> {
-        self.placed.get(wanted.key(), || place(&self.schedule().host, wanted, self.policy))
+    /// Places a new request, but not on capacity that earlier waiting requests need. `lasts` is the longest time in seconds
+    /// for which the request occupies its capacity.
+    pub(crate) fn place(&self, wanted: &PlacementRequest, lasts: Option<u64>) -> Result<Assignment, NoAssignment> {
+        let passed_over = self.schedule().passed_over(lasts);
+        self.placed.get((wanted.key(), passed_over.clone()), || self.schedule().place(wanted, &passed_over))
+    }
+
+    /// Returns why a waiting lease cannot be placed now; `None` for an operation, and for a lease that needs no capacity.
+    pub(super) fn why(&self, ticket: Ticket) -> Option<NoAssignment> {
+        let entry = self.queue.get(ticket)?;
+        Some(self.schedule().why(ticket, entry.wanted.as_ref()?, entry.lasts))
     }
 
     /// Finds the leases, and the targets in use without a lease, that block a request. For a queued request, considers only
@@ -129,8 +140,15 @@ impl PlacementSnapshot {
             let holding = self.table.holding().filter(|lease| lease.record.members.iter().any(is_here));
             let members: Vec<(LeaseId, Vec<&LeaseMember>)> =
                 holding.map(|lease| (lease.id(), lease.record.members.iter().collect())).collect();
-            blockers(&self.host, &there, self.policy, &members)
+            blockers(&self.host, &there, self.rules.policy, &members)
         })
+    }
+
+    /// Returns the leases that use capacity of a reservation now, each with its known end.
+    pub(super) fn in_the_way(&self, assignment: &Assignment) -> Vec<(LeaseId, KnownEnd)> {
+        let targets = occupied_targets(&self.host, assignment);
+        let is_here = |lease: &&OpenLease| lease.record.members.iter().any(|one| targets.contains(&one.target));
+        self.table.holding().filter(is_here).map(|lease| (lease.id(), ends::end_of(lease))).collect()
     }
 
     /// Returns the GPUs without a device of these leases, by index, if a request can reserve capacity there.
@@ -145,13 +163,14 @@ impl PlacementSnapshot {
         let rest = self.host.gpus.iter().filter(|gpu| !avoided.contains(&gpu.uuid)).map(|gpu| gpu.index);
         let rest: BTreeSet<GpuIndex> = rest.filter(is_allowed).collect();
         let there = PlacementRequest { gpus: Some(rest.clone()), ..wanted.clone() };
-        self.host.reservation(&there, self.policy).map(|_| rest)
+        self.host.reservation(&there, self.rules.policy).map(|_| rest)
     }
 
     /// Returns which of these instances block a request: see [`instances_that_block`].
     pub(crate) fn instances_that_block(&self, wanted: &PlacementRequest, instances: &Instances) -> Instances {
-        self.blocking_instances
-            .get((wanted.key(), instances.clone()), || instances_that_block(&self.host, wanted, self.policy, instances))
+        self.blocking_instances.get((wanted.key(), instances.clone()), || {
+            instances_that_block(&self.host, wanted, self.rules.policy, instances)
+        })
     }
 }
 
@@ -160,15 +179,16 @@ mod tests {
     use std::cell::Cell;
 
     use gpush_api::MemberShare;
-    use gpush_core::lease::placement::{GpuOffer, RequestedShare, WholeOffer};
+    use gpush_core::lease::placement::{GpuOffer, PlacementPolicy, RequestedShare, WholeOffer};
 
     use super::*;
     use crate::state::leases::tests::record;
 
     fn snapshot(free: bool, table: LeaseTable) -> PlacementSnapshot {
-        let whole = Some(WholeOffer { free, leased: !free });
+        let whole = Some(WholeOffer { free, leased: !free, end: None });
         let gpu = GpuOffer { uuid: "GPU-0".into(), whole, ..GpuOffer::default() };
-        PlacementSnapshot::new(Host { gpus: vec![gpu] }, Queue::default(), PlacementPolicy::Pack, Arc::new(table))
+        let rules = ScheduleRules::new(PlacementPolicy::Pack, 0);
+        PlacementSnapshot::new(Host { gpus: vec![gpu] }, Queue::default(), rules, Arc::new(table))
     }
 
     fn whole(holder: u32) -> PlacementRequest {
@@ -179,9 +199,9 @@ mod tests {
     #[test]
     fn equal_request_is_searched_once() {
         let busy = snapshot(false, LeaseTable::default());
-        let refused = busy.place(&whole(1000));
+        let refused = busy.place(&whole(1000), None);
         assert!(matches!(refused, Err(NoAssignment::Busy { .. })), "{refused:?}");
-        assert_eq!(busy.place(&whole(1001)), refused);
+        assert_eq!(busy.place(&whole(1001), None), refused);
         assert_eq!(busy.placed.0.lock().len(), 1, "the holder does not matter for a whole GPU");
         let (memo, searches) = (Memo::default(), Cell::new(0));
         let search = || searches.replace(searches.get() + 1);

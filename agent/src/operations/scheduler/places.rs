@@ -45,6 +45,13 @@ impl Scheduler {
         OperationPlace { scheduler: self.clone(), ticket, ahead }
     }
 
+    /// Adds a request of an earlier gpushd at the end of the queue. `overtaken` later requests got a lease before it.
+    pub(crate) fn restore_lease(&self, id: LeaseId, overtaken: u32, inbox: Arc<dyn LeaseInbox>) -> LeasePlace {
+        let place = self.enter_lease(id, None, inbox);
+        self.entries().set_overtaken(place.ticket, overtaken);
+        place
+    }
+
     fn leave(&self, ticket: Ticket) {
         // Drop the entry without the lock.
         let removed = self.change_entries(|entries| entries.remove(ticket));

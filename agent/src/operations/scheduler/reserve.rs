@@ -16,15 +16,19 @@
 use std::sync::{Arc, MutexGuard};
 
 use gpush_api::{ApiError, Gpu, GpuIndex, GpuUuid, LeaseId, LeaseKind};
-use gpush_core::lease::{
-    placement::{Assignment, Host, NoAssignment, smaller},
-    quota::{Allowance, Denial, Size},
+use gpush_core::{
+    lease::{
+        placement::{Assignment, Host, NoAssignment, smaller},
+        quota::{Allowance, Denial, Size},
+    },
+    schedule::Ticket,
 };
 
 use super::{
     Scheduler,
     capacity::{DevicesToCreate, Reserved},
     demand::LeaseDemand,
+    ends,
     held::HeldLeases,
     limits::{check_size, denied, within_quota},
     offers::{self, gpus_of},
@@ -142,7 +146,7 @@ fn attempt<'s>(
     if !may_search && !snapshot.has_no_queue() {
         return PlacementAttempt::NotNow;
     }
-    let placed = snapshot.place(&demand.wanted);
+    let placed = snapshot.place(&demand.wanted, ends::longest(demand));
     // While gpushd stops, the waiting requests leave the queue. A new request must not get their capacity.
     if scheduler.handles.context.stopping.is_cancelled() {
         return refused(ApiError::stopping("gpushd is stopping"));
@@ -151,7 +155,7 @@ fn attempt<'s>(
         Ok(assignment) => assignment,
         Err(why) => return PlacementAttempt::Ended(Err(NotReserved::NoRoom { why, snapshot: Arc::clone(&snapshot) })),
     };
-    let host = &snapshot.schedule().host;
+    let host = snapshot.schedule().host();
     let placed = Placed { read, host, now: &now, held, assignment: &assignment };
     let Some(_turn) = turn() else { return PlacementAttempt::NotNow };
     match reserve_assignment(scheduler, placed, demand, None) {
@@ -189,13 +193,14 @@ impl Scheduler {
     }
 }
 
-/// Reserves an assignment. `lease` is the request if it is in the queue.
+/// Reserves an assignment. `queued` is the request if it is in the queue.
 pub(super) fn reserve_assignment(
     scheduler: &Scheduler,
     placed: Placed<'_>,
     demand: &LeaseDemand,
-    lease: Option<LeaseId>,
+    queued: Option<(Ticket, LeaseId)>,
 ) -> Result<Reserved, NotTaken> {
+    let (ticket, lease) = queued.unzip();
     let Placed { read, host, now, held, assignment } = placed;
     let gpus = read.gpus.as_slice();
     let members = offers::members(now, assignment, gpus, host, &demand.new.request).map_err(NotTaken::Refused)?;
@@ -223,9 +228,13 @@ pub(super) fn reserve_assignment(
     if lanes.has_changed(gpus_of(&members).iter(), &read.changes) {
         return Err(NotTaken::Outdated);
     }
-    let reservation = Reservation { holder: demand.wanted.holder, members: members.clone(), lease };
+    let end = ends::end_of_grant(demand);
+    let reservation = Reservation { holder: demand.wanted.holder, members: members.clone(), lease, end };
     match scheduler.handles.context.state.reserve(&read.host, &now.leases, reservation) {
-        Ok(id) => Ok(Reserved::new(scheduler, id, members, missing, grants)),
+        Ok(id) => {
+            scheduler.entries().note_grant(ticket, host, &assignment.gpus());
+            Ok(Reserved::new(scheduler, id, members, missing, grants))
+        }
         Err(OutdatedPlacement::DesiredState) => Err(NotTaken::Outdated),
         Err(OutdatedPlacement::Capacity) => Err(NotTaken::Overtaken),
     }

@@ -81,7 +81,7 @@ fn releasing_lease_that_waits_for_no_running_process_ends_soon() {
 #[test]
 fn reservation_occupies_its_target_until_it_ends() {
     let state = State::empty();
-    let reservation = || Reservation { holder: 1000, members: vec![member("GPU-0")], lease: None };
+    let reservation = || Reservation { holder: 1000, members: vec![member("GPU-0")], lease: None, end: None };
     let (first, second) = state.change_leases(|table| (table.reserve(reservation()), table.reserve(reservation())));
     assert_ne!(first, second);
     assert!(state.leases().is_occupied(&"GPU-0".into()) && state.leases().on_target(&"GPU-0".into()).next().is_none());
@@ -179,7 +179,7 @@ fn plan_sees_idle_leases_as_users_of_their_targets() {
         vec![record(7, 1000, "MIG-1"), LeaseRecord { state: LeaseState::Queued, ..record(8, 1000, "MIG-0") }],
         CreatedInstances::new(),
     );
-    table.reserve(Reservation { holder: 1001, members: vec![member("GPU-0")], lease: None });
+    table.reserve(Reservation { holder: 1001, members: vec![member("GPU-0")], lease: None, end: None });
     let mut gpus = gpush_core::preset::gpus("dgx-a100").unwrap();
     gpus.truncate(1);
     gpus[0].uuid = "GPU-0".into();

@@ -17,6 +17,7 @@ mod idle;
 mod member;
 mod notice;
 mod over_limit;
+mod queue;
 mod request;
 mod signal;
 mod state;
@@ -29,6 +30,7 @@ pub use idle::{IdleAction, IdleReport, LeaseIdle, LeaseKeep, LeaseKeepRequest, U
 pub use member::{LeaseBinding, LeaseMember, MemberShare};
 pub use notice::{LeaseNotice, NoticeChange, NoticeKind};
 pub use over_limit::{LeaseOverLimit, OverLimitAction};
+pub use queue::{LeaseQueuePosition, LeaseQueueReservation};
 pub use request::{BindTo, LONGEST_LEASE_S, LeaseRequest, LeaseShare, LeaseWait, MOST_MEMBERS};
 pub use signal::NoticeSignal;
 pub use state::{DeviceAccess, EndReason, Enforcement, LeaseKind, LeaseState};
@@ -44,20 +46,6 @@ pub struct LeaseHolder {
     /// User name; absent if the uid has no name, and for root of a container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-}
-
-/// Position of a lease in the queue.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct LeaseQueuePosition {
-    /// Position in the queue; 1 is the first.
-    pub position: u32,
-    /// Leases and operations that must end before the lease is granted, such as `L12` and `op-7`.
-    #[serde(default)]
-    pub behind: Vec<String>,
-    /// Reasons why the lease waits, one sentence each.
-    #[serde(default)]
-    pub reasons: Vec<String>,
 }
 
 /// Revocation of a lease by an administrator.
@@ -183,7 +171,7 @@ impl Lease {
         self.binding.redact();
         self.waits_for.clear();
         if let Some(queue) = &mut self.queue {
-            queue.reasons.clear();
+            queue.redact();
         }
         if let Some(revocation) = &mut self.revocation {
             revocation.by.pid = None;
@@ -276,6 +264,7 @@ mod tests {
                 position: 1,
                 behind: vec!["L16".to_owned()],
                 reasons: vec!["secret-reason".to_owned()],
+                reserves: None,
             }),
             waits_for: vec!["pid 471147 (secret-command) runs".to_owned()],
             revocation: Some(LeaseRevocation {

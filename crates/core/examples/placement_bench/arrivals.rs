@@ -56,6 +56,18 @@ impl Demand {
         Self { rates: weights.map(|weight| offered * weight as f64 / unit as f64), slices }
     }
 
+    /// Returns the profile of a random request, as an index of [`PROFILES`].
+    pub(crate) fn kind(&self, rng: &mut fastrand::Rng) -> usize {
+        let mut ball = rng.f64() * self.rates.iter().sum::<f64>();
+        let last = self.rates.iter().rposition(|rate| *rate > 0.0).unwrap_or(0);
+        let kind = self.rates.iter().position(|rate| {
+            let is_here = ball < *rate;
+            ball -= rate;
+            is_here
+        });
+        kind.unwrap_or(last)
+    }
+
     /// Offers the requests of all seeds, each to a new host.
     pub(crate) fn offered_to<'a>(&self, strategy: impl Fn() -> Box<dyn Strategy + 'a>) -> Counts {
         let mut counts = Counts::default();
@@ -74,14 +86,7 @@ impl Demand {
         let mut ends: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
         for request in 0..REQUESTS {
             now += exponential(&mut rng) / total;
-            let mut ball = rng.f64() * total;
-            let last = self.rates.iter().rposition(|rate| *rate > 0.0).unwrap_or(0);
-            let kind = self.rates.iter().position(|rate| {
-                let is_here = ball < *rate;
-                ball -= rate;
-                is_here
-            });
-            let kind = kind.unwrap_or(last);
+            let kind = self.kind(&mut rng);
             let until = now + exponential(&mut rng);
             while let Some(Reverse((end, gone))) = ends.peek().copied()
                 && f64::from_bits(end) <= now
@@ -102,6 +107,6 @@ impl Demand {
 }
 
 /// Returns a random time with mean 1.
-fn exponential(rng: &mut fastrand::Rng) -> f64 {
+pub(crate) fn exponential(rng: &mut fastrand::Rng) -> f64 {
     -(1.0 - rng.f64()).ln()
 }

@@ -2,7 +2,7 @@
 //! driver's own choice, and, on small hosts, the exact optimum.
 //!
 //! ```text
-//! cargo run --release -p gpush-core --example placement_bench -- [--optimum] [--json]
+//! cargo run --release -p gpush-core --example placement_bench -- [--optimum | --queue] [--json]
 //! ```
 //!
 //! Requests of mixed profiles arrive one at a time. A granted request keeps its instance for a random time; a request that
@@ -19,6 +19,8 @@ use gpush_core::{geometry::Geometry, lease::placement::PlacementPolicy};
 mod arrivals;
 mod mixes;
 mod optimum;
+mod queue_report;
+mod queueing;
 mod strategies;
 
 use arrivals::{Counts, Demand};
@@ -150,7 +152,11 @@ fn main() {
     let Some(model) = gpush_geometry::model(MODEL) else { return };
     let geometry = Geometry::of_model(&model);
     let has = |option: &str| std::env::args().any(|argument| argument == option);
-    let report = if has("--optimum") { small_hosts(&geometry) } else { large_host(&geometry) };
+    let report = match (has("--optimum"), has("--queue")) {
+        (true, _) => small_hosts(&geometry),
+        (false, true) => queue_report::queue(&geometry),
+        (false, false) => large_host(&geometry),
+    };
     if has("--json") {
         println!("{report}");
     } else {

@@ -10,8 +10,8 @@ use gpush_api::{GpuIndex, Placement};
 use gpush_core::{
     geometry::{Geometry, Slices},
     lease::placement::{
-        Device, GpuOffer, Host, Instance, Member, MigOffer, PlacementPolicy, PlacementRequest, RequestedDevice,
-        RequestedShare, place,
+        Assignment, Device, GpuOffer, Host, Instance, KnownEnd, Member, MigOffer, PlacementPolicy, PlacementRequest,
+        RequestedDevice, RequestedShare, place,
     },
 };
 use silicon::machine::{GpuInstanceHandle, Machine};
@@ -88,6 +88,31 @@ impl Strategy for Gpush {
         };
         self.times.extend((0..self.tries).map(timed).min());
         let Ok(assignment) = place(&self.host, &wanted, self.policy) else { return false };
+        self.execute(request, &assignment, profile, None)
+    }
+
+    fn leave(&mut self, request: usize) {
+        self.release(request);
+    }
+
+    fn created(&self) -> usize {
+        self.created
+    }
+}
+
+impl Gpush {
+    /// Returns the host.
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// Lets gpushd end the processes of leases on all GPUs.
+    pub(crate) fn end_leases(&mut self) {
+        self.host.gpus.iter_mut().for_each(|gpu| gpu.ends_leases = true);
+    }
+
+    /// Executes a grant. `end` is the known end of the lease.
+    pub(crate) fn execute(&mut self, request: usize, assignment: &Assignment, profile: &str, end: KnownEnd) -> bool {
         for (gpu, id) in &assignment.destroys {
             let mig = self.mig(gpu.0);
             mig.into_iter().for_each(|mig| mig.instances.retain(|instance| instance.id != *id));
@@ -101,6 +126,7 @@ impl Strategy for Gpush {
                     let Some(instance) = instances.find(|one| one.devices[0].uuid == *uuid) else { return false };
                     instance.devices[0].free = false;
                     instance.devices[0].leased = true;
+                    instance.devices[0].end = end;
                     instance.placement
                 }
                 Member::Create { profile_id, placement, .. } => {
@@ -111,6 +137,7 @@ impl Strategy for Gpush {
                         free: false,
                         leased: true,
                         shared: false,
+                        end,
                     };
                     mig.instances.push(Instance {
                         id: u32::from(placement.start),
@@ -131,14 +158,14 @@ impl Strategy for Gpush {
         true
     }
 
-    fn leave(&mut self, request: usize) {
+    /// Frees the instance of a request.
+    pub(crate) fn release(&mut self, request: usize) {
         let Some((gpu, at)) = self.held.remove(&request) else { return };
         let instances = self.mig(gpu).into_iter().flat_map(|mig| &mut mig.instances);
-        instances.filter(|one| one.placement == at).for_each(|one| one.devices[0].free = true);
-    }
-
-    fn created(&self) -> usize {
-        self.created
+        instances.filter(|one| one.placement == at).for_each(|one| {
+            let device = &mut one.devices[0];
+            (device.free, device.leased, device.end) = (true, false, None);
+        });
     }
 }
 

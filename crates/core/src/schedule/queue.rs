@@ -1,11 +1,15 @@
 //! The order of arrival of all leases and operations that wait for GPUs.
 
-use gpush_api::GpuUuid;
-use std::{borrow::Cow, collections::BTreeMap};
+use gpush_api::{GpuIndex, GpuUuid};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
-use crate::lease::placement::PlacementRequest;
+use crate::lease::placement::{Host, PlacementRequest};
 
 use super::{
+    limits::candidates,
     need::{FirstEntries, Needs, conflict},
     waiter::{Ticket, Waiter},
 };
@@ -20,6 +24,10 @@ pub struct QueuedEntry {
     pub wanted: Option<PlacementRequest>,
     /// What an operation needs according to its last plan, or what the last pass reserved for a lease.
     pub needs: Needs,
+    /// The longest time in seconds for which a lease occupies its capacity after the grant; `None` if it has no end.
+    pub lasts: Option<u64>,
+    /// How often later requests got capacity on GPUs that this lease could use.
+    pub overtaken: u32,
 }
 
 /// The earlier entry that an entry waits for.
@@ -51,7 +59,7 @@ impl Queue {
     pub fn push(&mut self, waiter: Waiter, wanted: Option<PlacementRequest>, needs: Needs) -> Ticket {
         self.added += 1;
         let ticket = Ticket(self.added);
-        self.entries.insert(ticket, QueuedEntry { waiter, wanted, needs });
+        self.entries.insert(ticket, QueuedEntry { waiter, wanted, needs, lasts: None, overtaken: 0 });
         ticket
     }
 
@@ -76,6 +84,32 @@ impl Queue {
     pub fn set_wanted(&mut self, ticket: Ticket, wanted: PlacementRequest) {
         if let Some(entry) = self.entries.get_mut(&ticket) {
             entry.wanted = Some(wanted);
+        }
+    }
+
+    /// Sets the longest time in seconds for which a lease occupies its capacity after the grant.
+    pub fn set_lasts(&mut self, ticket: Ticket, lasts: Option<u64>) {
+        if let Some(entry) = self.entries.get_mut(&ticket) {
+            entry.lasts = lasts;
+        }
+    }
+
+    /// Sets how often later requests have overtaken a lease, for example before a restart.
+    pub fn set_overtaken(&mut self, ticket: Ticket, overtaken: u32) {
+        if let Some(entry) = self.entries.get_mut(&ticket) {
+            entry.overtaken = overtaken;
+        }
+    }
+
+    /// Notes that a request got capacity on these GPUs. `ticket` is its entry; `None` for a request that did not wait. The
+    /// earlier leases that could use one of these GPUs were overtaken.
+    pub fn note_grant(&mut self, ticket: Option<Ticket>, host: &Host, gpus: &BTreeSet<GpuIndex>) {
+        let is_earlier = |other: Ticket| ticket.is_none_or(|ticket| other < ticket);
+        for (_, entry) in self.entries.iter_mut().filter(|(other, _)| is_earlier(**other)) {
+            let Some(wanted) = &entry.wanted else { continue };
+            if !candidates(host, wanted).is_disjoint(gpus) {
+                entry.overtaken = entry.overtaken.saturating_add(1);
+            }
         }
     }
 

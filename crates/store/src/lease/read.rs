@@ -89,6 +89,19 @@ impl View<'_> {
         record::select(self.connection, ENDED_OF_JOB, (job, before, limit), self.sealed)
     }
 
+    /// Returns the number of leases with a higher number than `id` that were granted, ended or not.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn granted_after(&self, id: LeaseId) -> Result<u64, StoreError> {
+        let count = "SELECT count(*) FROM leases WHERE id > ?1 AND granted_at IS NOT NULL";
+        let counted = self
+            .connection
+            .prepare_cached(count)
+            .and_then(|mut statement| statement.query_row([id.0.cast_signed()], |row| row.get::<_, i64>(0)));
+        counted.map(|number| number.unsigned_abs()).map_err(|error| from_sqlite(&error))
+    }
+
     /// Returns the uids of the holders of ended leases.
     ///
     /// # Errors

@@ -6,6 +6,7 @@
 //! | `of_job` | the use of the leases of a Slurm job |
 //! | `show` | all details of a lease |
 //! | `change` | results of lease commands, and what a lease waits for |
+//! | `queue` | the place in the queue, and reserved capacity |
 //! | `idle` | unused leases, and keeps |
 //! | `below` | the leases of a GPU, in `status` |
 
@@ -15,6 +16,7 @@ mod idle;
 mod list;
 mod of_job;
 mod over_limit;
+mod queue;
 mod show;
 pub(crate) mod usage;
 
@@ -30,6 +32,7 @@ pub(crate) use self::{
     idle::{keeping, report as idle_report},
     list::{list, own},
     of_job::of_job,
+    queue::place,
     show::{one, show},
     usage::{Surroundings, energy, idle, unknown},
 };
@@ -205,18 +208,6 @@ pub(crate) fn device_access(access: DeviceAccess) -> &'static str {
         DeviceAccess::Verified => "the kernel denies the devices to login sessions and other leases",
         DeviceAccess::Unverified => "the lease opens only its own devices, but login sessions can open them too",
     }
-}
-
-/// Describes the place of a lease in the queue: `position 2, behind L12 and op-7`.
-pub(crate) fn place(lease: &Lease, look: &Appearance) -> Option<String> {
-    let queue = lease.queue.as_ref()?;
-    let behind: Vec<String> = queue.behind.iter().map(|one| look.clean(one)).collect();
-    let behind = match behind.as_slice() {
-        [] => String::new(),
-        [one] => format!(", behind {one}"),
-        [most @ .., last] => format!(", behind {} and {last}", most.join(", ")),
-    };
-    Some(format!("position {}{behind}", queue.position))
 }
 
 #[cfg(test)]

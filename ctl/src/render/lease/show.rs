@@ -6,7 +6,7 @@ use gpush_core::{lease::request, refusal};
 use super::{
     device_access, end, enforced_by, idle,
     list::list,
-    over_limit, place, reason, share, state, target,
+    over_limit, place, queue, reason, share, state, target,
     usage::{self, Surroundings},
     user,
 };
@@ -88,6 +88,7 @@ pub(crate) fn one(lease: &Lease, gpus: &[Gpu], surroundings: &Surroundings<'_>, 
     }
     if let Some(place) = place(lease, look) {
         fact("queue", &place);
+        queue::blockers(lease).into_iter().for_each(|text| fact("", &text));
         lease.queue.iter().flat_map(|queue| &queue.reasons).for_each(|why| fact("", &look.clean(why)));
     }
     for (at, what) in lease.waits_for.iter().enumerate() {

@@ -107,6 +107,7 @@ fn queued() -> Lease {
         position: 2,
         behind: vec!["L16".to_owned(), "op-7".to_owned()],
         reasons: vec!["10 % of GPU 0 is left".to_owned()],
+        reserves: None,
     };
     Lease {
         state: LeaseState::Queued,

@@ -194,12 +194,12 @@ impl GpuOffer {
     fn free_target(&mut self, target: &TargetUuid) {
         for instance in self.mig.iter_mut().flat_map(|mig| &mut mig.instances) {
             if let Some(device) = instance.devices.iter_mut().find(|device| device.uuid == *target) {
-                (device.free, device.leased) = (!device.shared, false);
+                (device.free, device.leased, device.end) = (!device.shared, false, None);
                 instance.busy = false;
             }
         }
         if let Some(whole) = self.whole.as_mut().filter(|_| self.uuid == *target) {
-            (whole.free, whole.leased) = (true, false);
+            (whole.free, whole.leased, whole.end) = (true, false, None);
         }
     }
 

@@ -3,22 +3,29 @@
 
 use std::ops::Add;
 
-use super::PlacementPolicy;
+use super::{PlacementPolicy, ends::Blocking};
 
-/// A cost. The counts are compared in order, so the first count has the highest priority.
+/// A cost. The counts are compared in order, so the first count has the highest priority. The second one is a time: of two
+/// costs that are added, the later time counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(super) struct PlacementCost([u64; 9]);
+pub(super) struct PlacementCost([u64; 11]);
 
-/// The most important counts of a cost: blocked, memory slices, compute slices, engines, and the room that is lost
-/// (`pack`) or the created instances (`spread`). No further member makes one of them smaller.
-pub(super) type Growth = [u64; 5];
+/// The most important counts of a cost: what must end (shares without a known end, the latest known end, all shares),
+/// memory slices, compute slices, engines, and the room that is lost (`pack`) or the created instances (`spread`). No
+/// further member makes one of them smaller.
+pub(super) type Growth = [u64; 7];
+
+/// Index of the latest known end in a cost.
+const LATEST: usize = 1;
+
+/// Number of counts that say what must end.
+const BLOCKING: usize = 3;
 
 /// The parts of a cost.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Parts {
-    /// Number of occupied instances and shares that must become free first. Always zero, except in
-    /// reservations.
-    pub(super) blocked: u32,
+    /// What must end first. Nothing, except in reservations.
+    pub(super) blocking: Blocking,
     /// Free GPU instances that are destroyed.
     pub(super) destroyed: u32,
     /// Memory slices of the destroyed instances.
@@ -38,11 +45,18 @@ impl Parts {
     /// Returns the cost, with its counts in the order of the policy.
     pub(super) fn cost(self, policy: PlacementPolicy) -> PlacementCost {
         let [memory, compute, engines] = self.size.map(u64::from);
-        let [blocked, created, destroyed, slices, free, load] =
-            [self.blocked, self.created, self.destroyed, self.destroyed_slices, self.free, self.load].map(u64::from);
+        let Blocking { unknown, latest, shares } = self.blocking;
+        let [unknown, shares] = [unknown, shares].map(u64::from);
+        let [created, destroyed, slices, free, load] =
+            [self.created, self.destroyed, self.destroyed_slices, self.free, self.load].map(u64::from);
+        let lost = self.lost;
         PlacementCost(match policy {
-            PlacementPolicy::Pack => [blocked, memory, compute, engines, self.lost, created, destroyed, slices, free],
-            PlacementPolicy::Spread => [blocked, memory, compute, engines, created, load, destroyed, slices, self.lost],
+            PlacementPolicy::Pack => {
+                [unknown, latest, shares, memory, compute, engines, lost, created, destroyed, slices, free]
+            }
+            PlacementPolicy::Spread => {
+                [unknown, latest, shares, memory, compute, engines, created, load, destroyed, slices, lost]
+            }
         })
     }
 }
@@ -50,8 +64,14 @@ impl Parts {
 impl PlacementCost {
     /// Returns the most important counts. Each further member increases them by at least its own counts.
     pub(super) fn growth(self) -> Growth {
-        let [blocked, memory, compute, engines, fifth, ..] = self.0;
-        [blocked, memory, compute, engines, fifth]
+        let [unknown, latest, shares, memory, compute, engines, seventh, ..] = self.0;
+        [unknown, latest, shares, memory, compute, engines, seventh]
+    }
+
+    /// Returns the time at which the last share in the way ends; `None` if it is not known. 0 if nothing is in the way.
+    pub(super) fn free_at(self) -> Option<u64> {
+        let [unknown, latest, ..] = self.0;
+        (unknown == 0).then_some(latest)
     }
 }
 
@@ -59,10 +79,22 @@ impl Add for PlacementCost {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
-        let mut sum = self.0;
-        for (sum, other) in sum.iter_mut().zip(other.0) {
-            *sum = sum.saturating_add(other);
-        }
-        Self(sum)
+        Self(sum(self.0, other.0))
     }
+}
+
+/// Returns the growth of two sets of members together.
+pub(super) fn both(one: Growth, other: Growth) -> Growth {
+    sum(one, other)
+}
+
+/// Returns a growth that is at most each of the two, and stays so if the same growth is added to all. A time is not added,
+/// so the counts that say what must end are compared one by one.
+pub(super) fn least(one: Growth, other: Growth) -> Growth {
+    let rest = if one[BLOCKING..] <= other[BLOCKING..] { one } else { other };
+    std::array::from_fn(|at| if at < BLOCKING { one[at].min(other[at]) } else { rest[at] })
+}
+
+fn sum<const N: usize>(one: [u64; N], other: [u64; N]) -> [u64; N] {
+    std::array::from_fn(|at| if at == LATEST { one[at].max(other[at]) } else { one[at].saturating_add(other[at]) })
 }

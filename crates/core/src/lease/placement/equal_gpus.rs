@@ -56,8 +56,8 @@ fn have_equal_devices(one: &MigOffer, other: &MigOffer) -> bool {
 fn are_equal_instances(one: &Instance, other: &Instance) -> bool {
     let Instance { id: _, profile_id, placement, foreign, busy, clearing, devices } = one;
     let are_equal_devices = |(one, other): (&Device, &Device)| {
-        let Device { uuid: _, profile, whole, free, leased, shared } = one;
-        (*whole, *free, *leased, *shared) == (other.whole, other.free, other.leased, other.shared)
+        let Device { uuid: _, profile, whole, free, leased, shared, end } = one;
+        (*whole, *free, *leased, *shared, *end) == (other.whole, other.free, other.leased, other.shared, other.end)
             && *profile == other.profile
     };
     (*profile_id, *placement) == (other.profile_id, other.placement)

@@ -154,6 +154,19 @@ pub(super) fn explain(host: &Host, wanted: &PlacementRequest, policy: PlacementP
     NoAssignment::Busy { obstacles, free: free_share(&selected, wanted) }
 }
 
+/// Returns whether the GPUs could fulfil a request if all of them were empty. Stops as soon as it is known.
+pub(super) fn is_possible(host: &Host, wanted: &PlacementRequest, policy: PlacementPolicy) -> bool {
+    let is_selected = |gpu: &&GpuOffer| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&gpu.index));
+    let mut left = wanted.count;
+    for gpu in host.gpus.iter().filter(is_selected) {
+        left = left.saturating_sub(gang::capacity(&gpu.emptied(), wanted, policy));
+        if left == 0 {
+            return true;
+        }
+    }
+    false
+}
+
 /// Returns a small request of a kind that the GPUs offer.
 pub(super) fn example(host: &Host, kind: LeaseKind) -> String {
     let offers = || host.gpus.iter().filter_map(|gpu| gpu.mig.as_ref());

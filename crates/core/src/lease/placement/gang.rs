@@ -9,6 +9,7 @@ use super::{
     Assignment, Closed, GpuOffer, Host, PlacementPolicy, PlacementRequest, RequestedShare, UseOccupied,
     choice::GpuChoice,
     cost::{Parts, PlacementCost},
+    ends::Blocking,
     equal_gpus, mig, single,
 };
 
@@ -19,18 +20,29 @@ pub(super) fn best(
     policy: PlacementPolicy,
     blocked: UseOccupied,
 ) -> Option<Assignment> {
+    best_with_cost(host, wanted, policy, blocked).map(|(assignment, _)| assignment)
+}
+
+/// Does the same as [`best`], and returns the cost too.
+pub(super) fn best_with_cost(
+    host: &Host,
+    wanted: &PlacementRequest,
+    policy: PlacementPolicy,
+    blocked: UseOccupied,
+) -> Option<(Assignment, PlacementCost)> {
     let count = wanted.count;
     let mut gpus: Vec<&GpuOffer> = host.gpus.iter().filter(|gpu| may_use(gpu, wanted, blocked)).collect();
     gpus.sort_by_key(|gpu| gpu.index);
     let ways = equal_gpus::choices(&gpus, wanted, |gpu| choices_on(gpu, wanted, policy, blocked));
     let chosen = distribute(&ways, count)?;
-    let mut assignment = Assignment::default();
+    let (mut assignment, mut cost) = (Assignment::default(), PlacementCost::default());
     for (ways, number) in ways.into_iter().zip(chosen) {
         let way = ways.into_iter().nth(number).flatten()?;
         assignment.members.extend(way.members);
         assignment.destroys.extend(way.destroys);
+        cost = cost + way.cost;
     }
-    Some(assignment)
+    Some((assignment, cost))
 }
 
 /// Returns the maximum number of members that one GPU alone can hold now, up to the requested
@@ -62,8 +74,8 @@ fn choices_on(
     };
     if gpu.closed.is_some() {
         for way in ways.iter_mut().flatten() {
-            let blocked = u32::try_from(way.members.len()).unwrap_or(u32::MAX);
-            way.cost = way.cost + Parts { blocked, ..Parts::default() }.cost(policy);
+            let blocking = Blocking::unknown(u32::try_from(way.members.len()).unwrap_or(u32::MAX));
+            way.cost = way.cost + Parts { blocking, ..Parts::default() }.cost(policy);
         }
     }
     ways

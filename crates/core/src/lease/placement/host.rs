@@ -11,7 +11,7 @@ use gpush_api::{
 
 use crate::geometry::Geometry;
 
-use super::{PlacementRequest, RequestedDevice};
+use super::{KnownEnd, PlacementRequest, RequestedDevice};
 
 /// All GPUs of a host.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -31,6 +31,8 @@ pub struct GpuOffer {
     pub closed: Option<Closed>,
     /// Why the GPU offers nothing; `None` if it offers leases.
     pub unoffered: Option<Unoffered>,
+    /// Whether gpushd ends the processes of a lease on this GPU when the lease reaches its end time.
+    pub ends_leases: bool,
     /// Changes that a new rule requires, but that gpushd does not make yet because of leases.
     pub pending: Vec<PendingChange>,
     /// MIG devices, if the GPU offers any.
@@ -156,6 +158,8 @@ pub struct Device {
     pub leased: bool,
     /// Whether the device is shared through MPS. Such a device is never granted as a MIG device.
     pub shared: bool,
+    /// End of the lease that has the device.
+    pub end: KnownEnd,
 }
 
 /// A target that is shared through MPS.
@@ -184,6 +188,8 @@ pub struct MpsOffer {
     pub user: Option<u32>,
     /// Number of leases that exclude a share of the target: leases of other kinds on an overlapping target.
     pub excluding: u32,
+    /// Shares of the leases on the target, in tenths of a percent, with their ends.
+    pub ends: Vec<(u32, KnownEnd)>,
 }
 
 /// Time-slice replicas of a GPU.
@@ -199,6 +205,8 @@ pub struct TimesliceOffer {
     pub taken: u32,
     /// Number of leases that exclude a replica: leases of other kinds on the GPU or its MIG devices.
     pub excluding: u32,
+    /// The earliest known end of a replica's lease.
+    pub first_end: KnownEnd,
 }
 
 /// A GPU that can be leased as a whole.
@@ -208,6 +216,8 @@ pub struct WholeOffer {
     pub free: bool,
     /// Whether a lease has the GPU.
     pub leased: bool,
+    /// End of this lease.
+    pub end: KnownEnd,
 }
 
 impl Device {
@@ -248,15 +258,17 @@ impl GpuOffer {
                 // destroy them.
                 (instance.busy, instance.clearing, instance.foreign) = (false, false, false);
                 for device in &mut instance.devices {
-                    (device.free, device.leased) = (!device.shared, false);
+                    (device.free, device.leased, device.end) = (!device.shared, false, None);
                 }
             }
         }
         for mps in &mut empty.mps {
             (mps.taken_tenths, mps.leases, mps.user, mps.excluding) = (0, 0, None, 0);
+            mps.ends.clear();
         }
-        empty.timeslice = empty.timeslice.map(|slices| TimesliceOffer { taken: 0, excluding: 0, ..slices });
-        empty.whole = empty.whole.map(|_| WholeOffer { free: true, leased: false });
+        empty.timeslice =
+            empty.timeslice.map(|slices| TimesliceOffer { taken: 0, excluding: 0, first_end: None, ..slices });
+        empty.whole = empty.whole.map(|_| WholeOffer { free: true, leased: false, end: None });
         empty
     }
 }

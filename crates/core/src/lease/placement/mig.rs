@@ -20,7 +20,8 @@ use crate::{
 use super::{
     GpuOffer, Member, MigOffer, PlacementPolicy, RequestedDevice, UseOccupied,
     choice::GpuChoice,
-    cost::{Growth, Parts, PlacementCost},
+    cost::{Growth, Parts, PlacementCost, both, least},
+    ends::Blocking,
     host::Instance,
     size::rank,
 };
@@ -32,7 +33,7 @@ const MOST_SETS: usize = 50_000;
 /// An option for one member.
 enum DeviceOption<'a> {
     /// An existing device: the position of its instance in the list, and the device's UUID.
-    Device { instance: usize, uuid: &'a TargetUuid, free: bool, size: [u32; 3] },
+    Device { instance: usize, uuid: &'a TargetUuid, blocking: Blocking, size: [u32; 3] },
     /// A new instance to create.
     Create { profile: &'a Profile, spot: &'a Spot },
 }
@@ -80,12 +81,12 @@ impl DeviceOption<'_> {
             PlacementPolicy::Pack => 0,
             PlacementPolicy::Spread => u64::from(matches!(self, Self::Create { .. })),
         };
-        let (blocked, size) = match self {
-            Self::Device { free, size, .. } => (!free, *size),
-            Self::Create { profile, .. } => (false, rank(profile)),
+        let (Blocking { unknown, latest, shares }, size) = match self {
+            Self::Device { blocking, size, .. } => (*blocking, *size),
+            Self::Create { profile, .. } => (Blocking::default(), rank(profile)),
         };
         let [memory, compute, engines] = size.map(u64::from);
-        [u64::from(blocked), memory, compute, engines, created]
+        [u64::from(unknown), latest, u64::from(shares), memory, compute, engines, created]
     }
 }
 
@@ -103,10 +104,10 @@ struct RestOfOptions {
 impl RestOfOptions {
     /// Returns the rest for each index, also for the index after the last option.
     fn all(options: &[DeviceOption<'_>], policy: PlacementPolicy) -> Vec<Self> {
-        let mut rest = Self { least: [u64::MAX; 5], devices: 0, smallest: [u32::MAX; 2] };
+        let mut rest = Self { least: [u64::MAX; 7], devices: 0, smallest: [u32::MAX; 2] };
         let mut all = vec![rest];
         for option in options.iter().rev() {
-            rest.least = rest.least.min(option.growth(policy));
+            rest.least = least(rest.least, option.growth(policy));
             match option {
                 DeviceOption::Device { .. } => rest.devices += 1,
                 DeviceOption::Create { profile, .. } => {
@@ -137,7 +138,13 @@ fn options<'a>(
             let meets = !device.shared && mig.meets(wanted, instance, device);
             if meets && (free || blocked == UseOccupied::Last) {
                 let size = profile.map_or([u32::from(instance.placement.size), 0, 0], rank);
-                options.push(DeviceOption::Device { instance: position, uuid: &device.uuid, free, size });
+                let blocking = match (free, device.free) {
+                    (true, _) => Blocking::default(),
+                    (false, false) => Blocking::one(device.end),
+                    // The rest of the instance is in use.
+                    (false, true) => instance.blocking(),
+                };
+                options.push(DeviceOption::Device { instance: position, uuid: &device.uuid, blocking, size });
             }
         }
     }
@@ -206,13 +213,13 @@ impl PlacementSearch<'_> {
     /// Returns whether the set with the counts `growth`, plus `option`, can still be the best set of `count` members, or
     /// can grow into the best set with up to `more` additional members.
     fn may_be_best(&self, count: usize, growth: Growth, option: usize, more: usize) -> bool {
-        let mut growth = sum(growth, self.options[option].growth(self.policy));
+        let mut growth = both(growth, self.options[option].growth(self.policy));
         let more = more.min(self.options.len() - option - 1);
         for best in self.best.iter().skip(count).take(more + 1) {
             if best.as_ref().is_none_or(|best| growth <= best.cost.growth()) {
                 return true;
             }
-            growth = sum(growth, self.rest[option + 1].least);
+            growth = both(growth, self.rest[option + 1].least);
         }
         false
     }
@@ -226,8 +233,8 @@ impl PlacementSearch<'_> {
         let mut slices = Slices::NONE;
         for &option in chosen {
             match &self.options[option] {
-                DeviceOption::Device { instance, uuid, free, size } => {
-                    parts.blocked += u32::from(!free);
+                DeviceOption::Device { instance, uuid, blocking, size } => {
+                    parts.blocking = parts.blocking.and(*blocking);
                     add(&mut parts.size, *size);
                     used.push(*instance);
                     members.push(Member::Device { gpu: self.gpu.index, uuid: (*uuid).clone() });
@@ -246,7 +253,7 @@ impl PlacementSearch<'_> {
             }
         }
         let cleared = self.removals(&created, &used, slices)?;
-        parts.blocked += cleared.blocked;
+        parts.blocking = parts.blocking.and(cleared.blocking);
         parts.destroyed = u32::try_from(cleared.destroyed.len()).unwrap_or(u32::MAX);
         let destroyed = cleared.destroyed.iter().map(|instance| u32::from(instance.placement.size));
         parts.destroyed_slices = destroyed.sum();
@@ -276,7 +283,9 @@ impl PlacementSearch<'_> {
             match (in_the_way, is_used || instance.foreign, instance.is_free()) {
                 (true, true, _) => return None,
                 (true, false, true) => cleared.destroyed.push(instance),
-                (true, false, false) if self.blocked == UseOccupied::Last => cleared.blocked += 1,
+                (true, false, false) if self.blocked == UseOccupied::Last => {
+                    cleared.blocking = cleared.blocking.and(instance.blocking());
+                }
                 (true, false, false) => return None,
                 (false, false, true) => spare.push(instance),
                 (false, ..) => kept.push(instance),
@@ -342,12 +351,8 @@ impl PlacementSearch<'_> {
 struct Removals<'a> {
     /// Free instances to destroy.
     destroyed: Vec<&'a Instance>,
-    /// Number of instances in use that must become free.
-    blocked: u32,
-}
-
-fn sum(one: Growth, other: Growth) -> Growth {
-    std::array::from_fn(|at| one[at].saturating_add(other[at]))
+    /// The instances in use that must become free.
+    blocking: Blocking,
 }
 
 fn add(sum: &mut [u32; 3], size: [u32; 3]) {

@@ -9,7 +9,8 @@
 //!
 //! A gang is placed completely or not at all. The search is exact: it finds the best assignment if
 //! any assignment is possible. Assignments are compared by these criteria, in this order, summed
-//! over all members:
+//! over all members. A reservation may use capacity that is in use, so first it compares what must end: the fewest shares
+//! without a known end, then the earliest time at which the last one ends, then the fewest shares.
 //!
 //! 1. smallest devices: memory slices, compute slices, engines;
 //! 2. `pack`: least room taken from later requests, see `plan::room`;
@@ -37,6 +38,7 @@
 //! | `snapshot` | builds the offers from the state of the host |
 //! | `size` | which profiles fulfil a request |
 //! | `cost` | the objective |
+//! | `ends` | when leases in the way of a reservation end |
 //! | `choice` | one choice of targets on one GPU |
 //! | `mig` | the best ways to place members on the MIG devices of one GPU |
 //! | `single` | MPS, time-slicing, whole GPUs |
@@ -58,6 +60,7 @@ use gpush_api::{GpuIndex, LeaseShare, MemoryLimit, Percentage, Placement, Priori
 mod blockers;
 mod choice;
 mod cost;
+mod ends;
 mod equal_gpus;
 mod error;
 mod error_context;
@@ -75,6 +78,7 @@ mod snapshot;
 mod target;
 
 pub use blockers::{Blockers, blockers, instances_that_block, occupied_targets};
+pub use ends::{KnownEnd, LeaseEnd};
 pub use error::{FreeShare, NoAssignment, Obstacle};
 pub use error_context::ErrorContext;
 pub use host::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, Unoffered, WholeOffer};
@@ -260,6 +264,21 @@ pub fn place(host: &Host, wanted: &PlacementRequest, policy: PlacementPolicy) ->
     }
 }
 
+/// Does the same as [`place`], but does not look for the reason if no targets are possible.
+pub(crate) fn find(host: &Host, wanted: &PlacementRequest, policy: PlacementPolicy) -> Option<Assignment> {
+    gang::best(host, wanted, policy, UseOccupied::Never)
+}
+
+/// Finds the reason why a request cannot be placed.
+pub(crate) fn explain(host: &Host, wanted: &PlacementRequest, policy: PlacementPolicy) -> NoAssignment {
+    error::explain(host, wanted, policy)
+}
+
+/// Returns whether the GPUs could fulfil a request if all of them were empty.
+pub(crate) fn is_possible(host: &Host, wanted: &PlacementRequest, policy: PlacementPolicy) -> bool {
+    error::is_possible(host, wanted, policy)
+}
+
 /// Whether the search may choose capacity that is in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UseOccupied {
@@ -272,4 +291,4 @@ enum UseOccupied {
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
-pub(crate) use tests::scene;
+pub(crate) use tests::{legal, scene};

@@ -1,17 +1,17 @@
 //! Applies reservations and grants to a host.
 //!
-//! A queued request reserves at most its own size. It reserves the assignment for which the fewest
-//! shares in use must end. Later requests are placed on the host with that assignment applied, so
+//! A queued request reserves at most its own size. Later requests are placed on the host with that assignment applied, so
 //! they do not delay the earlier request.
 
-use super::{Assignment, Host, Member, PlacementPolicy, PlacementRequest, UseOccupied, gang};
+use super::{Assignment, Host, KnownEnd, Member, PlacementPolicy, PlacementRequest, UseOccupied, gang};
 
 impl Host {
-    /// Returns the assignment for which the fewest shares in use must end; `None` if the host can
-    /// never fulfil the request.
+    /// Returns the assignment that a waiting request reserves, and the time at which the last lease in its way ends.
+    /// Returns `None` if the host can never fulfil the request. See [`ends`](super::ends) for the choice.
     #[must_use]
-    pub fn reservation(&self, wanted: &PlacementRequest, policy: PlacementPolicy) -> Option<Assignment> {
-        gang::best(self, wanted, policy, UseOccupied::Last)
+    pub fn reservation(&self, wanted: &PlacementRequest, policy: PlacementPolicy) -> Option<(Assignment, KnownEnd)> {
+        let (assignment, cost) = gang::best_with_cost(self, wanted, policy, UseOccupied::Last)?;
+        Some((assignment, cost.free_at()))
     }
 
     /// Applies a grant: occupies its targets, and removes the instances that it destroys. `holder`

@@ -4,6 +4,7 @@ use super::{
     GpuOffer, Member, MpsOffer, PlacementPolicy, PlacementRequest, RequestedShare, UseOccupied,
     choice::GpuChoice,
     cost::{Parts, PlacementCost},
+    ends::Blocking,
 };
 
 /// Returns two choices: the best one that places no member on this GPU, and the best one that
@@ -27,14 +28,17 @@ pub(super) fn best_choices(
         }
         RequestedShare::Timeslice => gpu.timeslice.and_then(|slices| {
             let left = slices.replicas.saturating_sub(slices.taken);
-            let blocks = u32::from(left == 0) + u32::from(slices.excluding > 0);
+            let full = if left == 0 { Blocking::one(slices.first_end) } else { Blocking::default() };
+            let blocking = full.and(Blocking::unknown(u32::from(slices.excluding > 0)));
+            let is_free = blocking == Blocking::default();
             // Each replica makes its neighbours slower, so each policy takes the emptiest GPU.
-            let parts = Parts { blocked: blocks, free: slices.taken, load: slices.taken, ..Parts::default() };
+            let parts = Parts { blocking, free: slices.taken, load: slices.taken, ..Parts::default() };
             let way = GpuChoice { cost: parts.cost(policy), ..member(Member::Timeslice { gpu: gpu.index }) };
-            (blocks == 0 || blocked == UseOccupied::Last && slices.replicas > 0).then_some(way)
+            (is_free || blocked == UseOccupied::Last && slices.replicas > 0).then_some(way)
         }),
         RequestedShare::Whole => gpu.whole.and_then(|whole| {
-            let parts = Parts { blocked: u32::from(!whole.free), ..Parts::default() };
+            let blocking = if whole.free { Blocking::default() } else { Blocking::one(whole.end) };
+            let parts = Parts { blocking, ..Parts::default() };
             let way = GpuChoice { cost: parts.cost(policy), ..member(Member::Whole { gpu: gpu.index }) };
             (whole.free || blocked == UseOccupied::Last).then_some(way)
         }),
@@ -61,9 +65,14 @@ fn on_mps(
     }
     let left = mps.capacity_tenths.saturating_sub(mps.taken_tenths);
     let is_others = mps.user.is_some_and(|user| user != wanted.holder);
-    let full = u32::from(tenths > left) + u32::from(mps.leases >= mps.most_leases);
-    let blocks = full + u32::from(is_others) + u32::from(mps.excluding > 0);
-    if blocks > 0 && blocked == UseOccupied::Never {
+    let blocking = [
+        (tenths > left).then(|| mps.blocking_share(tenths)),
+        (mps.leases >= mps.most_leases).then(|| mps.blocking_number()),
+        is_others.then(|| mps.blocking_user()),
+        (mps.excluding > 0).then(|| Blocking::unknown(1)),
+    ];
+    let blocking = blocking.into_iter().flatten().fold(Blocking::default(), Blocking::and);
+    if blocking != Blocking::default() && blocked == UseOccupied::Never {
         return None;
     }
     // A target whose daemon already serves this user needs no new daemon. Any other target counts
@@ -75,7 +84,7 @@ fn on_mps(
         PlacementPolicy::Pack => created,
         PlacementPolicy::Spread => 0,
     };
-    let parts = Parts { blocked: blocks, created, free: left, load: mps.taken_tenths, ..Parts::default() };
+    let parts = Parts { blocking, created, free: left, load: mps.taken_tenths, ..Parts::default() };
     let way = member(Member::Mps { gpu: gpu.index, target: mps.target.clone(), percentage });
     Some(GpuChoice { cost: parts.cost(policy), ..way })
 }

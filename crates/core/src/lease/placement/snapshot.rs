@@ -106,11 +106,12 @@ fn offer(
                 compute_mode: policy.compute_mode,
                 taken: count(leases.sharing.len()),
                 excluding: leases.excluding,
+                first_end: None,
             });
         }
         Mode::Exclusive if is_whole() => {
             let leased = Occupants::of(snapshot, gpu, gpu.uuid.as_target(), LeaseKind::Whole).excluding > 0;
-            offer.whole = Some(WholeOffer { free: gpu.processes.is_empty() && !leased, leased });
+            offer.whole = Some(WholeOffer { free: gpu.processes.is_empty() && !leased, leased, end: None });
         }
         Mode::NoRule | Mode::Unmanaged | Mode::Mps | Mode::Timeslice | Mode::Exclusive => {}
     }
@@ -214,6 +215,7 @@ fn mps(snapshot: &Snapshot<'_>, gpu: &Gpu, target: &sharing::SharingTarget) -> M
         wants_many_users: target.policy.users == gpush_api::MpsUsers::Many,
         user,
         excluding,
+        ends: Vec::new(),
     }
 }
 
@@ -242,6 +244,7 @@ fn mig_offer(snapshot: &Snapshot<'_>, gpu: &Gpu, mig: &Mig, shared: &[&sharing::
                 free: compute.processes.is_empty() && !shared && !has_daemon && !leased,
                 leased,
                 shared,
+                end: None,
             });
         }
         Instance {

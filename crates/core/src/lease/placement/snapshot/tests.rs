@@ -195,13 +195,13 @@ fn target_with_lease_or_process_is_not_free() {
     assert_eq!(free, [false, true]);
     assert_eq!((host.gpus[1].mps[0].taken_tenths, host.gpus[1].mps[0].user), (125, Some(1000)));
     assert_eq!(host.gpus[2].timeslice, Some(TimesliceOffer { taken: 1, ..timeslice_offer(3) }));
-    assert_eq!(host.gpus[3].whole, Some(WholeOffer { free: false, leased: true }));
+    assert_eq!(host.gpus[3].whole, Some(WholeOffer { free: false, leased: true, end: None }));
 
     let mut scene = Scene::new();
     scene.gpus[3].processes.push(process());
     scene.gpus[0].mig.as_mut().unwrap().instances[1].compute[0].processes.push(process());
     let host = scene.host();
-    assert_eq!(host.gpus[3].whole, Some(WholeOffer { free: false, leased: false }));
+    assert_eq!(host.gpus[3].whole, Some(WholeOffer { free: false, leased: false, end: None }));
     assert!(!host.gpus[0].mig.as_ref().unwrap().instances[1].is_free());
 }
 

@@ -109,7 +109,7 @@ fn closed_gpu_and_free_capacity_have_no_blockers() {
 #[test]
 fn reservation_names_the_targets_that_must_become_free() {
     let host = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@4 used, 1g.10gb@0 used, 1g.10gb@5")] };
-    let reservation = host.reservation(&wanted(profile("3g.40gb"), 1), PlacementPolicy::Pack).unwrap();
+    let (reservation, _) = host.reservation(&wanted(profile("3g.40gb"), 1), PlacementPolicy::Pack).unwrap();
     assert_eq!(occupied_targets(&host, &reservation), BTreeSet::from(["1g.10gb@4".into()]));
 }
 

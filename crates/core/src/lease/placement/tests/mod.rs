@@ -2,6 +2,8 @@ mod blockers;
 mod messages;
 mod offers;
 mod oracle;
+
+pub(crate) use oracle::legal;
 mod room;
 pub(crate) mod scene;
 
@@ -127,6 +129,7 @@ fn part_of_an_instance_is_granted_by_name_only() {
             free: n > 0,
             leased: n == 0,
             shared: false,
+            end: None,
         })
         .collect();
     let host = Host { gpus: vec![one] };
@@ -224,7 +227,7 @@ fn reservation_waits_for_few_and_is_kept_from_later_requests() {
     let mut host = Host { gpus: vec![mig(0, "a100-80", true, "1g.10gb@4 used, 1g.10gb@0 used, 1g.10gb@1 used")] };
     let large = wanted(profile("3g.40gb"), 1);
     assert!(place(&host, &large, PlacementPolicy::Pack).is_err());
-    let reservation = host.reservation(&large, PlacementPolicy::Pack).unwrap();
+    let (reservation, _) = host.reservation(&large, PlacementPolicy::Pack).unwrap();
     assert_eq!(text(&reservation), "0:new 9@4", "one instance is in the way there, two at start 0");
     host.reserve(&reservation, 1000);
     let small = wanted(profile("1g.10gb"), 1);

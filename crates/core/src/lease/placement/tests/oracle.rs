@@ -13,7 +13,7 @@ use crate::{
 pub(super) type OracleCost = [u64; 8];
 
 /// Returns whether instances can exist together.
-pub(super) fn legal(geometry: &Geometry, instances: &[(u32, Placement)]) -> bool {
+pub(crate) fn legal(geometry: &Geometry, instances: &[(u32, Placement)]) -> bool {
     let profiles: Vec<&Profile> = instances.iter().map(|(id, _)| geometry.profile(*id).unwrap()).collect();
     let apart = (0..instances.len()).all(|a| (0..a).all(|b| !instances[a].1.overlaps(instances[b].1)));
     let numbers = profiles.iter().all(|profile| {

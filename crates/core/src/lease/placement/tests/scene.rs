@@ -18,7 +18,7 @@ pub(crate) fn gpu(index: u32) -> GpuOffer {
 }
 
 pub(crate) fn whole(index: u32, free: bool) -> GpuOffer {
-    GpuOffer { whole: Some(WholeOffer { free, leased: !free }), ..gpu(index) }
+    GpuOffer { whole: Some(WholeOffer { free, leased: !free, end: None }), ..gpu(index) }
 }
 
 pub(crate) fn timeslice(index: u32, replicas: u32, taken: u32) -> GpuOffer {
@@ -27,7 +27,7 @@ pub(crate) fn timeslice(index: u32, replicas: u32, taken: u32) -> GpuOffer {
 
 pub(crate) fn timeslice_offer(replicas: u32) -> TimesliceOffer {
     let (level, compute_mode) = (TimesliceLevel::Default, Some(ComputeMode::Default));
-    TimesliceOffer { replicas, level, compute_mode, taken: 0, excluding: 0 }
+    TimesliceOffer { replicas, level, compute_mode, taken: 0, excluding: 0, first_end: None }
 }
 
 pub(crate) fn mps(index: u32, taken_tenths: u32, user: Option<u32>) -> GpuOffer {
@@ -47,6 +47,7 @@ pub(crate) fn mps(index: u32, taken_tenths: u32, user: Option<u32>) -> GpuOffer 
         default,
         user,
         excluding: 0,
+        ends: Vec::new(),
     };
     GpuOffer { mps: vec![offer], ..gpu(index) }
 }
@@ -59,7 +60,8 @@ fn geometry(model: &str) -> Geometry {
 pub(crate) fn instance(model: &str, profile_id: u32, placement: Placement, free: bool) -> Instance {
     let name = geometry(model).profile(profile_id).unwrap().profile.name.clone();
     let uuid = format!("{name}@{}", placement.start);
-    let devices = vec![Device { uuid: uuid.into(), profile: name, whole: true, free, leased: !free, shared: false }];
+    let devices =
+        vec![Device { uuid: uuid.into(), profile: name, whole: true, free, leased: !free, shared: false, end: None }];
     Instance {
         id: u32::from(placement.start),
         profile_id,
