@@ -31,7 +31,7 @@ fn earlier_request(table: &LeaseTable, lease: &OpenLease) -> Option<EarlierReque
     let waiting = table.all().filter(|other| other.record.created_at < granted_at);
     let counts_on_it = waiting.filter_map(|other| {
         let reserves = other.queue.as_ref()?.reserves.as_ref()?;
-        let from = reserves.free_at.filter(|_| reserves.blockers.contains(&lease.id()))?;
+        let from = reserves.free_at.filter(|_| reserves.blocking_leases.contains(&lease.id()))?;
         Some(EarlierRequest { id: other.id(), from })
     });
     counts_on_it.min_by_key(|request| request.from)
@@ -89,7 +89,7 @@ mod tests {
         let reserves = LeaseQueueReservation {
             gpus: vec![GpuIndex(0)],
             free_at: free_at.map(at),
-            blockers: vec![LeaseId(9)],
+            blocking_leases: vec![LeaseId(9)],
             without_end: Vec::new(),
         };
         let queue =
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(checked(&table(None, 5), 600), Ok(()), "the request counts on no time");
         let mut other = table(Some(30), 5);
         let lease = other.get_mut(LeaseId(7)).unwrap();
-        lease.queue.as_mut().unwrap().reserves.as_mut().unwrap().blockers.clear();
+        lease.queue.as_mut().unwrap().reserves.as_mut().unwrap().blocking_leases.clear();
         assert_eq!(checked(&other, 600), Ok(()), "the request reserves elsewhere");
     }
 }

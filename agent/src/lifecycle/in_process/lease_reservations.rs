@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::{
     InProcess,
     host::ScriptedHost,
+    lease_requests::SLOW_READINGS,
     leases::{DYNAMIC, FIXED, devices, waiting},
     requests::PendingAnswer,
     user,
@@ -54,7 +55,7 @@ impl InProcess {
 /// The waiting request gets both devices when L1 ends. Meanwhile, a short lease may use the free device.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn short_lease_uses_reserved_device_and_cannot_stay() {
-    let host = InProcess::start("dgx-h100", 1, &format!("{FIXED}at_end = \"end\"\n")).await;
+    let host = InProcess::start("dgx-h100", 1, &format!("{SLOW_READINGS}{FIXED}at_end = \"end\"\n")).await;
     host.apply(&["0"], &["1g.10gb*2"]).await;
     let first = host.lease(1000, &lasting("1g.10gb", 3600)).await.expect("a device");
     let both = waiting(devices("1g.10gb", 2));
@@ -62,11 +63,13 @@ async fn short_lease_uses_reserved_device_and_cannot_stay() {
     let waiting = host.wait_for_queued(1).await.remove(0);
     let reserves = host.until_reserved(waiting.id).await;
     assert_eq!((reserves.gpus, reserves.free_at), (vec![GpuIndex(0)], first.lease.expires_at), "{first:?}");
-    assert_eq!((reserves.blockers, reserves.without_end), (vec![first.lease.id], Vec::new()));
+    assert_eq!((reserves.blocking_leases, reserves.without_end), (vec![first.lease.id], Vec::new()));
     for body in [endless("1g.10gb"), lasting("1g.10gb", 7200)] {
         let refused = host.lease(0, &body).await.unwrap_err();
         assert_eq!(refused.code, Code::Blocked, "{refused:?}");
         assert!(format!("{refused:?}").contains(&waiting.id.to_string()), "{refused:?}");
+        let hint = refused.hint.expect("a hint");
+        assert!(hint.starts_with("request at most `--for 5") && hint.contains("m`, to use"), "{hint}");
     }
     let short = host.lease(1002, &lasting("1g.10gb", 600)).await.expect("it ends before the first lease");
     host.renew(1002, &short, 1200).await.expect("it still ends before the first lease");
@@ -91,7 +94,7 @@ async fn short_lease_uses_reserved_device_and_cannot_stay() {
 /// By default, gpushd does not end the processes of an expired lease. So a short lease could stay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reserved_device_is_kept_where_leases_may_outlast_their_end() {
-    let host = InProcess::start("dgx-h100", 1, FIXED).await;
+    let host = InProcess::start("dgx-h100", 1, &format!("{SLOW_READINGS}{FIXED}")).await;
     host.apply(&["0"], &["1g.10gb*2"]).await;
     let _first = host.lease(1000, &lasting("1g.10gb", 3600)).await.expect("a device");
     let _client = host.begin_post(user(1001), "/v1/leases", &waiting(devices("1g.10gb", 2)));
@@ -107,7 +110,8 @@ async fn third_request_reserves_after_it_was_overtaken() {
     const GPUS: usize = 3;
     let most = ReservationLimits::DEFAULT.overtaken_per_gpu as usize * GPUS;
     let host = ScriptedHost::new("dgx-a100", GPUS);
-    let mut gpushd = host.start(DYNAMIC).await;
+    let config = format!("{SLOW_READINGS}{DYNAMIC}");
+    let mut gpushd = host.start(&config).await;
     let mut held = Vec::new();
     for gpu in 0..GPUS {
         let mut body = endless("1g.10gb");
@@ -127,7 +131,7 @@ async fn third_request_reserves_after_it_was_overtaken() {
     }
     assert_eq!(gpushd.small_leases(most / 2).await, most / 2, "the third request reserves nothing");
     gpushd.kill();
-    gpushd = host.start(DYNAMIC).await;
+    gpushd = host.start(&config).await;
     let _clients = keys.map(|key| gpushd.begin_lease(key, &body));
     assert_eq!(gpushd.order_of_queue(GPUS).await, order);
     for id in &order[..2] {

@@ -68,8 +68,12 @@ pub(super) fn end_of_grant(demand: &LeaseDemand) -> KnownEnd {
 /// Returns the longest time in seconds for which a request occupies its capacity, if gpushd ends its processes; `None` if the
 /// request has no end.
 pub(super) fn longest(demand: &LeaseDemand) -> Option<u64> {
-    let grace = demand.config.processes.grace.as_secs().saturating_add(PROBES_S);
-    demand.new.request.duration_s.map(|duration| duration.saturating_add(grace))
+    demand.new.request.duration_s.map(|duration| duration.saturating_add(after_the_end(demand)))
+}
+
+/// Returns the longest time in seconds from the end time of a lease to the end of its processes.
+pub(super) fn after_the_end(demand: &LeaseDemand) -> u64 {
+    demand.config.processes.grace.as_secs().saturating_add(PROBES_S)
 }
 
 /// Returns the time of the queue: the present time, rounded up.

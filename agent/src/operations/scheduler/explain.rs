@@ -19,7 +19,7 @@ use gpush_core::{
 };
 use gpush_host::subtask;
 
-use super::{Scheduler, demand::LeaseDemand, held::HeldLeases, placement_snapshot::PlacementSnapshot};
+use super::{Scheduler, demand::LeaseDemand, held::HeldLeases, placement_snapshot::PlacementSnapshot, short_lease};
 use crate::{
     modes::mps,
     requests::caller::Viewer,
@@ -121,6 +121,12 @@ fn explanation(
     {
         // Otherwise the user would wait for the end of the user's own lease.
         let hint = quota::use_or_release(own);
+        error.hint = Some(error.hint.map_or_else(|| hint.clone(), |other| format!("{hint}; or {other}")));
+    }
+    if queued.is_none()
+        && !matches!(demand.new.binding, LeaseBinding::Job { .. })
+        && let Some(hint) = short_lease::hint(snapshot, demand)
+    {
         error.hint = Some(error.hint.map_or_else(|| hint.clone(), |other| format!("{hint}; or {other}")));
     }
     let is_own = |id: LeaseId| held.iter().any(|lease| lease.id == id && !lease.queued);

@@ -34,6 +34,7 @@
 //! | `held` | the leases of each account, for quotas |
 //! | `limits` | whether a quota allows a request |
 //! | `explain` | why a request has no assignment |
+//! | `short_lease` | hints: a shorter lease may use reserved capacity |
 
 mod answer;
 mod capacity;
@@ -51,6 +52,7 @@ mod reserve;
 mod restriction;
 mod run;
 mod searches;
+mod short_lease;
 
 use std::{
     ops::Deref,

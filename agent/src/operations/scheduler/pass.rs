@@ -254,7 +254,7 @@ fn shown_reservation(snapshot: &PlacementSnapshot, ticket: Ticket) -> Option<Lea
         gpus: reservation.assignment.gpus().into_iter().collect(),
         // 0 stands for leases that are about to end.
         free_at: reservation.free_at.filter(|at| *at > 0).and_then(ends::timestamp),
-        blockers: in_the_way.iter().map(|(id, _)| *id).collect(),
+        blocking_leases: in_the_way.iter().map(|(id, _)| *id).collect(),
         without_end: in_the_way.iter().filter(|(_, end)| end.is_none()).map(|(id, _)| *id).collect(),
     })
 }

@@ -120,6 +120,12 @@ impl PlacementSnapshot {
         self.placed.get((wanted.key(), passed_over.clone()), || self.schedule().place(wanted, &passed_over))
     }
 
+    /// Returns the longest time in seconds for which a new request may occupy capacity, if it fits now only with an end.
+    pub(super) fn longest_that_fits(&self, wanted: &PlacementRequest) -> Option<u64> {
+        let lengths = self.schedule().lengths();
+        lengths.into_iter().find(|lasts| self.place(wanted, Some(*lasts)).is_ok())
+    }
+
     /// Returns why a waiting lease cannot be placed now; `None` for an operation, and for a lease that needs no capacity.
     pub(super) fn why(&self, ticket: Ticket) -> Option<NoAssignment> {
         let entry = self.queue.get(ticket)?;

@@ -40,8 +40,8 @@ pub struct LeaseQueueReservation {
     /// administrators and the holder of the request see them.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
-    pub blockers: Vec<LeaseId>,
-    /// Those of `blockers` whose end is not known.
+    pub blocking_leases: Vec<LeaseId>,
+    /// Those of `blocking_leases` whose end is not known.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<String>))]
     pub without_end: Vec<LeaseId>,
@@ -52,7 +52,7 @@ impl LeaseQueuePosition {
     pub(super) fn redact(&mut self) {
         self.reasons.clear();
         if let Some(reserves) = &mut self.reserves {
-            reserves.blockers.clear();
+            reserves.blocking_leases.clear();
             reserves.without_end.clear();
         }
     }

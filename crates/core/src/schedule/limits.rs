@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use gpush_api::GpuIndex;
 
-use crate::lease::placement::{Host, PlacementPolicy, PlacementRequest};
+use crate::lease::placement::{GpuOffer, Host, PlacementPolicy, PlacementRequest};
 
 /// The rules of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,10 +49,13 @@ impl ReservationLimits {
     }
 }
 
-/// Returns the indexes of the GPUs that a request can use, also if they are in use now.
-pub(super) fn candidates(host: &Host, wanted: &PlacementRequest) -> BTreeSet<GpuIndex> {
+/// Returns whether a request can use a GPU, also if it is in use now.
+pub(super) fn can_use(gpu: &GpuOffer, wanted: &PlacementRequest) -> bool {
     let kind = wanted.share.kind();
-    let selected = |index: &GpuIndex| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(index));
-    let offering = host.gpus.iter().filter(|gpu| gpu.kinds().any(|offered| offered == kind));
-    offering.map(|gpu| gpu.index).filter(selected).collect()
+    wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&gpu.index)) && gpu.kinds().any(|offered| offered == kind)
+}
+
+/// Returns whether a request can use one of these GPUs.
+pub(super) fn can_use_one(host: &Host, gpus: &BTreeSet<GpuIndex>, wanted: &PlacementRequest) -> bool {
+    host.gpus.iter().any(|gpu| gpus.contains(&gpu.index) && can_use(gpu, wanted))
 }

@@ -11,7 +11,7 @@ use crate::lease::placement::{
 };
 
 use super::{
-    limits::{ScheduleRules, candidates},
+    limits::{ScheduleRules, can_use, can_use_one},
     need::{ClaimedTargets, FirstEntries, Need, Needs, reserved_parts},
     queue::{Queue, QueuedEntry},
     reservations::{Capacity, LeaseReservation, PassedOver},
@@ -96,12 +96,21 @@ impl Schedule {
         self.capacity.passed_over(lasts, self.rules)
     }
 
+    /// Returns the times in seconds until reservations that a short request can pass over are free, the longest first.
+    #[must_use]
+    pub fn lengths(&self) -> Vec<u64> {
+        self.capacity.lengths(self.rules)
+    }
+
     /// Places a new request that passes over these reservations.
     ///
     /// # Errors
     /// No placement is possible.
     pub fn place(&self, wanted: &PlacementRequest, passed_over: &[Ticket]) -> Result<Assignment, NoAssignment> {
-        place(&self.capacity.without(passed_over), wanted, self.rules.policy)
+        match passed_over {
+            [] => place(self.host(), wanted, self.rules.policy),
+            [..] => place(&self.capacity.without(passed_over), wanted, self.rules.policy),
+        }
     }
 
     /// Returns why a waiting lease cannot be placed now. `wanted` and `lasts` are those of its entry.
@@ -170,15 +179,15 @@ impl<'a> Pass<'a> {
         let attempt = (wanted.key(), self.capacity.passed_over(entry.lasts, self.rules));
         let has_reason = !self.failed.contains(&attempt);
         if has_reason {
-            let host = self.capacity.without(&attempt.1);
-            if let Some(assignment) = find(&host, wanted, self.rules.policy) {
+            let host = self.capacity.seen(&attempt.1);
+            if let Some(assignment) = find(host, wanted, self.rules.policy) {
                 self.grant(&assignment, wanted.holder);
                 return Outcome::Grant(assignment);
             }
             // Let the request wait while one of its GPUs is closed, for example claimed by an operation. When the GPU opens
             // again, its offers may be different.
-            if !is_possible(&host, wanted, self.rules.policy) && !self.is_closed(wanted) {
-                match explain(&host, wanted, self.rules.policy) {
+            if !is_possible(host, wanted, self.rules.policy) && !is_closed(host, wanted) {
+                match explain(host, wanted, self.rules.policy) {
                     NoAssignment::Busy { .. } => {}
                     why @ (NoAssignment::NotOffered { .. }
                     | NoAssignment::UnknownProfile { .. }
@@ -188,37 +197,31 @@ impl<'a> Pass<'a> {
             }
             self.failed.insert(attempt);
         }
-        let candidates = candidates(&self.capacity.host, wanted);
-        let behind = self.entries_on(candidates.iter().copied());
-        let reserves = self.reserve(ticket, entry.overtaken, wanted, candidates);
+        let behind = self.ahead_of(wanted);
+        let reserves = self.reserve(ticket, entry.overtaken, wanted);
         Outcome::Waits { reserves, behind, has_reason }
     }
 
     /// Reserves capacity for a waiting lease, on GPUs where no earlier entry has a reservation. Returns `None` if the lease
     /// does not reserve yet.
-    fn reserve(
-        &mut self,
-        ticket: Ticket,
-        overtaken: u32,
-        wanted: &PlacementRequest,
-        candidates: BTreeSet<GpuIndex>,
-    ) -> Option<Assignment> {
-        let is_here = |one: &&LeaseReservation| !one.assignment.gpus().is_disjoint(&candidates);
+    fn reserve(&mut self, ticket: Ticket, overtaken: u32, wanted: &PlacementRequest) -> Option<Assignment> {
+        let (host, limits) = (&self.capacity.host, self.rules.limits);
+        let is_here = |one: &&LeaseReservation| can_use_one(host, &one.gpus, wanted);
         let ahead = self.capacity.reservations().iter().filter(is_here).count();
-        if !self.rules.limits.permit(ahead, overtaken, candidates.len()) {
+        let candidates = || host.gpus.iter().filter(|gpu| can_use(gpu, wanted)).map(|gpu| gpu.index);
+        if !limits.permit(ahead, overtaken, candidates().count()) {
             return None;
         }
-        let free: BTreeSet<GpuIndex> = candidates.into_iter().filter(|gpu| !self.heads.contains_key(gpu)).collect();
+        let free: BTreeSet<GpuIndex> = candidates().filter(|gpu| !self.heads.contains_key(gpu)).collect();
         if free.is_empty() {
             return None;
         }
         let restricted = PlacementRequest { gpus: Some(free), ..wanted.clone() };
-        let (assignment, free_at) = self.capacity.host.reservation(&restricted, self.rules.policy)?;
+        let (assignment, free_at) = host.reservation(&restricted, self.rules.policy)?;
         for gpu in assignment.gpus() {
             self.heads.entry(gpu).or_default().insert(ticket);
         }
-        let reservation = LeaseReservation { ticket, assignment: assignment.clone(), holder: wanted.holder, free_at };
-        self.capacity.reserve(reservation);
+        self.capacity.reserve(ticket, assignment.clone(), wanted.holder, free_at);
         self.has_changed = true;
         Some(assignment)
     }
@@ -237,16 +240,13 @@ impl<'a> Pass<'a> {
         self.has_changed = true;
     }
 
-    /// Returns whether any GPU that the request may use is closed.
-    fn is_closed(&self, wanted: &PlacementRequest) -> bool {
-        let selected = |index: GpuIndex| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&index));
-        self.capacity.host.gpus.iter().any(|gpu| gpu.closed.is_some() && selected(gpu.index))
-    }
-
-    /// Returns the entries that have reservations on these GPUs, in order.
-    fn entries_on(&self, gpus: impl Iterator<Item = GpuIndex>) -> Vec<Ticket> {
-        let heads: BTreeSet<Ticket> = gpus.filter_map(|gpu| self.heads.get(&gpu)).flatten().copied().collect();
-        heads.into_iter().collect()
+    /// Returns the entries that have reservations on GPUs that a request can use, in order.
+    fn ahead_of(&self, wanted: &PlacementRequest) -> Vec<Ticket> {
+        let gpus = &self.capacity.host.gpus;
+        let is_here = |index: &GpuIndex| gpus.iter().any(|gpu| gpu.index == *index && can_use(gpu, wanted));
+        let here = self.heads.iter().filter(|(index, _)| is_here(index));
+        let tickets: BTreeSet<Ticket> = here.flat_map(|(_, tickets)| tickets.iter().copied()).collect();
+        tickets.into_iter().collect()
     }
 
     /// Reserves the targets on a GPU that an operation removes or changes.
@@ -258,6 +258,12 @@ impl<'a> Pass<'a> {
         self.capacity.occupy(|host| reserve_targets(host, uuid, claimed));
         self.has_changed = true;
     }
+}
+
+/// Returns whether any GPU that the request may use is closed.
+fn is_closed(host: &Host, wanted: &PlacementRequest) -> bool {
+    let selected = |index: GpuIndex| wanted.gpus.as_ref().is_none_or(|gpus| gpus.contains(&index));
+    host.gpus.iter().any(|gpu| gpu.closed.is_some() && selected(gpu.index))
 }
 
 fn reserve_targets(host: &mut Host, uuid: &GpuUuid, claimed: &ClaimedTargets) {

@@ -9,7 +9,7 @@ use std::{
 use crate::lease::placement::{Host, PlacementRequest};
 
 use super::{
-    limits::candidates,
+    limits::can_use_one,
     need::{FirstEntries, Needs, conflict},
     waiter::{Ticket, Waiter},
 };
@@ -107,7 +107,7 @@ impl Queue {
         let is_earlier = |other: Ticket| ticket.is_none_or(|ticket| other < ticket);
         for (_, entry) in self.entries.iter_mut().filter(|(other, _)| is_earlier(**other)) {
             let Some(wanted) = &entry.wanted else { continue };
-            if !candidates(host, wanted).is_disjoint(gpus) {
+            if can_use_one(host, gpus, wanted) {
                 entry.overtaken = entry.overtaken.saturating_add(1);
             }
         }

@@ -14,7 +14,9 @@
 //! processes of a lease at the end of the lease. So the reserved place is free at the same time as without the short
 //! request.
 
-use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use gpush_api::GpuIndex;
 
 use crate::lease::placement::{Assignment, Host, KnownEnd};
 
@@ -31,6 +33,10 @@ pub struct LeaseReservation {
     pub holder: u32,
     /// When the last lease in the way ends; `None` if this is not known.
     pub free_at: KnownEnd,
+    /// The GPUs of `assignment`.
+    pub(super) gpus: BTreeSet<GpuIndex>,
+    /// Whether gpushd ends the processes of leases on all these GPUs at the end of the lease.
+    pub(super) ends_leases: bool,
 }
 
 /// The capacity that is left in a pass.
@@ -41,6 +47,8 @@ pub(super) struct Capacity {
     /// The host without the reservations of leases.
     unreserved: Host,
     reservations: Vec<LeaseReservation>,
+    /// The host as requests see it that pass over these reservations.
+    passed: Vec<(PassedOver, Host)>,
 }
 
 /// The reservations that a request passes over, by their tickets. Two requests that pass over the same ones see the same
@@ -49,7 +57,7 @@ pub(super) type PassedOver = Vec<Ticket>;
 
 impl Capacity {
     pub(super) fn new(host: &Host) -> Self {
-        Self { host: host.clone(), unreserved: host.clone(), reservations: Vec::new() }
+        Self { host: host.clone(), unreserved: host.clone(), reservations: Vec::new(), passed: Vec::new() }
     }
 
     /// Returns the reservations of leases, in order.
@@ -59,12 +67,17 @@ impl Capacity {
 
     /// Occupies the capacity of a grant, or of an operation.
     pub(super) fn occupy(&mut self, change: impl Fn(&mut Host)) {
+        self.passed.clear();
         change(&mut self.host);
         change(&mut self.unreserved);
     }
 
-    /// Reserves capacity for a lease.
-    pub(super) fn reserve(&mut self, reservation: LeaseReservation) {
+    /// Reserves capacity for the lease `ticket` of the user `holder`. `free_at` is the time at which it is free.
+    pub(super) fn reserve(&mut self, ticket: Ticket, assignment: Assignment, holder: u32, free_at: KnownEnd) {
+        let gpus = assignment.gpus();
+        let ends_leases = self.host.gpus.iter().filter(|gpu| gpus.contains(&gpu.index)).all(|gpu| gpu.ends_leases);
+        let reservation = LeaseReservation { ticket, assignment, holder, free_at, gpus, ends_leases };
+        self.passed.clear();
         self.host.reserve(&reservation.assignment, reservation.holder);
         self.reservations.push(reservation);
     }
@@ -73,20 +86,33 @@ impl Capacity {
     /// occupies its capacity.
     pub(super) fn passed_over(&self, lasts: Option<u64>, rules: ScheduleRules) -> PassedOver {
         let Some(end) = lasts.map(|lasts| rules.now.saturating_add(lasts)) else { return PassedOver::new() };
-        let ends_leases = |one: &LeaseReservation| {
-            let mut gpus = self.host.gpus.iter().filter(|gpu| one.assignment.gpus().contains(&gpu.index));
-            gpus.all(|gpu| gpu.ends_leases)
-        };
-        let passed = self.reservations.iter().filter(|one| one.free_at.is_some_and(|free_at| end <= free_at));
-        passed.filter(|one| ends_leases(one)).map(|one| one.ticket).collect()
+        let is_passed = |one: &&LeaseReservation| one.ends_leases && one.free_at.is_some_and(|free_at| end <= free_at);
+        self.reservations.iter().filter(is_passed).map(|one| one.ticket).collect()
     }
 
-    /// Returns the capacity that a request sees if it passes over these reservations.
-    pub(super) fn without(&self, passed_over: &[Ticket]) -> Cow<'_, Host> {
-        match passed_over {
-            [] => Cow::Borrowed(&self.host),
-            [..] => Cow::Owned(self.with(|one| !passed_over.contains(&one.ticket))),
+    /// Returns the times in seconds until reservations that a request can pass over are free, the longest first.
+    pub(super) fn lengths(&self, rules: ScheduleRules) -> Vec<u64> {
+        let passable = self.reservations.iter().filter(|one| one.ends_leases);
+        let lengths: BTreeSet<u64> = passable.filter_map(|one| one.free_at?.checked_sub(rules.now)).collect();
+        lengths.into_iter().rev().collect()
+    }
+
+    /// Returns the capacity that a request sees if it passes over these reservations. Keeps it for other requests.
+    pub(super) fn seen(&mut self, passed_over: &PassedOver) -> &Host {
+        if passed_over.is_empty() {
+            return &self.host;
         }
+        let at = self.passed.iter().position(|(passed, _)| passed == passed_over).unwrap_or_else(|| {
+            let host = self.without(passed_over);
+            self.passed.push((passed_over.clone(), host));
+            self.passed.len() - 1
+        });
+        &self.passed[at].1
+    }
+
+    /// Returns the capacity without these reservations.
+    pub(super) fn without(&self, passed_over: &[Ticket]) -> Host {
+        self.with(|one| !passed_over.contains(&one.ticket))
     }
 
     /// Returns the capacity that a waiting request sees: without its own reservation and those of later requests.

@@ -21,6 +21,9 @@ const ENDED_OF_USERS: &str = "WHERE state = 'ended' AND uid IN (SELECT value FRO
 /// Ended leases of all users. The leases that ended last come first.
 pub(super) const ENDED: &str = "WHERE state = 'ended' AND sequence < ?1 ORDER BY sequence DESC LIMIT ?2";
 
+/// Granted leases with a higher number.
+pub(super) const GRANTED_AFTER: &str = "WHERE id > ?1 AND granted_at IS NOT NULL";
+
 /// Ended leases of a Slurm job. The leases that ended last come first.
 pub(super) const ENDED_OF_JOB: &str =
     "WHERE job = ?1 AND state = 'ended' AND sequence < ?2 ORDER BY sequence DESC LIMIT ?3";
@@ -94,10 +97,10 @@ impl View<'_> {
     /// # Errors
     /// The store cannot be read.
     pub fn granted_after(&self, id: LeaseId) -> Result<u64, StoreError> {
-        let count = "SELECT count(*) FROM leases WHERE id > ?1 AND granted_at IS NOT NULL";
+        let count = format!("SELECT count(*) FROM leases {GRANTED_AFTER}");
         let counted = self
             .connection
-            .prepare_cached(count)
+            .prepare_cached(&count)
             .and_then(|mut statement| statement.query_row([id.0.cast_signed()], |row| row.get::<_, i64>(0)));
         counted.map(|number| number.unsigned_abs()).map_err(|error| from_sqlite(&error))
     }

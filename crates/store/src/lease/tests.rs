@@ -4,7 +4,7 @@ use rusqlite::Connection;
 
 use super::{
     LeaseRecord,
-    read::{ENDED, ENDED_OF_JOB, ENDED_OF_USER, OPEN},
+    read::{ENDED, ENDED_OF_JOB, ENDED_OF_USER, GRANTED_AFTER, OPEN},
 };
 use crate::{record, schema};
 
@@ -45,7 +45,7 @@ fn lease_queries_use_an_index_with_few_and_many_rows() {
     let connection = Connection::open_in_memory().unwrap();
     schema::migrate(&connection, schema::MIGRATIONS, 0, |_| Ok(())).unwrap();
     let plans = |connection: &Connection| {
-        [(OPEN, 0), (ENDED_OF_USER, 3), (ENDED, 2), ("WHERE id = ?1", 1), (ENDED_OF_JOB, 3)]
+        [(OPEN, 0), (ENDED_OF_USER, 3), (ENDED, 2), ("WHERE id = ?1", 1), (ENDED_OF_JOB, 3), (GRANTED_AFTER, 1)]
             .map(|(rest, parameters)| query_plan(connection, rest, parameters))
     };
     let empty = plans(&connection);
@@ -54,6 +54,7 @@ fn lease_queries_use_an_index_with_few_and_many_rows() {
     assert!(empty[2].starts_with("SEARCH leases USING INDEX ended_leases (sequence<?)"), "{empty:?}");
     assert!(empty[3].contains("INTEGER PRIMARY KEY"), "{empty:?}");
     assert!(empty[4].starts_with("SEARCH leases USING INDEX leases_of_job (job=?)"), "{empty:?}");
+    assert_eq!(empty[5], "SEARCH leases USING INTEGER PRIMARY KEY (rowid>?)");
     // A job has few leases, so only they are sorted.
     assert!(empty[..4].iter().all(|plan| !plan.contains("TEMP B-TREE")), "{empty:?}");
     let transaction = connection.unchecked_transaction().unwrap();

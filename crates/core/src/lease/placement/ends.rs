@@ -98,11 +98,10 @@ impl GpuOffer {
 impl Instance {
     /// Returns what must end before the instance is free. It counts as one share.
     pub(super) fn blocking(&self) -> Blocking {
-        let used: Vec<KnownEnd> = self.devices.iter().filter(|device| !device.free).map(|device| device.end).collect();
-        // The processes of an instance without a lease can run for any time.
-        let known: KnownEnd =
-            used.iter().copied().collect::<Option<Vec<u64>>>().and_then(|ends| ends.into_iter().max());
-        Blocking::one(known)
+        let used = self.devices.iter().filter(|device| !device.free);
+        let ends: Option<Vec<u64>> = used.map(|device| device.end).collect();
+        // Without a lease, there is no latest end: processes can run for any time.
+        Blocking::one(ends.and_then(|ends| ends.into_iter().max()))
     }
 }
 

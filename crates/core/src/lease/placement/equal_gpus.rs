@@ -7,20 +7,24 @@ use std::sync::Arc;
 
 use gpush_api::GpuIndex;
 
-use super::{Device, GpuOffer, Instance, Member, MigOffer, PlacementRequest, RequestedShare, choice::GpuChoice};
+use super::{
+    Device, GpuOffer, Instance, Member, MigOffer, PlacementRequest, RequestedShare, UseOccupied, choice::GpuChoice,
+};
 
 /// The choices on one GPU, by number of members.
 type Choices = Vec<Option<GpuChoice>>;
 
-/// Returns the choices on each GPU. `search` finds the choices on one GPU.
+/// Returns the choices on each GPU. `search` finds the choices on one GPU. `occupied` says whether it chooses capacity in use:
+/// only then the ends of leases matter.
 pub(super) fn choices(
     gpus: &[&GpuOffer],
     wanted: &PlacementRequest,
+    occupied: UseOccupied,
     search: impl Fn(&GpuOffer) -> Choices,
 ) -> Vec<Choices> {
     let mut known: Vec<Choices> = Vec::with_capacity(gpus.len());
     for (at, gpu) in gpus.iter().enumerate() {
-        let equal = (0..at).find(|other| are_equal(gpus[*other], gpu, wanted));
+        let equal = (0..at).find(|other| are_equal(gpus[*other], gpu, wanted, occupied));
         known.push(match equal {
             Some(other) => {
                 known[other].iter().map(|choice| Some(renamed(choice.as_ref()?, gpus[other], gpu))).collect()
@@ -33,31 +37,32 @@ pub(super) fn choices(
 
 /// Returns whether two GPUs have the same choices for a request. Compares only MIG devices, because other searches are
 /// fast.
-fn are_equal(one: &GpuOffer, other: &GpuOffer, wanted: &PlacementRequest) -> bool {
+fn are_equal(one: &GpuOffer, other: &GpuOffer, wanted: &PlacementRequest, occupied: UseOccupied) -> bool {
     if !matches!(wanted.share, RequestedShare::Mig(_)) || wanted.targets.is_some() || one.closed != other.closed {
         return false;
     }
     match (&one.mig, &other.mig) {
-        (Some(one), Some(other)) => have_equal_devices(one, other),
+        (Some(one), Some(other)) => have_equal_devices(one, other, occupied),
         (None, None) => true,
         (Some(_), None) | (None, Some(_)) => false,
     }
 }
 
-fn have_equal_devices(one: &MigOffer, other: &MigOffer) -> bool {
+fn have_equal_devices(one: &MigOffer, other: &MigOffer, occupied: UseOccupied) -> bool {
     one.dynamic == other.dynamic
         && one.reserved == other.reserved
         && one.instances.len() == other.instances.len()
-        && one.instances.iter().zip(&other.instances).all(|(one, other)| are_equal_instances(one, other))
+        && one.instances.iter().zip(&other.instances).all(|(one, other)| are_equal_instances(one, other, occupied))
         && (Arc::ptr_eq(&one.geometry, &other.geometry) || one.geometry == other.geometry)
 }
 
 /// Returns whether two instances differ only in their ids and in the UUIDs of their devices.
-fn are_equal_instances(one: &Instance, other: &Instance) -> bool {
+fn are_equal_instances(one: &Instance, other: &Instance, occupied: UseOccupied) -> bool {
     let Instance { id: _, profile_id, placement, foreign, busy, clearing, devices } = one;
     let are_equal_devices = |(one, other): (&Device, &Device)| {
         let Device { uuid: _, profile, whole, free, leased, shared, end } = one;
-        (*whole, *free, *leased, *shared, *end) == (other.whole, other.free, other.leased, other.shared, other.end)
+        (*whole, *free, *leased, *shared) == (other.whole, other.free, other.leased, other.shared)
+            && (*end == other.end || occupied == UseOccupied::Never)
             && *profile == other.profile
     };
     (*profile_id, *placement) == (other.profile_id, other.placement)
@@ -97,7 +102,7 @@ fn renamed(choice: &GpuChoice, from: &GpuOffer, to: &GpuOffer) -> GpuChoice {
 mod tests {
     use super::*;
     use crate::lease::placement::{
-        PlacementPolicy, RequestedDevice, UseOccupied, mig,
+        PlacementPolicy, RequestedDevice, mig,
         tests::scene::{random, wanted},
     };
 
@@ -118,8 +123,8 @@ mod tests {
             let occupied = [UseOccupied::Never, UseOccupied::Last][rng.usize(..2)];
             let search =
                 |gpu: &GpuOffer| mig::best_choices(gpu, &device, None, wanted.count, PlacementPolicy::Pack, occupied);
-            assert!(are_equal(&first, &second, &wanted));
-            assert_eq!(choices(&gpus, &wanted, search), gpus.map(search), "round {round}: {gpus:?}");
+            assert!(are_equal(&first, &second, &wanted, occupied));
+            assert_eq!(choices(&gpus, &wanted, occupied, search), gpus.map(search), "round {round}: {gpus:?}");
         }
     }
 }

@@ -33,7 +33,7 @@ pub(super) fn best_with_cost(
     let count = wanted.count;
     let mut gpus: Vec<&GpuOffer> = host.gpus.iter().filter(|gpu| may_use(gpu, wanted, blocked)).collect();
     gpus.sort_by_key(|gpu| gpu.index);
-    let ways = equal_gpus::choices(&gpus, wanted, |gpu| choices_on(gpu, wanted, policy, blocked));
+    let ways = equal_gpus::choices(&gpus, wanted, blocked, |gpu| choices_on(gpu, wanted, policy, blocked));
     let chosen = distribute(&ways, count)?;
     let (mut assignment, mut cost) = (Assignment::default(), PlacementCost::default());
     for (ways, number) in ways.into_iter().zip(chosen) {
@@ -53,7 +53,9 @@ pub(super) fn capacity(gpu: &GpuOffer, wanted: &PlacementRequest, policy: Placem
 
 /// Returns the [`capacity`] of each GPU.
 pub(super) fn capacities(gpus: &[&GpuOffer], wanted: &PlacementRequest, policy: PlacementPolicy) -> Vec<usize> {
-    let choices = equal_gpus::choices(gpus, wanted, |gpu| choices_on(gpu, wanted, policy, UseOccupied::Never));
+    let choices = equal_gpus::choices(gpus, wanted, UseOccupied::Never, |gpu| {
+        choices_on(gpu, wanted, policy, UseOccupied::Never)
+    });
     choices.iter().map(|choices| choices.iter().rposition(Option::is_some).unwrap_or(0)).collect()
 }
 

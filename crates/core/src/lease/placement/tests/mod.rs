@@ -1,4 +1,5 @@
 mod blockers;
+mod ends;
 mod messages;
 mod offers;
 mod oracle;
