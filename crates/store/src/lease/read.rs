@@ -102,7 +102,7 @@ impl View<'_> {
             .connection
             .prepare_cached(&count)
             .and_then(|mut statement| statement.query_row([id.0.cast_signed()], |row| row.get::<_, i64>(0)));
-        counted.map(|number| number.unsigned_abs()).map_err(|error| from_sqlite(&error))
+        counted.map(i64::unsigned_abs).map_err(|error| from_sqlite(&error))
     }
 
     /// Returns the uids of the holders of ended leases.

@@ -14,10 +14,7 @@
 
 use gpush_api::TargetUuid;
 
-use super::{GpuOffer, Host, Instance, MpsOffer};
-
-/// The known end of a lease, in seconds since 1970; `None` if the end is not known.
-pub type KnownEnd = Option<u64>;
+use super::{GpuOffer, Host, Instance, KnownEnd, MpsOffer};
 
 /// What must end before an assignment can be granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

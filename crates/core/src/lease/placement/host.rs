@@ -11,7 +11,10 @@ use gpush_api::{
 
 use crate::geometry::Geometry;
 
-use super::{KnownEnd, PlacementRequest, RequestedDevice};
+use super::{PlacementRequest, RequestedDevice};
+
+/// The known end of a lease, in seconds since 1970; `None` if the end is not known.
+pub type KnownEnd = Option<u64>;
 
 /// All GPUs of a host.
 #[derive(Debug, Clone, PartialEq, Default)]

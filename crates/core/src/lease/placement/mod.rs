@@ -78,10 +78,12 @@ mod snapshot;
 mod target;
 
 pub use blockers::{Blockers, blockers, instances_that_block, occupied_targets};
-pub use ends::{KnownEnd, LeaseEnd};
+pub use ends::LeaseEnd;
 pub use error::{FreeShare, NoAssignment, Obstacle};
 pub use error_context::ErrorContext;
-pub use host::{Closed, Device, GpuOffer, Host, Instance, MigOffer, MpsOffer, TimesliceOffer, Unoffered, WholeOffer};
+pub use host::{
+    Closed, Device, GpuOffer, Host, Instance, KnownEnd, MigOffer, MpsOffer, TimesliceOffer, Unoffered, WholeOffer,
+};
 pub use offer::smaller;
 pub use size::{RequestedDevice, nominal_mib};
 pub use snapshot::Snapshot;
