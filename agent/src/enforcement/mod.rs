@@ -49,7 +49,7 @@ use crate::{
 /// Interval between two checks.
 const INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Pause before gpushd waits again for systemd's reloads, after the bus could not be reached.
+/// Pause before gpushd subscribes to systemd's signals again after the connection failed.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// Interval between two checks while the last one could not verify the host.
@@ -170,7 +170,7 @@ impl Enforcement {
         age.is_some_and(|age| age <= CURRENT)
     }
 
-    /// Waits for the first check after the start of gpushd.
+    /// Runs the first check after the start of gpushd, or waits until it has ended.
     pub(crate) async fn known(&self) {
         if self.0.context.state.now().enforcement.checked_at.is_none() {
             let _lock = self.0.lock.lock().await;
@@ -200,7 +200,7 @@ impl Enforcement {
         match (before, found.state) {
             (before, now) if before == now => {}
             (_, EnforcementState::Verified) => tracing::info!("the kernel denies the GPUs to login sessions"),
-            (EnforcementState::Verified, _) => {
+            (EnforcementState::Verified, EnforcementState::Off) => {
                 tracing::error!("the kernel no longer denies the GPUs to login sessions: {reason}");
             }
             (_, EnforcementState::Unverified) => {
@@ -341,8 +341,8 @@ impl Enforcement {
         Ok(self.last())
     }
 
-    /// Returns the error of a change that failed. It may have changed some of the units, so gpushd checks the host, and the
-    /// error names the units that deny the GPUs now.
+    /// Returns the error of a change that failed. A failed change may have changed some units. So gpushd checks the host
+    /// again, and the error names the units that deny the GPUs now.
     async fn failed_change(&self, error: &systemd::Error) -> ApiError {
         self.check_locked().await;
         let units = self.last().units;
@@ -390,7 +390,7 @@ impl Enforcement {
         let host = self.0.context.state.now();
         let (enforced, _) = gpus_by_rule(&host);
         let Some(reason) = self.missing().filter(|_| !enforced.is_empty()) else { return Vec::new() };
-        // The first check runs when gpushd starts.
+        // Until the first check has ended, no problem is known.
         if host.enforcement.checked_at.is_none() {
             return Vec::new();
         }

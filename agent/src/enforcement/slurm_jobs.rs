@@ -2,7 +2,7 @@
 //!
 //! On cgroup v2, all jobs of a node are in a scope of slurmstepd in `system.slice`. Slurm's `ConstrainDevices` denies a job
 //! only GPUs that gres.conf lists. So the scope denies the others, if their rules enforce leases. systemd keeps the list of
-//! a transient unit until the unit ends. So gpushd sets the list again when the scope starts again, at the latest after a
+//! a transient unit until the unit ends. gpushd therefore sets the list for each new scope, for example after a
 //! boot. gpushd does not change a list that an administrator has set.
 
 use std::{collections::BTreeSet, path::Path, sync::Arc};
@@ -60,7 +60,7 @@ pub(super) async fn limit(
         if denied.is_empty() {
             if is_own {
                 if is_changed(manager.open_devices(&unit, Lasts::UntilBoot).await)? {
-                    tracing::info!("Slurm jobs can open all GPUs now");
+                    tracing::info!("`DeviceAllow=` of {unit} no longer denies GPUs to Slurm jobs");
                 }
             }
             continue;

@@ -88,7 +88,7 @@ impl PolicyEnd {
         }
     }
 
-    /// Says why, as a predicate of the lease.
+    /// Returns the reason, as words that follow `lease L17`.
     fn words(self) -> String {
         match self {
             Self::Unused { report, .. } => words(&report),

@@ -12,7 +12,7 @@
 //! Changes of one scope wait for each other, so no GPU is opened after the end of the lease has closed them.
 //!
 //! A scope is not below `user.slice`. So while the kernel denies the GPUs to login sessions, every scope needs a list of
-//! devices, also that of a lease whose rule does not enforce leases.
+//! devices, even if the rule of its lease does not enforce leases.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -66,7 +66,7 @@ struct ScopeState {
     has_entered: bool,
 }
 
-/// What a scope may open.
+/// The devices that the scopes of a lease may open.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ScopeAccess {
     /// All devices.
@@ -411,7 +411,7 @@ fn wanted(host: &HostState, lease: &OpenLease) -> Option<ScopeAccess> {
     }
 }
 
-/// Returns the places of the devices of a lease.
+/// Returns the GPU minor number and the MIG instance ids of each device of a lease.
 fn places(host: &HostState, record: &LeaseRecord) -> Vec<DevicePlace> {
     let place = |member: &gpush_api::LeaseMember| {
         let Some(gpu) = host.gpu(&member.gpu_uuid).map(|gpu| &gpu.gpu) else { return (None, None) };

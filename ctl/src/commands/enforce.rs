@@ -59,7 +59,7 @@ fn units(of: &DeviceEnforcement) -> &[EnforcedUnit] {
     &of.units
 }
 
-/// Moves this process out of its login session, and replaces it by the command.
+/// Moves this process out of its login session. Then executes the command, or the user's shell if there is none.
 fn shell(global: &Global, command: Vec<OsString>, out: &Output) -> Outcome {
     let mut words = command.into_iter();
     let program = words.next().or_else(|| std::env::var_os(SHELL)).unwrap_or_else(|| DEFAULT_SHELL.into());

@@ -28,7 +28,7 @@ pub enum MemoryReading {
         /// Time of the sample.
         at: Moment,
     },
-    /// The memory on a target is not known, and it exceeds no limit on the others.
+    /// The memory on at least one target is not known. The lease is not above its limit on any other target.
     Unknown,
 }
 

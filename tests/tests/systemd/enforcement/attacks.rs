@@ -14,7 +14,7 @@ pub(super) fn other_identity_does_not_open(machine: &Machine) {
     // What a container of the user starts with: namespaces of its own, in which the user is root.
     let container = format!("unshare --user --map-root-user --mount --pid --fork {opens}");
     assert_eq!(session(machine, ALICE, &container), "1*10", "a container of the user");
-    let bound = format!("touch /tmp/bound && mount --bind /dev/nvidia0 /tmp/bound && opens /tmp/bound 10");
+    let bound = "touch /tmp/bound && mount --bind /dev/nvidia0 /tmp/bound && opens /tmp/bound 10";
     let container = format!("unshare --user --map-root-user --mount sh -c \"{bound}\"");
     assert_eq!(session(machine, ALICE, &container), "1*10", "a node in a container of the user");
 }

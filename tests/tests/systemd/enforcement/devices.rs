@@ -82,7 +82,7 @@ fn program_without_memory_leaves_nothing_open(machine: &Machine) {
     machine.sh(&format!("systemctl set-property --runtime user-{ALICE}.slice MemoryMax=300M"));
 }
 
-/// Root in a session binds the node to another path.
+/// Root in a session bind-mounts the node at another path. The kernel still denies the open.
 fn bound_node_does_not_open(machine: &Machine) {
     let bound = format!("touch /srv/bound; mount --bind /dev/nvidia0 /srv/bound && {OPENS} count /srv/bound 10");
     assert_eq!(session(machine, 0, &bound), "1*10");

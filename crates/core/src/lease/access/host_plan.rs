@@ -40,7 +40,7 @@ pub struct HostFacts {
     pub unsupported: Option<String>,
     /// `user.slice`, and the services of cron and at that run.
     pub units: Vec<EnforcedUnit>,
-    /// Services that run as another user than root, with the user.
+    /// Services whose `User=` is not root: unit and user.
     pub services: Vec<(String, String)>,
     /// Services in whose cgroups login sessions are.
     pub services_with_sessions: Vec<String>,
@@ -87,7 +87,7 @@ pub fn host_plan(host: &HostFacts) -> EnforcementPlan {
     for (unit, user) in host.services.iter().filter(|(unit, _)| !is_of_host(unit)).take(MOST) {
         let command =
             format!("`systemctl set-property {unit} DevicePolicy=closed` denies it all GPUs and other devices");
-        let text = format!("its programs run as {user}, and can open all GPUs, as before");
+        let text = format!("its programs run as {user}; `enforce on` does not change which GPUs they can open");
         effects.push(effect(unit, EnforcementReach::NotCovered, &text, &command));
     }
     for unit in &host.services_with_sessions {
@@ -103,7 +103,7 @@ pub fn host_plan(host: &HostFacts) -> EnforcementPlan {
         effects.push(effect(unit, EnforcementReach::NotCovered, text, "only permit trusted users to start containers"));
     }
     if host.has_graphics_nodes {
-        let text = "it stays open for pictures and video; CUDA needs a node of /dev/nvidia* too";
+        let text = "it stays open for graphics and video; CUDA needs a node of /dev/nvidia* too";
         let hint = "the mode and the group of its nodes decide who may open them";
         effects.push(effect("/dev/dri", EnforcementReach::NotCovered, text, hint));
     }

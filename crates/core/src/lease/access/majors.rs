@@ -9,7 +9,8 @@ use std::collections::BTreeSet;
 /// The largest major number of a character device.
 const MOST: u32 = 511;
 
-/// Number of free dynamic numbers in a list: `nvidia-uvm` may be loaded by the first program of a lease.
+/// Number of free dynamic major numbers in a list. A driver without a fixed number, such as `nvidia-uvm`, may be loaded after
+/// the scope starts.
 const NEXT: usize = 8;
 
 /// Major numbers of character devices.
