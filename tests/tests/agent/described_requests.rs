@@ -12,7 +12,8 @@ use gpush_tests::{
 
 const CONFIG: &str = "[[gpu]]\nmatch = [\"0\"]\nmode = \"mps\"\n
     [[gpu]]\nmatch = [\"1-7\"]\nmode = \"mig\"\nlayout = [\"3g.40gb\", \"2g.20gb\"]\n
-    [layouts]\nsmall = [\"1g.10gb*7\"]\n";
+    [layouts]\nsmall = [\"1g.10gb*7\"]\n
+    [slurm]\nbusy = \"fail\"\n";
 
 /// Returns a valid value for the field or parameter with this name. A text of another name has no valid value that the
 /// test knows.
