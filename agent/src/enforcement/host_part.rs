@@ -43,7 +43,10 @@ pub(super) fn denies_sessions(units: &[EnforcedUnit]) -> bool {
 /// Returns why jobs of users may open GPUs, although login sessions may not: a service that started later.
 pub(super) fn open_unit(units: &[EnforcedUnit]) -> Option<String> {
     let open = units.iter().find(|unit| !unit.denies_gpus)?;
-    Some(format!("`DeviceAllow=` of {} does not deny the GPUs; run `gpushctl enforce on` again", open.unit))
+    Some(format!(
+        "`DeviceAllow=` of {} does not deny the GPUs; repeat `gpushctl enforce on` (administrator)",
+        open.unit
+    ))
 }
 
 /// Denies the GPUs to all units. Returns the units that were changed.

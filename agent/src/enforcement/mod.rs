@@ -228,7 +228,8 @@ impl Enforcement {
         let is_on = host_part::denies_sessions(&found.units);
         let jobs = self.limit_jobs(manager, is_on).await;
         if !is_on {
-            let reason = format!("`DeviceAllow=` of {} does not deny the GPUs", access::SESSIONS);
+            let reason = host_part::unsupported(systemd_version, manager.is_unified())
+                .unwrap_or_else(|| format!("`DeviceAllow=` of {} does not deny the GPUs", access::SESSIONS));
             return DeviceEnforcement { reason: Some(reason), ..found };
         }
         let mut probes = probe::all(manager, &self.0.context).await;

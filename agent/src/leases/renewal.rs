@@ -60,8 +60,9 @@ pub(super) fn check(
     // Whole minutes, so that the command is still valid when the user types it.
     let minutes = Duration::from_secs(left.as_secs() / 60 * 60);
     let is_later = lease.record.expires_at.is_some_and(|at| now.checked_add(minutes).is_ok_and(|latest| latest > at));
+    let time = duration::format(minutes);
     Err(error.hint(if is_later {
-        format!("`gpushctl lease renew {id} --for {}`", duration::format(minutes))
+        format!("`gpushctl lease renew {id} --for {time}`")
     } else {
         "request another lease before this one ends: `gpushctl lease request --wait`".to_owned()
     }))

@@ -33,6 +33,10 @@ const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_mi
 /// a lease ends.
 const CAPACITY_PAUSE: Duration = Duration::from_secs(1);
 
+/// Time before the deadline of the hook at which a job stops waiting for capacity: gpushd must still record the refusal and
+/// answer. Without an answer, Slurm would drain the node.
+const ANSWER: Duration = Duration::from_secs(4);
+
 /// Begins the lease of a job. `lock` is the lock of the job.
 ///
 /// # Errors
@@ -69,7 +73,7 @@ pub(super) async fn start(
         };
         match tokio::time::timeout(time, attempted).await {
             Ok(Ok(started)) => return Ok(started),
-            Ok(Err(error)) if decide::is_busy(&error) && waits(slurm) && time_until(job.until_ms) > pause => {
+            Ok(Err(error)) if decide::is_busy(&error) && waits(slurm) && time_to_wait(job.until_ms) > pause => {
                 waited_since.get_or_insert_with(|| {
                     tracing::info!(uid = job.uid, "job {} of cluster {} waits: {error}", job.job, job.cluster);
                     Instant::now()
@@ -78,8 +82,14 @@ pub(super) async fn start(
                 tokio::time::sleep(pause).await;
                 let mut changes = slurm.context.state.watch();
                 let other = changes.wait_for(|host| open_leases(host) != open);
-                let _neither_is_an_error =
-                    tokio::time::timeout(CAPACITY_PAUSE.min(time_until(job.until_ms)), other).await;
+                tokio::select! {
+                    _ = other => {}
+                    () = tokio::time::sleep(CAPACITY_PAUSE.min(time_to_wait(job.until_ms))) => {}
+                    // The hook repeats the request, and the next gpushd answers it.
+                    () = slurm.context.stopping.cancelled() => {
+                        return Err(ApiError::stopping("gpushd is stopping while the job waits for its share"));
+                    }
+                }
             }
             // The error is temporary, for example because an MPS daemon is starting. Try again until the deadline of
             // the hook.
@@ -112,6 +122,11 @@ pub(super) async fn start(
     };
     let refused = refuse(slurm, caller, job, error).await;
     Ok(Started { answer: SlurmJobStarted { owned, ..refused.answer }, ..refused })
+}
+
+/// Returns how long a job may still wait for capacity.
+fn time_to_wait(until_ms: i64) -> Duration {
+    time_until(until_ms).saturating_sub(ANSWER)
 }
 
 /// Returns whether a job waits for capacity.

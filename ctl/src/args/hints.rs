@@ -124,6 +124,12 @@ fn parsed(command: &str) -> Result<Option<Command>, String> {
             words.remove(2);
         }
     }
+    // In `--for {time}`, the placeholder is for a duration.
+    for at in 1..words.len() {
+        if words[at - 1] == "--for" && words[at] == "0" {
+            words[at] = "1h".to_owned();
+        }
+    }
     // Replace placeholders for the id of a lease by `L17`.
     if words.iter().any(|word| word == "lease" || word == "--lease") {
         words.iter_mut().filter(|word| *word == "0" || *word == "LEASE").for_each(|word| *word = "L17".to_owned());

@@ -59,7 +59,11 @@ fn mig_device(host: &Host, path: &str, gpu: &Gpu, device: &GresDevice, gres_type
         );
     };
     let profile = instance.profile.split('+').next().unwrap_or_default();
-    if gres_type.to_ascii_lowercase().contains(&profile.to_ascii_lowercase()) {
+    // Without `AutoDetect`, a type may be any word, so only a type with another profile is wrong.
+    let lower = gres_type.to_ascii_lowercase();
+    let has_a_profile =
+        lower.match_indices("g.").any(|(at, _)| lower[..at].ends_with(|one: char| one.is_ascii_digit()));
+    if !has_a_profile || lower.contains(&profile.to_ascii_lowercase()) {
         return None;
     }
     let message = format!("{path} gives a MIG device of GPU {} the type {gres_type}, but it is a {profile}", gpu.index);

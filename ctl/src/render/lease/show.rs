@@ -139,7 +139,7 @@ pub(crate) fn one(lease: &Lease, gpus: &[Gpu], surroundings: &Surroundings<'_>, 
 
 /// Draws a name and its value. A long value continues on the next lines, in its column.
 fn fact(name: &str, value: &str, look: &Appearance) -> String {
-    let first = format!("  {}", pad(name, NAMES));
+    let first = format!("  {} ", pad(name, NAMES - 1));
     let lines = look.wrap(&first, value).into_iter().map(|line| match line.strip_prefix(&first) {
         Some(rest) => format!("{}{rest}\n", paint(QUIET, &first)),
         None => line + "\n",

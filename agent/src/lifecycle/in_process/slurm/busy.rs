@@ -30,7 +30,7 @@ async fn job_gets_its_gpu_when_the_earlier_lease_ends() {
 async fn job_fails_at_the_deadline_with_the_reason() {
     let host = two_gpus(&waiting()).await;
     let first = host.starts(&Job::new(1).on(&[0])).await;
-    let refused = host.refuses(&Job::new(2).on(&[0]).for_ms(2000)).await;
+    let refused = host.refuses(&Job::new(2).on(&[0]).for_ms(5000)).await;
     assert!(refused.contains(&first.lease.id.to_string()) && refused.contains("gpushd has waited for"), "{refused}");
     assert!(refused.contains("submit the job again later, or for another node"), "{refused}");
     assert!(host.lease_of_job(2).await.is_none());
@@ -47,4 +47,17 @@ async fn wrong_request_fails_at_once() {
     assert!(no_gpu.contains("Slurm allocated no GPU"), "{no_gpu}");
     let error = host.fails(&Job::new(0).on(&[0])).await;
     assert_eq!(error.code, Code::BadRequest);
+}
+
+/// Fault: a job that waited delayed the stop of gpushd until its deadline, and other jobs got no answer meanwhile.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gpushd_stops_while_a_job_waits() {
+    let host = two_gpus(&waiting()).await;
+    host.starts(&Job::new(1).on(&[0])).await;
+    let second = Job::new(2).of(BOB).on(&[0]);
+    let (error, ()) = tokio::join!(host.fails(&second), async {
+        host.starts(&Job::new(3).on(&[1])).await;
+        host.stopping.cancel();
+    });
+    assert!(error.retryable, "the hook repeats the request: {error:?}");
 }
