@@ -58,10 +58,8 @@ pub(super) async fn limit(
         };
         let is_own = is_own(&devices);
         if denied.is_empty() {
-            if is_own {
-                if is_changed(manager.open_devices(&unit, Lasts::UntilBoot).await)? {
-                    tracing::info!("`DeviceAllow=` of {unit} no longer denies GPUs to Slurm jobs");
-                }
+            if is_own && is_changed(manager.open_devices(&unit, Lasts::UntilBoot).await)? {
+                tracing::info!("`DeviceAllow=` of {unit} no longer denies GPUs to Slurm jobs");
             }
             continue;
         }
