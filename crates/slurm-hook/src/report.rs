@@ -67,7 +67,7 @@ mod tests {
     fn refusal_is_one_line_in_the_system_log() {
         let dir = tempfile::tempdir().unwrap();
         let socket = dir.path().join("log");
-        assert!(to_syslog(&socket, "nobody listens").is_err());
+        assert!(to_syslog(&socket, "no receiver").is_err());
         let log = UnixDatagram::bind(&socket).unwrap();
         to_syslog(&socket, &one_line("job 7: refused\nwhy")).unwrap();
         let mut buffer = [0; 100];
